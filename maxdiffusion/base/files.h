@@ -1,0 +1,49 @@
+// Files: whole reads, atomic replacement, memory maps. All errors are io and name the path.
+// Writing goes through one table of functions that tests replace (full disk, failing fsync).
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace md {
+
+std::string read_file(const std::string& path);
+bool exists(const std::string& path);
+void make_folders(const std::string& path);
+
+/// Replaces `path` by a whole new file: temporary name in the same folder, fsync, rename, fsync of the folder.
+void write_file_atomic(const std::string& path, std::string_view content);
+
+/// Appends to a file under construction. close() fsyncs. Destruction without close() leaves a partial file behind
+/// under the name given, so give a temporary one.
+class FileWriter {
+ public:
+  explicit FileWriter(const std::string& path);
+  ~FileWriter();
+  void write(const void* data, size_t size);
+  void close();
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+};
+/// rename(2) and fsync of the folder it lands in.
+void rename_durable(const std::string& from, const std::string& to);
+
+struct MappedFile {
+  std::shared_ptr<const void> owner;
+  const std::byte* data = nullptr;
+  size_t size = 0;
+};
+MappedFile map_file(const std::string& path);
+
+/// Hash of bytes (xxHash3, 128 bits) as 32 hex digits; for caches and fingerprints.
+std::string content_hash(std::string_view bytes);
+
+/// Test hook: called before each write of `bytes` to `path`; throw to fail it (as a full disk would).
+using WriteHook = void (*)(const std::string& path, size_t bytes);
+void set_write_hook(WriteHook hook);
+
+}  // namespace md

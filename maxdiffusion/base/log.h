@@ -1,0 +1,33 @@
+// Log lines for people, on stderr. Secrets never go through here.
+// Thread safe. The level is set once by apps/main.cc.
+#pragma once
+
+#include <fmt/core.h>
+
+#include <string_view>
+
+namespace md {
+
+enum class LogLevel { debug, info, warning, error };
+
+void set_log_level(LogLevel level);
+void log_line(LogLevel level, std::string_view text);
+
+template <class... A>
+void log_debug(fmt::format_string<A...> text, A&&... args) {
+  log_line(LogLevel::debug, fmt::format(text, std::forward<A>(args)...));
+}
+template <class... A>
+void log_info(fmt::format_string<A...> text, A&&... args) {
+  log_line(LogLevel::info, fmt::format(text, std::forward<A>(args)...));
+}
+template <class... A>
+void log_warning(fmt::format_string<A...> text, A&&... args) {
+  log_line(LogLevel::warning, fmt::format(text, std::forward<A>(args)...));
+}
+template <class... A>
+void log_error(fmt::format_string<A...> text, A&&... args) {
+  log_line(LogLevel::error, fmt::format(text, std::forward<A>(args)...));
+}
+
+}  // namespace md

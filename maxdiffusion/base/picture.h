@@ -1,0 +1,25 @@
+// Pictures as files: PNG in and out of u8 [H, W, 3] arrays, grids of them with captions.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+
+namespace md {
+
+/// rgb: u8 [H, W, 3]. Written to a temporary name and renamed. Throws io.
+void write_png(const std::string& path, const HostArray& rgb);
+/// f32 [H, W, 3] in [−1, 1] → u8, clipped and rounded.
+HostArray to_rgb8(const HostArray& pixels);
+
+struct GridCell {
+  HostArray rgb;            // u8 [H, W, 3], all of one size
+  std::string caption;      // printed under the picture when not empty, wrapped to its width
+};
+/// Row-major grid with `columns` columns, pictures enlarged by the whole number `zoom` (nearest neighbour).
+HostArray make_grid(const std::vector<GridCell>& cells, int64_t columns, int64_t zoom = 1);
+/// Text drawn with DejaVu Sans (FreeType), black on the picture. x, y: top left, in pixels.
+void draw_text(HostArray& rgb, int64_t x, int64_t y, const std::string& utf8, int64_t height);
+
+}  // namespace md

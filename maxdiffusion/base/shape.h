@@ -1,0 +1,36 @@
+// Shape: element type and sizes. Axes count from 0; negative axes count from the end.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/dtype.h"
+
+namespace md {
+
+using Dims = std::vector<int64_t>;
+using Axes = std::vector<int64_t>;
+
+struct Shape {
+  DType dtype = DType::f32;
+  Dims dims;
+
+  int64_t rank() const { return static_cast<int64_t>(dims.size()); }
+  /// Size of axis i, negative counts from the end. Throws invalid_graph when out of range.
+  int64_t dim(int64_t i) const;
+  int64_t elements() const;
+  int64_t bytes() const { return elements() * static_cast<int64_t>(size_of(dtype)); }
+  bool operator==(const Shape&) const = default;
+};
+
+/// "f32[2,77,768]".
+std::string to_string(const Shape& s);
+/// "[2,77,768]".
+std::string to_string(const Dims& d);
+/// "tensor<2x77x768xf32>".
+std::string mlir_type(const Shape& s);
+/// Axis i of a tensor of this rank as a number in [0, rank). Throws invalid_graph when out of range.
+int64_t normalize_axis(int64_t axis, int64_t rank);
+
+}  // namespace md

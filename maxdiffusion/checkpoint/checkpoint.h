@@ -1,0 +1,54 @@
+// Checkpoints: a folder in diffusers' layout, plus training state beside it; written to a temporary name, fsynced and
+// renamed, so that a folder with its final name is whole. It knows no models: it saves what it is given.
+//
+//   <checkpoint_dir>/<step>/model_index.json, unet/config.json, unet/diffusion_pytorch_model.safetensors, …
+//   <checkpoint_dir>/<step>/training_state/{state.json, arrays.safetensors}
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "maxdiffusion/base/host_array.h"
+
+namespace md {
+
+/// Everything one checkpoint holds, on the host.
+struct CheckpointContent {
+  /// Folder ("unet") → arrays by published name.
+  std::map<std::string, std::map<std::string, HostArray>> weights;
+  /// Relative path ("unet/config.json", "model_index.json") → text.
+  std::map<std::string, std::string> files;
+  /// Optimizer moments and whatever else a run needs, by name.
+  std::map<std::string, HostArray> state;
+  /// JSON text: step, data position, config.
+  std::string state_json;
+};
+
+/// Step folders that are whole, ascending.
+std::vector<int64_t> list_checkpoints(const std::string& checkpoint_dir);
+/// Reads state.json and the arrays of training_state. Throws io.
+CheckpointContent read_training_state(const std::string& checkpoint_dir, int64_t step);
+
+/// Writes on a thread of its own. At most one write is under way; save() waits for the previous one. An error of the
+/// thread is thrown by the next save() or finish(). `keep` > 0 removes all but the newest `keep` after a whole write.
+class CheckpointWriter {
+ public:
+  CheckpointWriter(std::string checkpoint_dir, int keep);
+  ~CheckpointWriter();
+  /// `content` is called on the writer's thread, so that fetching from the device overlaps with training.
+  void save(int64_t step, std::function<CheckpointContent()> content);
+  void finish();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Published file stem of a model folder: "diffusion_pytorch_model" for unet, vae, transformer…; "model" for text_encoder*.
+std::string weights_stem(const std::string& folder);
+
+}  // namespace md

@@ -1,0 +1,38 @@
+// safetensors files: 8-byte header length, JSON header, raw little-endian arrays. One file, or shards with an index.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+
+namespace md {
+
+/// Named arrays of one file or of an indexed set of shards. Arrays borrow the memory map, so reading costs nothing
+/// until the bytes are touched. Everything in the header is checked against the file's size before use.
+class SafetensorsReader {
+ public:
+  /// `path`: a .safetensors file, a .safetensors.index.json, or a folder holding one of diffusers' or transformers'
+  /// usual names. Throws io naming file, tensor and offset for truncated, overlapping or lying headers.
+  static SafetensorsReader open(const std::string& path);
+  const std::map<std::string, HostArray>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  /// The file a tensor came from.
+  const std::string& file_of(const std::string& tensor) const;
+
+ private:
+  std::map<std::string, HostArray> tensors_;
+  std::map<std::string, std::string> metadata_, files_;
+};
+
+/// Writes one file, to a temporary name, fsynced, renamed. Throws io (disk full: what was there stays).
+void write_safetensors(const std::string& path, const std::map<std::string, HostArray>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+/// Writes `stem.safetensors`, or shards `stem-00001-of-0000N.safetensors` with `stem.safetensors.index.json` when the
+/// arrays exceed `max_shard_bytes`.
+void write_sharded_safetensors(const std::string& folder, const std::string& stem,
+                               const std::map<std::string, HostArray>& tensors, int64_t max_shard_bytes = 10'000'000'000);
+
+}  // namespace md

@@ -1,0 +1,44 @@
+// Datasets: named host arrays per step, with a position that is saved with the training state.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+
+namespace md {
+
+/// Arrays of one step; axis 0 is the batch.
+using Batch = std::map<std::string, HostArray>;
+
+/// Where a dataset stands: enough to make the very next batch the same after a restart.
+struct Position {
+  int64_t epoch = 0, index = 0;    // samples taken in this epoch
+  bool operator==(const Position&) const = default;
+};
+
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  /// The next batch; endless (a new seeded shuffle per epoch). Throws io naming file and reason.
+  virtual Batch next() = 0;
+  virtual Position position() const = 0;
+  virtual void seek(Position p) = 0;
+  virtual int64_t size() const = 0;    // samples per epoch
+};
+
+/// Runs another dataset on a thread of its own, `depth` batches ahead. position() is that of the batch last handed
+/// out, not of the one being prepared. An exception of the thread is thrown by the next next().
+std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth);
+
+/// Arrays held in memory, rows gathered per batch in a seeded order. All arrays have the same axis-0 size.
+std::unique_ptr<Dataset> in_memory(std::map<std::string, HostArray> arrays, int64_t batch, uint64_t seed,
+                                   bool shuffle = true);
+
+}  // namespace md

@@ -1,0 +1,19 @@
+// The colour emoji of Debian's fonts-noto-color-emoji as an image folder: bitmaps inside the font (FreeType, with
+// HarfBuzz for sequences), captions from Unicode's emoji-test.txt (Debian's unicode-data).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace md {
+
+struct EmojiConfig {
+  std::string font = "/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf";
+  std::string names = "/usr/share/unicode/emoji/emoji-test.txt";
+  int64_t resolution = 64;       // pictures are resolution × resolution, on white
+};
+/// Writes `folder/NNNN.png` and `folder/metadata.jsonl` (written last, atomically). Returns the number of pictures.
+/// Throws io naming the missing file and its Debian package.
+int64_t prepare_emoji(const std::string& folder, const EmojiConfig& config);
+
+}  // namespace md

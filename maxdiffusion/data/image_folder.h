@@ -1,0 +1,44 @@
+// An image folder: pictures (png, jpeg, webp) with captions from `metadata.jsonl` ({"file_name": …, "text": …}) or
+// from a `.txt` beside each picture. The layout is Hugging Face's "imagefolder".
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+
+namespace md {
+
+struct ImageItem {
+  std::string file;      // path
+  std::string caption;
+};
+struct ImageFolderConfig {
+  int64_t resolution = 512;
+  bool center_crop = false, random_flip = false;
+  std::string image_column = "file_name", caption_column = "text";
+  int64_t max_train_samples = -1;
+};
+
+/// Lists the folder, recursively, in a fixed order. Throws io: folder missing (path, what to try), no pictures,
+/// metadata.jsonl that names files that do not exist or holds a line that is not JSON (file:line).
+std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config);
+
+/// A decoded picture, RGB (alpha composed over white), u8 [H, W, 3]. Throws io naming the file and the reason.
+HostArray decode_image(const std::string& file);
+HostArray decode_image_bytes(const void* data, size_t size, const std::string& name);
+/// f32 [R, R, 3] in [−1, 1]: bilinear/area resize with antialiasing; with center_crop the short side to R, then the centre.
+HostArray prepare_image(const HostArray& rgb, const ImageFolderConfig& config, bool flip);
+
+struct LoadedFolder {
+  HostArray pixels;                      // u8 [N, R, R, 3]
+  std::vector<std::string> captions, files;
+  std::vector<std::string> skipped;      // "file: reason"
+  std::string fingerprint;               // content key of files, captions and options
+};
+/// Every picture that decodes, in order, on all cores; each that does not is named in a warning and counted.
+/// Throws io when none decodes.
+LoadedFolder load_image_folder(const std::string& folder, const ImageFolderConfig& config);
+
+}  // namespace md

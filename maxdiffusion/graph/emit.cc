@@ -1,0 +1,286 @@
+#include "maxdiffusion/graph/emit.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <unordered_set>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+
+std::string mlir_array(const std::vector<int64_t>& values) {
+  if (values.empty()) return "array<i64>";
+  return fmt::format("array<i64: {}>", fmt::join(values, ", "));
+}
+
+std::string sdy_sharding(const DimAxes& axes, int64_t rank) {
+  std::string s = "<@mesh, [";
+  for (int64_t i = 0; i < rank; ++i) {
+    s += i ? ", {" : "{";
+    if (static_cast<size_t>(i) < axes.size()) {
+      const auto& names = axes[static_cast<size_t>(i)];
+      for (size_t k = 0; k < names.size(); ++k) s += (k ? ", \"" : "\"") + names[k] + "\"";
+    }
+    s += "}";
+  }
+  return s + "]>";
+}
+
+std::string mlir_float(double value, DType type) {
+  if (std::isfinite(value)) {
+    std::string s = type == DType::f64 ? fmt::format("{:.17e}", value) : fmt::format("{:.9e}", value);
+    return s;
+  }
+  const bool nan = std::isnan(value), negative = value < 0;
+  switch (type) {
+    case DType::f64: return nan ? "0x7FF8000000000000" : negative ? "0xFFF0000000000000" : "0x7FF0000000000000";
+    case DType::f32: return nan ? "0x7FC00000" : negative ? "0xFF800000" : "0x7F800000";
+    case DType::bf16: return nan ? "0x7FC0" : negative ? "0xFF80" : "0x7F80";
+    case DType::f16: return nan ? "0x7E00" : negative ? "0xFC00" : "0x7C00";
+    case DType::f8e5m2: return nan ? "0x7E" : negative ? "0xFC" : "0x7C";
+    case DType::f8e4m3fn: return negative ? "0xFF" : "0x7F";   // this type has no infinity
+    default: fail(Code::invalid_graph, "constant: {} is not a value of {}", value, to_string(type));
+  }
+}
+
+class Printer {
+ public:
+  explicit Printer(const Graph& graph) : graph_(graph) {}
+
+  std::string module(std::string_view name);
+
+  struct Key {
+    const Node* node;
+    int index;
+    bool operator==(const Key&) const = default;
+  };
+  struct KeyHash {
+    size_t operator()(const Key& k) const {
+      return std::hash<const void*>()(k.node) * 31 + static_cast<size_t>(k.index);
+    }
+  };
+
+  const Value& value(Tensor t) const {
+    auto it = values_.find({t.node(), t.index()});
+    check(it != values_.end(), Code::internal, "printer: value of {} at {} is not printed yet", t.node()->op->name,
+          *t.node()->path);
+    return it->second;
+  }
+  void bind(Tensor t, Value v) { values_[{t.node(), t.index()}] = std::move(v); }
+  std::string fresh() { return "%" + std::to_string(next_++); }
+  std::vector<Value> print_nodes(const Graph& g, const std::vector<Tensor>& results);
+
+  const Graph& graph_;
+  std::string text_;
+  std::unordered_map<Key, Value, KeyHash> values_;
+  std::vector<std::unordered_map<std::string, Value>> constants_ = {{}};
+  std::string loc_;
+  int next_ = 0;
+};
+
+std::vector<Value> Printer::print_nodes(const Graph& g, const std::vector<Tensor>& results) {
+  std::unordered_set<const Node*> live;
+  for (Tensor t : results) live.insert(t.node());
+  for (auto it = g.nodes().rbegin(); it != g.nodes().rend(); ++it) {
+    if (!live.contains(it->get())) continue;
+    for (Tensor t : (*it)->inputs) live.insert(t.node());
+  }
+  std::string loc = loc_;
+  for (const auto& n : g.nodes()) {
+    if (!live.contains(n.get()) || n->op == &kParameter) continue;
+    loc_ = fmt::format(" loc(\"{}{}{}{}\")", *n->path, n->path->empty() ? "" : "/", n->op->name,
+                       n->backward ? " (grad)" : "");
+    EmitCtx c(*this, *n);
+    n->op->emit(c);
+  }
+  loc_ = std::move(loc);
+  std::vector<Value> out;
+  for (Tensor t : results) out.push_back(value(t));
+  return out;
+}
+
+std::string Printer::module(std::string_view name) {
+  const auto& axes = graph_.options().mesh_axes;
+  int64_t devices = 1;
+  std::string mesh;
+  for (const auto& [axis, size] : axes) {
+    mesh += fmt::format("{}\"{}\"={}", mesh.empty() ? "" : ", ", axis, size);
+    devices *= size;
+  }
+  std::string args, types, results;
+  for (size_t i = 0; i < graph_.inputs().size(); ++i) {
+    const GraphInput& in = graph_.inputs()[i];
+    Value v{fmt::format("%arg{}", i), in.value.shape()};
+    bind(in.value, v);
+    std::vector<std::string> attributes;
+    if (!axes.empty())
+      attributes.push_back("sdy.sharding = #sdy.sharding" + sdy_sharding(in.sharding, v.shape.rank()));
+    if (in.alias) attributes.push_back(fmt::format("tf.aliasing_output = {} : i32", *in.alias));
+    args += fmt::format("{}{}: {}", i ? ", " : "", v.name, mlir_type(v.shape));
+    if (!attributes.empty()) args += fmt::format(" {{{}}}", fmt::join(attributes, ", "));
+    args += fmt::format(" loc(\"{}\")", in.name);
+  }
+  std::vector<Tensor> outs;
+  for (size_t i = 0; i < graph_.outputs().size(); ++i) {
+    const GraphOutput& out = graph_.outputs()[i];
+    outs.push_back(out.value);
+    std::string type = mlir_type(out.value.shape());
+    types += (i ? ", " : "") + type;
+    results += (i ? ", " : "") + type;
+    if (!axes.empty() && !out.sharding.empty())
+      results += " {sdy.sharding = #sdy.sharding" + sdy_sharding(out.sharding, out.value.rank()) + "}";
+  }
+  std::vector<Value> values = print_nodes(graph_, outs);
+  std::string names;
+  for (size_t i = 0; i < values.size(); ++i) names += (i ? ", " : "") + values[i].name;
+  return fmt::format(
+      "module @{} attributes {{mhlo.num_partitions = {} : i32, mhlo.num_replicas = 1 : i32}} {{\n{}"
+      "func.func public @main({}) -> ({}) {{\n{}\"func.return\"({}) : ({}) -> ()\n}}\n}}\n",
+      name, devices, axes.empty() ? "" : fmt::format("sdy.mesh @mesh = <[{}]>\n", mesh), args, results, text_, names,
+      types);
+}
+
+EmitCtx::EmitCtx(Printer& printer, const Node& node) : printer_(printer), node_(node) {}
+
+const GraphOptions& EmitCtx::options() const { return node_.graph->options(); }
+
+const Value& EmitCtx::in(int i) const { return printer_.value(node_.inputs[static_cast<size_t>(i)]); }
+
+Value EmitCtx::emit(std::string_view op, const std::vector<Value>& operands, const Shape& result,
+                    std::string_view attributes) {
+  return emit_multi(op, operands, {result}, attributes).front();
+}
+
+std::vector<Value> EmitCtx::emit_multi(std::string_view op, const std::vector<Value>& operands,
+                                       const std::vector<Shape>& results, std::string_view attributes,
+                                       const std::vector<std::string>& regions) {
+  std::string& t = printer_.text_;
+  std::vector<Value> out;
+  if (results.size() == 1) {
+    out.push_back({printer_.fresh(), results[0]});
+    t += out[0].name;
+  } else if (!results.empty()) {
+    std::string base = printer_.fresh();
+    for (size_t i = 0; i < results.size(); ++i) out.push_back({base + "#" + std::to_string(i), results[i]});
+    t += base + ":" + std::to_string(results.size());
+  }
+  if (!results.empty()) t += " = ";
+  t += '"';
+  t += op;
+  t += "\"(";
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (i) t += ", ";
+    t += operands[i].name;
+  }
+  t += ")";
+  if (!regions.empty()) {
+    t += " (";
+    for (size_t i = 0; i < regions.size(); ++i) {
+      if (i) t += ", ";
+      t += regions[i];
+    }
+    t += ")";
+  }
+  if (!attributes.empty()) {
+    t += " {";
+    t += attributes;
+    t += "}";
+  }
+  t += " : (";
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (i) t += ", ";
+    t += mlir_type(operands[i].shape);
+  }
+  t += ") -> ";
+  if (results.size() != 1) t += "(";
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (i) t += ", ";
+    t += mlir_type(results[i]);
+  }
+  if (results.size() != 1) t += ")";
+  t += printer_.loc_;
+  t += "\n";
+  return out;
+}
+
+std::string EmitCtx::region(const std::vector<Shape>& arguments,
+                            const std::function<std::vector<Value>(EmitCtx&, const std::vector<Value>&)>& fill,
+                            std::string_view terminator) {
+  std::string outer = std::exchange(printer_.text_, {});
+  printer_.constants_.emplace_back();
+  std::string head;
+  std::vector<Value> args;
+  for (const Shape& s : arguments) {
+    args.push_back({printer_.fresh(), s});
+    head += fmt::format("{}{}: {}", head.empty() ? "" : ", ", args.back().name, mlir_type(s));
+  }
+  std::vector<Value> results = fill(*this, args);
+  emit_multi(terminator, results, {});
+  printer_.constants_.pop_back();
+  std::string body = std::exchange(printer_.text_, std::move(outer));
+  return fmt::format("{{\n{}{}}}", arguments.empty() ? "" : "^bb0(" + head + "):\n", body);
+}
+
+std::vector<Value> EmitCtx::inline_body(const Graph& body, const std::vector<Value>& args) {
+  check(args.size() == body.arguments().size(), Code::internal, "{}: body takes {} arguments, {} given",
+        node_.op->name, body.arguments().size(), args.size());
+  for (size_t i = 0; i < args.size(); ++i) printer_.bind(body.arguments()[i], args[i]);
+  for (const auto& [outer, inner] : body.captures()) {
+    // A capture that nothing inside uses any more may name an outer value that is not printed.
+    auto it = printer_.values_.find({outer.node(), outer.index()});
+    if (it != printer_.values_.end()) {
+      Value v = it->second;
+      printer_.bind(inner, std::move(v));
+    }
+  }
+  return printer_.print_nodes(body, body.results);
+}
+
+Value EmitCtx::constant(double value, const Shape& shape) {
+  if (!is_float(shape.dtype)) return constant_int(static_cast<int64_t>(value), shape);
+  std::string literal = mlir_float(value, shape.dtype), type = mlir_type(shape);
+  std::string key = literal + type;
+  for (auto& level : printer_.constants_)
+    if (auto it = level.find(key); it != level.end()) return it->second;
+  Value v = emit("stablehlo.constant", {}, shape, fmt::format("value = dense<{}> : {}", literal, type));
+  return printer_.constants_.back()[key] = v;
+}
+
+Value EmitCtx::constant_int(int64_t value, const Shape& shape) {
+  if (is_float(shape.dtype)) return constant(static_cast<double>(value), shape);
+  std::string literal = shape.dtype == DType::pred ? (value ? "true" : "false")
+                        : is_unsigned(shape.dtype) ? std::to_string(static_cast<uint64_t>(value))
+                                                   : std::to_string(value);
+  std::string type = mlir_type(shape), key = literal + type;
+  for (auto& level : printer_.constants_)
+    if (auto it = level.find(key); it != level.end()) return it->second;
+  Value v = emit("stablehlo.constant", {}, shape, fmt::format("value = dense<{}> : {}", literal, type));
+  return printer_.constants_.back()[key] = v;
+}
+
+Value EmitCtx::broadcast(const Value& v, const Dims& to, const Axes& dims) {
+  return emit("stablehlo.broadcast_in_dim", {v}, Shape{v.shape.dtype, to},
+              "broadcast_dimensions = " + mlir_array(dims));
+}
+
+void EmitCtx::set_out(Value v, int i) {
+  check(v.shape == out(i), Code::internal, "{}: printed {}, inferred {}, at {}", node_.op->name, to_string(v.shape),
+        to_string(out(i)), *node_.path);
+  printer_.bind(Tensor(const_cast<Node*>(&node_), i), std::move(v));
+}
+
+void EmitCtx::simple(std::string_view op, std::string_view attributes) {
+  std::vector<Value> operands;
+  for (int i = 0; i < in_count(); ++i) operands.push_back(in(i));
+  set_out(emit(op, operands, out(), attributes));
+}
+
+std::string to_stablehlo(const Graph& graph, std::string_view module_name) {
+  check(!graph.outputs().empty(), Code::invalid_graph, "program '{}' has no outputs", module_name);
+  return Printer(graph).module(module_name);
+}
+
+}  // namespace md

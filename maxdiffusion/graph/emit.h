@@ -1,0 +1,77 @@
+// The StableHLO printer: a Graph becomes the text of an MLIR module. Records print through EmitCtx.
+// Dead nodes are not printed. Names, types, locations and shardings are the printer's; meaning is the record's.
+// Source: StableHLO specification (generic MLIR form); Shardy dialect for sdy.*.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "maxdiffusion/graph/graph.h"
+
+namespace md {
+
+/// An SSA value as text: "%12" and its type.
+struct Value {
+  std::string name;
+  Shape shape;
+};
+
+class Printer;
+
+class EmitCtx {
+ public:
+  EmitCtx(Printer& printer, const Node& node);
+
+  const Node& node() const { return node_; }
+  template <class T>
+  const T& attrs() const { return node_.attrs<T>(); }
+  const GraphOptions& options() const;
+  Platform platform() const { return options().platform; }
+
+  int in_count() const { return static_cast<int>(node_.inputs.size()); }
+  const Value& in(int i = 0) const;
+  const Shape& out(int i = 0) const { return node_.outputs[static_cast<size_t>(i)]; }
+
+  /// Prints `%n = "op"(operands) {attributes} : (types) -> type`, generic form. `attributes` is the inside of the
+  /// braces, e.g. `dimension = 0 : i64`.
+  Value emit(std::string_view op, const std::vector<Value>& operands, const Shape& result,
+             std::string_view attributes = "");
+  /// Several results and regions: each region is text made by `region(...)`.
+  std::vector<Value> emit_multi(std::string_view op, const std::vector<Value>& operands,
+                                const std::vector<Shape>& results, std::string_view attributes = "",
+                                const std::vector<std::string>& regions = {});
+  /// Text of a region `({ ^bb0(args): … "terminator"(results) })`; `fill` prints the block and returns the operands of
+  /// its terminator.
+  std::string region(const std::vector<Shape>& arguments,
+                     const std::function<std::vector<Value>(EmitCtx&, const std::vector<Value>& args)>& fill,
+                     std::string_view terminator = "stablehlo.return");
+  /// Prints the live nodes of a body here, its arguments bound to `args` (all of body.arguments(), in order) and its
+  /// captures to the outer values; returns its results.
+  std::vector<Value> inline_body(const Graph& body, const std::vector<Value>& args);
+  /// A scalar or splat constant; printed once per value and block.
+  Value constant(double value, const Shape& shape);
+  Value constant_int(int64_t value, const Shape& shape);
+  Value broadcast(const Value& v, const Dims& to, const Axes& dims);
+  /// Binds output i. An op of one output must bind it once.
+  void set_out(Value v, int i = 0);
+  /// The common case: one statement, all inputs, one output.
+  void simple(std::string_view op, std::string_view attributes = "");
+
+ private:
+  friend class Printer;
+  Printer& printer_;
+  const Node& node_;
+};
+
+/// The module's text: `func.func public @main`. Throws invalid_graph when an output is missing.
+std::string to_stablehlo(const Graph& graph, std::string_view module_name = "program");
+
+/// "array<i64: 0, 1>" and "dense<[…]> : tensor<…>" as attributes.
+std::string mlir_array(const std::vector<int64_t>& values);
+/// `#sdy.sharding<@mesh, [{"data"}, {}]>`.
+std::string sdy_sharding(const DimAxes& axes, int64_t rank);
+/// Float literal that parses back to the same bits in this type; hexadecimal for inf and nan.
+std::string mlir_float(double value, DType type);
+
+}  // namespace md

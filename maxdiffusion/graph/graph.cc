@@ -1,0 +1,182 @@
+#include "maxdiffusion/graph/graph.h"
+
+#include <algorithm>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+
+const Shape& Tensor::shape() const {
+  check(node_ != nullptr, Code::invalid_graph, "an absent tensor has no shape");
+  return node_->outputs[static_cast<size_t>(index_)];
+}
+Graph& Tensor::graph() const { return *node_->graph; }
+
+VjpCtx::VjpCtx(const Node& node, std::vector<Tensor> in, std::vector<Tensor> out, std::vector<Tensor> dys,
+               std::vector<bool> needs)
+    : node_(node), in_(std::move(in)), out_(std::move(out)), dys_(std::move(dys)), needs_(std::move(needs)) {}
+
+Grads no_gradient(const VjpCtx& c) { return Grads(c.in_count()); }
+
+const OpDef kParameter = {
+    .name = "parameter",
+    .infer = [](const InferCtx& c) { return std::vector<Shape>{c.attrs<Shape>()}; },
+    .emit = [](EmitCtx&) {},
+    .vjp = no_gradient,
+};
+
+Graph::Graph(GraphOptions options) : options_(std::move(options)) { path_ = intern(""); }
+
+Graph::Graph(Graph& parent) : options_(parent.options_), parent_(&parent) {
+  path_ = parent.path_;
+  backward_ = parent.backward_;
+}
+
+Graph::~Graph() = default;
+
+Graph& Graph::root() { return parent_ ? parent_->root() : *this; }
+
+Tensor Graph::input(const std::string& name, Shape shape, LogicalAxes axes) {
+  check(parent_ == nullptr, Code::invalid_graph, "input '{}': the body of a loop has no named inputs", name);
+  check(!input_names_.contains(name), Code::invalid_graph, "input '{}' exists already", name);
+  check(axes.empty() || axes.size() == shape.dims.size(), Code::invalid_graph,
+        "input '{}': {} logical axes for {}", name, axes.size(), to_string(shape));
+  GraphInput in{.name = name, .value = {}, .axes = axes, .sharding = {}, .alias = {}};
+  if (!axes.empty() && options_.resolve) in.sharding = options_.resolve(axes, shape.dims);
+  in.value = add(kParameter, {}, shape)->out();
+  input_names_[name] = static_cast<int>(inputs_.size());
+  inputs_.push_back(std::move(in));
+  return inputs_.back().value;
+}
+
+void Graph::output(const std::string& name, Tensor value, const std::string& like) {
+  check(static_cast<bool>(value), Code::invalid_graph, "output '{}' is absent", name);
+  check(&value.graph() == this, Code::invalid_graph, "output '{}' belongs to another graph", name);
+  check(!output_names_.contains(name), Code::invalid_graph, "output '{}' exists already", name);
+  GraphOutput out{.name = name, .value = value, .sharding = {}};
+  if (!like.empty()) {
+    int i = input_index(like);
+    check(i >= 0, Code::invalid_graph, "output '{}': there is no input '{}'", name, like);
+    out.sharding = inputs_[static_cast<size_t>(i)].sharding;
+    if (out.sharding.empty()) out.sharding.resize(value.dims().size());
+  }
+  output_names_[name] = static_cast<int>(outputs_.size());
+  outputs_.push_back(std::move(out));
+}
+
+void Graph::alias(const std::string& input, const std::string& output) {
+  int i = input_index(input), o = output_index(output);
+  check(i >= 0 && o >= 0, Code::invalid_graph, "alias '{}' to '{}': no such {}", input, output,
+        i < 0 ? "input" : "output");
+  GraphInput& in = inputs_[static_cast<size_t>(i)];
+  const GraphOutput& out = outputs_[static_cast<size_t>(o)];
+  check(in.value.shape() == out.value.shape(), Code::invalid_graph, "alias '{}' {} to '{}' {}: shapes differ", input,
+        to_string(in.value.shape()), output, to_string(out.value.shape()));
+  in.alias = o;
+}
+
+int Graph::input_index(const std::string& name) const {
+  auto it = input_names_.find(name);
+  return it == input_names_.end() ? -1 : it->second;
+}
+int Graph::output_index(const std::string& name) const {
+  auto it = output_names_.find(name);
+  return it == output_names_.end() ? -1 : it->second;
+}
+
+Node* Graph::add(const OpDef& op, std::vector<Tensor> inputs, std::any attributes,
+                 std::vector<std::shared_ptr<Graph>> bodies) {
+  auto node = std::make_unique<Node>();
+  node->op = &op;
+  node->inputs = std::move(inputs);
+  node->attributes = std::move(attributes);
+  node->bodies = std::move(bodies);
+  node->graph = this;
+  node->path = path_;
+  node->remat_region = region_;
+  node->backward = backward_;
+  std::vector<Shape> shapes;
+  for (Tensor t : node->inputs) {
+    check(static_cast<bool>(t), Code::invalid_graph, "{}: an input is absent, at {}", op.name, *path_);
+    shapes.push_back(t.shape());
+  }
+  try {
+    node->outputs = op.infer({op, shapes, node->attributes});
+  } catch (Error& e) {
+    if (!path_->empty()) e.note("at " + *path_);
+    throw;
+  }
+  node->id = root().next_id_++;
+  nodes_.push_back(std::move(node));
+  return nodes_.back().get();
+}
+
+Tensor Graph::capture(Tensor outer) {
+  if (&outer.graph() == this) return outer;
+  check(parent_ != nullptr, Code::invalid_graph,
+        "{}: a value of another graph is used here; values made inside a loop leave it only as results",
+        outer.node()->op->name);
+  Tensor from_parent = parent_->capture(outer);
+  auto it = capture_of_.find(from_parent);
+  if (it != capture_of_.end()) return it->second;
+  Tensor inner = add(kParameter, {}, from_parent.shape())->out();
+  captures_.emplace_back(from_parent, inner);
+  capture_of_[from_parent] = inner;
+  return inner;
+}
+
+Tensor Graph::argument(Shape shape) {
+  arguments_.push_back(add(kParameter, {}, std::move(shape))->out());
+  return arguments_.back();
+}
+
+const std::string& Graph::path() const { return *path_; }
+const std::string* Graph::set_path(const std::string* interned) { return std::exchange(path_, interned); }
+const std::string* Graph::intern(std::string path) {
+  Graph& r = root();
+  auto& slot = r.paths_[path];
+  if (!slot) slot = std::make_unique<std::string>(std::move(path));
+  return slot.get();
+}
+int Graph::set_remat_region(int region) { return std::exchange(region_, region); }
+int Graph::new_remat_region() { return ++root().regions_; }
+bool Graph::set_backward(bool on) { return std::exchange(backward_, on); }
+
+PathScope::PathScope(Graph& graph, std::string path)
+    : graph_(graph), previous_(graph.set_path(graph.intern(std::move(path)))) {}
+PathScope::~PathScope() { graph_.set_path(previous_); }
+
+namespace {
+
+int depth(const Graph* g) {
+  int d = 0;
+  for (; g->parent(); g = g->parent()) ++d;
+  return d;
+}
+
+}  // namespace
+
+std::vector<Tensor> apply_multi(const OpDef& op, const std::vector<Tensor>& inputs, std::any attributes) {
+  Graph* innermost = nullptr;
+  for (Tensor t : inputs) {
+    check(static_cast<bool>(t), Code::invalid_graph, "{}: an input is absent", op.name);
+    if (!innermost || depth(&t.graph()) > depth(innermost)) innermost = &t.graph();
+  }
+  check(innermost != nullptr, Code::invalid_graph, "{}: no inputs to take the graph from", op.name);
+  std::vector<Tensor> local;
+  for (Tensor t : inputs) local.push_back(innermost->capture(t));
+  Node* n = innermost->add(op, std::move(local), std::move(attributes));
+  std::vector<Tensor> out;
+  for (size_t i = 0; i < n->outputs.size(); ++i) out.push_back(n->out(static_cast<int>(i)));
+  return out;
+}
+
+Tensor apply(const OpDef& op, const std::vector<Tensor>& inputs, std::any attributes) {
+  return apply_multi(op, inputs, std::move(attributes)).at(0);
+}
+
+Tensor apply_in(Graph& graph, const OpDef& op, std::any attributes) {
+  return graph.add(op, {}, std::move(attributes))->out();
+}
+
+}  // namespace md

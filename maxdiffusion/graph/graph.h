@@ -1,0 +1,149 @@
+// Graph: nodes in creation order, named inputs and outputs. Creation order is a topological order.
+// A graph whose `parent` is set is the body of a loop: values of the parent used inside are captured on first use.
+#pragma once
+
+#include <any>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "maxdiffusion/graph/op.h"
+#include "maxdiffusion/graph/tensor.h"
+
+namespace md {
+
+/// Mesh axes that split each dim of a tensor, major first; an empty list means the dim is whole on every device.
+using DimAxes = std::vector<std::vector<std::string>>;
+/// A logical name per dim ("" = none), as in `mesh/logical_axes.h`.
+using LogicalAxes = std::vector<std::string>;
+
+enum class Platform { cpu, gpu, tpu };
+
+/// What a graph is opened with. Plain data, so that graph and mesh stay strangers.
+struct GraphOptions {
+  std::vector<std::pair<std::string, int64_t>> mesh_axes;   // empty: one device
+  /// Logical names and sizes to mesh axes; throws on a name without a rule. Null: everything whole.
+  std::function<DimAxes(const LogicalAxes&, const Dims&)> resolve;
+  Platform platform = Platform::cpu;
+  std::string device_kind;
+};
+
+class Node {
+ public:
+  const OpDef* op = nullptr;
+  std::vector<Tensor> inputs;
+  std::any attributes;
+  std::vector<Shape> outputs;
+  std::vector<std::shared_ptr<Graph>> bodies;   // of loops
+  Graph* graph = nullptr;
+  const std::string* path = nullptr;   // scope path, interned by the graph
+  int id = 0;
+  int remat_region = 0;   // 0: none; otherwise set by autodiff/checkpoint
+  std::string name;       // given by `named(x, "attn_output")`, read by remat policies
+  bool backward = false;  // made by a gradient rule
+
+  template <class T>
+  const T& attrs() const { return std::any_cast<const T&>(attributes); }
+  Tensor out(int i = 0) { return Tensor(this, i); }
+};
+
+template <class T>
+const T& VjpCtx::attrs() const { return node_.attrs<T>(); }
+
+struct GraphInput {
+  std::string name;
+  Tensor value;
+  LogicalAxes axes;          // empty: replicated
+  DimAxes sharding;          // resolved from axes when the input was made
+  std::optional<int> alias;  // index of the output that takes over this input's memory (donation)
+};
+struct GraphOutput {
+  std::string name;
+  Tensor value;
+  DimAxes sharding;          // empty: compiler's choice
+};
+
+class Graph {
+ public:
+  explicit Graph(GraphOptions options = {});
+  explicit Graph(Graph& parent);   // body of a loop in `parent`, which must outlive it
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  ~Graph();
+
+  const GraphOptions& options() const { return options_; }
+  Graph* parent() const { return parent_; }
+
+  /// Names are unique. Throws invalid_graph when one is taken.
+  Tensor input(const std::string& name, Shape shape, LogicalAxes axes = {});
+  /// The output keeps the sharding of `like` if that names an input: state comes out as it went in.
+  void output(const std::string& name, Tensor value, const std::string& like = "");
+  /// Donates input `input` to output `output`: shapes and shardings must agree.
+  void alias(const std::string& input, const std::string& output);
+  const std::vector<GraphInput>& inputs() const { return inputs_; }
+  const std::vector<GraphOutput>& outputs() const { return outputs_; }
+  int input_index(const std::string& name) const;    // -1 when absent
+  int output_index(const std::string& name) const;
+
+  const std::deque<std::unique_ptr<Node>>& nodes() const { return nodes_; }
+  Node* add(const OpDef& op, std::vector<Tensor> inputs, std::any attributes = {},
+            std::vector<std::shared_ptr<Graph>> bodies = {});
+
+  /// For bodies: the inner value of an outer one; made on first use. Throws when `outer` is not an ancestor's.
+  Tensor capture(Tensor outer);
+  /// Outer values captured so far, in order, with the inner argument of each.
+  const std::vector<std::pair<Tensor, Tensor>>& captures() const { return captures_; }
+  /// For bodies: an argument that the loop op fills (carry, slice, index). Not named, not an input().
+  Tensor argument(Shape shape);
+  const std::vector<Tensor>& arguments() const { return arguments_; }
+  /// Results of a body, set by the loop op after tracing.
+  std::vector<Tensor> results;
+
+  /// Scope path given to nodes made from now on; see PathScope.
+  const std::string& path() const;
+  const std::string* set_path(const std::string* interned);
+  const std::string* intern(std::string path);
+  /// Region given to nodes made from now on (0 = none). Returns the previous one.
+  int set_remat_region(int region);
+  int new_remat_region();
+  /// Whether nodes made from now on are marked as backward. Returns the previous value.
+  bool set_backward(bool on);
+
+ private:
+  Graph& root();
+  GraphOptions options_;
+  Graph* parent_ = nullptr;
+  std::deque<std::unique_ptr<Node>> nodes_;
+  std::vector<GraphInput> inputs_;
+  std::vector<GraphOutput> outputs_;
+  std::map<std::string, int> input_names_, output_names_;
+  std::vector<std::pair<Tensor, Tensor>> captures_;
+  std::map<Tensor, Tensor> capture_of_;
+  std::vector<Tensor> arguments_;
+  std::map<std::string, std::unique_ptr<std::string>> paths_;
+  const std::string* path_ = nullptr;
+  int region_ = 0, regions_ = 0, next_id_ = 0;
+  bool backward_ = false;
+};
+
+/// Gives nodes made during its life a scope path ("down_blocks.1.attentions.0"). Nests.
+class PathScope {
+ public:
+  PathScope(Graph& graph, std::string path);
+  ~PathScope();
+  PathScope(const PathScope&) = delete;
+
+ private:
+  Graph& graph_;
+  const std::string* previous_;
+};
+
+/// The record of graph inputs, loop arguments and captures.
+extern const OpDef kParameter;
+
+}  // namespace md

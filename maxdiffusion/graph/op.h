@@ -1,0 +1,85 @@
+// OpDef: one record per operation, beside the function users call. It holds the shape rule, the StableHLO text it
+// prints, and its gradient; nothing else in the system knows what an op is.
+#pragma once
+
+#include <any>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "maxdiffusion/graph/tensor.h"
+
+namespace md {
+
+struct OpDef;
+class EmitCtx;
+
+/// One cotangent per input of a node; an empty Tensor is zero.
+using Grads = std::vector<Tensor>;
+
+/// What a shape rule sees. Throws invalid_graph with the shapes in the message.
+struct InferCtx {
+  const OpDef& op;
+  std::span<const Shape> in;
+  const std::any& attributes;
+  template <class T>
+  const T& attrs() const { return std::any_cast<const T&>(attributes); }
+};
+
+/// What a gradient rule sees. Under `checkpoint` the inputs and outputs are the recomputed ones, so rules must use
+/// in()/out() and never reach around them.
+class VjpCtx {
+ public:
+  VjpCtx(const Node& node, std::vector<Tensor> in, std::vector<Tensor> out, std::vector<Tensor> dys,
+         std::vector<bool> needs);
+  const Node& node() const { return node_; }
+  Tensor in(int i = 0) const { return in_[static_cast<size_t>(i)]; }
+  Tensor out(int i = 0) const { return out_[static_cast<size_t>(i)]; }
+  size_t in_count() const { return in_.size(); }
+  size_t out_count() const { return out_.size(); }
+  /// Cotangent of output i; may be empty for ops of several outputs, never for ops of one.
+  Tensor dy(int i = 0) const { return dys_[static_cast<size_t>(i)]; }
+  /// Whether anyone wants the cotangent of input i; expensive rules skip what nobody wants.
+  bool needs(int i) const { return needs_[static_cast<size_t>(i)]; }
+  template <class T>
+  const T& attrs() const;
+
+ private:
+  const Node& node_;
+  std::vector<Tensor> in_, out_, dys_;
+  std::vector<bool> needs_;
+};
+
+/// Arguments on which the generic test in tests/ops exercises a record: it applies the op to inputs of these shapes,
+/// compares the inferred shape with the compiler's and the gradient with finite differences in f64.
+struct OpSample {
+  std::vector<Shape> inputs;
+  std::any attributes = {};
+  double low = -1.0, high = 1.0;   // inputs are drawn uniformly from [low, high] (integers: rounded)
+  std::vector<bool> differentiate = {};   // empty: every floating input
+};
+
+struct OpDef {
+  const char* name;
+  std::vector<Shape> (*infer)(const InferCtx&);
+  void (*emit)(EmitCtx&);
+  /// Null: asking for the gradient is an error naming op and path. `no_gradient`: zero by definition.
+  Grads (*vjp)(const VjpCtx&) = nullptr;
+  std::vector<OpSample> (*samples)() = nullptr;
+  /// Cheaper to compute again than to keep (constants, iota, broadcast, reshape): never stored as a residual.
+  bool cheap = false;
+};
+
+/// Gradient of comparisons, integer ops and the like: no cotangent for any input.
+Grads no_gradient(const VjpCtx& c);
+
+/// Adds a node to the graph of the inputs. Where inputs come from a graph and from the body of a loop traced inside
+/// it, the node goes into the innermost body and outer values are captured. Throws invalid_graph with path and shapes.
+Tensor apply(const OpDef& op, const std::vector<Tensor>& inputs, std::any attributes = {});
+std::vector<Tensor> apply_multi(const OpDef& op, const std::vector<Tensor>& inputs, std::any attributes = {});
+/// The same for an op without inputs (constants, iota).
+Tensor apply_in(Graph& graph, const OpDef& op, std::any attributes = {});
+
+}  // namespace md

@@ -1,0 +1,75 @@
+// Mesh: devices arranged along the named axes data, fsdp, context, tensor. Pure data.
+// Source: ../shared/spec/parallelism.md sections 1–2 (the documented behaviour of the reference).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace md {
+
+/// Where a device sits. Slices are joined by DCN, devices of a slice by ICI.
+struct DeviceInfo {
+  int id = 0;
+  int process = 0;
+  int slice = 0;
+  std::vector<int> coords;   // TPU torus coordinates, else empty
+};
+struct Topology {
+  std::string platform;      // "cpu", "cuda", "tpu"
+  std::string device_kind;   // "cpu", "NVIDIA H100 …", "TPU v5p", …
+  std::vector<DeviceInfo> devices;
+  int slices() const;
+};
+
+struct MeshAxis {
+  std::string name;
+  int64_t size = 1;
+};
+
+/// Sizes as in the config: product of ICI entries = devices of a slice, of DCN entries = slices; one −1 each.
+struct MeshConfig {
+  std::vector<std::string> mesh_axes = {"data", "fsdp", "context", "tensor"};
+  int64_t ici_data_parallelism = -1, ici_fsdp_parallelism = 1, ici_context_parallelism = 1, ici_tensor_parallelism = 1;
+  int64_t dcn_data_parallelism = -1, dcn_fsdp_parallelism = 1, dcn_context_parallelism = 1, dcn_tensor_parallelism = 1;
+  bool allow_split_physical_axes = false;
+  std::string logical_axis_rules;   // YAML/JSON text of the table; empty: the model's default
+
+  template <class V>
+  void visit(V&& v) {
+    v("mesh_axes", mesh_axes, "names of the mesh axes, in order");
+    v("ici_data_parallelism", ici_data_parallelism, "devices per slice along data; -1: the rest");
+    v("ici_fsdp_parallelism", ici_fsdp_parallelism, "devices per slice along fsdp; -1: the rest");
+    v("ici_context_parallelism", ici_context_parallelism, "devices per slice along context; -1: the rest");
+    v("ici_tensor_parallelism", ici_tensor_parallelism, "devices per slice along tensor; -1: the rest");
+    v("dcn_data_parallelism", dcn_data_parallelism, "slices along data; -1: the rest");
+    v("dcn_fsdp_parallelism", dcn_fsdp_parallelism, "slices along fsdp; -1: the rest");
+    v("dcn_context_parallelism", dcn_context_parallelism, "slices along context; -1: the rest");
+    v("dcn_tensor_parallelism", dcn_tensor_parallelism, "slices along tensor; -1: the rest");
+    v("allow_split_physical_axes", allow_split_physical_axes, "let one torus axis serve several mesh axes");
+  }
+};
+
+class Mesh {
+ public:
+  /// Throws invalid_config: two −1, sizes that do not divide, product that does not match (messages as the seeds say).
+  static Mesh make(const MeshConfig& config, const Topology& topology);
+  /// One device, all axes of size 1.
+  static Mesh single();
+
+  const std::vector<MeshAxis>& axes() const { return axes_; }
+  int64_t size(const std::string& axis) const;     // 1 when the mesh has no such axis
+  int64_t devices() const;
+  /// Device ids in mesh order (first axis slowest).
+  const std::vector<int>& device_ids() const { return device_ids_; }
+  /// Position along each axis of the i-th device in mesh order.
+  std::vector<int64_t> position(int64_t device) const;
+  /// "data 2 × fsdp 4 (8 devices)".
+  std::string describe() const;
+
+ private:
+  std::vector<MeshAxis> axes_;
+  std::vector<int> device_ids_;
+};
+
+}  // namespace md

@@ -1,0 +1,52 @@
+// UNet2DConditionModel: the denoiser of Stable Diffusion and SDXL. All sizes come from config.json as diffusers
+// writes it. Parameter names are diffusers'. Source: ../shared/spec/models.md section 1; Podell et al. 2023 (SDXL).
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/nn/scope.h"
+
+namespace md {
+
+struct UNetConfig {
+  int64_t sample_size = 128, in_channels = 4, out_channels = 4;
+  bool flip_sin_to_cos = true;
+  double freq_shift = 0;
+  std::vector<std::string> down_block_types, up_block_types;
+  std::optional<std::string> mid_block_type = "UNetMidBlock2DCrossAttn";
+  std::vector<int64_t> block_out_channels, layers_per_block, transformer_layers_per_block, num_heads;   // per level
+  std::vector<bool> only_cross_attention;
+  std::vector<int64_t> cross_attention_dim;   // per level
+  int64_t norm_num_groups = 32;
+  double norm_eps = 1e-5;
+  std::string act_fn = "silu";
+  bool use_linear_projection = false, upcast_attention = false;
+  int64_t downsample_padding = 1;
+  double mid_block_scale_factor = 1;
+  std::optional<std::string> addition_embed_type;   // "text_time"
+  int64_t addition_time_embed_dim = 256, projection_class_embeddings_input_dim = 0;
+  std::optional<int64_t> time_cond_proj_dim;
+  double dropout = 0;
+
+  /// Throws invalid_config naming the member, its value and what is supported. Members that change the architecture
+  /// in ways not implemented are refused when set to anything but their neutral value; none is ignored.
+  static UNetConfig from_json(const nlohmann::json& config);
+};
+
+struct UNetInputs {
+  Tensor sample;                   // [B, H, W, in_channels]
+  Tensor timestep;                 // [B] f32 or s32
+  Tensor encoder_hidden_states;    // [B, L, cross_attention_dim]
+  Tensor text_embeds = {};         // [B, P]   with addition_embed_type text_time
+  Tensor time_ids = {};            // [B, 6]   likewise
+  std::vector<Tensor> down_residuals = {};   // ControlNet: added to the skips, in order
+  Tensor mid_residual = {};
+};
+/// Prediction [B, H, W, out_channels], f32.
+Tensor unet2d(const Scope& s, const UNetConfig& config, const UNetInputs& in);
+
+}  // namespace md

@@ -1,0 +1,48 @@
+// Layers. Images are channels last inside the graph: [B, H, W, C]. Weights keep PyTorch's layouts.
+// Parameters are cast to the dtype of x where they are used; statistics are f32 always.
+#pragma once
+
+#include "maxdiffusion/nn/scope.h"
+
+namespace md::nn {
+
+struct LinearOptions {
+  int64_t out = 0;
+  bool bias = true;
+  std::string in_axis, out_axis;       // logical axes of the weight [out, in]
+};
+/// y = x·Wᵀ + b.   x: [..., in]   weight: [out, in]   bias: [out].
+Tensor linear(const Scope& s, Tensor x, LinearOptions o);
+
+struct Conv2dOptions {
+  int64_t out = 0, kernel = 3, stride = 1, padding = 1;
+  bool bias = true;
+  std::string in_axis = "conv_in", out_axis = "conv_out";
+  bool pad_right_bottom = false;       // zeros after only (the VAE encoder's downsampler)
+};
+/// x: [B, H, W, in]   weight: [out, in, k, k].
+Tensor conv2d(const Scope& s, Tensor x, Conv2dOptions o);
+
+/// Over the channels (last axis) in `groups`, statistics over space and the group's channels. weight, bias: [C].
+Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps);
+/// Over the last axis. `affine`: weight, bias [C].
+Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine = true);
+/// x / sqrt(mean(x²) + eps) · weight over the last axis.
+Tensor rms_norm(const Scope& s, Tensor x, double eps);
+/// weight: [rows, width]; ids: any integer shape.
+Tensor embedding(const Scope& s, Tensor ids, int64_t rows, int64_t width);
+/// Sinusoids of `t` [B] → [B, dim] f32: half = dim/2, f_i = exp(−ln(max_period)·i/(half − shift)); cos first if `flip`.
+Tensor timestep_embedding(Tensor t, int64_t dim, bool flip_sin_to_cos, double freq_shift, double max_period = 10000);
+/// linear_1, activation, linear_2.
+Tensor timestep_mlp(const Scope& s, Tensor x, int64_t width, const std::string& activation = "silu");
+/// Nearest-neighbour, [B, H, W, C] → [B, 2H, 2W, C].
+Tensor upsample_nearest(Tensor x);
+/// By config name: "silu"/"swish", "gelu", "quick_gelu", "gelu_tanh"/"gelu_new", "relu", "mish".
+Tensor activation(const std::string& name, Tensor x);
+
+/// `n` blocks whose parameters are `s / i / …`, or, with scan_layers, one loop over stacked parameters `s / "*" / …`.
+/// Each block is a checkpoint region when the scope's remat policy is not NONE.
+using Block = std::function<Tensor(const Scope&, Tensor)>;
+Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block);
+
+}  // namespace md::nn

@@ -1,0 +1,61 @@
+// What one trace of a model says about its parameters: the single source for initialisation, sharding, optimizer
+// state, checkpoint layout, weight loading and the parameter count in the log.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/graph/graph.h"
+
+namespace md {
+
+/// How a parameter starts. Drawn on the host from (seed, path) with a counter-based generator, so that a value does
+/// not depend on the device count or on other parameters.
+struct Init {
+  enum class Kind { zeros, ones, constant, normal, uniform, truncated_normal };
+  Kind kind = Kind::zeros;
+  double scale = 1;      // constant: the value; normal: standard deviation; uniform: bound
+  bool operator==(const Init&) const = default;
+};
+
+namespace init {
+inline Init zeros() { return {Init::Kind::zeros}; }
+inline Init ones() { return {Init::Kind::ones}; }
+inline Init constant(double v) { return {Init::Kind::constant, v}; }
+inline Init normal(double stddev) { return {Init::Kind::normal, stddev}; }
+inline Init uniform(double bound) { return {Init::Kind::uniform, bound}; }
+/// Truncated normal of variance 1/fan_in (LeCun); fan_in of a PyTorch-layout weight is the product of dims after the first.
+Init lecun_normal(const Dims& weight);
+}  // namespace init
+
+struct Param {
+  std::string path;       // "down_blocks.0.resnets.0.conv1.weight", as in the published files
+  Shape shape;            // with dtype of storage (key weights_dtype)
+  LogicalAxes axes;       // per dim, "" = none
+  Init init;
+  bool trainable = true;
+  int64_t stacked = 0;    // n > 0: leading layer axis; path holds one '*' where the layer number goes
+  std::string model;      // "unet", "vae", "text_encoder", …: the folder of its file
+  Tensor value;           // the graph input
+  std::string input;      // its name: model + "/" + path
+};
+
+class ParamTable {
+ public:
+  const std::vector<Param>& params() const { return params_; }
+  /// Throws invalid_graph when the path exists already.
+  Param& add(Param p);
+  const Param* find(const std::string& input) const;
+  int64_t count() const;   // elements of all parameters
+  int64_t count(const std::string& model) const;
+
+ private:
+  std::vector<Param> params_;
+};
+
+/// The starting value; rows (leading index) computed in parallel.
+HostArray initial_value(const Param& p, uint64_t seed);
+
+}  // namespace md

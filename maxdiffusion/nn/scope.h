@@ -1,0 +1,63 @@
+// Scope: where a layer asks for its parameters. A value: path, options, and the table it fills. Layers are functions
+// of a scope; variations (frozen, LoRA, quantized) are scopes, not edits to models.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "maxdiffusion/graph/graph.h"
+#include "maxdiffusion/nn/param.h"
+#include "maxdiffusion/ops/dot.h"
+
+namespace md {
+
+struct ScopeOptions {
+  DType weights = DType::f32;        // storage of parameters (key weights_dtype)
+  DType activations = DType::f32;    // compute dtype given to layers (key activations_dtype)
+  Precision precision = Precision::default_;
+  std::string attention = "dot_product";
+  std::string remat = "NONE";
+  bool scan_layers = false;          // repeated blocks as one loop over stacked parameters
+  bool trainable = true;
+};
+
+class Scope {
+ public:
+  /// The root of one model: parameters are inputs of `graph` named `model + "/" + path`.
+  Scope(Graph& graph, ParamTable& table, std::string model, ScopeOptions options = {});
+
+  /// Child scope: "down_blocks.0" / "resnets.1".
+  Scope operator/(std::string_view name) const;
+  Scope operator/(int64_t index) const { return *this / std::to_string(index); }
+
+  /// A parameter, in storage dtype. `axes`: one logical name per dim or empty. Throws when asked twice.
+  Tensor param(std::string_view name, Dims dims, LogicalAxes axes, Init init) const;
+
+  const std::string& path() const { return path_; }
+  const ScopeOptions& options() const { return options_; }
+  DType dtype() const { return options_.activations; }
+  Graph& graph() const { return *graph_; }
+  /// Nodes made while the result lives carry this scope's path.
+  PathScope here() const { return PathScope(*graph_, path_); }
+
+  Scope with(const ScopeOptions& options) const;
+  /// Parameters below get no gradient and no optimizer state.
+  Scope frozen() const;
+
+  /// What answers param(): replaced by variations. `base` is the answer of the scope below.
+  using Source = std::function<Tensor(const Scope&, Param)>;
+  Scope with_source(Source source) const;
+  /// In the body of a loop: its graph, for parameters sliced per layer.
+  Scope in_graph(Graph& body) const;
+
+ private:
+  Graph* graph_;
+  ParamTable* table_;
+  std::string model_, path_;
+  ScopeOptions options_;
+  std::shared_ptr<Source> source_;
+};
+
+}  // namespace md

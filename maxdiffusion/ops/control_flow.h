@@ -1,0 +1,43 @@
+// Loops. A body is traced once, into a graph of its own; outer values it uses are captured.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "maxdiffusion/graph/graph.h"
+
+namespace md {
+
+/// What a scan body sees beside the carry.
+class ScanStep {
+ public:
+  /// Scalar s32: 0 … n−1 (counting up also when reversed: the row being visited).
+  Tensor index() const { return index_; }
+  /// Row `index` of a stacked outer value [n, …]; the same outer value gives the same argument.
+  Tensor slice(Tensor stacked);
+  Graph& body() const { return *body_; }
+
+ private:
+  friend struct ScanBuilder;
+  Graph* body_ = nullptr;
+  Tensor index_;
+  int64_t length_ = 0;
+  std::vector<std::pair<Tensor, Tensor>> slices_;   // (outer stacked, inner row)
+};
+
+struct ScanResult {
+  std::vector<Tensor> carry;     // same shapes as the initial carry
+  std::vector<Tensor> stacked;   // each body value [..] comes out as [n, ..]
+};
+using ScanBody = std::function<ScanResult(ScanStep& step, const std::vector<Tensor>& carry)>;
+
+/// carry, y_i = body(i, carry) for i = 0 … length−1 (backwards when `reverse`). `init` must not be empty.
+/// Gradient: a reversed scan; what the body computes is kept or recomputed as its checkpoint regions say.
+ScanResult scan(int64_t length, const std::vector<Tensor>& init, const ScanBody& body, bool reverse = false);
+
+/// carry = body(carry) while condition(carry). No gradient.
+std::vector<Tensor> while_loop(const std::vector<Tensor>& init,
+                               const std::function<Tensor(const std::vector<Tensor>&)>& condition,
+                               const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& body);
+
+}  // namespace md

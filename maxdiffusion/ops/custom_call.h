@@ -1,0 +1,21 @@
+// Calls into handlers registered with the plugin (XLA FFI, typed API version 4).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/graph/graph.h"
+
+namespace md {
+
+struct CustomCall {
+  std::string target;             // the name it was registered under
+  std::vector<Shape> results;
+  std::string backend_config;     // inside of an MLIR dictionary: `scale = 1.0 : f32`
+  bool has_side_effect = false;
+};
+
+/// No gradient of its own: wrap it with custom_vjp (autodiff) for one.
+std::vector<Tensor> custom_call(Graph& g, const std::vector<Tensor>& inputs, CustomCall call);
+
+}  // namespace md

@@ -1,0 +1,26 @@
+// Matrix products.
+#pragma once
+
+#include "maxdiffusion/graph/graph.h"
+
+namespace md {
+
+/// What XLA may do to float32 products on TPU and GPU; DEFAULT lets it use bf16/tf32. Read from the key `precision`.
+enum class Precision { default_, high, highest };
+
+struct DotDims {
+  Axes lhs_contract, rhs_contract, lhs_batch = {}, rhs_batch = {};
+  Precision precision = Precision::default_;
+  DType out = DType::f32;   // set by dot()
+  bool operator==(const DotDims&) const = default;
+};
+
+/// General dot: result axes are batch, then lhs free, then rhs free. dtypes must agree; the result has that dtype
+/// unless `accumulate` names a wider one (bf16 × bf16 → f32). Axes may be negative.
+/// Gradient: two dots and a transpose each. Throws invalid_graph with both shapes and axes.
+Tensor dot(Tensor a, Tensor b, DotDims dims);
+Tensor dot(Tensor a, Tensor b, DotDims dims, DType accumulate);
+/// [..., M, K] × [..., K, N] with equal leading axes.
+Tensor matmul(Tensor a, Tensor b, Precision p = Precision::default_);
+
+}  // namespace md

@@ -1,0 +1,47 @@
+// Random numbers from a counter: Threefry-2x32 with 20 rounds over an iota, in plain integer operations, so that the
+// same key gives the same bits on every device and under every sharding.
+// Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "maxdiffusion/graph/graph.h"
+
+namespace md {
+
+/// A key is u32[2]. Values, never state: derive a new one for every use.
+class Rng {
+ public:
+  explicit Rng(Tensor key) : key_(key) {}
+  /// From a seed known when the graph is built.
+  static Rng seed(Graph& g, uint64_t seed);
+  /// Key of step `step` (scalar integer tensor), of purpose `purpose` (hashed by name), of the i-th use.
+  Rng at(Tensor step) const;
+  Rng for_(std::string_view purpose) const;
+  Rng fold(uint32_t i) const;
+  Tensor key() const { return key_; }
+
+ private:
+  Tensor key_;
+};
+
+Tensor random_bits(Rng rng, Dims dims);                                  // u32
+Tensor random_uniform(Rng rng, Shape shape, double low = 0, double high = 1);   // [low, high)
+Tensor random_normal(Rng rng, Shape shape);                              // mean 0, variance 1; f32 inside
+Tensor random_integers(Rng rng, Dims dims, int64_t low, int64_t high);   // s32 in [low, high)
+
+/// The same generator on the host: word i of the stream of (seed, purpose). Used by initialisers and shuffles.
+class HostRng {
+ public:
+  HostRng(uint64_t seed, std::string_view purpose);
+  uint32_t bits(uint64_t index) const;
+  double uniform(uint64_t index) const;    // [0, 1)
+  double normal(uint64_t index) const;
+  uint64_t below(uint64_t index, uint64_t bound) const;
+
+ private:
+  uint32_t key_[2];
+};
+
+}  // namespace md

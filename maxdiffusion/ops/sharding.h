@@ -1,0 +1,34 @@
+// Where tensors live on the mesh, and code that runs per device. Prints Shardy (sdy) text.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/graph/graph.h"
+
+namespace md {
+
+/// Sharding constraint by logical names, resolved by the rules the graph was opened with; "" keeps an axis whole.
+/// The identity on one device. Throws invalid_graph on a name without a rule. Gradient: the
+/// same constraint on the cotangent.
+Tensor shard(Tensor x, LogicalAxes names);
+/// The same by mesh axes.
+Tensor shard_axes(Tensor x, DimAxes axes);
+
+/// Code per device over `manual` mesh axes (sdy.manual_computation): the body sees local shapes and may use the
+/// collectives below. `in`/`out`: mesh axes per dim of each argument and result.
+std::vector<Tensor> manual_computation(const std::vector<Tensor>& inputs, const std::vector<DimAxes>& in,
+                                       const std::vector<DimAxes>& out, const std::vector<std::string>& manual,
+                                       const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& body);
+
+/// Collectives over one mesh axis, inside manual_computation only.
+Tensor all_reduce_sum(Tensor x, const std::string& axis);
+Tensor all_gather(Tensor x, const std::string& axis, int64_t dim);
+Tensor reduce_scatter(Tensor x, const std::string& axis, int64_t dim);
+/// Device i sends to (i + shift) mod n along the axis.
+Tensor collective_permute(Tensor x, const std::string& axis, int64_t shift);
+Tensor all_to_all(Tensor x, const std::string& axis, int64_t split_dim, int64_t concat_dim);
+Tensor axis_index(Graph& g, const std::string& axis);   // s32 scalar
+
+}  // namespace md

@@ -1,0 +1,53 @@
+// Optimizers and learning-rate schedules as graph functions. Source: ../shared/spec/train_sdxl.md section 6;
+// Loshchilov and Hutter 2019 (AdamW).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/graph/graph.h"
+
+namespace md {
+
+struct OptimConfig {
+  double learning_rate = 1e-5;
+  bool scale_lr = false;
+  int64_t max_train_steps = 1500;
+  int64_t learning_rate_schedule_steps = -1;   // -1: max_train_steps
+  double warmup_steps_fraction = 0.1;
+  std::string lr_scheduler = "constant_with_warmup";
+  double adam_b1 = 0.9, adam_b2 = 0.999, adam_eps = 1e-8, adam_weight_decay = 1e-2;
+  double max_grad_norm = 1.0;                  // ≤ 0: no clipping
+  double max_grad_value = 0;                   // ≤ 0: no clipping
+  template <class V>
+  void visit(V&& v) {
+    v("learning_rate", learning_rate, "peak step size");
+    v("scale_lr", scale_lr, "multiply the learning rate by the global batch size");
+    v("max_train_steps", max_train_steps, "optimizer updates");
+    v("learning_rate_schedule_steps", learning_rate_schedule_steps, "length of the schedule; -1: max_train_steps");
+    v("warmup_steps_fraction", warmup_steps_fraction, "part of the schedule spent warming up");
+    v("lr_scheduler", lr_scheduler, "constant, constant_with_warmup, linear, cosine");
+    v("adam_b1", adam_b1, "decay of the first moment");
+    v("adam_b2", adam_b2, "decay of the second moment");
+    v("adam_eps", adam_eps, "added outside the root");
+    v("adam_weight_decay", adam_weight_decay, "decoupled weight decay");
+    v("max_grad_norm", max_grad_norm, "clip the global norm of the gradients to this; <= 0: off");
+    v("max_grad_value", max_grad_value, "clip each gradient element to this; <= 0: off");
+  }
+};
+
+/// Learning rate of update number `step` (scalar s32, from 0), f32 scalar.
+Tensor learning_rate(const OptimConfig& config, Tensor step);
+/// The same on the host.
+double learning_rate(const OptimConfig& config, int64_t step);
+
+struct Update {
+  std::vector<Tensor> params, first_moments, second_moments;   // same shapes and dtypes as given
+  Tensor grad_norm;                                            // f32 scalar, before clipping
+};
+/// AdamW with clipping by value, then by global norm. `step` counts from 0. An empty gradient leaves its parameter
+/// and moments as they are. Arithmetic f32.
+Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& params,
+             const std::vector<Tensor>& grads, const std::vector<Tensor>& first, const std::vector<Tensor>& second);
+
+}  // namespace md

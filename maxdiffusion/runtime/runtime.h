@@ -1,0 +1,137 @@
+// Graph → executable → device arrays. The only code that moves data between host and devices.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/graph/graph.h"
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/mesh/mesh.h"
+#include "maxdiffusion/mesh/sharding.h"
+#include "maxdiffusion/pjrt/client.h"
+
+namespace md {
+
+/// An array on the devices of a mesh: one buffer per addressable device. Move only; empty after donation.
+class Array {
+ public:
+  Array() = default;
+  Array(Shape shape, Sharding sharding, std::vector<pjrt::Buffer> shards);
+  Array(Array&&) noexcept = default;
+  Array& operator=(Array&&) noexcept = default;
+
+  explicit operator bool() const { return !shards_.empty(); }
+  const Shape& shape() const { return shape_; }
+  const Sharding& sharding() const { return sharding_; }
+  std::vector<pjrt::Buffer>& shards() { return shards_; }
+  const std::vector<pjrt::Buffer>& shards() const { return shards_; }
+  /// Bytes on one device (the first).
+  int64_t bytes_per_device() const;
+
+ private:
+  Shape shape_;
+  Sharding sharding_;
+  std::vector<pjrt::Buffer> shards_;
+};
+
+/// Named arrays: parameters, optimizer state, a batch, outputs.
+using ArrayMap = std::map<std::string, Array>;
+
+/// Client and mesh together: everything a stage needs to place data. Outlives the arrays and programs it makes.
+class Devices {
+ public:
+  Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh);
+  pjrt::Client& client() const { return *client_; }
+  const Mesh& mesh() const { return mesh_; }
+  Platform platform() const;
+  /// What graphs for these devices are opened with; `rules` may be null (everything whole).
+  GraphOptions graph_options(const class AxisRules* rules = nullptr) const;
+
+  /// Asynchronous: returns at once; the bytes of `a` are kept alive until the transfer is done.
+  Array put(const HostArray& a, const Sharding& sharding = {}, const std::string& name = "array") const;
+  /// Waits for the device.
+  HostArray get(const Array& a) const;
+
+ private:
+  std::shared_ptr<pjrt::Client> client_;
+  Mesh mesh_;
+};
+
+/// A copy to the host that is under way.
+class PendingArray {
+ public:
+  PendingArray() = default;
+  bool ready() const;
+  HostArray wait();            // throws device on failure
+  struct State;
+  explicit PendingArray(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+ private:
+  std::shared_ptr<State> state_;
+};
+/// Starts copying to the host without waiting for the device.
+PendingArray fetch(const Devices& devices, const Array& a);
+
+struct CompileConfig {
+  std::string jax_cache_dir;         // executable cache on disk; "" = default folder, "off" = none
+  std::string xla_flags;             // extra "--xla_…=value" words
+  template <class V>
+  void visit(V&& v) {
+    v("jax_cache_dir", jax_cache_dir, "folder of the executable cache; empty: ~/.cache/maxdiffusion, off: none");
+    v("xla_flags", xla_flags, "extra compiler options, e.g. --xla_backend_optimization_level=1");
+  }
+};
+
+struct CompileReport {
+  double emit_seconds = 0, compile_seconds = 0, load_seconds = 0;
+  bool from_cache = false;
+  int64_t program_bytes = 0;         // of StableHLO text
+};
+/// Bytes per device, as the compiler plans them.
+struct MemoryPlan {
+  int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0;
+  int64_t peak() const { return arguments + outputs - aliased + temporary; }
+};
+
+/// A compiled program. Thread safe for run().
+class Program {
+ public:
+  Program(Program&&) noexcept;
+  ~Program();
+
+  const std::vector<std::string>& input_names() const;
+  const std::vector<std::string>& output_names() const;
+  const Shape& input_shape(size_t i) const;
+  const Sharding& input_sharding(size_t i) const;
+  const Sharding& output_sharding(size_t i) const;
+
+  /// Runs with inputs in the order of input_names(); returns outputs in the order of output_names(). Returns before
+  /// the device is done. Aliased inputs are consumed: their Array becomes empty.
+  /// Throws device naming an input that is empty or has another shape.
+  std::vector<Array> run(const std::vector<Array*>& inputs) const;
+  /// By name: looks up every input in `donated` first, then in `kept`. Aliased inputs must be in `donated`.
+  ArrayMap run(ArrayMap& donated, const ArrayMap& kept = {}) const;
+
+  const CompileReport& report() const;
+  std::optional<MemoryPlan> memory() const;
+  std::optional<double> flops() const;      // the compiler's own count for one run, one device
+
+ private:
+  friend Program compile(const Devices&, const Graph&, const CompileConfig&, const std::string&);
+  struct Impl;
+  explicit Program(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// StableHLO text → executable, through the cache (key: program text, options, plugin version).
+/// `name` appears in logs and profiles. Throws invalid_graph with the compiler's words, out_of_memory, device.
+Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name);
+
+/// Convenience for tests and tools: one device, no cache; inputs by position, outputs on the host.
+std::vector<HostArray> evaluate(const Devices& devices, const Graph& graph, const std::vector<HostArray>& inputs);
+
+}  // namespace md

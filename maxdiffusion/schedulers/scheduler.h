@@ -1,0 +1,64 @@
+// Schedulers: host tables in double, and the graph steps that read one row of them. No member changes while sampling.
+// Source: ../shared/spec/schedulers.md; formulas of DDPM (Ho et al. 2020) and k-diffusion's Euler (Karras et al. 2022).
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/ops/random.h"
+
+namespace md {
+
+/// The noise schedule of training: tables over the T training timesteps, in double.
+struct NoiseSchedule {
+  int64_t num_train_timesteps = 1000;
+  std::vector<double> betas, alphas_cumprod;
+  std::string prediction_type = "epsilon";   // epsilon, v_prediction, sample
+
+  /// From scheduler_config.json (beta_start, beta_end, beta_schedule, trained_betas, rescale_betas_zero_snr,
+  /// prediction_type). Throws invalid_config.
+  static NoiseSchedule from_json(const nlohmann::json& config);
+};
+
+/// √ᾱ_t·x0 + √(1−ᾱ_t)·noise.   x0, noise: [B, …] f32   t: [B] s32.
+Tensor add_noise(const NoiseSchedule& n, Tensor x0, Tensor noise, Tensor t);
+/// What the model should predict (epsilon, v, sample), same shape as x0.
+Tensor training_target(const NoiseSchedule& n, Tensor x0, Tensor noise, Tensor t);
+/// Per-sample loss weight of min-SNR-γ (γ ≤ 0: ones). [B]. Source: Hang et al. 2023.
+Tensor snr_weight(const NoiseSchedule& n, Tensor t, double gamma);
+/// Timesteps [B] s32: uniform over [0, T).
+Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch);
+
+/// One row per call of the model; columns are the scheduler's own.
+struct SampleTable {
+  std::vector<double> timesteps;           // what the model is told
+  HostArray rows;                          // f32 [n, columns]
+  double init_noise_sigma = 1;             // initial latents = noise × this
+};
+
+class Scheduler {
+ public:
+  virtual ~Scheduler() = default;
+  virtual std::string name() const = 0;
+  /// Pure host arithmetic in double. Throws invalid_config (steps < 1, > T, unknown spacing).
+  virtual SampleTable table(int64_t steps) const = 0;
+  /// Arrays carried from step to step beside the sample (multistep history), as multiples of the sample's shape.
+  virtual int64_t history() const { return 0; }
+  /// Model input for this row. row: f32 [columns].
+  virtual Tensor scale_input(Tensor sample, Tensor row) const = 0;
+  /// New sample (and new history) from the model's output. `noise`: a normal draw of the sample's shape, used by
+  /// stochastic samplers only.
+  virtual std::vector<Tensor> step(Tensor output, Tensor sample, Tensor row, const std::vector<Tensor>& history,
+                                   Rng noise) const = 0;
+};
+
+/// By the `_class_name` of scheduler_config.json, with or without the prefix Flax; unknown names are refused with the
+/// list of known ones.
+std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& config);
+std::vector<std::string> scheduler_names();
+
+}  // namespace md
