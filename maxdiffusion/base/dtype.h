@@ -8,7 +8,21 @@
 namespace md {
 
 enum class DType : uint8_t {
-  pred, s8, s16, s32, s64, u8, u16, u32, u64, f8e4m3fn, f8e5m2, bf16, f16, f32, f64,
+  pred,
+  s8,
+  s16,
+  s32,
+  s64,
+  u8,
+  u16,
+  u32,
+  u64,
+  f8e4m3fn,
+  f8e5m2,
+  bf16,
+  f16,
+  f32,
+  f64,
 };
 
 /// Bytes of one element (pred: 1).
@@ -20,7 +34,7 @@ std::string_view mlir_name(DType t);
 /// Accepts the names users type ("float32", "bfloat16", "f32", "int32", …). Throws invalid_config otherwise.
 DType parse_dtype(std::string_view name);
 bool is_float(DType t);
-bool is_integer(DType t);    // signed or unsigned, not pred
+bool is_integer(DType t);  // signed or unsigned, not pred
 bool is_unsigned(DType t);
 
 }  // namespace md

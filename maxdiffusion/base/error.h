@@ -44,7 +44,8 @@ template <class... A>
 /// What the caller owes. The arguments are only formatted on failure.
 template <class... A>
 void check(bool ok, Code code, fmt::format_string<A...> text, A&&... args) {
-  if (!ok) [[unlikely]] throw Error(code, fmt::format(text, std::forward<A>(args)...));
+  if (!ok) [[unlikely]]
+    throw Error(code, fmt::format(text, std::forward<A>(args)...));
 }
 
 }  // namespace md

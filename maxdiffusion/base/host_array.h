@@ -21,7 +21,7 @@ class HostArray {
   HostArray(Shape shape, std::shared_ptr<const void> owner, const void* data);
 
   template <class T>
-  static HostArray of(Shape shape, std::span<const T> values);   // T must have the element's size
+  static HostArray of(Shape shape, std::span<const T> values);  // T must have the element's size
 
   explicit operator bool() const { return data_ != nullptr; }
   const Shape& shape() const { return shape_; }

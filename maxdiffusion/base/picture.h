@@ -14,8 +14,8 @@ void write_png(const std::string& path, const HostArray& rgb);
 HostArray to_rgb8(const HostArray& pixels);
 
 struct GridCell {
-  HostArray rgb;            // u8 [H, W, 3], all of one size
-  std::string caption;      // printed under the picture when not empty, wrapped to its width
+  HostArray rgb;        // u8 [H, W, 3], all of one size
+  std::string caption;  // printed under the picture when not empty, wrapped to its width
 };
 /// Row-major grid with `columns` columns, pictures enlarged by the whole number `zoom` (nearest neighbour).
 HostArray make_grid(const std::vector<GridCell>& cells, int64_t columns, int64_t zoom = 1);

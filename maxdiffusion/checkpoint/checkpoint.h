@@ -48,7 +48,8 @@ class CheckpointWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Published file stem of a model folder: "diffusion_pytorch_model" for unet, vae, transformer…; "model" for text_encoder*.
+/// Published file stem of a model folder: "diffusion_pytorch_model" for unet, vae, transformer…; "model" for
+/// text_encoder*.
 std::string weights_stem(const std::string& folder);
 
 }  // namespace md

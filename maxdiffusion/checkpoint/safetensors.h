@@ -33,6 +33,7 @@ void write_safetensors(const std::string& path, const std::map<std::string, Host
 /// Writes `stem.safetensors`, or shards `stem-00001-of-0000N.safetensors` with `stem.safetensors.index.json` when the
 /// arrays exceed `max_shard_bytes`.
 void write_sharded_safetensors(const std::string& folder, const std::string& stem,
-                               const std::map<std::string, HostArray>& tensors, int64_t max_shard_bytes = 10'000'000'000);
+                               const std::map<std::string, HostArray>& tensors,
+                               int64_t max_shard_bytes = 10'000'000'000);
 
 }  // namespace md

@@ -13,7 +13,7 @@ namespace md {
 
 /// One key's text and where it came from ("configs/a.yml:12" or "command line").
 struct ConfigValue {
-  std::string text;     // scalar text, or YAML/JSON flow text of a list or mapping
+  std::string text;  // scalar text, or YAML/JSON flow text of a list or mapping
   std::string where;
   bool is_null = false;
 };
@@ -32,7 +32,7 @@ class ConfigSource {
 
 /// One key as declared by a struct.
 struct ConfigKey {
-  std::string name, meaning, type, value;   // value: printed as YAML flow text
+  std::string name, meaning, type, value;  // value: printed as YAML flow text
   std::function<void(const ConfigValue&)> set;
 };
 
@@ -56,7 +56,7 @@ class KeyList {
   void key(const char* name, std::string& m, const char* meaning);
   void key(const char* name, std::vector<std::string>& m, const char* meaning);
   void key(const char* name, std::vector<int64_t>& m, const char* meaning);
-  void key(const char* name, std::map<std::string, std::string>& m, const char* meaning);   // values as flow text
+  void key(const char* name, std::map<std::string, std::string>& m, const char* meaning);  // values as flow text
 
  private:
   std::vector<ConfigKey> keys_;

@@ -19,7 +19,7 @@ using Batch = std::map<std::string, HostArray>;
 
 /// Where a dataset stands: enough to make the very next batch the same after a restart.
 struct Position {
-  int64_t epoch = 0, index = 0;    // samples taken in this epoch
+  int64_t epoch = 0, index = 0;  // samples taken in this epoch
   bool operator==(const Position&) const = default;
 };
 
@@ -30,7 +30,7 @@ class Dataset {
   virtual Batch next() = 0;
   virtual Position position() const = 0;
   virtual void seek(Position p) = 0;
-  virtual int64_t size() const = 0;    // samples per epoch
+  virtual int64_t size() const = 0;  // samples per epoch
 };
 
 /// Runs another dataset on a thread of its own, `depth` batches ahead. position() is that of the batch last handed

@@ -10,7 +10,7 @@ namespace md {
 struct EmojiConfig {
   std::string font = "/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf";
   std::string names = "/usr/share/unicode/emoji/emoji-test.txt";
-  int64_t resolution = 64;       // pictures are resolution × resolution, on white
+  int64_t resolution = 64;  // pictures are resolution × resolution, on white
 };
 /// Writes `folder/NNNN.png` and `folder/metadata.jsonl` (written last, atomically). Returns the number of pictures.
 /// Throws io naming the missing file and its Debian package.

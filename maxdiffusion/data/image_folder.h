@@ -11,7 +11,7 @@
 namespace md {
 
 struct ImageItem {
-  std::string file;      // path
+  std::string file;  // path
   std::string caption;
 };
 struct ImageFolderConfig {
@@ -28,14 +28,15 @@ std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageF
 /// A decoded picture, RGB (alpha composed over white), u8 [H, W, 3]. Throws io naming the file and the reason.
 HostArray decode_image(const std::string& file);
 HostArray decode_image_bytes(const void* data, size_t size, const std::string& name);
-/// f32 [R, R, 3] in [−1, 1]: bilinear/area resize with antialiasing; with center_crop the short side to R, then the centre.
+/// f32 [R, R, 3] in [−1, 1]: bilinear/area resize with antialiasing; with center_crop the short side to R, then the
+/// centre.
 HostArray prepare_image(const HostArray& rgb, const ImageFolderConfig& config, bool flip);
 
 struct LoadedFolder {
-  HostArray pixels;                      // u8 [N, R, R, 3]
+  HostArray pixels;  // u8 [N, R, R, 3]
   std::vector<std::string> captions, files;
-  std::vector<std::string> skipped;      // "file: reason"
-  std::string fingerprint;               // content key of files, captions and options
+  std::vector<std::string> skipped;  // "file: reason"
+  std::string fingerprint;           // content key of files, captions and options
 };
 /// Every picture that decodes, in order, on all cores; each that does not is named in a warning and counted.
 /// Throws io when none decodes.

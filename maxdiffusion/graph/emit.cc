@@ -41,7 +41,7 @@ std::string mlir_float(double value, DType type) {
     case DType::bf16: return nan ? "0x7FC0" : negative ? "0xFF80" : "0x7F80";
     case DType::f16: return nan ? "0x7E00" : negative ? "0xFC00" : "0x7C00";
     case DType::f8e5m2: return nan ? "0x7E" : negative ? "0xFC" : "0x7C";
-    case DType::f8e4m3fn: return negative ? "0xFF" : "0x7F";   // this type has no infinity
+    case DType::f8e4m3fn: return negative ? "0xFF" : "0x7F";  // this type has no infinity
     default: fail(Code::invalid_graph, "constant: {} is not a value of {}", value, to_string(type));
   }
 }
@@ -116,8 +116,7 @@ std::string Printer::module(std::string_view name) {
     Value v{fmt::format("%arg{}", i), in.value.shape()};
     bind(in.value, v);
     std::vector<std::string> attributes;
-    if (!axes.empty())
-      attributes.push_back("sdy.sharding = #sdy.sharding" + sdy_sharding(in.sharding, v.shape.rank()));
+    if (!axes.empty()) attributes.push_back("sdy.sharding = #sdy.sharding" + sdy_sharding(in.sharding, v.shape.rank()));
     if (in.alias) attributes.push_back(fmt::format("tf.aliasing_output = {} : i32", *in.alias));
     args += fmt::format("{}{}: {}", i ? ", " : "", v.name, mlir_type(v.shape));
     if (!attributes.empty()) args += fmt::format(" {{{}}}", fmt::join(attributes, ", "));
@@ -225,8 +224,8 @@ std::string EmitCtx::region(const std::vector<Shape>& arguments,
 }
 
 std::vector<Value> EmitCtx::inline_body(const Graph& body, const std::vector<Value>& args) {
-  check(args.size() == body.arguments().size(), Code::internal, "{}: body takes {} arguments, {} given",
-        node_.op->name, body.arguments().size(), args.size());
+  check(args.size() == body.arguments().size(), Code::internal, "{}: body takes {} arguments, {} given", node_.op->name,
+        body.arguments().size(), args.size());
   for (size_t i = 0; i < args.size(); ++i) printer_.bind(body.arguments()[i], args[i]);
   for (const auto& [outer, inner] : body.captures()) {
     // A capture that nothing inside uses any more may name an outer value that is not printed.

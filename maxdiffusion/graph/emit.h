@@ -25,7 +25,9 @@ class EmitCtx {
 
   const Node& node() const { return node_; }
   template <class T>
-  const T& attrs() const { return node_.attrs<T>(); }
+  const T& attrs() const {
+    return node_.attrs<T>();
+  }
   const GraphOptions& options() const;
   Platform platform() const { return options().platform; }
 

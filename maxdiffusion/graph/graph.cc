@@ -39,8 +39,8 @@ Graph& Graph::root() { return parent_ ? parent_->root() : *this; }
 Tensor Graph::input(const std::string& name, Shape shape, LogicalAxes axes) {
   check(parent_ == nullptr, Code::invalid_graph, "input '{}': the body of a loop has no named inputs", name);
   check(!input_names_.contains(name), Code::invalid_graph, "input '{}' exists already", name);
-  check(axes.empty() || axes.size() == shape.dims.size(), Code::invalid_graph,
-        "input '{}': {} logical axes for {}", name, axes.size(), to_string(shape));
+  check(axes.empty() || axes.size() == shape.dims.size(), Code::invalid_graph, "input '{}': {} logical axes for {}",
+        name, axes.size(), to_string(shape));
   GraphInput in{.name = name, .value = {}, .axes = axes, .sharding = {}, .alias = {}};
   if (!axes.empty() && options_.resolve) in.sharding = options_.resolve(axes, shape.dims);
   in.value = add(kParameter, {}, shape)->out();

@@ -26,7 +26,7 @@ enum class Platform { cpu, gpu, tpu };
 
 /// What a graph is opened with. Plain data, so that graph and mesh stay strangers.
 struct GraphOptions {
-  std::vector<std::pair<std::string, int64_t>> mesh_axes;   // empty: one device
+  std::vector<std::pair<std::string, int64_t>> mesh_axes;  // empty: one device
   /// Logical names and sizes to mesh axes; throws on a name without a rule. Null: everything whole.
   std::function<DimAxes(const LogicalAxes&, const Dims&)> resolve;
   Platform platform = Platform::cpu;
@@ -39,21 +39,25 @@ class Node {
   std::vector<Tensor> inputs;
   std::any attributes;
   std::vector<Shape> outputs;
-  std::vector<std::shared_ptr<Graph>> bodies;   // of loops
+  std::vector<std::shared_ptr<Graph>> bodies;  // of loops
   Graph* graph = nullptr;
-  const std::string* path = nullptr;   // scope path, interned by the graph
+  const std::string* path = nullptr;  // scope path, interned by the graph
   int id = 0;
   int remat_region = 0;   // 0: none; otherwise set by autodiff/checkpoint
   std::string name;       // given by `named(x, "attn_output")`, read by remat policies
   bool backward = false;  // made by a gradient rule
 
   template <class T>
-  const T& attrs() const { return std::any_cast<const T&>(attributes); }
+  const T& attrs() const {
+    return std::any_cast<const T&>(attributes);
+  }
   Tensor out(int i = 0) { return Tensor(this, i); }
 };
 
 template <class T>
-const T& VjpCtx::attrs() const { return node_.attrs<T>(); }
+const T& VjpCtx::attrs() const {
+  return node_.attrs<T>();
+}
 
 struct GraphInput {
   std::string name;
@@ -65,13 +69,13 @@ struct GraphInput {
 struct GraphOutput {
   std::string name;
   Tensor value;
-  DimAxes sharding;          // empty: compiler's choice
+  DimAxes sharding;  // empty: compiler's choice
 };
 
 class Graph {
  public:
   explicit Graph(GraphOptions options = {});
-  explicit Graph(Graph& parent);   // body of a loop in `parent`, which must outlive it
+  explicit Graph(Graph& parent);  // body of a loop in `parent`, which must outlive it
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
   ~Graph();
@@ -87,7 +91,7 @@ class Graph {
   void alias(const std::string& input, const std::string& output);
   const std::vector<GraphInput>& inputs() const { return inputs_; }
   const std::vector<GraphOutput>& outputs() const { return outputs_; }
-  int input_index(const std::string& name) const;    // -1 when absent
+  int input_index(const std::string& name) const;  // -1 when absent
   int output_index(const std::string& name) const;
 
   const std::deque<std::unique_ptr<Node>>& nodes() const { return nodes_; }

@@ -25,7 +25,9 @@ struct InferCtx {
   std::span<const Shape> in;
   const std::any& attributes;
   template <class T>
-  const T& attrs() const { return std::any_cast<const T&>(attributes); }
+  const T& attrs() const {
+    return std::any_cast<const T&>(attributes);
+  }
 };
 
 /// What a gradient rule sees. Under `checkpoint` the inputs and outputs are the recomputed ones, so rules must use
@@ -57,8 +59,8 @@ class VjpCtx {
 struct OpSample {
   std::vector<Shape> inputs;
   std::any attributes = {};
-  double low = -1.0, high = 1.0;   // inputs are drawn uniformly from [low, high] (integers: rounded)
-  std::vector<bool> differentiate = {};   // empty: every floating input
+  double low = -1.0, high = 1.0;         // inputs are drawn uniformly from [low, high] (integers: rounded)
+  std::vector<bool> differentiate = {};  // empty: every floating input
 };
 
 struct OpDef {

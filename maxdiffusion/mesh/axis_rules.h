@@ -11,7 +11,7 @@ namespace md {
 
 struct AxisRule {
   std::string logical;
-  std::vector<std::string> mesh;   // empty: replicated
+  std::vector<std::string> mesh;  // empty: replicated
 };
 
 class AxisRules {

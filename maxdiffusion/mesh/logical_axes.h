@@ -7,17 +7,17 @@ inline constexpr const char* kBatch = "activation_batch";
 inline constexpr const char* kConvBatch = "conv_batch";
 inline constexpr const char* kLength = "activation_length";
 inline constexpr const char* kKvLength = "activation_kv_length";
-inline constexpr const char* kHeadsAct = "activation_heads";   // heads × head size of an activation
+inline constexpr const char* kHeadsAct = "activation_heads";  // heads × head size of an activation
 inline constexpr const char* kKv = "activation_kv";
-inline constexpr const char* kEmbed = "embed";                 // width of a parameter
-inline constexpr const char* kHeads = "heads";                 // heads × head size of a parameter
+inline constexpr const char* kEmbed = "embed";  // width of a parameter
+inline constexpr const char* kHeads = "heads";  // heads × head size of a parameter
 inline constexpr const char* kMlp = "mlp";
 inline constexpr const char* kConvIn = "conv_in";
 inline constexpr const char* kConvOut = "conv_out";
-inline constexpr const char* kOutChannels = "out_channels";    // channels of an activation
+inline constexpr const char* kOutChannels = "out_channels";  // channels of an activation
 inline constexpr const char* kHidden = "hidden";
 inline constexpr const char* kNorm = "norm";
 inline constexpr const char* kVocab = "vocab";
-inline constexpr const char* kData = "data_batch";             // axis 0 of every batch array: over all mesh axes
+inline constexpr const char* kData = "data_batch";  // axis 0 of every batch array: over all mesh axes
 
 }  // namespace md::axis

@@ -13,11 +13,11 @@ struct DeviceInfo {
   int id = 0;
   int process = 0;
   int slice = 0;
-  std::vector<int> coords;   // TPU torus coordinates, else empty
+  std::vector<int> coords;  // TPU torus coordinates, else empty
 };
 struct Topology {
-  std::string platform;      // "cpu", "cuda", "tpu"
-  std::string device_kind;   // "cpu", "NVIDIA H100 …", "TPU v5p", …
+  std::string platform;     // "cpu", "cuda", "tpu"
+  std::string device_kind;  // "cpu", "NVIDIA H100 …", "TPU v5p", …
   std::vector<DeviceInfo> devices;
   int slices() const;
 };
@@ -33,7 +33,7 @@ struct MeshConfig {
   int64_t ici_data_parallelism = -1, ici_fsdp_parallelism = 1, ici_context_parallelism = 1, ici_tensor_parallelism = 1;
   int64_t dcn_data_parallelism = -1, dcn_fsdp_parallelism = 1, dcn_context_parallelism = 1, dcn_tensor_parallelism = 1;
   bool allow_split_physical_axes = false;
-  std::string logical_axis_rules;   // YAML/JSON text of the table; empty: the model's default
+  std::string logical_axis_rules;  // YAML/JSON text of the table; empty: the model's default
 
   template <class V>
   void visit(V&& v) {
@@ -58,7 +58,7 @@ class Mesh {
   static Mesh single();
 
   const std::vector<MeshAxis>& axes() const { return axes_; }
-  int64_t size(const std::string& axis) const;     // 1 when the mesh has no such axis
+  int64_t size(const std::string& axis) const;  // 1 when the mesh has no such axis
   int64_t devices() const;
   /// Device ids in mesh order (first axis slowest).
   const std::vector<int>& device_ids() const { return device_ids_; }

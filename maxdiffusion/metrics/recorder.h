@@ -12,9 +12,9 @@
 namespace md {
 
 struct MetricsConfig {
-  std::string metrics_file;        // also one JSON object a step here
+  std::string metrics_file;  // also one JSON object a step here
   bool write_metrics = true;
-  int64_t log_period = 100;        // steps between flushes and full lines
+  int64_t log_period = 100;  // steps between flushes and full lines
   template <class V>
   void visit(V&& v) {
     v("metrics_file", metrics_file, "file that gets one JSON object a step");

@@ -15,16 +15,16 @@ struct ClipTextConfig {
           num_attention_heads = 8, max_position_embeddings = 77, projection_dim = 512, eos_token_id = 49407;
   std::string hidden_act = "quick_gelu";
   double layer_norm_eps = 1e-5;
-  bool with_projection = false;   // architectures: CLIPTextModelWithProjection
+  bool with_projection = false;  // architectures: CLIPTextModelWithProjection
 
   static ClipTextConfig from_json(const nlohmann::json& config);
 };
 
 struct ClipTextOutput {
-  std::vector<Tensor> hidden_states;   // embedding output, then each layer's: n + 1 of [B, L, width]
-  Tensor last_hidden_state;            // after final_layer_norm
-  Tensor pooled;                       // [B, width] at the EOS position (rule of the spec)
-  Tensor text_embeds;                  // [B, projection_dim], with_projection only
+  std::vector<Tensor> hidden_states;  // embedding output, then each layer's: n + 1 of [B, L, width]
+  Tensor last_hidden_state;           // after final_layer_norm
+  Tensor pooled;                      // [B, width] at the EOS position (rule of the spec)
+  Tensor text_embeds;                 // [B, projection_dim], with_projection only
 };
 /// ids: [B, L] s32.
 ClipTextOutput clip_text(const Scope& s, const ClipTextConfig& config, Tensor ids);

@@ -18,16 +18,16 @@ struct UNetConfig {
   double freq_shift = 0;
   std::vector<std::string> down_block_types, up_block_types;
   std::optional<std::string> mid_block_type = "UNetMidBlock2DCrossAttn";
-  std::vector<int64_t> block_out_channels, layers_per_block, transformer_layers_per_block, num_heads;   // per level
+  std::vector<int64_t> block_out_channels, layers_per_block, transformer_layers_per_block, num_heads;  // per level
   std::vector<bool> only_cross_attention;
-  std::vector<int64_t> cross_attention_dim;   // per level
+  std::vector<int64_t> cross_attention_dim;  // per level
   int64_t norm_num_groups = 32;
   double norm_eps = 1e-5;
   std::string act_fn = "silu";
   bool use_linear_projection = false, upcast_attention = false;
   int64_t downsample_padding = 1;
   double mid_block_scale_factor = 1;
-  std::optional<std::string> addition_embed_type;   // "text_time"
+  std::optional<std::string> addition_embed_type;  // "text_time"
   int64_t addition_time_embed_dim = 256, projection_class_embeddings_input_dim = 0;
   std::optional<int64_t> time_cond_proj_dim;
   double dropout = 0;
@@ -38,12 +38,12 @@ struct UNetConfig {
 };
 
 struct UNetInputs {
-  Tensor sample;                   // [B, H, W, in_channels]
-  Tensor timestep;                 // [B] f32 or s32
-  Tensor encoder_hidden_states;    // [B, L, cross_attention_dim]
-  Tensor text_embeds = {};         // [B, P]   with addition_embed_type text_time
-  Tensor time_ids = {};            // [B, 6]   likewise
-  std::vector<Tensor> down_residuals = {};   // ControlNet: added to the skips, in order
+  Tensor sample;                            // [B, H, W, in_channels]
+  Tensor timestep;                          // [B] f32 or s32
+  Tensor encoder_hidden_states;             // [B, L, cross_attention_dim]
+  Tensor text_embeds = {};                  // [B, P]   with addition_embed_type text_time
+  Tensor time_ids = {};                     // [B, 6]   likewise
+  std::vector<Tensor> down_residuals = {};  // ControlNet: added to the skips, in order
   Tensor mid_residual = {};
 };
 /// Prediction [B, H, W, out_channels], f32.

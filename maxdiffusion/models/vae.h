@@ -24,7 +24,7 @@ struct VaeConfig {
 };
 
 struct Posterior {
-  Tensor mean, logvar;   // [B, h, w, latent_channels], f32; logvar clipped to [−30, 20]
+  Tensor mean, logvar;  // [B, h, w, latent_channels], f32; logvar clipped to [−30, 20]
 };
 /// pixels: [B, H, W, 3] in [−1, 1]. Latents are unscaled; callers apply scaling_factor.
 Posterior vae_encode(const Scope& s, const VaeConfig& config, Tensor pixels);

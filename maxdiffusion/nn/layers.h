@@ -9,7 +9,7 @@ namespace md::nn {
 struct LinearOptions {
   int64_t out = 0;
   bool bias = true;
-  std::string in_axis, out_axis;       // logical axes of the weight [out, in]
+  std::string in_axis, out_axis;  // logical axes of the weight [out, in]
 };
 /// y = x·Wᵀ + b.   x: [..., in]   weight: [out, in]   bias: [out].
 Tensor linear(const Scope& s, Tensor x, LinearOptions o);
@@ -18,7 +18,7 @@ struct Conv2dOptions {
   int64_t out = 0, kernel = 3, stride = 1, padding = 1;
   bool bias = true;
   std::string in_axis = "conv_in", out_axis = "conv_out";
-  bool pad_right_bottom = false;       // zeros after only (the VAE encoder's downsampler)
+  bool pad_right_bottom = false;  // zeros after only (the VAE encoder's downsampler)
 };
 /// x: [B, H, W, in]   weight: [out, in, k, k].
 Tensor conv2d(const Scope& s, Tensor x, Conv2dOptions o);

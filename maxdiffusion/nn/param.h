@@ -16,7 +16,7 @@ namespace md {
 struct Init {
   enum class Kind { zeros, ones, constant, normal, uniform, truncated_normal };
   Kind kind = Kind::zeros;
-  double scale = 1;      // constant: the value; normal: standard deviation; uniform: bound
+  double scale = 1;  // constant: the value; normal: standard deviation; uniform: bound
   bool operator==(const Init&) const = default;
 };
 
@@ -26,20 +26,21 @@ inline Init ones() { return {Init::Kind::ones}; }
 inline Init constant(double v) { return {Init::Kind::constant, v}; }
 inline Init normal(double stddev) { return {Init::Kind::normal, stddev}; }
 inline Init uniform(double bound) { return {Init::Kind::uniform, bound}; }
-/// Truncated normal of variance 1/fan_in (LeCun); fan_in of a PyTorch-layout weight is the product of dims after the first.
+/// Truncated normal of variance 1/fan_in (LeCun); fan_in of a PyTorch-layout weight is the product of dims after the
+/// first.
 Init lecun_normal(const Dims& weight);
 }  // namespace init
 
 struct Param {
-  std::string path;       // "down_blocks.0.resnets.0.conv1.weight", as in the published files
-  Shape shape;            // with dtype of storage (key weights_dtype)
-  LogicalAxes axes;       // per dim, "" = none
+  std::string path;  // "down_blocks.0.resnets.0.conv1.weight", as in the published files
+  Shape shape;       // with dtype of storage (key weights_dtype)
+  LogicalAxes axes;  // per dim, "" = none
   Init init;
   bool trainable = true;
-  int64_t stacked = 0;    // n > 0: leading layer axis; path holds one '*' where the layer number goes
-  std::string model;      // "unet", "vae", "text_encoder", …: the folder of its file
-  Tensor value;           // the graph input
-  std::string input;      // its name: model + "/" + path
+  int64_t stacked = 0;  // n > 0: leading layer axis; path holds one '*' where the layer number goes
+  std::string model;    // "unet", "vae", "text_encoder", …: the folder of its file
+  Tensor value;         // the graph input
+  std::string input;    // its name: model + "/" + path
 };
 
 class ParamTable {
@@ -48,7 +49,7 @@ class ParamTable {
   /// Throws invalid_graph when the path exists already.
   Param& add(Param p);
   const Param* find(const std::string& input) const;
-  int64_t count() const;   // elements of all parameters
+  int64_t count() const;  // elements of all parameters
   int64_t count(const std::string& model) const;
 
  private:

@@ -14,12 +14,12 @@
 namespace md {
 
 struct ScopeOptions {
-  DType weights = DType::f32;        // storage of parameters (key weights_dtype)
-  DType activations = DType::f32;    // compute dtype given to layers (key activations_dtype)
+  DType weights = DType::f32;      // storage of parameters (key weights_dtype)
+  DType activations = DType::f32;  // compute dtype given to layers (key activations_dtype)
   Precision precision = Precision::default_;
   std::string attention = "dot_product";
   std::string remat = "NONE";
-  bool scan_layers = false;          // repeated blocks as one loop over stacked parameters
+  bool scan_layers = false;  // repeated blocks as one loop over stacked parameters
   bool trainable = true;
 };
 

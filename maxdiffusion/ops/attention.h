@@ -10,10 +10,10 @@
 namespace md {
 
 struct AttentionOptions {
-  std::string kernel = "dot_product";   // key `attention`; throws invalid_config with the known names
-  double scale = 0;                     // 0: 1/sqrt(D)
+  std::string kernel = "dot_product";  // key `attention`; throws invalid_config with the known names
+  double scale = 0;                    // 0: 1/sqrt(D)
   bool causal = false;
-  Tensor bias = {};                     // added to the logits, broadcast to [B, H, Lq, Lk]
+  Tensor bias = {};  // added to the logits, broadcast to [B, H, Lq, Lk]
   Precision precision = Precision::default_;
 };
 

@@ -22,12 +22,12 @@ class ScanStep {
   Graph* body_ = nullptr;
   Tensor index_;
   int64_t length_ = 0;
-  std::vector<std::pair<Tensor, Tensor>> slices_;   // (outer stacked, inner row)
+  std::vector<std::pair<Tensor, Tensor>> slices_;  // (outer stacked, inner row)
 };
 
 struct ScanResult {
-  std::vector<Tensor> carry;     // same shapes as the initial carry
-  std::vector<Tensor> stacked;   // each body value [..] comes out as [n, ..]
+  std::vector<Tensor> carry;    // same shapes as the initial carry
+  std::vector<Tensor> stacked;  // each body value [..] comes out as [n, ..]
 };
 using ScanBody = std::function<ScanResult(ScanStep& step, const std::vector<Tensor>& carry)>;
 

@@ -7,10 +7,10 @@
 namespace md {
 
 struct ConvOptions {
-  Dims stride = {};                 // per spatial axis; empty: 1
-  Dims pad_low = {}, pad_high = {}; // zeros before and after; empty: 0
-  Dims lhs_dilation = {};           // zeros inserted between input elements (transposed convolution)
-  Dims rhs_dilation = {};           // kernel dilation
+  Dims stride = {};                  // per spatial axis; empty: 1
+  Dims pad_low = {}, pad_high = {};  // zeros before and after; empty: 0
+  Dims lhs_dilation = {};            // zeros inserted between input elements (transposed convolution)
+  Dims rhs_dilation = {};            // kernel dilation
   int64_t groups = 1;
   Precision precision = Precision::default_;
   bool operator==(const ConvOptions&) const = default;

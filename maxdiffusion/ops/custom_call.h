@@ -9,9 +9,9 @@
 namespace md {
 
 struct CustomCall {
-  std::string target;             // the name it was registered under
+  std::string target;  // the name it was registered under
   std::vector<Shape> results;
-  std::string backend_config;     // inside of an MLIR dictionary: `scale = 1.0 : f32`
+  std::string backend_config;  // inside of an MLIR dictionary: `scale = 1.0 : f32`
   bool has_side_effect = false;
 };
 

@@ -11,7 +11,7 @@ enum class Precision { default_, high, highest };
 struct DotDims {
   Axes lhs_contract, rhs_contract, lhs_batch = {}, rhs_batch = {};
   Precision precision = Precision::default_;
-  DType out = DType::f32;   // set by dot()
+  DType out = DType::f32;  // set by dot()
   bool operator==(const DotDims&) const = default;
 };
 

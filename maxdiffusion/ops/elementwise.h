@@ -10,12 +10,12 @@ Tensor add(Tensor a, Tensor b);
 Tensor sub(Tensor a, Tensor b);
 Tensor mul(Tensor a, Tensor b);
 Tensor div(Tensor a, Tensor b);
-Tensor rem(Tensor a, Tensor b);            // sign of the dividend
+Tensor rem(Tensor a, Tensor b);  // sign of the dividend
 Tensor pow(Tensor a, Tensor b);
-Tensor maximum(Tensor a, Tensor b);        // at a tie the gradient is split evenly
+Tensor maximum(Tensor a, Tensor b);  // at a tie the gradient is split evenly
 Tensor minimum(Tensor a, Tensor b);
 Tensor atan2(Tensor y, Tensor x);
-Tensor bit_and(Tensor a, Tensor b);        // integers and pred
+Tensor bit_and(Tensor a, Tensor b);  // integers and pred
 Tensor bit_or(Tensor a, Tensor b);
 Tensor bit_xor(Tensor a, Tensor b);
 Tensor bit_not(Tensor a);
@@ -39,8 +39,8 @@ Tensor erf(Tensor x);
 Tensor erf_inv(Tensor x);
 Tensor floor(Tensor x);
 Tensor ceil(Tensor x);
-Tensor round(Tensor x);                    // half to even; gradient zero
-Tensor is_finite(Tensor x);                // pred
+Tensor round(Tensor x);      // half to even; gradient zero
+Tensor is_finite(Tensor x);  // pred
 Tensor square(Tensor x);
 Tensor clamp(Tensor x, double low, double high);
 
@@ -69,13 +69,13 @@ std::vector<Tensor> optimization_barrier(const std::vector<Tensor>& xs);
 
 // Activations (composites).
 Tensor relu(Tensor x);
-Tensor silu(Tensor x);                     // x·sigmoid(x)
-Tensor gelu(Tensor x);                     // exact: x·(1 + erf(x/√2))/2
-Tensor gelu_tanh(Tensor x);                // tanh approximation
-Tensor quick_gelu(Tensor x);               // x·sigmoid(1.702 x)
+Tensor silu(Tensor x);        // x·sigmoid(x)
+Tensor gelu(Tensor x);        // exact: x·(1 + erf(x/√2))/2
+Tensor gelu_tanh(Tensor x);   // tanh approximation
+Tensor quick_gelu(Tensor x);  // x·sigmoid(1.702 x)
 
 // Constants. `full_like` and friends take graph, shape and dtype of x.
-Tensor constant(Graph& g, double value, DType dtype = DType::f32);           // scalar
+Tensor constant(Graph& g, double value, DType dtype = DType::f32);  // scalar
 Tensor full(Graph& g, double value, Shape shape);
 Tensor full_like(Tensor x, double value);
 Tensor zeros_like(Tensor x);

@@ -26,17 +26,17 @@ class Rng {
   Tensor key_;
 };
 
-Tensor random_bits(Rng rng, Dims dims);                                  // u32
-Tensor random_uniform(Rng rng, Shape shape, double low = 0, double high = 1);   // [low, high)
-Tensor random_normal(Rng rng, Shape shape);                              // mean 0, variance 1; f32 inside
-Tensor random_integers(Rng rng, Dims dims, int64_t low, int64_t high);   // s32 in [low, high)
+Tensor random_bits(Rng rng, Dims dims);                                        // u32
+Tensor random_uniform(Rng rng, Shape shape, double low = 0, double high = 1);  // [low, high)
+Tensor random_normal(Rng rng, Shape shape);                                    // mean 0, variance 1; f32 inside
+Tensor random_integers(Rng rng, Dims dims, int64_t low, int64_t high);         // s32 in [low, high)
 
 /// The same generator on the host: word i of the stream of (seed, purpose). Used by initialisers and shuffles.
 class HostRng {
  public:
   HostRng(uint64_t seed, std::string_view purpose);
   uint32_t bits(uint64_t index) const;
-  double uniform(uint64_t index) const;    // [0, 1)
+  double uniform(uint64_t index) const;  // [0, 1)
   double normal(uint64_t index) const;
   uint64_t below(uint64_t index, uint64_t bound) const;
 

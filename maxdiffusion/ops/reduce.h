@@ -8,9 +8,9 @@ namespace md {
 
 Tensor sum(Tensor x, Axes axes = {}, bool keep = false);
 Tensor mean(Tensor x, Axes axes = {}, bool keep = false);
-Tensor max(Tensor x, Axes axes = {}, bool keep = false);      // gradient shared among ties
+Tensor max(Tensor x, Axes axes = {}, bool keep = false);  // gradient shared among ties
 Tensor min(Tensor x, Axes axes = {}, bool keep = false);
-Tensor all(Tensor x, Axes axes = {}, bool keep = false);      // pred
+Tensor all(Tensor x, Axes axes = {}, bool keep = false);  // pred
 Tensor any(Tensor x, Axes axes = {}, bool keep = false);
 /// Index (s32) of the largest element along `axis`, first on ties.
 Tensor argmax(Tensor x, int64_t axis);

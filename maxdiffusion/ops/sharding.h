@@ -29,6 +29,6 @@ Tensor reduce_scatter(Tensor x, const std::string& axis, int64_t dim);
 /// Device i sends to (i + shift) mod n along the axis.
 Tensor collective_permute(Tensor x, const std::string& axis, int64_t shift);
 Tensor all_to_all(Tensor x, const std::string& axis, int64_t split_dim, int64_t concat_dim);
-Tensor axis_index(Graph& g, const std::string& axis);   // s32 scalar
+Tensor axis_index(Graph& g, const std::string& axis);  // s32 scalar
 
 }  // namespace md

@@ -13,12 +13,12 @@ struct OptimConfig {
   double learning_rate = 1e-5;
   bool scale_lr = false;
   int64_t max_train_steps = 1500;
-  int64_t learning_rate_schedule_steps = -1;   // -1: max_train_steps
+  int64_t learning_rate_schedule_steps = -1;  // -1: max_train_steps
   double warmup_steps_fraction = 0.1;
   std::string lr_scheduler = "constant_with_warmup";
   double adam_b1 = 0.9, adam_b2 = 0.999, adam_eps = 1e-8, adam_weight_decay = 1e-2;
-  double max_grad_norm = 1.0;                  // ≤ 0: no clipping
-  double max_grad_value = 0;                   // ≤ 0: no clipping
+  double max_grad_norm = 1.0;  // ≤ 0: no clipping
+  double max_grad_value = 0;   // ≤ 0: no clipping
   template <class V>
   void visit(V&& v) {
     v("learning_rate", learning_rate, "peak step size");
@@ -42,8 +42,8 @@ Tensor learning_rate(const OptimConfig& config, Tensor step);
 double learning_rate(const OptimConfig& config, int64_t step);
 
 struct Update {
-  std::vector<Tensor> params, first_moments, second_moments;   // same shapes and dtypes as given
-  Tensor grad_norm;                                            // f32 scalar, before clipping
+  std::vector<Tensor> params, first_moments, second_moments;  // same shapes and dtypes as given
+  Tensor grad_norm;                                           // f32 scalar, before clipping
 };
 /// AdamW with clipping by value, then by global norm. `step` counts from 0. An empty gradient leaves its parameter
 /// and moments as they are. Arithmetic f32.

@@ -31,7 +31,7 @@ class Buffer {
   friend class Executable;
   Buffer(const Client* client, void* handle) : client_(client), handle_(handle) {}
   const Client* client_ = nullptr;
-  void* handle_ = nullptr;   // PJRT_Buffer*
+  void* handle_ = nullptr;  // PJRT_Buffer*
 };
 
 }  // namespace md::pjrt

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/graph/graph.h"
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/graph/graph.h"
 #include "maxdiffusion/mesh/mesh.h"
 #include "maxdiffusion/mesh/sharding.h"
 #include "maxdiffusion/pjrt/client.h"
@@ -66,7 +66,7 @@ class PendingArray {
  public:
   PendingArray() = default;
   bool ready() const;
-  HostArray wait();            // throws device on failure
+  HostArray wait();  // throws device on failure
   struct State;
   explicit PendingArray(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
@@ -77,8 +77,8 @@ class PendingArray {
 PendingArray fetch(const Devices& devices, const Array& a);
 
 struct CompileConfig {
-  std::string jax_cache_dir;         // executable cache on disk; "" = default folder, "off" = none
-  std::string xla_flags;             // extra "--xla_…=value" words
+  std::string jax_cache_dir;  // executable cache on disk; "" = default folder, "off" = none
+  std::string xla_flags;      // extra "--xla_…=value" words
   template <class V>
   void visit(V&& v) {
     v("jax_cache_dir", jax_cache_dir, "folder of the executable cache; empty: ~/.cache/maxdiffusion, off: none");
@@ -89,7 +89,7 @@ struct CompileConfig {
 struct CompileReport {
   double emit_seconds = 0, compile_seconds = 0, load_seconds = 0;
   bool from_cache = false;
-  int64_t program_bytes = 0;         // of StableHLO text
+  int64_t program_bytes = 0;  // of StableHLO text
 };
 /// Bytes per device, as the compiler plans them.
 struct MemoryPlan {
@@ -118,7 +118,7 @@ class Program {
 
   const CompileReport& report() const;
   std::optional<MemoryPlan> memory() const;
-  std::optional<double> flops() const;      // the compiler's own count for one run, one device
+  std::optional<double> flops() const;  // the compiler's own count for one run, one device
 
  private:
   friend Program compile(const Devices&, const Graph&, const CompileConfig&, const std::string&);

@@ -17,7 +17,7 @@ namespace md {
 struct NoiseSchedule {
   int64_t num_train_timesteps = 1000;
   std::vector<double> betas, alphas_cumprod;
-  std::string prediction_type = "epsilon";   // epsilon, v_prediction, sample
+  std::string prediction_type = "epsilon";  // epsilon, v_prediction, sample
 
   /// From scheduler_config.json (beta_start, beta_end, beta_schedule, trained_betas, rescale_betas_zero_snr,
   /// prediction_type). Throws invalid_config.
@@ -35,9 +35,9 @@ Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch);
 
 /// One row per call of the model; columns are the scheduler's own.
 struct SampleTable {
-  std::vector<double> timesteps;           // what the model is told
-  HostArray rows;                          // f32 [n, columns]
-  double init_noise_sigma = 1;             // initial latents = noise × this
+  std::vector<double> timesteps;  // what the model is told
+  HostArray rows;                 // f32 [n, columns]
+  double init_noise_sigma = 1;    // initial latents = noise × this
 };
 
 class Scheduler {

@@ -1,0 +1,142 @@
+#include "maxdiffusion/base/files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+namespace {
+
+std::atomic<WriteHook> write_hook = nullptr;
+
+[[noreturn]] void fail_io(std::string_view act, const std::string& path, int error = errno) {
+  fail(Code::io, "{} '{}': {}", act, path, std::strerror(error));
+}
+
+std::string folder_of(const std::string& path) {
+  std::string f = std::filesystem::path(path).parent_path().string();
+  return f.empty() ? "." : f;
+}
+
+void sync_folder(const std::string& folder) {
+  int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) fail_io("open folder", folder);
+  int rc = ::fsync(fd);
+  int error = errno;
+  ::close(fd);
+  if (rc != 0) fail_io("fsync folder", folder, error);
+}
+
+}  // namespace
+
+void set_write_hook(WriteHook hook) { write_hook = hook; }
+
+MappedFile map_file(const std::string& path) {
+  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) fail_io("open", path);
+  struct stat st {};
+  if (::fstat(fd, &st) != 0) {
+    int error = errno;
+    ::close(fd);
+    fail_io("stat", path, error);
+  }
+  MappedFile m;
+  m.size = static_cast<size_t>(st.st_size);
+  if (!S_ISREG(st.st_mode)) {
+    ::close(fd);
+    fail(Code::io, "read '{}': not a regular file", path);
+  }
+  if (m.size == 0) {
+    ::close(fd);
+    return m;
+  }
+  void* p = ::mmap(nullptr, m.size, PROT_READ, MAP_PRIVATE, fd, 0);
+  int error = errno;
+  ::close(fd);
+  if (p == MAP_FAILED) fail_io("map", path, error);
+  size_t size = m.size;
+  m.owner = std::shared_ptr<const void>(p, [size](const void* q) { ::munmap(const_cast<void*>(q), size); });
+  m.data = static_cast<const std::byte*>(p);
+  return m;
+}
+
+std::string read_file(const std::string& path) {
+  MappedFile m = map_file(path);
+  return std::string(reinterpret_cast<const char*>(m.data), m.size);
+}
+
+bool exists(const std::string& path) {
+  std::error_code ec;
+  return std::filesystem::exists(path, ec);
+}
+
+void make_folders(const std::string& path) {
+  std::error_code ec;
+  std::filesystem::create_directories(path, ec);
+  if (ec) fail(Code::io, "make folder '{}': {}", path, ec.message());
+}
+
+FileWriter::FileWriter(const std::string& path) : path_(path) {
+  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd_ < 0) fail_io("create", path);
+}
+
+FileWriter::~FileWriter() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void FileWriter::write(const void* data, size_t size) {
+  const char* p = static_cast<const char*>(data);
+  while (size > 0) {
+    size_t chunk = std::min<size_t>(size, size_t{64} << 20);
+    if (WriteHook hook = write_hook) hook(path_, chunk);
+    ssize_t n = ::write(fd_, p, chunk);
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      fail_io("write", path_);
+    }
+    p += n;
+    size -= static_cast<size_t>(n);
+  }
+}
+
+void FileWriter::close() {
+  if (::fsync(fd_) != 0) fail_io("fsync", path_);
+  int rc = ::close(fd_);
+  fd_ = -1;
+  if (rc != 0) fail_io("close", path_);
+}
+
+void rename_durable(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail_io("rename", from + "' to '" + to);
+  sync_folder(folder_of(to));
+}
+
+void write_file_atomic(const std::string& path, std::string_view content) {
+  std::string temporary = path + ".tmp-" + std::to_string(::getpid());
+  try {
+    FileWriter w(temporary);
+    w.write(content.data(), content.size());
+    w.close();
+    rename_durable(temporary, path);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+}
+
+std::string content_hash(std::string_view bytes) {
+  XXH128_hash_t h = XXH3_128bits(bytes.data(), bytes.size());
+  return fmt::format("{:016x}{:016x}", h.high64, h.low64);
+}
+
+}  // namespace md

@@ -1,0 +1,66 @@
+#include "maxdiffusion/base/host_array.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/half.h"
+
+namespace md {
+
+HostArray::HostArray(Shape shape) : shape_(std::move(shape)), owned_(true) {
+  size_t size = std::max<size_t>(bytes(), 1);
+  void* p = std::aligned_alloc(64, (size + 63) / 64 * 64);
+  check(p != nullptr, Code::out_of_memory, "array {}: no memory for {} bytes on the host", to_string(shape_), size);
+  owner_ = std::shared_ptr<const void>(p, [](const void* q) { std::free(const_cast<void*>(q)); });
+  data_ = static_cast<const std::byte*>(p);
+}
+
+HostArray::HostArray(Shape shape, std::shared_ptr<const void> owner, const void* data)
+    : shape_(std::move(shape)), owner_(std::move(owner)), data_(static_cast<const std::byte*>(data)) {}
+
+std::byte* HostArray::mutable_data() {
+  check(owned_, Code::internal, "array {}: borrowed bytes are read only", to_string(shape_));
+  return const_cast<std::byte*>(data_);
+}
+
+void HostArray::require_size(size_t element) const {
+  check(element == size_of(shape_.dtype), Code::internal, "array {}: viewed with elements of {} bytes",
+        to_string(shape_), element);
+}
+
+HostArray HostArray::reshaped(Dims dims) const {
+  HostArray a = *this;
+  a.shape_.dims = std::move(dims);
+  check(a.shape_.elements() == shape_.elements(), Code::internal, "array {}: cannot become {}", to_string(shape_),
+        to_string(a.shape_));
+  return a;
+}
+
+std::vector<double> HostArray::to_doubles() const {
+  std::vector<double> out(static_cast<size_t>(shape_.elements()));
+  const size_t step = size_of(shape_.dtype);
+  for (size_t i = 0; i < out.size(); ++i) out[i] = load_element(shape_.dtype, data_ + i * step);
+  return out;
+}
+
+HostArray HostArray::cast(DType to) const {
+  if (to == dtype()) return *this;
+  HostArray a(Shape{to, shape_.dims});
+  const size_t n = static_cast<size_t>(shape_.elements()), from_step = size_of(dtype()), to_step = size_of(to);
+  std::byte* out = a.mutable_data();
+  if (dtype() == DType::f32 && to == DType::bf16) {
+    auto in = view<float>();
+    auto bits = a.mutable_view<uint16_t>();
+    for (size_t i = 0; i < n; ++i) bits[i] = float_to_bf16(in[i]);
+  } else if (dtype() == DType::bf16 && to == DType::f32) {
+    auto in = view<uint16_t>();
+    auto values = a.mutable_view<float>();
+    for (size_t i = 0; i < n; ++i) values[i] = bf16_to_float(in[i]);
+  } else {
+    for (size_t i = 0; i < n; ++i) store_element(to, out + i * to_step, load_element(dtype(), data_ + i * from_step));
+  }
+  return a;
+}
+
+}  // namespace md
