@@ -20,4 +20,8 @@ inline constexpr const char* kNorm = "norm";
 inline constexpr const char* kVocab = "vocab";
 inline constexpr const char* kData = "data_batch";  // axis 0 of every batch array: over all mesh axes
 
+/// The whole vocabulary. A word without a rule leaves its axis whole; any other word must have a rule.
+inline constexpr const char* kAll[] = {kBatch, kConvBatch, kLength,  kKvLength,    kHeadsAct, kKv,   kEmbed, kHeads,
+                                       kMlp,   kConvIn,    kConvOut, kOutChannels, kHidden,   kNorm, kVocab, kData};
+
 }  // namespace md::axis

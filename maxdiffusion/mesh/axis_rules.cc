@@ -1,0 +1,154 @@
+// The rule table as data, and the one walk over it that turns logical names into mesh axes.
+
+#include "maxdiffusion/mesh/axis_rules.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <set>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/mesh/logical_axes.h"
+
+namespace md {
+namespace {
+
+constexpr const char* kForm = "a list of pairs [name, axis | [axes] | null], e.g. [['batch', 'data'], ['norm', null]]";
+
+bool is_null(const YAML::Node& n) { return n.IsNull() || (n.IsScalar() && n.Scalar() == "None"); }
+
+AxisRule parse_rule(const YAML::Node& pair, size_t index, const std::vector<std::string>& mesh_axes) {
+  check(pair.IsSequence() && pair.size() == 2 && pair[0].IsScalar(), Code::invalid_config,
+        "logical_axis_rules: entry {} is not a pair; expected {}", index, kForm);
+  AxisRule rule{pair[0].Scalar(), {}};
+  const YAML::Node& to = pair[1];
+  if (is_null(to)) return rule;
+  if (to.IsScalar()) {
+    rule.mesh.push_back(to.Scalar());
+  } else {
+    check(to.IsSequence(), Code::invalid_config, "logical_axis_rules: '{}' maps to a mapping; expected {}",
+          rule.logical, kForm);
+    for (const auto& axis : to) {
+      check(axis.IsScalar(), Code::invalid_config, "logical_axis_rules: '{}' has a nested list; expected {}",
+            rule.logical, kForm);
+      rule.mesh.push_back(axis.Scalar());
+    }
+  }
+  for (size_t i = 0; i < rule.mesh.size(); ++i) {
+    const auto& axis = rule.mesh[i];
+    check(std::find(mesh_axes.begin(), mesh_axes.end(), axis) != mesh_axes.end(), Code::invalid_config,
+          "logical_axis_rules: '{}' maps to the unknown mesh axis '{}'; mesh_axes are {}", rule.logical, axis,
+          fmt::join(mesh_axes, ", "));
+    check(std::count(rule.mesh.begin(), rule.mesh.end(), axis) == 1, Code::invalid_config,
+          "logical_axis_rules: '{}' names the mesh axis '{}' twice", rule.logical, axis);
+  }
+  return rule;
+}
+
+/// Where the table does not speak of it, a batch array is split as finely as its size allows.
+const std::vector<AxisRule>& batch_rules() {
+  static const std::vector<AxisRule> rules = {
+      {axis::kData, {"data", "fsdp", "context", "tensor"}},
+      {axis::kData, {"data", "fsdp"}},
+      {axis::kData, {"data"}},
+  };
+  return rules;
+}
+
+const std::set<std::string>& vocabulary() {
+  static const std::set<std::string> words(std::begin(axis::kAll), std::end(axis::kAll));
+  return words;
+}
+
+}  // namespace
+
+AxisRules AxisRules::parse(const std::string& yaml, const std::vector<std::string>& mesh_axes) {
+  std::string text = yaml;  // Python tuples read as lists
+  std::replace(text.begin(), text.end(), '(', '[');
+  std::replace(text.begin(), text.end(), ')', ']');
+  YAML::Node root;
+  try {
+    root = YAML::Load(text);
+  } catch (const YAML::Exception& e) {
+    fail(Code::invalid_config, "logical_axis_rules: {} at column {}; expected {}", e.msg, e.mark.column + 1, kForm);
+  }
+  check(root.IsSequence(), Code::invalid_config, "logical_axis_rules: not a list; expected {}", kForm);
+  std::vector<AxisRule> rules;
+  for (size_t i = 0; i < root.size(); ++i) rules.push_back(parse_rule(root[i], i, mesh_axes));
+  return AxisRules(std::move(rules));
+}
+
+AxisRules AxisRules::unet() {
+  return AxisRules({
+      {"batch", {"data"}},
+      {axis::kBatch, {"data", "fsdp"}},
+      {axis::kHeadsAct, {"tensor"}},
+      {axis::kKv, {"tensor"}},
+      {axis::kLength, {"context"}},
+      {axis::kMlp, {"tensor"}},
+      {axis::kEmbed, {"fsdp"}},
+      {axis::kHeads, {"tensor"}},
+      {axis::kConvBatch, {"data", "fsdp"}},
+      {axis::kOutChannels, {"tensor"}},
+      {axis::kConvOut, {"fsdp"}},
+  });
+}
+
+Sharding AxisRules::resolve(const Mesh& mesh, const std::vector<std::string>& names, const std::vector<int64_t>& dims,
+                            bool strict) const {
+  check(names.size() == dims.size(), Code::invalid_graph, "sharding: {} logical names [{}] for {} dims [{}]",
+        names.size(), fmt::join(names, ", "), dims.size(), fmt::join(dims, ","));
+  auto has_rule = [&](const std::string& name) {
+    return std::any_of(rules_.begin(), rules_.end(), [&](const AxisRule& r) { return r.logical == name; });
+  };
+  for (const auto& name : names) {
+    if (name.empty()) continue;
+    check(std::count(names.begin(), names.end(), name) == 1, Code::invalid_graph,
+          "sharding: the logical name '{}' appears twice in [{}]", name, fmt::join(names, ", "));
+    if (vocabulary().contains(name) || has_rule(name)) continue;
+    std::set<std::string> known = vocabulary();
+    for (const auto& r : rules_) known.insert(r.logical);
+    fail(Code::invalid_graph, "sharding: no rule for the logical name '{}'; known are {}", name,
+         fmt::join(known, ", "));
+  }
+
+  std::vector<AxisRule> walk = rules_;
+  if (!has_rule(axis::kData)) walk.insert(walk.end(), batch_rules().begin(), batch_rules().end());
+  Sharding out;
+  out.dims.resize(dims.size());
+  std::vector<bool> assigned(dims.size(), false);
+  std::vector<std::string> refused(dims.size());  // the last rule that did not divide, for the message
+  std::set<std::string> used;
+  for (const auto& rule : walk) {
+    const auto at = std::find(names.begin(), names.end(), rule.logical);
+    if (rule.logical.empty() || at == names.end()) continue;
+    const auto d = static_cast<size_t>(at - names.begin());
+    if (assigned[d]) continue;
+    std::vector<std::string> axes;
+    int64_t parts = 1;
+    for (const auto& a : rule.mesh) {
+      if (mesh.size(a) == 1) continue;
+      axes.push_back(a);
+      parts *= mesh.size(a);
+    }
+    if (std::any_of(axes.begin(), axes.end(), [&](const auto& a) { return used.contains(a); })) continue;
+    if (dims[d] % parts != 0) {
+      refused[d] = fmt::format("{} = {}", fmt::join(axes, " × "), parts);
+      continue;
+    }
+    used.insert(axes.begin(), axes.end());
+    out.dims[d] = std::move(axes);
+    assigned[d] = true;
+  }
+  if (strict) {
+    for (size_t d = 0; d < dims.size(); ++d)
+      check(assigned[d] || refused[d].empty(), Code::invalid_config,
+            "sharding: dim {} ('{}') of [{}] has size {}, which {} devices do not divide", d, names[d],
+            fmt::join(dims, ","), dims[d], refused[d]);
+  }
+  return out;
+}
+
+}  // namespace md

@@ -1,0 +1,154 @@
+#include "maxdiffusion/mesh/axis_rules.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/mesh/logical_axes.h"
+
+namespace md {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Axes = std::vector<std::string>;
+using Spec = std::vector<Axes>;
+
+const Axes kMesh = {"data", "fsdp", "context", "tensor"};
+
+Mesh mesh(int64_t data, int64_t fsdp, int64_t context, int64_t tensor) {
+  Topology t{.platform = "cpu", .device_kind = "cpu", .devices = {}};
+  for (int i = 0; i < data * fsdp * context * tensor; ++i) t.devices.push_back({.id = i, .coords = {}});
+  MeshConfig c;
+  c.ici_data_parallelism = data;
+  c.ici_fsdp_parallelism = fsdp;
+  c.ici_context_parallelism = context;
+  c.ici_tensor_parallelism = tensor;
+  return Mesh::make(c, t);
+}
+
+template <class F>
+std::string refusal(F f, Code code) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), code);
+    return e.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+TEST(AxisRules, ReadsYamlAndPythonAlike) {
+  for (const char* text : {"[['batch', 'data'], ['embed', ['fsdp', 'tensor']], ['norm', null]]",
+                           "[[batch, data], [embed, [fsdp, tensor]], [norm, ~]]",
+                           "(('batch', 'data'), ('embed', ('fsdp', 'tensor')), ('norm', None),)",
+                           "- ['batch', 'data']\n- ['embed', ['fsdp', 'tensor']]\n- ['norm', null]\n"}) {
+    const auto rules = AxisRules::parse(text, kMesh).rules();
+    ASSERT_EQ(rules.size(), 3u) << text;
+    EXPECT_EQ(rules[0].logical, "batch");
+    EXPECT_THAT(rules[0].mesh, ElementsAre("data"));
+    EXPECT_THAT(rules[1].mesh, ElementsAre("fsdp", "tensor"));
+    EXPECT_TRUE(rules[2].mesh.empty());
+  }
+}
+
+TEST(AxisRules, RefusesOtherForms) {
+  auto parse = [](const char* text) { return refusal([&] { AxisRules::parse(text, kMesh); }, Code::invalid_config); };
+  EXPECT_THAT(parse("embed"), HasSubstr("not a list"));
+  EXPECT_THAT(parse("[['embed']]"), HasSubstr("entry 0 is not a pair"));
+  EXPECT_THAT(parse("[['embed', {a: b}]]"), HasSubstr("'embed' maps to a mapping"));
+  EXPECT_THAT(parse("[['embed', [['fsdp']]]]"), HasSubstr("nested list"));
+  EXPECT_THAT(parse("[['embed', 'expert']]"), HasSubstr("unknown mesh axis 'expert'; mesh_axes are data, fsdp"));
+  EXPECT_THAT(parse("[['embed', ['fsdp', 'fsdp']]]"), HasSubstr("'fsdp' twice"));
+  EXPECT_THAT(parse("[['embed', 'fsdp'"), HasSubstr("logical_axis_rules"));
+}
+
+TEST(AxisRules, EarlierRulesWinAndAnAxisIsUsedOnce) {
+  const Mesh m = mesh(1, 2, 1, 2);
+  const auto rules = AxisRules::parse("[['heads', 'tensor'], ['mlp', 'tensor'], ['embed', 'fsdp']]", kMesh);
+  EXPECT_EQ(rules.resolve(m, {"embed", "heads"}, {8, 8}).dims, (Spec{{"fsdp"}, {"tensor"}}));
+  EXPECT_EQ(rules.resolve(m, {"mlp", "heads"}, {8, 8}).dims, (Spec{{}, {"tensor"}}));  // tensor went to heads
+}
+
+TEST(AxisRules, ALaterRuleOfTheSameNameIsTheFallback) {
+  const Mesh m = mesh(1, 2, 1, 4);
+  const auto rules = AxisRules::parse("[['heads', 'tensor'], ['embed', 'tensor'], ['embed', 'fsdp']]", kMesh);
+  EXPECT_EQ(rules.resolve(m, {"embed", "heads"}, {8, 8}).dims, (Spec{{"fsdp"}, {"tensor"}}));
+  EXPECT_EQ(rules.resolve(m, {"embed"}, {6}).dims, (Spec{{"fsdp"}}));  // 4 does not divide 6, 2 does
+}
+
+TEST(AxisRules, NullBlocksLaterRules) {
+  const auto rules = AxisRules::parse("[['embed', null], ['embed', 'fsdp']]", kMesh);
+  EXPECT_EQ(rules.resolve(mesh(1, 2, 1, 1), {"embed"}, {8}).dims, (Spec{{}}));
+}
+
+TEST(AxisRules, AxesOfSizeOneAreDropped) {
+  const auto rules = AxisRules::parse("[['embed', ['fsdp', 'tensor']]]", kMesh);
+  EXPECT_EQ(rules.resolve(mesh(2, 1, 1, 4), {"embed"}, {8}).dims, (Spec{{"tensor"}}));
+  EXPECT_TRUE(rules.resolve(Mesh::single(), {"embed"}, {7}).replicated());
+}
+
+TEST(AxisRules, ADimThatNothingDividesStaysWholeOrIsRefused) {
+  const auto rules = AxisRules::unet();
+  const Mesh m = mesh(1, 4, 1, 2);
+  EXPECT_TRUE(rules.resolve(m, {"embed"}, {6}).replicated());
+  EXPECT_THAT(refusal(
+                  [&] {
+                    rules.resolve(m, {"heads", "embed"}, {8, 6}, true);
+                  },
+                  Code::invalid_config),
+              HasSubstr("dim 1 ('embed') of [8,6] has size 6, which fsdp = 4 devices do not divide"));
+  EXPECT_NO_THROW(rules.resolve(m, {"norm", ""}, {7, 3}, true));  // no rule wants to split them
+}
+
+TEST(AxisRules, KnownWordsWithoutARuleStayWhole) {
+  const auto rules = AxisRules::parse("[['embed', 'fsdp']]", kMesh);
+  EXPECT_TRUE(rules.resolve(mesh(2, 2, 1, 1), {axis::kConvIn, "", axis::kHeads}, {8, 8, 8}).replicated());
+}
+
+TEST(AxisRules, UnknownAndRepeatedNamesAreRefused) {
+  const auto rules = AxisRules::unet();
+  EXPECT_THAT(refusal([&] { rules.resolve(Mesh::single(), {"embde"}, {8}); }, Code::invalid_graph),
+              ::testing::AllOf(HasSubstr("no rule for the logical name 'embde'"), HasSubstr("embed")));
+  EXPECT_THAT(refusal(
+                  [&] {
+                    rules.resolve(Mesh::single(), {"embed", "embed"}, {8, 8});
+                  },
+                  Code::invalid_graph),
+              HasSubstr("'embed' appears twice"));
+  EXPECT_THAT(refusal(
+                  [&] {
+                    rules.resolve(Mesh::single(), {"embed"}, {8, 8});
+                  },
+                  Code::invalid_graph),
+              HasSubstr("1 logical names [embed] for 2 dims [8,8]"));
+}
+
+TEST(AxisRules, BatchArraysAreSplitAsFinelyAsTheyDivide) {
+  const auto rules = AxisRules::unet();
+  const Mesh m = mesh(2, 2, 1, 2);
+  EXPECT_EQ(rules.resolve(m, {axis::kData, ""}, {8, 3}).dims, (Spec{{"data", "fsdp", "tensor"}, {}}));
+  EXPECT_EQ(rules.resolve(m, {axis::kData, ""}, {4, 3}).dims, (Spec{{"data", "fsdp"}, {}}));
+  EXPECT_EQ(rules.resolve(m, {axis::kData, ""}, {2, 3}).dims, (Spec{{"data"}, {}}));
+  EXPECT_TRUE(rules.resolve(m, {axis::kData, ""}, {3, 3}).replicated());
+  EXPECT_THAT(refusal([&] { rules.resolve(m, {axis::kData}, {3}, true); }, Code::invalid_config),
+              HasSubstr("has size 3, which data = 2 devices do not divide"));
+  const auto own = AxisRules::parse("[['data_batch', 'fsdp']]", kMesh);
+  EXPECT_EQ(own.resolve(m, {axis::kData}, {8}).dims, (Spec{{"fsdp"}}));
+}
+
+TEST(AxisRules, UnetTableSplitsAttentionAndConvolutions) {
+  const auto rules = AxisRules::unet();
+  const Mesh m = mesh(2, 2, 1, 2);
+  EXPECT_EQ(rules.resolve(m, {axis::kHeads, axis::kEmbed}, {64, 64}).dims, (Spec{{"tensor"}, {"fsdp"}}));
+  EXPECT_EQ(rules.resolve(m, {axis::kConvOut, axis::kConvIn, "", ""}, {64, 32, 3, 3}).dims,
+            (Spec{{"fsdp"}, {}, {}, {}}));
+  EXPECT_EQ(rules.resolve(m, {axis::kConvBatch, "", "", axis::kOutChannels}, {4, 8, 8, 64}).dims,
+            (Spec{{"data", "fsdp"}, {}, {}, {"tensor"}}));
+  EXPECT_EQ(rules.resolve(mesh(1, 1, 4, 2), {axis::kBatch, axis::kLength, axis::kHeadsAct}, {4, 16, 64}).dims,
+            (Spec{{}, {"context"}, {"tensor"}}));
+}
+
+}  // namespace
+}  // namespace md
