@@ -1,11 +1,12 @@
 // Configuration: a flat mapping of typed keys from YAML, a parent file (`base:`), and key=value words; structs declare
 // their keys with `visit(v)`, calling v("key", member, "meaning") for each.
-// Source: ../shared/spec/config.md sections 2–4. Parsing has no side effects.
+// A declared member is also its key's type. Nothing here knows any particular key.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,30 +14,49 @@ namespace md {
 
 /// One key's text and where it came from ("configs/a.yml:12" or "command line").
 struct ConfigValue {
-  std::string text;  // scalar text, or YAML/JSON flow text of a list or mapping
+  enum class Kind { plain, quoted, list, mapping, word };  // word: command-line text, typed by its key alone
+  std::string text;                                        // scalar text, or flow text of a list or mapping
   std::string where;
-  bool is_null = false;
+  Kind kind = Kind::plain;
+  bool is_null = false;  // YAML's null; a command-line "null" is decided by the key's type
 };
 
 /// Raw keys of one run, merged: parents first, then the file, then overrides (the last wins).
+/// A list or mapping replaces the parent's whole value.
 class ConfigSource {
  public:
-  /// Throws invalid_config: unreadable file, not a mapping, cyclic `base:`, an override without '='.
+  /// `base: other.yml` in a file names its parent, relative to that file. A key written twice in one file is logged as
+  /// a warning, the last wins. Throws invalid_config: unreadable file, not a mapping, cyclic `base:`, an override
+  /// without '='. Overrides are split at their first '='.
   static ConfigSource load(const std::string& file, const std::vector<std::string>& overrides);
+  /// The same from text; `base:` is then relative to the working folder.
   static ConfigSource from_text(const std::string& yaml, const std::vector<std::string>& overrides = {});
   const std::map<std::string, ConfigValue>& values() const { return values_; }
 
  private:
+  void merge_file(const std::string& file, std::vector<std::string> chain);
+  void merge_text(const std::string& yaml, const std::string& file, const std::vector<std::string>& chain);
+  void merge_words(const std::vector<std::string>& overrides);
+
   std::map<std::string, ConfigValue> values_;
+};
+
+/// A value kept as it is written: any YAML (a table of axis rules, say), as one line of flow text. Its reader parses
+/// it.
+struct YamlText {
+  std::string text;
+  bool operator==(const YamlText&) const = default;
 };
 
 /// One key as declared by a struct.
 struct ConfigKey {
-  std::string name, meaning, type, value;  // value: printed as YAML flow text
-  std::function<void(const ConfigValue&)> set;
+  std::string name, meaning, type;
+  std::function<void(const ConfigValue&)> set;  // throws invalid_config for a value of another type
+  std::function<std::string()> print;           // the present value as YAML flow text
 };
 
-/// Collects the keys of structs: `KeyList keys; keys.add(optim); keys.add(mesh); keys.assign(source);`
+/// Collects the keys of structs, which must outlive it: `KeyList keys; keys.add(optim); keys.add(mesh);
+/// keys.assign(source);`
 class KeyList {
  public:
   template <class T>
@@ -53,12 +73,20 @@ class KeyList {
   void key(const char* name, bool& m, const char* meaning);
   void key(const char* name, int64_t& m, const char* meaning);
   void key(const char* name, double& m, const char* meaning);
-  void key(const char* name, std::string& m, const char* meaning);
+  void key(const char* name, std::string& m, const char* meaning);             // YAML null: empty
+  void key(const char* name, std::optional<int64_t>& m, const char* meaning);  // null: none
+  void key(const char* name, std::optional<double>& m, const char* meaning);
   void key(const char* name, std::vector<std::string>& m, const char* meaning);
   void key(const char* name, std::vector<int64_t>& m, const char* meaning);
-  void key(const char* name, std::map<std::string, std::string>& m, const char* meaning);  // values as flow text
+  void key(const char* name, std::vector<double>& m, const char* meaning);
+  /// Scalars as their bare text, nested lists and mappings as flow text.
+  void key(const char* name, std::map<std::string, std::string>& m, const char* meaning);
+  void key(const char* name, YamlText& m, const char* meaning);
 
  private:
+  /// Keeps one key; declaring a name twice is an internal error.
+  void declare(ConfigKey key);
+
   std::vector<ConfigKey> keys_;
 };
 

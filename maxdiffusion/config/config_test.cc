@@ -1,0 +1,372 @@
+#include "maxdiffusion/config/config.h"
+
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <random>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Sample {
+  bool flag = false;
+  int64_t steps = 10;
+  double rate = 1e-5;
+  std::string run_name;
+  std::optional<int64_t> limit;
+  std::optional<double> share;
+  std::vector<std::string> axes = {"data", "fsdp"};
+  std::vector<int64_t> sizes;
+  std::vector<double> ratios;
+  std::map<std::string, std::string> bias;
+  YamlText rules;
+
+  template <class V>
+  void visit(V&& v) {
+    v("enable_profiler", flag, "a switch");
+    v("max_train_steps", steps, "a count");
+    v("learning_rate", rate, "a number");
+    v("run_name", run_name, "a text");
+    v("limit", limit, "a count or none");
+    v("share", share, "a number or none");
+    v("mesh_axes", axes, "texts");
+    v("sizes", sizes, "counts");
+    v("ratios", ratios, "numbers");
+    v("timestep_bias", bias, "a mapping");
+    v("logical_axis_rules", rules, "any YAML");
+  }
+  bool operator==(const Sample&) const = default;
+};
+
+Sample parse(const std::string& yaml, const std::vector<std::string>& words = {}) {
+  Sample s;
+  KeyList keys;
+  keys.add(s);
+  keys.assign(ConfigSource::from_text(yaml, words));
+  return s;
+}
+
+std::string print(Sample s) {
+  KeyList keys;
+  keys.add(s);
+  return keys.to_yaml();
+}
+
+/// The whole text of the error that parsing throws.
+std::string refusal(const std::string& yaml, const std::vector<std::string>& words = {}) {
+  try {
+    parse(yaml, words);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    return e.what();
+  }
+  return "accepted";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+class ConfigFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("md_config_" + std::to_string(::getpid()));
+    fs::create_directories(folder_ / "sub");
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string write(const std::string& name, const std::string& text) {
+    std::ofstream(folder_ / name) << text;
+    return (folder_ / name).string();
+  }
+  fs::path folder_;
+};
+
+TEST(Config, ReadsEveryType) {
+  Sample s = parse(R"(
+# a comment
+enable_profiler: True
+max_train_steps: 1_500
+learning_rate: 4.25e-6
+run_name: 'it''s a run'
+limit: 7
+share: 0.5
+mesh_axes: ['data', "fsdp", context,   # over several lines
+            tensor,]
+sizes: [1, -2]
+ratios: [1, 2.5]
+timestep_bias: {strategy: "later", multiplier: 2.0, deep: {a: [1, x y]}}
+logical_axis_rules: [['batch', 'data'], ['embed', ['fsdp', 'tensor']], ['norm', null]]
+)");
+  EXPECT_TRUE(s.flag);
+  EXPECT_EQ(s.steps, 1500);
+  EXPECT_EQ(s.rate, 4.25e-6);
+  EXPECT_EQ(s.run_name, "it's a run");
+  EXPECT_EQ(s.limit, 7);
+  EXPECT_EQ(s.share, 0.5);
+  EXPECT_EQ(s.axes, (std::vector<std::string>{"data", "fsdp", "context", "tensor"}));
+  EXPECT_EQ(s.sizes, (std::vector<int64_t>{1, -2}));
+  EXPECT_EQ(s.ratios, (std::vector<double>{1, 2.5}));
+  EXPECT_EQ(s.bias.at("strategy"), "later");
+  EXPECT_EQ(s.bias.at("multiplier"), "2.0");
+  EXPECT_EQ(s.bias.at("deep"), "{a: [1, \"x y\"]}");
+  EXPECT_EQ(s.rules.text, R"([["batch", "data"], ["embed", ["fsdp", "tensor"]], ["norm", null]])");
+}
+
+TEST(Config, EmptyTextKeepsDefaults) {
+  EXPECT_EQ(parse(""), Sample());
+  EXPECT_EQ(parse("# nothing but a comment\n"), Sample());
+}
+
+TEST(Config, BooleansAreYaml11InAnyCase) {
+  for (std::string t : {"true", "True", "TRUE", "tRuE", "yes", "Yes", "on", "ON"}) {
+    EXPECT_TRUE(parse("enable_profiler: " + t).flag) << t;
+    EXPECT_TRUE(parse("", {"enable_profiler=" + t}).flag) << t;
+  }
+  for (std::string t : {"false", "FALSE", "no", "No", "off"}) {
+    EXPECT_FALSE(parse("enable_profiler: true", {"enable_profiler=" + t}).flag) << t;
+  }
+  for (std::string t : {"1", "0", "maybe", "t", ""}) {
+    EXPECT_NE(refusal("", {"enable_profiler=" + t}), "accepted") << t;
+  }
+}
+
+TEST(Config, FloatsNeedNoPoint) {
+  for (std::string t : {"1e-8", "1.e-8", "1.0e-8", "1E-8", "+1e-8", "0.00000001"}) {
+    EXPECT_EQ(parse("learning_rate: " + t).rate, 1e-8) << t;
+    EXPECT_EQ(parse("", {"learning_rate=" + t}).rate, 1e-8) << t;
+  }
+  EXPECT_EQ(parse("learning_rate: 1").rate, 1.0);
+  EXPECT_EQ(parse("learning_rate: -.5").rate, -0.5);
+  EXPECT_EQ(parse("learning_rate: -.inf").rate, -std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(std::isnan(parse("learning_rate: .nan").rate));
+}
+
+TEST(Config, NumbersThatAreNoNumbersAreRefused) {
+  for (std::string t : {"1e", "1.5.2", "one", "0x10", "--1", "+-1", "1_", "1 2", "", "1e999999"}) {
+    EXPECT_NE(refusal("", {"learning_rate=" + t}), "accepted") << t;
+  }
+  for (std::string t : {"1.0", "1e3", "9223372036854775808", "0x10", "++1", "_1", "", "null"}) {
+    EXPECT_NE(refusal("", {"max_train_steps=" + t}), "accepted") << t;
+  }
+}
+
+TEST(Config, NullClearsOptionalKeysOnly) {
+  for (std::string t : {"null", "None", "none", "~", "NULL"}) {
+    EXPECT_EQ(parse("limit: 3", {"limit=" + t}).limit, std::nullopt) << t;
+    EXPECT_EQ(parse("share: " + t).share, std::nullopt) << t;
+  }
+  EXPECT_EQ(parse("run_name: null").run_name, "");
+  EXPECT_EQ(parse("run_name: None").run_name, "None");  // to YAML this is a word
+  EXPECT_EQ(parse("run_name: 'null'").run_name, "null");
+  EXPECT_EQ(parse("", {"run_name=null"}).run_name, "null");
+  EXPECT_TRUE(contains(refusal("max_train_steps: null"), "max_train_steps is `null`"));
+}
+
+TEST(Config, TextOnTheCommandLineIsTakenAsItIs) {
+  EXPECT_EQ(parse("", {"run_name='a'"}).run_name, "'a'");
+  EXPECT_EQ(parse("", {"run_name=[a"}).run_name, "[a");
+  EXPECT_EQ(parse("", {"run_name="}).run_name, "");
+  EXPECT_EQ(parse("run_name: 123").run_name, "123");
+}
+
+TEST(Config, OverridesSplitAtTheFirstEqualsSign) { EXPECT_EQ(parse("", {"run_name=a=b=c"}).run_name, "a=b=c"); }
+
+TEST(Config, TheLastOverrideWins) {
+  EXPECT_EQ(parse("run_name: zero", {"run_name=one", "run_name=two"}).run_name, "two");
+}
+
+TEST(Config, AWordWithoutEqualsSignIsNamed) {
+  EXPECT_TRUE(contains(refusal("", {"max_train_steps"}), "'max_train_steps' is not of the form key=value"));
+  EXPECT_TRUE(contains(refusal("", {"=5"}), "'=5'"));
+}
+
+TEST(Config, OverridesUnderstandPythonLiterals) {
+  Sample s = parse("", {"mesh_axes=('a', \"b (c)\",)", "sizes=[1, 2,]", "ratios=(0.5,)",
+                        "timestep_bias={'strategy': 'later', \"multiplier\":2.0,'on':True, 'none': None,}",
+                        "logical_axis_rules=(('batch', ('data', 'fsdp')), ('norm', None))"});
+  EXPECT_EQ(s.axes, (std::vector<std::string>{"a", "b (c)"}));
+  EXPECT_EQ(s.sizes, (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(s.ratios, (std::vector<double>{0.5}));
+  EXPECT_EQ(s.bias, (std::map<std::string, std::string>{
+                        {"strategy", "later"}, {"multiplier", "2.0"}, {"on", "true"}, {"none", "null"}}));
+  EXPECT_EQ(s.rules.text, R"([["batch", ["data", "fsdp"]], ["norm", null]])");
+}
+
+TEST(Config, AMappingOverrideReplacesTheWhole) {
+  Sample s = parse("timestep_bias: {strategy: none, begin: 0}", {R"(timestep_bias={"strategy":"later"})"});
+  EXPECT_EQ(s.bias, (std::map<std::string, std::string>{{"strategy", "later"}}));
+}
+
+TEST(Config, UnknownKeyNamesPlaceAndNearestKey) {
+  std::string message = refusal("run_name: a\nlearning_rat: 1e-4\n");
+  EXPECT_TRUE(contains(message, "text:2")) << message;
+  EXPECT_TRUE(contains(message, "`learning_rat`")) << message;
+  EXPECT_TRUE(contains(message, "did you mean `learning_rate`?")) << message;
+  message = refusal("", {"max_steps=5"});
+  EXPECT_TRUE(contains(message, "command line")) << message;
+  message = refusal("zzzzzzzz: 1");
+  EXPECT_FALSE(contains(message, "did you mean")) << message;
+}
+
+TEST(Config, WrongTypeNamesPlaceKeyTextAndExpectation) {
+  std::string message = refusal("run_name: a\n\nmax_train_steps: many\n");
+  EXPECT_EQ(message, "config: text:3: max_train_steps is `many`, expected a whole number");
+  EXPECT_TRUE(contains(refusal("max_train_steps: '5'"), "quoted"));
+  EXPECT_TRUE(contains(refusal("learning_rate: [1]"), "learning_rate is `[1]`, expected a number"));
+  EXPECT_TRUE(contains(refusal("run_name: [1]"), "expected text"));
+  EXPECT_TRUE(contains(refusal("run_name: {a: 1}"), "expected text"));
+  EXPECT_TRUE(contains(refusal("mesh_axes: data"), "expected a list of texts"));
+  EXPECT_TRUE(contains(refusal("mesh_axes: [[a]]"), "expected a list of texts"));
+  EXPECT_TRUE(contains(refusal("sizes: [1, 2.5]"), "expected a list of whole numbers"));
+  EXPECT_TRUE(contains(refusal("sizes: [1, '2']"), "expected a list of whole numbers"));
+  EXPECT_TRUE(contains(refusal("timestep_bias: [1]"), "expected a mapping"));
+  EXPECT_TRUE(contains(refusal("", {"timestep_bias=later"}), "command line: timestep_bias is `later`"));
+  EXPECT_TRUE(contains(refusal("", {"mesh_axes=['a'"}), "expected a list"));
+  EXPECT_TRUE(contains(refusal("", {"logical_axis_rules=[["}), "expected"));
+}
+
+TEST(Config, BrokenYamlNamesTheLine) {
+  std::string message = refusal("run_name: a\nlimit: [1, 2\n");
+  EXPECT_TRUE(contains(message, "text:")) << message;
+  EXPECT_TRUE(contains(message, "is not YAML")) << message;
+  EXPECT_TRUE(contains(refusal("- a\n- b\n"), "a list at its top level"));
+  EXPECT_TRUE(contains(refusal("just words"), "a single value at its top level"));
+  EXPECT_TRUE(contains(refusal("[1, 2]: 3"), "a key must be a word"));
+}
+
+TEST_F(ConfigFiles, ChildReplacesParentRelativeToItsOwnFolder) {
+  write("base.yml", "run_name: base\nmax_train_steps: 1\ntimestep_bias: {a: 1, b: 2}\n");
+  write("sub/middle.yml", "base: ../base.yml\nlimit: 4\nmax_train_steps: 2\n");
+  std::string leaf = write("leaf.yml", "timestep_bias: {a: 3}\nbase: sub/middle.yml\n");
+  Sample s;
+  KeyList keys;
+  keys.add(s);
+  ConfigSource source = ConfigSource::load(leaf, {"limit=5"});
+  keys.assign(source);
+  EXPECT_EQ(s.run_name, "base");
+  EXPECT_EQ(s.steps, 2);
+  EXPECT_EQ(s.limit, 5);
+  EXPECT_EQ(s.bias, (std::map<std::string, std::string>{{"a", "3"}}));
+  EXPECT_EQ(source.values().at("max_train_steps").where, (folder_ / "sub/middle.yml").string() + ":3");
+  EXPECT_EQ(source.values().count("base"), 0u);
+}
+
+TEST_F(ConfigFiles, CircleNamesTheChain) {
+  write("b.yml", "base: sub/c.yml\n");
+  write("sub/c.yml", "base: ../a.yml\n");
+  std::string a = write("a.yml", "base: b.yml\n");
+  try {
+    ConfigSource::load(a, {});
+    FAIL();
+  } catch (const Error& e) {
+    std::string in = folder_.string();
+    EXPECT_TRUE(contains(e.what(), in + "/a.yml → " + in + "/b.yml → " + in + "/sub/c.yml → " + in + "/a.yml"))
+        << e.what();
+  }
+}
+
+TEST_F(ConfigFiles, MissingFilesAreNamed) {
+  std::string child = write("child.yml", "base: nowhere.yml\n");
+  try {
+    ConfigSource::load(child, {});
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    EXPECT_TRUE(contains(e.what(), "nowhere.yml")) << e.what();
+    EXPECT_TRUE(contains(e.what(), "named by `base:` in " + child)) << e.what();
+  }
+  EXPECT_THROW(ConfigSource::load((folder_ / "none.yml").string(), {}), Error);
+  EXPECT_THROW(ConfigSource::load(folder_.string(), {}), Error);
+}
+
+TEST_F(ConfigFiles, KeyWrittenTwiceWarnsWithBothLines) {
+  std::string file = write("twice.yml", "limit: 1\nrun_name: a\nlimit: 2\n");
+  testing::internal::CaptureStderr();
+  ConfigSource source = ConfigSource::load(file, {"run_name=b", "run_name=c"});
+  std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(source.values().at("limit").text, "2");
+  EXPECT_TRUE(contains(log, "limit is written twice: " + file + ":1 and " + file + ":3")) << log;
+  EXPECT_FALSE(contains(log, "run_name")) << log;
+}
+
+TEST(Config, PrintedTextReadsBack) {
+  std::mt19937_64 rng(1);
+  auto number = [&](uint64_t n) { return static_cast<int64_t>(rng() % n); };
+  const std::vector<std::string> awkward = {
+      "",     "1",       "-1",     "1e-8", "0x10", "12:30:45", "2024-01-01", "true",   "No",  "null",
+      "~",    "None",    "y",      "- a",  "a: b", "a #b",     "#b",         "'",      "\"",  "\\",
+      "[a]",  "{a: 1}",  "[a",     "(1,)", " a ",  "a\nb",     "a\tb",       "@x",     "`x`", "%x",
+      "!tag", "&anchor", "*alias", "|",    ">",    "?",        "=",          ".inf",   "nan", "été",
+      "日本", "🍎",       "\x7f",   "a,b",  "---",  "...",      "base",       "/a/b.c", "<<",  "\x01"};
+  auto text = [&] {
+    if (number(2)) return awkward[number(awkward.size())];
+    std::string s;
+    for (int64_t i = number(12); i > 0; --i) s += static_cast<char>(' ' + number(95));
+    return s;
+  };
+  auto real = [&] {
+    double d;
+    do {
+      uint64_t bits = rng();
+      std::memcpy(&d, &bits, sizeof d);
+    } while (std::isnan(d));
+    return number(2) ? d : static_cast<double>(number(100));
+  };
+  for (int round = 0; round < 2000; ++round) {
+    Sample s;
+    s.flag = number(2);
+    s.steps = static_cast<int64_t>(rng());
+    s.rate = real();
+    s.run_name = text();
+    if (number(2)) s.limit = static_cast<int64_t>(rng());
+    if (number(2)) s.share = real();
+    s.axes.clear();
+    for (int64_t i = number(4); i > 0; --i) s.axes.push_back(text());
+    for (int64_t i = number(4); i > 0; --i) s.sizes.push_back(static_cast<int64_t>(rng()));
+    for (int64_t i = number(4); i > 0; --i) s.ratios.push_back(real());
+    for (int64_t i = number(4); i > 0; --i) s.bias[text()] = text();
+    Sample other =
+        parse("", {"logical_axis_rules=[['a', [b, 1, true, null, '2']], {x: " + std::to_string(round) + "}]"});
+    if (number(2)) s.rules = other.rules;
+    std::string yaml = print(s);
+    ASSERT_EQ(parse(yaml), s) << yaml;
+    ASSERT_EQ(print(parse(yaml)), yaml);
+  }
+}
+
+TEST(Config, PrintedTextIsSortedAndPlainWherePossible) {
+  Sample s = parse("timestep_bias: {strategy: later, portion: 0.25}\nlearning_rate: 2");
+  std::string yaml = print(s);
+  EXPECT_TRUE(contains(yaml, "learning_rate: 2.0\n")) << yaml;
+  EXPECT_TRUE(contains(yaml, "mesh_axes: [data, fsdp]\n")) << yaml;
+  EXPECT_TRUE(contains(yaml, "timestep_bias: {portion: 0.25, strategy: later}\n")) << yaml;
+  EXPECT_LT(yaml.find("enable_profiler"), yaml.find("limit"));
+}
+
+TEST(Config, DeclaringAKeyTwiceIsOurOwnError) {
+  Sample s;
+  KeyList keys;
+  keys.add(s);
+  EXPECT_THROW(keys.add(s), Error);
+}
+
+TEST(Nearest, FindsTyposAndKeepsSilentOtherwise) {
+  std::vector<std::string> known = {"learning_rate", "max_train_steps", "seed", "height"};
+  EXPECT_EQ(nearest("learnign_rate", known), "learning_rate");
+  EXPECT_EQ(nearest("max_train_step", known), "max_train_steps");
+  EXPECT_EQ(nearest("--seed", known), "seed");
+  EXPECT_EQ(nearest("sede", known), "seed");
+  EXPECT_EQ(nearest("guidance", known), "");
+  EXPECT_EQ(nearest("x", known), "");
+}
+
+}  // namespace
+}  // namespace md

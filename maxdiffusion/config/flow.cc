@@ -1,0 +1,148 @@
+#include "maxdiffusion/config/flow.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+namespace md {
+namespace {
+
+std::string lower(std::string s) {
+  std::transform(s.begin(), s.end(), s.begin(), [](unsigned char c) { return std::tolower(c); });
+  return s;
+}
+
+/// Python's tuples as lists: parentheses outside quotes become brackets.
+std::string brackets_for_parentheses(std::string text) {
+  char quote = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    char& c = text[i];
+    if (quote) {
+      if (c == '\\' && quote == '"')
+        ++i;
+      else if (c == quote)
+        quote = 0;
+    } else if (c == '"' || c == '\'') {
+      quote = c;
+    } else if (c == '(') {
+      c = '[';
+    } else if (c == ')') {
+      c = ']';
+    }
+  }
+  return text;
+}
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (unsigned char c : text) {
+    if (c == '"' || c == '\\')
+      out += fmt::format("\\{}", static_cast<char>(c));
+    else if (c == '\n')
+      out += "\\n";
+    else if (c == '\t')
+      out += "\\t";
+    else if (c < 0x20 || c == 0x7f)
+      out += fmt::format("\\x{:02x}", c);
+    else
+      out += static_cast<char>(c);
+  }
+  return out + "\"";
+}
+
+/// Letters, digits and signs that mean nothing to YAML wherever they stand. Whatever starts like a number is left out:
+/// hexadecimal, base-60 and date forms are numbers to some readers.
+bool is_bare_word(const std::string& text) {
+  if (text.empty() || (!std::isalpha(static_cast<unsigned char>(text[0])) && text[0] != '/')) return false;
+  return std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) || c == '_' || c == '/' || c == '.' || c == '-' || c == '+';
+  });
+}
+
+}  // namespace
+
+YAML::Node parse_flow(const std::string& text) {
+  bool starts_list = !text.empty() && (text.front() == '(' || text.front() == '[' || text.front() == '{');
+  return YAML::Load(starts_list ? brackets_for_parentheses(text) : text);
+}
+
+bool is_quoted(const YAML::Node& scalar) { return scalar.Tag() == "!"; }
+
+std::string print_string(const std::string& text) {
+  bool has_meaning =
+      read_double(text) || read_bool(text) || reads_as_null(text) || lower(text) == "y" || lower(text) == "n";
+  return is_bare_word(text) && !has_meaning ? text : quoted(text);
+}
+
+std::string print_flow(const YAML::Node& node) {
+  switch (node.Type()) {
+    case YAML::NodeType::Scalar: {
+      const std::string& text = node.Scalar();
+      if (is_quoted(node)) return quoted(text);
+      if (text == "None") return "null";
+      if (text == "True" || text == "TRUE") return "true";
+      if (text == "False" || text == "FALSE") return "false";
+      bool plain_token = read_double(text) || read_bool(text);  // keeps its type
+      return plain_token ? text : print_string(text);
+    }
+    case YAML::NodeType::Sequence: {
+      std::string out;
+      for (const auto& item : node) out += (out.empty() ? "" : ", ") + print_flow(item);
+      return "[" + out + "]";
+    }
+    case YAML::NodeType::Map: {
+      std::string out;
+      for (const auto& item : node) {
+        out += (out.empty() ? "" : ", ") + print_flow(item.first) + ": " + print_flow(item.second);
+      }
+      return "{" + out + "}";
+    }
+    default: return "null";
+  }
+}
+
+std::optional<bool> read_bool(const std::string& text) {
+  std::string t = lower(text);
+  if (t == "true" || t == "yes" || t == "on") return true;
+  if (t == "false" || t == "no" || t == "off") return false;
+  return std::nullopt;
+}
+
+std::optional<int64_t> read_int(const std::string& text) {
+  std::string t = text;
+  if (!t.empty() && t.front() == '+') t.erase(0, 1);
+  if (t.empty() || t.front() == '_' || t.back() == '_' || t.front() == '+') return std::nullopt;
+  std::erase(t, '_');
+  int64_t value = 0;
+  auto [end, error] = std::from_chars(t.data(), t.data() + t.size(), value);
+  if (error != std::errc() || end != t.data() + t.size()) return std::nullopt;
+  return value;
+}
+
+std::optional<double> read_double(const std::string& text) {
+  std::string t = lower(text);
+  double sign = 1;
+  if (!t.empty() && (t.front() == '+' || t.front() == '-')) {
+    sign = t.front() == '-' ? -1 : 1;
+    t.erase(0, 1);
+  }
+  if (t == "inf" || t == ".inf") return sign * std::numeric_limits<double>::infinity();
+  if (t == "nan" || t == ".nan") return std::numeric_limits<double>::quiet_NaN();
+  if (t.empty() || (!std::isdigit(static_cast<unsigned char>(t[0])) && t[0] != '.')) return std::nullopt;
+  if (t.back() != '_') std::erase(t, '_');
+  double value = 0;
+  auto [end, error] = std::from_chars(t.data(), t.data() + t.size(), value);
+  if (error != std::errc() || end != t.data() + t.size()) return std::nullopt;
+  return sign * value;
+}
+
+bool reads_as_null(const std::string& text) {
+  std::string t = lower(text);
+  return t.empty() || t == "~" || t == "null" || t == "none";
+}
+
+}  // namespace md

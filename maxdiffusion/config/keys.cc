@@ -1,0 +1,255 @@
+// Typed keys: one reader and one printer per member type, and the messages for keys and values that do not fit.
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/config/config.h"
+#include "maxdiffusion/config/flow.h"
+
+namespace md {
+namespace {
+
+using Kind = ConfigValue::Kind;
+
+bool is_scalar(const ConfigValue& v) { return v.kind == Kind::plain || v.kind == Kind::quoted || v.kind == Kind::word; }
+/// Numbers and booleans must not be quoted in YAML.
+bool is_unquoted(const ConfigValue& v) { return v.kind == Kind::plain || v.kind == Kind::word; }
+bool is_none(const ConfigValue& v) { return is_unquoted(v) && (v.is_null || reads_as_null(v.text)); }
+
+[[noreturn]] void wrong_type(const std::string& name, const ConfigValue& v, const char* expected) {
+  std::string found = v.is_null ? "null" : v.kind == Kind::quoted ? '"' + v.text + '"' : v.text;
+  Error error(Code::invalid_config, fmt::format("config: {}: {} is `{}`, expected {}", v.where, name, found, expected));
+  if (v.kind == Kind::quoted) error.note("it is quoted, which makes it text");
+  throw error;
+}
+
+/// The value as YAML. Only command-line text can be malformed here.
+YAML::Node parsed(const std::string& name, const ConfigValue& v, const char* expected) {
+  try {
+    return parse_flow(v.text);
+  } catch (const YAML::Exception&) {
+    wrong_type(name, v, expected);
+  }
+}
+
+/// A list whose items `read` accepts; items with quotes are offered to `read` only if `quotes` says so.
+template <class T, class Read>
+std::vector<T> read_list(const std::string& name, const ConfigValue& v, const char* expected, bool quotes, Read read) {
+  if (v.kind == Kind::plain || v.kind == Kind::quoted || v.kind == Kind::mapping) wrong_type(name, v, expected);
+  YAML::Node node = parsed(name, v, expected);
+  if (!node.IsSequence()) wrong_type(name, v, expected);
+  std::vector<T> out;
+  for (const auto& item : node) {
+    if (!item.IsScalar() || (is_quoted(item) && !quotes)) wrong_type(name, v, expected);
+    std::optional<T> value = read(item.Scalar());
+    if (!value) wrong_type(name, v, expected);
+    out.push_back(*value);
+  }
+  return out;
+}
+
+template <class T, class Print>
+std::string print_list(const std::vector<T>& list, Print print) {
+  std::string out;
+  for (const auto& item : list) out += (out.empty() ? "" : ", ") + print(item);
+  return "[" + out + "]";
+}
+
+std::string print_bool(bool b) { return b ? "true" : "false"; }
+std::string print_int(int64_t i) { return std::to_string(i); }
+/// Shortest text that reads back to the same double; always told from a whole number.
+std::string print_double(double d) {
+  std::string text = fmt::format("{}", d);
+  if (text == "inf" || text == "-inf") return text == "inf" ? ".inf" : "-.inf";
+  if (text == "nan" || text == "-nan") return ".nan";
+  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+}
+
+/// A member of a mapping: a scalar without its quotes, Python's words as YAML's, anything else as flow text.
+std::string bare_text(const YAML::Node& node) {
+  if (!node.IsScalar() || is_quoted(node)) return node.IsScalar() ? node.Scalar() : print_flow(node);
+  std::string flow = print_flow(node);
+  return flow.front() == '"' ? node.Scalar() : flow;
+}
+
+/// Whether bare_text gives `text` back when it is printed without quotes: numbers, true, null, lists, mappings.
+bool keeps_its_text(const std::string& text) {
+  bool scalar = read_double(text) || text == "true" || text == "false" || text == "null";
+  if (scalar || text.empty() || (text.front() != '[' && text.front() != '{')) return scalar;
+  try {
+    YAML::Node node = parse_flow(text);
+    return !node.IsScalar() && print_flow(node) == text;
+  } catch (const YAML::Exception&) {
+    return false;
+  }
+}
+
+/// Edit distance with neighbours swapped counted as one edit.
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
+  for (size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    for (size_t j = 1; j <= b.size(); ++j) {
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
+}  // namespace
+
+void KeyList::declare(ConfigKey key) {
+  for (const auto& k : keys_) check(k.name != key.name, Code::internal, "config: key {} is declared twice", key.name);
+  keys_.push_back(std::move(key));
+}
+
+void KeyList::key(const char* name, bool& m, const char* meaning) {
+  declare({name, meaning, "true or false",
+           [name, &m](const ConfigValue& v) {
+             auto value = is_unquoted(v) ? read_bool(v.text) : std::nullopt;
+             value ? void(m = *value) : wrong_type(name, v, "true or false");
+           },
+           [&m] { return print_bool(m); }});
+}
+
+void KeyList::key(const char* name, int64_t& m, const char* meaning) {
+  declare({name, meaning, "a whole number",
+           [name, &m](const ConfigValue& v) {
+             auto value = is_unquoted(v) ? read_int(v.text) : std::nullopt;
+             value ? void(m = *value) : wrong_type(name, v, "a whole number");
+           },
+           [&m] { return print_int(m); }});
+}
+
+void KeyList::key(const char* name, double& m, const char* meaning) {
+  declare({name, meaning, "a number",
+           [name, &m](const ConfigValue& v) {
+             auto value = is_unquoted(v) ? read_double(v.text) : std::nullopt;
+             value ? void(m = *value) : wrong_type(name, v, "a number");
+           },
+           [&m] { return print_double(m); }});
+}
+
+void KeyList::key(const char* name, std::string& m, const char* meaning) {
+  declare({name, meaning, "text",
+           [name, &m](const ConfigValue& v) {
+             if (!is_scalar(v) && !v.is_null) wrong_type(name, v, "text");
+             m = v.is_null ? "" : v.text;
+           },
+           [&m] { return print_string(m); }});
+}
+
+void KeyList::key(const char* name, std::optional<int64_t>& m, const char* meaning) {
+  declare({name, meaning, "a whole number or null",
+           [name, &m](const ConfigValue& v) {
+             auto value = is_unquoted(v) ? read_int(v.text) : std::nullopt;
+             if (!value && !is_none(v)) wrong_type(name, v, "a whole number or null");
+             m = value;
+           },
+           [&m] { return m ? print_int(*m) : "null"; }});
+}
+
+void KeyList::key(const char* name, std::optional<double>& m, const char* meaning) {
+  declare({name, meaning, "a number or null",
+           [name, &m](const ConfigValue& v) {
+             auto value = is_unquoted(v) ? read_double(v.text) : std::nullopt;
+             if (!value && !is_none(v)) wrong_type(name, v, "a number or null");
+             m = value;
+           },
+           [&m] { return m ? print_double(*m) : "null"; }});
+}
+
+void KeyList::key(const char* name, std::vector<std::string>& m, const char* meaning) {
+  constexpr auto kType = "a list of texts, as in ['a', 'b']";
+  declare({name, meaning, kType,
+           [name, &m](const ConfigValue& v) {
+             m = read_list<std::string>(name, v, kType, true, [](const std::string& s) { return std::optional(s); });
+           },
+           [&m] { return print_list(m, print_string); }});
+}
+
+void KeyList::key(const char* name, std::vector<int64_t>& m, const char* meaning) {
+  constexpr auto kType = "a list of whole numbers, as in [1, 2]";
+  declare({name, meaning, kType,
+           [name, &m](const ConfigValue& v) { m = read_list<int64_t>(name, v, kType, false, read_int); },
+           [&m] { return print_list(m, print_int); }});
+}
+
+void KeyList::key(const char* name, std::vector<double>& m, const char* meaning) {
+  constexpr auto kType = "a list of numbers, as in [1.0, 2.5]";
+  declare({name, meaning, kType,
+           [name, &m](const ConfigValue& v) { m = read_list<double>(name, v, kType, false, read_double); },
+           [&m] { return print_list(m, print_double); }});
+}
+
+void KeyList::key(const char* name, std::map<std::string, std::string>& m, const char* meaning) {
+  constexpr auto kType = "a mapping, as in {\"a\": 1, \"b\": 2}";
+  declare({name, meaning, kType,
+           [name, &m](const ConfigValue& v) {
+             if (v.kind != Kind::mapping && v.kind != Kind::word) wrong_type(name, v, kType);
+             YAML::Node node = parsed(name, v, kType);
+             if (!node.IsMap()) wrong_type(name, v, kType);
+             m.clear();
+             for (const auto& item : node) {
+               if (!item.first.IsScalar()) wrong_type(name, v, kType);
+               m[item.first.Scalar()] = bare_text(item.second);
+             }
+           },
+           [&m] {
+             std::string out;
+             for (const auto& [k, value] : m) {
+               out += (out.empty() ? "" : ", ") + print_string(k) + ": " +
+                      (keeps_its_text(value) ? value : print_string(value));
+             }
+             return "{" + out + "}";
+           }});
+}
+
+void KeyList::key(const char* name, YamlText& m, const char* meaning) {
+  declare(
+      {name, meaning, "any YAML",
+       [name, &m](const ConfigValue& v) {
+         m.text = is_none(v) ? "" : v.kind == Kind::quoted ? print_string(v.text) : print_flow(parsed(name, v, "YAML"));
+       },
+       [&m] { return m.text.empty() ? "null" : m.text; }});
+}
+
+void KeyList::assign(const ConfigSource& source) {
+  for (const auto& [name, value] : source.values()) {
+    auto key = std::find_if(keys_.begin(), keys_.end(), [&](const ConfigKey& k) { return k.name == name; });
+    if (key != keys_.end()) {
+      key->set(value);
+      continue;
+    }
+    Error error(Code::invalid_config, fmt::format("config: {}: there is no key `{}`", value.where, name));
+    std::vector<std::string> names;
+    for (const auto& k : keys_) names.push_back(k.name);
+    if (std::string near = nearest(name, names); !near.empty()) error.note(fmt::format("did you mean `{}`?", near));
+    throw error;
+  }
+}
+
+std::string KeyList::to_yaml() const {
+  std::map<std::string, std::string> lines;
+  for (const auto& k : keys_) lines[k.name] = k.print();
+  std::string out;
+  for (const auto& [name, value] : lines) out += name + ": " + value + "\n";
+  return out;
+}
+
+std::string nearest(const std::string& word, const std::vector<std::string>& known) {
+  // A third of the letters may differ, at least two: beyond that a guess is noise.
+  size_t best = std::max<size_t>(2, word.size() / 3) + 1;
+  std::string found;
+  for (const auto& k : known) {
+    size_t distance = edit_distance(word, k);
+    if (distance < best && distance < std::max(word.size(), k.size())) best = distance, found = k;
+  }
+  return found;
+}
+
+}  // namespace md
