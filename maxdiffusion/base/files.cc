@@ -19,7 +19,13 @@ namespace {
 std::atomic<WriteHook> write_hook = nullptr;
 
 [[noreturn]] void fail_io(std::string_view act, const std::string& path, int error = errno) {
-  fail(Code::io, "{} '{}': {}", act, path, std::strerror(error));
+  Error e(Code::io, fmt::format("{} '{}': {}", act, path, std::strerror(error)));
+  if (error == ENOSPC || error == EDQUOT) e.note("try: free space on the disk that holds this path, then run again");
+  throw e;
+}
+
+void call_hook(const std::string& path, size_t bytes) {
+  if (WriteHook hook = write_hook) hook(path, bytes);
 }
 
 std::string folder_of(const std::string& path) {
@@ -27,7 +33,12 @@ std::string folder_of(const std::string& path) {
   return f.empty() ? "." : f;
 }
 
+}  // namespace
+
+void set_write_hook(WriteHook hook) { write_hook = hook; }
+
 void sync_folder(const std::string& folder) {
+  call_hook(folder, 0);
   int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) fail_io("open folder", folder);
   int rc = ::fsync(fd);
@@ -35,10 +46,6 @@ void sync_folder(const std::string& folder) {
   ::close(fd);
   if (rc != 0) fail_io("fsync folder", folder, error);
 }
-
-}  // namespace
-
-void set_write_hook(WriteHook hook) { write_hook = hook; }
 
 MappedFile map_file(const std::string& path) {
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -85,8 +92,8 @@ void make_folders(const std::string& path) {
   if (ec) fail(Code::io, "make folder '{}': {}", path, ec.message());
 }
 
-FileWriter::FileWriter(const std::string& path) : path_(path) {
-  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+FileWriter::FileWriter(const std::string& path, Open how) : path_(path) {
+  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (how == Open::append ? O_APPEND : O_TRUNC), 0644);
   if (fd_ < 0) fail_io("create", path);
 }
 
@@ -98,7 +105,7 @@ void FileWriter::write(const void* data, size_t size) {
   const char* p = static_cast<const char*>(data);
   while (size > 0) {
     size_t chunk = std::min<size_t>(size, size_t{64} << 20);
-    if (WriteHook hook = write_hook) hook(path_, chunk);
+    call_hook(path_, chunk);
     ssize_t n = ::write(fd_, p, chunk);
     if (n < 0) {
       if (errno == EINTR) continue;
@@ -110,6 +117,7 @@ void FileWriter::write(const void* data, size_t size) {
 }
 
 void FileWriter::close() {
+  call_hook(path_, 0);
   if (::fsync(fd_) != 0) fail_io("fsync", path_);
   int rc = ::close(fd_);
   fd_ = -1;
@@ -117,6 +125,7 @@ void FileWriter::close() {
 }
 
 void rename_durable(const std::string& from, const std::string& to) {
+  call_hook(to, 0);
   if (::rename(from.c_str(), to.c_str()) != 0) fail_io("rename", from + "' to '" + to);
   sync_folder(folder_of(to));
 }

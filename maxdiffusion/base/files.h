@@ -16,12 +16,15 @@ void make_folders(const std::string& path);
 /// Replaces `path` by a whole new file: temporary name in the same folder, fsync, rename, fsync of the folder.
 void write_file_atomic(const std::string& path, std::string_view content);
 
-/// Appends to a file under construction. close() fsyncs. Destruction without close() leaves a partial file behind
-/// under the name given, so give a temporary one.
+/// Writes a file in order. close() fsyncs. Destruction without close() leaves what was written under the name given, so
+/// give a temporary one where a reader must never see a part. A full disk is io, naming the path.
 class FileWriter {
  public:
-  explicit FileWriter(const std::string& path);
+  enum class Open { truncate, append };
+  explicit FileWriter(const std::string& path, Open how = Open::truncate);
   ~FileWriter();
+  FileWriter(const FileWriter&) = delete;
+  FileWriter& operator=(const FileWriter&) = delete;
   void write(const void* data, size_t size);
   void close();
 
@@ -31,6 +34,8 @@ class FileWriter {
 };
 /// rename(2) and fsync of the folder it lands in.
 void rename_durable(const std::string& from, const std::string& to);
+/// Makes the names inside a folder survive a power cut.
+void sync_folder(const std::string& folder);
 
 struct MappedFile {
   std::shared_ptr<const void> owner;
@@ -42,7 +47,8 @@ MappedFile map_file(const std::string& path);
 /// Hash of bytes (xxHash3, 128 bits) as 32 hex digits; for caches and fingerprints.
 std::string content_hash(std::string_view bytes);
 
-/// Test hook: called before each write of `bytes` to `path`; throw to fail it (as a full disk would).
+/// Test hook: called before each write of `bytes` to `path`, and with 0 bytes before each fsync (of a file or folder)
+/// and rename (with the new name); throw to fail it, as a full disk would.
 using WriteHook = void (*)(const std::string& path, size_t bytes);
 void set_write_hook(WriteHook hook);
 

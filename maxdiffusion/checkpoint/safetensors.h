@@ -27,11 +27,13 @@ class SafetensorsReader {
   std::map<std::string, std::string> metadata_, files_;
 };
 
-/// Writes one file, to a temporary name, fsynced, renamed. Throws io (disk full: what was there stays).
+/// Writes one file, to a temporary name, fsynced, renamed. Throws io (disk full: what was there stays). The default
+/// metadata is what transformers asks for before it loads a file.
 void write_safetensors(const std::string& path, const std::map<std::string, HostArray>& tensors,
-                       const std::map<std::string, std::string>& metadata = {});
+                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 /// Writes `stem.safetensors`, or shards `stem-00001-of-0000N.safetensors` with `stem.safetensors.index.json` when the
-/// arrays exceed `max_shard_bytes`.
+/// arrays exceed `max_shard_bytes`; a tensor is never split. Files of an earlier write of this stem that the new one
+/// does not name are removed last.
 void write_sharded_safetensors(const std::string& folder, const std::string& stem,
                                const std::map<std::string, HostArray>& tensors,
                                int64_t max_shard_bytes = 10'000'000'000);

@@ -1,0 +1,23 @@
+#include "maxdiffusion/base/temporary_folder.h"
+
+#include <stdlib.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+
+TemporaryFolder::TemporaryFolder() {
+  path_ = (std::filesystem::temp_directory_path() / "maxdiffusion-XXXXXX").string();
+  check(::mkdtemp(path_.data()) != nullptr, Code::io, "make temporary folder '{}': {}", path_, std::strerror(errno));
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ec;
+  std::filesystem::remove_all(path_, ec);
+}
+
+}  // namespace md

@@ -1,0 +1,22 @@
+// A folder for one test or one piece of scratch work, removed with everything in it at the end of its scope.
+#pragma once
+
+#include <string>
+
+namespace md {
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::string& path() const { return path_; }
+  /// "<folder>/<name>".
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace md

@@ -1,0 +1,252 @@
+// The reading side: a header is a claim about the file, and every claim is checked before a byte is used.
+// The writing side is safetensors_writer.cc.
+#include "maxdiffusion/checkpoint/safetensors.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/checkpoint/safetensors_dtype.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+static_assert(std::endian::native == std::endian::little, "safetensors are little-endian and are used as they lie");
+
+constexpr uint64_t kMaxHeader = 100'000'000;  // the reference implementation's limit, bytes
+constexpr size_t kLengthBytes = 8;
+
+[[noreturn]] void refuse(const std::string& file, std::string what) {
+  throw Error(Code::io, fmt::format("read '{}': {}", file, what))
+      .note("try: fetch or write the file again; it is damaged or is not a safetensors file");
+}
+
+/// JSON in which no object names a key twice at `unique_depth` or above; nlohmann would keep the last one silently.
+Json parse_unique(const std::string& file, std::string_view text, int unique_depth) {
+  std::vector<std::set<std::string>> seen(static_cast<size_t>(unique_depth) + 1);
+  auto note_key = [&](int depth, Json::parse_event_t event, Json& value) {
+    if (depth > unique_depth + 1) return true;
+    if (event == Json::parse_event_t::object_start && depth <= unique_depth) seen[static_cast<size_t>(depth)].clear();
+    if (event == Json::parse_event_t::key && depth >= 1) {
+      auto key = value.get<std::string>();
+      if (!seen[static_cast<size_t>(depth - 1)].insert(key).second)
+        refuse(file, fmt::format("the header names '{}' twice", key));
+    }
+    return true;
+  };
+  try {
+    return Json::parse(text, note_key);
+  } catch (const Json::parse_error& e) {
+    refuse(file, fmt::format("the header is not JSON: {}", e.what()));
+  }
+}
+
+uint64_t whole_number(const std::string& file, const std::string& tensor, const Json& j, const char* what) {
+  if (!j.is_number_unsigned())
+    refuse(file, fmt::format("tensor '{}': {} is {}, not a whole number of 0 or more", tensor, what, j.dump()));
+  return j.get<uint64_t>();
+}
+
+struct Entry {
+  std::string name;
+  Shape shape;
+  uint64_t begin = 0, end = 0;  // bytes from the start of the data
+};
+
+Entry parse_entry(const std::string& file, const std::string& name, const Json& j) {
+  Entry e{.name = name};
+  if (!j.is_object()) refuse(file, fmt::format("tensor '{}': its header entry is {}, not an object", name, j.dump()));
+  for (const char* key : {"dtype", "shape", "data_offsets"})
+    if (!j.contains(key)) refuse(file, fmt::format("tensor '{}': its header entry has no '{}'", name, key));
+  const Json &dtype = j["dtype"], &shape = j["shape"], &offsets = j["data_offsets"];
+  auto known = dtype.is_string() ? from_safetensors(dtype.get<std::string>()) : std::nullopt;
+  if (!known) refuse(file, fmt::format("tensor '{}': unknown dtype {}", name, dtype.dump()));
+  e.shape.dtype = *known;
+  if (!shape.is_array()) refuse(file, fmt::format("tensor '{}': shape is {}, not a list", name, shape.dump()));
+  uint64_t bytes = size_of(*known);
+  for (const Json& d : shape) {
+    uint64_t n = whole_number(file, name, d, "a size in shape");
+    if (n > INT64_MAX || __builtin_mul_overflow(bytes, n, &bytes) || bytes > INT64_MAX)
+      refuse(file, fmt::format("tensor '{}': shape {} does not fit into memory", name, shape.dump()));
+    e.shape.dims.push_back(static_cast<int64_t>(n));
+  }
+  if (!offsets.is_array() || offsets.size() != 2)
+    refuse(file, fmt::format("tensor '{}': data_offsets is {}, not [begin, end]", name, offsets.dump()));
+  e.begin = whole_number(file, name, offsets[0], "data_offsets");
+  e.end = whole_number(file, name, offsets[1], "data_offsets");
+  if (e.end < e.begin || e.end - e.begin != bytes)
+    refuse(file, fmt::format("tensor '{}': {} {} takes {} bytes, but data_offsets [{}, {}] do not span that", name,
+                             dtype.get<std::string>(), shape.dump(), bytes, e.begin, e.end));
+  return e;
+}
+
+/// The data must be covered by the tensors without hole or overlap, to the last byte, as the reference demands.
+void check_layout(const std::string& file, std::vector<Entry>& entries, uint64_t data_bytes) {
+  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
+  uint64_t at = 0;
+  for (const Entry& e : entries) {
+    if (e.end > data_bytes)
+      refuse(file, fmt::format("truncated: tensor '{}' ends at byte {} of the data, but the file holds {}", e.name,
+                               e.end, data_bytes));
+    if (e.begin < at)
+      refuse(file, fmt::format("tensor '{}' at bytes [{}, {}] overlaps the one before it, which ends at {}", e.name,
+                               e.begin, e.end, at));
+    if (e.begin > at)
+      refuse(file, fmt::format("tensor '{}' begins at byte {}, leaving a hole after byte {}", e.name, e.begin, at));
+    at = e.end;
+  }
+  if (at != data_bytes)
+    refuse(file, fmt::format("{} bytes follow the last tensor, which ends at byte {}", data_bytes - at, at));
+}
+
+struct OneFile {
+  std::map<std::string, HostArray> tensors;
+  std::map<std::string, std::string> metadata;
+};
+
+OneFile read_one(const std::string& file) {
+  MappedFile m = map_file(file);
+  if (m.size < kLengthBytes) refuse(file, fmt::format("truncated: {} bytes hold no header length", m.size));
+  uint64_t header = 0;
+  std::memcpy(&header, m.data, kLengthBytes);
+  if (header > kMaxHeader)
+    refuse(file, fmt::format("header of {} bytes is over the limit of {} bytes", header, kMaxHeader));
+  if (header > m.size - kLengthBytes)
+    refuse(file, fmt::format("truncated: header of {} bytes in a file of {} bytes", header, m.size));
+  std::string_view text(reinterpret_cast<const char*>(m.data) + kLengthBytes, header);
+  if (text.empty() || text[0] != '{') refuse(file, "the header does not begin with '{'");
+  Json j = parse_unique(file, text, 1);
+
+  OneFile out;
+  std::vector<Entry> entries;
+  for (const auto& [name, value] : j.items()) {
+    if (name != "__metadata__") {
+      entries.push_back(parse_entry(file, name, value));
+      continue;
+    }
+    if (!value.is_object()) refuse(file, "__metadata__ is not an object");
+    for (const auto& [k, v] : value.items()) {
+      if (!v.is_string()) refuse(file, fmt::format("__metadata__ '{}' is {}, not a text", k, v.dump()));
+      out.metadata[k] = v.get<std::string>();
+    }
+  }
+  check_layout(file, entries, m.size - kLengthBytes - header);
+  const std::byte* data = m.data + kLengthBytes + header;
+  for (Entry& e : entries) {
+    const std::byte* at = data + e.begin;
+    if (reinterpret_cast<uintptr_t>(at) % size_of(e.shape.dtype) == 0) {
+      out.tensors.emplace(e.name, HostArray(std::move(e.shape), m.owner, at));
+    } else {  // writers before 0.3 did not align the data; typed views need it
+      HostArray copy(std::move(e.shape));
+      std::memcpy(copy.mutable_data(), at, copy.bytes());
+      out.tensors.emplace(e.name, std::move(copy));
+    }
+  }
+  return out;
+}
+
+std::map<std::string, std::string> read_weight_map(const std::string& file) {
+  std::string text = read_file(file);
+  Json j = parse_unique(file, text, 2);
+  auto found = j.is_object() ? j.find("weight_map") : j.end();
+  if (found == j.end() || !found->is_object()) refuse(file, "the index has no 'weight_map'");
+  std::map<std::string, std::string> shard_of;
+  for (const auto& [name, shard] : found->items()) {
+    if (!shard.is_string())
+      refuse(file, fmt::format("the index gives {} for '{}', not a file name", shard.dump(), name));
+    auto s = shard.get<std::string>();
+    // A shard lies beside its index: anything else could name any file of this machine.
+    if (s.empty() || s == "." || s == ".." || s.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
+      refuse(file, fmt::format("the index gives '{}' for '{}'; a shard must be a file beside the index", s, name));
+    shard_of[name] = s;
+  }
+  return shard_of;
+}
+
+bool ends_with(const std::string& s, std::string_view end) {
+  return s.size() >= end.size() && std::string_view(s).substr(s.size() - end.size()) == end;
+}
+
+/// The file of a folder that holds its weights, or an error that says what lies there instead.
+std::string find_in_folder(const std::string& folder) {
+  for (const char* stem : {"diffusion_pytorch_model", "model"})
+    for (const char* suffix : {".safetensors", ".safetensors.index.json"})
+      if (auto p = fs::path(folder) / (std::string(stem) + suffix); exists(p)) return p;
+  std::vector<std::string> here;
+  std::error_code ec;
+  for (const auto& f : fs::directory_iterator(folder, ec)) here.push_back(f.path().filename());
+  std::sort(here.begin(), here.end());
+  Error e(Code::io, fmt::format("read '{}': the folder holds no diffusion_pytorch_model.safetensors, "
+                                "model.safetensors or an index of one",
+                                folder));
+  auto first = [&](auto&& is) { return std::find_if(here.begin(), here.end(), is); };
+  if (auto f = first([](auto& s) { return s == "model_index.json"; }); f != here.end()) {
+    e.note("try: this is a whole pipeline; name one of its folders, such as unet, vae or text_encoder");
+  } else if (f = first([](auto& s) { return ends_with(s, ".safetensors") || ends_with(s, ".safetensors.index.json"); });
+             f != here.end()) {
+    e.note(fmt::format("try: '{}' is there (another variant or name); give the path of that file itself", *f));
+  } else if (f = first(
+                 [](auto& s) { return ends_with(s, ".bin") || ends_with(s, ".msgpack") || ends_with(s, ".ckpt"); });
+             f != here.end()) {
+    e.note(fmt::format("try: '{}' is not read here; convert it to safetensors with diffusers' save_pretrained", *f));
+  } else {
+    e.note(here.empty() ? std::string("found: nothing")
+                        : fmt::format("found: {}",
+                                      fmt::join(here.begin(), here.begin() + std::min<long>(here.size(), 10), ", ")));
+  }
+  throw e;
+}
+
+}  // namespace
+
+SafetensorsReader SafetensorsReader::open(const std::string& path) {
+  SafetensorsReader r;
+  const std::string file = fs::is_directory(path) ? find_in_folder(path) : path;
+  if (!ends_with(file, ".index.json")) {
+    OneFile one = read_one(file);
+    for (const auto& [name, array] : one.tensors) r.files_[name] = file;
+    r.tensors_ = std::move(one.tensors);
+    r.metadata_ = std::move(one.metadata);
+    return r;
+  }
+  std::map<std::string, OneFile> shards;
+  for (const auto& [name, shard] : read_weight_map(file)) {
+    const std::string shard_path = fs::path(file).parent_path() / shard;
+    auto it = shards.find(shard);
+    if (it == shards.end()) {
+      if (!exists(shard_path)) refuse(file, fmt::format("the index names shard '{}', which is missing", shard));
+      it = shards.emplace(shard, read_one(shard_path)).first;
+      r.metadata_.insert(it->second.metadata.begin(), it->second.metadata.end());
+    }
+    auto tensor = it->second.tensors.find(name);
+    if (tensor == it->second.tensors.end())
+      refuse(file, fmt::format("the index says that '{}' is in '{}', but that shard does not hold it", name, shard));
+    r.tensors_.emplace(name, tensor->second);
+    r.files_[name] = shard_path;
+  }
+  for (const auto& [shard, one] : shards)
+    for (const auto& [name, array] : one.tensors)
+      if (!r.tensors_.contains(name))
+        refuse(file, fmt::format("shard '{}' holds '{}', which the index does not name", shard, name));
+  return r;
+}
+
+const std::string& SafetensorsReader::file_of(const std::string& tensor) const {
+  auto it = files_.find(tensor);
+  check(it != files_.end(), Code::internal, "safetensors: no tensor '{}'", tensor);
+  return it->second;
+}
+
+}  // namespace md

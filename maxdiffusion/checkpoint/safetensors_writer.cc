@@ -1,0 +1,128 @@
+// The writing side of safetensors: same bytes as the reference implementation writes for the same tensors and at most
+// one metadata entry. Nothing is copied: arrays go from where they lie to the file.
+#include <unistd.h>
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/safetensors_dtype.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using Named = std::pair<const std::string*, const HostArray*>;
+
+/// Widest elements first, so that every tensor is aligned; by name within a type.
+std::vector<Named> file_order(const std::map<std::string, HostArray>& tensors) {
+  std::vector<Named> order;
+  for (const auto& [name, array] : tensors) order.emplace_back(&name, &array);
+  std::stable_sort(order.begin(), order.end(), [](const Named& a, const Named& b) {
+    return safetensors_rank(a.second->dtype()) > safetensors_rank(b.second->dtype());
+  });
+  return order;
+}
+
+std::string header_of(const std::vector<Named>& order, const std::map<std::string, std::string>& metadata) {
+  Json header = Json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  uint64_t at = 0;
+  for (const auto& [name, array] : order) {
+    const uint64_t end = at + array->bytes();
+    header[*name] = {{"dtype", kSafetensorsDTypes[safetensors_rank(array->dtype())].name},
+                     {"shape", array->dims()},
+                     {"data_offsets", {at, end}}};
+    at = end;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  return text;
+}
+
+/// Everything but the rename, so that shards can appear together.
+void write_plain(const std::string& path, const std::map<std::string, HostArray>& tensors,
+                 const std::map<std::string, std::string>& metadata) {
+  for (const auto& [name, array] : tensors) {
+    check(static_cast<bool>(array), Code::internal, "write '{}': tensor '{}' is empty", path, name);
+    check(name != "__metadata__", Code::io, "write '{}': a tensor cannot be named '__metadata__'", path);
+  }
+  const auto order = file_order(tensors);
+  const std::string header = header_of(order, metadata);
+  const uint64_t length = header.size();
+  FileWriter w(path);
+  w.write(&length, sizeof length);
+  w.write(header.data(), header.size());
+  for (const auto& [name, array] : order) w.write(array->data(), array->bytes());
+  w.close();
+}
+
+/// Files of an earlier write of the same stem that the new one does not name.
+void remove_stale(const std::string& folder, const std::string& stem, const std::set<std::string>& current) {
+  std::error_code ec;
+  std::vector<fs::path> stale;
+  for (const auto& f : fs::directory_iterator(folder, ec)) {
+    const std::string name = f.path().filename();
+    if (current.contains(name) || !name.starts_with(stem)) continue;
+    const std::string rest = name.substr(stem.size());
+    const bool shard = rest.size() == std::string("-00001-of-00002.safetensors").size() && rest[0] == '-' &&
+                       rest.ends_with(".safetensors") && rest.substr(6, 4) == "-of-";
+    if (rest == ".safetensors" || rest == ".safetensors.index.json" || shard) stale.push_back(f.path());
+  }
+  for (const auto& f : stale) fs::remove(f, ec);
+}
+
+}  // namespace
+
+void write_safetensors(const std::string& path, const std::map<std::string, HostArray>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
+  try {
+    write_plain(temporary, tensors, metadata);
+    rename_durable(temporary, path);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+}
+
+void write_sharded_safetensors(const std::string& folder, const std::string& stem,
+                               const std::map<std::string, HostArray>& tensors, int64_t max_shard_bytes) {
+  std::vector<std::map<std::string, HostArray>> shards(1);
+  int64_t total = 0, filled = 0;
+  for (const auto& [name, array] : tensors) {
+    const int64_t bytes = static_cast<int64_t>(array.bytes());
+    if (filled > 0 && filled + bytes > max_shard_bytes) {
+      shards.emplace_back();
+      filled = 0;
+    }
+    shards.back().emplace(name, array);
+    filled += bytes;
+    total += bytes;
+  }
+  std::set<std::string> written;
+  if (shards.size() == 1) {
+    const std::string name = stem + ".safetensors";
+    write_safetensors(fs::path(folder) / name, shards[0]);
+    written.insert(name);
+  } else {
+    std::map<std::string, std::string> weight_map;
+    for (size_t i = 0; i < shards.size(); ++i) {
+      const std::string name = fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, shards.size());
+      write_safetensors(fs::path(folder) / name, shards[i]);
+      written.insert(name);
+      for (const auto& [tensor, array] : shards[i]) weight_map[tensor] = name;
+    }
+    const std::string index = stem + ".safetensors.index.json";
+    Json j = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
+    write_file_atomic(fs::path(folder) / index, j.dump(2) + "\n");
+    written.insert(index);
+  }
+  remove_stale(folder, stem, written);
+}
+
+}  // namespace md
