@@ -260,6 +260,34 @@ Value EmitCtx::constant_int(int64_t value, const Shape& shape) {
   return printer_.constants_.back()[key] = v;
 }
 
+Value EmitCtx::table(const HostArray& values) {
+  const Shape& shape = values.shape();
+  std::string literal;
+  if (shape.dtype == DType::pred) {   // hexadecimal pred is packed by bits: print words instead
+    Dims position(shape.dims.size(), 0);
+    for (double v : values.to_doubles()) {
+      std::string open, close;
+      for (size_t d = position.size(); d-- > 0 && position[d] == 0;) open += '[';
+      for (size_t d = position.size(); d-- > 0;) {
+        if (++position[d] < shape.dims[d]) break;
+        position[d] = 0;
+        close += ']';
+      }
+      literal += fmt::format("{}{}{}{}", literal.empty() ? "" : ", ", open, v != 0 ? "true" : "false", close);
+    }
+  } else if (values.bytes() > 0) {
+    literal = "\"0x";
+    constexpr char kDigits[] = "0123456789ABCDEF";
+    for (size_t i = 0; i < values.bytes(); ++i) {
+      auto byte = static_cast<unsigned>(values.data()[i]);
+      literal += kDigits[byte >> 4];
+      literal += kDigits[byte & 15];
+    }
+    literal += '"';
+  }
+  return emit("stablehlo.constant", {}, shape, fmt::format("value = dense<{}> : {}", literal, mlir_type(shape)));
+}
+
 Value EmitCtx::broadcast(const Value& v, const Dims& to, const Axes& dims) {
   return emit("stablehlo.broadcast_in_dim", {v}, Shape{v.shape.dtype, to},
               "broadcast_dimensions = " + mlir_array(dims));

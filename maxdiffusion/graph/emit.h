@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/graph/graph.h"
 
 namespace md {
@@ -54,6 +55,8 @@ class EmitCtx {
   /// A scalar or splat constant; printed once per value and block.
   Value constant(double value, const Shape& shape);
   Value constant_int(int64_t value, const Shape& shape);
+  /// A constant with an element each; its bytes are printed.
+  Value table(const HostArray& values);
   Value broadcast(const Value& v, const Dims& to, const Axes& dims);
   /// Binds output i. An op of one output must bind it once.
   void set_out(Value v, int i = 0);

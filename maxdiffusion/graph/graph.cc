@@ -116,9 +116,12 @@ Tensor Graph::capture(Tensor outer) {
   check(parent_ != nullptr, Code::invalid_graph,
         "{}: a value of another graph is used here; values made inside a loop leave it only as results",
         outer.node()->op->name);
-  Tensor from_parent = parent_->capture(outer);
+  const Node& made = *outer.node();
+  const bool constant = made.op->cheap && made.inputs.empty();   // repeated here, it costs no loop argument
+  Tensor from_parent = constant ? outer : parent_->capture(outer);
   auto it = capture_of_.find(from_parent);
   if (it != capture_of_.end()) return it->second;
+  if (constant) return capture_of_[outer] = add(*made.op, {}, made.attributes)->out();
   Tensor inner = add(kParameter, {}, from_parent.shape())->out();
   captures_.emplace_back(from_parent, inner);
   capture_of_[from_parent] = inner;

@@ -2,6 +2,11 @@
 // (sizes of 1 and missing leading axes). A number takes the tensor's dtype. Source: StableHLO specification.
 #pragma once
 
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/graph/graph.h"
 
 namespace md {
@@ -79,8 +84,10 @@ Tensor constant(Graph& g, double value, DType dtype = DType::f32);  // scalar
 Tensor full(Graph& g, double value, Shape shape);
 Tensor full_like(Tensor x, double value);
 Tensor zeros_like(Tensor x);
+/// The value of a constant made by `constant` or `full`; nothing for any other tensor.
+std::optional<double> splat_value(Tensor x);
 /// Values of a table; bytes are printed into the program, so keep it small.
-Tensor constant(Graph& g, const class HostArray& values);
+Tensor constant(Graph& g, const HostArray& values);
 /// 0, 1, 2, … along `axis`.
 Tensor iota(Graph& g, Shape shape, int64_t axis);
 

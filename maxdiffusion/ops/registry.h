@@ -7,6 +7,16 @@
 
 namespace md {
 
-const std::vector<const OpDef*>& all_ops();
+using OpList = std::vector<const OpDef*>;
+
+const OpList& all_ops();
+
+// One list per family, at the foot of the family's .cc.
+OpList elementwise_ops();
+OpList constant_ops();
+OpList identity_ops();
+OpList shape_ops();
+OpList dot_ops();
+OpList reduce_ops();
 
 }  // namespace md

@@ -1,0 +1,161 @@
+// Matrix products: one record, stablehlo.dot_general. Its gradient is two more of the same, with the operand order
+// chosen so that the result usually needs no transpose.
+#include "maxdiffusion/ops/dot.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/registry.h"
+#include "maxdiffusion/ops/samples.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+namespace {
+
+bool contains(const Axes& axes, int64_t a) { return std::find(axes.begin(), axes.end(), a) != axes.end(); }
+
+/// Axes of a tensor of this rank that are neither contracted nor batch, rising.
+Axes free_axes(int64_t rank, const Axes& contract, const Axes& batch) {
+  Axes free;
+  for (int64_t a = 0; a < rank; ++a)
+    if (!contains(contract, a) && !contains(batch, a)) free.push_back(a);
+  return free;
+}
+
+std::vector<Shape> infer_dot(const InferCtx& c) {
+  const auto& d = c.attrs<DotDims>();
+  const Shape &a = c.in[0], &b = c.in[1];
+  check(a.dtype == b.dtype, Code::invalid_graph, "dot: element types differ: {} and {}; cast one of them",
+        to_string(a), to_string(b));
+  auto pair = [&](const Axes& left, const Axes& right, const char* what) {
+    check(left.size() == right.size(), Code::invalid_graph, "dot: {} {} axes of {} but {} of {}", left.size(), what,
+          to_string(a), right.size(), to_string(b));
+    for (size_t i = 0; i < left.size(); ++i)
+      check(a.dim(left[i]) == b.dim(right[i]), Code::invalid_graph,
+            "dot: {} sizes differ: lhs {} axis {} = {}, rhs {} axis {} = {}", what, to_string(a), left[i],
+            a.dim(left[i]), to_string(b), right[i], b.dim(right[i]));
+  };
+  pair(d.lhs_contract, d.rhs_contract, "contracted");
+  pair(d.lhs_batch, d.rhs_batch, "batch");
+  auto distinct = [&](Axes axes, const Axes& more, const Shape& s) {
+    axes.insert(axes.end(), more.begin(), more.end());
+    std::sort(axes.begin(), axes.end());
+    check(std::adjacent_find(axes.begin(), axes.end()) == axes.end(), Code::invalid_graph,
+          "dot: an axis of {} is named twice", to_string(s));
+  };
+  distinct(d.lhs_contract, d.lhs_batch, a);
+  distinct(d.rhs_contract, d.rhs_batch, b);
+  Shape out{d.out, {}};
+  for (int64_t i : d.lhs_batch) out.dims.push_back(a.dim(i));
+  for (int64_t i : free_axes(a.rank(), d.lhs_contract, d.lhs_batch)) out.dims.push_back(a.dim(i));
+  for (int64_t i : free_axes(b.rank(), d.rhs_contract, d.rhs_batch)) out.dims.push_back(b.dim(i));
+  return {out};
+}
+
+void emit_dot(EmitCtx& c) {
+  const auto& d = c.attrs<DotDims>();
+  auto list = [](const Axes& axes) { return fmt::format("{}", fmt::join(axes, ", ")); };
+  constexpr const char* kPrecision[] = {"DEFAULT", "HIGH", "HIGHEST"};
+  const char* p = kPrecision[static_cast<int>(d.precision)];
+  c.simple("stablehlo.dot_general",
+           fmt::format("dot_dimension_numbers = #stablehlo.dot<lhs_batching_dimensions = [{}], "
+                       "rhs_batching_dimensions = [{}], lhs_contracting_dimensions = [{}], "
+                       "rhs_contracting_dimensions = [{}]>, "
+                       "precision_config = [#stablehlo<precision {}>, #stablehlo<precision {}>]",
+                       list(d.lhs_batch), list(d.rhs_batch), list(d.lhs_contract), list(d.rhs_contract), p, p));
+}
+
+/// Cotangent of one operand. `mine` and `other` name its axes and its partner's; `dy_mine` and `dy_other` are where
+/// their free axes lie in dy, whose first axes are the batch.
+Tensor operand_grad(const VjpCtx& c, int operand, const DotDims& d) {
+  const bool left = operand == 0;
+  Tensor x = c.in(operand), partner = c.in(1 - operand);
+  const Axes &contract = left ? d.lhs_contract : d.rhs_contract, &batch = left ? d.lhs_batch : d.rhs_batch;
+  const Axes &partner_contract = left ? d.rhs_contract : d.lhs_contract;
+  const Axes &partner_batch = left ? d.rhs_batch : d.lhs_batch;
+  const Axes free = free_axes(x.rank(), contract, batch);
+  const Axes partner_free = free_axes(partner.rank(), partner_contract, partner_batch);
+  const int64_t nb = static_cast<int64_t>(batch.size());
+
+  Axes dy_batch, dy_partner;
+  for (int64_t i = 0; i < nb; ++i) dy_batch.push_back(i);
+  int64_t first = nb + (left ? static_cast<int64_t>(free.size()) : 0);
+  for (size_t i = 0; i < partner_free.size(); ++i) dy_partner.push_back(first + static_cast<int64_t>(i));
+
+  // Contracting dy with the partner leaves: batch, then my free axes and my contracted ones, in the order of the
+  // operands. The contracted ones come in the partner's rising order.
+  Axes by_partner(partner_contract.size());
+  for (size_t i = 0; i < by_partner.size(); ++i) by_partner[i] = static_cast<int64_t>(i);
+  std::sort(by_partner.begin(), by_partner.end(), [&](int64_t i, int64_t j) {
+    return partner_contract[static_cast<size_t>(i)] < partner_contract[static_cast<size_t>(j)];
+  });
+  Axes contracted;
+  for (int64_t i : by_partner) contracted.push_back(contract[static_cast<size_t>(i)]);
+
+  auto order = [&](bool dy_first) {   // the axis of x that each result axis is
+    Axes o = batch;
+    const Axes &second = dy_first ? contracted : free, &third = dy_first ? free : contracted;
+    o.insert(o.end(), third.begin(), third.end());
+    o.insert(o.end(), second.begin(), second.end());
+    return o;
+  };
+  const bool dy_first = !std::is_sorted(order(false).begin(), order(false).end());
+  Axes axes = order(dy_first), permutation(axes.size());
+  for (size_t i = 0; i < axes.size(); ++i) permutation[static_cast<size_t>(axes[i])] = static_cast<int64_t>(i);
+
+  Tensor dy = cast(c.dy(), partner.dtype());
+  Tensor g = dy_first ? dot(dy, partner, {dy_partner, partner_free, dy_batch, partner_batch, d.precision})
+                      : dot(partner, dy, {partner_free, dy_partner, partner_batch, dy_batch, d.precision});
+  return transpose(g, permutation);
+}
+
+constexpr OpDef kDot = {
+    .name = "dot_general",
+    .infer = infer_dot,
+    .emit = emit_dot,
+    .vjp = [](const VjpCtx& c) -> Grads {
+      const auto& d = c.attrs<DotDims>();
+      return {c.needs(0) ? operand_grad(c, 0, d) : Tensor(), c.needs(1) ? operand_grad(c, 1, d) : Tensor()};
+    },
+    .samples = []() -> std::vector<OpSample> {
+      DotDims plain{.lhs_contract = {1}, .rhs_contract = {0}, .out = DType::f64};
+      DotDims linear{.lhs_contract = {2}, .rhs_contract = {1}, .precision = Precision::highest, .out = DType::f64};
+      DotDims batched{{3}, {0}, {1, 0}, {3, 2}, Precision::high, DType::f64};
+      DotDims many{{2, 0}, {1, 3}, {1}, {0}, Precision::default_, DType::f64};
+      DotDims outer{{}, {}, {}, {}, Precision::default_, DType::f64};
+      return {{{f64({2, 3}), f64({3, 4})}, plain},
+              {{f64({2, 3, 4}), f64({5, 4})}, linear},
+              {{f64({2, 3, 5, 4}), f64({4, 6, 2, 3})}, batched},
+              {{f64({2, 3, 4, 5}), f64({3, 4, 6, 2})}, many},
+              {{f64({2}), f64({3})}, outer}};
+    },
+};
+
+}  // namespace
+
+Tensor dot(Tensor a, Tensor b, DotDims dims) { return dot(a, b, std::move(dims), a.dtype()); }
+
+Tensor dot(Tensor a, Tensor b, DotDims d, DType accumulate) {
+  for (Axes* axes : {&d.lhs_contract, &d.lhs_batch})
+    for (int64_t& x : *axes) x = normalize_axis(x, a.rank());
+  for (Axes* axes : {&d.rhs_contract, &d.rhs_batch})
+    for (int64_t& x : *axes) x = normalize_axis(x, b.rank());
+  d.out = accumulate;
+  return apply(kDot, {a, b}, std::move(d));
+}
+
+Tensor matmul(Tensor a, Tensor b, Precision p) {
+  check(a.rank() >= 2 && a.rank() == b.rank(), Code::invalid_graph, "matmul: ranks of {} and {} must agree and be ≥ 2",
+        to_string(a.shape()), to_string(b.shape()));
+  Axes batch;
+  for (int64_t i = 0; i + 2 < a.rank(); ++i) batch.push_back(i);
+  return dot(a, b, {.lhs_contract = {-1}, .rhs_contract = {-2}, .lhs_batch = batch, .rhs_batch = batch, .precision = p});
+}
+
+OpList dot_ops() { return {&kDot}; }
+
+}  // namespace md

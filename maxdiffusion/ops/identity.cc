@@ -1,0 +1,63 @@
+// Operations that compute nothing and mean something to autodiff, to remat policies, or to the compiler's scheduler.
+#include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/registry.h"
+#include "maxdiffusion/ops/samples.h"
+
+namespace md {
+namespace {
+
+std::vector<Shape> same_as_inputs(const InferCtx& c) { return {c.in.begin(), c.in.end()}; }
+void pass_through(EmitCtx& c) { c.set_out(c.in()); }
+std::vector<OpSample> one_vector() { return {{{f64({3})}}}; }
+
+constexpr OpDef kStopGradient = {
+    .name = "stop_gradient",
+    .infer = same_as_inputs,
+    .emit = pass_through,
+    .vjp = no_gradient,
+    .samples = []() -> std::vector<OpSample> { return {{.inputs = {f64({3})}, .differentiate = {false}}}; },
+};
+
+constexpr OpDef kNamed = {
+    .name = "named",
+    .infer = same_as_inputs,
+    .emit = pass_through,
+    .vjp = [](const VjpCtx& c) -> Grads { return {c.dy()}; },
+    .samples = one_vector,
+};
+
+constexpr OpDef kBarrier = {
+    .name = "optimization_barrier",
+    .infer = same_as_inputs,
+    .emit =
+        [](EmitCtx& c) {
+          std::vector<Value> in;
+          for (int i = 0; i < c.in_count(); ++i) in.push_back(c.in(i));
+          auto out = c.emit_multi("stablehlo.optimization_barrier", in, c.node().outputs);
+          for (int i = 0; i < c.in_count(); ++i) c.set_out(out[static_cast<size_t>(i)], i);
+        },
+    .vjp =
+        [](const VjpCtx& c) {
+          Grads g;
+          for (size_t i = 0; i < c.out_count(); ++i) g.push_back(c.dy(static_cast<int>(i)));
+          return g;
+        },
+    .samples = []() -> std::vector<OpSample> { return {{{f64({3}), f64({2, 2})}}, {{f64({2})}}}; },
+};
+
+}  // namespace
+
+Tensor stop_gradient(Tensor x) { return apply(kStopGradient, {x}); }
+
+Tensor named(Tensor x, std::string name) {
+  Tensor y = apply(kNamed, {x});
+  y.node()->name = std::move(name);
+  return y;
+}
+
+std::vector<Tensor> optimization_barrier(const std::vector<Tensor>& xs) { return apply_multi(kBarrier, xs); }
+
+OpList identity_ops() { return {&kStopGradient, &kNamed, &kBarrier}; }
+
+}  // namespace md

@@ -1,0 +1,15 @@
+#include "maxdiffusion/ops/registry.h"
+
+namespace md {
+
+const OpList& all_ops() {
+  static const OpList list = [] {
+    OpList all;
+    for (auto family : {elementwise_ops, constant_ops, identity_ops, shape_ops, dot_ops, reduce_ops})
+      for (const OpDef* op : family()) all.push_back(op);
+    return all;
+  }();
+  return list;
+}
+
+}  // namespace md
