@@ -129,7 +129,7 @@ std::string Printer::module(std::string_view name) {
     std::string type = mlir_type(out.value.shape());
     types += (i ? ", " : "") + type;
     results += (i ? ", " : "") + type;
-    if (!axes.empty() && !out.sharding.empty())
+    if (!axes.empty())   // without a word of its own an output comes out whole on every device
       results += " {sdy.sharding = #sdy.sharding" + sdy_sharding(out.sharding, out.value.rank()) + "}";
   }
   std::vector<Value> values = print_nodes(graph_, outs);

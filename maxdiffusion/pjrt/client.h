@@ -2,19 +2,45 @@
 // pjrt_c_api.h; this header does not either.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/dtype.h"
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/pjrt/plugin.h"
 
 namespace md::pjrt {
 
 class Client;
+struct PlatformDef;
+
+/// Something under way on the device or in a copy. Move only.
+class Event {
+ public:
+  Event() = default;
+  Event(const PJRT_Api* api, void* handle) : api_(api), handle_(handle) {}
+  Event(Event&&) noexcept;
+  Event& operator=(Event&&) noexcept;
+  ~Event();
+  explicit operator bool() const { return handle_ != nullptr; }
+  /// Whether it is over, well or badly.
+  bool ready() const;
+  /// Blocks; throws device with the reason when it failed.
+  void wait() const;
+  /// Holds `owner` until the event is over. Does not block.
+  void keep_alive(std::shared_ptr<const void> owner) const;
+
+ private:
+  const PJRT_Api* api_ = nullptr;
+  void* handle_ = nullptr;   // PJRT_Event*
+};
 
 /// A buffer on one device. Move only. Freed on destruction; the runtime waits for users of the memory.
+/// The client must outlive it.
 class Buffer {
  public:
   Buffer() = default;
@@ -23,8 +49,16 @@ class Buffer {
   ~Buffer();
   explicit operator bool() const { return handle_ != nullptr; }
   int64_t bytes_on_device() const;
+  /// Address of the contents, to tell whether memory was reused; meaningless to read from.
+  uintptr_t address() const;
+  /// True once the memory went to an output of a program (or was freed).
+  bool deleted() const;
+  /// Over when the contents are there.
+  Event ready() const;
   /// Blocks until the contents are there; throws device with the error of what computed them.
   void wait() const;
+  /// Starts copying the contents, dense and row-major, to `to`, which must stay valid until the event is over.
+  Event copy_to_host(void* to, size_t bytes, int64_t rank) const;
 
  private:
   friend class Client;
@@ -32,6 +66,61 @@ class Buffer {
   Buffer(const Client* client, void* handle) : client_(client), handle_(handle) {}
   const Client* client_ = nullptr;
   void* handle_ = nullptr;  // PJRT_Buffer*
+};
+
+struct Device {
+  int id = 0;
+  int process = 0;
+  int slice = 0;             // slices are joined by a data-centre network
+  std::string kind;          // "cpu", "NVIDIA H100 80GB HBM3", "TPU v5p"
+  std::vector<int> coords;   // position in the torus of a TPU, else empty
+  bool addressable = true;   // by this process
+  void* handle = nullptr;    // PJRT_Device*; null in a topology that is not attached
+};
+
+/// Bytes of one device's allocator; not every plugin counts.
+struct DeviceMemory {
+  int64_t in_use = 0;
+  std::optional<int64_t> peak, limit;
+};
+
+class Client {
+ public:
+  /// `hardware`: cpu, gpu or tpu. `options` override the platform's defaults ("cpu_device_count" for virtual devices);
+  /// `plugin_path` replaces the search for the plugin.
+  static std::shared_ptr<Client> open(const std::string& hardware, const Options& options = {},
+                                      const std::string& plugin_path = "");
+  Client(const Client&) = delete;
+  ~Client();
+
+  const Plugin& plugin() const { return *plugin_; }
+  const PJRT_Api* api() const { return plugin_->api(); }
+  const PlatformDef& platform() const { return *platform_; }
+  const std::string& platform_name() const { return platform_name_; }
+  const std::string& platform_version() const { return platform_version_; }
+  int process_index() const { return process_index_; }
+  /// All devices of all processes, in the plugin's order.
+  const std::vector<Device>& devices() const { return devices_; }
+  /// Throws device when there is none with this id.
+  const Device& device(int id) const;
+  std::optional<DeviceMemory> memory(int device_id) const;
+  /// Dense FLOP/s of one device, where known; see PlatformDef.
+  std::optional<double> peak_flops(DType type) const;
+
+  /// Copies `shape` elements from `data` to a device and returns at once. `byte_strides`: bytes between neighbours
+  /// along each dim of `data`; empty: dense. `owner` is held until the copy is done.
+  Buffer put(int device_id, const Shape& shape, const void* data, const std::vector<int64_t>& byte_strides,
+             std::shared_ptr<const void> owner) const;
+  void* handle() const { return handle_; }
+
+ private:
+  Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, const Options& options);
+  std::shared_ptr<Plugin> plugin_;
+  const PlatformDef* platform_;
+  void* handle_ = nullptr;   // PJRT_Client*
+  std::string platform_name_, platform_version_;
+  int process_index_ = 0;
+  std::vector<Device> devices_;
 };
 
 }  // namespace md::pjrt

@@ -45,8 +45,13 @@ using ArrayMap = std::map<std::string, Array>;
 class Devices {
  public:
   Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh);
+  /// One device of this hardware, or the mesh of `config` over `cpu_devices` virtual CPU devices (other hardware: over
+  /// all it has). What most tests and tools open.
+  static Devices open(const std::string& hardware = "cpu", int64_t cpu_devices = 1, const MeshConfig& config = {});
   pjrt::Client& client() const { return *client_; }
   const Mesh& mesh() const { return mesh_; }
+  /// Positions in mesh order of the devices of this process: shard k of an Array lies on device local()[k].
+  const std::vector<int64_t>& local() const { return local_; }
   Platform platform() const;
   /// What graphs for these devices are opened with; `rules` may be null (everything whole).
   GraphOptions graph_options(const class AxisRules* rules = nullptr) const;
@@ -57,9 +62,14 @@ class Devices {
   HostArray get(const Array& a) const;
 
  private:
+  friend class Program;
   std::shared_ptr<pjrt::Client> client_;
   Mesh mesh_;
+  std::vector<int64_t> local_;
 };
+
+/// The devices of a client as the mesh sees them.
+Topology topology(const pjrt::Client& client);
 
 /// A copy to the host that is under way.
 class PendingArray {
@@ -113,7 +123,8 @@ class Program {
   /// the device is done. Aliased inputs are consumed: their Array becomes empty.
   /// Throws device naming an input that is empty or has another shape.
   std::vector<Array> run(const std::vector<Array*>& inputs) const;
-  /// By name: looks up every input in `donated` first, then in `kept`. Aliased inputs must be in `donated`.
+  /// By name: looks up every input in `donated` first, then in `kept`. Aliased inputs must be in `donated`, and leave
+  /// that map.
   ArrayMap run(ArrayMap& donated, const ArrayMap& kept = {}) const;
 
   const CompileReport& report() const;
@@ -131,7 +142,7 @@ class Program {
 /// `name` appears in logs and profiles. Throws invalid_graph with the compiler's words, out_of_memory, device.
 Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name);
 
-/// Convenience for tests and tools: one device, no cache; inputs by position, outputs on the host.
+/// Convenience for tests and tools: no cache; inputs by position, outputs on the host.
 std::vector<HostArray> evaluate(const Devices& devices, const Graph& graph, const std::vector<HostArray>& inputs);
 
 }  // namespace md

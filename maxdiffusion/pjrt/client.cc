@@ -1,0 +1,107 @@
+// Client: devices of a plugin, and copies from the host to them.
+#include "maxdiffusion/pjrt/client.h"
+
+#include "maxdiffusion/pjrt/api.h"
+#include "maxdiffusion/pjrt/device.h"
+#include "maxdiffusion/pjrt/platforms.h"
+
+namespace md::pjrt {
+
+std::shared_ptr<Client> Client::open(const std::string& hardware, const Options& options,
+                                     const std::string& plugin_path) {
+  const PlatformDef& platform = platform_for(hardware);
+  Options all = options;
+  all.insert(platform.default_options.begin(), platform.default_options.end());
+  auto plugin = Plugin::load(plugin_path.empty() ? Plugin::find(hardware) : plugin_path);
+  return std::shared_ptr<Client>(new Client(std::move(plugin), platform, all));
+}
+
+Client::Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, const Options& options)
+    : plugin_(std::move(plugin)), platform_(&platform) {
+  const std::vector<PJRT_NamedValue> values = named_values(options);
+  PJRT_Client_Create_Args create{};
+  create.create_options = values.data();
+  create.num_options = values.size();
+  PJRT_CALL(api(), PJRT_Client_Create, create);
+  handle_ = create.client;
+
+  PJRT_Client_PlatformName_Args name{};
+  name.client = create.client;
+  PJRT_CALL(api(), PJRT_Client_PlatformName, name);
+  platform_name_.assign(name.platform_name, name.platform_name_size);
+  PJRT_Client_PlatformVersion_Args version{};
+  version.client = create.client;
+  PJRT_CALL(api(), PJRT_Client_PlatformVersion, version);
+  platform_version_.assign(version.platform_version, version.platform_version_size);
+  PJRT_Client_ProcessIndex_Args process{};
+  process.client = create.client;
+  PJRT_CALL(api(), PJRT_Client_ProcessIndex, process);
+  process_index_ = process.process_index;
+
+  PJRT_Client_Devices_Args all{};
+  all.client = create.client;
+  PJRT_CALL(api(), PJRT_Client_Devices, all);
+  for (size_t i = 0; i < all.num_devices; ++i) {
+    PJRT_Device_GetDescription_Args description{};
+    description.device = all.devices[i];
+    PJRT_CALL(api(), PJRT_Device_GetDescription, description);
+    Device d = describe(api(), description.device_description);
+    PJRT_Device_IsAddressable_Args addressable{};
+    addressable.device = all.devices[i];
+    PJRT_CALL(api(), PJRT_Device_IsAddressable, addressable);
+    d.addressable = addressable.is_addressable;
+    d.handle = all.devices[i];
+    devices_.push_back(std::move(d));
+  }
+  check(!devices_.empty(), Code::device, "plugin '{}': the client has no devices", plugin_->path());
+}
+
+Client::~Client() {
+  PJRT_Client_Destroy_Args args{};
+  args.client = static_cast<PJRT_Client*>(handle_);
+  PJRT_CALL_QUIET(api(), PJRT_Client_Destroy, args);
+}
+
+const Device& Client::device(int id) const {
+  for (const Device& d : devices_)
+    if (d.id == id) return d;
+  fail(Code::device, "device {}: the client has {} devices, none with this id", id, devices_.size());
+}
+
+std::optional<DeviceMemory> Client::memory(int device_id) const {
+  PJRT_Device_MemoryStats_Args args{};
+  args.struct_size = PJRT_Device_MemoryStats_Args_STRUCT_SIZE;
+  args.device = static_cast<PJRT_Device*>(device(device_id).handle);
+  if (PJRT_Error* error = api()->PJRT_Device_MemoryStats(&args)) {   // optional in the API
+    take_message(api(), error);
+    return {};
+  }
+  DeviceMemory m{.in_use = args.bytes_in_use, .peak = {}, .limit = {}};
+  if (args.peak_bytes_in_use_is_set) m.peak = args.peak_bytes_in_use;
+  if (args.bytes_limit_is_set) m.limit = args.bytes_limit;
+  return m;
+}
+
+std::optional<double> Client::peak_flops(DType type) const {
+  return platform_->peak_flops(devices_.front().kind, type);
+}
+
+Buffer Client::put(int device_id, const Shape& shape, const void* data, const std::vector<int64_t>& byte_strides,
+                   std::shared_ptr<const void> owner) const {
+  PJRT_Client_BufferFromHostBuffer_Args args{};
+  args.client = static_cast<PJRT_Client*>(handle_);
+  args.data = data;
+  args.type = buffer_type(shape.dtype);
+  args.dims = shape.dims.data();
+  args.num_dims = shape.dims.size();
+  args.byte_strides = byte_strides.empty() ? nullptr : byte_strides.data();
+  args.num_byte_strides = byte_strides.size();
+  args.host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes;
+  args.device = static_cast<PJRT_Device*>(device(device_id).handle);
+  PJRT_CALL(api(), PJRT_Client_BufferFromHostBuffer, args);
+  Buffer buffer(this, args.buffer);
+  Event(api(), args.done_with_host_buffer).keep_alive(std::move(owner));
+  return buffer;
+}
+
+}  // namespace md::pjrt

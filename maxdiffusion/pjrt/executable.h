@@ -1,0 +1,74 @@
+// Executable: a program compiled for the devices of a client, ready to run.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "maxdiffusion/pjrt/client.h"
+
+namespace md::pjrt {
+
+struct CompileOptions {
+  std::vector<int> device_ids = {0};           // one partition each, in mesh order
+  std::map<std::string, std::string> flags;    // compiler flags without the leading dashes
+  /// The message the C API takes. Same options, same bytes.
+  std::string serialize() const;
+};
+
+/// The compiler's plan, bytes on one device. `aliased`: part of arguments that outputs take over.
+struct MemoryStats {
+  int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0;
+};
+
+/// What is known of a compiled program, loaded or not.
+class Compiled {
+ public:
+  Compiled(const PJRT_Api* api, void* handle) : api_(api), handle_(handle) {}
+  Compiled(Compiled&&) noexcept;
+  Compiled& operator=(Compiled&&) noexcept;
+  ~Compiled();
+  /// For Executable::load on the same plugin. Throws device where the plugin cannot.
+  std::string serialize() const;
+  std::optional<MemoryStats> memory() const;
+  /// The compiler's own count for one run of one device.
+  std::optional<double> flops() const;
+  size_t output_count() const;
+
+ private:
+  const PJRT_Api* api_;
+  void* handle_;   // PJRT_Executable*
+};
+
+/// Thread safe. The client must outlive it.
+class Executable {
+ public:
+  /// `mlir`: text of a StableHLO module. Throws device or out_of_memory with the compiler's words.
+  static Executable compile(const Client& client, std::string_view mlir, const CompileOptions& options);
+  /// From Compiled::serialize().
+  static Executable load(const Client& client, std::string_view bytes);
+  Executable(Executable&&) noexcept;
+  Executable& operator=(Executable&&) noexcept;
+  ~Executable();
+
+  const Compiled& compiled() const { return compiled_; }
+  /// Ids of the devices of this process it runs on, in the order run() takes them.
+  const std::vector<int>& device_ids() const { return device_ids_; }
+  /// inputs[device][argument] → outputs[device][result]. Returns before the device is done. Buffers of aliased
+  /// arguments are given away: they are deleted() afterwards.
+  std::vector<std::vector<Buffer>> run(const std::vector<std::vector<const Buffer*>>& inputs) const;
+
+ private:
+  Executable(const Client& client, void* handle);
+  const Client* client_;
+  void* handle_;   // PJRT_LoadedExecutable*
+  Compiled compiled_;
+  std::vector<int> device_ids_;
+  size_t outputs_ = 0;
+};
+
+}  // namespace md::pjrt

@@ -1,0 +1,16 @@
+// CPU: one device is all cores. The plugin sizes its thread pool by the machine (override: PJRT_NPROC), so a client of
+// one device uses every core; more devices share the same pool and exist for tests of sharding.
+#include "maxdiffusion/pjrt/platforms.h"
+
+namespace md::pjrt {
+
+const PlatformDef kCpuPlatform = {
+    .hardware = "cpu",
+    .plugin_files = {"fastatomstruct_xla_cpu/libpjrt_cpu.so", "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"},
+    .wheel = "fastatomstruct-xla-cpu",
+    .default_options = {{"cpu_device_count", int64_t{1}}},   // some builds default to 4
+    .peak_flops = [](std::string_view, DType) { return std::optional<double>(); },
+    .ffi_platform = "Host",
+};
+
+}  // namespace md::pjrt

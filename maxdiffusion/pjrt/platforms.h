@@ -1,0 +1,30 @@
+// What differs between kinds of hardware, one record per kind, one file per record.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "maxdiffusion/base/dtype.h"
+#include "maxdiffusion/pjrt/plugin.h"
+
+namespace md::pjrt {
+
+struct PlatformDef {
+  const char* hardware;                    // as in the config
+  std::vector<const char*> plugin_files;   // inside the folder of unpacked wheels, best first
+  const char* wheel;                       // brings the first of them
+  Options default_options;                 // for the client; the caller's win
+  /// Dense FLOP/s of one device for matrix products of this type; absent when not known for the kind.
+  std::optional<double> (*peak_flops)(std::string_view device_kind, DType type);
+  const char* ffi_platform;                // name under which custom-call handlers are registered; null: none
+};
+
+extern const PlatformDef kCpuPlatform, kGpuPlatform, kTpuPlatform;
+
+const std::vector<const PlatformDef*>& platforms();
+/// Throws invalid_config with the known names.
+const PlatformDef& platform_for(std::string_view hardware);
+
+}  // namespace md::pjrt
