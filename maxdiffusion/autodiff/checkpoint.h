@@ -8,15 +8,13 @@
 
 namespace md {
 
-enum class Keep { keep, offload, recompute };
-/// Decides per node of a region. Must be pure.
-using RematPolicy = std::function<Keep(const Node&)>;
-
 /// ys = f(xs). On the way back, what the policy does not keep is computed again, behind an optimization barrier tied
-/// to the arriving cotangent. Inputs of the region are always kept.
+/// to the arriving cotangent. Inputs of the region are always kept. An empty policy calls f as it is. The region is
+/// of the innermost graph among xs (the body of a loop, when f is called in one). Regions nest.
 std::vector<Tensor> checkpoint(const RematPolicy& policy, const GraphFn& f, const std::vector<Tensor>& xs);
 
-/// "NONE" (keep everything: f is called as it is), "FULL" (keep nothing). Throws invalid_config with the known names.
+/// "NONE" (keep everything: the empty policy), "FULL" (keep nothing); case does not matter. Throws invalid_config with
+/// the known names.
 RematPolicy remat_policy(const std::string& name);
 bool remat_is_none(const std::string& name);
 

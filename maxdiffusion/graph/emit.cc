@@ -82,12 +82,7 @@ class Printer {
 };
 
 std::vector<Value> Printer::print_nodes(const Graph& g, const std::vector<Tensor>& results) {
-  std::unordered_set<const Node*> live;
-  for (Tensor t : results) live.insert(t.node());
-  for (auto it = g.nodes().rbegin(); it != g.nodes().rend(); ++it) {
-    if (!live.contains(it->get())) continue;
-    for (Tensor t : (*it)->inputs) live.insert(t.node());
-  }
+  const std::unordered_set<const Node*> live = live_nodes(g, results);
   std::string loc = loc_;
   for (const auto& n : g.nodes()) {
     if (!live.contains(n.get()) || n->op == &kParameter) continue;

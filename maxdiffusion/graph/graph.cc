@@ -13,8 +13,15 @@ const Shape& Tensor::shape() const {
 Graph& Tensor::graph() const { return *node_->graph; }
 
 VjpCtx::VjpCtx(const Node& node, std::vector<Tensor> in, std::vector<Tensor> out, std::vector<Tensor> dys,
-               std::vector<bool> needs)
-    : node_(node), in_(std::move(in)), out_(std::move(out)), dys_(std::move(dys)), needs_(std::move(needs)) {}
+               std::vector<bool> needs, Graph& into, ForwardView& view, SweepFn sweep)
+    : node_(node),
+      in_(std::move(in)),
+      out_(std::move(out)),
+      dys_(std::move(dys)),
+      needs_(std::move(needs)),
+      into_(into),
+      view_(view),
+      sweep_(sweep) {}
 
 Grads no_gradient(const VjpCtx& c) { return Grads(c.in_count()); }
 
@@ -33,8 +40,6 @@ Graph::Graph(Graph& parent) : options_(parent.options_), parent_(&parent) {
 }
 
 Graph::~Graph() = default;
-
-Graph& Graph::root() { return parent_ ? parent_->root() : *this; }
 
 Tensor Graph::input(const std::string& name, Shape shape, LogicalAxes axes) {
   check(parent_ == nullptr, Code::invalid_graph, "input '{}': the body of a loop has no named inputs", name);
@@ -90,6 +95,8 @@ Node* Graph::add(const OpDef& op, std::vector<Tensor> inputs, std::any attribute
   node->op = &op;
   node->inputs = std::move(inputs);
   node->attributes = std::move(attributes);
+  for (const auto& body : bodies)
+    for (const auto& capture : body->captures()) node->inputs.push_back(capture.first);
   node->bodies = std::move(bodies);
   node->graph = this;
   node->path = path_;
@@ -128,6 +135,19 @@ Tensor Graph::capture(Tensor outer) {
   return inner;
 }
 
+void Graph::prune_captures(const std::unordered_set<const Node*>& live) {
+  std::erase_if(captures_, [&](const auto& c) { return !live.contains(c.second.node()); });
+  std::erase_if(capture_of_, [&](const auto& c) { return !live.contains(c.second.node()); });
+}
+
+void Graph::map_captures(const std::function<Tensor(Tensor)>& outer) {
+  capture_of_.clear();
+  for (auto& [from, inner] : captures_) {
+    from = outer(from);
+    capture_of_.emplace(from, inner);
+  }
+}
+
 Tensor Graph::argument(Shape shape) {
   arguments_.push_back(add(kParameter, {}, std::move(shape))->out());
   return arguments_.back();
@@ -142,33 +162,50 @@ const std::string* Graph::intern(std::string path) {
   return slot.get();
 }
 int Graph::set_remat_region(int region) { return std::exchange(region_, region); }
-int Graph::new_remat_region() { return ++root().regions_; }
+int Graph::new_remat_region(RematPolicy policy) {
+  auto& regions = root().regions_;
+  regions.push_back({region_, std::move(policy)});
+  return static_cast<int>(regions.size());
+}
+const RematRegion& Graph::remat_region(int region) const { return root().regions_.at(static_cast<size_t>(region - 1)); }
 bool Graph::set_backward(bool on) { return std::exchange(backward_, on); }
+
+std::unordered_set<const Node*> live_nodes(const Graph& graph, const std::vector<Tensor>& results) {
+  std::unordered_set<const Node*> live;
+  for (Tensor t : results) live.insert(t.node());
+  for (auto it = graph.nodes().rbegin(); it != graph.nodes().rend(); ++it) {
+    if (!live.contains(it->get())) continue;
+    for (Tensor t : (*it)->inputs) live.insert(t.node());
+  }
+  return live;
+}
 
 PathScope::PathScope(Graph& graph, std::string path)
     : graph_(graph), previous_(graph.set_path(graph.intern(std::move(path)))) {}
 PathScope::~PathScope() { graph_.set_path(previous_); }
 
-namespace {
-
-int depth(const Graph* g) {
-  int d = 0;
-  for (; g->parent(); g = g->parent()) ++d;
-  return d;
+Graph& innermost(const std::vector<Tensor>& tensors) {
+  auto encloses = [](const Graph* outer, const Graph* g) {
+    while (g && g != outer) g = g->parent();
+    return g == outer;
+  };
+  Graph* deepest = &tensors.at(0).graph();
+  for (Tensor t : tensors)
+    if (!encloses(&t.graph(), deepest)) deepest = &t.graph();
+  for (Tensor t : tensors)
+    check(encloses(&t.graph(), deepest), Code::invalid_graph,
+          "{} at {}: a value of another graph is used here; values made inside a loop leave it only as results",
+          t.node()->op->name, *t.node()->path);
+  return *deepest;
 }
 
-}  // namespace
-
 std::vector<Tensor> apply_multi(const OpDef& op, const std::vector<Tensor>& inputs, std::any attributes) {
-  Graph* innermost = nullptr;
-  for (Tensor t : inputs) {
-    check(static_cast<bool>(t), Code::invalid_graph, "{}: an input is absent", op.name);
-    if (!innermost || depth(&t.graph()) > depth(innermost)) innermost = &t.graph();
-  }
-  check(innermost != nullptr, Code::invalid_graph, "{}: no inputs to take the graph from", op.name);
+  check(!inputs.empty(), Code::invalid_graph, "{}: no inputs to take the graph from", op.name);
+  for (Tensor t : inputs) check(static_cast<bool>(t), Code::invalid_graph, "{}: an input is absent", op.name);
+  Graph& graph = innermost(inputs);
   std::vector<Tensor> local;
-  for (Tensor t : inputs) local.push_back(innermost->capture(t));
-  Node* n = innermost->add(op, std::move(local), std::move(attributes));
+  for (Tensor t : inputs) local.push_back(graph.capture(t));
+  Node* n = graph.add(op, std::move(local), std::move(attributes));
   std::vector<Tensor> out;
   for (size_t i = 0; i < n->outputs.size(); ++i) out.push_back(n->out(static_cast<int>(i)));
   return out;

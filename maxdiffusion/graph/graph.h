@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -33,10 +34,19 @@ struct GraphOptions {
   std::string device_kind;
 };
 
+/// What a rematerialisation region does with a value between forward and backward pass.
+enum class Keep { keep, offload, recompute };
+/// Decides per node of a region. Must be pure.
+using RematPolicy = std::function<Keep(const Node&)>;
+struct RematRegion {
+  int parent = 0;   // enclosing region, 0 = none
+  RematPolicy policy;
+};
+
 class Node {
  public:
   const OpDef* op = nullptr;
-  std::vector<Tensor> inputs;
+  std::vector<Tensor> inputs;   // operands, then what the bodies capture, body by body
   std::any attributes;
   std::vector<Shape> outputs;
   std::vector<std::shared_ptr<Graph>> bodies;  // of loops
@@ -95,6 +105,7 @@ class Graph {
   int output_index(const std::string& name) const;
 
   const std::deque<std::unique_ptr<Node>>& nodes() const { return nodes_; }
+  /// Captures of the bodies are appended to the inputs, so that liveness and gradients see them.
   Node* add(const OpDef& op, std::vector<Tensor> inputs, std::any attributes = {},
             std::vector<std::shared_ptr<Graph>> bodies = {});
 
@@ -102,9 +113,15 @@ class Graph {
   Tensor capture(Tensor outer);
   /// Outer values captured so far, in order, with the inner argument of each.
   const std::vector<std::pair<Tensor, Tensor>>& captures() const { return captures_; }
+  /// Forgets captures whose inner value is not in `live`. For loop ops, before their node is made.
+  void prune_captures(const std::unordered_set<const Node*>& live);
+  /// Replaces the outer side of every capture.
+  void map_captures(const std::function<Tensor(Tensor)>& outer);
   /// For bodies: an argument that the loop op fills (carry, slice, index). Not named, not an input().
   Tensor argument(Shape shape);
   const std::vector<Tensor>& arguments() const { return arguments_; }
+  /// Chooses and orders the arguments that the loop op will fill.
+  void set_arguments(std::vector<Tensor> arguments) { arguments_ = std::move(arguments); }
   /// Results of a body, set by the loop op after tracing.
   std::vector<Tensor> results;
 
@@ -114,12 +131,15 @@ class Graph {
   const std::string* intern(std::string path);
   /// Region given to nodes made from now on (0 = none). Returns the previous one.
   int set_remat_region(int region);
-  int new_remat_region();
+  /// A region inside the current one.
+  int new_remat_region(RematPolicy policy);
+  const RematRegion& remat_region(int region) const;
   /// Whether nodes made from now on are marked as backward. Returns the previous value.
   bool set_backward(bool on);
 
  private:
-  Graph& root();
+  const Graph& root() const { return parent_ ? parent_->root() : *this; }
+  Graph& root() { return parent_ ? parent_->root() : *this; }
   GraphOptions options_;
   Graph* parent_ = nullptr;
   std::deque<std::unique_ptr<Node>> nodes_;
@@ -131,9 +151,16 @@ class Graph {
   std::vector<Tensor> arguments_;
   std::map<std::string, std::unique_ptr<std::string>> paths_;
   const std::string* path_ = nullptr;
-  int region_ = 0, regions_ = 0, next_id_ = 0;
+  std::deque<RematRegion> regions_;   // of the root; region r is entry r − 1
+  int region_ = 0, next_id_ = 0;
   bool backward_ = false;
 };
+
+/// The deepest graph among those of `tensors`, which must not be empty. Throws invalid_graph unless the others enclose it.
+Graph& innermost(const std::vector<Tensor>& tensors);
+
+/// Nodes of `graph` that `results` depend on.
+std::unordered_set<const Node*> live_nodes(const Graph& graph, const std::vector<Tensor>& results);
 
 /// Gives nodes made during its life a scope path ("down_blocks.1.attentions.0"). Nests.
 class PathScope {

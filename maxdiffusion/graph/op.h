@@ -30,12 +30,27 @@ struct InferCtx {
   }
 };
 
+/// How the sweep sees the forward pass: directly, recomputed (checkpoint), or stored by a loop.
+class ForwardView {
+ public:
+  virtual ~ForwardView() = default;
+  /// A forward value, as a value of the graph that backward nodes go to.
+  virtual Tensor value(Tensor forward) = 0;
+  /// The node behind this one's values: itself, or its recomputed copy. Outputs added to it (residuals of a loop) are
+  /// seen through `value`.
+  virtual Node& home(Node& forward) = 0;
+};
+/// The reverse sweep over the graph of `ys`, its nodes made in `into`. Given to rules of ops with bodies by autodiff,
+/// which this layer cannot include. ys, xs: forward values; dys and the result: values of `into`.
+using SweepFn = Grads (*)(const std::vector<Tensor>& ys, const Grads& dys, const std::vector<Tensor>& xs, Graph& into,
+                          ForwardView& view);
+
 /// What a gradient rule sees. Under `checkpoint` the inputs and outputs are the recomputed ones, so rules must use
 /// in()/out() and never reach around them.
 class VjpCtx {
  public:
   VjpCtx(const Node& node, std::vector<Tensor> in, std::vector<Tensor> out, std::vector<Tensor> dys,
-         std::vector<bool> needs);
+         std::vector<bool> needs, Graph& into, ForwardView& view, SweepFn sweep);
   const Node& node() const { return node_; }
   Tensor in(int i = 0) const { return in_[static_cast<size_t>(i)]; }
   Tensor out(int i = 0) const { return out_[static_cast<size_t>(i)]; }
@@ -47,11 +62,18 @@ class VjpCtx {
   bool needs(int i) const { return needs_[static_cast<size_t>(i)]; }
   template <class T>
   const T& attrs() const;
+  /// For ops with bodies: where the rule's nodes go, and the sweep that runs inside a body.
+  Graph& into() const { return into_; }
+  ForwardView& view() const { return view_; }
+  SweepFn sweep() const { return sweep_; }
 
  private:
   const Node& node_;
   std::vector<Tensor> in_, out_, dys_;
   std::vector<bool> needs_;
+  Graph& into_;
+  ForwardView& view_;
+  SweepFn sweep_;
 };
 
 /// Arguments on which the generic test in tests/ops exercises a record: it applies the op to inputs of these shapes,

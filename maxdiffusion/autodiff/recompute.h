@@ -1,0 +1,36 @@
+// The backward side of `checkpoint`: when the sweep reaches a region, what its policy does not keep is copied behind
+// one optimization barrier, tied to the cotangents that have arrived.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "maxdiffusion/graph/graph.h"
+
+namespace md {
+
+/// The recomputed regions of one sweep over `forward`.
+class Recompute {
+ public:
+  Recompute(const Graph& forward, Graph& into, ForwardView& base, std::map<Tensor, Tensor>& cotangents);
+  ~Recompute();
+
+  /// The view of a node in `region`. The first call for a region copies it and replaces the cotangents of its values
+  /// by the barrier's.
+  ForwardView& view(int region);
+  /// Drops what nothing in `results` needs from the barriers, so that they keep no value alive for nothing.
+  void finish(std::vector<Tensor>& results);
+
+ private:
+  class Region;
+  const Graph& forward_;
+  Graph& into_;
+  ForwardView& base_;
+  std::map<Tensor, Tensor>& cotangents_;
+  size_t forward_end_, into_start_;
+  std::map<int, std::unique_ptr<Region>> regions_;
+  std::vector<Node*> barriers_;
+};
+
+}  // namespace md
