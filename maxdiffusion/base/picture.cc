@@ -101,17 +101,18 @@ void draw_text(HostArray& rgb, int64_t x, int64_t y, const std::string& utf8, in
 }
 
 HostArray make_grid(const std::vector<GridCell>& cells, int64_t columns, int64_t zoom) {
-  check(!cells.empty() && columns > 0 && zoom > 0, Code::internal, "make_grid: {} cells, {} columns, zoom {}: all must be > 0",
-        cells.size(), columns, zoom);
+  check(!cells.empty() && columns > 0 && zoom > 0, Code::internal,
+        "make_grid: {} cells, {} columns, zoom {}: all must be > 0", cells.size(), columns, zoom);
   for (const GridCell& cell : cells) {
     require_rgb8(cell.rgb, "make_grid");
     check(cell.rgb.dims() == cells[0].rgb.dims(), Code::internal, "make_grid: cells differ in size: {} and {}",
           to_string(cells[0].rgb.dims()), to_string(cell.rgb.dims()));
   }
-  const int64_t n = static_cast<int64_t>(cells.size()), h = cells[0].rgb.dims()[0] * zoom, w = cells[0].rgb.dims()[1] * zoom;
+  const int64_t n = static_cast<int64_t>(cells.size()), h = cells[0].rgb.dims()[0] * zoom,
+                w = cells[0].rgb.dims()[1] * zoom;
   columns = std::min(columns, n);
   std::vector<std::vector<std::string>> captions(cells.size());
-  std::vector<int64_t> tops{kGap};   // of each row of cells, and behind the last
+  std::vector<int64_t> tops{kGap};  // of each row of cells, and behind the last
   for (int64_t first = 0; first < n; first += columns) {
     int64_t lines = 0;
     for (int64_t i = first; i < std::min(first + columns, n); ++i) {

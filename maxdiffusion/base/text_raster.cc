@@ -40,8 +40,11 @@ Font& font() {
 uint32_t next_code_point(std::string_view s, size_t& i) {
   const auto byte = [&](size_t k) { return static_cast<uint8_t>(s[k]); };
   const uint8_t lead = byte(i);
-  const int extra = lead < 0x80 ? 0 : lead >= 0xF0 && lead < 0xF8 ? 3 : lead >= 0xE0 && lead < 0xF0 ? 2
-                  : lead >= 0xC0 && lead < 0xE0 ? 1 : -1;
+  const int extra = lead < 0x80                   ? 0
+                    : lead >= 0xF0 && lead < 0xF8 ? 3
+                    : lead >= 0xE0 && lead < 0xF0 ? 2
+                    : lead >= 0xC0 && lead < 0xE0 ? 1
+                                                  : -1;
   if (extra < 0 || i + static_cast<size_t>(extra) >= s.size()) return ++i, 0xFFFD;
   uint32_t c = extra == 0 ? lead : lead & (0x3F >> extra);
   for (int k = 1; k <= extra; ++k) {
@@ -130,7 +133,8 @@ std::vector<std::string> wrap_text(std::string_view utf8, int64_t height, int64_
   if (static_cast<int64_t>(lines.size()) > max_lines) {
     lines.resize(static_cast<size_t>(max_lines));
     constexpr std::string_view kEllipsis = "\u2026";
-    if (max_lines > 0) lines.back() = lines.back().substr(0, fitting(lines.back(), kEllipsis, 0)) + std::string(kEllipsis);
+    if (max_lines > 0)
+      lines.back() = lines.back().substr(0, fitting(lines.back(), kEllipsis, 0)) + std::string(kEllipsis);
   }
   return lines;
 }

@@ -1,5 +1,6 @@
 // An image folder: pictures (png, jpeg, webp) with captions from `metadata.jsonl` ({"file_name": …, "text": …}) or
-// from a `.txt` beside each picture. The layout is Hugging Face's "imagefolder".
+// from a `.txt` beside each picture; the former wins. The layout is Hugging Face's "imagefolder".
+// Formats are told by the first bytes of a file, not by its name.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,10 @@ struct ImageFolderConfig {
   int64_t max_train_samples = -1;
 };
 
-/// Lists the folder, recursively, in a fixed order. Throws io: folder missing (path, what to try), no pictures,
-/// metadata.jsonl that names files that do not exist or holds a line that is not JSON (file:line).
+/// Lists the folder, recursively, sorted by path; names that start with a dot are left out. Each folder may hold a
+/// metadata.jsonl for the files below it. Pictures without caption get "" and one warning counts them. Throws io:
+/// folder missing (path, what to try), no pictures, metadata.jsonl that names files that do not exist or twice, lacks a
+/// column or holds a line that is not JSON (file:line).
 std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config);
 
 /// A decoded picture, RGB (alpha composed over white), u8 [H, W, 3]. Throws io naming the file and the reason.
@@ -38,8 +41,8 @@ struct LoadedFolder {
   std::vector<std::string> skipped;  // "file: reason"
   std::string fingerprint;           // content key of files, captions and options
 };
-/// Every picture that decodes, in order, on all cores; each that does not is named in a warning and counted.
-/// Throws io when none decodes.
+/// Every picture that decodes, in order, on all cores, not mirrored; each that does not is named in a warning and
+/// counted. Progress is logged every few seconds. Throws io when none decodes.
 LoadedFolder load_image_folder(const std::string& folder, const ImageFolderConfig& config);
 
 }  // namespace md

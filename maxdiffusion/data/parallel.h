@@ -1,0 +1,15 @@
+// A loop over independent items on all cores.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace md {
+
+/// Calls f(i, worker) once for each i in [0, n), in no particular order; worker < parallel_workers(n) names the thread.
+/// The first exception stops the loop and is rethrown here.
+void parallel_for(int64_t n, const std::function<void(int64_t, int)>& f);
+/// Threads that parallel_for uses for n items: the cores, but no more than n.
+int parallel_workers(int64_t n);
+
+}  // namespace md

@@ -1,0 +1,18 @@
+// Resizing of 8-bit pictures as Pillow does it with Image.BILINEAR: a triangle filter widened by the scale when
+// shrinking (antialiasing), columns first, fixed point, so results agree with Pillow's byte for byte.
+#pragma once
+
+#include <cstdint>
+
+#include "maxdiffusion/base/host_array.h"
+
+namespace md {
+
+/// rgb: u8 [H, W, 3] → u8 [height, width, 3].
+HostArray resize_rgb8(const HostArray& rgb, int64_t height, int64_t width);
+/// The rectangle [y, y+height) × [x, x+width). Throws internal when it leaves the picture.
+HostArray crop_rgb8(const HostArray& rgb, int64_t y, int64_t x, int64_t height, int64_t width);
+/// Mirrored left to right.
+HostArray flip_rgb8(const HostArray& rgb);
+
+}  // namespace md
