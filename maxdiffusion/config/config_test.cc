@@ -2,21 +2,18 @@
 
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <random>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
 
 namespace md {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct Sample {
   bool flag = false;
@@ -77,16 +74,12 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 
 class ConfigFiles : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("md_config_" + std::to_string(::getpid()));
-    fs::create_directories(folder_ / "sub");
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  ConfigFiles() { make_folders(folder_ / "sub"); }
   std::string write(const std::string& name, const std::string& text) {
     std::ofstream(folder_ / name) << text;
-    return (folder_ / name).string();
+    return folder_ / name;
   }
-  fs::path folder_;
+  TemporaryFolder folder_;
 };
 
 TEST(Config, ReadsEveryType) {
@@ -255,7 +248,7 @@ TEST_F(ConfigFiles, ChildReplacesParentRelativeToItsOwnFolder) {
   EXPECT_EQ(s.steps, 2);
   EXPECT_EQ(s.limit, 5);
   EXPECT_EQ(s.bias, (std::map<std::string, std::string>{{"a", "3"}}));
-  EXPECT_EQ(source.values().at("max_train_steps").where, (folder_ / "sub/middle.yml").string() + ":3");
+  EXPECT_EQ(source.values().at("max_train_steps").where, folder_ / "sub/middle.yml" + ":3");
   EXPECT_EQ(source.values().count("base"), 0u);
 }
 
@@ -267,7 +260,7 @@ TEST_F(ConfigFiles, CircleNamesTheChain) {
     ConfigSource::load(a, {});
     FAIL();
   } catch (const Error& e) {
-    std::string in = folder_.string();
+    std::string in = folder_.path();
     EXPECT_TRUE(contains(e.what(), in + "/a.yml → " + in + "/b.yml → " + in + "/sub/c.yml → " + in + "/a.yml"))
         << e.what();
   }
@@ -283,8 +276,8 @@ TEST_F(ConfigFiles, MissingFilesAreNamed) {
     EXPECT_TRUE(contains(e.what(), "nowhere.yml")) << e.what();
     EXPECT_TRUE(contains(e.what(), "named by `base:` in " + child)) << e.what();
   }
-  EXPECT_THROW(ConfigSource::load((folder_ / "none.yml").string(), {}), Error);
-  EXPECT_THROW(ConfigSource::load(folder_.string(), {}), Error);
+  EXPECT_THROW(ConfigSource::load(folder_ / "none.yml", {}), Error);
+  EXPECT_THROW(ConfigSource::load(folder_.path(), {}), Error);
 }
 
 TEST_F(ConfigFiles, KeyWrittenTwiceWarnsWithBothLines) {

@@ -1,0 +1,173 @@
+// The layering rule, checked: docs/design.md grants, includes and cmake/modules.cmake must stay within.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace fs = std::filesystem;
+using Names = std::set<std::string>;
+using Table = std::map<std::string, Names>;  // module → modules it may include
+
+const fs::path kRoot = MD_SOURCE_DIR;
+
+std::string read(const fs::path& path) {
+  std::ifstream in(path);
+  EXPECT_TRUE(in) << path;
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// Rows "| `module/` | one line | a, b |" of the table headed "| module | one line | may include |".
+Table granted(const std::string& markdown) {
+  Table table;
+  std::istringstream lines(markdown);
+  static const std::regex row(R"(\| `(\w+)/` \|[^|]*\| ([^|]*) \|)");
+  bool inside = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (line == "| module | one line | may include |") inside = true;
+    if (line.empty() || line[0] != '|') inside = false;
+    std::smatch m;
+    if (!inside || !std::regex_match(line, m, row)) continue;
+    static const std::regex word(R"(\w+)");
+    std::string names = m[2];
+    Names& grants = table[m[1]];
+    for (std::sregex_iterator i(names.begin(), names.end(), word), end; i != end; ++i) grants.insert(i->str());
+  }
+  return table;
+}
+
+/// Everything `module` may include: itself, its grants, and theirs.
+Names reach(const Table& table, const std::string& module) {
+  Names seen = {module};
+  for (std::vector<std::string> todo = {module}; !todo.empty();) {
+    std::string next = todo.back();
+    todo.pop_back();
+    auto row = table.find(next);
+    if (row == table.end()) continue;
+    for (const auto& name : row->second) {
+      if (seen.insert(name).second) todo.push_back(name);
+    }
+  }
+  return seen;
+}
+
+/// Lines of one file of `module` that include what they may not, as "module/…: includes …".
+std::vector<std::string> violations(const Table& table, const std::string& module, const std::string& file,
+                                    const std::string& text) {
+  std::vector<std::string> found;
+  Names allowed = reach(table, module);
+  std::istringstream lines(text);
+  static const std::regex include(R"(\s*#\s*include\s*["<]([^">]+)[">].*)");
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    std::smatch m;
+    if (!std::regex_match(line, m, include)) continue;
+    std::string path = m[1], place = file + ":" + std::to_string(number) + ": includes " + path;
+    if (path.find("pjrt_c_api") != std::string::npos && module != "pjrt") found.push_back(place + ", only pjrt/ may");
+    if (path.rfind("maxdiffusion/", 0) == 0) {
+      std::string other = path.substr(13, path.find('/', 13) - 13);
+      if (!allowed.count(other)) found.push_back(place + ", " + module + "/ may not include " + other + "/");
+    } else if (path.find("apps/") == 0 || path.find("tests/") == 0 || path.find("../") != std::string::npos) {
+      found.push_back(place + ", paths start with maxdiffusion/");
+    }
+  }
+  return found;
+}
+
+bool is_source(const fs::path& path) {
+  return path.extension() == ".h" || path.extension() == ".cc" || path.extension() == ".inc";
+}
+
+TEST(Layering, EveryFolderHasARow) {
+  Table table = granted(read(kRoot / "docs/design.md"));
+  Names rows, folders;
+  for (const auto& [module, grants] : table) {
+    rows.insert(module);
+    for (const auto& name : grants) EXPECT_TRUE(table.count(name)) << module << " may include unknown " << name;
+  }
+  for (const auto& entry : fs::directory_iterator(kRoot / "maxdiffusion")) {
+    if (!entry.is_directory()) continue;
+    auto begin = fs::recursive_directory_iterator(entry);
+    if (std::any_of(begin, {}, [](const auto& f) { return is_source(f.path()); })) {
+      folders.insert(entry.path().filename());
+    }
+  }
+  for (const auto& folder : folders) EXPECT_TRUE(rows.count(folder)) << folder << "/ has no row in docs/design.md";
+}
+
+TEST(Layering, NoModuleReachesItself) {
+  Table table = granted(read(kRoot / "docs/design.md"));
+  for (const auto& [module, grants] : table) {
+    for (const auto& name : grants) EXPECT_FALSE(reach(table, name).count(module)) << module << " ↔ " << name;
+  }
+}
+
+TEST(Layering, IncludesStayWithinTheTable) {
+  Table table = granted(read(kRoot / "docs/design.md"));
+  ASSERT_FALSE(table.empty());
+  int files = 0;
+  for (const auto& [module, grants] : table) {
+    if (!fs::exists(kRoot / "maxdiffusion" / module)) continue;
+    for (const auto& entry : fs::recursive_directory_iterator(kRoot / "maxdiffusion" / module)) {
+      if (!is_source(entry.path())) continue;
+      ++files;
+      auto found = violations(table, module, fs::relative(entry.path(), kRoot), read(entry.path()));
+      ASSERT_TRUE(found.empty()) << found[0];
+    }
+  }
+  EXPECT_GT(files, 50);
+}
+
+TEST(Layering, CMakeLinksWhatTheTableGrants) {
+  Table table = granted(read(kRoot / "docs/design.md")), linked;
+  std::string cmake = read(kRoot / "cmake/modules.cmake");
+  static const std::regex call(R"(\nmd_module\((\w+)(?:\s+USES((?:\s+[a-z]\w*)+))?)");
+  for (std::sregex_iterator i(cmake.begin(), cmake.end(), call), end; i != end; ++i) {
+    std::istringstream names((*i)[2].str());
+    Names& uses = linked[(*i)[1].str()];
+    for (std::string name; names >> name;) uses.insert(name);
+  }
+  for (const auto& [module, grants] : table) EXPECT_EQ(reach(linked, module), reach(table, module)) << module;
+}
+
+// The checks above can fail.
+
+const Table kSample = {{"base", {}}, {"graph", {"base"}}, {"ops", {"graph"}}, {"pjrt", {"base"}}};
+
+TEST(LayeringCheck, ReadsTheTable) {
+  Table table = granted(
+      "| module | x |\n| `no/` | a | base |\n\n| module | one line | may include |\n| --- | --- | --- |\n"
+      "| `base/` | b, c | – |\n| `graph/` | d | base |\n| `ops/` | e | base, graph |\n\n| `late/` | f | base |\n");
+  EXPECT_EQ(table, (Table{{"base", {}}, {"graph", {"base"}}, {"ops", {"base", "graph"}}}));
+}
+
+TEST(LayeringCheck, GrantsReachThrough) {
+  EXPECT_EQ(reach(kSample, "ops"), (Names{"base", "graph", "ops"}));
+  EXPECT_TRUE(
+      violations(kSample, "ops", "f.cc", "#include \"maxdiffusion/base/error.h\"\n#include <vector>\n").empty());
+}
+
+TEST(LayeringCheck, NamesTheLineThatBreaksTheRule) {
+  auto found = violations(kSample, "graph", "f.cc", "\n# include \"maxdiffusion/ops/dot.h\"\n");
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0], "f.cc:2: includes maxdiffusion/ops/dot.h, graph/ may not include ops/");
+  EXPECT_EQ(violations(kSample, "base", "f.cc", "#include <maxdiffusion/graph/op.h>").size(), 1u);
+  EXPECT_EQ(violations(kSample, "base", "f.cc", "#include \"../graph/op.h\"").size(), 1u);
+}
+
+TEST(LayeringCheck, OnlyPjrtSeesTheCApi) {
+  std::string line = "#include \"pjrt_c_api.h\"";
+  EXPECT_EQ(violations(kSample, "graph", "f.cc", line).size(), 1u);
+  EXPECT_TRUE(violations(kSample, "pjrt", "f.cc", line).empty());
+}
+
+}  // namespace
