@@ -17,6 +17,9 @@ OpList constant_ops();
 OpList identity_ops();
 OpList shape_ops();
 OpList dot_ops();
+OpList conv_ops();
 OpList reduce_ops();
+OpList gather_ops();
+OpList custom_call_ops();
 
 }  // namespace md

@@ -1,0 +1,280 @@
+// Convolution as three bilinear records: y = conv(x, w) and its two gradients. Each gradient of each record is one of
+// the other two, so derivatives of any order close over these three and no record needs a transpose node.
+#include "maxdiffusion/ops/conv.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/ops/registry.h"
+#include "maxdiffusion/ops/samples.h"
+
+namespace md {
+namespace {
+
+size_t at(int64_t i) { return static_cast<size_t>(i); }
+
+/// Sizes along one spatial axis.
+struct Line {
+  int64_t x, k, y;                                // input, kernel, output
+  int64_t stride, low, high, x_dilation, k_dilation;
+  int64_t wide_x() const { return x > 0 ? (x - 1) * x_dilation + 1 : 0; }
+  int64_t wide_k() const { return (k - 1) * k_dilation + 1; }
+  int64_t wide_y() const { return (y - 1) * stride + 1; }
+};
+
+Line line(const ConvOptions& o, const Dims& x, const Dims& w, size_t i) {
+  Line l{x[i + 1],      w[i + 2],       0, o.stride[i], o.pad_low[i], o.pad_high[i], o.lhs_dilation[i],
+         o.rhs_dilation[i]};
+  l.y = (l.wide_x() + l.low + l.high - l.wide_k() + l.stride) / l.stride;
+  return l;
+}
+
+std::vector<Line> lines(const ConvOptions& o, const Dims& x, const Dims& w) {
+  std::vector<Line> all;
+  for (size_t i = 0; i + 2 < x.size(); ++i) all.push_back(line(o, x, w, i));
+  return all;
+}
+
+/// Gradient records keep the options of the forward convolution and the sizes of what they return.
+struct ConvGrad {
+  ConvOptions options;
+  Dims dims;
+};
+
+// ---- shape rules
+
+Shape infer_forward(const ConvOptions& o, const Shape& x, const Shape& w) {
+  int64_t spatial = x.rank() - 2;
+  check(spatial >= 1 && spatial <= 3 && w.rank() == x.rank(), Code::invalid_graph,
+        "conv: x {} and w {} must both have 1 to 3 spatial axes", to_string(x), to_string(w));
+  check(x.dtype == w.dtype, Code::invalid_graph, "conv: element types differ: x {} and w {}; cast one of them",
+        to_string(x), to_string(w));
+  for (const Dims* d : {&o.stride, &o.pad_low, &o.pad_high, &o.lhs_dilation, &o.rhs_dilation})
+    check(static_cast<int64_t>(d->size()) == spatial, Code::invalid_graph,
+          "conv: an option has {} numbers for {} spatial axes of x {}", d->size(), spatial, to_string(x));
+  check(o.groups > 0 && w.dim(1) * o.groups == x.dim(-1) && w.dim(0) % o.groups == 0, Code::invalid_graph,
+        "conv: x {} has {} channels; w {} in {} groups takes {}", to_string(x), x.dim(-1), to_string(w), o.groups,
+        w.dim(1) * o.groups);
+  Shape y{x.dtype, {x.dim(0)}};
+  for (const Line& l : lines(o, x.dims, w.dims)) {
+    check(l.stride > 0 && l.x_dilation > 0 && l.k_dilation > 0 && l.y > 0, Code::invalid_graph,
+          "conv: x {} with pads {} and {} is smaller than the kernel of w {}", to_string(x), to_string(o.pad_low),
+          to_string(o.pad_high), to_string(w));
+    y.dims.push_back(l.y);
+  }
+  y.dims.push_back(w.dim(0));
+  return y;
+}
+
+// ---- printing
+
+/// The words of one convolution; per spatial axis in order.
+struct Window {
+  Dims stride, low, high, lhs_dilation, rhs_dilation;
+  bool reversed = false;
+  int64_t feature_groups = 1, batch_groups = 1;
+};
+
+/// "b01f" → "[b, 0, 1, f]": S stands for the spatial axes.
+std::string layout(const char* letters, size_t spatial) {
+  std::string s = "[";
+  for (const char* p = letters; *p; ++p) {
+    if (*p != 'S') {
+      s += s.size() > 1 ? ", " : "";
+      s += *p;
+      continue;
+    }
+    for (size_t i = 0; i < spatial; ++i) s += fmt::format("{}{}", s.size() > 1 ? ", " : "", i);
+  }
+  return s + "]";
+}
+
+Value print_conv(EmitCtx& c, const Value& lhs, const Value& rhs, const char* lhs_layout, const char* rhs_layout,
+                 const char* out_layout, const Window& w, Precision precision) {
+  constexpr const char* kPrecision[] = {"DEFAULT", "HIGH", "HIGHEST"};
+  const char* p = kPrecision[static_cast<int>(precision)];
+  size_t n = w.stride.size();
+  std::string padding, reversal;
+  for (size_t i = 0; i < n; ++i) {
+    padding += fmt::format("{}[{}, {}]", i ? ", " : "", w.low[i], w.high[i]);
+    reversal += fmt::format("{}{}", i ? ", " : "", w.reversed);
+  }
+  return c.emit(
+      "stablehlo.convolution", {lhs, rhs}, c.out(),
+      fmt::format("dimension_numbers = #stablehlo.conv<{}x{}->{}>, window_strides = {}, "
+                  "padding = dense<[{}]> : tensor<{}x2xi64>, lhs_dilation = {}, rhs_dilation = {}, "
+                  "window_reversal = array<i1: {}>, feature_group_count = {} : i64, batch_group_count = {} : i64, "
+                  "precision_config = [#stablehlo<precision {}>, #stablehlo<precision {}>]",
+                  layout(lhs_layout, n), layout(rhs_layout, n), layout(out_layout, n), mlir_array(w.stride), padding, n,
+                  mlir_array(w.lhs_dilation), mlir_array(w.rhs_dilation), reversal, w.feature_groups, w.batch_groups,
+                  p, p));
+}
+
+void emit_forward(EmitCtx& c) {
+  const auto& o = c.attrs<ConvOptions>();
+  Window w{o.stride, o.pad_low, o.pad_high, o.lhs_dilation, o.rhs_dilation, false, o.groups, 1};
+  c.set_out(print_conv(c, c.in(0), c.in(1), "bSf", "oiS", "bSf", w, o.precision));
+}
+
+/// w [G·O, I, k…] as [O, G·I, k…]: the layout in which a grouped kernel is read backwards.
+Value swap_groups(EmitCtx& c, const Value& w, int64_t groups) {
+  if (groups == 1) return w;
+  const Dims& d = w.shape.dims;
+  DType t = w.shape.dtype;
+  Dims split = {groups, d[0] / groups, d[1]}, swapped = {d[0] / groups, groups, d[1]},
+       merged = {d[0] / groups, groups * d[1]}, order = {1, 0, 2};
+  for (size_t i = 2; i < d.size(); ++i) {
+    for (Dims* s : {&split, &swapped, &merged}) s->push_back(d[i]);
+    order.push_back(static_cast<int64_t>(i) + 1);
+  }
+  Value v = c.emit("stablehlo.reshape", {w}, {t, split});
+  v = c.emit("stablehlo.transpose", {v}, {t, swapped}, "permutation = " + mlir_array(order));
+  return c.emit("stablehlo.reshape", {v}, {t, merged});
+}
+
+/// dx: dy with zeros between its elements meets the kernel read backwards. in(0): dy, in(1): w.
+void emit_input_grad(EmitCtx& c) {
+  const auto& a = c.attrs<ConvGrad>();
+  const ConvOptions& o = a.options;
+  Window w{.stride = o.lhs_dilation, .lhs_dilation = o.stride, .rhs_dilation = o.rhs_dilation, .reversed = true,
+           .feature_groups = o.groups};
+  for (const Line& l : lines(o, a.dims, c.in(1).shape.dims)) {
+    w.low.push_back(l.wide_k() - 1 - l.low);
+    w.high.push_back(l.wide_x() - l.wide_y() + l.low);
+  }
+  c.set_out(print_conv(c, c.in(0), swap_groups(c, c.in(1), o.groups), "bSf", "ioS", "bSf", w, o.precision));
+}
+
+/// dw: the batch is what is summed over, dy is the kernel. in(0): x, in(1): dy.
+void emit_weight_grad(EmitCtx& c) {
+  const auto& a = c.attrs<ConvGrad>();
+  const ConvOptions& o = a.options;
+  Window w{.stride = o.rhs_dilation, .low = o.pad_low, .lhs_dilation = o.lhs_dilation, .rhs_dilation = o.stride,
+           .batch_groups = o.groups};
+  for (const Line& l : lines(o, c.in(0).shape.dims, a.dims))
+    w.high.push_back(l.wide_k() - 1 + l.wide_y() - l.wide_x() - l.low);
+  c.set_out(print_conv(c, c.in(0), c.in(1), "fSb", "iSo", "fbS", w, o.precision));
+}
+
+// ---- records
+
+extern const OpDef kConvInputGrad, kConvWeightGrad;
+
+Tensor input_grad(Tensor dy, Tensor w, const ConvOptions& o, Dims x) {
+  return apply(kConvInputGrad, {dy, w}, ConvGrad{o, std::move(x)});
+}
+Tensor weight_grad(Tensor x, Tensor dy, const ConvOptions& o, Dims w) {
+  return apply(kConvWeightGrad, {x, dy}, ConvGrad{o, std::move(w)});
+}
+
+/// x, w, options: one to three spatial axes, uneven pads, strides, both dilations, groups, crops.
+struct Case {
+  Dims x, w;
+  ConvOptions options;
+};
+std::vector<Case> cases() {
+  ConvOptions line{{2}, {1}, {0}, {1}, {2}, 1, Precision::default_};
+  ConvOptions plain{{1, 1}, {1, 1}, {1, 1}, {1, 1}, {1, 1}, 1, Precision::highest};
+  ConvOptions strided{{2, 3}, {0, 2}, {1, 0}, {1, 1}, {1, 1}, 1, Precision::default_};
+  ConvOptions grouped{{2, 1}, {1, 0}, {1, 2}, {1, 2}, {1, 2}, 2, Precision::default_};
+  ConvOptions cropped{{1, 2}, {-1, 1}, {1, -2}, {1, 1}, {2, 1}, 3, Precision::default_};
+  ConvOptions volume{{1, 2, 1}, {0, 1, 2}, {1, 1, 0}, {1, 1, 1}, {1, 1, 2}, 1, Precision::default_};
+  return {{{2, 7, 3}, {4, 3, 2}, line},
+          {{2, 4, 5, 3}, {2, 3, 3, 3}, plain},
+          {{1, 5, 6, 2}, {3, 2, 2, 3}, strided},
+          {{2, 5, 4, 4}, {6, 2, 3, 2}, grouped},
+          {{1, 6, 7, 3}, {3, 1, 2, 2}, cropped},
+          {{1, 3, 4, 4, 2}, {2, 2, 2, 3, 2}, volume}};
+}
+
+constexpr OpDef kConv = {
+    .name = "convolution",
+    .infer =
+        [](const InferCtx& c) {
+          return std::vector<Shape>{infer_forward(c.attrs<ConvOptions>(), c.in[0], c.in[1])};
+        },
+    .emit = emit_forward,
+    .vjp = [](const VjpCtx& c) -> Grads {
+      const auto& o = c.attrs<ConvOptions>();
+      return {c.needs(0) ? input_grad(c.dy(), c.in(1), o, c.in(0).dims()) : Tensor(),
+              c.needs(1) ? weight_grad(c.in(0), c.dy(), o, c.in(1).dims()) : Tensor()};
+    },
+    .samples =
+        [] {
+          std::vector<OpSample> all;
+          for (const Case& k : cases()) all.push_back({{f64(k.x), f64(k.w)}, k.options});
+          return all;
+        },
+};
+
+const OpDef kConvInputGrad = {
+    .name = "convolution_input_grad",
+    .infer =
+        [](const InferCtx& c) {
+          const auto& a = c.attrs<ConvGrad>();
+          Shape x{c.in[0].dtype, a.dims}, y = infer_forward(a.options, x, c.in[1]);
+          check(y == c.in[0], Code::invalid_graph, "conv gradient: cotangent {} for an output {}", to_string(c.in[0]),
+                to_string(y));
+          return std::vector<Shape>{x};
+        },
+    .emit = emit_input_grad,
+    .vjp = [](const VjpCtx& c) -> Grads {
+      const auto& o = c.attrs<ConvGrad>().options;
+      return {c.needs(0) ? conv(c.dy(), c.in(1), o) : Tensor(),
+              c.needs(1) ? weight_grad(c.dy(), c.in(0), o, c.in(1).dims()) : Tensor()};
+    },
+    .samples =
+        [] {
+          std::vector<OpSample> all;
+          for (const Case& k : cases()) {
+            Shape y = infer_forward(k.options, f64(k.x), f64(k.w));
+            all.push_back({{y, f64(k.w)}, ConvGrad{k.options, k.x}});
+          }
+          return all;
+        },
+};
+
+const OpDef kConvWeightGrad = {
+    .name = "convolution_weight_grad",
+    .infer =
+        [](const InferCtx& c) {
+          const auto& a = c.attrs<ConvGrad>();
+          Shape w{c.in[0].dtype, a.dims}, y = infer_forward(a.options, c.in[0], w);
+          check(y == c.in[1], Code::invalid_graph, "conv gradient: cotangent {} for an output {}", to_string(c.in[1]),
+                to_string(y));
+          return std::vector<Shape>{w};
+        },
+    .emit = emit_weight_grad,
+    .vjp = [](const VjpCtx& c) -> Grads {
+      const auto& o = c.attrs<ConvGrad>().options;
+      return {c.needs(0) ? input_grad(c.in(1), c.dy(), o, c.in(0).dims()) : Tensor(),
+              c.needs(1) ? conv(c.in(0), c.dy(), o) : Tensor()};
+    },
+    .samples =
+        [] {
+          std::vector<OpSample> all;
+          for (const Case& k : cases()) {
+            Shape y = infer_forward(k.options, f64(k.x), f64(k.w));
+            all.push_back({{f64(k.x), y}, ConvGrad{k.options, k.w}});
+          }
+          return all;
+        },
+};
+
+}  // namespace
+
+Tensor conv(Tensor x, Tensor w, ConvOptions o) {
+  size_t spatial = at(std::max<int64_t>(x.rank() - 2, 0));
+  for (Dims* d : {&o.stride, &o.lhs_dilation, &o.rhs_dilation})
+    if (d->empty()) d->assign(spatial, 1);
+  for (Dims* d : {&o.pad_low, &o.pad_high})
+    if (d->empty()) d->assign(spatial, 0);
+  return apply(kConv, {x, w}, std::move(o));
+}
+
+OpList conv_ops() { return {&kConv, &kConvInputGrad, &kConvWeightGrad}; }
+
+}  // namespace md
