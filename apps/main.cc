@@ -1,0 +1,94 @@
+// The command: finds the subcommand, hands it the remaining words, and is the one place where errors are caught.
+// A subcommand is one function and one line of kCommands.
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/config/config.h"
+#include "maxdiffusion/data/emoji.h"
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+void prepare_emoji(const Words& words) {
+  md::check(!words.empty(), md::Code::invalid_config, "prepare_emoji: the folder to write to is missing");
+  md::EmojiConfig config;
+  md::KeyList keys;
+  keys.key("font", config.font, "the colour emoji font");
+  keys.key("names", config.names, "Unicode's emoji-test.txt");
+  keys.key("resolution", config.resolution, "pixels per side");
+  keys.assign(md::ConfigSource::from_text("", Words(words.begin() + 1, words.end())));
+  int64_t count = md::prepare_emoji(words[0], config);
+  fmt::print("{} pictures in {}\n", count, words[0]);
+}
+
+struct Command {
+  const char *name, *arguments, *meaning;
+  void (*run)(const Words&);
+};
+
+constexpr Command kCommands[] = {
+    {"prepare_emoji", "FOLDER [resolution=64]", "write the colour emoji font as captioned pictures", prepare_emoji},
+};
+
+void print_help() {
+  fmt::print("usage: maxdiffusion COMMAND …\n\n");
+  for (const auto& c : kCommands) fmt::print("  {} {}\n      {}\n", c.name, c.arguments, c.meaning);
+  fmt::print("  help\n      print this\n");
+}
+
+void dispatch(const Words& words) {
+  if (words.empty() || words[0] == "help" || words[0] == "--help" || words[0] == "-h") return print_help();
+  Words names = {"help"};
+  for (const auto& c : kCommands) {
+    if (words[0] == c.name) return c.run(Words(words.begin() + 1, words.end()));
+    names.push_back(c.name);
+  }
+  md::Error error(md::Code::invalid_config, fmt::format("there is no command '{}'", words[0]));
+  if (std::string near = md::nearest(words[0], names); !near.empty())
+    error.note(fmt::format("did you mean '{}'?", near));
+  throw error.note("try: maxdiffusion help");
+}
+
+int exit_status(md::Code code) {
+  switch (code) {
+    case md::Code::invalid_config: return 2;
+    case md::Code::invalid_graph: return 3;
+    case md::Code::io: return 4;
+    case md::Code::device: return 5;
+    case md::Code::out_of_memory: return 6;
+    case md::Code::internal: return 70;
+  }
+  return 70;
+}
+
+/// Prints one message with its notes; returns the exit status.
+int report(const md::Error& e) {
+  fmt::print(stderr, "error: {}\n", e.message());
+  for (const auto& note : e.notes()) fmt::print(stderr, "  {}\n", note);
+  if (e.code() == md::Code::internal) {
+    fmt::print(stderr, "  this is a defect of the program ({}:{})\n", e.where().file_name(), e.where().line());
+  }
+  return exit_status(e.code());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_DFL);  // `maxdiffusion inspect … | head` ends quietly
+  try {
+    dispatch(Words(argv + 1, argv + argc));
+    return 0;
+  } catch (const md::Error& e) {
+    return report(e);
+  } catch (const std::bad_alloc&) {
+    return report({md::Code::out_of_memory, "the host's memory is used up"});
+  } catch (const std::exception& e) {
+    return report({md::Code::internal, e.what()});
+  }
+}
