@@ -2,6 +2,8 @@
 // Parameters are cast to the dtype of x where they are used; statistics are f32 always.
 #pragma once
 
+#include <optional>
+
 #include "maxdiffusion/nn/scope.h"
 
 namespace md::nn {
@@ -9,7 +11,8 @@ namespace md::nn {
 struct LinearOptions {
   int64_t out = 0;
   bool bias = true;
-  std::string in_axis, out_axis;  // logical axes of the weight [out, in]
+  std::string in_axis = {}, out_axis = {};  // logical axes of the weight [out, in]
+  std::optional<Init> init = {};            // of the weight; LeCun normal when empty
 };
 /// y = x·Wᵀ + b.   x: [..., in]   weight: [out, in]   bias: [out].
 Tensor linear(const Scope& s, Tensor x, LinearOptions o);
@@ -29,19 +32,22 @@ Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps);
 Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine = true);
 /// x / sqrt(mean(x²) + eps) · weight over the last axis.
 Tensor rms_norm(const Scope& s, Tensor x, double eps);
-/// weight: [rows, width]; ids: any integer shape.
-Tensor embedding(const Scope& s, Tensor ids, int64_t rows, int64_t width);
+/// weight: [rows, width]; ids: any integer shape I → I + [width], in the scope's dtype.
+Tensor embedding(const Scope& s, Tensor ids, int64_t rows, int64_t width, Init init = init::normal(0.02));
 /// Sinusoids of `t` [B] → [B, dim] f32: half = dim/2, f_i = exp(−ln(max_period)·i/(half − shift)); cos first if `flip`.
 Tensor timestep_embedding(Tensor t, int64_t dim, bool flip_sin_to_cos, double freq_shift, double max_period = 10000);
 /// linear_1, activation, linear_2.
 Tensor timestep_mlp(const Scope& s, Tensor x, int64_t width, const std::string& activation = "silu");
-/// Nearest-neighbour, [B, H, W, C] → [B, 2H, 2W, C].
+/// Nearest neighbour by two, [B, H, W, C] → [B, 2H, 2W, C].
 Tensor upsample_nearest(Tensor x);
 /// By config name: "silu"/"swish", "gelu", "quick_gelu", "gelu_tanh"/"gelu_new", "relu", "mish".
 Tensor activation(const std::string& name, Tensor x);
 
+/// f(x) as a checkpoint region of the scope's remat policy; f itself when that is NONE.
+Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x);
+
 /// `n` blocks whose parameters are `s / i / …`, or, with scan_layers, one loop over stacked parameters `s / "*" / …`.
-/// Each block is a checkpoint region when the scope's remat policy is not NONE.
+/// Each block is a checkpoint region (remat above). A repeat inside a stacked block is written out.
 using Block = std::function<Tensor(const Scope&, Tensor)>;
 Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block);
 

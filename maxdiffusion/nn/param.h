@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
@@ -16,7 +18,7 @@ namespace md {
 struct Init {
   enum class Kind { zeros, ones, constant, normal, uniform, truncated_normal };
   Kind kind = Kind::zeros;
-  double scale = 1;  // constant: the value; normal: standard deviation; uniform: bound
+  double scale = 1;  // constant: the value; (truncated) normal: standard deviation; uniform: bound
   bool operator==(const Init&) const = default;
 };
 
@@ -26,7 +28,7 @@ inline Init ones() { return {Init::Kind::ones}; }
 inline Init constant(double v) { return {Init::Kind::constant, v}; }
 inline Init normal(double stddev) { return {Init::Kind::normal, stddev}; }
 inline Init uniform(double bound) { return {Init::Kind::uniform, bound}; }
-/// Truncated normal of variance 1/fan_in (LeCun); fan_in of a PyTorch-layout weight is the product of dims after the
+/// Truncated normal of variance 1/fan_in (LeCun); fan_in of a PyTorch-layout weight: the product of dims after the
 /// first.
 Init lecun_normal(const Dims& weight);
 }  // namespace init
@@ -45,18 +47,24 @@ struct Param {
 
 class ParamTable {
  public:
-  const std::vector<Param>& params() const { return params_; }
+  /// In the order in which the model asked. References stay valid.
+  const std::deque<Param>& params() const { return params_; }
   /// Throws invalid_graph when the path exists already.
   Param& add(Param p);
-  const Param* find(const std::string& input) const;
-  int64_t count() const;  // elements of all parameters
+  const Param* find(const std::string& input) const;  // null when absent
+  int64_t count() const;                              // elements of all parameters
   int64_t count(const std::string& model) const;
 
  private:
-  std::vector<Param> params_;
+  std::deque<Param> params_;
+  std::unordered_map<std::string, size_t> index_;  // by input
 };
 
-/// The starting value; rows (leading index) computed in parallel.
+/// Path of one layer of a stacked parameter: "blocks.*.norm.weight" → "blocks.3.norm.weight".
+std::string layer_path(const std::string& path, int64_t layer);
+
+/// The starting value. Drawn from (seed, input), so a layer of a stacked parameter starts as it would unstacked.
+/// Uses all cores.
 HostArray initial_value(const Param& p, uint64_t seed);
 
 }  // namespace md

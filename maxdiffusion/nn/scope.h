@@ -33,7 +33,10 @@ class Scope {
   Scope operator/(int64_t index) const { return *this / std::to_string(index); }
 
   /// A parameter, in storage dtype. `axes`: one logical name per dim or empty. Throws when asked twice.
+  /// In the body of a loop the parameter belongs to the root graph and is captured.
   Tensor param(std::string_view name, Dims dims, LogicalAxes axes, Init init) const;
+  /// The same for a whole record, whose path counts from the root: what sources call on the scope below.
+  Tensor answer(Param p) const;
 
   const std::string& path() const { return path_; }
   const ScopeOptions& options() const { return options_; }
@@ -46,10 +49,10 @@ class Scope {
   /// Parameters below get no gradient and no optimizer state.
   Scope frozen() const;
 
-  /// What answers param(): replaced by variations. `base` is the answer of the scope below.
-  using Source = std::function<Tensor(const Scope&, Param)>;
+  /// What answers param(): replaced by variations. Called with the scope below, whose answer() is the former one.
+  using Source = std::function<Tensor(const Scope& below, Param)>;
   Scope with_source(Source source) const;
-  /// In the body of a loop: its graph, for parameters sliced per layer.
+  /// In the body of a loop: nodes of here() go there.
   Scope in_graph(Graph& body) const;
 
  private:
@@ -57,7 +60,8 @@ class Scope {
   ParamTable* table_;
   std::string model_, path_;
   ScopeOptions options_;
-  std::shared_ptr<Source> source_;
+  std::shared_ptr<const Source> source_;
+  std::shared_ptr<const Scope> below_;  // set with source_
 };
 
 }  // namespace md

@@ -1,0 +1,17 @@
+// Multi-head attention with diffusers' parameter names: to_q, to_k, to_v, to_out.0.
+#pragma once
+
+#include "maxdiffusion/nn/layers.h"
+
+namespace md::nn {
+
+struct MultiHeadOptions {
+  int64_t heads = 1;
+  bool qkv_bias = false;
+  bool upcast = false;    // q and k in f32 whatever the activations are
+  bool annotated = true;  // logical axes on weights and activations; false: everything replicated
+};
+/// x: [B, L, C]   context: [B, Lk, D], or x itself for self attention → [B, L, C]. C must divide by the heads.
+Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const MultiHeadOptions& o);
+
+}  // namespace md::nn

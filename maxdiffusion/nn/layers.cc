@@ -1,0 +1,130 @@
+#include "maxdiffusion/nn/layers.h"
+
+#include <cmath>
+
+#include "maxdiffusion/autodiff/checkpoint.h"
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/ops/control_flow.h"
+#include "maxdiffusion/ops/conv.h"
+#include "maxdiffusion/ops/dot.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/gather.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md::nn {
+namespace {
+
+Tensor add_bias(const Scope& s, Tensor y) {
+  return y + cast(s.param("bias", {y.dim(-1)}, {""}, init::zeros()), y.dtype());
+}
+
+/// x [..., in] × weight [out, in]. No flattening: the compiler does it after partitioning, so that sharded leading
+/// axes stay apart.
+Tensor project(const Scope& s, Tensor x, Tensor weight) {
+  return dot(x, weight, {.lhs_contract = {x.rank() - 1}, .rhs_contract = {1}, .precision = s.options().precision});
+}
+
+}  // namespace
+
+Tensor linear(const Scope& s, Tensor x, LinearOptions o) {
+  auto path = s.here();
+  const Dims dims = {o.out, x.dim(-1)};
+  Tensor w = s.param("weight", dims, {o.out_axis, o.in_axis}, o.init ? *o.init : init::lecun_normal(dims));
+  Tensor y = project(s, x, cast(w, x.dtype()));
+  return o.bias ? add_bias(s, y) : y;
+}
+
+Tensor conv2d(const Scope& s, Tensor x, Conv2dOptions o) {
+  auto path = s.here();
+  check(x.rank() == 4, Code::invalid_graph, "conv2d: x is {}, expected [B, H, W, C], at {}", to_string(x.shape()),
+        s.path());
+  const Dims dims = {o.out, x.dim(-1), o.kernel, o.kernel};
+  Tensor w = cast(s.param("weight", dims, {o.out_axis, o.in_axis, "", ""}, init::lecun_normal(dims)), x.dtype());
+  Tensor y;
+  if (o.kernel == 1 && o.stride == 1 && o.padding == 0 && !o.pad_right_bottom) {
+    y = project(s, x, reshape(w, {o.out, x.dim(-1)}));  // a matrix product, whose weight gradient is fast everywhere
+  } else {
+    const int64_t low = o.pad_right_bottom ? 0 : o.padding, high = o.pad_right_bottom ? 1 : o.padding;
+    y = conv(x, w,
+             {.stride = {o.stride, o.stride},
+              .pad_low = {low, low},
+              .pad_high = {high, high},
+              .precision = s.options().precision});
+  }
+  return o.bias ? add_bias(s, y) : y;
+}
+
+Tensor embedding(const Scope& s, Tensor ids, int64_t rows, int64_t width, Init init) {
+  auto path = s.here();
+  return cast(take(s.param("weight", {rows, width}, {"", ""}, init), ids), s.dtype());
+}
+
+Tensor timestep_embedding(Tensor t, int64_t dim, bool flip_sin_to_cos, double freq_shift, double max_period) {
+  check(t.rank() == 1, Code::invalid_graph, "timestep_embedding: t is {}, expected [B]", to_string(t.shape()));
+  const int64_t half = dim / 2;
+  HostArray table({DType::f32, {1, half}});
+  auto f = table.mutable_view<float>();
+  for (int64_t i = 0; i < half; ++i)
+    f[static_cast<size_t>(i)] = static_cast<float>(
+        std::exp(-std::log(max_period) * static_cast<double>(i) / (static_cast<double>(half) - freq_shift)));
+  Tensor angle = expand_dims(cast(t, DType::f32), 1) * constant(t.graph(), table);
+  Tensor y = flip_sin_to_cos ? concatenate({cos(angle), sin(angle)}, 1) : concatenate({sin(angle), cos(angle)}, 1);
+  return dim % 2 ? pad(y, 0, {0, 0}, {0, 1}) : y;
+}
+
+Tensor timestep_mlp(const Scope& s, Tensor x, int64_t width, const std::string& act) {
+  Tensor h = linear(s / "linear_1", x, {.out = width});
+  return linear(s / "linear_2", activation(act, h), {.out = width});
+}
+
+Tensor upsample_nearest(Tensor x) {
+  const int64_t b = x.dim(0), h = x.dim(1), w = x.dim(2), c = x.dim(3);
+  return reshape(broadcast_in_dim(x, {b, h, 2, w, 2, c}, {0, 1, 3, 5}), {b, 2 * h, 2 * w, c});
+}
+
+Tensor activation(const std::string& name, Tensor x) {
+  if (name == "silu" || name == "swish") return silu(x);
+  if (name == "gelu") return gelu(x);
+  if (name == "quick_gelu") return quick_gelu(x);
+  if (name == "gelu_tanh" || name == "gelu_new" || name == "gelu_pytorch_tanh") return gelu_tanh(x);
+  if (name == "relu") return relu(x);
+  // softplus(x) = max(x, 0) + log(1 + exp(−|x|)), which does not overflow.
+  if (name == "mish") return x * tanh(relu(x) + log1p(exp(-abs(x))));
+  fail(Code::invalid_config,
+       "activation '{}' is not one of: silu, swish, gelu, quick_gelu, gelu_tanh, gelu_new, gelu_pytorch_tanh, relu, "
+       "mish",
+       name);
+}
+
+Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x) {
+  const std::string& policy = s.options().remat;
+  if (remat_is_none(policy)) return f(x);
+  return checkpoint(remat_policy(policy), [&](const std::vector<Tensor>& xs) { return std::vector{f(xs[0])}; }, {x})[0];
+}
+
+Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block) {
+  auto region = [&block](const Scope& b, Tensor y) {
+    return remat(
+        b, [&](Tensor z) { return block(b, z); }, y);
+  };
+  const bool stacked = s.options().scan_layers && n > 1 && s.path().find('*') == std::string::npos;
+  if (!stacked) {
+    for (int64_t i = 0; i < n; ++i) x = region(s / i, x);
+    return x;
+  }
+  return scan(n, {x},
+              [&](ScanStep& step, const std::vector<Tensor>& carry) -> ScanResult {
+                auto row = [&step, n](const Scope& below, Param p) {
+                  p.shape.dims.insert(p.shape.dims.begin(), n);
+                  p.axes.insert(p.axes.begin(), "");
+                  p.stacked = n;
+                  return step.slice(below.answer(std::move(p)));
+                };
+                const Scope b = (s / "*").with_source(row).in_graph(step.body());
+                return {.carry = {region(b, carry[0])}, .stacked = {}};
+              })
+      .carry[0];
+}
+
+}  // namespace md::nn

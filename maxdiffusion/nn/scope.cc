@@ -1,0 +1,68 @@
+#include "maxdiffusion/nn/scope.h"
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+
+Scope::Scope(Graph& graph, ParamTable& table, std::string model, ScopeOptions options)
+    : graph_(&graph), table_(&table), model_(std::move(model)), options_(std::move(options)) {}
+
+Scope Scope::operator/(std::string_view name) const {
+  Scope s = *this;
+  if (!s.path_.empty()) s.path_ += '.';
+  s.path_ += name;
+  return s;
+}
+
+Tensor Scope::param(std::string_view name, Dims dims, LogicalAxes axes, Init init) const {
+  Param p;
+  p.path = (*this / name).path_;
+  p.shape = {options_.weights, std::move(dims)};
+  p.axes = std::move(axes);
+  p.axes.resize(p.shape.dims.size());
+  p.init = init;
+  p.trainable = options_.trainable;
+  p.model = model_;
+  return answer(std::move(p));
+}
+
+Tensor Scope::answer(Param p) const {
+  if (source_) return (*source_)(*below_, std::move(p));
+  Graph* root = graph_;
+  while (root->parent()) root = root->parent();
+  p.trainable = p.trainable && options_.trainable;
+  Param& made = table_->add(std::move(p));
+  // Made outside any checkpoint region: inputs are never computed again.
+  const int region = root->set_remat_region(0);
+  made.value = root->input(made.input, made.shape, made.axes);
+  root->set_remat_region(region);
+  return made.value;
+}
+
+Scope Scope::with(const ScopeOptions& options) const {
+  Scope s = *this;
+  s.options_ = options;
+  if (below_) s.below_ = std::make_shared<const Scope>(below_->with(options));
+  return s;
+}
+
+Scope Scope::frozen() const {
+  ScopeOptions options = options_;
+  options.trainable = false;
+  return with(options);
+}
+
+Scope Scope::with_source(Source source) const {
+  Scope s = *this;
+  s.below_ = std::make_shared<const Scope>(*this);
+  s.source_ = std::make_shared<const Source>(std::move(source));
+  return s;
+}
+
+Scope Scope::in_graph(Graph& body) const {
+  Scope s = *this;
+  s.graph_ = &body;
+  return s;
+}
+
+}  // namespace md
