@@ -45,6 +45,7 @@ struct UNetInputs {
   Tensor time_ids = {};                     // [B, 6]   likewise
   std::vector<Tensor> down_residuals = {};  // ControlNet: added to the skips, in order
   Tensor mid_residual = {};
+  Tensor timestep_cond = {};  // [B, time_cond_proj_dim]   with time_cond_proj_dim (guidance embedding of LCM)
 };
 /// Prediction [B, H, W, out_channels], f32.
 Tensor unet2d(const Scope& s, const UNetConfig& config, const UNetInputs& in);

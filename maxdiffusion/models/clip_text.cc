@@ -1,0 +1,113 @@
+#include "maxdiffusion/models/clip_text.h"
+
+#include <cmath>
+
+#include "maxdiffusion/models/config_reader.h"
+#include "maxdiffusion/nn/layers.h"
+#include "maxdiffusion/ops/attention.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/gather.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+namespace {
+
+/// Starting widths of CLIP: residual branches shrink with the depth.
+struct Inits {
+  explicit Inits(const ClipTextConfig& c) {
+    const double width = static_cast<double>(c.hidden_size), depth = static_cast<double>(c.num_hidden_layers);
+    into = init::normal(std::pow(width, -0.5) * std::pow(2 * depth, -0.5));
+    out = init::normal(std::pow(width, -0.5));
+    fc1 = init::normal(std::pow(2 * width, -0.5));
+  }
+  Init into, out, fc1;  // q, k, v and fc2; out_proj and text_projection; fc1
+};
+
+Tensor self_attention(const Scope& s, Tensor x, const ClipTextConfig& c, const Inits& inits) {
+  auto path = s.here();
+  const int64_t width = x.dim(-1), heads = c.num_attention_heads;
+  auto project = [&](const char* name) {
+    return reshape(nn::linear(s / name, x, {.out = width, .init = inits.into}),
+                   {x.dim(0), x.dim(1), heads, width / heads});
+  };
+  Tensor q = project("q_proj"), k = project("k_proj"), v = project("v_proj");
+  Tensor y = attention(q, k, v, {.kernel = s.options().attention, .causal = true, .precision = s.options().precision});
+  return nn::linear(s / "out_proj", reshape(y, x.dims()), {.out = width, .init = inits.out});
+}
+
+Tensor layer(const Scope& s, Tensor x, const ClipTextConfig& c, const Inits& inits) {
+  auto path = s.here();
+  x = x + self_attention(s / "self_attn", nn::layer_norm(s / "layer_norm1", x, c.layer_norm_eps), c, inits);
+  Tensor h = nn::layer_norm(s / "layer_norm2", x, c.layer_norm_eps);
+  h = nn::activation(c.hidden_act, nn::linear(s / "mlp.fc1", h, {.out = c.intermediate_size, .init = inits.fc1}));
+  return x + nn::linear(s / "mlp.fc2", h, {.out = x.dim(-1), .init = inits.into});
+}
+
+/// Row of x at the end of the text. Configs with the legacy id 2 mean the largest id; others the first eos_token_id.
+Tensor at_end_of_text(const ClipTextConfig& c, Tensor x, Tensor ids) {
+  Tensor key = c.eos_token_id == 2
+                   ? ids
+                   : cast(eq(ids, constant(ids.graph(), static_cast<double>(c.eos_token_id), ids.dtype())), DType::s32);
+  return take_per_batch(x, argmax(key, 1));
+}
+
+}  // namespace
+
+ClipTextConfig ClipTextConfig::from_json(const nlohmann::json& config) {
+  ConfigReader r(config, "CLIPTextModel config");
+  ClipTextConfig c;
+  r.neutral("model_type", {"clip_text_model"});
+  c.vocab_size = r.get("vocab_size", c.vocab_size);
+  c.hidden_size = r.get("hidden_size", c.hidden_size);
+  c.intermediate_size = r.get("intermediate_size", c.intermediate_size);
+  c.num_hidden_layers = r.get("num_hidden_layers", c.num_hidden_layers);
+  c.num_attention_heads = r.get("num_attention_heads", c.num_attention_heads);
+  c.max_position_embeddings = r.get("max_position_embeddings", c.max_position_embeddings);
+  c.projection_dim = r.get("projection_dim", c.projection_dim);
+  c.eos_token_id = r.get("eos_token_id", c.eos_token_id);
+  c.hidden_act = r.get("hidden_act", c.hidden_act);
+  c.layer_norm_eps = r.get("layer_norm_eps", c.layer_norm_eps);
+  for (const auto& name : r.get<std::vector<std::string>>("architectures", {"CLIPTextModel"})) {
+    check(name == "CLIPTextModel" || name == "CLIPTextModelWithProjection", Code::invalid_config,
+          "{}: 'architectures' holds '{}', which is not one of: CLIPTextModel, CLIPTextModelWithProjection", r.what(),
+          name);
+    c.with_projection = name == "CLIPTextModelWithProjection";
+  }
+  // transformers writes many members that say nothing about the model, and more with every version, so unknown ones
+  // are not refused here.
+  check(c.num_attention_heads > 0 && c.hidden_size % c.num_attention_heads == 0, Code::invalid_config,
+        "{}: 'hidden_size' {} does not divide into 'num_attention_heads' {}", r.what(), c.hidden_size,
+        c.num_attention_heads);
+  return c;
+}
+
+ClipTextOutput clip_text(const Scope& root, const ClipTextConfig& c, Tensor ids) {
+  auto path = root.here();
+  check(ids.rank() == 2 && is_integer(ids.dtype()) && ids.dim(1) <= c.max_position_embeddings, Code::invalid_graph,
+        "clip_text: ids are {}, expected integers [B, L] with L up to {}", to_string(ids.shape()),
+        c.max_position_embeddings);
+  const Scope s = root / "text_model";
+  const Inits inits(c);
+  Tensor x = nn::embedding(s / "embeddings.token_embedding", ids, c.vocab_size, c.hidden_size, init::normal(0.02));
+  Tensor positions = (s / "embeddings.position_embedding")
+                         .param("weight", {c.max_position_embeddings, c.hidden_size}, {"", ""}, init::normal(0.01));
+  x = x + cast(slice_axis(positions, 0, 0, ids.dim(1)), x.dtype());
+
+  ClipTextOutput y;
+  y.hidden_states.push_back(x);
+  for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
+    const Scope block = s / "encoder.layers" / i;
+    x = nn::remat(
+        block, [&](Tensor h) { return layer(block, h, c, inits); }, x);
+    y.hidden_states.push_back(x);
+  }
+  y.last_hidden_state = nn::layer_norm(s / "final_layer_norm", x, c.layer_norm_eps);
+  y.pooled = at_end_of_text(c, y.last_hidden_state, ids);
+  if (c.with_projection)
+    y.text_embeds =
+        nn::linear(root / "text_projection", y.pooled, {.out = c.projection_dim, .bias = false, .init = inits.out});
+  return y;
+}
+
+}  // namespace md

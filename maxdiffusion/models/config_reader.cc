@@ -1,0 +1,81 @@
+#include "maxdiffusion/models/config_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace md {
+
+ConfigReader::ConfigReader(const nlohmann::json& config, std::string what) : config_(config), what_(std::move(what)) {
+  check(config.is_object(), Code::invalid_config, "{}: found JSON of type {}, expected an object", what_,
+        config.type_name());
+}
+
+const nlohmann::json* ConfigReader::find(const char* key) {
+  read_.insert(key);
+  auto it = config_.find(key);
+  return it == config_.end() || it->is_null() ? nullptr : &*it;
+}
+
+void ConfigReader::wrong_type(const char* key, const nlohmann::json& v, const char* expected) const {
+  fail(Code::invalid_config, "{}: '{}' is {}, expected {}", what_, key, v.dump(), expected);
+}
+
+template <>
+int64_t ConfigReader::as(const char* key, const nlohmann::json& v) const {
+  if (!v.is_number_integer()) wrong_type(key, v, "an integer");
+  return v.get<int64_t>();
+}
+template <>
+double ConfigReader::as(const char* key, const nlohmann::json& v) const {
+  if (!v.is_number()) wrong_type(key, v, "a number");
+  return v.get<double>();
+}
+template <>
+bool ConfigReader::as(const char* key, const nlohmann::json& v) const {
+  if (!v.is_boolean()) wrong_type(key, v, "true or false");
+  return v.get<bool>();
+}
+template <>
+std::string ConfigReader::as(const char* key, const nlohmann::json& v) const {
+  if (!v.is_string()) wrong_type(key, v, "a string");
+  return v.get<std::string>();
+}
+template <>
+std::vector<int64_t> ConfigReader::as(const char* key, const nlohmann::json& v) const {
+  if (!v.is_array() || !std::all_of(v.begin(), v.end(), [](const auto& e) { return e.is_number_integer(); }))
+    wrong_type(key, v, "a list of integers");
+  return v.get<std::vector<int64_t>>();
+}
+template <>
+std::vector<bool> ConfigReader::as(const char* key, const nlohmann::json& v) const {
+  if (!v.is_array() || !std::all_of(v.begin(), v.end(), [](const auto& e) { return e.is_boolean(); }))
+    wrong_type(key, v, "a list of true or false");
+  return v.get<std::vector<bool>>();
+}
+template <>
+std::vector<std::string> ConfigReader::as(const char* key, const nlohmann::json& v) const {
+  if (!v.is_array() || !std::all_of(v.begin(), v.end(), [](const auto& e) { return e.is_string(); }))
+    wrong_type(key, v, "a list of strings");
+  return v.get<std::vector<std::string>>();
+}
+
+void ConfigReader::neutral(const char* key, std::initializer_list<nlohmann::json> values) {
+  const nlohmann::json* v = find(key);
+  if (!v || std::find(values.begin(), values.end(), *v) != values.end()) return;
+  std::vector<std::string> accepted;
+  for (const auto& a : values) accepted.push_back(a.dump());
+  accepted.push_back("null");
+  fail(Code::invalid_config, "{}: '{}' is {}, which is not supported; accepted: {}", what_, key, v->dump(),
+       fmt::join(accepted, ", "));
+}
+
+void ConfigReader::ignore(std::initializer_list<const char*> keys) { read_.insert(keys.begin(), keys.end()); }
+
+void ConfigReader::finish() const {
+  for (const auto& [key, value] : config_.items())
+    check(read_.contains(key) || key.starts_with('_'), Code::invalid_config,
+          "{}: member '{}' (value {}) is not known, so what it changes would be missing", what_, key, value.dump());
+}
+
+}  // namespace md

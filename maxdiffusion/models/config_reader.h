@@ -1,0 +1,77 @@
+// Reads a model's config.json member by member and remembers which were read, so that none is ignored by accident:
+// members that change the architecture in ways not implemented are refused unless they have their neutral value.
+#pragma once
+
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+
+class ConfigReader {
+ public:
+  /// `what` opens every message: "UNet2DConditionModel config". `config` must outlive the reader.
+  ConfigReader(const nlohmann::json& config, std::string what);
+
+  /// The member, or `fallback` when it is absent or null. Throws invalid_config when the type is wrong.
+  template <class T>
+  T get(const char* key, T fallback) {
+    const nlohmann::json* v = find(key);
+    return v ? as<T>(key, *v) : fallback;
+  }
+  template <class T>
+  std::optional<T> get_optional(const char* key) {
+    const nlohmann::json* v = find(key);
+    return v ? std::optional<T>(as<T>(key, *v)) : std::nullopt;
+  }
+  /// One value for all levels, or a list of `levels` values.
+  template <class T>
+  std::vector<T> per_level(const char* key, size_t levels, T fallback) {
+    const nlohmann::json* v = find(key);
+    if (!v || !v->is_array()) return std::vector<T>(levels, v ? as<T>(key, *v) : fallback);
+    auto list = as<std::vector<T>>(key, *v);
+    check(list.size() == levels, Code::invalid_config, "{}: '{}' has {} entries, expected {} (one per level)", what_,
+          key, list.size(), levels);
+    return list;
+  }
+  /// Refuses the member unless it is absent, null or one of `values`.
+  void neutral(const char* key, std::initializer_list<nlohmann::json> values = {});
+  /// Members that say nothing about the graph.
+  void ignore(std::initializer_list<const char*> keys);
+  /// Refuses members that nobody read; those that begin with '_' are diffusers' own notes.
+  void finish() const;
+
+  const std::string& what() const { return what_; }
+
+ private:
+  const nlohmann::json* find(const char* key);  // null: absent or null
+  template <class T>
+  T as(const char* key, const nlohmann::json& v) const;
+  [[noreturn]] void wrong_type(const char* key, const nlohmann::json& v, const char* expected) const;
+
+  const nlohmann::json& config_;
+  std::string what_;
+  std::set<std::string> read_;
+};
+
+template <>
+int64_t ConfigReader::as(const char* key, const nlohmann::json& v) const;
+template <>
+double ConfigReader::as(const char* key, const nlohmann::json& v) const;
+template <>
+bool ConfigReader::as(const char* key, const nlohmann::json& v) const;
+template <>
+std::string ConfigReader::as(const char* key, const nlohmann::json& v) const;
+template <>
+std::vector<int64_t> ConfigReader::as(const char* key, const nlohmann::json& v) const;
+template <>
+std::vector<bool> ConfigReader::as(const char* key, const nlohmann::json& v) const;
+template <>
+std::vector<std::string> ConfigReader::as(const char* key, const nlohmann::json& v) const;
+
+}  // namespace md

@@ -1,0 +1,143 @@
+#include "maxdiffusion/models/unet2d.h"
+
+#include <fmt/format.h>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/models/resnet_block.h"
+#include "maxdiffusion/models/transformer2d.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+namespace {
+
+/// What every block sees: the time embedding after its activation [B, T] and the text [B, L, D].
+struct Conditioning {
+  Tensor temb, text;
+};
+
+ResnetOptions resnet_options(const UNetConfig& c, int64_t out) {
+  return {.out = out, .groups = c.norm_num_groups, .eps = c.norm_eps, .act = c.act_fn};
+}
+
+Tensor resnet(const Scope& s, Tensor x, const Conditioning& cond, const ResnetOptions& o) {
+  return nn::remat(
+      s, [&](Tensor y) { return resnet_block(s, y, cond.temb, o); }, x);
+}
+
+/// The transformer of level `level`, counted from the finest.
+Tensor attend(const Scope& s, Tensor x, const Conditioning& cond, const UNetConfig& c, size_t level) {
+  check(cond.text.dim(-1) == c.cross_attention_dim[level], Code::invalid_graph,
+        "unet: encoder_hidden_states is {}, level {} expects cross_attention_dim {}", to_string(cond.text.shape()),
+        level, c.cross_attention_dim[level]);
+  return transformer2d(s, x, cond.text,
+                       {.heads = c.num_heads[level],
+                        .layers = c.transformer_layers_per_block[level],
+                        .groups = c.norm_num_groups,
+                        .linear_projection = c.use_linear_projection,
+                        .only_cross_attention = c.only_cross_attention[level],
+                        .upcast_attention = c.upcast_attention});
+}
+
+/// [B, T]: what the resnets add, before their activation.
+Tensor time_embedding(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
+  const int64_t width = 4 * c.block_out_channels[0];
+  Tensor t =
+      cast(nn::timestep_embedding(in.timestep, c.block_out_channels[0], c.flip_sin_to_cos, c.freq_shift), s.dtype());
+  if (c.time_cond_proj_dim) {
+    check(static_cast<bool>(in.timestep_cond), Code::invalid_graph,
+          "unet: time_cond_proj_dim is {} in this config, but no timestep_cond is given", *c.time_cond_proj_dim);
+    t = t + nn::linear(s / "time_embedding.cond_proj", cast(in.timestep_cond, s.dtype()),
+                       {.out = c.block_out_channels[0], .bias = false});
+  }
+  Tensor temb = nn::timestep_mlp(s / "time_embedding", t, width, c.act_fn);
+  if (!c.addition_embed_type) return temb;
+
+  check(in.text_embeds && in.time_ids, Code::invalid_graph,
+        "unet: addition_embed_type is text_time in this config, so text_embeds and time_ids are needed");
+  const int64_t batch = in.time_ids.dim(0), ids = in.time_ids.dim(1);
+  Tensor sizes = nn::timestep_embedding(reshape(in.time_ids, {batch * ids}), c.addition_time_embed_dim,
+                                        c.flip_sin_to_cos, c.freq_shift);
+  sizes = reshape(sizes, {batch, ids * c.addition_time_embed_dim});
+  Tensor both = concatenate({cast(in.text_embeds, s.dtype()), cast(sizes, s.dtype())}, 1);
+  check(both.dim(1) == c.projection_class_embeddings_input_dim, Code::invalid_graph,
+        "unet: text_embeds {} and {} time ids of {} make {} features, projection_class_embeddings_input_dim is {}",
+        to_string(in.text_embeds.shape()), ids, c.addition_time_embed_dim, both.dim(1),
+        c.projection_class_embeddings_input_dim);
+  return temb + nn::timestep_mlp(s / "add_embedding", both, width);
+}
+
+void add_residuals(std::vector<Tensor>& skips, const std::vector<Tensor>& residuals) {
+  if (residuals.empty()) return;
+  check(residuals.size() == skips.size(), Code::invalid_graph, "unet: {} down_residuals for {} skips", residuals.size(),
+        skips.size());
+  for (size_t i = 0; i < skips.size(); ++i) skips[i] = skips[i] + cast(residuals[i], skips[i].dtype());
+}
+
+/// Pushes what each resnet (with its attention) and the downsampler leave behind.
+Tensor down_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioning& cond, std::vector<Tensor>& skips) {
+  const size_t levels = c.block_out_channels.size();
+  for (size_t level = 0; level < levels; ++level) {
+    const Scope block = s / fmt::format("down_blocks.{}", level);
+    const bool attention = c.down_block_types[level] == "CrossAttnDownBlock2D";
+    for (int64_t i = 0; i < c.layers_per_block[level]; ++i) {
+      h = resnet(block / "resnets" / i, h, cond, resnet_options(c, c.block_out_channels[level]));
+      if (attention) h = attend(block / "attentions" / i, h, cond, c, level);
+      skips.push_back(h);
+    }
+    if (level + 1 == levels) break;
+    h = downsample(block, h, c.downsample_padding, true);
+    skips.push_back(h);
+  }
+  return h;
+}
+
+Tensor mid_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioning& cond) {
+  if (!c.mid_block_type) return h;
+  ResnetOptions o = resnet_options(c, h.dim(-1));
+  o.scale_factor = c.mid_block_scale_factor;
+  h = resnet(s / "mid_block.resnets.0", h, cond, o);
+  if (*c.mid_block_type == "UNetMidBlock2D") return h;
+  h = attend(s / "mid_block.attentions.0", h, cond, c, c.block_out_channels.size() - 1);
+  return resnet(s / "mid_block.resnets.1", h, cond, o);
+}
+
+Tensor up_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioning& cond, std::vector<Tensor> skips) {
+  const size_t levels = c.block_out_channels.size();
+  for (size_t i = 0; i < levels; ++i) {
+    const size_t level = levels - 1 - i;
+    const Scope block = s / fmt::format("up_blocks.{}", i);
+    const bool attention = c.up_block_types[i] == "CrossAttnUpBlock2D";
+    for (int64_t k = 0; k < c.layers_per_block[level] + 1; ++k) {
+      h = concatenate({h, skips.back()}, -1);
+      skips.pop_back();
+      h = resnet(block / "resnets" / k, h, cond, resnet_options(c, c.block_out_channels[level]));
+      if (attention) h = attend(block / "attentions" / k, h, cond, c, level);
+    }
+    if (level > 0) h = upsample(block, h, skips.back().dim(1), skips.back().dim(2), true);
+  }
+  return h;
+}
+
+}  // namespace
+
+Tensor unet2d(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
+  auto path = s.here();
+  check(in.sample && in.sample.rank() == 4 && in.sample.dim(-1) == c.in_channels, Code::invalid_graph,
+        "unet: sample is {}, expected [B, H, W, {}]", in.sample ? to_string(in.sample.shape()) : "absent",
+        c.in_channels);
+  const Conditioning cond{.temb = nn::activation(c.act_fn, time_embedding(s, c, in)),
+                          .text = cast(in.encoder_hidden_states, s.dtype())};
+  Tensor h = annotated_conv(s / "conv_in", cast(in.sample, s.dtype()), {.out = c.block_out_channels[0]}, true);
+  std::vector<Tensor> skips = {h};
+  h = down_path(s, c, h, cond, skips);
+  add_residuals(skips, in.down_residuals);
+  h = mid_path(s, c, h, cond);
+  if (in.mid_residual) h = h + cast(in.mid_residual, h.dtype());
+  h = up_path(s, c, h, cond, std::move(skips));
+  h = cast(h, DType::f32);
+  h = nn::activation(c.act_fn, nn::group_norm(s / "conv_norm_out", h, c.norm_num_groups, c.norm_eps));
+  return annotated_conv(s / "conv_out", h, {.out = c.out_channels}, false);
+}
+
+}  // namespace md

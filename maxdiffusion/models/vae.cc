@@ -1,0 +1,140 @@
+#include "maxdiffusion/models/vae.h"
+
+#include <fmt/format.h>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/models/config_reader.h"
+#include "maxdiffusion/models/resnet_block.h"
+#include "maxdiffusion/nn/attention.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+namespace {
+
+constexpr double kEps = 1e-6;
+
+Tensor resnet(const Scope& s, Tensor x, const VaeConfig& c, int64_t out) {
+  const ResnetOptions o{.out = out, .groups = c.norm_num_groups, .eps = kEps, .act = c.act_fn, .annotated = false};
+  return nn::remat(
+      s, [&](Tensor y) { return resnet_block(s, y, {}, o); }, x);
+}
+
+/// One head over all pixels, with a residual.
+Tensor attend(const Scope& s, Tensor x, const VaeConfig& c) {
+  auto path = s.here();
+  Tensor n =
+      reshape(nn::group_norm(s / "group_norm", x, c.norm_num_groups, kEps), {x.dim(0), x.dim(1) * x.dim(2), x.dim(3)});
+  Tensor y = nn::multi_head_attention(s, n, n, {.heads = 1, .qkv_bias = true, .annotated = false});
+  return x + reshape(y, x.dims());
+}
+
+Tensor mid(const Scope& s, Tensor h, const VaeConfig& c) {
+  h = resnet(s / "resnets.0", h, c, h.dim(-1));
+  if (c.mid_block_add_attention) h = attend(s / "attentions.0", h, c);
+  return resnet(s / "resnets.1", h, c, h.dim(-1));
+}
+
+Tensor out(const Scope& s, Tensor h, const VaeConfig& c, int64_t channels) {
+  h = silu(nn::group_norm(s / "conv_norm_out", h, c.norm_num_groups, kEps));
+  return annotated_conv(s / "conv_out", h, {.out = channels}, false);
+}
+
+Tensor conv1x1(const Scope& s, Tensor x) {
+  return annotated_conv(s, x, {.out = x.dim(-1), .kernel = 1, .padding = 0}, false);
+}
+
+}  // namespace
+
+VaeConfig VaeConfig::from_json(const nlohmann::json& config) {
+  ConfigReader r(config, "AutoencoderKL config");
+  VaeConfig c;
+  c.in_channels = r.get("in_channels", c.in_channels);
+  c.out_channels = r.get("out_channels", c.out_channels);
+  c.latent_channels = r.get("latent_channels", c.latent_channels);
+  c.layers_per_block = r.get("layers_per_block", c.layers_per_block);
+  c.norm_num_groups = r.get("norm_num_groups", c.norm_num_groups);
+  c.block_out_channels = r.get("block_out_channels", c.block_out_channels);
+  c.down_block_types = r.get<std::vector<std::string>>("down_block_types", {"DownEncoderBlock2D"});
+  c.up_block_types = r.get<std::vector<std::string>>("up_block_types", {"UpDecoderBlock2D"});
+  c.act_fn = r.get("act_fn", c.act_fn);
+  c.scaling_factor = r.get("scaling_factor", c.scaling_factor);
+  c.shift_factor = r.get("shift_factor", c.shift_factor);
+  c.use_quant_conv = r.get("use_quant_conv", c.use_quant_conv);
+  c.use_post_quant_conv = r.get("use_post_quant_conv", c.use_post_quant_conv);
+  c.mid_block_add_attention = r.get("mid_block_add_attention", c.mid_block_add_attention);
+  c.force_upcast = r.get("force_upcast", c.force_upcast);
+  c.sample_size = r.get<int64_t>("sample_size", 32);
+  r.neutral("latents_mean");
+  r.neutral("latents_std");
+  r.finish();
+
+  auto require_types = [&](const char* key, const std::vector<std::string>& types, const char* known) {
+    check(types.size() == c.block_out_channels.size(), Code::invalid_config,
+          "{}: '{}' has {} entries, 'block_out_channels' has {}", r.what(), key, types.size(),
+          c.block_out_channels.size());
+    for (const auto& t : types)
+      check(t == known, Code::invalid_config, "{}: '{}' holds '{}', expected {}", r.what(), key, t, known);
+  };
+  check(!c.block_out_channels.empty(), Code::invalid_config, "{}: 'block_out_channels' is empty", r.what());
+  require_types("down_block_types", c.down_block_types, "DownEncoderBlock2D");
+  require_types("up_block_types", c.up_block_types, "UpDecoderBlock2D");
+  for (int64_t width : c.block_out_channels)
+    check(c.norm_num_groups > 0 && width > 0 && width % c.norm_num_groups == 0, Code::invalid_config,
+          "{}: 'block_out_channels' holds {}, which 'norm_num_groups' {} does not divide", r.what(), width,
+          c.norm_num_groups);
+  check(c.layers_per_block > 0, Code::invalid_config, "{}: 'layers_per_block' is {}, expected at least 1", r.what(),
+        c.layers_per_block);
+  return c;
+}
+
+Posterior vae_encode(const Scope& root, const VaeConfig& c, Tensor pixels) {
+  auto path = root.here();
+  check(pixels.rank() == 4 && pixels.dim(-1) == c.in_channels && pixels.dim(1) % c.downscale() == 0 &&
+            pixels.dim(2) % c.downscale() == 0,
+        Code::invalid_graph, "vae: pixels are {}, expected [B, H, W, {}] with H and W multiples of {}",
+        to_string(pixels.shape()), c.in_channels, c.downscale());
+  const Scope s = root / "encoder";
+  const size_t levels = c.block_out_channels.size();
+  Tensor h = annotated_conv(s / "conv_in", cast(pixels, s.dtype()), {.out = c.block_out_channels[0]}, false);
+  for (size_t level = 0; level < levels; ++level) {
+    const Scope block = s / fmt::format("down_blocks.{}", level);
+    for (int64_t i = 0; i < c.layers_per_block; ++i)
+      h = resnet(block / "resnets" / i, h, c, c.block_out_channels[level]);
+    if (level + 1 < levels) h = downsample(block, h, 0, false);
+  }
+  h = out(s, mid(s / "mid_block", h, c), c, 2 * c.latent_channels);
+  if (c.use_quant_conv) h = conv1x1(root / "quant_conv", h);
+  h = cast(h, DType::f32);
+  return {.mean = slice_axis(h, -1, 0, c.latent_channels),
+          .logvar = clamp(slice_axis(h, -1, c.latent_channels, 2 * c.latent_channels), -30, 20)};
+}
+
+Tensor vae_decode(const Scope& root, const VaeConfig& c, Tensor latents) {
+  auto path = root.here();
+  check(latents.rank() == 4 && latents.dim(-1) == c.latent_channels, Code::invalid_graph,
+        "vae: latents are {}, expected [B, h, w, {}]", to_string(latents.shape()), c.latent_channels);
+  const Scope s = root / "decoder";
+  const size_t levels = c.block_out_channels.size();
+  Tensor h = cast(latents, s.dtype());
+  if (c.use_post_quant_conv) h = conv1x1(root / "post_quant_conv", h);
+  h = annotated_conv(s / "conv_in", h, {.out = c.block_out_channels.back()}, false);
+  h = mid(s / "mid_block", h, c);
+  for (size_t i = 0; i < levels; ++i) {
+    const Scope block = s / fmt::format("up_blocks.{}", i);
+    const int64_t width = c.block_out_channels[levels - 1 - i];
+    for (int64_t k = 0; k < c.layers_per_block + 1; ++k) h = resnet(block / "resnets" / k, h, c, width);
+    if (i + 1 < levels) h = upsample(block, h, 2 * h.dim(1), 2 * h.dim(2), false);
+  }
+  return out(s, h, c, c.out_channels);
+}
+
+Tensor sample_posterior(const Posterior& p, Tensor noise) { return p.mean + exp(p.logvar * 0.5) * noise; }
+
+Tensor kl_divergence(const Posterior& p) {
+  Tensor terms = square(p.mean) + exp(p.logvar) - p.logvar - 1.0;
+  return sum(terms) * (0.5 / static_cast<double>(p.mean.dim(0)));
+}
+
+}  // namespace md
