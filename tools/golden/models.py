@@ -1,0 +1,308 @@
+"""Writes the goldens of the models: tiny random configs run by diffusers and transformers.
+
+For each case tests/golden/<case>/ gets
+  config.json          as the library writes it
+  weights.safetensors  published names; bf16 numbers, so that they take half the room and are exact in every type
+  golden.safetensors   in.*    inputs, pictures channels last as the graph holds them
+                       out.*   outputs
+                       dot.*   fixed random tensors; the loss is the sum over outputs of sum(out * dot)
+                       grad.*  gradients of the loss: every parameter by its name, and the floating inputs as in.*
+                       metadata: noise_floor (below), versions
+The numbers are those of a float64 run. noise_floor is the largest relative distance of the same run in float32 from
+it, by the measure of the test (distance() below).
+tests/golden/full/ gets the published configs with the parameter names and shapes of the real models (no weights).
+
+    python tools/golden/models.py [case ...]
+"""
+
+import json
+import pathlib
+import sys
+
+import diffusers
+import torch
+import transformers
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from safetensors.torch import save_file
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+ROOT = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
+CROSS_DOWN, CROSS_UP = "CrossAttnDownBlock2D", "CrossAttnUpBlock2D"
+
+UNETS = {
+    # SDXL's blocks and conditioning.
+    "unet_sdxl": (
+        dict(block_out_channels=[8, 16, 16], down_block_types=["DownBlock2D", CROSS_DOWN, CROSS_DOWN],
+             up_block_types=[CROSS_UP, CROSS_UP, "UpBlock2D"], layers_per_block=2, attention_head_dim=[1, 2, 4],
+             transformer_layers_per_block=[1, 2, 3], cross_attention_dim=12, use_linear_projection=True,
+             norm_num_groups=4, addition_embed_type="text_time", addition_time_embed_dim=6,
+             projection_class_embeddings_input_dim=46, sample_size=8),
+        dict(size=(8, 8)),
+    ),
+    # SD 1.x: four levels, projections as convolutions, one number of heads.
+    "unet_sd15": (
+        dict(block_out_channels=[8, 8, 16, 16], down_block_types=[CROSS_DOWN] * 3 + ["DownBlock2D"],
+             up_block_types=["UpBlock2D"] + [CROSS_UP] * 3, layers_per_block=1, attention_head_dim=4,
+             cross_attention_dim=10, norm_num_groups=4, sample_size=8),
+        dict(size=(16, 8)),
+    ),
+    # Everything per level, sizes that halve to odd numbers, and the rarer members.
+    "unet_mixed": (
+        dict(block_out_channels=[8, 16, 24], down_block_types=[CROSS_DOWN, "DownBlock2D", CROSS_DOWN],
+             up_block_types=[CROSS_UP, "UpBlock2D", CROSS_UP], layers_per_block=[1, 2, 1],
+             attention_head_dim=[2, 4, 3], transformer_layers_per_block=[2, 1, 1], cross_attention_dim=[10, 10, 10],
+             only_cross_attention=[True, False, False], norm_num_groups=8, norm_eps=1e-3, act_fn="gelu",
+             upcast_attention=True, flip_sin_to_cos=False, freq_shift=1, mid_block_scale_factor=1.5,
+             time_cond_proj_dim=5, use_linear_projection=True, in_channels=5, out_channels=3),
+        dict(size=(7, 10), timestep_cond=5),
+    ),
+    # No attention anywhere, a mid block of one resnet, ControlNet's residuals, padding after only.
+    "unet_plain": (
+        dict(block_out_channels=[8, 12], down_block_types=["DownBlock2D"] * 2, up_block_types=["UpBlock2D"] * 2,
+             mid_block_type="UNetMidBlock2D", layers_per_block=1, cross_attention_dim=10, norm_num_groups=4,
+             downsample_padding=0, act_fn="mish"),
+        dict(size=(6, 4), residuals=True),
+    ),
+    "unet_no_mid": (
+        dict(block_out_channels=[8], down_block_types=[CROSS_DOWN], up_block_types=[CROSS_UP], mid_block_type=None,
+             layers_per_block=1, attention_head_dim=2, cross_attention_dim=10, norm_num_groups=2),
+        dict(size=(5, 3)),
+    ),
+}
+
+VAES = {
+    "vae_sd": (
+        dict(block_out_channels=[8, 16, 16], layers_per_block=2, norm_num_groups=4, latent_channels=4,
+             scaling_factor=0.13025),
+        (16, 24),
+    ),
+    "vae_no_quant": (
+        dict(block_out_channels=[8, 16], layers_per_block=1, norm_num_groups=8, latent_channels=6,
+             use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.1159),
+        (10, 6),
+    ),
+    "vae_no_attention": (
+        dict(block_out_channels=[8], layers_per_block=1, norm_num_groups=2, latent_channels=3, in_channels=1,
+             out_channels=1, mid_block_add_attention=False),
+        (4, 4),
+    ),
+}
+
+CLIPS = {
+    # CLIP-L: quick GELU; the legacy eos id 2 means the largest id. Texts are padded with eos.
+    "clip_legacy": (
+        dict(vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
+             max_position_embeddings=9, hidden_act="quick_gelu", eos_token_id=2, bos_token_id=0, projection_dim=16),
+        False, [[38, 5, 2, 7, 39, 39, 39, 39, 39], [38, 2, 39, 39, 39, 39, 39, 39, 39]],
+    ),
+    # bigG: GELU, a projection, and the real eos id, beyond which the text is padded with 0.
+    "clip_projection": (
+        dict(vocab_size=50, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=3,
+             max_position_embeddings=11, hidden_act="gelu", eos_token_id=47, bos_token_id=46, projection_dim=10),
+        True, [[46, 5, 49, 7, 8, 47, 0], [46, 47, 0, 0, 0, 0, 0]],
+    ),
+}
+
+# Published configs, members that differ from the library's defaults.
+_SD = dict(block_out_channels=[320, 640, 1280, 1280], layers_per_block=2, sample_size=64)
+_VAE = dict(block_out_channels=[128, 256, 512, 512], layers_per_block=2, latent_channels=4, sample_size=1024,
+            scaling_factor=0.13025, down_block_types=["DownEncoderBlock2D"] * 4,
+            up_block_types=["UpDecoderBlock2D"] * 4)
+FULL = {
+    "unet_sdxl": (UNet2DConditionModel, dict(
+        block_out_channels=[320, 640, 1280], down_block_types=["DownBlock2D", CROSS_DOWN, CROSS_DOWN],
+        up_block_types=[CROSS_UP, CROSS_UP, "UpBlock2D"], attention_head_dim=[5, 10, 20],
+        transformer_layers_per_block=[1, 2, 10], cross_attention_dim=2048, use_linear_projection=True,
+        addition_embed_type="text_time", addition_time_embed_dim=256, projection_class_embeddings_input_dim=2816,
+        layers_per_block=2, sample_size=128)),
+    "unet_sd15": (UNet2DConditionModel, dict(_SD, attention_head_dim=8, cross_attention_dim=768)),
+    "unet_sd21": (UNet2DConditionModel, dict(
+        _SD, attention_head_dim=[5, 10, 20, 20], cross_attention_dim=1024, use_linear_projection=True,
+        upcast_attention=True)),
+    "vae": (AutoencoderKL, _VAE),
+    "clip_l": (CLIPTextModel, dict(
+        hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, eos_token_id=2,
+        bos_token_id=0, projection_dim=768, hidden_act="quick_gelu")),
+    "clip_bigg": (CLIPTextModelWithProjection, dict(
+        hidden_size=1280, intermediate_size=5120, num_hidden_layers=32, num_attention_heads=20, eos_token_id=49407,
+        bos_token_id=49406, projection_dim=1280, hidden_act="gelu")),
+}
+
+
+def published(model, name):
+    """The name in published files; transformers 5 dropped the prefix from CLIPTextModel's own names."""
+    text = isinstance(model, (CLIPTextModel, CLIPTextModelWithProjection))
+    plain = name.startswith(("text_model.", "text_projection."))
+    return "text_model." + name if text and not plain else name
+
+
+def config_of(model):
+    if isinstance(model, transformers.PreTrainedModel):
+        config = model.config.to_dict()
+        config["architectures"] = [type(model).__name__]
+        return config
+    config = {k: v for k, v in model.config.items() if k != "_use_default_values"}
+    return {"_class_name": type(model).__name__, **config}
+
+
+def randomize(model, generator):
+    """Every parameter away from its neutral start; numbers that bf16 holds."""
+    for name, p in model.named_parameters():
+        noise = torch.randn(p.shape, generator=generator)
+        if p.ndim == 1:
+            value = noise * 0.2 + (1.0 if name.endswith("weight") else 0.0)
+        elif "embedding" in name and "weight" in name and isinstance(model, transformers.PreTrainedModel):
+            value = noise * 0.3
+        else:
+            value = noise / p[0].numel() ** 0.5
+        p.data = value.to(torch.bfloat16).to(torch.float32)
+
+
+def last(t):
+    """Channels last, as the graph holds pictures."""
+    return t.permute(0, 2, 3, 1).contiguous() if t.ndim == 4 else t.contiguous()
+
+
+def distance(got, want):
+    """Largest relative distance of a tensor; one that is zero by analysis (a bias before a norm) counts by the largest
+    norm of its group."""
+    norms = {k: v.double().norm().item() for k, v in want.items()}
+    largest = max(norms.values())
+    scale = {k: n if n > 1e-6 * largest else largest for k, n in norms.items()}
+    return max((got[k].double() - want[k].double()).norm().item() / scale[k] for k in want)
+
+
+def run(model, inputs, dots, forward, dtype):
+    model = model.to(dtype)
+    model.zero_grad(set_to_none=True)
+    live = {k: (v.detach().to(dtype).requires_grad_() if v.is_floating_point() else v) for k, v in inputs.items()}
+    outputs = forward(model, live)
+    if not dots:
+        return outputs, {}
+    sum((outputs[k] * dots[k].to(dtype)).sum() for k in dots).backward()
+    grads = {published(model, k): p.grad for k, p in model.named_parameters()}
+    unused = [k for k, g in grads.items() if g is None]
+    assert not unused, unused
+    grads |= {"in." + k: v.grad for k, v in live.items() if v.is_floating_point() and v.grad is not None}
+    return ({k: v.detach() for k, v in outputs.items()}, grads)
+
+
+def write(case, model, inputs, forward, seed):
+    generator = torch.Generator().manual_seed(seed)
+    randomize(model, generator)
+    model.eval()
+    with torch.no_grad():
+        shapes, _ = run(model, inputs, {}, forward, torch.float32)
+    dots = {k: torch.randn(v.shape, generator=generator) / v.numel() ** 0.5 for k, v in shapes.items()}
+    out32, grad32 = run(model, inputs, dots, forward, torch.float32)
+    grad32 = {k: v.clone() for k, v in grad32.items()}
+    out64, grad64 = run(model, inputs, dots, forward, torch.float64)
+    floors = distance(out32, out64), distance(grad32, grad64)
+
+    folder = ROOT / case
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config_of(model), indent=1, default=list) + "\n")
+    weights = {published(model, k): p.detach().to(torch.bfloat16).contiguous() for k, p in model.named_parameters()}
+    save_file(weights, folder / "weights.safetensors")
+    arrays = {"in." + k: last(v.detach() if v.is_floating_point() else v.to(torch.int32)) for k, v in inputs.items()}
+    arrays |= {"out." + k: last(v.float()) for k, v in out64.items()}
+    arrays |= {"dot." + k: last(v) for k, v in dots.items()}
+    arrays |= {"grad." + k: (last(v.float()) if k.startswith("in.") else v.float().contiguous())
+               for k, v in grad64.items()}
+    save_file(arrays, folder / "golden.safetensors", metadata={
+        "noise_floor_outputs": f"{floors[0]:.3g}", "noise_floor_gradients": f"{floors[1]:.3g}",
+        "diffusers": diffusers.__version__, "transformers": transformers.__version__, "torch": torch.__version__})
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    print(f"{case}: {sum(p.numel() for p in model.parameters())} parameters, noise floor of outputs {floors[0]:.2g}, "
+          f"of gradients {floors[1]:.2g}, {size // 1024} KiB")
+
+
+def unet(case, config, size, timestep_cond=None, residuals=False, seed=0):
+    model = UNet2DConditionModel(**config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    text = config["cross_attention_dim"]
+    inputs = {"sample": draw(2, model.config.in_channels, *size), "timestep": torch.tensor([17.0, 803.5]),
+              "encoder_hidden_states": draw(2, 7, text if isinstance(text, int) else text[0])}
+    if model.config.addition_embed_type:
+        width = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
+        inputs |= {"text_embeds": draw(2, width),
+                   "time_ids": torch.tensor([[64.0, 48, 0, 3, 64, 64], [31, 64, 5, 0, 64, 64]])}
+    if timestep_cond:
+        inputs["timestep_cond"] = draw(2, timestep_cond)
+    if residuals:
+        h, w = size
+        inputs |= {"down_residual.0": draw(2, 8, h, w), "down_residual.1": draw(2, 8, h, w),
+                   "down_residual.2": draw(2, 8, h // 2, w // 2), "down_residual.3": draw(2, 12, h // 2, w // 2),
+                   "mid_residual": draw(2, 12, h // 2, w // 2)}
+
+    def forward(m, i):
+        added = {k: i[k] for k in ("text_embeds", "time_ids") if k in i}
+        down = [i[f"down_residual.{k}"] for k in range(4)] if residuals else None
+        y = m(i["sample"], i["timestep"].detach(), i["encoder_hidden_states"], timestep_cond=i.get("timestep_cond"),
+              added_cond_kwargs=added or None, down_block_additional_residuals=down,
+              mid_block_additional_residual=i.get("mid_residual")).sample
+        return {"sample": y}
+
+    write(case, model, inputs, forward, seed)
+
+
+def vae(case, config, size, seed=0):
+    levels = len(config["block_out_channels"])
+    model = AutoencoderKL(down_block_types=["DownEncoderBlock2D"] * levels,
+                          up_block_types=["UpDecoderBlock2D"] * levels, **config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    small = [s >> (levels - 1) for s in size]
+    inputs = {"pixels": torch.rand(2, model.config.in_channels, *size, generator=generator) * 2 - 1,
+              "latents": torch.randn(2, config["latent_channels"], *small, generator=generator)}
+
+    def forward(m, i):
+        posterior = m.encode(i["pixels"]).latent_dist
+        return {"mean": posterior.mean, "logvar": posterior.logvar, "pixels": m.decode(i["latents"]).sample}
+
+    write(case, model, inputs, forward, seed)
+
+
+def clip(case, config, projection, ids, seed=0):
+    model = (CLIPTextModelWithProjection if projection else CLIPTextModel)(
+        CLIPTextConfig(pad_token_id=0, attn_implementation="sdpa", **config))
+
+    def forward(m, i):
+        y = m(i["ids"], output_hidden_states=True)
+        outputs = {f"hidden.{k}": h for k, h in enumerate(y.hidden_states)}
+        outputs |= {"last": y.last_hidden_state}
+        return outputs | ({"text_embeds": y.text_embeds} if projection else {"pooled": y.pooler_output})
+
+    write(case, model, {"ids": torch.tensor(ids)}, forward, seed)
+
+
+def full(name, kind, config):
+    with torch.device("meta"):
+        model = kind(CLIPTextConfig(**config)) if issubclass(kind, transformers.PreTrainedModel) else kind(**config)
+    folder = ROOT / "full"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(config_of(model), indent=1, default=list) + "\n")
+    lines = sorted(f"{published(model, k)} {'x'.join(map(str, p.shape))}" for k, p in model.named_parameters())
+    (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    print(f"full/{name}: {sum(p.numel() for p in model.parameters())} parameters, {len(lines)} tensors")
+
+
+def main(wanted):
+    diffusers.logging.set_verbosity_error()
+    torch.use_deterministic_algorithms(True)
+    for seed, (case, (config, options)) in enumerate(UNETS.items()):
+        if not wanted or case in wanted:
+            unet(case, config, seed=100 * seed, **options)
+    for seed, (case, (config, size)) in enumerate(VAES.items()):
+        if not wanted or case in wanted:
+            vae(case, config, size, seed=1000 + 100 * seed)
+    for seed, (case, (config, projection, ids)) in enumerate(CLIPS.items()):
+        if not wanted or case in wanted:
+            clip(case, config, projection, ids, seed=2000 + 100 * seed)
+    if not wanted or "full" in wanted:
+        for name, (kind, config) in FULL.items():
+            full(name, kind, config)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
