@@ -45,7 +45,8 @@ std::string take_message(const PJRT_Api* api, PJRT_Error* error) {
 }
 
 void throw_if(const PJRT_Api* api, PJRT_Error* error, const char* call) {
-  if (!error) [[likely]] return;
+  if (!error) [[likely]]
+    return;
   PJRT_Error_GetCode_Args args{};
   args.struct_size = PJRT_Error_GetCode_Args_STRUCT_SIZE;
   args.error = error;
@@ -130,6 +131,17 @@ Options from_named_values(const PJRT_NamedValue* values, size_t count) {
     }
   }
   return out;
+}
+
+PJRT_Program mlir_program(std::string_view mlir) {
+  constexpr static std::string_view format = "mlir";
+  PJRT_Program program{};
+  program.struct_size = PJRT_Program_STRUCT_SIZE;
+  program.code = const_cast<char*>(mlir.data());
+  program.code_size = mlir.size();
+  program.format = format.data();
+  program.format_size = format.size();
+  return program;
 }
 
 const PJRT_Extension_Base* find_extension(const PJRT_Api* api, PJRT_Extension_Type type) {

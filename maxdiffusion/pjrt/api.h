@@ -5,6 +5,7 @@
 #include <pjrt_c_api.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "maxdiffusion/base/dtype.h"
@@ -30,6 +31,9 @@ PJRT_Buffer_Type buffer_type(DType t);
 /// Options as the C structs that point into them; `options` must outlive the result.
 std::vector<PJRT_NamedValue> named_values(const Options& options);
 Options from_named_values(const PJRT_NamedValue* values, size_t count);
+
+/// A program to compile; points into `mlir`, which is only read.
+PJRT_Program mlir_program(std::string_view mlir);
 
 /// First extension of this type, or null.
 const PJRT_Extension_Base* find_extension(const PJRT_Api* api, PJRT_Extension_Type type);

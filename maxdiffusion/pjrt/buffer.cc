@@ -51,11 +51,11 @@ void Event::keep_alive(std::shared_ptr<const void> owner) const {
   args.user_arg = kept.get();
   args.callback = [](PJRT_Error* error, void* arg) {
     auto* k = static_cast<Kept*>(arg);
-    take_message(k->api, error);   // whoever waits for the contents gets the error
+    take_message(k->api, error);  // whoever waits for the contents gets the error
     delete k;
   };
   PJRT_CALL(api_, PJRT_Event_OnReady, args);
-  kept.release();   // the callback's now
+  kept.release();  // the callback's now
 }
 
 Buffer::Buffer(Buffer&& o) noexcept : client_(o.client_), handle_(std::exchange(o.handle_, nullptr)) {}

@@ -72,7 +72,7 @@ std::optional<DeviceMemory> Client::memory(int device_id) const {
   PJRT_Device_MemoryStats_Args args{};
   args.struct_size = PJRT_Device_MemoryStats_Args_STRUCT_SIZE;
   args.device = static_cast<PJRT_Device*>(device(device_id).handle);
-  if (PJRT_Error* error = api()->PJRT_Device_MemoryStats(&args)) {   // optional in the API
+  if (PJRT_Error* error = api()->PJRT_Device_MemoryStats(&args)) {  // optional in the API
     take_message(api(), error);
     return {};
   }

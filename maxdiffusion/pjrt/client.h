@@ -36,7 +36,7 @@ class Event {
 
  private:
   const PJRT_Api* api_ = nullptr;
-  void* handle_ = nullptr;   // PJRT_Event*
+  void* handle_ = nullptr;  // PJRT_Event*
 };
 
 /// A buffer on one device. Move only. Freed on destruction; the runtime waits for users of the memory.
@@ -71,11 +71,11 @@ class Buffer {
 struct Device {
   int id = 0;
   int process = 0;
-  int slice = 0;             // slices are joined by a data-centre network
-  std::string kind;          // "cpu", "NVIDIA H100 80GB HBM3", "TPU v5p"
-  std::vector<int> coords;   // position in the torus of a TPU, else empty
-  bool addressable = true;   // by this process
-  void* handle = nullptr;    // PJRT_Device*; null in a topology that is not attached
+  int slice = 0;            // slices are joined by a data-centre network
+  std::string kind;         // "cpu", "NVIDIA H100 80GB HBM3", "TPU v5p"
+  std::vector<int> coords;  // position in the torus of a TPU, else empty
+  bool addressable = true;  // by this process
+  void* handle = nullptr;   // PJRT_Device*; null in a topology that is not attached
 };
 
 /// Bytes of one device's allocator; not every plugin counts.
@@ -117,7 +117,7 @@ class Client {
   Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, const Options& options);
   std::shared_ptr<Plugin> plugin_;
   const PlatformDef* platform_;
-  void* handle_ = nullptr;   // PJRT_Client*
+  void* handle_ = nullptr;  // PJRT_Client*
   std::string platform_name_, platform_version_;
   int process_index_ = 0;
   std::vector<Device> devices_;

@@ -12,7 +12,7 @@ std::string CompileOptions::serialize() const {
   proto::CompileOptions options;
   proto::ExecutableBuildOptions& build = *options.mutable_executable_build_options();
   const auto partitions = static_cast<int64_t>(device_ids.size());
-  build.set_device_ordinal(-1);   // not chosen: the assignment below says where
+  build.set_device_ordinal(-1);  // not chosen: the assignment below says where
   build.set_num_replicas(1);
   build.set_num_partitions(partitions);
   build.set_use_spmd_partitioning(partitions > 1);
@@ -21,14 +21,13 @@ std::string CompileOptions::serialize() const {
   assignment.set_replica_count(1);
   assignment.set_computation_count(static_cast<int32_t>(partitions));
   for (int id : device_ids) assignment.add_computation_devices()->add_replica_device_ids(id);
-  for (const auto& [name, value] : flags)
-    (*options.mutable_env_option_overrides())[name].set_string_field(value);
+  for (const auto& [name, value] : flags) (*options.mutable_env_option_overrides())[name].set_string_field(value);
 
   std::string bytes;
   {
     google::protobuf::io::StringOutputStream stream(&bytes);
     google::protobuf::io::CodedOutputStream coded(&stream);
-    coded.SetSerializationDeterministic(true);   // the bytes are part of cache keys
+    coded.SetSerializationDeterministic(true);  // the bytes are part of cache keys
     check(options.SerializeToCodedStream(&coded), Code::internal, "compile options: cannot be serialized");
   }
   return bytes;

@@ -36,7 +36,7 @@ std::optional<MemoryStats> Compiled::memory() const {
   PJRT_Executable_GetCompiledMemoryStats_Args args{};
   args.struct_size = PJRT_Executable_GetCompiledMemoryStats_Args_STRUCT_SIZE;
   args.executable = static_cast<PJRT_Executable*>(handle_);
-  if (PJRT_Error* error = api_->PJRT_Executable_GetCompiledMemoryStats(&args)) {   // optional in the API
+  if (PJRT_Error* error = api_->PJRT_Executable_GetCompiledMemoryStats(&args)) {  // optional in the API
     take_message(api_, error);
     return {};
   }
@@ -51,7 +51,7 @@ std::optional<double> Compiled::flops() const {
   PJRT_Executable_GetCostAnalysis_Args args{};
   args.struct_size = PJRT_Executable_GetCostAnalysis_Args_STRUCT_SIZE;
   args.executable = static_cast<PJRT_Executable*>(handle_);
-  if (PJRT_Error* error = api_->PJRT_Executable_GetCostAnalysis(&args)) {   // optional in the API
+  if (PJRT_Error* error = api_->PJRT_Executable_GetCostAnalysis(&args)) {  // optional in the API
     take_message(api_, error);
     return {};
   }
@@ -93,13 +93,7 @@ Executable::Executable(const Client& client, void* handle)
 }
 
 Executable Executable::compile(const Client& client, std::string_view mlir, const CompileOptions& options) {
-  constexpr std::string_view format = "mlir";
-  PJRT_Program program{};
-  program.struct_size = PJRT_Program_STRUCT_SIZE;
-  program.code = const_cast<char*>(mlir.data());   // read only for this use
-  program.code_size = mlir.size();
-  program.format = format.data();
-  program.format_size = format.size();
+  const PJRT_Program program = mlir_program(mlir);
   const std::string bytes = options.serialize();
   PJRT_Client_Compile_Args args{};
   args.client = static_cast<PJRT_Client*>(client.handle());

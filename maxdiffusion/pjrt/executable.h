@@ -14,8 +14,8 @@
 namespace md::pjrt {
 
 struct CompileOptions {
-  std::vector<int> device_ids = {0};           // one partition each, in mesh order
-  std::map<std::string, std::string> flags;    // compiler flags without the leading dashes
+  std::vector<int> device_ids = {0};         // one partition each, in mesh order
+  std::map<std::string, std::string> flags;  // compiler flags without the leading dashes
   /// The message the C API takes. Same options, same bytes.
   std::string serialize() const;
 };
@@ -41,7 +41,7 @@ class Compiled {
 
  private:
   const PJRT_Api* api_;
-  void* handle_;   // PJRT_Executable*
+  void* handle_;  // PJRT_Executable*
 };
 
 /// Thread safe. The client must outlive it.
@@ -65,7 +65,7 @@ class Executable {
  private:
   Executable(const Client& client, void* handle);
   const Client* client_;
-  void* handle_;   // PJRT_LoadedExecutable*
+  void* handle_;  // PJRT_LoadedExecutable*
   Compiled compiled_;
   std::vector<int> device_ids_;
   size_t outputs_ = 0;

@@ -8,7 +8,7 @@ const PlatformDef kCpuPlatform = {
     .hardware = "cpu",
     .plugin_files = {"fastatomstruct_xla_cpu/libpjrt_cpu.so", "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"},
     .wheel = "fastatomstruct-xla-cpu",
-    .default_options = {{"cpu_device_count", int64_t{1}}},   // some builds default to 4
+    .default_options = {{"cpu_device_count", int64_t{1}}},  // some builds default to 4
     .peak_flops = [](std::string_view, DType) { return std::optional<double>(); },
     .ffi_platform = "Host",
 };

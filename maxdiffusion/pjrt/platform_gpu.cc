@@ -6,7 +6,7 @@ namespace {
 
 struct Peak {
   const char* kind;
-  double half, tf32;   // bf16 and f16; f32 inputs
+  double half, tf32;  // bf16 and f16; f32 inputs
 };
 constexpr Peak kPeaks[] = {
     {"B200", 2250e12, 1125e12}, {"H200", 989e12, 494e12}, {"H100", 989e12, 494e12},

@@ -48,6 +48,8 @@ std::shared_ptr<Plugin> Plugin::load(const std::string& path) {
   std::lock_guard lock(mutex);
   if (auto it = open.find(key); it != open.end()) return it->second;
 
+  // Plugins narrate on stderr; warnings and worse are enough unless the user says otherwise.
+  setenv("TF_CPP_MIN_LOG_LEVEL", "3", 0);
   void* library = dlopen(key.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) fail(Code::io, "plugin '{}': cannot be loaded: {}", key, dlerror());
   auto* get = reinterpret_cast<const PJRT_Api* (*)()>(dlsym(library, "GetPjrtApi"));

@@ -31,7 +31,7 @@ Platform Devices::platform() const {
   const std::string& name = client_->platform_name();
   if (name == "cpu") return Platform::cpu;
   if (name == "tpu") return Platform::tpu;
-  return Platform::gpu;   // "cuda", "rocm", "gpu"
+  return Platform::gpu;  // "cuda", "rocm", "gpu"
 }
 
 GraphOptions Devices::graph_options(const AxisRules* rules) const {

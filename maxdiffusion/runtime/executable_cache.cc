@@ -22,7 +22,9 @@ std::string default_folder() {
 }  // namespace
 
 ExecutableCache::ExecutableCache(const std::string& folder)
-    : folder_(folder == "off" ? "" : folder.empty() ? default_folder() : folder) {}
+    : folder_(folder == "off"  ? ""
+              : folder.empty() ? default_folder()
+                               : folder) {}
 
 std::string ExecutableCache::path(const std::string& key) const {
   return folder_.empty() ? "" : folder_ + "/" + key + ".pjrt";

@@ -19,14 +19,14 @@ struct Program::Impl {
   struct Port {
     Shape shape;
     Sharding sharding;
-    bool aliased = false;   // of inputs: given to an output
+    bool aliased = false;  // of inputs: given to an output
   };
   Devices devices;
   std::string name;
   std::vector<std::string> input_names, output_names;
   std::vector<Port> inputs, outputs;
   pjrt::Executable executable;
-  std::vector<size_t> shard;   // of the k-th device of the executable
+  std::vector<size_t> shard;  // of the k-th device of the executable
   CompileReport report;
 };
 
@@ -92,9 +92,9 @@ std::string first_lines(const std::string& text) {
   }
   Error out(Code::invalid_graph, fmt::format("compile '{}': {}", name, first_lines(e.message())));
   std::error_code ignored;
-  const std::string path = fmt::format("{}/maxdiffusion-{}-{}.mlir",
-                                       std::filesystem::temp_directory_path(ignored).string(), symbol(name),
-                                       content_hash(text).substr(0, 8));
+  const std::string path =
+      fmt::format("{}/maxdiffusion-{}-{}.mlir", std::filesystem::temp_directory_path(ignored).string(), symbol(name),
+                  content_hash(text).substr(0, 8));
   try {
     write_file_atomic(path, text);
     out.note(fmt::format("the program is in {}", path));
@@ -122,10 +122,9 @@ Program compile(const Devices& devices, const Graph& graph, const CompileConfig&
   pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(), .flags = parse_flags(config.xla_flags)};
   const ExecutableCache cache(config.jax_cache_dir);
   const bool cached = !cache.path("").empty();
-  const std::string key =
-      cached ? content_hash(text + '\0' + options.serialize() + '\0' + client.plugin().fingerprint() + '\0' +
-                            machine(client))
-             : "";
+  const std::string key = cached ? content_hash(text + '\0' + options.serialize() + '\0' +
+                                                client.plugin().fingerprint() + '\0' + machine(client))
+                                 : "";
 
   std::optional<pjrt::Executable> executable;
   if (cached) {
@@ -151,7 +150,7 @@ Program compile(const Devices& devices, const Graph& graph, const CompileConfig&
     if (cached) {
       try {
         cache.put(key, executable->compiled().serialize());
-      } catch (const Error& e) {   // not every plugin can
+      } catch (const Error& e) {  // not every plugin can
         log_warning("executable cache: '{}' is not kept: {}", name, e.message());
       }
     }
@@ -250,7 +249,7 @@ ArrayMap Program::run(ArrayMap& donated, const ArrayMap& kept) const {
     check(it != kept.end(), Code::device, "run '{}': input '{}' is not given", p.name, name);
     check(!p.inputs[i].aliased, Code::device,
           "run '{}': input '{}' gives its memory to an output, so it must be among the donated arrays", p.name, name);
-    inputs.push_back(const_cast<Array*>(&it->second));   // not aliased, so run() leaves it alone
+    inputs.push_back(const_cast<Array*>(&it->second));  // not aliased, so run() leaves it alone
   }
   std::vector<Array> results = run(inputs);
   for (size_t i = 0; i < p.inputs.size(); ++i)

@@ -1,5 +1,6 @@
 // The only code that moves data between host and devices. A shard is a strided window of the host array, so nothing is
-// cut up on the host before a transfer; on the way back each distinct piece is copied once, from one device that has it.
+// cut up on the host before a transfer; on the way back each distinct piece is copied once, from one device that has
+// it.
 #include <cstring>
 
 #include "maxdiffusion/base/error.h"
@@ -84,12 +85,11 @@ PendingArray fetch(const Devices& devices, const Array& a) {
     HostArray bytes(Shape{a.shape().dtype, slice.size});
     elements += bytes.shape().elements();
     pjrt::Event done = a.shards()[k].copy_to_host(bytes.mutable_data(), bytes.bytes(), a.shape().rank());
-    done.keep_alive(bytes.owner());   // whoever asked may lose interest before the copy ends
+    done.keep_alive(bytes.owner());  // whoever asked may lose interest before the copy ends
     state->pieces.push_back({std::move(slice), std::move(bytes), std::move(done)});
   }
-  check(elements == a.shape().elements(), Code::device,
-        "fetch: {} of {} elements of {} lie on devices of this process", elements, a.shape().elements(),
-        to_string(a.shape()));
+  check(elements == a.shape().elements(), Code::device, "fetch: {} of {} elements of {} lie on devices of this process",
+        elements, a.shape().elements(), to_string(a.shape()));
   return PendingArray(std::move(state));
 }
 

@@ -1,0 +1,104 @@
+// Clients and copies, on both CPU plugins.
+#include "maxdiffusion/pjrt/client.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/pjrt/every_cpu_plugin.h"
+#include "maxdiffusion/pjrt/platforms.h"
+
+namespace md::pjrt {
+namespace {
+
+class Clients : public EveryCpuPlugin {};
+MD_ON_EVERY_CPU_PLUGIN(Clients);
+
+/// Bytes that differ from place to place. pred only knows 0 and 1.
+HostArray pattern(const Shape& shape) {
+  HostArray a(shape);
+  for (size_t i = 0; i < a.bytes(); ++i)
+    a.mutable_data()[i] = static_cast<std::byte>(shape.dtype == DType::pred ? i % 2 : (i * 37 + 11) % 251);
+  return a;
+}
+
+HostArray back(const Buffer& b, const Shape& shape) {
+  HostArray a(shape);
+  b.copy_to_host(a.mutable_data(), a.bytes(), shape.rank()).wait();
+  return a;
+}
+
+bool same_bytes(const HostArray& a, const HostArray& b) {
+  return a.bytes() == b.bytes() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
+}
+
+TEST_P(Clients, HasAsManyDevicesAsAskedFor) {
+  auto one = Client::open("cpu", {}, path());
+  EXPECT_EQ(one->devices().size(), 1u);
+  auto eight = open(8);
+  ASSERT_EQ(eight->devices().size(), 8u);
+  for (const Device& d : eight->devices()) {
+    EXPECT_TRUE(d.addressable);
+    EXPECT_EQ(d.process, eight->process_index());
+    EXPECT_EQ(d.kind, "cpu");
+    EXPECT_EQ(&eight->device(d.id), &d);
+  }
+  EXPECT_EQ(eight->platform_name(), "cpu");
+  EXPECT_THROW(eight->device(12345), Error);
+}
+
+TEST_P(Clients, RoundTripsEveryElementType) {
+  auto client = open();
+  for (DType t : {DType::pred, DType::s8, DType::s16, DType::s32, DType::s64, DType::u8, DType::u16, DType::u32,
+                  DType::u64, DType::f8e4m3fn, DType::f8e5m2, DType::bf16, DType::f16, DType::f32, DType::f64})
+    for (const Dims& dims : {Dims{}, Dims{5}, Dims{3, 4, 7}, Dims{2, 0, 3}, Dims{64, 1000}}) {
+      const HostArray a = pattern({t, dims});
+      Buffer b = client->put(client->devices()[0].id, a.shape(), a.data(), {}, a.owner());
+      EXPECT_TRUE(same_bytes(back(b, a.shape()), a)) << to_string(a.shape());
+      EXPECT_GE(b.bytes_on_device(), static_cast<int64_t>(a.bytes()));
+    }
+}
+
+TEST_P(Clients, PutsAWindowOfALargerArray) {
+  auto client = open();
+  const HostArray whole = pattern({DType::s32, {6, 8, 5}});
+  const Shape shape{DType::s32, {2, 3, 5}};
+  const auto* v = whole.view<int32_t>().data();
+  Buffer b = client->put(client->devices()[0].id, shape, v + 4 * 40 + 2 * 5, {160, 20, 4}, whole.owner());
+  const HostArray got = back(b, shape);
+  for (int64_t i = 0; i < 2; ++i)
+    for (int64_t j = 0; j < 3; ++j)
+      for (int64_t k = 0; k < 5; ++k)
+        EXPECT_EQ(got.view<int32_t>()[static_cast<size_t>((i * 3 + j) * 5 + k)], v[(i + 4) * 40 + (j + 2) * 5 + k]);
+}
+
+TEST_P(Clients, PutHoldsTheBytesUntilTheyAreCopiedAndNotLonger) {
+  auto client = open();
+  const Shape shape{DType::f32, {4 << 20}};
+  std::weak_ptr<const void> bytes;
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < 4; ++i) {
+    HostArray a = pattern(shape);
+    bytes = a.owner();
+    buffers.push_back(client->put(client->devices()[0].id, shape, a.data(), {}, a.owner()));
+  }  // the arrays are gone; only the transfers can hold their bytes now
+  const HostArray expected = pattern(shape);
+  for (const Buffer& b : buffers) EXPECT_TRUE(same_bytes(back(b, shape), expected));
+  for (int i = 0; i < 500 && !bytes.expired(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_TRUE(bytes.expired());
+}
+
+TEST(Platforms, PeaksAreKnownByDeviceKind) {
+  EXPECT_EQ(kTpuPlatform.peak_flops("TPU v5p", DType::bf16), 459e12);
+  EXPECT_EQ(kTpuPlatform.peak_flops("TPU v5 lite", DType::bf16), 197e12);
+  EXPECT_EQ(kTpuPlatform.peak_flops("TPU v6 lite", DType::bf16), 918e12);
+  EXPECT_EQ(kGpuPlatform.peak_flops("NVIDIA H100 80GB HBM3", DType::bf16), 989e12);
+  EXPECT_FALSE(kTpuPlatform.peak_flops("TPU v99", DType::bf16));
+  EXPECT_FALSE(kCpuPlatform.peak_flops("cpu", DType::f32));
+}
+
+}  // namespace
+}  // namespace md::pjrt

@@ -1,0 +1,47 @@
+// The FFI extension of the C API. Its header is not among the installed ones; the layout, from XLA's
+// pjrt_c_api_ffi_extension.h, is three functions after the base: register a type id, add user data, register a handler.
+#include "maxdiffusion/pjrt/ffi.h"
+
+#include <cstddef>
+#include <cstring>
+
+#include "maxdiffusion/pjrt/api.h"
+#include "maxdiffusion/pjrt/platforms.h"
+
+namespace md::pjrt {
+namespace {
+
+struct RegisterHandlerArgs {
+  size_t struct_size;
+  const char* target_name;
+  size_t target_name_size;
+  void* handler;
+  const char* platform_name;
+  size_t platform_name_size;
+  int traits;
+};
+
+struct FfiExtension {
+  PJRT_Extension_Base base;
+  void* register_type_id;
+  void* add_user_data;
+  PJRT_Error* (*register_handler)(RegisterHandlerArgs* args);
+};
+
+}  // namespace
+
+void register_ffi_handler(const Client& client, const std::string& name, void* handler) {
+  const auto* ffi = reinterpret_cast<const FfiExtension*>(find_extension(client.api(), PJRT_Extension_Type_FFI));
+  const char* platform = client.platform().ffi_platform;
+  check(ffi && platform, Code::device, "custom call '{}': plugin '{}' takes no handlers", name, client.plugin().path());
+  RegisterHandlerArgs args{};
+  args.struct_size = offsetof(RegisterHandlerArgs, traits) + sizeof(args.traits);
+  args.target_name = name.data();
+  args.target_name_size = name.size();
+  args.handler = handler;
+  args.platform_name = platform;
+  args.platform_name_size = std::strlen(platform);
+  throw_if(client.api(), ffi->register_handler(&args), "PJRT_FFI_Register_Handler");
+}
+
+}  // namespace md::pjrt

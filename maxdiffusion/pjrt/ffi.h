@@ -1,0 +1,15 @@
+// Handlers of custom calls: C++ functions that compiled programs call by name (XLA FFI, typed API).
+#pragma once
+
+#include <string>
+
+#include "maxdiffusion/pjrt/client.h"
+
+namespace md::pjrt {
+
+/// Makes `handler` (a function made with XLA_FFI_DEFINE_HANDLER, cast to void*) answer
+/// `stablehlo.custom_call @name {api_version = 4}` in programs compiled or loaded from now on. It stays for the life of
+/// the process; the same handler may be registered again. Throws device where the plugin has no such extension.
+void register_ffi_handler(const Client& client, const std::string& name, void* handler);
+
+}  // namespace md::pjrt

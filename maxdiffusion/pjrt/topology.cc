@@ -1,0 +1,63 @@
+// Compiling for devices that are not there.
+#include "maxdiffusion/pjrt/topology.h"
+
+#include <cstdlib>
+#include <utility>
+
+#include "maxdiffusion/pjrt/api.h"
+#include "maxdiffusion/pjrt/device.h"
+
+namespace md::pjrt {
+
+Topology Topology::create(const std::string& hardware, const std::string& name, const std::string& plugin_path) {
+  // Without a TPU there is no metadata server to ask either; libtpu would wait for one.
+  if (hardware == "tpu") setenv("TPU_SKIP_MDS_QUERY", "1", 0);
+  return Topology(Plugin::load(plugin_path.empty() ? Plugin::find(hardware) : plugin_path), name);
+}
+
+Topology::Topology(std::shared_ptr<Plugin> plugin, const std::string& name) : plugin_(std::move(plugin)) {
+  const PJRT_Api* api = plugin_->api();
+  PJRT_TopologyDescription_Create_Args create{};
+  create.topology_name = name.data();
+  create.topology_name_size = name.size();
+  PJRT_CALL(api, PJRT_TopologyDescription_Create, create);
+  handle_ = create.topology;
+  PJRT_TopologyDescription_PlatformName_Args platform{};
+  platform.topology = create.topology;
+  PJRT_CALL(api, PJRT_TopologyDescription_PlatformName, platform);
+  platform_name_.assign(platform.platform_name, platform.platform_name_size);
+  PJRT_TopologyDescription_GetDeviceDescriptions_Args all{};
+  all.topology = create.topology;
+  PJRT_CALL(api, PJRT_TopologyDescription_GetDeviceDescriptions, all);
+  for (size_t i = 0; i < all.num_descriptions; ++i) {
+    devices_.push_back(describe(api, all.descriptions[i]));
+    devices_.back().addressable = false;
+  }
+}
+
+Topology::Topology(Topology&& o) noexcept
+    : plugin_(std::move(o.plugin_)),
+      handle_(std::exchange(o.handle_, nullptr)),
+      platform_name_(std::move(o.platform_name_)),
+      devices_(std::move(o.devices_)) {}
+
+Topology::~Topology() {
+  if (!handle_) return;
+  PJRT_TopologyDescription_Destroy_Args args{};
+  args.topology = static_cast<PJRT_TopologyDescription*>(handle_);
+  PJRT_CALL_QUIET(plugin_->api(), PJRT_TopologyDescription_Destroy, args);
+}
+
+Compiled Topology::compile(std::string_view mlir, const CompileOptions& options) const {
+  const PJRT_Program program = mlir_program(mlir);
+  const std::string bytes = options.serialize();
+  PJRT_Compile_Args args{};
+  args.topology = static_cast<const PJRT_TopologyDescription*>(handle_);
+  args.program = &program;
+  args.compile_options = bytes.data();
+  args.compile_options_size = bytes.size();
+  PJRT_CALL(plugin_->api(), PJRT_Compile, args);
+  return Compiled(plugin_->api(), args.executable);
+}
+
+}  // namespace md::pjrt

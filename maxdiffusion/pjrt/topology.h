@@ -1,0 +1,35 @@
+// Topology: hardware that is described but not attached, to compile for ("v5p:2x2x1" through libtpu).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "maxdiffusion/pjrt/client.h"
+#include "maxdiffusion/pjrt/executable.h"
+
+namespace md::pjrt {
+
+class Topology {
+ public:
+  /// `name` as the plugin of `hardware` knows it. Throws device with the plugin's words.
+  static Topology create(const std::string& hardware, const std::string& name, const std::string& plugin_path = "");
+  Topology(Topology&&) noexcept;
+  ~Topology();
+
+  const Plugin& plugin() const { return *plugin_; }
+  const std::string& platform_name() const { return platform_name_; }
+  const std::vector<Device>& devices() const { return devices_; }
+  /// Not loaded and not runnable here: its memory and cost can be asked for.
+  Compiled compile(std::string_view mlir, const CompileOptions& options) const;
+
+ private:
+  Topology(std::shared_ptr<Plugin> plugin, const std::string& name);
+  std::shared_ptr<Plugin> plugin_;
+  void* handle_ = nullptr;  // PJRT_TopologyDescription*
+  std::string platform_name_;
+  std::vector<Device> devices_;
+};
+
+}  // namespace md::pjrt
