@@ -382,18 +382,16 @@ void ClipTokenizer::set_pad_id(int32_t id) {
   impl_->collect_specials();
 }
 
-void ClipTokenizer::save(const std::string& folder) const {
-  const auto path = [&](const char* name) { return (fs::path(folder) / name).string(); };
-  make_folders(folder);
+std::map<std::string, std::string> ClipTokenizer::files() const {
+  std::map<std::string, std::string> out;
   std::string vocab = "{";
   for (size_t id = 0; id < impl_->tokens.size(); ++id) {
     if (impl_->tokens[id].empty()) continue;
     vocab += fmt::format("{}{}:{}", vocab.size() > 1 ? "," : "", json_quoted(impl_->tokens[id]), id);
   }
-  write_file_atomic(path("vocab.json"), vocab + "}\n");
-  std::string merges = "#version: 0.2\n";
+  out["vocab.json"] = vocab + "}\n";
+  std::string& merges = out["merges.txt"] = "#version: 0.2\n";
   for (const std::string& line : impl_->merge_lines) merges += line + "\n";
-  write_file_atomic(path("merges.txt"), merges);
 
   using json = nlohmann::ordered_json;
   const auto text = [&](int32_t id) { return impl_->tokens[static_cast<size_t>(id)]; };
@@ -401,7 +399,7 @@ void ClipTokenizer::save(const std::string& folder) const {
            {"eos_token", text(impl_->end)},
            {"pad_token", text(impl_->pad)},
            {"unk_token", text(impl_->unknown)}};
-  write_file_atomic(path("special_tokens_map.json"), map.dump(2) + "\n");
+  out["special_tokens_map.json"] = map.dump(2) + "\n";
   json decoder = json::object();
   for (const Impl::Special& s : impl_->specials) {
     decoder[std::to_string(s.id)] = {{"content", s.text}, {"lstrip", false},      {"normalized", s.normalized},
@@ -411,7 +409,13 @@ void ClipTokenizer::save(const std::string& folder) const {
   config.update(map);
   config.update(json{
       {"do_lower_case", true}, {"errors", "replace"}, {"model_max_length", 77}, {"tokenizer_class", "CLIPTokenizer"}});
-  write_file_atomic(path("tokenizer_config.json"), config.dump(2) + "\n");
+  out["tokenizer_config.json"] = config.dump(2) + "\n";
+  return out;
+}
+
+void ClipTokenizer::save(const std::string& folder) const {
+  make_folders(folder);
+  for (const auto& [name, text] : files()) write_file_atomic((fs::path(folder) / name).string(), text);
 }
 
 }  // namespace md

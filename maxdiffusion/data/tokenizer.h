@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -26,7 +27,9 @@ class ClipTokenizer {
   int32_t end_id() const;
   int64_t size() const;
   void set_pad_id(int32_t id);
-  /// Writes vocab.json, merges.txt, tokenizer_config.json, special_tokens_map.json as transformers reads them.
+  /// vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json as transformers reads them: name → text.
+  std::map<std::string, std::string> files() const;
+  /// Writes files() into a folder.
   void save(const std::string& folder) const;
 
  private:
