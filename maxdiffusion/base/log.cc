@@ -3,8 +3,25 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <cstdio>
+#include <mutex>
+#include <string>
+
 namespace md {
 namespace {
+
+std::mutex mutex;         // orders everything that this file prints
+std::string status_line;  // what stands at the bottom of the terminal now
+
+constexpr const char* kEraseLine = "\r\x1b[K";
+
+void erase_status() {
+  if (!status_line.empty()) std::fputs(kEraseLine, stderr);
+}
+void draw_status() {
+  if (!status_line.empty()) std::fputs(status_line.c_str(), stderr);
+  std::fflush(stderr);
+}
 
 spdlog::logger& logger() {
   static std::shared_ptr<spdlog::logger> l = [] {
@@ -28,8 +45,27 @@ spdlog::level::level_enum level_of(LogLevel level) {
 }  // namespace
 
 void set_log_level(LogLevel level) { logger().set_level(level_of(level)); }
+
 void log_line(LogLevel level, std::string_view text) {
+  std::lock_guard lock(mutex);
+  if (!logger().should_log(level_of(level))) return;
+  erase_status();
   logger().log(level_of(level), spdlog::string_view_t(text.data(), text.size()));
+  draw_status();
+}
+
+void print_line(std::string_view text) {
+  std::lock_guard lock(mutex);
+  erase_status();
+  fmt::print(stderr, "{}\n", text);
+  draw_status();
+}
+
+void set_status_line(std::string_view text) {
+  std::lock_guard lock(mutex);
+  erase_status();
+  status_line = text;
+  draw_status();
 }
 
 }  // namespace md

@@ -12,6 +12,10 @@ enum class LogLevel { debug, info, warning, error };
 
 void set_log_level(LogLevel level);
 void log_line(LogLevel level, std::string_view text);
+/// A line on stderr without level or time.
+void print_line(std::string_view text);
+/// One line kept at the bottom of the terminal; log lines scroll above it. Empty: gone. Only for a terminal.
+void set_status_line(std::string_view text);
 
 template <class... A>
 void log_debug(fmt::format_string<A...> text, A&&... args) {

@@ -9,8 +9,8 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "maxdiffusion/base/host_array.h"
 
@@ -28,19 +28,28 @@ struct CheckpointContent {
   std::string state_json;
 };
 
-/// Step folders that are whole, ascending.
+/// "<checkpoint_dir>/<step>": what load_weights and diffusers take, with a component's name behind it.
+std::string checkpoint_folder(const std::string& checkpoint_dir, int64_t step);
+/// Step folders that are whole, ascending. A folder without a readable training_state/state.json is not; nor is any
+/// folder that a killed run was still writing. None where the folder is missing.
 std::vector<int64_t> list_checkpoints(const std::string& checkpoint_dir);
-/// Reads state.json and the arrays of training_state. Throws io.
+/// Reads state.json and the arrays of training_state (`state` and `state_json` of the result; weights stay where they
+/// are). The arrays are mapped, not read. Throws io.
 CheckpointContent read_training_state(const std::string& checkpoint_dir, int64_t step);
+/// One whole checkpoint, now, on this thread. Replaces one of the same step in one step. On failure (a full disk: io)
+/// all that was there is as it was. For most uses: CheckpointWriter.
+void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const CheckpointContent& content);
 
 /// Writes on a thread of its own. At most one write is under way; save() waits for the previous one. An error of the
 /// thread is thrown by the next save() or finish(). `keep` > 0 removes all but the newest `keep` after a whole write.
 class CheckpointWriter {
  public:
+  /// Removes what killed writers left behind, saying so, and puts back a checkpoint that one was about to replace.
   CheckpointWriter(std::string checkpoint_dir, int keep);
   ~CheckpointWriter();
   /// `content` is called on the writer's thread, so that fetching from the device overlaps with training.
   void save(int64_t step, std::function<CheckpointContent()> content);
+  /// Waits for the write under way. The destructor waits too, but can only log an error.
   void finish();
 
  private:

@@ -1,4 +1,5 @@
-// Scalars to the console, to metrics.jsonl and to TensorBoard event files; the progress bar; pictures of curves.
+// What a run says about itself: scalars to the progress bar, to metrics.jsonl and to TensorBoard, and the picture of
+// its loss at the end. The devices are never waited for: values of step n are read when step n+1 has been started.
 #pragma once
 
 #include <cstdint>
@@ -8,70 +9,69 @@
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/metrics/curve.h"
+#include "maxdiffusion/metrics/event_writer.h"
+#include "maxdiffusion/metrics/jsonl_writer.h"
+#include "maxdiffusion/metrics/progress_bar.h"
+#include "maxdiffusion/runtime/runtime.h"
 
 namespace md {
 
 struct MetricsConfig {
   std::string metrics_file;  // also one JSON object a step here
   bool write_metrics = true;
-  int64_t log_period = 100;  // steps between flushes and full lines
+  int64_t log_period = 100;  // steps between flushes
   template <class V>
   void visit(V&& v) {
-    v("metrics_file", metrics_file, "file that gets one JSON object a step");
+    v("metrics_file", metrics_file, "file that gets one JSON object a step, with TensorBoard's tags as keys");
     v("write_metrics", write_metrics, "write TensorBoard and metrics.jsonl");
     v("log_period", log_period, "steps between flushes");
   }
 };
 
-/// One TensorBoard event file, events.out.tfevents.<time>.<host>. Thread safe.
-class EventWriter {
- public:
-  explicit EventWriter(const std::string& folder);
-  ~EventWriter();
-  void scalar(const std::string& tag, double value, int64_t step);
-  void text(const std::string& tag, const std::string& value, int64_t step = 0);
-  /// rgb: u8 [H, W, 3].
-  void image(const std::string& tag, const HostArray& rgb, int64_t step);
-  void flush();
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+struct RecorderOptions {
+  std::string folder;  // output_dir/run_name: gets tensorboard/, metrics.jsonl, loss.png
+  std::string run_name;
+  std::string title = "train";  // of the progress bar
+  int64_t total_steps = 0;
+  int64_t start_step = 0;  // steps done before; what the files hold of later ones is dropped
+  MetricsConfig config;
+  std::string curve = "loss.png";            // empty: no picture
+  std::map<std::string, std::string> texts;  // for TensorBoard: tag → Markdown, such as the config
 };
 
-/// One JSON object per line, appended. Opening with `truncate_after` drops lines of later steps (after a resume).
-class JsonlWriter {
+/// Metrics are named scalars. "loss", "grad_norm" and "learning_rate" become TensorBoard's learning/loss,
+/// learning/grad_norm and learning/current_learning_rate; any other name x becomes learning/x, a name with '/' stays.
+/// A step's time, perf/step_time_seconds, runs from the reading of the step before it to its own. Not thread safe.
+class Recorder {
  public:
-  JsonlWriter(const std::string& path, int64_t keep_through_step);
-  ~JsonlWriter();
-  void write(int64_t step, const std::map<std::string, double>& values, const std::string& run_name);
-  void flush();
+  using Scalars = std::map<std::string, double>;
 
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
+  explicit Recorder(RecorderOptions options);
+  /// Closes the files; writes no picture and throws nothing. finish() is the good end.
+  ~Recorder();
 
-/// One line on a terminal, redrawn; on a pipe, a plain line every few seconds. Not thread safe.
-///   train unet  [#####.....]  512/1000  loss 0.1234  0.21 s/step  1:42 left
-class ProgressBar {
- public:
-  ProgressBar(std::string title, int64_t total, int64_t start = 0);
-  ~ProgressBar();
-  void update(int64_t done, const std::string& text);
+  /// `step` counts updates done, this one included: start_step + 1, …, total_steps. Starts copying `metrics` (scalars
+  /// on the devices) to the host and reads those of the previous push. `known`: values the host has. Throws device,
+  /// naming the step, when a loss or a gradient norm read is not finite; the files then hold it.
+  void push(int64_t step, const Devices& devices, const ArrayMap& metrics, const Scalars& known = {});
+  void push(int64_t step, std::map<std::string, PendingArray> metrics, const Scalars& known = {});
+  /// Values that the host has, at once.
+  void record(int64_t step, Scalars values, double step_seconds);
+  /// Reads what is pending; then the files are as new as the run. For the moment before a checkpoint or an evaluation.
+  void read_pending();
+  /// Keeps the time since the last reading (an evaluation, a compilation) out of the next step's time.
+  void restart_clock();
+  /// For texts and pictures of the run. Null where nothing is written.
+  EventWriter* events();
+  /// Reads the last step, writes the picture, closes the files and the bar.
   void finish();
+  /// (step, loss) of this run and of what it resumed, by step.
+  const Curve& loss() const;
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-struct Curve {
-  std::string name;
-  std::vector<double> x, y;
-};
-/// A line plot with axes, ticks and a legend, as PNG. `log_y` where all values are positive.
-void write_curve_png(const std::string& path, const std::string& title, const std::string& x_label,
-                     const std::string& y_label, const std::vector<Curve>& curves, bool log_y = false);
 
 }  // namespace md

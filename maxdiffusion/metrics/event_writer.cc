@@ -1,0 +1,152 @@
+// Event files are TFRecords (length, checksum, bytes, checksum) of Event messages.
+// Source: TensorBoard's event_file_writer and record_writer.
+#include "maxdiffusion/metrics/event_writer.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <utility>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/picture.h"
+#include "maxdiffusion/metrics/event.pb.h"
+
+namespace md {
+namespace {
+
+constexpr size_t kFlushBytes = 1 << 20;
+constexpr double kFlushSeconds = 5;
+constexpr int kDataClassTensor = 2, kTypeString = 7, kColorspaceRgb = 3;
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+/// CRC-32C (Castagnoli), bit reversed, polynomial 0x1EDC6F41.
+constexpr std::array<uint32_t, 256> kCrcTable = [] {
+  std::array<uint32_t, 256> t{};
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t c = i;
+    for (int k = 0; k < 8; ++k) c = (c >> 1) ^ ((c & 1) ? 0x82F63B78u : 0u);
+    t[i] = c;
+  }
+  return t;
+}();
+
+/// The mask keeps a checksum of data that holds checksums from being weak. Source: TFRecord's definition.
+uint32_t masked_crc(std::string_view bytes) {
+  uint32_t c = ~0u;
+  for (unsigned char b : bytes) c = kCrcTable[(c ^ b) & 0xff] ^ (c >> 8);
+  c = ~c;
+  return ((c >> 15) | (c << 17)) + 0xa282ead8u;
+}
+
+template <class T>
+std::string_view bytes_of(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+std::string file_name() {
+  static std::atomic<int> count = 0;
+  char host[256] = "localhost";
+  ::gethostname(host, sizeof host - 1);
+  return fmt::format("events.out.tfevents.{:010}.{}.{}.{}", static_cast<int64_t>(now_seconds()), host, ::getpid(),
+                     count++);
+}
+
+}  // namespace
+
+struct EventWriter::Impl {
+  std::mutex mutex;
+  FileWriter file;
+  std::string waiting;
+  double flushed_at = now_seconds();
+
+  explicit Impl(const std::string& path) : file(path) {}
+
+  void flush_locked() {
+    flushed_at = now_seconds();
+    if (waiting.empty()) return;
+    std::string out = std::exchange(waiting, {});  // not tried twice: a half record would spoil the file
+    file.write(out.data(), out.size());
+  }
+
+  void add(event::Event& e, int64_t step) {
+    e.set_wall_time(now_seconds());
+    e.set_step(step);
+    const std::string body = e.SerializeAsString();
+    const uint64_t length = body.size();
+    std::lock_guard lock(mutex);
+    waiting += bytes_of(length);
+    waiting += bytes_of(masked_crc(bytes_of(length)));
+    waiting += body;
+    waiting += bytes_of(masked_crc(body));
+    if (waiting.size() > kFlushBytes || now_seconds() - flushed_at > kFlushSeconds) flush_locked();
+  }
+};
+
+EventWriter::EventWriter(const std::string& folder, int64_t resumed_from) {
+  make_folders(folder);
+  impl_ = std::make_unique<Impl>(folder + "/" + file_name());
+  event::Event version;
+  version.set_file_version("brain.Event:2");
+  impl_->add(version, 0);
+  if (resumed_from > 0) {
+    event::Event start;
+    start.mutable_session_log()->set_status(event::SessionLog::START);
+    impl_->add(start, resumed_from + 1);
+  }
+  flush();
+}
+
+EventWriter::~EventWriter() {
+  try {
+    flush();
+  } catch (const Error& e) {
+    log_warning("TensorBoard events: {}", e.what());
+  }
+}
+
+void EventWriter::scalar(const std::string& tag, double value, int64_t step) {
+  event::Event e;
+  auto* v = e.mutable_summary()->add_value();
+  v->set_tag(tag);
+  v->set_simple_value(static_cast<float>(value));
+  impl_->add(e, step);
+}
+
+void EventWriter::text(const std::string& tag, const std::string& value, int64_t step) {
+  event::Event e;
+  auto* v = e.mutable_summary()->add_value();
+  v->set_tag(tag);
+  v->mutable_metadata()->mutable_plugin_data()->set_plugin_name("text");
+  v->mutable_metadata()->set_data_class(kDataClassTensor);
+  v->mutable_tensor()->set_dtype(kTypeString);
+  v->mutable_tensor()->mutable_tensor_shape()->add_dim()->set_size(1);
+  v->mutable_tensor()->add_string_val(value);
+  impl_->add(e, step);
+}
+
+void EventWriter::image(const std::string& tag, const HostArray& rgb, int64_t step) {
+  std::string png = encode_png(rgb);
+  event::Event e;
+  auto* v = e.mutable_summary()->add_value();
+  v->set_tag(tag);
+  v->mutable_image()->set_height(static_cast<int32_t>(rgb.dims()[0]));
+  v->mutable_image()->set_width(static_cast<int32_t>(rgb.dims()[1]));
+  v->mutable_image()->set_colorspace(kColorspaceRgb);
+  v->mutable_image()->set_encoded_image_string(std::move(png));
+  impl_->add(e, step);
+}
+
+void EventWriter::flush() {
+  std::lock_guard lock(impl_->mutex);
+  impl_->flush_locked();
+}
+
+}  // namespace md

@@ -1,0 +1,31 @@
+// TensorBoard event files: scalars, texts and pictures of a run.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "maxdiffusion/base/host_array.h"
+
+namespace md {
+
+/// One TensorBoard event file, events.out.tfevents.<time>.<host>.<process>.<count>. Thread safe. What is written
+/// reaches the file at flush(), at destruction, or when a few seconds or many bytes have gathered.
+class EventWriter {
+ public:
+  /// `resumed_from` > 0: TensorBoard drops what earlier files of the folder hold for later steps.
+  explicit EventWriter(const std::string& folder, int64_t resumed_from = 0);
+  ~EventWriter();
+  void scalar(const std::string& tag, double value, int64_t step);
+  /// Markdown.
+  void text(const std::string& tag, const std::string& value, int64_t step = 0);
+  /// rgb: u8 [H, W, 3].
+  void image(const std::string& tag, const HostArray& rgb, int64_t step);
+  void flush();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace md

@@ -1,0 +1,88 @@
+#include "maxdiffusion/metrics/jsonl_writer.h"
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+
+namespace md {
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kFlushBytes = 1 << 16;
+constexpr auto kFlushInterval = std::chrono::seconds(5);
+
+/// Whole lines of steps 1 … `last` in `text`; each also goes into `objects`.
+std::string kept_lines(const std::string& text, int64_t last, std::vector<Json>& objects) {
+  std::string kept;
+  for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+    Json j = Json::parse(text.begin() + static_cast<long>(at), text.begin() + static_cast<long>(end), nullptr, false);
+    if (!j.is_object() || !j.contains("step") || !j["step"].is_number()) continue;
+    if (const double step = j["step"].get<double>(); step < 1 || step > static_cast<double>(last)) continue;
+    kept.append(text, at, end + 1 - at);
+    objects.push_back(std::move(j));
+  }
+  return kept;
+}
+
+}  // namespace
+
+struct JsonlWriter::Impl {
+  std::vector<Json> kept;
+  std::unique_ptr<FileWriter> file;
+  std::string waiting;
+  Clock::time_point flushed_at = Clock::now();
+};
+
+JsonlWriter::JsonlWriter(const std::string& path, int64_t keep_through_step) : impl_(std::make_unique<Impl>()) {
+  if (auto folder = std::filesystem::path(path).parent_path().string(); !folder.empty()) make_folders(folder);
+  if (exists(path)) {
+    const std::string text = read_file(path);
+    const std::string kept = kept_lines(text, keep_through_step, impl_->kept);
+    if (kept.size() != text.size()) write_file_atomic(path, kept);
+  }
+  impl_->file = std::make_unique<FileWriter>(path, FileWriter::Open::append);
+}
+
+JsonlWriter::~JsonlWriter() {
+  try {
+    flush();
+  } catch (const Error& e) {
+    log_warning("metrics: {}", e.what());
+  }
+}
+
+void JsonlWriter::write(int64_t step, const std::map<std::string, double>& values, const std::string& run_name) {
+  auto out = std::back_inserter(impl_->waiting);
+  fmt::format_to(out, "{{\"step\": {}, \"run_name\": {}", step, Json(run_name).dump());
+  for (const auto& [key, value] : values) {
+    // Nine digits tell any two f32 apart.
+    fmt::format_to(out, ", {}: {}", Json(key).dump(), std::isfinite(value) ? fmt::format("{:.9g}", value) : "null");
+  }
+  impl_->waiting += "}\n";
+  if (impl_->waiting.size() > kFlushBytes || Clock::now() - impl_->flushed_at > kFlushInterval) flush();
+}
+
+void JsonlWriter::flush() {
+  impl_->flushed_at = Clock::now();
+  if (impl_->waiting.empty()) return;
+  std::string out = std::exchange(impl_->waiting, {});
+  impl_->file->write(out.data(), out.size());
+}
+
+std::vector<std::pair<int64_t, double>> JsonlWriter::kept(const std::string& key) const {
+  std::vector<std::pair<int64_t, double>> out;
+  for (const Json& j : impl_->kept)
+    if (auto v = j.find(key); v != j.end() && v->is_number())
+      out.emplace_back(static_cast<int64_t>(j["step"].get<double>()), v->get<double>());
+  return out;
+}
+
+}  // namespace md

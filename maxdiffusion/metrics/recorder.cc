@@ -1,0 +1,164 @@
+#include "maxdiffusion/metrics/recorder.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+
+namespace md {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point a, Clock::time_point b) {
+  return std::chrono::duration<double>(b - a).count();
+}
+
+std::string tag_of(const std::string& name) {
+  if (name == "learning_rate") return "learning/current_learning_rate";
+  if (name == "step_time_seconds") return "perf/step_time_seconds";
+  return name.find('/') == std::string::npos ? "learning/" + name : name;
+}
+
+/// Runs a writer; the first failure (a full disk) is told once and ends that writer, for a run outlives its log.
+template <class Writer, class F>
+void write_or_drop(std::unique_ptr<Writer>& writer, const char* what, F&& f) {
+  if (!writer) return;
+  try {
+    f(*writer);
+  } catch (const Error& e) {
+    log_warning("{} ends here, the run goes on: {}", what, e.what());
+    writer.reset();
+  }
+}
+
+}  // namespace
+
+struct Recorder::Impl {
+  RecorderOptions options;
+  std::unique_ptr<EventWriter> events;
+  std::unique_ptr<JsonlWriter> lines, metrics_file;
+  std::unique_ptr<ProgressBar> bar;
+  Curve loss{.name = "loss"};
+  Clock::time_point read_at = Clock::now();
+  // The step whose metrics are on their way; 0: none.
+  int64_t pending_step = 0;
+  std::map<std::string, PendingArray> pending;
+  Scalars pending_known;
+  bool finished = false;
+
+  void flush() {
+    write_or_drop(events, "TensorBoard", [](auto& w) { w.flush(); });
+    write_or_drop(lines, "metrics.jsonl", [](auto& w) { w.flush(); });
+    write_or_drop(metrics_file, "metrics_file", [](auto& w) { w.flush(); });
+  }
+};
+
+Recorder::Recorder(RecorderOptions options) : impl_(std::make_unique<Impl>()) {
+  Impl& r = *impl_;
+  r.options = std::move(options);
+  const RecorderOptions& o = r.options;
+  check(o.config.log_period > 0, Code::invalid_config, "log_period: {} steps, must be 1 or more", o.config.log_period);
+  if (o.config.write_metrics) {
+    r.events = std::make_unique<EventWriter>(o.folder + "/tensorboard", o.start_step);
+    for (const auto& [tag, text] : o.texts) r.events->text(tag, text);
+    r.lines = std::make_unique<JsonlWriter>(o.folder + "/metrics.jsonl", o.start_step);
+    for (auto [step, value] : r.lines->kept("loss")) {
+      r.loss.x.push_back(static_cast<double>(step));
+      r.loss.y.push_back(value);
+    }
+    if (!o.config.metrics_file.empty())
+      r.metrics_file = std::make_unique<JsonlWriter>(o.config.metrics_file, o.start_step);
+  }
+  r.bar = std::make_unique<ProgressBar>(o.title, o.total_steps, o.start_step);
+}
+
+Recorder::~Recorder() = default;
+
+void Recorder::push(int64_t step, const Devices& devices, const ArrayMap& metrics, const Scalars& known) {
+  std::map<std::string, PendingArray> pending;
+  for (const auto& [name, array] : metrics) pending.emplace(name, fetch(devices, array));
+  push(step, std::move(pending), known);
+}
+
+void Recorder::push(int64_t step, std::map<std::string, PendingArray> metrics, const Scalars& known) {
+  read_pending();
+  impl_->pending_step = step;
+  impl_->pending = std::move(metrics);
+  impl_->pending_known = known;
+}
+
+void Recorder::read_pending() {
+  Impl& r = *impl_;
+  if (r.pending_step == 0) return;
+  const int64_t step = std::exchange(r.pending_step, 0);
+  Scalars values = std::exchange(r.pending_known, {});
+  for (auto& [name, pending] : std::exchange(r.pending, {})) {
+    const HostArray a = pending.wait();
+    check(a.shape().elements() == 1, Code::internal, "metric '{}': {} is not a scalar", name, to_string(a.shape()));
+    values[name] = a.to_doubles()[0];
+  }
+  const auto now = Clock::now();
+  const double seconds = seconds_between(std::exchange(r.read_at, now), now);
+  record(step, std::move(values), seconds);
+}
+
+void Recorder::record(int64_t step, Scalars values, double step_seconds) {
+  Impl& r = *impl_;
+  values["step_time_seconds"] = step_seconds;
+  if (r.events) {
+    write_or_drop(r.events, "TensorBoard", [&](auto& w) {
+      for (const auto& [name, value] : values) w.scalar(tag_of(name), value, step);
+    });
+  }
+  write_or_drop(r.lines, "metrics.jsonl", [&](auto& w) { w.write(step, values, r.options.run_name); });
+  write_or_drop(r.metrics_file, "metrics_file", [&](auto& w) {
+    Scalars tagged;
+    for (const auto& [name, value] : values) tagged[tag_of(name)] = value;
+    w.write(step, tagged, r.options.run_name);
+  });
+  std::string text;
+  if (auto loss = values.find("loss"); loss != values.end()) {
+    text = fmt::format("loss {:.4f}", loss->second);
+    r.loss.x.push_back(static_cast<double>(step));
+    r.loss.y.push_back(loss->second);
+  }
+  r.bar->update(step, text);
+  for (const char* name : {"loss", "grad_norm"}) {
+    auto v = values.find(name);
+    if (v == values.end() || std::isfinite(v->second)) continue;
+    r.flush();
+    throw Error(Code::device, fmt::format("{} is not finite at step {}: {}", name, step, v->second))
+        .note("try: a smaller learning_rate, more warm-up steps, a smaller max_grad_norm, or float32 activations");
+  }
+  if (step % r.options.config.log_period == 0) r.flush();
+}
+
+void Recorder::restart_clock() { impl_->read_at = Clock::now(); }
+
+EventWriter* Recorder::events() { return impl_->events.get(); }
+
+const Curve& Recorder::loss() const { return impl_->loss; }
+
+void Recorder::finish() {
+  Impl& r = *impl_;
+  if (std::exchange(r.finished, true)) return;
+  read_pending();
+  r.bar->finish();
+  r.flush();
+  if (r.options.curve.empty() || r.loss.x.size() < 2) return;
+  make_folders(r.options.folder);
+  Curve raw = r.loss, smooth = r.loss;
+  raw.name.clear();
+  raw.faint = true;
+  smooth.y = smoothed(raw.y, std::max(1.0, static_cast<double>(raw.y.size()) / 100));
+  const auto [low, high] = std::minmax_element(raw.y.begin(), raw.y.end());
+  const bool log_y = *low > 0 && *high > 20 * *low;
+  write_curve_png(r.options.folder + "/" + r.options.curve, r.options.title, "step", "loss", {raw, smooth}, log_y);
+}
+
+}  // namespace md

@@ -1,0 +1,187 @@
+#include "maxdiffusion/metrics/recorder.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
+
+namespace md {
+namespace {
+
+std::vector<nlohmann::json> lines_of(const std::string& path) {
+  std::vector<nlohmann::json> out;
+  std::ifstream f(path);
+  for (std::string line; std::getline(f, line);) out.push_back(nlohmann::json::parse(line));
+  return out;
+}
+
+TEST(JsonlWriter, KeepsLinesThroughTheStepItResumesFrom) {
+  TemporaryFolder t;
+  {
+    JsonlWriter w(t / "m.jsonl", 0);
+    for (int64_t step = 1; step <= 5; ++step) w.write(step, {{"loss", 1.0 / static_cast<double>(step)}}, "a \"run\"");
+  }
+  std::ofstream(t / "m.jsonl", std::ios::app) << "{\"step\": 6, \"lo";  // cut by a kill
+  {
+    JsonlWriter w(t / "m.jsonl", 3);
+    EXPECT_EQ(w.kept("loss").size(), 3u);
+    EXPECT_EQ(w.kept("loss")[1], std::pair(int64_t{2}, 0.5));
+    w.write(4, {{"loss", NAN}}, "b");
+  }
+  auto lines = lines_of(t / "m.jsonl");
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(lines[0]["run_name"], "a \"run\"");
+  EXPECT_EQ(lines[3]["step"], 4);
+  EXPECT_TRUE(lines[3]["loss"].is_null());
+  JsonlWriter fresh(t / "m.jsonl", 0);
+  EXPECT_TRUE(lines_of(t / "m.jsonl").empty());
+}
+
+TEST(ProgressLine, FitsTheWidthItIsGiven) {
+  ProgressState s{.title = "train unet", .text = "loss 0.1234", .done = 512, .total = 1000, .seconds_per_step = 0.21};
+  EXPECT_EQ(progress_line(s, 0), "train unet  512/1000  loss 0.1234  0.210 s/step  1:42 left");
+  const std::string wide = progress_line(s, 90);
+  EXPECT_EQ(wide.rfind("train unet  [####", 0), 0u) << wide;
+  for (int64_t width = 1; width < 200; ++width)
+    EXPECT_LT(progress_line(s, width).size(), static_cast<size_t>(width)) << width;
+  EXPECT_EQ(progress_line(s, 60).find('['), std::string::npos);
+  s.done = 1000, s.seconds = 3723;
+  EXPECT_EQ(progress_line(s, 0), "train unet  1000/1000  loss 0.1234  0.210 s/step  in 1:02:03");
+  s.done = 700, s.ended = true;
+  EXPECT_EQ(progress_line(s, 0), "train unet  700/1000  loss 0.1234  0.210 s/step  ended after 1:02:03");
+  s.seconds_per_step = 0.00482;
+  EXPECT_NE(progress_line(s, 0).find("4.82 ms/step"), std::string::npos);
+}
+
+TEST(NiceTicks, AreRoundAndInside) {
+  EXPECT_EQ(nice_ticks(0, 1000, 5), (std::vector<double>{0, 200, 400, 600, 800, 1000}));
+  EXPECT_EQ(nice_ticks(0, 0.9, 5).size(), 5u);
+  EXPECT_TRUE(nice_ticks(1, 1, 5).empty());
+  for (double low : {-3.7, 0.0, 12.34, 1e-6})
+    for (double span : {1e-7, 0.013, 1.0, 77.0, 1e6})
+      for (double t : nice_ticks(low, low + span, 6)) {
+        EXPECT_GE(t, low - 1e-6 * span);
+        EXPECT_LE(t, low + span * (1 + 1e-6));
+      }
+}
+
+TEST(Smoothed, DoesNotLagAndSkipsNan) {
+  for (double v : smoothed({3, 3, 3}, 10)) EXPECT_NEAR(v, 3, 1e-12);
+  auto s = smoothed({0, NAN, 1}, 5);
+  EXPECT_NEAR(s[1], 0.5, 1e-12);
+  EXPECT_NEAR(s[0] + s[2], 1, 1e-12);
+  EXPECT_LT(s[0], s[2]);
+}
+
+TEST(Curve, DrawsEmptyConstantAndBrokenCurves) {
+  TemporaryFolder t;
+  write_curve_png(t / "a.png", "nothing", "x", "y", {});
+  write_curve_png(t / "b.png", "constant", "x", "y", {{.name = "c", .x = {1, 2}, .y = {3, 3}}});
+  write_curve_png(t / "c.png", "broken", "x", "y", {{.name = "c", .x = {1, 2, 3}, .y = {1, NAN, INFINITY}}}, true);
+  write_curve_png(t / "d.png", "one", "x", "y", {{.name = "c", .x = {1}, .y = {0}}}, true);
+  for (const char* f : {"a.png", "b.png", "c.png", "d.png"}) EXPECT_EQ(read_file(t / f).substr(1, 3), "PNG");
+}
+
+class RecorderOnDevice : public testing::Test {
+ protected:
+  ArrayMap step_metrics(float loss) {
+    ArrayMap m;
+    m.emplace("loss", devices.put(HostArray::of<float>(Shape{DType::f32, {}}, std::vector<float>{loss})));
+    m.emplace("grad_norm", devices.put(HostArray::of<float>(Shape{DType::f32, {}}, std::vector<float>{2 * loss})));
+    return m;
+  }
+  RecorderOptions options(int64_t start = 0) {
+    return {.folder = t / "run",
+            .run_name = "run",
+            .title = "train test",
+            .total_steps = 6,
+            .start_step = start,
+            .config = {.metrics_file = t / "extra.jsonl"},
+            .texts = {{"learning_rate", "1e-3"}}};
+  }
+  TemporaryFolder t;
+  Devices devices = Devices::open();
+};
+
+TEST_F(RecorderOnDevice, ReadsOneStepLateAndWritesEverything) {
+  {
+    Recorder rec(options());
+    for (int64_t step = 1; step <= 6; ++step) {
+      rec.push(step, devices, step_metrics(1.0f / static_cast<float>(step)), {{"learning_rate", 1e-3}});
+      EXPECT_EQ(rec.loss().x.size(), static_cast<size_t>(step - 1));
+    }
+    rec.finish();
+  }
+  auto lines = lines_of(t / "run/metrics.jsonl");
+  ASSERT_EQ(lines.size(), 6u);
+  EXPECT_EQ(lines[3]["step"], 4);
+  EXPECT_FLOAT_EQ(lines[3]["loss"].get<float>(), 0.25f);
+  EXPECT_FLOAT_EQ(lines[3]["grad_norm"].get<float>(), 0.5f);
+  EXPECT_DOUBLE_EQ(lines[3]["learning_rate"].get<double>(), 1e-3);
+  EXPECT_GE(lines[3]["step_time_seconds"].get<double>(), 0);
+  auto tagged = lines_of(t / "extra.jsonl");
+  ASSERT_EQ(tagged.size(), 6u);
+  for (const char* tag :
+       {"learning/loss", "learning/grad_norm", "learning/current_learning_rate", "perf/step_time_seconds"})
+    EXPECT_TRUE(tagged[0].contains(tag)) << tag;
+  EXPECT_TRUE(exists(t / "run/loss.png"));
+
+  // A run resumed from step 4 repeats 5 and 6 and knows the loss before.
+  Recorder again(options(4));
+  EXPECT_EQ(again.loss().x, (std::vector<double>{1, 2, 3, 4}));
+  again.push(5, devices, step_metrics(9));
+  again.finish();
+  EXPECT_EQ(lines_of(t / "run/metrics.jsonl").size(), 5u);
+}
+
+TEST_F(RecorderOnDevice, StopsAtALossThatIsNotFinite) {
+  Recorder rec(options());
+  rec.push(1, devices, step_metrics(1));
+  rec.push(2, devices, step_metrics(NAN));
+  try {
+    rec.push(3, devices, step_metrics(1));
+    FAIL() << "NaN passed";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::device);
+    EXPECT_EQ(e.message(), "loss is not finite at step 2: nan");
+  }
+  EXPECT_TRUE(lines_of(t / "run/metrics.jsonl").at(1)["loss"].is_null());
+}
+
+bool disk_is_full = false;
+void full_disk(const std::string& path, size_t) {
+  if (disk_is_full) fail(Code::io, "write '{}': No space left on device", path);
+}
+
+TEST_F(RecorderOnDevice, OutlivesAFullDisk) {
+  set_write_hook(full_disk);
+  {
+    Recorder rec(options());
+    disk_is_full = true;
+    rec.push(1, devices, step_metrics(1));
+    rec.read_pending();
+    EXPECT_EQ(rec.loss().y.size(), 1u);
+  }
+  disk_is_full = false;
+  set_write_hook(nullptr);
+}
+
+TEST_F(RecorderOnDevice, WritesNothingWhenToldSo) {
+  auto o = options();
+  o.config.write_metrics = false;
+  o.curve.clear();
+  Recorder rec(o);
+  rec.push(1, devices, step_metrics(1));
+  rec.finish();
+  EXPECT_EQ(rec.events(), nullptr);
+  EXPECT_FALSE(exists(t / "run"));
+}
+
+}  // namespace
+}  // namespace md
