@@ -98,6 +98,7 @@ md_module(pipelines USES tasks)
 md_module(train USES tasks autodiff)
 
 md_tests(ops USES ops autodiff runtime)
+md_tests(autodiff USES ops autodiff runtime)
 md_tests(golden USES models autodiff runtime checkpoint schedulers optim)
 md_tests(mesh USES models autodiff runtime optim)
 md_tests(faults USES train pipelines)

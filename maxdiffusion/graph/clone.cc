@@ -43,7 +43,7 @@ std::shared_ptr<Graph> clone_body(const Graph& body, Graph& parent, const ValueM
   auto copy = std::make_shared<Graph>(parent);
   std::map<Tensor, Tensor> parameters;
   for (Tensor a : body.arguments()) parameters[a] = copy->argument(a.shape());
-  for (const auto& [outer, inner] : body.captures()) parameters[inner] = copy->capture(outer_value(outer));
+  for (const auto& [outer, inner] : body.captures()) parameters[inner] = copy->add_capture(outer_value(outer));
   copy->results = clone_results(body, *copy, [&](Tensor t) { return parameters.at(t); });
   return copy;
 }

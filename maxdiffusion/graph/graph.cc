@@ -129,10 +129,13 @@ Tensor Graph::capture(Tensor outer) {
   auto it = capture_of_.find(from_parent);
   if (it != capture_of_.end()) return it->second;
   if (constant) return capture_of_[outer] = add(*made.op, {}, made.attributes)->out();
-  Tensor inner = add(kParameter, {}, from_parent.shape())->out();
-  captures_.emplace_back(from_parent, inner);
-  capture_of_[from_parent] = inner;
-  return inner;
+  return capture_of_[from_parent] = add_capture(from_parent);
+}
+
+Tensor Graph::add_capture(Tensor outer) {
+  check(parent_ != nullptr, Code::internal, "add_capture: only a body has captures");
+  captures_.emplace_back(parent_->capture(outer), add(kParameter, {}, outer.shape())->out());
+  return captures_.back().second;
 }
 
 void Graph::prune_captures(const std::unordered_set<const Node*>& live) {

@@ -111,6 +111,8 @@ class Graph {
 
   /// For bodies: the inner value of an outer one; made on first use. Throws when `outer` is not an ancestor's.
   Tensor capture(Tensor outer);
+  /// A new capture even of what is captured already: copies of bodies keep the order of the original's captures.
+  Tensor add_capture(Tensor outer);
   /// Outer values captured so far, in order, with the inner argument of each.
   const std::vector<std::pair<Tensor, Tensor>>& captures() const { return captures_; }
   /// Forgets captures whose inner value is not in `live`. For loop ops, before their node is made.

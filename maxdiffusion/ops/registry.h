@@ -21,5 +21,6 @@ OpList conv_ops();
 OpList reduce_ops();
 OpList gather_ops();
 OpList custom_call_ops();
+OpList control_flow_ops();
 
 }  // namespace md

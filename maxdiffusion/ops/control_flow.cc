@@ -1,0 +1,402 @@
+#include "maxdiffusion/ops/control_flow.h"
+
+#include <map>
+#include <utility>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/graph/clone.h"
+#include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/registry.h"
+
+namespace md {
+namespace {
+
+// A scan node: inputs are the initial carry, then the stacked values that are read by row, then captures.
+// Body: arguments are index, carry, rows; results are carry, rows to stack.
+struct ScanAttrs {
+  int64_t length = 0;
+  bool reverse = false;
+  size_t carries = 0, slices = 0;
+  std::vector<Shape> outputs;
+};
+
+Shape stacked_shape(int64_t length, const Shape& row) {
+  Shape s = row;
+  s.dims.insert(s.dims.begin(), length);
+  return s;
+}
+Shape row_shape(const Shape& stacked) {
+  Shape s = stacked;
+  s.dims.erase(s.dims.begin());
+  return s;
+}
+
+Value compare_less(EmitCtx& c, const Value& a, const Value& b) {
+  return c.emit("stablehlo.compare", {a, b}, Shape{DType::pred, {}},
+                "comparison_direction = #stablehlo<comparison_direction LT>, "
+                "compare_type = #stablehlo<comparison_type SIGNED>");
+}
+
+// while (i < n) { row = reverse ? n − 1 − i : i; … }, each stacked result written into its buffer at `row`.
+void emit_scan(EmitCtx& c) {
+  const auto& a = c.attrs<ScanAttrs>();
+  const Graph& body = *c.node().bodies[0];
+  const Shape counter{DType::s32, {}};
+  const size_t stacked = a.outputs.size() - a.carries;
+
+  std::vector<Value> init = {c.constant_int(0, counter)};
+  for (size_t i = 0; i < a.carries; ++i) init.push_back(c.in(static_cast<int>(i)));
+  for (size_t i = 0; i < stacked; ++i) init.push_back(c.constant(0, a.outputs[a.carries + i]));
+  std::vector<Shape> types;
+  for (const Value& v : init) types.push_back(v.shape);
+
+  auto condition = [&](EmitCtx& r, const std::vector<Value>& args) {
+    return std::vector<Value>{compare_less(r, args[0], r.constant_int(a.length, counter))};
+  };
+  auto step = [&](EmitCtx& r, const std::vector<Value>& args) {
+    const Value zero = r.constant_int(0, counter);
+    Value row = args[0];
+    if (a.reverse) row = r.emit("stablehlo.subtract", {r.constant_int(a.length - 1, counter), args[0]}, counter);
+    auto at_row = [&](const Value& first, int64_t rank) {
+      std::vector<Value> operands = {first, row};
+      operands.resize(static_cast<size_t>(rank) + 1, zero);
+      return operands;
+    };
+    std::vector<Value> inner = {row};
+    inner.insert(inner.end(), args.begin() + 1, args.begin() + 1 + static_cast<int64_t>(a.carries));
+    for (size_t i = 0; i < a.slices; ++i) {
+      const Value& x = c.in(static_cast<int>(a.carries + i));
+      Shape one = x.shape;
+      one.dims[0] = 1;
+      Value piece =
+          r.emit("stablehlo.dynamic_slice", at_row(x, x.shape.rank()), one, "slice_sizes = " + mlir_array(one.dims));
+      inner.push_back(r.emit("stablehlo.reshape", {piece}, row_shape(x.shape)));
+    }
+    std::vector<Value> results = r.inline_body(body, inner);
+    std::vector<Value> next = {r.emit("stablehlo.add", {args[0], r.constant_int(1, counter)}, counter)};
+    next.insert(next.end(), results.begin(), results.begin() + static_cast<int64_t>(a.carries));
+    for (size_t i = a.carries; i < results.size(); ++i) {
+      const Value& buffer = args[1 + i];
+      Value piece = r.emit("stablehlo.reshape", {results[i]}, stacked_shape(1, results[i].shape));
+      std::vector<Value> operands = at_row(buffer, buffer.shape.rank());
+      operands.insert(operands.begin() + 1, piece);
+      next.push_back(r.emit("stablehlo.dynamic_update_slice", operands, buffer.shape));
+    }
+    return next;
+  };
+  const std::string head = c.region(types, condition);
+  const std::string text = c.region(types, step);
+  std::vector<Value> out = c.emit_multi("stablehlo.while", init, types, "", {head, text});
+  for (size_t i = 0; i < a.outputs.size(); ++i) c.set_out(out[1 + i], static_cast<int>(i));
+}
+
+// How the body of the reversed loop sees the values of the forward body: rows and captures directly, cheap values
+// computed again, the rest stored by the forward loop and read by row ("residuals").
+class BodyView final : public ForwardView {
+ public:
+  BodyView(const VjpCtx& c, const ScanAttrs& attrs, const Graph& forward, Graph& backward, Tensor index)
+      : backward_(backward) {
+    const auto& arguments = forward.arguments();
+    known_[arguments[0]] = index;
+    for (size_t i = 0; i < attrs.slices; ++i)
+      known_[arguments[1 + attrs.carries + i]] =
+          rows_
+              .emplace_back(c.in(static_cast<int>(attrs.carries + i)),
+                            backward.argument(arguments[1 + attrs.carries + i].shape()))
+              .second;
+    for (size_t i = 0; i < forward.captures().size(); ++i)
+      outer_of_[forward.captures()[i].second] = c.in(static_cast<int>(attrs.carries + attrs.slices + i));
+  }
+
+  Tensor value(Tensor t) override {
+    if (auto it = known_.find(t); it != known_.end()) return it->second;
+    if (auto it = outer_of_.find(t); it != outer_of_.end()) return known_[t] = backward_.capture(it->second);
+    if (t.node()->op->cheap) {
+      Node* copy = clone_node(*t.node(), backward_, [this](Tensor x) { return value(x); });
+      for (size_t i = 0; i < copy->outputs.size(); ++i) {
+        const int k = static_cast<int>(i);
+        known_[t.node()->out(k)] = copy->out(k);
+      }
+      return known_[t];
+    }
+    residuals_.emplace_back(t, backward_.argument(t.shape()));
+    return known_[t] = residuals_.back().second;
+  }
+  Node& home(Node& n) override { return n; }
+
+  /// (stacked outer value, its row in the backward body).
+  const std::vector<std::pair<Tensor, Tensor>>& rows() const { return rows_; }
+  /// (forward value, its row in the backward body).
+  const std::vector<std::pair<Tensor, Tensor>>& residuals() const { return residuals_; }
+
+ private:
+  Graph& backward_;
+  std::map<Tensor, Tensor> known_, outer_of_;
+  std::vector<std::pair<Tensor, Tensor>> rows_, residuals_;
+};
+
+// Which values of a body lead to (or from) which: a forward pass over its nodes, per set of seeds.
+std::unordered_set<const Node*> reached_from(const Graph& body, const std::vector<Tensor>& seeds) {
+  std::unordered_set<const Node*> reached;
+  for (Tensor t : seeds) reached.insert(t.node());
+  for (const auto& n : body.nodes()) {
+    if (n->op->vjp == no_gradient) continue;
+    for (Tensor t : n->inputs)
+      if (reached.contains(t.node()) && is_float(t.dtype())) {
+        reached.insert(n.get());
+        break;
+      }
+  }
+  return reached;
+}
+
+// Adds `value` of the forward body to what its loop stacks, unless it is stacked already; returns the output.
+Tensor stack_residual(Node& scan, Tensor value) {
+  auto& attrs = std::any_cast<ScanAttrs&>(scan.attributes);
+  Graph& body = *scan.bodies[0];
+  for (size_t i = attrs.carries; i < body.results.size(); ++i)
+    if (body.results[i] == value) return scan.out(static_cast<int>(i));
+  body.results.push_back(value);
+  attrs.outputs.push_back(stacked_shape(attrs.length, value.shape()));
+  scan.outputs = attrs.outputs;
+  return scan.out(static_cast<int>(scan.outputs.size()) - 1);
+}
+
+extern const OpDef kScan;
+
+// The gradient of a loop is the loop backwards. Its carry: cotangents of the forward carry, and one sum per capture.
+// Its rows: cotangents of the stacked results, the forward rows, and residuals. It stacks the cotangents of the rows.
+Grads scan_vjp(const VjpCtx& c) {
+  Node& home = c.view().home(const_cast<Node&>(c.node()));
+  const ScanAttrs attrs = home.attrs<ScanAttrs>();
+  Graph& forward = *home.bodies[0];
+  const std::vector<Tensor> results = forward.results;
+  auto argument = [&](size_t i) { return forward.arguments()[1 + i]; };  // carries, then rows
+  const size_t inputs = c.in_count(), operands = attrs.carries + attrs.slices;
+  auto inner = [&](size_t input) {
+    return input < operands ? argument(input) : forward.captures()[input - operands].second;
+  };
+
+  // Carries that depend on a wanted input, now or after some turns; and those that a cotangent reaches.
+  std::vector<bool> wanted(attrs.carries), reached(attrs.carries);
+  for (size_t i = 0; i < attrs.carries; ++i) wanted[i] = c.needs(static_cast<int>(i));
+  for (bool grew = true; grew;) {
+    grew = false;
+    std::vector<Tensor> seeds;
+    for (size_t i = 0; i < inputs; ++i)
+      if (i < attrs.carries ? wanted[i] : c.needs(static_cast<int>(i))) seeds.push_back(inner(i));
+    const auto from = reached_from(forward, seeds);
+    for (size_t i = 0; i < attrs.carries; ++i)
+      if (!wanted[i] && is_float(results[i].dtype()) && from.contains(results[i].node())) grew = wanted[i] = true;
+  }
+  for (size_t i = 0; i < attrs.carries; ++i) reached[i] = wanted[i] && static_cast<bool>(c.dy(static_cast<int>(i)));
+  for (bool grew = true; grew;) {
+    grew = false;
+    std::vector<Tensor> ends;
+    for (size_t i = 0; i < results.size(); ++i)
+      if (i < attrs.carries ? reached[i] : i < c.out_count() && c.dy(static_cast<int>(i))) ends.push_back(results[i]);
+    const auto live = live_nodes(forward, ends);
+    for (size_t i = 0; i < attrs.carries; ++i)
+      if (wanted[i] && !reached[i] && live.contains(argument(i).node())) grew = reached[i] = true;
+  }
+
+  auto body = std::make_shared<Graph>(c.into());
+  const Tensor index = body->argument({DType::s32, {}});
+  BodyView view(c, attrs, forward, *body, index);
+  std::vector<Tensor> ys, xs, carry_in, carry_args, carry_out;
+  Grads dys;
+  std::vector<std::pair<Tensor, Tensor>> rows;  // (stacked outer value, row)
+  for (size_t i = 0; i < attrs.carries; ++i) {
+    if (!reached[i]) continue;
+    Tensor dy = c.dy(static_cast<int>(i));
+    carry_in.push_back(dy ? dy : full(c.into(), 0, results[i].shape()));
+    carry_args.push_back(body->argument(results[i].shape()));
+    ys.push_back(results[i]);
+    dys.push_back(carry_args.back());
+  }
+  for (size_t i = attrs.carries; i < c.out_count(); ++i) {
+    Tensor dy = c.dy(static_cast<int>(i));
+    if (!dy) continue;
+    rows.emplace_back(dy, body->argument(results[i].shape()));
+    ys.push_back(results[i]);
+    dys.push_back(rows.back().second);
+  }
+  std::vector<size_t> x_input;  // input behind each x
+  for (size_t i = 0; i < inputs; ++i) {
+    if (i < attrs.carries ? !wanted[i] : !c.needs(static_cast<int>(i))) continue;
+    xs.push_back(inner(i));
+    x_input.push_back(i);
+  }
+  const Grads dxs = c.sweep()(ys, dys, xs, *body, view);
+
+  std::vector<Tensor> stacked_out;
+  std::vector<int> output_of(inputs, -1);  // output of the backward loop that is the cotangent of an input
+  std::vector<size_t> stacked_input;
+  for (size_t k = 0; k < xs.size(); ++k) {
+    const size_t i = x_input[k];
+    if (i < attrs.carries) {
+      if (!reached[i]) continue;
+      output_of[i] = static_cast<int>(carry_out.size());
+      carry_out.push_back(dxs[k] ? dxs[k] : full(*body, 0, xs[k].shape()));
+    } else if (dxs[k] && i >= operands) {
+      carry_in.push_back(full(c.into(), 0, xs[k].shape()));
+      carry_args.push_back(body->argument(xs[k].shape()));
+      output_of[i] = static_cast<int>(carry_out.size());
+      carry_out.push_back(add(carry_args.back(), dxs[k]));
+    } else if (dxs[k]) {
+      stacked_out.push_back(dxs[k]);
+      stacked_input.push_back(i);
+    }
+  }
+  for (size_t k = 0; k < stacked_out.size(); ++k) output_of[stacked_input[k]] = static_cast<int>(carry_out.size() + k);
+
+  body->results = carry_out;
+  body->results.insert(body->results.end(), stacked_out.begin(), stacked_out.end());
+  const auto live = live_nodes(*body, body->results);
+  body->prune_captures(live);
+  for (const auto& row : view.rows())
+    if (live.contains(row.second.node())) rows.push_back(row);
+  for (const auto& [value, row] : view.residuals())
+    if (live.contains(row.node())) rows.emplace_back(c.view().value(stack_residual(home, value)), row);
+
+  ScanAttrs back{attrs.length, !attrs.reverse, carry_args.size(), rows.size(), {}};
+  std::vector<Tensor> arguments = {index}, in = carry_in;
+  arguments.insert(arguments.end(), carry_args.begin(), carry_args.end());
+  for (const auto& [stacked, row] : rows) {
+    in.push_back(stacked);
+    arguments.push_back(row);
+  }
+  body->set_arguments(arguments);
+  for (Tensor t : carry_out) back.outputs.push_back(t.shape());
+  for (Tensor t : stacked_out) back.outputs.push_back(stacked_shape(attrs.length, t.shape()));
+  Grads grads(inputs);
+  if (back.outputs.empty()) return grads;
+  for (Tensor& t : in) t = c.into().capture(t);
+  Node* node = c.into().add(kScan, std::move(in), std::move(back), {body});
+  for (size_t i = 0; i < inputs; ++i)
+    if (output_of[i] >= 0 && c.needs(static_cast<int>(i))) grads[i] = node->out(output_of[i]);
+  return grads;
+}
+
+const OpDef kScan = {
+    .name = "scan",
+    .infer = [](const InferCtx& c) { return c.attrs<ScanAttrs>().outputs; },
+    .emit = emit_scan,
+    .vjp = scan_vjp,
+};
+
+const OpDef kWhile = {
+    .name = "while",
+    .infer =
+        [](const InferCtx& c) {
+          return std::vector<Shape>(c.in.begin(), c.in.begin() + static_cast<int64_t>(c.attrs<size_t>()));
+        },
+    .emit =
+        [](EmitCtx& c) {
+          std::vector<Value> init;
+          for (size_t i = 0; i < c.attrs<size_t>(); ++i) init.push_back(c.in(static_cast<int>(i)));
+          const auto& types = c.node().outputs;
+          auto inlined = [&](const Graph& body) {
+            return c.region(types,
+                            [&](EmitCtx& r, const std::vector<Value>& args) { return r.inline_body(body, args); });
+          };
+          const std::string condition = inlined(*c.node().bodies[0]), step = inlined(*c.node().bodies[1]);
+          std::vector<Value> out = c.emit_multi("stablehlo.while", init, types, "", {condition, step});
+          for (size_t i = 0; i < out.size(); ++i) c.set_out(out[i], static_cast<int>(i));
+        },
+};
+
+void check_carry(const char* op, const std::vector<Tensor>& init, const std::vector<Tensor>& carry) {
+  check(init.size() == carry.size(), Code::invalid_graph, "{}: the carry has {} values, the body returned {}", op,
+        init.size(), carry.size());
+  for (size_t i = 0; i < init.size(); ++i) {
+    check(static_cast<bool>(carry[i]), Code::invalid_graph, "{}: the body returned an absent carry {}", op, i);
+    check(init[i].shape() == carry[i].shape(), Code::invalid_graph, "{}: carry {} enters as {} and leaves as {}", op, i,
+          to_string(init[i].shape()), to_string(carry[i].shape()));
+  }
+}
+
+}  // namespace
+
+Tensor ScanStep::slice(Tensor stacked) {
+  check(static_cast<bool>(stacked) && stacked.rank() > 0 && stacked.dim(0) == length_, Code::invalid_graph,
+        "scan: a loop of {} steps cannot take rows of {}", length_, stacked ? to_string(stacked.shape()) : "nothing");
+  const Tensor outer = body_->parent()->capture(stacked);
+  for (const auto& [known, row] : slices_)
+    if (known == outer) return row;
+  slices_.emplace_back(outer, body_->argument(row_shape(outer.shape())));
+  return slices_.back().second;
+}
+
+/// Traces the body of a scan; the only one to fill a ScanStep.
+struct ScanBuilder {
+  static ScanResult build(int64_t length, const std::vector<Tensor>& init, const ScanBody& trace, bool reverse) {
+    check(!init.empty(), Code::invalid_graph, "scan: the carry is empty");
+    check(length >= 1, Code::invalid_graph, "scan: {} steps", length);
+    Graph& parent = innermost(init);
+    auto body = std::make_shared<Graph>(parent);
+    ScanStep step;
+    step.body_ = body.get();
+    step.index_ = body->argument({DType::s32, {}});
+    step.length_ = length;
+    std::vector<Tensor> carry;
+    for (Tensor t : init) carry.push_back(body->argument(t.shape()));
+    ScanResult result = trace(step, carry);
+    check_carry("scan", init, result.carry);
+
+    ScanAttrs attrs{length, reverse, init.size(), step.slices_.size(), {}};
+    std::vector<Tensor> in;
+    for (Tensor t : init) in.push_back(parent.capture(t));
+    for (const auto& [outer, row] : step.slices_) in.push_back(outer);
+    for (Tensor t : result.carry) {
+      body->results.push_back(body->capture(t));
+      attrs.outputs.push_back(t.shape());
+    }
+    for (Tensor t : result.stacked) {
+      check(static_cast<bool>(t), Code::invalid_graph, "scan: the body returned an absent value to stack");
+      body->results.push_back(body->capture(t));
+      attrs.outputs.push_back(stacked_shape(length, t.shape()));
+    }
+    body->prune_captures(live_nodes(*body, body->results));
+    Node* node = parent.add(kScan, std::move(in), attrs, {body});
+    ScanResult out;
+    for (size_t i = 0; i < attrs.outputs.size(); ++i)
+      (i < attrs.carries ? out.carry : out.stacked).push_back(node->out(static_cast<int>(i)));
+    return out;
+  }
+};
+
+ScanResult scan(int64_t length, const std::vector<Tensor>& init, const ScanBody& body, bool reverse) {
+  return ScanBuilder::build(length, init, body, reverse);
+}
+
+std::vector<Tensor> while_loop(const std::vector<Tensor>& init,
+                               const std::function<Tensor(const std::vector<Tensor>&)>& condition,
+                               const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& body) {
+  check(!init.empty(), Code::invalid_graph, "while_loop: the carry is empty");
+  Graph& parent = innermost(init);
+  auto trace = [&](const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& f) {
+    auto graph = std::make_shared<Graph>(parent);
+    std::vector<Tensor> arguments;
+    for (Tensor t : init) arguments.push_back(graph->argument(t.shape()));
+    for (Tensor t : f(arguments)) graph->results.push_back(graph->capture(t));
+    graph->prune_captures(live_nodes(*graph, graph->results));
+    return graph;
+  };
+  auto head = trace([&](const std::vector<Tensor>& carry) { return std::vector<Tensor>{condition(carry)}; });
+  check(head->results[0].shape() == Shape{DType::pred, {}}, Code::invalid_graph,
+        "while_loop: the condition must be a scalar pred, found {}", to_string(head->results[0].shape()));
+  auto step = trace(body);
+  check_carry("while_loop", init, step->results);
+  std::vector<Tensor> in;
+  for (Tensor t : init) in.push_back(parent.capture(t));
+  Node* node = parent.add(kWhile, std::move(in), init.size(), {head, step});
+  std::vector<Tensor> out;
+  for (size_t i = 0; i < init.size(); ++i) out.push_back(node->out(static_cast<int>(i)));
+  return out;
+}
+
+OpList control_flow_ops() { return {&kScan, &kWhile}; }
+
+}  // namespace md
