@@ -1,0 +1,142 @@
+#include "maxdiffusion/base/files.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/temporary_folder.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+int64_t files_in(const std::string& folder) {
+  return std::distance(fs::directory_iterator(folder), fs::directory_iterator());
+}
+
+template <class F>
+std::string io_message(F f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::io);
+    return e.message();
+  }
+  return "no error";
+}
+
+struct Hooked {
+  explicit Hooked(WriteHook hook) { set_write_hook(hook); }
+  ~Hooked() { set_write_hook(nullptr); }
+};
+
+TEST(Files, WholeFilesReadBack) {
+  TemporaryFolder folder;
+  std::string path = folder / "a", content("x\0y\n", 4);
+  write_file_atomic(path, content);
+  EXPECT_EQ(read_file(path), content);
+  write_file_atomic(path, "");
+  EXPECT_EQ(read_file(path), "");
+  EXPECT_EQ(files_in(folder.path()), 1);
+}
+
+TEST(Files, ErrorsNameThePath) {
+  TemporaryFolder folder;
+  EXPECT_NE(io_message([&] { read_file(folder / "none"); }).find(folder / "none"), std::string::npos);
+  EXPECT_NE(io_message([&] { read_file(folder.path()); }).find("not a regular file"), std::string::npos);
+  EXPECT_NE(io_message([&] { write_file_atomic(folder / "no/such", "x"); }).find(folder / "no/such"),
+            std::string::npos);
+  write_file_atomic(folder / "file", "x");
+  EXPECT_NE(io_message([&] { make_folders(folder / "file/sub"); }).find(folder / "file/sub"), std::string::npos);
+  EXPECT_NE(io_message([&] { rename_durable(folder / "none", folder / "other"); }).find("none"), std::string::npos);
+}
+
+TEST(Files, AFailedReplacementKeepsTheOldFileAndLeavesNothing) {
+  TemporaryFolder folder;
+  std::string path = folder / "state";
+  write_file_atomic(path, "old");
+  for (size_t failing : {0u, 3u}) {  // 0: the fsync, 3: the write
+    static size_t bytes_that_fail;
+    bytes_that_fail = failing;
+    Hooked hook([](const std::string& at, size_t bytes) {
+      if (bytes == bytes_that_fail) fail(Code::io, "write '{}': no space left", at);
+    });
+    EXPECT_NE(io_message([&] { write_file_atomic(path, "new"); }), "no error");
+    EXPECT_EQ(read_file(path), "old");
+    EXPECT_EQ(files_in(folder.path()), 1);
+  }
+}
+
+TEST(Files, AFullDiskIsAnIoErrorWithAHint) {
+  if (!exists("/dev/full")) GTEST_SKIP() << "/dev/full is missing";
+  FileWriter w("/dev/full");
+  try {
+    w.write("x", 1);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::io);
+    EXPECT_NE(std::string(e.what()).find("'/dev/full'"), std::string::npos);
+    EXPECT_NE(std::string(e.what()).find("try: free space"), std::string::npos);
+  }
+}
+
+TEST(Files, WritersAppendOrTruncate) {
+  TemporaryFolder folder;
+  std::string path = folder / "log";
+  for (auto how : {FileWriter::Open::truncate, FileWriter::Open::append}) {
+    FileWriter w(path, how);
+    w.write("ab", 2);
+    w.close();
+  }
+  EXPECT_EQ(read_file(path), "abab");
+  FileWriter w(path);
+  w.close();
+  EXPECT_EQ(read_file(path), "");
+}
+
+TEST(Files, AMapOutlivesTheNameOfItsFile) {
+  TemporaryFolder folder;
+  write_file_atomic(folder / "a", "abc");
+  MappedFile m = map_file(folder / "a");
+  fs::remove(folder / "a");
+  ASSERT_EQ(m.size, 3u);
+  EXPECT_EQ(std::memcmp(m.data, "abc", 3), 0);
+  write_file_atomic(folder / "empty", "");
+  EXPECT_EQ(map_file(folder / "empty").size, 0u);
+}
+
+TEST(Files, ContentHashTellsContentsApart) {
+  EXPECT_EQ(content_hash("").size(), 32u);
+  EXPECT_EQ(content_hash("a"), content_hash("a"));
+  EXPECT_NE(content_hash("a"), content_hash("b"));
+  EXPECT_EQ(content_hash(""), "99aa06d3014798d86001c324468d497f");  // xxHash's published value, so caches stay valid
+}
+
+TEST(TemporaryFolder, IsRemovedWithItsContents) {
+  std::string path;
+  {
+    TemporaryFolder folder;
+    path = folder.path();
+    make_folders(folder / "deep/down");
+    write_file_atomic(folder / "deep/down/file", "x");
+  }
+  EXPECT_FALSE(exists(path));
+}
+
+TEST(Error, PrintsMessageThenNotes) {
+  Error e(Code::io, "read 'a': gone");
+  e.note("try: another").note("or not");
+  EXPECT_STREQ(e.what(), "read 'a': gone\n  try: another\n  or not");
+  EXPECT_EQ(e.notes().size(), 2u);
+  EXPECT_STREQ(to_string(Code::out_of_memory), "out of memory");
+  EXPECT_NO_THROW(check(true, Code::io, "{}", 1));
+  EXPECT_THROW(check(false, Code::io, "{}", 1), Error);
+}
+
+}  // namespace
+}  // namespace md
