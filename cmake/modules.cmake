@@ -17,6 +17,19 @@ pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(ZLIB REQUIRED IMPORTED_TARGET zlib)
 find_package(Protobuf REQUIRED)
 
+# Names one test program to ctest. Those that open a plugin (their sources include a module that does) get the label
+# `device`. Tests are compiled with little optimization: they wait for the compiler or the plugin, not for themselves.
+function(md_add_test name target)
+  add_test(NAME ${name} COMMAND ${target})
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  foreach(source ${ARGN})
+    file(STRINGS ${source} opens_plugin REGEX "#include \"maxdiffusion/(pjrt|runtime|pipelines|train)/")
+    if(opens_plugin)
+      set_tests_properties(${name} PROPERTIES LABELS device)
+    endif()
+  endforeach()
+endfunction()
+
 function(md_module name)
   cmake_parse_arguments(ARG "" "" "USES;LIBRARIES" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/${name}/*.cc)
@@ -47,7 +60,7 @@ function(md_module name)
     add_executable(${name}_test ${tests})
     target_link_libraries(${name}_test PRIVATE md_${name} GTest::gtest_main)
     target_compile_definitions(${name}_test PRIVATE MD_SOURCE_DIR="${CMAKE_SOURCE_DIR}" MD_DEPS_DIR="${MD_DEPS}")
-    add_test(NAME ${name} COMMAND ${name}_test)
+    md_add_test(${name} ${name}_test ${tests})
   endif()
 endfunction()
 
@@ -63,7 +76,8 @@ function(md_tests name)
   target_link_libraries(${name}_tests PRIVATE ${uses} ${ARG_LIBRARIES} GTest::gtest_main)
   target_compile_definitions(${name}_tests PRIVATE MD_SOURCE_DIR="${CMAKE_SOURCE_DIR}" MD_DEPS_DIR="${MD_DEPS}"
                              MD_BINARY_DIR="${CMAKE_BINARY_DIR}")
-  add_test(NAME tests.${name} COMMAND ${name}_tests)
+  file(GLOB headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${name}/*.h)
+  md_add_test(tests.${name} ${name}_tests ${sources} ${headers})
 endfunction()
 
 md_module(base LIBRARIES spdlog::spdlog yaml-cpp PNG::PNG PkgConfig::FREETYPE PkgConfig::XXHASH)
