@@ -22,7 +22,8 @@ constexpr OpDef kConstant = {
     .emit = [](EmitCtx& c) { c.set_out(c.constant(c.attrs<Splat>().value, c.out())); },
     .vjp = no_gradient,
     .samples = []() -> std::vector<OpSample> {
-      return {{{}, Splat{2.5, f64({2, 3})}}, {{}, Splat{-INFINITY, {DType::f32, {}}}}, {{}, Splat{7, {DType::u32, {4}}}}};
+      return {
+          {{}, Splat{2.5, f64({2, 3})}}, {{}, Splat{-INFINITY, {DType::f32, {}}}}, {{}, Splat{7, {DType::u32, {4}}}}};
     },
     .cheap = true,
 };
@@ -51,7 +52,9 @@ constexpr OpDef kIota = {
           c.simple("stablehlo.iota", "iota_dimension = " + std::to_string(c.attrs<Counting>().axis) + " : i64");
         },
     .vjp = no_gradient,
-    .samples = []() -> std::vector<OpSample> { return {{{}, Counting{s32({2, 3}), 1}}, {{}, Counting{f64({4}), 0}}}; },
+    .samples = []() -> std::vector<OpSample> {
+      return {{{}, Counting{s32({2, 3}), 1}}, {{}, Counting{f64({4}), 0}}};
+    },
     .cheap = true,
 };
 

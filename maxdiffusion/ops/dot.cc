@@ -29,8 +29,8 @@ Axes free_axes(int64_t rank, const Axes& contract, const Axes& batch) {
 std::vector<Shape> infer_dot(const InferCtx& c) {
   const auto& d = c.attrs<DotDims>();
   const Shape &a = c.in[0], &b = c.in[1];
-  check(a.dtype == b.dtype, Code::invalid_graph, "dot: element types differ: {} and {}; cast one of them",
-        to_string(a), to_string(b));
+  check(a.dtype == b.dtype, Code::invalid_graph, "dot: element types differ: {} and {}; cast one of them", to_string(a),
+        to_string(b));
   auto pair = [&](const Axes& left, const Axes& right, const char* what) {
     check(left.size() == right.size(), Code::invalid_graph, "dot: {} {} axes of {} but {} of {}", left.size(), what,
           to_string(a), right.size(), to_string(b));
@@ -75,8 +75,8 @@ Tensor operand_grad(const VjpCtx& c, int operand, const DotDims& d) {
   const bool left = operand == 0;
   Tensor x = c.in(operand), partner = c.in(1 - operand);
   const Axes &contract = left ? d.lhs_contract : d.rhs_contract, &batch = left ? d.lhs_batch : d.rhs_batch;
-  const Axes &partner_contract = left ? d.rhs_contract : d.lhs_contract;
-  const Axes &partner_batch = left ? d.rhs_batch : d.lhs_batch;
+  const Axes& partner_contract = left ? d.rhs_contract : d.lhs_contract;
+  const Axes& partner_batch = left ? d.rhs_batch : d.lhs_batch;
   const Axes free = free_axes(x.rank(), contract, batch);
   const Axes partner_free = free_axes(partner.rank(), partner_contract, partner_batch);
   const int64_t nb = static_cast<int64_t>(batch.size());
@@ -96,7 +96,7 @@ Tensor operand_grad(const VjpCtx& c, int operand, const DotDims& d) {
   Axes contracted;
   for (int64_t i : by_partner) contracted.push_back(contract[static_cast<size_t>(i)]);
 
-  auto order = [&](bool dy_first) {   // the axis of x that each result axis is
+  auto order = [&](bool dy_first) {  // the axis of x that each result axis is
     Axes o = batch;
     const Axes &second = dy_first ? contracted : free, &third = dy_first ? free : contracted;
     o.insert(o.end(), third.begin(), third.end());
@@ -153,7 +153,8 @@ Tensor matmul(Tensor a, Tensor b, Precision p) {
         to_string(a.shape()), to_string(b.shape()));
   Axes batch;
   for (int64_t i = 0; i + 2 < a.rank(); ++i) batch.push_back(i);
-  return dot(a, b, {.lhs_contract = {-1}, .rhs_contract = {-2}, .lhs_batch = batch, .rhs_batch = batch, .precision = p});
+  return dot(a, b,
+             {.lhs_contract = {-1}, .rhs_contract = {-2}, .lhs_batch = batch, .rhs_batch = batch, .precision = p});
 }
 
 OpList dot_ops() { return {&kDot}; }

@@ -57,7 +57,7 @@ std::vector<Shape> truth(const InferCtx& c) {
 
 std::vector<OpSample> anywhere() { return {{{f64({2, 3})}}, {{f64({})}}}; }
 std::vector<OpSample> positive() { return {{.inputs = {f64({2, 3})}, .low = 0.3, .high = 2}}; }
-std::vector<OpSample> steps() { return {{.inputs = {f64({7})}, .low = 0.1, .high = 0.4}}; }   // away from the jumps
+std::vector<OpSample> steps() { return {{.inputs = {f64({7})}, .low = 0.1, .high = 0.4}}; }  // away from the jumps
 std::vector<OpSample> pairs() { return {{{f64({2, 3}), f64({2, 3})}}}; }
 std::vector<OpSample> positive_pairs() { return {{.inputs = {f64({2, 3}), f64({2, 3})}, .low = 0.5, .high = 2}}; }
 std::vector<OpSample> small_integers() { return {{.inputs = {s32({5}), s32({5})}, .low = 0, .high = 6}}; }
@@ -68,7 +68,9 @@ constexpr OpDef kAdd = {
     .name = "add",
     .infer = numeric,
     .emit = [](EmitCtx& c) { c.simple("stablehlo.add"); },
-    .vjp = [](const VjpCtx& c) -> Grads { return {c.dy(), c.dy()}; },
+    .vjp = [](const VjpCtx& c) -> Grads {
+      return {c.dy(), c.dy()};
+    },
     .samples = pairs,
 };
 
@@ -76,7 +78,9 @@ constexpr OpDef kSub = {
     .name = "subtract",
     .infer = numeric,
     .emit = [](EmitCtx& c) { c.simple("stablehlo.subtract"); },
-    .vjp = [](const VjpCtx& c) -> Grads { return {c.dy(), c.needs(1) ? -c.dy() : Tensor()}; },
+    .vjp = [](const VjpCtx& c) -> Grads {
+      return {c.dy(), c.needs(1) ? -c.dy() : Tensor()};
+    },
     .samples = pairs,
 };
 
@@ -188,7 +192,9 @@ constexpr OpDef kNot = {
     .infer = bits,
     .emit = [](EmitCtx& c) { c.simple("stablehlo.not"); },
     .vjp = no_gradient,
-    .samples = []() -> std::vector<OpSample> { return {{{s32({5})}}, {{pred({5})}}}; },
+    .samples = []() -> std::vector<OpSample> {
+      return {{{s32({5})}}, {{pred({5})}}};
+    },
 };
 constexpr OpDef kShiftLeft = {
     .name = "shift_left",
@@ -310,7 +316,9 @@ constexpr OpDef kErfInv = {
     .infer = floating,
     .emit = [](EmitCtx& c) { c.simple("chlo.erf_inv"); },
     .vjp = [](const VjpCtx& c) -> Grads { return {c.dy() * exp(square(c.out())) * (0.5 / std::numbers::inv_sqrtpi)}; },
-    .samples = []() -> std::vector<OpSample> { return {{.inputs = {f64({2, 3})}, .low = -0.9, .high = 0.9}}; },
+    .samples = []() -> std::vector<OpSample> {
+      return {{.inputs = {f64({2, 3})}, .low = -0.9, .high = 0.9}};
+    },
 };
 constexpr OpDef kFloor = {
     .name = "floor",
@@ -345,7 +353,10 @@ constexpr OpDef kIsFinite = {
 constexpr OpDef kRelu = {
     .name = "relu",
     .infer = floating,
-    .emit = [](EmitCtx& c) { c.set_out(c.emit("stablehlo.maximum", {c.in(), c.constant(0, c.out())}, c.out())); },
+    .emit =
+        [](EmitCtx& c) {
+          c.set_out(c.emit("stablehlo.maximum", {c.in(), c.constant(0, c.out())}, c.out()));
+        },
     .vjp = [](const VjpCtx& c) -> Grads {
       Tensor zero = zeros_like(c.in());
       return {where(gt(c.in(), zero), c.dy(), zero)};
@@ -365,22 +376,27 @@ constexpr OpDef kClamp = {
         [](EmitCtx& c) {
           const auto& b = c.attrs<Bounds>();
           Shape scalar{c.out().dtype, {}};
-          c.set_out(c.emit("stablehlo.clamp", {c.constant(b.low, scalar), c.in(), c.constant(b.high, scalar)},
-                           c.out()));
+          c.set_out(
+              c.emit("stablehlo.clamp", {c.constant(b.low, scalar), c.in(), c.constant(b.high, scalar)}, c.out()));
         },
     .vjp = [](const VjpCtx& c) -> Grads {
       const auto& b = c.attrs<Bounds>();
       Tensor x = c.in(), inside = bit_and(ge(x, full_like(x, b.low)), le(x, full_like(x, b.high)));
       return {where(inside, c.dy(), zeros_like(c.dy()))};
     },
-    .samples = []() -> std::vector<OpSample> { return {{{f64({9})}, Bounds{-0.5, 0.25}}}; },
+    .samples = []() -> std::vector<OpSample> {
+      return {{{f64({9})}, Bounds{-0.5, 0.25}}};
+    },
 };
 
 // ---- types
 
 constexpr OpDef kCast = {
     .name = "convert",
-    .infer = [](const InferCtx& c) { return std::vector<Shape>{{c.attrs<DType>(), c.in[0].dims}}; },
+    .infer =
+        [](const InferCtx& c) {
+          return std::vector<Shape>{{c.attrs<DType>(), c.in[0].dims}};
+        },
     .emit = [](EmitCtx& c) { c.simple("stablehlo.convert"); },
     .vjp = [](const VjpCtx& c) -> Grads {
       if (!is_float(c.in().dtype())) return {Tensor()};
@@ -402,7 +418,9 @@ constexpr OpDef kBitcast = {
         },
     .emit = [](EmitCtx& c) { c.simple("stablehlo.bitcast_convert"); },
     .vjp = no_gradient,
-    .samples = []() -> std::vector<OpSample> { return {{{s32({4})}, DType::u32}}; },
+    .samples = []() -> std::vector<OpSample> {
+      return {{{s32({4})}, DType::u32}};
+    },
 };
 
 // ---- comparison and choice
@@ -417,10 +435,9 @@ constexpr OpDef kCompare = {
           constexpr const char* kNames[] = {"EQ", "NE", "LT", "LE", "GT", "GE"};
           DType t = c.in().shape.dtype;
           const char* type = is_float(t) ? "FLOAT" : is_unsigned(t) || t == DType::pred ? "UNSIGNED" : "SIGNED";
-          c.simple("stablehlo.compare",
-                   fmt::format("comparison_direction = #stablehlo<comparison_direction {}>, "
-                               "compare_type = #stablehlo<comparison_type {}>",
-                               kNames[static_cast<int>(c.attrs<Direction>())], type));
+          c.simple("stablehlo.compare", fmt::format("comparison_direction = #stablehlo<comparison_direction {}>, "
+                                                    "compare_type = #stablehlo<comparison_type {}>",
+                                                    kNames[static_cast<int>(c.attrs<Direction>())], type));
         },
     .vjp = no_gradient,
     .samples = []() -> std::vector<OpSample> {
@@ -446,7 +463,9 @@ constexpr OpDef kSelect = {
       return {Tensor(), c.needs(1) ? where(c.in(0), c.dy(), zero) : Tensor(),
               c.needs(2) ? where(c.in(0), zero, c.dy()) : Tensor()};
     },
-    .samples = []() -> std::vector<OpSample> { return {{{pred({2, 3}), f64({2, 3}), f64({2, 3})}}}; },
+    .samples = []() -> std::vector<OpSample> {
+      return {{{pred({2, 3}), f64({2, 3}), f64({2, 3})}}};
+    },
 };
 
 // ---- broadcasting
@@ -537,11 +556,14 @@ Tensor where(Tensor c, Tensor a, Tensor b) {
 }
 
 OpList elementwise_ops() {
-  return {&kAdd,  &kSub,    &kMul,     &kDiv,     &kRem,     &kPow,    &kMaximum, &kMinimum,   &kAtan2,
-          &kAnd,  &kOr,     &kXor,     &kNot,     &kShiftLeft, &kShiftRightLogical, &kNeg, &kAbs, &kSign,
-          &kExp,  &kExpm1,  &kLog,     &kLog1p,   &kSqrt,    &kRsqrt,  &kSin,     &kCos,       &kTanh,
-          &kSigmoid, &kErf, &kErfInv,  &kFloor,   &kCeil,    &kRound,  &kIsFinite, &kRelu,     &kClamp,
-          &kCast, &kBitcast, &kCompare, &kSelect};
+  return {&kAdd,   &kSub,     &kMul,     &kDiv,       &kRem,
+          &kPow,   &kMaximum, &kMinimum, &kAtan2,     &kAnd,
+          &kOr,    &kXor,     &kNot,     &kShiftLeft, &kShiftRightLogical,
+          &kNeg,   &kAbs,     &kSign,    &kExp,       &kExpm1,
+          &kLog,   &kLog1p,   &kSqrt,    &kRsqrt,     &kSin,
+          &kCos,   &kTanh,    &kSigmoid, &kErf,       &kErfInv,
+          &kFloor, &kCeil,    &kRound,   &kIsFinite,  &kRelu,
+          &kClamp, &kCast,    &kBitcast, &kCompare,   &kSelect};
 }
 
 }  // namespace md

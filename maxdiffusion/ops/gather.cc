@@ -54,7 +54,9 @@ constexpr OpDef kTake = {
                                "indices_are_sorted = false",
                                axes_text(where, rank), where, mlir_array(sizes)));
         },
-    .vjp = [](const VjpCtx& c) -> Grads { return {scatter_add(c.dy(), c.in(1), c.in(0).dim(0)), Tensor()}; },
+    .vjp = [](const VjpCtx& c) -> Grads {
+      return {scatter_add(c.dy(), c.in(1), c.in(0).dim(0)), Tensor()};
+    },
     .samples = []() -> std::vector<OpSample> {
       return {{.inputs = {f64({4, 3}), s32({2, 3})}, .low = -1, .high = 5},
               {.inputs = {f64({4}), s32({})}, .low = 0, .high = 3}};
@@ -70,8 +72,9 @@ constexpr OpDef kScatterAdd = {
           require_indices(c, indices);
           bool ok = rows > 0 && updates.rank() >= indices.rank();
           for (int64_t i = 0; ok && i < indices.rank(); ++i) ok = updates.dim(i) == indices.dim(i);
-          check(ok, Code::invalid_graph, "scatter_add: updates {} do not begin with the shape of indices {}, or {} rows",
-                to_string(updates), to_string(indices), rows);
+          check(ok, Code::invalid_graph,
+                "scatter_add: updates {} do not begin with the shape of indices {}, or {} rows", to_string(updates),
+                to_string(indices), rows);
           Shape out{updates.dtype, {rows}};
           out.dims.insert(out.dims.end(), updates.dims.begin() + indices.rank(), updates.dims.end());
           return std::vector<Shape>{out};
@@ -93,7 +96,9 @@ constexpr OpDef kScatterAdd = {
               {region});
           c.set_out(out[0]);
         },
-    .vjp = [](const VjpCtx& c) -> Grads { return {take(c.dy(), c.in(1)), Tensor()}; },
+    .vjp = [](const VjpCtx& c) -> Grads {
+      return {take(c.dy(), c.in(1)), Tensor()};
+    },
     .samples = []() -> std::vector<OpSample> {
       return {{.inputs = {f64({2, 3, 2}), s32({2, 3})}, .attributes = int64_t{4}, .low = -1, .high = 5},
               {.inputs = {f64({3}), s32({3})}, .attributes = int64_t{2}, .low = 0, .high = 1}};
@@ -140,7 +145,9 @@ constexpr OpDef kTakePerBatch = {
 
 Tensor take(Tensor x, Tensor indices) { return apply(kTake, {x, indices}); }
 
-Tensor scatter_add(Tensor updates, Tensor indices, int64_t rows) { return apply(kScatterAdd, {updates, indices}, rows); }
+Tensor scatter_add(Tensor updates, Tensor indices, int64_t rows) {
+  return apply(kScatterAdd, {updates, indices}, rows);
+}
 
 Tensor take_per_batch(Tensor x, Tensor indices) { return apply(kTakePerBatch, {x, indices}); }
 

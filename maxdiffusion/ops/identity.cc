@@ -43,7 +43,9 @@ constexpr OpDef kBarrier = {
           for (size_t i = 0; i < c.out_count(); ++i) g.push_back(c.dy(static_cast<int>(i)));
           return g;
         },
-    .samples = []() -> std::vector<OpSample> { return {{{f64({3}), f64({2, 2})}}, {{f64({2})}}}; },
+    .samples = []() -> std::vector<OpSample> {
+      return {{{f64({3}), f64({2, 2})}}, {{f64({2})}}};
+    },
 };
 
 }  // namespace

@@ -102,8 +102,8 @@ constexpr OpDef kSum = {
     .emit =
         [](EmitCtx& c) {
           DType wide = accumulator(c.out().dtype);
-          Value v = print_reduce(c, convert(c, c.in(), wide), c.attrs<Axes>(), "stablehlo.add",
-                                 c.constant(0, {wide, {}}));
+          Value v =
+              print_reduce(c, convert(c, c.in(), wide), c.attrs<Axes>(), "stablehlo.add", c.constant(0, {wide, {}}));
           c.set_out(convert(c, v, c.out().dtype));
         },
     .vjp = [](const VjpCtx& c) -> Grads { return {spread(c.dy(), c.in().dims(), c.attrs<Axes>())}; },
@@ -180,28 +180,29 @@ constexpr OpDef kArgmax = {
             return r.emit("stablehlo.compare", {a, b}, Shape{DType::pred, {}},
                           fmt::format("comparison_direction = #stablehlo<comparison_direction {}>", direction));
           };
-          std::string region =
-              c.region({value, index, value, index}, [&](EmitCtx& r, const std::vector<Value>& a) {
-                Value larger = compare(r, a[0], a[2], "GT"), same = compare(r, a[0], a[2], "EQ");
-                if (is_float(value.dtype)) {
-                  Value left = compare(r, a[0], a[0], "NE"), right = compare(r, a[2], a[2], "NE");
-                  larger = r.emit("stablehlo.or", {larger, left}, truth);
-                  same = r.emit("stablehlo.or", {same, r.emit("stablehlo.and", {left, right}, truth)}, truth);
-                }
-                Value earlier = compare(r, a[1], a[3], "LT");
-                Value wins = r.emit("stablehlo.select", {same, earlier, larger}, truth);
-                return std::vector<Value>{r.emit("stablehlo.select", {wins, a[0], a[2]}, value),
-                                          r.emit("stablehlo.select", {wins, a[1], a[3]}, index)};
-              });
-          auto out = c.emit_multi("stablehlo.reduce",
-                                  {x, places, lowest(c, value.dtype), c.constant_int(
-                                       std::numeric_limits<int32_t>::max(), index)},
-                                  {{value.dtype, c.out().dims}, c.out()},
-                                  fmt::format("dimensions = array<i64: {}>", c.attrs<int64_t>()), {region});
+          std::string region = c.region({value, index, value, index}, [&](EmitCtx& r, const std::vector<Value>& a) {
+            Value larger = compare(r, a[0], a[2], "GT"), same = compare(r, a[0], a[2], "EQ");
+            if (is_float(value.dtype)) {
+              Value left = compare(r, a[0], a[0], "NE"), right = compare(r, a[2], a[2], "NE");
+              larger = r.emit("stablehlo.or", {larger, left}, truth);
+              same = r.emit("stablehlo.or", {same, r.emit("stablehlo.and", {left, right}, truth)}, truth);
+            }
+            Value earlier = compare(r, a[1], a[3], "LT");
+            Value wins = r.emit("stablehlo.select", {same, earlier, larger}, truth);
+            return std::vector<Value>{r.emit("stablehlo.select", {wins, a[0], a[2]}, value),
+                                      r.emit("stablehlo.select", {wins, a[1], a[3]}, index)};
+          });
+          auto out = c.emit_multi(
+              "stablehlo.reduce",
+              {x, places, lowest(c, value.dtype), c.constant_int(std::numeric_limits<int32_t>::max(), index)},
+              {{value.dtype, c.out().dims}, c.out()}, fmt::format("dimensions = array<i64: {}>", c.attrs<int64_t>()),
+              {region});
           c.set_out(out[1]);
         },
     .vjp = no_gradient,
-    .samples = []() -> std::vector<OpSample> { return {{{f64({2, 5})}, int64_t{1}}, {{s32({3, 2})}, int64_t{0}}}; },
+    .samples = []() -> std::vector<OpSample> {
+      return {{{f64({2, 5})}, int64_t{1}}, {{s32({3, 2})}, int64_t{0}}};
+    },
 };
 
 /// y_i = Σ_{j ≤ i} x_j: a window over the whole axis, padded below.
@@ -233,7 +234,9 @@ constexpr OpDef kCumsum = {
       int64_t axis = c.attrs<int64_t>();
       return {reverse(cumsum(reverse(c.dy(), {axis}), axis), {axis})};
     },
-    .samples = []() -> std::vector<OpSample> { return {{{f64({2, 5})}, int64_t{1}}, {{f64({3, 2})}, int64_t{0}}}; },
+    .samples = []() -> std::vector<OpSample> {
+      return {{{f64({2, 5})}, int64_t{1}}, {{f64({3, 2})}, int64_t{0}}};
+    },
 };
 
 /// dx = y · (dy − Σ dy·y). Rows of −∞ only give NaN, as the formula does.
@@ -264,7 +267,9 @@ constexpr OpDef kSoftmax = {
       Tensor y = cast(c.out(), wide), dy = cast(c.dy(), wide);
       return {cast(y * (dy - sum(dy * y, {c.attrs<int64_t>()}, true)), c.in().dtype())};
     },
-    .samples = []() -> std::vector<OpSample> { return {{{f64({2, 5})}, int64_t{1}}, {{f64({3, 2})}, int64_t{0}}}; },
+    .samples = []() -> std::vector<OpSample> {
+      return {{{f64({2, 5})}, int64_t{1}}, {{f64({3, 2})}, int64_t{0}}};
+    },
 };
 
 // ---- sorting
@@ -318,11 +323,10 @@ constexpr OpDef kSort = {
           DType t = in[0].shape.dtype;
           const char* type = is_float(t) ? "TOTALORDER" : is_unsigned(t) || t == DType::pred ? "UNSIGNED" : "SIGNED";
           std::string region = c.region(scalars, [&](EmitCtx& r, const std::vector<Value>& a) {
-            return std::vector<Value>{r.emit(
-                "stablehlo.compare", {a[0], a[1]}, Shape{DType::pred, {}},
-                fmt::format("comparison_direction = #stablehlo<comparison_direction {}>, "
-                            "compare_type = #stablehlo<comparison_type {}>",
-                            o.descending ? "GT" : "LT", type))};
+            return std::vector<Value>{r.emit("stablehlo.compare", {a[0], a[1]}, Shape{DType::pred, {}},
+                                             fmt::format("comparison_direction = #stablehlo<comparison_direction {}>, "
+                                                         "compare_type = #stablehlo<comparison_type {}>",
+                                                         o.descending ? "GT" : "LT", type))};
           });
           auto out = c.emit_multi("stablehlo.sort", in, c.node().outputs,
                                   fmt::format("dimension = {} : i64, is_stable = true", o.axis), {region});
@@ -346,7 +350,7 @@ Axes all_or(Axes axes, int64_t rank) {
 
 Tensor reduction(const OpDef& op, Tensor x, Axes axes, bool keep) {
   axes = all_or(std::move(axes), x.rank());
-  if (axes.empty()) return x;   // a scalar
+  if (axes.empty()) return x;  // a scalar
   Tensor y = apply(op, {x}, axes);
   return keep ? keep_axes(y, x.dims(), axes) : y;
 }
@@ -376,7 +380,7 @@ Tensor softmax(Tensor x, int64_t axis) { return apply(kSoftmax, {x}, normalize_a
 Tensor logsumexp(Tensor x, int64_t axis, bool keep) {
   Tensor wide = cast(x, accumulator(x.dtype()));
   Tensor top = stop_gradient(max(wide, {axis}, true));
-  top = where(is_finite(top), top, zeros_like(top));   // a row of −∞ gives −∞, not NaN
+  top = where(is_finite(top), top, zeros_like(top));  // a row of −∞ gives −∞, not NaN
   Tensor y = cast(log(sum(exp(wide - top), {axis}, true)) + top, x.dtype());
   return keep ? y : squeeze(y, axis);
 }

@@ -52,7 +52,9 @@ constexpr OpDef kReshape = {
         },
     .emit = [](EmitCtx& c) { c.simple("stablehlo.reshape"); },
     .vjp = [](const VjpCtx& c) -> Grads { return {reshape(c.dy(), c.in().dims())}; },
-    .samples = []() -> std::vector<OpSample> { return {{{f64({2, 3, 4})}, Dims{6, 4}}, {{f64({1, 1})}, Dims{}}}; },
+    .samples = []() -> std::vector<OpSample> {
+      return {{{f64({2, 3, 4})}, Dims{6, 4}}, {{f64({1, 1})}, Dims{}}};
+    },
     .cheap = true,
 };
 
@@ -75,12 +77,14 @@ constexpr OpDef kTranspose = {
       for (size_t i = 0; i < p.size(); ++i) inverse[at(p[i])] = static_cast<int64_t>(i);
       return {transpose(c.dy(), inverse)};
     },
-    .samples = []() -> std::vector<OpSample> { return {{{f64({2, 3, 4})}, Axes{2, 0, 1}}}; },
+    .samples = []() -> std::vector<OpSample> {
+      return {{{f64({2, 3, 4})}, Axes{2, 0, 1}}};
+    },
 };
 
 struct Spread {
   Dims to;
-  Axes dims;   // axis i of the operand becomes axis dims[i]
+  Axes dims;  // axis i of the operand becomes axis dims[i]
 };
 
 constexpr OpDef kBroadcast = {
@@ -101,7 +105,7 @@ constexpr OpDef kBroadcast = {
     .vjp = [](const VjpCtx& c) -> Grads {
       const auto& s = c.attrs<Spread>();
       Tensor x = c.in();
-      Axes summed, kept;   // of the result
+      Axes summed, kept;  // of the result
       for (int64_t a = 0; a < static_cast<int64_t>(s.to.size()); ++a) {
         auto it = std::find(s.dims.begin(), s.dims.end(), a);
         bool whole = it != s.dims.end() && x.dim(it - s.dims.begin()) == s.to[at(a)];
@@ -132,7 +136,9 @@ constexpr OpDef kReverse = {
         },
     .emit = [](EmitCtx& c) { c.simple("stablehlo.reverse", "dimensions = " + mlir_array(c.attrs<Axes>())); },
     .vjp = [](const VjpCtx& c) -> Grads { return {reverse(c.dy(), c.attrs<Axes>())}; },
-    .samples = []() -> std::vector<OpSample> { return {{{f64({2, 3, 4})}, Axes{0, 2}}}; },
+    .samples = []() -> std::vector<OpSample> {
+      return {{{f64({2, 3, 4})}, Axes{0, 2}}};
+    },
 };
 
 // ---- parts: slice, pad, concatenate
@@ -241,9 +247,7 @@ constexpr OpDef kConcatenate = {
           return std::vector<Shape>{out};
         },
     .emit =
-        [](EmitCtx& c) {
-          c.simple("stablehlo.concatenate", fmt::format("dimension = {} : i64", c.attrs<int64_t>()));
-        },
+        [](EmitCtx& c) { c.simple("stablehlo.concatenate", fmt::format("dimension = {} : i64", c.attrs<int64_t>())); },
     .vjp =
         [](const VjpCtx& c) {
           int64_t axis = c.attrs<int64_t>(), start = 0;
@@ -296,8 +300,8 @@ constexpr OpDef kDynamicSlice = {
       return g;
     },
     .samples = []() -> std::vector<OpSample> {
-      return {{{f64({4, 5}), s32({}), s32({})}, Dims{2, 5}}, {.inputs = {f64({6}), s32({})}, .attributes = Dims{2},
-               .low = 1, .high = 3}};
+      return {{{f64({4, 5}), s32({}), s32({})}, Dims{2, 5}},
+              {.inputs = {f64({6}), s32({})}, .attributes = Dims{2}, .low = 1, .high = 3}};
     },
 };
 
@@ -306,8 +310,7 @@ constexpr OpDef kDynamicUpdateSlice = {
     .infer =
         [](const InferCtx& c) {
           check(c.in.size() >= 2 && c.in[0].dtype == c.in[1].dtype && c.in[0].rank() == c.in[1].rank(),
-                Code::invalid_graph, "dynamic_update_slice: {} cannot take {}", to_string(c.in[0]),
-                to_string(c.in[1]));
+                Code::invalid_graph, "dynamic_update_slice: {} cannot take {}", to_string(c.in[0]), to_string(c.in[1]));
           for (int64_t i = 0; i < c.in[0].rank(); ++i)
             check(c.in[1].dim(i) <= c.in[0].dim(i), Code::invalid_graph,
                   "dynamic_update_slice: update {} does not fit into {}", to_string(c.in[1]), to_string(c.in[0]));
@@ -332,8 +335,10 @@ constexpr OpDef kDynamicUpdateSlice = {
 Tensor reshape(Tensor x, Dims dims) {
   int64_t known = 1, *unknown = nullptr;
   for (int64_t& d : dims) {
-    if (d >= 0) known *= d;
-    else unknown = &d;
+    if (d >= 0)
+      known *= d;
+    else
+      unknown = &d;
   }
   if (unknown && known > 0) *unknown = x.shape().elements() / known;
   if (dims == x.dims()) return x;

@@ -79,7 +79,7 @@ void check_sample(const OpDef& op, const OpSample& sample, std::mt19937& random)
     Tensor term = sum(cast(out[i], DType::f64) * weight);
     loss = loss ? loss + term : term;
   }
-  std::vector<size_t> with_gradient;   // positions in `moved`
+  std::vector<size_t> with_gradient;  // positions in `moved`
   if (loss) {
     g.output("loss", loss);
     auto grads = grad(loss, wanted);
@@ -148,9 +148,8 @@ TEST_P(Records, ShapesAgreeWithTheCompilerAndGradientsWithFiniteDifferences) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Records, testing::ValuesIn(all_ops()), [](const auto& info) {
-  return std::to_string(info.index) + "_" + info.param->name;
-});
+INSTANTIATE_TEST_SUITE_P(All, Records, testing::ValuesIn(all_ops()),
+                         [](const auto& info) { return std::to_string(info.index) + "_" + info.param->name; });
 
 }  // namespace
 }  // namespace md
