@@ -129,11 +129,12 @@ HostArray decode_jpeg(std::span<const uint8_t> bytes, const std::string& name) {
   check(reader.read_header(), Code::io, "{}: JPEG: {}", name, reader.error);
   const int64_t h = reader.jpeg.output_height, w = reader.jpeg.output_width, channels = reader.jpeg.output_components;
   check_picture_size(h, w, name);
+  const int turned = orientation(reader.jpeg);  // before the pixels: the end of reading frees the markers
   HostArray pixels(Shape{DType::u8, {h, w, channels}});
   check(reader.read_pixels(pixels.mutable_view<uint8_t>().data(), static_cast<size_t>(w * channels)), Code::io,
         "{}: JPEG: {}", name, reader.error);
   if (channels == 4) pixels = print_to_rgb(pixels);
-  return upright(std::move(pixels), orientation(reader.jpeg));
+  return upright(std::move(pixels), turned);
 }
 
 }  // namespace md

@@ -31,8 +31,10 @@ std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageF
 /// A decoded picture, RGB (alpha composed over white), u8 [H, W, 3]. Throws io naming the file and the reason.
 HostArray decode_image(const std::string& file);
 HostArray decode_image_bytes(const void* data, size_t size, const std::string& name);
-/// f32 [R, R, 3] in [−1, 1]: bilinear/area resize with antialiasing; with center_crop the short side to R, then the
-/// centre.
+/// u8 [R, R, 3]: bilinear resize with antialiasing, byte for byte Pillow's; with center_crop the short side becomes R,
+/// then the centre is cut out, as torchvision does; otherwise both sides become R. flip: mirrored left to right.
+HostArray fit_image(const HostArray& rgb, const ImageFolderConfig& config, bool flip);
+/// The same as f32 in [−1, 1].
 HostArray prepare_image(const HostArray& rgb, const ImageFolderConfig& config, bool flip);
 
 struct LoadedFolder {

@@ -2,7 +2,6 @@
 
     python tools/golden/tokenizer.py record bpe_simple_vocab_16e6.txt.gz tests/golden/data/tokenizer.json
     python tools/golden/tokenizer.py check FOLDER tests/golden/data/tokenizer.json     # a folder that save() wrote
-    python tools/golden/tokenizer.py sweep FOLDER out.json      # every code point, for tokenizer_sweep comparisons
 
 Needs transformers; the ids must agree exactly, there is no tolerance.
 """
@@ -94,11 +93,6 @@ def main():
         wrong = [r["text"] for r in golden["rows"] if compact(encode(tokenizer, r["text"]), pad) != r[key]]
         print(f"{len(golden['rows'])} texts, {len(wrong)} differ {wrong[:3]}")
         sys.exit(bool(wrong))
-    elif act == "sweep":
-        tokenizer = CLIPTokenizer.from_pretrained(source)
-        points = [c for c in range(1, 0x110000) if not 0xD800 <= c < 0xE000]
-        ids = tokenizer([f"a{chr(c)}{chr(c)}b" for c in points], add_special_tokens=True).input_ids
-        json.dump([[c, i] for c, i in zip(points, ids)], open(target, "w"))
 
 
 main()
