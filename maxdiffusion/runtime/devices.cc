@@ -1,15 +1,42 @@
 // Devices: client and mesh together, and what graphs need to know of them.
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/mesh/axis_rules.h"
+#include "maxdiffusion/pjrt/topology.h"
 #include "maxdiffusion/runtime/runtime.h"
 
 namespace md {
 
-Topology topology(const pjrt::Client& client) {
-  Topology t{.platform = client.platform_name(), .device_kind = client.devices().front().kind, .devices = {}};
-  for (const pjrt::Device& d : client.devices())
+namespace {
+
+Topology describe(const std::string& platform, const std::vector<pjrt::Device>& devices) {
+  Topology t{.platform = platform, .device_kind = devices.front().kind, .devices = {}};
+  for (const pjrt::Device& d : devices)
     t.devices.push_back({.id = d.id, .process = d.process, .slice = d.slice, .coords = d.coords});
   return t;
+}
+
+Platform platform_of(const std::string& name) {
+  if (name == "cpu") return Platform::cpu;
+  if (name == "tpu") return Platform::tpu;
+  return Platform::gpu;  // "cuda", "rocm", "gpu"
+}
+
+}  // namespace
+
+Topology topology(const pjrt::Client& client) { return describe(client.platform_name(), client.devices()); }
+Topology topology(const pjrt::Topology& absent) { return describe(absent.platform_name(), absent.devices()); }
+
+GraphOptions graph_options(const Mesh& mesh, const Topology& topology, const AxisRules* rules) {
+  GraphOptions options;
+  for (const MeshAxis& axis : mesh.axes())
+    if (axis.size > 1) options.mesh_axes.emplace_back(axis.name, axis.size);
+  if (rules)
+    options.resolve = [rules = *rules, mesh](const LogicalAxes& axes, const Dims& dims) {
+      return rules.resolve(mesh, axes, dims).dims;
+    };
+  options.platform = platform_of(topology.platform);
+  options.device_kind = topology.device_kind;
+  return options;
 }
 
 Devices::Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh) : client_(std::move(client)), mesh_(std::move(mesh)) {
@@ -27,24 +54,10 @@ Devices Devices::open(const std::string& hardware, int64_t cpu_devices, const Me
   return Devices(std::move(client), std::move(mesh));
 }
 
-Platform Devices::platform() const {
-  const std::string& name = client_->platform_name();
-  if (name == "cpu") return Platform::cpu;
-  if (name == "tpu") return Platform::tpu;
-  return Platform::gpu;  // "cuda", "rocm", "gpu"
-}
+Platform Devices::platform() const { return platform_of(client_->platform_name()); }
 
 GraphOptions Devices::graph_options(const AxisRules* rules) const {
-  GraphOptions options;
-  for (const MeshAxis& axis : mesh_.axes())
-    if (axis.size > 1) options.mesh_axes.emplace_back(axis.name, axis.size);
-  if (rules)
-    options.resolve = [rules = *rules, mesh = mesh_](const LogicalAxes& axes, const Dims& dims) {
-      return rules.resolve(mesh, axes, dims).dims;
-    };
-  options.platform = platform();
-  options.device_kind = client_->devices().front().kind;
-  return options;
+  return md::graph_options(mesh_, topology(*client_), rules);
 }
 
 }  // namespace md

@@ -16,6 +16,11 @@
 
 namespace md {
 
+class AxisRules;
+namespace pjrt {
+class Topology;
+}
+
 /// An array on the devices of a mesh: one buffer per addressable device. Move only; empty after donation.
 class Array {
  public:
@@ -54,7 +59,7 @@ class Devices {
   const std::vector<int64_t>& local() const { return local_; }
   Platform platform() const;
   /// What graphs for these devices are opened with; `rules` may be null (everything whole).
-  GraphOptions graph_options(const class AxisRules* rules = nullptr) const;
+  GraphOptions graph_options(const AxisRules* rules = nullptr) const;
 
   /// Asynchronous: returns at once; the bytes of `a` are kept alive until the transfer is done.
   Array put(const HostArray& a, const Sharding& sharding = {}, const std::string& name = "array") const;
@@ -62,14 +67,16 @@ class Devices {
   HostArray get(const Array& a) const;
 
  private:
-  friend class Program;
   std::shared_ptr<pjrt::Client> client_;
   Mesh mesh_;
   std::vector<int64_t> local_;
 };
 
-/// The devices of a client as the mesh sees them.
+/// The devices of a client, or of hardware that is not attached (pjrt/topology.h), as the mesh sees them.
 Topology topology(const pjrt::Client& client);
+Topology topology(const pjrt::Topology& absent);
+/// What graphs for this mesh are opened with; `rules` may be null (everything whole).
+GraphOptions graph_options(const Mesh& mesh, const Topology& topology, const AxisRules* rules = nullptr);
 
 /// A copy to the host that is under way.
 class PendingArray {
@@ -141,6 +148,16 @@ class Program {
 /// StableHLO text → executable, through the cache (key: program text, options, plugin version).
 /// `name` appears in logs and profiles. Throws invalid_graph with the compiler's words, out_of_memory, device.
 Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name);
+
+/// What a program would take on hardware that is not attached.
+struct AheadOfTime {
+  std::optional<MemoryPlan> memory;
+  std::optional<double> flops;  // one run, one device
+  CompileReport report;
+};
+/// Compiles without loading; errors as compile().
+AheadOfTime compile_ahead(const pjrt::Topology& topology, const Mesh& mesh, const Graph& graph,
+                          const CompileConfig& config, const std::string& name);
 
 /// Convenience for tests and tools: no cache; inputs by position, outputs on the host.
 std::vector<HostArray> evaluate(const Devices& devices, const Graph& graph, const std::vector<HostArray>& inputs);

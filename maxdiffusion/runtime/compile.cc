@@ -1,0 +1,177 @@
+// Graph → text → executable, through the cache; and the letter written when the compiler refuses.
+#include <cctype>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/pjrt/topology.h"
+#include "maxdiffusion/runtime/executable_cache.h"
+#include "maxdiffusion/runtime/program_impl.h"
+
+namespace md {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// Letters, digits and underscores: MLIR symbols and file names.
+std::string symbol(const std::string& name) {
+  std::string s;
+  for (char c : name) s += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  return s.empty() || std::isdigit(static_cast<unsigned char>(s[0])) ? "p" + s : s;
+}
+
+/// What code compiled for this machine depends on; executables for the CPU must not travel to another.
+std::string machine(const pjrt::Client& client) {
+  std::string s = client.platform_name() + " " + client.platform_version() + " " + client.devices().front().kind;
+  if (client.platform_name() != "cpu") return s;
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line) && !line.empty();)
+    if (line.starts_with("model name") || line.starts_with("flags") || line.starts_with("Features")) s += line;
+  return s;
+}
+
+std::map<std::string, std::string> parse_flags(const std::string& text) {
+  std::map<std::string, std::string> flags;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    check(word.starts_with("--") && equals != word.npos && equals > 2, Code::invalid_config,
+          "xla_flags: '{}' is not of the form --name=value", word);
+    flags[word.substr(2, equals - 2)] = word.substr(equals + 1);
+  }
+  return flags;
+}
+
+/// The compiler's first lines are the reason; the rest is often the whole program.
+std::string first_lines(const std::string& text) {
+  std::string out;
+  std::istringstream lines(text);
+  std::string line;
+  for (int i = 0; i < 12 && std::getline(lines, line); ++i)
+    out += (i ? "\n" : "") + (line.size() > 500 ? line.substr(0, 500) + " …" : line);
+  return out;
+}
+
+std::string print(const Graph& graph, const Mesh& mesh, const std::string& name, CompileReport& report) {
+  int64_t wanted = 1;
+  for (const auto& axis : graph.options().mesh_axes) wanted *= axis.second;
+  check(wanted == mesh.devices(), Code::invalid_graph,
+        "compile '{}': the graph was opened for {} devices, the mesh has {}", name, wanted, mesh.devices());
+  const auto start = Clock::now();
+  std::string text = to_stablehlo(graph, symbol(name));
+  report.emit_seconds = seconds_since(start);
+  report.program_bytes = static_cast<int64_t>(text.size());
+  return text;
+}
+
+[[noreturn]] void refuse(const Error& e, const std::string& name, const std::string& text) {
+  const Code code = e.code() == Code::out_of_memory ? e.code() : Code::invalid_graph;
+  Error out(code, fmt::format("compile '{}': {}", name, first_lines(e.message())));
+  std::error_code ignored;
+  const std::string path =
+      fmt::format("{}/maxdiffusion-{}-{}.mlir", std::filesystem::temp_directory_path(ignored).string(), symbol(name),
+                  content_hash(text).substr(0, 8));
+  try {
+    write_file_atomic(path, text);
+    out.note(fmt::format("the program is in {}", path));
+  } catch (const Error& write) {
+    out.note(fmt::format("the program could not be saved: {}", write.message()));
+  }
+  throw out;
+}
+
+}  // namespace
+
+Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name) {
+  CompileReport report;
+  const std::string text = print(graph, devices.mesh(), name, report);
+  auto start = Clock::now();
+  const pjrt::Client& client = devices.client();
+  pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(), .flags = parse_flags(config.xla_flags)};
+  const ExecutableCache cache(config.jax_cache_dir);
+  const bool cached = !cache.path("").empty();
+  const std::string key = cached ? content_hash(text + '\0' + options.serialize() + '\0' +
+                                                client.plugin().fingerprint() + '\0' + machine(client))
+                                 : "";
+
+  std::optional<pjrt::Executable> executable;
+  if (cached) {
+    start = Clock::now();
+    if (std::optional<std::string> bytes = cache.get(key)) {
+      try {
+        executable = pjrt::Executable::load(client, *bytes);
+        report.from_cache = true;
+        report.load_seconds = seconds_since(start);
+      } catch (const Error& e) {
+        log_warning("executable cache: '{}' does not load and is compiled again: {}", cache.path(key), e.message());
+      }
+    }
+  }
+  if (!executable) {
+    start = Clock::now();
+    try {
+      executable = pjrt::Executable::compile(client, text, options);
+    } catch (const Error& e) {
+      refuse(e, name, text);
+    }
+    report.compile_seconds = seconds_since(start);
+    if (cached) {
+      try {
+        cache.put(key, executable->compiled().serialize());
+      } catch (const Error& e) {  // not every plugin can
+        log_warning("executable cache: '{}' is not kept: {}", name, e.message());
+      }
+    }
+  }
+
+  auto impl = std::make_unique<Program::Impl>(Program::Impl{.devices = devices,
+                                                            .name = name,
+                                                            .input_names = {},
+                                                            .output_names = {},
+                                                            .inputs = {},
+                                                            .outputs = {},
+                                                            .executable = std::move(*executable),
+                                                            .shard = {},
+                                                            .report = report});
+  for (const GraphInput& in : graph.inputs()) {
+    impl->input_names.push_back(in.name);
+    impl->inputs.push_back({in.value.shape(), Sharding{in.sharding}, in.alias.has_value()});
+  }
+  for (const GraphOutput& out : graph.outputs()) {
+    impl->output_names.push_back(out.name);
+    impl->outputs.push_back({out.value.shape(), Sharding{out.sharding}});
+  }
+  for (int id : impl->executable.device_ids())
+    for (size_t k = 0; k < devices.local().size(); ++k)
+      if (devices.mesh().device_ids()[static_cast<size_t>(devices.local()[k])] == id) impl->shard.push_back(k);
+  check(impl->shard.size() == devices.local().size(), Code::device,
+        "compile '{}': the program runs on {} devices of this process, the mesh has {}", name, impl->shard.size(),
+        devices.local().size());
+  return Program(std::move(impl));
+}
+
+AheadOfTime compile_ahead(const pjrt::Topology& topology, const Mesh& mesh, const Graph& graph,
+                          const CompileConfig& config, const std::string& name) {
+  AheadOfTime out;
+  const std::string text = print(graph, mesh, name, out.report);
+  const pjrt::CompileOptions options{.device_ids = mesh.device_ids(), .flags = parse_flags(config.xla_flags)};
+  const auto start = Clock::now();
+  try {
+    const pjrt::Compiled compiled = topology.compile(text, options);
+    out.report.compile_seconds = seconds_since(start);
+    out.memory = memory_plan(compiled);
+    out.flops = compiled.flops();
+  } catch (const Error& e) {
+    refuse(e, name, text);
+  }
+  return out;
+}
+
+}  // namespace md

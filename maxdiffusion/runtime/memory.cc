@@ -1,0 +1,31 @@
+// Resident memory from the kernel, device memory from the plugin.
+#include "maxdiffusion/runtime/memory.h"
+
+#include <fstream>
+#include <string>
+
+namespace md {
+namespace {
+
+/// The field of /proc/self/status, given in kB, as bytes.
+int64_t status_bytes(const std::string& field) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(field + ":")) return std::stoll(line.substr(field.size() + 1)) * 1024;
+  return 0;
+}
+
+}  // namespace
+
+MemoryUse memory_use(const Devices& devices) {
+  MemoryUse use{.host_now = status_bytes("VmRSS"), .host_peak = status_bytes("VmHWM")};
+  const int first = devices.mesh().device_ids()[static_cast<size_t>(devices.local().front())];
+  if (auto m = devices.client().memory(first)) {
+    use.device_now = m->in_use;
+    use.device_peak = m->peak;
+    use.device_limit = m->limit;
+  }
+  return use;
+}
+
+}  // namespace md

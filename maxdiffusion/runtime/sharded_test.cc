@@ -1,0 +1,142 @@
+// Eight virtual CPU devices: arrays are split and put together again, and programs over them give the same numbers.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/mesh/axis_rules.h"
+#include "maxdiffusion/runtime/runtime.h"
+#include "maxdiffusion/runtime/test_ops.h"
+
+namespace md {
+namespace {
+
+Devices eight(int64_t data, int64_t fsdp, int64_t tensor) {
+  MeshConfig config;
+  config.ici_data_parallelism = data;
+  config.ici_fsdp_parallelism = fsdp;
+  config.ici_tensor_parallelism = tensor;
+  return Devices::open("cpu", 8, config);
+}
+
+bool same(const HostArray& a, const HostArray& b) {
+  return a.shape() == b.shape() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
+}
+
+TEST(Sharded, PutAndGetAreInverse) {
+  const Devices devices = eight(2, 2, 2);
+  ASSERT_EQ(devices.mesh().devices(), 8);
+  EXPECT_EQ(devices.local().size(), 8u);
+  const HostArray a = counting({8, 12, 16});
+  const std::vector<Sharding> shardings = {{},
+                                           {{{"data"}}},
+                                           {{{}, {"fsdp"}}},
+                                           {{{}, {}, {"tensor"}}},
+                                           {{{"data", "fsdp", "tensor"}}},
+                                           {{{"data"}, {"fsdp"}, {"tensor"}}},
+                                           {{{"tensor"}, {}, {"fsdp", "data"}}}};
+  for (const Sharding& s : shardings) {
+    const Array put = devices.put(a, s);
+    ASSERT_EQ(put.shards().size(), 8u);
+    EXPECT_TRUE(same(devices.get(put), a));
+    int64_t pieces = 1;
+    for (const auto& axes : s.dims)
+      for (const auto& axis : axes) pieces *= devices.mesh().size(axis);
+    EXPECT_EQ(put.bytes_per_device(), static_cast<int64_t>(a.bytes()) / pieces);
+  }
+}
+
+TEST(Sharded, EveryElementTypeSurvives) {
+  const Devices devices = eight(2, 2, 2);
+  for (DType t : {DType::pred, DType::s8, DType::u16, DType::bf16, DType::f16, DType::s32, DType::f64, DType::u64}) {
+    HostArray a(Shape{t, {4, 6, 10}});
+    for (size_t i = 0; i < a.bytes(); ++i)
+      a.mutable_data()[i] = static_cast<std::byte>(t == DType::pred ? i % 2 : i % 120);
+    EXPECT_TRUE(same(devices.get(devices.put(a, {{{"data"}, {"fsdp"}, {"tensor"}}})), a)) << to_string(t);
+  }
+}
+
+TEST(Sharded, ScalarsAreOnEveryDevice) {
+  const Devices devices = eight(8, 1, 1);
+  const Array a = devices.put(floats({}, {3}));
+  EXPECT_EQ(a.shards().size(), 8u);
+  EXPECT_EQ(devices.get(a).to_doubles(), std::vector<double>{3});
+}
+
+TEST(Sharded, UnevenSplitNamesTheArray) {
+  const Devices devices = eight(8, 1, 1);
+  try {
+    devices.put(counting({12}), {{{"data"}}}, "latents");
+    FAIL() << "12 was split over 8";
+  } catch (const Error& e) {
+    EXPECT_NE(e.message().find("latents"), std::string::npos) << e.message();
+  }
+}
+
+/// x [32, 64] · w [64, 48] with whole numbers, so that every order of addition gives the same bits.
+TEST(Sharded, MatmulGivesTheSingleDeviceResult) {
+  const HostArray x = counting({32, 64}, 7), w = counting({64, 48}, 5);
+  const AxisRules rules = AxisRules::parse("[['rows', 'data'], ['inner', 'fsdp'], ['columns', 'tensor']]",
+                                           {"data", "fsdp", "context", "tensor"});
+  auto run = [&](const Devices& devices) {
+    Graph g(devices.graph_options(&rules));
+    Tensor a = g.input("x", x.shape(), {"rows", "inner"}), b = g.input("w", w.shape(), {"inner", "columns"});
+    Tensor y = apply(kTestMatmul, {a, b});
+    g.output("y", y);
+    g.output("w_sum", apply(kTestAdd, {b, b}), "w");
+    g.alias("w", "w_sum");
+    return evaluate(devices, g, {x, w});
+  };
+  const Devices one = Devices::open();
+  const auto expected = run(one);
+  for (auto [data, fsdp, tensor] : {std::array<int64_t, 3>{8, 1, 1}, {1, 8, 1}, {1, 1, 8}, {2, 2, 2}, {4, 2, 1}}) {
+    const Devices devices = eight(data, fsdp, tensor);
+    const auto got = run(devices);
+    EXPECT_TRUE(same(got[0], expected[0])) << devices.mesh().describe();
+    EXPECT_TRUE(same(got[1], expected[1])) << devices.mesh().describe();
+  }
+}
+
+TEST(Sharded, StateKeepsItsShardingAndItsMemory) {
+  const Devices devices = eight(1, 8, 1);
+  const AxisRules rules = AxisRules::parse("[['inner', 'fsdp']]", {"data", "fsdp", "context", "tensor"});
+  Graph g(devices.graph_options(&rules));
+  Tensor s = g.input("state", {DType::f32, {64, 16}}, {"inner", ""}), d = g.input("delta", {DType::f32, {64, 16}});
+  g.output("state", apply(kTestAdd, {s, d}), "state");
+  g.alias("state", "state");
+  const Program p = compile(devices, g, {.jax_cache_dir = "off", .xla_flags = ""}, "step");
+  EXPECT_EQ(p.input_sharding(0), p.output_sharding(0));
+  EXPECT_EQ(p.memory()->aliased, 64 * 16 * 4 / 8);
+  ArrayMap state, batch;
+  state["state"] = devices.put(counting({64, 16}), p.input_sharding(0));
+  batch["delta"] = devices.put(counting({64, 16}));
+  for (int i = 0; i < 3; ++i) state = p.run(state, batch);
+  EXPECT_EQ(state["state"].bytes_per_device(), 64 * 16 * 4 / 8);
+  EXPECT_EQ(devices.get(state["state"]).view<float>()[1023], 4 * 1023.0f);
+
+  Array whole = devices.put(counting({64, 16})), delta = devices.put(counting({64, 16}));
+  try {
+    p.run({&whole, &delta});
+    FAIL() << "an array split in another way was taken";
+  } catch (const Error& e) {
+    EXPECT_NE(e.message().find("'state' is split"), std::string::npos) << e.message();
+  }
+}
+
+TEST(Sharded, GraphForAnotherMeshIsRefused) {
+  const Devices one = Devices::open(), many = eight(8, 1, 1);
+  Graph g(one.graph_options());
+  g.output("out", g.input("x", {DType::f32, {3}}));
+  EXPECT_THROW(compile(many, g, {.jax_cache_dir = "off", .xla_flags = ""}, "p"), Error);
+}
+
+TEST(Topology, ListsTheDevicesOfTheClient) {
+  const Devices devices = eight(8, 1, 1);
+  const Topology t = topology(devices.client());
+  EXPECT_EQ(t.platform, "cpu");
+  EXPECT_EQ(t.devices.size(), 8u);
+  EXPECT_EQ(t.slices(), 1);
+}
+
+}  // namespace
+}  // namespace md
