@@ -10,8 +10,10 @@
 
 namespace md {
 
-TemporaryFolder::TemporaryFolder() {
-  path_ = (std::filesystem::temp_directory_path() / "maxdiffusion-XXXXXX").string();
+TemporaryFolder::TemporaryFolder(const std::string& parent) {
+  path_ = ((parent.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(parent)) /
+           "maxdiffusion-XXXXXX")
+              .string();
   check(::mkdtemp(path_.data()) != nullptr, Code::io, "make temporary folder '{}': {}", path_, std::strerror(errno));
 }
 

@@ -7,7 +7,8 @@ namespace md {
 
 class TemporaryFolder {
  public:
-  TemporaryFolder();
+  /// In the system's folder for temporary files, or in `parent`.
+  explicit TemporaryFolder(const std::string& parent = "");
   ~TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;

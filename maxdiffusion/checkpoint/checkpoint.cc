@@ -152,12 +152,10 @@ void replace_folder(const std::string& dir, int64_t step, const std::string& fro
 /// By a rename first, so that a kill half way leaves no folder of digits with half its files.
 void remove_checkpoint(const std::string& dir, int64_t step) {
   const std::string doomed = side_name(dir, "tmp", step);
-  try {
-    rename_durable(checkpoint_folder(dir, step), doomed);
-    remove_quietly(doomed);
-  } catch (const Error& e) {
-    log_warning("checkpoint {} stays: {}", step, e.what());
-  }
+  std::error_code ec;
+  fs::rename(checkpoint_folder(dir, step), doomed, ec);
+  if (ec) log_warning("remove checkpoint {}: {}", step, ec.message());
+  remove_quietly(doomed);
 }
 
 }  // namespace

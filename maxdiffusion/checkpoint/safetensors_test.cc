@@ -173,10 +173,9 @@ TEST(SafetensorsReader, RefusesImpossibleHeaderLengths) {
 
 TEST(SafetensorsReader, RefusesAFileCutAtAnyByte) {
   TemporaryFolder t;
-  write_safetensors(t / "whole", all_types());
-  const std::string whole = read_file(t / "whole");
-  for (size_t n = 0; n < whole.size(); ++n) {
-    std::ofstream(t / "cut", std::ios::binary) << whole.substr(0, n);
+  write_safetensors(t / "cut", all_types());
+  for (size_t n = read_file(t / "cut").size(); n-- > 0;) {
+    fs::resize_file(t / "cut", n);
     EXPECT_NE(open_error(t / "cut"), "no error") << "cut to " << n << " bytes";
   }
 }

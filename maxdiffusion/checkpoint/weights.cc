@@ -1,0 +1,178 @@
+#include "maxdiffusion/checkpoint/weights.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+
+namespace md {
+namespace {
+
+constexpr size_t kListed = 10;  // names told of each kind of trouble
+
+/// `name` with the alias applied; nothing where it does not apply.
+std::optional<std::string> respelled(const std::string& name, const NameAlias& alias) {
+  const size_t at = alias.prefix ? (name.starts_with(alias.wanted) ? 0 : std::string::npos) : name.find(alias.wanted);
+  if (at == std::string::npos) return std::nullopt;
+  return name.substr(0, at) + alias.found + name.substr(at + alias.wanted.size());
+}
+
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+/// The closest of `names`, if it is close enough to be what was meant.
+std::optional<std::string> nearest(const std::string& name, const std::set<std::string>& names) {
+  std::optional<std::string> best;
+  size_t least = name.size() / 3 + 1;
+  for (const std::string& n : names)
+    if (size_t d = edit_distance(name, n); d < least) least = d, best = n;
+  return best;
+}
+
+Dims without_trailing_ones(Dims d) {
+  while (!d.empty() && d.back() == 1) d.pop_back();
+  return d;
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  const auto shown = std::min(names.size(), kListed);
+  auto text = fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<long>(shown), ", "));
+  if (shown < names.size()) text += fmt::format(" and {} more", names.size() - shown);
+  return text;
+}
+
+/// Matches names against one file and remembers what went wrong.
+class Matcher {
+ public:
+  Matcher(const SafetensorsReader& file, const LoadOptions& options) : file_(file), options_(options) {
+    for (const auto& [name, array] : file.tensors()) unused_.insert(name);
+  }
+
+  /// An empty array, and a noted trouble, where the file cannot give it.
+  HostArray take(const std::string& name, const Shape& shape) {
+    const std::string* found = find(name);
+    if (!found) {
+      missing_.push_back(name);
+      return {};
+    }
+    unused_.erase(*found);
+    const HostArray& array = file_.tensors().at(*found);
+    if (without_trailing_ones(array.dims()) != without_trailing_ones(shape.dims) ||
+        (array.dtype() != shape.dtype && !(is_float(array.dtype()) && is_float(shape.dtype)))) {
+      other_shape_.push_back(fmt::format("'{}' is {} in '{}', the model wants {}", *found, to_string(array.shape()),
+                                         file_.file_of(*found), to_string(shape)));
+      return {};
+    }
+    return array.cast(shape.dtype).reshaped(shape.dims);
+  }
+
+  void finish(const std::string& path) {
+    std::vector<std::string> unused;
+    for (const std::string& n : unused_)
+      if (std::none_of(options_.ignorable.begin(), options_.ignorable.end(),
+                       [&](auto& end) { return n.ends_with(end); }))
+        unused.push_back(n);
+    const size_t counted_unused = options_.allow_unused ? 0 : unused.size();
+    if (missing_.empty() && other_shape_.empty() && counted_unused == 0) return;
+    Error e(Code::io, fmt::format("load weights from '{}': {} missing, {} unused, {} of another shape", path,
+                                  missing_.size(), counted_unused, other_shape_.size()));
+    if (!missing_.empty()) e.note("missing: " + listed(missing_));
+    if (counted_unused > 0) e.note("unused: " + listed(unused));
+    for (size_t i = 0; i < std::min(other_shape_.size(), kListed); ++i) e.note("shape: " + other_shape_[i]);
+    if (other_shape_.size() > kListed) e.note(fmt::format("shape: and {} more", other_shape_.size() - kListed));
+    for (size_t i = 0; i < std::min<size_t>(missing_.size(), 3); ++i)
+      if (auto near = nearest(missing_[i], {unused.begin(), unused.end()}))
+        e.note(fmt::format("nearest to '{}' in the file: '{}'", missing_[i], *near));
+    throw e.note("try: compare the config.json of the model with the file; they may describe different models");
+  }
+
+ private:
+  const std::string* find(const std::string& name) const {
+    auto in_file = [&](const std::string& n) {
+      auto it = file_.tensors().find(n);
+      return it == file_.tensors().end() ? nullptr : &it->first;
+    };
+    if (auto* n = in_file(name)) return n;
+    for (const NameAlias& alias : options_.aliases)
+      if (auto other = respelled(name, alias))
+        if (auto* n = in_file(*other)) return n;
+    return nullptr;
+  }
+
+  const SafetensorsReader& file_;
+  const LoadOptions& options_;
+  std::set<std::string> unused_;
+  std::vector<std::string> missing_, other_shape_;
+};
+
+std::string layer_name(const std::string& name, size_t star, int64_t layer) {
+  return name.substr(0, star) + std::to_string(layer) + name.substr(star + 1);
+}
+
+HostArray take_stacked(Matcher& matcher, const WantedWeight& w, size_t star) {
+  check(!w.shape.dims.empty(), Code::internal, "weight '{}': a stack of layers needs a leading size", w.name);
+  HostArray all(w.shape);
+  const Shape one{w.shape.dtype, {w.shape.dims.begin() + 1, w.shape.dims.end()}};
+  for (int64_t i = 0; i < w.shape.dims[0]; ++i)
+    if (HostArray layer = matcher.take(layer_name(w.name, star, i), one))
+      std::memcpy(all.mutable_data() + i * one.bytes(), layer.data(), layer.bytes());
+  return all;
+}
+
+}  // namespace
+
+const std::vector<NameAlias>& published_aliases() {
+  static const std::vector<NameAlias> table = {
+      {.wanted = "text_model.", .found = "", .prefix = true},
+      {.wanted = "", .found = "text_model.", .prefix = true},
+      {.wanted = ".to_q.", .found = ".query."},
+      {.wanted = ".to_k.", .found = ".key."},
+      {.wanted = ".to_v.", .found = ".value."},
+      {.wanted = ".to_out.0.", .found = ".proj_attn."},
+  };
+  return table;
+}
+
+std::map<std::string, HostArray> load_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
+                                              const LoadOptions& options) {
+  const SafetensorsReader file = SafetensorsReader::open(path);
+  Matcher matcher(file, options);
+  std::map<std::string, HostArray> out;
+  for (const WantedWeight& w : wanted) {
+    const size_t star = w.name.find('*');
+    out[w.name] = star == std::string::npos ? matcher.take(w.name, w.shape) : take_stacked(matcher, w, star);
+  }
+  matcher.finish(path);
+  return out;
+}
+
+std::map<std::string, HostArray> unstacked(const std::string& name, const HostArray& array) {
+  const size_t star = name.find('*');
+  if (star == std::string::npos) return {{name, array}};
+  check(!array.dims().empty(), Code::internal, "weight '{}': a stack of layers needs a leading size", name);
+  const Shape one{array.dtype(), {array.dims().begin() + 1, array.dims().end()}};
+  std::map<std::string, HostArray> out;
+  for (int64_t i = 0; i < array.dims()[0]; ++i)
+    out.emplace(layer_name(name, star, i), HostArray(one, array.owner(), array.data() + i * one.bytes()));
+  return out;
+}
+
+}  // namespace md

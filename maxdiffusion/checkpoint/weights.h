@@ -1,0 +1,43 @@
+// Weights for a model: what it wants by name and shape, matched against what a file holds. Everything wanted must be
+// there and everything there must be wanted; older published names are known from one table of data.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+
+namespace md {
+
+struct WantedWeight {
+  std::string name;  // published name; one '*' stands for 0 … n−1 where shape's leading size n is a stack of layers
+  Shape shape;       // a float of another type is converted to this one
+};
+
+/// Another spelling of a name in files: `found` where the model says `wanted`.
+struct NameAlias {
+  std::string wanted, found;
+  bool prefix = false;  // only at the beginning of the name (either may be empty); else the first place
+};
+/// CLIP with and without "text_model."; attention of autoencoders before diffusers 0.15.
+const std::vector<NameAlias>& published_aliases();
+
+struct LoadOptions {
+  std::vector<NameAlias> aliases = published_aliases();
+  /// Ends of names that files hold and no model needs.
+  std::vector<std::string> ignorable = {"embeddings.position_ids"};
+  bool allow_unused = false;  // for a file that holds more than this model
+};
+
+/// Arrays by wanted name. `path` as SafetensorsReader::open takes it. Shapes may differ by sizes of 1 at the end
+/// (linear layers that were 1×1 convolutions). Arrays that need no conversion borrow the memory map. Throws io listing
+/// missing names with the nearest name of the file, unused names, and both shapes where they differ.
+std::map<std::string, HostArray> load_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
+                                              const LoadOptions& options = {});
+
+/// The layers of a stacked array under their published names: "blocks.*.w" [n, …] → "blocks.0.w" […], …; they share the
+/// array's memory. A name without '*' comes back alone.
+std::map<std::string, HostArray> unstacked(const std::string& name, const HostArray& array);
+
+}  // namespace md
