@@ -76,7 +76,7 @@ class KeyList {
   void key(const char* name, std::string& m, const char* meaning);             // YAML null: empty
   void key(const char* name, std::optional<int64_t>& m, const char* meaning);  // null: none
   void key(const char* name, std::optional<double>& m, const char* meaning);
-  void key(const char* name, std::vector<std::string>& m, const char* meaning);
+  void key(const char* name, std::vector<std::string>& m, const char* meaning);  // one text: a list of one
   void key(const char* name, std::vector<int64_t>& m, const char* meaning);
   void key(const char* name, std::vector<double>& m, const char* meaning);
   /// Scalars as their bare text, nested lists and mappings as flow text.

@@ -170,6 +170,14 @@ TEST(Config, TextOnTheCommandLineIsTakenAsItIs) {
   EXPECT_EQ(parse("run_name: 123").run_name, "123");
 }
 
+TEST(Config, OneTextIsAListOfOne) {
+  for (std::string t : {"a red apple, sliced", "data", "1"}) {
+    EXPECT_EQ(parse("", {"mesh_axes=" + t}).axes, std::vector<std::string>{t});
+  }
+  EXPECT_EQ(parse("mesh_axes: a red apple").axes, std::vector<std::string>{"a red apple"});
+  EXPECT_EQ(parse("mesh_axes: '[a]'").axes, std::vector<std::string>{"[a]"});
+}
+
 TEST(Config, OverridesSplitAtTheFirstEqualsSign) { EXPECT_EQ(parse("", {"run_name=a=b=c"}).run_name, "a=b=c"); }
 
 TEST(Config, TheLastOverrideWins) {
@@ -216,13 +224,14 @@ TEST(Config, WrongTypeNamesPlaceKeyTextAndExpectation) {
   EXPECT_TRUE(contains(refusal("learning_rate: [1]"), "learning_rate is `[1]`, expected a number"));
   EXPECT_TRUE(contains(refusal("run_name: [1]"), "expected text"));
   EXPECT_TRUE(contains(refusal("run_name: {a: 1}"), "expected text"));
-  EXPECT_TRUE(contains(refusal("mesh_axes: data"), "expected a list of texts"));
-  EXPECT_TRUE(contains(refusal("mesh_axes: [[a]]"), "expected a list of texts"));
+  EXPECT_TRUE(contains(refusal("mesh_axes: null"), "expected a text or a list of texts"));
+  EXPECT_TRUE(contains(refusal("mesh_axes: {a: 1}"), "expected a text or a list of texts"));
+  EXPECT_TRUE(contains(refusal("mesh_axes: [[a]]"), "expected a text or a list of texts"));
   EXPECT_TRUE(contains(refusal("sizes: [1, 2.5]"), "expected a list of whole numbers"));
   EXPECT_TRUE(contains(refusal("sizes: [1, '2']"), "expected a list of whole numbers"));
   EXPECT_TRUE(contains(refusal("timestep_bias: [1]"), "expected a mapping"));
   EXPECT_TRUE(contains(refusal("", {"timestep_bias=later"}), "command line: timestep_bias is `later`"));
-  EXPECT_TRUE(contains(refusal("", {"mesh_axes=['a'"}), "expected a list"));
+  EXPECT_TRUE(contains(refusal("", {"mesh_axes=['a'"}), "a list of texts"));
   EXPECT_TRUE(contains(refusal("", {"logical_axis_rules=[["}), "expected"));
 }
 

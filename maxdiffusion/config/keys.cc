@@ -164,9 +164,14 @@ void KeyList::key(const char* name, std::optional<double>& m, const char* meanin
 }
 
 void KeyList::key(const char* name, std::vector<std::string>& m, const char* meaning) {
-  constexpr auto kType = "a list of texts, as in ['a', 'b']";
+  constexpr auto kType = "a text or a list of texts, as in ['a', 'b']";
   declare({name, meaning, kType,
            [name, &m](const ConfigValue& v) {
+             bool list_word = v.kind == Kind::word && !v.text.empty() && (v.text[0] == '[' || v.text[0] == '(');
+             if (is_scalar(v) && !v.is_null && !list_word) {
+               m = {v.text};
+               return;
+             }
              m = read_list<std::string>(name, v, kType, true, [](const std::string& s) { return std::optional(s); });
            },
            [&m] { return print_list(m, print_string); }});
