@@ -52,8 +52,9 @@ std::vector<Array> Program::run(const std::vector<Array*>& inputs) const {
     const Array* a = inputs[i];
     check(a && *a, Code::device, "run '{}': input '{}' is empty (donated to a program, or never filled)", p.name,
           p.input_names[i]);
-    check(a->shape() == p.inputs[i].shape, Code::device, "run '{}': input '{}' is {}, the program takes {}", p.name,
-          p.input_names[i], to_string(a->shape()), to_string(p.inputs[i].shape));
+    if (a->shape() != p.inputs[i].shape)  // the shapes are put into words on failure only: there may be thousands
+      fail(Code::device, "run '{}': input '{}' is {}, the program takes {}", p.name, p.input_names[i],
+           to_string(a->shape()), to_string(p.inputs[i].shape));
     check(a->shards().size() == p.shard.size() &&
               (p.shard.size() == 1 || same_sharding(a->sharding(), p.inputs[i].sharding)),
           Code::device, "run '{}': input '{}' is split over devices in another way than the program takes it", p.name,
