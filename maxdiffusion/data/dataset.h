@@ -33,11 +33,14 @@ class Dataset {
   virtual int64_t size() const = 0;  // samples per epoch
 };
 
-/// Runs another dataset on a thread of its own, `depth` batches ahead. position() is that of the batch last handed
-/// out, not of the one being prepared. An exception of the thread is thrown by the next next().
+/// Runs another dataset on a thread of its own, `depth` batches ahead. position() is the one behind the batch last
+/// handed out, not of the one being prepared. An exception of the thread is thrown by next(), after the batches made
+/// before it, and again until seek(). next() and seek() belong to one thread; position() may be called from any.
 std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth);
 
-/// Arrays held in memory, rows gathered per batch in a seeded order. All arrays have the same axis-0 size.
+/// Arrays held in memory, rows gathered per batch in an order drawn from (seed, epoch). All arrays have the same axis-0
+/// size. Every sample comes once per epoch; a batch that an epoch cannot fill goes on into the next one (several, where
+/// the batch is larger than the epoch), so each batch is full and a position says everything.
 std::unique_ptr<Dataset> in_memory(std::map<std::string, HostArray> arrays, int64_t batch, uint64_t seed,
                                    bool shuffle = true);
 
