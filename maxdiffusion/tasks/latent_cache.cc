@@ -14,6 +14,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kRange = "samples";  // metadata of a part
+std::string range_of(int64_t begin, int64_t end) { return fmt::format("[{}, {})", begin, end); }
+
 // What is wrong with the arrays of a part, "" if nothing.
 std::string fault(const std::map<std::string, HostArray>& arrays, int64_t samples) {
   if (arrays.empty()) return "holds no arrays";
@@ -42,7 +45,11 @@ LatentCache::LatentCache(const std::string& folder, const std::string& key, int6
     if (!exists(file_of(p))) continue;
     std::string reason;
     try {
-      reason = fault(SafetensorsReader::open(file_of(p)).tensors(), p.end - p.begin);
+      const SafetensorsReader reader = SafetensorsReader::open(file_of(p));
+      const auto range = reader.metadata().find(kRange);
+      reason = range != reader.metadata().end() && range->second == range_of(p.begin, p.end)
+                   ? fault(reader.tensors(), p.end - p.begin)
+                   : "it holds other samples";
     } catch (const Error& e) {
       if (e.code() != Code::io) throw;
       reason = e.message();
@@ -73,7 +80,7 @@ void LatentCache::put(const Part& p, const std::map<std::string, HostArray>& arr
         Code::internal, "latent cache: part {} [{}, {}) is none of the {} parts", p.index, p.begin, p.end, parts());
   const std::string reason = fault(arrays, p.end - p.begin);
   check(reason.empty(), Code::internal, "latent cache: part {}: {}", p.index, reason);
-  write_safetensors(file_of(p), arrays);
+  write_safetensors(file_of(p), arrays, {{kRange, range_of(p.begin, p.end)}});
   present_[static_cast<size_t>(p.index)] = true;
 }
 
