@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 
+#include "evaluate.h"
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/graph/emit.h"
@@ -19,13 +20,8 @@ namespace {
 
 /// Records that no argument list alone can exercise, and where they are tested instead.
 const std::map<std::string, std::string> kTestedElsewhere = {
-    {"custom_call", "needs a handler in the plugin; its text is checked in values_test.cc"},
+    {"custom_call", "needs a handler in the plugin; its text is checked in arrays_values_test.cc"},
 };
-
-const Devices& cpu() {
-  static const Devices devices = Devices::open();
-  return devices;
-}
 
 HostArray draw(const Shape& shape, double low, double high, std::mt19937& random) {
   std::uniform_real_distribution<double> uniform(low, high);
