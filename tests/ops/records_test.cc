@@ -20,6 +20,8 @@ namespace {
 
 /// Records that no argument list alone can exercise, and where they are tested instead.
 const std::map<std::string, std::string> kTestedElsewhere = {
+    {"scan", "needs a traced body; tests/autodiff/scan_test.cc"},
+    {"while", "needs a traced body; tests/autodiff/scan_test.cc"},
     {"custom_call", "needs a handler in the plugin; its text is checked in arrays_values_test.cc"},
 };
 
