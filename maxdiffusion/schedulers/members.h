@@ -1,0 +1,55 @@
+// Members of scheduler_config.json with defaults: null and absent are the default, a wrong type is an error naming the
+// member, what it is and what it should be.
+#pragma once
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+
+template <class T>
+T member(const nlohmann::json& config, const char* name, T fallback) {
+  auto it = config.find(name);
+  if (it == config.end() || it->is_null()) return fallback;
+  bool right = true;
+  const char* expected = "";
+  if constexpr (std::is_same_v<T, bool>) {
+    right = it->is_boolean(), expected = "true or false";
+  } else if constexpr (std::is_integral_v<T>) {
+    right = it->is_number_integer(), expected = "a whole number";
+  } else if constexpr (std::is_floating_point_v<T>) {
+    right = it->is_number(), expected = "a number";
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    right = it->is_string(), expected = "a string";
+  } else {
+    right = it->is_array() && std::all_of(it->begin(), it->end(), [](const auto& v) { return v.is_number(); });
+    expected = "a list of numbers";
+  }
+  check(right, Code::invalid_config, "scheduler config: {} is {}; expected {}", name, it->dump(), expected);
+  return it->template get<T>();
+}
+
+/// A string member out of a few.
+inline std::string choice(const nlohmann::json& config, const char* name, const std::string& fallback,
+                          std::initializer_list<const char*> known) {
+  std::string value = member<std::string>(config, name, fallback);
+  check(std::find(known.begin(), known.end(), value) != known.end(), Code::invalid_config,
+        "scheduler config: {} is '{}'; known are {}", name, value, fmt::join(known, ", "));
+  return value;
+}
+
+/// A switch that changes the mathematics and is not implemented here must be off.
+inline void require_off(const nlohmann::json& config, std::initializer_list<const char*> names) {
+  for (const char* name : names)
+    check(!member(config, name, false), Code::invalid_config,
+          "scheduler config: {} is true, which is not supported; set it to false", name);
+}
+
+}  // namespace md

@@ -1,0 +1,141 @@
+// The noise schedule: tables in double on the host, looked up by timestep in the graph.
+// Sources: Ho et al. 2020 (linear betas), Nichol and Dhariwal 2021 (squared cosine), Lin et al. 2023 (zero terminal
+// SNR), Salimans and Ho 2022 (v prediction), Hang et al. 2023 (min-SNR weights).
+
+#include <cmath>
+#include <numbers>
+#include <span>
+
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/gather.h"
+#include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/scheduler.h"
+
+namespace md {
+namespace {
+
+double lerp(double a, double b, int64_t i, int64_t n) {
+  return n == 1 ? a : a + (b - a) * static_cast<double>(i) / static_cast<double>(n - 1);
+}
+
+std::vector<double> make_betas(const nlohmann::json& config, int64_t T) {
+  auto betas = member(config, "trained_betas", std::vector<double>{});
+  if (!betas.empty()) {
+    check(static_cast<int64_t>(betas.size()) == T, Code::invalid_config,
+          "scheduler config: trained_betas has {} entries, num_train_timesteps is {}", betas.size(), T);
+    return betas;
+  }
+  const double first = member(config, "beta_start", 1e-4), last = member(config, "beta_end", 0.02);
+  const std::string kind = choice(config, "beta_schedule", "linear", {"linear", "scaled_linear", "squaredcos_cap_v2"});
+  auto alpha_bar = [](double u) {
+    const double c = std::cos((u + 0.008) / 1.008 * std::numbers::pi / 2);
+    return c * c;
+  };
+  for (int64_t i = 0; i < T; ++i) {
+    if (kind == "linear") {
+      betas.push_back(lerp(first, last, i, T));
+    } else if (kind == "scaled_linear") {
+      const double root = lerp(std::sqrt(first), std::sqrt(last), i, T);
+      betas.push_back(root * root);
+    } else {
+      const auto u = static_cast<double>(i), n = static_cast<double>(T);
+      betas.push_back(std::min(1 - alpha_bar((u + 1) / n) / alpha_bar(u / n), 0.999));
+    }
+  }
+  return betas;
+}
+
+/// Shifts and scales √ᾱ so that the last is 0 and the first is unchanged.
+void rescale_to_zero_terminal_snr(std::vector<double>& betas, std::vector<double>& abar) {
+  const double first = std::sqrt(abar.front()), last = std::sqrt(abar.back());
+  double previous = 1;
+  for (size_t i = 0; i < abar.size(); ++i) {
+    const double root = (std::sqrt(abar[i]) - last) * first / (first - last);
+    abar[i] = root * root;
+    betas[i] = 1 - abar[i] / previous;
+    previous = abar[i];
+  }
+}
+
+/// table[t], one value per sample, shaped [B, 1, …] to multiply x.
+Tensor at_timestep(const std::vector<double>& table, Tensor t, int64_t rank) {
+  const std::vector<float> values(table.begin(), table.end());
+  const Shape shape{DType::f32, {static_cast<int64_t>(values.size())}};
+  Tensor row = take(constant(t.graph(), HostArray::of<float>(shape, values)), t);
+  Dims dims(static_cast<size_t>(rank), 1);
+  dims[0] = t.dim(0);
+  return reshape(row, dims);
+}
+
+template <class F>
+std::vector<double> map_table(const std::vector<double>& in, F f) {
+  std::vector<double> out;
+  for (double v : in) out.push_back(f(v));
+  return out;
+}
+
+Tensor signal(const NoiseSchedule& n, Tensor x, Tensor t) {
+  return x * at_timestep(map_table(n.alphas_cumprod, [](double a) { return std::sqrt(a); }), t, x.rank());
+}
+Tensor noise_part(const NoiseSchedule& n, Tensor x, Tensor t) {
+  return x * at_timestep(map_table(n.alphas_cumprod, [](double a) { return std::sqrt(1 - a); }), t, x.rank());
+}
+
+}  // namespace
+
+NoiseSchedule NoiseSchedule::from_json(const nlohmann::json& config) {
+  check(config.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", config.dump());
+  NoiseSchedule n;
+  n.num_train_timesteps = member<int64_t>(config, "num_train_timesteps", 1000);
+  check(n.num_train_timesteps >= 1, Code::invalid_config,
+        "scheduler config: num_train_timesteps is {}; expected 1 or "
+        "more",
+        n.num_train_timesteps);
+  n.prediction_type = choice(config, "prediction_type", "epsilon", {"epsilon", "v_prediction", "sample"});
+  n.betas = make_betas(config, n.num_train_timesteps);
+  double product = 1;
+  for (size_t i = 0; i < n.betas.size(); ++i) {
+    check(n.betas[i] > 0 && n.betas[i] < 1, Code::invalid_config,
+          "scheduler config: beta {} is {}; expected a value "
+          "between 0 and 1",
+          i, n.betas[i]);
+    n.alphas_cumprod.push_back(product *= 1 - n.betas[i]);
+  }
+  // diffusers and MaxDiffusion spell the same switch differently.
+  if (member(config, "rescale_betas_zero_snr", false) || member(config, "rescale_zero_terminal_snr", false)) {
+    check(n.num_train_timesteps > 1, Code::invalid_config,
+          "scheduler config: zero terminal SNR needs more than one training timestep");
+    rescale_to_zero_terminal_snr(n.betas, n.alphas_cumprod);
+  }
+  return n;
+}
+
+Tensor add_noise(const NoiseSchedule& n, Tensor x0, Tensor noise, Tensor t) {
+  return signal(n, x0, t) + noise_part(n, noise, t);
+}
+
+Tensor training_target(const NoiseSchedule& n, Tensor x0, Tensor noise, Tensor t) {
+  if (n.prediction_type == "epsilon") return noise;
+  if (n.prediction_type == "sample") return x0;
+  check(n.prediction_type == "v_prediction", Code::invalid_config, "Unknown prediction type {}", n.prediction_type);
+  return signal(n, noise, t) - noise_part(n, x0, t);
+}
+
+Tensor snr_weight(const NoiseSchedule& n, Tensor t, double gamma) {
+  // A loss in x0 is weighted by min(SNR, γ); an error in ε is 1/SNR of one in x0, an error in v 1/(SNR + 1) of it.
+  const auto weights = map_table(n.alphas_cumprod, [&](double a) {
+    if (gamma <= 0) return 1.0;
+    const double snr = a / (1 - a), capped = std::min(snr, gamma);
+    if (n.prediction_type == "sample") return capped;
+    if (n.prediction_type == "v_prediction") return capped / (snr + 1);
+    return snr > 0 ? capped / snr : 1.0;
+  });
+  return at_timestep(weights, t, 1);
+}
+
+Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch) {
+  return random_integers(rng, {batch}, 0, n.num_train_timesteps);
+}
+
+}  // namespace md
