@@ -14,8 +14,8 @@
 namespace md {
 namespace {
 
-using ::testing::HasSubstr;
 using nlohmann::json;
+using ::testing::HasSubstr;
 
 const json kSd = {{"beta_start", 0.00085}, {"beta_end", 0.012}, {"beta_schedule", "scaled_linear"}};
 
@@ -46,8 +46,13 @@ std::string refusal(F f) {
 TEST(NoiseSchedule, ScaledLinearMatchesTheRecordedTable) {
   const auto n = NoiseSchedule::from_json(kSd);
   ASSERT_EQ(n.alphas_cumprod.size(), 1000u);
-  for (auto [i, a] : {std::pair{0, 0.99915}, {1, 0.998296}, {249, 0.675432}, {499, 0.277669}, {749, 0.0566234},
-                      {998, 0.0047167}, {999, 0.0046601}})
+  for (auto [i, a] : {std::pair{0, 0.99915},
+                      {1, 0.998296},
+                      {249, 0.675432},
+                      {499, 0.277669},
+                      {749, 0.0566234},
+                      {998, 0.0047167},
+                      {999, 0.0046601}})
     expect_close(n.alphas_cumprod[static_cast<size_t>(i)], a);
 }
 
@@ -68,7 +73,7 @@ TEST(NoiseSchedule, ZeroTerminalSnrEndsInPureNoise) {
     const auto n = NoiseSchedule::from_json(with(kSd, {{key, true}}));
     expect_close(n.alphas_cumprod[0], 0.99915);
     expect_close(n.alphas_cumprod[499], 0.242359);
-    expect_close(n.alphas_cumprod[998], 1.96796e-07, 1e-4);   // the recorded number has lost digits to float32
+    expect_close(n.alphas_cumprod[998], 1.96796e-07, 1e-4);  // the recorded number has lost digits to float32
     EXPECT_EQ(n.alphas_cumprod[999], 0);
     EXPECT_EQ(n.betas[999], 1);
   }
@@ -83,7 +88,8 @@ TEST(NoiseSchedule, TrainedBetasWin) {
 
 TEST(NoiseSchedule, BadMembersAreNamed) {
   auto load = [](const json& c) { return refusal([&] { NoiseSchedule::from_json(c); }); };
-  EXPECT_THAT(load({{"beta_schedule", "cubic"}}), HasSubstr("beta_schedule is 'cubic'; known are linear, scaled_linear"));
+  EXPECT_THAT(load({{"beta_schedule", "cubic"}}),
+              HasSubstr("beta_schedule is 'cubic'; known are linear, scaled_linear"));
   EXPECT_THAT(load({{"prediction_type", "flow"}}), HasSubstr("prediction_type is 'flow'; known are epsilon"));
   EXPECT_THAT(load({{"beta_start", "small"}}), HasSubstr("beta_start is \"small\"; expected a number"));
   EXPECT_THAT(load({{"trained_betas", {0.1}}}), HasSubstr("trained_betas has 1 entries, num_train_timesteps is 1000"));
@@ -95,7 +101,7 @@ TEST(NoiseSchedule, BadMembersAreNamed) {
 struct EulerCase {
   const char* spacing;
   int64_t steps;
-  std::vector<double> timesteps, sigmas;   // the first ones
+  std::vector<double> timesteps, sigmas;  // the first ones
   double init;
 };
 
@@ -115,10 +121,10 @@ TEST(Euler, SpacingsGiveTheRecordedTimestepsAndSigmas) {
     expect_close(table.init_noise_sigma, c.init);
     const auto rows = table.rows.view<float>();
     for (size_t i = 0; i < c.sigmas.size(); ++i) {
-      const double scale = rows[3 * i];   // 1/√(σ² + 1)
+      const double scale = rows[3 * i];  // 1/√(σ² + 1)
       expect_close(std::sqrt(1 / (scale * scale) - 1), c.sigmas[i], c.sigmas[i] < 0.1 ? 1e-3 : 2e-5);
     }
-    for (size_t i = 0; i + 1 < c.sigmas.size(); ++i)   // for epsilon the second coefficient is σ' − σ
+    for (size_t i = 0; i + 1 < c.sigmas.size(); ++i)  // for epsilon the second coefficient is σ' − σ
       EXPECT_NEAR(rows[3 * i + 2], c.sigmas[i + 1] - c.sigmas[i], 2e-4);
   }
 }
@@ -127,7 +133,7 @@ TEST(Euler, OneStepStartsAtPureNoise) {
   for (const char* spacing : {"linspace", "trailing"}) {
     const auto table = make_scheduler(euler({{"timestep_spacing", spacing}}))->table(1);
     EXPECT_EQ(table.timesteps, std::vector<double>{999});
-    EXPECT_NEAR(table.rows.view<float>()[2], -14.6146, 1e-4);   // all the way to σ = 0
+    EXPECT_NEAR(table.rows.view<float>()[2], -14.6146, 1e-4);  // all the way to σ = 0
   }
 }
 
@@ -139,7 +145,8 @@ TEST(Euler, AsManyStepsAsTimestepsVisitsEach) {
 }
 
 TEST(Euler, ZeroTerminalSnrStaysFinite) {
-  const auto table = make_scheduler(euler({{"timestep_spacing", "trailing"}, {"rescale_betas_zero_snr", true}}))->table(4);
+  const auto table =
+      make_scheduler(euler({{"timestep_spacing", "trailing"}, {"rescale_betas_zero_snr", true}}))->table(4);
   EXPECT_NEAR(table.init_noise_sigma, std::sqrt(0x1p24 - 1), 1);
   for (float v : table.rows.view<float>()) EXPECT_TRUE(std::isfinite(v));
 }
@@ -148,7 +155,8 @@ TEST(Schedulers, StepsOutsideTheScheduleAreRefused) {
   for (const auto& name : scheduler_names()) {
     const auto s = make_scheduler(with(kSd, {{"_class_name", name}}));
     EXPECT_EQ(s->name(), name);
-    EXPECT_THAT(refusal([&] { s->table(0); }), HasSubstr("0 inference steps; expected 1 to num_train_timesteps = 1000"));
+    EXPECT_THAT(refusal([&] { s->table(0); }),
+                HasSubstr("0 inference steps; expected 1 to num_train_timesteps = 1000"));
     EXPECT_THAT(refusal([&] { s->table(1001); }), HasSubstr("1001 inference steps"));
   }
 }
@@ -161,11 +169,17 @@ TEST(Schedulers, NamesAreKnownWithAndWithoutFlax) {
 }
 
 TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {
-  EXPECT_THAT(refusal([] { make_scheduler(euler({{"use_karras_sigmas", true}})); }),
+  EXPECT_THAT(refusal([] {
+                make_scheduler(euler({{"use_karras_sigmas", true}}));
+              }),
               HasSubstr("use_karras_sigmas is true, which is not supported"));
-  EXPECT_THAT(refusal([] { make_scheduler(euler({{"timestep_spacing", "random"}})); }),
+  EXPECT_THAT(refusal([] {
+                make_scheduler(euler({{"timestep_spacing", "random"}}));
+              }),
               HasSubstr("timestep_spacing is 'random'"));
-  EXPECT_THAT(refusal([] { make_scheduler({{"_class_name", "DDPMScheduler"}, {"variance_type", "learned"}}); }),
+  EXPECT_THAT(refusal([] {
+                make_scheduler({{"_class_name", "DDPMScheduler"}, {"variance_type", "learned"}});
+              }),
               HasSubstr("variance_type is 'learned'; known are fixed_small"));
 }
 

@@ -80,7 +80,7 @@ TEST(Schedulers, MatchDiffusers) {
     for (size_t i = 0; i < timesteps.size(); ++i) EXPECT_NEAR(table.timesteps[i], timesteps[i], 1e-4);
     EXPECT_NEAR(table.init_noise_sigma, r["init_noise_sigma"].get<double>(),
                 1e-5 * r["init_noise_sigma"].get<double>());
-    if (r["config"]["_class_name"] == "DDPMScheduler") continue;   // draws noise: below
+    if (r["config"]["_class_name"] == "DDPMScheduler") continue;  // draws noise: below
     expect_run(r["config"], r["steps"], r["values"], zero_snr ? 2e-3 : 2e-5);
     ++compared;
   }
@@ -120,13 +120,15 @@ TEST(Ddpm, StepDrawsTheMeanAndDeviationOfItsRow) {
   Tensor row = reshape(slice_axis(constant(g, table.rows), 0, 3, 4), {-1});
   g.output("next", scheduler->step(out, x, row, {}, Rng::seed(g, 7))[0]);
   const std::vector<float> xs(n, 0.5f), outs(n, -0.25f);
-  const auto next = evaluate(one_device(), g, {HostArray::of<float>({DType::f32, {n}}, xs),
-                                               HostArray::of<float>({DType::f32, {n}}, outs)})[0].to_doubles();
+  const auto next =
+      evaluate(one_device(), g,
+               {HostArray::of<float>({DType::f32, {n}}, xs), HostArray::of<float>({DType::f32, {n}}, outs)})[0]
+          .to_doubles();
   const float* r = table.rows.view<float>().data() + 15;
   const double mean = r[2] * (r[0] * 0.5 - r[1] * 0.25) + r[3] * 0.5;
   double sum = 0, squares = 0;
   for (double v : next) sum += v - mean, squares += (v - mean) * (v - mean);
-  EXPECT_NEAR(sum / n, 0, 4 * r[4] / std::sqrt(n));   // four standard errors
+  EXPECT_NEAR(sum / n, 0, 4 * r[4] / std::sqrt(n));  // four standard errors
   EXPECT_NEAR(std::sqrt(squares / n), r[4], 4 * r[4] / std::sqrt(2.0 * n));
 }
 
@@ -156,9 +158,10 @@ TEST(Noise, NoisingTargetsAndTablesMatchDiffusers) {
     g.output("epsilon", training_target(epsilon, tx, tn, tt));
     g.output("velocity", training_target(velocity, tx, tn, tt));
     g.output("sample", training_target(sample, tx, tn, tt));
-    const auto out = evaluate(one_device(), g, {HostArray::of<float>({DType::f32, {n, 1}}, x0),
-                                                HostArray::of<float>({DType::f32, {n, 1}}, noise),
-                                                HostArray::of<int32_t>({DType::s32, {n}}, t)});
+    const auto out =
+        evaluate(one_device(), g,
+                 {HostArray::of<float>({DType::f32, {n, 1}}, x0), HostArray::of<float>({DType::f32, {n, 1}}, noise),
+                  HostArray::of<int32_t>({DType::s32, {n}}, t)});
     for (size_t i = 0; i < t.size(); ++i) {
       EXPECT_NEAR(epsilon.alphas_cumprod[static_cast<size_t>(t[i])], c["alphas_cumprod"][i].get<double>(), 2e-6);
       EXPECT_NEAR(out[0].to_doubles()[i], c["noised"][i].get<double>(), 1e-5) << t[i];

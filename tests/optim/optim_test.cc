@@ -1,0 +1,217 @@
+// The optimizer on the device, against torch.optim.AdamW (tools/golden/adamw.py).
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/optim/optimizer.h"
+#include "tests/one_device.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+struct State {
+  std::vector<HostArray> params, first, second;
+};
+
+/// One update as a program: compiled for the shapes of `s`; parameters without a gradient are those where `grads` is
+/// empty.
+class Updater {
+ public:
+  Updater(const OptimConfig& config, const State& s, const std::vector<HostArray>& grads)
+      : graph_(one_device().graph_options()), program_(build(config, s, grads)) {}
+
+  std::pair<State, double> operator()(int32_t step, const State& s, const std::vector<HostArray>& grads) const {
+    std::vector<HostArray> feed = {HostArray::of<int32_t>({DType::s32, {}}, {&step, 1})};
+    for (const auto* list : {&s.params, &grads, &s.first, &s.second})
+      for (const auto& a : *list)
+        if (a) feed.push_back(a);
+    std::vector<Array> arrays;
+    for (const auto& a : feed) arrays.push_back(one_device().put(a));
+    std::vector<Array*> pointers;
+    for (auto& a : arrays) pointers.push_back(&a);
+    const auto out = program_.run(pointers);
+    State next;
+    for (size_t i = 0; i < s.params.size(); ++i) {
+      next.params.push_back(one_device().get(out[3 * i]));
+      next.first.push_back(one_device().get(out[3 * i + 1]));
+      next.second.push_back(one_device().get(out[3 * i + 2]));
+    }
+    return {next, one_device().get(out.back()).to_doubles()[0]};
+  }
+
+ private:
+  Program build(const OptimConfig& config, const State& s, const std::vector<HostArray>& grads) {
+    auto inputs = [&](const std::string& name, const std::vector<HostArray>& arrays) {
+      std::vector<Tensor> tensors;
+      for (size_t i = 0; i < arrays.size(); ++i)
+        tensors.push_back(arrays[i] ? graph_.input(name + std::to_string(i), arrays[i].shape()) : Tensor());
+      return tensors;
+    };
+    Tensor k = graph_.input("step", {DType::s32, {}});
+    auto p = inputs("p", s.params), d = inputs("g", grads), m = inputs("m", s.first), v = inputs("v", s.second);
+    const Update u = adamw(config, k, p, d, m, v);
+    for (size_t i = 0; i < p.size(); ++i) {
+      graph_.output("p" + std::to_string(i), u.params[i]);
+      graph_.output("m" + std::to_string(i), u.first_moments[i]);
+      graph_.output("v" + std::to_string(i), u.second_moments[i]);
+    }
+    graph_.output("norm", u.grad_norm);
+    return compile(one_device(), graph_, {.jax_cache_dir = "off", .xla_flags = ""}, "adamw");
+  }
+
+  Graph graph_;
+  Program program_;
+};
+
+std::pair<State, double> update(const OptimConfig& config, int32_t step, const State& s,
+                                const std::vector<HostArray>& grads) {
+  return Updater(config, s, grads)(step, s, grads);
+}
+
+HostArray array(const json& values, const Dims& dims) {
+  return HostArray::of<float>({DType::f32, dims}, values.get<std::vector<float>>());
+}
+HostArray zeros(const Shape& shape) {
+  HostArray a(shape);
+  std::fill_n(a.mutable_data(), a.bytes(), std::byte{0});
+  return a;
+}
+State start(std::vector<HostArray> params) {
+  State s{std::move(params), {}, {}};
+  for (const auto& p : s.params) {
+    s.first.push_back(zeros(p.shape()));
+    s.second.push_back(zeros(p.shape()));
+  }
+  return s;
+}
+
+OptimConfig plain() {
+  OptimConfig c;
+  c.lr_scheduler = "constant";
+  c.learning_rate = 0.1;
+  c.max_grad_norm = 0;
+  return c;
+}
+
+void expect_near(const HostArray& found, const json& expected, double tolerance, const std::string& what) {
+  const auto values = found.to_doubles();
+  ASSERT_EQ(values.size(), expected.size());
+  for (size_t i = 0; i < values.size(); ++i)
+    EXPECT_NEAR(values[i], expected[i].get<double>(), tolerance) << what << " element " << i;
+}
+
+TEST(AdamW, TenUpdatesMatchTorch) {
+  const json golden = json::parse(std::ifstream(MD_SOURCE_DIR "/tests/golden/adamw.json"));
+  for (const auto& [name, c] : golden["cases"].items()) {
+    const json& o = c["options"];
+    OptimConfig config = plain();
+    config.learning_rate = o["lr"];
+    config.adam_b1 = o["betas"][0];
+    config.adam_b2 = o["betas"][1];
+    config.adam_eps = o["eps"];
+    config.adam_weight_decay = o["weight_decay"];
+    config.max_grad_norm = o.value("max_grad_norm", 0.0);
+    config.max_grad_value = o.value("max_grad_value", 0.0);
+    const auto shapes = c["shapes"].get<std::vector<Dims>>();
+    std::vector<HostArray> params;
+    for (size_t i = 0; i < shapes.size(); ++i) params.push_back(array(c["start"][i], shapes[i]));
+    State s = start(params);
+    const Updater updater(config, s, params);  // gradients have the shapes of the parameters
+    for (int k = 0; k < 10; ++k) {
+      const json& step = c["steps"][static_cast<size_t>(k)];
+      std::vector<HostArray> grads;
+      for (size_t i = 0; i < shapes.size(); ++i) grads.push_back(array(step["gradients"][i], shapes[i]));
+      double norm = 0;
+      std::tie(s, norm) = updater(k, s, grads);
+      const std::string what = name + " update " + std::to_string(k);
+      EXPECT_NEAR(norm, step["norm"].get<double>(), 2e-6 * (1 + norm)) << what;
+      for (size_t i = 0; i < shapes.size(); ++i) {
+        // Float32 rounding of ten updates of size 0.02 on values near 1.
+        expect_near(s.params[i], step["params"][i], 2e-6, what + " parameter " + std::to_string(i));
+        expect_near(s.first[i], step["first"][i], 1e-6, what + " first moment " + std::to_string(i));
+        expect_near(s.second[i], step["second"][i], 1e-6, what + " second moment " + std::to_string(i));
+      }
+    }
+  }
+}
+
+TEST(AdamW, AnEmptyGradientLeavesEverythingAsItIs) {
+  const std::vector<float> values = {1, -2, 3};
+  State s = start({HostArray::of<float>({DType::f32, {3}}, values), HostArray::of<float>({DType::f32, {3}}, values)});
+  s.first[1] = HostArray::of<float>({DType::f32, {3}}, values);
+  const auto [next, norm] = update(plain(), 0, s, {HostArray::of<float>({DType::f32, {3}}, values), HostArray()});
+  EXPECT_NE(next.params[0].to_doubles(), s.params[0].to_doubles());
+  EXPECT_EQ(next.params[1].to_doubles(), s.params[1].to_doubles());
+  EXPECT_EQ(next.first[1].to_doubles(), s.first[1].to_doubles());
+  EXPECT_NEAR(norm, std::sqrt(14.0), 1e-6);
+  EXPECT_EQ(update(plain(), 0, s, {HostArray(), HostArray()}).second, 0);
+}
+
+TEST(AdamW, FirstUpdateMovesByTheLearningRateWhateverTheScale) {
+  for (float scale : {1e-6f, 1.0f, 1e6f}) {
+    OptimConfig c = plain();
+    c.adam_weight_decay = 0;
+    c.adam_eps = 1e-12;
+    const float one = 1.0f;
+    const auto [next, norm] = update(c, 0, start({HostArray::of<float>({DType::f32, {}}, {&one, 1})}),
+                                     {HostArray::of<float>({DType::f32, {}}, {&scale, 1})});
+    EXPECT_NEAR(next.params[0].to_doubles()[0], 0.9, 1e-5) << scale;  // bias correction is exact at step 0
+  }
+}
+
+TEST(AdamW, ZeroGradientsDoNotDivideByTheirNorm) {
+  OptimConfig c = plain();
+  c.max_grad_norm = 1;
+  const float one = 1.0f;
+  const State s = start({HostArray::of<float>({DType::f32, {}}, {&one, 1})});
+  const auto [next, norm] = update(c, 0, s, {zeros({DType::f32, {}})});
+  EXPECT_EQ(norm, 0);
+  EXPECT_NEAR(next.params[0].to_doubles()[0], 1 - 0.1 * 0.01, 1e-6);  // decay alone
+}
+
+TEST(AdamW, NotANumberIsSeenInTheNorm) {
+  OptimConfig c = plain();
+  c.max_grad_norm = 1;
+  const float one = 1.0f, nan = NAN;
+  const State s = start({HostArray::of<float>({DType::f32, {}}, {&one, 1})});
+  EXPECT_TRUE(std::isnan(update(c, 0, s, {HostArray::of<float>({DType::f32, {}}, {&nan, 1})}).second));
+}
+
+TEST(AdamW, Bf16ParametersKeepTheirTypeAndF32Moments) {
+  const std::vector<float> values = {1, -2, 3, 0.5};
+  const HostArray f32 = HostArray::of<float>({DType::f32, {4}}, values);
+  State s = start({f32.cast(DType::bf16)});
+  s.first[0] = s.second[0] = zeros({DType::f32, {4}});
+  const auto [next, norm] = update(plain(), 0, s, {f32.cast(DType::bf16)});
+  const auto [exact, ignored] = update(plain(), 0, start({f32}), {f32});
+  EXPECT_EQ(next.params[0].dtype(), DType::bf16);
+  EXPECT_EQ(next.first[0].dtype(), DType::f32);
+  EXPECT_EQ(next.first[0].to_doubles(), exact.first[0].to_doubles());
+  EXPECT_EQ(next.params[0].to_doubles(), exact.params[0].cast(DType::bf16).to_doubles());
+}
+
+TEST(LearningRate, GraphAndHostAgree) {
+  for (const char* name : {"constant", "constant_with_warmup", "linear", "cosine"}) {
+    OptimConfig c;
+    c.lr_scheduler = name;
+    c.max_train_steps = 97;
+    c.warmup_steps_fraction = 0.13;
+    const std::vector<int32_t> steps = {0, 1, 5, 11, 12, 13, 50, 96, 97, 500};
+    const Shape shape{DType::s32, {static_cast<int64_t>(steps.size())}};
+    Graph g(one_device().graph_options());
+    g.output("lr", learning_rate(c, g.input("step", shape)));
+    const auto found = evaluate(one_device(), g, {HostArray::of<int32_t>(shape, steps)})[0].to_doubles();
+    for (size_t i = 0; i < steps.size(); ++i)
+      EXPECT_NEAR(found[i], learning_rate(c, int64_t{steps[i]}), 1e-6 * c.learning_rate)
+          << name << " update " << steps[i];
+  }
+}
+
+}  // namespace
+}  // namespace md
