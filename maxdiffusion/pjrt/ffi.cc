@@ -21,6 +21,9 @@ struct RegisterHandlerArgs {
   int traits;
 };
 
+/// A plugin of API 0.81 took handlers and then did not find them when it compiled; one of 0.106 calls them.
+constexpr int kLastMinorThatForgets = 81;
+
 struct FfiExtension {
   PJRT_Extension_Base base;
   void* register_type_id;
@@ -30,10 +33,16 @@ struct FfiExtension {
 
 }  // namespace
 
+bool takes_ffi_handlers(const Client& client) {
+  return find_extension(client.api(), PJRT_Extension_Type_FFI) && client.platform().ffi_platform &&
+         client.plugin().api_minor() > kLastMinorThatForgets;
+}
+
 void register_ffi_handler(const Client& client, const std::string& name, void* handler) {
+  check(takes_ffi_handlers(client), Code::device, "custom call '{}': plugin '{}' (API {}.{}) takes no handlers", name,
+        client.plugin().path(), client.plugin().api_major(), client.plugin().api_minor());
   const auto* ffi = reinterpret_cast<const FfiExtension*>(find_extension(client.api(), PJRT_Extension_Type_FFI));
   const char* platform = client.platform().ffi_platform;
-  check(ffi && platform, Code::device, "custom call '{}': plugin '{}' takes no handlers", name, client.plugin().path());
   RegisterHandlerArgs args{};
   args.struct_size = offsetof(RegisterHandlerArgs, traits) + sizeof(args.traits);
   args.target_name = name.data();

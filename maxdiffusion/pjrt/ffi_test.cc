@@ -27,9 +27,9 @@ constexpr const char* kText = R"(module @m {
   }
 })";
 
-// On the default plugin only: the second accepts the handler and then does not find it when it compiles.
 TEST(Handlers, AreCalledAndTheirErrorsSurface) {
   auto client = Client::open("cpu");
+  ASSERT_TRUE(takes_ffi_handlers(*client));
   register_ffi_handler(*client, "md_test_scale", reinterpret_cast<void*>(kScale));
   register_ffi_handler(*client, "md_test_scale", reinterpret_cast<void*>(kScale));
   auto exe = Executable::compile(*client, kText, {.device_ids = {client->devices()[0].id}, .flags = {}});
@@ -50,6 +50,12 @@ TEST(Handlers, AreCalledAndTheirErrorsSurface) {
     EXPECT_EQ(e.code(), Code::device);
     EXPECT_NE(e.message().find("first element is negative"), std::string::npos) << e.message();
   }
+}
+
+TEST(Handlers, AreRefusedWhereTheyWouldNotBeFound) {
+  auto client = Client::open("cpu", {}, MD_DEPS_DIR "/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so");
+  EXPECT_FALSE(takes_ffi_handlers(*client));
+  EXPECT_THROW(register_ffi_handler(*client, "md_test_scale", reinterpret_cast<void*>(kScale)), Error);
 }
 
 }  // namespace
