@@ -43,9 +43,9 @@ class ConfigSource {
 
 /// A value kept as it is written: any YAML (a table of axis rules, say), as one line of flow text. Its reader parses
 /// it.
-struct YamlText {
+struct JsonText {
   std::string text;
-  bool operator==(const YamlText&) const = default;
+  bool operator==(const JsonText&) const = default;
 };
 
 /// One key as declared by a struct.
@@ -79,9 +79,9 @@ class KeyList {
   void key(const char* name, std::vector<std::string>& m, const char* meaning);  // one text: a list of one
   void key(const char* name, std::vector<int64_t>& m, const char* meaning);
   void key(const char* name, std::vector<double>& m, const char* meaning);
-  /// Scalars as their bare text, nested lists and mappings as flow text.
+  /// Each member as one line of JSON: 0.25, "later", true, [1, 2].
   void key(const char* name, std::map<std::string, std::string>& m, const char* meaning);
-  void key(const char* name, YamlText& m, const char* meaning);
+  void key(const char* name, JsonText& m, const char* meaning);
 
  private:
   /// Keeps one key; declaring a name twice is an internal error.

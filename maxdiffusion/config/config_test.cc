@@ -26,7 +26,7 @@ struct Sample {
   std::vector<int64_t> sizes;
   std::vector<double> ratios;
   std::map<std::string, std::string> bias;
-  YamlText rules;
+  JsonText rules;
 
   template <class V>
   void visit(V&& v) {
@@ -107,9 +107,9 @@ logical_axis_rules: [['batch', 'data'], ['embed', ['fsdp', 'tensor']], ['norm', 
   EXPECT_EQ(s.axes, (std::vector<std::string>{"data", "fsdp", "context", "tensor"}));
   EXPECT_EQ(s.sizes, (std::vector<int64_t>{1, -2}));
   EXPECT_EQ(s.ratios, (std::vector<double>{1, 2.5}));
-  EXPECT_EQ(s.bias.at("strategy"), "later");
+  EXPECT_EQ(s.bias.at("strategy"), R"("later")");
   EXPECT_EQ(s.bias.at("multiplier"), "2.0");
-  EXPECT_EQ(s.bias.at("deep"), "{a: [1, \"x y\"]}");
+  EXPECT_EQ(s.bias.at("deep"), R"({"a": [1, "x y"]})");
   EXPECT_EQ(s.rules.text, R"([["batch", "data"], ["embed", ["fsdp", "tensor"]], ["norm", null]])");
 }
 
@@ -178,6 +178,12 @@ TEST(Config, OneTextIsAListOfOne) {
   EXPECT_EQ(parse("mesh_axes: '[a]'").axes, std::vector<std::string>{"[a]"});
 }
 
+TEST(Config, ListsOfTextsKeepEveryLetter) {
+  std::vector<std::string> expected = {"007", "yes", "1e3", "None", "a b"};
+  EXPECT_EQ(parse("mesh_axes: [007, yes, 1e3, None, a b]").axes, expected);
+  EXPECT_EQ(parse("", {"mesh_axes=[007, yes, 1e3, None, a b]"}).axes, expected);
+}
+
 TEST(Config, OverridesSplitAtTheFirstEqualsSign) { EXPECT_EQ(parse("", {"run_name=a=b=c"}).run_name, "a=b=c"); }
 
 TEST(Config, TheLastOverrideWins) {
@@ -197,13 +203,28 @@ TEST(Config, OverridesUnderstandPythonLiterals) {
   EXPECT_EQ(s.sizes, (std::vector<int64_t>{1, 2}));
   EXPECT_EQ(s.ratios, (std::vector<double>{0.5}));
   EXPECT_EQ(s.bias, (std::map<std::string, std::string>{
-                        {"strategy", "later"}, {"multiplier", "2.0"}, {"on", "true"}, {"none", "null"}}));
+                        {"strategy", R"("later")"}, {"multiplier", "2.0"}, {"on", "true"}, {"none", "null"}}));
   EXPECT_EQ(s.rules.text, R"([["batch", ["data", "fsdp"]], ["norm", null]])");
+}
+
+TEST(Config, MembersOfMappingsAreJson) {
+  Sample s =
+      parse("timestep_bias: {a: 1.e-8, b: .5, c: 1_000, d: yes, e: None, f: ~, g: '1', h: 07:30, i: 'é\"', j: +3}");
+  EXPECT_EQ(s.bias, (std::map<std::string, std::string>{{"a", "1e-08"},
+                                                        {"b", "0.5"},
+                                                        {"c", "1000"},
+                                                        {"d", "true"},
+                                                        {"e", "null"},
+                                                        {"f", "null"},
+                                                        {"g", R"("1")"},
+                                                        {"h", R"("07:30")"},
+                                                        {"i", R"("é\"")"},
+                                                        {"j", "3"}}));
 }
 
 TEST(Config, AMappingOverrideReplacesTheWhole) {
   Sample s = parse("timestep_bias: {strategy: none, begin: 0}", {R"(timestep_bias={"strategy":"later"})"});
-  EXPECT_EQ(s.bias, (std::map<std::string, std::string>{{"strategy", "later"}}));
+  EXPECT_EQ(s.bias, (std::map<std::string, std::string>{{"strategy", R"("later")"}}));
 }
 
 TEST(Config, UnknownKeyNamesPlaceAndNearestKey) {
@@ -322,6 +343,9 @@ TEST(Config, PrintedTextReadsBack) {
     } while (std::isnan(d));
     return number(2) ? d : static_cast<double>(number(100));
   };
+  const std::vector<std::string> values = {
+      "1", "-2.5", "true", "null", R"("a\"b\n")", R"("1")", R"([1, {"x": "y: z"}])", "{}"};
+  auto json = [&] { return values[number(values.size())]; };
   for (int round = 0; round < 2000; ++round) {
     Sample s;
     s.flag = number(2);
@@ -334,7 +358,7 @@ TEST(Config, PrintedTextReadsBack) {
     for (int64_t i = number(4); i > 0; --i) s.axes.push_back(text());
     for (int64_t i = number(4); i > 0; --i) s.sizes.push_back(static_cast<int64_t>(rng()));
     for (int64_t i = number(4); i > 0; --i) s.ratios.push_back(real());
-    for (int64_t i = number(4); i > 0; --i) s.bias[text()] = text();
+    for (int64_t i = number(4); i > 0; --i) s.bias[text()] = json();
     Sample other =
         parse("", {"logical_axis_rules=[['a', [b, 1, true, null, '2']], {x: " + std::to_string(round) + "}]"});
     if (number(2)) s.rules = other.rules;
@@ -349,7 +373,7 @@ TEST(Config, PrintedTextIsSortedAndPlainWherePossible) {
   std::string yaml = print(s);
   EXPECT_TRUE(contains(yaml, "learning_rate: 2.0\n")) << yaml;
   EXPECT_TRUE(contains(yaml, "mesh_axes: [data, fsdp]\n")) << yaml;
-  EXPECT_TRUE(contains(yaml, "timestep_bias: {portion: 0.25, strategy: later}\n")) << yaml;
+  EXPECT_TRUE(contains(yaml, "timestep_bias: {portion: 0.25, strategy: \"later\"}\n")) << yaml;
   EXPECT_LT(yaml.find("enable_profiler"), yaml.find("limit"));
 }
 

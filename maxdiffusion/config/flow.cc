@@ -37,23 +37,6 @@ std::string brackets_for_parentheses(std::string text) {
   return text;
 }
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (unsigned char c : text) {
-    if (c == '"' || c == '\\')
-      out += fmt::format("\\{}", static_cast<char>(c));
-    else if (c == '\n')
-      out += "\\n";
-    else if (c == '\t')
-      out += "\\t";
-    else if (c < 0x20 || c == 0x7f)
-      out += fmt::format("\\x{:02x}", c);
-    else
-      out += static_cast<char>(c);
-  }
-  return out + "\"";
-}
-
 /// Letters, digits and signs that mean nothing to YAML wherever they stand. Whatever starts like a number is left out:
 /// hexadecimal, base-60 and date forms are numbers to some readers.
 bool is_bare_word(const std::string& text) {
@@ -61,6 +44,25 @@ bool is_bare_word(const std::string& text) {
   return std::all_of(text.begin(), text.end(), [](unsigned char c) {
     return std::isalnum(c) || c == '_' || c == '/' || c == '.' || c == '-' || c == '+';
   });
+}
+
+/// Lists and mappings in one line; `word` prints an unquoted scalar.
+template <class Word>
+std::string print(const YAML::Node& node, Word word) {
+  std::string out;
+  switch (node.Type()) {
+    case YAML::NodeType::Scalar: return is_quoted(node) ? quoted(node.Scalar()) : word(node.Scalar());
+    case YAML::NodeType::Sequence:
+      for (const auto& item : node) out += (out.empty() ? "" : ", ") + print(item, word);
+      return "[" + out + "]";
+    case YAML::NodeType::Map:
+      for (const auto& item : node) {
+        std::string key = item.first.IsScalar() ? item.first.Scalar() : print(item.first, word);
+        out += (out.empty() ? "" : ", ") + quoted(key) + ": " + print(item.second, word);
+      }
+      return "{" + out + "}";
+    default: return "null";
+  }
 }
 
 }  // namespace
@@ -72,37 +74,44 @@ YAML::Node parse_flow(const std::string& text) {
 
 bool is_quoted(const YAML::Node& scalar) { return scalar.Tag() == "!"; }
 
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (unsigned char c : text) {
+    if (c == '"' || c == '\\')
+      out += fmt::format("\\{}", static_cast<char>(c));
+    else if (c == '\n')
+      out += "\\n";
+    else if (c == '\t')
+      out += "\\t";
+    else if (c < 0x20 || c == 0x7f)
+      out += fmt::format("\\u{:04x}", c);
+    else
+      out += static_cast<char>(c);
+  }
+  return out + "\"";
+}
+
 std::string print_string(const std::string& text) {
   bool has_meaning =
       read_double(text) || read_bool(text) || reads_as_null(text) || lower(text) == "y" || lower(text) == "n";
   return is_bare_word(text) && !has_meaning ? text : quoted(text);
 }
 
+std::string print_json(const YAML::Node& node) {
+  return print(node, [](const std::string& text) -> std::string {
+    if (text == "None") return "null";
+    if (auto value = read_bool(text)) return *value ? "true" : "false";
+    if (auto value = read_int(text)) return std::to_string(*value);
+    if (auto value = read_double(text); value && std::isfinite(*value)) return print_double(*value);
+    return quoted(text);
+  });
+}
+
 std::string print_flow(const YAML::Node& node) {
-  switch (node.Type()) {
-    case YAML::NodeType::Scalar: {
-      const std::string& text = node.Scalar();
-      if (is_quoted(node)) return quoted(text);
-      if (text == "None") return "null";
-      if (text == "True" || text == "TRUE") return "true";
-      if (text == "False" || text == "FALSE") return "false";
-      bool plain_token = read_double(text) || read_bool(text);  // keeps its type
-      return plain_token ? text : print_string(text);
-    }
-    case YAML::NodeType::Sequence: {
-      std::string out;
-      for (const auto& item : node) out += (out.empty() ? "" : ", ") + print_flow(item);
-      return "[" + out + "]";
-    }
-    case YAML::NodeType::Map: {
-      std::string out;
-      for (const auto& item : node) {
-        out += (out.empty() ? "" : ", ") + print_flow(item.first) + ": " + print_flow(item.second);
-      }
-      return "{" + out + "}";
-    }
-    default: return "null";
-  }
+  return print(node, [](const std::string& text) {
+    bool typed = read_bool(text) || read_double(text) || text == "None";
+    return typed ? text : quoted(text);
+  });
 }
 
 std::optional<bool> read_bool(const std::string& text) {
@@ -138,6 +147,13 @@ std::optional<double> read_double(const std::string& text) {
   auto [end, error] = std::from_chars(t.data(), t.data() + t.size(), value);
   if (error != std::errc() || end != t.data() + t.size()) return std::nullopt;
   return sign * value;
+}
+
+std::string print_double(double d) {
+  std::string text = fmt::format("{}", d);
+  if (text == "inf" || text == "-inf") return text == "inf" ? ".inf" : "-.inf";
+  if (text == "nan" || text == "-nan") return ".nan";
+  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
 bool reads_as_null(const std::string& text) {

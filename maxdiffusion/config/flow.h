@@ -1,5 +1,5 @@
-// One-line YAML: how scalars, lists and mappings are told apart, read and written as "flow" text. Understands what
-// users paste from Python as well: True/False/None, single quotes, trailing commas, parentheses for lists.
+// One-line YAML ("flow" text): how scalars, lists and mappings are told apart, read and written. Understands what users
+// paste from Python as well: True/False/None, single quotes, trailing commas, parentheses for lists.
 #pragma once
 
 #include <yaml-cpp/yaml.h>
@@ -12,8 +12,12 @@ namespace md {
 
 /// Parses one line of flow text. Throws YAML::Exception.
 YAML::Node parse_flow(const std::string& text);
-/// One line; reads back to the same node. Plain True/False/None become true/false/null.
+/// One line of JSON, which is YAML as well. Unquoted words are typed: numbers, booleans (Python's too), null, None.
+std::string print_json(const YAML::Node& node);
+/// One line of YAML with unquoted words kept letter by letter; reads back to the same node.
 std::string print_flow(const YAML::Node& node);
+/// A string as JSON writes it.
+std::string quoted(const std::string& text);
 /// A string as YAML: bare where it reads back as the same string, quoted otherwise.
 std::string print_string(const std::string& text);
 
@@ -24,6 +28,8 @@ std::optional<bool> read_bool(const std::string& text);
 std::optional<int64_t> read_int(const std::string& text);
 /// 1, 1.5, 1.e-8, 1e-8, .5, inf, .inf, nan.
 std::optional<double> read_double(const std::string& text);
+/// Shortest text that reads back to the same double, never to a whole number: 1.0, 1e-08, .inf.
+std::string print_double(double d);
 /// Empty, ~, null or none, any case.
 bool reads_as_null(const std::string& text);
 

@@ -58,33 +58,6 @@ std::string print_list(const std::vector<T>& list, Print print) {
 
 std::string print_bool(bool b) { return b ? "true" : "false"; }
 std::string print_int(int64_t i) { return std::to_string(i); }
-/// Shortest text that reads back to the same double; always told from a whole number.
-std::string print_double(double d) {
-  std::string text = fmt::format("{}", d);
-  if (text == "inf" || text == "-inf") return text == "inf" ? ".inf" : "-.inf";
-  if (text == "nan" || text == "-nan") return ".nan";
-  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
-}
-
-/// A member of a mapping: a scalar without its quotes, Python's words as YAML's, anything else as flow text.
-std::string bare_text(const YAML::Node& node) {
-  if (!node.IsScalar() || is_quoted(node)) return node.IsScalar() ? node.Scalar() : print_flow(node);
-  std::string flow = print_flow(node);
-  return flow.front() == '"' ? node.Scalar() : flow;
-}
-
-/// Whether bare_text gives `text` back when it is printed without quotes: numbers, true, null, lists, mappings.
-bool keeps_its_text(const std::string& text) {
-  bool scalar = read_double(text) || text == "true" || text == "false" || text == "null";
-  if (scalar || text.empty() || (text.front() != '[' && text.front() != '{')) return scalar;
-  try {
-    YAML::Node node = parse_flow(text);
-    return !node.IsScalar() && print_flow(node) == text;
-  } catch (const YAML::Exception&) {
-    return false;
-  }
-}
-
 /// Edit distance with neighbours swapped counted as one edit.
 size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
@@ -201,26 +174,22 @@ void KeyList::key(const char* name, std::map<std::string, std::string>& m, const
              m.clear();
              for (const auto& item : node) {
                if (!item.first.IsScalar()) wrong_type(name, v, kType);
-               m[item.first.Scalar()] = bare_text(item.second);
+               m[item.first.Scalar()] = print_json(item.second);
              }
            },
            [&m] {
              std::string out;
-             for (const auto& [k, value] : m) {
-               out += (out.empty() ? "" : ", ") + print_string(k) + ": " +
-                      (keeps_its_text(value) ? value : print_string(value));
-             }
+             for (const auto& [k, value] : m) out += (out.empty() ? "" : ", ") + print_string(k) + ": " + value;
              return "{" + out + "}";
            }});
 }
 
-void KeyList::key(const char* name, YamlText& m, const char* meaning) {
-  declare(
-      {name, meaning, "any YAML",
-       [name, &m](const ConfigValue& v) {
-         m.text = is_none(v) ? "" : v.kind == Kind::quoted ? print_string(v.text) : print_flow(parsed(name, v, "YAML"));
-       },
-       [&m] { return m.text.empty() ? "null" : m.text; }});
+void KeyList::key(const char* name, JsonText& m, const char* meaning) {
+  declare({name, meaning, "any YAML",
+           [name, &m](const ConfigValue& v) {
+             m.text = is_none(v) ? "" : v.kind == Kind::quoted ? quoted(v.text) : print_json(parsed(name, v, "YAML"));
+           },
+           [&m] { return m.text.empty() ? "null" : m.text; }});
 }
 
 void KeyList::assign(const ConfigSource& source) {
