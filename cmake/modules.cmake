@@ -101,7 +101,7 @@ md_module(runtime USES graph mesh pjrt LIBRARIES PkgConfig::XXHASH)
 target_include_directories(runtime_test SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)
 # The same on the other CPU plugin; pjrt_test opens both by itself.
 add_test(NAME runtime.second_plugin COMMAND runtime_test)
-set_tests_properties(runtime.second_plugin PROPERTIES
+set_tests_properties(runtime.second_plugin PROPERTIES LABELS device
                      ENVIRONMENT "MAXDIFFUSION_PLUGIN_DIR=${MD_DEPS}/xla_plugins/xla_cpu_pjrt")
 md_module(nn USES autodiff mesh)
 md_module(models USES nn)

@@ -1,7 +1,10 @@
 // Entry: a line naming the format, a line with the hash of the rest, the executable as the plugin serialized it.
 #include "maxdiffusion/runtime/executable_cache.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <vector>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -10,6 +13,9 @@
 namespace md {
 namespace {
 
+namespace fs = std::filesystem;
+
+constexpr const char* kExtension = ".pjrt";
 constexpr std::string_view kMagic = "maxdiffusion executable 1\n";
 constexpr size_t kHashDigits = 32;
 
@@ -21,13 +27,14 @@ std::string default_folder() {
 
 }  // namespace
 
-ExecutableCache::ExecutableCache(const std::string& folder)
+ExecutableCache::ExecutableCache(const std::string& folder, uint64_t limit)
     : folder_(folder == "off"  ? ""
               : folder.empty() ? default_folder()
-                               : folder) {}
+                               : folder),
+      limit_(limit) {}
 
 std::string ExecutableCache::path(const std::string& key) const {
-  return folder_.empty() ? "" : folder_ + "/" + key + ".pjrt";
+  return folder_.empty() ? "" : folder_ + "/" + key + kExtension;
 }
 
 std::optional<std::string> ExecutableCache::get(const std::string& key) const {
@@ -40,6 +47,8 @@ std::optional<std::string> ExecutableCache::get(const std::string& key) const {
     check(view.size() > head && view.starts_with(kMagic), Code::io, "not an entry of this cache, or cut short");
     check(view.substr(kMagic.size(), kHashDigits) == content_hash(view.substr(head)), Code::io,
           "the contents do not match their hash");
+    std::error_code ignored;  // the time says when it was last of use; see trim()
+    fs::last_write_time(file, fs::file_time_type::clock::now(), ignored);
     return bytes.substr(head);
   } catch (const Error& e) {
     log_warning("executable cache: '{}' is ignored: {}", file, e.message());
@@ -57,8 +66,32 @@ void ExecutableCache::put(const std::string& key, std::string_view executable) c
     bytes += '\n';
     bytes += executable;
     write_file_atomic(file, bytes);
-  } catch (const Error& e) {
-    log_warning("executable cache: '{}' is not written: {}", file, e.message());
+    trim();
+  } catch (const std::exception& e) {  // of the file system as well as ours
+    log_warning("executable cache: '{}' is not written: {}", file, e.what());
+  }
+}
+
+void ExecutableCache::trim() const {
+  struct Entry {
+    fs::file_time_type used;
+    uint64_t bytes;
+    fs::path path;
+  };
+  std::vector<Entry> entries;
+  uint64_t total = 0;
+  std::error_code error;  // another process may trim at the same time: whatever is gone is gone
+  for (const auto& e : fs::directory_iterator(folder_, error)) {
+    if (e.path().extension() != kExtension) continue;
+    Entry entry{e.last_write_time(error), e.file_size(error), e.path()};
+    if (error) continue;
+    total += entry.bytes;
+    entries.push_back(std::move(entry));
+  }
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.used < b.used; });
+  for (size_t i = 0; i + 1 < entries.size() && total > limit_; ++i) {  // the newest stays in any case
+    fs::remove(entries[i].path, error);
+    total -= entries[i].bytes;
   }
 }
 

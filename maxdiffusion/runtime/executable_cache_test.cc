@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 
@@ -99,6 +100,25 @@ TEST_F(Cache, EntryWithAValidHashThatDoesNotLoadIsCompiledAgain) {
 TEST_F(Cache, FolderThatCannotBeWrittenIsNoFailure) {
   write_file_atomic(folder_ + "/file", "x");
   EXPECT_NO_THROW(check_runs(build({.jax_cache_dir = folder_ + "/file/below", .xla_flags = ""})));
+}
+
+TEST_F(Cache, EntriesLongestUnusedGoFirst) {
+  const ExecutableCache cache(folder_, 3500);
+  const std::string kilobyte(1000, 'x');
+  const auto now = fs::file_time_type::clock::now();
+  int age = 10;
+  for (const char* key : {"a", "b", "c"}) {
+    cache.put(key, kilobyte);
+    fs::last_write_time(cache.path(key), now - std::chrono::seconds(age--));
+  }
+  write_file_atomic(folder_ + "/someone_elses.file", std::string(10000, 'y'));
+  EXPECT_TRUE(cache.get("a"));  // now the newest
+  cache.put("d", kilobyte);
+  EXPECT_TRUE(cache.get("a"));
+  EXPECT_FALSE(cache.get("b"));
+  EXPECT_TRUE(cache.get("c"));
+  EXPECT_TRUE(cache.get("d"));
+  EXPECT_TRUE(exists(folder_ + "/someone_elses.file"));
 }
 
 TEST_F(Cache, OffWritesNothingAndDefaultFollowsXdg) {

@@ -61,7 +61,16 @@ std::vector<Array> Program::run(const std::vector<Array*>& inputs) const {
           p.input_names[i]);
     for (size_t d = 0; d < p.shard.size(); ++d) buffers[d].push_back(&a->shards()[p.shard[d]]);
   }
-  std::vector<std::vector<pjrt::Buffer>> results = p.executable.run(buffers);
+  std::vector<std::vector<pjrt::Buffer>> results;
+  try {
+    results = p.executable.run(buffers);
+  } catch (Error& e) {
+    e.note(fmt::format("running '{}'", p.name));
+    if (std::optional<MemoryPlan> m = memory(); m && e.code() == Code::out_of_memory)
+      e.note(fmt::format("planned bytes per device: {} arguments, {} outputs, {} of them shared, {} temporary",
+                         m->arguments, m->outputs, m->aliased, m->temporary));
+    throw;
+  }
   for (size_t i = 0; i < inputs.size(); ++i)
     if (p.inputs[i].aliased) *inputs[i] = Array();
   std::vector<Array> out;

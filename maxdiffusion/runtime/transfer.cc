@@ -56,8 +56,14 @@ Array Devices::put(const HostArray& a, const Sharding& sharding, const std::stri
     const int id = mesh_.device_ids()[static_cast<size_t>(i)];
     const Slice slice = shard_of(mesh_, sharding, a.dims(), i, name);
     const bool whole = slice.size == a.dims();
-    shards.push_back(client_->put(id, Shape{a.dtype(), slice.size}, a.data() + offset_of(slice, strides),
-                                  whole ? std::vector<int64_t>{} : strides, a.owner()));
+    try {
+      shards.push_back(client_->put(id, Shape{a.dtype(), slice.size}, a.data() + offset_of(slice, strides),
+                                    whole ? std::vector<int64_t>{} : strides, a.owner()));
+    } catch (Error& e) {
+      e.note(
+          fmt::format("copying '{}' {}, {} of it to device {}", name, to_string(a.shape()), to_string(slice.size), id));
+      throw;
+    }
   }
   return Array(a.shape(), sharding, std::move(shards));
 }
