@@ -1,0 +1,78 @@
+"""Judge of checkpoints: diffusers loads the folder as it is, finds every weight and no stranger, and draws a picture.
+
+    python tools/check_checkpoint.py runs/quickstart/checkpoints/1000 [--prompt "red heart"] [--out picture.png]
+
+Needs torch, diffusers and transformers. Exit status 0 when all is well; each failure is told in one line.
+"""
+import argparse
+import importlib
+import json
+import pathlib
+import sys
+
+import torch
+from diffusers import DiffusionPipeline
+
+
+def components(folder):
+    """(name, class) of every component of model_index.json that has weights."""
+    index = json.loads((folder / "model_index.json").read_text())
+    for name, value in index.items():
+        if name.startswith("_") or not isinstance(value, list) or value[0] is None:
+            continue
+        cls = getattr(importlib.import_module(value[0]), value[1], None)
+        if cls is None:
+            raise SystemExit(f"{name}: {value[0]} has no class {value[1]}")
+        if issubclass(cls, torch.nn.Module):
+            yield name, cls
+
+
+def check_weights(folder):
+    problems = []
+    for name, cls in components(folder):
+        model, info = cls.from_pretrained(folder / name, output_loading_info=True)
+        count = sum(p.numel() for p in model.parameters())
+        print(f"{name}: {cls.__name__}, {count:,} parameters")
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+            if info.get(kind):
+                problems.append(f"{name}: {kind}: {list(info[kind])[:5]} ({len(info[kind])} in all)")
+        # A missing weight stays on the meta device, without values to look at.
+        bad = [k for k, v in model.state_dict().items() if v.device.type != "meta" and not torch.isfinite(v.float()).all()]
+        if bad:
+            problems.append(f"{name}: values that are not finite in {bad[:5]}")
+    return problems
+
+
+def draw(folder, args):
+    pipe = DiffusionPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    size = pipe.unet.config.sample_size * pipe.vae_scale_factor
+    generator = torch.Generator().manual_seed(args.seed)
+    image = pipe(args.prompt, height=size, width=size, num_inference_steps=args.steps, guidance_scale=args.guidance_scale,
+                 generator=generator).images[0]
+    image.save(args.out)
+    low, high = min(p[0] for p in image.getextrema()), max(p[1] for p in image.getextrema())
+    print(f"{type(pipe).__name__}: {size}x{size} picture of {args.prompt!r}, {args.steps} steps, "
+          f"values {low}..{high}: {args.out}")
+    return [] if high > low else [f"the picture is one flat colour ({low})"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--prompt", default="red heart")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--guidance_scale", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", default="check_checkpoint.png")
+    args = parser.parse_args()
+    problems = check_weights(args.folder) or draw(args.folder, args)
+    for p in problems:
+        print("FAILED", p, file=sys.stderr)
+    if not problems:
+        print("ok")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
