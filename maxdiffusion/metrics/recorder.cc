@@ -80,6 +80,7 @@ Recorder::Recorder(RecorderOptions options) : impl_(std::make_unique<Impl>()) {
 Recorder::~Recorder() = default;
 
 void Recorder::push(int64_t step, const Devices& devices, const ArrayMap& metrics, const Scalars& known) {
+  read_pending();
   std::map<std::string, PendingArray> pending;
   for (const auto& [name, array] : metrics) pending.emplace(name, fetch(devices, array));
   push(step, std::move(pending), known);
