@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -14,6 +15,18 @@ namespace md {
 std::string mlir_array(const std::vector<int64_t>& values) {
   if (values.empty()) return "array<i64>";
   return fmt::format("array<i64: {}>", fmt::join(values, ", "));
+}
+
+std::string mlir_string(std::string_view text) {
+  std::string s = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') s += '\\';
+    if (static_cast<unsigned char>(c) < 0x20)
+      s += fmt::format("\\{:02X}", static_cast<unsigned>(c));
+    else
+      s += c;
+  }
+  return s + '"';
 }
 
 std::string sdy_sharding(const DimAxes& axes, int64_t rank) {
@@ -41,14 +54,19 @@ std::string mlir_float(double value, DType type) {
     case DType::bf16: return nan ? "0x7FC0" : negative ? "0xFF80" : "0x7F80";
     case DType::f16: return nan ? "0x7E00" : negative ? "0xFC00" : "0x7C00";
     case DType::f8e5m2: return nan ? "0x7E" : negative ? "0xFC" : "0x7C";
-    case DType::f8e4m3fn: return negative ? "0xFF" : "0x7F";  // this type has no infinity
+    case DType::f8e4m3fn:
+      if (nan) return "0x7F";
+      [[fallthrough]];  // this type has no infinity
     default: fail(Code::invalid_graph, "constant: {} is not a value of {}", value, to_string(type));
   }
 }
 
 class Printer {
  public:
-  explicit Printer(const Graph& graph) : graph_(graph) {}
+  explicit Printer(const Graph& graph) : graph_(graph) {
+    values_.reserve(graph.nodes().size());
+    text_.reserve(graph.nodes().size() * 128);
+  }
 
   std::string module(std::string_view name);
 
@@ -71,23 +89,48 @@ class Printer {
   }
   void bind(Tensor t, Value v) { values_[{t.node(), t.index()}] = std::move(v); }
   std::string fresh() { return "%" + std::to_string(next_++); }
+  /// Appends a type: the most printed thing of all, so without a string of its own.
+  void type(const Shape& shape);
+  /// " loc(#loc7)", whose meaning is printed once at the end: a path has many statements.
+  std::string location(const Node& node);
   std::vector<Value> print_nodes(const Graph& g, const std::vector<Tensor>& results);
 
   const Graph& graph_;
   std::string text_;
   std::unordered_map<Key, Value, KeyHash> values_;
   std::vector<std::unordered_map<std::string, Value>> constants_ = {{}};
-  std::string loc_;
+  std::unordered_map<std::string, int> locations_;  // text → number
+  std::string loc_, location_definitions_;
   int next_ = 0;
 };
+
+void Printer::type(const Shape& shape) {
+  text_ += "tensor<";
+  for (int64_t d : shape.dims) {
+    char digits[24];
+    text_.append(digits, std::to_chars(digits, digits + sizeof digits, d).ptr);
+    text_ += 'x';
+  }
+  text_ += mlir_name(shape.dtype);
+  text_ += '>';
+}
+
+std::string Printer::location(const Node& node) {
+  std::string name = *node.path;
+  if (!name.empty()) name += '/';
+  name += node.op->name;
+  if (node.backward) name += " (grad)";
+  auto [it, fresh] = locations_.try_emplace(std::move(name), static_cast<int>(locations_.size()));
+  if (fresh) location_definitions_ += fmt::format("#loc{} = loc({})\n", it->second, mlir_string(it->first));
+  return fmt::format(" loc(#loc{})", it->second);
+}
 
 std::vector<Value> Printer::print_nodes(const Graph& g, const std::vector<Tensor>& results) {
   const std::unordered_set<const Node*> live = live_nodes(g, results);
   std::string loc = loc_;
   for (const auto& n : g.nodes()) {
     if (!live.contains(n.get()) || n->op == &kParameter) continue;
-    loc_ = fmt::format(" loc(\"{}{}{}{}\")", *n->path, n->path->empty() ? "" : "/", n->op->name,
-                       n->backward ? " (grad)" : "");
+    loc_ = location(*n);
     EmitCtx c(*this, *n);
     n->op->emit(c);
   }
@@ -115,7 +158,7 @@ std::string Printer::module(std::string_view name) {
     if (in.alias) attributes.push_back(fmt::format("tf.aliasing_output = {} : i32", *in.alias));
     args += fmt::format("{}{}: {}", i ? ", " : "", v.name, mlir_type(v.shape));
     if (!attributes.empty()) args += fmt::format(" {{{}}}", fmt::join(attributes, ", "));
-    args += fmt::format(" loc(\"{}\")", in.name);
+    args += fmt::format(" loc({})", mlir_string(in.name));
   }
   std::vector<Tensor> outs;
   for (size_t i = 0; i < graph_.outputs().size(); ++i) {
@@ -124,7 +167,7 @@ std::string Printer::module(std::string_view name) {
     std::string type = mlir_type(out.value.shape());
     types += (i ? ", " : "") + type;
     results += (i ? ", " : "") + type;
-    if (!axes.empty())   // without a word of its own an output comes out whole on every device
+    if (!axes.empty())  // without a word of its own an output comes out whole on every device
       results += " {sdy.sharding = #sdy.sharding" + sdy_sharding(out.sharding, out.value.rank()) + "}";
   }
   std::vector<Value> values = print_nodes(graph_, outs);
@@ -132,9 +175,9 @@ std::string Printer::module(std::string_view name) {
   for (size_t i = 0; i < values.size(); ++i) names += (i ? ", " : "") + values[i].name;
   return fmt::format(
       "module @{} attributes {{mhlo.num_partitions = {} : i32, mhlo.num_replicas = 1 : i32}} {{\n{}"
-      "func.func public @main({}) -> ({}) {{\n{}\"func.return\"({}) : ({}) -> ()\n}}\n}}\n",
+      "func.func public @main({}) -> ({}) {{\n{}\"func.return\"({}) : ({}) -> ()\n}}\n}}\n{}",
       name, devices, axes.empty() ? "" : fmt::format("sdy.mesh @mesh = <[{}]>\n", mesh), args, results, text_, names,
-      types);
+      types, location_definitions_);
 }
 
 EmitCtx::EmitCtx(Printer& printer, const Node& node) : printer_(printer), node_(node) {}
@@ -186,13 +229,13 @@ std::vector<Value> EmitCtx::emit_multi(std::string_view op, const std::vector<Va
   t += " : (";
   for (size_t i = 0; i < operands.size(); ++i) {
     if (i) t += ", ";
-    t += mlir_type(operands[i].shape);
+    printer_.type(operands[i].shape);
   }
   t += ") -> ";
   if (results.size() != 1) t += "(";
   for (size_t i = 0; i < results.size(); ++i) {
     if (i) t += ", ";
-    t += mlir_type(results[i]);
+    printer_.type(results[i]);
   }
   if (results.size() != 1) t += ")";
   t += printer_.loc_;
@@ -258,7 +301,7 @@ Value EmitCtx::constant_int(int64_t value, const Shape& shape) {
 Value EmitCtx::table(const HostArray& values) {
   const Shape& shape = values.shape();
   std::string literal;
-  if (shape.dtype == DType::pred) {   // hexadecimal pred is packed by bits: print words instead
+  if (shape.dtype == DType::pred) {  // hexadecimal pred is packed by bits: print words instead
     Dims position(shape.dims.size(), 0);
     for (double v : values.to_doubles()) {
       std::string open, close;
@@ -289,8 +332,9 @@ Value EmitCtx::broadcast(const Value& v, const Dims& to, const Axes& dims) {
 }
 
 void EmitCtx::set_out(Value v, int i) {
-  check(v.shape == out(i), Code::internal, "{}: printed {}, inferred {}, at {}", node_.op->name, to_string(v.shape),
-        to_string(out(i)), *node_.path);
+  if (v.shape != out(i))
+    fail(Code::internal, "{}: printed {}, inferred {}, at {}", node_.op->name, to_string(v.shape), to_string(out(i)),
+         *node_.path);
   printer_.bind(Tensor(const_cast<Node*>(&node_), i), std::move(v));
 }
 

@@ -74,6 +74,8 @@ std::string to_stablehlo(const Graph& graph, std::string_view module_name = "pro
 
 /// "array<i64: 0, 1>" and "dense<[…]> : tensor<…>" as attributes.
 std::string mlir_array(const std::vector<int64_t>& values);
+/// A string literal with its quotes.
+std::string mlir_string(std::string_view text);
 /// `#sdy.sharding<@mesh, [{"data"}, {}]>`.
 std::string sdy_sharding(const DimAxes& axes, int64_t rank);
 /// Float literal that parses back to the same bits in this type; hexadecimal for inf and nan.

@@ -28,10 +28,11 @@ std::vector<Shape> floating(const InferCtx& c) {
 
 void require_equal(const InferCtx& c) {
   const Shape &a = c.in[0], &b = c.in[1];
-  check(a.dtype == b.dtype, Code::invalid_graph, "{}: element types differ: {} and {}; cast one of them", c.op.name,
-        to_string(a), to_string(b));
-  check(a.dims == b.dims, Code::invalid_graph, "{}: shapes do not broadcast: {} and {}", c.op.name, to_string(a),
-        to_string(b));
+  if (a.dtype != b.dtype)
+    fail(Code::invalid_graph, "{}: element types differ: {} and {}; cast one of them", c.op.name, to_string(a),
+         to_string(b));
+  if (a.dims != b.dims)
+    fail(Code::invalid_graph, "{}: shapes do not broadcast: {} and {}", c.op.name, to_string(a), to_string(b));
 }
 
 std::vector<Shape> numeric(const InferCtx& c) {
