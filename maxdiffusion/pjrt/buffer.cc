@@ -45,6 +45,7 @@ struct Kept {
 }  // namespace
 
 void Event::keep_alive(std::shared_ptr<const void> owner) const {
+  if (!handle_) return;  // over already
   PJRT_Event_OnReady_Args args{};
   args.event = static_cast<PJRT_Event*>(handle_);
   auto kept = std::make_unique<Kept>(Kept{api_, std::move(owner)});
@@ -119,7 +120,9 @@ Event Buffer::copy_to_host(void* to, size_t bytes, int64_t rank) const {
   args.dst = to;
   args.dst_size = bytes;
   PJRT_CALL(client_->api(), PJRT_Buffer_ToHostBuffer, args);
-  return Event(client_->api(), args.event);
+  Event done(client_->api(), args.event);
+  done.keep_alive(client_->track());
+  return done;
 }
 
 }  // namespace md::pjrt

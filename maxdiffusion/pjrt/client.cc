@@ -1,6 +1,9 @@
 // Client: devices of a plugin, and copies from the host to them.
 #include "maxdiffusion/pjrt/client.h"
 
+#include <condition_variable>
+#include <mutex>
+
 #include "maxdiffusion/pjrt/api.h"
 #include "maxdiffusion/pjrt/device.h"
 #include "maxdiffusion/pjrt/platforms.h"
@@ -17,7 +20,7 @@ std::shared_ptr<Client> Client::open(const std::string& hardware, const Options&
 }
 
 Client::Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, const Options& options)
-    : plugin_(std::move(plugin)), platform_(&platform) {
+    : plugin_(std::move(plugin)), platform_(&platform), work_(std::make_shared<Work>()) {
   const std::vector<PJRT_NamedValue> values = named_values(options);
   PJRT_Client_Create_Args create{};
   create.create_options = values.data();
@@ -56,7 +59,35 @@ Client::Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, cons
   check(!devices_.empty(), Code::device, "plugin '{}': the client has no devices", plugin_->path());
 }
 
+struct Client::Work {
+  std::mutex mutex;
+  std::condition_variable none;
+  int64_t pieces = 0;
+};
+
+std::shared_ptr<const void> Client::track(std::shared_ptr<const void> owner) const {
+  {
+    std::lock_guard lock(work_->mutex);
+    ++work_->pieces;
+  }
+  struct Piece {
+    std::shared_ptr<Work> work;
+    std::shared_ptr<const void> owner;
+    ~Piece() {
+      owner.reset();
+      std::lock_guard lock(work->mutex);
+      if (--work->pieces == 0) work->none.notify_all();
+    }
+  };
+  return std::make_shared<Piece>(work_, std::move(owner));
+}
+
 Client::~Client() {
+  // A CPU plugin was seen to crash when its client went before the last copy to the host was done.
+  {
+    std::unique_lock lock(work_->mutex);
+    work_->none.wait(lock, [&] { return work_->pieces == 0; });
+  }
   PJRT_Client_Destroy_Args args{};
   args.client = static_cast<PJRT_Client*>(handle_);
   PJRT_CALL_QUIET(api(), PJRT_Client_Destroy, args);
@@ -100,7 +131,7 @@ Buffer Client::put(int device_id, const Shape& shape, const void* data, const st
   args.device = static_cast<PJRT_Device*>(device(device_id).handle);
   PJRT_CALL(api(), PJRT_Client_BufferFromHostBuffer, args);
   Buffer buffer(this, args.buffer);
-  Event(api(), args.done_with_host_buffer).keep_alive(std::move(owner));
+  Event(api(), args.done_with_host_buffer).keep_alive(track(std::move(owner)));
   return buffer;
 }
 

@@ -31,7 +31,7 @@ class Event {
   bool ready() const;
   /// Blocks; throws device with the reason when it failed.
   void wait() const;
-  /// Holds `owner` until the event is over. Does not block.
+  /// Holds `owner` until the event is over. Does not block. Nothing to hold for an empty event.
   void keep_alive(std::shared_ptr<const void> owner) const;
 
  private:
@@ -91,6 +91,7 @@ class Client {
   static std::shared_ptr<Client> open(const std::string& hardware, const Options& options = {},
                                       const std::string& plugin_path = "");
   Client(const Client&) = delete;
+  /// Waits for copies and programs that are under way.
   ~Client();
 
   const Plugin& plugin() const { return *plugin_; }
@@ -114,6 +115,12 @@ class Client {
   void* handle() const { return handle_; }
 
  private:
+  friend class Buffer;
+  friend class Executable;
+  /// Work that the plugin does on its own threads; the client waits for its end before it goes.
+  struct Work;
+  /// Something to be held until a piece of work is over; holds `owner` too.
+  std::shared_ptr<const void> track(std::shared_ptr<const void> owner = {}) const;
   Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, const Options& options);
   std::shared_ptr<Plugin> plugin_;
   const PlatformDef* platform_;
@@ -121,6 +128,7 @@ class Client {
   std::string platform_name_, platform_version_;
   int process_index_ = 0;
   std::vector<Device> devices_;
+  std::shared_ptr<Work> work_;
 };
 
 }  // namespace md::pjrt

@@ -157,7 +157,10 @@ std::vector<std::vector<Buffer>> Executable::run(const std::vector<std::vector<c
   args.num_devices = devices;
   args.num_args = count;
   args.output_lists = result_lists.data();
+  std::vector<PJRT_Event*> complete(devices);
+  args.device_complete_events = complete.data();
   PJRT_CALL(client_->api(), PJRT_LoadedExecutable_Execute, args);
+  for (PJRT_Event* event : complete) Event(client_->api(), event).keep_alive(client_->track());
   std::vector<std::vector<Buffer>> out(devices);
   for (size_t d = 0; d < devices; ++d)
     for (size_t i = 0; i < outputs_; ++i) out[d].push_back(Buffer(client_, results[d * outputs_ + i]));

@@ -191,6 +191,47 @@ TEST(Program, FetchMayBeForgotten) {
   EXPECT_EQ(devices.get(p.run({&a})[0]).view<float>()[1], 128.0f);
 }
 
+TEST(Program, DevicesMayGoWhileWorkIsUnderWay) {
+  for (int round = 0; round < 3; ++round) {
+    const Devices devices = Devices::open();
+    Graph g(devices.graph_options());
+    Tensor x = g.input("x", {DType::f32, {512, 512}}), y = g.input("y", {DType::f32, {512, 512}});
+    g.output("x", apply(kTestMatmul, {x, y}), "x");
+    g.alias("x", "x");
+    const Program p = compile(devices, g, kNoCache, "p");
+    ArrayMap state, batch;
+    state["x"] = devices.put(counting({512, 512}, 3));
+    batch["y"] = devices.put(counting({512, 512}, 2));
+    for (int i = 0; i < 30; ++i) {
+      state = p.run(state, batch);
+      fetch(devices, state["x"]);
+    }
+  }  // nobody waited for any of it
+}
+
+TEST(Program, FetchedArrayMayBeDonatedBeforeTheCopyIsDone) {
+  const Devices devices = Devices::open();
+  Graph g(devices.graph_options());
+  Tensor x = g.input("x", {DType::f32, {512, 512}}), y = g.input("y", {DType::f32, {512, 512}});
+  g.output("x", apply(kTestAdd, {x, y}), "x");
+  g.alias("x", "x");
+  const Program p = compile(devices, g, kNoCache, "p");
+  HostArray one(Shape{DType::f32, {512, 512}});
+  for (float& v : one.mutable_view<float>()) v = 1;
+  ArrayMap state, batch;
+  state["x"] = devices.put(one);
+  batch["y"] = devices.put(one);
+  std::vector<PendingArray> pending;
+  for (int i = 0; i < 100; ++i) {
+    state = p.run(state, batch);
+    pending.push_back(fetch(devices, state["x"]));
+  }
+  for (int i = 0; i < 100; ++i) {
+    const HostArray a = pending[static_cast<size_t>(i)].wait();
+    for (float v : a.view<float>()) ASSERT_EQ(v, static_cast<float>(i + 2)) << "step " << i;
+  }
+}
+
 TEST(Program, FailureWhileRunningReachesWhoeverReads) {
   const Devices devices = Devices::open();
   if (!pjrt::takes_ffi_handlers(devices.client())) GTEST_SKIP() << "this plugin cannot call back";
