@@ -14,13 +14,6 @@ namespace {
 
 std::string place(const Node& n) { return n.path->empty() ? "the top level" : *n.path; }
 
-/// The forward pass of the graph itself.
-class DirectView final : public ForwardView {
- public:
-  Tensor value(Tensor t) override { return t; }
-  Node& home(Node& n) override { return n; }
-};
-
 /// While it lives, nodes made in the graph are backward nodes; the path is set per rule and restored at the end.
 class BackwardScope {
  public:

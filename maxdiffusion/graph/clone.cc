@@ -40,7 +40,7 @@ std::vector<Tensor> clone_results(const Graph& body, Graph& into, const ValueMap
 }
 
 std::shared_ptr<Graph> clone_body(const Graph& body, Graph& parent, const ValueMap& outer_value) {
-  auto copy = std::make_shared<Graph>(parent);
+  auto copy = std::make_shared<Graph>(parent, body.options());
   std::map<Tensor, Tensor> parameters;
   for (Tensor a : body.arguments()) parameters[a] = copy->argument(a.shape());
   for (const auto& [outer, inner] : body.captures()) parameters[inner] = copy->add_capture(outer_value(outer));

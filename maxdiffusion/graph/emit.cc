@@ -101,6 +101,7 @@ class Printer {
   std::vector<std::unordered_map<std::string, Value>> constants_ = {{}};
   std::unordered_map<std::string, int> locations_;  // text → number
   std::string loc_, location_definitions_;
+  std::unordered_map<std::string, Value> scoped_;
   int next_ = 0;
 };
 
@@ -245,8 +246,9 @@ std::vector<Value> EmitCtx::emit_multi(std::string_view op, const std::vector<Va
 
 std::string EmitCtx::region(const std::vector<Shape>& arguments,
                             const std::function<std::vector<Value>(EmitCtx&, const std::vector<Value>&)>& fill,
-                            std::string_view terminator) {
+                            std::string_view terminator, bool isolated) {
   std::string outer = std::exchange(printer_.text_, {});
+  auto outside = isolated ? std::exchange(printer_.constants_, {}) : decltype(printer_.constants_)();
   printer_.constants_.emplace_back();
   std::string head;
   std::vector<Value> args;
@@ -257,6 +259,7 @@ std::string EmitCtx::region(const std::vector<Shape>& arguments,
   std::vector<Value> results = fill(*this, args);
   emit_multi(terminator, results, {});
   printer_.constants_.pop_back();
+  if (isolated) printer_.constants_ = std::move(outside);
   std::string body = std::exchange(printer_.text_, std::move(outer));
   return fmt::format("{{\n{}{}}}", arguments.empty() ? "" : "^bb0(" + head + "):\n", body);
 }
@@ -324,6 +327,15 @@ Value EmitCtx::table(const HostArray& values) {
     literal += '"';
   }
   return emit("stablehlo.constant", {}, shape, fmt::format("value = dense<{}> : {}", literal, mlir_type(shape)));
+}
+
+void EmitCtx::set_scoped(const std::string& name, Value v) { printer_.scoped_[name] = std::move(v); }
+
+const Value& EmitCtx::scoped(const std::string& name) const {
+  auto it = printer_.scoped_.find(name);
+  check(it != printer_.scoped_.end(), Code::invalid_graph, "{} at {}: no enclosing node gives '{}'", node_.op->name,
+        *node_.path, name);
+  return it->second;
 }
 
 Value EmitCtx::broadcast(const Value& v, const Dims& to, const Axes& dims) {

@@ -45,10 +45,10 @@ class EmitCtx {
                                 const std::vector<Shape>& results, std::string_view attributes = "",
                                 const std::vector<std::string>& regions = {});
   /// Text of a region `({ ^bb0(args): … "terminator"(results) })`; `fill` prints the block and returns the operands of
-  /// its terminator.
+  /// its terminator. An isolated region uses nothing from outside, constants included.
   std::string region(const std::vector<Shape>& arguments,
                      const std::function<std::vector<Value>(EmitCtx&, const std::vector<Value>& args)>& fill,
-                     std::string_view terminator = "stablehlo.return");
+                     std::string_view terminator = "stablehlo.return", bool isolated = false);
   /// Prints the live nodes of a body here, its arguments bound to `args` (all of body.arguments(), in order) and its
   /// captures to the outer values; returns its results.
   std::vector<Value> inline_body(const Graph& body, const std::vector<Value>& args);
@@ -57,6 +57,9 @@ class EmitCtx {
   Value constant_int(int64_t value, const Shape& shape);
   /// A constant with an element each; its bytes are printed.
   Value table(const HostArray& values);
+  /// A value that an enclosing node leaves for the nodes of its body (the position along a mesh axis, say).
+  void set_scoped(const std::string& name, Value v);
+  const Value& scoped(const std::string& name) const;
   Value broadcast(const Value& v, const Dims& to, const Axes& dims);
   /// Binds output i. An op of one output must bind it once.
   void set_out(Value v, int i = 0);

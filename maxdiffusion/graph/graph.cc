@@ -34,7 +34,8 @@ const OpDef kParameter = {
 
 Graph::Graph(GraphOptions options) : options_(std::move(options)) { path_ = intern(""); }
 
-Graph::Graph(Graph& parent) : options_(parent.options_), parent_(&parent) {
+Graph::Graph(Graph& parent) : Graph(parent, parent.options_) {}
+Graph::Graph(Graph& parent, GraphOptions options) : options_(std::move(options)), parent_(&parent) {
   path_ = parent.path_;
   backward_ = parent.backward_;
 }

@@ -86,6 +86,7 @@ class Graph {
  public:
   explicit Graph(GraphOptions options = {});
   explicit Graph(Graph& parent);  // body of a loop in `parent`, which must outlive it
+  Graph(Graph& parent, GraphOptions options);
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
   ~Graph();

@@ -40,6 +40,12 @@ class ForwardView {
   /// seen through `value`.
   virtual Node& home(Node& forward) = 0;
 };
+/// The forward pass of the graph itself.
+class DirectView final : public ForwardView {
+ public:
+  Tensor value(Tensor forward) override { return forward; }
+  Node& home(Node& forward) override { return forward; }
+};
 /// The reverse sweep over the graph of `ys`, its nodes made in `into`. Given to rules of ops with bodies by autodiff,
 /// which this layer cannot include. ys, xs: forward values; dys and the result: values of `into`.
 using SweepFn = Grads (*)(const std::vector<Tensor>& ys, const Grads& dys, const std::vector<Tensor>& xs, Graph& into,

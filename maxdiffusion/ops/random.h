@@ -3,12 +3,16 @@
 // Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 
 #include "maxdiffusion/graph/graph.h"
 
 namespace md {
+
+/// The block cipher itself, on the host: two words from a key and a counter.
+std::array<uint32_t, 2> threefry(std::array<uint32_t, 2> key, std::array<uint32_t, 2> counter);
 
 /// A key is u32[2]. Values, never state: derive a new one for every use.
 class Rng {
@@ -31,17 +35,19 @@ Tensor random_uniform(Rng rng, Shape shape, double low = 0, double high = 1);  /
 Tensor random_normal(Rng rng, Shape shape);                                    // mean 0, variance 1; f32 inside
 Tensor random_integers(Rng rng, Dims dims, int64_t low, int64_t high);         // s32 in [low, high)
 
-/// The same generator on the host: word i of the stream of (seed, purpose). Used by initialisers and shuffles.
+/// The same generator on the host: bits(i) is element i, row-major, of random_bits(Rng::seed(g, seed).for_(purpose),
+/// …), and uniform(i) that of random_uniform; normal(i) agrees with random_normal up to rounding. Used by initialisers
+/// and shuffles.
 class HostRng {
  public:
   HostRng(uint64_t seed, std::string_view purpose);
   uint32_t bits(uint64_t index) const;
   double uniform(uint64_t index) const;  // [0, 1)
   double normal(uint64_t index) const;
-  uint64_t below(uint64_t index, uint64_t bound) const;
+  uint64_t below(uint64_t index, uint64_t bound) const;  // in [0, bound), bound ≤ 2^32
 
  private:
-  uint32_t key_[2];
+  std::array<uint32_t, 2> key_;
 };
 
 }  // namespace md

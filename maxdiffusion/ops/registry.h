@@ -22,5 +22,7 @@ OpList reduce_ops();
 OpList gather_ops();
 OpList custom_call_ops();
 OpList control_flow_ops();
+OpList random_ops();
+OpList sharding_ops();
 
 }  // namespace md

@@ -23,6 +23,14 @@ const std::map<std::string, std::string> kTestedElsewhere = {
     {"scan", "needs a traced body; tests/autodiff/scan_test.cc"},
     {"while", "needs a traced body; tests/autodiff/scan_test.cc"},
     {"custom_call", "needs a handler in the plugin; its text is checked in arrays_values_test.cc"},
+    {"sharding_constraint", "needs a mesh; tests/autodiff/sharding_test.cc"},
+    {"all_reduce", "needs a mesh; tests/autodiff/sharding_test.cc"},
+    {"all_gather", "needs a mesh; tests/autodiff/sharding_test.cc"},
+    {"reduce_scatter", "needs a mesh; tests/autodiff/sharding_test.cc"},
+    {"collective_permute", "needs a mesh; tests/autodiff/sharding_test.cc"},
+    {"all_to_all", "needs a mesh; tests/autodiff/sharding_test.cc"},
+    {"axis_index", "needs a mesh; tests/autodiff/sharding_test.cc"},
+    {"manual_computation", "needs a mesh; tests/autodiff/sharding_test.cc"},
 };
 
 HostArray draw(const Shape& shape, double low, double high, std::mt19937& random) {

@@ -1,0 +1,218 @@
+#include "maxdiffusion/ops/random.h"
+
+#include <cmath>
+#include <limits>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/registry.h"
+
+namespace md {
+namespace {
+
+using Words = std::array<uint32_t, 2>;
+
+// Rotations of Threefry-2x32, used in turns of four, and the constant of its key schedule.
+constexpr int kRotation[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+constexpr uint32_t kParity = 0x1BD11BDA;
+
+// The high word of a counter says what it is for, so that a key that is drawn from and derived from gives unrelated
+// numbers: element i of an array has the counter (0, i).
+enum Use : uint32_t { kDraw = 0, kStep = 0x80000001, kPurpose = 0x80000002, kFold = 0x80000003 };
+
+// Key u32[2], counter of two equal shapes → the two words of the block, of that shape.
+struct Printed {
+  Value x0, x1;
+};
+Printed print_threefry(EmitCtx& c, const Value& k0, const Value& k1, Value x0, Value x1) {
+  const Shape shape = x0.shape;
+  auto op = [&](const char* name, const Value& a, const Value& b) { return c.emit(name, {a, b}, shape); };
+  auto number = [&](int64_t v) { return c.constant_int(v, shape); };
+  auto add = [&](const Value& a, const Value& b) { return op("stablehlo.add", a, b); };
+  const Value k2 = op("stablehlo.xor", op("stablehlo.xor", k0, k1), number(kParity));
+  const Value key[3] = {k0, k1, k2};
+  x0 = add(x0, key[0]);
+  x1 = add(x1, key[1]);
+  for (int group = 0; group < 5; ++group) {
+    for (int r : kRotation[group % 2]) {
+      x0 = add(x0, x1);
+      x1 = op("stablehlo.or", op("stablehlo.shift_left", x1, number(r)),
+              op("stablehlo.shift_right_logical", x1, number(32 - r)));
+      x1 = op("stablehlo.xor", x1, x0);
+    }
+    x0 = add(x0, key[(group + 1) % 3]);
+    x1 = add(add(x1, key[(group + 2) % 3]), number(group + 1));
+  }
+  return {x0, x1};
+}
+
+Value key_word(EmitCtx& c, const Value& key, int word, const Dims& dims) {
+  const Shape one{DType::u32, {1}}, scalar{DType::u32, {}};
+  Value w = c.emit("stablehlo.slice", {key}, one,
+                   "start_indices = " + mlir_array({word}) + ", limit_indices = " + mlir_array({word + 1}) +
+                       ", strides = " + mlir_array({1}));
+  w = c.emit("stablehlo.reshape", {w}, scalar);
+  return dims.empty() ? w : c.broadcast(w, dims, {});
+}
+
+std::vector<Shape> infer_key(const InferCtx& c) {
+  check(c.in[0] == Shape{DType::u32, {2}}, Code::invalid_graph, "{}: a key is u32[2], found {}", c.op.name,
+        to_string(c.in[0]));
+  return {c.in[0]};
+}
+
+// Key and datum u32[] → the key for that datum under the use.
+constexpr OpDef kDeriveKey = {
+    .name = "derive_key",
+    .infer = infer_key,
+    .emit =
+        [](EmitCtx& c) {
+          const Shape scalar{DType::u32, {}}, one{DType::u32, {1}};
+          const Value use = c.constant_int(c.attrs<Use>(), scalar);
+          auto [x0, x1] = print_threefry(c, key_word(c, c.in(0), 0, {}), key_word(c, c.in(0), 1, {}), use, c.in(1));
+          x0 = c.emit("stablehlo.reshape", {x0}, one);
+          x1 = c.emit("stablehlo.reshape", {x1}, one);
+          c.set_out(c.emit("stablehlo.concatenate", {x0, x1}, c.out(), "dimension = 0 : i64"));
+        },
+    .vjp = no_gradient,
+    .samples = []() -> std::vector<OpSample> {
+      return {{{{DType::u32, {2}}, {DType::u32, {}}}, kStep, 0, 9}};
+    },
+};
+
+// One block per element, of which the first word is used. The counter is a sum of iotas over the axes, which any
+// sharding of the result splits without communication.
+constexpr OpDef kRandomBits = {
+    .name = "random_bits",
+    .infer =
+        [](const InferCtx& c) {
+          infer_key(c);
+          return std::vector<Shape>{{DType::u32, c.attrs<Dims>()}};
+        },
+    .emit =
+        [](EmitCtx& c) {
+          const Shape& shape = c.out();
+          Value counter = c.constant_int(0, shape);
+          int64_t stride = 1;
+          for (int64_t axis = shape.rank(); axis-- > 0; stride *= shape.dim(axis)) {
+            if (shape.dim(axis) == 1) continue;
+            Value i = c.emit("stablehlo.iota", {}, shape, "iota_dimension = " + std::to_string(axis) + " : i64");
+            if (stride != 1) i = c.emit("stablehlo.multiply", {i, c.constant_int(stride, shape)}, shape);
+            counter = stride == 1 ? i : c.emit("stablehlo.add", {counter, i}, shape);
+          }
+          const Value use = c.constant_int(kDraw, shape);
+          c.set_out(
+              print_threefry(c, key_word(c, c.in(), 0, shape.dims), key_word(c, c.in(), 1, shape.dims), use, counter)
+                  .x0);
+        },
+    .vjp = no_gradient,
+    .samples = []() -> std::vector<OpSample> {
+      return {{{{DType::u32, {2}}}, Dims{3, 4}, 0, 9}, {{{DType::u32, {2}}}, Dims{}, 0, 9}};
+    },
+};
+
+constexpr double kUnit = 1.0 / (1 << 24);  // numbers in [0, 1) are multiples of this, exact in f32
+
+Words seed_key(uint64_t seed) { return {static_cast<uint32_t>(seed >> 32), static_cast<uint32_t>(seed)}; }
+
+// FNV-1a; Source: the FNV hash, offset basis and prime of 32 bits.
+uint32_t hash(std::string_view text) {
+  uint32_t h = 2166136261u;
+  for (unsigned char c : text) h = (h ^ c) * 16777619u;
+  return h;
+}
+
+Tensor derive(Tensor key, Use use, Tensor datum) { return apply(kDeriveKey, {key, cast(datum, DType::u32)}, use); }
+
+Tensor unit_floats(Rng rng, Dims dims) {
+  Tensor bits = random_bits(rng, std::move(dims));
+  Tensor top = cast(shift_right_logical(bits, scalar_like(bits, 8)), DType::f32);
+  return top * kUnit;
+}
+
+}  // namespace
+
+std::array<uint32_t, 2> threefry(std::array<uint32_t, 2> k, std::array<uint32_t, 2> x) {
+  const uint32_t key[3] = {k[0], k[1], k[0] ^ k[1] ^ kParity};
+  x[0] += key[0];
+  x[1] += key[1];
+  for (uint32_t group = 0; group < 5; ++group) {
+    for (int r : kRotation[group % 2]) {
+      x[0] += x[1];
+      x[1] = (x[1] << r | x[1] >> (32 - r)) ^ x[0];
+    }
+    x[0] += key[(group + 1) % 3];
+    x[1] += key[(group + 2) % 3] + group + 1;
+  }
+  return x;
+}
+
+Rng Rng::seed(Graph& g, uint64_t seed) {
+  const Words key = seed_key(seed);
+  return Rng(constant(g, HostArray::of<uint32_t>({DType::u32, {2}}, key)));
+}
+Rng Rng::at(Tensor step) const {
+  check(step.rank() == 0 && is_integer(step.dtype()), Code::invalid_graph,
+        "Rng::at: the step must be an integer scalar, found {}", to_string(step.shape()));
+  return Rng(derive(key_, kStep, step));
+}
+Rng Rng::for_(std::string_view purpose) const {
+  return Rng(derive(key_, kPurpose, constant(key_.graph(), hash(purpose), DType::u32)));
+}
+Rng Rng::fold(uint32_t i) const { return Rng(derive(key_, kFold, constant(key_.graph(), i, DType::u32))); }
+
+Tensor random_bits(Rng rng, Dims dims) {
+  const Shape shape{DType::u32, dims};
+  check(shape.elements() <= int64_t{1} << 32, Code::invalid_graph, "random_bits: {} has more than 2^32 elements",
+        to_string(dims));
+  return apply(kRandomBits, {rng.key()}, std::move(dims));
+}
+
+Tensor random_uniform(Rng rng, Shape shape, double low, double high) {
+  Tensor u = unit_floats(rng, shape.dims);
+  if (low == 0 && high == 1) return cast(u, shape.dtype);
+  // Rounding may reach `high` itself; the largest float below it is as close.
+  const float below = std::nextafter(static_cast<float>(high), -std::numeric_limits<float>::infinity());
+  u = u * (high - low) + low;
+  return cast(minimum(u, scalar_like(u, below)), shape.dtype);
+}
+
+Tensor random_normal(Rng rng, Shape shape) {
+  // The middle of each of the 2^24 intervals of (−1, 1): never ±1, where erf⁻¹ is infinite, and symmetric.
+  Tensor u = unit_floats(rng, shape.dims) * 2.0 + (kUnit - 1.0);
+  return cast(erf_inv(u) * std::sqrt(2.0), shape.dtype);
+}
+
+Tensor random_integers(Rng rng, Dims dims, int64_t low, int64_t high) {
+  check(low < high && high - low <= int64_t{1} << 32, Code::invalid_graph, "random_integers: no range [{}, {})", low,
+        high);
+  Tensor wide = cast(random_bits(rng, std::move(dims)), DType::u64) * static_cast<double>(high - low);
+  Tensor offset = cast(shift_right_logical(wide, scalar_like(wide, 32)), DType::s32);
+  return offset + static_cast<double>(low);
+}
+
+HostRng::HostRng(uint64_t seed, std::string_view purpose) : key_(threefry(seed_key(seed), {kPurpose, hash(purpose)})) {}
+
+uint32_t HostRng::bits(uint64_t index) const {
+  return threefry(key_, {static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(index)})[0];
+}
+double HostRng::uniform(uint64_t index) const { return (bits(index) >> 8) * kUnit; }
+
+double HostRng::normal(uint64_t index) const {
+  // erf⁻¹(u) by Newton's method on erf, from Winitzki's approximation.
+  const double u = uniform(index) * 2 + (kUnit - 1), log_term = std::log1p(-u * u), a = 0.147;
+  const double b = 2 / (M_PI * a) + log_term / 2;
+  double x = std::copysign(std::sqrt(std::sqrt(b * b - log_term / a) - b), u);
+  for (int i = 0; i < 3; ++i) x -= (std::erf(x) - u) * std::sqrt(M_PI) / 2 * std::exp(x * x);
+  return x * std::sqrt(2.0);
+}
+
+uint64_t HostRng::below(uint64_t index, uint64_t bound) const {
+  check(bound >= 1 && bound <= uint64_t{1} << 32, Code::internal, "HostRng::below: bound {}", bound);
+  return bits(index) * bound >> 32;
+}
+
+OpList random_ops() { return {&kDeriveKey, &kRandomBits}; }
+
+}  // namespace md

@@ -1,0 +1,130 @@
+#include "tests/autodiff/judge.h"
+
+namespace md {
+namespace {
+
+using namespace judge;  // NOLINT
+
+std::vector<Tensor> block(const std::vector<Tensor>& v) {
+  return {v[0] + 0.3 * matmul(tanh(matmul(v[0], v[1])), v[2])};
+}
+
+Loss chain(int depth, const RematPolicy& policy) {
+  return [=](Graph&, const std::vector<Tensor>& x) {
+    Tensor h = x[0];
+    for (int i = 0; i < depth; ++i) h = checkpoint(policy, block, {h, x[1], x[2]})[0];
+    return mean(square(h));
+  };
+}
+
+const std::vector<Shape> kSmall = {f32({8, 16}), f32({16, 16}), f32({16, 16})};
+
+TEST(Checkpoint, GivesTheSameValuesAndGradients) {
+  auto a = with_gradients(kSmall, chain(4, remat_policy("FULL"))).run();
+  auto b = with_gradients(kSmall, chain(4, remat_policy("NONE"))).run();
+  for (size_t i = 0; i < a.size(); ++i)
+    expect_close(a[i].to_doubles(), b[i].to_doubles(), 1e-6, "output " + std::to_string(i));
+  EXPECT_EQ(a[0].to_doubles(), b[0].to_doubles());  // the forward pass is the same program
+}
+
+TEST(Checkpoint, TheProgramComputesTheRegionAgainBehindOneBarrier) {
+  const std::string full = with_gradients(kSmall, chain(4, remat_policy("FULL"))).text();
+  const std::string none = with_gradients(kSmall, chain(4, remat_policy("NONE"))).text();
+  EXPECT_EQ(count(full, "stablehlo.tanh"), 8);
+  EXPECT_EQ(count(none, "stablehlo.tanh"), 4);
+  EXPECT_EQ(count(full, "stablehlo.optimization_barrier"), 4);
+  // Two dots forward, one of them again (the second one's result is not needed), four backward; none dead.
+  EXPECT_EQ(count(full, "stablehlo.dot_general"), 4 * 7);
+  EXPECT_EQ(count(none, "stablehlo.dot_general"), 4 * 6);
+}
+
+TEST(Checkpoint, LowersThePeakOfADeepChain) {
+  const std::vector<Shape> shapes = {f32({1024, 64}), f32({64, 256}), f32({256, 64})};
+  auto temporary = [&](const RematPolicy& policy) {
+    Graph g;
+    with_gradients(shapes, chain(24, policy)).trace(g);
+    return compile(devices(), g, {.jax_cache_dir = "off"}, "deep_chain").memory()->temporary;
+  };
+  const int64_t full = temporary(remat_policy("FULL")), none = temporary({});
+  RecordProperty("temporary_full", std::to_string(full));
+  RecordProperty("temporary_none", std::to_string(none));
+  EXPECT_LT(full, none / 2) << "bytes: FULL " << full << ", NONE " << none;
+}
+
+TEST(Checkpoint, APolicyKeepsWhatItNames) {
+  const RematPolicy dots = [](const Node& n) {
+    return n.op->name == std::string("dot_general") ? Keep::keep : Keep::recompute;
+  };
+  const std::string text = with_gradients(kSmall, chain(4, dots)).text();
+  EXPECT_EQ(count(text, "stablehlo.dot_general"), 4 * 6);
+  EXPECT_EQ(count(text, "stablehlo.tanh"), 8);
+  auto a = with_gradients(kSmall, chain(4, dots)).run(), b = with_gradients(kSmall, chain(4, {})).run();
+  for (size_t i = 0; i < a.size(); ++i)
+    expect_close(a[i].to_doubles(), b[i].to_doubles(), 1e-6, "output " + std::to_string(i));
+}
+
+TEST(Checkpoint, RegionsNest) {
+  const RematPolicy full = remat_policy("FULL");
+  auto loss = [&](const RematPolicy& outer, const RematPolicy& inner) -> Loss {
+    return [=](Graph&, const std::vector<Tensor>& x) {
+      Tensor y = checkpoint(
+          outer,
+          [&](const std::vector<Tensor>& v) {
+            Tensor h = sin(v[0]);
+            for (int i = 0; i < 2; ++i) h = exp(checkpoint(inner, block, {h, v[1], v[2]})[0] * 0.1);
+            return std::vector<Tensor>{h};
+          },
+          x)[0];
+      return sum(square(y));
+    };
+  };
+  const std::vector<Shape> shapes = {f64({2, 3}), f64({3, 3}), f64({3, 3})};
+  for (const RematPolicy& outer : {RematPolicy(), full})
+    for (const RematPolicy& inner : {RematPolicy(), full}) check_gradients(shapes, loss(outer, inner));
+  // Forward 2, copied with the outer region 2, and again per inner region 2.
+  EXPECT_EQ(count(with_gradients(shapes, loss(full, full)).text(), "stablehlo.tanh"), 6);
+  EXPECT_EQ(count(with_gradients(shapes, loss(full, {})).text(), "stablehlo.tanh"), 4);
+}
+
+TEST(Checkpoint, AroundAScan) {
+  auto loss = [](const RematPolicy& policy) -> Loss {
+    return [=](Graph&, const std::vector<Tensor>& x) {
+      return sum(square(checkpoint(
+          policy,
+          [](const std::vector<Tensor>& v) {
+            auto r = scan(3, {v[0]}, [&](ScanStep& step, const std::vector<Tensor>& c) {
+              return ScanResult{{tanh(c[0] * v[1]) + step.slice(v[2])}, {sin(c[0])}};
+            });
+            return std::vector<Tensor>{r.carry[0] * sum(r.stacked[0], {0})};
+          },
+          x)[0]));
+    };
+  };
+  const std::vector<Shape> shapes = {f64({3}), f64({3}), f64({3, 3})};
+  check_gradients(shapes, loss(remat_policy("FULL")));
+  EXPECT_EQ(count(with_gradients(shapes, loss(remat_policy("FULL"))).text(), "stablehlo.while"), 3);
+  EXPECT_EQ(count(with_gradients(shapes, loss({})).text(), "stablehlo.while"), 2);
+}
+
+TEST(Checkpoint, SecondDerivative) {
+  check_gradients({f64({2, 3}), f64({3, 3}), f64({3, 3})}, [](Graph& g, const std::vector<Tensor>& x) {
+    Tensor y = chain(2, remat_policy("FULL"))(g, x);
+    auto d = grad(y, x);
+    return sum(square(d[0])) + sum(sin(d[1]));
+  });
+}
+
+TEST(Checkpoint, KnowsItsPoliciesByName) {
+  EXPECT_TRUE(remat_is_none("None"));
+  EXPECT_FALSE(remat_is_none("full"));
+  try {
+    remat_policy("EVERYTHING");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    EXPECT_NE(e.message().find("NONE, FULL"), std::string::npos) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace md

@@ -1,0 +1,123 @@
+#include "maxdiffusion/ops/random.h"
+
+#include <map>
+#include <set>
+
+#include "tests/autodiff/judge.h"
+
+namespace md {
+namespace {
+
+using namespace judge;  // NOLINT
+
+using Words = std::array<uint32_t, 2>;
+
+TEST(Threefry, KnownAnswers) {  // Random123's kat_vectors, threefry2x32 with 20 rounds
+  EXPECT_EQ(threefry({0, 0}, {0, 0}), (Words{0x6b200159, 0x99ba4efe}));
+  EXPECT_EQ(threefry({0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}), (Words{0x1cb996fc, 0xbb002be7}));
+  EXPECT_EQ(threefry({0x13198a2e, 0x03707344}, {0x243f6a88, 0x85a308d3}), (Words{0xc4923a9c, 0x483df7a0}));
+}
+
+std::vector<HostArray> draw(const std::function<std::vector<Tensor>(Rng)>& f, uint64_t seed = 42) {
+  return Traced{{}, [&](Graph& g, const std::vector<Tensor>&) { return f(Rng::seed(g, seed)); }}.run();
+}
+
+TEST(Random, BitsAreTheHostsForTheSameSeedAndPurpose) {
+  for (uint64_t seed : {uint64_t{0}, uint64_t{42}, uint64_t{0x123456789abcdef0}}) {
+    auto out = draw(
+        [](Rng r) {
+          return std::vector<Tensor>{random_bits(r.for_("noise"), {3, 1, 5, 7}), random_bits(r.for_("noise"), {}),
+                                     random_uniform(r.for_("x"), f32({100})), random_normal(r.for_("x"), f32({4000})),
+                                     random_integers(r.for_("x"), {50}, -3, 1000)};
+        },
+        seed);
+    HostRng noise(seed, "noise"), x(seed, "x");
+    auto bits = out[0].view<uint32_t>();
+    for (size_t i = 0; i < bits.size(); ++i) ASSERT_EQ(bits[i], noise.bits(i)) << i;
+    EXPECT_EQ(out[1].view<uint32_t>()[0], noise.bits(0));
+    for (size_t i = 0; i < 100; ++i) EXPECT_EQ(out[2].view<float>()[i], static_cast<float>(x.uniform(i)));
+    for (size_t i = 0; i < 4000; ++i) EXPECT_NEAR(out[3].view<float>()[i], x.normal(i), 2e-5) << i;
+    for (size_t i = 0; i < 50; ++i) EXPECT_EQ(out[4].view<int32_t>()[i], static_cast<int64_t>(x.below(i, 1003)) - 3);
+  }
+}
+
+TEST(Random, SeedIsTheKey) {  // the first vector of the known answers, on the device
+  auto out = draw([](Rng r) { return std::vector<Tensor>{random_bits(r, {1})}; }, 0);
+  EXPECT_EQ(out[0].view<uint32_t>()[0], 0x6b200159u);
+}
+
+TEST(Random, UniformHasItsMomentsAndRange) {
+  auto out = draw([](Rng r) {
+    return std::vector<Tensor>{random_uniform(r.for_("a"), f32({200000})),
+                               random_uniform(r.for_("b"), f32({200000}), -2, 5)};
+  });
+  double m = 0, m2 = 0;
+  for (float v : out[0].view<float>()) {
+    ASSERT_GE(v, 0);
+    ASSERT_LT(v, 1);
+    m += v / 200000.0;
+    m2 += double(v) * v / 200000.0;
+  }
+  EXPECT_NEAR(m, 0.5, 0.003);
+  EXPECT_NEAR(m2 - m * m, 1.0 / 12, 0.001);
+  m = 0;
+  for (float v : out[1].view<float>()) {
+    ASSERT_GE(v, -2);
+    ASSERT_LT(v, 5);
+    m += v / 200000.0;
+  }
+  EXPECT_NEAR(m, 1.5, 0.02);
+}
+
+TEST(Random, NormalHasItsMoments) {
+  auto out = draw([](Rng r) { return std::vector<Tensor>{random_normal(r, f32({400, 1000}))}; });
+  double moment[5] = {};
+  auto v = out[0].view<float>();
+  for (double x : v)
+    for (int p = 1; p <= 4; ++p) moment[p] += std::pow(x, p) / static_cast<double>(v.size());
+  EXPECT_NEAR(moment[1], 0, 0.006);
+  EXPECT_NEAR(moment[2], 1, 0.01);
+  EXPECT_NEAR(moment[3], 0, 0.025);
+  EXPECT_NEAR(moment[4], 3, 0.07);
+  double neighbours = 0;
+  for (size_t i = 1; i < v.size(); ++i) neighbours += double(v[i]) * v[i - 1] / static_cast<double>(v.size());
+  EXPECT_NEAR(neighbours, 0, 0.006);
+}
+
+TEST(Random, IntegersCoverTheirRangeEvenly) {
+  auto out = draw([](Rng r) { return std::vector<Tensor>{random_integers(r, {100000}, -2, 8)}; });
+  std::map<int32_t, int> counts;
+  for (int32_t v : out[0].view<int32_t>()) ++counts[v];
+  EXPECT_EQ(counts.size(), 10u);
+  EXPECT_EQ(counts.begin()->first, -2);
+  for (auto [value, n] : counts) EXPECT_NEAR(n, 10000, 400) << value;
+}
+
+TEST(Random, KeysOfStepsPurposesAndUsesAllDiffer) {
+  auto out = draw([](Rng r) {
+    std::vector<Tensor> keys = {r.key()};
+    for (int step : {0, 1, 2, 1000}) {
+      Rng s = r.at(constant(r.key().graph(), step, DType::s32));
+      keys.push_back(s.key());
+      for (const char* p : {"noise", "timestep", "dropout"}) {
+        keys.push_back(s.for_(p).key());
+        keys.push_back(s.for_(p).fold(0).key());
+        keys.push_back(s.for_(p).fold(1).key());
+      }
+    }
+    return keys;
+  });
+  std::set<std::pair<uint32_t, uint32_t>> seen;
+  for (const HostArray& k : out) seen.insert({k.view<uint32_t>()[0], k.view<uint32_t>()[1]});
+  EXPECT_EQ(seen.size(), out.size());
+}
+
+TEST(Random, RefusesAWrongKeyAndAnEmptyRange) {
+  Graph g;
+  Rng bad(g.input("k", {DType::u32, {3}}));
+  EXPECT_THROW(random_bits(bad, {2}), Error);
+  EXPECT_THROW(random_integers(Rng::seed(g, 1), {2}, 5, 5), Error);
+}
+
+}  // namespace
+}  // namespace md
