@@ -9,6 +9,9 @@ const PlatformDef kCpuPlatform = {
     .plugin_files = {"fastatomstruct_xla_cpu/libpjrt_cpu.so", "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"},
     .wheel = "fastatomstruct-xla-cpu",
     .default_options = {{"cpu_device_count", int64_t{1}}},  // some builds default to 4
+    // Kept to the end, optimization barriers are what makes rematerialisation lower the peak: expanded early, as this
+    // compiler does by default, the recomputation is merged with the forward pass again (tests/autodiff, deep chain).
+    .compile_flags = {{"xla_disable_hlo_passes", "cse_barrier_expander"}},
     .peak_flops = [](std::string_view, DType) { return std::optional<double>(); },
     .ffi_platform = "Host",
 };

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "maxdiffusion/base/dtype.h"
@@ -12,10 +13,11 @@
 namespace md::pjrt {
 
 struct PlatformDef {
-  const char* hardware;                   // as in the config
-  std::vector<const char*> plugin_files;  // inside the folder of unpacked wheels, best first
-  const char* wheel;                      // brings the first of them
-  Options default_options;                // for the client; the caller's win
+  const char* hardware;                                            // as in the config
+  std::vector<const char*> plugin_files;                           // inside the folder of unpacked wheels, best first
+  const char* wheel;                                               // brings the first of them
+  Options default_options;                                         // for the client; the caller's win
+  std::vector<std::pair<const char*, const char*>> compile_flags;  // for the compiler; those of the config win
   /// Dense FLOP/s of one device for matrix products of this type; absent when not known for the kind.
   std::optional<double> (*peak_flops)(std::string_view device_kind, DType type);
   const char* ffi_platform;  // name under which custom-call handlers are registered; null: none

@@ -9,6 +9,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/pjrt/topology.h"
 #include "maxdiffusion/runtime/executable_cache.h"
 #include "maxdiffusion/runtime/program_impl.h"
@@ -95,6 +96,7 @@ Program compile(const Devices& devices, const Graph& graph, const CompileConfig&
   auto start = Clock::now();
   const pjrt::Client& client = devices.client();
   pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(), .flags = parse_flags(config.xla_flags)};
+  for (const auto& [flag, value] : client.platform().compile_flags) options.flags.emplace(flag, value);
   const ExecutableCache cache(config.jax_cache_dir);
   const bool cached = !cache.path("").empty();
   const std::string key = cached ? content_hash(text + '\0' + options.serialize() + '\0' +
