@@ -20,8 +20,9 @@ MD_ON_EVERY_CPU_PLUGIN(Clients);
 /// Bytes that differ from place to place. pred only knows 0 and 1.
 HostArray pattern(const Shape& shape) {
   HostArray a(shape);
+  std::byte* to = a.mutable_data();
   for (size_t i = 0; i < a.bytes(); ++i)
-    a.mutable_data()[i] = static_cast<std::byte>(shape.dtype == DType::pred ? i % 2 : (i * 37 + 11) % 251);
+    to[i] = static_cast<std::byte>(shape.dtype == DType::pred ? i % 2 : (i * 37 + 11) % 251);
   return a;
 }
 
