@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/train_command.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/emoji.h"
@@ -27,12 +28,18 @@ void prepare_emoji(const Words& words) {
   fmt::print("{} pictures in {}\n", count, words[0]);
 }
 
+void train(const Words& words) {
+  md::check(!words.empty(), md::Code::invalid_config, "train: the config file is missing; try: train configs/quickstart.yml");
+  md::train_command(words[0], Words(words.begin() + 1, words.end()));
+}
+
 struct Command {
   const char *name, *arguments, *meaning;
   void (*run)(const Words&);
 };
 
 constexpr Command kCommands[] = {
+    {"train", "CONFIG [key=value …]", "train as the config file says, from where its run stands", train},
     {"prepare_emoji", "FOLDER [resolution=64]", "write the colour emoji font as captioned pictures", prepare_emoji},
 };
 

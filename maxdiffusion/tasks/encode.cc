@@ -1,0 +1,165 @@
+#include "maxdiffusion/tasks/encode.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/mesh/axis_rules.h"
+#include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/tasks/autoencoder.h"
+
+namespace md {
+
+HostArray rows(const HostArray& a, int64_t from, int64_t count) {
+  Dims dims = a.dims();
+  const int64_t n = dims[0];
+  dims[0] = count;
+  HostArray out(Shape{a.dtype(), dims});
+  const size_t row = a.bytes() / static_cast<size_t>(n);
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(out.mutable_data() + static_cast<size_t>(i) * row,
+                a.data() + static_cast<size_t>(std::min(from + i, n - 1)) * row, row);
+  return out;
+}
+
+void set_rows(HostArray& whole, int64_t from, const HostArray& part) {
+  const int64_t n = std::min(part.dims()[0], whole.dims()[0] - from);
+  const size_t row = part.bytes() / static_cast<size_t>(part.dims()[0]);
+  std::memcpy(whole.mutable_data() + static_cast<size_t>(from) * row, part.data(), static_cast<size_t>(n) * row);
+}
+
+TextConditioning text_conditioning(const ModelFolder& m, const Scope& encoder, Tensor ids, const Scope* encoder_2,
+                                   Tensor ids_2) {
+  ClipTextOutput first = clip_text(encoder, m.text_encoder, ids);
+  if (!encoder_2) return {cast(first.last_hidden_state, DType::f32), {}};
+  ClipTextOutput second = clip_text(*encoder_2, *m.text_encoder_2, ids_2);
+  auto before_last = [](const ClipTextOutput& o) { return o.hidden_states[o.hidden_states.size() - 2]; };
+  return {cast(concatenate({before_last(first), before_last(second)}, -1), DType::f32),
+          cast(second.text_embeds, DType::f32)};
+}
+
+TextEncoder::TextEncoder(const Devices& devices, const ModelFolder& m, int64_t batch, bool fresh, uint64_t seed,
+                         const CompileConfig& compile_config)
+    : devices_(devices), model_(m), batch_(batch), length_(m.text_encoder.max_position_embeddings) {
+  AxisRules rules = AxisRules::unet();
+  Graph g(devices.graph_options(&rules));
+  ParamTable params;
+  Scope first(g, params, "text_encoder", {.trainable = false});
+  const LogicalAxes axes = {axis::kData, ""};
+  Tensor ids = g.input("ids", {DType::s32, {batch, length_}}, axes), ids_2;
+  std::optional<Scope> second;
+  if (m.text_encoder_2) {
+    second.emplace(g, params, "text_encoder_2", ScopeOptions{.trainable = false});
+    ids_2 = g.input("ids_2", {DType::s32, {batch, length_}}, axes);
+  }
+  TextConditioning c = text_conditioning(m, first, ids, second ? &*second : nullptr, ids_2);
+  g.output("prompt_embeds", c.prompt_embeds);
+  if (second) g.output("text_embeds", c.text_embeds);
+  program_ = std::make_unique<Program>(compile(devices, g, compile_config, "text_encoder"));
+  for (const char* component : {"text_encoder", "text_encoder_2"}) {
+    auto values = m.values(params, component, fresh, seed);
+    if (values.empty()) continue;
+    place(devices, *program_, values, arrays_);
+    weights_[component] = published(params, component, values);
+  }
+}
+
+HostArray TextEncoder::ids(const ClipTokenizer& tokenizer, const std::vector<std::string>& captions,
+                           size_t from) const {
+  HostArray out(Shape{DType::s32, {batch_, length_}});
+  auto v = out.mutable_view<int32_t>();
+  for (int64_t i = 0; i < batch_; ++i) {
+    bool truncated = false;
+    const size_t k = std::min(from + static_cast<size_t>(i), captions.size() - 1);
+    std::vector<int32_t> row = tokenizer.encode(captions[k], length_, &truncated);
+    if (truncated && k == from + static_cast<size_t>(i))
+      log_warning("caption longer than {} tokens is cut: \"{}\"", length_, captions[k].substr(0, 60));
+    std::copy(row.begin(), row.end(), v.begin() + i * length_);
+  }
+  return out;
+}
+
+TextEmbeddings TextEncoder::encode(const std::vector<std::string>& captions) {
+  TextEmbeddings out;
+  const int64_t n = static_cast<int64_t>(captions.size());
+  auto keep = [n](HostArray& whole, int64_t from, const HostArray& part) {
+    if (!whole) {
+      Dims dims = part.dims();
+      dims[0] = n;
+      whole = HostArray(Shape{part.dtype(), dims});
+    }
+    set_rows(whole, from, part);
+  };
+  for (int64_t from = 0; from < n; from += batch_) {
+    std::map<std::string, HostArray> in = {{"ids", ids(*model_.tokenizer, captions, static_cast<size_t>(from))}};
+    if (model_.tokenizer_2) in["ids_2"] = ids(*model_.tokenizer_2, captions, static_cast<size_t>(from));
+    ArrayMap feed;
+    place(devices_, *program_, in, feed);
+    ArrayMap result = program_->run(feed, arrays_);
+    keep(out.prompt_embeds, from, devices_.get(result.at("prompt_embeds")));
+    if (result.contains("text_embeds")) keep(out.text_embeds, from, devices_.get(result.at("text_embeds")));
+  }
+  return out;
+}
+
+PictureCoder::PictureCoder(const Devices& devices, const VaeConfig& vae, std::map<std::string, HostArray> weights,
+                           int64_t batch, const CompileConfig& compile_config)
+    : devices_(devices), vae_(vae), weights_(std::move(weights)), batch_(batch), compile_(compile_config) {}
+
+HostArray PictureCoder::run(Half& half, const HostArray& input, const char* name,
+                            Tensor (*build)(const Scope&, const VaeConfig&, Tensor)) {
+  Shape shape = input.shape();
+  const int64_t n = shape.dims[0];
+  shape.dims[0] = batch_;
+  if (!half.program || half.input != shape) {
+    AxisRules rules = AxisRules::unet();
+    Graph g(devices_.graph_options(&rules));
+    ParamTable params;
+    Scope s(g, params, "vae", {.trainable = false});
+    g.output("out", build(s, vae_, g.input("in", shape, {axis::kData, "", "", ""})));
+    half = {shape, std::make_unique<Program>(compile(devices_, g, compile_, name)), {}};
+    place(devices_, *half.program, weights_, half.weights);
+  }
+  HostArray whole;
+  for (int64_t from = 0; from < n; from += batch_) {
+    std::map<std::string, HostArray> in = {{"in", rows(input, from, batch_)}};
+    ArrayMap feed;
+    place(devices_, *half.program, in, feed);
+    HostArray part = devices_.get(half.program->run(feed, half.weights).at("out"));
+    if (!whole) {
+      Dims dims = part.dims();
+      dims[0] = n;
+      whole = HostArray(Shape{part.dtype(), dims});
+    }
+    set_rows(whole, from, part);
+  }
+  return whole;
+}
+
+HostArray PictureCoder::encode(const HostArray& pixels) {
+  return run(encoder_, pixels, "vae_encoder", [](const Scope& s, const VaeConfig& vae, Tensor x) {
+    Posterior q = vae_encode(s, vae, pixels_to_float(x));
+    return concatenate({q.mean, exp(q.logvar * 0.5)}, -1);
+  });
+}
+
+HostArray PictureCoder::decode(const HostArray& latents) {
+  return run(decoder_, latents, "vae_decoder", [](const Scope& s, const VaeConfig& vae, Tensor z) {
+    return cast(vae_decode(s, vae, z), DType::f32);
+  });
+}
+
+ParamTable vae_params(const ModelFolder& m, DType weights) {
+  Graph g;
+  ParamTable params;
+  Scope s(g, params, "vae", {.weights = weights});
+  const int64_t side = m.vae.downscale();
+  Posterior q = vae_encode(s, m.vae, full(g, 0, {DType::f32, {1, side, side, m.vae.in_channels}}));
+  vae_decode(s, m.vae, q.mean);
+  return params;
+}
+
+}  // namespace md

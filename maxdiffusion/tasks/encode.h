@@ -1,0 +1,82 @@
+// Captions to text embeddings and pictures to latent moments: what the UNet is trained on and sampled with.
+// Source: ../shared/spec/train_sdxl.md section 4, steps 1–2.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/tasks/model_folder.h"
+
+namespace md {
+
+struct TextConditioning {
+  Tensor prompt_embeds;   // [B, L, D] f32
+  Tensor text_embeds;     // [B, P] f32, SDXL only
+};
+/// SDXL: the hidden states before the last layer of both encoders, side by side, and the projected end token of the
+/// second. One encoder: its last hidden state after the final norm. ids: [B, L] s32.
+TextConditioning text_conditioning(const ModelFolder& m, const Scope& encoder, Tensor ids, const Scope* encoder_2,
+                                   Tensor ids_2);
+
+struct TextEmbeddings {
+  HostArray prompt_embeds;   // f32 [N, L, D]
+  HostArray text_embeds;     // f32 [N, P]; absent with one encoder
+};
+
+/// Text encoders with their weights on the devices, compiled for `batch` captions at a time.
+class TextEncoder {
+ public:
+  /// `fresh`: random encoders from the seed. `weights`: values kept for checkpoints, by component, filled.
+  TextEncoder(const Devices& devices, const ModelFolder& m, int64_t batch, bool fresh, uint64_t seed,
+              const CompileConfig& compile);
+  /// A caption longer than the encoder's positions is cut, with a named warning.
+  TextEmbeddings encode(const std::vector<std::string>& captions);
+  /// Published name → array, by component: for checkpoints.
+  const std::map<std::string, std::map<std::string, HostArray>>& weights() const { return weights_; }
+
+ private:
+  HostArray ids(const ClipTokenizer& tokenizer, const std::vector<std::string>& captions, size_t from) const;
+  const Devices& devices_;
+  const ModelFolder& model_;
+  int64_t batch_, length_;
+  std::unique_ptr<Program> program_;
+  ArrayMap arrays_;
+  std::map<std::string, std::map<std::string, HostArray>> weights_;
+};
+
+/// The autoencoder, each half compiled on first use for `batch` pictures at a time. Weights are given by input name
+/// ("vae/…") and are placed once per half.
+class PictureCoder {
+ public:
+  PictureCoder(const Devices& devices, const VaeConfig& vae, std::map<std::string, HostArray> weights, int64_t batch,
+               const CompileConfig& compile);
+  /// u8 [N, H, W, 3] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
+  HostArray encode(const HostArray& pixels);
+  /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error.
+  HostArray decode(const HostArray& latents);
+
+ private:
+  struct Half {
+    Shape input;
+    std::unique_ptr<Program> program;
+    ArrayMap weights;
+  };
+  HostArray run(Half& half, const HostArray& input, const char* name, Tensor (*build)(const Scope&, const VaeConfig&, Tensor));
+  const Devices& devices_;
+  VaeConfig vae_;
+  std::map<std::string, HostArray> weights_;
+  int64_t batch_;
+  CompileConfig compile_;
+  Half encoder_, decoder_;
+};
+
+/// The table of the autoencoder's parameters.
+ParamTable vae_params(const ModelFolder& m, DType weights);
+
+/// Copies rows [from, from + count) of an array; past the end the last row repeats.
+HostArray rows(const HostArray& a, int64_t from, int64_t count);
+/// Writes rows of `part` into `whole` from row `from`; rows past the end are dropped.
+void set_rows(HostArray& whole, int64_t from, const HostArray& part);
+
+}  // namespace md

@@ -1,0 +1,111 @@
+#include "maxdiffusion/tasks/model_folder.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/checkpoint/weights.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+json parse_json(const std::string& path, const std::string& text) {
+  try {
+    return json::parse(text);
+  } catch (const json::exception& e) {
+    fail(Code::invalid_config, "{}: not JSON: {}", path, e.what());
+  }
+}
+
+template <class Config>
+Config parse_config(const std::string& path, const std::string& text) {
+  try {
+    return Config::from_json(parse_json(path, text));
+  } catch (Error& e) {
+    throw e.note("in " + path);
+  } catch (const json::exception& e) {
+    fail(Code::invalid_config, "{}: {}", path, e.what());
+  }
+}
+
+}  // namespace
+
+ModelFolder ModelFolder::open(const std::string& path, const std::string& bpe_file) {
+  check(!path.empty(), Code::invalid_config, "pretrained_model_name_or_path is empty; it names a model folder");
+  if (!std::filesystem::is_directory(path)) {
+    Error e(Code::io, fmt::format("model folder '{}' does not exist", path));
+    throw e.note("try: a local folder in diffusers' layout (model_index.json, unet/, vae/, …)");
+  }
+  ModelFolder m;
+  m.path = path;
+  auto read = [&](const std::string& file) { return m.files[file] = read_file(path + "/" + file); };
+  read("model_index.json");
+  m.unet = parse_config<UNetConfig>(path + "/unet/config.json", read("unet/config.json"));
+  m.vae = parse_config<VaeConfig>(path + "/vae/config.json", read("vae/config.json"));
+  m.text_encoder = parse_config<ClipTextConfig>(path + "/text_encoder/config.json", read("text_encoder/config.json"));
+  read("scheduler/scheduler_config.json");
+  const bool two = exists(path + "/text_encoder_2/config.json");
+  if (two)
+    m.text_encoder_2 =
+        parse_config<ClipTextConfig>(path + "/text_encoder_2/config.json", read("text_encoder_2/config.json"));
+  auto tokenizer = [&](const std::string& name) {
+    std::string folder = path + "/" + name;
+    if (exists(folder + "/vocab.json")) return std::make_shared<ClipTokenizer>(ClipTokenizer::from_folder(folder));
+    return std::make_shared<ClipTokenizer>(ClipTokenizer::from_bpe(
+        bpe_file.empty() ? MD_DEPS_DIR "/open_clip/bpe_simple_vocab_16e6.txt.gz" : bpe_file));
+  };
+  m.tokenizer = tokenizer("tokenizer");
+  if (two) {
+    m.tokenizer_2 = tokenizer("tokenizer_2");
+    if (!exists(path + "/tokenizer_2/vocab.json")) m.tokenizer_2->set_pad_id(0);   // "!", as OpenCLIP pads
+  }
+  return m;
+}
+
+void ModelFolder::add_tokenizers(std::map<std::string, std::string>& out) const {
+  for (const auto& [name, t] : {std::pair{"tokenizer", tokenizer}, std::pair{"tokenizer_2", tokenizer_2}}) {
+    if (!t) continue;
+    for (auto& [file, text] : t->files()) out[std::string(name) + "/" + file] = std::move(text);
+  }
+}
+
+std::map<std::string, HostArray> ModelFolder::values(const ParamTable& params, const std::string& component, bool fresh,
+                                                     uint64_t seed) const {
+  std::map<std::string, HostArray> out;
+  if (fresh) {
+    for (const Param& p : params.params())
+      if (p.model == component) out[p.input] = initial_value(p, seed);
+    return out;
+  }
+  std::vector<WantedWeight> wanted;
+  for (const Param& p : params.params())
+    if (p.model == component) wanted.push_back({p.path, p.shape});
+  std::map<std::string, HostArray> read = load_weights(path + "/" + component, wanted);
+  for (const Param& p : params.params())
+    if (p.model == component) out[p.input] = read.at(p.path);
+  return out;
+}
+
+std::map<std::string, HostArray> published(const ParamTable& params, const std::string& component,
+                                           const std::map<std::string, HostArray>& values) {
+  std::map<std::string, HostArray> out;
+  for (const Param& p : params.params())
+    if (p.model == component) out.merge(unstacked(p.path, values.at(p.input)));
+  return out;
+}
+
+void place(const Devices& devices, const Program& program, const std::map<std::string, HostArray>& values,
+           ArrayMap& out) {
+  for (size_t i = 0; i < program.input_names().size(); ++i) {
+    const std::string& name = program.input_names()[i];
+    auto it = values.find(name);
+    if (it != values.end()) out[name] = devices.put(it->second, program.input_sharding(i), name);
+  }
+}
+
+}  // namespace md

@@ -1,0 +1,53 @@
+// ModelFolder: a local folder in diffusers' layout, opened: configs parsed, tokenizers loaded, weights found (not read).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/data/tokenizer.h"
+#include "maxdiffusion/models/clip_text.h"
+#include "maxdiffusion/models/unet2d.h"
+#include "maxdiffusion/models/vae.h"
+#include "maxdiffusion/nn/param.h"
+#include "maxdiffusion/runtime/runtime.h"
+
+namespace md {
+
+class ModelFolder {
+ public:
+  /// Throws io when the folder or a config.json is missing, invalid_config when one does not describe a known model.
+  /// `bpe_file`: merges list for folders without tokenizer files; empty: the installed one.
+  static ModelFolder open(const std::string& path, const std::string& bpe_file);
+
+  std::string path;
+  UNetConfig unet;
+  VaeConfig vae;
+  ClipTextConfig text_encoder;
+  std::optional<ClipTextConfig> text_encoder_2;
+  std::shared_ptr<ClipTokenizer> tokenizer, tokenizer_2;
+  /// Texts of model_index.json and of every config.json, by path relative to the folder.
+  std::map<std::string, std::string> files;
+
+  /// Adds the tokenizers' files, as transformers reads them, to a checkpoint's.
+  void add_tokenizers(std::map<std::string, std::string>& files) const;
+  const std::string& scheduler_config() const { return files.at("scheduler/scheduler_config.json"); }
+  /// Values for the parameters of `component` in the table, in storage dtype, by input name ("unet/conv_in.weight").
+  /// With `fresh` they are drawn from the seed; otherwise read: throws io when there are none, or naming every
+  /// missing, unused or misshapen tensor.
+  std::map<std::string, HostArray> values(const ParamTable& params, const std::string& component, bool fresh,
+                                          uint64_t seed) const;
+};
+
+/// Parameters under their published names: a stacked parameter becomes one array per layer.
+std::map<std::string, HostArray> published(const ParamTable& params, const std::string& component,
+                                           const std::map<std::string, HostArray>& values);
+
+/// Places host values on the devices with the sharding of the program's inputs. Inputs without a value are skipped.
+void place(const Devices& devices, const Program& program, const std::map<std::string, HostArray>& values,
+           ArrayMap& out);
+
+}  // namespace md

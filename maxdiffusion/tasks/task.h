@@ -1,0 +1,33 @@
+// Task: what a batch is and what the loss is. There is one loop; tasks differ here and nowhere else.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/nn/scope.h"
+#include "maxdiffusion/ops/random.h"
+
+namespace md {
+
+/// One array of a batch. Axis 0 is the global batch when `batched`; otherwise the array is the same every step.
+struct BatchField {
+  std::string name;
+  Shape shape;
+  bool batched = true;
+};
+
+/// A batch as graph tensors, by field name.
+using Feed = std::map<std::string, Tensor>;
+
+class Task {
+ public:
+  virtual ~Task() = default;
+  /// The model trained: the folder of its weights ("unet", "vae").
+  virtual std::string model() const = 0;
+  virtual std::vector<BatchField> batch() const = 0;
+  /// Scalar f32. Parameters are asked of `s`, the root scope of the model; `rng` is already that of the step.
+  virtual Tensor loss(const Scope& s, const Feed& feed, Rng rng) const = 0;
+};
+
+}  // namespace md

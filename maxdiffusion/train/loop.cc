@@ -1,0 +1,204 @@
+#include "maxdiffusion/train/loop.h"
+
+#include <deque>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/mesh/axis_rules.h"
+#include "maxdiffusion/tasks/model_folder.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+bool is_state(const std::string& input) { return input == "step" || input == "healthy" || input.find('/') != input.npos; }
+
+/// Everything that goes from step to step, and where the data stood before the batch of `step`.
+struct State {
+  ArrayMap arrays;
+  int64_t step = 0;
+  Position data;
+};
+
+HostArray scalar_s32(int64_t v) {
+  const int32_t value = static_cast<int32_t>(v);
+  return HostArray::of<int32_t>({DType::s32, {}}, {&value, 1});
+}
+
+HostArray zeros(const Shape& shape) {
+  HostArray a(shape);
+  std::fill_n(a.mutable_data(), a.bytes(), std::byte{0});
+  return a;
+}
+
+HostArray yes() {
+  const uint8_t value = 1;
+  return HostArray::of<uint8_t>({DType::pred, {}}, {&value, 1});
+}
+
+State fresh_state(const Devices& devices, const Program& program, const ParamTable& params, Values values) {
+  for (const Param& p : params.params()) {
+    if (!p.trainable) continue;
+    values["adam_m/" + p.input] = values["adam_v/" + p.input] = zeros(p.shape);
+    values["ema/" + p.input] = values.at(p.input);
+  }
+  values["step"] = scalar_s32(0);
+  values["healthy"] = yes();
+  State s;
+  place(devices, program, values, s.arrays);
+  return s;
+}
+
+State restored_state(const Devices& devices, const Program& program, const ParamTable& params,
+                     const std::string& model, int64_t step, const LoopOptions& o) {
+  CheckpointContent c = read_training_state(o.checkpoint_dir, step);
+  const json info = json::parse(c.state_json);
+  if (info.at("seed") != o.seed)
+    log_warning("checkpoint {}/{} was made with seed {}, this run has {}: random draws differ from here on",
+                o.checkpoint_dir, step, info.at("seed").dump(), o.seed);
+  // Parameters are in the model's own file, unless that holds their averages.
+  ModelFolder folder;
+  folder.path = fmt::format("{}/{}", o.checkpoint_dir, step);
+  if (o.ema_decay == 0) c.state.merge(folder.values(params, model, false, 0));
+  c.state["healthy"] = yes();
+  State s;
+  s.step = info.at("step");
+  s.data = {info.at("epoch"), info.at("index")};
+  place(devices, program, c.state, s.arrays);
+  for (const std::string& name : program.input_names())
+    check(!is_state(name) || s.arrays.contains(name), Code::io,
+          "checkpoint {} has no '{}': it was made by another kind of run; choose another run_name", folder.path, name);
+  return s;
+}
+
+/// The state's arrays, copied to the host without stopping the device: starts now, waits when called.
+std::function<Values()> fetch_all(const Devices& devices, const ArrayMap& arrays) {
+  auto pending = std::make_shared<std::map<std::string, PendingArray>>();
+  for (const auto& [name, a] : arrays) (*pending)[name] = fetch(devices, a);
+  return [pending] {
+    Values v;
+    for (auto& [name, p] : *pending) v[name] = p.wait();
+    return v;
+  };
+}
+
+/// The values that are sampled and saved as the model: the averages where they are kept.
+Values model_values(const ParamTable& params, const Values& state) {
+  Values v;
+  for (const Param& p : params.params()) {
+    auto average = state.find("ema/" + p.input);
+    v[p.input] = average != state.end() ? average->second : state.at(p.input);
+  }
+  return v;
+}
+
+}  // namespace
+
+Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dataset> data, const LoopOptions& o,
+                   const LoopCallbacks& callbacks) {
+  AxisRules rules = AxisRules::unet();
+  StepGraph step = trace_step(task, devices.graph_options(&rules), o.scope, o.optim, o.ema_decay);
+  log_info("{}: {} parameters in {} arrays, mesh {}", o.title, step.params.count(), step.params.params().size(),
+           devices.mesh().describe());
+  const Program program = compile(devices, *step.graph, o.compile, "train_" + task.model());
+  const CompileReport& report = program.report();
+  log_info("{}: program {} in {:.1f} s", o.title, report.from_cache ? "loaded from the cache" : "compiled",
+           report.compile_seconds + report.load_seconds);
+  if (auto plan = program.memory())
+    log_info("{}: memory per device {:.2f} GiB (state and batch {:.2f}, temporary {:.2f})", o.title,
+             plan->peak() / double(1 << 30), plan->arguments / double(1 << 30), plan->temporary / double(1 << 30));
+
+  std::vector<int64_t> saved = list_checkpoints(o.checkpoint_dir);
+  State state;
+  if (saved.empty()) {
+    state = fresh_state(devices, program, step.params, callbacks.initial(step.params));
+  } else {
+    state = restored_state(devices, program, step.params, task.model(), saved.back(), o);
+    log_info("{}: continues from {}/{}", o.title, o.checkpoint_dir, saved.back());
+  }
+  const int64_t first = state.step, last = o.optim.max_train_steps;
+
+  data->seek(state.data);
+  data = prefetch(std::move(data), 2);
+  Values fixed = callbacks.constants;
+  const uint32_t key[2] = {static_cast<uint32_t>(o.seed), static_cast<uint32_t>(o.seed >> 32)};
+  fixed["key"] = HostArray::of<uint32_t>({DType::u32, {2}}, key);
+  ArrayMap kept;
+  place(devices, program, fixed, kept);
+
+  // Saves the state as it is now; the copy runs beside the steps that follow.
+  CheckpointWriter writer(o.checkpoint_dir, static_cast<int>(o.checkpoints_to_keep));
+  auto save = [&](int64_t at, Position position) {
+    auto values = fetch_all(devices, state.arrays);
+    json info = {{"step", at}, {"epoch", position.epoch}, {"index", position.index}, {"seed", o.seed}};
+    writer.save(at, [values, info, &step, &task, &callbacks, &o] {
+      CheckpointContent c;
+      c.state = values();
+      c.weights[task.model()] = published(step.params, task.model(), model_values(step.params, c.state));
+      if (o.ema_decay == 0)   // the model's file holds them already
+        for (const Param& p : step.params.params()) c.state.erase(p.input);
+      c.state_json = info.dump(2);
+      if (callbacks.complete) callbacks.complete(c);
+      return c;
+    });
+  };
+
+  Recorder recorder({.folder = o.folder, .run_name = o.run_name, .title = o.title, .total_steps = last,
+                     .start_step = first, .config = o.metrics, .texts = o.texts});
+  std::deque<Position> positions;   // before the batches of steps whose loss is not read yet
+  int64_t dispatched = first;       // the step that positions.back() belongs to
+  Batch batch;
+  try {
+    for (; state.step < last; ++state.step) {
+      dispatched = state.step;
+      positions.push_back(state.data);
+      if (positions.size() > 3) positions.pop_front();
+      if (batch.empty() || !o.reuse_example_batch) batch = data->next();
+      ArrayMap feed;
+      place(devices, program, batch, feed);
+      for (auto& [name, a] : feed) kept[name] = std::move(a);
+      ArrayMap out = program.run(state.arrays, kept);
+      ArrayMap metrics;
+      for (auto& [name, a] : out) (is_state(name) ? state.arrays : metrics)[name] = std::move(a);
+      state.data = data->position();
+      const int64_t done = state.step + 1;
+      recorder.push(done, devices, metrics);
+      if (o.checkpoint_every > 0 && done % o.checkpoint_every == 0 && done < last) {
+        recorder.read_pending();
+        save(done, state.data);
+      }
+      if (callbacks.sample && o.sample_every > 0 && done % o.sample_every == 0 && done < last) {
+        recorder.read_pending();
+        callbacks.sample(done, step.params, model_values(step.params, fetch_all(devices, state.arrays)()));
+        recorder.restart_clock();
+      }
+    }
+    recorder.read_pending();
+  } catch (Error& e) {
+    // The device froze the state before the bad step; its own clock says which.
+    if (state.arrays.contains("step") && state.arrays.contains("healthy") &&
+        devices.get(state.arrays.at("healthy")).view<uint8_t>()[0] == 0) {
+      const int64_t good = devices.get(state.arrays.at("step")).view<int32_t>()[0];
+      const size_t back = static_cast<size_t>(dispatched - good);
+      if (back < positions.size() && good > first) {
+        save(good, positions[positions.size() - 1 - back]);
+        writer.finish();
+        e.note(fmt::format("the state before step {} is saved in {}/{}", good, o.checkpoint_dir, good));
+      }
+      e.note("try: a smaller learning_rate, max_grad_norm=1, or activations_dtype=float32");
+    }
+    throw;
+  }
+  if (o.save_final_checkpoint && last > first) save(last, state.data);
+  writer.finish();
+  recorder.finish();
+  Trained t{std::move(step.params), {}, last};
+  Values all = fetch_all(devices, state.arrays)();
+  t.values = model_values(t.params, all);
+  return t;
+}
+
+}  // namespace md

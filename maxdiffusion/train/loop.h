@@ -1,0 +1,59 @@
+// The loop: one task, one dataset, one state, from the newest checkpoint to the last step. Nothing in it waits for the
+// device: the state is donated from step to step, batches are prefetched, metrics are read one step late.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/data/dataset.h"
+#include "maxdiffusion/metrics/recorder.h"
+#include "maxdiffusion/tasks/run_config.h"
+#include "maxdiffusion/train/step.h"
+
+namespace md {
+
+/// Host values of a trained model: what is sampled from and saved in the model's folder (the average, where kept).
+using Values = std::map<std::string, HostArray>;
+
+struct LoopOptions {
+  std::string title;            // of the progress bar
+  std::string folder;           // tensorboard/, metrics.jsonl and curves go here
+  std::string checkpoint_dir;
+  OptimConfig optim;
+  ScopeOptions scope;
+  double ema_decay = 0;
+  uint64_t seed = 0;
+  int64_t checkpoint_every = -1, checkpoints_to_keep = 3, sample_every = -1;
+  bool save_final_checkpoint = true;
+  bool reuse_example_batch = false;
+  MetricsConfig metrics;
+  CompileConfig compile;
+  std::string run_name;
+  std::map<std::string, std::string> texts;   // for TensorBoard: tag → Markdown
+};
+
+struct LoopCallbacks {
+  /// Starting values of the parameters, by input name; called only when there is no checkpoint.
+  std::function<Values(const ParamTable&)> initial;
+  /// Arrays of the batch that are the same every step (BatchField::batched is false), by field name.
+  Values constants;
+  /// Weights of other models, configs, tokenizers: what makes the checkpoint a whole model folder.
+  std::function<void(CheckpointContent&)> complete;
+  /// Called every `sample_every` steps with the values that would be saved. May be empty.
+  std::function<void(int64_t step, const ParamTable&, const Values&)> sample;
+};
+
+struct Trained {
+  ParamTable params;
+  Values values;
+  int64_t steps = 0;
+};
+
+/// Throws device when the loss is not finite, after saving the state before that step.
+Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dataset> data, const LoopOptions& options,
+                   const LoopCallbacks& callbacks);
+
+}  // namespace md

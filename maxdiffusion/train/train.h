@@ -1,0 +1,34 @@
+// A run: config → devices → model folder → data → stages. Each stage is one call of the loop.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "maxdiffusion/tasks/encode.h"
+#include "maxdiffusion/tasks/run_config.h"
+#include "maxdiffusion/train/loop.h"
+
+namespace md {
+
+/// What drawing pictures needs, while training and after it.
+struct TrainedModel {
+  const Devices& devices;
+  const RunConfig& config;
+  const ModelFolder& folder;
+  TextEncoder& text_encoder;
+  PictureCoder& coder;
+  const ScopeOptions& scope;
+  const Values& unet;         // by input name
+  int64_t step;
+  std::string samples;       // folder for pictures
+};
+/// Draws and writes pictures; given by apps, so that training and sampling stay strangers. Returns the path to print.
+using OnSample = std::function<std::string(const TrainedModel&)>;
+
+/// Runs every stage that the config asks for, from where the run's folder stands. Writes
+///   output_dir/run_name/{config.yml, metrics.jsonl, tensorboard/, checkpoints/, samples/}
+/// and, with train_new_vae, vae/{…the same for the autoencoder}.
+void train(const RunConfig& config, const OnSample& on_sample);
+
+}  // namespace md

@@ -1,0 +1,142 @@
+// Interrupted equals uninterrupted, bit for bit: 2N steps against N, a new process's worth of objects, and N more.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/ops/random.h"
+#include "maxdiffusion/tasks/latent_diffusion.h"
+#include "maxdiffusion/train/loop.h"
+
+namespace md {
+namespace {
+
+LatentDiffusion tiny_task() {
+  LatentDiffusion t;
+  t.unet = UNetConfig::from_json(nlohmann::json::parse(R"({
+    "in_channels": 4, "out_channels": 4, "sample_size": 8, "block_out_channels": [8, 16], "layers_per_block": 1,
+    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
+    "norm_num_groups": 4, "cross_attention_dim": 12, "attention_head_dim": [1, 2], "use_linear_projection": true,
+    "transformer_layers_per_block": [1, 1], "addition_embed_type": "text_time", "addition_time_embed_dim": 4,
+    "projection_class_embeddings_input_dim": 34})"));
+  t.noise = NoiseSchedule::from_json({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}});
+  t.batch_size = 4;
+  t.text_length = 5;
+  t.caption_dropout = 0.2;
+  return t;
+}
+
+HostArray noise(Shape shape, const char* purpose) {
+  HostArray a(shape);
+  HostRng rng(7, purpose);
+  auto v = a.mutable_view<float>();
+  for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(std::fabs(rng.normal(i)));
+  return a;
+}
+
+struct Run {
+  TemporaryFolder folder;
+  Devices devices = Devices::open();
+  LatentDiffusion task = tiny_task();
+  LoopOptions options;
+  float poison = 0;   // added to the latents of sample 9
+
+  Run() {
+    options.title = "test";
+    options.folder = folder.path();
+    options.checkpoint_dir = folder.path() + "/checkpoints";
+    options.optim.learning_rate = 1e-3;
+    options.optim.learning_rate_schedule_steps = 100;
+    options.ema_decay = 0.9;
+    options.compile.jax_cache_dir = "off";
+  }
+
+  Trained train(int64_t steps) {
+    options.optim.max_train_steps = steps;
+    LoopCallbacks callbacks;
+    callbacks.initial = [](const ParamTable& params) {
+      Values v;
+      for (const Param& p : params.params()) v[p.input] = initial_value(p, 3);
+      return v;
+    };
+    callbacks.constants = {{"empty_prompt_embeds", noise({DType::f32, {5, 12}}, "empty")},
+                           {"empty_text_embeds", noise({DType::f32, {10}}, "empty pooled")}};
+    HostArray moments = noise({DType::f32, {11, 8, 8, 8}}, "moments");
+    moments.mutable_view<float>()[9 * 8 * 8 * 8] += poison;
+    return train_loop(devices, task,
+                      in_memory({{"moments", moments},
+                                 {"prompt_embeds", noise({DType::f32, {11, 5, 12}}, "prompts")},
+                                 {"text_embeds", noise({DType::f32, {11, 10}}, "pooled")}},
+                                task.batch_size, 5),
+                      options, callbacks);
+  }
+};
+
+void expect_same_bits(const Values& a, const Values& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, x] : a) {
+    const HostArray& y = b.at(name);
+    ASSERT_EQ(x.bytes(), y.bytes()) << name;
+    EXPECT_EQ(0, std::memcmp(x.data(), y.data(), x.bytes())) << name;
+  }
+}
+
+TEST(Resume, EqualsNoInterruptionBitForBit) {
+  for (double ema : {0.0, 0.9}) {
+    Run whole, parts;
+    whole.options.ema_decay = parts.options.ema_decay = ema;
+    Trained expected = whole.train(8);
+    Trained half = parts.train(4);
+    Trained resumed = parts.train(8);
+    expect_same_bits(expected.values, resumed.values);
+    bool moved = false;
+    for (const auto& [name, x] : half.values)
+      moved |= std::memcmp(x.data(), resumed.values.at(name).data(), x.bytes()) != 0;
+    EXPECT_TRUE(moved);
+    CheckpointContent a = read_training_state(whole.options.checkpoint_dir, 8),
+                      b = read_training_state(parts.options.checkpoint_dir, 8);
+    expect_same_bits(a.state, b.state);
+    EXPECT_EQ(a.state_json, b.state_json);
+  }
+}
+
+TEST(Resume, TrainingBeyondTheLastStepDoesNothing) {
+  Run run;
+  Trained t = run.train(2), again = run.train(2);
+  expect_same_bits(t.values, again.values);
+}
+
+TEST(Resume, CheckpointsOnTheWayDoNotChangeTheRun) {
+  Run plain, saving;
+  saving.options.checkpoint_every = 2;
+  expect_same_bits(plain.train(6).values, saving.train(6).values);
+  EXPECT_EQ(list_checkpoints(saving.options.checkpoint_dir), (std::vector<int64_t>{2, 4, 6}));
+}
+
+TEST(Loop, LossThatIsNotFiniteStopsTheRunAndKeepsTheStateBeforeIt) {
+  Run good, bad;
+  bad.poison = NAN;
+  try {
+    bad.train(12);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("finite"), std::string::npos) << e.what();
+  }
+  std::vector<int64_t> saved = list_checkpoints(bad.options.checkpoint_dir);
+  ASSERT_EQ(saved.size(), 1u);
+  ASSERT_GT(saved[0], 0);
+  // The same steps without the bad picture give the same state.
+  good.train(saved[0]);
+  CheckpointContent a = read_training_state(good.options.checkpoint_dir, saved[0]),
+                    b = read_training_state(bad.options.checkpoint_dir, saved[0]);
+  a.state.erase("healthy");
+  b.state.erase("healthy");
+  expect_same_bits(a.state, b.state);
+  EXPECT_EQ(a.state_json, b.state_json);
+}
+
+}  // namespace
+}  // namespace md
