@@ -29,7 +29,8 @@ void prepare_emoji(const Words& words) {
 }
 
 void train(const Words& words) {
-  md::check(!words.empty(), md::Code::invalid_config, "train: the config file is missing; try: train configs/quickstart.yml");
+  md::check(!words.empty(), md::Code::invalid_config,
+            "train: the config file is missing; try: train configs/quickstart.yml");
   md::train_command(words[0], Words(words.begin() + 1, words.end()));
 }
 

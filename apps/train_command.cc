@@ -17,11 +17,16 @@ std::string draw(const TrainedModel& m) {
   if (keys.prompt.empty()) return "";
   nlohmann::json scheduler = nlohmann::json::parse(m.folder.scheduler_config());
   for (const auto& [name, text] : keys.diffusion_scheduler_config) scheduler[name] = nlohmann::json::parse(text);
-  TextToImageOptions o{.negative_prompt = keys.negative_prompt, .guidance_scale = keys.guidance_scale,
+  TextToImageOptions o{.negative_prompt = keys.negative_prompt,
+                       .guidance_scale = keys.guidance_scale,
                        .num_inference_steps = keys.num_inference_steps,
-                       .num_images_per_prompt = keys.num_images_per_prompt, .height = m.config.data.resolution,
-                       .width = m.config.data.resolution, .seed = static_cast<uint64_t>(keys.sample_seed),
-                       .scheduler_config = scheduler.dump(), .scope = m.scope, .compile = m.config.compile};
+                       .num_images_per_prompt = keys.num_images_per_prompt,
+                       .height = m.config.data.resolution,
+                       .width = m.config.data.resolution,
+                       .seed = static_cast<uint64_t>(keys.sample_seed),
+                       .scheduler_config = scheduler.dump(),
+                       .scope = m.scope,
+                       .compile = m.config.compile};
   HostArray pictures = text_to_image(m.devices, m.folder, m.unet, m.text_encoder, m.coder, keys.prompt, o);
   std::vector<GridCell> cells;
   const int64_t n = pictures.dims()[0];

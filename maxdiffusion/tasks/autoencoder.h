@@ -10,7 +10,7 @@ namespace md {
 struct Autoencoder : Task {
   VaeConfig vae;
   int64_t batch_size = 1, resolution = 64;
-  double kl_weight = 1e-6;   // times the KL per pixel value
+  double kl_weight = 1e-6;  // times the KL per pixel value
 
   std::string model() const override { return "vae"; }
   /// pixels: u8 [B, R, R, 3].

@@ -147,9 +147,8 @@ HostArray PictureCoder::encode(const HostArray& pixels) {
 }
 
 HostArray PictureCoder::decode(const HostArray& latents) {
-  return run(decoder_, latents, "vae_decoder", [](const Scope& s, const VaeConfig& vae, Tensor z) {
-    return cast(vae_decode(s, vae, z), DType::f32);
-  });
+  return run(decoder_, latents, "vae_decoder",
+             [](const Scope& s, const VaeConfig& vae, Tensor z) { return cast(vae_decode(s, vae, z), DType::f32); });
 }
 
 ParamTable vae_params(const ModelFolder& m, DType weights) {

@@ -11,8 +11,8 @@
 namespace md {
 
 struct TextConditioning {
-  Tensor prompt_embeds;   // [B, L, D] f32
-  Tensor text_embeds;     // [B, P] f32, SDXL only
+  Tensor prompt_embeds;  // [B, L, D] f32
+  Tensor text_embeds;    // [B, P] f32, SDXL only
 };
 /// SDXL: the hidden states before the last layer of both encoders, side by side, and the projected end token of the
 /// second. One encoder: its last hidden state after the final norm. ids: [B, L] s32.
@@ -20,8 +20,8 @@ TextConditioning text_conditioning(const ModelFolder& m, const Scope& encoder, T
                                    Tensor ids_2);
 
 struct TextEmbeddings {
-  HostArray prompt_embeds;   // f32 [N, L, D]
-  HostArray text_embeds;     // f32 [N, P]; absent with one encoder
+  HostArray prompt_embeds;  // f32 [N, L, D]
+  HostArray text_embeds;    // f32 [N, P]; absent with one encoder
 };
 
 /// Text encoders with their weights on the devices, compiled for `batch` captions at a time.
@@ -62,7 +62,8 @@ class PictureCoder {
     std::unique_ptr<Program> program;
     ArrayMap weights;
   };
-  HostArray run(Half& half, const HostArray& input, const char* name, Tensor (*build)(const Scope&, const VaeConfig&, Tensor));
+  HostArray run(Half& half, const HostArray& input, const char* name,
+                Tensor (*build)(const Scope&, const VaeConfig&, Tensor));
   const Devices& devices_;
   VaeConfig vae_;
   std::map<std::string, HostArray> weights_;

@@ -12,7 +12,7 @@ struct LatentDiffusion : Task {
   UNetConfig unet;
   NoiseSchedule noise;
   int64_t batch_size = 1, latent_height = 8, latent_width = 8, text_length = 77;
-  double resolution = 64;        // told to SDXL's micro-conditioning: original = target = resolution, no crop
+  double resolution = 64;  // told to SDXL's micro-conditioning: original = target = resolution, no crop
   double snr_gamma = -1, caption_dropout = 0;
 
   std::string model() const override { return "unet"; }

@@ -56,13 +56,13 @@ ModelFolder ModelFolder::open(const std::string& path, const std::string& bpe_fi
   auto tokenizer = [&](const std::string& name) {
     std::string folder = path + "/" + name;
     if (exists(folder + "/vocab.json")) return std::make_shared<ClipTokenizer>(ClipTokenizer::from_folder(folder));
-    return std::make_shared<ClipTokenizer>(ClipTokenizer::from_bpe(
-        bpe_file.empty() ? MD_DEPS_DIR "/open_clip/bpe_simple_vocab_16e6.txt.gz" : bpe_file));
+    return std::make_shared<ClipTokenizer>(
+        ClipTokenizer::from_bpe(bpe_file.empty() ? MD_DEPS_DIR "/open_clip/bpe_simple_vocab_16e6.txt.gz" : bpe_file));
   };
   m.tokenizer = tokenizer("tokenizer");
   if (two) {
     m.tokenizer_2 = tokenizer("tokenizer_2");
-    if (!exists(path + "/tokenizer_2/vocab.json")) m.tokenizer_2->set_pad_id(0);   // "!", as OpenCLIP pads
+    if (!exists(path + "/tokenizer_2/vocab.json")) m.tokenizer_2->set_pad_id(0);  // "!", as OpenCLIP pads
   }
   return m;
 }

@@ -1,4 +1,5 @@
-// ModelFolder: a local folder in diffusers' layout, opened: configs parsed, tokenizers loaded, weights found (not read).
+// ModelFolder: a local folder in diffusers' layout, opened: configs parsed, tokenizers loaded, weights found (not
+// read).
 #pragma once
 
 #include <map>

@@ -115,8 +115,7 @@ struct SampleKeys {
     v("num_images_per_prompt", num_images_per_prompt, "pictures per prompt");
     v("sample_seed", sample_seed, "seed of the initial noise");
     v("sample_every", sample_every, "steps between sample grids while training; -1: only at the end");
-    v("diffusion_scheduler_config", diffusion_scheduler_config,
-      "sampler: overrides members of scheduler_config.json");
+    v("diffusion_scheduler_config", diffusion_scheduler_config, "sampler: overrides members of scheduler_config.json");
   }
 };
 

@@ -14,7 +14,9 @@ namespace {
 
 using nlohmann::json;
 
-bool is_state(const std::string& input) { return input == "step" || input == "healthy" || input.find('/') != input.npos; }
+bool is_state(const std::string& input) {
+  return input == "step" || input == "healthy" || input.find('/') != input.npos;
+}
 
 /// Everything that goes from step to step, and where the data stood before the batch of `step`.
 struct State {
@@ -52,8 +54,8 @@ State fresh_state(const Devices& devices, const Program& program, const ParamTab
   return s;
 }
 
-State restored_state(const Devices& devices, const Program& program, const ParamTable& params,
-                     const std::string& model, int64_t step, const LoopOptions& o) {
+State restored_state(const Devices& devices, const Program& program, const ParamTable& params, const std::string& model,
+                     int64_t step, const LoopOptions& o) {
   CheckpointContent c = read_training_state(o.checkpoint_dir, step);
   const json info = json::parse(c.state_json);
   if (info.at("seed") != o.seed)
@@ -138,7 +140,7 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
       CheckpointContent c;
       c.state = values();
       c.weights[task.model()] = published(step.params, task.model(), model_values(step.params, c.state));
-      if (o.ema_decay == 0)   // the model's file holds them already
+      if (o.ema_decay == 0)  // the model's file holds them already
         for (const Param& p : step.params.params()) c.state.erase(p.input);
       c.state_json = info.dump(2);
       if (callbacks.complete) callbacks.complete(c);
@@ -146,10 +148,15 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
     });
   };
 
-  Recorder recorder({.folder = o.folder, .run_name = o.run_name, .title = o.title, .total_steps = last,
-                     .start_step = first, .config = o.metrics, .texts = o.texts});
-  std::deque<Position> positions;   // before the batches of steps whose loss is not read yet
-  int64_t dispatched = first;       // the step that positions.back() belongs to
+  Recorder recorder({.folder = o.folder,
+                     .run_name = o.run_name,
+                     .title = o.title,
+                     .total_steps = last,
+                     .start_step = first,
+                     .config = o.metrics,
+                     .texts = o.texts});
+  std::deque<Position> positions;  // before the batches of steps whose loss is not read yet
+  int64_t dispatched = first;      // the step that positions.back() belongs to
   Batch batch;
   try {
     for (; state.step < last; ++state.step) {

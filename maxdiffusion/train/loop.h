@@ -19,8 +19,8 @@ namespace md {
 using Values = std::map<std::string, HostArray>;
 
 struct LoopOptions {
-  std::string title;            // of the progress bar
-  std::string folder;           // tensorboard/, metrics.jsonl and curves go here
+  std::string title;   // of the progress bar
+  std::string folder;  // tensorboard/, metrics.jsonl and curves go here
   std::string checkpoint_dir;
   OptimConfig optim;
   ScopeOptions scope;
@@ -32,7 +32,7 @@ struct LoopOptions {
   MetricsConfig metrics;
   CompileConfig compile;
   std::string run_name;
-  std::map<std::string, std::string> texts;   // for TensorBoard: tag → Markdown
+  std::map<std::string, std::string> texts;  // for TensorBoard: tag → Markdown
 };
 
 struct LoopCallbacks {

@@ -25,8 +25,11 @@ Precision precision(const std::string& name) {
 }
 
 ScopeOptions scope_options(const ModelKeys& m) {
-  return {.weights = parse_dtype(m.weights_dtype), .activations = parse_dtype(m.activations_dtype),
-          .precision = precision(m.precision), .attention = m.attention, .remat = m.remat_policy,
+  return {.weights = parse_dtype(m.weights_dtype),
+          .activations = parse_dtype(m.activations_dtype),
+          .precision = precision(m.precision),
+          .attention = m.attention,
+          .remat = m.remat_policy,
           .scan_layers = m.scan_layers};
 }
 
@@ -118,7 +121,8 @@ Values autoencoder(const RunConfig& c, const Devices& devices, ModelFolder& fold
     return folder.values(vae_params(folder, DType::f32), "vae", false, static_cast<uint64_t>(c.run.seed));
   Autoencoder task;
   task.vae = folder.vae;
-  task.batch_size = global_batch(c.vae.vae_per_device_batch_size, devices.mesh().devices(), "vae_per_device_batch_size");
+  task.batch_size =
+      global_batch(c.vae.vae_per_device_batch_size, devices.mesh().devices(), "vae_per_device_batch_size");
   task.resolution = c.data.resolution;
   task.kl_weight = c.vae.vae_kl_weight;
   LoopOptions o = loop_options(c, c.folder() + "/vae", "train vae");
@@ -127,10 +131,12 @@ Values autoencoder(const RunConfig& c, const Devices& devices, ModelFolder& fold
   o.optim.learning_rate = c.vae.vae_learning_rate;
   LoopCallbacks callbacks;
   callbacks.initial = [&](const ParamTable& p) { return folder.values(p, "vae", true, o.seed); };
-  callbacks.complete = [&](CheckpointContent& content) { content.files["vae/config.json"] = folder.files.at("vae/config.json"); };
-  Trained t = train_loop(devices, task,
-                         in_memory({{"pixels", pictures.pixels}}, task.batch_size, o.seed, c.data.enable_data_shuffling),
-                         o, callbacks);
+  callbacks.complete = [&](CheckpointContent& content) {
+    content.files["vae/config.json"] = folder.files.at("vae/config.json");
+  };
+  Trained t = train_loop(
+      devices, task, in_memory({{"pixels", pictures.pixels}}, task.batch_size, o.seed, c.data.enable_data_shuffling), o,
+      callbacks);
   return t.values;
 }
 
@@ -157,7 +163,8 @@ HostArray with_mirrored(const HostArray& pixels, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; ++i) {
     set_rows(out, i - from, rows(pixels, i % d[0], 1));
     if (i < d[0]) continue;
-    for (uint8_t* row = &v[static_cast<size_t>(i - from) * picture]; row < v.data() + (static_cast<size_t>(i - from) + 1) * picture; row += row_bytes)
+    for (uint8_t* row = &v[static_cast<size_t>(i - from) * picture];
+         row < v.data() + (static_cast<size_t>(i - from) + 1) * picture; row += row_bytes)
       for (int64_t l = 0, r = d[2] - 1; l < r; ++l, --r)
         std::swap_ranges(row + l * d[3], row + (l + 1) * d[3], row + r * d[3]);
   }
@@ -216,9 +223,12 @@ void train(const RunConfig& c, const OnSample& on_sample) {
 
   make_folders(run);
   write_file_atomic(run + "/config.yml", c.to_yaml());
-  ImageFolderConfig images{.resolution = c.data.resolution, .center_crop = c.data.center_crop,
-                           .random_flip = c.data.random_flip, .image_column = c.data.image_column,
-                           .caption_column = c.data.caption_column, .max_train_samples = c.data.max_train_samples};
+  ImageFolderConfig images{.resolution = c.data.resolution,
+                           .center_crop = c.data.center_crop,
+                           .random_flip = c.data.random_flip,
+                           .image_column = c.data.image_column,
+                           .caption_column = c.data.caption_column,
+                           .max_train_samples = c.data.max_train_samples};
   const LoadedFolder pictures = load_image_folder(pictures_folder(c.data), images);
   const int64_t n = pictures.pixels.dims()[0];
   log_info("{} pictures, {} skipped", n, pictures.skipped.size());
@@ -235,7 +245,8 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   // What the UNet is trained on: moments of latents and text embeddings, computed once.
   const bool random_text = c.model.random_text_encoder;
   TextEncoder text(devices, folder, coder_batch, random_text, seed, c.compile);
-  const std::string cache_folder = (c.data.dataset_save_location.empty() ? run : c.data.dataset_save_location) + "/cache";
+  const std::string cache_folder =
+      (c.data.dataset_save_location.empty() ? run : c.data.dataset_save_location) + "/cache";
   std::map<std::string, HostArray> samples_on_host =
       encoded(cache_folder, pictures, c.data.random_flip, cache_key(c, folder, vae, text), coder, text);
   if (c.model.train_new_vae) {
@@ -243,7 +254,8 @@ void train(const RunConfig& c, const OnSample& on_sample) {
     json config = json::parse(folder.files.at("vae/config.json"));
     config["scaling_factor"] = folder.vae.scaling_factor;
     folder.files["vae/config.json"] = config.dump(2) + "\n";
-    log_info("autoencoder: scaling_factor {:.5f} (one over the latents' standard deviation)", folder.vae.scaling_factor);
+    log_info("autoencoder: scaling_factor {:.5f} (one over the latents' standard deviation)",
+             folder.vae.scaling_factor);
   }
   samples_on_host["moments"] = scaled(samples_on_host.at("moments"), folder.vae);
 

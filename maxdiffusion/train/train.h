@@ -19,9 +19,9 @@ struct TrainedModel {
   TextEncoder& text_encoder;
   PictureCoder& coder;
   const ScopeOptions& scope;
-  const Values& unet;         // by input name
+  const Values& unet;  // by input name
   int64_t step;
-  std::string samples;       // folder for pictures
+  std::string samples;  // folder for pictures
 };
 /// Draws and writes pictures; given by apps, so that training and sampling stay strangers. Returns the path to print.
 using OnSample = std::function<std::string(const TrainedModel&)>;

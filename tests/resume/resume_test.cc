@@ -22,7 +22,8 @@ LatentDiffusion tiny_task() {
     "norm_num_groups": 4, "cross_attention_dim": 12, "attention_head_dim": [1, 2], "use_linear_projection": true,
     "transformer_layers_per_block": [1, 1], "addition_embed_type": "text_time", "addition_time_embed_dim": 4,
     "projection_class_embeddings_input_dim": 34})"));
-  t.noise = NoiseSchedule::from_json({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}});
+  t.noise =
+      NoiseSchedule::from_json({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}});
   t.batch_size = 4;
   t.text_length = 5;
   t.caption_dropout = 0.2;
@@ -42,7 +43,7 @@ struct Run {
   Devices devices = Devices::open();
   LatentDiffusion task = tiny_task();
   LoopOptions options;
-  float poison = 0;   // added to the latents of sample 9
+  float poison = 0;  // added to the latents of sample 9
 
   Run() {
     options.title = "test";
