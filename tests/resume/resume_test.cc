@@ -38,21 +38,22 @@ HostArray noise(Shape shape, const char* purpose) {
   return a;
 }
 
-struct Run {
+struct TinyRun {
   TemporaryFolder folder;
   Devices devices = Devices::open();
   LatentDiffusion task = tiny_task();
   LoopOptions options;
   float poison = 0;  // added to the latents of sample 9
 
-  Run() {
+  TinyRun() {
     options.title = "test";
     options.folder = folder.path();
     options.checkpoint_dir = folder.path() + "/checkpoints";
     options.optim.learning_rate = 1e-3;
     options.optim.learning_rate_schedule_steps = 100;
     options.ema_decay = 0.9;
-    options.compile.jax_cache_dir = "off";
+    static TemporaryFolder cache;   // the programs of one process's tests, compiled once
+    options.compile.jax_cache_dir = cache.path();
   }
 
   Trained train(int64_t steps) {
@@ -87,7 +88,7 @@ void expect_same_bits(const Values& a, const Values& b) {
 
 TEST(Resume, EqualsNoInterruptionBitForBit) {
   for (double ema : {0.0, 0.9}) {
-    Run whole, parts;
+    TinyRun whole, parts;
     whole.options.ema_decay = parts.options.ema_decay = ema;
     Trained expected = whole.train(8);
     Trained half = parts.train(4);
@@ -105,20 +106,20 @@ TEST(Resume, EqualsNoInterruptionBitForBit) {
 }
 
 TEST(Resume, TrainingBeyondTheLastStepDoesNothing) {
-  Run run;
+  TinyRun run;
   Trained t = run.train(2), again = run.train(2);
   expect_same_bits(t.values, again.values);
 }
 
 TEST(Resume, CheckpointsOnTheWayDoNotChangeTheRun) {
-  Run plain, saving;
+  TinyRun plain, saving;
   saving.options.checkpoint_every = 2;
   expect_same_bits(plain.train(6).values, saving.train(6).values);
   EXPECT_EQ(list_checkpoints(saving.options.checkpoint_dir), (std::vector<int64_t>{2, 4, 6}));
 }
 
 TEST(Loop, LossThatIsNotFiniteStopsTheRunAndKeepsTheStateBeforeIt) {
-  Run good, bad;
+  TinyRun good, bad;
   bad.poison = NAN;
   try {
     bad.train(12);
