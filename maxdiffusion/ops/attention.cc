@@ -1,9 +1,15 @@
+// Layout: logits are made from [B, H, L, D], batch axes leading, after an explicit transpose. On XLA's CPU (two busy
+// cores, processor time of forward and backward, ms, f32) against dots with batch axes {0, 2} in place: 1.4 for 1.6 at
+// B=16 H=4 L=64 D=32, 41 for 46 at L=256, 117 for 115 at B=2 H=4 L=1024 D=64. Dividing by the sum after the product
+// with v instead of before saves a pass over the logits and a third of the memory (71 MB for 103 MB at L=1024). Head by
+// head ("flash") the logits stay in the cache: 97 ms and 22 MB at L=1024, 30 ms for 41 ms at L=256, but 2.4 ms for
+// 1.4 ms at L=64.
 #include "maxdiffusion/ops/attention.h"
 
 #include <cmath>
-#include <limits>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
@@ -11,45 +17,116 @@
 namespace md {
 namespace {
 
-/// The plain expression: logits, softmax and product as separate operations.
-Tensor dot_product(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
-  Tensor logits = dot(
-      q * o.scale, k,
-      {.lhs_contract = {3}, .rhs_contract = {3}, .lhs_batch = {0, 2}, .rhs_batch = {0, 2}, .precision = o.precision},
-      DType::f32);
-  if (o.bias) logits = logits + cast(o.bias, DType::f32);
+DType wide(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
+
+/// q [..., Lq, D], k and v [..., Lk, D], bias broadcastable to the logits → [..., Lq, D]. `first` is the position of
+/// the first query among all (absent: 0), for the causal mask.
+Tensor from_logits(Tensor q, Tensor k, Tensor v, Tensor bias, Tensor first, const AttentionOptions& o) {
+  const DType type = wide(q.dtype());
+  const int64_t rank = q.rank();
+  Axes batch;
+  for (int64_t i = 0; i + 2 < rank; ++i) batch.push_back(i);
+  const bool exact = q.dtype() == type;  // scaling bf16 queries would round them once more
+  Tensor s = dot(exact ? q * o.scale : q, k, {{rank - 1}, {rank - 1}, batch, batch, o.precision}, type);
+  if (!exact) s = s * o.scale;
+  if (bias) s = s + cast(bias, type);
   if (o.causal) {
-    const Shape square{DType::s32, {q.dim(1), k.dim(1)}};
-    Tensor seen = ge(iota(q.graph(), square, 0), iota(q.graph(), square, 1));
-    logits = where(seen, logits, scalar_like(logits, std::numeric_limits<float>::lowest()));
+    const Shape positions{DType::s32, {s.dim(-2), s.dim(-1)}};
+    Tensor query = iota(s.graph(), positions, 0), key = iota(s.graph(), positions, 1);
+    if (first) query = query + first;
+    s = where(broadcast_to(le(key, query), s.dims()), s, scalar_like(s, -1e30));
   }
-  Tensor weights = cast(softmax(logits), v.dtype());
-  Tensor y = dot(
-      weights, v,
-      {.lhs_contract = {3}, .rhs_contract = {1}, .lhs_batch = {0, 1}, .rhs_batch = {0, 2}, .precision = o.precision});
-  return cast(transpose(y, {0, 2, 1, 3}), q.dtype());
+  Tensor e = exp(s - stop_gradient(max(s, {-1}, true)));
+  Tensor y = dot(cast(e, v.dtype()), v, {{rank - 1}, {rank - 2}, batch, batch, o.precision}, type);
+  return cast(y / sum(e, {-1}, true), q.dtype());
 }
 
+Tensor heads_first(Tensor x) { return transpose(x, {0, 2, 1, 3}); }
+
+Tensor dot_product(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
+  Tensor bias = o.bias;
+  while (bias && bias.rank() < 4) bias = expand_dims(bias, 0);
+  return heads_first(from_logits(heads_first(q), heads_first(k), heads_first(v), bias, {}, o));
+}
+
+/// Rows of q per block: the largest divisor of their number up to 1024.
+int64_t query_block(int64_t length) {
+  int64_t block = std::min<int64_t>(length, 1024);
+  while (length % block != 0) --block;
+  return block;
+}
+
+/// Nodes made during its life are computed again on the way back.
+class RecomputeScope {
+ public:
+  explicit RecomputeScope(Graph& g)
+      : graph_(g), previous_(g.set_remat_region(g.new_remat_region([](const Node&) { return Keep::recompute; }))) {}
+  ~RecomputeScope() { graph_.set_remat_region(previous_); }
+  RecomputeScope(const RecomputeScope&) = delete;
+
+ private:
+  Graph& graph_;
+  int previous_;
+};
+
+Tensor flash(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
+  int64_t devices = 1;
+  for (const auto& axis : q.graph().options().mesh_axes) devices *= axis.second;
+  if (o.bias || devices > 1 || std::min(q.dim(1), k.dim(1)) < o.flash_min_seq_length) return dot_product(q, k, v, o);
+  const int64_t batch = q.dim(0), length = q.dim(1), heads = q.dim(2), d = q.dim(3);
+  const int64_t block = query_block(length), blocks = length / block;
+  auto per_head = [&](Tensor x, Dims inner) {
+    inner.insert(inner.begin(), batch * heads);
+    return reshape(heads_first(x), std::move(inner));
+  };
+  Tensor queries = per_head(q, {blocks, block, d}), keys = per_head(k, {k.dim(1), d}),
+         values = per_head(v, {v.dim(1), d});
+  // A scan needs a carry; these have nothing to carry.
+  auto rows = [](int64_t n, Tensor like, const std::function<Tensor(ScanStep&)>& body) {
+    return scan(n, {constant(like.graph(), 0)},
+                [&](ScanStep& step, const std::vector<Tensor>& nothing) {
+                  return ScanResult{nothing, {body(step)}};
+                })
+        .stacked[0];
+  };
+  Tensor y = rows(batch * heads, queries, [&](ScanStep& head) {
+    Tensor of_head = head.slice(queries), kh = head.slice(keys), vh = head.slice(values);
+    return rows(blocks, of_head, [&](ScanStep& step) {
+      Tensor qb = step.slice(of_head);
+      RecomputeScope scope(step.body());
+      return from_logits(qb, kh, vh, {}, step.index() * static_cast<double>(block), o);
+    });
+  });
+  return heads_first(reshape(y, {batch, heads, length, d}));
+}
+
+// What models call a kernel → how it is done here. A kernel of a device would be a record of its own, chosen by
+// graph().options().platform.
 struct Kernel {
   const char* name;
-  Tensor (*run)(Tensor, Tensor, Tensor, const AttentionOptions&);
+  Tensor (*function)(Tensor q, Tensor k, Tensor v, const AttentionOptions& o);
 };
-constexpr Kernel kKernels[] = {{"dot_product", dot_product}};
+constexpr Kernel kKernels[] = {
+    {"dot_product", dot_product},
+    {"flash", flash},
+};
 
 }  // namespace
 
-Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions o) {
-  check(q.rank() == 4 && k.rank() == 4 && v.shape() == k.shape() && q.dim(0) == k.dim(0) && q.dim(2) == k.dim(2) &&
-            q.dim(3) == k.dim(3),
-        Code::invalid_graph, "attention: q {}, k {}, v {} are not [B, L, H, D]", to_string(q.shape()),
-        to_string(k.shape()), to_string(v.shape()));
-  if (o.scale == 0) o.scale = 1 / std::sqrt(static_cast<double>(q.dim(-1)));
+Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
+  const Kernel* kernel = nullptr;
   std::string known;
-  for (const Kernel& kernel : kKernels) {
-    if (o.kernel == kernel.name) return kernel.run(q, k, v, o);
-    known += (known.empty() ? "" : ", ") + std::string(kernel.name);
+  for (const Kernel& candidate : kKernels) {
+    if (options.kernel == candidate.name) kernel = &candidate;
+    known += (known.empty() ? "" : ", ") + std::string(candidate.name);
   }
-  fail(Code::invalid_config, "attention '{}' is not one of: {}", o.kernel, known);
+  check(kernel != nullptr, Code::invalid_config, "attention: '{}' is not one of: {}", options.kernel, known);
+  check(q.rank() == 4 && k.rank() == 4 && k.shape() == v.shape() && q.dim(0) == k.dim(0) && q.dim(2) == k.dim(2) &&
+            q.dim(3) == k.dim(3) && q.dtype() == k.dtype(),
+        Code::invalid_graph, "attention: q {}, k {}, v {} are not [B, Lq, H, D] and [B, Lk, H, D]",
+        to_string(q.shape()), to_string(k.shape()), to_string(v.shape()));
+  if (options.scale == 0) options.scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
+  return kernel->function(q, k, v, options);
 }
 
 }  // namespace md

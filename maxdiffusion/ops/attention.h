@@ -11,12 +11,16 @@ namespace md {
 
 struct AttentionOptions {
   std::string kernel = "dot_product";  // key `attention`; throws invalid_config with the known names
+  int64_t flash_min_seq_length = 256;  // "flash" is "dot_product" where q or k is shorter
   double scale = 0;                    // 0: 1/sqrt(D)
   bool causal = false;
   Tensor bias = {};  // added to the logits, broadcast to [B, H, Lq, Lk]
   Precision precision = Precision::default_;
 };
 
+/// "dot_product" writes all logits; "flash" goes head by head and block of queries by block, and computes them again on
+/// the way back, so that the memory it needs does not grow with B·H·Lq. On a mesh of several devices, and with a bias,
+/// "flash" is "dot_product" too.
 /// q: [B, Lq, H, D]   k, v: [B, Lk, H, D]   result: [B, Lq, H, D], dtype of q; softmax in f32.
 Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options = {});
 

@@ -1,0 +1,116 @@
+#include "maxdiffusion/ops/attention.h"
+
+#include "tests/autodiff/judge.h"
+
+namespace md {
+namespace {
+
+using namespace judge;  // NOLINT
+
+/// softmax(scale · q·kᵀ + bias) · v on the host, in double.
+std::vector<double> expected(const std::vector<HostArray>& in, bool causal, double scale, bool bias) {
+  const Dims q = in[0].dims(), k = in[1].dims();
+  const auto Q = in[0].to_doubles(), K = in[1].to_doubles(), V = in[2].to_doubles();
+  const auto B = bias ? in[3].to_doubles() : std::vector<double>();
+  const int64_t H = q[2], D = q[3], Lq = q[1], Lk = k[1];
+  auto at = [&](int64_t b, int64_t l, int64_t h, int64_t d, int64_t L) {
+    return static_cast<size_t>(((b * L + l) * H + h) * D + d);
+  };
+  std::vector<double> y(Q.size());
+  for (int64_t b = 0; b < q[0]; ++b)
+    for (int64_t h = 0; h < H; ++h)
+      for (int64_t i = 0; i < Lq; ++i) {
+        double total = 0;
+        std::vector<double> row(static_cast<size_t>(D));
+        for (int64_t j = 0; j < (causal ? i + 1 : Lk); ++j) {
+          double s = 0;
+          for (int64_t d = 0; d < D; ++d) s += Q[at(b, i, h, d, Lq)] * K[at(b, j, h, d, Lk)];
+          const double e = std::exp(scale * s + (bias ? B[static_cast<size_t>(h * Lk + j)] : 0));
+          total += e;
+          for (int64_t d = 0; d < D; ++d) row[static_cast<size_t>(d)] += e * V[at(b, j, h, d, Lk)];
+        }
+        for (int64_t d = 0; d < D; ++d) y[at(b, i, h, d, Lq)] = row[static_cast<size_t>(d)] / total;
+      }
+  return y;
+}
+
+class Attention : public testing::TestWithParam<const char*> {
+ protected:
+  AttentionOptions options() const { return {.kernel = GetParam(), .flash_min_seq_length = 0}; }
+};
+INSTANTIATE_TEST_SUITE_P(Kernels, Attention, testing::Values("dot_product", "flash"));
+
+std::vector<Shape> shapes(DType t, int64_t lq, int64_t lk) {
+  return {{t, {2, lq, 3, 4}}, {t, {2, lk, 3, 4}}, {t, {2, lk, 3, 4}}, {t, {3, 1, lk}}};
+}
+
+TEST_P(Attention, IsSoftmaxOfScaledProducts) {
+  for (auto [type, tolerance] : {std::pair{DType::f64, 1e-13}, {DType::f32, 2e-6}, {DType::bf16, 2e-2}})
+    for (bool causal : {false, true})
+      for (bool bias : {false, true}) {
+        const double scale = causal ? 0.7 : 0.5;
+        Traced traced{shapes(type, 6, causal ? 6 : 5), [&](Graph&, const std::vector<Tensor>& x) {
+                        AttentionOptions o = options();
+                        o.causal = causal;
+                        if (causal) o.scale = 0.7;  // else 1/√4
+                        if (bias) o.bias = x[3];
+                        return std::vector<Tensor>{attention(x[0], x[1], x[2], o)};
+                      }};
+        const auto in = traced.inputs();
+        const auto out = traced.run(in);
+        EXPECT_EQ(out[0].shape(), traced.shapes[0]);
+        expect_close(out[0].to_doubles(), expected(in, causal, scale, bias), tolerance,
+                     fmt::format("{} causal {} bias {}", to_string(type), causal, bias));
+      }
+}
+
+TEST_P(Attention, GradientEqualsFiniteDifferences) {
+  for (bool causal : {false, true})
+    check_gradients(shapes(DType::f64, 4, causal ? 4 : 3), [&](Graph&, const std::vector<Tensor>& x) {
+      AttentionOptions o = options();
+      o.causal = causal;
+      if (o.kernel != "flash") o.bias = x[3];
+      Tensor y = attention(x[0], x[1], x[2], o);
+      return sum(square(y) + sin(y)) + sum(x[3]);
+    });
+}
+
+TEST_P(Attention, BlocksOfQueriesAgree) {  // 1540 queries: two blocks of 770
+  Traced traced{{f32({1, 1540, 2, 8}), f32({1, 1540, 2, 8}), f32({1, 1540, 2, 8})},
+                [&](Graph&, const std::vector<Tensor>& x) {
+                  AttentionOptions o = options();
+                  o.causal = true;
+                  return std::vector<Tensor>{attention(x[0], x[1], x[2], o)};
+                }};
+  const auto in = traced.inputs();
+  expect_close(traced.run(in)[0].to_doubles(), expected(in, true, 1 / std::sqrt(8.0), false), 1e-5, "blocks");
+}
+
+TEST(AttentionTable, FlashKeepsNoLogits) {
+  auto temporary = [](const char* kernel) {
+    Graph g;
+    with_gradients({f32({1, 1024, 8, 32}), f32({1, 1024, 8, 32}), f32({1, 1024, 8, 32})},
+                   [&](Graph&, const std::vector<Tensor>& x) {
+                     return sum(square(attention(x[0], x[1], x[2], {.kernel = kernel})));
+                   })
+        .trace(g);
+    return compile(devices(), g, {.jax_cache_dir = "off"}, "attention").memory()->temporary;
+  };
+  EXPECT_LT(temporary("flash"), temporary("dot_product") / 2);
+}
+
+TEST(AttentionTable, NamesItsKernelsAndShapes) {
+  Graph g;
+  Tensor q = g.input("q", f32({1, 4, 2, 8})), k = g.input("k", f32({1, 4, 3, 8}));
+  try {
+    attention(q, q, q, {.kernel = "splash"});
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    EXPECT_NE(e.message().find("dot_product, flash"), std::string::npos) << e.what();
+  }
+  EXPECT_THROW(attention(q, k, k), Error);
+}
+
+}  // namespace
+}  // namespace md
