@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <png.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -36,7 +37,7 @@ TEST(Picture, PngHoldsTheVeryPixels) {
   HostArray a(Shape{DType::u8, {5, 7, 3}});
   auto v = a.mutable_view<uint8_t>();
   for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<uint8_t>(i * 37);
-  const std::string path = testing::TempDir() + "pixels.png";
+  const std::string path = fmt::format("{}pixels_{}.png", testing::TempDir(), ::getpid());
   write_png(path, a);
   png_image image{};
   image.version = PNG_IMAGE_VERSION;

@@ -1,6 +1,7 @@
 #include "maxdiffusion/data/emoji.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -16,26 +17,31 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string all_files(const std::string& folder) {
+// Of this process alone: several checkouts may be tested at once.
+std::string own_folder(const std::string& name) {
+  return fmt::format("{}emoji_{}_{}", testing::TempDir(), ::getpid(), name);
+}
+
+// One hash of all names and contents.
+std::string content_of(const std::string& folder) {
   std::map<std::string, std::string> names;
   for (const auto& e : fs::directory_iterator(folder)) names[e.path().filename()] = content_hash(read_file(e.path()));
   std::string all;
   for (const auto& [name, hash] : names) all += name + hash;
-  return all;
+  return content_hash(all);
 }
 
 TEST(Emoji, MoreThanThreeThousandCaptionedPicturesTheSameEachTime) {
-  const std::string folder = testing::TempDir() + "emoji_all";
-  fs::remove_all(folder);
+  const std::string folder = own_folder("all");
   const int64_t n = prepare_emoji(folder, {.resolution = 32});
   EXPECT_GT(n, 3000);
-  const std::string first = all_files(folder);
+  const std::string first = content_of(folder);
 
   // What a longer, older run left behind goes away; the rest is replaced by the same bytes.
   std::ofstream(fs::path(folder) / fmt::format("{:04}.png", n)) << "stale";
   std::ofstream(fs::path(folder) / "0000.png") << "half a pic";
   EXPECT_EQ(prepare_emoji(folder, {.resolution = 32}), n);
-  EXPECT_EQ(all_files(folder), first);
+  EXPECT_EQ(content_of(folder), first);
 
   std::map<std::string, nlohmann::json> by_text;
   std::ifstream lines(fs::path(folder) / "metadata.jsonl");
@@ -69,7 +75,7 @@ TEST(Emoji, MoreThanThreeThousandCaptionedPicturesTheSameEachTime) {
 
 TEST(Emoji, MissingFontNamesThePackage) {
   try {
-    prepare_emoji(testing::TempDir() + "emoji_none", {.font = "/nowhere/NotoColorEmoji.ttf"});
+    prepare_emoji(own_folder("none"), {.font = "/nowhere/NotoColorEmoji.ttf"});
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::io);
@@ -80,13 +86,13 @@ TEST(Emoji, MissingFontNamesThePackage) {
 
 TEST(Emoji, FontWithoutColoursIsRefused) {
   const EmojiConfig config{.font = "/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf"};
-  EXPECT_THROW(prepare_emoji(testing::TempDir() + "emoji_plain", config), Error);
+  EXPECT_THROW(prepare_emoji(own_folder("plain"), config), Error);
 }
 
 TEST(Emoji, NamesFileWithoutNamesIsRefused) {
-  const std::string names = testing::TempDir() + "no_names.txt";
+  const std::string names = own_folder("names.txt");
   std::ofstream(names) << "263A ; unqualified # x E0.6 smiling face\n";
-  EXPECT_THROW(prepare_emoji(testing::TempDir() + "emoji_unnamed", {.names = names}), Error);
+  EXPECT_THROW(prepare_emoji(own_folder("unnamed"), {.names = names}), Error);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "maxdiffusion/data/image_folder.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -49,7 +50,7 @@ HostArray decode(const std::string& bytes) { return decode_image_bytes(bytes.dat
 
 struct Folder {
   std::string path;
-  explicit Folder(const std::string& name) : path(testing::TempDir() + "images_" + name) {
+  explicit Folder(const std::string& name) : path(fmt::format("{}images_{}_{}", testing::TempDir(), ::getpid(), name)) {
     fs::remove_all(path);
     fs::create_directories(path);
   }

@@ -1,6 +1,7 @@
 #include "maxdiffusion/data/tokenizer.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
@@ -49,7 +50,7 @@ std::string error_of(const std::function<void()>& f) {
   return "no error";
 }
 std::string fresh_folder(const std::string& name) {
-  const std::string folder = testing::TempDir() + name;
+  const std::string folder = fmt::format("{}{}_{}", testing::TempDir(), name, ::getpid());
   fs::remove_all(folder);
   fs::create_directories(folder);
   return folder;

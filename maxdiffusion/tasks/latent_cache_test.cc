@@ -1,6 +1,7 @@
 #include "maxdiffusion/tasks/latent_cache.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -16,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string fresh(const std::string& name) {
-  const std::string folder = testing::TempDir() + "latents_" + name;
+  const std::string folder = fmt::format("{}latents_{}_{}", testing::TempDir(), ::getpid(), name);
   fs::remove_all(folder);
   return folder;
 }
