@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 #include <png.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -11,6 +10,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/base/text_raster.h"
 
 namespace md {
@@ -37,7 +37,8 @@ TEST(Picture, PngHoldsTheVeryPixels) {
   HostArray a(Shape{DType::u8, {5, 7, 3}});
   auto v = a.mutable_view<uint8_t>();
   for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<uint8_t>(i * 37);
-  const std::string path = fmt::format("{}pixels_{}.png", testing::TempDir(), ::getpid());
+  const TemporaryFolder folder;
+  const std::string path = folder / "pixels.png";
   write_png(path, a);
   png_image image{};
   image.version = PNG_IMAGE_VERSION;

@@ -1,7 +1,6 @@
 #include "maxdiffusion/data/emoji.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -10,6 +9,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/image_folder.h"
 
 namespace md {
@@ -17,10 +17,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of this process alone: several checkouts may be tested at once.
-std::string own_folder(const std::string& name) {
-  return fmt::format("{}emoji_{}_{}", testing::TempDir(), ::getpid(), name);
+// Removed when the program ends.
+const TemporaryFolder& root() {
+  static const TemporaryFolder folder;
+  return folder;
 }
+std::string own_folder(const std::string& name) { return root() / name; }
 
 // One hash of all names and contents.
 std::string content_of(const std::string& folder) {

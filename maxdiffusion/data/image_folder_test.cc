@@ -1,7 +1,6 @@
 #include "maxdiffusion/data/image_folder.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,6 +10,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/picture.h"
+#include "maxdiffusion/base/temporary_folder.h"
 
 namespace md {
 namespace {
@@ -48,9 +48,14 @@ int largest_difference(const HostArray& a, const HostArray& b) {
 }
 HostArray decode(const std::string& bytes) { return decode_image_bytes(bytes.data(), bytes.size(), "it"); }
 
+// Removed when the program ends.
+const TemporaryFolder& root() {
+  static const TemporaryFolder folder;
+  return folder;
+}
 struct Folder {
   std::string path;
-  explicit Folder(const std::string& name) : path(fmt::format("{}images_{}_{}", testing::TempDir(), ::getpid(), name)) {
+  explicit Folder(const std::string& name) : path(root() / name) {
     fs::remove_all(path);
     fs::create_directories(path);
   }

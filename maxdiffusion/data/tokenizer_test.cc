@@ -1,7 +1,6 @@
 #include "maxdiffusion/data/tokenizer.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
@@ -11,6 +10,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/clip_words.h"
 
 namespace md {
@@ -49,8 +49,13 @@ std::string error_of(const std::function<void()>& f) {
   }
   return "no error";
 }
+// Removed when the program ends.
+const TemporaryFolder& root() {
+  static const TemporaryFolder folder;
+  return folder;
+}
 std::string fresh_folder(const std::string& name) {
-  const std::string folder = fmt::format("{}{}_{}", testing::TempDir(), name, ::getpid());
+  const std::string folder = root() / name;
   fs::remove_all(folder);
   fs::create_directories(folder);
   return folder;

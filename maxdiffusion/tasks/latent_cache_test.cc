@@ -1,7 +1,6 @@
 #include "maxdiffusion/tasks/latent_cache.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,14 +9,20 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
 
 namespace md {
 namespace {
 
 namespace fs = std::filesystem;
 
+// Removed when the program ends.
+const TemporaryFolder& root() {
+  static const TemporaryFolder folder;
+  return folder;
+}
 std::string fresh(const std::string& name) {
-  const std::string folder = fmt::format("{}latents_{}_{}", testing::TempDir(), ::getpid(), name);
+  const std::string folder = root() / name;
   fs::remove_all(folder);
   return folder;
 }
