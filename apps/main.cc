@@ -11,6 +11,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/emoji.h"
+#include "maxdiffusion/tasks/run_config.h"
 
 namespace {
 
@@ -34,6 +35,12 @@ void train(const Words& words) {
   md::train_command(words[0], Words(words.begin() + 1, words.end()));
 }
 
+void inspect(const Words& words) {
+  md::check(words.size() >= 2 && words[0] == "config", md::Code::invalid_config,
+            "inspect: say what and of which file; try: inspect config configs/quickstart.yml");
+  fmt::print("{}", md::RunConfig::load(words[1], Words(words.begin() + 2, words.end())).to_yaml());
+}
+
 struct Command {
   const char *name, *arguments, *meaning;
   void (*run)(const Words&);
@@ -41,6 +48,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"train", "CONFIG [key=value …]", "train as the config file says, from where its run stands", train},
+    {"inspect", "config CONFIG [key=value …]", "print every key with the value that a run would use", inspect},
     {"prepare_emoji", "FOLDER [resolution=64]", "write the colour emoji font as captioned pictures", prepare_emoji},
 };
 

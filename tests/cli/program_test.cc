@@ -38,6 +38,66 @@ TEST(Program, PrepareEmojiRefusesBadWords) {
   EXPECT_FALSE(exists(folder / "a"));
 }
 
+const std::string kQuickstart = MD_SOURCE_DIR "/configs/quickstart.yml";
+
+/// Trains the quickstart with other keys, into `folder`.
+Outcome train(const TemporaryFolder& folder, std::vector<std::string> words) {
+  words.insert(words.begin(),
+               {"train", kQuickstart, "output_dir=" + (folder / "runs"), "dataset_save_location=" + (folder / "data"),
+                "pretrained_model_name_or_path=" MD_SOURCE_DIR "/configs/models/emoji"});
+  return maxdiffusion(words);
+}
+
+TEST(Program, InspectPrintsAConfigThatReadsBack) {
+  TemporaryFolder folder;
+  Outcome o = maxdiffusion({"inspect", "config", kQuickstart, "learning_rate=3e-4"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "\nlearning_rate: 0.0003\n")) << o.out;
+  write_file_atomic(folder / "a.yml", o.out);
+  EXPECT_EQ(maxdiffusion({"inspect", "config", folder / "a.yml"}).out, o.out);
+  EXPECT_EQ(maxdiffusion({"inspect"}).status, 2);
+  EXPECT_EQ(maxdiffusion({"inspect", "mesh", kQuickstart}).status, 2);
+}
+
+TEST(Program, BadConfigsAreRefusedWithFileLineAndKey) {
+  TemporaryFolder folder;
+  write_file_atomic(folder / "a.yml", "base: " + kQuickstart + "\n\nlearning_rat: 1e-4\n");
+  Outcome o = maxdiffusion({"train", folder / "a.yml"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_EQ(o.err, "error: config: " + (folder / "a.yml") +
+                       ":3: there is no key `learning_rat`\n  did you mean `learning_rate`?\n");
+  write_file_atomic(folder / "b.yml", "base: " + kQuickstart + "\nmax_train_steps: some\n");
+  o = maxdiffusion({"train", folder / "b.yml"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_EQ(o.err, "error: config: " + (folder / "b.yml") + ":2: max_train_steps is `some`, expected a whole number\n");
+  EXPECT_TRUE(contains(maxdiffusion({"train", folder / "none.yml"}).err, folder / "none.yml"));
+  EXPECT_TRUE(contains(maxdiffusion({"train"}).err, "the config file is missing"));
+  EXPECT_TRUE(contains(train(folder, {"seeed=1"}).err, "command line: there is no key `seeed`"));
+  EXPECT_TRUE(contains(train(folder, {"seed"}).err, "'seed' is not of the form key=value"));
+  EXPECT_FALSE(exists(folder / "runs"));
+}
+
+TEST(Program, MissingDataIsAnIoErrorThatNamesTheFolder) {
+  TemporaryFolder folder;
+  Outcome o = train(folder, {"dataset_name=", "train_data_dir=/nowhere/pictures"});
+  EXPECT_EQ(o.status, 4) << o.err;
+  EXPECT_TRUE(contains(o.err, "/nowhere/pictures")) << o.err;
+  make_folders(folder / "empty");
+  o = train(folder, {"dataset_name=", "train_data_dir=" + (folder / "empty")});
+  EXPECT_EQ(o.status, 4) << o.err;
+  EXPECT_TRUE(contains(o.err, folder / "empty")) << o.err;
+}
+
+TEST(Program, BadMeshesAndPluginsAreRefused) {
+  TemporaryFolder folder;
+  Outcome o = train(folder, {"ici_data_parallelism=-1", "ici_fsdp_parallelism=-1"});
+  EXPECT_EQ(o.status, 2) << o.err;
+  EXPECT_TRUE(contains(o.err, "-1")) << o.err;
+  o = train(folder, {"plugin=/nowhere/plugin.so"});
+  EXPECT_EQ(o.status, 4) << o.err;
+  EXPECT_TRUE(contains(o.err, "/nowhere/plugin.so")) << o.err;
+}
+
 TEST(Program, FilesThatAreNotThereAreIoErrors) {
   TemporaryFolder folder;
   Outcome o = maxdiffusion({"prepare_emoji", folder / "a", "font=/nowhere/font.ttf"});
