@@ -176,46 +176,45 @@ int64_t prepare_emoji(const std::string& folder, const EmojiConfig& config) {
   make_folders(folder);
 
   // Two sequences may share a glyph (a flag of one land used by another): the first keeps it.
-  struct Kept {
-    const EmojiName* name;
-    uint32_t glyph;
-  };
-  std::vector<Kept> kept;
+  std::vector<const EmojiName*> kept;
+  std::vector<uint32_t> glyphs;
   {
     EmojiFont shaper(font, config.font);
     std::set<uint32_t> seen;
     for (const EmojiName& e : names) {
-      if (const auto g = shaper.glyph(e.code_points); g && seen.insert(*g).second && shaper.picture(*g))
-        kept.push_back({&e, *g});
+      const auto g = shaper.glyph(e.code_points);
+      if (!g || !seen.insert(*g).second) continue;
+      kept.push_back(&e);
+      glyphs.push_back(*g);
     }
   }
-  const int64_t n = static_cast<int64_t>(kept.size());
-  check(n > 0, Code::io, "emoji font '{}': has none of the {} emoji of '{}'", config.font, names.size(), config.names);
-
-  std::vector<std::unique_ptr<EmojiFont>> fonts(static_cast<size_t>(parallel_workers(n)));
-  parallel_for(n, [&](int64_t i, int worker) {
+  std::vector<std::string> files(kept.size());  // empty where the glyph has no colours
+  std::vector<std::unique_ptr<EmojiFont>> fonts(static_cast<size_t>(parallel_workers(std::ssize(kept))));
+  parallel_for(std::ssize(kept), [&](int64_t i, int worker) {
     auto& own = fonts[static_cast<size_t>(worker)];
     if (!own) own = std::make_unique<EmojiFont>(font, config.font);
-    const auto square = own->picture(kept[static_cast<size_t>(i)].glyph);
-    check(square.has_value(), Code::internal, "emoji font: glyph {} lost its bitmap",
-          kept[static_cast<size_t>(i)].glyph);
-    replace_file((fs::path(folder) / file_name(i)).string(),
-                 encode_png(resize_rgb8(*square, config.resolution, config.resolution)));
+    const auto square = own->picture(glyphs[static_cast<size_t>(i)]);
+    if (square) files[static_cast<size_t>(i)] = encode_png(resize_rgb8(*square, config.resolution, config.resolution));
   });
-  sync_file_system(folder);
+  int64_t n = 0;
   std::string metadata;
-  for (int64_t i = 0; i < n; ++i) {
-    const EmojiName& e = *kept[static_cast<size_t>(i)].name;
-    nlohmann::ordered_json row{
-        {"file_name", file_name(i)}, {"text", e.name}, {"group", e.group}, {"subgroup", e.subgroup}};
+  for (size_t i = 0; i < kept.size(); ++i) {
+    if (files[i].empty()) continue;
+    replace_file((fs::path(folder) / file_name(n)).string(), files[i]);
+    const EmojiName& e = *kept[i];
+    const nlohmann::ordered_json row{
+        {"file_name", file_name(n)}, {"text", e.name}, {"group", e.group}, {"subgroup", e.subgroup}};
     metadata += row.dump() + "\n";
+    ++n;
   }
+  check(n > 0, Code::io, "emoji font '{}': has none of the {} emoji of '{}'", config.font, names.size(), config.names);
+  sync_file_system(folder);
   write_file_atomic((fs::path(folder) / "metadata.jsonl").string(), metadata);
   // Pictures that an earlier run wrote beyond these would be listed without caption.
   for (int64_t i = n; fs::remove(fs::path(folder) / file_name(i)); ++i) {
   }
   log_info("{} emoji written to {}; {} of {} are not in the font or share a picture", n, folder,
-           names.size() - kept.size(), names.size());
+           names.size() - static_cast<size_t>(n), names.size());
   return n;
 }
 
