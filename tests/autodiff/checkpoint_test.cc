@@ -106,6 +106,28 @@ TEST(Checkpoint, AroundAScan) {
   EXPECT_EQ(count(with_gradients(shapes, loss({})).text(), "stablehlo.while"), 2);
 }
 
+TEST(Checkpoint, TakesEveryElementType) {
+  auto loss = [](const RematPolicy& policy) -> Loss {
+    return [=](Graph&, const std::vector<Tensor>& x) {
+      Tensor h = cast(x[0], DType::bf16), w = cast(x[1], DType::bf16);
+      Tensor mask = gt(x[0], scalar_like(x[0], 0));
+      for (int i = 0; i < 3; ++i)
+        h = checkpoint(policy,
+                       [](const std::vector<Tensor>& v) {
+                         Tensor y = tanh(matmul(v[0], v[1])) +
+                                    cast(cast(v[3], DType::f16) * cast(v[0], DType::f16), DType::bf16);
+                         return std::vector<Tensor>{where(v[2], y, v[0])};
+                       },
+                       {h, w, mask, x[2]})[0];
+      return sum(square(cast(h, DType::f32)));
+    };
+  };
+  const std::vector<Shape> shapes = {f32({8, 8}), f32({8, 8}), {DType::s32, {8, 8}}};
+  auto a = with_gradients(shapes, loss(remat_policy("FULL"))).run(), b = with_gradients(shapes, loss({})).run();
+  for (size_t i = 0; i < a.size(); ++i)
+    expect_close(a[i].to_doubles(), b[i].to_doubles(), 2e-2, "output " + std::to_string(i));
+}
+
 TEST(Checkpoint, SecondDerivative) {
   check_gradients({f64({2, 3}), f64({3, 3}), f64({3, 3})}, [](Graph& g, const std::vector<Tensor>& x) {
     Tensor y = chain(2, remat_policy("FULL"))(g, x);

@@ -79,6 +79,21 @@ TEST(Sharding, ConstraintKeepsValuesAndGradients) {
   }
 }
 
+TEST(Sharding, CheckpointKeepsValuesAndGradients) {
+  const AxisRules rules = AxisRules::unet();
+  auto loss = [](Graph&, const std::vector<Tensor>& x) {
+    Tensor h = shard(x[0], {"batch", "embed"});
+    auto block = [](const std::vector<Tensor>& v) {
+      return std::vector<Tensor>{v[0] + matmul(shard(tanh(matmul(v[0], v[1])), {"batch", "mlp"}), v[2])};
+    };
+    for (int i = 0; i < 3; ++i) h = checkpoint(remat_policy("FULL"), block, {h, x[1], x[2]})[0];
+    return sum(square(h));
+  };
+  const Traced traced = with_gradients({f64({8, 4}), f64({4, 8}), f64({8, 4})}, loss);
+  auto a = run_on(eight(), traced, &rules), b = traced.run();
+  for (size_t i = 0; i < a.size(); ++i) expect_close(a[i].to_doubles(), b[i].to_doubles(), 1e-12, "output");
+}
+
 TEST(Sharding, RandomBitsDoNotDependOnIt) {
   const Traced traced{{}, [](Graph& g, const std::vector<Tensor>&) {
                         Rng r = Rng::seed(g, 7).for_("noise");
