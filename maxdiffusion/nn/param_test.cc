@@ -1,0 +1,84 @@
+#include "maxdiffusion/nn/param.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+namespace {
+
+Param make(const std::string& path, Dims dims, Init init, int64_t stacked = 0) {
+  Param p;
+  p.path = path;
+  p.model = "unet";
+  p.input = "unet/" + path;
+  p.shape = {DType::f32, std::move(dims)};
+  p.init = init;
+  p.stacked = stacked;
+  return p;
+}
+
+TEST(LecunNormal, HasVarianceOneOverFanInAndIsCutAtTwoSigma) {
+  const HostArray w = initial_value(make("w", {300, 20, 3, 3}, init::lecun_normal({300, 20, 3, 3})), 7);
+  const auto v = w.view<float>();
+  double sum = 0, squares = 0, largest = 0;
+  for (float x : v) sum += x, squares += x * x, largest = std::max(largest, std::abs(double{x}));
+  const double n = static_cast<double>(v.size()), stddev = std::sqrt(1.0 / 180);
+  EXPECT_NEAR(sum / n, 0, 4 * stddev / std::sqrt(n));
+  EXPECT_NEAR(std::sqrt(squares / n) / stddev, 1, 0.02);
+  EXPECT_LE(largest, 2 * stddev / 0.8796256610342398);
+  EXPECT_GT(largest, 1.9 * stddev / 0.8796256610342398);
+}
+
+TEST(LecunNormal, RefusesAShapeWithoutFanIn) { EXPECT_THROW(init::lecun_normal({5}), Error); }
+
+TEST(InitialValue, OfAStackedParameterIsThatOfItsLayers) {
+  const Init init = init::normal(0.5);
+  const HostArray all = initial_value(make("blocks.*.w", {3, 4, 5}, init, 3), 11);
+  for (int64_t i = 0; i < 3; ++i) {
+    const HostArray one = initial_value(make("blocks." + std::to_string(i) + ".w", {4, 5}, init), 11);
+    for (size_t k = 0; k < 20; ++k)
+      EXPECT_EQ(all.view<float>()[static_cast<size_t>(i) * 20 + k], one.view<float>()[k]) << i << " " << k;
+  }
+}
+
+TEST(InitialValue, DependsOnSeedAndNameAndIndexAlone) {
+  const Init init = init::uniform(1);
+  // Large enough for several threads; its head must be that of a small one.
+  const HostArray large = initial_value(make("w", {1 << 17}, init), 3), small = initial_value(make("w", {64}, init), 3);
+  for (size_t i = 0; i < 64; ++i) EXPECT_EQ(large.view<float>()[i], small.view<float>()[i]);
+  EXPECT_NE(small.view<float>()[0], initial_value(make("w", {64}, init), 4).view<float>()[0]);
+  EXPECT_NE(small.view<float>()[0], initial_value(make("v", {64}, init), 3).view<float>()[0]);
+}
+
+TEST(InitialValue, IsRoundedToTheStorageType) {
+  Param p = make("w", {8}, init::normal(1));
+  const HostArray f32 = initial_value(p, 1);
+  p.shape.dtype = DType::bf16;
+  EXPECT_EQ(initial_value(p, 1).to_doubles(), f32.cast(DType::bf16).to_doubles());
+}
+
+TEST(InitialValue, OfConstantsIsConstant) {
+  EXPECT_EQ(initial_value(make("w", {2}, init::zeros()), 1).to_doubles(), (std::vector<double>{0, 0}));
+  EXPECT_EQ(initial_value(make("w", {2}, init::ones()), 1).to_doubles(), (std::vector<double>{1, 1}));
+  EXPECT_EQ(initial_value(make("w", {2}, init::constant(3)), 1).to_doubles(), (std::vector<double>{3, 3}));
+}
+
+TEST(ParamTable, CountsPerModelAndFindsByInput) {
+  ParamTable t;
+  t.add(make("a", {2, 3}, init::zeros()));
+  Param other = make("a", {5}, init::zeros());
+  other.model = "vae";
+  t.add(other);
+  EXPECT_EQ(t.count(), 11);
+  EXPECT_EQ(t.count("vae"), 5);
+  ASSERT_NE(t.find("vae/a"), nullptr);
+  EXPECT_EQ(t.find("vae/a")->shape.dims, Dims{5});
+  EXPECT_EQ(t.find("vae/b"), nullptr);
+  EXPECT_THROW(t.add(other), Error);
+}
+
+}  // namespace
+}  // namespace md
