@@ -62,8 +62,10 @@ TEST_P(Model, GivesTheOutputsAndGradientsOfTheReference) {
   EXPECT_LE(grads.value, kTolerance) << "worst at " << grads.name;
 }
 
+class Bf16 : public testing::TestWithParam<Named> {};
+
 // Weights stay f32, activations are bf16 (8 bits): the direction of every gradient must survive.
-TEST_P(Model, RunsWithBf16Activations) {
+TEST_P(Bf16, ActivationsGiveOutputsAndGradientsNearTheReference) {
   const ModelCase c = load_case(GetParam().name);
   const ModelRun run = run_case(c, GetParam().forward, {.activations = DType::bf16});
   const Distance out = distance(run.outputs, c.outputs), grads = distance(run.grads, c.grads);
@@ -80,29 +82,32 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Model,
                                          Named{"clip_legacy", run_clip}, Named{"clip_projection", run_clip}),
                          [](const auto& info) { return info.param.name; });
 
-TEST(Unet, ScannedLayersGiveTheSameOutputsAndGradients) {
-  const ModelCase c = load_case("unet_sdxl");
-  const ModelRun run = run_case(c, run_unet, {.scan_layers = true});
+INSTANTIATE_TEST_SUITE_P(Goldens, Bf16,
+                         testing::Values(Named{"unet_no_mid", run_unet}, Named{"vae_no_attention", run_vae},
+                                         Named{"clip_projection", run_clip}),
+                         [](const auto& info) { return info.param.name; });
+
+struct Variant {
+  const char* name;
+  ScopeOptions options;
+};
+void PrintTo(const Variant& v, std::ostream* os) { *os << v.name; }
+
+class Repeated : public testing::TestWithParam<Variant> {};
+
+TEST_P(Repeated, LayersGiveTheOutputsAndGradientsOfTheReference) {
+  const ModelCase c = load_case("unet_no_mid");
+  const ModelRun run = run_case(c, run_unet, GetParam().options);
   EXPECT_LE(distance(run.outputs, c.outputs).value, kTolerance);
   const Distance grads = distance(run.grads, c.grads);
   EXPECT_LE(grads.value, kTolerance) << "worst at " << grads.name;
 }
 
-TEST(Unet, FullRematGivesTheSameOutputsAndGradients) {
-  const ModelCase c = load_case("unet_sdxl");
-  const ModelRun run = run_case(c, run_unet, {.remat = "FULL"});
-  EXPECT_LE(distance(run.outputs, c.outputs).value, kTolerance);
-  const Distance grads = distance(run.grads, c.grads);
-  EXPECT_LE(grads.value, kTolerance) << "worst at " << grads.name;
-}
-
-TEST(Unet, RematInsideAScanGivesTheSameOutputsAndGradients) {
-  const ModelCase c = load_case("unet_sdxl");
-  const ModelRun run = run_case(c, run_unet, {.remat = "FULL", .scan_layers = true});
-  EXPECT_LE(distance(run.outputs, c.outputs).value, kTolerance);
-  const Distance grads = distance(run.grads, c.grads);
-  EXPECT_LE(grads.value, kTolerance) << "worst at " << grads.name;
-}
+INSTANTIATE_TEST_SUITE_P(Unet, Repeated,
+                         testing::Values(Variant{"Scanned", {.scan_layers = true}},
+                                         Variant{"Recomputed", {.remat = "FULL"}},
+                                         Variant{"ScannedAndRecomputed", {.remat = "FULL", .scan_layers = true}}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(Weights, SavedAndLoadedGiveTheSameBits) {
   ModelCase c = load_case("vae_no_attention");

@@ -33,8 +33,8 @@ UNETS = {
     # SDXL's blocks and conditioning.
     "unet_sdxl": (
         dict(block_out_channels=[8, 16, 16], down_block_types=["DownBlock2D", CROSS_DOWN, CROSS_DOWN],
-             up_block_types=[CROSS_UP, CROSS_UP, "UpBlock2D"], layers_per_block=2, attention_head_dim=[1, 2, 4],
-             transformer_layers_per_block=[1, 2, 3], cross_attention_dim=12, use_linear_projection=True,
+             up_block_types=[CROSS_UP, CROSS_UP, "UpBlock2D"], layers_per_block=1, attention_head_dim=[1, 2, 4],
+             transformer_layers_per_block=[1, 1, 2], cross_attention_dim=12, use_linear_projection=True,
              norm_num_groups=4, addition_embed_type="text_time", addition_time_embed_dim=6,
              projection_class_embeddings_input_dim=46, sample_size=8),
         dict(size=(8, 8)),
@@ -63,9 +63,11 @@ UNETS = {
              downsample_padding=0, act_fn="mish"),
         dict(size=(6, 4), residuals=True),
     ),
+    # Small, with layers to repeat: also run as loops and with recomputation.
     "unet_no_mid": (
         dict(block_out_channels=[8], down_block_types=[CROSS_DOWN], up_block_types=[CROSS_UP], mid_block_type=None,
-             layers_per_block=1, attention_head_dim=2, cross_attention_dim=10, norm_num_groups=2),
+             layers_per_block=1, attention_head_dim=2, transformer_layers_per_block=2, cross_attention_dim=10,
+             norm_num_groups=2),
         dict(size=(5, 3)),
     ),
 }
