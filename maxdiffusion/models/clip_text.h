@@ -1,4 +1,4 @@
-// CLIP text encoders: CLIPTextModel and CLIPTextModelWithProjection. Source: ../shared/spec/models.md section 3.
+// CLIP text encoders: CLIPTextModel and CLIPTextModelWithProjection. Source: transformers, modeling_clip.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

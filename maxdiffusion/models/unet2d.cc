@@ -39,15 +39,14 @@ Tensor attend(const Scope& s, Tensor x, const Conditioning& cond, const UNetConf
                         .upcast_attention = c.upcast_attention});
 }
 
-/// [B, T]: what the resnets add, before their activation.
+/// [B, T] f32: what the resnets add, before their activation.
 Tensor time_embedding(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
   const int64_t width = 4 * c.block_out_channels[0];
-  Tensor t =
-      cast(nn::timestep_embedding(in.timestep, c.block_out_channels[0], c.flip_sin_to_cos, c.freq_shift), s.dtype());
+  Tensor t = nn::timestep_embedding(in.timestep, c.block_out_channels[0], c.flip_sin_to_cos, c.freq_shift);
   if (c.time_cond_proj_dim) {
     check(static_cast<bool>(in.timestep_cond), Code::invalid_graph,
           "unet: time_cond_proj_dim is {} in this config, but no timestep_cond is given", *c.time_cond_proj_dim);
-    t = t + nn::linear(s / "time_embedding.cond_proj", cast(in.timestep_cond, s.dtype()),
+    t = t + nn::linear(s / "time_embedding.cond_proj", cast(in.timestep_cond, DType::f32),
                        {.out = c.block_out_channels[0], .bias = false});
   }
   Tensor temb = nn::timestep_mlp(s / "time_embedding", t, width, c.act_fn);
@@ -59,7 +58,7 @@ Tensor time_embedding(const Scope& s, const UNetConfig& c, const UNetInputs& in)
   Tensor sizes = nn::timestep_embedding(reshape(in.time_ids, {batch * ids}), c.addition_time_embed_dim,
                                         c.flip_sin_to_cos, c.freq_shift);
   sizes = reshape(sizes, {batch, ids * c.addition_time_embed_dim});
-  Tensor both = concatenate({cast(in.text_embeds, s.dtype()), cast(sizes, s.dtype())}, 1);
+  Tensor both = concatenate({cast(in.text_embeds, DType::f32), sizes}, 1);
   check(both.dim(1) == c.projection_class_embeddings_input_dim, Code::invalid_graph,
         "unet: text_embeds {} and {} time ids of {} make {} features, projection_class_embeddings_input_dim is {}",
         to_string(in.text_embeds.shape()), ids, c.addition_time_embed_dim, both.dim(1),
@@ -126,7 +125,7 @@ Tensor unet2d(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
   check(in.sample && in.sample.rank() == 4 && in.sample.dim(-1) == c.in_channels, Code::invalid_graph,
         "unet: sample is {}, expected [B, H, W, {}]", in.sample ? to_string(in.sample.shape()) : "absent",
         c.in_channels);
-  const Conditioning cond{.temb = nn::activation(c.act_fn, time_embedding(s, c, in)),
+  const Conditioning cond{.temb = cast(nn::activation(c.act_fn, time_embedding(s, c, in)), s.dtype()),
                           .text = cast(in.encoder_hidden_states, s.dtype())};
   Tensor h = annotated_conv(s / "conv_in", cast(in.sample, s.dtype()), {.out = c.block_out_channels[0]}, true);
   std::vector<Tensor> skips = {h};

@@ -1,5 +1,5 @@
 // UNet2DConditionModel: the denoiser of Stable Diffusion and SDXL. All sizes come from config.json as diffusers
-// writes it. Parameter names are diffusers'. Source: ../shared/spec/models.md section 1; Podell et al. 2023 (SDXL).
+// writes it. Parameter names are diffusers'. Source: diffusers, UNet2DConditionModel; Podell et al. 2023 (SDXL).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -60,7 +60,8 @@ TEST_F(ScopeTest, ASourceCanAddParametersToAnotherOnes) {
   const Scope s = root().with_source([](const Scope& below, Param p) {
     Param delta = p;
     delta.path += ".delta";
-    return below.frozen().answer(std::move(p)) + below.answer(std::move(delta));
+    Tensor w = below.frozen().answer(std::move(p));
+    return w + below.answer(std::move(delta));
   });
   Tensor w = (s / "lin").param("weight", {2, 2}, {}, init::ones());
   EXPECT_EQ(std::string(w.node()->op->name), "add");
