@@ -46,7 +46,7 @@ Json parse_unique(const std::string& file, std::string_view text, int unique_dep
   };
   try {
     return Json::parse(text, note_key);
-  } catch (const Json::parse_error& e) {
+  } catch (const Json::exception& e) {
     refuse(file, fmt::format("the header is not JSON: {}", e.what()));
   }
 }
@@ -213,7 +213,8 @@ std::string find_in_folder(const std::string& folder) {
 
 SafetensorsReader SafetensorsReader::open(const std::string& path) {
   SafetensorsReader r;
-  const std::string file = fs::is_directory(path) ? find_in_folder(path) : path;
+  std::error_code ec;
+  const std::string file = fs::is_directory(path, ec) ? find_in_folder(path) : path;
   if (!ends_with(file, ".index.json")) {
     OneFile one = read_one(file);
     for (const auto& [name, array] : one.tensors) r.files_[name] = file;

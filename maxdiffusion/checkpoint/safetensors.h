@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
@@ -17,7 +18,9 @@ class SafetensorsReader {
   /// `path`: a .safetensors file, a .safetensors.index.json, or a folder holding one of diffusers' or transformers'
   /// usual names. Throws io naming file, tensor and offset for truncated, overlapping or lying headers.
   static SafetensorsReader open(const std::string& path);
-  const std::map<std::string, HostArray>& tensors() const { return tensors_; }
+  const std::map<std::string, HostArray>& tensors() const& { return tensors_; }
+  /// By value, so that a loop over open(…).tensors() holds what it walks.
+  std::map<std::string, HostArray> tensors() && { return std::move(tensors_); }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   /// The file a tensor came from.
   const std::string& file_of(const std::string& tensor) const;

@@ -122,6 +122,7 @@ TEST(SafetensorsReader, RefusesEveryLyingHeader) {
     const char* message;
   } cases[] = {
       {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}", 8, "not JSON"},
+      {R"({"a":{"dtype":"F32","shape":[1e999],"data_offsets":[0,8]}})", 8, "not JSON"},
       {"[1]", 0, "begin with '{'"},
       {"", 0, "begin with '{'"},
       {R"({"a":1})", 0, "not an object"},
@@ -177,6 +178,25 @@ TEST(SafetensorsReader, RefusesAFileCutAtAnyByte) {
   for (size_t n = read_file(t / "cut").size(); n-- > 0;) {
     fs::resize_file(t / "cut", n);
     EXPECT_NE(open_error(t / "cut"), "no error") << "cut to " << n << " bytes";
+  }
+}
+
+TEST(SafetensorsReader, ReadsOrRefusesAFileWithAnyByteOfItsHeaderChanged) {
+  TemporaryFolder t;
+  write_safetensors(t / "whole", odd_shapes());
+  const std::string whole = read_file(t / "whole");
+  const size_t header = 8 + static_cast<unsigned char>(whole[0]) + 256 * static_cast<unsigned char>(whole[1]);
+  for (size_t i = 0; i < header; ++i) {
+    for (char c : {'\0', '"', '9', '{', ']', '\xff'}) {
+      std::string changed = whole;
+      changed[i] = c;
+      std::ofstream(t / "changed", std::ios::binary) << changed;
+      try {  // what is read is inside the file: the sanitizers watch
+        for (const auto& [name, array] : SafetensorsReader::open(t / "changed").tensors()) array.to_doubles();
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Code::io);
+      }
+    }
   }
 }
 
