@@ -32,6 +32,7 @@ struct GraphOptions {
   std::function<DimAxes(const LogicalAxes&, const Dims&)> resolve;
   Platform platform = Platform::cpu;
   std::string device_kind;
+  bool cpu_kernels = false;  // custom calls of kernels/ are answered where the graph will run
 };
 
 /// What a rematerialisation region does with a value between forward and backward pass.

@@ -8,6 +8,29 @@ namespace md {
 namespace {
 
 /// No `vjp`: asking for the gradient is an error that names the call's path.
+/// "dense<[1, 0]> : tensor<2xindex>", one per shape.
+std::string row_major(const std::vector<Shape>& shapes) {
+  std::string text;
+  for (const Shape& s : shapes) {
+    std::string order;
+    for (int64_t i = s.rank(); i-- > 0;) order += std::to_string(i) + (i ? ", " : "");
+    text += text.empty() ? "" : ", ";
+    text += "dense<[" + order + "]> : tensor<" + std::to_string(s.rank()) + "xindex>";
+  }
+  return "[" + text + "]";
+}
+
+std::string aliases(const CustomCall& call) {
+  std::string text;
+  for (auto [result, operand] : call.in_place) {
+    text += text.empty() ? "" : ", ";
+    text += "#stablehlo.output_operand_alias<output_tuple_indices = [" +
+            (call.results.size() > 1 ? std::to_string(result) : "") + "], operand_index = " + std::to_string(operand) +
+            ", operand_tuple_indices = []>";
+  }
+  return "[" + text + "]";
+}
+
 constexpr OpDef kCustomCall = {
     .name = "custom_call",
     .infer = [](const InferCtx& c) { return c.attrs<CustomCall>().results; },
@@ -15,11 +38,17 @@ constexpr OpDef kCustomCall = {
         [](EmitCtx& c) {
           const auto& call = c.attrs<CustomCall>();
           std::vector<Value> in;
-          for (int i = 0; i < c.in_count(); ++i) in.push_back(c.in(i));
-          auto out = c.emit_multi("stablehlo.custom_call", in, call.results,
-                                  "call_target_name = \"" + call.target + "\", api_version = 4 : i32, " +
-                                      "has_side_effect = " + (call.has_side_effect ? "true" : "false") +
-                                      ", backend_config = {" + call.backend_config + "}");
+          std::vector<Shape> in_shapes;
+          for (int i = 0; i < c.in_count(); ++i) {
+            in.push_back(c.in(i));
+            in_shapes.push_back(c.in(i).shape);
+          }
+          auto out = c.emit_multi(
+              "stablehlo.custom_call", in, call.results,
+              "call_target_name = \"" + call.target + "\", api_version = 4 : i32, " +
+                  "has_side_effect = " + (call.has_side_effect ? "true" : "false") +
+                  ", operand_layouts = " + row_major(in_shapes) + ", result_layouts = " + row_major(call.results) +
+                  ", output_operand_aliases = " + aliases(call) + ", backend_config = {" + call.backend_config + "}");
           for (size_t i = 0; i < out.size(); ++i) c.set_out(out[i], static_cast<int>(i));
         },
 };

@@ -2,17 +2,20 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "maxdiffusion/graph/graph.h"
 
 namespace md {
 
+/// Operands and results are dense and row-major.
 struct CustomCall {
   std::string target;  // the name it was registered under
   std::vector<Shape> results;
   std::string backend_config;  // inside of an MLIR dictionary: `scale = 1.0 : f32`
   bool has_side_effect = false;
+  std::vector<std::pair<int, int>> in_place = {};  // (result, operand): the result is written over the operand
 };
 
 /// No gradient of its own: wrap it with custom_vjp (autodiff) for one.

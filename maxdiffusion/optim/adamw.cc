@@ -1,9 +1,13 @@
 // AdamW: decoupled weight decay, bias-corrected moments, clipping by value and then by global norm.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
@@ -35,6 +39,67 @@ Moved update_one(const OptimConfig& c, const Scalars& s, Tensor p, Tensor g, Ten
   return {cast(p - direction * s.lr, p_type), cast(m, m_type), cast(v, v_type)};
 }
 
+/// Parameters per kernel call. The compiler's analysis of results that share memory with operands is cubic in this
+/// number: 400 cost 5 s, 50 nothing.
+constexpr size_t kPerCall = 48;
+
+/// Sums of squares of the gradients, as they are and limited: f32[2].
+Tensor squares_by_kernel(const OptimConfig& c, const std::vector<Tensor>& live) {
+  Tensor sum;
+  for (size_t from = 0; from < live.size(); from += kPerCall) {
+    const auto first = live.begin() + static_cast<std::ptrdiff_t>(from);
+    const std::vector<Tensor> part(first, first + static_cast<std::ptrdiff_t>(std::min(kPerCall, live.size() - from)));
+    CustomCall call{.target = kSumOfSquaresKernel,
+                    .results = {Shape{DType::f32, {2}}},
+                    .backend_config = fmt::format("max_value = {:e} : f64", c.max_grad_value)};
+    const Tensor squares = custom_call(live[0].graph(), part, call)[0];
+    sum = sum ? sum + squares : squares;
+  }
+  return sum;
+}
+
+/// The update by calls of the CPU kernel: for a UNet's thousand parameters, XLA's own code costs tens of seconds of
+/// compilation.
+void update_by_kernel(const OptimConfig& c, const Scalars& s, const std::vector<Tensor>& grads, Update& out) {
+  const Tensor factor = s.clip ? s.clip : scalar_like(s.lr, 1.0);
+  const Tensor rates = stack({s.lr, s.correction1, s.correction2, factor}, 0);
+  std::vector<size_t> live;
+  for (size_t i = 0; i < grads.size(); ++i)
+    if (grads[i]) live.push_back(i);
+  for (size_t from = 0; from < live.size(); from += kPerCall) {
+    const size_t to = std::min(live.size(), from + kPerCall);
+    std::vector<Tensor> operands = {rates};
+    std::vector<Tensor*> outputs;
+    CustomCall call{.target = kAdamwKernel, .results = {}, .backend_config = {}};
+    for (size_t i = from; i < to; ++i) operands.push_back(grads[live[i]]);
+    for (auto* list : {&out.params, &out.first_moments, &out.second_moments})
+      for (size_t i = from; i < to; ++i) {
+        Tensor& x = (*list)[live[i]];
+        call.in_place.emplace_back(static_cast<int>(outputs.size()), static_cast<int>(operands.size()));
+        call.results.push_back(x.shape());
+        operands.push_back(x);
+        outputs.push_back(&x);
+      }
+    call.backend_config = fmt::format(
+        "b1 = {:e} : f64, b2 = {:e} : f64, eps = {:e} : f64, weight_decay = {:e} : f64, max_value = {:e} : f64",
+        c.adam_b1, c.adam_b2, c.adam_eps, c.adam_weight_decay, c.max_grad_value);
+    const auto results = custom_call(rates.graph(), operands, call);
+    for (size_t i = 0; i < outputs.size(); ++i) *outputs[i] = results[i];
+  }
+}
+
+/// The kernel takes arrays of one type, f32 or bf16.
+bool kernel_fits(const std::vector<Tensor>& grads, const Update& state) {
+  const Tensor any = state.params.front();
+  if (!any.graph().options().cpu_kernels || (any.dtype() != DType::f32 && any.dtype() != DType::bf16)) return false;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (!grads[i]) continue;
+    for (Tensor t : {grads[i], state.params[i], state.first_moments[i], state.second_moments[i]})
+      if (t.dtype() != any.dtype()) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& params,
@@ -49,23 +114,37 @@ Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& 
     if (!grads[i]) continue;
     check(grads[i].dims() == params[i].dims(), Code::invalid_graph, "adamw: gradient {} for a parameter {}",
           to_string(grads[i].shape()), to_string(params[i].shape()));
-    live.push_back(g[i] = cast(grads[i], DType::f32));
+    live.push_back(grads[i]);
   }
   if (live.empty()) {
     out.grad_norm = constant(step.graph(), 0.0);
     return out;
   }
-  out.grad_norm = sqrt(sum_of_squares(live));
-
-  Scalars s{learning_rate(config, step), bias_correction(config.adam_b1, k), bias_correction(config.adam_b2, k), {}};
-  Tensor norm = out.grad_norm;
-  if (config.max_grad_value > 0) {
-    live.clear();
-    for (Tensor& x : g)
-      if (x) live.push_back(x = clamp(x, -config.max_grad_value, config.max_grad_value));
-    norm = sqrt(sum_of_squares(live));
+  const bool kernel = kernel_fits(grads, out);
+  Tensor norm;  // after clipping by value
+  if (kernel) {
+    const Tensor norms = sqrt(squares_by_kernel(config, live));
+    out.grad_norm = squeeze(slice_axis(norms, 0, 0, 1), 0);
+    norm = squeeze(slice_axis(norms, 0, 1, 2), 0);
+  } else {
+    auto gather = [&](auto f) {
+      live.clear();
+      for (size_t i = 0; i < g.size(); ++i)
+        if (grads[i]) live.push_back(g[i] = f(i));
+    };
+    gather([&](size_t i) { return cast(grads[i], DType::f32); });
+    out.grad_norm = norm = sqrt(sum_of_squares(live));
+    if (config.max_grad_value > 0) {
+      gather([&](size_t i) { return clamp(g[i], -config.max_grad_value, config.max_grad_value); });
+      norm = sqrt(sum_of_squares(live));
+    }
   }
+  Scalars s{learning_rate(config, step), bias_correction(config.adam_b1, k), bias_correction(config.adam_b2, k), {}};
   if (config.max_grad_norm > 0) s.clip = minimum(config.max_grad_norm / norm, scalar_like(norm, 1.0));
+  if (kernel) {
+    update_by_kernel(config, s, grads, out);
+    return out;
+  }
   for (size_t i = 0; i < params.size(); ++i) {
     if (!g[i]) continue;
     const Moved moved = update_one(config, s, params[i], g[i], first[i], second[i]);

@@ -1,6 +1,8 @@
 // Devices: client and mesh together, and what graphs need to know of them.
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/mesh/axis_rules.h"
+#include "maxdiffusion/pjrt/ffi.h"
 #include "maxdiffusion/pjrt/topology.h"
 #include "maxdiffusion/runtime/runtime.h"
 
@@ -44,6 +46,8 @@ Devices::Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh) : client_(std:
     if (client_->device(mesh_.device_ids()[i]).addressable) local_.push_back(static_cast<int64_t>(i));
   check(!local_.empty(), Code::device, "mesh {}: no device belongs to process {}", mesh_.describe(),
         client_->process_index());
+  if (client_->platform_name() == "cpu" && pjrt::takes_ffi_handlers(*client_))
+    for (const Kernel& k : cpu_kernels()) pjrt::register_ffi_handler(*client_, k.name, k.handler);
 }
 
 Devices Devices::open(const std::string& hardware, int64_t cpu_devices, const MeshConfig& config) {
@@ -57,7 +61,10 @@ Devices Devices::open(const std::string& hardware, int64_t cpu_devices, const Me
 Platform Devices::platform() const { return platform_of(client_->platform_name()); }
 
 GraphOptions Devices::graph_options(const AxisRules* rules) const {
-  return md::graph_options(mesh_, topology(*client_), rules);
+  GraphOptions options = md::graph_options(mesh_, topology(*client_), rules);
+  // The partitioner does not see into a custom call: over several devices it would gather every operand.
+  options.cpu_kernels = client_->platform_name() == "cpu" && mesh_.devices() == 1 && pjrt::takes_ffi_handlers(*client_);
+  return options;
 }
 
 }  // namespace md

@@ -1,0 +1,29 @@
+// Kernels: handlers of custom calls for the CPU plugin, for work that XLA compiles or runs badly there. A program names
+// them; runtime/ registers them with the plugin; GraphOptions::cpu_kernels says that they may be named.
+#pragma once
+
+#include <vector>
+
+namespace md {
+
+struct Kernel {
+  const char* name;  // as in stablehlo.custom_call
+  void* handler;     // XLA_FFI_Handler*
+};
+const std::vector<Kernel>& cpu_kernels();
+
+/// Sums of squares over all elements of n arrays.
+///   operands  n arrays, all f32 or all bf16
+///   result    f32[2]: of the elements as they are, and limited to ±max_value
+///   attribute max_value (f64; ≤ 0: no limit)
+/// The same bits whatever the number of threads.
+inline constexpr const char* kSumOfSquaresKernel = "md_sum_of_squares";
+
+/// AdamW over n parameters at once, in place: results share the memory of their operands.
+///   operands  f32[4]: learning rate, 1 − β₁ᵏ, 1 − β₂ᵏ, factor on the gradients; then n gradients, n parameters,
+///             n first and n second moments, all f32 or all bf16, row-major; arithmetic f32
+///   results   n parameters, n first, n second moments
+///   attributes b1, b2, eps, weight_decay, max_value (f64; max_value ≤ 0: no limit)
+inline constexpr const char* kAdamwKernel = "md_adamw";
+
+}  // namespace md

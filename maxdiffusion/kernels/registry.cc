@@ -1,0 +1,14 @@
+#include "maxdiffusion/kernels/kernels.h"
+
+namespace md {
+
+void* sum_of_squares_handler();
+void* adamw_handler();
+
+const std::vector<Kernel>& cpu_kernels() {
+  static const std::vector<Kernel> kernels = {{kSumOfSquaresKernel, sum_of_squares_handler()},
+                                              {kAdamwKernel, adamw_handler()}};
+  return kernels;
+}
+
+}  // namespace md
