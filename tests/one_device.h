@@ -1,13 +1,41 @@
-// One CPU device for tests that run graphs, opened once per process.
+// Devices that the tests of one program share: opened on first use, closed when the last test is over. Not by a
+// static's destructor: after the end of main a plugin's threads may drop their last reference to a program while the
+// plugin's own statics go, which aborts the process.
 #pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <optional>
+#include <utility>
 
 #include "maxdiffusion/runtime/runtime.h"
 
 namespace md {
 
-inline const Devices& one_device() {
-  static const Devices devices = Devices::open();
-  return devices;
-}
+class SharedDevices : public testing::Environment {
+ public:
+  /// Owned by GoogleTest. To be called before main, as the initialiser of a variable.
+  static SharedDevices& add(std::function<Devices()> open) {
+    auto* shared = new SharedDevices(std::move(open));
+    testing::AddGlobalTestEnvironment(shared);
+    return *shared;
+  }
+  const Devices& get() {
+    if (!devices_) devices_.emplace(open_());
+    return *devices_;
+  }
+  void TearDown() override { devices_.reset(); }
+
+ private:
+  explicit SharedDevices(std::function<Devices()> open) : open_(std::move(open)) {}
+  std::function<Devices()> open_;
+  std::optional<Devices> devices_;
+};
+
+inline SharedDevices& kOneDevice = SharedDevices::add([] { return Devices::open(); });
+
+/// One CPU device for tests that run graphs.
+inline const Devices& one_device() { return kOneDevice.get(); }
 
 }  // namespace md

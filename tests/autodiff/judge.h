@@ -18,13 +18,11 @@
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/runtime/runtime.h"
+#include "tests/one_device.h"
 
 namespace md::judge {
 
-inline const Devices& devices() {
-  static const Devices d = Devices::open("cpu");
-  return d;
-}
+inline const Devices& devices() { return one_device(); }
 
 inline HostArray wave(const Shape& shape, double phase) {
   HostArray a(Shape{DType::f64, shape.dims});

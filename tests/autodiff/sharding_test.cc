@@ -10,11 +10,10 @@ namespace {
 using namespace judge;  // NOLINT
 
 /// Eight virtual CPU devices: data 2 × fsdp 2 × context 1 × tensor 2.
-const Devices& eight() {
-  static const Devices d =
-      Devices::open("cpu", 8, {.ici_data_parallelism = 2, .ici_fsdp_parallelism = 2, .ici_tensor_parallelism = 2});
-  return d;
-}
+SharedDevices& kEight = SharedDevices::add([] {
+  return Devices::open("cpu", 8, {.ici_data_parallelism = 2, .ici_fsdp_parallelism = 2, .ici_tensor_parallelism = 2});
+});
+const Devices& eight() { return kEight.get(); }
 
 std::vector<HostArray> run_on(const Devices& d, const Traced& traced, const AxisRules* rules = nullptr) {
   Graph g(d.graph_options(rules));

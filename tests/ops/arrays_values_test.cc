@@ -6,7 +6,6 @@
 #include <limits>
 #include <random>
 
-#include "evaluate.h"
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/ops/conv.h"
@@ -16,6 +15,7 @@
 #include "maxdiffusion/ops/gather.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
+#include "tests/ops/evaluate.h"
 
 namespace md {
 namespace {

@@ -5,13 +5,13 @@
 #include <cmath>
 #include <limits>
 
-#include "evaluate.h"
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
+#include "tests/ops/evaluate.h"
 
 namespace md {
 namespace {

@@ -6,7 +6,6 @@
 #include <map>
 #include <random>
 
-#include "evaluate.h"
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/graph/emit.h"
@@ -14,6 +13,7 @@
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/registry.h"
 #include "maxdiffusion/runtime/runtime.h"
+#include "tests/ops/evaluate.h"
 
 namespace md {
 namespace {
@@ -50,17 +50,17 @@ std::vector<Tensor> apply_sample(const OpDef& op, Graph& g, const std::vector<Te
 std::vector<HostArray> run(const Program& program, const std::vector<HostArray>& inputs) {
   std::vector<Array> arrays;
   std::vector<Array*> pointers;
-  for (const HostArray& a : inputs) arrays.push_back(cpu().put(a));
+  for (const HostArray& a : inputs) arrays.push_back(one_device().put(a));
   for (Array& a : arrays) pointers.push_back(&a);
   std::vector<HostArray> out;
-  for (Array& a : program.run(pointers)) out.push_back(cpu().get(a));
+  for (Array& a : program.run(pointers)) out.push_back(one_device().get(a));
   return out;
 }
 
 /// Loss = Σ weightᵢ · outᵢ over the floating outputs, with fixed random weights; the gradient is compared along random
 /// directions, so one number sees every element.
 void check_sample(const OpDef& op, const OpSample& sample, std::mt19937& random) {
-  Graph g(cpu().graph_options());
+  Graph g(one_device().graph_options());
   std::vector<Tensor> in, wanted;
   std::vector<HostArray> values;
   std::vector<size_t> moved;
@@ -96,7 +96,7 @@ void check_sample(const OpDef& op, const OpSample& sample, std::mt19937& random)
       with_gradient.push_back(i);
     }
   }
-  Program program = compile(cpu(), g, {.jax_cache_dir = "off"}, op.name);
+  Program program = compile(one_device(), g, {.jax_cache_dir = "off"}, op.name);
   auto result = run(program, values);
   for (size_t i = 0; i < inferred.size(); ++i) {
     EXPECT_EQ(to_string(result[i].shape()), to_string(inferred[i])) << "output " << i;
