@@ -22,12 +22,7 @@ double draw(const Init& init, const HostRng& rng, uint64_t i) {
     case Init::Kind::constant: return init.scale;
     case Init::Kind::normal: return init.scale * rng.normal(i);
     case Init::Kind::uniform: return init.scale * (2 * rng.uniform(i) - 1);
-    case Init::Kind::truncated_normal:
-      // Rejection from counters far apart: a value depends on its own index alone.
-      for (uint64_t attempt = 0;; ++attempt) {
-        double x = rng.normal(i + (attempt << 40));
-        if (std::abs(x) <= 2) return init.scale / kCutStddev * x;
-      }
+    case Init::Kind::truncated_normal: return init.scale / kCutStddev * rng.truncated_normal(i);
   }
   fail(Code::internal, "init: unknown kind {}", static_cast<int>(init.kind));
 }

@@ -44,6 +44,7 @@ class HostRng {
   uint32_t bits(uint64_t index) const;
   double uniform(uint64_t index) const;  // [0, 1)
   double normal(uint64_t index) const;
+  double truncated_normal(uint64_t index) const;         // a unit normal cut at ±2, not rescaled
   uint64_t below(uint64_t index, uint64_t bound) const;  // in [0, bound), bound ≤ 2^32
 
  private:

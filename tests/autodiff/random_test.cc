@@ -41,6 +41,16 @@ TEST(Random, BitsAreTheHostsForTheSameSeedAndPurpose) {
   }
 }
 
+TEST(Random, HostNormalsAreTheQuantilesOfTheUniforms) {
+  const HostRng rng(5, "x");
+  for (uint64_t i = 0; i < 20000; ++i) {
+    const double u = rng.uniform(i) * 2 - 1 + 0x1p-24, two = std::erf(std::sqrt(2.0));
+    EXPECT_NEAR(std::erf(rng.normal(i) / std::sqrt(2.0)), u, 1e-6) << i;
+    EXPECT_NEAR(std::erf(rng.truncated_normal(i) / std::sqrt(2.0)), two * u, 1e-6) << i;
+    ASSERT_LE(std::abs(rng.truncated_normal(i)), 2);
+  }
+}
+
 TEST(Random, SeedIsTheKey) {  // the first vector of the known answers, on the device
   auto out = draw([](Rng r) { return std::vector<Tensor>{random_bits(r, {1})}; }, 0);
   EXPECT_EQ(out[0].view<uint32_t>()[0], 0x6b200159u);
