@@ -10,6 +10,7 @@
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
+#include "tests/one_device.h"
 
 namespace md {
 namespace {
@@ -58,10 +59,7 @@ void put_gradient(const Param& p, const HostArray& g, NamedArrays& grads) {
 
 std::string golden_path(const std::string& name) { return std::string(MD_SOURCE_DIR) + "/tests/golden/" + name; }
 
-const Devices& cpu() {
-  static const Devices devices = Devices::open();
-  return devices;
-}
+const Devices& cpu() { return one_device(); }
 
 ModelCase load_case(const std::string& name) {
   ModelCase c;
