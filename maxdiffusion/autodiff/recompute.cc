@@ -64,6 +64,7 @@ ForwardView& Recompute::view(int region) {
     Node* n = forward_.nodes()[i].get();
     if (n->op == &kParameter || !inside(n->remat_region)) continue;
     members.push_back(n);
+    // Keep::offload keeps as well: there is no host memory space to move to yet.
     if (n->op->cheap || info.policy(*n) == Keep::recompute) copied.insert(n);
   }
 

@@ -93,6 +93,23 @@ TEST(Sharding, CheckpointKeepsValuesAndGradients) {
   for (size_t i = 0; i < a.size(); ++i) expect_close(a[i].to_doubles(), b[i].to_doubles(), 1e-12, "output");
 }
 
+TEST(Sharding, ScanOverSplitWeightsKeepsValuesAndGradients) {
+  const AxisRules rules = AxisRules::unet();
+  auto loss = [](Graph&, const std::vector<Tensor>& x) {
+    Tensor w = shard_axes(x[1], {{}, {"fsdp"}, {"tensor"}});  // [layers, in, out]
+    auto body = [](const std::vector<Tensor>& v) {
+      return std::vector<Tensor>{v[0] + tanh(matmul(v[0], v[1]) * v[2])};
+    };
+    auto r = scan(3, {shard(x[0], {"batch", "embed"})}, [&](ScanStep& step, const std::vector<Tensor>& c) {
+      return ScanResult{checkpoint(remat_policy("FULL"), body, {c[0], step.slice(w), x[2]}), {sum(c[0], {1})}};
+    });
+    return sum(square(r.carry[0])) + sum(sin(r.stacked[0]));
+  };
+  const Traced traced = with_gradients({f64({8, 4}), f64({3, 4, 4}), f64({4})}, loss);
+  auto a = run_on(eight(), traced, &rules), b = traced.run();
+  for (size_t i = 0; i < a.size(); ++i) expect_close(a[i].to_doubles(), b[i].to_doubles(), 1e-12, "output");
+}
+
 TEST(Sharding, RandomBitsDoNotDependOnIt) {
   const Traced traced{{}, [](Graph& g, const std::vector<Tensor>&) {
                         Rng r = Rng::seed(g, 7).for_("noise");
