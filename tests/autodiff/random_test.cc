@@ -1,5 +1,6 @@
 #include "maxdiffusion/ops/random.h"
 
+#include <cmath>
 #include <map>
 #include <set>
 
