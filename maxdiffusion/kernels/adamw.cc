@@ -2,24 +2,17 @@
 // norm, a third of a UNet's whole compile time; here the number of parameters costs nothing. Source: Loshchilov and
 // Hutter 2019.
 
-#include <xla/ffi/api/ffi.h>
-
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <numeric>
-#include <utility>
 #include <vector>
 
-#include "maxdiffusion/base/half.h"
+#include "maxdiffusion/kernels/arrays.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/parallel.h"
 
 namespace md {
 namespace {
-
-namespace ffi = xla::ffi;
 
 struct Options {
   float b1, b2, eps, weight_decay, max_value;
@@ -28,11 +21,6 @@ struct Options {
 struct Scalars {
   float lr, correction1, correction2, scale;
 };
-
-float load(float v) { return v; }
-float load(uint16_t v) { return std::bit_cast<float>(uint32_t{v} << 16); }  // bf16
-void store(float& to, float v) { to = v; }
-void store(uint16_t& to, float v) { to = float_to_bf16(v); }
 
 float limited(float g, float max_value) { return max_value > 0 ? std::clamp(g, -max_value, max_value) : g; }
 
@@ -70,38 +58,6 @@ void update(const Options& o, const Scalars& s, const T* __restrict g, T* __rest
     store(m[i], first);
     store(v[i], second);
   }
-}
-
-struct Piece {
-  size_t array;
-  int64_t start, size;
-};
-
-/// A quarter of a second-level cache per array and piece.
-std::vector<Piece> pieces_of(const std::vector<int64_t>& sizes) {
-  constexpr int64_t kPiece = 1 << 16;  // elements
-  std::vector<Piece> pieces;
-  for (size_t a = 0; a < sizes.size(); ++a)
-    for (int64_t at = 0; at < sizes[a]; at += kPiece) pieces.push_back({a, at, std::min(kPiece, sizes[a] - at)});
-  return pieces;
-}
-
-/// Addresses, sizes and type of a run of operands.
-struct Arrays {
-  std::vector<void*> data;
-  std::vector<int64_t> sizes;
-  bool bf16 = false;
-};
-ffi::ErrorOr<Arrays> arrays_of(const ffi::RemainingArgs& args, size_t from, size_t count) {
-  Arrays out;
-  for (size_t i = from; i < from + count; ++i) {
-    auto in = args.get<ffi::AnyBuffer>(i);
-    if (in.has_error()) return ffi::Unexpected(in.error());
-    out.data.push_back(in->untyped_data());
-    out.sizes.push_back(static_cast<int64_t>(in->element_count()));
-    out.bf16 = in->element_type() == ffi::BF16;
-  }
-  return out;
 }
 
 /// Partial sums are added in order, so that the result does not depend on which thread did what.
@@ -148,17 +104,14 @@ ffi::Error adamw_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rates, ffi::
   for (size_t list = 0; list < 4; ++list) {
     auto arrays = arrays_of(args, list * n, n);
     if (arrays.has_error()) return arrays.error();
-    for (size_t i = 0; list > 0 && i < n; ++i) {
-      auto to = rets.get<ffi::AnyBuffer>((list - 1) * n + i);
-      if (to.has_error()) return to.error();
-      if (const void* from = std::exchange(arrays->data[i], (*to)->untyped_data()); from != arrays->data[i])
-        std::memcpy(arrays->data[i], from, (*to)->size_bytes());
-    }
+    if (list > 0)
+      if (auto error = move_to_results(*arrays, rets, (list - 1) * n); error.failure()) return error;
     lists.push_back(*arrays);
   }
   const Options o{static_cast<float>(b1), static_cast<float>(b2), static_cast<float>(eps),
                   static_cast<float>(weight_decay), static_cast<float>(max_value)};
   const float* r = rates.typed_data();
+  if (r[4] == 0) return ffi::Error::Success();
   (lists[0].bf16 ? update_all<uint16_t> : update_all<float>)(pool, o, Scalars{r[0], r[1], r[2], r[3]}, lists);
   return ffi::Error::Success();
 }

@@ -4,10 +4,12 @@ namespace md {
 
 void* sum_of_squares_handler();
 void* adamw_handler();
+void* moving_average_handler();
 
 const std::vector<Kernel>& cpu_kernels() {
   static const std::vector<Kernel> kernels = {{kSumOfSquaresKernel, sum_of_squares_handler()},
-                                              {kAdamwKernel, adamw_handler()}};
+                                              {kAdamwKernel, adamw_handler()},
+                                              {kMovingAverageKernel, moving_average_handler()}};
   return kernels;
 }
 

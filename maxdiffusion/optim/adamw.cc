@@ -11,6 +11,7 @@
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/optim/kernel_call.h"
 #include "maxdiffusion/optim/optimizer.h"
 
 namespace md {
@@ -21,7 +22,7 @@ Tensor bias_correction(double b, Tensor step) { return -expm1((step + 1.0) * std
 
 /// Scalars of one update, shared by all parameters.
 struct Scalars {
-  Tensor lr, correction1, correction2, clip;  // clip: factor on every gradient, empty: none
+  Tensor lr, correction1, correction2, clip, applied;  // clip: factor on every gradient, empty: none
 };
 
 struct Moved {
@@ -30,18 +31,16 @@ struct Moved {
 
 Moved update_one(const OptimConfig& c, const Scalars& s, Tensor p, Tensor g, Tensor m, Tensor v) {
   const DType p_type = p.dtype(), m_type = m.dtype(), v_type = v.dtype();
+  const Moved before{p, m, v};
   p = cast(p, DType::f32);
   if (s.clip) g = g * s.clip;
   m = cast(m, DType::f32) * c.adam_b1 + g * (1 - c.adam_b1);
   v = cast(v, DType::f32) * c.adam_b2 + square(g) * (1 - c.adam_b2);
   Tensor direction = (m / s.correction1) / (sqrt(v / s.correction2) + c.adam_eps);
   if (c.adam_weight_decay != 0) direction = direction + p * c.adam_weight_decay;
-  return {cast(p - direction * s.lr, p_type), cast(m, m_type), cast(v, v_type)};
+  return {where(s.applied, cast(p - direction * s.lr, p_type), before.param),
+          where(s.applied, cast(m, m_type), before.first), where(s.applied, cast(v, v_type), before.second)};
 }
-
-/// Parameters per kernel call. The compiler's analysis of results that share memory with operands is cubic in this
-/// number: 400 cost 5 s, 50 nothing.
-constexpr size_t kPerCall = 48;
 
 /// Sums of squares of the gradients, as they are and limited: f32[2].
 Tensor squares_by_kernel(const OptimConfig& c, const std::vector<Tensor>& live) {
@@ -62,7 +61,7 @@ Tensor squares_by_kernel(const OptimConfig& c, const std::vector<Tensor>& live) 
 /// compilation.
 void update_by_kernel(const OptimConfig& c, const Scalars& s, const std::vector<Tensor>& grads, Update& out) {
   const Tensor factor = s.clip ? s.clip : scalar_like(s.lr, 1.0);
-  const Tensor rates = stack({s.lr, s.correction1, s.correction2, factor}, 0);
+  const Tensor rates = stack({s.lr, s.correction1, s.correction2, factor, cast(s.applied, DType::f32)}, 0);
   std::vector<size_t> live;
   for (size_t i = 0; i < grads.size(); ++i)
     if (grads[i]) live.push_back(i);
@@ -88,26 +87,15 @@ void update_by_kernel(const OptimConfig& c, const Scalars& s, const std::vector<
   }
 }
 
-/// The kernel takes arrays of one type, f32 or bf16.
-bool kernel_fits(const std::vector<Tensor>& grads, const Update& state) {
-  const Tensor any = state.params.front();
-  if (!any.graph().options().cpu_kernels || (any.dtype() != DType::f32 && any.dtype() != DType::bf16)) return false;
-  for (size_t i = 0; i < grads.size(); ++i) {
-    if (!grads[i]) continue;
-    for (Tensor t : {grads[i], state.params[i], state.first_moments[i], state.second_moments[i]})
-      if (t.dtype() != any.dtype()) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& params,
-             const std::vector<Tensor>& grads, const std::vector<Tensor>& first, const std::vector<Tensor>& second) {
+             const std::vector<Tensor>& grads, const std::vector<Tensor>& first, const std::vector<Tensor>& second,
+             Tensor healthy) {
   check(params.size() == grads.size() && params.size() == first.size() && params.size() == second.size(),
         Code::internal, "adamw: {} parameters, {} gradients, {} first and {} second moments", params.size(),
         grads.size(), first.size(), second.size());
-  Update out{params, first, second, {}};
+  Update out{params, first, second, {}, {}};
   Tensor k = cast(step, DType::f32);
   std::vector<Tensor> g(grads.size()), live;
   for (size_t i = 0; i < grads.size(); ++i) {
@@ -118,9 +106,13 @@ Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& 
   }
   if (live.empty()) {
     out.grad_norm = constant(step.graph(), 0.0);
+    out.applied = healthy ? healthy : is_finite(out.grad_norm);
     return out;
   }
-  const bool kernel = kernel_fits(grads, out);
+  std::vector<Tensor> state = live;
+  for (size_t i = 0; i < grads.size(); ++i)
+    if (grads[i]) state.insert(state.end(), {params[i], first[i], second[i]});
+  const bool kernel = kernels_take(state);
   Tensor norm;  // after clipping by value
   if (kernel) {
     const Tensor norms = sqrt(squares_by_kernel(config, live));
@@ -139,7 +131,9 @@ Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& 
       norm = sqrt(sum_of_squares(live));
     }
   }
-  Scalars s{learning_rate(config, step), bias_correction(config.adam_b1, k), bias_correction(config.adam_b2, k), {}};
+  Scalars s{
+      learning_rate(config, step), bias_correction(config.adam_b1, k), bias_correction(config.adam_b2, k), {}, {}};
+  out.applied = s.applied = healthy ? bit_and(healthy, is_finite(out.grad_norm)) : is_finite(out.grad_norm);
   if (config.max_grad_norm > 0) s.clip = minimum(config.max_grad_norm / norm, scalar_like(norm, 1.0));
   if (kernel) {
     update_by_kernel(config, s, grads, out);

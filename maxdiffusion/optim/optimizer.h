@@ -44,10 +44,17 @@ double learning_rate(const OptimConfig& config, int64_t step);
 struct Update {
   std::vector<Tensor> params, first_moments, second_moments;  // same shapes and dtypes as given
   Tensor grad_norm;                                           // f32 scalar, before clipping
+  Tensor applied;                                             // pred scalar: the norm is finite, and `healthy` is true
 };
 /// AdamW with clipping by value, then by global norm. `step` counts from 0. An empty gradient leaves its parameter
-/// and moments as they are. Arithmetic f32.
+/// and moments as they are; so does, for all of them, a norm that is not finite or a false `healthy` (pred scalar;
+/// empty: true). Arithmetic f32.
 Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& params,
-             const std::vector<Tensor>& grads, const std::vector<Tensor>& first, const std::vector<Tensor>& second);
+             const std::vector<Tensor>& grads, const std::vector<Tensor>& first, const std::vector<Tensor>& second,
+             Tensor healthy = {});
+
+/// average ← param + (average − param)·keep where `applied` (pred scalar), else as it was. keep: f32 scalar.
+std::vector<Tensor> moving_average(Tensor keep, Tensor applied, const std::vector<Tensor>& averages,
+                                   const std::vector<Tensor>& params);
 
 }  // namespace md

@@ -38,28 +38,24 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const ScopeO
   std::vector<Tensor> grads = grad(loss, values);
   for (size_t i = 0; i < grads.size(); ++i)
     check(static_cast<bool>(grads[i]), Code::invalid_graph, "the loss does not depend on {}", trained[i].input);
-  Update u = adamw(optim, step, values, grads, first, second);
+  Update u = adamw(optim, step, values, grads, first, second, bit_and(healthy, is_finite(loss)));
 
-  Tensor ok = bit_and(healthy, bit_and(is_finite(loss), is_finite(u.grad_norm)));
-  auto state = [&](const std::string& name, Tensor before, Tensor after) {
-    g.output(name, where(ok, after, before), name);
+  auto state = [&](const std::string& name, Tensor after) {
+    g.output(name, after, name);
     g.alias(name, name);
   };
-  state("step", step, step + 1.0);
-  g.output("healthy", ok, "healthy");
-  g.alias("healthy", "healthy");
+  state("step", where(u.applied, step + 1.0, step));
+  state("healthy", u.applied);
   // The average forgets its start quickly: decay min(d, (1 + n) / (10 + n)), as TensorFlow's and diffusers' do.
   Tensor n = cast(step, DType::f32);
   Tensor keep = ema_decay > 0 ? minimum((n + 1.0) / (n + 10.0), scalar_like(n, ema_decay)) : Tensor();
+  averages = moving_average(keep, u.applied, averages, ema_decay > 0 ? u.params : std::vector<Tensor>{});
   for (size_t i = 0; i < trained.size(); ++i) {
     const std::string& name = trained[i].input;
-    state(name, values[i], u.params[i]);
-    state("adam_m/" + name, first[i], u.first_moments[i]);
-    state("adam_v/" + name, second[i], u.second_moments[i]);
-    if (ema_decay > 0) {
-      Tensor e = cast(averages[i], DType::f32), p = cast(u.params[i], DType::f32);
-      state("ema/" + name, averages[i], cast(p + (e - p) * keep, averages[i].dtype()));
-    }
+    state(name, u.params[i]);
+    state("adam_m/" + name, u.first_moments[i]);
+    state("adam_v/" + name, u.second_moments[i]);
+    if (ema_decay > 0) state("ema/" + name, averages[i]);
   }
   g.output("loss", loss);
   g.output("grad_norm", u.grad_norm);

@@ -219,12 +219,40 @@ TEST(AdamW, ZeroGradientsDoNotDivideByTheirNorm) {
   EXPECT_NEAR(next.params[0].to_doubles()[0], 1 - 0.1 * 0.01, 1e-6);  // decay alone
 }
 
-TEST(AdamW, NotANumberIsSeenInTheNorm) {
+TEST(AdamW, ANormThatIsNotFiniteChangesNothing) {
   OptimConfig c = plain();
   c.max_grad_norm = 1;
-  const float one = 1.0f, nan = NAN;
-  const State s = start({HostArray::of<float>({DType::f32, {}}, {&one, 1})});
-  EXPECT_TRUE(std::isnan(update(c, 0, s, {HostArray::of<float>({DType::f32, {}}, {&nan, 1})}).second));
+  const std::vector<float> values = {1, 2};
+  const State s = start({HostArray::of<float>({DType::f32, {2}}, values)});
+  for (bool kernel : {true, false})
+    for (float bad : {NAN, INFINITY}) {
+      const std::vector<HostArray> grads = {HostArray::of<float>({DType::f32, {2}}, std::vector<float>{1, bad})};
+      const auto [next, norm] = Updater(c, s, grads, kernel)(0, s, grads);
+      EXPECT_FALSE(std::isfinite(norm));
+      EXPECT_EQ(next.params[0].to_doubles(), s.params[0].to_doubles());
+      EXPECT_EQ(next.first[0].to_doubles(), s.first[0].to_doubles());
+      EXPECT_EQ(next.second[0].to_doubles(), s.second[0].to_doubles());
+    }
+}
+
+TEST(MovingAverage, MovesWhereAppliedAndOnlyThere) {
+  for (bool kernel : {true, false})
+    for (DType type : {DType::f32, DType::bf16}) {
+      Graph g(options(kernel));
+      Tensor average = g.input("average", {type, {3}}), param = g.input("param", {type, {3}});
+      Tensor keep = g.input("keep", {DType::f32, {}}), applied = g.input("applied", {DType::pred, {}});
+      g.output("next", moving_average(keep, applied, {average}, {param})[0]);
+      const std::vector<float> from = {1, 2, -4}, to = {3, 2, 4};
+      const float part = 0.75f;
+      for (bool on : {true, false}) {
+        const auto next = evaluate(
+            one_device(), g,
+            {HostArray::of<float>({DType::f32, {3}}, from).cast(type),
+             HostArray::of<float>({DType::f32, {3}}, to).cast(type), HostArray::of<float>({DType::f32, {}}, {&part, 1}),
+             HostArray::of<bool>({DType::pred, {}}, {&on, 1})})[0];
+        EXPECT_EQ(next.to_doubles(), on ? (std::vector<double>{1.5, 2, -2}) : (std::vector<double>{1, 2, -4}));
+      }
+    }
 }
 
 TEST(AdamW, Bf16ParametersKeepTheirTypeAndF32Moments) {

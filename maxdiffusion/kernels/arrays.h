@@ -1,0 +1,66 @@
+// What kernels over lists of arrays share: their addresses, elements as float, and pieces for threads to take.
+#pragma once
+
+#include <xla/ffi/api/ffi.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "maxdiffusion/base/half.h"
+
+namespace md {
+
+namespace ffi = xla::ffi;
+
+inline float load(float v) { return v; }
+inline float load(uint16_t v) { return std::bit_cast<float>(uint32_t{v} << 16); }  // bf16
+inline void store(float& to, float v) { to = v; }
+inline void store(uint16_t& to, float v) { to = float_to_bf16(v); }
+
+struct Piece {
+  size_t array;
+  int64_t start, size;
+};
+
+/// A quarter of a second-level cache per array and piece.
+inline std::vector<Piece> pieces_of(const std::vector<int64_t>& sizes) {
+  constexpr int64_t kPiece = 1 << 16;  // elements
+  std::vector<Piece> pieces;
+  for (size_t a = 0; a < sizes.size(); ++a)
+    for (int64_t at = 0; at < sizes[a]; at += kPiece) pieces.push_back({a, at, std::min(kPiece, sizes[a] - at)});
+  return pieces;
+}
+
+/// Addresses, sizes and type of a run of operands.
+struct Arrays {
+  std::vector<void*> data;
+  std::vector<int64_t> sizes;
+  bool bf16 = false;
+};
+inline ffi::ErrorOr<Arrays> arrays_of(const ffi::RemainingArgs& args, size_t from, size_t count) {
+  Arrays out;
+  for (size_t i = from; i < from + count; ++i) {
+    auto in = args.get<ffi::AnyBuffer>(i);
+    if (in.has_error()) return ffi::Unexpected(in.error());
+    out.data.push_back(in->untyped_data());
+    out.sizes.push_back(static_cast<int64_t>(in->element_count()));
+    out.bf16 = in->element_type() == ffi::BF16;
+  }
+  return out;
+}
+
+/// The same arrays where the results go, copied there unless that is where they are.
+inline ffi::Error move_to_results(Arrays& arrays, const ffi::RemainingRets& rets, size_t from) {
+  for (size_t i = 0; i < arrays.data.size(); ++i) {
+    auto to = rets.get<ffi::AnyBuffer>(from + i);
+    if (to.has_error()) return to.error();
+    if (const void* old = std::exchange(arrays.data[i], (*to)->untyped_data()); old != arrays.data[i])
+      std::memcpy(arrays.data[i], old, (*to)->size_bytes());
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace md
