@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "maxdiffusion/base/error.h"
@@ -74,36 +75,33 @@ class EmojiFont {
  public:
   EmojiFont(const MappedFile& file, const std::string& name) {
     const auto* data = reinterpret_cast<const FT_Byte*>(file.data);
-    const bool ok = FT_Init_FreeType(&library_) == 0 &&
-                    FT_New_Memory_Face(library_, data, static_cast<FT_Long>(file.size), 0, &face_) == 0;
-    if (!ok || !FT_HAS_COLOR(face_) || face_->num_fixed_sizes < 1 || FT_Select_Size(face_, 0) != 0) {
+    FT_Library library = nullptr;
+    if (FT_Init_FreeType(&library) != 0) fail(Code::internal, "FreeType cannot be started");
+    library_.reset(library);
+    FT_Face face = nullptr;
+    if (FT_New_Memory_Face(library, data, static_cast<FT_Long>(file.size), 0, &face) == 0) face_.reset(face);
+    if (!face || !FT_HAS_COLOR(face) || face->num_fixed_sizes < 1 || FT_Select_Size(face, 0) != 0) {
       fail(Code::io, "emoji font '{}': expected a font with colour bitmaps (CBDT), as in fonts-noto-color-emoji", name);
     }
     hb_blob_t* blob = hb_blob_create(reinterpret_cast<const char*>(data), static_cast<unsigned>(file.size),
                                      HB_MEMORY_MODE_READONLY, nullptr, nullptr);
-    hb_face_t* face = hb_face_create(blob, 0);
-    font_ = hb_font_create(face);
-    hb_face_destroy(face);
+    hb_face_t* shapes = hb_face_create(blob, 0);
+    font_.reset(hb_font_create(shapes));
+    hb_face_destroy(shapes);
     hb_blob_destroy(blob);
-    buffer_ = hb_buffer_create();
-  }
-  ~EmojiFont() {
-    hb_buffer_destroy(buffer_);
-    hb_font_destroy(font_);
-    FT_Done_Face(face_);
-    FT_Done_FreeType(library_);
+    buffer_.reset(hb_buffer_create());
   }
   EmojiFont(const EmojiFont&) = delete;
 
   /// The glyph of a sequence; none when the font would draw it in pieces or as a box.
   std::optional<uint32_t> glyph(const std::vector<uint32_t>& code_points) {
-    hb_buffer_reset(buffer_);
-    hb_buffer_add_utf32(buffer_, code_points.data(), static_cast<int>(code_points.size()), 0, -1);
-    hb_buffer_guess_segment_properties(buffer_);
-    hb_buffer_set_flags(buffer_, HB_BUFFER_FLAG_REMOVE_DEFAULT_IGNORABLES);  // variation selectors
-    hb_shape(font_, buffer_, nullptr, 0);
+    hb_buffer_reset(buffer_.get());
+    hb_buffer_add_utf32(buffer_.get(), code_points.data(), static_cast<int>(code_points.size()), 0, -1);
+    hb_buffer_guess_segment_properties(buffer_.get());
+    hb_buffer_set_flags(buffer_.get(), HB_BUFFER_FLAG_REMOVE_DEFAULT_IGNORABLES);  // variation selectors
+    hb_shape(font_.get(), buffer_.get(), nullptr, 0);
     unsigned n = 0;
-    const hb_glyph_info_t* glyphs = hb_buffer_get_glyph_infos(buffer_, &n);
+    const hb_glyph_info_t* glyphs = hb_buffer_get_glyph_infos(buffer_.get(), &n);
     if (n != 1 || glyphs[0].codepoint == 0) return std::nullopt;
     return glyphs[0].codepoint;
   }
@@ -111,7 +109,7 @@ class EmojiFont {
   /// The bitmap over white in the middle of a square as wide as the font's pictures (u8 [S, S, 3]); none when the glyph
   /// has no colours. One square for all keeps the scale of small signs.
   std::optional<HostArray> picture(uint32_t glyph) {
-    if (FT_Load_Glyph(face_, glyph, FT_LOAD_COLOR) != 0) return std::nullopt;
+    if (FT_Load_Glyph(face_.get(), glyph, FT_LOAD_COLOR) != 0) return std::nullopt;
     const FT_Bitmap& b = face_->glyph->bitmap;
     if (b.pixel_mode != FT_PIXEL_MODE_BGRA || b.width == 0 || b.rows == 0) return std::nullopt;
     const int64_t w = b.width, h = b.rows;
@@ -131,10 +129,18 @@ class EmojiFont {
   }
 
  private:
-  FT_Library library_ = nullptr;
-  FT_Face face_ = nullptr;
-  hb_font_t* font_ = nullptr;
-  hb_buffer_t* buffer_ = nullptr;
+  template <auto destroy>
+  struct Destroy {
+    template <class T>
+    void operator()(T* p) const {
+      destroy(p);
+    }
+  };
+  // In this order, so that the face goes before its library.
+  std::unique_ptr<std::remove_pointer_t<FT_Library>, Destroy<FT_Done_FreeType>> library_;
+  std::unique_ptr<std::remove_pointer_t<FT_Face>, Destroy<FT_Done_Face>> face_;
+  std::unique_ptr<hb_font_t, Destroy<hb_font_destroy>> font_;
+  std::unique_ptr<hb_buffer_t, Destroy<hb_buffer_destroy>> buffer_;
 };
 
 void require_file(const std::string& path, const char* what, const char* package) {
