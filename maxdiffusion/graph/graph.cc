@@ -125,7 +125,7 @@ Tensor Graph::capture(Tensor outer) {
         "{}: a value of another graph is used here; values made inside a loop leave it only as results",
         outer.node()->op->name);
   const Node& made = *outer.node();
-  const bool constant = made.op->cheap && made.inputs.empty();   // repeated here, it costs no loop argument
+  const bool constant = made.op->cheap && made.inputs.empty();  // repeated here, it costs no loop argument
   Tensor from_parent = constant ? outer : parent_->capture(outer);
   auto it = capture_of_.find(from_parent);
   if (it != capture_of_.end()) return it->second;

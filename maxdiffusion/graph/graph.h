@@ -40,14 +40,14 @@ enum class Keep { keep, offload, recompute };
 /// Decides per node of a region. Must be pure.
 using RematPolicy = std::function<Keep(const Node&)>;
 struct RematRegion {
-  int parent = 0;   // enclosing region, 0 = none
+  int parent = 0;  // enclosing region, 0 = none
   RematPolicy policy;
 };
 
 class Node {
  public:
   const OpDef* op = nullptr;
-  std::vector<Tensor> inputs;   // operands, then what the bodies capture, body by body
+  std::vector<Tensor> inputs;  // operands, then what the bodies capture, body by body
   std::any attributes;
   std::vector<Shape> outputs;
   std::vector<std::shared_ptr<Graph>> bodies;  // of loops
@@ -155,12 +155,13 @@ class Graph {
   std::vector<Tensor> arguments_;
   std::map<std::string, std::unique_ptr<std::string>> paths_;
   const std::string* path_ = nullptr;
-  std::deque<RematRegion> regions_;   // of the root; region r is entry r − 1
+  std::deque<RematRegion> regions_;  // of the root; region r is entry r − 1
   int region_ = 0, next_id_ = 0;
   bool backward_ = false;
 };
 
-/// The deepest graph among those of `tensors`, which must not be empty. Throws invalid_graph unless the others enclose it.
+/// The deepest graph among those of `tensors`, which must not be empty. Throws invalid_graph unless the others enclose
+/// it.
 Graph& innermost(const std::vector<Tensor>& tensors);
 
 /// Nodes of `graph` that `results` depend on.

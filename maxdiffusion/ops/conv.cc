@@ -157,9 +157,9 @@ void emit_input_grad(EmitCtx& c) {
 }
 
 /// dw: the batch is what is summed over, dy is the kernel. in(0): x, in(1): dy.
-/// On XLA's CPU plugin this form was measured against sums of products over shifted copies of x and against im2col (3×3,
-/// f32, 64 to 320 channels, batches 2 and 8): those save at most a fifth of the time at 16×16, take three times as much
-/// at 64×64, and two to three times as long to compile.
+/// On XLA's CPU plugin this form was measured against sums of products over shifted copies of x and against im2col
+/// (3×3, f32, 64 to 320 channels, batches 2 and 8): those save at most a fifth of the time at 16×16, take three times
+/// as much at 64×64, and two to three times as long to compile.
 void emit_weight_grad(EmitCtx& c) {
   const auto& a = c.attrs<ConvGrad>();
   const ConvOptions& o = a.options;

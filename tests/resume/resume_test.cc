@@ -52,7 +52,7 @@ struct TinyRun {
     options.optim.learning_rate = 1e-3;
     options.optim.learning_rate_schedule_steps = 100;
     options.ema_decay = 0.9;
-    static TemporaryFolder cache;   // the programs of one process's tests, compiled once
+    static TemporaryFolder cache;  // the programs of one process's tests, compiled once
     options.compile.jax_cache_dir = cache.path();
   }
 
