@@ -1,0 +1,211 @@
+// Whole runs of the real program on a few real pictures, with a model small enough to compile in seconds: what it
+// writes, that it goes on after kill -9 as if nothing had happened, and that damage costs nothing that was there.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "maxdiffusion/base/picture.h"
+#include "tests/cli/command.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+/// One folder for all tests of this file: pictures, model, executable cache.
+struct Shared {
+  TemporaryFolder folder;
+  std::string pictures = folder / "pictures", model = folder / "model";
+
+  Shared() {
+    make_folders(pictures);
+    for (int i = 0; i < 9; ++i) {
+      HostArray rgb(Shape{DType::u8, {20, 20, 3}});
+      auto v = rgb.mutable_view<uint8_t>();
+      for (size_t k = 0; k < v.size(); ++k)
+        v[k] = static_cast<uint8_t>(29 * i + static_cast<int>(k % 3) * 70 + static_cast<int>(k / 60) * 3);
+      write_png(pictures + "/" + std::to_string(i) + ".png", rgb);
+      write_file_atomic(pictures + "/" + std::to_string(i) + ".txt", "shade number " + std::to_string(i));
+    }
+    const std::string from = MD_SOURCE_DIR "/configs/models/emoji";
+    fs::copy(from, model, fs::copy_options::recursive);
+    change("unet", {{"block_out_channels", {8, 16}},
+                    {"down_block_types", {"DownBlock2D", "CrossAttnDownBlock2D"}},
+                    {"up_block_types", {"CrossAttnUpBlock2D", "UpBlock2D"}},
+                    {"transformer_layers_per_block", {1, 1}},
+                    {"attention_head_dim", {1, 2}},
+                    {"norm_num_groups", 4},
+                    {"cross_attention_dim", 24},
+                    {"layers_per_block", 1},
+                    {"addition_time_embed_dim", 4},
+                    {"in_channels", 4},
+                    {"out_channels", 4},
+                    {"projection_class_embeddings_input_dim", 40}});
+    change("vae", {{"block_out_channels", {8, 8}},
+                   {"norm_num_groups", 4},
+                   {"latent_channels", 4},
+                   {"layers_per_block", 1},
+                   {"down_block_types", {"DownEncoderBlock2D", "DownEncoderBlock2D"}},
+                   {"up_block_types", {"UpDecoderBlock2D", "UpDecoderBlock2D"}}});
+    for (const char* name : {"text_encoder", "text_encoder_2"}) {
+      const int width = name == std::string("text_encoder") ? 8 : 16;
+      change(name, {{"hidden_size", width},
+                    {"intermediate_size", 16},
+                    {"num_attention_heads", 1},
+                    {"num_hidden_layers", 2},
+                    {"projection_dim", width}});
+    }
+  }
+  void change(const std::string& component, const json& members) {
+    const std::string path = model + "/" + component + "/config.json";
+    json config = json::parse(read_file(path));
+    config.update(members);
+    write_file_atomic(path, config.dump());
+  }
+};
+
+Shared& shared() {
+  static Shared s;
+  return s;
+}
+
+/// A run named `name`; later words win.
+std::vector<std::string> words(const std::string& name, const std::vector<std::string>& more = {}) {
+  Shared& s = shared();
+  std::vector<std::string> w = {"train",
+                                MD_SOURCE_DIR "/configs/quickstart.yml",
+                                "output_dir=" + (s.folder / "runs"),
+                                "run_name=" + name,
+                                "pretrained_model_name_or_path=" + s.model,
+                                "dataset_name=",
+                                "train_data_dir=" + s.pictures,
+                                "dataset_save_location=" + (s.folder / "data"),
+                                "jax_cache_dir=" + (s.folder / "programs"),
+                                "resolution=16",
+                                "vae_max_train_steps=3",
+                                "vae_per_device_batch_size=3",
+                                "max_train_steps=6",
+                                "learning_rate_schedule_steps=100",
+                                "per_device_batch_size=4",
+                                "checkpoint_every=2",
+                                "num_inference_steps=3",
+                                "prompt=[shade number 1, shade number 2]"};
+  w.insert(w.end(), more.begin(), more.end());
+  return w;
+}
+
+std::string run_folder(const std::string& name) { return shared().folder / ("runs/" + name); }
+
+int64_t lines(const std::string& path) {
+  const std::string text = read_file(path);
+  return std::count(text.begin(), text.end(), '\n');
+}
+
+TEST(Train, WritesEverythingARunPromises) {
+  Outcome o = maxdiffusion(words("whole"));
+  ASSERT_EQ(o.status, 0) << o.err;
+  const std::string run = run_folder("whole");
+  EXPECT_TRUE(contains(o.err, run + "/samples/step_000006.png")) << o.err;
+  for (const char* file :
+       {"config.yml", "metrics.jsonl", "loss.png", "samples/step_000006.png", "samples/reconstructions.png",
+        "vae/loss.png", "vae/metrics.jsonl", "checkpoints/6/model_index.json", "checkpoints/6/unet/config.json",
+        "checkpoints/6/unet/diffusion_pytorch_model.safetensors",
+        "checkpoints/6/vae/diffusion_pytorch_model.safetensors", "checkpoints/6/text_encoder/model.safetensors",
+        "checkpoints/6/text_encoder_2/model.safetensors", "checkpoints/6/tokenizer/vocab.json",
+        "checkpoints/6/tokenizer_2/merges.txt", "checkpoints/6/scheduler/scheduler_config.json"})
+    EXPECT_TRUE(exists(run + "/" + file)) << file;
+  EXPECT_FALSE(fs::is_empty(run + "/tensorboard"));
+  EXPECT_EQ(lines(run + "/metrics.jsonl"), 6);
+  json vae = json::parse(read_file(run + "/checkpoints/6/vae/config.json"));
+  EXPECT_NE(vae.at("scaling_factor"), 1.0);
+  // The resolved config reads back, and a second call has nothing left to do but draw.
+  EXPECT_EQ(maxdiffusion({"inspect", "config", run + "/config.yml"}).status, 0);
+  Outcome again = maxdiffusion(words("whole"));
+  EXPECT_EQ(again.status, 0) << again.err;
+  EXPECT_EQ(lines(run + "/metrics.jsonl"), 6);
+}
+
+TEST(Train, GoesOnAfterKillAsIfNothingHadHappened) {
+  ASSERT_EQ(maxdiffusion(words("calm", {"max_train_steps=300"})).status, 0);
+  const std::vector<std::string> killed = words("killed", {"max_train_steps=300"});
+  const std::string run = run_folder("killed");
+  pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::vector<char*> argv = {const_cast<char*>("maxdiffusion")};
+    for (const std::string& w : killed) argv.push_back(const_cast<char*>(w.c_str()));
+    argv.push_back(nullptr);
+    if (!freopen("/dev/null", "w", stderr)) _exit(126);
+    execv(MD_BINARY_DIR "/maxdiffusion", argv.data());
+    _exit(127);
+  }
+  // Kill it in the middle of the UNet's training, once something is saved.
+  int status = 0;
+  while (waitpid(child, &status, WNOHANG) == 0) {
+    if (exists(run + "/checkpoints/4")) kill(child, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  ASSERT_TRUE(WIFSIGNALED(status)) << "the run ended before it could be killed";
+  ASSERT_FALSE(exists(run + "/checkpoints/300"));
+  Outcome resumed = maxdiffusion(killed);
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_TRUE(contains(resumed.err, "continues from")) << resumed.err;
+  for (const char* file : {"unet/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors"})
+    EXPECT_EQ(read_file(run + "/checkpoints/300/" + file), read_file(run_folder("calm") + "/checkpoints/300/" + file))
+        << file;
+  EXPECT_EQ(lines(run + "/metrics.jsonl"), 300);
+}
+
+TEST(Train, PicturesThatDoNotDecodeAreNamedAndSkipped) {
+  const std::string folder = shared().folder / "damaged";
+  fs::copy(shared().pictures, folder);
+  fs::resize_file(folder + "/3.png", 60);
+  Outcome o = maxdiffusion(words("damaged", {"train_data_dir=" + folder}));
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, folder + "/3.png")) << o.err;
+  EXPECT_TRUE(contains(o.err, "8 pictures, 1 skipped")) << o.err;
+}
+
+TEST(Train, DamagedWeightsAreRefusedByName) {
+  ASSERT_EQ(maxdiffusion(words("donor")).status, 0);
+  const std::string donor = run_folder("donor") + "/checkpoints/6", model = shared().folder / "from_donor";
+  auto start = [&](const std::string& name) {
+    return maxdiffusion(words(name, {"pretrained_model_name_or_path=" + model, "train_new_unet=false",
+                                     "train_new_vae=false", "random_text_encoder=false"}));
+  };
+  fs::copy(donor, model, fs::copy_options::recursive);
+  Outcome good = start("tuned");
+  EXPECT_EQ(good.status, 0) << good.err;
+
+  const std::string weights = model + "/unet/diffusion_pytorch_model.safetensors";
+  fs::resize_file(weights, fs::file_size(weights) - 5);
+  Outcome cut = start("cut");
+  EXPECT_EQ(cut.status, 4) << cut.err;
+  EXPECT_TRUE(contains(cut.err, weights)) << cut.err;
+
+  fs::copy_file(donor + "/vae/diffusion_pytorch_model.safetensors", weights, fs::copy_options::overwrite_existing);
+  Outcome other = start("other");
+  EXPECT_EQ(other.status, 4) << other.err;
+  EXPECT_TRUE(contains(other.err, "conv_norm_out") || contains(other.err, "time_embedding")) << other.err;
+}
+
+TEST(Train, ShardedOverEightDevicesWritesTheSameFiles) {
+  Outcome o = maxdiffusion(
+      words("mesh", {"cpu_device_count=8", "ici_data_parallelism=2", "ici_fsdp_parallelism=-1",
+                     "ici_tensor_parallelism=2", "per_device_batch_size=1", "vae_per_device_batch_size=1"}));
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "Found 8 devices")) << o.err;
+  EXPECT_TRUE(exists(run_folder("mesh") + "/checkpoints/6/unet/diffusion_pytorch_model.safetensors"));
+  EXPECT_EQ(lines(run_folder("mesh") + "/metrics.jsonl"), 6);
+}
+
+}  // namespace
+}  // namespace md
