@@ -93,6 +93,11 @@ void Recorder::push(int64_t step, std::map<std::string, PendingArray> metrics, c
   impl_->pending_known = known;
 }
 
+void Recorder::flush() {
+  read_pending();
+  impl_->flush();
+}
+
 void Recorder::read_pending() {
   Impl& r = *impl_;
   if (r.pending_step == 0) return;

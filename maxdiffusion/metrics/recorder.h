@@ -60,6 +60,8 @@ class Recorder {
   void record(int64_t step, Scalars values, double step_seconds);
   /// Reads what is pending; then the files are as new as the run. For the moment before a checkpoint or an evaluation.
   void read_pending();
+  /// The same, and then the files are on disk as well: what a checkpoint follows must not be lost with the process.
+  void flush();
   /// Keeps the time since the last reading (an evaluation, a compilation) out of the next step's time.
   void restart_clock();
   /// For texts and pictures of the run. Null where nothing is written.

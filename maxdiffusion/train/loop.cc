@@ -174,16 +174,16 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
       const int64_t done = state.step + 1;
       recorder.push(done, devices, metrics);
       if (o.checkpoint_every > 0 && done % o.checkpoint_every == 0 && done < last) {
-        recorder.read_pending();
+        recorder.flush();
         save(done, state.data);
       }
       if (callbacks.sample && o.sample_every > 0 && done % o.sample_every == 0 && done < last) {
-        recorder.read_pending();
+        recorder.flush();
         callbacks.sample(done, step.params, model_values(step.params, fetch_all(devices, state.arrays)()));
         recorder.restart_clock();
       }
     }
-    recorder.read_pending();
+    recorder.flush();
   } catch (Error& e) {
     // The device froze the state before the bad step; its own clock says which.
     if (state.arrays.contains("step") && state.arrays.contains("healthy") &&
