@@ -76,17 +76,6 @@ struct PendingArray::State {
   };
   Shape shape;
   std::vector<Piece> pieces;
-
-  /// A copy that nobody waits for must still be over before the client goes: the CPU plugins' threads would touch what
-  /// the client has freed.
-  ~State() {
-    for (const Piece& p : pieces) {
-      try {
-        p.done.wait();
-      } catch (const Error&) {  // nobody wants to know any more
-      }
-    }
-  }
 };
 
 PendingArray fetch(const Devices& devices, const Array& a) {
