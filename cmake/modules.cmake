@@ -142,3 +142,8 @@ md_tests(cli USES base)
 md_tests(layering USES base)
 
 md_bench(data_bench USES data)
+
+# Training steps timed from the start of the process; has a main of its own. See bench/compare.py.
+add_executable(model_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/model_bench.cc)
+target_link_libraries(model_bench PRIVATE md_train)
+target_compile_definitions(model_bench PRIVATE MD_SOURCE_DIR="${CMAKE_SOURCE_DIR}")

@@ -1,0 +1,185 @@
+// One training step of a model, timed from the start of the process: model_bench unet|vae f32|bf16 [options]
+//   --steps N      timed steps after the first (10)
+//   --cache DIR    executable cache; "off" (the default) compiles
+//   --name TEXT    first column of the row
+// Prints one JSON line. bench/compare.py runs it beside the same step in other programs and makes the table.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/ops/random.h"
+#include "maxdiffusion/runtime/runtime.h"
+#include "maxdiffusion/tasks/autoencoder.h"
+#include "maxdiffusion/tasks/latent_diffusion.h"
+#include "maxdiffusion/train/step.h"
+
+namespace md {
+namespace {
+
+/// Since the process was started, by the kernel's clock (hundredths), so that loading the program counts too.
+double seconds_since_start() {
+  std::ifstream stat("/proc/self/stat");
+  std::string line((std::istreambuf_iterator<char>(stat)), {});
+  std::istringstream fields(line.substr(line.rfind(')') + 2));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  const double started = std::stod(field) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9 - started;
+}
+
+/// Peak resident memory of the process, bytes.
+int64_t peak_resident() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) * 1024;
+  return 0;
+}
+
+nlohmann::json model_config(const std::string& model) {
+  return nlohmann::json::parse(read_file(std::string(MD_SOURCE_DIR "/bench/models/") + model + ".json"));
+}
+
+std::unique_ptr<Task> make_task(const std::string& model) {
+  if (model == "unet") {
+    auto task = std::make_unique<LatentDiffusion>();
+    task->unet = UNetConfig::from_json(model_config(model));
+    task->noise =
+        NoiseSchedule::from_json({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}});
+    task->batch_size = 2;
+    task->latent_height = task->latent_width = 64;
+    task->resolution = 512;
+    return task;
+  }
+  check(model == "vae", Code::invalid_config, "model_bench: '{}' is not one of: unet, vae", model);
+  auto task = std::make_unique<Autoencoder>();
+  task->vae = VaeConfig::from_json(model_config(model));
+  task->batch_size = 2;
+  task->resolution = 128;
+  return task;
+}
+
+HostArray zeros(const Shape& shape) {
+  HostArray a(shape);
+  std::fill_n(a.mutable_data(), a.bytes(), std::byte{0});
+  return a;
+}
+
+/// What an input starts with: parameters as their initialisers say, normal draws for the batch, else zeros.
+HostArray starting(const ParamTable& params, const std::string& name, const Shape& shape) {
+  if (const Param* p = params.find(name)) return initial_value(*p, 0);
+  HostArray a = zeros(shape);
+  if (name == "healthy") a.mutable_view<uint8_t>()[0] = 1;
+  if (name.find('/') != name.npos || shape.rank() < 2) return a;
+  const HostRng rng(0, name);
+  if (shape.dtype == DType::f32) {
+    auto v = a.mutable_view<float>();
+    for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(rng.normal(i));
+  } else if (shape.dtype == DType::u8) {
+    auto v = a.mutable_view<uint8_t>();
+    for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<uint8_t>(rng.below(i, 256));
+  }
+  return a;
+}
+
+int run(const std::vector<std::string>& args) {
+  check(args.size() >= 2, Code::invalid_config,
+        "usage: model_bench unet|vae f32|bf16 [--steps N] [--cache DIR] [--name TEXT] [--flags TEXT]");
+  int steps = 10;
+  std::string name = "maxdiffusion.cpp";
+  CompileConfig compile_config{.jax_cache_dir = "off", .xla_flags = ""};
+  for (size_t i = 2; i + 1 < args.size(); i += 2) {
+    if (args[i] == "--steps")
+      steps = std::stoi(args[i + 1]);
+    else if (args[i] == "--cache")
+      compile_config.jax_cache_dir = args[i + 1];
+    else if (args[i] == "--flags")
+      compile_config.xla_flags = args[i + 1];
+    else if (args[i] == "--name")
+      name = args[i + 1];
+    else
+      fail(Code::invalid_config, "model_bench: unknown option {}", args[i]);
+  }
+  using Clock = std::chrono::steady_clock;
+  auto since = [](Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); };
+
+  const auto task = make_task(args[0]);
+  const Devices devices = Devices::open();
+  ScopeOptions scope;
+  scope.activations = parse_dtype(args[1]);
+  OptimConfig optim;
+  optim.lr_scheduler = "constant";
+  optim.learning_rate = 1e-4;
+  auto start = Clock::now();
+  const StepGraph step = trace_step(*task, devices.graph_options(), scope, optim, 0);
+  const double trace = since(start);
+  const Program program = compile(devices, *step.graph, compile_config, "bench_" + task->model());
+
+  start = Clock::now();
+  ArrayMap state, kept;
+  for (size_t i = 0; i < program.input_names().size(); ++i) {
+    const std::string& input = program.input_names()[i];
+    const HostArray value = starting(step.params, input, program.input_shape(i));
+    (step.graph->output_index(input) >= 0 ? state : kept)[input] = devices.put(value);
+  }
+  const double initialise = since(start);
+
+  double loss = 0;
+  auto one_step = [&] {
+    const auto from = Clock::now();
+    ArrayMap out = program.run(state, kept);
+    loss = devices.get(out.at("loss")).to_doubles()[0];
+    for (const char* metric : {"loss", "grad_norm", "learning_rate"}) out.erase(metric);
+    state = std::move(out);
+    return since(from);
+  };
+  const double first_step = one_step(), to_first_loss = seconds_since_start();
+  std::vector<double> times;
+  for (int i = 0; i < steps; ++i) times.push_back(one_step());
+  std::sort(times.begin(), times.end());
+
+  const CompileReport& report = program.report();
+  nlohmann::json row = {{"program", name},
+                        {"model", args[0]},
+                        {"dtype", args[1]},
+                        {"parameters", step.params.count()},
+                        {"trace_s", trace},
+                        {"emit_s", report.emit_seconds},
+                        {"program_mb", static_cast<double>(report.program_bytes) / 1e6},
+                        {"compile_s", report.from_cache ? 0 : report.compile_seconds},
+                        {"load_s", report.load_seconds},
+                        {"from_cache", report.from_cache},
+                        {"initialise_s", initialise},
+                        {"first_step_s", first_step},
+                        {"to_first_loss_s", to_first_loss},
+                        {"step_s", times.empty() ? 0.0 : times[times.size() / 2]},
+                        {"fastest_s", times.empty() ? 0.0 : times.front()},
+                        {"peak_resident_mb", static_cast<double>(peak_resident()) / 1e6},
+                        {"loss", loss}};
+  if (auto plan = program.memory()) row["planned_mb"] = static_cast<double>(plan->peak()) / 1e6;
+  if (auto flops = program.flops()) row["gflop"] = *flops / 1e9;
+  std::cout << row.dump() << std::endl;
+  return 0;
+}
+
+}  // namespace
+}  // namespace md
+
+int main(int argc, char** argv) {
+  try {
+    return md::run({argv + 1, argv + argc});
+  } catch (const md::Error& e) {
+    std::fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,138 @@
+#include "tests/mesh/mesh_step.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/autodiff/grad.h"
+#include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/models/unet2d.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/random.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/optim/optimizer.h"
+
+namespace md {
+namespace {
+
+constexpr int64_t kBatch = 8;
+
+UNetConfig small_unet() {
+  return UNetConfig::from_json(nlohmann::json::parse(R"({
+    "_class_name": "UNet2DConditionModel", "sample_size": 8, "in_channels": 4, "out_channels": 4,
+    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
+    "block_out_channels": [32, 64], "layers_per_block": 1, "transformer_layers_per_block": [1, 1],
+    "mid_block_type": null,
+    "attention_head_dim": [2, 4], "cross_attention_dim": 32, "norm_num_groups": 8, "use_linear_projection": true,
+    "addition_embed_type": "text_time", "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 64
+  })"));
+}
+
+HostArray normals(const Shape& shape, const std::string& purpose) {
+  const HostRng rng(1, purpose);
+  std::vector<float> values(static_cast<size_t>(shape.elements()));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(rng.normal(i));
+  return HostArray::of<float>(shape, values);
+}
+
+HostArray zeros(const Shape& shape) {
+  HostArray a(shape);
+  std::fill_n(a.mutable_data(), a.bytes(), std::byte{0});
+  return a;
+}
+
+struct Step {
+  Graph graph;
+  ParamTable params;
+};
+
+/// Mean square error of the prediction against a given target; AdamW.
+void trace(Step& s) {
+  Graph& g = s.graph;
+  auto batch = [&](const char* name, Dims dims) {
+    dims.insert(dims.begin(), kBatch);
+    LogicalAxes axes(dims.size());
+    axes[0] = axis::kData;
+    return g.input(name, {DType::f32, dims}, axes);
+  };
+  Tensor step = g.input("step", {DType::s32, {}});
+  const UNetInputs in{.sample = batch("sample", {8, 8, 4}),
+                      .timestep = batch("timestep", {}),
+                      .encoder_hidden_states = batch("text", {6, 32}),
+                      .text_embeds = batch("pooled", {16}),
+                      .time_ids = batch("time_ids", {6})};
+  const Tensor target = batch("target", {8, 8, 4});
+  const Scope scope(g, s.params, "unet");
+  const Tensor loss = mean(square(unet2d(scope, small_unet(), in) - target));
+  std::vector<Tensor> values, first, second;
+  for (const Param& p : s.params.params()) {
+    values.push_back(p.value);
+    first.push_back(g.input("adam_m/" + p.input, p.shape, p.axes));
+    second.push_back(g.input("adam_v/" + p.input, p.shape, p.axes));
+  }
+  OptimConfig optim;
+  optim.learning_rate = 1e-3;
+  optim.lr_scheduler = "constant";
+  optim.adam_eps = 1e-4;  // large enough that noise in a gradient near zero does not become a whole step
+  const Update u = adamw(optim, step, values, grad(loss, values), first, second);
+  auto state = [&](const std::string& name, Tensor value) {
+    g.output(name, value, name);
+    g.alias(name, name);
+  };
+  for (size_t i = 0; i < values.size(); ++i) {
+    const std::string& name = s.params.params()[i].input;
+    state(name, u.params[i]);
+    state("adam_m/" + name, u.first_moments[i]);
+    state("adam_v/" + name, u.second_moments[i]);
+  }
+  state("step", step + 1.0);
+  g.output("loss", loss);
+}
+
+/// Starting value of an input. Biases start off zero too, so that every relative error means something.
+HostArray starting(const Step& s, const std::string& name, const Shape& shape) {
+  if (name == "step") return zeros(shape);
+  if (name.starts_with("adam_")) return zeros(shape);
+  const Param* p = s.params.find(name);
+  HostArray a = normals(shape, name);
+  if (name == "timestep" || name == "time_ids")
+    for (float& v : a.mutable_view<float>()) v = 500 + 100 * v;
+  if (!p) return a;
+  const int64_t fan_in = shape.rank() > 1 ? shape.elements() / shape.dims[0] : 0;
+  const bool scale = p->init == init::ones();
+  for (float& v : a.mutable_view<float>())
+    v = fan_in ? v / std::sqrt(static_cast<float>(fan_in)) : (scale ? 1.0f : 0.0f) + 0.1f * v;
+  return a;
+}
+
+}  // namespace
+
+MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps) {
+  Step s{Graph(devices.graph_options(&rules)), {}};
+  trace(s);
+  const Program program = compile(devices, s.graph, {.jax_cache_dir = "off", .xla_flags = ""}, "mesh_step");
+  MeshRun run;
+  ArrayMap state, batch;
+  for (size_t i = 0; i < program.input_names().size(); ++i) {
+    const std::string& name = program.input_names()[i];
+    const HostArray value = starting(s, name, program.input_shape(i));
+    const bool kept = s.graph.output_index(name) < 0;
+    Array array = devices.put(value, program.input_sharding(i), name);
+    run.bytes[name] = static_cast<int64_t>(value.bytes());
+    run.bytes_per_device[name] = array.bytes_per_device();
+    (kept ? batch : state)[name] = std::move(array);
+  }
+  for (int k = 0; k < steps; ++k) {
+    ArrayMap out = program.run(state, batch);
+    run.loss = devices.get(out.at("loss")).to_doubles()[0];
+    out.erase("loss");
+    state = std::move(out);
+  }
+  for (const auto& [name, array] : state) {
+    run.state[name] = devices.get(array);
+    run.bytes_per_device[name] = std::max(run.bytes_per_device[name], array.bytes_per_device());
+  }
+  return run;
+}
+
+}  // namespace md

@@ -1,0 +1,21 @@
+// One training step of a small UNet of SDXL's kind, on any mesh of virtual CPU devices.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "maxdiffusion/mesh/axis_rules.h"
+#include "maxdiffusion/runtime/runtime.h"
+
+namespace md {
+
+struct MeshRun {
+  double loss = 0;                         // of the last step
+  std::map<std::string, HostArray> state;  // parameters and moments after the last step, by input name
+  std::map<std::string, int64_t> bytes_per_device, bytes;
+};
+
+/// `steps` updates from the same starting values on the same batch of 8.
+MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps);
+
+}  // namespace md

@@ -1,0 +1,103 @@
+// Every mesh gives the result of one device, and really holds only its part of the state.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <ostream>
+
+#include "maxdiffusion/base/error.h"
+#include "tests/mesh/mesh_step.h"
+
+namespace md {
+namespace {
+
+struct Sizes {
+  const char* name;
+  int64_t data, fsdp, context, tensor;
+  double held;  // at most this part of parameters and moments lies on one device
+};
+void PrintTo(const Sizes& s, std::ostream* os) { *os << s.name; }
+
+MeshConfig config(const Sizes& s) {
+  MeshConfig c;
+  c.ici_data_parallelism = s.data;
+  c.ici_fsdp_parallelism = s.fsdp;
+  c.ici_context_parallelism = s.context;
+  c.ici_tensor_parallelism = s.tensor;
+  return c;
+}
+
+/// Two steps on this mesh; compiled and run once per process.
+const MeshRun& run_of(const Sizes& s) {
+  static std::map<std::string, MeshRun> runs;
+  auto it = runs.find(s.name);
+  if (it == runs.end()) {
+    const int64_t devices = s.data * s.fsdp * s.context * s.tensor;
+    it = runs.emplace(s.name, run_on(Devices::open("cpu", devices, config(s)), AxisRules::unet(), 2)).first;
+  }
+  return it->second;
+}
+
+constexpr Sizes kOne{"One", 1, 1, 1, 1, 1.0};
+constexpr Sizes kMixed{"Data2Fsdp2Tensor2", 2, 2, 1, 2, 0.7};
+
+/// ‖a − b‖ / ‖b‖.
+double relative_error(const HostArray& a, const HostArray& b) {
+  const auto x = a.to_doubles(), y = b.to_doubles();
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < x.size(); ++i) difference += (x[i] - y[i]) * (x[i] - y[i]), size += y[i] * y[i];
+  return std::sqrt(difference / std::max(size, 1e-30));
+}
+
+class MeshTest : public testing::TestWithParam<Sizes> {};
+
+TEST_P(MeshTest, GivesTheLossAndParametersOfOneDevice) {
+  const Sizes& sizes = GetParam();
+  const MeshRun &expected = run_of(kOne), &run = run_of(sizes);
+  EXPECT_NEAR(run.loss, expected.loss, 1e-5 * expected.loss);
+  ASSERT_EQ(run.state.size(), expected.state.size());
+  double worst = 0;
+  std::string where;
+  int64_t whole = 0, held = 0;
+  for (const auto& [name, value] : run.state) {
+    // Moments are gradients, whose cancellation is the model's own; parameters are the promise.
+    const double error = relative_error(value, expected.state.at(name));
+    EXPECT_LE(error, name.starts_with("adam_") ? 1e-4 : 1e-5) << name;
+    if (!name.starts_with("adam_") && error > worst) worst = error, where = name;
+    whole += run.bytes.at(name);
+    held += run.bytes_per_device.at(name);
+    if (name.starts_with("adam_")) {
+      const std::string parameter = name.substr(name.find('/') + 1);
+      EXPECT_EQ(run.bytes_per_device.at(name), run.bytes_per_device.at(parameter)) << name;
+    }
+  }
+  std::printf("  worst parameter %s %.2g, one device holds %.3f of the state\n", where.c_str(), worst,
+              static_cast<double>(held) / static_cast<double>(whole));
+  EXPECT_LE(static_cast<double>(held) / static_cast<double>(whole), sizes.held);
+}
+
+INSTANTIATE_TEST_SUITE_P(EightDevices, MeshTest,
+                         testing::Values(Sizes{"Data8", 8, 1, 1, 1, 1.0}, Sizes{"Fsdp8", 1, 8, 1, 1, 0.5},
+                                         Sizes{"Tensor2Data4", 4, 1, 1, 2, 0.9}, Sizes{"Tensor8", 1, 1, 1, 8, 0.9},
+                                         Sizes{"Context2Data4", 4, 1, 2, 1, 1.0}, kMixed),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(MeshSizes, BatchIsSpreadOverAllDevices) {
+  const MeshRun& run = run_of(kMixed);
+  EXPECT_EQ(run.bytes_per_device.at("sample") * 8, run.bytes.at("sample"));
+}
+
+TEST(MeshSizes, ThatDoNotFitTheDevicesAreRefused) {
+  try {
+    Devices::open("cpu", 8, config({"Data3", 3, 1, 1, 1, 1}));
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    EXPECT_NE(std::string(e.what()).find("Number of devices per slice 8 does not match"), std::string::npos)
+        << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace md
