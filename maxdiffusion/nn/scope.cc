@@ -1,6 +1,7 @@
 #include "maxdiffusion/nn/scope.h"
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/ops/sharding.h"
 
 namespace md {
 
@@ -23,7 +24,8 @@ Tensor Scope::param(std::string_view name, Dims dims, LogicalAxes axes, Init ini
   p.init = init;
   p.trainable = options_.trainable;
   p.model = model_;
-  return answer(std::move(p));
+  const LogicalAxes stored = p.axes;
+  return gather_weight(answer(std::move(p)), stored);
 }
 
 Tensor Scope::answer(Param p) const {

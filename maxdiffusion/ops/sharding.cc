@@ -50,15 +50,23 @@ std::string mlir_table(const std::vector<std::vector<int64_t>>& rows) {
 
 // --- Constraints -----------------------------------------------------------------------------------------------------
 
+/// Mesh axes of the value and of its cotangent.
+struct Constraint {
+  DimAxes value, cotangent;
+};
+
 constexpr OpDef kShardingConstraint = {
     .name = "sharding_constraint",
     .infer = [](const InferCtx& c) { return std::vector<Shape>{c.in[0]}; },
     .emit =
         [](EmitCtx& c) {
-          const std::string sharding = sdy_sharding(c.attrs<DimAxes>(), c.out().rank());
+          const std::string sharding = sdy_sharding(c.attrs<Constraint>().value, c.out().rank());
           c.simple("sdy.sharding_constraint", "sharding = #sdy.sharding" + sharding);
         },
-    .vjp = [](const VjpCtx& c) -> Grads { return {shard_axes(c.dy(), c.attrs<DimAxes>())}; },
+    .vjp = [](const VjpCtx& c) -> Grads {
+      const auto& a = c.attrs<Constraint>();
+      return Grads{shard_axes(c.dy(), a.cotangent, a.value)};
+    },
 };
 
 // --- Collectives -----------------------------------------------------------------------------------------------------
@@ -389,8 +397,22 @@ Tensor shard(Tensor x, LogicalAxes names) {
 }
 
 Tensor shard_axes(Tensor x, DimAxes axes) {
+  DimAxes cotangent = axes;
+  return shard_axes(x, std::move(axes), std::move(cotangent));
+}
+
+Tensor shard_axes(Tensor x, DimAxes axes, DimAxes cotangent) {
   if (devices(x.graph().options()) == 1) return x;
-  return apply(kShardingConstraint, {x}, std::move(axes));
+  return apply(kShardingConstraint, {x}, Constraint{std::move(axes), std::move(cotangent)});
+}
+
+Tensor gather_weight(Tensor weight, const LogicalAxes& names) {
+  const GraphOptions& o = weight.graph().options();
+  if (devices(o) == 1 || !o.resolve || names.empty()) return weight;
+  const DimAxes stored = o.resolve(names, weight.dims());
+  DimAxes used = stored;
+  for (auto& axes : used) std::erase_if(axes, [](const std::string& a) { return a != "tensor"; });
+  return used == stored ? weight : shard_axes(weight, used, stored);
 }
 
 std::vector<Tensor> manual_computation(const std::vector<Tensor>& inputs, const std::vector<DimAxes>& in,

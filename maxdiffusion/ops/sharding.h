@@ -15,6 +15,12 @@ namespace md {
 Tensor shard(Tensor x, LogicalAxes names);
 /// The same by mesh axes.
 Tensor shard_axes(Tensor x, DimAxes axes);
+/// With another constraint on the cotangent.
+Tensor shard_axes(Tensor x, DimAxes axes, DimAxes cotangent);
+/// A stored weight as computation uses it: whole along every mesh axis but `tensor` (gathered, as ZeRO-3 does), while
+/// its gradient is split as it is stored. Said outright because XLA's partitioner, left to choose when batch and weight
+/// are split over the same axis, picks poor plans, and on three axes a wrong one (its dots then permute the batch).
+Tensor gather_weight(Tensor weight, const LogicalAxes& names);
 
 /// Code per device over `manual` mesh axes (sdy.manual_computation): the body sees local shapes and may use the
 /// collectives below. `in`/`out`: mesh axes per dim of each argument and result.
