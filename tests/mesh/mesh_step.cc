@@ -110,7 +110,9 @@ HostArray starting(const Step& s, const std::string& name, const Shape& shape) {
 MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps) {
   Step s{Graph(devices.graph_options(&rules)), {}};
   trace(s);
-  const Program program = compile(devices, s.graph, {.jax_cache_dir = "off", .xla_flags = ""}, "mesh_step");
+  // Compiled quickly: what is compared is the partitioning.
+  const CompileConfig config{.jax_cache_dir = "off", .xla_flags = "--xla_backend_optimization_level=0"};
+  const Program program = compile(devices, s.graph, config, "mesh_step");
   MeshRun run;
   ArrayMap state, batch;
   for (size_t i = 0; i < program.input_names().size(); ++i) {
