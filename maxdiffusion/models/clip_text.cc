@@ -89,7 +89,8 @@ ClipTextOutput clip_text(const Scope& root, const ClipTextConfig& c, Tensor ids)
         c.max_position_embeddings);
   const Scope s = root / "text_model";
   const Inits inits(c);
-  Tensor x = nn::embedding(s / "embeddings.token_embedding", ids, c.vocab_size, c.hidden_size, init::normal(0.02));
+  // A random encoder is used as it is: with CLIP's own start of 0.02 a token would drown in what attention adds to it.
+  Tensor x = nn::embedding(s / "embeddings.token_embedding", ids, c.vocab_size, c.hidden_size, init::normal(1));
   Tensor positions = (s / "embeddings.position_embedding")
                          .param("weight", {c.max_position_embeddings, c.hidden_size}, {"", ""}, init::normal(0.01));
   x = x + cast(slice_axis(positions, 0, 0, ids.dim(1)), x.dtype());
