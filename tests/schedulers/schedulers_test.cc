@@ -32,8 +32,15 @@ HostArray floats(const Dims& dims, const std::vector<float>& values) {
 
 /// One step of the one-number sample as a program. Everything that differs between configurations is in the row, so
 /// few programs serve them all; they are kept by their text.
+class Programs : public testing::Environment {
+ public:
+  void TearDown() override { by_text.clear(); }  // before the devices, which were registered earlier
+  std::map<std::string, Program> by_text;
+};
+Programs& kPrograms = *static_cast<Programs*>(testing::AddGlobalTestEnvironment(new Programs));
+
 const Program& step_program(const Scheduler& scheduler, int64_t columns) {
-  static std::map<std::string, Program> programs;
+  auto& programs = kPrograms.by_text;
   Graph g(one_device().graph_options());
   Tensor x = g.input("x", {DType::f32, {1, 1}}), t = g.input("t", {DType::f32, {}});
   Tensor row = g.input("row", {DType::f32, {columns}});
