@@ -52,6 +52,11 @@ std::string pictures_folder(const DataKeys& d) {
   return folder;
 }
 
+/// With `scale_lr`, the rate times the global batch.
+double scaled_rate(const OptimConfig& optim, double rate, int64_t batch) {
+  return optim.scale_lr ? rate * static_cast<double>(batch) : rate;
+}
+
 LoopOptions loop_options(const RunConfig& c, const std::string& folder, const std::string& title) {
   LoopOptions o;
   o.title = title;
@@ -101,21 +106,21 @@ HostArray picture(const HostArray& f32_pictures, int64_t i) {
 
 /// Originals above their reconstructions.
 void write_reconstructions(PictureCoder& coder, const HostArray& pixels, const std::string& path) {
-  constexpr int64_t n = 12;
-  const int64_t stride = std::max<int64_t>(pixels.dims()[0] / n, 1);
+  const int64_t n = std::min<int64_t>(12, pixels.dims()[0]), stride = pixels.dims()[0] / n;
+  HostArray chosen = rows(pixels, 0, n);
+  for (int64_t i = 0; i < n; ++i) set_rows(chosen, i, rows(pixels, i * stride, 1));
+  const HostArray decoded = coder.decode(means(coder.encode(chosen)));
   std::vector<GridCell> above, below;
-  for (int64_t i = 0; i < std::min<int64_t>(n, pixels.dims()[0]); ++i) {
-    HostArray one = rows(pixels, i * stride, 1);
-    HostArray latent = means(coder.encode(one));
-    above.push_back({one.reshaped(Dims(one.dims().begin() + 1, one.dims().end())), ""});
-    below.push_back({picture(coder.decode(latent), 0), ""});
+  for (int64_t i = 0; i < n; ++i) {
+    above.push_back({rows(chosen, i, 1).reshaped(Dims(chosen.dims().begin() + 1, chosen.dims().end())), ""});
+    below.push_back({picture(decoded, i), ""});
   }
   const int64_t columns = static_cast<int64_t>(above.size());
   above.insert(above.end(), below.begin(), below.end());
   write_png(path, make_grid(above, columns, 2));
 }
 
-/// Weights of the autoencoder, by input name; trains it first where the config says so. Sets folder.vae.scaling_factor.
+/// Weights of the autoencoder, by input name; trains it first where the config says so.
 Values autoencoder(const RunConfig& c, const Devices& devices, ModelFolder& folder, const LoadedFolder& pictures) {
   if (!c.model.train_new_vae)
     return folder.values(vae_params(folder, DType::f32), "vae", false, static_cast<uint64_t>(c.run.seed));
@@ -128,7 +133,7 @@ Values autoencoder(const RunConfig& c, const Devices& devices, ModelFolder& fold
   LoopOptions o = loop_options(c, c.folder() + "/vae", "train vae");
   o.optim.max_train_steps = c.vae.vae_max_train_steps;
   o.optim.learning_rate_schedule_steps = -1;
-  o.optim.learning_rate = c.vae.vae_learning_rate;
+  o.optim.learning_rate = scaled_rate(c.optim, c.vae.vae_learning_rate, task.batch_size);
   LoopCallbacks callbacks;
   callbacks.initial = [&](const ParamTable& p) { return folder.values(p, "vae", true, o.seed); };
   callbacks.complete = [&](CheckpointContent& content) {
@@ -273,6 +278,7 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   task.caption_dropout = c.data.caption_dropout;
 
   LoopOptions o = loop_options(c, run, "train unet");
+  o.optim.learning_rate = scaled_rate(c.optim, c.optim.learning_rate, task.batch_size);
   o.ema_decay = c.loss.ema_decay;
   o.sample_every = c.sample.sample_every;
   o.save_final_checkpoint = c.run.save_final_checkpoint;

@@ -174,6 +174,17 @@ TEST(Train, GoesOnAfterKillAsIfNothingHadHappened) {
   EXPECT_EQ(lines(run + "/metrics.jsonl"), newest + 5);
 }
 
+TEST(Train, ScaleLrMultipliesTheRateByTheGlobalBatch) {
+  ASSERT_EQ(maxdiffusion(words("plain_rate", {"max_train_steps=2"})).status, 0);
+  ASSERT_EQ(maxdiffusion(words("scaled_rate", {"max_train_steps=2", "scale_lr=true"})).status, 0);
+  auto rate = [](const std::string& name) {
+    const std::string text = read_file(run_folder(name) + "/metrics.jsonl");
+    return json::parse(text.substr(text.rfind('\n', text.size() - 2) + 1)).at("learning_rate").get<double>();
+  };
+  ASSERT_GT(rate("plain_rate"), 0);
+  EXPECT_NEAR(rate("scaled_rate") / rate("plain_rate"), 4, 1e-4);
+}
+
 TEST(Train, PicturesThatDoNotDecodeAreNamedAndSkipped) {
   const std::string folder = shared().folder / "damaged";
   fs::copy(shared().pictures, folder);
