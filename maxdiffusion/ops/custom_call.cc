@@ -7,7 +7,6 @@
 namespace md {
 namespace {
 
-/// No `vjp`: asking for the gradient is an error that names the call's path.
 /// "dense<[1, 0]> : tensor<2xindex>", one per shape.
 std::string row_major(const std::vector<Shape>& shapes) {
   std::string text;
@@ -31,6 +30,7 @@ std::string aliases(const CustomCall& call) {
   return "[" + text + "]";
 }
 
+/// No `vjp`: asking for the gradient is an error that names the call's path.
 constexpr OpDef kCustomCall = {
     .name = "custom_call",
     .infer = [](const InferCtx& c) { return c.attrs<CustomCall>().results; },
@@ -54,6 +54,15 @@ constexpr OpDef kCustomCall = {
 };
 
 }  // namespace
+
+bool kernels_take(const std::vector<Tensor>& arrays) {
+  const Tensor first = arrays.front();
+  if (!first.graph().options().cpu_kernels || (first.dtype() != DType::f32 && first.dtype() != DType::bf16))
+    return false;
+  for (Tensor t : arrays)
+    if (t.dtype() != first.dtype()) return false;
+  return true;
+}
 
 std::vector<Tensor> custom_call(Graph& g, const std::vector<Tensor>& inputs, CustomCall call) {
   if (!inputs.empty()) return apply_multi(kCustomCall, inputs, std::move(call));

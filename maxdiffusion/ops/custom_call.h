@@ -18,6 +18,10 @@ struct CustomCall {
   std::vector<std::pair<int, int>> in_place = {};  // (result, operand): the result is written over the operand
 };
 
+/// Whether the graph will run where the kernels of kernels/ answer, and the arrays are of one type that they know: f32 or
+/// bf16.
+bool kernels_take(const std::vector<Tensor>& arrays);
+
 /// No gradient of its own: wrap it with custom_vjp (autodiff) for one.
 std::vector<Tensor> custom_call(Graph& g, const std::vector<Tensor>& inputs, CustomCall call);
 
