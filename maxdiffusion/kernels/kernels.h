@@ -31,4 +31,13 @@ inline constexpr const char* kAdamwKernel = "md_adamw";
 ///   results   n averages
 inline constexpr const char* kMovingAverageKernel = "md_moving_average";
 
+/// Convolution over two spatial axes and its gradients, f32.
+///   operands, result  of md_convolution: x [B, H, W, Ci], w [Co, Ci, kh, kw] → y [B, H', W', Co]
+///                     of md_convolution_input_grad: dy, w → dx     of md_convolution_weight_grad: x, dy → dw
+///   attribute window  i64[6]: strides down and across; zeros above, below, left, right
+/// The same bits on the same machine with as many threads.
+inline constexpr const char* kConvolutionKernel = "md_convolution";
+inline constexpr const char* kConvolutionInputGradKernel = "md_convolution_input_grad";
+inline constexpr const char* kConvolutionWeightGradKernel = "md_convolution_weight_grad";
+
 }  // namespace md

@@ -36,24 +36,25 @@ constexpr OpDef kCustomCall = {
     .infer = [](const InferCtx& c) { return c.attrs<CustomCall>().results; },
     .emit =
         [](EmitCtx& c) {
-          const auto& call = c.attrs<CustomCall>();
           std::vector<Value> in;
-          std::vector<Shape> in_shapes;
-          for (int i = 0; i < c.in_count(); ++i) {
-            in.push_back(c.in(i));
-            in_shapes.push_back(c.in(i).shape);
-          }
-          auto out = c.emit_multi(
-              "stablehlo.custom_call", in, call.results,
-              "call_target_name = \"" + call.target + "\", api_version = 4 : i32, " +
-                  "has_side_effect = " + (call.has_side_effect ? "true" : "false") +
-                  ", operand_layouts = " + row_major(in_shapes) + ", result_layouts = " + row_major(call.results) +
-                  ", output_operand_aliases = " + aliases(call) + ", backend_config = {" + call.backend_config + "}");
+          for (int i = 0; i < c.in_count(); ++i) in.push_back(c.in(i));
+          auto out = emit_custom_call(c, in, c.attrs<CustomCall>());
           for (size_t i = 0; i < out.size(); ++i) c.set_out(out[i], static_cast<int>(i));
         },
 };
 
 }  // namespace
+
+std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operands, const CustomCall& call) {
+  std::vector<Shape> shapes;
+  for (const Value& v : operands) shapes.push_back(v.shape);
+  return c.emit_multi("stablehlo.custom_call", operands, call.results,
+                      "call_target_name = \"" + call.target + "\", api_version = 4 : i32, " +
+                          "has_side_effect = " + (call.has_side_effect ? "true" : "false") +
+                          ", operand_layouts = " + row_major(shapes) + ", result_layouts = " + row_major(call.results) +
+                          ", output_operand_aliases = " + aliases(call) + ", backend_config = {" + call.backend_config +
+                          "}");
+}
 
 bool kernels_take(const std::vector<Tensor>& arrays) {
   const Tensor first = arrays.front();

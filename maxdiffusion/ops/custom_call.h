@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/graph/graph.h"
 
 namespace md {
@@ -18,9 +19,12 @@ struct CustomCall {
   std::vector<std::pair<int, int>> in_place = {};  // (result, operand): the result is written over the operand
 };
 
-/// Whether the graph will run where the kernels of kernels/ answer, and the arrays are of one type that they know: f32 or
-/// bf16.
+/// Whether the graph will run where the kernels of kernels/ answer, and the arrays are of one type that they know: f32
+/// or bf16.
 bool kernels_take(const std::vector<Tensor>& arrays);
+
+/// For records that are a call on some platforms.
+std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operands, const CustomCall& call);
 
 /// No gradient of its own: wrap it with custom_vjp (autodiff) for one.
 std::vector<Tensor> custom_call(Graph& g, const std::vector<Tensor>& inputs, CustomCall call);

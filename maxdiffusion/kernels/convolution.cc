@@ -1,0 +1,288 @@
+// Convolution in two dimensions and its gradients on the CPU, through oneDNN: channels last, weights as PyTorch keeps
+// them. Each oneDNN call uses one thread; work is split over the plugin's threads by images, or by rows of images where
+// there are fewer images than threads.
+
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/kernels/parallel.h"
+
+extern "C" void omp_set_num_threads(int);
+
+namespace md {
+namespace {
+
+namespace ffi = xla::ffi;
+using dnnl::memory;
+
+enum class Kind { forward, input_grad, weight_grad };
+
+/// y = conv(x, w): everything that compiled code depends on.
+struct Problem {
+  Kind kind;
+  int64_t batch, height, width, in, out, kernel_h, kernel_w, stride_h, stride_w, top, bottom, left, right;
+  auto operator<=>(const Problem&) const = default;
+  int64_t out_height() const { return (height + top + bottom - kernel_h) / stride_h + 1; }
+  int64_t out_width() const { return (width + left + right - kernel_w) / stride_w + 1; }
+  int64_t x_row() const { return width * in; }
+  int64_t y_row() const { return out_width() * out; }
+  int64_t weights() const { return out * in * kernel_h * kernel_w; }
+};
+
+/// Some images, or some rows of one, as a problem of its own.
+struct Part {
+  Problem problem;
+  int64_t image, x_row, y_row;  // where it starts
+  int64_t keep_from, keep_to;   // rows of x that an input gradient is responsible for; the others are a neighbour's
+};
+
+/// Output rows [first, last) of one image, with the input rows that they see.
+Part rows(const Problem& p, int64_t image, int64_t first, int64_t last) {
+  const int64_t from = first * p.stride_h - p.top, to = (last - 1) * p.stride_h - p.top + p.kernel_h;
+  const int64_t begin = std::clamp<int64_t>(from, 0, p.height), end = std::clamp<int64_t>(to, begin, p.height);
+  Part part{p, image, begin, first, begin, end};
+  part.problem.batch = 1;
+  part.problem.height = end - begin;
+  part.problem.top = begin - from;
+  part.problem.bottom = to - end;
+  return part;
+}
+
+/// Input rows [first, last) of one image, with the output rows that see them.
+Part rows_of_input(const Problem& p, int64_t image, int64_t first, int64_t last) {
+  const int64_t end = std::min((last - 1 + p.top) / p.stride_h + 1, p.out_height());
+  const int64_t begin = std::max<int64_t>(first + p.top - p.kernel_h + p.stride_h, 0) / p.stride_h;
+  Part part = rows(p, image, std::min(begin, end - 1), end);
+  part.keep_from = first;
+  part.keep_to = last;
+  return part;
+}
+
+/// One part per thread.
+std::vector<Part> split(const Problem& p, int64_t threads) {
+  std::vector<Part> parts;
+  if (p.batch >= threads || threads == 1) {
+    for (int64_t i = 0; i < threads; ++i) {
+      const int64_t from = p.batch * i / threads, to = p.batch * (i + 1) / threads;
+      parts.push_back({p, from, 0, 0, 0, p.height});
+      parts.back().problem.batch = to - from;
+    }
+    return parts;
+  }
+  const bool by_input = p.kind == Kind::input_grad;
+  const int64_t height = by_input ? p.height : p.out_height();
+  const int64_t n = std::min((threads + p.batch - 1) / p.batch, height);
+  for (int64_t image = 0; image < p.batch; ++image)
+    for (int64_t i = 0; i < n; ++i)
+      parts.push_back((by_input ? rows_of_input : rows)(p, image, height * i / n, height * (i + 1) / n));
+  return parts;
+}
+
+dnnl::engine& engine() {
+  static dnnl::engine e(dnnl::engine::kind::cpu, 0);
+  return e;
+}
+
+memory::desc plain_weights(const Problem& p) {
+  return {{p.out, p.in, p.kernel_h, p.kernel_w}, memory::data_type::f32, memory::format_tag::oihw};
+}
+
+/// Compiled code of a problem, which wants weights in a layout of its own.
+struct Code {
+  dnnl::primitive run;
+  memory::desc x, w, y, scratch;
+  dnnl::reorder weights;  // from PyTorch's layout; gradients: to it
+};
+
+template <class Primitive, class Description, class... Hint>
+Code compile(const Problem& p, const Description& description, const memory::desc& x, const memory::desc& y,
+             memory::desc (Primitive::primitive_desc::*weights)() const, const Hint&... hint) {
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  const typename Primitive::primitive_desc d(description, attributes, engine(), hint...);
+  const memory::desc plain = plain_weights(p), own = (d.*weights)();
+  const bool out = p.kind == Kind::weight_grad;
+  return {Primitive(d),
+          x,
+          own,
+          y,
+          d.scratchpad_desc(),
+          dnnl::reorder({engine(), out ? own : plain, engine(), out ? plain : own})};
+}
+
+Code compile(const Problem& p) {
+  constexpr auto kFloat = memory::data_type::f32;
+  constexpr auto kDirect = dnnl::algorithm::convolution_direct;
+  const memory::dims stride = {p.stride_h, p.stride_w}, low = {p.top, p.left}, high = {p.bottom, p.right};
+  const memory::desc x({p.batch, p.in, p.height, p.width}, kFloat, memory::format_tag::nhwc);
+  const memory::desc w({p.out, p.in, p.kernel_h, p.kernel_w}, kFloat, memory::format_tag::any);
+  const memory::desc y({p.batch, p.out, p.out_height(), p.out_width()}, kFloat, memory::format_tag::nhwc);
+  using Forward = dnnl::convolution_forward;
+  using InputGrad = dnnl::convolution_backward_data;
+  using WeightGrad = dnnl::convolution_backward_weights;
+  const Forward::desc forward(dnnl::prop_kind::forward_training, kDirect, x, w, y, stride, low, high);
+  if (p.kind == Kind::forward) return compile<Forward>(p, forward, x, y, &Forward::primitive_desc::weights_desc);
+  const Forward::primitive_desc hint(forward, engine());
+  if (p.kind == Kind::input_grad)
+    return compile<InputGrad>(p, InputGrad::desc(kDirect, x, w, y, stride, low, high), x, y,
+                              &InputGrad::primitive_desc::weights_desc, hint);
+  return compile<WeightGrad>(p, WeightGrad::desc(kDirect, x, w, y, stride, low, high), x, y,
+                             &WeightGrad::primitive_desc::diff_weights_desc, hint);
+}
+
+/// Of this process; compiled on first use.
+const Code& code_of(const Problem& p) {
+  static std::mutex mutex;
+  static std::map<Problem, Code> compiled;  // its entries do not move
+  omp_set_num_threads(1);                   // of this thread: for compiling and for running
+  std::lock_guard lock(mutex);
+  auto found = compiled.find(p);
+  if (found == compiled.end()) found = compiled.emplace(p, compile(p)).first;
+  return found->second;
+}
+
+/// Memory that a thread keeps. Each number is another piece.
+template <int kNumber>
+float* scratch(size_t bytes) {
+  thread_local size_t size = 0;
+  thread_local std::unique_ptr<float[]> memory;
+  if (size < bytes) {
+    size = bytes;
+    memory = std::make_unique_for_overwrite<float[]>((bytes + sizeof(float) - 1) / sizeof(float));
+  }
+  return memory.get();
+}
+
+void execute(const Problem& p, const Code& code, float* x, float* w, float* y) {
+  dnnl::stream stream(engine());
+  const memory mx(code.x, engine(), x), mw(code.w, engine(), w), my(code.y, engine(), y);
+  std::unordered_map<int, memory> arguments = {
+      {DNNL_ARG_SCRATCHPAD, memory(code.scratch, engine(), scratch<0>(code.scratch.get_size()))}};
+  const bool forward = p.kind == Kind::forward;
+  arguments[p.kind == Kind::input_grad ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC] = mx;
+  arguments[p.kind == Kind::weight_grad ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS] = mw;
+  arguments[forward ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST] = my;
+  code.run.execute(stream, arguments);
+  stream.wait();
+}
+
+void reorder(const dnnl::reorder& how, const memory::desc& from, float* source, const memory::desc& to, float* target) {
+  dnnl::stream stream(engine());
+  memory a(from, engine(), source), b(to, engine(), target);
+  how.execute(stream, a, b);
+  stream.wait();
+}
+
+/// Output or input gradient. Each part finds the weights in the layout that its code wants: usually one for all.
+void run_images(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, float* y) {
+  const std::vector<Part> parts = split(p, std::max<int64_t>(pool.num_threads(), 1));
+  std::vector<const Code*> codes;
+  for (const Part& part : parts) codes.push_back(&code_of(part.problem));
+  std::vector<std::pair<const Code*, std::unique_ptr<float[]>>> layouts;
+  std::vector<float*> weights;
+  for (const Code* code : codes) {
+    auto same = std::find_if(layouts.begin(), layouts.end(), [&](const auto& l) { return l.first->w == code->w; });
+    if (same == layouts.end()) {
+      auto buffer = std::make_unique_for_overwrite<float[]>(code->w.get_size() / sizeof(float));
+      reorder(code->weights, plain_weights(p), w, code->w, buffer.get());
+      same = layouts.insert(same, {code, std::move(buffer)});
+    }
+    weights.push_back(same->second.get());
+  }
+  parallel_for(pool, static_cast<int64_t>(parts.size()), [&](int64_t i) {
+    const Part& part = parts[static_cast<size_t>(i)];
+    const Problem& own = part.problem;
+    const Code& code = code_of(own);
+    float* y_part = y + (part.image * p.out_height() + part.y_row) * p.y_row();
+    float* image = x + part.image * p.height * p.x_row();
+    const bool whole = own.height == p.height && part.keep_from == 0 && part.keep_to == p.height;
+    if (p.kind == Kind::forward || whole) {
+      execute(own, code, image + part.x_row * p.x_row(), weights[static_cast<size_t>(i)], y_part);
+      return;
+    }
+    // The part's x overlaps its neighbours': only its own rows are kept, zeros where no output sees them.
+    float* own_x = scratch<1>(static_cast<size_t>(own.height * p.x_row()) * sizeof(float));
+    execute(own, code, own_x, weights[static_cast<size_t>(i)], y_part);
+    const int64_t from = std::clamp(part.x_row, part.keep_from, part.keep_to);
+    const int64_t to = std::clamp(part.x_row + own.height, from, part.keep_to);
+    std::fill(image + part.keep_from * p.x_row(), image + from * p.x_row(), 0.0f);
+    std::copy(own_x + (from - part.x_row) * p.x_row(), own_x + (to - part.x_row) * p.x_row(), image + from * p.x_row());
+    std::fill(image + to * p.x_row(), image + part.keep_to * p.x_row(), 0.0f);
+  });
+}
+
+/// Weight gradient: a sum over the parts, added in their order.
+void run_weights(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, float* y) {
+  const std::vector<Part> parts = split(p, std::max<int64_t>(pool.num_threads(), 1));
+  const size_t size = static_cast<size_t>(p.weights());
+  auto sums = std::make_unique_for_overwrite<float[]>(size * (parts.size() - 1));
+  parallel_for(pool, static_cast<int64_t>(parts.size()), [&](int64_t i) {
+    const Part& part = parts[static_cast<size_t>(i)];
+    const Code& code = code_of(part.problem);
+    float* own = scratch<1>(code.w.get_size());
+    execute(part.problem, code, x + (part.image * p.height + part.x_row) * p.x_row(), own,
+            y + (part.image * p.out_height() + part.y_row) * p.y_row());
+    reorder(code.weights, code.w, own, plain_weights(p), i ? sums.get() + size * static_cast<size_t>(i - 1) : w);
+  });
+  constexpr size_t kPiece = 1 << 15;
+  parallel_for(pool, static_cast<int64_t>((size + kPiece - 1) / kPiece), [&](int64_t piece) {
+    const size_t from = static_cast<size_t>(piece) * kPiece, to = std::min(size, from + kPiece);
+    for (size_t k = 0; k + 1 < parts.size(); ++k)
+      for (size_t j = from; j < to; ++j) w[j] += sums[k * size + j];
+  });
+}
+
+template <Kind kKind>
+ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> first, ffi::BufferR4<ffi::F32> second,
+                              ffi::Result<ffi::BufferR4<ffi::F32>> result, ffi::Span<const int64_t> window) {
+  struct Array {
+    ffi::Span<const int64_t> dims;
+    float* data;
+  };
+  const Array a{first.dimensions(), first.typed_data()}, b{second.dimensions(), second.typed_data()},
+      c{result->dimensions(), result->typed_data()};
+  const Array& x = kKind == Kind::input_grad ? c : a;
+  const Array& w = kKind == Kind::weight_grad ? c : b;
+  const Array& y = kKind == Kind::forward ? c : kKind == Kind::input_grad ? a : b;
+  if (window.size() != 6) return ffi::Error::InvalidArgument("md_convolution: window is not six numbers");
+  const Problem p{kKind,     x.dims[0], x.dims[1], x.dims[2], x.dims[3], w.dims[0], w.dims[2],
+                  w.dims[3], window[0], window[1], window[2], window[3], window[4], window[5]};
+  if (y.dims[0] != p.batch || y.dims[1] != p.out_height() || y.dims[2] != p.out_width() || y.dims[3] != p.out ||
+      w.dims[1] != p.in)
+    return ffi::Error::InvalidArgument("md_convolution: sizes of x, w and y do not agree");
+  try {
+    (kKind == Kind::weight_grad ? run_weights : run_images)(pool, p, x.data, w.data, y.data);
+  } catch (const std::exception& e) {
+    return ffi::Error::Internal(std::string("md_convolution: ") + e.what());
+  }
+  return ffi::Error::Success();
+}
+
+auto bind() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::BufferR4<ffi::F32>>()
+      .Arg<ffi::BufferR4<ffi::F32>>()
+      .Ret<ffi::BufferR4<ffi::F32>>()
+      .Attr<ffi::Span<const int64_t>>("window");
+}
+XLA_FFI_DEFINE_HANDLER(kForward, convolution_kernel<Kind::forward>, bind());
+XLA_FFI_DEFINE_HANDLER(kInputGrad, convolution_kernel<Kind::input_grad>, bind());
+XLA_FFI_DEFINE_HANDLER(kWeightGrad, convolution_kernel<Kind::weight_grad>, bind());
+
+}  // namespace
+
+void* convolution_handler() { return reinterpret_cast<void*>(kForward); }
+void* convolution_input_grad_handler() { return reinterpret_cast<void*>(kInputGrad); }
+void* convolution_weight_grad_handler() { return reinterpret_cast<void*>(kWeightGrad); }
+
+}  // namespace md

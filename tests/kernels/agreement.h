@@ -1,0 +1,87 @@
+// Kernels of maxdiffusion/kernels/ against the compiler's own code in f64: outputs and gradients of a function.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/autodiff/grad.h"
+#include "maxdiffusion/graph/emit.h"
+#include "tests/one_device.h"
+
+namespace md {
+
+using TensorFn = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
+
+/// Normally distributed around `mean`, the same at every call with one seed.
+inline HostArray normal(const Shape& shape, unsigned seed, double scale = 1, double mean = 0) {
+  HostArray a({DType::f32, shape.dims});
+  std::mt19937 bits(seed);
+  std::normal_distribution<float> draw(static_cast<float>(mean), static_cast<float>(scale));
+  for (float& v : a.mutable_view<float>()) v = draw(bits);
+  return a.cast(shape.dtype);
+}
+
+/// f(xs), then the cotangents of xs for those of the results, `dys`.
+inline std::vector<HostArray> outputs_and_gradients(const TensorFn& f, const std::vector<HostArray>& xs,
+                                                    const std::vector<HostArray>& dys, bool kernels,
+                                                    const std::vector<std::string>& calls = {}) {
+  GraphOptions options = one_device().graph_options();
+  options.cpu_kernels = kernels;
+  Graph graph(options);
+  auto inputs = [&](const char* name, const std::vector<HostArray>& arrays) {
+    std::vector<Tensor> tensors;
+    for (const HostArray& a : arrays) tensors.push_back(graph.input(name + std::to_string(tensors.size()), a.shape()));
+    return tensors;
+  };
+  const std::vector<Tensor> in = inputs("x", xs);
+  std::vector<Tensor> out = f(in);
+  for (Tensor dx : vjp(out, inputs("dy", dys), in)) out.push_back(dx);
+  for (size_t i = 0; i < out.size(); ++i) graph.output("out" + std::to_string(i), out[i]);
+  const std::string text = to_stablehlo(graph);
+  for (const std::string& call : calls) EXPECT_NE(text.find('"' + call + '"'), std::string::npos) << call;
+  std::vector<HostArray> feed = xs;
+  feed.insert(feed.end(), dys.begin(), dys.end());
+  return evaluate(one_device(), graph, feed);
+}
+
+/// max |a − b| / max |b|; infinite where `a` is not finite.
+inline double relative_error(const HostArray& a, const HostArray& b) {
+  const std::vector<double> x = a.to_doubles(), y = b.to_doubles();
+  double difference = 0, largest = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    difference = std::max(difference, std::isfinite(x[i]) ? std::abs(x[i] - y[i]) : INFINITY);
+    largest = std::max(largest, std::abs(y[i]));
+  }
+  return largest > 0 ? difference / largest : difference;
+}
+
+/// Expects that `f` calls the kernels named, agrees with the same function in f64 without them within `tolerance`
+/// (relative to the largest element), and gives the same bits a second time.
+inline void expect_agreement(const TensorFn& f, const std::vector<HostArray>& xs, double tolerance,
+                             const std::vector<std::string>& calls) {
+  std::vector<HostArray> dys, wide_xs, wide_dys;
+  {
+    Graph graph;
+    std::vector<Tensor> in;
+    for (const HostArray& x : xs) in.push_back(graph.input("x" + std::to_string(in.size()), x.shape()));
+    for (Tensor y : f(in)) dys.push_back(normal(y.shape(), 100 + static_cast<unsigned>(dys.size())));
+  }
+  for (const HostArray& x : xs) wide_xs.push_back(x.cast(DType::f64));
+  for (const HostArray& dy : dys) wide_dys.push_back(dy.cast(DType::f64));
+  const auto found = outputs_and_gradients(f, xs, dys, true, calls);
+  const auto again = outputs_and_gradients(f, xs, dys, true, calls);
+  const auto expected = outputs_and_gradients(f, wide_xs, wide_dys, false);
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_LE(relative_error(found[i], expected[i]), tolerance)
+        << (i < dys.size() ? "output " : "gradient ") << (i < dys.size() ? i : i - dys.size());
+    EXPECT_TRUE(std::equal(found[i].data(), found[i].data() + found[i].bytes(), again[i].data())) << "not repeatable";
+  }
+}
+
+}  // namespace md

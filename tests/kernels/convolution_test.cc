@@ -1,0 +1,50 @@
+#include <fmt/format.h>
+
+#include "maxdiffusion/ops/conv.h"
+#include "tests/kernels/agreement.h"
+
+namespace md {
+namespace {
+
+struct Case {
+  Dims x, w;
+  ConvOptions options = {};
+  double tolerance = 2e-6;  // sums of up to 4,608 products in f32
+};
+ConvOptions window(Dims stride, Dims low, Dims high) {
+  return {.stride = std::move(stride), .pad_low = std::move(low), .pad_high = std::move(high)};
+}
+
+class Convolution : public testing::TestWithParam<Case> {};
+
+TEST_P(Convolution, AgreesWithTheCompilersOwnInF64) {
+  const Case& c = GetParam();
+  expect_agreement([&](const std::vector<Tensor>& in) { return std::vector{conv(in[0], in[1], c.options)}; },
+                   {normal({DType::f32, c.x}, 1), normal({DType::f32, c.w}, 2)}, c.tolerance,
+                   {"md_convolution", "md_convolution_input_grad", "md_convolution_weight_grad"});
+}
+
+const ConvOptions kSame = window({1, 1}, {1, 1}, {1, 1}), kDown = window({2, 2}, {1, 1}, {1, 1});
+
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, Convolution,
+    testing::Values(Case{{8, 16, 16, 32}, {32, 32, 3, 3}, kSame},   // several images a thread
+                    Case{{3, 5, 7, 4}, {6, 4, 3, 3}, kSame},        // odd everywhere
+                    Case{{1, 64, 64, 16}, {24, 16, 3, 3}, kSame},   // one image: split by rows
+                    Case{{1, 2, 2, 512}, {512, 512, 3, 3}, kSame},  // windows larger than the rest
+                    Case{{1, 1, 9, 8}, {8, 8, 3, 3}, kSame},        // one row cannot be split
+                    Case{{2, 17, 12, 8}, {16, 8, 3, 3}, kDown},     // a row too many for the stride
+                    Case{{1, 17, 16, 8}, {16, 8, 3, 3}, kDown},     // the same by rows
+                    Case{{1, 16, 16, 8}, {8, 8, 3, 3}, window({2, 2}, {0, 0}, {1, 1})},       // the autoencoder's
+                    Case{{1, 12, 9, 3}, {5, 3, 1, 2}, window({3, 2}, {0, 1}, {0, 0})},        // rows that nobody sees
+                    Case{{1, 32, 32, 3}, {64, 3, 16, 16}, window({16, 16}, {0, 0}, {0, 0})},  // patches
+                    Case{{5, 8, 8, 4}, {320, 4, 3, 3}, kSame}));
+
+TEST(ConvolutionInBf16, IsWidenedForTheKernel) {
+  expect_agreement([](const std::vector<Tensor>& in) { return std::vector{conv(in[0], in[1], kSame)}; },
+                   {normal({DType::bf16, {2, 9, 8, 16}}, 1), normal({DType::bf16, {8, 16, 3, 3}}, 2)}, 4e-3,
+                   {"md_convolution", "md_convolution_input_grad", "md_convolution_weight_grad"});
+}
+
+}  // namespace
+}  // namespace md
