@@ -1,5 +1,5 @@
 // Mesh: devices arranged along the named axes data, fsdp, context, tensor. Pure data.
-// Source: ../shared/spec/parallelism.md sections 1–2 (the documented behaviour of the reference).
+// Source: MaxText and MaxDiffusion, `create_device_mesh` (ici_* and dcn_* sizes, one of them −1).
 #pragma once
 
 #include <cstdint>

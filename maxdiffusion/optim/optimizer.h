@@ -1,5 +1,5 @@
-// Optimizers and learning-rate schedules as graph functions. Source: ../shared/spec/train_sdxl.md section 6;
-// Loshchilov and Hutter 2019 (AdamW).
+// Optimizers and learning-rate schedules as graph functions. Source: Loshchilov and Hutter 2019 (AdamW); schedules have
+// the names and formulas of diffusers' `optimization`.
 #pragma once
 
 #include <string>

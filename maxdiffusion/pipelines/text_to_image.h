@@ -1,5 +1,5 @@
 // Text to latents to pixels, for the Stable Diffusion family: encode, one loop over the scheduler's rows with guidance,
-// decode. Source: ../shared/spec/pipelines.md; Ho and Salimans 2022 (classifier-free guidance).
+// decode. Source: Ho and Salimans 2022 (classifier-free guidance); Rombach et al. 2022.
 #pragma once
 
 #include <map>

@@ -1,5 +1,5 @@
 // Schedulers: host tables in double, and the graph steps that read one row of them. No member changes while sampling.
-// Source: ../shared/spec/schedulers.md; formulas of DDPM (Ho et al. 2020) and k-diffusion's Euler (Karras et al. 2022).
+// Source: Ho et al. 2020 (DDPM); Karras et al. 2022 (Euler); names of config members as diffusers writes them.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -1,5 +1,5 @@
 // Captions to text embeddings and pictures to latent moments: what the UNet is trained on and sampled with.
-// Source: ../shared/spec/train_sdxl.md section 4, steps 1–2.
+// Source: Podell et al. 2023 (SDXL), section 2.1; diffusers' `encode_prompt` of its SDXL pipeline.
 #pragma once
 
 #include <memory>

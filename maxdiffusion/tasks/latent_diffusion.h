@@ -1,5 +1,5 @@
 // Denoising objective on cached latents and text embeddings: mean of w(t)·(target − prediction)².
-// Source: ../shared/spec/train_sdxl.md section 4; Ho et al. 2020 (DDPM).
+// Source: Ho et al. 2020 (DDPM); Rombach et al. 2022; Podell et al. 2023 (micro-conditioning).
 #pragma once
 
 #include "maxdiffusion/models/unet2d.h"

@@ -1,5 +1,5 @@
 // RunConfig: every struct of keys that a run reads, composed. Flat in YAML; the key names are the reference's where it
-// has one. Parsing has no side effects. Source: ../shared/spec/config.md.
+// has one. Parsing has no side effects. Source: MaxDiffusion's `configs/base_xl.yml` and its siblings.
 #pragma once
 
 #include <cstdint>
