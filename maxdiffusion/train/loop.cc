@@ -1,6 +1,7 @@
 #include "maxdiffusion/train/loop.h"
 
 #include <deque>
+#include <future>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
@@ -41,7 +42,14 @@ HostArray yes() {
   return HostArray::of<uint8_t>({DType::pred, {}}, {&value, 1});
 }
 
-State fresh_state(const Devices& devices, const Program& program, const ParamTable& params, Values values) {
+/// The state before the first step of this process, in host memory.
+struct Start {
+  Values values;
+  int64_t step = 0;
+  Position data;
+};
+
+Start fresh(const ParamTable& params, Values values) {
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
     values["adam_m/" + p.input] = values["adam_v/" + p.input] = zeros(p.shape);
@@ -49,13 +57,10 @@ State fresh_state(const Devices& devices, const Program& program, const ParamTab
   }
   values["step"] = scalar_s32(0);
   values["healthy"] = yes();
-  State s;
-  place(devices, program, values, s.arrays);
-  return s;
+  return {.values = std::move(values)};
 }
 
-State restored_state(const Devices& devices, const Program& program, const ParamTable& params, const std::string& model,
-                     int64_t step, const LoopOptions& o) {
+Start restored(const ParamTable& params, const std::string& model, int64_t step, const LoopOptions& o) {
   CheckpointContent c = read_training_state(o.checkpoint_dir, step);
   const json info = json::parse(c.state_json);
   if (info.at("seed") != o.seed)
@@ -66,14 +71,7 @@ State restored_state(const Devices& devices, const Program& program, const Param
   folder.path = fmt::format("{}/{}", o.checkpoint_dir, step);
   if (o.ema_decay == 0) c.state.merge(folder.values(params, model, false, 0));
   c.state["healthy"] = yes();
-  State s;
-  s.step = info.at("step");
-  s.data = {info.at("epoch"), info.at("index")};
-  place(devices, program, c.state, s.arrays);
-  for (const std::string& name : program.input_names())
-    check(!is_state(name) || s.arrays.contains(name), Code::io,
-          "checkpoint {} has no '{}': it was made by another kind of run; choose another run_name", folder.path, name);
-  return s;
+  return {std::move(c.state), info.at("step"), {info.at("epoch"), info.at("index")}};
 }
 
 /// The state's arrays, copied to the host without stopping the device: starts now, waits when called.
@@ -105,6 +103,11 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
   StepGraph step = trace_step(task, devices.graph_options(&rules), o.scope, o.optim, o.ema_decay);
   log_info("{}: {} parameters in {} arrays, mesh {}", o.title, step.params.count(), step.params.params().size(),
            devices.mesh().describe());
+  const std::vector<int64_t> saved = list_checkpoints(o.checkpoint_dir);
+  auto start = std::async(std::launch::async, [&] {  // while the program is compiled
+    return saved.empty() ? fresh(step.params, callbacks.initial(step.params))
+                         : restored(step.params, task.model(), saved.back(), o);
+  });
   const Program program = compile(devices, *step.graph, o.compile, "train_" + task.model());
   const CompileReport& report = program.report();
   log_info("{}: program {} in {:.1f} s", o.title, report.from_cache ? "loaded from the cache" : "compiled",
@@ -113,14 +116,18 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
     log_info("{}: memory per device {:.2f} GiB (state and batch {:.2f}, temporary {:.2f})", o.title,
              plan->peak() / double(1 << 30), plan->arguments / double(1 << 30), plan->temporary / double(1 << 30));
 
-  std::vector<int64_t> saved = list_checkpoints(o.checkpoint_dir);
   State state;
-  if (saved.empty()) {
-    state = fresh_state(devices, program, step.params, callbacks.initial(step.params));
-  } else {
-    state = restored_state(devices, program, step.params, task.model(), saved.back(), o);
-    log_info("{}: continues from {}/{}", o.title, o.checkpoint_dir, saved.back());
+  {
+    const Start host = start.get();
+    state.step = host.step;
+    state.data = host.data;
+    place(devices, program, host.values, state.arrays);
   }
+  for (const std::string& name : program.input_names())
+    check(!is_state(name) || state.arrays.contains(name), Code::io,
+          "checkpoint {}/{} has no '{}': it was made by another kind of run; choose another run_name", o.checkpoint_dir,
+          state.step, name);
+  if (!saved.empty()) log_info("{}: continues from {}/{}", o.title, o.checkpoint_dir, saved.back());
   const int64_t first = state.step, last = o.optim.max_train_steps;
 
   data->seek(state.data);
