@@ -40,4 +40,16 @@ inline constexpr const char* kConvolutionKernel = "md_convolution";
 inline constexpr const char* kConvolutionInputGradKernel = "md_convolution_input_grad";
 inline constexpr const char* kConvolutionWeightGradKernel = "md_convolution_weight_grad";
 
+/// softmax(scale · q·kᵀ) · v; where `causal`, query i sees keys 0 to i.
+///   operands  q [B, Lq, H, D], k and v [B, Lk, H, D], all f32 or all bf16; arithmetic f32
+///   results   y like q; f32[B, H, Lq]: logarithms of the sums of exponentials
+///   attributes scale (f64), causal (i1)
+/// The same bits whatever the number of threads; of the gradient too.
+inline constexpr const char* kAttentionKernel = "md_attention";
+/// Its gradient.
+///   operands  q, k, v, y, logarithms, dy
+///   results   dq, dk, dv
+///   attributes as above
+inline constexpr const char* kAttentionGradKernel = "md_attention_grad";
+
 }  // namespace md

@@ -8,6 +8,8 @@ void* moving_average_handler();
 void* convolution_handler();
 void* convolution_input_grad_handler();
 void* convolution_weight_grad_handler();
+void* attention_handler();
+void* attention_grad_handler();
 
 const std::vector<Kernel>& cpu_kernels() {
   static const std::vector<Kernel> kernels = {{kSumOfSquaresKernel, sum_of_squares_handler()},
@@ -15,7 +17,9 @@ const std::vector<Kernel>& cpu_kernels() {
                                               {kMovingAverageKernel, moving_average_handler()},
                                               {kConvolutionKernel, convolution_handler()},
                                               {kConvolutionInputGradKernel, convolution_input_grad_handler()},
-                                              {kConvolutionWeightGradKernel, convolution_weight_grad_handler()}};
+                                              {kConvolutionWeightGradKernel, convolution_weight_grad_handler()},
+                                              {kAttentionKernel, attention_handler()},
+                                              {kAttentionGradKernel, attention_grad_handler()}};
   return kernels;
 }
 

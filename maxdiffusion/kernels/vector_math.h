@@ -18,20 +18,19 @@ namespace md {
 /// Source: Cody and Waite's reduction, Cephes' expf polynomial.
 [[gnu::always_inline]] inline float vector_exp(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5·2²³: adding it leaves an integer in the low bits
-  const float in = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
-  const float shifted = in * 1.44269504088896341f + kRound;
+  const float shifted = x * 1.44269504088896341f + kRound;
   const float n = shifted - kRound;
-  const float r = (in - n * 0.693359375f) - n * -2.12194440e-4f;
+  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  const float y = p * r * r + r + 1.0f;
-  const uint32_t bits = std::bit_cast<uint32_t>(y) + ((std::bit_cast<uint32_t>(shifted) - 0x4b400000u) << 23);
-  const float value = std::bit_cast<float>(bits);
-  return x >= -87.0f ? (x <= 88.0f ? value : __builtin_inff()) : (x < -87.0f ? 0.0f : x);
+  // 2ⁿ from the bits of kRound + n. A product, so that NaN stays NaN.
+  const float power = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) - 0x4b400000u + 127u) << 23);
+  const float y = (p * r * r + r + 1.0f) * power;
+  return x < -87.0f ? 0.0f : (x > 88.0f ? __builtin_inff() : y);
 }
 
 /// 1 / (1 + exp(−x)).

@@ -1,17 +1,22 @@
-// Layout: logits are made from [B, H, L, D], batch axes leading, after an explicit transpose. On XLA's CPU (two busy
-// cores, processor time of forward and backward, ms, f32) against dots with batch axes {0, 2} in place: 1.4 for 1.6 at
-// B=16 H=4 L=64 D=32, 41 for 46 at L=256, 117 for 115 at B=2 H=4 L=1024 D=64. Dividing by the sum after the product
-// with v instead of before saves a pass over the logits and a third of the memory (71 MB for 103 MB at L=1024). Head by
-// head ("flash") the logits stay in the cache: 97 ms and 22 MB at L=1024, 30 ms for 41 ms at L=256, but 2.4 ms for
-// 1.4 ms at L=64.
+// Layout of composed operations: logits are made from [B, H, L, D], batch axes leading, after an explicit transpose. On
+// XLA's CPU (two busy cores, processor time of forward and backward, ms, f32) against dots with batch axes {0, 2} in
+// place: 1.4 for 1.6 at B=16 H=4 L=64 D=32, 41 for 46 at L=256, 117 for 115 at B=2 H=4 L=1024 D=64. Dividing by the sum
+// after the product with v instead of before saves a pass over the logits and a third of the memory (71 MB for 103 MB
+// at L=1024). Head by head ("flash") the logits stay in the cache: 97 ms and 22 MB at L=1024, 30 ms for 41 ms at L=256,
+// but 2.4 ms for 1.4 ms at L=64.
 #include "maxdiffusion/ops/attention.h"
+
+#include <fmt/format.h>
 
 #include <cmath>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/control_flow.h"
+#include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/registry.h"
 #include "maxdiffusion/ops/shape.h"
 
 namespace md {
@@ -100,13 +105,52 @@ Tensor flash(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
   return heads_first(reshape(y, {batch, heads, length, d}));
 }
 
-// What models call a kernel → how it is done here. A kernel of a device would be a record of its own, chosen by
-// graph().options().platform.
-struct Kernel {
+// ---- the CPU kernel
+
+struct KernelOptions {
+  double scale;
+  bool causal;
+};
+
+void emit_kernel(EmitCtx& c, const char* target) {
+  const auto& o = c.attrs<KernelOptions>();
+  std::vector<Value> in;
+  for (int i = 0; i < c.in_count(); ++i) in.push_back(c.in(i));
+  const CustomCall call{.target = target,
+                        .results = c.node().outputs,
+                        .backend_config = fmt::format("scale = {:.17e} : f64, causal = {}", o.scale, o.causal)};
+  const auto out = emit_custom_call(c, in, call);
+  for (size_t i = 0; i < out.size(); ++i) c.set_out(out[i], static_cast<int>(i));
+}
+
+/// in: q, k, v, y, lse, dy.
+constexpr OpDef kAttentionGrad = {
+    .name = "attention_grad",
+    .infer = [](const InferCtx& c) { return std::vector<Shape>(c.in.begin(), c.in.begin() + 3); },
+    .emit = [](EmitCtx& c) { emit_kernel(c, kAttentionGradKernel); },
+};
+
+/// in: q, k, v; out: y and the logarithm of each row's sum of exponentials, which only the gradient reads.
+constexpr OpDef kAttention = {
+    .name = "attention",
+    .infer =
+        [](const InferCtx& c) {
+          const Shape& q = c.in[0];
+          return std::vector<Shape>{q, {DType::f32, {q.dim(0), q.dim(2), q.dim(1)}}};
+        },
+    .emit = [](EmitCtx& c) { emit_kernel(c, kAttentionKernel); },
+    .vjp = [](const VjpCtx& c) -> Grads {
+      return apply_multi(kAttentionGrad, {c.in(0), c.in(1), c.in(2), c.out(0), c.out(1), c.dy(0)},
+                         c.attrs<KernelOptions>());
+    },
+};
+
+// What models call a kernel → how it is done here, where the device has no kernel of its own.
+struct NamedKernel {
   const char* name;
   Tensor (*function)(Tensor q, Tensor k, Tensor v, const AttentionOptions& o);
 };
-constexpr Kernel kKernels[] = {
+constexpr NamedKernel kKernels[] = {
     {"dot_product", dot_product},
     {"flash", flash},
 };
@@ -114,9 +158,9 @@ constexpr Kernel kKernels[] = {
 }  // namespace
 
 Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
-  const Kernel* kernel = nullptr;
+  const NamedKernel* kernel = nullptr;
   std::string known;
-  for (const Kernel& candidate : kKernels) {
+  for (const NamedKernel& candidate : kKernels) {
     if (options.kernel == candidate.name) kernel = &candidate;
     known += (known.empty() ? "" : ", ") + std::string(candidate.name);
   }
@@ -126,7 +170,11 @@ Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
         Code::invalid_graph, "attention: q {}, k {}, v {} are not [B, Lq, H, D] and [B, Lk, H, D]",
         to_string(q.shape()), to_string(k.shape()), to_string(v.shape()));
   if (options.scale == 0) options.scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
+  if (!options.bias && kernels_take({q, k, v}))
+    return apply_multi(kAttention, {q, k, v}, KernelOptions{options.scale, options.causal})[0];
   return kernel->function(q, k, v, options);
 }
+
+OpList attention_ops() { return {&kAttention, &kAttentionGrad}; }
 
 }  // namespace md

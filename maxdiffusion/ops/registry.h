@@ -18,6 +18,7 @@ OpList identity_ops();
 OpList shape_ops();
 OpList dot_ops();
 OpList conv_ops();
+OpList attention_ops();
 OpList reduce_ops();
 OpList gather_ops();
 OpList custom_call_ops();
