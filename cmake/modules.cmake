@@ -133,7 +133,7 @@ md_module(pipelines USES tasks)
 md_module(train USES tasks autodiff)
 
 md_tests(ops USES ops autodiff runtime)
-md_tests(kernels USES ops autodiff runtime)
+md_tests(kernels USES nn autodiff runtime)
 md_tests(autodiff USES ops autodiff runtime)
 md_tests(golden USES models autodiff runtime checkpoint schedulers optim)
 md_tests(schedulers USES schedulers runtime)

@@ -1,6 +1,5 @@
 #include "maxdiffusion/base/half.h"
 
-#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -64,12 +63,6 @@ constexpr Small kF16{5, 10, false}, kE4M3{4, 3, true}, kE5M2{5, 2, false};
 
 }  // namespace
 
-uint16_t float_to_bf16(float v) {
-  uint32_t bits = std::bit_cast<uint32_t>(v);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 uint16_t float_to_f16(float v) { return static_cast<uint16_t>(encode(kF16, v)); }
 float f16_to_float(uint16_t bits) { return static_cast<float>(decode(kF16, bits)); }
 

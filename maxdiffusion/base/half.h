@@ -1,14 +1,19 @@
 // bf16, f16 and the two f8 types as bit patterns, converted through float. Rounding: to nearest, ties to even.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "maxdiffusion/base/dtype.h"
 
 namespace md {
 
-uint16_t float_to_bf16(float v);
-float bf16_to_float(uint16_t bits);
+inline uint16_t float_to_bf16(float v) {
+  const auto bits = std::bit_cast<uint32_t>(v);
+  const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  return static_cast<uint16_t>((v == v ? rounded : bits | 0x400000u) >> 16);
+}
+inline float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 uint16_t float_to_f16(float v);
 float f16_to_float(uint16_t bits);
 

@@ -52,4 +52,26 @@ inline constexpr const char* kAttentionKernel = "md_attention";
 ///   attributes as above
 inline constexpr const char* kAttentionGradKernel = "md_attention_grad";
 
+/// Group norm of x [B, space…, C]: y = (x − mean)·rstd·w + b, through SiLU if wanted. x, y f32 or bf16; the rest f32.
+///   operands  x, w [C], b [C]
+///   results   y, mean [B, groups], rstd [B, groups]
+///   attributes groups (i64), eps (f64), silu (i1)
+/// Norms and their gradients: arithmetic f32, long sums f64; the same bits whatever the number of threads.
+inline constexpr const char* kGroupNormKernel = "md_group_norm";
+/// Its gradient.
+///   operands  x, dy, w, b, mean, rstd
+///   results   dx, dw, db
+///   attributes groups, silu
+inline constexpr const char* kGroupNormGradKernel = "md_group_norm_grad";
+
+/// Layer norm of x over its last axis.
+///   operands  x, w [C], b [C]
+///   results   y, mean and rstd (one per row)
+///   attribute eps (f64)
+inline constexpr const char* kLayerNormKernel = "md_layer_norm";
+/// Its gradient.
+///   operands  x, dy, w, mean, rstd
+///   results   dx, dw, db
+inline constexpr const char* kLayerNormGradKernel = "md_layer_norm_grad";
+
 }  // namespace md

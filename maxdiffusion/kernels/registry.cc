@@ -10,6 +10,10 @@ void* convolution_input_grad_handler();
 void* convolution_weight_grad_handler();
 void* attention_handler();
 void* attention_grad_handler();
+void* group_norm_handler();
+void* group_norm_grad_handler();
+void* layer_norm_handler();
+void* layer_norm_grad_handler();
 
 const std::vector<Kernel>& cpu_kernels() {
   static const std::vector<Kernel> kernels = {{kSumOfSquaresKernel, sum_of_squares_handler()},
@@ -19,7 +23,11 @@ const std::vector<Kernel>& cpu_kernels() {
                                               {kConvolutionInputGradKernel, convolution_input_grad_handler()},
                                               {kConvolutionWeightGradKernel, convolution_weight_grad_handler()},
                                               {kAttentionKernel, attention_handler()},
-                                              {kAttentionGradKernel, attention_grad_handler()}};
+                                              {kAttentionGradKernel, attention_grad_handler()},
+                                              {kGroupNormKernel, group_norm_handler()},
+                                              {kGroupNormGradKernel, group_norm_grad_handler()},
+                                              {kLayerNormKernel, layer_norm_handler()},
+                                              {kLayerNormGradKernel, layer_norm_grad_handler()}};
   return kernels;
 }
 

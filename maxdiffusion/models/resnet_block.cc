@@ -16,10 +16,10 @@ Tensor annotated_conv(const Scope& s, Tensor x, nn::Conv2dOptions o, bool annota
 
 Tensor resnet_block(const Scope& s, Tensor x, Tensor temb, const ResnetOptions& o) {
   auto path = s.here();
-  Tensor h = nn::activation(o.act, nn::group_norm(s / "norm1", x, o.groups, o.eps));
+  Tensor h = nn::group_norm(s / "norm1", x, o.groups, o.eps, o.act);
   h = annotated_conv(s / "conv1", h, {.out = o.out}, o.annotated);
   if (temb) h = h + reshape(nn::linear(s / "time_emb_proj", temb, {.out = o.out}), {temb.dim(0), 1, 1, o.out});
-  h = nn::activation(o.act, nn::group_norm(s / "norm2", h, o.groups, o.eps));
+  h = nn::group_norm(s / "norm2", h, o.groups, o.eps, o.act);
   h = annotated_conv(s / "conv2", h, {.out = o.out}, o.annotated);
   if (x.dim(-1) != o.out)
     x = annotated_conv(s / "conv_shortcut", x, {.out = o.out, .kernel = 1, .padding = 0}, o.annotated);

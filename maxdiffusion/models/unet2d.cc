@@ -135,7 +135,7 @@ Tensor unet2d(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
   if (in.mid_residual) h = h + cast(in.mid_residual, h.dtype());
   h = up_path(s, c, h, cond, std::move(skips));
   h = cast(h, DType::f32);
-  h = nn::activation(c.act_fn, nn::group_norm(s / "conv_norm_out", h, c.norm_num_groups, c.norm_eps));
+  h = nn::group_norm(s / "conv_norm_out", h, c.norm_num_groups, c.norm_eps, c.act_fn);
   return annotated_conv(s / "conv_out", h, {.out = c.out_channels}, false);
 }
 

@@ -37,7 +37,7 @@ Tensor mid(const Scope& s, Tensor h, const VaeConfig& c) {
 }
 
 Tensor out(const Scope& s, Tensor h, const VaeConfig& c, int64_t channels) {
-  h = silu(nn::group_norm(s / "conv_norm_out", h, c.norm_num_groups, kEps));
+  h = nn::group_norm(s / "conv_norm_out", h, c.norm_num_groups, kEps, "silu");
   return annotated_conv(s / "conv_out", h, {.out = channels}, false);
 }
 

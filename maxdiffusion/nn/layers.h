@@ -26,8 +26,9 @@ struct Conv2dOptions {
 /// x: [B, H, W, in]   weight: [out, in, k, k].
 Tensor conv2d(const Scope& s, Tensor x, Conv2dOptions o);
 
-/// Over the channels (last axis) in `groups`, statistics over space and the group's channels. weight, bias: [C].
-Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps);
+/// Over the channels (last axis) in `groups`, statistics over space and the group's channels; then the activation of
+/// that config name (below), if any. weight, bias: [C].
+Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const std::string& activation = "");
 /// Over the last axis. `affine`: weight, bias [C].
 Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine = true);
 /// x / sqrt(mean(x²) + eps) · weight over the last axis.

@@ -1,9 +1,13 @@
 // Normalisations. Statistics in f32, two passes (mean, then the centred square), because one pass over x and x² loses
 // the variance of a signal with a large mean. The gradient is written out: it keeps x and the statistics only, and is
-// a third of the operations that differentiating the forward text would give.
+// a third of the operations that differentiating the forward text would give. Where kernels are taken they do the same.
+#include <fmt/format.h>
+
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/nn/layers.h"
+#include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
@@ -58,19 +62,58 @@ Tensor normalize_groups(Tensor x, Tensor w, Tensor b, int64_t groups, double eps
   return custom_vjp({x, w, b}, forward, backward)[0];
 }
 
+/// normalize_last by its kernel.
+Tensor last_by_kernel(Tensor x, Tensor w, Tensor b, double eps) {
+  auto forward = [=](const std::vector<Tensor>& in) {
+    const Shape rows{DType::f32, {in[0].shape().elements() / in[0].dim(-1)}};
+    return custom_call(in[0].graph(), in,
+                       {.target = kLayerNormKernel,
+                        .results = {in[0].shape(), rows, rows},
+                        .backend_config = fmt::format("eps = {:e} : f64", eps)});
+  };
+  auto backward = [](const std::vector<Tensor>& in, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
+    return custom_call(dys[0].graph(), {in[0], dys[0], in[1], out[1], out[2]},
+                       {.target = kLayerNormGradKernel,
+                        .results = {in[0].shape(), in[1].shape(), in[2].shape()},
+                        .backend_config = {}});
+  };
+  return custom_vjp({x, w, b}, forward, backward)[0];
+}
+
+/// normalize_groups by its kernel, followed by SiLU if `silu`.
+Tensor groups_by_kernel(Tensor x, Tensor w, Tensor b, int64_t groups, double eps, bool silu) {
+  const std::string config = fmt::format("groups = {} : i64, silu = {}", groups, silu);
+  auto forward = [=](const std::vector<Tensor>& in) {
+    const Shape statistics{DType::f32, {in[0].dim(0), groups}};
+    return custom_call(in[0].graph(), in,
+                       {.target = kGroupNormKernel,
+                        .results = {in[0].shape(), statistics, statistics},
+                        .backend_config = config + fmt::format(", eps = {:e} : f64", eps)});
+  };
+  auto backward = [=](const std::vector<Tensor>& in, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
+    return custom_call(dys[0].graph(), {in[0], dys[0], in[1], in[2], out[1], out[2]},
+                       {.target = kGroupNormGradKernel,
+                        .results = {in[0].shape(), in[1].shape(), in[2].shape()},
+                        .backend_config = config});
+  };
+  return custom_vjp({x, w, b}, forward, backward)[0];
+}
+
 Tensor f32_param(const Scope& s, const char* name, int64_t width, Init init) {
   return cast(s.param(name, {width}, {""}, init), DType::f32);
 }
 
 }  // namespace
 
-Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps) {
+Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const std::string& act) {
   auto path = s.here();
   const int64_t width = x.dim(-1);
   check(groups > 0 && width % groups == 0, Code::invalid_config,
         "group_norm: {} channels do not divide into {} groups, at {}", width, groups, s.path());
-  return normalize_groups(x, f32_param(s, "weight", width, init::ones()), f32_param(s, "bias", width, init::zeros()),
-                          groups, eps);
+  Tensor w = f32_param(s, "weight", width, init::ones()), b = f32_param(s, "bias", width, init::zeros());
+  const bool kernel = kernels_take({x}), fused = kernel && (act == "silu" || act == "swish");
+  Tensor y = kernel ? groups_by_kernel(x, w, b, groups, eps, fused) : normalize_groups(x, w, b, groups, eps);
+  return act.empty() || fused ? y : activation(act, y);
 }
 
 Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine) {
@@ -81,8 +124,8 @@ Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine) {
     Tensor c = v - mean(v, {-1}, true);
     return cast(c * rsqrt(mean(square(c), {-1}, true) + eps), x.dtype());
   }
-  return normalize_last(x, f32_param(s, "weight", width, init::ones()), f32_param(s, "bias", width, init::zeros()),
-                        eps);
+  Tensor w = f32_param(s, "weight", width, init::ones()), b = f32_param(s, "bias", width, init::zeros());
+  return (kernels_take({x}) ? last_by_kernel : normalize_last)(x, w, b, eps);
 }
 
 Tensor rms_norm(const Scope& s, Tensor x, double eps) {
