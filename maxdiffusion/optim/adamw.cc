@@ -50,7 +50,7 @@ Tensor squares_by_kernel(const OptimConfig& c, const std::vector<Tensor>& live) 
     const std::vector<Tensor> part(first, first + static_cast<std::ptrdiff_t>(std::min(kPerCall, live.size() - from)));
     CustomCall call{.target = kSumOfSquaresKernel,
                     .results = {Shape{DType::f32, {2}}},
-                    .backend_config = fmt::format("max_value = {:e} : f64", c.max_grad_value)};
+                    .backend_config = fmt::format("max_value = {:.17e} : f64", c.max_grad_value)};
     const Tensor squares = custom_call(live[0].graph(), part, call)[0];
     sum = sum ? sum + squares : squares;
   }
@@ -80,7 +80,8 @@ void update_by_kernel(const OptimConfig& c, const Scalars& s, const std::vector<
         outputs.push_back(&x);
       }
     call.backend_config = fmt::format(
-        "b1 = {:e} : f64, b2 = {:e} : f64, eps = {:e} : f64, weight_decay = {:e} : f64, max_value = {:e} : f64",
+        "b1 = {:.17e} : f64, b2 = {:.17e} : f64, eps = {:.17e} : f64, weight_decay = {:.17e} : f64, max_value = "
+        "{:.17e} : f64",
         c.adam_b1, c.adam_b2, c.adam_eps, c.adam_weight_decay, c.max_grad_value);
     const auto results = custom_call(rates.graph(), operands, call);
     for (size_t i = 0; i < outputs.size(); ++i) *outputs[i] = results[i];
