@@ -143,7 +143,7 @@ Code compile(const Problem& p) {
 const Code& code_of(const Problem& p) {
   static std::mutex mutex;
   static std::map<Problem, Code> compiled;  // its entries do not move
-  omp_set_num_threads(1);                   // of this thread: for compiling and for running
+  omp_set_num_threads(1);                   // of this thread
   std::lock_guard lock(mutex);
   auto found = compiled.find(p);
   if (found == compiled.end()) found = compiled.emplace(p, compile(p)).first;
@@ -163,6 +163,7 @@ float* scratch(size_t bytes) {
 }
 
 void execute(const Problem& p, const Code& code, float* x, float* w, float* y) {
+  omp_set_num_threads(1);  // of this thread
   dnnl::stream stream(engine());
   const memory mx(code.x, engine(), x), mw(code.w, engine(), w), my(code.y, engine(), y);
   std::unordered_map<int, memory> arguments = {
@@ -182,11 +183,16 @@ void reorder(const dnnl::reorder& how, const memory::desc& from, float* source, 
   stream.wait();
 }
 
+std::vector<const Code*> codes_of(const std::vector<Part>& parts) {
+  std::vector<const Code*> codes;
+  for (const Part& part : parts) codes.push_back(&code_of(part.problem));
+  return codes;
+}
+
 /// Output or input gradient. Each part finds the weights in the layout that its code wants: usually one for all.
 void run_images(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, float* y) {
   const std::vector<Part> parts = split(p, std::max<int64_t>(pool.num_threads(), 1));
-  std::vector<const Code*> codes;
-  for (const Part& part : parts) codes.push_back(&code_of(part.problem));
+  const std::vector<const Code*> codes = codes_of(parts);
   std::vector<std::pair<const Code*, std::unique_ptr<float[]>>> layouts;
   std::vector<float*> weights;
   for (const Code* code : codes) {
@@ -201,7 +207,7 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, flo
   parallel_for(pool, static_cast<int64_t>(parts.size()), [&](int64_t i) {
     const Part& part = parts[static_cast<size_t>(i)];
     const Problem& own = part.problem;
-    const Code& code = code_of(own);
+    const Code& code = *codes[static_cast<size_t>(i)];
     float* y_part = y + (part.image * p.out_height() + part.y_row) * p.y_row();
     float* image = x + part.image * p.height * p.x_row();
     const bool whole = own.height == p.height && part.keep_from == 0 && part.keep_to == p.height;
@@ -223,11 +229,12 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, flo
 /// Weight gradient: a sum over the parts, added in their order.
 void run_weights(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, float* y) {
   const std::vector<Part> parts = split(p, std::max<int64_t>(pool.num_threads(), 1));
+  const std::vector<const Code*> codes = codes_of(parts);
   const size_t size = static_cast<size_t>(p.weights());
   auto sums = std::make_unique_for_overwrite<float[]>(size * (parts.size() - 1));
   parallel_for(pool, static_cast<int64_t>(parts.size()), [&](int64_t i) {
     const Part& part = parts[static_cast<size_t>(i)];
-    const Code& code = code_of(part.problem);
+    const Code& code = *codes[static_cast<size_t>(i)];
     float* own = scratch<1>(code.w.get_size());
     execute(part.problem, code, x + (part.image * p.height + part.x_row) * p.x_row(), own,
             y + (part.image * p.out_height() + part.y_row) * p.y_row());

@@ -69,7 +69,7 @@ Tensor last_by_kernel(Tensor x, Tensor w, Tensor b, double eps) {
     return custom_call(in[0].graph(), in,
                        {.target = kLayerNormKernel,
                         .results = {in[0].shape(), rows, rows},
-                        .backend_config = fmt::format("eps = {:e} : f64", eps)});
+                        .backend_config = fmt::format("eps = {:.17e} : f64", eps)});
   };
   auto backward = [](const std::vector<Tensor>& in, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
     return custom_call(dys[0].graph(), {in[0], dys[0], in[1], out[1], out[2]},
@@ -88,7 +88,7 @@ Tensor groups_by_kernel(Tensor x, Tensor w, Tensor b, int64_t groups, double eps
     return custom_call(in[0].graph(), in,
                        {.target = kGroupNormKernel,
                         .results = {in[0].shape(), statistics, statistics},
-                        .backend_config = config + fmt::format(", eps = {:e} : f64", eps)});
+                        .backend_config = config + fmt::format(", eps = {:.17e} : f64", eps)});
   };
   auto backward = [=](const std::vector<Tensor>& in, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
     return custom_call(dys[0].graph(), {in[0], dys[0], in[1], in[2], out[1], out[2]},
