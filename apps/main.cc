@@ -88,7 +88,7 @@ int report(const md::Error& e) {
   fmt::print(stderr, "error: {}\n", e.message());
   for (const auto& note : e.notes()) fmt::print(stderr, "  {}\n", note);
   if (e.code() == md::Code::internal) {
-    fmt::print(stderr, "  this is a defect of the program ({}:{})\n", e.where().file_name(), e.where().line());
+    fmt::print(stderr, "  this is a defect of the program\n");
   }
   return exit_status(e.code());
 }

@@ -13,6 +13,7 @@ and MaxDiffusion on JAX where `pip` finds it. The peers live in .judge/, made on
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -38,7 +39,8 @@ def has_reference(python):
 
 
 def run(command):
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **os.environ}  # as ./run sets it, for all programs
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         print(f"failed: {' '.join(map(str, command))}\n{done.stderr[-2000:]}", file=sys.stderr)

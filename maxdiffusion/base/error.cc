@@ -16,8 +16,7 @@ const char* to_string(Code code) {
   return "?";
 }
 
-Error::Error(Code code, std::string message, std::source_location where)
-    : code_(code), message_(std::move(message)), text_(message_), where_(where) {}
+Error::Error(Code code, std::string message) : code_(code), message_(std::move(message)), text_(message_) {}
 
 Error& Error::note(std::string line) {
   text_ += "\n  " + line;

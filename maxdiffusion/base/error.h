@@ -5,7 +5,6 @@
 #include <fmt/core.h>
 
 #include <exception>
-#include <source_location>
 #include <string>
 #include <vector>
 
@@ -18,13 +17,12 @@ const char* to_string(Code code);
 
 class Error : public std::exception {
  public:
-  Error(Code code, std::string message, std::source_location where = std::source_location::current());
+  Error(Code code, std::string message);
 
   Code code() const { return code_; }
   const std::string& message() const { return message_; }
   /// Lines printed under the message, in order of arrival ("at <path>", "in <file>", "try: …").
   const std::vector<std::string>& notes() const { return notes_; }
-  const std::source_location& where() const { return where_; }
   Error& note(std::string line);
   /// Message and notes, one per line.
   const char* what() const noexcept override { return text_.c_str(); }
@@ -33,7 +31,6 @@ class Error : public std::exception {
   Code code_;
   std::string message_, text_;
   std::vector<std::string> notes_;
-  std::source_location where_;
 };
 
 template <class... A>

@@ -11,10 +11,9 @@
 
 #include "maxdiffusion/kernels/arrays.h"
 #include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/kernels/onednn.h"
 #include "maxdiffusion/kernels/parallel.h"
 #include "maxdiffusion/kernels/vector_math.h"
-
-extern "C" void omp_set_num_threads(int);
 
 namespace md {
 namespace {
@@ -40,22 +39,6 @@ struct Blocks {
   int64_t begin(int64_t i) const { return std::min(i * size, length); }
   int64_t rows(int64_t i) const { return begin(i + 1) - begin(i); }
   int64_t length, count, size;
-};
-
-/// Memory that a thread keeps for its next call.
-class Scratch {
- public:
-  float* floats(int64_t n) {
-    const auto lines = static_cast<size_t>((n + 15) / 16);
-    if (lines_.size() < lines) lines_.resize(lines);
-    return lines_.data()->values;
-  }
-
- private:
-  struct alignas(64) Line {
-    float values[16];
-  };
-  std::vector<Line> lines_;
 };
 
 struct Rows {
@@ -155,7 +138,7 @@ ffi::Error attention(ffi::ThreadPool& pool, const Problem& p, const T* q, const 
   Products products;
   parallel_for(pool, p.batch * p.heads * queries.count, [&](int64_t i) {
     thread_local Scratch of_q, of_k, of_v, of_s, of_y, of_rows;
-    omp_set_num_threads(1);
+    use_one_thread();
     const int64_t block = i % queries.count, h = i / queries.count % p.heads, b = i / queries.count / p.heads;
     const int64_t first = queries.begin(block), rows = queries.rows(block);
     const Rows qs = rows_of(p, head_of(p, q, p.lq, b, h), first, rows, of_q);
@@ -230,7 +213,7 @@ ffi::Error attention_grad(ffi::ThreadPool& pool, const Problem& p, const Gradien
   Products products;
   parallel_for(pool, heads * runs, [&](int64_t i) {
     thread_local Scratch of_q, of_k, of_v, of_dy, of_dk, of_dv, of_s, of_dp, of_delta;
-    omp_set_num_threads(1);
+    use_one_thread();
     const int64_t run = i % runs, h = i / runs % p.heads, b = i / runs / p.heads;
     const T *q = head_of(p, g.q, p.lq, b, h), *y = head_of(p, g.y, p.lq, b, h), *dy = head_of(p, g.dy, p.lq, b, h);
     const float* lse = g.lse + (b * p.heads + h) * p.lq;

@@ -14,9 +14,8 @@
 #include <vector>
 
 #include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/kernels/onednn.h"
 #include "maxdiffusion/kernels/parallel.h"
-
-extern "C" void omp_set_num_threads(int);
 
 namespace md {
 namespace {
@@ -88,8 +87,8 @@ std::vector<Part> split(const Problem& p, int64_t threads) {
 }
 
 dnnl::engine& engine() {
-  static dnnl::engine e(dnnl::engine::kind::cpu, 0);
-  return e;
+  static dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  return cpu;
 }
 
 memory::desc plain_weights(const Problem& p) {
@@ -143,31 +142,24 @@ Code compile(const Problem& p) {
 const Code& code_of(const Problem& p) {
   static std::mutex mutex;
   static std::map<Problem, Code> compiled;  // its entries do not move
-  omp_set_num_threads(1);                   // of this thread
+  use_one_thread();
   std::lock_guard lock(mutex);
   auto found = compiled.find(p);
   if (found == compiled.end()) found = compiled.emplace(p, compile(p)).first;
   return found->second;
 }
 
-/// Memory that a thread keeps. Each number is another piece.
-template <int kNumber>
-float* scratch(size_t bytes) {
-  thread_local size_t size = 0;
-  thread_local std::unique_ptr<float[]> memory;
-  if (size < bytes) {
-    size = bytes;
-    memory = std::make_unique_for_overwrite<float[]>((bytes + sizeof(float) - 1) / sizeof(float));
-  }
-  return memory.get();
+int64_t floats_in(const memory::desc& d) {
+  return static_cast<int64_t>((d.get_size() + sizeof(float) - 1) / sizeof(float));
 }
 
 void execute(const Problem& p, const Code& code, float* x, float* w, float* y) {
-  omp_set_num_threads(1);  // of this thread
+  use_one_thread();
+  thread_local Scratch work;
   dnnl::stream stream(engine());
   const memory mx(code.x, engine(), x), mw(code.w, engine(), w), my(code.y, engine(), y);
   std::unordered_map<int, memory> arguments = {
-      {DNNL_ARG_SCRATCHPAD, memory(code.scratch, engine(), scratch<0>(code.scratch.get_size()))}};
+      {DNNL_ARG_SCRATCHPAD, memory(code.scratch, engine(), work.floats(floats_in(code.scratch)))}};
   const bool forward = p.kind == Kind::forward;
   arguments[p.kind == Kind::input_grad ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC] = mx;
   arguments[p.kind == Kind::weight_grad ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS] = mw;
@@ -185,6 +177,7 @@ void reorder(const dnnl::reorder& how, const memory::desc& from, float* source, 
 
 std::vector<const Code*> codes_of(const std::vector<Part>& parts) {
   std::vector<const Code*> codes;
+  codes.reserve(parts.size());
   for (const Part& part : parts) codes.push_back(&code_of(part.problem));
   return codes;
 }
@@ -216,7 +209,8 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, flo
       return;
     }
     // The part's x overlaps its neighbours': only its own rows are kept, zeros where no output sees them.
-    float* own_x = scratch<1>(static_cast<size_t>(own.height * p.x_row()) * sizeof(float));
+    thread_local Scratch rows;
+    float* own_x = rows.floats(own.height * p.x_row());
     execute(own, code, own_x, weights[static_cast<size_t>(i)], y_part);
     const int64_t from = std::clamp(part.x_row, part.keep_from, part.keep_to);
     const int64_t to = std::clamp(part.x_row + own.height, from, part.keep_to);
@@ -235,7 +229,8 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, fl
   parallel_for(pool, static_cast<int64_t>(parts.size()), [&](int64_t i) {
     const Part& part = parts[static_cast<size_t>(i)];
     const Code& code = *codes[static_cast<size_t>(i)];
-    float* own = scratch<1>(code.w.get_size());
+    thread_local Scratch gradient;
+    float* own = gradient.floats(floats_in(code.w));
     execute(part.problem, code, x + (part.image * p.height + part.x_row) * p.x_row(), own,
             y + (part.image * p.out_height() + part.y_row) * p.y_row());
     reorder(code.weights, code.w, own, plain_weights(p), i ? sums.get() + size * static_cast<size_t>(i - 1) : w);
