@@ -13,27 +13,31 @@
 namespace md {
 namespace {
 
-/// Starting widths of CLIP: residual branches shrink with the depth.
+/// Starting widths of CLIP: residual branches shrink with the depth. But a random encoder is used as it is, so what
+/// must say which caption it was starts wider: tokens, which would drown at CLIP's 0.02, and what attention carries of
+/// them to the end of the text, whose own token is the same in every caption.
 struct Inits {
   explicit Inits(const ClipTextConfig& c) {
     const double width = static_cast<double>(c.hidden_size), depth = static_cast<double>(c.num_hidden_layers);
+    token = init::normal(1);
     into = init::normal(std::pow(width, -0.5) * std::pow(2 * depth, -0.5));
+    value = init::normal(std::pow(width, -0.5));
+    mixed = init::normal(2 * std::pow(width, -0.5));
     out = init::normal(std::pow(width, -0.5));
     fc1 = init::normal(std::pow(2 * width, -0.5));
   }
-  Init into, out, fc1;  // q, k, v and fc2; out_proj and text_projection; fc1
+  Init token, into, value, mixed, out, fc1;  // tokens; q, k and fc2; v; out_proj; text_projection; fc1
 };
 
 Tensor self_attention(const Scope& s, Tensor x, const ClipTextConfig& c, const Inits& inits) {
   auto path = s.here();
   const int64_t width = x.dim(-1), heads = c.num_attention_heads;
-  auto project = [&](const char* name) {
-    return reshape(nn::linear(s / name, x, {.out = width, .init = inits.into}),
-                   {x.dim(0), x.dim(1), heads, width / heads});
+  auto project = [&](const char* name, Init init) {
+    return reshape(nn::linear(s / name, x, {.out = width, .init = init}), {x.dim(0), x.dim(1), heads, width / heads});
   };
-  Tensor q = project("q_proj"), k = project("k_proj"), v = project("v_proj");
+  Tensor q = project("q_proj", inits.into), k = project("k_proj", inits.into), v = project("v_proj", inits.value);
   Tensor y = attention(q, k, v, {.kernel = s.options().attention, .causal = true, .precision = s.options().precision});
-  return nn::linear(s / "out_proj", reshape(y, x.dims()), {.out = width, .init = inits.out});
+  return nn::linear(s / "out_proj", reshape(y, x.dims()), {.out = width, .init = inits.mixed});
 }
 
 Tensor layer(const Scope& s, Tensor x, const ClipTextConfig& c, const Inits& inits) {
@@ -89,8 +93,7 @@ ClipTextOutput clip_text(const Scope& root, const ClipTextConfig& c, Tensor ids)
         c.max_position_embeddings);
   const Scope s = root / "text_model";
   const Inits inits(c);
-  // A random encoder is used as it is: with CLIP's own start of 0.02 a token would drown in what attention adds to it.
-  Tensor x = nn::embedding(s / "embeddings.token_embedding", ids, c.vocab_size, c.hidden_size, init::normal(1));
+  Tensor x = nn::embedding(s / "embeddings.token_embedding", ids, c.vocab_size, c.hidden_size, inits.token);
   Tensor positions = (s / "embeddings.position_embedding")
                          .param("weight", {c.max_position_embeddings, c.hidden_size}, {"", ""}, init::normal(0.01));
   x = x + cast(slice_axis(positions, 0, 0, ids.dim(1)), x.dtype());
