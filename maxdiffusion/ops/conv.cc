@@ -119,7 +119,8 @@ bool printed_as_kernel(EmitCtx& c, const ConvOptions& o, const Dims& w, const ch
   const DType type = c.out().dtype;
   if (!c.options().cpu_kernels || (type != DType::f32 && type != DType::bf16) || o.stride.size() != 2 ||
       o.groups != 1 || !all(o.lhs_dilation, is_one) || !all(o.rhs_dilation, is_one) || !all(o.pad_low, not_negative) ||
-      !all(o.pad_high, not_negative) || o.pad_low[0] >= w[2] || o.pad_high[0] >= w[2] || o.pad_low[1] >= w[3] || o.pad_high[1] >= w[3])
+      !all(o.pad_high, not_negative) || o.pad_low[0] >= w[2] || o.pad_high[0] >= w[2] || o.pad_low[1] >= w[3] ||
+      o.pad_high[1] >= w[3])
     return false;
   auto as = [&](DType to, const Value& v) {
     return v.shape.dtype == to ? v : c.emit("stablehlo.convert", {v}, {to, v.shape.dims});
