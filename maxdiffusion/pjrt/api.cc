@@ -1,6 +1,7 @@
 // How C API errors, named values and element types cross the boundary.
 #include "maxdiffusion/pjrt/api.h"
 
+#include <cstring>
 #include <type_traits>
 
 namespace md::pjrt {
@@ -145,8 +146,12 @@ PJRT_Program mlir_program(std::string_view mlir) {
 }
 
 const PJRT_Extension_Base* find_extension(const PJRT_Api* api, PJRT_Extension_Type type) {
-  for (const PJRT_Extension_Base* e = api->extension_start; e; e = e->next)
-    if (e->type == type) return e;
+  for (const PJRT_Extension_Base* e = api->extension_start; e; e = e->next) {
+    int found;  // a newer plugin has types that are no value of our header's enum
+    static_assert(sizeof(found) == sizeof(e->type));
+    std::memcpy(&found, &e->type, sizeof(found));
+    if (found == static_cast<int>(type)) return e;
+  }
   return nullptr;
 }
 
