@@ -103,7 +103,8 @@ Tensor operand_grad(const VjpCtx& c, int operand, const DotDims& d) {
     o.insert(o.end(), second.begin(), second.end());
     return o;
   };
-  const bool dy_first = !std::is_sorted(order(false).begin(), order(false).end());
+  const Axes partner_first = order(false);
+  const bool dy_first = !std::is_sorted(partner_first.begin(), partner_first.end());
   Axes axes = order(dy_first), permutation(axes.size());
   for (size_t i = 0; i < axes.size(); ++i) permutation[static_cast<size_t>(axes[i])] = static_cast<int64_t>(i);
 
