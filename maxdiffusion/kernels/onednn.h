@@ -18,7 +18,7 @@ class Scratch {
   float* floats(int64_t n) {
     const auto lines = static_cast<size_t>((n + 15) / 16);
     if (lines_.size() < lines) lines_ = std::vector<Line>(lines);
-    return lines_.data()->values;
+    return lines_.empty() ? nullptr : lines_.front().values;
   }
 
  private:
