@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs every program of the comparison in turns and prints one table: python3 bench/compare.py [options]
+"""Runs every program of the comparison in turns and prints one table: ./run bench [options]
 
   --build DIR        where model_bench is (build)
   --rounds N         how often each program is started (3); figures are medians over rounds
@@ -13,7 +13,6 @@ and MaxDiffusion on JAX where `pip` finds it. The peers live in .judge/, made on
 
 import argparse
 import json
-import os
 import pathlib
 import statistics
 import subprocess
@@ -39,8 +38,7 @@ def has_reference(python):
 
 
 def run(command):
-    environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **os.environ}  # as ./run sets it, for all programs
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=environment)
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         print(f"failed: {' '.join(map(str, command))}\n{done.stderr[-2000:]}", file=sys.stderr)
