@@ -66,7 +66,7 @@ class Matcher {
     for (const auto& [name, array] : file.tensors()) unused_.insert(name);
   }
 
-  /// An empty array, and a noted trouble, where the file cannot give it.
+  /// As the file holds it; an empty array, and a noted trouble, where the file cannot give it.
   HostArray take(const std::string& name, const Shape& shape) {
     const std::string* found = find(name);
     if (!found) {
@@ -81,7 +81,7 @@ class Matcher {
                                          file_.file_of(*found), to_string(shape)));
       return {};
     }
-    return array.cast(shape.dtype).reshaped(shape.dims);
+    return array.reshaped(shape.dims);
   }
 
   void finish(const std::string& path) {
@@ -127,14 +127,33 @@ std::string layer_name(const std::string& name, size_t star, int64_t layer) {
   return name.substr(0, star) + std::to_string(layer) + name.substr(star + 1);
 }
 
-HostArray take_stacked(Matcher& matcher, const WantedWeight& w, size_t star) {
+/// What of the file makes one wanted weight: itself, or the layers of a stack.
+struct Found {
+  WantedWeight wanted;
+  std::vector<HostArray> parts;
+
+  HostArray read() const {
+    const Shape& shape = wanted.shape;
+    if (wanted.name.find('*') == std::string::npos) return parts[0].cast(shape.dtype);
+    HostArray all(shape);
+    std::byte* to = all.mutable_data();
+    for (const HostArray& part : parts) {
+      const HostArray layer = part.cast(shape.dtype);
+      std::memcpy(to, layer.data(), layer.bytes());
+      to += layer.bytes();
+    }
+    return all;
+  }
+};
+
+Found find(Matcher& matcher, const WantedWeight& w) {
+  const size_t star = w.name.find('*');
+  if (star == std::string::npos) return {w, {matcher.take(w.name, w.shape)}};
   check(!w.shape.dims.empty(), Code::internal, "weight '{}': a stack of layers needs a leading size", w.name);
-  HostArray all(w.shape);
+  Found found{w, {}};
   const Shape one{w.shape.dtype, {w.shape.dims.begin() + 1, w.shape.dims.end()}};
-  for (int64_t i = 0; i < w.shape.dims[0]; ++i)
-    if (HostArray layer = matcher.take(layer_name(w.name, star, i), one))
-      std::memcpy(all.mutable_data() + i * one.bytes(), layer.data(), layer.bytes());
-  return all;
+  for (int64_t i = 0; i < w.shape.dims[0]; ++i) found.parts.push_back(matcher.take(layer_name(w.name, star, i), one));
+  return found;
 }
 
 }  // namespace
@@ -151,17 +170,24 @@ const std::vector<NameAlias>& published_aliases() {
   return table;
 }
 
-std::map<std::string, HostArray> load_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
-                                              const LoadOptions& options) {
+std::function<std::map<std::string, HostArray>()> open_weights(const std::string& path,
+                                                               const std::vector<WantedWeight>& wanted,
+                                                               const LoadOptions& options) {
   const SafetensorsReader file = SafetensorsReader::open(path);
   Matcher matcher(file, options);
-  std::map<std::string, HostArray> out;
-  for (const WantedWeight& w : wanted) {
-    const size_t star = w.name.find('*');
-    out[w.name] = star == std::string::npos ? matcher.take(w.name, w.shape) : take_stacked(matcher, w, star);
-  }
+  std::vector<Found> found;
+  for (const WantedWeight& w : wanted) found.push_back(find(matcher, w));
   matcher.finish(path);
-  return out;
+  return [found] {
+    std::map<std::string, HostArray> out;
+    for (const Found& f : found) out[f.wanted.name] = f.read();
+    return out;
+  };
+}
+
+std::map<std::string, HostArray> load_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
+                                              const LoadOptions& options) {
+  return open_weights(path, wanted, options)();
 }
 
 std::map<std::string, HostArray> unstacked(const std::string& name, const HostArray& array) {

@@ -2,6 +2,7 @@
 // there and everything there must be wanted; older published names are known from one table of data.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -35,6 +36,10 @@ struct LoadOptions {
 /// missing names with the nearest name of the file, unused names, and both shapes where they differ.
 std::map<std::string, HostArray> load_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
                                               const LoadOptions& options = {});
+/// The same in two: names and shapes are matched now, from the header alone, and throw; the result reads and converts.
+std::function<std::map<std::string, HostArray>()> open_weights(const std::string& path,
+                                                               const std::vector<WantedWeight>& wanted,
+                                                               const LoadOptions& options = {});
 
 /// The layers of a stacked array under their published names: "blocks.*.w" [n, …] → "blocks.0.w" […], …; they share the
 /// array's memory. A name without '*' comes back alone.

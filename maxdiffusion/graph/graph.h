@@ -167,6 +167,9 @@ Graph& innermost(const std::vector<Tensor>& tensors);
 /// Nodes of `graph` that `results` depend on.
 std::unordered_set<const Node*> live_nodes(const Graph& graph, const std::vector<Tensor>& results);
 
+/// Floating-point operations of the nodes that are there now, as their records count them (OpDef::flops).
+double count_flops(const Graph& graph);
+
 /// Gives nodes made during its life a scope path ("down_blocks.1.attentions.0"). Nests.
 class PathScope {
  public:

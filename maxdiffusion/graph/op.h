@@ -100,6 +100,8 @@ struct OpDef {
   std::vector<OpSample> (*samples)() = nullptr;
   /// Cheaper to compute again than to keep (constants, iota, broadcast, reshape): never stored as a residual.
   bool cheap = false;
+  /// Floating-point operations of matrix products inside, a multiply-add being two. Null: none, or too few to count.
+  double (*flops)(const Node&) = nullptr;
 };
 
 /// Gradient of comparisons, integer ops and the like: no cotangent for any input.

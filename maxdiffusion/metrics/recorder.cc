@@ -20,7 +20,8 @@ double seconds_between(Clock::time_point a, Clock::time_point b) {
 
 std::string tag_of(const std::string& name) {
   if (name == "learning_rate") return "learning/current_learning_rate";
-  if (name == "step_time_seconds") return "perf/step_time_seconds";
+  for (const char* perf : {"step_time_seconds", "per_device_tflops", "per_device_tflops_per_sec", "mfu"})
+    if (name == perf) return "perf/" + name;
   return name.find('/') == std::string::npos ? "learning/" + name : name;
 }
 
@@ -116,6 +117,11 @@ void Recorder::read_pending() {
 void Recorder::record(int64_t step, Scalars values, double step_seconds) {
   Impl& r = *impl_;
   values["step_time_seconds"] = step_seconds;
+  if (const double flops = r.options.device_flops; flops > 0) {
+    values["per_device_tflops"] = flops / 1e12;
+    values["per_device_tflops_per_sec"] = flops / step_seconds / 1e12;
+    if (r.options.device_peak_flops) values["mfu"] = flops / step_seconds / *r.options.device_peak_flops;
+  }
   if (r.events) {
     write_or_drop(r.events, "TensorBoard", [&](auto& w) {
       for (const auto& [name, value] : values) w.scalar(tag_of(name), value, step);
@@ -123,7 +129,7 @@ void Recorder::record(int64_t step, Scalars values, double step_seconds) {
   }
   write_or_drop(r.lines, "metrics.jsonl", [&](auto& w) { w.write(step, values, r.options.run_name); });
   write_or_drop(r.metrics_file, "metrics_file", [&](auto& w) {
-    Scalars tagged;
+    Scalars tagged = values;
     for (const auto& [name, value] : values) tagged[tag_of(name)] = value;
     w.write(step, tagged, r.options.run_name);
   });

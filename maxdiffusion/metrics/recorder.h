@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,8 @@ struct MetricsConfig {
   int64_t log_period = 100;  // steps between flushes
   template <class V>
   void visit(V&& v) {
-    v("metrics_file", metrics_file, "file that gets one JSON object a step, with TensorBoard's tags as keys");
+    v("metrics_file", metrics_file,
+      "file that gets one JSON object a step: names of metrics.jsonl and TensorBoard's tags");
     v("write_metrics", write_metrics, "write TensorBoard and metrics.jsonl");
     v("log_period", log_period, "steps between flushes");
   }
@@ -34,7 +36,9 @@ struct RecorderOptions {
   std::string run_name;
   std::string title = "train";  // of the progress bar
   int64_t total_steps = 0;
-  int64_t start_step = 0;  // steps done before; what the files hold of later ones is dropped
+  int64_t start_step = 0;                   // steps done before; what the files hold of later ones is dropped
+  double device_flops = 0;                  // floating-point operations of one step on one device; 0: not known
+  std::optional<double> device_peak_flops;  // a second
   MetricsConfig config;
   std::string curve = "loss.png";            // empty: no picture
   std::map<std::string, std::string> texts;  // for TensorBoard: tag → Markdown, such as the config
@@ -42,7 +46,9 @@ struct RecorderOptions {
 
 /// Metrics are named scalars. "loss", "grad_norm" and "learning_rate" become TensorBoard's learning/loss,
 /// learning/grad_norm and learning/current_learning_rate; any other name x becomes learning/x, a name with '/' stays.
-/// A step's time, perf/step_time_seconds, runs from the reading of the step before it to its own. Not thread safe.
+/// A step's time, perf/step_time_seconds, runs from the reading of the step before it to its own; with device_flops
+/// there are perf/per_device_tflops, perf/per_device_tflops_per_sec and, where the peak is known, perf/mfu beside it.
+/// Not thread safe.
 class Recorder {
  public:
   using Scalars = std::map<std::string, double>;

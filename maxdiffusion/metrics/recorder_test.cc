@@ -102,6 +102,8 @@ class RecorderOnDevice : public testing::Test {
             .title = "train test",
             .total_steps = 6,
             .start_step = start,
+            .device_flops = 3e12,
+            .device_peak_flops = 1e15,
             .config = {.metrics_file = t / "extra.jsonl"},
             .texts = {{"learning_rate", "1e-3"}}};
   }
@@ -125,10 +127,15 @@ TEST_F(RecorderOnDevice, ReadsOneStepLateAndWritesEverything) {
   EXPECT_FLOAT_EQ(lines[3]["grad_norm"].get<float>(), 0.5f);
   EXPECT_DOUBLE_EQ(lines[3]["learning_rate"].get<double>(), 1e-3);
   EXPECT_GE(lines[3]["step_time_seconds"].get<double>(), 0);
+  EXPECT_DOUBLE_EQ(lines[3]["per_device_tflops"].get<double>(), 3);
+  EXPECT_NEAR(lines[3]["per_device_tflops_per_sec"].get<double>() * lines[3]["step_time_seconds"].get<double>(), 3,
+              1e-6);
+  EXPECT_NEAR(lines[3]["mfu"].get<double>() * 1e3, lines[3]["per_device_tflops_per_sec"].get<double>(), 1e-6);
   auto tagged = lines_of(t / "extra.jsonl");
   ASSERT_EQ(tagged.size(), 6u);
   for (const char* tag :
-       {"learning/loss", "learning/grad_norm", "learning/current_learning_rate", "perf/step_time_seconds"})
+       {"learning/loss", "learning/grad_norm", "learning/current_learning_rate", "perf/step_time_seconds",
+        "perf/per_device_tflops", "perf/per_device_tflops_per_sec", "perf/mfu", "loss", "learning_rate"})
     EXPECT_TRUE(tagged[0].contains(tag)) << tag;
   EXPECT_TRUE(exists(t / "run/loss.png"));
 

@@ -123,11 +123,17 @@ void emit_kernel(EmitCtx& c, const char* target) {
   for (size_t i = 0; i < out.size(); ++i) c.set_out(out[i], static_cast<int>(i));
 }
 
+/// Of `products` matrix products of the size of q·kᵀ.
+double flops_of(const Node& n, double products) {
+  return products * 2 * static_cast<double>(n.inputs[0].shape().elements()) * static_cast<double>(n.inputs[1].dim(1));
+}
+
 /// in: q, k, v, y, lse, dy.
 constexpr OpDef kAttentionGrad = {
     .name = "attention_grad",
     .infer = [](const InferCtx& c) { return std::vector<Shape>(c.in.begin(), c.in.begin() + 3); },
     .emit = [](EmitCtx& c) { emit_kernel(c, kAttentionGradKernel); },
+    .flops = [](const Node& n) { return flops_of(n, 5); },  // the logits are made again
 };
 
 /// in: q, k, v; out: y and the logarithm of each row's sum of exponentials, which only the gradient reads.
@@ -143,6 +149,7 @@ constexpr OpDef kAttention = {
       return apply_multi(kAttentionGrad, {c.in(0), c.in(1), c.in(2), c.out(0), c.out(1), c.dy(0)},
                          c.attrs<KernelOptions>());
     },
+    .flops = [](const Node& n) { return flops_of(n, 2); },
 };
 
 // What models call a kernel → how it is done here, where the device has no kernel of its own.

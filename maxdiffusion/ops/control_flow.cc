@@ -284,6 +284,7 @@ const OpDef kScan = {
     .infer = [](const InferCtx& c) { return c.attrs<ScanAttrs>().outputs; },
     .emit = emit_scan,
     .vjp = scan_vjp,
+    .flops = [](const Node& n) { return static_cast<double>(n.attrs<ScanAttrs>().length) * count_flops(*n.bodies[0]); },
 };
 
 const OpDef kWhile = {

@@ -209,6 +209,13 @@ Tensor weight_grad(Tensor x, Tensor dy, const ConvOptions& o, Dims w) {
   return apply(kConvWeightGrad, {x, dy}, ConvGrad{o, std::move(w)});
 }
 
+/// Of a convolution and of either gradient: every output element y sees one input channel group under the whole kernel.
+double flops_of(const Shape& y, const Dims& w) {
+  double terms = 2;
+  for (size_t i = 1; i < w.size(); ++i) terms *= static_cast<double>(w[i]);
+  return terms * static_cast<double>(y.elements());
+}
+
 /// x, w, options: one to three spatial axes, uneven pads, strides, both dilations, groups, crops.
 struct Case {
   Dims x, w;
@@ -242,6 +249,7 @@ constexpr OpDef kConv = {
           for (const Case& k : cases()) all.push_back({{f64(k.x), f64(k.w)}, k.options});
           return all;
         },
+    .flops = [](const Node& n) { return flops_of(n.outputs[0], n.inputs[1].dims()); },
 };
 
 const OpDef kConvInputGrad = {
@@ -269,6 +277,7 @@ const OpDef kConvInputGrad = {
           }
           return all;
         },
+    .flops = [](const Node& n) { return flops_of(n.inputs[0].shape(), n.inputs[1].dims()); },
 };
 
 const OpDef kConvWeightGrad = {
@@ -296,6 +305,7 @@ const OpDef kConvWeightGrad = {
           }
           return all;
         },
+    .flops = [](const Node& n) { return flops_of(n.inputs[1].shape(), n.outputs[0].dims); },
 };
 
 /// Whether every output element sees one input element: a matrix product over channels.

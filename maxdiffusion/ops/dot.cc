@@ -134,6 +134,12 @@ constexpr OpDef kDot = {
               {{f64({2, 3, 4, 5}), f64({3, 4, 6, 2})}, many},
               {{f64({2}), f64({3})}, outer}};
     },
+    .flops =
+        [](const Node& n) {
+          double terms = 2;
+          for (int64_t axis : n.attrs<DotDims>().lhs_contract) terms *= static_cast<double>(n.inputs[0].dim(axis));
+          return terms * static_cast<double>(n.outputs[0].elements());
+        },
 };
 
 }  // namespace

@@ -377,6 +377,13 @@ const OpDef kManualComputation = {
     .infer = [](const InferCtx& c) { return c.attrs<Manual>().outputs; },
     .emit = emit_manual,
     .vjp = manual_vjp,
+    .flops =
+        [](const Node& n) {
+          double devices = 1;
+          for (const auto& [axis, size] : n.graph->options().mesh_axes)
+            if (std::ranges::count(n.attrs<Manual>().axes, axis)) devices *= static_cast<double>(size);
+          return devices * count_flops(*n.bodies[0]);
+        },
 };
 
 }  // namespace

@@ -76,19 +76,27 @@ void ModelFolder::add_tokenizers(std::map<std::string, std::string>& out) const 
 
 std::map<std::string, HostArray> ModelFolder::values(const ParamTable& params, const std::string& component, bool fresh,
                                                      uint64_t seed) const {
-  std::map<std::string, HostArray> out;
-  if (fresh) {
-    for (const Param& p : params.params())
-      if (p.model == component) out[p.input] = initial_value(p, seed);
-    return out;
+  return open_values(params, component, fresh, seed)();
+}
+
+std::function<std::map<std::string, HostArray>()> ModelFolder::open_values(const ParamTable& params,
+                                                                           const std::string& component, bool fresh,
+                                                                           uint64_t seed) const {
+  std::vector<const Param*> own;
+  for (const Param& p : params.params())
+    if (p.model == component) own.push_back(&p);
+  std::function<std::map<std::string, HostArray>()> read;
+  if (!fresh) {
+    std::vector<WantedWeight> wanted;
+    for (const Param* p : own) wanted.push_back({p->path, p->shape});
+    read = open_weights(path + "/" + component, wanted);
   }
-  std::vector<WantedWeight> wanted;
-  for (const Param& p : params.params())
-    if (p.model == component) wanted.push_back({p.path, p.shape});
-  std::map<std::string, HostArray> read = load_weights(path + "/" + component, wanted);
-  for (const Param& p : params.params())
-    if (p.model == component) out[p.input] = read.at(p.path);
-  return out;
+  return [own, read, seed] {
+    std::map<std::string, HostArray> out, found;
+    if (read) found = read();
+    for (const Param* p : own) out[p->input] = read ? found.at(p->path) : initial_value(*p, seed);
+    return out;
+  };
 }
 
 std::map<std::string, HostArray> published(const ParamTable& params, const std::string& component,

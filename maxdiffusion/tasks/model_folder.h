@@ -2,6 +2,7 @@
 // read).
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -41,6 +42,9 @@ class ModelFolder {
   /// missing, unused or misshapen tensor.
   std::map<std::string, HostArray> values(const ParamTable& params, const std::string& component, bool fresh,
                                           uint64_t seed) const;
+  /// The same in two: throws now, draws or reads when the result is called. The table must live until then.
+  std::function<std::map<std::string, HostArray>()> open_values(const ParamTable& params, const std::string& component,
+                                                                bool fresh, uint64_t seed) const;
 };
 
 /// Parameters under their published names: a stacked parameter becomes one array per layer.

@@ -101,12 +101,13 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
                    const LoopCallbacks& callbacks) {
   AxisRules rules = AxisRules::unet();
   StepGraph step = trace_step(task, devices.graph_options(&rules), o.scope, o.optim, o.ema_decay);
-  log_info("{}: {} parameters in {} arrays, mesh {}", o.title, step.params.count(), step.params.params().size(),
-           devices.mesh().describe());
+  const double device_flops = step.flops / static_cast<double>(devices.mesh().devices());
+  log_info("{}: {} parameters in {} arrays, {:.4f} TFLOP per step and device, mesh {}", o.title, step.params.count(),
+           step.params.params().size(), device_flops / 1e12, devices.mesh().describe());
   const std::vector<int64_t> saved = list_checkpoints(o.checkpoint_dir);
+  const auto initial = saved.empty() ? callbacks.initial(step.params) : nullptr;
   auto start = std::async(std::launch::async, [&] {  // while the program is compiled
-    return saved.empty() ? fresh(step.params, callbacks.initial(step.params))
-                         : restored(step.params, task.model(), saved.back(), o);
+    return initial ? fresh(step.params, initial()) : restored(step.params, task.model(), saved.back(), o);
   });
   const Program program = compile(devices, *step.graph, o.compile, "train_" + task.model());
   const CompileReport& report = program.report();
@@ -160,6 +161,8 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
                      .title = o.title,
                      .total_steps = last,
                      .start_step = first,
+                     .device_flops = device_flops,
+                     .device_peak_flops = devices.client().peak_flops(o.scope.activations),
                      .config = o.metrics,
                      .texts = o.texts});
   std::deque<Position> positions;  // before the batches of steps whose loss is not read yet

@@ -36,8 +36,9 @@ struct LoopOptions {
 };
 
 struct LoopCallbacks {
-  /// Starting values of the parameters, by input name; called only when there is no checkpoint.
-  std::function<Values(const ParamTable&)> initial;
+  /// Starting values of the parameters, by input name, in two calls: the first throws where there are none, the second
+  /// makes them while the program is compiled. Not called when there is a checkpoint.
+  std::function<std::function<Values()>(const ParamTable&)> initial;
   /// Arrays of the batch that are the same every step (BatchField::batched is false), by field name.
   Values constants;
   /// Weights of other models, configs, tokenizers: what makes the checkpoint a whole model folder.

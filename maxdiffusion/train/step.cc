@@ -22,6 +22,8 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const ScopeO
   Scope scope(g, s.params, task.model(), scope_options);
   Tensor loss = task.loss(scope, feed, Rng(key).at(step));
 
+  s.flops = 3 * count_flops(g);  // each product has two in its gradient; what is recomputed is not work done
+
   std::vector<Param> trained;
   std::vector<Tensor> values, first, second, averages;
   for (const Param& p : s.params.params()) {

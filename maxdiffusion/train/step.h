@@ -20,6 +20,7 @@ struct StepGraph {
   std::unique_ptr<Graph> graph;
   ParamTable params;
   std::vector<BatchField> fields;
+  double flops = 0;  // of one step on all devices: three times the loss's matrix products
 };
 
 /// A step whose loss or gradient norm is not finite changes nothing but `healthy`, and neither do the steps after it:

@@ -135,7 +135,7 @@ Values autoencoder(const RunConfig& c, const Devices& devices, ModelFolder& fold
   o.optim.learning_rate_schedule_steps = -1;
   o.optim.learning_rate = scaled_rate(c.optim, c.vae.vae_learning_rate, task.batch_size);
   LoopCallbacks callbacks;
-  callbacks.initial = [&](const ParamTable& p) { return folder.values(p, "vae", true, o.seed); };
+  callbacks.initial = [&](const ParamTable& p) { return folder.open_values(p, "vae", true, o.seed); };
   callbacks.complete = [&](CheckpointContent& content) {
     content.files["vae/config.json"] = folder.files.at("vae/config.json");
   };
@@ -283,7 +283,7 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   o.sample_every = c.sample.sample_every;
   o.save_final_checkpoint = c.run.save_final_checkpoint;
   LoopCallbacks callbacks;
-  callbacks.initial = [&](const ParamTable& p) { return folder.values(p, "unet", c.model.train_new_unet, seed); };
+  callbacks.initial = [&](const ParamTable& p) { return folder.open_values(p, "unet", c.model.train_new_unet, seed); };
   if (c.data.caption_dropout > 0) {
     TextEmbeddings empty = text.encode({""});
     auto row = [](const HostArray& a) { return a.reshaped(Dims(a.dims().begin() + 1, a.dims().end())); };

@@ -216,6 +216,7 @@ TEST(Train, DamagedWeightsAreRefusedByName) {
   Outcome other = start("other");
   EXPECT_EQ(other.status, 4) << other.err;
   EXPECT_TRUE(contains(other.err, "conv_norm_out") || contains(other.err, "time_embedding")) << other.err;
+  EXPECT_FALSE(contains(other.err, "train unet: program")) << "found out after compiling: " << other.err;
 }
 
 TEST(Train, ShardedOverEightDevicesWritesTheSameFiles) {

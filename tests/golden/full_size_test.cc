@@ -1,4 +1,4 @@
-// The published models by tracing alone: parameter names, shapes and counts.
+// The published models by tracing alone: parameter names, shapes and counts, and the work of one call.
 #include <gtest/gtest.h>
 
 #include <fmt/format.h>
@@ -19,6 +19,7 @@ struct Full {
   const char* name;
   int64_t parameters;
   size_t tensors;
+  double flops;  // of the call traced here, by torch.utils.flop_counter
   void (*trace)(const Scope&, const nlohmann::json&);
 };
 void PrintTo(const Full& f, std::ostream* os) { *os << f.name; }
@@ -64,18 +65,21 @@ TEST_P(FullSize, HasThePublishedParameters) {
   f.trace(Scope(g, table, "model"), nlohmann::json::parse(read_file(golden_path(fmt::format("full/{}.json", f.name)))));
   EXPECT_EQ(table.count(), f.parameters);
   EXPECT_EQ(table.params().size(), f.tensors);
+  EXPECT_NEAR(count_flops(g) / f.flops, 1, 1e-3);
   std::set<std::string> got, want = lines_of(golden_path(fmt::format("full/{}.txt", f.name)));
   for (const Param& p : table.params()) got.insert(fmt::format("{} {}", p.path, fmt::join(p.shape.dims, "x")));
   for (const auto& line : got) EXPECT_TRUE(want.contains(line)) << "not published: " << line;
   for (const auto& line : want) EXPECT_TRUE(got.contains(line)) << "missing: " << line;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Published, FullSize,
-    testing::Values(Full{"unet_sdxl", 2567463684, 1680, trace_unet}, Full{"unet_sd15", 859520964, 686, trace_unet},
-                    Full{"unet_sd21", 865910724, 686, trace_unet}, Full{"vae", 83653863, 248, trace_vae},
-                    Full{"clip_l", 123060480, 196, trace_clip}, Full{"clip_bigg", 694659840, 517, trace_clip}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Published, FullSize,
+                         testing::Values(Full{"unet_sdxl", 2567463684, 1680, 145794007040.0, trace_unet},
+                                         Full{"unet_sd15", 859520964, 686, 45846958080.0, trace_unet},
+                                         Full{"unet_sd21", 865910724, 686, 46830981120.0, trace_unet},
+                                         Full{"vae", 83653863, 248, 6958187776.0, trace_vae},
+                                         Full{"clip_l", 123060480, 196, 13298503680.0, trace_clip},
+                                         Full{"clip_bigg", 694659840, 517, 97863106560.0, trace_clip}),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace md

@@ -60,9 +60,11 @@ struct TinyRun {
     options.optim.max_train_steps = steps;
     LoopCallbacks callbacks;
     callbacks.initial = [](const ParamTable& params) {
-      Values v;
-      for (const Param& p : params.params()) v[p.input] = initial_value(p, 3);
-      return v;
+      return [&params] {
+        Values v;
+        for (const Param& p : params.params()) v[p.input] = initial_value(p, 3);
+        return v;
+      };
     };
     callbacks.constants = {{"empty_prompt_embeds", noise({DType::f32, {5, 12}}, "empty")},
                            {"empty_text_embeds", noise({DType::f32, {10}}, "empty pooled")}};
