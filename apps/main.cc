@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/generate_command.h"
 #include "apps/train_command.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/config/config.h"
@@ -35,6 +36,17 @@ void train(const Words& words) {
   md::train_command(words[0], Words(words.begin() + 1, words.end()));
 }
 
+void generate(const Words& words) {
+  md::check(!words.empty(), md::Code::invalid_config,
+            "generate: the config file is missing; try: generate configs/base_xl.yml prompt=\"…\"");
+  md::generate_command(words[0], Words(words.begin() + 1, words.end()));
+}
+
+void generate_controlnet(const Words& words) {
+  md::check(!words.empty(), md::Code::invalid_config, "generate_controlnet: the config file is missing");
+  md::generate_command(words[0], Words(words.begin() + 1, words.end()), true);
+}
+
 void inspect(const Words& words) {
   md::check(words.size() >= 2 && words[0] == "config", md::Code::invalid_config,
             "inspect: say what and of which file; try: inspect config configs/quickstart.yml");
@@ -48,8 +60,21 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"train", "CONFIG [key=value …]", "train as the config file says, from where its run stands", train},
+    {"generate", "CONFIG [key=value …]", "draw pictures with a model folder, or with what a run has trained", generate},
+    {"generate_controlnet", "CONFIG [key=value …]", "the same with a ControlNet", generate_controlnet},
     {"inspect", "config CONFIG [key=value …]", "print every key with the value that a run would use", inspect},
     {"prepare_emoji", "FOLDER [resolution=64]", "write the colour emoji font as captioned pictures", prepare_emoji},
+};
+
+/// The reference's names of programs that are one here: what differs is in the config.
+constexpr std::pair<const char*, const char*> kAliases[] = {
+    {"train_sdxl", "train"},
+    {"train_sd", "train"},
+    {"generate_sdxl", "generate"},
+    {"generate_sd", "generate"},
+    {"generate_lightning", "generate"},
+    {"generate_controlnet_sdxl_replicated", "generate_controlnet"},
+    {"generate_controlnet_replicated", "generate_controlnet"},
 };
 
 void print_help() {
@@ -60,9 +85,12 @@ void print_help() {
 
 void dispatch(const Words& words) {
   if (words.empty() || words[0] == "help" || words[0] == "--help" || words[0] == "-h") return print_help();
+  std::string name = words[0];
+  for (const auto& [alias, meant] : kAliases)
+    if (name == alias) name = meant;
   Words names = {"help"};
   for (const auto& c : kCommands) {
-    if (words[0] == c.name) return c.run(Words(words.begin() + 1, words.end()));
+    if (name == c.name) return c.run(Words(words.begin() + 1, words.end()));
     names.push_back(c.name);
   }
   md::Error error(md::Code::invalid_config, fmt::format("there is no command '{}'", words[0]));

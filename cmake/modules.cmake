@@ -142,6 +142,7 @@ md_tests(mesh USES models autodiff runtime optim)
 md_tests(faults USES train pipelines)
 md_tests(resume USES train pipelines)
 md_tests(cli USES base)
+md_tests(pipelines USES checkpoint)
 md_tests(layering USES base)
 
 md_bench(data_bench USES data)

@@ -1,5 +1,5 @@
-// Resizing of 8-bit pictures as Pillow does it with Image.BILINEAR: a triangle filter widened by the scale when
-// shrinking (antialiasing), columns first, fixed point, so results agree with Pillow's byte for byte.
+// Resizing of 8-bit pictures as Pillow does it: a filter widened by the scale when shrinking (antialiasing), columns
+// first, fixed point, so results agree with Pillow's byte for byte.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,10 @@
 
 namespace md {
 
+enum class Filter { bilinear, lanczos };  // Pillow's Image.BILINEAR and Image.LANCZOS
+
 /// rgb: u8 [H, W, 3] → u8 [height, width, 3].
-HostArray resize_rgb8(const HostArray& rgb, int64_t height, int64_t width);
+HostArray resize_rgb8(const HostArray& rgb, int64_t height, int64_t width, Filter filter = Filter::bilinear);
 /// The rectangle [y, y+height) × [x, x+width). Throws internal when it leaves the picture.
 HostArray crop_rgb8(const HostArray& rgb, int64_t y, int64_t x, int64_t height, int64_t width);
 /// Mirrored left to right.

@@ -281,30 +281,58 @@ ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
     check(j.is_object(), Code::io, "tokenizer '{}': not a JSON object", path(name));
     return j;
   };
+  // One file of the tokenizers library, or the two of OpenAI's release.
+  const bool one_file = !exists(path("vocab.json")) && exists(path("tokenizer.json"));
   for (const char* name : {"vocab.json", "merges.txt"}) {
-    if (!exists(path(name))) {
+    if (!one_file && !exists(path(name))) {
       throw Error(Code::io, fmt::format("tokenizer folder '{}': no {}", folder, name))
-          .note("try: a folder with vocab.json and merges.txt, as diffusers saves CLIP's tokenizer");
+          .note("try: a folder with tokenizer.json, or with vocab.json and merges.txt, as transformers saves CLIP's");
     }
   }
   auto impl = std::make_unique<Impl>();
-  const json vocab = read_json("vocab.json");
+  const char* vocab_file = one_file ? "tokenizer.json" : "vocab.json";
+  json vocab = read_json(vocab_file);
+  std::vector<std::string> merges;
+  std::vector<Impl::Special> added;
+  if (one_file) {
+    const json whole = std::exchange(vocab, json::object()), model = whole.value("model", json());
+    check(model.is_object() && model.value("type", "") == "BPE" && model.value("end_of_word_suffix", "") == kSuffix &&
+              model.contains("vocab") && model["vocab"].is_object() && model.contains("merges") &&
+              model["merges"].is_array(),
+          Code::io, "tokenizer '{}': not the byte-pair model of CLIP (type BPE, suffix {}, vocab, merges)",
+          path(vocab_file), kSuffix);
+    vocab = model["vocab"];
+    for (const json& m : model["merges"]) {  // "a b", or ["a", "b"] in newer files
+      const bool pair = m.is_array() && m.size() == 2 && m[0].is_string() && m[1].is_string();
+      check(pair || m.is_string(), Code::io, "tokenizer '{}': merge {} is not a pair", path(vocab_file), m.dump());
+      merges.push_back(pair ? m[0].get<std::string>() + " " + m[1].get<std::string>() : m.get<std::string>());
+    }
+    for (const json& token : whole.value("added_tokens", json::array())) {
+      const bool ok = token.is_object() && token.value("content", json()).is_string() &&
+                      token.value("id", json()).is_number_integer();
+      check(ok, Code::io, "tokenizer '{}': an added token has no content or id", path(vocab_file));
+      vocab[token["content"].get<std::string>()] = token["id"];
+      added.push_back({token["content"], token["id"], token.value("normalized", false)});
+    }
+  } else {
+    const std::string text = read_file(path("merges.txt"));
+    for (size_t from = 0; from < text.size();) {
+      const size_t to = std::min(text.find('\n', from), text.size());
+      merges.push_back(text.substr(from, to - from));
+      if (merges.back().ends_with('\r')) merges.back().pop_back();
+      from = to + 1;
+    }
+  }
   impl->ids.reserve(vocab.size());
   for (const auto& [token, id] : vocab.items()) {
     check(id.is_number_integer() && id >= 0 && id < 10'000'000, Code::io, "tokenizer '{}': the id of '{}' is {}",
-          path("vocab.json"), token, id.dump());
+          path(vocab_file), token, id.dump());
     impl->set_token(token, id.get<int32_t>());
   }
-  const std::string text = read_file(path("merges.txt"));
-  size_t number = 0;
-  for (size_t from = 0; from < text.size();) {
-    const size_t to = std::min(text.find('\n', from), text.size());
-    std::string line = text.substr(from, to - from);
-    from = to + 1;
-    ++number;
-    if (line.ends_with('\r')) line.pop_back();
-    if (!line.empty() && !line.starts_with("#version")) impl->add_merge(line, path("merges.txt"), number);
-  }
+  for (size_t i = 0; i < merges.size(); ++i)
+    if (!merges[i].empty() && !merges[i].starts_with("#version"))
+      impl->add_merge(merges[i], path(one_file ? "tokenizer.json" : "merges.txt"), i + 1);
+  impl->added = std::move(added);
 
   // Special tokens: tokenizer_config.json first, then the older special_tokens_map.json; each a string or an object.
   std::vector<json> sources;

@@ -13,7 +13,8 @@ namespace md {
 
 class ClipTokenizer {
  public:
-  /// A folder with vocab.json and merges.txt. Throws io naming the file.
+  /// A folder with vocab.json and merges.txt, or with tokenizer.json alone (as transformers 5 writes it), and
+  /// tokenizer_config.json. Throws io naming the file.
   static ClipTokenizer from_folder(const std::string& folder);
   /// The gzip'd merges list of OpenAI's release.
   static ClipTokenizer from_bpe(const std::string& file);

@@ -33,7 +33,6 @@ struct MeshConfig {
   int64_t ici_data_parallelism = -1, ici_fsdp_parallelism = 1, ici_context_parallelism = 1, ici_tensor_parallelism = 1;
   int64_t dcn_data_parallelism = -1, dcn_fsdp_parallelism = 1, dcn_context_parallelism = 1, dcn_tensor_parallelism = 1;
   bool allow_split_physical_axes = false;
-  std::string logical_axis_rules;  // YAML/JSON text of the table; empty: the model's default
 
   template <class V>
   void visit(V&& v) {

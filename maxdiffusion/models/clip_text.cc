@@ -86,7 +86,7 @@ ClipTextConfig ClipTextConfig::from_json(const nlohmann::json& config) {
   return c;
 }
 
-ClipTextOutput clip_text(const Scope& root, const ClipTextConfig& c, Tensor ids) {
+ClipTextOutput clip_text(const Scope& root, const ClipTextConfig& c, Tensor ids, int64_t skip) {
   auto path = root.here();
   check(ids.rank() == 2 && is_integer(ids.dtype()) && ids.dim(1) <= c.max_position_embeddings, Code::invalid_graph,
         "clip_text: ids are {}, expected integers [B, L] with L up to {}", to_string(ids.shape()),
@@ -106,7 +106,13 @@ ClipTextOutput clip_text(const Scope& root, const ClipTextConfig& c, Tensor ids)
         block, [&](Tensor h) { return layer(block, h, c, inits); }, x);
     y.hidden_states.push_back(x);
   }
-  y.last_hidden_state = nn::layer_norm(s / "final_layer_norm", x, c.layer_norm_eps);
+  check(skip >= 0 && skip <= c.num_hidden_layers, Code::invalid_config,
+        "clip_skip is {}; expected 0 to {}, the layers of the text encoder", skip, c.num_hidden_layers);
+  if (skip > 0) x = concatenate({x, y.hidden_states[y.hidden_states.size() - 1 - static_cast<size_t>(skip)]}, 0);
+  x = nn::layer_norm(s / "final_layer_norm", x, c.layer_norm_eps);
+  const std::vector<Tensor> normed = split(x, skip > 0 ? 2 : 1, 0);
+  y.last_hidden_state = normed.front();
+  if (skip > 0) y.skipped = normed.back();
   y.pooled = at_end_of_text(c, y.last_hidden_state, ids);
   if (c.with_projection)
     y.text_embeds =

@@ -23,10 +23,11 @@ struct ClipTextConfig {
 struct ClipTextOutput {
   std::vector<Tensor> hidden_states;  // embedding output, then each layer's: n + 1 of [B, L, width]
   Tensor last_hidden_state;           // after final_layer_norm
+  Tensor skipped;                     // that of layer n − skip; absent without
   Tensor pooled;                      // [B, width] at the EOS position (rule of the spec)
   Tensor text_embeds;                 // [B, projection_dim], with_projection only
 };
-/// ids: [B, L] s32.
-ClipTextOutput clip_text(const Scope& s, const ClipTextConfig& config, Tensor ids);
+/// ids: [B, L] s32. `skip`: layers left out of `skipped`, in [0, n] ("clip skip"). Throws invalid_config for another.
+ClipTextOutput clip_text(const Scope& s, const ClipTextConfig& config, Tensor ids, int64_t skip = 0);
 
 }  // namespace md

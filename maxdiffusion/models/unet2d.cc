@@ -120,20 +120,29 @@ Tensor up_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioning
 
 }  // namespace
 
-Tensor unet2d(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
-  auto path = s.here();
+UNetFeatures unet2d_features(const Scope& s, const UNetConfig& c, const UNetInputs& in, Tensor hint) {
   check(in.sample && in.sample.rank() == 4 && in.sample.dim(-1) == c.in_channels, Code::invalid_graph,
         "unet: sample is {}, expected [B, H, W, {}]", in.sample ? to_string(in.sample.shape()) : "absent",
         c.in_channels);
-  const Conditioning cond{.temb = cast(nn::activation(c.act_fn, time_embedding(s, c, in)), s.dtype()),
-                          .text = cast(in.encoder_hidden_states, s.dtype())};
+  UNetFeatures f;
+  f.temb = cast(nn::activation(c.act_fn, time_embedding(s, c, in)), s.dtype());
+  f.text = cast(in.encoder_hidden_states, s.dtype());
+  const Conditioning cond{f.temb, f.text};
   Tensor h = annotated_conv(s / "conv_in", cast(in.sample, s.dtype()), {.out = c.block_out_channels[0]}, true);
-  std::vector<Tensor> skips = {h};
-  h = down_path(s, c, h, cond, skips);
-  add_residuals(skips, in.down_residuals);
-  h = mid_path(s, c, h, cond);
+  if (hint) h = h + cast(hint, h.dtype());
+  f.skips = {h};
+  h = down_path(s, c, h, cond, f.skips);
+  f.mid = mid_path(s, c, h, cond);
+  return f;
+}
+
+Tensor unet2d(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
+  auto path = s.here();
+  UNetFeatures f = unet2d_features(s, c, in);
+  add_residuals(f.skips, in.down_residuals);
+  Tensor h = f.mid;
   if (in.mid_residual) h = h + cast(in.mid_residual, h.dtype());
-  h = up_path(s, c, h, cond, std::move(skips));
+  h = up_path(s, c, h, {f.temb, f.text}, std::move(f.skips));
   h = cast(h, DType::f32);
   h = nn::group_norm(s / "conv_norm_out", h, c.norm_num_groups, c.norm_eps, c.act_fn);
   return annotated_conv(s / "conv_out", h, {.out = c.out_channels}, false);

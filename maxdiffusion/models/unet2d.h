@@ -47,6 +47,15 @@ struct UNetInputs {
   Tensor mid_residual = {};
   Tensor timestep_cond = {};  // [B, time_cond_proj_dim]   with time_cond_proj_dim (guidance embedding of LCM)
 };
+/// The half that a ControlNet copies: what every level leaves for the way up, and what the mid block makes.
+struct UNetFeatures {
+  std::vector<Tensor> skips;  // [B, h, w, C] each, finest first
+  Tensor mid;
+  Tensor temb, text;  // what every block sees: the time embedding [B, T] after its activation, the text [B, L, D]
+};
+/// `hint` [B, H, W, block_out_channels[0]], when given, is added behind conv_in.
+UNetFeatures unet2d_features(const Scope& s, const UNetConfig& config, const UNetInputs& in, Tensor hint = {});
+
 /// Prediction [B, H, W, out_channels], f32.
 Tensor unet2d(const Scope& s, const UNetConfig& config, const UNetInputs& in);
 

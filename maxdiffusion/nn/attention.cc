@@ -23,7 +23,11 @@ Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const Mult
   };
   Tensor q = project("to_q", x), k = project("to_k", context), v = project("to_v", context);
   if (o.upcast) q = cast(q, DType::f32), k = cast(k, DType::f32), v = cast(v, DType::f32);
-  Tensor y = cast(attention(q, k, v, {.kernel = s.options().attention, .precision = s.options().precision}), x.dtype());
+  Tensor y = cast(attention(q, k, v,
+                            {.kernel = s.options().attention,
+                             .flash_min_seq_length = s.options().flash_min_seq_length,
+                             .precision = s.options().precision}),
+                  x.dtype());
   y = constrain(reshape(y, x.dims()));
   return linear(s / "to_out.0", y, {.out = width, .in_axis = heads, .out_axis = embed});
 }

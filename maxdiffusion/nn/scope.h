@@ -18,6 +18,7 @@ struct ScopeOptions {
   DType activations = DType::f32;  // compute dtype given to layers (key activations_dtype)
   Precision precision = Precision::default_;
   std::string attention = "dot_product";
+  int64_t flash_min_seq_length = 256;
   std::string remat = "NONE";
   bool scan_layers = false;  // repeated blocks as one loop over stacked parameters
   bool trainable = true;

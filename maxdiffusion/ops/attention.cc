@@ -160,6 +160,8 @@ struct NamedKernel {
 constexpr NamedKernel kKernels[] = {
     {"dot_product", dot_product},
     {"flash", flash},
+    {"tokamax_flash", flash},  // the reference's names for other programs of the same exact attention
+    {"cudnn_flash_te", flash},
 };
 
 }  // namespace

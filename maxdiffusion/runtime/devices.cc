@@ -41,7 +41,8 @@ GraphOptions graph_options(const Mesh& mesh, const Topology& topology, const Axi
   return options;
 }
 
-Devices::Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh) : client_(std::move(client)), mesh_(std::move(mesh)) {
+Devices::Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh, AxisRules rules)
+    : client_(std::move(client)), mesh_(std::move(mesh)), rules_(std::move(rules)) {
   for (size_t i = 0; i < mesh_.device_ids().size(); ++i)
     if (client_->device(mesh_.device_ids()[i]).addressable) local_.push_back(static_cast<int64_t>(i));
   check(!local_.empty(), Code::device, "mesh {}: no device belongs to process {}", mesh_.describe(),

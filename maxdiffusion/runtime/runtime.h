@@ -10,6 +10,7 @@
 
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/graph/graph.h"
+#include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/mesh/mesh.h"
 #include "maxdiffusion/mesh/sharding.h"
 #include "maxdiffusion/pjrt/client.h"
@@ -49,12 +50,14 @@ using ArrayMap = std::map<std::string, Array>;
 /// Client and mesh together: everything a stage needs to place data. Outlives the arrays and programs it makes.
 class Devices {
  public:
-  Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh);
+  /// `rules`: how logical axes lie on the mesh.
+  Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh, AxisRules rules = AxisRules::unet());
   /// One device of this hardware, or the mesh of `config` over `cpu_devices` virtual CPU devices (other hardware: over
   /// all it has). What most tests and tools open.
   static Devices open(const std::string& hardware = "cpu", int64_t cpu_devices = 1, const MeshConfig& config = {});
   pjrt::Client& client() const { return *client_; }
   const Mesh& mesh() const { return mesh_; }
+  const AxisRules& rules() const { return rules_; }
   /// Positions in mesh order of the devices of this process: shard k of an Array lies on device local()[k].
   const std::vector<int64_t>& local() const { return local_; }
   Platform platform() const;
@@ -69,6 +72,7 @@ class Devices {
  private:
   std::shared_ptr<pjrt::Client> client_;
   Mesh mesh_;
+  AxisRules rules_;
   std::vector<int64_t> local_;
 };
 

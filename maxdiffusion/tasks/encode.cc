@@ -5,11 +5,11 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/tasks/autoencoder.h"
+#include "maxdiffusion/tasks/tiles.h"
 
 namespace md {
 
@@ -31,21 +31,65 @@ void set_rows(HostArray& whole, int64_t from, const HostArray& part) {
   std::memcpy(whole.mutable_data() + static_cast<size_t>(from) * row, part.data(), static_cast<size_t>(n) * row);
 }
 
-TextConditioning text_conditioning(const ModelFolder& m, const Scope& encoder, Tensor ids, const Scope* encoder_2,
-                                   Tensor ids_2) {
-  ClipTextOutput first = clip_text(encoder, m.text_encoder, ids);
-  if (!encoder_2) return {cast(first.last_hidden_state, DType::f32), {}};
-  ClipTextOutput second = clip_text(*encoder_2, *m.text_encoder_2, ids_2);
-  auto before_last = [](const ClipTextOutput& o) { return o.hidden_states[o.hidden_states.size() - 2]; };
-  return {cast(concatenate({before_last(first), before_last(second)}, -1), DType::f32),
-          cast(second.text_embeds, DType::f32)};
+namespace {
+
+/// The axes between the first and the last of [N, A…, B…] in the order [N, B…, A…]: `a` elements of A, `b` of B.
+HostArray swapped(const HostArray& in, Dims dims, int64_t a, int64_t b) {
+  HostArray out(Shape{DType::f32, std::move(dims)});
+  auto from = in.view<float>();
+  auto to = out.mutable_view<float>();
+  for (int64_t n = 0; n < in.dims()[0]; ++n)
+    for (int64_t i = 0; i < a; ++i)
+      for (int64_t k = 0; k < b; ++k)
+        to[static_cast<size_t>((n * b + k) * a + i)] = from[static_cast<size_t>((n * a + i) * b + k)];
+  return out;
 }
 
-TextEncoder::TextEncoder(const Devices& devices, const ModelFolder& m, int64_t batch, bool fresh, uint64_t seed,
-                         const CompileConfig& compile_config)
-    : devices_(devices), model_(m), batch_(batch), length_(m.text_encoder.max_position_embeddings) {
-  AxisRules rules = AxisRules::unet();
-  Graph g(devices.graph_options(&rules));
+}  // namespace
+
+HostArray nchw_to_nhwc(const HostArray& x) {
+  const Dims& d = x.dims();
+  return swapped(x, {d[0], d[2], d[3], d[1]}, d[1], d[2] * d[3]);
+}
+
+HostArray nhwc_to_nchw(const HostArray& x) {
+  const Dims& d = x.dims();
+  return swapped(x, {d[0], d[3], d[1], d[2]}, d[1] * d[2], d[3]);
+}
+
+TextConditioning text_conditioning(const ModelFolder& m, const Scope& encoder, Tensor ids, const Scope* encoder_2,
+                                   Tensor ids_2, int64_t clip_skip) {
+  ClipTextOutput first = clip_text(encoder, m.text_encoder, ids, encoder_2 ? 0 : clip_skip);
+  TextConditioning c;
+  if (!encoder_2) {
+    c.prompt_embeds = cast(first.last_hidden_state, DType::f32);
+    if (clip_skip > 0) c.skipped = cast(first.skipped, DType::f32);
+    return c;
+  }
+  ClipTextOutput second = clip_text(*encoder_2, *m.text_encoder_2, ids_2);
+  auto both = [&](int64_t skip) {
+    auto before_last = [skip](const ClipTextOutput& o) {
+      const int64_t layers = static_cast<int64_t>(o.hidden_states.size()) - 1;
+      check(skip >= 0 && skip < layers, Code::invalid_config,
+            "clip_skip is {}; expected 0 to {}, one less than the layers of the text encoder", skip, layers - 1);
+      return o.hidden_states[static_cast<size_t>(layers - 1 - skip)];
+    };
+    return cast(concatenate({before_last(first), before_last(second)}, -1), DType::f32);
+  };
+  c.prompt_embeds = both(0);
+  if (clip_skip > 0) c.skipped = both(clip_skip);
+  c.text_embeds = cast(second.text_embeds, DType::f32);
+  return c;
+}
+
+TextEncoder::TextEncoder(const Devices& devices, const ModelFolder& m, int64_t batch, const WeightsOf& weights,
+                         const CompileConfig& compile_config, int64_t clip_skip)
+    : devices_(devices),
+      model_(m),
+      batch_(batch),
+      length_(m.text_encoder.max_position_embeddings),
+      clip_skip_(clip_skip) {
+  Graph g(devices.graph_options(&devices.rules()));
   ParamTable params;
   Scope first(g, params, "text_encoder", {.trainable = false});
   const LogicalAxes axes = {axis::kData, ""};
@@ -55,12 +99,13 @@ TextEncoder::TextEncoder(const Devices& devices, const ModelFolder& m, int64_t b
     second.emplace(g, params, "text_encoder_2", ScopeOptions{.trainable = false});
     ids_2 = g.input("ids_2", {DType::s32, {batch, length_}}, axes);
   }
-  TextConditioning c = text_conditioning(m, first, ids, second ? &*second : nullptr, ids_2);
+  TextConditioning c = text_conditioning(m, first, ids, second ? &*second : nullptr, ids_2, clip_skip);
   g.output("prompt_embeds", c.prompt_embeds);
+  if (clip_skip > 0) g.output("skipped", c.skipped);
   if (second) g.output("text_embeds", c.text_embeds);
   program_ = std::make_unique<Program>(compile(devices, g, compile_config, "text_encoder"));
   for (const char* component : {"text_encoder", "text_encoder_2"}) {
-    auto values = m.values(params, component, fresh, seed);
+    auto values = weights(params, component);
     if (values.empty()) continue;
     place(devices, *program_, values, arrays_);
     weights_[component] = published(params, component, values);
@@ -82,7 +127,7 @@ HostArray TextEncoder::ids(const ClipTokenizer& tokenizer, const std::vector<std
   return out;
 }
 
-TextEmbeddings TextEncoder::encode(const std::vector<std::string>& captions) {
+TextEmbeddings TextEncoder::encode(const std::vector<std::string>& captions, bool whole) {
   TextEmbeddings out;
   const int64_t n = static_cast<int64_t>(captions.size());
   auto keep = [n](HostArray& whole, int64_t from, const HostArray& part) {
@@ -99,7 +144,7 @@ TextEmbeddings TextEncoder::encode(const std::vector<std::string>& captions) {
     ArrayMap feed;
     place(devices_, *program_, in, feed);
     ArrayMap result = program_->run(feed, arrays_);
-    keep(out.prompt_embeds, from, devices_.get(result.at("prompt_embeds")));
+    keep(out.prompt_embeds, from, devices_.get(result.at(clip_skip_ > 0 && !whole ? "skipped" : "prompt_embeds")));
     if (result.contains("text_embeds")) keep(out.text_embeds, from, devices_.get(result.at("text_embeds")));
   }
   return out;
@@ -115,8 +160,7 @@ HostArray PictureCoder::run(Half& half, const HostArray& input, const char* name
   const int64_t n = shape.dims[0];
   shape.dims[0] = batch_;
   if (!half.program || half.input != shape) {
-    AxisRules rules = AxisRules::unet();
-    Graph g(devices_.graph_options(&rules));
+    Graph g(devices_.graph_options(&devices_.rules()));
     ParamTable params;
     Scope s(g, params, "vae", {.trainable = false});
     g.output("out", build(s, vae_, g.input("in", shape, {axis::kData, "", "", ""})));
@@ -146,7 +190,10 @@ HostArray PictureCoder::encode(const HostArray& pixels) {
   });
 }
 
-HostArray PictureCoder::decode(const HostArray& latents) {
+HostArray PictureCoder::decode(const HostArray& latents, bool tiled) {
+  const int64_t tile = vae_.sample_size / vae_.downscale();
+  if (tiled && tile > 0 && std::max(latents.dims()[1], latents.dims()[2]) > tile)
+    return decode_in_tiles(latents, tile, vae_.downscale(), [this](const HostArray& part) { return decode(part); });
   return run(decoder_, latents, "vae_decoder",
              [](const Scope& s, const VaeConfig& vae, Tensor z) { return cast(vae_decode(s, vae, z), DType::f32); });
 }

@@ -12,12 +12,14 @@ namespace md {
 
 struct TextConditioning {
   Tensor prompt_embeds;  // [B, L, D] f32
+  Tensor skipped;        // the same with clip_skip; absent without
   Tensor text_embeds;    // [B, P] f32, SDXL only
 };
 /// SDXL: the hidden states before the last layer of both encoders, side by side, and the projected end token of the
-/// second. One encoder: its last hidden state after the final norm. ids: [B, L] s32.
+/// second. One encoder: its last hidden state after the final norm. `skipped`: clip_skip layers earlier in each, as in
+/// diffusers. ids: [B, L] s32. Throws invalid_config where there are not so many layers.
 TextConditioning text_conditioning(const ModelFolder& m, const Scope& encoder, Tensor ids, const Scope* encoder_2,
-                                   Tensor ids_2);
+                                   Tensor ids_2, int64_t clip_skip = 0);
 
 struct TextEmbeddings {
   HostArray prompt_embeds;  // f32 [N, L, D]
@@ -27,11 +29,12 @@ struct TextEmbeddings {
 /// Text encoders with their weights on the devices, compiled for `batch` captions at a time.
 class TextEncoder {
  public:
-  /// `fresh`: random encoders from the seed. `weights`: values kept for checkpoints, by component, filled.
-  TextEncoder(const Devices& devices, const ModelFolder& m, int64_t batch, bool fresh, uint64_t seed,
-              const CompileConfig& compile);
-  /// A caption longer than the encoder's positions is cut, with a named warning.
-  TextEmbeddings encode(const std::vector<std::string>& captions);
+  /// `clip_skip`: layers left out before the one that is read; see text_conditioning.
+  TextEncoder(const Devices& devices, const ModelFolder& m, int64_t batch, const WeightsOf& weights,
+              const CompileConfig& compile, int64_t clip_skip = 0);
+  /// A caption longer than the encoder's positions is cut, with a named warning. `whole`: no layer is left out,
+  /// whatever clip_skip says.
+  TextEmbeddings encode(const std::vector<std::string>& captions, bool whole = false);
   /// Published name → array, by component: for checkpoints.
   const std::map<std::string, std::map<std::string, HostArray>>& weights() const { return weights_; }
 
@@ -39,7 +42,7 @@ class TextEncoder {
   HostArray ids(const ClipTokenizer& tokenizer, const std::vector<std::string>& captions, size_t from) const;
   const Devices& devices_;
   const ModelFolder& model_;
-  int64_t batch_, length_;
+  int64_t batch_, length_, clip_skip_;
   std::unique_ptr<Program> program_;
   ArrayMap arrays_;
   std::map<std::string, std::map<std::string, HostArray>> weights_;
@@ -53,8 +56,9 @@ class PictureCoder {
                const CompileConfig& compile);
   /// u8 [N, H, W, 3] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
   HostArray encode(const HostArray& pixels);
-  /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error.
-  HostArray decode(const HostArray& latents);
+  /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error. `tiled`: latents larger than those of the
+  /// autoencoder's sample_size in tiles.
+  HostArray decode(const HostArray& latents, bool tiled = false);
 
  private:
   struct Half {
@@ -77,6 +81,9 @@ ParamTable vae_params(const ModelFolder& m, DType weights);
 
 /// Copies rows [from, from + count) of an array; past the end the last row repeats.
 HostArray rows(const HostArray& a, int64_t from, int64_t count);
+/// [N, C, H, W] and [N, H, W, C] of f32.
+HostArray nchw_to_nhwc(const HostArray& a);
+HostArray nhwc_to_nchw(const HostArray& a);
 /// Writes rows of `part` into `whole` from row `from`; rows past the end are dropped.
 void set_rows(HostArray& whole, int64_t from, const HostArray& part);
 

@@ -48,7 +48,7 @@ Tensor LatentDiffusion::loss(const Scope& s, const Feed& feed, Rng rng) const {
   UNetInputs in{.sample = add_noise(noise, x0, eps, t), .timestep = t, .encoder_hidden_states = prompt};
   if (micro) {
     in.text_embeds = pooled;
-    in.time_ids = micro_conditioning(s.graph(), b, resolution, resolution, 0, 0, resolution, resolution);
+    in.time_ids = micro_conditioning(s.graph(), b, {resolution, resolution}, {0, 0}, {resolution, resolution});
   }
   Tensor error = square(training_target(noise, x0, eps, t) - unet2d(s, unet, in));
   Tensor per_sample = mean(error, {1, 2, 3});
@@ -56,12 +56,13 @@ Tensor LatentDiffusion::loss(const Scope& s, const Feed& feed, Rng rng) const {
   return mean(per_sample);
 }
 
-Tensor micro_conditioning(Graph& g, int64_t batch, double original_height, double original_width, double top,
-                          double left, double target_height, double target_width) {
+Tensor micro_conditioning(Graph& g, int64_t batch, std::array<int64_t, 2> original_size,
+                          std::array<int64_t, 2> crop_top_left, std::array<int64_t, 2> target_size) {
   HostArray row(Shape{DType::f32, {1, 6}});
   auto v = row.mutable_view<float>();
-  const double values[] = {original_height, original_width, top, left, target_height, target_width};
-  for (size_t i = 0; i < 6; ++i) v[i] = static_cast<float>(values[i]);
+  size_t i = 0;
+  for (const auto& values : {original_size, crop_top_left, target_size})
+    for (int64_t value : values) v[i++] = static_cast<float>(value);
   return broadcast_to(constant(g, row), {batch, 6});
 }
 

@@ -2,6 +2,8 @@
 // Source: Ho et al. 2020 (DDPM); Rombach et al. 2022; Podell et al. 2023 (micro-conditioning).
 #pragma once
 
+#include <array>
+
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 #include "maxdiffusion/tasks/task.h"
@@ -12,7 +14,7 @@ struct LatentDiffusion : Task {
   UNetConfig unet;
   NoiseSchedule noise;
   int64_t batch_size = 1, latent_height = 8, latent_width = 8, text_length = 77;
-  double resolution = 64;  // told to SDXL's micro-conditioning: original = target = resolution, no crop
+  int64_t resolution = 64;  // told to SDXL's micro-conditioning: original = target = resolution, no crop
   double snr_gamma = -1, caption_dropout = 0;
 
   std::string model() const override { return "unet"; }
@@ -23,7 +25,7 @@ struct LatentDiffusion : Task {
 };
 
 /// SDXL's time_ids [B, 6] f32: original size, crop, target size, in pixels (Podell et al. 2023, section 2.2).
-Tensor micro_conditioning(Graph& g, int64_t batch, double original_height, double original_width, double top,
-                          double left, double target_height, double target_width);
+Tensor micro_conditioning(Graph& g, int64_t batch, std::array<int64_t, 2> original_size,
+                          std::array<int64_t, 2> crop_top_left, std::array<int64_t, 2> target_size);
 
 }  // namespace md

@@ -1,13 +1,14 @@
 #include "maxdiffusion/tasks/model_folder.h"
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/weights.h"
+#include "maxdiffusion/models/controlnet.h"
 
 namespace md {
 namespace {
@@ -33,14 +34,32 @@ Config parse_config(const std::string& path, const std::string& text) {
   }
 }
 
+/// Matches what `weights` holds with the component's parameters now, reads when called.
+std::function<std::map<std::string, HostArray>()> reader(const ParamTable& params, const std::string& component,
+                                                         const std::string& weights) {
+  std::vector<const Param*> own;
+  for (const Param& p : params.params())
+    if (p.model == component) own.push_back(&p);
+  if (own.empty()) return [] { return std::map<std::string, HostArray>(); };  // text_encoder_2 of a model with one
+  std::vector<WantedWeight> wanted;
+  for (const Param* p : own) wanted.push_back({p->path, p->shape});
+  return [own, read = open_weights(weights, wanted)] {
+    std::map<std::string, HostArray> out, found = read();
+    for (const Param* p : own) out[p->input] = found.at(p->path);
+    return out;
+  };
+}
+
 }  // namespace
 
-ModelFolder ModelFolder::open(const std::string& path, const std::string& bpe_file) {
-  check(!path.empty(), Code::invalid_config, "pretrained_model_name_or_path is empty; it names a model folder");
-  if (!std::filesystem::is_directory(path)) {
-    Error e(Code::io, fmt::format("model folder '{}' does not exist", path));
-    throw e.note("try: a local folder in diffusers' layout (model_index.json, unet/, vae/, …)");
-  }
+template <>
+ControlNetConfig read_config(const std::string& path) {
+  return parse_config<ControlNetConfig>(path, read_file(path));
+}
+
+ModelFolder ModelFolder::open(const std::string& name, const std::string& bpe_file, const std::string& revision) {
+  check(!name.empty(), Code::invalid_config, "pretrained_model_name_or_path is empty; it names a model folder");
+  const std::string path = local_folder(name, revision);
   ModelFolder m;
   m.path = path;
   auto read = [&](const std::string& file) { return m.files[file] = read_file(path + "/" + file); };
@@ -55,14 +74,15 @@ ModelFolder ModelFolder::open(const std::string& path, const std::string& bpe_fi
         parse_config<ClipTextConfig>(path + "/text_encoder_2/config.json", read("text_encoder_2/config.json"));
   auto tokenizer = [&](const std::string& name) {
     std::string folder = path + "/" + name;
-    if (exists(folder + "/vocab.json")) return std::make_shared<ClipTokenizer>(ClipTokenizer::from_folder(folder));
+    if (exists(folder + "/vocab.json") || exists(folder + "/tokenizer.json"))
+      return std::make_shared<ClipTokenizer>(ClipTokenizer::from_folder(folder));
     return std::make_shared<ClipTokenizer>(
         ClipTokenizer::from_bpe(bpe_file.empty() ? MD_DEPS_DIR "/open_clip/bpe_simple_vocab_16e6.txt.gz" : bpe_file));
   };
   m.tokenizer = tokenizer("tokenizer");
   if (two) {
     m.tokenizer_2 = tokenizer("tokenizer_2");
-    if (!exists(path + "/tokenizer_2/vocab.json")) m.tokenizer_2->set_pad_id(0);  // "!", as OpenCLIP pads
+    if (!exists(path + "/tokenizer_2")) m.tokenizer_2->set_pad_id(0);  // "!", as OpenCLIP pads
   }
   return m;
 }
@@ -79,22 +99,19 @@ std::map<std::string, HostArray> ModelFolder::values(const ParamTable& params, c
   return open_values(params, component, fresh, seed)();
 }
 
+std::map<std::string, HostArray> ModelFolder::values_at(const ParamTable& params, const std::string& component,
+                                                        const std::string& weights) {
+  return reader(params, component, weights)();
+}
+
 std::function<std::map<std::string, HostArray>()> ModelFolder::open_values(const ParamTable& params,
                                                                            const std::string& component, bool fresh,
                                                                            uint64_t seed) const {
-  std::vector<const Param*> own;
-  for (const Param& p : params.params())
-    if (p.model == component) own.push_back(&p);
-  std::function<std::map<std::string, HostArray>()> read;
-  if (!fresh) {
-    std::vector<WantedWeight> wanted;
-    for (const Param* p : own) wanted.push_back({p->path, p->shape});
-    read = open_weights(path + "/" + component, wanted);
-  }
-  return [own, read, seed] {
-    std::map<std::string, HostArray> out, found;
-    if (read) found = read();
-    for (const Param* p : own) out[p->input] = read ? found.at(p->path) : initial_value(*p, seed);
+  if (!fresh) return reader(params, component, path + "/" + component);
+  return [&params, component, seed] {
+    std::map<std::string, HostArray> out;
+    for (const Param& p : params.params())
+      if (p.model == component) out[p.input] = initial_value(p, seed);
     return out;
   };
 }

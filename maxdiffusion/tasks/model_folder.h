@@ -19,11 +19,16 @@
 
 namespace md {
 
+/// Config::from_json of a file. Throws io where it cannot be read, invalid_config naming it where it is not understood.
+template <class Config>
+Config read_config(const std::string& path);
+
 class ModelFolder {
  public:
-  /// Throws io when the folder or a config.json is missing, invalid_config when one does not describe a known model.
+  /// `name`, `revision`: as local_folder takes them. Throws io when the folder or a config.json is missing,
+  /// invalid_config when one does not describe a known model.
   /// `bpe_file`: merges list for folders without tokenizer files; empty: the installed one.
-  static ModelFolder open(const std::string& path, const std::string& bpe_file);
+  static ModelFolder open(const std::string& name, const std::string& bpe_file, const std::string& revision = "");
 
   std::string path;
   UNetConfig unet;
@@ -42,10 +47,16 @@ class ModelFolder {
   /// missing, unused or misshapen tensor.
   std::map<std::string, HostArray> values(const ParamTable& params, const std::string& component, bool fresh,
                                           uint64_t seed) const;
+  /// The same from a file or folder of weights that is not the component's own.
+  static std::map<std::string, HostArray> values_at(const ParamTable& params, const std::string& component,
+                                                    const std::string& weights);
   /// The same in two: throws now, draws or reads when the result is called. The table must live until then.
   std::function<std::map<std::string, HostArray>()> open_values(const ParamTable& params, const std::string& component,
                                                                 bool fresh, uint64_t seed) const;
 };
+
+/// What answers the parameters of a component with values, by input name: a folder, or a folder with LoRAs merged.
+using WeightsOf = std::function<std::map<std::string, HostArray>(const ParamTable&, const std::string& component)>;
 
 /// Parameters under their published names: a stacked parameter becomes one array per layer.
 std::map<std::string, HostArray> published(const ParamTable& params, const std::string& component,

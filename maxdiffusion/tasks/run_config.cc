@@ -1,8 +1,11 @@
 #include "maxdiffusion/tasks/run_config.h"
 
 #include <cmath>
+#include <cstdlib>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/mesh/logical_axes.h"
 
 namespace md {
 
@@ -15,6 +18,8 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   KeyList keys;
   keys.add(c);
   keys.assign(source);
+  c.reference.judge();
+  if (const char* job = std::getenv("JOBSET_NAME"); job && c.run.run_name.empty()) c.run.run_name = job;
   check(c.model.precision == "DEFAULT" || c.model.precision == "HIGH" || c.model.precision == "HIGHEST",
         Code::invalid_config, "precision '{}' is not one of: DEFAULT, HIGH, HIGHEST", c.model.precision);
   check(c.data.caption_dropout >= 0 && c.data.caption_dropout < 1, Code::invalid_config,
@@ -36,6 +41,45 @@ std::string RunConfig::folder() const {
   check(!run.run_name.empty(), Code::invalid_config, "run_name is empty; give run_name=NAME");
   check(!run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
   return run.output_dir + "/" + run.run_name;
+}
+
+namespace {
+
+AxisRules axis_rules(const RunConfig& c) {
+  auto given = [](const JsonText& t) { return !t.text.empty() && t.text != "null" && t.text != "[]"; };
+  AxisRules rules = given(c.run.logical_axis_rules) ? AxisRules::parse(c.run.logical_axis_rules.text, c.mesh.mesh_axes)
+                                                    : AxisRules::unet();
+  if (!given(c.run.data_sharding)) return rules;
+  // One list of axes, which is dim 0's of every batch; the built-in rules take fewer where not all divide.
+  const std::string& text = c.run.data_sharding.text;
+  const AxisRules batch =
+      AxisRules::parse(fmt::format("[['{}', {}]]", axis::kData, text.substr(1, text.size() - 2)), c.mesh.mesh_axes);
+  std::vector<AxisRule> all = rules.rules();
+  if (batch.rules()[0].mesh != c.mesh.mesh_axes) all.insert(all.begin(), batch.rules()[0]);
+  return AxisRules(all);
+}
+
+}  // namespace
+
+Devices open_devices(const RunConfig& c) {
+  pjrt::Options options;
+  if (c.run.hardware == "cpu") options["cpu_device_count"] = c.run.cpu_device_count;
+  auto client = pjrt::Client::open(c.run.hardware, options, c.run.plugin);
+  Devices devices(client, Mesh::make(c.mesh, topology(*client)), axis_rules(c));
+  log_info("Found {} devices: {}", devices.mesh().devices(), devices.mesh().describe());
+  return devices;
+}
+
+ScopeOptions scope_options(const ModelKeys& m) {
+  return {.weights = parse_dtype(m.weights_dtype),
+          .activations = parse_dtype(m.activations_dtype),
+          .precision = m.precision == "HIGHEST" ? Precision::highest
+                       : m.precision == "HIGH"  ? Precision::high
+                                                : Precision::default_,
+          .attention = m.attention,
+          .flash_min_seq_length = m.flash_min_seq_length,
+          .remat = m.remat_policy,
+          .scan_layers = m.scan_layers};
 }
 
 int64_t global_batch(double per_device, int64_t devices, const char* key) {

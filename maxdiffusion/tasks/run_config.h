@@ -3,14 +3,17 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/mesh/mesh.h"
 #include "maxdiffusion/metrics/recorder.h"
+#include "maxdiffusion/nn/scope.h"
 #include "maxdiffusion/optim/optimizer.h"
 #include "maxdiffusion/runtime/runtime.h"
+#include "maxdiffusion/tasks/reference_keys.h"
 
 namespace md {
 
@@ -19,6 +22,7 @@ struct RunKeys {
   int64_t seed = 0, cpu_device_count = 1;
   int64_t checkpoint_every = -1, checkpoints_to_keep = 3;
   bool save_final_checkpoint = true;
+  JsonText logical_axis_rules, data_sharding;
   template <class V>
   void visit(V&& v) {
     v("run_name", run_name, "names the run's folder under output_dir");
@@ -30,16 +34,29 @@ struct RunKeys {
     v("checkpoint_every", checkpoint_every, "steps between checkpoints; -1: only at the end");
     v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all");
     v("save_final_checkpoint", save_final_checkpoint, "write a checkpoint after the last step");
+    v("logical_axis_rules", logical_axis_rules,
+      "logical names → mesh axes, as [['embed', 'fsdp'], …]; empty: built in");
+    v("data_sharding", data_sharding,
+      "mesh axes over which batches are split, as [['data', 'fsdp']]; empty: all that divide");
   }
 };
 
 struct ModelKeys {
   std::string pretrained_model_name_or_path, weights_dtype = "float32", activations_dtype = "bfloat16";
   std::string precision = "DEFAULT", attention = "dot_product", remat_policy = "NONE", prediction_type, clip_bpe_file;
+  std::string revision, unet_checkpoint, lightning_repo, lightning_ckpt;
   bool scan_layers = false, train_new_unet = false, train_new_vae = false, random_text_encoder = false;
+  int64_t norm_num_groups = 32, flash_min_seq_length = 256;
   template <class V>
   void visit(V&& v) {
-    v("pretrained_model_name_or_path", pretrained_model_name_or_path, "model folder in diffusers' layout");
+    v("pretrained_model_name_or_path", pretrained_model_name_or_path,
+      "model folder in diffusers' layout, or the name of one that the Hugging Face cache holds");
+    v("revision", revision, "of a name in the Hugging Face cache; empty: main");
+    v("unet_checkpoint", unet_checkpoint, "folder with unet/, or the UNet's own, whose weights replace the model's");
+    v("lightning_repo", lightning_repo, "folder or cached name that holds lightning_ckpt; empty: off");
+    v("lightning_ckpt", lightning_ckpt, "file of a whole UNet whose weights replace the model's");
+    v("norm_num_groups", norm_num_groups, "must be what the UNet's config.json says");
+    v("flash_min_seq_length", flash_min_seq_length, "below this length flash attention falls back to dot_product");
     v("weights_dtype", weights_dtype, "dtype parameters are stored in");
     v("activations_dtype", activations_dtype, "compute dtype given to layers");
     v("precision", precision, "matrix product precision: DEFAULT, HIGH, HIGHEST");
@@ -101,21 +118,52 @@ struct LossKeys {
 };
 
 struct SampleKeys {
-  std::vector<std::string> prompt;
-  std::string negative_prompt;
-  double guidance_scale = 7.5;
-  int64_t num_inference_steps = 30, num_images_per_prompt = 1, sample_seed = 0, sample_every = -1;
+  std::vector<std::string> prompt, negative_prompt;
+  bool do_classifier_free_guidance = true;
+  double guidance_scale = 7.5, guidance_rescale = 0;
+  int64_t num_inference_steps = 30, sample_every = -1, clip_skip = 0;
+  std::optional<int64_t> num_images_per_prompt, sample_seed, height, width;
+  std::vector<int64_t> original_size, crops_coords_top_left = {0, 0}, target_size;
+  std::string latents, output_type = "png";
+  bool vae_slicing = false, vae_tiling = false;
   std::map<std::string, std::string> diffusion_scheduler_config;
   template <class V>
   void visit(V&& v) {
     v("prompt", prompt, "what to draw: one text or a list");
-    v("negative_prompt", negative_prompt, "what guidance steers away from");
-    v("guidance_scale", guidance_scale, "classifier-free guidance; 1: off");
+    v("negative_prompt", negative_prompt, "what guidance steers away from: one text, or one for each prompt");
+    v("do_classifier_free_guidance", do_classifier_free_guidance, "false: guidance_scale is not used");
+    v("guidance_scale", guidance_scale, "classifier-free guidance; <= 1: off");
+    v("guidance_rescale", guidance_rescale, "part of the prediction's deviation restored after guidance; <= 0: off");
     v("num_inference_steps", num_inference_steps, "denoising steps");
-    v("num_images_per_prompt", num_images_per_prompt, "pictures per prompt");
-    v("sample_seed", sample_seed, "seed of the initial noise");
+    v("num_images_per_prompt", num_images_per_prompt, "null: the global batch for one prompt, 1 for several");
+    v("sample_seed", sample_seed, "seed of the initial noise; null: seed");
     v("sample_every", sample_every, "steps between sample grids while training; -1: only at the end");
+    v("height", height, "of the pictures, pixels; null: resolution");
+    v("width", width, "of the pictures, pixels; null: resolution");
+    v("original_size", original_size, "SDXL is told: height and width before cropping; empty: those of the picture");
+    v("crops_coords_top_left", crops_coords_top_left, "SDXL is told: top and left of the crop");
+    v("target_size", target_size, "SDXL is told: height and width wanted; empty: those of the picture");
+    v("clip_skip", clip_skip, "layers of the text encoders left out at the end, for the prompt as in diffusers");
+    v("latents", latents, "safetensors file whose tensor `latents` (standard normal, NCHW) is the initial noise");
+    v("output_type", output_type, "png, np (images.safetensors) or latent (latents.safetensors)");
+    v("vae_slicing", vae_slicing, "decode picture by picture");
+    v("vae_tiling", vae_tiling, "decode pictures larger than the autoencoder's own in tiles that overlap");
     v("diffusion_scheduler_config", diffusion_scheduler_config, "sampler: overrides members of scheduler_config.json");
+  }
+};
+
+struct ControlKeys {
+  std::string controlnet_model_name_or_path, controlnet_image, controlnet_preprocessor;
+  double controlnet_conditioning_scale = 1, control_guidance_start = 0, control_guidance_end = 1;
+  template <class V>
+  void visit(V&& v) {
+    v("controlnet_model_name_or_path", controlnet_model_name_or_path,
+      "ControlNet's folder; generate uses it where it is one, generate_controlnet also finds cached names");
+    v("controlnet_image", controlnet_image, "picture that the ControlNet sees");
+    v("controlnet_preprocessor", controlnet_preprocessor, "canny: its edges are shown instead; empty: as it is");
+    v("controlnet_conditioning_scale", controlnet_conditioning_scale, "weight of what the ControlNet adds");
+    v("control_guidance_start", control_guidance_start, "part of the steps before the ControlNet acts");
+    v("control_guidance_end", control_guidance_end, "part of the steps after which it does not act any more");
   }
 };
 
@@ -127,9 +175,11 @@ struct RunConfig {
   VaeTrainKeys vae;
   LossKeys loss;
   SampleKeys sample;
+  ControlKeys control;
   MeshConfig mesh;
   MetricsConfig metrics;
   CompileConfig compile;
+  ReferenceKeys reference;
 
   /// Throws invalid_config, naming file, line and key.
   static RunConfig load(const std::string& file, const std::vector<std::string>& overrides);
@@ -141,10 +191,14 @@ struct RunConfig {
   template <class V>
   void visit(V&& v) {
     run.visit(v), model.visit(v), data.visit(v), optim.visit(v), vae.visit(v), loss.visit(v), sample.visit(v);
-    mesh.visit(v), metrics.visit(v), compile.visit(v);
+    control.visit(v), mesh.visit(v), metrics.visit(v), compile.visit(v), reference.visit(v);
   }
 };
 
+/// The devices of `hardware` as the mesh keys arrange them. Throws as pjrt::Client::open and Mesh::make do.
+Devices open_devices(const RunConfig& config);
+/// What the model keys say to layers.
+ScopeOptions scope_options(const ModelKeys& keys);
 /// Batch over all devices. Throws invalid_config when per_device × devices is not a whole positive number.
 int64_t global_batch(double per_device, int64_t devices, const char* key = "per_device_batch_size");
 

@@ -7,7 +7,6 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
-#include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/tasks/model_folder.h"
 
 namespace md {
@@ -99,8 +98,7 @@ Values model_values(const ParamTable& params, const Values& state) {
 
 Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dataset> data, const LoopOptions& o,
                    const LoopCallbacks& callbacks) {
-  AxisRules rules = AxisRules::unet();
-  StepGraph step = trace_step(task, devices.graph_options(&rules), o.scope, o.optim, o.ema_decay);
+  StepGraph step = trace_step(task, devices.graph_options(&devices.rules()), o.scope, o.optim, o.ema_decay);
   const double device_flops = step.flops / static_cast<double>(devices.mesh().devices());
   log_info("{}: {} parameters in {} arrays, {:.4f} TFLOP per step and device, mesh {}", o.title, step.params.count(),
            step.params.params().size(), device_flops / 1e12, devices.mesh().describe());

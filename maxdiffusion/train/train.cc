@@ -20,19 +20,6 @@ namespace {
 
 using nlohmann::json;
 
-Precision precision(const std::string& name) {
-  return name == "HIGHEST" ? Precision::highest : name == "HIGH" ? Precision::high : Precision::default_;
-}
-
-ScopeOptions scope_options(const ModelKeys& m) {
-  return {.weights = parse_dtype(m.weights_dtype),
-          .activations = parse_dtype(m.activations_dtype),
-          .precision = precision(m.precision),
-          .attention = m.attention,
-          .remat = m.remat_policy,
-          .scan_layers = m.scan_layers};
-}
-
 /// The folder of pictures to train on; makes the emoji on first use.
 std::string pictures_folder(const DataKeys& d) {
   if (d.dataset_name.empty()) {
@@ -216,12 +203,9 @@ HostArray scaled(const HostArray& moments, const VaeConfig& vae) {
 
 void train(const RunConfig& c, const OnSample& on_sample) {
   const std::string run = c.folder();
-  pjrt::Options client_options;
-  if (c.run.hardware == "cpu") client_options["cpu_device_count"] = c.run.cpu_device_count;
-  auto client = pjrt::Client::open(c.run.hardware, client_options, c.run.plugin);
-  Devices devices(client, Mesh::make(c.mesh, topology(*client)));
-  log_info("Found {} devices: {}", devices.mesh().devices(), devices.mesh().describe());
-  ModelFolder folder = ModelFolder::open(c.model.pretrained_model_name_or_path, c.model.clip_bpe_file);
+  const Devices devices = open_devices(c);
+  ModelFolder folder =
+      ModelFolder::open(c.model.pretrained_model_name_or_path, c.model.clip_bpe_file, c.model.revision);
   NoiseSchedule noise = NoiseSchedule::from_json(json::parse(folder.scheduler_config()));
   if (!c.model.prediction_type.empty()) noise.prediction_type = c.model.prediction_type;
   const uint64_t seed = static_cast<uint64_t>(c.run.seed);
@@ -249,7 +233,10 @@ void train(const RunConfig& c, const OnSample& on_sample) {
 
   // What the UNet is trained on: moments of latents and text embeddings, computed once.
   const bool random_text = c.model.random_text_encoder;
-  TextEncoder text(devices, folder, coder_batch, random_text, seed, c.compile);
+  TextEncoder text(
+      devices, folder, coder_batch,
+      [&](const ParamTable& p, const std::string& component) { return folder.values(p, component, random_text, seed); },
+      c.compile);
   const std::string cache_folder =
       (c.data.dataset_save_location.empty() ? run : c.data.dataset_save_location) + "/cache";
   std::map<std::string, HostArray> samples_on_host =
@@ -273,7 +260,7 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   task.latent_height = moments.dims()[1];
   task.latent_width = moments.dims()[2];
   task.text_length = samples_on_host.at("prompt_embeds").dims()[1];
-  task.resolution = static_cast<double>(c.data.resolution);
+  task.resolution = c.data.resolution;
   task.snr_gamma = c.loss.snr_gamma;
   task.caption_dropout = c.data.caption_dropout;
 

@@ -6,7 +6,7 @@
 
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/models/clip_text.h"
-#include "maxdiffusion/models/unet2d.h"
+#include "maxdiffusion/models/controlnet.h"
 #include "maxdiffusion/models/vae.h"
 #include "tests/golden/model_case.h"
 
@@ -27,6 +27,19 @@ NamedTensors run_unet(const Scope& s, const nlohmann::json& config, NamedTensors
   for (int i = 0; in.contains(fmt::format("down_residual.{}", i)); ++i)
     inputs.down_residuals.push_back(in[fmt::format("down_residual.{}", i)]);
   return {{"sample", unet2d(s, UNetConfig::from_json(config), inputs)}};
+}
+
+NamedTensors run_controlnet(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  const ControlResiduals r = controlnet(s, ControlNetConfig::from_json(json),
+                                        {.sample = in.at("sample"),
+                                         .timestep = in.at("timestep"),
+                                         .encoder_hidden_states = in.at("encoder_hidden_states"),
+                                         .text_embeds = in["text_embeds"],
+                                         .time_ids = in["time_ids"]},
+                                        in.at("picture"));
+  NamedTensors out = {{"mid", r.mid}};
+  for (size_t i = 0; i < r.down.size(); ++i) out[fmt::format("down.{}", i)] = r.down[i];
+  return out;
 }
 
 NamedTensors run_vae(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
@@ -78,7 +91,8 @@ TEST_P(Bf16, ActivationsGiveOutputsAndGradientsNearTheReference) {
 INSTANTIATE_TEST_SUITE_P(Goldens, Model,
                          testing::Values(Named{"unet_sdxl", run_unet}, Named{"unet_sd15", run_unet},
                                          Named{"unet_mixed", run_unet}, Named{"unet_plain", run_unet},
-                                         Named{"unet_no_mid", run_unet}, Named{"vae_sd", run_vae},
+                                         Named{"unet_no_mid", run_unet}, Named{"controlnet_sdxl", run_controlnet},
+                                         Named{"controlnet_sd15", run_controlnet}, Named{"vae_sd", run_vae},
                                          Named{"vae_no_quant", run_vae}, Named{"vae_no_attention", run_vae},
                                          Named{"clip_legacy", run_clip}, Named{"clip_projection", run_clip}),
                          [](const auto& info) { return info.param.name; });

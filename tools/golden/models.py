@@ -22,7 +22,7 @@ import sys
 import diffusers
 import torch
 import transformers
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from safetensors.torch import save_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -103,6 +103,21 @@ CLIPS = {
              max_position_embeddings=11, hidden_act="gelu", eos_token_id=47, bos_token_id=46, projection_dim=10),
         True, [[46, 5, 49, 7, 8, 47, 0], [46, 47, 0, 0, 0, 0, 0]],
     ),
+}
+
+CONTROLNETS = {
+    # SDXL's conditioning, the picture at four times the latents' size, channels turned round.
+    "controlnet_sdxl": dict(
+        block_out_channels=[8, 16], down_block_types=["DownBlock2D", CROSS_DOWN], layers_per_block=1,
+        attention_head_dim=[1, 2], transformer_layers_per_block=[1, 2], cross_attention_dim=12,
+        use_linear_projection=True, norm_num_groups=4, addition_embed_type="text_time", addition_time_embed_dim=6,
+        projection_class_embeddings_input_dim=46, conditioning_embedding_out_channels=[4, 6, 8],
+        controlnet_conditioning_channel_order="bgr"),
+    # SD 1.x: residuals averaged over the picture.
+    "controlnet_sd15": dict(
+        block_out_channels=[8, 8, 16], down_block_types=[CROSS_DOWN, CROSS_DOWN, "DownBlock2D"], layers_per_block=1,
+        attention_head_dim=2, cross_attention_dim=10, norm_num_groups=4, conditioning_embedding_out_channels=[4, 6],
+        global_pool_conditions=True),
 }
 
 # Published configs, members that differ from the library's defaults.
@@ -249,6 +264,30 @@ def unet(case, config, size, timestep_cond=None, residuals=False, seed=0):
     write(case, model, inputs, forward, seed)
 
 
+def controlnet(case, config, seed=0):
+    model = ControlNetModel(**config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    side = 2 ** (len(config["conditioning_embedding_out_channels"]) - 1)
+    inputs = {"sample": draw(2, 4, 6, 4), "timestep": torch.tensor([17.0, 803.5]),
+              "encoder_hidden_states": draw(2, 7, config["cross_attention_dim"]),
+              "picture": torch.rand(2, 3, 6 * side, 4 * side, generator=generator)}
+    if model.config.addition_embed_type:
+        inputs |= {"text_embeds": draw(2, 10),
+                   "time_ids": torch.tensor([[64.0, 48, 0, 3, 64, 64], [31, 64, 5, 0, 64, 64]])}
+
+    def forward(m, i):
+        added = {k: i[k] for k in ("text_embeds", "time_ids") if k in i}
+        y = m(i["sample"], i["timestep"].detach(), i["encoder_hidden_states"], i["picture"],
+              added_cond_kwargs=added or None)
+        down = y.down_block_res_samples
+        if config.get("global_pool_conditions"):  # diffusers' model returns them pooled already
+            assert down[0].shape[-1] == 1
+        return {f"down.{k}": v for k, v in enumerate(down)} | {"mid": y.mid_block_res_sample}
+
+    write(case, model, inputs, forward, seed)
+
+
 def vae(case, config, size, seed=0):
     levels = len(config["block_out_channels"])
     model = AutoencoderKL(down_block_types=["DownEncoderBlock2D"] * levels,
@@ -295,6 +334,9 @@ def main(wanted):
     for seed, (case, (config, options)) in enumerate(UNETS.items()):
         if not wanted or case in wanted:
             unet(case, config, seed=100 * seed, **options)
+    for seed, (case, config) in enumerate(CONTROLNETS.items()):
+        if not wanted or case in wanted:
+            controlnet(case, config, seed=3000 + 100 * seed)
     for seed, (case, (config, size)) in enumerate(VAES.items()):
         if not wanted or case in wanted:
             vae(case, config, size, seed=1000 + 100 * seed)

@@ -1,0 +1,55 @@
+#include "maxdiffusion/base/hub_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
+
+namespace md {
+namespace {
+
+class HubCache : public testing::Test {
+ protected:
+  HubCache() {
+    setenv("HF_HUB_CACHE", t.path().c_str(), 1);
+    for (const char* commit : {"aaa", "bbb"}) make_folders(entry + "/snapshots/" + commit);
+    make_folders(entry + "/refs/refs/pr");
+    write_file_atomic(entry + "/refs/main", "aaa");
+    write_file_atomic(entry + "/refs/refs/pr/95", "bbb\n");
+  }
+  ~HubCache() override { unsetenv("HF_HUB_CACHE"); }
+  static std::string refusal(const std::string& name) {
+    try {
+      return "found " + local_folder(name);
+    } catch (const Error& e) {
+      std::string all = e.message();
+      for (const auto& note : e.notes()) all += "; " + note;
+      return all;
+    }
+  }
+  TemporaryFolder t;
+  std::string entry = t / "models--owner--name";
+};
+
+TEST_F(HubCache, FoldersComeFirst) { EXPECT_EQ(local_folder(t.path()), t.path()); }
+
+TEST_F(HubCache, RevisionsAreBranchesRefsAndCommits) {
+  EXPECT_EQ(local_folder("owner/name"), entry + "/snapshots/aaa");
+  EXPECT_EQ(local_folder("owner/name", "refs/pr/95"), entry + "/snapshots/bbb");
+  EXPECT_EQ(local_folder("owner/name", "bbb"), entry + "/snapshots/bbb");
+  EXPECT_EQ(local_folder("owner/name", "not-there"), entry + "/snapshots/aaa");
+  EXPECT_EQ(local_folder("owner/name", "../../../etc"), entry + "/snapshots/aaa");
+}
+
+TEST_F(HubCache, WhatIsNotThereIsToldWithTheCommandThatFetchesIt) {
+  EXPECT_NE(refusal("owner/other").find("huggingface-cli download owner/other"), std::string::npos);
+  EXPECT_NE(refusal("../owner").find("there is no folder"), std::string::npos);
+  write_file_atomic(entry + "/refs/main", "../../../../etc");
+  EXPECT_NE(refusal("owner/name").find("no snapshot"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace md

@@ -1,0 +1,78 @@
+#include "maxdiffusion/models/controlnet.h"
+
+#include "maxdiffusion/models/config_reader.h"
+#include "maxdiffusion/nn/layers.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+namespace {
+
+/// The picture at the size and width of the latents' features.
+Tensor embedding(const Scope& s, const ControlNetConfig& c, Tensor x) {
+  const auto& widths = c.conditioning_embedding_out_channels;
+  x = silu(nn::conv2d(s / "conv_in", x, {.out = widths[0]}));
+  for (size_t i = 0; i + 1 < widths.size(); ++i) {
+    const int64_t first = static_cast<int64_t>(2 * i);
+    x = silu(nn::conv2d(s / "blocks" / first, x, {.out = widths[i]}));
+    x = silu(nn::conv2d(s / "blocks" / (first + 1), x, {.out = widths[i + 1], .stride = 2}));
+  }
+  return nn::conv2d(s / "conv_out", x, {.out = c.unet.block_out_channels[0]});
+}
+
+}  // namespace
+
+ControlNetConfig ControlNetConfig::from_json(const nlohmann::json& config) {
+  constexpr const char* kOwn[] = {"conditioning_channels", "conditioning_embedding_out_channels",
+                                  "controlnet_conditioning_channel_order", "global_pool_conditions"};
+  nlohmann::json own = nlohmann::json::object(), unet = config;
+  for (const char* name : kOwn) {
+    if (config.contains(name)) own[name] = config[name];
+    unet.erase(name);
+  }
+  ConfigReader r(own, "ControlNetModel config");
+  ControlNetConfig c;
+  c.conditioning_channels = r.get("conditioning_channels", c.conditioning_channels);
+  c.conditioning_embedding_out_channels =
+      r.get("conditioning_embedding_out_channels", c.conditioning_embedding_out_channels);
+  check(!c.conditioning_embedding_out_channels.empty(), Code::invalid_config,
+        "{}: 'conditioning_embedding_out_channels' is empty", r.what());
+  const auto order = r.get<std::string>("controlnet_conditioning_channel_order", "rgb");
+  check(order == "rgb" || order == "bgr", Code::invalid_config,
+        "{}: 'controlnet_conditioning_channel_order' is '{}', which is not one of: rgb, bgr", r.what(), order);
+  c.bgr = order == "bgr";
+  c.global_pool_conditions = r.get("global_pool_conditions", false);
+  r.finish();
+  // A ControlNet has no way up; the UNet's reader wants to see one that fits.
+  if (unet.contains("down_block_types") && unet["down_block_types"].is_array()) {
+    unet["up_block_types"] = nlohmann::json::array();
+    for (const auto& type : unet["down_block_types"])
+      unet["up_block_types"].push_back(type == "CrossAttnDownBlock2D" ? "CrossAttnUpBlock2D" : "UpBlock2D");
+  }
+  c.unet = UNetConfig::from_json(unet);
+  return c;
+}
+
+ControlResiduals controlnet(const Scope& s, const ControlNetConfig& c, const UNetInputs& in, Tensor picture) {
+  auto path = s.here();
+  check(picture.rank() == 4 && picture.dim(1) == in.sample.dim(1) * c.downscale() &&
+            picture.dim(2) == in.sample.dim(2) * c.downscale() && picture.dim(3) == c.conditioning_channels,
+        Code::invalid_graph, "controlnet: the picture is {}; latents {} need [B, {}, {}, {}]",
+        to_string(picture.shape()), to_string(in.sample.shape()), in.sample.dim(1) * c.downscale(),
+        in.sample.dim(2) * c.downscale(), c.conditioning_channels);
+  if (c.bgr) picture = reverse(picture, {3});
+  const UNetFeatures f =
+      unet2d_features(s, c.unet, in, embedding(s / "controlnet_cond_embedding", c, cast(picture, s.dtype())));
+  auto residual = [&](const Scope& at, Tensor x) {
+    x = nn::conv2d(at, x, {.out = x.dim(-1), .kernel = 1, .padding = 0});
+    return c.global_pool_conditions ? mean(x, {1, 2}, true) : x;
+  };
+  ControlResiduals out;
+  for (size_t i = 0; i < f.skips.size(); ++i)
+    out.down.push_back(residual(s / "controlnet_down_blocks" / static_cast<int64_t>(i), f.skips[i]));
+  out.mid = residual(s / "controlnet_mid_block", f.mid);
+  return out;
+}
+
+}  // namespace md

@@ -1,0 +1,96 @@
+// The program's pictures against those of diffusers' pipelines: same folder, words and initial noise. One process a
+// case, as a user would run it.
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/picture.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "tests/cli/command.h"
+
+namespace md {
+namespace {
+
+const std::string kGoldens = MD_SOURCE_DIR "/tests/golden/pipelines";
+
+const SafetensorsReader& golden() {
+  static const SafetensorsReader file = SafetensorsReader::open(kGoldens + "/golden.safetensors");
+  return file;
+}
+
+/// ‖a − b‖ / ‖b‖.
+double distance(const HostArray& a, const HostArray& b) {
+  const std::vector<double> x = a.to_doubles(), y = b.to_doubles();
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < x.size(); ++i) difference += (x[i] - y[i]) * (x[i] - y[i]), size += y[i] * y[i];
+  return std::sqrt(difference / size);
+}
+
+struct Case {
+  std::string name, folder;
+  bool control = false;
+  std::vector<std::string> words;
+};
+void PrintTo(const Case& c, std::ostream* os) { *os << c.name; }
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const auto& j : nlohmann::json::parse(read_file(kGoldens + "/cases.json")))
+    all.push_back({j["name"], j["folder"], j["control"], j["words"]});
+  return all;
+}
+
+class Pipeline : public testing::TestWithParam<Case> {
+ protected:
+  /// Runs the case with `more` words into the test's own folder.
+  Outcome generate(const std::vector<std::string>& more) {
+    const Case& c = GetParam();
+    write_safetensors(t / "noise.safetensors", {{"latents", golden().tensors().at(c.name + ".noise")}});
+    std::vector<std::string> words = {c.control ? "generate_controlnet" : "generate",
+                                      MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                      "pretrained_model_name_or_path=" + kGoldens + "/" + c.folder,
+                                      "output_dir=" + t.path(), "latents=" + (t / "noise.safetensors")};
+    if (c.control) {
+      write_png(t / "control.png", golden().tensors().at("control"));
+      words.push_back("controlnet_model_name_or_path=" + kGoldens + "/controlnet");
+      words.push_back("controlnet_image=" + (t / "control.png"));
+    }
+    words.insert(words.end(), c.words.begin(), c.words.end());
+    words.insert(words.end(), more.begin(), more.end());
+    return maxdiffusion(words);
+  }
+  HostArray tensor(const std::string& file, const std::string& name) {
+    return SafetensorsReader::open(t / file).tensors().at(name);
+  }
+  TemporaryFolder t;
+};
+
+TEST_P(Pipeline, DrawsWhatDiffusersDraws) {
+  const Case& c = GetParam();
+  const double floor = std::stod(golden().metadata().at("noise_floor." + c.name));
+  const Outcome o = generate({"output_type=latent"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const HostArray latents = tensor("latents.safetensors", "latents");
+  const HostArray& want = golden().tensors().at(c.name + ".latents");
+  ASSERT_EQ(latents.dims(), want.dims());
+  const double off = distance(latents, want);
+  fmt::print("  latents {:.2g}, noise floor {:.2g}\n", off, floor);
+  // Ten times the distance of diffusers' own float32 run from float64, and never tighter than 1e-5.
+  EXPECT_LE(off, std::max(10 * floor, 1e-5));
+  if (c.name == "sd_long_prompt") EXPECT_TRUE(contains(o.err, "is cut")) << o.err;
+
+  auto images = golden().tensors().find(c.name + ".images");
+  if (images == golden().tensors().end()) return;
+  ASSERT_EQ(generate({"output_type=np"}).status, 0);
+  const HostArray pictures = tensor("images.safetensors", "images");
+  ASSERT_EQ(pictures.dims(), images->second.dims());
+  EXPECT_LE(distance(pictures, images->second), 1e-5);
+}
+
+INSTANTIATE_TEST_SUITE_P(Goldens, Pipeline, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace md

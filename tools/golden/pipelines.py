@@ -1,0 +1,240 @@
+"""Writes the goldens of sampling: tiny random Stable Diffusion folders, and what diffusers' pipelines draw with them.
+
+tests/golden/pipelines/ gets
+  sd/, sdxl/, controlnet/   model folders as diffusers saves them; weights are bf16 numbers
+  cases.json                name, folder, and the words of the command that should draw the same
+  golden.safetensors        <case>.noise  what the pipeline starts from, NCHW, standard normal
+                            <case>.latents, before the autoencoder, NCHW; <case>.images, NHWC in [0, 1]
+                            control  u8 [H, W, 3], the picture that ControlNets see
+                            metadata: noise_floor.<case>, the distance of the same run in float64
+All in float32 on the CPU.
+
+    python tools/golden/pipelines.py
+"""
+
+import json
+import pathlib
+import shutil
+
+import diffusers
+import numpy
+import torch
+from diffusers import (AutoencoderKL, ControlNetModel, DDIMScheduler, EulerDiscreteScheduler, PNDMScheduler,
+                       StableDiffusionControlNetPipeline, StableDiffusionPipeline, StableDiffusionXLPipeline,
+                       UNet2DConditionModel)
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+
+ROOT = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden" / "pipelines"
+CROSS_DOWN, CROSS_UP = "CrossAttnDownBlock2D", "CrossAttnUpBlock2D"
+# As published with SD 1.x and SDXL.
+PNDM = dict(beta_end=0.012, beta_schedule="scaled_linear", beta_start=0.00085, num_train_timesteps=1000,
+            set_alpha_to_one=False, skip_prk_steps=True, steps_offset=1, trained_betas=None, clip_sample=False)
+EULER = dict(beta_end=0.012, beta_schedule="scaled_linear", beta_start=0.00085, num_train_timesteps=1000,
+             interpolation_type="linear", prediction_type="epsilon", sample_max_value=1.0, set_alpha_to_one=False,
+             skip_prk_steps=True, steps_offset=1, timestep_spacing="leading", trained_betas=None,
+             use_karras_sigmas=False, clip_sample=False)
+
+
+def byte_letters():
+    """The printable stand-ins of CLIP's byte-level alphabet, in the order of its vocabulary."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in kept]
+    return [chr(b) for b in kept] + [chr(256 + i) for i in range(len(rest))]
+
+
+def write_tokenizer(folder):
+    merges = ["r e", "re d</w>", "h e", "he a", "hea r", "hear t</w>", "b l", "bl u", "blu e</w>"]
+    letters = byte_letters()
+    words = letters + [c + "</w>" for c in letters] + [m.replace(" ", "") for m in merges]
+    words += ["<|startoftext|>", "<|endoftext|>"]
+    folder.mkdir(parents=True)
+    (folder / "vocab.json").write_text(json.dumps({w: i for i, w in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    return len(words)
+
+
+def randomize(model, generator):
+    for name, p in model.named_parameters():
+        noise = torch.randn(p.shape, generator=generator)
+        if p.ndim == 1:
+            value = noise * 0.1 + (1.0 if name.endswith("weight") else 0.0)
+        elif "embedding" in name and not isinstance(model, (UNet2DConditionModel, ControlNetModel)):
+            value = noise * 0.5
+        else:
+            value = noise / p[0].numel() ** 0.5
+        p.data = value.to(torch.bfloat16).to(torch.float32)
+    return model.eval()
+
+
+def text(kind, width, words, tokens=77, projection=16):
+    return kind(CLIPTextConfig(
+        vocab_size=words, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=3, num_attention_heads=2,
+        max_position_embeddings=tokens, projection_dim=projection, bos_token_id=words - 2, eos_token_id=words - 1,
+        pad_token_id=words - 1, hidden_act="quick_gelu" if kind is CLIPTextModel else "gelu"))
+
+
+def vae(scale):
+    return AutoencoderKL(block_out_channels=[8, 16], down_block_types=["DownEncoderBlock2D"] * 2,
+                         up_block_types=["UpDecoderBlock2D"] * 2, layers_per_block=1, norm_num_groups=4,
+                         latent_channels=4, sample_size=16, scaling_factor=scale)
+
+
+def make_sd(generator):
+    tokenizer_folder = ROOT / "tokenizer"
+    words = write_tokenizer(tokenizer_folder)  # saved with each model; this copy goes
+    tokenizer = CLIPTokenizer(str(tokenizer_folder / "vocab.json"), str(tokenizer_folder / "merges.txt"),
+                              model_max_length=77)
+    unet = UNet2DConditionModel(
+        block_out_channels=[8, 16], down_block_types=[CROSS_DOWN, "DownBlock2D"], up_block_types=["UpBlock2D", CROSS_UP],
+        layers_per_block=1, attention_head_dim=2, cross_attention_dim=16, norm_num_groups=4, sample_size=8)
+    pipe = StableDiffusionPipeline(
+        vae=randomize(vae(0.18215), generator), unet=randomize(unet, generator),
+        text_encoder=randomize(text(CLIPTextModel, 16, words), generator), tokenizer=tokenizer,
+        scheduler=PNDMScheduler.from_config(PNDM), safety_checker=None, feature_extractor=None, requires_safety_checker=False)
+    shutil.rmtree(tokenizer_folder)
+    return pipe
+
+
+def make_sdxl(sd, generator):
+    words = len(sd.tokenizer)
+    unet = UNet2DConditionModel(
+        block_out_channels=[8, 16], down_block_types=["DownBlock2D", CROSS_DOWN], up_block_types=[CROSS_UP, "UpBlock2D"],
+        layers_per_block=1, attention_head_dim=[1, 2], transformer_layers_per_block=[1, 2], cross_attention_dim=24,
+        use_linear_projection=True, norm_num_groups=4, addition_embed_type="text_time", addition_time_embed_dim=6,
+        projection_class_embeddings_input_dim=52, sample_size=8)
+    return StableDiffusionXLPipeline(
+        vae=randomize(vae(0.13025), generator), unet=randomize(unet, generator),
+        text_encoder=randomize(text(CLIPTextModel, 8, words), generator),
+        text_encoder_2=randomize(text(CLIPTextModelWithProjection, 16, words), generator), tokenizer=sd.tokenizer,
+        tokenizer_2=sd.tokenizer, scheduler=EulerDiscreteScheduler.from_config(EULER), add_watermarker=False)
+
+
+def save(pipe, name):
+    """In bf16, which holds the weights exactly."""
+    pipe.save_pretrained(ROOT / name, safe_serialization=True)
+    for file in (ROOT / name).rglob("*.safetensors"):
+        save_file({k: v.to(torch.bfloat16) for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
+
+
+def scheduler_of(pipe, members):
+    """As the command does it: members of the folder's config replaced; an absent class keeps the folder's."""
+    if not members:
+        return pipe.scheduler
+    config = {k: v for k, v in pipe.scheduler.config.items() if not k.startswith("_")}
+    name = members.get("_class_name", type(pipe.scheduler).__name__).removeprefix("Flax")
+    spelled = {"rescale_zero_terminal_snr": "rescale_betas_zero_snr"}
+    config |= {spelled.get(k, k): v for k, v in members.items() if k != "_class_name"}
+    kind = getattr(diffusers, name)
+    return kind.from_config(config)
+
+
+# name: (folder, scheduler members, arguments of the pipeline, picture too)
+NEGATIVE = dict(negative_prompt="purple")
+CASES = {
+    "sd_as_published": ("sd", {}, NEGATIVE, True),
+    "sd_without_negative": ("sd", {}, dict(guidance_scale=3.5), False),
+    "sd_unguided": ("sd", dict(_class_name="DDIMScheduler"), dict(guidance_scale=1.0), False),
+    "sd_ddim_zero_snr_v": ("sd", dict(_class_name="FlaxDDIMScheduler", prediction_type="v_prediction",
+                                      timestep_spacing="trailing", rescale_zero_terminal_snr=True),
+                           dict(NEGATIVE, guidance_rescale=0.7), False),
+    "sd_two_prompts_oblong": ("sd", dict(_class_name="EulerDiscreteScheduler", timestep_spacing="linspace"),
+                              dict(prompt=["red heart", "blue"], negative_prompt=["purple", ""],
+                                   num_images_per_prompt=2, height=16, width=24), True),
+    "sd_clip_skip": ("sd", dict(_class_name="DDIMScheduler"), dict(NEGATIVE, clip_skip=1), False),
+    "sd_long_prompt": ("sd", dict(_class_name="DDIMScheduler"), dict(prompt="a b c d e f g h " * 12), False),
+    "sd_tiled": ("sd", dict(_class_name="DDIMScheduler"), dict(height=40, width=48, vae_tiling=True), True),
+    "sd_lms": ("sd", dict(_class_name="LMSDiscreteScheduler"), NEGATIVE, False),
+    "sd_dpm": ("sd", dict(_class_name="DPMSolverMultistepScheduler", use_karras_sigmas=True), NEGATIVE, False),
+    "sd_unipc": ("sd", dict(_class_name="UniPCMultistepScheduler"), NEGATIVE, False),
+    "sd_controlnet": ("sd", {}, dict(NEGATIVE, controlnet=True, controlnet_conditioning_scale=0.7,
+                                     control_guidance_start=0.2, control_guidance_end=0.8), True),
+    "sdxl_as_published": ("sdxl", {}, NEGATIVE, True),
+    "sdxl_without_negative": ("sdxl", {}, {}, False),
+    "sdxl_empty_negative": ("sdxl", {}, dict(negative_prompt=""), False),
+    "sdxl_rescaled_and_sized": ("sdxl", dict(timestep_spacing="trailing"),
+                                dict(NEGATIVE, guidance_rescale=0.5, original_size=[48, 64],
+                                     crops_coords_top_left=[3, 5], target_size=[32, 16]), False),
+    "sdxl_clip_skip": ("sdxl", {}, dict(NEGATIVE, clip_skip=1), False),
+    "sdxl_lightning": ("sdxl", dict(_class_name="EulerDiscreteScheduler", timestep_spacing="trailing"),
+                       dict(guidance_scale=0.0, num_inference_steps=4), False),
+}
+
+
+def word(key, value):
+    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def run(pipes, case, dtype, control):
+    folder, members, arguments, picture = CASES[case]
+    pipe = pipes["controlnet"] if arguments.get("controlnet") else pipes[folder]
+    pipe.to(dtype)
+    pipe.set_progress_bar_config(disable=True)
+    saved, pipe.scheduler = pipe.scheduler, scheduler_of(pipe, members)
+    a = dict(dict(prompt="a red heart", num_inference_steps=8, guidance_scale=7.5, height=16, width=16), **arguments)
+    tiling = a.pop("vae_tiling", False)
+    pipe.vae.enable_tiling() if tiling else pipe.vae.disable_tiling()
+    if a.pop("controlnet", False):
+        a["image"] = Image.fromarray(control)
+    count = (len(a["prompt"]) if isinstance(a["prompt"], list) else 1) * a.get("num_images_per_prompt", 1)
+    noise = torch.randn(count, 4, a["height"] // 2, a["width"] // 2,
+                        generator=torch.Generator().manual_seed(sum(map(ord, case))))
+    for key in ("original_size", "crops_coords_top_left", "target_size"):
+        if key in a:
+            a[key] = tuple(a[key])
+    out = {"noise": noise}
+    out["latents"] = pipe(**a, latents=noise.to(dtype), output_type="latent").images.float()
+    if picture:
+        images = pipe(**a, latents=noise.to(dtype), output_type="np").images
+        out["images"] = torch.from_numpy(numpy.ascontiguousarray(images)).float()
+    pipe.scheduler = saved
+    return out
+
+
+def words_of(case):
+    folder, members, arguments, _ = CASES[case]
+    a = dict(dict(prompt="a red heart", num_inference_steps=8, guidance_scale=7.5, height=16, width=16), **arguments)
+    control = a.pop("controlnet", False)
+    words = [word(k, v) for k, v in a.items()]
+    if members:
+        words.append("diffusion_scheduler_config=" + json.dumps(members))
+    return {"name": case, "folder": folder, "control": control, "words": words}
+
+
+def main():
+    if not hasattr(CLIPTextModel, "text_model"):  # transformers 5 dropped the level that diffusers' clip_skip names
+        CLIPTextModel.text_model = property(lambda self: self)
+    diffusers.logging.set_verbosity_error()
+    torch.use_deterministic_algorithms(True)
+    shutil.rmtree(ROOT, ignore_errors=True)
+    ROOT.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(7)
+    pipes = {"sd": make_sd(generator)}
+    pipes["sdxl"] = make_sdxl(pipes["sd"], generator)
+    controlnet = randomize(ControlNetModel(
+        block_out_channels=[8, 16], down_block_types=[CROSS_DOWN, "DownBlock2D"], layers_per_block=1,
+        attention_head_dim=2, cross_attention_dim=16, norm_num_groups=4,
+        conditioning_embedding_out_channels=[4, 6]), generator)
+    for name, pipe in [*pipes.items()]:
+        save(pipe, name)
+    save(controlnet, "controlnet")
+    sd = pipes["sd"]
+    pipes["controlnet"] = StableDiffusionControlNetPipeline(
+        vae=sd.vae, unet=sd.unet, text_encoder=sd.text_encoder, tokenizer=sd.tokenizer, scheduler=sd.scheduler,
+        controlnet=controlnet, safety_checker=None, feature_extractor=None, requires_safety_checker=False)
+    control = torch.randint(0, 256, (16, 16, 3), generator=generator, dtype=torch.uint8).numpy()
+    arrays, metadata = {"control": torch.from_numpy(control)}, {"diffusers": diffusers.__version__}
+    for case in CASES:
+        narrow = run(pipes, case, torch.float32, control)
+        wide = run(pipes, case, torch.float64, control)
+        floor = ((narrow["latents"] - wide["latents"]).norm() / wide["latents"].norm()).item()
+        metadata[f"noise_floor.{case}"] = f"{floor:.2g}"
+        arrays |= {f"{case}.{k}": v.contiguous() for k, v in narrow.items()}
+        print(case, {k: list(v.shape) for k, v in narrow.items()}, f"noise floor {floor:.2g}")
+    save_file(arrays, ROOT / "golden.safetensors", metadata=metadata)
+    (ROOT / "cases.json").write_text(json.dumps([words_of(c) for c in CASES], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
