@@ -40,12 +40,6 @@ HostArray unit_range(const HostArray& pictures) {
   return out;
 }
 
-/// unet/ of a model folder, or the folder itself.
-std::string unet_folder(const std::string& name) {
-  const std::string folder = local_folder(name);
-  return std::filesystem::is_directory(folder + "/unet") ? folder + "/unet" : folder;
-}
-
 void write_pngs(const std::string& prefix, const HostArray& pictures) {
   for (int64_t i = 0; i < pictures.dims()[0]; ++i) {
     HostArray one = rows(pictures, i, 1);

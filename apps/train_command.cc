@@ -18,8 +18,7 @@ std::string draw(const TrainedModel& m) {
   if (!keys.num_images_per_prompt) config.sample.num_images_per_prompt = 1;
   TextToImageOptions o = text_to_image_options(config, m.folder, m.devices.mesh().devices());
   o.batch = 0;  // sizes of training are small
-  auto weights = [&](const ParamTable&, const std::string&) { return m.unet; };
-  const HostArray latents = denoise(m.devices, m.folder, weights, encode_prompts(m.text_encoder, m.folder, o), o);
+  const HostArray latents = denoise(m.devices, m.folder, m.weights, encode_prompts(m.text_encoder, m.folder, o), o);
   const HostArray pictures = decode_latents(m.coder, m.folder, latents, keys.vae_tiling);
   std::vector<GridCell> cells;
   const int64_t n = pictures.dims()[0];

@@ -55,7 +55,7 @@ nlohmann::json model_config(const std::string& model) {
 std::unique_ptr<Task> make_task(const std::string& model) {
   if (model == "unet") {
     auto task = std::make_unique<LatentDiffusion>();
-    task->unet = UNetConfig::from_json(model_config(model));
+    task->folder.unet = UNetConfig::from_json(model_config(model));
     task->noise =
         NoiseSchedule::from_json({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}});
     task->batch_size = 2;
@@ -123,7 +123,8 @@ int run(const std::vector<std::string>& args) {
   optim.lr_scheduler = "constant";
   optim.learning_rate = 1e-4;
   auto start = Clock::now();
-  const StepGraph step = trace_step(*task, devices.graph_options(), scope, optim, 0);
+  const StepGraph step =
+      trace_step(*task, devices.graph_options(), {.scope = scope, .optim = optim.with_switches(true)});
   const double trace = since(start);
   auto drawn = std::async(std::launch::async, [&] {  // while the program is compiled, as the training loop does
     std::map<std::string, HostArray> values;

@@ -120,10 +120,19 @@ void write_content(const std::string& folder, const CheckpointContent& c) {
     w.close();
   };
   for (const auto& [name, text] : c.files) write_text(name, text);
+  for (const auto& [name, file] : c.linked) {
+    const std::string to = prepare(name);
+    const fs::path from = fs::weakly_canonical(file);  // the hub's cache is made of symbolic links
+    std::error_code ec;
+    fs::create_hard_link(from, to, ec);
+    if (ec) fs::copy_file(from, to, ec);
+    check(!ec, Code::io, "copy '{}' to '{}': {}", from.string(), to, ec.message());
+  }
   for (const auto& [component, arrays] : c.weights) {
     prepare(component + "/weights");
     write_sharded_safetensors(folder + "/" + component, weights_stem(fs::path(component).filename()), arrays);
   }
+  if (c.more) c.more(folder);
   write_safetensors(prepare(kArrays), c.state);
   write_text(kState, c.state_json);
   for (const auto& f : folders) sync_folder(f);

@@ -22,6 +22,10 @@ struct CheckpointContent {
   std::map<std::string, std::map<std::string, HostArray>> weights;
   /// Relative path ("unet/config.json", "model_index.json") → text.
   std::map<std::string, std::string> files;
+  /// Relative path → file that becomes it: a hard link where the file system allows one, else a copy.
+  std::map<std::string, std::string> linked;
+  /// Writes more files into the folder before it gets its name; may be empty.
+  std::function<void(const std::string& folder)> more;
   /// Optimizer moments and whatever else a run needs, by name.
   std::map<std::string, HostArray> state;
   /// JSON text: step, data position, config.

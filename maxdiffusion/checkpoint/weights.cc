@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -188,6 +189,16 @@ std::function<std::map<std::string, HostArray>()> open_weights(const std::string
 std::map<std::string, HostArray> load_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
                                               const LoadOptions& options) {
   return open_weights(path, wanted, options)();
+}
+
+std::vector<std::string> weight_files(const std::string& path) {
+  const SafetensorsReader file = SafetensorsReader::open(path);
+  std::set<std::string> files;
+  for (const auto& [name, array] : file.tensors()) files.insert(file.file_of(name));
+  if (files.size() > 1)
+    for (const auto& f : std::filesystem::directory_iterator(path))
+      if (f.path().string().ends_with(".safetensors.index.json")) files.insert(f.path().string());
+  return {files.begin(), files.end()};
 }
 
 std::map<std::string, HostArray> unstacked(const std::string& name, const HostArray& array) {

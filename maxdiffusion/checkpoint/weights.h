@@ -41,6 +41,9 @@ std::function<std::map<std::string, HostArray>()> open_weights(const std::string
                                                                const std::vector<WantedWeight>& wanted,
                                                                const LoadOptions& options = {});
 
+/// The files that `path` (as SafetensorsReader::open takes it) reads, an index among them.
+std::vector<std::string> weight_files(const std::string& path);
+
 /// The layers of a stacked array under their published names: "blocks.*.w" [n, …] → "blocks.0.w" […], …; they share the
 /// array's memory. A name without '*' comes back alone.
 std::map<std::string, HostArray> unstacked(const std::string& name, const HostArray& array);

@@ -10,6 +10,8 @@
 namespace md {
 namespace {
 
+constexpr double kPolynomialEnd = 1e-7;  // the rate at which diffusers' polynomial decay ends
+
 /// Updates of warm-up and of the whole schedule.
 struct Span {
   double warmup, total;
@@ -26,12 +28,16 @@ Span span_of(const OptimConfig& c) {
 struct HostMath {
   double step;
   double cosine(double x) const { return std::cos(x); }
+  double power(double x, double p) const { return std::pow(x, p); }
+  double fraction(double x) const { return x - std::floor(x); }
   double low(double x, double limit) const { return std::min(x, limit); }
   double before(double limit, double a, double b) const { return step < limit ? a : b; }
 };
 struct GraphMath {
   Tensor step;  // f32
   Tensor cosine(Tensor x) const { return cos(x); }
+  Tensor power(Tensor x, double p) const { return pow(x, scalar_like(x, p)); }
+  Tensor fraction(Tensor x) const { return x - floor(x); }
   Tensor low(Tensor x, double limit) const { return minimum(x, scalar_like(x, limit)); }
   Tensor before(double limit, Tensor a, Tensor b) const { return where(lt(step, scalar_like(step, limit)), a, b); }
 };
@@ -48,11 +54,28 @@ auto factor(const OptimConfig& c, const Math& m) {
   if (c.lr_scheduler == "constant_with_warmup") return with_warmup(flat);
   if (c.lr_scheduler == "linear") return with_warmup(1.0 - progress);
   if (c.lr_scheduler == "cosine") return with_warmup(m.cosine(progress * std::numbers::pi) * 0.5 + 0.5);
-  fail(Code::invalid_config, "lr_scheduler is '{}'; known are constant, constant_with_warmup, linear, cosine",
+  if (c.lr_scheduler == "cosine_with_restarts") {
+    auto wave = m.cosine(m.fraction(progress * c.lr_num_cycles) * std::numbers::pi) * 0.5 + 0.5;
+    return with_warmup(m.before(total, wave, flat * 0.0));
+  }
+  if (c.lr_scheduler == "polynomial") {
+    const double end = kPolynomialEnd / c.learning_rate;
+    return with_warmup(m.power(1.0 - progress, c.lr_power) * (1 - end) + end);
+  }
+  fail(Code::invalid_config,
+       "lr_scheduler is '{}'; known are constant, constant_with_warmup, linear, cosine, cosine_with_restarts, "
+       "polynomial",
        c.lr_scheduler);
 }
 
 }  // namespace
+
+OptimConfig OptimConfig::with_switches(bool always_by_norm) const {
+  OptimConfig c = *this;
+  if (!opt_enable_grad_clipping) c.max_grad_value = 0;
+  if (!opt_enable_grad_global_norm_clipping && !always_by_norm) c.max_grad_norm = 0;
+  return c;
+}
 
 Tensor learning_rate(const OptimConfig& config, Tensor step) {
   return factor(config, GraphMath{cast(step, DType::f32)}) * config.learning_rate;

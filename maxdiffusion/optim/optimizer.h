@@ -16,9 +16,14 @@ struct OptimConfig {
   int64_t learning_rate_schedule_steps = -1;  // -1: max_train_steps
   double warmup_steps_fraction = 0.1;
   std::string lr_scheduler = "constant_with_warmup";
+  double lr_num_cycles = 1, lr_power = 1;
   double adam_b1 = 0.9, adam_b2 = 0.999, adam_eps = 1e-8, adam_weight_decay = 1e-2;
-  double max_grad_norm = 1.0;  // ≤ 0: no clipping
-  double max_grad_value = 0;   // ≤ 0: no clipping
+  double max_grad_norm = 1.0;   // ≤ 0: no clipping
+  double max_grad_value = 1.0;  // ≤ 0: no clipping
+  bool opt_enable_grad_clipping = false, opt_enable_grad_global_norm_clipping = false;
+
+  /// The same with the switches obeyed: a bound that is off is 0. `always_by_norm`: the second switch counts as on.
+  OptimConfig with_switches(bool always_by_norm) const;
   template <class V>
   void visit(V&& v) {
     v("learning_rate", learning_rate, "peak step size");
@@ -26,13 +31,19 @@ struct OptimConfig {
     v("max_train_steps", max_train_steps, "optimizer updates");
     v("learning_rate_schedule_steps", learning_rate_schedule_steps, "length of the schedule; -1: max_train_steps");
     v("warmup_steps_fraction", warmup_steps_fraction, "part of the schedule spent warming up");
-    v("lr_scheduler", lr_scheduler, "constant, constant_with_warmup, linear, cosine");
+    v("lr_scheduler", lr_scheduler,
+      "constant, constant_with_warmup, linear, cosine, cosine_with_restarts, polynomial (diffusers' formulas)");
+    v("lr_num_cycles", lr_num_cycles, "restarts of cosine_with_restarts");
+    v("lr_power", lr_power, "exponent of polynomial");
     v("adam_b1", adam_b1, "decay of the first moment");
     v("adam_b2", adam_b2, "decay of the second moment");
     v("adam_eps", adam_eps, "added outside the root");
     v("adam_weight_decay", adam_weight_decay, "decoupled weight decay");
-    v("max_grad_norm", max_grad_norm, "clip the global norm of the gradients to this; <= 0: off");
-    v("max_grad_value", max_grad_value, "clip each gradient element to this; <= 0: off");
+    v("max_grad_norm", max_grad_norm,
+      "clip the global norm of the gradients to this; <= 0: off; SDXL: with opt_enable_grad_global_norm_clipping");
+    v("max_grad_value", max_grad_value, "clip each gradient element to this, with opt_enable_grad_clipping");
+    v("opt_enable_grad_clipping", opt_enable_grad_clipping, "clip by max_grad_value");
+    v("opt_enable_grad_global_norm_clipping", opt_enable_grad_global_norm_clipping, "clip by max_grad_norm");
   }
 };
 

@@ -4,10 +4,12 @@
 
 #include <cmath>
 #include <numbers>
+#include <numeric>
 #include <span>
 
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/gather.h"
+#include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/schedulers/members.h"
 #include "maxdiffusion/schedulers/scheduler.h"
@@ -134,8 +136,39 @@ Tensor snr_weight(const NoiseSchedule& n, Tensor t, double gamma) {
   return at_timestep(weights, t, 1);
 }
 
-Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch) {
-  return random_integers(rng, {batch}, 0, n.num_train_timesteps);
+std::vector<double> TimestepBias::weights(int64_t T) const {
+  check(portion >= 0 && portion <= 1, Code::invalid_config, "timestep_bias: portion is {}; expected 0 to 1", portion);
+  check(multiplier > 0, Code::invalid_config, "timestep_bias: multiplier is {}; expected more than 0", multiplier);
+  const auto count = static_cast<int64_t>(portion * static_cast<double>(T));
+  int64_t from = 0, to = 0;
+  if (strategy == "later") {
+    from = T - count, to = T;
+  } else if (strategy == "earlier") {
+    to = count;
+  } else if (strategy == "range") {
+    check(begin >= 0 && begin < end && end <= T, Code::invalid_config,
+          "timestep_bias: begin {} and end {}; expected 0 <= begin < end <= {}", begin, end, T);
+    from = begin, to = end;
+  } else {
+    check(strategy == "none", Code::invalid_config,
+          "timestep_bias: strategy '{}' is not one of: none, earlier, later, range", strategy);
+  }
+  std::vector<double> w(static_cast<size_t>(T), 1.0);
+  for (int64_t t = from; t < to; ++t) w[static_cast<size_t>(t)] = multiplier;
+  return w;
+}
+
+Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch, const TimestepBias& bias) {
+  if (bias.strategy == "none") return random_integers(rng, {batch}, 0, n.num_train_timesteps);
+  // The number of ends of the cumulative distribution at or below a uniform draw.
+  HostArray ends(Shape{DType::f32, {1, n.num_train_timesteps}});
+  const std::vector<double> w = bias.weights(n.num_train_timesteps);
+  const double total = std::accumulate(w.begin(), w.end(), 0.0);
+  double sum = 0;
+  for (size_t t = 0; t < w.size(); ++t) ends.mutable_view<float>()[t] = static_cast<float>((sum += w[t]) / total);
+  Tensor u = random_uniform(rng, {DType::f32, {batch, 1}});
+  Tensor t = md::sum(cast(le(constant(u.graph(), ends), u), DType::s32), {1});
+  return minimum(t, full_like(t, static_cast<double>(n.num_train_timesteps - 1)));
 }
 
 }  // namespace md

@@ -30,8 +30,18 @@ Tensor add_noise(const NoiseSchedule& n, Tensor x0, Tensor noise, Tensor t);
 Tensor training_target(const NoiseSchedule& n, Tensor x0, Tensor noise, Tensor t);
 /// Per-sample loss weight of min-SNR-γ (γ ≤ 0: ones). [B]. Source: Hang et al. 2023.
 Tensor snr_weight(const NoiseSchedule& n, Tensor t, double gamma);
-/// Timesteps [B] s32: uniform over [0, T).
-Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch);
+/// Which training timesteps come more often, as a multiple of `multiplier` of the others: the last `portion` of all
+/// (later), the first (earlier), or those in [begin, end) (range). Source: diffusers' and MaxDiffusion's
+/// `timestep_bias`.
+struct TimestepBias {
+  std::string strategy = "none";  // none, earlier, later, range
+  double multiplier = 1, portion = 0.25;
+  int64_t begin = 0, end = 1000;
+  /// Throws invalid_config naming the member that does not fit T timesteps.
+  std::vector<double> weights(int64_t T) const;
+};
+/// Timesteps [B] s32 in [0, T): uniform, or as `bias` weighs them.
+Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch, const TimestepBias& bias = {});
 
 /// One row per call of the model; columns are the scheduler's own.
 struct SampleTable {

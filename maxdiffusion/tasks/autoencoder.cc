@@ -11,7 +11,8 @@ std::vector<BatchField> Autoencoder::batch() const {
   return {{"pixels", {DType::u8, {batch_size, resolution, resolution, 3}}}};
 }
 
-Tensor Autoencoder::loss(const Scope& s, const Feed& feed, Rng rng) const {
+Tensor Autoencoder::loss(const Models& models, const Feed& feed, Rng rng) const {
+  const Scope s = models("vae");
   Tensor x = pixels_to_float(feed.at("pixels"));
   Posterior q = vae_encode(s, vae, x);
   Tensor z = sample_posterior(q, random_normal(rng.for_("posterior"), q.mean.shape()));

@@ -15,7 +15,7 @@ struct Autoencoder : Task {
   std::string model() const override { return "vae"; }
   /// pixels: u8 [B, R, R, 3].
   std::vector<BatchField> batch() const override;
-  Tensor loss(const Scope& s, const Feed& feed, Rng rng) const override;
+  Tensor loss(const Models& models, const Feed& feed, Rng rng) const override;
 };
 
 /// u8 [0, 255] → f32 [−1, 1].

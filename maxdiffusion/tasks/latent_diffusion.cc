@@ -1,10 +1,14 @@
 #include "maxdiffusion/tasks/latent_diffusion.h"
 
+#include <optional>
+
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/tasks/autoencoder.h"
+#include "maxdiffusion/tasks/encode.h"
 
 namespace md {
 namespace {
@@ -13,43 +17,101 @@ int64_t pooled_width(const UNetConfig& c) {
   return c.addition_embed_type ? c.projection_class_embeddings_input_dim - 6 * c.addition_time_embed_dim : 0;
 }
 
+Shape without_batch(Shape s) {
+  s.dims.erase(s.dims.begin());
+  return s;
+}
+
 }  // namespace
 
 std::vector<BatchField> LatentDiffusion::batch() const {
-  const int64_t width = unet.cross_attention_dim.front(), pooled = pooled_width(unet);
-  std::vector<BatchField> f = {
-      {"moments", {DType::f32, {batch_size, latent_height, latent_width, 2 * unet.in_channels}}},
-      {"prompt_embeds", {DType::f32, {batch_size, text_length, width}}}};
-  if (pooled) f.push_back({"text_embeds", {DType::f32, {batch_size, pooled}}});
-  if (caption_dropout > 0) {
-    f.push_back({"empty_prompt_embeds", {DType::f32, {text_length, width}}, false});
-    if (pooled) f.push_back({"empty_text_embeds", {DType::f32, {pooled}}, false});
+  const int64_t b = batch_size, width = folder.unet.cross_attention_dim.front(), pooled = pooled_width(folder.unet);
+  const int64_t channels = folder.unet.in_channels, down = folder.vae.downscale();
+  std::vector<BatchField> text;
+  if (from_ids) {
+    text.push_back({"ids", {DType::s32, {b, text_length}}});
+    if (folder.text_encoder_2) text.push_back({"ids_2", {DType::s32, {b, text_length}}});
+  } else {
+    text.push_back({"prompt_embeds", {DType::f32, {b, text_length, width}}});
+    if (pooled) text.push_back({"text_embeds", {DType::f32, {b, pooled}}});
   }
+  std::vector<BatchField> f = text;
+  const Shape latent{DType::f32, {b, latent_height, latent_width, channels}};
+  if (replay) {
+    f.push_back({"latents", latent});
+    f.push_back({"noise", latent});
+    f.push_back({"timesteps", {DType::s32, {b}}});
+    if (pooled) f.push_back({"time_ids", {DType::f32, {b, 6}}});
+    return f;
+  }
+  if (from_pixels) {
+    f.push_back({"pixels", {DType::u8, {b, latent_height * down, latent_width * down, 3}}});
+  } else {
+    f.push_back({"moments", {DType::f32, {b, latent_height, latent_width, 2 * channels}}});
+  }
+  if (caption_dropout > 0)
+    for (const BatchField& t : text) f.push_back({"empty_" + t.name, without_batch(t.shape), false});
   return f;
 }
 
-Tensor LatentDiffusion::loss(const Scope& s, const Feed& feed, Rng rng) const {
+Tensor LatentDiffusion::loss(const Models& models, const Feed& feed, Rng rng) const {
   const int64_t b = batch_size;
-  std::vector<Tensor> moments = split(feed.at("moments"), 2, -1);
-  const Shape latent = moments[0].shape();
-  Tensor x0 = moments[0] + moments[1] * random_normal(rng.for_("posterior"), latent);
-  Tensor eps = random_normal(rng.for_("noise"), latent);
-  Tensor t = sample_timesteps(noise, rng.for_("timestep"), b);
-
-  Tensor prompt = feed.at("prompt_embeds"), pooled;
+  const UNetConfig& unet = folder.unet;
   const bool micro = unet.addition_embed_type.has_value();
-  if (micro) pooled = feed.at("text_embeds");
-  if (caption_dropout > 0) {
-    Tensor drop = lt(random_uniform(rng.for_("caption"), {DType::f32, {b}}), scalar_like(x0, caption_dropout));
-    prompt = where(reshape(drop, {b, 1, 1}), expand_dims(feed.at("empty_prompt_embeds"), 0), prompt);
-    if (micro) pooled = where(reshape(drop, {b, 1}), expand_dims(feed.at("empty_text_embeds"), 0), pooled);
+
+  Tensor x0, eps, t;
+  if (replay) {
+    x0 = feed.at("latents"), eps = feed.at("noise"), t = feed.at("timesteps");
+  } else {
+    Tensor mean_, deviation;
+    if (from_pixels) {
+      const Posterior q = vae_encode(models("vae"), folder.vae, pixels_to_float(feed.at("pixels")));
+      mean_ = (q.mean - folder.vae.shift_factor) * folder.vae.scaling_factor;
+      deviation = exp(q.logvar * 0.5) * folder.vae.scaling_factor;
+    } else {
+      const std::vector<Tensor> moments = split(feed.at("moments"), 2, -1);
+      mean_ = moments[0], deviation = moments[1];
+    }
+    x0 = mean_ + deviation * random_normal(rng.for_("posterior"), mean_.shape());
+    eps = random_normal(rng.for_("noise"), x0.shape());
+    t = sample_timesteps(noise, rng.for_("timestep"), b, timestep_bias);
+    if (noise_offset > 0)  // one shift per picture and channel; Guttenberg 2023
+      eps = eps + random_normal(rng.for_("noise offset"), {DType::f32, {b, 1, 1, x0.dim(3)}}) * noise_offset;
   }
 
-  UNetInputs in{.sample = add_noise(noise, x0, eps, t), .timestep = t, .encoder_hidden_states = prompt};
-  if (micro) {
-    in.text_embeds = pooled;
-    in.time_ids = micro_conditioning(s.graph(), b, {resolution, resolution}, {0, 0}, {resolution, resolution});
+  // Captions, some of them dropped.
+  Tensor drop;
+  if (caption_dropout > 0 && !replay)
+    drop = lt(random_uniform(rng.for_("caption"), {DType::f32, {b}}),
+              full(x0.graph(), caption_dropout, {DType::f32, {b}}));
+  auto caption = [&](const std::string& name) {
+    Tensor x = feed.at(name);
+    if (!drop) return x;
+    Dims dims(x.dims().size(), 1);
+    dims[0] = b;
+    return where(reshape(drop, dims), expand_dims(feed.at("empty_" + name), 0), x);
+  };
+  UNetInputs in{.sample = {}, .timestep = t, .encoder_hidden_states = {}};
+  if (from_ids) {
+    const Scope first = models("text_encoder");
+    std::optional<Scope> second;
+    Tensor ids_2;
+    if (folder.text_encoder_2) second = models("text_encoder_2"), ids_2 = caption("ids_2");
+    const TextConditioning c = text_conditioning(folder, first, caption("ids"), second ? &*second : nullptr, ids_2);
+    in.encoder_hidden_states = c.prompt_embeds, in.text_embeds = c.text_embeds;
+  } else {
+    in.encoder_hidden_states = caption("prompt_embeds");
+    if (micro) in.text_embeds = caption("text_embeds");
   }
+
+  const Scope s = models("unet");
+  if (micro)
+    in.time_ids = replay ? feed.at("time_ids")
+                         : micro_conditioning(s.graph(), b, {resolution, resolution}, {0, 0}, {resolution, resolution});
+  Tensor added = eps;  // the target knows nothing of the perturbation; Ning et al. 2023
+  if (input_perturbation > 0 && !replay)
+    added = eps + random_normal(rng.for_("perturbation"), eps.shape()) * input_perturbation;
+  in.sample = add_noise(noise, x0, added, t);
   Tensor error = square(training_target(noise, x0, eps, t) - unet2d(s, unet, in));
   Tensor per_sample = mean(error, {1, 2, 3});
   if (snr_gamma > 0) per_sample = per_sample * snr_weight(noise, t, snr_gamma);

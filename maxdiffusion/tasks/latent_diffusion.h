@@ -1,27 +1,34 @@
-// Denoising objective on cached latents and text embeddings: mean of w(t)·(target − prediction)².
+// Denoising objective: mean of w(t)·(target − prediction)². A batch holds pictures and token ids, what the autoencoder
+// and the text encoders make of them, or everything including the draws of a recorded run.
 // Source: Ho et al. 2020 (DDPM); Rombach et al. 2022; Podell et al. 2023 (micro-conditioning).
 #pragma once
 
 #include <array>
 
-#include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/schedulers/scheduler.h"
+#include "maxdiffusion/tasks/model_folder.h"
 #include "maxdiffusion/tasks/task.h"
 
 namespace md {
 
 struct LatentDiffusion : Task {
-  UNetConfig unet;
+  ModelFolder folder;  // its configs
   NoiseSchedule noise;
   int64_t batch_size = 1, latent_height = 8, latent_width = 8, text_length = 77;
   int64_t resolution = 64;  // told to SDXL's micro-conditioning: original = target = resolution, no crop
-  double snr_gamma = -1, caption_dropout = 0;
+  double snr_gamma = -1, caption_dropout = 0, noise_offset = 0, input_perturbation = 0;
+  TimestepBias timestep_bias;
+  bool from_pixels = false;  // the autoencoder runs in the step
+  bool from_ids = false;     // the text encoders run in the step
+  bool replay = false;       // nothing is drawn
 
   std::string model() const override { return "unet"; }
-  /// moments f32 [B, h, w, 2C] (mean, then standard deviation, both scaled), prompt_embeds f32 [B, L, D],
-  /// text_embeds f32 [B, P] (SDXL), and, with caption_dropout, empty_prompt_embeds [L, D], empty_text_embeds [P].
+  /// moments f32 [B, h, w, 2C] (mean, then standard deviation, both scaled), or pixels u8 [B, 8h, 8w, 3];
+  /// prompt_embeds f32 [B, L, D] and text_embeds f32 [B, P] (SDXL), or ids s32 [B, L] and ids_2; with caption_dropout
+  /// the same of the empty caption without B and with the prefix empty_.
+  /// replay: latents and noise f32 [B, h, w, C], timesteps s32 [B], prompt_embeds, text_embeds, time_ids f32 [B, 6].
   std::vector<BatchField> batch() const override;
-  Tensor loss(const Scope& s, const Feed& feed, Rng rng) const override;
+  Tensor loss(const Models& models, const Feed& feed, Rng rng) const override;
 };
 
 /// SDXL's time_ids [B, 6] f32: original size, crop, target size, in pixels (Podell et al. 2023, section 2.2).

@@ -1,5 +1,6 @@
 #include "maxdiffusion/tasks/model_folder.h"
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
@@ -114,6 +115,11 @@ std::function<std::map<std::string, HostArray>()> ModelFolder::open_values(const
       if (p.model == component) out[p.input] = initial_value(p, seed);
     return out;
   };
+}
+
+std::string unet_folder(const std::string& name) {
+  const std::string folder = local_folder(name);
+  return std::filesystem::is_directory(folder + "/unet") ? folder + "/unet" : folder;
 }
 
 std::map<std::string, HostArray> published(const ParamTable& params, const std::string& component,

@@ -58,6 +58,9 @@ class ModelFolder {
 /// What answers the parameters of a component with values, by input name: a folder, or a folder with LoRAs merged.
 using WeightsOf = std::function<std::map<std::string, HostArray>(const ParamTable&, const std::string& component)>;
 
+/// What `unet_checkpoint` names: unet/ of a model folder, or the folder itself.
+std::string unet_folder(const std::string& name);
+
 /// Parameters under their published names: a stacked parameter becomes one array per layer.
 std::map<std::string, HostArray> published(const ParamTable& params, const std::string& component,
                                            const std::map<std::string, HostArray>& values);

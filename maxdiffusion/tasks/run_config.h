@@ -31,7 +31,7 @@ struct RunKeys {
     v("plugin", plugin, "path of a PJRT plugin; empty: the one of `hardware`");
     v("seed", seed, "seed of every random stream");
     v("cpu_device_count", cpu_device_count, "virtual devices of the CPU plugin");
-    v("checkpoint_every", checkpoint_every, "steps between checkpoints; -1: only at the end");
+    v("checkpoint_every", checkpoint_every, "samples between checkpoints; -1: none before the end");
     v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all");
     v("save_final_checkpoint", save_final_checkpoint, "write a checkpoint after the last step");
     v("logical_axis_rules", logical_axis_rules,
@@ -72,7 +72,7 @@ struct ModelKeys {
 };
 
 struct DataKeys {
-  std::string dataset_name, train_data_dir, dataset_save_location, image_column = "file_name", caption_column = "text";
+  std::string dataset_name, train_data_dir, dataset_save_location, image_column = "image", caption_column = "text";
   int64_t resolution = 512, max_train_samples = -1;
   double per_device_batch_size = 1;
   bool center_crop = false, random_flip = false, enable_data_shuffling = true, reuse_example_batch = false;
@@ -109,11 +109,29 @@ struct VaeTrainKeys {
 };
 
 struct LossKeys {
-  double snr_gamma = -1, ema_decay = 0;
+  double snr_gamma = -1, ema_decay = 0, noise_offset = 0, input_perturbation = 0, text_encoder_learning_rate = 4.25e-6;
+  int64_t gradient_accumulation_steps = 1, num_train_epochs = 1;
+  bool train_text_encoder = false, cache_latents_text_encoder_outputs = true;
+  std::map<std::string, std::string> timestep_bias;
+  std::string replay_batches;
   template <class V>
   void visit(V&& v) {
     v("snr_gamma", snr_gamma, "min-SNR loss weighting; <= 0: off");
+    v("timestep_bias", timestep_bias,
+      "timesteps drawn more often: strategy (none, earlier, later, range), multiplier, "
+      "portion, begin, end (exclusive)");
+    v("noise_offset", noise_offset, "deviation of one shift of the noise per picture and channel; 0: off");
+    v("input_perturbation", input_perturbation, "deviation of noise added to the noise, unknown to the target; 0: off");
     v("ema_decay", ema_decay, "exponential moving average of the weights, saved and sampled instead of them; 0: off");
+    v("gradient_accumulation_steps", gradient_accumulation_steps, "batches per update");
+    v("num_train_epochs", num_train_epochs, "passes over the data where max_train_steps <= 0");
+    v("train_text_encoder", train_text_encoder, "train the text encoder as well (models with one)");
+    v("text_encoder_learning_rate", text_encoder_learning_rate, "peak step size of the text encoder");
+    v("cache_latents_text_encoder_outputs", cache_latents_text_encoder_outputs,
+      "encode pictures and captions once; false: in every step");
+    v("replay_batches", replay_batches,
+      "safetensors file whose step{i}.latents, .noise, .timesteps, .encoder_hidden_states, .text_embeds and .time_ids "
+      "take the place of data and random draws");
   }
 };
 
@@ -121,7 +139,7 @@ struct SampleKeys {
   std::vector<std::string> prompt, negative_prompt;
   bool do_classifier_free_guidance = true;
   double guidance_scale = 7.5, guidance_rescale = 0;
-  int64_t num_inference_steps = 30, sample_every = -1, clip_skip = 0;
+  int64_t num_inference_steps = 30, sample_every = 0, clip_skip = 0;
   std::optional<int64_t> num_images_per_prompt, sample_seed, height, width;
   std::vector<int64_t> original_size, crops_coords_top_left = {0, 0}, target_size;
   std::string latents, output_type = "png";
@@ -137,7 +155,7 @@ struct SampleKeys {
     v("num_inference_steps", num_inference_steps, "denoising steps");
     v("num_images_per_prompt", num_images_per_prompt, "null: the global batch for one prompt, 1 for several");
     v("sample_seed", sample_seed, "seed of the initial noise; null: seed");
-    v("sample_every", sample_every, "steps between sample grids while training; -1: only at the end");
+    v("sample_every", sample_every, "steps between sample grids while training; -1: only after the last step; 0: none");
     v("height", height, "of the pictures, pixels; null: resolution");
     v("width", width, "of the pictures, pixels; null: resolution");
     v("original_size", original_size, "SDXL is told: height and width before cropping; empty: those of the picture");

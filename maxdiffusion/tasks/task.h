@@ -1,6 +1,7 @@
 // Task: what a batch is and what the loss is. There is one loop; tasks differ here and nowhere else.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -20,14 +21,17 @@ struct BatchField {
 /// A batch as graph tensors, by field name.
 using Feed = std::map<std::string, Tensor>;
 
+/// The root scope of a component: "unet", "text_encoder". Asked for once each.
+using Models = std::function<Scope(const std::string& component)>;
+
 class Task {
  public:
   virtual ~Task() = default;
-  /// The model trained: the folder of its weights ("unet", "vae").
+  /// The model that gives the run its name: the folder of its weights ("unet", "vae").
   virtual std::string model() const = 0;
   virtual std::vector<BatchField> batch() const = 0;
-  /// Scalar f32. Parameters are asked of `s`, the root scope of the model; `rng` is already that of the step.
-  virtual Tensor loss(const Scope& s, const Feed& feed, Rng rng) const = 0;
+  /// Scalar f32. Parameters are asked of the scopes of `models`; `rng` is already that of the step.
+  virtual Tensor loss(const Models& models, const Feed& feed, Rng rng) const = 0;
 };
 
 }  // namespace md

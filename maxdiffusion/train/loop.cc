@@ -3,6 +3,7 @@
 #include <deque>
 #include <future>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
@@ -13,10 +14,6 @@ namespace md {
 namespace {
 
 using nlohmann::json;
-
-bool is_state(const std::string& input) {
-  return input == "step" || input == "healthy" || input.find('/') != input.npos;
-}
 
 /// Everything that goes from step to step, and where the data stood before the batch of `step`.
 struct State {
@@ -41,12 +38,29 @@ HostArray yes() {
   return HostArray::of<uint8_t>({DType::pred, {}}, {&value, 1});
 }
 
-/// The state before the first step of this process, in host memory.
+/// The state before the first step of this process, in host memory, and the frozen parameters.
 struct Start {
   Values values;
   int64_t step = 0;
   Position data;
 };
+
+ParamTable frozen_part(const ParamTable& params) {
+  ParamTable out;
+  for (const Param& p : params.params())
+    if (!p.trainable) out.add(p);
+  return out;
+}
+
+/// Components whose every parameter is trained: a checkpoint holds them as the model's own file.
+std::vector<std::string> whole_components(const ParamTable& params) {
+  std::map<std::string, bool> whole;
+  for (const Param& p : params.params()) whole[p.model] = whole.try_emplace(p.model, true).first->second && p.trainable;
+  std::vector<std::string> names;
+  for (const auto& [name, all] : whole)
+    if (all) names.push_back(name);
+  return names;
+}
 
 Start fresh(const ParamTable& params, Values values) {
   for (const Param& p : params.params()) {
@@ -59,16 +73,19 @@ Start fresh(const ParamTable& params, Values values) {
   return {.values = std::move(values)};
 }
 
-Start restored(const ParamTable& params, const std::string& model, int64_t step, const LoopOptions& o) {
+Start restored(const ParamTable& params, int64_t step, const LoopOptions& o, Values frozen) {
   CheckpointContent c = read_training_state(o.checkpoint_dir, step);
   const json info = json::parse(c.state_json);
   if (info.at("seed") != o.seed)
     log_warning("checkpoint {}/{} was made with seed {}, this run has {}: random draws differ from here on",
                 o.checkpoint_dir, step, info.at("seed").dump(), o.seed);
-  // Parameters are in the model's own file, unless that holds their averages.
+  // Parameters are in the models' own files, unless those hold their averages.
   ModelFolder folder;
-  folder.path = fmt::format("{}/{}", o.checkpoint_dir, step);
-  if (o.ema_decay == 0) c.state.merge(folder.values(params, model, false, 0));
+  folder.path = checkpoint_folder(o.checkpoint_dir, step);
+  if (o.step.ema_decay == 0)
+    for (const std::string& component : whole_components(params))
+      c.state.merge(folder.values(params, component, false, 0));
+  c.state.merge(frozen);
   c.state["healthy"] = yes();
   return {std::move(c.state), info.at("step"), {info.at("epoch"), info.at("index")}};
 }
@@ -84,10 +101,11 @@ std::function<Values()> fetch_all(const Devices& devices, const ArrayMap& arrays
   };
 }
 
-/// The values that are sampled and saved as the model: the averages where they are kept.
+/// The trained values that are sampled and saved as the model: the averages where they are kept.
 Values model_values(const ParamTable& params, const Values& state) {
   Values v;
   for (const Param& p : params.params()) {
+    if (!p.trainable) continue;
     auto average = state.find("ema/" + p.input);
     v[p.input] = average != state.end() ? average->second : state.at(p.input);
   }
@@ -98,14 +116,15 @@ Values model_values(const ParamTable& params, const Values& state) {
 
 Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dataset> data, const LoopOptions& o,
                    const LoopCallbacks& callbacks) {
-  StepGraph step = trace_step(task, devices.graph_options(&devices.rules()), o.scope, o.optim, o.ema_decay);
+  StepGraph step = trace_step(task, devices.graph_options(&devices.rules()), o.step);
   const double device_flops = step.flops / static_cast<double>(devices.mesh().devices());
   log_info("{}: {} parameters in {} arrays, {:.4f} TFLOP per step and device, mesh {}", o.title, step.params.count(),
            step.params.params().size(), device_flops / 1e12, devices.mesh().describe());
   const std::vector<int64_t> saved = list_checkpoints(o.checkpoint_dir);
-  const auto initial = saved.empty() ? callbacks.initial(step.params) : nullptr;
+  const ParamTable frozen = frozen_part(step.params);
+  const auto initial = callbacks.initial(saved.empty() ? step.params : frozen);
   auto start = std::async(std::launch::async, [&] {  // while the program is compiled
-    return initial ? fresh(step.params, initial()) : restored(step.params, task.model(), saved.back(), o);
+    return saved.empty() ? fresh(step.params, initial()) : restored(step.params, saved.back(), o, initial());
   });
   const Program program = compile(devices, *step.graph, o.compile, "train_" + task.model());
   const CompileReport& report = program.report();
@@ -116,25 +135,30 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
              plan->peak() / double(1 << 30), plan->arguments / double(1 << 30), plan->temporary / double(1 << 30));
 
   State state;
+  ArrayMap kept;  // what every step reads and none changes
   {
     const Start host = start.get();
     state.step = host.step;
     state.data = host.data;
     place(devices, program, host.values, state.arrays);
+    for (const Param& p : frozen.params())
+      if (auto a = state.arrays.extract(p.input)) kept.insert(std::move(a));
   }
-  for (const std::string& name : program.input_names())
-    check(!is_state(name) || state.arrays.contains(name), Code::io,
+  std::set<std::string> is_state;
+  for (const GraphOutput& out : step.graph->outputs())
+    if (step.graph->input_index(out.name) >= 0) is_state.insert(out.name);
+  for (const std::string& name : is_state)
+    check(state.arrays.contains(name), Code::io,
           "checkpoint {}/{} has no '{}': it was made by another kind of run; choose another run_name", o.checkpoint_dir,
           state.step, name);
   if (!saved.empty()) log_info("{}: continues from {}/{}", o.title, o.checkpoint_dir, saved.back());
-  const int64_t first = state.step, last = o.optim.max_train_steps;
+  const int64_t first = state.step, last = o.step.optim.max_train_steps;
 
   data->seek(state.data);
   data = prefetch(std::move(data), 2);
   Values fixed = callbacks.constants;
   const uint32_t key[2] = {static_cast<uint32_t>(o.seed), static_cast<uint32_t>(o.seed >> 32)};
   fixed["key"] = HostArray::of<uint32_t>({DType::u32, {2}}, key);
-  ArrayMap kept;
   place(devices, program, fixed, kept);
 
   // Saves the state as it is now; the copy runs beside the steps that follow.
@@ -142,14 +166,18 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
   auto save = [&](int64_t at, Position position) {
     auto values = fetch_all(devices, state.arrays);
     json info = {{"step", at}, {"epoch", position.epoch}, {"index", position.index}, {"seed", o.seed}};
-    writer.save(at, [values, info, &step, &task, &callbacks, &o] {
+    writer.save(at, [values, info, &step, &callbacks, &o] {
       CheckpointContent c;
       c.state = values();
-      c.weights[task.model()] = published(step.params, task.model(), model_values(step.params, c.state));
-      if (o.ema_decay == 0)  // the model's file holds them already
-        for (const Param& p : step.params.params()) c.state.erase(p.input);
+      const Values trained = model_values(step.params, c.state);
+      for (const std::string& component : whole_components(step.params)) {
+        c.weights[component] = published(step.params, component, trained);
+        if (o.step.ema_decay == 0)  // the model's file holds them already
+          for (const Param& p : step.params.params())
+            if (p.model == component) c.state.erase(p.input);
+      }
       c.state_json = info.dump(2);
-      if (callbacks.complete) callbacks.complete(c);
+      if (callbacks.complete) callbacks.complete(c, step.params, trained);
       return c;
     });
   };
@@ -160,9 +188,12 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
                      .total_steps = last,
                      .start_step = first,
                      .device_flops = device_flops,
-                     .device_peak_flops = devices.client().peak_flops(o.scope.activations),
+                     .device_peak_flops = devices.client().peak_flops(o.step.scope.activations),
                      .config = o.metrics,
                      .texts = o.texts});
+  int64_t samples = 1;  // of one step
+  for (const BatchField& f : step.fields)
+    if (f.batched) samples = f.shape.dims[0];
   std::deque<Position> positions;  // before the batches of steps whose loss is not read yet
   int64_t dispatched = first;      // the step that positions.back() belongs to
   Batch batch;
@@ -177,11 +208,12 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
       for (auto& [name, a] : feed) kept[name] = std::move(a);
       ArrayMap out = program.run(state.arrays, kept);
       ArrayMap metrics;
-      for (auto& [name, a] : out) (is_state(name) ? state.arrays : metrics)[name] = std::move(a);
+      for (auto& [name, a] : out) (is_state.contains(name) ? state.arrays : metrics)[name] = std::move(a);
       state.data = data->position();
       const int64_t done = state.step + 1;
       recorder.push(done, devices, metrics);
-      if (o.checkpoint_every > 0 && done % o.checkpoint_every == 0 && done < last) {
+      if (o.checkpoint_every > 0 && done * samples / o.checkpoint_every > state.step * samples / o.checkpoint_every &&
+          done < last) {
         recorder.flush();
         save(done, state.data);
       }

@@ -22,11 +22,10 @@ struct LoopOptions {
   std::string title;   // of the progress bar
   std::string folder;  // tensorboard/, metrics.jsonl and curves go here
   std::string checkpoint_dir;
-  OptimConfig optim;
-  ScopeOptions scope;
-  double ema_decay = 0;
+  StepOptions step;
   uint64_t seed = 0;
-  int64_t checkpoint_every = -1, checkpoints_to_keep = 3, sample_every = -1;
+  int64_t checkpoint_every = -1;  // samples
+  int64_t checkpoints_to_keep = 3, sample_every = 0;
   bool save_final_checkpoint = true;
   bool reuse_example_batch = false;
   MetricsConfig metrics;
@@ -36,20 +35,22 @@ struct LoopOptions {
 };
 
 struct LoopCallbacks {
-  /// Starting values of the parameters, by input name, in two calls: the first throws where there are none, the second
-  /// makes them while the program is compiled. Not called when there is a checkpoint.
+  /// Starting values of parameters, by input name, in two calls: the first throws where there are none, the second
+  /// makes them while the program is compiled. The table is the whole one, or that of the frozen parameters where a
+  /// checkpoint holds the others; it lives until the second call has returned.
   std::function<std::function<Values()>(const ParamTable&)> initial;
   /// Arrays of the batch that are the same every step (BatchField::batched is false), by field name.
   Values constants;
-  /// Weights of other models, configs, tokenizers: what makes the checkpoint a whole model folder.
-  std::function<void(CheckpointContent&)> complete;
-  /// Called every `sample_every` steps with the values that would be saved. May be empty.
-  std::function<void(int64_t step, const ParamTable&, const Values&)> sample;
+  /// What makes the checkpoint a whole model folder: weights of other models, configs, tokenizers. `trained`: values of
+  /// the trained parameters by input name (averages, where kept). Called on the writer's thread.
+  std::function<void(CheckpointContent&, const ParamTable&, const Values& trained)> complete;
+  /// Called every `sample_every` steps with the trained values that would be saved. May be empty.
+  std::function<void(int64_t step, const ParamTable&, const Values& trained)> sample;
 };
 
 struct Trained {
   ParamTable params;
-  Values values;
+  Values values;  // of the trained parameters (averages, where kept)
   int64_t steps = 0;
 };
 

@@ -3,65 +3,172 @@
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/shape.h"
 
 namespace md {
+namespace {
 
-StepGraph trace_step(const Task& task, const GraphOptions& options, const ScopeOptions& scope_options,
-                     const OptimConfig& optim, double ema_decay) {
-  StepGraph s{std::make_unique<Graph>(options), {}, task.batch()};
+struct Gradients {
+  Tensor loss;
+  std::vector<Param> of;
+  std::vector<Tensor> values;
+};
+
+std::vector<Param> trained(const ParamTable& params, const Task& task) {
+  std::vector<Param> all;
+  for (const Param& p : params.params())
+    if (p.trainable) all.push_back(p);
+  check(!all.empty(), Code::invalid_graph, "{}: nothing to train", task.model());
+  return all;
+}
+
+/// Loss and gradients of one batch; `in` is the graph where its nodes go, and holds the feed.
+Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Graph& in, const Feed& feed, Rng rng) {
+  Gradients g;
+  auto scope = [&](const std::string& component) {
+    Scope root(*s.graph, s.params, component, o.scope);
+    return (o.variation ? o.variation(component, root) : root).in_graph(in);
+  };
+  g.loss = task.loss(scope, feed, rng);
+  s.flops = 3 * count_flops(in);  // each product has two in its gradient; what is recomputed is not work done
+  g.of = trained(s.params, task);
+  std::vector<Tensor> inner;
+  for (const Param& p : g.of) inner.push_back(&in == s.graph.get() ? p.value : in.capture(p.value));
+  g.values = grad(g.loss, inner);
+  for (size_t i = 0; i < g.values.size(); ++i)
+    check(static_cast<bool>(g.values[i]), Code::invalid_graph, "the loss does not depend on {}", g.of[i].input);
+  return g;
+}
+
+/// The mean over `accumulation` batches, which follow each other on axis 0 of every batched field.
+Gradients accumulate(const Task& task, StepGraph& s, const StepOptions& o, const Feed& feed, Rng rng) {
+  const int64_t n = o.accumulation;
+  if (n == 1) return differentiate(task, s, o, *s.graph, feed, rng);
+  // The parameters, and with them the carry, are known only after the loss is traced: once for nothing.
+  Gradients g;
+  {
+    Graph nowhere(s.graph->options());
+    StepGraph once{nullptr, {}, {}, 0};
+    auto scope = [&](const std::string& component) {
+      Scope root(nowhere, once.params, component, o.scope);
+      return o.variation ? o.variation(component, root) : root;
+    };
+    Feed fake;
+    for (const BatchField& f : s.fields) {
+      Shape shape = f.shape;
+      if (f.batched) shape.dims[0] /= n;
+      fake[f.name] = nowhere.input(f.name, shape);
+    }
+    task.loss(scope, fake, Rng(nowhere.input("key", {DType::u32, {2}})));
+    g.of = trained(once.params, task);
+  }
+  Graph& root = *s.graph;
+  std::vector<Tensor> carry = {constant(root, 0.0)};
+  for (const Param& p : g.of) carry.push_back(full(root, 0, {DType::f32, p.shape.dims}));
+  Feed stacked;
+  for (const BatchField& f : s.fields) {
+    if (!f.batched) continue;
+    Dims dims = f.shape.dims;
+    dims[0] /= n;
+    dims.insert(dims.begin(), n);
+    stacked[f.name] = reshape(feed.at(f.name), dims);
+  }
+  double flops = 0;
+  const ScanResult sums = scan(n, carry, [&](ScanStep& step, const std::vector<Tensor>& c) -> ScanResult {
+    Feed one = feed;
+    for (const auto& [name, t] : stacked) one[name] = step.slice(t);
+    Gradients part = differentiate(task, s, o, step.body(), one, rng.at(step.index()));
+    flops = s.flops;
+    std::vector<Tensor> next = {c[0] + part.loss};
+    for (size_t i = 0; i < part.values.size(); ++i) next.push_back(c[i + 1] + cast(part.values[i], DType::f32));
+    g.of = part.of;
+    return {next, {}};
+  });
+  s.flops = flops * static_cast<double>(n);
+  const double share = 1 / static_cast<double>(n);
+  g.loss = sums.carry[0] * share;
+  for (size_t i = 1; i < sums.carry.size(); ++i) g.values.push_back(sums.carry[i] * share);
+  return g;
+}
+
+}  // namespace
+
+StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOptions& o) {
+  check(o.accumulation >= 1, Code::invalid_config, "gradient_accumulation_steps is {}; expected 1 or more",
+        o.accumulation);
+  StepGraph s{std::make_unique<Graph>(options), {}, task.batch(), 0};
   Graph& g = *s.graph;
   Tensor step = g.input("step", {DType::s32, {}}), healthy = g.input("healthy", {DType::pred, {}});
   Tensor key = g.input("key", {DType::u32, {2}});
   Feed feed;
-  for (const BatchField& f : s.fields) {
+  for (BatchField& f : s.fields) {
     LogicalAxes axes(f.shape.dims.size());
-    if (f.batched) axes[0] = axis::kData;
+    if (f.batched) {
+      axes[0] = axis::kData;
+      f.shape.dims[0] *= o.accumulation;
+    }
     feed[f.name] = g.input(f.name, f.shape, axes);
   }
-  Scope scope(g, s.params, task.model(), scope_options);
-  Tensor loss = task.loss(scope, feed, Rng(key).at(step));
-
-  s.flops = 3 * count_flops(g);  // each product has two in its gradient; what is recomputed is not work done
-
-  std::vector<Param> trained;
-  std::vector<Tensor> values, first, second, averages;
-  for (const Param& p : s.params.params()) {
-    if (!p.trainable) continue;
-    trained.push_back(p);
-    values.push_back(p.value);
-  }
-  check(!trained.empty(), Code::invalid_graph, "{}: nothing to train", task.model());
-  for (const Param& p : trained) {
-    first.push_back(g.input("adam_m/" + p.input, p.shape, p.axes));
-    second.push_back(g.input("adam_v/" + p.input, p.shape, p.axes));
-    if (ema_decay > 0) averages.push_back(g.input("ema/" + p.input, p.shape, p.axes));
-  }
-  std::vector<Tensor> grads = grad(loss, values);
-  for (size_t i = 0; i < grads.size(); ++i)
-    check(static_cast<bool>(grads[i]), Code::invalid_graph, "the loss does not depend on {}", trained[i].input);
-  Update u = adamw(optim, step, values, grads, first, second, bit_and(healthy, is_finite(loss)));
+  const Gradients gradients = accumulate(task, s, o, feed, Rng(key).at(step));
 
   auto state = [&](const std::string& name, Tensor after) {
     g.output(name, after, name);
     g.alias(name, name);
   };
-  state("step", where(u.applied, step + 1.0, step));
-  state("healthy", u.applied);
+  // One optimizer per component; none moves where one of them would not.
+  struct Group {
+    std::vector<Param> params;
+    std::vector<Tensor> values, grads, first, second, averages;
+    Update update;
+  };
+  std::map<std::string, Group> groups;
+  for (size_t i = 0; i < gradients.of.size(); ++i) {
+    const Param& p = gradients.of[i];
+    Group& group = groups[p.model];
+    group.params.push_back(p);
+    group.values.push_back(p.value);
+    group.grads.push_back(gradients.values[i]);
+    group.first.push_back(g.input("adam_m/" + p.input, p.shape, p.axes));
+    group.second.push_back(g.input("adam_v/" + p.input, p.shape, p.axes));
+    if (o.ema_decay > 0) group.averages.push_back(g.input("ema/" + p.input, p.shape, p.axes));
+  }
+  Tensor good = bit_and(healthy, is_finite(gradients.loss)), squares;
+  if (groups.size() > 1)
+    for (const auto& [name, group] : groups)
+      for (Tensor t : group.grads) good = bit_and(good, is_finite(sum_of_squares({t})));
+  Tensor applied;
+  for (auto& [name, group] : groups) {
+    OptimConfig optim = o.optim;
+    if (auto rate = o.learning_rates.find(name); rate != o.learning_rates.end()) optim.learning_rate = rate->second;
+    group.update = adamw(optim, step, group.values, group.grads, group.first, group.second, good);
+    applied = applied ? bit_and(applied, group.update.applied) : group.update.applied;
+    Tensor square_ = square(group.update.grad_norm);
+    squares = squares ? squares + square_ : square_;
+  }
+
+  state("step", where(applied, step + 1.0, step));
+  state("healthy", applied);
   // The average forgets its start quickly: decay min(d, (1 + n) / (10 + n)), as TensorFlow's and diffusers' do.
   Tensor n = cast(step, DType::f32);
-  Tensor keep = ema_decay > 0 ? minimum((n + 1.0) / (n + 10.0), scalar_like(n, ema_decay)) : Tensor();
-  averages = moving_average(keep, u.applied, averages, ema_decay > 0 ? u.params : std::vector<Tensor>{});
-  for (size_t i = 0; i < trained.size(); ++i) {
-    const std::string& name = trained[i].input;
-    state(name, u.params[i]);
-    state("adam_m/" + name, u.first_moments[i]);
-    state("adam_v/" + name, u.second_moments[i]);
-    if (ema_decay > 0) state("ema/" + name, averages[i]);
+  Tensor keep = o.ema_decay > 0 ? minimum((n + 1.0) / (n + 10.0), scalar_like(n, o.ema_decay)) : Tensor();
+  for (auto& [name, group] : groups) {
+    const Update& u = group.update;
+    const std::vector<Tensor> averages =
+        moving_average(keep, applied, group.averages, o.ema_decay > 0 ? u.params : std::vector<Tensor>{});
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const std::string& input = group.params[i].input;
+      state(input, u.params[i]);
+      state("adam_m/" + input, u.first_moments[i]);
+      state("adam_v/" + input, u.second_moments[i]);
+      if (o.ema_decay > 0) state("ema/" + input, averages[i]);
+    }
   }
-  g.output("loss", loss);
-  g.output("grad_norm", u.grad_norm);
-  g.output("learning_rate", learning_rate(optim, step));
+  g.output("loss", gradients.loss);
+  g.output("grad_norm", groups.size() == 1 ? groups.begin()->second.update.grad_norm : sqrt(squares));
+  g.output("learning_rate", learning_rate(o.optim, step));
   return s;
 }
 

@@ -1,12 +1,15 @@
 // One training step as one graph: loss → gradients → update. The state goes in and comes out under the same names, in
 // the same memory.
 //   step s32 [], healthy pred []             the clock; false from the first loss that is not finite on
-//   <model>/<path>                           parameters
-//   adam_m/<model>/<path>, adam_v/…          moments of the trainable ones
-//   ema/<model>/<path>                       with ema_decay > 0
-// Beside the state: key u32 [2] of the run's seed, and the task's batch. Out: state, loss, grad_norm, learning_rate.
+//   <model>/<path>                           trained parameters
+//   adam_m/<model>/<path>, adam_v/…          their moments
+//   ema/<model>/<path>                       their averages, with ema_decay > 0
+// Beside the state: key u32 [2] of the run's seed, the frozen parameters, and the task's batch. Out: state, loss,
+// grad_norm, learning_rate.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +18,18 @@
 #include "maxdiffusion/tasks/task.h"
 
 namespace md {
+
+struct StepOptions {
+  ScopeOptions scope;
+  OptimConfig optim;
+  double ema_decay = 0;
+  /// Pictures of an update are `accumulation` batches of the task, one after the other; gradients are averaged.
+  int64_t accumulation = 1;
+  /// By component: another peak learning rate than the optimizer's. Every component is clipped and updated by itself.
+  std::map<std::string, double> learning_rates;
+  /// What is trained: the scope of a component, frozen or varied. Empty: all of it.
+  std::function<Scope(const std::string& component, const Scope&)> variation;
+};
 
 struct StepGraph {
   std::unique_ptr<Graph> graph;
@@ -25,7 +40,6 @@ struct StepGraph {
 
 /// A step whose loss or gradient norm is not finite changes nothing but `healthy`, and neither do the steps after it:
 /// the state stays what it was before the bad step.
-StepGraph trace_step(const Task& task, const GraphOptions& options, const ScopeOptions& scope, const OptimConfig& optim,
-                     double ema_decay);
+StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOptions& step);
 
 }  // namespace md

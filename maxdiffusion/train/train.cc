@@ -4,16 +4,19 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/picture.h"
+#include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/data/emoji.h"
 #include "maxdiffusion/data/image_folder.h"
 #include "maxdiffusion/tasks/autoencoder.h"
 #include "maxdiffusion/tasks/latent_cache.h"
 #include "maxdiffusion/tasks/latent_diffusion.h"
+#include "maxdiffusion/tasks/replay.h"
 
 namespace md {
 namespace {
@@ -49,8 +52,8 @@ LoopOptions loop_options(const RunConfig& c, const std::string& folder, const st
   o.title = title;
   o.folder = folder;
   o.checkpoint_dir = folder + "/checkpoints";
-  o.optim = c.optim;
-  o.scope = scope_options(c.model);
+  o.step.optim = c.optim;
+  o.step.scope = scope_options(c.model);
   o.seed = static_cast<uint64_t>(c.run.seed);
   o.checkpoint_every = c.run.checkpoint_every;
   o.checkpoints_to_keep = c.run.checkpoints_to_keep;
@@ -107,10 +110,9 @@ void write_reconstructions(PictureCoder& coder, const HostArray& pixels, const s
   write_png(path, make_grid(above, columns, 2));
 }
 
-/// Weights of the autoencoder, by input name; trains it first where the config says so.
-Values autoencoder(const RunConfig& c, const Devices& devices, ModelFolder& folder, const LoadedFolder& pictures) {
-  if (!c.model.train_new_vae)
-    return folder.values(vae_params(folder, DType::f32), "vae", false, static_cast<uint64_t>(c.run.seed));
+/// Trains an autoencoder from random weights; its values by input name.
+Values train_autoencoder(const RunConfig& c, const Devices& devices, const ModelFolder& folder,
+                         const LoadedFolder& pictures) {
   Autoencoder task;
   task.vae = folder.vae;
   task.batch_size =
@@ -118,18 +120,19 @@ Values autoencoder(const RunConfig& c, const Devices& devices, ModelFolder& fold
   task.resolution = c.data.resolution;
   task.kl_weight = c.vae.vae_kl_weight;
   LoopOptions o = loop_options(c, c.folder() + "/vae", "train vae");
-  o.optim.max_train_steps = c.vae.vae_max_train_steps;
-  o.optim.learning_rate_schedule_steps = -1;
-  o.optim.learning_rate = scaled_rate(c.optim, c.vae.vae_learning_rate, task.batch_size);
+  o.step.optim = c.optim.with_switches(true);
+  o.step.optim.max_train_steps = c.vae.vae_max_train_steps;
+  o.step.optim.learning_rate_schedule_steps = -1;
+  o.step.optim.learning_rate = scaled_rate(c.optim, c.vae.vae_learning_rate, task.batch_size);
   LoopCallbacks callbacks;
   callbacks.initial = [&](const ParamTable& p) { return folder.open_values(p, "vae", true, o.seed); };
-  callbacks.complete = [&](CheckpointContent& content) {
+  callbacks.complete = [&](CheckpointContent& content, const ParamTable&, const Values&) {
     content.files["vae/config.json"] = folder.files.at("vae/config.json");
   };
-  Trained t = train_loop(
-      devices, task, in_memory({{"pixels", pictures.pixels}}, task.batch_size, o.seed, c.data.enable_data_shuffling), o,
-      callbacks);
-  return t.values;
+  return train_loop(devices, task,
+                    in_memory({{"pixels", pictures.pixels}}, task.batch_size, o.seed, c.data.enable_data_shuffling), o,
+                    callbacks)
+      .values;
 }
 
 /// What the cached arrays depend on beside the pictures and captions: the weights and configs that made them.
@@ -199,100 +202,305 @@ HostArray scaled(const HostArray& moments, const VaeConfig& vae) {
   return out;
 }
 
-}  // namespace
+std::set<std::string> components_of(const ParamTable& params) {
+  std::set<std::string> names;
+  for (const Param& p : params.params()) names.insert(p.model);
+  return names;
+}
 
-void train(const RunConfig& c, const OnSample& on_sample) {
-  const std::string run = c.folder();
-  const Devices devices = open_devices(c);
-  ModelFolder folder =
-      ModelFolder::open(c.model.pretrained_model_name_or_path, c.model.clip_bpe_file, c.model.revision);
-  NoiseSchedule noise = NoiseSchedule::from_json(json::parse(folder.scheduler_config()));
-  if (!c.model.prediction_type.empty()) noise.prediction_type = c.model.prediction_type;
+Values of_component(const ParamTable& params, const std::string& component, const Values& all) {
+  Values v;
+  for (const Param& p : params.params())
+    if (p.model == component) v[p.input] = all.at(p.input);
+  return v;
+}
+
+/// The models around the one that is trained, each loaded when it is first needed.
+class Companions {
+ public:
+  Companions(const RunConfig& c, const Devices& devices, const ModelFolder& folder)
+      : config_(c), devices_(devices), folder_(folder), seed_(static_cast<uint64_t>(c.run.seed)) {}
+
+  bool fresh(const std::string& component) const {
+    const ModelKeys& m = config_.model;
+    return component == "unet" ? m.train_new_unet : component == "vae" ? m.train_new_vae : m.random_text_encoder;
+  }
+  /// Weights before this run's training of them; those of an autoencoder that this run has trained, though.
+  WeightsOf weights() {
+    return [this](const ParamTable& p, const std::string& component) { return open(p, component)(); };
+  }
+  /// The same in two, as ModelFolder::open_values.
+  std::function<Values()> open(const ParamTable& params, const std::string& component) {
+    if (component == "vae") return [this, &params] { return of_component(params, "vae", vae()); };
+    const std::string& other = config_.model.unet_checkpoint;
+    if (component == "unet" && !other.empty() && !fresh("unet"))
+      return [&params, component, other] { return ModelFolder::values_at(params, component, unet_folder(other)); };
+    return folder_.open_values(params, component, fresh(component), seed_);
+  }
+  void set_vae(Values values) { vae_ = std::move(values); }
+  const Values& vae() {
+    if (vae_.empty()) vae_ = folder_.values(vae_params(folder_, DType::f32), "vae", fresh("vae"), seed_);
+    return vae_;
+  }
+  int64_t batch() const { return 32 * devices_.mesh().devices(); }
+  TextEncoder& text() {
+    if (!text_) text_ = std::make_unique<TextEncoder>(devices_, folder_, batch(), weights(), config_.compile);
+    return *text_;
+  }
+  PictureCoder& coder() {
+    if (!coder_) coder_ = std::make_unique<PictureCoder>(devices_, folder_.vae, vae(), batch(), config_.compile);
+    return *coder_;
+  }
+  /// Everything that the content of a checkpoint lacks to be a whole model folder. Weights that came from files are
+  /// linked, not written.
+  void complete(CheckpointContent& content) {
+    for (const auto& [path, text] : folder_.files) content.files[path] = text;
+    folder_.add_tokenizers(content.files);
+    for (const char* component : {"unet", "vae", "text_encoder", "text_encoder_2"}) {
+      if (content.weights.contains(component) || !folder_.files.contains(std::string(component) + "/config.json"))
+        continue;
+      if (!fresh(component)) {
+        const std::string& other = config_.model.unet_checkpoint;
+        const std::string from =
+            component == std::string("unet") && !other.empty() ? unet_folder(other) : folder_.path + "/" + component;
+        for (const std::string& file : weight_files(from))
+          content.linked[std::string(component) + file.substr(file.rfind('/'))] = file;
+      } else if (component == std::string("vae")) {
+        content.weights["vae"] = published(vae_params(folder_, DType::f32), "vae", vae());
+      } else {
+        content.weights[component] = text().weights().at(component);
+      }
+    }
+  }
+
+ private:
+  const RunConfig& config_;
+  const Devices& devices_;
+  const ModelFolder& folder_;
+  uint64_t seed_;
+  Values vae_;
+  std::unique_ptr<TextEncoder> text_;
+  std::unique_ptr<PictureCoder> coder_;
+};
+
+TimestepBias timestep_bias(const std::map<std::string, std::string>& members) {
+  TimestepBias bias;
+  for (const auto& [name, text] : members) {
+    const json value = json::parse(text);
+    auto number = [&] {
+      check(value.is_number(), Code::invalid_config, "timestep_bias: {} is {}; expected a number", name, text);
+      return value.get<double>();
+    };
+    if (name == "strategy") {
+      check(value.is_string(), Code::invalid_config, "timestep_bias: strategy is {}; expected a text", text);
+      bias.strategy = value;
+    } else if (name == "multiplier") {
+      bias.multiplier = number();
+    } else if (name == "portion") {
+      bias.portion = number();
+    } else if (name == "begin") {
+      bias.begin = static_cast<int64_t>(number());
+    } else if (name == "end") {
+      bias.end = static_cast<int64_t>(number());
+    } else {
+      fail(Code::invalid_config,
+           "timestep_bias: there is no member '{}'; known are strategy, multiplier, portion, begin, end", name);
+    }
+  }
+  return bias;
+}
+
+/// The noise of training: the folder's schedule, with what the run's keys say of it.
+NoiseSchedule training_noise(const RunConfig& c, const ModelFolder& folder) {
+  json config = json::parse(folder.scheduler_config());
+  for (const auto& [name, text] : c.sample.diffusion_scheduler_config) {
+    const json value = json::parse(text);
+    if (value == "" || name == "_class_name" || name == "timestep_spacing") continue;
+    if (name == "rescale_zero_terminal_snr") config.erase("rescale_betas_zero_snr");
+    config[name] = value;
+  }
+  if (!c.model.prediction_type.empty()) config["prediction_type"] = c.model.prediction_type;
+  return NoiseSchedule::from_json(config);
+}
+
+/// Token ids s32 [N, L] of captions.
+HostArray token_ids(const ClipTokenizer& tokenizer, const std::vector<std::string>& captions, int64_t length) {
+  HostArray out(Shape{DType::s32, {static_cast<int64_t>(captions.size()), length}});
+  auto v = out.mutable_view<int32_t>();
+  int64_t cut = 0;
+  for (size_t i = 0; i < captions.size(); ++i) {
+    bool truncated = false;
+    const std::vector<int32_t> row = tokenizer.encode(captions[i], length, &truncated);
+    cut += truncated;
+    std::copy(row.begin(), row.end(), v.begin() + static_cast<int64_t>(i) * length);
+  }
+  if (cut > 0) log_warning("{} captions are longer than {} tokens and are cut", cut, length);
+  return out;
+}
+
+HostArray without_batch(const HostArray& a) { return a.reshaped(Dims(a.dims().begin() + 1, a.dims().end())); }
+
+/// What the UNet is trained on: sets the task's sizes and the arrays that are the same every step.
+std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& devices, ModelFolder& folder,
+                                       Companions& companions, LatentDiffusion& task, Values& constants) {
   const uint64_t seed = static_cast<uint64_t>(c.run.seed);
-
-  make_folders(run);
-  write_file_atomic(run + "/config.yml", c.to_yaml());
+  if (!c.loss.replay_batches.empty()) {
+    Replay replay = open_replay(c.loss.replay_batches, folder.unet.addition_embed_type.has_value());
+    check(c.optim.max_train_steps <= replay.steps, Code::invalid_config,
+          "max_train_steps is {}, replay_batches '{}' holds {} steps", c.optim.max_train_steps, c.loss.replay_batches,
+          replay.steps);
+    task.replay = true;
+    task.batch_size = replay.batch_size;
+    task.latent_height = replay.latent_height, task.latent_width = replay.latent_width;
+    task.text_length = replay.text_length;
+    return std::move(replay.data);
+  }
+  // The reference's name of the column is that of its data sets; in an image folder the same is file_name.
+  const std::string image_column = c.data.image_column == "image" ? "file_name" : c.data.image_column;
   ImageFolderConfig images{.resolution = c.data.resolution,
                            .center_crop = c.data.center_crop,
                            .random_flip = c.data.random_flip,
-                           .image_column = c.data.image_column,
+                           .image_column = image_column,
                            .caption_column = c.data.caption_column,
                            .max_train_samples = c.data.max_train_samples};
   const LoadedFolder pictures = load_image_folder(pictures_folder(c.data), images);
-  const int64_t n = pictures.pixels.dims()[0];
+  const int64_t n = pictures.pixels.dims()[0], copies = c.data.random_flip ? 2 : 1;
   log_info("{} pictures, {} skipped", n, pictures.skipped.size());
+  task.batch_size = global_batch(c.data.per_device_batch_size, devices.mesh().devices());
+  task.resolution = c.data.resolution;
+  task.caption_dropout = c.data.caption_dropout;
+  task.latent_height = task.latent_width = c.data.resolution / folder.vae.downscale();
+  task.text_length = folder.text_encoder.max_position_embeddings;
 
-  // Autoencoder.
-  const int64_t coder_batch = 32 * devices.mesh().devices();
-  const std::string samples = run + "/samples";
-  make_folders(samples);
-  Values vae = autoencoder(c, devices, folder, pictures);
-  PictureCoder coder(devices, folder.vae, vae, coder_batch, c.compile);
-  write_reconstructions(coder, pictures.pixels, samples + "/reconstructions.png");
-  log_info("autoencoder: originals above reconstructions in {}", samples + "/reconstructions.png");
+  if (c.model.train_new_vae) companions.set_vae(train_autoencoder(c, devices, folder, pictures));
+  if (!c.loss.cache_latents_text_encoder_outputs) {
+    check(!c.model.train_new_vae, Code::invalid_config,
+          "train_new_vae with cache_latents_text_encoder_outputs=false: the scale of its latents would not be known");
+    task.from_pixels = task.from_ids = true;
+    Values arrays = {{"pixels", with_mirrored(pictures.pixels, 0, n * copies)}};
+    std::vector<std::string> captions;
+    for (int64_t i = 0; i < n * copies; ++i) captions.push_back(pictures.captions[static_cast<size_t>(i % n)]);
+    for (const auto& [name, tokenizer] : {std::pair{"ids", folder.tokenizer}, std::pair{"ids_2", folder.tokenizer_2}}) {
+      if (!tokenizer) continue;
+      arrays[name] = token_ids(*tokenizer, captions, task.text_length);
+      constants[std::string("empty_") + name] = without_batch(token_ids(*tokenizer, {""}, task.text_length));
+    }
+    return in_memory(arrays, task.batch_size, seed, c.data.enable_data_shuffling);
+  }
 
-  // What the UNet is trained on: moments of latents and text embeddings, computed once.
-  const bool random_text = c.model.random_text_encoder;
-  TextEncoder text(
-      devices, folder, coder_batch,
-      [&](const ParamTable& p, const std::string& component) { return folder.values(p, component, random_text, seed); },
-      c.compile);
-  const std::string cache_folder =
-      (c.data.dataset_save_location.empty() ? run : c.data.dataset_save_location) + "/cache";
-  std::map<std::string, HostArray> samples_on_host =
-      encoded(cache_folder, pictures, c.data.random_flip, cache_key(c, folder, vae, text), coder, text);
+  PictureCoder& coder = companions.coder();
+  TextEncoder& text = companions.text();
   if (c.model.train_new_vae) {
-    folder.vae.scaling_factor = latent_scale(samples_on_host.at("moments"));
+    const std::string path = c.folder() + "/samples/reconstructions.png";
+    write_reconstructions(coder, pictures.pixels, path);
+    log_info("autoencoder: originals above reconstructions in {}", path);
+  }
+  const std::string cache_folder =
+      (c.data.dataset_save_location.empty() ? c.folder() : c.data.dataset_save_location) + "/cache";
+  Values arrays =
+      encoded(cache_folder, pictures, c.data.random_flip, cache_key(c, folder, companions.vae(), text), coder, text);
+  if (c.model.train_new_vae) {
+    folder.vae.scaling_factor = latent_scale(arrays.at("moments"));
     json config = json::parse(folder.files.at("vae/config.json"));
     config["scaling_factor"] = folder.vae.scaling_factor;
     folder.files["vae/config.json"] = config.dump(2) + "\n";
     log_info("autoencoder: scaling_factor {:.5f} (one over the latents' standard deviation)",
              folder.vae.scaling_factor);
   }
-  samples_on_host["moments"] = scaled(samples_on_host.at("moments"), folder.vae);
-
-  // UNet.
-  const HostArray& moments = samples_on_host.at("moments");
-  LatentDiffusion task;
-  task.unet = folder.unet;
-  task.noise = noise;
-  task.batch_size = global_batch(c.data.per_device_batch_size, devices.mesh().devices());
-  task.latent_height = moments.dims()[1];
-  task.latent_width = moments.dims()[2];
-  task.text_length = samples_on_host.at("prompt_embeds").dims()[1];
-  task.resolution = c.data.resolution;
-  task.snr_gamma = c.loss.snr_gamma;
-  task.caption_dropout = c.data.caption_dropout;
-
-  LoopOptions o = loop_options(c, run, "train unet");
-  o.optim.learning_rate = scaled_rate(c.optim, c.optim.learning_rate, task.batch_size);
-  o.ema_decay = c.loss.ema_decay;
-  o.sample_every = c.sample.sample_every;
-  o.save_final_checkpoint = c.run.save_final_checkpoint;
-  LoopCallbacks callbacks;
-  callbacks.initial = [&](const ParamTable& p) { return folder.open_values(p, "unet", c.model.train_new_unet, seed); };
+  arrays["moments"] = scaled(arrays.at("moments"), folder.vae);
   if (c.data.caption_dropout > 0) {
     TextEmbeddings empty = text.encode({""});
-    auto row = [](const HostArray& a) { return a.reshaped(Dims(a.dims().begin() + 1, a.dims().end())); };
-    callbacks.constants["empty_prompt_embeds"] = row(empty.prompt_embeds);
-    if (empty.text_embeds) callbacks.constants["empty_text_embeds"] = row(empty.text_embeds);
+    constants["empty_prompt_embeds"] = without_batch(empty.prompt_embeds);
+    if (empty.text_embeds) constants["empty_text_embeds"] = without_batch(empty.text_embeds);
   }
-  const auto vae_published = published(vae_params(folder, DType::f32), "vae", vae);
-  callbacks.complete = [&](CheckpointContent& content) {
-    content.weights["vae"] = vae_published;
-    for (const auto& [component, weights] : text.weights()) content.weights[component] = weights;
-    for (const auto& [path, content_of] : folder.files) content.files[path] = content_of;
-    folder.add_tokenizers(content.files);
+  return in_memory(arrays, task.batch_size, seed, c.data.enable_data_shuffling);
+}
+
+/// What the reference refuses before it starts, too.
+void validate(const RunConfig& c, const ModelFolder& folder) {
+  check(!c.loss.train_text_encoder || !folder.text_encoder_2, Code::invalid_config,
+        "train_text_encoder: models with two text encoders are trained without them; set it to false");
+  check(!c.loss.train_text_encoder || !c.loss.cache_latents_text_encoder_outputs, Code::invalid_config,
+        "Cannot train text encoder and cache text encoder outputs. Set either train_text_encoder or "
+        "cache_latents_text_encoder_outputs to False");
+  check(!c.loss.train_text_encoder || c.loss.replay_batches.empty(), Code::invalid_config,
+        "train_text_encoder with replay_batches: the file holds what the text encoder has made");
+}
+
+}  // namespace
+
+void train(const RunConfig& c, const OnSample& on_sample) {
+  const std::string run = c.folder(), samples = run + "/samples";
+  const Devices devices = open_devices(c);
+  ModelFolder folder =
+      ModelFolder::open(c.model.pretrained_model_name_or_path, c.model.clip_bpe_file, c.model.revision);
+  validate(c, folder);
+  make_folders(samples);
+  write_file_atomic(run + "/config.yml", c.to_yaml());
+
+  Companions companions(c, devices, folder);
+  LatentDiffusion task;
+  LoopCallbacks callbacks;
+  task.noise = training_noise(c, folder);
+  task.timestep_bias = timestep_bias(c.loss.timestep_bias);
+  task.snr_gamma = c.loss.snr_gamma;
+  task.noise_offset = c.loss.noise_offset;
+  task.input_perturbation = c.loss.input_perturbation;
+  std::unique_ptr<Dataset> data = training_data(c, devices, folder, companions, task, callbacks.constants);
+  task.folder = folder;
+
+  LoopOptions o = loop_options(c, run, "train unet");
+  const int64_t update = task.batch_size * c.loss.gradient_accumulation_steps;
+  o.step.optim = c.optim.with_switches(!folder.text_encoder_2);
+  o.step.optim.learning_rate = scaled_rate(c.optim, c.optim.learning_rate, update);
+  if (o.step.optim.max_train_steps <= 0) {
+    check(c.loss.num_train_epochs > 0, Code::invalid_config,
+          "You must set max_train_steps or num_train_epochs to a positive integer");
+    o.step.optim.max_train_steps = std::max<int64_t>(1, c.loss.num_train_epochs * data->size() / update);
+  }
+  if (o.step.optim.max_grad_norm > 0) log_info("gradients are clipped to norm {}", o.step.optim.max_grad_norm);
+  o.step.accumulation = c.loss.gradient_accumulation_steps;
+  o.step.ema_decay = c.loss.ema_decay;
+  o.step.learning_rates["text_encoder"] = scaled_rate(c.optim, c.loss.text_encoder_learning_rate, update);
+  o.step.variation = [&c](const std::string& component, const Scope& s) {
+    const bool learned = component == "unet" || (component == "text_encoder" && c.loss.train_text_encoder);
+    if (learned) return s;
+    ScopeOptions plain = s.options();  // companions compute in float32, as they do outside of the step
+    plain.weights = plain.activations = DType::f32;
+    return s.with(plain).frozen();
   };
-  auto draw = [&](int64_t step, const Values& unet) {
-    if (!on_sample) return;
-    const std::string path = on_sample({devices, c, folder, text, coder, o.scope, unet, step, samples});
+  o.sample_every = c.sample.sample_every;
+  o.save_final_checkpoint = c.run.save_final_checkpoint;
+
+  callbacks.initial = [&](const ParamTable& p) {
+    std::vector<std::function<Values()>> parts;
+    for (const std::string& component : components_of(p)) parts.push_back(companions.open(p, component));
+    return [parts] {
+      Values all;
+      for (const auto& part : parts) all.merge(part());
+      return all;
+    };
+  };
+  callbacks.complete = [&](CheckpointContent& content, const ParamTable&, const Values&) {
+    companions.complete(content);
+  };
+  auto draw = [&](int64_t step, const ParamTable& params, const Values& trained) {
+    if (!on_sample || c.sample.prompt.empty()) return;
+    const WeightsOf weights = [&](const ParamTable& p, const std::string& component) {
+      const bool learned = std::any_of(params.params().begin(), params.params().end(),
+                                       [&](const Param& q) { return q.trainable && q.model == component; });
+      return learned ? of_component(p, component, trained) : companions.weights()(p, component);
+    };
+    std::unique_ptr<TextEncoder> own;
+    if (c.loss.train_text_encoder)
+      own = std::make_unique<TextEncoder>(devices, folder, companions.batch(), weights, c.compile);
+    const std::string path =
+        on_sample({devices, c, folder, weights, own ? *own : companions.text(), companions.coder(), step, samples});
     if (!path.empty()) log_info("pictures of step {}: {}", step, path);
   };
-  callbacks.sample = [&](int64_t step, const ParamTable&, const Values& unet) { draw(step, unet); };
-  Trained t = train_loop(devices, task, in_memory(samples_on_host, task.batch_size, seed, c.data.enable_data_shuffling),
-                         o, callbacks);
-  draw(t.steps, t.values);
+  if (o.sample_every > 0) callbacks.sample = draw;
+  Trained t = train_loop(devices, task, std::move(data), o, callbacks);
+  if (o.sample_every != 0) draw(t.steps, t.params, t.values);
 }
 
 }  // namespace md

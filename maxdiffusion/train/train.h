@@ -16,10 +16,9 @@ struct TrainedModel {
   const Devices& devices;
   const RunConfig& config;
   const ModelFolder& folder;
+  const WeightsOf& weights;
   TextEncoder& text_encoder;
   PictureCoder& coder;
-  const ScopeOptions& scope;
-  const Values& unet;  // by input name
   int64_t step;
   std::string samples;  // folder for pictures
 };

@@ -95,7 +95,7 @@ std::vector<std::string> words(const std::string& name, const std::vector<std::s
                                 "max_train_steps=6",
                                 "learning_rate_schedule_steps=100",
                                 "per_device_batch_size=4",
-                                "checkpoint_every=2",
+                                "checkpoint_every=8",
                                 "num_inference_steps=3",
                                 "prompt=[shade number 1, shade number 2]"};
   w.insert(w.end(), more.begin(), more.end());

@@ -16,7 +16,7 @@ namespace {
 
 LatentDiffusion tiny_task() {
   LatentDiffusion t;
-  t.unet = UNetConfig::from_json(nlohmann::json::parse(R"({
+  t.folder.unet = UNetConfig::from_json(nlohmann::json::parse(R"({
     "in_channels": 4, "out_channels": 4, "sample_size": 8, "block_out_channels": [8, 16], "layers_per_block": 1,
     "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
     "norm_num_groups": 4, "cross_attention_dim": 12, "attention_head_dim": [1, 2], "use_linear_projection": true,
@@ -49,15 +49,15 @@ struct TinyRun {
     options.title = "test";
     options.folder = folder.path();
     options.checkpoint_dir = folder.path() + "/checkpoints";
-    options.optim.learning_rate = 1e-3;
-    options.optim.learning_rate_schedule_steps = 100;
-    options.ema_decay = 0.9;
+    options.step.optim.learning_rate = 1e-3;
+    options.step.optim.learning_rate_schedule_steps = 100;
+    options.step.ema_decay = 0.9;
     static TemporaryFolder cache;  // the programs of one process's tests, compiled once
     options.compile.jax_cache_dir = cache.path();
   }
 
   Trained train(int64_t steps) {
-    options.optim.max_train_steps = steps;
+    options.step.optim.max_train_steps = steps;
     LoopCallbacks callbacks;
     callbacks.initial = [](const ParamTable& params) {
       return [&params] {
@@ -91,7 +91,7 @@ void expect_same_bits(const Values& a, const Values& b) {
 TEST(Resume, EqualsNoInterruptionBitForBit) {
   for (double ema : {0.0, 0.9}) {
     TinyRun whole, parts;
-    whole.options.ema_decay = parts.options.ema_decay = ema;
+    whole.options.step.ema_decay = parts.options.step.ema_decay = ema;
     Trained expected = whole.train(8);
     Trained half = parts.train(4);
     Trained resumed = parts.train(8);
@@ -115,7 +115,7 @@ TEST(Resume, TrainingBeyondTheLastStepDoesNothing) {
 
 TEST(Resume, CheckpointsOnTheWayDoNotChangeTheRun) {
   TinyRun plain, saving;
-  saving.options.checkpoint_every = 2;
+  saving.options.checkpoint_every = 8;  // samples: two steps
   expect_same_bits(plain.train(6).values, saving.train(6).values);
   EXPECT_EQ(list_checkpoints(saving.options.checkpoint_dir), (std::vector<int64_t>{2, 4, 6}));
 }

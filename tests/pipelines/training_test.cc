@@ -1,0 +1,96 @@
+// The program's training against PyTorch's: same weights, batches and draws, six steps.
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "tests/cli/command.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+const std::string kGoldens = MD_SOURCE_DIR "/tests/golden/";
+
+json golden() { return json::parse(read_file(kGoldens + "training/golden.json")); }
+
+std::vector<json> lines_of(const std::string& path) {
+  std::vector<json> out;
+  std::ifstream f(path);
+  for (std::string line; std::getline(f, line);) out.push_back(json::parse(line));
+  return out;
+}
+
+Outcome train(const TemporaryFolder& t, const json& golden, const std::vector<std::string>& more) {
+  const std::string folder = golden["folder"];
+  std::vector<std::string> words = {"train",
+                                    MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                    "run_name=run",
+                                    "output_dir=" + t.path(),
+                                    "pretrained_model_name_or_path=" + kGoldens + "pipelines/" + folder,
+                                    "replay_batches=" + kGoldens + "training/batches_" + folder + ".safetensors",
+                                    "metrics_file=" + (t / "metrics.jsonl"),
+                                    "learning_rate=1e-3",
+                                    "adam_weight_decay=1e-2",
+                                    "max_train_steps=6"};
+  for (const auto& word : golden["words"]) words.push_back(word);
+  words.insert(words.end(), more.begin(), more.end());
+  return maxdiffusion(words);
+}
+
+class Training : public testing::TestWithParam<std::string> {};
+
+TEST_P(Training, FollowsPyTorchForSixSteps) {
+  const json want = golden()[GetParam()];
+  TemporaryFolder t;
+  const Outcome o = train(t, want, {});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const std::vector<json> got = lines_of(t / "metrics.jsonl");
+  ASSERT_EQ(got.size(), 6u);
+  double worst = 0, worst_rate = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i]["step"], i + 1);
+    for (const char* key : {"loss", "grad_norm"})
+      worst = std::max(worst, std::abs(got[i][key].get<double>() / want[key][i].get<double>() - 1));
+    worst_rate =
+        std::max(worst_rate, std::abs(got[i]["learning_rate"].get<double>() - want["learning_rate"][i].get<double>()));
+  }
+  EXPECT_LE(worst, 1e-4);
+  EXPECT_LE(worst_rate, 1e-9);  // of a peak of 1e-3
+
+  const SafetensorsReader weights =
+      SafetensorsReader::open(t / "run/checkpoints/6/unet/diffusion_pytorch_model.safetensors");
+  const SafetensorsReader file = SafetensorsReader::open(kGoldens + "training/golden.safetensors");
+  double worst_weight = 0;
+  int compared = 0;
+  for (const auto& [name, array] : file.tensors()) {
+    if (!name.starts_with(GetParam() + ".")) continue;
+    const std::vector<double> a = weights.tensors().at(name.substr(GetParam().size() + 1)).to_doubles(),
+                              b = array.to_doubles();
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < a.size(); ++i) difference += (a[i] - b[i]) * (a[i] - b[i]), size += b[i] * b[i];
+    worst_weight = std::max(worst_weight, std::sqrt(difference / size));
+    ++compared;
+  }
+  EXPECT_GE(compared, 16);
+  fmt::print("  metrics {:.2g} (noise floor {:.2g}), weights {:.2g} (noise floor {:.2g})\n", worst,
+             want["noise_floor"]["metrics"].get<double>(), worst_weight, want["noise_floor"]["weights"].get<double>());
+  EXPECT_LE(worst_weight, 1e-3);
+}
+
+INSTANTIATE_TEST_SUITE_P(Goldens, Training, testing::Values("sdxl", "sdxl_clipped", "sd_v_snr", "sd_sample"),
+                         [](const auto& info) { return info.param; });
+
+TEST(Replay, RefusesMoreStepsThanTheFileHolds) {
+  TemporaryFolder t;
+  const Outcome o = train(t, golden()["sd_sample"], {"max_train_steps=7"});
+  EXPECT_EQ(o.status, 2) << o.err;
+  EXPECT_TRUE(contains(o.err, "holds 6 steps")) << o.err;
+}
+
+}  // namespace
+}  // namespace md

@@ -1,0 +1,121 @@
+"""Writes the goldens of training: six steps of PyTorch on the tiny folders of tests/golden/pipelines.
+
+tests/golden/training/ gets
+  batches_<folder>.safetensors   step{i}.latents, .noise, .timesteps, .encoder_hidden_states and SDXL's .text_embeds,
+                                 .time_ids: what `replay_batches` reads
+  golden.json                    per case: folder, words of the command, loss and gradient norm (before clipping) of
+                                 every step, learning rates, and the distances of a float64 run from this one
+  golden.safetensors             <case>.<name> of some weights after the last step
+All in float32 on the CPU: torch.optim.AdamW, clip_grad_norm_, diffusers' models, schedules and formulas.
+
+    python tools/golden/training.py
+"""
+
+import json
+import pathlib
+
+import diffusers
+import torch
+from diffusers import DDPMScheduler, UNet2DConditionModel
+from diffusers.optimization import get_scheduler
+from diffusers.training_utils import compute_snr
+from safetensors.torch import save_file
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
+ROOT = GOLDEN / "training"
+STEPS, BATCH = 6, 2
+# name: (folder, prediction, snr gamma, schedule, warm-up steps, clip by norm, clip by value, words)
+CASES = {
+    "sdxl": ("sdxl", "epsilon", None, "constant", 0, None, None,
+             ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
+    "sdxl_clipped": ("sdxl", "epsilon", None, "cosine", 2, 0.05, 0.01,
+                     ["lr_scheduler=cosine", "warmup_steps_fraction=0.34", "opt_enable_grad_clipping=true",
+                      "max_grad_value=0.01", "opt_enable_grad_global_norm_clipping=true", "max_grad_norm=0.05"]),
+    "sd_v_snr": ("sd", "v_prediction", 5.0, "polynomial", 1, 1.0, None,
+                 ["prediction_type=v_prediction", "snr_gamma=5.0", "lr_scheduler=polynomial", "lr_power=2",
+                  "warmup_steps_fraction=0.17"]),
+    "sd_sample": ("sd", "sample", 5.0, "cosine_with_restarts", 0, 1.0, None,
+                  ["prediction_type=sample", "snr_gamma=5.0", "lr_scheduler=cosine_with_restarts", "lr_num_cycles=2",
+                   "warmup_steps_fraction=0"]),
+}
+RATE, DECAY = 1e-3, 1e-2
+
+
+def batches(folder, seed):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    out = {}
+    for i in range(STEPS):
+        out |= {f"step{i}.latents": draw(BATCH, 4, 8, 8), f"step{i}.noise": draw(BATCH, 4, 8, 8),
+                f"step{i}.timesteps": torch.randint(0, 1000, (BATCH,), generator=generator, dtype=torch.int32),
+                f"step{i}.encoder_hidden_states": draw(BATCH, 7, 24 if folder == "sdxl" else 16)}
+        if folder == "sdxl":
+            out |= {f"step{i}.text_embeds": draw(BATCH, 16),
+                    f"step{i}.time_ids": torch.tensor([[16.0, 16, 0, 0, 16, 16], [20, 16, 2, 1, 16, 16]])}
+    return out
+
+
+def train(case, data, dtype):
+    folder, prediction, gamma, schedule, warmup, by_norm, by_value, words = CASES[case]
+    unet = UNet2DConditionModel.from_pretrained(GOLDEN / "pipelines" / folder / "unet").to(dtype).train()
+    noise = DDPMScheduler.from_pretrained(GOLDEN / "pipelines" / folder / "scheduler", prediction_type=prediction)
+    noise.alphas_cumprod = noise.alphas_cumprod.to(dtype)
+    optimizer = torch.optim.AdamW(unet.parameters(), lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=DECAY)
+    power = {"power": 2} if schedule == "polynomial" else {}
+    if schedule == "polynomial":
+        from diffusers.optimization import get_polynomial_decay_schedule_with_warmup
+        rates = get_polynomial_decay_schedule_with_warmup(optimizer, warmup, STEPS, **power)
+    else:
+        rates = get_scheduler(schedule, optimizer, num_warmup_steps=warmup, num_training_steps=STEPS, num_cycles=2)
+    log = {"loss": [], "grad_norm": [], "learning_rate": []}
+    for i in range(STEPS):
+        b = {k.split(".")[1]: v for k, v in data.items() if k.startswith(f"step{i}.")}
+        latents, eps, t = b["latents"].to(dtype), b["noise"].to(dtype), b["timesteps"].long()
+        added = {k: b[k].to(dtype) for k in ("text_embeds", "time_ids") if k in b}
+        out = unet(noise.add_noise(latents, eps, t), t, b["encoder_hidden_states"].to(dtype),
+                   added_cond_kwargs=added or None).sample
+        target = {"epsilon": eps, "v_prediction": noise.get_velocity(latents, eps, t), "sample": latents}[prediction]
+        per_sample = ((out - target) ** 2).mean(dim=(1, 2, 3))
+        if gamma:
+            snr = compute_snr(noise, t)
+            weight = torch.minimum(snr, torch.full_like(snr, gamma))
+            weight = {"epsilon": weight / snr, "v_prediction": weight / (snr + 1), "sample": weight}[prediction]
+            per_sample = per_sample * weight
+        loss = per_sample.mean()
+        loss.backward()
+        norm = torch.stack([p.grad.norm() for p in unet.parameters()]).norm()
+        if by_value:
+            torch.nn.utils.clip_grad_value_(unet.parameters(), by_value)
+        if by_norm:
+            torch.nn.utils.clip_grad_norm_(unet.parameters(), by_norm)
+        log["learning_rate"].append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        rates.step()
+        optimizer.zero_grad()
+        log["loss"].append(loss.item())
+        log["grad_norm"].append(norm.item())
+    return log, {k: p.detach().float() for k, p in unet.named_parameters()}
+
+
+def main():
+    diffusers.logging.set_verbosity_error()
+    ROOT.mkdir(parents=True, exist_ok=True)
+    data = {f: batches(f, seed) for f, seed in (("sd", 1), ("sdxl", 2))}
+    for folder, arrays in data.items():
+        save_file(arrays, ROOT / f"batches_{folder}.safetensors")
+    golden, kept = {}, {}
+    for case, (folder, *_, words) in CASES.items():
+        log, weights = train(case, data[folder], torch.float32)
+        wide_log, wide = train(case, data[folder], torch.float64)
+        distance = max(((weights[k] - wide[k]).norm() / wide[k].norm()).item() for k in wide)
+        relative = max(abs(a - b) / b for key in ("loss", "grad_norm") for a, b in zip(log[key], wide_log[key]))
+        golden[case] = {"folder": folder, "words": words, **log, "noise_floor": {"metrics": relative, "weights": distance}}
+        names = sorted(weights, key=lambda k: weights[k].numel())
+        kept |= {f"{case}.{k}": weights[k].contiguous() for k in names[:: max(1, len(names) // 16)]}
+        print(case, log["loss"], f"noise floor of metrics {relative:.2g}, of weights {distance:.2g}")
+    (ROOT / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")
+    save_file(kept, ROOT / "golden.safetensors")
+
+
+if __name__ == "__main__":
+    main()
