@@ -19,7 +19,6 @@ namespace md {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Values = std::map<std::string, HostArray>;
 
 /// The newest checkpoint of this run, if it has trained, else the model folder.
 std::string model_of(const RunConfig& c) {
@@ -38,15 +37,6 @@ HostArray unit_range(const HostArray& pictures) {
   std::transform(from.begin(), from.end(), out.mutable_view<float>().begin(),
                  [](float v) { return std::clamp(v / 2 + 0.5f, 0.0f, 1.0f); });
   return out;
-}
-
-void write_pngs(const std::string& prefix, const HostArray& pictures) {
-  for (int64_t i = 0; i < pictures.dims()[0]; ++i) {
-    HostArray one = rows(pictures, i, 1);
-    const std::string path = fmt::format("{}{}.png", prefix, i);
-    write_png(path, to_rgb8(one.reshaped({one.dims().begin() + 1, one.dims().end()})));
-    log_info("wrote {}", path);
-  }
 }
 
 /// u8 [H, W, 3] → f32 [1, H, W, 3] in [0, 1].
@@ -84,46 +74,121 @@ std::optional<ControlOptions> control_of(RunConfig& c, bool required, std::strin
   return o;
 }
 
+/// A model folder on devices, drawing as a config says.
+class Painter {
+ public:
+  Painter(RunConfig config, const std::string& model, bool with_control)
+      : config_(std::move(config)),
+        folder_(ModelFolder::open(model, config_.model.clip_bpe_file, config_.model.revision)),
+        devices_(open_devices(config_)) {
+    std::optional<ControlOptions> control = control_of(config_, with_control, control_folder_);
+    options_ = text_to_image_options(config_, folder_, devices());
+    options_.control = std::move(control);
+  }
+  const ModelFolder& folder() const { return folder_; }
+  const TextToImageOptions& options() const { return options_; }
+
+  /// Latents f32 [N, h, w, C], scaled.
+  HostArray denoise() {
+    PromptEmbeddings prompts;
+    {  // the encoders leave the devices before the UNet comes
+      const int64_t texts = std::min<int64_t>(static_cast<int64_t>(options_.prompts.size()), 8);
+      TextEncoder text(devices_, folder_, (texts + devices() - 1) / devices() * devices(), weights(), config_.compile,
+                       config_.sample.clip_skip);
+      prompts = encode_prompts(text, folder_, options_);
+    }
+    log_info("{} prompts encoded after {:.1f} s", options_.prompts.size(), seconds());
+    const HostArray latents = md::denoise(devices_, folder_, weights(), prompts, options_);
+    log_info("{} pictures of {}x{} denoised after {:.1f} s", options_.pictures(), options_.height, options_.width,
+             seconds());
+    return latents;
+  }
+  /// f32 [N, H, W, 3] in [−1, 1].
+  HostArray decode(const HostArray& latents) {
+    PictureCoder coder(devices_, folder_.vae, weights()(vae_params(folder_, DType::f32), "vae"),
+                       config_.sample.vae_slicing ? devices() : options_.batch, config_.compile);
+    const HostArray pictures = decode_latents(coder, folder_, latents, config_.sample.vae_tiling);
+    log_info("decoded after {:.1f} s", seconds());
+    return pictures;
+  }
+
+ private:
+  int64_t devices() const { return devices_.mesh().devices(); }
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+  WeightsOf weights() {
+    return [this](const ParamTable& params, const std::string& component) {
+      const ModelKeys& m = config_.model;
+      if (component == "controlnet") return folder_.values_at(params, component, control_folder_);
+      if (component == "unet" && !m.lightning_repo.empty())
+        return folder_.values_at(params, component, local_folder(m.lightning_repo) + "/" + m.lightning_ckpt);
+      if (component == "unet" && !m.unet_checkpoint.empty())
+        return folder_.values_at(params, component, unet_folder(m.unet_checkpoint));
+      const bool fresh = component == "unet"  ? m.train_new_unet
+                         : component == "vae" ? m.train_new_vae
+                                              : m.random_text_encoder;
+      return folder_.values(params, component, fresh, static_cast<uint64_t>(config_.run.seed));
+    };
+  }
+
+  RunConfig config_;
+  ModelFolder folder_;
+  Devices devices_;
+  std::string control_folder_;
+  TextToImageOptions options_;
+  Clock::time_point start_ = Clock::now();
+};
+
+/// u8 [H, W, 3] of picture `i`.
+HostArray rgb_of(const HostArray& pictures, int64_t i) {
+  const HostArray one = rows(pictures, i, 1);
+  return to_rgb8(one.reshaped({one.dims().begin() + 1, one.dims().end()}));
+}
+
+void write_pngs(const std::string& prefix, const HostArray& pictures) {
+  for (int64_t i = 0; i < pictures.dims()[0]; ++i) {
+    const std::string path = fmt::format("{}{}.png", prefix, i);
+    write_png(path, rgb_of(pictures, i));
+    log_info("wrote {}", path);
+  }
+}
+
 }  // namespace
 
+void draw_class_pictures(const RunConfig& run) {
+  const DreamboothKeys& k = run.dreambooth;
+  if (k.class_data_dir.empty()) return;  // refused with the rest of the config
+  make_folders(k.class_data_dir);
+  const int64_t there = std::filesystem::is_empty(k.class_data_dir)
+                            ? 0
+                            : static_cast<int64_t>(list_image_folder(k.class_data_dir, {}).size());
+  const int64_t missing = k.num_class_images - there;
+  if (missing <= 0) return;
+  log_info("DreamBooth: drawing {} pictures of '{}' into {}", missing, k.class_prompt, k.class_data_dir);
+  RunConfig c = run;
+  c.sample.prompt = {k.class_prompt};
+  c.sample.negative_prompt = {};
+  c.sample.num_inference_steps = 50;
+  c.sample.guidance_scale = 7.5;
+  c.sample.do_classifier_free_guidance = true;
+  c.sample.num_images_per_prompt = missing;
+  c.sample.latents.clear();
+  Painter painter(c, c.model.pretrained_model_name_or_path, false);
+  const HostArray pictures = painter.decode(painter.denoise());
+  for (int64_t i = 0; i < missing; ++i) {
+    const HostArray rgb = rgb_of(pictures, i);
+    const std::string bytes = encode_png(rgb);
+    write_file_atomic(fmt::format("{}/{}-{}.png", k.class_data_dir, there + i, content_hash(bytes)), bytes);
+  }
+}
+
 void generate_command(const std::string& file, const std::vector<std::string>& overrides, bool with_control) {
-  RunConfig c = RunConfig::load(file, overrides);
+  const RunConfig c = RunConfig::load(file, overrides);
   const std::string& type = c.sample.output_type;
   check(type == "png" || type == "np" || type == "latent", Code::invalid_config,
         "output_type '{}' is not one of: png, np, latent", type);
   check(!c.run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
-  const ModelFolder folder = ModelFolder::open(model_of(c), c.model.clip_bpe_file, c.model.revision);
-  const Devices devices = open_devices(c);
-  const int64_t count = devices.mesh().devices();
-  std::string control_folder;
-  const std::optional<ControlOptions> control = control_of(c, with_control, control_folder);
-  TextToImageOptions o = text_to_image_options(c, folder, count);
-  o.control = control;
-  const uint64_t seed = static_cast<uint64_t>(c.run.seed);
-  auto weights = [&](const ParamTable& params, const std::string& component) {
-    if (component == "controlnet") return folder.values_at(params, component, control_folder);
-    if (component == "unet" && !c.model.lightning_repo.empty())
-      return folder.values_at(params, component, local_folder(c.model.lightning_repo) + "/" + c.model.lightning_ckpt);
-    if (component == "unet" && !c.model.unet_checkpoint.empty())
-      return folder.values_at(params, component, unet_folder(c.model.unet_checkpoint));
-    const bool fresh = component == "unet"  ? c.model.train_new_unet
-                       : component == "vae" ? c.model.train_new_vae
-                                            : c.model.random_text_encoder;
-    return folder.values(params, component, fresh, seed);
-  };
-
-  const auto start = Clock::now();
-  auto seconds = [&start] { return std::chrono::duration<double>(Clock::now() - start).count(); };
-  PromptEmbeddings prompts;
-  {  // the encoders leave the devices before the UNet comes
-    const int64_t texts = std::min<int64_t>(static_cast<int64_t>(o.prompts.size()), 8);
-    TextEncoder text(devices, folder, (texts + count - 1) / count * count, weights, c.compile, c.sample.clip_skip);
-    prompts = encode_prompts(text, folder, o);
-  }
-  log_info("{} prompts encoded after {:.1f} s", o.prompts.size(), seconds());
-  const HostArray latents = denoise(devices, folder, weights, prompts, o);
-  log_info("{} pictures of {}x{} denoised after {:.1f} s", o.pictures(), o.height, o.width, seconds());
-
+  Painter painter(c, model_of(c), with_control);
+  const HostArray latents = painter.denoise();
   make_folders(c.run.output_dir);
   if (type == "latent") {
     const std::string path = c.run.output_dir + "/latents.safetensors";
@@ -131,16 +196,13 @@ void generate_command(const std::string& file, const std::vector<std::string>& o
     log_info("wrote {}", path);
     return;
   }
-  PictureCoder coder(devices, folder.vae, weights(vae_params(folder, DType::f32), "vae"),
-                     c.sample.vae_slicing ? count : o.batch, c.compile);
-  const HostArray pictures = decode_latents(coder, folder, latents, c.sample.vae_tiling);
-  log_info("decoded after {:.1f} s", seconds());
+  const HostArray pictures = painter.decode(latents);
   if (type == "np") {
     const std::string path = c.run.output_dir + "/images.safetensors";
     write_safetensors(path, {{"images", unit_range(pictures)}});
     log_info("wrote {}", path);
   } else {
-    write_pngs(c.run.output_dir + (folder.text_encoder_2 ? "/image_sdxl_" : "/image_"), pictures);
+    write_pngs(c.run.output_dir + (painter.folder().text_encoder_2 ? "/image_sdxl_" : "/image_"), pictures);
   }
 }
 

@@ -36,6 +36,13 @@ void train(const Words& words) {
   md::train_command(words[0], Words(words.begin() + 1, words.end()));
 }
 
+void train_dreambooth(const Words& words) {
+  md::check(!words.empty(), md::Code::invalid_config, "train_dreambooth: the config file is missing");
+  md::check(!md::RunConfig::load(words[0], Words(words.begin() + 1, words.end())).dreambooth.instance_data_dir.empty(),
+            md::Code::invalid_config, "train_dreambooth: instance_data_dir is empty; it names the subject's pictures");
+  train(words);
+}
+
 void generate(const Words& words) {
   md::check(!words.empty(), md::Code::invalid_config,
             "generate: the config file is missing; try: generate configs/base_xl.yml prompt=\"…\"");
@@ -60,6 +67,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"train", "CONFIG [key=value …]", "train as the config file says, from where its run stands", train},
+    {"train_dreambooth", "CONFIG [key=value …]", "the same for one subject beside its class", train_dreambooth},
     {"generate", "CONFIG [key=value …]", "draw pictures with a model folder, or with what a run has trained", generate},
     {"generate_controlnet", "CONFIG [key=value …]", "the same with a ControlNet", generate_controlnet},
     {"inspect", "config CONFIG [key=value …]", "print every key with the value that a run would use", inspect},

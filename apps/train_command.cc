@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "apps/generate_command.h"
 #include "maxdiffusion/base/picture.h"
 #include "maxdiffusion/pipelines/text_to_image.h"
 #include "maxdiffusion/train/train.h"
@@ -36,7 +37,9 @@ std::string draw(const TrainedModel& m) {
 }  // namespace
 
 void train_command(const std::string& config, const std::vector<std::string>& overrides) {
-  train(RunConfig::load(config, overrides), draw);
+  const RunConfig c = RunConfig::load(config, overrides);
+  if (!c.dreambooth.instance_data_dir.empty()) draw_class_pictures(c);
+  train(c, draw);
 }
 
 }  // namespace md

@@ -51,6 +51,19 @@ struct Recorder::Impl {
   std::map<std::string, PendingArray> pending;
   Scalars pending_known;
   bool finished = false;
+  // Of the reference's batches of metrics: the lines of one file.
+  std::string batch;
+  int64_t batch_start = 0;
+
+  /// Ends the batch that holds `step` where it is its last, or the run's.
+  void write_batch(int64_t step, bool last) {
+    const int64_t period = options.config.log_period;
+    if (batch.empty() || (!last && step % period != 0)) return;
+    const std::string text = std::exchange(batch, {});
+    make_folders(options.folder + "/metrics");
+    write_file_atomic(fmt::format("{}/metrics/metrics_step_{:06}_to_step_{:06}.txt", options.folder, batch_start, step),
+                      text);
+  }
 
   void flush() {
     write_or_drop(events, "TensorBoard", [](auto& w) { w.flush(); });
@@ -133,6 +146,15 @@ void Recorder::record(int64_t step, Scalars values, double step_seconds) {
     for (const auto& [name, value] : values) tagged[tag_of(name)] = value;
     w.write(step, tagged, r.options.run_name);
   });
+  if (r.options.config.gcs_metrics) {
+    if (r.batch.empty()) r.batch_start = step;
+    r.batch += fmt::format("{{\"step\": {}", step);
+    for (const auto& [name, value] : values)
+      r.batch += std::isfinite(value) ? fmt::format(", \"{}\": {:.9g}", tag_of(name), value)
+                                      : fmt::format(", \"{}\": null", tag_of(name));
+    r.batch += "}\n";
+    r.write_batch(step, step == r.options.total_steps);
+  }
   std::string text;
   if (auto loss = values.find("loss"); loss != values.end()) {
     text = fmt::format("loss {:.4f}", loss->second);

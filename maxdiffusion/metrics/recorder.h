@@ -20,13 +20,15 @@ namespace md {
 
 struct MetricsConfig {
   std::string metrics_file;  // also one JSON object a step here
-  bool write_metrics = true;
+  bool write_metrics = true, gcs_metrics = false;
   int64_t log_period = 100;  // steps between flushes
   template <class V>
   void visit(V&& v) {
     v("metrics_file", metrics_file,
       "file that gets one JSON object a step: names of metrics.jsonl and TensorBoard's tags");
     v("write_metrics", write_metrics, "write TensorBoard and metrics.jsonl");
+    v("gcs_metrics", gcs_metrics,
+      "also metrics/metrics_step_A_to_step_B.txt, log_period steps each, as the reference uploads");
     v("log_period", log_period, "steps between flushes");
   }
 };

@@ -49,13 +49,18 @@ std::vector<BatchField> LatentDiffusion::batch() const {
   } else {
     f.push_back({"moments", {DType::f32, {b, latent_height, latent_width, 2 * channels}}});
   }
+  if (prior_loss_weight)
+    for (size_t i = 0, n = f.size(); i < n; ++i) f.push_back({"class_" + f[i].name, f[i].shape});
   if (caption_dropout > 0)
     for (const BatchField& t : text) f.push_back({"empty_" + t.name, without_batch(t.shape), false});
   return f;
 }
 
 Tensor LatentDiffusion::loss(const Models& models, const Feed& feed, Rng rng) const {
-  const int64_t b = batch_size;
+  const int64_t b = prior_loss_weight ? 2 * batch_size : batch_size;
+  auto both = [&](const std::string& name) {
+    return prior_loss_weight ? concatenate({feed.at(name), feed.at("class_" + name)}, 0) : feed.at(name);
+  };
   const UNetConfig& unet = folder.unet;
   const bool micro = unet.addition_embed_type.has_value();
 
@@ -65,11 +70,11 @@ Tensor LatentDiffusion::loss(const Models& models, const Feed& feed, Rng rng) co
   } else {
     Tensor mean_, deviation;
     if (from_pixels) {
-      const Posterior q = vae_encode(models("vae"), folder.vae, pixels_to_float(feed.at("pixels")));
+      const Posterior q = vae_encode(models("vae"), folder.vae, pixels_to_float(both("pixels")));
       mean_ = (q.mean - folder.vae.shift_factor) * folder.vae.scaling_factor;
       deviation = exp(q.logvar * 0.5) * folder.vae.scaling_factor;
     } else {
-      const std::vector<Tensor> moments = split(feed.at("moments"), 2, -1);
+      const std::vector<Tensor> moments = split(both("moments"), 2, -1);
       mean_ = moments[0], deviation = moments[1];
     }
     x0 = mean_ + deviation * random_normal(rng.for_("posterior"), mean_.shape());
@@ -85,7 +90,7 @@ Tensor LatentDiffusion::loss(const Models& models, const Feed& feed, Rng rng) co
     drop = lt(random_uniform(rng.for_("caption"), {DType::f32, {b}}),
               full(x0.graph(), caption_dropout, {DType::f32, {b}}));
   auto caption = [&](const std::string& name) {
-    Tensor x = feed.at(name);
+    Tensor x = both(name);
     if (!drop) return x;
     Dims dims(x.dims().size(), 1);
     dims[0] = b;
@@ -115,7 +120,9 @@ Tensor LatentDiffusion::loss(const Models& models, const Feed& feed, Rng rng) co
   Tensor error = square(training_target(noise, x0, eps, t) - unet2d(s, unet, in));
   Tensor per_sample = mean(error, {1, 2, 3});
   if (snr_gamma > 0) per_sample = per_sample * snr_weight(noise, t, snr_gamma);
-  return mean(per_sample);
+  if (!prior_loss_weight) return mean(per_sample);
+  const std::vector<Tensor> halves = split(per_sample, 2, 0);
+  return mean(halves[0]) + mean(halves[1]) * *prior_loss_weight;
 }
 
 Tensor micro_conditioning(Graph& g, int64_t batch, std::array<int64_t, 2> original_size,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 
 #include "maxdiffusion/schedulers/scheduler.h"
 #include "maxdiffusion/tasks/model_folder.h"
@@ -21,6 +22,8 @@ struct LatentDiffusion : Task {
   bool from_pixels = false;  // the autoencoder runs in the step
   bool from_ids = false;     // the text encoders run in the step
   bool replay = false;       // nothing is drawn
+  /// DreamBooth: a second batch, whose fields have the prefix class_, whose loss counts this much. Absent: none.
+  std::optional<double> prior_loss_weight;
 
   std::string model() const override { return "unet"; }
   /// moments f32 [B, h, w, 2C] (mean, then standard deviation, both scaled), or pixels u8 [B, 8h, 8w, 3];

@@ -23,6 +23,8 @@ struct RunKeys {
   int64_t checkpoint_every = -1, checkpoints_to_keep = 3;
   bool save_final_checkpoint = true;
   JsonText logical_axis_rules, data_sharding;
+  std::string base_output_directory, timing_metrics_file;
+  bool save_config_to_gcs = false, write_timing_metrics = true;
   template <class V>
   void visit(V&& v) {
     v("run_name", run_name, "names the run's folder under output_dir");
@@ -34,6 +36,10 @@ struct RunKeys {
     v("checkpoint_every", checkpoint_every, "samples between checkpoints; -1: none before the end");
     v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all");
     v("save_final_checkpoint", save_final_checkpoint, "write a checkpoint after the last step");
+    v("save_config_to_gcs", save_config_to_gcs, "also write config.yml into base_output_directory/run_name");
+    v("base_output_directory", base_output_directory, "see save_config_to_gcs");
+    v("timing_metrics_file", timing_metrics_file, "file that gets a line at start and end of each phase of a run");
+    v("write_timing_metrics", write_timing_metrics, "false: timing_metrics_file is not written");
     v("logical_axis_rules", logical_axis_rules,
       "logical names → mesh axes, as [['embed', 'fsdp'], …]; empty: built in");
     v("data_sharding", data_sharding,
@@ -46,7 +52,7 @@ struct ModelKeys {
   std::string precision = "DEFAULT", attention = "dot_product", remat_policy = "NONE", prediction_type, clip_bpe_file;
   std::string revision, unet_checkpoint, lightning_repo, lightning_ckpt;
   bool scan_layers = false, train_new_unet = false, train_new_vae = false, random_text_encoder = false;
-  int64_t norm_num_groups = 32, flash_min_seq_length = 256;
+  int64_t flash_min_seq_length = 256;
   template <class V>
   void visit(V&& v) {
     v("pretrained_model_name_or_path", pretrained_model_name_or_path,
@@ -55,7 +61,6 @@ struct ModelKeys {
     v("unet_checkpoint", unet_checkpoint, "folder with unet/, or the UNet's own, whose weights replace the model's");
     v("lightning_repo", lightning_repo, "folder or cached name that holds lightning_ckpt; empty: off");
     v("lightning_ckpt", lightning_ckpt, "file of a whole UNet whose weights replace the model's");
-    v("norm_num_groups", norm_num_groups, "must be what the UNet's config.json says");
     v("flash_min_seq_length", flash_min_seq_length, "below this length flash attention falls back to dot_product");
     v("weights_dtype", weights_dtype, "dtype parameters are stored in");
     v("activations_dtype", activations_dtype, "compute dtype given to layers");
@@ -135,6 +140,24 @@ struct LossKeys {
   }
 };
 
+/// Training of one subject beside pictures of its class. Source: Ruiz et al. 2022 (DreamBooth).
+struct DreamboothKeys {
+  std::string instance_data_dir, class_data_dir, instance_prompt, class_prompt;
+  double prior_loss_weight = 1;
+  int64_t num_class_images = 100;
+  bool cache_dreambooth_dataset = false;
+  template <class V>
+  void visit(V&& v) {
+    v("instance_data_dir", instance_data_dir, "pictures of the subject; given: the run is DreamBooth");
+    v("class_data_dir", class_data_dir, "pictures of its class; what is missing of num_class_images is drawn first");
+    v("instance_prompt", instance_prompt, "caption of every picture of the subject");
+    v("class_prompt", class_prompt, "caption of every picture of the class");
+    v("prior_loss_weight", prior_loss_weight, "weight of the class's loss beside the subject's");
+    v("num_class_images", num_class_images, "pictures of the class");
+    v("cache_dreambooth_dataset", cache_dreambooth_dataset, "latents are always kept; read for the reference's files");
+  }
+};
+
 struct SampleKeys {
   std::vector<std::string> prompt, negative_prompt;
   bool do_classifier_free_guidance = true;
@@ -192,6 +215,7 @@ struct RunConfig {
   OptimConfig optim;
   VaeTrainKeys vae;
   LossKeys loss;
+  DreamboothKeys dreambooth;
   SampleKeys sample;
   ControlKeys control;
   MeshConfig mesh;
@@ -209,6 +233,7 @@ struct RunConfig {
   template <class V>
   void visit(V&& v) {
     run.visit(v), model.visit(v), data.visit(v), optim.visit(v), vae.visit(v), loss.visit(v), sample.visit(v);
+    dreambooth.visit(v);
     control.visit(v), mesh.visit(v), metrics.visit(v), compile.visit(v), reference.visit(v);
   }
 };

@@ -1,5 +1,6 @@
 #include "maxdiffusion/train/train.h"
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -340,6 +341,50 @@ HostArray token_ids(const ClipTokenizer& tokenizer, const std::vector<std::strin
 
 HostArray without_batch(const HostArray& a) { return a.reshaped(Dims(a.dims().begin() + 1, a.dims().end())); }
 
+/// Samples of one update.
+int64_t update_size(const RunConfig& c, const LatentDiffusion& task) {
+  return task.batch_size * c.loss.gradient_accumulation_steps;
+}
+
+/// Pictures of the subject and of its class, pair by pair; the shorter set begins again until both are as long.
+std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& folder, Companions& companions,
+                                         LatentDiffusion& task) {
+  const DreamboothKeys& k = c.dreambooth;
+  const ImageFolderConfig images{.resolution = c.data.resolution, .center_crop = c.data.center_crop};
+  LoadedFolder instances = load_image_folder(k.instance_data_dir, images),
+               classes = load_image_folder(k.class_data_dir, images);
+  std::fill(instances.captions.begin(), instances.captions.end(), k.instance_prompt);
+  std::fill(classes.captions.begin(), classes.captions.end(), k.class_prompt);
+  const int64_t n = std::max(instances.pixels.dims()[0], classes.pixels.dims()[0]);
+  log_info("DreamBooth: {} pictures of the subject, {} of its class", instances.pixels.dims()[0],
+           classes.pixels.dims()[0]);
+  task.prior_loss_weight = k.prior_loss_weight;
+  task.from_ids = c.loss.train_text_encoder;
+  const std::string cache_folder =
+      (c.data.dataset_save_location.empty() ? c.folder() : c.data.dataset_save_location) + "/cache";
+  Values arrays;
+  for (const auto& [prefix, pictures] : {std::pair{"", &instances}, std::pair{"class_", &classes}}) {
+    Values part =
+        encoded(cache_folder, *pictures, false,
+                "caption " + pictures->captions[0] + "\n" + cache_key(c, folder, companions.vae(), companions.text()),
+                companions.coder(), companions.text());
+    part["moments"] = scaled(part.at("moments"), folder.vae);
+    if (task.from_ids) {
+      part.erase("prompt_embeds");
+      part["ids"] = token_ids(*folder.tokenizer, pictures->captions, task.text_length);
+    }
+    const int64_t own = pictures->pixels.dims()[0];
+    for (const auto& [name, a] : part) {
+      Dims dims = a.dims();
+      dims[0] = n;
+      HostArray all(Shape{a.dtype(), dims});
+      for (int64_t i = 0; i < n; i += own) set_rows(all, i, a);
+      arrays[prefix + name] = all;
+    }
+  }
+  return in_memory(arrays, update_size(c, task), static_cast<uint64_t>(c.run.seed), c.data.enable_data_shuffling);
+}
+
 /// What the UNet is trained on: sets the task's sizes and the arrays that are the same every step.
 std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& devices, ModelFolder& folder,
                                        Companions& companions, LatentDiffusion& task, Values& constants) {
@@ -350,11 +395,20 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
           "max_train_steps is {}, replay_batches '{}' holds {} steps", c.optim.max_train_steps, c.loss.replay_batches,
           replay.steps);
     task.replay = true;
-    task.batch_size = replay.batch_size;
+    check(replay.batch_size % c.loss.gradient_accumulation_steps == 0, Code::invalid_config,
+          "replay_batches '{}' holds {} pictures a step, which {} gradient_accumulation_steps do not divide",
+          c.loss.replay_batches, replay.batch_size, c.loss.gradient_accumulation_steps);
+    task.batch_size = replay.batch_size / c.loss.gradient_accumulation_steps;
     task.latent_height = replay.latent_height, task.latent_width = replay.latent_width;
     task.text_length = replay.text_length;
     return std::move(replay.data);
   }
+  task.batch_size = global_batch(c.data.per_device_batch_size, devices.mesh().devices());
+  task.resolution = c.data.resolution;
+  task.latent_height = task.latent_width = c.data.resolution / folder.vae.downscale();
+  task.text_length = folder.text_encoder.max_position_embeddings;
+  if (!c.dreambooth.instance_data_dir.empty()) return dreambooth_data(c, folder, companions, task);
+
   // The reference's name of the column is that of its data sets; in an image folder the same is file_name.
   const std::string image_column = c.data.image_column == "image" ? "file_name" : c.data.image_column;
   ImageFolderConfig images{.resolution = c.data.resolution,
@@ -366,11 +420,7 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
   const LoadedFolder pictures = load_image_folder(pictures_folder(c.data), images);
   const int64_t n = pictures.pixels.dims()[0], copies = c.data.random_flip ? 2 : 1;
   log_info("{} pictures, {} skipped", n, pictures.skipped.size());
-  task.batch_size = global_batch(c.data.per_device_batch_size, devices.mesh().devices());
-  task.resolution = c.data.resolution;
   task.caption_dropout = c.data.caption_dropout;
-  task.latent_height = task.latent_width = c.data.resolution / folder.vae.downscale();
-  task.text_length = folder.text_encoder.max_position_embeddings;
 
   if (c.model.train_new_vae) companions.set_vae(train_autoencoder(c, devices, folder, pictures));
   if (!c.loss.cache_latents_text_encoder_outputs) {
@@ -385,7 +435,7 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
       arrays[name] = token_ids(*tokenizer, captions, task.text_length);
       constants[std::string("empty_") + name] = without_batch(token_ids(*tokenizer, {""}, task.text_length));
     }
-    return in_memory(arrays, task.batch_size, seed, c.data.enable_data_shuffling);
+    return in_memory(arrays, update_size(c, task), seed, c.data.enable_data_shuffling);
   }
 
   PictureCoder& coder = companions.coder();
@@ -413,14 +463,55 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
     constants["empty_prompt_embeds"] = without_batch(empty.prompt_embeds);
     if (empty.text_embeds) constants["empty_text_embeds"] = without_batch(empty.text_embeds);
   }
-  return in_memory(arrays, task.batch_size, seed, c.data.enable_data_shuffling);
+  return in_memory(arrays, update_size(c, task), seed, c.data.enable_data_shuffling);
 }
+
+/// A phase of the run from now on: told in the log and, where a key asks for it, in a file.
+class Phase {
+ public:
+  Phase(const RunConfig& c, std::string name) : name_(std::move(name)) {
+    if (c.run.write_timing_metrics) file_ = c.run.timing_metrics_file;
+    tell(fmt::format("Starting: {}...", name_));
+  }
+  Phase(const Phase&) = delete;
+  ~Phase() {
+    tell(fmt::format("Finished: {} - Duration: {:.4f} seconds", name_,
+                     std::chrono::duration<double>(Clock::now() - start_).count()));
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void tell(const std::string& line) {
+    log_info("{}", line);
+    if (file_.empty()) return;
+    try {
+      FileWriter w(file_, FileWriter::Open::append);
+      w.write((line + "\n").data(), line.size() + 1);
+    } catch (const Error& e) {
+      log_warning("timing_metrics_file ends here, the run goes on: {}", e.what());
+      file_.clear();
+    }
+  }
+  std::string name_, file_;
+  Clock::time_point start_ = Clock::now();
+};
 
 /// What the reference refuses before it starts, too.
 void validate(const RunConfig& c, const ModelFolder& folder) {
   check(!c.loss.train_text_encoder || !folder.text_encoder_2, Code::invalid_config,
         "train_text_encoder: models with two text encoders are trained without them; set it to false");
-  check(!c.loss.train_text_encoder || !c.loss.cache_latents_text_encoder_outputs, Code::invalid_config,
+  const bool dreambooth = !c.dreambooth.instance_data_dir.empty();
+  if (dreambooth) {
+    for (const auto& [key, text] : {std::pair{"class_data_dir", c.dreambooth.class_data_dir},
+                                    std::pair{"instance_prompt", c.dreambooth.instance_prompt},
+                                    std::pair{"class_prompt", c.dreambooth.class_prompt}})
+      check(!text.empty(), Code::invalid_config, "DreamBooth (instance_data_dir is set) needs {}", key);
+    check(
+        c.loss.replay_batches.empty() && !c.model.train_new_vae && c.data.caption_dropout == 0 && c.loss.snr_gamma <= 0,
+        Code::invalid_config,
+        "DreamBooth goes with neither replay_batches, train_new_vae, caption_dropout nor snr_gamma");
+  }
+  check(!c.loss.train_text_encoder || dreambooth || !c.loss.cache_latents_text_encoder_outputs, Code::invalid_config,
         "Cannot train text encoder and cache text encoder outputs. Set either train_text_encoder or "
         "cache_latents_text_encoder_outputs to False");
   check(!c.loss.train_text_encoder || c.loss.replay_batches.empty(), Code::invalid_config,
@@ -431,12 +522,20 @@ void validate(const RunConfig& c, const ModelFolder& folder) {
 
 void train(const RunConfig& c, const OnSample& on_sample) {
   const std::string run = c.folder(), samples = run + "/samples";
+  auto phase = std::make_unique<Phase>(c, "devices and model folder");
   const Devices devices = open_devices(c);
   ModelFolder folder =
       ModelFolder::open(c.model.pretrained_model_name_or_path, c.model.clip_bpe_file, c.model.revision);
   validate(c, folder);
   make_folders(samples);
   write_file_atomic(run + "/config.yml", c.to_yaml());
+  if (c.run.save_config_to_gcs) {
+    check(!c.run.base_output_directory.empty(), Code::invalid_config, "save_config_to_gcs needs base_output_directory");
+    const std::string copy = c.run.base_output_directory + "/" + c.run.run_name;
+    make_folders(copy);
+    write_file_atomic(copy + "/config.yml", c.to_yaml());
+  }
+  phase.reset();
 
   Companions companions(c, devices, folder);
   LatentDiffusion task;
@@ -446,11 +545,13 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   task.snr_gamma = c.loss.snr_gamma;
   task.noise_offset = c.loss.noise_offset;
   task.input_perturbation = c.loss.input_perturbation;
+  phase = std::make_unique<Phase>(c, "data");
   std::unique_ptr<Dataset> data = training_data(c, devices, folder, companions, task, callbacks.constants);
   task.folder = folder;
+  phase.reset();
 
   LoopOptions o = loop_options(c, run, "train unet");
-  const int64_t update = task.batch_size * c.loss.gradient_accumulation_steps;
+  const int64_t update = update_size(c, task);
   o.step.optim = c.optim.with_switches(!folder.text_encoder_2);
   o.step.optim.learning_rate = scaled_rate(c.optim, c.optim.learning_rate, update);
   if (o.step.optim.max_train_steps <= 0) {
@@ -499,7 +600,9 @@ void train(const RunConfig& c, const OnSample& on_sample) {
     if (!path.empty()) log_info("pictures of step {}: {}", step, path);
   };
   if (o.sample_every > 0) callbacks.sample = draw;
+  phase = std::make_unique<Phase>(c, "training");
   Trained t = train_loop(devices, task, std::move(data), o, callbacks);
+  phase.reset();
   if (o.sample_every != 0) draw(t.steps, t.params, t.values);
 }
 

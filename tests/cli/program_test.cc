@@ -1,6 +1,8 @@
 // The program's command lines: help, exit statuses, and what bad words are answered with.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tests/cli/command.h"
 
 namespace md {
@@ -57,6 +59,18 @@ TEST(Program, InspectPrintsAConfigThatReadsBack) {
   EXPECT_EQ(maxdiffusion({"inspect", "config", folder / "a.yml"}).out, o.out);
   EXPECT_EQ(maxdiffusion({"inspect"}).status, 2);
   EXPECT_EQ(maxdiffusion({"inspect", "mesh", kQuickstart}).status, 2);
+}
+
+TEST(Program, EveryConfigOfTheProjectIsRead) {
+  int read = 0;
+  for (const auto& f : std::filesystem::directory_iterator(MD_SOURCE_DIR "/configs")) {
+    if (f.path().extension() != ".yml") continue;
+    const Outcome o = maxdiffusion({"inspect", "config", f.path().string()});
+    EXPECT_EQ(o.status, 0) << f.path() << "\n" << o.err;
+    EXPECT_EQ(o.err, "") << f.path();
+    ++read;
+  }
+  EXPECT_GE(read, 7);
 }
 
 TEST(Program, BadConfigsAreRefusedWithFileLineAndKey) {

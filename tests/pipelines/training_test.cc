@@ -42,12 +42,19 @@ Outcome train(const TemporaryFolder& t, const json& golden, const std::vector<st
   return maxdiffusion(words);
 }
 
-class Training : public testing::TestWithParam<std::string> {};
+struct Run {
+  std::string name, golden;
+  std::vector<std::string> words = {};
+};
+void PrintTo(const Run& r, std::ostream* os) { *os << r.name; }
+
+class Training : public testing::TestWithParam<Run> {};
 
 TEST_P(Training, FollowsPyTorchForSixSteps) {
-  const json want = golden()[GetParam()];
+  const std::string name = GetParam().golden;
+  const json want = golden()[name];
   TemporaryFolder t;
-  const Outcome o = train(t, want, {});
+  const Outcome o = train(t, want, GetParam().words);
   ASSERT_EQ(o.status, 0) << o.err;
   const std::vector<json> got = lines_of(t / "metrics.jsonl");
   ASSERT_EQ(got.size(), 6u);
@@ -67,9 +74,9 @@ TEST_P(Training, FollowsPyTorchForSixSteps) {
   const SafetensorsReader file = SafetensorsReader::open(kGoldens + "training/golden.safetensors");
   double worst_weight = 0;
   int compared = 0;
-  for (const auto& [name, array] : file.tensors()) {
-    if (!name.starts_with(GetParam() + ".")) continue;
-    const std::vector<double> a = weights.tensors().at(name.substr(GetParam().size() + 1)).to_doubles(),
+  for (const auto& [tensor, array] : file.tensors()) {
+    if (!tensor.starts_with(name + ".")) continue;
+    const std::vector<double> a = weights.tensors().at(tensor.substr(name.size() + 1)).to_doubles(),
                               b = array.to_doubles();
     double difference = 0, size = 0;
     for (size_t i = 0; i < a.size(); ++i) difference += (a[i] - b[i]) * (a[i] - b[i]), size += b[i] * b[i];
@@ -82,8 +89,12 @@ TEST_P(Training, FollowsPyTorchForSixSteps) {
   EXPECT_LE(worst_weight, 1e-3);
 }
 
-INSTANTIATE_TEST_SUITE_P(Goldens, Training, testing::Values("sdxl", "sdxl_clipped", "sd_v_snr", "sd_sample"),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Goldens, Training,
+                         testing::Values(Run{"sdxl", "sdxl"}, Run{"sdxl_clipped", "sdxl_clipped"},
+                                         Run{"sd_v_snr", "sd_v_snr"}, Run{"sd_sample", "sd_sample"},
+                                         // The same update from two batches of half the size.
+                                         Run{"accumulated", "sdxl", {"gradient_accumulation_steps=2"}}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(Replay, RefusesMoreStepsThanTheFileHolds) {
   TemporaryFolder t;

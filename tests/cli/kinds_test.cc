@@ -1,0 +1,119 @@
+// Kinds of training, on a tiny Stable Diffusion folder with real pictures: each run does what its keys say.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/picture.h"
+#include "tests/cli/command.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+const std::string kModel = MD_SOURCE_DIR "/tests/golden/pipelines/sd";
+
+class Kinds : public testing::Test {
+ protected:
+  Kinds() {
+    make_folders(t / "pictures");
+    for (int i = 0; i < 5; ++i) {
+      HostArray rgb(Shape{DType::u8, {16, 16, 3}});
+      auto v = rgb.mutable_view<uint8_t>();
+      for (size_t k = 0; k < v.size(); ++k) v[k] = static_cast<uint8_t>(41 * i + static_cast<int>(k % 48) * 5);
+      write_png(t / ("pictures/" + std::to_string(i) + ".png"), rgb);
+      write_file_atomic(t / ("pictures/" + std::to_string(i) + ".txt"), "heart " + std::to_string(i));
+    }
+  }
+  Outcome train(const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"train",
+                                      MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                      "run_name=" + name,
+                                      "output_dir=" + t.path(),
+                                      "pretrained_model_name_or_path=" + kModel,
+                                      "train_data_dir=" + (t / "pictures"),
+                                      "resolution=16",
+                                      "per_device_batch_size=2",
+                                      "max_train_steps=3",
+                                      "learning_rate=1e-3",
+                                      "diffusion_scheduler_config={_class_name: DDIMScheduler}",
+                                      "jax_cache_dir=" + (t / "programs")};
+    words.insert(words.end(), more.begin(), more.end());
+    return maxdiffusion(words);
+  }
+  std::vector<double> losses(const std::string& name) {
+    std::vector<double> out;
+    std::ifstream f(t / (name + "/metrics.jsonl"));
+    for (std::string line; std::getline(f, line);) out.push_back(nlohmann::json::parse(line)["loss"]);
+    return out;
+  }
+  std::string weights(const std::string& name, const std::string& file) {
+    return read_file(t / (name + "/checkpoints/3/" + file));
+  }
+  TemporaryFolder t;
+};
+
+TEST_F(Kinds, EncodingInTheStepLearnsWhatTheCacheLearns) {
+  Outcome o = train("cached", {});
+  ASSERT_EQ(o.status, 0) << o.err;
+  o = train("uncached", {"cache_latents_text_encoder_outputs=false"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const std::vector<double> a = losses("cached"), b = losses("uncached");
+  ASSERT_EQ(a.size(), 3u);
+  ASSERT_EQ(b.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(a[i], b[i], 1e-4 * a[i]) << i;
+  // Weights that nobody trains are the model folder's own files.
+  EXPECT_EQ(weights("cached", "vae/diffusion_pytorch_model.safetensors"),
+            read_file(kModel + "/vae/diffusion_pytorch_model.safetensors"));
+}
+
+TEST_F(Kinds, TheTextEncoderLearnsBesideTheUNet) {
+  Outcome o = train("both", {"train_text_encoder=true"});
+  EXPECT_EQ(o.status, 2) << o.err;
+  EXPECT_TRUE(contains(o.err, "Cannot train text encoder and cache text encoder outputs")) << o.err;
+  o = train("both", {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false",
+                     "text_encoder_learning_rate=1e-3", "prompt=heart", "sample_every=-1", "num_inference_steps=2"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_NE(weights("both", "text_encoder/model.safetensors"), read_file(kModel + "/text_encoder/model.safetensors"));
+  EXPECT_TRUE(exists(t / "both/samples/step_000003.png")) << o.err;
+  o = train("both", {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "max_train_steps=4"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "continues from")) << o.err;
+}
+
+TEST_F(Kinds, DreamBoothDrawsItsClassAndLearnsItsSubject) {
+  const std::vector<std::string> words = {"instance_data_dir=" + (t / "pictures"), "class_data_dir=" + (t / "class"),
+                                          "instance_prompt=a sks heart", "class_prompt=a heart", "num_class_images=3"};
+  Outcome o = train("dream", words);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "5 pictures of the subject, 3 of its class")) << o.err;
+  EXPECT_EQ(losses("dream").size(), 3u);
+  o = train("again", words);  // the class is there now
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_FALSE(contains(o.err, "drawing")) << o.err;
+  EXPECT_EQ(losses("again"), losses("dream"));
+  std::vector<std::string> without = words;
+  without[3] = "class_prompt=";
+  o = train("without", without);
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "needs class_prompt")) << o.err;
+}
+
+TEST_F(Kinds, NoiseAndTimestepsFollowTheirKeys) {
+  ASSERT_EQ(train("plain", {}).status, 0);
+  const std::vector<double> plain = losses("plain");
+  for (const std::string word : {"noise_offset=0.5", "input_perturbation=0.5",
+                                 "timestep_bias={strategy: later, multiplier: 50, portion: 0.1}"}) {
+    const Outcome o = train("varied", {word, "run_name=varied_" + word.substr(0, 5)});
+    ASSERT_EQ(o.status, 0) << o.err;
+    EXPECT_NE(losses("varied_" + word.substr(0, 5)), plain) << word;
+  }
+  const Outcome o = train("bad", {"timestep_bias={strategy: sometimes}"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "none, earlier, later, range")) << o.err;
+}
+
+}  // namespace
+}  // namespace md
