@@ -30,7 +30,11 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Gr
   Gradients g;
   auto scope = [&](const std::string& component) {
     Scope root(*s.graph, s.params, component, o.scope);
-    return (o.variation ? o.variation(component, root) : root).in_graph(in);
+    if (&in != s.graph.get()) {  // in a loop: what is differentiated is the body's view of a parameter
+      root = root.in_graph(in);
+      root = root.with_source([&in](const Scope& below, Param p) { return in.capture(below.answer(std::move(p))); });
+    }
+    return o.variation ? o.variation(component, root) : root;
   };
   g.loss = task.loss(scope, feed, rng);
   s.flops = 3 * count_flops(in);  // each product has two in its gradient; what is recomputed is not work done
