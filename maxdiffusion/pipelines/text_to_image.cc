@@ -180,7 +180,7 @@ TextToImageOptions text_to_image_options(const RunConfig& c, const ModelFolder& 
   o.scope = scope_options(c.model);
   o.compile = c.compile;
 
-  json scheduler = json::parse(folder.scheduler_config());
+  json scheduler = parse_scheduler_config(folder.scheduler_config());
   for (const auto& [name, text] : k.diffusion_scheduler_config) {
     const json value = json::parse(text);
     if (value == "") continue;                                                           // as absent
@@ -246,7 +246,7 @@ HostArray denoise(const Devices& devices, const ModelFolder& m, const WeightsOf&
       "the UNet takes {} channels, the autoencoder's latents have {}: inpainting and other models that take more than "
       "latents are not supported",
       m.unet.in_channels, m.vae.latent_channels);
-  std::unique_ptr<Scheduler> scheduler = make_scheduler(json::parse(o.scheduler_config));
+  std::unique_ptr<Scheduler> scheduler = make_scheduler(parse_scheduler_config(o.scheduler_config));
   const SampleTable table = scheduler->table(o.num_inference_steps);
   const int64_t batch = o.batch > 0 ? o.batch : pictures;
 

@@ -4,79 +4,40 @@
 #include <algorithm>
 #include <cmath>
 
-#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/schedulers/linear.h"
 #include "maxdiffusion/schedulers/members.h"
 #include "maxdiffusion/schedulers/spacing.h"
-#include "maxdiffusion/schedulers/table.h"
 
 namespace md {
-namespace {
 
-class Ddim final : public Scheduler {
- public:
-  explicit Ddim(const nlohmann::json& config)
-      : noise_(NoiseSchedule::from_json(config)),
-        spacing_(choice(config, "timestep_spacing", "leading", {"linspace", "leading", "trailing"})),
-        offset_(member<int64_t>(config, "steps_offset", 0)),
-        alpha_to_one_(member(config, "set_alpha_to_one", true)),
-        clip_(member(config, "clip_sample", false) ? member(config, "clip_sample_range", 1.0) : 0),
-        eta_(member(config, "eta", 0.0)) {
-    require_off(config, {"thresholding"});
-    check(eta_ >= 0, Code::invalid_config, "scheduler config: eta is {}; expected 0 or more", eta_);
-  }
+std::unique_ptr<Scheduler> make_ddim(const nlohmann::json& config) {
+  require_off(config, kSigmaSwitches);
+  const auto noise = NoiseSchedule::from_json(config);
+  const auto spacing = choice(config, "timestep_spacing", "leading", {"linspace", "leading", "trailing"});
+  const auto offset = member<int64_t>(config, "steps_offset", 0);
+  const bool alpha_to_one = member(config, "set_alpha_to_one", true);
+  const double clip = clip_range(config), eta = member(config, "eta", 0.0);
+  check(eta >= 0, Code::invalid_config, "scheduler config: eta is {}; expected 0 or more", eta);
 
-  std::string name() const override { return "DDIMScheduler"; }
-
-  SampleTable table(int64_t steps) const override {
-    const int64_t T = noise_.num_train_timesteps;
-    SampleTable table;
-    table.timesteps = spaced_timesteps(spacing_, steps, T, offset_);
-    std::vector<std::vector<double>> rows;
-    for (double& t : table.timesteps) {
-      t = std::nearbyint(t);  // linspace: this sampler's tables are by whole timesteps
+  auto plan = [=](int64_t steps, const Knowns& k) {
+    const int64_t T = noise.num_train_timesteps;
+    LinearPlan p{.timesteps = whole_timesteps(spacing, steps, T, offset), .steps = {}};
+    for (double t : p.timesteps) {
+      const double a = noise.alphas_cumprod[static_cast<size_t>(t)];
       const int64_t previous = static_cast<int64_t>(t) - T / steps;
-      const double a = noise_.alphas_cumprod[static_cast<size_t>(t)];
-      const double b = previous >= 0   ? noise_.alphas_cumprod[static_cast<size_t>(previous)]
-                       : alpha_to_one_ ? 1.0
-                                       : noise_.alphas_cumprod[0];
-      const auto x0 = to_x0(noise_.prediction_type, a);
-      // ε = (x − √ᾱ·x0)/√(1−ᾱ), except where the model says it.
-      Combination eps{0, 1};
-      if (noise_.prediction_type != "epsilon")
-        eps = {(1 - std::sqrt(a) * x0.sample) / std::sqrt(1 - a), -std::sqrt(a) * x0.output / std::sqrt(1 - a)};
-      const double variance = std::max(0.0, (1 - b) / (1 - a) * (1 - a / b));
-      const double spread = eta_ * std::sqrt(variance);
-      rows.push_back({x0.sample, x0.output, eps.sample, eps.output, std::sqrt(b),
-                      std::sqrt(std::max(0.0, 1 - b - spread * spread)), spread});
+      const double b = previous < 0 && alpha_to_one
+                           ? 1.0
+                           : noise.alphas_cumprod[static_cast<size_t>(std::max<int64_t>(previous, 0))];
+      const Form x0 = predicted_x0(noise.prediction_type, std::sqrt(a), std::sqrt(1 - a), k);
+      const Form epsilon = predicted_noise(noise.prediction_type, std::sqrt(a), std::sqrt(1 - a), k);
+      const double spread = eta * std::sqrt(std::max(0.0, (1 - b) / (1 - a) * (1 - a / b)));
+      const double back = std::sqrt(std::max(0.0, 1 - b - spread * spread));
+      const Form& start = clip > 0 ? k.clipped : x0;
+      p.steps.push_back({.x0 = x0, .next = {std::sqrt(b) * start + back * epsilon}, .noise = spread});
     }
-    table.rows = rows_of(rows);
-    return table;
-  }
-
-  Tensor scale_input(Tensor sample, Tensor) const override { return sample; }
-
-  std::vector<Tensor> step(Tensor output, Tensor sample, Tensor row, const std::vector<Tensor>&,
-                           Rng noise) const override {
-    Tensor out = cast(output, DType::f32), x = cast(sample, DType::f32);
-    auto at = [&](int64_t i) { return column(row, i); };
-    Tensor x0 = x * at(0) + out * at(1);
-    if (clip_ > 0) x0 = clamp(x0, -clip_, clip_);
-    Tensor eps = x * at(2) + out * at(3);
-    Tensor next = x0 * at(4) + eps * at(5);
-    if (eta_ > 0) next = next + random_normal(noise, x.shape()) * at(6);
-    return {cast(next, sample.dtype())};
-  }
-
- private:
-  NoiseSchedule noise_;
-  std::string spacing_;
-  int64_t offset_;
-  bool alpha_to_one_;
-  double clip_, eta_;
-};
-
-}  // namespace
-
-std::unique_ptr<Scheduler> make_ddim(const nlohmann::json& config) { return std::make_unique<Ddim>(config); }
+    return p;
+  };
+  return linear_sampler({.name = "DDIMScheduler", .clip = clip, .stochastic = eta > 0, .plan = plan});
+}
 
 }  // namespace md

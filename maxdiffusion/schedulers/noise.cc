@@ -86,7 +86,7 @@ Tensor noise_part(const NoiseSchedule& n, Tensor x, Tensor t) {
 
 }  // namespace
 
-NoiseSchedule NoiseSchedule::from_json(const nlohmann::json& config) {
+NoiseSchedule NoiseSchedule::from_json(const nlohmann::json& config, bool flow) {
   check(config.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", config.dump());
   NoiseSchedule n;
   n.num_train_timesteps = member<int64_t>(config, "num_train_timesteps", 1000);
@@ -94,7 +94,9 @@ NoiseSchedule NoiseSchedule::from_json(const nlohmann::json& config) {
         "scheduler config: num_train_timesteps is {}; expected 1 or "
         "more",
         n.num_train_timesteps);
-  n.prediction_type = choice(config, "prediction_type", "epsilon", {"epsilon", "v_prediction", "sample"});
+  n.prediction_type =
+      flow ? choice(config, "prediction_type", "epsilon", {"epsilon", "v_prediction", "sample", "flow_prediction"})
+           : choice(config, "prediction_type", "epsilon", {"epsilon", "v_prediction", "sample"});
   n.betas = make_betas(config, n.num_train_timesteps);
   double product = 1;
   for (size_t i = 0; i < n.betas.size(); ++i) {

@@ -20,8 +20,8 @@ struct NoiseSchedule {
   std::string prediction_type = "epsilon";  // epsilon, v_prediction, sample
 
   /// From scheduler_config.json (beta_start, beta_end, beta_schedule, trained_betas, rescale_betas_zero_snr,
-  /// prediction_type). Throws invalid_config.
-  static NoiseSchedule from_json(const nlohmann::json& config);
+  /// prediction_type). `flow`: flow_prediction is known too, which only samplers on flow σ are. Throws invalid_config.
+  static NoiseSchedule from_json(const nlohmann::json& config, bool flow = false);
 };
 
 /// √ᾱ_t·x0 + √(1−ᾱ_t)·noise.   x0, noise: [B, …] f32   t: [B] s32.
@@ -66,8 +66,13 @@ class Scheduler {
                                    Rng noise) const = 0;
 };
 
+/// The text of scheduler_config.json. Python's Infinity and -Infinity, which JSON lacks, become strings of these names.
+/// Throws invalid_config.
+nlohmann::json parse_scheduler_config(const std::string& text);
+
 /// By the `_class_name` of scheduler_config.json, with or without the prefix Flax; unknown names are refused with the
-/// list of known ones.
+/// list of known ones. Members that no sampler here knows are named in a warning, switches that this one does not
+/// know are refused.
 std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& config);
 std::vector<std::string> scheduler_names();
 

@@ -115,13 +115,13 @@ TEST(Euler, SpacingsGiveTheRecordedTimestepsAndSigmas) {
       {"linspace", 20, {999, 946.421, 893.842}, {14.6146, 10.7469, 8.08154, 6.20495}, 14.6146},
   };
   for (const auto& c : cases) {
-    const auto table = make_scheduler(euler({{"timestep_spacing", c.spacing}}))->table(c.steps);
+    const auto table = make_scheduler(euler({{"timestep_spacing", c.spacing}, {"steps_offset", 1}}))->table(c.steps);
     ASSERT_EQ(static_cast<int64_t>(table.timesteps.size()), c.steps);
     for (size_t i = 0; i < c.timesteps.size(); ++i) expect_close(table.timesteps[i], c.timesteps[i], 1e-6);
     expect_close(table.init_noise_sigma, c.init);
-    const auto rows = table.rows.view<float>();
+    const auto rows = table.rows.view<float>();  // 1/√(σ² + 1), then the coefficients of sample and output
     for (size_t i = 0; i < c.sigmas.size(); ++i) {
-      const double scale = rows[3 * i];  // 1/√(σ² + 1)
+      const double scale = rows[3 * i];
       expect_close(std::sqrt(1 / (scale * scale) - 1), c.sigmas[i], c.sigmas[i] < 0.1 ? 1e-3 : 2e-5);
     }
     for (size_t i = 0; i + 1 < c.sigmas.size(); ++i)  // for epsilon the second coefficient is σ' − σ
@@ -164,23 +164,231 @@ TEST(Schedulers, StepsOutsideTheScheduleAreRefused) {
 TEST(Schedulers, NamesAreKnownWithAndWithoutFlax) {
   EXPECT_EQ(make_scheduler(euler({{"_class_name", "FlaxEulerDiscreteScheduler"}}))->name(), "EulerDiscreteScheduler");
   const auto what = refusal([] { make_scheduler({{"_class_name", "HeunDiscreteScheduler"}}); });
-  EXPECT_THAT(what, HasSubstr("'HeunDiscreteScheduler' is not one of: DDPMScheduler, DDIMScheduler, EulerDiscrete"));
+  EXPECT_THAT(what, HasSubstr("'HeunDiscreteScheduler' is not one of: DDPMScheduler, DDIMScheduler, PNDMScheduler"));
   EXPECT_THAT(refusal([] { make_scheduler(json::object()); }), HasSubstr("_class_name is missing"));
 }
 
+// The files as they are published.
+struct Published {
+  const char *model, *config;
+  int64_t steps;
+  std::vector<double> timesteps;  // the first ones
+};
+
+const Published kPublished[] = {
+    {"stable-diffusion-v1-5",
+     R"({
+  "_class_name": "PNDMScheduler", "_diffusers_version": "0.6.0", "beta_end": 0.012, "beta_schedule": "scaled_linear",
+  "beta_start": 0.00085, "num_train_timesteps": 1000, "set_alpha_to_one": false, "skip_prk_steps": true,
+  "steps_offset": 1, "trained_betas": null, "clip_sample": false})",
+     50,
+     {981, 961, 961, 941, 921}},
+    {"stable-diffusion-2-1",
+     R"({
+  "_class_name": "DDIMScheduler", "_diffusers_version": "0.8.0", "beta_end": 0.012, "beta_schedule": "scaled_linear",
+  "beta_start": 0.00085, "clip_sample": false, "num_train_timesteps": 1000, "prediction_type": "v_prediction",
+  "set_alpha_to_one": false, "skip_prk_steps": true, "steps_offset": 1, "trained_betas": null})",
+     50,
+     {981, 961, 941}},
+    {"stable-diffusion-2-1-base",
+     R"({
+  "_class_name": "PNDMScheduler", "_diffusers_version": "0.10.0.dev0", "beta_end": 0.012,
+  "beta_schedule": "scaled_linear", "beta_start": 0.00085, "clip_sample": false, "num_train_timesteps": 1000,
+  "prediction_type": "epsilon", "set_alpha_to_one": false, "skip_prk_steps": true, "steps_offset": 1,
+  "trained_betas": null})",
+     20,
+     {951, 901, 901, 851}},
+    {"stable-diffusion-xl-base-1.0",
+     R"({
+  "_class_name": "EulerDiscreteScheduler", "_diffusers_version": "0.19.0.dev0", "beta_end": 0.012,
+  "beta_schedule": "scaled_linear", "beta_start": 0.00085, "clip_sample": false, "interpolation_type": "linear",
+  "num_train_timesteps": 1000, "prediction_type": "epsilon", "sample_max_value": 1.0, "set_alpha_to_one": false,
+  "skip_prk_steps": true, "steps_offset": 1, "timestep_spacing": "leading", "trained_betas": null,
+  "use_karras_sigmas": false})",
+     50,
+     {981, 961, 941}},
+    {"SDXL-Lightning",
+     R"({
+  "_class_name": "EulerDiscreteScheduler", "_diffusers_version": "0.26.3", "beta_end": 0.012,
+  "beta_schedule": "scaled_linear", "beta_start": 0.00085, "clip_sample": false, "interpolation_type": "linear",
+  "num_train_timesteps": 1000, "prediction_type": "epsilon", "rescale_betas_zero_snr": false, "sample_max_value": 1.0,
+  "set_alpha_to_one": false, "sigma_max": null, "sigma_min": null, "skip_prk_steps": true, "steps_offset": 1,
+  "timestep_spacing": "trailing", "timestep_type": "discrete", "trained_betas": null, "use_karras_sigmas": false})",
+     4,
+     {999, 749, 499, 249}},
+    {"Hyper-SD",
+     R"({
+  "_class_name": "DDIMScheduler", "_diffusers_version": "0.27.2", "beta_end": 0.012, "beta_schedule": "scaled_linear",
+  "beta_start": 0.00085, "clip_sample": false, "clip_sample_range": 1.0, "dynamic_thresholding_ratio": 0.995,
+  "interpolation_type": "linear", "num_train_timesteps": 1000, "prediction_type": "epsilon",
+  "rescale_betas_zero_snr": false, "sample_max_value": 1.0, "set_alpha_to_one": false, "skip_prk_steps": true,
+  "steps_offset": 1, "thresholding": false, "timestep_spacing": "trailing", "trained_betas": null,
+  "use_karras_sigmas": false})",
+     8,
+     {999, 874, 749, 624}},
+    {"stable-video-diffusion-img2vid",
+     R"({
+  "_class_name": "EulerDiscreteScheduler", "_diffusers_version": "0.24.0.dev0", "beta_end": 0.012,
+  "beta_schedule": "scaled_linear", "beta_start": 0.00085, "clip_sample": false, "interpolation_type": "linear",
+  "num_train_timesteps": 1000, "prediction_type": "v_prediction", "set_alpha_to_one": false, "sigma_max": 700.0,
+  "sigma_min": 0.002, "skip_prk_steps": true, "steps_offset": 1, "timestep_spacing": "leading",
+  "timestep_type": "continuous", "trained_betas": null, "use_karras_sigmas": true})",
+     25,
+     {1.63777}},
+    {"PixArt-alpha",
+     R"({
+  "_class_name": "DPMSolverMultistepScheduler", "_diffusers_version": "0.22.0.dev0", "algorithm_type": "dpmsolver++",
+  "beta_end": 0.02, "beta_schedule": "linear", "beta_start": 0.0001, "dynamic_thresholding_ratio": 0.995,
+  "euler_at_final": false, "lambda_min_clipped": -Infinity, "lower_order_final": true, "num_train_timesteps": 1000,
+  "prediction_type": "epsilon", "sample_max_value": 1.0, "solver_order": 2, "solver_type": "midpoint",
+  "steps_offset": 0, "thresholding": false, "timestep_spacing": "linspace", "trained_betas": null,
+  "use_karras_sigmas": false, "use_lu_lambdas": false, "variance_type": null})",
+     20,
+     {999, 949, 899}},
+    {"Sana",
+     R"({
+  "_class_name": "DPMSolverMultistepScheduler", "_diffusers_version": "0.32.0.dev0", "algorithm_type": "dpmsolver++",
+  "beta_end": 0.02, "beta_schedule": "linear", "beta_start": 0.0001, "dynamic_thresholding_ratio": 0.995,
+  "euler_at_final": false, "final_sigmas_type": "zero", "flow_shift": 3.0, "lambda_min_clipped": -Infinity,
+  "lower_order_final": true, "num_train_timesteps": 1000, "prediction_type": "flow_prediction",
+  "rescale_betas_zero_snr": false, "sample_max_value": 1.0, "solver_order": 2, "solver_type": "midpoint",
+  "steps_offset": 0, "thresholding": false, "timestep_spacing": "linspace", "trained_betas": null,
+  "use_beta_sigmas": false, "use_exponential_sigmas": false, "use_flow_sigmas": true, "use_karras_sigmas": false,
+  "use_lu_lambdas": false, "variance_type": null})",
+     9,
+     {999, 959, 912, 856, 789, 705, 599, 461, 272}},
+    {"Wan2.1-T2V",
+     R"({
+  "_class_name": "UniPCMultistepScheduler", "_diffusers_version": "0.33.0.dev0", "beta_end": 0.02,
+  "beta_schedule": "linear", "beta_start": 0.0001, "disable_corrector": [], "dynamic_thresholding_ratio": 0.995,
+  "final_sigmas_type": "zero", "flow_shift": 5.0, "lower_order_final": true, "num_train_timesteps": 1000,
+  "predict_x0": true, "prediction_type": "flow_prediction", "rescale_betas_zero_snr": false, "sample_max_value": 1.0,
+  "solver_order": 2, "solver_p": null, "solver_type": "bh2", "steps_offset": 0, "thresholding": false,
+  "timestep_spacing": "linspace", "trained_betas": null, "use_beta_sigmas": false, "use_exponential_sigmas": false,
+  "use_flow_sigmas": true, "use_karras_sigmas": false})",
+     50,
+     {999, 995, 991, 987, 982, 978, 973, 968, 963, 957, 952, 946, 940, 934, 927, 921, 914,
+      906, 899, 890, 882, 873, 864, 854, 844, 833, 822, 810, 797, 783, 769, 754, 738, 720,
+      702, 682, 661, 638, 613, 586, 556, 524, 489, 450, 407, 359, 305, 244, 175, 96}},
+};
+
+TEST(Schedulers, PublishedFilesAreTakenAsTheyAre) {
+  for (const auto& p : kPublished) {
+    testing::internal::CaptureStderr();
+    const auto scheduler = make_scheduler(parse_scheduler_config(p.config));
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << p.model;
+    const auto table = scheduler->table(p.steps);
+    ASSERT_GE(table.timesteps.size(), p.timesteps.size()) << p.model;
+    for (size_t i = 0; i < p.timesteps.size(); ++i) EXPECT_NEAR(table.timesteps[i], p.timesteps[i], 1e-5) << p.model;
+  }
+}
+
+TEST(UniPc, ShiftedFlowTimestepsMatchTheRecordedOnes) {
+  auto timesteps = [](double shift, int64_t steps) {
+    json c = parse_scheduler_config(std::end(kPublished)[-1].config);
+    c["flow_shift"] = shift;
+    return make_scheduler(c)->table(steps).timesteps;
+  };
+  EXPECT_EQ(timesteps(3, 6), (std::vector<double>{999, 937, 857, 750, 600, 376}));
+  EXPECT_EQ(timesteps(5, 10), (std::vector<double>{999, 978, 952, 921, 882, 833, 769, 682, 556, 359}));
+  EXPECT_EQ(timesteps(12, 2), (std::vector<double>{999, 923}));
+  EXPECT_EQ(timesteps(12, 40),
+            (std::vector<double>{999, 997, 995, 993, 990, 988, 985, 982, 979, 976, 973, 969, 965, 961,
+                                 957, 952, 947, 942, 936, 930, 923, 915, 907, 898, 889, 878, 866, 852,
+                                 837, 820, 800, 777, 750, 719, 680, 633, 573, 496, 391, 242}));
+}
+
+TEST(Schedulers, EveryStepCountAndSpacingIsFinite) {
+  for (const auto& name : scheduler_names())
+    for (const char* spacing : {"linspace", "leading", "trailing"})
+      for (const char* type : {"epsilon", "v_prediction"})
+        for (bool zero_snr : {false, true}) {
+          const auto s = make_scheduler(with(kSd, {{"_class_name", name},
+                                                   {"timestep_spacing", spacing},
+                                                   {"prediction_type", type},
+                                                   {"rescale_betas_zero_snr", zero_snr},
+                                                   {"solver_order", 3},
+                                                   {"solver_type", "bh1"},
+                                                   {"steps_offset", 1}}));
+          for (int64_t steps : {4, 5, 15, 499, 998}) {
+            const auto table = s->table(steps);
+            for (float v : table.rows.view<float>())
+              ASSERT_TRUE(std::isfinite(v)) << name << " " << spacing << " " << type << " " << steps;
+          }
+        }
+}
+
+TEST(Schedulers, InfinityOfPythonIsRead) {
+  const auto c = parse_scheduler_config(R"({"a": -Infinity, "b": [Infinity, 1], "c": "say \"Infinity\" \\", "d": 2})");
+  EXPECT_EQ(c, (json{{"a", "-Infinity"}, {"b", {"Infinity", 1}}, {"c", "say \"Infinity\" \\"}, {"d", 2}}));
+  EXPECT_THAT(refusal([] { parse_scheduler_config("{"); }), HasSubstr("scheduler config: "));
+}
+
+TEST(Schedulers, UnknownMembersAreNamedInAWarning) {
+  testing::internal::CaptureStderr();
+  make_scheduler(euler({{"timestep_spacng", "trailing"}, {"_note", 1}, {"flow_shift", 3.0}, {"sigma_min", 0.1}}));
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, HasSubstr("'timestep_spacng' is not a member that samplers here know"));
+  EXPECT_THAT(log, HasSubstr("flow_shift has no effect without use_flow_sigmas"));
+  EXPECT_THAT(log, HasSubstr("sigma_min and sigma_max have no effect"));
+  EXPECT_THAT(log, testing::Not(HasSubstr("_note")));
+}
+
 TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {
-  EXPECT_THAT(refusal([] {
-                make_scheduler(euler({{"use_karras_sigmas", true}}));
+  auto refused = [](const char* name, const json& more) {
+    return refusal([&] { make_scheduler(with(kSd, with({{"_class_name", name}}, more)))->table(3); });
+  };
+  const char *ddim = "DDIMScheduler", *ddpm = "DDPMScheduler", *pndm = "PNDMScheduler", *lms = "LMSDiscreteScheduler";
+  const char *dpm = "DPMSolverMultistepScheduler", *unipc = "UniPCMultistepScheduler", *e = "EulerDiscreteScheduler";
+  for (const char* name : {"thresholding", "use_beta_sigmas", "use_dynamic_shifting"})
+    EXPECT_THAT(refused(ddim, {{name, true}}), HasSubstr(std::string(name) + " is true, which this sampler does not"));
+  for (const char* sampler : {ddim, ddpm, pndm})
+    for (const char* name : {"use_karras_sigmas", "use_exponential_sigmas", "use_lu_lambdas", "use_flow_sigmas"})
+      EXPECT_THAT(refused(sampler, {{name, true}}), HasSubstr(std::string(name) + " is true, which this sampler"));
+  for (const char* sampler : {e, lms})
+    for (const char* name : {"use_lu_lambdas", "use_flow_sigmas"})
+      EXPECT_THAT(refused(sampler, {{name, true}}), HasSubstr(std::string(name) + " is true, which this sampler"));
+  EXPECT_THAT(refused(unipc, {{"use_lu_lambdas", true}}), HasSubstr("use_lu_lambdas is true"));
+  EXPECT_THAT(refused(e, {{"timestep_spacing", "random"}}), HasSubstr("timestep_spacing is 'random'"));
+  EXPECT_THAT(refused(e, {{"use_karras_sigmas", true}, {"use_exponential_sigmas", true}}),
+              HasSubstr("use_exponential_sigmas is true beside karras levels"));
+  EXPECT_THAT(refused(dpm, {{"use_exponential_sigmas", true}, {"use_flow_sigmas", true}}),
+              HasSubstr("use_exponential_sigmas and use_flow_sigmas are true"));
+  EXPECT_THAT(refused(e, {{"use_karras_sigmas", true}, {"sigma_min", -1}}), HasSubstr("sigma_min is -1"));
+  EXPECT_THAT(refused(lms, {{"final_sigmas_type", "sigma_min"}}), HasSubstr("final_sigmas_type is 'sigma_min'"));
+  EXPECT_THAT(refused(lms, {{"interpolation_type", "log_linear"}}), HasSubstr("interpolation_type is 'log_linear'"));
+  EXPECT_THAT(refused(ddpm, {{"variance_type", "learned"}}), HasSubstr("variance_type is 'learned'; known are fixed"));
+  EXPECT_THAT(refused(dpm, {{"variance_type", "learned_range"}}), HasSubstr("variance_type is 'learned_range'"));
+  EXPECT_THAT(refused(ddim, {{"clip_sample_range", 0}}), HasSubstr("clip_sample_range is 0"));
+  EXPECT_THAT(refused(ddim, {{"eta", -1}}), HasSubstr("eta is -1"));
+  EXPECT_THAT(refused(pndm, {{"prediction_type", "sample"}}), HasSubstr("prediction_type is 'sample'; known are"));
+  EXPECT_THAT(refused(pndm, json::object()), HasSubstr("3 inference steps; expected 4 or more without skip_prk_steps"));
+  for (const char* sampler : {dpm, unipc}) {
+    EXPECT_THAT(refused(sampler, {{"solver_order", 4}}), HasSubstr("solver_order is 4; known are 1, 2, 3"));
+    EXPECT_THAT(refused(sampler, {{"solver_type", "rk4"}}), HasSubstr("solver_type is 'rk4'"));
+    EXPECT_THAT(refused(sampler, {{"prediction_type", "flow_prediction"}}), HasSubstr("'flow_prediction'; known are"));
+  }
+  EXPECT_THAT(refused(dpm, {{"algorithm_type", "dpmsolver"}}), HasSubstr("dpmsolver cannot step to no noise"));
+  EXPECT_THAT(refused(dpm, {{"algorithm_type", "sde-dpmsolver"}, {"solver_order", 3}}), HasSubstr("knows 1 and 2"));
+  EXPECT_THAT(refused(dpm, {{"use_flow_sigmas", true}, {"final_sigmas_type", "sigma_min"}}),
+              HasSubstr("final_sigmas_type is sigma_min beside use_flow_sigmas"));
+  EXPECT_THAT(refused(dpm, {{"lambda_min_clipped", 9}}), HasSubstr("lambda_min_clipped is 9"));
+  EXPECT_THAT(refused(unipc, {{"solver_p", {{"a", 1}}}}), HasSubstr("solver_p is given"));
+  EXPECT_THAT(refused(unipc, {{"shift_terminal", 0.1}}), HasSubstr("shift_terminal needs use_flow_sigmas"));
+  EXPECT_THAT(refused(unipc, {{"use_flow_sigmas", true}, {"flow_shift", 0}}), HasSubstr("flow_shift is 0"));
+  EXPECT_THAT(
+      refused(unipc, {{"use_flow_sigmas", true}, {"prediction_type", "flow_prediction"}, {"predict_x0", false}}),
+      HasSubstr("flow_prediction, which needs predict_x0"));
+  EXPECT_THAT(refusal([&] {
+                make_scheduler(with(kSd, {{"_class_name", unipc}}))->table(1000);
               }),
-              HasSubstr("use_karras_sigmas is true, which is not supported"));
-  EXPECT_THAT(refusal([] {
-                make_scheduler(euler({{"timestep_spacing", "random"}}));
-              }),
-              HasSubstr("timestep_spacing is 'random'"));
-  EXPECT_THAT(refusal([] {
-                make_scheduler({{"_class_name", "DDPMScheduler"}, {"variance_type", "learned"}});
-              }),
-              HasSubstr("variance_type is 'learned'; known are fixed_small"));
+              HasSubstr("this sampler takes at most 999"));
+  EXPECT_THAT(
+      refusal([&] {
+        make_scheduler(with(kSd, {{"_class_name", dpm}, {"timestep_spacing", "leading"}, {"steps_offset", 1}}))
+            ->table(999);
+      }),
+      HasSubstr("999 inference steps with timestep_spacing leading and steps_offset 1 visit timestep 999 twice"));
 }
 
 }  // namespace

@@ -7,9 +7,13 @@
 
 namespace md {
 
-std::vector<double> spaced_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset) {
+void check_steps(int64_t steps, int64_t T) {
   check(steps >= 1 && steps <= T, Code::invalid_config,
         "scheduler: {} inference steps; expected 1 to num_train_timesteps = {}", steps, T);
+}
+
+std::vector<double> spaced_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset) {
+  check_steps(steps, T);
   std::vector<double> t;
   const auto n = static_cast<double>(steps), last = static_cast<double>(T - 1);
   for (int64_t i = 0; i < steps; ++i) {
@@ -17,7 +21,7 @@ std::vector<double> spaced_timesteps(const std::string& spacing, int64_t steps, 
     if (spacing == "linspace") {
       t.push_back(steps == 1 ? last : last * (n - 1 - x) / (n - 1));
     } else if (spacing == "leading") {
-      t.push_back(std::min(last, static_cast<double>((steps - 1 - i) * (T / steps) + offset)));
+      t.push_back(std::clamp(static_cast<double>((steps - 1 - i) * (T / steps) + offset), 0.0, last));
     } else if (spacing == "trailing") {
       t.push_back(std::nearbyint(static_cast<double>(T) - x * (static_cast<double>(T) / n)) - 1);
     } else {
@@ -25,6 +29,34 @@ std::vector<double> spaced_timesteps(const std::string& spacing, int64_t steps, 
            spacing);
     }
   }
+  return t;
+}
+
+std::vector<double> whole_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset) {
+  std::vector<double> t = spaced_timesteps(spacing, steps, T, offset);
+  for (double& v : t) v = std::nearbyint(v);
+  return t;
+}
+
+std::vector<double> multistep_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset,
+                                        int64_t end) {
+  check_steps(steps, T);
+  std::vector<double> t;
+  if (spacing == "trailing") {
+    for (double v : whole_timesteps(spacing, steps, T, 0))
+      if (v - static_cast<double>(T - end) >= 0) t.push_back(v - static_cast<double>(T - end));
+  } else {
+    check(steps < end, Code::invalid_config,
+          "scheduler: {} inference steps with timestep_spacing {}; this sampler takes at most {}", steps, spacing,
+          end - 1);
+    t = whole_timesteps(spacing, steps + 1, end, offset);
+    t.pop_back();
+  }
+  const auto twice = std::adjacent_find(t.begin(), t.end());
+  check(
+      twice == t.end(), Code::invalid_config,
+      "scheduler: {} inference steps with timestep_spacing {} and steps_offset {} visit timestep {} twice; take fewer",
+      steps, spacing, offset, twice == t.end() ? 0 : *twice);
   return t;
 }
 

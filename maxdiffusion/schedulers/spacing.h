@@ -8,11 +8,23 @@
 
 namespace md {
 
+/// Throws invalid_config unless steps is in [1, T].
+void check_steps(int64_t steps, int64_t T);
+
 /// `steps` timesteps, descending, in [0, T):
 ///   linspace  T−1 … 0 evenly, fractional      (T−1 alone for one step)
 ///   leading   multiples of T div steps, plus `offset`, at most T−1
 ///   trailing  round(T, T − T/steps, …) − 1    (half to even)
 /// Throws invalid_config on another spacing and on steps outside [1, T].
 std::vector<double> spaced_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset);
+
+/// The same, rounded to whole timesteps (half to even).
+std::vector<double> whole_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset);
+
+/// As DPM-Solver and UniPC count them: whole, and for linspace and leading the first `steps` of steps + 1, because the
+/// last step leads to no noise. Only those below `end` are spaced (T: all); trailing keeps its stride T/steps, so there
+/// may be fewer. Throws invalid_config also where two would be equal.
+std::vector<double> multistep_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset,
+                                        int64_t end);
 
 }  // namespace md

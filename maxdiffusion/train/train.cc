@@ -313,7 +313,7 @@ TimestepBias timestep_bias(const std::map<std::string, std::string>& members) {
 
 /// The noise of training: the folder's schedule, with what the run's keys say of it.
 NoiseSchedule training_noise(const RunConfig& c, const ModelFolder& folder) {
-  json config = json::parse(folder.scheduler_config());
+  json config = parse_scheduler_config(folder.scheduler_config());
   for (const auto& [name, text] : c.sample.diffusion_scheduler_config) {
     const json value = json::parse(text);
     if (value == "" || name == "_class_name" || name == "timestep_spacing") continue;

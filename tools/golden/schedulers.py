@@ -1,62 +1,118 @@
 """Records what diffusers' schedulers do, for tests/schedulers: python tools/golden/schedulers.py
 
-Writes tests/golden/schedulers.json: timesteps, initial sigma, noise tables, and runs of one scalar sample whose
-"network" is out = 0.3·input + 0.1·t/1000 − 0.2 (input: the scaled model input, t: the timestep given to the network).
-Draws of noise are replaced by zeros; the standard deviation that would scale them is recorded beside the run.
+Writes tests/golden/schedulers.json: timesteps, initial sigma, noise tables, and runs of a sample of two numbers, 1 and
+-0.4 times the initial sigma, whose "network" is out = 0.3·input + 0.1·t/1000 − 0.2 (input: the scaled model input,
+t: the timestep given to the network). Draws of noise are replaced by zeros; the standard deviation that would scale
+them is recorded beside the run.
+
+diffusers computes in float32. Its modules are given float64 under that name, so that the goldens hold its formulas and
+not its rounding; how far each run in real float32 is from that is printed. Needs scipy (LMS).
 """
 
+import collections
+import copy
 import json
 import pathlib
+import sys
+import warnings
 
 import diffusers
-import diffusers.schedulers.scheduling_ddim as ddim
-import diffusers.schedulers.scheduling_ddpm as ddpm
+import numpy as np
 import torch
-from diffusers import DDIMScheduler, DDPMScheduler, EulerDiscreteScheduler
 
 SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
-CLASSES = {c.__name__: c for c in (DDIMScheduler, DDPMScheduler, EulerDiscreteScheduler)}
+SPACINGS = ("linspace", "leading", "trailing")
+PREDICTIONS = ("epsilon", "v_prediction", "sample")
+
+
+class WithFloat32:
+    """A module in which float32 is another type."""
+
+    def __init__(self, module, float32):
+        self._module, self.float32 = module, float32
+
+    def __getattr__(self, name):
+        return getattr(self._module, name)
+
+
+class Draw:
+    """Stands for randn_tensor."""
+
+    value = 0.0
+
+    def __call__(self, shape, generator=None, device=None, dtype=None):
+        return torch.full(shape, self.value, dtype=dtype)
+
+
+draw = Draw()
+
+
+def in_precision(name, torch_type, numpy_type):
+    torch.set_default_dtype(torch_type)
+    scheduler_class = getattr(diffusers, name)
+    module = sys.modules[scheduler_class.__module__]
+    module.torch, module.np, module.randn_tensor = WithFloat32(torch, torch_type), WithFloat32(np, numpy_type), draw
+    return scheduler_class
 
 
 def rounded(value):
-    """Eight digits say all that float32 knows."""
+    """More digits than float32 knows."""
     if isinstance(value, dict):
         return {k: rounded(v) for k, v in value.items()}
     if isinstance(value, list):
         return [rounded(v) for v in value]
-    return float(f"{value:.8g}") if isinstance(value, float) else value
+    return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
-def zeros(shape, generator=None, device=None, dtype=None):
-    return torch.zeros(shape, dtype=dtype)
-
-
-def run(name, config, steps):
-    scheduler = CLASSES[name].from_config(config)
+def run_in(types, name, config, steps):
+    scheduler = in_precision(name, *types).from_config(config)
     scheduler.set_timesteps(steps)
-    x = torch.full((1, 1, 1, 1), 1.0) * scheduler.init_noise_sigma
+    if hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(0)  # as pipelines do: steps are counted, not found by timestep
+    x = torch.tensor([1.0, -0.4], dtype=types[0]).reshape(1, 1, 1, 2) * float(scheduler.init_noise_sigma)
     values, spread = [], []
     for t in scheduler.timesteps:
         model_input = scheduler.scale_model_input(x, t)
         out = 0.3 * model_input + 0.1 * float(t) / 1000 - 0.2
-        if name == "DDPMScheduler":
-            variance = scheduler._get_variance(int(t)) if int(t) > 0 else torch.tensor(0.0)
-            log = config.get("variance_type") == "fixed_small_log"   # returns the deviation itself
-            spread.append(float(variance if log else variance**0.5))
-        x = scheduler.step(out, t, x, return_dict=False)[0]
-        values.append(float(x.flatten()[0]))
-    return {
+        eta = {"eta": config["eta"]} if "eta" in config else {}  # diffusers' is an argument, ours a member
+        noised = copy.deepcopy(scheduler)
+        draw.value = 1.0
+        far = noised.step(out, t, x, return_dict=False, **eta)[0]
+        draw.value = 0.0
+        x = scheduler.step(out, t, x, return_dict=False, **eta)[0]
+        spread.append(float((far - x).flatten()[0]))
+        values.append([float(v) for v in x.flatten()])
+    result = {
         "config": {"_class_name": name, **config},
         "steps": steps,
         "timesteps": [float(t) for t in scheduler.timesteps],
         "init_noise_sigma": float(scheduler.init_noise_sigma),
         "values": values,
-        **({"spread": spread} if spread else {}),
     }
+    return {**result, "spread": spread} if any(spread) else result
+
+
+noise_floor = collections.defaultdict(float)
+
+
+def run(name, config, *steps):
+    results = []
+    for n in steps:
+        exact = run_in((torch.float64, np.float64), name, config, n)
+        single = run_in((torch.float32, np.float32), name, config, n)
+        if not np.isfinite(exact["values"]).all():
+            raise ValueError(f"{name} {config} {n} steps: {exact['values']}")
+        a, b = np.array(exact["values"]), np.array(single["values"])
+        worst = float(np.max(np.abs(a - b) / (1 + np.abs(a))))
+        if worst > 1e-5:
+            print(f"float32 is {worst:.1e} away: {name} {config} {n} steps")
+        noise_floor[name] = max(noise_floor[name], worst)
+        results.append(exact)
+    return results
 
 
 def noising(config):
-    scheduler = DDPMScheduler.from_config(config)
+    scheduler = in_precision("DDPMScheduler", torch.float64, np.float64).from_config(config)
     t = torch.tensor([0, 1, 249, 500, 998, 999])
     x0 = torch.linspace(-1, 1, 6).reshape(6, 1)
     noise = torch.linspace(2, -1, 6).reshape(6, 1)
@@ -71,26 +127,109 @@ def noising(config):
     }
 
 
-def main():
-    ddim.randn_tensor = ddpm.randn_tensor = zeros
-    runs = []
-    for spacing in ("linspace", "leading", "trailing"):
-        for prediction in ("epsilon", "v_prediction", "sample"):
-            for steps in (4, 20):
-                config = {**SD, "timestep_spacing": spacing, "prediction_type": prediction, "steps_offset": 1}
-                runs.append(run("EulerDiscreteScheduler", config, steps))
-    for spacing in ("leading", "trailing", "linspace"):
-        for prediction in ("epsilon", "v_prediction", "sample"):
-            config = {**SD, "timestep_spacing": spacing, "prediction_type": prediction, "clip_sample": False}
-            runs.append(run("DDIMScheduler", {**config, "set_alpha_to_one": spacing == "trailing"}, 10))
-            runs.append(run("DDPMScheduler", {**config, "variance_type": "fixed_small"}, 10))
-    runs.append(run("DDPMScheduler", {**SD, "clip_sample": True, "variance_type": "fixed_large"}, 25))
-    runs.append(run("DDPMScheduler", {**SD, "clip_sample": True, "variance_type": "fixed_small_log"}, 1000))
-    runs.append(run("DDIMScheduler", {**SD, "clip_sample": True, "clip_sample_range": 0.5}, 7))
+def runs():
     # With v prediction no step divides by the signal, so zero terminal SNR is exact.
     zero = {**SD, "rescale_betas_zero_snr": True, "prediction_type": "v_prediction", "timestep_spacing": "trailing"}
-    runs.append(run("DDIMScheduler", {**zero, "clip_sample": False}, 10))
-    runs.append(run("EulerDiscreteScheduler", zero, 10))
+    karras, exponential = {"use_karras_sigmas": True}, {"use_exponential_sigmas": True}
+    minimum = {"final_sigmas_type": "sigma_min"}
+    cosine = {"beta_schedule": "squaredcos_cap_v2"}
+
+    def every(name, more, predictions=PREDICTIONS, steps=5):
+        for spacing in SPACINGS:
+            for prediction in predictions:
+                yield from run(name, {**SD, "timestep_spacing": spacing, "prediction_type": prediction, **more}, steps)
+
+    name = "EulerDiscreteScheduler"
+    # diffusers' linspace of one step is timestep 0, where there is nothing to denoise; ours is the last one.
+    one = {**SD, "timestep_spacing": "trailing"}
+    yield from every(name, {"steps_offset": 1})
+    yield from run(name, one, 1)
+    yield from run(name, SD, 2, 8, 20)
+    for more in (karras, exponential, {"interpolation_type": "log_linear"}, minimum, cosine, {**karras, **minimum}):
+        yield from run(name, {**SD, **more}, 8)
+    video = {"timestep_type": "continuous", "prediction_type": "v_prediction", "sigma_min": 0.002, "sigma_max": 700.0}
+    yield from run(name, {**SD, **karras, **video, "timestep_spacing": "leading", "steps_offset": 1}, 1, 8)
+    yield from run(name, {**SD, **karras, "interpolation_type": "log_linear", "timestep_type": "continuous"}, 4)
+    yield from run(name, zero, 10)
+
+    name = "LMSDiscreteScheduler"
+    yield from every(name, {"steps_offset": 1})
+    yield from run(name, one, 1)
+    yield from run(name, SD, 2, 20)
+    for more in (karras, exponential, cosine):
+        yield from run(name, {**SD, **more}, 8)
+
+    name = "DDIMScheduler"
+    yield from every(name, {"clip_sample": False})
+    yield from every(name, {"clip_sample": True, "set_alpha_to_one": False, "steps_offset": 1})
+    yield from run(name, {**SD, "clip_sample_range": 0.5}, 1, 2, 20)
+    yield from run(name, {**SD, "eta": 0.7, "clip_sample": False}, 5)
+    yield from run(name, {**zero, "clip_sample": False}, 10)
+
+    name = "DDPMScheduler"
+    yield from every(name, {"clip_sample": False})
+    yield from run(name, SD, 1, 2, 20)
+    yield from run(name, {**SD, "variance_type": "fixed_large", "clip_sample_range": 0.5}, 8)
+    yield from run(name, {**SD, "variance_type": "fixed_small_log"}, 8)
+    yield from run(name, {**zero, "clip_sample": False}, 10)
+
+    name = "PNDMScheduler"
+    yield from every(name, {"skip_prk_steps": True, "steps_offset": 1}, PREDICTIONS[:2])
+    yield from run(name, {**SD, "skip_prk_steps": True}, 1, 2, 8, 20)
+    yield from run(name, {**SD, "skip_prk_steps": True, "set_alpha_to_one": True}, 5)
+    yield from every(name, {"steps_offset": 1}, PREDICTIONS[:2], 8)
+
+    name = "DPMSolverMultistepScheduler"
+    yield from every(name, {"steps_offset": 1})
+    for order in (1, 2, 3):
+        for solver in ("midpoint", "heun") if order == 2 else ("midpoint",):
+            more = {"solver_order": order, "solver_type": solver}
+            for algorithm in ("dpmsolver++", "sde-dpmsolver++"):
+                yield from run(name, {**SD, **more, "algorithm_type": algorithm}, 8)
+            for algorithm in ("dpmsolver", "sde-dpmsolver")[: 1 if order == 3 else 2]:
+                yield from run(name, {**SD, **more, **minimum, "algorithm_type": algorithm}, 8)
+            yield from run(name, {**SD, **more, **minimum, "lower_order_final": False}, 5)
+    for prediction in PREDICTIONS[1:]:
+        yield from run(name, {**SD, **minimum, "algorithm_type": "dpmsolver", "prediction_type": prediction}, 5)
+    yield from run(name, {**SD, "solver_order": 3}, 1, 2, 20)
+    for more in (karras, {"use_lu_lambdas": True}, exponential, {"euler_at_final": True, **minimum}, cosine):
+        yield from run(name, {**SD, **more}, 8)
+    yield from run(name, {**SD, **karras, **minimum, "solver_order": 3, "timestep_spacing": "leading"}, 20)
+    for spacing in SPACINGS:
+        yield from run(name, {**cosine, **karras, "timestep_spacing": spacing, "lambda_min_clipped": -5.1}, 8)
+        yield from run(name, {**cosine, "timestep_spacing": spacing, "lambda_min_clipped": -5.1}, 8)
+    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+    yield from run(name, {**flow, "flow_shift": 3.0}, 1, 9, 20)
+    yield from run(name, zero, 10)
+
+    name = "UniPCMultistepScheduler"
+    yield from every(name, {"steps_offset": 1})
+    for order in (1, 2, 3):
+        for solver in ("bh1", "bh2"):
+            more = {"solver_order": order, "solver_type": solver}
+            # diffusers' bh1 steps to no noise with infinity times zero.
+            yield from run(name, {**SD, **more, **(minimum if solver == "bh1" else {})}, 8)
+            yield from run(name, {**SD, **more, **minimum, "predict_x0": False, "lower_order_final": False}, 5)
+    for prediction in PREDICTIONS[1:]:
+        yield from run(name, {**SD, **minimum, "predict_x0": False, "prediction_type": prediction}, 5)
+    yield from run(name, {**SD, "solver_order": 3}, 1, 2, 20)
+    yield from run(name, {**SD, "solver_order": 3, "disable_corrector": [0, 2, 3]}, 8)
+    for more in (karras, exponential, minimum, cosine, {**karras, **minimum, "sigma_min": 0.1, "sigma_max": 10.0}):
+        yield from run(name, {**SD, **more}, 8)
+    for shift, order, steps in ((3.0, 2, 1), (3.0, 2, 6), (5.0, 2, 20), (3.0, 3, 9), (1.0, 1, 9)):
+        yield from run(name, {**flow, "flow_shift": shift, "solver_order": order}, steps)
+    yield from run(name, {**flow, "flow_shift": 5.0, "shift_terminal": 0.1}, 8)
+    yield from run(name, {**flow, "flow_shift": 5.0, "solver_type": "bh1", **minimum}, 8)
+    yield from run(name, {**flow, **karras}, 8)
+    yield from run(name, zero, 10)
+
+
+def main():
+    warnings.filterwarnings("ignore")
+    diffusers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    recorded = list(runs())
+    print(dict(noise_floor))
     tables = [
         noising(c)
         for c in (
@@ -103,8 +242,9 @@ def main():
     path = pathlib.Path(__file__).parents[2] / "tests" / "golden" / "schedulers.json"
     written_by = f"tools/golden/schedulers.py, diffusers {diffusers.__version__}, torch {torch.__version__}"
     with open(path, "w") as file:
-        json.dump({"written_by": written_by, "runs": rounded(runs), "tables": rounded(tables)}, file, separators=(",", ":"))
-    print(path, path.stat().st_size, "bytes")
+        data = {"written_by": written_by, "runs": rounded(recorded), "tables": rounded(tables)}
+        json.dump(data, file, separators=(",", ":"))
+    print(path, path.stat().st_size, "bytes,", len(recorded), "runs")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,104 @@
+// DPM-Solver (the model's noise) and DPM-Solver++ (its x0), multistep: exponential integrators in half the log SNR λ,
+// with differences of the last predictions as derivatives; and their variants for the reverse SDE.
+// Sources: Lu et al. 2022a (equations 3.7, B.4), Lu et al. 2022b (algorithm 2, appendix on SDEs).
+
+#include <algorithm>
+#include <cmath>
+
+#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/sigmas.h"
+
+namespace md {
+namespace {
+
+struct Solver {
+  bool data, sde, heun;  // data: of x0, else of noise
+
+  /// The sample at `t` from `x` at levels[i]. m: predictions, newest first; as many as the order.
+  LinearStep update(const std::vector<SnrLevel>& levels, size_t i, const Form& x, const std::vector<Form>& m) const {
+    const SnrLevel &s = levels[i], &t = levels[i + 1];
+    const double h = t.lambda - s.lambda, shrink = std::exp(-h);
+    const double u = data ? (sde ? -2 : -1) * h : h, scale = data ? t.alpha : (sde ? 2 : 1) * t.sigma;
+    const double decay = data ? t.sigma / s.sigma * (sde ? shrink : 1) : t.alpha / s.alpha;
+    Form next = decay * x - scale * std::expm1(u) * m[0];
+    const double slope = heun || m.size() == 3 ? std::expm1(u) / u - 1 : std::expm1(u) / 2;
+    if (m.size() > 1) {
+      const double r0 = (s.lambda - levels[i - 1].lambda) / h;
+      const Form d0 = (m[0] - m[1]) / r0;
+      Form d = d0;
+      if (m.size() == 3) {
+        const double r1 = (levels[i - 1].lambda - levels[i - 2].lambda) / h;
+        const Form curve = (d0 - (m[1] - m[2]) / r1) / (r0 + r1);
+        d += r0 * curve;
+        // The expansion says −1/2 always; diffusers' SDE adds.
+        next -= scale * ((std::expm1(u) - u) / (u * u) + (sde ? 0.5 : -0.5)) * curve;
+      }
+      next -= scale * slope * d;
+    }
+    const double noise = !sde ? 0 : t.sigma * std::sqrt(data ? -std::expm1(-2 * h) : std::expm1(2 * h));
+    return {.x0 = {}, .next = {next}, .noise = noise};
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Scheduler> make_dpmsolver_multistep(const nlohmann::json& config) {
+  SigmaGrid grid = SigmaGrid::from_json(config);
+  const std::string type = grid.noise.prediction_type;
+  // The names of other solvers' settings stand for the defaults, as in diffusers.
+  const auto algorithm = choice(config, "algorithm_type", "dpmsolver++",
+                                {"dpmsolver", "dpmsolver++", "sde-dpmsolver", "sde-dpmsolver++", "deis"});
+  const auto kind = choice(config, "solver_type", "midpoint", {"midpoint", "heun", "logrho", "bh1", "bh2"});
+  const Solver solver{.data = algorithm == "deis" || algorithm.ends_with("++"),
+                      .sde = algorithm.starts_with("sde"),
+                      .heun = kind == "heun"};
+  const auto order = member<int64_t>(config, "solver_order", 2);
+  check(order >= 1 && order <= 3, Code::invalid_config, "scheduler config: solver_order is {}; known are 1, 2, 3",
+        order);
+  check(solver.data || !solver.sde || order < 3, Code::invalid_config,
+        "scheduler config: solver_order is 3; sde-dpmsolver knows 1 and 2");
+  check(solver.data || (!grid.ends_at_zero && type != "flow_prediction"), Code::invalid_config,
+        "scheduler config: algorithm_type {} cannot step to no noise and needs epsilon, v_prediction or sample; set "
+        "final_sigmas_type to sigma_min, or use {}++",
+        algorithm, algorithm);
+  check(grid.ends_at_zero || !grid.flow, Code::invalid_config,
+        "scheduler config: final_sigmas_type is sigma_min beside use_flow_sigmas; set it to zero");
+  const auto variance = member<std::string>(config, "variance_type", "");
+  check(!variance.starts_with("learned"), Code::invalid_config,
+        "scheduler config: variance_type is '{}'; a model with a learned variance is not supported", variance);
+
+  const bool low_at_end = member(config, "lower_order_final", true);
+  const bool euler_at_end = member(config, "euler_at_final", false);
+  grid.cut_karras = member<std::string>(config, "beta_schedule", "linear") == "squaredcos_cap_v2";
+  grid.flow_from_one = false;
+  const double lowest = member(config, "lambda_min_clipped", -HUGE_VAL);
+  while (grid.end > 0 && -std::log(grid.training_sigma(static_cast<double>(grid.end - 1))) < lowest) --grid.end;
+  check(grid.end > 0, Code::invalid_config, "scheduler config: lambda_min_clipped is {}, above all of training",
+        lowest);
+
+  auto plan = [=](int64_t steps, const Knowns& k) {
+    const SigmaLevels l = grid.multistep(steps);
+    const auto levels = snr_levels(l, grid.flow);
+    const size_t n = l.timesteps.size();
+    const bool few = low_at_end && n < 15;
+    LinearPlan p{.timesteps = l.timesteps, .steps = {}};
+    for (size_t i = 0; i < n; ++i) {
+      const SnrLevel& s = levels[i];
+      std::vector<Form> m = {solver.data ? predicted_x0(type, s.alpha, s.sigma, k)
+                                         : predicted_noise(type, s.alpha, s.sigma, k)};  // newest first
+      m.insert(m.end(), k.history.begin(), k.history.end());
+      size_t now = std::min(static_cast<size_t>(order), i + 1);
+      if (i + 2 == n && few) now = std::min<size_t>(now, 2);
+      if (i + 1 == n && (few || euler_at_end || grid.ends_at_zero)) now = 1;
+      if (levels[i + 1].lambda == s.lambda) now = 1;  // differences are over no distance
+      LinearStep step = solver.update(levels, i, k.sample, {m.begin(), m.begin() + static_cast<int64_t>(now)});
+      step.next.insert(step.next.end(), m.begin(), m.end() - 1);
+      p.steps.push_back(step);
+    }
+    return p;
+  };
+  return linear_sampler(
+      {.name = "DPMSolverMultistepScheduler", .history = order - 1, .stochastic = solver.sde, .plan = plan});
+}
+
+}  // namespace md

@@ -1,0 +1,56 @@
+// Samplers whose step is a sum: the new sample, and all that is carried, are linear in the sample, the model's output,
+// x0 clipped, what was carried, and a draw of noise. Each sampler here is of this kind, so it is only a plan: on the
+// host, in double, it writes its update with forms as if they were arrays; their coefficients become rows of a table,
+// and one graph step, the same for all, sums what it has with the row that it is given.
+#pragma once
+
+#include <functional>
+#include <valarray>
+
+#include "maxdiffusion/schedulers/scheduler.h"
+
+namespace md {
+
+/// Coefficients of a sum over what a step knows. Forms add, subtract and scale as the arrays that they stand for.
+using Form = std::valarray<double>;
+
+/// What a step knows. `clipped` is LinearStep::x0 within ±clip; empty where the sampler does not clip.
+struct Knowns {
+  Form sample, output, clipped;
+  std::vector<Form> history;
+};
+
+struct LinearStep {
+  double input_scale = 1;  // model input = sample × this
+  Form x0;                 // what is clipped: in sample and output only; empty without clip
+  std::vector<Form> next;  // the new sample, then the carried arrays, zeros at first
+  double noise = 0;        // deviation of the noise added to the new sample
+};
+
+struct LinearPlan {
+  std::vector<double> timesteps;
+  std::vector<LinearStep> steps;  // as many as timesteps
+  double init_noise_sigma = 1;
+};
+
+struct LinearSampler {
+  std::string name;
+  int64_t history = 0;
+  double clip = 0;          // > 0: x0 is clipped to ±clip
+  bool stochastic = false;  // LinearStep::noise is obeyed
+  std::function<LinearPlan(int64_t steps, const Knowns&)> plan;
+};
+
+/// Its table's columns: input_scale; with clip, x0's coefficients of sample and output; the coefficients of each of
+/// `next` over sample, output, clipped x0 (with clip), history; when stochastic, noise. Arithmetic is f32.
+std::unique_ptr<Scheduler> linear_sampler(LinearSampler sampler);
+
+/// What divides by √ᾱ_T cannot under zero terminal SNR, where it is 0; 2^−24 stands in for ᾱ_T, as in diffusers.
+inline double divisible(double alpha_bar) { return alpha_bar > 0 ? alpha_bar : 0x1p-24; }
+
+/// x0 and ε where the sample is α·x0 + σ·ε and the model predicts `prediction_type`: epsilon, v_prediction
+/// (α·ε − σ·x0), sample, or, for x0 only, flow_prediction (ε − x0, where α = 1 − σ).
+Form predicted_x0(const std::string& prediction_type, double alpha, double sigma, const Knowns& k);
+Form predicted_noise(const std::string& prediction_type, double alpha, double sigma, const Knowns& k);
+
+}  // namespace md

@@ -1,0 +1,64 @@
+// Noise levels of the samplers that think in σ: of training, at spaced timesteps, or respaced.
+// Sources: Karras et al. 2022, equation 5 (Karras σ); Lu et al. 2022 (uniform log SNR); Esser et al. 2024, equation 23
+// (shifted flow σ).
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <optional>
+
+#include "maxdiffusion/schedulers/linear.h"
+
+namespace md {
+
+struct SigmaLevels {
+  std::vector<double> timesteps;
+  std::vector<double> sigmas;  // at least one more than timesteps: where the last step ends
+};
+
+/// Members of scheduler_config.json. The sample is α·x0 + σ'·ε: without flow σ = σ'/α and α² + σ'² = 1, with flow
+/// σ = σ' and α = 1 − σ.
+struct SigmaGrid {
+  NoiseSchedule noise;
+  std::string spacing, kind;  // kind: training, karras, exponential, lu
+  int64_t offset = 0;
+  std::optional<double> sigma_min, sigma_max;  // ends of the respaced kinds; else those of what they respace
+  bool ends_at_zero = true, flow = false;
+  double flow_shift = 1;
+  std::optional<double> shift_terminal;
+  // What one sampler alone decides.
+  bool log_linear = false;    // Euler: levels of training evenly in log σ, whatever the timesteps
+  int64_t end = 0;            // DPM-Solver: see multistep_timesteps; from_json: T
+  bool cut_karras = false;    // DPM-Solver: timesteps of Karras levels are cut, not rounded
+  bool flow_from_one = true;  // DPM-Solver: false, flow levels go down from 1 − 1/T to 0, not from 1 to 1/T
+
+  /// Throws invalid_config; refuses flow_prediction without flow σ.
+  static SigmaGrid from_json(const nlohmann::json& config);
+
+  /// As Euler and LMS count: timesteps are fractional, respaced levels lie between those at the spaced timesteps.
+  SigmaLevels spaced(int64_t steps) const;
+  /// As DPM-Solver and UniPC count: timesteps are whole, respaced levels lie between those of training.
+  SigmaLevels multistep(int64_t steps) const;
+  /// √((1−ᾱ)/ᾱ) of training, linear between whole timesteps.
+  double training_sigma(double t) const;
+
+ private:
+  double timestep_of(double sigma) const;
+  std::vector<double> respaced(double top, double bottom, int64_t n) const;
+  std::vector<double> flow_levels(int64_t steps) const;
+};
+
+/// Euler and LMS: the derivative of the sample x0 + σ·ε by σ, which is ε.
+Form sigma_derivative(const std::string& prediction_type, double sigma, const Knowns& k);
+/// Euler and LMS: 1/√(σ² + 1), the scale of the model's input.
+double sigma_input_scale(double sigma);
+/// Euler and LMS: deviation of the initial noise.
+double sigma_init_noise(const SigmaGrid& grid, const SigmaLevels& levels);
+
+/// DPM-Solver and UniPC: α, σ' and half the log SNR (infinite without noise).
+struct SnrLevel {
+  double alpha, sigma, lambda;
+};
+std::vector<SnrLevel> snr_levels(const SigmaLevels& levels, bool flow);
+
+}  // namespace md

@@ -1,0 +1,112 @@
+// UniPC: the unified predictor-corrector of any order. Each call of the model first corrects the step that led to it,
+// then predicts the next one; both are exponential integrators in half the log SNR λ over the last predictions.
+// Source: Zhao et al. 2023, equations 3, 9 and algorithms 5–8 (B(h) variants).
+
+#include <algorithm>
+#include <cmath>
+
+#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/sigmas.h"
+
+namespace md {
+namespace {
+
+/// ρ with Σ_j r_j^i ρ_j = b_i for i = 0 … n−1; r distinct, n ≥ 1.
+std::vector<double> solve_powers(const std::vector<double>& r, std::vector<double> b) {
+  // A Vandermonde system by Newton's form (Björck and Pereyra 1970).
+  const size_t n = r.size();
+  for (size_t k = 0; k + 1 < n; ++k)
+    for (size_t i = n - 1; i > k; --i) b[i] -= r[k] * b[i - 1];
+  for (size_t k = n - 1; k-- > 0;) {
+    for (size_t i = k + 1; i < n; ++i) b[i] /= r[i] - r[i - k - 1];
+    for (size_t i = k; i + 1 < n; ++i) b[i] -= b[i + 1];
+  }
+  return b;
+}
+
+struct Solver {
+  bool data, bh1;  // data: of x0, else of noise
+
+  /// From level `from` to the next. m: predictions at `from` and before it, newest first, as many as the order.
+  /// `arrived`: the prediction at the next level (the corrector), or null (the predictor).
+  Form update(const std::vector<SnrLevel>& levels, size_t from, const Form& x, std::vector<Form> m,
+              const Form* arrived) const {
+    const SnrLevel &s = levels[from], &t = levels[from + 1];
+    const double h = t.lambda - s.lambda, hh = data ? -h : h, scale = data ? t.alpha : t.sigma;
+    // α·(e^−h − 1) and σ·(e^h − 1), also where h is infinite.
+    const double first = data ? t.sigma * s.alpha / s.sigma - t.alpha : t.alpha * s.sigma / s.alpha - t.sigma;
+    Form next = (data ? t.sigma / s.sigma : t.alpha / s.alpha) * x - first * m[0];
+    if (h == 0 || std::isinf(h) || (m.size() == 1 && !arrived)) return next;
+
+    std::vector<double> r;
+    std::vector<Form> d;
+    for (size_t j = 1; j < m.size(); ++j) {
+      r.push_back((levels[from - j].lambda - s.lambda) / h);
+      d.push_back((m[j] - m[0]) / r.back());
+    }
+    if (arrived) r.push_back(1), d.push_back(*arrived - m[0]);
+    const double B = bh1 ? hh : std::expm1(hh);
+    std::vector<double> b;
+    double phi = std::expm1(hh) / hh - 1, factorial = 1;
+    for (size_t i = 0; i < r.size(); ++i) {
+      b.push_back(phi * factorial / B);
+      factorial *= static_cast<double>(i + 2);
+      phi = phi / hh - 1 / factorial;
+    }
+    const auto rho = r.size() == 1 ? std::vector<double>{0.5} : solve_powers(r, b);
+    for (size_t j = 0; j < d.size(); ++j) next -= scale * B * rho[j] * d[j];
+    return next;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Scheduler> make_unipc(const nlohmann::json& config) {
+  require_off(config, {"use_lu_lambdas"});
+  const SigmaGrid grid = SigmaGrid::from_json(config);
+  const std::string type = grid.noise.prediction_type;
+  // The names of DPM-Solver's types stand for bh2, as in diffusers.
+  const auto kind = choice(config, "solver_type", "bh2", {"bh1", "bh2", "midpoint", "heun", "logrho"});
+  const Solver solver{.data = member(config, "predict_x0", true), .bh1 = kind == "bh1"};
+  const auto order = member<int64_t>(config, "solver_order", 2);
+  check(order >= 1 && order <= 3, Code::invalid_config, "scheduler config: solver_order is {}; known are 1, 2, 3",
+        order);
+  check(solver.data || type != "flow_prediction", Code::invalid_config,
+        "scheduler config: prediction_type is flow_prediction, which needs predict_x0");
+  const bool low_at_end = member(config, "lower_order_final", true);
+  const auto uncorrected = member(config, "disable_corrector", std::vector<int64_t>{});
+  check(!config.contains("solver_p") || config["solver_p"].is_null(), Code::invalid_config,
+        "scheduler config: solver_p is given; another solver as predictor is not supported");
+
+  auto plan = [=](int64_t steps, const Knowns& k) {
+    const SigmaLevels l = grid.multistep(steps);
+    const auto levels = snr_levels(l, grid.flow);
+    const size_t n = l.timesteps.size();
+    LinearPlan p{.timesteps = l.timesteps, .steps = {}};
+    size_t now = 0;
+    // Carried: the sample that the last prediction began with, then predictions, newest first.
+    const std::vector<Form> before(k.history.begin() + 1, k.history.end());
+    auto newest = [](const std::vector<Form>& m, size_t count) {
+      return std::vector<Form>(m.begin(), m.begin() + static_cast<int64_t>(count));
+    };
+    for (size_t i = 0; i < n; ++i) {
+      const SnrLevel& s = levels[i];
+      std::vector<Form> m = {solver.data ? predicted_x0(type, s.alpha, s.sigma, k)
+                                         : predicted_noise(type, s.alpha, s.sigma, k)};
+      m.insert(m.end(), before.begin(), before.end());
+      Form x = k.sample;
+      const auto last = static_cast<int64_t>(i) - 1;
+      if (i > 0 && std::find(uncorrected.begin(), uncorrected.end(), last) == uncorrected.end())
+        x = solver.update(levels, i - 1, k.history[0], newest(before, now), &m[0]);
+      now = std::min(static_cast<size_t>(order), i + 1);
+      if (low_at_end) now = std::min(now, n - i);
+      LinearStep step{.x0 = {}, .next = {solver.update(levels, i, x, newest(m, now), nullptr), x}};
+      step.next.insert(step.next.end(), m.begin(), m.end() - 1);
+      p.steps.push_back(step);
+    }
+    return p;
+  };
+  return linear_sampler({.name = "UniPCMultistepScheduler", .history = order + 1, .plan = plan});
+}
+
+}  // namespace md
