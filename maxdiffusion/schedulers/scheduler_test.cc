@@ -355,6 +355,8 @@ TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {
   EXPECT_THAT(refused(dpm, {{"use_exponential_sigmas", true}, {"use_flow_sigmas", true}}),
               HasSubstr("use_exponential_sigmas and use_flow_sigmas are true"));
   EXPECT_THAT(refused(e, {{"use_karras_sigmas", true}, {"sigma_min", -1}}), HasSubstr("sigma_min is -1"));
+  EXPECT_THAT(refused(e, {{"use_karras_sigmas", true}, {"sigma_min", 2}, {"sigma_max", 1}}),
+              HasSubstr("sigma_min is 2, sigma_max 1; expected less to more"));
   EXPECT_THAT(refused(lms, {{"final_sigmas_type", "sigma_min"}}), HasSubstr("final_sigmas_type is 'sigma_min'"));
   EXPECT_THAT(refused(lms, {{"interpolation_type", "log_linear"}}), HasSubstr("interpolation_type is 'log_linear'"));
   EXPECT_THAT(refused(ddpm, {{"variance_type", "learned"}}), HasSubstr("variance_type is 'learned'; known are fixed"));

@@ -48,6 +48,9 @@ SigmaGrid SigmaGrid::from_json(const nlohmann::json& config) {
   for (const auto& [name, sigma] : {std::pair{"sigma_min", g.sigma_min}, {"sigma_max", g.sigma_max}})
     check(!sigma || (*sigma > 0 && std::isfinite(*sigma)), Code::invalid_config,
           "scheduler config: {} is {}; expected a number above 0", name, sigma.value_or(0));
+  check(g.sigma_min.value_or(0) < g.sigma_max.value_or(HUGE_VAL), Code::invalid_config,
+        "scheduler config: sigma_min is {}, sigma_max {}; expected less to more", g.sigma_min.value_or(0),
+        g.sigma_max.value_or(0));
   check(g.flow_shift > 0, Code::invalid_config, "scheduler config: flow_shift is {}; expected a number above 0",
         g.flow_shift);
   check(!g.shift_terminal || (g.flow && *g.shift_terminal < 1), Code::invalid_config,
@@ -111,7 +114,7 @@ std::vector<double> SigmaGrid::flow_levels(int64_t steps) const {
     const double u = flow_from_one ? x * stride + 1 : 1 - (i == 0 ? 1 / T : (n - x) * stride + 1);
     sigmas.push_back(flow_shift * u / (1 + (flow_shift - 1) * u));
   }
-  if (shift_terminal) {
+  if (shift_terminal && steps > 1) {
     const double scale = (1 - sigmas.back()) / (1 - *shift_terminal);
     for (double& s : sigmas) s = 1 - (1 - s) / scale;
   }
