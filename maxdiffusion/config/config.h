@@ -77,6 +77,7 @@ class KeyList {
   void key(const char* name, std::optional<int64_t>& m, const char* meaning);  // null: none
   void key(const char* name, std::optional<double>& m, const char* meaning);
   void key(const char* name, std::vector<std::string>& m, const char* meaning);  // one text: a list of one
+  /// On the command line numbers need no brackets: 1,2.
   void key(const char* name, std::vector<int64_t>& m, const char* meaning);
   void key(const char* name, std::vector<double>& m, const char* meaning);
   /// Each member as one line of JSON: 0.25, "later", true, [1, 2].

@@ -207,6 +207,13 @@ TEST(Config, OverridesUnderstandPythonLiterals) {
   EXPECT_EQ(s.rules.text, R"([["batch", ["data", "fsdp"]], ["norm", null]])");
 }
 
+TEST(Config, NumbersOnTheCommandLineNeedNoBrackets) {
+  Sample s = parse("", {"ratios=0.8,0.5", "sizes=7"});
+  EXPECT_EQ(s.ratios, (std::vector<double>{0.8, 0.5}));
+  EXPECT_EQ(s.sizes, (std::vector<int64_t>{7}));
+  EXPECT_TRUE(contains(refusal("", {"ratios=0.8,half"}), "0.8,half"));
+}
+
 TEST(Config, MembersOfMappingsAreJson) {
   Sample s =
       parse("timestep_bias: {a: 1.e-8, b: .5, c: 1_000, d: yes, e: None, f: ~, g: '1', h: 07:30, i: 'é\"', j: +3}");

@@ -33,11 +33,14 @@ YAML::Node parsed(const std::string& name, const ConfigValue& v, const char* exp
   }
 }
 
-/// A list whose items `read` accepts; items with quotes are offered to `read` only if `quotes` says so.
+/// A list whose items `read` accepts; items with quotes are offered to `read` only if `quotes` says so. On the command
+/// line its brackets may be left out.
 template <class T, class Read>
 std::vector<T> read_list(const std::string& name, const ConfigValue& v, const char* expected, bool quotes, Read read) {
   if (v.kind == Kind::plain || v.kind == Kind::quoted || v.kind == Kind::mapping) wrong_type(name, v, expected);
-  YAML::Node node = parsed(name, v, expected);
+  ConfigValue list = v;
+  if (v.kind == Kind::word && !v.text.starts_with('[') && !v.text.starts_with('(')) list.text = "[" + v.text + "]";
+  YAML::Node node = parsed(name, list, expected);
   if (!node.IsSequence()) wrong_type(name, v, expected);
   std::vector<T> out;
   for (const auto& item : node) {

@@ -30,8 +30,8 @@ Tensor project(const Scope& s, Tensor x, Tensor weight) {
 Tensor linear(const Scope& s, Tensor x, LinearOptions o) {
   auto path = s.here();
   const Dims dims = {o.out, x.dim(-1)};
-  Tensor w = s.param("weight", dims, {o.out_axis, o.in_axis}, o.init ? *o.init : init::lecun_normal(dims));
-  Tensor y = project(s, x, cast(w, x.dtype()));
+  const Weight weight{"weight", dims, {o.out_axis, o.in_axis}, o.init ? *o.init : init::lecun_normal(dims)};
+  Tensor y = s.product(weight, x, [&s](Tensor in, Tensor w) { return project(s, in, w); });
   return o.bias ? add_bias(s, y) : y;
 }
 
@@ -40,18 +40,17 @@ Tensor conv2d(const Scope& s, Tensor x, Conv2dOptions o) {
   check(x.rank() == 4, Code::invalid_graph, "conv2d: x is {}, expected [B, H, W, C], at {}", to_string(x.shape()),
         s.path());
   const Dims dims = {o.out, x.dim(-1), o.kernel, o.kernel};
-  Tensor w = cast(s.param("weight", dims, {o.out_axis, o.in_axis, "", ""}, init::lecun_normal(dims)), x.dtype());
-  Tensor y;
-  if (o.kernel == 1 && o.stride == 1 && o.padding == 0 && !o.pad_right_bottom) {
-    y = project(s, x, reshape(w, {o.out, x.dim(-1)}));  // a matrix product, whose weight gradient is fast everywhere
-  } else {
+  const Weight weight{"weight", dims, {o.out_axis, o.in_axis, "", ""}, init::lecun_normal(dims)};
+  Tensor y = s.product(weight, x, [&s, &o](Tensor in, Tensor w) {
+    if (o.kernel == 1 && o.stride == 1 && o.padding == 0 && !o.pad_right_bottom)
+      return project(s, in, reshape(w, {w.dim(0), w.dim(1)}));  // whose weight gradient is fast everywhere
     const int64_t low = o.pad_right_bottom ? 0 : o.padding, high = o.pad_right_bottom ? 1 : o.padding;
-    y = conv(x, w,
-             {.stride = {o.stride, o.stride},
-              .pad_low = {low, low},
-              .pad_high = {high, high},
-              .precision = s.options().precision});
-  }
+    return conv(in, w,
+                {.stride = {o.stride, o.stride},
+                 .pad_low = {low, low},
+                 .pad_high = {high, high},
+                 .precision = s.options().precision});
+  });
   return o.bias ? add_bias(s, y) : y;
 }
 

@@ -1,6 +1,7 @@
 #include "maxdiffusion/nn/scope.h"
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/sharding.h"
 
 namespace md {
@@ -26,6 +27,13 @@ Tensor Scope::param(std::string_view name, Dims dims, LogicalAxes axes, Init ini
   p.model = model_;
   const LogicalAxes stored = p.axes;
   return gather_weight(answer(std::move(p)), stored);
+}
+
+Tensor Scope::product(const Weight& w, Tensor x, const Product& f) const {
+  if (!product_) return f(x, cast(param(w.name, w.dims, w.axes, w.init), x.dtype()));
+  Scope before = *this;
+  before.product_ = product_->before;
+  return product_->source(before, w, x, f);
 }
 
 Tensor Scope::answer(Param p) const {
@@ -58,6 +66,12 @@ Scope Scope::with_source(Source source) const {
   Scope s = *this;
   s.below_ = std::make_shared<const Scope>(*this);
   s.source_ = std::make_shared<const Source>(std::move(source));
+  return s;
+}
+
+Scope Scope::with_product(ProductSource source) const {
+  Scope s = *this;
+  s.product_ = std::make_shared<const ProductLink>(ProductLink{std::move(source), product_});
   return s;
 }
 

@@ -24,6 +24,17 @@ struct ScopeOptions {
   bool trainable = true;
 };
 
+/// A parameter as a layer asks for it: arguments of Scope::param.
+struct Weight {
+  std::string name;
+  Dims dims;
+  LogicalAxes axes;
+  Init init;
+};
+/// What a layer makes of its input and weight: linear in the weight, whose first size, which may be any, is the last
+/// size of the result.
+using Product = std::function<Tensor(Tensor x, Tensor weight)>;
+
 class Scope {
  public:
   /// The root of one model: parameters are inputs of `graph` named `model + "/" + path`.
@@ -39,6 +50,10 @@ class Scope {
   /// The same for a whole record, whose path counts from the root: what sources call on the scope below.
   Tensor answer(Param p) const;
 
+  /// f(x, w) for the parameter `w`, in the dtype of x. Layers say what they compute by f, not with which tensor, so
+  /// that a variation may add a product of its own without ever making the whole weight.
+  Tensor product(const Weight& w, Tensor x, const Product& f) const;
+
   const std::string& path() const { return path_; }
   const ScopeOptions& options() const { return options_; }
   DType dtype() const { return options_.activations; }
@@ -53,6 +68,9 @@ class Scope {
   /// What answers param(): replaced by variations. Called with the scope below, whose answer() is the former one.
   using Source = std::function<Tensor(const Scope& below, Param)>;
   Scope with_source(Source source) const;
+  /// What answers product(): replaced by variations. Called with the scope as it was before, at the layer's path.
+  using ProductSource = std::function<Tensor(const Scope& before, const Weight& w, Tensor x, const Product& f)>;
+  Scope with_product(ProductSource source) const;
   /// In the body of a loop: nodes of here() go there.
   Scope in_graph(Graph& body) const;
 
@@ -63,6 +81,11 @@ class Scope {
   ScopeOptions options_;
   std::shared_ptr<const Source> source_;
   std::shared_ptr<const Scope> below_;  // set with source_
+  struct ProductLink {
+    ProductSource source;
+    std::shared_ptr<const ProductLink> before;
+  };
+  std::shared_ptr<const ProductLink> product_;
 };
 
 }  // namespace md

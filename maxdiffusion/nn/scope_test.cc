@@ -56,7 +56,6 @@ TEST_F(ScopeTest, FrozenParametersAreNotTrainableWhateverAnswers) {
 }
 
 TEST_F(ScopeTest, ASourceCanAddParametersToAnotherOnes) {
-  // Half of what LoRA does: the weight below plus a delta of its own.
   const Scope s = root().with_source([](const Scope& below, Param p) {
     Param delta = p;
     delta.path += ".delta";
@@ -68,6 +67,20 @@ TEST_F(ScopeTest, ASourceCanAddParametersToAnotherOnes) {
   EXPECT_EQ(paths(), (std::vector<std::string>{"lin.weight", "lin.weight.delta"}));
   EXPECT_FALSE(table.params()[0].trainable);
   EXPECT_TRUE(table.params()[1].trainable);
+}
+
+TEST_F(ScopeTest, VariationsOfProductsNest) {
+  auto adds = [](const char* name) {
+    return [name](const Scope& before, const Weight& w, Tensor x, const Product& f) {
+      Weight own = w;
+      own.name = name;
+      Tensor y = f(x, before.param(own.name, own.dims, own.axes, own.init));
+      return before.product(w, x, f) + y;
+    };
+  };
+  const Scope s = root().with_product(adds("first")).with_product(adds("second"));
+  nn::linear(s / "lin", g.input("x", {DType::f32, {2, 3}}), {.out = 5, .bias = false});
+  EXPECT_EQ(paths(), (std::vector<std::string>{"lin.second", "lin.first", "lin.weight"}));
 }
 
 TEST_F(ScopeTest, NodesCarryThePathOfTheirLayer) {

@@ -1,0 +1,110 @@
+#include "maxdiffusion/lora/lora_keys.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr const char* kFileName = "pytorch_lora_weights.safetensors";
+constexpr const char* kPaths = "lora_model_name_or_path";
+
+/// Entries, each of which may hold several between commas.
+std::vector<std::string> split_at_commas(const std::vector<std::string>& texts) {
+  std::vector<std::string> out;
+  for (const std::string& text : texts)
+    for (size_t begin = 0; begin <= text.size();) {
+      const size_t comma = std::min(text.find(',', begin), text.size());
+      std::string part = text.substr(begin, comma - begin);
+      part.erase(0, part.find_first_not_of(' '));
+      part.erase(part.find_last_not_of(' ') + 1);
+      if (!part.empty()) out.push_back(part);
+      begin = comma + 1;
+    }
+  return out;
+}
+
+std::string file_of(const std::string& path, const std::string& weight_name) {
+  std::string file = path;
+  if (fs::is_directory(path))
+    file = path + "/" + (weight_name.empty() ? kFileName : weight_name);
+  else
+    check(weight_name.empty() || fs::path(path).filename() == weight_name, Code::invalid_config,
+          "LoRA '{}' is not a folder that holds weight_name '{}'", path, weight_name);
+  check(fs::path(file).extension() == ".safetensors" || !fs::exists(file), Code::invalid_config,
+        "LoRA '{}' is not a .safetensors file; pickled ones are not read, convert it with diffusers", file);
+  check(fs::exists(file), Code::io,
+        "LoRA '{}' does not exist; it must be a local .safetensors file or a folder with {}", file, kFileName);
+  return file;
+}
+
+/// One member of lora_config as a list as long as the paths; empty: all `fallback`.
+std::vector<json> member(const LoraKeys& keys, const char* name, size_t count, const json& fallback) {
+  auto it = keys.lora_config.find(name);
+  json list = it == keys.lora_config.end() ? json() : json::parse(it->second);
+  if (list.is_null() || list.empty()) return std::vector<json>(count, fallback);
+  check(list.is_array(), Code::invalid_config, "lora_config: {} is {}, expected a list", name, list.dump());
+  check(list.size() == count, Code::invalid_config, "lora_config: {} has {} entries, {} has {}", name, list.size(),
+        kPaths, count);
+  return list.get<std::vector<json>>();
+}
+
+std::string text(const char* name, const json& v) {
+  check(v.is_string() || v.is_null(), Code::invalid_config, "lora_config: {} holds {}, expected texts", name, v.dump());
+  return v.is_null() ? "" : v.get<std::string>();
+}
+
+}  // namespace
+
+std::vector<LoraChoice> chosen_loras(const LoraKeys& keys) {
+  std::vector<LoraChoice> out;
+  for (const auto& [name, value] : keys.lora_config)
+    check(name == kPaths || name == "weight_name" || name == "adapter_name" || name == "scale" || name == "from_pt",
+          Code::invalid_config, "lora_config: '{}' is not one of: {}, weight_name, adapter_name, scale, from_pt", name,
+          kPaths);
+  if (!keys.lora_config.empty()) {
+    auto given = keys.lora_config.find(kPaths);
+    const json paths = given == keys.lora_config.end() ? json::array() : json::parse(given->second);
+    check(paths.is_array(), Code::invalid_config, "lora_config: {} is {}, expected a list", kPaths, paths.dump());
+    const size_t n = paths.size();
+    const auto names = member(keys, "weight_name", n, ""), scales = member(keys, "scale", n, 1.0),
+               torch = member(keys, "from_pt", n, true);
+    member(keys, "adapter_name", n, "");  // names tell adapters apart in memory; merged ones need none
+    for (size_t i = 0; i < n; ++i) {
+      check(scales[i].is_number(), Code::invalid_config, "lora_config: scale holds {}, expected numbers",
+            scales[i].dump());
+      std::string is_torch = torch[i].is_string() ? torch[i].get<std::string>() : torch[i].dump();
+      std::ranges::transform(is_torch, is_torch.begin(), [](unsigned char c) { return std::tolower(c); });
+      check(is_torch == "true", Code::invalid_config,
+            "lora_config: from_pt holds {}; only true is supported: files are in PyTorch's layout", torch[i].dump());
+      out.push_back({file_of(text(kPaths, paths[i]), text("weight_name", names[i])), scales[i].get<double>()});
+    }
+  }
+  const std::vector<std::string> files = split_at_commas(keys.lora_files);
+  check(keys.lora_scales.empty() || keys.lora_scales.size() == files.size(), Code::invalid_config,
+        "lora_scales has {} entries, lora_files has {}", keys.lora_scales.size(), files.size());
+  for (size_t i = 0; i < files.size(); ++i)
+    out.push_back({file_of(files[i], ""), keys.lora_scales.empty() ? 1 : keys.lora_scales[i]});
+  for (const LoraChoice& c : out)
+    check(std::isfinite(c.scale), Code::invalid_config, "the scale of LoRA '{}' is {}", c.path, c.scale);
+  return out;
+}
+
+LoraConfig training_lora(const LoraKeys& keys, const std::string& component) {
+  LoraConfig c{.rank = keys.lora_rank,
+               .alpha = keys.lora_alpha.value_or(static_cast<double>(keys.lora_rank)),
+               .targets = split_at_commas(keys.lora_target_modules)};
+  check(c.rank > 0, Code::invalid_config, "lora_rank {} is not a positive number", c.rank);
+  check(std::isfinite(c.alpha) && c.alpha > 0, Code::invalid_config, "lora_alpha {} is not a positive number", c.alpha);
+  if (c.targets.empty()) c.targets = default_lora_targets(component);
+  return c;
+}
+
+}  // namespace md

@@ -1,0 +1,49 @@
+// Configuration keys of LoRA, and what they say. The mapping `lora_config` is the reference's.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/lora/lora_scope.h"
+
+namespace md {
+
+struct LoraKeys {
+  std::vector<std::string> lora_files, lora_target_modules;
+  std::vector<double> lora_scales;
+  std::map<std::string, std::string> lora_config;
+  std::string lora_init;
+  bool train_lora = false;
+  int64_t lora_rank = 4;
+  std::optional<double> lora_alpha;
+  template <class V>
+  void visit(V&& v) {
+    v("lora_files", lora_files, "LoRA files or folders added to the weights; a list, or one text with commas");
+    v("lora_scales", lora_scales, "factor of each of lora_files; empty: 1");
+    v("lora_config", lora_config,
+      "the same as lists: lora_model_name_or_path, weight_name, adapter_name, scale, from_pt");
+    v("train_lora", train_lora, "train low-rank matrices beside frozen weights");
+    v("lora_rank", lora_rank, "rank of the trained matrices");
+    v("lora_alpha", lora_alpha, "their product counts lora_alpha / lora_rank; null: lora_rank");
+    v("lora_target_modules", lora_target_modules,
+      "ends of the names of the layers that get matrices; a list, or one text with commas; empty: attention "
+      "projections");
+    v("lora_init", lora_init, "LoRA file whose matrices training starts from; empty: random A, zero B");
+  }
+};
+
+struct LoraChoice {
+  std::string path;  // of a .safetensors file
+  double scale = 1;
+};
+/// The files to add, in order: those of lora_config, then lora_files. A folder stands for its
+/// pytorch_lora_weights.safetensors. Throws invalid_config for lists of different lengths, unknown members, from_pt
+/// false and pickled files; io for a path that is not there.
+std::vector<LoraChoice> chosen_loras(const LoraKeys& keys);
+/// What is trained of one component. Throws invalid_config for a rank or alpha that is not positive.
+LoraConfig training_lora(const LoraKeys& keys, const std::string& component);
+
+}  // namespace md

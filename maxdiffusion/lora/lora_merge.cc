@@ -1,0 +1,92 @@
+#include "maxdiffusion/lora/lora_merge.h"
+
+#include <dnnl.h>
+
+#include <algorithm>
+#include <future>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/data/parallel.h"
+#include "maxdiffusion/kernels/onednn.h"
+
+namespace md {
+namespace {
+
+/// One product to be added at an offset of a parameter.
+struct Addend {
+  const LoraPair* pair;
+  double factor;
+  int64_t offset;  // elements: the layer of a stacked parameter
+};
+
+struct Work {
+  HostArray* value;
+  std::vector<Addend> addends;
+};
+
+/// w += factor · up·down as a matrix product [out, r] × [r, the rest].
+void add(const Addend& a, std::span<float> w) {
+  const HostArray up = a.pair->up.cast(DType::f32), down = a.pair->down.cast(DType::f32);
+  const int64_t out = up.dims()[0], r = up.dims()[1], rest = down.shape().elements() / r;
+  const auto status =
+      dnnl_sgemm('N', 'N', out, rest, r, static_cast<float>(a.factor), up.view<float>().data(), r,
+                 down.view<float>().data(), rest, 1.0f, w.subspan(static_cast<size_t>(a.offset)).data(), rest);
+  check(status == dnnl_success, Code::internal, "merge LoRA: oneDNN's product gives status {}",
+        static_cast<int>(status));
+}
+
+void work_on(const Work& w) {
+  HostArray sum(Shape{DType::f32, w.value->dims()});
+  const HostArray before = w.value->cast(DType::f32);
+  std::ranges::copy(before.view<float>(), sum.mutable_view<float>().begin());
+  for (const Addend& a : w.addends) add(a, sum.mutable_view<float>());
+  *w.value = sum.cast(w.value->dtype());
+}
+
+}  // namespace
+
+void merge_loras(const std::vector<ScaledLora>& loras, const ParamTable& params,
+                 std::map<std::string, HostArray>& values) {
+  struct Place {
+    const Param* param;
+    int64_t layer;
+  };
+  std::map<std::string, std::map<std::string, Place>> places;  // component → published path
+  for (const Param& p : params.params())
+    for (int64_t i = 0; i < std::max<int64_t>(p.stacked, 1); ++i)
+      places[p.model][p.stacked > 0 ? layer_path(p.path, i) : p.path] = {&p, i};
+
+  std::map<std::string, Work> work;
+  for (const ScaledLora& lora : loras)
+    for (const auto& [component, pairs] : lora.file.pairs) {
+      auto model = places.find(component);
+      if (model == places.end()) continue;
+      for (const auto& [path, pair] : pairs) {
+        const std::string name = fmt::format("{} of {} in '{}'", path, component, lora.file.name);
+        auto place = model->second.find(path);
+        check(place != model->second.end(), Code::io, "LoRA for {}: the model has no such weight", name);
+        const Param& p = *place->second.param;
+        auto value = values.find(p.input);
+        check(value != values.end(), Code::internal, "LoRA for {}: there is no value of '{}'", name, p.input);
+        Dims dims = value->second.dims();
+        if (p.stacked > 0) dims.erase(dims.begin());
+        check_fits(pair, dims, name);
+        Work& w = work[p.input];
+        w.value = &value->second;
+        w.addends.push_back({&pair, lora.scale * pair.alpha / static_cast<double>(pair.rank()),
+                             place->second.layer * Shape{DType::f32, dims}.elements()});
+      }
+    }
+  std::vector<const Work*> all;
+  for (const auto& [name, w] : work) all.push_back(&w);
+  std::async(std::launch::async,
+             [&] {  // on a thread whose setting of OpenMP ends with it
+               parallel_for(static_cast<int64_t>(all.size()), [&](int64_t i, int) {
+                 use_one_thread();
+                 work_on(*all[static_cast<size_t>(i)]);
+               });
+             })
+      .get();
+}
+
+}  // namespace md

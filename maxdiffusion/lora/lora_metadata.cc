@@ -1,0 +1,162 @@
+#include "maxdiffusion/lora/lora_metadata.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <regex>
+#include <vector>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kMetadataKey = "lora_adapter_metadata";
+
+/// A key of alpha_pattern or rank_pattern: PEFT matches it as a regular expression against the end of a module's name,
+/// beginning at a dot. Most are plain names.
+class Pattern {
+ public:
+  explicit Pattern(const std::string& key) {
+    const size_t begin = key.starts_with('^') ? 1 : 0;
+    anchored_ = begin == 1;
+    plain_ = key.substr(begin);
+    if (plain_.find_first_of("\\*+?()[]{}|$^") != std::string::npos) regex_ = std::regex("(.*\\.)?(" + key + ")");
+  }
+  bool matches(const std::string& module) const {
+    if (regex_) return std::regex_match(module, *regex_);
+    return module == plain_ || (!anchored_ && module.ends_with("." + plain_));
+  }
+
+ private:
+  bool anchored_ = false;
+  std::string plain_;
+  std::optional<std::regex> regex_;
+};
+
+json parse(const std::string& where, const std::string& text) {
+  json j = json::parse(text, nullptr, false);
+  check(j.is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", where, text.substr(0, 80));
+  return j;
+}
+
+bool is_set(const json& config, const char* key) {
+  auto it = config.find(key);
+  return it != config.end() && !it->empty() && *it != json(false) && *it != json("none");
+}
+
+/// Options whose effect is not W + alpha/r · BA.
+void refuse(const std::string& where, const json& config) {
+  for (const char* key : {"use_dora", "lora_bias", "fan_in_fan_out", "bias", "layer_replication", "modules_to_save"})
+    check(!is_set(config, key), Code::invalid_config, "{}: '{}' is {}, which is not supported; plain LoRA is", where,
+          key, config.value(key, json()).dump());
+  const json start = config.value("init_lora_weights", json());
+  if (!start.is_string()) return;
+  for (const char* method : {"pissa", "olora", "corda", "loftq"})
+    check(!start.get<std::string>().starts_with(method), Code::invalid_config,
+          "{}: 'init_lora_weights' is {}, which changes the base weights as well; convert the file to plain LoRA with "
+          "PEFT",
+          where, start.dump());
+}
+
+}  // namespace
+
+struct LoraMetadata::Component {
+  Component(const std::string& where, const json& config) {
+    refuse(where, config);
+    try {
+      if (auto a = config.find("lora_alpha"); a != config.end() && !a->is_null()) alpha = a->get<double>();
+      for (const auto& [key, value] : config.value("alpha_pattern", json::object()).items())
+        patterns.push_back({Pattern(key), value.get<double>()});
+      rank_stabilized = is_set(config, "use_rslora");
+    } catch (const json::exception& e) {
+      fail(Code::invalid_config, "{}: {}", where, e.what());
+    } catch (const std::regex_error& e) {
+      fail(Code::invalid_config, "{}: alpha_pattern: {}", where, e.what());
+    }
+  }
+  std::optional<double> alpha;  // none: PEFT's default of 8
+  std::vector<std::pair<Pattern, double>> patterns;
+  bool rank_stabilized = false;
+};
+
+LoraMetadata LoraMetadata::read(const std::string& path, const std::map<std::string, std::string>& file_metadata) {
+  LoraMetadata m;
+  if (auto it = file_metadata.find(kMetadataKey); it != file_metadata.end()) {
+    const std::string where = fmt::format("LoRA '{}': {}", path, kMetadataKey);
+    std::map<std::string, json> apart;  // "unet.lora_alpha" → unet: lora_alpha
+    const json all = parse(where, it->second);
+    for (const auto& [key, value] : all.items()) {
+      const size_t dot = key.find('.');
+      apart[dot == key.npos ? "" : key.substr(0, dot)][key.substr(dot + 1)] = value;
+    }
+    for (const auto& [component, config] : apart)
+      m.components_[component] = std::make_shared<Component>(where + " of " + component, config);
+  }
+  const std::filesystem::path file(path), beside = file.parent_path() / "adapter_config.json";
+  if (file.filename() == "adapter_model.safetensors" && exists(beside.string()))
+    m.components_[""] =
+        std::make_shared<Component>(beside.string(), parse(beside.string(), read_file(beside.string())));
+  return m;
+}
+
+const LoraMetadata::Component* LoraMetadata::find(const std::string& component) const {
+  auto it = components_.find(component);
+  if (it == components_.end()) it = components_.find("");
+  return it == components_.end() ? nullptr : it->second.get();
+}
+
+bool LoraMetadata::covers(const std::string& component) const { return find(component) != nullptr; }
+
+double LoraMetadata::alpha(const std::string& component, const std::string& module, int64_t rank) const {
+  const Component* c = find(component);
+  check(c, Code::internal, "LoRA: no metadata of {}", component);
+  double alpha = c->alpha.value_or(8);
+  for (const auto& [pattern, value] : c->patterns)
+    if (pattern.matches(module)) {
+      alpha = value;
+      break;
+    }
+  return c->rank_stabilized ? alpha * std::sqrt(static_cast<double>(rank)) : alpha;
+}
+
+std::string lora_metadata_json(const std::map<std::string, std::map<std::string, LoraStrength>>& modules) {
+  json all = json::object();
+  for (const auto& [component, strengths] : modules) {
+    std::map<int64_t, size_t> ranks;
+    std::map<double, size_t> alphas;
+    for (const auto& [module, s] : strengths) ++ranks[s.rank], ++alphas[s.alpha];
+    auto commonest = [](const auto& counts) {
+      return std::max_element(counts.begin(), counts.end(), [](auto& a, auto& b) { return a.second < b.second; })
+          ->first;
+    };
+    auto number = [](double v) {
+      const bool whole = v == std::floor(v) && std::abs(v) < 1e15;
+      return whole ? json(static_cast<int64_t>(v)) : json(v);
+    };
+    const int64_t rank = commonest(ranks);
+    const double alpha = commonest(alphas);
+    json targets = json::array(), rank_pattern = json::object(), alpha_pattern = json::object();
+    for (const auto& [module, s] : strengths) {
+      targets.push_back(module);
+      if (s.rank != rank) rank_pattern[module] = s.rank;
+      if (s.alpha != alpha) alpha_pattern[module] = number(s.alpha);
+    }
+    const json config = {{"r", rank},
+                         {"lora_alpha", number(alpha)},
+                         {"rank_pattern", rank_pattern},
+                         {"alpha_pattern", alpha_pattern},
+                         {"target_modules", targets},
+                         {"use_dora", false},
+                         {"lora_bias", false}};
+    for (const auto& [key, value] : config.items()) all[component + "." + key] = value;
+  }
+  return all.dump(2);
+}
+
+}  // namespace md

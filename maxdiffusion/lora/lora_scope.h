@@ -1,0 +1,46 @@
+// LoRA training as a variation of scopes: y = f(x, W) + alpha/r · B·f(x, A), with W frozen. A layer's product runs
+// beside the weight's, on thin matrices, so neither B·A nor the gradient of W is ever made, and small steps of B are
+// not rounded away next to W when activations are bf16.
+// Sources: Hu et al. 2021; PEFT 0.21 (names, matching of targets, starting values).
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/lora/lora_file.h"
+#include "maxdiffusion/nn/scope.h"
+
+namespace md {
+
+struct LoraConfig {
+  int64_t rank = 4;
+  double alpha = 4;
+  /// Ends of module paths, beginning at a dot: "to_q", "to_out.0", "resnets.0.conv1".
+  std::vector<std::string> targets;
+};
+
+/// diffusers' defaults: to_k, to_q, to_v, to_out.0 of a UNet; q_proj, k_proj, v_proj, out_proj of a text encoder.
+std::vector<std::string> default_lora_targets(const std::string& component);
+
+/// Everything below is frozen; linear and convolution layers that a target names get trainable f32 parameters
+/// `lora_A.weight` [r, in(, k, k)], uniform in ±1/√fan_in, and `lora_B.weight` [out, r(, 1, 1)], zeros.
+Scope lora_scope(const Scope& s, const LoraConfig& config);
+
+/// Throws invalid_config naming the targets that gave no module of any model in the table its matrices.
+void check_lora_targets(const std::vector<std::string>& targets, const ParamTable& params);
+
+bool is_lora(const Param& p);
+/// The table without LoRA parameters: what a model folder has values for.
+ParamTable base_params(const ParamTable& params);
+
+using LoraValues = std::map<std::string, HostArray>;  // by input name, as a training state holds them
+/// Starting values of the table's LoRA parameters, drawn from the seed.
+LoraValues initial_lora(const ParamTable& params, uint64_t seed);
+/// The same from given matrices. Throws io when file and table differ in what they train, invalid_config when rank or
+/// alpha differs from the config's; both say what to change.
+LoraValues initial_lora(const ParamTable& params, const LoraFile& file, const LoraConfig& config);
+/// The matrices in a training state, under published names.
+LoraFile trained_lora(const ParamTable& params, const LoraValues& values, const LoraConfig& config);
+
+}  // namespace md
