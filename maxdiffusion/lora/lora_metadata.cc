@@ -52,7 +52,12 @@ bool is_set(const json& config, const char* key) {
 
 /// Options whose effect is not W + alpha/r · BA.
 void refuse(const std::string& where, const json& config) {
-  for (const char* key : {"use_dora", "lora_bias", "fan_in_fan_out", "bias", "layer_replication", "modules_to_save"})
+  const json method = config.value("peft_type", json("LORA"));
+  check(method == json("LORA"), Code::invalid_config, "{}: 'peft_type' is {}, which is not supported; LORA is", where,
+        method.dump());
+  for (const char* key : {"use_dora", "use_qalora", "use_bdlora", "lora_bias", "bias", "fan_in_fan_out", "kasa_config",
+                          "monteclora_config", "arrow_config", "alora_invocation_tokens", "layer_replication",
+                          "modules_to_save", "trainable_token_indices"})
     check(!is_set(config, key), Code::invalid_config, "{}: '{}' is {}, which is not supported; plain LoRA is", where,
           key, config.value(key, json()).dump());
   const json start = config.value("init_lora_weights", json());

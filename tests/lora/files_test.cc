@@ -1,0 +1,318 @@
+// LoRA files of every layout against what diffusers and PEFT make of them: tools/golden/lora.py loaded each layout and
+// recorded by which factor of up·down every weight changed.
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/weights.h"
+#include "maxdiffusion/lora/lora_merge.h"
+#include "maxdiffusion/models/unet2d.h"
+#include "tests/lora/models.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// w + factor · up·down in double, straight from the definition.
+std::vector<double> adapted(const HostArray& w, const HostArray& down, const HostArray& up, double factor) {
+  std::vector<double> out = w.to_doubles();
+  const std::vector<double> a = down.to_doubles(), b = up.to_doubles();
+  const size_t rank = static_cast<size_t>(down.dims()[0]), rest = a.size() / rank;
+  for (size_t i = 0; i < out.size(); ++i)
+    for (size_t r = 0; r < rank; ++r) out[i] += factor * b[i / rest * rank + r] * a[r * rest + i % rest];
+  return out;
+}
+
+double relative(const HostArray& got, const std::vector<double>& want) {
+  const std::vector<double> v = got.to_doubles();
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) difference += std::pow(v[i] - want[i], 2), norm += want[i] * want[i];
+  return v.size() == want.size() ? std::sqrt(difference / norm) : INFINITY;
+}
+
+class LoraLayout : public testing::TestWithParam<Layout> {};
+std::string name_of(const testing::TestParamInfo<Layout>& i) { return i.param.which + "_" + i.param.name; }
+
+TEST_P(LoraLayout, ChangesWeightsAsDiffusersDoes) {
+  const Layout& layout = GetParam();
+  const TemporaryFolder folder;
+  const TracedModels models = traced_models(layout.which);
+  const LoraFile lora = read_lora(write_layout(layout, folder.path()), LoraTargets(models.params));
+  NamedArrays values = models.values;
+  merge_loras({{lora, 1}}, models.params, values);
+  const NamedArrays matrices = recorded_matrices(layout.which);
+  double worst = 0;
+  for (const auto& [input, before] : models.values) {
+    if (!layout.factors.contains(input)) {
+      EXPECT_EQ(values.at(input).data(), before.data()) << input;
+      continue;
+    }
+    const std::string module = input.substr(0, input.size() - std::string(".weight").size());
+    const double d = relative(values.at(input), adapted(before, matrices.at(module + "/down"),
+                                                        matrices.at(module + "/up"), layout.factors.at(input)));
+    EXPECT_LE(d, 1e-6) << input;
+    worst = std::max(worst, d);
+  }
+  fmt::print("  {} weights changed, distance {:.2g}\n", layout.factors.size(), worst);
+}
+
+INSTANTIATE_TEST_SUITE_P(Recorded, LoraLayout, testing::ValuesIn(recorded_layouts()), name_of);
+
+struct LoraFiles : testing::Test {
+  TemporaryFolder folder;
+  Layout layout = recorded_layout("sdxl", "kohya");
+  TracedModels models = traced_models("sdxl");
+  LoraTargets targets{models.params};
+  /// The layout's file with a change to its arrays.
+  using Change = std::function<void(NamedArrays&)>;
+  std::string changed(const Change& change, const std::map<std::string, std::string>& metadata = {}) {
+    NamedArrays arrays = SafetensorsReader::open(write_layout(layout, folder.path())).tensors();
+    change(arrays);
+    const std::string path = folder / "changed.safetensors";
+    write_safetensors(path, arrays, metadata);
+    return path;
+  }
+  std::string refusal(const Change& change, const std::map<std::string, std::string>& metadata = {}) {
+    const std::string path = changed(change, metadata);
+    return message_of([&] { read_lora(path, targets); });
+  }
+};
+
+TEST_F(LoraFiles, MayHoldHalfPrecision) {
+  NamedArrays single = models.values;
+  merge_loras({{read_lora(write_layout(layout, folder.path()), targets), 1}}, models.params, single);
+  for (DType dtype : {DType::bf16, DType::f16}) {  // which hold the recorded numbers exactly
+    NamedArrays half = models.values;
+    merge_loras({{read_lora(write_layout(layout, folder.path(), dtype), targets), 1}}, models.params, half);
+    EXPECT_EQ(distance(half, single).value, 0);
+  }
+}
+
+TEST_F(LoraFiles, MergeIntoStackedParametersAsIntoSingleOnes) {
+  const LoraFile lora = read_lora(write_layout(layout, folder.path()), targets);
+  merge_loras({{lora, 1}}, models.params, models.values);
+  TracedModels stacked = traced_models("sdxl", {.scan_layers = true});
+  const LoraFile again = read_lora(folder / "lora.safetensors", LoraTargets(stacked.params));
+  merge_loras({{again, 1}}, stacked.params, stacked.values);
+  NamedArrays apart;
+  for (const auto& [input, array] : stacked.values) apart.merge(unstacked(input, array));
+  EXPECT_LT(stacked.values.size(), apart.size());
+  EXPECT_EQ(distance(apart, models.values).value, 0);
+}
+
+TEST_F(LoraFiles, AddUpWithTheirScalesAndAreRoundedOnce) {
+  const LoraFile one = read_lora(write_layout(layout, folder.path()), targets);
+  const LoraFile two = read_lora(write_layout(recorded_layout("sdxl", "peft_folder"), folder.path()), targets);
+  const std::vector<ScaledLora> both = {{one, 0.5}, {two, -0.25}};
+  NamedArrays values = models.values;
+  merge_loras(both, models.params, values);
+  const NamedArrays matrices = recorded_matrices("sdxl");
+  const json& first = layout.factors;
+  const json second = recorded_layout("sdxl", "peft_folder").factors;
+  for (const auto& [input, factor] : first.items()) {
+    const std::string module = input.substr(0, input.size() - std::string(".weight").size());
+    const double sum = 0.5 * factor.get<double>() - 0.25 * second.value(input, 0.0);
+    EXPECT_LE(relative(values.at(input), adapted(models.values.at(input), matrices.at(module + "/down"),
+                                                 matrices.at(module + "/up"), sum)),
+              1e-6)
+        << input;
+  }
+  TracedModels half = traced_models("sdxl", {.weights = DType::bf16});
+  merge_loras(both, half.params, half.values);
+  for (auto& [input, array] : values) array = array.cast(DType::bf16);
+  EXPECT_EQ(half.values.at("unet/conv_in.weight").dtype(), DType::bf16);
+  EXPECT_EQ(distance(half.values, values).value, 0);
+}
+
+TEST_F(LoraFiles, OfScaleZeroChangeNothing) {
+  NamedArrays values = models.values;
+  merge_loras({{read_lora(write_layout(layout, folder.path()), targets), 0}}, models.params, values);
+  EXPECT_EQ(distance(values, models.values).value, 0);
+}
+
+TEST_F(LoraFiles, OfLinearFormFitOneByOneConvolutionsAndTheOtherWayRound) {
+  const LoraFile before = read_lora(write_layout(layout, folder.path()), targets);
+  const LoraFile after = read_lora(changed([](NamedArrays& arrays) {
+                                     for (auto& [key, a] : arrays) {
+                                       Dims d = a.dims();
+                                       if (contains(key, "conv_shortcut") && d.size() == 4) d.resize(2);
+                                       if (contains(key, "proj_in") && d.size() == 2) d.resize(4, 1);
+                                       a = a.reshaped(d);
+                                     }
+                                   }),
+                                   targets);
+  for (const auto& [path, pair] : before.pairs.at("unet"))
+    EXPECT_EQ(after.pairs.at("unet").at(path).down.shape(), pair.down.shape()) << path;
+}
+
+TEST_F(LoraFiles, WithoutAlphaOrWithZeroCountOnce) {
+  const LoraFile lora =
+      read_lora(changed([](NamedArrays& arrays) {
+                  arrays.erase("lora_unet_conv_in.alpha");
+                  const float zero = 0;
+                  arrays["lora_unet_conv_out.alpha"] = HostArray::of<float>({DType::f32, {1}}, {&zero, 1});
+                }),
+                targets);
+  EXPECT_EQ(lora.pairs.at("unet").at("conv_in.weight").alpha, 2);
+  EXPECT_EQ(lora.pairs.at("unet").at("conv_out.weight").alpha, 2);
+  EXPECT_EQ(lora.pairs.at("unet").at("mid_block.resnets.1.conv2.weight").alpha, 3);
+}
+
+TEST_F(LoraFiles, WithNamesOfAdaptersAreRead) {
+  layout = recorded_layout("sdxl", "peft_plain");
+  const LoraFile plain = read_lora(write_layout(layout, folder.path()), targets);
+  const LoraFile named = read_lora(changed([](NamedArrays& arrays) {
+                                     NamedArrays other;
+                                     for (const auto& [key, a] : arrays)
+                                       other[key.substr(0, key.size() - 6) + "default.weight"] = a;
+                                     arrays = other;
+                                   }),
+                                   targets);
+  for (const auto& [component, pairs] : plain.pairs) EXPECT_EQ(named.pairs.at(component).size(), pairs.size());
+}
+
+TEST_F(LoraFiles, WithUnreadKeysAreRefusedByList) {
+  const std::string message = refusal([](NamedArrays& arrays) {
+    arrays["lora_unet_down_blocks_9_attentions_0_proj_in.lora_down.weight"] = arrays.begin()->second;
+    arrays["lora_te3_something.alpha"] = arrays.begin()->second;
+    arrays["lora_unet_conv_in.diff"] = arrays.begin()->second;
+  });
+  EXPECT_TRUE(contains(message, "3 of ")) << message;
+  for (const char* key : {"lora_unet_down_blocks_9_attentions_0_proj_in.lora_down.weight", "lora_te3_something.alpha",
+                          "lora_unet_conv_in.diff"})
+    EXPECT_TRUE(contains(message, key)) << message;
+}
+
+TEST_F(LoraFiles, OfAnotherModelAreRefused) {
+  const std::string path = write_layout(layout, folder.path());
+  const TracedModels other = traced_models("sd15");
+  const std::string message = message_of([&] { read_lora(path, LoraTargets(other.params)); });
+  EXPECT_TRUE(contains(message, "lora_te2_")) << message;
+  EXPECT_TRUE(contains(message, "the model has: text_encoder, unet")) << message;
+}
+
+TEST_F(LoraFiles, OfOtherMethodsAreRefusedByName) {
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {"lora_unet_conv_in.dora_scale", "DoRA"}, {"unet.conv_in.lora_magnitude_vector", "DoRA"},
+      {"lora_unet_conv_in.hada_w1_a", "LoHa"},  {"lora_unet_conv_in.lokr_w1", "LoKr"},
+      {"lora_unet_conv_in.oft_blocks", "OFT"},  {"lora_unet_conv_in.lora_mid.weight", "LoCon"}};
+  for (const auto& [key, method] : cases) {
+    const std::string message = refusal([&](NamedArrays& arrays) { arrays[key] = arrays.begin()->second; });
+    EXPECT_TRUE(contains(message, key) && contains(message, method)) << message;
+  }
+  const auto refused = [&](const char* json) {
+    return refusal([](NamedArrays&) {}, {{"lora_adapter_metadata", json}});
+  };
+  EXPECT_TRUE(contains(refused(R"({"unet.use_dora": true})"), "use_dora"));
+  EXPECT_TRUE(contains(refused(R"({"unet.bias": "all"})"), "'bias' is \"all\""));
+  EXPECT_TRUE(contains(refused(R"({"unet.peft_type": "LOHA"})"), "LOHA"));
+  EXPECT_TRUE(contains(refused(R"({"unet.init_lora_weights": "pissa_niter_4"})"), "pissa"));
+  EXPECT_TRUE(contains(refused(R"({"unet.lora_alpha": "much"})"), "lora_adapter_metadata of unet"));
+  EXPECT_TRUE(contains(refused("nonsense"), "expected a JSON object"));
+  EXPECT_TRUE(contains(refused(R"({"unet.r": 2, "unet.lora_alpha": 2})"), "alpha is said twice"));
+}
+
+TEST_F(LoraFiles, OfOtherShapesAreRefusedWithBoth) {
+  std::string message = refusal([](NamedArrays& arrays) {
+    HostArray& a = arrays.at("lora_unet_conv_in.lora_down.weight");
+    a = a.reshaped({2, 4, 9});
+  });
+  EXPECT_TRUE(contains(message, "[2,4,9,1]") && contains(message, "[2,4,3,3]")) << message;
+  message = refusal([](NamedArrays& arrays) {
+    arrays["lora_unet_conv_in.lora_up.weight"] = arrays.at("lora_unet_conv_out.lora_up.weight");
+  });
+  EXPECT_TRUE(contains(message, "[4,2,1,1]") && contains(message, "[8,2,1,1]")) << message;
+}
+
+TEST_F(LoraFiles, WithHalfAPairOrTwoNamesForOneAreRefused) {
+  EXPECT_TRUE(contains(refusal([](NamedArrays& a) { a.erase("lora_unet_conv_in.lora_up.weight"); }),
+                       "'lora_unet_conv_in.lora_down.weight' without its up matrix"));
+  EXPECT_TRUE(contains(
+      refusal([](NamedArrays& a) { a["unet.conv_in.lora_A.weight"] = a.at("lora_unet_conv_in.lora_down.weight"); }),
+      "'lora_unet_conv_in.lora_down.weight' and 'unet.conv_in.lora_A.weight' are both for"));
+  EXPECT_TRUE(contains(refusal([](NamedArrays& a) { a.clear(); }), "holds no matrices"));
+}
+
+TEST_F(LoraFiles, WithoutATargetAreNotMerged) {
+  LoraFile lora = read_lora(write_layout(layout, folder.path()), targets);
+  lora.pairs["unet"]["nowhere.weight"] = lora.pairs.at("unet").at("conv_in.weight");
+  NamedArrays values = models.values;
+  EXPECT_TRUE(contains(message_of([&] { merge_loras({{lora, 1}}, models.params, values); }), "nowhere.weight of unet"));
+  EXPECT_EQ(distance(values, models.values).value, 0);
+}
+
+TEST_F(LoraFiles, WrittenHaveTheKeysOfDiffusersAndReadBack) {
+  const LoraFile lora = read_lora(write_layout(layout, folder.path()), targets);
+  // A folder to keep for tools/check_lora.py.
+  const char* kept = std::getenv("MD_LORA_OUT");
+  const std::string out = kept ? kept : folder / "out";
+  const std::string peft = write_peft_lora(out, lora), kohya = out + "/kohya.safetensors";
+  write_kohya_lora(kohya, lora, true);
+  for (const auto& [component, name] : components_of("sdxl")) {
+    std::filesystem::create_directories(out + "/" + component);
+    write_file_atomic(out + "/" + component + "/config.json", read_file(golden_path(name + "/config.json")));
+  }
+  const auto check = [&](const std::string& path, const Layout& golden) {
+    const SafetensorsReader file = SafetensorsReader::open(path);
+    EXPECT_EQ(file.tensors().size(), golden.keys.size());
+    for (const auto& [key, value] : golden.keys.items()) EXPECT_TRUE(file.tensors().contains(key)) << key;
+    const LoraFile back = read_lora(path, targets);
+    for (const auto& [component, pairs] : lora.pairs)
+      for (const auto& [weight, pair] : pairs) {
+        const LoraPair& b = back.pairs.at(component).at(weight);
+        EXPECT_EQ(b.alpha, pair.alpha) << weight;
+        EXPECT_EQ(distance(NamedArrays{{"down", b.down}, {"up", b.up}}, {{"down", pair.down}, {"up", pair.up}}).value,
+                  0);
+      }
+  };
+  check(kohya, layout);
+  const Layout golden = recorded_layout("sdxl", "peft");
+  check(peft, golden);
+  const json ours = json::parse(SafetensorsReader::open(peft).metadata().at("lora_adapter_metadata")),
+             theirs = json::parse(golden.metadata.at("lora_adapter_metadata").get<std::string>());
+  for (const auto& [key, value] : ours.items()) EXPECT_EQ(value, theirs.at(key)) << key;
+  for (const char* key : {"unet.r", "unet.lora_alpha", "unet.rank_pattern", "text_encoder_2.target_modules"})
+    EXPECT_TRUE(ours.contains(key)) << key;
+}
+
+TEST(LoraNames, CountTheBlocksOfTheOriginalModels) {
+  const auto path_of = [](const char* config, const char* name) {
+    const json c = json::parse(read_file(golden_path(std::string("full/") + config + ".json")));
+    Graph g;
+    ParamTable params;
+    const int64_t text = c.at("cross_attention_dim");
+    UNetInputs in{.sample = g.input("x", {DType::f32, {1, 64, 64, 4}}),
+                  .timestep = g.input("t", {DType::f32, {1}}),
+                  .encoder_hidden_states = g.input("c", {DType::f32, {1, 77, text}})};
+    if (text == 2048) {
+      in.text_embeds = g.input("e", {DType::f32, {1, 1280}});
+      in.time_ids = g.input("s", {DType::f32, {1, 6}});
+    }
+    unet2d(Scope(g, params, "unet"), UNetConfig::from_json(c), in);
+    const auto found = LoraTargets(params).find("unet", name);
+    return found.empty() ? "nothing" : found[0]->path;
+  };
+  EXPECT_EQ(path_of("unet_sdxl", "input_blocks_4_1_transformer_blocks_1_attn1_to_q"),
+            "down_blocks.1.attentions.0.transformer_blocks.1.attn1.to_q.weight");
+  EXPECT_EQ(path_of("unet_sdxl", "output_blocks_2_2_conv"), "up_blocks.0.upsamplers.0.conv.weight");
+  EXPECT_EQ(path_of("unet_sdxl", "output_blocks_8_0_skip_connection"), "up_blocks.2.resnets.2.conv_shortcut.weight");
+  EXPECT_EQ(path_of("unet_sdxl", "label_emb_0_2"), "add_embedding.linear_2.weight");
+  // Of SD 1.x the first upsampler shares its block with a resnet alone.
+  EXPECT_EQ(path_of("unet_sd15", "output_blocks_2_1_conv"), "up_blocks.0.upsamplers.0.conv.weight");
+  EXPECT_EQ(path_of("unet_sd15", "output_blocks_5_2_conv"), "up_blocks.1.upsamplers.0.conv.weight");
+  EXPECT_EQ(path_of("unet_sd15", "output_blocks_11_1_proj_in"), "up_blocks.3.attentions.2.proj_in.weight");
+  EXPECT_EQ(path_of("unet_sd15", "input_blocks_9_0_op"), "down_blocks.2.downsamplers.0.conv.weight");
+  EXPECT_EQ(path_of("unet_sd15", "input_blocks_11_0_out_layers_3"), "down_blocks.3.resnets.1.conv2.weight");
+}
+
+}  // namespace
+}  // namespace md

@@ -1,0 +1,101 @@
+// The keys of LoRA, as files and command lines give them.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/config/config.h"
+#include "maxdiffusion/lora/lora_keys.h"
+#include "tests/lora/models.h"
+
+namespace md {
+namespace {
+
+struct LoraKeyTest : testing::Test {
+  TemporaryFolder folder;
+  LoraKeys parsed(const std::string& yaml, const std::vector<std::string>& words = {}) {
+    LoraKeys keys;
+    KeyList list;
+    list.add(keys);
+    list.assign(ConfigSource::from_text(yaml, words));
+    return keys;
+  }
+  std::string file(const std::string& name) {
+    std::filesystem::create_directories(std::filesystem::path(folder / name).parent_path());
+    std::ofstream(folder / name) << "x";
+    return folder / name;
+  }
+  std::string refusal(const std::string& yaml, const std::vector<std::string>& words = {}) {
+    return message_of([&] { chosen_loras(parsed(yaml, words)); });
+  }
+};
+
+TEST_F(LoraKeyTest, NameFilesAndScalesOnTheCommandLine) {
+  const std::string a = file("a.safetensors"), b = file("b.safetensors");
+  const auto chosen = chosen_loras(parsed("", {"lora_files=" + a + "," + b, "lora_scales=0.8,0.5"}));
+  ASSERT_EQ(chosen.size(), 2u);
+  EXPECT_EQ(chosen[0].path, a);
+  EXPECT_EQ(chosen[0].scale, 0.8);
+  EXPECT_EQ(chosen[1].path, b);
+  EXPECT_EQ(chosen[1].scale, 0.5);
+  EXPECT_EQ(chosen_loras(parsed("lora_files: ['" + a + "']")).at(0).scale, 1);
+  EXPECT_TRUE(chosen_loras(parsed("")).empty());
+}
+
+TEST_F(LoraKeyTest, UnderstandTheReferencesMapping) {
+  file("hyper/Hyper-SDXL-2steps-lora.safetensors");
+  file("own/pytorch_lora_weights.safetensors");
+  const std::string more = file("more.safetensors");
+  const auto chosen = chosen_loras(parsed(
+      "lora_config: {\n  lora_model_name_or_path: ['" + (folder / "hyper") + "', '" + (folder / "own") + "'],\n" + R"(
+  weight_name: ["Hyper-SDXL-2steps-lora.safetensors", ""],
+  adapter_name: ["hyper-sdxl", "own"],
+  scale: [0.7, 2],
+  from_pt: ["True", true]
+})",
+      {"lora_files=" + more}));
+  ASSERT_EQ(chosen.size(), 3u);
+  EXPECT_EQ(chosen[0].path, folder / "hyper/Hyper-SDXL-2steps-lora.safetensors");
+  EXPECT_EQ(chosen[0].scale, 0.7);
+  EXPECT_EQ(chosen[1].path, folder / "own/pytorch_lora_weights.safetensors");
+  EXPECT_EQ(chosen[1].scale, 2);
+  EXPECT_EQ(chosen[2].path, more);
+  EXPECT_TRUE(chosen_loras(parsed(R"(lora_config: {lora_model_name_or_path: [], weight_name: [], adapter_name: [],
+    scale: [], from_pt: []})"))
+                  .empty());
+}
+
+TEST_F(LoraKeyTest, RefuseWhatDoesNotFit) {
+  const std::string a = file("a.safetensors"), config = "lora_config: {lora_model_name_or_path: ['" + a + "'], ";
+  const auto expect = [](const std::string& message, const std::string& part) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  expect(refusal("", {"lora_files=" + a, "lora_scales=1,2"}), "lora_scales has 2 entries, lora_files has 1");
+  expect(refusal("", {"lora_files=" + (folder / "absent.safetensors")}), "does not exist");
+  expect(refusal("", {"lora_files=" + file("old/pytorch_lora_weights.bin")}), "pickled");
+  expect(refusal(config + "scale: [1, 2]}"), "scale has 2 entries, lora_model_name_or_path has 1");
+  expect(refusal(config + "scale: ['big']}"), "expected numbers");
+  expect(refusal(config + "from_pt: ['false']}"), "only true is supported");
+  expect(refusal(config + "weight_name: ['b.safetensors']}"), "is not a folder");
+  expect(refusal(config + "rank: [4]}"), "'rank' is not one of");
+}
+
+TEST_F(LoraKeyTest, SayWhatIsTrained) {
+  const LoraConfig plain = training_lora(parsed("lora_rank: 8"), "unet");
+  EXPECT_EQ(plain.rank, 8);
+  EXPECT_EQ(plain.alpha, 8);
+  EXPECT_EQ(plain.targets, (std::vector<std::string>{"to_k", "to_q", "to_v", "to_out.0"}));
+  const LoraConfig given =
+      training_lora(parsed("", {"lora_rank=4", "lora_alpha=2", "lora_target_modules=to_q, conv1"}), "unet");
+  EXPECT_EQ(given.alpha, 2);
+  EXPECT_EQ(given.targets, (std::vector<std::string>{"to_q", "conv1"}));
+  EXPECT_EQ(training_lora(parsed(""), "text_encoder_2").targets,
+            (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "out_proj"}));
+  EXPECT_NE(message_of([&] { training_lora(parsed("lora_rank: 0"), "unet"); }).find("lora_rank 0"), std::string::npos);
+  EXPECT_NE(message_of([&] { training_lora(parsed("lora_alpha: -1"), "unet"); }).find("lora_alpha -1"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace md

@@ -1,0 +1,43 @@
+// The tiny models of tests/golden as a pipeline has them, with the LoRA matrices of tests/golden/lora/files.*.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "maxdiffusion/lora/lora_file.h"
+#include "tests/golden/model_case.h"
+
+namespace md {
+
+/// Component → folder under tests/golden, for "sdxl" and "sd15".
+std::map<std::string, std::string> components_of(const std::string& which);
+
+struct TracedModels {
+  std::unique_ptr<Graph> graph;
+  ParamTable params;
+  NamedArrays values;  // by input name, in storage dtype
+};
+TracedModels traced_models(const std::string& which, const ScopeOptions& options = {});
+
+/// A model of a case; the inputs and outputs of the case by their names.
+NamedTensors run_model(const Scope& s, const nlohmann::json& config, NamedTensors& inputs);
+
+/// One layout as diffusers loads it: see tools/golden/lora.py.
+struct Layout {
+  std::string which, name;
+  nlohmann::json keys, metadata, adapter_config, factors;
+};
+inline void PrintTo(const Layout& l, std::ostream* os) { *os << l.which << "/" << l.name; }
+std::vector<Layout> recorded_layouts();
+Layout recorded_layout(const std::string& which, const std::string& name);
+/// Writes the layout's file, with matrices of this type, and returns its path.
+std::string write_layout(const Layout& layout, const std::string& folder, DType dtype = DType::f32);
+/// "unet/conv_in/down" → the matrix, f32.
+NamedArrays recorded_matrices(const std::string& which);
+
+/// A message of the error that f throws, with notes; "no error".
+std::string message_of(const std::function<void()>& f);
+
+}  // namespace md

@@ -1,0 +1,214 @@
+// LoRA training as a scope, against PEFT's layers in diffusers' and transformers' models: outputs, and gradients of the
+// matrices.
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/lora/lora_merge.h"
+#include "maxdiffusion/lora/lora_scope.h"
+#include "maxdiffusion/runtime/runtime.h"
+#include "tests/lora/models.h"
+
+namespace md {
+namespace {
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// "A/mid_block.conv.weight" → "mid_block.conv.lora_A.weight".
+std::string parameter(const std::string& name) {
+  const std::string ending = ".weight";
+  return name.substr(2, name.size() - 2 - ending.size()) + ".lora_" + name[0] + ending;
+}
+
+/// A case of tests/golden with the matrices, outputs and gradients of tests/golden/lora.
+struct LoraCase {
+  ModelCase model;
+  LoraConfig config;
+  NamedArrays base_outputs;  // without matrices
+};
+
+LoraCase lora_case(const std::string& name) {
+  LoraCase c{.model = load_case(name)};
+  const SafetensorsReader golden = SafetensorsReader::open(golden_path("lora/" + name + ".safetensors"));
+  c.base_outputs = c.model.outputs;
+  c.model.outputs.clear();
+  c.model.grads.clear();
+  for (const auto& [key, array] : golden.tensors()) {
+    if (key.starts_with("grad."))
+      c.model.grads[parameter(key.substr(5))] = array;
+    else if (key.starts_with("out."))
+      c.model.outputs[key.substr(4)] = array;
+    else
+      c.model.weights[parameter(key)] = array;
+  }
+  c.config = {.rank = std::stoll(golden.metadata().at("rank")), .alpha = std::stod(golden.metadata().at("alpha"))};
+  std::stringstream targets(golden.metadata().at("targets"));
+  for (std::string t; std::getline(targets, t, ',');) c.config.targets.push_back(t);
+  return c;
+}
+
+Forward with_lora(const LoraConfig& config) {
+  return [config](const Scope& s, const nlohmann::json& model, NamedTensors& inputs) {
+    return run_model(lora_scope(s, config), model, inputs);
+  };
+}
+
+/// run_case() that keeps what the case has: gradients of matrices, recorded outputs.
+ModelRun run(const LoraCase& c, const ScopeOptions& options) {
+  ModelRun r = run_case(c.model, with_lora(c.config), options);
+  std::erase_if(r.grads, [&](const auto& g) { return !c.model.grads.contains(g.first); });
+  std::erase_if(r.outputs, [&](const auto& o) { return !c.model.outputs.contains(o.first); });
+  return r;
+}
+
+struct Variant {
+  const char *name, *model;
+  ScopeOptions options;
+  double tolerance_outputs = 1e-4, tolerance_gradients = 1e-4;
+};
+void PrintTo(const Variant& v, std::ostream* os) { *os << v.name; }
+
+class LoraTraining : public testing::TestWithParam<Variant> {};
+
+TEST_P(LoraTraining, GivesTheOutputsAndGradientsOfPeft) {
+  const LoraCase c = lora_case(GetParam().model);
+  const ModelRun r = run(c, GetParam().options);
+  const Distance out = distance(r.outputs, c.model.outputs), grads = distance(r.grads, c.model.grads);
+  fmt::print("  outputs {:.2g}, gradients {:.2g} ({})\n", out.value, grads.value, grads.name);
+  EXPECT_LE(out.value, GetParam().tolerance_outputs) << out.name;
+  EXPECT_LE(grads.value, GetParam().tolerance_gradients) << grads.name;
+}
+
+// The noise floor of float32 against float64 is 1.8e-5 for gradients of unet_no_mid.
+INSTANTIATE_TEST_SUITE_P(
+    Models, LoraTraining,
+    testing::Values(Variant{"Unet", "unet_no_mid", {}}, Variant{"Scanned", "unet_no_mid", {.scan_layers = true}},
+                    Variant{"Recomputed", "unet_no_mid", {.remat = "FULL"}},
+                    Variant{"ScannedAndRecomputed", "unet_no_mid", {.remat = "FULL", .scan_layers = true}},
+                    Variant{"Convolutions", "unet_plain", {}}, Variant{"TextEncoder", "clip_projection", {}},
+                    Variant{"TextEncoderInBf16", "clip_projection", {.activations = DType::bf16}, 0.05, 0.2},
+                    Variant{
+                        "ScannedInBf16", "unet_no_mid", {.activations = DType::bf16, .scan_layers = true}, 0.05, 0.2}),
+    [](const auto& info) { return info.param.name; });
+
+struct Traced {
+  Graph graph;
+  ParamTable params;
+  Traced(const LoraCase& c, const ScopeOptions& options = {}) {
+    NamedTensors inputs;
+    for (const auto& [name, a] : c.model.inputs) inputs[name] = graph.input(name, a.shape());
+    with_lora(c.config)(Scope(graph, params, "unet", options), c.model.config, inputs);
+  }
+};
+
+/// Weights and matrices of the case as values of the table.
+LoraFile file_of(const LoraCase& c) {
+  LoraFile f{.name = "golden"};
+  for (const auto& [path, a] : c.model.weights)
+    for (const char* matrix : {".lora_A.weight", ".lora_B.weight"})
+      if (path.ends_with(matrix)) {
+        LoraPair& pair = f.pairs["unet"][path.substr(0, path.size() - 14) + ".weight"];
+        (matrix[6] == 'A' ? pair.down : pair.up) = a;
+        pair.alpha = c.config.alpha;
+      }
+  return f;
+}
+
+TEST(LoraScope, TrainsTheMatricesAloneAndKeepsThemInF32) {
+  const Traced t(lora_case("unet_no_mid"), {.weights = DType::bf16, .scan_layers = true});
+  int64_t matrices = 0, stacked = 0;
+  for (const Param& p : t.params.params()) {
+    EXPECT_EQ(p.trainable, is_lora(p)) << p.path;
+    EXPECT_EQ(p.shape.dtype, is_lora(p) ? DType::f32 : DType::bf16) << p.path;
+    matrices += is_lora(p);
+    stacked += is_lora(p) && p.stacked == 2;
+  }
+  EXPECT_GT(stacked, 0);
+  EXPECT_GT(matrices, stacked);
+  const ParamTable base = base_params(t.params);
+  EXPECT_EQ(static_cast<int64_t>(base.params().size()), static_cast<int64_t>(t.params.params().size()) - matrices);
+}
+
+TEST(LoraScope, StartsAtTheBaseModel) {
+  LoraCase c = lora_case("unet_no_mid");
+  const Traced t(c);
+  for (const auto& [input, value] : initial_lora(t.params, 3)) {
+    const Param& p = *t.params.find(input);
+    double largest = 0, bound = 0;
+    for (double v : value.to_doubles()) largest = std::max(largest, std::abs(v));
+    if (p.path.ends_with(".lora_A.weight")) {
+      bound = 1 / std::sqrt(static_cast<double>(p.shape.elements() / c.config.rank));  // PEFT: kaiming, a = √5
+      EXPECT_GT(largest, 0.5 * bound) << p.path;
+    }
+    EXPECT_LE(largest, bound) << p.path;
+    c.model.weights.at(p.path) = value;
+  }
+  c.model.outputs = c.base_outputs;
+  EXPECT_LE(distance(run(c, {}).outputs, c.base_outputs).value, 1e-4);
+}
+
+TEST(LoraScope, AndTheMergedModelAreOne) {
+  LoraCase c = lora_case("unet_plain");
+  const Traced t(c);
+  NamedArrays values;
+  const ParamTable base = base_params(t.params);
+  for (const Param& p : base.params()) values[p.input] = c.model.weights.at(p.path).cast(DType::f32);
+  merge_loras({{file_of(c), 1}}, base, values);
+  c.model.weights.clear();
+  for (const Param& p : base.params()) c.model.weights[p.path] = values.at(p.input);
+  const ModelRun merged = run_case(c.model, run_model);
+  const Distance d = distance(merged.outputs, c.model.outputs);
+  fmt::print("  {:.2g}\n", d.value);
+  EXPECT_LE(d.value, 1e-5);
+}
+
+TEST(LoraScope, TakesMatricesFromAFileAndGivesThemBack) {
+  const LoraCase c = lora_case("unet_no_mid");
+  const TemporaryFolder folder;
+  for (bool scanned : {false, true}) {
+    const Traced t(c, {.scan_layers = scanned});
+    const std::string path = write_peft_lora(folder.path(), file_of(c));
+    const LoraFile read = read_lora(path, LoraTargets(t.params));
+    const LoraValues values = initial_lora(t.params, read, c.config);
+    const LoraFile back = trained_lora(t.params, values, c.config);
+    ASSERT_EQ(back.pairs.at("unet").size(), c.model.grads.size() / 2);
+    for (const auto& [weight, pair] : back.pairs.at("unet")) {
+      const std::string module = weight.substr(0, weight.size() - 7);
+      EXPECT_EQ(pair.alpha, c.config.alpha);
+      EXPECT_EQ(pair.down.to_doubles(), c.model.weights.at(module + ".lora_A.weight").to_doubles()) << module;
+      EXPECT_EQ(pair.up.to_doubles(), c.model.weights.at(module + ".lora_B.weight").to_doubles()) << module;
+    }
+  }
+}
+
+TEST(LoraScope, RefusesMatricesThatDoNotFitTheRun) {
+  const LoraCase c = lora_case("unet_plain");
+  const Traced t(c);
+  LoraConfig other = c.config;
+  other.rank = 8;
+  EXPECT_TRUE(contains(message_of([&] { initial_lora(t.params, file_of(c), other); }), "lora_rank 8"));
+  other = c.config;
+  other.alpha = 7;
+  EXPECT_TRUE(contains(message_of([&] { initial_lora(t.params, file_of(c), other); }), "lora_alpha 7"));
+  LoraFile file = file_of(c);
+  file.pairs["unet"]["mid_block.attentions.9.weight"] = file.pairs["unet"].extract("conv_out.weight").mapped();
+  const std::string message = message_of([&] { initial_lora(t.params, file, c.config); });
+  EXPECT_TRUE(contains(message, "not in it: unet/conv_out.weight")) << message;
+  EXPECT_TRUE(contains(message, "not trained: unet/mid_block.attentions.9.weight")) << message;
+}
+
+TEST(LoraScope, NamesTargetsThatAreNoLayer) {
+  const LoraCase c = lora_case("unet_plain");
+  const Traced t(c);
+  check_lora_targets(c.config.targets, t.params);
+  // Ends of names count from a dot; norms have no matrices.
+  const std::string message = message_of([&] { check_lora_targets({"conv2", "onv2", "norm1", "to_q"}, t.params); });
+  EXPECT_TRUE(contains(message, "called onv2, norm1, to_q")) << message;
+}
+
+}  // namespace
+}  // namespace md
