@@ -13,6 +13,7 @@
 #include "maxdiffusion/data/canny.h"
 #include "maxdiffusion/data/image_folder.h"
 #include "maxdiffusion/data/resize.h"
+#include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/pipelines/text_to_image.h"
 
 namespace md {
@@ -84,6 +85,7 @@ class Painter {
     std::optional<ControlOptions> control = control_of(config_, with_control, control_folder_);
     options_ = text_to_image_options(config_, folder_, devices());
     options_.control = std::move(control);
+    read_loras();
   }
   const ModelFolder& folder() const { return folder_; }
   const TextToImageOptions& options() const { return options_; }
@@ -115,25 +117,47 @@ class Painter {
  private:
   int64_t devices() const { return devices_.mesh().devices(); }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+  /// Those of the keys, and those that the folder's run has trained.
+  void read_loras() {
+    std::vector<LoraChoice> chosen = chosen_loras(config_.lora);
+    const std::string own = folder_.path + "/pytorch_lora_weights.safetensors";
+    if (exists(own)) chosen.insert(chosen.begin(), {own, 1});
+    if (chosen.empty()) return;
+    const LoraTargets targets(denoiser_params(folder_));
+    for (const LoraChoice& l : chosen) {
+      loras_.push_back({read_lora(l.path, targets), l.scale});
+      log_info("LoRA {} with scale {}", l.path, l.scale);
+    }
+  }
   WeightsOf weights() {
     return [this](const ParamTable& params, const std::string& component) {
-      const ModelKeys& m = config_.model;
-      if (component == "controlnet") return folder_.values_at(params, component, control_folder_);
-      if (component == "unet" && !m.lightning_repo.empty())
-        return folder_.values_at(params, component, local_folder(m.lightning_repo) + "/" + m.lightning_ckpt);
-      if (component == "unet" && !m.unet_checkpoint.empty())
-        return folder_.values_at(params, component, unet_folder(m.unet_checkpoint));
-      const bool fresh = component == "unet"  ? m.train_new_unet
-                         : component == "vae" ? m.train_new_vae
-                                              : m.random_text_encoder;
-      return folder_.values(params, component, fresh, static_cast<uint64_t>(config_.run.seed));
+      std::map<std::string, HostArray> values = plain_weights(params, component);
+      // Only this component's: the others come with their own call.
+      ParamTable own;
+      for (const Param& p : params.params())
+        if (p.model == component) own.add(p);
+      if (!values.empty()) merge_loras(loras_, own, values);
+      return values;
     };
+  }
+  std::map<std::string, HostArray> plain_weights(const ParamTable& params, const std::string& component) {
+    const ModelKeys& m = config_.model;
+    if (component == "controlnet") return folder_.values_at(params, component, control_folder_);
+    if (component == "unet" && !m.lightning_repo.empty())
+      return folder_.values_at(params, component, local_folder(m.lightning_repo) + "/" + m.lightning_ckpt);
+    if (component == "unet" && !m.unet_checkpoint.empty())
+      return folder_.values_at(params, component, unet_folder(m.unet_checkpoint));
+    const bool fresh = component == "unet"  ? m.train_new_unet
+                       : component == "vae" ? m.train_new_vae
+                                            : m.random_text_encoder;
+    return folder_.values(params, component, fresh, static_cast<uint64_t>(config_.run.seed));
   }
 
   RunConfig config_;
   ModelFolder folder_;
   Devices devices_;
   std::string control_folder_;
+  std::vector<ScaledLora> loras_;
   TextToImageOptions options_;
   Clock::time_point start_ = Clock::now();
 };

@@ -198,6 +198,29 @@ HostArray PictureCoder::decode(const HostArray& latents, bool tiled) {
              [](const Scope& s, const VaeConfig& vae, Tensor z) { return cast(vae_decode(s, vae, z), DType::f32); });
 }
 
+ParamTable denoiser_params(const ModelFolder& m) {
+  Graph g;
+  ParamTable params;
+  auto trace_text = [&](const char* component, const ClipTextConfig& config) {
+    clip_text(Scope(g, params, component), config, full(g, 0, {DType::s32, {1, 1}}));
+  };
+  trace_text("text_encoder", m.text_encoder);
+  if (m.text_encoder_2) trace_text("text_encoder_2", *m.text_encoder_2);
+  const UNetConfig& c = m.unet;
+  auto zeros = [&](Dims dims) { return full(g, 0, {DType::f32, std::move(dims)}); };
+  const int64_t side = int64_t{1} << (c.block_out_channels.size() - 1);
+  UNetInputs in{.sample = zeros({1, side, side, c.in_channels}),
+                .timestep = zeros({1}),
+                .encoder_hidden_states = zeros({1, 1, c.cross_attention_dim[0]})};
+  if (c.addition_embed_type) {
+    in.text_embeds = zeros({1, c.projection_class_embeddings_input_dim - 6 * c.addition_time_embed_dim});
+    in.time_ids = zeros({1, 6});
+  }
+  if (c.time_cond_proj_dim) in.timestep_cond = zeros({1, *c.time_cond_proj_dim});
+  unet2d(Scope(g, params, "unet"), c, in);
+  return params;
+}
+
 ParamTable vae_params(const ModelFolder& m, DType weights) {
   Graph g;
   ParamTable params;

@@ -76,6 +76,8 @@ class PictureCoder {
   Half encoder_, decoder_;
 };
 
+/// The tables of the UNet's and the text encoders' parameters: what LoRA matrices can sit on.
+ParamTable denoiser_params(const ModelFolder& m);
 /// The table of the autoencoder's parameters.
 ParamTable vae_params(const ModelFolder& m, DType weights);
 

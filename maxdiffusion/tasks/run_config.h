@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "maxdiffusion/config/config.h"
+#include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/mesh/mesh.h"
 #include "maxdiffusion/metrics/recorder.h"
 #include "maxdiffusion/nn/scope.h"
@@ -216,6 +217,7 @@ struct RunConfig {
   VaeTrainKeys vae;
   LossKeys loss;
   DreamboothKeys dreambooth;
+  LoraKeys lora;
   SampleKeys sample;
   ControlKeys control;
   MeshConfig mesh;
@@ -233,7 +235,7 @@ struct RunConfig {
   template <class V>
   void visit(V&& v) {
     run.visit(v), model.visit(v), data.visit(v), optim.visit(v), vae.visit(v), loss.visit(v), sample.visit(v);
-    dreambooth.visit(v);
+    dreambooth.visit(v), lora.visit(v);
     control.visit(v), mesh.visit(v), metrics.visit(v), compile.visit(v), reference.visit(v);
   }
 };

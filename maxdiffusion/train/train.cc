@@ -14,6 +14,8 @@
 #include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/data/emoji.h"
 #include "maxdiffusion/data/image_folder.h"
+#include "maxdiffusion/lora/lora_merge.h"
+#include "maxdiffusion/lora/lora_scope.h"
 #include "maxdiffusion/tasks/autoencoder.h"
 #include "maxdiffusion/tasks/latent_cache.h"
 #include "maxdiffusion/tasks/latent_diffusion.h"
@@ -496,10 +498,28 @@ class Phase {
   Clock::time_point start_ = Clock::now();
 };
 
+/// Starting values of the matrices, of `lora_init` or drawn; made when called.
+std::function<Values()> first_lora(const RunConfig& c, const ModelFolder& folder, const ParamTable& params) {
+  std::vector<std::string> targets = training_lora(c.lora, "unet").targets;
+  if (c.loss.train_text_encoder && c.lora.lora_target_modules.empty()) {
+    const std::vector<std::string> more = training_lora(c.lora, "text_encoder").targets;
+    targets.insert(targets.end(), more.begin(), more.end());
+  }
+  check_lora_targets(targets, params);
+  if (c.lora.lora_init.empty())
+    return [&params, seed = static_cast<uint64_t>(c.run.seed)] { return initial_lora(params, seed); };
+  const Values values = initial_lora(params, read_lora(c.lora.lora_init, LoraTargets(denoiser_params(folder))),
+                                     training_lora(c.lora, "unet"));
+  return [values] { return values; };
+}
+
 /// What the reference refuses before it starts, too.
 void validate(const RunConfig& c, const ModelFolder& folder) {
-  check(!c.loss.train_text_encoder || !folder.text_encoder_2, Code::invalid_config,
-        "train_text_encoder: models with two text encoders are trained without them; set it to false");
+  check(!c.loss.train_text_encoder || !folder.text_encoder_2 || c.lora.train_lora, Code::invalid_config,
+        "train_text_encoder: models with two text encoders are trained without them, except with train_lora");
+  check(chosen_loras(c.lora).empty(), Code::invalid_config,
+        "lora_files and lora_config are for generate; training starts from matrices given by lora_init");
+  check(c.lora.train_lora || c.lora.lora_init.empty(), Code::invalid_config, "lora_init needs train_lora=true");
   const bool dreambooth = !c.dreambooth.instance_data_dir.empty();
   if (dreambooth) {
     for (const auto& [key, text] : {std::pair{"class_data_dir", c.dreambooth.class_data_dir},
@@ -563,9 +583,11 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   o.step.accumulation = c.loss.gradient_accumulation_steps;
   o.step.ema_decay = c.loss.ema_decay;
   o.step.learning_rates["text_encoder"] = scaled_rate(c.optim, c.loss.text_encoder_learning_rate, update);
-  o.step.variation = [&c](const std::string& component, const Scope& s) {
-    const bool learned = component == "unet" || (component == "text_encoder" && c.loss.train_text_encoder);
-    if (learned) return s;
+  o.step.learning_rates["text_encoder_2"] = o.step.learning_rates["text_encoder"];
+  const bool lora = c.lora.train_lora;
+  o.step.variation = [&c, lora](const std::string& component, const Scope& s) {
+    const bool learned = component == "unet" || (component.starts_with("text_encoder") && c.loss.train_text_encoder);
+    if (learned) return lora ? lora_scope(s, training_lora(c.lora, component)) : s;
     ScopeOptions plain = s.options();  // companions compute in float32, as they do outside of the step
     plain.weights = plain.activations = DType::f32;
     return s.with(plain).frozen();
@@ -574,23 +596,34 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   o.save_final_checkpoint = c.run.save_final_checkpoint;
 
   callbacks.initial = [&](const ParamTable& p) {
+    auto base = std::make_shared<const ParamTable>(base_params(p));
     std::vector<std::function<Values()>> parts;
-    for (const std::string& component : components_of(p)) parts.push_back(companions.open(p, component));
-    return [parts] {
+    for (const std::string& component : components_of(*base)) parts.push_back(companions.open(*base, component));
+    if (std::any_of(p.params().begin(), p.params().end(), is_lora)) parts.push_back(first_lora(c, folder, p));
+    return [parts, base] {
       Values all;
       for (const auto& part : parts) all.merge(part());
       return all;
     };
   };
-  callbacks.complete = [&](CheckpointContent& content, const ParamTable&, const Values&) {
+  callbacks.complete = [&](CheckpointContent& content, const ParamTable& params, const Values& trained) {
     companions.complete(content);
+    if (!lora) return;
+    content.more = [file = trained_lora(params, trained, training_lora(c.lora, "unet")),
+                    two = folder.text_encoder_2.has_value()](const std::string& to) {
+      write_peft_lora(to, file);
+      write_kohya_lora(to + "/lora_kohya.safetensors", file, two);
+    };
   };
   auto draw = [&](int64_t step, const ParamTable& params, const Values& trained) {
     if (!on_sample || c.sample.prompt.empty()) return;
     const WeightsOf weights = [&](const ParamTable& p, const std::string& component) {
       const bool learned = std::any_of(params.params().begin(), params.params().end(),
                                        [&](const Param& q) { return q.trainable && q.model == component; });
-      return learned ? of_component(p, component, trained) : companions.weights()(p, component);
+      if (learned && !lora) return of_component(p, component, trained);
+      Values values = companions.weights()(p, component);
+      if (learned) merge_loras({{trained_lora(params, trained, training_lora(c.lora, "unet")), 1}}, p, values);
+      return values;
     };
     std::unique_ptr<TextEncoder> own;
     if (c.loss.train_text_encoder)
