@@ -76,7 +76,8 @@ struct LoraMetadata::Component {
     refuse(where, config);
     try {
       if (auto a = config.find("lora_alpha"); a != config.end() && !a->is_null()) alpha = a->get<double>();
-      for (const auto& [key, value] : config.value("alpha_pattern", json::object()).items())
+      const json by_pattern = config.value("alpha_pattern", json::object());
+      for (const auto& [key, value] : by_pattern.items())
         patterns.push_back({Pattern(key), value.get<double>()});
       rank_stabilized = is_set(config, "use_rslora");
     } catch (const json::exception& e) {

@@ -298,7 +298,8 @@ TEST(LoraNames, CountTheBlocksOfTheOriginalModels) {
       in.time_ids = g.input("s", {DType::f32, {1, 6}});
     }
     unet2d(Scope(g, params, "unet"), UNetConfig::from_json(c), in);
-    const auto found = LoraTargets(params).find("unet", name);
+    const LoraTargets targets(params);
+    const auto found = targets.find("unet", name);
     return found.empty() ? "nothing" : found[0]->path;
   };
   EXPECT_EQ(path_of("unet_sdxl", "input_blocks_4_1_transformer_blocks_1_attn1_to_q"),

@@ -65,10 +65,19 @@ ModelRun run(const LoraCase& c, const ScopeOptions& options) {
   return r;
 }
 
+/// All arrays as one, so that small ones, which bf16 disturbs most, count by their size.
+NamedArrays joined(const NamedArrays& arrays) {
+  std::vector<float> all;
+  for (const auto& [name, a] : arrays)
+    for (double v : a.to_doubles()) all.push_back(static_cast<float>(v));
+  const Shape shape{DType::f32, {static_cast<int64_t>(all.size())}};
+  return {{"all", HostArray::of<float>(shape, {all.data(), all.size()})}};
+}
+
 struct Variant {
   const char *name, *model;
   ScopeOptions options;
-  double tolerance_outputs = 1e-4, tolerance_gradients = 1e-4;
+  double outputs = 1e-4, each_gradient = 1e-4, all_gradients = 1e-4;  // tolerances
 };
 void PrintTo(const Variant& v, std::ostream* os) { *os << v.name; }
 
@@ -78,21 +87,24 @@ TEST_P(LoraTraining, GivesTheOutputsAndGradientsOfPeft) {
   const LoraCase c = lora_case(GetParam().model);
   const ModelRun r = run(c, GetParam().options);
   const Distance out = distance(r.outputs, c.model.outputs), grads = distance(r.grads, c.model.grads);
-  fmt::print("  outputs {:.2g}, gradients {:.2g} ({})\n", out.value, grads.value, grads.name);
-  EXPECT_LE(out.value, GetParam().tolerance_outputs) << out.name;
-  EXPECT_LE(grads.value, GetParam().tolerance_gradients) << grads.name;
+  const double all = distance(joined(r.grads), joined(c.model.grads)).value;
+  fmt::print("  outputs {:.2g}, gradients {:.2g} ({}), together {:.2g}\n", out.value, grads.value, grads.name, all);
+  EXPECT_LE(out.value, GetParam().outputs) << out.name;
+  EXPECT_LE(grads.value, GetParam().each_gradient) << grads.name;
+  EXPECT_LE(all, GetParam().all_gradients);
 }
 
-// The noise floor of float32 against float64 is 1.8e-5 for gradients of unet_no_mid.
+// The reference's own float32 run is 1.8e-5 from its float64 run for the worst gradient of unet_no_mid; bf16 has 65536
+// times the rounding error, so there single gradients may only point the same way.
 INSTANTIATE_TEST_SUITE_P(
     Models, LoraTraining,
-    testing::Values(Variant{"Unet", "unet_no_mid", {}}, Variant{"Scanned", "unet_no_mid", {.scan_layers = true}},
-                    Variant{"Recomputed", "unet_no_mid", {.remat = "FULL"}},
-                    Variant{"ScannedAndRecomputed", "unet_no_mid", {.remat = "FULL", .scan_layers = true}},
-                    Variant{"Convolutions", "unet_plain", {}}, Variant{"TextEncoder", "clip_projection", {}},
-                    Variant{"TextEncoderInBf16", "clip_projection", {.activations = DType::bf16}, 0.05, 0.2},
-                    Variant{
-                        "ScannedInBf16", "unet_no_mid", {.activations = DType::bf16, .scan_layers = true}, 0.05, 0.2}),
+    testing::Values(
+        Variant{"Unet", "unet_no_mid", {}}, Variant{"Scanned", "unet_no_mid", {.scan_layers = true}},
+        Variant{"Recomputed", "unet_no_mid", {.remat = "FULL"}},
+        Variant{"ScannedAndRecomputed", "unet_no_mid", {.remat = "FULL", .scan_layers = true}},
+        Variant{"Convolutions", "unet_plain", {}}, Variant{"TextEncoder", "clip_projection", {}},
+        Variant{"TextEncoderInBf16", "clip_projection", {.activations = DType::bf16}, 0.05, 0.1, 0.05},
+        Variant{"ScannedInBf16", "unet_no_mid", {.activations = DType::bf16, .scan_layers = true}, 0.05, 0.6, 0.1}),
     [](const auto& info) { return info.param.name; });
 
 struct Traced {
