@@ -77,8 +77,7 @@ struct LoraMetadata::Component {
     try {
       if (auto a = config.find("lora_alpha"); a != config.end() && !a->is_null()) alpha = a->get<double>();
       const json by_pattern = config.value("alpha_pattern", json::object());
-      for (const auto& [key, value] : by_pattern.items())
-        patterns.push_back({Pattern(key), value.get<double>()});
+      for (const auto& [key, value] : by_pattern.items()) patterns.push_back({Pattern(key), value.get<double>()});
       rank_stabilized = is_set(config, "use_rslora");
     } catch (const json::exception& e) {
       fail(Code::invalid_config, "{}: {}", where, e.what());

@@ -101,6 +101,59 @@ TEST_F(Kinds, DreamBoothDrawsItsClassAndLearnsItsSubject) {
   EXPECT_TRUE(contains(o.err, "needs class_prompt")) << o.err;
 }
 
+TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {
+  const std::vector<std::string> lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1", "checkpoint_every=2"};
+  Outcome o = train("lora", lora);
+  ASSERT_EQ(o.status, 0) << o.err;
+  // The model is the folder's own file, the matrices lie beside it.
+  EXPECT_EQ(weights("lora", "unet/diffusion_pytorch_model.safetensors"),
+            read_file(kModel + "/unet/diffusion_pytorch_model.safetensors"));
+  for (const char* file : {"pytorch_lora_weights.safetensors", "lora_kohya.safetensors"})
+    EXPECT_TRUE(exists(t / ("lora/checkpoints/3/" + std::string(file)))) << file;
+
+  // Killed after two steps, the same command ends with the same matrices.
+  fs::remove_all(t / "lora/checkpoints/3");
+  const std::string before = read_file(t / "lora/checkpoints/2/pytorch_lora_weights.safetensors");
+  o = train("lora", lora);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "continues from")) << o.err;
+  EXPECT_NE(weights("lora", "pytorch_lora_weights.safetensors"), before);
+  Outcome whole = train("whole", lora);
+  ASSERT_EQ(whole.status, 0) << whole.err;
+  EXPECT_EQ(weights("whole", "pytorch_lora_weights.safetensors"), weights("lora", "pytorch_lora_weights.safetensors"));
+
+  auto draw = [&](const std::string& folder, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"generate",
+                                      MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                      "pretrained_model_name_or_path=" + kModel,
+                                      "output_dir=" + (t / folder),
+                                      "resolution=16",
+                                      "num_inference_steps=2",
+                                      "num_images_per_prompt=1",
+                                      "prompt=heart",
+                                      "output_type=latent",
+                                      "jax_cache_dir=" + (t / "programs")};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome drawn = maxdiffusion(words);
+    EXPECT_EQ(drawn.status, 0) << drawn.err;
+    return read_file(t / (folder + "/latents.safetensors"));
+  };
+  const std::string checkpoint = t / "lora/checkpoints/3";
+  const std::string plain = draw("plain", {}), own = draw("own", {"pretrained_model_name_or_path=" + checkpoint});
+  EXPECT_NE(plain, own);
+  EXPECT_EQ(draw("peft", {"lora_files=" + checkpoint}), own);
+  EXPECT_EQ(draw("kohya", {"lora_files=" + checkpoint + "/lora_kohya.safetensors"}), own);
+  EXPECT_EQ(draw("none", {"lora_files=" + checkpoint, "lora_scales=0"}), plain);
+
+  o = train("init", {"train_lora=true", "lora_rank=2", "lora_alpha=1",
+                     "lora_init=" + checkpoint + "/pytorch_lora_weights.safetensors"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_NE(losses("init"), losses("whole"));
+  o = train("refused", {"lora_files=" + checkpoint});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "lora_init")) << o.err;
+}
+
 TEST_F(Kinds, NoiseAndTimestepsFollowTheirKeys) {
   ASSERT_EQ(train("plain", {}).status, 0);
   const std::vector<double> plain = losses("plain");

@@ -95,7 +95,8 @@ TEST_P(LoraTraining, GivesTheOutputsAndGradientsOfPeft) {
 }
 
 // The reference's own float32 run is 1.8e-5 from its float64 run for the worst gradient of unet_no_mid; bf16 has 65536
-// times the rounding error, so there single gradients may only point the same way.
+// times the rounding error, so there single gradients may only point the same way, and all together are held to the
+// bound of the models' own bf16 goldens.
 INSTANTIATE_TEST_SUITE_P(
     Models, LoraTraining,
     testing::Values(
@@ -104,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(
         Variant{"ScannedAndRecomputed", "unet_no_mid", {.remat = "FULL", .scan_layers = true}},
         Variant{"Convolutions", "unet_plain", {}}, Variant{"TextEncoder", "clip_projection", {}},
         Variant{"TextEncoderInBf16", "clip_projection", {.activations = DType::bf16}, 0.05, 0.1, 0.05},
-        Variant{"ScannedInBf16", "unet_no_mid", {.activations = DType::bf16, .scan_layers = true}, 0.05, 0.6, 0.1}),
+        Variant{"ScannedInBf16", "unet_no_mid", {.activations = DType::bf16, .scan_layers = true}, 0.05, 0.6, 0.2}),
     [](const auto& info) { return info.param.name; });
 
 struct Traced {
