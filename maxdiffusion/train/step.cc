@@ -2,6 +2,7 @@
 
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/lora/lora_scope.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -42,8 +43,9 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Gr
   std::vector<Tensor> inner;
   for (const Param& p : g.of) inner.push_back(&in == s.graph.get() ? p.value : in.capture(p.value));
   g.values = grad(g.loss, inner);
+  // SDXL does not read the last layer of its first text encoder; LoRA matrices may sit there all the same.
   for (size_t i = 0; i < g.values.size(); ++i)
-    check(static_cast<bool>(g.values[i]), Code::invalid_graph, "the loss does not depend on {}", g.of[i].input);
+    check(g.values[i] || is_lora(g.of[i]), Code::invalid_graph, "the loss does not depend on {}", g.of[i].input);
   return g;
 }
 
@@ -87,14 +89,16 @@ Gradients accumulate(const Task& task, StepGraph& s, const StepOptions& o, const
     Gradients part = differentiate(task, s, o, step.body(), one, rng.at(step.index()));
     flops = s.flops;
     std::vector<Tensor> next = {c[0] + part.loss};
-    for (size_t i = 0; i < part.values.size(); ++i) next.push_back(c[i + 1] + cast(part.values[i], DType::f32));
-    g.of = part.of;
+    for (size_t i = 0; i < part.values.size(); ++i)
+      next.push_back(part.values[i] ? c[i + 1] + cast(part.values[i], DType::f32) : c[i + 1]);
+    g = part;
     return {next, {}};
   });
   s.flops = flops * static_cast<double>(n);
   const double share = 1 / static_cast<double>(n);
   g.loss = sums.carry[0] * share;
-  for (size_t i = 1; i < sums.carry.size(); ++i) g.values.push_back(sums.carry[i] * share);
+  for (size_t i = 0; i < g.values.size(); ++i)
+    if (g.values[i]) g.values[i] = sums.carry[i + 1] * share;
   return g;
 }
 
@@ -142,7 +146,8 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   Tensor good = bit_and(healthy, is_finite(gradients.loss)), squares;
   if (groups.size() > 1)
     for (const auto& [name, group] : groups)
-      for (Tensor t : group.grads) good = bit_and(good, is_finite(sum_of_squares({t})));
+      for (Tensor t : group.grads)
+        if (t) good = bit_and(good, is_finite(sum_of_squares({t})));
   Tensor applied;
   for (auto& [name, group] : groups) {
     OptimConfig optim = o.optim;
