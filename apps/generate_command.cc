@@ -12,6 +12,7 @@
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/canny.h"
 #include "maxdiffusion/data/image_folder.h"
+#include "maxdiffusion/data/pictures.h"
 #include "maxdiffusion/data/resize.h"
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/pipelines/text_to_image.h"

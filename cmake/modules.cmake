@@ -125,7 +125,21 @@ md_module(models USES nn)
 md_module(schedulers USES ops)
 md_module(optim USES ops)
 md_module(data USES mesh LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE PkgConfig::HARFBUZZ
-          PkgConfig::ICU PkgConfig::ZLIB)
+          PkgConfig::ICU PkgConfig::ZLIB ${Protobuf_LIBRARIES} highwayhash ${CMAKE_DL_LIBS})
+# Parquet, Arrow files and buckets: a library that data opens when first needed, since Arrow's own are large.
+file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/data/arrow/*.cc)
+add_library(md_arrow MODULE ${sources} ${CMAKE_SOURCE_DIR}/maxdiffusion/base/error.cc
+            ${CMAKE_SOURCE_DIR}/maxdiffusion/base/dtype.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/data/location.cc)
+target_include_directories(md_arrow PRIVATE ${CMAKE_SOURCE_DIR})
+target_include_directories(md_arrow SYSTEM PRIVATE ${MD_DEPS}/pyarrow/include)
+target_link_libraries(md_arrow PRIVATE fmt::fmt ${MD_DEPS}/pyarrow/libarrow.so.2600
+                      ${MD_DEPS}/pyarrow/libparquet.so.2600)
+if(NOT MD_SANITIZE)
+  target_link_options(md_arrow PRIVATE -Wl,-z,defs)
+endif()
+set_target_properties(md_arrow PROPERTIES PREFIX "" BUILD_RPATH ${MD_DEPS}/pyarrow)
+target_compile_definitions(md_data PRIVATE MD_ARROW_PART="$<TARGET_FILE:md_arrow>")
+add_dependencies(md_data md_arrow)
 md_module(checkpoint USES mesh runtime)
 md_module(lora USES nn data checkpoint)
 md_module(metrics USES runtime LIBRARIES PNG::PNG ${Protobuf_LIBRARIES})

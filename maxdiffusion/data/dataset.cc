@@ -5,36 +5,13 @@
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <numeric>
 #include <thread>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/data/shuffle.h"
 
 namespace md {
 namespace {
-
-// A bijective mix of 64 bits, so a counter gives a stream. Source: Steele, Lea, Flood, "Fast splittable pseudorandom
-// number generators", OOPSLA 2014 (splitmix64). Part of what a saved position means: never to change.
-uint64_t mix(uint64_t x) {
-  x += 0x9E3779B97F4A7C15;
-  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
-  x = (x ^ x >> 27) * 0x94D049BB133111EB;
-  return x ^ x >> 31;
-}
-
-// The order of one epoch: Fisher–Yates, each swap drawn from its own counter.
-std::vector<int64_t> order_of(int64_t size, uint64_t seed, int64_t epoch, bool shuffle) {
-  std::vector<int64_t> order(static_cast<size_t>(size));
-  std::iota(order.begin(), order.end(), 0);
-  if (!shuffle) return order;
-  const uint64_t key = mix(mix(seed) ^ static_cast<uint64_t>(epoch));
-  for (uint64_t i = order.size(); i > 1; --i) {
-    // The high half of a 128-bit product maps 64 random bits to [0, i) with a bias below i / 2^64.
-    const auto j = static_cast<uint64_t>(static_cast<unsigned __int128>(mix(key ^ i)) * i >> 64);
-    std::swap(order[i - 1], order[j]);
-  }
-  return order;
-}
 
 class InMemory : public Dataset {
  public:
@@ -59,7 +36,7 @@ class InMemory : public Dataset {
         ordered_epoch_ = at_.epoch;
       }
       rows.push_back(order_[static_cast<size_t>(at_.index)]);
-      if (++at_.index == size_) at_ = {at_.epoch + 1, 0};
+      if (++at_.index == size_) at_ = {.epoch = at_.epoch + 1};
     }
     Batch out;
     for (const auto& [name, from] : arrays_) {
@@ -81,7 +58,7 @@ class InMemory : public Dataset {
     check(p.epoch >= 0 && p.index >= 0 && p.index <= size_, Code::io,
           "dataset: position {} of epoch {} is outside the {} samples of an epoch: was it saved with another dataset?",
           p.index, p.epoch, size_);
-    at_ = p.index == size_ ? Position{p.epoch + 1, 0} : p;
+    at_ = p.index == size_ ? Position{.epoch = p.epoch + 1} : p;
   }
   int64_t size() const override { return size_; }
 
@@ -195,6 +172,23 @@ std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth) {
 std::unique_ptr<Dataset> in_memory(std::map<std::string, HostArray> arrays, int64_t batch, uint64_t seed,
                                    bool shuffle) {
   return std::make_unique<InMemory>(std::move(arrays), batch, seed, shuffle);
+}
+
+std::unique_ptr<Dataset> mapped(std::unique_ptr<Dataset> source, std::function<Batch(Batch)> change) {
+  class Mapped final : public Dataset {
+   public:
+    Mapped(std::unique_ptr<Dataset> source, std::function<Batch(Batch)> change)
+        : source_(std::move(source)), change_(std::move(change)) {}
+    Batch next() override { return change_(source_->next()); }
+    Position position() const override { return source_->position(); }
+    void seek(Position p) override { source_->seek(p); }
+    int64_t size() const override { return source_->size(); }
+
+   private:
+    std::unique_ptr<Dataset> source_;
+    std::function<Batch(Batch)> change_;
+  };
+  return std::make_unique<Mapped>(std::move(source), std::move(change));
 }
 
 }  // namespace md

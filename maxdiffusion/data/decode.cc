@@ -5,7 +5,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/data/image_folder.h"
+#include "maxdiffusion/data/pictures.h"
 
 namespace md {
 namespace {
@@ -31,12 +31,12 @@ HostArray over_white(const HostArray& rgba) {
   return rgb;
 }
 
-HostArray decode_image_bytes(const void* data, size_t size, const std::string& name) {
+HostArray decode_image_bytes(const void* data, size_t size, const std::string& name, int64_t side) {
   const std::span<const uint8_t> bytes(static_cast<const uint8_t*>(data), size);
   const std::string_view text(static_cast<const char*>(data), size);
   check(size > 0, Code::io, "{}: the file is empty", name);
   if (text.starts_with("\x89PNG\r\n\x1a\n")) return decode_png(bytes, name);
-  if (text.starts_with("\xff\xd8\xff")) return decode_jpeg(bytes, name);
+  if (text.starts_with("\xff\xd8\xff")) return decode_jpeg(bytes, name, side);
   if (text.starts_with("RIFF") && text.size() >= 12 && text.substr(8, 4) == "WEBP") return decode_webp(bytes, name);
   std::string start;
   for (uint8_t b : bytes.first(std::min<size_t>(size, 8)))

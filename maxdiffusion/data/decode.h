@@ -11,7 +11,8 @@
 namespace md {
 
 HostArray decode_png(std::span<const uint8_t> bytes, const std::string& name);
-HostArray decode_jpeg(std::span<const uint8_t> bytes, const std::string& name);
+/// `side` as of decode_image_bytes.
+HostArray decode_jpeg(std::span<const uint8_t> bytes, const std::string& name, int64_t side);
 HostArray decode_webp(std::span<const uint8_t> bytes, const std::string& name);
 
 /// Throws io for sizes that no training picture has: a header can claim gigabytes in a few bytes.

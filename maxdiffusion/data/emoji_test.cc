@@ -10,7 +10,8 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
-#include "maxdiffusion/data/image_folder.h"
+#include "maxdiffusion/data/pictures.h"
+#include "maxdiffusion/data/source.h"
 
 namespace md {
 namespace {
@@ -57,8 +58,8 @@ TEST(Emoji, MoreThanThreeThousandCaptionedPicturesTheSameEachTime) {
   EXPECT_EQ(by_text["red apple"]["group"], "Food & Drink");
   EXPECT_EQ(by_text["red apple"]["subgroup"], "food-fruit");
 
-  const ImageFolderConfig config{.resolution = 32};
-  const LoadedFolder loaded = load_image_folder(folder, config);
+  const PictureConfig config{.resolution = 32};
+  const LoadedPictures loaded = load_pictures(open_source({.train_data_dir = folder}), config);
   EXPECT_EQ(loaded.pixels.dims(), (Dims{n, 32, 32, 3}));
   EXPECT_TRUE(loaded.skipped.empty());
 

@@ -1,12 +1,9 @@
 #include "maxdiffusion/data/image_folder.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cmath>
 #include <filesystem>
+#include <functional>
 #include <map>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -14,25 +11,19 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/data/parallel.h"
-#include "maxdiffusion/data/resize.h"
+#include "maxdiffusion/data/sources.h"
 
 namespace md {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kMetadata = "metadata.jsonl";
+constexpr const char *kMetadata = "metadata.jsonl", *kMetadataCsv = "metadata.csv";
 
 std::string lower_extension(const fs::path& p) {
   std::string e = p.extension().string();
   std::ranges::transform(e, e.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return e;
-}
-
-std::string trimmed(const std::string& s) {
-  const size_t a = s.find_first_not_of(" \t\r\n");
-  return a == std::string::npos ? "" : s.substr(a, s.find_last_not_of(" \t\r\n") - a + 1);
 }
 
 // What lies in a folder, before anything is read.
@@ -57,7 +48,9 @@ Listing walk(const std::string& folder) {
       it.disable_recursion_pending();
     } else if (it->is_regular_file(ec)) {
       const std::string e = lower_extension(p);
-      if (p.filename() == kMetadata) all.metadata.insert(p.string());
+      if (p.filename() == kMetadata || p.filename() == kMetadataCsv) all.metadata.insert(p.string());
+      check(p.filename() != "metadata.parquet", Code::io, "{}: captions are read from {}, {} or .txt files", p.string(),
+            kMetadata, kMetadataCsv);
       if (e == ".png" || e == ".jpg" || e == ".jpeg" || e == ".webp") all.pictures.insert(p.string());
       if (e == ".txt") all.texts.insert(p.string());
     }
@@ -81,11 +74,9 @@ std::string keys_of(const nlohmann::json& row) {
   return keys.empty() ? "none" : keys;
 }
 
-// Adds the rows of one metadata file: path of the picture → caption.
-void read_metadata(const std::string& file, const ImageFolderConfig& config,
-                   std::map<std::string, std::string>& captions) {
-  std::map<std::string, int64_t> line_of;
-  const std::string text = read_file(file);
+using Row = std::function<void(int64_t line, const nlohmann::json& row)>;
+
+void each_json_line(const std::string& file, const std::string& text, const Row& f) {
   int64_t number = 0;
   for (size_t start = 0; start < text.size();) {
     const size_t end = std::min(text.find('\n', start), text.size());
@@ -96,12 +87,74 @@ void read_metadata(const std::string& file, const ImageFolderConfig& config,
     const auto row = nlohmann::json::parse(line, nullptr, false);
     check(row.is_object(), Code::io, "{}:{}: expected a JSON object per line, found '{}'", file, number,
           line.substr(0, 60));
-    for (const std::string& column : {config.image_column, config.caption_column}) {
+    f(number, row);
+  }
+}
+
+// Source of the form: RFC 4180. The first row names the columns.
+void each_csv_row(const std::string& file, const std::string& text, const Row& f) {
+  std::vector<std::string> names, cells;
+  std::string cell;
+  int64_t number = 1, row_number = 1;
+  bool quoted = false;
+  const auto end_row = [&] {
+    cells.push_back(std::move(cell));
+    cell.clear();
+    if (cells.size() == 1 && cells[0].empty()) {
+      // a blank line
+    } else if (names.empty()) {
+      names = cells;
+      if (names[0].starts_with("\xef\xbb\xbf")) names[0].erase(0, 3);
+    } else {
+      check(cells.size() == names.size(), Code::io, "{}:{}: {} cells; the first line has {}", file, row_number,
+            cells.size(), names.size());
+      nlohmann::json row = nlohmann::json::object();
+      for (size_t i = 0; i < names.size(); ++i) row[names[i]] = cells[i];
+      f(row_number, row);
+    }
+    cells.clear();
+    row_number = number;
+  };
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    number += c == '\n';
+    if (quoted) {
+      if (c != '"') {
+        cell += c;
+      } else if (i + 1 < text.size() && text[i + 1] == '"') {
+        cell += text[++i];
+      } else {
+        quoted = false;
+      }
+    } else if (c == '"' && cell.empty()) {
+      quoted = true;
+    } else if (c == ',') {
+      cells.push_back(std::move(cell));
+      cell.clear();
+    } else if (c == '\n') {
+      end_row();
+    } else if (c != '\r') {
+      cell += c;
+    }
+  }
+  check(!quoted, Code::io, "{}:{}: a quoted cell does not end", file, row_number);
+  if (!cell.empty() || !cells.empty()) end_row();
+}
+
+// Adds the rows of one metadata file: path of the picture → caption.
+void read_metadata(const std::string& file, const ImageFolderConfig& config,
+                   std::map<std::string, std::string>& captions) {
+  std::map<std::string, int64_t> line_of;
+  const auto add = [&](int64_t number, const nlohmann::json& row) {
+    // Hugging Face's loader makes of the column file_name one that is called image.
+    const bool renamed = config.image_column == "image" && !row.contains("image") && row.contains("file_name");
+    const std::string image_column = renamed ? "file_name" : config.image_column;
+    for (const std::string& column : {image_column, config.caption_column}) {
       check(row.contains(column), Code::io, "{}:{}: no column '{}'; the line has: {}", file, number, column,
             keys_of(row));
     }
-    const auto& name = row[config.image_column];
-    check(name.is_string(), Code::io, "{}:{}: '{}' must be a string", file, number, config.image_column);
+    const auto& name = row[image_column];
+    check(name.is_string(), Code::io, "{}:{}: '{}' must be a string", file, number, image_column);
     const auto caption = caption_of(row[config.caption_column]);
     check(caption.has_value(), Code::io, "{}:{}: '{}' must be a string", file, number, config.caption_column);
     const std::string picture = (fs::path(file).parent_path() / name.get<std::string>()).lexically_normal().string();
@@ -110,27 +163,31 @@ void read_metadata(const std::string& file, const ImageFolderConfig& config,
     const auto [before, fresh] = line_of.emplace(picture, number);
     check(fresh, Code::io, "{}:{}: names '{}' again, first on line {}", file, number, picture, before->second);
     captions[picture] = *caption;
-  }
+  };
+  const std::string text = read_file(file);
+  file.ends_with(kMetadataCsv) ? each_csv_row(file, text, add) : each_json_line(file, text, add);
 }
 
-// Reports "n of m" at most every five seconds, from any thread.
-class Progress {
+class ImageFolder : public RecordSource {
  public:
-  explicit Progress(int64_t total) : total_(total) {}
-  void step() {
-    const int64_t done = ++done_;
-    const std::lock_guard lock(mutex_);
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < std::chrono::seconds(5)) return;
-    last_ = now;
-    log_info("read {} of {} pictures", done, total_);
+  ImageFolder(const std::string& folder, const DataSourceConfig& config)
+      : RecordSource(fmt::format("image folder '{}'", folder), fingerprint_of(list_inputs(folder)) + columns_key(config)),
+        items_(list_image_folder(folder, {config.image_column, config.caption_column, config.max_train_samples})) {}
+  int64_t size() const override { return static_cast<int64_t>(items_.size()); }
+  Record read(int64_t index) const override {
+    const ImageItem& item = items_[static_cast<size_t>(index)];
+    Record r{.name = item.file, .caption = item.caption};
+    try {
+      const auto file = open_input(item.file);
+      r.picture = file->read(0, file->size());
+    } catch (const Error& e) {
+      r.fault = e.message();
+    }
+    return r;
   }
 
  private:
-  const int64_t total_;
-  std::atomic<int64_t> done_ = 0;
-  std::mutex mutex_;
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  std::vector<ImageItem> items_;
 };
 
 }  // namespace
@@ -172,76 +229,11 @@ std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageF
   return items;
 }
 
-HostArray fit_image(const HostArray& rgb, const ImageFolderConfig& config, bool flip) {
-  const int64_t h = rgb.dims()[0], w = rgb.dims()[1], r = config.resolution;
-  HostArray out = rgb;
-  if (config.center_crop) {
-    // torchvision: the long side is cut to a whole number, the offset rounded half to even.
-    const int64_t th = h <= w ? r : r * h / w, tw = h <= w ? r * w / h : r;
-    const auto offset = [&](int64_t size) {
-      return static_cast<int64_t>(std::nearbyint(static_cast<double>(size - r) / 2.0));
-    };
-    out = crop_rgb8(resize_rgb8(rgb, th, tw), offset(th), offset(tw), r, r);
-  } else {
-    out = resize_rgb8(rgb, r, r);
-  }
-  return flip ? flip_rgb8(out) : out;
-}
-
-HostArray prepare_image(const HostArray& rgb, const ImageFolderConfig& config, bool flip) {
-  const HostArray fitted = fit_image(rgb, config, flip);
-  HostArray out(Shape{DType::f32, fitted.dims()});
-  std::ranges::transform(fitted.view<uint8_t>(), out.mutable_view<float>().begin(),
-                         [](uint8_t v) { return static_cast<float>(v) / 127.5f - 1.0f; });
-  return out;
-}
-
-LoadedFolder load_image_folder(const std::string& folder, const ImageFolderConfig& config) {
-  check(config.resolution > 0, Code::invalid_config, "resolution: {}; expected > 0", config.resolution);
-  const std::vector<ImageItem> items = list_image_folder(folder, config);
-  const int64_t n = static_cast<int64_t>(items.size()), r = config.resolution;
-  HostArray pixels(Shape{DType::u8, {n, r, r, 3}});
-  std::byte* const to = pixels.mutable_data();
-  const size_t bytes = static_cast<size_t>(r * r * 3);
-  std::vector<std::string> hashes(items.size()), reasons(items.size());
-  Progress progress(n);
-  parallel_for(n, [&](int64_t i, int) {
-    const auto k = static_cast<size_t>(i);
-    try {
-      const MappedFile file = map_file(items[k].file);
-      const HostArray fitted = fit_image(decode_image_bytes(file.data, file.size, items[k].file), config, false);
-      std::copy_n(fitted.data(), bytes, to + k * bytes);
-      hashes[k] = content_hash({reinterpret_cast<const char*>(file.data), file.size});
-    } catch (const Error& e) {
-      if (e.code() != Code::io) throw;
-      reasons[k] = e.message();
-    }
-    progress.step();
-  });
-
-  LoadedFolder out;
-  std::string content = fmt::format("image folder 1 {} {} {}\n", r, config.center_crop, config.random_flip);
-  for (size_t i = 0; i < items.size(); ++i) {
-    if (hashes[i].empty()) {
-      log_warning("skipped {}", reasons[i]);
-      out.skipped.push_back(reasons[i]);
-      continue;
-    }
-    const size_t k = out.files.size();
-    if (k != i) std::copy_n(to + i * bytes, bytes, to + k * bytes);
-    content += fmt::format("{} {}:{}\n", hashes[i], items[i].caption.size(), items[i].caption);
-    out.files.push_back(items[i].file);
-    out.captions.push_back(items[i].caption);
-  }
-  if (!out.skipped.empty()) {
-    check(!out.files.empty(), Code::io, "image folder '{}': none of {} pictures decodes; the first: {}", folder, n,
-          out.skipped[0]);
-    log_warning("image folder '{}': {} of {} pictures do not decode and were skipped", folder, out.skipped.size(), n);
-  }
-  out.pixels =
-      HostArray(Shape{DType::u8, {static_cast<int64_t>(out.files.size()), r, r, 3}}, pixels.owner(), pixels.data());
-  out.fingerprint = content_hash(content);
-  return out;
+SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig& config) {
+  check(config.array_columns.empty(), Code::invalid_config,
+        "image folder '{}' holds pictures and captions; cached arrays are read from tfrecord, grain and hf", folder);
+  if (!fs::is_directory(folder)) list_image_folder(folder, {});  // says why
+  return std::make_shared<ImageFolder>(folder, config);
 }
 
 }  // namespace md

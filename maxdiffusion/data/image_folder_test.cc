@@ -11,6 +11,8 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/picture.h"
 #include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/data/pictures.h"
+#include "maxdiffusion/data/source.h"
 
 namespace md {
 namespace {
@@ -47,6 +49,10 @@ int largest_difference(const HostArray& a, const HostArray& b) {
   return most;
 }
 HostArray decode(const std::string& bytes) { return decode_image_bytes(bytes.data(), bytes.size(), "it"); }
+
+LoadedPictures load(const std::string& folder, const PictureConfig& config) {
+  return load_pictures(open_source({.dataset_type = "image_folder", .train_data_dir = folder}), config);
+}
 
 // Removed when the program ends.
 const TemporaryFolder& root() {
@@ -145,22 +151,17 @@ TEST(Resize, AgreesWithPillowByteForByte) {
   for (const json& row : golden()["resized"]) {
     const int64_t r = row["resolution"];
     SCOPED_TRACE(fmt::format("{}x{} to {}", row["height"].get<int>(), row["width"].get<int>(), r));
-    const ImageFolderConfig config{.resolution = r, .center_crop = row["center_crop"]};
+    const PictureConfig config{.resolution = r, .center_crop = row["center_crop"]};
     const HostArray in = picture_of(row["rgb"], row["height"], row["width"]);
-    EXPECT_EQ(largest_difference(fit_image(in, config, false), picture_of(row["out"], r, r)), 0);
+    EXPECT_EQ(largest_difference(fit_image(in, config), picture_of(row["out"], r, r)), 0);
   }
 }
 
-TEST(Resize, FloatsRunFromMinusOneToOneAndFlipMirrors) {
+TEST(Resize, FlipMirrors) {
   const std::vector<uint8_t> pixels{0, 0, 0, 255, 255, 255, 51, 102, 204, 128, 128, 128};
   const HostArray in = HostArray::of<uint8_t>(Shape{DType::u8, {2, 2, 3}}, pixels);
-  const HostArray out = prepare_image(in, {.resolution = 2}, true);
-  const auto v = out.view<float>();
-  EXPECT_EQ(out.dims(), (Dims{2, 2, 3}));
-  EXPECT_FLOAT_EQ(v[0], 1.0f);
-  EXPECT_FLOAT_EQ(v[3], -1.0f);
-  EXPECT_FLOAT_EQ(v[9], 51 / 127.5f - 1);
-  EXPECT_FLOAT_EQ(v[11], 204 / 127.5f - 1);
+  const auto out = fit_image(in, {.resolution = 2}, {.flip = true}).view<uint8_t>();
+  EXPECT_EQ(std::vector(out.begin(), out.end()), (std::vector<uint8_t>{255, 255, 255, 0, 0, 0, 128, 128, 128, 51, 102, 204}));
 }
 
 TEST(ImageFolder, MetadataWinsOverTextFilesAndOrderIsByPath) {
@@ -215,22 +216,22 @@ TEST(ImageFolder, PicturesThatDoNotDecodeAreSkippedAndNamed) {
       .put("4.png", file_of("rgb.jpg"))
       .put("5.png", "");
   for (int i : {1, 2, 3, 4, 5}) f.put(std::to_string(i) + ".txt", "caption " + std::to_string(i));
-  const LoadedFolder l = load_image_folder(f.path, {.resolution = 8});
+  const LoadedPictures l = load(f.path, {.resolution = 8});
   EXPECT_EQ(l.captions, (std::vector<std::string>{"caption 1", "caption 4"}));
   EXPECT_EQ(l.pixels.dims(), (Dims{2, 8, 8, 3}));
   ASSERT_EQ(l.skipped.size(), 3u);
   EXPECT_NE(l.skipped[0].find("2.png: PNG: "), std::string::npos) << l.skipped[0];
   // The rows are those of the pictures kept.
-  const HostArray fourth = fit_image(decode(file_of("rgb.jpg")), {.resolution = 8}, false);
+  const HostArray fourth = fit_image(decode(file_of("rgb.jpg")), {.resolution = 8});
   EXPECT_EQ(std::memcmp(l.pixels.data() + fourth.bytes(), fourth.data(), fourth.bytes()), 0);
 
   const Folder all_bad("all_bad");
   all_bad.put("a.png", "x").put("b.png", "y");
-  EXPECT_ERROR(load_image_folder(all_bad.path, {.resolution = 8}), "none of 2 pictures decodes");
+  EXPECT_ERROR(load(all_bad.path, {.resolution = 8}), "none of 2 pictures decodes");
 }
 
 TEST(ImageFolder, FingerprintFollowsContentCaptionsAndOptions) {
-  const auto print = [](const Folder& f, ImageFolderConfig c) { return load_image_folder(f.path, c).fingerprint; };
+  const auto print = [](const Folder& f, PictureConfig c) { return load(f.path, c).fingerprint; };
   const std::string png = file_of("rgb.png");
   const Folder a("print_a"), b("print_b");
   a.put("a.png", png).put("a.txt", "one");

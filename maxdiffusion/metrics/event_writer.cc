@@ -1,10 +1,8 @@
-// Event files are TFRecords (length, checksum, bytes, checksum) of Event messages.
-// Source: TensorBoard's event_file_writer and record_writer.
+// Event files are TFRecords of Event messages. Source: TensorBoard's event_file_writer.
 #include "maxdiffusion/metrics/event_writer.h"
 
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -14,6 +12,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/picture.h"
+#include "maxdiffusion/base/tfrecord.h"
 #include "maxdiffusion/metrics/event.pb.h"
 
 namespace md {
@@ -25,30 +24,6 @@ constexpr int kDataClassTensor = 2, kTypeString = 7, kColorspaceRgb = 3;
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-/// CRC-32C (Castagnoli), bit reversed, polynomial 0x1EDC6F41.
-constexpr std::array<uint32_t, 256> kCrcTable = [] {
-  std::array<uint32_t, 256> t{};
-  for (uint32_t i = 0; i < 256; ++i) {
-    uint32_t c = i;
-    for (int k = 0; k < 8; ++k) c = (c >> 1) ^ ((c & 1) ? 0x82F63B78u : 0u);
-    t[i] = c;
-  }
-  return t;
-}();
-
-/// The mask keeps a checksum of data that holds checksums from being weak. Source: TFRecord's definition.
-uint32_t masked_crc(std::string_view bytes) {
-  uint32_t c = ~0u;
-  for (unsigned char b : bytes) c = kCrcTable[(c ^ b) & 0xff] ^ (c >> 8);
-  c = ~c;
-  return ((c >> 15) | (c << 17)) + 0xa282ead8u;
-}
-
-template <class T>
-std::string_view bytes_of(const T& value) {
-  return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
 std::string file_name() {
@@ -80,12 +55,8 @@ struct EventWriter::Impl {
     e.set_wall_time(now_seconds());
     e.set_step(step);
     const std::string body = e.SerializeAsString();
-    const uint64_t length = body.size();
     std::lock_guard lock(mutex);
-    waiting += bytes_of(length);
-    waiting += bytes_of(masked_crc(bytes_of(length)));
-    waiting += body;
-    waiting += bytes_of(masked_crc(body));
+    append_tfrecord(waiting, body);
     if (waiting.size() > kFlushBytes || now_seconds() - flushed_at > kFlushSeconds) flush_locked();
   }
 };

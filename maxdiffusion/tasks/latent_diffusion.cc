@@ -44,7 +44,9 @@ std::vector<BatchField> LatentDiffusion::batch() const {
     if (pooled) f.push_back({"time_ids", {DType::f32, {b, 6}}});
     return f;
   }
-  if (from_pixels) {
+  if (from_latents) {
+    f.push_back({"latents", latent});
+  } else if (from_pixels) {
     f.push_back({"pixels", {DType::u8, {b, latent_height * down, latent_width * down, 3}}});
   } else {
     f.push_back({"moments", {DType::f32, {b, latent_height, latent_width, 2 * channels}}});
@@ -69,7 +71,9 @@ Tensor LatentDiffusion::loss(const Models& models, const Feed& feed, Rng rng) co
     x0 = feed.at("latents"), eps = feed.at("noise"), t = feed.at("timesteps");
   } else {
     Tensor mean_, deviation;
-    if (from_pixels) {
+    if (from_latents) {
+      x0 = both("latents");
+    } else if (from_pixels) {
       const Posterior q = vae_encode(models("vae"), folder.vae, pixels_to_float(both("pixels")));
       mean_ = (q.mean - folder.vae.shift_factor) * folder.vae.scaling_factor;
       deviation = exp(q.logvar * 0.5) * folder.vae.scaling_factor;
@@ -77,7 +81,7 @@ Tensor LatentDiffusion::loss(const Models& models, const Feed& feed, Rng rng) co
       const std::vector<Tensor> moments = split(both("moments"), 2, -1);
       mean_ = moments[0], deviation = moments[1];
     }
-    x0 = mean_ + deviation * random_normal(rng.for_("posterior"), mean_.shape());
+    if (!from_latents) x0 = mean_ + deviation * random_normal(rng.for_("posterior"), mean_.shape());
     eps = random_normal(rng.for_("noise"), x0.shape());
     t = sample_timesteps(noise, rng.for_("timestep"), b, timestep_bias);
     if (noise_offset > 0)  // one shift per picture and channel; Guttenberg 2023

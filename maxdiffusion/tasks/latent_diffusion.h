@@ -19,14 +19,16 @@ struct LatentDiffusion : Task {
   int64_t resolution = 64;  // told to SDXL's micro-conditioning: original = target = resolution, no crop
   double snr_gamma = -1, caption_dropout = 0, noise_offset = 0, input_perturbation = 0;
   TimestepBias timestep_bias;
-  bool from_pixels = false;  // the autoencoder runs in the step
+  bool from_pixels = false;   // the autoencoder runs in the step
+  bool from_latents = false;  // the autoencoder ran before, and a latent was drawn
   bool from_ids = false;     // the text encoders run in the step
   bool replay = false;       // nothing is drawn
   /// DreamBooth: a second batch, whose fields have the prefix class_, whose loss counts this much. Absent: none.
   std::optional<double> prior_loss_weight;
 
   std::string model() const override { return "unet"; }
-  /// moments f32 [B, h, w, 2C] (mean, then standard deviation, both scaled), or pixels u8 [B, 8h, 8w, 3];
+  /// moments f32 [B, h, w, 2C] (mean, then standard deviation, both scaled), pixels u8 [B, 8h, 8w, 3], or latents
+  /// f32 [B, h, w, C], scaled;
   /// prompt_embeds f32 [B, L, D] and text_embeds f32 [B, P] (SDXL), or ids s32 [B, L] and ids_2; with caption_dropout
   /// the same of the empty caption without B and with the prefix empty_.
   /// replay: latents and noise f32 [B, h, w, C], timesteps s32 [B], prompt_embeds, text_embeds, time_ids f32 [B, 6].

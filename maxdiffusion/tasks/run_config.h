@@ -78,22 +78,35 @@ struct ModelKeys {
 };
 
 struct DataKeys {
-  std::string dataset_name, train_data_dir, dataset_save_location, image_column = "image", caption_column = "text";
-  int64_t resolution = 512, max_train_samples = -1;
+  std::string dataset_type, dataset_name, train_data_dir, hf_train_files, hf_data_dir, grain_train_files;
+  std::string train_split = "train", dataset_save_location, image_column = "image", caption_column = "text";
+  std::string hf_access_token;
+  int64_t resolution = 512, max_train_samples = -1, synthetic_num_samples = 1000, grain_worker_count = 0;
   double per_device_batch_size = 1;
-  bool center_crop = false, random_flip = false, enable_data_shuffling = true, reuse_example_batch = false;
+  bool center_crop = false, random_crop = false, random_flip = false, enable_data_shuffling = true,
+       reuse_example_batch = false;
   double caption_dropout = 0;
   template <class V>
   void visit(V&& v) {
-    v("dataset_name", dataset_name, "noto-emoji: pictures of the emoji font, made on first use; empty: train_data_dir");
-    v("train_data_dir", train_data_dir, "image folder with metadata.jsonl or .txt captions");
+    v("dataset_type", dataset_type, "image_folder, hf, tf, tfrecord, webdataset, grain, synthetic; empty: by the files");
+    v("dataset_name", dataset_name,
+      "a folder or a data set in the Hugging Face cache; noto-emoji: pictures of the emoji font, made on first use");
+    v("train_data_dir", train_data_dir, "pictures with metadata.jsonl or .txt captions, or files of a kind; also gs://, s3://");
+    v("hf_train_files", hf_train_files, "Parquet or Arrow files: names with * and ?, separated by commas");
+    v("hf_data_dir", hf_data_dir, "folder of such files");
+    v("hf_access_token", hf_access_token, "read for the reference's files; nothing is fetched from a hub");
+    v("grain_train_files", grain_train_files, "ArrayRecord files");
+    v("grain_worker_count", grain_worker_count, "threads that read and decode; 0: the cores");
+    v("train_split", train_split, "split of a data set with several");
+    v("synthetic_num_samples", synthetic_num_samples, "pictures of dataset_type synthetic");
     v("dataset_save_location", dataset_save_location, "where made pictures and caches of latents are kept");
-    v("image_column", image_column, "key of the picture's file in metadata.jsonl");
-    v("caption_column", caption_column, "key of the caption in metadata.jsonl");
+    v("image_column", image_column, "column of the picture; in metadata.jsonl also file_name");
+    v("caption_column", caption_column, "column of the caption");
     v("resolution", resolution, "side of the training pictures, pixels");
     v("max_train_samples", max_train_samples, "take only the first N pictures; -1: all");
     v("per_device_batch_size", per_device_batch_size, "pictures per device and step; times devices must be whole");
     v("center_crop", center_crop, "crop the centre square instead of squeezing");
+    v("random_crop", random_crop, "crop a square anywhere, another each time (encoding in the step)");
     v("random_flip", random_flip, "mirror pictures with probability 1/2");
     v("enable_data_shuffling", enable_data_shuffling, "new seeded order every epoch");
     v("reuse_example_batch", reuse_example_batch, "feed the first batch for ever (for benchmarks)");

@@ -87,7 +87,9 @@ Start restored(const ParamTable& params, int64_t step, const LoopOptions& o, Val
       c.state.merge(folder.values(params, component, false, 0));
   c.state.merge(frozen);
   c.state["healthy"] = yes();
-  return {std::move(c.state), info.at("step"), {info.at("epoch"), info.at("index")}};
+  const Position data{info.at("epoch"), info.at("index"), info.value("shard", int64_t{0}),
+                      info.value("offset", int64_t{0}), info.value("taken", int64_t{0})};
+  return {std::move(c.state), info.at("step"), data};
 }
 
 /// The state's arrays, copied to the host without stopping the device: starts now, waits when called.
@@ -165,7 +167,8 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
   CheckpointWriter writer(o.checkpoint_dir, static_cast<int>(o.checkpoints_to_keep));
   auto save = [&](int64_t at, Position position) {
     auto values = fetch_all(devices, state.arrays);
-    json info = {{"step", at}, {"epoch", position.epoch}, {"index", position.index}, {"seed", o.seed}};
+    json info = {{"step", at},           {"epoch", position.epoch},   {"index", position.index}, {"seed", o.seed},
+                 {"shard", position.shard}, {"offset", position.offset}, {"taken", position.taken}};
     writer.save(at, [values, info, &step, &callbacks, &o] {
       CheckpointContent c;
       c.state = values();

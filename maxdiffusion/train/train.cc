@@ -9,11 +9,14 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/picture.h"
 #include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/data/emoji.h"
-#include "maxdiffusion/data/image_folder.h"
+#include "maxdiffusion/data/location.h"
+#include "maxdiffusion/data/pictures.h"
+#include "maxdiffusion/data/source.h"
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/lora/lora_scope.h"
 #include "maxdiffusion/tasks/autoencoder.h"
@@ -26,23 +29,52 @@ namespace {
 
 using nlohmann::json;
 
-/// The folder of pictures to train on; makes the emoji on first use.
-std::string pictures_folder(const DataKeys& d) {
-  if (d.dataset_name.empty()) {
-    check(!d.train_data_dir.empty(), Code::invalid_config,
-          "no data: give train_data_dir=FOLDER (pictures with metadata.jsonl or .txt captions) or "
-          "dataset_name=noto-emoji");
-    return d.train_data_dir;
+/// Where the data is; makes the emoji on first use.
+DataSourceConfig source_config(const DataKeys& d) {
+  DataSourceConfig s{.dataset_type = d.dataset_type,
+                     .hf_train_files = d.hf_train_files,
+                     .grain_train_files = d.grain_train_files,
+                     .train_data_dir = d.train_data_dir,
+                     .hf_data_dir = d.hf_data_dir,
+                     .dataset_name = d.dataset_name,
+                     .train_split = d.train_split,
+                     .image_column = d.image_column,
+                     .caption_column = d.caption_column,
+                     .array_columns = {},
+                     .max_train_samples = d.max_train_samples,
+                     .synthetic_num_samples = d.synthetic_num_samples,
+                     .resolution = d.resolution};
+  const bool elsewhere =
+      !(s.hf_train_files + s.grain_train_files + s.train_data_dir + s.hf_data_dir).empty() || d.dataset_type == "synthetic";
+  if (elsewhere || d.dataset_name.empty()) return s;
+  if (d.dataset_name != "noto-emoji") {
+    if (!is_remote(d.dataset_name)) s.dataset_name = local_folder(d.dataset_name, "", "datasets");
+    return s;
   }
-  check(d.dataset_name == "noto-emoji", Code::invalid_config, "dataset_name '{}' is not one of: noto-emoji",
-        d.dataset_name);
   check(!d.dataset_save_location.empty(), Code::invalid_config, "dataset_name=noto-emoji needs dataset_save_location");
-  const std::string folder = fmt::format("{}/noto-emoji-{}", d.dataset_save_location, d.resolution);
-  if (!exists(folder + "/metadata.jsonl")) {
-    log_info("drawing the emoji into {}", folder);
-    log_info("{} pictures", prepare_emoji(folder, {.resolution = d.resolution}));
+  s.dataset_name = fmt::format("{}/noto-emoji-{}", d.dataset_save_location, d.resolution);
+  if (!exists(s.dataset_name + "/metadata.jsonl")) {
+    log_info("drawing the emoji into {}", s.dataset_name);
+    log_info("{} pictures", prepare_emoji(s.dataset_name, {.resolution = d.resolution}));
   }
-  return folder;
+  return s;
+}
+
+/// What the reference's caches hold, as the task's fields; see sdxl_cached_columns and laion_cached_columns.
+Batch from_reference_cache(const Batch& b, const VaeConfig& vae) {
+  if (b.contains("pixel_values"))
+    return {{"latents", nchw_to_nhwc(b.at("pixel_values").cast(DType::f32))},
+            {"prompt_embeds", b.at("prompt_embeds").cast(DType::f32)},
+            {"text_embeds", b.at("text_embeds").cast(DType::f32)}};
+  HostArray moments = b.at("moments").cast(DType::f32);  // mean and log-variance, not scaled
+  HostArray out(moments.shape());
+  auto from = moments.view<float>();
+  auto to = out.mutable_view<float>();
+  const size_t c = static_cast<size_t>(moments.dims().back()) / 2;
+  for (size_t i = 0; i < from.size(); ++i)
+    to[i] = static_cast<float>(i % (2 * c) < c ? (from[i] - vae.shift_factor) * vae.scaling_factor
+                                               : std::exp(0.5 * std::clamp(from[i], -30.0f, 20.0f)) * vae.scaling_factor);
+  return {{"moments", out}, {"prompt_embeds", b.at("clip_embeddings").cast(DType::f32)}};
 }
 
 /// With `scale_lr`, the rate times the global batch.
@@ -115,7 +147,7 @@ void write_reconstructions(PictureCoder& coder, const HostArray& pixels, const s
 
 /// Trains an autoencoder from random weights; its values by input name.
 Values train_autoencoder(const RunConfig& c, const Devices& devices, const ModelFolder& folder,
-                         const LoadedFolder& pictures) {
+                         const LoadedPictures& pictures) {
   Autoencoder task;
   task.vae = folder.vae;
   task.batch_size =
@@ -171,7 +203,7 @@ HostArray with_mirrored(const HostArray& pixels, int64_t from, int64_t to) {
 
 /// moments (unscaled), prompt_embeds and, for SDXL, text_embeds of every picture; with random_flip every picture is
 /// there twice, once mirrored. Only what the cache does not hold is computed.
-std::map<std::string, HostArray> encoded(const std::string& cache_folder, const LoadedFolder& pictures, bool flip,
+std::map<std::string, HostArray> encoded(const std::string& cache_folder, const LoadedPictures& pictures, bool flip,
                                          const std::string& key, PictureCoder& coder, TextEncoder& text) {
   const int64_t n = pictures.pixels.dims()[0], copies = flip ? 2 : 1;
   LatentCache cache(cache_folder, "pictures " + pictures.fingerprint + "\n" + key, n * copies, 512);
@@ -352,9 +384,11 @@ int64_t update_size(const RunConfig& c, const LatentDiffusion& task) {
 std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& folder, Companions& companions,
                                          LatentDiffusion& task) {
   const DreamboothKeys& k = c.dreambooth;
-  const ImageFolderConfig images{.resolution = c.data.resolution, .center_crop = c.data.center_crop};
-  LoadedFolder instances = load_image_folder(k.instance_data_dir, images),
-               classes = load_image_folder(k.class_data_dir, images);
+  const PictureConfig images{.resolution = c.data.resolution, .center_crop = c.data.center_crop};
+  auto load = [&](const std::string& folder) {
+    return load_pictures(open_source({.dataset_type = "image_folder", .train_data_dir = folder}), images);
+  };
+  LoadedPictures instances = load(k.instance_data_dir), classes = load(k.class_data_dir);
   std::fill(instances.captions.begin(), instances.captions.end(), k.instance_prompt);
   std::fill(classes.captions.begin(), classes.captions.end(), k.class_prompt);
   const int64_t n = std::max(instances.pixels.dims()[0], classes.pixels.dims()[0]);
@@ -411,35 +445,51 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
   task.text_length = folder.text_encoder.max_position_embeddings;
   if (!c.dreambooth.instance_data_dir.empty()) return dreambooth_data(c, folder, companions, task);
 
-  // The reference's name of the column is that of its data sets; in an image folder the same is file_name.
-  const std::string image_column = c.data.image_column == "image" ? "file_name" : c.data.image_column;
-  ImageFolderConfig images{.resolution = c.data.resolution,
-                           .center_crop = c.data.center_crop,
-                           .random_flip = c.data.random_flip,
-                           .image_column = image_column,
-                           .caption_column = c.data.caption_column,
-                           .max_train_samples = c.data.max_train_samples};
-  const LoadedFolder pictures = load_image_folder(pictures_folder(c.data), images);
-  const int64_t n = pictures.pixels.dims()[0], copies = c.data.random_flip ? 2 : 1;
-  log_info("{} pictures, {} skipped", n, pictures.skipped.size());
+  DataSourceConfig where = source_config(c.data);
+  const BatchConfig batches{.stream = {.seed = seed, .shuffle = c.data.enable_data_shuffling},
+                            .batch = update_size(c, task),
+                            .workers = static_cast<int>(c.data.grain_worker_count)};
+  const bool cached = c.loss.cache_latents_text_encoder_outputs;
+  if (cached && (c.data.dataset_type == "tfrecord" || c.data.dataset_type == "grain")) {
+    // Latents and embeddings that another program computed.
+    const bool micro = folder.unet.addition_embed_type.has_value();
+    where.array_columns = micro ? sdxl_cached_columns() : laion_cached_columns();
+    check(c.data.caption_dropout == 0, Code::invalid_config,
+          "caption_dropout with cached latents of {}: the embedding of the empty caption is not known", c.data.dataset_type);
+    auto data = mapped(array_batches(open_source(where), batches),
+                       [vae = folder.vae](const Batch& b) { return from_reference_cache(b, vae); });
+    const Batch first = data->next();
+    data->seek({});
+    const Dims latents = first.at(micro ? "latents" : "moments").dims();
+    task.from_latents = micro;
+    task.latent_height = latents[1], task.latent_width = latents[2];
+    task.text_length = first.at("prompt_embeds").dims()[1];
+    return data;
+  }
+  const PictureConfig images{.resolution = c.data.resolution,
+                             .center_crop = c.data.center_crop,
+                             .random_crop = c.data.random_crop,
+                             .random_flip = c.data.random_flip};
+  if (!cached) {
+    check(!c.model.train_new_vae, Code::invalid_config,
+          "train_new_vae with cache_latents_text_encoder_outputs=false: the scale of its latents would not be known");
+    task.caption_dropout = c.data.caption_dropout;
+    task.from_pixels = task.from_ids = true;
+    std::vector<std::pair<std::string, std::shared_ptr<ClipTokenizer>>> tokenizers = {{"ids", folder.tokenizer}};
+    if (folder.tokenizer_2) tokenizers.push_back({"ids_2", folder.tokenizer_2});
+    auto ids = [tokenizers, length = task.text_length](const std::vector<std::string>& captions) {
+      Batch b;
+      for (const auto& [name, tokenizer] : tokenizers) b[name] = token_ids(*tokenizer, captions, length);
+      return b;
+    };
+    for (const auto& [name, a] : ids({""})) constants["empty_" + name] = without_batch(a);
+    return picture_batches(open_source(where), images, batches, ids);
+  }
+  const LoadedPictures pictures = load_pictures(open_source(where), images);
+  log_info("{} pictures, {} skipped", pictures.pixels.dims()[0], pictures.skipped.size());
   task.caption_dropout = c.data.caption_dropout;
 
   if (c.model.train_new_vae) companions.set_vae(train_autoencoder(c, devices, folder, pictures));
-  if (!c.loss.cache_latents_text_encoder_outputs) {
-    check(!c.model.train_new_vae, Code::invalid_config,
-          "train_new_vae with cache_latents_text_encoder_outputs=false: the scale of its latents would not be known");
-    task.from_pixels = task.from_ids = true;
-    Values arrays = {{"pixels", with_mirrored(pictures.pixels, 0, n * copies)}};
-    std::vector<std::string> captions;
-    for (int64_t i = 0; i < n * copies; ++i) captions.push_back(pictures.captions[static_cast<size_t>(i % n)]);
-    for (const auto& [name, tokenizer] : {std::pair{"ids", folder.tokenizer}, std::pair{"ids_2", folder.tokenizer_2}}) {
-      if (!tokenizer) continue;
-      arrays[name] = token_ids(*tokenizer, captions, task.text_length);
-      constants[std::string("empty_") + name] = without_batch(token_ids(*tokenizer, {""}, task.text_length));
-    }
-    return in_memory(arrays, update_size(c, task), seed, c.data.enable_data_shuffling);
-  }
-
   PictureCoder& coder = companions.coder();
   TextEncoder& text = companions.text();
   if (c.model.train_new_vae) {
@@ -577,6 +627,9 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   if (o.step.optim.max_train_steps <= 0) {
     check(c.loss.num_train_epochs > 0, Code::invalid_config,
           "You must set max_train_steps or num_train_epochs to a positive integer");
+    check(data->size() > 0, Code::invalid_config,
+          "max_train_steps is {}, and the number of samples is not known before they are read; give max_train_steps",
+          c.optim.max_train_steps);
     o.step.optim.max_train_steps = std::max<int64_t>(1, c.loss.num_train_epochs * data->size() / update);
   }
   if (o.step.optim.max_grad_norm > 0) log_info("gradients are clipped to norm {}", o.step.optim.max_grad_norm);

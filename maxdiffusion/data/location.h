@@ -1,0 +1,24 @@
+// Where files are: a path, or a URI of the schemes gs:// and s3:// with the options that Arrow reads from its query
+// (endpoint_override=…, region=…, scheme=http; "gs://anonymous@bucket/…" and "s3://key:secret@bucket/…" name who asks;
+// otherwise the environment does).
+#pragma once
+
+#include <string>
+
+namespace md {
+
+bool is_remote(const std::string& location);
+
+struct LocationParts {
+  std::string path;   // with scheme and user
+  std::string query;  // "?…" of a URI, or ""
+};
+LocationParts parts_of(const std::string& location);
+/// `name` beside `location` (a file): in the same folder.
+std::string beside(const std::string& location, const std::string& name);
+/// `location` / `name`.
+std::string below(const std::string& location, const std::string& name);
+/// Without user, key and query: for messages.
+std::string shown(const std::string& location);
+
+}  // namespace md

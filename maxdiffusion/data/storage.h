@@ -1,0 +1,50 @@
+// Files to read, on disk or in a bucket; location.h says how they are named. Every error is io and names the location
+// without key and secret.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "maxdiffusion/data/location.h"
+
+namespace md {
+
+/// Bytes, and what keeps them alive.
+struct Blob {
+  std::shared_ptr<const void> owner;
+  std::string_view bytes;
+  static Blob of(std::string text);
+};
+
+/// A file for random access. Thread safe.
+class InputFile {
+ public:
+  virtual ~InputFile() = default;
+  /// The location, for messages.
+  virtual const std::string& name() const = 0;
+  virtual int64_t size() const = 0;
+  /// Exactly [offset, offset + size). Throws io when the file ends before.
+  virtual Blob read(int64_t offset, int64_t size) const = 0;
+  /// Whether reading is a matter of pointers, so single records may be read in any order.
+  virtual bool local() const = 0;
+};
+
+/// What a listing says of a file.
+struct FoundFile {
+  std::string location;
+  int64_t size = 0, modified = 0;  // bytes; ns since 1970, as far as the storage knows
+};
+
+/// Local files are mapped into memory; remote ones are read by ranges.
+std::shared_ptr<const InputFile> open_input(const std::string& location);
+/// The files that a location stands for, sorted: one file; every file below a folder (names that start with a dot left
+/// out); those that match a pattern with *, ? or [ (** also crosses folders); or several of these with commas between.
+/// Throws io where one of these is nothing or has no file.
+std::vector<FoundFile> list_inputs(const std::string& locations);
+/// Names, sizes and times of files as a short key: changes when the files do.
+std::string fingerprint_of(const std::vector<FoundFile>& files);
+
+}  // namespace md
