@@ -70,7 +70,8 @@ void load_folder(benchmark::State& state) {
 }
 BENCHMARK(load_folder)->Unit(benchmark::kMillisecond)->UseRealTime();
 
-// --- kinds of data: records read and parsed, without decoding, on one core; items are records --------------------------
+// --- kinds of data: records read and parsed, without decoding, on one core; items are records
+// --------------------------
 
 std::string tar_member(const std::string& name, const std::string& bytes) {
   std::string h(512, '\0');
@@ -92,20 +93,22 @@ const std::string& data_files() {
     FileWriter tar(folder / "tar/emoji.tar");
     for (const ImageItem& item : list_image_folder(emoji_folder(), {})) {
       const std::string stem = item.file.substr(item.file.rfind('/') + 1, 4);
-      const std::string members = tar_member(stem + ".png", read_file(item.file)) + tar_member(stem + ".txt", item.caption);
+      const std::string members =
+          tar_member(stem + ".png", read_file(item.file)) + tar_member(stem + ".txt", item.caption);
       tar.write(members.data(), members.size());
     }
     const std::string end(1024, '\0');
     tar.write(end.data(), end.size());
     tar.close();
     TfrecordShards shards(folder / "cached", 4);
-    HostArray latents(Shape{DType::f32, {128, 128, 4}}), text(Shape{DType::f32, {77, 2048}}), pooled(Shape{DType::f32, {1280}}),
-        ids(Shape{DType::s32, {2, 77}});
+    HostArray latents(Shape{DType::f32, {128, 128, 4}}), text(Shape{DType::f32, {77, 2048}}),
+        pooled(Shape{DType::f32, {1280}}), ids(Shape{DType::s32, {2, 77}});
     for (HostArray* a : {&latents, &text, &pooled, &ids}) std::fill_n(a->mutable_data(), a->bytes(), std::byte{1});
     for (int i = 0; i < 64; ++i)
       shards.add({{"pixel_values", latents}, {"prompt_embeds", text}, {"text_embeds", pooled}, {"input_ids", ids}});
     shards.close();
-    const std::string make = "python3 " MD_SOURCE_DIR "/bench/data_files.py '" + emoji_folder() + "' '" + folder.path() + "'";
+    const std::string make =
+        "python3 " MD_SOURCE_DIR "/bench/data_files.py '" + emoji_folder() + "' '" + folder.path() + "'";
     if (std::system(make.c_str()) != 0) log_warning("no Parquet, Arrow and ArrayRecord files: {} failed", make);
     return true;
   }();

@@ -16,7 +16,7 @@ namespace md {
 struct Cell {
   /// Text, bytes, or the elements of an array; empty for null.
   Blob bytes;
-  std::string path;           // of a struct {bytes, path}, or of a text
+  std::string path;  // of a struct {bytes, path}, or of a text
   bool null = false, array = false;
   DType dtype = DType::u8;    // of an array
   std::vector<int64_t> dims;  // of an array, [] for a number

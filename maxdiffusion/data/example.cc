@@ -14,10 +14,10 @@ namespace md {
 namespace {
 
 // TensorFlow's DataType numbers.
-constexpr std::pair<int, DType> kTypes[] = {
-    {1, DType::f32}, {2, DType::f64}, {3, DType::s32},   {4, DType::u8},  {5, DType::s16},  {6, DType::s8},
-    {9, DType::s64}, {10, DType::pred}, {14, DType::bf16}, {17, DType::u16}, {19, DType::f16}, {22, DType::u32},
-    {23, DType::u64}};
+constexpr std::pair<int, DType> kTypes[] = {{1, DType::f32},   {2, DType::f64},  {3, DType::s32},  {4, DType::u8},
+                                            {5, DType::s16},   {6, DType::s8},   {9, DType::s64},  {10, DType::pred},
+                                            {14, DType::bf16}, {17, DType::u16}, {19, DType::f16}, {22, DType::u32},
+                                            {23, DType::u64}};
 
 /// `values`, the last of which stands for all that follow.
 template <class T, class Values>
@@ -117,7 +117,8 @@ Record record_of_example(std::string_view bytes, const DataSourceConfig& config,
   return r;
 }
 
-// --- writing ----------------------------------------------------------------------------------------------------------
+// --- writing
+// ----------------------------------------------------------------------------------------------------------
 
 TfrecordShards::TfrecordShards(const std::string& folder, int64_t shards) : folder_(folder) {
   check(shards > 0 && shards < 100000, Code::invalid_config, "TFRecord shards: {}; expected 1 to 99999", shards);

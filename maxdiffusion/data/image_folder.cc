@@ -171,7 +171,8 @@ void read_metadata(const std::string& file, const ImageFolderConfig& config,
 class ImageFolder : public RecordSource {
  public:
   ImageFolder(const std::string& folder, const DataSourceConfig& config)
-      : RecordSource(fmt::format("image folder '{}'", folder), fingerprint_of(list_inputs(folder)) + columns_key(config)),
+      : RecordSource(fmt::format("image folder '{}'", folder),
+                     fingerprint_of(list_inputs(folder)) + columns_key(config)),
         items_(list_image_folder(folder, {config.image_column, config.caption_column, config.max_train_samples})) {}
   int64_t size() const override { return static_cast<int64_t>(items_.size()); }
   Record read(int64_t index) const override {

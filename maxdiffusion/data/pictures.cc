@@ -38,7 +38,6 @@ class Progress {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-
 void check_config(const PictureConfig& c) {
   check(c.resolution > 0, Code::invalid_config, "resolution: {}; expected > 0", c.resolution);
   check(!(c.center_crop && c.random_crop), Code::invalid_config, "center_crop and random_crop exclude each other");
@@ -103,8 +102,7 @@ class SourceBatches : public Dataset {
           rows.push_back(std::move(made[i]));
           continue;
         }
-        if (named_.insert(made[i].fault).second)
-          log_warning("skipped {} ({} so far)", made[i].fault, named_.size());
+        if (named_.insert(made[i].fault).second) log_warning("skipped {} ({} so far)", made[i].fault, named_.size());
         check(taken[i].epoch < last_good_epoch_ + 2, Code::io, "{}: no picture of a whole epoch decodes; the last: {}",
               stream_.source().name(), made[i].fault);
       }

@@ -23,7 +23,8 @@ struct PictureConfig {
 HostArray decode_image(const std::string& file);
 HostArray decode_image_bytes(const void* data, size_t size, const std::string& name, int64_t side = 0);
 
-/// What is drawn for one picture: mirrored left to right; where a crop lies between the first place (0) and the last (1).
+/// What is drawn for one picture: mirrored left to right; where a crop lies between the first place (0) and the last
+/// (1).
 struct Placement {
   bool flip = false;
   double y = 0.5, x = 0.5;
@@ -40,9 +41,9 @@ struct LoadedPictures {
   std::vector<std::string> skipped;  // "file: reason"
   std::string fingerprint;           // content key of pictures, captions and options
 };
-/// Every picture that decodes, in stored order, on all cores, not mirrored; each that does not is named in a warning and
-/// counted. Progress is logged every few seconds. Throws io when none decodes, invalid_config for random_crop: crops
-/// that change need picture_batches.
+/// Every picture that decodes, in stored order, on all cores, not mirrored; each that does not is named in a warning
+/// and counted. Progress is logged every few seconds. Throws io when none decodes, invalid_config for random_crop:
+/// crops that change need picture_batches.
 LoadedPictures load_pictures(std::shared_ptr<const RecordSource> source, const PictureConfig& config);
 
 struct BatchConfig {

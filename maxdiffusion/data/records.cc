@@ -42,9 +42,7 @@ class FirstOfShards : public RecordSource {
     struct Cut : ShardReader {
       std::unique_ptr<ShardReader> reader;
       int64_t end;
-      std::optional<PendingRecord> next() override {
-        return reader->offset() == end ? std::nullopt : reader->next();
-      }
+      std::optional<PendingRecord> next() override { return reader->offset() == end ? std::nullopt : reader->next(); }
       int64_t offset() const override { return reader->offset(); }
     };
     auto cut = std::make_unique<Cut>();
@@ -83,8 +81,9 @@ RecordStream::Next RecordStream::next() {
   if (source_->shards() == 0) return next_by_number();
   for (int empty = 0; window_.empty() || at_.taken == static_cast<int64_t>(window_.size());) {
     if (fill_window()) break;
-    check(++empty < 2, Code::io, "{}: there are no records{}", source_->name(),
-          config_.processes > 1 ? fmt::format(" for process {} of {}", config_.process, config_.processes) : "");
+    check(++empty<2, Code::io, "{}: there are no records{}", source_->name(), config_.processes> 1
+              ? fmt::format(" for process {} of {}", config_.process, config_.processes)
+              : "");
     at_ = {.epoch = at_.epoch + 1};
     reader_.reset();
     window_.clear();

@@ -131,7 +131,8 @@ TEST(RecordStream, SeekContinuesAsIfNeverInterruptedForAnyCut) {
 TEST(RecordStream, ProcessesShareTheRecordsOfAnEpoch) {
   // By number the common order is dealt out, also over the end of an epoch; positions agree.
   RecordStream all(numbers(10), {.seed = 2}), a(numbers(10), {.seed = 2, .process = 0, .processes = 3}),
-      b(numbers(10), {.seed = 2, .process = 1, .processes = 3}), c(numbers(10), {.seed = 2, .process = 2, .processes = 3});
+      b(numbers(10), {.seed = 2, .process = 1, .processes = 3}),
+      c(numbers(10), {.seed = 2, .process = 2, .processes = 3});
   for (int i = 0; i < 20; ++i) {
     EXPECT_EQ(take(a, 1), take(all, 1));
     EXPECT_EQ(take(b, 1), take(all, 1));

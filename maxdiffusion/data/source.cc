@@ -40,8 +40,9 @@ Files of_split(const Files& files, const std::string& root, const std::string& s
   };
   Files mine = only(files, [&](const FoundFile& f) { return says(f, split); });
   if (!mine.empty()) return mine;
-  const bool any = std::ranges::any_of(
-      files, [&](const FoundFile& f) { return std::ranges::any_of(kSplits, [&](const char* s) { return says(f, s); }); });
+  const bool any = std::ranges::any_of(files, [&](const FoundFile& f) {
+    return std::ranges::any_of(kSplits, [&](const char* s) { return says(f, s); });
+  });
   check(!any, Code::io, "'{}': no file of split '{}'; the first of {} is {}", shown(root), split, files.size(),
         path_of(files[0]));
   return files;
@@ -93,8 +94,8 @@ SourcePtr hugging_face(const std::string& where, const DataSourceConfig& config)
   const Files tables = only(files, is_table);
   if (tables.empty()) {
     check(std::filesystem::is_directory(where), Code::io,
-          "'{}': expected .parquet or .arrow files, or a local image folder; the first of {} files is {}",
-          shown(where), files.size(), path_of(files[0]));
+          "'{}': expected .parquet or .arrow files, or a local image folder; the first of {} files is {}", shown(where),
+          files.size(), path_of(files[0]));
     return image_folder_source(where, config);
   }
   return table_source(of_split(tables, where, config.train_split), config);
@@ -102,14 +103,16 @@ SourcePtr hugging_face(const std::string& where, const DataSourceConfig& config)
 
 SourcePtr image_folder(const std::string& where, const DataSourceConfig& config) {
   check(!is_remote(where), Code::invalid_config,
-        "'{}': image folders are read from disk; put the pictures into .tar, .parquet or .tfrecord files", shown(where));
+        "'{}': image folders are read from disk; put the pictures into .tar, .parquet or .tfrecord files",
+        shown(where));
   return image_folder_source(where, config);
 }
 SourcePtr tfrecord(const std::string& where, const DataSourceConfig& config) {
   return tfrecord_source(list_inputs(where), config);
 }
 SourcePtr webdataset(const std::string& where, const DataSourceConfig& config) {
-  const Files files = list_inputs(where), tars = only(files, [](auto& f) { return ends_with_any(path_of(f), {".tar"}); });
+  const Files files = list_inputs(where),
+              tars = only(files, [](auto&f) { return ends_with_any(path_of(f), {".tar"}); });
   check(!tars.empty(), Code::io, "'{}': no .tar file; the first of {} files is {}", shown(where), files.size(),
         path_of(files[0]));
   return tar_source(tars, config);
@@ -123,7 +126,7 @@ struct Kind {
   SourcePtr (*open)(const std::string& where, const DataSourceConfig&);
 };
 // `tf` is the reference's name for a whole Hugging Face data set.
-constexpr Kind kKinds[] = {{"image_folder", image_folder}, {"hf", hugging_face},        {"tf", hugging_face},
+constexpr Kind kKinds[] = {{"image_folder", image_folder}, {"hf", hugging_face},       {"tf", hugging_face},
                            {"tfrecord", tfrecord},         {"webdataset", webdataset}, {"grain", grain},
                            {"synthetic", nullptr}};
 

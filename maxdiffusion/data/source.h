@@ -22,7 +22,7 @@ struct DataSourceConfig {
   /// If not empty, records are these arrays instead of pictures: names, each with alternatives: "moments|latents" reads
   /// either as "moments".
   std::vector<std::string> array_columns;
-  int64_t max_train_samples = -1;  // the first N as stored; −1: all
+  int64_t max_train_samples = -1;                          // the first N as stored; −1: all
   int64_t synthetic_num_samples = 1000, resolution = 512;  // of dataset_type synthetic
 };
 

@@ -77,12 +77,12 @@ class File {
     const char type = header[24];
     check(type != 't', Code::io, "{}: written with transpose:true; write it with transpose:false", name());
     check(type == 'r', Code::io, "{}: the chunk at byte {} is of kind '{}'; expected records", name(), at, type);
-    const std::string all = gather(at, kChunkHeader + static_cast<int64_t>(std::min<uint64_t>(data_size, INT64_MAX / 2)));
+    const std::string all =
+        gather(at, kChunkHeader + static_cast<int64_t>(std::min<uint64_t>(data_size, INT64_MAX / 2)));
     std::string_view data = std::string_view(all).substr(kChunkHeader);
-    check(number(16) == hash_of(data), Code::io, "{}: the chunk at byte {} is damaged: its checksum is wrong", name(), at);
-    const auto damaged = [&](bool ok) {
-      check(ok, Code::io, "{}: the chunk at byte {} does not decode", name(), at);
-    };
+    check(number(16) == hash_of(data), Code::io, "{}: the chunk at byte {} is damaged: its checksum is wrong", name(),
+          at);
+    const auto damaged = [&](bool ok) { check(ok, Code::io, "{}: the chunk at byte {} does not decode", name(), at); };
     damaged(!data.empty());
     const char compression = data[0];
     data.remove_prefix(1);
@@ -142,7 +142,8 @@ class File {
     for (int64_t p = 0; static_cast<int64_t>(out.size()) < size;) {
       const int64_t in_block = (at + p) % kBlock;
       if (in_block == 0) p += kBlockHeader;
-      const int64_t n = std::min(size - static_cast<int64_t>(out.size()), kBlock - std::max(in_block, (at + p) % kBlock));
+      const int64_t n =
+          std::min(size - static_cast<int64_t>(out.size()), kBlock - std::max(in_block, (at + p) % kBlock));
       check(p + n <= most, Code::io, "{}: the file is truncated in the chunk at byte {}", name(), at);
       out += raw.bytes.substr(static_cast<size_t>(p), static_cast<size_t>(n));
       p += n;

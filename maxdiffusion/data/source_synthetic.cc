@@ -28,7 +28,8 @@ class Synthetic : public RecordSource {
     const auto n = static_cast<size_t>(resolution_);
     for (size_t y = 0; y < n; ++y) {
       for (size_t x = 0; x < n; ++x) {
-        const float u = static_cast<float>(x) / static_cast<float>(n), w = static_cast<float>(y) / static_cast<float>(n);
+        const float u = static_cast<float>(x) / static_cast<float>(n),
+                    w = static_cast<float>(y) / static_cast<float>(n);
         for (size_t c = 0; c < 3; ++c)
           v[(y * n + x) * 3 + c] = static_cast<uint8_t>(std::lround(from[c] + (dx[c] * u + dy[c] * w) / 2));
       }

@@ -46,14 +46,12 @@ const std::vector<Expected>& expected() {
 }
 HostArray expected_moments(int64_t i) {
   HostArray a(Shape{DType::f32, {2, 3, 8}});
-  for (size_t k = 0; k < 48; ++k)
-    a.mutable_view<float>()[k] = static_cast<float>(k) / 4 + 1000 * static_cast<float>(i);
+  for (size_t k = 0; k < 48; ++k) a.mutable_view<float>()[k] = static_cast<float>(k) / 4 + 1000 * static_cast<float>(i);
   return a;
 }
 HostArray expected_clip(int64_t i) {
   HostArray a(Shape{DType::f32, {5, 4}});
-  for (size_t k = 0; k < 20; ++k)
-    a.mutable_view<float>()[k] = static_cast<float>(k) / 8 - 1000 * static_cast<float>(i);
+  for (size_t k = 0; k < 20; ++k) a.mutable_view<float>()[k] = static_cast<float>(k) / 8 - 1000 * static_cast<float>(i);
   return a;
 }
 void expect_same(const HostArray& found, const HostArray& wanted) {
@@ -204,7 +202,8 @@ TEST(Source, CsvCellsMayBeQuotedAndLinesAreCounted) {
       captions.push_back(r.caption);
     return captions;
   };
-  EXPECT_EQ(with("\xef\xbb\xbf" "text,file_name\n\"two\nlines, \"\"said\"\"\",\"a, b.png\"\r\n\nplain,c.png"),
+  EXPECT_EQ(with("\xef\xbb\xbf"
+                 "text,file_name\n\"two\nlines, \"\"said\"\"\",\"a, b.png\"\r\n\nplain,c.png"),
             (std::vector<std::string>{"two\nlines, \"said\"", "plain"}));
   EXPECT_ERROR(with("text,file_name\nx,c.png,more\n"), "metadata.csv:2: 3 cells; the first line has 2");
   EXPECT_ERROR(with("text,file_name\n\"x\ny\",c.png\n\"z,c.png\n"), "metadata.csv:4: a quoted cell does not end");
@@ -252,7 +251,8 @@ TEST(Source, CachedArraysOfEveryKind) {
 
 TEST(Source, SyntheticPicturesDifferAndStayTheSame) {
   const DataSourceConfig c{.dataset_type = "synthetic", .synthetic_num_samples = 5, .resolution = 16};
-  const auto a = load_pictures(open_source(c), {.resolution = 16}), b = load_pictures(open_source(c), {.resolution = 16});
+  const auto a = load_pictures(open_source(c), {.resolution = 16}),
+             b = load_pictures(open_source(c), {.resolution = 16});
   EXPECT_EQ(a.pixels.dims(), (Dims{5, 16, 16, 3}));
   EXPECT_EQ(a.fingerprint, b.fingerprint);
   expect_same(a.pixels, b.pixels);
@@ -304,15 +304,16 @@ TEST(Source, MissingColumnsListThoseThatAreThere) {
 }
 
 TEST(Source, WrongTypesAreNamed) {
-  EXPECT_ERROR(all_of({.dataset_type = "hf", .train_data_dir = kFiles + "/arrays.parquet", .image_column = "moments",
+  EXPECT_ERROR(all_of({.dataset_type = "hf",
+                       .train_data_dir = kFiles + "/arrays.parquet",
+                       .image_column = "moments",
                        .caption_column = "number"}),
                "column 'moments' is ");
   EXPECT_ERROR(all_of({.dataset_type = "hf", .train_data_dir = kFiles + "/parquet", .array_columns = {"text"}}),
                "column 'text' is string; expected numbers");
-  EXPECT_ERROR(all_of({.dataset_type = "tfrecord",
-                       .train_data_dir = kFiles + "/pictures.tfrecord",
-                       .array_columns = {"text"}}),
-               "no serialized tensor");
+  EXPECT_ERROR(
+      all_of({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/pictures.tfrecord", .array_columns = {"text"}}),
+      "no serialized tensor");
 }
 
 TEST(Source, UnknownKindsAndPlacesAreRefused) {
@@ -325,9 +326,8 @@ TEST(Source, UnknownKindsAndPlacesAreRefused) {
   EXPECT_NE(config_error({}).find("no data: give train_data_dir"), std::string::npos);
   EXPECT_NE(config_error({.dataset_name = "diffusers/pokemon"}).find("nothing is fetched from a hub"),
             std::string::npos);
-  EXPECT_NE(config_error({.dataset_type = "webdataset",
-                          .train_data_dir = kFiles + "/shard-000000.tar",
-                          .array_columns = {"x"}})
+  EXPECT_NE(config_error(
+                {.dataset_type = "webdataset", .train_data_dir = kFiles + "/shard-000000.tar", .array_columns = {"x"}})
                 .find("cached arrays are read from"),
             std::string::npos);
   EXPECT_NE(config_error({.dataset_type = "image_folder", .train_data_dir = "s3://b/pictures"}).find("from disk"),
@@ -455,12 +455,12 @@ class Buckets : public testing::Test {
     ::waitpid(server, nullptr, 0);
   }
   static std::string s3(const std::string& path) {
-    return fmt::format(
-        "s3://somebody:secret@files{}?scheme=http&endpoint_override=127.0.0.1%3A{}&region=us-east-1", path, port);
+    return fmt::format("s3://somebody:secret@files{}?scheme=http&endpoint_override=127.0.0.1%3A{}&region=us-east-1",
+                       path, port);
   }
   static std::string gs(const std::string& path) {
-    return fmt::format(
-        "gs://anonymous@files{}?scheme=http&endpoint_override=127.0.0.1%3A{}&retry_limit_seconds=5", path, port);
+    return fmt::format("gs://anonymous@files{}?scheme=http&endpoint_override=127.0.0.1%3A{}&retry_limit_seconds=5",
+                       path, port);
   }
   static inline pid_t server = 0;
   static inline int to_server = -1, port = 0;

@@ -34,8 +34,9 @@ class Reader : public ShardReader {
     if (number<uint32_t>(head.bytes, 8) != masked_crc32c(head.bytes.substr(0, 8))) {
       const bool gzip = at == 0 && head.bytes.starts_with("\x1f\x8b");
       fail(Code::io, "{}: {}", name,
-           gzip ? "the file is gzipped; write it without compression"
-                : at == 0 ? "not a TFRecord file, or its first length is damaged" : "the checksum of its length is wrong");
+           gzip      ? "the file is gzipped; write it without compression"
+           : at == 0 ? "not a TFRecord file, or its first length is damaged"
+                     : "the checksum of its length is wrong");
     }
     const auto size = number<uint64_t>(head.bytes, 0);
     check(size < uint64_t{1} << 40, Code::io, "{}: claims {} bytes", name, size);

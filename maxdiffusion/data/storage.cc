@@ -40,7 +40,9 @@ FoundFile local_file(const fs::path& path) {
   return {path.string(), s.st_size, s.st_mtim.tv_sec * 1'000'000'000 + s.st_mtim.tv_nsec};
 }
 
-bool hidden(const std::string& relative) { return relative.starts_with('.') || relative.find("/.") != std::string::npos; }
+bool hidden(const std::string& relative) {
+  return relative.starts_with('.') || relative.find("/.") != std::string::npos;
+}
 
 // Every file below a folder, or the file itself; nothing where there is neither.
 std::vector<FoundFile> walk(const std::string& location) {

@@ -21,8 +21,8 @@ struct LatentDiffusion : Task {
   TimestepBias timestep_bias;
   bool from_pixels = false;   // the autoencoder runs in the step
   bool from_latents = false;  // the autoencoder ran before, and a latent was drawn
-  bool from_ids = false;     // the text encoders run in the step
-  bool replay = false;       // nothing is drawn
+  bool from_ids = false;      // the text encoders run in the step
+  bool replay = false;        // nothing is drawn
   /// DreamBooth: a second batch, whose fields have the prefix class_, whose loss counts this much. Absent: none.
   std::optional<double> prior_loss_weight;
 

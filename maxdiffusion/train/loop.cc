@@ -167,8 +167,13 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
   CheckpointWriter writer(o.checkpoint_dir, static_cast<int>(o.checkpoints_to_keep));
   auto save = [&](int64_t at, Position position) {
     auto values = fetch_all(devices, state.arrays);
-    json info = {{"step", at},           {"epoch", position.epoch},   {"index", position.index}, {"seed", o.seed},
-                 {"shard", position.shard}, {"offset", position.offset}, {"taken", position.taken}};
+    json info = {{"step", at},
+                 {"epoch", position.epoch},
+                 {"index", position.index},
+                 {"seed", o.seed},
+                 {"shard", position.shard},
+                 {"offset", position.offset},
+                 {"taken", position.taken}};
     writer.save(at, [values, info, &step, &callbacks, &o] {
       CheckpointContent c;
       c.state = values();

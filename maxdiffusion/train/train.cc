@@ -44,8 +44,8 @@ DataSourceConfig source_config(const DataKeys& d) {
                      .max_train_samples = d.max_train_samples,
                      .synthetic_num_samples = d.synthetic_num_samples,
                      .resolution = d.resolution};
-  const bool elsewhere =
-      !(s.hf_train_files + s.grain_train_files + s.train_data_dir + s.hf_data_dir).empty() || d.dataset_type == "synthetic";
+  const bool elsewhere = !(s.hf_train_files + s.grain_train_files + s.train_data_dir + s.hf_data_dir).empty() ||
+                         d.dataset_type == "synthetic";
   if (elsewhere || d.dataset_name.empty()) return s;
   if (d.dataset_name != "noto-emoji") {
     if (!is_remote(d.dataset_name)) s.dataset_name = local_folder(d.dataset_name, "", "datasets");
@@ -72,8 +72,9 @@ Batch from_reference_cache(const Batch& b, const VaeConfig& vae) {
   auto to = out.mutable_view<float>();
   const size_t c = static_cast<size_t>(moments.dims().back()) / 2;
   for (size_t i = 0; i < from.size(); ++i)
-    to[i] = static_cast<float>(i % (2 * c) < c ? (from[i] - vae.shift_factor) * vae.scaling_factor
-                                               : std::exp(0.5 * std::clamp(from[i], -30.0f, 20.0f)) * vae.scaling_factor);
+    to[i] =
+        static_cast<float>(i % (2 * c) < c ? (from[i] - vae.shift_factor) * vae.scaling_factor
+                                           : std::exp(0.5 * std::clamp(from[i], -30.0f, 20.0f)) * vae.scaling_factor);
   return {{"moments", out}, {"prompt_embeds", b.at("clip_embeddings").cast(DType::f32)}};
 }
 
@@ -455,7 +456,8 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
     const bool micro = folder.unet.addition_embed_type.has_value();
     where.array_columns = micro ? sdxl_cached_columns() : laion_cached_columns();
     check(c.data.caption_dropout == 0, Code::invalid_config,
-          "caption_dropout with cached latents of {}: the embedding of the empty caption is not known", c.data.dataset_type);
+          "caption_dropout with cached latents of {}: the embedding of the empty caption is not known",
+          c.data.dataset_type);
     auto data = mapped(array_batches(open_source(where), batches),
                        [vae = folder.vae](const Batch& b) { return from_reference_cache(b, vae); });
     const Batch first = data->next();

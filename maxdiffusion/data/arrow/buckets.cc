@@ -23,10 +23,11 @@ Opened open_system(const std::string& uri, const std::string& libraries) {
   static std::mutex mutex;
   static std::map<std::string, std::shared_ptr<afs::FileSystem>> systems;
   const std::lock_guard lock(mutex);
-  if (systems.empty()) std::atexit([] {
-    systems.clear();
-    afs::EnsureFinalized();
-  });
+  if (systems.empty())
+    std::atexit([] {
+      systems.clear();
+      afs::EnsureFinalized();
+    });
   if (static bool loaded = false; uri.starts_with("s3://") && !loaded) {
     require(afs::LoadFileSystemFactories((libraries + "/libarrow_s3.so.2600").c_str()), libraries);
     loaded = true;
@@ -109,10 +110,10 @@ class Part : public ArrowPart {
     const auto type = require(arrow::util::Codec::GetCompressionType(codec), codec);
     auto c = require(arrow::util::Codec::Create(type), codec);
     std::string out(static_cast<size_t>(size), '\0');
-    const int64_t n = require(c->Decompress(static_cast<int64_t>(bytes.size()),
-                                            reinterpret_cast<const uint8_t*>(bytes.data()), size,
-                                            reinterpret_cast<uint8_t*>(out.data())),
-                              codec);
+    const int64_t n =
+        require(c->Decompress(static_cast<int64_t>(bytes.size()), reinterpret_cast<const uint8_t*>(bytes.data()), size,
+                              reinterpret_cast<uint8_t*>(out.data())),
+                codec);
     check(n == size, Code::io, "{}: {} bytes came out; expected {}", codec, n, size);
     return out;
   }

@@ -108,7 +108,8 @@ std::optional<Elements> elements(const arrow::Array& a, int64_t row) {
 
 class Group : public TableGroup {
  public:
-  Group(std::shared_ptr<const InputFile> file, std::vector<std::string> names, std::vector<std::shared_ptr<arrow::Array>> columns)
+  Group(std::shared_ptr<const InputFile> file, std::vector<std::string> names,
+        std::vector<std::shared_ptr<arrow::Array>> columns)
       : file_(std::move(file)), names_(std::move(names)), columns_(std::move(columns)) {}
 
   Cell cell(size_t column, int64_t row) const override { return value(columns_[column], row, column); }
@@ -157,7 +158,8 @@ class Group : public TableGroup {
   }
 
   /// Elements [begin, begin + count) of `a`, which are all of an array whose sizes so far are `dims`.
-  Cell array(const std::shared_ptr<arrow::Array>& a, int64_t begin, int64_t count, std::vector<int64_t> dims, size_t column) const {
+  Cell array(const std::shared_ptr<arrow::Array>& a, int64_t begin, int64_t count, std::vector<int64_t> dims,
+             size_t column) const {
     for (int64_t i = begin; i < begin + count; ++i) {
       if (a->IsNull(i)) refuse(column, *a->type(), "an array holds a null");
     }
@@ -165,8 +167,8 @@ class Group : public TableGroup {
       if (count == 0) return {.array = true, .dtype = *type, .dims = std::move(dims)};
       const auto& data = *a->data();
       const size_t size = size_of(*type);
-      const auto* from = reinterpret_cast<const char*>(data.buffers[1]->data()) +
-                         static_cast<size_t>(data.offset + begin) * size;
+      const auto* from =
+          reinterpret_cast<const char*>(data.buffers[1]->data()) + static_cast<size_t>(data.offset + begin) * size;
       return {.bytes = {a, {from, static_cast<size_t>(count) * size}}, .array = true, .dtype = *type, .dims = dims};
     }
     int64_t inner = -1, from = 0;
@@ -238,9 +240,11 @@ class ParquetTable : public TableBase {
     const auto& manifest = reader_->manifest();
     std::vector<int> leaves;
     for (int field : indices(names)) add_leaves(manifest.schema_fields[static_cast<size_t>(field)], leaves);
-    std::shared_ptr<arrow::Table> table = require(reader_->ReadRowGroup(static_cast<int>(group), leaves), file_->name());
-    check(table->num_rows() == groups_[static_cast<size_t>(group)], Code::io, "{}: row group {} has {} rows; expected {}",
-          file_->name(), group, table->num_rows(), groups_[static_cast<size_t>(group)]);
+    std::shared_ptr<arrow::Table> table =
+        require(reader_->ReadRowGroup(static_cast<int>(group), leaves), file_->name());
+    check(table->num_rows() == groups_[static_cast<size_t>(group)], Code::io,
+          "{}: row group {} has {} rows; expected {}", file_->name(), group, table->num_rows(),
+          groups_[static_cast<size_t>(group)]);
     std::vector<std::shared_ptr<arrow::Array>> columns;
     for (const std::string& n : names) {
       const auto& chunks = table->GetColumnByName(n)->chunks();
