@@ -126,7 +126,7 @@ md_module(schedulers USES ops)
 md_module(optim USES ops)
 md_module(data USES mesh LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE PkgConfig::HARFBUZZ
           PkgConfig::ICU PkgConfig::ZLIB ${Protobuf_LIBRARIES} highwayhash ${CMAKE_DL_LIBS})
-# Parquet, Arrow files and buckets: a library that data opens when first needed, since Arrow's own are large.
+# Parquet and Arrow files: a library that data opens when first needed, since Arrow's own are large.
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/data/arrow/*.cc)
 add_library(md_arrow MODULE ${sources} ${CMAKE_SOURCE_DIR}/maxdiffusion/base/error.cc
             ${CMAKE_SOURCE_DIR}/maxdiffusion/base/dtype.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/data/location.cc)

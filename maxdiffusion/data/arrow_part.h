@@ -47,10 +47,6 @@ class Table {
 class ArrowPart {
  public:
   virtual ~ArrowPart() = default;
-  virtual std::shared_ptr<const InputFile> open(const std::string& uri) const = 0;
-  /// All files below a URI, or the one that it names, with their paths relative to it ("" for itself), unsorted; empty
-  /// when there is nothing.
-  virtual std::vector<FoundFile> list(const std::string& uri) const = 0;
   /// A Parquet file, or an Arrow file (IPC format, stream or file).
   virtual std::shared_ptr<const Table> open_table(std::shared_ptr<const InputFile> file) const = 0;
   /// codec: "zstd", "brotli" or "snappy"; `size`: of the result.

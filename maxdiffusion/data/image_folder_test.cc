@@ -160,7 +160,8 @@ TEST(Resize, AgreesWithPillowByteForByte) {
 TEST(Resize, FlipMirrors) {
   const std::vector<uint8_t> pixels{0, 0, 0, 255, 255, 255, 51, 102, 204, 128, 128, 128};
   const HostArray in = HostArray::of<uint8_t>(Shape{DType::u8, {2, 2, 3}}, pixels);
-  const auto out = fit_image(in, {.resolution = 2}, {.flip = true}).view<uint8_t>();
+  const HostArray flipped = fit_image(in, {.resolution = 2}, {.flip = true});
+  const auto out = flipped.view<uint8_t>();
   EXPECT_EQ(std::vector(out.begin(), out.end()),
             (std::vector<uint8_t>{255, 255, 255, 0, 0, 0, 128, 128, 128, 51, 102, 204}));
 }

@@ -29,7 +29,7 @@ Files only(const Files& files, F keep) {
 Files of_split(const Files& files, const std::string& root, const std::string& split) {
   static const std::initializer_list<const char*> kSplits = {"train", "test", "validation", "valid", "dev", "eval"};
   const auto says = [&](const FoundFile& f, const std::string& word) {
-    const std::string path = path_of(f).substr(std::min(root.size(), path_of(f).size()));
+    const std::string path = path_of(f).substr(std::min(shown(root).size(), path_of(f).size()));
     for (size_t at = path.find(word); at != std::string::npos; at = path.find(word, at + 1)) {
       const size_t end = at + word.size();
       if ((at == 0 || !std::isalnum(static_cast<unsigned char>(path[at - 1]))) &&
@@ -180,6 +180,15 @@ std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) 
   SourcePtr source = kind.open(where, config);
   check(source->size() != 0, Code::io, "{}: there are no records", source->name());
   return first_of(std::move(source), config.max_train_samples);
+}
+
+void check_claim(int64_t count, const FoundFile& file, const char* what) {
+  check(count >= 0 && count <= 64 * file.size, Code::io, "{}: damaged: it says it holds {} {} in {} bytes",
+        shown(file.location), count, what, file.size);
+}
+
+std::string place_of(const Files& files) {
+  return shown(files[0].location) + (files.size() == 1 ? "" : fmt::format(" and {} more files", files.size() - 1));
 }
 
 std::string joined(const std::vector<std::string>& names) {

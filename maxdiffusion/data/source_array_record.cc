@@ -156,14 +156,15 @@ class File {
 class ArrayRecords : public RecordSource {
  public:
   ArrayRecords(const Files& files, const DataSourceConfig& config)
-      : RecordSource(fmt::format("{} and {} more ArrayRecord files", shown(files[0].location), files.size() - 1),
-                     fingerprint_of(files) + columns_key(config)),
+      : RecordSource(place_of(files), fingerprint_of(files) + columns_key(config)),
         config_(config),
         files_(files.size()) {
     parallel_for(static_cast<int64_t>(files.size()), [&](int64_t i, int) {
       files_[static_cast<size_t>(i)] = std::make_unique<File>(files[static_cast<size_t>(i)].location);
     });
-    for (const auto& f : files_) {
+    for (size_t i = 0; i < files_.size(); ++i) {
+      const auto& f = files_[i];
+      check_claim(f->size, files[i], "records");
       first_.push_back(size_);
       size_ += f->size;
     }

@@ -20,8 +20,7 @@ struct TableFile {
 class Tables : public RecordSource, public std::enable_shared_from_this<Tables> {
  public:
   Tables(const Files& files, const DataSourceConfig& config)
-      : RecordSource(fmt::format("{} and {} more tables", shown(files[0].location), files.size() - 1),
-                     fingerprint_of(files) + columns_key(config)),
+      : RecordSource(place_of(files), fingerprint_of(files) + columns_key(config)),
         arrays_(!config.array_columns.empty()),
         files_(files.size()) {
     parallel_for(static_cast<int64_t>(files.size()), [&](int64_t i, int) {
@@ -35,6 +34,7 @@ class Tables : public RecordSource, public std::enable_shared_from_this<Tables> 
       int64_t row = 0;
       const auto& rows = files_[f].table->groups();
       for (size_t g = 0; g < rows.size(); ++g) {
+        check_claim(rows[g], files[f], "rows");
         if (rows[g] > 0) groups_.push_back({f, static_cast<int64_t>(g), rows[g], size_, row});
         size_ += rows[g], row += rows[g];
       }

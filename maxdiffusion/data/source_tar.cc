@@ -183,10 +183,7 @@ class Reader : public ShardReader {
 class Tars : public RecordSource {
  public:
   Tars(const Files& files, const DataSourceConfig& config)
-      : RecordSource(fmt::format("{} and {} more tar files", shown(files[0].location), files.size() - 1),
-                     fingerprint_of(files) + columns_key(config)),
-        files_(files),
-        config_(config) {
+      : RecordSource(place_of(files), fingerprint_of(files) + columns_key(config)), files_(files), config_(config) {
     check(config.array_columns.empty(), Code::invalid_config,
           "dataset_type webdataset holds pictures and captions; cached arrays are read from tfrecord, grain and hf");
   }

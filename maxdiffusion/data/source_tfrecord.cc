@@ -58,8 +58,7 @@ class Reader : public ShardReader {
 class Tfrecords : public RecordSource {
  public:
   Tfrecords(const Files& files, const DataSourceConfig& config)
-      : RecordSource(fmt::format("{} and {} more TFRecord files", shown(files[0].location), files.size() - 1),
-                     fingerprint_of(files) + columns_key(config)),
+      : RecordSource(place_of(files), fingerprint_of(files) + columns_key(config)),
         files_(files),
         config_(std::make_shared<const DataSourceConfig>(config)) {}
   int64_t size() const override { return -1; }

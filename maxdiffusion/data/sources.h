@@ -17,6 +17,8 @@ SourcePtr tar_source(const Files& files, const DataSourceConfig& config);
 SourcePtr array_record_source(const Files& files, const DataSourceConfig& config);
 SourcePtr synthetic_source(const DataSourceConfig& config);
 
+/// The first and the number of the others, for messages.
+std::string place_of(const Files& files);
 /// "a, b, c".
 std::string joined(const std::vector<std::string>& names);
 /// The columns that a config asks for, as found among `columns`.
@@ -35,5 +37,8 @@ std::string columns_key(const DataSourceConfig& config);
 
 /// Trims blanks at both ends.
 std::string trimmed(const std::string& s);
+
+/// Throws io where a file says that it holds more than its bytes can: the number is about to become memory.
+void check_claim(int64_t count, const FoundFile& file, const char* what);
 
 }  // namespace md

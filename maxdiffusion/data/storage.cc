@@ -44,18 +44,15 @@ bool hidden(const std::string& relative) {
   return relative.starts_with('.') || relative.find("/.") != std::string::npos;
 }
 
+void refuse_remote(const std::string& location) {
+  check(location.find("://") == std::string::npos, Code::io,
+        "'{}': only files of this machine are read; copy them to a local folder, or mount the bucket", shown(location));
+}
+
 // Every file below a folder, or the file itself; nothing where there is neither.
 std::vector<FoundFile> walk(const std::string& location) {
   std::vector<FoundFile> found;
-  if (is_remote(location)) {
-    const LocationParts p = parts_of(location);
-    for (const FoundFile& f : arrow_part().list(location)) {
-      if (!hidden(f.location)) {
-        found.push_back({f.location.empty() ? location : below(location, f.location), f.size, f.modified});
-      }
-    }
-    return found;
-  }
+  refuse_remote(location);
   std::error_code ec;
   if (fs::is_regular_file(location, ec)) return {local_file(location)};
   if (!fs::is_directory(location, ec)) return found;
@@ -103,9 +100,7 @@ Blob Blob::of(std::string text) {
 }
 
 std::shared_ptr<const InputFile> open_input(const std::string& location) {
-  if (is_remote(location)) return arrow_part().open(location);
-  check(location.find("://") == std::string::npos, Code::io, "'{}': expected a path, or a gs:// or s3:// URI",
-        shown(location));
+  refuse_remote(location);
   return std::make_shared<LocalFile>(location);
 }
 

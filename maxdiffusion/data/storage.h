@@ -1,4 +1,4 @@
-// Files to read, on disk or in a bucket; location.h says how they are named. Every error is io and names the location
+// Files to read; location.h says how they are named. Every error is io and names the location
 // without key and secret.
 #pragma once
 

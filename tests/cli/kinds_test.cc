@@ -154,6 +154,21 @@ TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {
   EXPECT_TRUE(contains(o.err, "lora_init")) << o.err;
 }
 
+TEST_F(Kinds, DataOfEveryKindIsTrainedOn) {
+  const std::string files = MD_SOURCE_DIR "/tests/golden/data/files/";
+  for (const auto& [name, words] : std::vector<std::pair<std::string, std::vector<std::string>>>{
+           {"parquet",
+            {"train_data_dir=", "hf_train_files=" + files + "plain.parquet", "image_column=picture",
+             "caption_column=captions"}},
+           {"saved", {"train_data_dir=", "dataset_type=tf", "dataset_name=" + files + "saved"}},
+           {"tar", {"train_data_dir=" + files + "shard-000000.tar", "cache_latents_text_encoder_outputs=false"}},
+           {"synthetic", {"train_data_dir=", "dataset_type=synthetic", "synthetic_num_samples=4"}}}) {
+    const Outcome o = train(name, words);
+    EXPECT_EQ(o.status, 0) << name << "\n" << o.err;
+    EXPECT_EQ(losses(name).size(), 3u) << name;
+  }
+}
+
 TEST_F(Kinds, NoiseAndTimestepsFollowTheirKeys) {
   ASSERT_EQ(train("plain", {}).status, 0);
   const std::vector<double> plain = losses("plain");

@@ -26,7 +26,5 @@ inline Blob blob(std::shared_ptr<arrow::Buffer> b) {
 }
 
 std::shared_ptr<const Table> open_table_file(std::shared_ptr<const InputFile> file);
-std::shared_ptr<const InputFile> open_remote(const std::string& uri, const std::string& libraries);
-std::vector<FoundFile> list_remote(const std::string& uri, const std::string& libraries);
 
 }  // namespace md

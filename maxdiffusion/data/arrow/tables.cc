@@ -319,7 +319,8 @@ class IpcTable : public TableBase {
       check(kind == kSchema || kind == kRecordBatch, Code::io, "{}: a message of kind {} at byte {}", name, kind, at);
       check((kind == kSchema) == (schema_ == nullptr), Code::io, "{}: expected one schema, first of all", name);
       if (kind == kSchema) {
-        arrow::io::BufferReader reader(std::make_shared<arrow::Buffer>(file_->read(at, total).bytes));
+        const Blob message = file_->read(at, total);
+        arrow::io::BufferReader reader(std::make_shared<arrow::Buffer>(message.bytes));
         schema_ = require(arrow::ipc::ReadSchema(&reader, &memo_), name);
         set_schema(*schema_);
       } else {
@@ -345,7 +346,7 @@ class IpcTable : public TableBase {
     const auto message = require(arrow::ipc::ReadMessage(&reader), file_->name());
     check(message != nullptr, Code::io, "{}: no message at byte {}", file_->name(), at);
     const auto batch = require(arrow::ipc::ReadRecordBatch(*message, schema_, &memo, options), file_->name());
-    require(batch->Validate(), file_->name());
+    require(batch->ValidateFull(), file_->name());  // offsets of texts too, which are read without a look
     std::vector<std::shared_ptr<arrow::Array>> columns;
     for (const std::string& n : names) columns.push_back(batch->GetColumnByName(n));
     return std::make_shared<Group>(file_, names, std::move(columns));
