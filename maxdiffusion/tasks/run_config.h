@@ -92,8 +92,7 @@ struct DataKeys {
       "image_folder, hf, tf, tfrecord, webdataset, grain, synthetic; empty: by the files");
     v("dataset_name", dataset_name,
       "a folder or a data set in the Hugging Face cache; noto-emoji: pictures of the emoji font, made on first use");
-    v("train_data_dir", train_data_dir,
-      "pictures with metadata.jsonl or .txt captions, or files of a kind");
+    v("train_data_dir", train_data_dir, "pictures with metadata.jsonl or .txt captions, or files of a kind");
     v("hf_train_files", hf_train_files, "Parquet or Arrow files: names with * and ?, separated by commas");
     v("hf_data_dir", hf_data_dir, "folder of such files");
     v("hf_access_token", hf_access_token, "read for the reference's files; nothing is fetched from a hub");
