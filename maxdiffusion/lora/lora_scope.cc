@@ -118,7 +118,9 @@ LoraValues initial_lora(const ParamTable& params, const LoraFile& file, const Lo
         continue;
       }
       const LoraPair& pair = component->second.at(path);
-      check(pair.rank() == config.rank && pair.alpha == config.alpha, Code::invalid_config,
+      // Files of kohya hold alpha in f32.
+      const bool same_alpha = static_cast<float>(pair.alpha) == static_cast<float>(config.alpha);
+      check(pair.rank() == config.rank && same_alpha, Code::invalid_config,
             "lora_init '{}': {} of {} has rank {} and alpha {}, this run has lora_rank {} and lora_alpha {}", file.name,
             path, p.model, pair.rank(), pair.alpha, config.rank, config.alpha);
       const HostArray given = (is_down ? pair.down : pair.up).cast(DType::f32);

@@ -180,11 +180,13 @@ TEST(LoraScope, AndTheMergedModelAreOne) {
 }
 
 TEST(LoraScope, TakesMatricesFromAFileAndGivesThemBack) {
-  const LoraCase c = lora_case("unet_no_mid");
+  LoraCase c = lora_case("unet_no_mid");
+  c.config.alpha = 0.1;
   const TemporaryFolder folder;
   for (bool scanned : {false, true}) {
     const Traced t(c, {.scan_layers = scanned});
-    const std::string path = write_peft_lora(folder.path(), file_of(c));
+    std::string path = folder / "kohya.safetensors";
+    scanned ? write_kohya_lora(path, file_of(c), false) : void(path = write_peft_lora(folder.path(), file_of(c)));
     const LoraFile read = read_lora(path, LoraTargets(t.params));
     const LoraValues values = initial_lora(t.params, read, c.config);
     const LoraFile back = trained_lora(t.params, values, c.config);
