@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -50,6 +51,7 @@ struct RecorderOptions {
 /// learning/grad_norm and learning/current_learning_rate; any other name x becomes learning/x, a name with '/' stays.
 /// A step's time, perf/step_time_seconds, runs from the reading of the step before it to its own; with device_flops
 /// there are perf/per_device_tflops, perf/per_device_tflops_per_sec and, where the peak is known, perf/mfu beside it.
+/// Names that begin with eval_loss are drawn together at the end, in eval_loss.png.
 /// Not thread safe.
 class Recorder {
  public:
@@ -66,8 +68,9 @@ class Recorder {
   void push(int64_t step, std::map<std::string, PendingArray> metrics, const Scalars& known = {});
   /// Values that the host has, at once.
   void record(int64_t step, Scalars values, double step_seconds);
-  /// Reads what is pending; then the files are as new as the run. For the moment before a checkpoint or an evaluation.
-  void read_pending();
+  /// Reads what is pending; then the files are as new as the run. `more`: values of the same step that take their own
+  /// time to find (an evaluation), which is not the step's.
+  void read_pending(const std::function<Scalars()>& more = {});
   /// The same, and then the files are on disk as well: what a checkpoint follows must not be lost with the process.
   void flush();
   /// Keeps the time since the last reading (an evaluation, a compilation) out of the next step's time.

@@ -30,8 +30,9 @@ TEST(JsonlWriter, KeepsLinesThroughTheStepItResumesFrom) {
   std::ofstream(t / "m.jsonl", std::ios::app) << "{\"step\": 6, \"lo";  // cut by a kill
   {
     JsonlWriter w(t / "m.jsonl", 3);
-    EXPECT_EQ(w.kept("loss").size(), 3u);
-    EXPECT_EQ(w.kept("loss")[1], std::pair(int64_t{2}, 0.5));
+    EXPECT_EQ(w.kept().size(), 3u);
+    EXPECT_EQ(w.kept()[1].first, 2);
+    EXPECT_EQ(w.kept()[1].second.at("loss"), 0.5);
     w.write(4, {{"loss", NAN}}, "b");
   }
   auto lines = lines_of(t / "m.jsonl");

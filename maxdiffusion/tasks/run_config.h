@@ -173,6 +173,21 @@ struct DreamboothKeys {
   }
 };
 
+/// Held-out loss while training.
+struct EvalKeys {
+  int64_t eval_every = -1, eval_max_number_of_samples_in_bucket = 60;
+  std::string eval_data_dir;
+  std::vector<int64_t> timesteps_list = {125, 250, 375, 500, 625, 750, 875};
+  template <class V>
+  void visit(V&& v) {
+    v("eval_every", eval_every, "steps between evaluations of the loss on held-out data; -1: none");
+    v("eval_data_dir", eval_data_dir, "held-out data, of any kind that train_data_dir may be");
+    v("timesteps_list", timesteps_list, "timesteps at which the held-out loss is measured");
+    v("eval_max_number_of_samples_in_bucket", eval_max_number_of_samples_in_bucket,
+      "pictures at each of these timesteps, the first of the held-out data");
+  }
+};
+
 struct SampleKeys {
   std::vector<std::string> prompt, negative_prompt;
   bool do_classifier_free_guidance = true;
@@ -230,6 +245,7 @@ struct RunConfig {
   OptimConfig optim;
   VaeTrainKeys vae;
   LossKeys loss;
+  EvalKeys eval;
   DreamboothKeys dreambooth;
   LoraKeys lora;
   SampleKeys sample;
@@ -248,7 +264,8 @@ struct RunConfig {
 
   template <class V>
   void visit(V&& v) {
-    run.visit(v), model.visit(v), data.visit(v), optim.visit(v), vae.visit(v), loss.visit(v), sample.visit(v);
+    run.visit(v), model.visit(v), data.visit(v), optim.visit(v), vae.visit(v), loss.visit(v), eval.visit(v),
+        sample.visit(v);
     dreambooth.visit(v), lora.visit(v);
     control.visit(v), mesh.visit(v), metrics.visit(v), compile.visit(v), reference.visit(v);
   }

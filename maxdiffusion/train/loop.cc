@@ -220,6 +220,14 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
       state.data = data->position();
       const int64_t done = state.step + 1;
       recorder.push(done, devices, metrics);
+      if (callbacks.evaluate && o.eval_every > 0 && done % o.eval_every == 0)
+        recorder.read_pending([&] {
+          return callbacks.evaluate(done, [&](const std::string& name) {
+            for (const std::string& key : {"ema/" + name, name})
+              if (auto a = state.arrays.find(key); a != state.arrays.end()) return &a->second;
+            return &kept.at(name);
+          });
+        });
       if (o.checkpoint_every > 0 && done * samples / o.checkpoint_every > state.step * samples / o.checkpoint_every &&
           done < last) {
         recorder.flush();

@@ -25,7 +25,7 @@ struct LoopOptions {
   StepOptions step;
   uint64_t seed = 0;
   int64_t checkpoint_every = -1;  // samples
-  int64_t checkpoints_to_keep = 3, sample_every = 0;
+  int64_t checkpoints_to_keep = 3, sample_every = 0, eval_every = -1;
   bool save_final_checkpoint = true;
   bool reuse_example_batch = false;
   MetricsConfig metrics;
@@ -44,6 +44,10 @@ struct LoopCallbacks {
   /// What makes the checkpoint a whole model folder: weights of other models, configs, tokenizers. `trained`: values of
   /// the trained parameters by input name (averages, where kept). Called on the writer's thread.
   std::function<void(CheckpointContent&, const ParamTable&, const Values& trained)> complete;
+  /// Called every `eval_every` steps; `value` is the array of a parameter by input name, of trained ones as they would
+  /// be saved. What it returns joins the step's metrics. May be empty.
+  std::function<std::map<std::string, double>(int64_t step, const std::function<Array*(const std::string&)>& value)>
+      evaluate;
   /// Called every `sample_every` steps with the trained values that would be saved. May be empty.
   std::function<void(int64_t step, const ParamTable&, const Values& trained)> sample;
 };

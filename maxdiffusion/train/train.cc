@@ -23,6 +23,7 @@
 #include "maxdiffusion/tasks/latent_cache.h"
 #include "maxdiffusion/tasks/latent_diffusion.h"
 #include "maxdiffusion/tasks/replay.h"
+#include "maxdiffusion/train/evaluation.h"
 
 namespace md {
 namespace {
@@ -200,6 +201,10 @@ HostArray with_mirrored(const HostArray& pixels, int64_t from, int64_t to) {
         std::swap_ranges(row + l * d[3], row + (l + 1) * d[3], row + r * d[3]);
   }
   return out;
+}
+
+std::string cache_folder(const RunConfig& c) {
+  return (c.data.dataset_save_location.empty() ? c.folder() : c.data.dataset_save_location) + "/cache";
 }
 
 /// moments (unscaled), prompt_embeds and, for SDXL, text_embeds of every picture; with random_flip every picture is
@@ -381,6 +386,22 @@ int64_t update_size(const RunConfig& c, const LatentDiffusion& task) {
   return task.batch_size * c.loss.gradient_accumulation_steps;
 }
 
+/// Of every picture the fields that `task` takes from a cache: scaled moments, and embeddings or, where the text
+/// encoder is trained, ids.
+Values cached_fields(const RunConfig& c, const ModelFolder& folder, Companions& companions, const LatentDiffusion& task,
+                     const LoadedPictures& pictures, const std::string& key = "") {
+  Values fields =
+      encoded(cache_folder(c), pictures, false, key + cache_key(c, folder, companions.vae(), companions.text()),
+              companions.coder(), companions.text());
+  fields["moments"] = scaled(fields.at("moments"), folder.vae);
+  if (!task.from_ids) return fields;
+  fields.erase("prompt_embeds");
+  fields.erase("text_embeds");
+  fields["ids"] = token_ids(*folder.tokenizer, pictures.captions, task.text_length);
+  if (folder.tokenizer_2) fields["ids_2"] = token_ids(*folder.tokenizer_2, pictures.captions, task.text_length);
+  return fields;
+}
+
 /// Pictures of the subject and of its class, pair by pair; the shorter set begins again until both are as long.
 std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& folder, Companions& companions,
                                          LatentDiffusion& task) {
@@ -397,19 +418,10 @@ std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& 
            classes.pixels.dims()[0]);
   task.prior_loss_weight = k.prior_loss_weight;
   task.from_ids = c.loss.train_text_encoder;
-  const std::string cache_folder =
-      (c.data.dataset_save_location.empty() ? c.folder() : c.data.dataset_save_location) + "/cache";
   Values arrays;
   for (const auto& [prefix, pictures] : {std::pair{"", &instances}, std::pair{"class_", &classes}}) {
-    Values part =
-        encoded(cache_folder, *pictures, false,
-                "caption " + pictures->captions[0] + "\n" + cache_key(c, folder, companions.vae(), companions.text()),
-                companions.coder(), companions.text());
-    part["moments"] = scaled(part.at("moments"), folder.vae);
-    if (task.from_ids) {
-      part.erase("prompt_embeds");
-      part["ids"] = token_ids(*folder.tokenizer, pictures->captions, task.text_length);
-    }
+    const Values part =
+        cached_fields(c, folder, companions, task, *pictures, "caption " + pictures->captions[0] + "\n");
     const int64_t own = pictures->pixels.dims()[0];
     for (const auto& [name, a] : part) {
       Dims dims = a.dims();
@@ -420,6 +432,50 @@ std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& 
     }
   }
   return in_memory(arrays, update_size(c, task), static_cast<uint64_t>(c.run.seed), c.data.enable_data_shuffling);
+}
+
+/// Whether records are latents and embeddings that another program computed.
+bool from_arrays(const RunConfig& c) {
+  return c.loss.cache_latents_text_encoder_outputs &&
+         (c.data.dataset_type == "tfrecord" || c.data.dataset_type == "grain");
+}
+
+std::vector<std::string> cached_columns(const ModelFolder& folder) {
+  return folder.unet.addition_embed_type ? sdxl_cached_columns() : laion_cached_columns();
+}
+
+/// The first held-out records, as fields of `task`, a row each.
+Batch held_out_fields(const RunConfig& c, const ModelFolder& folder, Companions& companions,
+                      const LatentDiffusion& task) {
+  check(!c.eval.eval_data_dir.empty(), Code::invalid_config, "eval_every needs eval_data_dir");
+  check(!task.replay, Code::invalid_config, "eval_every does not go with replay_batches");
+  DataSourceConfig where{.dataset_type = from_arrays(c) ? c.data.dataset_type : "",
+                         .train_data_dir = c.eval.eval_data_dir,
+                         .train_split = c.data.train_split,
+                         .image_column = c.data.image_column,
+                         .caption_column = c.data.caption_column,
+                         .max_train_samples = c.eval.eval_max_number_of_samples_in_bucket};
+  if (!from_arrays(c)) {
+    const LoadedPictures pictures = load_pictures(
+        open_source(where), {.resolution = c.data.resolution, .center_crop = c.data.center_crop || c.data.random_crop});
+    return cached_fields(c, folder, companions, task, pictures);
+  }
+  where.array_columns = cached_columns(folder);
+  RecordStream stream(open_source(where), {.shuffle = false});
+  std::vector<Record> records;
+  for (auto next = stream.next(); next.epoch == 0; next = stream.next()) records.push_back(next.read());
+  Batch all;
+  for (size_t i = 0; i < records.size(); ++i)
+    for (const auto& [name, a] : records[i].arrays) {
+      Dims dims = a.dims();
+      dims.insert(dims.begin(), static_cast<int64_t>(records.size()));
+      if (i == 0) all[name] = HostArray(Shape{a.dtype(), dims});
+      dims[0] = 1;
+      check(all.contains(name) && all.at(name).bytes() == a.bytes() * records.size(), Code::io,
+            "{}: '{}' is {}, unlike that of the records before", records[i].name, name, to_string(a.shape()));
+      set_rows(all[name], static_cast<int64_t>(i), a.reshaped(dims));
+    }
+  return from_reference_cache(all, folder.vae);
 }
 
 /// What the UNet is trained on: sets the task's sizes and the arrays that are the same every step.
@@ -451,10 +507,9 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
                             .batch = update_size(c, task),
                             .workers = static_cast<int>(c.data.grain_worker_count)};
   const bool cached = c.loss.cache_latents_text_encoder_outputs;
-  if (cached && (c.data.dataset_type == "tfrecord" || c.data.dataset_type == "grain")) {
-    // Latents and embeddings that another program computed.
+  if (from_arrays(c)) {
     const bool micro = folder.unet.addition_embed_type.has_value();
-    where.array_columns = micro ? sdxl_cached_columns() : laion_cached_columns();
+    where.array_columns = cached_columns(folder);
     check(c.data.caption_dropout == 0, Code::invalid_config,
           "caption_dropout with cached latents of {}: the embedding of the empty caption is not known",
           c.data.dataset_type);
@@ -499,10 +554,8 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
     write_reconstructions(coder, pictures.pixels, path);
     log_info("autoencoder: originals above reconstructions in {}", path);
   }
-  const std::string cache_folder =
-      (c.data.dataset_save_location.empty() ? c.folder() : c.data.dataset_save_location) + "/cache";
   Values arrays =
-      encoded(cache_folder, pictures, c.data.random_flip, cache_key(c, folder, companions.vae(), text), coder, text);
+      encoded(cache_folder(c), pictures, c.data.random_flip, cache_key(c, folder, companions.vae(), text), coder, text);
   if (c.model.train_new_vae) {
     folder.vae.scaling_factor = latent_scale(arrays.at("moments"));
     json config = json::parse(folder.files.at("vae/config.json"));
@@ -670,6 +723,12 @@ void train(const RunConfig& c, const OnSample& on_sample) {
       write_kohya_lora(to + "/lora_kohya.safetensors", file, two);
     };
   };
+  std::optional<Evaluation> evaluation;
+  o.eval_every = c.eval.eval_every;
+  if (o.eval_every > 0) {
+    evaluation.emplace(devices, task, held_out_fields(c, folder, companions, task), c.eval, o.step, o.seed, c.compile);
+    callbacks.evaluate = [&](int64_t step, const auto& value) { return evaluation->run(step, value); };
+  }
   auto draw = [&](int64_t step, const ParamTable& params, const Values& trained) {
     if (!on_sample || c.sample.prompt.empty()) return;
     const WeightsOf weights = [&](const ParamTable& p, const std::string& component) {

@@ -101,6 +101,57 @@ TEST_F(Kinds, DreamBoothDrawsItsClassAndLearnsItsSubject) {
   EXPECT_TRUE(contains(o.err, "needs class_prompt")) << o.err;
 }
 
+TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndLearnsNothing) {
+  const std::vector<std::string> words = {"eval_every=2", "eval_data_dir=" + (t / "pictures"),
+                                          "timesteps_list=[900,100]", "eval_max_number_of_samples_in_bucket=3"};
+  Outcome o = train("plain", {});
+  ASSERT_EQ(o.status, 0) << o.err;
+  o = train("evaluated", words);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(losses("plain"), losses("evaluated"));
+  EXPECT_TRUE(contains(o.err, "Mean eval loss for timestep 100: ")) << o.err;
+  EXPECT_TRUE(contains(o.err, "Step 2, Final Average Eval loss: ")) << o.err;
+  auto evaluations = [&](const std::string& name) {
+    std::vector<nlohmann::json> out;
+    std::ifstream f(t / (name + "/metrics.jsonl"));
+    for (std::string line; std::getline(f, line);) out.push_back(nlohmann::json::parse(line));
+    return out;
+  };
+  const auto lines = evaluations("evaluated");
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_FALSE(lines[0].contains("eval_loss"));
+  const double at_100 = lines[1].at("eval_loss_timestep_100"), at_900 = lines[1].at("eval_loss_timestep_900");
+  EXPECT_NE(at_100, at_900);
+  EXPECT_NEAR(lines[1].at("eval_loss"), (at_100 + at_900) / 2, 1e-8);  // nine digits are written
+
+  // Nothing learned: every evaluation is the same, and so is one with other batches of the data.
+  std::vector<std::string> still = words;
+  still[0] = "eval_every=1";
+  still.push_back("learning_rate=0");
+  o = train("still", still);
+  ASSERT_EQ(o.status, 0) << o.err;
+  const auto same = evaluations("still");
+  EXPECT_EQ(same[0].at("eval_loss"), same[1].at("eval_loss"));
+  EXPECT_EQ(same[0].at("eval_loss"), same[2].at("eval_loss"));
+  EXPECT_TRUE(exists(t / "still/eval_loss.png"));
+
+  // LoRA matrices that are still zero, averaged, leave the model what it is; so does a text encoder in the step.
+  for (const std::vector<std::string>& kind :
+       {std::vector<std::string>{"train_lora=true", "ema_decay=0.9"},
+        {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "text_encoder_learning_rate=0"}}) {
+    std::vector<std::string> more = still;
+    more.insert(more.end(), kind.begin(), kind.end());
+    o = train(kind[0], more);
+    ASSERT_EQ(o.status, 0) << o.err;
+    EXPECT_NEAR(evaluations(kind[0])[2].at("eval_loss"), same[0].at("eval_loss"), 1e-4) << kind[0];
+  }
+
+  still[1] = "eval_data_dir=";
+  o = train("without", still);
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "eval_every needs eval_data_dir")) << o.err;
+}
+
 TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {
   const std::vector<std::string> lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1", "checkpoint_every=2"};
   Outcome o = train("lora", lora);
