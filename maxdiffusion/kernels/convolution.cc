@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/onednn.h"
 #include "maxdiffusion/kernels/parallel.h"
@@ -246,6 +247,7 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, fl
 template <Kind kKind>
 ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> first, ffi::BufferR4<ffi::F32> second,
                               ffi::Result<ffi::BufferR4<ffi::F32>> result, ffi::Span<const int64_t> window) {
+  Span span("convolution");
   struct Array {
     ffi::Span<const int64_t> dims;
     float* data;

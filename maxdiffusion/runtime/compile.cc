@@ -8,6 +8,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/pjrt/topology.h"
@@ -91,6 +92,7 @@ std::string print(const Graph& graph, const Mesh& mesh, const std::string& name,
 }  // namespace
 
 Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name) {
+  Span span("compile");
   CompileReport report;
   const std::string text = print(graph, devices.mesh(), name, report);
   auto start = Clock::now();

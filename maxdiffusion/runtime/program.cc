@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/runtime/program_impl.h"
 
 namespace md {
@@ -43,6 +44,7 @@ std::optional<MemoryPlan> Program::memory() const { return memory_plan(impl_->ex
 std::optional<double> Program::flops() const { return impl_->executable.compiled().flops(); }
 
 std::vector<Array> Program::run(const std::vector<Array*>& inputs) const {
+  Span span("run program");
   const Impl& p = *impl_;
   check(inputs.size() == p.inputs.size(), Code::device, "run '{}': {} inputs given, the program takes {}", p.name,
         inputs.size(), p.inputs.size());

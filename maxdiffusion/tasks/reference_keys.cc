@@ -19,7 +19,6 @@ void warn(bool set, const char* key, const char* reason) {
 void ReferenceKeys::judge() const {
   refuse(!quantization.empty(), "quantization", "quantized training is not there yet; leave it empty");
   refuse(use_qwix_quantization, "use_qwix_quantization", "quantized training is not there yet; set it to false");
-  refuse(enable_profiler, "enable_profiler", "traces are not there yet; set it to false");
   refuse(compile_topology_num_slices > 0, "compile_topology_num_slices",
          "runs take the slices that are attached; leave it at -1");
   constexpr const char* kService = "it belongs to a service of Google's cloud that this program does not speak to";

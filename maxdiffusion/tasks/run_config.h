@@ -10,6 +10,7 @@
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/mesh/mesh.h"
+#include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/recorder.h"
 #include "maxdiffusion/nn/scope.h"
 #include "maxdiffusion/optim/optimizer.h"
@@ -252,6 +253,7 @@ struct RunConfig {
   ControlKeys control;
   MeshConfig mesh;
   MetricsConfig metrics;
+  ProfileConfig profile;
   CompileConfig compile;
   ReferenceKeys reference;
 
@@ -267,7 +269,7 @@ struct RunConfig {
     run.visit(v), model.visit(v), data.visit(v), optim.visit(v), vae.visit(v), loss.visit(v), eval.visit(v),
         sample.visit(v);
     dreambooth.visit(v), lora.visit(v);
-    control.visit(v), mesh.visit(v), metrics.visit(v), compile.visit(v), reference.visit(v);
+    control.visit(v), mesh.visit(v), metrics.visit(v), profile.visit(v), compile.visit(v), reference.visit(v);
   }
 };
 

@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/tasks/model_folder.h"
 
@@ -199,6 +200,7 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
                      .device_peak_flops = devices.client().peak_flops(o.step.scope.activations),
                      .config = o.metrics,
                      .texts = o.texts});
+  ProfileWindow profile(devices, o.profile, o.folder + "/tensorboard", first);
   int64_t samples = 1;  // of one step
   for (const BatchField& f : step.fields)
     if (f.batched) samples = f.shape.dims[0];
@@ -210,16 +212,28 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
       dispatched = state.step;
       positions.push_back(state.data);
       if (positions.size() > 3) positions.pop_front();
-      if (batch.empty() || !o.reuse_example_batch) batch = data->next();
-      ArrayMap feed;
-      place(devices, program, batch, feed);
-      for (auto& [name, a] : feed) kept[name] = std::move(a);
-      ArrayMap out = program.run(state.arrays, kept);
+      profile.before(state.step);
+      ArrayMap out = [&] {
+        Span span("train", state.step);
+        if (batch.empty() || !o.reuse_example_batch) {
+          Span wait("wait for data");
+          batch = data->next();
+        }
+        ArrayMap feed;
+        place(devices, program, batch, feed);
+        for (auto& [name, a] : feed) kept[name] = std::move(a);
+        return program.run(state.arrays, kept);
+      }();
       ArrayMap metrics;
       for (auto& [name, a] : out) (is_state.contains(name) ? state.arrays : metrics)[name] = std::move(a);
       state.data = data->position();
       const int64_t done = state.step + 1;
       recorder.push(done, devices, metrics);
+      if (profile.ends(done)) {
+        recorder.read_pending();
+        profile.finish(done);
+        recorder.restart_clock();
+      }
       if (callbacks.evaluate && o.eval_every > 0 && done % o.eval_every == 0)
         recorder.read_pending([&] {
           return callbacks.evaluate(done, [&](const std::string& name) {
@@ -240,6 +254,7 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
       }
     }
     recorder.flush();
+    profile.finish(last);
   } catch (Error& e) {
     // The device froze the state before the bad step; its own clock says which.
     if (state.arrays.contains("step") && state.arrays.contains("healthy") &&

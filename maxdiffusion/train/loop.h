@@ -9,6 +9,7 @@
 
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/data/dataset.h"
+#include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/recorder.h"
 #include "maxdiffusion/tasks/run_config.h"
 #include "maxdiffusion/train/step.h"
@@ -29,6 +30,7 @@ struct LoopOptions {
   bool save_final_checkpoint = true;
   bool reuse_example_batch = false;
   MetricsConfig metrics;
+  ProfileConfig profile;
   CompileConfig compile;
   std::string run_name;
   std::map<std::string, std::string> texts;  // for TensorBoard: tag → Markdown

@@ -96,6 +96,7 @@ LoopOptions loop_options(const RunConfig& c, const std::string& folder, const st
   o.checkpoints_to_keep = c.run.checkpoints_to_keep;
   o.reuse_example_batch = c.data.reuse_example_batch;
   o.metrics = c.metrics;
+  o.profile = c.profile;
   o.compile = c.compile;
   o.run_name = c.run.run_name;
   o.texts = {{"config", "```yaml\n" + c.to_yaml() + "```"}};

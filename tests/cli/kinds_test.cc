@@ -152,6 +152,37 @@ TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndLearnsNothing) {
   EXPECT_TRUE(contains(o.err, "eval_every needs eval_data_dir")) << o.err;
 }
 
+TEST_F(Kinds, ProfileHoldsItsStepsForTensorBoardAndPerfetto) {
+  const std::vector<std::string> words = {"enable_profiler=true", "skip_first_n_steps_for_profiler=1",
+                                          "profiler_steps=1", "plugin=" MD_BINARY_DIR "/test_plugins/profiling.so"};
+  Outcome o = train("profiled", words);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "profile of steps 2 to 2: ")) << o.err;
+  std::string space, trace;
+  for (const auto& f : fs::recursive_directory_iterator(t / "profiled/tensorboard/plugins/profile")) {
+    const std::string name = f.path().string();
+    if (name.ends_with(".xplane.pb")) space = read_file(name);
+    if (name.ends_with(".trace.json.gz")) trace = shell("gzip -dc '" + name + "'").out;
+  }
+  for (const char* part : {"/host:CPU", "convolution", "attention gradient", "/device:TEST0"})
+    EXPECT_TRUE(contains(space, part)) << part;
+  std::vector<int> steps;
+  bool kernels = false;
+  const auto recorded = nlohmann::json::parse(trace);
+  for (const auto& e : recorded.at("traceEvents")) {
+    if (e.at("name") == "train") steps.push_back(e.at("args").at("step_num"));
+    kernels |= e.at("name") == "adamw" && e.at("dur") > 0;
+  }
+  EXPECT_EQ(steps, std::vector<int>{1});
+  EXPECT_TRUE(kernels);
+
+  std::vector<std::string> none = words;
+  none[2] = "profiler_steps=0";
+  o = train("none", none);
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "there is no step to record")) << o.err;
+}
+
 TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {
   const std::vector<std::string> lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1", "checkpoint_every=2"};
   Outcome o = train("lora", lora);
