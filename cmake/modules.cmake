@@ -114,6 +114,9 @@ md_module(kernels USES base LIBRARIES dnnl gomp)
 target_compile_options(md_kernels PRIVATE -fno-math-errno -fno-trapping-math -fopenmp-simd)
 target_include_directories(md_kernels SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)
 md_module(ops USES graph mesh kernels)
+# Random numbers are the same bits on every processor: no product and sum in one rounding.
+set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/ops/host_random.cc PROPERTIES
+                            COMPILE_OPTIONS "-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
 md_module(autodiff USES ops)
 md_module(runtime USES graph mesh pjrt kernels LIBRARIES PkgConfig::XXHASH)
 target_include_directories(runtime_test SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)
