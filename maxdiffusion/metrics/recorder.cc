@@ -146,7 +146,7 @@ void Recorder::record(int64_t step, Scalars values, double step_seconds) {
     for (const auto& [name, value] : values) tagged[tag_of(name)] = value;
     w.write(step, tagged, r.options.run_name);
   });
-  if (r.options.config.gcs_metrics) {
+  if (r.options.config.write_metrics && r.options.config.gcs_metrics) {
     if (r.batch.empty()) r.batch_start = step;
     r.batch += fmt::format("{{\"step\": {}", step);
     for (const auto& [name, value] : values)
@@ -184,7 +184,7 @@ void Recorder::finish() {
   read_pending();
   r.bar->finish();
   r.flush();
-  if (r.options.curve.empty() || r.loss.x.size() < 2) return;
+  if (!r.options.config.write_metrics || r.options.curve.empty() || r.loss.x.size() < 2) return;
   make_folders(r.options.folder);
   Curve raw = r.loss, smooth = r.loss;
   raw.name.clear();

@@ -94,10 +94,12 @@ LoopOptions loop_options(const RunConfig& c, const std::string& folder, const st
   o.checkpoint_every = c.run.checkpoint_every;
   o.checkpoints_to_keep = c.run.checkpoints_to_keep;
   o.reuse_example_batch = c.data.reuse_example_batch;
+  o.log_sharding = c.run.log_sharding;
   o.metrics = c.metrics;
   o.compile = c.compile;
   o.run_name = c.run.run_name;
-  o.texts = {{"config", "```yaml\n" + c.to_yaml() + "```"}};
+  const char* libtpu = std::getenv("LIBTPU_INIT_ARGS");  // read by the plugin itself
+  o.texts = {{"config", "```yaml\n" + c.to_yaml() + "```"}, {"libtpu_init_args", libtpu ? libtpu : ""}};
   return o;
 }
 
@@ -385,14 +387,18 @@ int64_t update_size(const RunConfig& c, const LatentDiffusion& task) {
 std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& folder, Companions& companions,
                                          LatentDiffusion& task) {
   const DreamboothKeys& k = c.dreambooth;
-  const PictureConfig images{.resolution = c.data.resolution, .center_crop = c.data.center_crop};
+  const PictureConfig images{.resolution = c.data.resolution,
+                             .center_crop = c.data.center_crop,
+                             .random_crop = c.data.random_crop,
+                             .random_flip = c.data.random_flip};
   auto load = [&](const std::string& folder) {
     return load_pictures(open_source({.dataset_type = "image_folder", .train_data_dir = folder}), images);
   };
   LoadedPictures instances = load(k.instance_data_dir), classes = load(k.class_data_dir);
   std::fill(instances.captions.begin(), instances.captions.end(), k.instance_prompt);
   std::fill(classes.captions.begin(), classes.captions.end(), k.class_prompt);
-  const int64_t n = std::max(instances.pixels.dims()[0], classes.pixels.dims()[0]);
+  const int64_t copies = c.data.random_flip ? 2 : 1;
+  const int64_t n = std::max(instances.pixels.dims()[0], classes.pixels.dims()[0]) * copies;
   log_info("DreamBooth: {} pictures of the subject, {} of its class", instances.pixels.dims()[0],
            classes.pixels.dims()[0]);
   task.prior_loss_weight = k.prior_loss_weight;
@@ -402,15 +408,17 @@ std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& 
   Values arrays;
   for (const auto& [prefix, pictures] : {std::pair{"", &instances}, std::pair{"class_", &classes}}) {
     Values part =
-        encoded(cache_folder, *pictures, false,
+        encoded(cache_folder, *pictures, c.data.random_flip,
                 "caption " + pictures->captions[0] + "\n" + cache_key(c, folder, companions.vae(), companions.text()),
                 companions.coder(), companions.text());
     part["moments"] = scaled(part.at("moments"), folder.vae);
+    const int64_t own = pictures->pixels.dims()[0] * copies;
     if (task.from_ids) {
       part.erase("prompt_embeds");
-      part["ids"] = token_ids(*folder.tokenizer, pictures->captions, task.text_length);
+      part["ids"] = token_ids(*folder.tokenizer,
+                              std::vector<std::string>(static_cast<size_t>(own), pictures->captions[0]),
+                              task.text_length);
     }
-    const int64_t own = pictures->pixels.dims()[0];
     for (const auto& [name, a] : part) {
       Dims dims = a.dims();
       dims[0] = n;
@@ -457,6 +465,9 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
     where.array_columns = micro ? sdxl_cached_columns() : laion_cached_columns();
     check(c.data.caption_dropout == 0, Code::invalid_config,
           "caption_dropout with cached latents of {}: the embedding of the empty caption is not known",
+          c.data.dataset_type);
+    check(!c.data.center_crop && !c.data.random_crop && !c.data.random_flip, Code::invalid_config,
+          "center_crop, random_crop and random_flip go with pictures, not with cached latents of {}",
           c.data.dataset_type);
     auto data = mapped(array_batches(open_source(where), batches),
                        [vae = folder.vae](const Batch& b) { return from_reference_cache(b, vae); });
@@ -582,7 +593,15 @@ void validate(const RunConfig& c, const ModelFolder& folder) {
         c.loss.replay_batches.empty() && !c.model.train_new_vae && c.data.caption_dropout == 0 && c.loss.snr_gamma <= 0,
         Code::invalid_config,
         "DreamBooth goes with neither replay_batches, train_new_vae, caption_dropout nor snr_gamma");
+    check(c.data.max_train_samples < 0, Code::invalid_config,
+          "max_train_samples goes not with DreamBooth, which takes every picture of both folders");
   }
+  check(c.loss.replay_batches.empty() ||
+            (c.data.caption_dropout == 0 && c.loss.noise_offset == 0 && c.loss.input_perturbation == 0 &&
+             !c.model.train_new_vae && timestep_bias(c.loss.timestep_bias).strategy == "none"),
+        Code::invalid_config,
+        "replay_batches holds what is drawn: it goes with neither caption_dropout, noise_offset, input_perturbation, "
+        "timestep_bias nor train_new_vae");
   check(!c.loss.train_text_encoder || dreambooth || !c.loss.cache_latents_text_encoder_outputs, Code::invalid_config,
         "Cannot train text encoder and cache text encoder outputs. Set either train_text_encoder or "
         "cache_latents_text_encoder_outputs to False");

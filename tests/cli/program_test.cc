@@ -61,6 +61,18 @@ TEST(Program, InspectPrintsAConfigThatReadsBack) {
   EXPECT_EQ(maxdiffusion({"inspect", "mesh", kQuickstart}).status, 2);
 }
 
+TEST(Program, InspectPrintsEveryKeyWithItsDefaultAsAConfig) {
+  TemporaryFolder folder;
+  const Outcome o = maxdiffusion({"inspect", "keys"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "\nadam_b1: 0.9  # decay of the first moment\n")) << o.out;
+  write_file_atomic(folder / "keys.yml", o.out);
+  write_file_atomic(folder / "empty.yml", "");
+  const Outcome all = maxdiffusion({"inspect", "config", folder / "keys.yml"});
+  EXPECT_EQ(all.status, 0) << all.err;
+  EXPECT_EQ(all.out, maxdiffusion({"inspect", "config", folder / "empty.yml"}).out);
+}
+
 TEST(Program, EveryConfigOfTheProjectIsRead) {
   int read = 0;
   for (const auto& f : std::filesystem::directory_iterator(MD_SOURCE_DIR "/configs")) {
@@ -117,6 +129,9 @@ TEST(Program, FilesThatAreNotThereAreIoErrors) {
   Outcome o = maxdiffusion({"prepare_emoji", folder / "a", "font=/nowhere/font.ttf"});
   EXPECT_EQ(o.status, 4);
   EXPECT_TRUE(contains(o.err, "/nowhere/font.ttf")) << o.err;
+  o = train(folder, {"clip_bpe_file=/nowhere/merges.gz"});
+  EXPECT_EQ(o.status, 4);
+  EXPECT_TRUE(contains(o.err, "/nowhere/merges.gz")) << o.err;
 }
 
 }  // namespace
