@@ -24,9 +24,17 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   c.reference.judge();
   if (const char* job = std::getenv("JOBSET_NAME"); job && c.run.run_name.empty()) c.run.run_name = job;
   if (c.run.output_dir.empty()) c.run.output_dir = c.run.base_output_directory;
+  for (const auto& [key, place] :
+       {std::pair{"output_dir", &c.run.output_dir}, std::pair{"base_output_directory", &c.run.base_output_directory},
+        std::pair{"jax_cache_dir", &c.compile.jax_cache_dir}, std::pair{"metrics_file", &c.metrics.metrics_file},
+        std::pair{"timing_metrics_file", &c.run.timing_metrics_file},
+        std::pair{"dataset_save_location", &c.data.dataset_save_location}})
+    check(place->find("://") == std::string::npos, Code::invalid_config,
+          "{} is '{}', but only folders are written to; mount the bucket and name its folder", key, *place);
   // Names are checked before anything starts, each by the list that knows it.
   for (const std::string* name : {&c.model.weights_dtype, &c.model.activations_dtype})
-    check(is_float(parse_dtype(*name)), Code::invalid_config, "dtype '{}' of weights or activations is no float", *name);
+    check(is_float(parse_dtype(*name)), Code::invalid_config, "dtype '{}' of weights or activations is no float",
+          *name);
   check_attention_kernel(c.model.attention);
   remat_policy(c.model.remat_policy);
   learning_rate(c.optim, int64_t{0});

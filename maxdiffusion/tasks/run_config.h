@@ -96,7 +96,8 @@ struct DataKeys {
     v("train_data_dir", train_data_dir, "pictures with metadata.jsonl or .txt captions, or files of a kind");
     v("hf_train_files", hf_train_files, "Parquet or Arrow files: names with * and ?, separated by commas");
     v("hf_data_dir", hf_data_dir, "folder of such files");
-    v("hf_access_token", hf_access_token, "read for the reference's files, never printed; nothing is fetched from a hub");
+    v("hf_access_token", hf_access_token,
+      "read for the reference's files, never printed; nothing is fetched from a hub");
     v("grain_train_files", grain_train_files, "ArrayRecord files");
     v("grain_worker_count", grain_worker_count, "threads that read and decode; 0: the cores");
     v("train_split", train_split, "split of a data set with several");

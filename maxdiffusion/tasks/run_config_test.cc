@@ -62,15 +62,21 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
   EXPECT_TRUE(contains(refusal({"resolution=0"}), "resolution"));
 }
 
+TEST(RunConfig, PlacesThatCannotBeWrittenToAreRefused) {
+  for (const char* key : {"output_dir", "base_output_directory", "jax_cache_dir", "metrics_file",
+                          "timing_metrics_file", "dataset_save_location"})
+    EXPECT_TRUE(contains(refusal({std::string(key) + "=gs://bucket/a"}), std::string(key) + " is 'gs://bucket/a'"));
+}
+
 TEST(RunConfig, SaysToLayersWhatItsKeysSay) {
   const ScopeOptions plain = scope_options(parse("").model);
   EXPECT_EQ(plain.weights, DType::f32);
   EXPECT_EQ(plain.activations, DType::bf16);
   EXPECT_EQ(plain.precision, Precision::default_);
-  const ScopeOptions o = scope_options(parse("", {"weights_dtype=bfloat16", "activations_dtype=float32",
-                                                  "precision=HIGHEST", "attention=flash", "flash_min_seq_length=0",
-                                                  "remat_policy=full", "scan_layers=true"})
-                                           .model);
+  const ScopeOptions o =
+      scope_options(parse("", {"weights_dtype=bfloat16", "activations_dtype=float32", "precision=HIGHEST",
+                               "attention=flash", "flash_min_seq_length=0", "remat_policy=full", "scan_layers=true"})
+                        .model);
   EXPECT_EQ(o.weights, DType::bf16);
   EXPECT_EQ(o.activations, DType::f32);
   EXPECT_EQ(o.precision, Precision::highest);
@@ -97,10 +103,9 @@ TEST(RunConfig, FractionalBatchesMustMakeAWholeOne) {
 }
 
 TEST(RunConfig, DevicesAreThoseAndLieAsTheKeysSay) {
-  const Devices d = open_devices(parse("", {"hardware=cpu", "cpu_device_count=4", "ici_data_parallelism=2",
-                                            "ici_tensor_parallelism=2",
-                                            "logical_axis_rules=[['embed', 'tensor'], ['heads', None]]",
-                                            "data_sharding=[['data']]"}));
+  const Devices d = open_devices(
+      parse("", {"hardware=cpu", "cpu_device_count=4", "ici_data_parallelism=2", "ici_tensor_parallelism=2",
+                 "logical_axis_rules=[['embed', 'tensor'], ['heads', None]]", "data_sharding=[['data']]"}));
   EXPECT_EQ(d.mesh().describe(), "data 2 × tensor 2 (4 devices)");
   using Axes = std::vector<std::vector<std::string>>;
   EXPECT_EQ(d.rules().resolve(d.mesh(), {axis::kEmbed, axis::kHeads}, {8, 8}).dims, (Axes{{"tensor"}, {}}));
@@ -125,7 +130,7 @@ TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
 
 TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
   for (const char* word : {"quantization=int8", "use_qwix_quantization=true", "compile_topology_num_slices=2",
-                           "enable_ml_diagnostics=true", "enable_ondemand_xprof=true"}) {
+                           "enable_ml_diagnostics=true", "enable_ondemand_xprof=true", "enable_profiler=true"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(refusal({word}), key + " is set, but ")) << word;
   }
@@ -134,7 +139,8 @@ TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
 TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
   for (const char* word :
        {"profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a", "attention_sharding_uniform=false",
-        "enable_single_replica_ckpt_restoring=true", "flash_block_sizes={block_q: 512}"}) {
+        "enable_single_replica_ckpt_restoring=true", "flash_block_sizes={block_q: 512}", "data_files_pattern=*.tar",
+        "extracted_files_dir=/a", "tfrecords_dir=/a"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(warnings({word}), key + " has no effect: ")) << word;
   }
@@ -143,9 +149,9 @@ TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
 TEST(ReferenceKeys, WhatArrangesItselfHereIsReadInSilence) {
   EXPECT_EQ(warnings({"jit_initializers=false", "from_pt=false", "controlnet_from_pt=false", "lightning_from_pt=false",
                       "split_head_dim=false", "mask_padding_tokens=false", "skip_jax_distributed_system=true",
-                      "tokenize_captions_num_proc=1", "transform_images_num_proc=1",
-                      "quantization_local_shard_count=2", "tensorboard_dir=/a", "norm_num_groups=32",
-                      "cache_dreambooth_dataset=true"}),
+                      "tokenize_captions_num_proc=1", "transform_images_num_proc=1", "quantization_local_shard_count=2",
+                      "tensorboard_dir=/a", "norm_num_groups=32", "cache_dreambooth_dataset=true",
+                      "skip_first_n_steps_for_profiler=2", "profiler_steps=3", "no_records_per_shard=4"}),
             "");
 }
 

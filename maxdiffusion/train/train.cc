@@ -415,9 +415,9 @@ std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& 
     const int64_t own = pictures->pixels.dims()[0] * copies;
     if (task.from_ids) {
       part.erase("prompt_embeds");
-      part["ids"] = token_ids(*folder.tokenizer,
-                              std::vector<std::string>(static_cast<size_t>(own), pictures->captions[0]),
-                              task.text_length);
+      part["ids"] =
+          token_ids(*folder.tokenizer, std::vector<std::string>(static_cast<size_t>(own), pictures->captions[0]),
+                    task.text_length);
     }
     for (const auto& [name, a] : part) {
       Dims dims = a.dims();

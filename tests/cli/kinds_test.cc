@@ -206,7 +206,8 @@ TEST_F(Kinds, DataOfEveryKindIsTrainedOn) {
     EXPECT_EQ(o.status, 0) << name << "\n" << o.err;
     EXPECT_EQ(losses(name).size(), 3u) << name;
   }
-  const Outcome o = train("flipped", {"dataset_type=tfrecord", "train_data_dir=" + files + "laion", "random_flip=true"});
+  const Outcome o =
+      train("flipped", {"dataset_type=tfrecord", "train_data_dir=" + files + "laion", "random_flip=true"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "go with pictures, not with cached latents")) << o.err;
 }
@@ -241,9 +242,9 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
                     wanted = draw("tuned_folder", {"pretrained_model_name_or_path=" + tuned});
   EXPECT_NE(plain, wanted);
   EXPECT_EQ(draw("checkpoint", {"unet_checkpoint=" + tuned}), wanted);
-  EXPECT_EQ(draw("lightning", {"lightning_repo=" + tuned + "/unet",
-                               "lightning_ckpt=diffusion_pytorch_model.safetensors"}),
-            wanted);
+  EXPECT_EQ(
+      draw("lightning", {"lightning_repo=" + tuned + "/unet", "lightning_ckpt=diffusion_pytorch_model.safetensors"}),
+      wanted);
   EXPECT_EQ(draw("run", {"run_name=tuned", "output_dir=" + t.path()}), "");  // into output_dir itself
   EXPECT_EQ(read_file(t / "latents.safetensors"), wanted);
   EXPECT_NE(draw("seed", {"seed=5"}), plain);
@@ -265,9 +266,9 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
   EXPECT_EQ(draw("png", {"output_type=png"}).substr(1, 3), "PNG");
 
   put_picture(t / "control.png", 0, 16);
-  const std::vector<std::string> control = {
-      "controlnet_model_name_or_path=" MD_SOURCE_DIR "/tests/golden/pipelines/controlnet",
-      "controlnet_image=" + (t / "control.png")};
+  const std::vector<std::string> control = {"controlnet_model_name_or_path=" MD_SOURCE_DIR
+                                            "/tests/golden/pipelines/controlnet",
+                                            "controlnet_image=" + (t / "control.png")};
   std::vector<std::string> canny = control, sobel = control;
   canny.push_back("controlnet_preprocessor=canny");
   sobel.push_back("controlnet_preprocessor=sobel");

@@ -25,6 +25,16 @@ TEST(Program, UnknownCommandNamesTheNearest) {
   EXPECT_FALSE(contains(maxdiffusion({"frobnicate"}).err, "did you mean"));
 }
 
+TEST(Program, TheReferencesNamesOfProgramsAreKnown) {
+  for (const char* name : {"train_sdxl", "train_sd", "train_dreambooth", "generate_sdxl", "generate_sd",
+                           "generate_lightning", "generate_controlnet_sdxl_replicated",
+                           "generate_controlnet_replicated"}) {
+    const Outcome o = maxdiffusion({name});
+    EXPECT_EQ(o.status, 2) << name;
+    EXPECT_TRUE(contains(o.err, ": the config file is missing")) << o.err;
+  }
+}
+
 TEST(Program, PrepareEmojiRefusesBadWords) {
   EXPECT_TRUE(contains(maxdiffusion({"prepare_emoji"}).err, "the folder to write to is missing"));
   TemporaryFolder folder;

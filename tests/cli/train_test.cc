@@ -126,7 +126,8 @@ TEST(Train, WritesEverythingARunPromises) {
   EXPECT_TRUE(contains(o.err, run + "/samples/step_000006.png")) << o.err;
   for (const char* file :
        {"config.yml", "metrics.jsonl", "loss.png", "samples/step_000004.png", "samples/step_000006.png",
-        "samples/reconstructions.png", "metrics/metrics_step_000001_to_step_000004.txt", "vae/loss.png", "vae/metrics.jsonl", "checkpoints/6/model_index.json", "checkpoints/6/unet/config.json",
+        "samples/reconstructions.png", "metrics/metrics_step_000001_to_step_000004.txt", "vae/loss.png",
+        "vae/metrics.jsonl", "checkpoints/6/model_index.json", "checkpoints/6/unet/config.json",
         "checkpoints/6/unet/diffusion_pytorch_model.safetensors",
         "checkpoints/6/vae/diffusion_pytorch_model.safetensors", "checkpoints/6/text_encoder/model.safetensors",
         "checkpoints/6/text_encoder_2/model.safetensors", "checkpoints/6/tokenizer/vocab.json",
@@ -258,10 +259,9 @@ TEST(Train, DamagedWeightsAreRefusedByName) {
 }
 
 TEST(Train, ShardedOverEightDevicesWritesTheSameFiles) {
-  Outcome o = maxdiffusion(
-      words("mesh", {"cpu_device_count=8", "ici_data_parallelism=2", "ici_fsdp_parallelism=-1",
-                     "ici_tensor_parallelism=2", "per_device_batch_size=0.5", "vae_per_device_batch_size=1",
-                     "log_sharding=true"}));
+  Outcome o = maxdiffusion(words(
+      "mesh", {"cpu_device_count=8", "ici_data_parallelism=2", "ici_fsdp_parallelism=-1", "ici_tensor_parallelism=2",
+               "per_device_batch_size=0.5", "vae_per_device_batch_size=1", "log_sharding=true"}));
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "attn1.to_q.weight f32[16,16] [heads→tensor, embed→fsdp], f32[8,8] on each device"))
       << o.err;
