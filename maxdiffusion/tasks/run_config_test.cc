@@ -63,8 +63,8 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
 }
 
 TEST(RunConfig, PlacesThatCannotBeWrittenToAreRefused) {
-  for (const char* key : {"output_dir", "base_output_directory", "jax_cache_dir", "metrics_file",
-                          "timing_metrics_file", "dataset_save_location"})
+  for (const char* key : {"output_dir", "base_output_directory", "jax_cache_dir", "metrics_file", "timing_metrics_file",
+                          "dataset_save_location"})
     EXPECT_TRUE(contains(refusal({std::string(key) + "=gs://bucket/a"}), std::string(key) + " is 'gs://bucket/a'"));
 }
 

@@ -643,6 +643,7 @@ void train(const RunConfig& c, const OnSample& on_sample) {
 
   LoopOptions o = loop_options(c, run, "train unet");
   const int64_t update = update_size(c, task);
+  log_info("global batch of {}, {} pictures an update", task.batch_size, update);
   o.step.optim = c.optim.with_switches(!folder.text_encoder_2);
   o.step.optim.learning_rate = scaled_rate(c.optim, c.optim.learning_rate, update);
   if (o.step.optim.max_train_steps <= 0) {

@@ -26,9 +26,9 @@ TEST(Program, UnknownCommandNamesTheNearest) {
 }
 
 TEST(Program, TheReferencesNamesOfProgramsAreKnown) {
-  for (const char* name : {"train_sdxl", "train_sd", "train_dreambooth", "generate_sdxl", "generate_sd",
-                           "generate_lightning", "generate_controlnet_sdxl_replicated",
-                           "generate_controlnet_replicated"}) {
+  for (const char* name :
+       {"train_sdxl", "train_sd", "train_dreambooth", "generate_sdxl", "generate_sd", "generate_lightning",
+        "generate_controlnet_sdxl_replicated", "generate_controlnet_replicated"}) {
     const Outcome o = maxdiffusion({name});
     EXPECT_EQ(o.status, 2) << name;
     EXPECT_TRUE(contains(o.err, ": the config file is missing")) << o.err;

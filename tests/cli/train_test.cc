@@ -258,6 +258,12 @@ TEST(Train, DamagedWeightsAreRefusedByName) {
   EXPECT_FALSE(contains(other.err, "train unet: program")) << "found out after compiling: " << other.err;
 }
 
+TEST(Train, TextEncodersOfSdxlAreTrainedByLoraOnly) {
+  const Outcome o = maxdiffusion(words("texts", {"train_text_encoder=true"}));
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "train_text_encoder: models with two text encoders")) << o.err;
+}
+
 TEST(Train, ShardedOverEightDevicesWritesTheSameFiles) {
   Outcome o = maxdiffusion(words(
       "mesh", {"cpu_device_count=8", "ici_data_parallelism=2", "ici_fsdp_parallelism=-1", "ici_tensor_parallelism=2",
@@ -266,6 +272,7 @@ TEST(Train, ShardedOverEightDevicesWritesTheSameFiles) {
   EXPECT_TRUE(contains(o.err, "attn1.to_q.weight f32[16,16] [heads→tensor, embed→fsdp], f32[8,8] on each device"))
       << o.err;
   EXPECT_TRUE(contains(o.err, "Found 8 devices")) << o.err;
+  EXPECT_TRUE(contains(o.err, "global batch of 4, 4 pictures an update")) << o.err;
   EXPECT_TRUE(exists(run_folder("mesh") + "/checkpoints/6/unet/diffusion_pytorch_model.safetensors"));
   EXPECT_EQ(lines(run_folder("mesh") + "/metrics.jsonl"), 6);
 }
