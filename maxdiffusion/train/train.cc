@@ -387,18 +387,14 @@ int64_t update_size(const RunConfig& c, const LatentDiffusion& task) {
 std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& folder, Companions& companions,
                                          LatentDiffusion& task) {
   const DreamboothKeys& k = c.dreambooth;
-  const PictureConfig images{.resolution = c.data.resolution,
-                             .center_crop = c.data.center_crop,
-                             .random_crop = c.data.random_crop,
-                             .random_flip = c.data.random_flip};
+  const PictureConfig images{.resolution = c.data.resolution, .center_crop = c.data.center_crop};
   auto load = [&](const std::string& folder) {
     return load_pictures(open_source({.dataset_type = "image_folder", .train_data_dir = folder}), images);
   };
   LoadedPictures instances = load(k.instance_data_dir), classes = load(k.class_data_dir);
   std::fill(instances.captions.begin(), instances.captions.end(), k.instance_prompt);
   std::fill(classes.captions.begin(), classes.captions.end(), k.class_prompt);
-  const int64_t copies = c.data.random_flip ? 2 : 1;
-  const int64_t n = std::max(instances.pixels.dims()[0], classes.pixels.dims()[0]) * copies;
+  const int64_t n = std::max(instances.pixels.dims()[0], classes.pixels.dims()[0]);
   log_info("DreamBooth: {} pictures of the subject, {} of its class", instances.pixels.dims()[0],
            classes.pixels.dims()[0]);
   task.prior_loss_weight = k.prior_loss_weight;
@@ -408,17 +404,15 @@ std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& 
   Values arrays;
   for (const auto& [prefix, pictures] : {std::pair{"", &instances}, std::pair{"class_", &classes}}) {
     Values part =
-        encoded(cache_folder, *pictures, c.data.random_flip,
+        encoded(cache_folder, *pictures, false,
                 "caption " + pictures->captions[0] + "\n" + cache_key(c, folder, companions.vae(), companions.text()),
                 companions.coder(), companions.text());
     part["moments"] = scaled(part.at("moments"), folder.vae);
-    const int64_t own = pictures->pixels.dims()[0] * copies;
     if (task.from_ids) {
       part.erase("prompt_embeds");
-      part["ids"] =
-          token_ids(*folder.tokenizer, std::vector<std::string>(static_cast<size_t>(own), pictures->captions[0]),
-                    task.text_length);
+      part["ids"] = token_ids(*folder.tokenizer, pictures->captions, task.text_length);
     }
+    const int64_t own = pictures->pixels.dims()[0];
     for (const auto& [name, a] : part) {
       Dims dims = a.dims();
       dims[0] = n;
@@ -593,8 +587,9 @@ void validate(const RunConfig& c, const ModelFolder& folder) {
         c.loss.replay_batches.empty() && !c.model.train_new_vae && c.data.caption_dropout == 0 && c.loss.snr_gamma <= 0,
         Code::invalid_config,
         "DreamBooth goes with neither replay_batches, train_new_vae, caption_dropout nor snr_gamma");
-    check(c.data.max_train_samples < 0, Code::invalid_config,
-          "max_train_samples goes not with DreamBooth, which takes every picture of both folders");
+    check(c.data.max_train_samples < 0 && !c.data.random_flip && !c.data.random_crop, Code::invalid_config,
+          "DreamBooth takes every picture of both folders as it is: without max_train_samples, random_flip and "
+          "random_crop");
   }
   check(c.loss.replay_batches.empty() ||
             (c.data.caption_dropout == 0 && c.loss.noise_offset == 0 && c.loss.input_perturbation == 0 &&
