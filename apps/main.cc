@@ -55,8 +55,15 @@ void generate_controlnet(const Words& words) {
 }
 
 void inspect(const Words& words) {
+  if (words == Words{"keys"}) {
+    md::RunConfig defaults;
+    md::KeyList keys;
+    keys.add(defaults);
+    for (const auto& k : keys.keys()) fmt::print("{}: {}  # {}\n", k.name, k.print(), k.meaning);
+    return;
+  }
   md::check(words.size() >= 2 && words[0] == "config", md::Code::invalid_config,
-            "inspect: say what and of which file; try: inspect config configs/quickstart.yml");
+            "inspect: say what; try: inspect keys, or: inspect config configs/quickstart.yml");
   fmt::print("{}", md::RunConfig::load(words[1], Words(words.begin() + 2, words.end())).to_yaml());
 }
 
@@ -70,7 +77,8 @@ constexpr Command kCommands[] = {
     {"train_dreambooth", "CONFIG [key=value …]", "the same for one subject beside its class", train_dreambooth},
     {"generate", "CONFIG [key=value …]", "draw pictures with a model folder, or with what a run has trained", generate},
     {"generate_controlnet", "CONFIG [key=value …]", "the same with a ControlNet", generate_controlnet},
-    {"inspect", "config CONFIG [key=value …]", "print every key with the value that a run would use", inspect},
+    {"inspect", "keys | config CONFIG [key=value …]",
+     "print every key with its default and meaning, or with the value that a run would use", inspect},
     {"prepare_emoji", "FOLDER [resolution=64]", "write the colour emoji font as captioned pictures", prepare_emoji},
 };
 

@@ -152,6 +152,7 @@ void expect_no_crash(const std::string& bytes, const std::string& name, DataSour
 TEST(Source, ParquetWithPictureStructsAndSplits) {
   expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/parquet"});
   expect_pictures({.dataset_type = "tf", .dataset_name = kFiles + "/parquet"});
+  expect_pictures({.dataset_type = "hf", .hf_data_dir = kFiles + "/parquet"});
   expect_pictures({.dataset_type = "hf", .dataset_name = kFiles + "/parquet", .train_split = "test"}, 1);
   expect_pictures({.dataset_type = "hf", .hf_train_files = kFiles + "/parquet/data/train-*.parquet"});
   expect_pictures({.dataset_type = "hf", .hf_train_files = kFiles + "/**/train-*.parquet"});

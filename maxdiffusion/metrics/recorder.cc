@@ -157,7 +157,7 @@ void Recorder::record(int64_t step, Scalars values, double step_seconds) {
     for (const auto& [name, value] : values) tagged[tag_of(name)] = value;
     w.write(step, tagged, r.options.run_name);
   });
-  if (r.options.config.gcs_metrics) {
+  if (r.options.config.write_metrics && r.options.config.gcs_metrics) {
     if (r.batch.empty()) r.batch_start = step;
     r.batch += fmt::format("{{\"step\": {}", step);
     for (const auto& [name, value] : values)
@@ -195,7 +195,7 @@ void Recorder::finish() {
   r.bar->finish();
   r.flush();
   const Curve& all = r.curves.at("loss");
-  if (r.options.curve.empty() || all.x.size() < 2) return;
+  if (!r.options.config.write_metrics || r.options.curve.empty() || all.x.size() < 2) return;
   make_folders(r.options.folder);
   Curve raw = all, smooth = all;
   raw.name.clear();

@@ -27,7 +27,7 @@ struct MetricsConfig {
   void visit(V&& v) {
     v("metrics_file", metrics_file,
       "file that gets one JSON object a step: names of metrics.jsonl and TensorBoard's tags");
-    v("write_metrics", write_metrics, "write TensorBoard and metrics.jsonl");
+    v("write_metrics", write_metrics, "false: none of the files of metrics is written");
     v("gcs_metrics", gcs_metrics,
       "also metrics/metrics_step_A_to_step_B.txt, log_period steps each, as the reference uploads");
     v("log_period", log_period, "steps between flushes");

@@ -23,14 +23,14 @@ struct RunKeys {
   std::string run_name, output_dir = "runs", hardware = "cpu", plugin;
   int64_t seed = 0, cpu_device_count = 1;
   int64_t checkpoint_every = -1, checkpoints_to_keep = 3;
-  bool save_final_checkpoint = true;
+  bool save_final_checkpoint = true, log_sharding = false;
   JsonText logical_axis_rules, data_sharding;
   std::string base_output_directory, timing_metrics_file;
   bool save_config_to_gcs = false, write_timing_metrics = true;
   template <class V>
   void visit(V&& v) {
     v("run_name", run_name, "names the run's folder under output_dir");
-    v("output_dir", output_dir, "root of outputs");
+    v("output_dir", output_dir, "root of outputs; empty: base_output_directory");
     v("hardware", hardware, "cpu, gpu or tpu");
     v("plugin", plugin, "path of a PJRT plugin; empty: the one of `hardware`");
     v("seed", seed, "seed of every random stream");
@@ -39,11 +39,12 @@ struct RunKeys {
     v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all");
     v("save_final_checkpoint", save_final_checkpoint, "write a checkpoint after the last step");
     v("save_config_to_gcs", save_config_to_gcs, "also write config.yml into base_output_directory/run_name");
-    v("base_output_directory", base_output_directory, "see save_config_to_gcs");
+    v("base_output_directory", base_output_directory, "see output_dir and save_config_to_gcs");
     v("timing_metrics_file", timing_metrics_file, "file that gets a line at start and end of each phase of a run");
     v("write_timing_metrics", write_timing_metrics, "false: timing_metrics_file is not written");
     v("logical_axis_rules", logical_axis_rules,
       "logical names → mesh axes, as [['embed', 'fsdp'], …]; empty: built in");
+    v("log_sharding", log_sharding, "tell how each array of the training step lies on the mesh");
     v("data_sharding", data_sharding,
       "mesh axes over which batches are split, as [['data', 'fsdp']]; empty: all that divide");
   }
@@ -96,7 +97,8 @@ struct DataKeys {
     v("train_data_dir", train_data_dir, "pictures with metadata.jsonl or .txt captions, or files of a kind");
     v("hf_train_files", hf_train_files, "Parquet or Arrow files: names with * and ?, separated by commas");
     v("hf_data_dir", hf_data_dir, "folder of such files");
-    v("hf_access_token", hf_access_token, "read for the reference's files; nothing is fetched from a hub");
+    v("hf_access_token", hf_access_token,
+      "read for the reference's files, never printed; nothing is fetched from a hub");
     v("grain_train_files", grain_train_files, "ArrayRecord files");
     v("grain_worker_count", grain_worker_count, "threads that read and decode; 0: the cores");
     v("train_split", train_split, "split of a data set with several");
@@ -257,9 +259,10 @@ struct RunConfig {
   CompileConfig compile;
   ReferenceKeys reference;
 
-  /// Throws invalid_config, naming file, line and key.
+  /// Throws invalid_config: a key or value that does not fit (naming file, line and key), a name that no list knows.
   static RunConfig load(const std::string& file, const std::vector<std::string>& overrides);
   static RunConfig from_source(const ConfigSource& source);
+  /// Without hf_access_token.
   std::string to_yaml() const;
   /// output_dir/run_name.
   std::string folder() const;

@@ -1,5 +1,7 @@
 #include "maxdiffusion/train/loop.h"
 
+#include <fmt/ranges.h>
+
 #include <deque>
 #include <future>
 #include <nlohmann/json.hpp>
@@ -115,6 +117,23 @@ Values model_values(const ParamTable& params, const Values& state) {
   return v;
 }
 
+/// How every array of the program's input lies on the mesh, one line each.
+void log_shardings(const Devices& devices, const Program& program, const ParamTable& params) {
+  for (size_t i = 0; i < program.input_names().size(); ++i) {
+    const std::string& name = program.input_names()[i];
+    const Shape& shape = program.input_shape(i);
+    const Param* p = params.find(name);
+    const auto& split = program.input_sharding(i).dims;
+    std::string axes;
+    for (size_t d = 0; d < shape.dims.size(); ++d)
+      axes += fmt::format("{}{}→{}", d ? ", " : "", p && d < p->axes.size() && !p->axes[d].empty() ? p->axes[d] : "-",
+                          d < split.size() && !split[d].empty() ? fmt::format("{}", fmt::join(split[d], "×")) : "-");
+    const Slice piece = shard_of(devices.mesh(), program.input_sharding(i), shape.dims, 0, name);
+    log_info("sharding: {} {} [{}], {} on each device", name, to_string(shape), axes,
+             to_string(Shape{shape.dtype, piece.size}));
+  }
+}
+
 }  // namespace
 
 Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dataset> data, const LoopOptions& o,
@@ -136,6 +155,8 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
   if (auto plan = program.memory())
     log_info("{}: memory per device {:.2f} GiB (state and batch {:.2f}, temporary {:.2f})", o.title,
              plan->peak() / double(1 << 30), plan->arguments / double(1 << 30), plan->temporary / double(1 << 30));
+
+  if (o.log_sharding) log_shardings(devices, program, step.params);
 
   State state;
   ArrayMap kept;  // what every step reads and none changes

@@ -28,7 +28,7 @@ struct LoopOptions {
   int64_t checkpoint_every = -1;  // samples
   int64_t checkpoints_to_keep = 3, sample_every = 0, eval_every = -1;
   bool save_final_checkpoint = true;
-  bool reuse_example_batch = false;
+  bool reuse_example_batch = false, log_sharding = false;
   MetricsConfig metrics;
   ProfileConfig profile;
   CompileConfig compile;

@@ -95,11 +95,13 @@ LoopOptions loop_options(const RunConfig& c, const std::string& folder, const st
   o.checkpoint_every = c.run.checkpoint_every;
   o.checkpoints_to_keep = c.run.checkpoints_to_keep;
   o.reuse_example_batch = c.data.reuse_example_batch;
+  o.log_sharding = c.run.log_sharding;
   o.metrics = c.metrics;
   o.profile = c.profile;
   o.compile = c.compile;
   o.run_name = c.run.run_name;
-  o.texts = {{"config", "```yaml\n" + c.to_yaml() + "```"}};
+  const char* libtpu = std::getenv("LIBTPU_INIT_ARGS");  // read by the plugin itself
+  o.texts = {{"config", "```yaml\n" + c.to_yaml() + "```"}, {"libtpu_init_args", libtpu ? libtpu : ""}};
   return o;
 }
 
@@ -514,6 +516,9 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
     check(c.data.caption_dropout == 0, Code::invalid_config,
           "caption_dropout with cached latents of {}: the embedding of the empty caption is not known",
           c.data.dataset_type);
+    check(!c.data.center_crop && !c.data.random_crop && !c.data.random_flip, Code::invalid_config,
+          "center_crop, random_crop and random_flip go with pictures, not with cached latents of {}",
+          c.data.dataset_type);
     auto data = mapped(array_batches(open_source(where), batches),
                        [vae = folder.vae](const Batch& b) { return from_reference_cache(b, vae); });
     const Batch first = data->next();
@@ -636,7 +641,16 @@ void validate(const RunConfig& c, const ModelFolder& folder) {
         c.loss.replay_batches.empty() && !c.model.train_new_vae && c.data.caption_dropout == 0 && c.loss.snr_gamma <= 0,
         Code::invalid_config,
         "DreamBooth goes with neither replay_batches, train_new_vae, caption_dropout nor snr_gamma");
+    check(c.data.max_train_samples < 0 && !c.data.random_flip && !c.data.random_crop, Code::invalid_config,
+          "DreamBooth takes every picture of both folders as it is: without max_train_samples, random_flip and "
+          "random_crop");
   }
+  check(c.loss.replay_batches.empty() ||
+            (c.data.caption_dropout == 0 && c.loss.noise_offset == 0 && c.loss.input_perturbation == 0 &&
+             !c.model.train_new_vae && timestep_bias(c.loss.timestep_bias).strategy == "none"),
+        Code::invalid_config,
+        "replay_batches holds what is drawn: it goes with neither caption_dropout, noise_offset, input_perturbation, "
+        "timestep_bias nor train_new_vae");
   check(!c.loss.train_text_encoder || dreambooth || !c.loss.cache_latents_text_encoder_outputs, Code::invalid_config,
         "Cannot train text encoder and cache text encoder outputs. Set either train_text_encoder or "
         "cache_latents_text_encoder_outputs to False");
@@ -678,6 +692,7 @@ void train(const RunConfig& c, const OnSample& on_sample) {
 
   LoopOptions o = loop_options(c, run, "train unet");
   const int64_t update = update_size(c, task);
+  log_info("global batch of {}, {} pictures an update", task.batch_size, update);
   o.step.optim = c.optim.with_switches(!folder.text_encoder_2);
   o.step.optim.learning_rate = scaled_rate(c.optim, c.optim.learning_rate, update);
   if (o.step.optim.max_train_steps <= 0) {

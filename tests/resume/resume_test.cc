@@ -120,6 +120,13 @@ TEST(Resume, CheckpointsOnTheWayDoNotChangeTheRun) {
   EXPECT_EQ(list_checkpoints(saving.options.checkpoint_dir), (std::vector<int64_t>{2, 4, 6}));
 }
 
+TEST(Loop, TheLastCheckpointMayBeLeftOut) {
+  TinyRun run;
+  run.options.save_final_checkpoint = false;
+  run.train(2);
+  EXPECT_TRUE(list_checkpoints(run.options.checkpoint_dir).empty());
+}
+
 TEST(Loop, LossThatIsNotFiniteStopsTheRunAndKeepsTheStateBeforeIt) {
   TinyRun good, bad;
   bad.poison = NAN;
