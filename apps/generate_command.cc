@@ -97,8 +97,8 @@ class Painter {
     PromptEmbeddings prompts;
     {  // the encoders leave the devices before the UNet comes
       const int64_t texts = std::min<int64_t>(static_cast<int64_t>(options_.prompts.size()), 8);
-      TextEncoder text(devices_, folder_, (texts + devices() - 1) / devices() * devices(), weights(), config_.compile,
-                       config_.sample.clip_skip);
+      TextEncoder text(devices_, folder_, (texts + devices() - 1) / devices() * devices(), weights(), options_.scope,
+                       config_.compile, config_.sample.clip_skip);
       prompts = encode_prompts(text, folder_, options_);
     }
     log_info("{} prompts encoded after {:.1f} s", options_.prompts.size(), seconds());
@@ -110,7 +110,7 @@ class Painter {
   /// f32 [N, H, W, 3] in [−1, 1].
   HostArray decode(const HostArray& latents) {
     PictureCoder coder(devices_, folder_.vae, weights()(vae_params(folder_, DType::f32), "vae"),
-                       config_.sample.vae_slicing ? devices() : options_.batch, config_.compile);
+                       config_.sample.vae_slicing ? devices() : options_.batch, options_.scope, config_.compile);
     const HostArray pictures = decode_latents(coder, folder_, latents, config_.sample.vae_tiling);
     log_info("decoded after {:.1f} s", seconds());
     return pictures;

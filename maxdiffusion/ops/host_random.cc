@@ -49,7 +49,8 @@ template <class... Rest>
   return p;
 }
 
-/// √2·erf⁻¹(u) for |u| < 1, to 4e-7 relative. Source: Giles 2012, "Approximating the erfinv function", single precision.
+/// √2·erf⁻¹(u) for |u| < 1, to 4e-7 relative. Source: Giles 2012, "Approximating the erfinv function", single
+/// precision.
 [[gnu::always_inline]] inline float normal_quantile(float u) {
   const float w = -vector_log((1 - u) * (1 + u));
   const float c = w - 2.5f, t = std::sqrt(w) - 3;

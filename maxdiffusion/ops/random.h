@@ -45,8 +45,8 @@ class HostRng {
   uint32_t bits(uint64_t index) const;
   double uniform(uint64_t index) const;  // [0, 1)
   enum class Distribution { normal, truncated_normal, symmetric_uniform };
-  /// Elements `from` … of a unit normal, of one cut at ±2 (not rescaled), or uniform in [−1, 1), times `scale`. The same
-  /// bits on every processor.
+  /// Elements `from` … of a unit normal, of one cut at ±2 (not rescaled), or uniform in [−1, 1), times `scale`. The
+  /// same bits on every processor.
   void fill(Distribution d, double scale, uint64_t from, std::span<float> out) const;
   uint64_t below(uint64_t index, uint64_t bound) const;  // in [0, bound), bound ≤ 2^32
 

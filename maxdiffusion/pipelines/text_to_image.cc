@@ -257,7 +257,10 @@ HostArray denoise(const Devices& devices, const ModelFolder& m, const WeightsOf&
     if (o.control) all.merge(weights(params, "controlnet"));
     return all;
   });
-  Program program = compile(devices, g, o.compile, "text_to_image");
+  CompileConfig lean = o.compile;
+  lean.lean = true;
+  Program program = compile(devices, g, lean, "text_to_image");
+  if (auto plan = program.memory()) log_info("denoising: {}", to_string(*plan));
   ArrayMap arrays;
   place(devices, program, values.get(), arrays);
 

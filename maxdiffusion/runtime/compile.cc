@@ -98,6 +98,8 @@ Program compile(const Devices& devices, const Graph& graph, const CompileConfig&
   auto start = Clock::now();
   const pjrt::Client& client = devices.client();
   pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(), .flags = parse_flags(config.xla_flags)};
+  if (config.lean)
+    for (const auto& [flag, value] : client.platform().lean_flags) options.flags.emplace(flag, value);
   for (const auto& [flag, value] : client.platform().compile_flags) options.flags.emplace(flag, value);
   const ExecutableCache cache(config.jax_cache_dir);
   const bool cached = !cache.path("").empty();

@@ -40,6 +40,13 @@ std::optional<MemoryPlan> memory_plan(const pjrt::Compiled& compiled) {
                     .temporary = m->temporary,
                     .code = m->code};
 }
+std::string to_string(const MemoryPlan& plan) {
+  constexpr double kGiB = 1 << 30;
+  return fmt::format("memory per device {:.2f} GiB (arguments {:.2f}, temporary {:.2f})",
+                     static_cast<double>(plan.peak()) / kGiB, static_cast<double>(plan.arguments) / kGiB,
+                     static_cast<double>(plan.temporary) / kGiB);
+}
+
 std::optional<MemoryPlan> Program::memory() const { return memory_plan(impl_->executable.compiled()); }
 std::optional<double> Program::flops() const { return impl_->executable.compiled().flops(); }
 

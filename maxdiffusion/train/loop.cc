@@ -152,9 +152,7 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
   const CompileReport& report = program.report();
   log_info("{}: program {} in {:.1f} s", o.title, report.from_cache ? "loaded from the cache" : "compiled",
            report.compile_seconds + report.load_seconds);
-  if (auto plan = program.memory())
-    log_info("{}: memory per device {:.2f} GiB (state and batch {:.2f}, temporary {:.2f})", o.title,
-             plan->peak() / double(1 << 30), plan->arguments / double(1 << 30), plan->temporary / double(1 << 30));
+  if (auto plan = program.memory()) log_info("{}: {}", o.title, to_string(*plan));
 
   if (o.log_sharding) log_shardings(devices, program, step.params);
 

@@ -288,11 +288,15 @@ class Companions {
   }
   int64_t batch() const { return 32 * devices_.mesh().devices(); }
   TextEncoder& text() {
-    if (!text_) text_ = std::make_unique<TextEncoder>(devices_, folder_, batch(), weights(), config_.compile);
+    if (!text_)
+      text_ = std::make_unique<TextEncoder>(devices_, folder_, batch(), weights(), scope_options(config_.model),
+                                            config_.compile);
     return *text_;
   }
   PictureCoder& coder() {
-    if (!coder_) coder_ = std::make_unique<PictureCoder>(devices_, folder_.vae, vae(), batch(), config_.compile);
+    if (!coder_)
+      coder_ = std::make_unique<PictureCoder>(devices_, folder_.vae, vae(), batch(), scope_options(config_.model),
+                                              config_.compile);
     return *coder_;
   }
   /// Everything that the content of a checkpoint lacks to be a whole model folder. Weights that came from files are
@@ -712,9 +716,7 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   o.step.variation = [&c, lora](const std::string& component, const Scope& s) {
     const bool learned = component == "unet" || (component.starts_with("text_encoder") && c.loss.train_text_encoder);
     if (learned) return lora ? lora_scope(s, training_lora(c.lora, component)) : s;
-    ScopeOptions plain = s.options();  // companions compute in float32, as they do outside of the step
-    plain.weights = plain.activations = DType::f32;
-    return s.with(plain).frozen();
+    return s.with(companion(s.options())).frozen();
   };
   o.sample_every = c.sample.sample_every;
   o.save_final_checkpoint = c.run.save_final_checkpoint;
@@ -757,7 +759,8 @@ void train(const RunConfig& c, const OnSample& on_sample) {
     };
     std::unique_ptr<TextEncoder> own;
     if (c.loss.train_text_encoder)
-      own = std::make_unique<TextEncoder>(devices, folder, companions.batch(), weights, c.compile);
+      own = std::make_unique<TextEncoder>(devices, folder, companions.batch(), weights, scope_options(c.model),
+                                          c.compile);
     const std::string path =
         on_sample({devices, c, folder, weights, own ? *own : companions.text(), companions.coder(), step, samples});
     if (!path.empty()) log_info("pictures of step {}: {}", step, path);

@@ -32,9 +32,8 @@ LatentDiffusion tiny_task() {
 
 HostArray noise(Shape shape, const char* purpose) {
   HostArray a(shape);
-  HostRng rng(7, purpose);
-  auto v = a.mutable_view<float>();
-  for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(std::fabs(rng.normal(i)));
+  HostRng(7, purpose).fill(HostRng::Distribution::normal, 1, 0, a.mutable_view<float>());
+  for (float& v : a.mutable_view<float>()) v = std::fabs(v);
   return a;
 }
 
