@@ -12,6 +12,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/emoji.h"
+#include "maxdiffusion/data/storage.h"
 #include "maxdiffusion/tasks/run_config.h"
 
 namespace {
@@ -133,6 +134,7 @@ int report(const md::Error& e) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);  // `maxdiffusion inspect … | head` ends quietly
+  const md::RemoteScope remote;
   try {
     dispatch(Words(argv + 1, argv + argc));
     return 0;
