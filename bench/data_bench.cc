@@ -100,7 +100,7 @@ const std::string& data_files() {
     const std::string end(1024, '\0');
     tar.write(end.data(), end.size());
     tar.close();
-    TfrecordShards shards(folder / "cached", 4);
+    TfrecordShards shards(folder / "cached", 16);
     HostArray latents(Shape{DType::f32, {128, 128, 4}}), text(Shape{DType::f32, {77, 2048}}),
         pooled(Shape{DType::f32, {1280}}), ids(Shape{DType::s32, {2, 77}});
     for (HostArray* a : {&latents, &text, &pooled, &ids}) std::fill_n(a->mutable_data(), a->bytes(), std::byte{1});

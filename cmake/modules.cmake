@@ -167,6 +167,7 @@ md_tests(faults USES train pipelines)
 md_tests(resume USES train pipelines)
 md_tests(cli USES base)
 md_tests(remote USES data)
+target_sources(cli_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/remote/bucket_server.cc)
 md_tests(pipelines USES checkpoint)
 md_tests(layering USES base)
 
