@@ -172,6 +172,9 @@ md_tests(pipelines USES checkpoint)
 md_tests(layering USES base)
 
 md_bench(data_bench USES data)
+if(TARGET data_bench)
+  target_sources(data_bench PRIVATE ${CMAKE_SOURCE_DIR}/tests/remote/bucket_server.cc)
+endif()
 
 # Training steps timed from the start of the process; has a main of its own. See bench/compare.py.
 add_executable(model_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/model_bench.cc)
