@@ -51,7 +51,7 @@ def run(command):
 def data(o):
     """How fast each kind of data is read: rows of data_bench."""
     command = [str(pathlib.Path(o.build) / "data_bench"), "--benchmark_filter=read_|decode_big|gather",
-               "--benchmark_format=json", f"--benchmark_repetitions={o.rounds}"]
+               "--benchmark_format=json", "--benchmark_min_time=1", f"--benchmark_repetitions={o.rounds}"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"failed: {' '.join(command)}\n{done.stderr[-2000:]}")

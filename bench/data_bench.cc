@@ -120,9 +120,9 @@ BucketServer& server() {
   return s;
 }
 
-// The emoji as PNG in a tar and TFRecord files, as JPEG at 128 and 32 of them at 2048 pixels in folders, 64 latents with
-// text embeddings of SDXL at 1024 pixels as TFRecords, and, where $PYTHON has their libraries, the emoji as Parquet,
-// Arrow and ArrayRecord files: see bench/data_files.py.
+// The emoji as PNG in a tar and TFRecord files, as JPEG at 128 and 32 of them at 2048 pixels in folders, 64 latents
+// with text embeddings of SDXL at 1024 pixels as TFRecords, and, where $PYTHON has their libraries, the emoji as
+// Parquet, Arrow and ArrayRecord files: see bench/data_files.py.
 const std::string& data_files() {
   static const TemporaryFolder folder;
   static const bool made = [] {
@@ -154,11 +154,11 @@ const std::string& data_files() {
     shards.close();
     server().put_files("bench", "tar", folder / "tar");
     server().put_files("bench", "jpeg", folder / "jpeg");
-    for (const auto& [name, value] : std::vector<std::pair<const char*, std::string>>{
-             {"AWS_ENDPOINT_URL", "http://" + server().address()},
-             {"AWS_ACCESS_KEY_ID", "reader"},
-             {"AWS_SECRET_ACCESS_KEY", "none"},
-             {"AWS_EC2_METADATA_DISABLED", "true"}})
+    for (const auto& [name, value] :
+         std::vector<std::pair<const char*, std::string>>{{"AWS_ENDPOINT_URL", "http://" + server().address()},
+                                                          {"AWS_ACCESS_KEY_ID", "reader"},
+                                                          {"AWS_SECRET_ACCESS_KEY", "none"},
+                                                          {"AWS_EC2_METADATA_DISABLED", "true"}})
       ::setenv(name, value.c_str(), 1);
     const char* python = std::getenv("PYTHON");
     const std::string make = std::string(python ? python : "python3") + " " MD_SOURCE_DIR "/bench/data_files.py '" +

@@ -124,8 +124,8 @@ TfrecordShards::TfrecordShards(const std::string& folder, int64_t records_per_sh
   namespace fs = std::filesystem;
   check(records_per_shard > 0, Code::invalid_config, "TFRecord files of {} records: expected at least 1",
         records_per_shard);
-  check(!is_remote(folder), Code::io, "'{}': TFRecord files are written to a local folder; copy them to the bucket then",
-        shown(folder));
+  check(!is_remote(folder), Code::io,
+        "'{}': TFRecord files are written to a local folder; copy them to the bucket then", shown(folder));
   while (folder_.size() > 1 && folder_.ends_with('/')) folder_.pop_back();
   std::error_code ec;
   check(!fs::exists(folder_, ec) || fs::is_empty(folder_, ec), Code::io,

@@ -227,8 +227,7 @@ std::vector<std::string> each_part(std::shared_ptr<const RecordSource> source, c
 LoadedPictures load_pictures(std::shared_ptr<const RecordSource> source, const PictureConfig& config) {
   LoadedPictures out;
   std::vector<HostArray> parts;
-  out.fingerprint =
-      fmt::format("pictures 2 {} {} {}\n", config.resolution, config.center_crop, config.random_flip);
+  out.fingerprint = fmt::format("pictures 2 {} {} {}\n", config.resolution, config.center_crop, config.random_flip);
   out.skipped = each_part(source, config, 1024, [&](LoadedPictures&& part) {
     out.fingerprint += part.fingerprint;
     std::ranges::move(part.names, std::back_inserter(out.names));

@@ -93,8 +93,9 @@ SourcePtr hugging_face(const std::string& where, const DataSourceConfig& config)
   }
   const Files tables = only(files, is_table);
   if (tables.empty()) {
-    const bool folder = is_remote(where) ? path_of(files[0]).starts_with(shown(where) + (where.ends_with('/') ? "" : "/"))
-                                         : std::filesystem::is_directory(where);
+    const bool folder = is_remote(where)
+                            ? path_of(files[0]).starts_with(shown(where) + (where.ends_with('/') ? "" : "/"))
+                            : std::filesystem::is_directory(where);
     check(folder, Code::io, "'{}': expected .parquet or .arrow files, or an image folder; the first of {} files is {}",
           shown(where), files.size(), path_of(files[0]));
     return image_folder_source(where, config);
@@ -121,8 +122,12 @@ struct Kind {
   SourcePtr (*open)(const std::string& where, const DataSourceConfig&);
 };
 // `tf` is the reference's name for a whole Hugging Face data set.
-constexpr Kind kKinds[] = {{"image_folder", image_folder_source}, {"hf", hugging_face},       {"tf", hugging_face},
-                           {"tfrecord", tfrecord},         {"webdataset", webdataset}, {"grain", grain},
+constexpr Kind kKinds[] = {{"image_folder", image_folder_source},
+                           {"hf", hugging_face},
+                           {"tf", hugging_face},
+                           {"tfrecord", tfrecord},
+                           {"webdataset", webdataset},
+                           {"grain", grain},
                            {"synthetic", nullptr}};
 
 std::string location(const DataSourceConfig& c) {

@@ -432,9 +432,9 @@ TEST(Jpeg, DecodesSmallerWhenMuchLargerThanWanted) {
 }
 
 TEST(Source, LocalFilesLoadNothingThatReadsBuckets) {
-  EXPECT_FALSE(all_of({.train_data_dir = kFiles + "/plain.parquet", .image_column = "picture",
-                       .caption_column = "captions"})
-                   .empty());
+  EXPECT_FALSE(
+      all_of({.train_data_dir = kFiles + "/plain.parquet", .image_column = "picture", .caption_column = "captions"})
+          .empty());
   const std::string maps = [] {
     std::ifstream f("/proc/self/maps");
     return std::string(std::istreambuf_iterator<char>(f), {});

@@ -12,8 +12,8 @@
 
 namespace md {
 
-/// `folder`/file_00-1000.tfrec, file_01-2000.tfrec, …: the number of the file, and of the records up to its end if it is
-/// full. Until close() everything lies in a hidden folder beside, which then gets the name at once; without close()
+/// `folder`/file_00-1000.tfrec, file_01-2000.tfrec, …: the number of the file, and of the records up to its end if it
+/// is full. Until close() everything lies in a hidden folder beside, which then gets the name at once; without close()
 /// nothing is left, or, of a killed process, that hidden folder, which the next one replaces.
 class TfrecordShards {
  public:

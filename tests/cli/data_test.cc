@@ -94,13 +94,13 @@ class DataRuns : public testing::Test {
 TEST_F(DataRuns, BucketsAreTrainedFromAsFoldersAre) {
   BucketServer server;
   server.put_files("set", "pictures", t / "pictures");
-  for (const auto& [name, value] : std::vector<std::pair<const char*, std::string>>{
-           {"AWS_ENDPOINT_URL", "http://" + server.address()},
-           {"AWS_ACCESS_KEY_ID", "reader"},
-           {"AWS_SECRET_ACCESS_KEY", "hush"},
-           {"AWS_EC2_METADATA_DISABLED", "true"},
-           {"STORAGE_EMULATOR_HOST", "http://" + server.address()},
-           {"no_proxy", "127.0.0.1"}})
+  for (const auto& [name, value] :
+       std::vector<std::pair<const char*, std::string>>{{"AWS_ENDPOINT_URL", "http://" + server.address()},
+                                                        {"AWS_ACCESS_KEY_ID", "reader"},
+                                                        {"AWS_SECRET_ACCESS_KEY", "hush"},
+                                                        {"AWS_EC2_METADATA_DISABLED", "true"},
+                                                        {"STORAGE_EMULATOR_HOST", "http://" + server.address()},
+                                                        {"no_proxy", "127.0.0.1"}})
     ::setenv(name, value.c_str(), 1);
   const auto local = trained("local", {}), uncached = trained("step", {"cache_latents_text_encoder_outputs=false"});
   for (const std::string scheme : {"s3", "gs"}) {
@@ -111,6 +111,9 @@ TEST_F(DataRuns, BucketsAreTrainedFromAsFoldersAre) {
     EXPECT_EQ(o.status, 4) << o.err;
     EXPECT_TRUE(contains(o.err, scheme + "://set/none'")) << o.err;
     EXPECT_FALSE(contains(o.err, "hush") || contains(o.err, "inaliz")) << o.err;
+    o = run("train", "key", {"train_data_dir=" + scheme + "://who:hush@set/pictures"});
+    EXPECT_EQ(o.status, 2) << o.err;
+    EXPECT_FALSE(contains(o.err, "hush")) << o.err;
     // Lost while threads read ahead: an error and no crash.
     server.fail(BucketServer::Fault::truncate, 1 << 20);
     o = run("train", "lost", {where + "?retry_limit_seconds=1", "cache_latents_text_encoder_outputs=false"});
@@ -151,8 +154,9 @@ TEST_F(DataRuns, TfrecordsOfTwoTextEncodersTrainAsTheFolderDoes) {
 
 TEST_F(DataRuns, TfrecordsOfPicturesTrainAsTheFolderDoes) {
   const auto folder = trained("folder", {});
-  const Outcome o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "set"), "no_records_per_shard=3",
-                                                  "cache_latents_text_encoder_outputs=false"});
+  const Outcome o =
+      run("prepare_tfrecords", "",
+          {"tfrecords_dir=" + (t / "set"), "no_records_per_shard=3", "cache_latents_text_encoder_outputs=false"});
   ASSERT_EQ(o.status, 0) << o.err;
   const std::string where = "train_data_dir=" + (t / "set");
   EXPECT_EQ(trained("step", {where, "cache_latents_text_encoder_outputs=false"}).size(), 3u);

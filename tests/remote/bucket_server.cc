@@ -94,7 +94,7 @@ BucketServer::~BucketServer() {
 void BucketServer::put(const std::string& bucket, const std::string& key, const std::string& bytes, int64_t modified) {
   const std::lock_guard lock(mutex_);
   auto& objects = buckets_[bucket];
-  if (!key.empty()) objects[key] = {bytes, modified};
+  if (!key.empty()) objects[key] = {bytes, modified, content_hash(bytes)};
 }
 
 void BucketServer::put_files(const std::string& bucket, const std::string& prefix, const std::string& path) {
@@ -219,15 +219,19 @@ bool BucketServer::may_read(const Request& r, const std::string& bucket) const {
 }
 
 BucketServer::Answer BucketServer::media(const Request& r, const Object& o) const {
-  Answer a{.type = "application/octet-stream", .body = o.bytes, .data = true};
+  Answer a{.type = "application/octet-stream", .data = true};
   a.headers = {"Last-Modified: " + formatted(o.modified, "%a, %d %b %Y %H:%M:%S GMT"),
-               fmt::format("ETag: \"{}\"", content_hash(o.bytes)), "Accept-Ranges: bytes"};
+               fmt::format("ETag: \"{}\"", o.hash), "Accept-Ranges: bytes"};
   const auto range = r.headers.find("range");
-  if (range == r.headers.end()) return a;
+  if (range == r.headers.end()) {
+    a.body = o.bytes;
+    return a;
+  }
   size_t begin = 0, end = o.bytes.size();
   const size_t dash = range->second.find('-');
   begin = std::stoull(range->second.substr(6, dash - 6));
-  if (dash + 1 < range->second.size()) end = std::min(end, static_cast<size_t>(std::stoull(range->second.substr(dash + 1))) + 1);
+  if (dash + 1 < range->second.size())
+    end = std::min(end, static_cast<size_t>(std::stoull(range->second.substr(dash + 1))) + 1);
   if (begin >= o.bytes.size()) return {.status = 416};
   a.status = 206;
   a.headers.push_back(fmt::format("Content-Range: bytes {}-{}/{}", begin, end - 1, o.bytes.size()));
@@ -299,9 +303,10 @@ BucketServer::Answer BucketServer::google(const Request& r) {
   if (!may_read(r, bucket)) return error(403, "Anonymous caller does not have storage.objects.get access.");
   const auto about = [&](const std::string& key, const Object& o) {
     const std::string time = formatted(o.modified, "%Y-%m-%dT%H:%M:%S.000Z");
-    return json{{"kind", "storage#object"},  {"name", key},          {"bucket", bucket},
-                {"size", std::to_string(o.bytes.size())}, {"updated", time}, {"timeCreated", time},
-                {"generation", "1"},         {"metageneration", "1"}};
+    return json{{"kind", "storage#object"}, {"name", key},
+                {"bucket", bucket},         {"size", std::to_string(o.bytes.size())},
+                {"updated", time},          {"timeCreated", time},
+                {"generation", "1"},        {"metageneration", "1"}};
   };
   if (what.starts_with("/o/")) {
     const auto o = b->second.find(what.substr(3));
@@ -317,7 +322,8 @@ BucketServer::Answer BucketServer::google(const Request& r) {
     if (!next.empty()) list["nextPageToken"] = next;
     return {.type = "application/json", .body = list.dump()};
   }
-  return {.type = "application/json", .body = json{{"kind", "storage#bucket"}, {"name", bucket}, {"id", bucket}}.dump()};
+  return {.type = "application/json",
+          .body = json{{"kind", "storage#bucket"}, {"name", bucket}, {"id", bucket}}.dump()};
 }
 
 }  // namespace md

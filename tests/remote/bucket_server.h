@@ -26,7 +26,8 @@ class BucketServer {
   /// "127.0.0.1:PORT".
   const std::string& address() const { return address_; }
 
-  void put(const std::string& bucket, const std::string& key, const std::string& bytes, int64_t modified = 1'700'000'000);
+  void put(const std::string& bucket, const std::string& key, const std::string& bytes,
+           int64_t modified = 1'700'000'000);
   /// A file, or every file below a folder.
   void put_files(const std::string& bucket, const std::string& prefix, const std::string& path);
   /// From now on only those who sign with this key may read the bucket; "": nobody.
@@ -42,6 +43,7 @@ class BucketServer {
   struct Object {
     std::string bytes;
     int64_t modified;  // seconds since 1970
+    std::string hash;
   };
   struct Request {
     std::string method, path;  // decoded, without query

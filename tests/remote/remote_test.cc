@@ -23,13 +23,13 @@ class World : public testing::Environment {
  public:
   void SetUp() override {
     server = std::make_unique<BucketServer>();
-    for (const auto& [name, value] : std::vector<std::pair<const char*, std::string>>{
-             {"AWS_ENDPOINT_URL", "http://" + server->address()},
-             {"AWS_ACCESS_KEY_ID", "reader"},
-             {"AWS_SECRET_ACCESS_KEY", "hush-environment"},
-             {"AWS_EC2_METADATA_DISABLED", "true"},
-             {"STORAGE_EMULATOR_HOST", "http://" + server->address()},
-             {"no_proxy", "127.0.0.1"}})
+    for (const auto& [name, value] :
+         std::vector<std::pair<const char*, std::string>>{{"AWS_ENDPOINT_URL", "http://" + server->address()},
+                                                          {"AWS_ACCESS_KEY_ID", "reader"},
+                                                          {"AWS_SECRET_ACCESS_KEY", "hush-environment"},
+                                                          {"AWS_EC2_METADATA_DISABLED", "true"},
+                                                          {"STORAGE_EMULATOR_HOST", "http://" + server->address()},
+                                                          {"no_proxy", "127.0.0.1"}})
       ::setenv(name, value.c_str(), 1);
     server->put_files("files", "data", kFiles);
     // ArrayRecord files are kept zipped.
@@ -68,8 +68,8 @@ std::vector<std::string> told(const DataSourceConfig& config) {
     const Record r = n.read();
     std::string line = r.fault + "|" + r.caption + "|" + content_hash(r.picture.bytes);
     for (const auto& [name, a] : r.arrays)
-      line += "|" + name + " " + to_string(a.shape()) +
-              content_hash({reinterpret_cast<const char*>(a.data()), a.bytes()});
+      line +=
+          "|" + name + " " + to_string(a.shape()) + content_hash({reinterpret_cast<const char*>(a.data()), a.bytes()});
     out.push_back(line);
   }
 }
@@ -185,7 +185,9 @@ TEST_P(Buckets, WhatIsMissingOrForbiddenIsNamed) {
   for (const char* path : {"locked", "locked/a.tar", "locked/*.tar"})
     expect_says(failure_of([&] { open_source({.train_data_dir = at(path)}); }), {at("locked"), "who asks is said by"});
   expect_says(failure_of([&] { list_inputs(at("/a")); }), {"no bucket"});
-  expect_says(failure_of([&] { open_source({.dataset_type = "image_folder", .train_data_dir = at("files/data/plain.arrow")}); }),
+  expect_says(failure_of([&] {
+                open_source({.dataset_type = "image_folder", .train_data_dir = at("files/data/plain.arrow")});
+              }),
               {at("files/data/plain.arrow"), "not a folder"});
 }
 

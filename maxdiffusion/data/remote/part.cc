@@ -66,7 +66,8 @@ Place place_of(const std::string& location) {
   for (const std::string& secret :
        {p.user, colon == std::string::npos ? "" : p.user.substr(colon + 1), p.query, variable("AWS_SECRET_ACCESS_KEY"),
         variable("AWS_ACCESS_KEY_ID"), variable("AWS_SESSION_TOKEN")}) {
-    for (size_t i; !secret.empty() && (i = text.find(secret)) != std::string::npos;) text.replace(i, secret.size(), "…");
+    for (size_t i; secret.size() > 3 && (i = text.find(secret)) != std::string::npos;)
+      text.replace(i, secret.size(), "…");
   }
   const auto says = [&](std::initializer_list<const char*> words) {
     return std::ranges::any_of(words, [&](const char* w) { return text.find(w) != std::string::npos; });
@@ -84,7 +85,7 @@ Place place_of(const std::string& location) {
                    "SIGNATURE", "status 401", "credentials"})) {
     e.note("try: who asks is said by " + who);
   } else {
-    e.note(fmt::format("after {} attempts; try: is the network up, and {} right?", kRetries + 1,
+    e.note(fmt::format("after several attempts; try: is the network up, and {} right?",
                        p.scheme == "s3" ? "AWS_ENDPOINT_URL (or endpoint_override=… behind the path)"
                                         : "STORAGE_EMULATOR_HOST (or endpoint_override=… behind the path)"));
   }
@@ -195,7 +196,8 @@ class Part : public RemotePart {
       require(afs::InitializeS3(global), location);
     }
     const bool anonymous = p.user == "anonymous";
-    const std::string root = fmt::format("s3://{}{}{}", p.user.empty() || anonymous ? "" : p.user + "@", p.bucket, p.query);
+    const std::string root =
+        fmt::format("s3://{}{}{}", p.user.empty() || anonymous ? "" : p.user + "@", p.bucket, p.query);
     auto options = require(afs::S3Options::FromUri(root), location);
     if (anonymous) options.ConfigureAnonymousCredentials();
     options.retry_strategy = std::make_shared<Retries>();
@@ -207,7 +209,11 @@ class Part : public RemotePart {
     std::string emulator = variable("CLOUD_STORAGE_EMULATOR_ENDPOINT");
     if (emulator.empty()) emulator = variable("STORAGE_EMULATOR_HOST");
     const bool anonymous = p.user.empty() && !emulator.empty();
-    const std::string root = fmt::format("gs://{}{}{}", anonymous ? "anonymous@" : p.user.empty() ? "" : p.user + "@", p.bucket, p.query);
+    const std::string root = fmt::format("gs://{}{}{}",
+                                         anonymous        ? "anonymous@"
+                                         : p.user.empty() ? ""
+                                                          : p.user + "@",
+                                         p.bucket, p.query);
     auto options = require(afs::GcsOptions::FromUri(root, nullptr), location);
     if (!emulator.empty() && options.endpoint_override.empty()) {
       const size_t scheme = emulator.find("://");
