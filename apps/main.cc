@@ -12,7 +12,9 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/emoji.h"
+#include "maxdiffusion/data/storage.h"
 #include "maxdiffusion/tasks/run_config.h"
+#include "maxdiffusion/train/train.h"
 
 namespace {
 
@@ -54,6 +56,14 @@ void generate_controlnet(const Words& words) {
   md::generate_command(words[0], Words(words.begin() + 1, words.end()), true);
 }
 
+void prepare_tfrecords(const Words& words) {
+  md::check(!words.empty(), md::Code::invalid_config,
+            "prepare_tfrecords: the config file is missing; try: prepare_tfrecords configs/base_xl.yml "
+            "train_data_dir=… tfrecords_dir=…");
+  const md::RunConfig c = md::RunConfig::load(words[0], Words(words.begin() + 1, words.end()));
+  fmt::print("{} records in {}\n", md::prepare_tfrecords(c), c.data.tfrecords_dir);
+}
+
 void inspect(const Words& words) {
   if (words == Words{"keys"}) {
     md::RunConfig defaults;
@@ -79,6 +89,8 @@ constexpr Command kCommands[] = {
     {"generate_controlnet", "CONFIG [key=value …]", "the same with a ControlNet", generate_controlnet},
     {"inspect", "keys | config CONFIG [key=value …]",
      "print every key with its default and meaning, or with the value that a run would use", inspect},
+    {"prepare_tfrecords", "CONFIG [key=value …]", "write the data of a config as TFRecord files, encoded or as it is",
+     prepare_tfrecords},
     {"prepare_emoji", "FOLDER [resolution=64]", "write the colour emoji font as captioned pictures", prepare_emoji},
 };
 
@@ -141,6 +153,7 @@ int report(const md::Error& e) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);  // `maxdiffusion inspect … | head` ends quietly
+  const md::RemoteScope remote;
   try {
     dispatch(Words(argv + 1, argv + argc));
     return 0;

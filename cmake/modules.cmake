@@ -130,20 +130,27 @@ md_module(schedulers USES ops)
 md_module(optim USES ops)
 md_module(data USES mesh LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE PkgConfig::HARFBUZZ
           PkgConfig::ICU PkgConfig::ZLIB ${Protobuf_LIBRARIES} highwayhash ${CMAKE_DL_LIBS})
-# Parquet and Arrow files: a library that data opens when first needed, since Arrow's own are large.
-file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/data/arrow/*.cc)
-add_library(md_arrow MODULE ${sources} ${CMAKE_SOURCE_DIR}/maxdiffusion/base/error.cc
-            ${CMAKE_SOURCE_DIR}/maxdiffusion/base/dtype.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/data/location.cc)
-target_include_directories(md_arrow PRIVATE ${CMAKE_SOURCE_DIR})
-target_include_directories(md_arrow SYSTEM PRIVATE ${MD_DEPS}/pyarrow/include)
-target_link_libraries(md_arrow PRIVATE fmt::fmt ${MD_DEPS}/pyarrow/libarrow.so.2600
-                      ${MD_DEPS}/pyarrow/libparquet.so.2600)
-if(NOT MD_SANITIZE)
-  target_link_options(md_arrow PRIVATE -Wl,-z,defs)
-endif()
-set_target_properties(md_arrow PROPERTIES PREFIX "" BUILD_RPATH ${MD_DEPS}/pyarrow)
-target_compile_definitions(md_data PRIVATE MD_ARROW_PART="$<TARGET_FILE:md_arrow>")
-add_dependencies(md_data md_arrow)
+# Libraries that data opens when first needed, since Arrow's own are large: md_arrow reads Parquet and Arrow files,
+# md_remote gs:// and s3:// locations.
+foreach(part arrow:parquet remote:arrow_s3)
+  string(REPLACE ":" ";" part ${part})
+  list(GET part 0 name)
+  list(GET part 1 library)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/data/${name}/*.cc)
+  add_library(md_${name} MODULE ${sources} ${CMAKE_SOURCE_DIR}/maxdiffusion/base/error.cc
+              ${CMAKE_SOURCE_DIR}/maxdiffusion/base/dtype.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/data/location.cc)
+  target_include_directories(md_${name} PRIVATE ${CMAKE_SOURCE_DIR})
+  target_include_directories(md_${name} SYSTEM PRIVATE ${MD_DEPS}/pyarrow/include)
+  target_link_libraries(md_${name} PRIVATE fmt::fmt ${MD_DEPS}/pyarrow/libarrow.so.2600
+                        ${MD_DEPS}/pyarrow/lib${library}.so.2600)
+  if(NOT MD_SANITIZE)
+    target_link_options(md_${name} PRIVATE -Wl,-z,defs)
+  endif()
+  set_target_properties(md_${name} PROPERTIES PREFIX "" BUILD_RPATH ${MD_DEPS}/pyarrow)
+  string(TOUPPER ${name} upper)
+  target_compile_definitions(md_data PRIVATE MD_${upper}_PART="$<TARGET_FILE:md_${name}>")
+  add_dependencies(md_data md_${name})
+endforeach()
 md_module(checkpoint USES mesh runtime)
 md_module(lora USES nn data checkpoint)
 md_module(metrics USES runtime LIBRARIES PNG::PNG PkgConfig::ZLIB ${Protobuf_LIBRARIES})
@@ -164,10 +171,15 @@ md_tests(faults USES train pipelines)
 md_tests(resume USES train pipelines)
 md_tests(cli USES base)
 add_dependencies(cli_tests profiling)
+md_tests(remote USES data)
+target_sources(cli_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/remote/bucket_server.cc)
 md_tests(pipelines USES checkpoint)
 md_tests(layering USES base)
 
 md_bench(data_bench USES data)
+if(TARGET data_bench)
+  target_sources(data_bench PRIVATE ${CMAKE_SOURCE_DIR}/tests/remote/bucket_server.cc)
+endif()
 
 # Training steps timed from the start of the process; has a main of its own. See bench/compare.py.
 add_executable(model_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/model_bench.cc)

@@ -161,20 +161,19 @@ Placement draw_placement(const PictureConfig& config, uint64_t bits) {
   return p;
 }
 
-LoadedPictures load_pictures(std::shared_ptr<const RecordSource> source, const PictureConfig& config) {
+std::vector<std::string> each_part(std::shared_ptr<const RecordSource> source, const PictureConfig& config,
+                                   int64_t together, const std::function<void(LoadedPictures&& part)>& take) {
   check_config(config);
   check(!config.random_crop, Code::invalid_config,
         "random_crop: these pictures are made once; crops that change need pictures that are read while training");
-  constexpr size_t kTogether = 1024;
-  const int64_t r = config.resolution;
-  LoadedPictures out;
-  std::vector<HostArray> rows;
-  std::string content = fmt::format("pictures 2 {} {} {}\n", r, config.center_crop, config.random_flip);
+  const auto most = static_cast<size_t>(together);
+  std::vector<std::string> skipped;
+  int64_t good = 0;
   Progress progress(source->size());
-  RecordStream stream(source, {.shuffle = false, .window = static_cast<int64_t>(kTogether)});
+  RecordStream stream(source, {.shuffle = false, .window = together});
   for (bool more = true; more;) {
     std::vector<PendingRecord> pending;
-    while (more && pending.size() < kTogether) {
+    while (more && pending.size() < most) {
       RecordStream::Next n = stream.next();
       more = n.epoch == 0;
       if (more) pending.push_back(std::move(n.read));
@@ -198,31 +197,51 @@ LoadedPictures load_pictures(std::shared_ptr<const RecordSource> source, const P
       records[k] = std::move(record);
       progress.step();
     });
+    LoadedPictures part;
+    const auto rows = std::ranges::count_if(fitted, [](const HostArray& a) { return bool(a); });
+    part.pixels = HostArray(Shape{DType::u8, {rows, config.resolution, config.resolution, 3}});
+    std::byte* to = part.pixels.mutable_data();
     for (size_t k = 0; k < pending.size(); ++k) {
       if (!fitted[k]) {
         log_warning("skipped {}", reasons[k]);
-        out.skipped.push_back(reasons[k]);
+        skipped.push_back(reasons[k]);
         continue;
       }
-      content += fmt::format("{} {}:{}\n", hashes[k], records[k].caption.size(), records[k].caption);
-      rows.push_back(std::move(fitted[k]));
-      out.names.push_back(std::move(records[k].name));
-      out.captions.push_back(std::move(records[k].caption));
+      to = std::copy_n(fitted[k].data(), fitted[k].bytes(), to);
+      fitted[k] = {};
+      part.fingerprint += fmt::format("{} {}:{}\n", hashes[k], records[k].caption.size(), records[k].caption);
+      part.names.push_back(std::move(records[k].name));
+      part.captions.push_back(std::move(records[k].caption));
     }
+    good += rows;
+    if (rows > 0) take(std::move(part));
   }
-  const size_t all = rows.size() + out.skipped.size();
-  if (!out.skipped.empty()) {
-    check(!rows.empty(), Code::io, "{}: none of {} pictures decodes; the first: {}", source->name(), all,
-          out.skipped[0]);
-    log_warning("{}: {} of {} pictures do not decode and were skipped", source->name(), out.skipped.size(), all);
+  if (!skipped.empty()) {
+    const int64_t all = good + static_cast<int64_t>(skipped.size());
+    check(good > 0, Code::io, "{}: none of {} pictures decodes; the first: {}", source->name(), all, skipped[0]);
+    log_warning("{}: {} of {} pictures do not decode and were skipped", source->name(), skipped.size(), all);
   }
-  out.pixels = HostArray(Shape{DType::u8, {static_cast<int64_t>(rows.size()), r, r, 3}});
+  return skipped;
+}
+
+LoadedPictures load_pictures(std::shared_ptr<const RecordSource> source, const PictureConfig& config) {
+  LoadedPictures out;
+  std::vector<HostArray> parts;
+  out.fingerprint = fmt::format("pictures 2 {} {} {}\n", config.resolution, config.center_crop, config.random_flip);
+  out.skipped = each_part(source, config, 1024, [&](LoadedPictures&& part) {
+    out.fingerprint += part.fingerprint;
+    std::ranges::move(part.names, std::back_inserter(out.names));
+    std::ranges::move(part.captions, std::back_inserter(out.captions));
+    parts.push_back(std::move(part.pixels));
+  });
+  const int64_t r = config.resolution;
+  out.pixels = HostArray(Shape{DType::u8, {static_cast<int64_t>(out.names.size()), r, r, 3}});
   std::byte* to = out.pixels.mutable_data();
-  for (HostArray& row : rows) {
-    to = std::copy_n(row.data(), row.bytes(), to);
-    row = {};  // so that there is little more than one copy at any time
+  for (HostArray& part : parts) {
+    to = std::copy_n(part.data(), part.bytes(), to);
+    part = {};  // so that there is little more than one copy at any time
   }
-  out.fingerprint = content_hash(content);
+  out.fingerprint = content_hash(out.fingerprint);
   return out;
 }
 

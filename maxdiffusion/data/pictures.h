@@ -39,7 +39,7 @@ struct LoadedPictures {
   HostArray pixels;  // u8 [N, R, R, 3]
   std::vector<std::string> captions, names;
   std::vector<std::string> skipped;  // "file: reason"
-  std::string fingerprint;           // content key of pictures, captions and options
+  std::string fingerprint;           // content key of pictures, captions and options; of a part: what goes into it
 };
 /// Every picture that decodes, in stored order, on all cores, not mirrored; each that does not is named in a warning
 /// and counted. Progress is logged every few seconds. Throws io when none decodes, invalid_config for random_crop:
@@ -53,6 +53,11 @@ struct BatchConfig {
 };
 /// What captions become, a row each: token ids, say. Called on the thread that calls next().
 using EncodeCaptions = std::function<Batch(const std::vector<std::string>&)>;
+
+/// The same, `together` at a time at most, each part given to `take`, so that a data set need not fit into memory;
+/// returns what was skipped.
+std::vector<std::string> each_part(std::shared_ptr<const RecordSource> source, const PictureConfig& config,
+                                   int64_t together, const std::function<void(LoadedPictures&& part)>& take);
 
 /// Batches as they come from a source: `pixels` u8 [B, R, R, 3] and what `captions` makes. Pictures that do not decode
 /// are named in a warning, once each, and the next record takes their place; an epoch without one that does is io.

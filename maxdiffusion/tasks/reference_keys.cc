@@ -31,10 +31,6 @@ void ReferenceKeys::judge() const {
   warn(enable_single_replica_ckpt_restoring, "enable_single_replica_ckpt_restoring",
        "every process reads what its devices need");
   warn(!flash_block_sizes.empty(), "flash_block_sizes", "the attention kernels choose their blocks themselves");
-  constexpr const char* kConverter = "it is read by the reference's converters only";
-  warn(!data_files_pattern.empty(), "data_files_pattern", kConverter);
-  warn(!extracted_files_dir.empty(), "extracted_files_dir", kConverter);
-  warn(!tfrecords_dir.empty(), "tfrecords_dir", kConverter);
 }
 
 }  // namespace md

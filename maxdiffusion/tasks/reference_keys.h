@@ -20,8 +20,7 @@ struct ReferenceKeys {
        enable_ondemand_xprof = false, enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false;
   int64_t norm_num_groups = 32;
   std::string profiler_gcs_path, dataset_config_name, quantization;
-  std::string data_files_pattern, extracted_files_dir, tfrecords_dir;  // of its converters
-  int64_t compile_topology_num_slices = -1, no_records_per_shard = 0;
+  int64_t compile_topology_num_slices = -1;
   std::map<std::string, std::string> flash_block_sizes;
 
   template <class V>
@@ -49,10 +48,6 @@ struct ReferenceKeys {
     v("profiler_gcs_path", profiler_gcs_path, kNeutral);
     v("dataset_config_name", dataset_config_name, kNeutral);
     v("quantization", quantization, kNeutral);
-    v("data_files_pattern", data_files_pattern, kNeutral);
-    v("extracted_files_dir", extracted_files_dir, kNeutral);
-    v("tfrecords_dir", tfrecords_dir, kNeutral);
-    v("no_records_per_shard", no_records_per_shard, kNeutral);
     v("compile_topology_num_slices", compile_topology_num_slices, kNeutral);
     v("flash_block_sizes", flash_block_sizes, kNeutral);
   }

@@ -6,6 +6,7 @@
 #include "maxdiffusion/autodiff/checkpoint.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/data/location.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/attention.h"
 #include "maxdiffusion/pjrt/platforms.h"
@@ -45,6 +46,15 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
         "caption_dropout {} is not in [0, 1)", c.data.caption_dropout);
   check(c.loss.ema_decay >= 0 && c.loss.ema_decay < 1, Code::invalid_config, "ema_decay {} is not in [0, 1)",
         c.loss.ema_decay);
+  for (const auto& [key, value] :
+       {std::pair{"train_data_dir", c.data.train_data_dir}, std::pair{"hf_train_files", c.data.hf_train_files},
+        std::pair{"hf_data_dir", c.data.hf_data_dir}, std::pair{"grain_train_files", c.data.grain_train_files},
+        std::pair{"dataset_name", c.data.dataset_name}, std::pair{"data_files_pattern", c.data.data_files_pattern}}) {
+    check(!has_secret(value), Code::invalid_config,
+          "{} holds a secret key, which would be saved with the run; say it by AWS_ACCESS_KEY_ID and "
+          "AWS_SECRET_ACCESS_KEY",
+          key);
+  }
   check(c.data.resolution > 0, Code::invalid_config, "resolution {} is not a positive number", c.data.resolution);
   return c;
 }

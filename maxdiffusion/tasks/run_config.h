@@ -83,6 +83,8 @@ struct DataKeys {
   std::string dataset_type, dataset_name, train_data_dir, hf_train_files, hf_data_dir, grain_train_files;
   std::string train_split = "train", dataset_save_location, image_column = "image", caption_column = "text";
   std::string hf_access_token;
+  std::string data_files_pattern, extracted_files_dir, tfrecords_dir;
+  int64_t no_records_per_shard = 1000;
   int64_t resolution = 512, max_train_samples = -1, synthetic_num_samples = 1000, grain_worker_count = 0;
   double per_device_batch_size = 1;
   bool center_crop = false, random_crop = false, random_flip = false, enable_data_shuffling = true,
@@ -115,6 +117,11 @@ struct DataKeys {
     v("enable_data_shuffling", enable_data_shuffling, "new seeded order every epoch");
     v("reuse_example_batch", reuse_example_batch, "feed the first batch for ever (for benchmarks)");
     v("caption_dropout", caption_dropout, "probability of training a picture with the empty caption");
+    v("tfrecords_dir", tfrecords_dir, "prepare_tfrecords: the folder that it makes");
+    v("no_records_per_shard", no_records_per_shard, "prepare_tfrecords: records of one file");
+    v("data_files_pattern", data_files_pattern,
+      "prepare_tfrecords: reads these files, told by their names, instead of what the other keys say");
+    v("extracted_files_dir", extracted_files_dir, "read for the reference's files; .tar files are read where they lie");
   }
 };
 

@@ -139,8 +139,7 @@ TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
 TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
   for (const char* word :
        {"profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a", "attention_sharding_uniform=false",
-        "enable_single_replica_ckpt_restoring=true", "flash_block_sizes={block_q: 512}", "data_files_pattern=*.tar",
-        "extracted_files_dir=/a", "tfrecords_dir=/a"}) {
+        "enable_single_replica_ckpt_restoring=true", "flash_block_sizes={block_q: 512}"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(warnings({word}), key + " has no effect: ")) << word;
   }
@@ -150,8 +149,7 @@ TEST(ReferenceKeys, WhatArrangesItselfHereIsReadInSilence) {
   EXPECT_EQ(warnings({"jit_initializers=false", "from_pt=false", "controlnet_from_pt=false", "lightning_from_pt=false",
                       "split_head_dim=false", "mask_padding_tokens=false", "skip_jax_distributed_system=true",
                       "tokenize_captions_num_proc=1", "transform_images_num_proc=1", "quantization_local_shard_count=2",
-                      "tensorboard_dir=/a", "norm_num_groups=32", "cache_dreambooth_dataset=true",
-                      "skip_first_n_steps_for_profiler=2", "profiler_steps=3", "no_records_per_shard=4"}),
+                      "tensorboard_dir=/a", "norm_num_groups=32", "cache_dreambooth_dataset=true"}),
             "");
 }
 
