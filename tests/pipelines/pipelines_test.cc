@@ -54,10 +54,15 @@ class Pipeline : public testing::TestWithParam<Case> {
                                       "output_dir=" + t.path(), "latents=" + (t / "noise.safetensors")};
     if (c.control) {
       write_png(t / "control.png", golden().tensors().at("control"));
-      words.push_back("controlnet_model_name_or_path=" + kGoldens + "/controlnet");
+      words.push_back("controlnet_model_name_or_path=" + kGoldens +
+                      (c.folder == "sd" ? "/controlnet" : "/controlnet_sdxl"));
       words.push_back("controlnet_image=" + (t / "control.png"));
     }
-    words.insert(words.end(), c.words.begin(), c.words.end());
+    for (std::string word : c.words) {
+      if (word.starts_with("lora_files="))
+        for (size_t i = 0; (i = word.find("{}", i)) != std::string::npos;) word.replace(i, 2, kGoldens);
+      words.push_back(word);
+    }
     words.insert(words.end(), more.begin(), more.end());
     return maxdiffusion(words);
   }
