@@ -72,6 +72,19 @@ class Pipeline : public testing::TestWithParam<Case> {
   TemporaryFolder t;
 };
 
+TEST(Generate, SaysWhichPictureIsNotFinite) {
+  TemporaryFolder t;
+  // At the last timestep of zero terminal SNR nothing of the picture is left: its noise cannot be divided out.
+  const Outcome o = maxdiffusion(
+      {"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "pretrained_model_name_or_path=" + kGoldens + "/sd",
+       "output_dir=" + t.path(), "prompt=heart", "height=16", "width=16", "num_inference_steps=2",
+       "diffusion_scheduler_config={_class_name: DDIMScheduler, rescale_zero_terminal_snr: true, timestep_spacing: "
+       "trailing, prediction_type: epsilon, clip_sample: false}"});
+  EXPECT_EQ(o.status, 5) << o.err;
+  EXPECT_TRUE(contains(o.err, "the latents of picture 1 are not finite")) << o.err;
+  EXPECT_FALSE(exists(t / "image_0.png"));
+}
+
 TEST_P(Pipeline, DrawsWhatDiffusersDraws) {
   const Case& c = GetParam();
   const double floor = std::stod(golden().metadata().at("noise_floor." + c.name));
