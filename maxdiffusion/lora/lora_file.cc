@@ -181,7 +181,7 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets) {
           f.alpha_key);
     if (said)
       f.pair.alpha = metadata.alpha(target->component, f.module, f.pair.rank());
-    else if (f.pair.alpha == 0)
+    else if (f.pair.alpha_said = f.pair.alpha != 0; !f.pair.alpha_said)
       f.pair.alpha = static_cast<double>(f.pair.rank());
     check(std::isfinite(f.pair.alpha), Code::io, "LoRA for {}: alpha is {}", name, f.pair.alpha);
     lora.pairs[target->component].emplace(target->path, std::move(f.pair));

@@ -31,7 +31,9 @@ struct LoraKeys {
     v("lora_target_modules", lora_target_modules,
       "ends of the names of the layers that get matrices; a list, or one text with commas; empty: attention "
       "projections");
-    v("lora_init", lora_init, "LoRA file whose matrices training starts from; empty: random A, zero B");
+    v("lora_init", lora_init,
+      "LoRA file whose matrices training starts from; empty: random A, zero B. Where it says an alpha, that must be "
+      "lora_alpha");
   }
 };
 

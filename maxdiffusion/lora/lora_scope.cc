@@ -119,7 +119,7 @@ LoraValues initial_lora(const ParamTable& params, const LoraFile& file, const Lo
       }
       const LoraPair& pair = component->second.at(path);
       // Files of kohya hold alpha in f32.
-      const bool same_alpha = static_cast<float>(pair.alpha) == static_cast<float>(config.alpha);
+      const bool same_alpha = !pair.alpha_said || static_cast<float>(pair.alpha) == static_cast<float>(config.alpha);
       check(pair.rank() == config.rank && same_alpha, Code::invalid_config,
             "lora_init '{}': {} of {} has rank {} and alpha {}, this run has lora_rank {} and lora_alpha {}", file.name,
             path, p.model, pair.rank(), pair.alpha, config.rank, config.alpha);

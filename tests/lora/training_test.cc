@@ -200,6 +200,19 @@ TEST(LoraScope, TakesMatricesFromAFileAndGivesThemBack) {
   }
 }
 
+TEST(LoraScope, TheRunSaysAlphaWhereTheFileDoesNot) {
+  LoraCase c = lora_case("unet_plain");
+  c.config.alpha = 0.25;
+  const TemporaryFolder folder;
+  const Traced t(c);
+  const std::string path = folder / "bare.safetensors";  // the same without metadata
+  write_safetensors(path, SafetensorsReader::open(write_peft_lora(folder.path(), file_of(c))).tensors());
+  const LoraFile read = read_lora(path, LoraTargets(t.params));
+  EXPECT_FALSE(read.pairs.at("unet").begin()->second.alpha_said);
+  const LoraFile back = trained_lora(t.params, initial_lora(t.params, read, c.config), c.config);
+  EXPECT_EQ(back.pairs.at("unet").begin()->second.alpha, 0.25);
+}
+
 TEST(LoraScope, RefusesMatricesThatDoNotFitTheRun) {
   const LoraCase c = lora_case("unet_plain");
   const Traced t(c);
