@@ -168,19 +168,53 @@ void read_metadata(const std::string& file, const ImageFolderConfig& config,
   file.ends_with(kMetadataCsv) ? each_csv_row(file, text, add) : each_json_line(file, text, add);
 }
 
+/// The path below `root`, without extension.
+std::string stem_below(const std::string& root, const std::string& file) {
+  return fs::path(file).lexically_relative(fs::path(root).lexically_normal()).replace_extension().string();
+}
+
+/// The masks of pictures, one each.
+std::vector<std::string> find_masks(const std::string& folder, const std::string& root,
+                                    const std::vector<ImageItem>& items) {
+  check(fs::is_directory(folder), Code::io, "conditioning_data_dir '{}' is not a folder", folder);
+  std::map<std::string, std::string> masks;
+  for (const std::string& file : walk(fs::path(folder).lexically_normal().string()).pictures) {
+    const auto [it, fresh] = masks.emplace(stem_below(folder, file), file);
+    check(fresh, Code::io, "conditioning_data_dir: {} and {} are masks of the same picture", it->second, file);
+  }
+  std::vector<std::string> found, missing;
+  for (const ImageItem& item : items) {
+    const auto it = masks.find(stem_below(root, item.file));
+    if (it == masks.end())
+      missing.push_back(item.file);
+    else
+      found.push_back(it->second);
+  }
+  check(missing.empty(), Code::io, "conditioning_data_dir '{}': {} of {} pictures have no mask there, the first is {}",
+        folder, missing.size(), items.size(), missing.empty() ? "" : missing[0]);
+  return found;
+}
+
 class ImageFolder : public RecordSource {
  public:
   ImageFolder(const std::string& folder, const DataSourceConfig& config)
       : RecordSource(fmt::format("image folder '{}'", folder),
                      fingerprint_of(list_inputs(folder)) + columns_key(config)),
-        items_(list_image_folder(folder, {config.image_column, config.caption_column, config.max_train_samples})) {}
+        items_(list_image_folder(folder, {config.image_column, config.caption_column, config.max_train_samples})) {
+    if (!config.mask_folder.empty()) masks_ = find_masks(config.mask_folder, folder, items_);
+  }
   int64_t size() const override { return static_cast<int64_t>(items_.size()); }
+  bool masks() const override { return !masks_.empty(); }
   Record read(int64_t index) const override {
     const ImageItem& item = items_[static_cast<size_t>(index)];
     Record r{.name = item.file, .caption = item.caption};
     try {
       const auto file = open_input(item.file);
       r.picture = file->read(0, file->size());
+      if (!masks_.empty()) {
+        const auto mask = open_input(masks_[static_cast<size_t>(index)]);
+        r.mask = mask->read(0, mask->size());
+      }
     } catch (const Error& e) {
       r.fault = e.message();
     }
@@ -189,6 +223,7 @@ class ImageFolder : public RecordSource {
 
  private:
   std::vector<ImageItem> items_;
+  std::vector<std::string> masks_;  // of each; empty: none are asked for
 };
 
 }  // namespace
