@@ -100,12 +100,14 @@ std::unique_ptr<Dataset> in_buckets(std::vector<Batch> buckets, int64_t batch, c
   return std::make_unique<InBuckets>(std::move(buckets), counts, batch, config);
 }
 
-void log_buckets(const std::vector<PictureSize>& sizes, const std::vector<int64_t>& counts, int64_t batch) {
+void log_buckets(const std::vector<PictureSize>& sizes, const std::vector<int64_t>& pictures, int64_t copies,
+                 int64_t batch) {
   for (size_t i = 0; i < sizes.size(); ++i) {
-    log_info("bucket {}: {} pictures", to_string(sizes[i]), counts[i]);
-    if (counts[i] < batch)
-      log_warning("bucket {}: {} pictures do not fill a batch of {}: it has one every {:.3g} epochs, with repeats",
-                  to_string(sizes[i]), counts[i], batch, static_cast<double>(batch) / static_cast<double>(counts[i]));
+    const std::string bucket = "bucket " + to_string(sizes[i]);
+    log_info("{}: {} pictures{}", bucket, pictures[i], copies > 1 ? ", each also mirrored" : "");
+    if (const int64_t samples = pictures[i] * copies; samples < batch)
+      log_warning("{}: {} do not fill a batch of {}: it has one every {:.3g} epochs, with repeats", bucket, samples,
+                  batch, static_cast<double>(batch) / static_cast<double>(samples));
   }
 }
 

@@ -51,7 +51,9 @@ class BucketOrder {
 /// Arrays held in memory, one group per bucket; all have the same names, and shapes alike but for the sizes of pictures.
 std::unique_ptr<Dataset> in_buckets(std::vector<Batch> buckets, int64_t batch, const StreamConfig& config);
 
-/// A line per bucket; a warning where it does not fill a batch. `batch`: of all processes.
-void log_buckets(const std::vector<PictureSize>& sizes, const std::vector<int64_t>& counts, int64_t batch);
+/// A line per bucket; a warning where its samples, of which each picture makes `copies`, do not fill a batch. `batch`:
+/// of all processes.
+void log_buckets(const std::vector<PictureSize>& sizes, const std::vector<int64_t>& pictures, int64_t copies,
+                 int64_t batch);
 
 }  // namespace md

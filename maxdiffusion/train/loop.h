@@ -1,5 +1,7 @@
-// The loop: one task, one dataset, one state, from the newest checkpoint to the last step. Nothing in it waits for the
-// device: the state is donated from step to step, batches are prefetched, metrics are read one step late.
+// The loop: one dataset, one state, from the newest checkpoint to the last step. Nothing in it waits for the device: the
+// state is donated from step to step, batches are prefetched, metrics are read one step late. There is one task, or
+// several that differ in the shapes of their batches alone (aspect-ratio buckets): each has its program, all compiled
+// before the first step, and a batch goes to the one whose shapes it has.
 #pragma once
 
 #include <functional>
@@ -55,7 +57,7 @@ struct Trained {
 };
 
 /// Throws device when the loss is not finite, after saving the state before that step.
-Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dataset> data, const LoopOptions& options,
-                   const LoopCallbacks& callbacks);
+Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks, std::unique_ptr<Dataset> data,
+                   const LoopOptions& options, const LoopCallbacks& callbacks);
 
 }  // namespace md

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 
 #include "maxdiffusion/base/error.h"
@@ -41,6 +42,7 @@ DataSourceConfig source_config(const DataKeys& d) {
                      .image_column = d.image_column,
                      .caption_column = d.caption_column,
                      .array_columns = {},
+                     .mask_folder = d.conditioning_data_dir,
                      .max_train_samples = d.max_train_samples,
                      .synthetic_num_samples = d.synthetic_num_samples,
                      .resolution = d.resolution};
@@ -165,7 +167,7 @@ Values train_autoencoder(const RunConfig& c, const Devices& devices, const Model
   callbacks.complete = [&](CheckpointContent& content, const ParamTable&, const Values&) {
     content.files["vae/config.json"] = folder.files.at("vae/config.json");
   };
-  return train_loop(devices, task,
+  return train_loop(devices, {&task},
                     in_memory({{"pixels", pictures.pixels}}, task.batch_size, o.seed, c.data.enable_data_shuffling), o,
                     callbacks)
       .values;
@@ -189,16 +191,23 @@ std::string cache_key(const RunConfig& c, const ModelFolder& folder, const Value
 HostArray with_mirrored(const HostArray& pixels, int64_t from, int64_t to) {
   const Dims& d = pixels.dims();
   HostArray out = rows(pixels, 0, to - from);
-  auto v = out.mutable_view<uint8_t>();
-  const size_t row_bytes = static_cast<size_t>(d[2] * d[3]), picture = static_cast<size_t>(d[1]) * row_bytes;
+  const size_t pixel = static_cast<size_t>(d[3]) * size_of(pixels.dtype()), row_bytes = static_cast<size_t>(d[2]) * pixel;
+  const size_t picture = static_cast<size_t>(d[1]) * row_bytes;
   for (int64_t i = from; i < to; ++i) {
     set_rows(out, i - from, rows(pixels, i % d[0], 1));
     if (i < d[0]) continue;
-    for (uint8_t* row = &v[static_cast<size_t>(i - from) * picture];
-         row < v.data() + (static_cast<size_t>(i - from) + 1) * picture; row += row_bytes)
-      for (int64_t l = 0, r = d[2] - 1; l < r; ++l, --r)
-        std::swap_ranges(row + l * d[3], row + (l + 1) * d[3], row + r * d[3]);
+    std::byte* row = out.mutable_data() + static_cast<size_t>(i - from) * picture;
+    for (const std::byte* end = row + picture; row < end; row += row_bytes)
+      for (size_t l = 0, r = row_bytes - pixel; l < r; l += pixel, r -= pixel)
+        std::swap_ranges(row + l, row + l + pixel, row + r);
   }
+  return out;
+}
+
+/// `a` and then `b`.
+HostArray both_rows(const HostArray& a, const HostArray& b) {
+  HostArray out = rows(a, 0, a.dims()[0] + b.dims()[0]);
+  set_rows(out, a.dims()[0], b);
   return out;
 }
 
@@ -376,6 +385,15 @@ HostArray token_ids(const ClipTokenizer& tokenizer, const std::vector<std::strin
 
 HostArray without_batch(const HostArray& a) { return a.reshaped(Dims(a.dims().begin() + 1, a.dims().end())); }
 
+/// Refuses buckets, masks and original sizes for `what` brings its pictures another way.
+void check_plain_pictures(const RunConfig& c, const std::string& what) {
+  for (const auto& [key, set] : {std::pair{"enable_bucket", c.data.enable_bucket},
+                                 std::pair{"masked_loss", c.loss.masked_loss},
+                                 std::pair{"alpha_mask", c.data.alpha_mask},
+                                 std::pair{"original_size_conditioning", c.data.original_size_conditioning}})
+    check(!set, Code::invalid_config, "{} does not go with {}", key, what);
+}
+
 /// Samples of one update.
 int64_t update_size(const RunConfig& c, const LatentDiffusion& task) {
   return task.batch_size * c.loss.gradient_accumulation_steps;
@@ -422,9 +440,53 @@ std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& 
   return in_memory(arrays, update_size(c, task), static_cast<uint64_t>(c.run.seed), c.data.enable_data_shuffling);
 }
 
+/// How pictures are made ready.
+PictureConfig picture_config(const RunConfig& c, const ModelFolder& folder) {
+  const DataKeys& d = c.data;
+  const int64_t down = folder.vae.downscale();
+  PictureConfig p{.resolution = d.resolution,
+                  .center_crop = d.center_crop,
+                  .random_crop = d.random_crop,
+                  .random_flip = d.random_flip,
+                  .mask = d.alpha_mask      ? MaskFrom::alpha
+                          : c.loss.masked_loss ? MaskFrom::record
+                                               : MaskFrom::none,
+                  .mask_downscale = down,
+                  .sizes = folder.unet.addition_embed_type && (d.enable_bucket || d.original_size_conditioning)};
+  if (!d.enable_bucket) return p;
+  const int64_t unit = down << (folder.unet.block_out_channels.size() - 1);
+  check(d.bucket_reso_steps % unit == 0, Code::invalid_config,
+        "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink a picture",
+        d.bucket_reso_steps, unit);
+  if (d.bucket_no_upscale) log_info("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
+  p.buckets.emplace(BucketConfig{d.resolution, d.min_bucket_reso, d.max_bucket_reso, d.bucket_reso_steps,
+                                 d.bucket_no_upscale});
+  return p;
+}
+
+/// Batches, and the sizes of their pictures; empty: all have the task's.
+struct TrainingData {
+  std::unique_ptr<Dataset> batches;
+  std::vector<PictureSize> buckets = {};
+};
+
+/// The task in each size.
+std::vector<LatentDiffusion> in_sizes(const LatentDiffusion& task, const std::vector<PictureSize>& buckets) {
+  if (buckets.empty()) return {task};
+  std::vector<LatentDiffusion> tasks;
+  for (const PictureSize& size : buckets) {
+    LatentDiffusion t = task;
+    t.latent_height = size.height / task.folder.vae.downscale();
+    t.latent_width = size.width / task.folder.vae.downscale();
+    t.bucket = true;
+    tasks.push_back(std::move(t));
+  }
+  return tasks;
+}
+
 /// What the UNet is trained on: sets the task's sizes and the arrays that are the same every step.
-std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& devices, ModelFolder& folder,
-                                       Companions& companions, LatentDiffusion& task, Values& constants) {
+TrainingData training_data(const RunConfig& c, const Devices& devices, ModelFolder& folder, Companions& companions,
+                           LatentDiffusion& task, Values& constants) {
   const uint64_t seed = static_cast<uint64_t>(c.run.seed);
   if (!c.loss.replay_batches.empty()) {
     Replay replay = open_replay(c.loss.replay_batches, folder.unet.addition_embed_type.has_value());
@@ -438,13 +500,13 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
     task.batch_size = replay.batch_size / c.loss.gradient_accumulation_steps;
     task.latent_height = replay.latent_height, task.latent_width = replay.latent_width;
     task.text_length = replay.text_length;
-    return std::move(replay.data);
+    return {std::move(replay.data)};
   }
   task.batch_size = global_batch(c.data.per_device_batch_size, devices.mesh().devices());
   task.resolution = c.data.resolution;
   task.latent_height = task.latent_width = c.data.resolution / folder.vae.downscale();
   task.text_length = folder.text_encoder.max_position_embeddings;
-  if (!c.dreambooth.instance_data_dir.empty()) return dreambooth_data(c, folder, companions, task);
+  if (!c.dreambooth.instance_data_dir.empty()) return {dreambooth_data(c, folder, companions, task)};
 
   DataSourceConfig where = source_config(c.data);
   const BatchConfig batches{.stream = {.seed = seed, .shuffle = c.data.enable_data_shuffling},
@@ -453,6 +515,7 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
   const bool cached = c.loss.cache_latents_text_encoder_outputs;
   if (cached && (c.data.dataset_type == "tfrecord" || c.data.dataset_type == "grain")) {
     // Latents and embeddings that another program computed.
+    check_plain_pictures(c, "cached latents of dataset_type " + c.data.dataset_type);
     const bool micro = folder.unet.addition_embed_type.has_value();
     where.array_columns = micro ? sdxl_cached_columns() : laion_cached_columns();
     check(c.data.caption_dropout == 0, Code::invalid_config,
@@ -466,12 +529,11 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
     task.from_latents = micro;
     task.latent_height = latents[1], task.latent_width = latents[2];
     task.text_length = first.at("prompt_embeds").dims()[1];
-    return data;
+    return {std::move(data)};
   }
-  const PictureConfig images{.resolution = c.data.resolution,
-                             .center_crop = c.data.center_crop,
-                             .random_crop = c.data.random_crop,
-                             .random_flip = c.data.random_flip};
+  const PictureConfig images = picture_config(c, folder);
+  task.masked = images.mask != MaskFrom::none;
+  task.sizes = images.sizes;
   if (!cached) {
     check(!c.model.train_new_vae, Code::invalid_config,
           "train_new_vae with cache_latents_text_encoder_outputs=false: the scale of its latents would not be known");
@@ -485,39 +547,61 @@ std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& device
       return b;
     };
     for (const auto& [name, a] : ids({""})) constants["empty_" + name] = without_batch(a);
-    return picture_batches(open_source(where), images, batches, ids);
+    if (!images.buckets) return {picture_batches(open_source(where), images, batches, ids)};
+    PicturesInBuckets sorted = sort_into_buckets(open_source(where), images);
+    std::vector<int64_t> counts;
+    for (const auto& records : sorted.records) counts.push_back(static_cast<int64_t>(records.size()));
+    const std::vector<PictureSize> sizes = sorted.sizes;
+    log_buckets(sizes, counts, 1, batches.batch);
+    return {picture_batches(std::move(sorted), images, batches, ids), sizes};
   }
-  const LoadedPictures pictures = load_pictures(open_source(where), images);
-  log_info("{} pictures, {} skipped", pictures.pixels.dims()[0], pictures.skipped.size());
+  const std::vector<LoadedPictures> groups = load_in_buckets(open_source(where), images);
+  std::vector<PictureSize> sizes;
+  std::vector<int64_t> counts;
+  for (const LoadedPictures& g : groups) {
+    counts.push_back(g.pixels.dims()[0]);
+    sizes.push_back({g.pixels.dims()[1], g.pixels.dims()[2]});
+  }
+  log_info("{} pictures, {} skipped", std::accumulate(counts.begin(), counts.end(), int64_t{0}),
+           groups[0].skipped.size());
+  const int64_t copies = c.data.random_flip ? 2 : 1;
+  if (images.buckets) log_buckets(sizes, counts, copies, batches.batch);
   task.caption_dropout = c.data.caption_dropout;
 
-  if (c.model.train_new_vae) companions.set_vae(train_autoencoder(c, devices, folder, pictures));
+  if (c.model.train_new_vae) companions.set_vae(train_autoencoder(c, devices, folder, groups[0]));
   PictureCoder& coder = companions.coder();
   TextEncoder& text = companions.text();
   if (c.model.train_new_vae) {
     const std::string path = c.folder() + "/samples/reconstructions.png";
-    write_reconstructions(coder, pictures.pixels, path);
+    write_reconstructions(coder, groups[0].pixels, path);
     log_info("autoencoder: originals above reconstructions in {}", path);
   }
   const std::string cache_folder =
       (c.data.dataset_save_location.empty() ? c.folder() : c.data.dataset_save_location) + "/cache";
-  Values arrays =
-      encoded(cache_folder, pictures, c.data.random_flip, cache_key(c, folder, companions.vae(), text), coder, text);
+  std::vector<Batch> arrays;
+  const std::string key = cache_key(c, folder, companions.vae(), text);
+  for (const LoadedPictures& g : groups) arrays.push_back(encoded(cache_folder, g, c.data.random_flip, key, coder, text));
   if (c.model.train_new_vae) {
-    folder.vae.scaling_factor = latent_scale(arrays.at("moments"));
+    folder.vae.scaling_factor = latent_scale(arrays[0].at("moments"));
     json config = json::parse(folder.files.at("vae/config.json"));
     config["scaling_factor"] = folder.vae.scaling_factor;
     folder.files["vae/config.json"] = config.dump(2) + "\n";
     log_info("autoencoder: scaling_factor {:.5f} (one over the latents' standard deviation)",
              folder.vae.scaling_factor);
   }
-  arrays["moments"] = scaled(arrays.at("moments"), folder.vae);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const LoadedPictures& g = groups[i];
+    arrays[i]["moments"] = scaled(arrays[i].at("moments"), folder.vae);
+    if (g.mask) arrays[i]["mask"] = with_mirrored(g.mask, 0, copies * counts[i]);
+    if (g.time_ids) arrays[i]["time_ids"] = copies == 1 ? g.time_ids : both_rows(g.time_ids, g.mirrored_time_ids);
+  }
   if (c.data.caption_dropout > 0) {
     TextEmbeddings empty = text.encode({""});
     constants["empty_prompt_embeds"] = without_batch(empty.prompt_embeds);
     if (empty.text_embeds) constants["empty_text_embeds"] = without_batch(empty.text_embeds);
   }
-  return in_memory(arrays, update_size(c, task), seed, c.data.enable_data_shuffling);
+  if (images.buckets) return {in_buckets(std::move(arrays), batches.batch, batches.stream), sizes};
+  return {in_memory(std::move(arrays[0]), batches.batch, seed, c.data.enable_data_shuffling)};
 }
 
 /// A phase of the run from now on: told in the log and, where a key asks for it, in a file.
@@ -565,7 +649,7 @@ std::function<Values()> first_lora(const RunConfig& c, const ModelFolder& folder
   return [values] { return values; };
 }
 
-/// What the reference refuses before it starts, too.
+/// What the reference refuses before it starts, too, and keys that do not go together.
 void validate(const RunConfig& c, const ModelFolder& folder) {
   check(!c.loss.train_text_encoder || !folder.text_encoder_2 || c.lora.train_lora, Code::invalid_config,
         "train_text_encoder: models with two text encoders are trained without them, except with train_lora");
@@ -588,6 +672,18 @@ void validate(const RunConfig& c, const ModelFolder& folder) {
         "cache_latents_text_encoder_outputs to False");
   check(!c.loss.train_text_encoder || c.loss.replay_batches.empty(), Code::invalid_config,
         "train_text_encoder with replay_batches: the file holds what the text encoder has made");
+  if (dreambooth) check_plain_pictures(c, "DreamBooth");
+  if (!c.loss.replay_batches.empty()) check_plain_pictures(c, "replay_batches");
+  check(!c.data.enable_bucket || !c.model.train_new_vae, Code::invalid_config,
+        "enable_bucket does not go with train_new_vae, which learns from pictures of one size");
+  check(!c.data.original_size_conditioning || folder.unet.addition_embed_type, Code::invalid_config,
+        "original_size_conditioning: this UNet is not told sizes; only SDXL's are");
+  const bool folder_of_masks = !c.data.conditioning_data_dir.empty();
+  check(!folder_of_masks || !c.data.alpha_mask, Code::invalid_config,
+        "alpha_mask and conditioning_data_dir are both set; masks come from one of them");
+  check(!folder_of_masks || c.loss.masked_loss, Code::invalid_config, "conditioning_data_dir needs masked_loss=true");
+  check(!c.loss.masked_loss || c.data.alpha_mask || folder_of_masks, Code::invalid_config,
+        "masked_loss needs masks: alpha_mask=true, or conditioning_data_dir=FOLDER");
 }
 
 }  // namespace
@@ -618,8 +714,10 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   task.noise_offset = c.loss.noise_offset;
   task.input_perturbation = c.loss.input_perturbation;
   phase = std::make_unique<Phase>(c, "data");
-  std::unique_ptr<Dataset> data = training_data(c, devices, folder, companions, task, callbacks.constants);
+  TrainingData training = training_data(c, devices, folder, companions, task, callbacks.constants);
+  std::unique_ptr<Dataset> data = std::move(training.batches);
   task.folder = folder;
+  const std::vector<LatentDiffusion> tasks = in_sizes(task, training.buckets);
   phase.reset();
 
   LoopOptions o = loop_options(c, run, "train unet");
@@ -689,7 +787,9 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   };
   if (o.sample_every > 0) callbacks.sample = draw;
   phase = std::make_unique<Phase>(c, "training");
-  Trained t = train_loop(devices, task, std::move(data), o, callbacks);
+  std::vector<const Task*> all_tasks;
+  for (const LatentDiffusion& t : tasks) all_tasks.push_back(&t);
+  Trained t = train_loop(devices, all_tasks, std::move(data), o, callbacks);
   phase.reset();
   if (o.sample_every != 0) draw(t.steps, t.params, t.values);
 }

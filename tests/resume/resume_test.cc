@@ -70,7 +70,7 @@ struct TinyRun {
                            {"empty_text_embeds", noise({DType::f32, {10}}, "empty pooled")}};
     HostArray moments = noise({DType::f32, {11, 8, 8, 8}}, "moments");
     moments.mutable_view<float>()[9 * 8 * 8 * 8] += poison;
-    return train_loop(devices, task,
+    return train_loop(devices, {&task},
                       in_memory({{"moments", moments},
                                  {"prompt_embeds", noise({DType::f32, {11, 5, 12}}, "prompts")},
                                  {"text_embeds", noise({DType::f32, {11, 10}}, "pooled")}},
