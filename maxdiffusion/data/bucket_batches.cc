@@ -44,8 +44,8 @@ BucketOrder::Taken BucketOrder::next() {
     const int64_t epoch = s / count, i = s % count;
     std::vector<int64_t>& order = orders_[{bucket, epoch}];
     if (order.empty()) order = order_of(count, seed, epoch, config_.shuffle);
-    out.samples.push_back({order[static_cast<size_t>(i)], mix(mix(mix(~seed) ^ static_cast<uint64_t>(epoch)) ^
-                                                              static_cast<uint64_t>(i))});
+    out.samples.push_back({order[static_cast<size_t>(i)],
+                           mix(mix(mix(~seed) ^ static_cast<uint64_t>(epoch)) ^ static_cast<uint64_t>(i))});
   }
   return out;
 }
@@ -75,8 +75,8 @@ std::unique_ptr<Dataset> in_buckets(std::vector<Batch> buckets, int64_t batch, c
         dims[0] = static_cast<int64_t>(taken.samples.size());
         HostArray to(Shape{from.dtype(), dims});
         for (size_t i = 0; i < taken.samples.size(); ++i)
-          std::memcpy(to.mutable_data() + i * bytes,
-                      from.data() + static_cast<size_t>(taken.samples[i].index) * bytes, bytes);
+          std::memcpy(to.mutable_data() + i * bytes, from.data() + static_cast<size_t>(taken.samples[i].index) * bytes,
+                      bytes);
         out.emplace(name, std::move(to));
       }
       return out;

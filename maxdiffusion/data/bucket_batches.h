@@ -43,12 +43,13 @@ class BucketOrder {
   int64_t batch_;  // of all processes
   StreamConfig config_;
   Position at_;
-  int64_t planned_ = -1;                                // the epoch of what follows
-  std::vector<std::pair<size_t, int64_t>> batches_;     // bucket, number of the batch since epoch 0
+  int64_t planned_ = -1;                                               // the epoch of what follows
+  std::vector<std::pair<size_t, int64_t>> batches_;                    // bucket, number of the batch since epoch 0
   std::map<std::pair<size_t, int64_t>, std::vector<int64_t>> orders_;  // of bucket and epoch
 };
 
-/// Arrays held in memory, one group per bucket; all have the same names, and shapes alike but for the sizes of pictures.
+/// Arrays held in memory, one group per bucket; all have the same names, and shapes alike but for the sizes of
+/// pictures.
 std::unique_ptr<Dataset> in_buckets(std::vector<Batch> buckets, int64_t batch, const StreamConfig& config);
 
 /// A line per bucket; a warning where its samples, of which each picture makes `copies`, do not fill a batch. `batch`:

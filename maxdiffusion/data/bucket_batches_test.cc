@@ -113,8 +113,8 @@ TEST(BucketOrder, ProcessesTakeOneBucketTogetherAndShareItsBatch) {
 
 TEST(BucketOrder, ForeignPositionsAreRefused) {
   BucketOrder order({6, 6}, 3, {.seed = 5});
-  for (const Position& p : {Position{.index = 2}, Position{.index = 15}, Position{.epoch = -1},
-                            Position{.index = 3, .taken = 3}}) {
+  for (const Position& p :
+       {Position{.index = 2}, Position{.index = 15}, Position{.epoch = -1}, Position{.index = 3, .taken = 3}}) {
     try {
       order.seek(p);
       FAIL() << p.index;

@@ -70,13 +70,13 @@ TEST(Buckets, KeysThatDoNotFitAreRefusedByName) {
     }
     return std::string("accepted");
   };
-  for (const auto& [config, part] : std::vector<std::pair<BucketConfig, std::string>>{
-           {{.bucket_reso_steps = 0}, "bucket_reso_steps is 0"},
-           {{.resolution = 32}, "bucket_reso_steps is 64"},
-           {{.min_bucket_reso = 300}, "min_bucket_reso is 300"},
-           {{.max_bucket_reso = 1000}, "max_bucket_reso is 1000"},
-           {{.resolution = 1100}, "resolution 1100 is not between"},
-           {{.resolution = 200}, "resolution 200 is not between"}})
+  for (const auto& [config, part] :
+       std::vector<std::pair<BucketConfig, std::string>>{{{.bucket_reso_steps = 0}, "bucket_reso_steps is 0"},
+                                                         {{.resolution = 32}, "bucket_reso_steps is 64"},
+                                                         {{.min_bucket_reso = 300}, "min_bucket_reso is 300"},
+                                                         {{.max_bucket_reso = 1000}, "max_bucket_reso is 1000"},
+                                                         {{.resolution = 1100}, "resolution 1100 is not between"},
+                                                         {{.resolution = 200}, "resolution 200 is not between"}})
     EXPECT_NE(refusal(config).find(part), std::string::npos) << refusal(config);
   EXPECT_EQ(refusal({.resolution = 200, .min_bucket_reso = 300, .bucket_no_upscale = true}), "accepted");
 }

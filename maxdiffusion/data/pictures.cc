@@ -55,8 +55,18 @@ int64_t longest_side(const PictureConfig& c) {
 Picture decoded(const Record& r, const PictureConfig& c, bool only_size = false) {
   check(r.fault.empty(), Code::io, "{}", r.fault);
   if (r.pixels) return {.rgb = r.pixels, .size = {r.pixels.dims()[0], r.pixels.dims()[1]}};
-  return decode_picture(r.picture.bytes.data(), r.picture.bytes.size(), r.name,
-                        {.side = only_size ? 0 : longest_side(c), .alpha = c.mask == MaskFrom::alpha, .only_size = only_size});
+  return decode_picture(
+      r.picture.bytes.data(), r.picture.bytes.size(), r.name,
+      {.side = only_size ? 0 : longest_side(c), .alpha = c.mask == MaskFrom::alpha, .only_size = only_size});
+}
+
+/// fit_of, naming the record in its error.
+Fit fit_of_record(const Record& r, PictureSize size, const PictureConfig& config, const Placement& placement) {
+  try {
+    return fit_of(size, config, placement);
+  } catch (const Error& e) {
+    fail(e.code(), "{}: {}", r.name, e.message());
+  }
 }
 
 HostArray fitted(const HostArray& rgb, const Fit& f, bool flip) {
@@ -79,7 +89,8 @@ HostArray weights_of(const HostArray& rgb, int64_t cell) {
       for (int64_t i = y * cell; i < (y + 1) * cell; ++i)
         for (int64_t k = x * cell; k < (x + 1) * cell; ++k)
           sum += from[static_cast<size_t>((i * rgb.dims()[1] + k) * 3)];
-      to[static_cast<size_t>(y * w + x)] = static_cast<float>(static_cast<double>(sum) / static_cast<double>(255 * cell * cell));
+      to[static_cast<size_t>(y * w + x)] =
+          static_cast<float>(static_cast<double>(sum) / static_cast<double>(255 * cell * cell));
     }
   return out;
 }
@@ -99,8 +110,8 @@ HostArray mask_of(const Record& r, const Picture& picture, const PictureConfig& 
   check(!r.mask.bytes.empty(), Code::invalid_config, "{}: it has no mask", r.name);
   const std::string name = "mask of " + r.name;
   const Picture mask = decode_picture(r.mask.bytes.data(), r.mask.bytes.size(), name, {.side = longest_side(c)});
-  check(mask.size == picture.size, Code::invalid_config, "{}: it has {} pixels, the picture {}", name, to_string(mask.size),
-        to_string(picture.size));
+  check(mask.size == picture.size, Code::invalid_config, "{}: it has {} pixels, the picture {}", name,
+        to_string(mask.size), to_string(picture.size));
   return weights_of(fitted(mask.rgb, fit, flip), cell);
 }
 
@@ -262,7 +273,10 @@ class SourceBatches : public Dataset {
       std::vector<Row> made(taken.size());
       parallel_for(
           static_cast<int64_t>(taken.size()),
-          [&](int64_t i, int) { made[static_cast<size_t>(i)] = make_(taken[static_cast<size_t>(i)].read, taken[static_cast<size_t>(i)].draw); },
+          [&](int64_t i, int) {
+            made[static_cast<size_t>(i)] =
+                make_(taken[static_cast<size_t>(i)].read, taken[static_cast<size_t>(i)].draw);
+          },
           config_.workers);
       for (size_t i = 0; i < made.size(); ++i) {
         if (made[i].fault.empty()) {
@@ -322,12 +336,7 @@ HostArray fit_image(const HostArray& rgb, const PictureConfig& config, const Pla
 
 Ready ready_picture(const Record& record, const PictureConfig& config, const Placement& placement) {
   const Picture picture = decoded(record, config);
-  Ready r;
-  try {
-    r.fit = fit_of(picture.size, config, placement);
-  } catch (const Error& e) {
-    fail(e.code(), "{}: {}", record.name, e.message());
-  }
+  Ready r{.arrays = {}, .fit = fit_of_record(record, picture.size, config, placement)};
   r.arrays["pixels"] = fitted(picture.rgb, r.fit, placement.flip);
   if (config.mask != MaskFrom::none) r.arrays["mask"] = mask_of(record, picture, config, r.fit, placement.flip);
   if (config.sizes) r.arrays["time_ids"] = time_ids(picture.size, r.fit, placement.flip);
@@ -426,9 +435,9 @@ std::vector<LoadedPictures> load_in_buckets(std::shared_ptr<const RecordSource> 
         group.rows[i].arrays["time_ids"] = std::move(group.mirrored_time_ids[i]);
       join("time_ids", p.mirrored_time_ids);
     }
-    p.fingerprint = content_hash(fmt::format("pictures 3 {}x{} {} {} {}\n{}", size.first, size.second,
-                                             config.center_crop, config.random_flip, config.mask == MaskFrom::alpha,
-                                             group.content));
+    p.fingerprint =
+        content_hash(fmt::format("pictures 3 {}x{} {} {} {}\n{}", size.first, size.second, config.center_crop,
+                                 config.random_flip, config.mask == MaskFrom::alpha, group.content));
     out.push_back(std::move(p));
     group = {};
   }
@@ -459,10 +468,10 @@ PicturesInBuckets sort_into_buckets(std::shared_ptr<const RecordSource> source, 
       const auto k = static_cast<size_t>(i);
       const Record r = pending[k]();
       try {
-        sizes[k] = config.buckets->choose(decoded(r, config, true).size).size;
+        sizes[k] = fit_of_record(r, decoded(r, config, true).size, config, {}).size;
       } catch (const Error& e) {
         if (e.code() != Code::io) throw;
-        reasons[k] = e.message().starts_with(r.name) ? e.message() : r.name + ": " + e.message();
+        reasons[k] = e.message();
       }
       progress.step();
     });
@@ -494,8 +503,7 @@ PicturesInBuckets sort_into_buckets(std::shared_ptr<const RecordSource> source, 
   sort();
   check(!buckets.empty(), Code::io, "{}: no picture of {} fits a bucket; the first: {}", source->name(), number,
         skipped.empty() ? "there is none" : skipped[0]);
-  if (!skipped.empty())
-    log_warning("{}: {} of {} pictures were skipped", source->name(), skipped.size(), number);
+  if (!skipped.empty()) log_warning("{}: {} of {} pictures were skipped", source->name(), skipped.size(), number);
   PicturesInBuckets out{.source = source, .sizes = {}, .records = {}};
   if (source->shards() > 0) out.source = std::make_shared<Placed>(source, std::move(places));
   for (auto& [size, records] : buckets) {

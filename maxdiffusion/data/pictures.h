@@ -54,9 +54,9 @@ struct Placement {
   bool flip = false;
   double y = 0.5, x = 0.5;
 };
-/// What becomes of a picture: resized, then `size` cut out at (top, left). With center_crop or random_crop the short side
-/// becomes the resolution and a square is cut out, as torchvision does; with buckets see Buckets; otherwise both sides
-/// become the resolution.
+/// What becomes of a picture: resized, then `size` cut out at (top, left). With center_crop or random_crop the short
+/// side becomes the resolution and a square is cut out, as torchvision does; with buckets see Buckets; otherwise both
+/// sides become the resolution.
 struct Fit {
   PictureSize resized, size;
   int64_t top = 0, left = 0;
@@ -119,8 +119,8 @@ struct PicturesInBuckets {
 };
 /// Throws io where no picture is left.
 PicturesInBuckets sort_into_buckets(std::shared_ptr<const RecordSource> source, const PictureConfig& config);
-/// As above, every batch of one bucket, in BucketOrder. The place of a picture that does not decode is taken by the next
-/// of its bucket; a bucket without one that does is io.
+/// As above, every batch of one bucket, in BucketOrder. The place of a picture that does not decode is taken by the
+/// next of its bucket; a bucket without one that does is io.
 std::unique_ptr<Dataset> picture_batches(PicturesInBuckets pictures, const PictureConfig& config,
                                          const BatchConfig& batches, EncodeCaptions captions);
 /// The arrays of records, stacked. Throws io naming the record whose arrays have other names, types or sizes than those

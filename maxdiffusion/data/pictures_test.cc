@@ -69,15 +69,16 @@ TEST(Mask, IsResizedByArea) {
     const int64_t h = row["height"], w = row["width"];
     HostArray mask(Shape{DType::u8, {h, w, 3}});
     for (size_t i = 0; i < row["red"].size(); ++i)
-      for (size_t c = 0; c < 3; ++c) mask.mutable_view<uint8_t>()[3 * i + c] = c == 0 ? row["red"][i].get<uint8_t>() : 7;
+      for (size_t c = 0; c < 3; ++c)
+        mask.mutable_view<uint8_t>()[3 * i + c] = c == 0 ? row["red"][i].get<uint8_t>() : 7;
     Record r = record(smooth(h, w));
     r.mask = Blob::of(file_text(mask));
     const int64_t cell = row["cell"];
-    const PictureConfig config{.resolution = std::max(h, w),
-                               .buckets = Buckets({.resolution = std::max(h, w), .bucket_reso_steps = 1,
-                                                   .bucket_no_upscale = true}),
-                               .mask = MaskFrom::record,
-                               .mask_downscale = cell};
+    const PictureConfig config{
+        .resolution = std::max(h, w),
+        .buckets = Buckets({.resolution = std::max(h, w), .bucket_reso_steps = 1, .bucket_no_upscale = true}),
+        .mask = MaskFrom::record,
+        .mask_downscale = cell};
     const HostArray found = ready_picture(r, config, {}).arrays.at("mask");
     EXPECT_EQ(found.dims(), (Dims{h / cell, w / cell, 1}));
     for (size_t i = 0; i < row["weights"].size(); ++i)
@@ -90,8 +91,9 @@ TEST(Mask, FollowsThePicture) {
   Record r = record(rgb);
   r.mask = r.picture;
   std::set<std::vector<float>> different;
-  for (const PictureConfig& how : {PictureConfig{.resolution = 16}, PictureConfig{.resolution = 16, .center_crop = true},
-                                   PictureConfig{.resolution = 16, .random_crop = true}, in_small_buckets()}) {
+  for (const PictureConfig& how :
+       {PictureConfig{.resolution = 16}, PictureConfig{.resolution = 16, .center_crop = true},
+        PictureConfig{.resolution = 16, .random_crop = true}, in_small_buckets()}) {
     PictureConfig config = how;
     config.mask = MaskFrom::record;
     config.mask_downscale = 2;
@@ -119,7 +121,8 @@ TEST(Mask, ComesFromAlphaOrIsOneEverywhere) {
   EXPECT_EQ(floats(ready.arrays.at("mask")), (std::vector<float>{0, 1, 0, 1}));
   for (uint8_t v : ready.arrays.at("pixels").view<uint8_t>()) EXPECT_EQ(v, 100);
   // Without a mask the same picture lies over white.
-  const HostArray over = ready_picture({.name = "it", .picture = Blob::of(png)}, {.resolution = 4}, {}).arrays.at("pixels");
+  const HostArray over =
+      ready_picture({.name = "it", .picture = Blob::of(png)}, {.resolution = 4}, {}).arrays.at("pixels");
   EXPECT_EQ(over.view<uint8_t>()[0], 255);
   EXPECT_EQ(over.view<uint8_t>()[9], 100);
   const Ready opaque = ready_picture(record(smooth(4, 4)), config, {});

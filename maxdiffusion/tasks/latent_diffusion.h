@@ -1,8 +1,8 @@
-// Denoising objective: mean of w(t)·m·(target − prediction)². A batch holds pictures and token ids, what the autoencoder
-// and the text encoders make of them, or everything including the draws of a recorded run.
-// m is 1, or with `masked` the mask at the latents' size, the same for all channels; the mean is over all elements, those
-// without weight included, as kohya's sd-scripts do (apply_masked_loss): what is masked out makes the loss smaller.
-// Source: Ho et al. 2020 (DDPM); Rombach et al. 2022; Podell et al. 2023 (micro-conditioning).
+// Denoising objective: mean of w(t)·m·(target − prediction)². A batch holds pictures and token ids, what the
+// autoencoder and the text encoders make of them, or everything including the draws of a recorded run. m is 1, or with
+// `masked` the mask at the latents' size, the same for all channels; the mean is over all elements, those without
+// weight included, as kohya's sd-scripts do (apply_masked_loss): what is masked out makes the loss smaller. Source: Ho
+// et al. 2020 (DDPM); Rombach et al. 2022; Podell et al. 2023 (micro-conditioning).
 #pragma once
 
 #include <array>

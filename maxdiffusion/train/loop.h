@@ -1,5 +1,5 @@
-// The loop: one dataset, one state, from the newest checkpoint to the last step. Nothing in it waits for the device: the
-// state is donated from step to step, batches are prefetched, metrics are read one step late. There is one task, or
+// The loop: one dataset, one state, from the newest checkpoint to the last step. Nothing in it waits for the device:
+// the state is donated from step to step, batches are prefetched, metrics are read one step late. There is one task, or
 // several that differ in the shapes of their batches alone (aspect-ratio buckets): each has its program, all compiled
 // before the first step, and a batch goes to the one whose shapes it has.
 #pragma once

@@ -191,7 +191,8 @@ std::string cache_key(const RunConfig& c, const ModelFolder& folder, const Value
 HostArray with_mirrored(const HostArray& pixels, int64_t from, int64_t to) {
   const Dims& d = pixels.dims();
   HostArray out = rows(pixels, 0, to - from);
-  const size_t pixel = static_cast<size_t>(d[3]) * size_of(pixels.dtype()), row_bytes = static_cast<size_t>(d[2]) * pixel;
+  const size_t pixel = static_cast<size_t>(d[3]) * size_of(pixels.dtype()),
+               row_bytes = static_cast<size_t>(d[2]) * pixel;
   const size_t picture = static_cast<size_t>(d[1]) * row_bytes;
   for (int64_t i = from; i < to; ++i) {
     set_rows(out, i - from, rows(pixels, i % d[0], 1));
@@ -387,10 +388,10 @@ HostArray without_batch(const HostArray& a) { return a.reshaped(Dims(a.dims().be
 
 /// Refuses buckets, masks and original sizes for `what` brings its pictures another way.
 void check_plain_pictures(const RunConfig& c, const std::string& what) {
-  for (const auto& [key, set] : {std::pair{"enable_bucket", c.data.enable_bucket},
-                                 std::pair{"masked_loss", c.loss.masked_loss},
-                                 std::pair{"alpha_mask", c.data.alpha_mask},
-                                 std::pair{"original_size_conditioning", c.data.original_size_conditioning}})
+  for (const auto& [key, set] :
+       {std::pair{"enable_bucket", c.data.enable_bucket}, std::pair{"masked_loss", c.loss.masked_loss},
+        std::pair{"alpha_mask", c.data.alpha_mask},
+        std::pair{"original_size_conditioning", c.data.original_size_conditioning}})
     check(!set, Code::invalid_config, "{} does not go with {}", key, what);
 }
 
@@ -448,7 +449,7 @@ PictureConfig picture_config(const RunConfig& c, const ModelFolder& folder) {
                   .center_crop = d.center_crop,
                   .random_crop = d.random_crop,
                   .random_flip = d.random_flip,
-                  .mask = d.alpha_mask      ? MaskFrom::alpha
+                  .mask = d.alpha_mask         ? MaskFrom::alpha
                           : c.loss.masked_loss ? MaskFrom::record
                                                : MaskFrom::none,
                   .mask_downscale = down,
@@ -459,8 +460,8 @@ PictureConfig picture_config(const RunConfig& c, const ModelFolder& folder) {
         "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink a picture",
         d.bucket_reso_steps, unit);
   if (d.bucket_no_upscale) log_info("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
-  p.buckets.emplace(BucketConfig{d.resolution, d.min_bucket_reso, d.max_bucket_reso, d.bucket_reso_steps,
-                                 d.bucket_no_upscale});
+  p.buckets.emplace(
+      BucketConfig{d.resolution, d.min_bucket_reso, d.max_bucket_reso, d.bucket_reso_steps, d.bucket_no_upscale});
   return p;
 }
 
@@ -580,7 +581,8 @@ TrainingData training_data(const RunConfig& c, const Devices& devices, ModelFold
       (c.data.dataset_save_location.empty() ? c.folder() : c.data.dataset_save_location) + "/cache";
   std::vector<Batch> arrays;
   const std::string key = cache_key(c, folder, companions.vae(), text);
-  for (const LoadedPictures& g : groups) arrays.push_back(encoded(cache_folder, g, c.data.random_flip, key, coder, text));
+  for (const LoadedPictures& g : groups)
+    arrays.push_back(encoded(cache_folder, g, c.data.random_flip, key, coder, text));
   if (c.model.train_new_vae) {
     folder.vae.scaling_factor = latent_scale(arrays[0].at("moments"));
     json config = json::parse(folder.files.at("vae/config.json"));

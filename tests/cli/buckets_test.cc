@@ -104,12 +104,12 @@ TEST_F(BucketRuns, CompileEveryBucketAheadAndGoOnAsIfNeverInterrupted) {
   o = train_in_buckets("drawn", {"cache_latents_text_encoder_outputs=false", "random_flip=true", "random_crop=true",
                                  "max_train_steps=2"});
   ASSERT_EQ(o.status, 0) << o.err;
-  ASSERT_EQ(train_in_buckets("drawn", {"cache_latents_text_encoder_outputs=false", "random_flip=true",
-                                       "random_crop=true"})
-                .status,
-            0);
-  ASSERT_EQ(train_in_buckets("drawn_whole", {"cache_latents_text_encoder_outputs=false", "random_flip=true",
-                                             "random_crop=true"})
+  ASSERT_EQ(
+      train_in_buckets("drawn", {"cache_latents_text_encoder_outputs=false", "random_flip=true", "random_crop=true"})
+          .status,
+      0);
+  ASSERT_EQ(train_in_buckets("drawn_whole",
+                             {"cache_latents_text_encoder_outputs=false", "random_flip=true", "random_crop=true"})
                 .status,
             0);
   EXPECT_EQ(losses("drawn"), losses("drawn_whole"));
@@ -159,8 +159,9 @@ TEST_F(BucketRuns, WhatDoesNotGoTogetherIsRefusedByName) {
   expect_refused({"enable_bucket=true", "bucket_reso_steps=6"}, "bucket_reso_steps is 6; expected a multiple of 4");
   expect_refused({"enable_bucket=true", "bucket_reso_steps=4"}, "min_bucket_reso 256");
   expect_refused({"enable_bucket=true", "train_new_vae=true"}, "enable_bucket does not go with train_new_vae");
-  expect_refused({"enable_bucket=true", "instance_data_dir=x", "class_data_dir=x", "instance_prompt=x", "class_prompt=x"},
-                 "enable_bucket does not go with DreamBooth");
+  expect_refused(
+      {"enable_bucket=true", "instance_data_dir=x", "class_data_dir=x", "instance_prompt=x", "class_prompt=x"},
+      "enable_bucket does not go with DreamBooth");
   expect_refused({"masked_loss=true", "alpha_mask=true", "replay_batches=x"},
                  "masked_loss does not go with replay_batches");
   expect_refused({"enable_bucket=true", "dataset_type=tfrecord"}, "enable_bucket does not go with cached latents");

@@ -46,7 +46,7 @@ struct TinyRun {
   Devices devices = Devices::open();
   LatentDiffusion task = tiny_task();
   LoopOptions options;
-  float poison = 0;  // added to the latents of sample 9
+  float poison = 0;                          // added to the latents of sample 9
   std::vector<LatentDiffusion> other_sizes;  // given: every batch is of one of the sizes
 
   TinyRun() {
