@@ -386,7 +386,7 @@ HostArray token_ids(const ClipTokenizer& tokenizer, const std::vector<std::strin
 
 HostArray without_batch(const HostArray& a) { return a.reshaped(Dims(a.dims().begin() + 1, a.dims().end())); }
 
-/// Refuses buckets, masks and original sizes for `what` brings its pictures another way.
+/// Refuses buckets, masks and original sizes by name: `what` brings its pictures another way.
 void check_plain_pictures(const RunConfig& c, const std::string& what) {
   for (const auto& [key, set] :
        {std::pair{"enable_bucket", c.data.enable_bucket}, std::pair{"masked_loss", c.loss.masked_loss},
