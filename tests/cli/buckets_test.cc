@@ -16,7 +16,7 @@ class BucketRuns : public testing::Test {
   /// Pictures of two buckets, each with a mask of ones and one of zeros to the left. All tests share the folder and the
   /// programs in it.
   static void SetUpTestSuite() {
-    for (const char* folder : {"pictures", "ones", "right", "square"}) make_folders(t / folder);
+    for (const char* folder : {"pictures", "ones", "right", "one_picture"}) make_folders(t / folder);
     int n = 0;
     for (const auto& [h, w] : {std::pair{20, 40}, {40, 20}, {21, 41}, {20, 42}, {22, 40}}) {
       const std::string name = std::to_string(n++);
@@ -25,7 +25,7 @@ class BucketRuns : public testing::Test {
       put("right/" + name, h, w, [w = w](int64_t, int64_t x) { return x < w / 2 ? 0 : 255; });
       write_file_atomic(t / ("pictures/" + name + ".txt"), "heart " + name);
     }
-    put("square/0", 16, 16, [](int64_t y, int64_t x) { return 7 * x + 2 * y; });
+    put("one_picture/0", 16, 16, [](int64_t y, int64_t x) { return 7 * x + 2 * y; });
   }
   template <class F>
   static void put(const std::string& name, int64_t h, int64_t w, F value) {
@@ -115,7 +115,7 @@ TEST_F(BucketRuns, CompileEveryBucketAheadAndGoOnAsIfNeverInterrupted) {
   EXPECT_EQ(losses("drawn"), losses("drawn_whole"));
 
   o = train_in_buckets("smaller", {"bucket_no_upscale=true", "random_flip=true", "max_train_steps=1", "resolution=32",
-                                   "train_data_dir=" + (t / "square")});
+                                   "train_data_dir=" + (t / "one_picture")});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "bucket 16x16: 1 pictures, each also mirrored")) << o.err;
 }
@@ -140,7 +140,7 @@ TEST_F(BucketRuns, MasksWeighTheLossWithAndWithoutCacheAndBuckets) {
 
 TEST_F(BucketRuns, SizesAreToldWhereAKeyAsksForThem) {
   const std::vector<std::string> two = {"center_crop=true", "max_train_steps=2"};
-  const std::vector<std::string> square = {"train_data_dir=" + (t / "square"), "max_train_steps=2"};
+  const std::vector<std::string> square = {"train_data_dir=" + (t / "one_picture"), "max_train_steps=2"};
   auto with = [&](const std::string& name, std::vector<std::string> words, const std::string& word) {
     words.push_back(word);
     const Outcome o = train(name, words);
@@ -171,8 +171,9 @@ TEST_F(BucketRuns, WhatDoesNotGoTogetherIsRefusedByName) {
   expect_refused({"conditioning_data_dir=" + (t / "ones"), "masked_loss=true", "alpha_mask=true"}, "are both set");
   make_folders(t / "small");
   put("small/0", 9, 9, [](int64_t, int64_t) { return 255; });
-  expect_refused({"train_data_dir=" + (t / "square"), "conditioning_data_dir=" + (t / "small"), "masked_loss=true"},
-                 "square/0.png: it has 9x9 pixels, the picture 16x16");
+  expect_refused(
+      {"train_data_dir=" + (t / "one_picture"), "conditioning_data_dir=" + (t / "small"), "masked_loss=true"},
+      "one_picture/0.png: it has 9x9 pixels, the picture 16x16");
 }
 
 }  // namespace
