@@ -159,9 +159,9 @@ TEST_F(BucketRuns, WhatDoesNotGoTogetherIsRefusedByName) {
   expect_refused({"enable_bucket=true", "bucket_reso_steps=6"}, "bucket_reso_steps is 6; expected a multiple of 4");
   expect_refused({"enable_bucket=true", "bucket_reso_steps=4"}, "min_bucket_reso 256");
   expect_refused({"enable_bucket=true", "train_new_vae=true"}, "enable_bucket does not go with train_new_vae");
-  expect_refused(
-      {"enable_bucket=true", "instance_data_dir=x", "class_data_dir=x", "instance_prompt=x", "class_prompt=x"},
-      "enable_bucket does not go with DreamBooth");
+  expect_refused({"enable_bucket=true", "instance_data_dir=" + (t / "pictures"), "class_data_dir=" + (t / "pictures"),
+                  "num_class_images=1", "instance_prompt=x", "class_prompt=x"},
+                 "enable_bucket does not go with DreamBooth");
   expect_refused({"masked_loss=true", "alpha_mask=true", "replay_batches=x"},
                  "masked_loss does not go with replay_batches");
   expect_refused({"enable_bucket=true", "dataset_type=tfrecord"}, "enable_bucket does not go with cached latents");
