@@ -89,6 +89,7 @@ class Painter {
     read_loras();
   }
   const ModelFolder& folder() const { return folder_; }
+  const Devices& on() const { return devices_; }
   const TextToImageOptions& options() const { return options_; }
 
   /// Latents f32 [N, h, w, C], scaled.
@@ -96,8 +97,8 @@ class Painter {
     PromptEmbeddings prompts;
     {  // the encoders leave the devices before the UNet comes
       const int64_t texts = std::min<int64_t>(static_cast<int64_t>(options_.prompts.size()), 8);
-      TextEncoder text(devices_, folder_, (texts + devices() - 1) / devices() * devices(), weights(), config_.compile,
-                       config_.sample.clip_skip);
+      TextEncoder text(devices_, folder_, (texts + devices() - 1) / devices() * devices(), weights(), options_.scope,
+                       config_.compile, config_.sample.clip_skip);
       prompts = encode_prompts(text, folder_, options_);
     }
     log_info("{} prompts encoded after {:.1f} s", options_.prompts.size(), seconds());
@@ -109,7 +110,7 @@ class Painter {
   /// f32 [N, H, W, 3] in [−1, 1].
   HostArray decode(const HostArray& latents) {
     PictureCoder coder(devices_, folder_.vae, weights()(vae_params(folder_, DType::f32), "vae"),
-                       config_.sample.vae_slicing ? devices() : options_.batch, config_.compile);
+                       config_.sample.vae_slicing ? devices() : options_.batch, options_.scope, config_.compile);
     const HostArray pictures = decode_latents(coder, folder_, latents, config_.sample.vae_tiling);
     log_info("decoded after {:.1f} s", seconds());
     return pictures;
@@ -177,6 +178,27 @@ void write_pngs(const std::string& prefix, const HostArray& pictures) {
   }
 }
 
+/// As output_type says.
+void write_pictures(const RunConfig& c, Painter& painter) {
+  const std::string& type = c.sample.output_type;
+  const HostArray latents = painter.denoise();
+  make_folders(c.run.output_dir);
+  if (type == "latent") {
+    const std::string path = c.run.output_dir + "/latents.safetensors";
+    write_safetensors(path, {{"latents", nhwc_to_nchw(latents)}});
+    log_info("wrote {}", path);
+    return;
+  }
+  const HostArray pictures = painter.decode(latents);
+  if (type == "np") {
+    const std::string path = c.run.output_dir + "/images.safetensors";
+    write_safetensors(path, {{"images", unit_range(pictures)}});
+    log_info("wrote {}", path);
+  } else {
+    write_pngs(c.run.output_dir + (painter.folder().text_encoder_2 ? "/image_sdxl_" : "/image_"), pictures);
+  }
+}
+
 }  // namespace
 
 void draw_class_pictures(const RunConfig& run) {
@@ -213,22 +235,10 @@ void generate_command(const std::string& file, const std::vector<std::string>& o
         "output_type '{}' is not one of: png, np, latent", type);
   check(!c.run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
   Painter painter(c, model_of(c), with_control);
-  const HostArray latents = painter.denoise();
-  make_folders(c.run.output_dir);
-  if (type == "latent") {
-    const std::string path = c.run.output_dir + "/latents.safetensors";
-    write_safetensors(path, {{"latents", nhwc_to_nchw(latents)}});
-    log_info("wrote {}", path);
-    return;
-  }
-  const HostArray pictures = painter.decode(latents);
-  if (type == "np") {
-    const std::string path = c.run.output_dir + "/images.safetensors";
-    write_safetensors(path, {{"images", unit_range(pictures)}});
-    log_info("wrote {}", path);
-  } else {
-    write_pngs(c.run.output_dir + (painter.folder().text_encoder_2 ? "/image_sdxl_" : "/image_"), pictures);
-  }
+  std::optional<Profile> profile;  // of all that follows
+  if (c.profile.enable_profiler) profile.emplace(painter.on());
+  write_pictures(c, painter);
+  if (profile) log_info("profile: {}", profile->write(c.run.output_dir + "/tensorboard"));
 }
 
 }  // namespace md

@@ -12,7 +12,9 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/emoji.h"
+#include "maxdiffusion/data/storage.h"
 #include "maxdiffusion/tasks/run_config.h"
+#include "maxdiffusion/train/train.h"
 
 namespace {
 
@@ -54,9 +56,24 @@ void generate_controlnet(const Words& words) {
   md::generate_command(words[0], Words(words.begin() + 1, words.end()), true);
 }
 
+void prepare_tfrecords(const Words& words) {
+  md::check(!words.empty(), md::Code::invalid_config,
+            "prepare_tfrecords: the config file is missing; try: prepare_tfrecords configs/base_xl.yml "
+            "train_data_dir=… tfrecords_dir=…");
+  const md::RunConfig c = md::RunConfig::load(words[0], Words(words.begin() + 1, words.end()));
+  fmt::print("{} records in {}\n", md::prepare_tfrecords(c), c.data.tfrecords_dir);
+}
+
 void inspect(const Words& words) {
+  if (words == Words{"keys"}) {
+    md::RunConfig defaults;
+    md::KeyList keys;
+    keys.add(defaults);
+    for (const auto& k : keys.keys()) fmt::print("{}: {}  # {}\n", k.name, k.print(), k.meaning);
+    return;
+  }
   md::check(words.size() >= 2 && words[0] == "config", md::Code::invalid_config,
-            "inspect: say what and of which file; try: inspect config configs/quickstart.yml");
+            "inspect: say what; try: inspect keys, or: inspect config configs/quickstart.yml");
   fmt::print("{}", md::RunConfig::load(words[1], Words(words.begin() + 2, words.end())).to_yaml());
 }
 
@@ -70,7 +87,10 @@ constexpr Command kCommands[] = {
     {"train_dreambooth", "CONFIG [key=value …]", "the same for one subject beside its class", train_dreambooth},
     {"generate", "CONFIG [key=value …]", "draw pictures with a model folder, or with what a run has trained", generate},
     {"generate_controlnet", "CONFIG [key=value …]", "the same with a ControlNet", generate_controlnet},
-    {"inspect", "config CONFIG [key=value …]", "print every key with the value that a run would use", inspect},
+    {"inspect", "keys | config CONFIG [key=value …]",
+     "print every key with its default and meaning, or with the value that a run would use", inspect},
+    {"prepare_tfrecords", "CONFIG [key=value …]", "write the data of a config as TFRecord files, encoded or as it is",
+     prepare_tfrecords},
     {"prepare_emoji", "FOLDER [resolution=64]", "write the colour emoji font as captioned pictures", prepare_emoji},
 };
 
@@ -133,6 +153,7 @@ int report(const md::Error& e) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);  // `maxdiffusion inspect … | head` ends quietly
+  const md::RemoteScope remote;
   try {
     dispatch(Words(argv + 1, argv + argc));
     return 0;

@@ -6,6 +6,8 @@
   --steps N          timed steps per start (5)
   --models, --dtypes, --programs   comma-separated choices
   --rows FILE        append every row as JSON
+  --data             time the reading of every kind of data instead (needs libbenchmark-dev; Parquet, Arrow and
+                     ArrayRecord where $PYTHON has their libraries, see bench/data_files.py)
 
 Programs: ours cold (no executable cache), ours warm (cache filled by a run before), PyTorch eager, PyTorch compiled,
 and MaxDiffusion on JAX where `pip` finds it. The peers live in .judge/, made on first use.
@@ -46,6 +48,28 @@ def run(command):
     return json.loads(lines[-1])
 
 
+def data(o):
+    """How fast each kind of data is read: rows of data_bench."""
+    command = [str(pathlib.Path(o.build) / "data_bench"), "--benchmark_filter=read_|decode_big|gather",
+               "--benchmark_format=json", "--benchmark_min_time=1", f"--benchmark_repetitions={o.rounds}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"failed: {' '.join(command)}\n{done.stderr[-2000:]}")
+    groups = {}
+    for r in json.loads(done.stdout)["benchmarks"]:
+        if r["run_type"] == "iteration" and "items_per_second" in r:
+            groups.setdefault(r["run_name"].removesuffix("/real_time"), []).append(r)
+    print("| program | data | samples/s | MB/s |\n| --- | --- | --- | --- |")
+    for name, group in groups.items():
+        row = {"program": "maxdiffusion.cpp", "data": name,
+               "samples_per_s": statistics.median(r["items_per_second"] for r in group),
+               "mb_per_s": statistics.median(r["bytes_per_second"] for r in group) / 1e6}
+        print("| {program} | {data} | {samples_per_s:.0f} | {mb_per_s:.0f} |".format(**row))
+        if o.rows:
+            with open(o.rows, "a") as file:
+                print(json.dumps(row), file=file)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", default=str(ROOT / "build"))
@@ -56,7 +80,10 @@ def main():
     parser.add_argument("--programs", default="cold,warm,eager,compile")
     parser.add_argument("--python", help="a Python with torch and diffusers, instead of .judge/")
     parser.add_argument("--rows")
+    parser.add_argument("--data", action="store_true")
     o = parser.parse_args()
+    if o.data:
+        return data(o)
     programs = o.programs.split(",")
     python = o.python or (judge() if {"eager", "compile"} & set(programs) else None)
     ours = pathlib.Path(o.build) / "model_bench"

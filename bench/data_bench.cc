@@ -3,6 +3,10 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include <jpeglib.h>
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
@@ -15,6 +19,7 @@
 #include "maxdiffusion/data/source.h"
 #include "maxdiffusion/data/tfrecord_writer.h"
 #include "maxdiffusion/data/tokenizer.h"
+#include "tests/remote/bucket_server.h"
 
 namespace md {
 namespace {
@@ -70,8 +75,7 @@ void load_folder(benchmark::State& state) {
 }
 BENCHMARK(load_folder)->Unit(benchmark::kMillisecond)->UseRealTime();
 
-// --- kinds of data: records read and parsed, without decoding, on one core; items are records
-// --------------------------
+// --- kinds of data ---
 
 std::string tar_member(const std::string& name, const std::string& bytes) {
   std::string h(512, '\0');
@@ -84,31 +88,81 @@ std::string tar_member(const std::string& name, const std::string& bytes) {
   return h + bytes + std::string((512 - bytes.size() % 512) % 512, '\0');
 }
 
-// The emoji in a tar file, 64 latents with text embeddings of SDXL at 1024 pixels as TFRecords, and, where Python has
-// their libraries, the emoji as Parquet, Arrow and ArrayRecord files: see bench/data_files.py.
+/// Quality 90.
+std::string encode_jpeg(const HostArray& rgb) {
+  jpeg_compress_struct c{};
+  jpeg_error_mgr errors{};
+  c.err = jpeg_std_error(&errors);
+  jpeg_create_compress(&c);
+  unsigned char* bytes = nullptr;
+  unsigned long size = 0;
+  jpeg_mem_dest(&c, &bytes, &size);
+  c.image_height = static_cast<JDIMENSION>(rgb.dims()[0]), c.image_width = static_cast<JDIMENSION>(rgb.dims()[1]);
+  c.input_components = 3, c.in_color_space = JCS_RGB;
+  jpeg_set_defaults(&c);
+  jpeg_set_quality(&c, 90, TRUE);
+  jpeg_start_compress(&c, TRUE);
+  const auto pixels = rgb.view<uint8_t>();
+  while (c.next_scanline < c.image_height) {
+    auto* row = const_cast<uint8_t*>(pixels.data()) + size_t{c.next_scanline} * c.image_width * 3;
+    jpeg_write_scanlines(&c, &row, 1);
+  }
+  jpeg_finish_compress(&c);
+  std::string out(reinterpret_cast<char*>(bytes), size);
+  jpeg_destroy_compress(&c);
+  std::free(bytes);
+  return out;
+}
+
+/// Stands for storages elsewhere; on this machine, so without their distance.
+BucketServer& server() {
+  static BucketServer s;
+  return s;
+}
+
+// The emoji as PNG in a tar and TFRecord files, as JPEG at 128 and 32 of them at 2048 pixels in folders, 64 latents
+// with text embeddings of SDXL at 1024 pixels as TFRecords, and, where $PYTHON has their libraries, the emoji as
+// Parquet, Arrow and ArrayRecord files: see bench/data_files.py.
 const std::string& data_files() {
   static const TemporaryFolder folder;
   static const bool made = [] {
-    make_folders(folder / "tar");
+    for (const char* name : {"tar", "jpeg", "big"}) make_folders(folder / name);
     FileWriter tar(folder / "tar/emoji.tar");
+    TfrecordShards pictures(folder / "pictures", 1000);
+    int64_t count = 0;
     for (const ImageItem& item : list_image_folder(emoji_folder(), {})) {
-      const std::string stem = item.file.substr(item.file.rfind('/') + 1, 4);
-      const std::string members =
-          tar_member(stem + ".png", read_file(item.file)) + tar_member(stem + ".txt", item.caption);
+      const std::string stem = item.file.substr(item.file.rfind('/') + 1, 4), png = read_file(item.file);
+      const std::string members = tar_member(stem + ".png", png) + tar_member(stem + ".txt", item.caption);
       tar.write(members.data(), members.size());
+      pictures.add({{"image", png}, {"text", item.caption}});
+      const HostArray rgb = decode_image(item.file);
+      write_file_atomic(folder / ("jpeg/" + stem + ".jpg"), encode_jpeg(rgb));
+      write_file_atomic(folder / ("jpeg/" + stem + ".txt"), item.caption);
+      if (count++ % 128 == 0)
+        write_file_atomic(folder / ("big/" + stem + ".jpg"), encode_jpeg(fit_image(rgb, {.resolution = 2048})));
     }
+    pictures.close();
     const std::string end(1024, '\0');
     tar.write(end.data(), end.size());
     tar.close();
-    TfrecordShards shards(folder / "cached", 4);
-    HostArray latents(Shape{DType::f32, {128, 128, 4}}), text(Shape{DType::f32, {77, 2048}}),
+    TfrecordShards shards(folder / "cached", 16);
+    HostArray latents(Shape{DType::f32, {4, 128, 128}}), text(Shape{DType::f32, {77, 2048}}),
         pooled(Shape{DType::f32, {1280}}), ids(Shape{DType::s32, {2, 77}});
     for (HostArray* a : {&latents, &text, &pooled, &ids}) std::fill_n(a->mutable_data(), a->bytes(), std::byte{1});
     for (int i = 0; i < 64; ++i)
       shards.add({{"pixel_values", latents}, {"prompt_embeds", text}, {"text_embeds", pooled}, {"input_ids", ids}});
     shards.close();
-    const std::string make =
-        "python3 " MD_SOURCE_DIR "/bench/data_files.py '" + emoji_folder() + "' '" + folder.path() + "'";
+    server().put_files("bench", "tar", folder / "tar");
+    server().put_files("bench", "jpeg", folder / "jpeg");
+    for (const auto& [name, value] :
+         std::vector<std::pair<const char*, std::string>>{{"AWS_ENDPOINT_URL", "http://" + server().address()},
+                                                          {"AWS_ACCESS_KEY_ID", "reader"},
+                                                          {"AWS_SECRET_ACCESS_KEY", "none"},
+                                                          {"AWS_EC2_METADATA_DISABLED", "true"}})
+      ::setenv(name, value.c_str(), 1);
+    const char* python = std::getenv("PYTHON");
+    const std::string make = std::string(python ? python : "python3") + " " MD_SOURCE_DIR "/bench/data_files.py '" +
+                             emoji_folder() + "' '" + folder.path() + "'";
     if (std::system(make.c_str()) != 0) log_warning("no Parquet, Arrow and ArrayRecord files: {} failed", make);
     return true;
   }();
@@ -116,10 +170,46 @@ const std::string& data_files() {
   return folder.path();
 }
 
-void read_records(benchmark::State& state, DataSourceConfig config) {
-  config.train_data_dir = config.train_data_dir.empty() ? emoji_folder() : data_files() + "/" + config.train_data_dir;
-  if (!exists(config.train_data_dir)) return state.SkipWithError("not made");
-  RecordStream stream(open_source(config), {.window = 256});
+struct KindOfData {
+  const char* name;
+  DataSourceConfig config;  // train_data_dir: within data_files(); "": the emoji
+  int64_t resolution = 64;
+};
+const std::vector<KindOfData>& kinds() {
+  static const std::vector<KindOfData> all = {
+      {"folder_png", {.dataset_type = "image_folder"}},
+      {"folder_jpeg", {.dataset_type = "image_folder", .train_data_dir = "jpeg"}},
+      {"folder_jpeg_2048", {.dataset_type = "image_folder", .train_data_dir = "big"}, 512},
+      {"parquet", {.dataset_type = "hf", .train_data_dir = "emoji.parquet"}},
+      {"arrow", {.dataset_type = "hf", .train_data_dir = "emoji.arrow"}},
+      {"tfrecord", {.dataset_type = "tfrecord", .train_data_dir = "pictures"}},
+      {"tfrecord_cached",
+       {.dataset_type = "tfrecord", .train_data_dir = "cached", .array_columns = sdxl_cached_columns()}},
+      {"webdataset", {.dataset_type = "webdataset", .train_data_dir = "tar"}},
+      {"grain", {.dataset_type = "grain", .train_data_dir = "emoji.array_record"}},
+      {"synthetic", {.dataset_type = "synthetic", .resolution = 128}},
+      {"s3_folder_jpeg", {.dataset_type = "image_folder", .train_data_dir = "s3://bench/jpeg"}},
+      {"s3_webdataset", {.dataset_type = "webdataset", .train_data_dir = "s3://bench/tar"}}};
+  return all;
+}
+/// Opened; nothing where the files could not be made.
+std::shared_ptr<const RecordSource> opened(DataSourceConfig config) {
+  std::string& where = config.train_data_dir;
+  const std::string& files = data_files();
+  if (where.empty()) {
+    where = emoji_folder();
+  } else if (!where.starts_with("s3://")) {
+    where = files + "/" + where;
+    if (!exists(where)) return nullptr;
+  }
+  return open_source(config);
+}
+
+// Records read and parsed, without decoding, on one core; items are records, bytes those stored.
+void read_records(benchmark::State& state, const KindOfData& kind) {
+  const auto source = opened(kind.config);
+  if (!source) return state.SkipWithError("not made");
+  RecordStream stream(source, {.window = 256});
   int64_t bytes = 0;
   for (auto _ : state) {
     const Record r = stream.next().read();
@@ -129,27 +219,43 @@ void read_records(benchmark::State& state, DataSourceConfig config) {
   state.SetItemsProcessed(state.iterations());
   state.SetBytesProcessed(bytes);
 }
-BENCHMARK_CAPTURE(read_records, image_folder, {.dataset_type = "image_folder"});
-BENCHMARK_CAPTURE(read_records, parquet, {.dataset_type = "hf", .train_data_dir = "emoji.parquet"});
-BENCHMARK_CAPTURE(read_records, arrow, {.dataset_type = "hf", .train_data_dir = "emoji.arrow"});
-BENCHMARK_CAPTURE(read_records, tfrecord_cached,
-                  {.dataset_type = "tfrecord", .train_data_dir = "cached", .array_columns = sdxl_cached_columns()});
-BENCHMARK_CAPTURE(read_records, webdataset, {.dataset_type = "webdataset", .train_data_dir = "tar"});
-BENCHMARK_CAPTURE(read_records, grain, {.dataset_type = "grain", .train_data_dir = "emoji.array_record"});
-BENCHMARK_CAPTURE(read_records, synthetic, {.dataset_type = "synthetic", .resolution = 128});
 
-// The same as batches of 16 pictures of 64 pixels, on all cores, two batches ahead; items are pictures.
-void read_batches(benchmark::State& state, DataSourceConfig config) {
-  config.train_data_dir = config.train_data_dir.empty() ? emoji_folder() : data_files() + "/" + config.train_data_dir;
-  if (!exists(config.train_data_dir)) return state.SkipWithError("not made");
-  auto data = prefetch(picture_batches(open_source(config), {.resolution = 64}, {.batch = 16}, nullptr), 2);
-  for (auto _ : state) benchmark::DoNotOptimize(data->next());
+// The same as batches of 16 decoded pictures, or of arrays, on all cores, two batches ahead; bytes of the batches.
+void read_batches(benchmark::State& state, const KindOfData& kind) {
+  const auto source = opened(kind.config);
+  if (!source) return state.SkipWithError("not made");
+  auto data = prefetch(kind.config.array_columns.empty()
+                           ? picture_batches(source, {.resolution = kind.resolution}, {.batch = 16}, nullptr)
+                           : array_batches(source, {.batch = 16}),
+                       2);
+  int64_t bytes = 0;
+  for (auto _ : state) {
+    for (const auto& [name, a] : data->next()) bytes += static_cast<int64_t>(a.bytes());
+  }
   state.SetItemsProcessed(state.iterations() * 16);
-  state.SetBytesProcessed(state.iterations() * 16 * 64 * 64 * 3);
+  state.SetBytesProcessed(bytes);
 }
-BENCHMARK_CAPTURE(read_batches, image_folder, {.dataset_type = "image_folder"})->UseRealTime();
-BENCHMARK_CAPTURE(read_batches, parquet, {.dataset_type = "hf", .train_data_dir = "emoji.parquet"})->UseRealTime();
-BENCHMARK_CAPTURE(read_batches, webdataset, {.dataset_type = "webdataset", .train_data_dir = "tar"})->UseRealTime();
+
+const bool registered = [] {
+  for (const KindOfData& k : kinds()) {
+    benchmark::RegisterBenchmark(fmt::format("read_records/{}", k.name).c_str(), read_records, k)->UseRealTime();
+    benchmark::RegisterBenchmark(fmt::format("read_batches/{}", k.name).c_str(), read_batches, k)->UseRealTime();
+  }
+  return true;
+}();
+
+// A JPEG of 2048 pixels for training at 512, one core: decoded whole (0), or at the smallest DCT scale that will do.
+void decode_big_jpeg(benchmark::State& state) {
+  const std::string folder = data_files() + "/big";
+  const std::string jpeg = read_file(list_image_folder(folder, {})[0].file);
+  for (auto _ : state) {
+    const HostArray rgb = decode_image_bytes(jpeg.data(), jpeg.size(), "it", state.range(0));
+    benchmark::DoNotOptimize(fit_image(rgb, {.resolution = 512}));
+  }
+  state.SetItemsProcessed(state.iterations());
+  state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(jpeg.size()));
+}
+BENCHMARK(decode_big_jpeg)->Arg(0)->Arg(512)->Unit(benchmark::kMillisecond);
 
 void open_vocabulary(benchmark::State& state) {
   for (auto _ : state) benchmark::DoNotOptimize(ClipTokenizer::from_bpe(kBpe));
@@ -171,7 +277,8 @@ void tokenize_captions(benchmark::State& state) {
 }
 BENCHMARK(tokenize_captions)->Unit(benchmark::kMillisecond);
 
-// Batches of 16 latents [8, 8, 4] with text embeddings [77, 64]; the argument is the depth of prefetch, 0 for none.
+// Cached latents, as they lie in memory: batches of 16 latents [8, 8, 4] with text embeddings [77, 64]; the argument is
+// the depth of prefetch, 0 for none.
 void gather_batches(benchmark::State& state) {
   HostArray latents(Shape{DType::f32, {4096, 8, 8, 4}}), text(Shape{DType::f32, {4096, 77, 64}});
   std::ranges::fill(latents.mutable_view<float>(), 1.0f);
@@ -179,7 +286,7 @@ void gather_batches(benchmark::State& state) {
   auto data = in_memory({{"latents", latents}, {"text", text}}, 16, 0);
   if (state.range(0)) data = prefetch(std::move(data), static_cast<int>(state.range(0)));
   for (auto _ : state) benchmark::DoNotOptimize(data->next());
-  state.SetItemsProcessed(state.iterations());
+  state.SetItemsProcessed(state.iterations() * 16);
   state.SetBytesProcessed(state.iterations() * 16 * static_cast<int64_t>((latents.bytes() + text.bytes()) / 4096));
 }
 BENCHMARK(gather_batches)->Arg(0)->Arg(2)->UseRealTime();
@@ -204,5 +311,6 @@ int main(int argc, char** argv) {
   md::set_log_level(md::LogLevel::warning);
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  const md::RemoteScope remote;
   benchmark::RunSpecifiedBenchmarks();
 }

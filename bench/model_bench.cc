@@ -85,8 +85,7 @@ HostArray starting(const ParamTable& params, const std::string& name, const Shap
   if (name.find('/') != name.npos || shape.rank() < 2) return a;
   const HostRng rng(0, name);
   if (shape.dtype == DType::f32) {
-    auto v = a.mutable_view<float>();
-    for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(rng.normal(i));
+    rng.fill(HostRng::Distribution::normal, 1, 0, a.mutable_view<float>());
   } else if (shape.dtype == DType::u8) {
     auto v = a.mutable_view<uint8_t>();
     for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<uint8_t>(rng.below(i, 256));

@@ -21,6 +21,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 
 namespace md {
@@ -248,6 +249,7 @@ void CheckpointWriter::save(int64_t step, std::function<CheckpointContent()> con
   finish();
   impl_->under_way =
       std::async(std::launch::async, [dir = impl_->dir, keep = impl_->keep, step, content = std::move(content)] {
+        Span span("write checkpoint", step);
         write_checkpoint(dir, step, content());
         if (keep <= 0) return;
         auto steps = list_checkpoints(dir);

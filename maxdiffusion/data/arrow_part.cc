@@ -2,21 +2,38 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
+
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/data/remote_part.h"
 
 namespace md {
+namespace {
+
+template <class Part>
+Part& opened(const char* file, const char* maker, const char* who) {
+  void* library = ::dlopen(file, RTLD_NOW | RTLD_LOCAL);
+  check(library != nullptr, Code::io, "{} need {}: {}", who, file, library ? "" : ::dlerror());
+  const auto make = reinterpret_cast<Part* (*)()>(::dlsym(library, maker));
+  check(make != nullptr, Code::internal, "{} has no {}", file, maker);
+  return *make();
+}
+
+std::atomic<bool> remote_is_open = false;
+
+}  // namespace
 
 const ArrowPart& arrow_part() {
-  static const ArrowPart& part = []() -> const ArrowPart& {
-    void* library = ::dlopen(MD_ARROW_PART, RTLD_NOW | RTLD_LOCAL);
-    check(library != nullptr, Code::io, "Parquet and Arrow files need {}: {}", MD_ARROW_PART,
-          library ? "" : ::dlerror());
-    using Make = const ArrowPart* (*)();
-    const auto make = reinterpret_cast<Make>(::dlsym(library, "md_arrow_part"));
-    check(make != nullptr, Code::internal, "{} has no md_arrow_part", MD_ARROW_PART);
-    return *make();
-  }();
+  static const auto& part = opened<const ArrowPart>(MD_ARROW_PART, "md_arrow_part", "Parquet and Arrow files");
   return part;
 }
+
+RemotePart& remote_part() {
+  static RemotePart& part = opened<RemotePart>(MD_REMOTE_PART, "md_remote_part", "gs:// and s3:// locations");
+  remote_is_open = true;
+  return part;
+}
+
+bool remote_part_is_open() { return remote_is_open; }
 
 }  // namespace md

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/data/shuffle.h"
 
 namespace md {
@@ -139,7 +140,10 @@ class Prefetch : public Dataset {
           changed_.wait(lock, [&] { return stopping_ || ready_.size() < depth_; });
           if (stopping_) return;
         }
-        Ready r{source_->next(), source_->position()};  // outside the lock: next() may take long
+        Ready r = [&] {  // outside the lock: next() may take long
+          Span span("make batch");
+          return Ready{source_->next(), source_->position()};
+        }();
         const std::lock_guard lock(mutex_);
         ready_.push_back(std::move(r));
         changed_.notify_all();

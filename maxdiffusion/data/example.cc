@@ -118,24 +118,31 @@ Record record_of_example(std::string_view bytes, const DataSourceConfig& config,
 }
 
 // --- writing
-// ----------------------------------------------------------------------------------------------------------
 
-TfrecordShards::TfrecordShards(const std::string& folder, int64_t shards) : folder_(folder) {
-  check(shards > 0 && shards < 100000, Code::invalid_config, "TFRecord shards: {}; expected 1 to 99999", shards);
-  make_folders(folder);
-  for (int64_t i = 0; i < shards; ++i) {
-    names_.push_back(fmt::format("{}/shard-{:05}-of-{:05}.tfrecord", folder, i, shards));
-    writers_.push_back(std::make_unique<FileWriter>(names_.back() + ".part"));
-  }
+TfrecordShards::TfrecordShards(const std::string& folder, int64_t records_per_shard)
+    : folder_(folder), records_per_shard_(records_per_shard) {
+  namespace fs = std::filesystem;
+  check(records_per_shard > 0, Code::invalid_config, "TFRecord files of {} records: expected at least 1",
+        records_per_shard);
+  check(!is_remote(folder), Code::io,
+        "'{}': TFRecord files are written to a local folder; copy them to the bucket then", shown(folder));
+  while (folder_.size() > 1 && folder_.ends_with('/')) folder_.pop_back();
+  std::error_code ec;
+  check(!fs::exists(folder_, ec) || fs::is_empty(folder_, ec), Code::io,
+        "'{}' is there and holds something; TFRecord files are written to a new folder", folder_);
+  const fs::path path(folder_);
+  hidden_ = (path.parent_path() / ("." + path.filename().string() + ".unfinished")).string();
+  fs::remove_all(hidden_, ec);
+  make_folders(hidden_);
 }
 
 TfrecordShards::~TfrecordShards() {
+  writer_.reset();
   std::error_code ignored;
-  for (size_t i = 0; i < writers_.size(); ++i) std::filesystem::remove(names_[i] + ".part", ignored);
+  if (!closed_) std::filesystem::remove_all(hidden_, ignored);
 }
 
 void TfrecordShards::add(const std::map<std::string, HostArray>& arrays) {
-  check(!writers_.empty(), Code::internal, "TFRecord shards in {} are closed", folder_);
   example::Example e;
   for (const auto& [name, a] : arrays) {
     const auto type = std::ranges::find(kTypes, a.dtype(), &std::pair<int, DType>::second);
@@ -148,15 +155,35 @@ void TfrecordShards::add(const std::map<std::string, HostArray>& arrays) {
     t.set_tensor_content(a.data(), a.bytes());
     *(*e.mutable_features()->mutable_feature())[name].mutable_bytes_list()->add_value() = t.SerializeAsString();
   }
+  write(e.SerializeAsString());
+}
+
+void TfrecordShards::add(const std::map<std::string, std::string>& texts) {
+  example::Example e;
+  for (const auto& [name, text] : texts)
+    *(*e.mutable_features()->mutable_feature())[name].mutable_bytes_list()->add_value() = text;
+  write(e.SerializeAsString());
+}
+
+void TfrecordShards::write(const std::string& example) {
+  check(!closed_, Code::internal, "TFRecord files in {} are closed", folder_);
+  if (count_ % records_per_shard_ == 0) {
+    if (writer_) writer_->close();
+    writer_ = std::make_unique<FileWriter>(
+        fmt::format("{}/file_{:02}-{}.tfrec", hidden_, count_ / records_per_shard_, count_ + records_per_shard_));
+  }
   std::string frame;
-  append_tfrecord(frame, e.SerializeAsString());
-  writers_[static_cast<size_t>(count_++) % writers_.size()]->write(frame.data(), frame.size());
+  append_tfrecord(frame, example);
+  writer_->write(frame.data(), frame.size());
+  ++count_;
 }
 
 void TfrecordShards::close() {
-  for (auto& w : writers_) w->close();
-  writers_.clear();
-  for (const std::string& n : names_) rename_durable(n + ".part", n);
+  check(count_ > 0, Code::io, "'{}': there is no record to write", folder_);
+  writer_->close();
+  sync_folder(hidden_);
+  rename_durable(hidden_, folder_);
+  closed_ = true;
 }
 
 }  // namespace md

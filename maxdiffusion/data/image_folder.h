@@ -9,8 +9,10 @@
 namespace md {
 
 struct ImageItem {
-  std::string file;  // path
+  std::string file;  // its location
+  std::string name;  // its path below the folder
   std::string caption;
+  int64_t size = -1;  // bytes, as listed; −1: not known
 };
 struct ImageFolderConfig {
   /// "image" also stands for "file_name", as in Hugging Face's loader.
@@ -18,10 +20,10 @@ struct ImageFolderConfig {
   int64_t max_train_samples = -1;
 };
 
-/// Lists the folder, recursively, sorted by path; names that start with a dot are left out. Each folder may hold
-/// metadata for the files below it. Pictures without caption get "" and one warning counts them. Throws io: folder
-/// missing (path, what to try), no pictures, metadata that names files that do not exist or twice, lacks a column or
-/// holds a line that is not JSON or has another number of cells (file:line).
+/// Lists the folder (local, gs:// or s3://), recursively, sorted by path; names that start with a dot are left out.
+/// Each folder may hold metadata for the files below it. Pictures without caption get "" and one warning counts them.
+/// Throws io: folder missing (path, what to try), no pictures, metadata that names files that do not exist or twice,
+/// lacks a column or holds a line that is not JSON or has another number of cells (file:line).
 std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config);
 
 }  // namespace md

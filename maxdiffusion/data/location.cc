@@ -23,6 +23,15 @@ std::string below(const std::string& location, const std::string& name) {
   return p.path + (p.path.ends_with('/') ? "" : "/") + name + p.query;
 }
 
+bool has_secret(const std::string& locations) {
+  for (size_t start = 0; (start = locations.find("://", start)) != std::string::npos;) {
+    start += 3;
+    const std::string user = locations.substr(start, locations.find_first_of("/,", start) - start);
+    if (user.find(':') < user.find('@') && user.find('@') != std::string::npos) return true;
+  }
+  return false;
+}
+
 std::string shown(const std::string& location) {
   const std::string path = parts_of(location).path;
   const size_t scheme = path.find("://"), at = path.find('@');

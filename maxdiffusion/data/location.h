@@ -18,6 +18,8 @@ LocationParts parts_of(const std::string& location);
 std::string beside(const std::string& location, const std::string& name);
 /// `location` / `name`.
 std::string below(const std::string& location, const std::string& name);
+/// Whether one of several locations with commas between holds a secret ("s3://key:secret@…").
+bool has_secret(const std::string& locations);
 /// Without user, key and query: for messages.
 std::string shown(const std::string& location);
 

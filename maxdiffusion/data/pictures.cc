@@ -352,36 +352,24 @@ Placement draw_placement(const PictureConfig& config, uint64_t bits) {
   return p;
 }
 
-LoadedPictures load_pictures(std::shared_ptr<const RecordSource> source, const PictureConfig& config) {
-  check(!config.buckets, Code::internal, "load_pictures: buckets are loaded by load_in_buckets");
-  return std::move(load_in_buckets(std::move(source), config)[0]);
-}
-
-std::vector<LoadedPictures> load_in_buckets(std::shared_ptr<const RecordSource> source, const PictureConfig& config) {
+std::vector<std::string> each_part(std::shared_ptr<const RecordSource> source, const PictureConfig& config,
+                                   int64_t together, const std::function<void(LoadedPictures&& part)>& take) {
   check_config(config);
   check(!config.random_crop, Code::invalid_config,
         "random_crop: these pictures are made once; crops that change need pictures that are read while training");
-  constexpr size_t kTogether = 1024;
-  struct Group {
-    LoadedPictures pictures;
-    std::vector<Row> rows;
-    std::vector<HostArray> mirrored_time_ids;
-    std::string content;
-  };
-  std::map<std::pair<int64_t, int64_t>, Group> groups;  // by width and height
+  const auto most = static_cast<size_t>(together);
   std::vector<std::string> skipped;
   size_t all = 0;
   Progress progress(source->size());
-  RecordStream stream(source, {.shuffle = false, .window = static_cast<int64_t>(kTogether)});
+  RecordStream stream(source, {.shuffle = false, .window = together});
   for (bool more = true; more;) {
     std::vector<PendingRecord> pending;
-    while (more && pending.size() < kTogether) {
+    while (more && pending.size() < most) {
       RecordStream::Next n = stream.next();
       more = n.epoch == 0;
       if (more) pending.push_back(std::move(n.read));
     }
     std::vector<Ready> made(pending.size());
-    std::vector<HostArray> mirrored(pending.size());
     std::vector<std::string> hashes(pending.size()), reasons(pending.size());
     std::vector<Record> records(pending.size());
     parallel_for(static_cast<int64_t>(pending.size()), [&](int64_t i, int) {
@@ -389,7 +377,7 @@ std::vector<LoadedPictures> load_in_buckets(std::shared_ptr<const RecordSource> 
       Record record = pending[k]();
       try {
         made[k] = ready_picture(record, config, {});
-        if (config.sizes) mirrored[k] = mirrored_ids(made[k]);
+        if (config.sizes) made[k].arrays["mirrored_time_ids"] = mirrored_ids(made[k]);
         const std::string_view pixels(reinterpret_cast<const char*>(record.pixels.data()),
                                       record.pixels ? record.pixels.bytes() : 0);
         hashes[k] = content_hash(record.pixels ? pixels : record.picture.bytes);
@@ -401,6 +389,11 @@ std::vector<LoadedPictures> load_in_buckets(std::shared_ptr<const RecordSource> 
       records[k] = std::move(record);
       progress.step();
     });
+    struct Group {
+      LoadedPictures pictures;
+      std::vector<Row> rows;
+    };
+    std::map<std::pair<int64_t, int64_t>, Group> groups;  // by width and height
     for (size_t k = 0; k < pending.size(); ++k) {
       ++all;
       if (made[k].arrays.empty()) {
@@ -408,41 +401,70 @@ std::vector<LoadedPictures> load_in_buckets(std::shared_ptr<const RecordSource> 
         skipped.push_back(reasons[k]);
         continue;
       }
-      const Fit& fit = made[k].fit;
-      Group& group = groups[order_key(fit.size)];
-      const std::string resized = config.buckets ? to_string(fit.resized) + " " : "";
-      group.content += fmt::format("{}{} {}:{}\n", resized, hashes[k], records[k].caption.size(), records[k].caption);
-      group.rows.push_back({.arrays = std::move(made[k].arrays), .caption = {}, .name = records[k].name, .fault = {}});
-      if (config.sizes) group.mirrored_time_ids.push_back(mirrored[k]);
-      group.pictures.names.push_back(std::move(records[k].name));
-      group.pictures.captions.push_back(std::move(records[k].caption));
+      auto& [part, rows] = groups[order_key(made[k].fit.size)];
+      const std::string resized = config.buckets ? to_string(made[k].fit.resized) + " " : "";
+      part.fingerprint +=
+          fmt::format("{}{} {}:{}\n", resized, hashes[k], records[k].caption.size(), records[k].caption);
+      rows.push_back({.arrays = std::move(made[k].arrays), .caption = {}, .name = records[k].name, .fault = {}});
+      part.names.push_back(std::move(records[k].name));
+      part.captions.push_back(std::move(records[k].caption));
+    }
+    for (auto& [size, group] : groups) {
+      Batch arrays = stacked(group.rows);
+      LoadedPictures& part = group.pictures;
+      part.pixels = arrays["pixels"], part.mask = arrays["mask"];
+      part.time_ids = arrays["time_ids"], part.mirrored_time_ids = arrays["mirrored_time_ids"];
+      arrays.clear();
+      take(std::move(part));
     }
   }
   if (!skipped.empty()) {
-    check(!groups.empty(), Code::io, "{}: none of {} pictures decodes; the first: {}", source->name(), all, skipped[0]);
+    check(skipped.size() < all, Code::io, "{}: none of {} pictures decodes; the first: {}", source->name(), all,
+          skipped[0]);
     log_warning("{}: {} of {} pictures do not decode and were skipped", source->name(), skipped.size(), all);
   }
+  return skipped;
+}
+
+std::vector<LoadedPictures> load_in_buckets(std::shared_ptr<const RecordSource> source, const PictureConfig& config) {
+  std::map<std::pair<int64_t, int64_t>, std::vector<LoadedPictures>> buckets;  // parts, by width and height
+  std::vector<std::string> skipped = each_part(std::move(source), config, 1024, [&](LoadedPictures&& part) {
+    const Dims& d = part.pixels.dims();
+    buckets[order_key({d[1], d[2]})].push_back(std::move(part));
+  });
   std::vector<LoadedPictures> out;
-  for (auto& [size, group] : groups) {
-    LoadedPictures& p = group.pictures;
-    const auto join = [&](const char* name, HostArray& to) {
-      if (!group.rows[0].arrays.contains(name)) return;
-      to = joined(group.rows, name);
-    };
-    join("pixels", p.pixels), join("mask", p.mask), join("time_ids", p.time_ids);
-    if (config.sizes) {
-      for (size_t i = 0; i < group.rows.size(); ++i)
-        group.rows[i].arrays["time_ids"] = std::move(group.mirrored_time_ids[i]);
-      join("time_ids", p.mirrored_time_ids);
+  for (auto& [size, parts] : buckets) {
+    LoadedPictures p;
+    std::string content;
+    for (LoadedPictures& part : parts) {
+      content += part.fingerprint;
+      std::ranges::move(part.names, std::back_inserter(p.names));
+      std::ranges::move(part.captions, std::back_inserter(p.captions));
+    }
+    for (auto field : {&LoadedPictures::pixels, &LoadedPictures::mask, &LoadedPictures::time_ids,
+                       &LoadedPictures::mirrored_time_ids}) {
+      if (!(parts[0].*field)) continue;
+      Dims dims = (parts[0].*field).dims();
+      dims[0] = static_cast<int64_t>(p.names.size());
+      p.*field = HostArray(Shape{(parts[0].*field).dtype(), dims});
+      std::byte* to = (p.*field).mutable_data();
+      for (LoadedPictures& part : parts) {
+        to = std::copy_n((part.*field).data(), (part.*field).bytes(), to);
+        part.*field = {};  // so that there is little more than one copy at any time
+      }
     }
     p.fingerprint =
         content_hash(fmt::format("pictures 3 {}x{} {} {} {}\n{}", size.first, size.second, config.center_crop,
-                                 config.random_flip, config.mask == MaskFrom::alpha, group.content));
+                                 config.random_flip, config.mask == MaskFrom::alpha, content));
     out.push_back(std::move(p));
-    group = {};
   }
   out[0].skipped = std::move(skipped);
   return out;
+}
+
+LoadedPictures load_pictures(std::shared_ptr<const RecordSource> source, const PictureConfig& config) {
+  check(!config.buckets, Code::internal, "load_pictures: buckets are loaded by load_in_buckets");
+  return std::move(load_in_buckets(std::move(source), config)[0]);
 }
 
 std::unique_ptr<Dataset> picture_batches(std::shared_ptr<const RecordSource> source, const PictureConfig& pictures,

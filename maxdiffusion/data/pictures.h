@@ -86,7 +86,7 @@ struct LoadedPictures {
   HostArray mask, time_ids, mirrored_time_ids;
   std::vector<std::string> captions, names;
   std::vector<std::string> skipped;  // "file: reason"
-  std::string fingerprint;           // content key of pixels and captions
+  std::string fingerprint;           // content key of pictures, captions and options; of a part: what goes into it
 };
 /// Every picture that decodes, in stored order, on all cores, not mirrored; each that does not is named in a warning
 /// and counted. Progress is logged every few seconds. Throws io when none decodes, invalid_config for random_crop:
@@ -95,6 +95,10 @@ LoadedPictures load_pictures(std::shared_ptr<const RecordSource> source, const P
 /// The same, one for each bucket that holds pictures, in the order of the sizes; without buckets one in all. `skipped`
 /// is the first's.
 std::vector<LoadedPictures> load_in_buckets(std::shared_ptr<const RecordSource> source, const PictureConfig& config);
+/// The same, `together` at a time at most, those of one size given to `take` as a part, so that a data set need not fit
+/// into memory; returns what was skipped.
+std::vector<std::string> each_part(std::shared_ptr<const RecordSource> source, const PictureConfig& config,
+                                   int64_t together, const std::function<void(LoadedPictures&& part)>& take);
 
 struct BatchConfig {
   StreamConfig stream;

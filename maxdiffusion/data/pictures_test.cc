@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -224,6 +226,29 @@ TEST(LoadInBuckets, GroupsPicturesBySize) {
   const auto after = load_in_buckets(open_source({.train_data_dir = mixed.folder.path()}), config);
   EXPECT_EQ(after[0].fingerprint, groups[0].fingerprint);
   EXPECT_NE(after[1].fingerprint, groups[1].fingerprint);
+}
+
+TEST(LoadInBuckets, JoinsPartsInStoredOrder) {
+  // More than are read together.
+  const auto source = open_source({.dataset_type = "synthetic", .synthetic_num_samples = 1100, .resolution = 8});
+  PictureConfig config{.resolution = 8, .mask = MaskFrom::alpha, .mask_downscale = 4, .sizes = true};
+  const LoadedPictures whole = load_pictures(source, config);
+  ASSERT_EQ(whole.pixels.dims(), (Dims{1100, 8, 8, 3}));
+  int64_t at = 0;
+  each_part(source, config, 300, [&](LoadedPictures&& part) {
+    const auto n = static_cast<int64_t>(part.names.size());
+    EXPECT_EQ(n, std::min<int64_t>(300, 1100 - at));
+    for (auto field : {&LoadedPictures::pixels, &LoadedPictures::mask, &LoadedPictures::time_ids,
+                       &LoadedPictures::mirrored_time_ids}) {
+      const HostArray &a = part.*field, &all = whole.*field;
+      ASSERT_EQ(a.dims()[0], n);
+      ASSERT_EQ(std::memcmp(a.data(), all.data() + at * all.shape().bytes() / 1100, a.bytes()), 0);
+    }
+    EXPECT_TRUE(std::ranges::equal(part.captions,
+                                   std::span(whole.captions).subspan(static_cast<size_t>(at), static_cast<size_t>(n))));
+    at += n;
+  });
+  EXPECT_EQ(at, 1100);
 }
 
 TEST(PictureBatches, InBucketsHoldEveryPictureAndGoOnAfterSeek) {

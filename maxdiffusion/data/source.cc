@@ -55,7 +55,7 @@ std::optional<Files> saved_to_disk(const Files& files, const std::string& root, 
     return it == files.end() ? nullptr : &*it;
   };
   const auto read_json = [](const FoundFile& f) {
-    const auto file = open_input(f.location);
+    const auto file = open_input(f);
     const auto j = nlohmann::json::parse(file->read(0, file->size()).bytes, nullptr, false);
     check(j.is_object(), Code::io, "{}: not a JSON object", file->name());
     return j;
@@ -93,20 +93,16 @@ SourcePtr hugging_face(const std::string& where, const DataSourceConfig& config)
   }
   const Files tables = only(files, is_table);
   if (tables.empty()) {
-    check(std::filesystem::is_directory(where), Code::io,
-          "'{}': expected .parquet or .arrow files, or a local image folder; the first of {} files is {}", shown(where),
-          files.size(), path_of(files[0]));
+    const bool folder = is_remote(where)
+                            ? path_of(files[0]).starts_with(shown(where) + (where.ends_with('/') ? "" : "/"))
+                            : std::filesystem::is_directory(where);
+    check(folder, Code::io, "'{}': expected .parquet or .arrow files, or an image folder; the first of {} files is {}",
+          shown(where), files.size(), path_of(files[0]));
     return image_folder_source(where, config);
   }
   return table_source(of_split(tables, where, config.train_split), config);
 }
 
-SourcePtr image_folder(const std::string& where, const DataSourceConfig& config) {
-  check(!is_remote(where), Code::invalid_config,
-        "'{}': image folders are read from disk; put the pictures into .tar, .parquet or .tfrecord files",
-        shown(where));
-  return image_folder_source(where, config);
-}
 SourcePtr tfrecord(const std::string& where, const DataSourceConfig& config) {
   return tfrecord_source(list_inputs(where), config);
 }
@@ -126,8 +122,12 @@ struct Kind {
   SourcePtr (*open)(const std::string& where, const DataSourceConfig&);
 };
 // `tf` is the reference's name for a whole Hugging Face data set.
-constexpr Kind kKinds[] = {{"image_folder", image_folder}, {"hf", hugging_face},       {"tf", hugging_face},
-                           {"tfrecord", tfrecord},         {"webdataset", webdataset}, {"grain", grain},
+constexpr Kind kKinds[] = {{"image_folder", image_folder_source},
+                           {"hf", hugging_face},
+                           {"tf", hugging_face},
+                           {"tfrecord", tfrecord},
+                           {"webdataset", webdataset},
+                           {"grain", grain},
                            {"synthetic", nullptr}};
 
 std::string location(const DataSourceConfig& c) {
@@ -181,7 +181,7 @@ std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) 
   check(source->size() != 0, Code::io, "{}: there are no records", source->name());
   check(config.mask_folder.empty() || source->masks(), Code::invalid_config,
         "{}: masks of a folder ('{}') go with pictures of an image folder; others may have them in their alpha channel",
-        source->name(), config.mask_folder);
+        source->name(), shown(config.mask_folder));
   return first_of(std::move(source), config.max_train_samples);
 }
 

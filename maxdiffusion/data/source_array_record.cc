@@ -37,7 +37,7 @@ struct Chunk {
 
 class File {
  public:
-  File(const std::string& location) : in_(open_input(location)) {
+  explicit File(const FoundFile& file) : in_(open_input(file)) {
     check(in_->size() >= kBlock, Code::io, "{}: {} bytes; an ArrayRecord file has at least {}", name(), in_->size(),
           kBlock);
     array_record::Postscript end;
@@ -160,7 +160,7 @@ class ArrayRecords : public RecordSource {
         config_(config),
         files_(files.size()) {
     parallel_for(static_cast<int64_t>(files.size()), [&](int64_t i, int) {
-      files_[static_cast<size_t>(i)] = std::make_unique<File>(files[static_cast<size_t>(i)].location);
+      files_[static_cast<size_t>(i)] = std::make_unique<File>(files[static_cast<size_t>(i)]);
     });
     for (size_t i = 0; i < files_.size(); ++i) {
       const auto& f = files_[i];

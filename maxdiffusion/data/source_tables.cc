@@ -26,7 +26,7 @@ class Tables : public RecordSource, public std::enable_shared_from_this<Tables> 
     parallel_for(static_cast<int64_t>(files.size()), [&](int64_t i, int) {
       TableFile& f = files_[static_cast<size_t>(i)];
       f.location = files[static_cast<size_t>(i)].location;
-      f.table = arrow_part().open_table(open_input(f.location));
+      f.table = arrow_part().open_table(open_input(files[static_cast<size_t>(i)]));
       f.columns = wanted_columns(config, f.table->columns(), shown(f.location));
     });
     in_place_ = std::ranges::all_of(files_, [](const TableFile& f) { return f.table->in_place(); });

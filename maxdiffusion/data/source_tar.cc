@@ -190,7 +190,7 @@ class Tars : public RecordSource {
   int64_t size() const override { return -1; }
   int64_t shards() const override { return static_cast<int64_t>(files_.size()); }
   std::unique_ptr<ShardReader> open(int64_t shard, int64_t offset) const override {
-    return std::make_unique<Reader>(open_input(files_[static_cast<size_t>(shard)].location), offset, config_);
+    return std::make_unique<Reader>(open_input(files_[static_cast<size_t>(shard)]), offset, config_);
   }
 
  private:

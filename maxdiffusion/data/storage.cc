@@ -8,7 +8,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/data/arrow_part.h"
+#include "maxdiffusion/data/remote_part.h"
 
 namespace md {
 namespace {
@@ -32,7 +32,7 @@ class LocalFile : public InputFile {
   MappedFile map_;
 };
 
-bool is_pattern(const std::string& s) { return s.find_first_of("*?[") != std::string::npos; }
+size_t first_wildcard(const std::string& path) { return path.find_first_of("*?["); }
 
 FoundFile local_file(const fs::path& path) {
   struct stat s {};
@@ -44,15 +44,24 @@ bool hidden(const std::string& relative) {
   return relative.starts_with('.') || relative.find("/.") != std::string::npos;
 }
 
-void refuse_remote(const std::string& location) {
-  check(location.find("://") == std::string::npos, Code::io,
-        "'{}': only files of this machine are read; copy them to a local folder, or mount the bucket", shown(location));
+void check_scheme(const std::string& location) {
+  check(is_remote(location) || location.find("://") == std::string::npos, Code::io,
+        "'{}': files are read from folders of this machine, gs:// and s3://", shown(location));
 }
 
-// Every file below a folder, or the file itself; nothing where there is neither.
+// Not sorted.
 std::vector<FoundFile> walk(const std::string& location) {
   std::vector<FoundFile> found;
-  refuse_remote(location);
+  check_scheme(location);
+  if (is_remote(location)) {
+    found = remote_part().list(location);
+    const size_t root = parts_of(location).path.size();
+    std::erase_if(found, [&](const FoundFile& f) {
+      const std::string path = parts_of(f.location).path;
+      return path.size() > root && hidden(path.substr(path[root] == '/' ? root + 1 : root));
+    });
+    return found;
+  }
   std::error_code ec;
   if (fs::is_regular_file(location, ec)) return {local_file(location)};
   if (!fs::is_directory(location, ec)) return found;
@@ -71,9 +80,11 @@ std::vector<FoundFile> walk(const std::string& location) {
 std::vector<FoundFile> list_one(const std::string& location) {
   const LocationParts p = parts_of(location);
   std::vector<FoundFile> found;
-  if (is_pattern(p.path)) {
+  if (first_wildcard(p.path) != std::string::npos) {
     // Everything below the last folder before the first wildcard, sieved.
-    const size_t root_end = p.path.rfind('/', p.path.find_first_of("*?["));
+    const size_t root_end = p.path.rfind('/', first_wildcard(p.path));
+    check(!is_remote(location) || root_end > std::string_view("s3://").size(), Code::io,
+          "'{}': the name of a bucket has no wildcards", shown(location));
     const std::string root = root_end == std::string::npos ? "." : p.path.substr(0, std::max<size_t>(root_end, 1));
     const std::string pattern = root_end == std::string::npos ? "./" + p.path : p.path;
     const bool crosses = pattern.find("**") != std::string::npos;
@@ -86,7 +97,7 @@ std::vector<FoundFile> list_one(const std::string& location) {
     found = walk(location);
     std::error_code ec;
     check(!found.empty(), Code::io, "'{}': {}", shown(location),
-          !is_remote(location) && fs::exists(location, ec) ? "the folder holds no files" : "no such file or folder");
+          is_remote(location) || fs::exists(location, ec) ? "the folder holds no files" : "no such file or folder");
   }
   std::ranges::sort(found, {}, &FoundFile::location);
   return found;
@@ -99,9 +110,22 @@ Blob Blob::of(std::string text) {
   return {owner, *owner};
 }
 
-std::shared_ptr<const InputFile> open_input(const std::string& location) {
-  refuse_remote(location);
-  return std::make_shared<LocalFile>(location);
+std::shared_ptr<const InputFile> open_input(const std::string& location) { return open_input(FoundFile{location, -1}); }
+
+std::shared_ptr<const InputFile> open_input(const FoundFile& file) {
+  check_scheme(file.location);
+  if (is_remote(file.location)) return remote_part().open(file.location, file.size);
+  return std::make_shared<LocalFile>(file.location);
+}
+
+std::vector<FoundFile> files_below(const std::string& location) {
+  std::vector<FoundFile> found = walk(location);
+  std::ranges::sort(found, {}, &FoundFile::location);
+  return found;
+}
+
+RemoteScope::~RemoteScope() {
+  if (remote_part_is_open()) remote_part().close();
 }
 
 std::vector<FoundFile> list_inputs(const std::string& locations) {

@@ -40,10 +40,23 @@ struct FoundFile {
 
 /// Local files are mapped into memory; remote ones are read by ranges.
 std::shared_ptr<const InputFile> open_input(const std::string& location);
+/// The same, without asking a remote storage for the size again.
+std::shared_ptr<const InputFile> open_input(const FoundFile& file);
+/// Every file below a folder, or the file itself, sorted, as list_inputs(); none where there is neither or nothing
+/// below. A remote location where there is neither is io.
+std::vector<FoundFile> files_below(const std::string& location);
 /// The files that a location stands for, sorted: one file; every file below a folder (names that start with a dot left
 /// out); those that match a pattern with *, ? or [ (** also crosses folders); or several of these with commas between.
 /// Throws io where one of these is nothing or has no file.
 std::vector<FoundFile> list_inputs(const std::string& locations);
+/// Held in main around everything that reads: at its end the threads and connections of remote storages end too, which
+/// their libraries want before the process does. No InputFile may be left by then.
+class RemoteScope {
+ public:
+  RemoteScope() = default;
+  RemoteScope(const RemoteScope&) = delete;
+  ~RemoteScope();
+};
 /// Names, sizes and times of files as a short key: changes when the files do.
 std::string fingerprint_of(const std::vector<FoundFile>& files);
 

@@ -1,33 +1,38 @@
-// Writes arrays that were computed beforehand as TFRecord files which the reference's input pipeline reads: a
-// tf.Example each, every feature a serialized TensorProto. Source: the reference's TFRecord creator.
+// Writes TFRecord files of tf.Examples that the reference's input pipeline reads: arrays computed beforehand, every
+// feature a serialized TensorProto, or pictures and captions as bytes. Source: the reference's TFRecord creators.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array.h"
 
 namespace md {
 
-/// `folder`/shard-00000-of-00128.tfrecord and so on; record i goes to shard i mod shards. Files have their names only
-/// when close() returned; without it nothing is left.
+/// `folder`/file_00-1000.tfrec, file_01-2000.tfrec, …: the number of the file, and of the records up to its end if it
+/// is full. Until close() everything lies in a hidden folder beside, which then gets the name at once; without close()
+/// nothing is left, or, of a killed process, that hidden folder, which the next one replaces.
 class TfrecordShards {
  public:
-  explicit TfrecordShards(const std::string& folder, int64_t shards = 128);
+  /// Throws io where `folder` is and holds something, invalid_config for less than one record in a file.
+  TfrecordShards(const std::string& folder, int64_t records_per_shard);
   ~TfrecordShards();
   /// One record: its features.
   void add(const std::map<std::string, HostArray>& arrays);
+  void add(const std::map<std::string, std::string>& texts);
+  /// Throws io when no record was added.
   void close();
+  int64_t count() const { return count_; }
 
  private:
-  std::string folder_;
-  std::vector<std::string> names_;
-  std::vector<std::unique_ptr<FileWriter>> writers_;
-  int64_t count_ = 0;
+  void write(const std::string& example);
+  std::string folder_, hidden_;
+  int64_t records_per_shard_, count_ = 0;
+  std::unique_ptr<FileWriter> writer_;
+  bool closed_ = false;
 };
 
 }  // namespace md

@@ -125,12 +125,17 @@ Tensor Graph::capture(Tensor outer) {
         "{}: a value of another graph is used here; values made inside a loop leave it only as results",
         outer.node()->op->name);
   const Node& made = *outer.node();
-  const bool constant = made.op->cheap && made.inputs.empty();  // repeated here, it costs no loop argument
-  Tensor from_parent = constant ? outer : parent_->capture(outer);
+  // A constant, or a bias spread over a picture: repeated here, it is no large argument of the loop.
+  int64_t read = 0;
+  for (Tensor t : made.inputs) read += t.shape().bytes();
+  const bool repeated = made.op->cheap && outer.shape().bytes() > read;
+  Tensor from_parent = repeated ? outer : parent_->capture(outer);
   auto it = capture_of_.find(from_parent);
   if (it != capture_of_.end()) return it->second;
-  if (constant) return capture_of_[outer] = add(*made.op, {}, made.attributes)->out();
-  return capture_of_[from_parent] = add_capture(from_parent);
+  if (!repeated) return capture_of_[from_parent] = add_capture(from_parent);
+  std::vector<Tensor> inputs;
+  for (Tensor t : made.inputs) inputs.push_back(capture(t));
+  return capture_of_[outer] = add(*made.op, std::move(inputs), made.attributes)->out();
 }
 
 Tensor Graph::add_capture(Tensor outer) {

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <vector>
 
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/arrays.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/parallel.h"
@@ -75,6 +76,7 @@ double total_of_squares(ffi::ThreadPool& pool, const Arrays& arrays, float max_v
 
 ffi::Error sum_of_squares_kernel(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Result<ffi::Buffer<ffi::F32>> out,
                                  double max_value) {
+  Span span("sum of squares");
   auto arrays = arrays_of(args, 0, args.size());
   if (arrays.has_error()) return arrays.error();
   const auto total = arrays->bf16 ? total_of_squares<uint16_t> : total_of_squares<float>;
@@ -97,6 +99,7 @@ void update_all(ffi::ThreadPool& pool, const Options& o, const Scalars& s, const
 ffi::Error adamw_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rates, ffi::RemainingArgs args,
                         ffi::RemainingRets rets, double b1, double b2, double eps, double weight_decay,
                         double max_value) {
+  Span span("adamw");
   const size_t n = args.size() / 4;
   if (args.size() != 4 * n || rets.size() != 3 * n)
     return ffi::Error::InvalidArgument("md_adamw: operands are not four lists and results three lists of one length");

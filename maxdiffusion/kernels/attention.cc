@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/arrays.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/onednn.h"
@@ -272,6 +273,7 @@ ffi::ErrorOr<Problem> problem(ffi::AnyBuffer q, ffi::AnyBuffer k, double scale, 
 
 ffi::Error attention_kernel(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
                             ffi::Result<ffi::AnyBuffer> y, ffi::ResultBuffer<ffi::F32> lse, double scale, bool causal) {
+  Span span("attention");
   const auto p = problem(q, k, scale, causal);
   if (p.has_error()) return p.error();
   auto of = [&]<class T>(T*) {
@@ -285,6 +287,7 @@ ffi::Error attention_grad_kernel(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::An
                                  ffi::AnyBuffer y, ffi::Buffer<ffi::F32> lse, ffi::AnyBuffer dy,
                                  ffi::Result<ffi::AnyBuffer> dq, ffi::Result<ffi::AnyBuffer> dk,
                                  ffi::Result<ffi::AnyBuffer> dv, double scale, bool causal) {
+  Span span("attention gradient");
   const auto p = problem(q, k, scale, causal);
   if (p.has_error()) return p.error();
   auto of = [&]<class T>(T*) {

@@ -1,10 +1,12 @@
 // Convolution in two dimensions and its gradients on the CPU, through oneDNN: channels last, weights as PyTorch keeps
 // them. Each oneDNN call uses one thread; work is split over the plugin's threads by images, or by rows of images where
-// there are fewer images than threads.
+// there are fewer images than threads. Windows of several pixels read and write copies in blocks of channels: oneDNN's
+// loops over channels-last arrays are two to six times as slow where rows are long, and the copies cost 1 to 2 %.
 
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/onednn.h"
 #include "maxdiffusion/kernels/parallel.h"
@@ -35,7 +38,12 @@ struct Problem {
   int64_t x_row() const { return width * in; }
   int64_t y_row() const { return out_width() * out; }
   int64_t weights() const { return out * in * kernel_h * kernel_w; }
+  /// Floats of x and y of one image.
+  int64_t image() const { return height * x_row() + out_height() * y_row(); }
 };
+
+/// Floats of x and y that one call of oneDNN should copy at most.
+constexpr int64_t kCopied = 1 << 23;
 
 /// Some images, or some rows of one, as a problem of its own.
 struct Part {
@@ -66,12 +74,14 @@ Part rows_of_input(const Problem& p, int64_t image, int64_t first, int64_t last)
   return part;
 }
 
-/// One part per thread.
-std::vector<Part> split(const Problem& p, int64_t threads) {
+/// As many parts as threads, or a multiple of that where they would be larger than `most` floats and can be divided.
+std::vector<Part> split(const Problem& p, int64_t threads, int64_t most) {
   std::vector<Part> parts;
-  if (p.batch >= threads || threads == 1) {
-    for (int64_t i = 0; i < threads; ++i) {
-      const int64_t from = p.batch * i / threads, to = p.batch * (i + 1) / threads;
+  const int64_t wanted = (p.batch * p.image() - 1) / most + 1;
+  const int64_t count = (std::max(wanted, threads) + threads - 1) / threads * threads;
+  if (p.batch >= count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t from = p.batch * i / count, to = p.batch * (i + 1) / count;
       parts.push_back({p, from, 0, 0, 0, p.height});
       parts.back().problem.batch = to - from;
     }
@@ -79,7 +89,7 @@ std::vector<Part> split(const Problem& p, int64_t threads) {
   }
   const bool by_input = p.kind == Kind::input_grad;
   const int64_t height = by_input ? p.height : p.out_height();
-  const int64_t n = std::min((threads + p.batch - 1) / p.batch, height);
+  const int64_t n = std::min((count + p.batch - 1) / p.batch, height);
   for (int64_t image = 0; image < p.batch; ++image)
     for (int64_t i = 0; i < n; ++i)
       parts.push_back((by_input ? rows_of_input : rows)(p, image, height * i / n, height * (i + 1) / n));
@@ -95,47 +105,55 @@ memory::desc plain_weights(const Problem& p) {
   return {{p.out, p.in, p.kernel_h, p.kernel_w}, memory::data_type::f32, memory::format_tag::oihw};
 }
 
-/// Compiled code of a problem, which wants weights in a layout of its own.
+/// Compiled code of a problem, which wants arrays in layouts of its own.
 struct Code {
+  struct Operand {
+    memory::desc plain, own;
+    dnnl::reorder reorder;  // the way the operand goes: results to the plain layout, others from it
+    bool same() const { return plain == own; }
+  };
   dnnl::primitive run;
-  memory::desc x, w, y, scratch;
-  dnnl::reorder weights;  // from PyTorch's layout; gradients: to it
+  Operand x, w, y;
+  memory::desc scratch;
 };
 
-template <class Primitive, class Description, class... Hint>
-Code compile(const Problem& p, const Description& description, const memory::desc& x, const memory::desc& y,
-             memory::desc (Primitive::primitive_desc::*weights)() const, const Hint&... hint) {
-  dnnl::primitive_attr attributes;
-  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  const typename Primitive::primitive_desc d(description, attributes, engine(), hint...);
-  const memory::desc plain = plain_weights(p), own = (d.*weights)();
-  const bool out = p.kind == Kind::weight_grad;
-  return {Primitive(d),
-          x,
-          own,
-          y,
-          d.scratchpad_desc(),
-          dnnl::reorder({engine(), out ? own : plain, engine(), out ? plain : own})};
+Code::Operand operand(const memory::desc& plain, const memory::desc& own, bool result) {
+  return {plain, own, dnnl::reorder({engine(), result ? own : plain, engine(), result ? plain : own})};
 }
 
 Code compile(const Problem& p) {
   constexpr auto kFloat = memory::data_type::f32;
   constexpr auto kDirect = dnnl::algorithm::convolution_direct;
+  constexpr auto kAny = memory::format_tag::any;
   const memory::dims stride = {p.stride_h, p.stride_w}, low = {p.top, p.left}, high = {p.bottom, p.right};
-  const memory::desc x({p.batch, p.in, p.height, p.width}, kFloat, memory::format_tag::nhwc);
-  const memory::desc w({p.out, p.in, p.kernel_h, p.kernel_w}, kFloat, memory::format_tag::any);
-  const memory::desc y({p.batch, p.out, p.out_height(), p.out_width()}, kFloat, memory::format_tag::nhwc);
+  const memory::dims x_dims = {p.batch, p.in, p.height, p.width}, w_dims = {p.out, p.in, p.kernel_h, p.kernel_w},
+                     y_dims = {p.batch, p.out, p.out_height(), p.out_width()};
+  const memory::desc plain_x(x_dims, kFloat, memory::format_tag::nhwc),
+      plain_w = plain_weights(p), plain_y(y_dims, kFloat, memory::format_tag::nhwc), w(w_dims, kFloat, kAny);
+  const bool point = p.kernel_h * p.kernel_w == 1;
+  const memory::desc x = point ? plain_x : memory::desc(x_dims, kFloat, kAny),
+                     y = point ? plain_y : memory::desc(y_dims, kFloat, kAny);
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  auto code = [&](const auto& d, auto primitive, const memory::desc& own_x, const memory::desc& own_w,
+                  const memory::desc& own_y) -> Code {
+    return {primitive, operand(plain_x, own_x, p.kind == Kind::input_grad),
+            operand(plain_w, own_w, p.kind == Kind::weight_grad), operand(plain_y, own_y, p.kind == Kind::forward),
+            d.scratchpad_desc()};
+  };
   using Forward = dnnl::convolution_forward;
   using InputGrad = dnnl::convolution_backward_data;
   using WeightGrad = dnnl::convolution_backward_weights;
-  const Forward::desc forward(dnnl::prop_kind::forward_training, kDirect, x, w, y, stride, low, high);
-  if (p.kind == Kind::forward) return compile<Forward>(p, forward, x, y, &Forward::primitive_desc::weights_desc);
-  const Forward::primitive_desc hint(forward, engine());
-  if (p.kind == Kind::input_grad)
-    return compile<InputGrad>(p, InputGrad::desc(kDirect, x, w, y, stride, low, high), x, y,
-                              &InputGrad::primitive_desc::weights_desc, hint);
-  return compile<WeightGrad>(p, WeightGrad::desc(kDirect, x, w, y, stride, low, high), x, y,
-                             &WeightGrad::primitive_desc::diff_weights_desc, hint);
+  const Forward::primitive_desc forward({dnnl::prop_kind::forward_training, kDirect, x, w, y, stride, low, high},
+                                        attributes, engine());
+  if (p.kind == Kind::forward)
+    return code(forward, Forward(forward), forward.src_desc(), forward.weights_desc(), forward.dst_desc());
+  if (p.kind == Kind::input_grad) {
+    const InputGrad::primitive_desc d({kDirect, x, w, y, stride, low, high}, attributes, engine(), forward);
+    return code(d, InputGrad(d), d.diff_src_desc(), d.weights_desc(), d.diff_dst_desc());
+  }
+  const WeightGrad::primitive_desc d({kDirect, x, w, y, stride, low, high}, attributes, engine(), forward);
+  return code(d, WeightGrad(d), d.src_desc(), d.diff_weights_desc(), d.diff_dst_desc());
 }
 
 /// Of this process; compiled on first use.
@@ -153,26 +171,32 @@ int64_t floats_in(const memory::desc& d) {
   return static_cast<int64_t>((d.get_size() + sizeof(float) - 1) / sizeof(float));
 }
 
-void execute(const Problem& p, const Code& code, float* x, float* w, float* y) {
-  use_one_thread();
-  thread_local Scratch work;
-  dnnl::stream stream(engine());
-  const memory mx(code.x, engine(), x), mw(code.w, engine(), w), my(code.y, engine(), y);
-  std::unordered_map<int, memory> arguments = {
-      {DNNL_ARG_SCRATCHPAD, memory(code.scratch, engine(), work.floats(floats_in(code.scratch)))}};
-  const bool forward = p.kind == Kind::forward;
-  arguments[p.kind == Kind::input_grad ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC] = mx;
-  arguments[p.kind == Kind::weight_grad ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS] = mw;
-  arguments[forward ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST] = my;
-  code.run.execute(stream, arguments);
-  stream.wait();
-}
-
 void reorder(const dnnl::reorder& how, const memory::desc& from, float* source, const memory::desc& to, float* target) {
   dnnl::stream stream(engine());
   memory a(from, engine(), source), b(to, engine(), target);
   how.execute(stream, a, b);
   stream.wait();
+}
+
+/// x and y in the plain layouts, w in the code's own.
+void execute(const Problem& p, const Code& code, float* x, float* w, float* y) {
+  use_one_thread();
+  thread_local Scratch work, x_copy, y_copy;
+  float* own_x = code.x.same() ? x : x_copy.floats(floats_in(code.x.own));
+  float* own_y = code.y.same() ? y : y_copy.floats(floats_in(code.y.own));
+  const bool forward = p.kind == Kind::forward, input_grad = p.kind == Kind::input_grad;
+  if (!input_grad && own_x != x) reorder(code.x.reorder, code.x.plain, x, code.x.own, own_x);
+  if (!forward && own_y != y) reorder(code.y.reorder, code.y.plain, y, code.y.own, own_y);
+  dnnl::stream stream(engine());
+  std::unordered_map<int, memory> arguments = {
+      {DNNL_ARG_SCRATCHPAD, memory(code.scratch, engine(), work.floats(floats_in(code.scratch)))}};
+  arguments[input_grad ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC] = memory(code.x.own, engine(), own_x);
+  arguments[p.kind == Kind::weight_grad ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS] = memory(code.w.own, engine(), w);
+  arguments[forward ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST] = memory(code.y.own, engine(), own_y);
+  code.run.execute(stream, arguments);
+  stream.wait();
+  if (input_grad && own_x != x) reorder(code.x.reorder, code.x.own, own_x, code.x.plain, x);
+  if (forward && own_y != y) reorder(code.y.reorder, code.y.own, own_y, code.y.plain, y);
 }
 
 std::vector<const Code*> codes_of(const std::vector<Part>& parts) {
@@ -184,15 +208,16 @@ std::vector<const Code*> codes_of(const std::vector<Part>& parts) {
 
 /// Output or input gradient. Each part finds the weights in the layout that its code wants: usually one for all.
 void run_images(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, float* y) {
-  const std::vector<Part> parts = split(p, std::max<int64_t>(pool.num_threads(), 1));
+  const std::vector<Part> parts = split(p, std::max<int64_t>(pool.num_threads(), 1), kCopied);
   const std::vector<const Code*> codes = codes_of(parts);
   std::vector<std::pair<const Code*, std::unique_ptr<float[]>>> layouts;
   std::vector<float*> weights;
   for (const Code* code : codes) {
-    auto same = std::find_if(layouts.begin(), layouts.end(), [&](const auto& l) { return l.first->w == code->w; });
+    auto same =
+        std::find_if(layouts.begin(), layouts.end(), [&](const auto& l) { return l.first->w.own == code->w.own; });
     if (same == layouts.end()) {
-      auto buffer = std::make_unique_for_overwrite<float[]>(code->w.get_size() / sizeof(float));
-      reorder(code->weights, plain_weights(p), w, code->w, buffer.get());
+      auto buffer = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(floats_in(code->w.own)));
+      reorder(code->w.reorder, code->w.plain, w, code->w.own, buffer.get());
       same = layouts.insert(same, {code, std::move(buffer)});
     }
     weights.push_back(same->second.get());
@@ -220,20 +245,37 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, flo
   });
 }
 
-/// Weight gradient: a sum over the parts, added in their order.
+/// Weight gradient: a sum over the parts, and in a part over groups of images, added in their order.
 void run_weights(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, float* y) {
-  const std::vector<Part> parts = split(p, std::max<int64_t>(pool.num_threads(), 1));
-  const std::vector<const Code*> codes = codes_of(parts);
+  const std::vector<Part> parts =
+      split(p, std::max<int64_t>(pool.num_threads(), 1), std::numeric_limits<int64_t>::max());
   const size_t size = static_cast<size_t>(p.weights());
   auto sums = std::make_unique_for_overwrite<float[]>(size * (parts.size() - 1));
+  // Images from `done` on that are worked on together.
+  auto group = [&](const Part& part, int64_t done) {
+    Problem own = part.problem;
+    own.batch = std::clamp<int64_t>(kCopied / p.image(), 1, own.batch - done);
+    return own;
+  };
+  for (const Part& part : parts)  // compiled here, where it may throw
+    for (int64_t done = 0; done < part.problem.batch; done += group(part, done).batch) code_of(group(part, done));
   parallel_for(pool, static_cast<int64_t>(parts.size()), [&](int64_t i) {
     const Part& part = parts[static_cast<size_t>(i)];
-    const Code& code = *codes[static_cast<size_t>(i)];
-    thread_local Scratch gradient;
-    float* own = gradient.floats(floats_in(code.w));
-    execute(part.problem, code, x + (part.image * p.height + part.x_row) * p.x_row(), own,
-            y + (part.image * p.out_height() + part.y_row) * p.y_row());
-    reorder(code.weights, code.w, own, plain_weights(p), i ? sums.get() + size * static_cast<size_t>(i - 1) : w);
+    float* sum = i ? sums.get() + size * static_cast<size_t>(i - 1) : w;
+    for (int64_t done = 0; done < part.problem.batch;) {
+      const Problem own = group(part, done);
+      const Code& code = code_of(own);
+      thread_local Scratch gradient, plain;
+      float* own_w = gradient.floats(floats_in(code.w.own));
+      const int64_t image = part.image + done;
+      execute(own, code, x + (image * p.height + part.x_row) * p.x_row(), own_w,
+              y + (image * p.out_height() + part.y_row) * p.y_row());
+      float* to = done ? plain.floats(p.weights()) : sum;
+      reorder(code.w.reorder, code.w.own, own_w, code.w.plain, to);
+      if (done)
+        for (size_t j = 0; j < size; ++j) sum[j] += to[j];
+      done += own.batch;
+    }
   });
   constexpr size_t kPiece = 1 << 15;
   parallel_for(pool, static_cast<int64_t>((size + kPiece - 1) / kPiece), [&](int64_t piece) {
@@ -246,6 +288,7 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, fl
 template <Kind kKind>
 ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> first, ffi::BufferR4<ffi::F32> second,
                               ffi::Result<ffi::BufferR4<ffi::F32>> result, ffi::Span<const int64_t> window) {
+  Span span("convolution");
   struct Array {
     ffi::Span<const int64_t> dims;
     float* data;

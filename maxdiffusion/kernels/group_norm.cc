@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/arrays.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/parallel.h"
@@ -254,6 +255,7 @@ using F32 = ffi::Buffer<ffi::F32>;
 
 ffi::Error forward_kernel(ffi::ThreadPool pool, ffi::AnyBuffer x, F32 w, F32 b, ffi::Result<ffi::AnyBuffer> y,
                           ffi::Result<F32> mean, ffi::Result<F32> rstd, int64_t groups, double eps, bool silu) {
+  Span span("group norm");
   const auto s = sizes_of(x, groups);
   if (s.has_error()) return s.error();
   const auto run = x.element_type() == ffi::BF16 ? (silu ? forward<uint16_t, true> : forward<uint16_t, false>)
@@ -266,6 +268,7 @@ ffi::Error forward_kernel(ffi::ThreadPool pool, ffi::AnyBuffer x, F32 w, F32 b, 
 ffi::Error backward_kernel(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer dy, F32 w, F32 b, F32 mean, F32 rstd,
                            ffi::Result<ffi::AnyBuffer> dx, ffi::Result<F32> dw, ffi::Result<F32> db, int64_t groups,
                            bool silu) {
+  Span span("group norm gradient");
   const auto s = sizes_of(x, groups);
   if (s.has_error()) return s.error();
   const auto run = x.element_type() == ffi::BF16 ? (silu ? backward<uint16_t, true> : backward<uint16_t, false>)

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/arrays.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/parallel.h"
@@ -100,6 +101,7 @@ using F32 = ffi::Buffer<ffi::F32>;
 
 ffi::Error forward_kernel(ffi::ThreadPool pool, ffi::AnyBuffer x, F32 w, F32 b, ffi::Result<ffi::AnyBuffer> y,
                           ffi::Result<F32> mean, ffi::Result<F32> rstd, double eps) {
+  Span span("layer norm");
   const auto run = x.element_type() == ffi::BF16 ? forward<uint16_t> : forward<float>;
   run(pool, sizes_of(x), eps, x.untyped_data(), w.typed_data(), b.typed_data(), y->untyped_data(), mean->typed_data(),
       rstd->typed_data());
@@ -108,6 +110,7 @@ ffi::Error forward_kernel(ffi::ThreadPool pool, ffi::AnyBuffer x, F32 w, F32 b, 
 
 ffi::Error backward_kernel(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer dy, F32 w, F32 mean, F32 rstd,
                            ffi::Result<ffi::AnyBuffer> dx, ffi::Result<F32> dw, ffi::Result<F32> db) {
+  Span span("layer norm gradient");
   const Sizes s = sizes_of(x);
   const auto both = static_cast<size_t>(2 * s.width);
   std::vector<float> sums(both * static_cast<size_t>(s.pieces()));

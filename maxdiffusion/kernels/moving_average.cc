@@ -1,5 +1,6 @@
 // Exponential moving averages of parameters on the CPU, many per call; for the same reason as AdamW's.
 
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/arrays.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/parallel.h"
@@ -23,6 +24,7 @@ void average_all(ffi::ThreadPool& pool, float keep, const Arrays& averages, cons
 
 ffi::Error moving_average_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rates, ffi::RemainingArgs args,
                                  ffi::RemainingRets rets) {
+  Span span("moving average");
   const size_t n = rets.size();
   if (args.size() != 2 * n) return ffi::Error::InvalidArgument("md_moving_average: operands are not two lists");
   auto averages = arrays_of(args, 0, n), arrays = arrays_of(args, n, n);

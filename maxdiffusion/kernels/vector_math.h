@@ -33,6 +33,24 @@ namespace md {
   return x < -87.0f ? 0.0f : (x > 88.0f ? __builtin_inff() : y);
 }
 
+/// log(x) of positive finite normal x within 2 units in the last place. Without branches. Source: Cephes' logf.
+[[gnu::always_inline]] inline float vector_log(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x), sqrt_half = 0x3f3504f3u;
+  const uint32_t shifted = bits - sqrt_half;  // its exponent is 0 for x in [√½, √2)
+  const float e = static_cast<float>(static_cast<int32_t>(shifted) >> 23);
+  const float z = std::bit_cast<float>((shifted & 0x007fffffu) + sqrt_half) - 1.0f;
+  float p = 7.0376836292e-2f;
+  p = p * z - 1.1514610310e-1f;
+  p = p * z + 1.1676998740e-1f;
+  p = p * z - 1.2420140846e-1f;
+  p = p * z + 1.4249322787e-1f;
+  p = p * z - 1.6668057665e-1f;
+  p = p * z + 2.0000714765e-1f;
+  p = p * z - 2.4999993993e-1f;
+  p = p * z + 3.3333331174e-1f;
+  return (p * z * z * z - e * 2.12194440e-4f - 0.5f * z * z + z) + e * 0.693359375f;
+}
+
 /// 1 / (1 + exp(−x)).
 [[gnu::always_inline]] inline float vector_sigmoid(float x) { return 1.0f / (1.0f + vector_exp(-x)); }
 

@@ -77,11 +77,14 @@ void JsonlWriter::flush() {
   impl_->file->write(out.data(), out.size());
 }
 
-std::vector<std::pair<int64_t, double>> JsonlWriter::kept(const std::string& key) const {
-  std::vector<std::pair<int64_t, double>> out;
-  for (const Json& j : impl_->kept)
-    if (auto v = j.find(key); v != j.end() && v->is_number())
-      out.emplace_back(static_cast<int64_t>(j["step"].get<double>()), v->get<double>());
+std::vector<std::pair<int64_t, std::map<std::string, double>>> JsonlWriter::kept() const {
+  std::vector<std::pair<int64_t, std::map<std::string, double>>> out;
+  for (const Json& j : impl_->kept) {
+    auto& values =
+        out.emplace_back(static_cast<int64_t>(j["step"].get<double>()), std::map<std::string, double>{}).second;
+    for (const auto& [key, value] : j.items())
+      if (value.is_number() && key != "step") values[key] = value;
+  }
   return out;
 }
 

@@ -20,8 +20,8 @@ class JsonlWriter {
   /// A value that is not finite is written as null, because JSON has no other word for it.
   void write(int64_t step, const std::map<std::string, double>& values, const std::string& run_name);
   void flush();
-  /// Value of `key` in each kept line that has it, with its step.
-  std::vector<std::pair<int64_t, double>> kept(const std::string& key) const;
+  /// Step and numbers of each kept line.
+  std::vector<std::pair<int64_t, std::map<std::string, double>>> kept() const;
 
  private:
   struct Impl;

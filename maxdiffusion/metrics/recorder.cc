@@ -44,7 +44,7 @@ struct Recorder::Impl {
   std::unique_ptr<EventWriter> events;
   std::unique_ptr<JsonlWriter> lines, metrics_file;
   std::unique_ptr<ProgressBar> bar;
-  Curve loss{.name = "loss"};
+  std::map<std::string, Curve> curves = {{"loss", {.name = "loss"}}};  // and each eval_loss…
   Clock::time_point read_at = Clock::now();
   // The step whose metrics are on their way; 0: none.
   int64_t pending_step = 0;
@@ -65,6 +65,16 @@ struct Recorder::Impl {
                       text);
   }
 
+  void add_to_curves(int64_t step, const Scalars& values) {
+    for (const auto& [name, value] : values) {
+      if (name != "loss" && !name.starts_with("eval_loss")) continue;
+      Curve& c = curves[name];
+      c.name = name;
+      c.x.push_back(static_cast<double>(step));
+      c.y.push_back(value);
+    }
+  }
+
   void flush() {
     write_or_drop(events, "TensorBoard", [](auto& w) { w.flush(); });
     write_or_drop(lines, "metrics.jsonl", [](auto& w) { w.flush(); });
@@ -81,10 +91,7 @@ Recorder::Recorder(RecorderOptions options) : impl_(std::make_unique<Impl>()) {
     r.events = std::make_unique<EventWriter>(o.folder + "/tensorboard", o.start_step);
     for (const auto& [tag, text] : o.texts) r.events->text(tag, text);
     r.lines = std::make_unique<JsonlWriter>(o.folder + "/metrics.jsonl", o.start_step);
-    for (auto [step, value] : r.lines->kept("loss")) {
-      r.loss.x.push_back(static_cast<double>(step));
-      r.loss.y.push_back(value);
-    }
+    for (const auto& [step, values] : r.lines->kept()) r.add_to_curves(step, values);
     if (!o.config.metrics_file.empty())
       r.metrics_file = std::make_unique<JsonlWriter>(o.config.metrics_file, o.start_step);
   }
@@ -117,7 +124,7 @@ void Recorder::flush() {
   impl_->flush();
 }
 
-void Recorder::read_pending() {
+void Recorder::read_pending(const std::function<Scalars()>& more) {
   Impl& r = *impl_;
   if (r.pending_step == 0) return;
   const int64_t step = std::exchange(r.pending_step, 0);
@@ -129,6 +136,10 @@ void Recorder::read_pending() {
   }
   const auto now = Clock::now();
   const double seconds = seconds_between(std::exchange(r.read_at, now), now);
+  if (more) {
+    values.merge(more());
+    restart_clock();
+  }
   record(step, std::move(values), seconds);
 }
 
@@ -151,7 +162,7 @@ void Recorder::record(int64_t step, Scalars values, double step_seconds) {
     for (const auto& [name, value] : values) tagged[tag_of(name)] = value;
     w.write(step, tagged, r.options.run_name);
   });
-  if (r.options.config.gcs_metrics) {
+  if (r.options.config.write_metrics && r.options.config.gcs_metrics) {
     if (r.batch.empty()) r.batch_start = step;
     r.batch += fmt::format("{{\"step\": {}", step);
     for (const auto& [name, value] : values)
@@ -163,9 +174,8 @@ void Recorder::record(int64_t step, Scalars values, double step_seconds) {
   std::string text;
   if (auto loss = values.find("loss"); loss != values.end()) {
     text = fmt::format("loss {:.4f}", loss->second);
-    r.loss.x.push_back(static_cast<double>(step));
-    r.loss.y.push_back(loss->second);
   }
+  r.add_to_curves(step, values);
   r.bar->update(step, text);
   for (const char* name : {"loss", "grad_norm"}) {
     auto v = values.find(name);
@@ -181,7 +191,7 @@ void Recorder::restart_clock() { impl_->read_at = Clock::now(); }
 
 EventWriter* Recorder::events() { return impl_->events.get(); }
 
-const Curve& Recorder::loss() const { return impl_->loss; }
+const Curve& Recorder::loss() const { return impl_->curves.at("loss"); }
 
 void Recorder::finish() {
   Impl& r = *impl_;
@@ -189,15 +199,22 @@ void Recorder::finish() {
   read_pending();
   r.bar->finish();
   r.flush();
-  if (r.options.curve.empty() || r.loss.x.size() < 2) return;
+  const Curve& all = r.curves.at("loss");
+  if (!r.options.config.write_metrics || r.options.curve.empty() || all.x.size() < 2) return;
   make_folders(r.options.folder);
-  Curve raw = r.loss, smooth = r.loss;
+  Curve raw = all, smooth = all;
   raw.name.clear();
   raw.faint = true;
   smooth.y = smoothed(raw.y, std::max(1.0, static_cast<double>(raw.y.size()) / 100));
   const auto [low, high] = std::minmax_element(raw.y.begin(), raw.y.end());
   const bool log_y = *low > 0 && *high > 20 * *low;
   write_curve_png(r.options.folder + "/" + r.options.curve, r.options.title, "step", "loss", {raw, smooth}, log_y);
+
+  std::vector<Curve> held_out;
+  for (const auto& [name, curve] : r.curves)
+    if (name != "loss" && curve.x.size() > 1) held_out.push_back(curve);
+  if (!held_out.empty())
+    write_curve_png(r.options.folder + "/eval_loss.png", "held-out loss", "step", "loss", held_out, log_y);
 }
 
 }  // namespace md

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,7 +27,7 @@ struct MetricsConfig {
   void visit(V&& v) {
     v("metrics_file", metrics_file,
       "file that gets one JSON object a step: names of metrics.jsonl and TensorBoard's tags");
-    v("write_metrics", write_metrics, "write TensorBoard and metrics.jsonl");
+    v("write_metrics", write_metrics, "false: none of the files of metrics is written");
     v("gcs_metrics", gcs_metrics,
       "also metrics/metrics_step_A_to_step_B.txt, log_period steps each, as the reference uploads");
     v("log_period", log_period, "steps between flushes");
@@ -50,6 +51,7 @@ struct RecorderOptions {
 /// learning/grad_norm and learning/current_learning_rate; any other name x becomes learning/x, a name with '/' stays.
 /// A step's time, perf/step_time_seconds, runs from the reading of the step before it to its own; with device_flops
 /// there are perf/per_device_tflops, perf/per_device_tflops_per_sec and, where the peak is known, perf/mfu beside it.
+/// Names that begin with eval_loss are drawn together at the end, in eval_loss.png.
 /// Not thread safe.
 class Recorder {
  public:
@@ -68,8 +70,9 @@ class Recorder {
   void set_device_flops(double flops);
   /// Values that the host has, at once.
   void record(int64_t step, Scalars values, double step_seconds);
-  /// Reads what is pending; then the files are as new as the run. For the moment before a checkpoint or an evaluation.
-  void read_pending();
+  /// Reads what is pending; then the files are as new as the run. `more`: values of the same step that take their own
+  /// time to find (an evaluation), which is not the step's.
+  void read_pending(const std::function<Scalars()>& more = {});
   /// The same, and then the files are on disk as well: what a checkpoint follows must not be lost with the process.
   void flush();
   /// Keeps the time since the last reading (an evaluation, a compilation) out of the next step's time.

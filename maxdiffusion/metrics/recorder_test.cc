@@ -30,8 +30,9 @@ TEST(JsonlWriter, KeepsLinesThroughTheStepItResumesFrom) {
   std::ofstream(t / "m.jsonl", std::ios::app) << "{\"step\": 6, \"lo";  // cut by a kill
   {
     JsonlWriter w(t / "m.jsonl", 3);
-    EXPECT_EQ(w.kept("loss").size(), 3u);
-    EXPECT_EQ(w.kept("loss")[1], std::pair(int64_t{2}, 0.5));
+    EXPECT_EQ(w.kept().size(), 3u);
+    EXPECT_EQ(w.kept()[1].first, 2);
+    EXPECT_EQ(w.kept()[1].second.at("loss"), 0.5);
     w.write(4, {{"loss", NAN}}, "b");
   }
   auto lines = lines_of(t / "m.jsonl");
@@ -182,12 +183,32 @@ TEST_F(RecorderOnDevice, OutlivesAFullDisk) {
 TEST_F(RecorderOnDevice, WritesNothingWhenToldSo) {
   auto o = options();
   o.config.write_metrics = false;
-  o.curve.clear();
+  o.config.gcs_metrics = true;
+  o.config.log_period = 1;
   Recorder rec(o);
-  rec.push(1, devices, step_metrics(1));
+  for (int64_t step = 1; step <= 6; ++step) rec.push(step, devices, step_metrics(1));
   rec.finish();
   EXPECT_EQ(rec.events(), nullptr);
   EXPECT_FALSE(exists(t / "run"));
+  EXPECT_FALSE(exists(t / "extra.jsonl"));
+}
+
+TEST_F(RecorderOnDevice, WritesBatchesOfMetricsAsTheReferenceUploadsThem) {
+  auto o = options();
+  o.config.gcs_metrics = true;
+  o.config.log_period = 4;
+  Recorder rec(o);
+  for (int64_t step = 1; step <= 6; ++step) rec.push(step, devices, step_metrics(static_cast<float>(step)));
+  rec.finish();
+  const auto first = lines_of(t / "run/metrics/metrics_step_000001_to_step_000004.txt"),
+             rest = lines_of(t / "run/metrics/metrics_step_000005_to_step_000006.txt");
+  ASSERT_EQ(first.size(), 4u);
+  ASSERT_EQ(rest.size(), 2u);
+  EXPECT_EQ(first[2]["step"], 3);
+  EXPECT_EQ(first[2]["learning/loss"], 3);
+  EXPECT_EQ(rest[1]["learning/grad_norm"], 12);
+  o.config.log_period = 0;
+  EXPECT_THROW(Recorder{o}, Error);
 }
 
 }  // namespace

@@ -15,24 +15,22 @@ constexpr double kCutStddev = 0.87962566103423978;
 // Elements below which a thread costs more than it saves.
 constexpr int64_t kMinPerThread = 1 << 14;
 
-double draw(const Init& init, const HostRng& rng, uint64_t i) {
-  switch (init.kind) {
-    case Init::Kind::zeros: return 0;
-    case Init::Kind::ones: return 1;
-    case Init::Kind::constant: return init.scale;
-    case Init::Kind::normal: return init.scale * rng.normal(i);
-    case Init::Kind::uniform: return init.scale * (2 * rng.uniform(i) - 1);
-    case Init::Kind::truncated_normal: return init.scale / kCutStddev * rng.truncated_normal(i);
-  }
-  fail(Code::internal, "init: unknown kind {}", static_cast<int>(init.kind));
-}
-
 void fill(const Init& init, uint64_t seed, const std::string& name, std::span<float> out) {
+  using Draw = HostRng::Distribution;
   const HostRng rng(seed, name);
   const auto n = static_cast<int64_t>(out.size());
   auto part = [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; ++i)
-      out[static_cast<size_t>(i)] = static_cast<float>(draw(init, rng, static_cast<uint64_t>(i)));
+    const std::span<float> mine = out.subspan(static_cast<size_t>(from), static_cast<size_t>(to - from));
+    auto all = [&](double value) { std::ranges::fill(mine, static_cast<float>(value)); };
+    auto draw = [&](Draw d, double scale) { rng.fill(d, scale, static_cast<uint64_t>(from), mine); };
+    switch (init.kind) {
+      case Init::Kind::zeros: return all(0);
+      case Init::Kind::ones: return all(1);
+      case Init::Kind::constant: return all(init.scale);
+      case Init::Kind::normal: return draw(Draw::normal, init.scale);
+      case Init::Kind::uniform: return draw(Draw::symmetric_uniform, init.scale);
+      case Init::Kind::truncated_normal: return draw(Draw::truncated_normal, init.scale / kCutStddev);
+    }
   };
   const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
   const int64_t parts = std::clamp<int64_t>(n / kMinPerThread, 1, cores);

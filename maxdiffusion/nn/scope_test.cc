@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/nn/attention.h"
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/shape.h"
 
 namespace md {
 namespace {
@@ -134,6 +136,25 @@ TEST_F(ScopeTest, LayersNameTheirPathInErrors) {
   EXPECT_NE(message([&] { nn::multi_head_attention(root() / "at", x, x, {.heads = 4}); }).find("at"),
             std::string::npos);
   EXPECT_NE(message([&] { nn::activation("swiglu", x); }).find("quick_gelu"), std::string::npos);
+}
+
+TEST(ScopePrecision, ReachesEveryProduct) {
+  const std::pair<Precision, std::string> all[] = {
+      {Precision::default_, "DEFAULT"}, {Precision::high, "HIGH"}, {Precision::highest, "HIGHEST"}};
+  for (const auto& [precision, name] : all) {
+    Graph g;
+    ParamTable table;
+    const Scope s(g, table, "unet", {.precision = precision});
+    Tensor x = nn::conv2d(s / "conv", g.input("x", {DType::f32, {2, 4, 4, 8}}), {.out = 8});
+    Tensor y = reshape(x, {2, 16, 8});
+    g.output("y", nn::multi_head_attention(s / "attention", y, y, {.heads = 2}));
+    const std::string text = to_stablehlo(g);
+    for (const auto& [other, word] : all) {
+      int count = 0;
+      for (size_t at = 0; (at = text.find("precision " + word + ">", at)) != std::string::npos; ++at) ++count;
+      EXPECT_EQ(count, other == precision ? 2 * 7 : 0) << name << " " << word;  // convolution, 4 projections, q·k, ·v
+    }
+  }
 }
 
 }  // namespace

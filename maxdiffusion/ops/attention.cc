@@ -164,16 +164,21 @@ constexpr NamedKernel kKernels[] = {
     {"cudnn_flash_te", flash},
 };
 
-}  // namespace
-
-Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
-  const NamedKernel* kernel = nullptr;
+const NamedKernel& kernel_named(const std::string& name) {
   std::string known;
   for (const NamedKernel& candidate : kKernels) {
-    if (options.kernel == candidate.name) kernel = &candidate;
+    if (name == candidate.name) return candidate;
     known += (known.empty() ? "" : ", ") + std::string(candidate.name);
   }
-  check(kernel != nullptr, Code::invalid_config, "attention: '{}' is not one of: {}", options.kernel, known);
+  fail(Code::invalid_config, "attention: '{}' is not one of: {}", name, known);
+}
+
+}  // namespace
+
+void check_attention_kernel(const std::string& name) { kernel_named(name); }
+
+Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
+  const NamedKernel& kernel = kernel_named(options.kernel);
   check(q.rank() == 4 && k.rank() == 4 && k.shape() == v.shape() && q.dim(0) == k.dim(0) && q.dim(2) == k.dim(2) &&
             q.dim(3) == k.dim(3) && q.dtype() == k.dtype(),
         Code::invalid_graph, "attention: q {}, k {}, v {} are not [B, Lq, H, D] and [B, Lk, H, D]",
@@ -181,7 +186,7 @@ Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
   if (options.scale == 0) options.scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
   if (!options.bias && kernels_take({q, k, v}))
     return apply_multi(kAttention, {q, k, v}, KernelOptions{options.scale, options.causal})[0];
-  return kernel->function(q, k, v, options);
+  return kernel.function(q, k, v, options);
 }
 
 OpList attention_ops() { return {&kAttention, &kAttentionGrad}; }

@@ -24,5 +24,7 @@ struct AttentionOptions {
 /// logits; it has no second derivative.
 /// q: [B, Lq, H, D]   k, v: [B, Lk, H, D]   result: [B, Lq, H, D], dtype of q; softmax in f32.
 Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options = {});
+/// Throws invalid_config with the known names when this is none.
+void check_attention_kernel(const std::string& name);
 
 }  // namespace md

@@ -7,19 +7,10 @@
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/registry.h"
+#include "maxdiffusion/ops/threefry.h"
 
 namespace md {
 namespace {
-
-using Words = std::array<uint32_t, 2>;
-
-// Rotations of Threefry-2x32, used in turns of four, and the constant of its key schedule.
-constexpr int kRotation[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
-constexpr uint32_t kParity = 0x1BD11BDA;
-
-// The high word of a counter says what it is for, so that a key that is drawn from and derived from gives unrelated
-// numbers: element i of an array has the counter (0, i).
-enum Use : uint32_t { kDraw = 0, kStep = 0x80000001, kPurpose = 0x80000002, kFold = 0x80000003 };
 
 // Key u32[2], counter of two equal shapes → the two words of the block, of that shape.
 struct Printed {
@@ -30,12 +21,12 @@ Printed print_threefry(EmitCtx& c, const Value& k0, const Value& k1, Value x0, V
   auto op = [&](const char* name, const Value& a, const Value& b) { return c.emit(name, {a, b}, shape); };
   auto number = [&](int64_t v) { return c.constant_int(v, shape); };
   auto add = [&](const Value& a, const Value& b) { return op("stablehlo.add", a, b); };
-  const Value k2 = op("stablehlo.xor", op("stablehlo.xor", k0, k1), number(kParity));
+  const Value k2 = op("stablehlo.xor", op("stablehlo.xor", k0, k1), number(kThreefryParity));
   const Value key[3] = {k0, k1, k2};
   x0 = add(x0, key[0]);
   x1 = add(x1, key[1]);
   for (int group = 0; group < 5; ++group) {
-    for (int r : kRotation[group % 2]) {
+    for (int r : kThreefryRotation[group % 2]) {
       x0 = add(x0, x1);
       x1 = op("stablehlo.or", op("stablehlo.shift_left", x1, number(r)),
               op("stablehlo.shift_right_logical", x1, number(32 - r)));
@@ -112,17 +103,6 @@ constexpr OpDef kRandomBits = {
     },
 };
 
-constexpr double kUnit = 1.0 / (1 << 24);  // numbers in [0, 1) are multiples of this, exact in f32
-
-Words seed_key(uint64_t seed) { return {static_cast<uint32_t>(seed >> 32), static_cast<uint32_t>(seed)}; }
-
-// FNV-1a; Source: the FNV hash, offset basis and prime of 32 bits.
-uint32_t hash(std::string_view text) {
-  uint32_t h = 2166136261u;
-  for (unsigned char c : text) h = (h ^ c) * 16777619u;
-  return h;
-}
-
 Tensor derive(Tensor key, Use use, Tensor datum) { return apply(kDeriveKey, {key, cast(datum, DType::u32)}, use); }
 
 Tensor unit_floats(Rng rng, Dims dims) {
@@ -133,23 +113,8 @@ Tensor unit_floats(Rng rng, Dims dims) {
 
 }  // namespace
 
-std::array<uint32_t, 2> threefry(std::array<uint32_t, 2> k, std::array<uint32_t, 2> x) {
-  const uint32_t key[3] = {k[0], k[1], k[0] ^ k[1] ^ kParity};
-  x[0] += key[0];
-  x[1] += key[1];
-  for (uint32_t group = 0; group < 5; ++group) {
-    for (int r : kRotation[group % 2]) {
-      x[0] += x[1];
-      x[1] = (x[1] << r | x[1] >> (32 - r)) ^ x[0];
-    }
-    x[0] += key[(group + 1) % 3];
-    x[1] += key[(group + 2) % 3] + group + 1;
-  }
-  return x;
-}
-
 Rng Rng::seed(Graph& g, uint64_t seed) {
-  const Words key = seed_key(seed);
+  const ThreefryWords key = seed_key(seed);
   return Rng(constant(g, HostArray::of<uint32_t>({DType::u32, {2}}, key)));
 }
 Rng Rng::at(Tensor step) const {
@@ -158,7 +123,7 @@ Rng Rng::at(Tensor step) const {
   return Rng(derive(key_, kStep, step));
 }
 Rng Rng::for_(std::string_view purpose) const {
-  return Rng(derive(key_, kPurpose, constant(key_.graph(), hash(purpose), DType::u32)));
+  return Rng(derive(key_, kPurpose, constant(key_.graph(), purpose_word(purpose), DType::u32)));
 }
 Rng Rng::fold(uint32_t i) const { return Rng(derive(key_, kFold, constant(key_.graph(), i, DType::u32))); }
 
@@ -190,44 +155,6 @@ Tensor random_integers(Rng rng, Dims dims, int64_t low, int64_t high) {
   Tensor wide = cast(random_bits(rng, std::move(dims)), DType::u64) * static_cast<double>(high - low);
   Tensor offset = cast(shift_right_logical(wide, scalar_like(wide, 32)), DType::s32);
   return offset + static_cast<double>(low);
-}
-
-HostRng::HostRng(uint64_t seed, std::string_view purpose) : key_(threefry(seed_key(seed), {kPurpose, hash(purpose)})) {}
-
-uint32_t HostRng::bits(uint64_t index) const {
-  return threefry(key_, {static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(index)})[0];
-}
-double HostRng::uniform(uint64_t index) const { return (bits(index) >> 8) * kUnit; }
-
-namespace {
-
-/// erf⁻¹(u) for |u| < 1, to 4e-7 relative. Source: Giles 2012, "Approximating the erfinv function", single precision.
-double host_erf_inv(double u) {
-  constexpr float kCentre[] = {2.81022636e-08f, 3.43273939e-07f, -3.5233877e-06f, -4.39150654e-06f, 0.00021858087f,
-                               -0.00125372503f, -0.00417768164f, 0.246640727f,    1.50140941f};
-  constexpr float kTail[] = {-0.000200214257f, 0.000100950558f, 0.00134934322f, -0.00367342844f, 0.00573950773f,
-                             -0.0076224613f,   0.00943887047f,  1.00167406f,    2.83297682f};
-  float w = -std::log(static_cast<float>((1 - u) * (1 + u)));
-  const bool centre = w < 5;
-  w = centre ? w - 2.5f : std::sqrt(w) - 3;
-  float p = 0;
-  for (float c : centre ? kCentre : kTail) p = p * w + c;
-  return p * u;
-}
-
-constexpr double kMassWithinTwo = 0.95449973610364158;  // of a unit normal: erf(√2)
-
-}  // namespace
-
-double HostRng::normal(uint64_t index) const { return std::sqrt(2.0) * host_erf_inv(uniform(index) * 2 + (kUnit - 1)); }
-
-double HostRng::truncated_normal(uint64_t index) const {
-  return std::sqrt(2.0) * host_erf_inv(kMassWithinTwo * (uniform(index) * 2 + (kUnit - 1)));
-}
-
-uint64_t HostRng::below(uint64_t index, uint64_t bound) const {
-  check(bound >= 1 && bound <= uint64_t{1} << 32, Code::internal, "HostRng::below: bound {}", bound);
-  return bits(index) * bound >> 32;
 }
 
 OpList random_ops() { return {&kDeriveKey, &kRandomBits}; }

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "maxdiffusion/graph/graph.h"
@@ -36,15 +37,17 @@ Tensor random_normal(Rng rng, Shape shape);                                    /
 Tensor random_integers(Rng rng, Dims dims, int64_t low, int64_t high);         // s32 in [low, high)
 
 /// The same generator on the host: bits(i) is element i, row-major, of random_bits(Rng::seed(g, seed).for_(purpose),
-/// …), and uniform(i) that of random_uniform; normal(i) agrees with random_normal up to rounding. Used by initialisers
-/// and shuffles.
+/// …), and uniform(i) that of random_uniform; a filled normal agrees with random_normal up to rounding. Used by
+/// initialisers and shuffles.
 class HostRng {
  public:
   HostRng(uint64_t seed, std::string_view purpose);
   uint32_t bits(uint64_t index) const;
   double uniform(uint64_t index) const;  // [0, 1)
-  double normal(uint64_t index) const;
-  double truncated_normal(uint64_t index) const;         // a unit normal cut at ±2, not rescaled
+  enum class Distribution { normal, truncated_normal, symmetric_uniform };
+  /// Elements `from` … of a unit normal, of one cut at ±2 (not rescaled), or uniform in [−1, 1), times `scale`. The
+  /// same bits on every processor.
+  void fill(Distribution d, double scale, uint64_t from, std::span<float> out) const;
   uint64_t below(uint64_t index, uint64_t bound) const;  // in [0, bound), bound ≤ 2^32
 
  private:

@@ -137,11 +137,9 @@ HostArray drawn_noise(const Shape& shape, uint64_t seed) {
   HostArray noise(shape);
   auto v = noise.mutable_view<float>();
   const size_t each = v.size() / static_cast<size_t>(shape.dims[0]);
-  for (size_t i = 0; i < v.size(); ++i) {
-    if (i % each != 0) continue;
-    const HostRng rng(seed, fmt::format("latents of picture {}", i / each));
-    for (size_t k = 0; k < each; ++k) v[i + k] = static_cast<float>(rng.normal(k));
-  }
+  for (size_t i = 0; i * each < v.size(); ++i)
+    HostRng(seed, fmt::format("latents of picture {}", i))
+        .fill(HostRng::Distribution::normal, 1, 0, v.subspan(i * each, each));
   return noise;
 }
 
@@ -259,7 +257,10 @@ HostArray denoise(const Devices& devices, const ModelFolder& m, const WeightsOf&
     if (o.control) all.merge(weights(params, "controlnet"));
     return all;
   });
-  Program program = compile(devices, g, o.compile, "text_to_image");
+  CompileConfig lean = o.compile;
+  lean.lean = true;
+  Program program = compile(devices, g, lean, "text_to_image");
+  if (auto plan = program.memory()) log_info("denoising: {}", to_string(*plan));
   ArrayMap arrays;
   place(devices, program, values.get(), arrays);
 

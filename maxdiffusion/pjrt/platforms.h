@@ -18,6 +18,7 @@ struct PlatformDef {
   const char* wheel;                                               // brings the first of them
   Options default_options;                                         // for the client; the caller's win
   std::vector<std::pair<const char*, const char*>> compile_flags;  // for the compiler; those of the config win
+  std::vector<std::pair<const char*, const char*>> lean_flags;     // instead, for programs that favour little memory
   /// Dense FLOP/s of one device for matrix products of this type; absent when not known for the kind.
   std::optional<double> (*peak_flops)(std::string_view device_kind, DType type);
   const char* ffi_platform;  // name under which custom-call handlers are registered; null: none

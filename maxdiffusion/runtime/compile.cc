@@ -8,6 +8,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/pjrt/topology.h"
@@ -91,11 +92,14 @@ std::string print(const Graph& graph, const Mesh& mesh, const std::string& name,
 }  // namespace
 
 Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name) {
+  Span span("compile");
   CompileReport report;
   const std::string text = print(graph, devices.mesh(), name, report);
   auto start = Clock::now();
   const pjrt::Client& client = devices.client();
   pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(), .flags = parse_flags(config.xla_flags)};
+  if (config.lean)
+    for (const auto& [flag, value] : client.platform().lean_flags) options.flags.emplace(flag, value);
   for (const auto& [flag, value] : client.platform().compile_flags) options.flags.emplace(flag, value);
   const ExecutableCache cache(config.jax_cache_dir);
   const bool cached = !cache.path("").empty();

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/runtime/program_impl.h"
 
 namespace md {
@@ -39,10 +40,18 @@ std::optional<MemoryPlan> memory_plan(const pjrt::Compiled& compiled) {
                     .temporary = m->temporary,
                     .code = m->code};
 }
+std::string to_string(const MemoryPlan& plan) {
+  constexpr double kGiB = 1 << 30;
+  return fmt::format("memory per device {:.2f} GiB (arguments {:.2f}, temporary {:.2f})",
+                     static_cast<double>(plan.peak()) / kGiB, static_cast<double>(plan.arguments) / kGiB,
+                     static_cast<double>(plan.temporary) / kGiB);
+}
+
 std::optional<MemoryPlan> Program::memory() const { return memory_plan(impl_->executable.compiled()); }
 std::optional<double> Program::flops() const { return impl_->executable.compiled().flops(); }
 
 std::vector<Array> Program::run(const std::vector<Array*>& inputs) const {
+  Span span("run program");
   const Impl& p = *impl_;
   check(inputs.size() == p.inputs.size(), Code::device, "run '{}': {} inputs given, the program takes {}", p.name,
         inputs.size(), p.inputs.size());

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/runtime/runtime.h"
 
 namespace md {
@@ -106,6 +107,7 @@ bool PendingArray::ready() const {
 }
 
 HostArray PendingArray::wait() {
+  Span span("wait for device");
   for (const auto& p : state_->pieces) p.done.wait();
   if (state_->pieces.size() == 1) return state_->pieces.front().bytes;
   HostArray whole(state_->shape);

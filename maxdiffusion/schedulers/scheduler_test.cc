@@ -393,5 +393,23 @@ TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {
       HasSubstr("999 inference steps with timestep_spacing leading and steps_offset 1 visit timestep 999 twice"));
 }
 
+TEST(TimestepBias, WeighsTheStepsThatItsMembersName) {
+  auto heavy = [](const TimestepBias& bias) {  // first and last step of weight 2, and how many there are
+    const std::vector<double> w = bias.weights(1000);
+    const auto first = std::find(w.begin(), w.end(), 2.0), last = std::find(w.rbegin(), w.rend(), 2.0).base();
+    EXPECT_EQ(std::count(w.begin(), w.end(), 2.0), last - first);
+    EXPECT_EQ(std::count(w.begin(), w.end(), 1.0), 1000 - (last - first));
+    return std::pair{first - w.begin(), last - w.begin()};
+  };
+  using Range = std::pair<ptrdiff_t, ptrdiff_t>;
+  EXPECT_EQ(heavy({.strategy = "later", .multiplier = 2, .portion = 0.25}), (Range{750, 1000}));
+  EXPECT_EQ(heavy({.strategy = "earlier", .multiplier = 2, .portion = 0.25}), (Range{0, 250}));
+  EXPECT_EQ(heavy({.strategy = "range", .multiplier = 2, .begin = 200, .end = 400}), (Range{200, 400}));
+  EXPECT_EQ(TimestepBias().weights(5), std::vector<double>(5, 1.0));
+  EXPECT_THROW((TimestepBias{.strategy = "range", .begin = 5, .end = 1001}.weights(1000)), Error);
+  EXPECT_THROW((TimestepBias{.strategy = "later", .portion = 2}.weights(1000)), Error);
+  EXPECT_THROW((TimestepBias{.strategy = "later", .multiplier = 0}.weights(1000)), Error);
+}
+
 }  // namespace
 }  // namespace md

@@ -82,8 +82,14 @@ TextConditioning text_conditioning(const ModelFolder& m, const Scope& encoder, T
   return c;
 }
 
+ScopeOptions companion(ScopeOptions scope) {
+  scope.weights = scope.activations = DType::f32;
+  scope.trainable = false;
+  return scope;
+}
+
 TextEncoder::TextEncoder(const Devices& devices, const ModelFolder& m, int64_t batch, const WeightsOf& weights,
-                         const CompileConfig& compile_config, int64_t clip_skip)
+                         const ScopeOptions& scope, const CompileConfig& compile_config, int64_t clip_skip)
     : devices_(devices),
       model_(m),
       batch_(batch),
@@ -91,12 +97,12 @@ TextEncoder::TextEncoder(const Devices& devices, const ModelFolder& m, int64_t b
       clip_skip_(clip_skip) {
   Graph g(devices.graph_options(&devices.rules()));
   ParamTable params;
-  Scope first(g, params, "text_encoder", {.trainable = false});
+  Scope first(g, params, "text_encoder", companion(scope));
   const LogicalAxes axes = {axis::kData, ""};
   Tensor ids = g.input("ids", {DType::s32, {batch, length_}}, axes), ids_2;
   std::optional<Scope> second;
   if (m.text_encoder_2) {
-    second.emplace(g, params, "text_encoder_2", ScopeOptions{.trainable = false});
+    second.emplace(g, params, "text_encoder_2", companion(scope));
     ids_2 = g.input("ids_2", {DType::s32, {batch, length_}}, axes);
   }
   TextConditioning c = text_conditioning(m, first, ids, second ? &*second : nullptr, ids_2, clip_skip);
@@ -151,8 +157,13 @@ TextEmbeddings TextEncoder::encode(const std::vector<std::string>& captions, boo
 }
 
 PictureCoder::PictureCoder(const Devices& devices, const VaeConfig& vae, std::map<std::string, HostArray> weights,
-                           int64_t batch, const CompileConfig& compile_config)
-    : devices_(devices), vae_(vae), weights_(std::move(weights)), batch_(batch), compile_(compile_config) {}
+                           int64_t batch, const ScopeOptions& scope, const CompileConfig& compile_config)
+    : devices_(devices),
+      vae_(vae),
+      weights_(std::move(weights)),
+      batch_(batch),
+      scope_(companion(scope)),
+      compile_(compile_config) {}
 
 HostArray PictureCoder::run(Half& half, const HostArray& input, const char* name,
                             Tensor (*build)(const Scope&, const VaeConfig&, Tensor)) {
@@ -162,7 +173,7 @@ HostArray PictureCoder::run(Half& half, const HostArray& input, const char* name
   if (!half.program || half.input != shape) {
     Graph g(devices_.graph_options(&devices_.rules()));
     ParamTable params;
-    Scope s(g, params, "vae", {.trainable = false});
+    Scope s(g, params, "vae", scope_);
     g.output("out", build(s, vae_, g.input("in", shape, {axis::kData, "", "", ""})));
     half = {shape, std::make_unique<Program>(compile(devices_, g, compile_, name)), {}};
     place(devices_, *half.program, weights_, half.weights);

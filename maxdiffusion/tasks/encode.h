@@ -10,6 +10,9 @@
 
 namespace md {
 
+/// How models beside the one that is trained or sampled compute: in f32, otherwise as `scope` says.
+ScopeOptions companion(ScopeOptions scope);
+
 struct TextConditioning {
   Tensor prompt_embeds;  // [B, L, D] f32
   Tensor skipped;        // the same with clip_skip; absent without
@@ -29,9 +32,9 @@ struct TextEmbeddings {
 /// Text encoders with their weights on the devices, compiled for `batch` captions at a time.
 class TextEncoder {
  public:
-  /// `clip_skip`: layers left out before the one that is read; see text_conditioning.
+  /// `scope`: see companion. `clip_skip`: layers left out before the one that is read; see text_conditioning.
   TextEncoder(const Devices& devices, const ModelFolder& m, int64_t batch, const WeightsOf& weights,
-              const CompileConfig& compile, int64_t clip_skip = 0);
+              const ScopeOptions& scope, const CompileConfig& compile, int64_t clip_skip = 0);
   /// A caption longer than the encoder's positions is cut, with a named warning. `whole`: no layer is left out,
   /// whatever clip_skip says.
   TextEmbeddings encode(const std::vector<std::string>& captions, bool whole = false);
@@ -49,11 +52,11 @@ class TextEncoder {
 };
 
 /// The autoencoder, each half compiled on first use for `batch` pictures at a time. Weights are given by input name
-/// ("vae/…") and are placed once per half.
+/// ("vae/…") and are placed once per half. `scope`: see companion.
 class PictureCoder {
  public:
   PictureCoder(const Devices& devices, const VaeConfig& vae, std::map<std::string, HostArray> weights, int64_t batch,
-               const CompileConfig& compile);
+               const ScopeOptions& scope, const CompileConfig& compile);
   /// u8 [N, H, W, 3] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
   HostArray encode(const HostArray& pixels);
   /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error. `tiled`: latents larger than those of the
@@ -72,6 +75,7 @@ class PictureCoder {
   VaeConfig vae_;
   std::map<std::string, HostArray> weights_;
   int64_t batch_;
+  ScopeOptions scope_;
   CompileConfig compile_;
   Half encoder_, decoder_;
 };

@@ -58,6 +58,7 @@ std::vector<BatchField> LatentDiffusion::batch() const {
   }
   if (masked) f.push_back({"mask", {DType::f32, {b, latent_height, latent_width, 1}}});
   if (pooled && sizes) f.push_back({"time_ids", {DType::f32, {b, 6}}});
+  if (at_timesteps) f.push_back({"timesteps", {DType::s32, {b}}});
   if (prior_loss_weight)
     for (size_t i = 0, n = f.size(); i < n; ++i) f.push_back({"class_" + f[i].name, f[i].shape});
   if (caption_dropout > 0)
@@ -66,6 +67,13 @@ std::vector<BatchField> LatentDiffusion::batch() const {
 }
 
 Tensor LatentDiffusion::loss(const Models& models, const Feed& feed, Rng rng) const {
+  const Tensor per_sample = sample_losses(models, feed, rng);
+  if (!prior_loss_weight) return mean(per_sample);
+  const std::vector<Tensor> halves = split(per_sample, 2, 0);
+  return mean(halves[0]) + mean(halves[1]) * *prior_loss_weight;
+}
+
+Tensor LatentDiffusion::sample_losses(const Models& models, const Feed& feed, Rng rng) const {
   const int64_t b = prior_loss_weight ? 2 * batch_size : batch_size;
   auto both = [&](const std::string& name) {
     return prior_loss_weight ? concatenate({feed.at(name), feed.at("class_" + name)}, 0) : feed.at(name);
@@ -90,7 +98,7 @@ Tensor LatentDiffusion::loss(const Models& models, const Feed& feed, Rng rng) co
     }
     if (!from_latents) x0 = mean_ + deviation * random_normal(rng.for_("posterior"), mean_.shape());
     eps = random_normal(rng.for_("noise"), x0.shape());
-    t = sample_timesteps(noise, rng.for_("timestep"), b, timestep_bias);
+    t = at_timesteps ? feed.at("timesteps") : sample_timesteps(noise, rng.for_("timestep"), b, timestep_bias);
     if (noise_offset > 0)  // one shift per picture and channel; Guttenberg 2023
       eps = eps + random_normal(rng.for_("noise offset"), {DType::f32, {b, 1, 1, x0.dim(3)}}) * noise_offset;
   }
@@ -131,11 +139,8 @@ Tensor LatentDiffusion::loss(const Models& models, const Feed& feed, Rng rng) co
   in.sample = add_noise(noise, x0, added, t);
   Tensor error = square(training_target(noise, x0, eps, t) - unet2d(s, unet, in));
   if (masked) error = error * feed.at("mask");
-  Tensor per_sample = mean(error, {1, 2, 3});
-  if (snr_gamma > 0) per_sample = per_sample * snr_weight(noise, t, snr_gamma);
-  if (!prior_loss_weight) return mean(per_sample);
-  const std::vector<Tensor> halves = split(per_sample, 2, 0);
-  return mean(halves[0]) + mean(halves[1]) * *prior_loss_weight;
+  const Tensor per_sample = mean(error, {1, 2, 3});
+  return snr_gamma > 0 ? per_sample * snr_weight(noise, t, snr_gamma) : per_sample;
 }
 
 Tensor micro_conditioning(Graph& g, int64_t batch, std::array<int64_t, 2> original_size,

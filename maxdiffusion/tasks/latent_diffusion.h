@@ -28,6 +28,7 @@ struct LatentDiffusion : Task {
   bool masked = false;        // every batch brings masks
   bool sizes = false;         // SDXL: every batch brings time_ids; `resolution` is not told
   bool bucket = false;        // one of several sizes
+  bool at_timesteps = false;  // timesteps are given, not drawn
   /// DreamBooth: a second batch, whose fields have the prefix class_, whose loss counts this much. Absent: none.
   std::optional<double> prior_loss_weight;
 
@@ -37,9 +38,12 @@ struct LatentDiffusion : Task {
   /// f32 [B, h, w, C], scaled; mask f32 [B, h, w, 1]; time_ids f32 [B, 6];
   /// prompt_embeds f32 [B, L, D] and text_embeds f32 [B, P] (SDXL), or ids s32 [B, L] and ids_2; with caption_dropout
   /// the same of the empty caption without B and with the prefix empty_.
+  /// at_timesteps: also timesteps s32 [B].
   /// replay: latents and noise f32 [B, h, w, C], timesteps s32 [B], prompt_embeds, text_embeds, time_ids f32 [B, 6].
   std::vector<BatchField> batch() const override;
   Tensor loss(const Models& models, const Feed& feed, Rng rng) const override;
+  /// The same before the mean over the batch: [B] f32, or [2B] with a class.
+  Tensor sample_losses(const Models& models, const Feed& feed, Rng rng) const;
 };
 
 /// SDXL's time_ids [B, 6] f32: original size, crop, target size, in pixels (Podell et al. 2023, section 2.2).

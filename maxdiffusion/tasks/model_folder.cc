@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/models/controlnet.h"
@@ -132,6 +133,7 @@ std::map<std::string, HostArray> published(const ParamTable& params, const std::
 
 void place(const Devices& devices, const Program& program, const std::map<std::string, HostArray>& values,
            ArrayMap& out) {
+  Span span("to device");
   for (size_t i = 0; i < program.input_names().size(); ++i) {
     const std::string& name = program.input_names()[i];
     auto it = values.find(name);

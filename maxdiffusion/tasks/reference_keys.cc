@@ -19,7 +19,6 @@ void warn(bool set, const char* key, const char* reason) {
 void ReferenceKeys::judge() const {
   refuse(!quantization.empty(), "quantization", "quantized training is not there yet; leave it empty");
   refuse(use_qwix_quantization, "use_qwix_quantization", "quantized training is not there yet; set it to false");
-  refuse(enable_profiler, "enable_profiler", "traces are not there yet; set it to false");
   refuse(compile_topology_num_slices > 0, "compile_topology_num_slices",
          "runs take the slices that are attached; leave it at -1");
   constexpr const char* kService = "it belongs to a service of Google's cloud that this program does not speak to";
@@ -32,10 +31,6 @@ void ReferenceKeys::judge() const {
   warn(enable_single_replica_ckpt_restoring, "enable_single_replica_ckpt_restoring",
        "every process reads what its devices need");
   warn(!flash_block_sizes.empty(), "flash_block_sizes", "the attention kernels choose their blocks themselves");
-  constexpr const char* kConverter = "it is read by the reference's converters only";
-  warn(!data_files_pattern.empty(), "data_files_pattern", kConverter);
-  warn(!extracted_files_dir.empty(), "extracted_files_dir", kConverter);
-  warn(!tfrecords_dir.empty(), "tfrecords_dir", kConverter);
 }
 
 }  // namespace md

@@ -17,12 +17,10 @@ struct ReferenceKeys {
   std::string tensorboard_dir;
   // Refused or warned about when set.
   bool attention_sharding_uniform = true, enable_mllog = false, enable_ml_diagnostics = false,
-       enable_ondemand_xprof = false, enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false,
-       enable_profiler = false;
-  int64_t skip_first_n_steps_for_profiler = 1, profiler_steps = 5, norm_num_groups = 32;
+       enable_ondemand_xprof = false, enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false;
+  int64_t norm_num_groups = 32;
   std::string profiler_gcs_path, dataset_config_name, quantization;
-  std::string data_files_pattern, extracted_files_dir, tfrecords_dir;  // of its converters
-  int64_t compile_topology_num_slices = -1, no_records_per_shard = 0;
+  int64_t compile_topology_num_slices = -1;
   std::map<std::string, std::string> flash_block_sizes;
 
   template <class V>
@@ -42,9 +40,6 @@ struct ReferenceKeys {
     v("tensorboard_dir", tensorboard_dir, kAny);
     v("attention_sharding_uniform", attention_sharding_uniform, kNeutral);
     v("norm_num_groups", norm_num_groups, "read for the reference's files; the UNet's config.json says it");
-    v("enable_profiler", enable_profiler, kNeutral);
-    v("skip_first_n_steps_for_profiler", skip_first_n_steps_for_profiler, kAny);
-    v("profiler_steps", profiler_steps, kAny);
     v("enable_mllog", enable_mllog, kNeutral);
     v("enable_ml_diagnostics", enable_ml_diagnostics, kNeutral);
     v("enable_ondemand_xprof", enable_ondemand_xprof, kNeutral);
@@ -53,10 +48,6 @@ struct ReferenceKeys {
     v("profiler_gcs_path", profiler_gcs_path, kNeutral);
     v("dataset_config_name", dataset_config_name, kNeutral);
     v("quantization", quantization, kNeutral);
-    v("data_files_pattern", data_files_pattern, kNeutral);
-    v("extracted_files_dir", extracted_files_dir, kNeutral);
-    v("tfrecords_dir", tfrecords_dir, kNeutral);
-    v("no_records_per_shard", no_records_per_shard, kNeutral);
     v("compile_topology_num_slices", compile_topology_num_slices, kNeutral);
     v("flash_block_sizes", flash_block_sizes, kNeutral);
   }

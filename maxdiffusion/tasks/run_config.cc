@@ -3,9 +3,13 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "maxdiffusion/autodiff/checkpoint.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/data/location.h"
 #include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/ops/attention.h"
+#include "maxdiffusion/pjrt/platforms.h"
 
 namespace md {
 
@@ -20,12 +24,41 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   keys.assign(source);
   c.reference.judge();
   if (const char* job = std::getenv("JOBSET_NAME"); job && c.run.run_name.empty()) c.run.run_name = job;
+  if (c.run.output_dir.empty()) c.run.output_dir = c.run.base_output_directory;
+  for (const auto& [key, place] :
+       {std::pair{"output_dir", &c.run.output_dir}, std::pair{"base_output_directory", &c.run.base_output_directory},
+        std::pair{"jax_cache_dir", &c.compile.jax_cache_dir}, std::pair{"metrics_file", &c.metrics.metrics_file},
+        std::pair{"timing_metrics_file", &c.run.timing_metrics_file},
+        std::pair{"dataset_save_location", &c.data.dataset_save_location}})
+    check(place->find("://") == std::string::npos, Code::invalid_config,
+          "{} is '{}', but only folders are written to; mount the bucket and name its folder", key, *place);
+  // Names are checked before anything starts, each by the list that knows it.
+  for (const std::string* name : {&c.model.weights_dtype, &c.model.activations_dtype})
+    check(is_float(parse_dtype(*name)), Code::invalid_config, "dtype '{}' of weights or activations is no float",
+          *name);
+  check_attention_kernel(c.model.attention);
+  remat_policy(c.model.remat_policy);
+  learning_rate(c.optim, int64_t{0});
+  pjrt::platform_for(c.run.hardware);
   check(c.model.precision == "DEFAULT" || c.model.precision == "HIGH" || c.model.precision == "HIGHEST",
         Code::invalid_config, "precision '{}' is not one of: DEFAULT, HIGH, HIGHEST", c.model.precision);
   check(c.data.caption_dropout >= 0 && c.data.caption_dropout < 1, Code::invalid_config,
         "caption_dropout {} is not in [0, 1)", c.data.caption_dropout);
   check(c.loss.ema_decay >= 0 && c.loss.ema_decay < 1, Code::invalid_config, "ema_decay {} is not in [0, 1)",
         c.loss.ema_decay);
+  for (const auto& [key, value] :
+       {std::pair{"train_data_dir", c.data.train_data_dir}, std::pair{"hf_train_files", c.data.hf_train_files},
+        std::pair{"hf_data_dir", c.data.hf_data_dir}, std::pair{"grain_train_files", c.data.grain_train_files},
+        std::pair{"dataset_name", c.data.dataset_name}, std::pair{"data_files_pattern", c.data.data_files_pattern},
+        std::pair{"conditioning_data_dir", c.data.conditioning_data_dir},
+        std::pair{"eval_data_dir", c.eval.eval_data_dir},
+        std::pair{"instance_data_dir", c.dreambooth.instance_data_dir},
+        std::pair{"class_data_dir", c.dreambooth.class_data_dir}}) {
+    check(!has_secret(value), Code::invalid_config,
+          "{} holds a secret key, which would be saved with the run; say it by AWS_ACCESS_KEY_ID and "
+          "AWS_SECRET_ACCESS_KEY",
+          key);
+  }
   check(c.data.resolution > 0, Code::invalid_config, "resolution {} is not a positive number", c.data.resolution);
   return c;
 }
@@ -33,6 +66,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
 std::string RunConfig::to_yaml() const {
   KeyList keys;
   RunConfig copy = *this;
+  copy.data.hf_access_token.clear();  // what is printed and saved is read by others
   keys.add(copy);
   return keys.to_yaml();
 }

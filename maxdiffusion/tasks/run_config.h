@@ -10,6 +10,7 @@
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/mesh/mesh.h"
+#include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/recorder.h"
 #include "maxdiffusion/nn/scope.h"
 #include "maxdiffusion/optim/optimizer.h"
@@ -22,14 +23,14 @@ struct RunKeys {
   std::string run_name, output_dir = "runs", hardware = "cpu", plugin;
   int64_t seed = 0, cpu_device_count = 1;
   int64_t checkpoint_every = -1, checkpoints_to_keep = 3;
-  bool save_final_checkpoint = true;
+  bool save_final_checkpoint = true, log_sharding = false;
   JsonText logical_axis_rules, data_sharding;
   std::string base_output_directory, timing_metrics_file;
   bool save_config_to_gcs = false, write_timing_metrics = true;
   template <class V>
   void visit(V&& v) {
     v("run_name", run_name, "names the run's folder under output_dir");
-    v("output_dir", output_dir, "root of outputs");
+    v("output_dir", output_dir, "root of outputs; empty: base_output_directory");
     v("hardware", hardware, "cpu, gpu or tpu");
     v("plugin", plugin, "path of a PJRT plugin; empty: the one of `hardware`");
     v("seed", seed, "seed of every random stream");
@@ -38,11 +39,12 @@ struct RunKeys {
     v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all");
     v("save_final_checkpoint", save_final_checkpoint, "write a checkpoint after the last step");
     v("save_config_to_gcs", save_config_to_gcs, "also write config.yml into base_output_directory/run_name");
-    v("base_output_directory", base_output_directory, "see save_config_to_gcs");
+    v("base_output_directory", base_output_directory, "see output_dir and save_config_to_gcs");
     v("timing_metrics_file", timing_metrics_file, "file that gets a line at start and end of each phase of a run");
     v("write_timing_metrics", write_timing_metrics, "false: timing_metrics_file is not written");
     v("logical_axis_rules", logical_axis_rules,
       "logical names → mesh axes, as [['embed', 'fsdp'], …]; empty: built in");
+    v("log_sharding", log_sharding, "tell how each array of the training step lies on the mesh");
     v("data_sharding", data_sharding,
       "mesh axes over which batches are split, as [['data', 'fsdp']]; empty: all that divide");
   }
@@ -81,6 +83,8 @@ struct DataKeys {
   std::string dataset_type, dataset_name, train_data_dir, hf_train_files, hf_data_dir, grain_train_files;
   std::string train_split = "train", dataset_save_location, image_column = "image", caption_column = "text";
   std::string hf_access_token;
+  std::string data_files_pattern, extracted_files_dir, tfrecords_dir;
+  int64_t no_records_per_shard = 1000;
   int64_t resolution = 512, max_train_samples = -1, synthetic_num_samples = 1000, grain_worker_count = 0;
   double per_device_batch_size = 1;
   bool center_crop = false, random_crop = false, random_flip = false, enable_data_shuffling = true,
@@ -98,7 +102,8 @@ struct DataKeys {
     v("train_data_dir", train_data_dir, "pictures with metadata.jsonl or .txt captions, or files of a kind");
     v("hf_train_files", hf_train_files, "Parquet or Arrow files: names with * and ?, separated by commas");
     v("hf_data_dir", hf_data_dir, "folder of such files");
-    v("hf_access_token", hf_access_token, "read for the reference's files; nothing is fetched from a hub");
+    v("hf_access_token", hf_access_token,
+      "read for the reference's files, never printed; nothing is fetched from a hub");
     v("grain_train_files", grain_train_files, "ArrayRecord files");
     v("grain_worker_count", grain_worker_count, "threads that read and decode; 0: the cores");
     v("train_split", train_split, "split of a data set with several");
@@ -115,6 +120,11 @@ struct DataKeys {
     v("enable_data_shuffling", enable_data_shuffling, "new seeded order every epoch");
     v("reuse_example_batch", reuse_example_batch, "feed the first batch for ever (for benchmarks)");
     v("caption_dropout", caption_dropout, "probability of training a picture with the empty caption");
+    v("tfrecords_dir", tfrecords_dir, "prepare_tfrecords: the folder that it makes");
+    v("no_records_per_shard", no_records_per_shard, "prepare_tfrecords: records of one file");
+    v("data_files_pattern", data_files_pattern,
+      "prepare_tfrecords: reads these files, told by their names, instead of what the other keys say");
+    v("extracted_files_dir", extracted_files_dir, "read for the reference's files; .tar files are read where they lie");
     v("enable_bucket", enable_bucket, "train pictures in sizes of about their own aspect ratio, of resolution's area");
     v("min_bucket_reso", min_bucket_reso, "shortest side of a bucket, pixels");
     v("max_bucket_reso", max_bucket_reso, "longest side of a bucket, pixels");
@@ -187,6 +197,21 @@ struct DreamboothKeys {
   }
 };
 
+/// Held-out loss while training.
+struct EvalKeys {
+  int64_t eval_every = -1, eval_max_number_of_samples_in_bucket = 60;
+  std::string eval_data_dir;
+  std::vector<int64_t> timesteps_list = {125, 250, 375, 500, 625, 750, 875};
+  template <class V>
+  void visit(V&& v) {
+    v("eval_every", eval_every, "steps between evaluations of the loss on held-out data; -1: none");
+    v("eval_data_dir", eval_data_dir, "held-out data, of any kind that train_data_dir may be");
+    v("timesteps_list", timesteps_list, "timesteps at which the held-out loss is measured");
+    v("eval_max_number_of_samples_in_bucket", eval_max_number_of_samples_in_bucket,
+      "pictures at each of these timesteps, the first of the held-out data");
+  }
+};
+
 struct SampleKeys {
   std::vector<std::string> prompt, negative_prompt;
   bool do_classifier_free_guidance = true;
@@ -244,27 +269,31 @@ struct RunConfig {
   OptimConfig optim;
   VaeTrainKeys vae;
   LossKeys loss;
+  EvalKeys eval;
   DreamboothKeys dreambooth;
   LoraKeys lora;
   SampleKeys sample;
   ControlKeys control;
   MeshConfig mesh;
   MetricsConfig metrics;
+  ProfileConfig profile;
   CompileConfig compile;
   ReferenceKeys reference;
 
-  /// Throws invalid_config, naming file, line and key.
+  /// Throws invalid_config: a key or value that does not fit (naming file, line and key), a name that no list knows.
   static RunConfig load(const std::string& file, const std::vector<std::string>& overrides);
   static RunConfig from_source(const ConfigSource& source);
+  /// Without hf_access_token.
   std::string to_yaml() const;
   /// output_dir/run_name.
   std::string folder() const;
 
   template <class V>
   void visit(V&& v) {
-    run.visit(v), model.visit(v), data.visit(v), optim.visit(v), vae.visit(v), loss.visit(v), sample.visit(v);
+    run.visit(v), model.visit(v), data.visit(v), optim.visit(v), vae.visit(v), loss.visit(v), eval.visit(v),
+        sample.visit(v);
     dreambooth.visit(v), lora.visit(v);
-    control.visit(v), mesh.visit(v), metrics.visit(v), compile.visit(v), reference.visit(v);
+    control.visit(v), mesh.visit(v), metrics.visit(v), profile.visit(v), compile.visit(v), reference.visit(v);
   }
 };
 

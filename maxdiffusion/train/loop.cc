@@ -1,5 +1,7 @@
 #include "maxdiffusion/train/loop.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <deque>
 #include <future>
@@ -8,6 +10,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/tasks/model_folder.h"
 
@@ -129,7 +132,49 @@ size_t chosen(const std::vector<StepGraph>& graphs, const Batch& batch) {
   fail(Code::internal, "no program of {} takes this batch:{}", graphs.size(), shapes);
 }
 
+/// How every array of the program's input lies on the mesh, one line each.
+void log_shardings(const Devices& devices, const Program& program, const ParamTable& params) {
+  for (size_t i = 0; i < program.input_names().size(); ++i) {
+    const std::string& name = program.input_names()[i];
+    const Shape& shape = program.input_shape(i);
+    const Param* p = params.find(name);
+    const auto& split = program.input_sharding(i).dims;
+    std::string axes;
+    for (size_t d = 0; d < shape.dims.size(); ++d)
+      axes += fmt::format("{}{}→{}", d ? ", " : "", p && d < p->axes.size() && !p->axes[d].empty() ? p->axes[d] : "-",
+                          d < split.size() && !split[d].empty() ? fmt::format("{}", fmt::join(split[d], "×")) : "-");
+    const Slice piece = shard_of(devices.mesh(), program.input_sharding(i), shape.dims, 0, name);
+    log_info("sharding: {} {} [{}], {} on each device", name, to_string(shape), axes,
+             to_string(Shape{shape.dtype, piece.size}));
+  }
+}
+
 }  // namespace
+
+LoopOptions loop_options(const RunConfig& c, const std::string& folder, const std::string& title) {
+  LoopOptions o;
+  o.title = title;
+  o.folder = folder;
+  o.checkpoint_dir = folder + "/checkpoints";
+  o.step.optim = c.optim;
+  o.step.scope = scope_options(c.model);
+  o.seed = static_cast<uint64_t>(c.run.seed);
+  o.checkpoint_every = c.run.checkpoint_every;
+  o.checkpoints_to_keep = c.run.checkpoints_to_keep;
+  o.reuse_example_batch = c.data.reuse_example_batch;
+  o.log_sharding = c.run.log_sharding;
+  o.metrics = c.metrics;
+  o.profile = c.profile;
+  o.compile = c.compile;
+  o.run_name = c.run.run_name;
+  const char* libtpu = std::getenv("LIBTPU_INIT_ARGS");  // read by the plugin itself
+  o.texts = {{"config", "```yaml\n" + c.to_yaml() + "```"}, {"libtpu_init_args", libtpu ? libtpu : ""}};
+  return o;
+}
+
+double scaled_rate(const OptimConfig& optim, double rate, int64_t samples) {
+  return optim.scale_lr ? rate * static_cast<double>(samples) : rate;
+}
 
 Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks, std::unique_ptr<Dataset> data,
                    const LoopOptions& o, const LoopCallbacks& callbacks) {
@@ -157,11 +202,10 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
     const CompileReport& report = programs[i].report();
     log_info("{}: program {} in {:.1f} s", titles[i], report.from_cache ? "loaded from the cache" : "compiled",
              report.compile_seconds + report.load_seconds);
-    if (auto plan = programs[i].memory())
-      log_info("{}: memory per device {:.2f} GiB (state and batch {:.2f}, temporary {:.2f})", titles[i],
-               plan->peak() / double(1 << 30), plan->arguments / double(1 << 30), plan->temporary / double(1 << 30));
+    if (auto plan = programs[i].memory()) log_info("{}: {}", titles[i], to_string(*plan));
   }
   const Program& program = programs.front();
+  if (o.log_sharding) log_shardings(devices, program, step.params);
 
   State state;
   ArrayMap kept;  // what every step reads and none changes
@@ -226,6 +270,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                      .device_peak_flops = devices.client().peak_flops(o.step.scope.activations),
                      .config = o.metrics,
                      .texts = o.texts});
+  ProfileWindow profile(devices, o.profile, o.folder + "/tensorboard", first);
   int64_t samples = 1;  // of one step
   for (const BatchField& f : step.fields)
     if (f.batched) samples = f.shape.dims[0];
@@ -237,18 +282,39 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
       dispatched = state.step;
       positions.push_back(state.data);
       if (positions.size() > 3) positions.pop_front();
-      if (batch.empty() || !o.reuse_example_batch) batch = data->next();
-      const size_t which = chosen(graphs, batch);
-      ArrayMap feed;
-      place(devices, programs[which], batch, feed);
-      for (auto& [name, a] : feed) kept[name] = std::move(a);
-      ArrayMap out = programs[which].run(state.arrays, kept);
+      profile.before(state.step);
+      size_t which = 0;
+      ArrayMap out = [&] {
+        Span span("train", state.step);
+        if (batch.empty() || !o.reuse_example_batch) {
+          Span wait("wait for data");
+          batch = data->next();
+        }
+        which = chosen(graphs, batch);
+        ArrayMap feed;
+        place(devices, programs[which], batch, feed);
+        for (auto& [name, a] : feed) kept[name] = std::move(a);
+        return programs[which].run(state.arrays, kept);
+      }();
       ArrayMap metrics;
       for (auto& [name, a] : out) (is_state.contains(name) ? state.arrays : metrics)[name] = std::move(a);
       state.data = data->position();
       const int64_t done = state.step + 1;
       if (graphs.size() > 1) recorder.set_device_flops(device_flops(which));
       recorder.push(done, devices, metrics);
+      if (profile.ends(done)) {
+        recorder.read_pending();
+        profile.finish(done);
+        recorder.restart_clock();
+      }
+      if (callbacks.evaluate && o.eval_every > 0 && done % o.eval_every == 0)
+        recorder.read_pending([&] {
+          return callbacks.evaluate(done, [&](const std::string& name) {
+            for (const std::string& key : {"ema/" + name, name})
+              if (auto a = state.arrays.find(key); a != state.arrays.end()) return &a->second;
+            return &kept.at(name);
+          });
+        });
       if (o.checkpoint_every > 0 && done * samples / o.checkpoint_every > state.step * samples / o.checkpoint_every &&
           done < last) {
         recorder.flush();
@@ -261,6 +327,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
       }
     }
     recorder.flush();
+    profile.finish(last);
   } catch (Error& e) {
     // The device froze the state before the bad step; its own clock says which.
     if (state.arrays.contains("step") && state.arrays.contains("healthy") &&

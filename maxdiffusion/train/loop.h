@@ -11,6 +11,7 @@
 
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/data/dataset.h"
+#include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/recorder.h"
 #include "maxdiffusion/tasks/run_config.h"
 #include "maxdiffusion/train/step.h"
@@ -27,14 +28,20 @@ struct LoopOptions {
   StepOptions step;
   uint64_t seed = 0;
   int64_t checkpoint_every = -1;  // samples
-  int64_t checkpoints_to_keep = 3, sample_every = 0;
+  int64_t checkpoints_to_keep = 3, sample_every = 0, eval_every = -1;
   bool save_final_checkpoint = true;
-  bool reuse_example_batch = false;
+  bool reuse_example_batch = false, log_sharding = false;
   MetricsConfig metrics;
+  ProfileConfig profile;
   CompileConfig compile;
   std::string run_name;
   std::map<std::string, std::string> texts;  // for TensorBoard: tag → Markdown
 };
+
+/// What the keys say of every stage of a run; outputs go to `folder`.
+LoopOptions loop_options(const RunConfig& c, const std::string& folder, const std::string& title);
+/// With `scale_lr`, the rate times the samples of an update.
+double scaled_rate(const OptimConfig& optim, double rate, int64_t samples);
 
 struct LoopCallbacks {
   /// Starting values of parameters, by input name, in two calls: the first throws where there are none, the second
@@ -46,6 +53,10 @@ struct LoopCallbacks {
   /// What makes the checkpoint a whole model folder: weights of other models, configs, tokenizers. `trained`: values of
   /// the trained parameters by input name (averages, where kept). Called on the writer's thread.
   std::function<void(CheckpointContent&, const ParamTable&, const Values& trained)> complete;
+  /// Called every `eval_every` steps; `value` is the array of a parameter by input name, of trained ones as they would
+  /// be saved. What it returns joins the step's metrics. May be empty.
+  std::function<std::map<std::string, double>(int64_t step, const std::function<Array*(const std::string&)>& value)>
+      evaluate;
   /// Called every `sample_every` steps with the trained values that would be saved. May be empty.
   std::function<void(int64_t step, const ParamTable&, const Values& trained)> sample;
 };

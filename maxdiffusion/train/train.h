@@ -30,4 +30,12 @@ using OnSample = std::function<std::string(const TrainedModel&)>;
 /// and, with train_new_vae, vae/{…the same for the autoencoder}.
 void train(const RunConfig& config, const OnSample& on_sample);
 
+/// Writes the data set of a config as TFRecord files into `tfrecords_dir`; see TfrecordShards. With
+/// cache_latents_text_encoder_outputs records are what dataset_type=tfrecord trains from then, encoded by the programs
+/// that fill the cache of latents: with two text encoders the features of sdxl_cached_columns() (a latent drawn from
+/// the posterior by the seed and the number of the record), with one those of laion_cached_columns(). Otherwise they
+/// are pictures as they are stored, and captions, under image_column and caption_column. random_flip adds each
+/// mirrored. Returns the number of records.
+int64_t prepare_tfrecords(const RunConfig& config);
+
 }  // namespace md

@@ -37,18 +37,34 @@ TEST(Random, BitsAreTheHostsForTheSameSeedAndPurpose) {
     for (size_t i = 0; i < bits.size(); ++i) ASSERT_EQ(bits[i], noise.bits(i)) << i;
     EXPECT_EQ(out[1].view<uint32_t>()[0], noise.bits(0));
     for (size_t i = 0; i < 100; ++i) EXPECT_EQ(out[2].view<float>()[i], static_cast<float>(x.uniform(i)));
-    for (size_t i = 0; i < 4000; ++i) EXPECT_NEAR(out[3].view<float>()[i], x.normal(i), 2e-5) << i;
+    std::vector<float> normals(4000);
+    x.fill(HostRng::Distribution::normal, 1, 0, normals);
+    for (size_t i = 0; i < 4000; ++i) EXPECT_NEAR(out[3].view<float>()[i], normals[i], 2e-5) << i;
     for (size_t i = 0; i < 50; ++i) EXPECT_EQ(out[4].view<int32_t>()[i], static_cast<int64_t>(x.below(i, 1003)) - 3);
   }
 }
 
 TEST(Random, HostNormalsAreTheQuantilesOfTheUniforms) {
   const HostRng rng(5, "x");
-  for (uint64_t i = 0; i < 20000; ++i) {
-    const double u = rng.uniform(i) * 2 - 1 + 0x1p-24, two = std::erf(std::sqrt(2.0));
-    EXPECT_NEAR(std::erf(rng.normal(i) / std::sqrt(2.0)), u, 1e-6) << i;
-    EXPECT_NEAR(std::erf(rng.truncated_normal(i) / std::sqrt(2.0)), two * u, 1e-6) << i;
-    ASSERT_LE(std::abs(rng.truncated_normal(i)), 2);
+  constexpr uint64_t kFrom = 0xfffffff0;  // across the lower word's end
+  std::vector<float> normal(200000), cut(normal.size()), flat(normal.size());
+  rng.fill(HostRng::Distribution::normal, 1, kFrom, normal);
+  rng.fill(HostRng::Distribution::truncated_normal, 1, kFrom, cut);
+  rng.fill(HostRng::Distribution::symmetric_uniform, 1, kFrom, flat);
+  float tail = 0;
+  for (size_t i = 0; i < normal.size(); ++i) {
+    const double u = rng.uniform(kFrom + i) * 2 - 1 + 0x1p-24, two = std::erf(std::sqrt(2.0));
+    ASSERT_NEAR(std::erf(normal[i] / std::sqrt(2.0)), u, 1e-6) << i;
+    ASSERT_NEAR(std::erf(cut[i] / std::sqrt(2.0)), two * u, 1e-6) << i;
+    ASSERT_EQ(flat[i], static_cast<float>(u - 0x1p-24)) << i;
+    ASSERT_LE(std::abs(cut[i]), 2);
+    tail = std::max(tail, std::abs(normal[i]));
+  }
+  EXPECT_GT(tail, 4);
+  std::vector<float> one(1);  // a single element is what it is among others
+  for (size_t i = 0; i < 1000; ++i) {
+    rng.fill(HostRng::Distribution::normal, 1, kFrom + i, one);
+    ASSERT_EQ(one[0], normal[i]);
   }
 }
 

@@ -25,9 +25,9 @@ inline Outcome shell(const std::string& line) {
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), read_file(err)};
 }
 
-/// The program just built, its words taken literally.
-inline Outcome maxdiffusion(const std::vector<std::string>& words) {
-  std::string line = MD_BINARY_DIR "/maxdiffusion";
+/// The program just built, its words taken literally. `environment`: words for env, as in "-u A B=1".
+inline Outcome maxdiffusion(const std::vector<std::string>& words, const std::string& environment = "") {
+  std::string line = "env " + environment + " " MD_BINARY_DIR "/maxdiffusion";
   for (std::string word : words) {
     for (size_t i = 0; (i = word.find('\'', i)) != std::string::npos; i += 4) word.replace(i, 1, "'\\''");
     line += " '" + word + "'";

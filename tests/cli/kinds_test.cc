@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,14 @@ namespace {
 
 namespace fs = std::filesystem;
 const std::string kModel = MD_SOURCE_DIR "/tests/golden/pipelines/sd";
+
+/// The end of a safetensors file, whose only tensor is f32.
+std::vector<float> last_floats(const std::string& file, size_t count) {
+  std::vector<float> out(count);
+  EXPECT_GE(file.size(), 4 * count);
+  if (file.size() >= 4 * count) std::memcpy(out.data(), file.data() + file.size() - 4 * count, 4 * count);
+  return out;
+}
 
 class Kinds : public testing::Test {
  protected:
@@ -49,6 +58,36 @@ class Kinds : public testing::Test {
     for (std::string line; std::getline(f, line);) out.push_back(nlohmann::json::parse(line)["loss"]);
     return out;
   }
+  /// A picture of `width` columns, of which no two are alike, from column `from` of 32; or its mirror image.
+  void put_picture(const std::string& path, int64_t from, int64_t width, bool mirrored = false) {
+    HostArray rgb(Shape{DType::u8, {16, width, 3}});
+    auto v = rgb.mutable_view<uint8_t>();
+    for (int64_t i = 0; i < static_cast<int64_t>(v.size()); ++i) {
+      const int64_t y = i / (3 * width), x = i / 3 % width, column = from + (mirrored ? width - 1 - x : x);
+      v[static_cast<size_t>(i)] = static_cast<uint8_t>(7 * column + 3 * y + 40 * (i % 3));
+    }
+    write_png(path, rgb);
+  }
+  /// The file that `generate` leaves in a folder of this name.
+  std::string draw(const std::string& name, const std::vector<std::string>& more,
+                   const std::string& command = "generate") {
+    std::vector<std::string> words = {command,
+                                      MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                      "pretrained_model_name_or_path=" + kModel,
+                                      "output_dir=" + (t / name),
+                                      "resolution=16",
+                                      "num_inference_steps=2",
+                                      "num_images_per_prompt=1",
+                                      "prompt=heart",
+                                      "output_type=latent",
+                                      "jax_cache_dir=" + (t / "programs")};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome drawn = maxdiffusion(words);
+    EXPECT_EQ(drawn.status, 0) << drawn.err;
+    for (const char* file : {"latents.safetensors", "images.safetensors", "image_0.png"})
+      if (exists(t / (name + "/" + file))) return read_file(t / (name + "/" + file));
+    return "";
+  }
   std::string weights(const std::string& name, const std::string& file) {
     return read_file(t / (name + "/checkpoints/3/" + file));
   }
@@ -73,14 +112,29 @@ TEST_F(Kinds, TheTextEncoderLearnsBesideTheUNet) {
   Outcome o = train("both", {"train_text_encoder=true"});
   EXPECT_EQ(o.status, 2) << o.err;
   EXPECT_TRUE(contains(o.err, "Cannot train text encoder and cache text encoder outputs")) << o.err;
-  o = train("both", {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false",
-                     "text_encoder_learning_rate=1e-3", "prompt=heart", "sample_every=-1", "num_inference_steps=2"});
+  o = train("both",
+            {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "text_encoder_learning_rate=1e-3",
+             "checkpoint_every=4", "prompt=heart", "sample_every=-1", "num_inference_steps=2"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_NE(weights("both", "text_encoder/model.safetensors"), read_file(kModel + "/text_encoder/model.safetensors"));
   EXPECT_TRUE(exists(t / "both/samples/step_000003.png")) << o.err;
   o = train("both", {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "max_train_steps=4"});
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "continues from")) << o.err;
+  // The last step went on with the key's default, a small part of the rate before.
+  auto moved = [&](int from, int to) {
+    auto floats = [&](int step) {
+      return last_floats(
+          read_file(t / ("both/checkpoints/" + std::to_string(step) + "/text_encoder/model.safetensors")), 1000);
+    };
+    const std::vector<float> a = floats(from), b = floats(to);
+    float most = 0;
+    for (size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
+    return most;
+  };
+  EXPECT_GT(moved(2, 3), 1e-4f);
+  EXPECT_GT(moved(3, 4), 0.0f);
+  EXPECT_LT(moved(3, 4), 5e-5f);
 }
 
 TEST_F(Kinds, DreamBoothDrawsItsClassAndLearnsItsSubject) {
@@ -94,11 +148,104 @@ TEST_F(Kinds, DreamBoothDrawsItsClassAndLearnsItsSubject) {
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_FALSE(contains(o.err, "drawing")) << o.err;
   EXPECT_EQ(losses("again"), losses("dream"));
+  std::vector<std::string> other = words;
+  other.push_back("prior_loss_weight=0.5");
+  o = train("other", other);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_NE(losses("other"), losses("dream"));
+  for (const char* word : {"max_train_samples=2", "random_flip=true", "random_crop=true"}) {
+    other.back() = word;
+    o = train("refused", other);
+    EXPECT_EQ(o.status, 2);
+    EXPECT_TRUE(contains(o.err, "DreamBooth takes every picture")) << o.err;
+  }
   std::vector<std::string> without = words;
   without[3] = "class_prompt=";
   o = train("without", without);
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "needs class_prompt")) << o.err;
+}
+
+TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndLearnsNothing) {
+  const std::vector<std::string> words = {"eval_every=2", "eval_data_dir=" + (t / "pictures"),
+                                          "timesteps_list=[900,100]", "eval_max_number_of_samples_in_bucket=3"};
+  Outcome o = train("plain", {});
+  ASSERT_EQ(o.status, 0) << o.err;
+  o = train("evaluated", words);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(losses("plain"), losses("evaluated"));
+  EXPECT_TRUE(contains(o.err, "Mean eval loss for timestep 100: ")) << o.err;
+  EXPECT_TRUE(contains(o.err, "Step 2, Final Average Eval loss: ")) << o.err;
+  auto evaluations = [&](const std::string& name) {
+    std::vector<nlohmann::json> out;
+    std::ifstream f(t / (name + "/metrics.jsonl"));
+    for (std::string line; std::getline(f, line);) out.push_back(nlohmann::json::parse(line));
+    return out;
+  };
+  const auto lines = evaluations("evaluated");
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_FALSE(lines[0].contains("eval_loss"));
+  const double at_100 = lines[1].at("eval_loss_timestep_100"), at_900 = lines[1].at("eval_loss_timestep_900");
+  EXPECT_NE(at_100, at_900);
+  EXPECT_NEAR(lines[1].at("eval_loss"), (at_100 + at_900) / 2, 1e-8);  // nine digits are written
+
+  // Nothing learned: every evaluation is the same, and so is one with other batches of the data.
+  std::vector<std::string> still = words;
+  still[0] = "eval_every=1";
+  still.push_back("learning_rate=0");
+  o = train("still", still);
+  ASSERT_EQ(o.status, 0) << o.err;
+  const auto same = evaluations("still");
+  EXPECT_EQ(same[0].at("eval_loss"), same[1].at("eval_loss"));
+  EXPECT_EQ(same[0].at("eval_loss"), same[2].at("eval_loss"));
+  EXPECT_TRUE(exists(t / "still/eval_loss.png"));
+
+  // LoRA matrices that are still zero, averaged, leave the model what it is; so does a text encoder in the step.
+  for (const std::vector<std::string>& kind :
+       {std::vector<std::string>{"train_lora=true", "ema_decay=0.9"},
+        {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "text_encoder_learning_rate=0"}}) {
+    std::vector<std::string> more = still;
+    more.insert(more.end(), kind.begin(), kind.end());
+    o = train(kind[0], more);
+    ASSERT_EQ(o.status, 0) << o.err;
+    EXPECT_NEAR(evaluations(kind[0])[2].at("eval_loss"), same[0].at("eval_loss"), 1e-4) << kind[0];
+  }
+
+  still[1] = "eval_data_dir=";
+  o = train("without", still);
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "eval_every needs eval_data_dir")) << o.err;
+}
+
+TEST_F(Kinds, ProfileHoldsItsStepsForTensorBoardAndPerfetto) {
+  const std::vector<std::string> words = {"enable_profiler=true", "skip_first_n_steps_for_profiler=1",
+                                          "profiler_steps=1", "plugin=" MD_BINARY_DIR "/test_plugins/profiling.so"};
+  Outcome o = train("profiled", words);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "profile of steps 2 to 2: ")) << o.err;
+  std::string space, trace;
+  for (const auto& f : fs::recursive_directory_iterator(t / "profiled/tensorboard/plugins/profile")) {
+    const std::string name = f.path().string();
+    if (name.ends_with(".xplane.pb")) space = read_file(name);
+    if (name.ends_with(".trace.json.gz")) trace = shell("gzip -dc '" + name + "'").out;
+  }
+  for (const char* part : {"/host:CPU", "convolution", "attention gradient", "/device:TEST0"})
+    EXPECT_TRUE(contains(space, part)) << part;
+  std::vector<int> steps;
+  bool kernels = false;
+  const auto recorded = nlohmann::json::parse(trace);
+  for (const auto& e : recorded.at("traceEvents")) {
+    if (e.at("name") == "train") steps.push_back(e.at("args").at("step_num"));
+    kernels |= e.at("name") == "adamw" && e.at("dur") > 0;
+  }
+  EXPECT_EQ(steps, std::vector<int>{1});
+  EXPECT_TRUE(kernels);
+
+  std::vector<std::string> none = words;
+  none[2] = "profiler_steps=0";
+  o = train("none", none);
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "there is no step to record")) << o.err;
 }
 
 TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {
@@ -122,22 +269,6 @@ TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {
   ASSERT_EQ(whole.status, 0) << whole.err;
   EXPECT_EQ(weights("whole", "pytorch_lora_weights.safetensors"), weights("lora", "pytorch_lora_weights.safetensors"));
 
-  auto draw = [&](const std::string& folder, const std::vector<std::string>& more) {
-    std::vector<std::string> words = {"generate",
-                                      MD_SOURCE_DIR "/tests/pipelines/generate.yml",
-                                      "pretrained_model_name_or_path=" + kModel,
-                                      "output_dir=" + (t / folder),
-                                      "resolution=16",
-                                      "num_inference_steps=2",
-                                      "num_images_per_prompt=1",
-                                      "prompt=heart",
-                                      "output_type=latent",
-                                      "jax_cache_dir=" + (t / "programs")};
-    words.insert(words.end(), more.begin(), more.end());
-    const Outcome drawn = maxdiffusion(words);
-    EXPECT_EQ(drawn.status, 0) << drawn.err;
-    return read_file(t / (folder + "/latents.safetensors"));
-  };
   const std::string checkpoint = t / "lora/checkpoints/3";
   const std::string plain = draw("plain", {}), own = draw("own", {"pretrained_model_name_or_path=" + checkpoint});
   EXPECT_NE(plain, own);
@@ -167,17 +298,97 @@ TEST_F(Kinds, DataOfEveryKindIsTrainedOn) {
     EXPECT_EQ(o.status, 0) << name << "\n" << o.err;
     EXPECT_EQ(losses(name).size(), 3u) << name;
   }
+  const Outcome o =
+      train("flipped", {"dataset_type=tfrecord", "train_data_dir=" + files + "laion", "random_flip=true"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "go with pictures, not with cached latents")) << o.err;
+}
+
+TEST_F(Kinds, PicturesArePreparedAsTheirKeysSay) {
+  for (const char* folder : {"wide", "middle"}) make_folders(t / folder);
+  put_picture(t / "wide/0.png", 0, 32);
+  put_picture(t / "middle/0.png", 8, 16);
+  put_picture(t / "middle/1.png", 8, 16, true);
+  ASSERT_EQ(train("cut", {"train_data_dir=" + (t / "wide"), "center_crop=true", "random_flip=true"}).status, 0);
+  ASSERT_EQ(train("ready", {"train_data_dir=" + (t / "middle")}).status, 0);
+  ASSERT_EQ(train("squeezed", {"train_data_dir=" + (t / "wide")}).status, 0);
+  EXPECT_EQ(losses("cut"), losses("ready"));
+  EXPECT_NE(losses("squeezed"), losses("ready"));
+  const Outcome o = train("anywhere", {"train_data_dir=" + (t / "wide"), "random_crop=true"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "random_crop")) << o.err;
+}
+
+TEST_F(Kinds, EpochsCountWhereStepsDoNot) {
+  const Outcome o = train("epochs", {"max_train_steps=0", "num_train_epochs=2"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(losses("epochs").size(), 5u);  // twice five pictures, two at a time
+  EXPECT_EQ(train("none", {"max_train_steps=0", "num_train_epochs=0"}).status, 2);
+  EXPECT_EQ(train("some", {"max_train_steps=0", "max_train_samples=4"}).status, 0);
+  EXPECT_EQ(losses("some").size(), 2u);
+}
+
+TEST_F(Kinds, PicturesFollowTheirKeys) {
+  ASSERT_EQ(train("tuned", {}).status, 0);
+  const std::string tuned = t / "tuned/checkpoints/3", plain = draw("plain", {}),
+                    wanted = draw("tuned_folder", {"pretrained_model_name_or_path=" + tuned});
+  EXPECT_NE(plain, wanted);
+  EXPECT_EQ(draw("checkpoint", {"unet_checkpoint=" + tuned}), wanted);
+  EXPECT_EQ(
+      draw("lightning", {"lightning_repo=" + tuned + "/unet", "lightning_ckpt=diffusion_pytorch_model.safetensors"}),
+      wanted);
+  EXPECT_EQ(draw("run", {"run_name=tuned", "output_dir=" + t.path()}), "");  // into output_dir itself
+  EXPECT_EQ(read_file(t / "latents.safetensors"), wanted);
+  EXPECT_NE(draw("seed", {"seed=5"}), plain);
+  EXPECT_EQ(draw("sample_seed", {"sample_seed=5"}), draw("seed", {"seed=5"}));
+  EXPECT_NE(draw("unguided", {"do_classifier_free_guidance=false"}), plain);
+  EXPECT_EQ(draw("unguided", {"do_classifier_free_guidance=false"}), draw("one", {"guidance_scale=1"}));
+  EXPECT_NE(draw("prompt", {"prompt=circle"}), plain);
+
+  // Picture by picture: a decoder for one, and the same pictures.
+  auto programs = [&] { return std::distance(fs::directory_iterator(t / "programs"), {}); };
+  const std::vector<std::string> two = {"num_images_per_prompt=2", "per_device_batch_size=2", "output_type=np"};
+  std::vector<std::string> sliced = two;
+  sliced.push_back("vae_slicing=true");
+  const std::vector<float> together = last_floats(draw("together", two), 2 * 16 * 16 * 3);
+  const auto before = programs();
+  const std::vector<float> alone = last_floats(draw("sliced", sliced), 2 * 16 * 16 * 3);
+  EXPECT_EQ(programs(), before + 1);
+  for (size_t i = 0; i < alone.size(); ++i) ASSERT_NEAR(alone[i], together[i], 1e-5) << i;
+  EXPECT_EQ(draw("png", {"output_type=png"}).substr(1, 3), "PNG");
+
+  put_picture(t / "control.png", 0, 16);
+  const std::vector<std::string> control = {"controlnet_model_name_or_path=" MD_SOURCE_DIR
+                                            "/tests/golden/pipelines/controlnet",
+                                            "controlnet_image=" + (t / "control.png")};
+  std::vector<std::string> canny = control, sobel = control;
+  canny.push_back("controlnet_preprocessor=canny");
+  sobel.push_back("controlnet_preprocessor=sobel");
+  EXPECT_NE(draw("control", control, "generate_controlnet"), plain);
+  EXPECT_NE(draw("canny", canny, "generate_controlnet"), draw("control", control, "generate_controlnet"));
+  sobel.insert(sobel.begin(), {"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                               "pretrained_model_name_or_path=" + kModel, "prompt=heart"});
+  const Outcome o = maxdiffusion(sobel);
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "'sobel' is not one of: none, canny")) << o.err;
+
+  ASSERT_EQ(train("from", {"unet_checkpoint=" + tuned}).status, 0);
+  ASSERT_EQ(train("from_folder", {"pretrained_model_name_or_path=" + tuned}).status, 0);
+  EXPECT_EQ(losses("from"), losses("from_folder"));
+  EXPECT_NE(losses("from"), losses("tuned"));
 }
 
 TEST_F(Kinds, NoiseAndTimestepsFollowTheirKeys) {
   ASSERT_EQ(train("plain", {}).status, 0);
   const std::vector<double> plain = losses("plain");
-  for (const std::string word : {"noise_offset=0.5", "input_perturbation=0.5",
-                                 "timestep_bias={strategy: later, multiplier: 50, portion: 0.1}"}) {
+  for (const std::string word : {"noise_offset=0.5", "input_perturbation=0.5", "caption_dropout=0.9", "seed=1",
+                                 "timestep_bias={strategy: later, multiplier: 50, portion: 0.1}",
+                                 "reuse_example_batch=true", "enable_data_shuffling=false"}) {
     const Outcome o = train("varied", {word, "run_name=varied_" + word.substr(0, 5)});
     ASSERT_EQ(o.status, 0) << o.err;
     EXPECT_NE(losses("varied_" + word.substr(0, 5)), plain) << word;
   }
+  EXPECT_EQ(losses("varied_reuse")[0], plain[0]);
   const Outcome o = train("bad", {"timestep_bias={strategy: sometimes}"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "none, earlier, later, range")) << o.err;

@@ -25,6 +25,16 @@ TEST(Program, UnknownCommandNamesTheNearest) {
   EXPECT_FALSE(contains(maxdiffusion({"frobnicate"}).err, "did you mean"));
 }
 
+TEST(Program, TheReferencesNamesOfProgramsAreKnown) {
+  for (const char* name :
+       {"train_sdxl", "train_sd", "train_dreambooth", "generate_sdxl", "generate_sd", "generate_lightning",
+        "generate_controlnet_sdxl_replicated", "generate_controlnet_replicated"}) {
+    const Outcome o = maxdiffusion({name});
+    EXPECT_EQ(o.status, 2) << name;
+    EXPECT_TRUE(contains(o.err, ": the config file is missing")) << o.err;
+  }
+}
+
 TEST(Program, PrepareEmojiRefusesBadWords) {
   EXPECT_TRUE(contains(maxdiffusion({"prepare_emoji"}).err, "the folder to write to is missing"));
   TemporaryFolder folder;
@@ -59,6 +69,18 @@ TEST(Program, InspectPrintsAConfigThatReadsBack) {
   EXPECT_EQ(maxdiffusion({"inspect", "config", folder / "a.yml"}).out, o.out);
   EXPECT_EQ(maxdiffusion({"inspect"}).status, 2);
   EXPECT_EQ(maxdiffusion({"inspect", "mesh", kQuickstart}).status, 2);
+}
+
+TEST(Program, InspectPrintsEveryKeyWithItsDefaultAsAConfig) {
+  TemporaryFolder folder;
+  const Outcome o = maxdiffusion({"inspect", "keys"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "\nadam_b1: 0.9  # decay of the first moment\n")) << o.out;
+  write_file_atomic(folder / "keys.yml", o.out);
+  write_file_atomic(folder / "empty.yml", "");
+  const Outcome all = maxdiffusion({"inspect", "config", folder / "keys.yml"});
+  EXPECT_EQ(all.status, 0) << all.err;
+  EXPECT_EQ(all.out, maxdiffusion({"inspect", "config", folder / "empty.yml"}).out);
 }
 
 TEST(Program, EveryConfigOfTheProjectIsRead) {
@@ -117,6 +139,9 @@ TEST(Program, FilesThatAreNotThereAreIoErrors) {
   Outcome o = maxdiffusion({"prepare_emoji", folder / "a", "font=/nowhere/font.ttf"});
   EXPECT_EQ(o.status, 4);
   EXPECT_TRUE(contains(o.err, "/nowhere/font.ttf")) << o.err;
+  o = train(folder, {"clip_bpe_file=/nowhere/merges.gz"});
+  EXPECT_EQ(o.status, 4);
+  EXPECT_TRUE(contains(o.err, "/nowhere/merges.gz")) << o.err;
 }
 
 }  // namespace

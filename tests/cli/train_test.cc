@@ -110,13 +110,24 @@ int64_t lines(const std::string& path) {
 }
 
 TEST(Train, WritesEverythingARunPromises) {
-  Outcome o = maxdiffusion(words("whole"));
+  const std::string copies = shared().folder / "copies", timing = shared().folder / "timing.txt",
+                    lines_file = shared().folder / "lines.jsonl";
+  const std::vector<std::string> whole = words(
+      "whole", {"sample_every=4", "gcs_metrics=true", "log_period=4", "save_config_to_gcs=true",
+                "base_output_directory=" + copies, "timing_metrics_file=" + timing, "metrics_file=" + lines_file});
+  Outcome o = maxdiffusion(whole, "LIBTPU_INIT_ARGS=");
   ASSERT_EQ(o.status, 0) << o.err;
   const std::string run = run_folder("whole");
+  EXPECT_EQ(read_file(copies + "/whole/config.yml"), read_file(run + "/config.yml"));
+  EXPECT_TRUE(contains(read_file(timing), "Finished: training - Duration: ")) << read_file(timing);
+  EXPECT_EQ(lines(lines_file), 6);
+  EXPECT_FALSE(fs::is_empty(shared().folder / "data/cache"));
+  EXPECT_EQ(lines(run + "/vae/metrics.jsonl"), 3);
   EXPECT_TRUE(contains(o.err, run + "/samples/step_000006.png")) << o.err;
   for (const char* file :
-       {"config.yml", "metrics.jsonl", "loss.png", "samples/step_000006.png", "samples/reconstructions.png",
-        "vae/loss.png", "vae/metrics.jsonl", "checkpoints/6/model_index.json", "checkpoints/6/unet/config.json",
+       {"config.yml", "metrics.jsonl", "loss.png", "samples/step_000004.png", "samples/step_000006.png",
+        "samples/reconstructions.png", "metrics/metrics_step_000001_to_step_000004.txt", "vae/loss.png",
+        "vae/metrics.jsonl", "checkpoints/6/model_index.json", "checkpoints/6/unet/config.json",
         "checkpoints/6/unet/diffusion_pytorch_model.safetensors",
         "checkpoints/6/vae/diffusion_pytorch_model.safetensors", "checkpoints/6/text_encoder/model.safetensors",
         "checkpoints/6/text_encoder_2/model.safetensors", "checkpoints/6/tokenizer/vocab.json",
@@ -128,9 +139,37 @@ TEST(Train, WritesEverythingARunPromises) {
   EXPECT_NE(vae.at("scaling_factor"), 1.0);
   // The resolved config reads back, and a second call has nothing left to do but draw.
   EXPECT_EQ(maxdiffusion({"inspect", "config", run + "/config.yml"}).status, 0);
-  Outcome again = maxdiffusion(words("whole"));
+  // It need not have the same environment: flags for libtpu are read by the plugin, and noted.
+  const std::string timed = read_file(timing);
+  std::vector<std::string> untimed = whole;
+  untimed.push_back("write_timing_metrics=false");
+  Outcome again = maxdiffusion(untimed, "LIBTPU_INIT_ARGS=--xla_tpu_scoped_vmem_limit_kib=65536");
   EXPECT_EQ(again.status, 0) << again.err;
   EXPECT_EQ(lines(run + "/metrics.jsonl"), 6);
+  EXPECT_EQ(read_file(timing), timed);
+  int noted = 0;
+  for (const auto& events : fs::directory_iterator(run + "/tensorboard"))
+    noted += contains(read_file(events.path()), "--xla_tpu_scoped_vmem_limit_kib=65536");
+  EXPECT_EQ(noted, 1);
+  EXPECT_EQ(maxdiffusion(whole, "-u LIBTPU_INIT_ARGS").status, 0);
+}
+
+TEST(Train, TheAutoencoderFollowsItsKeys) {
+  auto first = [](const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> w = words(name, {"vae_max_train_steps=1", "max_train_steps=1", "prompt=[]"});
+    w.insert(w.end(), more.begin(), more.end());
+    const Outcome o = maxdiffusion(w);
+    EXPECT_EQ(o.status, 0) << o.err;
+    EXPECT_EQ(lines(run_folder(name) + "/vae/metrics.jsonl"), 1);
+    return json::parse(read_file(run_folder(name) + "/vae/metrics.jsonl"));
+  };
+  const json plain = first("vae_plain", {}), held = first("vae_held", {"vae_kl_weight=100", "vae_learning_rate=3e-4"});
+  EXPECT_NEAR(held["learning_rate"].get<double>(), 3e-4, 1e-9);
+  EXPECT_NE(plain["learning_rate"], held["learning_rate"]);
+  EXPECT_GT(held["loss"].get<double>(), plain["loss"].get<double>());
+  const Outcome o = maxdiffusion(words("vae_bad", {"vae_per_device_batch_size=0.5"}));
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "vae_per_device_batch_size 0.5 times 1 devices")) << o.err;
 }
 
 TEST(Train, GoesOnAfterKillAsIfNothingHadHappened) {
@@ -219,12 +258,21 @@ TEST(Train, DamagedWeightsAreRefusedByName) {
   EXPECT_FALSE(contains(other.err, "train unet: program")) << "found out after compiling: " << other.err;
 }
 
+TEST(Train, TextEncodersOfSdxlAreTrainedByLoraOnly) {
+  const Outcome o = maxdiffusion(words("texts", {"train_text_encoder=true"}));
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "train_text_encoder: models with two text encoders")) << o.err;
+}
+
 TEST(Train, ShardedOverEightDevicesWritesTheSameFiles) {
-  Outcome o = maxdiffusion(
-      words("mesh", {"cpu_device_count=8", "ici_data_parallelism=2", "ici_fsdp_parallelism=-1",
-                     "ici_tensor_parallelism=2", "per_device_batch_size=1", "vae_per_device_batch_size=1"}));
+  Outcome o = maxdiffusion(words(
+      "mesh", {"cpu_device_count=8", "ici_data_parallelism=2", "ici_fsdp_parallelism=-1", "ici_tensor_parallelism=2",
+               "per_device_batch_size=0.5", "vae_per_device_batch_size=1", "log_sharding=true"}));
   ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "attn1.to_q.weight f32[16,16] [heads→tensor, embed→fsdp], f32[8,8] on each device"))
+      << o.err;
   EXPECT_TRUE(contains(o.err, "Found 8 devices")) << o.err;
+  EXPECT_TRUE(contains(o.err, "global batch of 4, 4 pictures an update")) << o.err;
   EXPECT_TRUE(exists(run_folder("mesh") + "/checkpoints/6/unet/diffusion_pytorch_model.safetensors"));
   EXPECT_EQ(lines(run_folder("mesh") + "/metrics.jsonl"), 6);
 }

@@ -31,7 +31,7 @@ UNetConfig small_unet() {
 HostArray normals(const Shape& shape, const std::string& purpose) {
   const HostRng rng(1, purpose);
   std::vector<float> values(static_cast<size_t>(shape.elements()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(rng.normal(i));
+  rng.fill(HostRng::Distribution::normal, 1, 0, values);
   return HostArray::of<float>(shape, values);
 }
 

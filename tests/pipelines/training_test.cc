@@ -103,5 +103,15 @@ TEST(Replay, RefusesMoreStepsThanTheFileHolds) {
   EXPECT_TRUE(contains(o.err, "holds 6 steps")) << o.err;
 }
 
+TEST(Replay, RefusesKeysThatTheFileLeavesNothingTo) {
+  for (const std::string word : {"noise_offset=0.1", "input_perturbation=0.1", "caption_dropout=0.1",
+                                 "timestep_bias={strategy: later}", "train_new_vae=true"}) {
+    TemporaryFolder t;
+    const Outcome o = train(t, golden()["sd_sample"], {word});
+    EXPECT_EQ(o.status, 2) << word << "\n" << o.err;
+    EXPECT_TRUE(contains(o.err, "replay_batches holds what is drawn")) << o.err;
+  }
+}
+
 }  // namespace
 }  // namespace md

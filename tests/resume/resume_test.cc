@@ -35,9 +35,8 @@ LatentDiffusion tiny_task() {
 
 HostArray noise(Shape shape, const char* purpose) {
   HostArray a(shape);
-  HostRng rng(7, purpose);
-  auto v = a.mutable_view<float>();
-  for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(std::fabs(rng.normal(i)));
+  HostRng(7, purpose).fill(HostRng::Distribution::normal, 1, 0, a.mutable_view<float>());
+  for (float& v : a.mutable_view<float>()) v = std::fabs(v);
   return a;
 }
 
@@ -158,6 +157,13 @@ TEST(Resume, CheckpointsOnTheWayDoNotChangeTheRun) {
   saving.options.checkpoint_every = 8;  // samples: two steps
   expect_same_bits(plain.train(6).values, saving.train(6).values);
   EXPECT_EQ(list_checkpoints(saving.options.checkpoint_dir), (std::vector<int64_t>{2, 4, 6}));
+}
+
+TEST(Loop, TheLastCheckpointMayBeLeftOut) {
+  TinyRun run;
+  run.options.save_final_checkpoint = false;
+  run.train(2);
+  EXPECT_TRUE(list_checkpoints(run.options.checkpoint_dir).empty());
 }
 
 TEST(Loop, LossThatIsNotFiniteStopsTheRunAndKeepsTheStateBeforeIt) {

@@ -300,5 +300,17 @@ TEST(Noise, TimestepsCoverTheScheduleUniformly) {
   for (int count : tenths) EXPECT_NEAR(count, 2000, 5 * std::sqrt(2000 * 0.9));
 }
 
+TEST(Noise, TimestepsAreDrawnAsOftenAsTheirBiasSays) {
+  const auto n = NoiseSchedule::from_json(json::object());
+  Graph g(one_device().graph_options());
+  g.input("unused", {DType::f32, {}});
+  g.output("t", sample_timesteps(n, Rng::seed(g, 3).for_("timestep"), 20000,
+                                 {.strategy = "range", .multiplier = 3, .begin = 500, .end = 1000}));
+  const float zero = 0;
+  const auto t = evaluate(one_device(), g, {HostArray::of<float>({DType::f32, {}}, {&zero, 1})})[0].to_doubles();
+  const auto upper = std::count_if(t.begin(), t.end(), [](double v) { return v >= 500; });
+  EXPECT_NEAR(static_cast<double>(upper), 15000, 5 * std::sqrt(20000 * 0.75 * 0.25));
+}
+
 }  // namespace
 }  // namespace md

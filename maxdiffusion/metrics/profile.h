@@ -1,0 +1,59 @@
+// Profiles of some steps of a run: what each host thread did, and what the plugin records of its devices.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "maxdiffusion/runtime/runtime.h"
+
+namespace md {
+
+struct ProfileConfig {
+  bool enable_profiler = false;
+  int64_t skip_first_n_steps_for_profiler = 1, profiler_steps = 5;
+  template <class V>
+  void visit(V&& v) {
+    v("enable_profiler", enable_profiler, "record a profile of some steps, for TensorBoard and Perfetto");
+    v("skip_first_n_steps_for_profiler", skip_first_n_steps_for_profiler, "steps of this start before the profile");
+    v("profiler_steps", profiler_steps, "steps in the profile");
+  }
+};
+
+/// From construction to write(). One at a time in a process.
+class Profile {
+ public:
+  /// Throws device when the plugin refuses.
+  explicit Profile(const Devices& devices);
+  ~Profile();
+  /// Writes `folder`/plugins/profile/<time>/<host>.xplane.pb, which TensorBoard's profile plugin reads when `folder` is
+  /// its log folder, and <host>.trace.json.gz beside it, which Perfetto and chrome://tracing read (host threads only).
+  /// Wait for the devices first. Returns the folder of the two. Throws io.
+  std::string write(const std::string& folder);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The profile of a loop's steps. A failure is told and ends the profile, not the run.
+class ProfileWindow {
+ public:
+  /// `first`: the loop's first step. Throws invalid_config for steps that are negative or none.
+  ProfileWindow(const Devices& devices, const ProfileConfig& config, std::string folder, int64_t first);
+  /// Before step `step` is dispatched.
+  void before(int64_t step);
+  /// Whether the profile is to end now that `done` steps are dispatched.
+  bool ends(int64_t done) const { return profile_ && done >= end_; }
+  bool open() const { return profile_ != nullptr; }
+  /// Writes what is there. The devices have been waited for.
+  void finish(int64_t done);
+
+ private:
+  const Devices& devices_;
+  std::string folder_;
+  int64_t begin_ = -1, end_ = -1;
+  std::unique_ptr<Profile> profile_;
+};
+
+}  // namespace md

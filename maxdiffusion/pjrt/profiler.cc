@@ -1,0 +1,111 @@
+// The profiler extension of the C API. Its headers are not among the installed ones; the layouts are those of XLA's
+// pjrt_c_api_profiler_extension.h and profiler_c_api.h, version 1.
+#include "maxdiffusion/pjrt/profiler.h"
+
+#include <cstddef>
+
+#include "maxdiffusion/pjrt/api.h"
+
+namespace md::pjrt {
+namespace {
+
+struct ErrorArgs {
+  size_t struct_size;
+  void* priv;
+  void* error;
+  const char* message;  // the rest of message()'s arguments only
+  size_t message_size;
+};
+struct CreateArgs {
+  size_t struct_size;
+  const char* options;  // a ProfileOptions message; empty: the plugin's defaults
+  size_t options_size;
+  void* profiler;
+};
+struct ProfilerArgs {
+  size_t struct_size;
+  void* profiler;
+};
+struct CollectArgs {
+  size_t struct_size;
+  void* profiler;
+  uint8_t* buffer;
+  size_t buffer_size;
+};
+
+struct ProfilerApi {
+  size_t struct_size;
+  void* priv;
+  void (*error_destroy)(ErrorArgs*);
+  void (*error_message)(ErrorArgs*);
+  void* error_get_code;
+  void* (*create)(CreateArgs*);
+  void* (*destroy)(ProfilerArgs*);
+  void* (*start)(ProfilerArgs*);
+  void* (*stop)(ProfilerArgs*);
+  void* (*collect_data)(CollectArgs*);
+};
+struct ProfilerExtension {
+  PJRT_Extension_Base base;
+  const ProfilerApi* api;
+};
+
+/// The words of an owned error, which is freed; empty for none.
+std::string take_words(const ProfilerApi& api, void* error) {
+  if (!error) return "";
+  ErrorArgs args{sizeof(ErrorArgs), nullptr, error, nullptr, 0};
+  api.error_message(&args);
+  const std::string words(args.message, args.message_size);
+  args.struct_size = offsetof(ErrorArgs, message);
+  api.error_destroy(&args);
+  return words.empty() ? "it gives no reason" : words;
+}
+
+}  // namespace
+
+struct Profiler::Impl {
+  const ProfilerApi& api;
+  void* handle;
+  std::string plugin;
+
+  void call(void* error, const char* what) const {
+    if (const std::string words = take_words(api, error); !words.empty())
+      fail(Code::device, "profiler of plugin '{}', {}: {}", plugin, what, words);
+  }
+};
+
+Profiler::Profiler(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+std::unique_ptr<Profiler> Profiler::start(const Client& client) {
+  const auto* extension =
+      reinterpret_cast<const ProfilerExtension*>(find_extension(client.api(), PJRT_Extension_Type_Profiler));
+  if (!extension || !extension->api) return nullptr;
+  auto impl = std::make_unique<Impl>(Impl{*extension->api, nullptr, client.plugin().path()});
+  CreateArgs args{sizeof(CreateArgs), "", 0, nullptr};
+  impl->call(impl->api.create(&args), "create");
+  impl->handle = args.profiler;
+  std::unique_ptr<Profiler> p(new Profiler(std::move(impl)));
+  ProfilerArgs start{sizeof(ProfilerArgs), p->impl_->handle};
+  p->impl_->call(p->impl_->api.start(&start), "start");
+  return p;
+}
+
+Profiler::~Profiler() {
+  ProfilerArgs args{sizeof(ProfilerArgs), impl_->handle};
+  take_words(impl_->api, impl_->api.destroy(&args));
+}
+
+std::string Profiler::stop() {
+  ProfilerArgs args{sizeof(ProfilerArgs), impl_->handle};
+  impl_->call(impl_->api.stop(&args), "stop");
+  // Plugins give either their own buffer or, asked without one, only its size.
+  CollectArgs collect{sizeof(CollectArgs), impl_->handle, nullptr, 0};
+  impl_->call(impl_->api.collect_data(&collect), "collect");
+  if (collect.buffer) return {reinterpret_cast<const char*>(collect.buffer), collect.buffer_size};
+  std::string bytes(collect.buffer_size, '\0');
+  collect.buffer = reinterpret_cast<uint8_t*>(bytes.data());
+  if (!bytes.empty()) impl_->call(impl_->api.collect_data(&collect), "collect");
+  return bytes;
+}
+
+}  // namespace md::pjrt

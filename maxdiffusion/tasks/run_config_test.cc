@@ -1,0 +1,167 @@
+// What a run's keys become: values, options of layers, devices, and the answers to the reference's keys.
+#include "maxdiffusion/tasks/run_config.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/mesh/logical_axes.h"
+
+namespace md {
+namespace {
+
+RunConfig parse(const std::string& yaml, const std::vector<std::string>& words = {}) {
+  return RunConfig::from_source(ConfigSource::from_text(yaml, words));
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::string refusal(const std::vector<std::string>& words) {
+  try {
+    parse("", words);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    return e.what();
+  }
+  return "accepted";
+}
+
+/// What parsing says on stderr.
+std::string warnings(const std::vector<std::string>& words) {
+  testing::internal::CaptureStderr();
+  parse("", words);
+  return testing::internal::GetCapturedStderr();
+}
+
+TEST(RunConfig, TakesTheNameOfTheJobWhereItHasNone) {
+  ::setenv("JOBSET_NAME", "job-7", 1);
+  EXPECT_EQ(parse("").run.run_name, "job-7");
+  EXPECT_EQ(parse("run_name: mine").run.run_name, "mine");
+  ::unsetenv("JOBSET_NAME");
+  EXPECT_EQ(parse("").run.run_name, "");
+  EXPECT_THROW(parse("").folder(), Error);
+}
+
+TEST(RunConfig, FallsBackToTheBaseOutputDirectory) {
+  EXPECT_EQ(parse("{run_name: a, output_dir: '', base_output_directory: /b}").folder(), "/b/a");
+  EXPECT_EQ(parse("{run_name: a, output_dir: /o, base_output_directory: /b}").folder(), "/o/a");
+  EXPECT_THROW(parse("{run_name: a, output_dir: ''}").folder(), Error);
+}
+
+TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
+  EXPECT_TRUE(contains(refusal({"weights_dtype=float31"}), "'float31' is not one of"));
+  EXPECT_TRUE(contains(refusal({"activations_dtype=int32"}), "is no float"));
+  EXPECT_TRUE(contains(refusal({"precision=BEST"}), "is not one of: DEFAULT, HIGH, HIGHEST"));
+  EXPECT_TRUE(contains(refusal({"attention=splash"}), "is not one of: dot_product, flash"));
+  EXPECT_TRUE(contains(refusal({"remat_policy=CUSTOM"}), "NONE"));
+  EXPECT_TRUE(contains(refusal({"lr_scheduler=exponential"}), "known are constant"));
+  EXPECT_TRUE(contains(refusal({"hardware=npu"}), "is not one of cpu, gpu, tpu"));
+  EXPECT_TRUE(contains(refusal({"caption_dropout=1"}), "caption_dropout"));
+  EXPECT_TRUE(contains(refusal({"ema_decay=1"}), "ema_decay"));
+  EXPECT_TRUE(contains(refusal({"resolution=0"}), "resolution"));
+}
+
+TEST(RunConfig, PlacesThatCannotBeWrittenToAreRefused) {
+  for (const char* key : {"output_dir", "base_output_directory", "jax_cache_dir", "metrics_file", "timing_metrics_file",
+                          "dataset_save_location"})
+    EXPECT_TRUE(contains(refusal({std::string(key) + "=gs://bucket/a"}), std::string(key) + " is 'gs://bucket/a'"));
+}
+
+TEST(RunConfig, SaysToLayersWhatItsKeysSay) {
+  const ScopeOptions plain = scope_options(parse("").model);
+  EXPECT_EQ(plain.weights, DType::f32);
+  EXPECT_EQ(plain.activations, DType::bf16);
+  EXPECT_EQ(plain.precision, Precision::default_);
+  const ScopeOptions o =
+      scope_options(parse("", {"weights_dtype=bfloat16", "activations_dtype=float32", "precision=HIGHEST",
+                               "attention=flash", "flash_min_seq_length=0", "remat_policy=full", "scan_layers=true"})
+                        .model);
+  EXPECT_EQ(o.weights, DType::bf16);
+  EXPECT_EQ(o.activations, DType::f32);
+  EXPECT_EQ(o.precision, Precision::highest);
+  EXPECT_EQ(o.attention, "flash");
+  EXPECT_EQ(o.flash_min_seq_length, 0);
+  EXPECT_EQ(o.remat, "full");
+  EXPECT_TRUE(o.scan_layers);
+  EXPECT_EQ(scope_options(parse("precision: HIGH").model).precision, Precision::high);
+}
+
+TEST(RunConfig, FractionalBatchesMustMakeAWholeOne) {
+  EXPECT_EQ(global_batch(2, 4), 8);
+  EXPECT_EQ(global_batch(0.25, 8), 2);
+  EXPECT_EQ(global_batch(parse("", {"per_device_batch_size=0.25"}).data.per_device_batch_size, 4), 1);
+  for (const auto& [each, devices] : {std::pair{0.25, 3}, std::pair{0.3, 4}, std::pair{0.25, 2}, std::pair{0.0, 4}}) {
+    try {
+      global_batch(each, devices);
+      ADD_FAILURE() << each << " times " << devices;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::invalid_config);
+      EXPECT_TRUE(contains(e.what(), "not a whole number")) << e.what();
+    }
+  }
+}
+
+TEST(RunConfig, DevicesAreThoseAndLieAsTheKeysSay) {
+  const Devices d = open_devices(
+      parse("", {"hardware=cpu", "cpu_device_count=4", "ici_data_parallelism=2", "ici_tensor_parallelism=2",
+                 "logical_axis_rules=[['embed', 'tensor'], ['heads', None]]", "data_sharding=[['data']]"}));
+  EXPECT_EQ(d.mesh().describe(), "data 2 × tensor 2 (4 devices)");
+  using Axes = std::vector<std::vector<std::string>>;
+  EXPECT_EQ(d.rules().resolve(d.mesh(), {axis::kEmbed, axis::kHeads}, {8, 8}).dims, (Axes{{"tensor"}, {}}));
+  EXPECT_EQ(d.rules().resolve(d.mesh(), {axis::kData, ""}, {8, 8}).dims, (Axes{{"data"}, {}}));
+  const Devices plain = open_devices(parse("", {"cpu_device_count=4", "ici_tensor_parallelism=2"}));
+  EXPECT_EQ(plain.rules().resolve(plain.mesh(), {axis::kData, ""}, {8, 8}).dims, (Axes{{"data", "tensor"}, {}}));
+  EXPECT_EQ(plain.rules().resolve(plain.mesh(), {"", axis::kHeads}, {8, 8}).dims, (Axes{{}, {"tensor"}}));
+}
+
+TEST(RunConfig, TokensAreReadAndNeverPrinted) {
+  const RunConfig c = parse("hf_access_token: hf_secret");
+  EXPECT_EQ(c.data.hf_access_token, "hf_secret");
+  EXPECT_FALSE(contains(c.to_yaml(), "hf_secret"));
+}
+
+TEST(RunConfig, LocationsWithSecretsAreRefusedByName) {
+  for (const char* key :
+       {"train_data_dir", "hf_train_files", "hf_data_dir", "grain_train_files", "dataset_name", "data_files_pattern",
+        "conditioning_data_dir", "eval_data_dir", "instance_data_dir", "class_data_dir"}) {
+    const std::string said = refusal({key + std::string("=s3://reader:hush@bucket/folder")});
+    EXPECT_TRUE(contains(said, key + std::string(" holds a secret key"))) << said;
+    EXPECT_FALSE(contains(said, "hush")) << said;
+  }
+}
+
+TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
+  const RunConfig c = parse("", {R"(flash_block_sizes={"block_q" : 3024, "block_kv" : 2048,
+                                     "use_fused_bwd_kernel": False,})"});
+  EXPECT_EQ(c.reference.flash_block_sizes.at("block_q"), "3024");
+  EXPECT_EQ(c.reference.flash_block_sizes.at("use_fused_bwd_kernel"), "false");
+}
+
+TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
+  for (const char* word : {"quantization=int8", "use_qwix_quantization=true", "compile_topology_num_slices=2",
+                           "enable_ml_diagnostics=true", "enable_ondemand_xprof=true"}) {
+    const std::string key = std::string(word).substr(0, std::string(word).find('='));
+    EXPECT_TRUE(contains(refusal({word}), key + " is set, but ")) << word;
+  }
+}
+
+TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
+  for (const char* word :
+       {"profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a", "attention_sharding_uniform=false",
+        "enable_single_replica_ckpt_restoring=true", "flash_block_sizes={block_q: 512}"}) {
+    const std::string key = std::string(word).substr(0, std::string(word).find('='));
+    EXPECT_TRUE(contains(warnings({word}), key + " has no effect: ")) << word;
+  }
+}
+
+TEST(ReferenceKeys, WhatArrangesItselfHereIsReadInSilence) {
+  EXPECT_EQ(warnings({"jit_initializers=false", "from_pt=false", "controlnet_from_pt=false", "lightning_from_pt=false",
+                      "split_head_dim=false", "mask_padding_tokens=false", "skip_jax_distributed_system=true",
+                      "tokenize_captions_num_proc=1", "transform_images_num_proc=1", "quantization_local_shard_count=2",
+                      "tensorboard_dir=/a", "norm_num_groups=32", "cache_dreambooth_dataset=true"}),
+            "");
+}
+
+}  // namespace
+}  // namespace md

@@ -1,0 +1,209 @@
+// Where a run's data comes from: buckets, and TFRecord files that the program has written itself, train as the folder
+// does that they hold. On tiny model folders, through the real program.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "maxdiffusion/base/picture.h"
+#include "tests/cli/command.h"
+#include "tests/remote/bucket_server.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+const std::string kModels = MD_SOURCE_DIR "/tests/golden/pipelines/";
+
+class DataRuns : public testing::Test {
+ protected:
+  static constexpr int kPictures = 5;
+  DataRuns() {
+    make_folders(t / "pictures");
+    for (int i = 0; i < kPictures; ++i) {
+      HostArray rgb(Shape{DType::u8, {16, 16, 3}});
+      auto v = rgb.mutable_view<uint8_t>();
+      for (size_t k = 0; k < v.size(); ++k) v[k] = static_cast<uint8_t>(41 * i + static_cast<int>(k % 48) * 5);
+      write_png(t / ("pictures/" + std::to_string(i) + ".png"), rgb);
+      write_file_atomic(t / ("pictures/" + std::to_string(i) + ".txt"), "heart " + std::to_string(i));
+    }
+  }
+  Outcome run(const std::string& command, const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {command,
+                                      MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                      "run_name=" + name,
+                                      "output_dir=" + t.path(),
+                                      "pretrained_model_name_or_path=" + model,
+                                      "train_data_dir=" + (t / "pictures"),
+                                      "resolution=16",
+                                      "per_device_batch_size=2",
+                                      "max_train_steps=3",
+                                      "learning_rate=1e-3",
+                                      "enable_data_shuffling=false",
+                                      "diffusion_scheduler_config={_class_name: DDIMScheduler}",
+                                      "jax_cache_dir=" + (t / "programs")};
+    words.insert(words.end(), more.begin(), more.end());
+    return maxdiffusion(words);
+  }
+  std::vector<double> trained(const std::string& name, const std::vector<std::string>& more) {
+    const Outcome o = run("train", name, more);
+    EXPECT_EQ(o.status, 0) << o.err;
+    EXPECT_EQ(o.err.find("inaliz"), std::string::npos) << o.err;  // Arrow complains where its S3 is left open
+    std::vector<double> out;
+    std::ifstream f(t / (name + "/metrics.jsonl"));
+    for (std::string line; std::getline(f, line);) out.push_back(nlohmann::json::parse(line)["loss"]);
+    EXPECT_EQ(out.size(), 3u) << name;
+    return out;
+  }
+  static void expect_near(const std::vector<double>& found, const std::vector<double>& wanted, double tolerance) {
+    ASSERT_EQ(found.size(), wanted.size());
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], wanted[i], tolerance * wanted[i]) << i;
+  }
+  /// A copy of a golden's folder whose autoencoder knows every latent for certain: the deviation is e⁻¹⁵.
+  std::string certain(const std::string& name) {
+    const std::string copy = t / ("certain_" + name), file = copy + "/vae/diffusion_pytorch_model.safetensors";
+    fs::copy(kModels + name, copy, fs::copy_options::recursive);
+    std::string bytes = read_file(file);
+    uint64_t head = 0;
+    std::memcpy(&head, bytes.data(), sizeof head);
+    const auto header = nlohmann::json::parse(bytes.substr(8, head));
+    for (const char* part : {"weight", "bias"}) {
+      const auto& tensor = header.at(std::string("quant_conv.") + part);
+      const size_t begin = 8 + head + tensor["data_offsets"][0].get<size_t>(),
+                   end = 8 + head + tensor["data_offsets"][1].get<size_t>();
+      EXPECT_EQ(tensor["dtype"], "BF16");
+      const uint16_t value = part == std::string("bias") ? 0xC1F0 : 0;  // −30
+      for (size_t at = (begin + end) / 2; at < end; at += 2)  // the second half of the channels: log-variances
+        std::memcpy(&bytes[at], &value, sizeof value);
+    }
+    write_file_atomic(file, bytes);
+    return copy;
+  }
+  TemporaryFolder t;
+  std::string model = kModels + "sd";
+};
+
+TEST_F(DataRuns, BucketsAreTrainedFromAsFoldersAre) {
+  BucketServer server;
+  server.put_files("set", "pictures", t / "pictures");
+  for (const auto& [name, value] :
+       std::vector<std::pair<const char*, std::string>>{{"AWS_ENDPOINT_URL", "http://" + server.address()},
+                                                        {"AWS_ACCESS_KEY_ID", "reader"},
+                                                        {"AWS_SECRET_ACCESS_KEY", "hush"},
+                                                        {"AWS_EC2_METADATA_DISABLED", "true"},
+                                                        {"STORAGE_EMULATOR_HOST", "http://" + server.address()},
+                                                        {"no_proxy", "127.0.0.1"}})
+    ::setenv(name, value.c_str(), 1);
+  const auto local = trained("local", {}), uncached = trained("step", {"cache_latents_text_encoder_outputs=false"});
+  for (const std::string scheme : {"s3", "gs"}) {
+    const std::string where = "train_data_dir=" + scheme + "://set/pictures";
+    EXPECT_EQ(trained(scheme, {where}), local);
+    EXPECT_EQ(trained(scheme + "_step", {where, "cache_latents_text_encoder_outputs=false"}), uncached);
+    Outcome o = run("train", "none", {"train_data_dir=" + scheme + "://set/none"});
+    EXPECT_EQ(o.status, 4) << o.err;
+    EXPECT_TRUE(contains(o.err, scheme + "://set/none'")) << o.err;
+    EXPECT_FALSE(contains(o.err, "hush") || contains(o.err, "inaliz")) << o.err;
+    o = run("train", "key", {"train_data_dir=" + scheme + "://who:hush@set/pictures"});
+    EXPECT_EQ(o.status, 2) << o.err;
+    EXPECT_FALSE(contains(o.err, "hush")) << o.err;
+    // Lost while threads read ahead: an error and no crash.
+    server.fail(BucketServer::Fault::truncate, 1 << 20);
+    o = run("train", "lost", {where + "?retry_limit_seconds=1", "cache_latents_text_encoder_outputs=false"});
+    if (scheme == "s3") o = run("train", "lost", {where, "cache_latents_text_encoder_outputs=false"});
+    server.fail(BucketServer::Fault::none, 0);
+    EXPECT_EQ(o.status, 4) << o.err;
+    EXPECT_TRUE(contains(o.err, scheme + "://set/pictures/")) << o.err;
+  }
+}
+
+TEST_F(DataRuns, TfrecordsOfOneTextEncoderTrainAsTheFolderDoes) {
+  const auto folder = trained("folder", {});
+  Outcome o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "set"), "no_records_per_shard=2"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "5 records in " + (t / "set"))) << o.out;
+  for (const char* file : {"file_00-2.tfrec", "file_01-4.tfrec", "file_02-6.tfrec"})
+    EXPECT_TRUE(exists(t / ("set/" + std::string(file)))) << file;
+  expect_near(trained("records", {"dataset_type=tfrecord", "train_data_dir=" + (t / "set")}), folder, 1e-5);
+
+  o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "set")});
+  EXPECT_EQ(o.status, 4);
+  EXPECT_TRUE(contains(o.err, "holds something")) << o.err;
+  for (const auto& [word, says] : std::vector<std::pair<std::string, std::string>>{
+           {"no_records_per_shard=0", "no_records_per_shard is 0"}, {"tfrecords_dir=", "tfrecords_dir is empty"}}) {
+    o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "other"), word});
+    EXPECT_EQ(o.status, 2);
+    EXPECT_TRUE(contains(o.err, says)) << o.err;
+  }
+}
+
+TEST_F(DataRuns, TfrecordsOfTwoTextEncodersTrainAsTheFolderDoes) {
+  model = certain("sdxl");  // these files hold a latent already drawn
+  const auto folder = trained("folder", {});
+  const Outcome o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "set")});
+  ASSERT_EQ(o.status, 0) << o.err;
+  expect_near(trained("records", {"dataset_type=tfrecord", "train_data_dir=" + (t / "set")}), folder, 1e-5);
+}
+
+TEST_F(DataRuns, TfrecordsOfPicturesTrainAsTheFolderDoes) {
+  const auto folder = trained("folder", {});
+  const Outcome o =
+      run("prepare_tfrecords", "",
+          {"tfrecords_dir=" + (t / "set"), "no_records_per_shard=3", "cache_latents_text_encoder_outputs=false"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const std::string where = "train_data_dir=" + (t / "set");
+  EXPECT_EQ(trained("step", {where, "cache_latents_text_encoder_outputs=false"}).size(), 3u);
+  EXPECT_EQ(trained("records", {where}), folder);
+}
+
+TEST_F(DataRuns, TarFilesByPatternAreWrittenMirroredToo) {
+  const std::string files = MD_SOURCE_DIR "/tests/golden/data/files/";
+  const Outcome o = run("prepare_tfrecords", "",
+                        {"tfrecords_dir=" + (t / "set"), "data_files_pattern=" + files + "shard-*.tar",
+                         "dataset_type=tf", "extracted_files_dir=/nowhere", "random_flip=true"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "14 records")) << o.out;
+  EXPECT_TRUE(contains(o.err, "extracted_files_dir has no effect")) << o.err;
+  EXPECT_FALSE(exists("/nowhere"));
+}
+
+TEST_F(DataRuns, KilledWhileWritingTfrecordsLeavesNothingToRead) {
+  for (int i = kPictures; i < 400; ++i)
+    fs::copy_file(t / "pictures/0.png", t / ("pictures/" + std::to_string(i) + ".png"));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (!std::freopen("/dev/null", "w", stderr) || !std::freopen("/dev/null", "w", stdout)) ::_exit(1);
+    const std::string model_key = "pretrained_model_name_or_path=" + model, data = "train_data_dir=" + (t / "pictures"),
+                      out = "tfrecords_dir=" + (t / "set");
+    ::execl(MD_BINARY_DIR "/maxdiffusion", "maxdiffusion", "prepare_tfrecords",
+            MD_SOURCE_DIR "/tests/pipelines/generate.yml", model_key.c_str(), data.c_str(), out.c_str(),
+            "resolution=16", "no_records_per_shard=8", nullptr);
+    ::_exit(1);
+  }
+  // As soon as two files are there, in the middle of the work.
+  for (int i = 0; i < 6000 && !exists(t / ".set.unfinished/file_01-16.tfrec"); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  ASSERT_TRUE(exists(t / ".set.unfinished/file_01-16.tfrec"));
+  ::kill(child, SIGKILL);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFSIGNALED(status)) << "it was done before it could be killed";
+  EXPECT_FALSE(exists(t / "set"));
+  Outcome o = run("train", "half", {"dataset_type=tfrecord", "train_data_dir=" + (t / "set")});
+  EXPECT_EQ(o.status, 4) << o.err;
+  o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "set"), "no_records_per_shard=500"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "400 records")) << o.out;
+  EXPECT_FALSE(exists(t / ".set.unfinished"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(t / "set"), {}), 1);
+}
+
+}  // namespace
+}  // namespace md

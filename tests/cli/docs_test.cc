@@ -1,0 +1,302 @@
+// What docs/keys.md, docs/checklist.md and docs/training.md name exists: keys, files, functions, tests, headings.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "tests/cli/command.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+using Names = std::set<std::string>;
+using Row = std::vector<std::string>;                                // cells
+using Reader = std::function<std::string(const std::string& path)>;  // "" where there is no such file
+
+const std::string kRoot = MD_SOURCE_DIR "/";
+
+std::string read_source(const std::string& path) {
+  for (const char* folder : {"", "maxdiffusion/"})
+    if (fs::is_regular_file(kRoot + folder + path)) return read_file(kRoot + folder + path);
+  return "";
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> out;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) out.push_back(line);
+  return out;
+}
+
+/// The rows of every table whose header starts with this cell.
+std::vector<Row> rows_of(const std::string& markdown, const std::string& first) {
+  std::vector<Row> out;
+  bool inside = false;
+  for (const std::string& line : lines_of(markdown)) {
+    if (!line.starts_with("|")) {
+      inside = false;
+      continue;
+    }
+    Row cells;
+    std::istringstream parts(line.substr(1));
+    for (std::string cell; std::getline(parts, cell, '|');) {
+      const size_t begin = cell.find_first_not_of(' '), end = cell.find_last_not_of(' ');
+      cells.push_back(begin == std::string::npos ? "" : cell.substr(begin, end - begin + 1));
+    }
+    if (!inside)
+      inside = cells[0] == first;
+    else if (!cells[0].starts_with("---"))
+      out.push_back(cells);
+  }
+  return out;
+}
+
+std::vector<std::string> code_of(const std::string& cell) {
+  std::vector<std::string> out;
+  static const std::regex code("`([^`]+)`");
+  for (std::sregex_iterator i(cell.begin(), cell.end(), code), end; i != end; ++i) out.push_back((*i)[1]);
+  return out;
+}
+
+bool says(const std::string& text, const std::string& word) {
+  auto letter = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+  for (size_t at = 0; (at = text.find(word, at)) != std::string::npos; ++at)
+    if ((at == 0 || !letter(text[at - 1])) && (at + word.size() == text.size() || !letter(text[at + word.size()])))
+      return true;
+  return false;
+}
+
+/// All definitions of a function or class of this name: from a line at the margin that names it to the next that closes
+/// a brace there.
+std::string definitions(const std::string& source, const std::string& name) {
+  std::string out;
+  bool inside = false;
+  for (const std::string& line : lines_of(source)) {
+    const bool margin = !line.empty() && line[0] != ' ' && line[0] != '/' && line[0] != '#';
+    if (margin && line[0] != '}' && !line.ends_with(";"))
+      inside = says(line, name) &&
+               (line.find(name + "(") != std::string::npos || says(line, "class") || says(line, "struct"));
+    if (inside) out += line + "\n";
+    if (margin && line[0] == '}') inside = false;
+  }
+  return out;
+}
+
+/// Names of tests, as Suite.Name.
+Names tests_in(const std::string& source) {
+  Names out;
+  static const std::regex test(R"(\nTEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\))");
+  for (std::sregex_iterator i(source.begin(), source.end(), test), end; i != end; ++i)
+    out.insert((*i)[1].str() + "." + (*i)[2].str());
+  return out;
+}
+
+const Names& all_tests() {
+  static const Names all = [] {
+    Names names;
+    for (const char* folder : {"tests", "maxdiffusion"})
+      for (const auto& f : fs::recursive_directory_iterator(kRoot + folder))
+        if (f.path().string().ends_with("_test.cc")) names.merge(tests_in(read_file(f.path())));
+    return names;
+  }();
+  return all;
+}
+
+/// The tests that a cell names; faults for those that do not exist.
+std::vector<std::string> check_tests(const std::string& where, const std::string& cell, const Names& tests) {
+  std::vector<std::string> faults;
+  for (const std::string& name : code_of(cell))
+    if (!tests.contains(name)) faults.push_back(where + ": there is no test " + name);
+  return faults;
+}
+
+/// docs/keys.md: every declared key has one row; each row names functions that read its keys, and tests.
+std::vector<std::string> check_keys(const std::string& markdown, const Names& declared, const Names& tests,
+                                    const Reader& read) {
+  std::vector<std::string> faults;
+  Names seen;
+  for (const Row& row : rows_of(markdown, "key")) {
+    if (row.size() != 3) {
+      faults.push_back(row[0] + ": a row has three cells");
+      continue;
+    }
+    const std::vector<std::string> keys = code_of(row[0]);
+    Names unread(keys.begin(), keys.end());
+    for (const std::string& key : keys) {
+      if (!declared.contains(key)) faults.push_back("there is no key " + key);
+      if (!seen.insert(key).second) faults.push_back(key + " has two rows");
+    }
+    for (const std::string& place : code_of(row[1])) {
+      const size_t colon = place.find(": ");
+      const std::string source = colon == std::string::npos ? "" : read(place.substr(0, colon));
+      if (source.empty()) {
+        faults.push_back(row[0] + ": there is no file and function " + place);
+        continue;
+      }
+      const std::string body = definitions(source, place.substr(colon + 2));
+      bool any = false;
+      for (const std::string& key : keys)
+        if (says(body, key)) unread.erase(key), any = true;
+      if (!any) faults.push_back(row[0] + ": " + place + " does not mention it");
+    }
+    if (row[1] != "nothing")
+      for (const std::string& key : unread) faults.push_back("no function is named that reads " + key);
+    if (code_of(row[2]).empty()) faults.push_back(row[0] + ": no test is named");
+    for (const std::string& fault : check_tests(row[0], row[2], tests)) faults.push_back(fault);
+  }
+  for (const std::string& key : declared)
+    if (!seen.contains(key)) faults.push_back(key + " has no row");
+  return faults;
+}
+
+/// As GitHub makes them from headings.
+Names anchors_of(const std::string& markdown) {
+  Names out;
+  for (const std::string& line : lines_of(markdown)) {
+    if (!line.starts_with("#")) continue;
+    std::string anchor;
+    for (char c : line.substr(line.find_first_not_of("# "))) {
+      if (c == ' ') anchor += '-';
+      if (std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_')
+        anchor += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    }
+    out.insert(anchor);
+  }
+  return out;
+}
+
+/// "S4-2, S4-7…9" as the ids it stands for.
+std::vector<std::string> ids_of(const std::string& cell) {
+  std::vector<std::string> out;
+  static const std::regex range("(S[0-9]-)([0-9]+)(?:…([0-9]+))?");
+  for (std::sregex_iterator i(cell.begin(), cell.end(), range), end; i != end; ++i) {
+    const int first = std::stoi((*i)[2]), last = (*i)[3].matched ? std::stoi((*i)[3]) : first;
+    for (int n = first; n <= last; ++n) out.push_back((*i)[1].str() + std::to_string(n));
+  }
+  return out;
+}
+
+/// docs/checklist.md: every wanted id once; each row has a test, a link to a heading, or says "not yet: …".
+std::vector<std::string> check_checklist(const std::string& markdown, const Names& wanted, const Names& tests,
+                                         const Reader& read_doc) {
+  std::vector<std::string> faults;
+  std::map<std::string, int> seen;
+  for (const Row& row : rows_of(markdown, "row")) {
+    for (const std::string& id : ids_of(row[0])) ++seen[id];
+    const std::string proof = row.back();
+    for (const std::string& fault : check_tests(row[0], proof, tests)) faults.push_back(fault);
+    static const std::regex link(R"(\]\(([\w.]+)#([\w-]+)\))");
+    int links = 0;
+    for (std::sregex_iterator i(proof.begin(), proof.end(), link), end; i != end; ++i, ++links)
+      if (!anchors_of(read_doc((*i)[1])).contains((*i)[2]))
+        faults.push_back(row[0] + ": there is no heading " + (*i)[1].str() + "#" + (*i)[2].str());
+    static const std::regex excuse("not yet: ...");
+    if (row.size() != 3 || (code_of(proof).empty() && links == 0 && !std::regex_search(proof, excuse)))
+      faults.push_back(row[0] + ": has neither test nor heading nor \"not yet: …\"");
+  }
+  for (const std::string& id : wanted)
+    if (seen[id] != 1) faults.push_back(id + " has " + std::to_string(seen[id]) + " rows");
+  for (const auto& [id, n] : seen)
+    if (!wanted.contains(id)) faults.push_back(id + " is no row of the checklist");
+  return faults;
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string out;
+  for (const std::string& line : lines) out += line + "\n";
+  return out;
+}
+
+Names declared_keys() {
+  Names out;
+  for (const std::string& line : lines_of(maxdiffusion({"inspect", "keys"}).out))
+    out.insert(line.substr(0, line.find(':')));
+  return out;
+}
+
+TEST(Docs, EveryKeyHasARowWithItsReaderAndItsTest) {
+  const Names keys = declared_keys();
+  EXPECT_GT(keys.size(), 150u);
+  EXPECT_EQ(joined(check_keys(read_file(kRoot + "docs/keys.md"), keys, all_tests(), read_source)), "");
+}
+
+TEST(Docs, EveryRowOfTheChecklistHasAProofOrSaysThatItHasNone) {
+  Names wanted;
+  for (const auto& [document, rows] : {std::pair{"S0-", 102}, {"S1-", 57}, {"S3-", 31}, {"S4-", 107}})
+    for (int n = 1; n <= rows; ++n) wanted.insert(document + std::to_string(n));
+  EXPECT_EQ(joined(check_checklist(read_file(kRoot + "docs/checklist.md"), wanted, all_tests(),
+                                   [](const std::string& file) { return read_source("docs/" + file); })),
+            "");
+}
+
+TEST(Docs, KeysInTheTextExist) {
+  const Names keys = declared_keys();
+  int found = 0;
+  bool block = false;
+  for (const std::string& line : lines_of(read_file(kRoot + "docs/training.md"))) {
+    if (line.starts_with("```")) block = !block;
+    for (const std::string& code : block ? std::vector{line} : code_of(line)) {
+      static const std::regex setting("(?:^| )([a-z][a-z0-9_]*)=");
+      for (std::sregex_iterator i(code.begin(), code.end(), setting), end; i != end; ++i, ++found)
+        EXPECT_TRUE(keys.contains((*i)[1]) || (*i)[1] == "key") << (*i)[1] << " in " << code;
+    }
+  }
+  EXPECT_GT(found, 40);
+}
+
+// The checks above can fail.
+
+const std::string kSource =
+    "#include <a>\nint other(const C& c) {\n  return c.seed;\n}\n\nstd::string f(const C& c,\n              int b) {\n"
+    "  return c.run_name;\n}\nclass Phase {\n  int g() { return c.rate; }\n};\n";
+std::string one_file(const std::string& path) { return path == "a.cc" ? kSource : ""; }
+
+TEST(DocsCheck, DefinitionsAreFoundAtTheMargin) {
+  EXPECT_EQ(definitions(kSource, "other"), "int other(const C& c) {\n  return c.seed;\n}\n");
+  EXPECT_TRUE(says(definitions(kSource, "f"), "run_name"));
+  EXPECT_FALSE(says(definitions(kSource, "f"), "seed"));
+  EXPECT_TRUE(says(definitions(kSource, "Phase"), "rate"));
+  EXPECT_EQ(definitions(kSource, "g"), "");
+}
+
+TEST(DocsCheck, KeysThatDoNotFitAreNamed) {
+  const Names keys = {"run_name", "seed"}, tests = {"A.B"};
+  auto faults = [&](const std::string& rows) {
+    return joined(check_keys("| key | read by | proof |\n| --- | --- | --- |\n" + rows, keys, tests, one_file));
+  };
+  const std::string good = "| `run_name` | `a.cc: f` | `A.B` |\n", seed = "| `seed` | `a.cc: other` | `A.B` |\n";
+  EXPECT_EQ(faults(good + seed), "");
+  EXPECT_EQ(faults(good), "seed has no row\n");
+  EXPECT_EQ(faults(good + good + seed), "run_name has two rows\n");
+  EXPECT_EQ(faults(good + seed + "| `rate` | `a.cc: Phase` | `A.B` |\n"), "there is no key rate\n");
+  EXPECT_EQ(faults(good + "| `seed` | `b.cc: other` | `A.B` |\n"),
+            "`seed`: there is no file and function b.cc: other\nno function is named that reads seed\n");
+  EXPECT_EQ(faults(good + "| `seed` | `a.cc: f` | `A.B` |\n"),
+            "`seed`: a.cc: f does not mention it\nno function is named that reads seed\n");
+  EXPECT_EQ(faults(good + "| `seed` | `a.cc: other` | `A.C` |\n"), "`seed`: there is no test A.C\n");
+  EXPECT_EQ(faults(good + "| `seed` | `a.cc: other` | |\n"), "`seed`: no test is named\n");
+  EXPECT_EQ(faults(good + "| `seed` | nothing | `A.B` |\n"), "");
+}
+
+TEST(DocsCheck, RowsWithoutProofAreNamed) {
+  auto faults = [&](const std::string& rows) {
+    return joined(check_checklist("| row | what | proof |\n| --- | --- | --- |\n" + rows, {"S1-1", "S1-2"}, {"A.B"},
+                                  [](const std::string& file) { return file == "a.md" ? "# Of it, all\n" : ""; }));
+  };
+  EXPECT_EQ(faults("| S1-1…2 | x | `A.B` |\n"), "");
+  EXPECT_EQ(faults("| S1-1, S1-2 | x | not yet: hardware |\n"), "");
+  EXPECT_EQ(faults("| S1-1 | x | [a](a.md#of-it-all) |\n| S1-2 | x | `A.B` |\n"), "");
+  EXPECT_EQ(faults("| S1-1 | x | `A.B` |\n"), "S1-2 has 0 rows\n");
+  EXPECT_EQ(faults("| S1-1…3 | x | `A.B` |\n"), "S1-3 is no row of the checklist\n");
+  EXPECT_EQ(faults("| S1-1…2 | x | `A.C` |\n"), "S1-1…2: there is no test A.C\n");
+  EXPECT_EQ(faults("| S1-1…2 | x | [a](a.md#of-nothing) |\n"), "S1-1…2: there is no heading a.md#of-nothing\n");
+  EXPECT_EQ(faults("| S1-1…2 | x | ok |\n"), "S1-1…2: has neither test nor heading nor \"not yet: …\"\n");
+}
+
+}  // namespace
+}  // namespace md
