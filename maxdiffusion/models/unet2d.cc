@@ -25,8 +25,9 @@ Tensor resnet(const Scope& s, Tensor x, const Conditioning& cond, const ResnetOp
       s, [&](Tensor y) { return resnet_block(s, y, cond.temb, o); }, x);
 }
 
-/// The transformer of level `level`, counted from the finest.
-Tensor attend(const Scope& s, Tensor x, const Conditioning& cond, const UNetConfig& c, size_t level) {
+/// The transformer of level `level`, counted from the finest. That of the mid block has self-attention in any case, as
+/// diffusers' has.
+Tensor attend(const Scope& s, Tensor x, const Conditioning& cond, const UNetConfig& c, size_t level, bool mid = false) {
   check(cond.text.dim(-1) == c.cross_attention_dim[level], Code::invalid_graph,
         "unet: encoder_hidden_states is {}, level {} expects cross_attention_dim {}", to_string(cond.text.shape()),
         level, c.cross_attention_dim[level]);
@@ -35,7 +36,7 @@ Tensor attend(const Scope& s, Tensor x, const Conditioning& cond, const UNetConf
                         .layers = c.transformer_layers_per_block[level],
                         .groups = c.norm_num_groups,
                         .linear_projection = c.use_linear_projection,
-                        .only_cross_attention = c.only_cross_attention[level],
+                        .only_cross_attention = c.only_cross_attention[level] && !mid,
                         .upcast_attention = c.upcast_attention});
 }
 
@@ -97,7 +98,7 @@ Tensor mid_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditionin
   o.scale_factor = c.mid_block_scale_factor;
   h = resnet(s / "mid_block.resnets.0", h, cond, o);
   if (*c.mid_block_type == "UNetMidBlock2D") return h;
-  h = attend(s / "mid_block.attentions.0", h, cond, c, c.block_out_channels.size() - 1);
+  h = attend(s / "mid_block.attentions.0", h, cond, c, c.block_out_channels.size() - 1, true);
   return resnet(s / "mid_block.resnets.1", h, cond, o);
 }
 

@@ -48,10 +48,10 @@ void refuse_others(ConfigReader& r) {
   r.neutral("conv_in_kernel", {3});
   r.neutral("conv_out_kernel", {3});
   r.neutral("attention_type", {"default"});
-  r.neutral("mid_block_only_cross_attention", {false});
   r.neutral("cross_attention_norm");
   r.neutral("dropout", {0.0});
-  r.ignore({"addition_embed_type_num_heads"});  // belongs to an addition_embed_type that is refused
+  // Of an addition_embed_type and of a kind of mid block that are refused.
+  r.ignore({"addition_embed_type_num_heads", "mid_block_only_cross_attention"});
   r.finish();
 }
 

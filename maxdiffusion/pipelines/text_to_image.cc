@@ -143,6 +143,17 @@ HostArray drawn_noise(const Shape& shape, uint64_t seed) {
   return noise;
 }
 
+/// Throws device where an array of pictures holds NaN or infinity.
+void check_finite(const char* what, const HostArray& pictures, const char* advice) {
+  auto v = pictures.view<float>();
+  const size_t each = v.size() / static_cast<size_t>(pictures.dims()[0]);
+  const auto bad = std::ranges::find_if_not(v, [](float x) { return std::isfinite(x); });
+  if (bad == v.end()) return;
+  throw Error(Code::device,
+              fmt::format("the {} of picture {} are not finite", what, static_cast<size_t>(bad - v.begin()) / each + 1))
+      .note(advice);
+}
+
 std::array<int64_t, 2> pair(const char* key, const std::vector<int64_t>& values) {
   check(values.size() == 2, Code::invalid_config, "{} has {} numbers; expected two, as in [1024, 1024]", key,
         values.size());
@@ -282,6 +293,9 @@ HostArray denoise(const Devices& devices, const ModelFolder& m, const WeightsOf&
     place(devices, program, in, feed);
     set_rows(latents, first, devices.get(program.run(feed, arrays).at("latents")));
   }
+  check_finite("latents", latents,
+               "try: activations_dtype=float32; a prediction_type and timestep_spacing that fit the model (a schedule "
+               "of zero terminal SNR needs v_prediction)");
   return latents;
 }
 
@@ -291,7 +305,9 @@ HostArray decode_latents(PictureCoder& coder, const ModelFolder& m, const HostAr
   auto to = unscaled.mutable_view<float>();
   for (size_t i = 0; i < from.size(); ++i)
     to[i] = static_cast<float>(from[i] / m.vae.scaling_factor + m.vae.shift_factor);
-  return coder.decode(unscaled, tiled);
+  HostArray pictures = coder.decode(unscaled, tiled);
+  check_finite("pixels", pictures, "try: another autoencoder; the weights of this one may be damaged");
+  return pictures;
 }
 
 }  // namespace md

@@ -57,7 +57,7 @@ struct PromptEmbeddings {
 PromptEmbeddings encode_prompts(TextEncoder& text, const ModelFolder& folder, const TextToImageOptions& options);
 
 /// Latents f32 [N, h, w, C], still scaled. The whole denoising loop is one program; `weights` answers while it is
-/// compiled. Throws invalid_config (sizes, steps, scheduler, latents).
+/// compiled. Throws invalid_config (sizes, steps, scheduler, latents), device where latents are not finite.
 HostArray denoise(const Devices& devices, const ModelFolder& folder, const WeightsOf& weights,
                   const PromptEmbeddings& prompts, const TextToImageOptions& options);
 

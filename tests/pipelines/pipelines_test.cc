@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/picture.h"
@@ -54,10 +55,15 @@ class Pipeline : public testing::TestWithParam<Case> {
                                       "output_dir=" + t.path(), "latents=" + (t / "noise.safetensors")};
     if (c.control) {
       write_png(t / "control.png", golden().tensors().at("control"));
-      words.push_back("controlnet_model_name_or_path=" + kGoldens + "/controlnet");
+      words.push_back("controlnet_model_name_or_path=" + kGoldens +
+                      (c.folder == "sd" ? "/controlnet" : "/controlnet_sdxl"));
       words.push_back("controlnet_image=" + (t / "control.png"));
     }
-    words.insert(words.end(), c.words.begin(), c.words.end());
+    for (std::string word : c.words) {
+      if (word.starts_with("lora_files="))
+        for (size_t i = 0; (i = word.find("{}", i)) != std::string::npos;) word.replace(i, 2, kGoldens);
+      words.push_back(word);
+    }
     words.insert(words.end(), more.begin(), more.end());
     return maxdiffusion(words);
   }
@@ -66,6 +72,27 @@ class Pipeline : public testing::TestWithParam<Case> {
   }
   TemporaryFolder t;
 };
+
+TEST(Generate, SaysWhichPictureIsNotFinite) {
+  TemporaryFolder t;
+  std::filesystem::copy(kGoldens + "/sd", t / "model", std::filesystem::copy_options::recursive);
+  for (const auto& [file, what] : {std::pair{"vae/diffusion_pytorch_model.safetensors", "the pixels of picture 1"},
+                                   {"unet/diffusion_pytorch_model.safetensors", "the latents of picture 1"}}) {
+    std::map<std::string, HostArray> tensors = SafetensorsReader::open(t / "model/" + file).tensors();
+    const std::string name = std::string(file).starts_with("vae") ? "decoder.conv_out.bias" : "conv_out.bias";
+    const uint16_t nan[] = {0x7fc0, 0x7fc0, 0x7fc0, 0x7fc0};
+    const Shape shape = tensors.at(name).shape();
+    tensors[name] = HostArray(shape);
+    std::copy_n(reinterpret_cast<const std::byte*>(nan), tensors[name].bytes(), tensors[name].mutable_data());
+    write_safetensors(t / "model/" + file, tensors);
+    const Outcome o = maxdiffusion({"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                    "pretrained_model_name_or_path=" + (t / "model"), "output_dir=" + t.path(),
+                                    "prompt=heart", "height=16", "width=16", "num_inference_steps=2"});
+    EXPECT_EQ(o.status, 5) << o.err;
+    EXPECT_TRUE(contains(o.err, std::string(what) + " are not finite")) << o.err;
+    EXPECT_FALSE(exists(t / "image_0.png"));
+  }
+}
 
 TEST_P(Pipeline, DrawsWhatDiffusersDraws) {
   const Case& c = GetParam();

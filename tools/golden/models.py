@@ -51,7 +51,7 @@ UNETS = {
         dict(block_out_channels=[8, 16, 24], down_block_types=[CROSS_DOWN, "DownBlock2D", CROSS_DOWN],
              up_block_types=[CROSS_UP, "UpBlock2D", CROSS_UP], layers_per_block=[1, 2, 1],
              attention_head_dim=[2, 4, 3], transformer_layers_per_block=[2, 1, 1], cross_attention_dim=[10, 10, 10],
-             only_cross_attention=[True, False, False], norm_num_groups=8, norm_eps=1e-3, act_fn="gelu",
+             only_cross_attention=[True, False, True], norm_num_groups=8, norm_eps=1e-3, act_fn="gelu",
              upcast_attention=True, flip_sin_to_cos=False, freq_shift=1, mid_block_scale_factor=1.5,
              time_cond_proj_dim=5, use_linear_projection=True, in_channels=5, out_channels=3),
         dict(size=(7, 10), timestep_cond=5),

@@ -1,7 +1,9 @@
 """Writes the goldens of sampling: tiny random Stable Diffusion folders, and what diffusers' pipelines draw with them.
 
 tests/golden/pipelines/ gets
-  sd/, sdxl/, controlnet/   model folders as diffusers saves them; weights are bf16 numbers
+  sd/, sdxl/, controlnet/, controlnet_sdxl/   model folders as diffusers saves them; weights are bf16 numbers
+  lora_peft.safetensors     LoRA of the sdxl folder's UNet and text encoders, as PEFT's names
+  lora_kohya.safetensors    another of its UNet, as kohya's
   cases.json                name, folder, and the words of the command that should draw the same
   golden.safetensors        <case>.noise  what the pipeline starts from, NCHW, standard normal
                             <case>.latents, before the autoencoder, NCHW; <case>.images, NHWC in [0, 1]
@@ -20,8 +22,11 @@ import diffusers
 import numpy
 import torch
 from diffusers import (AutoencoderKL, ControlNetModel, DDIMScheduler, EulerDiscreteScheduler, PNDMScheduler,
-                       StableDiffusionControlNetPipeline, StableDiffusionPipeline, StableDiffusionXLPipeline,
-                       UNet2DConditionModel)
+                       StableDiffusionControlNetPipeline, StableDiffusionPipeline, StableDiffusionXLControlNetPipeline,
+                       StableDiffusionXLPipeline, UNet2DConditionModel)
+from diffusers.utils import convert_state_dict_to_diffusers
+from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
@@ -150,6 +155,10 @@ CASES = {
     "sd_unipc": ("sd", dict(_class_name="UniPCMultistepScheduler"), NEGATIVE, False),
     "sd_controlnet": ("sd", {}, dict(NEGATIVE, controlnet=True, controlnet_conditioning_scale=0.7,
                                      control_guidance_start=0.2, control_guidance_end=0.8), True),
+    "sdxl_controlnet": ("sdxl", {}, dict(NEGATIVE, controlnet=True), False),
+    # As Hyper-SD's model card says: LoRA, trailing DDIM, no guidance.
+    "sdxl_hyper_with_loras": ("sdxl", dict(_class_name="DDIMScheduler", timestep_spacing="trailing"),
+                              dict(guidance_scale=0.0, num_inference_steps=4, loras=[0.8, 0.5]), False),
     "sdxl_as_published": ("sdxl", {}, NEGATIVE, True),
     "sdxl_without_negative": ("sdxl", {}, {}, False),
     "sdxl_empty_negative": ("sdxl", {}, dict(negative_prompt=""), False),
@@ -162,13 +171,41 @@ CASES = {
 }
 
 
+LORAS = [ROOT / "lora_peft.safetensors", ROOT / "lora_kohya.safetensors"]
+
+
+def make_loras(sdxl, generator):
+    """Rank 2, random; the second on attention alone, of another alpha, in kohya's form with its alphas."""
+    def matrices(model, targets, alpha):
+        model.add_adapter(LoraConfig(r=2, lora_alpha=alpha, target_modules=targets), "made")
+        for name, p in model.named_parameters():
+            if "lora_" in name:
+                p.data = (torch.randn(p.shape, generator=generator) * 0.3).to(torch.bfloat16).float()
+        state = get_peft_model_state_dict(model, adapter_name="made")
+        (model.delete_adapters if hasattr(model, "delete_adapters") else model.delete_adapter)("made")
+        return state
+    attention = ["to_q", "to_k", "to_v", "to_out.0"]
+    layers = {"unet_lora_layers": matrices(sdxl.unet, attention + ["conv1"], 2)}
+    for part in ("text_encoder", "text_encoder_2"):
+        layers[part + "_lora_layers"] = convert_state_dict_to_diffusers(
+            matrices(getattr(sdxl, part), ["q_proj", "out_proj"], 2))
+    StableDiffusionXLPipeline.save_lora_weights(LORAS[0].parent, weight_name=LORAS[0].name, **layers)
+    kohya = {}
+    for key, value in matrices(sdxl.unet, attention, 2).items():
+        module, side = key.removesuffix(".weight").rsplit(".", 1)
+        name = "lora_unet_" + module.replace(".", "_")
+        kohya[name + {"lora_A": ".lora_down.weight", "lora_B": ".lora_up.weight"}[side]] = value.contiguous()
+        kohya[name + ".alpha"] = torch.tensor(1.0)
+    save_file(kohya, LORAS[1])
+
+
 def word(key, value):
     return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def run(pipes, case, dtype, control):
     folder, members, arguments, picture = CASES[case]
-    pipe = pipes["controlnet"] if arguments.get("controlnet") else pipes[folder]
+    pipe = pipes["controlnet_" + folder] if arguments.get("controlnet") else pipes[folder]
     pipe.to(dtype)
     pipe.set_progress_bar_config(disable=True)
     saved, pipe.scheduler = pipe.scheduler, scheduler_of(pipe, members)
@@ -177,6 +214,13 @@ def run(pipes, case, dtype, control):
     pipe.vae.enable_tiling() if tiling else pipe.vae.disable_tiling()
     if a.pop("controlnet", False):
         a["image"] = Image.fromarray(control)
+    scales = a.pop("loras", None)
+    if scales:
+        names = [name.stem for name in LORAS]
+        for file, name in zip(LORAS, names):
+            pipe.load_lora_weights(ROOT, weight_name=file.name, adapter_name=name)
+        pipe.set_adapters(names, scales)
+        pipe.to(dtype)
     count = (len(a["prompt"]) if isinstance(a["prompt"], list) else 1) * a.get("num_images_per_prompt", 1)
     noise = torch.randn(count, 4, a["height"] // 2, a["width"] // 2,
                         generator=torch.Generator().manual_seed(sum(map(ord, case))))
@@ -189,6 +233,8 @@ def run(pipes, case, dtype, control):
         images = pipe(**a, latents=noise.to(dtype), output_type="np").images
         out["images"] = torch.from_numpy(numpy.ascontiguousarray(images)).float()
     pipe.scheduler = saved
+    if scales:
+        pipe.unload_lora_weights()
     return out
 
 
@@ -196,7 +242,11 @@ def words_of(case):
     folder, members, arguments, _ = CASES[case]
     a = dict(dict(prompt="a red heart", num_inference_steps=8, guidance_scale=7.5, height=16, width=16), **arguments)
     control = a.pop("controlnet", False)
+    scales = a.pop("loras", None)
     words = [word(k, v) for k, v in a.items()]
+    if scales:
+        words += ["lora_files=" + ",".join("{}/" + file.name for file in LORAS),
+                  "lora_scales=" + ",".join(map(str, scales))]
     if members:
         words.append("diffusion_scheduler_config=" + json.dumps(members))
     return {"name": case, "folder": folder, "control": control, "words": words}
@@ -219,11 +269,22 @@ def main():
     for name, pipe in [*pipes.items()]:
         save(pipe, name)
     save(controlnet, "controlnet")
-    sd = pipes["sd"]
-    pipes["controlnet"] = StableDiffusionControlNetPipeline(
+    sd, sdxl = pipes["sd"], pipes["sdxl"]
+    pipes["controlnet_sd"] = StableDiffusionControlNetPipeline(
         vae=sd.vae, unet=sd.unet, text_encoder=sd.text_encoder, tokenizer=sd.tokenizer, scheduler=sd.scheduler,
         controlnet=controlnet, safety_checker=None, feature_extractor=None, requires_safety_checker=False)
     control = torch.randint(0, 256, (16, 16, 3), generator=generator, dtype=torch.uint8).numpy()
+    controlnet_sdxl = randomize(ControlNetModel(
+        block_out_channels=[8, 16], down_block_types=["DownBlock2D", CROSS_DOWN], layers_per_block=1,
+        attention_head_dim=[1, 2], transformer_layers_per_block=[1, 2], cross_attention_dim=24,
+        use_linear_projection=True, norm_num_groups=4, addition_embed_type="text_time", addition_time_embed_dim=6,
+        projection_class_embeddings_input_dim=52, conditioning_embedding_out_channels=[4, 6]), generator)
+    save(controlnet_sdxl, "controlnet_sdxl")
+    pipes["controlnet_sdxl"] = StableDiffusionXLControlNetPipeline(
+        vae=sdxl.vae, unet=sdxl.unet, text_encoder=sdxl.text_encoder, text_encoder_2=sdxl.text_encoder_2,
+        tokenizer=sdxl.tokenizer, tokenizer_2=sdxl.tokenizer_2, scheduler=sdxl.scheduler, controlnet=controlnet_sdxl,
+        add_watermarker=False)
+    make_loras(sdxl, generator)
     arrays, metadata = {"control": torch.from_numpy(control)}, {"diffusers": diffusers.__version__}
     for case in CASES:
         narrow = run(pipes, case, torch.float32, control)
