@@ -128,17 +128,21 @@ HostArray print_to_rgb(const HostArray& inverted_cmyk) {
 
 }  // namespace
 
-HostArray decode_jpeg(std::span<const uint8_t> bytes, const std::string& name, int64_t side) {
+Picture decode_jpeg(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options) {
   JpegReader reader(bytes);
-  check(reader.read_header(side), Code::io, "{}: JPEG: {}", name, reader.error);
+  check(reader.read_header(options.side), Code::io, "{}: JPEG: {}", name, reader.error);
   const int64_t h = reader.jpeg.output_height, w = reader.jpeg.output_width, channels = reader.jpeg.output_components;
   check_picture_size(h, w, name);
   const int turned = orientation(reader.jpeg);  // before the pixels: the end of reading frees the markers
+  const int64_t stored_h = reader.jpeg.image_height, stored_w = reader.jpeg.image_width;
+  Picture p{.size = turned >= 5 ? PictureSize{stored_w, stored_h} : PictureSize{stored_h, stored_w}};
+  if (options.only_size) return p;
   HostArray pixels(Shape{DType::u8, {h, w, channels}});
   check(reader.read_pixels(pixels.mutable_view<uint8_t>().data(), static_cast<size_t>(w * channels)), Code::io,
         "{}: JPEG: {}", name, reader.error);
   if (channels == 4) pixels = print_to_rgb(pixels);
-  return upright(std::move(pixels), turned);
+  p.rgb = upright(std::move(pixels), turned);
+  return p;
 }
 
 }  // namespace md

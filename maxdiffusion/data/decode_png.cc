@@ -69,15 +69,16 @@ struct PngReader {
 
 }  // namespace
 
-HostArray decode_png(std::span<const uint8_t> bytes, const std::string& name) {
+Picture decode_png(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options) {
   PngReader reader(bytes);
   check(reader.read_header(), Code::io, "{}: PNG: {}", name, reader.source.error);
   const int64_t h = png_get_image_height(reader.png, reader.info), w = png_get_image_width(reader.png, reader.info);
   check_picture_size(h, w, name);
+  if (options.only_size) return {.size = {h, w}};
   HostArray rgba(Shape{DType::u8, {h, w, 4}});
   check(reader.read_pixels(rgba.mutable_view<uint8_t>().data(), static_cast<size_t>(h), static_cast<size_t>(w) * 4),
         Code::io, "{}: PNG: {}", name, reader.source.error);
-  return over_white(rgba);
+  return from_rgba(rgba, options.alpha);
 }
 
 }  // namespace md

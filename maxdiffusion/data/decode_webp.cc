@@ -23,7 +23,7 @@ const char* reason(VP8StatusCode status) {
 
 }  // namespace
 
-HostArray decode_webp(std::span<const uint8_t> bytes, const std::string& name) {
+Picture decode_webp(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options) {
   WebPDecoderConfig config;
   check(WebPInitDecoderConfig(&config) != 0, Code::internal, "libwebp's version differs from its header's");
   VP8StatusCode status = WebPGetFeatures(bytes.data(), bytes.size(), &config.input);
@@ -31,6 +31,7 @@ HostArray decode_webp(std::span<const uint8_t> bytes, const std::string& name) {
   check(!config.input.has_animation, Code::io, "{}: WebP: animations are not read; expected a still picture", name);
   const int64_t h = config.input.height, w = config.input.width, channels = config.input.has_alpha ? 4 : 3;
   check_picture_size(h, w, name);
+  if (options.only_size) return {.size = {h, w}};
   HostArray pixels(Shape{DType::u8, {h, w, channels}});
   config.output.colorspace = channels == 4 ? MODE_RGBA : MODE_RGB;
   config.output.is_external_memory = 1;
@@ -38,7 +39,8 @@ HostArray decode_webp(std::span<const uint8_t> bytes, const std::string& name) {
       .rgba = pixels.mutable_view<uint8_t>().data(), .stride = static_cast<int>(w * channels), .size = pixels.bytes()};
   status = WebPDecode(bytes.data(), bytes.size(), &config);
   check(status == VP8_STATUS_OK, Code::io, "{}: WebP: {}", name, reason(status));
-  return channels == 4 ? over_white(pixels) : pixels;
+  if (channels == 4) return from_rgba(pixels, options.alpha);
+  return {.rgb = std::move(pixels), .size = {h, w}};
 }
 
 }  // namespace md

@@ -47,16 +47,18 @@ std::string text_of(const FoundFile& f) {
   return std::string(file->read(0, file->size()).bytes);
 }
 
-Listing listing_of(const std::string& folder) {
+/// `what` is listed, and what to try where there is no folder: for messages.
+Listing listing_of(const std::string& folder, const char* what = "image folder",
+                   const char* hint = "try: train_data_dir names a folder of pictures with captions") {
   Listing all{.root = is_remote(folder) ? folder : fs::path(folder).lexically_normal().string()};
   std::error_code ec;
   const bool is_folder = is_remote(folder) || fs::is_directory(folder, ec);
   const std::vector<FoundFile> found = is_folder ? files_below(all.root) : std::vector<FoundFile>();
   const std::string before = parts_of(below(all.root, "")).path;
   if (!is_folder || (!found.empty() && !found[0].location.starts_with(before))) {
-    throw Error(Code::io, fmt::format("image folder '{}': {}", shown(folder),
+    throw Error(Code::io, fmt::format("{} '{}': {}", what, shown(folder),
                                       is_folder || fs::exists(folder, ec) ? "not a folder" : "no such folder"))
-        .note("try: train_data_dir names a folder of pictures, with metadata.jsonl or .txt captions");
+        .note(hint);
   }
   for (const FoundFile& f : found) {
     const fs::path p = parts_of(f.location).path.substr(before.size());
@@ -206,7 +208,7 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
     const auto named = captions.find(picture);
     bare += named == captions.end() && !beside;
     const FoundFile file = found.file(picture);
-    items.push_back({file.location, named != captions.end() ? named->second : "", file.size});
+    items.push_back({file.location, picture, named != captions.end() ? named->second : "", file.size});
     texts.push_back(named == captions.end() && beside ? text : "");
   }
   parallel_for(static_cast<int64_t>(items.size()), [&](int64_t i, int) {
@@ -225,19 +227,50 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
   return items;
 }
 
+/// The masks of pictures, one each: of the same path below their folder, whatever the extension.
+std::vector<FoundFile> find_masks(const Listing& listing, const std::vector<ImageItem>& items) {
+  const auto stem = [](const std::string& name) { return fs::path(name).replace_extension().string(); };
+  std::map<std::string, FoundFile> masks;
+  for (const std::string& name : listing.pictures) {
+    const auto [it, fresh] = masks.emplace(stem(name), listing.file(name));
+    check(fresh, Code::io, "conditioning_data_dir: {} and {} are masks of the same picture", shown(it->second.location),
+          shown(listing.location(name)));
+  }
+  std::vector<FoundFile> found;
+  std::vector<std::string> missing;
+  for (const ImageItem& item : items) {
+    if (const auto it = masks.find(stem(item.name)); it != masks.end())
+      found.push_back(it->second);
+    else
+      missing.push_back(shown(item.file));
+  }
+  check(missing.empty(), Code::io, "conditioning_data_dir '{}': {} of {} pictures have no mask there, the first is {}",
+        shown(listing.root), missing.size(), items.size(), missing.empty() ? "" : missing[0]);
+  return found;
+}
+
 class ImageFolder : public RecordSource {
  public:
-  ImageFolder(const std::string& folder, Listing found, const DataSourceConfig& config)
-      : RecordSource(fmt::format("image folder '{}'", shown(folder)), fingerprint_of(found) + columns_key(config)),
+  ImageFolder(const std::string& folder, Listing found, const std::optional<Listing>& masks,
+              const DataSourceConfig& config)
+      : RecordSource(fmt::format("image folder '{}'", shown(folder)),
+                     fingerprint_of(found) + (masks ? fingerprint_of(*masks) : "") + columns_key(config)),
         items_(items_of(folder, std::move(found),
-                        {config.image_column, config.caption_column, config.max_train_samples})) {}
+                        {config.image_column, config.caption_column, config.max_train_samples})) {
+    if (masks) masks_ = find_masks(*masks, items_);
+  }
   int64_t size() const override { return static_cast<int64_t>(items_.size()); }
+  bool masks() const override { return !masks_.empty(); }
   Record read(int64_t index) const override {
     const ImageItem& item = items_[static_cast<size_t>(index)];
     Record r{.name = shown(item.file), .caption = item.caption};
     try {
       const auto file = open_input(FoundFile{item.file, item.size});
       r.picture = file->read(0, file->size());
+      if (!masks_.empty()) {
+        const auto mask = open_input(masks_[static_cast<size_t>(index)]);
+        r.mask = mask->read(0, mask->size());
+      }
     } catch (const Error& e) {
       r.fault = e.message();
     }
@@ -251,6 +284,7 @@ class ImageFolder : public RecordSource {
     return md::fingerprint_of(files);
   }
   std::vector<ImageItem> items_;
+  std::vector<FoundFile> masks_;  // of each; empty: none are asked for
 };
 
 }  // namespace
@@ -263,7 +297,11 @@ SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig&
   check(config.array_columns.empty(), Code::invalid_config,
         "image folder '{}' holds pictures and captions; cached arrays are read from tfrecord, grain and hf",
         shown(folder));
-  return std::make_shared<ImageFolder>(folder, listing_of(folder), config);
+  std::optional<Listing> masks;
+  if (!config.mask_folder.empty())
+    masks = listing_of(config.mask_folder, "conditioning_data_dir",
+                       "try: conditioning_data_dir names a folder of masks, each with its picture's path and name");
+  return std::make_shared<ImageFolder>(folder, listing_of(folder), masks, config);
 }
 
 }  // namespace md

@@ -10,6 +10,7 @@ namespace md {
 
 struct ImageItem {
   std::string file;  // its location
+  std::string name;  // its path below the folder
   std::string caption;
   int64_t size = -1;  // bytes, as listed; −1: not known
 };

@@ -5,21 +5,46 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/data/bucket_batches.h"
 #include "maxdiffusion/data/records.h"
 
 namespace md {
 
+/// Where the weights of a picture's parts come from (masked loss): its alpha channel, 1 where it has none, or the
+/// record's mask.
+enum class MaskFrom { none, alpha, record };
+
 struct PictureConfig {
   int64_t resolution = 512;
   bool center_crop = false, random_crop = false, random_flip = false;
+  /// Given: `resolution` is theirs, pictures keep their shape, and what reaches over a bucket's size is cut off evenly,
+  /// or anywhere with random_crop.
+  std::optional<Buckets> buckets;
+  MaskFrom mask = MaskFrom::none;
+  int64_t mask_downscale = 8;  // pixels of a mask's cell, in both directions; divides the pictures' sides
+  bool sizes = false;          // see Ready
 };
 
-/// A decoded picture, RGB (alpha composed over white), u8 [H, W, 3]. Throws io naming the file and the reason. With
-/// `side` a JPEG whose sides are all at least four times that comes smaller, by 2, 4 or 8, but at least twice `side`.
+/// A decoded picture.
+struct Picture {
+  HostArray rgb;     // u8 [H, W, 3]
+  HostArray alpha;   // the same for alpha, in all three channels; absent where the picture has none
+  PictureSize size;  // upright, before a JPEG comes smaller
+};
+struct DecodeOptions {
+  /// A JPEG whose sides are all at least four times this comes smaller, by 2, 4 or 8, but at least twice this. 0: no.
+  int64_t side = 0;
+  bool alpha = false;      // colours as they are stored, and alpha apart; otherwise colours over white, and no alpha
+  bool only_size = false;  // from the header; no pixels
+};
+/// Throws io naming the picture and the reason.
+Picture decode_picture(const void* data, size_t size, const std::string& name, const DecodeOptions& options = {});
+/// Colours over white, u8 [H, W, 3].
 HostArray decode_image(const std::string& file);
 HostArray decode_image_bytes(const void* data, size_t size, const std::string& name, int64_t side = 0);
 
@@ -29,14 +54,36 @@ struct Placement {
   bool flip = false;
   double y = 0.5, x = 0.5;
 };
-/// u8 [R, R, 3]: bilinear resize with antialiasing, byte for byte Pillow's; with center_crop or random_crop the short
-/// side becomes R, then a square is cut out, as torchvision does; otherwise both sides become R.
+/// What becomes of a picture: resized, then `size` cut out at (top, left). With center_crop or random_crop the short
+/// side becomes the resolution and a square is cut out, as torchvision does; with buckets see Buckets; otherwise both
+/// sides become the resolution.
+struct Fit {
+  PictureSize resized, size;
+  int64_t top = 0, left = 0;
+};
+Fit fit_of(PictureSize picture, const PictureConfig& config, const Placement& placement = {});
+/// u8 [H, W, 3]: bilinear resize with antialiasing, byte for byte Pillow's; cut out, mirrored.
 HostArray fit_image(const HostArray& rgb, const PictureConfig& config, const Placement& placement = {});
 /// From the random bits of a record, for the options that draw.
 Placement draw_placement(const PictureConfig& config, uint64_t bits);
 
+/// A picture of a record, ready for training, and what is told of it:
+///   pixels    u8 [H, W, 3]
+///   mask      f32 [H / mask_downscale, W / mask_downscale, 1], with PictureConfig::mask: weights in [0, 1], resized,
+///             cut and mirrored as the pixels, each the mean of its cell (interpolation by area)
+///   time_ids  f32 [6], with PictureConfig::sizes: original height and width, top and left of the cut in the resized
+///             picture (mirrored first, if it is), height and width. Source: Podell et al. 2023, section 2.2.
+struct Ready {
+  Batch arrays;
+  Fit fit;
+};
+/// Throws io where the picture or its mask does not decode, invalid_config where it has no mask or one of another size.
+Ready ready_picture(const Record& record, const PictureConfig& config, const Placement& placement);
+
 struct LoadedPictures {
-  HostArray pixels;  // u8 [N, R, R, 3]
+  HostArray pixels;  // u8 [N, H, W, 3]
+  /// As of Ready, with axis 0; absent where not asked for. Of mirrored pictures time_ids differ.
+  HostArray mask, time_ids, mirrored_time_ids;
   std::vector<std::string> captions, names;
   std::vector<std::string> skipped;  // "file: reason"
   std::string fingerprint;           // content key of pictures, captions and options; of a part: what goes into it
@@ -45,6 +92,13 @@ struct LoadedPictures {
 /// and counted. Progress is logged every few seconds. Throws io when none decodes, invalid_config for random_crop:
 /// crops that change need picture_batches.
 LoadedPictures load_pictures(std::shared_ptr<const RecordSource> source, const PictureConfig& config);
+/// The same, one for each bucket that holds pictures, in the order of the sizes; without buckets one in all. `skipped`
+/// is the first's.
+std::vector<LoadedPictures> load_in_buckets(std::shared_ptr<const RecordSource> source, const PictureConfig& config);
+/// The same, `together` at a time at most, those of one size given to `take` as a part, so that a data set need not fit
+/// into memory; returns what was skipped.
+std::vector<std::string> each_part(std::shared_ptr<const RecordSource> source, const PictureConfig& config,
+                                   int64_t together, const std::function<void(LoadedPictures&& part)>& take);
 
 struct BatchConfig {
   StreamConfig stream;
@@ -54,15 +108,25 @@ struct BatchConfig {
 /// What captions become, a row each: token ids, say. Called on the thread that calls next().
 using EncodeCaptions = std::function<Batch(const std::vector<std::string>&)>;
 
-/// The same, `together` at a time at most, each part given to `take`, so that a data set need not fit into memory;
-/// returns what was skipped.
-std::vector<std::string> each_part(std::shared_ptr<const RecordSource> source, const PictureConfig& config,
-                                   int64_t together, const std::function<void(LoadedPictures&& part)>& take);
-
-/// Batches as they come from a source: `pixels` u8 [B, R, R, 3] and what `captions` makes. Pictures that do not decode
-/// are named in a warning, once each, and the next record takes their place; an epoch without one that does is io.
+/// Batches as they come from a source: the arrays of Ready with axis 0, and what `captions` makes. Pictures that do not
+/// decode are named in a warning, once each, and the next record takes their place; an epoch without one that does is
+/// io. Without buckets.
 std::unique_ptr<Dataset> picture_batches(std::shared_ptr<const RecordSource> source, const PictureConfig& pictures,
                                          const BatchConfig& config, EncodeCaptions captions);
+
+/// Which records are of which bucket: found out by reading all their headers. Pictures without one, and those too small
+/// for a bucket, are named in a warning and left out.
+struct PicturesInBuckets {
+  std::shared_ptr<const RecordSource> source;  // by number; one that is read in order is opened anew for each record
+  std::vector<PictureSize> sizes;              // of the buckets that hold pictures
+  std::vector<std::vector<int64_t>> records;   // of each of them
+};
+/// Throws io where no picture is left.
+PicturesInBuckets sort_into_buckets(std::shared_ptr<const RecordSource> source, const PictureConfig& config);
+/// As above, every batch of one bucket, in BucketOrder. The place of a picture that does not decode is taken by the
+/// next of its bucket; a bucket without one that does is io.
+std::unique_ptr<Dataset> picture_batches(PicturesInBuckets pictures, const PictureConfig& config,
+                                         const BatchConfig& batches, EncodeCaptions captions);
 /// The arrays of records, stacked. Throws io naming the record whose arrays have other names, types or sizes than those
 /// before.
 std::unique_ptr<Dataset> array_batches(std::shared_ptr<const RecordSource> source, const BatchConfig& config);

@@ -24,6 +24,7 @@ struct Record {
   std::string name;   // "file row 12", for messages
   Blob picture;       // as stored: PNG, JPEG or WebP; or
   HostArray pixels;   // u8 [H, W, 3]
+  Blob mask;          // a picture as stored, whose red says how much each pixel counts; empty: none
   std::string fault;  // why there is no picture, although the record should have one
   std::string caption;
   std::map<std::string, HostArray> arrays;  // what was computed beforehand
@@ -56,6 +57,8 @@ class RecordSource {
   virtual int64_t size() const = 0;
   /// 0: read() gives any record.
   virtual int64_t shards() const { return 0; }
+  /// Whether records have masks.
+  virtual bool masks() const { return false; }
   virtual Record read(int64_t index) const;
   virtual std::unique_ptr<ShardReader> open(int64_t shard, int64_t offset) const;
 

@@ -179,6 +179,9 @@ std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) 
   const Kind& kind = *std::ranges::find(kKinds, type, &Kind::name);
   SourcePtr source = kind.open(where, config);
   check(source->size() != 0, Code::io, "{}: there are no records", source->name());
+  check(config.mask_folder.empty() || source->masks(), Code::invalid_config,
+        "{}: masks of a folder ('{}') go with pictures of an image folder; others may have them in their alpha channel",
+        source->name(), shown(config.mask_folder));
   return first_of(std::move(source), config.max_train_samples);
 }
 

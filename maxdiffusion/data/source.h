@@ -22,6 +22,9 @@ struct DataSourceConfig {
   /// If not empty, records are these arrays instead of pictures: names, each with alternatives: "moments|latents" reads
   /// either as "moments".
   std::vector<std::string> array_columns;
+  /// If not empty, every picture of an image folder has a mask here: the picture of the same path below its folder,
+  /// whatever the extension.
+  std::string mask_folder;
   int64_t max_train_samples = -1;                          // the first N as stored; −1: all
   int64_t synthetic_num_samples = 1000, resolution = 512;  // of dataset_type synthetic
 };

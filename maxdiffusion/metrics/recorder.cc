@@ -114,6 +114,11 @@ void Recorder::push(int64_t step, std::map<std::string, PendingArray> metrics, c
   impl_->pending_known = known;
 }
 
+void Recorder::set_device_flops(double flops) {
+  read_pending();
+  impl_->options.device_flops = flops;
+}
+
 void Recorder::flush() {
   read_pending();
   impl_->flush();

@@ -66,6 +66,8 @@ class Recorder {
   /// naming the step, when a loss or a gradient norm read is not finite; the files then hold it.
   void push(int64_t step, const Devices& devices, const ArrayMap& metrics, const Scalars& known = {});
   void push(int64_t step, std::map<std::string, PendingArray> metrics, const Scalars& known = {});
+  /// Of the steps pushed from now on, where they are not all alike (RecorderOptions::device_flops).
+  void set_device_flops(double flops);
   /// Values that the host has, at once.
   void record(int64_t step, Scalars values, double step_seconds);
   /// Reads what is pending; then the files are as new as the run. `more`: values of the same step that take their own

@@ -24,6 +24,11 @@ Shape without_batch(Shape s) {
 
 }  // namespace
 
+std::string LatentDiffusion::variant() const {
+  const int64_t down = folder.vae.downscale();
+  return bucket ? fmt::format("{}x{}", latent_width * down, latent_height * down) : "";
+}
+
 std::vector<BatchField> LatentDiffusion::batch() const {
   const int64_t b = batch_size, width = folder.unet.cross_attention_dim.front(), pooled = pooled_width(folder.unet);
   const int64_t channels = folder.unet.in_channels, down = folder.vae.downscale();
@@ -51,6 +56,8 @@ std::vector<BatchField> LatentDiffusion::batch() const {
   } else {
     f.push_back({"moments", {DType::f32, {b, latent_height, latent_width, 2 * channels}}});
   }
+  if (masked) f.push_back({"mask", {DType::f32, {b, latent_height, latent_width, 1}}});
+  if (pooled && sizes) f.push_back({"time_ids", {DType::f32, {b, 6}}});
   if (at_timesteps) f.push_back({"timesteps", {DType::s32, {b}}});
   if (prior_loss_weight)
     for (size_t i = 0, n = f.size(); i < n; ++i) f.push_back({"class_" + f[i].name, f[i].shape});
@@ -123,13 +130,15 @@ Tensor LatentDiffusion::sample_losses(const Models& models, const Feed& feed, Rn
 
   const Scope s = models("unet");
   if (micro)
-    in.time_ids = replay ? feed.at("time_ids")
-                         : micro_conditioning(s.graph(), b, {resolution, resolution}, {0, 0}, {resolution, resolution});
+    in.time_ids = replay || sizes
+                      ? feed.at("time_ids")
+                      : micro_conditioning(s.graph(), b, {resolution, resolution}, {0, 0}, {resolution, resolution});
   Tensor added = eps;  // the target knows nothing of the perturbation; Ning et al. 2023
   if (input_perturbation > 0 && !replay)
     added = eps + random_normal(rng.for_("perturbation"), eps.shape()) * input_perturbation;
   in.sample = add_noise(noise, x0, added, t);
   Tensor error = square(training_target(noise, x0, eps, t) - unet2d(s, unet, in));
+  if (masked) error = error * feed.at("mask");
   const Tensor per_sample = mean(error, {1, 2, 3});
   return snr_gamma > 0 ? per_sample * snr_weight(noise, t, snr_gamma) : per_sample;
 }

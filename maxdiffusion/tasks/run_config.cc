@@ -49,7 +49,11 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   for (const auto& [key, value] :
        {std::pair{"train_data_dir", c.data.train_data_dir}, std::pair{"hf_train_files", c.data.hf_train_files},
         std::pair{"hf_data_dir", c.data.hf_data_dir}, std::pair{"grain_train_files", c.data.grain_train_files},
-        std::pair{"dataset_name", c.data.dataset_name}, std::pair{"data_files_pattern", c.data.data_files_pattern}}) {
+        std::pair{"dataset_name", c.data.dataset_name}, std::pair{"data_files_pattern", c.data.data_files_pattern},
+        std::pair{"conditioning_data_dir", c.data.conditioning_data_dir},
+        std::pair{"eval_data_dir", c.eval.eval_data_dir},
+        std::pair{"instance_data_dir", c.dreambooth.instance_data_dir},
+        std::pair{"class_data_dir", c.dreambooth.class_data_dir}}) {
     check(!has_secret(value), Code::invalid_config,
           "{} holds a secret key, which would be saved with the run; say it by AWS_ACCESS_KEY_ID and "
           "AWS_SECRET_ACCESS_KEY",

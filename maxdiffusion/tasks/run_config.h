@@ -90,6 +90,9 @@ struct DataKeys {
   bool center_crop = false, random_crop = false, random_flip = false, enable_data_shuffling = true,
        reuse_example_batch = false;
   double caption_dropout = 0;
+  bool enable_bucket = false, bucket_no_upscale = false, alpha_mask = false, original_size_conditioning = false;
+  int64_t min_bucket_reso = 256, max_bucket_reso = 1024, bucket_reso_steps = 64;
+  std::string conditioning_data_dir;
   template <class V>
   void visit(V&& v) {
     v("dataset_type", dataset_type,
@@ -122,6 +125,16 @@ struct DataKeys {
     v("data_files_pattern", data_files_pattern,
       "prepare_tfrecords: reads these files, told by their names, instead of what the other keys say");
     v("extracted_files_dir", extracted_files_dir, "read for the reference's files; .tar files are read where they lie");
+    v("enable_bucket", enable_bucket, "train pictures in sizes of about their own aspect ratio, of resolution's area");
+    v("min_bucket_reso", min_bucket_reso, "shortest side of a bucket, pixels");
+    v("max_bucket_reso", max_bucket_reso, "longest side of a bucket, pixels");
+    v("bucket_reso_steps", bucket_reso_steps, "both sides of a bucket are multiples of this");
+    v("bucket_no_upscale", bucket_no_upscale, "never enlarge pictures; buckets follow from their sizes");
+    v("original_size_conditioning", original_size_conditioning,
+      "SDXL is told each picture's own size and crop (buckets: always); false: resolution and no crop");
+    v("alpha_mask", alpha_mask, "masked loss by the pictures' alpha channel; those without one count everywhere");
+    v("conditioning_data_dir", conditioning_data_dir,
+      "folder with a mask (red, 0 to 255) for each picture of train_data_dir, of the same name; with masked_loss");
   }
 };
 
@@ -141,7 +154,7 @@ struct VaeTrainKeys {
 struct LossKeys {
   double snr_gamma = -1, ema_decay = 0, noise_offset = 0, input_perturbation = 0, text_encoder_learning_rate = 4.25e-6;
   int64_t gradient_accumulation_steps = 1, num_train_epochs = 1;
-  bool train_text_encoder = false, cache_latents_text_encoder_outputs = true;
+  bool train_text_encoder = false, cache_latents_text_encoder_outputs = true, masked_loss = false;
   std::map<std::string, std::string> timestep_bias;
   std::string replay_batches;
   template <class V>
@@ -159,6 +172,7 @@ struct LossKeys {
     v("text_encoder_learning_rate", text_encoder_learning_rate, "peak step size of the text encoder");
     v("cache_latents_text_encoder_outputs", cache_latents_text_encoder_outputs,
       "encode pictures and captions once; false: in every step");
+    v("masked_loss", masked_loss, "weigh the loss by masks, of alpha_mask or conditioning_data_dir");
     v("replay_batches", replay_batches,
       "safetensors file whose step{i}.latents, .noise, .timesteps, .encoder_hidden_states, .text_embeds and .time_ids "
       "take the place of data and random draws");

@@ -121,6 +121,16 @@ TEST(RunConfig, TokensAreReadAndNeverPrinted) {
   EXPECT_FALSE(contains(c.to_yaml(), "hf_secret"));
 }
 
+TEST(RunConfig, LocationsWithSecretsAreRefusedByName) {
+  for (const char* key :
+       {"train_data_dir", "hf_train_files", "hf_data_dir", "grain_train_files", "dataset_name", "data_files_pattern",
+        "conditioning_data_dir", "eval_data_dir", "instance_data_dir", "class_data_dir"}) {
+    const std::string said = refusal({key + std::string("=s3://reader:hush@bucket/folder")});
+    EXPECT_TRUE(contains(said, key + std::string(" holds a secret key"))) << said;
+    EXPECT_FALSE(contains(said, "hush")) << said;
+  }
+}
+
 TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
   const RunConfig c = parse("", {R"(flash_block_sizes={"block_q" : 3024, "block_kv" : 2048,
                                      "use_fused_bwd_kernel": False,})"});

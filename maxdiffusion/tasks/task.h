@@ -29,6 +29,8 @@ class Task {
   virtual ~Task() = default;
   /// The model that gives the run its name: the folder of its weights ("unet", "vae").
   virtual std::string model() const = 0;
+  /// What tells it from other tasks of one loop, for people: a picture size. Empty: it is the only one.
+  virtual std::string variant() const { return ""; }
   virtual std::vector<BatchField> batch() const = 0;
   /// Scalar f32. Parameters are asked of the scopes of `models`; `rng` is already that of the step.
   virtual Tensor loss(const Models& models, const Feed& feed, Rng rng) const = 0;

@@ -28,6 +28,7 @@ Evaluation::Evaluation(const Devices& devices, const LatentDiffusion& trained, B
   task.from_pixels = false;
   task.from_latents = samples_.contains("latents");
   task.at_timesteps = true;
+  task.masked = task.sizes = task.bucket = false;
   task.snr_gamma = -1;
   task.caption_dropout = task.noise_offset = task.input_perturbation = 0;
   task.prior_loss_weight.reset();

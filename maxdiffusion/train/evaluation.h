@@ -17,8 +17,9 @@ namespace md {
 
 class Evaluation {
  public:
-  /// Compiles. `task`: what is trained, of which models, noise and sizes are taken; the loss is not weighted, captions
-  /// are whole. `samples`: the task's fields, a row per picture. Throws invalid_config for timesteps out of range.
+  /// Compiles. `task`: what is trained, of which models, noise and sizes are taken; the loss is neither weighted nor
+  /// masked, captions are whole. `samples`: the task's fields, a row per picture. Throws invalid_config for timesteps
+  /// out of range.
   Evaluation(const Devices& devices, const LatentDiffusion& task, Batch samples, const EvalKeys& keys,
              const StepOptions& step, uint64_t seed, const CompileConfig& compile);
   ~Evaluation();

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <deque>
 #include <future>
 #include <nlohmann/json.hpp>
@@ -117,6 +118,20 @@ Values model_values(const ParamTable& params, const Values& state) {
   return v;
 }
 
+/// The one of several programs that a batch is for.
+size_t chosen(const std::vector<StepGraph>& graphs, const Batch& batch) {
+  if (graphs.size() == 1) return 0;
+  for (size_t i = 0; i < graphs.size(); ++i)
+    if (std::ranges::all_of(graphs[i].fields, [&](const BatchField& f) {
+          const auto a = batch.find(f.name);
+          return !f.batched || (a != batch.end() && a->second.shape() == f.shape);
+        }))
+      return i;
+  std::string shapes;
+  for (const auto& [name, a] : batch) shapes += fmt::format(" {} {}", name, to_string(a.shape()));
+  fail(Code::internal, "no program of {} takes this batch:{}", graphs.size(), shapes);
+}
+
 /// How every array of the program's input lies on the mesh, one line each.
 void log_shardings(const Devices& devices, const Program& program, const ParamTable& params) {
   for (size_t i = 0; i < program.input_names().size(); ++i) {
@@ -136,24 +151,60 @@ void log_shardings(const Devices& devices, const Program& program, const ParamTa
 
 }  // namespace
 
-Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dataset> data, const LoopOptions& o,
-                   const LoopCallbacks& callbacks) {
-  StepGraph step = trace_step(task, devices.graph_options(&devices.rules()), o.step);
-  const double device_flops = step.flops / static_cast<double>(devices.mesh().devices());
-  log_info("{}: {} parameters in {} arrays, {:.4f} TFLOP per step and device, mesh {}", o.title, step.params.count(),
-           step.params.params().size(), device_flops / 1e12, devices.mesh().describe());
+LoopOptions loop_options(const RunConfig& c, const std::string& folder, const std::string& title) {
+  LoopOptions o;
+  o.title = title;
+  o.folder = folder;
+  o.checkpoint_dir = folder + "/checkpoints";
+  o.step.optim = c.optim;
+  o.step.scope = scope_options(c.model);
+  o.seed = static_cast<uint64_t>(c.run.seed);
+  o.checkpoint_every = c.run.checkpoint_every;
+  o.checkpoints_to_keep = c.run.checkpoints_to_keep;
+  o.reuse_example_batch = c.data.reuse_example_batch;
+  o.log_sharding = c.run.log_sharding;
+  o.metrics = c.metrics;
+  o.profile = c.profile;
+  o.compile = c.compile;
+  o.run_name = c.run.run_name;
+  const char* libtpu = std::getenv("LIBTPU_INIT_ARGS");  // read by the plugin itself
+  o.texts = {{"config", "```yaml\n" + c.to_yaml() + "```"}, {"libtpu_init_args", libtpu ? libtpu : ""}};
+  return o;
+}
+
+double scaled_rate(const OptimConfig& optim, double rate, int64_t samples) {
+  return optim.scale_lr ? rate * static_cast<double>(samples) : rate;
+}
+
+Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks, std::unique_ptr<Dataset> data,
+                   const LoopOptions& o, const LoopCallbacks& callbacks) {
+  std::vector<StepGraph> graphs;  // parameters and state are the same in all
+  std::vector<std::string> titles;
+  for (const Task* t : tasks) {
+    graphs.push_back(trace_step(*t, devices.graph_options(&devices.rules()), o.step));
+    titles.push_back(o.title + (t->variant().empty() ? "" : " " + t->variant()));
+  }
+  StepGraph& step = graphs.front();
+  auto device_flops = [&](size_t i) { return graphs[i].flops / static_cast<double>(devices.mesh().devices()); };
+  log_info("{}: {} parameters in {} arrays, {:.4f} TFLOP per step and device, mesh {}", titles[0], step.params.count(),
+           step.params.params().size(), device_flops(0) / 1e12, devices.mesh().describe());
+  for (size_t i = 1; i < graphs.size(); ++i)
+    log_info("{}: {:.4f} TFLOP per step and device", titles[i], device_flops(i) / 1e12);
   const std::vector<int64_t> saved = list_checkpoints(o.checkpoint_dir);
   const ParamTable frozen = frozen_part(step.params);
   const auto initial = callbacks.initial(saved.empty() ? step.params : frozen);
   auto start = std::async(std::launch::async, [&] {  // while the program is compiled
     return saved.empty() ? fresh(step.params, initial()) : restored(step.params, saved.back(), o, initial());
   });
-  const Program program = compile(devices, *step.graph, o.compile, "train_" + task.model());
-  const CompileReport& report = program.report();
-  log_info("{}: program {} in {:.1f} s", o.title, report.from_cache ? "loaded from the cache" : "compiled",
-           report.compile_seconds + report.load_seconds);
-  if (auto plan = program.memory()) log_info("{}: {}", o.title, to_string(*plan));
-
+  std::vector<Program> programs;
+  for (size_t i = 0; i < graphs.size(); ++i) {
+    programs.push_back(compile(devices, *graphs[i].graph, o.compile, "train_" + tasks[i]->model()));
+    const CompileReport& report = programs[i].report();
+    log_info("{}: program {} in {:.1f} s", titles[i], report.from_cache ? "loaded from the cache" : "compiled",
+             report.compile_seconds + report.load_seconds);
+    if (auto plan = programs[i].memory()) log_info("{}: {}", titles[i], to_string(*plan));
+  }
+  const Program& program = programs.front();
   if (o.log_sharding) log_shardings(devices, program, step.params);
 
   State state;
@@ -215,7 +266,7 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
                      .title = o.title,
                      .total_steps = last,
                      .start_step = first,
-                     .device_flops = device_flops,
+                     .device_flops = device_flops(0),
                      .device_peak_flops = devices.client().peak_flops(o.step.scope.activations),
                      .config = o.metrics,
                      .texts = o.texts});
@@ -232,21 +283,24 @@ Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dat
       positions.push_back(state.data);
       if (positions.size() > 3) positions.pop_front();
       profile.before(state.step);
+      size_t which = 0;
       ArrayMap out = [&] {
         Span span("train", state.step);
         if (batch.empty() || !o.reuse_example_batch) {
           Span wait("wait for data");
           batch = data->next();
         }
+        which = chosen(graphs, batch);
         ArrayMap feed;
-        place(devices, program, batch, feed);
+        place(devices, programs[which], batch, feed);
         for (auto& [name, a] : feed) kept[name] = std::move(a);
-        return program.run(state.arrays, kept);
+        return programs[which].run(state.arrays, kept);
       }();
       ArrayMap metrics;
       for (auto& [name, a] : out) (is_state.contains(name) ? state.arrays : metrics)[name] = std::move(a);
       state.data = data->position();
       const int64_t done = state.step + 1;
+      if (graphs.size() > 1) recorder.set_device_flops(device_flops(which));
       recorder.push(done, devices, metrics);
       if (profile.ends(done)) {
         recorder.read_pending();

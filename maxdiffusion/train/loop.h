@@ -1,5 +1,7 @@
-// The loop: one task, one dataset, one state, from the newest checkpoint to the last step. Nothing in it waits for the
-// device: the state is donated from step to step, batches are prefetched, metrics are read one step late.
+// The loop: one dataset, one state, from the newest checkpoint to the last step. Nothing in it waits for the device:
+// the state is donated from step to step, batches are prefetched, metrics are read one step late. There is one task, or
+// several that differ in the shapes of their batches alone (aspect-ratio buckets): each has its program, all compiled
+// before the first step, and a batch goes to the one whose shapes it has.
 #pragma once
 
 #include <functional>
@@ -36,6 +38,11 @@ struct LoopOptions {
   std::map<std::string, std::string> texts;  // for TensorBoard: tag → Markdown
 };
 
+/// What the keys say of every stage of a run; outputs go to `folder`.
+LoopOptions loop_options(const RunConfig& c, const std::string& folder, const std::string& title);
+/// With `scale_lr`, the rate times the samples of an update.
+double scaled_rate(const OptimConfig& optim, double rate, int64_t samples);
+
 struct LoopCallbacks {
   /// Starting values of parameters, by input name, in two calls: the first throws where there are none, the second
   /// makes them while the program is compiled. The table is the whole one, or that of the frozen parameters where a
@@ -61,7 +68,7 @@ struct Trained {
 };
 
 /// Throws device when the loss is not finite, after saving the state before that step.
-Trained train_loop(const Devices& devices, const Task& task, std::unique_ptr<Dataset> data, const LoopOptions& options,
-                   const LoopCallbacks& callbacks);
+Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks, std::unique_ptr<Dataset> data,
+                   const LoopOptions& options, const LoopCallbacks& callbacks);
 
 }  // namespace md

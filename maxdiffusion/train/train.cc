@@ -1,338 +1,61 @@
 #include "maxdiffusion/train/train.h"
 
+#include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/base/picture.h"
-#include "maxdiffusion/checkpoint/weights.h"
-#include "maxdiffusion/data/emoji.h"
-#include "maxdiffusion/data/location.h"
-#include "maxdiffusion/data/pictures.h"
-#include "maxdiffusion/data/source.h"
-#include "maxdiffusion/data/tfrecord_writer.h"
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/lora/lora_scope.h"
-#include "maxdiffusion/ops/random.h"
-#include "maxdiffusion/tasks/autoencoder.h"
-#include "maxdiffusion/tasks/latent_cache.h"
 #include "maxdiffusion/tasks/latent_diffusion.h"
-#include "maxdiffusion/tasks/replay.h"
+#include "maxdiffusion/train/companions.h"
 #include "maxdiffusion/train/evaluation.h"
+#include "maxdiffusion/train/training_data.h"
 
 namespace md {
 namespace {
 
 using nlohmann::json;
 
-/// Where the data is; makes the emoji on first use.
-DataSourceConfig source_config(const DataKeys& d) {
-  DataSourceConfig s{.dataset_type = d.dataset_type,
-                     .hf_train_files = d.hf_train_files,
-                     .grain_train_files = d.grain_train_files,
-                     .train_data_dir = d.train_data_dir,
-                     .hf_data_dir = d.hf_data_dir,
-                     .dataset_name = d.dataset_name,
-                     .train_split = d.train_split,
-                     .image_column = d.image_column,
-                     .caption_column = d.caption_column,
-                     .array_columns = {},
-                     .max_train_samples = d.max_train_samples,
-                     .synthetic_num_samples = d.synthetic_num_samples,
-                     .resolution = d.resolution};
-  const bool elsewhere = !(s.hf_train_files + s.grain_train_files + s.train_data_dir + s.hf_data_dir).empty() ||
-                         d.dataset_type == "synthetic";
-  if (elsewhere || d.dataset_name.empty()) return s;
-  if (d.dataset_name != "noto-emoji") {
-    if (!is_remote(d.dataset_name)) s.dataset_name = local_folder(d.dataset_name, "", "datasets");
-    return s;
+/// A phase of the run from now on: told in the log and, where a key asks for it, in a file.
+class Phase {
+ public:
+  Phase(const RunConfig& c, std::string name) : name_(std::move(name)) {
+    if (c.run.write_timing_metrics) file_ = c.run.timing_metrics_file;
+    tell(fmt::format("Starting: {}...", name_));
   }
-  check(!d.dataset_save_location.empty(), Code::invalid_config, "dataset_name=noto-emoji needs dataset_save_location");
-  s.dataset_name = fmt::format("{}/noto-emoji-{}", d.dataset_save_location, d.resolution);
-  if (!exists(s.dataset_name + "/metadata.jsonl")) {
-    log_info("drawing the emoji into {}", s.dataset_name);
-    log_info("{} pictures", prepare_emoji(s.dataset_name, {.resolution = d.resolution}));
+  Phase(const Phase&) = delete;
+  ~Phase() {
+    tell(fmt::format("Finished: {} - Duration: {:.4f} seconds", name_,
+                     std::chrono::duration<double>(Clock::now() - start_).count()));
   }
-  return s;
-}
 
-/// What the reference's caches hold, as the task's fields; see sdxl_cached_columns and laion_cached_columns.
-Batch from_reference_cache(const Batch& b, const VaeConfig& vae) {
-  if (b.contains("pixel_values"))
-    return {{"latents", nchw_to_nhwc(b.at("pixel_values").cast(DType::f32))},
-            {"prompt_embeds", b.at("prompt_embeds").cast(DType::f32)},
-            {"text_embeds", b.at("text_embeds").cast(DType::f32)}};
-  HostArray moments = b.at("moments").cast(DType::f32);  // mean and log-variance, not scaled
-  HostArray out(moments.shape());
-  auto from = moments.view<float>();
-  auto to = out.mutable_view<float>();
-  const size_t c = static_cast<size_t>(moments.dims().back()) / 2;
-  for (size_t i = 0; i < from.size(); ++i)
-    to[i] =
-        static_cast<float>(i % (2 * c) < c ? (from[i] - vae.shift_factor) * vae.scaling_factor
-                                           : std::exp(0.5 * std::clamp(from[i], -30.0f, 20.0f)) * vae.scaling_factor);
-  return {{"moments", out}, {"prompt_embeds", b.at("clip_embeddings").cast(DType::f32)}};
-}
-
-/// With `scale_lr`, the rate times the global batch.
-double scaled_rate(const OptimConfig& optim, double rate, int64_t batch) {
-  return optim.scale_lr ? rate * static_cast<double>(batch) : rate;
-}
-
-LoopOptions loop_options(const RunConfig& c, const std::string& folder, const std::string& title) {
-  LoopOptions o;
-  o.title = title;
-  o.folder = folder;
-  o.checkpoint_dir = folder + "/checkpoints";
-  o.step.optim = c.optim;
-  o.step.scope = scope_options(c.model);
-  o.seed = static_cast<uint64_t>(c.run.seed);
-  o.checkpoint_every = c.run.checkpoint_every;
-  o.checkpoints_to_keep = c.run.checkpoints_to_keep;
-  o.reuse_example_batch = c.data.reuse_example_batch;
-  o.log_sharding = c.run.log_sharding;
-  o.metrics = c.metrics;
-  o.profile = c.profile;
-  o.compile = c.compile;
-  o.run_name = c.run.run_name;
-  const char* libtpu = std::getenv("LIBTPU_INIT_ARGS");  // read by the plugin itself
-  o.texts = {{"config", "```yaml\n" + c.to_yaml() + "```"}, {"libtpu_init_args", libtpu ? libtpu : ""}};
-  return o;
-}
-
-/// Mean and spread of latents over pictures: LDM's scaling_factor is one over their standard deviation.
-double latent_scale(const HostArray& moments) {
-  const int64_t c = moments.dims().back() / 2;
-  auto v = moments.view<float>();
-  double sum = 0, squares = 0, n = 0;
-  for (size_t i = 0; i < v.size(); i += static_cast<size_t>(2 * c))
-    for (int64_t k = 0; k < c; ++k) {
-      const double mean = v[i + static_cast<size_t>(k)], deviation = v[i + static_cast<size_t>(c + k)];
-      sum += mean, squares += mean * mean + deviation * deviation, n += 1;
+ private:
+  using Clock = std::chrono::steady_clock;
+  void tell(const std::string& line) {
+    log_info("{}", line);
+    if (file_.empty()) return;
+    try {
+      FileWriter w(file_, FileWriter::Open::append);
+      w.write((line + "\n").data(), line.size() + 1);
+    } catch (const Error& e) {
+      log_warning("timing_metrics_file ends here, the run goes on: {}", e.what());
+      file_.clear();
     }
-  return 1 / std::sqrt(std::max(squares / n - (sum / n) * (sum / n), 1e-12));
-}
-
-/// The first half of the last axis.
-HostArray means(const HostArray& moments) {
-  Dims dims = moments.dims();
-  const int64_t c = dims.back() /= 2;
-  HostArray out(Shape{DType::f32, dims});
-  auto from = moments.view<float>();
-  auto to = out.mutable_view<float>();
-  for (int64_t i = 0; i < static_cast<int64_t>(to.size()); ++i) to[i] = from[i / c * 2 * c + i % c];
-  return out;
-}
-
-HostArray picture(const HostArray& f32_pictures, int64_t i) {
-  Dims dims(f32_pictures.dims().begin() + 1, f32_pictures.dims().end());
-  return to_rgb8(rows(f32_pictures, i, 1).reshaped(dims));
-}
-
-/// Originals above their reconstructions.
-void write_reconstructions(PictureCoder& coder, const HostArray& pixels, const std::string& path) {
-  const int64_t n = std::min<int64_t>(12, pixels.dims()[0]), stride = pixels.dims()[0] / n;
-  HostArray chosen = rows(pixels, 0, n);
-  for (int64_t i = 0; i < n; ++i) set_rows(chosen, i, rows(pixels, i * stride, 1));
-  const HostArray decoded = coder.decode(means(coder.encode(chosen)));
-  std::vector<GridCell> above, below;
-  for (int64_t i = 0; i < n; ++i) {
-    above.push_back({rows(chosen, i, 1).reshaped(Dims(chosen.dims().begin() + 1, chosen.dims().end())), ""});
-    below.push_back({picture(decoded, i), ""});
   }
-  const int64_t columns = static_cast<int64_t>(above.size());
-  above.insert(above.end(), below.begin(), below.end());
-  write_png(path, make_grid(above, columns, 2));
-}
-
-/// Trains an autoencoder from random weights; its values by input name.
-Values train_autoencoder(const RunConfig& c, const Devices& devices, const ModelFolder& folder,
-                         const LoadedPictures& pictures) {
-  Autoencoder task;
-  task.vae = folder.vae;
-  task.batch_size =
-      global_batch(c.vae.vae_per_device_batch_size, devices.mesh().devices(), "vae_per_device_batch_size");
-  task.resolution = c.data.resolution;
-  task.kl_weight = c.vae.vae_kl_weight;
-  LoopOptions o = loop_options(c, c.folder() + "/vae", "train vae");
-  o.step.optim = c.optim.with_switches(true);
-  o.step.optim.max_train_steps = c.vae.vae_max_train_steps;
-  o.step.optim.learning_rate_schedule_steps = -1;
-  o.step.optim.learning_rate = scaled_rate(c.optim, c.vae.vae_learning_rate, task.batch_size);
-  LoopCallbacks callbacks;
-  callbacks.initial = [&](const ParamTable& p) { return folder.open_values(p, "vae", true, o.seed); };
-  callbacks.complete = [&](CheckpointContent& content, const ParamTable&, const Values&) {
-    content.files["vae/config.json"] = folder.files.at("vae/config.json");
-  };
-  return train_loop(devices, task,
-                    in_memory({{"pixels", pictures.pixels}}, task.batch_size, o.seed, c.data.enable_data_shuffling), o,
-                    callbacks)
-      .values;
-}
-
-/// What the cached arrays depend on beside the pictures and captions: the weights and configs that made them.
-std::string cache_key(const RunConfig& c, const ModelFolder& folder, const Values& vae, const TextEncoder& text) {
-  std::string key = fmt::format("v1 resolution {} flip {}", c.data.resolution, c.data.random_flip);
-  for (const auto& [path, content] : folder.files)
-    if (path.starts_with("vae/") || path.starts_with("text_encoder")) key += "\n" + path + " " + content_hash(content);
-  auto add = [&key](const std::string& name, const HostArray& a) {
-    key += "\n" + name + " " + content_hash({reinterpret_cast<const char*>(a.data()), a.bytes()});
-  };
-  for (const auto& [name, a] : vae) add(name, a);
-  for (const auto& [component, weights] : text.weights())
-    for (const auto& [name, a] : weights) add(component + "/" + name, a);
-  return key;
-}
-
-/// Pictures [from, to) of the set in which every picture comes once as it is and then once mirrored.
-HostArray with_mirrored(const HostArray& pixels, int64_t from, int64_t to) {
-  const Dims& d = pixels.dims();
-  HostArray out = rows(pixels, 0, to - from);
-  auto v = out.mutable_view<uint8_t>();
-  const size_t row_bytes = static_cast<size_t>(d[2] * d[3]), picture = static_cast<size_t>(d[1]) * row_bytes;
-  for (int64_t i = from; i < to; ++i) {
-    set_rows(out, i - from, rows(pixels, i % d[0], 1));
-    if (i < d[0]) continue;
-    for (uint8_t* row = &v[static_cast<size_t>(i - from) * picture];
-         row < v.data() + (static_cast<size_t>(i - from) + 1) * picture; row += row_bytes)
-      for (int64_t l = 0, r = d[2] - 1; l < r; ++l, --r)
-        std::swap_ranges(row + l * d[3], row + (l + 1) * d[3], row + r * d[3]);
-  }
-  return out;
-}
-
-std::string cache_folder(const RunConfig& c) {
-  return (c.data.dataset_save_location.empty() ? c.folder() : c.data.dataset_save_location) + "/cache";
-}
-
-/// moments (unscaled), prompt_embeds and, for SDXL, text_embeds of every picture; with random_flip every picture is
-/// there twice, once mirrored. Only what the cache does not hold is computed.
-std::map<std::string, HostArray> encoded(const std::string& cache_folder, const LoadedPictures& pictures, bool flip,
-                                         const std::string& key, PictureCoder& coder, TextEncoder& text) {
-  const int64_t n = pictures.pixels.dims()[0], copies = flip ? 2 : 1;
-  LatentCache cache(cache_folder, "pictures " + pictures.fingerprint + "\n" + key, n * copies, 512);
-  if (!cache.complete()) log_info("caching latents and text embeddings in {}", cache_folder);
-  ProgressBar bar("cache", n * copies);
-  while (auto part = cache.next_missing()) {
-    std::vector<std::string> captions;
-    for (int64_t i = part->begin; i < part->end; ++i) captions.push_back(pictures.captions[static_cast<size_t>(i % n)]);
-    TextEmbeddings e = text.encode(captions);
-    std::map<std::string, HostArray> arrays = {
-        {"moments", coder.encode(with_mirrored(pictures.pixels, part->begin, part->end))},
-        {"prompt_embeds", e.prompt_embeds}};
-    if (e.text_embeds) arrays["text_embeds"] = e.text_embeds;
-    cache.put(*part, arrays);
-    bar.update(part->end, "");
-  }
-  bar.finish();
-  return cache.read_all();
-}
-
-/// Latents become (z − shift)·scale: the means move and stretch, the deviations stretch.
-HostArray scaled(const HostArray& moments, const VaeConfig& vae) {
-  HostArray out(moments.shape());
-  const size_t c = static_cast<size_t>(moments.dims().back()) / 2;
-  auto from = moments.view<float>();
-  auto to = out.mutable_view<float>();
-  for (size_t i = 0; i < from.size(); ++i) {
-    const double shift = i % (2 * c) < c ? vae.shift_factor : 0;
-    to[i] = static_cast<float>((from[i] - shift) * vae.scaling_factor);
-  }
-  return out;
-}
+  std::string name_, file_;
+  Clock::time_point start_ = Clock::now();
+};
 
 std::set<std::string> components_of(const ParamTable& params) {
   std::set<std::string> names;
   for (const Param& p : params.params()) names.insert(p.model);
   return names;
 }
-
-Values of_component(const ParamTable& params, const std::string& component, const Values& all) {
-  Values v;
-  for (const Param& p : params.params())
-    if (p.model == component) v[p.input] = all.at(p.input);
-  return v;
-}
-
-/// The models around the one that is trained, each loaded when it is first needed.
-class Companions {
- public:
-  Companions(const RunConfig& c, const Devices& devices, const ModelFolder& folder)
-      : config_(c), devices_(devices), folder_(folder), seed_(static_cast<uint64_t>(c.run.seed)) {}
-
-  bool fresh(const std::string& component) const {
-    const ModelKeys& m = config_.model;
-    return component == "unet" ? m.train_new_unet : component == "vae" ? m.train_new_vae : m.random_text_encoder;
-  }
-  /// Weights before this run's training of them; those of an autoencoder that this run has trained, though.
-  WeightsOf weights() {
-    return [this](const ParamTable& p, const std::string& component) { return open(p, component)(); };
-  }
-  /// The same in two, as ModelFolder::open_values.
-  std::function<Values()> open(const ParamTable& params, const std::string& component) {
-    if (component == "vae") return [this, &params] { return of_component(params, "vae", vae()); };
-    const std::string& other = config_.model.unet_checkpoint;
-    if (component == "unet" && !other.empty() && !fresh("unet"))
-      return [&params, component, other] { return ModelFolder::values_at(params, component, unet_folder(other)); };
-    return folder_.open_values(params, component, fresh(component), seed_);
-  }
-  void set_vae(Values values) { vae_ = std::move(values); }
-  const Values& vae() {
-    if (vae_.empty()) vae_ = folder_.values(vae_params(folder_, DType::f32), "vae", fresh("vae"), seed_);
-    return vae_;
-  }
-  int64_t batch() const { return 32 * devices_.mesh().devices(); }
-  TextEncoder& text() {
-    if (!text_)
-      text_ = std::make_unique<TextEncoder>(devices_, folder_, batch(), weights(), scope_options(config_.model),
-                                            config_.compile);
-    return *text_;
-  }
-  PictureCoder& coder() {
-    if (!coder_)
-      coder_ = std::make_unique<PictureCoder>(devices_, folder_.vae, vae(), batch(), scope_options(config_.model),
-                                              config_.compile);
-    return *coder_;
-  }
-  /// Everything that the content of a checkpoint lacks to be a whole model folder. Weights that came from files are
-  /// linked, not written.
-  void complete(CheckpointContent& content) {
-    for (const auto& [path, text] : folder_.files) content.files[path] = text;
-    folder_.add_tokenizers(content.files);
-    for (const char* component : {"unet", "vae", "text_encoder", "text_encoder_2"}) {
-      if (content.weights.contains(component) || !folder_.files.contains(std::string(component) + "/config.json"))
-        continue;
-      if (!fresh(component)) {
-        const std::string& other = config_.model.unet_checkpoint;
-        const std::string from =
-            component == std::string("unet") && !other.empty() ? unet_folder(other) : folder_.path + "/" + component;
-        for (const std::string& file : weight_files(from))
-          content.linked[std::string(component) + file.substr(file.rfind('/'))] = file;
-      } else if (component == std::string("vae")) {
-        content.weights["vae"] = published(vae_params(folder_, DType::f32), "vae", vae());
-      } else {
-        content.weights[component] = text().weights().at(component);
-      }
-    }
-  }
-
- private:
-  const RunConfig& config_;
-  const Devices& devices_;
-  const ModelFolder& folder_;
-  uint64_t seed_;
-  Values vae_;
-  std::unique_ptr<TextEncoder> text_;
-  std::unique_ptr<PictureCoder> coder_;
-};
 
 TimestepBias timestep_bias(const std::map<std::string, std::string>& members) {
   TimestepBias bias;
@@ -374,248 +97,6 @@ NoiseSchedule training_noise(const RunConfig& c, const ModelFolder& folder) {
   return NoiseSchedule::from_json(config);
 }
 
-/// Token ids s32 [N, L] of captions.
-HostArray token_ids(const ClipTokenizer& tokenizer, const std::vector<std::string>& captions, int64_t length) {
-  HostArray out(Shape{DType::s32, {static_cast<int64_t>(captions.size()), length}});
-  auto v = out.mutable_view<int32_t>();
-  int64_t cut = 0;
-  for (size_t i = 0; i < captions.size(); ++i) {
-    bool truncated = false;
-    const std::vector<int32_t> row = tokenizer.encode(captions[i], length, &truncated);
-    cut += truncated;
-    std::copy(row.begin(), row.end(), v.begin() + static_cast<int64_t>(i) * length);
-  }
-  if (cut > 0) log_warning("{} captions are longer than {} tokens and are cut", cut, length);
-  return out;
-}
-
-HostArray without_batch(const HostArray& a) { return a.reshaped(Dims(a.dims().begin() + 1, a.dims().end())); }
-
-/// Samples of one update.
-int64_t update_size(const RunConfig& c, const LatentDiffusion& task) {
-  return task.batch_size * c.loss.gradient_accumulation_steps;
-}
-
-/// Of every picture the fields that `task` takes from a cache: scaled moments, and embeddings or, where the text
-/// encoder is trained, ids.
-Values cached_fields(const RunConfig& c, const ModelFolder& folder, Companions& companions, const LatentDiffusion& task,
-                     const LoadedPictures& pictures, const std::string& key = "") {
-  Values fields =
-      encoded(cache_folder(c), pictures, false, key + cache_key(c, folder, companions.vae(), companions.text()),
-              companions.coder(), companions.text());
-  fields["moments"] = scaled(fields.at("moments"), folder.vae);
-  if (!task.from_ids) return fields;
-  fields.erase("prompt_embeds");
-  fields.erase("text_embeds");
-  fields["ids"] = token_ids(*folder.tokenizer, pictures.captions, task.text_length);
-  if (folder.tokenizer_2) fields["ids_2"] = token_ids(*folder.tokenizer_2, pictures.captions, task.text_length);
-  return fields;
-}
-
-/// Pictures of the subject and of its class, pair by pair; the shorter set begins again until both are as long.
-std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& folder, Companions& companions,
-                                         LatentDiffusion& task) {
-  const DreamboothKeys& k = c.dreambooth;
-  const PictureConfig images{.resolution = c.data.resolution, .center_crop = c.data.center_crop};
-  auto load = [&](const std::string& folder) {
-    return load_pictures(open_source({.dataset_type = "image_folder", .train_data_dir = folder}), images);
-  };
-  LoadedPictures instances = load(k.instance_data_dir), classes = load(k.class_data_dir);
-  std::fill(instances.captions.begin(), instances.captions.end(), k.instance_prompt);
-  std::fill(classes.captions.begin(), classes.captions.end(), k.class_prompt);
-  const int64_t n = std::max(instances.pixels.dims()[0], classes.pixels.dims()[0]);
-  log_info("DreamBooth: {} pictures of the subject, {} of its class", instances.pixels.dims()[0],
-           classes.pixels.dims()[0]);
-  task.prior_loss_weight = k.prior_loss_weight;
-  task.from_ids = c.loss.train_text_encoder;
-  Values arrays;
-  for (const auto& [prefix, pictures] : {std::pair{"", &instances}, std::pair{"class_", &classes}}) {
-    const Values part =
-        cached_fields(c, folder, companions, task, *pictures, "caption " + pictures->captions[0] + "\n");
-    const int64_t own = pictures->pixels.dims()[0];
-    for (const auto& [name, a] : part) {
-      Dims dims = a.dims();
-      dims[0] = n;
-      HostArray all(Shape{a.dtype(), dims});
-      for (int64_t i = 0; i < n; i += own) set_rows(all, i, a);
-      arrays[prefix + name] = all;
-    }
-  }
-  return in_memory(arrays, update_size(c, task), static_cast<uint64_t>(c.run.seed), c.data.enable_data_shuffling);
-}
-
-/// Whether records are latents and embeddings that another program computed.
-bool from_arrays(const RunConfig& c) {
-  return c.loss.cache_latents_text_encoder_outputs &&
-         (c.data.dataset_type == "tfrecord" || c.data.dataset_type == "grain");
-}
-
-std::vector<std::string> cached_columns(const ModelFolder& folder) {
-  return folder.unet.addition_embed_type ? sdxl_cached_columns() : laion_cached_columns();
-}
-
-/// The first held-out records, as fields of `task`, a row each.
-Batch held_out_fields(const RunConfig& c, const ModelFolder& folder, Companions& companions,
-                      const LatentDiffusion& task) {
-  check(!c.eval.eval_data_dir.empty(), Code::invalid_config, "eval_every needs eval_data_dir");
-  check(!task.replay, Code::invalid_config, "eval_every does not go with replay_batches");
-  DataSourceConfig where{.dataset_type = from_arrays(c) ? c.data.dataset_type : "",
-                         .train_data_dir = c.eval.eval_data_dir,
-                         .train_split = c.data.train_split,
-                         .image_column = c.data.image_column,
-                         .caption_column = c.data.caption_column,
-                         .max_train_samples = c.eval.eval_max_number_of_samples_in_bucket};
-  if (!from_arrays(c)) {
-    const LoadedPictures pictures = load_pictures(
-        open_source(where), {.resolution = c.data.resolution, .center_crop = c.data.center_crop || c.data.random_crop});
-    return cached_fields(c, folder, companions, task, pictures);
-  }
-  where.array_columns = cached_columns(folder);
-  RecordStream stream(open_source(where), {.shuffle = false});
-  std::vector<Record> records;
-  for (auto next = stream.next(); next.epoch == 0; next = stream.next()) records.push_back(next.read());
-  Batch all;
-  for (size_t i = 0; i < records.size(); ++i)
-    for (const auto& [name, a] : records[i].arrays) {
-      Dims dims = a.dims();
-      dims.insert(dims.begin(), static_cast<int64_t>(records.size()));
-      if (i == 0) all[name] = HostArray(Shape{a.dtype(), dims});
-      dims[0] = 1;
-      check(all.contains(name) && all.at(name).bytes() == a.bytes() * records.size(), Code::io,
-            "{}: '{}' is {}, unlike that of the records before", records[i].name, name, to_string(a.shape()));
-      set_rows(all[name], static_cast<int64_t>(i), a.reshaped(dims));
-    }
-  return from_reference_cache(all, folder.vae);
-}
-
-/// What the UNet is trained on: sets the task's sizes and the arrays that are the same every step.
-std::unique_ptr<Dataset> training_data(const RunConfig& c, const Devices& devices, ModelFolder& folder,
-                                       Companions& companions, LatentDiffusion& task, Values& constants) {
-  const uint64_t seed = static_cast<uint64_t>(c.run.seed);
-  if (!c.loss.replay_batches.empty()) {
-    Replay replay = open_replay(c.loss.replay_batches, folder.unet.addition_embed_type.has_value());
-    check(c.optim.max_train_steps <= replay.steps, Code::invalid_config,
-          "max_train_steps is {}, replay_batches '{}' holds {} steps", c.optim.max_train_steps, c.loss.replay_batches,
-          replay.steps);
-    task.replay = true;
-    check(replay.batch_size % c.loss.gradient_accumulation_steps == 0, Code::invalid_config,
-          "replay_batches '{}' holds {} pictures a step, which {} gradient_accumulation_steps do not divide",
-          c.loss.replay_batches, replay.batch_size, c.loss.gradient_accumulation_steps);
-    task.batch_size = replay.batch_size / c.loss.gradient_accumulation_steps;
-    task.latent_height = replay.latent_height, task.latent_width = replay.latent_width;
-    task.text_length = replay.text_length;
-    return std::move(replay.data);
-  }
-  task.batch_size = global_batch(c.data.per_device_batch_size, devices.mesh().devices());
-  task.resolution = c.data.resolution;
-  task.latent_height = task.latent_width = c.data.resolution / folder.vae.downscale();
-  task.text_length = folder.text_encoder.max_position_embeddings;
-  if (!c.dreambooth.instance_data_dir.empty()) return dreambooth_data(c, folder, companions, task);
-
-  DataSourceConfig where = source_config(c.data);
-  const BatchConfig batches{.stream = {.seed = seed, .shuffle = c.data.enable_data_shuffling},
-                            .batch = update_size(c, task),
-                            .workers = static_cast<int>(c.data.grain_worker_count)};
-  const bool cached = c.loss.cache_latents_text_encoder_outputs;
-  if (from_arrays(c)) {
-    const bool micro = folder.unet.addition_embed_type.has_value();
-    where.array_columns = cached_columns(folder);
-    check(c.data.caption_dropout == 0, Code::invalid_config,
-          "caption_dropout with cached latents of {}: the embedding of the empty caption is not known",
-          c.data.dataset_type);
-    check(!c.data.center_crop && !c.data.random_crop && !c.data.random_flip, Code::invalid_config,
-          "center_crop, random_crop and random_flip go with pictures, not with cached latents of {}",
-          c.data.dataset_type);
-    auto data = mapped(array_batches(open_source(where), batches),
-                       [vae = folder.vae](const Batch& b) { return from_reference_cache(b, vae); });
-    const Batch first = data->next();
-    data->seek({});
-    const Dims latents = first.at(micro ? "latents" : "moments").dims();
-    task.from_latents = micro;
-    task.latent_height = latents[1], task.latent_width = latents[2];
-    task.text_length = first.at("prompt_embeds").dims()[1];
-    return data;
-  }
-  const PictureConfig images{.resolution = c.data.resolution,
-                             .center_crop = c.data.center_crop,
-                             .random_crop = c.data.random_crop,
-                             .random_flip = c.data.random_flip};
-  if (!cached) {
-    check(!c.model.train_new_vae, Code::invalid_config,
-          "train_new_vae with cache_latents_text_encoder_outputs=false: the scale of its latents would not be known");
-    task.caption_dropout = c.data.caption_dropout;
-    task.from_pixels = task.from_ids = true;
-    std::vector<std::pair<std::string, std::shared_ptr<ClipTokenizer>>> tokenizers = {{"ids", folder.tokenizer}};
-    if (folder.tokenizer_2) tokenizers.push_back({"ids_2", folder.tokenizer_2});
-    auto ids = [tokenizers, length = task.text_length](const std::vector<std::string>& captions) {
-      Batch b;
-      for (const auto& [name, tokenizer] : tokenizers) b[name] = token_ids(*tokenizer, captions, length);
-      return b;
-    };
-    for (const auto& [name, a] : ids({""})) constants["empty_" + name] = without_batch(a);
-    return picture_batches(open_source(where), images, batches, ids);
-  }
-  const LoadedPictures pictures = load_pictures(open_source(where), images);
-  log_info("{} pictures, {} skipped", pictures.pixels.dims()[0], pictures.skipped.size());
-  task.caption_dropout = c.data.caption_dropout;
-
-  if (c.model.train_new_vae) companions.set_vae(train_autoencoder(c, devices, folder, pictures));
-  PictureCoder& coder = companions.coder();
-  TextEncoder& text = companions.text();
-  if (c.model.train_new_vae) {
-    const std::string path = c.folder() + "/samples/reconstructions.png";
-    write_reconstructions(coder, pictures.pixels, path);
-    log_info("autoencoder: originals above reconstructions in {}", path);
-  }
-  Values arrays =
-      encoded(cache_folder(c), pictures, c.data.random_flip, cache_key(c, folder, companions.vae(), text), coder, text);
-  if (c.model.train_new_vae) {
-    folder.vae.scaling_factor = latent_scale(arrays.at("moments"));
-    json config = json::parse(folder.files.at("vae/config.json"));
-    config["scaling_factor"] = folder.vae.scaling_factor;
-    folder.files["vae/config.json"] = config.dump(2) + "\n";
-    log_info("autoencoder: scaling_factor {:.5f} (one over the latents' standard deviation)",
-             folder.vae.scaling_factor);
-  }
-  arrays["moments"] = scaled(arrays.at("moments"), folder.vae);
-  if (c.data.caption_dropout > 0) {
-    TextEmbeddings empty = text.encode({""});
-    constants["empty_prompt_embeds"] = without_batch(empty.prompt_embeds);
-    if (empty.text_embeds) constants["empty_text_embeds"] = without_batch(empty.text_embeds);
-  }
-  return in_memory(arrays, update_size(c, task), seed, c.data.enable_data_shuffling);
-}
-
-/// A phase of the run from now on: told in the log and, where a key asks for it, in a file.
-class Phase {
- public:
-  Phase(const RunConfig& c, std::string name) : name_(std::move(name)) {
-    if (c.run.write_timing_metrics) file_ = c.run.timing_metrics_file;
-    tell(fmt::format("Starting: {}...", name_));
-  }
-  Phase(const Phase&) = delete;
-  ~Phase() {
-    tell(fmt::format("Finished: {} - Duration: {:.4f} seconds", name_,
-                     std::chrono::duration<double>(Clock::now() - start_).count()));
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  void tell(const std::string& line) {
-    log_info("{}", line);
-    if (file_.empty()) return;
-    try {
-      FileWriter w(file_, FileWriter::Open::append);
-      w.write((line + "\n").data(), line.size() + 1);
-    } catch (const Error& e) {
-      log_warning("timing_metrics_file ends here, the run goes on: {}", e.what());
-      file_.clear();
-    }
-  }
-  std::string name_, file_;
-  Clock::time_point start_ = Clock::now();
-};
-
 /// Starting values of the matrices, of `lora_init` or drawn; made when called.
 std::function<Values()> first_lora(const RunConfig& c, const ModelFolder& folder, const ParamTable& params) {
   std::vector<std::string> targets = training_lora(c.lora, "unet").targets;
@@ -631,7 +112,7 @@ std::function<Values()> first_lora(const RunConfig& c, const ModelFolder& folder
   return [values] { return values; };
 }
 
-/// What the reference refuses before it starts, too.
+/// What the reference refuses before it starts, too, and keys that do not go together.
 void validate(const RunConfig& c, const ModelFolder& folder) {
   check(!c.loss.train_text_encoder || !folder.text_encoder_2 || c.lora.train_lora, Code::invalid_config,
         "train_text_encoder: models with two text encoders are trained without them, except with train_lora");
@@ -663,6 +144,18 @@ void validate(const RunConfig& c, const ModelFolder& folder) {
         "cache_latents_text_encoder_outputs to False");
   check(!c.loss.train_text_encoder || c.loss.replay_batches.empty(), Code::invalid_config,
         "train_text_encoder with replay_batches: the file holds what the text encoder has made");
+  if (dreambooth) check_plain_pictures(c, "DreamBooth");
+  if (!c.loss.replay_batches.empty()) check_plain_pictures(c, "replay_batches");
+  check(!c.data.enable_bucket || !c.model.train_new_vae, Code::invalid_config,
+        "enable_bucket does not go with train_new_vae, which learns from pictures of one size");
+  check(!c.data.original_size_conditioning || folder.unet.addition_embed_type, Code::invalid_config,
+        "original_size_conditioning: this UNet is not told sizes; only SDXL's are");
+  const bool folder_of_masks = !c.data.conditioning_data_dir.empty();
+  check(!folder_of_masks || !c.data.alpha_mask, Code::invalid_config,
+        "alpha_mask and conditioning_data_dir are both set; masks come from one of them");
+  check(!folder_of_masks || c.loss.masked_loss, Code::invalid_config, "conditioning_data_dir needs masked_loss=true");
+  check(!c.loss.masked_loss || c.data.alpha_mask || folder_of_masks, Code::invalid_config,
+        "masked_loss needs masks: alpha_mask=true, or conditioning_data_dir=FOLDER");
 }
 
 }  // namespace
@@ -693,8 +186,10 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   task.noise_offset = c.loss.noise_offset;
   task.input_perturbation = c.loss.input_perturbation;
   phase = std::make_unique<Phase>(c, "data");
-  std::unique_ptr<Dataset> data = training_data(c, devices, folder, companions, task, callbacks.constants);
+  TrainingData training = training_data(c, devices, folder, companions, task, callbacks.constants);
+  std::unique_ptr<Dataset> data = std::move(training.batches);
   task.folder = folder;
+  const std::vector<LatentDiffusion> tasks = in_sizes(task, training.buckets);
   phase.reset();
 
   LoopOptions o = loop_options(c, run, "train unet");
@@ -770,98 +265,11 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   };
   if (o.sample_every > 0) callbacks.sample = draw;
   phase = std::make_unique<Phase>(c, "training");
-  Trained t = train_loop(devices, task, std::move(data), o, callbacks);
+  std::vector<const Task*> all_tasks;
+  for (const LatentDiffusion& t : tasks) all_tasks.push_back(&t);
+  Trained t = train_loop(devices, all_tasks, std::move(data), o, callbacks);
   phase.reset();
   if (o.sample_every != 0) draw(t.steps, t.params, t.values);
-}
-
-namespace {
-
-/// The TFRecord features of one picture: `q` [h, w, 2C] (mean, standard deviation), row i of its caption's.
-Batch reference_record(const ModelFolder& folder, HostArray q, const TextEmbeddings& text,
-                       const std::vector<HostArray>& ids, int64_t i, const HostRng& rng, int64_t number) {
-  const HostArray prompt = without_batch(rows(text.prompt_embeds, i, 1));
-  const size_t c = static_cast<size_t>(q.dims().back()) / 2;
-  auto v = q.mutable_view<float>();
-  if (!text.text_embeds) {
-    for (size_t k = 0; k < v.size(); ++k)
-      if (k % (2 * c) >= c) v[k] = static_cast<float>(2 * std::log(std::max<double>(v[k], 1e-30)));
-    return {{"moments", q}, {"clip_embeddings", prompt}};
-  }
-  HostArray z = means(q);
-  auto to = z.mutable_view<float>();
-  std::vector<float> noise(to.size());
-  rng.fill(HostRng::Distribution::normal, 1, static_cast<uint64_t>(number) * to.size(), noise);
-  for (size_t k = 0; k < to.size(); ++k) {
-    const double deviation = v[k / c * 2 * c + c + k % c];
-    const double drawn = to[k] + deviation * noise[k];
-    to[k] = static_cast<float>((drawn - folder.vae.shift_factor) * folder.vae.scaling_factor);
-  }
-  HostArray both(Shape{DType::s32, {static_cast<int64_t>(ids.size()), ids[0].dims()[1]}});
-  for (size_t k = 0; k < ids.size(); ++k) set_rows(both, static_cast<int64_t>(k), rows(ids[k], i, 1));
-  Dims batched = z.dims();
-  batched.insert(batched.begin(), 1);
-  return {{"pixel_values", without_batch(nhwc_to_nchw(z.reshaped(batched)))},
-          {"input_ids", both},
-          {"prompt_embeds", prompt},
-          {"text_embeds", without_batch(rows(text.text_embeds, i, 1))}};
-}
-
-}  // namespace
-
-int64_t prepare_tfrecords(const RunConfig& c) {
-  check(!c.data.tfrecords_dir.empty(), Code::invalid_config, "prepare_tfrecords: tfrecords_dir is empty");
-  check(c.data.no_records_per_shard > 0, Code::invalid_config, "no_records_per_shard is {}; expected at least 1",
-        c.data.no_records_per_shard);
-  check(!c.model.train_new_vae, Code::invalid_config,
-        "prepare_tfrecords with train_new_vae: the autoencoder must be there before");
-  if (!c.data.extracted_files_dir.empty())
-    log_warning("extracted_files_dir has no effect: .tar files are read where they lie");
-  DataKeys keys = c.data;
-  if (!keys.data_files_pattern.empty())
-    keys.hf_train_files = std::exchange(keys.data_files_pattern, ""), keys.dataset_type.clear();
-  const auto source = open_source(source_config(keys));
-  TfrecordShards shards(keys.tfrecords_dir, keys.no_records_per_shard);
-  if (!c.loss.cache_latents_text_encoder_outputs) {
-    check(!keys.random_flip, Code::invalid_config,
-          "prepare_tfrecords with cache_latents_text_encoder_outputs=false writes pictures as they are stored; "
-          "random_flip belongs to the training then");
-    RecordStream stream(source, {.shuffle = false});
-    for (auto n = stream.next(); n.epoch == 0; n = stream.next()) {
-      const Record r = n.read();
-      if (!r.fault.empty()) {
-        log_warning("skipped {}", r.fault);
-        continue;
-      }
-      shards.add({{keys.image_column, r.pixels ? encode_png(r.pixels) : std::string(r.picture.bytes)},
-                  {keys.caption_column, r.caption}});
-    }
-    shards.close();
-    return shards.count();
-  }
-  const Devices devices = open_devices(c);
-  ModelFolder folder =
-      ModelFolder::open(c.model.pretrained_model_name_or_path, c.model.clip_bpe_file, c.model.revision);
-  Companions companions(c, devices, folder);
-  const HostRng rng(static_cast<uint64_t>(c.run.seed), "prepared posterior");
-  const int64_t length = folder.text_encoder.max_position_embeddings;
-  const PictureConfig images{
-      .resolution = keys.resolution, .center_crop = keys.center_crop, .random_crop = keys.random_crop};
-  each_part(source, images, companions.batch(), [&](LoadedPictures&& part) {
-    const int64_t n = part.pixels.dims()[0], copies = keys.random_flip ? 2 : 1;
-    const HostArray moments = companions.coder().encode(with_mirrored(part.pixels, 0, n * copies));
-    const TextEmbeddings text = companions.text().encode(part.captions);
-    std::vector<HostArray> ids = {token_ids(*folder.tokenizer, part.captions, length)};
-    if (folder.tokenizer_2) ids.push_back(token_ids(*folder.tokenizer_2, part.captions, length));
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t copy = 0; copy < copies; ++copy) {
-        HostArray q = without_batch(rows(moments, copy * n + i, 1));
-        shards.add(reference_record(folder, std::move(q), text, ids, i, rng, shards.count()));
-      }
-    }
-  });
-  shards.close();
-  return shards.count();
 }
 
 }  // namespace md

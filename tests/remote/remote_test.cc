@@ -66,7 +66,8 @@ std::vector<std::string> told(const DataSourceConfig& config) {
     auto n = s.next();
     if (n.epoch > 0) return out;
     const Record r = n.read();
-    std::string line = r.fault + "|" + r.caption + "|" + content_hash(r.picture.bytes);
+    std::string line =
+        r.fault + "|" + r.caption + "|" + content_hash(r.picture.bytes) + "|" + content_hash(r.mask.bytes);
     for (const auto& [name, a] : r.arrays)
       line +=
           "|" + name + " " + to_string(a.shape()) + content_hash({reinterpret_cast<const char*>(a.data()), a.bytes()});
@@ -102,6 +103,7 @@ TEST_P(Buckets, EveryKindReadsAsFromDisk) {
            {"paths.parquet", {.image_column = "file"}},
            {"saved", {.dataset_type = "tf"}},
            {"pictures", {.dataset_type = "image_folder"}},
+           {"pictures", {.dataset_type = "image_folder", .mask_folder = "pictures"}},
            {"pictures", {.dataset_type = "hf"}},
            {"pictures.tfrecord", {}},
            {"shard-*.tar", {}},
@@ -112,6 +114,7 @@ TEST_P(Buckets, EveryKindReadsAsFromDisk) {
     SCOPED_TRACE(path + " " + config.dataset_type);
     const auto placed = [&, path = path, config = config](const std::string& root) {
       DataSourceConfig c = config;
+      if (!c.mask_folder.empty()) c.mask_folder = root + "/" + c.mask_folder;
       for (size_t start = 0; start <= path.size();) {
         const size_t end = std::min(path.find(',', start), path.size());
         c.train_data_dir += (start ? "," : "") + root + "/" + path.substr(start, end - start);

@@ -3,10 +3,13 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/data/bucket_batches.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/tasks/latent_diffusion.h"
 #include "maxdiffusion/train/loop.h"
@@ -42,7 +45,8 @@ struct TinyRun {
   Devices devices = Devices::open();
   LatentDiffusion task = tiny_task();
   LoopOptions options;
-  float poison = 0;  // added to the latents of sample 9
+  float poison = 0;                          // added to the latents of sample 9
+  std::vector<LatentDiffusion> other_sizes;  // given: every batch is of one of the sizes
 
   TinyRun() {
     options.title = "test";
@@ -67,14 +71,29 @@ struct TinyRun {
     };
     callbacks.constants = {{"empty_prompt_embeds", noise({DType::f32, {5, 12}}, "empty")},
                            {"empty_text_embeds", noise({DType::f32, {10}}, "empty pooled")}};
-    HostArray moments = noise({DType::f32, {11, 8, 8, 8}}, "moments");
-    moments.mutable_view<float>()[9 * 8 * 8 * 8] += poison;
-    return train_loop(devices, task,
-                      in_memory({{"moments", moments},
-                                 {"prompt_embeds", noise({DType::f32, {11, 5, 12}}, "prompts")},
-                                 {"text_embeds", noise({DType::f32, {11, 10}}, "pooled")}},
-                                task.batch_size, 5),
-                      options, callbacks);
+    auto samples = [](const LatentDiffusion& t, int64_t n) {
+      return Batch{{"moments", noise({DType::f32, {n, t.latent_height, t.latent_width, 8}}, "moments")},
+                   {"prompt_embeds", noise({DType::f32, {n, 5, 12}}, "prompts")},
+                   {"text_embeds", noise({DType::f32, {n, 10}}, "pooled")}};
+    };
+    std::vector<Batch> groups = {samples(task, 11)};
+    groups[0].at("moments").mutable_view<float>()[9 * 8 * 8 * 8] += poison;
+    if (other_sizes.empty())
+      return train_loop(devices, {&task}, in_memory(groups[0], task.batch_size, 5), options, callbacks);
+    std::vector<const Task*> tasks = {&task};
+    for (const LatentDiffusion& t : other_sizes) {
+      tasks.push_back(&t);
+      groups.push_back(samples(t, 6));
+    }
+    return train_loop(devices, tasks, in_buckets(groups, task.batch_size, {.seed = 5}), options, callbacks);
+  }
+
+  /// Of every step.
+  std::vector<double> metric(const char* name) const {
+    std::vector<double> out;
+    std::istringstream lines(read_file(folder / "metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);) out.push_back(nlohmann::json::parse(line).at(name));
+    return out;
   }
 };
 
@@ -104,6 +123,27 @@ TEST(Resume, EqualsNoInterruptionBitForBit) {
     expect_same_bits(a.state, b.state);
     EXPECT_EQ(a.state_json, b.state_json);
   }
+}
+
+TEST(Resume, EqualsNoInterruptionWithBatchesOfSeveralSizes) {
+  TinyRun whole, parts;
+  for (TinyRun* run : {&whole, &parts}) {
+    run->other_sizes = {tiny_task()};
+    run->other_sizes[0].latent_height = 4, run->other_sizes[0].latent_width = 12;
+  }
+  const Trained expected = whole.train(9);
+  parts.train(2);
+  parts.train(5);
+  expect_same_bits(expected.values, parts.train(9).values);
+  expect_same_bits(read_training_state(whole.options.checkpoint_dir, 9).state,
+                   read_training_state(parts.options.checkpoint_dir, 9).state);
+  EXPECT_EQ(whole.metric("loss"), parts.metric("loss"));
+  // 64 positions against 48: the work of a step follows its batch.
+  const std::vector<double> flops = whole.metric("per_device_tflops");
+  const std::set<double> sizes(flops.begin(), flops.end());
+  EXPECT_EQ(flops, parts.metric("per_device_tflops"));
+  EXPECT_EQ(sizes.size(), 2u);
+  EXPECT_LT(*sizes.begin(), 0.85 * *sizes.rbegin());
 }
 
 TEST(Resume, TrainingBeyondTheLastStepDoesNothing) {

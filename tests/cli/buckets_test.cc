@@ -1,0 +1,183 @@
+// Aspect-ratio buckets, masked loss and original sizes through the real program, on tiny model folders.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/picture.h"
+#include "tests/cli/command.h"
+
+namespace md {
+namespace {
+
+class BucketRuns : public testing::Test {
+ protected:
+  /// Pictures of two buckets and of one, each with a mask of ones and one of zeros to the left. All tests share the
+  /// folder and the programs in it.
+  static void SetUpTestSuite() {
+    for (const char* folder : {"pictures", "wide", "ones", "right", "square", "small_wide"}) make_folders(t / folder);
+    int n = 0;
+    for (const auto& [h, w] : {std::pair{20, 40}, {40, 20}, {21, 41}, {20, 42}, {22, 40}}) {
+      const std::string name = std::to_string(n++);
+      for (const char* folder : {"pictures/", "wide/"}) {
+        if (w < h && folder == std::string("wide/")) continue;
+        put(folder + name, h, w, [n](int64_t y, int64_t x) { return 41 * n + 5 * x + 3 * y; });
+        write_file_atomic(t / (folder + name + ".txt"), "heart " + name);
+      }
+      put("ones/" + name, h, w, [](int64_t, int64_t) { return 255; });
+      put("right/" + name, h, w, [w = w](int64_t, int64_t x) { return x < w / 2 ? 0 : 255; });
+    }
+    put("square/0", 16, 16, [](int64_t y, int64_t x) { return 7 * x + 2 * y; });
+    put("small_wide/0", 12, 20, [](int64_t y, int64_t x) { return 7 * x + 2 * y; });
+  }
+  template <class F>
+  static void put(const std::string& name, int64_t h, int64_t w, F value) {
+    HostArray rgb(Shape{DType::u8, {h, w, 3}});
+    auto v = rgb.mutable_view<uint8_t>();
+    for (int64_t i = 0; i < h * w * 3; ++i)
+      v[static_cast<size_t>(i)] = static_cast<uint8_t>(value(i / 3 / w, i / 3 % w));
+    write_png(t / (name + ".png"), rgb);
+  }
+  Outcome train(const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"train",
+                                      MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                      "run_name=" + name,
+                                      "output_dir=" + t.path(),
+                                      "dataset_save_location=" + (t / "data"),
+                                      "pretrained_model_name_or_path=" MD_SOURCE_DIR "/tests/golden/pipelines/sdxl",
+                                      "train_data_dir=" + (t / "pictures"),
+                                      "resolution=16",
+                                      "per_device_batch_size=2",
+                                      "max_train_steps=4",
+                                      "learning_rate=1e-3",
+                                      "learning_rate_schedule_steps=100",
+                                      "diffusion_scheduler_config={_class_name: DDIMScheduler}",
+                                      "xla_flags=--xla_backend_optimization_level=0",
+                                      "jax_cache_dir=" + (t / "programs")};
+    words.insert(words.end(), more.begin(), more.end());
+    return maxdiffusion(words);
+  }
+  Outcome train_in_buckets(const std::string& name, std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"enable_bucket=true", "min_bucket_reso=8", "max_bucket_reso=32", "bucket_reso_steps=4"});
+    return train(name, more);
+  }
+  /// What every step says of `metric`.
+  static std::vector<double> values_of(const std::string& run, const std::string& metric) {
+    std::vector<double> out;
+    std::ifstream f(t / (run + "/metrics.jsonl"));
+    for (std::string line; std::getline(f, line);) out.push_back(nlohmann::json::parse(line).at(metric));
+    return out;
+  }
+  static void expect_near(const std::vector<double>& a, const std::vector<double>& b, double relative) {
+    ASSERT_EQ(a.size(), b.size());
+    ASSERT_FALSE(a.empty());
+    for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], relative * b[i]) << i;
+  }
+  void expect_refused(const std::vector<std::string>& words, const std::string& part) {
+    const Outcome o = train("refused", words);
+    EXPECT_EQ(o.status, 2) << o.err;
+    EXPECT_TRUE(contains(o.err, part)) << o.err;
+  }
+  static const TemporaryFolder t;
+};
+
+const TemporaryFolder BucketRuns::t;
+
+TEST_F(BucketRuns, CompileEveryBucketAheadAndGoOnAsIfNeverInterrupted) {
+  Outcome o = train_in_buckets("whole");
+  ASSERT_EQ(o.status, 0) << o.err;
+  for (const char* line : {"bucket 12x20: 1 pictures", "bucket 20x12: 4 pictures",
+                           "bucket 12x20: 1 do not fill a batch of 2: it has one every 2 epochs",
+                           "train unet 12x20: program compiled", "train unet 20x12: program compiled"})
+    EXPECT_TRUE(contains(o.err, line)) << line << "\n" << o.err;
+  EXPECT_EQ(values_of("whole", "loss").size(), 4u);
+
+  ASSERT_EQ(train_in_buckets("parts", {"max_train_steps=2"}).status, 0);
+  o = train_in_buckets("parts");
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "train unet 20x12: program loaded from the cache")) << o.err;
+  EXPECT_FALSE(contains(o.err, "caching latents")) << o.err;
+  EXPECT_EQ(values_of("parts", "loss"), values_of("whole", "loss"));
+  for (const char* file : {"unet/diffusion_pytorch_model.safetensors", "training_state/arrays.safetensors"})
+    EXPECT_EQ(read_file(t / ("parts/checkpoints/4/" + std::string(file))),
+              read_file(t / ("whole/checkpoints/4/" + std::string(file))));
+
+  // The same order, interrupted too, when pictures are encoded in the step.
+  for (const char* steps : {"max_train_steps=2", "max_train_steps=4"}) {
+    o = train_in_buckets("in_step", {"cache_latents_text_encoder_outputs=false", steps});
+    ASSERT_EQ(o.status, 0) << o.err;
+  }
+  expect_near(values_of("in_step", "loss"), values_of("whole", "loss"), 1e-4);
+
+  o = train_in_buckets("not_larger", {"bucket_no_upscale=true", "random_flip=true", "max_train_steps=1",
+                                      "resolution=32", "train_data_dir=" + (t / "small_wide")});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "bucket 20x12: 1 pictures, each also mirrored")) << o.err;
+}
+
+TEST_F(BucketRuns, MasksWeighTheLossOfTrainingAndNotOfEvaluation) {
+  auto run = [&](const std::string& name, std::vector<std::string> words) {
+    words.insert(words.end(), {"max_train_steps=2", "train_data_dir=" + (t / "wide"), "eval_every=1",
+                               "eval_data_dir=" + (t / "square"), "timesteps_list=[500]"});
+    const Outcome o = train_in_buckets(name, words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return values_of(name, "loss");
+  };
+  const auto masks = [](const char* folder) { return "conditioning_data_dir=" + (t / folder); };
+  const std::vector<double> plain = run("plain", {}), ones = run("ones", {"masked_loss=true", masks("ones")}),
+                            right = run("right", {"masked_loss=true", masks("right")});
+  expect_near(ones, plain, 1e-6);
+  ASSERT_EQ(right.size(), 2u);
+  EXPECT_NEAR(right[0] / plain[0], 0.5, 0.2);  // about half of the errors are left
+  expect_near(run("right_in_step", {"masked_loss=true", masks("right"), "cache_latents_text_encoder_outputs=false"}),
+              right, 1e-4);
+  // Squares of the resolution, whole, in every run; after the second step masks have told.
+  const std::vector<double> held_out = values_of("plain", "eval_loss");
+  ASSERT_EQ(held_out.size(), 2u);
+  expect_near(values_of("ones", "eval_loss"), held_out, 1e-6);
+  expect_near(values_of("right", "eval_loss"), held_out, 1e-2);
+  expect_near(values_of("right_in_step", "eval_loss"), values_of("right", "eval_loss"), 1e-4);
+}
+
+TEST_F(BucketRuns, SizesAreToldWhereAKeyAsksForThemAndAlphaIsAMask) {
+  auto run = [&](const std::string& name, const std::string& pictures, std::vector<std::string> words) {
+    words.insert(words.end(), {"center_crop=true", "max_train_steps=2", "train_data_dir=" + (t / pictures)});
+    const Outcome o = train(name, words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return values_of(name, "loss");
+  };
+  const std::vector<std::string> told = {"original_size_conditioning=true", "alpha_mask=true"};
+  EXPECT_NE(run("wide_told", "wide", told)[0], run("wide_untold", "wide", {})[0]);
+  // A square picture of the resolution is what the default tells of all; one without alpha counts everywhere.
+  expect_near(run("square_told", "square", told), run("square_untold", "square", {}), 1e-6);
+}
+
+TEST_F(BucketRuns, WhatDoesNotGoTogetherIsRefusedByName) {
+  const std::string sd = "pretrained_model_name_or_path=" MD_SOURCE_DIR "/tests/golden/pipelines/sd";
+  expect_refused({"enable_bucket=true", "bucket_reso_steps=6"}, "bucket_reso_steps is 6; expected a multiple of 4");
+  expect_refused({"enable_bucket=true", "bucket_reso_steps=4"}, "min_bucket_reso 256");
+  expect_refused({"enable_bucket=true", "train_new_vae=true"}, "enable_bucket does not go with train_new_vae");
+  expect_refused({"enable_bucket=true", "instance_data_dir=" + (t / "pictures"), "class_data_dir=" + (t / "pictures"),
+                  "num_class_images=1", "instance_prompt=x", "class_prompt=x"},
+                 "enable_bucket does not go with DreamBooth");
+  expect_refused({"masked_loss=true", "alpha_mask=true", "replay_batches=x"},
+                 "masked_loss does not go with replay_batches");
+  expect_refused({"enable_bucket=true", "dataset_type=tfrecord"}, "enable_bucket does not go with cached latents");
+  const Outcome o =
+      maxdiffusion({"prepare_tfrecords", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                    "tfrecords_dir=" + (t / "records"), "train_data_dir=" + (t / "pictures"), "alpha_mask=true"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "alpha_mask does not go with prepare_tfrecords")) << o.err;
+  expect_refused({"original_size_conditioning=true", sd}, "this UNet is not told sizes");
+  expect_refused({"masked_loss=true"}, "masked_loss needs masks");
+  expect_refused({"conditioning_data_dir=" + (t / "ones")}, "conditioning_data_dir needs masked_loss=true");
+  expect_refused({"conditioning_data_dir=" + (t / "ones"), "masked_loss=true", "alpha_mask=true"}, "are both set");
+  make_folders(t / "small");
+  put("small/0", 9, 9, [](int64_t, int64_t) { return 255; });
+  expect_refused({"train_data_dir=" + (t / "square"), "conditioning_data_dir=" + (t / "small"), "masked_loss=true"},
+                 "square/0.png: it has 9x9 pixels, the picture 16x16");
+}
+
+}  // namespace
+}  // namespace md
