@@ -83,6 +83,7 @@ class Painter {
       : config_(std::move(config)),
         folder_(ModelFolder::open(model, config_.model.clip_bpe_file, config_.model.revision)),
         devices_(open_devices(config_)) {
+    config_.reference.judge_model(folder_.unet.norm_num_groups);
     std::optional<ControlOptions> control = control_of(config_, with_control, control_folder_);
     options_ = text_to_image_options(config_, folder_, devices());
     options_.control = std::move(control);

@@ -98,7 +98,13 @@ SourcePtr hugging_face(const std::string& where, const DataSourceConfig& config)
                             : std::filesystem::is_directory(where);
     check(folder, Code::io, "'{}': expected .parquet or .arrow files, or an image folder; the first of {} files is {}",
           shown(where), files.size(), path_of(files[0]));
-    return image_folder_source(where, config);
+    // Pictures may lie in a folder for each split.
+    const std::string own = below(where, config.train_split);
+    const bool split =
+        std::ranges::any_of(files, [&](const FoundFile& f) { return path_of(f).starts_with(shown(own) + "/"); });
+    check(split || config.train_split == "train", Code::io, "'{}': no folder of split '{}'", shown(where),
+          config.train_split);
+    return image_folder_source(split ? own : where, config);
   }
   return table_source(of_split(tables, where, config.train_split), config);
 }
@@ -177,6 +183,8 @@ std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) 
   const std::string where = location(config);
   if (type.empty()) type = kind_of(where);
   const Kind& kind = *std::ranges::find(kKinds, type, &Kind::name);
+  check(config.train_split == "train" || kind.open == hugging_face, Code::invalid_config,
+        "train_split '{}': data of kind {} has no splits; leave it at train", config.train_split, type);
   SourcePtr source = kind.open(where, config);
   check(source->size() != 0, Code::io, "{}: there are no records", source->name());
   check(config.mask_folder.empty() || source->masks(), Code::invalid_config,

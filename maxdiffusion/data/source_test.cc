@@ -182,8 +182,21 @@ TEST(Source, SavedToDisk) {
   EXPECT_EQ(open_source(c)->read(5).caption, expected()[5].caption);
   expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/saved", .train_split = "test"}, 1);
   expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/saved/train"});
+  EXPECT_ERROR(open_source({.dataset_type = "image_folder", .train_data_dir = kFiles, .train_split = "test"}),
+               "image_folder has no splits");
   EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/saved", .train_split = "dev"}),
                "no split 'dev'; it has: train, test");
+}
+
+TEST(Source, ImageFolderOfSplits) {
+  const TemporaryFolder t;
+  fs::copy(kFiles + "/pictures", t / "train", fs::copy_options::recursive);
+  make_folders(t / "test");
+  write_file_atomic(t / "test/other.png", read_file(all_of({.train_data_dir = kFiles + "/pictures"})[0].name));
+  expect_pictures({.dataset_type = "hf", .train_data_dir = t.path()});
+  EXPECT_EQ(open_source({.dataset_type = "hf", .train_data_dir = t.path(), .train_split = "test"})->size(), 1);
+  EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = t.path(), .train_split = "dev"}),
+               "no folder of split 'dev'");
 }
 
 TEST(Source, ImageFolderWithCsv) {

@@ -33,4 +33,9 @@ void ReferenceKeys::judge() const {
   warn(!flash_block_sizes.empty(), "flash_block_sizes", "the attention kernels choose their blocks themselves");
 }
 
+void ReferenceKeys::judge_model(int64_t groups) const {
+  if (norm_num_groups != kNormNumGroups && norm_num_groups != groups)
+    log_warning("norm_num_groups={} has no effect: the UNet's config.json says {}", norm_num_groups, groups);
+}
+
 }  // namespace md

@@ -10,6 +10,7 @@ namespace md {
 
 /// Declared so that files which name them are read. Source: MaxDiffusion's configs/base_xl.yml and its siblings.
 struct ReferenceKeys {
+  static constexpr int64_t kNormNumGroups = 32;  // in every file of the reference
   // How the reference arranges work that is arranged by itself here; any value will do.
   bool jit_initializers = true, from_pt = true, controlnet_from_pt = true, lightning_from_pt = true;
   bool split_head_dim = true, mask_padding_tokens = true, skip_jax_distributed_system = false;
@@ -18,7 +19,7 @@ struct ReferenceKeys {
   // Refused or warned about when set.
   bool attention_sharding_uniform = true, enable_mllog = false, enable_ml_diagnostics = false,
        enable_ondemand_xprof = false, enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false;
-  int64_t norm_num_groups = 32;
+  int64_t norm_num_groups = kNormNumGroups;
   std::string profiler_gcs_path, dataset_config_name, quantization;
   int64_t compile_topology_num_slices = -1;
   std::map<std::string, std::string> flash_block_sizes;
@@ -54,6 +55,8 @@ struct ReferenceKeys {
 
   /// Throws invalid_config for what would change the result and is not there; warns of what is left out.
   void judge() const;
+  /// Warns where norm_num_groups is set to other than the model's.
+  void judge_model(int64_t norm_num_groups) const;
 };
 
 }  // namespace md

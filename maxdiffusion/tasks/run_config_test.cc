@@ -155,6 +155,17 @@ TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
   }
 }
 
+TEST(ReferenceKeys, GroupsOtherThanTheModelsAreWarnedAbout) {
+  auto said = [](const std::vector<std::string>& words, int64_t groups) {
+    testing::internal::CaptureStderr();
+    parse("", words).reference.judge_model(groups);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(said({}, 4), "");
+  EXPECT_EQ(said({"norm_num_groups=4"}, 4), "");
+  EXPECT_TRUE(contains(said({"norm_num_groups=8"}, 4), "norm_num_groups=8 has no effect"));
+}
+
 TEST(ReferenceKeys, WhatArrangesItselfHereIsReadInSilence) {
   EXPECT_EQ(warnings({"jit_initializers=false", "from_pt=false", "controlnet_from_pt=false", "lightning_from_pt=false",
                       "split_head_dim=false", "mask_padding_tokens=false", "skip_jax_distributed_system=true",

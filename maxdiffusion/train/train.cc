@@ -167,6 +167,7 @@ void train(const RunConfig& c, const OnSample& on_sample) {
   ModelFolder folder =
       ModelFolder::open(c.model.pretrained_model_name_or_path, c.model.clip_bpe_file, c.model.revision);
   validate(c, folder);
+  c.reference.judge_model(folder.unet.norm_num_groups);
   make_folders(samples);
   write_file_atomic(run + "/config.yml", c.to_yaml());
   if (c.run.save_config_to_gcs) {
