@@ -170,6 +170,7 @@ class Prefetch : public Dataset {
 }  // namespace
 
 std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth) {
+  check(depth >= 1, Code::invalid_config, "prefetch_depth is {}; expected 1 or more batches", depth);
   return std::make_unique<Prefetch>(std::move(source), depth);
 }
 

@@ -37,8 +37,9 @@ class Dataset {
 };
 
 /// Runs another dataset on a thread of its own, `depth` batches ahead. position() is the one behind the batch last
-/// handed out, not of the one being prepared. An exception of the thread is thrown by next(), after the batches made
-/// before it, and again until seek(). next() and seek() belong to one thread; position() may be called from any.
+/// handed out, not of the one being prepared. Throws invalid_config for a depth below 1. An exception of the thread is
+/// thrown by next(), after the batches made before it, and again until seek(). next() and seek() belong to one thread;
+/// position() may be called from any.
 std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth);
 
 /// Every batch as `change` makes it. Positions are those of `source`.

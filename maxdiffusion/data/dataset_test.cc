@@ -169,6 +169,8 @@ TEST(Prefetch, HandsOutTheSourceInOrderAndStaysWithinItsDepth) {
   EXPECT_EQ(d->size(), 1000);
 }
 
+TEST(Prefetch, RefusesADepthOfNothing) { EXPECT_THROW(prefetch(std::make_unique<Counter>(-1), 0), Error); }
+
 TEST(Prefetch, AnErrorComesAfterTheBatchesMadeBeforeIt) {
   auto d = prefetch(std::make_unique<Counter>(4), 8);
   EXPECT_EQ(take(*d, 4).size(), 4u);

@@ -85,7 +85,8 @@ struct DataKeys {
   std::string hf_access_token;
   std::string data_files_pattern, extracted_files_dir, tfrecords_dir;
   int64_t no_records_per_shard = 1000;
-  int64_t resolution = 512, max_train_samples = -1, synthetic_num_samples = 1000, grain_worker_count = 0;
+  int64_t resolution = 512, max_train_samples = -1, synthetic_num_samples = 1000, grain_worker_count = 0,
+          prefetch_depth = 2;
   double per_device_batch_size = 1;
   bool center_crop = false, random_crop = false, random_flip = false, enable_data_shuffling = true,
        reuse_example_batch = false;
@@ -105,6 +106,7 @@ struct DataKeys {
     v("hf_access_token", hf_access_token,
       "read for the reference's files, never printed; nothing is fetched from a hub");
     v("grain_train_files", grain_train_files, "ArrayRecord files");
+    v("prefetch_depth", prefetch_depth, "batches made ready ahead of the step");
     v("grain_worker_count", grain_worker_count, "threads that read and decode; 0: the cores");
     v("train_split", train_split, "split of a data set with several");
     v("synthetic_num_samples", synthetic_num_samples, "pictures of dataset_type synthetic");

@@ -161,6 +161,7 @@ LoopOptions loop_options(const RunConfig& c, const std::string& folder, const st
   o.seed = static_cast<uint64_t>(c.run.seed);
   o.checkpoint_every = c.run.checkpoint_every;
   o.checkpoints_to_keep = c.run.checkpoints_to_keep;
+  o.prefetch_depth = c.data.prefetch_depth;
   o.reuse_example_batch = c.data.reuse_example_batch;
   o.log_sharding = c.run.log_sharding;
   o.metrics = c.metrics;
@@ -228,7 +229,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   const int64_t first = state.step, last = o.step.optim.max_train_steps;
 
   data->seek(state.data);
-  data = prefetch(std::move(data), 2);
+  data = prefetch(std::move(data), static_cast<int>(o.prefetch_depth));
   Values fixed = callbacks.constants;
   const uint32_t key[2] = {static_cast<uint32_t>(o.seed), static_cast<uint32_t>(o.seed >> 32)};
   fixed["key"] = HostArray::of<uint32_t>({DType::u32, {2}}, key);

@@ -31,6 +31,7 @@ struct LoopOptions {
   int64_t checkpoints_to_keep = 3, sample_every = 0, eval_every = -1;
   bool save_final_checkpoint = true;
   bool reuse_example_batch = false, log_sharding = false;
+  int64_t prefetch_depth = 2;
   MetricsConfig metrics;
   ProfileConfig profile;
   CompileConfig compile;
