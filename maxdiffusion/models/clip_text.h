@@ -29,5 +29,7 @@ struct ClipTextOutput {
 };
 /// ids: [B, L] s32. `skip`: layers left out of `skipped`, in [0, n] ("clip skip"). Throws invalid_config for another.
 ClipTextOutput clip_text(const Scope& s, const ClipTextConfig& config, Tensor ids, int64_t skip = 0);
+/// Asks for every parameter (registry.h).
+void trace_clip_text(const Scope& s, const ClipTextConfig& config);
 
 }  // namespace md

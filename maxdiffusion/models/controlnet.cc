@@ -75,4 +75,10 @@ ControlResiduals controlnet(const Scope& s, const ControlNetConfig& c, const UNe
   return out;
 }
 
+void trace_controlnet(const Scope& s, const ControlNetConfig& c) {
+  const UNetInputs in = smallest_unet_inputs(s.graph(), c.unet);
+  const int64_t side = in.sample.dim(1) * c.downscale();
+  controlnet(s, c, in, full(s.graph(), 0, {DType::f32, {1, side, side, c.conditioning_channels}}));
+}
+
 }  // namespace md

@@ -25,5 +25,7 @@ struct ControlResiduals {
 };
 /// `picture`: [B, H·downscale, W·downscale, conditioning_channels] in [0, 1], where `in.sample` is [B, H, W, C].
 ControlResiduals controlnet(const Scope& s, const ControlNetConfig& config, const UNetInputs& in, Tensor picture);
+/// Asks for every parameter (registry.h).
+void trace_controlnet(const Scope& s, const ControlNetConfig& config);
 
 }  // namespace md

@@ -149,4 +149,20 @@ Tensor unet2d(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
   return annotated_conv(s / "conv_out", h, {.out = c.out_channels}, false);
 }
 
+UNetInputs smallest_unet_inputs(Graph& g, const UNetConfig& c) {
+  auto zeros = [&](Dims dims) { return full(g, 0, {DType::f32, std::move(dims)}); };
+  const int64_t side = int64_t{1} << (c.block_out_channels.size() - 1);
+  UNetInputs in{.sample = zeros({1, side, side, c.in_channels}),
+                .timestep = zeros({1}),
+                .encoder_hidden_states = zeros({1, 1, c.cross_attention_dim[0]})};
+  if (c.addition_embed_type) {
+    in.text_embeds = zeros({1, c.pooled_width()});
+    in.time_ids = zeros({1, 6});
+  }
+  if (c.time_cond_proj_dim) in.timestep_cond = zeros({1, *c.time_cond_proj_dim});
+  return in;
+}
+
+void trace_unet2d(const Scope& s, const UNetConfig& c) { unet2d(s, c, smallest_unet_inputs(s.graph(), c)); }
+
 }  // namespace md

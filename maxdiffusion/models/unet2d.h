@@ -32,6 +32,11 @@ struct UNetConfig {
   std::optional<int64_t> time_cond_proj_dim;
   double dropout = 0;
 
+  /// P of UNetInputs::text_embeds; 0 where the model has no micro-conditioning.
+  int64_t pooled_width() const {
+    return addition_embed_type ? projection_class_embeddings_input_dim - 6 * addition_time_embed_dim : 0;
+  }
+
   /// Throws invalid_config naming the member, its value and what is supported. Members that change the architecture
   /// in ways not implemented are refused when set to anything but their neutral value; none is ignored.
   static UNetConfig from_json(const nlohmann::json& config);
@@ -58,5 +63,10 @@ UNetFeatures unet2d_features(const Scope& s, const UNetConfig& config, const UNe
 
 /// Prediction [B, H, W, out_channels], f32.
 Tensor unet2d(const Scope& s, const UNetConfig& config, const UNetInputs& in);
+
+/// Zeros of the smallest sizes that the model takes, one sample: for tracing its parameters.
+UNetInputs smallest_unet_inputs(Graph& g, const UNetConfig& config);
+/// Asks for every parameter (registry.h).
+void trace_unet2d(const Scope& s, const UNetConfig& config);
 
 }  // namespace md

@@ -137,4 +137,9 @@ Tensor kl_divergence(const Posterior& p) {
   return sum(terms) * (0.5 / static_cast<double>(p.mean.dim(0)));
 }
 
+void trace_vae(const Scope& s, const VaeConfig& c) {
+  const int64_t side = c.downscale();
+  vae_decode(s, c, vae_encode(s, c, full(s.graph(), 0, {DType::f32, {1, side, side, c.in_channels}})).mean);
+}
+
 }  // namespace md

@@ -34,5 +34,7 @@ Tensor vae_decode(const Scope& s, const VaeConfig& config, Tensor latents);
 Tensor sample_posterior(const Posterior& p, Tensor noise);
 /// KL(q ‖ N(0, I)), mean over the batch of the sum over elements. Scalar f32.
 Tensor kl_divergence(const Posterior& p);
+/// Asks for every parameter (registry.h).
+void trace_vae(const Scope& s, const VaeConfig& config);
 
 }  // namespace md

@@ -138,6 +138,32 @@ Tensor snr_weight(const NoiseSchedule& n, Tensor t, double gamma) {
   return at_timestep(weights, t, 1);
 }
 
+TimestepBias TimestepBias::from_members(const std::map<std::string, std::string>& members) {
+  TimestepBias bias;
+  for (const auto& [name, text] : members) {
+    const auto value = nlohmann::json::parse(text);
+    auto number = [&] {
+      check(value.is_number(), Code::invalid_config, "timestep_bias: {} is {}; expected a number", name, text);
+      return value.get<double>();
+    };
+    if (name == "strategy") {
+      check(value.is_string(), Code::invalid_config, "timestep_bias: strategy is {}; expected a text", text);
+      bias.strategy = value;
+    } else if (name == "multiplier") {
+      bias.multiplier = number();
+    } else if (name == "portion") {
+      bias.portion = number();
+    } else if (name == "begin") {
+      bias.begin = static_cast<int64_t>(number());
+    } else if (name == "end") {
+      bias.end = static_cast<int64_t>(number());
+    } else {
+      fail(Code::invalid_config, "timestep_bias: '{}' is not one of: strategy, multiplier, portion, begin, end", name);
+    }
+  }
+  return bias;
+}
+
 std::vector<double> TimestepBias::weights(int64_t T) const {
   check(portion >= 0 && portion <= 1, Code::invalid_config, "timestep_bias: portion is {}; expected 0 to 1", portion);
   check(multiplier > 0, Code::invalid_config, "timestep_bias: multiplier is {}; expected more than 0", multiplier);

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,6 +38,8 @@ struct TimestepBias {
   std::string strategy = "none";  // none, earlier, later, range
   double multiplier = 1, portion = 0.25;
   int64_t begin = 0, end = 1000;
+  /// From the key timestep_bias: member → its value as JSON. Throws invalid_config naming the member.
+  static TimestepBias from_members(const std::map<std::string, std::string>& members);
   /// Throws invalid_config naming the member that does not fit T timesteps.
   std::vector<double> weights(int64_t T) const;
 };

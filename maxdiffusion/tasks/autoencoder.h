@@ -2,23 +2,34 @@
 // without the perceptual and adversarial terms.
 #pragma once
 
-#include "maxdiffusion/models/vae.h"
+#include <memory>
+
 #include "maxdiffusion/tasks/task.h"
 
 namespace md {
 
-struct Autoencoder : Task {
-  VaeConfig vae;
+/// The autoencoder stage (`train_new_vae`).
+struct VaeTrainKeys {
+  int64_t vae_max_train_steps = 0;
+  double vae_learning_rate = 1e-3, vae_kl_weight = 1e-6, vae_per_device_batch_size = 8;
+  template <class V>
+  void visit(V&& v) {
+    v("vae_max_train_steps", vae_max_train_steps, "optimizer updates of the autoencoder stage");
+    v("vae_learning_rate", vae_learning_rate, "peak step size of the autoencoder stage");
+    v("vae_kl_weight", vae_kl_weight, "weight of KL(q || N(0, 1)) per pixel value beside the reconstruction error");
+    v("vae_per_device_batch_size", vae_per_device_batch_size, "pictures per device in the autoencoder stage");
+  }
+};
+
+struct AutoencoderTask : Task {
+  std::shared_ptr<const Family> family;
   int64_t batch_size = 1, resolution = 64;
   double kl_weight = 1e-6;  // times the KL per pixel value
 
-  std::string model() const override { return "vae"; }
+  std::string model() const override { return family->autoencoder(); }
   /// pixels: u8 [B, R, R, 3].
   std::vector<BatchField> batch() const override;
   Tensor loss(const Models& models, const Feed& feed, Rng rng) const override;
 };
-
-/// u8 [0, 255] → f32 [−1, 1].
-Tensor pixels_to_float(Tensor pixels);
 
 }  // namespace md

@@ -1,30 +1,35 @@
 #include "maxdiffusion/tasks/replay.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
-#include "maxdiffusion/tasks/encode.h"
 
 namespace md {
 namespace {
 
+/// A field of the batch and its tensor in the file.
+struct Wanted {
+  std::string field, tensor;
+  int64_t rank;
+  DType type = DType::f32;
+  bool channels_first = false;
+};
+
 class Recorded final : public Dataset {
  public:
-  Recorded(SafetensorsReader file, std::string path, bool micro, int64_t steps, int64_t batch)
-      : file_(std::move(file)), path_(std::move(path)), micro_(micro), steps_(steps), batch_(batch) {}
+  Recorded(SafetensorsReader file, std::string path, std::vector<Wanted> wanted, int64_t steps, int64_t batch)
+      : file_(std::move(file)), path_(std::move(path)), wanted_(std::move(wanted)), steps_(steps), batch_(batch) {}
 
   Batch next() override {
     const int64_t step = at_.index / batch_;
     check(step < steps_, Code::io, "replay_batches '{}' holds {} steps; step {} is asked for", path_, steps_, step);
-    auto read = [&](const char* name) { return file_.tensors().at(fmt::format("step{}.{}", step, name)); };
-    Batch b = {{"latents", nchw_to_nhwc(read("latents").cast(DType::f32))},
-               {"noise", nchw_to_nhwc(read("noise").cast(DType::f32))},
-               {"timesteps", read("timesteps").cast(DType::s32)},
-               {"prompt_embeds", read("encoder_hidden_states").cast(DType::f32)}};
-    if (micro_) {
-      b["text_embeds"] = read("text_embeds").cast(DType::f32);
-      b["time_ids"] = read("time_ids").cast(DType::f32);
+    Batch b;
+    for (const Wanted& w : wanted_) {
+      const HostArray a = file_.tensors().at(fmt::format("step{}.{}", step, w.tensor)).cast(w.type);
+      b[w.field] = w.channels_first ? channels_last(a) : a;
     }
     at_.index += batch_;
     return b;
@@ -36,35 +41,42 @@ class Recorded final : public Dataset {
  private:
   SafetensorsReader file_;
   std::string path_;
-  bool micro_;
+  std::vector<Wanted> wanted_;
   int64_t steps_, batch_;
   Position at_;
 };
 
 }  // namespace
 
-Replay open_replay(const std::string& path, bool micro) {
+Replay open_replay(const std::string& path, const Family& family, DType time_type) {
   SafetensorsReader file = SafetensorsReader::open(path);
   Replay r;
   while (file.tensors().contains(fmt::format("step{}.latents", r.steps))) ++r.steps;
   check(r.steps > 0, Code::io, "replay_batches '{}' has no tensor 'step0.latents'", path);
-  std::vector<std::pair<const char*, int64_t>> wanted = {
-      {"latents", 4}, {"noise", 4}, {"timesteps", 1}, {"encoder_hidden_states", 3}};
-  if (micro) wanted.insert(wanted.end(), {{"text_embeds", 2}, {"time_ids", 2}});
   const Dims latents = file.tensors().at("step0.latents").dims();
+  const int64_t rank = static_cast<int64_t>(latents.size());
+  std::vector<Wanted> wanted = {{"latents", "latents", rank, DType::f32, true},
+                                {"noise", "noise", rank, DType::f32, true},
+                                {"timesteps", "timesteps", 1, time_type}};
+  for (const auto& fields : {family.conditioning_fields(), family.size_fields()})
+    for (const Field& f : fields)
+      wanted.push_back({f.name, f.name == "prompt_embeds" ? "encoder_hidden_states" : f.name, f.shape.rank() + 1});
   for (int64_t i = 0; i < r.steps; ++i)
-    for (const auto& [name, rank] : wanted) {
-      auto it = file.tensors().find(fmt::format("step{}.{}", i, name));
-      check(it != file.tensors().end(), Code::io, "replay_batches '{}' has no tensor 'step{}.{}'", path, i, name);
-      const Shape &s = it->second.shape(), &first = file.tensors().at(fmt::format("step0.{}", name)).shape();
-      check(s.rank() == rank && s.dims == first.dims && s.dims[0] == latents[0] &&
-                (std::string_view(name) != "noise" || s.dims == latents),
+    for (const Wanted& w : wanted) {
+      auto it = file.tensors().find(fmt::format("step{}.{}", i, w.tensor));
+      check(it != file.tensors().end(), Code::io, "replay_batches '{}' has no tensor 'step{}.{}'", path, i, w.tensor);
+      const Shape &s = it->second.shape(), &first = file.tensors().at(fmt::format("step0.{}", w.tensor)).shape();
+      check(s.rank() == w.rank && s.dims == first.dims && s.dims[0] == latents[0] &&
+                (w.field != "noise" || s.dims == latents),
             Code::io, "replay_batches '{}': 'step{}.{}' is {}; latents of step 0 are [{}], its like of step 0 is {}",
-            path, i, name, to_string(s), fmt::join(latents, ","), to_string(first));
+            path, i, w.tensor, to_string(s), fmt::join(latents, ","), to_string(first));
     }
-  r.batch_size = latents[0], r.latent_height = latents[2], r.latent_width = latents[3];
-  r.text_length = file.tensors().at("step0.encoder_hidden_states").dims()[1];
-  r.data = std::make_unique<Recorded>(std::move(file), path, micro, r.steps, r.batch_size);
+  r.batch_size = latents[0];
+  r.latent = Dims(latents.begin() + 2, latents.end());
+  r.latent.push_back(latents[1]);
+  const auto prompts = file.tensors().find("step0.encoder_hidden_states");
+  if (prompts != file.tensors().end()) r.text_length = prompts->second.dims()[1];
+  r.data = std::make_unique<Recorded>(std::move(file), path, std::move(wanted), r.steps, r.batch_size);
   return r;
 }
 

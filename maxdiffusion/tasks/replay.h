@@ -5,18 +5,21 @@
 #include <memory>
 #include <string>
 
-#include "maxdiffusion/data/dataset.h"
+#include "maxdiffusion/data/batches/dataset.h"
+#include "maxdiffusion/families/family.h"
 
 namespace md {
 
 struct Replay {
-  std::unique_ptr<Dataset> data;  // fields as LatentDiffusion's with `replay`; position counts samples
-  int64_t steps = 0, batch_size = 0, latent_height = 0, latent_width = 0, text_length = 0;
+  std::unique_ptr<Dataset> data;  // latents, noise, timesteps, conditioning and size fields; position counts samples
+  int64_t steps = 0, batch_size = 0, text_length = 0;
+  Dims latent;  // of one sample, channels last
 };
 
-/// `file`: safetensors with, for i = 0, 1, …: step{i}.latents and .noise [B, C, h, w], .timesteps [B],
-/// .encoder_hidden_states [B, L, D] and, for SDXL, .text_embeds [B, P] and .time_ids [B, 6]; all steps of one shape.
-/// next() after the last step throws io. Throws io naming the tensor that is missing or misshapen.
-Replay open_replay(const std::string& file, bool micro_conditioning);
+/// `file`: safetensors with, for i = 0, 1, …: step{i}.latents and .noise [B, C, …], .timesteps [B], and the family's
+/// conditioning and size fields, of which prompt_embeds is called encoder_hidden_states; all steps of one shape.
+/// `time_type`: of the timesteps. next() after the last step throws io. Throws io naming the tensor that is missing or
+/// misshapen.
+Replay open_replay(const std::string& file, const Family& family, DType time_type);
 
 }  // namespace md

@@ -3,10 +3,11 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/nn/scope.h"
+#include "maxdiffusion/families/family.h"
 #include "maxdiffusion/ops/random.h"
 
 namespace md {
@@ -17,23 +18,33 @@ struct BatchField {
   Shape shape;
   bool batched = true;
 };
+/// A family's field for a batch of `b`.
+BatchField batch_field(int64_t b, const Field& field);
 
 /// A batch as graph tensors, by field name.
 using Feed = std::map<std::string, Tensor>;
 
-/// The root scope of a component: "unet", "text_encoder". Asked for once each.
-using Models = std::function<Scope(const std::string& component)>;
+/// How well a task does on given samples at given times.
+struct TimedLosses {
+  std::vector<BatchField> batch;       // with a field kTimesteps [B]
+  int64_t num_train_timesteps = 1000;  // times are in [0, this)
+  /// Losses [B] f32, neither weighted nor masked.
+  std::function<Tensor(const Models& models, const Feed& feed, Rng rng)> losses;
+};
+inline constexpr const char* kTimesteps = "timesteps";
 
 class Task {
  public:
   virtual ~Task() = default;
   /// The model that gives the run its name: the folder of its weights ("unet", "vae").
   virtual std::string model() const = 0;
-  /// What tells it from other tasks of one loop, for people: a picture size. Empty: it is the only one.
+  /// Where one loop has several tasks, what each is called in logs: the size of its media. Empty: there is one.
   virtual std::string variant() const { return ""; }
   virtual std::vector<BatchField> batch() const = 0;
   /// Scalar f32. Parameters are asked of the scopes of `models`; `rng` is already that of the step.
   virtual Tensor loss(const Models& models, const Feed& feed, Rng rng) const = 0;
+  /// For evaluation on `samples`, fields of which every row is a sample. Nothing: the task cannot be evaluated so.
+  virtual std::optional<TimedLosses> timed_losses(const HostArrays& /*samples*/) const { return {}; }
 };
 
 }  // namespace md

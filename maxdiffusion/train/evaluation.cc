@@ -5,55 +5,49 @@
 #include <deque>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/encoders/text_encoder.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/metrics/progress_bar.h"
-#include "maxdiffusion/tasks/encode.h"
 
 namespace md {
 
-Evaluation::Evaluation(const Devices& devices, const LatentDiffusion& trained, Batch samples, const EvalKeys& keys,
+Evaluation::Evaluation(const Devices& devices, const Task& task, HostArrays samples, const EvalKeys& keys,
                        const StepOptions& step, uint64_t seed, const CompileConfig& compile_config)
-    : devices_(devices), samples_(std::move(samples)), timesteps_(keys.timesteps_list), batch_(trained.batch_size) {
+    : devices_(devices), samples_(std::move(samples)), timesteps_(keys.timesteps_list) {
+  const std::optional<TimedLosses> timed = task.timed_losses(samples_);
+  check(timed.has_value(), Code::invalid_config, "eval_every cannot be combined with what this run learns from");
   check(!timesteps_.empty(), Code::invalid_config, "timesteps_list is empty: there is nothing to evaluate at");
   std::sort(timesteps_.begin(), timesteps_.end());
-  check(timesteps_.front() >= 0 && timesteps_.back() < trained.noise.num_train_timesteps, Code::invalid_config,
+  check(timesteps_.front() >= 0 && timesteps_.back() < timed->num_train_timesteps, Code::invalid_config,
         "timesteps_list goes from {} to {}; timesteps are 0 … {}", timesteps_.front(), timesteps_.back(),
-        trained.noise.num_train_timesteps - 1);
+        timed->num_train_timesteps - 1);
   check(keys.eval_max_number_of_samples_in_bucket > 0, Code::invalid_config,
         "eval_max_number_of_samples_in_bucket is {}; expected 1 or more", keys.eval_max_number_of_samples_in_bucket);
   count_ = std::min(samples_.begin()->second.dims()[0], keys.eval_max_number_of_samples_in_bucket);
 
-  LatentDiffusion task = trained;
-  task.from_pixels = false;
-  task.from_latents = samples_.contains("latents");
-  task.at_timesteps = true;
-  task.masked = task.sizes = task.bucket = false;
-  task.snr_gamma = -1;
-  task.caption_dropout = task.noise_offset = task.input_perturbation = 0;
-  task.prior_loss_weight.reset();
   Graph g(devices.graph_options(&devices.rules()));
   ParamTable params;
   Feed feed;
-  for (const BatchField& f : task.batch()) {
+  for (const BatchField& f : timed->batch) {
     LogicalAxes axes(f.shape.dims.size());
     axes[0] = axis::kData;
     feed[f.name] = g.input(f.name, f.shape, axes);
+    batch_ = f.shape.dims[0];
+    if (f.name == kTimesteps) time_type_ = f.shape.dtype;
   }
   const Models models = [&](const std::string& component) {
     Scope root(g, params, component, step.scope);
     return (step.variation ? step.variation(component, root) : root).frozen();
   };
-  g.output("losses", task.sample_losses(models, feed, Rng(g.input("key", {DType::u32, {2}})).for_("evaluation")));
+  g.output("losses", timed->losses(models, feed, Rng(g.input("key", {DType::u32, {2}})).for_("evaluation")));
   program_ = std::make_unique<Program>(compile(devices, g, compile_config, "evaluate_" + task.model()));
-  const uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-  key_ = devices.put(HostArray::of<uint32_t>({DType::u32, {2}}, key));
+  key_ = devices.put(key_of_seed(seed));
   log_info("evaluation: {} pictures at each of {} timesteps", count_, timesteps_.size());
 }
 
-Evaluation::~Evaluation() = default;
-
-std::map<std::string, double> Evaluation::run(int64_t step, const std::function<Array*(const std::string&)>& value) {
+std::map<std::string, double> Evaluation::run(int64_t step, TrainState& state) {
   const auto start = std::chrono::steady_clock::now();
   const int64_t total = count_ * static_cast<int64_t>(timesteps_.size());
   std::vector<double> sums(timesteps_.size(), 0);
@@ -68,7 +62,7 @@ std::map<std::string, double> Evaluation::run(int64_t step, const std::function<
   ProgressBar bar("evaluation", total);
   for (int64_t from = 0; from < total; from += batch_) {
     // Samples of all timesteps one after the other; what the last batch lacks is the last sample again.
-    Batch batch;
+    HostArrays batch;
     HostArray timesteps(Shape{DType::s32, {batch_}});
     for (int64_t i = 0; i < batch_; ++i) {
       const int64_t k = std::min(from + i, total - 1);
@@ -79,13 +73,13 @@ std::map<std::string, double> Evaluation::run(int64_t step, const std::function<
         set_rows(batch[name], i, rows(all, k % count_, 1));
       }
     }
-    batch["timesteps"] = timesteps;
+    batch[kTimesteps] = timesteps.cast(time_type_);
     ArrayMap feed;
     place(devices_, *program_, batch, feed);
     std::vector<Array*> inputs;
     for (const std::string& name : program_->input_names()) {
       auto own = feed.find(name);
-      inputs.push_back(name == "key" ? &key_ : own != feed.end() ? &own->second : value(name));
+      inputs.push_back(name == "key" ? &key_ : own != feed.end() ? &own->second : state.saved_value(name));
     }
     const std::vector<Array> out = program_->run(inputs);
     pending.emplace_back(from, fetch(devices_, out[0]));

@@ -2,37 +2,47 @@
 // run. Source: Esser et al. 2024 (Stable Diffusion 3), appendix B.1; MaxDiffusion's timestep-based evaluation.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/data/dataset.h"
-#include "maxdiffusion/tasks/latent_diffusion.h"
-#include "maxdiffusion/tasks/run_config.h"
-#include "maxdiffusion/train/step.h"
+#include "maxdiffusion/train/state.h"
 
 namespace md {
 
+/// Keys of held-out loss while training.
+struct EvalKeys {
+  int64_t eval_every = -1, eval_max_number_of_samples_in_bucket = 60;
+  std::string eval_data_dir;
+  std::vector<int64_t> timesteps_list = {125, 250, 375, 500, 625, 750, 875};
+  template <class V>
+  void visit(V&& v) {
+    v("eval_every", eval_every, "steps between evaluations of the loss on held-out data; -1: none");
+    v("eval_data_dir", eval_data_dir, "held-out data, of any kind that train_data_dir may be");
+    v("timesteps_list", timesteps_list, "timesteps at which the held-out loss is measured");
+    v("eval_max_number_of_samples_in_bucket", eval_max_number_of_samples_in_bucket,
+      "pictures at each of these timesteps, the first of the held-out data");
+  }
+};
+
 class Evaluation {
  public:
-  /// Compiles. `task`: what is trained, of which models, noise and sizes are taken; the loss is neither weighted nor
-  /// masked, captions are whole. `samples`: the task's fields, a row per picture. Throws invalid_config for timesteps
-  /// out of range.
-  Evaluation(const Devices& devices, const LatentDiffusion& task, Batch samples, const EvalKeys& keys,
+  /// Compiles Task::timed_losses. `samples`: its fields, a row per sample. Throws invalid_config for timesteps out of
+  /// range and for a task that cannot be evaluated so.
+  Evaluation(const Devices& devices, const Task& task, HostArrays samples, const EvalKeys& keys,
              const StepOptions& step, uint64_t seed, const CompileConfig& compile);
-  ~Evaluation();
 
-  /// `value`: the array of a parameter, by input name. eval_loss is the mean over timesteps of eval_loss_timestep_T,
-  /// the mean over pictures. Waits for the devices; logs each.
-  std::map<std::string, double> run(int64_t step, const std::function<Array*(const std::string&)>& value);
+  /// eval_loss is the mean over timesteps of eval_loss_timestep_T, the mean over samples. Parameters are those that
+  /// would be saved. Waits for the devices; logs each.
+  std::map<std::string, double> run(int64_t step, TrainState& state);
 
  private:
   const Devices& devices_;
-  Batch samples_;
+  HostArrays samples_;
   std::vector<int64_t> timesteps_;
-  int64_t batch_, count_;
+  DType time_type_ = DType::s32;
+  int64_t batch_ = 1, count_;
   std::unique_ptr<Program> program_;
   Array key_;
 };

@@ -1,7 +1,6 @@
 // The loop: one dataset, one state, from the newest checkpoint to the last step. Nothing in it waits for the device:
-// the state is donated from step to step, batches are prefetched, metrics are read one step late. There is one task, or
-// several that differ in the shapes of their batches alone (aspect-ratio buckets): each has its program, all compiled
-// before the first step, and a batch goes to the one whose shapes it has.
+// the state is donated from step to step, batches are prefetched, metrics are read one step late. What happens beside
+// the steps (checkpoints, evaluation, samples, profiles) are hooks.
 #pragma once
 
 #include <functional>
@@ -9,67 +8,85 @@
 #include <memory>
 #include <string>
 
-#include "maxdiffusion/checkpoint/checkpoint.h"
-#include "maxdiffusion/data/dataset.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/recorder.h"
-#include "maxdiffusion/tasks/run_config.h"
-#include "maxdiffusion/train/step.h"
+#include "maxdiffusion/train/state.h"
 
 namespace md {
 
-/// Host values of a trained model: what is sampled from and saved in the model's folder (the average, where kept).
-using Values = std::map<std::string, HostArray>;
+/// Keys of the loop.
+struct LoopKeys {
+  int64_t checkpoint_every = -1, checkpoints_to_keep = 3, prefetch_depth = 2, num_train_epochs = 1;
+  bool save_final_checkpoint = true, log_sharding = false, reuse_example_batch = false;
+  template <class V>
+  void visit(V&& v) {
+    v("checkpoint_every", checkpoint_every, "samples between checkpoints; -1: none before the end");
+    v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all");
+    v("save_final_checkpoint", save_final_checkpoint, "write a checkpoint after the last step");
+    v("prefetch_depth", prefetch_depth, "batches made ready ahead of the step");
+    v("reuse_example_batch", reuse_example_batch, "feed the first batch for ever (for benchmarks)");
+    v("log_sharding", log_sharding, "tell how each array of the training step lies on the mesh");
+    v("num_train_epochs", num_train_epochs, "passes over the data where max_train_steps <= 0");
+  }
+};
+
+/// Where the loop is.
+struct Progress {
+  int64_t done = 0, last = 0;  // updates; those of this start end at `last`
+  int64_t samples = 1;         // of an update
+};
+using Due = std::function<bool(const Progress&)>;
+/// After every n updates; never where n is 0 or less.
+Due every_steps(int64_t n);
+/// The same, but not after the last update.
+Due every_steps_before_the_last(int64_t n);
+/// When the number of samples passes a multiple of n, but not after the last update.
+Due every_samples_before_the_last(int64_t n);
+
+/// What a hook sees of the loop.
+struct LoopView {
+  const Progress& at;
+  const Devices& devices;
+  const StepPrograms& programs;
+  TrainState& state;
+  Recorder& recorder;
+};
+struct Hook {
+  Due due;
+  std::function<void(LoopView&)> run;
+  bool after_saving = false;  // after the checkpoint of the same step; otherwise before
+};
 
 struct LoopOptions {
   std::string title;   // of the progress bar
-  std::string folder;  // tensorboard/, metrics.jsonl and curves go here
-  std::string checkpoint_dir;
+  std::string folder;  // tensorboard/, metrics.jsonl, curves and checkpoints/ go here
   StepOptions step;
   uint64_t seed = 0;
-  int64_t checkpoint_every = -1;  // samples
-  int64_t checkpoints_to_keep = 3, sample_every = 0, eval_every = -1;
-  bool save_final_checkpoint = true;
-  bool reuse_example_batch = false, log_sharding = false;
-  int64_t prefetch_depth = 2;
+  LoopKeys keys;
   MetricsConfig metrics;
   ProfileConfig profile;
   CompileConfig compile;
   std::string run_name;
   std::map<std::string, std::string> texts;  // for TensorBoard: tag → Markdown
-};
 
-/// What the keys say of every stage of a run; outputs go to `folder`.
-LoopOptions loop_options(const RunConfig& c, const std::string& folder, const std::string& title);
-/// With `scale_lr`, the rate times the samples of an update.
-double scaled_rate(const OptimConfig& optim, double rate, int64_t samples);
-
-struct LoopCallbacks {
-  /// Starting values of parameters, by input name, in two calls: the first throws where there are none, the second
-  /// makes them while the program is compiled. The table is the whole one, or that of the frozen parameters where a
-  /// checkpoint holds the others; it lives until the second call has returned.
-  std::function<std::function<Values()>(const ParamTable&)> initial;
+  InitialValues initial;
+  CompleteCheckpoint complete;  // may be empty
   /// Arrays of the batch that are the same every step (BatchField::batched is false), by field name.
-  Values constants;
-  /// What makes the checkpoint a whole model folder: weights of other models, configs, tokenizers. `trained`: values of
-  /// the trained parameters by input name (averages, where kept). Called on the writer's thread.
-  std::function<void(CheckpointContent&, const ParamTable&, const Values& trained)> complete;
-  /// Called every `eval_every` steps; `value` is the array of a parameter by input name, of trained ones as they would
-  /// be saved. What it returns joins the step's metrics. May be empty.
-  std::function<std::map<std::string, double>(int64_t step, const std::function<Array*(const std::string&)>& value)>
-      evaluate;
-  /// Called every `sample_every` steps with the trained values that would be saved. May be empty.
-  std::function<void(int64_t step, const ParamTable&, const Values& trained)> sample;
+  HostArrays constants;
+  /// Called in this order after a step.
+  std::vector<Hook> hooks;
+
+  std::string checkpoint_dir() const { return folder + "/checkpoints"; }
 };
 
 struct Trained {
   ParamTable params;
-  Values values;  // of the trained parameters (averages, where kept)
+  HostArrays values;  // of the trained parameters (averages, where kept)
   int64_t steps = 0;
 };
 
 /// Throws device when the loss is not finite, after saving the state before that step.
 Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks, std::unique_ptr<Dataset> data,
-                   const LoopOptions& options, const LoopCallbacks& callbacks);
+                   const LoopOptions& options);
 
 }  // namespace md

@@ -181,4 +181,25 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   return s;
 }
 
+HostArrays fresh_state(const ParamTable& params, HostArrays values, const StepOptions&) {
+  for (const Param& p : params.params()) {
+    if (!p.trainable) continue;
+    HostArray zeros(p.shape);
+    std::fill_n(zeros.mutable_data(), zeros.bytes(), std::byte{0});
+    values["adam_m/" + p.input] = values["adam_v/" + p.input] = zeros;
+    values["ema/" + p.input] = values.at(p.input);
+  }
+  return values;
+}
+
+HostArrays model_values(const ParamTable& params, const HostArrays& state) {
+  HostArrays v;
+  for (const Param& p : params.params()) {
+    if (!p.trainable) continue;
+    auto average = state.find("ema/" + p.input);
+    v[p.input] = average != state.end() ? average->second : state.at(p.input);
+  }
+  return v;
+}
+
 }  // namespace md

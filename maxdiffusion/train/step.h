@@ -42,4 +42,9 @@ struct StepGraph {
 /// the state stays what it was before the bad step.
 StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOptions& step);
 
+/// The state of the optimizer before the first step beside the parameters' starting values.
+HostArrays fresh_state(const ParamTable& params, HostArrays values, const StepOptions& step);
+/// The trained values that are sampled and saved as the model: the averages where they are kept.
+HostArrays model_values(const ParamTable& params, const HostArrays& state);
+
 }  // namespace md

@@ -1,0 +1,59 @@
+// Keys of training data beside those of where it is (records/open_source.h): how images are prepared, how batches are
+// made of them, and how they are written as TFRecord files.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace md {
+
+struct ImageKeys {
+  int64_t resolution = 512;
+  bool center_crop = false, random_crop = false, random_flip = false;
+  bool enable_bucket = false, bucket_no_upscale = false, alpha_mask = false, original_size_conditioning = false;
+  int64_t min_bucket_reso = 256, max_bucket_reso = 1024, bucket_reso_steps = 64;
+  template <class V>
+  void visit(V&& v) {
+    v("resolution", resolution, "side of the training pictures, pixels");
+    v("center_crop", center_crop, "crop the centre square instead of squeezing");
+    v("random_crop", random_crop, "crop a square anywhere, another each time (encoding in the step)");
+    v("random_flip", random_flip, "mirror pictures with probability 1/2");
+    v("enable_bucket", enable_bucket, "train pictures in sizes of about their own aspect ratio, of resolution's area");
+    v("min_bucket_reso", min_bucket_reso, "shortest side of a bucket, pixels");
+    v("max_bucket_reso", max_bucket_reso, "longest side of a bucket, pixels");
+    v("bucket_reso_steps", bucket_reso_steps, "both sides of a bucket are multiples of this");
+    v("bucket_no_upscale", bucket_no_upscale, "never enlarge pictures; buckets follow from their sizes");
+    v("original_size_conditioning", original_size_conditioning,
+      "SDXL's condition is each picture's own size and crop (buckets: always); false: resolution and no crop");
+    v("alpha_mask", alpha_mask, "masked loss by the pictures' alpha channel; those without one count everywhere");
+  }
+};
+
+struct BatchKeys {
+  double per_device_batch_size = 1;
+  int64_t grain_worker_count = 0;
+  bool enable_data_shuffling = true;
+  std::string dataset_save_location;
+  template <class V>
+  void visit(V&& v) {
+    v("per_device_batch_size", per_device_batch_size, "pictures per device and step; times devices must be whole");
+    v("grain_worker_count", grain_worker_count, "threads that read and decode; 0: the cores");
+    v("enable_data_shuffling", enable_data_shuffling, "new seeded order every epoch");
+    v("dataset_save_location", dataset_save_location, "where made pictures and caches of latents are kept");
+  }
+};
+
+struct TfrecordKeys {
+  std::string tfrecords_dir, data_files_pattern, extracted_files_dir;
+  int64_t no_records_per_shard = 1000;
+  template <class V>
+  void visit(V&& v) {
+    v("tfrecords_dir", tfrecords_dir, "prepare_tfrecords: the folder that it makes");
+    v("no_records_per_shard", no_records_per_shard, "prepare_tfrecords: records of one file");
+    v("data_files_pattern", data_files_pattern,
+      "prepare_tfrecords: reads these files, told by their names, instead of what the other keys say");
+    v("extracted_files_dir", extracted_files_dir, "read for the reference's files; .tar files are read where they lie");
+  }
+};
+
+}  // namespace md

@@ -1,0 +1,132 @@
+#include "maxdiffusion/encoders/latent_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Removed when the program ends.
+const TemporaryFolder& root() {
+  static const TemporaryFolder folder;
+  return folder;
+}
+std::string fresh(const std::string& name) {
+  const std::string folder = root() / name;
+  fs::remove_all(folder);
+  return folder;
+}
+// latent [n, 2] = (i, i/2), text [n, 3] = 100 i + column
+std::map<std::string, HostArray> encode(int64_t begin, int64_t end) {
+  std::vector<float> latent;
+  std::vector<int32_t> text;
+  for (int64_t i = begin; i < end; ++i) {
+    latent.insert(latent.end(), {static_cast<float>(i), static_cast<float>(i) / 2});
+    for (int32_t c = 0; c < 3; ++c) text.push_back(static_cast<int32_t>(i) * 100 + c);
+  }
+  const int64_t n = end - begin;
+  return {{"latent", HostArray::of<float>(Shape{DType::f32, {n, 2}}, latent)},
+          {"text", HostArray::of<int32_t>(Shape{DType::s32, {n, 3}}, text)}};
+}
+void expect_all(const LatentCache& cache, int64_t n) {
+  const auto found = cache.read_all(), expected = encode(0, n);
+  ASSERT_EQ(found.size(), 2u);
+  for (const auto& [name, a] : expected) {
+    ASSERT_EQ(found.at(name).shape(), a.shape());
+    EXPECT_EQ(std::memcmp(found.at(name).data(), a.data(), a.bytes()), 0) << name;
+  }
+}
+int64_t fill(LatentCache& cache, int64_t at_most = 1000) {
+  int64_t made = 0;
+  for (; made < at_most; ++made) {
+    const auto part = cache.next_missing();
+    if (!part) break;
+    cache.put(*part, encode(part->begin, part->end));
+  }
+  return made;
+}
+
+TEST(LatentCache, GoesOnWhereItWasInterrupted) {
+  const std::string folder = fresh("resume");
+  {
+    LatentCache cache(folder, "key", 23, 5);
+    EXPECT_EQ(cache.parts(), 5);
+    EXPECT_FALSE(cache.complete());
+    EXPECT_EQ(fill(cache, 2), 2);
+    EXPECT_THROW(cache.read_all(), Error);
+  }
+  LatentCache cache(folder, "key", 23, 5);
+  EXPECT_EQ(cache.parts_present(), 2);
+  EXPECT_EQ(cache.next_missing()->begin, 10);
+  EXPECT_EQ(fill(cache), 3);
+  EXPECT_TRUE(cache.complete());
+  expect_all(cache, 23);
+  EXPECT_TRUE(LatentCache(folder, "key", 23, 5).complete());
+}
+
+TEST(LatentCache, AnotherKeyOrSizeIsAnotherCache) {
+  const std::string folder = fresh("keys");
+  LatentCache cache(folder, "dataset A, vae B", 8, 4);
+  fill(cache);
+  EXPECT_EQ(LatentCache(folder, "dataset A, vae C", 8, 4).parts_present(), 0);
+  EXPECT_EQ(LatentCache(folder, "dataset A, vae B", 9, 4).parts_present(), 0);
+  EXPECT_EQ(LatentCache(folder, "dataset A, vae B", 8, 2).parts_present(), 0);
+  EXPECT_NE(read_file(cache.path() + "/key.txt").find("dataset A, vae B"), std::string::npos);
+}
+
+TEST(LatentCache, DamagedPartsAreMadeAgain) {
+  const std::string folder = fresh("damaged");
+  LatentCache cache(folder, "key", 20, 5);
+  fill(cache);
+  std::vector<std::string> files;
+  for (const auto& e : fs::directory_iterator(cache.path())) {
+    if (e.path().extension() == ".safetensors") files.push_back(e.path());
+  }
+  std::ranges::sort(files);
+  ASSERT_EQ(files.size(), 4u);
+  fs::resize_file(files[1], fs::file_size(files[1]) - 1);
+  std::ofstream(files[2]) << "";
+  fs::copy_file(files[0], files[3], fs::copy_options::overwrite_existing);  // another part's samples
+  LatentCache again(folder, "key", 20, 5);
+  EXPECT_EQ(again.parts_present(), 1);
+  EXPECT_EQ(fill(again), 3);
+  expect_all(again, 20);
+}
+
+TEST(LatentCache, AFailedWriteLeavesThePartMissing) {
+  const std::string folder = fresh("full_disk");
+  LatentCache cache(folder, "key", 10, 5);
+  fill(cache, 1);
+  set_write_hook([](const std::string& path, size_t) { fail(Code::io, "write '{}': No space left on device", path); });
+  EXPECT_THROW(fill(cache, 1), Error);
+  set_write_hook(nullptr);
+  EXPECT_EQ(cache.parts_present(), 1);
+  EXPECT_EQ(LatentCache(folder, "key", 10, 5).parts_present(), 1);
+  fill(cache);
+  expect_all(cache, 10);
+}
+
+TEST(LatentCache, PartsOfWrongSizeAreRefused) {
+  LatentCache cache(fresh("wrong"), "key", 10, 5);
+  EXPECT_THROW(cache.put(*cache.next_missing(), encode(0, 4)), Error);
+  EXPECT_THROW(cache.put(*cache.next_missing(), {}), Error);
+  EXPECT_THROW(cache.put({7, 35, 40}, encode(35, 40)), Error);
+  cache.put(*cache.next_missing(), encode(0, 5));
+  auto other = encode(5, 10);
+  other.erase("text");
+  cache.put(*cache.next_missing(), other);
+  EXPECT_THROW(cache.read_all(), Error);
+}
+
+}  // namespace
+}  // namespace md

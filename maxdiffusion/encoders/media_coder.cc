@@ -1,0 +1,62 @@
+#include "maxdiffusion/encoders/media_coder.h"
+
+#include <algorithm>
+
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/encoders/tiles.h"
+#include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+
+Tensor pixels_to_float(Tensor pixels) { return cast(pixels, DType::f32) / 127.5 - 1.0; }
+
+MediaCoder::MediaCoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights, int64_t batch,
+                       const ScopeOptions& scope, const CompileConfig& compile)
+    : devices_(devices),
+      family_(std::move(family)),
+      weights_(std::move(weights)),
+      batch_(batch),
+      scope_(frozen_options(scope)),
+      compile_(compile) {}
+
+HostArray MediaCoder::run(Direction& direction, const HostArray& input, const char* name, const Build& build) {
+  Shape shape = input.shape();
+  const int64_t n = shape.dims[0];
+  shape.dims[0] = batch_;
+  if (!direction.program || direction.input != shape) {
+    Graph g(devices_.graph_options(&devices_.rules()));
+    ParamTable params;
+    LogicalAxes axes(shape.dims.size());
+    axes[0] = axis::kData;
+    const Models models = [&](const std::string& component) { return Scope(g, params, component, scope_); };
+    g.output("out", build(models, g.input("in", shape, axes)));
+    direction = {shape, std::make_unique<Program>(md::compile(devices_, g, compile_, name)), {}};
+    place(devices_, *direction.program, weights_, direction.weights);
+  }
+  HostArray whole;
+  for (int64_t from = 0; from < n; from += batch_) {
+    ArrayMap feed;
+    place(devices_, *direction.program, {{"in", rows(input, from, batch_)}}, feed);
+    add_rows(whole, n, from, devices_.get(direction.program->run(feed, direction.weights).at("out")));
+  }
+  return whole;
+}
+
+HostArray MediaCoder::encode(const HostArray& pixels) {
+  return run(encoder_, pixels, "media_encoder", [this](const Models& models, Tensor x) {
+    const Posterior q = family_->encode_media(models, pixels_to_float(x));
+    return concatenate({q.mean, q.logvar ? exp(q.logvar * 0.5) : zeros_like(q.mean)}, -1);
+  });
+}
+
+HostArray MediaCoder::decode(const HostArray& latents, bool tiled) {
+  const int64_t tile = family_->decoder_tile();
+  if (tiled && tile > 0 && std::max(latents.dims()[1], latents.dims()[2]) > tile)
+    return decode_in_tiles(latents, tile, family_->downscale(), [this](const HostArray& part) { return decode(part); });
+  return run(decoder_, latents, "media_decoder",
+             [this](const Models& models, Tensor z) { return family_->decode_media(models, z); });
+}
+
+}  // namespace md

@@ -1,0 +1,44 @@
+// Captions to conditioning on the devices: a family's text encoders, compiled with their weights.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/families/model_weights.h"
+#include "maxdiffusion/runtime/runtime.h"
+
+namespace md {
+
+/// How models beside the one that is trained or sampled compute: stored and computed in f32, without gradients,
+/// otherwise as `scope` says.
+ScopeOptions frozen_options(ScopeOptions scope);
+/// Places host values on the devices with the sharding of the program's inputs. Inputs without a value are skipped.
+void place(const Devices& devices, const Program& program, const HostArrays& values, ArrayMap& out);
+
+/// Refers to `devices`. Not thread safe.
+class TextEncoder {
+ public:
+  /// Compiled for `batch` captions at a time. `clip_skip`: layers left out, see Family::encode_text.
+  TextEncoder(const Devices& devices, std::shared_ptr<const Family> family, int64_t batch, const WeightsOf& weights,
+              const ScopeOptions& scope, const CompileConfig& compile, int64_t clip_skip = 0);
+  /// Family::conditioning_fields of every caption, axis 0 = captions. `all_layers`: whatever clip_skip says.
+  HostArrays encode(const std::vector<std::string>& captions, bool all_layers = false);
+  /// Published name → array, by component: for checkpoints.
+  const std::map<std::string, HostArrays>& weights() const { return weights_; }
+
+ private:
+  void build(Graph& g, ParamTable& params, int64_t clip_skip) const;
+  const Program& program(int64_t clip_skip);
+  const Devices& devices_;
+  std::shared_ptr<const Family> family_;
+  int64_t batch_, clip_skip_;
+  ScopeOptions scope_;
+  CompileConfig compile_;
+  std::map<int64_t, Program> programs_;  // by clip_skip
+  ArrayMap arrays_;
+  std::map<std::string, HostArrays> weights_;
+};
+
+}  // namespace md

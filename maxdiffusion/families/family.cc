@@ -1,0 +1,70 @@
+// What most families share, and the list of families: a new one is a file of its own and one line here for each
+// pipeline class.
+#include "maxdiffusion/families/family.h"
+
+#include <fmt/ranges.h>
+
+#include "maxdiffusion/ops/elementwise.h"
+
+namespace md {
+
+std::shared_ptr<const Family> make_stable_diffusion(const ModelFolder& folder);
+
+namespace {
+
+std::vector<FamilyClass>& families() {
+  static std::vector<FamilyClass> all = {
+      {"StableDiffusionPipeline", make_stable_diffusion},
+      {"StableDiffusionImg2ImgPipeline", make_stable_diffusion},
+      {"StableDiffusionControlNetPipeline", make_stable_diffusion},
+      {"LatentConsistencyModelPipeline", make_stable_diffusion},
+      {"StableDiffusionXLPipeline", make_stable_diffusion},
+      {"StableDiffusionXLImg2ImgPipeline", make_stable_diffusion},
+      {"StableDiffusionXLControlNetPipeline", make_stable_diffusion},
+  };
+  return all;
+}
+
+}  // namespace
+
+Posterior Family::encode_media(const Models&, Tensor pixels) const { return {cast(pixels, DType::f32), {}}; }
+
+Tensor Family::decode_media(const Models&, Tensor latents) const { return cast(latents, DType::f32); }
+
+nlohmann::json Family::fitted_autoencoder(nlohmann::json config, const HostArray&) const { return config; }
+
+std::vector<std::string> Family::encoded_columns() const {
+  std::vector<std::string> names = {"moments"};
+  for (const Field& f : conditioning_fields()) names.push_back(f.name);
+  return names;
+}
+
+HostArrays Family::from_encoded(const HostArrays& records) const {
+  HostArrays out;
+  for (const auto& [name, a] : records)
+    out[name] = name == "moments" ? latent_scale().apply_to_moments(a.cast(DType::f32)) : a.cast(DType::f32);
+  return out;
+}
+
+HostArrays Family::to_encoded(const HostArray& moments, const HostArrays&, const HostArrays& conditioning,
+                              const std::function<std::vector<float>(size_t)>&) const {
+  HostArrays out = conditioning;
+  out["moments"] = moments;
+  return out;
+}
+
+void add_family(FamilyClass family) { families().push_back(std::move(family)); }
+
+std::shared_ptr<const Family> make_family(const ModelFolder& folder) {
+  std::string name = folder.pipeline();
+  if (name.starts_with("Flax")) name = name.substr(4);
+  std::vector<std::string> known;
+  for (const FamilyClass& f : families()) {
+    if (f.pipeline == name) return f.make(folder);
+    known.push_back(f.pipeline);
+  }
+  fail(Code::invalid_config, "{}/model_index.json: the pipeline class '{}' is not one of: {}", folder.path(),
+       folder.pipeline(), fmt::join(known, ", "));
+}
+
+}  // namespace md

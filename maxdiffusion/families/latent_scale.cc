@@ -1,0 +1,63 @@
+#include "maxdiffusion/families/latent_scale.h"
+
+#include <functional>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/ops/elementwise.h"
+
+namespace md {
+namespace {
+
+double at(const std::vector<double>& values, size_t channel) { return values.size() == 1 ? values[0] : values[channel]; }
+
+/// A value per channel to combine with z: a number where all are one.
+template <class F>
+Tensor per_channel(Tensor z, const std::vector<double>& values, F combine) {
+  if (values.size() == 1) return combine(z, values[0]);
+  const int64_t c = z.dim(-1);
+  check(c == static_cast<int64_t>(values.size()), Code::invalid_config,
+        "latents have {} channels, their statistics {}", c, values.size());
+  const std::vector<float> row(values.begin(), values.end());
+  Dims dims(static_cast<size_t>(z.rank()), 1);
+  dims.back() = c;
+  return combine(z, constant(z.graph(), HostArray::of<float>({DType::f32, dims}, row)));
+}
+
+/// f(value, channel) of every element; `of`: channels after which they repeat.
+HostArray map_channels(const HostArray& z, size_t of, const std::function<double(double, size_t)>& f) {
+  HostArray out(z.shape());
+  auto from = z.view<float>();
+  auto to = out.mutable_view<float>();
+  for (size_t i = 0; i < from.size(); ++i) to[i] = static_cast<float>(f(from[i], i % of));
+  return out;
+}
+
+size_t channels(const HostArray& z) { return static_cast<size_t>(z.dims().back()); }
+
+}  // namespace
+
+Tensor LatentScale::apply(Tensor z) const {
+  z = per_channel(z, shift, [](Tensor x, auto v) { return x - v; });
+  return per_channel(z, scale, [](Tensor x, auto v) { return x * v; });
+}
+
+Tensor LatentScale::apply_to_deviation(Tensor deviation) const {
+  return per_channel(deviation, scale, [](Tensor x, auto v) { return x * v; });
+}
+
+HostArray LatentScale::apply(const HostArray& z) const {
+  return map_channels(z, channels(z), [this](double v, size_t c) { return (v - at(shift, c)) * at(scale, c); });
+}
+
+HostArray LatentScale::undo(const HostArray& z) const {
+  return map_channels(z, channels(z), [this](double v, size_t c) { return v / at(scale, c) + at(shift, c); });
+}
+
+HostArray LatentScale::apply_to_moments(const HostArray& moments) const {
+  const size_t c = channels(moments) / 2;
+  return map_channels(moments, 2 * c, [this, c](double v, size_t k) {
+    return (v - (k < c ? at(shift, k) : 0)) * at(scale, k % c);
+  });
+}
+
+}  // namespace md

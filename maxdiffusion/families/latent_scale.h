@@ -1,0 +1,26 @@
+// The scale of latents: the denoiser sees (z − shift)·scale. Every use of an autoencoder's statistics goes through here.
+// Source: Rombach et al. 2022, appendix G (rescaling of the latent space).
+#pragma once
+
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/graph/tensor.h"
+
+namespace md {
+
+/// Per channel of the last axis; a single value is that of all.
+struct LatentScale {
+  std::vector<double> shift = {0}, scale = {1};
+
+  /// Latents, f32 [..., C].
+  Tensor apply(Tensor z) const;
+  HostArray apply(const HostArray& z) const;
+  HostArray undo(const HostArray& z) const;
+  /// Deviations stretch and do not move.
+  Tensor apply_to_deviation(Tensor deviation) const;
+  /// Moments, f32 [..., 2C]: means, then deviations.
+  HostArray apply_to_moments(const HostArray& moments) const;
+};
+
+}  // namespace md

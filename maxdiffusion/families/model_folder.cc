@@ -1,0 +1,164 @@
+#include "maxdiffusion/families/model_folder.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/hub_cache.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+/// Classes of files that sampling and training do without.
+constexpr const char* kUnused[] = {"CLIPImageProcessor", "CLIPFeatureExtractor", "StableDiffusionSafetyChecker",
+                                   "FlaxStableDiffusionSafetyChecker"};
+
+json parse_json(const std::string& path, const std::string& text) {
+  try {
+    return json::parse(text);
+  } catch (const json::exception& e) {
+    fail(Code::invalid_config, "{}: not JSON: {}", path, e.what());
+  }
+}
+
+bool is_tokenizer(const std::string& class_name) {
+  return class_name == "CLIPTokenizer" || class_name == "CLIPTokenizerFast";
+}
+
+std::shared_ptr<const ClipTokenizer> open_tokenizer(const std::string& folder, bool first, std::string bpe_file) {
+  if (exists(folder + "/vocab.json") || exists(folder + "/tokenizer.json"))
+    return std::make_shared<ClipTokenizer>(ClipTokenizer::from_folder(folder));
+  if (bpe_file.empty()) bpe_file = MD_DEPS_DIR "/open_clip/bpe_simple_vocab_16e6.txt.gz";
+  auto t = std::make_shared<ClipTokenizer>(ClipTokenizer::from_bpe(bpe_file));
+  if (!first && !exists(folder)) t->set_pad_id(0);  // "!", as OpenCLIP pads
+  return t;
+}
+
+}  // namespace
+
+std::any ModelFolder::parse(const std::string& class_name, const std::string& file) const {
+  const std::string where = path_.empty() ? file : path_ + "/" + file;
+  try {
+    return find_model_class(class_name)->read(parse_json(where, files_.at(file)));
+  } catch (Error& e) {
+    throw e.note("in " + where);
+  } catch (const json::exception& e) {
+    fail(Code::invalid_config, "{}: {}", where, e.what());
+  }
+}
+
+void ModelFolder::read_index(const Read& read) {
+  const std::string where = path_ + "/model_index.json";
+  index_ = parse_json(where, files_["model_index.json"] = read("model_index.json"));
+  check(index_.is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", where, index_.type_name());
+  const json name = index_.value("_class_name", json());
+  check(name.is_string(), Code::invalid_config, "{}: _class_name is {}; expected the name of a pipeline class", where,
+        name.dump());
+  pipeline_ = name;
+  for (const auto& [part, value] : index_.items()) {
+    if (!value.is_array()) continue;  // an option of the pipeline
+    check(value.size() == 2 && (value[1].is_null() || value[1].is_string()), Code::invalid_config,
+          "{}: {} is {}; expected [library, class]", where, part, value.dump());
+    if (value[1].is_null()) continue;
+    check(!part.empty() && part.find_first_of("/\\") == std::string::npos && part[0] != '.', Code::invalid_config,
+          "{}: '{}' is not the name of a folder inside the model's", where, part);
+    const std::string class_name = value[1];
+    if (part == "scheduler") {
+      read("scheduler/scheduler_config.json");
+    } else if (find_model_class(class_name)) {
+      read(part + "/config.json");
+      components_[part] = {class_name, parse(class_name, part + "/config.json"), path_ + "/" + part};
+    } else if (is_tokenizer(class_name)) {
+      tokenizers_[part];
+    } else if (std::ranges::find(kUnused, class_name) == std::end(kUnused)) {
+      fail(Code::invalid_config, "{}: the class '{}' of {} is not one of: {}, CLIPTokenizer", where, class_name, part,
+           fmt::join(model_class_names(), ", "));
+    }
+  }
+  check(files_.contains("scheduler/scheduler_config.json"), Code::invalid_config,
+        "{}: there is no scheduler; expected \"scheduler\": [\"diffusers\", \"…Scheduler\"]", where);
+}
+
+ModelFolder ModelFolder::open(const std::string& name, const std::string& bpe_file, const std::string& revision) {
+  check(!name.empty(), Code::invalid_config, "pretrained_model_name_or_path is empty; it names a model folder");
+  ModelFolder m;
+  m.path_ = local_folder(name, revision);
+  m.read_index([&m](const std::string& file) { return m.files_[file] = read_file(m.path_ + "/" + file); });
+  for (auto& [part, tokenizer] : m.tokenizers_)
+    tokenizer = open_tokenizer(m.path_ + "/" + part, part == "tokenizer", bpe_file);
+  return m;
+}
+
+ModelFolder ModelFolder::from_texts(std::map<std::string, std::string> files) {
+  ModelFolder m;
+  m.files_ = std::move(files);
+  m.read_index([&m](const std::string& file) {
+    const auto text = m.files_.find(file);
+    check(text != m.files_.end(), Code::io, "a model folder needs {}", file);
+    return text->second;
+  });
+  m.tokenizers_.clear();
+  return m;
+}
+
+const Component& ModelFolder::find(const std::string& component) const {
+  const auto c = components_.find(component);
+  if (c != components_.end()) return c->second;
+  std::vector<std::string> names;
+  for (const auto& [name, other] : components_) names.push_back(name);
+  fail(Code::invalid_config, "{}: model_index.json has no {}; a {} needs it, there are: {}", path_, component,
+       pipeline_, fmt::join(names, ", "));
+}
+
+const ClipTokenizer& ModelFolder::tokenizer(const std::string& name) const {
+  const auto t = tokenizers_.find(name);
+  check(t != tokenizers_.end(), Code::invalid_config, "{}: model_index.json has no {}; a {} needs it", path_, name,
+        pipeline_);
+  return *t->second;
+}
+
+std::map<std::string, std::string> ModelFolder::tokenizer_files() const {
+  std::map<std::string, std::string> out;
+  for (const auto& [name, t] : tokenizers_)
+    for (auto& [file, text] : t->files()) out[name + "/" + file] = std::move(text);
+  return out;
+}
+
+void ModelFolder::add_component(const std::string& name, const std::string& folder, const std::string& class_name) {
+  const std::string file = folder + "/config.json";
+  const json config = parse_json(file, read_file(file));
+  const std::string found = config.is_object() ? config.value("_class_name", class_name) : class_name;
+  check(found == class_name || found == "Flax" + class_name, Code::invalid_config, "{}: _class_name is '{}', not {}",
+        file, found, class_name);
+  try {
+    components_[name] = {class_name, find_model_class(class_name)->read(config), folder};
+  } catch (Error& e) {
+    throw e.note("in " + file);
+  }
+}
+
+void ModelFolder::set_config(const std::string& component, const std::string& text) {
+  const std::string file = component + "/config.json";
+  files_[file] = text;
+  Component& c = components_.at(component);
+  c.config = parse(c.class_name, file);
+}
+
+ParamTable ModelFolder::params(const std::string& component, DType weights) const {
+  return params(std::vector<std::string>{component}, weights);
+}
+
+ParamTable ModelFolder::params(const std::vector<std::string>& components, DType weights) const {
+  Graph g;
+  ParamTable table;
+  for (const std::string& name : components) {
+    const Component& c = find(name);
+    find_model_class(c.class_name)->trace(Scope(g, table, name, {.weights = weights}), c.config);
+  }
+  return table;
+}
+
+}  // namespace md

@@ -1,0 +1,88 @@
+// A model folder in diffusers' layout, opened: model_index.json says which class reads which subfolder, each config is
+// parsed by its class (models/registry.h), tokenizers are loaded, weights are found but not read.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <any>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/data/text/tokenizer.h"
+#include "maxdiffusion/models/registry.h"
+#include "maxdiffusion/nn/param.h"
+
+namespace md {
+
+/// A model of a folder.
+struct Component {
+  std::string class_name;  // "UNet2DConditionModel"
+  std::any config;         // the class's config struct
+  std::string weights;     // folder or file of its weights
+};
+
+class ModelFolder {
+ public:
+  /// `name`, `revision`: as local_folder takes them. `bpe_file`: merges list for CLIP tokenizers whose folder is
+  /// missing; empty: the installed one. Throws io where the folder or a file is missing, invalid_config naming the file
+  /// where it is damaged, describes no known model, or model_index.json names a class that is not known.
+  static ModelFolder open(const std::string& name, const std::string& bpe_file = "", const std::string& revision = "");
+  /// The same from texts: "model_index.json", "unet/config.json", …; without weights and tokenizers.
+  static ModelFolder from_texts(std::map<std::string, std::string> files);
+
+  const std::string& path() const { return path_; }
+  /// `_class_name` of model_index.json: "StableDiffusionXLPipeline".
+  const std::string& pipeline() const { return pipeline_; }
+  /// A member of model_index.json that is no component: "force_zeros_for_empty_prompt".
+  template <class T>
+  T option(const char* name, T fallback) const {
+    return index_.value(name, fallback);
+  }
+
+  const std::map<std::string, Component>& components() const { return components_; }
+  bool has(const std::string& component) const { return components_.contains(component); }
+  /// Throws invalid_config where the folder has no such component, or one of another class than Config's.
+  template <class Config>
+  const Config& config(const std::string& component) const {
+    const Component& c = find(component);
+    const Config* config = std::any_cast<Config>(&c.config);
+    check(config, Code::invalid_config, "{}: {} is a {}, which a {} does not have there", path_, component,
+          c.class_name, pipeline_);
+    return *config;
+  }
+  /// Throws invalid_config where model_index.json names no such tokenizer.
+  const ClipTokenizer& tokenizer(const std::string& name) const;
+
+  /// Texts of model_index.json, scheduler/scheduler_config.json and every config.json, by path below the folder.
+  const std::map<std::string, std::string>& files() const { return files_; }
+  const std::string& scheduler_config() const { return files_.at("scheduler/scheduler_config.json"); }
+  /// Texts of the tokenizers' files, as transformers reads them, by path below the folder.
+  std::map<std::string, std::string> tokenizer_files() const;
+
+  /// A model beside the folder's own: `folder` has config.json and weights. `classes`: names that it may have.
+  void add_component(const std::string& name, const std::string& folder, const std::string& class_name);
+  /// Replaces a component's config.json.
+  void set_config(const std::string& component, const std::string& text);
+  /// The table of a component's parameters.
+  ParamTable params(const std::string& component, DType weights = DType::f32) const;
+  /// Tables of several components in one.
+  ParamTable params(const std::vector<std::string>& components, DType weights = DType::f32) const;
+
+ private:
+  using Read = std::function<std::string(const std::string& file)>;
+  void read_index(const Read& read);
+  const Component& find(const std::string& component) const;
+  std::any parse(const std::string& class_name, const std::string& file) const;
+
+  std::string path_, pipeline_;
+  nlohmann::json index_;
+  std::map<std::string, Component> components_;
+  std::map<std::string, std::shared_ptr<const ClipTokenizer>> tokenizers_;
+  std::map<std::string, std::string> files_;
+};
+
+}  // namespace md

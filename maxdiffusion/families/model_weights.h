@@ -1,0 +1,68 @@
+// Where the weights of each component come from: the model folder, files that replace them, or random values. One rule
+// for training, sampling and checkpoints.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "maxdiffusion/families/family.h"
+
+namespace md {
+
+/// Keys of the model folder and of what replaces its weights.
+struct ModelKeys {
+  std::string pretrained_model_name_or_path, revision, clip_bpe_file, unet_checkpoint, lightning_repo, lightning_ckpt;
+  bool train_new_unet = false, train_new_vae = false, random_text_encoder = false;
+  template <class V>
+  void visit(V&& v) {
+    v("pretrained_model_name_or_path", pretrained_model_name_or_path,
+      "model folder in diffusers' layout, or the name of one that the Hugging Face cache holds");
+    v("revision", revision, "of a name in the Hugging Face cache; empty: main");
+    v("clip_bpe_file", clip_bpe_file, "merges list for a model folder without tokenizer; empty: the installed one");
+    v("unet_checkpoint", unet_checkpoint, "folder with unet/, or the UNet's own, whose weights replace the model's");
+    v("lightning_repo", lightning_repo, "folder or cached name that holds lightning_ckpt; empty: off");
+    v("lightning_ckpt", lightning_ckpt, "file of a whole UNet whose weights replace the model's");
+    v("train_new_unet", train_new_unet, "start the UNet from random weights");
+    v("train_new_vae", train_new_vae, "train an autoencoder first, from random weights");
+    v("random_text_encoder", random_text_encoder, "text encoders of random, frozen weights: for folders without any");
+  }
+};
+
+/// What answers the parameters of a component with values, by input name ("unet/conv_in.weight").
+using WeightsOf = std::function<HostArrays(const ParamTable&, const std::string& component)>;
+
+class ModelWeights {
+ public:
+  /// What training starts from. Components whose key says so are drawn from `seed`.
+  static ModelWeights for_training(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
+                                   uint64_t seed);
+  /// What is drawn with: a component is random only where its key says so and the folder holds no weights for it.
+  static ModelWeights for_sampling(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
+                                   uint64_t seed);
+
+  /// Folder or file that a component's weights are read from; empty: they are drawn, or were set.
+  std::string location(const std::string& component) const;
+  /// Values of a component trained in this run, by input name, which count instead.
+  void set(const std::string& component, HostArrays values) { given_[component] = std::move(values); }
+  /// Throws io now where there are no weights, or naming every missing, unused or misshapen tensor; reads or draws when
+  /// the result is called. The table must live until then. Values have the table's storage types.
+  std::function<HostArrays()> open(const ParamTable& params, const std::string& component) const;
+  HostArrays read(const ParamTable& params, const std::string& component) const { return open(params, component)(); }
+
+ private:
+  std::map<std::string, std::string> locations_;  // none: random
+  std::map<std::string, HostArrays> given_;
+  uint64_t seed_ = 0;
+};
+
+/// Those values whose parameter is of this component.
+HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all);
+/// Matches what `weights` (a folder or file) holds with the component's parameters now; reads when called. Errors as
+/// ModelWeights::open.
+std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
+                                           const std::string& weights);
+/// Parameters under their published names: a stacked parameter becomes one array per layer.
+HostArrays published(const ParamTable& params, const std::string& component, const HostArrays& values);
+
+}  // namespace md

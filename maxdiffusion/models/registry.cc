@@ -1,0 +1,47 @@
+#include "maxdiffusion/models/registry.h"
+
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/models/clip_text.h"
+#include "maxdiffusion/models/controlnet.h"
+#include "maxdiffusion/models/unet2d.h"
+#include "maxdiffusion/models/vae.h"
+
+namespace md {
+namespace {
+
+std::vector<ModelClass>& classes() {
+  static std::vector<ModelClass> all = {
+      model_class("UNet2DConditionModel", trace_unet2d),
+      model_class("AutoencoderKL", trace_vae),
+      model_class("CLIPTextModel", trace_clip_text),
+      model_class("CLIPTextModelWithProjection", trace_clip_text),
+      model_class("ControlNetModel", trace_controlnet),
+  };
+  return all;
+}
+
+}  // namespace
+
+void add_model_class(ModelClass c) {
+  for (ModelClass& known : classes())
+    if (known.name == c.name) {
+      known = std::move(c);
+      return;
+    }
+  classes().push_back(std::move(c));
+}
+
+const ModelClass* find_model_class(const std::string& name) {
+  for (const ModelClass& c : classes())
+    if (name == c.name || name == "Flax" + c.name) return &c;
+  return nullptr;
+}
+
+std::vector<std::string> model_class_names() {
+  std::vector<std::string> names;
+  for (const ModelClass& c : classes()) names.push_back(c.name);
+  return names;
+}
+
+}  // namespace md

@@ -1,0 +1,38 @@
+// Model classes by the names that model_index.json and config.json give them: how a config is read, and what
+// parameters the model has. A model folder is opened through this list, so no part of a run has a list of its own.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <any>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/nn/scope.h"
+
+namespace md {
+
+struct ModelClass {
+  std::string name;  // "UNet2DConditionModel"
+  /// The config struct of the model. Throws invalid_config where config.json does not describe such a model.
+  std::function<std::any(const nlohmann::json& config)> read;
+  /// Asks `s` for every parameter, by building the model for inputs of the smallest sizes.
+  std::function<void(const Scope& s, const std::any& config)> trace;
+};
+
+/// A class whose config struct has a `static Config from_json(const nlohmann::json&)`.
+template <class Config>
+ModelClass model_class(std::string name, void (*trace)(const Scope&, const Config&)) {
+  return {std::move(name), [](const nlohmann::json& j) -> std::any { return Config::from_json(j); },
+          [trace](const Scope& s, const std::any& c) { trace(s, std::any_cast<const Config&>(c)); }};
+}
+
+/// For classes of other programs; those of this library are always there. Not thread safe: call it before anything is
+/// opened. Replaces a class of the same name.
+void add_model_class(ModelClass c);
+/// By name, with or without the prefix Flax; null where there is none.
+const ModelClass* find_model_class(const std::string& name);
+std::vector<std::string> model_class_names();
+
+}  // namespace md

@@ -1,0 +1,30 @@
+// Keys of how layers store and compute.
+#pragma once
+
+#include <string>
+
+#include "maxdiffusion/nn/scope.h"
+
+namespace md {
+
+struct LayerKeys {
+  std::string weights_dtype = "float32", activations_dtype = "bfloat16", precision = "DEFAULT",
+              attention = "dot_product", remat_policy = "NONE";
+  bool scan_layers = false;
+  int64_t flash_min_seq_length = 256;
+  template <class V>
+  void visit(V&& v) {
+    v("weights_dtype", weights_dtype, "dtype parameters are stored in");
+    v("activations_dtype", activations_dtype, "compute dtype given to layers");
+    v("precision", precision, "matrix product precision: DEFAULT, HIGH, HIGHEST");
+    v("attention", attention, "attention kernel");
+    v("remat_policy", remat_policy, "what the forward pass keeps: NONE (all) or FULL (block inputs)");
+    v("scan_layers", scan_layers, "repeated blocks as one loop over stacked parameters");
+    v("flash_min_seq_length", flash_min_seq_length, "below this length flash attention falls back to dot_product");
+  }
+};
+
+/// What the keys say to layers. Throws invalid_config for a name that no list knows.
+ScopeOptions scope_options(const LayerKeys& keys);
+
+}  // namespace md

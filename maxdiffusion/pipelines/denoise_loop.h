@@ -1,0 +1,65 @@
+// Prompts to latents to media, for every family: encode, one loop over the scheduler's rows with guidance, decode.
+// Sources: Ho and Salimans 2022 (classifier-free guidance); Lin et al. 2023, section 3.4 (guidance rescale); Zhang et
+// al. 2023 (ControlNet). Details follow diffusers' pipelines of the same models.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/encoders/media_coder.h"
+#include "maxdiffusion/encoders/text_encoder.h"
+#include "maxdiffusion/pipelines/sample_keys.h"
+
+namespace md {
+
+/// A ControlNet beside the denoiser: the family has it as a component.
+struct ControlOptions {
+  HostArray image;            // f32 [1, H, W, C] in [0, 1], for everything drawn
+  double scale = 1;           // of the residuals
+  double start = 0, end = 1;  // part of the steps in which it acts
+};
+
+struct SampleOptions {
+  std::vector<std::string> prompts;
+  /// None: what Family::zeros_for_empty_prompt says. One for all prompts, or one each.
+  std::vector<std::string> negative_prompts;
+  double guidance_scale = 7.5;  // at most 1: the model runs once a step
+  double guidance_rescale = 0;  // 0: off
+  int64_t num_inference_steps = 30, images_per_prompt = 1;
+  int64_t batch = 0;  // samples per run of the program; 0: all of them
+  MediaSize size;
+  std::optional<SizeHints> said;  // absent: `size`, not cropped
+  uint64_t seed = 0;
+  HostArray latents;                // f32 [N, h, w, C], standard normal; absent: drawn from the seed, one by one
+  nlohmann::json scheduler_config;  // after overrides
+  std::optional<ControlOptions> control;
+  ScopeOptions scope;
+  CompileConfig compile;
+
+  bool guided() const { return guidance_scale > 1; }
+  int64_t samples() const { return static_cast<int64_t>(prompts.size()) * images_per_prompt; }
+};
+
+/// What a run's keys ask for; scheduler_config, scope, compile and control are left to the caller. `per_device_batch`,
+/// `devices`: for the batch. `resolution`, `seed`: where the keys name none. Throws invalid_config.
+SampleOptions sample_options(const SampleKeys& keys, double per_device_batch, int64_t devices, int64_t resolution,
+                             uint64_t seed);
+
+/// Conditioning by field, one row per sample, prompt-major: the samples of one prompt follow each other.
+struct PromptConditioning {
+  HostArrays positive, negative;  // negative: with guidance only
+};
+/// Throws invalid_config where negative_prompts are neither none, one, nor as many as the prompts.
+PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const SampleOptions& options);
+
+/// Latents f32 [N, h, w, C], still scaled. The whole denoising loop is one program; `weights` answers while it is
+/// compiled. Throws invalid_config (sizes, steps, scheduler, latents), device where latents are not finite.
+HostArray denoise(const Devices& devices, const Family& family, const WeightsOf& weights,
+                  const PromptConditioning& prompts, const SampleOptions& options);
+
+/// Media f32 [N, H, W, 3] in [−1, 1] from latents of `denoise`; `tiled`: see MediaCoder. Throws device where they are
+/// not finite.
+HostArray decode_latents(MediaCoder& coder, const Family& family, const HostArray& latents, bool tiled = false);
+
+}  // namespace md

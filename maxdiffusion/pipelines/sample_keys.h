@@ -1,0 +1,58 @@
+// Keys of drawing: what, how large, how, and where it goes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace md {
+
+struct SampleKeys {
+  std::vector<std::string> prompt, negative_prompt;
+  bool do_classifier_free_guidance = true;
+  double guidance_scale = 7.5, guidance_rescale = 0;
+  int64_t num_inference_steps = 30, clip_skip = 0;
+  std::optional<int64_t> num_images_per_prompt, sample_seed, height, width;
+  std::vector<int64_t> original_size, crops_coords_top_left = {0, 0}, target_size;
+  std::string latents, output_type = "png";
+  bool vae_slicing = false, vae_tiling = false;
+  template <class V>
+  void visit(V&& v) {
+    v("prompt", prompt, "what to draw: one text or a list");
+    v("negative_prompt", negative_prompt, "what guidance steers away from: one text, or one for each prompt");
+    v("do_classifier_free_guidance", do_classifier_free_guidance, "false: guidance_scale is not used");
+    v("guidance_scale", guidance_scale, "classifier-free guidance; <= 1: off");
+    v("guidance_rescale", guidance_rescale, "part of the prediction's deviation restored after guidance; <= 0: off");
+    v("num_inference_steps", num_inference_steps, "denoising steps");
+    v("num_images_per_prompt", num_images_per_prompt, "null: the global batch for one prompt, 1 for several");
+    v("sample_seed", sample_seed, "seed of the initial noise; null: seed");
+    v("height", height, "of the pictures, pixels; null: resolution");
+    v("width", width, "of the pictures, pixels; null: resolution");
+    v("original_size", original_size, "SDXL's condition: height and width before cropping; empty: the picture's");
+    v("crops_coords_top_left", crops_coords_top_left, "SDXL's condition: top and left of the crop");
+    v("target_size", target_size, "SDXL's condition: height and width wanted; empty: the picture's");
+    v("clip_skip", clip_skip, "layers of the text encoders left out at the end, for the prompt as in diffusers");
+    v("latents", latents, "safetensors file whose tensor `latents` (standard normal, NCHW) is the initial noise");
+    v("output_type", output_type, "png, np (images.safetensors) or latent (latents.safetensors)");
+    v("vae_slicing", vae_slicing, "decode picture by picture");
+    v("vae_tiling", vae_tiling, "decode pictures larger than the autoencoder's own in tiles that overlap");
+  }
+};
+
+struct ControlKeys {
+  std::string controlnet_model_name_or_path, controlnet_image, controlnet_preprocessor;
+  double controlnet_conditioning_scale = 1, control_guidance_start = 0, control_guidance_end = 1;
+  template <class V>
+  void visit(V&& v) {
+    v("controlnet_model_name_or_path", controlnet_model_name_or_path,
+      "ControlNet's folder; generate uses it where it is one, generate_controlnet also finds cached names");
+    v("controlnet_image", controlnet_image, "picture that the ControlNet sees");
+    v("controlnet_preprocessor", controlnet_preprocessor, "canny: its edges are shown instead; empty: as it is");
+    v("controlnet_conditioning_scale", controlnet_conditioning_scale, "weight of what the ControlNet adds");
+    v("control_guidance_start", control_guidance_start, "part of the steps before the ControlNet acts");
+    v("control_guidance_end", control_guidance_end, "part of the steps after which it does not act any more");
+  }
+};
+
+}  // namespace md

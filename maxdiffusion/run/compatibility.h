@@ -1,0 +1,13 @@
+// Keys that cannot be combined, and keys that need others: one table, one message form.
+#pragma once
+
+#include "maxdiffusion/families/family.h"
+#include "maxdiffusion/run/run_config.h"
+
+namespace md {
+
+/// Throws invalid_config, naming the keys and the reason, for what training cannot obey.
+void check_training_keys(const RunConfig& config, const Family& family);
+/// The like for prepare_tfrecords.
+void check_tfrecord_keys(const RunConfig& config);
+}  // namespace md

@@ -1,0 +1,258 @@
+#include "maxdiffusion/run/generate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/data/images/canny.h"
+#include "maxdiffusion/data/images/prepare.h"
+#include "maxdiffusion/data/images/resize.h"
+#include "maxdiffusion/data/records/image_folder.h"
+#include "maxdiffusion/lora/lora_merge.h"
+#include "maxdiffusion/metrics/profile.h"
+#include "maxdiffusion/pipelines/denoise_loop.h"
+
+namespace md {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The model to draw with, and the config where it is the run's own checkpoint: that holds all weights.
+std::pair<std::string, RunConfig> chosen_model(RunConfig c) {
+  const std::string given = c.model.pretrained_model_name_or_path;
+  if (c.run.run_name.empty() || c.on_command_line.contains("pretrained_model_name_or_path")) return {given, c};
+  const std::string checkpoints = c.folder() + "/checkpoints";
+  const std::vector<int64_t> steps = list_checkpoints(checkpoints);
+  if (steps.empty()) return {given, c};
+  log_info("run '{}' has trained: its checkpoint of step {} is used", c.run.run_name, steps.back());
+  if (!c.on_command_line.contains("unet_checkpoint")) c.model.unet_checkpoint.clear();
+  if (!c.on_command_line.contains("lightning_repo")) c.model.lightning_repo.clear();
+  return {checkpoint_folder(checkpoints, steps.back()), c};
+}
+
+/// f32 [−1, 1] → f32 [0, 1], clipped.
+HostArray unit_range(const HostArray& images) {
+  HostArray out(images.shape());
+  auto from = images.view<float>();
+  std::ranges::transform(from, out.mutable_view<float>().begin(),
+                         [](float v) { return std::clamp(v / 2 + 0.5f, 0.0f, 1.0f); });
+  return out;
+}
+
+/// u8 [H, W, 3] → f32 [1, H, W, 3] in [0, 1].
+HostArray as_floats(const HostArray& rgb) {
+  HostArray out(Shape{DType::f32, {1, rgb.dims()[0], rgb.dims()[1], 3}});
+  auto from = rgb.view<uint8_t>();
+  std::ranges::transform(from, out.mutable_view<float>().begin(),
+                         [](uint8_t v) { return static_cast<float>(v) / 255.0f; });
+  return out;
+}
+
+/// The ControlNet's folder that the keys name; empty: none.
+std::string control_folder(const ControlKeys& k, bool required) {
+  if (!required && !std::filesystem::is_directory(k.controlnet_model_name_or_path)) return "";
+  check(!k.controlnet_model_name_or_path.empty(), Code::invalid_config, "controlnet_model_name_or_path is empty");
+  const std::string folder = local_folder(k.controlnet_model_name_or_path);
+  log_info("ControlNet: {}", folder);
+  return folder;
+}
+
+/// What the ControlNet sees. Without height and width in the config, the image's own, rounded down to multiples of 64,
+/// are those of what is drawn.
+ControlOptions control_options(RunConfig& c) {
+  const ControlKeys& k = c.control;
+  check(!k.controlnet_image.empty(), Code::invalid_config, "controlnet_image is empty; give controlnet_image=FILE");
+  HostArray rgb = decode_image(k.controlnet_image);
+  check(
+      k.controlnet_preprocessor.empty() || k.controlnet_preprocessor == "none" || k.controlnet_preprocessor == "canny",
+      Code::invalid_config, "controlnet_preprocessor '{}' is not one of: none, canny", k.controlnet_preprocessor);
+  if (k.controlnet_preprocessor == "canny") rgb = canny_edges(rgb, 100, 200);
+  if (!c.sample.height) c.sample.height = std::max<int64_t>(64, rgb.dims()[0] / 64 * 64);
+  if (!c.sample.width) c.sample.width = std::max<int64_t>(64, rgb.dims()[1] / 64 * 64);
+  ControlOptions o;
+  o.image = as_floats(resize_rgb8(rgb, *c.sample.height, *c.sample.width, Filter::lanczos));
+  o.scale = k.controlnet_conditioning_scale;
+  o.start = k.control_guidance_start;
+  o.end = k.control_guidance_end;
+  return o;
+}
+
+SampleOptions options_of(const RunModels& models) {
+  const RunConfig& c = models.config();
+  SampleOptions o = sample_options(c.sample, c.batches.per_device_batch_size, models.devices().mesh().devices(),
+                                   c.images.resolution, c.seed());
+  o.scheduler_config = sampling_config(models.folder().scheduler_config(), c.scheduler);
+  o.scope = scope_options(c.layers);
+  o.compile = c.compile;
+  return o;
+}
+
+/// A model folder on devices, drawing as a config says.
+class Sampler {
+ public:
+  Sampler(RunConfig config, const std::string& model, bool with_control)
+      : config_(std::move(config)),
+        control_(control_folder(config_.control, with_control)),
+        models_(config_, model, Purpose::sampling, control_) {
+    std::optional<ControlOptions> control;
+    if (!control_.empty()) control = control_options(config_);
+    options_ = options_of(models_);
+    options_.control = std::move(control);
+    read_loras();
+  }
+  const RunModels& models() const { return models_; }
+
+  /// Latents, channels last, scaled.
+  HostArray denoise() {
+    const Family& family = *models_.family();
+    PromptConditioning prompts;
+    {  // the encoders leave the devices before the denoiser comes
+      const int64_t texts = std::min<int64_t>(static_cast<int64_t>(options_.prompts.size()), 8), d = devices();
+      TextEncoder text(models_.devices(), models_.family(), (texts + d - 1) / d * d, weights(), options_.scope,
+                       config_.compile, config_.sample.clip_skip);
+      prompts = encode_prompts(text, family, options_);
+    }
+    log_info("{} prompts encoded after {:.1f} s", options_.prompts.size(), seconds());
+    const HostArray latents = md::denoise(models_.devices(), family, weights(), prompts, options_);
+    log_info("{} pictures of {}x{} denoised after {:.1f} s", options_.samples(), options_.size.height,
+             options_.size.width, seconds());
+    return latents;
+  }
+  /// f32 [N, H, W, 3] in [−1, 1].
+  HostArray decode(const HostArray& latents) {
+    MediaCoder coder(models_.devices(), models_.family(), models_.autoencoder_values(),
+                     config_.sample.vae_slicing ? devices() : options_.batch, options_.scope, config_.compile);
+    const HostArray images = decode_latents(coder, *models_.family(), latents, config_.sample.vae_tiling);
+    log_info("decoded after {:.1f} s", seconds());
+    return images;
+  }
+
+ private:
+  int64_t devices() const { return models_.devices().mesh().devices(); }
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+  /// Those of the keys, and those that the folder's run has trained.
+  void read_loras() {
+    std::vector<LoraChoice> chosen = chosen_loras(config_.lora);
+    const std::string own = models_.folder().path() + "/pytorch_lora_weights.safetensors";
+    if (exists(own)) chosen.insert(chosen.begin(), {own, 1});
+    if (chosen.empty()) return;
+    const LoraTargets targets = lora_targets(models_);
+    for (const LoraChoice& l : chosen) {
+      loras_.push_back({read_lora(l.path, targets), l.scale});
+      log_info("LoRA {} with scale {}", l.path, l.scale);
+    }
+  }
+  WeightsOf weights() {
+    return [this](const ParamTable& params, const std::string& component) {
+      HostArrays values = models_.weights().read(params, component);
+      // Only this component's: the others come with their own call.
+      ParamTable own;
+      for (const Param& p : params.params())
+        if (p.model == component) own.add(p);
+      if (!values.empty()) merge_loras(loras_, own, values);
+      return values;
+    };
+  }
+
+  RunConfig config_;
+  std::string control_;
+  RunModels models_;
+  std::vector<ScaledLora> loras_;
+  SampleOptions options_;
+  Clock::time_point start_ = Clock::now();
+};
+
+/// As output_type says.
+void write_samples(const RunConfig& c, Sampler& sampler) {
+  const std::string& type = c.sample.output_type;
+  const HostArray latents = sampler.denoise();
+  make_folders(c.run.output_dir);
+  auto write_tensor = [&](const char* file, const char* name, const HostArray& a) {
+    const std::string path = c.run.output_dir + "/" + file;
+    write_safetensors(path, {{name, a}});
+    log_info("wrote {}", path);
+  };
+  if (type == "latent") return write_tensor("latents.safetensors", "latents", channels_first(latents));
+  const HostArray images = sampler.decode(latents);
+  if (type == "np") return write_tensor("images.safetensors", "images", unit_range(images));
+  for (int64_t i = 0; i < images.dims()[0]; ++i) {
+    const std::string path = fmt::format("{}/{}{}.png", c.run.output_dir, sampler.models().family()->file_prefix(), i);
+    write_png(path, image_of_batch(images, i));
+    log_info("wrote {}", path);
+  }
+}
+
+}  // namespace
+
+LoraTargets lora_targets(const RunModels& models) {
+  std::vector<std::string> components = models.family()->text_encoders();
+  components.push_back(models.family()->denoiser());
+  return LoraTargets(models.folder().params(components));
+}
+
+void generate(const RunConfig& config, bool with_control) {
+  const std::string& type = config.sample.output_type;
+  check(type == "png" || type == "np" || type == "latent", Code::invalid_config,
+        "output_type '{}' is not one of: png, np, latent", type);
+  check(!config.run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
+  const auto [model, c] = chosen_model(config);
+  Sampler sampler(c, model, with_control);
+  std::optional<Profile> profile;  // of all that follows
+  if (c.profile.enable_profiler) profile.emplace(sampler.models().devices());
+  write_samples(c, sampler);
+  if (profile) log_info("profile: {}", profile->write(c.run.output_dir + "/tensorboard"));
+}
+
+void draw_class_images(const RunConfig& run) {
+  const DreamboothKeys& k = run.dreambooth;
+  if (k.class_data_dir.empty()) return;  // refused with the rest of the config
+  make_folders(k.class_data_dir);
+  const int64_t there = std::filesystem::is_empty(k.class_data_dir)
+                            ? 0
+                            : static_cast<int64_t>(list_image_folder(k.class_data_dir, {}).size());
+  const int64_t missing = k.num_class_images - there;
+  if (missing <= 0) return;
+  log_info("DreamBooth: drawing {} pictures of '{}' into {}", missing, k.class_prompt, k.class_data_dir);
+  RunConfig c = run;
+  c.sample.prompt = {k.class_prompt};
+  c.sample.negative_prompt = {};
+  c.sample.num_inference_steps = 50;
+  c.sample.guidance_scale = 7.5;
+  c.sample.do_classifier_free_guidance = true;
+  c.sample.num_images_per_prompt = missing;
+  c.sample.latents.clear();
+  Sampler sampler(c, c.model.pretrained_model_name_or_path, false);
+  const HostArray images = sampler.decode(sampler.denoise());
+  for (int64_t i = 0; i < missing; ++i) {
+    const std::string bytes = encode_png(image_of_batch(images, i));
+    write_file_atomic(fmt::format("{}/{}-{}.png", k.class_data_dir, there + i, content_hash(bytes)), bytes);
+  }
+}
+
+std::string draw_sample_grid(RunModels& models, TextEncoder& text, const WeightsOf& weights, int64_t step,
+                             const std::string& folder) {
+  const SampleKeys& keys = models.config().sample;
+  SampleOptions o = options_of(models);
+  if (!keys.num_images_per_prompt && !o.latents) o.images_per_prompt = 1;
+  o.batch = 0;  // sizes of training are small
+  const Family& family = *models.family();
+  const HostArray latents = denoise(models.devices(), family, weights, encode_prompts(text, family, o), o);
+  const HostArray images = decode_latents(models.media_coder(), family, latents, keys.vae_tiling);
+  std::vector<GridCell> cells;
+  for (int64_t i = 0; i < o.samples(); ++i)
+    cells.push_back({image_of_batch(images, i), o.prompts[static_cast<size_t>(i / o.images_per_prompt)]});
+  const std::string path = fmt::format("{}/step_{:06}.png", folder, step);
+  const auto columns = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(cells.size()))));
+  write_png(path, make_grid(cells, columns, std::max<int64_t>(1, 128 / models.config().images.resolution)));
+  return path;
+}
+
+}  // namespace md

@@ -1,0 +1,31 @@
+#include "maxdiffusion/run/phase.h"
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+
+namespace md {
+
+Phase::Phase(const RunKeys& keys, std::string name) : name_(std::move(name)) {
+  if (keys.write_timing_metrics) file_ = keys.timing_metrics_file;
+  tell(fmt::format("Starting: {}...", name_));
+}
+
+Phase::~Phase() {
+  tell(fmt::format("Finished: {} - Duration: {:.4f} seconds", name_,
+                   std::chrono::duration<double>(Clock::now() - start_).count()));
+}
+
+void Phase::tell(const std::string& line) {
+  log_info("{}", line);
+  if (file_.empty()) return;
+  try {
+    FileWriter w(file_, FileWriter::Open::append);
+    w.write((line + "\n").data(), line.size() + 1);
+  } catch (const Error& e) {
+    log_warning("timing_metrics_file ends here, the run goes on: {}", e.what());
+    file_.clear();
+  }
+}
+
+}  // namespace md

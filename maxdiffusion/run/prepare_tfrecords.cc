@@ -1,0 +1,83 @@
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/data/images/load_images.h"
+#include "maxdiffusion/data/records/tfrecord_writer.h"
+#include "maxdiffusion/ops/random.h"
+#include "maxdiffusion/run/compatibility.h"
+#include "maxdiffusion/run/encode_dataset.h"
+#include "maxdiffusion/run/train.h"
+#include "maxdiffusion/run/training_data.h"
+
+namespace md {
+namespace {
+
+/// Row i of every array, without its axis.
+HostArrays row_of(const HostArrays& all, int64_t i) {
+  HostArrays out;
+  for (const auto& [name, a] : all) out[name] = without_batch(rows(a, i, 1));
+  return out;
+}
+
+/// Pictures as they are stored.
+void write_stored(const std::shared_ptr<const RecordSource>& source, const DataSourceConfig& keys,
+                  TfrecordShards& shards) {
+  RecordStream stream(source, {.shuffle = false});
+  for (auto n = stream.next(); n.epoch == 0; n = stream.next()) {
+    const Record r = n.read();
+    if (!r.fault.empty()) {
+      log_warning("skipped {}", r.fault);
+      continue;
+    }
+    shards.add({{keys.image_column, r.pixels ? encode_png(r.pixels) : std::string(r.picture.bytes)},
+                {keys.caption_column, r.caption}});
+  }
+}
+
+void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>& source, TfrecordShards& shards) {
+  RunModels models(c, c.model.pretrained_model_name_or_path, Purpose::training);
+  const Family& family = *models.family();
+  const HostRng rng(c.seed(), "prepared posterior");
+  const auto noise = [&](size_t n) {
+    std::vector<float> drawn(n);
+    rng.fill(HostRng::Distribution::normal, 1, static_cast<uint64_t>(shards.count()) * n, drawn);
+    return drawn;
+  };
+  const ImageConfig config{.resolution = c.images.resolution,
+                           .center_crop = c.images.center_crop,
+                           .random_crop = c.images.random_crop};
+  each_group(source, config, models.encoder_batch(), [&](LoadedImages&& group) {
+    const int64_t n = group.pixels.dims()[0], copies = c.images.random_flip ? 2 : 1;
+    const HostArray moments = models.media_coder().encode(with_mirrored(group.pixels, 0, n * copies));
+    const HostArrays conditioning = models.text_encoder().encode(group.captions),
+                     tokens = family.tokenize(group.captions);
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t copy = 0; copy < copies; ++copy)
+        shards.add(family.to_encoded(without_batch(rows(moments, copy * n + i, 1)), row_of(tokens, i),
+                                     row_of(conditioning, i), noise));
+  });
+}
+
+}  // namespace
+
+int64_t prepare_tfrecords(const RunConfig& config) {
+  check_tfrecord_keys(config);
+  RunConfig c = config;
+  if (!c.tfrecords.extracted_files_dir.empty())
+    log_warning("extracted_files_dir has no effect: .tar files are read where they lie");
+  if (!c.tfrecords.data_files_pattern.empty()) {
+    c.source.hf_train_files = c.tfrecords.data_files_pattern;
+    c.source.dataset_type.clear();
+  }
+  const auto source = open_source(source_config(c));
+  TfrecordShards shards(c.tfrecords.tfrecords_dir, c.tfrecords.no_records_per_shard);
+  if (c.denoise.cache_latents_text_encoder_outputs)
+    write_encoded(c, source, shards);
+  else
+    write_stored(source, c.source, shards);
+  shards.close();
+  return shards.count();
+}
+
+}  // namespace md

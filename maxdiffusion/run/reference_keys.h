@@ -1,0 +1,61 @@
+// Keys of the reference's configuration files that ask for nothing here: its files work as they are, and a value that
+// would change something there is refused or warned about by name, never ignored.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace md {
+
+/// Declared so that files which name them are read. Source: MaxDiffusion's configs/base_xl.yml and its siblings.
+struct ReferenceKeys {
+  // How the reference arranges work that is arranged by itself here; any value will do.
+  bool jit_initializers = true, from_pt = true, controlnet_from_pt = true, lightning_from_pt = true;
+  bool split_head_dim = true, mask_padding_tokens = true, skip_jax_distributed_system = false;
+  int64_t tokenize_captions_num_proc = 4, transform_images_num_proc = 4, quantization_local_shard_count = -1;
+  std::string tensorboard_dir;
+  // Refused or warned about when set.
+  bool attention_sharding_uniform = true, enable_mllog = false, enable_ml_diagnostics = false,
+       enable_ondemand_xprof = false, enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false;
+  int64_t norm_num_groups = 32;
+  std::string profiler_gcs_path, dataset_config_name, quantization, hf_access_token;
+  int64_t compile_topology_num_slices = -1;
+  std::map<std::string, std::string> flash_block_sizes;
+
+  template <class V>
+  void visit(V&& v) {
+    constexpr const char* kAny = "read for the reference's files; has no effect";
+    constexpr const char* kNeutral = "read for the reference's files; other values are refused or warned about";
+    v("jit_initializers", jit_initializers, kAny);
+    v("from_pt", from_pt, kAny);
+    v("controlnet_from_pt", controlnet_from_pt, kAny);
+    v("lightning_from_pt", lightning_from_pt, kAny);
+    v("split_head_dim", split_head_dim, kAny);
+    v("mask_padding_tokens", mask_padding_tokens, kAny);
+    v("skip_jax_distributed_system", skip_jax_distributed_system, kAny);
+    v("tokenize_captions_num_proc", tokenize_captions_num_proc, kAny);
+    v("transform_images_num_proc", transform_images_num_proc, kAny);
+    v("quantization_local_shard_count", quantization_local_shard_count, kAny);
+    v("tensorboard_dir", tensorboard_dir, kAny);
+    v("hf_access_token", hf_access_token,
+      "read for the reference's files, never printed; nothing is fetched from a hub");
+    v("attention_sharding_uniform", attention_sharding_uniform, kNeutral);
+    v("norm_num_groups", norm_num_groups, "read for the reference's files; the UNet's config.json says it");
+    v("enable_mllog", enable_mllog, kNeutral);
+    v("enable_ml_diagnostics", enable_ml_diagnostics, kNeutral);
+    v("enable_ondemand_xprof", enable_ondemand_xprof, kNeutral);
+    v("enable_single_replica_ckpt_restoring", enable_single_replica_ckpt_restoring, kNeutral);
+    v("use_qwix_quantization", use_qwix_quantization, kNeutral);
+    v("profiler_gcs_path", profiler_gcs_path, kNeutral);
+    v("dataset_config_name", dataset_config_name, kNeutral);
+    v("quantization", quantization, kNeutral);
+    v("compile_topology_num_slices", compile_topology_num_slices, kNeutral);
+    v("flash_block_sizes", flash_block_sizes, kNeutral);
+  }
+
+  /// Throws invalid_config for what would change the result and is not there; warns of what is left out.
+  void validate() const;
+};
+
+}  // namespace md

@@ -1,0 +1,85 @@
+#include "maxdiffusion/run/run_config.h"
+
+#include <cmath>
+#include <cstdlib>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/data/storage/location.h"
+#include "maxdiffusion/optim/optimizer.h"
+#include "maxdiffusion/pjrt/platforms.h"
+
+namespace md {
+
+RunConfig RunConfig::load(const std::string& file, const std::vector<std::string>& overrides) {
+  return from_source(ConfigSource::load(file, overrides));
+}
+
+RunConfig RunConfig::from_source(const ConfigSource& source) {
+  RunConfig c;
+  KeyList keys;
+  keys.add(c);
+  keys.assign(source);
+  for (const auto& [key, value] : source.values())
+    if (value.where == kCommandLine) c.on_command_line.insert(key);
+  c.reference.validate();
+  if (const char* job = std::getenv("JOBSET_NAME"); job && c.run.run_name.empty()) c.run.run_name = job;
+  if (c.run.output_dir.empty()) c.run.output_dir = c.run.base_output_directory;
+  for (const auto& [key, place] :
+       {std::pair{"output_dir", &c.run.output_dir}, std::pair{"base_output_directory", &c.run.base_output_directory},
+        std::pair{"jax_cache_dir", &c.compile.jax_cache_dir}, std::pair{"metrics_file", &c.metrics.metrics_file},
+        std::pair{"timing_metrics_file", &c.run.timing_metrics_file},
+        std::pair{"dataset_save_location", &c.batches.dataset_save_location}})
+    check(place->find("://") == std::string::npos, Code::invalid_config,
+          "{} is '{}', but only folders are written to; mount the bucket and name its folder", key, *place);
+  for (const auto& [key, value] :
+       {std::pair{"train_data_dir", &c.source.train_data_dir}, std::pair{"hf_train_files", &c.source.hf_train_files},
+        std::pair{"hf_data_dir", &c.source.hf_data_dir}, std::pair{"grain_train_files", &c.source.grain_train_files},
+        std::pair{"dataset_name", &c.source.dataset_name},
+        std::pair{"data_files_pattern", &c.tfrecords.data_files_pattern},
+        std::pair{"conditioning_data_dir", &c.source.conditioning_data_dir},
+        std::pair{"eval_data_dir", &c.eval.eval_data_dir},
+        std::pair{"instance_data_dir", &c.dreambooth.instance_data_dir},
+        std::pair{"class_data_dir", &c.dreambooth.class_data_dir}})
+    check(!has_secret(*value), Code::invalid_config,
+          "{} holds a secret key, which would be saved with the run; say it by AWS_ACCESS_KEY_ID and "
+          "AWS_SECRET_ACCESS_KEY",
+          key);
+  // Names are checked before anything starts, each by the list that knows it.
+  scope_options(c.layers);
+  learning_rate(c.optim, int64_t{0});
+  pjrt::platform_for(c.hardware.hardware);
+  check(c.denoise.caption_dropout >= 0 && c.denoise.caption_dropout < 1, Code::invalid_config,
+        "caption_dropout {} is not in [0, 1)", c.denoise.caption_dropout);
+  check(c.update.ema_decay >= 0 && c.update.ema_decay < 1, Code::invalid_config, "ema_decay {} is not in [0, 1)",
+        c.update.ema_decay);
+  check(c.images.resolution > 0, Code::invalid_config, "resolution {} is not a positive number", c.images.resolution);
+  return c;
+}
+
+std::string RunConfig::to_yaml() const {
+  KeyList keys;
+  RunConfig copy = *this;
+  copy.reference.hf_access_token.clear();  // what is printed and saved is read by others
+  keys.add(copy);
+  return keys.to_yaml();
+}
+
+std::string RunConfig::folder() const {
+  check(!run.run_name.empty(), Code::invalid_config, "run_name is empty; give run_name=NAME");
+  check(!run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
+  return run.output_dir + "/" + run.run_name;
+}
+
+Devices open_devices(const RunConfig& c) {
+  return open_devices(c.hardware, c.mesh, axis_rules(c.sharding, c.mesh.mesh_axes));
+}
+
+int64_t global_batch(double per_device, int64_t devices, const char* key) {
+  double n = per_device * static_cast<double>(devices);
+  check(n >= 1 && n == std::floor(n), Code::invalid_config,
+        "{} {} times {} devices is {}, not a whole number of pictures", key, per_device, devices, n);
+  return static_cast<int64_t>(n);
+}
+
+}  // namespace md

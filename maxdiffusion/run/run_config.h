@@ -1,0 +1,136 @@
+// RunConfig: every struct of keys that a run reads, composed. Flat in YAML; the key names are the reference's where it
+// has one. Each struct lives with the module that reads it. Parsing has no side effects. Source: MaxDiffusion's
+// `configs/base_xl.yml` and its siblings.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/config/config.h"
+#include "maxdiffusion/data/data_keys.h"
+#include "maxdiffusion/data/records/open_source.h"
+#include "maxdiffusion/families/model_weights.h"
+#include "maxdiffusion/lora/lora_keys.h"
+#include "maxdiffusion/nn/layer_keys.h"
+#include "maxdiffusion/pipelines/sample_keys.h"
+#include "maxdiffusion/run/reference_keys.h"
+#include "maxdiffusion/runtime/hardware_keys.h"
+#include "maxdiffusion/schedulers/process.h"
+#include "maxdiffusion/schedulers/scheduler_keys.h"
+#include "maxdiffusion/tasks/autoencoder.h"
+#include "maxdiffusion/tasks/denoise.h"
+#include "maxdiffusion/train/evaluation.h"
+#include "maxdiffusion/train/loop.h"
+
+namespace md {
+
+struct RunKeys {
+  std::string run_name, output_dir = "runs", base_output_directory, timing_metrics_file;
+  int64_t seed = 0, sample_every = 0;
+  bool save_config_to_gcs = false, write_timing_metrics = true;
+  template <class V>
+  void visit(V&& v) {
+    v("run_name", run_name, "names the run's folder under output_dir");
+    v("output_dir", output_dir, "root of outputs; empty: base_output_directory");
+    v("base_output_directory", base_output_directory, "see output_dir and save_config_to_gcs");
+    v("save_config_to_gcs", save_config_to_gcs, "also write config.yml into base_output_directory/run_name");
+    v("seed", seed, "seed of every random stream");
+    v("sample_every", sample_every, "steps between sample grids while training; -1: only after the last step; 0: none");
+    v("timing_metrics_file", timing_metrics_file, "file that gets a line at start and end of each phase of a run");
+    v("write_timing_metrics", write_timing_metrics, "false: timing_metrics_file is not written");
+  }
+};
+
+/// Training of one subject beside pictures of its class. Source: Ruiz et al. 2022 (DreamBooth).
+struct DreamboothKeys {
+  std::string instance_data_dir, class_data_dir, instance_prompt, class_prompt;
+  double prior_loss_weight = 1;
+  int64_t num_class_images = 100;
+  bool cache_dreambooth_dataset = false;
+  template <class V>
+  void visit(V&& v) {
+    v("instance_data_dir", instance_data_dir, "pictures of the subject; given: the run is DreamBooth");
+    v("class_data_dir", class_data_dir, "pictures of its class; what is missing of num_class_images is drawn first");
+    v("instance_prompt", instance_prompt, "caption of every picture of the subject");
+    v("class_prompt", class_prompt, "caption of every picture of the class");
+    v("prior_loss_weight", prior_loss_weight, "weight of the class's loss beside the subject's");
+    v("num_class_images", num_class_images, "pictures of the class");
+    v("cache_dreambooth_dataset", cache_dreambooth_dataset, "latents are always kept; read for the reference's files");
+  }
+};
+
+/// How an update is made of steps, beside the optimizer's keys.
+struct UpdateKeys {
+  double ema_decay = 0, text_encoder_learning_rate = 4.25e-6;
+  int64_t gradient_accumulation_steps = 1;
+  template <class V>
+  void visit(V&& v) {
+    v("ema_decay", ema_decay, "exponential moving average of the weights, saved and sampled instead of them; 0: off");
+    v("text_encoder_learning_rate", text_encoder_learning_rate, "peak step size of the text encoder");
+    v("gradient_accumulation_steps", gradient_accumulation_steps, "batches per update");
+  }
+};
+
+struct RunConfig {
+  RunKeys run;
+  HardwareKeys hardware;
+  MeshConfig mesh;
+  ShardingKeys sharding;
+  ModelKeys model;
+  LayerKeys layers;
+  DataSourceConfig source;
+  ImageKeys images;
+  BatchKeys batches;
+  TfrecordKeys tfrecords;
+  DreamboothKeys dreambooth;
+  SchedulerKeys scheduler;
+  ProcessKeys process;
+  DenoiseKeys denoise;
+  VaeTrainKeys vae;
+  LoraKeys lora;
+  OptimConfig optim;
+  UpdateKeys update;
+  LoopKeys loop;
+  EvalKeys eval;
+  MetricsConfig metrics;
+  ProfileConfig profile;
+  SampleKeys sample;
+  ControlKeys control;
+  CompileConfig compile;
+  ReferenceKeys reference;
+  std::set<std::string> on_command_line;  // keys given there
+
+  /// Throws invalid_config: a key or value that does not fit (naming file, line and key), a name that no list knows,
+  /// keys that cannot be combined.
+  static RunConfig load(const std::string& file, const std::vector<std::string>& overrides);
+  static RunConfig from_source(const ConfigSource& source);
+  /// Without hf_access_token.
+  std::string to_yaml() const;
+  /// output_dir/run_name.
+  std::string folder() const;
+  uint64_t seed() const { return static_cast<uint64_t>(run.seed); }
+  bool is_dreambooth() const { return !dreambooth.instance_data_dir.empty(); }
+  /// Whether records are latents and embeddings that another program computed.
+  bool reads_encoded_records() const {
+    return denoise.cache_latents_text_encoder_outputs &&
+           (source.dataset_type == "tfrecord" || source.dataset_type == "grain");
+  }
+
+  template <class V>
+  void visit(V&& v) {
+    run.visit(v), hardware.visit(v), mesh.visit(v), sharding.visit(v), model.visit(v), layers.visit(v);
+    source.visit(v), images.visit(v), batches.visit(v), tfrecords.visit(v), dreambooth.visit(v);
+    scheduler.visit(v), process.visit(v), denoise.visit(v), vae.visit(v), lora.visit(v);
+    optim.visit(v), update.visit(v), loop.visit(v), eval.visit(v), metrics.visit(v), profile.visit(v);
+    sample.visit(v), control.visit(v), compile.visit(v), reference.visit(v);
+  }
+};
+
+/// The devices of a run, under the axis rules of its keys. Throws as pjrt::Client::open and Mesh::make do.
+Devices open_devices(const RunConfig& config);
+/// Batch over all devices. Throws invalid_config when per_device × devices is not a whole positive number.
+int64_t global_batch(double per_device, int64_t devices, const char* key = "per_device_batch_size");
+
+}  // namespace md

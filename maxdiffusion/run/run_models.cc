@@ -1,0 +1,84 @@
+#include "maxdiffusion/run/run_models.h"
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/checkpoint/weights.h"
+
+namespace md {
+namespace {
+
+ModelFolder open_folder(const ModelKeys& keys, const std::string& model, const std::string& controlnet) {
+  ModelFolder folder = ModelFolder::open(model, keys.clip_bpe_file, keys.revision);
+  if (!controlnet.empty()) folder.add_component("controlnet", controlnet, "ControlNetModel");
+  return folder;
+}
+
+}  // namespace
+
+RunModels::RunModels(const RunConfig& c, const std::string& model, Purpose purpose, const std::string& controlnet)
+    : config_(c),
+      folder_(open_folder(c.model, model, controlnet)),
+      family_(make_family(folder_)),
+      devices_(open_devices(c)),
+      weights_(purpose == Purpose::training ? ModelWeights::for_training(folder_, *family_, c.model, c.seed())
+                                            : ModelWeights::for_sampling(folder_, *family_, c.model, c.seed())) {
+  family_->check_repeated_keys(c.reference.norm_num_groups);
+}
+
+TextEncoder& RunModels::text_encoder() {
+  if (!text_encoder_)
+    text_encoder_ = std::make_unique<TextEncoder>(devices_, family_, encoder_batch(), weights_of(),
+                                                  scope_options(config_.layers), config_.compile);
+  return *text_encoder_;
+}
+
+MediaCoder& RunModels::media_coder() {
+  if (!media_coder_)
+    media_coder_ = std::make_unique<MediaCoder>(devices_, family_, autoencoder_values(), encoder_batch(),
+                                                scope_options(config_.layers), config_.compile);
+  return *media_coder_;
+}
+
+const HostArrays& RunModels::autoencoder_values() {
+  const std::string component = family_->autoencoder();
+  if (autoencoder_values_.empty() && !component.empty())
+    autoencoder_values_ = weights_.read(folder_.params(component), component);
+  return autoencoder_values_;
+}
+
+void RunModels::set_autoencoder(HostArrays values) {
+  weights_.set(family_->autoencoder(), values);
+  autoencoder_values_ = std::move(values);
+  media_coder_.reset();
+}
+
+void RunModels::fit_autoencoder(const HostArray& moments) {
+  const std::string component = family_->autoencoder();
+  const auto config = nlohmann::json::parse(folder_.files().at(component + "/config.json"));
+  folder_.set_config(component, family_->fitted_autoencoder(config, moments).dump(2) + "\n");
+  family_ = make_family(folder_);
+}
+
+std::string RunModels::trained_scheduler_config() const {
+  const std::string& text = folder_.scheduler_config();
+  const nlohmann::json trained = training_config(text, config_.scheduler);
+  return trained == training_config(text, {}) ? text : trained.dump(2) + "\n";
+}
+
+void RunModels::complete(CheckpointContent& content) {
+  for (const auto& [path, text] : folder_.files()) content.files[path] = text;
+  content.files["scheduler/scheduler_config.json"] = trained_scheduler_config();
+  content.files.merge(folder_.tokenizer_files());
+  for (const auto& [name, component] : folder_.components()) {
+    if (content.weights.contains(name)) continue;
+    if (const std::string from = weights_.location(name); !from.empty()) {
+      for (const std::string& file : weight_files(from))
+        content.linked[name + file.substr(file.rfind('/'))] = file;
+    } else if (name == family_->autoencoder()) {
+      content.weights[name] = published(folder_.params(name), name, autoencoder_values());
+    } else {
+      content.weights[name] = text_encoder().weights().at(name);
+    }
+  }
+}
+
+}  // namespace md

@@ -1,0 +1,187 @@
+#include "maxdiffusion/run/train.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/lora/lora_merge.h"
+#include "maxdiffusion/lora/lora_scope.h"
+#include "maxdiffusion/run/compatibility.h"
+#include "maxdiffusion/run/generate.h"
+#include "maxdiffusion/run/phase.h"
+#include "maxdiffusion/run/train_autoencoder.h"
+#include "maxdiffusion/run/training_data.h"
+
+namespace md {
+namespace {
+
+bool learns(const RunModels& m, const std::string& component) {
+  return component == m.family()->denoiser() ||
+         (m.config().denoise.train_text_encoder && std::ranges::count(m.family()->text_encoders(), component) > 0);
+}
+
+/// What of a component is trained: all, LoRA matrices beside it, or nothing.
+Scope training_scope(const RunModels& m, const std::string& component, const Scope& s) {
+  if (!learns(m, component)) return s.with(frozen_options(s.options())).frozen();
+  return m.config().lora.train_lora ? lora_scope(s, training_lora(m.config().lora, component)) : s;
+}
+
+/// Starting values of the LoRA matrices, of `lora_init` or drawn; made when called.
+std::function<HostArrays()> initial_matrices(const RunModels& m, const ParamTable& params) {
+  const LoraKeys& keys = m.config().lora;
+  const std::string denoiser = m.family()->denoiser();
+  std::vector<std::string> targets = training_lora(keys, denoiser).targets;
+  if (m.config().denoise.train_text_encoder && keys.lora_target_modules.empty()) {
+    const std::vector<std::string> more = training_lora(keys, m.family()->text_encoders().at(0)).targets;
+    targets.insert(targets.end(), more.begin(), more.end());
+  }
+  check_lora_targets(targets, params);
+  if (keys.lora_init.empty()) return [&params, seed = m.config().seed()] { return initial_lora(params, seed); };
+  return [values = initial_lora(params, read_lora(keys.lora_init, lora_targets(m)), training_lora(keys, denoiser))] {
+    return values;
+  };
+}
+
+std::function<HostArrays()> initial_values(const RunModels& m, const ParamTable& params) {
+  auto base = std::make_shared<const ParamTable>(base_params(params));
+  std::set<std::string> components;
+  for (const Param& p : base->params()) components.insert(p.model);
+  std::vector<std::function<HostArrays()>> parts;
+  for (const std::string& component : components) parts.push_back(m.weights().open(*base, component));
+  if (std::ranges::any_of(params.params(), is_lora)) parts.push_back(initial_matrices(m, params));
+  return [parts, base] {
+    HostArrays all;
+    for (const auto& part : parts) all.merge(part());
+    return all;
+  };
+}
+
+void complete_checkpoint(RunModels& m, CheckpointContent& content, const ParamTable& params,
+                         const HostArrays& trained) {
+  m.complete(content);
+  if (!m.config().lora.train_lora) return;
+  content.more = [file = trained_lora(params, trained, training_lora(m.config().lora, m.family()->denoiser())),
+                  two = m.family()->text_encoders().size() == 2](const std::string& to) {
+    write_peft_lora(to, file);
+    write_kohya_lora(to + "/lora_kohya.safetensors", file, two);
+  };
+}
+
+/// Draws the prompts with what is trained so far.
+void draw(RunModels& m, int64_t step, const ParamTable& params, const HostArrays& trained) {
+  const RunConfig& c = m.config();
+  const WeightsOf weights = [&](const ParamTable& p, const std::string& component) {
+    if (learns(m, component) && !c.lora.train_lora) return of_component(p, component, trained);
+    HostArrays values = m.weights().read(p, component);
+    if (learns(m, component))
+      merge_loras({{trained_lora(params, trained, training_lora(c.lora, m.family()->denoiser())), 1}}, p, values);
+    return values;
+  };
+  std::optional<TextEncoder> own;
+  if (c.denoise.train_text_encoder)
+    own.emplace(m.devices(), m.family(), m.encoder_batch(), weights, scope_options(c.layers), c.compile);
+  const std::string path =
+      draw_sample_grid(m, own ? *own : m.text_encoder(), weights, step, c.folder() + "/samples");
+  log_info("pictures of step {}: {}", step, path);
+}
+
+void write_config(const RunConfig& c) {
+  make_folders(c.folder() + "/samples");
+  write_file_atomic(c.folder() + "/config.yml", c.to_yaml());
+  if (!c.run.save_config_to_gcs) return;
+  check(!c.run.base_output_directory.empty(), Code::invalid_config, "save_config_to_gcs needs base_output_directory");
+  const std::string copy = c.run.base_output_directory + "/" + c.run.run_name;
+  make_folders(copy);
+  write_file_atomic(copy + "/config.yml", c.to_yaml());
+}
+
+RunModels open_models(const RunConfig& c) {
+  Phase phase(c.run, "devices and model folder");
+  if (c.is_dreambooth()) draw_class_images(c);
+  RunModels models(c, c.model.pretrained_model_name_or_path, Purpose::training);
+  check_training_keys(c, *models.family());
+  write_config(c);
+  return models;
+}
+
+TrainingData open_data(RunModels& models) {
+  Phase phase(models.config().run, "data");
+  return open_training_data(models);
+}
+
+/// How the optimizer moves what is learned.
+StepOptions step_options(RunModels& m, const TrainingData& data) {
+  const RunConfig& c = m.config();
+  const int64_t update = data.update_size(c.update);
+  log_info("global batch of {}, {} pictures an update", data.task.batch_size, update);
+  StepOptions s;
+  s.scope = scope_options(c.layers);
+  s.optim = c.optim.with_switches(m.family()->always_clips_by_norm());
+  s.optim.learning_rate = scaled_rate(c.optim, c.optim.learning_rate, update);
+  if (s.optim.max_train_steps <= 0) {
+    check(c.loop.num_train_epochs > 0, Code::invalid_config,
+          "You must set max_train_steps or num_train_epochs to a positive integer");
+    check(data.batches->size() > 0, Code::invalid_config,
+          "max_train_steps is {}, and the number of samples is not known before they are read; give max_train_steps",
+          c.optim.max_train_steps);
+    s.optim.max_train_steps = std::max<int64_t>(1, c.loop.num_train_epochs * data.batches->size() / update);
+  }
+  if (s.optim.max_grad_norm > 0) log_info("gradients are clipped to norm {}", s.optim.max_grad_norm);
+  s.accumulation = c.update.gradient_accumulation_steps;
+  s.ema_decay = c.update.ema_decay;
+  for (const std::string& encoder : m.family()->text_encoders())
+    s.learning_rates[encoder] = scaled_rate(c.optim, c.update.text_encoder_learning_rate, update);
+  s.variation = [&m](const std::string& component, const Scope& scope) { return training_scope(m, component, scope); };
+  return s;
+}
+
+/// Evaluation and samples on the way.
+std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions& o) {
+  const RunConfig& c = m.config();
+  std::vector<Hook> all;
+  if (c.eval.eval_every > 0) {
+    auto evaluation = std::make_shared<Evaluation>(m.devices(), task, held_out_fields(m, task), c.eval, o.step, o.seed,
+                                                   c.compile);
+    all.push_back({every_steps(c.eval.eval_every), [evaluation](LoopView& v) {
+                     v.recorder.read_pending([&] { return evaluation->run(v.at.done, v.state); });
+                   }});
+  }
+  if (!c.sample.prompt.empty())
+    all.push_back({every_steps_before_the_last(c.run.sample_every),
+                   [&m](LoopView& v) {
+                     v.recorder.flush();
+                     draw(m, v.at.done, v.programs.params(), trained_values(v.devices, v.programs, v.state));
+                     v.recorder.restart_clock();
+                   },
+                   true});
+  return all;
+}
+
+}  // namespace
+
+void train(const RunConfig& c) {
+  RunModels models = open_models(c);
+  TrainingData data = open_data(models);
+  const std::vector<DenoiseTask> tasks = in_sizes(data);
+
+  LoopOptions o = loop_options(c, c.folder(), "train " + data.task.model());
+  o.step = step_options(models, data);
+  o.constants = data.constants;
+  o.initial = [&](const ParamTable& params) { return initial_values(models, params); };
+  o.complete = [&](CheckpointContent& content, const ParamTable& params, const HostArrays& trained) {
+    complete_checkpoint(models, content, params, trained);
+  };
+  o.hooks = hooks(models, data.task, o);
+
+  std::vector<const Task*> all;
+  for (const DenoiseTask& t : tasks) all.push_back(&t);
+  std::optional<Phase> phase(std::in_place, c.run, "training");
+  const Trained t = train_loop(models.devices(), all, std::move(data.batches), o);
+  phase.reset();
+  if (c.run.sample_every != 0 && !c.sample.prompt.empty()) draw(models, t.steps, t.params, t.values);
+}
+
+}  // namespace md

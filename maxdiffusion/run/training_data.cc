@@ -1,0 +1,307 @@
+#include "maxdiffusion/run/training_data.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/data/batches/image_batches.h"
+#include "maxdiffusion/data/images/emoji.h"
+#include "maxdiffusion/data/storage/location.h"
+#include "maxdiffusion/run/encode_dataset.h"
+#include "maxdiffusion/run/train_autoencoder.h"
+#include "maxdiffusion/tasks/replay.h"
+
+namespace md {
+namespace {
+
+/// Of every image the fields that a task reads from memory: scaled moments, and the conditioning or, where the text
+/// encoder is trained, token ids. `key`: what they depend on beside the models.
+HostArrays encoded_fields(RunModels& models, const LoadedImages& images, bool tokens, const std::string& key = "") {
+  const Family& family = *models.family();
+  HostArrays fields = encode_dataset(models, images, false, key + cache_key(models));
+  fields["moments"] = family.latent_scale().apply_to_moments(fields.at("moments"));
+  if (!tokens) return fields;
+  HostArrays ids = family.tokenize(images.captions);
+  ids["moments"] = fields.at("moments");
+  return ids;
+}
+
+/// The arrays' only row without its axis, with a prefix.
+HostArrays constants_of(const HostArrays& one_caption) {
+  HostArrays out;
+  for (const auto& [name, a] : one_caption) out["empty_" + name] = without_batch(a);
+  return out;
+}
+
+BatchConfig batch_config(const RunConfig& c, int64_t update) {
+  return {.stream = {.seed = c.seed(), .shuffle = c.batches.enable_data_shuffling},
+          .batch = update,
+          .workers = static_cast<int>(c.batches.grain_worker_count)};
+}
+
+/// Pictures of the subject and of its class, pair by pair; the shorter set begins again until both are as long.
+void open_dreambooth(RunModels& models, TrainingData& data) {
+  const RunConfig& c = models.config();
+  const DreamboothKeys& k = c.dreambooth;
+  auto load = [&](const std::string& folder, const std::string& caption) {
+    LoadedImages images = load_images(open_source({.dataset_type = "image_folder", .train_data_dir = folder}),
+                                      {.resolution = c.images.resolution, .center_crop = c.images.center_crop});
+    std::ranges::fill(images.captions, caption);
+    return images;
+  };
+  const LoadedImages instances = load(k.instance_data_dir, k.instance_prompt),
+                     classes = load(k.class_data_dir, k.class_prompt);
+  const int64_t n = std::max(instances.pixels.dims()[0], classes.pixels.dims()[0]);
+  log_info("DreamBooth: {} pictures of the subject, {} of its class", instances.pixels.dims()[0],
+           classes.pixels.dims()[0]);
+  HostArrays arrays;
+  for (const auto& [prefix, images] : {std::pair{"", &instances}, std::pair{"class_", &classes}}) {
+    const HostArrays part = encoded_fields(models, *images, c.denoise.train_text_encoder,
+                                           "caption " + images->captions[0] + "\n");
+    for (const auto& [name, a] : part)
+      for (int64_t i = 0; i < n; i += a.dims()[0]) add_rows(arrays[prefix + name], n, i, a);
+  }
+  data.batches = in_memory(arrays, data.update_size(c.update), c.seed(), c.batches.enable_data_shuffling);
+}
+
+/// How images are prepared.
+ImageConfig image_config(const RunConfig& c, const Family& family) {
+  const ImageKeys& k = c.images;
+  ImageConfig p{.resolution = k.resolution,
+                .center_crop = k.center_crop,
+                .random_crop = k.random_crop,
+                .random_flip = k.random_flip,
+                .mask = k.alpha_mask            ? MaskFrom::alpha
+                        : c.denoise.masked_loss ? MaskFrom::record
+                                                : MaskFrom::none,
+                .mask_downscale = family.downscale(),
+                .sizes = !family.size_fields().empty() && (k.enable_bucket || k.original_size_conditioning)};
+  if (!k.enable_bucket) return p;
+  check(k.bucket_reso_steps % family.size_multiple() == 0, Code::invalid_config,
+        "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink a picture",
+        k.bucket_reso_steps, family.size_multiple());
+  if (k.bucket_no_upscale) log_info("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
+  p.buckets.emplace(
+      AspectBucketConfig{k.resolution, k.min_bucket_reso, k.max_bucket_reso, k.bucket_reso_steps, k.bucket_no_upscale});
+  return p;
+}
+
+/// The batches of a recorded run.
+void open_recorded(const RunConfig& c, TrainingData& data) {
+  DenoiseTask& task = data.task;
+  const std::string& file = c.denoise.replay_batches;
+  const int64_t accumulation = c.update.gradient_accumulation_steps;
+  Replay replay = open_replay(file, *task.family, task.process->time_type());
+  check(c.optim.max_train_steps <= replay.steps, Code::invalid_config,
+        "max_train_steps is {}, replay_batches '{}' holds {} steps", c.optim.max_train_steps, file, replay.steps);
+  check(replay.batch_size % accumulation == 0, Code::invalid_config,
+        "replay_batches '{}' holds {} pictures a step, which {} gradient_accumulation_steps do not divide", file,
+        replay.batch_size, accumulation);
+  task.media = latents_input();
+  task.text = embeddings_input(replay.text_length);
+  task.noise = recorded_noise_input();
+  task.sizes = true;
+  task.batch_size = replay.batch_size / accumulation;
+  task.size = task.family->media_size(replay.latent);
+  data.batches = std::move(replay.data);
+}
+
+/// Latents and embeddings that another program computed.
+void open_encoded_records(const RunConfig& c, TrainingData& data) {
+  DenoiseTask& task = data.task;
+  DataSourceConfig where = source_config(c);
+  where.array_columns = task.family->encoded_columns();
+  data.batches = mapped(array_batches(open_source(where), batch_config(c, data.update_size(c.update))),
+                        [family = task.family](const Batch& b) { return family->from_encoded(b); });
+  const Batch first = data.batches->next();
+  data.batches->seek({});
+  const bool drawn = first.contains("latents");
+  if (drawn) task.media = latents_input();
+  Dims latent = first.at(drawn ? "latents" : "moments").dims();
+  latent.erase(latent.begin());
+  if (!drawn) latent.back() /= 2;
+  task.size = task.family->media_size(latent);
+  const std::vector<Field> fields = task.family->conditioning_fields();
+  if (!fields.empty() && fields[0].shape.rank() == 2)
+    task.text = embeddings_input(first.at(fields[0].name).dims()[1]);
+}
+
+/// Images as they are read, and token ids.
+void open_images(const RunConfig& c, std::shared_ptr<const RecordSource> source, const ImageConfig& images,
+                 TrainingData& data) {
+  auto tokens = [family = data.task.family](const std::vector<std::string>& captions) {
+    return family->tokenize(captions);
+  };
+  data.constants = constants_of(tokens({""}));
+  const BatchConfig batches = batch_config(c, data.update_size(c.update));
+  if (!images.buckets) {
+    data.batches = image_batches(source, images, batches, tokens);
+    return;
+  }
+  ImagesInBuckets sorted = sort_into_aspect_buckets(source, images);
+  std::vector<int64_t> counts;
+  for (const auto& records : sorted.records) counts.push_back(static_cast<int64_t>(records.size()));
+  data.buckets = sorted.sizes;
+  log_aspect_buckets(sorted.sizes, counts, 1, batches.batch);
+  data.batches = image_batches(std::move(sorted), images, batches, tokens);
+}
+
+/// Images encoded beforehand, by an autoencoder that is trained first where a key asks for it.
+void open_encoded_images(RunModels& models, std::shared_ptr<const RecordSource> source, const ImageConfig& images,
+                         TrainingData& data) {
+  const RunConfig& c = models.config();
+  const BatchConfig batches = batch_config(c, data.update_size(c.update));
+  const std::vector<LoadedImages> groups = load_in_aspect_buckets(source, images);
+  std::vector<ImageSize> sizes;
+  std::vector<int64_t> counts;
+  for (const LoadedImages& g : groups) {
+    counts.push_back(g.pixels.dims()[0]);
+    sizes.push_back({g.pixels.dims()[1], g.pixels.dims()[2]});
+  }
+  log_info("{} pictures, {} skipped", std::accumulate(counts.begin(), counts.end(), int64_t{0}),
+           groups[0].skipped.size());
+  const int64_t copies = c.images.random_flip ? 2 : 1;
+  if (images.buckets) log_aspect_buckets(sizes, counts, copies, batches.batch);
+
+  if (c.model.train_new_vae) train_autoencoder(models, groups[0]);
+  std::vector<Batch> arrays;
+  const std::string key = cache_key(models);
+  for (const LoadedImages& g : groups) arrays.push_back(encode_dataset(models, g, c.images.random_flip, key));
+  if (c.model.train_new_vae) {
+    models.fit_autoencoder(arrays[0].at("moments"));
+    data.task.family = models.family();
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const LoadedImages& g = groups[i];
+    HostArrays& fields = arrays[i];
+    fields["moments"] = models.family()->latent_scale().apply_to_moments(fields.at("moments"));
+    if (g.mask) fields["mask"] = with_mirrored(g.mask, 0, copies * counts[i]);
+    if (!g.time_ids) continue;
+    HostArray& sizes_said = fields["time_ids"];
+    add_rows(sizes_said, copies * counts[i], 0, g.time_ids);
+    if (copies == 2) set_rows(sizes_said, counts[i], g.mirrored_time_ids);
+  }
+  if (c.denoise.caption_dropout > 0) data.constants = constants_of(models.text_encoder().encode({""}));
+  if (images.buckets) {
+    data.batches = in_aspect_buckets(std::move(arrays), batches.batch, batches.stream);
+    data.buckets = sizes;
+  } else {
+    data.batches = in_memory(std::move(arrays[0]), batches.batch, batches.stream.seed, batches.stream.shuffle);
+  }
+}
+
+}  // namespace
+
+DataSourceConfig source_config(const RunConfig& c) {
+  DataSourceConfig s = c.source;
+  s.resolution = c.images.resolution;
+  const bool elsewhere = !(s.hf_train_files + s.grain_train_files + s.train_data_dir + s.hf_data_dir).empty() ||
+                         s.dataset_type == "synthetic";
+  if (elsewhere || s.dataset_name.empty()) return s;
+  if (s.dataset_name != "noto-emoji") {
+    if (!is_remote(s.dataset_name)) s.dataset_name = local_folder(s.dataset_name, "", "datasets");
+    return s;
+  }
+  const std::string& place = c.batches.dataset_save_location;
+  check(!place.empty(), Code::invalid_config, "dataset_name=noto-emoji needs dataset_save_location");
+  s.dataset_name = fmt::format("{}/noto-emoji-{}", place, s.resolution);
+  if (!exists(s.dataset_name + "/metadata.jsonl")) {
+    log_info("drawing the emoji into {}", s.dataset_name);
+    log_info("{} pictures", prepare_emoji(s.dataset_name, {.resolution = s.resolution}));
+  }
+  return s;
+}
+
+DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> family,
+                         const nlohmann::json& scheduler_config, int64_t devices) {
+  const bool in_step = !c.denoise.cache_latents_text_encoder_outputs && !c.is_dreambooth();
+  DenoiseTask t;
+  t.family = std::move(family);
+  t.process = make_process(scheduler_config, c.process);
+  t.noise = drawn_noise_input(c.denoise.noise_offset, c.denoise.input_perturbation);
+  if (in_step) t.media = pixels_input();
+  if (in_step || c.denoise.train_text_encoder) t.text = tokens_input();
+  t.batch_size = global_batch(c.batches.per_device_batch_size, devices);
+  t.size = {c.images.resolution, c.images.resolution};
+  t.said = t.size;
+  if (c.is_dreambooth()) {
+    t.prior_loss_weight = c.dreambooth.prior_loss_weight;
+  } else {
+    t.caption_dropout = c.denoise.caption_dropout;
+    t.masked = c.denoise.masked_loss || c.images.alpha_mask;
+    t.sizes = c.images.enable_bucket || c.images.original_size_conditioning;
+  }
+  return t;
+}
+
+TrainingData open_training_data(RunModels& models) {
+  const RunConfig& c = models.config();
+  TrainingData data{planned_task(c, models.family(), training_config(models.folder().scheduler_config(), c.scheduler),
+                                 models.devices().mesh().devices()),
+                    nullptr};
+  if (!c.denoise.replay_batches.empty()) {
+    open_recorded(c, data);
+  } else if (c.is_dreambooth()) {
+    open_dreambooth(models, data);
+  } else if (c.reads_encoded_records()) {
+    open_encoded_records(c, data);
+  } else {
+    const auto source = open_source(source_config(c));
+    const ImageConfig images = image_config(c, *models.family());
+    if (c.denoise.cache_latents_text_encoder_outputs)
+      open_encoded_images(models, source, images, data);
+    else
+      open_images(c, source, images, data);
+  }
+  return data;
+}
+
+std::vector<DenoiseTask> in_sizes(const TrainingData& data) {
+  if (data.buckets.empty()) return {data.task};
+  std::vector<DenoiseTask> tasks;
+  for (const ImageSize& size : data.buckets) {
+    tasks.push_back(data.task);
+    tasks.back().size = {size.height, size.width};
+    tasks.back().one_of_several = true;
+  }
+  return tasks;
+}
+
+HostArrays held_out_fields(RunModels& models, const DenoiseTask& task) {
+  const RunConfig& c = models.config();
+  const Family& family = *models.family();
+  const bool encoded = c.reads_encoded_records();
+  DataSourceConfig where{.dataset_type = encoded ? c.source.dataset_type : "",
+                         .train_data_dir = c.eval.eval_data_dir,
+                         .train_split = c.source.train_split,
+                         .image_column = c.source.image_column,
+                         .caption_column = c.source.caption_column,
+                         .max_train_samples = c.eval.eval_max_number_of_samples_in_bucket};
+  if (!encoded) {
+    const bool crop = c.images.center_crop || c.images.random_crop;
+    const LoadedImages images =
+        load_images(open_source(where), {.resolution = c.images.resolution, .center_crop = crop});
+    const std::vector<BatchField> text = task.text->fields(family, 1);
+    return encoded_fields(models, images, !text.empty() && text[0].shape.dtype == DType::s32);
+  }
+  where.array_columns = family.encoded_columns();
+  RecordStream stream(open_source(where), {.shuffle = false});
+  std::vector<Record> records;
+  for (auto next = stream.next(); next.epoch == 0; next = stream.next()) records.push_back(next.read());
+  HostArrays all;
+  for (size_t i = 0; i < records.size(); ++i)
+    for (const auto& [name, a] : records[i].arrays) {
+      Dims dims = a.dims();
+      dims.insert(dims.begin(), 1);
+      check(i == 0 || (all.contains(name) && all.at(name).bytes() == a.bytes() * records.size()), Code::io,
+            "{}: '{}' is {}, unlike that of the records before", records[i].name, name, to_string(a.shape()));
+      add_rows(all[name], static_cast<int64_t>(records.size()), static_cast<int64_t>(i), a.reshaped(dims));
+    }
+  return family.from_encoded(all);
+}
+
+}  // namespace md

@@ -1,0 +1,37 @@
+// What a run is trained on, as batches: images encoded beforehand or in the step, in aspect-ratio buckets or not,
+// DreamBooth's pairs, arrays that another program computed, recorded batches.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "maxdiffusion/data/images/aspect_buckets.h"
+#include "maxdiffusion/run/run_models.h"
+#include "maxdiffusion/tasks/denoise.h"
+
+namespace md {
+
+/// What is learned, and the batches that it is learned from.
+struct TrainingData {
+  DenoiseTask task;
+  std::unique_ptr<Dataset> batches;
+  HostArrays constants = {};              // arrays of the batch that are the same every step
+  std::vector<ImageSize> buckets = {};  // sizes of the images; empty: all have the task's
+
+  /// Samples of one update.
+  int64_t update_size(const UpdateKeys& keys) const { return task.batch_size * keys.gradient_accumulation_steps; }
+};
+
+/// The task that the keys ask for, before any data is read: sizes that only the data knows are those of `resolution`.
+DenoiseTask planned_task(const RunConfig& config, std::shared_ptr<const Family> family,
+                         const nlohmann::json& scheduler_config, int64_t devices);
+/// Opens the data of a run; trains its autoencoder first where a key asks for it.
+TrainingData open_training_data(RunModels& models);
+/// The task in the size of each bucket; the task itself where there are none.
+std::vector<DenoiseTask> in_sizes(const TrainingData& data);
+/// The first held-out records, as fields of the task, a row each.
+HostArrays held_out_fields(RunModels& models, const DenoiseTask& task);
+/// Where the data is; draws the emoji on first use.
+DataSourceConfig source_config(const RunConfig& config);
+
+}  // namespace md

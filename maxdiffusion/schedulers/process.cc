@@ -1,0 +1,31 @@
+// The list of noise processes: a new one is a file of its own and one entry here.
+#include "maxdiffusion/schedulers/process.h"
+
+#include "maxdiffusion/schedulers/members.h"
+
+#define PROCESSES(X) X(flow_match) X(ddpm)
+
+namespace md {
+
+// Each answers with nothing where the config is another's.
+#define DECLARE(name) std::shared_ptr<const NoiseProcess> make_##name(const nlohmann::json&, const ProcessKeys&);
+PROCESSES(DECLARE)
+#undef DECLARE
+
+std::shared_ptr<const NoiseProcess> make_process(const nlohmann::json& config, const ProcessKeys& keys) {
+  check(config.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", config.dump());
+#define MAKE(name) \
+  if (auto process = make_##name(config, keys)) return process;
+  PROCESSES(MAKE)
+#undef MAKE
+  fail(Code::invalid_config, "scheduler config: no noise process takes it; expected one of: {}",
+       fmt::join(process_names(), ", "));
+}
+
+std::vector<std::string> process_names() {
+#define NAME(name) #name,
+  return {PROCESSES(NAME)};
+#undef NAME
+}
+
+}  // namespace md

@@ -1,0 +1,60 @@
+// Noise processes: how a sample becomes noisy in training, and what the model should say of it. A family of its own
+// beside the samplers (scheduler.h); which one a model was made for follows from its scheduler_config.json.
+// Sources: Ho et al. 2020 (ddpm); Lipman et al. 2023 (flow_match).
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/ops/random.h"
+
+namespace md {
+
+/// Keys of the noise of training.
+struct ProcessKeys {
+  double snr_gamma = -1, train_flow_shift = 3;
+  bool disable_training_weights = false;
+  std::map<std::string, std::string> timestep_bias;
+  template <class V>
+  void visit(V&& v) {
+    v("snr_gamma", snr_gamma, "min-SNR loss weighting; <= 0: off");
+    v("timestep_bias", timestep_bias,
+      "timesteps drawn more often: strategy (none, earlier, later, range), multiplier, "
+      "portion, begin, end (exclusive)");
+    v("train_flow_shift", train_flow_shift, "flow matching: shift of the times drawn, towards noise where above 1");
+    v("disable_training_weights", disable_training_weights, "flow matching: all times weigh the same");
+  }
+};
+
+/// Immutable; thread safe.
+class NoiseProcess {
+ public:
+  virtual ~NoiseProcess() = default;
+  /// Times are in [0, num_train_timesteps), of this type: s32 or f32.
+  virtual int64_t num_train_timesteps() const = 0;
+  virtual DType time_type() const = 0;
+  /// Times of a batch, [B].
+  virtual Tensor sample_t(Rng rng, int64_t batch) const = 0;
+  /// x0, noise: [B, …] f32; t: [B].
+  virtual Tensor noisy(Tensor x0, Tensor noise, Tensor t) const = 0;
+  /// What the model should predict, of x0's shape.
+  virtual Tensor target(Tensor x0, Tensor noise, Tensor t) const = 0;
+  /// Factors of the samples' losses, [B]; empty where all are 1.
+  virtual Tensor weight(Tensor t) const = 0;
+  /// What the model takes as its time, [B].
+  virtual Tensor model_time(Tensor t) const { return t; }
+  /// The same without weights and with times drawn evenly: for evaluation.
+  virtual std::shared_ptr<const NoiseProcess> unweighted() const = 0;
+};
+
+/// The process of a scheduler_config.json: flow_match where its prediction_type is flow_prediction, else ddpm. Throws
+/// invalid_config for members and keys that do not fit, and for keys that this process would not obey.
+std::shared_ptr<const NoiseProcess> make_process(const nlohmann::json& scheduler_config, const ProcessKeys& keys);
+/// "ddpm", "flow_match".
+std::vector<std::string> process_names();
+
+}  // namespace md

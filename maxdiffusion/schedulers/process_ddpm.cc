@@ -1,0 +1,43 @@
+// Discrete timesteps on a table of ᾱ. Sources: Ho et al. 2020; Salimans and Ho 2022 (v prediction); Hang et al. 2023
+// (min-SNR weights).
+#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/process.h"
+#include "maxdiffusion/schedulers/scheduler.h"
+
+namespace md {
+namespace {
+
+class Ddpm final : public NoiseProcess {
+ public:
+  Ddpm(const nlohmann::json& config, const ProcessKeys& keys)
+      : noise_(NoiseSchedule::from_json(config)),
+        bias_(TimestepBias::from_members(keys.timestep_bias)),
+        snr_gamma_(keys.snr_gamma) {
+    bias_.weights(noise_.num_train_timesteps);  // throws where they do not fit
+  }
+  int64_t num_train_timesteps() const override { return noise_.num_train_timesteps; }
+  DType time_type() const override { return DType::s32; }
+  Tensor sample_t(Rng rng, int64_t batch) const override { return sample_timesteps(noise_, rng, batch, bias_); }
+  Tensor noisy(Tensor x0, Tensor noise, Tensor t) const override { return add_noise(noise_, x0, noise, t); }
+  Tensor target(Tensor x0, Tensor noise, Tensor t) const override { return training_target(noise_, x0, noise, t); }
+  Tensor weight(Tensor t) const override { return snr_gamma_ > 0 ? snr_weight(noise_, t, snr_gamma_) : Tensor(); }
+  std::shared_ptr<const NoiseProcess> unweighted() const override {
+    auto plain = std::make_shared<Ddpm>(*this);
+    plain->bias_ = {};
+    plain->snr_gamma_ = -1;
+    return plain;
+  }
+
+ private:
+  NoiseSchedule noise_;
+  TimestepBias bias_;
+  double snr_gamma_;
+};
+
+}  // namespace
+
+std::shared_ptr<const NoiseProcess> make_ddpm(const nlohmann::json& config, const ProcessKeys& keys) {
+  return std::make_shared<Ddpm>(config, keys);
+}
+
+}  // namespace md

@@ -1,0 +1,101 @@
+// Straight paths from data to noise: x = (1 − σ)·x0 + σ·ε, and the model predicts ε − x0. Times are continuous.
+// Sources: Lipman et al. 2023; Liu et al. 2022 (rectified flow); Esser et al. 2024 (shifted times). The weights are
+// those of MaxDiffusion's flow-match scheduler, whose table is made over the grid of its 1000 shifted times.
+#include <algorithm>
+#include <cmath>
+
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/gather.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/process.h"
+
+namespace md {
+namespace {
+
+constexpr double kSigmaMax = 1, kSigmaMin = 0.003 / 1.002;
+
+class FlowMatch final : public NoiseProcess {
+ public:
+  FlowMatch(const nlohmann::json& config, const ProcessKeys& keys)
+      : T_(member<int64_t>(config, "num_train_timesteps", 1000)),
+        shift_(keys.train_flow_shift),
+        weighted_(!keys.disable_training_weights && T_ > 1) {
+    check(T_ >= 1, Code::invalid_config, "scheduler config: num_train_timesteps is {}; expected 1 or more", T_);
+    check(std::isfinite(shift_) && shift_ > 0, Code::invalid_config,
+          "train_flow_shift is {}; expected a number above 0", shift_);
+    check(keys.snr_gamma <= 0, Code::invalid_config,
+          "snr_gamma is {}, but this model is trained by flow matching, which has weights of its own; set it to -1",
+          keys.snr_gamma);
+    check(keys.timestep_bias.empty(), Code::invalid_config,
+          "timestep_bias is set, but this model is trained by flow matching; train_flow_shift says which times come "
+          "more often");
+    make_table();
+  }
+  int64_t num_train_timesteps() const override { return T_; }
+  DType time_type() const override { return DType::f32; }
+
+  Tensor sample_t(Rng rng, int64_t batch) const override {
+    Tensor u = random_uniform(rng, {DType::f32, {batch}});
+    return (u * shift_) / (u * (shift_ - 1) + 1.0) * static_cast<double>(T_);
+  }
+  Tensor noisy(Tensor x0, Tensor noise, Tensor t) const override {
+    const Tensor s = sigma(t, x0.rank());
+    return x0 * (1.0 - s) + noise * s;
+  }
+  Tensor target(Tensor x0, Tensor noise, Tensor) const override { return noise - x0; }
+  Tensor weight(Tensor t) const override {
+    if (!weighted_) return {};
+    // The entry of the nearest time of the grid: as many middles lie above t.
+    const int64_t n = static_cast<int64_t>(weights_.size());
+    Tensor middles = constant(t.graph(), HostArray::of<float>({DType::f32, {1, n - 1}}, middles_));
+    Tensor index = sum(cast(lt(reshape(t, {t.dim(0), 1}), middles), DType::s32), {1});
+    return take(constant(t.graph(), HostArray::of<float>({DType::f32, {n}}, weights_)), index);
+  }
+  std::shared_ptr<const NoiseProcess> unweighted() const override {
+    auto plain = std::make_shared<FlowMatch>(*this);
+    plain->weighted_ = false;
+    return plain;
+  }
+
+ private:
+  Tensor sigma(Tensor t, int64_t rank) const {
+    Dims dims(static_cast<size_t>(rank), 1);
+    dims[0] = t.dim(0);
+    return reshape(t * ((kSigmaMax - kSigmaMin) / static_cast<double>(T_)) + kSigmaMin, dims);
+  }
+  /// The middles between the falling times of the grid, and the bell of weights, whose mean is 1 and minimum 0.
+  void make_table() {
+    const size_t n = static_cast<size_t>(T_);
+    double total = 0, least = HUGE_VAL;
+    std::vector<double> grid, bell;
+    for (size_t i = 0; i < n; ++i) {
+      const double part = n == 1 ? 0 : static_cast<double>(i) / static_cast<double>(n - 1);
+      const double u = kSigmaMax + (kSigmaMin - kSigmaMax) * part;
+      grid.push_back(shift_ * u / (1 + (shift_ - 1) * u) * static_cast<double>(T_));
+      const double x = (grid.back() - static_cast<double>(T_) / 2) / static_cast<double>(T_);
+      bell.push_back(std::exp(-2 * x * x));
+      least = std::min(least, bell.back());
+    }
+    for (double& y : bell) total += y -= least;
+    for (size_t i = 0; i < n; ++i) {
+      weights_.push_back(static_cast<float>(total > 0 ? bell[i] * static_cast<double>(n) / total : 1.0));
+      if (i + 1 < n) middles_.push_back(static_cast<float>((grid[i] + grid[i + 1]) / 2));
+    }
+  }
+
+  int64_t T_;
+  double shift_;
+  bool weighted_;
+  std::vector<float> middles_, weights_;
+};
+
+}  // namespace
+
+std::shared_ptr<const NoiseProcess> make_flow_match(const nlohmann::json& config, const ProcessKeys& keys) {
+  if (member<std::string>(config, "prediction_type", "epsilon") != "flow_prediction") return nullptr;
+  return std::make_shared<FlowMatch>(config, keys);
+}
+
+}  // namespace md

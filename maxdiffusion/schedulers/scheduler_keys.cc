@@ -1,0 +1,36 @@
+#include "maxdiffusion/schedulers/scheduler_keys.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/schedulers/scheduler.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kZeroSnr = "rescale_betas_zero_snr";
+constexpr const char* kOfTraining[] = {"num_train_timesteps", "beta_start",    "beta_end",       "beta_schedule",
+                                       "trained_betas",       kZeroSnr,        "prediction_type"};
+
+json configured(const std::string& text, const SchedulerKeys& keys, bool training) {
+  json config = parse_scheduler_config(text);
+  for (const auto& [given, value_text] : keys.diffusion_scheduler_config) {
+    const json value = json::parse(value_text);
+    if (value == "") continue;
+    const std::string name = given == "rescale_zero_terminal_snr" ? kZeroSnr : given;  // the reference's spelling
+    if (training && std::ranges::find(kOfTraining, name) == std::end(kOfTraining)) continue;
+    if (name == kZeroSnr) config.erase("rescale_zero_terminal_snr");
+    config[name] = value;
+  }
+  if (!keys.prediction_type.empty()) config["prediction_type"] = keys.prediction_type;
+  return config;
+}
+
+}  // namespace
+
+json sampling_config(const std::string& text, const SchedulerKeys& keys) { return configured(text, keys, false); }
+json training_config(const std::string& text, const SchedulerKeys& keys) { return configured(text, keys, true); }
+
+}  // namespace md

@@ -1,0 +1,100 @@
+#include "maxdiffusion/tasks/denoise.h"
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+
+std::string DenoiseTask::variant() const {
+  return one_of_several ? fmt::format("{}x{}", size.width, size.height) : "";
+}
+
+std::vector<BatchField> DenoiseTask::batch() const {
+  const InputSizes s{batch_size, family->latent_dims(size)};
+  std::vector<BatchField> f = text->fields(*family, batch_size);
+  const size_t texts = f.size();
+  auto add = [&f](const std::vector<BatchField>& more) { f.insert(f.end(), more.begin(), more.end()); };
+  add(media->fields(*family, s));
+  add(noise->fields(*process, s));
+  if (masked) {
+    Dims dims = s.latent;
+    dims.back() = 1;
+    add({batch_field(batch_size, {"mask", {DType::f32, dims}})});
+  }
+  if (sizes)
+    for (const Field& field : family->size_fields()) add({batch_field(batch_size, field)});
+  if (prior_loss_weight)
+    for (size_t i = 0, n = f.size(); i < n; ++i) f.push_back({"class_" + f[i].name, f[i].shape});
+  if (caption_dropout > 0)
+    for (size_t i = 0; i < texts; ++i) {
+      Shape one = f[i].shape;
+      one.dims.erase(one.dims.begin());
+      f.push_back({"empty_" + f[i].name, one, false});
+    }
+  return f;
+}
+
+Tensor DenoiseTask::loss(const Models& models, const Feed& feed, Rng rng) const {
+  const Tensor per_sample = sample_losses(models, feed, rng);
+  if (!prior_loss_weight) return mean(per_sample);
+  const std::vector<Tensor> halves = split(per_sample, 2, 0);
+  return mean(halves[0]) + mean(halves[1]) * *prior_loss_weight;
+}
+
+Tensor DenoiseTask::sample_losses(const Models& models, const Feed& feed, Rng rng) const {
+  const int64_t b = prior_loss_weight ? 2 * batch_size : batch_size;
+  Feed all = feed;  // the subject's samples, then the class's
+  if (prior_loss_weight)
+    for (const auto& [name, x] : feed)
+      if (const auto other = feed.find("class_" + name); other != feed.end())
+        all[name] = concatenate({x, other->second}, 0);
+
+  const Tensor x0 = media->read(*family, models, all, rng);
+  const NoiseInput::Draws draws = noise->read(*process, x0.shape(), all, rng);
+
+  if (caption_dropout > 0 && !noise->recorded()) {
+    const Tensor drop = lt(random_uniform(rng.for_("caption"), {DType::f32, {b}}),
+                           full(x0.graph(), caption_dropout, {DType::f32, {b}}));
+    for (const BatchField& f : text->fields(*family, b)) {
+      Dims dims(f.shape.dims.size(), 1);
+      dims[0] = b;
+      all[f.name] = where(reshape(drop, dims), expand_dims(feed.at("empty_" + f.name), 0), all.at(f.name));
+    }
+  }
+  Conditioning conditioning = text->read(*family, models, all);
+  if (sizes) {
+    for (const Field& field : family->size_fields()) conditioning[field.name] = all.at(field.name);
+  } else {
+    const MediaSize s = said.value_or(size);
+    const std::array<int64_t, 2> whole = {s.height, s.width};
+    conditioning.merge(family->size_conditioning(x0.graph(), b, {whole, {0, 0}, whole}));
+  }
+
+  const Tensor noisy = process->noisy(x0, draws.added, draws.t);
+  const Tensor prediction = family->denoise(models, noisy, process->model_time(draws.t), conditioning);
+  Tensor error = square(process->target(x0, draws.noise, draws.t) - prediction);
+  if (masked) error = error * all.at("mask");
+  Axes axes;
+  for (int64_t i = 1; i < error.rank(); ++i) axes.push_back(i);
+  const Tensor per_sample = mean(error, axes), weight = process->weight(draws.t);
+  return weight ? per_sample * weight : per_sample;
+}
+
+std::optional<TimedLosses> DenoiseTask::timed_losses(const HostArrays& samples) const {
+  if (noise->recorded()) return {};
+  DenoiseTask plain = *this;
+  plain.media = samples.contains("latents") ? latents_input() : moments_input();
+  plain.noise = given_times_input();
+  plain.masked = plain.sizes = plain.one_of_several = false;
+  plain.caption_dropout = 0;
+  plain.prior_loss_weight.reset();
+  plain.process = process->unweighted();
+  return TimedLosses{plain.batch(), process->num_train_timesteps(),
+                     [plain](const Models& models, const Feed& feed, Rng rng) {
+                       return plain.sample_losses(models, feed, rng);
+                     }};
+}
+
+}  // namespace md

@@ -1,0 +1,62 @@
+// Denoising objective: mean of w(t)·m·(target − prediction)². A batch holds media and captions, what the family's
+// models make of them, or everything including the draws of a recorded run. m is 1, or with `masked` the mask at the
+// latents' size, the same for all channels; the mean is over all elements, those without weight included, as kohya's
+// sd-scripts do (apply_masked_loss): what is masked out makes the loss smaller. Sources: Ho et al. 2020 (DDPM); Rombach
+// et al. 2022; Podell et al. 2023 (micro-conditioning); Ruiz et al. 2022 (DreamBooth).
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "maxdiffusion/tasks/inputs.h"
+
+namespace md {
+
+/// Keys of what is learned, beside those of the noise (schedulers/process.h).
+struct DenoiseKeys {
+  double noise_offset = 0, input_perturbation = 0, caption_dropout = 0;
+  bool train_text_encoder = false, cache_latents_text_encoder_outputs = true, masked_loss = false;
+  std::string replay_batches;
+  template <class V>
+  void visit(V&& v) {
+    v("noise_offset", noise_offset, "deviation of one shift of the noise per picture and channel; 0: off");
+    v("input_perturbation", input_perturbation, "deviation of noise added to the noise, unknown to the target; 0: off");
+    v("caption_dropout", caption_dropout, "probability of training a picture with the empty caption");
+    v("train_text_encoder", train_text_encoder, "train the text encoder as well (models with one)");
+    v("cache_latents_text_encoder_outputs", cache_latents_text_encoder_outputs,
+      "encode pictures and captions once; false: in every step");
+    v("masked_loss", masked_loss, "weigh the loss by masks, of alpha_mask or conditioning_data_dir");
+    v("replay_batches", replay_batches,
+      "safetensors file whose step{i}.latents, .noise, .timesteps, .encoder_hidden_states, .text_embeds and .time_ids "
+      "take the place of data and random draws");
+  }
+};
+
+struct DenoiseTask : Task {
+  std::shared_ptr<const Family> family;
+  std::shared_ptr<const NoiseProcess> process;
+  std::shared_ptr<const MediaInput> media = moments_input();
+  std::shared_ptr<const TextInput> text = embeddings_input();
+  std::shared_ptr<const NoiseInput> noise = drawn_noise_input();
+  int64_t batch_size = 1;
+  MediaSize size;                  // of the media, pixels
+  std::optional<MediaSize> said;   // the size that the denoiser is given where batches bring none; absent: `size`
+  double caption_dropout = 0;
+  bool masked = false;         // every batch brings masks
+  bool sizes = false;          // every batch brings Family::size_fields
+  bool one_of_several = false;  // another task of the run has another size
+  /// DreamBooth: a second batch, whose fields have the prefix class_, whose loss counts this much. Absent: none.
+  std::optional<double> prior_loss_weight;
+
+  std::string model() const override { return family->denoiser(); }
+  std::string variant() const override;  // width x height in pixels
+  /// Fields of `media`, `text` and `noise`; mask f32 [B, h, w, 1]; the family's size fields; with caption_dropout those
+  /// of `text` for the empty caption, without B and with the prefix empty_.
+  std::vector<BatchField> batch() const override;
+  Tensor loss(const Models& models, const Feed& feed, Rng rng) const override;
+  std::optional<TimedLosses> timed_losses(const HostArrays& samples) const override;
+  /// The loss before the mean over the batch: [B] f32, or [2B] with a class.
+  Tensor sample_losses(const Models& models, const Feed& feed, Rng rng) const;
+};
+
+}  // namespace md

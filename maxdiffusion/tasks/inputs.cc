@@ -1,0 +1,152 @@
+#include "maxdiffusion/tasks/inputs.h"
+
+#include "maxdiffusion/encoders/media_coder.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+
+BatchField batch_field(int64_t b, const Field& field) {
+  Shape shape = field.shape;
+  shape.dims.insert(shape.dims.begin(), b);
+  return {field.name, shape};
+}
+
+namespace {
+
+Shape latent_shape(const InputSizes& s, int64_t channels_times = 1) {
+  Dims dims = s.latent;
+  dims.back() *= channels_times;
+  dims.insert(dims.begin(), s.batch);
+  return {DType::f32, dims};
+}
+
+Tensor draw(Tensor mean, Tensor deviation, Rng rng) {
+  return deviation ? mean + deviation * random_normal(rng.for_("posterior"), mean.shape()) : mean;
+}
+
+class Pixels final : public MediaInput {
+ public:
+  std::vector<BatchField> fields(const Family& family, const InputSizes& s) const override {
+    const int64_t down = family.downscale();
+    return {{"pixels", {DType::u8, {s.batch, s.latent[0] * down, s.latent[1] * down, 3}}}};
+  }
+  Tensor read(const Family& family, const Models& models, const Feed& feed, Rng rng) const override {
+    const Posterior q = family.encode_media(models, pixels_to_float(feed.at("pixels")));
+    const LatentScale scale = family.latent_scale();
+    return draw(scale.apply(q.mean), q.logvar ? scale.apply_to_deviation(exp(q.logvar * 0.5)) : Tensor(), rng);
+  }
+};
+
+class Moments final : public MediaInput {
+ public:
+  std::vector<BatchField> fields(const Family&, const InputSizes& s) const override {
+    return {{"moments", latent_shape(s, 2)}};
+  }
+  Tensor read(const Family&, const Models&, const Feed& feed, Rng rng) const override {
+    const std::vector<Tensor> halves = split(feed.at("moments"), 2, -1);
+    return draw(halves[0], halves[1], rng);
+  }
+};
+
+class Latents final : public MediaInput {
+ public:
+  std::vector<BatchField> fields(const Family&, const InputSizes& s) const override {
+    return {{"latents", latent_shape(s)}};
+  }
+  Tensor read(const Family&, const Models&, const Feed& feed, Rng) const override { return feed.at("latents"); }
+};
+
+class Tokens final : public TextInput {
+ public:
+  std::vector<BatchField> fields(const Family& family, int64_t batch) const override {
+    std::vector<BatchField> out;
+    for (const Field& f : family.text_fields()) out.push_back(batch_field(batch, f));
+    return out;
+  }
+  Conditioning read(const Family& family, const Models& models, const Feed& feed) const override {
+    Conditioning text;
+    for (const Field& f : family.text_fields()) text[f.name] = feed.at(f.name);
+    return family.encode_text(models, text);
+  }
+};
+
+class Embeddings final : public TextInput {
+ public:
+  explicit Embeddings(int64_t length) : length_(length) {}
+  std::vector<BatchField> fields(const Family& family, int64_t batch) const override {
+    std::vector<BatchField> out;
+    for (const Field& f : family.conditioning_fields()) {
+      out.push_back(batch_field(batch, f));
+      if (length_ > 0 && f.shape.rank() == 2) out.back().shape.dims[1] = length_;
+    }
+    return out;
+  }
+  Conditioning read(const Family& family, const Models&, const Feed& feed) const override {
+    Conditioning c;
+    for (const Field& f : family.conditioning_fields()) c[f.name] = feed.at(f.name);
+    return c;
+  }
+
+ private:
+  int64_t length_;
+};
+
+class Drawn final : public NoiseInput {
+ public:
+  Drawn(double offset, double perturbation) : offset_(offset), perturbation_(perturbation) {}
+  std::vector<BatchField> fields(const NoiseProcess&, const InputSizes&) const override { return {}; }
+  Draws read(const NoiseProcess& process, const Shape& latents, const Feed&, Rng rng) const override {
+    Draws d;
+    d.noise = random_normal(rng.for_("noise"), latents);
+    d.t = process.sample_t(rng.for_("timestep"), latents.dims[0]);
+    if (offset_ > 0) {
+      Dims dims(latents.dims.size(), 1);
+      dims.front() = latents.dims.front(), dims.back() = latents.dims.back();
+      d.noise = d.noise + random_normal(rng.for_("noise offset"), {DType::f32, dims}) * offset_;
+    }
+    d.added = d.noise;
+    if (perturbation_ > 0) d.added = d.noise + random_normal(rng.for_("perturbation"), latents) * perturbation_;
+    return d;
+  }
+
+ private:
+  double offset_, perturbation_;
+};
+
+class GivenTimes final : public NoiseInput {
+ public:
+  std::vector<BatchField> fields(const NoiseProcess& process, const InputSizes& s) const override {
+    return {{kTimesteps, {process.time_type(), {s.batch}}}};
+  }
+  Draws read(const NoiseProcess&, const Shape& latents, const Feed& feed, Rng rng) const override {
+    const Tensor noise = random_normal(rng.for_("noise"), latents);
+    return {noise, feed.at(kTimesteps), noise};
+  }
+};
+
+class Recorded final : public NoiseInput {
+ public:
+  std::vector<BatchField> fields(const NoiseProcess& process, const InputSizes& s) const override {
+    return {{"noise", latent_shape(s)}, {kTimesteps, {process.time_type(), {s.batch}}}};
+  }
+  Draws read(const NoiseProcess&, const Shape&, const Feed& feed, Rng) const override {
+    return {feed.at("noise"), feed.at(kTimesteps), feed.at("noise")};
+  }
+  bool recorded() const override { return true; }
+};
+
+}  // namespace
+
+std::shared_ptr<const MediaInput> pixels_input() { return std::make_shared<Pixels>(); }
+std::shared_ptr<const MediaInput> moments_input() { return std::make_shared<Moments>(); }
+std::shared_ptr<const MediaInput> latents_input() { return std::make_shared<Latents>(); }
+std::shared_ptr<const TextInput> tokens_input() { return std::make_shared<Tokens>(); }
+std::shared_ptr<const TextInput> embeddings_input(int64_t length) { return std::make_shared<Embeddings>(length); }
+std::shared_ptr<const NoiseInput> drawn_noise_input(double offset, double perturbation) {
+  return std::make_shared<Drawn>(offset, perturbation);
+}
+std::shared_ptr<const NoiseInput> given_times_input() { return std::make_shared<GivenTimes>(); }
+std::shared_ptr<const NoiseInput> recorded_noise_input() { return std::make_shared<Recorded>(); }
+
+}  // namespace md

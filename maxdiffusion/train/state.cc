@@ -1,0 +1,154 @@
+#include "maxdiffusion/train/state.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/encoders/text_encoder.h"
+#include "maxdiffusion/families/model_weights.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+HostArray scalar_s32(int64_t v) {
+  const int32_t value = static_cast<int32_t>(v);
+  return HostArray::of<int32_t>({DType::s32, {}}, {&value, 1});
+}
+
+HostArray yes() {
+  const uint8_t value = 1;
+  return HostArray::of<uint8_t>({DType::pred, {}}, {&value, 1});
+}
+
+ParamTable frozen_part(const ParamTable& params) {
+  ParamTable out;
+  for (const Param& p : params.params())
+    if (!p.trainable) out.add(p);
+  return out;
+}
+
+/// Components whose every parameter is trained: a checkpoint holds them as the model's own file.
+std::vector<std::string> whole_components(const ParamTable& params) {
+  std::map<std::string, bool> whole;
+  for (const Param& p : params.params()) whole[p.model] = whole.try_emplace(p.model, true).first->second && p.trainable;
+  std::vector<std::string> names;
+  for (const auto& [name, all] : whole)
+    if (all) names.push_back(name);
+  return names;
+}
+
+HostState beginning(const ParamTable& params, HostArrays values, const StepOptions& step) {
+  values = fresh_state(params, std::move(values), step);
+  values["step"] = scalar_s32(0);
+  values["healthy"] = yes();
+  return {.values = std::move(values)};
+}
+
+HostState restored(const ParamTable& params, const std::string& checkpoint_dir, int64_t at, uint64_t seed,
+                   const StepOptions& step, HostArrays frozen) {
+  CheckpointContent c = read_training_state(checkpoint_dir, at);
+  const json info = json::parse(c.state_json);
+  if (info.at("seed") != seed)
+    log_warning("checkpoint {}/{} was made with seed {}, this run has {}: random draws differ from here on",
+                checkpoint_dir, at, info.at("seed").dump(), seed);
+  // Parameters are in the models' own files, unless those hold their averages.
+  if (step.ema_decay == 0)
+    for (const std::string& component : whole_components(params))
+      c.state.merge(open_component(params, component, checkpoint_folder(checkpoint_dir, at) + "/" + component)());
+  c.state.merge(frozen);
+  c.state["healthy"] = yes();
+  const Position data{info.at("epoch"), info.at("index"), info.value("shard", int64_t{0}),
+                      info.value("offset", int64_t{0}), info.value("taken", int64_t{0})};
+  return {std::move(c.state), info.at("step"), data};
+}
+
+/// The arrays, copied to the host without stopping the device: starts now, waits when called.
+std::function<HostArrays()> fetch_all(const Devices& devices, const ArrayMap& arrays) {
+  auto pending = std::make_shared<std::map<std::string, PendingArray>>();
+  for (const auto& [name, a] : arrays) (*pending)[name] = fetch(devices, a);
+  return [pending] {
+    HostArrays v;
+    for (auto& [name, p] : *pending) v[name] = p.wait();
+    return v;
+  };
+}
+
+}  // namespace
+
+Array* TrainState::saved_value(const std::string& input) {
+  for (const std::string& key : {"ema/" + input, input})
+    if (auto a = arrays.find(key); a != arrays.end()) return &a->second;
+  return &kept.at(input);
+}
+
+std::function<HostState()> open_state(const StepPrograms& programs, const StepOptions& step,
+                                      const std::string& checkpoint_dir, uint64_t seed, const InitialValues& initial) {
+  const std::vector<int64_t> saved = list_checkpoints(checkpoint_dir);
+  const ParamTable& params = programs.params();
+  if (saved.empty()) return [&params, step, make = initial(params)] { return beginning(params, make(), step); };
+  auto frozen = std::make_shared<const ParamTable>(frozen_part(params));
+  return [&params, step, checkpoint_dir, seed, at = saved.back(), frozen, make = initial(*frozen)] {
+    return restored(params, checkpoint_dir, at, seed, step, make());
+  };
+}
+
+TrainState place_state(const Devices& devices, const StepPrograms& programs, const HostState& host,
+                       const std::string& checkpoint_dir) {
+  TrainState state;
+  state.step = host.step;
+  state.data = host.data;
+  place(devices, programs.any(), host.values, state.arrays);
+  for (const Param& p : programs.params().params())
+    if (!p.trainable)
+      if (auto a = state.arrays.extract(p.input)) state.kept.insert(std::move(a));
+  for (const std::string& name : programs.state_names())
+    check(state.arrays.contains(name), Code::io,
+          "checkpoint {}/{} has no '{}': it was made by another kind of run; choose another run_name", checkpoint_dir,
+          state.step, name);
+  return state;
+}
+
+HostArrays trained_values(const Devices& devices, const StepPrograms& programs, const TrainState& state) {
+  return model_values(programs.params(), fetch_all(devices, state.arrays)());
+}
+
+StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
+                       std::string checkpoint_dir, int64_t keep, uint64_t seed, CompleteCheckpoint complete)
+    : devices_(devices),
+      programs_(programs),
+      averaged_(step.ema_decay > 0),
+      checkpoint_dir_(std::move(checkpoint_dir)),
+      seed_(seed),
+      complete_(std::move(complete)),
+      writer_(checkpoint_dir_, static_cast<int>(keep)) {}
+
+void StateSaver::save(const TrainState& state, int64_t at, Position position) {
+  const json info = {{"step", at},
+                     {"epoch", position.epoch},
+                     {"index", position.index},
+                     {"seed", seed_},
+                     {"shard", position.shard},
+                     {"offset", position.offset},
+                     {"taken", position.taken}};
+  writer_.save(at, [values = fetch_all(devices_, state.arrays), info, this] {
+    const ParamTable& params = programs_.params();
+    CheckpointContent c;
+    c.state = values();
+    const HostArrays trained = model_values(params, c.state);
+    for (const std::string& component : whole_components(params)) {
+      c.weights[component] = published(params, component, trained);
+      if (averaged_) continue;
+      for (const Param& p : params.params())  // the model's file holds them already
+        if (p.model == component) c.state.erase(p.input);
+    }
+    c.state_json = info.dump(2);
+    if (complete_) complete_(c, params, trained);
+    return c;
+  });
+}
+
+}  // namespace md

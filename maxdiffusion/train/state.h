@@ -1,0 +1,70 @@
+// The training state as one value: made fresh or read from a checkpoint, carried by the loop, saved whole.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/data/batches/dataset.h"
+#include "maxdiffusion/train/programs.h"
+
+namespace md {
+
+struct TrainState {
+  ArrayMap arrays;  // what goes from step to step
+  ArrayMap kept;    // what every step reads and none changes: frozen parameters, constants, the batch
+  int64_t step = 0;  // updates done
+  Position data;     // before the batch of the next step
+
+  /// The array of a parameter as it would be saved: its average, where one is kept.
+  Array* saved_value(const std::string& input);
+};
+
+/// Makes starting values of parameters, by input name, in two calls: the first throws where there are none, the second
+/// makes them while the program is compiled. The table is the whole one, or that of the frozen parameters where a
+/// checkpoint holds the others; it lives until the second call has returned.
+using InitialValues = std::function<std::function<HostArrays()>(const ParamTable&)>;
+
+/// The state that a run starts from, in host memory.
+struct HostState {
+  HostArrays values;
+  int64_t step = 0;
+  Position data;
+};
+/// Where the newest checkpoint of `checkpoint_dir` stands, else the beginning: `initial` is asked now, values are read
+/// or made when the result is called. `programs` must live until then.
+std::function<HostState()> open_state(const StepPrograms& programs, const StepOptions& step,
+                                      const std::string& checkpoint_dir, uint64_t seed, const InitialValues& initial);
+/// On the devices, as the programs want it. Throws io naming an array that a checkpoint lacks.
+TrainState place_state(const Devices& devices, const StepPrograms& programs, const HostState& host,
+                       const std::string& checkpoint_dir);
+
+/// The trained values that are sampled and saved as the model: the averages where they are kept. Waits for the devices.
+HostArrays trained_values(const Devices& devices, const StepPrograms& programs, const TrainState& state);
+
+/// What makes a checkpoint a whole model folder: weights of other models, configs, tokenizers. `trained`: values of
+/// the trained parameters by input name (averages, where kept). Called on the writer's thread.
+using CompleteCheckpoint = std::function<void(CheckpointContent&, const ParamTable&, const HostArrays& trained)>;
+
+/// Saves states beside the steps that follow. Refers to what it is made from.
+class StateSaver {
+ public:
+  StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step, std::string checkpoint_dir,
+             int64_t keep, uint64_t seed, CompleteCheckpoint complete);
+  /// The state's arrays as they are now, as the checkpoint of step `at`, before the batch at `position`.
+  void save(const TrainState& state, int64_t at, Position position);
+  /// Waits for the write under way; throws its error.
+  void finish() { writer_.finish(); }
+
+ private:
+  const Devices& devices_;
+  const StepPrograms& programs_;
+  bool averaged_;
+  std::string checkpoint_dir_;
+  uint64_t seed_;
+  CompleteCheckpoint complete_;
+  CheckpointWriter writer_;
+};
+
+}  // namespace md
