@@ -5,15 +5,16 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/base/picture.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
-#include "maxdiffusion/data/canny.h"
-#include "maxdiffusion/data/image_folder.h"
-#include "maxdiffusion/data/pictures.h"
-#include "maxdiffusion/data/resize.h"
+#include "maxdiffusion/data/images/canny.h"
+#include "maxdiffusion/data/images/prepare.h"
+#include "maxdiffusion/data/images/resize.h"
+#include "maxdiffusion/data/records/image_folder.h"
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/pipelines/text_to_image.h"
 
@@ -134,7 +135,7 @@ class Painter {
   }
   WeightsOf weights() {
     return [this](const ParamTable& params, const std::string& component) {
-      std::map<std::string, HostArray> values = plain_weights(params, component);
+      HostArrays values = plain_weights(params, component);
       // Only this component's: the others come with their own call.
       ParamTable own;
       for (const Param& p : params.params())
@@ -143,7 +144,7 @@ class Painter {
       return values;
     };
   }
-  std::map<std::string, HostArray> plain_weights(const ParamTable& params, const std::string& component) {
+  HostArrays plain_weights(const ParamTable& params, const std::string& component) {
     const ModelKeys& m = config_.model;
     if (component == "controlnet") return folder_.values_at(params, component, control_folder_);
     if (component == "unet" && !m.lightning_repo.empty())

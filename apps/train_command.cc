@@ -5,7 +5,8 @@
 #include <cmath>
 
 #include "apps/generate_command.h"
-#include "maxdiffusion/base/picture.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/pipelines/text_to_image.h"
 #include "maxdiffusion/train/train.h"
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/mesh/logical_axes.h"
@@ -264,7 +265,7 @@ HostArray denoise(const Devices& devices, const ModelFolder& m, const WeightsOf&
   const Scope unet(g, params, "unet", o.scope), control(g, params, "controlnet", o.scope);
   build_loop(unet.frozen(), control.frozen(), m, *scheduler, table, batch, prompts, o);
   auto values = std::async(std::launch::async, [&] {
-    std::map<std::string, HostArray> all = weights(params, "unet");
+    HostArrays all = weights(params, "unet");
     if (o.control) all.merge(weights(params, "controlnet"));
     return all;
   });
@@ -276,17 +277,17 @@ HostArray denoise(const Devices& devices, const ModelFolder& m, const WeightsOf&
   place(devices, program, values.get(), arrays);
 
   const uint32_t key[2] = {static_cast<uint32_t>(o.seed), static_cast<uint32_t>(o.seed >> 32)};
-  std::map<std::string, HostArray> per_picture = {{"noise", o.latents ? o.latents : drawn_noise(all, o.seed)},
-                                                  {"prompt_embeds", prompts.positive.prompt_embeds},
-                                                  {"text_embeds", prompts.positive.text_embeds},
-                                                  {"negative_prompt_embeds", prompts.negative.prompt_embeds},
-                                                  {"negative_text_embeds", prompts.negative.text_embeds}};
+  HostArrays per_picture = {{"noise", o.latents ? o.latents : drawn_noise(all, o.seed)},
+                            {"prompt_embeds", prompts.positive.prompt_embeds},
+                            {"text_embeds", prompts.positive.text_embeds},
+                            {"negative_prompt_embeds", prompts.negative.prompt_embeds},
+                            {"negative_text_embeds", prompts.negative.text_embeds}};
   if (o.control) per_picture["control_picture"] = repeat_rows(o.control->picture, pictures);
   HostArray latents(all);
   for (int64_t first = 0; first < pictures; first += batch) {
     const int32_t number = static_cast<int32_t>(first);
-    std::map<std::string, HostArray> in = {{"key", HostArray::of<uint32_t>({DType::u32, {2}}, key)},
-                                           {"first", HostArray::of<int32_t>({DType::s32, {}}, {&number, 1})}};
+    HostArrays in = {{"key", HostArray::of<uint32_t>({DType::u32, {2}}, key)},
+                     {"first", HostArray::of<int32_t>({DType::s32, {}}, {&number, 1})}};
     for (const auto& [name, a] : per_picture)
       if (a) in[name] = rows(a, first, batch);
     ArrayMap feed;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -145,7 +146,7 @@ TextEmbeddings TextEncoder::encode(const std::vector<std::string>& captions, boo
     set_rows(whole, from, part);
   };
   for (int64_t from = 0; from < n; from += batch_) {
-    std::map<std::string, HostArray> in = {{"ids", ids(*model_.tokenizer, captions, static_cast<size_t>(from))}};
+    HostArrays in = {{"ids", ids(*model_.tokenizer, captions, static_cast<size_t>(from))}};
     if (model_.tokenizer_2) in["ids_2"] = ids(*model_.tokenizer_2, captions, static_cast<size_t>(from));
     ArrayMap feed;
     place(devices_, *program_, in, feed);
@@ -156,8 +157,8 @@ TextEmbeddings TextEncoder::encode(const std::vector<std::string>& captions, boo
   return out;
 }
 
-PictureCoder::PictureCoder(const Devices& devices, const VaeConfig& vae, std::map<std::string, HostArray> weights,
-                           int64_t batch, const ScopeOptions& scope, const CompileConfig& compile_config)
+PictureCoder::PictureCoder(const Devices& devices, const VaeConfig& vae, HostArrays weights, int64_t batch,
+                           const ScopeOptions& scope, const CompileConfig& compile_config)
     : devices_(devices),
       vae_(vae),
       weights_(std::move(weights)),
@@ -180,7 +181,7 @@ HostArray PictureCoder::run(Half& half, const HostArray& input, const char* name
   }
   HostArray whole;
   for (int64_t from = 0; from < n; from += batch_) {
-    std::map<std::string, HostArray> in = {{"in", rows(input, from, batch_)}};
+    HostArrays in = {{"in", rows(input, from, batch_)}};
     ArrayMap feed;
     place(devices_, *half.program, in, feed);
     HostArray part = devices_.get(half.program->run(feed, half.weights).at("out"));

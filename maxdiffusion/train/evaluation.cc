@@ -5,6 +5,7 @@
 #include <deque>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/metrics/progress_bar.h"

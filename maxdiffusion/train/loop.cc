@@ -44,7 +44,7 @@ HostArray yes() {
 
 /// The state before the first step of this process, in host memory, and the frozen parameters.
 struct Start {
-  Values values;
+  HostArrays values;
   int64_t step = 0;
   Position data;
 };
@@ -66,7 +66,7 @@ std::vector<std::string> whole_components(const ParamTable& params) {
   return names;
 }
 
-Start fresh(const ParamTable& params, Values values) {
+Start fresh(const ParamTable& params, HostArrays values) {
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
     values["adam_m/" + p.input] = values["adam_v/" + p.input] = zeros(p.shape);
@@ -77,7 +77,7 @@ Start fresh(const ParamTable& params, Values values) {
   return {.values = std::move(values)};
 }
 
-Start restored(const ParamTable& params, int64_t step, const LoopOptions& o, Values frozen) {
+Start restored(const ParamTable& params, int64_t step, const LoopOptions& o, HostArrays frozen) {
   CheckpointContent c = read_training_state(o.checkpoint_dir, step);
   const json info = json::parse(c.state_json);
   if (info.at("seed") != o.seed)
@@ -97,19 +97,19 @@ Start restored(const ParamTable& params, int64_t step, const LoopOptions& o, Val
 }
 
 /// The state's arrays, copied to the host without stopping the device: starts now, waits when called.
-std::function<Values()> fetch_all(const Devices& devices, const ArrayMap& arrays) {
+std::function<HostArrays()> fetch_all(const Devices& devices, const ArrayMap& arrays) {
   auto pending = std::make_shared<std::map<std::string, PendingArray>>();
   for (const auto& [name, a] : arrays) (*pending)[name] = fetch(devices, a);
   return [pending] {
-    Values v;
+    HostArrays v;
     for (auto& [name, p] : *pending) v[name] = p.wait();
     return v;
   };
 }
 
 /// The trained values that are sampled and saved as the model: the averages where they are kept.
-Values model_values(const ParamTable& params, const Values& state) {
-  Values v;
+HostArrays model_values(const ParamTable& params, const HostArrays& state) {
+  HostArrays v;
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
     auto average = state.find("ema/" + p.input);
@@ -230,7 +230,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
 
   data->seek(state.data);
   data = prefetch(std::move(data), static_cast<int>(o.prefetch_depth));
-  Values fixed = callbacks.constants;
+  HostArrays fixed = callbacks.constants;
   const uint32_t key[2] = {static_cast<uint32_t>(o.seed), static_cast<uint32_t>(o.seed >> 32)};
   fixed["key"] = HostArray::of<uint32_t>({DType::u32, {2}}, key);
   place(devices, program, fixed, kept);
@@ -249,7 +249,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
     writer.save(at, [values, info, &step, &callbacks, &o] {
       CheckpointContent c;
       c.state = values();
-      const Values trained = model_values(step.params, c.state);
+      const HostArrays trained = model_values(step.params, c.state);
       for (const std::string& component : whole_components(step.params)) {
         c.weights[component] = published(step.params, component, trained);
         if (o.step.ema_decay == 0)  // the model's file holds them already
@@ -348,7 +348,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   writer.finish();
   recorder.finish();
   Trained t{std::move(step.params), {}, last};
-  Values all = fetch_all(devices, state.arrays)();
+  HostArrays all = fetch_all(devices, state.arrays)();
   t.values = model_values(t.params, all);
   return t;
 }

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "maxdiffusion/base/picture.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/tasks/autoencoder.h"
 #include "maxdiffusion/train/encoded.h"
 
@@ -44,8 +45,8 @@ void write_reconstructions(PictureCoder& coder, const HostArray& pixels, const s
   write_png(path, make_grid(above, columns, 2));
 }
 
-Values train_autoencoder(const RunConfig& c, const Devices& devices, const ModelFolder& folder,
-                         const LoadedPictures& pictures) {
+HostArrays train_autoencoder(const RunConfig& c, const Devices& devices, const ModelFolder& folder,
+                             const LoadedImages& pictures) {
   Autoencoder task;
   task.vae = folder.vae;
   task.batch_size =
@@ -59,7 +60,7 @@ Values train_autoencoder(const RunConfig& c, const Devices& devices, const Model
   o.step.optim.learning_rate = scaled_rate(c.optim, c.vae.vae_learning_rate, task.batch_size);
   LoopCallbacks callbacks;
   callbacks.initial = [&](const ParamTable& p) { return folder.open_values(p, "vae", true, o.seed); };
-  callbacks.complete = [&](CheckpointContent& content, const ParamTable&, const Values&) {
+  callbacks.complete = [&](CheckpointContent& content, const ParamTable&, const HostArrays&) {
     content.files["vae/config.json"] = folder.files.at("vae/config.json");
   };
   return train_loop(devices, {&task},
