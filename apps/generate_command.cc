@@ -166,16 +166,10 @@ class Painter {
   Clock::time_point start_ = Clock::now();
 };
 
-/// u8 [H, W, 3] of picture `i`.
-HostArray rgb_of(const HostArray& pictures, int64_t i) {
-  const HostArray one = rows(pictures, i, 1);
-  return to_rgb8(one.reshaped({one.dims().begin() + 1, one.dims().end()}));
-}
-
 void write_pngs(const std::string& prefix, const HostArray& pictures) {
   for (int64_t i = 0; i < pictures.dims()[0]; ++i) {
     const std::string path = fmt::format("{}{}.png", prefix, i);
-    write_png(path, rgb_of(pictures, i));
+    write_png(path, image_of_batch(pictures, i));
     log_info("wrote {}", path);
   }
 }
@@ -224,7 +218,7 @@ void draw_class_pictures(const RunConfig& run) {
   Painter painter(c, c.model.pretrained_model_name_or_path, false);
   const HostArray pictures = painter.decode(painter.denoise());
   for (int64_t i = 0; i < missing; ++i) {
-    const HostArray rgb = rgb_of(pictures, i);
+    const HostArray rgb = image_of_batch(pictures, i);
     const std::string bytes = encode_png(rgb);
     write_file_atomic(fmt::format("{}/{}-{}.png", k.class_data_dir, there + i, content_hash(bytes)), bytes);
   }

@@ -9,6 +9,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/text_raster.h"
 
 namespace md {
@@ -86,6 +87,8 @@ HostArray to_rgb8(const HostArray& pixels) {
   });
   return out;
 }
+
+HostArray image_of_batch(const HostArray& images, int64_t i) { return to_rgb8(without_batch(rows(images, i, 1))); }
 
 void draw_text(HostArray& rgb, int64_t x, int64_t y, const std::string& utf8, int64_t height) {
   require_rgb8(rgb, "draw_text");

@@ -14,6 +14,8 @@ std::string encode_png(const HostArray& rgb);
 void write_png(const std::string& path, const HostArray& rgb);
 /// f32 [H, W, 3] in [−1, 1] → u8, clipped and rounded.
 HostArray to_rgb8(const HostArray& pixels);
+/// Image `i` of f32 [N, H, W, 3] in [−1, 1], as to_rgb8 gives it: u8 [H, W, 3].
+HostArray image_of_batch(const HostArray& images, int64_t i);
 
 struct GridCell {
   HostArray rgb;        // u8 [H, W, 3], all of one size

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <png.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -124,6 +125,15 @@ TEST(Text, WrappedLinesFitAndKeepEveryWord) {
   for (const auto& p : pieces) EXPECT_EQ(p.size() % 2, 0u);
   EXPECT_NO_THROW(wrap_text("\xff\xfe\xe2\x82 x\xc3", 12, 40, 3));
   EXPECT_TRUE(wrap_text("   ", 12, 40, 3).empty());
+}
+
+TEST(Image, OfABatchIsItsRow) {
+  HostArray batch(Shape{DType::f32, {2, 1, 1, 3}});
+  const float values[] = {0, 0, 0, -1, 1, 0};
+  std::ranges::copy(values, batch.mutable_view<float>().begin());
+  const HostArray one = image_of_batch(batch, 1);
+  EXPECT_EQ(one.shape(), (Shape{DType::u8, {1, 1, 3}}));
+  EXPECT_EQ(one.to_doubles(), (std::vector<double>{0, 255, 128}));
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ bool is_lora(const Param& p);
 /// The table without LoRA parameters: what a model folder has values for.
 ParamTable base_params(const ParamTable& params);
 
-/// Starting values of the table's LoRA parameters, drawn from the seed.
+/// Starting values of the table's LoRA parameters by input name, as a training state holds them; drawn from the seed.
 HostArrays initial_lora(const ParamTable& params, uint64_t seed);
 /// The same from given matrices. Throws io when file and table differ in what they train, invalid_config when rank or
 /// alpha differs from the config's; both say what to change.

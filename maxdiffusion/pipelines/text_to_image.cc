@@ -21,22 +21,6 @@ namespace {
 using nlohmann::json;
 
 /// Each row `times` times, in place of it.
-HostArray repeat_rows(const HostArray& a, int64_t times) {
-  Dims dims = a.dims();
-  const int64_t n = dims[0];
-  dims[0] = n * times;
-  HostArray out(Shape{a.dtype(), dims});
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t k = 0; k < times; ++k) set_rows(out, i * times + k, rows(a, i, 1));
-  return out;
-}
-
-HostArray zeros_as(const HostArray& a) {
-  HostArray out(a.shape());
-  std::fill_n(out.mutable_data(), out.bytes(), std::byte{0});
-  return out;
-}
-
 bool zeros_for_missing_prompt(const ModelFolder& m) {
   return m.text_encoder_2 && json::parse(m.files.at("model_index.json")).value("force_zeros_for_empty_prompt", true);
 }
@@ -276,7 +260,6 @@ HostArray denoise(const Devices& devices, const ModelFolder& m, const WeightsOf&
   ArrayMap arrays;
   place(devices, program, values.get(), arrays);
 
-  const uint32_t key[2] = {static_cast<uint32_t>(o.seed), static_cast<uint32_t>(o.seed >> 32)};
   HostArrays per_picture = {{"noise", o.latents ? o.latents : drawn_noise(all, o.seed)},
                             {"prompt_embeds", prompts.positive.prompt_embeds},
                             {"text_embeds", prompts.positive.text_embeds},
@@ -286,8 +269,7 @@ HostArray denoise(const Devices& devices, const ModelFolder& m, const WeightsOf&
   HostArray latents(all);
   for (int64_t first = 0; first < pictures; first += batch) {
     const int32_t number = static_cast<int32_t>(first);
-    HostArrays in = {{"key", HostArray::of<uint32_t>({DType::u32, {2}}, key)},
-                     {"first", HostArray::of<int32_t>({DType::s32, {}}, {&number, 1})}};
+    HostArrays in = {{"key", key_of_seed(o.seed)}, {"first", HostArray::of<int32_t>({DType::s32, {}}, {&number, 1})}};
     for (const auto& [name, a] : per_picture)
       if (a) in[name] = rows(a, first, batch);
     ArrayMap feed;

@@ -85,12 +85,4 @@ ParamTable denoiser_params(const ModelFolder& m);
 /// The table of the autoencoder's parameters.
 ParamTable vae_params(const ModelFolder& m, DType weights);
 
-/// Copies rows [from, from + count) of an array; past the end the last row repeats.
-HostArray rows(const HostArray& a, int64_t from, int64_t count);
-/// [N, C, H, W] and [N, H, W, C] of f32.
-HostArray nchw_to_nhwc(const HostArray& a);
-HostArray nhwc_to_nchw(const HostArray& a);
-/// Writes rows of `part` into `whole` from row `from`; rows past the end are dropped.
-void set_rows(HostArray& whole, int64_t from, const HostArray& part);
-
 }  // namespace md

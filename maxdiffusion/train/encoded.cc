@@ -112,6 +112,4 @@ HostArray token_ids(const ClipTokenizer& tokenizer, const std::vector<std::strin
   return out;
 }
 
-HostArray without_batch(const HostArray& a) { return a.reshaped(Dims(a.dims().begin() + 1, a.dims().end())); }
-
 }  // namespace md

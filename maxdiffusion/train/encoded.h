@@ -29,7 +29,5 @@ HostArray with_mirrored(const HostArray& pixels, int64_t from, int64_t to);
 HostArray means(const HostArray& moments);
 /// Token ids s32 [N, L] of captions; a warning counts those that are cut.
 HostArray token_ids(const ClipTokenizer& tokenizer, const std::vector<std::string>& captions, int64_t length);
-/// Without axis 0, which is 1.
-HostArray without_batch(const HostArray& a);
 
 }  // namespace md

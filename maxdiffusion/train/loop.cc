@@ -26,11 +26,6 @@ struct State {
   Position data;
 };
 
-HostArray scalar_s32(int64_t v) {
-  const int32_t value = static_cast<int32_t>(v);
-  return HostArray::of<int32_t>({DType::s32, {}}, {&value, 1});
-}
-
 HostArray zeros(const Shape& shape) {
   HostArray a(shape);
   std::fill_n(a.mutable_data(), a.bytes(), std::byte{0});
@@ -231,8 +226,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   data->seek(state.data);
   data = prefetch(std::move(data), static_cast<int>(o.prefetch_depth));
   HostArrays fixed = callbacks.constants;
-  const uint32_t key[2] = {static_cast<uint32_t>(o.seed), static_cast<uint32_t>(o.seed >> 32)};
-  fixed["key"] = HostArray::of<uint32_t>({DType::u32, {2}}, key);
+  fixed["key"] = key_of_seed(o.seed);
   place(devices, program, fixed, kept);
 
   // Saves the state as it is now; the copy runs beside the steps that follow.

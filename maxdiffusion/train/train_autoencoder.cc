@@ -9,14 +9,6 @@
 #include "maxdiffusion/train/encoded.h"
 
 namespace md {
-namespace {
-
-HostArray picture(const HostArray& f32_pictures, int64_t i) {
-  Dims dims(f32_pictures.dims().begin() + 1, f32_pictures.dims().end());
-  return to_rgb8(rows(f32_pictures, i, 1).reshaped(dims));
-}
-
-}  // namespace
 
 double latent_scale(const HostArray& moments) {
   const int64_t c = moments.dims().back() / 2;
@@ -37,8 +29,8 @@ void write_reconstructions(PictureCoder& coder, const HostArray& pixels, const s
   const HostArray decoded = coder.decode(means(coder.encode(chosen)));
   std::vector<GridCell> above, below;
   for (int64_t i = 0; i < n; ++i) {
-    above.push_back({rows(chosen, i, 1).reshaped(Dims(chosen.dims().begin() + 1, chosen.dims().end())), ""});
-    below.push_back({picture(decoded, i), ""});
+    above.push_back({without_batch(rows(chosen, i, 1)), ""});
+    below.push_back({image_of_batch(decoded, i), ""});
   }
   const int64_t columns = static_cast<int64_t>(above.size());
   above.insert(above.end(), below.begin(), below.end());

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "maxdiffusion/data/batches/dataset.h"
 #include "maxdiffusion/data/images/aspect_buckets.h"
 #include "maxdiffusion/data/records/records.h"
 

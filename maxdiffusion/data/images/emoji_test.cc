@@ -10,7 +10,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
-#include "maxdiffusion/data/images/prepare.h"
+#include "maxdiffusion/data/images/load_images.h"
 #include "maxdiffusion/data/records/open_source.h"
 
 namespace md {

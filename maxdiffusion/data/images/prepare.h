@@ -3,14 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
-#include "maxdiffusion/data/batches/aspect_bucket_batches.h"
+#include "maxdiffusion/data/images/aspect_buckets.h"
 #include "maxdiffusion/data/records/records.h"
 
 namespace md {
@@ -27,7 +25,7 @@ struct ImageConfig {
   std::optional<AspectBuckets> buckets;
   MaskFrom mask = MaskFrom::none;
   int64_t mask_downscale = 8;  // pixels of a mask's cell, in both directions; divides the pictures' sides
-  bool sizes = false;          // see Ready
+  bool sizes = false;          // see PreparedImage
 };
 
 /// A decoded picture.
@@ -56,8 +54,8 @@ struct Placement {
   double y = 0.5, x = 0.5;
 };
 /// What becomes of a picture: resized, then `size` cut out at (top, left). With center_crop or random_crop the short
-/// side becomes the resolution and a square is cut out, as torchvision does; with buckets see Buckets; otherwise both
-/// sides become the resolution.
+/// side becomes the resolution and a square is cut out, as torchvision does; with buckets see AspectBuckets; otherwise
+/// both sides become the resolution.
 struct Fit {
   ImageSize resized, size;
   int64_t top = 0, left = 0;
@@ -75,61 +73,10 @@ Placement draw_placement(const ImageConfig& config, uint64_t bits);
 ///   time_ids  f32 [6], with ImageConfig::sizes: original height and width, top and left of the cut in the resized
 ///             picture (mirrored first, if it is), height and width. Source: Podell et al. 2023, section 2.2.
 struct PreparedImage {
-  Batch arrays;
+  HostArrays arrays;
   Fit fit;
 };
 /// Throws io where the picture or its mask does not decode, invalid_config where it has no mask or one of another size.
 PreparedImage prepare_image(const Record& record, const ImageConfig& config, const Placement& placement);
-
-struct LoadedImages {
-  HostArray pixels;  // u8 [N, H, W, 3]
-  /// As of Ready, with axis 0; absent where not asked for. Of mirrored pictures time_ids differ.
-  HostArray mask, time_ids, mirrored_time_ids;
-  std::vector<std::string> captions, names;
-  std::vector<std::string> skipped;  // "file: reason"
-  std::string fingerprint;           // content key of pictures, captions and options; of a part: what goes into it
-};
-/// Every picture that decodes, in stored order, on all cores, not mirrored; each that does not is named in a warning
-/// and counted. Progress is logged every few seconds. Throws io when none decodes, invalid_config for random_crop:
-/// crops that change need image_batches.
-LoadedImages load_images(std::shared_ptr<const RecordSource> source, const ImageConfig& config);
-/// The same, one for each bucket that holds pictures, in the order of the sizes; without buckets one in all. `skipped`
-/// is the first's.
-std::vector<LoadedImages> load_in_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config);
-/// The same, `together` at a time at most, those of one size given to `take` as a part, so that a data set need not fit
-/// into memory; returns what was skipped.
-std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, const ImageConfig& config,
-                                    int64_t together, const std::function<void(LoadedImages&& part)>& take);
-
-struct BatchConfig {
-  StreamConfig stream;
-  int64_t batch = 1;
-  int workers = 0;  // threads that read and decode; 0: the cores
-};
-/// What captions become, a row each: token ids, say. Called on the thread that calls next().
-using EncodeCaptions = std::function<Batch(const std::vector<std::string>&)>;
-
-/// Batches as they come from a source: the arrays of Ready with axis 0, and what `captions` makes. Pictures that do not
-/// decode are named in a warning, once each, and the next record takes their place; an epoch without one that does is
-/// io. Without buckets.
-std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> source, const ImageConfig& pictures,
-                                       const BatchConfig& config, EncodeCaptions captions);
-
-/// Which records are of which bucket: found out by reading all their headers. Pictures without one, and those too small
-/// for a bucket, are named in a warning and left out.
-struct ImagesInBuckets {
-  std::shared_ptr<const RecordSource> source;  // by number; one that is read in order is opened anew for each record
-  std::vector<ImageSize> sizes;                // of the buckets that hold pictures
-  std::vector<std::vector<int64_t>> records;   // of each of them
-};
-/// Throws io where no picture is left.
-ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config);
-/// As above, every batch of one bucket, in AspectBucketOrder. The place of a picture that does not decode is taken by
-/// the next of its bucket; a bucket without one that does is io.
-std::unique_ptr<Dataset> image_batches(ImagesInBuckets pictures, const ImageConfig& config, const BatchConfig& batches,
-                                       EncodeCaptions captions);
-/// The arrays of records, stacked. Throws io naming the record whose arrays have other names, types or sizes than those
-/// before.
-std::unique_ptr<Dataset> array_batches(std::shared_ptr<const RecordSource> source, const BatchConfig& config);
 
 }  // namespace md

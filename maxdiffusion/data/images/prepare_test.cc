@@ -1,20 +1,16 @@
-// What becomes of a picture on its way to a batch: its bucket, mask and sizes.
 #include "maxdiffusion/data/images/prepare.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <span>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/image.h"
-#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/data/images/test_images.h"
 #include "maxdiffusion/data/records/open_source.h"
 
 namespace md {
@@ -22,15 +18,6 @@ namespace {
 
 using nlohmann::json;
 
-/// A smooth picture whose channels differ.
-HostArray smooth(int64_t height, int64_t width, int seed = 0) {
-  HostArray rgb(Shape{DType::u8, {height, width, 3}});
-  auto v = rgb.mutable_view<uint8_t>();
-  for (int64_t i = 0; i < static_cast<int64_t>(v.size()); ++i)
-    v[static_cast<size_t>(i)] =
-        static_cast<uint8_t>((i / 3 % width * 5 + i / 3 / width * 3 + i % 3 * 60 + seed * 31) % 256);
-  return rgb;
-}
 std::string file_text(const HostArray& rgb) {
   static const TemporaryFolder folder;
   write_png(folder / "it.png", rgb);
@@ -46,10 +33,6 @@ std::string error_of(const std::function<void()>& f, Code code) {
     return e.message();
   }
   return "no error";
-}
-
-ImageConfig in_small_buckets() {
-  return {.resolution = 16, .buckets = AspectBuckets({16, 8, 32, 4}), .mask_downscale = 2};
 }
 
 /// What a mask that equals the picture must become: means of the red of its cells.
@@ -174,7 +157,7 @@ TEST(Sizes, AreThoseOfThePictureAndItsCut) {
 }
 
 TEST(Sizes, AreTheFilesWhenAJpegComesSmaller) {
-  // 12 × 9, decoded at half the size for side 2; see source_test.cc.
+  // 12 × 9, decoded at half the size for side 2; see open_source_test.cc.
   const json golden = json::parse(read_file(MD_SOURCE_DIR "/tests/golden/data/pictures.json"));
   for (const json& row : golden["files"]) {
     if (row["name"] != "rgb.jpg") continue;
@@ -189,132 +172,6 @@ TEST(Sizes, AreTheFilesWhenAJpegComesSmaller) {
     return;
   }
   FAIL() << "no rgb.jpg";
-}
-
-/// Four wide pictures, two high ones, a square one and one that does not decode.
-struct Mixed {
-  TemporaryFolder folder;
-  Mixed() {
-    int n = 0;
-    for (const auto& [h, w] : {std::pair{20, 40}, {40, 20}, {16, 16}, {21, 41}, {20, 42}, {39, 20}, {22, 40}}) {
-      const std::string stem = folder / std::to_string(n);
-      write_png(stem + ".png", smooth(h, w, n));
-      write_file_atomic(stem + ".txt", std::to_string(n++));
-    }
-    write_file_atomic(folder / "bad.png", read_file(folder / "0.png").substr(0, 70));
-  }
-};
-
-TEST(LoadInBuckets, GroupsPicturesBySize) {
-  const Mixed mixed;
-  ImageConfig config = in_small_buckets();
-  config.sizes = true;
-  const auto groups = load_in_aspect_buckets(open_source({.train_data_dir = mixed.folder.path()}), config);
-  ASSERT_EQ(groups.size(), 3u);
-  EXPECT_EQ(groups[0].pixels.dims(), (Dims{2, 20, 12, 3}));
-  EXPECT_EQ(groups[1].pixels.dims(), (Dims{1, 16, 16, 3}));
-  EXPECT_EQ(groups[2].pixels.dims(), (Dims{4, 12, 20, 3}));
-  EXPECT_EQ(groups[0].captions, (std::vector<std::string>{"1", "5"}));
-  EXPECT_EQ(groups[2].captions, (std::vector<std::string>{"0", "3", "4", "6"}));
-  EXPECT_EQ(groups[0].skipped.size(), 1u);
-  EXPECT_EQ(groups[2].time_ids.dims(), (Dims{4, 6}));
-  EXPECT_EQ(groups[2].time_ids.view<float>()[7], 41);
-  std::set<std::string> prints;
-  for (const auto& g : groups) prints.insert(g.fingerprint);
-  EXPECT_EQ(prints.size(), 3u);
-  // Of one bucket the fingerprint changes with its own pictures alone.
-  write_png(mixed.folder / "2.png", smooth(16, 16, 9));
-  const auto after = load_in_aspect_buckets(open_source({.train_data_dir = mixed.folder.path()}), config);
-  EXPECT_EQ(after[0].fingerprint, groups[0].fingerprint);
-  EXPECT_NE(after[1].fingerprint, groups[1].fingerprint);
-}
-
-TEST(LoadInBuckets, JoinsPartsInStoredOrder) {
-  // More than are read together.
-  const auto source = open_source({.dataset_type = "synthetic", .synthetic_num_samples = 1100, .resolution = 8});
-  ImageConfig config{.resolution = 8, .mask = MaskFrom::alpha, .mask_downscale = 4, .sizes = true};
-  const LoadedImages whole = load_images(source, config);
-  ASSERT_EQ(whole.pixels.dims(), (Dims{1100, 8, 8, 3}));
-  int64_t at = 0;
-  each_group(source, config, 300, [&](LoadedImages&& part) {
-    const auto n = static_cast<int64_t>(part.names.size());
-    EXPECT_EQ(n, std::min<int64_t>(300, 1100 - at));
-    for (auto field :
-         {&LoadedImages::pixels, &LoadedImages::mask, &LoadedImages::time_ids, &LoadedImages::mirrored_time_ids}) {
-      const HostArray &a = part.*field, &all = whole.*field;
-      ASSERT_EQ(a.dims()[0], n);
-      ASSERT_EQ(std::memcmp(a.data(), all.data() + at * all.shape().bytes() / 1100, a.bytes()), 0);
-    }
-    EXPECT_TRUE(std::ranges::equal(part.captions,
-                                   std::span(whole.captions).subspan(static_cast<size_t>(at), static_cast<size_t>(n))));
-    at += n;
-  });
-  EXPECT_EQ(at, 1100);
-}
-
-TEST(PictureBatches, InBucketsHoldEveryPictureAndGoOnAfterSeek) {
-  set_log_level(LogLevel::error);
-  const Mixed mixed;
-  ImageConfig config = in_small_buckets();
-  config.random_flip = config.random_crop = config.sizes = true;
-  const auto numbers = [](const std::vector<std::string>& captions) {
-    std::vector<int32_t> v;
-    for (const std::string& c : captions) v.push_back(c.empty() ? -1 : std::stoi(c));
-    return Batch{{"number", HostArray::of<int32_t>({DType::s32, {static_cast<int64_t>(v.size())}}, v)}};
-  };
-  const auto open = [&] {
-    const ImagesInBuckets sorted =
-        sort_into_aspect_buckets(open_source({.train_data_dir = mixed.folder.path()}), config);
-    EXPECT_EQ(sorted.sizes, (std::vector<ImageSize>{{20, 12}, {16, 16}, {12, 20}}));
-    EXPECT_EQ(sorted.records[2].size(), 5u);  // the bad one's header is good
-    return image_batches(sorted, config, {.stream = {.seed = 2}, .batch = 2, .workers = 2}, numbers);
-  };
-  auto whole = open();
-  std::vector<Batch> expected;
-  std::vector<Position> cuts;
-  std::map<int32_t, int> times;
-  for (int i = 0; i < 16; ++i) {
-    cuts.push_back(whole->position());
-    expected.push_back(whole->next());
-    for (int32_t n : expected.back().at("number").view<int32_t>()) ++times[n];
-  }
-  EXPECT_EQ(times.size(), 7u);  // every picture that decodes
-  EXPECT_FALSE(times.contains(-1));
-  for (size_t cut : {1, 6, 13}) {
-    auto data = prefetch(open(), 2);
-    data->seek(cuts[cut]);
-    for (size_t i = cut; i < expected.size(); ++i) {
-      const Batch b = data->next();
-      for (const auto& [name, a] : expected[i]) {
-        ASSERT_EQ(b.at(name).shape(), a.shape()) << name;
-        ASSERT_EQ(std::memcmp(b.at(name).data(), a.data(), a.bytes()), 0) << name << " " << cut << " " << i;
-      }
-    }
-  }
-  set_log_level(LogLevel::info);
-}
-
-TEST(PictureBatches, InBucketsReadRecordsThatComeInOrder) {
-  const std::string files = MD_SOURCE_DIR "/tests/golden/data/files/";
-  ImageConfig config = in_small_buckets();
-  for (const std::string where : {files + "shard-000000.tar", files + "pictures.tfrecord"}) {
-    const auto source = open_source({.train_data_dir = where});
-    ASSERT_GT(source->shards(), 0);
-    const ImagesInBuckets sorted = sort_into_aspect_buckets(source, config);
-    std::map<std::string, std::string> by_number, in_order;
-    for (const auto& bucket : sorted.records)
-      for (int64_t i : bucket) {
-        const Record r = sorted.source->read(i);
-        by_number[r.name] = r.caption + std::string(r.picture.bytes);
-      }
-    RecordStream stream(source, {.shuffle = false});
-    for (auto n = stream.next(); n.epoch == 0; n = stream.next()) {
-      const Record r = n.read();
-      in_order[r.name] = r.caption + std::string(r.picture.bytes);
-    }
-    EXPECT_GT(by_number.size(), 2u);
-    EXPECT_EQ(by_number, in_order);
-  }
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/temporary_folder.h"
-#include "maxdiffusion/data/images/prepare.h"
+#include "maxdiffusion/data/images/load_images.h"
 #include "maxdiffusion/data/records/open_source.h"
 
 namespace md {

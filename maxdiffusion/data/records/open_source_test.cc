@@ -14,7 +14,8 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
-#include "maxdiffusion/data/images/prepare.h"
+#include "maxdiffusion/data/batches/image_batches.h"
+#include "maxdiffusion/data/images/load_images.h"
 #include "maxdiffusion/data/records/tfrecord_writer.h"
 
 namespace md {

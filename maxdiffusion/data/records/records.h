@@ -1,7 +1,7 @@
 // Where training data comes from: sources of records, and streams that take records from them in a seeded order that
 // can be saved and gone on with.
 //
-//   auto source = open_source({.dataset_type = "hf", .hf_train_files = "data/*.parquet"});   // source.h
+//   auto source = open_source({.dataset_type = "hf", .hf_train_files = "data/*.parquet"});   // open_source.h
 //   RecordStream stream(source, {.seed = 0});
 //   Record r = stream.next().read();
 #pragma once
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
-#include "maxdiffusion/data/batches/dataset.h"
+#include "maxdiffusion/data/records/position.h"
 #include "maxdiffusion/data/storage/storage.h"
 
 namespace md {

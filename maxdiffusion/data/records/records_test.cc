@@ -8,7 +8,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/data/images/prepare.h"
+#include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/data/records/shuffle.h"
 
 namespace md {

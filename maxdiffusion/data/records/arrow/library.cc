@@ -6,7 +6,7 @@
 namespace md {
 namespace {
 
-class Part : public ArrowLibrary {
+class Library : public ArrowLibrary {
  public:
   std::shared_ptr<const Table> open_table(std::shared_ptr<const InputFile> file) const override {
     return open_table_file(std::move(file));
@@ -27,4 +27,4 @@ class Part : public ArrowLibrary {
 }  // namespace
 }  // namespace md
 
-extern "C" const md::ArrowLibrary* md_arrow_library() { return new md::Part; }
+extern "C" const md::ArrowLibrary* md_arrow_library() { return new md::Library; }

@@ -134,7 +134,7 @@ class RemoteFile : public InputFile {
   mutable std::shared_ptr<arrow::io::RandomAccessFile> ranges_;
 };
 
-class Part : public RemoteLibrary {
+class Library : public RemoteLibrary {
  public:
   std::vector<FoundFile> list(const std::string& location) const override {
     const Place p = place_of(location);
@@ -248,4 +248,4 @@ class Part : public RemoteLibrary {
 }  // namespace
 }  // namespace md
 
-extern "C" md::RemoteLibrary* md_remote_library() { return new md::Part; }
+extern "C" md::RemoteLibrary* md_remote_library() { return new md::Library; }
