@@ -19,7 +19,7 @@ namespace md {
 /// Everything one checkpoint holds, on the host.
 struct CheckpointContent {
   /// Folder ("unet") → arrays by published name.
-  std::map<std::string, std::map<std::string, HostArray>> weights;
+  std::map<std::string, HostArrays> weights;
   /// Relative path ("unet/config.json", "model_index.json") → text.
   std::map<std::string, std::string> files;
   /// Relative path → file that becomes it: a hard link where the file system allows one, else a copy.
@@ -27,7 +27,7 @@ struct CheckpointContent {
   /// Writes more files into the folder before it gets its name; may be empty.
   std::function<void(const std::string& folder)> more;
   /// Optimizer moments and whatever else a run needs, by name.
-  std::map<std::string, HostArray> state;
+  HostArrays state;
   /// JSON text: step, data position, config.
   std::string state_json;
 };

@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 using Named = std::pair<const std::string*, const HostArray*>;
 
 /// Widest elements first, so that every tensor is aligned; by name within a type.
-std::vector<Named> file_order(const std::map<std::string, HostArray>& tensors) {
+std::vector<Named> file_order(const HostArrays& tensors) {
   std::vector<Named> order;
   for (const auto& [name, array] : tensors) order.emplace_back(&name, &array);
   std::stable_sort(order.begin(), order.end(), [](const Named& a, const Named& b) {
@@ -45,7 +45,7 @@ std::string header_of(const std::vector<Named>& order, const std::map<std::strin
 }
 
 /// Everything but the rename, so that shards can appear together.
-void write_plain(const std::string& path, const std::map<std::string, HostArray>& tensors,
+void write_plain(const std::string& path, const HostArrays& tensors,
                  const std::map<std::string, std::string>& metadata) {
   for (const auto& [name, array] : tensors) {
     check(static_cast<bool>(array), Code::internal, "write '{}': tensor '{}' is empty", path, name);
@@ -78,7 +78,7 @@ void remove_stale(const std::string& folder, const std::string& stem, const std:
 
 }  // namespace
 
-void write_safetensors(const std::string& path, const std::map<std::string, HostArray>& tensors,
+void write_safetensors(const std::string& path, const HostArrays& tensors,
                        const std::map<std::string, std::string>& metadata) {
   const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
   try {
@@ -90,9 +90,9 @@ void write_safetensors(const std::string& path, const std::map<std::string, Host
   }
 }
 
-void write_sharded_safetensors(const std::string& folder, const std::string& stem,
-                               const std::map<std::string, HostArray>& tensors, int64_t max_shard_bytes) {
-  std::vector<std::map<std::string, HostArray>> shards(1);
+void write_sharded_safetensors(const std::string& folder, const std::string& stem, const HostArrays& tensors,
+                               int64_t max_shard_bytes) {
+  std::vector<HostArrays> shards(1);
   int64_t total = 0, filled = 0;
   for (const auto& [name, array] : tensors) {
     const int64_t bytes = static_cast<int64_t>(array.bytes());

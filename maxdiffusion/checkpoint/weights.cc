@@ -171,23 +171,21 @@ const std::vector<NameAlias>& published_aliases() {
   return table;
 }
 
-std::function<std::map<std::string, HostArray>()> open_weights(const std::string& path,
-                                                               const std::vector<WantedWeight>& wanted,
-                                                               const LoadOptions& options) {
+std::function<HostArrays()> open_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
+                                         const LoadOptions& options) {
   const SafetensorsReader file = SafetensorsReader::open(path);
   Matcher matcher(file, options);
   std::vector<Found> found;
   for (const WantedWeight& w : wanted) found.push_back(find(matcher, w));
   matcher.finish(path);
   return [found] {
-    std::map<std::string, HostArray> out;
+    HostArrays out;
     for (const Found& f : found) out[f.wanted.name] = f.read();
     return out;
   };
 }
 
-std::map<std::string, HostArray> load_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
-                                              const LoadOptions& options) {
+HostArrays load_weights(const std::string& path, const std::vector<WantedWeight>& wanted, const LoadOptions& options) {
   return open_weights(path, wanted, options)();
 }
 
@@ -201,12 +199,12 @@ std::vector<std::string> weight_files(const std::string& path) {
   return {files.begin(), files.end()};
 }
 
-std::map<std::string, HostArray> unstacked(const std::string& name, const HostArray& array) {
+HostArrays unstacked(const std::string& name, const HostArray& array) {
   const size_t star = name.find('*');
   if (star == std::string::npos) return {{name, array}};
   check(!array.dims().empty(), Code::internal, "weight '{}': a stack of layers needs a leading size", name);
   const Shape one{array.dtype(), {array.dims().begin() + 1, array.dims().end()}};
-  std::map<std::string, HostArray> out;
+  HostArrays out;
   for (int64_t i = 0; i < array.dims()[0]; ++i)
     out.emplace(layer_name(name, star, i), HostArray(one, array.owner(), array.data() + i * one.bytes()));
   return out;
