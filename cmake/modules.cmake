@@ -94,6 +94,8 @@ function(md_bench name)
 endfunction()
 
 md_module(base LIBRARIES spdlog::spdlog yaml-cpp PNG::PNG PkgConfig::FREETYPE PkgConfig::XXHASH)
+set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/base/version.cc PROPERTIES
+                            COMPILE_DEFINITIONS MD_VERSION="${PROJECT_VERSION}")
 md_module(graph USES base)
 md_module(mesh USES base LIBRARIES yaml-cpp)
 md_module(config USES base LIBRARIES yaml-cpp)

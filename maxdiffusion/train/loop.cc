@@ -11,6 +11,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/trace.h"
+#include "maxdiffusion/base/version.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/tasks/model_folder.h"
 
@@ -239,7 +240,8 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   CheckpointWriter writer(o.checkpoint_dir, static_cast<int>(o.checkpoints_to_keep));
   auto save = [&](int64_t at, Position position) {
     auto values = fetch_all(devices, state.arrays);
-    json info = {{"step", at},
+    json info = {{"maxdiffusion_version", version()},
+                 {"step", at},
                  {"epoch", position.epoch},
                  {"index", position.index},
                  {"seed", o.seed},
