@@ -7,14 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "apps/generate_command.h"
-#include "apps/train_command.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/version.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/images/emoji.h"
 #include "maxdiffusion/data/storage/storage.h"
-#include "maxdiffusion/tasks/run_config.h"
-#include "maxdiffusion/train/train.h"
+#include "maxdiffusion/run/generate.h"
+#include "maxdiffusion/run/train.h"
 
 namespace {
 
@@ -106,13 +105,14 @@ constexpr std::pair<const char*, const char*> kAliases[] = {
 };
 
 void print_help() {
-  fmt::print("usage: maxdiffusion COMMAND …\n\n");
+  fmt::print("maxdiffusion {}\nusage: maxdiffusion COMMAND …\n\n", md::version());
   for (const auto& c : kCommands) fmt::print("  {} {}\n      {}\n", c.name, c.arguments, c.meaning);
-  fmt::print("  help\n      print this\n");
+  fmt::print("  help\n      print this\n  --version\n      print the version\n");
 }
 
 void dispatch(const Words& words) {
   if (words.empty() || words[0] == "help" || words[0] == "--help" || words[0] == "-h") return print_help();
+  if (words[0] == "--version") return fmt::print("maxdiffusion {}\n", md::version());
   std::string name = words[0];
   for (const auto& [alias, meant] : kAliases)
     if (name == alias) name = meant;

@@ -26,6 +26,9 @@
 namespace md {
 namespace {
 
+// What the reference's caches of latents and text embeddings hold.
+const std::vector<std::string> kSdxlColumns = {"pixel_values", "input_ids", "prompt_embeds", "text_embeds"};
+
 const std::string kBpe = MD_DEPS_DIR "/open_clip/bpe_simple_vocab_16e6.txt.gz";
 
 // The emoji as 128 pixel PNG files, made once.
@@ -186,7 +189,7 @@ const std::vector<KindOfData>& kinds() {
       {"arrow", {.dataset_type = "hf", .train_data_dir = "emoji.arrow"}},
       {"tfrecord", {.dataset_type = "tfrecord", .train_data_dir = "pictures"}},
       {"tfrecord_cached",
-       {.dataset_type = "tfrecord", .train_data_dir = "cached", .array_columns = sdxl_cached_columns()}},
+       {.dataset_type = "tfrecord", .train_data_dir = "cached", .array_columns = kSdxlColumns}},
       {"webdataset", {.dataset_type = "webdataset", .train_data_dir = "tar"}},
       {"grain", {.dataset_type = "grain", .train_data_dir = "emoji.array_record"}},
       {"synthetic", {.dataset_type = "synthetic", .resolution = 128}},

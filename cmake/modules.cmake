@@ -1,22 +1,10 @@
 # One static library per module, named md_<module>; sources and tests are globbed in all of its folders, so a new file
 # needs no edit here. md_module(<module> [USES modules] [EXCLUDE folders] [LIBRARIES libraries]): USES are the modules it
 # may include, and must agree with the table in docs/design.md; sources in the folders of EXCLUDE belong to other targets.
-find_package(fmt REQUIRED)
-find_package(spdlog REQUIRED)
-find_package(yaml-cpp REQUIRED)
-find_package(nlohmann_json REQUIRED)
+include(cmake/dependencies.cmake)
 find_package(GTest REQUIRED)
-find_package(Threads REQUIRED)
-find_package(PNG REQUIRED)
-find_package(JPEG REQUIRED)
-find_package(PkgConfig REQUIRED)
-pkg_check_modules(FREETYPE REQUIRED IMPORTED_TARGET freetype2)
-pkg_check_modules(HARFBUZZ REQUIRED IMPORTED_TARGET harfbuzz)
-pkg_check_modules(WEBP REQUIRED IMPORTED_TARGET libwebp)
-pkg_check_modules(ICU REQUIRED IMPORTED_TARGET icu-uc)
-pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
-pkg_check_modules(ZLIB REQUIRED IMPORTED_TARGET zlib)
-find_package(Protobuf REQUIRED)
+# Where libraries lie that the program opens by name, below the prefix that it is installed to.
+set(MD_PARTS_FOLDER ${CMAKE_INSTALL_LIBDIR}/maxdiffusion)
 
 # Names one test program to ctest. Those that open a plugin (their sources include a module that does) get the label
 # `device`. Tests are compiled with little optimization: they wait for the compiler or the plugin, not for themselves.
@@ -24,7 +12,7 @@ function(md_add_test name target)
   add_test(NAME ${name} COMMAND ${target})
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   foreach(source ${ARGN})
-    file(STRINGS ${source} opens_plugin REGEX "#include \"(maxdiffusion/(pjrt|runtime|pipelines|train)|tests/one_device)")
+    file(STRINGS ${source} opens_plugin REGEX "#include \"(maxdiffusion/(pjrt|runtime|encoders|pipelines|train|run)|tests/one_device)")
     if(opens_plugin)
       set_tests_properties(${name} PROPERTIES LABELS device)
     endif()
@@ -42,16 +30,19 @@ function(md_module name)
   list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   list(TRANSFORM ARG_USES PREPEND "md_" OUTPUT_VARIABLE uses)
+  set(root $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   if(sources)
     add_library(md_${name} STATIC ${sources})
-    target_include_directories(md_${name} PUBLIC ${CMAKE_SOURCE_DIR})
+    target_include_directories(md_${name} PUBLIC ${root})
     target_compile_definitions(md_${name} PRIVATE MD_DEPS_DIR="${MD_DEPS}")
     target_link_libraries(md_${name} PUBLIC ${uses} ${ARG_LIBRARIES} fmt::fmt nlohmann_json::nlohmann_json Threads::Threads)
   else()
     add_library(md_${name} INTERFACE)
-    target_include_directories(md_${name} INTERFACE ${CMAKE_SOURCE_DIR})
+    target_include_directories(md_${name} INTERFACE ${root})
     target_link_libraries(md_${name} INTERFACE ${uses} ${ARG_LIBRARIES} fmt::fmt nlohmann_json::nlohmann_json)
   endif()
+  set_target_properties(md_${name} PROPERTIES EXPORT_NAME ${name})
+  set_property(GLOBAL APPEND PROPERTY MD_MODULES md_${name})
   if(protos)
     # "maxdiffusion/<module>/<name>.pb.h"; generated code is kept out of our warnings.
     set(generated ${CMAKE_BINARY_DIR}/generated)
@@ -98,10 +89,12 @@ function(md_bench name)
 endfunction()
 
 md_module(base LIBRARIES spdlog::spdlog yaml-cpp PNG::PNG PkgConfig::FREETYPE PkgConfig::XXHASH)
+set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/base/version.cc PROPERTIES
+                            COMPILE_DEFINITIONS MD_VERSION="${PROJECT_VERSION}")
 md_module(graph USES base)
 md_module(mesh USES base LIBRARIES yaml-cpp)
 md_module(config USES base LIBRARIES yaml-cpp)
-md_module(pjrt USES base LIBRARIES dl ${Protobuf_LIBRARIES})
+md_module(pjrt USES base LIBRARIES dl protobuf::libprotobuf)
 target_include_directories(md_pjrt SYSTEM PRIVATE ${MD_DEPS}/xla_plugins/xla_cpu_pjrt/include)
 # Libraries that tests open: a plugin too old, no plugin at all, and a CPU plugin with a profiler.
 foreach(library old_api not_a_plugin profiling)
@@ -134,7 +127,7 @@ md_module(schedulers USES ops)
 md_module(optim USES ops)
 md_module(data USES base EXCLUDE records/arrow storage/remote
           LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE PkgConfig::HARFBUZZ PkgConfig::ICU
-          PkgConfig::ZLIB ${Protobuf_LIBRARIES} highwayhash ${CMAKE_DL_LIBS})
+          PkgConfig::ZLIB protobuf::libprotobuf highwayhash ${CMAKE_DL_LIBS})
 # Libraries that data opens when first needed, since Arrow's own are large: md_arrow reads Parquet and Arrow files,
 # md_remote gs:// and s3:// locations.
 foreach(opened arrow:records:parquet remote:storage:arrow_s3)  # name, folder of data/, library of Arrow
@@ -152,17 +145,22 @@ foreach(opened arrow:records:parquet remote:storage:arrow_s3)  # name, folder of
   if(NOT MD_SANITIZE)
     target_link_options(md_${name} PRIVATE -Wl,-z,defs)
   endif()
-  set_target_properties(md_${name} PROPERTIES PREFIX "" BUILD_RPATH ${MD_DEPS}/pyarrow)
+  set_target_properties(md_${name} PROPERTIES PREFIX "" BUILD_RPATH ${MD_DEPS}/pyarrow
+                        INSTALL_RPATH ${MD_DEPS}/pyarrow)
   string(TOUPPER ${name} upper)
-  target_compile_definitions(md_data PRIVATE MD_${upper}_LIBRARY="$<TARGET_FILE:md_${name}>")
+  target_compile_definitions(md_data PRIVATE MD_${upper}_LIBRARY="$<TARGET_FILE:md_${name}>"
+                             MD_PARTS_FOLDER="${MD_PARTS_FOLDER}")
   add_dependencies(md_data md_${name})
 endforeach()
 md_module(checkpoint USES base)
 md_module(lora USES nn checkpoint)
-md_module(metrics USES runtime LIBRARIES PNG::PNG PkgConfig::ZLIB ${Protobuf_LIBRARIES})
-md_module(tasks USES models schedulers optim data checkpoint lora metrics config)
-md_module(pipelines USES tasks)
-md_module(train USES tasks autodiff)
+md_module(metrics USES runtime LIBRARIES PNG::PNG PkgConfig::ZLIB protobuf::libprotobuf)
+md_module(families USES models data checkpoint)
+md_module(encoders USES families runtime)
+md_module(tasks USES encoders schedulers)
+md_module(pipelines USES encoders schedulers config)
+md_module(train USES tasks optim lora metrics)
+md_module(run USES train pipelines)
 
 md_tests(ops USES ops autodiff runtime)
 md_tests(kernels USES nn autodiff runtime)
@@ -173,14 +171,21 @@ target_sources(lora_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/golden/model_case.cc
 md_tests(schedulers USES schedulers runtime)
 md_tests(optim USES optim runtime)
 md_tests(mesh USES models autodiff runtime optim)
-md_tests(faults USES train pipelines)
-md_tests(resume USES train pipelines)
+md_tests(faults USES train)
+md_tests(resume USES train)
 md_tests(cli USES base)
 add_dependencies(cli_tests profiling)
 md_tests(remote USES data)
 target_sources(cli_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/remote/bucket_server.cc)
 md_tests(pipelines USES checkpoint)
 md_tests(layering USES base)
+# A project outside this repository, built against an installed prefix.
+add_test(NAME tests.consumer
+         COMMAND ${CMAKE_COMMAND} -DSOURCE=${CMAKE_SOURCE_DIR} -DBUILD=${CMAKE_BINARY_DIR}
+                 -DVERSION=${PROJECT_VERSION} -DCOMPILER=${CMAKE_CXX_COMPILER}
+                 "-DFLAGS=$<$<BOOL:${MD_SANITIZE}>:-fsanitize=${MD_SANITIZE}>"
+                 -P ${CMAKE_SOURCE_DIR}/tests/consumer/consumer.cmake)
+set_tests_properties(tests.consumer PROPERTIES LABELS device)
 
 md_bench(data_bench USES data)
 if(TARGET data_bench)

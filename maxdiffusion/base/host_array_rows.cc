@@ -6,7 +6,7 @@
 namespace md {
 namespace {
 
-/// The axes between the first and the last of [N, A…, B…] in the order [N, B…, A…]: `a` elements of A, `b` of B.
+/// [N, A, B] → [N, B, A] of f32, in the shape `dims`.
 HostArray swapped(const HostArray& in, Dims dims, int64_t a, int64_t b) {
   HostArray out(Shape{DType::f32, std::move(dims)});
   auto from = in.view<float>();
@@ -16,6 +16,12 @@ HostArray swapped(const HostArray& in, Dims dims, int64_t a, int64_t b) {
       for (int64_t k = 0; k < b; ++k)
         to[static_cast<size_t>((n * b + k) * a + i)] = from[static_cast<size_t>((n * a + i) * b + k)];
   return out;
+}
+
+int64_t product(const Dims& dims, size_t from, size_t to) {
+  int64_t n = 1;
+  for (size_t i = from; i < to; ++i) n *= dims[i];
+  return n;
 }
 
 }  // namespace
@@ -56,14 +62,25 @@ HostArray zeros_as(const HostArray& a) {
   return out;
 }
 
-HostArray nchw_to_nhwc(const HostArray& x) {
-  const Dims& d = x.dims();
-  return swapped(x, {d[0], d[2], d[3], d[1]}, d[1], d[2] * d[3]);
+void add_rows(HostArray& whole, int64_t n, int64_t from, const HostArray& part) {
+  if (!whole) {
+    Dims dims = part.dims();
+    dims[0] = n;
+    whole = HostArray(Shape{part.dtype(), dims});
+  }
+  set_rows(whole, from, part);
 }
 
-HostArray nhwc_to_nchw(const HostArray& x) {
-  const Dims& d = x.dims();
-  return swapped(x, {d[0], d[3], d[1], d[2]}, d[1] * d[2], d[3]);
+HostArray channels_last(const HostArray& x) {
+  Dims dims = x.dims();
+  std::rotate(dims.begin() + 1, dims.begin() + 2, dims.end());
+  return swapped(x, dims, x.dims()[1], product(x.dims(), 2, x.dims().size()));
+}
+
+HostArray channels_first(const HostArray& x) {
+  Dims dims = x.dims();
+  std::rotate(dims.begin() + 1, dims.end() - 1, dims.end());
+  return swapped(x, dims, product(x.dims(), 1, x.dims().size() - 1), x.dims().back());
 }
 
 }  // namespace md

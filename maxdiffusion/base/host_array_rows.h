@@ -15,9 +15,10 @@ HostArray repeat_rows(const HostArray& a, int64_t times);
 HostArray without_batch(const HostArray& a);
 /// Zeros of the shape of `a`.
 HostArray zeros_as(const HostArray& a);
-/// f32 [N, C, H, W] → [N, H, W, C].
-HostArray nchw_to_nhwc(const HostArray& a);
-/// f32 [N, H, W, C] → [N, C, H, W].
-HostArray nhwc_to_nchw(const HostArray& a);
+/// Makes `whole`, where it is absent, of `n` rows like those of `part`; then as set_rows.
+void add_rows(HostArray& whole, int64_t n, int64_t from, const HostArray& part);
+/// f32 [N, C, …] → [N, …, C], and back.
+HostArray channels_last(const HostArray& a);
+HostArray channels_first(const HostArray& a);
 
 }  // namespace md

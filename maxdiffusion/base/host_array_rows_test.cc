@@ -49,11 +49,11 @@ TEST(HostArrayRows, ZerosHaveTheShape) {
 }
 
 TEST(HostArrayRows, ChannelsMoveToTheEndAndBack) {
-  const HostArray a = counted({2, 2, 1, 3}), b = nchw_to_nhwc(a);
+  const HostArray a = counted({2, 2, 1, 3}), b = channels_last(a);
   EXPECT_EQ(b.dims(), (Dims{2, 1, 3, 2}));
   EXPECT_EQ(values(b), (std::vector<double>{0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11}));
-  EXPECT_EQ(nhwc_to_nchw(b).dims(), a.dims());
-  EXPECT_EQ(values(nhwc_to_nchw(b)), values(a));
+  EXPECT_EQ(channels_first(b).dims(), a.dims());
+  EXPECT_EQ(values(channels_first(b)), values(a));
 }
 
 }  // namespace

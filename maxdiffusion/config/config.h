@@ -8,11 +8,13 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace md {
 
-/// One key's text and where it came from ("configs/a.yml:12" or "command line").
+inline constexpr const char* kCommandLine = "command line";
+/// One key's text and where it came from ("configs/a.yml:12" or kCommandLine).
 struct ConfigValue {
   enum class Kind { plain, quoted, list, mapping, word };  // word: command-line text, typed by its key alone
   std::string text;                                        // scalar text, or flow text of a list or mapping
@@ -48,6 +50,19 @@ struct JsonText {
   bool operator==(const JsonText&) const = default;
 };
 
+/// Texts of which any letter may be part: prompts. A value is one text as it stands, brackets, commas and parentheses
+/// included. It is a list only as a YAML list or, on the command line, where all of it is one list of quoted texts:
+/// ["a", "b"] (Python's ['a', 'b'] and ('a', 'b') as well). [] is the empty list.
+struct Texts : std::vector<std::string> {
+  using std::vector<std::string>::vector;
+  explicit Texts(std::vector<std::string> texts) : vector(std::move(texts)) {}
+};
+/// The same where null, on the command line too, is the empty list.
+struct OptionalTexts : Texts {
+  using Texts::Texts;
+  explicit OptionalTexts(Texts texts) : Texts(std::move(texts)) {}
+};
+
 /// One key as declared by a struct.
 struct ConfigKey {
   std::string name, meaning, type;
@@ -76,7 +91,10 @@ class KeyList {
   void key(const char* name, std::string& m, const char* meaning);             // YAML null: empty
   void key(const char* name, std::optional<int64_t>& m, const char* meaning);  // null: none
   void key(const char* name, std::optional<double>& m, const char* meaning);
-  void key(const char* name, std::vector<std::string>& m, const char* meaning);  // one text: a list of one
+  /// Names and paths. One text is a list of one; on the command line a list needs no quotes: [a, b].
+  void key(const char* name, std::vector<std::string>& m, const char* meaning);
+  void key(const char* name, Texts& m, const char* meaning);
+  void key(const char* name, OptionalTexts& m, const char* meaning);
   /// On the command line numbers need no brackets: 1,2.
   void key(const char* name, std::vector<int64_t>& m, const char* meaning);
   void key(const char* name, std::vector<double>& m, const char* meaning);

@@ -178,6 +178,116 @@ TEST(Config, OneTextIsAListOfOne) {
   EXPECT_EQ(parse("mesh_axes: '[a]'").axes, std::vector<std::string>{"[a]"});
 }
 
+TEST(Config, TextMayLookLikeAList) {
+  for (std::string t : {"{a}", "[b]", "(c)", "['d']", "null", "1984", "true"})
+    EXPECT_EQ(parse("", {"run_name=" + t}).run_name, t);
+}
+
+struct Prompts {
+  Texts prompt = {"default"};
+  OptionalTexts negative = {"default"};
+  template <class V>
+  void visit(V&& v) {
+    v("prompt", prompt, "texts");
+    v("negative_prompt", negative, "texts or none");
+  }
+  bool operator==(const Prompts&) const = default;
+};
+
+Prompts prompts(const std::string& yaml, const std::vector<std::string>& words = {}) {
+  Prompts p;
+  KeyList keys;
+  keys.add(p);
+  keys.assign(ConfigSource::from_text(yaml, words));
+  return p;
+}
+
+TEST(Texts, AreOneTextUnlessAllOfItIsAListOfQuotedTexts) {
+  for (std::string t : {"(masterpiece:1.2), [bad], {curly}",
+                        "(masterpiece:1.2)",
+                        "[bad]",
+                        "[a, b]",
+                        "{curly}",
+                        "['a', b]",
+                        "['a'], b",
+                        "['a'] # b",
+                        "['a', 'b'",
+                        "('a')",
+                        "['a'],",
+                        "['a' 'b']",
+                        "[,]",
+                        "['a',,]",
+                        "[['a']]",
+                        "[\"a\"",
+                        "[\"\\q\"]",
+                        "'a'",
+                        "\"a\", \"b\"",
+                        "[null]",
+                        "[1]",
+                        "[",
+                        "(",
+                        "null",
+                        "None",
+                        "1984",
+                        "true",
+                        "",
+                        " a ",
+                        "a: b",
+                        "*x",
+                        "&y",
+                        "a\nb"}) {
+    EXPECT_EQ(prompts("", {"prompt=" + t}).prompt, Texts{t}) << t;
+    if (t == "null") continue;
+    EXPECT_EQ(prompts("", {"negative_prompt=" + t}).negative, OptionalTexts{t}) << t;
+  }
+}
+
+TEST(Texts, AreAListWhereAllOfItIsAListOfQuotedTexts) {
+  const std::map<std::string, Texts> lists = {
+      {"[\"a\",\"b\"]", {"a", "b"}},
+      {"['a', 'b']", {"a", "b"}},
+      {" ( 'a' , \"b\" , ) ", {"a", "b"}},
+      {"('a',)", {"a"}},
+      {"['(a:1.2), [b]', '{c}']", {"(a:1.2), [b]", "{c}"}},
+      {R"(['it''s \(a\)', "say \"b\" \ud83c\udf4e\n"])", {R"(it's \(a\))", "say \"b\" 🍎\n"}},
+      {"['']", {""}},
+      {"[]", {}},
+      {"()", {}},
+  };
+  for (const auto& [text, list] : lists) EXPECT_EQ(prompts("", {"prompt=" + text}).prompt, list) << text;
+}
+
+TEST(Texts, FromYamlAreItsScalarsAndLists) {
+  EXPECT_EQ(prompts("prompt: (a:1.2), b").prompt, Texts{"(a:1.2), b"});
+  EXPECT_EQ(prompts("prompt: \"['a', 'b']\"").prompt, Texts{"['a', 'b']"});
+  EXPECT_EQ(prompts("prompt: ('a', 'b')").prompt, Texts{"('a', 'b')"});
+  EXPECT_EQ(prompts("prompt: 1984").prompt, Texts{"1984"});
+  EXPECT_EQ(prompts("prompt: true").prompt, Texts{"true"});
+  EXPECT_EQ(prompts("prompt: [red heart, (a:1.2), 007, yes, 'null',\n  \"b, c\"]").prompt,
+            (Texts{"red heart", "(a:1.2)", "007", "yes", "null", "b, c"}));
+  EXPECT_EQ(prompts("prompt: []").prompt, Texts{});
+}
+
+TEST(Texts, NullIsNoneWhereTheKeySaysSo) {
+  EXPECT_EQ(prompts("", {"negative_prompt=null"}).negative, OptionalTexts{});
+  EXPECT_EQ(prompts("negative_prompt: null").negative, OptionalTexts{});
+  EXPECT_EQ(prompts("negative_prompt: 'null'").negative, OptionalTexts{"null"});
+  EXPECT_EQ(prompts("", {"negative_prompt=['null']"}).negative, OptionalTexts{"null"});
+  EXPECT_EQ(prompts("", {"prompt=null"}).prompt, Texts{"null"});
+  for (const char* yaml : {"prompt: null", "prompt:", "prompt: {a: b}", "prompt: [[a]]", "prompt: [a, null]"})
+    EXPECT_THROW(prompts(yaml), Error) << yaml;
+}
+
+TEST(Texts, PrintedReadBack) {
+  const Prompts p{{"(a:1.2), [b], {c}", "null", "1984", "", "it's \"\\n\"\n"}, {"[]"}};
+  for (const Prompts& each : {p, Prompts{{}, {}}}) {
+    Prompts copy = each;
+    KeyList keys;
+    keys.add(copy);
+    EXPECT_EQ(prompts(keys.to_yaml()), each) << keys.to_yaml();
+  }
+}
+
 TEST(Config, ListsOfTextsKeepEveryLetter) {
   std::vector<std::string> expected = {"007", "yes", "1e3", "None", "a b"};
   EXPECT_EQ(parse("mesh_axes: [007, yes, 1e3, None, a b]").axes, expected);

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 namespace md {
 namespace {
@@ -37,6 +38,32 @@ std::string brackets_for_parentheses(std::string text) {
   return text;
 }
 
+std::string_view without_spaces_before(std::string_view text) {
+  return text.substr(std::min(text.find_first_not_of(" \t\n"), text.size()));
+}
+
+/// Takes one quoted text from the front of `rest`; none, if there is none.
+std::optional<std::string> take_quoted(std::string_view& rest) {
+  if (rest.empty() || (rest[0] != '"' && rest[0] != '\'')) return std::nullopt;
+  const char quote = rest[0];
+  std::string letters;
+  for (size_t i = 1; i < rest.size(); ++i) {
+    const bool pair = i + 1 < rest.size() && (quote == '"' ? rest[i] == '\\' : rest.substr(i, 2) == "''");
+    if (pair) {
+      letters += quote == '"' ? rest.substr(i, 2) : "'";
+      ++i;
+    } else if (rest[i] != quote) {
+      letters += rest[i];
+    } else {
+      rest.remove_prefix(i + 1);
+      if (quote == '\'') return letters;
+      const nlohmann::json text = nlohmann::json::parse('"' + letters + '"', nullptr, false);
+      return text.is_string() ? std::optional(text.get<std::string>()) : std::nullopt;
+    }
+  }
+  return std::nullopt;
+}
+
 /// Letters, digits and signs that mean nothing to YAML wherever they stand. Whatever starts like a number is left out:
 /// hexadecimal, base-60 and date forms are numbers to some readers.
 bool is_bare_word(const std::string& text) {
@@ -51,14 +78,14 @@ template <class Word>
 std::string print(const YAML::Node& node, Word word) {
   std::string out;
   switch (node.Type()) {
-    case YAML::NodeType::Scalar: return is_quoted(node) ? quoted(node.Scalar()) : word(node.Scalar());
+    case YAML::NodeType::Scalar: return is_quoted(node) ? md::quoted(node.Scalar()) : word(node.Scalar());
     case YAML::NodeType::Sequence:
       for (const auto& item : node) out += (out.empty() ? "" : ", ") + print(item, word);
       return "[" + out + "]";
     case YAML::NodeType::Map:
       for (const auto& item : node) {
         std::string key = item.first.IsScalar() ? item.first.Scalar() : print(item.first, word);
-        out += (out.empty() ? "" : ", ") + quoted(key) + ": " + print(item.second, word);
+        out += (out.empty() ? "" : ", ") + md::quoted(key) + ": " + print(item.second, word);
       }
       return "{" + out + "}";
     default: return "null";
@@ -73,6 +100,26 @@ YAML::Node parse_flow(const std::string& text) {
 }
 
 bool is_quoted(const YAML::Node& scalar) { return scalar.Tag() == "!"; }
+
+std::optional<std::vector<std::string>> read_quoted_list(std::string_view text) {
+  std::string_view rest = without_spaces_before(text);
+  if (!rest.starts_with('[') && !rest.starts_with('(')) return std::nullopt;
+  const bool tuple = rest[0] == '(';
+  std::vector<std::string> out;
+  bool comma = true;  // before the next member
+  for (rest = without_spaces_before(rest.substr(1)); !rest.starts_with(tuple ? ')' : ']');
+       rest = without_spaces_before(rest)) {
+    std::optional<std::string> member = comma ? take_quoted(rest) : std::nullopt;
+    if (!member) return std::nullopt;
+    out.push_back(std::move(*member));
+    rest = without_spaces_before(rest);
+    comma = rest.starts_with(',');
+    if (comma) rest.remove_prefix(1);
+  }
+  if (tuple && out.size() == 1 && !comma) return std::nullopt;  // to Python, too, a text in parentheses
+  if (!without_spaces_before(rest.substr(1)).empty()) return std::nullopt;
+  return out;
+}
 
 std::string quoted(const std::string& text) {
   std::string out = "\"";
@@ -94,7 +141,7 @@ std::string quoted(const std::string& text) {
 std::string print_string(const std::string& text) {
   bool has_meaning =
       read_double(text) || read_bool(text) || reads_as_null(text) || lower(text) == "y" || lower(text) == "n";
-  return is_bare_word(text) && !has_meaning ? text : quoted(text);
+  return is_bare_word(text) && !has_meaning ? text : md::quoted(text);
 }
 
 std::string print_json(const YAML::Node& node) {
@@ -103,14 +150,14 @@ std::string print_json(const YAML::Node& node) {
     if (auto value = read_bool(text)) return *value ? "true" : "false";
     if (auto value = read_int(text)) return std::to_string(*value);
     if (auto value = read_double(text); value && std::isfinite(*value)) return print_double(*value);
-    return quoted(text);
+    return md::quoted(text);
   });
 }
 
 std::string print_flow(const YAML::Node& node) {
   return print(node, [](const std::string& text) {
     bool typed = read_bool(text) || read_double(text) || text == "None";
-    return typed ? text : quoted(text);
+    return typed ? text : md::quoted(text);
   });
 }
 

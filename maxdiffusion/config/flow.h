@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace md {
 
@@ -16,6 +18,9 @@ YAML::Node parse_flow(const std::string& text);
 std::string print_json(const YAML::Node& node);
 /// One line of YAML with unquoted words kept letter by letter; reads back to the same node.
 std::string print_flow(const YAML::Node& node);
+/// The members of a list of quoted texts, where `text` is that and nothing else: ["a", "b"], ['a', 'b',], ('a',).
+/// Between double quotes a text is read as JSON, between single quotes letter by letter, '' for one quote.
+std::optional<std::vector<std::string>> read_quoted_list(std::string_view text);
 /// A string as JSON writes it.
 std::string quoted(const std::string& text);
 /// A string as YAML: bare where it reads back as the same string, quoted otherwise.

@@ -59,6 +59,15 @@ std::string print_list(const std::vector<T>& list, Print print) {
   return "[" + out + "]";
 }
 
+std::optional<std::string> read_text(const std::string& text) { return text; }
+
+Texts read_texts(const std::string& name, const ConfigValue& v, const char* expected) {
+  if (v.kind == Kind::word)
+    if (std::optional<std::vector<std::string>> list = read_quoted_list(v.text)) return Texts(*list);
+  if (is_scalar(v) && !v.is_null) return {v.text};
+  return Texts(read_list<std::string>(name, v, expected, true, read_text));
+}
+
 std::string print_bool(bool b) { return b ? "true" : "false"; }
 std::string print_int(int64_t i) { return std::to_string(i); }
 /// Edit distance with neighbours swapped counted as one edit.
@@ -148,7 +157,23 @@ void KeyList::key(const char* name, std::vector<std::string>& m, const char* mea
                m = {v.text};
                return;
              }
-             m = read_list<std::string>(name, v, kType, true, [](const std::string& s) { return std::optional(s); });
+             m = read_list<std::string>(name, v, kType, true, read_text);
+           },
+           [&m] { return print_list(m, print_string); }});
+}
+
+void KeyList::key(const char* name, Texts& m, const char* meaning) {
+  constexpr auto kType = "a text or a list of quoted texts, as in [\"a\", \"b\"]";
+  declare({name, meaning, kType, [name, &m](const ConfigValue& v) { m = read_texts(name, v, kType); },
+           [&m] { return print_list(m, print_string); }});
+}
+
+void KeyList::key(const char* name, OptionalTexts& m, const char* meaning) {
+  constexpr auto kType = "a text, a list of quoted texts, as in [\"a\", \"b\"], or null";
+  declare({name, meaning, kType,
+           [name, &m](const ConfigValue& v) {
+             const bool none = v.is_null || (v.kind == Kind::word && v.text == "null");
+             m = none ? OptionalTexts() : OptionalTexts(read_texts(name, v, kType));
            },
            [&m] { return print_list(m, print_string); }});
 }

@@ -119,7 +119,7 @@ void ConfigSource::merge_words(const std::vector<std::string>& overrides) {
       Error error(Code::invalid_config, fmt::format("config: command line: '{}' is not of the form key=value", word));
       throw error.note("try: quote values that contain spaces, as in 'prompt=a red apple'");
     }
-    values_[word.substr(0, split)] = {word.substr(split + 1), "command line", ConfigValue::Kind::word, false};
+    values_[word.substr(0, split)] = {word.substr(split + 1), kCommandLine, ConfigValue::Kind::word, false};
   }
 }
 

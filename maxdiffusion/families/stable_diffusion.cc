@@ -181,7 +181,7 @@ class StableDiffusion final : public Family {
   }
   HostArrays from_encoded(const HostArrays& b) const override {
     if (micro())
-      return {{"latents", nchw_to_nhwc(b.at("pixel_values").cast(DType::f32))},
+      return {{"latents", channels_last(b.at("pixel_values").cast(DType::f32))},
               {kPrompt, b.at(kPrompt).cast(DType::f32)},
               {kPooled, b.at(kPooled).cast(DType::f32)}};
     const HostArray stored = b.at("moments").cast(DType::f32);
@@ -218,7 +218,7 @@ class StableDiffusion final : public Family {
     HostArray ids(Shape{DType::s32, {static_cast<int64_t>(texts_.size()), length()}});
     for (size_t k = 0; k < texts_.size(); ++k)
       set_rows(ids, static_cast<int64_t>(k), text.at(texts_[k].ids).reshaped({1, length()}));
-    return {{"pixel_values", without_batch(nhwc_to_nchw(z))},
+    return {{"pixel_values", without_batch(channels_first(z))},
             {"input_ids", ids},
             {kPrompt, conditioning.at(kPrompt)},
             {kPooled, conditioning.at(kPooled)}};

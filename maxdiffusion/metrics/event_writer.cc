@@ -13,6 +13,7 @@
 #include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/tfrecord.h"
+#include "maxdiffusion/base/version.h"
 #include "maxdiffusion/metrics/event.pb.h"
 
 namespace md {
@@ -64,14 +65,15 @@ struct EventWriter::Impl {
 EventWriter::EventWriter(const std::string& folder, int64_t resumed_from) {
   make_folders(folder);
   impl_ = std::make_unique<Impl>(folder + "/" + file_name());
-  event::Event version;
-  version.set_file_version("brain.Event:2");
-  impl_->add(version, 0);
+  event::Event file_version;
+  file_version.set_file_version("brain.Event:2");
+  impl_->add(file_version, 0);
   if (resumed_from > 0) {
     event::Event start;
     start.mutable_session_log()->set_status(event::SessionLog::START);
     impl_->add(start, resumed_from + 1);
   }
+  text("maxdiffusion_version", version());
   flush();
 }
 

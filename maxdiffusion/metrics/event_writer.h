@@ -13,6 +13,7 @@ namespace md {
 /// reaches the file at flush(), at destruction, or when a few seconds or many bytes have gathered.
 class EventWriter {
  public:
+  /// The file begins with the text `maxdiffusion_version`.
   /// `resumed_from` > 0: TensorBoard drops what earlier files of the folder hold for later steps.
   explicit EventWriter(const std::string& folder, int64_t resumed_from = 0);
   ~EventWriter();

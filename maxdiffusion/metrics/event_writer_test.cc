@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/base/version.h"
 
 namespace md {
 namespace {
@@ -62,8 +63,10 @@ TEST(EventWriter, WritesFramedEvents) {
     w.image("samples", rgb, 7);
   }
   auto r = records(t / "tb");
-  ASSERT_EQ(r.size(), 4u);
+  ASSERT_EQ(r.size(), 5u);
   EXPECT_TRUE(has(r[0], "brain.Event:2"));
+  EXPECT_TRUE(has(r[1], "maxdiffusion_version") && has(r[1], version()));
+  r.erase(r.begin() + 1);
   EXPECT_TRUE(has(r[1], "learning/loss"));
   const char fifteen[] = {0x15, 0x00, 0x00, char(0xc0), 0x3f};  // field 2, 32 bits: 1.5f
   EXPECT_TRUE(has(r[1], std::string_view(fifteen, 5)));
@@ -84,7 +87,7 @@ TEST(EventWriter, ThreadsDoNotMixTheirRecords) {
       });
     for (auto& th : threads) th.join();
   }
-  EXPECT_EQ(records(t / "tb").size(), 1u + 4 * 500);
+  EXPECT_EQ(records(t / "tb").size(), 2u + 4 * 500);
 }
 
 }  // namespace

@@ -6,10 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/config/config.h"
+
 namespace md {
 
 struct SampleKeys {
-  std::vector<std::string> prompt, negative_prompt;
+  Texts prompt;
+  OptionalTexts negative_prompt;
   bool do_classifier_free_guidance = true;
   double guidance_scale = 7.5, guidance_rescale = 0;
   int64_t num_inference_steps = 30, clip_skip = 0;
@@ -20,7 +23,8 @@ struct SampleKeys {
   template <class V>
   void visit(V&& v) {
     v("prompt", prompt, "what to draw: one text or a list");
-    v("negative_prompt", negative_prompt, "what guidance steers away from: one text, or one for each prompt");
+    v("negative_prompt", negative_prompt,
+      "what guidance steers away from: one text, or one for each prompt; null: nothing");
     v("do_classifier_free_guidance", do_classifier_free_guidance, "false: guidance_scale is not used");
     v("guidance_scale", guidance_scale, "classifier-free guidance; <= 1: off");
     v("guidance_rescale", guidance_rescale, "part of the prediction's deviation restored after guidance; <= 0: off");

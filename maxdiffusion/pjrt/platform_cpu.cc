@@ -18,6 +18,7 @@ const PlatformDef kCpuPlatform = {
     // weights, which it widens to f32, would all be held twice over (SDXL: 14.7 GiB of temporary memory, so 2.8).
     .lean_flags = {{"xla_disable_hlo_passes", "cse_barrier_expander,while-loop-invariant-code-motion"},
                    {"xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}},
+    .environment = {"XLA_FLAGS", "PJRT_NPROC"},
     .peak_flops = [](std::string_view, DType) { return std::optional<double>(); },
     .ffi_platform = "Host",
 };

@@ -31,6 +31,7 @@ const PlatformDef kGpuPlatform = {
                      "xla_plugins/xla_cuda13_pjrt/xla_cuda13_pjrt.so"},
     .wheel = "jax-cuda13-pjrt",
     .default_options = {},
+    .environment = {"XLA_FLAGS"},
     .peak_flops = peak,
     .ffi_platform = "CUDA",
 };

@@ -28,6 +28,7 @@ const PlatformDef kTpuPlatform = {
     .plugin_files = {"libtpu/libtpu.so"},
     .wheel = "libtpu",
     .default_options = {},
+    .environment = {"XLA_FLAGS", "LIBTPU_INIT_ARGS"},
     .peak_flops = peak,
     .ffi_platform = nullptr,
 };

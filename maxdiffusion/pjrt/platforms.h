@@ -19,6 +19,7 @@ struct PlatformDef {
   Options default_options;                                         // for the client; the caller's win
   std::vector<std::pair<const char*, const char*>> compile_flags;  // for the compiler; those of the config win
   std::vector<std::pair<const char*, const char*>> lean_flags;     // instead, for programs that favour little memory
+  std::vector<const char*> environment;  // variables that the plugin reads itself and that change what it compiles
   /// Dense FLOP/s of one device for matrix products of this type; absent when not known for the kind.
   std::optional<double> (*peak_flops)(std::string_view device_kind, DType type);
   const char* ffi_platform;  // name under which custom-call handlers are registered; null: none

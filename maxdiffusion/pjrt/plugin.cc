@@ -2,7 +2,6 @@
 #include "maxdiffusion/pjrt/plugin.h"
 
 #include <dlfcn.h>
-#include <sys/stat.h>
 
 #include <cstdlib>
 #include <mutex>
@@ -29,13 +28,6 @@ Plugin::Plugin(std::string path, const PJRT_Api* api) : path_(std::move(path)), 
 
 int Plugin::api_major() const { return api_->pjrt_api_version.major_version; }
 int Plugin::api_minor() const { return api_->pjrt_api_version.minor_version; }
-
-std::string Plugin::fingerprint() const {
-  struct stat st {};
-  stat(path_.c_str(), &st);
-  return fmt::format("{}.{} {} {} {}.{}", api_major(), api_minor(), path_, st.st_size, st.st_mtim.tv_sec,
-                     st.st_mtim.tv_nsec);
-}
 
 std::shared_ptr<Plugin> Plugin::load(const std::string& path) {
   // A plugin's state is the process's, whatever we do, so the table of open ones is too.

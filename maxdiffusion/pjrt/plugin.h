@@ -31,8 +31,6 @@ class Plugin {
   int api_minor() const;
   /// xla_version, stablehlo_current_version and the like; plugins may give none.
   const Options& attributes() const { return attributes_; }
-  /// Changes whenever the library does: API version, path, size and time of the file. For cache keys.
-  std::string fingerprint() const;
 
  private:
   Plugin(std::string path, const PJRT_Api* api);

@@ -34,6 +34,15 @@ std::string warnings(const std::vector<std::string>& words) {
   return testing::internal::GetCapturedStderr();
 }
 
+TEST(RunConfig, TakesPromptsLetterByLetter) {
+  const std::string text = "(masterpiece:1.2), [bad], {curly}";
+  const SampleKeys k = parse("", {"prompt=" + text, "negative_prompt=" + text}).sample;
+  EXPECT_EQ(k.prompt, Texts{text});
+  EXPECT_EQ(k.negative_prompt, OptionalTexts{text});
+  EXPECT_EQ(parse("negative_prompt: blurry", {"negative_prompt=null"}).sample.negative_prompt, OptionalTexts{});
+  EXPECT_EQ(parse("", {"instance_prompt=[sks] (dog)"}).dreambooth.instance_prompt, "[sks] (dog)");
+}
+
 TEST(RunConfig, TakesTheNameOfTheJobWhereItHasNone) {
   ::setenv("JOBSET_NAME", "job-7", 1);
   EXPECT_EQ(parse("").run.run_name, "job-7");

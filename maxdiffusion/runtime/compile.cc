@@ -2,7 +2,6 @@
 #include <cctype>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 
 #include "maxdiffusion/base/error.h"
@@ -13,6 +12,7 @@
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/pjrt/topology.h"
 #include "maxdiffusion/runtime/executable_cache.h"
+#include "maxdiffusion/runtime/executable_key.h"
 #include "maxdiffusion/runtime/program_impl.h"
 
 namespace md {
@@ -27,16 +27,6 @@ std::string symbol(const std::string& name) {
   std::string s;
   for (char c : name) s += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
   return s.empty() || std::isdigit(static_cast<unsigned char>(s[0])) ? "p" + s : s;
-}
-
-/// What code compiled for this machine depends on; executables for the CPU must not travel to another.
-std::string machine(const pjrt::Client& client) {
-  std::string s = client.platform_name() + " " + client.platform_version() + " " + client.devices().front().kind;
-  if (client.platform_name() != "cpu") return s;
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line) && !line.empty();)
-    if (line.starts_with("model name") || line.starts_with("flags") || line.starts_with("Features")) s += line;
-  return s;
 }
 
 std::map<std::string, std::string> parse_flags(const std::string& text) {
@@ -103,9 +93,12 @@ Program compile(const Devices& devices, const Graph& graph, const CompileConfig&
   for (const auto& [flag, value] : client.platform().compile_flags) options.flags.emplace(flag, value);
   const ExecutableCache cache(config.jax_cache_dir);
   const bool cached = !cache.path("").empty();
-  const std::string key = cached ? content_hash(text + '\0' + options.serialize() + '\0' +
-                                                client.plugin().fingerprint() + '\0' + machine(client))
-                                 : "";
+  std::string key;
+  if (cached) {
+    std::vector<pjrt::Device> in_order;
+    for (int id : options.device_ids) in_order.push_back(client.device(id));
+    key = executable_key(text, options, client, in_order, cache.hash_of_file(client.plugin().path()));
+  }
 
   std::optional<pjrt::Executable> executable;
   if (cached) {

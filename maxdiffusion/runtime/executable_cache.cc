@@ -1,5 +1,8 @@
-// Entry: a line naming the format, a line with the hash of the rest, the executable as the plugin serialized it.
+// Entry, KEY.pjrt: a line naming the format, a line with the hash of the rest, the executable as the plugin serialized
+// it. Hash of a file, HASH_OF_ITS_PATH.hash: a line naming the format, its path, a line of what stat says, the hash.
 #include "maxdiffusion/runtime/executable_cache.h"
+
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -70,6 +73,34 @@ void ExecutableCache::put(const std::string& key, std::string_view executable) c
   } catch (const std::exception& e) {  // of the file system as well as ours
     log_warning("executable cache: '{}' is not written: {}", file, e.what());
   }
+}
+
+std::string ExecutableCache::hash_of_file(const std::string& path) const {
+  struct stat st {};
+  check(::stat(path.c_str(), &st) == 0, Code::io, "executable cache: '{}' is not there any more", path);
+  const std::string seen =
+      fmt::format("maxdiffusion hash 1\n{}\n{} {} {}.{:09} {}.{:09}\n", path, st.st_ino, st.st_size, st.st_mtim.tv_sec,
+                  st.st_mtim.tv_nsec, st.st_ctim.tv_sec, st.st_ctim.tv_nsec);
+  const std::string kept = folder_.empty() ? "" : folder_ + "/" + content_hash(path) + ".hash";
+  if (!kept.empty() && exists(kept)) {
+    try {
+      const std::string text = read_file(kept);
+      if (text.size() == seen.size() + kHashDigits && text.starts_with(seen)) return text.substr(seen.size());
+    } catch (const Error& e) {
+      log_warning("executable cache: '{}' is ignored: {}", kept, e.message());
+    }
+  }
+  const MappedFile file = map_file(path);
+  const std::string hash = content_hash({reinterpret_cast<const char*>(file.data), file.size});
+  if (!kept.empty()) {
+    try {
+      make_folders(folder_);
+      write_file_atomic(kept, seen + hash);
+    } catch (const Error& e) {
+      log_warning("executable cache: '{}' is not written: {}", kept, e.message());
+    }
+  }
+  return hash;
 }
 
 void ExecutableCache::trim() const {

@@ -6,9 +6,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/runtime/executable_key.h"
 #include "maxdiffusion/runtime/runtime.h"
 #include "maxdiffusion/runtime/test_ops.h"
 
@@ -26,17 +28,22 @@ class Cache : public testing::Test {
   }
   void TearDown() override { fs::remove_all(folder_); }
 
-  Program build(const CompileConfig& config) {
-    Graph g(devices_.graph_options());
+  Program build(const Devices& devices, const CompileConfig& config) {
+    Graph g(devices.graph_options());
     Tensor x = g.input("x", {DType::f32, {64, 64}});
     for (int i = 0; i < 20; ++i) x = apply(kTestMatmul, {x, apply(kTestAdd, {x, x})});
     g.output("y", x);
-    return compile(devices_, g, config, "cached");
+    return compile(devices, g, config, "cached");
   }
+  Program build(const CompileConfig& config) { return build(devices_, config); }
   Program build() { return build({.jax_cache_dir = folder_, .xla_flags = ""}); }
+  bool is_cached(const Devices& devices) {
+    return build(devices, {.jax_cache_dir = folder_, .xla_flags = ""}).report().from_cache;
+  }
   std::vector<fs::path> entries() const {
     std::vector<fs::path> out;
-    for (const auto& e : fs::directory_iterator(folder_)) out.push_back(e.path());
+    for (const auto& e : fs::directory_iterator(folder_))
+      if (e.path().extension() == ".pjrt") out.push_back(e.path());
     return out;
   }
   double check_runs(const Program& p) {
@@ -70,6 +77,90 @@ TEST_F(Cache, OptionsAndProgramAreInTheKey) {
   g.output("y", g.input("x", {DType::f32, {64, 64}}));
   EXPECT_FALSE(compile(devices_, g, {.jax_cache_dir = folder_, .xla_flags = ""}, "cached").report().from_cache);
   EXPECT_EQ(entries().size(), 3u);
+}
+
+TEST_F(Cache, VariablesThatThePluginReadsAreInTheKey) {
+  EXPECT_FALSE(is_cached(devices_));
+  for (const char* name : {"XLA_FLAGS", "PJRT_NPROC"}) {
+    ::setenv(name, name[0] == 'X' ? "--xla_backend_optimization_level=1" : "2", 1);
+    EXPECT_FALSE(is_cached(devices_)) << name;
+    EXPECT_TRUE(is_cached(devices_)) << name;
+    ::unsetenv(name);
+    EXPECT_TRUE(is_cached(devices_)) << name;
+  }
+  const std::string flags = folder_ + "/flags";
+  ::setenv("XLA_FLAGS", flags.c_str(), 1);
+  for (const char* level : {"0", "1"}) {
+    write_file_atomic(flags, std::string("--xla_backend_optimization_level=") + level);
+    EXPECT_FALSE(is_cached(devices_)) << level;
+  }
+  EXPECT_TRUE(is_cached(devices_));
+  ::unsetenv("XLA_FLAGS");
+}
+
+TEST_F(Cache, TheOrderOfDevicesIsInTheKey) {
+  const auto client = pjrt::Client::open("cpu", {{"cpu_device_count", int64_t{2}}});
+  Topology swapped = topology(*client);
+  const Devices forth(client, Mesh::make({}, swapped));
+  for (DeviceInfo& d : swapped.devices) d.slice = 1 - d.id;  // meshes list slices in order
+  const Devices back(client, Mesh::make({}, swapped));
+  ASSERT_EQ(forth.mesh().device_ids(), (std::vector<int>{0, 1}));
+  ASSERT_EQ(back.mesh().device_ids(), (std::vector<int>{1, 0}));
+  EXPECT_FALSE(is_cached(forth));
+  EXPECT_FALSE(is_cached(back));
+  EXPECT_TRUE(is_cached(forth));
+  EXPECT_TRUE(is_cached(back));
+}
+
+TEST_F(Cache, KindAndPlaceOfEachDeviceAreInTheKey) {
+  const pjrt::CompileOptions options{.device_ids = {0, 1}, .flags = {}};
+  auto key = [&](const std::vector<pjrt::Device>& devices) {
+    return executable_key("program", options, devices_.client(), devices, "plugin");
+  };
+  pjrt::Device first, second;
+  first.coords = {0, 0, 0}, second.coords = {1, 0, 0};
+  second.id = 1;
+  pjrt::Device kind = second, coords = second, slice = second, process = second;
+  kind.kind = "TPU v5p", coords.coords = {0, 1, 0}, slice.slice = 1, process.process = 1;
+  const std::string plain = key({first, second});
+  EXPECT_EQ(plain, key({first, second}));
+  for (const pjrt::Device& other : {kind, coords, slice, process}) EXPECT_NE(plain, key({first, other}));
+  EXPECT_NE(plain, key({second, first}));
+}
+
+TEST_F(Cache, PluginsAreKnownByTheirContent) {
+  EXPECT_FALSE(is_cached(devices_));
+  const std::string copy = folder_ + "/copy.so";
+  fs::copy_file(devices_.client().plugin().path(), copy);
+  const Devices same(pjrt::Client::open("cpu", {}, copy), Mesh::single());
+  ASSERT_NE(same.client().plugin().path(), devices_.client().plugin().path());
+  EXPECT_TRUE(is_cached(same));
+  std::ofstream(copy, std::ios::app) << "another build";
+  EXPECT_FALSE(is_cached(same));
+  EXPECT_TRUE(is_cached(devices_));
+}
+
+TEST_F(Cache, HashesOfFilesAreKeptWhileTheFileIsTheSame) {
+  const ExecutableCache cache(folder_);
+  const std::string a = folder_ + "/a", b = folder_ + "/b";
+  write_file_atomic(a, "one");
+  write_file_atomic(b, "one");
+  const std::string hash = cache.hash_of_file(a);
+  EXPECT_EQ(hash, content_hash("one"));
+  EXPECT_EQ(cache.hash_of_file(b), hash);
+  const std::string kept = folder_ + "/" + content_hash(a) + ".hash", text = read_file(kept);
+  const std::string other(hash.size(), 'f');
+  write_file_atomic(kept, text.substr(0, text.size() - hash.size()) + other);
+  EXPECT_EQ(cache.hash_of_file(a), other) << "the file is not read again";
+  write_file_atomic(kept, text.substr(0, text.size() - 1));
+  EXPECT_EQ(cache.hash_of_file(a), hash) << "cut short";
+  write_file_atomic(a, "two");  // as long, another inode
+  EXPECT_EQ(cache.hash_of_file(a), content_hash("two"));
+  const fs::file_time_type before = fs::last_write_time(a);
+  std::ofstream(a) << "six";
+  fs::last_write_time(a, before);
+  EXPECT_EQ(cache.hash_of_file(a), content_hash("six")) << "as long and, by its time, as old";
+  EXPECT_EQ(ExecutableCache("off").hash_of_file(a), content_hash("six"));
 }
 
 TEST_F(Cache, DamagedEntriesAreCompiledAgain) {

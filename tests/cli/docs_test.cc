@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 
+#include "maxdiffusion/base/version.h"
 #include "tests/cli/command.h"
 
 namespace md {
@@ -255,6 +256,17 @@ const std::string kSource =
     "#include <a>\nint other(const C& c) {\n  return c.seed;\n}\n\nstd::string f(const C& c,\n              int b) {\n"
     "  return c.run_name;\n}\nclass Phase {\n  int g() { return c.rate; }\n};\n";
 std::string one_file(const std::string& path) { return path == "a.cc" ? kSource : ""; }
+
+TEST(Docs, TheChangelogHasAHeadingForThisVersion) {
+  const std::vector<std::string> lines = lines_of(read_file(kRoot + "CHANGELOG.md"));
+  EXPECT_TRUE(std::ranges::any_of(lines, [](const std::string& line) {
+    return line.starts_with("## ") && line.ends_with(std::string(" ") + version());
+  }));
+}
+
+TEST(Docs, TheLicenceIsNamedByItsIdentifier) {
+  EXPECT_TRUE(read_file(kRoot + "LICENSE").starts_with("SPDX-License-Identifier: Apache-2.0\n"));
+}
 
 TEST(DocsCheck, DefinitionsAreFoundAtTheMargin) {
   EXPECT_EQ(definitions(kSource, "other"), "int other(const C& c) {\n  return c.seed;\n}\n");

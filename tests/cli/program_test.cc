@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "maxdiffusion/base/version.h"
 #include "tests/cli/command.h"
 
 namespace md {
@@ -14,6 +15,13 @@ TEST(Program, WithoutWordsSaysWhatItCanDo) {
   EXPECT_TRUE(contains(o.out, "prepare_emoji FOLDER")) << o.out;
   EXPECT_EQ(maxdiffusion({"help"}).out, o.out);
   EXPECT_EQ(maxdiffusion({"--help"}).out, o.out);
+}
+
+TEST(Program, SaysItsVersion) {
+  const Outcome o = maxdiffusion({"--version"});
+  EXPECT_EQ(o.status, 0);
+  EXPECT_EQ(o.out, std::string("maxdiffusion ") + version() + "\n");
+  EXPECT_TRUE(maxdiffusion({"help"}).out.starts_with(o.out));
 }
 
 TEST(Program, UnknownCommandNamesTheNearest) {

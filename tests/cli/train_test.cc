@@ -97,7 +97,7 @@ std::vector<std::string> words(const std::string& name, const std::vector<std::s
                                 "per_device_batch_size=4",
                                 "checkpoint_every=8",
                                 "num_inference_steps=3",
-                                "prompt=[shade number 1, shade number 2]"};
+                                R"(prompt=["shade number 1", "shade number 2"])"};
   w.insert(w.end(), more.begin(), more.end());
   return w;
 }

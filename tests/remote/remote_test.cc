@@ -16,6 +16,10 @@
 namespace md {
 namespace {
 
+// What the reference's caches of latents and text embeddings hold.
+const std::vector<std::string> kSdxlColumns = {"pixel_values", "input_ids", "prompt_embeds", "text_embeds"};
+const std::vector<std::string> kLaionColumns = {"moments|latents", "clip_embeddings|hidden_states"};
+
 const std::string kFiles = MD_SOURCE_DIR "/tests/golden/data/files";
 
 /// Held for the whole program: remote storages end before the server does.
@@ -103,18 +107,18 @@ TEST_P(Buckets, EveryKindReadsAsFromDisk) {
            {"paths.parquet", {.image_column = "file"}},
            {"saved", {.dataset_type = "tf"}},
            {"pictures", {.dataset_type = "image_folder"}},
-           {"pictures", {.dataset_type = "image_folder", .mask_folder = "pictures"}},
+           {"pictures", {.dataset_type = "image_folder", .conditioning_data_dir = "pictures"}},
            {"pictures", {.dataset_type = "hf"}},
            {"pictures.tfrecord", {}},
            {"shard-*.tar", {}},
            {"shard-000000.tar,shard-000001.tar", {}},
            {"zstd.array_record", {.dataset_type = "grain"}},
-           {"laion", {.dataset_type = "tfrecord", .array_columns = laion_cached_columns()}},
-           {"sdxl.tfrecord", {.array_columns = sdxl_cached_columns()}}}) {
+           {"laion", {.dataset_type = "tfrecord", .array_columns = kLaionColumns}},
+           {"sdxl.tfrecord", {.array_columns = kSdxlColumns}}}) {
     SCOPED_TRACE(path + " " + config.dataset_type);
     const auto placed = [&, path = path, config = config](const std::string& root) {
       DataSourceConfig c = config;
-      if (!c.mask_folder.empty()) c.mask_folder = root + "/" + c.mask_folder;
+      if (!c.conditioning_data_dir.empty()) c.conditioning_data_dir = root + "/" + c.conditioning_data_dir;
       for (size_t start = 0; start <= path.size();) {
         const size_t end = std::min(path.find(',', start), path.size());
         c.train_data_dir += (start ? "," : "") + root + "/" + path.substr(start, end - start);

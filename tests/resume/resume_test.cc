@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/batches/aspect_bucket_batches.h"
+#include "maxdiffusion/base/version.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/tasks/latent_diffusion.h"
 #include "maxdiffusion/train/loop.h"
@@ -122,6 +123,7 @@ TEST(Resume, EqualsNoInterruptionBitForBit) {
                       b = read_training_state(parts.options.checkpoint_dir, 8);
     expect_same_bits(a.state, b.state);
     EXPECT_EQ(a.state_json, b.state_json);
+    EXPECT_EQ(nlohmann::json::parse(a.state_json).at("maxdiffusion_version"), version());
   }
 }
 

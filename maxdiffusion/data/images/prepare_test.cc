@@ -127,7 +127,7 @@ TEST(Mask, MissingOrOfAnotherSizeIsRefusedByName) {
   for (const char* part : {"/pictures", "/pictures/sub", "/masks", "/masks/sub"}) make_folders(folder.path() + part);
   for (const char* name : {"pictures/a.png", "pictures/sub/b.png", "masks/a.png"})
     write_png(folder / name, smooth(8, 8));
-  const DataSourceConfig where{.train_data_dir = folder / "pictures", .mask_folder = folder / "masks"};
+  const DataSourceConfig where{.train_data_dir = folder / "pictures", .conditioning_data_dir = folder / "masks"};
   const std::string refusal = error_of([&] { open_source(where); }, Code::io);
   EXPECT_NE(refusal.find("1 of 2 pictures have no mask there, the first is " + (folder / "pictures/sub/b.png")),
             std::string::npos)
@@ -135,7 +135,7 @@ TEST(Mask, MissingOrOfAnotherSizeIsRefusedByName) {
   write_png(folder / "masks/sub/b.png", smooth(8, 8, 1));
   const auto source = open_source(where);
   EXPECT_EQ(std::string(source->read(1).mask.bytes), read_file(folder / "masks/sub/b.png"));
-  error_of([&] { open_source({.dataset_type = "synthetic", .mask_folder = folder / "masks"}); }, Code::invalid_config);
+  error_of([&] { open_source({.dataset_type = "synthetic", .conditioning_data_dir = folder / "masks"}); }, Code::invalid_config);
 }
 
 TEST(Sizes, AreThoseOfThePictureAndItsCut) {

@@ -298,8 +298,8 @@ SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig&
         "image folder '{}' holds pictures and captions; cached arrays are read from tfrecord, grain and hf",
         shown(folder));
   std::optional<Listing> masks;
-  if (!config.mask_folder.empty())
-    masks = listing_of(config.mask_folder, "conditioning_data_dir",
+  if (!config.conditioning_data_dir.empty())
+    masks = listing_of(config.conditioning_data_dir, "conditioning_data_dir",
                        "try: conditioning_data_dir names a folder of masks, each with its picture's path and name");
   return std::make_shared<ImageFolder>(folder, listing_of(folder), masks, config);
 }

@@ -170,8 +170,6 @@ std::vector<std::string> data_kinds() {
   return names;
 }
 
-std::vector<std::string> sdxl_cached_columns() { return {"pixel_values", "input_ids", "prompt_embeds", "text_embeds"}; }
-std::vector<std::string> laion_cached_columns() { return {"moments|latents", "clip_embeddings|hidden_states"}; }
 
 std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) {
   std::string type = config.dataset_type;
@@ -187,9 +185,9 @@ std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) 
         "train_split '{}': data of kind {} has no splits; leave it at train", config.train_split, type);
   SourcePtr source = kind.open(where, config);
   check(source->size() != 0, Code::io, "{}: there are no records", source->name());
-  check(config.mask_folder.empty() || source->masks(), Code::invalid_config,
+  check(config.conditioning_data_dir.empty() || source->masks(), Code::invalid_config,
         "{}: masks of a folder ('{}') go with pictures of an image folder; others may have them in their alpha channel",
-        source->name(), shown(config.mask_folder));
+        source->name(), shown(config.conditioning_data_dir));
   return first_of(std::move(source), config.max_train_samples);
 }
 

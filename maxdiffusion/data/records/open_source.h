@@ -24,15 +24,30 @@ struct DataSourceConfig {
   std::vector<std::string> array_columns;
   /// If not empty, every picture of an image folder has a mask here: the picture of the same path below its folder,
   /// whatever the extension.
-  std::string mask_folder;
+  std::string conditioning_data_dir;
   int64_t max_train_samples = -1;                          // the first N as stored; −1: all
   int64_t synthetic_num_samples = 1000, resolution = 512;  // of dataset_type synthetic
-};
 
-/// What the two data sets of the reference hold when latents and text embeddings were computed beforehand. Source: its
-/// feature descriptions (TFRecord features of SDXL; of LAION for Stable Diffusion 2, and what its creator writes).
-std::vector<std::string> sdxl_cached_columns();
-std::vector<std::string> laion_cached_columns();
+  /// The keys of a run; array_columns and resolution are the caller's.
+  template <class V>
+  void visit(V&& v) {
+    v("dataset_type", dataset_type,
+      "image_folder, hf, tf, tfrecord, webdataset, grain, synthetic; empty: by the files");
+    v("dataset_name", dataset_name,
+      "a folder or a data set in the Hugging Face cache; noto-emoji: pictures of the emoji font, made on first use");
+    v("train_data_dir", train_data_dir, "pictures with metadata.jsonl or .txt captions, or files of a kind");
+    v("hf_train_files", hf_train_files, "Parquet or Arrow files: names with * and ?, separated by commas");
+    v("hf_data_dir", hf_data_dir, "folder of such files");
+    v("grain_train_files", grain_train_files, "ArrayRecord files");
+    v("train_split", train_split, "split of a data set with several");
+    v("image_column", image_column, "column of the picture; in metadata.jsonl also file_name");
+    v("caption_column", caption_column, "column of the caption");
+    v("conditioning_data_dir", conditioning_data_dir,
+      "folder with a mask (red, 0 to 255) for each picture of train_data_dir, of the same name; with masked_loss");
+    v("max_train_samples", max_train_samples, "take only the first N pictures; -1: all");
+    v("synthetic_num_samples", synthetic_num_samples, "pictures of dataset_type synthetic");
+  }
+};
 
 /// Throws invalid_config for a kind that is none (listing all) or settings that a kind does not have, io for what is
 /// wrong with the files: missing, damaged, without a column (listing those found).

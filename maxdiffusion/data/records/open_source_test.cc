@@ -21,6 +21,10 @@
 namespace md {
 namespace {
 
+// What the reference's caches of latents and text embeddings hold.
+const std::vector<std::string> kSdxlColumns = {"pixel_values", "input_ids", "prompt_embeds", "text_embeds"};
+const std::vector<std::string> kLaionColumns = {"moments|latents", "clip_embeddings|hidden_states"};
+
 namespace fs = std::filesystem;
 
 const std::string kFiles = MD_SOURCE_DIR "/tests/golden/data/files";
@@ -118,7 +122,7 @@ void expect_pictures(const DataSourceConfig& config, size_t count = kRecords) {
 }
 void expect_arrays(DataSourceConfig config) {
   SCOPED_TRACE(config.train_data_dir + config.hf_train_files + config.grain_train_files);
-  config.array_columns = laion_cached_columns();
+  config.array_columns = kLaionColumns;
   const auto records = all_of(config);
   ASSERT_EQ(records.size(), static_cast<size_t>(kRecords));
   for (int64_t i = 0; i < kRecords; ++i) {
@@ -254,7 +258,7 @@ TEST(Source, CachedArraysOfEveryKind) {
   expect_arrays({.dataset_type = "hf", .train_data_dir = kFiles + "/arrays.parquet"});
   DataSourceConfig c{.dataset_type = "hf", .train_data_dir = kFiles + "/arrays.parquet", .array_columns = {"number"}};
   EXPECT_EQ(all_of(c)[3].arrays.at("number").shape(), (Shape{DType::s32, {}}));
-  c = {.dataset_type = "tfrecord", .train_data_dir = kFiles + "/sdxl.tfrecord", .array_columns = sdxl_cached_columns()};
+  c = {.dataset_type = "tfrecord", .train_data_dir = kFiles + "/sdxl.tfrecord", .array_columns = kSdxlColumns};
   auto d = array_batches(open_source(c), {.stream = {.shuffle = false}, .batch = kRecords});
   const Batch b = d->next();
   EXPECT_EQ(b.size(), 4u);
@@ -312,7 +316,7 @@ TEST(Source, MissingColumnsListThoseThatAreThere) {
                "no column 'image'; it has: clip_embeddings, moments");
   EXPECT_ERROR(all_of({.dataset_type = "tfrecord",
                        .train_data_dir = kFiles + "/sdxl.tfrecord",
-                       .array_columns = laion_cached_columns()}),
+                       .array_columns = kLaionColumns}),
                "no column 'moments|latents'; it has: input_ids, pixel_values, prompt_embeds, text_embeds");
   EXPECT_ERROR(all_of({.train_data_dir = kFiles + "/shard-000000.tar", .caption_column = "title"}),
                "no key 'title'; it has: text");
@@ -428,7 +432,7 @@ TEST(TfrecordShards, AreReadBackAndAppearOnlyWhenWhole) {
   EXPECT_ERROR(TfrecordShards(folder, 3), "holds something");
   EXPECT_ERROR(TfrecordShards("gs://bucket/x", 3), "local folder");
   EXPECT_ERROR(TfrecordShards(scratch() / "none", 3).close(), "no record");
-  const auto read = all_of({.train_data_dir = folder, .array_columns = laion_cached_columns()});
+  const auto read = all_of({.train_data_dir = folder, .array_columns = kLaionColumns});
   ASSERT_EQ(read.size(), static_cast<size_t>(kRecords));
   for (int64_t i = 0; i < kRecords; ++i) {
     expect_same(read[static_cast<size_t>(i)].arrays.at("moments"), expected_moments(i));

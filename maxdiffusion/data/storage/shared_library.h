@@ -3,15 +3,28 @@
 
 #include <dlfcn.h>
 
+#include <filesystem>
+#include <string>
+
 #include "maxdiffusion/base/error.h"
 
 namespace md {
 
-/// Opens the library `file` for good and returns what its function `maker` makes. Throws io where it cannot be opened,
+/// Of a program installed as PREFIX/bin/NAME, the library installed with it; else `built`.
+inline std::string installed_or(const char* built) {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error),
+                              installed = program.parent_path().parent_path() / MD_PARTS_FOLDER /
+                                          std::filesystem::path(built).filename();
+  return std::filesystem::exists(installed, error) ? installed.string() : built;
+}
+
+/// Opens the library `built`, or its installed twin, for good and returns what its function `maker` makes. Throws io where it cannot be opened,
 /// naming `who` needs it.
 template <class Interface>
-Interface& open_library(const char* file, const char* maker, const char* who) {
-  void* library = ::dlopen(file, RTLD_NOW | RTLD_LOCAL);
+Interface& open_library(const char* built, const char* maker, const char* who) {
+  const std::string file = installed_or(built);
+  void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   check(library != nullptr, Code::io, "{} need {}: {}", who, file, library ? "" : ::dlerror());
   const auto make = reinterpret_cast<Interface* (*)()>(::dlsym(library, maker));
   check(make != nullptr, Code::internal, "{} has no {}", file, maker);

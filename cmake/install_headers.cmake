@@ -1,0 +1,18 @@
+# Installs maxdiffusion/maxdiffusion.h and every header of ours that it includes, directly or not.
+# Given by install.cmake: source (the root of the repository), include (the folder of headers below the prefix).
+cmake_policy(VERSION 3.25)
+set(headers maxdiffusion/maxdiffusion.h)
+set(seen)
+while(headers)
+  list(POP_FRONT headers header)
+  list(APPEND seen ${header})
+  cmake_path(GET header PARENT_PATH folder)
+  file(INSTALL ${source}/${header} DESTINATION ${CMAKE_INSTALL_PREFIX}/${include}/${folder})
+  file(STRINGS ${source}/${header} lines REGEX "^#include \"maxdiffusion/")
+  foreach(line ${lines})
+    string(REGEX REPLACE "^#include \"(.*)\".*" "\\1" included "${line}")
+    if(NOT included IN_LIST seen AND NOT included IN_LIST headers)
+      list(APPEND headers ${included})
+    endif()
+  endforeach()
+endwhile()

@@ -1,0 +1,7 @@
+#include "maxdiffusion/base/version.h"
+
+namespace md {
+
+const char* version() { return MD_VERSION; }
+
+}  // namespace md

@@ -1,0 +1,51 @@
+#include "maxdiffusion/runtime/executable_key.h"
+
+#include <fmt/ranges.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/pjrt/platforms.h"
+
+namespace md {
+namespace {
+
+/// What code for the CPU depends on; it must not travel to another.
+std::string processor() {
+  std::string s;
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line) && !line.empty();)
+    if (line.starts_with("model name") || line.starts_with("flags") || line.starts_with("Features")) s += line;
+  return s;
+}
+
+std::string environment(const pjrt::PlatformDef& platform) {
+  std::string s;
+  for (const char* name : platform.environment) {
+    const char* value = std::getenv(name);
+    if (!value || !*value) continue;
+    s += fmt::format("{}={}\n", name, value);
+    if (*value != '-' && std::filesystem::is_regular_file(value)) s += read_file(value) + "\n";
+  }
+  return s;
+}
+
+}  // namespace
+
+std::string executable_key(const std::string& program, const pjrt::CompileOptions& options, const pjrt::Client& client,
+                           const std::vector<pjrt::Device>& devices, const std::string& plugin_hash) {
+  std::string s = program;
+  auto add = [&s](const std::string& part) { s += '\0' + part; };
+  add(options.serialize());
+  add(plugin_hash);
+  add(client.platform_name() + " " + client.platform_version());
+  for (const pjrt::Device& d : devices)
+    add(fmt::format("{} {} {} {} {}", d.id, d.process, d.slice, d.kind, fmt::join(d.coords, ",")));
+  add(environment(client.platform()));
+  if (client.platform_name() == "cpu") add(processor());
+  return content_hash(s);
+}
+
+}  // namespace md

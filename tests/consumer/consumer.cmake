@@ -1,0 +1,40 @@
+# Installs the build into a folder of its own, builds the project beside this file against that, and runs both programs.
+# Given by ctest: SOURCE (the root of the repository), BUILD (its folder), VERSION, COMPILER, FLAGS.
+set(prefix ${BUILD}/consumer/prefix)
+set(project ${BUILD}/consumer/build)
+file(REMOVE_RECURSE ${BUILD}/consumer)
+set(ENV{CMAKE_CXX_COMPILER_LAUNCHER} ccache)
+find_program(CCACHE ccache)
+if(NOT CCACHE)
+  unset(ENV{CMAKE_CXX_COMPILER_LAUNCHER})
+endif()
+function(run)
+  execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE out ERROR_VARIABLE out COMMAND_ECHO STDOUT RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "${out}")
+  endif()
+  set(out "${out}" PARENT_SCOPE)
+endfunction()
+function(expect text)
+  if(NOT out STREQUAL "${text}\n")
+    message(FATAL_ERROR "found '${out}', expected '${text}'")
+  endif()
+endfunction()
+
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR} -B ${project} -G Ninja -DCMAKE_BUILD_TYPE=Release
+    -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_FLAGS=${FLAGS})
+run(${CMAKE_COMMAND} --build ${project})
+run(${project}/consumer)
+expect("${VERSION}: y 14, dx 2 4 6")
+run(${prefix}/bin/maxdiffusion --version)
+expect("maxdiffusion ${VERSION}")
+
+# It opens the libraries that were installed with it, not those of the build.
+set(ENV{LD_DEBUG} files)
+run(${prefix}/bin/maxdiffusion prepare_tfrecords ${SOURCE}/configs/base15.yml tfrecords_dir=${BUILD}/consumer/records
+    dataset_name= hf_train_files=${SOURCE}/tests/golden/data/files/plain.parquet image_column=picture
+    caption_column=captions cache_latents_text_encoder_outputs=false)
+if(NOT out MATCHES "calling init: [^\n]*/consumer/prefix/[^\n]*/md_arrow.so")
+  message(FATAL_ERROR "the installed md_arrow.so was not opened")
+endif()
