@@ -13,6 +13,7 @@
 #include "maxdiffusion/data/images/emoji.h"
 #include "maxdiffusion/data/storage/storage.h"
 #include "maxdiffusion/run/generate.h"
+#include "maxdiffusion/run/plan.h"
 #include "maxdiffusion/run/train.h"
 
 namespace {
@@ -31,36 +32,29 @@ void prepare_emoji(const Words& words) {
   fmt::print("{} pictures in {}\n", count, words[0]);
 }
 
-void train(const Words& words) {
+/// The config that a command's words name: a file, then key=value words.
+md::RunConfig config_of(const char* command, const Words& words) {
   md::check(!words.empty(), md::Code::invalid_config,
-            "train: the config file is missing; try: train configs/quickstart.yml");
-  md::train_command(words[0], Words(words.begin() + 1, words.end()));
+            "{}: the config file is missing; try: {} configs/quickstart.yml key=value …", command, command);
+  return md::RunConfig::load(words[0], Words(words.begin() + 1, words.end()));
 }
+
+void train(const Words& words) { md::train(config_of("train", words)); }
 
 void train_dreambooth(const Words& words) {
-  md::check(!words.empty(), md::Code::invalid_config, "train_dreambooth: the config file is missing");
-  md::check(!md::RunConfig::load(words[0], Words(words.begin() + 1, words.end())).dreambooth.instance_data_dir.empty(),
-            md::Code::invalid_config, "train_dreambooth: instance_data_dir is empty; it names the subject's pictures");
-  train(words);
+  const md::RunConfig c = config_of("train_dreambooth", words);
+  md::check(c.is_dreambooth(), md::Code::invalid_config,
+            "train_dreambooth: instance_data_dir is empty; it names the subject's pictures");
+  md::train(c);
 }
 
-void generate(const Words& words) {
-  md::check(!words.empty(), md::Code::invalid_config,
-            "generate: the config file is missing; try: generate configs/base_xl.yml prompt=\"…\"");
-  md::generate_command(words[0], Words(words.begin() + 1, words.end()));
-}
+void generate(const Words& words) { md::generate(config_of("generate", words)); }
 
-void generate_controlnet(const Words& words) {
-  md::check(!words.empty(), md::Code::invalid_config, "generate_controlnet: the config file is missing");
-  md::generate_command(words[0], Words(words.begin() + 1, words.end()), true);
-}
+void generate_controlnet(const Words& words) { md::generate(config_of("generate_controlnet", words), true); }
 
 void prepare_tfrecords(const Words& words) {
-  md::check(!words.empty(), md::Code::invalid_config,
-            "prepare_tfrecords: the config file is missing; try: prepare_tfrecords configs/base_xl.yml "
-            "train_data_dir=… tfrecords_dir=…");
-  const md::RunConfig c = md::RunConfig::load(words[0], Words(words.begin() + 1, words.end()));
-  fmt::print("{} records in {}\n", md::prepare_tfrecords(c), c.data.tfrecords_dir);
+  const md::RunConfig c = config_of("prepare_tfrecords", words);
+  fmt::print("{} records in {}\n", md::prepare_tfrecords(c), c.tfrecords.tfrecords_dir);
 }
 
 void inspect(const Words& words) {
@@ -71,9 +65,11 @@ void inspect(const Words& words) {
     for (const auto& k : keys.keys()) fmt::print("{}: {}  # {}\n", k.name, k.print(), k.meaning);
     return;
   }
-  md::check(words.size() >= 2 && words[0] == "config", md::Code::invalid_config,
+  md::check(!words.empty(), md::Code::invalid_config,
             "inspect: say what; try: inspect keys, or: inspect config configs/quickstart.yml");
-  fmt::print("{}", md::RunConfig::load(words[1], Words(words.begin() + 2, words.end())).to_yaml());
+  const md::RunConfig c = config_of(("inspect " + words[0]).c_str(), Words(words.begin() + 1, words.end()));
+  if (words[0] == "config") return fmt::print("{}", c.to_yaml());
+  md::inspect(words[0], c);
 }
 
 struct Command {
@@ -86,23 +82,20 @@ constexpr Command kCommands[] = {
     {"train_dreambooth", "CONFIG [key=value …]", "the same for one subject beside its class", train_dreambooth},
     {"generate", "CONFIG [key=value …]", "draw pictures with a model folder, or with what a run has trained", generate},
     {"generate_controlnet", "CONFIG [key=value …]", "the same with a ControlNet", generate_controlnet},
-    {"inspect", "keys | config CONFIG [key=value …]",
-     "print every key with its default and meaning, or with the value that a run would use", inspect},
+    {"inspect", "keys | config|mesh|params|batch|graph|program|memory CONFIG [key=value …]",
+     "print every key with its default and meaning, or the value of one stage of a run", inspect},
     {"prepare_tfrecords", "CONFIG [key=value …]", "write the data of a config as TFRecord files, encoded or as it is",
      prepare_tfrecords},
     {"prepare_emoji", "FOLDER [resolution=64]", "write the colour emoji font as captioned pictures", prepare_emoji},
 };
 
-/// The reference's names of programs that are one here: what differs is in the config.
-constexpr std::pair<const char*, const char*> kAliases[] = {
-    {"train_sdxl", "train"},
-    {"train_sd", "train"},
-    {"generate_sdxl", "generate"},
-    {"generate_sd", "generate"},
-    {"generate_lightning", "generate"},
-    {"generate_controlnet_sdxl_replicated", "generate_controlnet"},
-    {"generate_controlnet_replicated", "generate_controlnet"},
-};
+/// The reference's names of programs that are one here (train_sdxl): what differs is in the config.
+std::string without_family(const std::string& name) {
+  for (const char* command : {"train", "generate", "generate_controlnet"})
+    for (const std::string& family : md::family_commands())
+      if (name == std::string(command) + "_" + family) return command;
+  return name;
+}
 
 void print_help() {
   fmt::print("maxdiffusion {}\nusage: maxdiffusion COMMAND …\n\n", md::version());
@@ -113,9 +106,7 @@ void print_help() {
 void dispatch(const Words& words) {
   if (words.empty() || words[0] == "help" || words[0] == "--help" || words[0] == "-h") return print_help();
   if (words[0] == "--version") return fmt::print("maxdiffusion {}\n", md::version());
-  std::string name = words[0];
-  for (const auto& [alias, meant] : kAliases)
-    if (name == alias) name = meant;
+  const std::string name = without_family(words[0]);
   Words names = {"help"};
   for (const auto& c : kCommands) {
     if (name == c.name) return c.run(Words(words.begin() + 1, words.end()));

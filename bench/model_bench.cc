@@ -21,7 +21,7 @@
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/runtime/runtime.h"
 #include "maxdiffusion/tasks/autoencoder.h"
-#include "maxdiffusion/tasks/latent_diffusion.h"
+#include "maxdiffusion/tasks/denoise.h"
 #include "maxdiffusion/train/step.h"
 
 namespace md {
@@ -48,24 +48,36 @@ int64_t peak_resident() {
   return 0;
 }
 
-nlohmann::json model_config(const std::string& model) {
-  return nlohmann::json::parse(read_file(std::string(MD_SOURCE_DIR "/bench/models/") + model + ".json"));
+/// The models of the bench as one folder of SDXL's kind.
+std::shared_ptr<const Family> make_bench_family() {
+  auto text = [](const char* file) { return read_file(std::string(MD_SOURCE_DIR "/bench/models/") + file); };
+  const std::string clip = R"({"max_position_embeddings": 77, "architectures": ["CLIPTextModel"]})";
+  return make_family(ModelFolder::from_texts({
+      {"model_index.json", R"({"_class_name": "StableDiffusionXLPipeline", "scheduler": ["", "DDPMScheduler"],
+        "unet": ["", "UNet2DConditionModel"], "vae": ["", "AutoencoderKL"],
+        "text_encoder": ["", "CLIPTextModel"], "text_encoder_2": ["", "CLIPTextModelWithProjection"]})"},
+      {"scheduler/scheduler_config.json", "{}"},
+      {"unet/config.json", text("unet.json")},
+      {"vae/config.json", text("vae.json")},
+      {"text_encoder/config.json", clip},
+      {"text_encoder_2/config.json", clip},
+  }));
 }
 
 std::unique_ptr<Task> make_task(const std::string& model) {
   if (model == "unet") {
-    auto task = std::make_unique<LatentDiffusion>();
-    task->folder.unet = UNetConfig::from_json(model_config(model));
-    task->noise =
-        NoiseSchedule::from_json({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}});
+    auto task = std::make_unique<DenoiseTask>();
+    task->family = make_bench_family();
+    task->process =
+        make_process({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}}, ProcessKeys{});
     task->batch_size = 2;
-    task->latent_height = task->latent_width = 64;
-    task->resolution = 512;
+    task->size = task->family->media_size({64, 64, 4});
+    task->said = MediaSize{512, 512};
     return task;
   }
   check(model == "vae", Code::invalid_config, "model_bench: '{}' is not one of: unet, vae", model);
-  auto task = std::make_unique<Autoencoder>();
-  task->vae = VaeConfig::from_json(model_config(model));
+  auto task = std::make_unique<AutoencoderTask>();
+  task->family = make_bench_family();
   task->batch_size = 2;
   task->resolution = 128;
   return task;

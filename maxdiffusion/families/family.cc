@@ -14,11 +14,11 @@ namespace {
 
 std::vector<FamilyClass>& families() {
   static std::vector<FamilyClass> all = {
-      {"StableDiffusionPipeline", make_stable_diffusion},
+      {"StableDiffusionPipeline", make_stable_diffusion, {"sd", "replicated"}},
       {"StableDiffusionImg2ImgPipeline", make_stable_diffusion},
       {"StableDiffusionControlNetPipeline", make_stable_diffusion},
       {"LatentConsistencyModelPipeline", make_stable_diffusion},
-      {"StableDiffusionXLPipeline", make_stable_diffusion},
+      {"StableDiffusionXLPipeline", make_stable_diffusion, {"sdxl", "sdxl_replicated", "lightning"}},
       {"StableDiffusionXLImg2ImgPipeline", make_stable_diffusion},
       {"StableDiffusionXLControlNetPipeline", make_stable_diffusion},
   };
@@ -54,6 +54,12 @@ HostArrays Family::to_encoded(const HostArray& moments, const HostArrays&, const
 }
 
 void add_family(FamilyClass family) { families().push_back(std::move(family)); }
+
+std::vector<std::string> family_commands() {
+  std::vector<std::string> names;
+  for (const FamilyClass& f : families()) names.insert(names.end(), f.commands.begin(), f.commands.end());
+  return names;
+}
 
 std::shared_ptr<const Family> make_family(const ModelFolder& folder) {
   std::string name = folder.pipeline();

@@ -120,10 +120,13 @@ class Family {
 struct FamilyClass {
   std::string pipeline;  // "StableDiffusionPipeline"
   std::function<std::shared_ptr<const Family>(const ModelFolder&)> make;
+  std::vector<std::string> commands = {};  // names behind train_ and generate_ that users of the reference type
 };
 /// For families of other programs; those of this library are always there. Not thread safe: call it before a folder is
 /// opened.
 void add_family(FamilyClass family);
+/// All FamilyClass::commands: "sdxl", …
+std::vector<std::string> family_commands();
 /// The family of a folder. Throws invalid_config, listing those known, for a pipeline class without one, and where the
 /// folder lacks what the family needs.
 std::shared_ptr<const Family> make_family(const ModelFolder& folder);

@@ -43,6 +43,17 @@ struct RunKeys {
   }
 };
 
+struct ShardingKeys {
+  JsonText logical_axis_rules, data_sharding;
+  template <class V>
+  void visit(V&& v) {
+    v("logical_axis_rules", logical_axis_rules,
+      "logical names → mesh axes, as [['embed', 'fsdp'], …]; empty: built in");
+    v("data_sharding", data_sharding,
+      "mesh axes over which batches are split, as [['data', 'fsdp']]; empty: all that divide");
+  }
+};
+
 /// Training of one subject beside pictures of its class. Source: Ruiz et al. 2022 (DreamBooth).
 struct DreamboothKeys {
   std::string instance_data_dir, class_data_dir, instance_prompt, class_prompt;

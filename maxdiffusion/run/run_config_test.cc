@@ -1,5 +1,5 @@
 // What a run's keys become: values, options of layers, devices, and the answers to the reference's keys.
-#include "maxdiffusion/tasks/run_config.h"
+#include "maxdiffusion/run/run_config.h"
 
 #include <gtest/gtest.h>
 

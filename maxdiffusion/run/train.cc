@@ -18,17 +18,6 @@
 namespace md {
 namespace {
 
-bool learns(const RunModels& m, const std::string& component) {
-  return component == m.family()->denoiser() ||
-         (m.config().denoise.train_text_encoder && std::ranges::count(m.family()->text_encoders(), component) > 0);
-}
-
-/// What of a component is trained: all, LoRA matrices beside it, or nothing.
-Scope training_scope(const RunModels& m, const std::string& component, const Scope& s) {
-  if (!learns(m, component)) return s.with(frozen_options(s.options())).frozen();
-  return m.config().lora.train_lora ? lora_scope(s, training_lora(m.config().lora, component)) : s;
-}
-
 /// Starting values of the LoRA matrices, of `lora_init` or drawn; made when called.
 std::function<HostArrays()> initial_matrices(const RunModels& m, const ParamTable& params) {
   const LoraKeys& keys = m.config().lora;
@@ -74,9 +63,9 @@ void complete_checkpoint(RunModels& m, CheckpointContent& content, const ParamTa
 void draw(RunModels& m, int64_t step, const ParamTable& params, const HostArrays& trained) {
   const RunConfig& c = m.config();
   const WeightsOf weights = [&](const ParamTable& p, const std::string& component) {
-    if (learns(m, component) && !c.lora.train_lora) return of_component(p, component, trained);
+    if (is_trained(m, component) && !c.lora.train_lora) return of_component(p, component, trained);
     HostArrays values = m.weights().read(p, component);
-    if (learns(m, component))
+    if (is_trained(m, component))
       merge_loras({{trained_lora(params, trained, training_lora(c.lora, m.family()->denoiser())), 1}}, p, values);
     return values;
   };
@@ -112,29 +101,20 @@ TrainingData open_data(RunModels& models) {
   return open_training_data(models);
 }
 
-/// How the optimizer moves what is learned.
-StepOptions step_options(RunModels& m, const TrainingData& data) {
+/// How an update is made, with the number of updates where keys count epochs.
+StepOptions step_options(const RunModels& m, const TrainingData& data) {
   const RunConfig& c = m.config();
   const int64_t update = data.update_size(c.update);
   log_info("global batch of {}, {} pictures an update", data.task.batch_size, update);
-  StepOptions s;
-  s.scope = scope_options(c.layers);
-  s.optim = c.optim.with_switches(m.family()->always_clips_by_norm());
-  s.optim.learning_rate = scaled_rate(c.optim, c.optim.learning_rate, update);
-  if (s.optim.max_train_steps <= 0) {
-    check(c.loop.num_train_epochs > 0, Code::invalid_config,
-          "You must set max_train_steps or num_train_epochs to a positive integer");
-    check(data.batches->size() > 0, Code::invalid_config,
-          "max_train_steps is {}, and the number of samples is not known before they are read; give max_train_steps",
-          c.optim.max_train_steps);
-    s.optim.max_train_steps = std::max<int64_t>(1, c.loop.num_train_epochs * data.batches->size() / update);
-  }
+  StepOptions s = planned_step(m, update);
   if (s.optim.max_grad_norm > 0) log_info("gradients are clipped to norm {}", s.optim.max_grad_norm);
-  s.accumulation = c.update.gradient_accumulation_steps;
-  s.ema_decay = c.update.ema_decay;
-  for (const std::string& encoder : m.family()->text_encoders())
-    s.learning_rates[encoder] = scaled_rate(c.optim, c.update.text_encoder_learning_rate, update);
-  s.variation = [&m](const std::string& component, const Scope& scope) { return training_scope(m, component, scope); };
+  if (s.optim.max_train_steps > 0) return s;
+  check(c.loop.num_train_epochs > 0, Code::invalid_config,
+        "You must set max_train_steps or num_train_epochs to a positive integer");
+  check(data.batches->size() > 0, Code::invalid_config,
+        "max_train_steps is {}, and the number of samples is not known before they are read; give max_train_steps",
+        c.optim.max_train_steps);
+  s.optim.max_train_steps = std::max<int64_t>(1, c.loop.num_train_epochs * data.batches->size() / update);
   return s;
 }
 

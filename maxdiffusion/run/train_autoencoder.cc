@@ -6,6 +6,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/run/plan.h"
 #include "maxdiffusion/tasks/autoencoder.h"
 
 namespace md {
@@ -50,10 +51,6 @@ LoopOptions loop_options(const RunConfig& c, const std::string& folder, const st
   const char* libtpu = std::getenv("LIBTPU_INIT_ARGS");  // read by the plugin itself
   o.texts = {{"config", "```yaml\n" + c.to_yaml() + "```"}, {"libtpu_init_args", libtpu ? libtpu : ""}};
   return o;
-}
-
-double scaled_rate(const OptimConfig& optim, double rate, int64_t samples) {
-  return optim.scale_lr ? rate * static_cast<double>(samples) : rate;
 }
 
 void train_autoencoder(RunModels& models, const LoadedImages& images) {

@@ -8,9 +8,6 @@ namespace md {
 
 /// What the keys say of every stage of a run; outputs go to `folder`.
 LoopOptions loop_options(const RunConfig& c, const std::string& folder, const std::string& title);
-/// With `scale_lr`, the rate times the samples of an update.
-double scaled_rate(const OptimConfig& optim, double rate, int64_t samples);
-
 /// Sets the autoencoder of `models`. The stage's files go to vae/ of the run's folder, and a picture of originals above
 /// their reconstructions to its samples/.
 void train_autoencoder(RunModels& models, const LoadedImages& images);

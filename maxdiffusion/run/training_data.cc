@@ -60,7 +60,7 @@ void open_dreambooth(RunModels& models, TrainingData& data) {
            classes.pixels.dims()[0]);
   HostArrays arrays;
   for (const auto& [prefix, images] : {std::pair{"", &instances}, std::pair{"class_", &classes}}) {
-    const HostArrays part = encoded_fields(models, *images, c.denoise.train_text_encoder,
+    const HostArrays part = encoded_fields(models, *images, data.task.text->tokens(),
                                            "caption " + images->captions[0] + "\n");
     for (const auto& [name, a] : part)
       for (int64_t i = 0; i < n; i += a.dims()[0]) add_rows(arrays[prefix + name], n, i, a);
@@ -216,28 +216,6 @@ DataSourceConfig source_config(const RunConfig& c) {
   return s;
 }
 
-DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> family,
-                         const nlohmann::json& scheduler_config, int64_t devices) {
-  const bool in_step = !c.denoise.cache_latents_text_encoder_outputs && !c.is_dreambooth();
-  DenoiseTask t;
-  t.family = std::move(family);
-  t.process = make_process(scheduler_config, c.process);
-  t.noise = drawn_noise_input(c.denoise.noise_offset, c.denoise.input_perturbation);
-  if (in_step) t.media = pixels_input();
-  if (in_step || c.denoise.train_text_encoder) t.text = tokens_input();
-  t.batch_size = global_batch(c.batches.per_device_batch_size, devices);
-  t.size = {c.images.resolution, c.images.resolution};
-  t.said = t.size;
-  if (c.is_dreambooth()) {
-    t.prior_loss_weight = c.dreambooth.prior_loss_weight;
-  } else {
-    t.caption_dropout = c.denoise.caption_dropout;
-    t.masked = c.denoise.masked_loss || c.images.alpha_mask;
-    t.sizes = c.images.enable_bucket || c.images.original_size_conditioning;
-  }
-  return t;
-}
-
 TrainingData open_training_data(RunModels& models) {
   const RunConfig& c = models.config();
   TrainingData data{planned_task(c, models.family(), training_config(models.folder().scheduler_config(), c.scheduler),
@@ -285,8 +263,7 @@ HostArrays held_out_fields(RunModels& models, const DenoiseTask& task) {
     const bool crop = c.images.center_crop || c.images.random_crop;
     const LoadedImages images =
         load_images(open_source(where), {.resolution = c.images.resolution, .center_crop = crop});
-    const std::vector<BatchField> text = task.text->fields(family, 1);
-    return encoded_fields(models, images, !text.empty() && text[0].shape.dtype == DType::s32);
+    return encoded_fields(models, images, task.text->tokens());
   }
   where.array_columns = family.encoded_columns();
   RecordStream stream(open_source(where), {.shuffle = false});

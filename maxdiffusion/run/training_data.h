@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "maxdiffusion/data/images/aspect_buckets.h"
-#include "maxdiffusion/run/run_models.h"
-#include "maxdiffusion/tasks/denoise.h"
+#include "maxdiffusion/run/plan.h"
 
 namespace md {
 
@@ -22,9 +21,6 @@ struct TrainingData {
   int64_t update_size(const UpdateKeys& keys) const { return task.batch_size * keys.gradient_accumulation_steps; }
 };
 
-/// The task that the keys ask for, before any data is read: sizes that only the data knows are those of `resolution`.
-DenoiseTask planned_task(const RunConfig& config, std::shared_ptr<const Family> family,
-                         const nlohmann::json& scheduler_config, int64_t devices);
 /// Opens the data of a run; trains its autoencoder first where a key asks for it.
 TrainingData open_training_data(RunModels& models);
 /// The task in the size of each bucket; the task itself where there are none.

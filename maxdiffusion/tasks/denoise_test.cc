@@ -1,32 +1,32 @@
 // The denoising loss's weights, on a UNet whose parameters are all zero: it predicts nothing, so what is left of the
 // error is the noise, which the same draw gives by itself.
-#include "maxdiffusion/tasks/latent_diffusion.h"
+#include "maxdiffusion/tasks/denoise.h"
 
 #include <gtest/gtest.h>
-
-#include <nlohmann/json.hpp>
 
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/runtime/runtime.h"
+#include "tests/tiny_folder.h"
 
 namespace md {
 namespace {
 
-LatentDiffusion tiny() {
-  LatentDiffusion t;
-  t.folder.unet = UNetConfig::from_json(nlohmann::json::parse(R"({
-    "in_channels": 4, "out_channels": 4, "sample_size": 8, "block_out_channels": [8, 16], "layers_per_block": 1,
-    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
-    "norm_num_groups": 4, "cross_attention_dim": 12, "attention_head_dim": [1, 2], "use_linear_projection": true,
-    "transformer_layers_per_block": [1, 1], "addition_embed_type": "text_time", "addition_time_embed_dim": 4,
-    "projection_class_embeddings_input_dim": 34})"));
-  t.noise =
-      NoiseSchedule::from_json({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}});
+constexpr int64_t kHeight = 32, kWidth = 48;  // pixels
+
+std::shared_ptr<const NoiseProcess> process(double snr_gamma = -1) {
+  ProcessKeys keys;
+  keys.snr_gamma = snr_gamma;
+  return make_process({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}}, keys);
+}
+
+DenoiseTask tiny() {
+  DenoiseTask t;
+  t.family = tiny_family();
+  t.process = process();
+  t.media = latents_input();
   t.batch_size = 2;
-  t.latent_height = 4, t.latent_width = 6;
-  t.text_length = 5;
-  t.from_latents = true;
+  t.size = {kHeight, kWidth};
   return t;
 }
 
@@ -36,7 +36,7 @@ struct Values {
 };
 
 /// `mask`: [B, h, w], empty for a task without.
-Values run(const LatentDiffusion& task, const std::vector<float>& mask) {
+Values run(const DenoiseTask& task, const std::vector<float>& mask) {
   const Devices devices = Devices::open();
   Graph g(devices.graph_options());
   ParamTable params;
@@ -69,7 +69,7 @@ double weighted(const Values& v, const std::vector<float>& mask) {
 }
 
 TEST(MaskedLoss, WeighsEveryElementAndDividesByAllOfThem) {
-  LatentDiffusion plain = tiny(), masked = tiny();
+  DenoiseTask plain = tiny(), masked = tiny();
   masked.masked = true;
   const std::vector<float> ones(2 * 4 * 6, 1.0f);
   std::vector<float> half = ones, some = ones;
@@ -89,16 +89,16 @@ TEST(MaskedLoss, WeighsEveryElementAndDividesByAllOfThem) {
 
 TEST(MaskedLoss, IsWeighedByTheSignalAsWell) {
   // Min-SNR weights are factors per sample: a mask of a half everywhere halves the loss with them, too.
-  LatentDiffusion plain = tiny(), masked = tiny();
-  plain.snr_gamma = masked.snr_gamma = 0.5;
+  DenoiseTask plain = tiny(), masked = tiny();
+  plain.process = masked.process = process(0.5);
   masked.masked = true;
   const double whole = run(plain, {}).loss;
   EXPECT_LT(whole, 0.9 * run(tiny(), {}).loss);
   EXPECT_NEAR(run(masked, std::vector<float>(48, 0.5f)).loss, whole / 2, 1e-6 * whole);
 }
 
-TEST(LatentDiffusion, SizesAreAFieldOfTheBatchWhereTheyAreTold) {
-  LatentDiffusion t = tiny();
+TEST(DenoiseTask, SizesAreAFieldOfTheBatchWhereTheyAreTold) {
+  DenoiseTask t = tiny();
   const auto has = [&](const char* name) {
     for (const BatchField& f : t.batch())
       if (f.name == name) return to_string(f.shape);
@@ -109,8 +109,7 @@ TEST(LatentDiffusion, SizesAreAFieldOfTheBatchWhereTheyAreTold) {
   EXPECT_EQ(has("time_ids"), "f32[2,6]");
   EXPECT_EQ(has("mask"), "f32[2,4,6,1]");
   EXPECT_EQ(t.variant(), "");
-  t.bucket = true;
-  t.folder.vae.block_out_channels = {8, 8, 8, 8};
+  t.one_of_several = true;
   EXPECT_EQ(t.variant(), "48x32");
 }
 

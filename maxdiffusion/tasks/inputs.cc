@@ -69,6 +69,7 @@ class Tokens final : public TextInput {
     for (const Field& f : family.text_fields()) text[f.name] = feed.at(f.name);
     return family.encode_text(models, text);
   }
+  bool tokens() const override { return true; }
 };
 
 class Embeddings final : public TextInput {

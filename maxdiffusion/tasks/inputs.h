@@ -36,6 +36,8 @@ class TextInput {
   virtual ~TextInput() = default;
   virtual std::vector<BatchField> fields(const Family& family, int64_t batch) const = 0;
   virtual Conditioning read(const Family& family, const Models& models, const Feed& feed) const = 0;
+  /// Whether the fields are tokenized captions, not encoded ones.
+  virtual bool tokens() const { return false; }
 };
 /// Token ids (Family::text_fields): the text encoders run in the step.
 std::shared_ptr<const TextInput> tokens_input();

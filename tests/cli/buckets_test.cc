@@ -157,22 +157,23 @@ TEST_F(BucketRuns, WhatDoesNotGoTogetherIsRefusedByName) {
   const std::string sd = "pretrained_model_name_or_path=" MD_SOURCE_DIR "/tests/golden/pipelines/sd";
   expect_refused({"enable_bucket=true", "bucket_reso_steps=6"}, "bucket_reso_steps is 6; expected a multiple of 4");
   expect_refused({"enable_bucket=true", "bucket_reso_steps=4"}, "min_bucket_reso 256");
-  expect_refused({"enable_bucket=true", "train_new_vae=true"}, "enable_bucket does not go with train_new_vae");
+  expect_refused({"enable_bucket=true", "train_new_vae=true"}, "train_new_vae cannot be combined with enable_bucket");
   expect_refused({"enable_bucket=true", "instance_data_dir=" + (t / "pictures"), "class_data_dir=" + (t / "pictures"),
                   "num_class_images=1", "instance_prompt=x", "class_prompt=x"},
-                 "enable_bucket does not go with DreamBooth");
+                 "DreamBooth (instance_data_dir) cannot be combined with enable_bucket");
   expect_refused({"masked_loss=true", "alpha_mask=true", "replay_batches=x"},
-                 "masked_loss does not go with replay_batches");
-  expect_refused({"enable_bucket=true", "dataset_type=tfrecord"}, "enable_bucket does not go with cached latents");
+                 "replay_batches cannot be combined with masked_loss");
+  expect_refused({"enable_bucket=true", "dataset_type=tfrecord"}, "encoded records (dataset_type tfrecord or grain with cache_latents_text_encoder_outputs) cannot be combined "
+                 "with enable_bucket");
   const Outcome o =
       maxdiffusion({"prepare_tfrecords", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                     "tfrecords_dir=" + (t / "records"), "train_data_dir=" + (t / "pictures"), "alpha_mask=true"});
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "alpha_mask does not go with prepare_tfrecords")) << o.err;
-  expect_refused({"original_size_conditioning=true", sd}, "this UNet is not told sizes");
-  expect_refused({"masked_loss=true"}, "masked_loss needs masks");
-  expect_refused({"conditioning_data_dir=" + (t / "ones")}, "conditioning_data_dir needs masked_loss=true");
-  expect_refused({"conditioning_data_dir=" + (t / "ones"), "masked_loss=true", "alpha_mask=true"}, "are both set");
+  EXPECT_TRUE(contains(o.err, "prepare_tfrecords cannot be combined with alpha_mask")) << o.err;
+  expect_refused({"original_size_conditioning=true", sd}, "original_size_conditioning: this model has no such condition");
+  expect_refused({"masked_loss=true"}, "masked_loss needs alpha_mask or conditioning_data_dir");
+  expect_refused({"conditioning_data_dir=" + (t / "ones")}, "conditioning_data_dir needs masked_loss");
+  expect_refused({"conditioning_data_dir=" + (t / "ones"), "masked_loss=true", "alpha_mask=true"}, "conditioning_data_dir cannot be combined with alpha_mask");
   make_folders(t / "small");
   put("small/0", 9, 9, [](int64_t, int64_t) { return 255; });
   expect_refused({"train_data_dir=" + (t / "square"), "conditioning_data_dir=" + (t / "small"), "masked_loss=true"},

@@ -157,7 +157,7 @@ TEST_F(Kinds, DreamBoothDrawsItsClassAndLearnsItsSubject) {
     other.back() = word;
     o = train("refused", other);
     EXPECT_EQ(o.status, 2);
-    EXPECT_TRUE(contains(o.err, "DreamBooth takes every picture")) << o.err;
+    EXPECT_TRUE(contains(o.err, "DreamBooth (instance_data_dir) cannot be combined with")) << o.err;
   }
   std::vector<std::string> without = words;
   without[3] = "class_prompt=";
@@ -301,7 +301,7 @@ TEST_F(Kinds, DataOfEveryKindIsTrainedOn) {
   const Outcome o =
       train("flipped", {"dataset_type=tfrecord", "train_data_dir=" + files + "laion", "random_flip=true"});
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "go with pictures, not with cached latents")) << o.err;
+  EXPECT_TRUE(contains(o.err, "cannot be combined with random_flip: records hold latents")) << o.err;
 }
 
 TEST_F(Kinds, PicturesArePreparedAsTheirKeysSay) {

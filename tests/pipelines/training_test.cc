@@ -109,7 +109,7 @@ TEST(Replay, RefusesKeysThatTheFileLeavesNothingTo) {
     TemporaryFolder t;
     const Outcome o = train(t, golden()["sd_sample"], {word});
     EXPECT_EQ(o.status, 2) << word << "\n" << o.err;
-    EXPECT_TRUE(contains(o.err, "replay_batches holds what is drawn")) << o.err;
+    EXPECT_TRUE(contains(o.err, "replay_batches cannot be combined with " + word.substr(0, word.find('=')))) << o.err;
   }
 }
 

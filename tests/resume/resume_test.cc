@@ -12,24 +12,20 @@
 #include "maxdiffusion/data/batches/aspect_bucket_batches.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/ops/random.h"
-#include "maxdiffusion/tasks/latent_diffusion.h"
+#include "maxdiffusion/tasks/denoise.h"
 #include "maxdiffusion/train/loop.h"
+#include "tests/tiny_folder.h"
 
 namespace md {
 namespace {
 
-LatentDiffusion tiny_task() {
-  LatentDiffusion t;
-  t.folder.unet = UNetConfig::from_json(nlohmann::json::parse(R"({
-    "in_channels": 4, "out_channels": 4, "sample_size": 8, "block_out_channels": [8, 16], "layers_per_block": 1,
-    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
-    "norm_num_groups": 4, "cross_attention_dim": 12, "attention_head_dim": [1, 2], "use_linear_projection": true,
-    "transformer_layers_per_block": [1, 1], "addition_embed_type": "text_time", "addition_time_embed_dim": 4,
-    "projection_class_embeddings_input_dim": 34})"));
-  t.noise =
-      NoiseSchedule::from_json({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}});
+DenoiseTask tiny_task() {
+  DenoiseTask t;
+  t.family = tiny_family();
+  t.process =
+      make_process({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}}, ProcessKeys{});
   t.batch_size = 4;
-  t.text_length = 5;
+  t.size = {64, 64};
   t.caption_dropout = 0.2;
   return t;
 }
@@ -44,15 +40,14 @@ HostArray noise(Shape shape, const char* purpose) {
 struct TinyRun {
   TemporaryFolder folder;
   Devices devices = Devices::open();
-  LatentDiffusion task = tiny_task();
+  DenoiseTask task = tiny_task();
   LoopOptions options;
   float poison = 0;                          // added to the latents of sample 9
-  std::vector<LatentDiffusion> other_sizes;  // given: every batch is of one of the sizes
+  std::vector<DenoiseTask> other_sizes;  // given: every batch is of one of the sizes
 
   TinyRun() {
     options.title = "test";
     options.folder = folder.path();
-    options.checkpoint_dir = folder.path() + "/checkpoints";
     options.step.optim.learning_rate = 1e-3;
     options.step.optim.learning_rate_schedule_steps = 100;
     options.step.ema_decay = 0.9;
@@ -62,31 +57,30 @@ struct TinyRun {
 
   Trained train(int64_t steps) {
     options.step.optim.max_train_steps = steps;
-    LoopCallbacks callbacks;
-    callbacks.initial = [](const ParamTable& params) {
+    options.initial = [](const ParamTable& params) {
       return [&params] {
         HostArrays v;
         for (const Param& p : params.params()) v[p.input] = initial_value(p, 3);
         return v;
       };
     };
-    callbacks.constants = {{"empty_prompt_embeds", noise({DType::f32, {5, 12}}, "empty")},
+    options.constants = {{"empty_prompt_embeds", noise({DType::f32, {5, 12}}, "empty")},
                            {"empty_text_embeds", noise({DType::f32, {10}}, "empty pooled")}};
-    auto samples = [](const LatentDiffusion& t, int64_t n) {
-      return Batch{{"moments", noise({DType::f32, {n, t.latent_height, t.latent_width, 8}}, "moments")},
+    auto samples = [](const DenoiseTask& t, int64_t n) {
+      return Batch{{"moments", noise({DType::f32, {n, t.size.height / 8, t.size.width / 8, 8}}, "moments")},
                    {"prompt_embeds", noise({DType::f32, {n, 5, 12}}, "prompts")},
                    {"text_embeds", noise({DType::f32, {n, 10}}, "pooled")}};
     };
     std::vector<Batch> groups = {samples(task, 11)};
     groups[0].at("moments").mutable_view<float>()[9 * 8 * 8 * 8] += poison;
     if (other_sizes.empty())
-      return train_loop(devices, {&task}, in_memory(groups[0], task.batch_size, 5), options, callbacks);
+      return train_loop(devices, {&task}, in_memory(groups[0], task.batch_size, 5), options);
     std::vector<const Task*> tasks = {&task};
-    for (const LatentDiffusion& t : other_sizes) {
+    for (const DenoiseTask& t : other_sizes) {
       tasks.push_back(&t);
       groups.push_back(samples(t, 6));
     }
-    return train_loop(devices, tasks, in_aspect_buckets(groups, task.batch_size, {.seed = 5}), options, callbacks);
+    return train_loop(devices, tasks, in_aspect_buckets(groups, task.batch_size, {.seed = 5}), options);
   }
 
   /// Of every step.
@@ -119,8 +113,8 @@ TEST(Resume, EqualsNoInterruptionBitForBit) {
     for (const auto& [name, x] : half.values)
       moved |= std::memcmp(x.data(), resumed.values.at(name).data(), x.bytes()) != 0;
     EXPECT_TRUE(moved);
-    CheckpointContent a = read_training_state(whole.options.checkpoint_dir, 8),
-                      b = read_training_state(parts.options.checkpoint_dir, 8);
+    CheckpointContent a = read_training_state(whole.options.checkpoint_dir(), 8),
+                      b = read_training_state(parts.options.checkpoint_dir(), 8);
     expect_same_bits(a.state, b.state);
     EXPECT_EQ(a.state_json, b.state_json);
     EXPECT_EQ(nlohmann::json::parse(a.state_json).at("maxdiffusion_version"), version());
@@ -131,14 +125,14 @@ TEST(Resume, EqualsNoInterruptionWithBatchesOfSeveralSizes) {
   TinyRun whole, parts;
   for (TinyRun* run : {&whole, &parts}) {
     run->other_sizes = {tiny_task()};
-    run->other_sizes[0].latent_height = 4, run->other_sizes[0].latent_width = 12;
+    run->other_sizes[0].size = {32, 96};
   }
   const Trained expected = whole.train(9);
   parts.train(2);
   parts.train(5);
   expect_same_bits(expected.values, parts.train(9).values);
-  expect_same_bits(read_training_state(whole.options.checkpoint_dir, 9).state,
-                   read_training_state(parts.options.checkpoint_dir, 9).state);
+  expect_same_bits(read_training_state(whole.options.checkpoint_dir(), 9).state,
+                   read_training_state(parts.options.checkpoint_dir(), 9).state);
   EXPECT_EQ(whole.metric("loss"), parts.metric("loss"));
   // 64 positions against 48: the work of a step follows its batch.
   const std::vector<double> flops = whole.metric("per_device_tflops");
@@ -156,16 +150,16 @@ TEST(Resume, TrainingBeyondTheLastStepDoesNothing) {
 
 TEST(Resume, CheckpointsOnTheWayDoNotChangeTheRun) {
   TinyRun plain, saving;
-  saving.options.checkpoint_every = 8;  // samples: two steps
+  saving.options.keys.checkpoint_every = 8;  // samples: two steps
   expect_same_bits(plain.train(6).values, saving.train(6).values);
-  EXPECT_EQ(list_checkpoints(saving.options.checkpoint_dir), (std::vector<int64_t>{2, 4, 6}));
+  EXPECT_EQ(list_checkpoints(saving.options.checkpoint_dir()), (std::vector<int64_t>{2, 4, 6}));
 }
 
 TEST(Loop, TheLastCheckpointMayBeLeftOut) {
   TinyRun run;
-  run.options.save_final_checkpoint = false;
+  run.options.keys.save_final_checkpoint = false;
   run.train(2);
-  EXPECT_TRUE(list_checkpoints(run.options.checkpoint_dir).empty());
+  EXPECT_TRUE(list_checkpoints(run.options.checkpoint_dir()).empty());
 }
 
 TEST(Loop, LossThatIsNotFiniteStopsTheRunAndKeepsTheStateBeforeIt) {
@@ -177,13 +171,13 @@ TEST(Loop, LossThatIsNotFiniteStopsTheRunAndKeepsTheStateBeforeIt) {
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("finite"), std::string::npos) << e.what();
   }
-  std::vector<int64_t> saved = list_checkpoints(bad.options.checkpoint_dir);
+  std::vector<int64_t> saved = list_checkpoints(bad.options.checkpoint_dir());
   ASSERT_EQ(saved.size(), 1u);
   ASSERT_GT(saved[0], 0);
   // The same steps without the bad picture give the same state.
   good.train(saved[0]);
-  CheckpointContent a = read_training_state(good.options.checkpoint_dir, saved[0]),
-                    b = read_training_state(bad.options.checkpoint_dir, saved[0]);
+  CheckpointContent a = read_training_state(good.options.checkpoint_dir(), saved[0]),
+                    b = read_training_state(bad.options.checkpoint_dir(), saved[0]);
   a.state.erase("healthy");
   b.state.erase("healthy");
   expect_same_bits(a.state, b.state);

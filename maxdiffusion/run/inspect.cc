@@ -1,0 +1,102 @@
+// `inspect`: the value of each stage of a run, printed. A stage is a function of the one before it.
+#include <fmt/ranges.h>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/run/compatibility.h"
+#include "maxdiffusion/run/plan.h"
+
+namespace md {
+namespace {
+
+/// A run's training step, traced.
+struct Planned {
+  explicit Planned(const RunConfig& c) : models(c, c.model.pretrained_model_name_or_path, Purpose::training) {
+    check_training_keys(c, *models.family());
+    task = planned_task(c, models.family(), training_config(models.folder().scheduler_config(), c.scheduler),
+                        models.devices().mesh().devices());
+    const StepOptions options = planned_step(models, task.batch_size * c.update.gradient_accumulation_steps);
+    step = trace_step(task, models.devices().graph_options(&models.devices().rules()), options);
+  }
+  Program compiled() const {
+    return compile(models.devices(), *step.graph, models.config().compile, "train_" + task.model());
+  }
+  RunModels models;
+  DenoiseTask task;
+  StepGraph step;
+};
+
+std::string axes_of(const Sharding& sharding, size_t rank) {
+  std::vector<std::string> dims;
+  for (size_t d = 0; d < rank; ++d)
+    dims.push_back(d < sharding.dims.size() && !sharding.dims[d].empty()
+                       ? fmt::format("{}", fmt::join(sharding.dims[d], "×"))
+                       : "-");
+  return fmt::format("[{}]", fmt::join(dims, ", "));
+}
+
+void print_mesh(const RunConfig& c) {
+  const Devices devices = open_devices(c);
+  const Topology t = topology(devices.client());
+  fmt::print("{}\n", devices.mesh().describe());
+  for (const MeshAxis& axis : devices.mesh().axes()) fmt::print("  {}: {}\n", axis.name, axis.size);
+  for (int64_t i = 0; i < devices.mesh().devices(); ++i) {
+    const int id = devices.mesh().device_ids()[static_cast<size_t>(i)];
+    for (const DeviceInfo& d : t.devices)
+      if (d.id == id)
+        fmt::print("device {} ({}): process {}, slice {}, at [{}]\n", id, t.device_kind, d.process, d.slice,
+                   fmt::join(devices.mesh().position(i), ", "));
+  }
+}
+
+void print_params(const RunConfig& c) {
+  const Planned run(c);
+  std::map<std::string, std::pair<int64_t, int64_t>> counts;  // trained, frozen
+  for (const Param& p : run.step.params.params()) {
+    fmt::print("{} {} [{}]{}\n", p.input, to_string(p.shape), fmt::join(p.axes, ", "), p.trainable ? "" : " frozen");
+    (p.trainable ? counts[p.model].first : counts[p.model].second) += p.shape.elements();
+  }
+  for (const auto& [model, n] : counts) fmt::print("{}: {} trained, {} frozen\n", model, n.first, n.second);
+}
+
+void print_batch(const RunConfig& c) {
+  for (const BatchField& f : Planned(c).step.fields)
+    fmt::print("{} {}{}\n", f.name, to_string(f.shape), f.batched ? "" : " (the same every step)");
+}
+
+void print_program(const RunConfig& c) {
+  const Planned run(c);
+  const Program program = run.compiled();
+  const CompileReport& r = program.report();
+  fmt::print("{} bytes of StableHLO, {} in {:.1f} s\n", r.program_bytes, r.from_cache ? "loaded from the cache" : "compiled",
+             r.compile_seconds + r.load_seconds);
+  if (const auto flops = program.flops()) fmt::print("{:.4f} TFLOP a run and device, the compiler's count\n", *flops / 1e12);
+  for (size_t i = 0; i < program.input_names().size(); ++i)
+    fmt::print("in  {} {} {}\n", program.input_names()[i], to_string(program.input_shape(i)),
+               axes_of(program.input_sharding(i), program.input_shape(i).dims.size()));
+  for (const std::string& name : program.output_names()) fmt::print("out {}\n", name);
+}
+
+void print_memory(const RunConfig& c) {
+  const Planned run(c);
+  const auto plan = run.compiled().memory();
+  check(plan.has_value(), Code::device, "this plugin does not say how much memory a program takes");
+  fmt::print("training step: {}\n", to_string(*plan));
+  fmt::print("  arguments {}, outputs {}, of these in the same place {}, temporary {}, code {} bytes\n",
+             plan->arguments, plan->outputs, plan->aliased, plan->temporary, plan->code);
+}
+
+}  // namespace
+
+void inspect(const std::string& what, const RunConfig& c) {
+  if (what == "mesh") return print_mesh(c);
+  if (what == "params") return print_params(c);
+  if (what == "batch") return print_batch(c);
+  if (what == "graph") return fmt::print("{}", to_stablehlo(*Planned(c).step.graph, "train"));
+  if (what == "program") return print_program(c);
+  if (what == "memory") return print_memory(c);
+  fail(Code::invalid_config, "inspect: '{}' is not one of: keys, config, mesh, params, batch, graph, program, memory",
+       what);
+}
+
+}  // namespace md

@@ -1,0 +1,59 @@
+#include "maxdiffusion/run/plan.h"
+
+#include <algorithm>
+
+#include "maxdiffusion/lora/lora_keys.h"
+#include "maxdiffusion/lora/lora_scope.h"
+
+namespace md {
+
+DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> family,
+                         const nlohmann::json& scheduler_config, int64_t devices) {
+  const bool in_step = !c.denoise.cache_latents_text_encoder_outputs && !c.is_dreambooth();
+  DenoiseTask t;
+  t.family = std::move(family);
+  t.process = make_process(scheduler_config, c.process);
+  t.noise = drawn_noise_input(c.denoise.noise_offset, c.denoise.input_perturbation);
+  if (in_step) t.media = pixels_input();
+  if (in_step || c.denoise.train_text_encoder) t.text = tokens_input();
+  t.batch_size = global_batch(c.batches.per_device_batch_size, devices);
+  t.size = {c.images.resolution, c.images.resolution};
+  t.said = t.size;
+  if (c.is_dreambooth()) {
+    t.prior_loss_weight = c.dreambooth.prior_loss_weight;
+  } else {
+    t.caption_dropout = c.denoise.caption_dropout;
+    t.masked = c.denoise.masked_loss || c.images.alpha_mask;
+    t.sizes = c.images.enable_bucket || c.images.original_size_conditioning;
+  }
+  return t;
+}
+
+bool is_trained(const RunModels& m, const std::string& component) {
+  return component == m.family()->denoiser() ||
+         (m.config().denoise.train_text_encoder && std::ranges::count(m.family()->text_encoders(), component) > 0);
+}
+
+StepOptions planned_step(const RunModels& m, int64_t samples) {
+  const RunConfig& c = m.config();
+  StepOptions s;
+  s.scope = scope_options(c.layers);
+  s.optim = c.optim.with_switches(m.family()->always_clips_by_norm());
+  s.optim.learning_rate = scaled_rate(c.optim, c.optim.learning_rate, samples);
+  s.accumulation = c.update.gradient_accumulation_steps;
+  s.ema_decay = c.update.ema_decay;
+  for (const std::string& encoder : m.family()->text_encoders())
+    s.learning_rates[encoder] = scaled_rate(c.optim, c.update.text_encoder_learning_rate, samples);
+  s.variation = [&m](const std::string& component, const Scope& scope) {
+    if (!is_trained(m, component)) return scope.with(frozen_options(scope.options())).frozen();
+    const LoraKeys& lora = m.config().lora;
+    return lora.train_lora ? lora_scope(scope, training_lora(lora, component)) : scope;
+  };
+  return s;
+}
+
+double scaled_rate(const OptimConfig& optim, double rate, int64_t samples) {
+  return optim.scale_lr ? rate * static_cast<double>(samples) : rate;
+}
+
+}  // namespace md

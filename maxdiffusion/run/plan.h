@@ -1,0 +1,27 @@
+// What a run would do, before its data is read: the task, what is trained, how the optimizer moves it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "maxdiffusion/run/run_models.h"
+#include "maxdiffusion/tasks/denoise.h"
+#include "maxdiffusion/train/step.h"
+
+namespace md {
+
+/// The task that the keys ask for; sizes that only the data knows are those of `resolution`.
+DenoiseTask planned_task(const RunConfig& config, std::shared_ptr<const Family> family,
+                         const nlohmann::json& scheduler_config, int64_t devices);
+/// Whether any part of a component is trained.
+bool is_trained(const RunModels& models, const std::string& component);
+/// How an update of `samples` is made. `models` must outlive the result.
+StepOptions planned_step(const RunModels& models, int64_t samples);
+/// With `scale_lr`, the rate times the samples of an update.
+double scaled_rate(const OptimConfig& optim, double rate, int64_t samples);
+
+/// Prints one stage's value to standard output. `what`: mesh, params, batch, graph, program or memory. Throws
+/// invalid_config for another.
+void inspect(const std::string& what, const RunConfig& config);
+
+}  // namespace md
