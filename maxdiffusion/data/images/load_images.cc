@@ -24,7 +24,7 @@ HostArray mirrored_ids(const PreparedImage& r) {
 }  // namespace
 
 std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, const ImageConfig& config,
-                                    int64_t together, const std::function<void(LoadedImages&& part)>& take) {
+                                    int64_t together, const std::function<void(LoadedImages&& group)>& take) {
   check_image_config(config);
   check(!config.random_crop, Code::invalid_config,
         "random_crop: these pictures are made once; crops that change need pictures that are read while training");

@@ -13,22 +13,23 @@ namespace md {
 
 struct LoadedImages {
   HostArray pixels;  // u8 [N, H, W, 3]
-  /// As of PreparedImage, with axis 0; absent where not asked for. Of mirrored pictures time_ids differ.
+  /// As in PreparedImage, with axis 0 for the images; absent where not asked for. mirrored_time_ids belong to the
+  /// mirrored images.
   HostArray mask, time_ids, mirrored_time_ids;
   std::vector<std::string> captions, names;
   std::vector<std::string> skipped;  // "file: reason"
-  std::string fingerprint;           // content key of pictures, captions and options; of a part: what goes into it
+  std::string fingerprint;  // content key of images, captions and options; from each_group: the text that it hashes
 };
-/// Every picture that decodes, in stored order, on all cores, not mirrored; each that does not is named in a warning
-/// and counted. Progress is logged every few seconds. Throws io when none decodes, invalid_config for random_crop:
-/// crops that change need image_batches.
+/// Loads every image that decodes, in stored order and not mirrored; decodes on all cores. Each image that does not
+/// decode is named in a warning and listed in `skipped`. Progress is logged every few seconds. Throws io when none
+/// decodes, invalid_config for random_crop (crops that change need image_batches), internal for a config with buckets.
 LoadedImages load_images(std::shared_ptr<const RecordSource> source, const ImageConfig& config);
-/// The same, one for each bucket that holds pictures, in the order of the sizes; without buckets one in all. `skipped`
-/// is the first's.
+/// Loads as load_images does, into one element for each bucket that holds images, by width, then height; into one
+/// element without buckets. The first element has the `skipped` of all.
 std::vector<LoadedImages> load_in_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config);
-/// The same, `together` at a time at most, those of one size given to `take` as a part, so that a data set need not fit
-/// into memory; returns what was skipped.
+/// Loads as load_images does, but at most `together` images at a time, so that a data set need not fit into memory.
+/// `take` gets the images of one size that were read together. Returns what was skipped, as "file: reason".
 std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, const ImageConfig& config,
-                                    int64_t together, const std::function<void(LoadedImages&& part)>& take);
+                                    int64_t together, const std::function<void(LoadedImages&& group)>& take);
 
 }  // namespace md

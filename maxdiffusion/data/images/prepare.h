@@ -1,5 +1,5 @@
-// Pictures of records, made ready for training: decoded, resized, cropped, mirrored; all at once or batch by batch.
-// Formats (PNG, JPEG, WebP) are told by the first bytes, not by a name.
+// One image of a record, prepared for training: decoded, resized, cropped, mirrored. The format (PNG, JPEG or WebP) is
+// recognized by the first bytes, not by a name.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ enum class MaskFrom { none, alpha, record };
 struct ImageConfig {
   int64_t resolution = 512;
   bool center_crop = false, random_crop = false, random_flip = false;
-  /// Given: `resolution` is theirs, pictures keep their shape, and what reaches over a bucket's size is cut off evenly,
-  /// or anywhere with random_crop.
+  /// When given, images keep their aspect ratio, `resolution` must be that of the buckets, and what reaches over a
+  /// bucket's size is cut off evenly on both sides, or at random with random_crop.
   std::optional<AspectBuckets> buckets;
   MaskFrom mask = MaskFrom::none;
   int64_t mask_downscale = 8;  // pixels of a mask's cell, in both directions; divides the pictures' sides
@@ -66,7 +66,7 @@ HostArray fit_image(const HostArray& rgb, const ImageConfig& config, const Place
 /// From the random bits of a record, for the options that draw.
 Placement draw_placement(const ImageConfig& config, uint64_t bits);
 
-/// A picture of a record, ready for training, and what is told of it:
+/// The arrays of one image:
 ///   pixels    u8 [H, W, 3]
 ///   mask      f32 [H / mask_downscale, W / mask_downscale, 1], with ImageConfig::mask: weights in [0, 1], resized,
 ///             cut and mirrored as the pixels, each the mean of its cell (interpolation by area)

@@ -9,7 +9,6 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/images/load_images.h"
 #include "maxdiffusion/data/records/open_source.h"

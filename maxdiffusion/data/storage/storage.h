@@ -1,5 +1,4 @@
-// Files to read; location.h says how they are named. Every error is io and names the location
-// without key and secret.
+// Files to read; location.h says how they are named. Every error is io and names the location without key and secret.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +39,7 @@ struct FoundFile {
 
 /// Local files are mapped into memory; remote ones are read by ranges.
 std::shared_ptr<const InputFile> open_input(const std::string& location);
-/// The same, without asking a remote storage for the size again.
+/// Opens a file that a listing found, without asking a remote storage for its size again.
 std::shared_ptr<const InputFile> open_input(const FoundFile& file);
 /// Every file below a folder, or the file itself, sorted, as list_inputs(); none where there is neither or nothing
 /// below. A remote location where there is neither is io.
