@@ -10,7 +10,7 @@
 namespace md::nn {
 
 Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const MultiHeadOptions& o) {
-  auto path = s.here();
+  auto path = s.path_scope();
   const int64_t width = x.dim(-1);
   check(o.heads > 0 && width % o.heads == 0, Code::invalid_config,
         "attention: {} channels do not divide into {} heads, at {}", width, o.heads, s.path());

@@ -106,7 +106,7 @@ Tensor f32_param(const Scope& s, const char* name, int64_t width, Init init) {
 }  // namespace
 
 Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const std::string& act) {
-  auto path = s.here();
+  auto path = s.path_scope();
   const int64_t width = x.dim(-1);
   check(groups > 0 && width % groups == 0, Code::invalid_config,
         "group_norm: {} channels do not divide into {} groups, at {}", width, groups, s.path());
@@ -117,7 +117,7 @@ Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const st
 }
 
 Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine) {
-  auto path = s.here();
+  auto path = s.path_scope();
   const int64_t width = x.dim(-1);
   if (!affine) {
     Tensor v = cast(x, DType::f32);
@@ -129,7 +129,7 @@ Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine) {
 }
 
 Tensor rms_norm(const Scope& s, Tensor x, double eps) {
-  auto path = s.here();
+  auto path = s.path_scope();
   Tensor v = cast(x, DType::f32);
   Tensor y = v * rsqrt(mean(square(v), {-1}, true) + eps) * f32_param(s, "weight", x.dim(-1), init::ones());
   return cast(y, x.dtype());
