@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/json_text.h"
+
 namespace md {
 
 /// One key's text and where it came from ("configs/a.yml:12" or "command line").
@@ -39,13 +41,6 @@ class ConfigSource {
   void merge_words(const std::vector<std::string>& overrides);
 
   std::map<std::string, ConfigValue> values_;
-};
-
-/// A value kept as it is written: any YAML (a table of axis rules, say), as one line of flow text. Its reader parses
-/// it.
-struct JsonText {
-  std::string text;
-  bool operator==(const JsonText&) const = default;
 };
 
 /// One key as declared by a struct.

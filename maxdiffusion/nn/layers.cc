@@ -42,8 +42,6 @@ Tensor conv2d(const Scope& s, Tensor x, Conv2dOptions o) {
   const Dims dims = {o.out, x.dim(-1), o.kernel, o.kernel};
   const Weight weight{"weight", dims, {o.out_axis, o.in_axis, "", ""}, init::lecun_normal(dims)};
   Tensor y = s.product(weight, x, [&s, &o](Tensor in, Tensor w) {
-    if (o.kernel == 1 && o.stride == 1 && o.padding == 0 && !o.pad_right_bottom)
-      return project(s, in, reshape(w, {w.dim(0), w.dim(1)}));  // whose weight gradient is fast everywhere
     const int64_t low = o.pad_right_bottom ? 0 : o.padding, high = o.pad_right_bottom ? 1 : o.padding;
     return conv(in, w,
                 {.stride = {o.stride, o.stride},

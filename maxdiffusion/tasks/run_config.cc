@@ -7,7 +7,6 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/data/location.h"
-#include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/attention.h"
 #include "maxdiffusion/pjrt/platforms.h"
 
@@ -77,29 +76,11 @@ std::string RunConfig::folder() const {
   return run.output_dir + "/" + run.run_name;
 }
 
-namespace {
-
-AxisRules axis_rules(const RunConfig& c) {
-  auto given = [](const JsonText& t) { return !t.text.empty() && t.text != "null" && t.text != "[]"; };
-  AxisRules rules = given(c.run.logical_axis_rules) ? AxisRules::parse(c.run.logical_axis_rules.text, c.mesh.mesh_axes)
-                                                    : AxisRules::unet();
-  if (!given(c.run.data_sharding)) return rules;
-  // One list of axes, which is dim 0's of every batch; the built-in rules take fewer where not all divide.
-  const std::string& text = c.run.data_sharding.text;
-  const AxisRules batch =
-      AxisRules::parse(fmt::format("[['{}', {}]]", axis::kData, text.substr(1, text.size() - 2)), c.mesh.mesh_axes);
-  std::vector<AxisRule> all = rules.rules();
-  if (batch.rules()[0].mesh != c.mesh.mesh_axes) all.insert(all.begin(), batch.rules()[0]);
-  return AxisRules(all);
-}
-
-}  // namespace
-
 Devices open_devices(const RunConfig& c) {
   pjrt::Options options;
   if (c.run.hardware == "cpu") options["cpu_device_count"] = c.run.cpu_device_count;
   auto client = pjrt::Client::open(c.run.hardware, options, c.run.plugin);
-  Devices devices(client, Mesh::make(c.mesh, topology(*client)), axis_rules(c));
+  Devices devices(client, Mesh::make(c.mesh, topology(*client)), AxisRules::make(c.sharding, c.mesh.mesh_axes));
   log_info("Found {} devices: {}", devices.mesh().devices(), devices.mesh().describe());
   return devices;
 }

@@ -9,6 +9,7 @@
 
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/lora/lora_keys.h"
+#include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/mesh/mesh.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/recorder.h"
@@ -24,7 +25,6 @@ struct RunKeys {
   int64_t seed = 0, cpu_device_count = 1;
   int64_t checkpoint_every = -1, checkpoints_to_keep = 3;
   bool save_final_checkpoint = true, log_sharding = false;
-  JsonText logical_axis_rules, data_sharding;
   std::string base_output_directory, timing_metrics_file;
   bool save_config_to_gcs = false, write_timing_metrics = true;
   template <class V>
@@ -42,11 +42,7 @@ struct RunKeys {
     v("base_output_directory", base_output_directory, "see output_dir and save_config_to_gcs");
     v("timing_metrics_file", timing_metrics_file, "file that gets a line at start and end of each phase of a run");
     v("write_timing_metrics", write_timing_metrics, "false: timing_metrics_file is not written");
-    v("logical_axis_rules", logical_axis_rules,
-      "logical names → mesh axes, as [['embed', 'fsdp'], …]; empty: built in");
     v("log_sharding", log_sharding, "tell how each array of the training step lies on the mesh");
-    v("data_sharding", data_sharding,
-      "mesh axes over which batches are split, as [['data', 'fsdp']]; empty: all that divide");
   }
 };
 
@@ -277,6 +273,7 @@ struct RunConfig {
   SampleKeys sample;
   ControlKeys control;
   MeshConfig mesh;
+  ShardingKeys sharding;
   MetricsConfig metrics;
   ProfileConfig profile;
   CompileConfig compile;
@@ -295,7 +292,8 @@ struct RunConfig {
     run.visit(v), model.visit(v), data.visit(v), optim.visit(v), vae.visit(v), loss.visit(v), eval.visit(v),
         sample.visit(v);
     dreambooth.visit(v), lora.visit(v);
-    control.visit(v), mesh.visit(v), metrics.visit(v), profile.visit(v), compile.visit(v), reference.visit(v);
+    control.visit(v), mesh.visit(v), sharding.visit(v), metrics.visit(v), profile.visit(v), compile.visit(v),
+        reference.visit(v);
   }
 };
 

@@ -115,6 +115,15 @@ TEST(RunConfig, DevicesAreThoseAndLieAsTheKeysSay) {
   EXPECT_EQ(plain.rules().resolve(plain.mesh(), {"", axis::kHeads}, {8, 8}).dims, (Axes{{}, {"tensor"}}));
 }
 
+TEST(RunConfig, AttentionShardingUniformSplitsTheSequence) {
+  for (bool uniform : {true, false}) {
+    const Devices d = open_devices(
+        parse("", {"cpu_device_count=2", "ici_context_parallelism=2", "logical_axis_rules=[['embed', 'fsdp']]",
+                   uniform ? "attention_sharding_uniform=true" : "attention_sharding_uniform=false"}));
+    EXPECT_EQ(d.rules().resolve(d.mesh(), {axis::kLength}, {8}).replicated(), !uniform);
+  }
+}
+
 TEST(RunConfig, TokensAreReadAndNeverPrinted) {
   const RunConfig c = parse("hf_access_token: hf_secret");
   EXPECT_EQ(c.data.hf_access_token, "hf_secret");
@@ -147,9 +156,8 @@ TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
 }
 
 TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
-  for (const char* word :
-       {"profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a", "attention_sharding_uniform=false",
-        "enable_single_replica_ckpt_restoring=true", "flash_block_sizes={block_q: 512}"}) {
+  for (const char* word : {"profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a",
+                           "enable_single_replica_ckpt_restoring=true", "flash_block_sizes={block_q: 512}"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(warnings({word}), key + " has no effect: ")) << word;
   }

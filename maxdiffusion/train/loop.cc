@@ -12,6 +12,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/runtime/idle_axes.h"
 #include "maxdiffusion/tasks/model_folder.h"
 
 namespace md {
@@ -200,6 +201,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   std::vector<Program> programs;
   for (size_t i = 0; i < graphs.size(); ++i) {
     programs.push_back(compile(devices, *graphs[i].graph, o.compile, "train_" + tasks[i]->model()));
+    warn_of_idle_axes(*graphs[i].graph, titles[i]);
     const CompileReport& report = programs[i].report();
     log_info("{}: program {} in {:.1f} s", titles[i], report.from_cache ? "loaded from the cache" : "compiled",
              report.compile_seconds + report.load_seconds);
