@@ -23,25 +23,12 @@ const std::vector<NamedPolicy>& policies() {
   return list;
 }
 
-/// Nodes made during its life belong to a new region.
-class RegionScope {
- public:
-  RegionScope(Graph& g, const RematPolicy& policy)
-      : graph_(g), previous_(g.set_remat_region(g.new_remat_region(policy))) {}
-  ~RegionScope() { graph_.set_remat_region(previous_); }
-  RegionScope(const RegionScope&) = delete;
-
- private:
-  Graph& graph_;
-  int previous_;
-};
-
 }  // namespace
 
 std::vector<Tensor> checkpoint(const RematPolicy& policy, const GraphFn& f, const std::vector<Tensor>& xs) {
   if (!policy) return f(xs);
   check(!xs.empty(), Code::invalid_graph, "checkpoint: no inputs");
-  RegionScope scope(innermost(xs), policy);
+  RematScope scope(innermost(xs), policy);
   return f(xs);
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <mutex>
+#include <set>
 #include <string>
 
 namespace md {
@@ -52,6 +53,16 @@ void log_line(LogLevel level, std::string_view text) {
   erase_status();
   logger().log(level_of(level), spdlog::string_view_t(text.data(), text.size()));
   draw_status();
+}
+
+void log_line_once(LogLevel level, const std::string& text) {
+  static std::mutex guard;
+  static std::set<std::string> said;
+  {
+    std::lock_guard lock(guard);
+    if (!said.insert(text).second) return;
+  }
+  log_line(level, text);
 }
 
 void print_line(std::string_view text) {

@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include <string>
 #include <string_view>
 
 namespace md {
@@ -12,6 +13,8 @@ enum class LogLevel { debug, info, warning, error };
 
 void set_log_level(LogLevel level);
 void log_line(LogLevel level, std::string_view text);
+/// As log_line; a text that this process has logged so before is left out.
+void log_line_once(LogLevel level, const std::string& text);
 /// A line on stderr without level or time.
 void print_line(std::string_view text);
 /// One line kept at the bottom of the terminal; log lines scroll above it. Empty: gone. Only for a terminal.
@@ -24,6 +27,10 @@ void log_debug(fmt::format_string<A...> text, A&&... args) {
 template <class... A>
 void log_info(fmt::format_string<A...> text, A&&... args) {
   log_line(LogLevel::info, fmt::format(text, std::forward<A>(args)...));
+}
+template <class... A>
+void log_info_once(fmt::format_string<A...> text, A&&... args) {
+  log_line_once(LogLevel::info, fmt::format(text, std::forward<A>(args)...));
 }
 template <class... A>
 void log_warning(fmt::format_string<A...> text, A&&... args) {

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "maxdiffusion/base/json_text.h"
+
 namespace md {
 
 inline constexpr const char* kCommandLine = "command line";
@@ -41,13 +43,6 @@ class ConfigSource {
   void merge_words(const std::vector<std::string>& overrides);
 
   std::map<std::string, ConfigValue> values_;
-};
-
-/// A value kept as it is written: any YAML (a table of axis rules, say), as one line of flow text. Its reader parses
-/// it.
-struct JsonText {
-  std::string text;
-  bool operator==(const JsonText&) const = default;
 };
 
 /// Texts of which any letter may be part: prompts. A value is one text as it stands, brackets, commas and parentheses

@@ -32,6 +32,12 @@ const OpDef kParameter = {
     .vjp = no_gradient,
 };
 
+int64_t GraphOptions::devices() const {
+  int64_t n = 1;
+  for (const auto& axis : mesh_axes) n *= axis.second;
+  return n;
+}
+
 Graph::Graph(GraphOptions options) : options_(std::move(options)) { path_ = intern(""); }
 
 Graph::Graph(Graph& parent) : Graph(parent, parent.options_) {}
@@ -199,6 +205,10 @@ std::unordered_set<const Node*> live_nodes(const Graph& graph, const std::vector
 PathScope::PathScope(Graph& graph, std::string path)
     : graph_(graph), previous_(graph.set_path(graph.intern(std::move(path)))) {}
 PathScope::~PathScope() { graph_.set_path(previous_); }
+
+RematScope::RematScope(Graph& graph, RematPolicy policy)
+    : graph_(graph), previous_(graph.set_remat_region(graph.new_remat_region(std::move(policy)))) {}
+RematScope::~RematScope() { graph_.set_remat_region(previous_); }
 
 Graph& innermost(const std::vector<Tensor>& tensors) {
   auto encloses = [](const Graph* outer, const Graph* g) {

@@ -18,8 +18,6 @@
 
 namespace md {
 
-/// Mesh axes that split each dim of a tensor, major first; an empty list means the dim is whole on every device.
-using DimAxes = std::vector<std::vector<std::string>>;
 /// A logical name per dim ("" = none), as in `mesh/logical_axes.h`.
 using LogicalAxes = std::vector<std::string>;
 
@@ -32,7 +30,8 @@ struct GraphOptions {
   std::function<DimAxes(const LogicalAxes&, const Dims&)> resolve;
   Platform platform = Platform::cpu;
   std::string device_kind;
-  bool cpu_kernels = false;  // custom calls of kernels/ are answered where the graph will run
+  bool cpu_kernels = false;  // the kernels of maxdiffusion/kernels are there: one CPU device whose plugin takes them
+  int64_t devices() const;   // of the whole mesh
 };
 
 /// What a rematerialisation region does with a value between forward and backward pass.
@@ -180,6 +179,18 @@ class PathScope {
  private:
   Graph& graph_;
   const std::string* previous_;
+};
+
+/// Puts nodes made during its life into a new rematerialisation region of this policy. Nests.
+class RematScope {
+ public:
+  RematScope(Graph& graph, RematPolicy policy);
+  ~RematScope();
+  RematScope(const RematScope&) = delete;
+
+ private:
+  Graph& graph_;
+  int previous_;
 };
 
 /// The record of graph inputs, loop arguments and captures.

@@ -16,6 +16,8 @@ namespace md {
 struct OpDef;
 class EmitCtx;
 
+/// Mesh axes that split each dim of a tensor, major first; an empty list means the dim is whole on every device.
+using DimAxes = std::vector<std::vector<std::string>>;
 /// One cotangent per input of a node; an empty Tensor is zero.
 using Grads = std::vector<Tensor>;
 
@@ -102,6 +104,10 @@ struct OpDef {
   bool cheap = false;
   /// Floating-point operations of matrix products inside, a multiply-add being two. Null: none, or too few to count.
   double (*flops)(const Node&) = nullptr;
+  /// A matrix product, whose attributes are DotDims (ops/dot.h): what remat policies that keep products look for.
+  bool is_dot = false;
+  /// How the op itself lays values on the mesh, an entry per value. Null: it leaves that to the compiler.
+  std::vector<DimAxes> (*shardings)(const Node&) = nullptr;
 };
 
 /// Gradient of comparisons, integer ops and the like: no cotangent for any input.
@@ -111,7 +117,7 @@ Grads no_gradient(const VjpCtx& c);
 /// it, the node goes into the innermost body and outer values are captured. Throws invalid_graph with path and shapes.
 Tensor apply(const OpDef& op, const std::vector<Tensor>& inputs, std::any attributes = {});
 std::vector<Tensor> apply_multi(const OpDef& op, const std::vector<Tensor>& inputs, std::any attributes = {});
-/// The same for an op without inputs (constants, iota).
+/// Adds a node of an op without inputs (constants, iota) to `graph`.
 Tensor apply_in(Graph& graph, const OpDef& op, std::any attributes = {});
 
 }  // namespace md

@@ -47,6 +47,23 @@ AxisRule parse_rule(const YAML::Node& pair, size_t index, const std::vector<std:
   return rule;
 }
 
+/// The documented table of Stable Diffusion and SDXL (MaxDiffusion's configs/base_xl.yml).
+std::vector<AxisRule> unet_rules() {
+  return {
+      {"batch", {"data"}},
+      {axis::kBatch, {"data", "fsdp"}},
+      {axis::kHeadsAct, {"tensor"}},
+      {axis::kKv, {"tensor"}},
+      {axis::kEmbed, {"fsdp"}},
+      {axis::kHeads, {"tensor"}},
+      {axis::kConvBatch, {"data", "fsdp"}},
+      {axis::kOutChannels, {"tensor"}},
+      {axis::kConvOut, {"fsdp"}},
+  };
+}
+
+bool given(const JsonText& t) { return !t.text.empty() && t.text != "null" && t.text != "[]"; }
+
 /// Where the table does not speak of it, a batch array is split as finely as its size allows.
 const std::vector<AxisRule>& batch_rules() {
   static const std::vector<AxisRule> rules = {
@@ -80,21 +97,31 @@ AxisRules AxisRules::parse(const std::string& yaml, const std::vector<std::strin
   return AxisRules(std::move(rules));
 }
 
-AxisRules AxisRules::unet() {
-  return AxisRules({
-      {"batch", {"data"}},
-      {axis::kBatch, {"data", "fsdp"}},
-      {axis::kHeadsAct, {"tensor"}},
-      {axis::kKv, {"tensor"}},
-      {axis::kLength, {"context"}},
-      {axis::kMlp, {"tensor"}},
-      {axis::kEmbed, {"fsdp"}},
-      {axis::kHeads, {"tensor"}},
-      {axis::kConvBatch, {"data", "fsdp"}},
-      {axis::kOutChannels, {"tensor"}},
-      {axis::kConvOut, {"fsdp"}},
-  });
+AxisRules AxisRules::make(const ShardingKeys& keys, const std::vector<std::string>& mesh_axes) {
+  std::vector<AxisRule> rules =
+      given(keys.logical_axis_rules) ? parse(keys.logical_axis_rules.text, mesh_axes).rules() : unet_rules();
+  if (keys.attention_sharding_uniform) {
+    for (const AxisRule& rule : {AxisRule{axis::kLength, {"context"}}, AxisRule{axis::kKvLength, {"context"}}})
+      if (std::find(rules.begin(), rules.end(), rule) == rules.end()) rules.push_back(rule);
+    const std::vector<AxisRule> inside = {
+        {axis::kSelfHeads, {}},  {axis::kSelfLength, {"context"}},  {axis::kSelfKvLength, {}},
+        {axis::kCrossHeads, {}}, {axis::kCrossLength, {"context"}}, {axis::kCrossKvLength, {}},
+    };
+    rules.insert(rules.begin(), inside.begin(), inside.end());
+  }
+  if (std::none_of(rules.begin(), rules.end(), [](const AxisRule& r) { return r.logical == axis::kMlp; }))
+    rules.push_back({axis::kMlp, {"tensor"}});
+  if (given(keys.data_sharding)) {
+    // One list of axes, which is dim 0's of every batch; the built-in rules take fewer where not all divide.
+    const std::string& text = keys.data_sharding.text;
+    const AxisRule batch =
+        parse(fmt::format("[['{}', {}]]", axis::kData, text.substr(1, text.size() - 2)), mesh_axes).rules()[0];
+    if (batch.mesh != mesh_axes) rules.insert(rules.begin(), batch);
+  }
+  return AxisRules(std::move(rules));
 }
+
+AxisRules AxisRules::defaults() { return make({}, MeshConfig().mesh_axes); }
 
 Sharding AxisRules::resolve(const Mesh& mesh, const std::vector<std::string>& names, const std::vector<int64_t>& dims,
                             bool strict) const {

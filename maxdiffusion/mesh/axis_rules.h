@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/json_text.h"
 #include "maxdiffusion/mesh/sharding.h"
 
 namespace md {
@@ -12,6 +13,22 @@ namespace md {
 struct AxisRule {
   std::string logical;
   std::vector<std::string> mesh;  // empty: replicated
+  bool operator==(const AxisRule&) const = default;
+};
+
+/// Which mesh axes split what.
+struct ShardingKeys {
+  JsonText logical_axis_rules, data_sharding;
+  bool attention_sharding_uniform = true;
+  template <class V>
+  void visit(V&& v) {
+    v("logical_axis_rules", logical_axis_rules,
+      "logical names → mesh axes, as [['embed', 'fsdp'], …]; empty: built in");
+    v("data_sharding", data_sharding,
+      "mesh axes over which batches are split, as [['data', 'fsdp']]; empty: all that divide");
+    v("attention_sharding_uniform", attention_sharding_uniform,
+      "split the sequence in attention over context; false: only as logical_axis_rules say");
+  }
 };
 
 class AxisRules {
@@ -20,9 +37,17 @@ class AxisRules {
   /// From the YAML text `[['batch', 'data'], ['embed', ['fsdp', 'tensor']], ['norm', null]]`; Python's tuples and
   /// None are understood. Throws invalid_config, also on an axis that is not one of `mesh_axes`.
   static AxisRules parse(const std::string& yaml, const std::vector<std::string>& mesh_axes);
-  /// The default table for UNet models: the documented one plus `mlp: tensor`, and `activation_length: context` (keys
-  /// and values are gathered).
-  static AxisRules unet();
+  /// The table of `keys.logical_axis_rules`, or the documented one of UNet models where that is empty, and
+  ///   with attention_sharding_uniform, as in MaxDiffusion: `activation_length: context` and `activation_kv_length:
+  ///     context` after it, and before it the rules of self and cross attention (queries over context, keys, values
+  ///     and heads whole);
+  ///   `mlp: tensor` where the table does not name `mlp` (MaxDiffusion's tables for UNets do not: it keeps feed-forward
+  ///     layers whole; `['mlp', null]` does that);
+  ///   a rule of `data_batch` first, where data_sharding names fewer than all mesh axes.
+  /// Throws invalid_config as parse().
+  static AxisRules make(const ShardingKeys& keys, const std::vector<std::string>& mesh_axes);
+  /// What make() gives without any key.
+  static AxisRules defaults();
 
   /// Earlier rules win; a mesh axis is used once per tensor; "" is replicated. Mesh axes of size 1 are dropped.
   /// A rule that does not divide its dim, or whose axes another dim has taken, is passed over for the next rule of that

@@ -90,7 +90,7 @@ TEST(AxisRules, AxesOfSizeOneAreDropped) {
 }
 
 TEST(AxisRules, ADimThatNothingDividesStaysWholeOrIsRefused) {
-  const auto rules = AxisRules::unet();
+  const auto rules = AxisRules::defaults();
   const Mesh m = mesh(1, 4, 1, 2);
   EXPECT_TRUE(rules.resolve(m, {"embed"}, {6}).replicated());
   EXPECT_THAT(refusal(
@@ -108,7 +108,7 @@ TEST(AxisRules, KnownWordsWithoutARuleStayWhole) {
 }
 
 TEST(AxisRules, UnknownAndRepeatedNamesAreRefused) {
-  const auto rules = AxisRules::unet();
+  const auto rules = AxisRules::defaults();
   EXPECT_THAT(refusal([&] { rules.resolve(Mesh::single(), {"embde"}, {8}); }, Code::invalid_graph),
               ::testing::AllOf(HasSubstr("no rule for the logical name 'embde'"), HasSubstr("embed")));
   EXPECT_THAT(refusal(
@@ -126,7 +126,7 @@ TEST(AxisRules, UnknownAndRepeatedNamesAreRefused) {
 }
 
 TEST(AxisRules, BatchArraysAreSplitAsFinelyAsTheyDivide) {
-  const auto rules = AxisRules::unet();
+  const auto rules = AxisRules::defaults();
   const Mesh m = mesh(2, 2, 1, 2);
   EXPECT_EQ(rules.resolve(m, {axis::kData, ""}, {8, 3}).dims, (Spec{{"data", "fsdp", "tensor"}, {}}));
   EXPECT_EQ(rules.resolve(m, {axis::kData, ""}, {4, 3}).dims, (Spec{{"data", "fsdp"}, {}}));
@@ -138,8 +138,38 @@ TEST(AxisRules, BatchArraysAreSplitAsFinelyAsTheyDivide) {
   EXPECT_EQ(own.resolve(m, {axis::kData}, {8}).dims, (Spec{{"fsdp"}}));
 }
 
-TEST(AxisRules, UnetTableSplitsAttentionAndConvolutions) {
-  const auto rules = AxisRules::unet();
+TEST(AxisRules, UniformAttentionAddsTheSequence) {
+  const ShardingKeys keys{.logical_axis_rules = {"[['activation_heads', 'tensor'], ['activation_length', 'tensor']]"},
+                          .data_sharding = {}};
+  const std::vector<AxisRule> rules = AxisRules::make(keys, kMesh).rules();
+  const std::vector<AxisRule> expected = {{"activation_self_attn_heads", {}},
+                                          {"activation_self_attn_q_length", {"context"}},
+                                          {"activation_self_attn_kv_length", {}},
+                                          {"activation_cross_attn_heads", {}},
+                                          {"activation_cross_attn_q_length", {"context"}},
+                                          {"activation_cross_attn_kv_length", {}},
+                                          {"activation_heads", {"tensor"}},
+                                          {"activation_length", {"tensor"}},
+                                          {"activation_length", {"context"}},
+                                          {"activation_kv_length", {"context"}},
+                                          {"mlp", {"tensor"}}};
+  EXPECT_EQ(rules, expected);
+}
+
+TEST(AxisRules, WithoutUniformAttentionTheSequenceIsAsTheTableSays) {
+  ShardingKeys keys{.logical_axis_rules = {"[['activation_heads', 'tensor'], ['mlp', null]]"},
+                    .data_sharding = {"[['data', 'fsdp']]"},
+                    .attention_sharding_uniform = false};
+  const std::vector<AxisRule> expected = {
+      {axis::kData, {"data", "fsdp"}}, {"activation_heads", {"tensor"}}, {"mlp", {}}};
+  EXPECT_EQ(AxisRules::make(keys, kMesh).rules(), expected);
+  keys.logical_axis_rules.text.clear();
+  const AxisRules built_in = AxisRules::make(keys, kMesh);
+  for (const AxisRule& r : built_in.rules()) EXPECT_NE(r.logical, axis::kLength);
+}
+
+TEST(AxisRules, DefaultsSplitAttentionAndConvolutions) {
+  const auto rules = AxisRules::defaults();
   const Mesh m = mesh(2, 2, 1, 2);
   EXPECT_EQ(rules.resolve(m, {axis::kHeads, axis::kEmbed}, {64, 64}).dims, (Spec{{"tensor"}, {"fsdp"}}));
   EXPECT_EQ(rules.resolve(m, {axis::kConvOut, axis::kConvIn, "", ""}, {64, 32, 3, 3}).dims,

@@ -9,6 +9,13 @@ inline constexpr const char* kLength = "activation_length";
 inline constexpr const char* kKvLength = "activation_kv_length";
 inline constexpr const char* kHeadsAct = "activation_heads";  // heads × head size of an activation
 inline constexpr const char* kKv = "activation_kv";
+// Heads and lengths inside self and cross attention, where a model keeps the two apart.
+inline constexpr const char* kSelfHeads = "activation_self_attn_heads";
+inline constexpr const char* kSelfLength = "activation_self_attn_q_length";
+inline constexpr const char* kSelfKvLength = "activation_self_attn_kv_length";
+inline constexpr const char* kCrossHeads = "activation_cross_attn_heads";
+inline constexpr const char* kCrossLength = "activation_cross_attn_q_length";
+inline constexpr const char* kCrossKvLength = "activation_cross_attn_kv_length";
 inline constexpr const char* kEmbed = "embed";  // width of a parameter
 inline constexpr const char* kHeads = "heads";  // heads × head size of a parameter
 inline constexpr const char* kMlp = "mlp";
@@ -21,7 +28,9 @@ inline constexpr const char* kVocab = "vocab";
 inline constexpr const char* kData = "data_batch";  // axis 0 of every batch array: over all mesh axes
 
 /// The whole vocabulary. A word without a rule leaves its axis whole; any other word must have a rule.
-inline constexpr const char* kAll[] = {kBatch, kConvBatch, kLength,  kKvLength,    kHeadsAct, kKv,   kEmbed, kHeads,
-                                       kMlp,   kConvIn,    kConvOut, kOutChannels, kHidden,   kNorm, kVocab, kData};
+inline constexpr const char* kAll[] = {
+    kBatch,        kConvBatch,   kLength,      kKvLength,      kHeadsAct, kKv,    kSelfHeads, kSelfLength,
+    kSelfKvLength, kCrossHeads,  kCrossLength, kCrossKvLength, kEmbed,    kHeads, kMlp,       kConvIn,
+    kConvOut,      kOutChannels, kHidden,      kNorm,          kVocab,    kData};
 
 }  // namespace md::axis

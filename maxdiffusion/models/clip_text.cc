@@ -30,7 +30,7 @@ struct Inits {
 };
 
 Tensor self_attention(const Scope& s, Tensor x, const ClipTextConfig& c, const Inits& inits) {
-  auto path = s.here();
+  auto path = s.path_scope();
   const int64_t width = x.dim(-1), heads = c.num_attention_heads;
   auto project = [&](const char* name, Init init) {
     return reshape(nn::linear(s / name, x, {.out = width, .init = init}), {x.dim(0), x.dim(1), heads, width / heads});
@@ -41,7 +41,7 @@ Tensor self_attention(const Scope& s, Tensor x, const ClipTextConfig& c, const I
 }
 
 Tensor layer(const Scope& s, Tensor x, const ClipTextConfig& c, const Inits& inits) {
-  auto path = s.here();
+  auto path = s.path_scope();
   x = x + self_attention(s / "self_attn", nn::layer_norm(s / "layer_norm1", x, c.layer_norm_eps), c, inits);
   Tensor h = nn::layer_norm(s / "layer_norm2", x, c.layer_norm_eps);
   h = nn::activation(c.hidden_act, nn::linear(s / "mlp.fc1", h, {.out = c.intermediate_size, .init = inits.fc1}));
@@ -87,7 +87,7 @@ ClipTextConfig ClipTextConfig::from_json(const nlohmann::json& config) {
 }
 
 ClipTextOutput clip_text(const Scope& root, const ClipTextConfig& c, Tensor ids, int64_t skip) {
-  auto path = root.here();
+  auto path = root.path_scope();
   check(ids.rank() == 2 && is_integer(ids.dtype()) && ids.dim(1) <= c.max_position_embeddings, Code::invalid_graph,
         "clip_text: ids are {}, expected integers [B, L] with L up to {}", to_string(ids.shape()),
         c.max_position_embeddings);

@@ -55,7 +55,7 @@ ControlNetConfig ControlNetConfig::from_json(const nlohmann::json& config) {
 }
 
 ControlResiduals controlnet(const Scope& s, const ControlNetConfig& c, const UNetInputs& in, Tensor picture) {
-  auto path = s.here();
+  auto path = s.path_scope();
   check(picture.rank() == 4 && picture.dim(1) == in.sample.dim(1) * c.downscale() &&
             picture.dim(2) == in.sample.dim(2) * c.downscale() && picture.dim(3) == c.conditioning_channels,
         Code::invalid_graph, "controlnet: the picture is {}; latents {} need [B, {}, {}, {}]",

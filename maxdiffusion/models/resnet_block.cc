@@ -15,7 +15,7 @@ Tensor annotated_conv(const Scope& s, Tensor x, nn::Conv2dOptions o, bool annota
 }
 
 Tensor resnet_block(const Scope& s, Tensor x, Tensor temb, const ResnetOptions& o) {
-  auto path = s.here();
+  auto path = s.path_scope();
   Tensor h = nn::group_norm(s / "norm1", x, o.groups, o.eps, o.act);
   h = annotated_conv(s / "conv1", h, {.out = o.out}, o.annotated);
   if (temb) h = h + reshape(nn::linear(s / "time_emb_proj", temb, {.out = o.out}), {temb.dim(0), 1, 1, o.out});
@@ -35,7 +35,7 @@ Tensor downsample(const Scope& block, Tensor x, int64_t padding, bool annotated)
 
 Tensor upsample(const Scope& block, Tensor x, int64_t height, int64_t width, bool annotated) {
   const Scope s = block / "upsamplers.0";
-  auto path = s.here();
+  auto path = s.path_scope();
   Tensor y = nn::upsample_nearest(x);
   auto reachable = [](int64_t doubled, int64_t want) { return want == doubled || want == doubled - 1; };
   check(reachable(y.dim(1), height) && reachable(y.dim(2), width), Code::invalid_graph,

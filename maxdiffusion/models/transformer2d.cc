@@ -11,7 +11,7 @@ namespace {
 
 /// GEGLU: a · gelu(g) for the halves a, g of one projection to 8C, then back to C.   x: [B, L, C].
 Tensor feed_forward(const Scope& s, Tensor x) {
-  auto path = s.here();
+  auto path = s.path_scope();
   const int64_t width = x.dim(-1), hidden = 4 * width;
   Tensor h = nn::linear(s / "net.0.proj", x, {.out = 2 * hidden, .in_axis = axis::kEmbed, .out_axis = axis::kMlp});
   h = slice_axis(h, -1, 0, hidden) * gelu(slice_axis(h, -1, hidden, 2 * hidden));
@@ -19,7 +19,7 @@ Tensor feed_forward(const Scope& s, Tensor x) {
 }
 
 Tensor transformer_block(const Scope& s, Tensor x, Tensor context, const Transformer2DOptions& o) {
-  auto path = s.here();
+  auto path = s.path_scope();
   const nn::MultiHeadOptions heads{.heads = o.heads, .upcast = o.upcast_attention};
   Tensor n = nn::layer_norm(s / "norm1", x, 1e-5);
   x = x + nn::multi_head_attention(s / "attn1", n, o.only_cross_attention ? context : n, heads);
@@ -30,7 +30,7 @@ Tensor transformer_block(const Scope& s, Tensor x, Tensor context, const Transfo
 }  // namespace
 
 Tensor transformer2d(const Scope& s, Tensor x, Tensor context, const Transformer2DOptions& o) {
-  auto path = s.here();
+  auto path = s.path_scope();
   const int64_t width = x.dim(-1);
   Tensor h = nn::group_norm(s / "norm", x, o.groups, 1e-6);
   h = reshape(h, {x.dim(0), x.dim(1) * x.dim(2), width});

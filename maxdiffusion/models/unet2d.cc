@@ -138,7 +138,7 @@ UNetFeatures unet2d_features(const Scope& s, const UNetConfig& c, const UNetInpu
 }
 
 Tensor unet2d(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
-  auto path = s.here();
+  auto path = s.path_scope();
   UNetFeatures f = unet2d_features(s, c, in);
   add_residuals(f.skips, in.down_residuals);
   Tensor h = f.mid;

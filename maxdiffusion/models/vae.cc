@@ -23,7 +23,7 @@ Tensor resnet(const Scope& s, Tensor x, const VaeConfig& c, int64_t out) {
 
 /// One head over all pixels, with a residual.
 Tensor attend(const Scope& s, Tensor x, const VaeConfig& c) {
-  auto path = s.here();
+  auto path = s.path_scope();
   Tensor n =
       reshape(nn::group_norm(s / "group_norm", x, c.norm_num_groups, kEps), {x.dim(0), x.dim(1) * x.dim(2), x.dim(3)});
   Tensor y = nn::multi_head_attention(s, n, n, {.heads = 1, .qkv_bias = true, .annotated = false});
@@ -90,7 +90,7 @@ VaeConfig VaeConfig::from_json(const nlohmann::json& config) {
 }
 
 Posterior vae_encode(const Scope& root, const VaeConfig& c, Tensor pixels) {
-  auto path = root.here();
+  auto path = root.path_scope();
   check(pixels.rank() == 4 && pixels.dim(-1) == c.in_channels && pixels.dim(1) % c.downscale() == 0 &&
             pixels.dim(2) % c.downscale() == 0,
         Code::invalid_graph, "vae: pixels are {}, expected [B, H, W, {}] with H and W multiples of {}",
@@ -112,7 +112,7 @@ Posterior vae_encode(const Scope& root, const VaeConfig& c, Tensor pixels) {
 }
 
 Tensor vae_decode(const Scope& root, const VaeConfig& c, Tensor latents) {
-  auto path = root.here();
+  auto path = root.path_scope();
   check(latents.rank() == 4 && latents.dim(-1) == c.latent_channels, Code::invalid_graph,
         "vae: latents are {}, expected [B, h, w, {}]", to_string(latents.shape()), c.latent_channels);
   const Scope s = root / "decoder";

@@ -10,7 +10,7 @@
 namespace md::nn {
 
 Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const MultiHeadOptions& o) {
-  auto path = s.here();
+  auto path = s.path_scope();
   const int64_t width = x.dim(-1);
   check(o.heads > 0 && width % o.heads == 0, Code::invalid_config,
         "attention: {} channels do not divide into {} heads, at {}", width, o.heads, s.path());
@@ -23,11 +23,16 @@ Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const Mult
   };
   Tensor q = project("to_q", x), k = project("to_k", context), v = project("to_v", context);
   if (o.upcast) q = cast(q, DType::f32), k = cast(k, DType::f32), v = cast(v, DType::f32);
-  Tensor y = cast(attention(q, k, v,
-                            {.kernel = s.options().attention,
-                             .flash_min_seq_length = s.options().flash_min_seq_length,
-                             .precision = s.options().precision}),
-                  x.dtype());
+  AttentionOptions how{.kernel = s.options().attention,
+                       .flash_min_seq_length = s.options().flash_min_seq_length,
+                       .precision = s.options().precision};
+  if (o.annotated)
+    how.axes = {.batch = axis::kBatch,
+                .length = axis::kLength,
+                .kv_length = axis::kKvLength,
+                .heads = axis::kHeadsAct,
+                .head_dim = axis::kKv};
+  Tensor y = cast(attention(q, k, v, how), x.dtype());
   y = constrain(reshape(y, x.dims()));
   return linear(s / "to_out.0", y, {.out = width, .in_axis = heads, .out_axis = embed});
 }

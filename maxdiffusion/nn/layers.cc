@@ -28,7 +28,7 @@ Tensor project(const Scope& s, Tensor x, Tensor weight) {
 }  // namespace
 
 Tensor linear(const Scope& s, Tensor x, LinearOptions o) {
-  auto path = s.here();
+  auto path = s.path_scope();
   const Dims dims = {o.out, x.dim(-1)};
   const Weight weight{"weight", dims, {o.out_axis, o.in_axis}, o.init ? *o.init : init::lecun_normal(dims)};
   Tensor y = s.product(weight, x, [&s](Tensor in, Tensor w) { return project(s, in, w); });
@@ -36,14 +36,12 @@ Tensor linear(const Scope& s, Tensor x, LinearOptions o) {
 }
 
 Tensor conv2d(const Scope& s, Tensor x, Conv2dOptions o) {
-  auto path = s.here();
+  auto path = s.path_scope();
   check(x.rank() == 4, Code::invalid_graph, "conv2d: x is {}, expected [B, H, W, C], at {}", to_string(x.shape()),
         s.path());
   const Dims dims = {o.out, x.dim(-1), o.kernel, o.kernel};
   const Weight weight{"weight", dims, {o.out_axis, o.in_axis, "", ""}, init::lecun_normal(dims)};
   Tensor y = s.product(weight, x, [&s, &o](Tensor in, Tensor w) {
-    if (o.kernel == 1 && o.stride == 1 && o.padding == 0 && !o.pad_right_bottom)
-      return project(s, in, reshape(w, {w.dim(0), w.dim(1)}));  // whose weight gradient is fast everywhere
     const int64_t low = o.pad_right_bottom ? 0 : o.padding, high = o.pad_right_bottom ? 1 : o.padding;
     return conv(in, w,
                 {.stride = {o.stride, o.stride},
@@ -55,7 +53,7 @@ Tensor conv2d(const Scope& s, Tensor x, Conv2dOptions o) {
 }
 
 Tensor embedding(const Scope& s, Tensor ids, int64_t rows, int64_t width, Init init) {
-  auto path = s.here();
+  auto path = s.path_scope();
   return cast(take(s.param("weight", {rows, width}, {"", ""}, init), ids), s.dtype());
 }
 
@@ -120,7 +118,7 @@ Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block) {
                   p.shape.dims.insert(p.shape.dims.begin(), n);
                   p.axes.insert(p.axes.begin(), "");
                   p.stacked = n;
-                  return step.slice(below.answer(std::move(p)));
+                  return step.slice(below.resolve(std::move(p)));
                 };
                 const Scope b = (s / "*").with_source(row).in_graph(step.body());
                 return {.carry = {region(b, carry[0])}, .stacked = {}};

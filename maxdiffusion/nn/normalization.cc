@@ -1,6 +1,6 @@
 // Normalisations. Statistics in f32, two passes (mean, then the centred square), because one pass over x and x² loses
 // the variance of a signal with a large mean. The gradient is written out: it keeps x and the statistics only, and is
-// a third of the operations that differentiating the forward text would give. Where kernels are taken they do the same.
+// a third of the operations that differentiating the forward text would give. The CPU kernels compute the same.
 #include <fmt/format.h>
 
 #include "maxdiffusion/autodiff/grad.h"
@@ -9,6 +9,7 @@
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/kernel_table.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
 
@@ -35,9 +36,9 @@ Tensor normalize_last(Tensor x, Tensor w, Tensor b, double eps) {
   return custom_vjp({x, w, b}, forward, backward)[0];
 }
 
-/// The same over space and the channels of a group.   x: [B, space…, C]   w, b: f32 [C].
-/// Sums go over space first and over the group after, because a loop whose innermost axis is the channels is twice as
-/// fast on CPU as one over both; the backward sums over space serve dx, dw and db.
+/// (x − mean) / sqrt(var + eps) · w + b, mean and var over space and the channels of a group.   x: [B, space…, C]   w,
+/// b: f32 [C]. Sums go over space first and over the group after, because a loop whose innermost axis is the channels
+/// is twice as fast on CPU as one over both; the backward sums over space serve dx, dw and db.
 Tensor normalize_groups(Tensor x, Tensor w, Tensor b, int64_t groups, double eps) {
   const int64_t batch = x.dim(0), width = x.dim(-1), space = x.shape().elements() / (batch * width);
   const double count = static_cast<double>(space * (width / groups));
@@ -62,7 +63,7 @@ Tensor normalize_groups(Tensor x, Tensor w, Tensor b, int64_t groups, double eps
   return custom_vjp({x, w, b}, forward, backward)[0];
 }
 
-/// normalize_last by its kernel.
+/// As normalize_last.
 Tensor last_by_kernel(Tensor x, Tensor w, Tensor b, double eps) {
   auto forward = [=](const std::vector<Tensor>& in) {
     const Shape rows{DType::f32, {in[0].shape().elements() / in[0].dim(-1)}};
@@ -80,7 +81,7 @@ Tensor last_by_kernel(Tensor x, Tensor w, Tensor b, double eps) {
   return custom_vjp({x, w, b}, forward, backward)[0];
 }
 
-/// normalize_groups by its kernel, followed by SiLU if `silu`.
+/// As normalize_groups, followed by SiLU if `silu`.
 Tensor groups_by_kernel(Tensor x, Tensor w, Tensor b, int64_t groups, double eps, bool silu) {
   const std::string config = fmt::format("groups = {} : i64, silu = {}", groups, silu);
   auto forward = [=](const std::vector<Tensor>& in) {
@@ -99,6 +100,37 @@ Tensor groups_by_kernel(Tensor x, Tensor w, Tensor b, int64_t groups, double eps
   return custom_vjp({x, w, b}, forward, backward)[0];
 }
 
+// ---- the tables
+
+struct LayerNormCall {
+  Tensor x, w, b;
+  double eps;
+};
+constexpr KernelRow<LayerNormCall, Tensor> kLayerNorms[] = {
+    {kLayerNormKernel, [](const LayerNormCall& c) { return kernels_take({c.x}) ? nullptr : kNotForCpuKernels; },
+     [](const LayerNormCall& c) { return last_by_kernel(c.x, c.w, c.b, c.eps); }},
+    {"composed", never, [](const LayerNormCall& c) { return normalize_last(c.x, c.w, c.b, c.eps); }},
+};
+
+struct GroupNormCall {
+  Tensor x, w, b;
+  int64_t groups;
+  double eps;
+  const std::string& activation;  // of the result; empty: none
+};
+Tensor activated(const GroupNormCall& c, Tensor y) { return c.activation.empty() ? y : activation(c.activation, y); }
+
+constexpr KernelRow<GroupNormCall, Tensor> kGroupNorms[] = {
+    {kGroupNormKernel, [](const GroupNormCall& c) { return kernels_take({c.x}) ? nullptr : kNotForCpuKernels; },
+     [](const GroupNormCall& c) {
+       const bool silu = c.activation == "silu" || c.activation == "swish";
+       Tensor y = groups_by_kernel(c.x, c.w, c.b, c.groups, c.eps, silu);
+       return silu ? y : activated(c, y);
+     }},
+    {"composed", never,
+     [](const GroupNormCall& c) { return activated(c, normalize_groups(c.x, c.w, c.b, c.groups, c.eps)); }},
+};
+
 Tensor f32_param(const Scope& s, const char* name, int64_t width, Init init) {
   return cast(s.param(name, {width}, {""}, init), DType::f32);
 }
@@ -106,18 +138,17 @@ Tensor f32_param(const Scope& s, const char* name, int64_t width, Init init) {
 }  // namespace
 
 Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const std::string& act) {
-  auto path = s.here();
+  auto path = s.path_scope();
   const int64_t width = x.dim(-1);
   check(groups > 0 && width % groups == 0, Code::invalid_config,
         "group_norm: {} channels do not divide into {} groups, at {}", width, groups, s.path());
   Tensor w = f32_param(s, "weight", width, init::ones()), b = f32_param(s, "bias", width, init::zeros());
-  const bool kernel = kernels_take({x}), fused = kernel && (act == "silu" || act == "swish");
-  Tensor y = kernel ? groups_by_kernel(x, w, b, groups, eps, fused) : normalize_groups(x, w, b, groups, eps);
-  return act.empty() || fused ? y : activation(act, y);
+  const GroupNormCall call{x, w, b, groups, eps, act};
+  return kernel_for(kGroupNorms, call).build(call);
 }
 
 Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine) {
-  auto path = s.here();
+  auto path = s.path_scope();
   const int64_t width = x.dim(-1);
   if (!affine) {
     Tensor v = cast(x, DType::f32);
@@ -125,11 +156,12 @@ Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine) {
     return cast(c * rsqrt(mean(square(c), {-1}, true) + eps), x.dtype());
   }
   Tensor w = f32_param(s, "weight", width, init::ones()), b = f32_param(s, "bias", width, init::zeros());
-  return (kernels_take({x}) ? last_by_kernel : normalize_last)(x, w, b, eps);
+  const LayerNormCall call{x, w, b, eps};
+  return kernel_for(kLayerNorms, call).build(call);
 }
 
 Tensor rms_norm(const Scope& s, Tensor x, double eps) {
-  auto path = s.here();
+  auto path = s.path_scope();
   Tensor v = cast(x, DType::f32);
   Tensor y = v * rsqrt(mean(square(v), {-1}, true) + eps) * f32_param(s, "weight", x.dim(-1), init::ones());
   return cast(y, x.dtype());

@@ -26,7 +26,7 @@ Tensor Scope::param(std::string_view name, Dims dims, LogicalAxes axes, Init ini
   p.trainable = options_.trainable;
   p.model = model_;
   const LogicalAxes stored = p.axes;
-  return gather_weight(answer(std::move(p)), stored);
+  return gather_weight(resolve(std::move(p)), stored);
 }
 
 Tensor Scope::product(const Weight& w, Tensor x, const Product& f) const {
@@ -36,7 +36,7 @@ Tensor Scope::product(const Weight& w, Tensor x, const Product& f) const {
   return product_->source(before, w, x, f);
 }
 
-Tensor Scope::answer(Param p) const {
+Tensor Scope::resolve(Param p) const {
   if (source_) return (*source_)(*below_, std::move(p));
   Graph* root = graph_;
   while (root->parent()) root = root->parent();

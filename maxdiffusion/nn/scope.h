@@ -47,8 +47,9 @@ class Scope {
   /// A parameter, in storage dtype. `axes`: one logical name per dim or empty. Throws when asked twice.
   /// In the body of a loop the parameter belongs to the root graph and is captured.
   Tensor param(std::string_view name, Dims dims, LogicalAxes axes, Init init) const;
-  /// The same for a whole record, whose path counts from the root: what sources call on the scope below.
-  Tensor answer(Param p) const;
+  /// The tensor of a parameter whose record is whole, its path counted from the root. Sources call it on the scope
+  /// below to get what that scope would have returned.
+  Tensor resolve(Param p) const;
 
   /// f(x, w) for the parameter `w`, in the dtype of x. Layers say what they compute by f, not with which tensor, so
   /// that a variation may add a product of its own without ever making the whole weight.
@@ -59,19 +60,20 @@ class Scope {
   DType dtype() const { return options_.activations; }
   Graph& graph() const { return *graph_; }
   /// Nodes made while the result lives carry this scope's path.
-  PathScope here() const { return PathScope(*graph_, path_); }
+  PathScope path_scope() const { return PathScope(*graph_, path_); }
 
   Scope with(const ScopeOptions& options) const;
   /// Parameters below get no gradient and no optimizer state.
   Scope frozen() const;
 
-  /// What answers param(): replaced by variations. Called with the scope below, whose answer() is the former one.
+  /// Makes the tensor of each parameter that is asked for; variations (frozen, LoRA) put theirs here. `below` is the
+  /// scope without this source: below.resolve(p) is the tensor as it would have been.
   using Source = std::function<Tensor(const Scope& below, Param)>;
   Scope with_source(Source source) const;
-  /// What answers product(): replaced by variations. Called with the scope as it was before, at the layer's path.
+  /// Computes product(); variations put theirs here. `before` is the scope at the layer's path without this source.
   using ProductSource = std::function<Tensor(const Scope& before, const Weight& w, Tensor x, const Product& f)>;
   Scope with_product(ProductSource source) const;
-  /// In the body of a loop: nodes of here() go there.
+  /// This scope for the body of a loop: path_scope() then names nodes of `body`.
   Scope in_graph(Graph& body) const;
 
  private:

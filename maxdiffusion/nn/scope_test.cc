@@ -49,7 +49,7 @@ TEST_F(ScopeTest, AskingTwiceIsAnErrorThatNamesTheParameter) {
 
 TEST_F(ScopeTest, FrozenParametersAreNotTrainableWhateverAnswers) {
   root().frozen().param("a", {1}, {}, init::ones());
-  const Scope::Source pass = [](const Scope& below, Param p) { return below.answer(std::move(p)); };
+  const Scope::Source pass = [](const Scope& below, Param p) { return below.resolve(std::move(p)); };
   root().with_source(pass).frozen().param("b", {1}, {}, init::ones());
   (root().with_source(pass) / "child").param("c", {1}, {}, init::ones());
   EXPECT_FALSE(table.find("unet/a")->trainable);
@@ -61,8 +61,8 @@ TEST_F(ScopeTest, ASourceCanAddParametersToAnotherOnes) {
   const Scope s = root().with_source([](const Scope& below, Param p) {
     Param delta = p;
     delta.path += ".delta";
-    Tensor w = below.frozen().answer(std::move(p));
-    return w + below.answer(std::move(delta));
+    Tensor w = below.frozen().resolve(std::move(p));
+    return w + below.resolve(std::move(delta));
   });
   Tensor w = (s / "lin").param("weight", {2, 2}, {}, init::ones());
   EXPECT_EQ(std::string(w.node()->op->name), "add");

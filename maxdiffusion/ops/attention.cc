@@ -11,10 +11,12 @@
 #include <cmath>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/kernel_table.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/registry.h"
 #include "maxdiffusion/ops/shape.h"
@@ -61,23 +63,7 @@ int64_t query_block(int64_t length) {
   return block;
 }
 
-/// Nodes made during its life are computed again on the way back.
-class RecomputeScope {
- public:
-  explicit RecomputeScope(Graph& g)
-      : graph_(g), previous_(g.set_remat_region(g.new_remat_region([](const Node&) { return Keep::recompute; }))) {}
-  ~RecomputeScope() { graph_.set_remat_region(previous_); }
-  RecomputeScope(const RecomputeScope&) = delete;
-
- private:
-  Graph& graph_;
-  int previous_;
-};
-
 Tensor flash(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
-  int64_t devices = 1;
-  for (const auto& axis : q.graph().options().mesh_axes) devices *= axis.second;
-  if (o.bias || devices > 1 || std::min(q.dim(1), k.dim(1)) < o.flash_min_seq_length) return dot_product(q, k, v, o);
   const int64_t batch = q.dim(0), length = q.dim(1), heads = q.dim(2), d = q.dim(3);
   const int64_t block = query_block(length), blocks = length / block;
   auto per_head = [&](Tensor x, Dims inner) {
@@ -98,7 +84,7 @@ Tensor flash(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
     Tensor of_head = head.slice(queries), kh = head.slice(keys), vh = head.slice(values);
     return rows(blocks, of_head, [&](ScanStep& step) {
       Tensor qb = step.slice(of_head);
-      RecomputeScope scope(step.body());
+      RematScope again(step.body(), [](const Node&) { return Keep::recompute; });
       return from_logits(qb, kh, vh, {}, step.index() * static_cast<double>(block), o);
     });
   });
@@ -152,21 +138,52 @@ constexpr OpDef kAttention = {
     .flops = [](const Node& n) { return flops_of(n, 2); },
 };
 
-// What models call a kernel → how it is done here, where the device has no kernel of its own.
-struct NamedKernel {
-  const char* name;
-  Tensor (*function)(Tensor q, Tensor k, Tensor v, const AttentionOptions& o);
+// ---- the table
+
+struct AttentionCall {
+  Tensor q, k, v;
+  const AttentionOptions& options;
+  bool flash;  // what options.kernel asks for
 };
-constexpr NamedKernel kKernels[] = {
-    {"dot_product", dot_product},
-    {"flash", flash},
-    {"tokamax_flash", flash},  // the reference's names for other programs of the same exact attention
-    {"cudnn_flash_te", flash},
+using AttentionRow = KernelRow<AttentionCall, Tensor>;
+
+const char* cpu_kernel_refuses(const AttentionCall& c) {
+  if (c.options.bias) return "there is a bias";
+  return kernels_take({c.q, c.k, c.v}) ? nullptr : kNotForCpuKernels;
+}
+
+const char* flash_refuses(const AttentionCall& c) {
+  if (!c.flash) return "it is not asked for";
+  if (c.options.bias) return "there is a bias";
+  if (c.q.graph().options().devices() > 1) return "the mesh has several devices";
+  return std::min(c.q.dim(1), c.k.dim(1)) < c.options.flash_min_seq_length ? "a length is below flash_min_seq_length"
+                                                                           : nullptr;
+}
+
+constexpr AttentionRow kKernels[] = {
+    {kAttentionKernel, cpu_kernel_refuses,
+     [](const AttentionCall& c) {
+       return apply_multi(kAttention, {c.q, c.k, c.v}, KernelOptions{c.options.scale, c.options.causal})[0];
+     }},
+    {"flash", flash_refuses, [](const AttentionCall& c) { return flash(c.q, c.k, c.v, c.options); }},
+    {"dot_product", never, [](const AttentionCall& c) { return dot_product(c.q, c.k, c.v, c.options); }},
 };
 
-const NamedKernel& kernel_named(const std::string& name) {
+// The names that the key `attention` takes, and whether each asks for what keeps no logits.
+struct KernelName {
+  const char* name;
+  bool flash;
+};
+constexpr KernelName kNames[] = {
+    {"dot_product", false},
+    {"flash", true},
+    {"tokamax_flash", true},  // the reference's names for other programs of the same exact attention
+    {"cudnn_flash_te", true},
+};
+
+const KernelName& kernel_named(const std::string& name) {
   std::string known;
-  for (const NamedKernel& candidate : kKernels) {
+  for (const KernelName& candidate : kNames) {
     if (name == candidate.name) return candidate;
     known += (known.empty() ? "" : ", ") + std::string(candidate.name);
   }
@@ -178,15 +195,17 @@ const NamedKernel& kernel_named(const std::string& name) {
 void check_attention_kernel(const std::string& name) { kernel_named(name); }
 
 Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
-  const NamedKernel& kernel = kernel_named(options.kernel);
+  const bool asks_flash = kernel_named(options.kernel).flash;
   check(q.rank() == 4 && k.rank() == 4 && k.shape() == v.shape() && q.dim(0) == k.dim(0) && q.dim(2) == k.dim(2) &&
             q.dim(3) == k.dim(3) && q.dtype() == k.dtype(),
         Code::invalid_graph, "attention: q {}, k {}, v {} are not [B, Lq, H, D] and [B, Lk, H, D]",
         to_string(q.shape()), to_string(k.shape()), to_string(v.shape()));
   if (options.scale == 0) options.scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
-  if (!options.bias && kernels_take({q, k, v}))
-    return apply_multi(kAttention, {q, k, v}, KernelOptions{options.scale, options.causal})[0];
-  return kernel.function(q, k, v, options);
+  const AttentionCall call{q, k, v, options, asks_flash};
+  const AttentionRow& row = kernel_for(kKernels, call);
+  if (asks_flash && &row == std::end(kKernels) - 1)
+    log_info_once("attention={}: {} is used where {}", options.kernel, row.name, flash_refuses(call));
+  return row.build(call);
 }
 
 OpList attention_ops() { return {&kAttention, &kAttentionGrad}; }

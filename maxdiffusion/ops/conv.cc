@@ -10,6 +10,7 @@
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/custom_call.h"
+#include "maxdiffusion/ops/kernel_table.h"
 #include "maxdiffusion/ops/registry.h"
 #include "maxdiffusion/ops/samples.h"
 #include "maxdiffusion/ops/shape.h"
@@ -110,34 +111,57 @@ Value print_conv(EmitCtx& c, const Value& lhs, const Value& rhs, const char* lhs
                   mlir_array(w.lhs_dilation), mlir_array(w.rhs_dilation), w.feature_groups, w.batch_groups, p, p));
 }
 
-/// Prints a call of the CPU kernel where it does this convolution, and returns whether it does: two axes, one group,
-/// nothing dilated or cropped, some input in every window. bf16 is widened around it, as XLA's own code does.
-bool printed_as_kernel(EmitCtx& c, const ConvOptions& o, const Dims& w, const char* kernel) {
+// ---- the table by which each of the three records is printed
+
+struct PrintCall {
+  EmitCtx& c;
+  const ConvOptions& options;
+  const Dims& w;                   // sizes of the kernel array
+  const char* cpu_kernel;          // that does this record
+  Value (*by_compiler)(EmitCtx&);  // as stablehlo.convolution
+};
+
+/// The CPU kernel does two axes and one group, nothing dilated or cropped, some input in every window.
+const char* cpu_kernel_refuses(const PrintCall& p) {
   auto all = [](const Dims& d, auto holds) { return std::all_of(d.begin(), d.end(), holds); };
   auto is_one = [](int64_t d) { return d == 1; };
   auto not_negative = [](int64_t d) { return d >= 0; };
-  const DType type = c.out().dtype;
-  if (!c.options().cpu_kernels || (type != DType::f32 && type != DType::bf16) || o.stride.size() != 2 ||
-      o.groups != 1 || !all(o.lhs_dilation, is_one) || !all(o.rhs_dilation, is_one) || !all(o.pad_low, not_negative) ||
-      !all(o.pad_high, not_negative) || o.pad_low[0] >= w[2] || o.pad_high[0] >= w[2] || o.pad_low[1] >= w[3] ||
-      o.pad_high[1] >= w[3])
-    return false;
-  auto as = [&](DType to, const Value& v) {
-    return v.shape.dtype == to ? v : c.emit("stablehlo.convert", {v}, {to, v.shape.dims});
-  };
-  const CustomCall call{.target = kernel,
-                        .results = {Shape{DType::f32, c.out().dims}},
-                        .backend_config = "window = " + mlir_array({o.stride[0], o.stride[1], o.pad_low[0],
-                                                                    o.pad_high[0], o.pad_low[1], o.pad_high[1]})};
-  c.set_out(as(type, emit_custom_call(c, {as(DType::f32, c.in(0)), as(DType::f32, c.in(1))}, call)[0]));
-  return true;
+  const ConvOptions& o = p.options;
+  const DType type = p.c.out().dtype;
+  if (!p.c.options().cpu_kernels || (type != DType::f32 && type != DType::bf16)) return kNotForCpuKernels;
+  if (o.stride.size() != 2 || o.groups != 1) return "it has two axes and one group";
+  if (!all(o.lhs_dilation, is_one) || !all(o.rhs_dilation, is_one)) return "it dilates nothing";
+  if (!all(o.pad_low, not_negative) || !all(o.pad_high, not_negative)) return "it crops nothing";
+  for (size_t i = 0; i < 2; ++i)
+    if (o.pad_low[i] >= p.w[i + 2] || o.pad_high[i] >= p.w[i + 2]) return "a window sees no input";
+  return nullptr;
 }
 
-void emit_forward(EmitCtx& c) {
+/// bf16 is widened around the call, as XLA's own code does.
+Value print_cpu_kernel(const PrintCall& p) {
+  const ConvOptions& o = p.options;
+  const DType type = p.c.out().dtype;
+  auto as = [&](DType to, const Value& v) {
+    return v.shape.dtype == to ? v : p.c.emit("stablehlo.convert", {v}, {to, v.shape.dims});
+  };
+  const CustomCall call{.target = p.cpu_kernel,
+                        .results = {Shape{DType::f32, p.c.out().dims}},
+                        .backend_config = "window = " + mlir_array({o.stride[0], o.stride[1], o.pad_low[0],
+                                                                    o.pad_high[0], o.pad_low[1], o.pad_high[1]})};
+  return as(type, emit_custom_call(p.c, {as(DType::f32, p.c.in(0)), as(DType::f32, p.c.in(1))}, call)[0]);
+}
+
+constexpr KernelRow<PrintCall, Value> kPrinters[] = {
+    {"CPU kernel", cpu_kernel_refuses, print_cpu_kernel},
+    {"stablehlo.convolution", never, [](const PrintCall& p) { return p.by_compiler(p.c); }},
+};
+
+void print(const PrintCall& p) { p.c.set_out(kernel_for(kPrinters, p).build(p)); }
+
+Value forward_by_compiler(EmitCtx& c) {
   const auto& o = c.attrs<ConvOptions>();
-  if (printed_as_kernel(c, o, c.in(1).shape.dims, kConvolutionKernel)) return;
   Window w{o.stride, o.pad_low, o.pad_high, o.lhs_dilation, o.rhs_dilation, o.groups, 1};
-  c.set_out(print_conv(c, c.in(0), c.in(1), "bSf", "oiS", "bSf", w, o.precision));
+  return print_conv(c, c.in(0), c.in(1), "bSf", "oiS", "bSf", w, o.precision);
 }
 
 /// w [G·O, I, k…] as [O, G·I, k…]: the layout in which a grouped kernel is read backwards.
@@ -169,25 +193,22 @@ Value reversed(EmitCtx& c, const Value& w) {
 }
 
 /// dx: dy with zeros between its elements meets the kernel read backwards. in(0): dy, in(1): w.
-void emit_input_grad(EmitCtx& c) {
+Value input_grad_by_compiler(EmitCtx& c) {
   const auto& a = c.attrs<ConvGrad>();
   const ConvOptions& o = a.options;
-  if (printed_as_kernel(c, o, c.in(1).shape.dims, kConvolutionInputGradKernel)) return;
   Window w{
       .stride = o.lhs_dilation, .lhs_dilation = o.stride, .rhs_dilation = o.rhs_dilation, .feature_groups = o.groups};
   for (const Line& l : lines(o, a.dims, c.in(1).shape.dims)) {
     w.low.push_back(l.wide_k() - 1 - l.low);
     w.high.push_back(l.wide_x() - l.wide_y() + l.low);
   }
-  c.set_out(
-      print_conv(c, c.in(0), swap_groups(c, reversed(c, c.in(1)), o.groups), "bSf", "ioS", "bSf", w, o.precision));
+  return print_conv(c, c.in(0), swap_groups(c, reversed(c, c.in(1)), o.groups), "bSf", "ioS", "bSf", w, o.precision);
 }
 
 /// dw: the batch is what is summed over, dy is the kernel. in(0): x, in(1): dy.
-void emit_weight_grad(EmitCtx& c) {
+Value weight_grad_by_compiler(EmitCtx& c) {
   const auto& a = c.attrs<ConvGrad>();
   const ConvOptions& o = a.options;
-  if (printed_as_kernel(c, o, a.dims, kConvolutionWeightGradKernel)) return;
   Window w{.stride = o.rhs_dilation,
            .low = o.pad_low,
            .lhs_dilation = o.lhs_dilation,
@@ -195,7 +216,7 @@ void emit_weight_grad(EmitCtx& c) {
            .batch_groups = o.groups};
   for (const Line& l : lines(o, c.in(0).shape.dims, a.dims))
     w.high.push_back(l.wide_k() - 1 + l.wide_y() - l.wide_x() - l.low);
-  c.set_out(print_conv(c, c.in(0), c.in(1), "fSb", "iSo", "fbS", w, o.precision));
+  return print_conv(c, c.in(0), c.in(1), "fSb", "iSo", "fbS", w, o.precision);
 }
 
 // ---- records
@@ -237,7 +258,10 @@ constexpr OpDef kConv = {
     .name = "convolution",
     .infer =
         [](const InferCtx& c) { return std::vector<Shape>{infer_forward(c.attrs<ConvOptions>(), c.in[0], c.in[1])}; },
-    .emit = emit_forward,
+    .emit =
+        [](EmitCtx& c) {
+          print({c, c.attrs<ConvOptions>(), c.in(1).shape.dims, kConvolutionKernel, forward_by_compiler});
+        },
     .vjp = [](const VjpCtx& c) -> Grads {
       const auto& o = c.attrs<ConvOptions>();
       return {c.needs(0) ? input_grad(c.dy(), c.in(1), o, c.in(0).dims()) : Tensor(),
@@ -262,7 +286,11 @@ const OpDef kConvInputGrad = {
                 to_string(y));
           return std::vector<Shape>{x};
         },
-    .emit = emit_input_grad,
+    .emit =
+        [](EmitCtx& c) {
+          print({c, c.attrs<ConvGrad>().options, c.in(1).shape.dims, kConvolutionInputGradKernel,
+                 input_grad_by_compiler});
+        },
     .vjp = [](const VjpCtx& c) -> Grads {
       const auto& o = c.attrs<ConvGrad>().options;
       return {c.needs(0) ? conv(c.dy(), c.in(1), o) : Tensor(),
@@ -290,7 +318,11 @@ const OpDef kConvWeightGrad = {
                 to_string(y));
           return std::vector<Shape>{w};
         },
-    .emit = emit_weight_grad,
+    .emit =
+        [](EmitCtx& c) {
+          const auto& a = c.attrs<ConvGrad>();
+          print({c, a.options, a.dims, kConvolutionWeightGradKernel, weight_grad_by_compiler});
+        },
     .vjp = [](const VjpCtx& c) -> Grads {
       const auto& o = c.attrs<ConvGrad>().options;
       return {c.needs(0) ? input_grad(c.in(1), c.dy(), o, c.in(0).dims()) : Tensor(),
@@ -308,18 +340,39 @@ const OpDef kConvWeightGrad = {
     .flops = [](const Node& n) { return flops_of(n.inputs[1].shape(), n.outputs[0].dims); },
 };
 
-/// Whether every output element sees one input element: a matrix product over channels.
-bool pointwise(Tensor x, Tensor w, const ConvOptions& o) {
-  if (o.groups != 1 || w.rank() != x.rank() || x.rank() < 3 || x.dim(-1) != w.dim(1)) return false;
+// ---- the table of conv()
+
+struct ConvCall {
+  Tensor x, w;
+  const ConvOptions& options;
+};
+
+/// Where every output element sees one input element, a convolution is a matrix product over channels.
+const char* dot_refuses(const ConvCall& c) {
+  const ConvOptions& o = c.options;
+  if (o.groups != 1 || c.w.rank() != c.x.rank() || c.x.rank() < 3 || c.x.dim(-1) != c.w.dim(1))
+    return "it has one group";
   auto all = [](auto first, auto last, int64_t value) {
     return std::all_of(first, last, [=](int64_t d) { return d == value; });
   };
   for (const Dims* d : {&o.pad_low, &o.pad_high})
-    if (!all(d->begin(), d->end(), 0)) return false;
+    if (!all(d->begin(), d->end(), 0)) return "it pads nothing";
   for (const Dims* d : {&o.stride, &o.lhs_dilation})
-    if (!all(d->begin(), d->end(), 1)) return false;
-  return all(w.dims().begin() + 2, w.dims().end(), 1);
+    if (!all(d->begin(), d->end(), 1)) return "it has stride 1";
+  return all(c.w.dims().begin() + 2, c.w.dims().end(), 1) ? nullptr : "a window is larger than one element";
 }
+
+constexpr KernelRow<ConvCall, Tensor> kConvolutions[] = {
+    {"dot", dot_refuses,  // its gradients are dots too, which XLA's CPU code does several times faster
+     [](const ConvCall& c) {
+       return dot(c.x, reshape(c.w, {c.w.dim(0), c.w.dim(1)}),
+                  {.lhs_contract = {-1}, .rhs_contract = {1}, .precision = c.options.precision});
+     }},
+    {"convolution", never,
+     [](const ConvCall& c) {
+       return apply(kConv, {c.x, c.w}, c.options);
+     }},
+};
 
 }  // namespace
 
@@ -329,10 +382,8 @@ Tensor conv(Tensor x, Tensor w, ConvOptions o) {
     if (d->empty()) d->assign(spatial, 1);
   for (Dims* d : {&o.pad_low, &o.pad_high})
     if (d->empty()) d->assign(spatial, 0);
-  if (pointwise(x, w, o))  // its gradients are dots too, which XLA's CPU code does several times faster
-    return dot(x, reshape(w, {w.dim(0), w.dim(1)}),
-               {.lhs_contract = {-1}, .rhs_contract = {1}, .precision = o.precision});
-  return apply(kConv, {x, w}, std::move(o));
+  const ConvCall call{x, w, o};
+  return kernel_for(kConvolutions, call).build(call);
 }
 
 OpList conv_ops() { return {&kConv, &kConvInputGrad, &kConvWeightGrad}; }

@@ -19,9 +19,11 @@ struct CustomCall {
   std::vector<std::pair<int, int>> in_place = {};  // (result, operand): the result is written over the operand
 };
 
-/// Whether the graph will run where the kernels of kernels/ answer, and the arrays are of one type that they know: f32
-/// or bf16.
+/// Whether the CPU kernels of maxdiffusion/kernels can be called on these arrays: the graph is for one CPU device
+/// (GraphOptions::cpu_kernels), and the arrays are all f32 or all bf16.
 bool kernels_take(const std::vector<Tensor>& arrays);
+/// How tables say that they cannot (ops/kernel_table.h).
+inline constexpr const char* kNotForCpuKernels = "CPU kernels take one CPU device and f32 or bf16";
 
 /// For records that are a call on some platforms.
 std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operands, const CustomCall& call);

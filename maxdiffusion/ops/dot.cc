@@ -140,6 +140,7 @@ constexpr OpDef kDot = {
           for (int64_t axis : n.attrs<DotDims>().lhs_contract) terms *= static_cast<double>(n.inputs[0].dim(axis));
           return terms * static_cast<double>(n.outputs[0].elements());
         },
+    .is_dot = true,
 };
 
 }  // namespace

@@ -19,11 +19,6 @@ int64_t axis_size(const GraphOptions& o, const std::string& axis) {
     if (name == axis) return size;
   return 1;
 }
-int64_t devices(const GraphOptions& o) {
-  int64_t n = 1;
-  for (const auto& axis : o.mesh_axes) n *= axis.second;
-  return n;
-}
 /// Distance in mesh order between neighbours along the axis: the first axis is the slowest.
 int64_t axis_stride(const GraphOptions& o, const std::string& axis) {
   int64_t stride = 1;
@@ -34,7 +29,7 @@ int64_t axis_stride(const GraphOptions& o, const std::string& axis) {
 std::vector<std::vector<int64_t>> axis_groups(const GraphOptions& o, const std::string& axis) {
   const int64_t n = axis_size(o, axis), stride = axis_stride(o, axis);
   std::vector<std::vector<int64_t>> groups;
-  for (int64_t d = 0; d < devices(o); ++d) {
+  for (int64_t d = 0; d < o.devices(); ++d) {
     if (d / stride % n != 0) continue;
     groups.emplace_back();
     for (int64_t k = 0; k < n; ++k) groups.back().push_back(d + k * stride);
@@ -67,6 +62,7 @@ constexpr OpDef kShardingConstraint = {
       const auto& a = c.attrs<Constraint>();
       return Grads{shard_axes(c.dy(), a.cotangent, a.value)};
     },
+    .shardings = [](const Node& n) { return std::vector<DimAxes>{n.attrs<Constraint>().value}; },
 };
 
 // --- Collectives -----------------------------------------------------------------------------------------------------
@@ -384,6 +380,12 @@ const OpDef kManualComputation = {
             if (std::ranges::count(n.attrs<Manual>().axes, axis)) devices *= static_cast<double>(size);
           return devices * count_flops(*n.bodies[0]);
         },
+    .shardings =
+        [](const Node& n) {
+          std::vector<DimAxes> all = n.attrs<Manual>().in;
+          all.insert(all.end(), n.attrs<Manual>().out.begin(), n.attrs<Manual>().out.end());
+          return all;
+        },
 };
 
 }  // namespace
@@ -409,13 +411,13 @@ Tensor shard_axes(Tensor x, DimAxes axes) {
 }
 
 Tensor shard_axes(Tensor x, DimAxes axes, DimAxes cotangent) {
-  if (devices(x.graph().options()) == 1) return x;
+  if (x.graph().options().devices() == 1) return x;
   return apply(kShardingConstraint, {x}, Constraint{std::move(axes), std::move(cotangent)});
 }
 
 Tensor gather_weight(Tensor weight, const LogicalAxes& names) {
   const GraphOptions& o = weight.graph().options();
-  if (devices(o) == 1 || !o.resolve || names.empty()) return weight;
+  if (o.devices() == 1 || !o.resolve || names.empty()) return weight;
   const DimAxes stored = o.resolve(names, weight.dims());
   DimAxes used = stored;
   for (auto& axes : used) std::erase_if(axes, [](const std::string& a) { return a != "tensor"; });

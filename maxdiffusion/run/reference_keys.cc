@@ -27,7 +27,6 @@ void ReferenceKeys::validate() const {
   warn(!profiler_gcs_path.empty(), "profiler_gcs_path", kService);
   warn(enable_mllog, "enable_mllog", "nothing reads it in the reference either");
   warn(!dataset_config_name.empty(), "dataset_config_name", "nothing reads it in the reference either");
-  warn(!attention_sharding_uniform, "attention_sharding_uniform", "logical_axis_rules alone say how activations lie");
   warn(enable_single_replica_ckpt_restoring, "enable_single_replica_ckpt_restoring",
        "every process reads what its devices need");
   warn(!flash_block_sizes.empty(), "flash_block_sizes", "the attention kernels choose their blocks themselves");

@@ -71,26 +71,8 @@ std::string RunConfig::folder() const {
   return run.output_dir + "/" + run.run_name;
 }
 
-namespace {
-
-AxisRules axis_rules(const ShardingKeys& c, const std::vector<std::string>& mesh_axes) {
-  auto given = [](const JsonText& t) { return !t.text.empty() && t.text != "null" && t.text != "[]"; };
-  AxisRules rules =
-      given(c.logical_axis_rules) ? AxisRules::parse(c.logical_axis_rules.text, mesh_axes) : AxisRules::unet();
-  if (!given(c.data_sharding)) return rules;
-  // One list of axes, which is dim 0's of every batch; the built-in rules take fewer where not all divide.
-  const std::string& text = c.data_sharding.text;
-  const AxisRules batch =
-      AxisRules::parse(fmt::format("[['data_batch', {}]]", text.substr(1, text.size() - 2)), mesh_axes);
-  std::vector<AxisRule> all = rules.rules();
-  if (batch.rules()[0].mesh != mesh_axes) all.insert(all.begin(), batch.rules()[0]);
-  return AxisRules(all);
-}
-
-}  // namespace
-
 Devices open_devices(const RunConfig& c) {
-  return open_devices(c.hardware, c.mesh, axis_rules(c.sharding, c.mesh.mesh_axes));
+  return open_devices(c.hardware, c.mesh, AxisRules::make(c.sharding, c.mesh.mesh_axes));
 }
 
 int64_t global_batch(double per_device, int64_t devices, const char* key) {

@@ -13,6 +13,7 @@
 #include "maxdiffusion/data/records/open_source.h"
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/lora/lora_keys.h"
+#include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/nn/layer_keys.h"
 #include "maxdiffusion/pipelines/sample_keys.h"
 #include "maxdiffusion/run/reference_keys.h"
@@ -40,17 +41,6 @@ struct RunKeys {
     v("sample_every", sample_every, "steps between sample grids while training; -1: only after the last step; 0: none");
     v("timing_metrics_file", timing_metrics_file, "file that gets a line at start and end of each phase of a run");
     v("write_timing_metrics", write_timing_metrics, "false: timing_metrics_file is not written");
-  }
-};
-
-struct ShardingKeys {
-  JsonText logical_axis_rules, data_sharding;
-  template <class V>
-  void visit(V&& v) {
-    v("logical_axis_rules", logical_axis_rules,
-      "logical names → mesh axes, as [['embed', 'fsdp'], …]; empty: built in");
-    v("data_sharding", data_sharding,
-      "mesh axes over which batches are split, as [['data', 'fsdp']]; empty: all that divide");
   }
 };
 

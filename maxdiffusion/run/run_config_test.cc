@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/mesh/logical_axes.h"
+#include "tests/tiny_folder.h"
 
 namespace md {
 namespace {
@@ -124,9 +125,18 @@ TEST(RunConfig, DevicesAreThoseAndLieAsTheKeysSay) {
   EXPECT_EQ(plain.rules().resolve(plain.mesh(), {"", axis::kHeads}, {8, 8}).dims, (Axes{{}, {"tensor"}}));
 }
 
+TEST(RunConfig, AttentionShardingUniformSplitsTheSequence) {
+  for (bool uniform : {true, false}) {
+    const Devices d = open_devices(
+        parse("", {"cpu_device_count=2", "ici_context_parallelism=2", "logical_axis_rules=[['embed', 'fsdp']]",
+                   uniform ? "attention_sharding_uniform=true" : "attention_sharding_uniform=false"}));
+    EXPECT_EQ(d.rules().resolve(d.mesh(), {axis::kLength}, {8}).replicated(), !uniform);
+  }
+}
+
 TEST(RunConfig, TokensAreReadAndNeverPrinted) {
   const RunConfig c = parse("hf_access_token: hf_secret");
-  EXPECT_EQ(c.data.hf_access_token, "hf_secret");
+  EXPECT_EQ(c.reference.hf_access_token, "hf_secret");
   EXPECT_FALSE(contains(c.to_yaml(), "hf_secret"));
 }
 
@@ -156,23 +166,22 @@ TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
 }
 
 TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
-  for (const char* word :
-       {"profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a", "attention_sharding_uniform=false",
-        "enable_single_replica_ckpt_restoring=true", "flash_block_sizes={block_q: 512}"}) {
+  for (const char* word : {"profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a",
+                           "enable_single_replica_ckpt_restoring=true", "flash_block_sizes={block_q: 512}"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(warnings({word}), key + " has no effect: ")) << word;
   }
 }
 
 TEST(ReferenceKeys, GroupsOtherThanTheModelsAreWarnedAbout) {
-  auto said = [](const std::vector<std::string>& words, int64_t groups) {
+  auto said = [](const std::vector<std::string>& words) {
     testing::internal::CaptureStderr();
-    parse("", words).reference.judge_model(groups);
+    tiny_family()->check_repeated_keys(parse("", words).reference.norm_num_groups);
     return testing::internal::GetCapturedStderr();
   };
-  EXPECT_EQ(said({}, 4), "");
-  EXPECT_EQ(said({"norm_num_groups=4"}, 4), "");
-  EXPECT_TRUE(contains(said({"norm_num_groups=8"}, 4), "norm_num_groups=8 has no effect"));
+  EXPECT_EQ(said({}), "");
+  EXPECT_EQ(said({"norm_num_groups=4"}), "");  // the model's
+  EXPECT_TRUE(contains(said({"norm_num_groups=8"}), "norm_num_groups=8 has no effect"));
 }
 
 TEST(ReferenceKeys, WhatArrangesItselfHereIsReadInSilence) {

@@ -52,8 +52,7 @@ std::string first_lines(const std::string& text) {
 }
 
 std::string print(const Graph& graph, const Mesh& mesh, const std::string& name, CompileReport& report) {
-  int64_t wanted = 1;
-  for (const auto& axis : graph.options().mesh_axes) wanted *= axis.second;
+  const int64_t wanted = graph.options().devices();
   check(wanted == mesh.devices(), Code::invalid_graph,
         "compile '{}': the graph was opened for {} devices, the mesh has {}", name, wanted, mesh.devices());
   const auto start = Clock::now();

@@ -51,7 +51,7 @@ using ArrayMap = std::map<std::string, Array>;
 class Devices {
  public:
   /// `rules`: how logical axes lie on the mesh.
-  Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh, AxisRules rules = AxisRules::unet());
+  Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh, AxisRules rules = AxisRules::defaults());
   /// One device of this hardware, or the mesh of `config` over `cpu_devices` virtual CPU devices (other hardware: over
   /// all it has). What most tests and tools open.
   static Devices open(const std::string& hardware = "cpu", int64_t cpu_devices = 1, const MeshConfig& config = {});

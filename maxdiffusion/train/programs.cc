@@ -6,6 +6,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/runtime/idle_axes.h"
 
 namespace md {
 namespace {
@@ -51,6 +52,7 @@ StepPrograms::StepPrograms(const Devices& devices, const std::vector<const Task*
 void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
   for (size_t i = 0; i < count(); ++i) {
     programs_.push_back(md::compile(devices_, *graphs_[i].graph, config, names_[i]));
+    warn_of_idle_axes(*graphs_[i].graph, titles_[i]);
     const CompileReport& report = programs_[i].report();
     log_info("{}: program {} in {:.1f} s", titles_[i], report.from_cache ? "loaded from the cache" : "compiled",
              report.compile_seconds + report.load_seconds);

@@ -33,7 +33,7 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Gr
     Scope root(*s.graph, s.params, component, o.scope);
     if (&in != s.graph.get()) {  // in a loop: what is differentiated is the body's view of a parameter
       root = root.in_graph(in);
-      root = root.with_source([&in](const Scope& below, Param p) { return in.capture(below.answer(std::move(p))); });
+      root = root.with_source([&in](const Scope& below, Param p) { return in.capture(below.resolve(std::move(p))); });
     }
     return o.variation ? o.variation(component, root) : root;
   };

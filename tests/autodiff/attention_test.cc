@@ -99,6 +99,29 @@ TEST(AttentionTable, FlashKeepsNoLogits) {
   EXPECT_LT(temporary("flash"), temporary("dot_product") / 2);
 }
 
+TEST(AttentionTable, SaysOnceWhereFlashIsDotProduct) {
+  auto said = [](int64_t devices, AttentionOptions o) {
+    GraphOptions options;
+    if (devices > 1) options.mesh_axes = {{"data", devices}};
+    Graph g(options);
+    Tensor q = g.input("q", f32({2, 512, 2, 8})), bias = g.input("bias", f32({512, 512}));
+    if (o.causal) o.bias = bias;
+    testing::internal::CaptureStderr();
+    attention(q, q, q, o);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(said(1, {.kernel = "flash"}), "");
+  EXPECT_EQ(said(2, {.kernel = "dot_product"}), "");
+  const std::string first = said(2, {.kernel = "flash"});
+  EXPECT_NE(first.find("attention=flash: dot_product is used where the mesh has several devices"), std::string::npos)
+      << first;
+  EXPECT_EQ(said(2, {.kernel = "flash"}), "");
+  EXPECT_NE(said(2, {.kernel = "tokamax_flash"}).find("attention=tokamax_flash: dot_product"), std::string::npos);
+  EXPECT_NE(said(1, {.kernel = "flash", .flash_min_seq_length = 1024}).find("where a length is below"),
+            std::string::npos);
+  EXPECT_NE(said(1, {.kernel = "flash", .causal = true}).find("where there is a bias"), std::string::npos);
+}
+
 TEST(AttentionTable, NamesItsKernelsAndShapes) {
   Graph g;
   Tensor q = g.input("q", f32({1, 4, 2, 8})), k = g.input("k", f32({1, 4, 3, 8}));

@@ -52,9 +52,7 @@ TEST(Checkpoint, LowersThePeakOfADeepChain) {
 }
 
 TEST(Checkpoint, APolicyKeepsWhatItNames) {
-  const RematPolicy dots = [](const Node& n) {
-    return n.op->name == std::string("dot_general") ? Keep::keep : Keep::recompute;
-  };
+  const RematPolicy dots = [](const Node& n) { return n.op->is_dot ? Keep::keep : Keep::recompute; };
   const std::string text = with_gradients(kSmall, chain(4, dots)).text();
   EXPECT_EQ(count(text, "stablehlo.dot_general"), 4 * 6);
   EXPECT_EQ(count(text, "stablehlo.tanh"), 8);

@@ -57,7 +57,7 @@ TEST(Sharding, ConstraintIsNoNodeOnOneDevice) {
 }
 
 TEST(Sharding, ConstraintKeepsValuesAndGradients) {
-  const AxisRules rules = AxisRules::unet();
+  const AxisRules rules = AxisRules::defaults();
   auto loss = [](Graph&, const std::vector<Tensor>& x) {
     return sum(square(shard(tanh(matmul(shard(x[0], {"batch", "embed"}), x[1])), {"batch", "heads"})));
   };
@@ -79,7 +79,7 @@ TEST(Sharding, ConstraintKeepsValuesAndGradients) {
 }
 
 TEST(Sharding, CheckpointKeepsValuesAndGradients) {
-  const AxisRules rules = AxisRules::unet();
+  const AxisRules rules = AxisRules::defaults();
   auto loss = [](Graph&, const std::vector<Tensor>& x) {
     Tensor h = shard(x[0], {"batch", "embed"});
     auto block = [](const std::vector<Tensor>& v) {
@@ -94,7 +94,7 @@ TEST(Sharding, CheckpointKeepsValuesAndGradients) {
 }
 
 TEST(Sharding, ScanOverSplitWeightsKeepsValuesAndGradients) {
-  const AxisRules rules = AxisRules::unet();
+  const AxisRules rules = AxisRules::defaults();
   auto loss = [](Graph&, const std::vector<Tensor>& x) {
     Tensor w = shard_axes(x[1], {{}, {"fsdp"}, {"tensor"}});  // [layers, in, out]
     auto body = [](const std::vector<Tensor>& v) {

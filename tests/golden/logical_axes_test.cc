@@ -22,7 +22,7 @@ Mesh mesh_of(int64_t data, int64_t fsdp, int64_t tensor) {
 
 TEST(UnetLogicalAxes, SplitAttentionFeedForwardAndConvolutionsOverFsdpAndTensor) {
   const Mesh mesh = mesh_of(2, 2, 2);
-  const AxisRules rules = AxisRules::unet();
+  const AxisRules rules = AxisRules::defaults();
   GraphOptions options;
   for (const auto& a : mesh.axes()) options.mesh_axes.push_back({a.name, a.size});
   options.resolve = [&](const LogicalAxes& names, const Dims& dims) { return rules.resolve(mesh, names, dims).dims; };

@@ -34,7 +34,7 @@ const MeshRun& run_of(const Sizes& s) {
   auto it = runs.find(s.name);
   if (it == runs.end()) {
     const int64_t devices = s.data * s.fsdp * s.context * s.tensor;
-    it = runs.emplace(s.name, run_on(Devices::open("cpu", devices, config(s)), AxisRules::unet(), 2)).first;
+    it = runs.emplace(s.name, run_on(Devices::open("cpu", devices, config(s)), AxisRules::defaults(), 2)).first;
   }
   return it->second;
 }
