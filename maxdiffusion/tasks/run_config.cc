@@ -9,6 +9,7 @@
 #include "maxdiffusion/data/location.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/attention.h"
+#include "maxdiffusion/optim/rounding.h"
 #include "maxdiffusion/pjrt/platforms.h"
 
 namespace md {
@@ -39,6 +40,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   check_attention_kernel(c.model.attention);
   remat_policy(c.model.remat_policy);
   learning_rate(c.optim, int64_t{0});
+  low_precision_update(c.optim.low_precision_update);
   pjrt::platform_for(c.run.hardware);
   check(c.model.precision == "DEFAULT" || c.model.precision == "HIGH" || c.model.precision == "HIGHEST",
         Code::invalid_config, "precision '{}' is not one of: DEFAULT, HIGH, HIGHEST", c.model.precision);

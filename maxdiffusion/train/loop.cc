@@ -31,12 +31,6 @@ HostArray scalar_s32(int64_t v) {
   return HostArray::of<int32_t>({DType::s32, {}}, {&value, 1});
 }
 
-HostArray zeros(const Shape& shape) {
-  HostArray a(shape);
-  std::fill_n(a.mutable_data(), a.bytes(), std::byte{0});
-  return a;
-}
-
 HostArray yes() {
   const uint8_t value = 1;
   return HostArray::of<uint8_t>({DType::pred, {}}, {&value, 1});
@@ -66,12 +60,8 @@ std::vector<std::string> whole_components(const ParamTable& params) {
   return names;
 }
 
-Start fresh(const ParamTable& params, Values values) {
-  for (const Param& p : params.params()) {
-    if (!p.trainable) continue;
-    values["adam_m/" + p.input] = values["adam_v/" + p.input] = zeros(p.shape);
-    values["ema/" + p.input] = values.at(p.input);
-  }
+Start fresh(const ParamTable& params, const LoopOptions& o, Values starting) {
+  Values values = fresh_state(params, std::move(starting), o.step);
   values["step"] = scalar_s32(0);
   values["healthy"] = yes();
   return {.values = std::move(values)};
@@ -83,12 +73,16 @@ Start restored(const ParamTable& params, int64_t step, const LoopOptions& o, Val
   if (info.at("seed") != o.seed)
     log_warning("checkpoint {}/{} was made with seed {}, this run has {}: random draws differ from here on",
                 o.checkpoint_dir, step, info.at("seed").dump(), o.seed);
-  // Parameters are in the models' own files, unless those hold their averages.
+  // Parameters are the rounding of their masters, or in the models' own files, unless those hold their averages.
   ModelFolder folder;
   folder.path = checkpoint_folder(o.checkpoint_dir, step);
   if (o.step.ema_decay == 0)
     for (const std::string& component : whole_components(params))
-      c.state.merge(folder.values(params, component, false, 0));
+      if (std::ranges::none_of(params.params(), [&](const Param& p) {
+            return p.model == component && c.state.contains("master/" + p.input);
+          }))
+        c.state.merge(folder.values(in_f32(params), component, false, 0));
+  c.state = restored_state(params, std::move(c.state), o.step);
   c.state.merge(frozen);
   c.state["healthy"] = yes();
   const Position data{info.at("epoch"), info.at("index"), info.value("shard", int64_t{0}),
@@ -105,17 +99,6 @@ std::function<Values()> fetch_all(const Devices& devices, const ArrayMap& arrays
     for (auto& [name, p] : *pending) v[name] = p.wait();
     return v;
   };
-}
-
-/// The trained values that are sampled and saved as the model: the averages where they are kept.
-Values model_values(const ParamTable& params, const Values& state) {
-  Values v;
-  for (const Param& p : params.params()) {
-    if (!p.trainable) continue;
-    auto average = state.find("ema/" + p.input);
-    v[p.input] = average != state.end() ? average->second : state.at(p.input);
-  }
-  return v;
 }
 
 /// The one of several programs that a batch is for.
@@ -192,10 +175,10 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   for (size_t i = 1; i < graphs.size(); ++i)
     log_info("{}: {:.4f} TFLOP per step and device", titles[i], device_flops(i) / 1e12);
   const std::vector<int64_t> saved = list_checkpoints(o.checkpoint_dir);
-  const ParamTable frozen = frozen_part(step.params);
-  const auto initial = callbacks.initial(saved.empty() ? step.params : frozen);
+  const ParamTable frozen = frozen_part(step.params), starting = in_f32(step.params);
+  const auto initial = callbacks.initial(saved.empty() ? starting : frozen);
   auto start = std::async(std::launch::async, [&] {  // while the program is compiled
-    return saved.empty() ? fresh(step.params, initial()) : restored(step.params, saved.back(), o, initial());
+    return saved.empty() ? fresh(step.params, o, initial()) : restored(step.params, saved.back(), o, initial());
   });
   std::vector<Program> programs;
   for (size_t i = 0; i < graphs.size(); ++i) {
@@ -252,9 +235,9 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
       const Values trained = model_values(step.params, c.state);
       for (const std::string& component : whole_components(step.params)) {
         c.weights[component] = published(step.params, component, trained);
-        if (o.step.ema_decay == 0)  // the model's file holds them already
-          for (const Param& p : step.params.params())
-            if (p.model == component) c.state.erase(p.input);
+        for (const Param& p : step.params.params())  // what the model's file or the master says already
+          if (p.model == component && (o.step.ema_decay == 0 || c.state.contains("master/" + p.input)))
+            c.state.erase(p.input);
       }
       c.state_json = info.dump(2);
       if (callbacks.complete) callbacks.complete(c, step.params, trained);
