@@ -26,49 +26,46 @@ struct Scalars {
 float limited(float g, float max_value) { return max_value > 0 ? std::clamp(g, -max_value, max_value) : g; }
 
 /// Sum of squares in sixteen lanes, so that the compiler may use vectors without reordering a sum.
-template <class T>
-double sum_of_squares(const T* g, int64_t n, float max_value) {
+double sum_of_squares(const float* g, int64_t n, float max_value) {
   float lanes[16] = {};
   int64_t i = 0;
   for (; i + 16 <= n; i += 16)
     for (int64_t j = 0; j < 16; ++j) {
-      const float v = limited(load(g[i + j]), max_value);
+      const float v = limited(g[i + j], max_value);
       lanes[j] += v * v;
     }
   double sum = 0;
   for (float lane : lanes) sum += lane;
   for (; i < n; ++i) {
-    const float v = limited(load(g[i]), max_value);
+    const float v = limited(g[i], max_value);
     sum += v * v;
   }
   return sum;
 }
 
 /// In place: p, m and v are read and written.
-template <class T>
-void update(const Options& o, const Scalars& s, const T* __restrict g, T* __restrict p, T* __restrict m,
-            T* __restrict v, int64_t n) {
+void update(const Options& o, const Scalars& s, const float* __restrict g, float* __restrict p, float* __restrict m,
+            float* __restrict v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
-    const float grad = limited(load(g[i]), o.max_value) * s.scale;
-    const float first = load(m[i]) * o.b1 + grad * (1 - o.b1);
-    const float second = load(v[i]) * o.b2 + grad * grad * (1 - o.b2);
-    const float old = load(p[i]);
+    const float grad = limited(g[i], o.max_value) * s.scale;
+    const float first = m[i] * o.b1 + grad * (1 - o.b1);
+    const float second = v[i] * o.b2 + grad * grad * (1 - o.b2);
+    const float old = p[i];
     const float direction =
         (first / s.correction1) / (std::sqrt(second / s.correction2) + o.eps) + old * o.weight_decay;
-    store(p[i], old - direction * s.lr);
-    store(m[i], first);
-    store(v[i], second);
+    p[i] = old - direction * s.lr;
+    m[i] = first;
+    v[i] = second;
   }
 }
 
 /// Partial sums are added in order, so that the result does not depend on which thread did what.
-template <class T>
 double total_of_squares(ffi::ThreadPool& pool, const Arrays& arrays, float max_value) {
   const auto pieces = pieces_of(arrays.sizes);
   std::vector<double> sums(pieces.size());
   parallel_for(pool, static_cast<int64_t>(pieces.size()), [&](int64_t i) {
     const Piece& piece = pieces[static_cast<size_t>(i)];
-    const T* data = static_cast<const T*>(arrays.data[piece.array]) + piece.start;
+    const float* data = static_cast<const float*>(arrays.data[piece.array]) + piece.start;
     sums[static_cast<size_t>(i)] = sum_of_squares(data, piece.size, max_value);
   });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
@@ -79,19 +76,18 @@ ffi::Error sum_of_squares_kernel(ffi::ThreadPool pool, ffi::RemainingArgs args, 
   Span span("sum of squares");
   auto arrays = arrays_of(args, 0, args.size());
   if (arrays.has_error()) return arrays.error();
-  const auto total = arrays->bf16 ? total_of_squares<uint16_t> : total_of_squares<float>;
   float* sums = out->typed_data();
-  sums[0] = static_cast<float>(total(pool, *arrays, 0));
-  sums[1] = max_value > 0 ? static_cast<float>(total(pool, *arrays, static_cast<float>(max_value))) : sums[0];
+  sums[0] = static_cast<float>(total_of_squares(pool, *arrays, 0));
+  sums[1] =
+      max_value > 0 ? static_cast<float>(total_of_squares(pool, *arrays, static_cast<float>(max_value))) : sums[0];
   return ffi::Error::Success();
 }
 
-template <class T>
 void update_all(ffi::ThreadPool& pool, const Options& o, const Scalars& s, const std::vector<Arrays>& lists) {
   const auto pieces = pieces_of(lists[0].sizes);
   parallel_for(pool, static_cast<int64_t>(pieces.size()), [&](int64_t i) {
     const Piece& piece = pieces[static_cast<size_t>(i)];
-    auto part = [&](size_t list) { return static_cast<T*>(lists[list].data[piece.array]) + piece.start; };
+    auto part = [&](size_t list) { return static_cast<float*>(lists[list].data[piece.array]) + piece.start; };
     update(o, s, part(0), part(1), part(2), part(3), piece.size);
   });
 }
@@ -115,7 +111,7 @@ ffi::Error adamw_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rates, ffi::
                   static_cast<float>(weight_decay), static_cast<float>(max_value)};
   const float* r = rates.typed_data();
   if (r[4] == 0) return ffi::Error::Success();
-  (lists[0].bf16 ? update_all<uint16_t> : update_all<float>)(pool, o, Scalars{r[0], r[1], r[2], r[3]}, lists);
+  update_all(pool, o, Scalars{r[0], r[1], r[2], r[3]}, lists);
   return ffi::Error::Success();
 }
 

@@ -34,11 +34,10 @@ inline std::vector<Piece> pieces_of(const std::vector<int64_t>& sizes) {
   return pieces;
 }
 
-/// Addresses, sizes and type of a run of operands.
+/// Addresses and sizes of a run of operands.
 struct Arrays {
   std::vector<void*> data;
   std::vector<int64_t> sizes;
-  bool bf16 = false;
 };
 inline ffi::ErrorOr<Arrays> arrays_of(const ffi::RemainingArgs& args, size_t from, size_t count) {
   Arrays out;
@@ -47,7 +46,6 @@ inline ffi::ErrorOr<Arrays> arrays_of(const ffi::RemainingArgs& args, size_t fro
     if (in.has_error()) return ffi::Unexpected(in.error());
     out.data.push_back(in->untyped_data());
     out.sizes.push_back(static_cast<int64_t>(in->element_count()));
-    out.bf16 = in->element_type() == ffi::BF16;
   }
   return out;
 }

@@ -13,7 +13,7 @@ struct Kernel {
 const std::vector<Kernel>& cpu_kernels();
 
 /// Sums of squares over all elements of n arrays.
-///   operands  n arrays, all f32 or all bf16
+///   operands  n arrays, f32
 ///   result    f32[2]: of the elements as they are, and limited to ±max_value
 ///   attribute max_value (f64; ≤ 0: no limit)
 /// The same bits whatever the number of threads.
@@ -21,13 +21,13 @@ inline constexpr const char* kSumOfSquaresKernel = "md_sum_of_squares";
 
 /// AdamW over n parameters at once, in place: results share the memory of their operands.
 ///   operands  f32[5]: learning rate, 1 − β₁ᵏ, 1 − β₂ᵏ, factor on the gradients, and 0 to leave everything as it is;
-///             then n gradients, n parameters, n first and n second moments, all f32 or all bf16; arithmetic f32
+///             then n gradients, n parameters, n first and n second moments, f32
 ///   results   n parameters, n first, n second moments
 ///   attributes b1, b2, eps, weight_decay, max_value (f64; max_value ≤ 0: no limit)
 inline constexpr const char* kAdamwKernel = "md_adamw";
 
 /// Moving averages of n arrays, in place: average = array + (average − array)·keep.
-///   operands  f32[2]: keep, and 0 to leave everything as it is; then n averages, n arrays, all f32 or all bf16
+///   operands  f32[2]: keep, and 0 to leave everything as it is; then n averages, n arrays, f32
 ///   results   n averages
 inline constexpr const char* kMovingAverageKernel = "md_moving_average";
 

@@ -8,17 +8,13 @@
 namespace md {
 namespace {
 
-template <class T>
 void average_all(ffi::ThreadPool& pool, float keep, const Arrays& averages, const Arrays& arrays) {
   const auto pieces = pieces_of(averages.sizes);
   parallel_for(pool, static_cast<int64_t>(pieces.size()), [&](int64_t i) {
     const Piece& piece = pieces[static_cast<size_t>(i)];
-    T* __restrict average = static_cast<T*>(averages.data[piece.array]) + piece.start;
-    const T* __restrict array = static_cast<const T*>(arrays.data[piece.array]) + piece.start;
-    for (int64_t j = 0; j < piece.size; ++j) {
-      const float x = load(array[j]);
-      store(average[j], x + (load(average[j]) - x) * keep);
-    }
+    float* __restrict average = static_cast<float*>(averages.data[piece.array]) + piece.start;
+    const float* __restrict array = static_cast<const float*>(arrays.data[piece.array]) + piece.start;
+    for (int64_t j = 0; j < piece.size; ++j) average[j] = array[j] + (average[j] - array[j]) * keep;
   });
 }
 
@@ -32,7 +28,7 @@ ffi::Error moving_average_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rat
   if (arrays.has_error()) return arrays.error();
   if (auto error = move_to_results(*averages, rets, 0); error.failure()) return error;
   const float* r = rates.typed_data();
-  if (r[1] != 0) (arrays->bf16 ? average_all<uint16_t> : average_all<float>)(pool, r[0], *averages, *arrays);
+  if (r[1] != 0) average_all(pool, r[0], *averages, *arrays);
   return ffi::Error::Success();
 }
 

@@ -30,16 +30,14 @@ struct Moved {
 };
 
 Moved update_one(const OptimConfig& c, const Scalars& s, Tensor p, Tensor g, Tensor m, Tensor v) {
-  const DType p_type = p.dtype(), m_type = m.dtype(), v_type = v.dtype();
   const Moved before{p, m, v};
-  p = cast(p, DType::f32);
   if (s.clip) g = g * s.clip;
-  m = cast(m, DType::f32) * c.adam_b1 + g * (1 - c.adam_b1);
-  v = cast(v, DType::f32) * c.adam_b2 + square(g) * (1 - c.adam_b2);
+  m = m * c.adam_b1 + g * (1 - c.adam_b1);
+  v = v * c.adam_b2 + square(g) * (1 - c.adam_b2);
   Tensor direction = (m / s.correction1) / (sqrt(v / s.correction2) + c.adam_eps);
   if (c.adam_weight_decay != 0) direction = direction + p * c.adam_weight_decay;
-  return {where(s.applied, cast(p - direction * s.lr, p_type), before.param),
-          where(s.applied, cast(m, m_type), before.first), where(s.applied, cast(v, v_type), before.second)};
+  return {where(s.applied, p - direction * s.lr, before.param), where(s.applied, m, before.first),
+          where(s.applied, v, before.second)};
 }
 
 /// Sums of squares of the gradients, as they are and limited: f32[2].
@@ -103,32 +101,28 @@ Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& 
     if (!grads[i]) continue;
     check(grads[i].dims() == params[i].dims(), Code::invalid_graph, "adamw: gradient {} for a parameter {}",
           to_string(grads[i].shape()), to_string(params[i].shape()));
-    live.push_back(grads[i]);
+    for (Tensor t : {params[i], first[i], second[i]})
+      check(t.dtype() == DType::f32, Code::internal, "adamw: a parameter or moment is {}; expected f32",
+            to_string(t.shape()));
+    live.push_back(g[i] = cast(grads[i], DType::f32));
   }
   if (live.empty()) {
     out.grad_norm = constant(step.graph(), 0.0);
     out.applied = healthy ? healthy : is_finite(out.grad_norm);
     return out;
   }
-  std::vector<Tensor> state = live;
-  for (size_t i = 0; i < grads.size(); ++i)
-    if (grads[i]) state.insert(state.end(), {params[i], first[i], second[i]});
-  const bool kernel = kernels_take(state);
+  const bool kernel = kernels_take(live);
   Tensor norm;  // after clipping by value
   if (kernel) {
     const Tensor norms = sqrt(squares_by_kernel(config, live));
     out.grad_norm = squeeze(slice_axis(norms, 0, 0, 1), 0);
     norm = squeeze(slice_axis(norms, 0, 1, 2), 0);
   } else {
-    auto gather = [&](auto f) {
-      live.clear();
-      for (size_t i = 0; i < g.size(); ++i)
-        if (grads[i]) live.push_back(g[i] = f(i));
-    };
-    gather([&](size_t i) { return cast(grads[i], DType::f32); });
     out.grad_norm = norm = sqrt(sum_of_squares(live));
     if (config.max_grad_value > 0) {
-      gather([&](size_t i) { return clamp(g[i], -config.max_grad_value, config.max_grad_value); });
+      live.clear();
+      for (Tensor& t : g)
+        if (t) live.push_back(t = clamp(t, -config.max_grad_value, config.max_grad_value));
       norm = sqrt(sum_of_squares(live));
     }
   }
@@ -137,7 +131,7 @@ Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& 
   out.applied = s.applied = healthy ? bit_and(healthy, is_finite(out.grad_norm)) : is_finite(out.grad_norm);
   if (config.max_grad_norm > 0) s.clip = minimum(config.max_grad_norm / norm, scalar_like(norm, 1.0));
   if (kernel) {
-    update_by_kernel(config, s, grads, out);
+    update_by_kernel(config, s, g, out);
     return out;
   }
   for (size_t i = 0; i < params.size(); ++i) {

@@ -18,14 +18,12 @@ std::vector<Tensor> moving_average(Tensor keep, Tensor applied, const std::vecto
         averages.size(), params.size());
   std::vector<Tensor> out;
   if (averages.empty()) return out;
-  std::vector<Tensor> both = averages;
-  both.insert(both.end(), params.begin(), params.end());
-  if (!kernels_take(both)) {
-    for (size_t i = 0; i < params.size(); ++i) {
-      const Tensor average = cast(averages[i], DType::f32), param = cast(params[i], DType::f32);
-      const Tensor moved = param + (average - param) * keep;
-      out.push_back(where(applied, cast(moved, averages[i].dtype()), averages[i]));
-    }
+  for (const auto* list : {&averages, &params})
+    for (Tensor t : *list)
+      check(t.dtype() == DType::f32, Code::internal, "moving_average: of {}; expected f32", to_string(t.shape()));
+  if (!kernels_take(averages)) {
+    for (size_t i = 0; i < params.size(); ++i)
+      out.push_back(where(applied, params[i] + (averages[i] - params[i]) * keep, averages[i]));
     return out;
   }
   const Tensor rates = stack({keep, cast(applied, DType::f32)}, 0);

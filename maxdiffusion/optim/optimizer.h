@@ -21,6 +21,7 @@ struct OptimConfig {
   double max_grad_norm = 1.0;   // ≤ 0: no clipping
   double max_grad_value = 1.0;  // ≤ 0: no clipping
   bool opt_enable_grad_clipping = false, opt_enable_grad_global_norm_clipping = false;
+  std::string low_precision_update = "master";
 
   /// The same with the switches obeyed: a bound that is off is 0. `always_by_norm`: the second switch counts as on.
   OptimConfig with_switches(bool always_by_norm) const;
@@ -44,6 +45,10 @@ struct OptimConfig {
     v("max_grad_value", max_grad_value, "clip each gradient element to this, with opt_enable_grad_clipping");
     v("opt_enable_grad_clipping", opt_enable_grad_clipping, "clip by max_grad_value");
     v("opt_enable_grad_global_norm_clipping", opt_enable_grad_global_norm_clipping, "clip by max_grad_norm");
+    v("low_precision_update", low_precision_update,
+      "weights_dtype narrower than float32: master (a float32 copy is updated), stochastic (updated weights are "
+      "rounded "
+      "at random) or plain (to nearest: small updates are lost)");
   }
 };
 
@@ -53,18 +58,18 @@ Tensor learning_rate(const OptimConfig& config, Tensor step);
 double learning_rate(const OptimConfig& config, int64_t step);
 
 struct Update {
-  std::vector<Tensor> params, first_moments, second_moments;  // same shapes and dtypes as given
+  std::vector<Tensor> params, first_moments, second_moments;  // as given, f32
   Tensor grad_norm;                                           // f32 scalar, before clipping
   Tensor applied;                                             // pred scalar: the norm is finite, and `healthy` is true
 };
-/// AdamW with clipping by value, then by global norm. `step` counts from 0. An empty gradient leaves its parameter
-/// and moments as they are; so does, for all of them, a norm that is not finite or a false `healthy` (pred scalar;
-/// empty: true). Arithmetic f32.
+/// AdamW with clipping by value, then by global norm. `step` counts from 0. Parameters and moments are f32, gradients
+/// of any float type. An empty gradient leaves its parameter and moments as they are; so does, for all of them, a norm
+/// that is not finite or a false `healthy` (pred scalar; empty: true).
 Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& params,
              const std::vector<Tensor>& grads, const std::vector<Tensor>& first, const std::vector<Tensor>& second,
              Tensor healthy = {});
 
-/// average ← param + (average − param)·keep where `applied` (pred scalar), else as it was. keep: f32 scalar.
+/// average ← param + (average − param)·keep where `applied` (pred scalar), else as it was. All f32; keep: scalar.
 std::vector<Tensor> moving_average(Tensor keep, Tensor applied, const std::vector<Tensor>& averages,
                                    const std::vector<Tensor>& params);
 

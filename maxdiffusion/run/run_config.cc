@@ -6,7 +6,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/data/storage/location.h"
-#include "maxdiffusion/optim/optimizer.h"
+#include "maxdiffusion/optim/rounding.h"
 #include "maxdiffusion/pjrt/platforms.h"
 
 namespace md {
@@ -48,6 +48,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   // Names are checked before anything starts, each by the list that knows it.
   scope_options(c.layers);
   learning_rate(c.optim, int64_t{0});
+  low_precision_update(c.optim.low_precision_update);
   pjrt::platform_for(c.hardware.hardware);
   check(c.denoise.caption_dropout >= 0 && c.denoise.caption_dropout < 1, Code::invalid_config,
         "caption_dropout {} is not in [0, 1)", c.denoise.caption_dropout);

@@ -39,7 +39,13 @@ Evaluation::Evaluation(const Devices& devices, const Task& task, HostArrays samp
   }
   const Models models = [&](const std::string& component) {
     Scope root(g, params, component, step.scope);
-    return (step.variation ? step.variation(component, root) : root).frozen();
+    Scope varied = step.variation ? step.variation(component, root) : root;
+    if (step.ema_decay > 0 && varied.options().trainable)  // what comes in is the average
+      varied = varied.with_source([](const Scope& below, Param p) {
+        p.shape.dtype = DType::f32;
+        return below.resolve(std::move(p));
+      });
+    return varied.frozen();
   };
   g.output("losses", timed->losses(models, feed, Rng(g.input("key", {DType::u32, {2}})).for_("evaluation")));
   program_ = std::make_unique<Program>(compile(devices, g, compile_config, "evaluate_" + task.model()));

@@ -41,6 +41,12 @@ std::vector<std::string> whole_components(const ParamTable& params) {
   return names;
 }
 
+bool has_masters(const HostArrays& state, const ParamTable& params, const std::string& component) {
+  return std::ranges::any_of(params.params(), [&](const Param& p) {
+    return p.model == component && state.contains("master/" + p.input);
+  });
+}
+
 HostState beginning(const ParamTable& params, HostArrays values, const StepOptions& step) {
   values = fresh_state(params, std::move(values), step);
   values["step"] = scalar_s32(0);
@@ -55,10 +61,13 @@ HostState restored(const ParamTable& params, const std::string& checkpoint_dir, 
   if (info.at("seed") != seed)
     log_warning("checkpoint {}/{} was made with seed {}, this run has {}: random draws differ from here on",
                 checkpoint_dir, at, info.at("seed").dump(), seed);
-  // Parameters are in the models' own files, unless those hold their averages.
+  // Parameters are the rounding of their masters, or in the models' own files, unless those hold their averages.
+  const ParamTable wide = in_f32(params);
   if (step.ema_decay == 0)
     for (const std::string& component : whole_components(params))
-      c.state.merge(open_component(params, component, checkpoint_folder(checkpoint_dir, at) + "/" + component)());
+      if (!has_masters(c.state, params, component))
+        c.state.merge(open_component(wide, component, checkpoint_folder(checkpoint_dir, at) + "/" + component)());
+  c.state = restored_state(params, std::move(c.state), step);
   c.state.merge(frozen);
   c.state["healthy"] = yes();
   const Position data{info.at("epoch"), info.at("index"), info.value("shard", int64_t{0}),
@@ -89,7 +98,10 @@ std::function<HostState()> open_state(const StepPrograms& programs, const StepOp
                                       const std::string& checkpoint_dir, uint64_t seed, const InitialValues& initial) {
   const std::vector<int64_t> saved = list_checkpoints(checkpoint_dir);
   const ParamTable& params = programs.params();
-  if (saved.empty()) return [&params, step, make = initial(params)] { return beginning(params, make(), step); };
+  if (saved.empty()) {
+    auto wide = std::make_shared<const ParamTable>(in_f32(params));
+    return [&params, step, wide, make = initial(*wide)] { return beginning(params, make(), step); };
+  }
   auto frozen = std::make_shared<const ParamTable>(frozen_part(params));
   return [&params, step, checkpoint_dir, seed, at = saved.back(), frozen, make = initial(*frozen)] {
     return restored(params, checkpoint_dir, at, seed, step, make());
@@ -141,9 +153,8 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
     const HostArrays trained = model_values(params, c.state);
     for (const std::string& component : whole_components(params)) {
       c.weights[component] = published(params, component, trained);
-      if (averaged_) continue;
-      for (const Param& p : params.params())  // the model's file holds them already
-        if (p.model == component) c.state.erase(p.input);
+      for (const Param& p : params.params())  // what the model's file or the master says already
+        if (p.model == component && (!averaged_ || c.state.contains("master/" + p.input))) c.state.erase(p.input);
     }
     c.state_json = info.dump(2);
     if (complete_) complete_(c, params, trained);

@@ -1,5 +1,7 @@
 #include "maxdiffusion/train/step.h"
 
+#include <algorithm>
+
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/lora/lora_scope.h"
@@ -8,6 +10,7 @@
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/optim/rounding.h"
 
 namespace md {
 namespace {
@@ -26,22 +29,34 @@ std::vector<Param> trained(const ParamTable& params, const Task& task) {
   return all;
 }
 
+bool has_master(const Param& p, const StepOptions& o) {
+  return p.trainable && is_narrow(p.shape.dtype) &&
+         low_precision_update(o.optim.low_precision_update) == LowPrecisionUpdate::master;
+}
+
 /// Loss and gradients of one batch; `in` is the graph where its nodes go, and holds the feed.
 Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Graph& in, const Feed& feed, Rng rng) {
   Gradients g;
+  // What is differentiated, by parameter. In a loop: the body's view of it. Where layers compute in a wider type than
+  // that of the parameter: its copy in that type, since a gradient has the type of what it belongs to.
+  std::map<std::string, Tensor> views;
   auto scope = [&](const std::string& component) {
     Scope root(*s.graph, s.params, component, o.scope);
-    if (&in != s.graph.get()) {  // in a loop: what is differentiated is the body's view of a parameter
-      root = root.in_graph(in);
-      root = root.with_source([&in](const Scope& below, Param p) { return in.capture(below.resolve(std::move(p))); });
-    }
+    if (&in != s.graph.get()) root = root.in_graph(in);
+    root = root.with_source([&](const Scope& below, Param p) {
+      const bool widened = p.trainable && below.options().trainable && is_narrow(p.shape.dtype) &&
+                           size_of(p.shape.dtype) < size_of(o.scope.activations);
+      const std::string input = p.model + "/" + p.path;
+      const Tensor value = in.capture(below.resolve(std::move(p)));
+      return views[input] = widened ? cast(value, o.scope.activations) : value;
+    });
     return o.variation ? o.variation(component, root) : root;
   };
   g.loss = task.loss(scope, feed, rng);
   s.flops = 3 * count_flops(in);  // each product has two in its gradient; what is recomputed is not work done
   g.of = trained(s.params, task);
   std::vector<Tensor> inner;
-  for (const Param& p : g.of) inner.push_back(&in == s.graph.get() ? p.value : in.capture(p.value));
+  for (const Param& p : g.of) inner.push_back(views.at(p.input));
   g.values = grad(g.loss, inner);
   // SDXL does not read the last layer of its first text encoder; LoRA matrices may sit there all the same.
   for (size_t i = 0; i < g.values.size(); ++i)
@@ -121,6 +136,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     feed[f.name] = g.input(f.name, f.shape, axes);
   }
   const Gradients gradients = accumulate(task, s, o, feed, Rng(key).at(step));
+  const LowPrecisionUpdate narrow_update = low_precision_update(o.optim.low_precision_update);
 
   auto state = [&](const std::string& name, Tensor after) {
     g.output(name, after, name);
@@ -129,19 +145,22 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   // One optimizer per component; none moves where one of them would not.
   struct Group {
     std::vector<Param> params;
-    std::vector<Tensor> values, grads, first, second, averages;
+    std::vector<Tensor> values, grads, first, second, averages;  // f32, except the gradients
     Update update;
   };
   std::map<std::string, Group> groups;
   for (size_t i = 0; i < gradients.of.size(); ++i) {
     const Param& p = gradients.of[i];
     Group& group = groups[p.model];
+    auto of_parameter = [&](const std::string& kind) {
+      return g.input(kind + "/" + p.input, {DType::f32, p.shape.dims}, p.axes);
+    };
     group.params.push_back(p);
-    group.values.push_back(p.value);
+    group.values.push_back(has_master(p, o) ? of_parameter("master") : cast(p.value, DType::f32));
     group.grads.push_back(gradients.values[i]);
-    group.first.push_back(g.input("adam_m/" + p.input, p.shape, p.axes));
-    group.second.push_back(g.input("adam_v/" + p.input, p.shape, p.axes));
-    if (o.ema_decay > 0) group.averages.push_back(g.input("ema/" + p.input, p.shape, p.axes));
+    group.first.push_back(of_parameter("adam_m"));
+    group.second.push_back(of_parameter("adam_v"));
+    if (o.ema_decay > 0) group.averages.push_back(of_parameter("ema"));
   }
   Tensor good = bit_and(healthy, is_finite(gradients.loss)), squares;
   if (groups.size() > 1)
@@ -163,13 +182,25 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   // The average forgets its start quickly: decay min(d, (1 + n) / (10 + n)), as TensorFlow's and diffusers' do.
   Tensor n = cast(step, DType::f32);
   Tensor keep = o.ema_decay > 0 ? minimum((n + 1.0) / (n + 10.0), scalar_like(n, o.ema_decay)) : Tensor();
+  auto stored = [&](const std::string& component, const Group& group) {
+    std::vector<Tensor> out;
+    const DType type = group.params[0].shape.dtype;  // of the component, or of all matrices of its LoRA
+    if (is_narrow(type) && narrow_update == LowPrecisionUpdate::stochastic)
+      return round_stochastically(group.update.params, type,
+                                  Rng(key).at(step).for_("stochastic rounding").for_(component));
+    for (size_t i = 0; i < group.params.size(); ++i)
+      out.push_back(cast(group.update.params[i], group.params[i].shape.dtype));
+    return out;
+  };
   for (auto& [name, group] : groups) {
     const Update& u = group.update;
     const std::vector<Tensor> averages =
         moving_average(keep, applied, group.averages, o.ema_decay > 0 ? u.params : std::vector<Tensor>{});
+    const std::vector<Tensor> weights = stored(name, group);
     for (size_t i = 0; i < group.params.size(); ++i) {
       const std::string& input = group.params[i].input;
-      state(input, u.params[i]);
+      state(input, weights[i]);
+      if (has_master(group.params[i], o)) state("master/" + input, u.params[i]);
       state("adam_m/" + input, u.first_moments[i]);
       state("adam_v/" + input, u.second_moments[i]);
       if (o.ema_decay > 0) state("ema/" + input, averages[i]);
@@ -181,25 +212,53 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   return s;
 }
 
-HostArrays fresh_state(const ParamTable& params, HostArrays values, const StepOptions&) {
+ParamTable in_f32(const ParamTable& params) {
+  ParamTable out;
+  for (Param p : params.params()) {
+    if (p.trainable && is_narrow(p.shape.dtype)) p.shape.dtype = DType::f32;
+    out.add(std::move(p));
+  }
+  return out;
+}
+
+HostArrays fresh_state(const ParamTable& params, HostArrays values,
+                                             const StepOptions& o) {
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
-    HostArray zeros(p.shape);
+    const HostArray start = values.at(p.input).cast(DType::f32);
+    HostArray zeros(start.shape());
     std::fill_n(zeros.mutable_data(), zeros.bytes(), std::byte{0});
     values["adam_m/" + p.input] = values["adam_v/" + p.input] = zeros;
-    values["ema/" + p.input] = values.at(p.input);
+    if (o.ema_decay > 0) values["ema/" + p.input] = start;
   }
-  return values;
+  return restored_state(params, std::move(values), o);
+}
+
+HostArrays restored_state(const ParamTable& params, HostArrays state,
+                                                const StepOptions& o) {
+  for (const Param& p : params.params()) {
+    if (!p.trainable) continue;
+    for (const char* kind : {"adam_m/", "adam_v/", "ema/", "master/"})
+      if (auto a = state.find(kind + p.input); a != state.end()) a->second = a->second.cast(DType::f32);
+    const auto value = state.find(p.input);
+    if (has_master(p, o) && value != state.end())
+      state.try_emplace("master/" + p.input, value->second.cast(DType::f32));
+    if (auto master = state.find("master/" + p.input); master != state.end())
+      state[p.input] = master->second.cast(p.shape.dtype);
+    else if (value != state.end())
+      value->second = value->second.cast(p.shape.dtype);
+  }
+  return state;
 }
 
 HostArrays model_values(const ParamTable& params, const HostArrays& state) {
-  HostArrays v;
+  HostArrays out;
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
-    auto average = state.find("ema/" + p.input);
-    v[p.input] = average != state.end() ? average->second : state.at(p.input);
+    const auto average = state.find("ema/" + p.input);
+    out[p.input] = (average != state.end() ? average->second : state.at(p.input)).cast(p.shape.dtype);
   }
-  return v;
+  return out;
 }
 
 }  // namespace md

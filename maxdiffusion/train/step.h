@@ -2,8 +2,10 @@
 // the same memory.
 //   step s32 [], healthy pred []             the clock; false from the first loss that is not finite on
 //   <model>/<path>                           trained parameters
-//   adam_m/<model>/<path>, adam_v/…          their moments
-//   ema/<model>/<path>                       their averages, with ema_decay > 0
+//   adam_m/<model>/<path>, adam_v/…          their moments, f32
+//   ema/<model>/<path>                       their averages, f32, with ema_decay > 0
+//   master/<model>/<path>                    f32 copies of which the parameters are the rounding, where those are
+//                                            narrower than f32 and low_precision_update is master
 // Beside the state: key u32 [2] of the run's seed, the frozen parameters, and the task's batch. Out: state, loss,
 // grad_norm, learning_rate.
 #pragma once
@@ -38,13 +40,22 @@ struct StepGraph {
   double flops = 0;  // of one step on all devices: three times the loss's matrix products
 };
 
+/// The same parameters, where trained ones that are narrower than f32 are f32: the table of starting values, so that
+/// masters and averages start from what the files hold.
+ParamTable in_f32(const ParamTable& params);
+/// State before the first step, by name, of the starting values of all parameters (in_f32). Without step and healthy.
+HostArrays fresh_state(const ParamTable& params, HostArrays values,
+                                             const StepOptions& step);
+/// State as a checkpoint holds it, in the types of this run's step: parameters are the rounding of their masters,
+/// masters that are missing start from the parameters.
+HostArrays restored_state(const ParamTable& params, HostArrays state,
+                                                const StepOptions& step);
+/// The trained parameters, by name, as they are sampled and saved as the model: their averages where the state has
+/// them, in the parameters' types.
+HostArrays model_values(const ParamTable& params, const HostArrays& state);
+
 /// A step whose loss or gradient norm is not finite changes nothing but `healthy`, and neither do the steps after it:
 /// the state stays what it was before the bad step.
 StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOptions& step);
-
-/// The state of the optimizer before the first step beside the parameters' starting values.
-HostArrays fresh_state(const ParamTable& params, HostArrays values, const StepOptions& step);
-/// The trained values that are sampled and saved as the model: the averages where they are kept.
-HostArrays model_values(const ParamTable& params, const HostArrays& state);
 
 }  // namespace md

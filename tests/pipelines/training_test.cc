@@ -66,34 +66,46 @@ TEST_P(Training, FollowsPyTorchForSixSteps) {
     worst_rate =
         std::max(worst_rate, std::abs(got[i]["learning_rate"].get<double>() - want["learning_rate"][i].get<double>()));
   }
-  EXPECT_LE(worst, 1e-4);
+  const double floor = want["noise_floor"]["metrics"];
+  // Masters that differ in the last bit are now and then rounded to different bf16 weights, 2^-8 apart: PyTorch's own
+  // runs then differ by this floor. Rounding without masters is off by 2e-2 here.
+  const bool rounded = name.ends_with("_bf16");
+  EXPECT_LE(worst, rounded ? std::max(1e-4, 2 * floor) : 1e-4);
   EXPECT_LE(worst_rate, 1e-9);  // of a peak of 1e-3
 
   const SafetensorsReader weights =
       SafetensorsReader::open(t / "run/checkpoints/6/unet/diffusion_pytorch_model.safetensors");
+  const SafetensorsReader state = SafetensorsReader::open(t / "run/checkpoints/6/training_state/arrays.safetensors");
   const SafetensorsReader file = SafetensorsReader::open(kGoldens + "training/golden.safetensors");
   double worst_weight = 0;
   int compared = 0;
   for (const auto& [tensor, array] : file.tensors()) {
     if (!tensor.starts_with(name + ".")) continue;
-    const std::vector<double> a = weights.tensors().at(tensor.substr(name.size() + 1)).to_doubles(),
-                              b = array.to_doubles();
+    const std::string path = tensor.substr(name.size() + 1);
+    const HostArray weight = weights.tensors().at(path);
+    const HostArray updated = rounded ? state.tensors().at("master/unet/" + path) : weight;
+    EXPECT_EQ(updated.dtype(), DType::f32);
+    EXPECT_EQ(weight.dtype(), rounded ? DType::bf16 : DType::f32);
+    EXPECT_EQ(weight.to_doubles(), updated.cast(weight.dtype()).to_doubles()) << path;
+    const std::vector<double> a = updated.to_doubles(), b = array.to_doubles();
     double difference = 0, size = 0;
     for (size_t i = 0; i < a.size(); ++i) difference += (a[i] - b[i]) * (a[i] - b[i]), size += b[i] * b[i];
     worst_weight = std::max(worst_weight, std::sqrt(difference / size));
     ++compared;
   }
   EXPECT_GE(compared, 16);
-  fmt::print("  metrics {:.2g} (noise floor {:.2g}), weights {:.2g} (noise floor {:.2g})\n", worst,
-             want["noise_floor"]["metrics"].get<double>(), worst_weight, want["noise_floor"]["weights"].get<double>());
+  fmt::print("  metrics {:.2g} (noise floor {:.2g}), weights {:.2g} (noise floor {:.2g})\n", worst, floor, worst_weight,
+             want["noise_floor"]["weights"].get<double>());
   EXPECT_LE(worst_weight, 1e-3);
 }
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Training,
                          testing::Values(Run{"sdxl", "sdxl"}, Run{"sdxl_clipped", "sdxl_clipped"},
                                          Run{"sd_v_snr", "sd_v_snr"}, Run{"sd_sample", "sd_sample"},
+                                         Run{"sdxl_bf16", "sdxl_bf16"}, Run{"sd_v_snr_bf16", "sd_v_snr_bf16"},
                                          // The same update from two batches of half the size.
-                                         Run{"accumulated", "sdxl", {"gradient_accumulation_steps=2"}}),
+                                         Run{"accumulated", "sdxl", {"gradient_accumulation_steps=2"}},
+                                         Run{"accumulated_bf16", "sdxl_bf16", {"gradient_accumulation_steps=2"}}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(Replay, RefusesMoreStepsThanTheFileHolds) {

@@ -4,22 +4,27 @@ tests/golden/training/ gets
   batches_<folder>.safetensors   step{i}.latents, .noise, .timesteps, .encoder_hidden_states and SDXL's .text_embeds,
                                  .time_ids: what `replay_batches` reads
   golden.json                    per case: folder, words of the command, loss and gradient norm (before clipping) of
-                                 every step, learning rates, and the distances of a float64 run from this one
+                                 every step, learning rates, and the distances of a float64 run from this one; with
+                                 rounded weights the largest of that run's and of four whose masters start off by 1e-7
   golden.safetensors             <case>.<name> of some weights after the last step
-All in float32 on the CPU: torch.optim.AdamW, clip_grad_norm_, diffusers' models, schedules and formulas.
+All in float32 on the CPU: torch.optim.AdamW, clip_grad_norm_, diffusers' models, schedules and formulas. Cases with
+"weights_dtype=bfloat16" have float32 masters, which are what is updated and recorded; the model computes, in float32,
+with the masters rounded to bfloat16.
 
-    python tools/golden/training.py
+    python tools/golden/training.py             all of it
+    python tools/golden/training.py CASE …      these cases; the others and the batches stay as they are
 """
 
 import json
 import pathlib
+import sys
 
 import diffusers
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import compute_snr
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 ROOT = GOLDEN / "training"
@@ -37,6 +42,11 @@ CASES = {
     "sd_sample": ("sd", "sample", 5.0, "cosine_with_restarts", 0, 1.0, None,
                   ["prediction_type=sample", "snr_gamma=5.0", "lr_scheduler=cosine_with_restarts", "lr_num_cycles=2",
                    "warmup_steps_fraction=0"]),
+    "sdxl_bf16": ("sdxl", "epsilon", None, "constant", 0, None, None,
+                  ["lr_scheduler=constant", "warmup_steps_fraction=0", "weights_dtype=bfloat16"]),
+    "sd_v_snr_bf16": ("sd", "v_prediction", 5.0, "polynomial", 1, 1.0, None,
+                      ["prediction_type=v_prediction", "snr_gamma=5.0", "lr_scheduler=polynomial", "lr_power=2",
+                       "warmup_steps_fraction=0.17", "weights_dtype=bfloat16"]),
 }
 RATE, DECAY = 1e-3, 1e-2
 
@@ -55,12 +65,24 @@ def batches(folder, seed):
     return out
 
 
-def train(case, data, dtype):
+def train(case, data, dtype, disturbed=None):
     folder, prediction, gamma, schedule, warmup, by_norm, by_value, words = CASES[case]
     unet = UNet2DConditionModel.from_pretrained(GOLDEN / "pipelines" / folder / "unet").to(dtype).train()
     noise = DDPMScheduler.from_pretrained(GOLDEN / "pipelines" / folder / "scheduler", prediction_type=prediction)
     noise.alphas_cumprod = noise.alphas_cumprod.to(dtype)
-    optimizer = torch.optim.AdamW(unet.parameters(), lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=DECAY)
+    rounded = "weights_dtype=bfloat16" in words
+    masters = [torch.nn.Parameter(p.detach().clone()) for p in unet.parameters()] if rounded else []
+    if disturbed is not None:
+        generator = torch.Generator().manual_seed(disturbed)
+        for master in masters:
+            master.data *= 1 + 1e-7 * torch.randn(master.shape, generator=generator)
+
+    def round_weights():
+        for p, master in zip(unet.parameters(), masters):
+            p.data = master.detach().to(torch.bfloat16).to(dtype)
+
+    round_weights()
+    optimizer = torch.optim.AdamW(masters or unet.parameters(), lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=DECAY)
     power = {"power": 2} if schedule == "polynomial" else {}
     if schedule == "polynomial":
         from diffusers.optimization import get_polynomial_decay_schedule_with_warmup
@@ -89,26 +111,40 @@ def train(case, data, dtype):
         if by_norm:
             torch.nn.utils.clip_grad_norm_(unet.parameters(), by_norm)
         log["learning_rate"].append(optimizer.param_groups[0]["lr"])
+        for p, master in zip(unet.parameters(), masters):
+            master.grad = p.grad
         optimizer.step()
         rates.step()
-        optimizer.zero_grad()
+        unet.zero_grad()
+        round_weights()
         log["loss"].append(loss.item())
         log["grad_norm"].append(norm.item())
-    return log, {k: p.detach().float() for k, p in unet.named_parameters()}
+    updated = masters or unet.parameters()
+    return log, {k: p.detach().float() for (k, _), p in zip(unet.named_parameters(), updated)}
 
 
 def main():
     diffusers.logging.set_verbosity_error()
     ROOT.mkdir(parents=True, exist_ok=True)
-    data = {f: batches(f, seed) for f, seed in (("sd", 1), ("sdxl", 2))}
-    for folder, arrays in data.items():
-        save_file(arrays, ROOT / f"batches_{folder}.safetensors")
+    chosen = sys.argv[1:]
     golden, kept = {}, {}
-    for case, (folder, *_, words) in CASES.items():
+    if chosen:
+        data = {f: load_file(ROOT / f"batches_{f}.safetensors") for f in ("sd", "sdxl")}
+        golden = json.loads((ROOT / "golden.json").read_text())
+        kept = {k: v for k, v in load_file(ROOT / "golden.safetensors").items() if k.split(".")[0] not in chosen}
+    else:
+        data = {f: batches(f, seed) for f, seed in (("sd", 1), ("sdxl", 2))}
+        for folder, arrays in data.items():
+            save_file(arrays, ROOT / f"batches_{folder}.safetensors")
+    for case in chosen or CASES:
+        folder, *_, words = CASES[case]
         log, weights = train(case, data[folder], torch.float32)
-        wide_log, wide = train(case, data[folder], torch.float64)
-        distance = max(((weights[k] - wide[k]).norm() / wide[k].norm()).item() for k in wide)
-        relative = max(abs(a - b) / b for key in ("loss", "grad_norm") for a, b in zip(log[key], wide_log[key]))
+        others = [train(case, data[folder], torch.float64)]
+        if "weights_dtype=bfloat16" in words:
+            others += [train(case, data[folder], torch.float32, seed) for seed in range(4)]
+        distance = max(((weights[k] - w[k]).norm() / w[k].norm()).item() for _, w in others for k in w)
+        relative = max(abs(a - b) / b for other, _ in others for key in ("loss", "grad_norm")
+                       for a, b in zip(log[key], other[key]))
         golden[case] = {"folder": folder, "words": words, **log, "noise_floor": {"metrics": relative, "weights": distance}}
         names = sorted(weights, key=lambda k: weights[k].numel())
         kept |= {f"{case}.{k}": weights[k].contiguous() for k in names[:: max(1, len(names) // 16)]}
