@@ -60,9 +60,9 @@ void Companions::complete(CheckpointContent& content) {
       for (const std::string& file : weight_files(from))
         content.linked[std::string(component) + file.substr(file.rfind('/'))] = file;
     } else if (component == std::string("vae")) {
-      content.weights["vae"] = published(vae_params(folder_, DType::f32), "vae", vae());
+      content.weights["vae"] = as_pieces(published(vae_params(folder_, DType::f32), "vae", vae()));
     } else {
-      content.weights[component] = text().weights().at(component);
+      content.weights[component] = as_pieces(text().weights().at(component));
     }
   }
 }

@@ -78,22 +78,23 @@ Start fresh(const ParamTable& params, Values values) {
 }
 
 Start restored(const ParamTable& params, int64_t step, const LoopOptions& o, Values frozen) {
-  CheckpointContent c = read_training_state(o.checkpoint_dir, step);
+  const CheckpointContent c = read_training_state(o.checkpoint_dir, step);
   const json info = json::parse(c.state_json);
   if (info.at("seed") != o.seed)
     log_warning("checkpoint {}/{} was made with seed {}, this run has {}: random draws differ from here on",
                 o.checkpoint_dir, step, info.at("seed").dump(), o.seed);
+  Values values = as_arrays(c.state);
   // Parameters are in the models' own files, unless those hold their averages.
   ModelFolder folder;
   folder.path = checkpoint_folder(o.checkpoint_dir, step);
   if (o.step.ema_decay == 0)
     for (const std::string& component : whole_components(params))
-      c.state.merge(folder.values(params, component, false, 0));
-  c.state.merge(frozen);
-  c.state["healthy"] = yes();
+      values.merge(folder.values(params, component, false, 0));
+  values.merge(frozen);
+  values["healthy"] = yes();
   const Position data{info.at("epoch"), info.at("index"), info.value("shard", int64_t{0}),
                       info.value("offset", int64_t{0}), info.value("taken", int64_t{0})};
-  return {std::move(c.state), info.at("step"), data};
+  return {std::move(values), info.at("step"), data};
 }
 
 /// The state's arrays, copied to the host without stopping the device: starts now, waits when called.
@@ -248,10 +249,11 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                  {"taken", position.taken}};
     writer.save(at, [values, info, &step, &callbacks, &o] {
       CheckpointContent c;
-      c.state = values();
-      const Values trained = model_values(step.params, c.state);
+      const Values state = values();
+      c.state = as_pieces(state);
+      const Values trained = model_values(step.params, state);
       for (const std::string& component : whole_components(step.params)) {
-        c.weights[component] = published(step.params, component, trained);
+        c.weights[component] = as_pieces(published(step.params, component, trained));
         if (o.step.ema_decay == 0)  // the model's file holds them already
           for (const Param& p : step.params.params())
             if (p.model == component) c.state.erase(p.input);
