@@ -5,15 +5,16 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/base/picture.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
-#include "maxdiffusion/data/canny.h"
-#include "maxdiffusion/data/image_folder.h"
-#include "maxdiffusion/data/pictures.h"
-#include "maxdiffusion/data/resize.h"
+#include "maxdiffusion/data/images/canny.h"
+#include "maxdiffusion/data/images/prepare.h"
+#include "maxdiffusion/data/images/resize.h"
+#include "maxdiffusion/data/records/image_folder.h"
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/pipelines/text_to_image.h"
 
@@ -134,7 +135,7 @@ class Painter {
   }
   WeightsOf weights() {
     return [this](const ParamTable& params, const std::string& component) {
-      std::map<std::string, HostArray> values = plain_weights(params, component);
+      HostArrays values = plain_weights(params, component);
       // Only this component's: the others come with their own call.
       ParamTable own;
       for (const Param& p : params.params())
@@ -143,7 +144,7 @@ class Painter {
       return values;
     };
   }
-  std::map<std::string, HostArray> plain_weights(const ParamTable& params, const std::string& component) {
+  HostArrays plain_weights(const ParamTable& params, const std::string& component) {
     const ModelKeys& m = config_.model;
     if (component == "controlnet") return folder_.values_at(params, component, control_folder_);
     if (component == "unet" && !m.lightning_repo.empty())
@@ -165,16 +166,10 @@ class Painter {
   Clock::time_point start_ = Clock::now();
 };
 
-/// u8 [H, W, 3] of picture `i`.
-HostArray rgb_of(const HostArray& pictures, int64_t i) {
-  const HostArray one = rows(pictures, i, 1);
-  return to_rgb8(one.reshaped({one.dims().begin() + 1, one.dims().end()}));
-}
-
 void write_pngs(const std::string& prefix, const HostArray& pictures) {
   for (int64_t i = 0; i < pictures.dims()[0]; ++i) {
     const std::string path = fmt::format("{}{}.png", prefix, i);
-    write_png(path, rgb_of(pictures, i));
+    write_png(path, image_of_batch(pictures, i));
     log_info("wrote {}", path);
   }
 }
@@ -223,7 +218,7 @@ void draw_class_pictures(const RunConfig& run) {
   Painter painter(c, c.model.pretrained_model_name_or_path, false);
   const HostArray pictures = painter.decode(painter.denoise());
   for (int64_t i = 0; i < missing; ++i) {
-    const HostArray rgb = rgb_of(pictures, i);
+    const HostArray rgb = image_of_batch(pictures, i);
     const std::string bytes = encode_png(rgb);
     write_file_atomic(fmt::format("{}/{}-{}.png", k.class_data_dir, there + i, content_hash(bytes)), bytes);
   }

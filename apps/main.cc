@@ -11,8 +11,8 @@
 #include "apps/train_command.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/config/config.h"
-#include "maxdiffusion/data/emoji.h"
-#include "maxdiffusion/data/storage.h"
+#include "maxdiffusion/data/images/emoji.h"
+#include "maxdiffusion/data/storage/storage.h"
 #include "maxdiffusion/tasks/run_config.h"
 #include "maxdiffusion/train/train.h"
 

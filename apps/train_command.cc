@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "apps/generate_command.h"
-#include "maxdiffusion/base/picture.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/pipelines/text_to_image.h"
 #include "maxdiffusion/train/train.h"
 
@@ -23,11 +23,8 @@ std::string draw(const TrainedModel& m) {
   const HostArray pictures = decode_latents(m.coder, m.folder, latents, keys.vae_tiling);
   std::vector<GridCell> cells;
   const int64_t n = pictures.dims()[0];
-  for (int64_t i = 0; i < n; ++i) {
-    HostArray one = rows(pictures, i, 1);
-    cells.push_back({to_rgb8(one.reshaped({one.dims().begin() + 1, one.dims().end()})),
-                     o.prompts[static_cast<size_t>(i / o.images_per_prompt)]});
-  }
+  for (int64_t i = 0; i < n; ++i)
+    cells.push_back({image_of_batch(pictures, i), o.prompts[static_cast<size_t>(i / o.images_per_prompt)]});
   const std::string path = fmt::format("{}/step_{:06}.png", m.samples, m.step);
   const auto columns = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(n))));
   write_png(path, make_grid(cells, columns, std::max<int64_t>(1, 128 / m.config.data.resolution)));

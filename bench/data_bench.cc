@@ -9,16 +9,18 @@
 #include <jpeglib.h>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/base/picture.h"
 #include "maxdiffusion/base/temporary_folder.h"
-#include "maxdiffusion/data/dataset.h"
-#include "maxdiffusion/data/emoji.h"
-#include "maxdiffusion/data/image_folder.h"
-#include "maxdiffusion/data/pictures.h"
-#include "maxdiffusion/data/source.h"
-#include "maxdiffusion/data/tfrecord_writer.h"
-#include "maxdiffusion/data/tokenizer.h"
+#include "maxdiffusion/data/batches/dataset.h"
+#include "maxdiffusion/data/batches/image_batches.h"
+#include "maxdiffusion/data/images/emoji.h"
+#include "maxdiffusion/data/images/load_images.h"
+#include "maxdiffusion/data/images/prepare.h"
+#include "maxdiffusion/data/records/image_folder.h"
+#include "maxdiffusion/data/records/open_source.h"
+#include "maxdiffusion/data/records/tfrecord_writer.h"
+#include "maxdiffusion/data/text/tokenizer.h"
 #include "tests/remote/bucket_server.h"
 
 namespace md {
@@ -57,7 +59,7 @@ void decode_and_resize(benchmark::State& state) {
   std::vector<std::string> files;
   for (const ImageItem& item : list_image_folder(emoji_folder(), {.max_train_samples = 256}))
     files.push_back(read_file(item.file));
-  const PictureConfig config{.resolution = state.range(0)};
+  const ImageConfig config{.resolution = state.range(0)};
   for (auto _ : state) {
     for (const std::string& f : files)
       benchmark::DoNotOptimize(fit_image(decode_image_bytes(f.data(), f.size(), "emoji"), config));
@@ -70,7 +72,7 @@ void load_folder(benchmark::State& state) {
   int64_t pictures = 0;
   emoji_folder();
   for (auto _ : state)
-    pictures += load_pictures(open_source({.train_data_dir = emoji_folder()}), {.resolution = 64}).pixels.dims()[0];
+    pictures += load_images(open_source({.train_data_dir = emoji_folder()}), {.resolution = 64}).pixels.dims()[0];
   state.SetItemsProcessed(pictures);
 }
 BENCHMARK(load_folder)->Unit(benchmark::kMillisecond)->UseRealTime();
@@ -225,7 +227,7 @@ void read_batches(benchmark::State& state, const KindOfData& kind) {
   const auto source = opened(kind.config);
   if (!source) return state.SkipWithError("not made");
   auto data = prefetch(kind.config.array_columns.empty()
-                           ? picture_batches(source, {.resolution = kind.resolution}, {.batch = 16}, nullptr)
+                           ? image_batches(source, {.resolution = kind.resolution}, {.batch = 16}, nullptr)
                            : array_batches(source, {.batch = 16}),
                        2);
   int64_t bytes = 0;
@@ -292,8 +294,8 @@ void gather_batches(benchmark::State& state) {
 BENCHMARK(gather_batches)->Arg(0)->Arg(2)->UseRealTime();
 
 void grid_of_samples(benchmark::State& state) {
-  const LoadedPictures folder =
-      load_pictures(open_source({.train_data_dir = emoji_folder(), .max_train_samples = 32}), {.resolution = 64});
+  const LoadedImages folder =
+      load_images(open_source({.train_data_dir = emoji_folder(), .max_train_samples = 32}), {.resolution = 64});
   std::vector<GridCell> cells;
   const size_t bytes = 64 * 64 * 3;
   for (size_t i = 0; i < folder.names.size(); ++i) {

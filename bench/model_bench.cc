@@ -126,7 +126,7 @@ int run(const std::vector<std::string>& args) {
       trace_step(*task, devices.graph_options(), {.scope = scope, .optim = optim.with_switches(true)});
   const double trace = since(start);
   auto drawn = std::async(std::launch::async, [&] {  // while the program is compiled, as the training loop does
-    std::map<std::string, HostArray> values;
+    HostArrays values;
     for (const GraphInput& in : step.graph->inputs())
       values[in.name] = starting(step.params, in.name, in.value.shape());
     return values;
@@ -134,7 +134,7 @@ int run(const std::vector<std::string>& args) {
   const Program program = compile(devices, *step.graph, compile_config, "bench_" + task->model());
 
   start = Clock::now();
-  const std::map<std::string, HostArray> values = drawn.get();
+  const HostArrays values = drawn.get();
   ArrayMap state, kept;
   for (const std::string& input : program.input_names())
     (step.graph->output_index(input) >= 0 ? state : kept)[input] = devices.put(values.at(input));

@@ -1,5 +1,6 @@
-# One static library per module, named md_<module>; sources and tests are globbed, so a new file needs no edit here.
-# The second list of md_module is the modules it may include, and must agree with the table in docs/design.md.
+# One static library per module, named md_<module>; sources and tests are globbed in all of its folders, so a new file
+# needs no edit here. md_module(<module> [USES modules] [EXCLUDE folders] [LIBRARIES libraries]): USES are the modules it
+# may include, and must agree with the table in docs/design.md; sources in the folders of EXCLUDE belong to other targets.
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(yaml-cpp REQUIRED)
@@ -31,9 +32,12 @@ function(md_add_test name target)
 endfunction()
 
 function(md_module name)
-  cmake_parse_arguments(ARG "" "" "USES;LIBRARIES" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/${name}/*.cc)
-  file(GLOB protos CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/${name}/*.proto)
+  cmake_parse_arguments(ARG "" "" "USES;EXCLUDE;LIBRARIES" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/${name}/*.cc)
+  file(GLOB_RECURSE protos CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/${name}/*.proto)
+  foreach(folder ${ARG_EXCLUDE})
+    list(FILTER sources EXCLUDE REGEX "/maxdiffusion/${name}/${folder}/")
+  endforeach()
   set(tests ${sources})
   list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
@@ -113,7 +117,7 @@ md_module(kernels USES base LIBRARIES dnnl gomp)
 # Loops over floats become vector code: no errno, no traps, sums in lanes where a pragma says so.
 target_compile_options(md_kernels PRIVATE -fno-math-errno -fno-trapping-math -fopenmp-simd)
 target_include_directories(md_kernels SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)
-md_module(ops USES graph mesh kernels)
+md_module(ops USES graph kernels)
 # Random numbers are the same bits on every processor: no product and sum in one rounding.
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/ops/host_random.cc PROPERTIES
                             COMPILE_OPTIONS "-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
@@ -128,17 +132,19 @@ md_module(nn USES autodiff mesh)
 md_module(models USES nn)
 md_module(schedulers USES ops)
 md_module(optim USES ops)
-md_module(data USES mesh LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE PkgConfig::HARFBUZZ
-          PkgConfig::ICU PkgConfig::ZLIB ${Protobuf_LIBRARIES} highwayhash ${CMAKE_DL_LIBS})
+md_module(data USES base EXCLUDE records/arrow storage/remote
+          LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE PkgConfig::HARFBUZZ PkgConfig::ICU
+          PkgConfig::ZLIB ${Protobuf_LIBRARIES} highwayhash ${CMAKE_DL_LIBS})
 # Libraries that data opens when first needed, since Arrow's own are large: md_arrow reads Parquet and Arrow files,
 # md_remote gs:// and s3:// locations.
-foreach(part arrow:parquet remote:arrow_s3)
-  string(REPLACE ":" ";" part ${part})
-  list(GET part 0 name)
-  list(GET part 1 library)
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/data/${name}/*.cc)
+foreach(opened arrow:records:parquet remote:storage:arrow_s3)  # name, folder of data/, library of Arrow
+  string(REPLACE ":" ";" opened ${opened})
+  list(GET opened 0 name)
+  list(GET opened 1 folder)
+  list(GET opened 2 library)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/data/${folder}/${name}/*.cc)
   add_library(md_${name} MODULE ${sources} ${CMAKE_SOURCE_DIR}/maxdiffusion/base/error.cc
-              ${CMAKE_SOURCE_DIR}/maxdiffusion/base/dtype.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/data/location.cc)
+              ${CMAKE_SOURCE_DIR}/maxdiffusion/base/dtype.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/data/storage/location.cc)
   target_include_directories(md_${name} PRIVATE ${CMAKE_SOURCE_DIR})
   target_include_directories(md_${name} SYSTEM PRIVATE ${MD_DEPS}/pyarrow/include)
   target_link_libraries(md_${name} PRIVATE fmt::fmt ${MD_DEPS}/pyarrow/libarrow.so.2600
@@ -148,11 +154,11 @@ foreach(part arrow:parquet remote:arrow_s3)
   endif()
   set_target_properties(md_${name} PROPERTIES PREFIX "" BUILD_RPATH ${MD_DEPS}/pyarrow)
   string(TOUPPER ${name} upper)
-  target_compile_definitions(md_data PRIVATE MD_${upper}_PART="$<TARGET_FILE:md_${name}>")
+  target_compile_definitions(md_data PRIVATE MD_${upper}_LIBRARY="$<TARGET_FILE:md_${name}>")
   add_dependencies(md_data md_${name})
 endforeach()
-md_module(checkpoint USES mesh runtime)
-md_module(lora USES nn data checkpoint)
+md_module(checkpoint USES mesh)
+md_module(lora USES nn checkpoint)
 md_module(metrics USES runtime LIBRARIES PNG::PNG PkgConfig::ZLIB ${Protobuf_LIBRARIES})
 md_module(tasks USES models schedulers optim data checkpoint lora metrics config)
 md_module(pipelines USES tasks)

@@ -63,4 +63,9 @@ HostArray HostArray::cast(DType to) const {
   return a;
 }
 
+HostArray scalar_s32(int64_t value) {
+  const auto v = static_cast<int32_t>(value);
+  return HostArray::of<int32_t>({DType::s32, {}}, {&v, 1});
+}
+
 }  // namespace md

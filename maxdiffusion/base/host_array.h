@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "maxdiffusion/base/shape.h"
@@ -68,5 +70,11 @@ HostArray HostArray::of(Shape shape, std::span<const T> values) {
   std::copy(values.begin(), values.end(), out.begin());
   return a;
 }
+
+/// An s32 array without axes.
+HostArray scalar_s32(int64_t value);
+
+/// Arrays by name.
+using HostArrays = std::map<std::string, HostArray>;
 
 }  // namespace md

@@ -178,7 +178,7 @@ void write_texts(NewFolder& folder, const CheckpointContent& c) {
 /// The arrays that this process holds.
 Written write_arrays(NewFolder& folder, const CheckpointContent& c, const CheckpointProcesses& of) {
   Written written;
-  std::map<std::string, HostArray> whole, pieces;
+  HostArrays whole, pieces;
   const std::string file = piece_file(of.process, of.processes);
   auto add = [&](const std::string& name, const ArrayPieces& a) {
     if (a.pieces.empty()) return;
@@ -199,7 +199,7 @@ Written write_arrays(NewFolder& folder, const CheckpointContent& c, const Checkp
           name);
   };
   for (const auto& [component, arrays] : c.weights) {
-    std::map<std::string, HostArray> tensors;
+    HostArrays tensors;
     size_t none = 0;
     for (const auto& [name, a] : arrays) {
       none += a.pieces.empty();

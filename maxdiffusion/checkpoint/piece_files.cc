@@ -109,7 +109,7 @@ void check_tiled(const PieceIndex& index, const std::string& act) {
 NamedPieces open_pieces(const PieceIndex& index, const std::string& folder, const std::string& file) {
   check_tiled(index, fmt::format("read '{}'", file));
   NamedPieces out;
-  std::map<std::string, std::map<std::string, HostArray>> files;
+  std::map<std::string, HostArrays> files;
   for (const auto& [name, a] : index) {
     ArrayPieces& pieces = out[name];
     pieces.shape = a.shape;

@@ -106,7 +106,7 @@ std::vector<std::string> as_processes(int64_t n, const Act& act) {
 const std::vector<std::string> kNoErrors2(2), kNoErrors4(4);
 
 /// The arrays of a state; a mixture of two values would show.
-std::map<std::string, HostArray> arrays_of(float value) {
+HostArrays arrays_of(float value) {
   return {{"rows", counting({8, 3}, value)},
           {"columns", counting({3, 8}, value + 100)},
           {"grid", counting({4, 2, 8}, value + 200)},

@@ -112,7 +112,7 @@ void check_layout(const std::string& file, std::vector<Entry>& entries, uint64_t
 }
 
 struct OneFile {
-  std::map<std::string, HostArray> tensors;
+  HostArrays tensors;
   std::map<std::string, std::string> metadata;
 };
 

@@ -18,29 +18,28 @@ class SafetensorsReader {
   /// `path`: a .safetensors file, a .safetensors.index.json, or a folder holding one of diffusers' or transformers'
   /// usual names. Throws io naming file, tensor and offset for truncated, overlapping or lying headers.
   static SafetensorsReader open(const std::string& path);
-  const std::map<std::string, HostArray>& tensors() const& { return tensors_; }
+  const HostArrays& tensors() const& { return tensors_; }
   /// By value, so that a loop over open(…).tensors() holds what it walks.
-  std::map<std::string, HostArray> tensors() && { return std::move(tensors_); }
+  HostArrays tensors() && { return std::move(tensors_); }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   /// The file a tensor came from.
   const std::string& file_of(const std::string& tensor) const;
 
  private:
-  std::map<std::string, HostArray> tensors_;
+  HostArrays tensors_;
   std::map<std::string, std::string> metadata_, files_;
 };
 
 /// Writes one file, to a temporary name, fsynced, renamed. Throws io (disk full: what was there stays). The default
 /// metadata is what transformers asks for before it loads a file.
-void write_safetensors(const std::string& path, const std::map<std::string, HostArray>& tensors,
+void write_safetensors(const std::string& path, const HostArrays& tensors,
                        const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 inline constexpr int64_t kMaxShardBytes = 10'000'000'000;
 /// Writes `stem.safetensors`, or shards `stem-00001-of-0000N.safetensors` with `stem.safetensors.index.json` when the
 /// arrays exceed `max_shard_bytes`; a tensor is never split. Files of an earlier write of this stem that the new one
 /// does not name are removed last. Returns the names of the files that hold the arrays.
 std::vector<std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
-                                                   const std::map<std::string, HostArray>& tensors,
-                                                   int64_t max_shard_bytes = kMaxShardBytes);
+                                                   const HostArrays& tensors, int64_t max_shard_bytes = kMaxShardBytes);
 /// Makes files of `folder` that others have written, all with tensors of their own, into what one write of all would be
 /// named: `stem.safetensors`, or shards with an index.
 void join_shards(const std::string& folder, const std::string& stem, const std::vector<std::string>& files);

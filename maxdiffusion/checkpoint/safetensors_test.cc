@@ -27,7 +27,7 @@ HostArray counting(DType dtype, Dims dims) {
   return a;
 }
 
-std::map<std::string, HostArray> all_types() {
+HostArrays all_types() {
   const std::pair<const char*, DType> types[] = {{"bool", DType::pred},
                                                  {"uint8", DType::u8},
                                                  {"int8", DType::s8},
@@ -43,12 +43,12 @@ std::map<std::string, HostArray> all_types() {
                                                  {"float64", DType::f64},
                                                  {"int64", DType::s64},
                                                  {"uint64", DType::u64}};
-  std::map<std::string, HostArray> out;
+  HostArrays out;
   for (const auto& [name, dtype] : types) out.emplace(std::string("t.") + name, counting(dtype, {2, 3}));
   return out;
 }
 
-std::map<std::string, HostArray> odd_shapes() {
+HostArrays odd_shapes() {
   return {{"scalar", counting(DType::f32, {})},
           {"empty", counting(DType::f32, {0, 4})},
           {"b.odd", counting(DType::u8, {5})},
@@ -56,7 +56,7 @@ std::map<std::string, HostArray> odd_shapes() {
           {"名前", counting(DType::f32, {1})}};
 }
 
-void expect_same(const std::map<std::string, HostArray>& got, const std::map<std::string, HostArray>& want) {
+void expect_same(const HostArrays& got, const HostArrays& want) {
   ASSERT_EQ(got.size(), want.size());
   for (const auto& [name, w] : want) {
     ASSERT_TRUE(got.contains(name)) << name;

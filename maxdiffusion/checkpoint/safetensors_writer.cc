@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 using Named = std::pair<const std::string*, const HostArray*>;
 
 /// Widest elements first, so that every tensor is aligned; by name within a type.
-std::vector<Named> file_order(const std::map<std::string, HostArray>& tensors) {
+std::vector<Named> file_order(const HostArrays& tensors) {
   std::vector<Named> order;
   for (const auto& [name, array] : tensors) order.emplace_back(&name, &array);
   std::stable_sort(order.begin(), order.end(), [](const Named& a, const Named& b) {
@@ -45,7 +45,7 @@ std::string header_of(const std::vector<Named>& order, const std::map<std::strin
 }
 
 /// Everything but the rename, so that shards can appear together.
-void write_plain(const std::string& path, const std::map<std::string, HostArray>& tensors,
+void write_plain(const std::string& path, const HostArrays& tensors,
                  const std::map<std::string, std::string>& metadata) {
   for (const auto& [name, array] : tensors) {
     check(static_cast<bool>(array), Code::internal, "write '{}': tensor '{}' is empty", path, name);
@@ -67,7 +67,7 @@ std::string shard_name(const std::string& stem, size_t i, size_t shards) {
 
 /// Returns its name.
 std::string write_index(const std::string& folder, const std::string& stem, const std::vector<std::string>& names,
-                        const std::vector<std::map<std::string, HostArray>>& shards) {
+                        const std::vector<HostArrays>& shards) {
   std::map<std::string, std::string> weight_map;
   size_t total = 0;
   for (size_t i = 0; i < shards.size(); ++i)
@@ -99,7 +99,7 @@ void remove_stale(const std::string& folder, const std::string& stem, const std:
 
 }  // namespace
 
-void write_safetensors(const std::string& path, const std::map<std::string, HostArray>& tensors,
+void write_safetensors(const std::string& path, const HostArrays& tensors,
                        const std::map<std::string, std::string>& metadata) {
   const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
   try {
@@ -112,9 +112,8 @@ void write_safetensors(const std::string& path, const std::map<std::string, Host
 }
 
 std::vector<std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
-                                                   const std::map<std::string, HostArray>& tensors,
-                                                   int64_t max_shard_bytes) {
-  std::vector<std::map<std::string, HostArray>> shards(1);
+                                                   const HostArrays& tensors, int64_t max_shard_bytes) {
+  std::vector<HostArrays> shards(1);
   int64_t filled = 0;
   for (const auto& [name, array] : tensors) {
     const int64_t bytes = static_cast<int64_t>(array.bytes());
@@ -138,7 +137,7 @@ std::vector<std::string> write_sharded_safetensors(const std::string& folder, co
 
 void join_shards(const std::string& folder, const std::string& stem, const std::vector<std::string>& files) {
   std::vector<std::string> names;
-  std::vector<std::map<std::string, HostArray>> shards;
+  std::vector<HostArrays> shards;
   for (size_t i = 0; i < files.size(); ++i) {
     names.push_back(shard_name(stem, i, files.size()));
     const std::string to = fs::path(folder) / names.back();

@@ -171,23 +171,21 @@ const std::vector<NameAlias>& published_aliases() {
   return table;
 }
 
-std::function<std::map<std::string, HostArray>()> open_weights(const std::string& path,
-                                                               const std::vector<WantedWeight>& wanted,
-                                                               const LoadOptions& options) {
+std::function<HostArrays()> open_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
+                                         const LoadOptions& options) {
   const SafetensorsReader file = SafetensorsReader::open(path);
   Matcher matcher(file, options);
   std::vector<Found> found;
   for (const WantedWeight& w : wanted) found.push_back(find(matcher, w));
   matcher.finish(path);
   return [found] {
-    std::map<std::string, HostArray> out;
+    HostArrays out;
     for (const Found& f : found) out[f.wanted.name] = f.read();
     return out;
   };
 }
 
-std::map<std::string, HostArray> load_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
-                                              const LoadOptions& options) {
+HostArrays load_weights(const std::string& path, const std::vector<WantedWeight>& wanted, const LoadOptions& options) {
   return open_weights(path, wanted, options)();
 }
 
@@ -221,7 +219,7 @@ NamedPieces unstacked(const std::string& name, const ArrayPieces& array) {
   return out;
 }
 
-std::map<std::string, HostArray> unstacked(const std::string& name, const HostArray& array) {
+HostArrays unstacked(const std::string& name, const HostArray& array) {
   return as_arrays(unstacked(name, ArrayPieces(array)));
 }
 

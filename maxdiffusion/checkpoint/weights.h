@@ -34,19 +34,18 @@ struct LoadOptions {
 /// Arrays by wanted name. `path` as SafetensorsReader::open takes it. Shapes may differ by sizes of 1 at the end
 /// (linear layers that were 1×1 convolutions). Arrays that need no conversion borrow the memory map. Throws io listing
 /// missing names with the nearest name of the file, unused names, and both shapes where they differ.
-std::map<std::string, HostArray> load_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
-                                              const LoadOptions& options = {});
+HostArrays load_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
+                        const LoadOptions& options = {});
 /// The same in two: names and shapes are matched now, from the header alone, and throw; the result reads and converts.
-std::function<std::map<std::string, HostArray>()> open_weights(const std::string& path,
-                                                               const std::vector<WantedWeight>& wanted,
-                                                               const LoadOptions& options = {});
+std::function<HostArrays()> open_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
+                                         const LoadOptions& options = {});
 
 /// The files that `path` (as SafetensorsReader::open takes it) reads, an index among them.
 std::vector<std::string> weight_files(const std::string& path);
 
 /// The layers of a stacked array under their published names: "blocks.*.w" [n, …] → "blocks.0.w" […], …; they share the
 /// array's memory. A name without '*' comes back alone.
-std::map<std::string, HostArray> unstacked(const std::string& name, const HostArray& array);
+HostArrays unstacked(const std::string& name, const HostArray& array);
 /// The same for what is here of the array: all layers by name, some perhaps without pieces.
 NamedPieces unstacked(const std::string& name, const ArrayPieces& array);
 

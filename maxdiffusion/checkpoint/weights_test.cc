@@ -22,7 +22,7 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 
 class Weights : public testing::Test {
  protected:
-  void file(const std::map<std::string, HostArray>& tensors) { write_safetensors(t / "model.safetensors", tensors); }
+  void file(const HostArrays& tensors) { write_safetensors(t / "model.safetensors", tensors); }
   auto load(const std::vector<WantedWeight>& wanted, const LoadOptions& o = {}) {
     return load_weights(t.path(), wanted, o);
   }

@@ -191,7 +191,7 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets) {
 }
 
 std::string write_peft_lora(const std::string& folder, const LoraFile& lora) {
-  std::map<std::string, HostArray> arrays;
+  HostArrays arrays;
   std::map<std::string, std::map<std::string, LoraStrength>> strengths;
   for (const auto& [component, pairs] : lora.pairs)
     for (const auto& [path, pair] : pairs) {
@@ -213,7 +213,7 @@ void write_kohya_lora(const std::string& path, const LoraFile& lora, bool two_te
   const std::map<std::string, std::string> beginnings = {{"unet", "lora_unet_"},
                                                          {"text_encoder", two_text_encoders ? "lora_te1_" : "lora_te_"},
                                                          {"text_encoder_2", "lora_te2_"}};
-  std::map<std::string, HostArray> arrays;
+  HostArrays arrays;
   for (const auto& [component, pairs] : lora.pairs) {
     auto begin = beginnings.find(component);
     check(begin != beginnings.end(), Code::invalid_config, "kohya's layout has no name for LoRA matrices of {}",

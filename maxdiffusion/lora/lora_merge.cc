@@ -6,7 +6,7 @@
 #include <future>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/data/parallel.h"
+#include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/kernels/onednn.h"
 
 namespace md {
@@ -45,8 +45,7 @@ void work_on(const Work& w) {
 
 }  // namespace
 
-void merge_loras(const std::vector<ScaledLora>& loras, const ParamTable& params,
-                 std::map<std::string, HostArray>& values) {
+void merge_loras(const std::vector<ScaledLora>& loras, const ParamTable& params, HostArrays& values) {
   struct Place {
     const Param* param;
     int64_t layer;

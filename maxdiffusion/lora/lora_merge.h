@@ -21,7 +21,6 @@ struct ScaledLora {
 /// they shared stays. Sums are f32 and rounded once to the storage type. Components that `params` does not hold are
 /// left to another call. Uses all cores. Throws io where a target is missing or a shape differs (naming both); nothing
 /// is changed then.
-void merge_loras(const std::vector<ScaledLora>& loras, const ParamTable& params,
-                 std::map<std::string, HostArray>& values);
+void merge_loras(const std::vector<ScaledLora>& loras, const ParamTable& params, HostArrays& values);
 
 }  // namespace md

@@ -94,15 +94,15 @@ ParamTable base_params(const ParamTable& params) {
   return out;
 }
 
-LoraValues initial_lora(const ParamTable& params, uint64_t seed) {
-  LoraValues out;
+HostArrays initial_lora(const ParamTable& params, uint64_t seed) {
+  HostArrays out;
   for (const Param& p : params.params())
     if (is_lora(p)) out[p.input] = initial_value(p, seed);
   return out;
 }
 
-LoraValues initial_lora(const ParamTable& params, const LoraFile& file, const LoraConfig& config) {
-  LoraValues out;
+HostArrays initial_lora(const ParamTable& params, const LoraFile& file, const LoraConfig& config) {
+  HostArrays out;
   std::vector<std::string> missing, unused;
   std::map<std::string, std::map<std::string, LoraPair>> left = file.pairs;
   for (const Param& p : params.params()) {
@@ -141,7 +141,7 @@ LoraValues initial_lora(const ParamTable& params, const LoraFile& file, const Lo
   throw e.note("try: lora_target_modules that name the modules of the file");
 }
 
-LoraFile trained_lora(const ParamTable& params, const LoraValues& values, const LoraConfig& config) {
+LoraFile trained_lora(const ParamTable& params, const HostArrays& values, const LoraConfig& config) {
   LoraFile out{.name = "the trained model"};
   for (const Param& p : params.params()) {
     if (!is_lora(p)) continue;

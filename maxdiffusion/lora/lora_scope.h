@@ -34,13 +34,12 @@ bool is_lora(const Param& p);
 /// The table without LoRA parameters: what a model folder has values for.
 ParamTable base_params(const ParamTable& params);
 
-using LoraValues = std::map<std::string, HostArray>;  // by input name, as a training state holds them
-/// Starting values of the table's LoRA parameters, drawn from the seed.
-LoraValues initial_lora(const ParamTable& params, uint64_t seed);
+/// Starting values of the table's LoRA parameters by input name, as a training state holds them; drawn from the seed.
+HostArrays initial_lora(const ParamTable& params, uint64_t seed);
 /// The same from given matrices. Throws io when file and table differ in what they train, invalid_config when rank or
 /// alpha differs from the config's; both say what to change.
-LoraValues initial_lora(const ParamTable& params, const LoraFile& file, const LoraConfig& config);
+HostArrays initial_lora(const ParamTable& params, const LoraFile& file, const LoraConfig& config);
 /// The matrices in a training state, under published names.
-LoraFile trained_lora(const ParamTable& params, const LoraValues& values, const LoraConfig& config);
+LoraFile trained_lora(const ParamTable& params, const HostArrays& values, const LoraConfig& config);
 
 }  // namespace md

@@ -95,10 +95,10 @@ HostArray ArrayPieces::read(const Slice& slice) const {
   return out ? out : HostArray(wanted);
 }
 
-NamedPieces as_pieces(const std::map<std::string, HostArray>& arrays) { return {arrays.begin(), arrays.end()}; }
+NamedPieces as_pieces(const HostArrays& arrays) { return {arrays.begin(), arrays.end()}; }
 
-std::map<std::string, HostArray> as_arrays(const NamedPieces& pieces) {
-  std::map<std::string, HostArray> out;
+HostArrays as_arrays(const NamedPieces& pieces) {
+  HostArrays out;
   for (const auto& [name, a] : pieces) out[name] = a.whole();
   return out;
 }

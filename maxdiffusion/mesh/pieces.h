@@ -38,8 +38,8 @@ struct ArrayPieces {
 
 using NamedPieces = std::map<std::string, ArrayPieces>;
 /// Between arrays that are whole and their pieces.
-NamedPieces as_pieces(const std::map<std::string, HostArray>& arrays);
-std::map<std::string, HostArray> as_arrays(const NamedPieces& pieces);
+NamedPieces as_pieces(const HostArrays& arrays);
+HostArrays as_arrays(const NamedPieces& pieces);
 
 /// Empty where the slices make up an array of these sizes without hole or overlap; else what is wrong.
 std::string tiling_fault(const Dims& dims, const std::vector<Slice>& slices);

@@ -9,7 +9,7 @@
 #include <limits>
 #include <optional>
 
-#include "maxdiffusion/base/picture.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/text_raster.h"
 
 namespace md {

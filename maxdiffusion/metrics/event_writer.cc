@@ -10,8 +10,8 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/base/picture.h"
 #include "maxdiffusion/base/tfrecord.h"
 #include "maxdiffusion/metrics/event.pb.h"
 

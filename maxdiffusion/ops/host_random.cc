@@ -81,6 +81,11 @@ std::array<uint32_t, 2> threefry(std::array<uint32_t, 2> key, std::array<uint32_
   return x;
 }
 
+HostArray key_of_seed(uint64_t seed) {
+  const uint32_t words[] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+  return HostArray::of<uint32_t>({DType::u32, {2}}, words);
+}
+
 HostRng::HostRng(uint64_t seed, std::string_view purpose)
     : key_(threefry(seed_key(seed), {kPurpose, purpose_word(purpose)})) {}
 

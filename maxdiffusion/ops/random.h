@@ -8,12 +8,17 @@
 #include <span>
 #include <string_view>
 
+#include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/graph/graph.h"
 
 namespace md {
 
 /// The block cipher itself, on the host: two words from a key and a counter.
 std::array<uint32_t, 2> threefry(std::array<uint32_t, 2> key, std::array<uint32_t, 2> counter);
+
+/// The key of a seed that is known only when the program runs: u32[2], low word first, to feed as Rng's key. Its
+/// numbers are not those of Rng::seed and HostRng, which take the high word first.
+HostArray key_of_seed(uint64_t seed);
 
 /// A key is u32[2]. Values, never state: derive a new one for every use.
 class Rng {

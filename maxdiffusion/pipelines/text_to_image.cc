@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/mesh/logical_axes.h"
@@ -20,22 +21,6 @@ namespace {
 using nlohmann::json;
 
 /// Each row `times` times, in place of it.
-HostArray repeat_rows(const HostArray& a, int64_t times) {
-  Dims dims = a.dims();
-  const int64_t n = dims[0];
-  dims[0] = n * times;
-  HostArray out(Shape{a.dtype(), dims});
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t k = 0; k < times; ++k) set_rows(out, i * times + k, rows(a, i, 1));
-  return out;
-}
-
-HostArray zeros_as(const HostArray& a) {
-  HostArray out(a.shape());
-  std::fill_n(out.mutable_data(), out.bytes(), std::byte{0});
-  return out;
-}
-
 bool zeros_for_missing_prompt(const ModelFolder& m) {
   return m.text_encoder_2 && json::parse(m.files.at("model_index.json")).value("force_zeros_for_empty_prompt", true);
 }
@@ -264,7 +249,7 @@ HostArray denoise(const Devices& devices, const ModelFolder& m, const WeightsOf&
   const Scope unet(g, params, "unet", o.scope), control(g, params, "controlnet", o.scope);
   build_loop(unet.frozen(), control.frozen(), m, *scheduler, table, batch, prompts, o);
   auto values = std::async(std::launch::async, [&] {
-    std::map<std::string, HostArray> all = weights(params, "unet");
+    HostArrays all = weights(params, "unet");
     if (o.control) all.merge(weights(params, "controlnet"));
     return all;
   });
@@ -275,18 +260,16 @@ HostArray denoise(const Devices& devices, const ModelFolder& m, const WeightsOf&
   ArrayMap arrays;
   place(devices, program, values.get(), arrays);
 
-  const uint32_t key[2] = {static_cast<uint32_t>(o.seed), static_cast<uint32_t>(o.seed >> 32)};
-  std::map<std::string, HostArray> per_picture = {{"noise", o.latents ? o.latents : drawn_noise(all, o.seed)},
-                                                  {"prompt_embeds", prompts.positive.prompt_embeds},
-                                                  {"text_embeds", prompts.positive.text_embeds},
-                                                  {"negative_prompt_embeds", prompts.negative.prompt_embeds},
-                                                  {"negative_text_embeds", prompts.negative.text_embeds}};
+  HostArrays per_picture = {{"noise", o.latents ? o.latents : drawn_noise(all, o.seed)},
+                            {"prompt_embeds", prompts.positive.prompt_embeds},
+                            {"text_embeds", prompts.positive.text_embeds},
+                            {"negative_prompt_embeds", prompts.negative.prompt_embeds},
+                            {"negative_text_embeds", prompts.negative.text_embeds}};
   if (o.control) per_picture["control_picture"] = repeat_rows(o.control->picture, pictures);
   HostArray latents(all);
   for (int64_t first = 0; first < pictures; first += batch) {
     const int32_t number = static_cast<int32_t>(first);
-    std::map<std::string, HostArray> in = {{"key", HostArray::of<uint32_t>({DType::u32, {2}}, key)},
-                                           {"first", HostArray::of<int32_t>({DType::s32, {}}, {&number, 1})}};
+    HostArrays in = {{"key", key_of_seed(o.seed)}, {"first", HostArray::of<int32_t>({DType::s32, {}}, {&number, 1})}};
     for (const auto& [name, a] : per_picture)
       if (a) in[name] = rows(a, first, batch);
     ArrayMap feed;

@@ -1,9 +1,9 @@
 #include "maxdiffusion/tasks/encode.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -12,50 +12,6 @@
 #include "maxdiffusion/tasks/tiles.h"
 
 namespace md {
-
-HostArray rows(const HostArray& a, int64_t from, int64_t count) {
-  Dims dims = a.dims();
-  const int64_t n = dims[0];
-  dims[0] = count;
-  HostArray out(Shape{a.dtype(), dims});
-  const size_t row = a.bytes() / static_cast<size_t>(n);
-  for (int64_t i = 0; i < count; ++i)
-    std::memcpy(out.mutable_data() + static_cast<size_t>(i) * row,
-                a.data() + static_cast<size_t>(std::min(from + i, n - 1)) * row, row);
-  return out;
-}
-
-void set_rows(HostArray& whole, int64_t from, const HostArray& part) {
-  const int64_t n = std::min(part.dims()[0], whole.dims()[0] - from);
-  const size_t row = part.bytes() / static_cast<size_t>(part.dims()[0]);
-  std::memcpy(whole.mutable_data() + static_cast<size_t>(from) * row, part.data(), static_cast<size_t>(n) * row);
-}
-
-namespace {
-
-/// The axes between the first and the last of [N, A…, B…] in the order [N, B…, A…]: `a` elements of A, `b` of B.
-HostArray swapped(const HostArray& in, Dims dims, int64_t a, int64_t b) {
-  HostArray out(Shape{DType::f32, std::move(dims)});
-  auto from = in.view<float>();
-  auto to = out.mutable_view<float>();
-  for (int64_t n = 0; n < in.dims()[0]; ++n)
-    for (int64_t i = 0; i < a; ++i)
-      for (int64_t k = 0; k < b; ++k)
-        to[static_cast<size_t>((n * b + k) * a + i)] = from[static_cast<size_t>((n * a + i) * b + k)];
-  return out;
-}
-
-}  // namespace
-
-HostArray nchw_to_nhwc(const HostArray& x) {
-  const Dims& d = x.dims();
-  return swapped(x, {d[0], d[2], d[3], d[1]}, d[1], d[2] * d[3]);
-}
-
-HostArray nhwc_to_nchw(const HostArray& x) {
-  const Dims& d = x.dims();
-  return swapped(x, {d[0], d[3], d[1], d[2]}, d[1] * d[2], d[3]);
-}
 
 TextConditioning text_conditioning(const ModelFolder& m, const Scope& encoder, Tensor ids, const Scope* encoder_2,
                                    Tensor ids_2, int64_t clip_skip) {
@@ -145,7 +101,7 @@ TextEmbeddings TextEncoder::encode(const std::vector<std::string>& captions, boo
     set_rows(whole, from, part);
   };
   for (int64_t from = 0; from < n; from += batch_) {
-    std::map<std::string, HostArray> in = {{"ids", ids(*model_.tokenizer, captions, static_cast<size_t>(from))}};
+    HostArrays in = {{"ids", ids(*model_.tokenizer, captions, static_cast<size_t>(from))}};
     if (model_.tokenizer_2) in["ids_2"] = ids(*model_.tokenizer_2, captions, static_cast<size_t>(from));
     ArrayMap feed;
     place(devices_, *program_, in, feed);
@@ -156,8 +112,8 @@ TextEmbeddings TextEncoder::encode(const std::vector<std::string>& captions, boo
   return out;
 }
 
-PictureCoder::PictureCoder(const Devices& devices, const VaeConfig& vae, std::map<std::string, HostArray> weights,
-                           int64_t batch, const ScopeOptions& scope, const CompileConfig& compile_config)
+PictureCoder::PictureCoder(const Devices& devices, const VaeConfig& vae, HostArrays weights, int64_t batch,
+                           const ScopeOptions& scope, const CompileConfig& compile_config)
     : devices_(devices),
       vae_(vae),
       weights_(std::move(weights)),
@@ -180,7 +136,7 @@ HostArray PictureCoder::run(Half& half, const HostArray& input, const char* name
   }
   HostArray whole;
   for (int64_t from = 0; from < n; from += batch_) {
-    std::map<std::string, HostArray> in = {{"in", rows(input, from, batch_)}};
+    HostArrays in = {{"in", rows(input, from, batch_)}};
     ArrayMap feed;
     place(devices_, *half.program, in, feed);
     HostArray part = devices_.get(half.program->run(feed, half.weights).at("out"));

@@ -39,7 +39,7 @@ class TextEncoder {
   /// whatever clip_skip says.
   TextEmbeddings encode(const std::vector<std::string>& captions, bool whole = false);
   /// Published name → array, by component: for checkpoints.
-  const std::map<std::string, std::map<std::string, HostArray>>& weights() const { return weights_; }
+  const std::map<std::string, HostArrays>& weights() const { return weights_; }
 
  private:
   HostArray ids(const ClipTokenizer& tokenizer, const std::vector<std::string>& captions, size_t from) const;
@@ -48,14 +48,14 @@ class TextEncoder {
   int64_t batch_, length_, clip_skip_;
   std::unique_ptr<Program> program_;
   ArrayMap arrays_;
-  std::map<std::string, std::map<std::string, HostArray>> weights_;
+  std::map<std::string, HostArrays> weights_;
 };
 
 /// The autoencoder, each half compiled on first use for `batch` pictures at a time. Weights are given by input name
 /// ("vae/…") and are placed once per half. `scope`: see companion.
 class PictureCoder {
  public:
-  PictureCoder(const Devices& devices, const VaeConfig& vae, std::map<std::string, HostArray> weights, int64_t batch,
+  PictureCoder(const Devices& devices, const VaeConfig& vae, HostArrays weights, int64_t batch,
                const ScopeOptions& scope, const CompileConfig& compile);
   /// u8 [N, H, W, 3] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
   HostArray encode(const HostArray& pixels);
@@ -73,7 +73,7 @@ class PictureCoder {
                 Tensor (*build)(const Scope&, const VaeConfig&, Tensor));
   const Devices& devices_;
   VaeConfig vae_;
-  std::map<std::string, HostArray> weights_;
+  HostArrays weights_;
   int64_t batch_;
   ScopeOptions scope_;
   CompileConfig compile_;
@@ -84,13 +84,5 @@ class PictureCoder {
 ParamTable denoiser_params(const ModelFolder& m);
 /// The table of the autoencoder's parameters.
 ParamTable vae_params(const ModelFolder& m, DType weights);
-
-/// Copies rows [from, from + count) of an array; past the end the last row repeats.
-HostArray rows(const HostArray& a, int64_t from, int64_t count);
-/// [N, C, H, W] and [N, H, W, C] of f32.
-HostArray nchw_to_nhwc(const HostArray& a);
-HostArray nhwc_to_nchw(const HostArray& a);
-/// Writes rows of `part` into `whole` from row `from`; rows past the end are dropped.
-void set_rows(HostArray& whole, int64_t from, const HostArray& part);
 
 }  // namespace md

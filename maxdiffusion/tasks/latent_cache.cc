@@ -18,7 +18,7 @@ constexpr const char* kRange = "samples";  // metadata of a part
 std::string range_of(int64_t begin, int64_t end) { return fmt::format("[{}, {})", begin, end); }
 
 // What is wrong with the arrays of a part, "" if nothing.
-std::string fault(const std::map<std::string, HostArray>& arrays, int64_t samples) {
+std::string fault(const HostArrays& arrays, int64_t samples) {
   if (arrays.empty()) return "holds no arrays";
   for (const auto& [name, a] : arrays) {
     if (a.shape().rank() == 0 || a.dims()[0] != samples) {
@@ -75,7 +75,7 @@ std::optional<LatentCache::Part> LatentCache::next_missing() const {
 
 int64_t LatentCache::parts_present() const { return std::ranges::count(present_, true); }
 
-void LatentCache::put(const Part& p, const std::map<std::string, HostArray>& arrays) {
+void LatentCache::put(const Part& p, const HostArrays& arrays) {
   check(p.index >= 0 && p.index < parts() && p.begin == part(p.index).begin && p.end == part(p.index).end,
         Code::internal, "latent cache: part {} [{}, {}) is none of the {} parts", p.index, p.begin, p.end, parts());
   const std::string reason = fault(arrays, p.end - p.begin);
@@ -84,12 +84,12 @@ void LatentCache::put(const Part& p, const std::map<std::string, HostArray>& arr
   present_[static_cast<size_t>(p.index)] = true;
 }
 
-std::map<std::string, HostArray> LatentCache::read_all() const {
+HostArrays LatentCache::read_all() const {
   if (const auto missing = next_missing()) {
     fail(Code::io, "latent cache '{}': {} of {} parts are missing, the first is {}", path_, parts() - parts_present(),
          parts(), file_of(*missing));
   }
-  std::map<std::string, HostArray> all;
+  HostArrays all;
   for (int64_t i = 0; i < parts(); ++i) {
     const Part p = part(i);
     const SafetensorsReader reader = SafetensorsReader::open(file_of(p));

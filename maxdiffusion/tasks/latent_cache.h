@@ -36,9 +36,9 @@ class LatentCache {
   int64_t parts_present() const;
   /// Stores the arrays of one part, axis 0 = its samples. Throws io (disk full: the part stays missing), internal for
   /// wrong sizes.
-  void put(const Part& part, const std::map<std::string, HostArray>& arrays);
+  void put(const Part& part, const HostArrays& arrays);
   /// All parts joined along axis 0. Throws io when parts are missing or disagree in names, types or sizes.
-  std::map<std::string, HostArray> read_all() const;
+  HostArrays read_all() const;
 
  private:
   Part part(int64_t index) const;

@@ -27,7 +27,7 @@ std::string fresh(const std::string& name) {
   return folder;
 }
 // latent [n, 2] = (i, i/2), text [n, 3] = 100 i + column
-std::map<std::string, HostArray> encode(int64_t begin, int64_t end) {
+HostArrays encode(int64_t begin, int64_t end) {
   std::vector<float> latent;
   std::vector<int32_t> text;
   for (int64_t i = begin; i < end; ++i) {

@@ -37,16 +37,15 @@ Config parse_config(const std::string& path, const std::string& text) {
 }
 
 /// Matches what `weights` holds with the component's parameters now, reads when called.
-std::function<std::map<std::string, HostArray>()> reader(const ParamTable& params, const std::string& component,
-                                                         const std::string& weights) {
+std::function<HostArrays()> reader(const ParamTable& params, const std::string& component, const std::string& weights) {
   std::vector<const Param*> own;
   for (const Param& p : params.params())
     if (p.model == component) own.push_back(&p);
-  if (own.empty()) return [] { return std::map<std::string, HostArray>(); };  // text_encoder_2 of a model with one
+  if (own.empty()) return [] { return HostArrays(); };  // text_encoder_2 of a model with one
   std::vector<WantedWeight> wanted;
   for (const Param* p : own) wanted.push_back({p->path, p->shape});
   return [own, read = open_weights(weights, wanted)] {
-    std::map<std::string, HostArray> out, found = read();
+    HostArrays out, found = read();
     for (const Param* p : own) out[p->input] = found.at(p->path);
     return out;
   };
@@ -96,22 +95,20 @@ void ModelFolder::add_tokenizers(std::map<std::string, std::string>& out) const 
   }
 }
 
-std::map<std::string, HostArray> ModelFolder::values(const ParamTable& params, const std::string& component, bool fresh,
-                                                     uint64_t seed) const {
+HostArrays ModelFolder::values(const ParamTable& params, const std::string& component, bool fresh,
+                               uint64_t seed) const {
   return open_values(params, component, fresh, seed)();
 }
 
-std::map<std::string, HostArray> ModelFolder::values_at(const ParamTable& params, const std::string& component,
-                                                        const std::string& weights) {
+HostArrays ModelFolder::values_at(const ParamTable& params, const std::string& component, const std::string& weights) {
   return reader(params, component, weights)();
 }
 
-std::function<std::map<std::string, HostArray>()> ModelFolder::open_values(const ParamTable& params,
-                                                                           const std::string& component, bool fresh,
-                                                                           uint64_t seed) const {
+std::function<HostArrays()> ModelFolder::open_values(const ParamTable& params, const std::string& component, bool fresh,
+                                                     uint64_t seed) const {
   if (!fresh) return reader(params, component, path + "/" + component);
   return [&params, component, seed] {
-    std::map<std::string, HostArray> out;
+    HostArrays out;
     for (const Param& p : params.params())
       if (p.model == component) out[p.input] = initial_value(p, seed);
     return out;
@@ -123,16 +120,14 @@ std::string unet_folder(const std::string& name) {
   return std::filesystem::is_directory(folder + "/unet") ? folder + "/unet" : folder;
 }
 
-std::map<std::string, HostArray> published(const ParamTable& params, const std::string& component,
-                                           const std::map<std::string, HostArray>& values) {
-  std::map<std::string, HostArray> out;
+HostArrays published(const ParamTable& params, const std::string& component, const HostArrays& values) {
+  HostArrays out;
   for (const Param& p : params.params())
     if (p.model == component) out.merge(unstacked(p.path, values.at(p.input)));
   return out;
 }
 
-void place(const Devices& devices, const Program& program, const std::map<std::string, HostArray>& values,
-           ArrayMap& out) {
+void place(const Devices& devices, const Program& program, const HostArrays& values, ArrayMap& out) {
   Span span("to device");
   for (size_t i = 0; i < program.input_names().size(); ++i) {
     const std::string& name = program.input_names()[i];

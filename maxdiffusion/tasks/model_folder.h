@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
-#include "maxdiffusion/data/tokenizer.h"
+#include "maxdiffusion/data/text/tokenizer.h"
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
@@ -45,28 +45,24 @@ class ModelFolder {
   /// Values for the parameters of `component` in the table, in storage dtype, by input name ("unet/conv_in.weight").
   /// With `fresh` they are drawn from the seed; otherwise read: throws io when there are none, or naming every
   /// missing, unused or misshapen tensor.
-  std::map<std::string, HostArray> values(const ParamTable& params, const std::string& component, bool fresh,
-                                          uint64_t seed) const;
+  HostArrays values(const ParamTable& params, const std::string& component, bool fresh, uint64_t seed) const;
   /// The same from a file or folder of weights that is not the component's own.
-  static std::map<std::string, HostArray> values_at(const ParamTable& params, const std::string& component,
-                                                    const std::string& weights);
+  static HostArrays values_at(const ParamTable& params, const std::string& component, const std::string& weights);
   /// The same in two: throws now, draws or reads when the result is called. The table must live until then.
-  std::function<std::map<std::string, HostArray>()> open_values(const ParamTable& params, const std::string& component,
-                                                                bool fresh, uint64_t seed) const;
+  std::function<HostArrays()> open_values(const ParamTable& params, const std::string& component, bool fresh,
+                                          uint64_t seed) const;
 };
 
 /// What answers the parameters of a component with values, by input name: a folder, or a folder with LoRAs merged.
-using WeightsOf = std::function<std::map<std::string, HostArray>(const ParamTable&, const std::string& component)>;
+using WeightsOf = std::function<HostArrays(const ParamTable&, const std::string& component)>;
 
 /// What `unet_checkpoint` names: unet/ of a model folder, or the folder itself.
 std::string unet_folder(const std::string& name);
 
 /// Parameters under their published names: a stacked parameter becomes one array per layer.
-std::map<std::string, HostArray> published(const ParamTable& params, const std::string& component,
-                                           const std::map<std::string, HostArray>& values);
+HostArrays published(const ParamTable& params, const std::string& component, const HostArrays& values);
 
 /// Places host values on the devices with the sharding of the program's inputs. Inputs without a value are skipped.
-void place(const Devices& devices, const Program& program, const std::map<std::string, HostArray>& values,
-           ArrayMap& out);
+void place(const Devices& devices, const Program& program, const HostArrays& values, ArrayMap& out);
 
 }  // namespace md

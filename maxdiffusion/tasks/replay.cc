@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/tasks/encode.h"
 

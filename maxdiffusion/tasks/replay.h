@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "maxdiffusion/data/dataset.h"
+#include "maxdiffusion/data/batches/dataset.h"
 
 namespace md {
 

@@ -6,7 +6,7 @@
 #include "maxdiffusion/autodiff/checkpoint.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/data/location.h"
+#include "maxdiffusion/data/storage/location.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/attention.h"
 #include "maxdiffusion/pjrt/platforms.h"

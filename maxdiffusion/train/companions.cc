@@ -4,8 +4,8 @@
 
 namespace md {
 
-Values of_component(const ParamTable& params, const std::string& component, const Values& all) {
-  Values v;
+HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all) {
+  HostArrays v;
   for (const Param& p : params.params())
     if (p.model == component) v[p.input] = all.at(p.input);
   return v;
@@ -20,7 +20,7 @@ WeightsOf Companions::weights() {
   return [this](const ParamTable& p, const std::string& component) { return open(p, component)(); };
 }
 
-std::function<Values()> Companions::open(const ParamTable& params, const std::string& component) {
+std::function<HostArrays()> Companions::open(const ParamTable& params, const std::string& component) {
   if (component == "vae") return [this, &params] { return of_component(params, "vae", vae()); };
   const std::string& other = config_.model.unet_checkpoint;
   if (component == "unet" && !other.empty() && !fresh("unet"))
@@ -28,7 +28,7 @@ std::function<Values()> Companions::open(const ParamTable& params, const std::st
   return folder_.open_values(params, component, fresh(component), seed_);
 }
 
-const Values& Companions::vae() {
+const HostArrays& Companions::vae() {
   if (vae_.empty()) vae_ = folder_.values(vae_params(folder_, DType::f32), "vae", fresh("vae"), seed_);
   return vae_;
 }

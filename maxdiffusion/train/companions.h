@@ -13,7 +13,7 @@
 namespace md {
 
 /// Those values whose parameter is of this component.
-Values of_component(const ParamTable& params, const std::string& component, const Values& all);
+HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all);
 
 /// Each is loaded when it is first needed. Refers to what it is made from. Not thread safe.
 class Companions {
@@ -24,9 +24,9 @@ class Companions {
   /// Weights before this run's training of them; those of an autoencoder that this run has trained, though.
   WeightsOf weights();
   /// The same in two, as ModelFolder::open_values.
-  std::function<Values()> open(const ParamTable& params, const std::string& component);
-  void set_vae(Values values) { vae_ = std::move(values); }
-  const Values& vae();
+  std::function<HostArrays()> open(const ParamTable& params, const std::string& component);
+  void set_vae(HostArrays values) { vae_ = std::move(values); }
+  const HostArrays& vae();
   /// Of the programs that encode.
   int64_t batch() const { return 32 * devices_.mesh().devices(); }
   TextEncoder& text();
@@ -41,7 +41,7 @@ class Companions {
   const Devices& devices_;
   const ModelFolder& folder_;
   uint64_t seed_;
-  Values vae_;
+  HostArrays vae_;
   std::unique_ptr<TextEncoder> text_;
   std::unique_ptr<PictureCoder> coder_;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/metrics/progress_bar.h"
 #include "maxdiffusion/tasks/latent_cache.h"
@@ -25,8 +26,8 @@ static std::string cache_folder(const RunConfig& c) {
   return (c.data.dataset_save_location.empty() ? c.folder() : c.data.dataset_save_location) + "/cache";
 }
 
-Values encoded(const RunConfig& c, Companions& companions, const LoadedPictures& pictures, bool flip,
-               const std::string& key) {
+HostArrays encoded(const RunConfig& c, Companions& companions, const LoadedImages& pictures, bool flip,
+                   const std::string& key) {
   const int64_t n = pictures.pixels.dims()[0], copies = flip ? 2 : 1;
   const std::string folder = cache_folder(c);
   LatentCache cache(folder, "pictures " + pictures.fingerprint + "\n" + key, n * copies, 512);
@@ -36,8 +37,8 @@ Values encoded(const RunConfig& c, Companions& companions, const LoadedPictures&
     std::vector<std::string> captions;
     for (int64_t i = part->begin; i < part->end; ++i) captions.push_back(pictures.captions[static_cast<size_t>(i % n)]);
     TextEmbeddings e = companions.text().encode(captions);
-    Values arrays = {{"moments", companions.coder().encode(with_mirrored(pictures.pixels, part->begin, part->end))},
-                     {"prompt_embeds", e.prompt_embeds}};
+    HostArrays arrays = {{"moments", companions.coder().encode(with_mirrored(pictures.pixels, part->begin, part->end))},
+                         {"prompt_embeds", e.prompt_embeds}};
     if (e.text_embeds) arrays["text_embeds"] = e.text_embeds;
     cache.put(*part, arrays);
     bar.update(part->end, "");
@@ -58,9 +59,9 @@ HostArray scaled(const HostArray& moments, const VaeConfig& vae) {
   return out;
 }
 
-Values cached_fields(const RunConfig& c, const ModelFolder& folder, Companions& companions, const LatentDiffusion& task,
-                     const LoadedPictures& pictures, const std::string& key) {
-  Values fields = encoded(c, companions, pictures, false, key + cache_key(c, folder, companions));
+HostArrays cached_fields(const RunConfig& c, const ModelFolder& folder, Companions& companions,
+                         const LatentDiffusion& task, const LoadedImages& pictures, const std::string& key) {
+  HostArrays fields = encoded(c, companions, pictures, false, key + cache_key(c, folder, companions));
   fields["moments"] = scaled(fields.at("moments"), folder.vae);
   if (!task.from_ids) return fields;
   fields.erase("prompt_embeds");
@@ -110,7 +111,5 @@ HostArray token_ids(const ClipTokenizer& tokenizer, const std::vector<std::strin
   if (cut > 0) log_warning("{} captions are longer than {} tokens and are cut", cut, length);
   return out;
 }
-
-HostArray without_batch(const HostArray& a) { return a.reshaped(Dims(a.dims().begin() + 1, a.dims().end())); }
 
 }  // namespace md

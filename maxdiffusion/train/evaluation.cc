@@ -5,6 +5,7 @@
 #include <deque>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/metrics/progress_bar.h"
@@ -46,8 +47,7 @@ Evaluation::Evaluation(const Devices& devices, const LatentDiffusion& trained, B
   };
   g.output("losses", task.sample_losses(models, feed, Rng(g.input("key", {DType::u32, {2}})).for_("evaluation")));
   program_ = std::make_unique<Program>(compile(devices, g, compile_config, "evaluate_" + task.model()));
-  const uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-  key_ = devices.put(HostArray::of<uint32_t>({DType::u32, {2}}, key));
+  key_ = devices.put(key_of_seed(seed));
   log_info("evaluation: {} pictures at each of {} timesteps", count_, timesteps_.size());
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/data/dataset.h"
+#include "maxdiffusion/data/batches/dataset.h"
 #include "maxdiffusion/tasks/latent_diffusion.h"
 #include "maxdiffusion/tasks/run_config.h"
 #include "maxdiffusion/train/step.h"

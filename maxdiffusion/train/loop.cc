@@ -26,11 +26,6 @@ struct State {
   Position data;
 };
 
-HostArray scalar_s32(int64_t v) {
-  const int32_t value = static_cast<int32_t>(v);
-  return HostArray::of<int32_t>({DType::s32, {}}, {&value, 1});
-}
-
 HostArray zeros(const Shape& shape) {
   HostArray a(shape);
   std::fill_n(a.mutable_data(), a.bytes(), std::byte{0});
@@ -44,7 +39,7 @@ HostArray yes() {
 
 /// The state before the first step of this process, in host memory, and the frozen parameters.
 struct Start {
-  Values values;
+  HostArrays values;
   int64_t step = 0;
   Position data;
 };
@@ -66,7 +61,7 @@ std::vector<std::string> whole_components(const ParamTable& params) {
   return names;
 }
 
-Start fresh(const ParamTable& params, Values values) {
+Start fresh(const ParamTable& params, HostArrays values) {
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
     values["adam_m/" + p.input] = values["adam_v/" + p.input] = zeros(p.shape);
@@ -77,13 +72,13 @@ Start fresh(const ParamTable& params, Values values) {
   return {.values = std::move(values)};
 }
 
-Start restored(const ParamTable& params, int64_t step, const LoopOptions& o, Values frozen) {
+Start restored(const ParamTable& params, int64_t step, const LoopOptions& o, HostArrays frozen) {
   const CheckpointContent c = read_training_state(o.checkpoint_dir, step);
   const json info = json::parse(c.state_json);
   if (info.at("seed") != o.seed)
     log_warning("checkpoint {}/{} was made with seed {}, this run has {}: random draws differ from here on",
                 o.checkpoint_dir, step, info.at("seed").dump(), o.seed);
-  Values values = as_arrays(c.state);
+  HostArrays values = as_arrays(c.state);
   // Parameters are in the models' own files, unless those hold their averages.
   ModelFolder folder;
   folder.path = checkpoint_folder(o.checkpoint_dir, step);
@@ -98,19 +93,19 @@ Start restored(const ParamTable& params, int64_t step, const LoopOptions& o, Val
 }
 
 /// The state's arrays, copied to the host without stopping the device: starts now, waits when called.
-std::function<Values()> fetch_all(const Devices& devices, const ArrayMap& arrays) {
+std::function<HostArrays()> fetch_all(const Devices& devices, const ArrayMap& arrays) {
   auto pending = std::make_shared<std::map<std::string, PendingArray>>();
   for (const auto& [name, a] : arrays) (*pending)[name] = fetch(devices, a);
   return [pending] {
-    Values v;
+    HostArrays v;
     for (auto& [name, p] : *pending) v[name] = p.wait();
     return v;
   };
 }
 
 /// The trained values that are sampled and saved as the model: the averages where they are kept.
-Values model_values(const ParamTable& params, const Values& state) {
-  Values v;
+HostArrays model_values(const ParamTable& params, const HostArrays& state) {
+  HostArrays v;
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
     auto average = state.find("ema/" + p.input);
@@ -231,9 +226,8 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
 
   data->seek(state.data);
   data = prefetch(std::move(data), static_cast<int>(o.prefetch_depth));
-  Values fixed = callbacks.constants;
-  const uint32_t key[2] = {static_cast<uint32_t>(o.seed), static_cast<uint32_t>(o.seed >> 32)};
-  fixed["key"] = HostArray::of<uint32_t>({DType::u32, {2}}, key);
+  HostArrays fixed = callbacks.constants;
+  fixed["key"] = key_of_seed(o.seed);
   place(devices, program, fixed, kept);
 
   // Saves the state as it is now; the copy runs beside the steps that follow.
@@ -249,9 +243,9 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                  {"taken", position.taken}};
     writer.save(at, [values, info, &step, &callbacks, &o] {
       CheckpointContent c;
-      const Values state = values();
+      const HostArrays state = values();
       c.state = as_pieces(state);
-      const Values trained = model_values(step.params, state);
+      const HostArrays trained = model_values(step.params, state);
       for (const std::string& component : whole_components(step.params)) {
         c.weights[component] = as_pieces(published(step.params, component, trained));
         if (o.step.ema_decay == 0)  // the model's file holds them already
@@ -350,7 +344,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   writer.finish();
   recorder.finish();
   Trained t{std::move(step.params), {}, last};
-  Values all = fetch_all(devices, state.arrays)();
+  HostArrays all = fetch_all(devices, state.arrays)();
   t.values = model_values(t.params, all);
   return t;
 }

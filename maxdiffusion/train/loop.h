@@ -10,7 +10,7 @@
 #include <string>
 
 #include "maxdiffusion/checkpoint/checkpoint.h"
-#include "maxdiffusion/data/dataset.h"
+#include "maxdiffusion/data/batches/dataset.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/recorder.h"
 #include "maxdiffusion/tasks/run_config.h"
@@ -19,7 +19,6 @@
 namespace md {
 
 /// Host values of a trained model: what is sampled from and saved in the model's folder (the average, where kept).
-using Values = std::map<std::string, HostArray>;
 
 struct LoopOptions {
   std::string title;   // of the progress bar
@@ -48,23 +47,23 @@ struct LoopCallbacks {
   /// Starting values of parameters, by input name, in two calls: the first throws where there are none, the second
   /// makes them while the program is compiled. The table is the whole one, or that of the frozen parameters where a
   /// checkpoint holds the others; it lives until the second call has returned.
-  std::function<std::function<Values()>(const ParamTable&)> initial;
+  std::function<std::function<HostArrays()>(const ParamTable&)> initial;
   /// Arrays of the batch that are the same every step (BatchField::batched is false), by field name.
-  Values constants;
+  HostArrays constants;
   /// What makes the checkpoint a whole model folder: weights of other models, configs, tokenizers. `trained`: values of
   /// the trained parameters by input name (averages, where kept). Called on the writer's thread.
-  std::function<void(CheckpointContent&, const ParamTable&, const Values& trained)> complete;
+  std::function<void(CheckpointContent&, const ParamTable&, const HostArrays& trained)> complete;
   /// Called every `eval_every` steps; `value` is the array of a parameter by input name, of trained ones as they would
   /// be saved. What it returns joins the step's metrics. May be empty.
   std::function<std::map<std::string, double>(int64_t step, const std::function<Array*(const std::string&)>& value)>
       evaluate;
   /// Called every `sample_every` steps with the trained values that would be saved. May be empty.
-  std::function<void(int64_t step, const ParamTable&, const Values& trained)> sample;
+  std::function<void(int64_t step, const ParamTable&, const HostArrays& trained)> sample;
 };
 
 struct Trained {
   ParamTable params;
-  Values values;  // of the trained parameters (averages, where kept)
+  HostArrays values;  // of the trained parameters (averages, where kept)
   int64_t steps = 0;
 };
 

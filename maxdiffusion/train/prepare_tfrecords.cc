@@ -2,9 +2,10 @@
 #include <cmath>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/base/picture.h"
-#include "maxdiffusion/data/tfrecord_writer.h"
+#include "maxdiffusion/data/records/tfrecord_writer.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/train/encoded.h"
 #include "maxdiffusion/train/train.h"
@@ -82,9 +83,9 @@ int64_t prepare_tfrecords(const RunConfig& c) {
   Companions companions(c, devices, folder);
   const HostRng rng(static_cast<uint64_t>(c.run.seed), "prepared posterior");
   const int64_t length = folder.text_encoder.max_position_embeddings;
-  const PictureConfig images{
+  const ImageConfig images{
       .resolution = keys.resolution, .center_crop = keys.center_crop, .random_crop = keys.random_crop};
-  each_part(source, images, companions.batch(), [&](LoadedPictures&& part) {
+  each_group(source, images, companions.batch(), [&](LoadedImages&& part) {
     const int64_t n = part.pixels.dims()[0], copies = keys.random_flip ? 2 : 1;
     const HostArray moments = companions.coder().encode(with_mirrored(part.pixels, 0, n * copies));
     const TextEmbeddings text = companions.text().encode(part.captions);

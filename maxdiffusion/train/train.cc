@@ -98,7 +98,7 @@ NoiseSchedule training_noise(const RunConfig& c, const ModelFolder& folder) {
 }
 
 /// Starting values of the matrices, of `lora_init` or drawn; made when called.
-std::function<Values()> first_lora(const RunConfig& c, const ModelFolder& folder, const ParamTable& params) {
+std::function<HostArrays()> first_lora(const RunConfig& c, const ModelFolder& folder, const ParamTable& params) {
   std::vector<std::string> targets = training_lora(c.lora, "unet").targets;
   if (c.loss.train_text_encoder && c.lora.lora_target_modules.empty()) {
     const std::vector<std::string> more = training_lora(c.lora, "text_encoder").targets;
@@ -107,8 +107,8 @@ std::function<Values()> first_lora(const RunConfig& c, const ModelFolder& folder
   check_lora_targets(targets, params);
   if (c.lora.lora_init.empty())
     return [&params, seed = static_cast<uint64_t>(c.run.seed)] { return initial_lora(params, seed); };
-  const Values values = initial_lora(params, read_lora(c.lora.lora_init, LoraTargets(denoiser_params(folder))),
-                                     training_lora(c.lora, "unet"));
+  const HostArrays values = initial_lora(params, read_lora(c.lora.lora_init, LoraTargets(denoiser_params(folder))),
+                                         training_lora(c.lora, "unet"));
   return [values] { return values; };
 }
 
@@ -222,16 +222,16 @@ void train(const RunConfig& c, const OnSample& on_sample) {
 
   callbacks.initial = [&](const ParamTable& p) {
     auto base = std::make_shared<const ParamTable>(base_params(p));
-    std::vector<std::function<Values()>> parts;
+    std::vector<std::function<HostArrays()>> parts;
     for (const std::string& component : components_of(*base)) parts.push_back(companions.open(*base, component));
     if (std::any_of(p.params().begin(), p.params().end(), is_lora)) parts.push_back(first_lora(c, folder, p));
     return [parts, base] {
-      Values all;
+      HostArrays all;
       for (const auto& part : parts) all.merge(part());
       return all;
     };
   };
-  callbacks.complete = [&](CheckpointContent& content, const ParamTable& params, const Values& trained) {
+  callbacks.complete = [&](CheckpointContent& content, const ParamTable& params, const HostArrays& trained) {
     companions.complete(content);
     if (!lora) return;
     content.more = [file = trained_lora(params, trained, training_lora(c.lora, "unet")),
@@ -246,13 +246,13 @@ void train(const RunConfig& c, const OnSample& on_sample) {
     evaluation.emplace(devices, task, held_out_fields(c, folder, companions, task), c.eval, o.step, o.seed, c.compile);
     callbacks.evaluate = [&](int64_t step, const auto& value) { return evaluation->run(step, value); };
   }
-  auto draw = [&](int64_t step, const ParamTable& params, const Values& trained) {
+  auto draw = [&](int64_t step, const ParamTable& params, const HostArrays& trained) {
     if (!on_sample || c.sample.prompt.empty()) return;
     const WeightsOf weights = [&](const ParamTable& p, const std::string& component) {
       const bool learned = std::any_of(params.params().begin(), params.params().end(),
                                        [&](const Param& q) { return q.trainable && q.model == component; });
       if (learned && !lora) return of_component(p, component, trained);
-      Values values = companions.weights()(p, component);
+      HostArrays values = companions.weights()(p, component);
       if (learned) merge_loras({{trained_lora(params, trained, training_lora(c.lora, "unet")), 1}}, p, values);
       return values;
     };

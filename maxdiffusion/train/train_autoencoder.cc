@@ -3,19 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "maxdiffusion/base/picture.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/tasks/autoencoder.h"
 #include "maxdiffusion/train/encoded.h"
 
 namespace md {
-namespace {
-
-HostArray picture(const HostArray& f32_pictures, int64_t i) {
-  Dims dims(f32_pictures.dims().begin() + 1, f32_pictures.dims().end());
-  return to_rgb8(rows(f32_pictures, i, 1).reshaped(dims));
-}
-
-}  // namespace
 
 double latent_scale(const HostArray& moments) {
   const int64_t c = moments.dims().back() / 2;
@@ -36,16 +29,16 @@ void write_reconstructions(PictureCoder& coder, const HostArray& pixels, const s
   const HostArray decoded = coder.decode(means(coder.encode(chosen)));
   std::vector<GridCell> above, below;
   for (int64_t i = 0; i < n; ++i) {
-    above.push_back({rows(chosen, i, 1).reshaped(Dims(chosen.dims().begin() + 1, chosen.dims().end())), ""});
-    below.push_back({picture(decoded, i), ""});
+    above.push_back({without_batch(rows(chosen, i, 1)), ""});
+    below.push_back({image_of_batch(decoded, i), ""});
   }
   const int64_t columns = static_cast<int64_t>(above.size());
   above.insert(above.end(), below.begin(), below.end());
   write_png(path, make_grid(above, columns, 2));
 }
 
-Values train_autoencoder(const RunConfig& c, const Devices& devices, const ModelFolder& folder,
-                         const LoadedPictures& pictures) {
+HostArrays train_autoencoder(const RunConfig& c, const Devices& devices, const ModelFolder& folder,
+                             const LoadedImages& pictures) {
   Autoencoder task;
   task.vae = folder.vae;
   task.batch_size =
@@ -59,7 +52,7 @@ Values train_autoencoder(const RunConfig& c, const Devices& devices, const Model
   o.step.optim.learning_rate = scaled_rate(c.optim, c.vae.vae_learning_rate, task.batch_size);
   LoopCallbacks callbacks;
   callbacks.initial = [&](const ParamTable& p) { return folder.open_values(p, "vae", true, o.seed); };
-  callbacks.complete = [&](CheckpointContent& content, const ParamTable&, const Values&) {
+  callbacks.complete = [&](CheckpointContent& content, const ParamTable&, const HostArrays&) {
     content.files["vae/config.json"] = folder.files.at("vae/config.json");
   };
   return train_loop(devices, {&task},

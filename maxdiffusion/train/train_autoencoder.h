@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "maxdiffusion/data/pictures.h"
+#include "maxdiffusion/data/images/load_images.h"
 #include "maxdiffusion/tasks/encode.h"
 #include "maxdiffusion/tasks/run_config.h"
 #include "maxdiffusion/train/loop.h"
@@ -11,8 +11,8 @@
 namespace md {
 
 /// Its values by input name; the stage's files go to vae/ of the run's folder.
-Values train_autoencoder(const RunConfig& c, const Devices& devices, const ModelFolder& folder,
-                         const LoadedPictures& pictures);
+HostArrays train_autoencoder(const RunConfig& c, const Devices& devices, const ModelFolder& folder,
+                             const LoadedImages& pictures);
 /// Mean and spread of latents over pictures: LDM's scaling_factor is one over their standard deviation.
 double latent_scale(const HostArray& moments);
 /// Writes a picture: originals above their reconstructions.

@@ -7,10 +7,11 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/data/emoji.h"
-#include "maxdiffusion/data/location.h"
+#include "maxdiffusion/data/images/emoji.h"
+#include "maxdiffusion/data/storage/location.h"
 #include "maxdiffusion/tasks/replay.h"
 #include "maxdiffusion/train/encoded.h"
 #include "maxdiffusion/train/train_autoencoder.h"
@@ -47,11 +48,11 @@ HostArray both_rows(const HostArray& a, const HostArray& b) {
 std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& folder, Companions& companions,
                                          LatentDiffusion& task) {
   const DreamboothKeys& k = c.dreambooth;
-  const PictureConfig images{.resolution = c.data.resolution, .center_crop = c.data.center_crop};
+  const ImageConfig images{.resolution = c.data.resolution, .center_crop = c.data.center_crop};
   auto load = [&](const std::string& folder) {
-    return load_pictures(open_source({.dataset_type = "image_folder", .train_data_dir = folder}), images);
+    return load_images(open_source({.dataset_type = "image_folder", .train_data_dir = folder}), images);
   };
-  LoadedPictures instances = load(k.instance_data_dir), classes = load(k.class_data_dir);
+  LoadedImages instances = load(k.instance_data_dir), classes = load(k.class_data_dir);
   std::fill(instances.captions.begin(), instances.captions.end(), k.instance_prompt);
   std::fill(classes.captions.begin(), classes.captions.end(), k.class_prompt);
   const int64_t n = std::max(instances.pixels.dims()[0], classes.pixels.dims()[0]);
@@ -59,9 +60,9 @@ std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& 
            classes.pixels.dims()[0]);
   task.prior_loss_weight = k.prior_loss_weight;
   task.from_ids = c.loss.train_text_encoder;
-  Values arrays;
+  HostArrays arrays;
   for (const auto& [prefix, pictures] : {std::pair{"", &instances}, std::pair{"class_", &classes}}) {
-    const Values part =
+    const HostArrays part =
         cached_fields(c, folder, companions, task, *pictures, "caption " + pictures->captions[0] + "\n");
     const int64_t own = pictures->pixels.dims()[0];
     for (const auto& [name, a] : part) {
@@ -76,18 +77,18 @@ std::unique_ptr<Dataset> dreambooth_data(const RunConfig& c, const ModelFolder& 
 }
 
 /// How pictures are made ready.
-PictureConfig picture_config(const RunConfig& c, const ModelFolder& folder) {
+ImageConfig picture_config(const RunConfig& c, const ModelFolder& folder) {
   const DataKeys& d = c.data;
   const int64_t down = folder.vae.downscale();
-  PictureConfig p{.resolution = d.resolution,
-                  .center_crop = d.center_crop,
-                  .random_crop = d.random_crop,
-                  .random_flip = d.random_flip,
-                  .mask = d.alpha_mask         ? MaskFrom::alpha
-                          : c.loss.masked_loss ? MaskFrom::record
-                                               : MaskFrom::none,
-                  .mask_downscale = down,
-                  .sizes = folder.unet.addition_embed_type && (d.enable_bucket || d.original_size_conditioning)};
+  ImageConfig p{.resolution = d.resolution,
+                .center_crop = d.center_crop,
+                .random_crop = d.random_crop,
+                .random_flip = d.random_flip,
+                .mask = d.alpha_mask         ? MaskFrom::alpha
+                        : c.loss.masked_loss ? MaskFrom::record
+                                             : MaskFrom::none,
+                .mask_downscale = down,
+                .sizes = folder.unet.addition_embed_type && (d.enable_bucket || d.original_size_conditioning)};
   if (!d.enable_bucket) return p;
   const int64_t unit = down << (folder.unet.block_out_channels.size() - 1);
   check(d.bucket_reso_steps % unit == 0, Code::invalid_config,
@@ -95,7 +96,7 @@ PictureConfig picture_config(const RunConfig& c, const ModelFolder& folder) {
         d.bucket_reso_steps, unit);
   if (d.bucket_no_upscale) log_info("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
   p.buckets.emplace(
-      BucketConfig{d.resolution, d.min_bucket_reso, d.max_bucket_reso, d.bucket_reso_steps, d.bucket_no_upscale});
+      AspectBucketConfig{d.resolution, d.min_bucket_reso, d.max_bucket_reso, d.bucket_reso_steps, d.bucket_no_upscale});
   return p;
 }
 
@@ -150,8 +151,8 @@ std::unique_ptr<Dataset> from_reference_caches(const RunConfig& c, const ModelFo
 
 /// Pictures as they are read, and token ids.
 TrainingData encoded_in_step(const RunConfig& c, const ModelFolder& folder, std::shared_ptr<const RecordSource> source,
-                             const PictureConfig& images, const BatchConfig& batches, LatentDiffusion& task,
-                             Values& constants) {
+                             const ImageConfig& images, const BatchConfig& batches, LatentDiffusion& task,
+                             HostArrays& constants) {
   check(!c.model.train_new_vae, Code::invalid_config,
         "train_new_vae with cache_latents_text_encoder_outputs=false: the scale of its latents would not be known");
   task.from_pixels = task.from_ids = true;
@@ -163,30 +164,30 @@ TrainingData encoded_in_step(const RunConfig& c, const ModelFolder& folder, std:
     return b;
   };
   for (const auto& [name, a] : ids({""})) constants["empty_" + name] = without_batch(a);
-  if (!images.buckets) return {picture_batches(source, images, batches, ids)};
-  PicturesInBuckets sorted = sort_into_buckets(source, images);
+  if (!images.buckets) return {image_batches(source, images, batches, ids)};
+  ImagesInBuckets sorted = sort_into_aspect_buckets(source, images);
   std::vector<int64_t> counts;
   for (const auto& records : sorted.records) counts.push_back(static_cast<int64_t>(records.size()));
-  const std::vector<PictureSize> sizes = sorted.sizes;
-  log_buckets(sizes, counts, 1, batches.batch);
-  return {picture_batches(std::move(sorted), images, batches, ids), sizes};
+  const std::vector<ImageSize> sizes = sorted.sizes;
+  log_aspect_buckets(sizes, counts, 1, batches.batch);
+  return {image_batches(std::move(sorted), images, batches, ids), sizes};
 }
 
 /// Pictures encoded beforehand, by an autoencoder that is trained first where a key asks for it.
 TrainingData encoded_before(const RunConfig& c, const Devices& devices, ModelFolder& folder, Companions& companions,
-                            std::shared_ptr<const RecordSource> source, const PictureConfig& images,
-                            const BatchConfig& batches, Values& constants) {
-  const std::vector<LoadedPictures> groups = load_in_buckets(source, images);
-  std::vector<PictureSize> sizes;
+                            std::shared_ptr<const RecordSource> source, const ImageConfig& images,
+                            const BatchConfig& batches, HostArrays& constants) {
+  const std::vector<LoadedImages> groups = load_in_aspect_buckets(source, images);
+  std::vector<ImageSize> sizes;
   std::vector<int64_t> counts;
-  for (const LoadedPictures& g : groups) {
+  for (const LoadedImages& g : groups) {
     counts.push_back(g.pixels.dims()[0]);
     sizes.push_back({g.pixels.dims()[1], g.pixels.dims()[2]});
   }
   log_info("{} pictures, {} skipped", std::accumulate(counts.begin(), counts.end(), int64_t{0}),
            groups[0].skipped.size());
   const int64_t copies = c.data.random_flip ? 2 : 1;
-  if (images.buckets) log_buckets(sizes, counts, copies, batches.batch);
+  if (images.buckets) log_aspect_buckets(sizes, counts, copies, batches.batch);
 
   if (c.model.train_new_vae) {
     companions.set_vae(train_autoencoder(c, devices, folder, groups[0]));
@@ -196,7 +197,7 @@ TrainingData encoded_before(const RunConfig& c, const Devices& devices, ModelFol
   }
   std::vector<Batch> arrays;
   const std::string key = cache_key(c, folder, companions);
-  for (const LoadedPictures& g : groups) arrays.push_back(encoded(c, companions, g, c.data.random_flip, key));
+  for (const LoadedImages& g : groups) arrays.push_back(encoded(c, companions, g, c.data.random_flip, key));
   if (c.model.train_new_vae) {
     folder.vae.scaling_factor = latent_scale(arrays[0].at("moments"));
     nlohmann::json config = nlohmann::json::parse(folder.files.at("vae/config.json"));
@@ -206,7 +207,7 @@ TrainingData encoded_before(const RunConfig& c, const Devices& devices, ModelFol
              folder.vae.scaling_factor);
   }
   for (size_t i = 0; i < groups.size(); ++i) {
-    const LoadedPictures& g = groups[i];
+    const LoadedImages& g = groups[i];
     arrays[i]["moments"] = scaled(arrays[i].at("moments"), folder.vae);
     if (g.mask) arrays[i]["mask"] = with_mirrored(g.mask, 0, copies * counts[i]);
     if (g.time_ids) arrays[i]["time_ids"] = copies == 1 ? g.time_ids : both_rows(g.time_ids, g.mirrored_time_ids);
@@ -216,7 +217,7 @@ TrainingData encoded_before(const RunConfig& c, const Devices& devices, ModelFol
     constants["empty_prompt_embeds"] = without_batch(empty.prompt_embeds);
     if (empty.text_embeds) constants["empty_text_embeds"] = without_batch(empty.text_embeds);
   }
-  if (images.buckets) return {in_buckets(std::move(arrays), batches.batch, batches.stream), sizes};
+  if (images.buckets) return {in_aspect_buckets(std::move(arrays), batches.batch, batches.stream), sizes};
   return {in_memory(std::move(arrays[0]), batches.batch, batches.stream.seed, batches.stream.shuffle)};
 }
 
@@ -266,10 +267,10 @@ int64_t update_size(const RunConfig& c, const LatentDiffusion& task) {
   return task.batch_size * c.loss.gradient_accumulation_steps;
 }
 
-std::vector<LatentDiffusion> in_sizes(const LatentDiffusion& task, const std::vector<PictureSize>& buckets) {
+std::vector<LatentDiffusion> in_sizes(const LatentDiffusion& task, const std::vector<ImageSize>& buckets) {
   if (buckets.empty()) return {task};
   std::vector<LatentDiffusion> tasks;
-  for (const PictureSize& size : buckets) {
+  for (const ImageSize& size : buckets) {
     LatentDiffusion t = task;
     t.latent_height = size.height / task.folder.vae.downscale();
     t.latent_width = size.width / task.folder.vae.downscale();
@@ -290,7 +291,7 @@ Batch held_out_fields(const RunConfig& c, const ModelFolder& folder, Companions&
                          .caption_column = c.data.caption_column,
                          .max_train_samples = c.eval.eval_max_number_of_samples_in_bucket};
   if (!from_arrays(c)) {
-    const LoadedPictures pictures = load_pictures(
+    const LoadedImages pictures = load_images(
         open_source(where), {.resolution = c.data.resolution, .center_crop = c.data.center_crop || c.data.random_crop});
     return cached_fields(c, folder, companions, task, pictures);
   }
@@ -313,7 +314,7 @@ Batch held_out_fields(const RunConfig& c, const ModelFolder& folder, Companions&
 }
 
 TrainingData training_data(const RunConfig& c, const Devices& devices, ModelFolder& folder, Companions& companions,
-                           LatentDiffusion& task, Values& constants) {
+                           LatentDiffusion& task, HostArrays& constants) {
   if (!c.loss.replay_batches.empty()) return {replayed(c, folder, task)};
   task.batch_size = global_batch(c.data.per_device_batch_size, devices.mesh().devices());
   task.resolution = c.data.resolution;
@@ -327,7 +328,7 @@ TrainingData training_data(const RunConfig& c, const Devices& devices, ModelFold
       .batch = update_size(c, task),
       .workers = static_cast<int>(c.data.grain_worker_count)};
   if (from_arrays(c)) return {from_reference_caches(c, folder, where, batches, task)};
-  const PictureConfig images = picture_config(c, folder);
+  const ImageConfig images = picture_config(c, folder);
   task.masked = images.mask != MaskFrom::none;
   task.sizes = images.sizes;
   task.caption_dropout = c.data.caption_dropout;

@@ -5,8 +5,9 @@
 #include <memory>
 #include <vector>
 
-#include "maxdiffusion/data/pictures.h"
-#include "maxdiffusion/data/source.h"
+#include "maxdiffusion/data/batches/image_batches.h"
+#include "maxdiffusion/data/images/load_images.h"
+#include "maxdiffusion/data/records/open_source.h"
 #include "maxdiffusion/tasks/latent_diffusion.h"
 #include "maxdiffusion/tasks/run_config.h"
 #include "maxdiffusion/train/companions.h"
@@ -16,14 +17,14 @@ namespace md {
 /// Batches, and the sizes of their pictures; empty: all have the task's.
 struct TrainingData {
   std::unique_ptr<Dataset> batches;
-  std::vector<PictureSize> buckets = {};
+  std::vector<ImageSize> buckets = {};
 };
 
 /// What the UNet is trained on: sets the task's sizes and the arrays that are the same every step.
 TrainingData training_data(const RunConfig& c, const Devices& devices, ModelFolder& folder, Companions& companions,
-                           LatentDiffusion& task, Values& constants);
+                           LatentDiffusion& task, HostArrays& constants);
 /// The task in each size.
-std::vector<LatentDiffusion> in_sizes(const LatentDiffusion& task, const std::vector<PictureSize>& buckets);
+std::vector<LatentDiffusion> in_sizes(const LatentDiffusion& task, const std::vector<ImageSize>& buckets);
 /// The first held-out records, as fields of `task`, a row each.
 Batch held_out_fields(const RunConfig& c, const ModelFolder& folder, Companions& companions,
                       const LatentDiffusion& task);

@@ -146,5 +146,11 @@ TEST(Random, RefusesAWrongKeyAndAnEmptyRange) {
   EXPECT_THROW(random_integers(Rng::seed(g, 1), {2}, 5, 5), Error);
 }
 
+TEST(KeyOfSeed, IsTheLowWordThenTheHighOne) {
+  const HostArray key = key_of_seed(0x0000000300000005);
+  EXPECT_EQ(key.shape(), (Shape{DType::u32, {2}}));
+  EXPECT_EQ(key.to_doubles(), (std::vector<double>{5, 3}));
+}
+
 }  // namespace
 }  // namespace md

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "maxdiffusion/base/picture.h"
+#include "maxdiffusion/base/image.h"
 #include "tests/cli/command.h"
 
 namespace md {

@@ -22,7 +22,7 @@ double norm(const std::vector<double>& v) {
 }
 
 /// The weight of a parameter in its storage type; layers of a stacked one are joined.
-HostArray weight_of(const Param& p, const NamedArrays& weights, std::map<std::string, int>& used) {
+HostArray weight_of(const Param& p, const HostArrays& weights, std::map<std::string, int>& used) {
   auto one = [&](const std::string& path, const Dims& dims) {
     auto it = weights.find(path);
     check(it != weights.end(), Code::io, "there is no weight '{}'", path);
@@ -42,7 +42,7 @@ HostArray weight_of(const Param& p, const NamedArrays& weights, std::map<std::st
 }
 
 /// A gradient by published names.
-void put_gradient(const Param& p, const HostArray& g, NamedArrays& grads) {
+void put_gradient(const Param& p, const HostArray& g, HostArrays& grads) {
   if (p.stacked == 0) {
     grads[p.path] = g;
     return;
@@ -69,7 +69,7 @@ ModelCase load_case(const std::string& name) {
   for (const auto& [key, array] : golden.tensors()) {
     const size_t dot = key.find('.');
     const std::string kind = key.substr(0, dot), rest = key.substr(dot + 1);
-    NamedArrays& group = kind == "in" ? c.inputs : kind == "out" ? c.outputs : kind == "dot" ? c.dots : c.grads;
+    HostArrays& group = kind == "in" ? c.inputs : kind == "out" ? c.outputs : kind == "dot" ? c.dots : c.grads;
     group[rest] = array;
   }
   c.noise_floor_outputs = std::stod(golden.metadata().at("noise_floor_outputs"));
@@ -80,7 +80,7 @@ ModelCase load_case(const std::string& name) {
 ModelRun run_case(const ModelCase& c, const Forward& forward, const ScopeOptions& options) {
   Graph g(cpu().graph_options());
   ParamTable table;
-  NamedArrays feed;
+  HostArrays feed;
   NamedTensors inputs, dots;
   for (const auto& [name, array] : c.inputs) {
     inputs[name] = g.input("in/" + name, array.shape());
@@ -128,7 +128,7 @@ ModelRun run_case(const ModelCase& c, const Forward& forward, const ScopeOptions
   return run;
 }
 
-Distance distance(const NamedArrays& got, const NamedArrays& want) {
+Distance distance(const HostArrays& got, const HostArrays& want) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   double largest = 0;
   for (const auto& [name, w] : want) largest = std::max(largest, norm(w.to_doubles()));

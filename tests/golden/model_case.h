@@ -13,12 +13,11 @@
 
 namespace md {
 
-using NamedArrays = std::map<std::string, HostArray>;
 using NamedTensors = std::map<std::string, Tensor>;
 
 struct ModelCase {
   nlohmann::json config;
-  NamedArrays weights, inputs, outputs, dots, grads;  // names without their prefix; grads of inputs as "in.*"
+  HostArrays weights, inputs, outputs, dots, grads;  // names without their prefix; grads of inputs as "in.*"
   double noise_floor_outputs = 0, noise_floor_gradients = 0;
 };
 ModelCase load_case(const std::string& name);
@@ -29,7 +28,7 @@ std::string golden_path(const std::string& name);
 using Forward = std::function<NamedTensors(const Scope&, const nlohmann::json& config, NamedTensors& inputs)>;
 
 struct ModelRun {
-  NamedArrays outputs, grads;  // as in the case
+  HostArrays outputs, grads;  // as in the case
 };
 /// The model of the case and the gradients of sum over outputs of sum(out · dot). Fails when parameters and weights
 /// are not the same set of names and shapes.
@@ -41,7 +40,7 @@ struct Distance {
   double value = 0;
   std::string name;
 };
-Distance distance(const NamedArrays& got, const NamedArrays& want);
+Distance distance(const HostArrays& got, const HostArrays& want);
 
 const Devices& cpu();
 

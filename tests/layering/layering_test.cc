@@ -59,6 +59,22 @@ Names reach(const Table& table, const std::string& module) {
   return seen;
 }
 
+/// The modules that a file includes.
+Names included(const std::string& text) {
+  Names names;
+  static const std::regex include(R"((?:^|\n)\s*#\s*include\s*["<]maxdiffusion/(\w+)/)");
+  for (std::sregex_iterator i(text.begin(), text.end(), include), end; i != end; ++i) names.insert((*i)[1].str());
+  return names;
+}
+
+/// Grants of `module` that none of its files includes; `files`: what each of them includes.
+Names unused(const Table& table, const std::string& module, const std::vector<Names>& files) {
+  Names left = table.at(module);
+  for (const Names& file : files)
+    for (const auto& name : file) left.erase(name);
+  return left;
+}
+
 /// Lines of one file of `module` that include what they may not, as "module/…: includes …".
 std::vector<std::string> violations(const Table& table, const std::string& module, const std::string& file,
                                     const std::string& text) {
@@ -128,6 +144,21 @@ TEST(Layering, IncludesStayWithinTheTable) {
   EXPECT_GT(files, 50);
 }
 
+TEST(Layering, EveryGrantIsUsed) {
+  Table table = granted(read(kRoot / "docs/design.md"));
+  ASSERT_FALSE(table.empty());
+  for (const auto& [module, grants] : table) {
+    if (!fs::exists(kRoot / "maxdiffusion" / module)) continue;
+    std::vector<Names> files;
+    for (const auto& entry : fs::recursive_directory_iterator(kRoot / "maxdiffusion" / module)) {
+      if (is_source(entry.path()) && !entry.path().stem().string().ends_with("_test"))
+        files.push_back(included(read(entry.path())));
+    }
+    for (const auto& name : unused(table, module, files))
+      ADD_FAILURE() << module << "/ may include " << name << "/, but none of its files does: take the grant away";
+  }
+}
+
 TEST(Layering, CMakeLinksWhatTheTableGrants) {
   Table table = granted(read(kRoot / "docs/design.md")), linked;
   std::string cmake = read(kRoot / "cmake/modules.cmake");
@@ -155,6 +186,15 @@ TEST(LayeringCheck, GrantsReachThrough) {
   EXPECT_EQ(reach(kSample, "ops"), (Names{"base", "graph", "ops"}));
   EXPECT_TRUE(
       violations(kSample, "ops", "f.cc", "#include \"maxdiffusion/base/error.h\"\n#include <vector>\n").empty());
+}
+
+TEST(LayeringCheck, FindsUnusedGrants) {
+  const Names found =
+      included("#include \"maxdiffusion/base/error.h\"\n # include <maxdiffusion/graph/op.h>\n// pjrt/\n");
+  EXPECT_EQ(found, (Names{"base", "graph"}));
+  const Table table = {{"ops", {"base", "graph", "mesh"}}};
+  EXPECT_EQ(unused(table, "ops", {{"base"}, {"graph", "ops"}}), (Names{"mesh"}));
+  EXPECT_TRUE(unused(table, "ops", {{"base", "mesh"}, {"graph"}}).empty());
 }
 
 TEST(LayeringCheck, NamesTheLineThatBreaksTheRule) {

@@ -47,9 +47,9 @@ TEST_P(LoraLayout, ChangesWeightsAsDiffusersDoes) {
   const TemporaryFolder folder;
   const TracedModels models = traced_models(layout.which);
   const LoraFile lora = read_lora(write_layout(layout, folder.path()), LoraTargets(models.params));
-  NamedArrays values = models.values;
+  HostArrays values = models.values;
   merge_loras({{lora, 1}}, models.params, values);
-  const NamedArrays matrices = recorded_matrices(layout.which);
+  const HostArrays matrices = recorded_matrices(layout.which);
   double worst = 0;
   for (const auto& [input, before] : models.values) {
     if (!layout.factors.contains(input)) {
@@ -73,9 +73,9 @@ struct LoraFiles : testing::Test {
   TracedModels models = traced_models("sdxl");
   LoraTargets targets{models.params};
   /// The layout's file with a change to its arrays.
-  using Change = std::function<void(NamedArrays&)>;
+  using Change = std::function<void(HostArrays&)>;
   std::string changed(const Change& change, const std::map<std::string, std::string>& metadata = {}) {
-    NamedArrays arrays = SafetensorsReader::open(write_layout(layout, folder.path())).tensors();
+    HostArrays arrays = SafetensorsReader::open(write_layout(layout, folder.path())).tensors();
     change(arrays);
     const std::string path = folder / "changed.safetensors";
     write_safetensors(path, arrays, metadata);
@@ -88,10 +88,10 @@ struct LoraFiles : testing::Test {
 };
 
 TEST_F(LoraFiles, MayHoldHalfPrecision) {
-  NamedArrays single = models.values;
+  HostArrays single = models.values;
   merge_loras({{read_lora(write_layout(layout, folder.path()), targets), 1}}, models.params, single);
   for (DType dtype : {DType::bf16, DType::f16}) {  // which hold the recorded numbers exactly
-    NamedArrays half = models.values;
+    HostArrays half = models.values;
     merge_loras({{read_lora(write_layout(layout, folder.path(), dtype), targets), 1}}, models.params, half);
     EXPECT_EQ(distance(half, single).value, 0);
   }
@@ -103,7 +103,7 @@ TEST_F(LoraFiles, MergeIntoStackedParametersAsIntoSingleOnes) {
   TracedModels stacked = traced_models("sdxl", {.scan_layers = true});
   const LoraFile again = read_lora(folder / "lora.safetensors", LoraTargets(stacked.params));
   merge_loras({{again, 1}}, stacked.params, stacked.values);
-  NamedArrays apart;
+  HostArrays apart;
   for (const auto& [input, array] : stacked.values) apart.merge(unstacked(input, array));
   EXPECT_LT(stacked.values.size(), apart.size());
   EXPECT_EQ(distance(apart, models.values).value, 0);
@@ -113,9 +113,9 @@ TEST_F(LoraFiles, AddUpWithTheirScalesAndAreRoundedOnce) {
   const LoraFile one = read_lora(write_layout(layout, folder.path()), targets);
   const LoraFile two = read_lora(write_layout(recorded_layout("sdxl", "peft_folder"), folder.path()), targets);
   const std::vector<ScaledLora> both = {{one, 0.5}, {two, -0.25}};
-  NamedArrays values = models.values;
+  HostArrays values = models.values;
   merge_loras(both, models.params, values);
-  const NamedArrays matrices = recorded_matrices("sdxl");
+  const HostArrays matrices = recorded_matrices("sdxl");
   const json& first = layout.factors;
   const json second = recorded_layout("sdxl", "peft_folder").factors;
   for (const auto& [input, factor] : first.items()) {
@@ -134,14 +134,14 @@ TEST_F(LoraFiles, AddUpWithTheirScalesAndAreRoundedOnce) {
 }
 
 TEST_F(LoraFiles, OfScaleZeroChangeNothing) {
-  NamedArrays values = models.values;
+  HostArrays values = models.values;
   merge_loras({{read_lora(write_layout(layout, folder.path()), targets), 0}}, models.params, values);
   EXPECT_EQ(distance(values, models.values).value, 0);
 }
 
 TEST_F(LoraFiles, OfLinearFormFitOneByOneConvolutionsAndTheOtherWayRound) {
   const LoraFile before = read_lora(write_layout(layout, folder.path()), targets);
-  const LoraFile after = read_lora(changed([](NamedArrays& arrays) {
+  const LoraFile after = read_lora(changed([](HostArrays& arrays) {
                                      for (auto& [key, a] : arrays) {
                                        Dims d = a.dims();
                                        if (contains(key, "conv_shortcut") && d.size() == 4) d.resize(2);
@@ -156,7 +156,7 @@ TEST_F(LoraFiles, OfLinearFormFitOneByOneConvolutionsAndTheOtherWayRound) {
 
 TEST_F(LoraFiles, WithoutAlphaOrWithZeroCountOnce) {
   const LoraFile lora =
-      read_lora(changed([](NamedArrays& arrays) {
+      read_lora(changed([](HostArrays& arrays) {
                   arrays.erase("lora_unet_conv_in.alpha");
                   const float zero = 0;
                   arrays["lora_unet_conv_out.alpha"] = HostArray::of<float>({DType::f32, {1}}, {&zero, 1});
@@ -170,8 +170,8 @@ TEST_F(LoraFiles, WithoutAlphaOrWithZeroCountOnce) {
 TEST_F(LoraFiles, WithNamesOfAdaptersAreRead) {
   layout = recorded_layout("sdxl", "peft_plain");
   const LoraFile plain = read_lora(write_layout(layout, folder.path()), targets);
-  const LoraFile named = read_lora(changed([](NamedArrays& arrays) {
-                                     NamedArrays other;
+  const LoraFile named = read_lora(changed([](HostArrays& arrays) {
+                                     HostArrays other;
                                      for (const auto& [key, a] : arrays)
                                        other[key.substr(0, key.size() - 6) + "default.weight"] = a;
                                      arrays = other;
@@ -181,7 +181,7 @@ TEST_F(LoraFiles, WithNamesOfAdaptersAreRead) {
 }
 
 TEST_F(LoraFiles, WithUnreadKeysAreRefusedByList) {
-  const std::string message = refusal([](NamedArrays& arrays) {
+  const std::string message = refusal([](HostArrays& arrays) {
     arrays["lora_unet_down_blocks_9_attentions_0_proj_in.lora_down.weight"] = arrays.begin()->second;
     arrays["lora_te3_something.alpha"] = arrays.begin()->second;
     arrays["lora_unet_conv_in.diff"] = arrays.begin()->second;
@@ -206,12 +206,10 @@ TEST_F(LoraFiles, OfOtherMethodsAreRefusedByName) {
       {"lora_unet_conv_in.hada_w1_a", "LoHa"},  {"lora_unet_conv_in.lokr_w1", "LoKr"},
       {"lora_unet_conv_in.oft_blocks", "OFT"},  {"lora_unet_conv_in.lora_mid.weight", "LoCon"}};
   for (const auto& [key, method] : cases) {
-    const std::string message = refusal([&](NamedArrays& arrays) { arrays[key] = arrays.begin()->second; });
+    const std::string message = refusal([&](HostArrays& arrays) { arrays[key] = arrays.begin()->second; });
     EXPECT_TRUE(contains(message, key) && contains(message, method)) << message;
   }
-  const auto refused = [&](const char* json) {
-    return refusal([](NamedArrays&) {}, {{"lora_adapter_metadata", json}});
-  };
+  const auto refused = [&](const char* json) { return refusal([](HostArrays&) {}, {{"lora_adapter_metadata", json}}); };
   EXPECT_TRUE(contains(refused(R"({"unet.use_dora": true})"), "use_dora"));
   EXPECT_TRUE(contains(refused(R"({"unet.bias": "all"})"), "'bias' is \"all\""));
   EXPECT_TRUE(contains(refused(R"({"unet.peft_type": "LOHA"})"), "LOHA"));
@@ -222,30 +220,30 @@ TEST_F(LoraFiles, OfOtherMethodsAreRefusedByName) {
 }
 
 TEST_F(LoraFiles, OfOtherShapesAreRefusedWithBoth) {
-  std::string message = refusal([](NamedArrays& arrays) {
+  std::string message = refusal([](HostArrays& arrays) {
     HostArray& a = arrays.at("lora_unet_conv_in.lora_down.weight");
     a = a.reshaped({2, 4, 9});
   });
   EXPECT_TRUE(contains(message, "[2,4,9,1]") && contains(message, "[2,4,3,3]")) << message;
-  message = refusal([](NamedArrays& arrays) {
+  message = refusal([](HostArrays& arrays) {
     arrays["lora_unet_conv_in.lora_up.weight"] = arrays.at("lora_unet_conv_out.lora_up.weight");
   });
   EXPECT_TRUE(contains(message, "[4,2,1,1]") && contains(message, "[8,2,1,1]")) << message;
 }
 
 TEST_F(LoraFiles, WithHalfAPairOrTwoNamesForOneAreRefused) {
-  EXPECT_TRUE(contains(refusal([](NamedArrays& a) { a.erase("lora_unet_conv_in.lora_up.weight"); }),
+  EXPECT_TRUE(contains(refusal([](HostArrays& a) { a.erase("lora_unet_conv_in.lora_up.weight"); }),
                        "'lora_unet_conv_in.lora_down.weight' without its up matrix"));
   EXPECT_TRUE(contains(
-      refusal([](NamedArrays& a) { a["unet.conv_in.lora_A.weight"] = a.at("lora_unet_conv_in.lora_down.weight"); }),
+      refusal([](HostArrays& a) { a["unet.conv_in.lora_A.weight"] = a.at("lora_unet_conv_in.lora_down.weight"); }),
       "'lora_unet_conv_in.lora_down.weight' and 'unet.conv_in.lora_A.weight' are both for"));
-  EXPECT_TRUE(contains(refusal([](NamedArrays& a) { a.clear(); }), "holds no matrices"));
+  EXPECT_TRUE(contains(refusal([](HostArrays& a) { a.clear(); }), "holds no matrices"));
 }
 
 TEST_F(LoraFiles, WithoutATargetAreNotMerged) {
   LoraFile lora = read_lora(write_layout(layout, folder.path()), targets);
   lora.pairs["unet"]["nowhere.weight"] = lora.pairs.at("unet").at("conv_in.weight");
-  NamedArrays values = models.values;
+  HostArrays values = models.values;
   EXPECT_TRUE(contains(message_of([&] { merge_loras({{lora, 1}}, models.params, values); }), "nowhere.weight of unet"));
   EXPECT_EQ(distance(values, models.values).value, 0);
 }
@@ -270,7 +268,7 @@ TEST_F(LoraFiles, WrittenHaveTheKeysOfDiffusersAndReadBack) {
       for (const auto& [weight, pair] : pairs) {
         const LoraPair& b = back.pairs.at(component).at(weight);
         EXPECT_EQ(b.alpha, pair.alpha) << weight;
-        EXPECT_EQ(distance(NamedArrays{{"down", b.down}, {"up", b.up}}, {{"down", pair.down}, {"up", pair.up}}).value,
+        EXPECT_EQ(distance(HostArrays{{"down", b.down}, {"up", b.up}}, {{"down", pair.down}, {"up", pair.up}}).value,
                   0);
       }
   };

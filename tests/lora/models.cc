@@ -78,16 +78,16 @@ Layout recorded_layout(const std::string& which, const std::string& name) {
   fail(Code::internal, "there is no layout {}/{}", which, name);
 }
 
-NamedArrays recorded_matrices(const std::string& which) {
-  NamedArrays out;
+HostArrays recorded_matrices(const std::string& which) {
+  HostArrays out;
   for (const auto& [name, array] : SafetensorsReader::open(golden_path("lora/files.safetensors")).tensors())
     if (name.starts_with(which + "/")) out[name.substr(which.size() + 1)] = array.cast(DType::f32);
   return out;
 }
 
 std::string write_layout(const Layout& layout, const std::string& folder, DType dtype) {
-  const NamedArrays matrices = recorded_matrices(layout.which);
-  NamedArrays arrays;
+  const HostArrays matrices = recorded_matrices(layout.which);
+  HostArrays arrays;
   for (const auto& [key, value] : layout.keys.items()) {
     if (value.is_string()) {
       arrays[key] = matrices.at(value.get<std::string>()).cast(dtype);

@@ -17,7 +17,7 @@ std::map<std::string, std::string> components_of(const std::string& which);
 struct TracedModels {
   std::unique_ptr<Graph> graph;
   ParamTable params;
-  NamedArrays values;  // by input name, in storage dtype
+  HostArrays values;  // by input name, in storage dtype
 };
 TracedModels traced_models(const std::string& which, const ScopeOptions& options = {});
 
@@ -35,7 +35,7 @@ Layout recorded_layout(const std::string& which, const std::string& name);
 /// Writes the layout's file, with matrices of this type, and returns its path.
 std::string write_layout(const Layout& layout, const std::string& folder, DType dtype = DType::f32);
 /// "unet/conv_in/down" → the matrix, f32.
-NamedArrays recorded_matrices(const std::string& which);
+HostArrays recorded_matrices(const std::string& which);
 
 /// A message of the error that f throws, with notes; "no error".
 std::string message_of(const std::function<void()>& f);

@@ -28,7 +28,7 @@ std::string parameter(const std::string& name) {
 struct LoraCase {
   ModelCase model;
   LoraConfig config;
-  NamedArrays base_outputs;  // without matrices
+  HostArrays base_outputs;  // without matrices
 };
 
 LoraCase lora_case(const std::string& name) {
@@ -66,7 +66,7 @@ ModelRun run(const LoraCase& c, const ScopeOptions& options) {
 }
 
 /// All arrays as one, so that small ones, which bf16 disturbs most, count by their size.
-NamedArrays joined(const NamedArrays& arrays) {
+HostArrays joined(const HostArrays& arrays) {
   std::vector<float> all;
   for (const auto& [name, a] : arrays)
     for (double v : a.to_doubles()) all.push_back(static_cast<float>(v));
@@ -167,7 +167,7 @@ TEST(LoraScope, StartsAtTheBaseModel) {
 TEST(LoraScope, AndTheMergedModelAreOne) {
   LoraCase c = lora_case("unet_plain");
   const Traced t(c);
-  NamedArrays values;
+  HostArrays values;
   const ParamTable base = base_params(t.params);
   for (const Param& p : base.params()) values[p.input] = c.model.weights.at(p.path).cast(DType::f32);
   merge_loras({{file_of(c), 1}}, base, values);
@@ -188,7 +188,7 @@ TEST(LoraScope, TakesMatricesFromAFileAndGivesThemBack) {
     std::string path = folder / "kohya.safetensors";
     scanned ? write_kohya_lora(path, file_of(c), false) : void(path = write_peft_lora(folder.path(), file_of(c)));
     const LoraFile read = read_lora(path, LoraTargets(t.params));
-    const LoraValues values = initial_lora(t.params, read, c.config);
+    const HostArrays values = initial_lora(t.params, read, c.config);
     const LoraFile back = trained_lora(t.params, values, c.config);
     ASSERT_EQ(back.pairs.at("unet").size(), c.model.grads.size() / 2);
     for (const auto& [weight, pair] : back.pairs.at("unet")) {

@@ -10,8 +10,8 @@
 namespace md {
 
 struct MeshRun {
-  double loss = 0;                         // of the last step
-  std::map<std::string, HostArray> state;  // parameters and moments after the last step, by input name
+  double loss = 0;   // of the last step
+  HostArrays state;  // parameters and moments after the last step, by input name
   std::map<std::string, int64_t> bytes_per_device, bytes;
 };
 

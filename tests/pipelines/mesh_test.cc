@@ -5,7 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "maxdiffusion/base/picture.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "tests/cli/command.h"
 

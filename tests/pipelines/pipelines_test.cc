@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "maxdiffusion/base/picture.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "tests/cli/command.h"
 
@@ -78,7 +78,7 @@ TEST(Generate, SaysWhichPictureIsNotFinite) {
   std::filesystem::copy(kGoldens + "/sd", t / "model", std::filesystem::copy_options::recursive);
   for (const auto& [file, what] : {std::pair{"vae/diffusion_pytorch_model.safetensors", "the pixels of picture 1"},
                                    {"unet/diffusion_pytorch_model.safetensors", "the latents of picture 1"}}) {
-    std::map<std::string, HostArray> tensors = SafetensorsReader::open(t / "model/" + file).tensors();
+    HostArrays tensors = SafetensorsReader::open(t / "model/" + file).tensors();
     const std::string name = std::string(file).starts_with("vae") ? "decoder.conv_out.bias" : "conv_out.bias";
     const uint16_t nan[] = {0x7fc0, 0x7fc0, 0x7fc0, 0x7fc0};
     const Shape shape = tensors.at(name).shape();

@@ -9,8 +9,8 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
-#include "maxdiffusion/data/pictures.h"
-#include "maxdiffusion/data/source.h"
+#include "maxdiffusion/data/images/load_images.h"
+#include "maxdiffusion/data/records/open_source.h"
 #include "tests/remote/bucket_server.h"
 
 namespace md {
@@ -226,8 +226,8 @@ TEST_P(Buckets, APictureThatIsLostIsSkippedAndNamed) {
   }());
   server().put("holes", "d/a.png", png);
   server().put("holes", "d/b.png", "no picture");
-  const LoadedPictures l =
-      load_pictures(open_source({.dataset_type = "image_folder", .train_data_dir = at("holes/d")}), {.resolution = 8});
+  const LoadedImages l =
+      load_images(open_source({.dataset_type = "image_folder", .train_data_dir = at("holes/d")}), {.resolution = 8});
   ASSERT_EQ(l.skipped.size(), 1u);
   EXPECT_NE(l.skipped[0].find(at("holes/d/b.png")), std::string::npos) << l.skipped[0];
 }

@@ -9,7 +9,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
-#include "maxdiffusion/data/bucket_batches.h"
+#include "maxdiffusion/data/batches/aspect_bucket_batches.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/tasks/latent_diffusion.h"
 #include "maxdiffusion/train/loop.h"
@@ -64,7 +64,7 @@ struct TinyRun {
     LoopCallbacks callbacks;
     callbacks.initial = [](const ParamTable& params) {
       return [&params] {
-        Values v;
+        HostArrays v;
         for (const Param& p : params.params()) v[p.input] = initial_value(p, 3);
         return v;
       };
@@ -85,7 +85,7 @@ struct TinyRun {
       tasks.push_back(&t);
       groups.push_back(samples(t, 6));
     }
-    return train_loop(devices, tasks, in_buckets(groups, task.batch_size, {.seed = 5}), options, callbacks);
+    return train_loop(devices, tasks, in_aspect_buckets(groups, task.batch_size, {.seed = 5}), options, callbacks);
   }
 
   /// Of every step.
@@ -97,7 +97,7 @@ struct TinyRun {
   }
 };
 
-void expect_same_bits(const Values& a, const Values& b) {
+void expect_same_bits(const HostArrays& a, const HostArrays& b) {
   ASSERT_EQ(a.size(), b.size());
   for (const auto& [name, x] : a) {
     const HostArray& y = b.at(name);

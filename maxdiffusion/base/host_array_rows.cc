@@ -1,0 +1,69 @@
+#include "maxdiffusion/base/host_array_rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace md {
+namespace {
+
+/// The axes between the first and the last of [N, A…, B…] in the order [N, B…, A…]: `a` elements of A, `b` of B.
+HostArray swapped(const HostArray& in, Dims dims, int64_t a, int64_t b) {
+  HostArray out(Shape{DType::f32, std::move(dims)});
+  auto from = in.view<float>();
+  auto to = out.mutable_view<float>();
+  for (int64_t n = 0; n < in.dims()[0]; ++n)
+    for (int64_t i = 0; i < a; ++i)
+      for (int64_t k = 0; k < b; ++k)
+        to[static_cast<size_t>((n * b + k) * a + i)] = from[static_cast<size_t>((n * a + i) * b + k)];
+  return out;
+}
+
+}  // namespace
+
+HostArray rows(const HostArray& a, int64_t from, int64_t count) {
+  Dims dims = a.dims();
+  const int64_t n = dims[0];
+  dims[0] = count;
+  HostArray out(Shape{a.dtype(), dims});
+  const size_t row = a.bytes() / static_cast<size_t>(n);
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(out.mutable_data() + static_cast<size_t>(i) * row,
+                a.data() + static_cast<size_t>(std::min(from + i, n - 1)) * row, row);
+  return out;
+}
+
+void set_rows(HostArray& whole, int64_t from, const HostArray& part) {
+  const int64_t n = std::min(part.dims()[0], whole.dims()[0] - from);
+  const size_t row = part.bytes() / static_cast<size_t>(part.dims()[0]);
+  std::memcpy(whole.mutable_data() + static_cast<size_t>(from) * row, part.data(), static_cast<size_t>(n) * row);
+}
+
+HostArray repeat_rows(const HostArray& a, int64_t times) {
+  Dims dims = a.dims();
+  const int64_t n = dims[0];
+  dims[0] = n * times;
+  HostArray out(Shape{a.dtype(), dims});
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t k = 0; k < times; ++k) set_rows(out, i * times + k, rows(a, i, 1));
+  return out;
+}
+
+HostArray without_batch(const HostArray& a) { return a.reshaped(Dims(a.dims().begin() + 1, a.dims().end())); }
+
+HostArray zeros_as(const HostArray& a) {
+  HostArray out(a.shape());
+  std::fill_n(out.mutable_data(), out.bytes(), std::byte{0});
+  return out;
+}
+
+HostArray nchw_to_nhwc(const HostArray& x) {
+  const Dims& d = x.dims();
+  return swapped(x, {d[0], d[2], d[3], d[1]}, d[1], d[2] * d[3]);
+}
+
+HostArray nhwc_to_nchw(const HostArray& x) {
+  const Dims& d = x.dims();
+  return swapped(x, {d[0], d[3], d[1], d[2]}, d[1] * d[2], d[3]);
+}
+
+}  // namespace md

@@ -1,0 +1,60 @@
+#include "maxdiffusion/base/host_array_rows.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <vector>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+namespace {
+
+/// 0, 1, 2, …
+HostArray counted(Dims dims) {
+  HostArray a(Shape{DType::f32, std::move(dims)});
+  auto v = a.mutable_view<float>();
+  std::iota(v.begin(), v.end(), 0.0f);
+  return a;
+}
+std::vector<double> values(const HostArray& a) { return a.to_doubles(); }
+
+TEST(HostArrayRows, PastTheEndTheLastRepeats) {
+  const HostArray a = rows(counted({3, 2}), 1, 4);
+  EXPECT_EQ(a.dims(), (Dims{4, 2}));
+  EXPECT_EQ(values(a), (std::vector<double>{2, 3, 4, 5, 4, 5, 4, 5}));
+}
+
+TEST(HostArrayRows, AreWrittenAsFarAsTheArrayGoes) {
+  HostArray a = counted({3, 2});
+  set_rows(a, 2, counted({2, 2}));
+  EXPECT_EQ(values(a), (std::vector<double>{0, 1, 2, 3, 0, 1}));
+}
+
+TEST(HostArrayRows, RepeatOneAfterTheOther) {
+  const HostArray a = repeat_rows(counted({2, 2}), 2);
+  EXPECT_EQ(a.dims(), (Dims{4, 2}));
+  EXPECT_EQ(values(a), (std::vector<double>{0, 1, 0, 1, 2, 3, 2, 3}));
+}
+
+TEST(HostArrayRows, WithoutBatchOnlyTheFirstAxisGoes) {
+  EXPECT_EQ(without_batch(counted({1, 2, 1})).dims(), (Dims{2, 1}));
+  EXPECT_THROW(without_batch(counted({2, 3})), Error);
+}
+
+TEST(HostArrayRows, ZerosHaveTheShape) {
+  const HostArray a = zeros_as(counted({2, 2}));
+  EXPECT_EQ(a.shape(), (Shape{DType::f32, {2, 2}}));
+  EXPECT_EQ(values(a), std::vector<double>(4, 0));
+}
+
+TEST(HostArrayRows, ChannelsMoveToTheEndAndBack) {
+  const HostArray a = counted({2, 2, 1, 3}), b = nchw_to_nhwc(a);
+  EXPECT_EQ(b.dims(), (Dims{2, 1, 3, 2}));
+  EXPECT_EQ(values(b), (std::vector<double>{0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11}));
+  EXPECT_EQ(nhwc_to_nchw(b).dims(), a.dims());
+  EXPECT_EQ(values(nhwc_to_nchw(b)), values(a));
+}
+
+}  // namespace
+}  // namespace md

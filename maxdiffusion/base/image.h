@@ -1,0 +1,31 @@
+// Pictures as files: PNG in and out of u8 [H, W, 3] arrays, grids of them with captions.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+
+namespace md {
+
+/// rgb: u8 [H, W, 3] → the bytes of a PNG file, the same for the same picture.
+std::string encode_png(const HostArray& rgb);
+/// rgb: u8 [H, W, 3]. Written to a temporary name and renamed. Throws io.
+void write_png(const std::string& path, const HostArray& rgb);
+/// f32 [H, W, 3] in [−1, 1] → u8, clipped and rounded.
+HostArray to_rgb8(const HostArray& pixels);
+/// Image `i` of f32 [N, H, W, 3] in [−1, 1], as to_rgb8 gives it: u8 [H, W, 3].
+HostArray image_of_batch(const HostArray& images, int64_t i);
+
+struct GridCell {
+  HostArray rgb;        // u8 [H, W, 3], all of one size
+  std::string caption;  // printed under the picture when not empty, wrapped to its width
+};
+/// Row-major grid on white with `columns` columns, pictures enlarged by the whole number `zoom` (nearest neighbour).
+/// Captions of more than three lines end with an ellipsis. Throws internal when cells differ in size.
+HostArray make_grid(const std::vector<GridCell>& cells, int64_t columns, int64_t zoom = 1);
+/// One line of text in DejaVu Sans (FreeType), black on the picture, cut at its edges. x, y: top left; height: pixels
+/// per em. Without the font nothing is drawn and one warning says so.
+void draw_text(HostArray& rgb, int64_t x, int64_t y, const std::string& utf8, int64_t height);
+
+}  // namespace md

@@ -1,0 +1,114 @@
+#include "maxdiffusion/data/batches/aspect_bucket_batches.h"
+
+#include <cstring>
+#include <numeric>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/data/records/shuffle.h"
+
+namespace md {
+
+AspectBucketOrder::AspectBucketOrder(std::vector<int64_t> counts, int64_t batch, const StreamConfig& config)
+    : counts_(std::move(counts)), batch_(batch * config.processes), config_(config) {
+  check(batch > 0, Code::invalid_config, "batch size: {}; expected > 0", batch);
+  check(config.processes > 0 && config.process >= 0 && config.process < config.processes, Code::internal,
+        "data: process {} of {}", config.process, config.processes);
+  check(!counts_.empty(), Code::internal, "buckets: there are none");
+  for (int64_t n : counts_) check(n > 0, Code::internal, "buckets: one of {} is empty", counts_.size());
+}
+
+int64_t AspectBucketOrder::size() const { return std::accumulate(counts_.begin(), counts_.end(), int64_t{0}); }
+
+void AspectBucketOrder::plan(int64_t epoch) {
+  if (epoch == planned_) return;
+  std::vector<std::pair<size_t, int64_t>> all;
+  for (size_t b = 0; b < counts_.size(); ++b)
+    for (int64_t k = epoch * counts_[b] / batch_; k < (epoch + 1) * counts_[b] / batch_; ++k) all.emplace_back(b, k);
+  batches_.clear();
+  for (int64_t i : order_of(static_cast<int64_t>(all.size()), mix(~config_.seed), epoch, config_.shuffle))
+    batches_.push_back(all[static_cast<size_t>(i)]);
+  orders_.clear();
+  planned_ = epoch;
+}
+
+AspectBucketOrder::Taken AspectBucketOrder::next() {
+  for (plan(at_.epoch); at_.index == static_cast<int64_t>(batches_.size()) * batch_; plan(at_.epoch))
+    at_ = {.epoch = at_.epoch + 1};
+  const auto [bucket, number] = batches_[static_cast<size_t>(at_.index / batch_)];
+  at_.index += batch_;
+  const int64_t count = counts_[bucket];
+  const uint64_t seed = mix(config_.seed) ^ static_cast<uint64_t>(bucket + 1);
+  Taken out{bucket, {}};
+  for (int64_t s = number * batch_ + config_.process; s < (number + 1) * batch_; s += config_.processes) {
+    const int64_t epoch = s / count, i = s % count;
+    std::vector<int64_t>& order = orders_[{bucket, epoch}];
+    if (order.empty()) order = order_of(count, seed, epoch, config_.shuffle);
+    out.samples.push_back({order[static_cast<size_t>(i)],
+                           mix(mix(mix(~seed) ^ static_cast<uint64_t>(epoch)) ^ static_cast<uint64_t>(i))});
+  }
+  return out;
+}
+
+void AspectBucketOrder::seek(Position p) {
+  const auto refuse = [&](bool ok) {
+    check(ok, Code::io, "buckets: position {} of epoch {} is not one of this data: was it saved with other data?",
+          p.index, p.epoch);
+  };
+  refuse(p.epoch >= 0 && p.index >= 0 && p.index % batch_ == 0 && p == Position{.epoch = p.epoch, .index = p.index});
+  plan(p.epoch);
+  refuse(p.index <= static_cast<int64_t>(batches_.size()) * batch_);
+  at_ = p;
+}
+
+std::unique_ptr<Dataset> in_aspect_buckets(std::vector<Batch> buckets, int64_t batch, const StreamConfig& config) {
+  class InBuckets final : public Dataset {
+   public:
+    InBuckets(std::vector<Batch> buckets, const std::vector<int64_t>& counts, int64_t batch, const StreamConfig& config)
+        : buckets_(std::move(buckets)), order_(counts, batch, config) {}
+    Batch next() override {
+      const AspectBucketOrder::Taken taken = order_.next();
+      Batch out;
+      for (const auto& [name, from] : buckets_[taken.bucket]) {
+        Dims dims = from.dims();
+        const size_t bytes = from.bytes() / static_cast<size_t>(dims[0]);
+        dims[0] = static_cast<int64_t>(taken.samples.size());
+        HostArray to(Shape{from.dtype(), dims});
+        for (size_t i = 0; i < taken.samples.size(); ++i)
+          std::memcpy(to.mutable_data() + i * bytes, from.data() + static_cast<size_t>(taken.samples[i].index) * bytes,
+                      bytes);
+        out.emplace(name, std::move(to));
+      }
+      return out;
+    }
+    Position position() const override { return order_.position(); }
+    void seek(Position p) override { order_.seek(p); }
+    int64_t size() const override { return order_.size(); }
+
+   private:
+    std::vector<Batch> buckets_;
+    AspectBucketOrder order_;
+  };
+  std::vector<int64_t> counts;
+  for (const Batch& b : buckets) {
+    check(!b.empty(), Code::internal, "buckets: one has no arrays");
+    counts.push_back(b.begin()->second.dims().at(0));
+    for (const auto& [name, a] : b)
+      check(a.dims().at(0) == counts.back(), Code::internal, "buckets: '{}' is {}; expected {} samples on axis 0", name,
+            to_string(a.shape()), counts.back());
+  }
+  return std::make_unique<InBuckets>(std::move(buckets), counts, batch, config);
+}
+
+void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<int64_t>& pictures, int64_t copies,
+                        int64_t batch) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const std::string bucket = "bucket " + to_string(sizes[i]);
+    log_info("{}: {} pictures{}", bucket, pictures[i], copies > 1 ? ", each also mirrored" : "");
+    if (const int64_t samples = pictures[i] * copies; samples < batch)
+      log_warning("{}: {} do not fill a batch of {}: it has one every {:.3g} epochs, with repeats", bucket, samples,
+                  batch, static_cast<double>(batch) / static_cast<double>(samples));
+  }
+}
+
+}  // namespace md

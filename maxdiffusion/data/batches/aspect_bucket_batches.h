@@ -1,0 +1,61 @@
+// Batches of one bucket each: which samples make which batch, in an order that can be saved and gone on with.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "maxdiffusion/data/batches/dataset.h"
+#include "maxdiffusion/data/images/aspect_buckets.h"
+#include "maxdiffusion/data/records/records.h"
+
+namespace md {
+
+/// Every bucket's samples come once in each of its epochs, in an order drawn from (seed, bucket, epoch); its batches
+/// take them one after the other and go on into its next epoch. So all batches are full, none is left over, every
+/// sample comes equally often, and a bucket smaller than a batch has one only every few epochs. An epoch is the batches
+/// that all buckets have filled by its end, in an order drawn from (seed, epoch). Several processes take the same
+/// bucket at the same time, each its part of the batch.
+class AspectBucketOrder {
+ public:
+  /// `counts`: samples of each bucket. `batch`: samples of this process in a batch.
+  AspectBucketOrder(std::vector<int64_t> counts, int64_t batch, const StreamConfig& config);
+
+  struct Sample {
+    int64_t index;  // in its bucket
+    uint64_t draw;  // random bits of this sample in this epoch
+  };
+  struct Taken {
+    size_t bucket = 0;
+    std::vector<Sample> samples;
+  };
+  Taken next();
+  /// Counts the samples of all processes, and is the same in each.
+  Position position() const { return at_; }
+  /// Throws io for a position that these buckets cannot have.
+  void seek(Position p);
+  int64_t size() const;  // samples of all buckets
+
+ private:
+  void plan(int64_t epoch);
+  std::vector<int64_t> counts_;
+  int64_t batch_;  // of all processes
+  StreamConfig config_;
+  Position at_;
+  int64_t planned_ = -1;                                               // the epoch of what follows
+  std::vector<std::pair<size_t, int64_t>> batches_;                    // bucket, number of the batch since epoch 0
+  std::map<std::pair<size_t, int64_t>, std::vector<int64_t>> orders_;  // of bucket and epoch
+};
+
+/// Arrays held in memory, one group per bucket; all have the same names, and shapes alike but for the sizes of
+/// pictures.
+std::unique_ptr<Dataset> in_aspect_buckets(std::vector<Batch> buckets, int64_t batch, const StreamConfig& config);
+
+/// A line per bucket; a warning where its samples, of which each picture makes `copies`, do not fill a batch. `batch`:
+/// of all processes.
+void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<int64_t>& pictures, int64_t copies,
+                        int64_t batch);
+
+}  // namespace md

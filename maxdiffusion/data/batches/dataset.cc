@@ -1,0 +1,198 @@
+#include "maxdiffusion/data/batches/dataset.h"
+
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/trace.h"
+#include "maxdiffusion/data/records/shuffle.h"
+
+namespace md {
+namespace {
+
+class InMemory : public Dataset {
+ public:
+  InMemory(Batch arrays, int64_t batch, uint64_t seed, bool shuffle)
+      : arrays_(std::move(arrays)), batch_(batch), seed_(seed), shuffle_(shuffle) {
+    check(!arrays_.empty(), Code::internal, "in_memory: no arrays");
+    check(batch > 0, Code::invalid_config, "batch size: {}; expected > 0", batch);
+    const auto& [first, array] = *arrays_.begin();
+    for (const auto& [name, a] : arrays_) {
+      check(a.shape().rank() > 0 && a.dims()[0] > 0 && array.shape().rank() > 0 && a.dims()[0] == array.dims()[0],
+            Code::internal, "in_memory: '{}' is {}, '{}' is {}: axis 0 must be the same number of samples, > 0", first,
+            to_string(array.shape()), name, to_string(a.shape()));
+    }
+    size_ = array.dims()[0];
+  }
+
+  Batch next() override {
+    std::vector<int64_t> rows;
+    while (static_cast<int64_t>(rows.size()) < batch_) {
+      if (at_.epoch != ordered_epoch_) {
+        order_ = order_of(size_, seed_, at_.epoch, shuffle_);
+        ordered_epoch_ = at_.epoch;
+      }
+      rows.push_back(order_[static_cast<size_t>(at_.index)]);
+      if (++at_.index == size_) at_ = {.epoch = at_.epoch + 1};
+    }
+    Batch out;
+    for (const auto& [name, from] : arrays_) {
+      Dims dims = from.dims();
+      dims[0] = batch_;
+      HostArray to(Shape{from.dtype(), dims});
+      const size_t bytes = from.bytes() / static_cast<size_t>(size_);
+      std::byte* p = to.mutable_data();
+      for (int64_t row : rows) {
+        std::memcpy(p, from.data() + static_cast<size_t>(row) * bytes, bytes);
+        p += bytes;
+      }
+      out.emplace(name, std::move(to));
+    }
+    return out;
+  }
+  Position position() const override { return at_; }
+  void seek(Position p) override {
+    check(p.epoch >= 0 && p.index >= 0 && p.index <= size_, Code::io,
+          "dataset: position {} of epoch {} is outside the {} samples of an epoch: was it saved with another dataset?",
+          p.index, p.epoch, size_);
+    at_ = p.index == size_ ? Position{.epoch = p.epoch + 1} : p;
+  }
+  int64_t size() const override { return size_; }
+
+ private:
+  Batch arrays_;
+  int64_t batch_, size_ = 0;
+  uint64_t seed_;
+  bool shuffle_;
+  Position at_;
+  std::vector<int64_t> order_;
+  int64_t ordered_epoch_ = -1;
+};
+
+class Prefetch : public Dataset {
+ public:
+  Prefetch(std::unique_ptr<Dataset> source, int depth)
+      : source_(std::move(source)), depth_(static_cast<size_t>(depth)) {
+    check(source_ != nullptr && depth > 0, Code::internal, "prefetch: depth {} must be > 0 and a source given", depth);
+    at_ = source_->position();
+    size_ = source_->size();
+    start();
+  }
+  ~Prefetch() override { stop(); }
+
+  Batch next() override {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !ready_.empty() || error_; });
+    if (ready_.empty()) std::rethrow_exception(error_);
+    Ready r = std::move(ready_.front());
+    ready_.pop_front();
+    at_ = r.behind;
+    lock.unlock();
+    changed_.notify_all();
+    return std::move(r.batch);
+  }
+  Position position() const override {
+    const std::lock_guard lock(mutex_);
+    return at_;
+  }
+  void seek(Position p) override {
+    stop();
+    ready_.clear();
+    error_ = nullptr;
+    try {
+      source_->seek(p);
+      at_ = source_->position();
+    } catch (...) {
+      error_ = std::current_exception();  // no thread runs now: next() must not wait for one
+      throw;
+    }
+    start();
+  }
+  int64_t size() const override { return size_; }
+
+ private:
+  struct Ready {
+    Batch batch;
+    Position behind;  // of the source after this batch
+  };
+
+  void start() {
+    stopping_ = false;
+    thread_ = std::jthread([this] { run(); });
+  }
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+  void run() {
+    try {
+      for (;;) {
+        {
+          std::unique_lock lock(mutex_);
+          changed_.wait(lock, [&] { return stopping_ || ready_.size() < depth_; });
+          if (stopping_) return;
+        }
+        Ready r = [&] {  // outside the lock: next() may take long
+          Span span("make batch");
+          return Ready{source_->next(), source_->position()};
+        }();
+        const std::lock_guard lock(mutex_);
+        ready_.push_back(std::move(r));
+        changed_.notify_all();
+      }
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      error_ = std::current_exception();
+      changed_.notify_all();
+    }
+  }
+
+  std::unique_ptr<Dataset> source_;  // touched by the thread alone while it runs
+  const size_t depth_;
+  int64_t size_ = 0;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Ready> ready_;
+  std::exception_ptr error_;
+  Position at_;
+  bool stopping_ = false;
+  std::jthread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth) {
+  check(depth >= 1, Code::invalid_config, "prefetch_depth is {}; expected 1 or more batches", depth);
+  return std::make_unique<Prefetch>(std::move(source), depth);
+}
+
+std::unique_ptr<Dataset> in_memory(HostArrays arrays, int64_t batch, uint64_t seed, bool shuffle) {
+  return std::make_unique<InMemory>(std::move(arrays), batch, seed, shuffle);
+}
+
+std::unique_ptr<Dataset> mapped(std::unique_ptr<Dataset> source, std::function<Batch(Batch)> change) {
+  class Mapped final : public Dataset {
+   public:
+    Mapped(std::unique_ptr<Dataset> source, std::function<Batch(Batch)> change)
+        : source_(std::move(source)), change_(std::move(change)) {}
+    Batch next() override { return change_(source_->next()); }
+    Position position() const override { return source_->position(); }
+    void seek(Position p) override { source_->seek(p); }
+    int64_t size() const override { return source_->size(); }
+
+   private:
+    std::unique_ptr<Dataset> source_;
+    std::function<Batch(Batch)> change_;
+  };
+  return std::make_unique<Mapped>(std::move(source), std::move(change));
+}
+
+}  // namespace md

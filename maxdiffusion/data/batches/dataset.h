@@ -1,0 +1,45 @@
+// Datasets: named host arrays per step, with a position that is saved with the training state.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/data/records/position.h"
+
+namespace md {
+
+/// Arrays of one step; axis 0 is the batch.
+using Batch = HostArrays;
+
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  /// The next batch; endless (a new seeded shuffle per epoch). Throws io naming file and reason.
+  virtual Batch next() = 0;
+  virtual Position position() const = 0;
+  virtual void seek(Position p) = 0;
+  virtual int64_t size() const = 0;  // samples per epoch; −1: not known
+};
+
+/// Runs another dataset on a thread of its own, `depth` batches ahead. position() is the one behind the batch last
+/// handed out, not of the one being prepared. Throws invalid_config for a depth below 1. An exception of the thread is
+/// thrown by next(), after the batches made before it, and again until seek(). next() and seek() belong to one thread;
+/// position() may be called from any.
+std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth);
+
+/// Every batch as `change` makes it. Positions are those of `source`.
+std::unique_ptr<Dataset> mapped(std::unique_ptr<Dataset> source, std::function<Batch(Batch)> change);
+
+/// Arrays held in memory, rows gathered per batch in an order drawn from (seed, epoch). All arrays have the same axis-0
+/// size. Every sample comes once per epoch; a batch that an epoch cannot fill goes on into the next one (several, where
+/// the batch is larger than the epoch), so each batch is full and a position says everything.
+std::unique_ptr<Dataset> in_memory(HostArrays arrays, int64_t batch, uint64_t seed, bool shuffle = true);
+
+}  // namespace md

@@ -1,0 +1,239 @@
+#include "maxdiffusion/data/batches/image_batches.h"
+
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parallel.h"
+#include "maxdiffusion/data/images/image_rows.h"
+
+namespace md {
+namespace {
+
+Batch batch_of(std::vector<ImageRow>& rows, const EncodeCaptions& captions) {
+  Batch out = stack_rows(rows);
+  if (captions) {
+    std::vector<std::string> texts;
+    for (const ImageRow& r : rows) texts.push_back(r.caption);
+    out.merge(captions(texts));
+  }
+  return out;
+}
+
+ImageRow image_row(const PendingRecord& read, uint64_t draw, const ImageConfig& config) {
+  Record r = read();
+  ImageRow row{.caption = r.caption, .name = r.name};
+  try {
+    row.arrays = prepare_image(r, config, draw_placement(config, draw)).arrays;
+  } catch (const Error& e) {
+    if (e.code() != Code::io) throw;
+    row.fault = e.message();
+  }
+  return row;
+}
+
+/// Records of shards by number.
+class Placed : public RecordSource {
+ public:
+  using Place = std::pair<int64_t, int64_t>;  // shard, offset
+  Placed(std::shared_ptr<const RecordSource> source, std::vector<Place> places)
+      : RecordSource(source->name(), source->fingerprint()), source_(std::move(source)), places_(std::move(places)) {}
+  int64_t size() const override { return static_cast<int64_t>(places_.size()); }
+  Record read(int64_t index) const override {
+    const auto [shard, offset] = places_[static_cast<size_t>(index)];
+    auto record = source_->open(shard, offset)->next();
+    check(record.has_value(), Code::io, "{}: record {} is not there any more", name(), index);
+    return (*record)();
+  }
+
+ private:
+  std::shared_ptr<const RecordSource> source_;
+  std::vector<Place> places_;
+};
+
+class InBuckets : public Dataset {
+ public:
+  InBuckets(ImagesInBuckets pictures, const std::vector<int64_t>& counts, const ImageConfig& config,
+            const BatchConfig& batches, EncodeCaptions captions)
+      : pictures_(std::move(pictures)),
+        config_(config),
+        batches_(batches),
+        captions_(std::move(captions)),
+        order_(counts, batches.batch, batches.stream) {}
+  Batch next() override {
+    const AspectBucketOrder::Taken taken = order_.next();
+    const std::vector<int64_t>& records = pictures_.records[taken.bucket];
+    std::vector<ImageRow> rows(taken.samples.size());
+    std::mutex mutex;
+    parallel_for(
+        static_cast<int64_t>(rows.size()),
+        [&](int64_t i, int) {
+          const AspectBucketOrder::Sample& s = taken.samples[static_cast<size_t>(i)];
+          ImageRow& row = rows[static_cast<size_t>(i)];
+          for (size_t later = 0; later < records.size(); ++later) {
+            const int64_t record = records[(static_cast<size_t>(s.index) + later) % records.size()];
+            row = image_row([&] { return pictures_.source->read(record); }, s.draw, config_);
+            if (row.fault.empty()) return;
+            const std::lock_guard lock(mutex);
+            if (named_.insert(row.fault).second) log_warning("skipped {} ({} so far)", row.fault, named_.size());
+          }
+          fail(Code::io, "{}: no picture of bucket {} decodes; the last: {}", pictures_.source->name(),
+               to_string(pictures_.sizes[taken.bucket]), row.fault);
+        },
+        batches_.workers);
+    return batch_of(rows, captions_);
+  }
+  Position position() const override { return order_.position(); }
+  void seek(Position p) override { order_.seek(p); }
+  int64_t size() const override { return order_.size(); }
+
+ private:
+  ImagesInBuckets pictures_;
+  ImageConfig config_;
+  BatchConfig batches_;
+  EncodeCaptions captions_;
+  AspectBucketOrder order_;
+  std::set<std::string> named_;  // pictures that were skipped
+};
+
+class SourceBatches : public Dataset {
+ public:
+  using MakeRow = std::function<ImageRow(const PendingRecord& read, uint64_t draw)>;
+  SourceBatches(std::shared_ptr<const RecordSource> source, const BatchConfig& config, MakeRow make,
+                EncodeCaptions captions)
+      : stream_(std::move(source), config.stream),
+        config_(config),
+        make_(std::move(make)),
+        captions_(std::move(captions)) {
+    check(config.batch > 0, Code::invalid_config, "batch size: {}; expected > 0", config.batch);
+  }
+  Batch next() override {
+    std::vector<ImageRow> rows;
+    while (static_cast<int64_t>(rows.size()) < config_.batch) {
+      std::vector<RecordStream::Next> taken;
+      for (auto n = static_cast<int64_t>(rows.size()); n < config_.batch; ++n) taken.push_back(stream_.next());
+      std::vector<ImageRow> made(taken.size());
+      parallel_for(
+          static_cast<int64_t>(taken.size()),
+          [&](int64_t i, int) {
+            made[static_cast<size_t>(i)] =
+                make_(taken[static_cast<size_t>(i)].read, taken[static_cast<size_t>(i)].draw);
+          },
+          config_.workers);
+      for (size_t i = 0; i < made.size(); ++i) {
+        if (made[i].fault.empty()) {
+          last_good_epoch_ = taken[i].epoch;
+          rows.push_back(std::move(made[i]));
+          continue;
+        }
+        if (named_.insert(made[i].fault).second) log_warning("skipped {} ({} so far)", made[i].fault, named_.size());
+        check(taken[i].epoch < last_good_epoch_ + 2, Code::io, "{}: no picture of a whole epoch decodes; the last: {}",
+              stream_.source().name(), made[i].fault);
+      }
+    }
+    return batch_of(rows, captions_);
+  }
+  Position position() const override { return stream_.position(); }
+  void seek(Position p) override {
+    stream_.seek(p);
+    last_good_epoch_ = p.epoch;
+  }
+  int64_t size() const override { return stream_.source().size(); }
+
+ private:
+  RecordStream stream_;
+  BatchConfig config_;
+  MakeRow make_;
+  EncodeCaptions captions_;
+  int64_t last_good_epoch_ = 0;
+  std::set<std::string> named_;  // pictures that were skipped
+};
+
+}  // namespace
+
+std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> source, const ImageConfig& pictures,
+                                       const BatchConfig& config, EncodeCaptions captions) {
+  check_image_config(pictures);
+  const auto make = [pictures](const PendingRecord& read, uint64_t draw) { return image_row(read, draw, pictures); };
+  return std::make_unique<SourceBatches>(std::move(source), config, make, std::move(captions));
+}
+
+ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config) {
+  check_image_config(config);
+  constexpr size_t kTogether = 1024;
+  std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> buckets;  // by width and height
+  std::vector<Placed::Place> places;
+  std::vector<PendingRecord> pending;
+  int64_t number = 0;
+  std::vector<std::string> skipped;
+  ReadingProgress progress(source->size());
+  const auto sort = [&] {
+    std::vector<ImageSize> sizes(pending.size());
+    std::vector<std::string> reasons(pending.size());
+    parallel_for(static_cast<int64_t>(pending.size()), [&](int64_t i, int) {
+      const auto k = static_cast<size_t>(i);
+      const Record r = pending[k]();
+      try {
+        sizes[k] = fit_of_record(r, decode_record(r, config, true).size, config, {}).size;
+      } catch (const Error& e) {
+        if (e.code() != Code::io) throw;
+        reasons[k] = e.message();
+      }
+      progress.step();
+    });
+    for (size_t k = 0; k < pending.size(); ++k, ++number) {
+      if (reasons[k].empty()) {
+        buckets[order_key(sizes[k])].push_back(number);
+      } else {
+        log_warning("skipped {}", reasons[k]);
+        skipped.push_back(reasons[k]);
+      }
+    }
+    pending.clear();
+  };
+  if (source->shards() == 0) {
+    for (int64_t i = 0; i < source->size(); ++i) {
+      pending.push_back([&source, i] { return source->read(i); });
+      if (pending.size() == kTogether) sort();
+    }
+  } else {
+    for (int64_t s = 0; s < source->shards(); ++s) {
+      const auto reader = source->open(s, 0);
+      for (int64_t at = reader->offset(); auto record = reader->next(); at = reader->offset()) {
+        places.emplace_back(s, at);
+        pending.push_back(std::move(*record));
+        if (pending.size() == kTogether) sort();
+      }
+    }
+  }
+  sort();
+  check(!buckets.empty(), Code::io, "{}: no picture of {} fits a bucket; the first: {}", source->name(), number,
+        skipped.empty() ? "there is none" : skipped[0]);
+  if (!skipped.empty()) log_warning("{}: {} of {} pictures were skipped", source->name(), skipped.size(), number);
+  ImagesInBuckets out{.source = source, .sizes = {}, .records = {}};
+  if (source->shards() > 0) out.source = std::make_shared<Placed>(source, std::move(places));
+  for (auto& [size, records] : buckets) {
+    out.sizes.push_back({size.second, size.first});
+    out.records.push_back(std::move(records));
+  }
+  return out;
+}
+
+std::unique_ptr<Dataset> image_batches(ImagesInBuckets pictures, const ImageConfig& config, const BatchConfig& batches,
+                                       EncodeCaptions captions) {
+  std::vector<int64_t> counts;
+  for (const auto& records : pictures.records) counts.push_back(static_cast<int64_t>(records.size()));
+  return std::make_unique<InBuckets>(std::move(pictures), counts, config, batches, std::move(captions));
+}
+
+std::unique_ptr<Dataset> array_batches(std::shared_ptr<const RecordSource> source, const BatchConfig& config) {
+  const auto make = [](const PendingRecord& read, uint64_t) {
+    Record r = read();
+    return ImageRow{.arrays = std::move(r.arrays), .name = std::move(r.name)};
+  };
+  return std::make_unique<SourceBatches>(std::move(source), config, make, nullptr);
+}
+
+}  // namespace md

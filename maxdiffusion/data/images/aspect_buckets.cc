@@ -1,0 +1,82 @@
+#include "maxdiffusion/data/images/aspect_buckets.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+namespace {
+
+double aspect(ImageSize s) { return static_cast<double>(s.width) / static_cast<double>(s.height); }
+int64_t rounded(double x) { return static_cast<int64_t>(x + 0.5); }
+
+}  // namespace
+
+std::string to_string(const ImageSize& s) { return fmt::format("{}x{}", s.width, s.height); }
+
+AspectBuckets::AspectBuckets(const AspectBucketConfig& c) : config_(c) {
+  const int64_t step = c.bucket_reso_steps;
+  check(step > 0 && c.resolution >= step, Code::invalid_config,
+        "bucket_reso_steps is {}; expected 1 to resolution ({})", step, c.resolution);
+  if (c.bucket_no_upscale) return;
+  for (const auto& [key, value] :
+       {std::pair{"min_bucket_reso", c.min_bucket_reso}, std::pair{"max_bucket_reso", c.max_bucket_reso}})
+    check(value > 0 && value % step == 0, Code::invalid_config, "{} is {}; expected a multiple of bucket_reso_steps {}",
+          key, value, step);
+  check(c.min_bucket_reso <= c.resolution && c.resolution <= c.max_bucket_reso, Code::invalid_config,
+        "resolution {} is not between min_bucket_reso {} and max_bucket_reso {}", c.resolution, c.min_bucket_reso,
+        c.max_bucket_reso);
+  const int64_t area = c.resolution * c.resolution;
+  std::set<std::pair<int64_t, int64_t>> found;  // width, height
+  found.emplace(c.resolution / step * step, c.resolution / step * step);
+  for (int64_t width = c.min_bucket_reso; width <= c.max_bucket_reso; width += step) {
+    const int64_t height = std::min(c.max_bucket_reso, area / width / step * step);
+    if (height < c.min_bucket_reso) break;
+    found.emplace(width, height);
+    found.emplace(height, width);
+  }
+  for (const auto& [width, height] : found) sizes_.push_back({height, width});
+}
+
+AspectBuckets::Choice AspectBuckets::choose(ImageSize picture) const {
+  if (config_.bucket_no_upscale) return choose_smaller(picture);
+  const double wanted = aspect(picture);
+  ImageSize best = sizes_[0];
+  for (const ImageSize& s : sizes_) {
+    if (s == picture) return {s, s};
+    if (std::abs(aspect(s) - wanted) < std::abs(aspect(best) - wanted)) best = s;
+  }
+  const double scale = wanted > aspect(best) ? static_cast<double>(best.height) / static_cast<double>(picture.height)
+                                             : static_cast<double>(best.width) / static_cast<double>(picture.width);
+  return {best,
+          {std::max(best.height, rounded(static_cast<double>(picture.height) * scale)),
+           std::max(best.width, rounded(static_cast<double>(picture.width) * scale))}};
+}
+
+AspectBuckets::Choice AspectBuckets::choose_smaller(ImageSize picture) const {
+  const int64_t step = config_.bucket_reso_steps, area = config_.resolution * config_.resolution;
+  ImageSize resized = picture;
+  if (picture.width * picture.height > area) {
+    // The size of that area and shape, with the width or the height moved to a multiple, whichever changes the shape
+    // less once the other side is one, too.
+    const double shape = aspect(picture), width = std::sqrt(static_cast<double>(area) * shape);
+    const auto multiple = [step](double x) { return rounded(x) / step * step; };
+    const int64_t w = multiple(width), h = multiple(static_cast<double>(area) / width);
+    const ImageSize by_width{multiple(static_cast<double>(w) / shape), w};
+    const ImageSize by_height{h, multiple(static_cast<double>(h) * shape)};
+    if (std::abs(aspect(by_width) - shape) < std::abs(aspect(by_height) - shape))
+      resized = {rounded(static_cast<double>(w) / shape), w};
+    else
+      resized = {h, rounded(static_cast<double>(h) * shape)};
+  }
+  const ImageSize size{resized.height / step * step, resized.width / step * step};
+  check(size.height > 0 && size.width > 0, Code::io,
+        "{} pixels are less than one step of bucket_reso_steps {} in a bucket of its shape, and bucket_no_upscale "
+        "makes no picture larger",
+        to_string(picture), step);
+  return {size, resized};
+}
+
+}  // namespace md

@@ -1,0 +1,55 @@
+// What preparing, loading and batching images share; for files of data/ only.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "maxdiffusion/data/images/prepare.h"
+
+namespace md {
+
+/// Throws invalid_config for a resolution below 1 or two kinds of crop.
+void check_image_config(const ImageConfig& config);
+
+/// The image of a record, large enough for what `config` makes of it. Throws io for a record without one.
+DecodedImage decode_record(const Record& record, const ImageConfig& config, bool only_size = false);
+
+/// fit_of, naming the record in its error.
+Fit fit_of_record(const Record& record, ImageSize size, const ImageConfig& config, const Placement& placement);
+
+/// Where the cut of the mirrored image starts.
+int64_t left_of_mirrored(const Fit& fit);
+
+/// By width, then height, as AspectBuckets orders its sizes.
+inline std::pair<int64_t, int64_t> order_key(ImageSize size) { return {size.width, size.height}; }
+
+/// One record of a batch.
+struct ImageRow {
+  HostArrays arrays;
+  std::string caption, name;
+  std::string fault;  // why the record cannot be used, or empty
+};
+
+/// The arrays of all rows, each with the rows as its axis 0; `rows` lose theirs one by one, so that there is little
+/// more than one copy at any time. Throws io naming the row whose arrays are others than those of the first.
+HostArrays stack_rows(std::vector<ImageRow>& rows);
+
+/// Logs "read n of m pictures" at most every five seconds. Thread safe.
+class ReadingProgress {
+ public:
+  explicit ReadingProgress(int64_t total) : total_(total) {}  // −1: not known
+  void step();
+
+ private:
+  const int64_t total_;
+  std::atomic<int64_t> done_ = 0;
+  std::mutex mutex_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace md

@@ -1,0 +1,147 @@
+#include "maxdiffusion/data/images/prepare.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/data/images/image_rows.h"
+#include "maxdiffusion/data/images/resize.h"
+#include "maxdiffusion/data/records/shuffle.h"
+
+namespace md {
+namespace {
+
+/// The longest side that a picture can be asked for.
+int64_t longest_side(const ImageConfig& c) {
+  int64_t side = c.resolution;
+  if (c.buckets)
+    for (const ImageSize& s : c.buckets->sizes()) side = std::max({side, s.height, s.width});
+  return side;
+}
+
+HostArray fitted(const HostArray& rgb, const Fit& f, bool flip) {
+  HostArray out = resize_rgb8(rgb, f.resized.height, f.resized.width);
+  if (f.resized != f.size) out = crop_rgb8(out, f.top, f.left, f.size.height, f.size.width);
+  return flip ? flip_rgb8(out) : out;
+}
+
+/// Means over cells of `cell` × `cell` pixels, of 255.
+HostArray weights_of(const HostArray& rgb, int64_t cell) {
+  const int64_t h = rgb.dims()[0] / cell, w = rgb.dims()[1] / cell;
+  check(h * cell == rgb.dims()[0] && w * cell == rgb.dims()[1], Code::invalid_config,
+        "masks of {}x{} pixels do not divide into latents of {}x{} each", rgb.dims()[1], rgb.dims()[0], cell, cell);
+  HostArray out(Shape{DType::f32, {h, w, 1}});
+  const auto from = rgb.view<uint8_t>();
+  auto to = out.mutable_view<float>();
+  for (int64_t y = 0; y < h; ++y)
+    for (int64_t x = 0; x < w; ++x) {
+      int64_t sum = 0;
+      for (int64_t i = y * cell; i < (y + 1) * cell; ++i)
+        for (int64_t k = x * cell; k < (x + 1) * cell; ++k)
+          sum += from[static_cast<size_t>((i * rgb.dims()[1] + k) * 3)];
+      to[static_cast<size_t>(y * w + x)] =
+          static_cast<float>(static_cast<double>(sum) / static_cast<double>(255 * cell * cell));
+    }
+  return out;
+}
+
+HostArray ones(Dims dims) {
+  HostArray a(Shape{DType::f32, std::move(dims)});
+  std::ranges::fill(a.mutable_view<float>(), 1.0f);
+  return a;
+}
+
+HostArray mask_of(const Record& r, const DecodedImage& picture, const ImageConfig& c, const Fit& fit, bool flip) {
+  const int64_t cell = c.mask_downscale;
+  if (c.mask == MaskFrom::alpha) {
+    if (!picture.alpha) return ones({fit.size.height / cell, fit.size.width / cell, 1});
+    return weights_of(fitted(picture.alpha, fit, flip), cell);
+  }
+  check(!r.mask.bytes.empty(), Code::invalid_config, "{}: it has no mask", r.name);
+  const std::string name = "mask of " + r.name;
+  const DecodedImage mask =
+      decode_stored_image(r.mask.bytes.data(), r.mask.bytes.size(), name, {.side = longest_side(c)});
+  check(mask.size == picture.size, Code::invalid_config, "{}: it has {} pixels, the picture {}", name,
+        to_string(mask.size), to_string(picture.size));
+  return weights_of(fitted(mask.rgb, fit, flip), cell);
+}
+
+HostArray time_ids(ImageSize original, const Fit& f, bool flip) {
+  const int64_t left = flip ? left_of_mirrored(f) : f.left;
+  HostArray a(Shape{DType::f32, {6}});
+  auto v = a.mutable_view<float>();
+  size_t i = 0;
+  for (int64_t n : {original.height, original.width, f.top, left, f.size.height, f.size.width})
+    v[i++] = static_cast<float>(n);
+  return a;
+}
+
+}  // namespace
+
+int64_t left_of_mirrored(const Fit& f) { return f.resized.width - f.size.width - f.left; }
+
+Fit fit_of(ImageSize picture, const ImageConfig& config, const Placement& placement) {
+  const int64_t h = picture.height, w = picture.width, r = config.resolution;
+  Fit f{.resized = {r, r}, .size = {r, r}};
+  if (config.buckets) {
+    const AspectBuckets::Choice choice = config.buckets->choose(picture);
+    f = {.resized = choice.resized, .size = choice.size};
+  } else if (config.center_crop || config.random_crop) {
+    f.resized = h <= w ? ImageSize{r, r * w / h} : ImageSize{r * h / w, r};
+  }
+  // torchvision: the long side is cut to a whole number; the centre's offset is rounded half to even, a drawn one is
+  // any with the same probability.
+  const auto offset = [&](int64_t over, double place) {
+    const auto last = static_cast<double>(over);
+    return static_cast<int64_t>(config.random_crop ? std::min(std::floor((last + 1) * place), last)
+                                                   : std::nearbyint(last * place));
+  };
+  f.top = offset(f.resized.height - f.size.height, placement.y);
+  f.left = offset(f.resized.width - f.size.width, placement.x);
+  return f;
+}
+
+HostArray fit_image(const HostArray& rgb, const ImageConfig& config, const Placement& placement) {
+  return fitted(rgb, fit_of({rgb.dims()[0], rgb.dims()[1]}, config, placement), placement.flip);
+}
+
+void check_image_config(const ImageConfig& c) {
+  check(c.resolution > 0, Code::invalid_config, "resolution: {}; expected > 0", c.resolution);
+  check(!(c.center_crop && c.random_crop), Code::invalid_config, "center_crop and random_crop exclude each other");
+}
+
+DecodedImage decode_record(const Record& r, const ImageConfig& c, bool only_size) {
+  check(r.fault.empty(), Code::io, "{}", r.fault);
+  if (r.pixels) return {.rgb = r.pixels, .size = {r.pixels.dims()[0], r.pixels.dims()[1]}};
+  return decode_stored_image(
+      r.picture.bytes.data(), r.picture.bytes.size(), r.name,
+      {.side = only_size ? 0 : longest_side(c), .alpha = c.mask == MaskFrom::alpha, .only_size = only_size});
+}
+
+Fit fit_of_record(const Record& r, ImageSize size, const ImageConfig& config, const Placement& placement) {
+  try {
+    return fit_of(size, config, placement);
+  } catch (const Error& e) {
+    fail(e.code(), "{}: {}", r.name, e.message());
+  }
+}
+
+PreparedImage prepare_image(const Record& record, const ImageConfig& config, const Placement& placement) {
+  const DecodedImage picture = decode_record(record, config);
+  PreparedImage r{.arrays = {}, .fit = fit_of_record(record, picture.size, config, placement)};
+  r.arrays["pixels"] = fitted(picture.rgb, r.fit, placement.flip);
+  if (config.mask != MaskFrom::none) r.arrays["mask"] = mask_of(record, picture, config, r.fit, placement.flip);
+  if (config.sizes) r.arrays["time_ids"] = time_ids(picture.size, r.fit, placement.flip);
+  return r;
+}
+
+Placement draw_placement(const ImageConfig& config, uint64_t bits) {
+  const auto uniform = [&] { return static_cast<double>((bits = mix(bits)) >> 11) * 0x1p-53; };
+  Placement p;
+  const bool flip = uniform() < 0.5;
+  p.flip = config.random_flip && flip;
+  if (config.random_crop) p.y = uniform(), p.x = uniform();
+  return p;
+}
+
+}  // namespace md

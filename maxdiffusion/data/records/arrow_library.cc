@@ -1,0 +1,13 @@
+#include "maxdiffusion/data/records/arrow_library.h"
+
+#include "maxdiffusion/data/storage/shared_library.h"
+
+namespace md {
+
+const ArrowLibrary& arrow_library() {
+  static const auto& library =
+      open_library<const ArrowLibrary>(MD_ARROW_LIBRARY, "md_arrow_library", "Parquet and Arrow files");
+  return library;
+}
+
+}  // namespace md

@@ -1,0 +1,307 @@
+#include "maxdiffusion/data/records/image_folder.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parallel.h"
+#include "maxdiffusion/data/records/kinds.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char *kMetadata = "metadata.jsonl", *kMetadataCsv = "metadata.csv";
+
+std::string lower_extension(const fs::path& p) {
+  std::string e = p.extension().string();
+  std::ranges::transform(e, e.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return e;
+}
+
+// What lies in a folder, before anything is read: names relative to it, sorted.
+struct Listing {
+  std::string root;
+  std::map<std::string, FoundFile> files;
+  std::set<std::string> pictures, texts, metadata;
+
+  std::string location(const std::string& name) const {
+    if (is_remote(root)) return below(root, name);
+    return (fs::path(root) / name).lexically_normal().string();
+  }
+  FoundFile file(const std::string& name) const {
+    const auto found = files.find(name);
+    return found != files.end() ? found->second : FoundFile{location(name), -1};
+  }
+};
+
+std::string text_of(const FoundFile& f) {
+  const auto file = open_input(f);
+  return std::string(file->read(0, file->size()).bytes);
+}
+
+/// `what` is listed, and what to try where there is no folder: for messages.
+Listing listing_of(const std::string& folder, const char* what = "image folder",
+                   const char* hint = "try: train_data_dir names a folder of pictures with captions") {
+  Listing all{.root = is_remote(folder) ? folder : fs::path(folder).lexically_normal().string()};
+  std::error_code ec;
+  const bool is_folder = is_remote(folder) || fs::is_directory(folder, ec);
+  const std::vector<FoundFile> found = is_folder ? files_below(all.root) : std::vector<FoundFile>();
+  const std::string before = parts_of(below(all.root, "")).path;
+  if (!is_folder || (!found.empty() && !found[0].location.starts_with(before))) {
+    throw Error(Code::io, fmt::format("{} '{}': {}", what, shown(folder),
+                                      is_folder || fs::exists(folder, ec) ? "not a folder" : "no such folder"))
+        .note(hint);
+  }
+  for (const FoundFile& f : found) {
+    const fs::path p = parts_of(f.location).path.substr(before.size());
+    const std::string e = lower_extension(p);
+    all.files[p.string()] = f;
+    if (p.filename() == kMetadata || p.filename() == kMetadataCsv) all.metadata.insert(p.string());
+    check(p.filename() != "metadata.parquet", Code::io, "{}: captions are read from {}, {} or .txt files",
+          shown(f.location), kMetadata, kMetadataCsv);
+    if (e == ".png" || e == ".jpg" || e == ".jpeg" || e == ".webp") all.pictures.insert(p.string());
+    if (e == ".txt") all.texts.insert(p.string());
+  }
+  return all;
+}
+
+// A caption cell: text, null, or a list of which the first counts.
+std::optional<std::string> caption_of(const nlohmann::json& cell) {
+  if (cell.is_string()) return cell.get<std::string>();
+  if (cell.is_null()) return "";
+  if (cell.is_array() && !cell.empty() && cell[0].is_string()) return cell[0].get<std::string>();
+  return std::nullopt;
+}
+
+std::string keys_of(const nlohmann::json& row) {
+  std::string keys;
+  for (const auto& [key, value] : row.items()) keys += (keys.empty() ? "" : ", ") + key;
+  return keys.empty() ? "none" : keys;
+}
+
+using Row = std::function<void(int64_t line, const nlohmann::json& row)>;
+
+void each_json_line(const std::string& file, const std::string& text, const Row& f) {
+  int64_t number = 0;
+  for (size_t start = 0; start < text.size();) {
+    const size_t end = std::min(text.find('\n', start), text.size());
+    const std::string line = trimmed(text.substr(start, end - start));
+    start = end + 1;
+    ++number;
+    if (line.empty()) continue;
+    const auto row = nlohmann::json::parse(line, nullptr, false);
+    check(row.is_object(), Code::io, "{}:{}: expected a JSON object per line, found '{}'", file, number,
+          line.substr(0, 60));
+    f(number, row);
+  }
+}
+
+// Source of the form: RFC 4180. The first row names the columns.
+void each_csv_row(const std::string& file, const std::string& text, const Row& f) {
+  std::vector<std::string> names, cells;
+  std::string cell;
+  int64_t number = 1, row_number = 1;
+  bool quoted = false;
+  const auto end_row = [&] {
+    cells.push_back(std::move(cell));
+    cell.clear();
+    if (cells.size() == 1 && cells[0].empty()) {
+      // a blank line
+    } else if (names.empty()) {
+      names = cells;
+      if (names[0].starts_with("\xef\xbb\xbf")) names[0].erase(0, 3);
+    } else {
+      check(cells.size() == names.size(), Code::io, "{}:{}: {} cells; the first line has {}", file, row_number,
+            cells.size(), names.size());
+      nlohmann::json row = nlohmann::json::object();
+      for (size_t i = 0; i < names.size(); ++i) row[names[i]] = cells[i];
+      f(row_number, row);
+    }
+    cells.clear();
+    row_number = number;
+  };
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    number += c == '\n';
+    if (quoted) {
+      if (c != '"') {
+        cell += c;
+      } else if (i + 1 < text.size() && text[i + 1] == '"') {
+        cell += text[++i];
+      } else {
+        quoted = false;
+      }
+    } else if (c == '"' && cell.empty()) {
+      quoted = true;
+    } else if (c == ',') {
+      cells.push_back(std::move(cell));
+      cell.clear();
+    } else if (c == '\n') {
+      end_row();
+    } else if (c != '\r') {
+      cell += c;
+    }
+  }
+  check(!quoted, Code::io, "{}:{}: a quoted cell does not end", file, row_number);
+  if (!cell.empty() || !cells.empty()) end_row();
+}
+
+// Adds the rows of one metadata file: name of the picture → caption.
+void read_metadata(const Listing& all, const std::string& name, const ImageFolderConfig& config,
+                   std::map<std::string, std::string>& captions) {
+  const std::string file = shown(all.location(name));
+  std::map<std::string, int64_t> line_of;
+  const auto add = [&](int64_t number, const nlohmann::json& row) {
+    // Hugging Face's loader makes of the column file_name one that is called image.
+    const bool renamed = config.image_column == "image" && !row.contains("image") && row.contains("file_name");
+    const std::string image_column = renamed ? "file_name" : config.image_column;
+    for (const std::string& column : {image_column, config.caption_column}) {
+      check(row.contains(column), Code::io, "{}:{}: no column '{}'; the line has: {}", file, number, column,
+            keys_of(row));
+    }
+    const auto& cell = row[image_column];
+    check(cell.is_string(), Code::io, "{}:{}: '{}' must be a string", file, number, image_column);
+    const auto caption = caption_of(row[config.caption_column]);
+    check(caption.has_value(), Code::io, "{}:{}: '{}' must be a string", file, number, config.caption_column);
+    const std::string picture = (fs::path(name).parent_path() / cell.get<std::string>()).lexically_normal().string();
+    std::error_code ec;
+    const bool there =
+        all.files.contains(picture) || (!is_remote(all.root) && fs::is_regular_file(all.location(picture), ec));
+    check(there, Code::io, "{}:{}: names '{}', which does not exist", file, number, shown(all.location(picture)));
+    const auto [before, fresh] = line_of.emplace(picture, number);
+    check(fresh, Code::io, "{}:{}: names '{}' again, first on line {}", file, number, shown(all.location(picture)),
+          before->second);
+    captions[picture] = *caption;
+  };
+  const std::string text = text_of(all.file(name));
+  name.ends_with(kMetadataCsv) ? each_csv_row(file, text, add) : each_json_line(file, text, add);
+}
+
+std::vector<ImageItem> items_of(const std::string& folder, Listing found, const ImageFolderConfig& config) {
+  const auto place = [&](const std::string& name) { return shown(found.location(name)); };
+  std::map<std::string, std::string> captions;
+  for (const std::string& file : found.metadata) read_metadata(found, file, config, captions);
+  for (const auto& [picture, caption] : captions) found.pictures.insert(picture);
+  if (found.pictures.empty()) {
+    Error error(Code::io, fmt::format("image folder '{}': no pictures (png, jpeg, webp)", shown(folder)));
+    if (!found.texts.empty())
+      error.note(fmt::format("captions without pictures: {} and {} more", place(*found.texts.begin()),
+                             found.texts.size() - 1));
+    if (!found.metadata.empty()) error.note(fmt::format("{} names no pictures", place(*found.metadata.begin())));
+    throw error.note("try: train_data_dir names the folder that holds the pictures");
+  }
+  std::vector<ImageItem> items;
+  std::vector<std::string> texts;  // beside the items; "": none, or not asked
+  int64_t bare = 0;
+  for (const std::string& picture : found.pictures) {
+    std::string text = fs::path(picture).replace_extension(".txt").string();
+    const bool beside = found.texts.erase(text) > 0;
+    if (config.max_train_samples >= 0 && static_cast<int64_t>(items.size()) >= config.max_train_samples) continue;
+    const auto named = captions.find(picture);
+    bare += named == captions.end() && !beside;
+    const FoundFile file = found.file(picture);
+    items.push_back({file.location, picture, named != captions.end() ? named->second : "", file.size});
+    texts.push_back(named == captions.end() && beside ? text : "");
+  }
+  parallel_for(static_cast<int64_t>(items.size()), [&](int64_t i, int) {
+    const auto k = static_cast<size_t>(i);
+    if (!texts[k].empty()) items[k].caption = trimmed(text_of(found.file(texts[k])));
+  });
+  if (bare > 0) {
+    log_warning("image folder '{}': {} of {} pictures have no caption ({} or .txt): they train with an empty one",
+                shown(folder), bare, items.size(), kMetadata);
+  }
+  if (!found.texts.empty() && captions.empty() && bare < static_cast<int64_t>(items.size())) {
+    log_warning("image folder '{}': {} .txt files have no picture beside them, the first is {}", shown(folder),
+                found.texts.size(), place(*found.texts.begin()));
+  }
+  check(!items.empty(), Code::invalid_config, "max_train_samples: 0 leaves no picture of '{}'", shown(folder));
+  return items;
+}
+
+/// The masks of pictures, one each: of the same path below their folder, whatever the extension.
+std::vector<FoundFile> find_masks(const Listing& listing, const std::vector<ImageItem>& items) {
+  const auto stem = [](const std::string& name) { return fs::path(name).replace_extension().string(); };
+  std::map<std::string, FoundFile> masks;
+  for (const std::string& name : listing.pictures) {
+    const auto [it, fresh] = masks.emplace(stem(name), listing.file(name));
+    check(fresh, Code::io, "conditioning_data_dir: {} and {} are masks of the same picture", shown(it->second.location),
+          shown(listing.location(name)));
+  }
+  std::vector<FoundFile> found;
+  std::vector<std::string> missing;
+  for (const ImageItem& item : items) {
+    if (const auto it = masks.find(stem(item.name)); it != masks.end())
+      found.push_back(it->second);
+    else
+      missing.push_back(shown(item.file));
+  }
+  check(missing.empty(), Code::io, "conditioning_data_dir '{}': {} of {} pictures have no mask there, the first is {}",
+        shown(listing.root), missing.size(), items.size(), missing.empty() ? "" : missing[0]);
+  return found;
+}
+
+class ImageFolder : public RecordSource {
+ public:
+  ImageFolder(const std::string& folder, Listing found, const std::optional<Listing>& masks,
+              const DataSourceConfig& config)
+      : RecordSource(fmt::format("image folder '{}'", shown(folder)),
+                     fingerprint_of(found) + (masks ? fingerprint_of(*masks) : "") + columns_key(config)),
+        items_(items_of(folder, std::move(found),
+                        {config.image_column, config.caption_column, config.max_train_samples})) {
+    if (masks) masks_ = find_masks(*masks, items_);
+  }
+  int64_t size() const override { return static_cast<int64_t>(items_.size()); }
+  bool masks() const override { return !masks_.empty(); }
+  Record read(int64_t index) const override {
+    const ImageItem& item = items_[static_cast<size_t>(index)];
+    Record r{.name = shown(item.file), .caption = item.caption};
+    try {
+      const auto file = open_input(FoundFile{item.file, item.size});
+      r.picture = file->read(0, file->size());
+      if (!masks_.empty()) {
+        const auto mask = open_input(masks_[static_cast<size_t>(index)]);
+        r.mask = mask->read(0, mask->size());
+      }
+    } catch (const Error& e) {
+      r.fault = e.message();
+    }
+    return r;
+  }
+
+ private:
+  static std::string fingerprint_of(const Listing& found) {
+    std::vector<FoundFile> files;
+    for (const auto& [name, file] : found.files) files.push_back(file);
+    return md::fingerprint_of(files);
+  }
+  std::vector<ImageItem> items_;
+  std::vector<FoundFile> masks_;  // of each; empty: none are asked for
+};
+
+}  // namespace
+
+std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config) {
+  return items_of(folder, listing_of(folder), config);
+}
+
+SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig& config) {
+  check(config.array_columns.empty(), Code::invalid_config,
+        "image folder '{}' holds pictures and captions; cached arrays are read from tfrecord, grain and hf",
+        shown(folder));
+  std::optional<Listing> masks;
+  if (!config.mask_folder.empty())
+    masks = listing_of(config.mask_folder, "conditioning_data_dir",
+                       "try: conditioning_data_dir names a folder of masks, each with its picture's path and name");
+  return std::make_shared<ImageFolder>(folder, listing_of(folder), masks, config);
+}
+
+}  // namespace md

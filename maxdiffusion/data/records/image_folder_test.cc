@@ -1,0 +1,253 @@
+#include "maxdiffusion/data/records/image_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/data/images/load_images.h"
+#include "maxdiffusion/data/records/open_source.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// Pictures and what Pillow makes of them; see tools/golden/pictures.py.
+const json& golden() {
+  static const json g = json::parse(read_file(MD_SOURCE_DIR "/tests/golden/data/pictures.json"));
+  return g;
+}
+std::string from_hex(const std::string& hex) {
+  std::string bytes;
+  for (size_t i = 0; i < hex.size(); i += 2) bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+HostArray picture_of(const std::string& hex, int64_t h, int64_t w) {
+  const std::string bytes = from_hex(hex);
+  return HostArray::of<uint8_t>(Shape{DType::u8, {h, w, 3}},
+                                {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+}
+std::string file_of(const std::string& name) {
+  for (const json& row : golden()["files"]) {
+    if (row["name"] == name) return from_hex(row["file"]);
+  }
+  ADD_FAILURE() << "no picture " << name;
+  return "";
+}
+int largest_difference(const HostArray& a, const HostArray& b) {
+  int most = 0;
+  for (size_t i = 0; i < a.view<uint8_t>().size(); ++i)
+    most = std::max(most, std::abs(a.view<uint8_t>()[i] - b.view<uint8_t>()[i]));
+  return most;
+}
+HostArray decode(const std::string& bytes) { return decode_image_bytes(bytes.data(), bytes.size(), "it"); }
+
+LoadedImages load(const std::string& folder, const ImageConfig& config) {
+  return load_images(open_source({.dataset_type = "image_folder", .train_data_dir = folder}), config);
+}
+
+// Removed when the program ends.
+const TemporaryFolder& root() {
+  static const TemporaryFolder folder;
+  return folder;
+}
+struct Folder {
+  std::string path;
+  explicit Folder(const std::string& name) : path(root() / name) {
+    fs::remove_all(path);
+    fs::create_directories(path);
+  }
+  const Folder& put(const std::string& name, const std::string& bytes) const {
+    fs::create_directories((fs::path(path) / name).parent_path());
+    std::ofstream(fs::path(path) / name, std::ios::binary) << bytes;
+    return *this;
+  }
+};
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::io);
+    return e.what();
+  }
+  return "no error";
+}
+#define EXPECT_ERROR(statement, text)                            \
+  do {                                                           \
+    const std::string message = error_of([&] { statement; });    \
+    EXPECT_NE(message.find(text), std::string::npos) << message; \
+  } while (false)
+
+TEST(Decode, EveryKindOfPictureLooksAsInPillow) {
+  for (const json& row : golden()["files"]) {
+    SCOPED_TRACE(row["name"].get<std::string>());
+    const HostArray expected = picture_of(row["rgb"], row["height"], row["width"]);
+    const HostArray found = decode(from_hex(row["file"]));
+    ASSERT_EQ(found.dims(), expected.dims());
+    EXPECT_LE(largest_difference(found, expected), row["tolerance"].get<int>());
+  }
+}
+
+TEST(Decode, TruncatedPicturesSaySo) {
+  for (const json& row : golden()["files"]) {
+    const std::string bytes = from_hex(row["file"]);
+    SCOPED_TRACE(row["name"].get<std::string>());
+    for (double part : {0.3, 0.6, 0.9}) {
+      const std::string cut = bytes.substr(0, static_cast<size_t>(static_cast<double>(bytes.size()) * part));
+      const std::string message = error_of([&] { decode(cut); });
+      EXPECT_TRUE(message.starts_with("it: ")) << message;
+    }
+  }
+}
+
+TEST(Decode, FlippedBytesNeverCrash) {
+  for (const json& row : golden()["files"]) {
+    const std::string bytes = from_hex(row["file"]);
+    for (size_t i = 0; i < bytes.size(); i += 3) {
+      std::string bad = bytes;
+      bad[i] = static_cast<char>(bad[i] ^ (i % 2 ? 0xff : 0x10));
+      try {
+        decode(bad);
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Code::io) << e.what();
+      }
+    }
+  }
+}
+
+TEST(Decode, CorruptPngIsFoundByItsChecksum) {
+  std::string bytes = file_of("rgb.png");
+  bytes[bytes.find("IDAT") + 12] ^= 0x55;
+  EXPECT_ERROR(decode(bytes), "it: PNG: ");
+}
+
+TEST(Decode, SizesThatNoPictureHasAreRefusedBeforeMemoryIsTaken) {
+  // A PNG header that claims 60000 × 60000, with its checksum right, is libpng's to accept and ours to refuse.
+  const std::string png = from_hex("89504e470d0a1a0a0000000d494844520000ea600000ea6008020000000fb0e215");
+  const std::string message = error_of([&] { decode(png + file_of("rgb.png").substr(33)); });
+  EXPECT_NE(message.find("60000x60000"), std::string::npos) << message;
+  std::string jpeg = file_of("rgb.jpg");
+  const size_t sof = jpeg.find("\xff\xc0");
+  for (size_t i : {5, 6, 7, 8}) jpeg[sof + i] = '\xf0';
+  EXPECT_ERROR(decode(jpeg), "61680x61680");
+}
+
+TEST(Decode, OtherFilesAreNamedForWhatTheyStartWith) {
+  EXPECT_ERROR(decode("GIF89a"), "not a PNG, JPEG or WebP picture (starts with 47 49 46 38 39 61)");
+  EXPECT_ERROR(decode(""), "empty");
+  EXPECT_ERROR(decode_image("/nowhere/a.png"), "/nowhere/a.png");
+  EXPECT_ERROR(decode(from_hex(golden()["animated_webp"])), "animations");
+}
+
+TEST(Resize, AgreesWithPillowByteForByte) {
+  for (const json& row : golden()["resized"]) {
+    const int64_t r = row["resolution"];
+    SCOPED_TRACE(fmt::format("{}x{} to {}", row["height"].get<int>(), row["width"].get<int>(), r));
+    const ImageConfig config{.resolution = r, .center_crop = row["center_crop"]};
+    const HostArray in = picture_of(row["rgb"], row["height"], row["width"]);
+    EXPECT_EQ(largest_difference(fit_image(in, config), picture_of(row["out"], r, r)), 0);
+  }
+}
+
+TEST(Resize, FlipMirrors) {
+  const std::vector<uint8_t> pixels{0, 0, 0, 255, 255, 255, 51, 102, 204, 128, 128, 128};
+  const HostArray in = HostArray::of<uint8_t>(Shape{DType::u8, {2, 2, 3}}, pixels);
+  const HostArray flipped = fit_image(in, {.resolution = 2}, {.flip = true});
+  const auto out = flipped.view<uint8_t>();
+  EXPECT_EQ(std::vector(out.begin(), out.end()),
+            (std::vector<uint8_t>{255, 255, 255, 0, 0, 0, 128, 128, 128, 51, 102, 204}));
+}
+
+TEST(ImageFolder, MetadataWinsOverTextFilesAndOrderIsByPath) {
+  const Folder f("captions");
+  const std::string png = file_of("rgb.png");
+  f.put("b.png", png).put("a.png", png).put("sub/c.JPG", file_of("rgb.jpg")).put("d.webp", file_of("lossy.webp"));
+  f.put("a.txt", "  from a text \n").put("b.txt", "loses").put(".hidden/x.png", png).put("notes.md", "none");
+  f.put("metadata.jsonl",
+        "{\"file_name\": \"b.png\", \"text\": \"a \\\"b\\\"\"}\n\n{\"file_name\": \"./d.webp\", \"text\": null, \"x\": "
+        "1}\n");
+  f.put("sub/metadata.jsonl", "{\"file_name\": \"c.JPG\", \"text\": [\"first\", \"second\"]}");
+  std::string all;
+  for (const ImageItem& i : list_image_folder(f.path, {}))
+    all += fs::relative(i.file, f.path).string() + "=" + i.caption + ";";
+  EXPECT_EQ(all, "a.png=from a text;b.png=a \"b\";d.webp=;sub/c.JPG=first;");
+  EXPECT_EQ(list_image_folder(f.path, {.max_train_samples = 2}).size(), 2u);
+}
+
+TEST(ImageFolder, ColumnsMayHaveOtherNames) {
+  const Folder f("columns");
+  f.put("a.png", file_of("rgb.png")).put("metadata.jsonl", R"({"picture": "a.png", "caption": "hello"})");
+  EXPECT_EQ(list_image_folder(f.path, {.image_column = "picture", .caption_column = "caption"})[0].caption, "hello");
+  EXPECT_ERROR(list_image_folder(f.path, {}),
+               "metadata.jsonl:1: no column 'file_name'; the line has: caption, picture");
+}
+
+TEST(ImageFolder, BadFoldersAreRefusedWithTheReason) {
+  EXPECT_ERROR(list_image_folder("/nowhere/pictures", {}), "'/nowhere/pictures': no such folder");
+  EXPECT_ERROR(list_image_folder("/etc/passwd", {}), "not a folder");
+  EXPECT_ERROR(list_image_folder(Folder("empty").path, {}), "no pictures");
+  EXPECT_ERROR(list_image_folder(Folder("texts").put("a.txt", "x").path, {}), "captions without pictures");
+  EXPECT_ERROR(list_image_folder(Folder("only_metadata").put("metadata.jsonl", "").path, {}), "names no pictures");
+  const std::string png = file_of("rgb.png");
+  const auto with = [&](const std::string& metadata) {
+    return Folder("metadata").put("a.png", png).put("metadata.jsonl", metadata).path;
+  };
+  const std::string good = "{\"file_name\": \"a.png\", \"text\": \"x\"}\n";
+  EXPECT_ERROR(list_image_folder(with(good + "{\"file_name\": \"lost.png\", \"text\": \"x\"}"), {}),
+               "metadata.jsonl:2: names '");
+  EXPECT_ERROR(list_image_folder(with(good + "not json"), {}), "metadata.jsonl:2: expected a JSON object");
+  EXPECT_ERROR(list_image_folder(with(good + good), {}), "metadata.jsonl:2: names '");
+  EXPECT_ERROR(list_image_folder(with("{\"file_name\": \"a.png\", \"text\": 7}"), {}), "'text' must be a string");
+  EXPECT_ERROR(list_image_folder(with("{\"file_name\": 7, \"text\": \"x\"}"), {}), "'file_name' must be a string");
+}
+
+TEST(ImageFolder, PicturesThatDoNotDecodeAreSkippedAndNamed) {
+  const Folder f("bad_pictures");
+  const std::string png = file_of("rgb.png");
+  f.put("1.png", png)
+      .put("2.png", png.substr(0, 60))
+      .put("3.jpg", "not a picture")
+      .put("4.png", file_of("rgb.jpg"))
+      .put("5.png", "");
+  for (int i : {1, 2, 3, 4, 5}) f.put(std::to_string(i) + ".txt", "caption " + std::to_string(i));
+  const LoadedImages l = load(f.path, {.resolution = 8});
+  EXPECT_EQ(l.captions, (std::vector<std::string>{"caption 1", "caption 4"}));
+  EXPECT_EQ(l.pixels.dims(), (Dims{2, 8, 8, 3}));
+  ASSERT_EQ(l.skipped.size(), 3u);
+  EXPECT_NE(l.skipped[0].find("2.png: PNG: "), std::string::npos) << l.skipped[0];
+  // The rows are those of the pictures kept.
+  const HostArray fourth = fit_image(decode(file_of("rgb.jpg")), {.resolution = 8});
+  EXPECT_EQ(std::memcmp(l.pixels.data() + fourth.bytes(), fourth.data(), fourth.bytes()), 0);
+
+  const Folder all_bad("all_bad");
+  all_bad.put("a.png", "x").put("b.png", "y");
+  EXPECT_ERROR(load(all_bad.path, {.resolution = 8}), "none of 2 pictures decodes");
+}
+
+TEST(ImageFolder, FingerprintFollowsContentCaptionsAndOptions) {
+  const auto print = [](const Folder& f, ImageConfig c) { return load(f.path, c).fingerprint; };
+  const std::string png = file_of("rgb.png");
+  const Folder a("print_a"), b("print_b");
+  a.put("a.png", png).put("a.txt", "one");
+  b.put("z.png", png).put("z.txt", "one");
+  const std::string base = print(a, {.resolution = 8});
+  EXPECT_EQ(base, print(a, {.resolution = 8}));
+  EXPECT_EQ(base, print(b, {.resolution = 8}));
+  EXPECT_NE(base, print(a, {.resolution = 9}));
+  EXPECT_NE(base, print(a, {.resolution = 8, .center_crop = true}));
+  a.put("a.txt", "two");
+  EXPECT_NE(base, print(a, {.resolution = 8}));
+  b.put("z.png", file_of("grey.png"));
+  EXPECT_NE(base, print(b, {.resolution = 8}));
+}
+
+}  // namespace
+}  // namespace md

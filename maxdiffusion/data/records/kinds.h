@@ -1,0 +1,44 @@
+// The kinds of source, one file each; source.cc lists them.
+#pragma once
+
+#include <optional>
+
+#include "maxdiffusion/data/records/open_source.h"
+
+namespace md {
+
+using SourcePtr = std::shared_ptr<const RecordSource>;
+using Files = std::vector<FoundFile>;
+
+SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig& config);
+SourcePtr table_source(const Files& files, const DataSourceConfig& config);
+SourcePtr tfrecord_source(const Files& files, const DataSourceConfig& config);
+SourcePtr tar_source(const Files& files, const DataSourceConfig& config);
+SourcePtr array_record_source(const Files& files, const DataSourceConfig& config);
+SourcePtr synthetic_source(const DataSourceConfig& config);
+
+/// The first and the number of the others, for messages.
+std::string place_of(const Files& files);
+/// "a, b, c".
+std::string joined(const std::vector<std::string>& names);
+/// The columns that a config asks for, as found among `columns`.
+struct WantedColumns {
+  std::vector<std::string> names;  // as they are stored
+  std::vector<std::string> keys;   // as they are called here: "" for picture and caption
+};
+/// Picture and caption, or the arrays. Throws io naming `where` and listing the columns when one is missing.
+WantedColumns wanted_columns(const DataSourceConfig& config, const std::vector<std::string>& columns,
+                             const std::string& where);
+/// A record from the bytes of a tf.Example: the picture's and caption's features, or the arrays', each a serialized
+/// TensorProto or a list of numbers. Throws io.
+Record record_of_example(std::string_view bytes, const DataSourceConfig& config, const std::string& name);
+/// What a source was made from beside its files.
+std::string columns_key(const DataSourceConfig& config);
+
+/// Trims blanks at both ends.
+std::string trimmed(const std::string& s);
+
+/// Throws io where a file says that it holds more than its bytes can: the number is about to become memory.
+void check_claim(int64_t count, const FoundFile& file, const char* what);
+
+}  // namespace md

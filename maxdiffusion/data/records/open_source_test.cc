@@ -1,0 +1,462 @@
+// Every kind of data set, written by the libraries that own the formats; see tools/golden/data_files.py.
+#include "maxdiffusion/data/records/open_source.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/data/batches/image_batches.h"
+#include "maxdiffusion/data/images/load_images.h"
+#include "maxdiffusion/data/records/tfrecord_writer.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kFiles = MD_SOURCE_DIR "/tests/golden/data/files";
+constexpr int64_t kRecords = 7;
+
+struct Expected {
+  std::string picture, caption;
+};
+const std::vector<Expected>& expected() {
+  static const std::vector<Expected> all = [] {
+    std::vector<Expected> v;
+    const auto file = nlohmann::json::parse(read_file(kFiles + "/expected.json"));
+    for (const auto& row : file["records"]) {
+      const std::string hex = row["picture"];
+      std::string bytes;
+      for (size_t i = 0; i < hex.size(); i += 2) bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+      v.push_back({bytes, row["caption"]});
+    }
+    return v;
+  }();
+  return all;
+}
+HostArray expected_moments(int64_t i) {
+  HostArray a(Shape{DType::f32, {2, 3, 8}});
+  for (size_t k = 0; k < 48; ++k) a.mutable_view<float>()[k] = static_cast<float>(k) / 4 + 1000 * static_cast<float>(i);
+  return a;
+}
+HostArray expected_clip(int64_t i) {
+  HostArray a(Shape{DType::f32, {5, 4}});
+  for (size_t k = 0; k < 20; ++k) a.mutable_view<float>()[k] = static_cast<float>(k) / 8 - 1000 * static_cast<float>(i);
+  return a;
+}
+void expect_same(const HostArray& found, const HostArray& wanted) {
+  ASSERT_EQ(found.shape(), wanted.shape());
+  EXPECT_EQ(std::memcmp(found.data(), wanted.data(), wanted.bytes()), 0);
+}
+
+const TemporaryFolder& scratch() {
+  static const TemporaryFolder folder;
+  return folder;
+}
+std::string put(const std::string& name, const std::string& bytes) {
+  const std::string path = scratch() / name;
+  fs::create_directories(fs::path(path).parent_path());
+  std::ofstream(path, std::ios::binary) << bytes;
+  return path;
+}
+/// An ArrayRecord file, unzipped.
+std::string array_record(const std::string& name) {
+  gzFile zipped = gzopen((kFiles + "/" + name + ".array_record.gz").c_str(), "rb");
+  std::string bytes(1 << 20, '\0');
+  const int n = gzread(zipped, bytes.data(), static_cast<unsigned>(bytes.size()));
+  gzclose(zipped);
+  bytes.resize(static_cast<size_t>(std::max(n, 0)));
+  return bytes;
+}
+
+std::string error_of(const std::function<void()>& f, Code code = Code::io) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), code) << e.what();
+    return e.what();
+  }
+  return "no error";
+}
+#define EXPECT_ERROR(statement, text)                            \
+  do {                                                           \
+    const std::string message = error_of([&] { statement; });    \
+    EXPECT_NE(message.find(text), std::string::npos) << message; \
+  } while (false)
+
+/// One epoch as stored.
+std::vector<Record> all_of(const DataSourceConfig& config) {
+  RecordStream s(open_source(config), {.shuffle = false, .window = 3});
+  std::vector<Record> out;
+  for (;;) {
+    auto n = s.next();
+    if (n.epoch > 0) return out;
+    out.push_back(n.read());
+  }
+}
+void expect_pictures(const DataSourceConfig& config, size_t count = kRecords) {
+  SCOPED_TRACE(config.train_data_dir + config.hf_train_files + config.grain_train_files + config.dataset_name);
+  const auto records = all_of(config);
+  ASSERT_EQ(records.size(), count);
+  for (size_t i = 0; i < count; ++i) {
+    EXPECT_EQ(records[i].fault, "");
+    EXPECT_EQ(records[i].caption, expected()[i].caption);
+    EXPECT_EQ(records[i].picture.bytes, expected()[i].picture);
+  }
+  const LoadedImages l = load_images(open_source(config), {.resolution = 8});
+  EXPECT_EQ(l.pixels.dims(), (Dims{static_cast<int64_t>(count), 8, 8, 3}));
+  EXPECT_EQ(l.captions.back(), expected()[count - 1].caption);
+}
+void expect_arrays(DataSourceConfig config) {
+  SCOPED_TRACE(config.train_data_dir + config.hf_train_files + config.grain_train_files);
+  config.array_columns = laion_cached_columns();
+  const auto records = all_of(config);
+  ASSERT_EQ(records.size(), static_cast<size_t>(kRecords));
+  for (int64_t i = 0; i < kRecords; ++i) {
+    const auto& arrays = records[static_cast<size_t>(i)].arrays;
+    ASSERT_EQ(arrays.size(), 2u);
+    expect_same(arrays.at("moments"), expected_moments(i));
+    expect_same(arrays.at("clip_embeddings"), expected_clip(i));
+  }
+}
+/// Every file of a kind, cut anywhere or with a byte changed, is an error or other data, and never more.
+void expect_no_crash(const std::string& bytes, const std::string& name, DataSourceConfig config, bool checked) {
+  const auto read = [&](const std::string& damaged) {
+    config.train_data_dir = put("damaged/" + name, damaged);
+    try {
+      all_of(config);
+      return true;
+    } catch (const Error& e) {
+      EXPECT_TRUE(e.code() == Code::io) << e.what();
+      return false;
+    }
+  };
+  for (size_t cut : {size_t{0}, size_t{3}, bytes.size() / 3, bytes.size() / 2})
+    EXPECT_FALSE(read(bytes.substr(0, cut)) && checked) << name << " cut to " << cut;
+  read(bytes.substr(0, bytes.size() - 1));  // what comes after the records may be of no use to us
+  for (size_t i = 0; i < bytes.size(); i += std::max<size_t>(bytes.size() / 97, 1)) {
+    std::string damaged = bytes;
+    damaged[i] = static_cast<char>(damaged[i] ^ 0x5a);
+    read(damaged);
+  }
+}
+
+TEST(Source, ParquetWithPictureStructsAndSplits) {
+  expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/parquet"});
+  expect_pictures({.dataset_type = "tf", .dataset_name = kFiles + "/parquet"});
+  expect_pictures({.dataset_type = "hf", .hf_data_dir = kFiles + "/parquet"});
+  expect_pictures({.dataset_type = "hf", .dataset_name = kFiles + "/parquet", .train_split = "test"}, 1);
+  expect_pictures({.dataset_type = "hf", .hf_train_files = kFiles + "/parquet/data/train-*.parquet"});
+  expect_pictures({.dataset_type = "hf", .hf_train_files = kFiles + "/**/train-*.parquet"});
+  expect_pictures({.dataset_type = "hf",
+                   .hf_train_files = kFiles + "/parquet/data/train-00000-of-00002.parquet, " + kFiles +
+                                     "/parquet/data/train-00001-of-00002.parquet"});
+  expect_pictures({.hf_train_files = kFiles + "/parquet/data/train*", .max_train_samples = 6}, 6);
+  EXPECT_EQ(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/parquet"})->shards(), 4);  // row groups
+  EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/parquet", .train_split = "validation"}),
+               "no file of split 'validation'");
+}
+
+TEST(Source, TablesWithPlainBytesOtherNamesAndFilesBeside) {
+  for (const char* file : {"/plain.parquet", "/plain.arrow"}) {
+    expect_pictures({.dataset_type = "hf",
+                     .train_data_dir = kFiles + file,
+                     .image_column = "picture",
+                     .caption_column = "captions"});
+  }
+  expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/paths.parquet", .image_column = "file"});
+}
+
+TEST(Source, SavedToDisk) {
+  const DataSourceConfig c{.dataset_type = "hf", .train_data_dir = kFiles + "/saved"};
+  expect_pictures(c);
+  EXPECT_EQ(open_source(c)->shards(), 0);  // any row at once: they are used where they lie
+  EXPECT_EQ(open_source(c)->read(5).caption, expected()[5].caption);
+  expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/saved", .train_split = "test"}, 1);
+  expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/saved/train"});
+  const std::string none =
+      error_of([] { open_source({.dataset_type = "image_folder", .train_data_dir = kFiles, .train_split = "test"}); },
+               Code::invalid_config);
+  EXPECT_NE(none.find("image_folder has no splits"), std::string::npos) << none;
+  EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/saved", .train_split = "dev"}),
+               "no split 'dev'; it has: train, test");
+}
+
+TEST(Source, ImageFolderOfSplits) {
+  const TemporaryFolder t;
+  fs::copy(kFiles + "/pictures", t / "train", fs::copy_options::recursive);
+  make_folders(t / "test");
+  write_file_atomic(t / "test/other.png", read_file(all_of({.train_data_dir = kFiles + "/pictures"})[0].name));
+  expect_pictures({.dataset_type = "hf", .train_data_dir = t.path()});
+  EXPECT_EQ(open_source({.dataset_type = "hf", .train_data_dir = t.path(), .train_split = "test"})->size(), 1);
+  EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = t.path(), .train_split = "dev"}),
+               "no folder of split 'dev'");
+}
+
+TEST(Source, ImageFolderWithCsv) {
+  expect_pictures({.dataset_type = "image_folder", .train_data_dir = kFiles + "/pictures"});
+  expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/pictures"});
+  expect_pictures({.train_data_dir = kFiles + "/pictures", .image_column = "file_name", .max_train_samples = 2}, 2);
+}
+
+TEST(Source, CsvCellsMayBeQuotedAndLinesAreCounted) {
+  const auto with = [](const std::string& csv) {
+    const std::string folder = scratch() / "csv";
+    for (const char* name : {"a, b.png", "c.png"}) put(std::string("csv/") + name, expected()[0].picture);
+    put("csv/metadata.csv", csv);
+    std::vector<std::string> captions;
+    for (const Record& r : all_of({.dataset_type = "image_folder", .train_data_dir = folder}))
+      captions.push_back(r.caption);
+    return captions;
+  };
+  EXPECT_EQ(with("\xef\xbb\xbf"
+                 "text,file_name\n\"two\nlines, \"\"said\"\"\",\"a, b.png\"\r\n\nplain,c.png"),
+            (std::vector<std::string>{"two\nlines, \"said\"", "plain"}));
+  EXPECT_ERROR(with("text,file_name\nx,c.png,more\n"), "metadata.csv:2: 3 cells; the first line has 2");
+  EXPECT_ERROR(with("text,file_name\n\"x\ny\",c.png\n\"z,c.png\n"), "metadata.csv:4: a quoted cell does not end");
+  EXPECT_ERROR(with("caption,file_name\nx,c.png\n"), "no column 'text'; the line has: caption, file_name");
+}
+
+TEST(Source, TfrecordPictures) {
+  expect_pictures({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/pictures.tfrecord"});
+}
+
+TEST(Source, WebDataset) {
+  expect_pictures({.dataset_type = "webdataset", .train_data_dir = kFiles + "/shard-*.tar"});
+  expect_pictures({.train_data_dir = kFiles + "/shard-000000.tar," + kFiles + "/shard-000001.tar"});
+}
+
+TEST(Source, ArrayRecords) {
+  for (const char* name : {"plain", "zstd", "brotli", "snappy"}) {
+    const std::string file = put(std::string(name) + ".array_record", array_record(name));
+    expect_pictures({.dataset_type = "grain", .grain_train_files = file});
+    expect_arrays({.dataset_type = "grain", .grain_train_files = file});
+    EXPECT_EQ(open_source({.grain_train_files = file})->size(), kRecords);
+  }
+  const std::string two = scratch() / "zstd.array_record," + scratch() / "brotli.array_record";
+  EXPECT_EQ(open_source({.dataset_type = "grain", .grain_train_files = two})->read(9).caption, expected()[2].caption);
+  EXPECT_ERROR(open_source({.grain_train_files = put("t.array_record", array_record("transposed"))})->read(0),
+               "write it with transpose:false");
+}
+
+TEST(Source, CachedArraysOfEveryKind) {
+  expect_arrays({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/laion"});
+  expect_arrays({.dataset_type = "hf", .train_data_dir = kFiles + "/saved_arrays"});
+  expect_arrays({.dataset_type = "hf", .train_data_dir = kFiles + "/arrays.parquet"});
+  DataSourceConfig c{.dataset_type = "hf", .train_data_dir = kFiles + "/arrays.parquet", .array_columns = {"number"}};
+  EXPECT_EQ(all_of(c)[3].arrays.at("number").shape(), (Shape{DType::s32, {}}));
+  c = {.dataset_type = "tfrecord", .train_data_dir = kFiles + "/sdxl.tfrecord", .array_columns = sdxl_cached_columns()};
+  auto d = array_batches(open_source(c), {.stream = {.shuffle = false}, .batch = kRecords});
+  const Batch b = d->next();
+  EXPECT_EQ(b.size(), 4u);
+  EXPECT_EQ(b.at("pixel_values").shape(), (Shape{DType::f32, {7, 2, 3, 8}}));
+  EXPECT_EQ(b.at("prompt_embeds").shape(), (Shape{DType::f32, {7, 5, 4}}));
+  EXPECT_EQ(b.at("text_embeds").shape(), (Shape{DType::f32, {7, 4}}));
+  EXPECT_EQ(b.at("input_ids").shape(), (Shape{DType::s32, {7, 2, 3}}));
+  for (size_t i = 0; i < 7; ++i) EXPECT_EQ(b.at("input_ids").view<int32_t>()[i * 6 + 5], static_cast<int32_t>(i));
+}
+
+TEST(Source, SyntheticPicturesDifferAndStayTheSame) {
+  const DataSourceConfig c{.dataset_type = "synthetic", .synthetic_num_samples = 5, .resolution = 16};
+  const auto a = load_images(open_source(c), {.resolution = 16}), b = load_images(open_source(c), {.resolution = 16});
+  EXPECT_EQ(a.pixels.dims(), (Dims{5, 16, 16, 3}));
+  EXPECT_EQ(a.fingerprint, b.fingerprint);
+  expect_same(a.pixels, b.pixels);
+  EXPECT_EQ(std::set<std::string>(a.captions.begin(), a.captions.end()).size(), 5u);
+  EXPECT_NE(std::memcmp(a.pixels.data(), a.pixels.data() + 768, 768), 0);
+}
+
+TEST(Source, StreamsOfFilesGoOnFromASavedPosition) {
+  const std::vector<DataSourceConfig> kinds = {
+      {.dataset_type = "hf", .train_data_dir = kFiles + "/parquet"},
+      {.dataset_type = "hf", .train_data_dir = kFiles + "/saved"},
+      {.dataset_type = "tfrecord", .train_data_dir = kFiles + "/pictures.tfrecord"},
+      {.dataset_type = "tfrecord", .train_data_dir = kFiles + "/pictures.tfrecord", .max_train_samples = 5},
+      {.dataset_type = "webdataset", .train_data_dir = kFiles + "/shard-*.tar"},
+      {.dataset_type = "webdataset", .train_data_dir = kFiles + "/shard-*.tar", .max_train_samples = 5},
+      {.dataset_type = "grain", .grain_train_files = put("p.array_record", array_record("zstd"))}};
+  for (const auto& kind : kinds) {
+    const auto source = open_source(kind);
+    const StreamConfig c{.seed = 8, .window = 3};
+    RecordStream whole(source, c);
+    std::vector<std::string> names;
+    std::vector<Position> cuts;
+    for (int i = 0; i < 20; ++i) {
+      cuts.push_back(whole.position());
+      names.push_back(whole.next().read().name);
+    }
+    for (size_t cut = 0; cut < 20; ++cut) {
+      RecordStream s(source, c);
+      s.seek(cuts[cut]);
+      for (size_t i = cut; i < 20; ++i)
+        ASSERT_EQ(s.next().read().name, names[i]) << source->name() << " cut " << cut << " at " << i;
+    }
+  }
+}
+
+TEST(Source, MissingColumnsListThoseThatAreThere) {
+  EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/plain.parquet"}),
+               "plain.parquet: no column 'image'; it has: picture, captions");
+  EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/saved", .caption_column = "caption"}),
+               "no column 'caption'; it has: image, text");
+  EXPECT_ERROR(all_of({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/laion"}),
+               "no column 'image'; it has: clip_embeddings, moments");
+  EXPECT_ERROR(all_of({.dataset_type = "tfrecord",
+                       .train_data_dir = kFiles + "/sdxl.tfrecord",
+                       .array_columns = laion_cached_columns()}),
+               "no column 'moments|latents'; it has: input_ids, pixel_values, prompt_embeds, text_embeds");
+  EXPECT_ERROR(all_of({.train_data_dir = kFiles + "/shard-000000.tar", .caption_column = "title"}),
+               "no key 'title'; it has: text");
+}
+
+TEST(Source, WrongTypesAreNamed) {
+  EXPECT_ERROR(all_of({.dataset_type = "hf",
+                       .train_data_dir = kFiles + "/arrays.parquet",
+                       .image_column = "moments",
+                       .caption_column = "number"}),
+               "column 'moments' is ");
+  EXPECT_ERROR(all_of({.dataset_type = "hf", .train_data_dir = kFiles + "/parquet", .array_columns = {"text"}}),
+               "column 'text' is string; expected numbers");
+  EXPECT_ERROR(
+      all_of({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/pictures.tfrecord", .array_columns = {"text"}}),
+      "no serialized tensor");
+}
+
+TEST(Source, UnknownKindsAndPlacesAreRefused) {
+  const auto config_error = [](const DataSourceConfig& c) {
+    return error_of([&] { open_source(c); }, Code::invalid_config);
+  };
+  EXPECT_NE(config_error({.dataset_type = "mosaic"})
+                .find("'mosaic' is not one of: image_folder, hf, tf, tfrecord, webdataset, grain, synthetic"),
+            std::string::npos);
+  EXPECT_NE(config_error({}).find("no data: give train_data_dir"), std::string::npos);
+  EXPECT_NE(config_error({.dataset_name = "diffusers/pokemon"}).find("nothing is fetched from a hub"),
+            std::string::npos);
+  EXPECT_NE(config_error(
+                {.dataset_type = "webdataset", .train_data_dir = kFiles + "/shard-000000.tar", .array_columns = {"x"}})
+                .find("cached arrays are read from"),
+            std::string::npos);
+  EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = "/nowhere"}), "'/nowhere': no such file or folder");
+  EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/*.png"}), "no file matches");
+  EXPECT_ERROR(open_source({.dataset_type = "webdataset", .train_data_dir = kFiles + "/laion"}), "no .tar file");
+  EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = "ftp://x/y.parquet"}),
+               "files are read from folders of this machine, gs:// and s3://");
+}
+
+TEST(Source, PicturesThatDoNotDecodeAreNamedSkippedAndCounted) {
+  const auto tar = read_file(kFiles + "/shard-000000.tar");
+  std::string damaged = tar;
+  for (size_t at = damaged.find("\x89PNG"); at != std::string::npos; at = damaged.find("\x89PNG")) damaged[at] = 'x';
+  const LoadedImages l = load_images(open_source({.train_data_dir = put("two_bad.tar", damaged)}), {.resolution = 8});
+  EXPECT_EQ(l.pixels.dims()[0], 2);
+  ASSERT_EQ(l.skipped.size(), 2u);
+  EXPECT_NE(l.skipped[0].find("two_bad.tar 00000: not a PNG"), std::string::npos) << l.skipped[0];
+  for (const char* start : {"\xff\xd8\xff", "RIFF"}) {
+    for (size_t at = damaged.find(start); at != std::string::npos; at = damaged.find(start)) damaged[at] = 'x';
+  }
+  EXPECT_ERROR(load_images(open_source({.train_data_dir = put("all_bad.tar", damaged)}), {.resolution = 8}),
+               "none of 4 pictures decodes");
+}
+
+TEST(Source, DamagedFilesSayWhere) {
+  const std::string record = read_file(kFiles + "/pictures.tfrecord");
+  std::string bad = record;
+  bad[40] ^= 1;
+  EXPECT_ERROR(all_of({.train_data_dir = put("bad.tfrecord", bad)}), "record at byte 0: its checksum is wrong");
+  bad = record;
+  bad[1] ^= 1;
+  EXPECT_ERROR(all_of({.train_data_dir = put("bad.tfrecord", bad)}), "not a TFRecord file");
+  EXPECT_ERROR(all_of({.train_data_dir = put("bad.tfrecord", record.substr(0, record.size() - 2))}), "is truncated");
+  EXPECT_ERROR(all_of({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/zstd.array_record.gz"}), "gzipped");
+  std::string grain = array_record("zstd");
+  grain[200] ^= 1;
+  EXPECT_ERROR(all_of({.train_data_dir = put("bad.array_record", grain)}), "its checksum is wrong");
+  EXPECT_ERROR(all_of({.train_data_dir = put("bad.array_record", grain.substr(0, 70000))}), "bad.array_record: ");
+  const std::string arrow = read_file(kFiles + "/saved/train/data-00000-of-00002.arrow");
+  EXPECT_ERROR(all_of({.train_data_dir = put("bad.arrow", arrow.substr(0, arrow.size() / 2))}), "is truncated");
+  const std::string parquet = read_file(kFiles + "/plain.parquet");
+  EXPECT_ERROR(all_of({.train_data_dir = put("bad.parquet", parquet.substr(0, parquet.size() / 2))}), "bad.parquet: ");
+}
+
+TEST(Source, DamageNeverCrashes) {
+  const DataSourceConfig plain{.image_column = "picture", .caption_column = "captions"};
+  expect_no_crash(read_file(kFiles + "/plain.parquet"), "x.parquet", plain, true);
+  expect_no_crash(read_file(kFiles + "/plain.arrow"), "x.arrow", plain, true);
+  expect_no_crash(read_file(kFiles + "/saved/train/data-00000-of-00002.arrow"), "y.arrow", {}, false);
+  expect_no_crash(read_file(kFiles + "/pictures.tfrecord"), "x.tfrecord", {}, false);
+  expect_no_crash(read_file(kFiles + "/shard-000000.tar"), "x.tar", {}, false);
+  expect_no_crash(array_record("snappy"), "x.array_record", {}, true);
+}
+
+TEST(Source, FingerprintFollowsFilesAndColumns) {
+  const auto print = [](const DataSourceConfig& c) { return open_source(c)->fingerprint(); };
+  const std::string file = put("print.tfrecord", read_file(kFiles + "/pictures.tfrecord"));
+  const std::string before = print({.train_data_dir = file});
+  EXPECT_EQ(before, print({.train_data_dir = file}));
+  EXPECT_NE(before, print({.train_data_dir = file, .caption_column = "x"}));
+  EXPECT_NE(before, print({.train_data_dir = file, .max_train_samples = 3}));
+  fs::last_write_time(file, fs::last_write_time(file) + std::chrono::seconds(1));
+  EXPECT_NE(before, print({.train_data_dir = file}));
+}
+
+TEST(TfrecordShards, AreReadBackAndAppearOnlyWhenWhole) {
+  const std::string folder = scratch() / "written";
+  {
+    TfrecordShards lost(folder, 3);
+    lost.add({{"moments", expected_moments(0)}});
+  }
+  EXPECT_FALSE(fs::exists(folder));
+  // What a killed process left is replaced, and never read.
+  put(".written.unfinished/file_00-3.tfrec", "half");
+  TfrecordShards shards(folder, 3);
+  for (int64_t i = 0; i < kRecords; ++i)
+    shards.add({{"latents", expected_moments(i)}, {"hidden_states", expected_clip(i).cast(DType::bf16)}});
+  EXPECT_FALSE(fs::exists(folder));
+  shards.close();
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 3);
+  EXPECT_TRUE(fs::exists(folder + "/file_02-9.tfrec"));
+  EXPECT_FALSE(fs::exists(scratch() / ".written.unfinished"));
+  EXPECT_ERROR(TfrecordShards(folder, 3), "holds something");
+  EXPECT_ERROR(TfrecordShards("gs://bucket/x", 3), "local folder");
+  EXPECT_ERROR(TfrecordShards(scratch() / "none", 3).close(), "no record");
+  const auto read = all_of({.train_data_dir = folder, .array_columns = laion_cached_columns()});
+  ASSERT_EQ(read.size(), static_cast<size_t>(kRecords));
+  for (int64_t i = 0; i < kRecords; ++i) {
+    expect_same(read[static_cast<size_t>(i)].arrays.at("moments"), expected_moments(i));
+    expect_same(read[static_cast<size_t>(i)].arrays.at("clip_embeddings"), expected_clip(i).cast(DType::bf16));
+  }
+}
+
+TEST(Jpeg, DecodesSmallerWhenMuchLargerThanWanted) {
+  const std::string jpeg = expected()[1].picture;  // 12 × 9
+  const auto decoded = [&](int64_t side) { return decode_image_bytes(jpeg.data(), jpeg.size(), "it", side).dims(); };
+  EXPECT_EQ(decoded(0), (Dims{9, 12, 3}));
+  EXPECT_EQ(decoded(5), (Dims{9, 12, 3}));
+  EXPECT_EQ(decoded(3), (Dims{9, 12, 3}));
+  EXPECT_EQ(decoded(2), (Dims{5, 6, 3}));
+  EXPECT_EQ(decoded(1), (Dims{3, 3, 3}));
+}
+
+TEST(Source, LocalFilesLoadNothingThatReadsBuckets) {
+  EXPECT_FALSE(
+      all_of({.train_data_dir = kFiles + "/plain.parquet", .image_column = "picture", .caption_column = "captions"})
+          .empty());
+  const std::string maps = [] {
+    std::ifstream f("/proc/self/maps");
+    return std::string(std::istreambuf_iterator<char>(f), {});
+  }();
+  EXPECT_NE(maps.find("md_arrow.so"), std::string::npos);
+  for (const char* library : {"md_remote.so", "arrow_s3"}) EXPECT_EQ(maps.find(library), std::string::npos) << library;
+}
+
+}  // namespace
+}  // namespace md

@@ -1,0 +1,17 @@
+// Where a stream of records or a dataset stands.
+#pragma once
+
+#include <cstdint>
+
+namespace md {
+
+/// Where a dataset stands: enough to make the very next batch the same after a restart.
+struct Position {
+  int64_t epoch = 0, index = 0;  // samples taken in this epoch
+  // Where samples are read in order and shuffled in windows (records.h): where the current window starts, as a shard of
+  // the epoch's order and a place within it, and the samples of the window already taken. Otherwise 0.
+  int64_t shard = 0, offset = 0, taken = 0;
+  bool operator==(const Position&) const = default;
+};
+
+}  // namespace md

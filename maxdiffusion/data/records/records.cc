@@ -1,0 +1,194 @@
+#include "maxdiffusion/data/records/records.h"
+
+#include <algorithm>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/data/records/shuffle.h"
+
+namespace md {
+namespace {
+
+uint64_t draw_of(uint64_t seed, int64_t epoch, int64_t index) {
+  return mix(mix(mix(~seed) ^ static_cast<uint64_t>(epoch)) ^ static_cast<uint64_t>(index));
+}
+
+class FirstByNumber : public RecordSource {
+ public:
+  FirstByNumber(std::shared_ptr<const RecordSource> source, int64_t n)
+      : RecordSource(source->name(), fmt::format("{} first {}", source->fingerprint(), n)), source_(source), n_(n) {}
+  int64_t size() const override { return n_; }
+  Record read(int64_t index) const override { return source_->read(index); }
+
+ private:
+  std::shared_ptr<const RecordSource> source_;
+  int64_t n_;
+};
+
+// Shards are cut where the records are used up: found out by reading them once.
+class FirstOfShards : public RecordSource {
+ public:
+  FirstOfShards(std::shared_ptr<const RecordSource> source, int64_t n)
+      : RecordSource(source->name(), fmt::format("{} first {}", source->fingerprint(), n)), source_(source) {
+    for (int64_t s = 0; s < source->shards() && size_ < n; ++s) {
+      const auto reader = source->open(s, 0);
+      while (size_ < n && reader->next()) ++size_;
+      ends_.push_back(size_ < n ? -1 : reader->offset());
+    }
+  }
+  int64_t size() const override { return size_; }
+  int64_t shards() const override { return static_cast<int64_t>(ends_.size()); }
+  std::unique_ptr<ShardReader> open(int64_t shard, int64_t offset) const override {
+    struct Cut : ShardReader {
+      std::unique_ptr<ShardReader> reader;
+      int64_t end;
+      std::optional<PendingRecord> next() override { return reader->offset() == end ? std::nullopt : reader->next(); }
+      int64_t offset() const override { return reader->offset(); }
+    };
+    auto cut = std::make_unique<Cut>();
+    cut->reader = source_->open(shard, offset);
+    cut->end = ends_[static_cast<size_t>(shard)];
+    return cut;
+  }
+
+ private:
+  std::shared_ptr<const RecordSource> source_;
+  std::vector<int64_t> ends_;  // −1: the shard's own
+  int64_t size_ = 0;
+};
+
+}  // namespace
+
+Record RecordSource::read(int64_t) const { fail(Code::internal, "{}: records have no numbers here", name()); }
+std::unique_ptr<ShardReader> RecordSource::open(int64_t, int64_t) const {
+  fail(Code::internal, "{}: there are no shards here", name());
+}
+
+RecordStream::RecordStream(std::shared_ptr<const RecordSource> source, const StreamConfig& config)
+    : source_(std::move(source)), config_(config) {
+  check(config.processes > 0 && config.process >= 0 && config.process < config.processes, Code::internal,
+        "data: process {} of {}", config.process, config.processes);
+  check(config.window > 0, Code::invalid_config, "shuffle window: {}; expected > 0", config.window);
+  check(source_->size() != 0, Code::io, "{}: there are no records", source_->name());
+  split_records_ = source_->shards() > 0 && source_->shards() < config.processes;
+  if (split_records_) {
+    log_warning("{}: {} shards for {} processes: each process reads all and keeps its part", source_->name(),
+                source_->shards(), config.processes);
+  }
+}
+
+RecordStream::Next RecordStream::next() {
+  if (source_->shards() == 0) return next_by_number();
+  for (int empty = 0; window_.empty() || at_.taken == static_cast<int64_t>(window_.size());) {
+    if (fill_window()) break;
+    check(++empty<2, Code::io, "{}: there are no records{}", source_->name(), config_.processes> 1
+              ? fmt::format(" for process {} of {}", config_.process, config_.processes)
+              : "");
+    at_ = {.epoch = at_.epoch + 1};
+    reader_.reset();
+    window_.clear();
+  }
+  Next n{at_.epoch, draw_of(config_.seed, at_.epoch, at_.index * config_.processes + config_.process),
+         std::move(window_[static_cast<size_t>(at_.taken)])};
+  ++at_.index, ++at_.taken;
+  return n;
+}
+
+// The common order goes on from epoch to epoch; each group of `processes` records is dealt out, one each.
+RecordStream::Next RecordStream::next_by_number() {
+  const int64_t size = source_->size();
+  const auto moved = [&](Position p, int64_t by) {
+    p.index += by;
+    return Position{.epoch = p.epoch + p.index / size, .index = p.index % size};
+  };
+  const Position mine = moved(at_, config_.process);
+  if (mine.epoch != ordered_epoch_) {
+    order_ = order_of(size, config_.seed, mine.epoch, config_.shuffle);
+    ordered_epoch_ = mine.epoch;
+  }
+  at_ = moved(at_, config_.processes);
+  return {mine.epoch, draw_of(config_.seed, mine.epoch, mine.index),
+          [source = source_, i = order_[static_cast<size_t>(mine.index)]] { return source->read(i); }};
+}
+
+std::vector<int64_t> RecordStream::shard_order() const {
+  const std::vector<int64_t> all = order_of(source_->shards(), config_.seed, at_.epoch, config_.shuffle);
+  if (split_records_) return all;
+  std::vector<int64_t> mine;
+  for (int64_t s : all) {
+    if (s % config_.processes == config_.process) mine.push_back(s);
+  }
+  return mine;
+}
+
+void RecordStream::open_next_shard(int64_t offset) {
+  const auto s = static_cast<size_t>(shard_);
+  reader_ = s < shards_.size() ? source_->open(shards_[s], offset) : nullptr;
+}
+
+// Reads the next window, from where the last one ended or, after seek(), from where the position says. False at the end
+// of the epoch.
+bool RecordStream::fill_window() {
+  if (!reader_) {
+    shards_ = shard_order();
+    shard_ = at_.shard;
+    open_next_shard(at_.offset);
+    // Of the records passed over, the last one kept was this process's.
+    const int64_t kept = at_.index - at_.taken;
+    ordinal_ = !split_records_ || kept == 0 ? 0 : (kept - 1) * config_.processes + config_.process + 1;
+  } else {
+    at_.shard = shard_, at_.offset = reader_->offset();
+    at_.taken = 0;
+  }
+  const int64_t number = at_.index - at_.taken;
+  window_.clear();
+  while (reader_ && static_cast<int64_t>(window_.size()) < config_.window) {
+    auto record = reader_->next();
+    if (!record) {
+      // The last reader stays: a position at the end of the epoch lies in its shard.
+      if (shard_ + 1 >= static_cast<int64_t>(shards_.size())) break;
+      ++shard_;
+      open_next_shard(0);
+    } else if (!split_records_ || ordinal_++ % config_.processes == config_.process) {
+      window_.push_back(std::move(*record));
+    }
+  }
+  if (window_.empty()) return false;
+  const auto order = order_of(static_cast<int64_t>(window_.size()), mix(config_.seed) ^ static_cast<uint64_t>(number),
+                              at_.epoch, config_.shuffle);
+  std::vector<PendingRecord> shuffled;
+  for (int64_t i : order) shuffled.push_back(std::move(window_[static_cast<size_t>(i)]));
+  window_ = std::move(shuffled);
+  return true;
+}
+
+void RecordStream::seek(Position p) {
+  const auto refuse = [&](bool ok) {
+    check(ok, Code::io, "{}: position {} of epoch {} is not one of this data: was it saved with other data?",
+          source_->name(), p.index, p.epoch);
+  };
+  refuse(p.epoch >= 0 && p.index >= 0);
+  if (source_->shards() == 0) {
+    refuse(p.index <= source_->size() && p.shard == 0 && p.offset == 0 && p.taken == 0);
+    at_ = p.index == source_->size() ? Position{.epoch = p.epoch + 1} : p;
+    return;
+  }
+  refuse(p.shard >= 0 && p.offset >= 0 && p.taken >= 0 && p.taken <= p.index &&
+         (p.shard < source_->shards() || p == Position{.epoch = p.epoch}));
+  at_ = p;
+  reader_.reset();
+  window_.clear();
+  if (p.taken > 0) {
+    fill_window();
+    refuse(p.taken <= static_cast<int64_t>(window_.size()));
+  }
+}
+
+std::shared_ptr<const RecordSource> first_of(std::shared_ptr<const RecordSource> source, int64_t records) {
+  if (records < 0 || (source->size() >= 0 && source->size() <= records)) return source;
+  check(records > 0, Code::invalid_config, "max_train_samples: 0 leaves no record of {}", source->name());
+  if (source->shards() == 0) return std::make_shared<FirstByNumber>(source, records);
+  return std::make_shared<FirstOfShards>(source, records);
+}
+
+}  // namespace md

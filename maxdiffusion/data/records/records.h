@@ -1,0 +1,123 @@
+// Where training data comes from: sources of records, and streams that take records from them in a seeded order that
+// can be saved and gone on with.
+//
+//   auto source = open_source({.dataset_type = "hf", .hf_train_files = "data/*.parquet"});   // open_source.h
+//   RecordStream stream(source, {.seed = 0});
+//   Record r = stream.next().read();
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/data/records/position.h"
+#include "maxdiffusion/data/storage/storage.h"
+
+namespace md {
+
+struct Record {
+  std::string name;   // "file row 12", for messages
+  Blob picture;       // as stored: PNG, JPEG or WebP; or
+  HostArray pixels;   // u8 [H, W, 3]
+  Blob mask;          // a picture as stored, whose red says how much each pixel counts; empty: none
+  std::string fault;  // why there is no picture, although the record should have one
+  std::string caption;
+  HostArrays arrays;  // what was computed beforehand
+};
+
+/// A record found but not yet read or parsed: called once, on any thread. Throws io.
+using PendingRecord = std::function<Record()>;
+
+/// Reads one shard in order. One thread at a time.
+class ShardReader {
+ public:
+  virtual ~ShardReader() = default;
+  /// Nothing: the shard is at its end. Throws io.
+  virtual std::optional<PendingRecord> next() = 0;
+  /// Where next() will read: given to open() it goes on there.
+  virtual int64_t offset() const = 0;
+};
+
+/// Records either by number, or in shards that are read in order. Thread safe.
+class RecordSource {
+ public:
+  RecordSource(std::string name, std::string fingerprint)
+      : name_(std::move(name)), fingerprint_(std::move(fingerprint)) {}
+  virtual ~RecordSource() = default;
+  /// Kind and place, for messages.
+  const std::string& name() const { return name_; }
+  /// Changes when the files that the records come from do (by names, sizes and times), or the columns asked for.
+  const std::string& fingerprint() const { return fingerprint_; }
+  /// Number of records; −1: known only when all were read.
+  virtual int64_t size() const = 0;
+  /// 0: read() gives any record.
+  virtual int64_t shards() const { return 0; }
+  /// Whether records have masks.
+  virtual bool masks() const { return false; }
+  virtual Record read(int64_t index) const;
+  virtual std::unique_ptr<ShardReader> open(int64_t shard, int64_t offset) const;
+
+ private:
+  std::string name_, fingerprint_;
+};
+
+struct StreamConfig {
+  uint64_t seed = 0;
+  bool shuffle = true;
+  /// Records that are shuffled together where they are read in order; they are held in memory as stored.
+  int64_t window = 1024;
+  /// Which records are this process's. By number: every `processes`-th of the common order. In shards: every
+  /// `processes`-th shard, or, where there are fewer, every `processes`-th record, with a warning.
+  int64_t process = 0, processes = 1;
+};
+
+/// Endless. Each epoch has every record once: by number in an order drawn from (seed, epoch); otherwise the shards in
+/// such an order, each read from start to end, and then windows of records, each in an order drawn from (seed, epoch,
+/// window). Without shuffling: as stored.
+class RecordStream {
+ public:
+  RecordStream(std::shared_ptr<const RecordSource> source, const StreamConfig& config);
+
+  struct Next {
+    int64_t epoch;
+    uint64_t draw;  // random bits of this record in this epoch
+    PendingRecord read;
+  };
+  /// Throws io, also when the source has no records (for this process).
+  Next next();
+  /// Where records are had by number, a position counts the records of all processes and so is the same in each, also
+  /// with another number of processes later; otherwise it is this process's.
+  Position position() const { return at_; }
+  /// Throws io for a position that this source cannot have.
+  void seek(Position p);
+  const RecordSource& source() const { return *source_; }
+
+ private:
+  Next next_by_number();
+  bool fill_window();
+  void open_next_shard(int64_t offset);
+  std::vector<int64_t> shard_order() const;
+
+  std::shared_ptr<const RecordSource> source_;
+  StreamConfig config_;
+  Position at_;
+  // By number.
+  std::vector<int64_t> order_;
+  int64_t ordered_epoch_ = -1;
+  // In shards: what comes behind the window, and the window.
+  bool split_records_ = false;  // among processes
+  std::vector<int64_t> shards_;
+  std::unique_ptr<ShardReader> reader_;
+  int64_t shard_ = 0, ordinal_ = 0;
+  std::vector<PendingRecord> window_;
+};
+
+/// The first `records` of a source, in the order that they are stored.
+std::shared_ptr<const RecordSource> first_of(std::shared_ptr<const RecordSource> source, int64_t records);
+
+}  // namespace md

@@ -1,0 +1,40 @@
+// A file read from front to back: where it lies, if it is local, else through ranges of several megabytes.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+
+#include "maxdiffusion/data/storage/storage.h"
+
+namespace md {
+
+class Sequential {
+ public:
+  Sequential(std::shared_ptr<const InputFile> file, int64_t at) : file_(std::move(file)), at_(at) {}
+  const InputFile& file() const { return *file_; }
+  int64_t at() const { return at_; }
+  int64_t left() const { return file_->size() - at_; }
+  /// The next `size` bytes. Throws io, naming the file, when it ends before.
+  Blob take(int64_t size) {
+    Blob b = peek(size);
+    at_ += size;
+    return b;
+  }
+  Blob peek(int64_t size) {
+    if (file_->local() || size > left()) return file_->read(at_, size);
+    if (at_ < begin_ || at_ + size > begin_ + static_cast<int64_t>(range_.bytes.size())) {
+      range_ = file_->read(at_, std::max(size, std::min(kRange, left())));
+      begin_ = at_;
+    }
+    return {range_.owner, range_.bytes.substr(static_cast<size_t>(at_ - begin_), static_cast<size_t>(size))};
+  }
+  void skip(int64_t size) { at_ += size; }
+
+ private:
+  static constexpr int64_t kRange = 4 << 20;
+  std::shared_ptr<const InputFile> file_;
+  int64_t at_, begin_ = 0;
+  Blob range_;
+};
+
+}  // namespace md

@@ -1,0 +1,141 @@
+// Hugging Face's tables: Parquet, and Arrow files as datasets.save_to_disk writes them. A picture is a struct {bytes,
+// path}, bytes, or a text that names a file beside the table.
+#include <algorithm>
+#include <mutex>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/parallel.h"
+#include "maxdiffusion/data/records/arrow_library.h"
+#include "maxdiffusion/data/records/kinds.h"
+
+namespace md {
+namespace {
+
+struct TableFile {
+  std::string location;
+  std::shared_ptr<const Table> table;
+  WantedColumns columns;
+};
+
+class Tables : public RecordSource, public std::enable_shared_from_this<Tables> {
+ public:
+  Tables(const Files& files, const DataSourceConfig& config)
+      : RecordSource(place_of(files), fingerprint_of(files) + columns_key(config)),
+        arrays_(!config.array_columns.empty()),
+        files_(files.size()) {
+    parallel_for(static_cast<int64_t>(files.size()), [&](int64_t i, int) {
+      TableFile& f = files_[static_cast<size_t>(i)];
+      f.location = files[static_cast<size_t>(i)].location;
+      f.table = arrow_library().open_table(open_input(files[static_cast<size_t>(i)]));
+      f.columns = wanted_columns(config, f.table->columns(), shown(f.location));
+    });
+    in_place_ = std::ranges::all_of(files_, [](const TableFile& f) { return f.table->in_place(); });
+    for (size_t f = 0; f < files_.size(); ++f) {
+      int64_t row = 0;
+      const auto& rows = files_[f].table->groups();
+      for (size_t g = 0; g < rows.size(); ++g) {
+        check_claim(rows[g], files[f], "rows");
+        if (rows[g] > 0) groups_.push_back({f, static_cast<int64_t>(g), rows[g], size_, row});
+        size_ += rows[g], row += rows[g];
+      }
+    }
+    held_.resize(groups_.size());
+  }
+  int64_t size() const override { return size_; }
+  int64_t shards() const override { return in_place_ ? 0 : static_cast<int64_t>(groups_.size()); }
+  Record read(int64_t index) const override {
+    const auto it = std::ranges::upper_bound(groups_, index, {}, &Group::first) - 1;
+    const auto k = static_cast<size_t>(it - groups_.begin());
+    std::shared_ptr<const TableGroup> group;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!held_[k]) held_[k] = load(groups_[k]);
+      group = held_[k];
+    }
+    return record(groups_[k], *group, index - it->first);
+  }
+  std::unique_ptr<ShardReader> open(int64_t shard, int64_t offset) const override {
+    struct Reader : ShardReader {
+      std::shared_ptr<const Tables> source;
+      const Group* place;
+      std::shared_ptr<const TableGroup> group;
+      int64_t row = 0;
+      std::optional<PendingRecord> next() override {
+        if (row >= place->rows) return std::nullopt;
+        if (!group) group = source->load(*place);
+        return [s = source, p = place, g = group, r = row++] { return s->record(*p, *g, r); };
+      }
+      int64_t offset() const override { return row; }
+    };
+    auto r = std::make_unique<Reader>();
+    r->source = shared_from_this();
+    r->place = &groups_[static_cast<size_t>(shard)];
+    r->row = offset;
+    return r;
+  }
+
+ private:
+  struct Group {
+    size_t file;
+    int64_t number, rows, first, row;  // first: row in all tables; row: in its file
+  };
+  std::shared_ptr<const TableGroup> load(const Group& g) const {
+    return files_[g.file].table->read(g.number, files_[g.file].columns.names);
+  }
+  Record record(const Group& place, const TableGroup& group, int64_t row) const {
+    const TableFile& file = files_[place.file];
+    const WantedColumns& w = file.columns;
+    Record r{.name = fmt::format("{} row {}", shown(file.location), place.row + row)};
+    const auto type = [&](size_t c) {
+      const auto& all = file.table->columns();
+      return file.table->types()[static_cast<size_t>(std::ranges::find(all, w.names[c]) - all.begin())];
+    };
+    if (arrays_) {
+      for (size_t c = 0; c < w.names.size(); ++c) {
+        const Cell cell = group.cell(c, row);
+        check(cell.array, Code::io, "{}: column '{}' is {}{}; expected numbers or lists of numbers", r.name, w.names[c],
+              type(c), cell.null ? " and null here" : "");
+        HostArray a(Shape{cell.dtype, cell.dims});
+        std::copy_n(reinterpret_cast<const std::byte*>(cell.bytes.bytes.data()), a.bytes(), a.mutable_data());
+        r.arrays.emplace(w.keys[c], std::move(a));
+      }
+      return r;
+    }
+    const Cell picture = group.cell(0, row), caption = group.cell(1, row);
+    for (const auto& [cell, c] : {std::pair(&picture, 0u), std::pair(&caption, 1u)}) {
+      check(!cell->array, Code::io, "{}: column '{}' is {}; expected {}", r.name, w.names[c], type(c),
+            c == 0 ? "a picture: bytes, a struct {bytes, path}, or the name of a file" : "text");
+    }
+    r.caption = caption.bytes.bytes;
+    const bool named = type(0).ends_with("string");
+    const std::string path = named ? std::string(picture.bytes.bytes) : picture.path;
+    if (picture.null) {
+      r.fault = r.name + ": no picture";
+    } else if (!named && !picture.bytes.bytes.empty()) {
+      r.picture = picture.bytes;
+    } else {
+      try {
+        const auto file_of = open_input(path.starts_with('/') || is_remote(path) ? path : beside(file.location, path));
+        r.picture = file_of->read(0, file_of->size());
+      } catch (const Error& e) {
+        r.fault = r.name + ": " + e.message();
+      }
+    }
+    return r;
+  }
+
+  bool arrays_, in_place_ = false;
+  std::vector<TableFile> files_;
+  std::vector<Group> groups_;
+  int64_t size_ = 0;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::shared_ptr<const TableGroup>> held_;  // in place only
+};
+
+}  // namespace
+
+SourcePtr table_source(const Files& files, const DataSourceConfig& config) {
+  return std::make_shared<Tables>(files, config);
+}
+
+}  // namespace md

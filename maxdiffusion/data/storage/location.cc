@@ -1,0 +1,42 @@
+#include "maxdiffusion/data/storage/location.h"
+
+namespace md {
+
+bool is_remote(const std::string& location) { return location.starts_with("gs://") || location.starts_with("s3://"); }
+
+LocationParts parts_of(const std::string& location) {
+  if (!is_remote(location)) return {location, ""};
+  // The '?' of a pattern has no '=' behind it.
+  const size_t q = location.rfind('?');
+  if (q == std::string::npos || location.find('=', q) == std::string::npos) return {location, ""};
+  return {location.substr(0, q), location.substr(q)};
+}
+
+std::string beside(const std::string& location, const std::string& name) {
+  const LocationParts p = parts_of(location);
+  const size_t slash = p.path.rfind('/');
+  return (slash == std::string::npos ? "" : p.path.substr(0, slash + 1)) + name + p.query;
+}
+
+std::string below(const std::string& location, const std::string& name) {
+  const LocationParts p = parts_of(location);
+  return p.path + (p.path.ends_with('/') ? "" : "/") + name + p.query;
+}
+
+bool has_secret(const std::string& locations) {
+  for (size_t start = 0; (start = locations.find("://", start)) != std::string::npos;) {
+    start += 3;
+    const std::string user = locations.substr(start, locations.find_first_of("/,", start) - start);
+    if (user.find(':') < user.find('@') && user.find('@') != std::string::npos) return true;
+  }
+  return false;
+}
+
+std::string shown(const std::string& location) {
+  const std::string path = parts_of(location).path;
+  const size_t scheme = path.find("://"), at = path.find('@');
+  if (scheme == std::string::npos || at == std::string::npos || at > path.find('/', scheme + 3)) return path;
+  return path.substr(0, scheme + 3) + path.substr(at + 1);
+}
+
+}  // namespace md

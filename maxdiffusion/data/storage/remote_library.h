@@ -1,0 +1,30 @@
+// Files of buckets through Arrow's filesystems, in a shared library of their own (maxdiffusion/data/remote/) that is
+// opened when the first gs:// or s3:// location is read. Errors are md::Error, io, without key and secret. Thread safe.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/data/storage/storage.h"
+
+namespace md {
+
+class RemoteLibrary {
+ public:
+  virtual ~RemoteLibrary() = default;
+  /// The file that a location names, or every file below it, hidden ones too, in no particular order. Throws where
+  /// there is neither.
+  virtual std::vector<FoundFile> list(const std::string& location) const = 0;
+  /// `size`: of the file, as a listing said; −1: the storage is asked.
+  virtual std::shared_ptr<const InputFile> open(const std::string& location, int64_t size) const = 0;
+  /// Ends threads and connections; whatever is asked afterwards throws.
+  virtual void close() = 0;
+};
+
+/// Opens the library on first use. Throws io naming it.
+RemoteLibrary& remote_library();
+/// Whether it has been opened.
+bool remote_library_is_open();
+
+}  // namespace md

@@ -1,0 +1,152 @@
+#include "maxdiffusion/data/storage/storage.h"
+
+#include <fnmatch.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/data/storage/remote_library.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+class LocalFile : public InputFile {
+ public:
+  explicit LocalFile(const std::string& path) : name_(path), map_(map_file(path)) {}
+  const std::string& name() const override { return name_; }
+  int64_t size() const override { return static_cast<int64_t>(map_.size); }
+  Blob read(int64_t offset, int64_t size) const override {
+    check(offset >= 0 && size >= 0 && offset <= this->size() && size <= this->size() - offset, Code::io,
+          "{}: the file is truncated: bytes {} to {} of {} are asked for", name_, offset, offset + size, this->size());
+    return {map_.owner, {reinterpret_cast<const char*>(map_.data) + offset, static_cast<size_t>(size)}};
+  }
+  bool local() const override { return true; }
+
+ private:
+  std::string name_;
+  MappedFile map_;
+};
+
+size_t first_wildcard(const std::string& path) { return path.find_first_of("*?["); }
+
+FoundFile local_file(const fs::path& path) {
+  struct stat s {};
+  ::stat(path.c_str(), &s);
+  return {path.string(), s.st_size, s.st_mtim.tv_sec * 1'000'000'000 + s.st_mtim.tv_nsec};
+}
+
+bool hidden(const std::string& relative) {
+  return relative.starts_with('.') || relative.find("/.") != std::string::npos;
+}
+
+void check_scheme(const std::string& location) {
+  check(is_remote(location) || location.find("://") == std::string::npos, Code::io,
+        "'{}': files are read from folders of this machine, gs:// and s3://", shown(location));
+}
+
+// Not sorted.
+std::vector<FoundFile> walk(const std::string& location) {
+  std::vector<FoundFile> found;
+  check_scheme(location);
+  if (is_remote(location)) {
+    found = remote_library().list(location);
+    const size_t root = parts_of(location).path.size();
+    std::erase_if(found, [&](const FoundFile& f) {
+      const std::string path = parts_of(f.location).path;
+      return path.size() > root && hidden(path.substr(path[root] == '/' ? root + 1 : root));
+    });
+    return found;
+  }
+  std::error_code ec;
+  if (fs::is_regular_file(location, ec)) return {local_file(location)};
+  if (!fs::is_directory(location, ec)) return found;
+  fs::recursive_directory_iterator it(location, fs::directory_options::follow_directory_symlink, ec), end;
+  for (; !ec && it != end; it.increment(ec)) {
+    if (it->path().filename().string().starts_with('.')) {
+      it.disable_recursion_pending();
+    } else if (it->is_regular_file(ec)) {
+      found.push_back(local_file(it->path()));
+    }
+  }
+  check(!ec, Code::io, "folder '{}': {}", location, ec.message());
+  return found;
+}
+
+std::vector<FoundFile> list_one(const std::string& location) {
+  const LocationParts p = parts_of(location);
+  std::vector<FoundFile> found;
+  if (first_wildcard(p.path) != std::string::npos) {
+    // Everything below the last folder before the first wildcard, sieved.
+    const size_t root_end = p.path.rfind('/', first_wildcard(p.path));
+    check(!is_remote(location) || root_end > std::string_view("s3://").size(), Code::io,
+          "'{}': the name of a bucket has no wildcards", shown(location));
+    const std::string root = root_end == std::string::npos ? "." : p.path.substr(0, std::max<size_t>(root_end, 1));
+    const std::string pattern = root_end == std::string::npos ? "./" + p.path : p.path;
+    const bool crosses = pattern.find("**") != std::string::npos;
+    for (FoundFile& f : walk(root + p.query)) {
+      const std::string path = parts_of(f.location).path;
+      if (::fnmatch(pattern.c_str(), path.c_str(), crosses ? 0 : FNM_PATHNAME) == 0) found.push_back(std::move(f));
+    }
+    check(!found.empty(), Code::io, "'{}': no file matches", shown(location));
+  } else {
+    found = walk(location);
+    std::error_code ec;
+    check(!found.empty(), Code::io, "'{}': {}", shown(location),
+          is_remote(location) || fs::exists(location, ec) ? "the folder holds no files" : "no such file or folder");
+  }
+  std::ranges::sort(found, {}, &FoundFile::location);
+  return found;
+}
+
+}  // namespace
+
+Blob Blob::of(std::string text) {
+  auto owner = std::make_shared<const std::string>(std::move(text));
+  return {owner, *owner};
+}
+
+std::shared_ptr<const InputFile> open_input(const std::string& location) { return open_input(FoundFile{location, -1}); }
+
+std::shared_ptr<const InputFile> open_input(const FoundFile& file) {
+  check_scheme(file.location);
+  if (is_remote(file.location)) return remote_library().open(file.location, file.size);
+  return std::make_shared<LocalFile>(file.location);
+}
+
+std::vector<FoundFile> files_below(const std::string& location) {
+  std::vector<FoundFile> found = walk(location);
+  std::ranges::sort(found, {}, &FoundFile::location);
+  return found;
+}
+
+RemoteScope::~RemoteScope() {
+  if (remote_library_is_open()) remote_library().close();
+}
+
+std::vector<FoundFile> list_inputs(const std::string& locations) {
+  std::vector<FoundFile> all;
+  for (size_t start = 0; start <= locations.size();) {
+    const size_t end = std::min(locations.find(',', start), locations.size());
+    const std::string one = locations.substr(start, end - start);
+    const size_t a = one.find_first_not_of(' ');
+    if (a != std::string::npos) {
+      for (FoundFile& f : list_one(one.substr(a, one.find_last_not_of(' ') - a + 1))) all.push_back(std::move(f));
+    }
+    start = end + 1;
+  }
+  check(!all.empty(), Code::io, "no files given");
+  return all;
+}
+
+std::string fingerprint_of(const std::vector<FoundFile>& files) {
+  std::string all;
+  for (const FoundFile& f : files) all += fmt::format("{} {} {}\n", shown(f.location), f.size, f.modified);
+  return content_hash(all);
+}
+
+}  // namespace md

@@ -1,0 +1,63 @@
+// Files to read; location.h says how they are named. Every error is io and names the location
+// without key and secret.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "maxdiffusion/data/storage/location.h"
+
+namespace md {
+
+/// Bytes, and what keeps them alive.
+struct Blob {
+  std::shared_ptr<const void> owner;
+  std::string_view bytes;
+  static Blob of(std::string text);
+};
+
+/// A file for random access. Thread safe.
+class InputFile {
+ public:
+  virtual ~InputFile() = default;
+  /// The location, for messages.
+  virtual const std::string& name() const = 0;
+  virtual int64_t size() const = 0;
+  /// Exactly [offset, offset + size). Throws io when the file ends before.
+  virtual Blob read(int64_t offset, int64_t size) const = 0;
+  /// Whether reading is a matter of pointers, so single records may be read in any order.
+  virtual bool local() const = 0;
+};
+
+/// What a listing says of a file.
+struct FoundFile {
+  std::string location;
+  int64_t size = 0, modified = 0;  // bytes; ns since 1970, as far as the storage knows
+};
+
+/// Local files are mapped into memory; remote ones are read by ranges.
+std::shared_ptr<const InputFile> open_input(const std::string& location);
+/// The same, without asking a remote storage for the size again.
+std::shared_ptr<const InputFile> open_input(const FoundFile& file);
+/// Every file below a folder, or the file itself, sorted, as list_inputs(); none where there is neither or nothing
+/// below. A remote location where there is neither is io.
+std::vector<FoundFile> files_below(const std::string& location);
+/// The files that a location stands for, sorted: one file; every file below a folder (names that start with a dot left
+/// out); those that match a pattern with *, ? or [ (** also crosses folders); or several of these with commas between.
+/// Throws io where one of these is nothing or has no file.
+std::vector<FoundFile> list_inputs(const std::string& locations);
+/// Held in main around everything that reads: at its end the threads and connections of remote storages end too, which
+/// their libraries want before the process does. No InputFile may be left by then.
+class RemoteScope {
+ public:
+  RemoteScope() = default;
+  RemoteScope(const RemoteScope&) = delete;
+  ~RemoteScope();
+};
+/// Names, sizes and times of files as a short key: changes when the files do.
+std::string fingerprint_of(const std::vector<FoundFile>& files);
+
+}  // namespace md
