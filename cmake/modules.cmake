@@ -132,7 +132,7 @@ md_module(nn USES autodiff mesh)
 md_module(models USES nn)
 md_module(schedulers USES ops)
 md_module(optim USES ops)
-md_module(data USES base EXCLUDE records/arrow storage/remote
+md_module(data USES mesh EXCLUDE records/arrow storage/remote
           LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE PkgConfig::HARFBUZZ PkgConfig::ICU
           PkgConfig::ZLIB ${Protobuf_LIBRARIES} highwayhash ${CMAKE_DL_LIBS})
 # Libraries that data opens when first needed, since Arrow's own are large: md_arrow reads Parquet and Arrow files,

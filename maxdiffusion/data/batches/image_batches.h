@@ -14,8 +14,8 @@ namespace md {
 
 struct BatchConfig {
   StreamConfig stream;
-  int64_t batch = 1;
-  int workers = 0;  // threads that read and decode; 0: the cores
+  int64_t batch = 1;  // rows of all processes
+  int workers = 0;    // threads that read and decode; 0: the cores
 };
 /// What captions become, a row each: token ids, say. Called on the thread that calls next().
 using EncodeCaptions = std::function<Batch(const std::vector<std::string>&)>;
@@ -23,6 +23,8 @@ using EncodeCaptions = std::function<Batch(const std::vector<std::string>&)>;
 /// Batches as they come from a source: the arrays of PreparedImage with axis 0, and what `captions` makes. Pictures
 /// that do not decode are named in a warning, once each, and the next record takes their place; an epoch without one
 /// that does is io. Without buckets.
+/// Of several processes that have records by number, none knows what the others skip: there the record behind takes the
+/// place and comes twice, so that positions stay the same in each.
 std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> source, const ImageConfig& pictures,
                                        const BatchConfig& config, EncodeCaptions captions);
 
