@@ -125,7 +125,7 @@ md_module(nn USES autodiff mesh)
 md_module(models USES nn)
 md_module(schedulers USES ops)
 md_module(optim USES ops)
-md_module(data USES base EXCLUDE records/arrow storage/remote
+md_module(data USES mesh EXCLUDE records/arrow storage/remote
           LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE PkgConfig::HARFBUZZ PkgConfig::ICU
           PkgConfig::ZLIB protobuf::libprotobuf highwayhash ${CMAKE_DL_LIBS})
 # Libraries that data opens when first needed, since Arrow's own are large: md_arrow reads Parquet and Arrow files,
@@ -152,7 +152,7 @@ foreach(opened arrow:records:parquet remote:storage:arrow_s3)  # name, folder of
                              MD_PARTS_FOLDER="${MD_PARTS_FOLDER}")
   add_dependencies(md_data md_${name})
 endforeach()
-md_module(checkpoint USES base)
+md_module(checkpoint USES mesh)
 md_module(lora USES nn checkpoint)
 md_module(metrics USES runtime LIBRARIES PNG::PNG PkgConfig::ZLIB protobuf::libprotobuf)
 md_module(families USES models data checkpoint)

@@ -1,6 +1,7 @@
 // One rule keeps checkpoints whole: a name made of digits appears only by a rename of a finished, fsynced folder.
-// Folders under construction or on their way out are ".tmp-<step>-<process>"; the one that a replacement moved aside,
-// where the file system cannot exchange two names, is ".old-<step>-<process>".
+// Folders under construction or on their way out are ".tmp-<step>-<process id>" (of several processes
+// ".tmp-<step>-shared"); the one that a replacement moved aside, where the file system cannot exchange two names, is
+// ".old-<step>-<process id>".
 #include "maxdiffusion/checkpoint/checkpoint.h"
 
 #include <fcntl.h>
@@ -22,6 +23,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/trace.h"
+#include "maxdiffusion/checkpoint/piece_files.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 
 namespace md {
@@ -31,6 +33,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kState = "training_state/state.json";
 constexpr const char* kArrays = "training_state/arrays.safetensors";
+constexpr const char* kIndex = "training_state/index.json";
 
 std::optional<int64_t> step_of(std::string_view name) {
   int64_t step = 0;
@@ -106,37 +109,165 @@ void check_relative(const std::string& path) {
   check(inside, Code::internal, "checkpoint: '{}' is not a path inside its folder", path);
 }
 
-void write_content(const std::string& folder, const CheckpointContent& c) {
-  std::set<std::string> folders = {folder};
-  auto prepare = [&](const std::string& relative) {
+/// A folder under construction, and which of its folders this process has written to.
+class NewFolder {
+ public:
+  explicit NewFolder(std::string path) : path_(std::move(path)), folders_{path_} {}
+  const std::string& path() const { return path_; }
+  /// Path of a file that is about to be written.
+  std::string prepare(const std::string& relative) {
     check_relative(relative);
-    const fs::path path = fs::path(folder) / relative;
+    const fs::path path = fs::path(path_) / relative;
     make_folders(path.parent_path());
-    for (fs::path p = path.parent_path(); p.string().size() > folder.size(); p = p.parent_path()) folders.insert(p);
+    for (fs::path p = path.parent_path(); p.string().size() > path_.size(); p = p.parent_path()) folders_.insert(p);
     return path.string();
-  };
-  auto write_text = [&](const std::string& relative, const std::string& text) {
+  }
+  void write(const std::string& relative, const std::string& text) {
     FileWriter w(prepare(relative));
     w.write(text.data(), text.size());
     w.close();
-  };
-  for (const auto& [name, text] : c.files) write_text(name, text);
+  }
+  void sync() const {
+    for (const auto& f : folders_) sync_folder(f);
+  }
+
+ private:
+  std::string path_;
+  std::set<std::string> folders_;
+};
+
+/// What one process has written besides arrays.safetensors. Process 0 hears of it by the metadata of the piece files.
+struct Written {
+  PieceIndex pieces;
+  std::map<std::string, std::vector<std::string>> weights;  // component → files in its folder
+
+  std::map<std::string, std::string> metadata() const {
+    return {{"format", "pt"}, {"index", to_json(pieces)}, {"weights", nlohmann::json(weights).dump()}};
+  }
+  static Written from(const std::map<std::string, std::string>& metadata, const std::string& file) {
+    const auto index = metadata.find("index"), weights = metadata.find("weights");
+    check(index != metadata.end() && weights != metadata.end(), Code::io, "read '{}': it does not say what it holds",
+          file);
+    return {parse_index(index->second, file), nlohmann::json::parse(weights->second)};
+  }
+};
+
+/// Stem of the files that a process writes a component's weights to.
+std::string own_stem(const std::string& component, int64_t process) {
+  const std::string stem = weights_stem(fs::path(component).filename());
+  return process == 0 ? stem : fmt::format("{}.process-{:05}", stem, process);
+}
+
+/// The array of the training state that a tensor of split weights is.
+std::string state_name(const std::string& component, const std::string& tensor) {
+  return "weights/" + component + "/" + tensor;
+}
+
+void write_texts(NewFolder& folder, const CheckpointContent& c) {
+  for (const auto& [name, text] : c.files) folder.write(name, text);
   for (const auto& [name, file] : c.linked) {
-    const std::string to = prepare(name);
+    const std::string to = folder.prepare(name);
     const fs::path from = fs::weakly_canonical(file);  // the hub's cache is made of symbolic links
     std::error_code ec;
     fs::create_hard_link(from, to, ec);
     if (ec) fs::copy_file(from, to, ec);
     check(!ec, Code::io, "copy '{}' to '{}': {}", from.string(), to, ec.message());
   }
+}
+
+/// The arrays that this process holds.
+Written write_arrays(NewFolder& folder, const CheckpointContent& c, const CheckpointProcesses& of) {
+  Written written;
+  HostArrays whole, pieces;
+  const std::string file = piece_file(of.process, of.processes);
+  auto add = [&](const std::string& name, const ArrayPieces& a) {
+    if (a.pieces.empty()) return;
+    IndexedArray entry{a.shape, {}};
+    auto add_piece = [&](const Slice& slice, const HostArray& values) {
+      const Shape expected{a.shape.dtype, slice.size};
+      check(values.shape() == expected, Code::internal, "checkpoint: array '{}': the piece {} is {}; expected {}", name,
+            to_string(slice), to_string(values.shape()), to_string(expected));
+      entry.pieces.push_back({slice, file, tensor_of_piece(name, slice)});
+      pieces[entry.pieces.back().tensor] = values;
+    };
+    if (a.complete()) {
+      add_piece(Slice::all(a.shape.dims), a.whole());
+    } else {
+      for (const Piece& p : a.pieces) add_piece(p.slice, p.values);
+    }
+    check(written.pieces.emplace(name, std::move(entry)).second, Code::internal, "checkpoint: two arrays are '{}'",
+          name);
+  };
   for (const auto& [component, arrays] : c.weights) {
-    prepare(component + "/weights");
-    write_sharded_safetensors(folder + "/" + component, weights_stem(fs::path(component).filename()), arrays);
+    HostArrays tensors;
+    size_t none = 0;
+    for (const auto& [name, a] : arrays) {
+      none += a.pieces.empty();
+      if (a.complete()) tensors[name] = a.whole();
+    }
+    if (tensors.size() + none < arrays.size()) {
+      for (const auto& [name, a] : arrays) add(state_name(component, name), a);
+    } else if (!tensors.empty() || of.processes == 1) {
+      folder.prepare(component + "/weights");
+      written.weights[component] =
+          write_sharded_safetensors(folder.path() + "/" + component, own_stem(component, of.process), tensors,
+                                    of.process == 0 ? kMaxShardBytes : INT64_MAX);
+    }
   }
-  if (c.more) c.more(folder);
-  write_safetensors(prepare(kArrays), c.state);
-  write_text(kState, c.state_json);
-  for (const auto& f : folders) sync_folder(f);
+  for (const auto& [name, a] : c.state) {
+    if (of.process == 0 && a.complete()) {
+      whole[name] = a.whole();
+    } else {
+      add(name, a);
+    }
+  }
+  if (of.process == 0) write_safetensors(folder.prepare(kArrays), whole);
+  if (of.process != 0 || !pieces.empty()) write_safetensors(folder.prepare(file), pieces, written.metadata());
+  return written;
+}
+
+/// Of a component that is not in diffusers' layout, the tensors that some process had whole.
+void move_to_state(NewFolder& folder, const std::string& component, const std::vector<std::string>& files,
+                   PieceIndex& pieces) {
+  for (const std::string& file : files) {
+    std::string name = component + "-" + file;
+    std::replace(name.begin(), name.end(), '/', '-');
+    const std::string to = "training_state/" + name, path = folder.prepare(to);
+    rename_durable(folder.path() + "/" + component + "/" + file, path);
+    for (const auto& [tensor, a] : SafetensorsReader::open(path).tensors())
+      merge_index(pieces, {{state_name(component, tensor), {a.shape(), {{Slice::all(a.dims()), to, tensor}}}}}, to);
+  }
+  fs::remove(fmt::format("{}/{}/{}.safetensors.index.json", folder.path(), component, own_stem(component, 0)));
+}
+
+/// What process 0 does once the files of all processes are there: gives weights the names of one set of shards, and
+/// makes the index of what is in pieces.
+void join_arrays(NewFolder& folder, Written all, int64_t processes) {
+  for (int64_t p = 1; p < processes; ++p) {
+    const std::string file = folder.path() + "/" + piece_file(p, processes);
+    const SafetensorsReader reader = SafetensorsReader::open(file);
+    const Written one = Written::from(reader.metadata(), file);
+    merge_index(all.pieces, one.pieces, file);
+    for (const auto& [component, files] : one.weights)
+      all.weights[component].insert(all.weights[component].end(), files.begin(), files.end());
+    if (reader.tensors().empty()) fs::remove(file);
+  }
+  if (processes > 1) {
+    for (const auto& [component, files] : all.weights) {
+      const std::string prefix = state_name(component, "");
+      const auto split = all.pieces.lower_bound(prefix);
+      if (split == all.pieces.end() || !split->first.starts_with(prefix)) {
+        join_shards(folder.path() + "/" + component, own_stem(component, 0), files);
+      } else {
+        move_to_state(folder, component, files, all.pieces);
+      }
+    }
+  }
+  if (all.pieces.empty()) return;
+  for (const auto& [name, a] : SafetensorsReader::open(folder.path() + "/" + kArrays).tensors())
+    merge_index(all.pieces, {{name, {a.shape(), {{Slice::all(a.dims()), kArrays, name}}}}}, kArrays);
+  check_tiled(all.pieces, fmt::format("write '{}'", kIndex));
+  folder.write(kIndex, to_json(all.pieces));
 }
 
 /// Puts `from` in the place of `to`, which exists; afterwards `from` or its like is gone.
@@ -196,32 +327,61 @@ CheckpointContent read_training_state(const std::string& checkpoint_dir, int64_t
   CheckpointContent c;
   c.state_json = read_file(folder + "/" + kState);
   check(nlohmann::json::accept(c.state_json), Code::io, "read '{}/{}': not JSON", folder, kState);
-  c.state = SafetensorsReader::open(folder + "/" + kArrays).tensors();
+  if (const std::string index = folder + "/" + kIndex; exists(index)) {
+    c.state = open_pieces(parse_index(read_file(index), index), folder, index);
+  } else {
+    c.state = as_pieces(SafetensorsReader::open(folder + "/" + kArrays).tensors());
+  }
   return c;
 }
 
-void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const CheckpointContent& content) {
+void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const CheckpointContent& content,
+                      const CheckpointProcesses& processes) {
+  const bool alone = processes.processes == 1, leads = processes.process == 0;
   check(step >= 0, Code::internal, "checkpoint: step {} is negative", step);
-  check(nlohmann::json::accept(content.state_json), Code::internal, "checkpoint {}: state_json is not JSON", step);
+  check(processes.process >= 0 && processes.process < processes.processes && (alone || processes.barrier),
+        Code::internal, "checkpoint: process {} of {}{}", processes.process, processes.processes,
+        processes.barrier ? "" : ", without a barrier");
+  check(!leads || nlohmann::json::accept(content.state_json), Code::internal, "checkpoint {}: state_json is not JSON",
+        step);
+  auto meet = [&] {
+    if (!alone) processes.barrier();
+  };
   make_folders(checkpoint_dir);
-  const std::string temporary = side_name(checkpoint_dir, "tmp", step),
+  const std::string temporary = alone ? side_name(checkpoint_dir, "tmp", step)
+                                      : fmt::format("{}/.tmp-{}-shared", checkpoint_dir, step),
                     target = checkpoint_folder(checkpoint_dir, step);
   std::error_code ec;
-  fs::remove_all(temporary, ec);
   try {
-    make_folders(temporary);
-    FolderLock lock(temporary);
-    write_content(temporary, content);
-    if (exists(target)) {
-      replace_folder(checkpoint_dir, step, temporary, target);
-    } else {
-      rename_durable(temporary, target);
+    std::optional<FolderLock> lock;
+    NewFolder folder(temporary);
+    if (leads) {
+      fs::remove_all(temporary, ec);
+      make_folders(temporary);
+      lock.emplace(temporary);
     }
+    meet();  // the folder is there, and nothing of an earlier write
+    if (leads) write_texts(folder, content);
+    Written written = write_arrays(folder, content, processes);
+    if (leads && content.more) content.more(temporary);
+    if (!leads) folder.sync();
+    meet();  // all files are there
+    if (leads) {
+      join_arrays(folder, std::move(written), processes.processes);
+      folder.write(kState, content.state_json);
+      folder.sync();
+      if (exists(target)) {
+        replace_folder(checkpoint_dir, step, temporary, target);
+      } else {
+        rename_durable(temporary, target);
+      }
+    }
+    meet();  // it has its name
   } catch (Error& e) {
-    fs::remove_all(temporary, ec);
+    if (leads) fs::remove_all(temporary, ec);
     throw e.note(fmt::format("while saving checkpoint {} to '{}'; earlier checkpoints are untouched", step, target));
   } catch (...) {
-    fs::remove_all(temporary, ec);
+    if (leads) fs::remove_all(temporary, ec);
     throw;
   }
 }
@@ -229,12 +389,13 @@ void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const Che
 struct CheckpointWriter::Impl {
   std::string dir;
   int keep;
+  CheckpointProcesses processes;
   std::future<void> under_way;
 };
 
-CheckpointWriter::CheckpointWriter(std::string checkpoint_dir, int keep)
-    : impl_(std::make_unique<Impl>(Impl{.dir = std::move(checkpoint_dir), .keep = keep, .under_way = {}})) {
-  clean_leftovers(impl_->dir);
+CheckpointWriter::CheckpointWriter(std::string checkpoint_dir, int keep, CheckpointProcesses processes)
+    : impl_(std::make_unique<Impl>(Impl{std::move(checkpoint_dir), keep, std::move(processes), {}})) {
+  if (impl_->processes.process == 0) clean_leftovers(impl_->dir);
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -247,15 +408,15 @@ CheckpointWriter::~CheckpointWriter() {
 
 void CheckpointWriter::save(int64_t step, std::function<CheckpointContent()> content) {
   finish();
-  impl_->under_way =
-      std::async(std::launch::async, [dir = impl_->dir, keep = impl_->keep, step, content = std::move(content)] {
-        Span span("write checkpoint", step);
-        write_checkpoint(dir, step, content());
-        if (keep <= 0) return;
-        auto steps = list_checkpoints(dir);
-        std::erase(steps, step);  // what was just written stays, whatever its number
-        for (size_t i = 0; i + static_cast<size_t>(keep) <= steps.size(); ++i) remove_checkpoint(dir, steps[i]);
-      });
+  impl_->under_way = std::async(std::launch::async, [dir = impl_->dir, keep = impl_->keep, processes = impl_->processes,
+                                                     step, content = std::move(content)] {
+    Span span("write checkpoint", step);
+    write_checkpoint(dir, step, content(), processes);
+    if (keep <= 0 || processes.process != 0) return;
+    auto steps = list_checkpoints(dir);
+    std::erase(steps, step);  // what was just written stays, whatever its number
+    for (size_t i = 0; i + static_cast<size_t>(keep) <= steps.size(); ++i) remove_checkpoint(dir, steps[i]);
+  });
 }
 
 void CheckpointWriter::finish() {

@@ -3,6 +3,15 @@
 //
 //   <checkpoint_dir>/<step>/model_index.json, unet/config.json, unet/diffusion_pytorch_model.safetensors, …
 //   <checkpoint_dir>/<step>/training_state/{state.json, arrays.safetensors}
+//
+// Several processes write one checkpoint together, each the pieces of arrays that it holds. Where process 0 holds every
+// array, the files are as above. Otherwise there are also
+//
+//   <checkpoint_dir>/<step>/training_state/{index.json, pieces-<process>-of-<processes>.safetensors}
+//
+// (piece_files.h), from which any number of processes read any parts. Weights of a component of which each tensor is
+// whole in one process are the shards of diffusers' layout, with its index; a component of which a tensor is split
+// among processes is not in that layout: its weights are arrays of the training state, "weights/<component>/<name>".
 #pragma once
 
 #include <cstdint>
@@ -12,14 +21,15 @@
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/mesh/pieces.h"
 
 namespace md {
 
-/// Everything one checkpoint holds, on the host.
+/// Everything one checkpoint holds, on the host; of arrays, the pieces that this process has: no element may be of two
+/// processes, and none of nobody. What is not an array is taken from process 0.
 struct CheckpointContent {
   /// Folder ("unet") → arrays by published name.
-  std::map<std::string, HostArrays> weights;
+  std::map<std::string, NamedPieces> weights;
   /// Relative path ("unet/config.json", "model_index.json") → text.
   std::map<std::string, std::string> files;
   /// Relative path → file that becomes it: a hard link where the file system allows one, else a copy.
@@ -27,9 +37,18 @@ struct CheckpointContent {
   /// Writes more files into the folder before it gets its name; may be empty.
   std::function<void(const std::string& folder)> more;
   /// Optimizer moments and whatever else a run needs, by name.
-  HostArrays state;
+  NamedPieces state;
   /// JSON text: step, data position, config.
   std::string state_json;
+};
+
+/// The processes that write checkpoints together into one folder that all of them see. Process 0 should be that of the
+/// first device of the mesh, which owns the arrays that are not split.
+struct CheckpointProcesses {
+  int64_t process = 0, processes = 1;
+  /// Returns when all of them have called it; throws when one cannot any more. Called on the thread that writes, three
+  /// times for each checkpoint. May be empty for one process.
+  std::function<void()> barrier;
 };
 
 /// "<checkpoint_dir>/<step>": what load_weights and diffusers take, with a component's name behind it.
@@ -37,19 +56,23 @@ std::string checkpoint_folder(const std::string& checkpoint_dir, int64_t step);
 /// Step folders that are whole, ascending. A folder without a readable training_state/state.json is not; nor is any
 /// folder that a killed run was still writing. None where the folder is missing.
 std::vector<int64_t> list_checkpoints(const std::string& checkpoint_dir);
-/// Reads state.json and the arrays of training_state (`state` and `state_json` of the result; weights stay where they
-/// are). The arrays are mapped, not read. Throws io.
+/// Reads state.json and the arrays of training_state (`state` and `state_json` of the result; weights in diffusers'
+/// layout stay where they are). All pieces of all processes are there, mapped, not read: ArrayPieces::read gives any
+/// part. Throws io naming the file that is missing or damaged.
 CheckpointContent read_training_state(const std::string& checkpoint_dir, int64_t step);
 /// One whole checkpoint, now, on this thread. Replaces one of the same step in one step. On failure (a full disk: io)
-/// all that was there is as it was. For most uses: CheckpointWriter.
-void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const CheckpointContent& content);
+/// all that was there is as it was. Of several processes each calls it, and it returns when the checkpoint has its
+/// name. For most uses: CheckpointWriter.
+void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const CheckpointContent& content,
+                      const CheckpointProcesses& processes = {});
 
 /// Writes on a thread of its own. At most one write is under way; save() waits for the previous one. An error of the
 /// thread is thrown by the next save() or finish(). `keep` > 0 removes all but the newest `keep` after a whole write.
 class CheckpointWriter {
  public:
-  /// Removes what killed writers left behind, saying so, and puts back a checkpoint that one was about to replace.
-  CheckpointWriter(std::string checkpoint_dir, int keep);
+  /// Removes what killed writers left behind, saying so, and puts back a checkpoint that one was about to replace: of
+  /// several processes, process 0 does.
+  CheckpointWriter(std::string checkpoint_dir, int keep, CheckpointProcesses processes = {});
   ~CheckpointWriter();
   /// `content` is called on the writer's thread, so that fetching from the device overlaps with training.
   void save(int64_t step, std::function<CheckpointContent()> content);

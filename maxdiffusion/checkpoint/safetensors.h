@@ -34,10 +34,14 @@ class SafetensorsReader {
 /// metadata is what transformers asks for before it loads a file.
 void write_safetensors(const std::string& path, const HostArrays& tensors,
                        const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+inline constexpr int64_t kMaxShardBytes = 10'000'000'000;
 /// Writes `stem.safetensors`, or shards `stem-00001-of-0000N.safetensors` with `stem.safetensors.index.json` when the
 /// arrays exceed `max_shard_bytes`; a tensor is never split. Files of an earlier write of this stem that the new one
-/// does not name are removed last.
-void write_sharded_safetensors(const std::string& folder, const std::string& stem, const HostArrays& tensors,
-                               int64_t max_shard_bytes = 10'000'000'000);
+/// does not name are removed last. Returns the names of the files that hold the arrays.
+std::vector<std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
+                                                   const HostArrays& tensors, int64_t max_shard_bytes = kMaxShardBytes);
+/// Makes files of `folder` that others have written, all with tensors of their own, into what one write of all would be
+/// named: `stem.safetensors`, or shards with an index.
+void join_shards(const std::string& folder, const std::string& stem, const std::vector<std::string>& files);
 
 }  // namespace md

@@ -61,6 +61,27 @@ void write_plain(const std::string& path, const HostArrays& tensors,
   w.close();
 }
 
+std::string shard_name(const std::string& stem, size_t i, size_t shards) {
+  return shards == 1 ? stem + ".safetensors" : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, shards);
+}
+
+/// Returns its name.
+std::string write_index(const std::string& folder, const std::string& stem, const std::vector<std::string>& names,
+                        const std::vector<HostArrays>& shards) {
+  std::map<std::string, std::string> weight_map;
+  size_t total = 0;
+  for (size_t i = 0; i < shards.size(); ++i)
+    for (const auto& [tensor, array] : shards[i]) {
+      total += array.bytes();
+      check(weight_map.emplace(tensor, names[i]).second, Code::io, "write '{}/{}': '{}' is in two shards", folder,
+            names[i], tensor);
+    }
+  const std::string name = stem + ".safetensors.index.json";
+  const Json j = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
+  write_file_atomic(fs::path(folder) / name, j.dump(2) + "\n");
+  return name;
+}
+
 /// Files of an earlier write of the same stem that the new one does not name.
 void remove_stale(const std::string& folder, const std::string& stem, const std::set<std::string>& current) {
   std::error_code ec;
@@ -90,10 +111,10 @@ void write_safetensors(const std::string& path, const HostArrays& tensors,
   }
 }
 
-void write_sharded_safetensors(const std::string& folder, const std::string& stem, const HostArrays& tensors,
-                               int64_t max_shard_bytes) {
+std::vector<std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
+                                                   const HostArrays& tensors, int64_t max_shard_bytes) {
   std::vector<HostArrays> shards(1);
-  int64_t total = 0, filled = 0;
+  int64_t filled = 0;
   for (const auto& [name, array] : tensors) {
     const int64_t bytes = static_cast<int64_t>(array.bytes());
     if (filled > 0 && filled + bytes > max_shard_bytes) {
@@ -102,27 +123,28 @@ void write_sharded_safetensors(const std::string& folder, const std::string& ste
     }
     shards.back().emplace(name, array);
     filled += bytes;
-    total += bytes;
   }
-  std::set<std::string> written;
-  if (shards.size() == 1) {
-    const std::string name = stem + ".safetensors";
-    write_safetensors(fs::path(folder) / name, shards[0]);
-    written.insert(name);
-  } else {
-    std::map<std::string, std::string> weight_map;
-    for (size_t i = 0; i < shards.size(); ++i) {
-      const std::string name = fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, shards.size());
-      write_safetensors(fs::path(folder) / name, shards[i]);
-      written.insert(name);
-      for (const auto& [tensor, array] : shards[i]) weight_map[tensor] = name;
-    }
-    const std::string index = stem + ".safetensors.index.json";
-    Json j = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
-    write_file_atomic(fs::path(folder) / index, j.dump(2) + "\n");
-    written.insert(index);
+  std::vector<std::string> names;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    names.push_back(shard_name(stem, i, shards.size()));
+    write_safetensors(fs::path(folder) / names.back(), shards[i]);
   }
+  std::set<std::string> written(names.begin(), names.end());
+  if (shards.size() > 1) written.insert(write_index(folder, stem, names, shards));
   remove_stale(folder, stem, written);
+  return names;
+}
+
+void join_shards(const std::string& folder, const std::string& stem, const std::vector<std::string>& files) {
+  std::vector<std::string> names;
+  std::vector<HostArrays> shards;
+  for (size_t i = 0; i < files.size(); ++i) {
+    names.push_back(shard_name(stem, i, files.size()));
+    const std::string to = fs::path(folder) / names.back();
+    if (files[i] != names.back()) rename_durable(fs::path(folder) / files[i], to);
+    shards.push_back(SafetensorsReader::open(to).tensors());
+  }
+  if (shards.size() > 1) write_index(folder, stem, names, shards);
 }
 
 }  // namespace md

@@ -199,15 +199,28 @@ std::vector<std::string> weight_files(const std::string& path) {
   return {files.begin(), files.end()};
 }
 
-HostArrays unstacked(const std::string& name, const HostArray& array) {
+NamedPieces unstacked(const std::string& name, const ArrayPieces& array) {
   const size_t star = name.find('*');
   if (star == std::string::npos) return {{name, array}};
-  check(!array.dims().empty(), Code::internal, "weight '{}': a stack of layers needs a leading size", name);
-  const Shape one{array.dtype(), {array.dims().begin() + 1, array.dims().end()}};
-  HostArrays out;
-  for (int64_t i = 0; i < array.dims()[0]; ++i)
-    out.emplace(layer_name(name, star, i), HostArray(one, array.owner(), array.data() + i * one.bytes()));
+  check(!array.shape.dims.empty(), Code::internal, "weight '{}': a stack of layers needs a leading size", name);
+  auto rest = [](const std::vector<int64_t>& v) { return std::vector<int64_t>(v.begin() + 1, v.end()); };
+  const Shape one{array.shape.dtype, rest(array.shape.dims)};
+  std::vector<ArrayPieces> layers(static_cast<size_t>(array.shape.dims[0]), ArrayPieces(one, {}));
+  for (const Piece& p : array.pieces) {
+    const Slice slice{rest(p.slice.start), rest(p.slice.size)};
+    const Shape part{one.dtype, slice.size};
+    for (int64_t i = 0; i < p.slice.size[0]; ++i)
+      layers[static_cast<size_t>(p.slice.start[0] + i)].pieces.push_back(
+          {slice, HostArray(part, p.values.owner(), p.values.data() + i * part.bytes())});
+  }
+  NamedPieces out;
+  for (size_t i = 0; i < layers.size(); ++i)
+    out.emplace(layer_name(name, star, static_cast<int64_t>(i)), std::move(layers[i]));
   return out;
+}
+
+HostArrays unstacked(const std::string& name, const HostArray& array) {
+  return as_arrays(unstacked(name, ArrayPieces(array)));
 }
 
 }  // namespace md

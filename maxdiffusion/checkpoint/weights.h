@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/mesh/pieces.h"
 
 namespace md {
 
@@ -46,5 +46,7 @@ std::vector<std::string> weight_files(const std::string& path);
 /// The layers of a stacked array under their published names: "blocks.*.w" [n, …] → "blocks.0.w" […], …; they share the
 /// array's memory. A name without '*' comes back alone.
 HostArrays unstacked(const std::string& name, const HostArray& array);
+/// The same for what is here of the array: all layers by name, some perhaps without pieces.
+NamedPieces unstacked(const std::string& name, const ArrayPieces& array);
 
 }  // namespace md

@@ -13,6 +13,26 @@ bool Sharding::replicated() const {
   return std::all_of(dims.begin(), dims.end(), [](const auto& axes) { return axes.empty(); });
 }
 
+int64_t Slice::elements() const {
+  int64_t n = 1;
+  for (int64_t s : size) n *= s;
+  return n;
+}
+
+bool Slice::within(const std::vector<int64_t>& dims) const {
+  bool inside = start.size() == dims.size() && size.size() == dims.size();
+  for (size_t d = 0; inside && d < dims.size(); ++d)
+    inside = start[d] >= 0 && size[d] >= 0 && size[d] <= dims[d] && start[d] <= dims[d] - size[d];
+  return inside;
+}
+
+std::string to_string(const Slice& s) {
+  std::string text;
+  for (size_t d = 0; d < s.size.size(); ++d)
+    text += fmt::format("{}{}:{}", d ? "," : "", s.start[d], s.start[d] + s.size[d]);
+  return "[" + text + "]";
+}
+
 Slice shard_of(const Mesh& mesh, const Sharding& sharding, const std::vector<int64_t>& dims, int64_t device,
                const std::string& name) {
   check(sharding.dims.size() <= dims.size(), Code::invalid_config, "{} [{}]: a sharding of {} dims for {} dims", name,
@@ -35,6 +55,17 @@ Slice shard_of(const Mesh& mesh, const Sharding& sharding, const std::vector<int
     piece.start[d] = index * piece.size[d];
   }
   return piece;
+}
+
+bool is_first_holder(const Mesh& mesh, const Sharding& sharding, int64_t device) {
+  const auto at = mesh.position(device);
+  for (size_t i = 0; i < at.size(); ++i) {
+    const bool splits = std::any_of(sharding.dims.begin(), sharding.dims.end(), [&](const auto& axes) {
+      return std::find(axes.begin(), axes.end(), mesh.axes()[i].name) != axes.end();
+    });
+    if (!splits && at[i] != 0) return false;
+  }
+  return true;
 }
 
 }  // namespace md

@@ -19,11 +19,22 @@ struct Sharding {
 /// A hyper-rectangle of an array.
 struct Slice {
   std::vector<int64_t> start, size;
+  /// All of an array of these sizes.
+  static Slice all(const std::vector<int64_t>& dims) { return {std::vector<int64_t>(dims.size(), 0), dims}; }
+  int64_t elements() const;
+  /// Whether it is a part of an array of these sizes.
+  bool within(const std::vector<int64_t>& dims) const;
   bool operator==(const Slice&) const = default;
 };
+/// "[0:2,16:32]": from the first element to the one behind the last, per dim.
+std::string to_string(const Slice& s);
 
 /// Piece held by the device at `device` in mesh order. Throws invalid_config naming `name` when a dim does not divide.
 Slice shard_of(const Mesh& mesh, const Sharding& sharding, const std::vector<int64_t>& dims, int64_t device,
                const std::string& name = "array");
+
+/// Whether the device at `device` in mesh order is the first of those that hold the same piece. Each piece of an array
+/// has one such device: the process of that device is the one that saves it.
+bool is_first_holder(const Mesh& mesh, const Sharding& sharding, int64_t device);
 
 }  // namespace md

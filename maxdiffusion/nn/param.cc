@@ -15,14 +15,51 @@ constexpr double kCutStddev = 0.87962566103423978;
 // Elements below which a thread costs more than it saves.
 constexpr int64_t kMinPerThread = 1 << 14;
 
-void fill(const Init& init, uint64_t seed, const std::string& name, std::span<float> out) {
+/// The elements of a part, in order, as runs of neighbours in the whole array.
+class Runs {
+ public:
+  Runs(const Dims& dims, const Slice& slice) : dims_(dims), slice_(slice) {
+    for (size_t d = dims.size(); d-- > 0;) {
+      length_ *= slice.size[d];
+      if (slice.size[d] != dims[d]) break;
+    }
+  }
+  /// Elements of a run.
+  int64_t length() const { return length_; }
+  /// The place in the whole array of element i of the part.
+  int64_t place(int64_t i) const {
+    int64_t place = 0, stride = 1;
+    for (size_t d = dims_.size(); d-- > 0;) {
+      place += (slice_.start[d] + i % slice_.size[d]) * stride;
+      i /= slice_.size[d];
+      stride *= dims_[d];
+    }
+    return place;
+  }
+
+ private:
+  const Dims& dims_;
+  const Slice& slice_;
+  int64_t length_ = 1;
+};
+
+/// The part `slice` of an array of these sizes.
+void fill(const Init& init, uint64_t seed, const std::string& name, const Dims& dims, const Slice& slice,
+          std::span<float> out) {
   using Draw = HostRng::Distribution;
   const HostRng rng(seed, name);
   const auto n = static_cast<int64_t>(out.size());
+  const Runs runs(dims, slice);
   auto part = [&](int64_t from, int64_t to) {
     const std::span<float> mine = out.subspan(static_cast<size_t>(from), static_cast<size_t>(to - from));
     auto all = [&](double value) { std::ranges::fill(mine, static_cast<float>(value)); };
-    auto draw = [&](Draw d, double scale) { rng.fill(d, scale, static_cast<uint64_t>(from), mine); };
+    auto draw = [&](Draw d, double scale) {
+      for (int64_t i = from, end; i < to; i = end) {
+        end = std::min(to, (i / runs.length() + 1) * runs.length());
+        rng.fill(d, scale, static_cast<uint64_t>(runs.place(i)),
+                 out.subspan(static_cast<size_t>(i), static_cast<size_t>(end - i)));
+      }
+    };
     switch (init.kind) {
       case Init::Kind::zeros: return all(0);
       case Init::Kind::ones: return all(1);
@@ -84,15 +121,22 @@ std::string layer_path(const std::string& path, int64_t layer) {
   return path.substr(0, star) + std::to_string(layer) + path.substr(star + 1);
 }
 
-HostArray initial_value(const Param& p, uint64_t seed) {
-  HostArray value({DType::f32, p.shape.dims});
+HostArray initial_value(const Param& p, uint64_t seed) { return initial_value(p, seed, Slice::all(p.shape.dims)); }
+
+HostArray initial_value(const Param& p, uint64_t seed, const Slice& slice) {
+  check(slice.within(p.shape.dims), Code::internal, "initial value of '{}': {} is not a part of {}", p.input,
+        to_string(slice), to_string(p.shape));
+  HostArray value({DType::f32, slice.size});
   auto all = value.mutable_view<float>();
   if (p.stacked == 0) {
-    fill(p.init, seed, p.input, all);
+    fill(p.init, seed, p.input, p.shape.dims, slice, all);
   } else {
-    const size_t layer = all.size() / static_cast<size_t>(p.stacked);
-    for (int64_t i = 0; i < p.stacked; ++i)
-      fill(p.init, seed, p.model + "/" + layer_path(p.path, i), all.subspan(static_cast<size_t>(i) * layer, layer));
+    auto rest = [](const std::vector<int64_t>& v) { return std::vector<int64_t>(v.begin() + 1, v.end()); };
+    const Slice in_layer{rest(slice.start), rest(slice.size)};
+    const size_t elements = static_cast<size_t>(in_layer.elements());
+    for (int64_t i = 0; i < slice.size[0]; ++i)
+      fill(p.init, seed, p.model + "/" + layer_path(p.path, slice.start[0] + i), rest(p.shape.dims), in_layer,
+           all.subspan(static_cast<size_t>(i) * elements, elements));
   }
   return p.shape.dtype == DType::f32 ? value : value.cast(p.shape.dtype);
 }

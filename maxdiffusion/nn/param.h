@@ -10,6 +10,7 @@
 
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/graph/graph.h"
+#include "maxdiffusion/mesh/sharding.h"
 
 namespace md {
 
@@ -66,5 +67,7 @@ std::string layer_path(const std::string& path, int64_t layer);
 /// The starting value. Drawn from (seed, input), so a layer of a stacked parameter starts as it would unstacked.
 /// Uses all cores.
 HostArray initial_value(const Param& p, uint64_t seed);
+/// The same for a part of the parameter, of which nothing else is drawn.
+HostArray initial_value(const Param& p, uint64_t seed, const Slice& slice);
 
 }  // namespace md

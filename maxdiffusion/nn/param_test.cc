@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/mesh/pieces.h"
 
 namespace md {
 namespace {
@@ -51,6 +53,39 @@ TEST(InitialValue, DependsOnSeedAndNameAndIndexAlone) {
   for (size_t i = 0; i < 64; ++i) EXPECT_EQ(large.view<float>()[i], small.view<float>()[i]);
   EXPECT_NE(small.view<float>()[0], initial_value(make("w", {64}, init), 4).view<float>()[0]);
   EXPECT_NE(small.view<float>()[0], initial_value(make("v", {64}, init), 3).view<float>()[0]);
+}
+
+TEST(InitialValue, OfAPartIsThatPartOfTheWhole) {
+  const Init kinds[] = {init::zeros(),     init::ones(),      init::constant(3),
+                        init::normal(0.5), init::uniform(.1), {Init::Kind::truncated_normal, 0.02}};
+  for (const Init& init : kinds)
+    for (DType type : {DType::f32, DType::bf16})
+      for (int64_t stacked : {0, 6}) {
+        Param p = make(stacked ? "blocks.*.w" : "w", {6, 5, 8, 3}, init, stacked);
+        p.shape.dtype = type;
+        const ArrayPieces whole = initial_value(p, 11);
+        for (const Slice& s : {Slice::all(p.shape.dims), Slice{{2, 0, 0, 0}, {3, 5, 8, 3}},
+                               Slice{{1, 2, 0, 0}, {1, 2, 8, 3}}, Slice{{0, 1, 4, 0}, {6, 3, 4, 3}},
+                               Slice{{3, 0, 0, 2}, {2, 5, 8, 1}}, Slice{{5, 4, 7, 2}, {1, 1, 1, 1}}}) {
+          const HostArray part = initial_value(p, 11, s), expected = whole.read(s);
+          ASSERT_EQ(part.shape(), expected.shape());
+          EXPECT_EQ(0, std::memcmp(part.data(), expected.data(), part.bytes())) << to_string(s) << " of " << stacked;
+        }
+      }
+}
+
+TEST(InitialValue, OfALargePartIsThatPartOfTheWhole) {  // drawn by several threads, whose runs end within rows
+  const Param p = make("w", {500, 333}, init::normal(1));
+  const ArrayPieces whole = initial_value(p, 3);
+  for (const Slice& s : {Slice{{100, 0}, {400, 333}}, Slice{{7, 100}, {450, 201}}}) {
+    const HostArray part = initial_value(p, 3, s), expected = whole.read(s);
+    EXPECT_EQ(0, std::memcmp(part.data(), expected.data(), part.bytes())) << to_string(s);
+  }
+}
+
+TEST(InitialValue, OfAPartOutsideIsRefused) {
+  EXPECT_THROW(initial_value(make("w", {4, 4}, init::normal(1)), 1, {{3, 0}, {2, 4}}), Error);
+  EXPECT_EQ(initial_value(make("w", {}, init::ones()), 1, {}).to_doubles(), std::vector<double>{1});
 }
 
 TEST(InitialValue, IsRoundedToTheStorageType) {

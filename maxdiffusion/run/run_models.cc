@@ -74,9 +74,9 @@ void RunModels::complete(CheckpointContent& content) {
       for (const std::string& file : weight_files(from))
         content.linked[name + file.substr(file.rfind('/'))] = file;
     } else if (name == family_->autoencoder()) {
-      content.weights[name] = published(folder_.params(name), name, autoencoder_values());
+      content.weights[name] = as_pieces(published(folder_.params(name), name, autoencoder_values()));
     } else {
-      content.weights[name] = text_encoder().weights().at(name);
+      content.weights[name] = as_pieces(text_encoder().weights().at(name));
     }
   }
 }

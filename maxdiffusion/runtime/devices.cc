@@ -42,13 +42,27 @@ GraphOptions graph_options(const Mesh& mesh, const Topology& topology, const Axi
 }
 
 Devices::Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh, AxisRules rules)
-    : client_(std::move(client)), mesh_(std::move(mesh)), rules_(std::move(rules)) {
-  for (size_t i = 0; i < mesh_.device_ids().size(); ++i)
-    if (client_->device(mesh_.device_ids()[i]).addressable) local_.push_back(static_cast<int64_t>(i));
-  check(!local_.empty(), Code::device, "mesh {}: no device belongs to process {}", mesh_.describe(),
-        client_->process_index());
+    : client_(std::move(client)), mesh_(std::move(mesh)), rules_(std::move(rules)), process_(client_->process_index()) {
+  for (int id : mesh_.device_ids()) {
+    const pjrt::Device& d = client_->device(id);
+    if (d.addressable) local_.push_back(static_cast<int64_t>(processes_.size()));
+    processes_.push_back(d.process);
+  }
+  check(!local_.empty(), Code::device, "mesh {}: no device belongs to process {}", mesh_.describe(), process_);
   if (client_->platform_name() == "cpu" && pjrt::takes_ffi_handlers(*client_))
     for (const Kernel& k : cpu_kernels()) pjrt::register_ffi_handler(*client_, k.name, k.handler);
+}
+
+Devices Devices::seen_by(int process, std::vector<int> processes) const {
+  check(processes.size() == mesh_.device_ids().size(), Code::internal, "mesh {}: processes of {} devices",
+        mesh_.describe(), processes.size());
+  Devices d = *this;
+  d.process_ = process;
+  d.processes_ = std::move(processes);
+  d.local_.clear();
+  for (size_t i = 0; i < d.processes_.size(); ++i)
+    if (d.processes_[i] == process) d.local_.push_back(static_cast<int64_t>(i));
+  return d;
 }
 
 Devices Devices::open(const std::string& hardware, int64_t cpu_devices, const MeshConfig& config) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,7 +12,9 @@
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/graph/graph.h"
 #include "maxdiffusion/mesh/axis_rules.h"
+#include "maxdiffusion/mesh/batch_share.h"
 #include "maxdiffusion/mesh/mesh.h"
+#include "maxdiffusion/mesh/pieces.h"
 #include "maxdiffusion/mesh/sharding.h"
 #include "maxdiffusion/pjrt/client.h"
 
@@ -60,13 +63,25 @@ class Devices {
   const AxisRules& rules() const { return rules_; }
   /// Positions in mesh order of the devices of this process: shard k of an Array lies on device local()[k].
   const std::vector<int64_t>& local() const { return local_; }
+  /// The process of each device, in mesh order, and this one.
+  const std::vector<int>& processes() const { return processes_; }
+  int process() const { return process_; }
+  /// The rows of a batch that devices of this process hold, where axis 0 lies on the mesh as that of `batch`.
+  BatchShare batch_share(const Sharding& batch) const { return md::batch_share(mesh_, batch, processes_, process_); }
+  /// As process `process` would see these devices if they belonged to `processes`, in mesh order: for tests of several
+  /// processes in one. Programs do not run on it.
+  Devices seen_by(int process, std::vector<int> processes) const;
   Platform platform() const;
   /// What graphs for these devices are opened with; `rules` may be null (everything whole).
   GraphOptions graph_options(const AxisRules* rules = nullptr) const;
 
   /// Asynchronous: returns at once; the bytes of `a` are kept alive until the transfer is done.
   Array put(const HostArray& a, const Sharding& sharding = {}, const std::string& name = "array") const;
-  /// Waits for the device.
+  /// The same for an array that this process need not have whole: `values` gives the bytes of a slice, in its sizes and
+  /// the type of `shape`, and is called once for each distinct slice on devices of this process, on this thread.
+  Array put(const Shape& shape, const std::function<HostArray(const Slice&)>& values, const Sharding& sharding = {},
+            const std::string& name = "array") const;
+  /// Waits for the device. Throws device where devices of other processes hold a part of the array.
   HostArray get(const Array& a) const;
 
  private:
@@ -74,6 +89,8 @@ class Devices {
   Mesh mesh_;
   AxisRules rules_;
   std::vector<int64_t> local_;
+  std::vector<int> processes_;
+  int process_;
 };
 
 /// The devices of a client, or of hardware that is not attached (pjrt/topology.h), as the mesh sees them.
@@ -82,19 +99,36 @@ Topology topology(const pjrt::Topology& absent);
 /// What graphs for this mesh are opened with; `rules` may be null (everything whole).
 GraphOptions graph_options(const Mesh& mesh, const Topology& topology, const AxisRules* rules = nullptr);
 
-/// A copy to the host that is under way.
-class PendingArray {
+/// A copy of pieces of an array to the host that is under way. Copies of this object are the same transfer.
+class PendingPieces {
  public:
-  PendingArray() = default;
+  PendingPieces() = default;
   bool ready() const;
-  HostArray wait();  // throws device on failure
+  ArrayPieces wait() const;  // throws device on failure
   struct State;
-  explicit PendingArray(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  explicit PendingPieces(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
  private:
   std::shared_ptr<State> state_;
 };
+/// The distinct pieces on devices of this process: all, or those whose first holder (mesh/sharding.h) is among them,
+/// so that each piece of an array is of one process.
+enum class Which { local, owned };
 /// Starts copying to the host without waiting for the device.
+PendingPieces fetch_pieces(const Devices& devices, const Array& a, Which which = Which::owned);
+
+/// The same for a whole array.
+class PendingArray {
+ public:
+  PendingArray() = default;
+  explicit PendingArray(PendingPieces pieces) : pieces_(std::move(pieces)) {}
+  bool ready() const { return pieces_.ready(); }
+  HostArray wait() const { return pieces_.wait().whole(); }  // throws device on failure
+
+ private:
+  PendingPieces pieces_;
+};
+/// Throws device where devices of other processes hold a part of the array.
 PendingArray fetch(const Devices& devices, const Array& a);
 
 struct CompileConfig {

@@ -1,6 +1,7 @@
 // Eight virtual CPU devices: arrays are split and put together again, and programs over them give the same numbers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "maxdiffusion/base/error.h"
@@ -70,6 +71,83 @@ TEST(Sharded, UnevenSplitNamesTheArray) {
     FAIL() << "12 was split over 8";
   } catch (const Error& e) {
     EXPECT_NE(e.message().find("latents"), std::string::npos) << e.message();
+  }
+}
+
+// Several processes, as each of them would see the eight devices.
+
+TEST(Pieces, OfAllProcessesMakeUpEachArrayOnce) {
+  const Devices devices = eight(2, 2, 2);
+  const HostArray a = counting({8, 12, 16});
+  for (const std::vector<int>& processes :
+       {std::vector<int>(8, 0), {0, 0, 0, 0, 1, 1, 1, 1}, {0, 0, 1, 1, 0, 0, 1, 1}, {3, 0, 1, 2, 0, 1, 2, 3}}) {
+    for (const Sharding& sharding : std::vector<Sharding>{{},
+                                                          {{{"data"}}},
+                                                          {{{}, {"fsdp"}}},
+                                                          {{{}, {}, {"tensor"}}},
+                                                          {{{"data"}, {"fsdp"}, {"tensor"}}},
+                                                          {{{"tensor"}, {}, {"fsdp", "data"}}}}) {
+      ArrayPieces all{a.shape(), {}};
+      std::vector<Slice> slices;
+      for (int process = 0; process < 4; ++process) {
+        if (std::ranges::find(processes, process) == processes.end()) continue;
+        const Devices mine = devices.seen_by(process, processes);
+        std::vector<Slice> asked;
+        const Array put = mine.put(
+            a.shape(),
+            [&](const Slice& s) {
+              asked.push_back(s);
+              return ArrayPieces(a).read(s);
+            },
+            sharding);
+        EXPECT_EQ(put.shards().size(), mine.local().size());
+        const ArrayPieces local = fetch_pieces(mine, put, Which::local).wait();
+        ASSERT_EQ(local.pieces.size(), asked.size());
+        for (size_t i = 0; i < asked.size(); ++i) {
+          EXPECT_EQ(local.pieces[i].slice, asked[i]);
+          EXPECT_TRUE(same(local.pieces[i].values, ArrayPieces(a).read(asked[i])));
+        }
+        if (local.complete()) {
+          EXPECT_TRUE(same(mine.get(put), a));
+        } else {
+          EXPECT_THROW(mine.get(put), Error);
+        }
+        for (const Piece& p : fetch_pieces(mine, put).wait().pieces) {
+          slices.push_back(p.slice);
+          all.pieces.push_back(p);
+        }
+      }
+      EXPECT_EQ(tiling_fault(a.dims(), slices), "");
+      EXPECT_TRUE(same(all.whole(), a));
+    }
+  }
+}
+
+TEST(Pieces, ThoseOnSeveralDevicesAreOwnedByTheFirst) {
+  const Devices devices = eight(2, 2, 2);
+  const std::vector<int> processes = {0, 0, 0, 0, 1, 1, 1, 1};  // the two halves of data
+  const Devices first = devices.seen_by(0, processes), second = devices.seen_by(1, processes);
+  for (const Sharding& sharding : {Sharding{}, Sharding{{{"fsdp"}, {"tensor"}}}}) {
+    const Array a = first.put(counting({4, 4}), sharding), b = second.put(counting({4, 4}), sharding);
+    EXPECT_TRUE(fetch_pieces(first, a).wait().complete());
+    EXPECT_TRUE(fetch_pieces(second, b).wait().pieces.empty());
+    EXPECT_TRUE(fetch_pieces(second, b, Which::local).wait().complete());
+  }
+}
+
+TEST(Pieces, OfAnotherShapeThanAskedForAreRefused) {
+  const Devices devices = eight(8, 1, 1);
+  try {
+    devices.put(
+        {DType::f32, {16, 2}},
+        [](const Slice&) {
+          return counting({16, 2});
+        },
+        {{{"data"}}}, "latents");
+    FAIL() << "the whole was taken for a piece";
+  } catch (const Error& e) {
+    EXPECT_NE(e.message().find("latents: [0:2,0:2] of f32[16,2] was given as f32[16,2]"), std::string::npos)
+        << e.message();
   }
 }
 

@@ -1,7 +1,7 @@
 // The only code that moves data between host and devices. A shard is a strided window of the host array, so nothing is
 // cut up on the host before a transfer; on the way back each distinct piece is copied once, from one device that has
 // it.
-#include <cstring>
+#include <algorithm>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/trace.h"
@@ -26,95 +26,101 @@ int64_t offset_of(const Slice& slice, const std::vector<int64_t>& strides) {
   return offset;
 }
 
-/// Writes a dense piece into its place in the whole.
-void place(std::byte* whole, const std::vector<int64_t>& strides, const Slice& slice, const std::byte* piece,
-           int64_t element) {
-  const size_t rank = slice.size.size();
-  const int64_t row = rank ? slice.size[rank - 1] * element : element;
-  int64_t rows = 1;
-  for (size_t i = 0; i + 1 < rank; ++i) rows *= slice.size[i];
-  std::vector<int64_t> at(rank, 0);
-  for (int64_t r = 0; r < rows; ++r, piece += row) {
-    int64_t offset = offset_of(slice, strides);
-    for (size_t i = 0; i + 1 < rank; ++i) offset += at[i] * strides[i];
-    std::memcpy(whole + offset, piece, static_cast<size_t>(row));
-    for (size_t i = rank ? rank - 1 : 0; i-- > 0;) {
-      if (++at[i] < slice.size[i]) break;
-      at[i] = 0;
+/// Where the bytes of a piece lie in host memory; empty strides: dense.
+struct Source {
+  const std::byte* data;
+  std::vector<int64_t> strides;
+  std::shared_ptr<const void> owner;
+};
+
+/// `source` is called once for each distinct slice of this process.
+Array put_shards(const Devices& devices, const Shape& shape, const Sharding& sharding, const std::string& name,
+                 const std::function<Source(const Slice&)>& source) {
+  check(sharding.dims.size() <= shape.dims.size(), Code::invalid_config, "{}: sharding of {} dims for {}", name,
+        sharding.dims.size(), to_string(shape));
+  std::vector<std::pair<Slice, Source>> sources;
+  std::vector<pjrt::Buffer> shards;
+  for (int64_t i : devices.local()) {
+    const int id = devices.mesh().device_ids()[static_cast<size_t>(i)];
+    const Slice slice = shard_of(devices.mesh(), sharding, shape.dims, i, name);
+    auto from = std::ranges::find(sources, slice, &std::pair<Slice, Source>::first);
+    if (from == sources.end()) from = sources.insert(from, {slice, source(slice)});
+    try {
+      const Source& s = from->second;
+      shards.push_back(devices.client().put(id, Shape{shape.dtype, slice.size}, s.data, s.strides, s.owner));
+    } catch (Error& e) {
+      e.note(fmt::format("copying '{}' {}, {} of it to device {}", name, to_string(shape), to_string(slice), id));
+      throw;
     }
   }
+  return Array(shape, sharding, std::move(shards));
 }
 
 }  // namespace
 
 Array Devices::put(const HostArray& a, const Sharding& sharding, const std::string& name) const {
   check(static_cast<bool>(a), Code::internal, "{}: an empty host array cannot be put on devices", name);
-  check(sharding.dims.size() <= a.dims().size(), Code::invalid_config, "{}: sharding of {} dims for {}", name,
-        sharding.dims.size(), to_string(a.shape()));
   const std::vector<int64_t> strides = dense_strides(a.shape());
-  std::vector<pjrt::Buffer> shards;
-  for (int64_t i : local_) {
-    const int id = mesh_.device_ids()[static_cast<size_t>(i)];
-    const Slice slice = shard_of(mesh_, sharding, a.dims(), i, name);
+  return put_shards(*this, a.shape(), sharding, name, [&](const Slice& slice) {
     const bool whole = slice.size == a.dims();
-    try {
-      shards.push_back(client_->put(id, Shape{a.dtype(), slice.size}, a.data() + offset_of(slice, strides),
-                                    whole ? std::vector<int64_t>{} : strides, a.owner()));
-    } catch (Error& e) {
-      e.note(
-          fmt::format("copying '{}' {}, {} of it to device {}", name, to_string(a.shape()), to_string(slice.size), id));
-      throw;
-    }
-  }
-  return Array(a.shape(), sharding, std::move(shards));
+    return Source{a.data() + offset_of(slice, strides), whole ? std::vector<int64_t>{} : strides, a.owner()};
+  });
 }
 
-struct PendingArray::State {
-  struct Piece {
-    Slice slice;
-    HostArray bytes;
-    pjrt::Event done;
-  };
-  Shape shape;
-  std::vector<Piece> pieces;
+Array Devices::put(const Shape& shape, const std::function<HostArray(const Slice&)>& values, const Sharding& sharding,
+                   const std::string& name) const {
+  return put_shards(*this, shape, sharding, name, [&](const Slice& slice) {
+    const HostArray a = values(slice);
+    const Shape expected{shape.dtype, slice.size};
+    check(a && a.shape() == expected, Code::internal, "{}: {} of {} was given as {}; expected {}", name,
+          to_string(slice), to_string(shape), a ? to_string(a.shape()) : "nothing", to_string(expected));
+    return Source{a.data(), {}, a.owner()};
+  });
+}
+
+struct PendingPieces::State {
+  ArrayPieces array;
+  std::vector<pjrt::Event> done;
 };
 
-PendingArray fetch(const Devices& devices, const Array& a) {
+static std::shared_ptr<PendingPieces::State> start_copies(const Devices& devices, const Array& a, Which which) {
   check(static_cast<bool>(a), Code::device, "fetch: the array is empty (donated to a program, or never filled)");
-  auto state = std::make_shared<PendingArray::State>();
-  state->shape = a.shape();
-  int64_t elements = 0;
+  auto state = std::make_shared<PendingPieces::State>();
+  std::vector<Piece>& pieces = state->array.pieces;
+  state->array.shape = a.shape();
   for (size_t k = 0; k < a.shards().size(); ++k) {
-    Slice slice = shard_of(devices.mesh(), a.sharding(), a.shape().dims, devices.local()[k]);
-    bool seen = false;
-    for (const auto& p : state->pieces) seen |= p.slice == slice;
-    if (seen) continue;
+    const int64_t device = devices.local()[k];
+    if (which == Which::owned && !is_first_holder(devices.mesh(), a.sharding(), device)) continue;
+    Slice slice = shard_of(devices.mesh(), a.sharding(), a.shape().dims, device);
+    if (std::ranges::find(pieces, slice, &Piece::slice) != pieces.end()) continue;
     HostArray bytes(Shape{a.shape().dtype, slice.size});
-    elements += bytes.shape().elements();
     pjrt::Event done = a.shards()[k].copy_to_host(bytes.mutable_data(), bytes.bytes(), a.shape().rank());
     done.keep_alive(bytes.owner());  // whoever asked may lose interest before the copy ends
-    state->pieces.push_back({std::move(slice), std::move(bytes), std::move(done)});
+    pieces.push_back({std::move(slice), std::move(bytes)});
+    state->done.push_back(std::move(done));
   }
-  check(elements == a.shape().elements(), Code::device, "fetch: {} of {} elements of {} lie on devices of this process",
-        elements, a.shape().elements(), to_string(a.shape()));
-  return PendingArray(std::move(state));
+  return state;
 }
 
-bool PendingArray::ready() const {
-  for (const auto& p : state_->pieces)
-    if (!p.done.ready()) return false;
-  return true;
+PendingPieces fetch_pieces(const Devices& devices, const Array& a, Which which) {
+  return PendingPieces(start_copies(devices, a, which));
 }
 
-HostArray PendingArray::wait() {
+PendingArray fetch(const Devices& devices, const Array& a) {
+  auto state = start_copies(devices, a, Which::local);
+  int64_t here = 0;
+  for (const Piece& p : state->array.pieces) here += p.slice.elements();
+  check(here == a.shape().elements(), Code::device, "fetch: {} of {} elements of {} lie on devices of this process",
+        here, a.shape().elements(), to_string(a.shape()));
+  return PendingArray(PendingPieces(std::move(state)));
+}
+
+bool PendingPieces::ready() const { return std::ranges::all_of(state_->done, &pjrt::Event::ready); }
+
+ArrayPieces PendingPieces::wait() const {
   Span span("wait for device");
-  for (const auto& p : state_->pieces) p.done.wait();
-  if (state_->pieces.size() == 1) return state_->pieces.front().bytes;
-  HostArray whole(state_->shape);
-  const std::vector<int64_t> strides = dense_strides(state_->shape);
-  for (const auto& p : state_->pieces)
-    place(whole.mutable_data(), strides, p.slice, p.bytes.data(), static_cast<int64_t>(size_of(state_->shape.dtype)));
-  return whole;
+  for (const auto& done : state_->done) done.wait();
+  return state_->array;
 }
 
 HostArray Devices::get(const Array& a) const { return fetch(*this, a).wait(); }

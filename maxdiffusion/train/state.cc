@@ -6,6 +6,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/version.h"
 #include "maxdiffusion/encoders/text_encoder.h"
 #include "maxdiffusion/families/model_weights.h"
 
@@ -56,23 +57,24 @@ HostState beginning(const ParamTable& params, HostArrays values, const StepOptio
 
 HostState restored(const ParamTable& params, const std::string& checkpoint_dir, int64_t at, uint64_t seed,
                    const StepOptions& step, HostArrays frozen) {
-  CheckpointContent c = read_training_state(checkpoint_dir, at);
+  const CheckpointContent c = read_training_state(checkpoint_dir, at);
   const json info = json::parse(c.state_json);
   if (info.at("seed") != seed)
     log_warning("checkpoint {}/{} was made with seed {}, this run has {}: random draws differ from here on",
                 checkpoint_dir, at, info.at("seed").dump(), seed);
+  HostArrays values = as_arrays(c.state);
   // Parameters are the rounding of their masters, or in the models' own files, unless those hold their averages.
   const ParamTable wide = in_f32(params);
   if (step.ema_decay == 0)
     for (const std::string& component : whole_components(params))
-      if (!has_masters(c.state, params, component))
-        c.state.merge(open_component(wide, component, checkpoint_folder(checkpoint_dir, at) + "/" + component)());
-  c.state = restored_state(params, std::move(c.state), step);
-  c.state.merge(frozen);
-  c.state["healthy"] = yes();
+      if (!has_masters(values, params, component))
+        values.merge(open_component(wide, component, checkpoint_folder(checkpoint_dir, at) + "/" + component)());
+  values = restored_state(params, std::move(values), step);
+  values.merge(frozen);
+  values["healthy"] = yes();
   const Position data{info.at("epoch"), info.at("index"), info.value("shard", int64_t{0}),
                       info.value("offset", int64_t{0}), info.value("taken", int64_t{0})};
-  return {std::move(c.state), info.at("step"), data};
+  return {std::move(values), info.at("step"), data};
 }
 
 /// The arrays, copied to the host without stopping the device: starts now, waits when called.
@@ -139,7 +141,8 @@ StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, con
       writer_(checkpoint_dir_, static_cast<int>(keep)) {}
 
 void StateSaver::save(const TrainState& state, int64_t at, Position position) {
-  const json info = {{"step", at},
+  const json info = {{"maxdiffusion_version", version()},
+                     {"step", at},
                      {"epoch", position.epoch},
                      {"index", position.index},
                      {"seed", seed_},
@@ -148,14 +151,15 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
                      {"taken", position.taken}};
   writer_.save(at, [values = fetch_all(devices_, state.arrays), info, this] {
     const ParamTable& params = programs_.params();
+    HostArrays arrays = values();
+    const HostArrays trained = model_values(params, arrays);
     CheckpointContent c;
-    c.state = values();
-    const HostArrays trained = model_values(params, c.state);
     for (const std::string& component : whole_components(params)) {
-      c.weights[component] = published(params, component, trained);
+      c.weights[component] = as_pieces(published(params, component, trained));
       for (const Param& p : params.params())  // what the model's file or the master says already
-        if (p.model == component && (!averaged_ || c.state.contains("master/" + p.input))) c.state.erase(p.input);
+        if (p.model == component && (!averaged_ || arrays.contains("master/" + p.input))) arrays.erase(p.input);
     }
+    c.state = as_pieces(arrays);
     c.state_json = info.dump(2);
     if (complete_) complete_(c, params, trained);
     return c;

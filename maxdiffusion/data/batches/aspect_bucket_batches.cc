@@ -10,12 +10,11 @@
 namespace md {
 
 AspectBucketOrder::AspectBucketOrder(std::vector<int64_t> counts, int64_t batch, const StreamConfig& config)
-    : counts_(std::move(counts)), batch_(batch * config.processes), config_(config) {
+    : counts_(std::move(counts)), batch_(batch), config_(config) {
   check(batch > 0, Code::invalid_config, "batch size: {}; expected > 0", batch);
-  check(config.processes > 0 && config.process >= 0 && config.process < config.processes, Code::internal,
-        "data: process {} of {}", config.process, config.processes);
   check(!counts_.empty(), Code::internal, "buckets: there are none");
   for (int64_t n : counts_) check(n > 0, Code::internal, "buckets: one of {} is empty", counts_.size());
+  mine_ = config.share.rows(batch);
 }
 
 int64_t AspectBucketOrder::size() const { return std::accumulate(counts_.begin(), counts_.end(), int64_t{0}); }
@@ -40,8 +39,8 @@ AspectBucketOrder::Taken AspectBucketOrder::next() {
   const int64_t count = counts_[bucket];
   const uint64_t seed = mix(config_.seed) ^ static_cast<uint64_t>(bucket + 1);
   Taken out{bucket, {}};
-  for (int64_t s = number * batch_ + config_.process; s < (number + 1) * batch_; s += config_.processes) {
-    const int64_t epoch = s / count, i = s % count;
+  for (int64_t row : mine_) {
+    const int64_t s = number * batch_ + row, epoch = s / count, i = s % count;
     std::vector<int64_t>& order = orders_[{bucket, epoch}];
     if (order.empty()) order = order_of(count, seed, epoch, config_.shuffle);
     out.samples.push_back({order[static_cast<size_t>(i)],

@@ -17,10 +17,10 @@ namespace md {
 /// take them one after the other and go on into its next epoch. So all batches are full, none is left over, every
 /// sample comes equally often, and a bucket smaller than a batch has one only every few epochs. An epoch is the batches
 /// that all buckets have filled by its end, in an order drawn from (seed, epoch). Several processes take the same
-/// bucket at the same time, each its part of the batch.
+/// bucket at the same time, each its rows of the batch.
 class AspectBucketOrder {
  public:
-  /// `counts`: samples of each bucket. `batch`: samples of this process in a batch.
+  /// `counts`: samples of each bucket. `batch`: samples of all processes in a batch.
   AspectBucketOrder(std::vector<int64_t> counts, int64_t batch, const StreamConfig& config);
 
   struct Sample {
@@ -41,16 +41,17 @@ class AspectBucketOrder {
  private:
   void plan(int64_t epoch);
   std::vector<int64_t> counts_;
-  int64_t batch_;  // of all processes
+  int64_t batch_;
   StreamConfig config_;
+  std::vector<int64_t> mine_;  // rows of a batch
   Position at_;
   int64_t planned_ = -1;                                               // the epoch of what follows
   std::vector<std::pair<size_t, int64_t>> batches_;                    // bucket, number of the batch since epoch 0
   std::map<std::pair<size_t, int64_t>, std::vector<int64_t>> orders_;  // of bucket and epoch
 };
 
-/// Arrays held in memory, one group per bucket; all have the same names, and shapes alike but for the sizes of
-/// pictures.
+/// Arrays held in memory, one group per bucket; `batch` and positions as above. All have the same names, and shapes
+/// alike but for the sizes of pictures.
 std::unique_ptr<Dataset> in_aspect_buckets(std::vector<Batch> buckets, int64_t batch, const StreamConfig& config);
 
 /// A line per bucket; a warning where its samples, of which each picture makes `copies`, do not fill a batch. `batch`:

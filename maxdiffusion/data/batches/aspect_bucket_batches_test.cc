@@ -96,8 +96,7 @@ TEST(AspectBucketOrder, SeekContinuesAsIfNeverInterruptedForAnyCut) {
 TEST(AspectBucketOrder, ProcessesTakeOneBucketTogetherAndShareItsBatch) {
   const std::vector<int64_t> counts = {5, 2, 11};
   AspectBucketOrder one(counts, 6, {.seed = 5});
-  AspectBucketOrder a(counts, 3, {.seed = 5, .process = 0, .processes = 2}),
-      b(counts, 3, {.seed = 5, .process = 1, .processes = 2});
+  AspectBucketOrder a(counts, 6, {.seed = 5, .share = {0, 2, {}}}), b(counts, 6, {.seed = 5, .share = {1, 2, {}}});
   for (int i = 0; i < 20; ++i) {
     const Seen whole = next(one), x = next(a), y = next(b);
     EXPECT_EQ(a.position(), one.position());
@@ -105,8 +104,8 @@ TEST(AspectBucketOrder, ProcessesTakeOneBucketTogetherAndShareItsBatch) {
     ASSERT_EQ(x.bucket, whole.bucket);
     ASSERT_EQ(y.bucket, whole.bucket);
     for (size_t k = 0; k < 3; ++k) {
-      EXPECT_EQ(x.samples[k], whole.samples[2 * k]);
-      EXPECT_EQ(y.samples[k], whole.samples[2 * k + 1]);
+      EXPECT_EQ(x.samples[k], whole.samples[k]);
+      EXPECT_EQ(y.samples[k], whole.samples[3 + k]);
     }
   }
 }

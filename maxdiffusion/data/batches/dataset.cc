@@ -16,7 +16,7 @@ namespace {
 
 class InMemory : public Dataset {
  public:
-  InMemory(Batch arrays, int64_t batch, uint64_t seed, bool shuffle)
+  InMemory(Batch arrays, int64_t batch, uint64_t seed, bool shuffle, const BatchShare& share)
       : arrays_(std::move(arrays)), batch_(batch), seed_(seed), shuffle_(shuffle) {
     check(!arrays_.empty(), Code::internal, "in_memory: no arrays");
     check(batch > 0, Code::invalid_config, "batch size: {}; expected > 0", batch);
@@ -27,22 +27,24 @@ class InMemory : public Dataset {
             to_string(array.shape()), name, to_string(a.shape()));
     }
     size_ = array.dims()[0];
+    mine_ = share.rows(batch);
   }
 
   Batch next() override {
     std::vector<int64_t> rows;
-    while (static_cast<int64_t>(rows.size()) < batch_) {
+    for (int64_t row = 0; row < batch_; ++row) {
       if (at_.epoch != ordered_epoch_) {
         order_ = order_of(size_, seed_, at_.epoch, shuffle_);
         ordered_epoch_ = at_.epoch;
       }
-      rows.push_back(order_[static_cast<size_t>(at_.index)]);
+      if (rows.size() < mine_.size() && mine_[rows.size()] == row)
+        rows.push_back(order_[static_cast<size_t>(at_.index)]);
       if (++at_.index == size_) at_ = {.epoch = at_.epoch + 1};
     }
     Batch out;
     for (const auto& [name, from] : arrays_) {
       Dims dims = from.dims();
-      dims[0] = batch_;
+      dims[0] = static_cast<int64_t>(rows.size());
       HostArray to(Shape{from.dtype(), dims});
       const size_t bytes = from.bytes() / static_cast<size_t>(size_);
       std::byte* p = to.mutable_data();
@@ -66,6 +68,7 @@ class InMemory : public Dataset {
  private:
   Batch arrays_;
   int64_t batch_, size_ = 0;
+  std::vector<int64_t> mine_;  // rows of a batch
   uint64_t seed_;
   bool shuffle_;
   Position at_;
@@ -174,8 +177,9 @@ std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth) {
   return std::make_unique<Prefetch>(std::move(source), depth);
 }
 
-std::unique_ptr<Dataset> in_memory(HostArrays arrays, int64_t batch, uint64_t seed, bool shuffle) {
-  return std::make_unique<InMemory>(std::move(arrays), batch, seed, shuffle);
+std::unique_ptr<Dataset> in_memory(HostArrays arrays, int64_t batch, uint64_t seed, bool shuffle,
+                                   const BatchShare& share) {
+  return std::make_unique<InMemory>(std::move(arrays), batch, seed, shuffle, share);
 }
 
 std::unique_ptr<Dataset> mapped(std::unique_ptr<Dataset> source, std::function<Batch(Batch)> change) {

@@ -12,6 +12,7 @@
 
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/data/records/position.h"
+#include "maxdiffusion/mesh/batch_share.h"
 
 namespace md {
 
@@ -21,7 +22,8 @@ using Batch = HostArrays;
 class Dataset {
  public:
   virtual ~Dataset() = default;
-  /// The next batch; endless (a new seeded shuffle per epoch). Throws io naming file and reason.
+  /// The next batch; endless (a new seeded shuffle per epoch). Of several processes each gives the rows of its
+  /// BatchShare. Throws io naming file and reason.
   virtual Batch next() = 0;
   virtual Position position() const = 0;
   virtual void seek(Position p) = 0;
@@ -39,7 +41,9 @@ std::unique_ptr<Dataset> mapped(std::unique_ptr<Dataset> source, std::function<B
 
 /// Arrays held in memory, rows gathered per batch in an order drawn from (seed, epoch). All arrays have the same axis-0
 /// size. Every sample comes once per epoch; a batch that an epoch cannot fill goes on into the next one (several, where
-/// the batch is larger than the epoch), so each batch is full and a position says everything.
-std::unique_ptr<Dataset> in_memory(HostArrays arrays, int64_t batch, uint64_t seed, bool shuffle = true);
+/// the batch is larger than the epoch), so each batch is full and a position says everything. `batch`: rows of all
+/// processes; each has all arrays, and positions are the same in each.
+std::unique_ptr<Dataset> in_memory(HostArrays arrays, int64_t batch, uint64_t seed, bool shuffle = true,
+                                   const BatchShare& share = {});
 
 }  // namespace md

@@ -110,10 +110,12 @@ class SourceBatches : public Dataset {
     check(config.batch > 0, Code::invalid_config, "batch size: {}; expected > 0", config.batch);
   }
   Batch next() override {
+    const BatchShare& share = stream_.share();
+    const size_t mine = share.rows(config_.batch).size();
     std::vector<ImageRow> rows;
-    while (static_cast<int64_t>(rows.size()) < config_.batch) {
-      std::vector<RecordStream::Next> taken;
-      for (auto n = static_cast<int64_t>(rows.size()); n < config_.batch; ++n) taken.push_back(stream_.next());
+    while (rows.size() < mine) {
+      const std::vector<RecordStream::Next> taken =
+          stream_.next(config_.batch - static_cast<int64_t>(rows.size()) * share.processes);
       std::vector<ImageRow> made(taken.size());
       parallel_for(
           static_cast<int64_t>(taken.size()),
@@ -123,14 +125,14 @@ class SourceBatches : public Dataset {
           },
           config_.workers);
       for (size_t i = 0; i < made.size(); ++i) {
+        if (share.processes > 1 && stream_.source().shards() == 0) replace_bad(made[i], taken[i]);
         if (made[i].fault.empty()) {
           last_good_epoch_ = taken[i].epoch;
           rows.push_back(std::move(made[i]));
           continue;
         }
-        if (named_.insert(made[i].fault).second) log_warning("skipped {} ({} so far)", made[i].fault, named_.size());
-        check(taken[i].epoch < last_good_epoch_ + 2, Code::io, "{}: no picture of a whole epoch decodes; the last: {}",
-              stream_.source().name(), made[i].fault);
+        tell(made[i].fault);
+        if (taken[i].epoch >= last_good_epoch_ + 2) refuse(made[i].fault);
       }
     }
     return batch_of(rows, captions_);
@@ -143,6 +145,22 @@ class SourceBatches : public Dataset {
   int64_t size() const override { return stream_.source().size(); }
 
  private:
+  void tell(const std::string& fault) {
+    if (named_.insert(fault).second) log_warning("skipped {} ({} so far)", fault, named_.size());
+  }
+  [[noreturn]] void refuse(const std::string& fault) const {
+    fail(Code::io, "{}: no picture of a whole epoch decodes; the last: {}", stream_.source().name(), fault);
+  }
+  /// A row whose record has a fault is made of the next one that has none. Takes nothing from the stream.
+  void replace_bad(ImageRow& row, const RecordStream::Next& record) {
+    for (int64_t later = 1; !row.fault.empty(); ++later) {
+      tell(row.fault);
+      if (later == stream_.source().size()) refuse(row.fault);
+      const RecordStream::Next other = stream_.behind(record, later);
+      row = make_(other.read, other.draw);
+    }
+  }
+
   RecordStream stream_;
   BatchConfig config_;
   MakeRow make_;

@@ -14,8 +14,8 @@ namespace md {
 
 struct BatchConfig {
   StreamConfig stream;
-  int64_t batch = 1;
-  int workers = 0;  // threads that read and decode; 0: the cores
+  int64_t batch = 1;  // rows of all processes
+  int workers = 0;    // threads that read and decode; 0: the cores
 };
 /// What captions become, a row each: token ids, say. Called on the thread that calls next().
 using EncodeCaptions = std::function<Batch(const std::vector<std::string>&)>;
@@ -23,6 +23,8 @@ using EncodeCaptions = std::function<Batch(const std::vector<std::string>&)>;
 /// Batches in the order of a RecordStream: the arrays of PreparedImage with axis 0 for the images, and what `captions`
 /// makes. An image that does not decode is named in a warning, once, and the next record takes its place; an epoch in
 /// which none decodes throws io. `images` must have no buckets.
+/// Of several processes that have records by number, none knows what the others skip: there the record behind takes the
+/// place and comes twice, so that positions stay the same in each.
 std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> source, const ImageConfig& images,
                                        const BatchConfig& config, EncodeCaptions captions);
 

@@ -66,49 +66,58 @@ std::unique_ptr<ShardReader> RecordSource::open(int64_t, int64_t) const {
 
 RecordStream::RecordStream(std::shared_ptr<const RecordSource> source, const StreamConfig& config)
     : source_(std::move(source)), config_(config) {
-  check(config.processes > 0 && config.process >= 0 && config.process < config.processes, Code::internal,
-        "data: process {} of {}", config.process, config.processes);
   check(config.window > 0, Code::invalid_config, "shuffle window: {}; expected > 0", config.window);
   check(source_->size() != 0, Code::io, "{}: there are no records", source_->name());
-  split_records_ = source_->shards() > 0 && source_->shards() < config.processes;
+  if (source_->shards() > 0) config_.share.parts.clear();  // which rows they are matters to a common order alone
+  split_records_ = source_->shards() > 0 && source_->shards() < config.share.processes;
   if (split_records_) {
     log_warning("{}: {} shards for {} processes: each process reads all and keeps its part", source_->name(),
-                source_->shards(), config.processes);
+                source_->shards(), config.share.processes);
   }
 }
 
-RecordStream::Next RecordStream::next() {
-  if (source_->shards() == 0) return next_by_number();
+std::vector<RecordStream::Next> RecordStream::next(int64_t batch) {
+  std::vector<Next> out;
+  if (source_->shards() > 0) {
+    for (size_t n = config_.share.rows(batch).size(); n > 0; --n) out.push_back(next_in_shards());
+    return out;
+  }
+  for (int64_t row : config_.share.rows(batch)) out.push_back(at_place(at_.epoch, at_.index + row));
+  const int64_t size = source_->size();
+  at_ = {.epoch = at_.epoch + (at_.index + batch) / size, .index = (at_.index + batch) % size};
+  return out;
+}
+
+// The common order goes on from epoch to epoch; `index` may lie beyond the end of its epoch.
+RecordStream::Next RecordStream::at_place(int64_t epoch, int64_t index) {
+  const int64_t size = source_->size();
+  epoch += index / size, index %= size;
+  if (epoch != ordered_epoch_) {
+    order_ = order_of(size, config_.seed, epoch, config_.shuffle);
+    ordered_epoch_ = epoch;
+  }
+  return {epoch, draw_of(config_.seed, epoch, index),
+          [source = source_, i = order_[static_cast<size_t>(index)]] { return source->read(i); }, index};
+}
+
+RecordStream::Next RecordStream::behind(const Next& record, int64_t later) {
+  return at_place(record.epoch, record.index + later);
+}
+
+RecordStream::Next RecordStream::next_in_shards() {
   for (int empty = 0; window_.empty() || at_.taken == static_cast<int64_t>(window_.size());) {
     if (fill_window()) break;
-    check(++empty<2, Code::io, "{}: there are no records{}", source_->name(), config_.processes> 1
-              ? fmt::format(" for process {} of {}", config_.process, config_.processes)
+    check(++empty<2, Code::io, "{}: there are no records{}", source_->name(), config_.share.processes> 1
+              ? fmt::format(" for process {} of {}", config_.share.process, config_.share.processes)
               : "");
     at_ = {.epoch = at_.epoch + 1};
     reader_.reset();
     window_.clear();
   }
-  Next n{at_.epoch, draw_of(config_.seed, at_.epoch, at_.index * config_.processes + config_.process),
-         std::move(window_[static_cast<size_t>(at_.taken)])};
+  Next n{at_.epoch, draw_of(config_.seed, at_.epoch, at_.index * config_.share.processes + config_.share.process),
+         std::move(window_[static_cast<size_t>(at_.taken)]), 0};
   ++at_.index, ++at_.taken;
   return n;
-}
-
-// The common order goes on from epoch to epoch; each group of `processes` records is dealt out, one each.
-RecordStream::Next RecordStream::next_by_number() {
-  const int64_t size = source_->size();
-  const auto moved = [&](Position p, int64_t by) {
-    p.index += by;
-    return Position{.epoch = p.epoch + p.index / size, .index = p.index % size};
-  };
-  const Position mine = moved(at_, config_.process);
-  if (mine.epoch != ordered_epoch_) {
-    order_ = order_of(size, config_.seed, mine.epoch, config_.shuffle);
-    ordered_epoch_ = mine.epoch;
-  }
-  at_ = moved(at_, config_.processes);
-  return {mine.epoch, draw_of(config_.seed, mine.epoch, mine.index),
-          [source = source_, i = order_[static_cast<size_t>(mine.index)]] { return source->read(i); }};
 }
 
 std::vector<int64_t> RecordStream::shard_order() const {
@@ -116,7 +125,7 @@ std::vector<int64_t> RecordStream::shard_order() const {
   if (split_records_) return all;
   std::vector<int64_t> mine;
   for (int64_t s : all) {
-    if (s % config_.processes == config_.process) mine.push_back(s);
+    if (s % config_.share.processes == config_.share.process) mine.push_back(s);
   }
   return mine;
 }
@@ -135,7 +144,7 @@ bool RecordStream::fill_window() {
     open_next_shard(at_.offset);
     // Of the records passed over, the last one kept was this process's.
     const int64_t kept = at_.index - at_.taken;
-    ordinal_ = !split_records_ || kept == 0 ? 0 : (kept - 1) * config_.processes + config_.process + 1;
+    ordinal_ = !split_records_ || kept == 0 ? 0 : (kept - 1) * config_.share.processes + config_.share.process + 1;
   } else {
     at_.shard = shard_, at_.offset = reader_->offset();
     at_.taken = 0;
@@ -149,7 +158,7 @@ bool RecordStream::fill_window() {
       if (shard_ + 1 >= static_cast<int64_t>(shards_.size())) break;
       ++shard_;
       open_next_shard(0);
-    } else if (!split_records_ || ordinal_++ % config_.processes == config_.process) {
+    } else if (!split_records_ || ordinal_++ % config_.share.processes == config_.share.process) {
       window_.push_back(std::move(*record));
     }
   }

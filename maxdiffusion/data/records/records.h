@@ -17,6 +17,7 @@
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/data/records/position.h"
 #include "maxdiffusion/data/storage/storage.h"
+#include "maxdiffusion/mesh/batch_share.h"
 
 namespace md {
 
@@ -71,9 +72,9 @@ struct StreamConfig {
   bool shuffle = true;
   /// Records that are shuffled together where they are read in order; they are held in memory as stored.
   int64_t window = 1024;
-  /// Which records are this process's. By number: every `processes`-th of the common order. In shards: every
+  /// Which records are this process's. By number: its rows of each batch of the common order. In shards: every
   /// `processes`-th shard, or, where there are fewer, every `processes`-th record, with a warning.
-  int64_t process = 0, processes = 1;
+  BatchShare share;
 };
 
 /// Endless. Each epoch has every record once: by number in an order drawn from (seed, epoch); otherwise the shards in
@@ -87,18 +88,26 @@ class RecordStream {
     int64_t epoch;
     uint64_t draw;  // random bits of this record in this epoch
     PendingRecord read;
+    int64_t index;  // by number: its place in the common order of the epoch
   };
-  /// Throws io, also when the source has no records (for this process).
-  Next next();
+  /// Of the next `batch` records of all processes, this one's. Throws io, also when the source has no records (for this
+  /// process).
+  std::vector<Next> next(int64_t batch);
+  /// One record for each process.
+  Next next() { return std::move(next(config_.share.processes).front()); }
+  /// By number: the `later`-th record behind one, in the common order. Takes nothing.
+  Next behind(const Next& record, int64_t later);
   /// Where records are had by number, a position counts the records of all processes and so is the same in each, also
   /// with another number of processes later; otherwise it is this process's.
   Position position() const { return at_; }
   /// Throws io for a position that this source cannot have.
   void seek(Position p);
   const RecordSource& source() const { return *source_; }
+  const BatchShare& share() const { return config_.share; }
 
  private:
-  Next next_by_number();
+  Next next_in_shards();
+  Next at_place(int64_t epoch, int64_t index);
   bool fill_window();
   void open_next_shard(int64_t offset);
   std::vector<int64_t> shard_order() const;

@@ -100,7 +100,7 @@ TEST(RecordStream, SeekContinuesAsIfNeverInterruptedForAnyCut) {
     for (int64_t window : {1, 3, 4, 100}) {
       for (int64_t processes : {1, 2, 4}) {
         for (int64_t process = 0; process < std::min<int64_t>(processes, 2); ++process) {
-          const StreamConfig c{.seed = 5, .window = window, .process = process, .processes = processes};
+          const StreamConfig c{.seed = 5, .window = window, .share = {process, processes, {}}};
           RecordStream whole(source, c);
           std::vector<std::pair<std::string, uint64_t>> expected;
           std::vector<Position> cuts;
@@ -130,9 +130,8 @@ TEST(RecordStream, SeekContinuesAsIfNeverInterruptedForAnyCut) {
 
 TEST(RecordStream, ProcessesShareTheRecordsOfAnEpoch) {
   // By number the common order is dealt out, also over the end of an epoch; positions agree.
-  RecordStream all(numbers(10), {.seed = 2}), a(numbers(10), {.seed = 2, .process = 0, .processes = 3}),
-      b(numbers(10), {.seed = 2, .process = 1, .processes = 3}),
-      c(numbers(10), {.seed = 2, .process = 2, .processes = 3});
+  RecordStream all(numbers(10), {.seed = 2}), a(numbers(10), {.seed = 2, .share = {0, 3, {}}}),
+      b(numbers(10), {.seed = 2, .share = {1, 3, {}}}), c(numbers(10), {.seed = 2, .share = {2, 3, {}}});
   for (int i = 0; i < 20; ++i) {
     EXPECT_EQ(take(a, 1), take(all, 1));
     EXPECT_EQ(take(b, 1), take(all, 1));
@@ -143,8 +142,8 @@ TEST(RecordStream, ProcessesShareTheRecordsOfAnEpoch) {
   // Whole shards where there are enough of them, else every n-th record.
   for (const auto& [source, sizes] :
        {std::pair(shards({3, 4, 5, 6}), std::pair(8, 10)), std::pair(shards({9}), std::pair(5, 4))}) {
-    RecordStream first(source, {.seed = 2, .window = 3, .process = 0, .processes = 2}),
-        second(source, {.seed = 2, .window = 3, .process = 1, .processes = 2});
+    RecordStream first(source, {.seed = 2, .window = 3, .share = {0, 2, {}}}),
+        second(source, {.seed = 2, .window = 3, .share = {1, 2, {}}});
     for (int epoch = 0; epoch < 2; ++epoch) {
       auto mine = take(first, sizes.first);
       const auto others = take(second, sizes.second);

@@ -1,0 +1,119 @@
+#include "maxdiffusion/mesh/pieces.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <optional>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+namespace {
+
+/// What two slices have in common; nothing where they do not meet.
+std::optional<Slice> overlap(const Slice& a, const Slice& b) {
+  Slice both{std::vector<int64_t>(a.size.size()), std::vector<int64_t>(a.size.size())};
+  for (size_t d = 0; d < a.size.size(); ++d) {
+    both.start[d] = std::max(a.start[d], b.start[d]);
+    both.size[d] = std::min(a.start[d] + a.size[d], b.start[d] + b.size[d]) - both.start[d];
+    if (both.size[d] <= 0) return std::nullopt;
+  }
+  return both;
+}
+
+/// Number of an element of the whole array among those of `piece`.
+int64_t index_in(const Slice& piece, const std::vector<int64_t>& element) {
+  int64_t index = 0;
+  for (size_t d = 0; d < piece.size.size(); ++d) index = index * piece.size[d] + element[d] - piece.start[d];
+  return index;
+}
+
+/// The first dim of those that a run of neighbouring elements spans in all of `holders`, for the part `s` of them.
+size_t first_dim_of_run(const Slice& s, std::initializer_list<const Slice*> holders) {
+  size_t d = s.size.size();
+  while (d > 0) {
+    --d;
+    if (std::any_of(holders.begin(), holders.end(), [&](const Slice* h) { return h->size[d] != s.size[d]; })) break;
+  }
+  return d;
+}
+
+int64_t elements_from(const Slice& s, size_t dim) {
+  return std::accumulate(s.size.begin() + static_cast<std::ptrdiff_t>(dim), s.size.end(), int64_t{1},
+                         std::multiplies<>());
+}
+
+/// Copies the elements of `part`, which both hold.
+void copy_part(const Slice& part, const Piece& from, const Slice& to_slice, std::byte* to) {
+  const size_t run_dim = first_dim_of_run(part, {&from.slice, &to_slice});
+  const size_t element = size_of(from.values.dtype());
+  const int64_t run = elements_from(part, run_dim), runs = part.elements() / run;
+  std::vector<int64_t> at = part.start;
+  for (int64_t r = 0; r < runs; ++r) {
+    std::memcpy(to + static_cast<size_t>(index_in(to_slice, at)) * element,
+                from.values.data() + static_cast<size_t>(index_in(from.slice, at)) * element,
+                static_cast<size_t>(run) * element);
+    for (size_t d = run_dim; d-- > 0;) {
+      if (++at[d] < part.start[d] + part.size[d]) break;
+      at[d] = part.start[d];
+    }
+  }
+}
+
+}  // namespace
+
+ArrayPieces::ArrayPieces(HostArray whole) : shape(whole.shape()) {
+  pieces.push_back({Slice::all(shape.dims), std::move(whole)});
+}
+
+bool ArrayPieces::complete() const {
+  int64_t here = 0;
+  for (const Piece& p : pieces) here += p.slice.elements();
+  return here == shape.elements() && !pieces.empty();
+}
+
+HostArray ArrayPieces::read(const Slice& slice) const {
+  const Shape wanted{shape.dtype, slice.size};
+  check(slice.within(shape.dims), Code::internal, "{} is not a part of {}", to_string(slice), to_string(shape));
+  HostArray out;
+  int64_t found = 0;
+  for (const Piece& p : pieces) {
+    const auto both = overlap(slice, p.slice);
+    if (!both) continue;
+    if (*both == slice && elements_from(slice, first_dim_of_run(slice, {&p.slice})) == slice.elements()) {
+      const auto offset = static_cast<size_t>(index_in(p.slice, slice.start)) * size_of(shape.dtype);
+      return offset == 0 && p.slice == slice ? p.values : HostArray(wanted, p.values.owner(), p.values.data() + offset);
+    }
+    if (!out) out = HostArray(wanted);
+    copy_part(*both, p, slice, out.mutable_data());
+    found += both->elements();
+  }
+  check(found == slice.elements(), Code::internal, "{} of {}: {} of its {} elements are here", to_string(slice),
+        to_string(shape), found, slice.elements());
+  return out ? out : HostArray(wanted);
+}
+
+NamedPieces as_pieces(const HostArrays& arrays) { return {arrays.begin(), arrays.end()}; }
+
+HostArrays as_arrays(const NamedPieces& pieces) {
+  HostArrays out;
+  for (const auto& [name, a] : pieces) out[name] = a.whole();
+  return out;
+}
+
+std::string tiling_fault(const Dims& dims, const std::vector<Slice>& slices) {
+  int64_t here = 0;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const Slice& s = slices[i];
+    if (!s.within(dims)) return fmt::format("the piece {} lies outside {}", to_string(s), to_string(dims));
+    for (size_t k = 0; k < i; ++k)
+      if (overlap(s, slices[k])) return fmt::format("the pieces {} and {} overlap", to_string(slices[k]), to_string(s));
+    here += s.elements();
+  }
+  const int64_t all = Slice::all(dims).elements();
+  return here == all ? "" : fmt::format("the pieces hold {} of {} elements of {}", here, all, to_string(dims));
+}
+
+}  // namespace md

@@ -1,0 +1,47 @@
+// Pieces: parts of arrays in host memory, as the processes of a run hold, save and read them. Nobody need have an array
+// whole. Pure data.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/mesh/sharding.h"
+
+namespace md {
+
+/// A part of an array; `values` has the sizes of `slice`.
+struct Piece {
+  Slice slice;
+  HostArray values;
+};
+
+/// An array, and those pieces of it that are here; they do not overlap. Copies share the bytes.
+struct ArrayPieces {
+  Shape shape;  // of the array
+  std::vector<Piece> pieces;
+
+  ArrayPieces() = default;
+  ArrayPieces(Shape shape, std::vector<Piece> pieces) : shape(std::move(shape)), pieces(std::move(pieces)) {}
+  /// One piece that is all of the array.
+  ArrayPieces(HostArray whole);  // NOLINT: an array is the simple case of its pieces
+
+  /// Whether all of the array is here.
+  bool complete() const;
+  /// Any part of what is here, across pieces: borrowed where it lies in one piece without gaps, else copied. Throws
+  /// internal where an element is not here.
+  HostArray read(const Slice& slice) const;
+  HostArray whole() const { return read(Slice::all(shape.dims)); }
+};
+
+using NamedPieces = std::map<std::string, ArrayPieces>;
+/// Between arrays that are whole and their pieces.
+NamedPieces as_pieces(const HostArrays& arrays);
+HostArrays as_arrays(const NamedPieces& pieces);
+
+/// Empty where the slices make up an array of these sizes without hole or overlap; else what is wrong.
+std::string tiling_fault(const Dims& dims, const std::vector<Slice>& slices);
+
+}  // namespace md
