@@ -89,7 +89,7 @@ constexpr Command kCommands[] = {
     {"prepare_emoji", "FOLDER [resolution=64]", "write the colour emoji font as captioned pictures", prepare_emoji},
 };
 
-/// The reference's names of programs that are one here (train_sdxl): what differs is in the config.
+/// The reference has programs of each family ("train_" and its name), which are one here: the model folder differs.
 std::string without_family(const std::string& name) {
   for (const char* command : {"train", "generate", "generate_controlnet"})
     for (const std::string& family : md::family_commands())

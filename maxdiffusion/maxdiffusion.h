@@ -1,19 +1,22 @@
 // The headers that are promised to programs outside this repository; what they include comes along, but is free to
-// change. A program links maxdiffusion::maxdiffusion, see tests/consumer.
+// change. A program links maxdiffusion::maxdiffusion; see examples/.
 #pragma once
 
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/graph/graph.h"
 #include "maxdiffusion/nn/layers.h"
-#include "maxdiffusion/nn/scope.h"
 #include "maxdiffusion/ops/dot.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
-#include "maxdiffusion/optim/optimizer.h"
+#include "maxdiffusion/pipelines/denoise_loop.h"
+#include "maxdiffusion/run/generate.h"
+#include "maxdiffusion/run/train.h"
 #include "maxdiffusion/runtime/runtime.h"
 #include "maxdiffusion/schedulers/scheduler.h"
+#include "maxdiffusion/train/loop.h"

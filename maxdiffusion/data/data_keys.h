@@ -24,7 +24,7 @@ struct ImageKeys {
     v("bucket_reso_steps", bucket_reso_steps, "both sides of a bucket are multiples of this");
     v("bucket_no_upscale", bucket_no_upscale, "never enlarge pictures; buckets follow from their sizes");
     v("original_size_conditioning", original_size_conditioning,
-      "SDXL's condition is each picture's own size and crop (buckets: always); false: resolution and no crop");
+      "condition on each picture's own size and crop (buckets: always); false: on resolution and no crop");
     v("alpha_mask", alpha_mask, "masked loss by the pictures' alpha channel; those without one count everywhere");
   }
 };

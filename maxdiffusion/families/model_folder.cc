@@ -127,14 +127,15 @@ std::map<std::string, std::string> ModelFolder::tokenizer_files() const {
   return out;
 }
 
-void ModelFolder::add_component(const std::string& name, const std::string& folder, const std::string& class_name) {
+void ModelFolder::add_component(const std::string& name, const std::string& folder) {
   const std::string file = folder + "/config.json";
   const json config = parse_json(file, read_file(file));
-  const std::string found = config.is_object() ? config.value("_class_name", class_name) : class_name;
-  check(found == class_name || found == "Flax" + class_name, Code::invalid_config, "{}: _class_name is '{}', not {}",
-        file, found, class_name);
+  const json found = config.is_object() ? config.value("_class_name", json()) : json();
+  const ModelClass* known = found.is_string() ? find_model_class(found) : nullptr;
+  check(known, Code::invalid_config, "{}: _class_name is {}; expected one of: {}", file, found.dump(),
+        fmt::join(model_class_names(), ", "));
   try {
-    components_[name] = {class_name, find_model_class(class_name)->read(config), folder};
+    components_[name] = {known->name, known->read(config), folder};
   } catch (Error& e) {
     throw e.note("in " + file);
   }

@@ -63,8 +63,8 @@ class ModelFolder {
   /// Texts of the tokenizers' files, as transformers reads them, by path below the folder.
   std::map<std::string, std::string> tokenizer_files() const;
 
-  /// A model beside the folder's own: `folder` has config.json and weights. `classes`: names that it may have.
-  void add_component(const std::string& name, const std::string& folder, const std::string& class_name);
+  /// A model beside the folder's own: `folder` has weights, and config.json, whose _class_name says what it is.
+  void add_component(const std::string& name, const std::string& folder);
   /// Replaces a component's config.json.
   void set_config(const std::string& component, const std::string& text);
   /// The table of a component's parameters.

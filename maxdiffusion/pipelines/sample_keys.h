@@ -33,9 +33,9 @@ struct SampleKeys {
     v("sample_seed", sample_seed, "seed of the initial noise; null: seed");
     v("height", height, "of the pictures, pixels; null: resolution");
     v("width", width, "of the pictures, pixels; null: resolution");
-    v("original_size", original_size, "SDXL's condition: height and width before cropping; empty: the picture's");
-    v("crops_coords_top_left", crops_coords_top_left, "SDXL's condition: top and left of the crop");
-    v("target_size", target_size, "SDXL's condition: height and width wanted; empty: the picture's");
+    v("original_size", original_size, "condition on size: height and width before cropping; empty: the picture's");
+    v("crops_coords_top_left", crops_coords_top_left, "condition on size: top and left of the crop");
+    v("target_size", target_size, "condition on size: height and width wanted; empty: the picture's");
     v("clip_skip", clip_skip, "layers of the text encoders left out at the end, for the prompt as in diffusers");
     v("latents", latents, "safetensors file whose tensor `latents` (standard normal, NCHW) is the initial noise");
     v("output_type", output_type, "png, np (images.safetensors) or latent (latents.safetensors)");

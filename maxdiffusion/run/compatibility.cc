@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/schedulers/scheduler.h"
 
 namespace md {
 namespace {
@@ -130,7 +131,7 @@ void check_training_keys(const RunConfig& c, const Family& family) {
   check(!c.denoise.train_text_encoder || family.text_encoders().size() < 2 || c.lora.train_lora, Code::invalid_config,
         "train_text_encoder: models with two text encoders are trained without them, except with train_lora");
   check(!c.images.original_size_conditioning || !family.size_fields().empty(), Code::invalid_config,
-        "original_size_conditioning: this model has no such condition; only SDXL's have");
+        "original_size_conditioning: this model has no condition on sizes");
 }
 
 void check_tfrecord_keys(const RunConfig& c) {

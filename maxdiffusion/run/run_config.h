@@ -89,7 +89,7 @@ struct RunConfig {
   SchedulerKeys scheduler;
   ProcessKeys process;
   DenoiseKeys denoise;
-  VaeTrainKeys vae;
+  AutoencoderKeys vae;
   LoraKeys lora;
   OptimConfig optim;
   UpdateKeys update;

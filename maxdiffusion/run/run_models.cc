@@ -8,7 +8,7 @@ namespace {
 
 ModelFolder open_folder(const ModelKeys& keys, const std::string& model, const std::string& controlnet) {
   ModelFolder folder = ModelFolder::open(model, keys.clip_bpe_file, keys.revision);
-  if (!controlnet.empty()) folder.add_component("controlnet", controlnet, "ControlNetModel");
+  if (!controlnet.empty()) folder.add_component("controlnet", controlnet);
   return folder;
 }
 

@@ -9,7 +9,7 @@
 namespace md {
 
 /// The autoencoder stage (`train_new_vae`).
-struct VaeTrainKeys {
+struct AutoencoderKeys {
   int64_t vae_max_train_steps = 0;
   double vae_learning_rate = 1e-3, vae_kl_weight = 1e-6, vae_per_device_batch_size = 8;
   template <class V>

@@ -170,7 +170,7 @@ TEST_F(BucketRuns, WhatDoesNotGoTogetherIsRefusedByName) {
                     "tfrecords_dir=" + (t / "records"), "train_data_dir=" + (t / "pictures"), "alpha_mask=true"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "prepare_tfrecords cannot be combined with alpha_mask")) << o.err;
-  expect_refused({"original_size_conditioning=true", sd}, "original_size_conditioning: this model has no such condition");
+  expect_refused({"original_size_conditioning=true", sd}, "original_size_conditioning: this model has no condition on sizes");
   expect_refused({"masked_loss=true"}, "masked_loss needs alpha_mask or conditioning_data_dir");
   expect_refused({"conditioning_data_dir=" + (t / "ones")}, "conditioning_data_dir needs masked_loss");
   expect_refused({"conditioning_data_dir=" + (t / "ones"), "masked_loss=true", "alpha_mask=true"}, "conditioning_data_dir cannot be combined with alpha_mask");

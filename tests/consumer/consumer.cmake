@@ -1,4 +1,5 @@
-# Installs the build into a folder of its own, builds the project beside this file against that, and runs both programs.
+# Installs the build into a folder of its own, builds examples/ against that as an outside project would, and runs what
+# was built and what was installed.
 # Given by ctest: SOURCE (the root of the repository), BUILD (its folder), VERSION, COMPILER, FLAGS.
 set(prefix ${BUILD}/consumer/prefix)
 set(project ${BUILD}/consumer/build)
@@ -22,11 +23,17 @@ function(expect text)
 endfunction()
 
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
-run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR} -B ${project} -G Ninja -DCMAKE_BUILD_TYPE=Release
+run(${CMAKE_COMMAND} -S ${SOURCE}/examples -B ${project} -G Ninja -DCMAKE_BUILD_TYPE=Release
     -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_FLAGS=${FLAGS})
 run(${CMAKE_COMMAND} --build ${project})
-run(${project}/consumer)
-expect("${VERSION}: y 14, dx 2 4 6")
+run(${project}/train_your_own ${BUILD}/consumer/run)
+if(NOT out MATCHES "after 400 steps: y\\(0.5\\) = (0.99|1.00|1.01), sin\\(1.5\\) = 1.00")
+  message(FATAL_ERROR "found '${out}'")
+endif()
+run(${project}/draw ${SOURCE}/tests/golden/pipelines/sd "a red cat" ${BUILD}/consumer/cat.png 32)
+if(NOT out MATCHES "cat.png: a red cat" OR NOT EXISTS ${BUILD}/consumer/cat.png)
+  message(FATAL_ERROR "found '${out}'")
+endif()
 run(${prefix}/bin/maxdiffusion --version)
 expect("maxdiffusion ${VERSION}")
 

@@ -175,6 +175,38 @@ TEST(Layering, CMakeLinksWhatTheTableGrants) {
 
 const Table kSample = {{"base", {}}, {"graph", {"base"}}, {"ops", {"graph"}}, {"pjrt", {"base"}}};
 
+/// Lines of code, comments aside, that name a family of models or one of its classes.
+std::vector<std::string> names_of_families(const std::string& source, const std::string& where) {
+  static const std::regex family(
+      "sdxl|stable.?diffusion|unet2d|unet.?config|vae.?config|autoencoder.?kl|clip.?text|clip.?token|controlnet(config|model\\b)"
+      "|\\bwan(\\b|_|[0-9])|flux|umt5",
+      std::regex::icase);
+  std::vector<std::string> found;
+  std::istringstream lines(source);
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    if (const size_t comment = line.find("//"); comment != std::string::npos) line.resize(comment);
+    if (std::regex_search(line, family)) found.push_back(where + ":" + std::to_string(number) + ": " + line);
+  }
+  return found;
+}
+
+TEST(Layering, WhatTrainsAndDrawsNamesNoFamily) {
+  for (const char* folder : {"maxdiffusion/encoders", "maxdiffusion/tasks", "maxdiffusion/pipelines",
+                             "maxdiffusion/train", "maxdiffusion/run", "apps"})
+    for (const auto& file : fs::recursive_directory_iterator(kRoot / folder)) {
+      const std::string path = file.path().string();
+      if (!file.is_regular_file() || path.ends_with("_test.cc")) continue;
+      for (const std::string& line : names_of_families(read(file.path()), path)) ADD_FAILURE() << line;
+    }
+}
+
+TEST(LayeringCheck, FindsNamesOfFamiliesInCodeOnly) {
+  EXPECT_EQ(names_of_families("int a;  // as SDXL\nUNetConfig c;\nif (is_flux) return;\nint want;\n", "f"),
+            (std::vector<std::string>{"f:2: UNetConfig c;", "f:3: if (is_flux) return;"}));
+}
+
 TEST(LayeringCheck, ReadsTheTable) {
   Table table = granted(
       "| module | x |\n| `no/` | a | base |\n\n| module | one line | may include |\n| --- | --- | --- |\n"

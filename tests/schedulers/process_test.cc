@@ -1,0 +1,128 @@
+// Noise processes: which a config asks for, and what flow matching draws and weighs.
+#include "maxdiffusion/schedulers/process.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/schedulers/scheduler_keys.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/shape.h"
+#include "tests/one_device.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+const json kFlow = {{"prediction_type", "flow_prediction"}};
+
+std::string refusal(const json& config, const ProcessKeys& keys) {
+  try {
+    make_process(config, keys);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    return e.what();
+  }
+  return "accepted";
+}
+
+/// f of a graph of its own, computed.
+template <class F>
+std::vector<double> computed(F f) {
+  Graph g(one_device().graph_options());
+  g.output("y", f(g));
+  return evaluate(one_device(), g, {})[0].to_doubles();
+}
+
+Tensor times(Graph& g, const std::vector<float>& t) {
+  return constant(g, HostArray::of<float>({DType::f32, {static_cast<int64_t>(t.size())}}, t));
+}
+
+TEST(Process, FollowsFromThePredictionType) {
+  EXPECT_EQ(make_process(kFlow, {})->time_type(), DType::f32);
+  EXPECT_EQ(make_process({{"prediction_type", "v_prediction"}}, {})->time_type(), DType::s32);
+  EXPECT_EQ(make_process(json::object(), {})->time_type(), DType::s32);
+  EXPECT_EQ(process_names(), (std::vector<std::string>{"flow_match", "ddpm"}));
+}
+
+TEST(Process, RefusesKeysThatItWouldNotObey) {
+  ProcessKeys snr, bias, shift;
+  snr.snr_gamma = 5;
+  bias.timestep_bias = {{"strategy", "\"later\""}};
+  shift.train_flow_shift = 0;
+  EXPECT_NE(refusal(kFlow, snr).find("snr_gamma is 5"), std::string::npos);
+  EXPECT_NE(refusal(kFlow, bias).find("timestep_bias is set"), std::string::npos);
+  EXPECT_NE(refusal(kFlow, shift).find("train_flow_shift is 0"), std::string::npos);
+  bias.timestep_bias = {{"portion", "2"}};
+  EXPECT_NE(refusal(json::object(), bias).find("portion is 2"), std::string::npos);
+}
+
+TEST(FlowMatch, TimesAreShiftedTowardsNoise) {
+  // u uniform, τ = s·u / (1 + (s − 1)·u): the median of τ is s / (1 + s), its quarters those of u shifted likewise.
+  for (double s : {1.0, 3.0}) {
+    ProcessKeys keys;
+    keys.train_flow_shift = s;
+    const auto process = make_process(kFlow, keys);
+    std::vector<double> t = computed([&](Graph& g) {
+      const uint32_t key[2] = {1, 2};
+      return process->sample_t(Rng(constant(g, HostArray::of<uint32_t>({DType::u32, {2}}, key))), 20000);
+    });
+    std::ranges::sort(t);
+    EXPECT_GE(t.front(), 0);
+    EXPECT_LT(t.back(), 1000);
+    for (double u : {0.25, 0.5, 0.75})
+      EXPECT_NEAR(t[static_cast<size_t>(u * 20000)], 1000 * s * u / (1 + (s - 1) * u), 10) << s << ", " << u;
+  }
+}
+
+TEST(FlowMatch, WeightsAreABellOverTheGrid) {
+  // The numbers of the specification for shift 3 (schedulers.md, section 13).
+  const std::vector<double> w = computed(
+      [](Graph& g) { return make_process(kFlow, {})->weight(times(g, {500, 1000, 9, 125, 250, 750, 875})); });
+  const std::vector<double> expected = {1.7943, 0, 0.049, 0.682, 1.257, 1.258, 0.677};
+  for (size_t i = 0; i < w.size(); ++i) EXPECT_NEAR(w[i], expected[i], 0.003) << i;
+  ProcessKeys keys;
+  keys.disable_training_weights = true;
+  Graph g(one_device().graph_options());
+  EXPECT_FALSE(make_process(kFlow, keys)->weight(times(g, {500})));
+  EXPECT_FALSE(make_process(kFlow, {})->unweighted()->weight(times(g, {500})));
+}
+
+TEST(FlowMatch, MixesDataAndNoiseOnAStraightLine) {
+  const std::vector<double> y = computed([](Graph& g) {
+    const auto process = make_process(kFlow, {});
+    Tensor x0 = reshape(times(g, {2, 2}), {2, 1}), noise = reshape(times(g, {-1, -1}), {2, 1});
+    Tensor t = times(g, {0, 500});
+    return concatenate({process->noisy(x0, noise, t), process->target(x0, noise, t)}, 0);
+  });
+  const double least = 0.003 / 1.002, half = (1 + least) / 2;
+  EXPECT_NEAR(y[0], 2 - 3 * least, 1e-6);
+  EXPECT_NEAR(y[1], 2 - 3 * half, 1e-6);
+  EXPECT_EQ(y[2], -3);
+  EXPECT_EQ(y[3], -3);
+}
+
+TEST(SchedulerKeys, WhatTrainingReadsIsTheSameInBothConfigs) {
+  const SchedulerKeys keys{.prediction_type = "v_prediction",
+                           .diffusion_scheduler_config = {{"_class_name", "\"DDIMScheduler\""},
+                                                          {"rescale_zero_terminal_snr", "true"},
+                                                          {"timestep_spacing", "\"trailing\""},
+                                                          {"beta_start", "\"\""}}};
+  const std::string file = R"({"_class_name": "PNDMScheduler", "beta_start": 0.00085, "steps_offset": 1})";
+  EXPECT_EQ(sampling_config(file, keys), json({{"_class_name", "DDIMScheduler"},
+                                               {"beta_start", 0.00085},
+                                               {"steps_offset", 1},
+                                               {"rescale_betas_zero_snr", true},
+                                               {"timestep_spacing", "trailing"},
+                                               {"prediction_type", "v_prediction"}}));
+  EXPECT_EQ(training_config(file, keys), json({{"_class_name", "PNDMScheduler"},
+                                               {"beta_start", 0.00085},
+                                               {"steps_offset", 1},
+                                               {"rescale_betas_zero_snr", true},
+                                               {"prediction_type", "v_prediction"}}));
+}
+
+}  // namespace
+}  // namespace md
