@@ -129,9 +129,9 @@ const char* cpu_kernel_refuses(const PrintCall& p) {
   const ConvOptions& o = p.options;
   const DType type = p.c.out().dtype;
   if (!p.c.options().cpu_kernels || (type != DType::f32 && type != DType::bf16)) return kNotForCpuKernels;
-  if (o.stride.size() != 2 || o.groups != 1) return "it has two axes and one group";
-  if (!all(o.lhs_dilation, is_one) || !all(o.rhs_dilation, is_one)) return "it dilates nothing";
-  if (!all(o.pad_low, not_negative) || !all(o.pad_high, not_negative)) return "it crops nothing";
+  if (o.stride.size() != 2 || o.groups != 1) return "there are other than two axes, or groups";
+  if (!all(o.lhs_dilation, is_one) || !all(o.rhs_dilation, is_one)) return "something is dilated";
+  if (!all(o.pad_low, not_negative) || !all(o.pad_high, not_negative)) return "something is cropped";
   for (size_t i = 0; i < 2; ++i)
     if (o.pad_low[i] >= p.w[i + 2] || o.pad_high[i] >= p.w[i + 2]) return "a window sees no input";
   return nullptr;
@@ -351,14 +351,14 @@ struct ConvCall {
 const char* dot_refuses(const ConvCall& c) {
   const ConvOptions& o = c.options;
   if (o.groups != 1 || c.w.rank() != c.x.rank() || c.x.rank() < 3 || c.x.dim(-1) != c.w.dim(1))
-    return "it has one group";
+    return "there are groups";
   auto all = [](auto first, auto last, int64_t value) {
     return std::all_of(first, last, [=](int64_t d) { return d == value; });
   };
   for (const Dims* d : {&o.pad_low, &o.pad_high})
-    if (!all(d->begin(), d->end(), 0)) return "it pads nothing";
+    if (!all(d->begin(), d->end(), 0)) return "something is padded or cropped";
   for (const Dims* d : {&o.stride, &o.lhs_dilation})
-    if (!all(d->begin(), d->end(), 1)) return "it has stride 1";
+    if (!all(d->begin(), d->end(), 1)) return "there are strides or dilation";
   return all(c.w.dims().begin() + 2, c.w.dims().end(), 1) ? nullptr : "a window is larger than one element";
 }
 

@@ -22,8 +22,8 @@ struct CustomCall {
 /// Whether the CPU kernels of maxdiffusion/kernels can be called on these arrays: the graph is for one CPU device
 /// (GraphOptions::cpu_kernels), and the arrays are all f32 or all bf16.
 bool kernels_take(const std::vector<Tensor>& arrays);
-/// How tables say that they cannot (ops/kernel_table.h).
-inline constexpr const char* kNotForCpuKernels = "CPU kernels take one CPU device and f32 or bf16";
+/// Why a row of a table (ops/kernel_table.h) refuses a call that kernels_take() does not take.
+inline constexpr const char* kNotForCpuKernels = "the arrays are not f32 or bf16 on one CPU device";
 
 /// For records that are a call on some platforms.
 std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operands, const CustomCall& call);

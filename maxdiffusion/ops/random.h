@@ -41,9 +41,9 @@ Tensor random_uniform(Rng rng, Shape shape, double low = 0, double high = 1);  /
 Tensor random_normal(Rng rng, Shape shape);                                    // mean 0, variance 1; f32 inside
 Tensor random_integers(Rng rng, Dims dims, int64_t low, int64_t high);         // s32 in [low, high)
 
-/// The same generator on the host: bits(i) is element i, row-major, of random_bits(Rng::seed(g, seed).for_(purpose),
-/// …), and uniform(i) that of random_uniform; a filled normal agrees with random_normal up to rounding. Used by
-/// initialisers and shuffles.
+/// The generator on the host, for initialisers and shuffles: bits(i) is element i, row-major, of
+/// random_bits(Rng::seed(g, seed).for_(purpose), …), and uniform(i) that of random_uniform; a filled normal agrees with
+/// random_normal up to rounding.
 class HostRng {
  public:
   HostRng(uint64_t seed, std::string_view purpose);

@@ -10,12 +10,12 @@
 namespace md {
 
 /// Sharding constraint by logical names, resolved by the rules the graph was opened with; "" keeps an axis whole.
-/// The identity on one device. Throws invalid_graph on a name without a rule. Gradient: the
-/// same constraint on the cotangent.
+/// The identity on one device. Throws invalid_graph on a name without a rule. Gradient: this constraint on the
+/// cotangent.
 Tensor shard(Tensor x, LogicalAxes names);
-/// The same by mesh axes.
+/// Sharding constraint by mesh axes, on the value and on its cotangent.
 Tensor shard_axes(Tensor x, DimAxes axes);
-/// With another constraint on the cotangent.
+/// Sharding constraint by mesh axes: `axes` on the value, `cotangent` on its cotangent.
 Tensor shard_axes(Tensor x, DimAxes axes, DimAxes cotangent);
 /// A stored weight as computation uses it: whole along every mesh axis but `tensor` (gathered, as ZeRO-3 does), while
 /// its gradient is split as it is stored. Said outright because XLA's partitioner, left to choose when batch and weight

@@ -1,4 +1,4 @@
-// Portions of the calls to kernels of kernels/.
+// How many arrays one call of a CPU kernel takes.
 #pragma once
 
 #include <cstddef>

@@ -23,7 +23,8 @@ struct OptimConfig {
   bool opt_enable_grad_clipping = false, opt_enable_grad_global_norm_clipping = false;
   std::string low_precision_update = "master";
 
-  /// The same with the switches obeyed: a bound that is off is 0. `always_by_norm`: the second switch counts as on.
+  /// A copy in which max_grad_value and max_grad_norm are 0 where their switches are off. `always_by_norm`: clipping by
+  /// norm needs no switch.
   OptimConfig with_switches(bool always_by_norm) const;
   template <class V>
   void visit(V&& v) {
@@ -54,7 +55,7 @@ struct OptimConfig {
 
 /// Learning rate of update number `step` (scalar s32, from 0), f32 scalar.
 Tensor learning_rate(const OptimConfig& config, Tensor step);
-/// The same on the host.
+/// The learning rate computed on the host.
 double learning_rate(const OptimConfig& config, int64_t step);
 
 struct Update {

@@ -79,14 +79,14 @@ TEST(RunConfig, PlacesThatCannotBeWrittenToAreRefused) {
 }
 
 TEST(RunConfig, SaysToLayersWhatItsKeysSay) {
-  const ScopeOptions plain = scope_options(parse("").model);
+  const ScopeOptions plain = scope_options(parse("").layers);
   EXPECT_EQ(plain.weights, DType::f32);
   EXPECT_EQ(plain.activations, DType::bf16);
   EXPECT_EQ(plain.precision, Precision::default_);
   const ScopeOptions o =
       scope_options(parse("", {"weights_dtype=bfloat16", "activations_dtype=float32", "precision=HIGHEST",
                                "attention=flash", "flash_min_seq_length=0", "remat_policy=full", "scan_layers=true"})
-                        .model);
+                        .layers);
   EXPECT_EQ(o.weights, DType::bf16);
   EXPECT_EQ(o.activations, DType::f32);
   EXPECT_EQ(o.precision, Precision::highest);
@@ -94,13 +94,13 @@ TEST(RunConfig, SaysToLayersWhatItsKeysSay) {
   EXPECT_EQ(o.flash_min_seq_length, 0);
   EXPECT_EQ(o.remat, "full");
   EXPECT_TRUE(o.scan_layers);
-  EXPECT_EQ(scope_options(parse("precision: HIGH").model).precision, Precision::high);
+  EXPECT_EQ(scope_options(parse("precision: HIGH").layers).precision, Precision::high);
 }
 
 TEST(RunConfig, FractionalBatchesMustMakeAWholeOne) {
   EXPECT_EQ(global_batch(2, 4), 8);
   EXPECT_EQ(global_batch(0.25, 8), 2);
-  EXPECT_EQ(global_batch(parse("", {"per_device_batch_size=0.25"}).data.per_device_batch_size, 4), 1);
+  EXPECT_EQ(global_batch(parse("", {"per_device_batch_size=0.25"}).batches.per_device_batch_size, 4), 1);
   for (const auto& [each, devices] : {std::pair{0.25, 3}, std::pair{0.3, 4}, std::pair{0.25, 2}, std::pair{0.0, 4}}) {
     try {
       global_batch(each, devices);

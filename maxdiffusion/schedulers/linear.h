@@ -1,7 +1,7 @@
-// Samplers whose step is a sum: the new sample, and all that is carried, are linear in the sample, the model's output,
-// x0 clipped, what was carried, and a draw of noise. Each sampler here is of this kind, so it is only a plan: on the
-// host, in double, it writes its update with forms as if they were arrays; their coefficients become rows of a table,
-// and one graph step, the same for all, sums what it has with the row that it is given.
+// Samplers whose step is a sum: the new sample and the carried arrays are linear in the sample, the model's output,
+// the clipped x0, the arrays carried so far, and a draw of noise. A sampler is therefore only a plan: on the host, in
+// double, it writes its update with forms (below) as if they were arrays. The coefficients of the forms become rows of
+// a table, and one graph step, shared by all samplers, adds up its inputs with the coefficients of its row.
 #pragma once
 
 #include <functional>

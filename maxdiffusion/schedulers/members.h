@@ -69,7 +69,7 @@ inline double clip_range(const nlohmann::json& config) {
   return range;
 }
 
-/// The samplers that do not think in σ have none of its levels.
+/// Switches that only samplers with levels σ know; the others require them off.
 inline constexpr std::initializer_list<const char*> kSigmaSwitches = {"use_karras_sigmas", "use_exponential_sigmas",
                                                                       "use_lu_lambdas", "use_flow_sigmas"};
 

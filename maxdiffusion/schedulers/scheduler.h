@@ -48,7 +48,7 @@ Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch, const Ti
 
 /// One row per call of the model; columns are the scheduler's own.
 struct SampleTable {
-  std::vector<double> timesteps;  // what the model is told
+  std::vector<double> timesteps;  // given to the model, one per row
   HostArray rows;                 // f32 [n, columns]
   double init_noise_sigma = 1;    // initial latents = noise × this
 };

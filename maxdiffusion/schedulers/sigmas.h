@@ -1,4 +1,4 @@
-// Noise levels of the samplers that think in σ: of training, at spaced timesteps, or respaced.
+// Noise levels of the samplers whose formulas are in σ: of training, at spaced timesteps, or respaced.
 // Sources: Karras et al. 2022, equation 5 (Karras σ); Lu et al. 2022 (uniform log SNR); Esser et al. 2024, equation 23
 // (shifted flow σ).
 #pragma once
@@ -26,7 +26,7 @@ struct SigmaGrid {
   bool ends_at_zero = true, flow = false;
   double flow_shift = 1;
   std::optional<double> shift_terminal;
-  // What one sampler alone decides.
+  // Set by single samplers, not by members of the file.
   bool log_linear = false;    // Euler: levels of training evenly in log σ, whatever the timesteps
   int64_t end = 0;            // DPM-Solver: see multistep_timesteps; from_json: T
   bool cut_karras = false;    // DPM-Solver: timesteps of Karras levels are cut, not rounded
@@ -35,9 +35,9 @@ struct SigmaGrid {
   /// Throws invalid_config; refuses flow_prediction without flow σ.
   static SigmaGrid from_json(const nlohmann::json& config);
 
-  /// As Euler and LMS count: timesteps are fractional, respaced levels lie between those at the spaced timesteps.
+  /// For Euler and LMS: timesteps are fractional, respaced levels lie between those at the spaced timesteps.
   SigmaLevels spaced(int64_t steps) const;
-  /// As DPM-Solver and UniPC count: timesteps are whole, respaced levels lie between those of training.
+  /// For DPM-Solver and UniPC: timesteps are whole, respaced levels lie between those of training.
   SigmaLevels multistep(int64_t steps) const;
   /// √((1−ᾱ)/ᾱ) of training, linear between whole timesteps.
   double training_sigma(double t) const;

@@ -18,10 +18,10 @@ void check_steps(int64_t steps, int64_t T);
 /// Throws invalid_config on another spacing and on steps outside [1, T].
 std::vector<double> spaced_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset);
 
-/// The same, rounded to whole timesteps (half to even).
+/// spaced_timesteps() rounded to whole numbers (half to even).
 std::vector<double> whole_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset);
 
-/// As DPM-Solver and UniPC count them: whole, and for linspace and leading the first `steps` of steps + 1, because the
+/// Timesteps of DPM-Solver and UniPC: whole, and for linspace and leading the first `steps` of steps + 1, because the
 /// last step leads to no noise. Only those below `end` are spaced (T: all); trailing keeps its stride T/steps, so there
 /// may be fewer. Throws invalid_config also where two would be equal.
 std::vector<double> multistep_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset,

@@ -122,7 +122,7 @@ TEST(Resume, EqualsNoInterruptionBitForBit) {
   }
 }
 
-std::set<std::string> kinds_of(const Values& state) {
+std::set<std::string> kinds_of(const HostArrays& state) {
   std::set<std::string> kinds;
   for (const auto& [name, a] : state) kinds.insert(name.substr(0, name.find('/')));
   return kinds;
@@ -141,8 +141,8 @@ TEST(LowPrecision, ResumedEqualsUninterruptedBitForBit) {
       const Trained expected = whole.train(6);
       parts.train(3);
       expect_same_bits(expected.values, parts.train(6).values);
-      const Values state = read_training_state(whole.options.checkpoint_dir, 6).state;
-      expect_same_bits(state, read_training_state(parts.options.checkpoint_dir, 6).state);
+      const HostArrays state = as_arrays(read_training_state(whole.options.checkpoint_dir(), 6).state);
+      expect_same_bits(state, as_arrays(read_training_state(parts.options.checkpoint_dir(), 6).state));
 
       // What the model's file holds is not repeated; everything else is f32, except weights without a master.
       std::set<std::string> kinds = {"step", "healthy", "adam_m", "adam_v"};
@@ -166,7 +166,7 @@ TEST(LowPrecision, ResumedEqualsUninterruptedBitForBit) {
 }
 
 /// ‖a − b‖ / ‖a − start‖ over all values.
-double distance(const Values& a, const Values& b, const Values& start) {
+double distance(const HostArrays& a, const HostArrays& b, const HostArrays& start) {
   double difference = 0, way = 0;
   for (const auto& [name, array] : a) {
     const std::vector<double> x = array.to_doubles(), y = b.at(name).to_doubles(), z = start.at(name).to_doubles();
@@ -186,17 +186,16 @@ TEST(LowPrecision, SmallUpdatesAddUpUnlessRoundedToNearest) {
     run.options.step.ema_decay = 0;
     run.options.step.scope.weights = weights;
     run.options.step.optim.low_precision_update = update;
-    run.options.save_final_checkpoint = false;
+    run.options.keys.save_final_checkpoint = false;
     return run.train(steps).values;
   };
-  const Values exact = train("master", DType::f32, 40), start = train("master", DType::f32, 0);
+  const HostArrays exact = train("master", DType::f32, 40), start = train("master", DType::f32, 0);
   const double master = distance(exact, train("master", DType::bf16, 40), start);
   const double stochastic = distance(exact, train("stochastic", DType::bf16, 40), start);
   const double plain = distance(exact, train("plain", DType::bf16, 40), start);
   EXPECT_LT(master, 0.5);
   EXPECT_LT(stochastic, 1);
   EXPECT_GT(plain, 0.9);
-  std::cout << master << " " << stochastic << " " << plain << std::endl;
 }
 
 TEST(LowPrecision, AnF32RunGoesOnInBf16AndBack) {
@@ -206,7 +205,7 @@ TEST(LowPrecision, AnF32RunGoesOnInBf16AndBack) {
   run.options.step.scope.weights = DType::bf16;
   run.train(2);  // nothing to do
   const Trained bf16 = run.train(4);
-  const Values state = read_training_state(run.options.checkpoint_dir, 4).state;
+  const HostArrays state = as_arrays(read_training_state(run.options.checkpoint_dir(), 4).state);
   for (const auto& [name, a] : bf16.values) EXPECT_EQ(a.dtype(), DType::bf16);
   run.options.step.scope.weights = DType::f32;
   run.options.step.optim.learning_rate = 0;
