@@ -179,7 +179,8 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
 
   state("step", where(applied, step + 1.0, step));
   state("healthy", applied);
-  // The average forgets its start quickly: decay min(d, (1 + n) / (10 + n)), as TensorFlow's and diffusers' do.
+  // The average forgets its start quickly: decay min(d, (1 + n) / (10 + n)), as TensorFlow's do, and diffusers' from
+  // the second update on.
   Tensor n = cast(step, DType::f32);
   Tensor keep = o.ema_decay > 0 ? minimum((n + 1.0) / (n + 10.0), scalar_like(n, o.ema_decay)) : Tensor();
   auto stored = [&](const std::string& component, const Group& group) {

@@ -200,9 +200,11 @@ TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndLearnsNothing) {
   EXPECT_EQ(same[0].at("eval_loss"), same[2].at("eval_loss"));
   EXPECT_TRUE(exists(t / "still/eval_loss.png"));
 
-  // LoRA matrices that are still zero, averaged, leave the model what it is; so does a text encoder in the step.
+  // LoRA matrices that are still zero, averaged, leave the model what it is; so do averages, float32, of weights in
+  // bfloat16, and a text encoder in the step.
   for (const std::vector<std::string>& kind :
        {std::vector<std::string>{"train_lora=true", "ema_decay=0.9"},
+        {"weights_dtype=bfloat16", "ema_decay=0.9"},
         {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "text_encoder_learning_rate=0"}}) {
     std::vector<std::string> more = still;
     more.insert(more.end(), kind.begin(), kind.end());
