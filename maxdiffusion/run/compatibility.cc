@@ -115,6 +115,8 @@ const std::vector<Rule>& needs() {
 }  // namespace
 
 void check_training_keys(const RunConfig& c, const Family& family) {
+  check(!c.denoise.train_text_encoder || family.text_encoders().size() < 2 || c.lora.train_lora, Code::invalid_config,
+        "train_text_encoder: models with two text encoders are trained without them, except with train_lora");
   for (const Rule& rule : exclusive())
     for (std::string_view other : rule.others)
       if (option(rule.option).used(c) && option(other).used(c))
@@ -128,8 +130,6 @@ void check_training_keys(const RunConfig& c, const Family& family) {
   }
   check(!option("lora_files").used(c), Code::invalid_config,
         "lora_files and lora_config are for generate; training starts from matrices given by lora_init");
-  check(!c.denoise.train_text_encoder || family.text_encoders().size() < 2 || c.lora.train_lora, Code::invalid_config,
-        "train_text_encoder: models with two text encoders are trained without them, except with train_lora");
   check(!c.images.original_size_conditioning || !family.size_fields().empty(), Code::invalid_config,
         "original_size_conditioning: this model has no condition on sizes");
 }

@@ -24,6 +24,11 @@ RunModels::RunModels(const RunConfig& c, const std::string& model, Purpose purpo
   family_->check_repeated_keys(c.reference.norm_num_groups);
 }
 
+std::function<HostArrays()> RunModels::open_weights(const ParamTable& params, const std::string& component) {
+  if (component != family_->autoencoder()) return weights_.open(params, component);
+  return [this, &params, component] { return of_component(params, component, autoencoder_values()); };
+}
+
 TextEncoder& RunModels::text_encoder() {
   if (!text_encoder_)
     text_encoder_ = std::make_unique<TextEncoder>(devices_, family_, encoder_batch(), weights_of(),

@@ -26,9 +26,10 @@ class RunModels {
   const ModelFolder& folder() const { return folder_; }
   const std::shared_ptr<const Family>& family() const { return family_; }
   const Devices& devices() const { return devices_; }
-  const ModelWeights& weights() const { return weights_; }
-  WeightsOf weights_of() const {
-    return [this](const ParamTable& p, const std::string& component) { return weights_.read(p, component); };
+  /// As ModelWeights::open; of the autoencoder a table may hold a part, its encoder say.
+  std::function<HostArrays()> open_weights(const ParamTable& params, const std::string& component);
+  WeightsOf weights_of() {
+    return [this](const ParamTable& params, const std::string& component) { return open_weights(params, component)(); };
   }
 
   /// Samples that the programs below take at a time.

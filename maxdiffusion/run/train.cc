@@ -34,12 +34,12 @@ std::function<HostArrays()> initial_matrices(const RunModels& m, const ParamTabl
   };
 }
 
-std::function<HostArrays()> initial_values(const RunModels& m, const ParamTable& params) {
+std::function<HostArrays()> initial_values(RunModels& m, const ParamTable& params) {
   auto base = std::make_shared<const ParamTable>(base_params(params));
   std::set<std::string> components;
   for (const Param& p : base->params()) components.insert(p.model);
   std::vector<std::function<HostArrays()>> parts;
-  for (const std::string& component : components) parts.push_back(m.weights().open(*base, component));
+  for (const std::string& component : components) parts.push_back(m.open_weights(*base, component));
   if (std::ranges::any_of(params.params(), is_lora)) parts.push_back(initial_matrices(m, params));
   return [parts, base] {
     HostArrays all;
@@ -64,7 +64,7 @@ void draw(RunModels& m, int64_t step, const ParamTable& params, const HostArrays
   const RunConfig& c = m.config();
   const WeightsOf weights = [&](const ParamTable& p, const std::string& component) {
     if (is_trained(m, component) && !c.lora.train_lora) return of_component(p, component, trained);
-    HostArrays values = m.weights().read(p, component);
+    HostArrays values = m.open_weights(p, component)();
     if (is_trained(m, component))
       merge_loras({{trained_lora(params, trained, training_lora(c.lora, m.family()->denoiser())), 1}}, p, values);
     return values;

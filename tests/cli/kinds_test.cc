@@ -339,8 +339,18 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
   EXPECT_EQ(
       draw("lightning", {"lightning_repo=" + tuned + "/unet", "lightning_ckpt=diffusion_pytorch_model.safetensors"}),
       wanted);
-  EXPECT_EQ(draw("run", {"run_name=tuned", "output_dir=" + t.path()}), "");  // into output_dir itself
-  EXPECT_EQ(read_file(t / "latents.safetensors"), wanted);
+  // With a run's config: its newest checkpoint, unless the command line names a model. Into output_dir itself.
+  auto draw_with_run = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"generate",    t / "tuned/config.yml",         "num_inference_steps=2",
+                                      "prompt=heart", "num_images_per_prompt=1",     "output_type=latent",
+                                      "diffusion_scheduler_config={}"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome o = maxdiffusion(words);
+    return o.status == 0 ? read_file(t / "latents.safetensors") : o.err;
+  };
+  EXPECT_EQ(draw_with_run({}), wanted);
+  EXPECT_EQ(draw_with_run({"pretrained_model_name_or_path=" + kModel}), plain);
+  EXPECT_TRUE(contains(draw_with_run({"pretrained_model_name_or_path=" + (t / "nowhere")}), "nowhere"));
   EXPECT_NE(draw("seed", {"seed=5"}), plain);
   EXPECT_EQ(draw("sample_seed", {"sample_seed=5"}), draw("seed", {"seed=5"}));
   EXPECT_NE(draw("unguided", {"do_classifier_free_guidance=false"}), plain);
@@ -378,6 +388,24 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
   ASSERT_EQ(train("from_folder", {"pretrained_model_name_or_path=" + tuned}).status, 0);
   EXPECT_EQ(losses("from"), losses("from_folder"));
   EXPECT_NE(losses("from"), losses("tuned"));
+}
+
+TEST_F(Kinds, WhatIsSavedAndDrawnAgreesWithWhatWasTrained) {
+  const std::vector<std::string> keys = {"prediction_type=v_prediction",
+                                         "diffusion_scheduler_config={rescale_zero_terminal_snr: true, beta_end: 0.02}"};
+  ASSERT_EQ(train("v", keys).status, 0);
+  const std::string folder = t / "v/checkpoints/3";
+  const auto saved = nlohmann::json::parse(read_file(folder + "/scheduler/scheduler_config.json"));
+  EXPECT_EQ(saved.at("_class_name"), "PNDMScheduler");
+  EXPECT_EQ(saved.at("prediction_type"), "v_prediction");
+  EXPECT_EQ(saved.at("rescale_betas_zero_snr"), true);
+  EXPECT_EQ(saved.at("beta_end"), 0.02);
+  const std::string model = "pretrained_model_name_or_path=" + folder, ddim = "_class_name: DDIMScheduler",
+                    drawn = draw("v_folder", {model, "diffusion_scheduler_config={" + ddim + "}"});
+  EXPECT_EQ(draw("v_keys", {model, keys[0], "diffusion_scheduler_config={" + ddim +
+                                                ", rescale_zero_terminal_snr: true, beta_end: 0.02}"}),
+            drawn);
+  EXPECT_NE(draw("epsilon", {model, "prediction_type=epsilon", "diffusion_scheduler_config={" + ddim + "}"}), drawn);
 }
 
 TEST_F(Kinds, NoiseAndTimestepsFollowTheirKeys) {

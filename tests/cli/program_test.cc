@@ -76,7 +76,34 @@ TEST(Program, InspectPrintsAConfigThatReadsBack) {
   write_file_atomic(folder / "a.yml", o.out);
   EXPECT_EQ(maxdiffusion({"inspect", "config", folder / "a.yml"}).out, o.out);
   EXPECT_EQ(maxdiffusion({"inspect"}).status, 2);
-  EXPECT_EQ(maxdiffusion({"inspect", "mesh", kQuickstart}).status, 2);
+  o = maxdiffusion({"inspect", "nothing", kQuickstart});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "'nothing' is not one of: keys, config, mesh, params, batch, graph, program, memory"));
+}
+
+TEST(Program, InspectPrintsEachStageOfARun) {
+  auto inspect = [](const char* what, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> words = {"inspect", what, kQuickstart,
+                                      "pretrained_model_name_or_path=" MD_SOURCE_DIR "/configs/models/emoji"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << what << "\n" << o.err;
+    return o.out;
+  };
+  const std::string mesh = inspect("mesh", {"cpu_device_count=8", "ici_data_parallelism=2", "ici_tensor_parallelism=4"});
+  EXPECT_TRUE(contains(mesh, "data 2 × tensor 4 (8 devices)")) << mesh;
+  EXPECT_TRUE(contains(mesh, "device 5 (cpu): process 0, slice 0, at [1, 0, 0, 1]")) << mesh;
+  const std::string params = inspect("params");
+  EXPECT_TRUE(contains(params, "\nunet/conv_out.weight f32[4,64,3,3] [")) << params.substr(0, 500);
+  EXPECT_TRUE(contains(params, "unet: 5850020 trained, 0 frozen\n"));
+  const std::string batch = inspect("batch", {"per_device_batch_size=3", "cpu_device_count=2"});
+  EXPECT_TRUE(contains(batch, "moments f32[6,16,16,8]\n")) << batch;
+  EXPECT_TRUE(contains(batch, "empty_text_embeds f32[128] (the same every step)\n")) << batch;
+  EXPECT_TRUE(contains(inspect("graph"), "module @train"));
+  const std::string program = inspect("program");
+  EXPECT_TRUE(contains(program, "in  unet/conv_out.weight f32[4,64,3,3] [-, -, -, -]\n")) << program.substr(0, 500);
+  EXPECT_TRUE(contains(program, "\nout loss\n"));
+  EXPECT_TRUE(contains(inspect("memory"), "training step: memory per device 0."));
 }
 
 TEST(Program, InspectPrintsEveryKeyWithItsDefaultAsAConfig) {
