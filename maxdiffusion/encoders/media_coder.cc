@@ -38,7 +38,7 @@ HostArray MediaCoder::run(Direction& direction, const HostArray& input, const ch
   HostArray whole;
   for (int64_t from = 0; from < n; from += batch_) {
     ArrayMap feed;
-    place(devices_, *direction.program, {{"in", rows(input, from, batch_)}}, feed);
+    place(devices_, *direction.program, HostArrays{{"in", rows(input, from, batch_)}}, feed);
     add_rows(whole, n, from, devices_.get(direction.program->run(feed, direction.weights).at("out")));
   }
   return whole;

@@ -1,7 +1,6 @@
 #include "maxdiffusion/encoders/text_encoder.h"
 
 #include "maxdiffusion/base/host_array_rows.h"
-#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 
 namespace md {
@@ -10,15 +9,6 @@ ScopeOptions frozen_options(ScopeOptions scope) {
   scope.weights = scope.activations = DType::f32;
   scope.trainable = false;
   return scope;
-}
-
-void place(const Devices& devices, const Program& program, const HostArrays& values, ArrayMap& out) {
-  Span span("to device");
-  for (size_t i = 0; i < program.input_names().size(); ++i) {
-    const std::string& name = program.input_names()[i];
-    auto it = values.find(name);
-    if (it != values.end()) out[name] = devices.put(it->second, program.input_sharding(i), name);
-  }
 }
 
 TextEncoder::TextEncoder(const Devices& devices, std::shared_ptr<const Family> family, int64_t batch,
@@ -37,7 +27,7 @@ TextEncoder::TextEncoder(const Devices& devices, std::shared_ptr<const Family> f
   for (const std::string& component : family_->text_encoders()) {
     const HostArrays values = weights(params, component);
     place(devices, program, values, arrays_);
-    weights_[component] = published(params, component, values);
+    weights_[component] = as_arrays(published(params, component, as_pieces(values)));
   }
 }
 
@@ -72,8 +62,7 @@ HostArrays TextEncoder::encode(const std::vector<std::string>& captions, bool al
     for (const auto& [name, ids] : text) in[name] = rows(ids, from, batch_);
     ArrayMap feed;
     place(devices_, encoder, in, feed);
-    for (const auto& [name, array] : encoder.run(feed, arrays_))
-      add_rows(out[name], n, from, devices_.get(array));
+    for (const auto& [name, array] : encoder.run(feed, arrays_)) add_rows(out[name], n, from, devices_.get(array));
   }
   return out;
 }

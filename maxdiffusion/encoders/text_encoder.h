@@ -14,8 +14,6 @@ namespace md {
 /// How models beside the one that is trained or sampled compute: stored and computed in f32, without gradients,
 /// otherwise as `scope` says.
 ScopeOptions frozen_options(ScopeOptions scope);
-/// Places host values on the devices with the sharding of the program's inputs. Inputs without a value are skipped.
-void place(const Devices& devices, const Program& program, const HostArrays& values, ArrayMap& out);
 
 /// Refers to `devices`. Not thread safe.
 class TextEncoder {

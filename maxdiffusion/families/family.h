@@ -55,6 +55,8 @@ class Family {
   virtual std::string autoencoder() const { return ""; }
   /// Components that captions go through, in order; may be none.
   virtual std::vector<std::string> text_encoders() const { return {}; }
+  /// The table logical_axis_rules of a run that gives none; empty: that of AxisRules::defaults().
+  virtual std::string axis_rules() const { return ""; }
 
   // --- Captions -----------------------------------------------------------------------------------------------------
   /// Fields of one tokenized caption ("ids", s32 [L]), and captions as such arrays, a row each. One warning counts
@@ -72,9 +74,7 @@ class Family {
   /// Latents of media of this size, without the batch. Throws invalid_config naming the size that does not fit.
   virtual Dims latent_dims(const MediaSize& size) const = 0;
   /// The size of media that have these latents.
-  virtual MediaSize media_size(const Dims& latent) const {
-    return {latent[0] * downscale(), latent[1] * downscale()};
-  }
+  virtual MediaSize media_size(const Dims& latent) const { return {latent[0] * downscale(), latent[1] * downscale()}; }
   /// Pixels of a latent cell's side.
   virtual int64_t downscale() const { return 1; }
   /// Both sides of training pictures are multiples of this: the autoencoder and the denoiser halve them.

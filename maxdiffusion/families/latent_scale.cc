@@ -8,15 +8,17 @@
 namespace md {
 namespace {
 
-double at(const std::vector<double>& values, size_t channel) { return values.size() == 1 ? values[0] : values[channel]; }
+double at(const std::vector<double>& values, size_t channel) {
+  return values.size() == 1 ? values[0] : values[channel];
+}
 
 /// A value per channel to combine with z: a number where all are one.
 template <class F>
 Tensor per_channel(Tensor z, const std::vector<double>& values, F combine) {
   if (values.size() == 1) return combine(z, values[0]);
   const int64_t c = z.dim(-1);
-  check(c == static_cast<int64_t>(values.size()), Code::invalid_config,
-        "latents have {} channels, their statistics {}", c, values.size());
+  check(c == static_cast<int64_t>(values.size()), Code::invalid_config, "latents have {} channels, their statistics {}",
+        c, values.size());
   const std::vector<float> row(values.begin(), values.end());
   Dims dims(static_cast<size_t>(z.rank()), 1);
   dims.back() = c;
@@ -55,9 +57,8 @@ HostArray LatentScale::undo(const HostArray& z) const {
 
 HostArray LatentScale::apply_to_moments(const HostArray& moments) const {
   const size_t c = channels(moments) / 2;
-  return map_channels(moments, 2 * c, [this, c](double v, size_t k) {
-    return (v - (k < c ? at(shift, k) : 0)) * at(scale, k % c);
-  });
+  return map_channels(moments, 2 * c,
+                      [this, c](double v, size_t k) { return (v - (k < c ? at(shift, k) : 0)) * at(scale, k % c); });
 }
 
 }  // namespace md

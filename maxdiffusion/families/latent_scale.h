@@ -1,5 +1,5 @@
-// The scale of latents: the denoiser sees (z − shift)·scale. Every use of an autoencoder's statistics goes through here.
-// Source: Rombach et al. 2022, appendix G (rescaling of the latent space).
+// The scale of latents: the denoiser sees (z − shift)·scale. Every use of an autoencoder's statistics goes through
+// here. Source: Rombach et al. 2022, appendix G (rescaling of the latent space).
 #pragma once
 
 #include <vector>

@@ -63,14 +63,19 @@ std::string ModelWeights::location(const std::string& component) const {
   return given_.contains(component) || found == locations_.end() ? "" : found->second;
 }
 
-std::function<HostArrays()> ModelWeights::open(const ParamTable& params, const std::string& component) const {
+std::function<NamedPieces()> ModelWeights::open(const ParamTable& params, const std::string& component) const {
   if (const auto given = given_.find(component); given != given_.end())
-    return [&params, component, &values = given->second] { return of_component(params, component, values); };
-  if (const std::string files = location(component); !files.empty()) return open_component(params, component, files);
-  return [&params, component, seed = seed_] {
-    HostArrays out;
-    for (const Param& p : params.params())
-      if (p.model == component) out[p.input] = initial_value(p, seed);
+    return [&params, component, &values = given->second] { return as_pieces(of_component(params, component, values)); };
+  if (const std::string files = location(component); !files.empty())
+    return [read = open_component(params, component, files)] { return as_pieces(read()); };
+  return [&params, component, slices = slices_, seed = seed_] {
+    NamedPieces out;
+    for (const Param& p : params.params()) {
+      if (p.model != component) continue;
+      std::vector<Piece> pieces;
+      for (const Slice& slice : slices(p)) pieces.push_back({slice, initial_value(p, seed, slice)});
+      out[p.input] = {p.shape, std::move(pieces)};
+    }
     return out;
   };
 }
@@ -99,8 +104,8 @@ std::function<HostArrays()> open_component(const ParamTable& params, const std::
   };
 }
 
-HostArrays published(const ParamTable& params, const std::string& component, const HostArrays& values) {
-  HostArrays out;
+NamedPieces published(const ParamTable& params, const std::string& component, const NamedPieces& values) {
+  NamedPieces out;
   for (const Param& p : params.params())
     if (p.model == component) out.merge(unstacked(p.path, values.at(p.input)));
   return out;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "maxdiffusion/families/family.h"
+#include "maxdiffusion/mesh/pieces.h"
 
 namespace md {
 
@@ -29,6 +30,8 @@ struct ModelKeys {
   }
 };
 
+/// Which parts of a parameter a process holds.
+using SlicesOf = std::function<std::vector<Slice>(const Param&)>;
 /// What answers the parameters of a component with values, by input name ("unet/conv_in.weight").
 using WeightsOf = std::function<HostArrays(const ParamTable&, const std::string& component)>;
 
@@ -45,14 +48,19 @@ class ModelWeights {
   std::string location(const std::string& component) const;
   /// Values of a component trained in this run, by input name, which count instead.
   void set(const std::string& component, HostArrays values) { given_[component] = std::move(values); }
+  /// Random values are drawn for these parts only.
+  void set_slices(SlicesOf slices) { slices_ = std::move(slices); }
   /// Throws io now where there are no weights, or naming every missing, unused or misshapen tensor; reads or draws when
   /// the result is called. The table must live until then. Values have the table's storage types.
-  std::function<HostArrays()> open(const ParamTable& params, const std::string& component) const;
-  HostArrays read(const ParamTable& params, const std::string& component) const { return open(params, component)(); }
+  std::function<NamedPieces()> open(const ParamTable& params, const std::string& component) const;
+  HostArrays read(const ParamTable& params, const std::string& component) const {
+    return as_arrays(open(params, component)());
+  }
 
  private:
   std::map<std::string, std::string> locations_;  // none: random
   std::map<std::string, HostArrays> given_;
+  SlicesOf slices_ = [](const Param& p) { return std::vector<Slice>{Slice::all(p.shape.dims)}; };
   uint64_t seed_ = 0;
 };
 
@@ -63,6 +71,6 @@ HostArrays of_component(const ParamTable& params, const std::string& component, 
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
                                            const std::string& weights);
 /// Parameters under their published names: a stacked parameter becomes one array per layer.
-HostArrays published(const ParamTable& params, const std::string& component, const HostArrays& values);
+NamedPieces published(const ParamTable& params, const std::string& component, const NamedPieces& values);
 
 }  // namespace md

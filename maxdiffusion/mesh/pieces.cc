@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 
 namespace md {
 namespace {
@@ -114,6 +115,18 @@ std::string tiling_fault(const Dims& dims, const std::vector<Slice>& slices) {
   }
   const int64_t all = Slice::all(dims).elements();
   return here == all ? "" : fmt::format("the pieces hold {} of {} elements of {}", here, all, to_string(dims));
+}
+
+ArrayPieces ArrayPieces::cast(DType to) const {
+  ArrayPieces out({to, shape.dims}, pieces);
+  for (Piece& p : out.pieces) p.values = p.values.cast(to);
+  return out;
+}
+
+ArrayPieces ArrayPieces::zeros() const {
+  ArrayPieces out(shape, pieces);
+  for (Piece& p : out.pieces) p.values = zeros_as(p.values);
+  return out;
 }
 
 }  // namespace md

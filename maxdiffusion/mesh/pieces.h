@@ -34,6 +34,10 @@ struct ArrayPieces {
   /// internal where an element is not here.
   HostArray read(const Slice& slice) const;
   HostArray whole() const { return read(Slice::all(shape.dims)); }
+  /// The same pieces in another type; those of this type share their bytes.
+  ArrayPieces cast(DType to) const;
+  /// The same pieces, of zeros.
+  ArrayPieces zeros() const;
 };
 
 using NamedPieces = std::map<std::string, ArrayPieces>;

@@ -12,10 +12,8 @@ namespace {
 
 std::vector<ModelClass>& classes() {
   static std::vector<ModelClass> all = {
-      model_class("UNet2DConditionModel", trace_unet2d),
-      model_class("AutoencoderKL", trace_vae),
-      model_class("CLIPTextModel", trace_clip_text),
-      model_class("CLIPTextModelWithProjection", trace_clip_text),
+      model_class("UNet2DConditionModel", trace_unet2d), model_class("AutoencoderKL", trace_vae),
+      model_class("CLIPTextModel", trace_clip_text),     model_class("CLIPTextModelWithProjection", trace_clip_text),
       model_class("ControlNetModel", trace_controlnet),
   };
   return all;

@@ -41,8 +41,8 @@ HostArray control_scales(const ControlOptions& c, int64_t n) {
   return scales;
 }
 
-/// One denoising loop over `batch` samples. Inputs: noise [B, …], the fields of the conditioning, with guidance the same
-/// with the prefix negative_, key u32 [2] and first s32 [] (the number of the first sample), with a ControlNet
+/// One denoising loop over `batch` samples. Inputs: noise [B, …], the fields of the conditioning, with guidance the
+/// same with the prefix negative_, key u32 [2] and first s32 [] (the number of the first sample), with a ControlNet
 /// control_image [B, H, W, C]; output latents [B, …], still scaled.
 void build_loop(Graph& g, const std::function<Scope(const std::string&)>& scope, const Family& family,
                 const Scheduler& scheduler, const SampleTable& table, int64_t batch, const Dims& latent,

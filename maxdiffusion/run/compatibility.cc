@@ -70,7 +70,9 @@ const std::vector<std::string_view> kImageOptions = {"enable_bucket", "masked_lo
 const std::vector<Rule>& exclusive() {
   static const std::vector<Rule> rules = {
       {"DreamBooth", {"replay_batches", "train_new_vae", "caption_dropout", "snr_gamma"}, "it has two losses a step"},
-      {"DreamBooth", {"max_train_samples", "random_flip", "random_crop"}, "it takes every picture of both folders whole"},
+      {"DreamBooth",
+       {"max_train_samples", "random_flip", "random_crop"},
+       "it takes every picture of both folders whole"},
       {"DreamBooth", kImageOptions, "its pictures are squares of one size"},
       {"replay_batches",
        {"caption_dropout", "noise_offset", "input_perturbation", "timestep_bias", "train_new_vae"},
@@ -86,9 +88,7 @@ const std::vector<Rule>& exclusive() {
        "Cannot train text encoder and cache text encoder outputs. Set either train_text_encoder or "
        "cache_latents_text_encoder_outputs to False"},
       {"train_new_vae", {"enable_bucket"}, "the autoencoder learns from pictures of one size"},
-      {"train_new_vae",
-       {"cache_latents_text_encoder_outputs=false"},
-       "the scale of its latents would not be known"},
+      {"train_new_vae", {"cache_latents_text_encoder_outputs=false"}, "the scale of its latents would not be known"},
       {"conditioning_data_dir", {"alpha_mask"}, "masks come from one of them"},
   };
   return rules;

@@ -152,7 +152,7 @@ class Sampler {
   }
   WeightsOf weights() {
     return [this](const ParamTable& params, const std::string& component) {
-      HostArrays values = models_.open_weights(params, component)();
+      HostArrays values = models_.weights_of()(params, component);
       // Only this component's: the others come with their own call.
       ParamTable own;
       for (const Param& p : params.params())

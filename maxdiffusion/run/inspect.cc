@@ -68,9 +68,10 @@ void print_program(const RunConfig& c) {
   const Planned run(c);
   const Program program = run.compiled();
   const CompileReport& r = program.report();
-  fmt::print("{} bytes of StableHLO, {} in {:.1f} s\n", r.program_bytes, r.from_cache ? "loaded from the cache" : "compiled",
-             r.compile_seconds + r.load_seconds);
-  if (const auto flops = program.flops()) fmt::print("{:.4f} TFLOP a run and device, the compiler's count\n", *flops / 1e12);
+  fmt::print("{} bytes of StableHLO, {} in {:.1f} s\n", r.program_bytes,
+             r.from_cache ? "loaded from the cache" : "compiled", r.compile_seconds + r.load_seconds);
+  if (const auto flops = program.flops())
+    fmt::print("{:.4f} TFLOP a run and device, the compiler's count\n", *flops / 1e12);
   for (size_t i = 0; i < program.input_names().size(); ++i)
     fmt::print("in  {} {} {}\n", program.input_names()[i], to_string(program.input_shape(i)),
                axes_of(program.input_sharding(i), program.input_shape(i).dims.size()));

@@ -16,8 +16,8 @@ struct ReferenceKeys {
   int64_t tokenize_captions_num_proc = 4, transform_images_num_proc = 4, quantization_local_shard_count = -1;
   std::string tensorboard_dir;
   // Refused or warned about when set.
-  bool enable_mllog = false, enable_ml_diagnostics = false,
-       enable_ondemand_xprof = false, enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false;
+  bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false,
+       enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false;
   int64_t norm_num_groups = 32;
   std::string profiler_gcs_path, dataset_config_name, quantization, hf_access_token;
   int64_t compile_topology_num_slices = -1;

@@ -72,8 +72,10 @@ std::string RunConfig::folder() const {
   return run.output_dir + "/" + run.run_name;
 }
 
-Devices open_devices(const RunConfig& c) {
-  return open_devices(c.hardware, c.mesh, AxisRules::make(c.sharding, c.mesh.mesh_axes));
+Devices open_devices(const RunConfig& c, const std::string& axis_rules) {
+  ShardingKeys keys = c.sharding;
+  if (keys.logical_axis_rules.text.empty()) keys.logical_axis_rules.text = axis_rules;
+  return open_devices(c.hardware, c.mesh, AxisRules::make(keys, c.mesh.mesh_axes));
 }
 
 int64_t global_batch(double per_device, int64_t devices, const char* key) {

@@ -129,8 +129,9 @@ struct RunConfig {
   }
 };
 
-/// The devices of a run, under the axis rules of its keys. Throws as pjrt::Client::open and Mesh::make do.
-Devices open_devices(const RunConfig& config);
+/// The devices of a run, under the axis rules of its keys, or `axis_rules` where there are none. Throws as
+/// pjrt::Client::open and Mesh::make do.
+Devices open_devices(const RunConfig& config, const std::string& axis_rules = "");
 /// Batch over all devices. Throws invalid_config when per_device × devices is not a whole positive number.
 int64_t global_batch(double per_device, int64_t devices, const char* key = "per_device_batch_size");
 

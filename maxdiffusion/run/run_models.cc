@@ -18,15 +18,16 @@ RunModels::RunModels(const RunConfig& c, const std::string& model, Purpose purpo
     : config_(c),
       folder_(open_folder(c.model, model, controlnet)),
       family_(make_family(folder_)),
-      devices_(open_devices(c)),
+      devices_(open_devices(c, family_->axis_rules())),
       weights_(purpose == Purpose::training ? ModelWeights::for_training(folder_, *family_, c.model, c.seed())
                                             : ModelWeights::for_sampling(folder_, *family_, c.model, c.seed())) {
   family_->check_repeated_keys(c.reference.norm_num_groups);
+  weights_.set_slices([this](const Param& p) { return local_slices(devices_, p.axes, p.shape.dims); });
 }
 
-std::function<HostArrays()> RunModels::open_weights(const ParamTable& params, const std::string& component) {
+std::function<NamedPieces()> RunModels::open_weights(const ParamTable& params, const std::string& component) {
   if (component != family_->autoencoder()) return weights_.open(params, component);
-  return [this, &params, component] { return of_component(params, component, autoencoder_values()); };
+  return [this, &params, component] { return as_pieces(of_component(params, component, autoencoder_values())); };
 }
 
 TextEncoder& RunModels::text_encoder() {
@@ -76,10 +77,9 @@ void RunModels::complete(CheckpointContent& content) {
   for (const auto& [name, component] : folder_.components()) {
     if (content.weights.contains(name)) continue;
     if (const std::string from = weights_.location(name); !from.empty()) {
-      for (const std::string& file : weight_files(from))
-        content.linked[name + file.substr(file.rfind('/'))] = file;
+      for (const std::string& file : weight_files(from)) content.linked[name + file.substr(file.rfind('/'))] = file;
     } else if (name == family_->autoencoder()) {
-      content.weights[name] = as_pieces(published(folder_.params(name), name, autoencoder_values()));
+      content.weights[name] = published(folder_.params(name), name, as_pieces(autoencoder_values()));
     } else {
       content.weights[name] = as_pieces(text_encoder().weights().at(name));
     }

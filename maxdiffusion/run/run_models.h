@@ -21,15 +21,22 @@ class RunModels {
  public:
   /// `model`: the folder. `controlnet`: a ControlNet's folder, or empty.
   RunModels(const RunConfig& config, const std::string& model, Purpose purpose, const std::string& controlnet = "");
+  RunModels(const RunModels&) = delete;
 
   const RunConfig& config() const { return config_; }
   const ModelFolder& folder() const { return folder_; }
   const std::shared_ptr<const Family>& family() const { return family_; }
   const Devices& devices() const { return devices_; }
   /// As ModelWeights::open; of the autoencoder a table may hold a part, its encoder say.
-  std::function<HostArrays()> open_weights(const ParamTable& params, const std::string& component);
+  std::function<NamedPieces()> open_weights(const ParamTable& params, const std::string& component);
+  /// Random values, whatever else there is.
+  std::function<NamedPieces()> open_random(const ParamTable& params, const std::string& component) const {
+    return weights_.open(params, component);
+  }
   WeightsOf weights_of() {
-    return [this](const ParamTable& params, const std::string& component) { return open_weights(params, component)(); };
+    return [this](const ParamTable& params, const std::string& component) {
+      return as_arrays(open_weights(params, component)());
+    };
   }
 
   /// Samples that the programs below take at a time.

@@ -1,6 +1,7 @@
 #include "maxdiffusion/run/train.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <set>
 
@@ -19,7 +20,7 @@ namespace md {
 namespace {
 
 /// Starting values of the LoRA matrices, of `lora_init` or drawn; made when called.
-std::function<HostArrays()> initial_matrices(const RunModels& m, const ParamTable& params) {
+std::function<NamedPieces()> initial_matrices(const RunModels& m, const ParamTable& params) {
   const LoraKeys& keys = m.config().lora;
   const std::string denoiser = m.family()->denoiser();
   std::vector<std::string> targets = training_lora(keys, denoiser).targets;
@@ -28,31 +29,32 @@ std::function<HostArrays()> initial_matrices(const RunModels& m, const ParamTabl
     targets.insert(targets.end(), more.begin(), more.end());
   }
   check_lora_targets(targets, params);
-  if (keys.lora_init.empty()) return [&params, seed = m.config().seed()] { return initial_lora(params, seed); };
-  return [values = initial_lora(params, read_lora(keys.lora_init, lora_targets(m)), training_lora(keys, denoiser))] {
-    return values;
-  };
+  if (keys.lora_init.empty())
+    return [&params, seed = m.config().seed()] { return as_pieces(initial_lora(params, seed)); };
+  return [values = as_pieces(initial_lora(params, read_lora(keys.lora_init, lora_targets(m)),
+                                          training_lora(keys, denoiser)))] { return values; };
 }
 
-std::function<HostArrays()> initial_values(RunModels& m, const ParamTable& params) {
+std::function<NamedPieces()> initial_values(RunModels& m, const ParamTable& params) {
   auto base = std::make_shared<const ParamTable>(base_params(params));
   std::set<std::string> components;
   for (const Param& p : base->params()) components.insert(p.model);
-  std::vector<std::function<HostArrays()>> parts;
+  std::vector<std::function<NamedPieces()>> parts;
   for (const std::string& component : components) parts.push_back(m.open_weights(*base, component));
   if (std::ranges::any_of(params.params(), is_lora)) parts.push_back(initial_matrices(m, params));
   return [parts, base] {
-    HostArrays all;
+    NamedPieces all;
     for (const auto& part : parts) all.merge(part());
     return all;
   };
 }
 
 void complete_checkpoint(RunModels& m, CheckpointContent& content, const ParamTable& params,
-                         const HostArrays& trained) {
+                         const NamedPieces& trained) {
   m.complete(content);
   if (!m.config().lora.train_lora) return;
-  content.more = [file = trained_lora(params, trained, training_lora(m.config().lora, m.family()->denoiser())),
+  content.more = [file =
+                      trained_lora(params, as_arrays(trained), training_lora(m.config().lora, m.family()->denoiser())),
                   two = m.family()->text_encoders().size() == 2](const std::string& to) {
     write_peft_lora(to, file);
     write_kohya_lora(to + "/lora_kohya.safetensors", file, two);
@@ -64,7 +66,7 @@ void draw(RunModels& m, int64_t step, const ParamTable& params, const HostArrays
   const RunConfig& c = m.config();
   const WeightsOf weights = [&](const ParamTable& p, const std::string& component) {
     if (is_trained(m, component) && !c.lora.train_lora) return of_component(p, component, trained);
-    HostArrays values = m.open_weights(p, component)();
+    HostArrays values = as_arrays(m.open_weights(p, component)());
     if (is_trained(m, component))
       merge_loras({{trained_lora(params, trained, training_lora(c.lora, m.family()->denoiser())), 1}}, p, values);
     return values;
@@ -72,8 +74,7 @@ void draw(RunModels& m, int64_t step, const ParamTable& params, const HostArrays
   std::optional<TextEncoder> own;
   if (c.denoise.train_text_encoder)
     own.emplace(m.devices(), m.family(), m.encoder_batch(), weights, scope_options(c.layers), c.compile);
-  const std::string path =
-      draw_sample_grid(m, own ? *own : m.text_encoder(), weights, step, c.folder() + "/samples");
+  const std::string path = draw_sample_grid(m, own ? *own : m.text_encoder(), weights, step, c.folder() + "/samples");
   log_info("pictures of step {}: {}", step, path);
 }
 
@@ -87,11 +88,11 @@ void write_config(const RunConfig& c) {
   write_file_atomic(copy + "/config.yml", c.to_yaml());
 }
 
-RunModels open_models(const RunConfig& c) {
+std::unique_ptr<RunModels> open_models(const RunConfig& c) {
   Phase phase(c.run, "devices and model folder");
   if (c.is_dreambooth()) draw_class_images(c);
-  RunModels models(c, c.model.pretrained_model_name_or_path, Purpose::training);
-  check_training_keys(c, *models.family());
+  auto models = std::make_unique<RunModels>(c, c.model.pretrained_model_name_or_path, Purpose::training);
+  check_training_keys(c, *models->family());
   write_config(c);
   return models;
 }
@@ -123,8 +124,8 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
   const RunConfig& c = m.config();
   std::vector<Hook> all;
   if (c.eval.eval_every > 0) {
-    auto evaluation = std::make_shared<Evaluation>(m.devices(), task, held_out_fields(m, task), c.eval, o.step, o.seed,
-                                                   c.compile);
+    auto evaluation =
+        std::make_shared<Evaluation>(m.devices(), task, held_out_fields(m, task), c.eval, o.step, o.seed, c.compile);
     all.push_back({every_steps(c.eval.eval_every), [evaluation](LoopView& v) {
                      v.recorder.read_pending([&] { return evaluation->run(v.at.done, v.state); });
                    }});
@@ -143,7 +144,8 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
 }  // namespace
 
 void train(const RunConfig& c) {
-  RunModels models = open_models(c);
+  const std::unique_ptr<RunModels> opened = open_models(c);
+  RunModels& models = *opened;
   TrainingData data = open_data(models);
   const std::vector<DenoiseTask> tasks = in_sizes(data);
 
@@ -151,7 +153,7 @@ void train(const RunConfig& c) {
   o.step = step_options(models, data);
   o.constants = data.constants;
   o.initial = [&](const ParamTable& params) { return initial_values(models, params); };
-  o.complete = [&](CheckpointContent& content, const ParamTable& params, const HostArrays& trained) {
+  o.complete = [&](CheckpointContent& content, const ParamTable& params, const NamedPieces& trained) {
     complete_checkpoint(models, content, params, trained);
   };
   o.hooks = hooks(models, data.task, o);

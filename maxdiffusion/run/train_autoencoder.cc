@@ -68,14 +68,8 @@ void train_autoencoder(RunModels& models, const LoadedImages& images) {
   o.step.optim.max_train_steps = c.vae.vae_max_train_steps;
   o.step.optim.learning_rate_schedule_steps = -1;
   o.step.optim.learning_rate = scaled_rate(c.optim, c.vae.vae_learning_rate, task.batch_size);
-  o.initial = [&](const ParamTable& params) {
-    return [&] {
-      HostArrays values;
-      for (const Param& p : params.params()) values[p.input] = initial_value(p, o.seed);
-      return values;
-    };
-  };
-  o.complete = [&](CheckpointContent& content, const ParamTable&, const HostArrays&) {
+  o.initial = [&](const ParamTable& params) { return models.open_random(params, component); };
+  o.complete = [&](CheckpointContent& content, const ParamTable&, const NamedPieces&) {
     content.files[component + "/config.json"] = models.folder().files().at(component + "/config.json");
   };
   models.set_autoencoder(

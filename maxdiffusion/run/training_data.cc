@@ -37,8 +37,11 @@ HostArrays constants_of(const HostArrays& one_caption) {
   return out;
 }
 
-BatchConfig batch_config(const RunConfig& c, int64_t update) {
-  return {.stream = {.seed = c.seed(), .shuffle = c.batches.enable_data_shuffling},
+BatchConfig batch_config(const RunModels& models, int64_t update) {
+  const RunConfig& c = models.config();
+  return {.stream = {.seed = c.seed(),
+                     .shuffle = c.batches.enable_data_shuffling,
+                     .share = share_of_batch(models.devices(), update)},
           .batch = update,
           .workers = static_cast<int>(c.batches.grain_worker_count)};
 }
@@ -60,12 +63,13 @@ void open_dreambooth(RunModels& models, TrainingData& data) {
            classes.pixels.dims()[0]);
   HostArrays arrays;
   for (const auto& [prefix, images] : {std::pair{"", &instances}, std::pair{"class_", &classes}}) {
-    const HostArrays part = encoded_fields(models, *images, data.task.text->tokens(),
-                                           "caption " + images->captions[0] + "\n");
+    const HostArrays part =
+        encoded_fields(models, *images, data.task.text->tokens(), "caption " + images->captions[0] + "\n");
     for (const auto& [name, a] : part)
       for (int64_t i = 0; i < n; i += a.dims()[0]) add_rows(arrays[prefix + name], n, i, a);
   }
-  data.batches = in_memory(arrays, data.update_size(c.update), c.seed(), c.batches.enable_data_shuffling);
+  const BatchConfig batches = batch_config(models, data.update_size(c.update));
+  data.batches = in_memory(arrays, batches.batch, batches.stream.seed, batches.stream.shuffle, batches.stream.share);
 }
 
 /// How images are prepared.
@@ -111,12 +115,14 @@ void open_recorded(const RunConfig& c, TrainingData& data) {
 }
 
 /// Latents and embeddings that another program computed.
-void open_encoded_records(const RunConfig& c, TrainingData& data) {
+void open_encoded_records(const RunModels& models, TrainingData& data) {
+  const RunConfig& c = models.config();
   DenoiseTask& task = data.task;
   DataSourceConfig where = source_config(c);
   where.array_columns = task.family->encoded_columns();
-  data.batches = mapped(array_batches(open_source(where), batch_config(c, data.update_size(c.update))),
-                        [family = task.family](const Batch& b) { return family->from_encoded(b); });
+  data.batches =
+      mapped(array_batches(open_source(where), batch_config(models, data.update_size(models.config().update))),
+             [family = task.family](const Batch& b) { return family->from_encoded(b); });
   const Batch first = data.batches->next();
   data.batches->seek({});
   const bool drawn = first.contains("latents");
@@ -126,18 +132,17 @@ void open_encoded_records(const RunConfig& c, TrainingData& data) {
   if (!drawn) latent.back() /= 2;
   task.size = task.family->media_size(latent);
   const std::vector<Field> fields = task.family->conditioning_fields();
-  if (!fields.empty() && fields[0].shape.rank() == 2)
-    task.text = embeddings_input(first.at(fields[0].name).dims()[1]);
+  if (!fields.empty() && fields[0].shape.rank() == 2) task.text = embeddings_input(first.at(fields[0].name).dims()[1]);
 }
 
 /// Images as they are read, and token ids.
-void open_images(const RunConfig& c, std::shared_ptr<const RecordSource> source, const ImageConfig& images,
+void open_images(const RunModels& models, std::shared_ptr<const RecordSource> source, const ImageConfig& images,
                  TrainingData& data) {
   auto tokens = [family = data.task.family](const std::vector<std::string>& captions) {
     return family->tokenize(captions);
   };
   data.constants = constants_of(tokens({""}));
-  const BatchConfig batches = batch_config(c, data.update_size(c.update));
+  const BatchConfig batches = batch_config(models, data.update_size(models.config().update));
   if (!images.buckets) {
     data.batches = image_batches(source, images, batches, tokens);
     return;
@@ -154,7 +159,7 @@ void open_images(const RunConfig& c, std::shared_ptr<const RecordSource> source,
 void open_encoded_images(RunModels& models, std::shared_ptr<const RecordSource> source, const ImageConfig& images,
                          TrainingData& data) {
   const RunConfig& c = models.config();
-  const BatchConfig batches = batch_config(c, data.update_size(c.update));
+  const BatchConfig batches = batch_config(models, data.update_size(models.config().update));
   const std::vector<LoadedImages> groups = load_in_aspect_buckets(source, images);
   std::vector<ImageSize> sizes;
   std::vector<int64_t> counts;
@@ -190,7 +195,8 @@ void open_encoded_images(RunModels& models, std::shared_ptr<const RecordSource> 
     data.batches = in_aspect_buckets(std::move(arrays), batches.batch, batches.stream);
     data.buckets = sizes;
   } else {
-    data.batches = in_memory(std::move(arrays[0]), batches.batch, batches.stream.seed, batches.stream.shuffle);
+    data.batches = in_memory(std::move(arrays[0]), batches.batch, batches.stream.seed, batches.stream.shuffle,
+                             batches.stream.share);
   }
 }
 
@@ -226,14 +232,14 @@ TrainingData open_training_data(RunModels& models) {
   } else if (c.is_dreambooth()) {
     open_dreambooth(models, data);
   } else if (c.reads_encoded_records()) {
-    open_encoded_records(c, data);
+    open_encoded_records(models, data);
   } else {
     const auto source = open_source(source_config(c));
     const ImageConfig images = image_config(c, *models.family());
     if (c.denoise.cache_latents_text_encoder_outputs)
       open_encoded_images(models, source, images, data);
     else
-      open_images(c, source, images, data);
+      open_images(models, source, images, data);
   }
   return data;
 }

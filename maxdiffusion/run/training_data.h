@@ -14,7 +14,7 @@ namespace md {
 struct TrainingData {
   DenoiseTask task;
   std::unique_ptr<Dataset> batches;
-  HostArrays constants = {};              // arrays of the batch that are the same every step
+  HostArrays constants = {};            // arrays of the batch that are the same every step
   std::vector<ImageSize> buckets = {};  // sizes of the images; empty: all have the task's
 
   /// Samples of one update.

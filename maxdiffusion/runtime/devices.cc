@@ -1,7 +1,11 @@
 // Devices: client and mesh together, and what graphs need to know of them.
+#include <algorithm>
+
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/mesh/axis_rules.h"
+#include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/pjrt/ffi.h"
 #include "maxdiffusion/pjrt/topology.h"
 #include "maxdiffusion/runtime/runtime.h"
@@ -80,6 +84,34 @@ GraphOptions Devices::graph_options(const AxisRules* rules) const {
   // The partitioner does not see into a custom call: over several devices it would gather every operand.
   options.cpu_kernels = client_->platform_name() == "cpu" && mesh_.devices() == 1 && pjrt::takes_ffi_handlers(*client_);
   return options;
+}
+
+std::vector<Slice> local_slices(const Devices& devices, const LogicalAxes& axes, const Dims& dims) {
+  const Sharding sharding = devices.rules().resolve(devices.mesh(), axes, dims);
+  std::vector<Slice> slices;
+  for (int64_t device : devices.local()) {
+    const Slice slice = shard_of(devices.mesh(), sharding, dims, device);
+    if (std::ranges::find(slices, slice) == slices.end()) slices.push_back(slice);
+  }
+  return slices;
+}
+
+BatchShare share_of_batch(const Devices& devices, int64_t rows) {
+  return devices.batch_share(devices.rules().resolve(devices.mesh(), {axis::kData}, {rows}));
+}
+
+void place(const Devices& devices, const Program& program, const NamedPieces& values, ArrayMap& out) {
+  Span span("to device");
+  for (size_t i = 0; i < program.input_names().size(); ++i) {
+    const std::string& name = program.input_names()[i];
+    if (const auto a = values.find(name); a != values.end())
+      out[name] = devices.put(
+          a->second.shape, [&](const Slice& slice) { return a->second.read(slice); }, program.input_sharding(i), name);
+  }
+}
+
+void place(const Devices& devices, const Program& program, const HostArrays& values, ArrayMap& out) {
+  place(devices, program, as_pieces(values), out);
 }
 
 }  // namespace md

@@ -131,6 +131,11 @@ class PendingArray {
 /// Throws device where devices of other processes hold a part of the array.
 PendingArray fetch(const Devices& devices, const Array& a);
 
+/// The distinct parts of an array of these logical axes that devices of this process hold.
+std::vector<Slice> local_slices(const Devices& devices, const LogicalAxes& axes, const Dims& dims);
+/// The rows of a batch of `rows` samples that this process reads.
+BatchShare share_of_batch(const Devices& devices, int64_t rows);
+
 struct CompileConfig {
   std::string jax_cache_dir;  // executable cache on disk; "" = default folder, "off" = none
   std::string xla_flags;      // extra "--xla_…=value" words
@@ -189,6 +194,11 @@ class Program {
 /// StableHLO text → executable, through the cache (key: program text, options, plugin version).
 /// `name` appears in logs and profiles. Throws invalid_graph with the compiler's words, out_of_memory, device.
 Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name);
+
+/// Puts host values on the devices with the sharding of the program's inputs, by name. Inputs without a value are
+/// skipped.
+void place(const Devices& devices, const Program& program, const NamedPieces& values, ArrayMap& out);
+void place(const Devices& devices, const Program& program, const HostArrays& values, ArrayMap& out);
 
 /// What a program would take on hardware that is not attached.
 struct AheadOfTime {

@@ -11,8 +11,8 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kZeroSnr = "rescale_betas_zero_snr";
-constexpr const char* kOfTraining[] = {"num_train_timesteps", "beta_start",    "beta_end",       "beta_schedule",
-                                       "trained_betas",       kZeroSnr,        "prediction_type"};
+constexpr const char* kOfTraining[] = {"num_train_timesteps", "beta_start", "beta_end",       "beta_schedule",
+                                       "trained_betas",       kZeroSnr,     "prediction_type"};
 
 json configured(const std::string& text, const SchedulerKeys& keys, bool training) {
   json config = parse_scheduler_config(text);

@@ -7,9 +7,7 @@
 
 namespace md {
 
-std::string DenoiseTask::variant() const {
-  return one_of_several ? fmt::format("{}x{}", size.width, size.height) : "";
-}
+std::string DenoiseTask::variant() const { return one_of_several ? fmt::format("{}x{}", size.width, size.height) : ""; }
 
 std::vector<BatchField> DenoiseTask::batch() const {
   const InputSizes s{batch_size, family->latent_dims(size)};
@@ -91,10 +89,9 @@ std::optional<TimedLosses> DenoiseTask::timed_losses(const HostArrays& samples) 
   plain.caption_dropout = 0;
   plain.prior_loss_weight.reset();
   plain.process = process->unweighted();
-  return TimedLosses{plain.batch(), process->num_train_timesteps(),
-                     [plain](const Models& models, const Feed& feed, Rng rng) {
-                       return plain.sample_losses(models, feed, rng);
-                     }};
+  return TimedLosses{
+      plain.batch(), process->num_train_timesteps(),
+      [plain](const Models& models, const Feed& feed, Rng rng) { return plain.sample_losses(models, feed, rng); }};
 }
 
 }  // namespace md

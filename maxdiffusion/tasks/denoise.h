@@ -39,11 +39,11 @@ struct DenoiseTask : Task {
   std::shared_ptr<const TextInput> text = embeddings_input();
   std::shared_ptr<const NoiseInput> noise = drawn_noise_input();
   int64_t batch_size = 1;
-  MediaSize size;                  // of the media, pixels
-  std::optional<MediaSize> said;   // the size that the denoiser is given where batches bring none; absent: `size`
+  MediaSize size;                 // of the media, pixels
+  std::optional<MediaSize> said;  // the size that the denoiser is given where batches bring none; absent: `size`
   double caption_dropout = 0;
-  bool masked = false;         // every batch brings masks
-  bool sizes = false;          // every batch brings Family::size_fields
+  bool masked = false;          // every batch brings masks
+  bool sizes = false;           // every batch brings Family::size_fields
   bool one_of_several = false;  // another task of the run has another size
   /// DreamBooth: a second batch, whose fields have the prefix class_, whose loss counts this much. Absent: none.
   std::optional<double> prior_loss_weight;

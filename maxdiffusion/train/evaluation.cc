@@ -7,7 +7,6 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/encoders/text_encoder.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/metrics/progress_bar.h"
 

@@ -7,7 +7,6 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/trace.h"
-#include "maxdiffusion/encoders/text_encoder.h"
 
 namespace md {
 namespace {
@@ -100,11 +99,13 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                           saver.save(v.state, v.at.done, v.state.data);
                         }};
   for (bool after_saving : {false, true}) {
-    std::ranges::copy_if(o.hooks, std::back_inserter(hooks), [&](const Hook& h) { return h.after_saving == after_saving; });
+    std::ranges::copy_if(o.hooks, std::back_inserter(hooks),
+                         [&](const Hook& h) { return h.after_saving == after_saving; });
     if (!after_saving) hooks.push_back(checkpoint);
   }
+  const BatchShare share = share_of_batch(devices, at.samples);
   RecentPositions positions;
-  Batch batch;
+  NamedPieces batch;
   try {
     while (state.step < at.last) {
       positions.push(state.step, state.data);
@@ -114,7 +115,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
         Span span("train", state.step);
         if (batch.empty() || !o.keys.reuse_example_batch) {
           Span wait("wait for data");
-          batch = data->next();
+          for (const auto& [name, rows] : data->next()) batch[name] = share.pieces(rows);
         }
         which = programs.choose(batch);
         place(devices, programs.program(which), batch, state.kept);

@@ -63,16 +63,16 @@ void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
 
 bool StepPrograms::is_state(const std::string& name) const { return std::ranges::count(state_, name) > 0; }
 
-size_t StepPrograms::choose(const Batch& batch) const {
+size_t StepPrograms::choose(const NamedPieces& batch) const {
   if (count() == 1) return 0;
   for (size_t i = 0; i < count(); ++i)
     if (std::ranges::all_of(graphs_[i].fields, [&](const BatchField& f) {
           const auto a = batch.find(f.name);
-          return !f.batched || (a != batch.end() && a->second.shape() == f.shape);
+          return !f.batched || (a != batch.end() && a->second.shape == f.shape);
         }))
       return i;
   std::string shapes;
-  for (const auto& [name, a] : batch) shapes += fmt::format(" {} {}", name, to_string(a.shape()));
+  for (const auto& [name, a] : batch) shapes += fmt::format(" {} {}", name, to_string(a.shape));
   fail(Code::internal, "no program of {} takes this batch:{}", count(), shapes);
 }
 

@@ -31,7 +31,7 @@ class StepPrograms {
 
   size_t count() const { return graphs_.size(); }
   /// The number of the program for a batch. Throws internal, with the batch's shapes, where there is none.
-  size_t choose(const Batch& batch) const;
+  size_t choose(const NamedPieces& batch) const;
   const Program& program(size_t i) const { return programs_[i]; }
   double device_flops(size_t i) const;
 

@@ -7,7 +7,6 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/version.h"
-#include "maxdiffusion/encoders/text_encoder.h"
 #include "maxdiffusion/families/model_weights.h"
 
 namespace md {
@@ -42,13 +41,12 @@ std::vector<std::string> whole_components(const ParamTable& params) {
   return names;
 }
 
-bool has_masters(const HostArrays& state, const ParamTable& params, const std::string& component) {
-  return std::ranges::any_of(params.params(), [&](const Param& p) {
-    return p.model == component && state.contains("master/" + p.input);
-  });
+bool has_masters(const NamedPieces& state, const ParamTable& params, const std::string& component) {
+  return std::ranges::any_of(
+      params.params(), [&](const Param& p) { return p.model == component && state.contains("master/" + p.input); });
 }
 
-HostState beginning(const ParamTable& params, HostArrays values, const StepOptions& step) {
+HostState beginning(const ParamTable& params, NamedPieces values, const StepOptions& step) {
   values = fresh_state(params, std::move(values), step);
   values["step"] = scalar_s32(0);
   values["healthy"] = yes();
@@ -56,19 +54,20 @@ HostState beginning(const ParamTable& params, HostArrays values, const StepOptio
 }
 
 HostState restored(const ParamTable& params, const std::string& checkpoint_dir, int64_t at, uint64_t seed,
-                   const StepOptions& step, HostArrays frozen) {
+                   const StepOptions& step, NamedPieces frozen) {
   const CheckpointContent c = read_training_state(checkpoint_dir, at);
   const json info = json::parse(c.state_json);
   if (info.at("seed") != seed)
     log_warning("checkpoint {}/{} was made with seed {}, this run has {}: random draws differ from here on",
                 checkpoint_dir, at, info.at("seed").dump(), seed);
-  HostArrays values = as_arrays(c.state);
+  NamedPieces values = c.state;
   // Parameters are the rounding of their masters, or in the models' own files, unless those hold their averages.
   const ParamTable wide = in_f32(params);
   if (step.ema_decay == 0)
     for (const std::string& component : whole_components(params))
       if (!has_masters(values, params, component))
-        values.merge(open_component(wide, component, checkpoint_folder(checkpoint_dir, at) + "/" + component)());
+        values.merge(
+            as_pieces(open_component(wide, component, checkpoint_folder(checkpoint_dir, at) + "/" + component)()));
   values = restored_state(params, std::move(values), step);
   values.merge(frozen);
   values["healthy"] = yes();
@@ -77,12 +76,12 @@ HostState restored(const ParamTable& params, const std::string& checkpoint_dir, 
   return {std::move(values), info.at("step"), data};
 }
 
-/// The arrays, copied to the host without stopping the device: starts now, waits when called.
-std::function<HostArrays()> fetch_all(const Devices& devices, const ArrayMap& arrays) {
-  auto pending = std::make_shared<std::map<std::string, PendingArray>>();
-  for (const auto& [name, a] : arrays) (*pending)[name] = fetch(devices, a);
+/// The arrays' pieces, copied to the host without stopping the device: starts now, waits when called.
+std::function<NamedPieces()> fetch_all(const Devices& devices, const ArrayMap& arrays, Which which) {
+  auto pending = std::make_shared<std::map<std::string, PendingPieces>>();
+  for (const auto& [name, a] : arrays) (*pending)[name] = fetch_pieces(devices, a, which);
   return [pending] {
-    HostArrays v;
+    NamedPieces v;
     for (auto& [name, p] : *pending) v[name] = p.wait();
     return v;
   };
@@ -127,7 +126,7 @@ TrainState place_state(const Devices& devices, const StepPrograms& programs, con
 }
 
 HostArrays trained_values(const Devices& devices, const StepPrograms& programs, const TrainState& state) {
-  return model_values(programs.params(), fetch_all(devices, state.arrays)());
+  return as_arrays(model_values(programs.params(), fetch_all(devices, state.arrays, Which::local)()));
 }
 
 StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
@@ -149,17 +148,16 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
                      {"shard", position.shard},
                      {"offset", position.offset},
                      {"taken", position.taken}};
-  writer_.save(at, [values = fetch_all(devices_, state.arrays), info, this] {
+  writer_.save(at, [values = fetch_all(devices_, state.arrays, Which::owned), info, this] {
     const ParamTable& params = programs_.params();
-    HostArrays arrays = values();
-    const HostArrays trained = model_values(params, arrays);
     CheckpointContent c;
+    c.state = values();
+    const NamedPieces trained = model_values(params, c.state);
     for (const std::string& component : whole_components(params)) {
-      c.weights[component] = as_pieces(published(params, component, trained));
+      c.weights[component] = published(params, component, trained);
       for (const Param& p : params.params())  // what the model's file or the master says already
-        if (p.model == component && (!averaged_ || arrays.contains("master/" + p.input))) arrays.erase(p.input);
+        if (p.model == component && (!averaged_ || c.state.contains("master/" + p.input))) c.state.erase(p.input);
     }
-    c.state = as_pieces(arrays);
     c.state_json = info.dump(2);
     if (complete_) complete_(c, params, trained);
     return c;

@@ -12,8 +12,8 @@
 namespace md {
 
 struct TrainState {
-  ArrayMap arrays;  // what goes from step to step
-  ArrayMap kept;    // what every step reads and none changes: frozen parameters, constants, the batch
+  ArrayMap arrays;   // what goes from step to step
+  ArrayMap kept;     // what every step reads and none changes: frozen parameters, constants, the batch
   int64_t step = 0;  // updates done
   Position data;     // before the batch of the next step
 
@@ -24,11 +24,11 @@ struct TrainState {
 /// Makes starting values of parameters, by input name, in two calls: the first throws where there are none, the second
 /// makes them while the program is compiled. The table is the whole one, or that of the frozen parameters where a
 /// checkpoint holds the others; it lives until the second call has returned.
-using InitialValues = std::function<std::function<HostArrays()>(const ParamTable&)>;
+using InitialValues = std::function<std::function<NamedPieces()>(const ParamTable&)>;
 
-/// The state that a run starts from, in host memory.
+/// The state that a run starts from, in host memory: the pieces that devices of this process hold.
 struct HostState {
-  HostArrays values;
+  NamedPieces values;
   int64_t step = 0;
   Position data;
 };
@@ -45,7 +45,7 @@ HostArrays trained_values(const Devices& devices, const StepPrograms& programs, 
 
 /// What makes a checkpoint a whole model folder: weights of other models, configs, tokenizers. `trained`: values of
 /// the trained parameters by input name (averages, where kept). Called on the writer's thread.
-using CompleteCheckpoint = std::function<void(CheckpointContent&, const ParamTable&, const HostArrays& trained)>;
+using CompleteCheckpoint = std::function<void(CheckpointContent&, const ParamTable&, const NamedPieces& trained)>;
 
 /// Saves states beside the steps that follow. Refers to what it is made from.
 class StateSaver {

@@ -222,21 +222,17 @@ ParamTable in_f32(const ParamTable& params) {
   return out;
 }
 
-HostArrays fresh_state(const ParamTable& params, HostArrays values,
-                                             const StepOptions& o) {
+NamedPieces fresh_state(const ParamTable& params, NamedPieces values, const StepOptions& o) {
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
-    const HostArray start = values.at(p.input).cast(DType::f32);
-    HostArray zeros(start.shape());
-    std::fill_n(zeros.mutable_data(), zeros.bytes(), std::byte{0});
-    values["adam_m/" + p.input] = values["adam_v/" + p.input] = zeros;
+    const ArrayPieces start = values.at(p.input).cast(DType::f32);
+    values["adam_m/" + p.input] = values["adam_v/" + p.input] = start.zeros();
     if (o.ema_decay > 0) values["ema/" + p.input] = start;
   }
   return restored_state(params, std::move(values), o);
 }
 
-HostArrays restored_state(const ParamTable& params, HostArrays state,
-                                                const StepOptions& o) {
+NamedPieces restored_state(const ParamTable& params, NamedPieces state, const StepOptions& o) {
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
     for (const char* kind : {"adam_m/", "adam_v/", "ema/", "master/"})
@@ -252,8 +248,8 @@ HostArrays restored_state(const ParamTable& params, HostArrays state,
   return state;
 }
 
-HostArrays model_values(const ParamTable& params, const HostArrays& state) {
-  HostArrays out;
+NamedPieces model_values(const ParamTable& params, const NamedPieces& state) {
+  NamedPieces out;
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
     const auto average = state.find("ema/" + p.input);

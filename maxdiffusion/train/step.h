@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/mesh/pieces.h"
 #include "maxdiffusion/optim/optimizer.h"
 #include "maxdiffusion/tasks/task.h"
 
@@ -44,15 +45,13 @@ struct StepGraph {
 /// masters and averages start from what the files hold.
 ParamTable in_f32(const ParamTable& params);
 /// State before the first step, by name, of the starting values of all parameters (in_f32). Without step and healthy.
-HostArrays fresh_state(const ParamTable& params, HostArrays values,
-                                             const StepOptions& step);
+NamedPieces fresh_state(const ParamTable& params, NamedPieces values, const StepOptions& step);
 /// State as a checkpoint holds it, in the types of this run's step: parameters are the rounding of their masters,
 /// masters that are missing start from the parameters.
-HostArrays restored_state(const ParamTable& params, HostArrays state,
-                                                const StepOptions& step);
+NamedPieces restored_state(const ParamTable& params, NamedPieces state, const StepOptions& step);
 /// The trained parameters, by name, as they are sampled and saved as the model: their averages where the state has
 /// them, in the parameters' types.
-HostArrays model_values(const ParamTable& params, const HostArrays& state);
+NamedPieces model_values(const ParamTable& params, const NamedPieces& state);
 
 /// A step whose loss or gradient norm is not finite changes nothing but `healthy`, and neither do the steps after it:
 /// the state stays what it was before the bad step.

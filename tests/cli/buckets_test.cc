@@ -163,17 +163,21 @@ TEST_F(BucketRuns, WhatDoesNotGoTogetherIsRefusedByName) {
                  "DreamBooth (instance_data_dir) cannot be combined with enable_bucket");
   expect_refused({"masked_loss=true", "alpha_mask=true", "replay_batches=x"},
                  "replay_batches cannot be combined with masked_loss");
-  expect_refused({"enable_bucket=true", "dataset_type=tfrecord"}, "encoded records (dataset_type tfrecord or grain with cache_latents_text_encoder_outputs) cannot be combined "
-                 "with enable_bucket");
+  expect_refused(
+      {"enable_bucket=true", "dataset_type=tfrecord"},
+      "encoded records (dataset_type tfrecord or grain with cache_latents_text_encoder_outputs) cannot be combined "
+      "with enable_bucket");
   const Outcome o =
       maxdiffusion({"prepare_tfrecords", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                     "tfrecords_dir=" + (t / "records"), "train_data_dir=" + (t / "pictures"), "alpha_mask=true"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "prepare_tfrecords cannot be combined with alpha_mask")) << o.err;
-  expect_refused({"original_size_conditioning=true", sd}, "original_size_conditioning: this model has no condition on sizes");
+  expect_refused({"original_size_conditioning=true", sd},
+                 "original_size_conditioning: this model has no condition on sizes");
   expect_refused({"masked_loss=true"}, "masked_loss needs alpha_mask or conditioning_data_dir");
   expect_refused({"conditioning_data_dir=" + (t / "ones")}, "conditioning_data_dir needs masked_loss");
-  expect_refused({"conditioning_data_dir=" + (t / "ones"), "masked_loss=true", "alpha_mask=true"}, "conditioning_data_dir cannot be combined with alpha_mask");
+  expect_refused({"conditioning_data_dir=" + (t / "ones"), "masked_loss=true", "alpha_mask=true"},
+                 "conditioning_data_dir cannot be combined with alpha_mask");
   make_folders(t / "small");
   put("small/0", 9, 9, [](int64_t, int64_t) { return 255; });
   expect_refused({"train_data_dir=" + (t / "square"), "conditioning_data_dir=" + (t / "small"), "masked_loss=true"},

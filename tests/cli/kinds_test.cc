@@ -341,8 +341,12 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
       wanted);
   // With a run's config: its newest checkpoint, unless the command line names a model. Into output_dir itself.
   auto draw_with_run = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> words = {"generate",    t / "tuned/config.yml",         "num_inference_steps=2",
-                                      "prompt=heart", "num_images_per_prompt=1",     "output_type=latent",
+    std::vector<std::string> words = {"generate",
+                                      t / "tuned/config.yml",
+                                      "num_inference_steps=2",
+                                      "prompt=heart",
+                                      "num_images_per_prompt=1",
+                                      "output_type=latent",
                                       "diffusion_scheduler_config={}"};
     words.insert(words.end(), more.begin(), more.end());
     const Outcome o = maxdiffusion(words);
@@ -391,8 +395,8 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
 }
 
 TEST_F(Kinds, WhatIsSavedAndDrawnAgreesWithWhatWasTrained) {
-  const std::vector<std::string> keys = {"prediction_type=v_prediction",
-                                         "diffusion_scheduler_config={rescale_zero_terminal_snr: true, beta_end: 0.02}"};
+  const std::vector<std::string> keys = {
+      "prediction_type=v_prediction", "diffusion_scheduler_config={rescale_zero_terminal_snr: true, beta_end: 0.02}"};
   ASSERT_EQ(train("v", keys).status, 0);
   const std::string folder = t / "v/checkpoints/3";
   const auto saved = nlohmann::json::parse(read_file(folder + "/scheduler/scheduler_config.json"));
@@ -402,9 +406,10 @@ TEST_F(Kinds, WhatIsSavedAndDrawnAgreesWithWhatWasTrained) {
   EXPECT_EQ(saved.at("beta_end"), 0.02);
   const std::string model = "pretrained_model_name_or_path=" + folder, ddim = "_class_name: DDIMScheduler",
                     drawn = draw("v_folder", {model, "diffusion_scheduler_config={" + ddim + "}"});
-  EXPECT_EQ(draw("v_keys", {model, keys[0], "diffusion_scheduler_config={" + ddim +
-                                                ", rescale_zero_terminal_snr: true, beta_end: 0.02}"}),
-            drawn);
+  EXPECT_EQ(
+      draw("v_keys", {model, keys[0],
+                      "diffusion_scheduler_config={" + ddim + ", rescale_zero_terminal_snr: true, beta_end: 0.02}"}),
+      drawn);
   EXPECT_NE(draw("epsilon", {model, "prediction_type=epsilon", "diffusion_scheduler_config={" + ddim + "}"}), drawn);
 }
 

@@ -90,7 +90,8 @@ TEST(Program, InspectPrintsEachStageOfARun) {
     EXPECT_EQ(o.status, 0) << what << "\n" << o.err;
     return o.out;
   };
-  const std::string mesh = inspect("mesh", {"cpu_device_count=8", "ici_data_parallelism=2", "ici_tensor_parallelism=4"});
+  const std::string mesh =
+      inspect("mesh", {"cpu_device_count=8", "ici_data_parallelism=2", "ici_tensor_parallelism=4"});
   EXPECT_TRUE(contains(mesh, "data 2 × tensor 4 (8 devices)")) << mesh;
   EXPECT_TRUE(contains(mesh, "device 5 (cpu): process 0, slice 0, at [1, 0, 0, 1]")) << mesh;
   const std::string params = inspect("params");

@@ -178,7 +178,8 @@ const Table kSample = {{"base", {}}, {"graph", {"base"}}, {"ops", {"graph"}}, {"
 /// Lines of code, comments aside, that name a family of models or one of its classes.
 std::vector<std::string> names_of_families(const std::string& source, const std::string& where) {
   static const std::regex family(
-      "sdxl|stable.?diffusion|unet2d|unet.?config|vae.?config|autoencoder.?kl|clip.?text|clip.?token|controlnet(config|model\\b)"
+      "sdxl|stable.?diffusion|unet2d|unet.?config|vae.?config|autoencoder.?kl|clip.?text|clip.?token|controlnet(config|"
+      "model\\b)"
       "|\\bwan(\\b|_|[0-9])|flux|umt5",
       std::regex::icase);
   std::vector<std::string> found;

@@ -9,8 +9,8 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
-#include "maxdiffusion/data/batches/aspect_bucket_batches.h"
 #include "maxdiffusion/base/version.h"
+#include "maxdiffusion/data/batches/aspect_bucket_batches.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/tasks/denoise.h"
 #include "maxdiffusion/train/loop.h"
@@ -42,7 +42,7 @@ struct TinyRun {
   Devices devices = Devices::open();
   DenoiseTask task = tiny_task();
   LoopOptions options;
-  float poison = 0;                          // added to the latents of sample 9
+  float poison = 0;                      // added to the latents of sample 9
   std::vector<DenoiseTask> other_sizes;  // given: every batch is of one of the sizes
 
   TinyRun() {
@@ -59,13 +59,13 @@ struct TinyRun {
     options.step.optim.max_train_steps = steps;
     options.initial = [](const ParamTable& params) {
       return [&params] {
-        HostArrays v;
+        NamedPieces v;
         for (const Param& p : params.params()) v[p.input] = initial_value(p, 3);
         return v;
       };
     };
     options.constants = {{"empty_prompt_embeds", noise({DType::f32, {5, 12}}, "empty")},
-                           {"empty_text_embeds", noise({DType::f32, {10}}, "empty pooled")}};
+                         {"empty_text_embeds", noise({DType::f32, {10}}, "empty pooled")}};
     auto samples = [](const DenoiseTask& t, int64_t n) {
       return Batch{{"moments", noise({DType::f32, {n, t.size.height / 8, t.size.width / 8, 8}}, "moments")},
                    {"prompt_embeds", noise({DType::f32, {n, 5, 12}}, "prompts")},
@@ -73,8 +73,7 @@ struct TinyRun {
     };
     std::vector<Batch> groups = {samples(task, 11)};
     groups[0].at("moments").mutable_view<float>()[9 * 8 * 8 * 8] += poison;
-    if (other_sizes.empty())
-      return train_loop(devices, {&task}, in_memory(groups[0], task.batch_size, 5), options);
+    if (other_sizes.empty()) return train_loop(devices, {&task}, in_memory(groups[0], task.batch_size, 5), options);
     std::vector<const Task*> tasks = {&task};
     for (const DenoiseTask& t : other_sizes) {
       tasks.push_back(&t);

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/schedulers/scheduler_keys.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/schedulers/scheduler_keys.h"
 #include "tests/one_device.h"
 
 namespace md {
@@ -79,8 +79,9 @@ TEST(FlowMatch, TimesAreShiftedTowardsNoise) {
 
 TEST(FlowMatch, WeightsAreABellOverTheGrid) {
   // The numbers of the specification for shift 3 (schedulers.md, section 13).
-  const std::vector<double> w = computed(
-      [](Graph& g) { return make_process(kFlow, {})->weight(times(g, {500, 1000, 9, 125, 250, 750, 875})); });
+  const std::vector<double> w = computed([](Graph& g) {
+    return make_process(kFlow, {})->weight(times(g, {500, 1000, 9, 125, 250, 750, 875}));
+  });
   const std::vector<double> expected = {1.7943, 0, 0.049, 0.682, 1.257, 1.258, 0.677};
   for (size_t i = 0; i < w.size(); ++i) EXPECT_NEAR(w[i], expected[i], 0.003) << i;
   ProcessKeys keys;

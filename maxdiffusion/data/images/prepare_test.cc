@@ -135,7 +135,8 @@ TEST(Mask, MissingOrOfAnotherSizeIsRefusedByName) {
   write_png(folder / "masks/sub/b.png", smooth(8, 8, 1));
   const auto source = open_source(where);
   EXPECT_EQ(std::string(source->read(1).mask.bytes), read_file(folder / "masks/sub/b.png"));
-  error_of([&] { open_source({.dataset_type = "synthetic", .conditioning_data_dir = folder / "masks"}); }, Code::invalid_config);
+  error_of([&] { open_source({.dataset_type = "synthetic", .conditioning_data_dir = folder / "masks"}); },
+           Code::invalid_config);
 }
 
 TEST(Sizes, AreThoseOfThePictureAndItsCut) {

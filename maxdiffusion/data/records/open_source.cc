@@ -170,7 +170,6 @@ std::vector<std::string> data_kinds() {
   return names;
 }
 
-
 std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) {
   std::string type = config.dataset_type;
   if (type == "synthetic") return first_of(synthetic_source(config), config.max_train_samples);

@@ -314,10 +314,9 @@ TEST(Source, MissingColumnsListThoseThatAreThere) {
                "no column 'caption'; it has: image, text");
   EXPECT_ERROR(all_of({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/laion"}),
                "no column 'image'; it has: clip_embeddings, moments");
-  EXPECT_ERROR(all_of({.dataset_type = "tfrecord",
-                       .train_data_dir = kFiles + "/sdxl.tfrecord",
-                       .array_columns = kLaionColumns}),
-               "no column 'moments|latents'; it has: input_ids, pixel_values, prompt_embeds, text_embeds");
+  EXPECT_ERROR(
+      all_of({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/sdxl.tfrecord", .array_columns = kLaionColumns}),
+      "no column 'moments|latents'; it has: input_ids, pixel_values, prompt_embeds, text_embeds");
   EXPECT_ERROR(all_of({.train_data_dir = kFiles + "/shard-000000.tar", .caption_column = "title"}),
                "no key 'title'; it has: text");
 }

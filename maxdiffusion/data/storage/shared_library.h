@@ -19,8 +19,8 @@ inline std::string installed_or(const char* built) {
   return std::filesystem::exists(installed, error) ? installed.string() : built;
 }
 
-/// Opens the library `built`, or its installed twin, for good and returns what its function `maker` makes. Throws io where it cannot be opened,
-/// naming `who` needs it.
+/// Opens the library `built`, or its installed twin, for good and returns what its function `maker` makes. Throws io
+/// where it cannot be opened, naming `who` needs it.
 template <class Interface>
 Interface& open_library(const char* built, const char* maker, const char* who) {
   const std::string file = installed_or(built);
