@@ -1,6 +1,9 @@
 #include "maxdiffusion/run/run_models.h"
 
+#include <filesystem>
+
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/weights.h"
 
 namespace md {

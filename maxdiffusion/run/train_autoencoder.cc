@@ -74,7 +74,9 @@ void train_autoencoder(RunModels& models, const LoadedImages& images) {
   };
   models.set_autoencoder(
       train_loop(models.devices(), {&task},
-                 in_memory({{"pixels", images.pixels}}, task.batch_size, o.seed, c.batches.enable_data_shuffling), o)
+                 in_memory({{"pixels", images.pixels}}, task.batch_size, o.seed, c.batches.enable_data_shuffling,
+                           share_of_batch(models.devices(), task.batch_size)),
+                 o)
           .values);
   const std::string path = c.folder() + "/samples/reconstructions.png";
   write_reconstructions(models.media_coder(), images.pixels, path);
