@@ -188,8 +188,7 @@ const std::vector<KindOfData>& kinds() {
       {"parquet", {.dataset_type = "hf", .train_data_dir = "emoji.parquet"}},
       {"arrow", {.dataset_type = "hf", .train_data_dir = "emoji.arrow"}},
       {"tfrecord", {.dataset_type = "tfrecord", .train_data_dir = "pictures"}},
-      {"tfrecord_cached",
-       {.dataset_type = "tfrecord", .train_data_dir = "cached", .array_columns = kSdxlColumns}},
+      {"tfrecord_cached", {.dataset_type = "tfrecord", .train_data_dir = "cached", .array_columns = kSdxlColumns}},
       {"webdataset", {.dataset_type = "webdataset", .train_data_dir = "tar"}},
       {"grain", {.dataset_type = "grain", .train_data_dir = "emoji.array_record"}},
       {"synthetic", {.dataset_type = "synthetic", .resolution = 128}},
@@ -218,7 +217,7 @@ void read_records(benchmark::State& state, const KindOfData& kind) {
   int64_t bytes = 0;
   for (auto _ : state) {
     const Record r = stream.next().read();
-    bytes += static_cast<int64_t>(r.picture.bytes.size() + r.pixels.bytes() + r.caption.size());
+    bytes += static_cast<int64_t>(r.image.bytes.size() + r.pixels.bytes() + r.caption.size());
     for (const auto& [name, a] : r.arrays) bytes += static_cast<int64_t>(a.bytes());
   }
   state.SetItemsProcessed(state.iterations());

@@ -29,21 +29,22 @@ struct ModelKeys {
   }
 };
 
-/// What answers the parameters of a component with values, by input name ("unet/conv_in.weight").
+/// Gives the values of those parameters in a table that are a component's, by input name ("unet/conv_in.weight").
 using WeightsOf = std::function<HostArrays(const ParamTable&, const std::string& component)>;
 
 class ModelWeights {
  public:
-  /// What training starts from. Components whose key says so are drawn from `seed`.
+  /// Weights that training starts from. A component whose key says so (train_new_unet, …) is drawn from `seed`.
   static ModelWeights for_training(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                    uint64_t seed);
-  /// What is drawn with: a component is random only where its key says so and the folder holds no weights for it.
+  /// Weights that images are generated with. A component is random only where its key says so and the folder holds no
+  /// weights for it.
   static ModelWeights for_sampling(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                    uint64_t seed);
 
   /// Folder or file that a component's weights are read from; empty: they are drawn, or were set.
   std::string location(const std::string& component) const;
-  /// Values of a component trained in this run, by input name, which count instead.
+  /// Replaces a component's weights by values, by input name, that this run has trained.
   void set(const std::string& component, HostArrays values) { given_[component] = std::move(values); }
   /// Throws io now where there are no weights, or naming every missing, unused or misshapen tensor; reads or draws when
   /// the result is called. The table must live until then. Values have the table's storage types.
@@ -51,15 +52,15 @@ class ModelWeights {
   HostArrays read(const ParamTable& params, const std::string& component) const { return open(params, component)(); }
 
  private:
-  std::map<std::string, std::string> locations_;  // none: random
+  std::map<std::string, std::string> locations_;  // components without one are random
   std::map<std::string, HostArrays> given_;
   uint64_t seed_ = 0;
 };
 
-/// Those values whose parameter is of this component.
+/// The values, out of those of several components, of this component's parameters.
 HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all);
-/// Matches what `weights` (a folder or file) holds with the component's parameters now; reads when called. Errors as
-/// ModelWeights::open.
+/// Matches what `weights` (a folder or file) holds with the component's parameters now; the result reads it. Throws as
+/// ModelWeights::open does.
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
                                            const std::string& weights);
 /// Parameters under their published names: a stacked parameter becomes one array per layer.

@@ -30,7 +30,7 @@ void write_stored(const std::shared_ptr<const RecordSource>& source, const DataS
       log_warning("skipped {}", r.fault);
       continue;
     }
-    shards.add({{keys.image_column, r.pixels ? encode_png(r.pixels) : std::string(r.picture.bytes)},
+    shards.add({{keys.image_column, r.pixels ? encode_png(r.pixels) : std::string(r.image.bytes)},
                 {keys.caption_column, r.caption}});
   }
 }
@@ -44,9 +44,8 @@ void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>
     rng.fill(HostRng::Distribution::normal, 1, static_cast<uint64_t>(shards.count()) * n, drawn);
     return drawn;
   };
-  const ImageConfig config{.resolution = c.images.resolution,
-                           .center_crop = c.images.center_crop,
-                           .random_crop = c.images.random_crop};
+  const ImageConfig config{
+      .resolution = c.images.resolution, .center_crop = c.images.center_crop, .random_crop = c.images.random_crop};
   each_group(source, config, models.encoder_batch(), [&](LoadedImages&& group) {
     const int64_t n = group.pixels.dims()[0], copies = c.images.random_flip ? 2 : 1;
     const HostArray moments = models.media_coder().encode(with_mirrored(group.pixels, 0, n * copies));

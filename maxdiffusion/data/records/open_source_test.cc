@@ -114,7 +114,7 @@ void expect_pictures(const DataSourceConfig& config, size_t count = kRecords) {
   for (size_t i = 0; i < count; ++i) {
     EXPECT_EQ(records[i].fault, "");
     EXPECT_EQ(records[i].caption, expected()[i].caption);
-    EXPECT_EQ(records[i].picture.bytes, expected()[i].picture);
+    EXPECT_EQ(records[i].image.bytes, expected()[i].picture);
   }
   const LoadedImages l = load_images(open_source(config), {.resolution = 8});
   EXPECT_EQ(l.pixels.dims(), (Dims{static_cast<int64_t>(count), 8, 8, 3}));
@@ -314,10 +314,9 @@ TEST(Source, MissingColumnsListThoseThatAreThere) {
                "no column 'caption'; it has: image, text");
   EXPECT_ERROR(all_of({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/laion"}),
                "no column 'image'; it has: clip_embeddings, moments");
-  EXPECT_ERROR(all_of({.dataset_type = "tfrecord",
-                       .train_data_dir = kFiles + "/sdxl.tfrecord",
-                       .array_columns = kLaionColumns}),
-               "no column 'moments|latents'; it has: input_ids, pixel_values, prompt_embeds, text_embeds");
+  EXPECT_ERROR(
+      all_of({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/sdxl.tfrecord", .array_columns = kLaionColumns}),
+      "no column 'moments|latents'; it has: input_ids, pixel_values, prompt_embeds, text_embeds");
   EXPECT_ERROR(all_of({.train_data_dir = kFiles + "/shard-000000.tar", .caption_column = "title"}),
                "no key 'title'; it has: text");
 }
