@@ -48,8 +48,7 @@ struct OptimConfig {
     v("opt_enable_grad_global_norm_clipping", opt_enable_grad_global_norm_clipping, "clip by max_grad_norm");
     v("low_precision_update", low_precision_update,
       "weights_dtype narrower than float32: master (a float32 copy is updated), stochastic (updated weights are "
-      "rounded "
-      "at random) or plain (to nearest: small updates are lost)");
+      "rounded at random) or plain (to nearest: small updates are lost)");
   }
 };
 
