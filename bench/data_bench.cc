@@ -217,7 +217,7 @@ void read_records(benchmark::State& state, const KindOfData& kind) {
   int64_t bytes = 0;
   for (auto _ : state) {
     const Record r = stream.next().read();
-    bytes += static_cast<int64_t>(r.picture.bytes.size() + r.pixels.bytes() + r.caption.size());
+    bytes += static_cast<int64_t>(r.image.bytes.size() + r.pixels.bytes() + r.caption.size());
     for (const auto& [name, a] : r.arrays) bytes += static_cast<int64_t>(a.bytes());
   }
   state.SetItemsProcessed(state.iterations());

@@ -25,8 +25,8 @@
 
 namespace md {
 
-/// Everything one checkpoint holds, on the host; of arrays, the pieces that this process has: no element may be of two
-/// processes, and none of nobody. What is not an array is taken from process 0.
+/// Everything one checkpoint holds, on the host. Of arrays, the pieces that this process has: every element belongs to
+/// exactly one process. Everything else is taken from process 0.
 struct CheckpointContent {
   /// Folder ("unet") → arrays by published name.
   std::map<std::string, NamedPieces> weights;
@@ -34,7 +34,7 @@ struct CheckpointContent {
   std::map<std::string, std::string> files;
   /// Relative path → file that becomes it: a hard link where the file system allows one, else a copy.
   std::map<std::string, std::string> linked;
-  /// Writes more files into the folder before it gets its name; may be empty.
+  /// Writes more files into the folder before it gets its final name; may be empty.
   std::function<void(const std::string& folder)> more;
   /// Optimizer moments and whatever else a run needs, by name.
   NamedPieces state;
@@ -60,9 +60,9 @@ std::vector<int64_t> list_checkpoints(const std::string& checkpoint_dir);
 /// layout stay where they are). All pieces of all processes are there, mapped, not read: ArrayPieces::read gives any
 /// part. Throws io naming the file that is missing or damaged.
 CheckpointContent read_training_state(const std::string& checkpoint_dir, int64_t step);
-/// One whole checkpoint, now, on this thread. Replaces one of the same step in one step. On failure (a full disk: io)
-/// all that was there is as it was. Of several processes each calls it, and it returns when the checkpoint has its
-/// name. For most uses: CheckpointWriter.
+/// Writes one checkpoint on the calling thread; one of the same step is replaced at once. On failure (a full disk: io)
+/// everything that was there before is unchanged. Of several processes each calls it, and it returns when the
+/// checkpoint has its name. Most callers want CheckpointWriter.
 void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const CheckpointContent& content,
                       const CheckpointProcesses& processes = {});
 
@@ -70,8 +70,8 @@ void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const Che
 /// thread is thrown by the next save() or finish(). `keep` > 0 removes all but the newest `keep` after a whole write.
 class CheckpointWriter {
  public:
-  /// Removes what killed writers left behind, saying so, and puts back a checkpoint that one was about to replace: of
-  /// several processes, process 0 does.
+  /// Removes what killed writers left, logging it, and restores a checkpoint that one was about to replace; of several
+  /// processes, process 0 does so.
   CheckpointWriter(std::string checkpoint_dir, int keep, CheckpointProcesses processes = {});
   ~CheckpointWriter();
   /// `content` is called on the writer's thread, so that fetching from the device overlaps with training.

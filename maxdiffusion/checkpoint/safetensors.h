@@ -40,8 +40,8 @@ inline constexpr int64_t kMaxShardBytes = 10'000'000'000;
 /// does not name are removed last. Returns the names of the files that hold the arrays.
 std::vector<std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
                                                    const HostArrays& tensors, int64_t max_shard_bytes = kMaxShardBytes);
-/// Makes files of `folder` that others have written, all with tensors of their own, into what one write of all would be
-/// named: `stem.safetensors`, or shards with an index.
+/// Names files of `folder` as one write of all their tensors would have: `stem.safetensors`, or shards with an index.
+/// No tensor may be in two of them.
 void join_shards(const std::string& folder, const std::string& stem, const std::vector<std::string>& files);
 
 }  // namespace md

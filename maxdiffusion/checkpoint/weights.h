@@ -36,7 +36,8 @@ struct LoadOptions {
 /// missing names with the nearest name of the file, unused names, and both shapes where they differ.
 HostArrays load_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
                         const LoadOptions& options = {});
-/// The same in two: names and shapes are matched now, from the header alone, and throw; the result reads and converts.
+/// load_weights in two calls: this one matches names and shapes, from the headers alone, and throws; its result reads
+/// and converts.
 std::function<HostArrays()> open_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
                                          const LoadOptions& options = {});
 
@@ -46,7 +47,7 @@ std::vector<std::string> weight_files(const std::string& path);
 /// The layers of a stacked array under their published names: "blocks.*.w" [n, …] → "blocks.0.w" […], …; they share the
 /// array's memory. A name without '*' comes back alone.
 HostArrays unstacked(const std::string& name, const HostArray& array);
-/// The same for what is here of the array: all layers by name, some perhaps without pieces.
+/// The layers of an array of which this process has pieces: all are named, some may have no pieces.
 NamedPieces unstacked(const std::string& name, const ArrayPieces& array);
 
 }  // namespace md

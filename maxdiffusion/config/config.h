@@ -33,7 +33,7 @@ class ConfigSource {
   /// a warning, the last wins. Throws invalid_config: unreadable file, not a mapping, cyclic `base:`, an override
   /// without '='. Overrides are split at their first '='.
   static ConfigSource load(const std::string& file, const std::vector<std::string>& overrides);
-  /// The same from text; `base:` is then relative to the working folder.
+  /// As load, from text; `base:` is relative to the working folder.
   static ConfigSource from_text(const std::string& yaml, const std::vector<std::string>& overrides = {});
   const std::map<std::string, ConfigValue>& values() const { return values_; }
 
@@ -52,7 +52,7 @@ struct Texts : std::vector<std::string> {
   using std::vector<std::string>::vector;
   explicit Texts(std::vector<std::string> texts) : vector(std::move(texts)) {}
 };
-/// The same where null, on the command line too, is the empty list.
+/// Texts where null, also on the command line, is the empty list.
 struct OptionalTexts : Texts {
   using Texts::Texts;
   explicit OptionalTexts(Texts texts) : Texts(std::move(texts)) {}

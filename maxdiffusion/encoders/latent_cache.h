@@ -1,6 +1,6 @@
-// What frozen encoders make of a dataset (latents, text embeddings), computed once and kept on disk. The folder is
-// keyed by content: the dataset's fingerprint and what describes the encoders. It is filled in parts, each a
-// safetensors file that appears whole or not at all, so an interrupted run goes on at the first missing part.
+// What frozen encoders make of a dataset (latents, text embeddings), computed once and kept on disk. The folder's name
+// is a hash of what the values depend on: the dataset's fingerprint and the encoders. It is filled in parts, each a
+// safetensors file that appears whole or not at all, so an interrupted run continues at the first missing part.
 //
 //   LatentCache cache(folder, key, n, 256);
 //   while (auto part = cache.next_missing()) cache.put(*part, encode(part->begin, part->end));

@@ -11,17 +11,17 @@
 
 namespace md {
 
-/// How models beside the one that is trained or sampled compute: stored and computed in f32, without gradients,
-/// otherwise as `scope` says.
+/// Options of the models around the one that is trained or sampled: weights and activations in f32, no gradients,
+/// everything else as in `scope`.
 ScopeOptions frozen_options(ScopeOptions scope);
 
 /// Refers to `devices`. Not thread safe.
 class TextEncoder {
  public:
-  /// Compiled for `batch` captions at a time. `clip_skip`: layers left out, see Family::encode_text.
+  /// Compiled for `batch` captions at a time. `clip_skip`: see Family::encode_text.
   TextEncoder(const Devices& devices, std::shared_ptr<const Family> family, int64_t batch, const WeightsOf& weights,
               const ScopeOptions& scope, const CompileConfig& compile, int64_t clip_skip = 0);
-  /// Family::conditioning_fields of every caption, axis 0 = captions. `all_layers`: whatever clip_skip says.
+  /// Family::conditioning_fields of every caption, axis 0 = captions. `all_layers`: clip_skip is not applied.
   HostArrays encode(const std::vector<std::string>& captions, bool all_layers = false);
   /// Published name → array, by component: for checkpoints.
   const std::map<std::string, HostArrays>& weights() const { return weights_; }

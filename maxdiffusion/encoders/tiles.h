@@ -1,5 +1,5 @@
-// Decoding of large latents in tiles that overlap, so that memory follows the tile and not the picture. The layout and
-// the linear blend are those of diffusers' AutoencoderKL.tiled_decode, whose pictures these are.
+// Decoding of large latents in tiles that overlap, so that the memory needed depends on a tile's size and not on the
+// image's. Layout and linear blending are those of diffusers' AutoencoderKL.tiled_decode, so the images agree.
 #pragma once
 
 #include <functional>

@@ -4,7 +4,7 @@
 //   folder    ModelFolder     which models there are, and their configs
 //   family    Family          how captions, media and noisy latents go through them
 //
-// Tensors of a batch have it on axis 0; shapes of fields are given without it.
+// Tensors have the batch (B) on axis 0; shapes of fields leave it out.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@
 
 namespace md {
 
-/// The root scope of a component: "unet", "text_encoder". Asked for once each.
+/// The root scope of a component: "unet", "text_encoder". Asked for once for each component that a function uses.
 using Models = std::function<Scope(const std::string& component)>;
 /// What the denoiser sees beside the noisy latents, by name: "prompt_embeds", "time_ids". Each [B, …].
 using Conditioning = std::map<std::string, Tensor>;
@@ -33,12 +33,12 @@ struct Field {
   Shape shape;
 };
 
-/// Pixels, and frames of a video; a picture has one.
+/// Height and width in pixels, and the number of frames; an image has one.
 struct MediaSize {
   int64_t height = 0, width = 0, frames = 1;
 };
-/// What is said of a sample's size: height and width before cropping, top and left of the crop, height and width that
-/// are wanted; in pixels.
+/// Sizes that some denoisers are conditioned on, in pixels: height and width of the image before cropping, top and left
+/// of the crop, height and width wanted.
 struct SizeHints {
   std::array<int64_t, 2> original, crop_top_left, target;
 };
@@ -59,64 +59,69 @@ class Family {
   virtual std::string axis_rules() const { return ""; }
 
   // --- Captions -----------------------------------------------------------------------------------------------------
-  /// Fields of one tokenized caption ("ids", s32 [L]), and captions as such arrays, a row each. One warning counts
-  /// captions that are cut.
+  /// Fields of one tokenized caption: "ids", s32 [L].
   virtual std::vector<Field> text_fields() const = 0;
+  /// Captions as text_fields, one row each. Logs how many were longer than the text encoders read, and so are cut.
   virtual HostArrays tokenize(const std::vector<std::string>& captions) const = 0;
-  /// Fields of one encoded caption ("prompt_embeds", f32 [L, D]), and tokenized captions as such tensors.
-  /// `clip_skip`: layers left out at the end. Throws invalid_config where there are not so many.
+  /// Fields of one encoded caption: "prompt_embeds", f32 [L, D].
   virtual std::vector<Field> conditioning_fields() const = 0;
+  /// text_fields of B captions → their conditioning_fields. `clip_skip`: how many of the text encoders' last layers are
+  /// left out. Throws invalid_config where they have too few.
   virtual Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip = 0) const = 0;
-  /// Whether the unconditional half of guidance is zeros, and not the empty text, where no negative prompt is given.
+  /// What guidance steers away from where no negative prompt is given: zeros (true) or the empty text.
   virtual bool zeros_for_empty_prompt() const { return false; }
 
   // --- Media --------------------------------------------------------------------------------------------------------
-  /// Latents of media of this size, without the batch. Throws invalid_config naming the size that does not fit.
+  /// Sizes of the latents of one sample of this size. Throws invalid_config for a size that the models cannot take.
   virtual Dims latent_dims(const MediaSize& size) const = 0;
-  /// The size of media that have these latents.
+  /// The size of media whose latents have these sizes.
   virtual MediaSize media_size(const Dims& latent) const { return {latent[0] * downscale(), latent[1] * downscale()}; }
-  /// Pixels of a latent cell's side.
+  /// Pixels on the side of one latent cell.
   virtual int64_t downscale() const { return 1; }
-  /// Both sides of training pictures are multiples of this: the autoencoder and the denoiser halve them.
+  /// Both sides of training images are multiples of this, because the autoencoder and the denoiser halve them.
   virtual int64_t size_multiple() const { return downscale(); }
-  /// Sides of the largest tile, in latent cells, that the decoder was made for; 0: any.
+  /// Side of the largest latents, in cells, that the decoder was made for; 0: any size. See encoders/tiles.h.
   virtual int64_t decoder_tile() const { return 0; }
-  /// pixels: [B, H, W, 3] in [−1, 1] → mean and log-variance of latents, unscaled; without a logvar: exactly the mean.
+  /// pixels: [B, H, W, 3] in [−1, 1] → mean and log-variance of their latents, unscaled. Without a log-variance the
+  /// latents are the mean.
   virtual Posterior encode_media(const Models& models, Tensor pixels) const;
   /// Latents, unscaled → [B, H, W, 3] f32.
   virtual Tensor decode_media(const Models& models, Tensor latents) const;
   /// How latents are scaled for the denoiser.
   virtual LatentScale latent_scale() const { return {}; }
-  /// The autoencoder's config with the scale that these moments ([N, …, 2C], unscaled) ask for: of one just trained.
+  /// For an autoencoder just trained: its config.json with the scale measured on these moments ([N, …, 2C], unscaled).
   virtual nlohmann::json fitted_autoencoder(nlohmann::json config, const HostArray& moments) const;
 
   // --- Denoising ----------------------------------------------------------------------------------------------------
-  /// What the denoiser says of scaled latents x at time t [B].
+  /// The denoiser's prediction for noisy, scaled latents x at times t [B]; f32, of x's sizes.
   virtual Tensor denoise(const Models& models, Tensor x, Tensor t, const Conditioning& conditioning) const = 0;
-  /// Fields that say the size of each sample ("time_ids", f32 [6]); empty where the denoiser sees none.
+  /// Fields that hold the sizes of one sample ("time_ids", f32 [6]); empty where the denoiser is not conditioned on
+  /// them.
   virtual std::vector<Field> size_fields() const { return {}; }
+  /// size_fields of `batch` samples that all have these sizes.
   virtual Conditioning size_conditioning(Graph&, int64_t /*batch*/, const SizeHints&) const { return {}; }
 
   // --- Conventions --------------------------------------------------------------------------------------------------
-  /// Names of drawn files begin so.
+  /// Names of the image files that generate writes begin with this.
   virtual std::string file_prefix() const { return "image_"; }
-  /// Whether max_grad_norm counts without opt_enable_grad_global_norm_clipping.
+  /// Whether gradients are clipped to max_grad_norm also where opt_enable_grad_global_norm_clipping is off.
   virtual bool always_clips_by_norm() const { return false; }
-  /// Members of config.json that a run's keys repeat; warns where a key says otherwise.
+  /// Warns where a run's key repeats a member of config.json with another value.
   virtual void check_repeated_keys(int64_t /*norm_num_groups*/) const {}
 
   // --- Data that another program encoded ----------------------------------------------------------------------------
-  /// Features of a TFRecord or ArrayRecord that holds one sample encoded, with alternatives: "moments|latents".
+  /// Names of the arrays of a record that holds one encoded sample, with alternatives: "moments|latents".
   virtual std::vector<std::string> encoded_columns() const;
-  /// Such records, stacked, as fields of a training batch: "moments" or "latents" (scaled), and the conditioning.
+  /// Such records, stacked on axis 0 → fields of a training batch: "moments" or "latents", scaled, and the
+  /// conditioning.
   virtual HostArrays from_encoded(const HostArrays& records) const;
-  /// One such record. moments: [h, w, 2C] (mean, deviation), unscaled; text, conditioning: rows of one caption;
-  /// `noise(n)`: n standard normal draws.
+  /// One sample → such a record. moments: [h, w, 2C] (mean, standard deviation), unscaled; text, conditioning: the
+  /// caption's text_fields and conditioning_fields; `noise(n)` gives n standard normal numbers.
   virtual HostArrays to_encoded(const HostArray& moments, const HostArrays& text, const HostArrays& conditioning,
                                 const std::function<std::vector<float>(size_t n)>& noise) const;
 };
 
-/// A pipeline class of model_index.json and the family of its folders.
+/// A pipeline class of model_index.json, and what makes the family of its folders.
 struct FamilyClass {
   std::string pipeline;  // "StableDiffusionPipeline"
   std::function<std::shared_ptr<const Family>(const ModelFolder&)> make;
@@ -127,8 +132,8 @@ struct FamilyClass {
 void add_family(FamilyClass family);
 /// All FamilyClass::commands: "sdxl", …
 std::vector<std::string> family_commands();
-/// The family of a folder. Throws invalid_config, listing those known, for a pipeline class without one, and where the
-/// folder lacks what the family needs.
+/// The family of a folder, by its pipeline class. Throws invalid_config for a class without a family (listing those
+/// that have one), and where the folder lacks a model that the family needs.
 std::shared_ptr<const Family> make_family(const ModelFolder& folder);
 
 }  // namespace md

@@ -9,7 +9,7 @@
 
 namespace md {
 
-/// Per channel of the last axis; a single value is that of all.
+/// One value for each channel of the last axis, or one for all channels.
 struct LatentScale {
   std::vector<double> shift = {0}, scale = {1};
 
@@ -17,9 +17,9 @@ struct LatentScale {
   Tensor apply(Tensor z) const;
   HostArray apply(const HostArray& z) const;
   HostArray undo(const HostArray& z) const;
-  /// Deviations stretch and do not move.
+  /// Standard deviations are multiplied by the scale and not shifted.
   Tensor apply_to_deviation(Tensor deviation) const;
-  /// Moments, f32 [..., 2C]: means, then deviations.
+  /// Moments, f32 [..., 2C]: means, then standard deviations.
   HostArray apply_to_moments(const HostArray& moments) const;
 };
 

@@ -28,16 +28,16 @@ struct Component {
 class ModelFolder {
  public:
   /// `name`, `revision`: as local_folder takes them. `bpe_file`: merges list for CLIP tokenizers whose folder is
-  /// missing; empty: the installed one. Throws io where the folder or a file is missing, invalid_config naming the file
-  /// where it is damaged, describes no known model, or model_index.json names a class that is not known.
+  /// missing; empty: the installed one. Throws io where the folder or a file is missing; invalid_config, naming the
+  /// file, where it is damaged, or where it names a class that is not registered or describes no model of its class.
   static ModelFolder open(const std::string& name, const std::string& bpe_file = "", const std::string& revision = "");
-  /// The same from texts: "model_index.json", "unet/config.json", …; without weights and tokenizers.
+  /// A folder given as texts by path ("model_index.json", "unet/config.json", …). It has no weights and no tokenizers.
   static ModelFolder from_texts(std::map<std::string, std::string> files);
 
   const std::string& path() const { return path_; }
   /// `_class_name` of model_index.json: "StableDiffusionXLPipeline".
   const std::string& pipeline() const { return pipeline_; }
-  /// A member of model_index.json that is no component: "force_zeros_for_empty_prompt".
+  /// A member of model_index.json that is not a component: "force_zeros_for_empty_prompt".
   template <class T>
   T option(const char* name, T fallback) const {
     return index_.value(name, fallback);

@@ -32,21 +32,22 @@ struct ModelKeys {
 
 /// Which parts of a parameter a process holds.
 using SlicesOf = std::function<std::vector<Slice>(const Param&)>;
-/// What answers the parameters of a component with values, by input name ("unet/conv_in.weight").
+/// Gives the values of those parameters in a table that are a component's, by input name ("unet/conv_in.weight").
 using WeightsOf = std::function<HostArrays(const ParamTable&, const std::string& component)>;
 
 class ModelWeights {
  public:
-  /// What training starts from. Components whose key says so are drawn from `seed`.
+  /// Weights that training starts from. A component whose key says so (train_new_unet, …) is drawn from `seed`.
   static ModelWeights for_training(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                    uint64_t seed);
-  /// What is drawn with: a component is random only where its key says so and the folder holds no weights for it.
+  /// Weights that images are generated with. A component is random only where its key says so and the folder holds no
+  /// weights for it.
   static ModelWeights for_sampling(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                    uint64_t seed);
 
   /// Folder or file that a component's weights are read from; empty: they are drawn, or were set.
   std::string location(const std::string& component) const;
-  /// Values of a component trained in this run, by input name, which count instead.
+  /// Replaces a component's weights by values, by input name, that this run has trained.
   void set(const std::string& component, HostArrays values) { given_[component] = std::move(values); }
   /// Random values are drawn for these parts only.
   void set_slices(SlicesOf slices) { slices_ = std::move(slices); }
@@ -58,16 +59,16 @@ class ModelWeights {
   }
 
  private:
-  std::map<std::string, std::string> locations_;  // none: random
+  std::map<std::string, std::string> locations_;  // components without one are random
   std::map<std::string, HostArrays> given_;
   SlicesOf slices_ = [](const Param& p) { return std::vector<Slice>{Slice::all(p.shape.dims)}; };
   uint64_t seed_ = 0;
 };
 
-/// Those values whose parameter is of this component.
+/// The values, out of those of several components, of this component's parameters.
 HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all);
-/// Matches what `weights` (a folder or file) holds with the component's parameters now; reads when called. Errors as
-/// ModelWeights::open.
+/// Matches what `weights` (a folder or file) holds with the component's parameters now; the result reads it. Throws as
+/// ModelWeights::open does.
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
                                            const std::string& weights);
 /// Parameters under their published names: a stacked parameter becomes one array per layer.

@@ -50,7 +50,7 @@ inline ffi::ErrorOr<Arrays> arrays_of(const ffi::RemainingArgs& args, size_t fro
   return out;
 }
 
-/// The same arrays where the results go, copied there unless that is where they are.
+/// Points `arrays` at the memory of the results, copying an array there unless its operand and result share memory.
 inline ffi::Error move_to_results(Arrays& arrays, const ffi::RemainingRets& rets, size_t from) {
   for (size_t i = 0; i < arrays.data.size(); ++i) {
     auto to = rets.get<ffi::AnyBuffer>(from + i);

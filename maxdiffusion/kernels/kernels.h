@@ -16,7 +16,7 @@ const std::vector<Kernel>& cpu_kernels();
 ///   operands  n arrays, f32
 ///   result    f32[2]: of the elements as they are, and limited to ±max_value
 ///   attribute max_value (f64; ≤ 0: no limit)
-/// The same bits whatever the number of threads.
+/// The result does not depend on the number of threads, to the bit.
 inline constexpr const char* kSumOfSquaresKernel = "md_sum_of_squares";
 
 /// AdamW over n parameters at once, in place: results share the memory of their operands.
@@ -35,7 +35,7 @@ inline constexpr const char* kMovingAverageKernel = "md_moving_average";
 ///   operands, result  of md_convolution: x [B, H, W, Ci], w [Co, Ci, kh, kw] → y [B, H', W', Co]
 ///                     of md_convolution_input_grad: dy, w → dx     of md_convolution_weight_grad: x, dy → dw
 ///   attribute window  i64[6]: strides down and across; zeros above, below, left, right
-/// The same bits on the same machine with as many threads.
+/// Results are reproducible to the bit on one machine with one number of threads; other numbers may round differently.
 inline constexpr const char* kConvolutionKernel = "md_convolution";
 inline constexpr const char* kConvolutionInputGradKernel = "md_convolution_input_grad";
 inline constexpr const char* kConvolutionWeightGradKernel = "md_convolution_weight_grad";
@@ -44,7 +44,7 @@ inline constexpr const char* kConvolutionWeightGradKernel = "md_convolution_weig
 ///   operands  q [B, Lq, H, D], k and v [B, Lk, H, D], all f32 or all bf16; arithmetic f32
 ///   results   y like q; f32[B, H, Lq]: logarithms of the sums of exponentials
 ///   attributes scale (f64), causal (i1)
-/// The same bits whatever the number of threads; of the gradient too.
+/// Neither results nor gradients depend on the number of threads, to the bit.
 inline constexpr const char* kAttentionKernel = "md_attention";
 /// Its gradient.
 ///   operands  q, k, v, y, logarithms, dy
@@ -56,7 +56,7 @@ inline constexpr const char* kAttentionGradKernel = "md_attention_grad";
 ///   operands  x, w [C], b [C]
 ///   results   y, mean [B, groups], rstd [B, groups]
 ///   attributes groups (i64), eps (f64), silu (i1)
-/// Norms and their gradients: arithmetic f32, long sums f64; the same bits whatever the number of threads.
+/// All norms and their gradients: arithmetic is f32, long sums are f64; results do not depend on the number of threads.
 inline constexpr const char* kGroupNormKernel = "md_group_norm";
 /// Its gradient.
 ///   operands  x, dy, w, b, mean, rstd

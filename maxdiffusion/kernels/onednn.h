@@ -1,4 +1,5 @@
-// What callers of oneDNN share. Every call works on one thread: all sharing of work is the plugin's thread pool's.
+// What callers of oneDNN share. Every call of oneDNN uses one thread; work is divided among threads by the plugin's
+// thread pool only.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@ extern "C" void omp_set_num_threads(int);
 
 namespace md {
 
-/// To be said in each thread before it calls oneDNN, whose loops are OpenMP's.
+/// Called in each thread before it uses oneDNN, whose loops are OpenMP's.
 inline void use_one_thread() { omp_set_num_threads(1); }
 
 /// Memory that a thread keeps for its next call; aligned for vectors. Contents are undefined.

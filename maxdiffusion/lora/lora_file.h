@@ -15,7 +15,7 @@ struct LoraPair {
   HostArray down;          // [r, in] or [r, in, k, k], any float type
   HostArray up;            // [out, r] or [out, r, 1, 1]
   double alpha = 0;        // as PEFT and kohya mean it: the product counts alpha / r
-  bool alpha_said = true;  // by the file, not taken to be the rank
+  bool alpha_said = true;  // the file holds alpha; false: it was taken to be the rank
   int64_t rank() const { return down.dims()[0]; }
 };
 

@@ -1,4 +1,4 @@
-// Configuration keys of LoRA, and what they say. The mapping `lora_config` is the reference's.
+// Configuration keys of LoRA, and what follows from them. The mapping `lora_config` is the reference's.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct LoraKeys {
     v("lora_files", lora_files, "LoRA files or folders added to the weights; a list, or one text with commas");
     v("lora_scales", lora_scales, "factor of each of lora_files; empty: 1");
     v("lora_config", lora_config,
-      "the same as lists: lora_model_name_or_path, weight_name, adapter_name, scale, from_pt");
+      "LoRA files as lists: lora_model_name_or_path, weight_name, adapter_name, scale, from_pt");
     v("train_lora", train_lora, "train low-rank matrices beside frozen weights");
     v("lora_rank", lora_rank, "rank of the trained matrices");
     v("lora_alpha", lora_alpha, "their product counts lora_alpha / lora_rank; null: lora_rank");

@@ -17,10 +17,10 @@ struct ScaledLora {
 };
 
 /// W + Σ scale · alpha/r · up·down for every weight that a file has matrices for. `values`: host arrays by input name
-/// ("unet/conv_in.weight"), stacked or not, as ModelFolder::values gives them; changed ones are new arrays, so what
-/// they shared stays. Sums are f32 and rounded once to the storage type. Components that `params` does not hold are
-/// left to another call. Uses all cores. Throws io where a target is missing or a shape differs (naming both); nothing
-/// is changed then.
+/// ("unet/conv_in.weight"), stacked or not, as ModelWeights::read gives them; entries that change become new arrays, so
+/// memory that they shared is not written. Sums are f32 and rounded once to the storage type. Components that `params`
+/// does not hold are skipped. Uses all cores. Throws io where a target is missing or a shape differs (naming both);
+/// nothing is changed then.
 void merge_loras(const std::vector<ScaledLora>& loras, const ParamTable& params, HostArrays& values);
 
 }  // namespace md

@@ -10,10 +10,10 @@ namespace md {
 class LoraMetadata {
  public:
   /// From the metadata of the safetensors file at `path`, and from adapter_config.json beside it where the file has
-  /// PEFT's own name. Throws invalid_config for what is no JSON and for options that change the formula (DoRA, a bias,
-  /// base weights changed at the start), naming them.
+  /// PEFT's own name. Throws invalid_config for text that is not JSON and for options that change the formula (DoRA, a
+  /// bias, base weights changed at the start), naming them.
   static LoraMetadata read(const std::string& path, const std::map<std::string, std::string>& file_metadata);
-  /// True when something is said about the component (or about every one).
+  /// Whether the metadata says anything about the component (or about every component).
   bool covers(const std::string& component) const;
   /// alpha of a module named as in the file, without the component: the product counts alpha / rank.
   double alpha(const std::string& component, const std::string& module, int64_t rank) const;

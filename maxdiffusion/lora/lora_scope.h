@@ -27,7 +27,7 @@ std::vector<std::string> default_lora_targets(const std::string& component);
 /// `lora_A.weight` [r, in(, k, k)], uniform in ±1/√fan_in, and `lora_B.weight` [out, r(, 1, 1)], zeros.
 Scope lora_scope(const Scope& s, const LoraConfig& config);
 
-/// Throws invalid_config naming the targets that gave no module of any model in the table its matrices.
+/// Throws invalid_config naming the targets by which no module of any model in the table got matrices.
 void check_lora_targets(const std::vector<std::string>& targets, const ParamTable& params);
 
 bool is_lora(const Param& p);
@@ -36,8 +36,8 @@ ParamTable base_params(const ParamTable& params);
 
 /// Starting values of the table's LoRA parameters by input name, as a training state holds them; drawn from the seed.
 HostArrays initial_lora(const ParamTable& params, uint64_t seed);
-/// The same from given matrices. Throws io when file and table differ in what they train, invalid_config when rank or
-/// alpha differs from the config's; both say what to change.
+/// Starting values from the matrices of a file. Throws io where the file has other modules than the table,
+/// invalid_config where its rank or alpha is not the config's; both say what to change.
 HostArrays initial_lora(const ParamTable& params, const LoraFile& file, const LoraConfig& config);
 /// The matrices in a training state, under published names.
 LoraFile trained_lora(const ParamTable& params, const HostArrays& values, const LoraConfig& config);

@@ -23,9 +23,9 @@ class LoraTargets {
   explicit LoraTargets(const ParamTable& params) { add(params); }
   /// Every weight of two or four dims of every model in the table; of a stacked one, each layer.
   void add(const ParamTable& params);
-  /// The weight of the module `name`, where '.' and '_' mean the same ("mid_block_attentions_0_proj_in"): diffusers'
-  /// names, the original model's block names ("middle_block_1_proj_in"), and older names of attention's projections.
-  /// An empty component means any. One for each model that has such a module.
+  /// The weights of the module `name`, one for each model that has it; an empty component means any. '.' and '_' are
+  /// not told apart ("mid_block_attentions_0_proj_in"). Understands diffusers' names, the original model's block names
+  /// ("middle_block_1_proj_in"), and older names of attention's projections.
   std::vector<const LoraTarget*> find(const std::string& component, std::string name) const;
   std::vector<std::string> components() const;
 

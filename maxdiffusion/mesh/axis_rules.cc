@@ -137,7 +137,7 @@ Sharding AxisRules::resolve(const Mesh& mesh, const std::vector<std::string>& na
     if (vocabulary().contains(name) || has_rule(name)) continue;
     std::set<std::string> known = vocabulary();
     for (const auto& r : rules_) known.insert(r.logical);
-    fail(Code::invalid_graph, "sharding: no rule for the logical name '{}'; known are {}", name,
+    fail(Code::invalid_graph, "sharding: no rule for the logical name '{}'; expected one of: {}", name,
          fmt::join(known, ", "));
   }
 

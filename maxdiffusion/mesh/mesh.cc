@@ -75,7 +75,7 @@ void check_axis_names(const std::vector<std::string>& names, const Sizes& ici, c
   size_t last = 0;
   for (const auto& name : names) {
     const auto at = std::find(kAxes.begin(), kAxes.end(), name);
-    check(at != kAxes.end(), Code::invalid_config, "mesh_axes: unknown axis '{}'; known are {}", name,
+    check(at != kAxes.end(), Code::invalid_config, "mesh_axes: unknown axis '{}'; expected one of: {}", name,
           fmt::join(kAxes, ", "));
     const auto i = static_cast<size_t>(at - kAxes.begin());
     check(!seen[i], Code::invalid_config, "mesh_axes: axis '{}' is listed twice", name);

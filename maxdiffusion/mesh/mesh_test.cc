@@ -151,7 +151,8 @@ TEST(Mesh, AxisNamesMayBeLeftOutButNotInventedRepeatedOrReordered) {
   c.mesh_axes = {"fsdp", "tensor"};
   EXPECT_THAT(refusal([&] { Mesh::make(c, devices(4)); }), HasSubstr("ici_data_parallelism is -1"));
   c.mesh_axes = {"data", "expert"};
-  EXPECT_THAT(refusal([&] { Mesh::make(c, devices(4)); }), HasSubstr("unknown axis 'expert'; known are data, fsdp"));
+  EXPECT_THAT(refusal([&] { Mesh::make(c, devices(4)); }),
+              HasSubstr("unknown axis 'expert'; expected one of: data, fsdp"));
   c.mesh_axes = {"data", "data"};
   EXPECT_THAT(refusal([&] { Mesh::make(c, devices(4)); }), HasSubstr("listed twice"));
   c.mesh_axes = {"tensor", "data", "fsdp", "context"};

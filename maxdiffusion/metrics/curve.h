@@ -1,4 +1,4 @@
-// Pictures of curves.
+// Line plots as PNG files.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// TensorBoard event files: scalars, texts and pictures of a run.
+// TensorBoard event files: scalars, texts and images of a run.
 #pragma once
 
 #include <cstdint>

@@ -13,8 +13,8 @@ namespace md {
 /// file at flush(), at destruction, or when a few seconds or many bytes have gathered.
 class JsonlWriter {
  public:
-  /// Of an existing file, lines of steps 1 … keep_through_step are kept (a resumed run repeats the later ones), and of
-  /// a line cut by a kill nothing; 0 starts afresh.
+  /// Of an existing file, whole lines of steps 1 … keep_through_step are kept; a resumed run writes the later ones
+  /// again. 0 starts a new file.
   JsonlWriter(const std::string& path, int64_t keep_through_step);
   ~JsonlWriter();
   /// A value that is not finite is written as null, because JSON has no other word for it.

@@ -36,7 +36,7 @@ class Profile {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The profile of a loop's steps. A failure is told and ends the profile, not the run.
+/// The profile of a loop's steps. A failure is logged and ends the profile, not the run.
 class ProfileWindow {
  public:
   /// `first`: the loop's first step. Throws invalid_config for steps that are negative or none.

@@ -1,5 +1,5 @@
-// What a run says about itself: scalars to the progress bar, to metrics.jsonl and to TensorBoard, and the picture of
-// its loss at the end. The devices are never waited for: values of step n are read when step n+1 has been started.
+// What a run says about itself: scalars to the progress bar, to metrics.jsonl and to TensorBoard, and the curve of its
+// loss at the end. The devices are never waited for: values of step n are read when step n+1 has been started.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct RecorderOptions {
   double device_flops = 0;                  // floating-point operations of one step on one device; 0: not known
   std::optional<double> device_peak_flops;  // a second
   MetricsConfig config;
-  std::string curve = "loss.png";            // empty: no picture
+  std::string curve = "loss.png";            // empty: none is drawn
   std::map<std::string, std::string> texts;  // for TensorBoard: tag → Markdown, such as the config
 };
 
@@ -58,7 +58,7 @@ class Recorder {
   using Scalars = std::map<std::string, double>;
 
   explicit Recorder(RecorderOptions options);
-  /// Closes the files; writes no picture and throws nothing. finish() is the good end.
+  /// Closes the files without drawing the curve; throws nothing. A run that succeeds calls finish() before.
   ~Recorder();
 
   /// `step` counts updates done, this one included: start_step + 1, …, total_steps. Starts copying `metrics` (scalars
@@ -66,20 +66,21 @@ class Recorder {
   /// naming the step, when a loss or a gradient norm read is not finite; the files then hold it.
   void push(int64_t step, const Devices& devices, const ArrayMap& metrics, const Scalars& known = {});
   void push(int64_t step, std::map<std::string, PendingArray> metrics, const Scalars& known = {});
-  /// Of the steps pushed from now on, where they are not all alike (RecorderOptions::device_flops).
+  /// RecorderOptions::device_flops of the steps pushed from now on, where steps differ.
   void set_device_flops(double flops);
   /// Values that the host has, at once.
   void record(int64_t step, Scalars values, double step_seconds);
-  /// Reads what is pending; then the files are as new as the run. `more`: values of the same step that take their own
-  /// time to find (an evaluation), which is not the step's.
+  /// Waits for the metrics of the last push and records them. `more`: further values of that step, from an evaluation;
+  /// the time it takes does not count as the step's.
   void read_pending(const std::function<Scalars()>& more = {});
-  /// The same, and then the files are on disk as well: what a checkpoint follows must not be lost with the process.
+  /// Reads what is pending and writes it to the files, so that metrics of steps before a checkpoint are not lost with
+  /// the process.
   void flush();
   /// Keeps the time since the last reading (an evaluation, a compilation) out of the next step's time.
   void restart_clock();
-  /// For texts and pictures of the run. Null where nothing is written.
+  /// For texts and images of the run. Null where nothing is written.
   EventWriter* events();
-  /// Reads the last step, writes the picture, closes the files and the bar.
+  /// Reads the last step, draws the curve, closes the files and the bar.
   void finish();
   /// (step, loss) of this run and of what it resumed, by step.
   const Curve& loss() const;

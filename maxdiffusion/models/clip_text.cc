@@ -13,9 +13,10 @@
 namespace md {
 namespace {
 
-/// Starting widths of CLIP: residual branches shrink with the depth. But a random encoder is used as it is, so what
-/// must say which caption it was starts wider: tokens, which would drown at CLIP's 0.02, and what attention carries of
-/// them to the end of the text, whose own token is the same in every caption.
+/// Standard deviations of starting values. As in CLIP, those of residual branches shrink with the depth. Two are wider,
+/// because random_text_encoder uses the starting values untrained and outputs must still differ between captions: token
+/// embeddings (with CLIP's 0.02 they would be lost beside the rest), and the values and output of attention, through
+/// which the end token, equal in all captions, sees the text.
 struct Inits {
   explicit Inits(const ClipTextConfig& c) {
     const double width = static_cast<double>(c.hidden_size), depth = static_cast<double>(c.num_hidden_layers);

@@ -23,8 +23,8 @@ struct ClipTextConfig {
 struct ClipTextOutput {
   std::vector<Tensor> hidden_states;  // embedding output, then each layer's: n + 1 of [B, L, width]
   Tensor last_hidden_state;           // after final_layer_norm
-  Tensor skipped;                     // that of layer n − skip; absent without
-  Tensor pooled;                      // [B, width] at the EOS position (rule of the spec)
+  Tensor skipped;                     // layer n − skip after final_layer_norm; absent where skip is 0
+  Tensor pooled;                      // [B, width] at the position of the end token
   Tensor text_embeds;                 // [B, projection_dim], with_projection only
 };
 /// ids: [B, L] s32. `skip`: layers left out of `skipped`, in [0, n] ("clip skip"). Throws invalid_config for another.

@@ -9,7 +9,7 @@
 namespace md {
 namespace {
 
-/// The picture at the size and width of the latents' features.
+/// The image at the size and width of the latents' features.
 Tensor embedding(const Scope& s, const ControlNetConfig& c, Tensor x) {
   const auto& widths = c.conditioning_embedding_out_channels;
   x = silu(nn::conv2d(s / "conv_in", x, {.out = widths[0]}));
@@ -54,16 +54,16 @@ ControlNetConfig ControlNetConfig::from_json(const nlohmann::json& config) {
   return c;
 }
 
-ControlResiduals controlnet(const Scope& s, const ControlNetConfig& c, const UNetInputs& in, Tensor picture) {
+ControlResiduals controlnet(const Scope& s, const ControlNetConfig& c, const UNetInputs& in, Tensor image) {
   auto path = s.path_scope();
-  check(picture.rank() == 4 && picture.dim(1) == in.sample.dim(1) * c.downscale() &&
-            picture.dim(2) == in.sample.dim(2) * c.downscale() && picture.dim(3) == c.conditioning_channels,
-        Code::invalid_graph, "controlnet: the picture is {}; latents {} need [B, {}, {}, {}]",
-        to_string(picture.shape()), to_string(in.sample.shape()), in.sample.dim(1) * c.downscale(),
-        in.sample.dim(2) * c.downscale(), c.conditioning_channels);
-  if (c.bgr) picture = reverse(picture, {3});
+  check(image.rank() == 4 && image.dim(1) == in.sample.dim(1) * c.downscale() &&
+            image.dim(2) == in.sample.dim(2) * c.downscale() && image.dim(3) == c.conditioning_channels,
+        Code::invalid_graph, "controlnet: the image is {}; latents {} need [B, {}, {}, {}]", to_string(image.shape()),
+        to_string(in.sample.shape()), in.sample.dim(1) * c.downscale(), in.sample.dim(2) * c.downscale(),
+        c.conditioning_channels);
+  if (c.bgr) image = reverse(image, {3});
   const UNetFeatures f =
-      unet2d_features(s, c.unet, in, embedding(s / "controlnet_cond_embedding", c, cast(picture, s.dtype())));
+      unet2d_features(s, c.unet, in, embedding(s / "controlnet_cond_embedding", c, cast(image, s.dtype())));
   auto residual = [&](const Scope& at, Tensor x) {
     x = nn::conv2d(at, x, {.out = x.dim(-1), .kernel = 1, .padding = 0});
     return c.global_pool_conditions ? mean(x, {1, 2}, true) : x;

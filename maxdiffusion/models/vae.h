@@ -1,4 +1,4 @@
-// AutoencoderKL: pictures to latents and back. Source: diffusers, AutoencoderKL; Rombach et al. 2022, section 3.1.
+// AutoencoderKL: images to latents and back. Source: diffusers, AutoencoderKL; Rombach et al. 2022, section 3.1.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -67,7 +67,7 @@ std::string layer_path(const std::string& path, int64_t layer);
 /// The starting value. Drawn from (seed, input), so a layer of a stacked parameter starts as it would unstacked.
 /// Uses all cores.
 HostArray initial_value(const Param& p, uint64_t seed);
-/// The same for a part of the parameter, of which nothing else is drawn.
+/// The starting value of a part of the parameter; the rest is not drawn.
 HostArray initial_value(const Param& p, uint64_t seed, const Slice& slice);
 
 }  // namespace md

@@ -63,7 +63,7 @@ auto factor(const OptimConfig& c, const Math& m) {
     return with_warmup(m.power(1.0 - progress, c.lr_power) * (1 - end) + end);
   }
   fail(Code::invalid_config,
-       "lr_scheduler is '{}'; known are constant, constant_with_warmup, linear, cosine, cosine_with_restarts, "
+       "lr_scheduler is '{}'; expected one of: constant, constant_with_warmup, linear, cosine, cosine_with_restarts, "
        "polynomial",
        c.lr_scheduler);
 }

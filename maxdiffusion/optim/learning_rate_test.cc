@@ -60,7 +60,8 @@ TEST(LearningRate, UnknownNamesAreRefused) {
     learning_rate(config("exponential"), int64_t{0});
     FAIL();
   } catch (const Error& e) {
-    EXPECT_THAT(e.what(), ::testing::HasSubstr("lr_scheduler is 'exponential'; known are constant, constant_with_"));
+    EXPECT_THAT(e.what(),
+                ::testing::HasSubstr("lr_scheduler is 'exponential'; expected one of: constant, constant_with_"));
   }
 }
 

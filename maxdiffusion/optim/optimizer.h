@@ -48,8 +48,7 @@ struct OptimConfig {
     v("opt_enable_grad_global_norm_clipping", opt_enable_grad_global_norm_clipping, "clip by max_grad_norm");
     v("low_precision_update", low_precision_update,
       "weights_dtype narrower than float32: master (a float32 copy is updated), stochastic (updated weights are "
-      "rounded "
-      "at random) or plain (to nearest: small updates are lost)");
+      "rounded at random) or plain (to nearest: small updates are lost)");
   }
 };
 
@@ -64,13 +63,13 @@ struct Update {
   Tensor applied;                                             // pred scalar: the norm is finite, and `healthy` is true
 };
 /// AdamW with clipping by value, then by global norm. `step` counts from 0. Parameters and moments are f32, gradients
-/// of any float type. An empty gradient leaves its parameter and moments as they are; so does, for all of them, a norm
-/// that is not finite or a false `healthy` (pred scalar; empty: true).
+/// of any float type. An empty gradient leaves its parameter and moments unchanged; a norm that is not finite, or a
+/// false `healthy` (pred scalar; empty: true), leaves all of them unchanged.
 Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& params,
              const std::vector<Tensor>& grads, const std::vector<Tensor>& first, const std::vector<Tensor>& second,
              Tensor healthy = {});
 
-/// average ← param + (average − param)·keep where `applied` (pred scalar), else as it was. All f32; keep: scalar.
+/// average ← param + (average − param)·keep where `applied` (pred scalar), else unchanged. All f32; keep: scalar.
 std::vector<Tensor> moving_average(Tensor keep, Tensor applied, const std::vector<Tensor>& averages,
                                    const std::vector<Tensor>& params);
 

@@ -70,7 +70,7 @@ LowPrecisionUpdate low_precision_update(const std::string& name) {
   if (name == "master") return LowPrecisionUpdate::master;
   if (name == "stochastic") return LowPrecisionUpdate::stochastic;
   if (name == "plain") return LowPrecisionUpdate::plain;
-  fail(Code::invalid_config, "low_precision_update is '{}'; known are master, stochastic, plain", name);
+  fail(Code::invalid_config, "low_precision_update is '{}'; expected one of: master, stochastic, plain", name);
 }
 
 bool is_narrow(DType t) { return is_float(t) && size_of(t) < size_of(DType::f32); }

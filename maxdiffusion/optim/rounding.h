@@ -1,5 +1,5 @@
 // Weights stored in less than float32. An update is often smaller than half the distance to the next number of such a
-// type and would be lost by rounding to nearest; this says what is done instead.
+// type and would be lost by rounding to nearest; here are the ways to keep it.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ enum class LowPrecisionUpdate {
   stochastic,  // the weights are updated and rounded up or down at random
   plain,       // the weights are updated and rounded to nearest
 };
-/// Of the key low_precision_update. Throws invalid_config with the known names.
+/// The value of the key low_precision_update. Throws invalid_config, listing the names, for another.
 LowPrecisionUpdate low_precision_update(const std::string& name);
 
 /// A float type with fewer bits than float32.

@@ -13,23 +13,23 @@
 
 namespace md {
 
-/// A ControlNet beside the denoiser: the family has it as a component.
+/// How a ControlNet acts, which the model folder has as a component.
 struct ControlOptions {
-  HostArray image;            // f32 [1, H, W, C] in [0, 1], for everything drawn
+  HostArray image;            // f32 [1, H, W, C] in [0, 1], for all samples
   double scale = 1;           // of the residuals
   double start = 0, end = 1;  // part of the steps in which it acts
 };
 
 struct SampleOptions {
   std::vector<std::string> prompts;
-  /// None: what Family::zeros_for_empty_prompt says. One for all prompts, or one each.
+  /// One for all prompts, or one for each. Empty: see Family::zeros_for_empty_prompt.
   std::vector<std::string> negative_prompts;
-  double guidance_scale = 7.5;  // at most 1: the model runs once a step
+  double guidance_scale = 7.5;  // 1 or less: no guidance, the model runs once a step
   double guidance_rescale = 0;  // 0: off
   int64_t num_inference_steps = 30, images_per_prompt = 1;
   int64_t batch = 0;  // samples per run of the program; 0: all of them
   MediaSize size;
-  std::optional<SizeHints> said;  // absent: `size`, not cropped
+  std::optional<SizeHints> said;  // what the denoiser is conditioned on; absent: `size`, not cropped
   uint64_t seed = 0;
   HostArray latents;                // f32 [N, h, w, C], standard normal; absent: drawn from the seed, one by one
   nlohmann::json scheduler_config;  // after overrides
@@ -53,8 +53,9 @@ struct PromptConditioning {
 /// Throws invalid_config where negative_prompts are neither none, one, nor as many as the prompts.
 PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const SampleOptions& options);
 
-/// Latents f32 [N, h, w, C], still scaled. The whole denoising loop is one program; `weights` answers while it is
-/// compiled. Throws invalid_config (sizes, steps, scheduler, latents), device where latents are not finite.
+/// Latents f32 [N, h, w, C], still scaled. The whole denoising loop is one program; `weights` is called on another
+/// thread while it is compiled. Throws invalid_config (sizes, steps, scheduler, latents), device where latents are not
+/// finite.
 HostArray denoise(const Devices& devices, const Family& family, const WeightsOf& weights,
                   const PromptConditioning& prompts, const SampleOptions& options);
 

@@ -8,6 +8,7 @@ namespace md {
 
 /// Throws invalid_config, naming the keys and the reason, for what training cannot obey.
 void check_training_keys(const RunConfig& config, const Family& family);
-/// The like for prepare_tfrecords.
+/// Throws likewise for what prepare_tfrecords cannot obey.
 void check_tfrecord_keys(const RunConfig& config);
+
 }  // namespace md

@@ -1,4 +1,4 @@
-// Drawing: with a model folder or what a run has trained, while training and as a command.
+// Generating images: as a command, with a model folder or with what a run has trained, and while a run trains.
 #pragma once
 
 #include <string>
@@ -8,15 +8,16 @@
 
 namespace md {
 
-/// Draws what the keys ask for into output_dir. `with_control`: a ControlNet must be there. The model is the one given
-/// on the command line, else the newest checkpoint of the run, else the config's.
+/// Generates what the keys ask for into output_dir. The model is the one given on the command line, else the newest
+/// checkpoint of the run, else the config's. `with_control`: the keys must name a ControlNet.
 void generate(const RunConfig& config, bool with_control = false);
 
-/// DreamBooth: draws what class_data_dir lacks of num_class_images with class_prompt, 50 steps and guidance 7.5.
+/// DreamBooth: generates the images that class_data_dir lacks of num_class_images, with class_prompt, 50 steps and
+/// guidance 7.5.
 void draw_class_images(const RunConfig& config);
 
-/// A grid of the prompts' samples with the models of a run that is training, with their captions. `weights`: of the
-/// denoiser. Returns the path of the PNG, `folder`/step_NNNNNN.png.
+/// Writes a grid of samples of the prompts, with captions, drawn with the models of a run that is training. `weights`:
+/// of the denoiser. Returns the path of the PNG, `folder`/step_NNNNNN.png.
 std::string draw_sample_grid(RunModels& models, TextEncoder& text, const WeightsOf& weights, int64_t step,
                              const std::string& folder);
 

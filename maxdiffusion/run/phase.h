@@ -1,4 +1,4 @@
-// A phase of a run, told in the log and, where a key asks for it, in a file.
+// A phase of a run: its start, end and duration are logged and, with timing_metrics_file, written to that file.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace md {
 
-/// From construction to destruction.
+/// The phase lasts as long as the object.
 class Phase {
  public:
   Phase(const RunKeys& keys, std::string name);

@@ -10,14 +10,14 @@
 
 namespace md {
 
-/// The task that the keys ask for; sizes that only the data knows are those of `resolution`.
+/// The task that the keys ask for. Sizes that follow from the data are `resolution` here.
 DenoiseTask planned_task(const RunConfig& config, std::shared_ptr<const Family> family,
                          const nlohmann::json& scheduler_config, int64_t devices);
 /// Whether any part of a component is trained.
 bool is_trained(const RunModels& models, const std::string& component);
-/// How an update of `samples` is made. `models` must outlive the result.
+/// How an update of `samples` samples is made. `models` must outlive the result.
 StepOptions planned_step(const RunModels& models, int64_t samples);
-/// With `scale_lr`, the rate times the samples of an update.
+/// `rate`, with `scale_lr` multiplied by the samples of an update.
 double scaled_rate(const OptimConfig& optim, double rate, int64_t samples);
 
 /// Prints one stage's value to standard output. `what`: mesh, params, batch, graph, program or memory. Throws

@@ -30,7 +30,7 @@ void write_stored(const std::shared_ptr<const RecordSource>& source, const DataS
       log_warning("skipped {}", r.fault);
       continue;
     }
-    shards.add({{keys.image_column, r.pixels ? encode_png(r.pixels) : std::string(r.picture.bytes)},
+    shards.add({{keys.image_column, r.pixels ? encode_png(r.pixels) : std::string(r.image.bytes)},
                 {keys.caption_column, r.caption}});
   }
 }

@@ -1,6 +1,6 @@
-// A run's devices and models, opened: what every stage of training, sampling and writing data takes its programs and
-// weights from. The models around the trained one are loaded when first needed: they encode its data, draw its samples,
-// and make its checkpoints whole model folders.
+// A run's devices and models, opened: every stage of training, sampling and writing data takes its programs and weights
+// from here. The models around the trained one (which encode its data, decode its samples and complete its checkpoints)
+// are loaded when first needed.
 #pragma once
 
 #include <memory>
@@ -27,7 +27,7 @@ class RunModels {
   const ModelFolder& folder() const { return folder_; }
   const std::shared_ptr<const Family>& family() const { return family_; }
   const Devices& devices() const { return devices_; }
-  /// As ModelWeights::open; of the autoencoder a table may hold a part, its encoder say.
+  /// As ModelWeights::open. Of the autoencoder, the table may hold only some parameters, such as the encoder's.
   std::function<NamedPieces()> open_weights(const ParamTable& params, const std::string& component);
   /// Random values, whatever else there is.
   std::function<NamedPieces()> open_random(const ParamTable& params, const std::string& component) const {
@@ -41,19 +41,20 @@ class RunModels {
 
   /// Samples that the programs below take at a time.
   int64_t encoder_batch() const { return 32 * devices_.mesh().devices(); }
-  /// Weights of the text encoders before this run's training of them.
+  /// With the text encoders' weights as they were before this run trained them.
   TextEncoder& text_encoder();
   MediaCoder& media_coder();
   /// The autoencoder's values by input name.
   const HostArrays& autoencoder_values();
 
-  /// An autoencoder that this run has trained, and the scale of its latents.
+  /// Replaces the autoencoder's weights by values, by input name, that this run has trained.
   void set_autoencoder(HostArrays values);
+  /// Sets the scale of its latents; see Family::fitted_autoencoder.
   void fit_autoencoder(const HostArray& moments);
-  /// The model folder's scheduler_config.json with what was trained; see training_config.
+  /// The text of scheduler_config.json for checkpoints; see training_config.
   std::string trained_scheduler_config() const;
-  /// Everything that the content of a checkpoint lacks to be a whole model folder. Weights that came from files are
-  /// linked, not written.
+  /// Adds what the content of a checkpoint lacks to be a whole model folder. Weights that came from files are linked,
+  /// not written.
   void complete(CheckpointContent& content);
 
  private:

@@ -11,9 +11,9 @@ namespace md {
 void train(const RunConfig& config);
 
 /// Writes the data set of a config as TFRecord files into `tfrecords_dir`; see TfrecordShards. With
-/// cache_latents_text_encoder_outputs records are what dataset_type=tfrecord trains from then, encoded by the programs
-/// that fill the cache of latents (Family::to_encoded). Otherwise they are pictures as they are stored, and captions,
-/// under image_column and caption_column. random_flip adds each mirrored. Returns the number of records.
+/// cache_latents_text_encoder_outputs the records hold encoded samples (Family::to_encoded), from which
+/// dataset_type=tfrecord trains. Otherwise they hold images as they are stored and captions, under image_column and
+/// caption_column. random_flip adds every image mirrored. Returns the number of records.
 int64_t prepare_tfrecords(const RunConfig& config);
 
 }  // namespace md

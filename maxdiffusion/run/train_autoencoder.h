@@ -6,10 +6,10 @@
 
 namespace md {
 
-/// What the keys say of every stage of a run; outputs go to `folder`.
+/// Options of a loop that are common to all stages of a run; outputs go to `folder`.
 LoopOptions loop_options(const RunConfig& c, const std::string& folder, const std::string& title);
-/// Sets the autoencoder of `models`. The stage's files go to vae/ of the run's folder, and a picture of originals above
-/// their reconstructions to its samples/.
+/// Trains the autoencoder of `models`. The stage's files go to vae/ in the run's folder, and an image of originals
+/// above their reconstructions to samples/.
 void train_autoencoder(RunModels& models, const LoadedImages& images);
 
 }  // namespace md

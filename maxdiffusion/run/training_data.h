@@ -14,8 +14,8 @@ namespace md {
 struct TrainingData {
   DenoiseTask task;
   std::unique_ptr<Dataset> batches;
-  HostArrays constants = {};            // arrays of the batch that are the same every step
-  std::vector<ImageSize> buckets = {};  // sizes of the images; empty: all have the task's
+  HostArrays constants = {};            // arrays of the batch that are the same in every step
+  std::vector<ImageSize> buckets = {};  // sizes of the images; empty: all have the task's size
 
   /// Samples of one update.
   int64_t update_size(const UpdateKeys& keys) const { return task.batch_size * keys.gradient_accumulation_steps; }
@@ -23,9 +23,9 @@ struct TrainingData {
 
 /// Opens the data of a run; trains its autoencoder first where a key asks for it.
 TrainingData open_training_data(RunModels& models);
-/// The task in the size of each bucket; the task itself where there are none.
+/// One task for each bucket, of its size; without buckets the task itself.
 std::vector<DenoiseTask> in_sizes(const TrainingData& data);
-/// The first held-out records, as fields of the task, a row each.
+/// The first held-out records as fields of the task, one row each.
 HostArrays held_out_fields(RunModels& models, const DenoiseTask& task);
 /// Where the data is; draws the emoji on first use.
 DataSourceConfig source_config(const RunConfig& config);

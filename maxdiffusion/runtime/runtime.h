@@ -77,8 +77,8 @@ class Devices {
 
   /// Asynchronous: returns at once; the bytes of `a` are kept alive until the transfer is done.
   Array put(const HostArray& a, const Sharding& sharding = {}, const std::string& name = "array") const;
-  /// The same for an array that this process need not have whole: `values` gives the bytes of a slice, in its sizes and
-  /// the type of `shape`, and is called once for each distinct slice on devices of this process, on this thread.
+  /// Puts an array that this process need not have whole: `values` gives the bytes of a slice, in its sizes and the
+  /// type of `shape`, and is called once for each distinct slice on devices of this process, on this thread.
   Array put(const Shape& shape, const std::function<HostArray(const Slice&)>& values, const Sharding& sharding = {},
             const std::string& name = "array") const;
   /// Waits for the device. Throws device where devices of other processes hold a part of the array.
@@ -117,7 +117,7 @@ enum class Which { local, owned };
 /// Starts copying to the host without waiting for the device.
 PendingPieces fetch_pieces(const Devices& devices, const Array& a, Which which = Which::owned);
 
-/// The same for a whole array.
+/// A copy of a whole array to the host that is under way.
 class PendingArray {
  public:
   PendingArray() = default;

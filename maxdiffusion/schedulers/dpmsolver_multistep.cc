@@ -53,7 +53,7 @@ std::unique_ptr<Scheduler> make_dpmsolver_multistep(const nlohmann::json& config
                       .sde = algorithm.starts_with("sde"),
                       .heun = kind == "heun"};
   const auto order = member<int64_t>(config, "solver_order", 2);
-  check(order >= 1 && order <= 3, Code::invalid_config, "scheduler config: solver_order is {}; known are 1, 2, 3",
+  check(order >= 1 && order <= 3, Code::invalid_config, "scheduler config: solver_order is {}; expected 1, 2 or 3",
         order);
   check(solver.data || !solver.sde || order < 3, Code::invalid_config,
         "scheduler config: solver_order is 3; sde-dpmsolver knows 1 and 2");

@@ -50,7 +50,7 @@ inline std::string choice(const nlohmann::json& config, const char* name, const 
                           std::initializer_list<const char*> known) {
   std::string value = member<std::string>(config, name, fallback);
   check(std::find(known.begin(), known.end(), value) != known.end(), Code::invalid_config,
-        "scheduler config: {} is '{}'; known are {}", name, value, fmt::join(known, ", "));
+        "scheduler config: {} is '{}'; expected one of: {}", name, value, fmt::join(known, ", "));
   return value;
 }
 

@@ -7,7 +7,7 @@
 
 namespace md {
 
-// Each answers with nothing where the config is another's.
+// Each returns null where the config asks for another process.
 #define DECLARE(name) std::shared_ptr<const NoiseProcess> make_##name(const nlohmann::json&, const ProcessKeys&);
 PROCESSES(DECLARE)
 #undef DECLARE

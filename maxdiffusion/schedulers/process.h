@@ -1,6 +1,6 @@
-// Noise processes: how a sample becomes noisy in training, and what the model should say of it. A family of its own
-// beside the samplers (scheduler.h); which one a model was made for follows from its scheduler_config.json.
-// Sources: Ho et al. 2020 (ddpm); Lipman et al. 2023 (flow_match).
+// Noise processes: how a sample is made noisy in training, and what the model should predict. They are apart from the
+// samplers (scheduler.h); which process a model is trained with follows from its scheduler_config.json. Sources: Ho et
+// al. 2020 (ddpm); Lipman et al. 2023 (flow_match).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -47,12 +47,12 @@ class NoiseProcess {
   virtual Tensor weight(Tensor t) const = 0;
   /// What the model takes as its time, [B].
   virtual Tensor model_time(Tensor t) const { return t; }
-  /// The same without weights and with times drawn evenly: for evaluation.
+  /// This process without loss weights and without a bias of times: for evaluation.
   virtual std::shared_ptr<const NoiseProcess> unweighted() const = 0;
 };
 
 /// The process of a scheduler_config.json: flow_match where its prediction_type is flow_prediction, else ddpm. Throws
-/// invalid_config for members and keys that do not fit, and for keys that this process would not obey.
+/// invalid_config for members and keys whose values it cannot take, and for keys that this process would not obey.
 std::shared_ptr<const NoiseProcess> make_process(const nlohmann::json& scheduler_config, const ProcessKeys& keys);
 /// "ddpm", "flow_match".
 std::vector<std::string> process_names();

@@ -71,7 +71,7 @@ nlohmann::json parse_scheduler_config(const std::string& text) {
 std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& config) {
   check(config.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", config.dump());
   std::string name = member<std::string>(config, "_class_name", "");
-  check(!name.empty(), Code::invalid_config, "scheduler config: the member _class_name is missing; known are {}",
+  check(!name.empty(), Code::invalid_config, "scheduler config: the member _class_name is missing; expected one of: {}",
         fmt::join(scheduler_names(), ", "));
   if (name.starts_with("Flax")) name = name.substr(4);
   require_off(config, {"thresholding", "use_beta_sigmas", "use_dynamic_shifting"});

@@ -1,5 +1,5 @@
-// Keys that change a model's scheduler_config.json, and the two configs that follow: what is sampled with, and what is
-// trained on and saved. Both hold what was trained, so that a checkpoint draws as its run does.
+// Keys that change a model's scheduler_config.json, and the two configs that result: one for sampling, one for training
+// and checkpoints. Both have the members that training depends on, so that a checkpoint is sampled as it was trained.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -23,7 +23,8 @@ struct SchedulerKeys {
 /// `text`: of scheduler_config.json. Every member of diffusion_scheduler_config replaces the file's (an empty text
 /// leaves it), then prediction_type. Throws invalid_config.
 nlohmann::json sampling_config(const std::string& text, const SchedulerKeys& keys);
-/// The same, but only members that the noise of training depends on are replaced; the sampler stays the file's.
+/// Likewise, but only members that training depends on are replaced (num_train_timesteps, beta_…, trained_betas,
+/// rescale_betas_zero_snr, prediction_type); the sampler and its options stay the file's.
 nlohmann::json training_config(const std::string& text, const SchedulerKeys& keys);
 
 }  // namespace md

@@ -89,8 +89,8 @@ TEST(NoiseSchedule, TrainedBetasWin) {
 TEST(NoiseSchedule, BadMembersAreNamed) {
   auto load = [](const json& c) { return refusal([&] { NoiseSchedule::from_json(c); }); };
   EXPECT_THAT(load({{"beta_schedule", "cubic"}}),
-              HasSubstr("beta_schedule is 'cubic'; known are linear, scaled_linear"));
-  EXPECT_THAT(load({{"prediction_type", "flow"}}), HasSubstr("prediction_type is 'flow'; known are epsilon"));
+              HasSubstr("beta_schedule is 'cubic'; expected one of: linear, scaled_linear"));
+  EXPECT_THAT(load({{"prediction_type", "flow"}}), HasSubstr("prediction_type is 'flow'; expected one of: epsilon"));
   EXPECT_THAT(load({{"beta_start", "small"}}), HasSubstr("beta_start is \"small\"; expected a number"));
   EXPECT_THAT(load({{"trained_betas", {0.1}}}), HasSubstr("trained_betas has 1 entries, num_train_timesteps is 1000"));
   EXPECT_THAT(load({{"num_train_timesteps", 0}}), HasSubstr("num_train_timesteps is 0"));
@@ -359,16 +359,19 @@ TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {
               HasSubstr("sigma_min is 2, sigma_max 1; expected less to more"));
   EXPECT_THAT(refused(lms, {{"final_sigmas_type", "sigma_min"}}), HasSubstr("final_sigmas_type is 'sigma_min'"));
   EXPECT_THAT(refused(lms, {{"interpolation_type", "log_linear"}}), HasSubstr("interpolation_type is 'log_linear'"));
-  EXPECT_THAT(refused(ddpm, {{"variance_type", "learned"}}), HasSubstr("variance_type is 'learned'; known are fixed"));
+  EXPECT_THAT(refused(ddpm, {{"variance_type", "learned"}}),
+              HasSubstr("variance_type is 'learned'; expected one of: fixed"));
   EXPECT_THAT(refused(dpm, {{"variance_type", "learned_range"}}), HasSubstr("variance_type is 'learned_range'"));
   EXPECT_THAT(refused(ddim, {{"clip_sample_range", 0}}), HasSubstr("clip_sample_range is 0"));
   EXPECT_THAT(refused(ddim, {{"eta", -1}}), HasSubstr("eta is -1"));
-  EXPECT_THAT(refused(pndm, {{"prediction_type", "sample"}}), HasSubstr("prediction_type is 'sample'; known are"));
+  EXPECT_THAT(refused(pndm, {{"prediction_type", "sample"}}),
+              HasSubstr("prediction_type is 'sample'; expected one of:"));
   EXPECT_THAT(refused(pndm, json::object()), HasSubstr("3 inference steps; expected 4 or more without skip_prk_steps"));
   for (const char* sampler : {dpm, unipc}) {
-    EXPECT_THAT(refused(sampler, {{"solver_order", 4}}), HasSubstr("solver_order is 4; known are 1, 2, 3"));
+    EXPECT_THAT(refused(sampler, {{"solver_order", 4}}), HasSubstr("solver_order is 4; expected 1, 2 or 3"));
     EXPECT_THAT(refused(sampler, {{"solver_type", "rk4"}}), HasSubstr("solver_type is 'rk4'"));
-    EXPECT_THAT(refused(sampler, {{"prediction_type", "flow_prediction"}}), HasSubstr("'flow_prediction'; known are"));
+    EXPECT_THAT(refused(sampler, {{"prediction_type", "flow_prediction"}}),
+                HasSubstr("'flow_prediction'; expected one of:"));
   }
   EXPECT_THAT(refused(dpm, {{"algorithm_type", "dpmsolver"}}), HasSubstr("dpmsolver cannot step to no noise"));
   EXPECT_THAT(refused(dpm, {{"algorithm_type", "sde-dpmsolver"}, {"solver_order", 3}}), HasSubstr("knows 1 and 2"));

@@ -25,8 +25,8 @@ std::vector<double> spaced_timesteps(const std::string& spacing, int64_t steps, 
     } else if (spacing == "trailing") {
       t.push_back(std::nearbyint(static_cast<double>(T) - x * (static_cast<double>(T) / n)) - 1);
     } else {
-      fail(Code::invalid_config, "scheduler config: timestep_spacing is '{}'; known are linspace, leading, trailing",
-           spacing);
+      fail(Code::invalid_config,
+           "scheduler config: timestep_spacing is '{}'; expected one of: linspace, leading, trailing", spacing);
     }
   }
   return t;

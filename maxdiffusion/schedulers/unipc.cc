@@ -69,7 +69,7 @@ std::unique_ptr<Scheduler> make_unipc(const nlohmann::json& config) {
   const auto kind = choice(config, "solver_type", "bh2", {"bh1", "bh2", "midpoint", "heun", "logrho"});
   const Solver solver{.data = member(config, "predict_x0", true), .bh1 = kind == "bh1"};
   const auto order = member<int64_t>(config, "solver_order", 2);
-  check(order >= 1 && order <= 3, Code::invalid_config, "scheduler config: solver_order is {}; known are 1, 2, 3",
+  check(order >= 1 && order <= 3, Code::invalid_config, "scheduler config: solver_order is {}; expected 1, 2 or 3",
         order);
   check(solver.data || type != "flow_prediction", Code::invalid_config,
         "scheduler config: prediction_type is flow_prediction, which needs predict_x0");

@@ -1,8 +1,8 @@
-// Denoising objective: mean of w(t)·m·(target − prediction)². A batch holds media and captions, what the family's
-// models make of them, or everything including the draws of a recorded run. m is 1, or with `masked` the mask at the
-// latents' size, the same for all channels; the mean is over all elements, those without weight included, as kohya's
-// sd-scripts do (apply_masked_loss): what is masked out makes the loss smaller. Sources: Ho et al. 2020 (DDPM); Rombach
-// et al. 2022; Podell et al. 2023 (micro-conditioning); Ruiz et al. 2022 (DreamBooth).
+// Denoising objective: mean of w(t)·m·(target − prediction)². A batch holds media and captions, or what the family's
+// models make of them, or everything including the random numbers of a recorded run. m is 1, or with `masked` the mask
+// at the latents' size, equal for all channels. The mean is over all elements, masked ones included, so that masks make
+// the loss smaller, as in kohya's sd-scripts (apply_masked_loss). Sources: Ho et al. 2020 (DDPM); Rombach et al. 2022;
+// Podell et al. 2023 (micro-conditioning); Ruiz et al. 2022 (DreamBooth).
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace md {
 
-/// Keys of what is learned, beside those of the noise (schedulers/process.h).
+/// Keys of denoising, beside those of the noise (schedulers/process.h).
 struct DenoiseKeys {
   double noise_offset = 0, input_perturbation = 0, caption_dropout = 0;
   bool train_text_encoder = false, cache_latents_text_encoder_outputs = true, masked_loss = false;
@@ -39,13 +39,14 @@ struct DenoiseTask : Task {
   std::shared_ptr<const TextInput> text = embeddings_input();
   std::shared_ptr<const NoiseInput> noise = drawn_noise_input();
   int64_t batch_size = 1;
-  MediaSize size;                 // of the media, pixels
-  std::optional<MediaSize> said;  // the size that the denoiser is given where batches bring none; absent: `size`
+  MediaSize size;  // of the media, pixels
+  /// What the denoiser is conditioned on where batches hold no sizes. Absent: `size`.
+  std::optional<MediaSize> said;
   double caption_dropout = 0;
-  bool masked = false;          // every batch brings masks
-  bool sizes = false;           // every batch brings Family::size_fields
-  bool one_of_several = false;  // another task of the run has another size
-  /// DreamBooth: a second batch, whose fields have the prefix class_, whose loss counts this much. Absent: none.
+  bool masked = false;          // every batch has masks
+  bool sizes = false;           // every batch has Family::size_fields
+  bool one_of_several = false;  // the run has tasks of other sizes
+  /// DreamBooth: the weight of the loss of a second batch, whose fields have the prefix class_. Absent: there is none.
   std::optional<double> prior_loss_weight;
 
   std::string model() const override { return family->denoiser(); }

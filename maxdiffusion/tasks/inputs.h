@@ -41,7 +41,8 @@ class TextInput {
 };
 /// Token ids (Family::text_fields): the text encoders run in the step.
 std::shared_ptr<const TextInput> tokens_input();
-/// Encoded captions (Family::conditioning_fields). `length` > 0: of their first axis, where files say another.
+/// Encoded captions (Family::conditioning_fields). `length` > 0: the size of their first axis, where a file holds
+/// captions of another length than the family's.
 std::shared_ptr<const TextInput> embeddings_input(int64_t length = 0);
 
 /// Where noise and times come from.
@@ -54,7 +55,7 @@ class NoiseInput {
     Tensor added;     // what the latents get: ε, or ε perturbed, which the target does not know
   };
   virtual Draws read(const NoiseProcess& process, const Shape& latents, const Feed& feed, Rng rng) const = 0;
-  /// Whether the batch holds all that is drawn, so nothing else may be.
+  /// Whether the batch holds all random numbers, so that nothing may be drawn.
   virtual bool recorded() const { return false; }
 };
 /// Drawn in the step. `offset`: deviation of one shift per sample and channel (Guttenberg 2023); `perturbation`:

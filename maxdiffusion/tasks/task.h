@@ -1,4 +1,4 @@
-// Task: what a batch is and what the loss is. There is one loop; tasks differ here and nowhere else.
+// A task: what a batch holds and what the loss is. One loop (train/loop.h) trains all tasks.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace md {
 
-/// One array of a batch. Axis 0 is the global batch when `batched`; otherwise the array is the same every step.
+/// One array of a batch. Axis 0 is the global batch when `batched`; otherwise the array is the same in every step.
 struct BatchField {
   std::string name;
   Shape shape;
@@ -24,7 +24,7 @@ BatchField batch_field(int64_t b, const Field& field);
 /// A batch as graph tensors, by field name.
 using Feed = std::map<std::string, Tensor>;
 
-/// How well a task does on given samples at given times.
+/// Losses of a task on given samples at given times, for evaluation.
 struct TimedLosses {
   std::vector<BatchField> batch;       // with a field kTimesteps [B]
   int64_t num_train_timesteps = 1000;  // times are in [0, this)
@@ -36,14 +36,14 @@ inline constexpr const char* kTimesteps = "timesteps";
 class Task {
  public:
   virtual ~Task() = default;
-  /// The model that gives the run its name: the folder of its weights ("unet", "vae").
+  /// The component that is trained ("unet", "vae"); its weights are in the folder of this name in a checkpoint.
   virtual std::string model() const = 0;
-  /// Where one loop has several tasks, what each is called in logs: the size of its media. Empty: there is one.
+  /// The task's name in logs where one loop has several: the size of its media. Empty: it is the only one.
   virtual std::string variant() const { return ""; }
   virtual std::vector<BatchField> batch() const = 0;
   /// Scalar f32. Parameters are asked of the scopes of `models`; `rng` is already that of the step.
   virtual Tensor loss(const Models& models, const Feed& feed, Rng rng) const = 0;
-  /// For evaluation on `samples`, fields of which every row is a sample. Nothing: the task cannot be evaluated so.
+  /// Losses on `samples`, which are fields with one sample in each row. Absent: the task has no losses by time.
   virtual std::optional<TimedLosses> timed_losses(const HostArrays& /*samples*/) const { return {}; }
 };
 

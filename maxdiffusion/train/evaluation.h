@@ -1,4 +1,4 @@
-// Loss on pictures that are not trained on, at fixed timesteps and with the same noise every time: comparable over a
+// Loss on samples that are not trained on, at fixed timesteps and with the same noise every time: comparable over a
 // run. Source: Esser et al. 2024 (Stable Diffusion 3), appendix B.1; MaxDiffusion's timestep-based evaluation.
 #pragma once
 
@@ -29,7 +29,7 @@ struct EvalKeys {
 class Evaluation {
  public:
   /// Compiles Task::timed_losses. `samples`: its fields, a row per sample. Throws invalid_config for timesteps out of
-  /// range and for a task that cannot be evaluated so.
+  /// range and for a task without such losses.
   Evaluation(const Devices& devices, const Task& task, HostArrays samples, const EvalKeys& keys,
              const StepOptions& step, uint64_t seed, const CompileConfig& compile);
 

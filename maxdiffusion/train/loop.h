@@ -1,6 +1,6 @@
 // The loop: one dataset, one state, from the newest checkpoint to the last step. Nothing in it waits for the device:
-// the state is donated from step to step, batches are prefetched, metrics are read one step late. What happens beside
-// the steps (checkpoints, evaluation, samples, profiles) are hooks.
+// the state is donated from step to step, batches are prefetched, metrics are read one step late. What a run does
+// between steps (evaluation, samples) is a hook: a rule for when it is due, and a function.
 #pragma once
 
 #include <functional>
@@ -30,15 +30,15 @@ struct LoopKeys {
   }
 };
 
-/// Where the loop is.
+/// How far the loop is.
 struct Progress {
-  int64_t done = 0, last = 0;  // updates; those of this start end at `last`
-  int64_t samples = 1;         // of an update
+  int64_t done = 0, last = 0;  // updates done, and the number after which the loop ends
+  int64_t samples = 1;         // in one update
 };
 using Due = std::function<bool(const Progress&)>;
 /// After every n updates; never where n is 0 or less.
 Due every_steps(int64_t n);
-/// The same, but not after the last update.
+/// After every n updates, but not after the last one.
 Due every_steps_before_the_last(int64_t n);
 /// When the number of samples passes a multiple of n, but not after the last update.
 Due every_samples_before_the_last(int64_t n);

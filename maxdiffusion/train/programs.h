@@ -1,5 +1,5 @@
-// The compiled training steps of a loop: one program for each task. Tasks differ in the shapes of their batches alone
-// (aspect-ratio buckets), so parameters and state are the same in all; a batch goes to the program whose shapes it has.
+// The compiled training steps of a loop: one program for each task. Tasks differ only in the shapes of their batches
+// (aspect-ratio buckets) and share parameters and state; a batch is given to the program of its shapes.
 #pragma once
 
 #include <string>
@@ -13,20 +13,19 @@ namespace md {
 
 class StepPrograms {
  public:
-  /// Traces a step for every task and logs its size. `title` begins every line. Refers to `devices`.
+  /// Traces a step for every task and logs its size. `title` begins every log line. Refers to `devices`.
   StepPrograms(const Devices& devices, const std::vector<const Task*>& tasks, const StepOptions& options,
                std::string title);
-  /// Compiles all; the log says how long it took and what memory it takes. `log_sharding`: also how each input lies on
-  /// the mesh.
+  /// Compiles all; logs the time taken and the memory planned. `log_sharding`: also how each input lies on the mesh.
   void compile(const CompileConfig& config, bool log_sharding);
 
-  /// What all have in common.
+  /// Shared by all programs.
   const ParamTable& params() const { return graphs_.front().params; }
   const Program& any() const { return programs_.front(); }
-  /// Names of the arrays that a step takes and gives back.
+  /// Names of the arrays that a step takes and returns.
   const std::vector<std::string>& state_names() const { return state_; }
   bool is_state(const std::string& name) const;
-  /// Of one step.
+  /// Samples in one step.
   int64_t samples() const { return samples_; }
 
   size_t count() const { return graphs_.size(); }

@@ -13,7 +13,7 @@ namespace md {
 
 struct TrainState {
   ArrayMap arrays;   // what goes from step to step
-  ArrayMap kept;     // what every step reads and none changes: frozen parameters, constants, the batch
+  ArrayMap kept;     // what steps only read: frozen parameters, constants, the batch
   int64_t step = 0;  // updates done
   Position data;     // before the batch of the next step
 
@@ -21,9 +21,9 @@ struct TrainState {
   Array* saved_value(const std::string& input);
 };
 
-/// Makes starting values of parameters, by input name, in two calls: the first throws where there are none, the second
-/// makes them while the program is compiled. The table is the whole one, or that of the frozen parameters where a
-/// checkpoint holds the others; it lives until the second call has returned.
+/// Starting values of the parameters in a table, by input name, in two calls. The first throws where there are none;
+/// the second, of what the first returned, makes them while the program is compiled. The table holds all parameters, or
+/// only the frozen ones where a checkpoint has the others; it lives until the second call has returned.
 using InitialValues = std::function<std::function<NamedPieces()>(const ParamTable&)>;
 
 /// The state that a run starts from, in host memory: the pieces that devices of this process hold.
@@ -32,11 +32,12 @@ struct HostState {
   int64_t step = 0;
   Position data;
 };
-/// Where the newest checkpoint of `checkpoint_dir` stands, else the beginning: `initial` is asked now, values are read
-/// or made when the result is called. `programs` must live until then.
+/// The state in the newest checkpoint of `checkpoint_dir`; without one, step 0 with the values of `initial`. `initial`
+/// is called now; values are read or made when the result is called. `programs` must live until then.
 std::function<HostState()> open_state(const StepPrograms& programs, const StepOptions& step,
                                       const std::string& checkpoint_dir, uint64_t seed, const InitialValues& initial);
-/// On the devices, as the programs want it. Throws io naming an array that a checkpoint lacks.
+/// Puts the state on the devices, with the shardings of the programs' inputs. Throws io naming an array that a
+/// checkpoint lacks.
 TrainState place_state(const Devices& devices, const StepPrograms& programs, const HostState& host,
                        const std::string& checkpoint_dir);
 
@@ -47,7 +48,7 @@ HostArrays trained_values(const Devices& devices, const StepPrograms& programs, 
 /// the trained parameters by input name (averages, where kept). Called on the writer's thread.
 using CompleteCheckpoint = std::function<void(CheckpointContent&, const ParamTable&, const NamedPieces& trained)>;
 
-/// Saves states beside the steps that follow. Refers to what it is made from.
+/// Writes checkpoints on a thread of its own while training goes on. Keeps references to its arguments.
 class StateSaver {
  public:
   StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step, std::string checkpoint_dir,

@@ -26,11 +26,12 @@ struct StepOptions {
   ScopeOptions scope;
   OptimConfig optim;
   double ema_decay = 0;
-  /// Pictures of an update are `accumulation` batches of the task, one after the other; gradients are averaged.
+  /// Batches of the task in one update, one after the other; their gradients are averaged.
   int64_t accumulation = 1;
-  /// By component: another peak learning rate than the optimizer's. Every component is clipped and updated by itself.
+  /// Peak learning rates of components that do not have the optimizer's. Each component is clipped and updated by
+  /// itself.
   std::map<std::string, double> learning_rates;
-  /// What is trained: the scope of a component, frozen or varied. Empty: all of it.
+  /// Changes the scope of a component: frozen, or varied as by LoRA. Empty: every component is trained whole.
   std::function<Scope(const std::string& component, const Scope&)> variation;
 };
 
@@ -41,13 +42,14 @@ struct StepGraph {
   double flops = 0;  // of one step on all devices: three times the loss's matrix products
 };
 
-/// The same parameters, where trained ones that are narrower than f32 are f32: the table of starting values, so that
-/// masters and averages start from what the files hold.
+/// The table with f32 in place of narrower types of trained parameters. Starting values have these types, so that
+/// masters and averages start from exactly what the files hold.
 ParamTable in_f32(const ParamTable& params);
-/// State before the first step, by name, of the starting values of all parameters (in_f32). Without step and healthy.
+/// The state before the first step, by name, made of starting values of all parameters (of the types of in_f32). `step`
+/// and `healthy` are not in it.
 NamedPieces fresh_state(const ParamTable& params, NamedPieces values, const StepOptions& step);
-/// State as a checkpoint holds it, in the types of this run's step: parameters are the rounding of their masters,
-/// masters that are missing start from the parameters.
+/// The state of a checkpoint in the types of this run's step: parameters are rounded from their masters, masters that
+/// the checkpoint lacks start from the parameters.
 NamedPieces restored_state(const ParamTable& params, NamedPieces state, const StepOptions& step);
 /// The trained parameters, by name, as they are sampled and saved as the model: their averages where the state has
 /// them, in the parameters' types.

@@ -65,7 +65,7 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
   EXPECT_TRUE(contains(refusal({"precision=BEST"}), "is not one of: DEFAULT, HIGH, HIGHEST"));
   EXPECT_TRUE(contains(refusal({"attention=splash"}), "is not one of: dot_product, flash"));
   EXPECT_TRUE(contains(refusal({"remat_policy=CUSTOM"}), "NONE"));
-  EXPECT_TRUE(contains(refusal({"lr_scheduler=exponential"}), "known are constant"));
+  EXPECT_TRUE(contains(refusal({"lr_scheduler=exponential"}), "expected one of: constant"));
   EXPECT_TRUE(contains(refusal({"hardware=npu"}), "is not one of cpu, gpu, tpu"));
   EXPECT_TRUE(contains(refusal({"caption_dropout=1"}), "caption_dropout"));
   EXPECT_TRUE(contains(refusal({"ema_decay=1"}), "ema_decay"));

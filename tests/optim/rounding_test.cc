@@ -124,7 +124,7 @@ TEST(LowPrecisionUpdate, UnknownNamesAreRefusedWithTheKnown) {
     low_precision_update("nearest");
     FAIL();
   } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "low_precision_update is 'nearest'; known are master, stochastic, plain");
+    EXPECT_STREQ(e.what(), "low_precision_update is 'nearest'; expected one of: master, stochastic, plain");
   }
 }
 

@@ -70,8 +70,7 @@ std::vector<std::string> told(const DataSourceConfig& config) {
     auto n = s.next();
     if (n.epoch > 0) return out;
     const Record r = n.read();
-    std::string line =
-        r.fault + "|" + r.caption + "|" + content_hash(r.picture.bytes) + "|" + content_hash(r.mask.bytes);
+    std::string line = r.fault + "|" + r.caption + "|" + content_hash(r.image.bytes) + "|" + content_hash(r.mask.bytes);
     for (const auto& [name, a] : r.arrays)
       line +=
           "|" + name + " " + to_string(a.shape()) + content_hash({reinterpret_cast<const char*>(a.data()), a.bytes()});

@@ -99,12 +99,12 @@ std::unique_ptr<Dataset> in_aspect_buckets(std::vector<Batch> buckets, int64_t b
   return std::make_unique<InBuckets>(std::move(buckets), counts, batch, config);
 }
 
-void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<int64_t>& pictures, int64_t copies,
+void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<int64_t>& images, int64_t copies,
                         int64_t batch) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     const std::string bucket = "bucket " + to_string(sizes[i]);
-    log_info("{}: {} pictures{}", bucket, pictures[i], copies > 1 ? ", each also mirrored" : "");
-    if (const int64_t samples = pictures[i] * copies; samples < batch)
+    log_info("{}: {} pictures{}", bucket, images[i], copies > 1 ? ", each also mirrored" : "");
+    if (const int64_t samples = images[i] * copies; samples < batch)
       log_warning("{}: {} do not fill a batch of {}: it has one every {:.3g} epochs, with repeats", bucket, samples,
                   batch, static_cast<double>(batch) / static_cast<double>(samples));
   }

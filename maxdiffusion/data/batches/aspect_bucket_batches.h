@@ -1,4 +1,4 @@
-// Batches of one bucket each: which samples make which batch, in an order that can be saved and gone on with.
+// Batches of one bucket each: which samples make which batch, in an order that can be saved and continued.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class AspectBucketOrder {
     std::vector<Sample> samples;
   };
   Taken next();
-  /// Counts the samples of all processes, and is the same in each.
+  /// Counts the samples of all processes; every process has the same position.
   Position position() const { return at_; }
   /// Throws io for a position that these buckets cannot have.
   void seek(Position p);
@@ -50,13 +50,13 @@ class AspectBucketOrder {
   std::map<std::pair<size_t, int64_t>, std::vector<int64_t>> orders_;  // of bucket and epoch
 };
 
-/// Arrays held in memory, one group per bucket; `batch` and positions as above. All have the same names, and shapes
-/// alike but for the sizes of pictures.
+/// Arrays held in memory, one group per bucket; `batch` and positions as above. All groups have the same names, and
+/// shapes that differ only in the sizes of images.
 std::unique_ptr<Dataset> in_aspect_buckets(std::vector<Batch> buckets, int64_t batch, const StreamConfig& config);
 
-/// A line per bucket; a warning where its samples, of which each picture makes `copies`, do not fill a batch. `batch`:
-/// of all processes.
-void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<int64_t>& pictures, int64_t copies,
+/// Logs a line per bucket, and a warning for one whose samples (`copies` for each image) do not fill a batch. `batch`:
+/// samples of all processes.
+void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<int64_t>& images, int64_t copies,
                         int64_t batch);
 
 }  // namespace md

@@ -30,19 +30,19 @@ class Dataset {
   virtual int64_t size() const = 0;  // samples per epoch; −1: not known
 };
 
-/// Runs another dataset on a thread of its own, `depth` batches ahead. position() is the one behind the batch last
-/// handed out, not of the one being prepared. Throws invalid_config for a depth below 1. An exception of the thread is
+/// Runs another dataset on a thread of its own, `depth` batches ahead. position() is that after the batch last
+/// returned, not after the one being prepared. Throws invalid_config for a depth below 1. An exception of the thread is
 /// thrown by next(), after the batches made before it, and again until seek(). next() and seek() belong to one thread;
 /// position() may be called from any.
 std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth);
 
-/// Every batch as `change` makes it. Positions are those of `source`.
+/// Applies `change` to every batch. Positions are those of `source`.
 std::unique_ptr<Dataset> mapped(std::unique_ptr<Dataset> source, std::function<Batch(Batch)> change);
 
 /// Arrays held in memory, rows gathered per batch in an order drawn from (seed, epoch). All arrays have the same axis-0
-/// size. Every sample comes once per epoch; a batch that an epoch cannot fill goes on into the next one (several, where
-/// the batch is larger than the epoch), so each batch is full and a position says everything. `batch`: rows of all
-/// processes; each has all arrays, and positions are the same in each.
+/// size. Every sample comes once per epoch; a batch that an epoch cannot fill is filled from the next one (or several,
+/// where the batch is larger than an epoch), so every batch is full. `batch`: rows of all processes. Every process has
+/// all arrays and the same position.
 std::unique_ptr<Dataset> in_memory(HostArrays arrays, int64_t batch, uint64_t seed, bool shuffle = true,
                                    const BatchShare& share = {});
 

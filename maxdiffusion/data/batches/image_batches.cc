@@ -55,9 +55,9 @@ class Placed : public RecordSource {
 
 class InBuckets : public Dataset {
  public:
-  InBuckets(ImagesInBuckets pictures, const std::vector<int64_t>& counts, const ImageConfig& config,
+  InBuckets(ImagesInBuckets images, const std::vector<int64_t>& counts, const ImageConfig& config,
             const BatchConfig& batches, EncodeCaptions captions)
-      : pictures_(std::move(pictures)),
+      : pictures_(std::move(images)),
         config_(config),
         batches_(batches),
         captions_(std::move(captions)),
@@ -171,10 +171,10 @@ class SourceBatches : public Dataset {
 
 }  // namespace
 
-std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> source, const ImageConfig& pictures,
+std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> source, const ImageConfig& images,
                                        const BatchConfig& config, EncodeCaptions captions) {
-  check_image_config(pictures);
-  const auto make = [pictures](const PendingRecord& read, uint64_t draw) { return image_row(read, draw, pictures); };
+  check_image_config(images);
+  const auto make = [images](const PendingRecord& read, uint64_t draw) { return image_row(read, draw, images); };
   return std::make_unique<SourceBatches>(std::move(source), config, make, std::move(captions));
 }
 
@@ -239,11 +239,11 @@ ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> sou
   return out;
 }
 
-std::unique_ptr<Dataset> image_batches(ImagesInBuckets pictures, const ImageConfig& config, const BatchConfig& batches,
+std::unique_ptr<Dataset> image_batches(ImagesInBuckets images, const ImageConfig& config, const BatchConfig& batches,
                                        EncodeCaptions captions) {
   std::vector<int64_t> counts;
-  for (const auto& records : pictures.records) counts.push_back(static_cast<int64_t>(records.size()));
-  return std::make_unique<InBuckets>(std::move(pictures), counts, config, batches, std::move(captions));
+  for (const auto& records : images.records) counts.push_back(static_cast<int64_t>(records.size()));
+  return std::make_unique<InBuckets>(std::move(images), counts, config, batches, std::move(captions));
 }
 
 std::unique_ptr<Dataset> array_batches(std::shared_ptr<const RecordSource> source, const BatchConfig& config) {

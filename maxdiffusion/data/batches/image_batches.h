@@ -17,14 +17,14 @@ struct BatchConfig {
   int64_t batch = 1;  // rows of all processes
   int workers = 0;    // threads that read and decode; 0: the cores
 };
-/// What captions become, a row each: token ids, say. Called on the thread that calls next().
+/// Makes arrays of captions, such as token ids, one row for each. Called on the thread that calls next().
 using EncodeCaptions = std::function<Batch(const std::vector<std::string>&)>;
 
 /// Batches in the order of a RecordStream: the arrays of PreparedImage with axis 0 for the images, and what `captions`
 /// makes. An image that does not decode is named in a warning, once, and the next record takes its place; an epoch in
 /// which none decodes throws io. `images` must have no buckets.
-/// Of several processes that have records by number, none knows what the others skip: there the record behind takes the
-/// place and comes twice, so that positions stay the same in each.
+/// Where several processes take records by number, a process does not know what the others skip: there the record that
+/// follows takes the place and comes twice, so that all processes keep the same position.
 std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> source, const ImageConfig& images,
                                        const BatchConfig& config, EncodeCaptions captions);
 
@@ -32,14 +32,14 @@ std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> sourc
 /// named in a warning and left out.
 struct ImagesInBuckets {
   std::shared_ptr<const RecordSource> source;  // by number; one that is read in order is opened anew for each record
-  std::vector<ImageSize> sizes;                // of the buckets that hold pictures
+  std::vector<ImageSize> sizes;                // of the buckets that hold images
   std::vector<std::vector<int64_t>> records;   // of each of them
 };
 /// Reads the headers of all images. Throws io where no image is left.
 ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config);
-/// Batches of one bucket each, in AspectBucketOrder, with the arrays of the function above. The next image of the
-/// bucket takes the place of one that does not decode; a bucket in which none decodes throws io.
-std::unique_ptr<Dataset> image_batches(ImagesInBuckets pictures, const ImageConfig& config, const BatchConfig& batches,
+/// Batches of one bucket each, in AspectBucketOrder, with the same arrays. The next image of the bucket takes the place
+/// of one that does not decode; a bucket in which none decodes throws io.
+std::unique_ptr<Dataset> image_batches(ImagesInBuckets images, const ImageConfig& config, const BatchConfig& batches,
                                        EncodeCaptions captions);
 /// The arrays of records, stacked. Throws io naming the record whose arrays have other names, types or sizes than those
 /// before.

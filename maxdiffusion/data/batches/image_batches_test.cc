@@ -65,12 +65,12 @@ TEST(PictureBatches, InBucketsReadRecordsThatComeInOrder) {
     for (const auto& bucket : sorted.records)
       for (int64_t i : bucket) {
         const Record r = sorted.source->read(i);
-        by_number[r.name] = r.caption + std::string(r.picture.bytes);
+        by_number[r.name] = r.caption + std::string(r.image.bytes);
       }
     RecordStream stream(source, {.shuffle = false});
     for (auto n = stream.next(); n.epoch == 0; n = stream.next()) {
       const Record r = n.read();
-      in_order[r.name] = r.caption + std::string(r.picture.bytes);
+      in_order[r.name] = r.caption + std::string(r.image.bytes);
     }
     EXPECT_GT(by_number.size(), 2u);
     EXPECT_EQ(by_number, in_order);

@@ -40,28 +40,28 @@ AspectBuckets::AspectBuckets(const AspectBucketConfig& c) : config_(c) {
   for (const auto& [width, height] : found) sizes_.push_back({height, width});
 }
 
-AspectBuckets::Choice AspectBuckets::choose(ImageSize picture) const {
-  if (config_.bucket_no_upscale) return choose_smaller(picture);
-  const double wanted = aspect(picture);
+AspectBuckets::Choice AspectBuckets::choose(ImageSize image) const {
+  if (config_.bucket_no_upscale) return choose_smaller(image);
+  const double wanted = aspect(image);
   ImageSize best = sizes_[0];
   for (const ImageSize& s : sizes_) {
-    if (s == picture) return {s, s};
+    if (s == image) return {s, s};
     if (std::abs(aspect(s) - wanted) < std::abs(aspect(best) - wanted)) best = s;
   }
-  const double scale = wanted > aspect(best) ? static_cast<double>(best.height) / static_cast<double>(picture.height)
-                                             : static_cast<double>(best.width) / static_cast<double>(picture.width);
+  const double scale = wanted > aspect(best) ? static_cast<double>(best.height) / static_cast<double>(image.height)
+                                             : static_cast<double>(best.width) / static_cast<double>(image.width);
   return {best,
-          {std::max(best.height, rounded(static_cast<double>(picture.height) * scale)),
-           std::max(best.width, rounded(static_cast<double>(picture.width) * scale))}};
+          {std::max(best.height, rounded(static_cast<double>(image.height) * scale)),
+           std::max(best.width, rounded(static_cast<double>(image.width) * scale))}};
 }
 
-AspectBuckets::Choice AspectBuckets::choose_smaller(ImageSize picture) const {
+AspectBuckets::Choice AspectBuckets::choose_smaller(ImageSize image) const {
   const int64_t step = config_.bucket_reso_steps, area = config_.resolution * config_.resolution;
-  ImageSize resized = picture;
-  if (picture.width * picture.height > area) {
+  ImageSize resized = image;
+  if (image.width * image.height > area) {
     // The size of that area and shape, with the width or the height moved to a multiple, whichever changes the shape
     // less once the other side is one, too.
-    const double shape = aspect(picture), width = std::sqrt(static_cast<double>(area) * shape);
+    const double shape = aspect(image), width = std::sqrt(static_cast<double>(area) * shape);
     const auto multiple = [step](double x) { return rounded(x) / step * step; };
     const int64_t w = multiple(width), h = multiple(static_cast<double>(area) / width);
     const ImageSize by_width{multiple(static_cast<double>(w) / shape), w};
@@ -75,7 +75,7 @@ AspectBuckets::Choice AspectBuckets::choose_smaller(ImageSize picture) const {
   check(size.height > 0 && size.width > 0, Code::io,
         "{} pixels are less than one step of bucket_reso_steps {} in a bucket of its shape, and bucket_no_upscale "
         "makes no picture larger",
-        to_string(picture), step);
+        to_string(image), step);
   return {size, resized};
 }
 

@@ -1,4 +1,4 @@
-// Edges of a picture, as OpenCV's Canny finds them with its defaults. Source: Canny 1986.
+// Edges of an image, as OpenCV's Canny finds them with its defaults. Source: Canny 1986.
 #pragma once
 
 #include "maxdiffusion/base/host_array.h"

@@ -14,7 +14,7 @@ constexpr int64_t kMaxPixels = 200'000'000;  // 600 MB as RGB; above any camera'
 
 }  // namespace
 
-void check_picture_size(int64_t height, int64_t width, const std::string& name) {
+void check_image_size(int64_t height, int64_t width, const std::string& name) {
   check(height > 0 && width > 0 && height <= kMaxPixels / width, Code::io,
         "{}: the header claims {}x{} pixels; expected 1 to {} in all", name, width, height, kMaxPixels);
 }

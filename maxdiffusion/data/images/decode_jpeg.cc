@@ -132,7 +132,7 @@ DecodedImage decode_jpeg(std::span<const uint8_t> bytes, const std::string& name
   JpegReader reader(bytes);
   check(reader.read_header(options.side), Code::io, "{}: JPEG: {}", name, reader.error);
   const int64_t h = reader.jpeg.output_height, w = reader.jpeg.output_width, channels = reader.jpeg.output_components;
-  check_picture_size(h, w, name);
+  check_image_size(h, w, name);
   const int turned = orientation(reader.jpeg);  // before the pixels: the end of reading frees the markers
   const int64_t stored_h = reader.jpeg.image_height, stored_w = reader.jpeg.image_width;
   DecodedImage p{.size = turned >= 5 ? ImageSize{stored_w, stored_h} : ImageSize{stored_h, stored_w}};

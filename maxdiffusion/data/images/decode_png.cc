@@ -40,7 +40,7 @@ struct PngReader {
         info(png ? png_create_info_struct(png) : nullptr) {
     check(info != nullptr, Code::internal, "libpng gives no reader");
     png_set_read_fn(png, &source, on_read);
-    png_set_user_limits(png, 0x7fffffff, 0x7fffffff);  // check_picture_size judges
+    png_set_user_limits(png, 0x7fffffff, 0x7fffffff);  // check_image_size judges
   }
   ~PngReader() { png_destroy_read_struct(&png, &info, nullptr); }
   PngReader(const PngReader&) = delete;
@@ -73,7 +73,7 @@ DecodedImage decode_png(std::span<const uint8_t> bytes, const std::string& name,
   PngReader reader(bytes);
   check(reader.read_header(), Code::io, "{}: PNG: {}", name, reader.source.error);
   const int64_t h = png_get_image_height(reader.png, reader.info), w = png_get_image_width(reader.png, reader.info);
-  check_picture_size(h, w, name);
+  check_image_size(h, w, name);
   if (options.only_size) return {.size = {h, w}};
   HostArray rgba(Shape{DType::u8, {h, w, 4}});
   check(reader.read_pixels(rgba.mutable_view<uint8_t>().data(), static_cast<size_t>(h), static_cast<size_t>(w) * 4),

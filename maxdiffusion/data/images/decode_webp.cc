@@ -30,7 +30,7 @@ DecodedImage decode_webp(std::span<const uint8_t> bytes, const std::string& name
   check(status == VP8_STATUS_OK, Code::io, "{}: WebP: {}", name, reason(status));
   check(!config.input.has_animation, Code::io, "{}: WebP: animations are not read; expected a still picture", name);
   const int64_t h = config.input.height, w = config.input.width, channels = config.input.has_alpha ? 4 : 3;
-  check_picture_size(h, w, name);
+  check_image_size(h, w, name);
   if (options.only_size) return {.size = {h, w}};
   HostArray pixels(Shape{DType::u8, {h, w, channels}});
   config.output.colorspace = channels == 4 ? MODE_RGBA : MODE_RGB;

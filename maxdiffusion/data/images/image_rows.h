@@ -35,8 +35,8 @@ struct ImageRow {
   std::string fault;  // why the record cannot be used, or empty
 };
 
-/// The arrays of all rows, each with the rows as its axis 0; `rows` lose theirs one by one, so that there is little
-/// more than one copy at any time. Throws io naming the row whose arrays are others than those of the first.
+/// The arrays of all rows, each with the rows as its axis 0. Rows are emptied one by one, so that there is little more
+/// than one copy at any time. Throws io naming a row whose arrays have other names or shapes than those of the first.
 HostArrays stack_rows(std::vector<ImageRow>& rows);
 
 /// Logs "read n of m pictures" at most every five seconds. Thread safe.

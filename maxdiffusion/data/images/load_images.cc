@@ -51,12 +51,12 @@ std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, 
         if (config.sizes) made[k].arrays["mirrored_time_ids"] = mirrored_ids(made[k]);
         const std::string_view pixels(reinterpret_cast<const char*>(record.pixels.data()),
                                       record.pixels ? record.pixels.bytes() : 0);
-        hashes[k] = content_hash(record.pixels ? pixels : record.picture.bytes);
+        hashes[k] = content_hash(record.pixels ? pixels : record.image.bytes);
       } catch (const Error& e) {
         if (e.code() != Code::io) throw;
         reasons[k] = e.message();
       }
-      record.picture = record.mask = {}, record.pixels = {};
+      record.image = record.mask = {}, record.pixels = {};
       records[k] = std::move(record);
       progress.step();
     });

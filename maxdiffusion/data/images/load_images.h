@@ -25,7 +25,7 @@ struct LoadedImages {
 /// decodes, invalid_config for random_crop (crops that change need image_batches), internal for a config with buckets.
 LoadedImages load_images(std::shared_ptr<const RecordSource> source, const ImageConfig& config);
 /// Loads as load_images does, into one element for each bucket that holds images, by width, then height; into one
-/// element without buckets. The first element has the `skipped` of all.
+/// element without buckets. The first element lists what all of them skipped.
 std::vector<LoadedImages> load_in_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config);
 /// Loads as load_images does, but at most `together` images at a time, so that a data set need not fit into memory.
 /// `take` gets the images of one size that were read together. Returns what was skipped, as "file: reason".

@@ -80,11 +80,11 @@ HostArray time_ids(ImageSize original, const Fit& f, bool flip) {
 
 int64_t left_of_mirrored(const Fit& f) { return f.resized.width - f.size.width - f.left; }
 
-Fit fit_of(ImageSize picture, const ImageConfig& config, const Placement& placement) {
-  const int64_t h = picture.height, w = picture.width, r = config.resolution;
+Fit fit_of(ImageSize image, const ImageConfig& config, const Placement& placement) {
+  const int64_t h = image.height, w = image.width, r = config.resolution;
   Fit f{.resized = {r, r}, .size = {r, r}};
   if (config.buckets) {
-    const AspectBuckets::Choice choice = config.buckets->choose(picture);
+    const AspectBuckets::Choice choice = config.buckets->choose(image);
     f = {.resized = choice.resized, .size = choice.size};
   } else if (config.center_crop || config.random_crop) {
     f.resized = h <= w ? ImageSize{r, r * w / h} : ImageSize{r * h / w, r};
@@ -114,7 +114,7 @@ DecodedImage decode_record(const Record& r, const ImageConfig& c, bool only_size
   check(r.fault.empty(), Code::io, "{}", r.fault);
   if (r.pixels) return {.rgb = r.pixels, .size = {r.pixels.dims()[0], r.pixels.dims()[1]}};
   return decode_stored_image(
-      r.picture.bytes.data(), r.picture.bytes.size(), r.name,
+      r.image.bytes.data(), r.image.bytes.size(), r.name,
       {.side = only_size ? 0 : longest_side(c), .alpha = c.mask == MaskFrom::alpha, .only_size = only_size});
 }
 

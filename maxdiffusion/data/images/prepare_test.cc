@@ -23,7 +23,7 @@ std::string file_text(const HostArray& rgb) {
   write_png(folder / "it.png", rgb);
   return read_file(folder / "it.png");
 }
-Record record(const HostArray& rgb) { return {.name = "it", .picture = Blob::of(file_text(rgb))}; }
+Record record(const HostArray& rgb) { return {.name = "it", .image = Blob::of(file_text(rgb))}; }
 std::vector<float> floats(const HostArray& a) { return {a.view<float>().begin(), a.view<float>().end()}; }
 std::string error_of(const std::function<void()>& f, Code code) {
   try {
@@ -76,7 +76,7 @@ TEST(Mask, IsResizedByArea) {
 TEST(Mask, FollowsThePicture) {
   const HostArray rgb = smooth(23, 41);
   Record r = record(rgb);
-  r.mask = r.picture;
+  r.mask = r.image;
   std::set<std::vector<float>> different;
   for (const ImageConfig& how : {ImageConfig{.resolution = 16}, ImageConfig{.resolution = 16, .center_crop = true},
                                  ImageConfig{.resolution = 16, .random_crop = true}, in_small_buckets()}) {
@@ -103,12 +103,12 @@ TEST(Mask, ComesFromAlphaOrIsOneEverywhere) {
     for (size_t i = 0; i < hex.size(); i += 2) png += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
   }
   const ImageConfig config{.resolution = 4, .mask = MaskFrom::alpha, .mask_downscale = 2};
-  const PreparedImage ready = prepare_image({.name = "it", .picture = Blob::of(png)}, config, {});
+  const PreparedImage ready = prepare_image({.name = "it", .image = Blob::of(png)}, config, {});
   EXPECT_EQ(floats(ready.arrays.at("mask")), (std::vector<float>{0, 1, 0, 1}));
   for (uint8_t v : ready.arrays.at("pixels").view<uint8_t>()) EXPECT_EQ(v, 100);
   // Without a mask the same picture lies over white.
   const HostArray over =
-      prepare_image({.name = "it", .picture = Blob::of(png)}, {.resolution = 4}, {}).arrays.at("pixels");
+      prepare_image({.name = "it", .image = Blob::of(png)}, {.resolution = 4}, {}).arrays.at("pixels");
   EXPECT_EQ(over.view<uint8_t>()[0], 255);
   EXPECT_EQ(over.view<uint8_t>()[9], 100);
   const PreparedImage opaque = prepare_image(record(smooth(4, 4)), config, {});

@@ -1,4 +1,4 @@
-// Resizing of 8-bit pictures as Pillow does it: a filter widened by the scale when shrinking (antialiasing), columns
+// Resizing of 8-bit images as Pillow does it: a filter widened by the scale when shrinking (antialiasing), columns
 // first, fixed point, so results agree with Pillow's byte for byte.
 #pragma once
 
@@ -12,7 +12,7 @@ enum class Filter { bilinear, lanczos };  // Pillow's Image.BILINEAR and Image.L
 
 /// rgb: u8 [H, W, 3] → u8 [height, width, 3].
 HostArray resize_rgb8(const HostArray& rgb, int64_t height, int64_t width, Filter filter = Filter::bilinear);
-/// The rectangle [y, y+height) × [x, x+width). Throws internal when it leaves the picture.
+/// The rectangle [y, y+height) × [x, x+width). Throws internal when it leaves the image.
 HostArray crop_rgb8(const HostArray& rgb, int64_t y, int64_t x, int64_t height, int64_t width);
 /// Mirrored left to right.
 HostArray flip_rgb8(const HostArray& rgb);

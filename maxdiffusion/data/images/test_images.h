@@ -12,7 +12,7 @@
 
 namespace md {
 
-/// A smooth picture whose channels differ.
+/// A smooth image whose channels differ.
 inline HostArray smooth(int64_t height, int64_t width, int seed = 0) {
   HostArray rgb(Shape{DType::u8, {height, width, 3}});
   auto v = rgb.mutable_view<uint8_t>();
@@ -25,7 +25,7 @@ inline ImageConfig in_small_buckets() {
   return {.resolution = 16, .buckets = AspectBuckets({16, 8, 32, 4}), .mask_downscale = 2};
 }
 
-/// Four wide pictures, two high ones, a square one and one that does not decode.
+/// Four wide images, two high ones, a square one and one that does not decode.
 struct Mixed {
   TemporaryFolder folder;
   Mixed() {

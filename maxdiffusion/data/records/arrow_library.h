@@ -1,6 +1,6 @@
-// What we ask of Arrow C++, behind an interface of its own: its libraries are large, so the shared library that
-// implements this (maxdiffusion/data/arrow/) is opened when first needed, and no other file sees their headers.
-// Errors are md::Error, io, with the name of the file. Everything is thread safe.
+// What this program uses of Arrow C++. Its libraries are large, so the shared library that implements this interface
+// (maxdiffusion/data/records/arrow/) is opened when first needed, and no other file includes their headers. Errors are
+// md::Error, io, with the name of the file. Everything is thread safe.
 #pragma once
 
 #include <memory>
@@ -26,8 +26,8 @@ struct Cell {
 class TableGroup {
  public:
   virtual ~TableGroup() = default;
-  /// `column` counts among those asked for. Throws io for a type that is none of: text, bytes, a struct {bytes, path},
-  /// a list of texts (its first counts), numbers, (nested) lists of numbers.
+  /// `column`: index into the columns that were asked for. Throws io unless its type is text, bytes, a struct {bytes,
+  /// path}, a list of texts (of which the first is taken), a number, or a (nested) list of numbers.
   virtual Cell cell(size_t column, int64_t row) const = 0;
 };
 

@@ -111,9 +111,9 @@ Record record_of_example(std::string_view bytes, const DataSourceConfig& config,
           "{}: '{}' holds {} values; expected one", name, w.names[i], list->value_size());
     return list->value_size() == 0 ? std::string() : std::move(*list->mutable_value(0));
   };
-  r.picture = Blob::of(bytes_of(0));
+  r.image = Blob::of(bytes_of(0));
   r.caption = bytes_of(1);
-  if (r.picture.bytes.empty()) r.fault = name + ": no picture";
+  if (r.image.bytes.empty()) r.fault = name + ": no picture";
   return r;
 }
 

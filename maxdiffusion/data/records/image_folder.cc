@@ -266,7 +266,7 @@ class ImageFolder : public RecordSource {
     Record r{.name = shown(item.file), .caption = item.caption};
     try {
       const auto file = open_input(FoundFile{item.file, item.size});
-      r.picture = file->read(0, file->size());
+      r.image = file->read(0, file->size());
       if (!masks_.empty()) {
         const auto mask = open_input(masks_[static_cast<size_t>(index)]);
         r.mask = mask->read(0, mask->size());

@@ -1,5 +1,5 @@
-// An image folder: pictures (png, jpeg, webp) with captions from `metadata.jsonl` ({"file_name": …, "text": …}),
-// `metadata.csv`, or a `.txt` beside each picture; metadata wins. The layout is Hugging Face's "imagefolder".
+// An image folder: images (png, jpeg, webp) with captions from `metadata.jsonl` ({"file_name": …, "text": …}),
+// `metadata.csv`, or a `.txt` beside each image; metadata wins. The layout is Hugging Face's "imagefolder".
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct ImageFolderConfig {
 };
 
 /// Lists the folder (local, gs:// or s3://), recursively, sorted by path; names that start with a dot are left out.
-/// Each folder may hold metadata for the files below it. Pictures without caption get "" and one warning counts them.
-/// Throws io: folder missing (path, what to try), no pictures, metadata that names files that do not exist or twice,
+/// Each folder may hold metadata for the files below it. Images without caption get "" and one warning counts them.
+/// Throws io: folder missing (path, what to try), no images, metadata that names files that do not exist or twice,
 /// lacks a column or holds a line that is not JSON or has another number of cells (file:line).
 std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config);
 

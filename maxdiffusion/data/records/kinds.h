@@ -1,4 +1,4 @@
-// The kinds of source, one file each; source.cc lists them.
+// The kinds of source, one file each; open_source.cc lists them.
 #pragma once
 
 #include <optional>
@@ -17,22 +17,22 @@ SourcePtr tar_source(const Files& files, const DataSourceConfig& config);
 SourcePtr array_record_source(const Files& files, const DataSourceConfig& config);
 SourcePtr synthetic_source(const DataSourceConfig& config);
 
-/// The first and the number of the others, for messages.
+/// For messages: the first file, and how many more there are.
 std::string place_of(const Files& files);
 /// "a, b, c".
 std::string joined(const std::vector<std::string>& names);
 /// The columns that a config asks for, as found among `columns`.
 struct WantedColumns {
   std::vector<std::string> names;  // as they are stored
-  std::vector<std::string> keys;   // as they are called here: "" for picture and caption
+  std::vector<std::string> keys;   // their names in Record::arrays; "" for image and caption
 };
 /// Picture and caption, or the arrays. Throws io naming `where` and listing the columns when one is missing.
 WantedColumns wanted_columns(const DataSourceConfig& config, const std::vector<std::string>& columns,
                              const std::string& where);
-/// A record from the bytes of a tf.Example: the picture's and caption's features, or the arrays', each a serialized
+/// A record from the bytes of a tf.Example: the image's and caption's features, or the arrays', each a serialized
 /// TensorProto or a list of numbers. Throws io.
 Record record_of_example(std::string_view bytes, const DataSourceConfig& config, const std::string& name);
-/// What a source was made from beside its files.
+/// The part of a source's fingerprint that says which columns are read.
 std::string columns_key(const DataSourceConfig& config);
 
 /// Trims blanks at both ends.

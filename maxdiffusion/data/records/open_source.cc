@@ -185,7 +185,7 @@ std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) 
   SourcePtr source = kind.open(where, config);
   check(source->size() != 0, Code::io, "{}: there are no records", source->name());
   check(config.conditioning_data_dir.empty() || source->masks(), Code::invalid_config,
-        "{}: masks of a folder ('{}') go with pictures of an image folder; others may have them in their alpha channel",
+        "{}: conditioning_data_dir ('{}') needs data that is an image folder; for other kinds try alpha_mask=true",
         source->name(), shown(config.conditioning_data_dir));
   return first_of(std::move(source), config.max_train_samples);
 }

@@ -19,11 +19,11 @@ struct DataSourceConfig {
   std::string train_split = "train";
   /// Columns of tables, features of tf.Examples, keys of metadata files and of a tar's .json members.
   std::string image_column = "image", caption_column = "text";
-  /// If not empty, records are these arrays instead of pictures: names, each with alternatives: "moments|latents" reads
-  /// either as "moments".
+  /// If not empty, records hold these arrays instead of images. A name may have alternatives: "moments|latents" reads
+  /// either, as "moments".
   std::vector<std::string> array_columns;
-  /// If not empty, every picture of an image folder has a mask here: the picture of the same path below its folder,
-  /// whatever the extension.
+  /// If not empty, every image of an image folder has a mask in this folder: the image of the same path, with any
+  /// extension.
   std::string conditioning_data_dir;
   int64_t max_train_samples = -1;                          // the first N as stored; −1: all
   int64_t synthetic_num_samples = 1000, resolution = 512;  // of dataset_type synthetic
@@ -49,8 +49,8 @@ struct DataSourceConfig {
   }
 };
 
-/// Throws invalid_config for a kind that is none (listing all) or settings that a kind does not have, io for what is
-/// wrong with the files: missing, damaged, without a column (listing those found).
+/// Throws invalid_config for an unknown kind (listing all) or settings that the kind does not have; io for files that
+/// are missing, damaged, or without a column (listing those found).
 std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config);
 /// "image_folder", "hf", …
 std::vector<std::string> data_kinds();

@@ -114,7 +114,7 @@ void expect_pictures(const DataSourceConfig& config, size_t count = kRecords) {
   for (size_t i = 0; i < count; ++i) {
     EXPECT_EQ(records[i].fault, "");
     EXPECT_EQ(records[i].caption, expected()[i].caption);
-    EXPECT_EQ(records[i].picture.bytes, expected()[i].picture);
+    EXPECT_EQ(records[i].image.bytes, expected()[i].picture);
   }
   const LoadedImages l = load_images(open_source(config), {.resolution = 8});
   EXPECT_EQ(l.pixels.dims(), (Dims{static_cast<int64_t>(count), 8, 8, 3}));

@@ -1,5 +1,5 @@
 // Where training data comes from: sources of records, and streams that take records from them in a seeded order that
-// can be saved and gone on with.
+// can be saved and continued.
 //
 //   auto source = open_source({.dataset_type = "hf", .hf_train_files = "data/*.parquet"});   // open_source.h
 //   RecordStream stream(source, {.seed = 0});
@@ -23,12 +23,12 @@ namespace md {
 
 struct Record {
   std::string name;   // "file row 12", for messages
-  Blob picture;       // as stored: PNG, JPEG or WebP; or
+  Blob image;         // as stored: PNG, JPEG or WebP; or
   HostArray pixels;   // u8 [H, W, 3]
-  Blob mask;          // a picture as stored, whose red says how much each pixel counts; empty: none
-  std::string fault;  // why there is no picture, although the record should have one
+  Blob mask;          // an image as stored, whose red channel holds the weights of pixels; empty: none
+  std::string fault;  // why there is no image, although the record should have one
   std::string caption;
-  HostArrays arrays;  // what was computed beforehand
+  HostArrays arrays;  // in place of an image: arrays that were computed beforehand
 };
 
 /// A record found but not yet read or parsed: called once, on any thread. Throws io.
@@ -38,9 +38,9 @@ using PendingRecord = std::function<Record()>;
 class ShardReader {
  public:
   virtual ~ShardReader() = default;
-  /// Nothing: the shard is at its end. Throws io.
+  /// Absent at the end of the shard. Throws io.
   virtual std::optional<PendingRecord> next() = 0;
-  /// Where next() will read: given to open() it goes on there.
+  /// Where next() will read; open() with this offset continues there.
   virtual int64_t offset() const = 0;
 };
 
@@ -54,7 +54,7 @@ class RecordSource {
   const std::string& name() const { return name_; }
   /// Changes when the files that the records come from do (by names, sizes and times), or the columns asked for.
   const std::string& fingerprint() const { return fingerprint_; }
-  /// Number of records; −1: known only when all were read.
+  /// Number of records; −1: not known before all were read.
   virtual int64_t size() const = 0;
   /// 0: read() gives any record.
   virtual int64_t shards() const { return 0; }
@@ -95,10 +95,10 @@ class RecordStream {
   std::vector<Next> next(int64_t batch);
   /// One record for each process.
   Next next() { return std::move(next(config_.share.processes).front()); }
-  /// By number: the `later`-th record behind one, in the common order. Takes nothing.
+  /// By number: the record `later` places after one in the common order. The position does not change.
   Next behind(const Next& record, int64_t later);
-  /// Where records are had by number, a position counts the records of all processes and so is the same in each, also
-  /// with another number of processes later; otherwise it is this process's.
+  /// Where records are read by number, it counts the records of all processes: it is the same in every process, and
+  /// stays valid with another number of processes. Otherwise it is this process's own.
   Position position() const { return at_; }
   /// Throws io for a position that this source cannot have.
   void seek(Position p);

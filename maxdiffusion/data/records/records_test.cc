@@ -186,7 +186,7 @@ class Greys : public RecordSource {
   Record read(int64_t i) const override {
     Record r = numbered(i);
     if (bad_.contains(i)) {
-      r.picture = Blob::of("not a picture");
+      r.image = Blob::of("not a picture");
       return r;
     }
     r.pixels = HostArray(Shape{DType::u8, {4, 6, 3}});

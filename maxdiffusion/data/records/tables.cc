@@ -112,11 +112,11 @@ class Tables : public RecordSource, public std::enable_shared_from_this<Tables> 
     if (picture.null) {
       r.fault = r.name + ": no picture";
     } else if (!named && !picture.bytes.bytes.empty()) {
-      r.picture = picture.bytes;
+      r.image = picture.bytes;
     } else {
       try {
         const auto file_of = open_input(path.starts_with('/') || is_remote(path) ? path : beside(file.location, path));
-        r.picture = file_of->read(0, file_of->size());
+        r.image = file_of->read(0, file_of->size());
       } catch (const Error& e) {
         r.fault = r.name + ": " + e.message();
       }

@@ -150,8 +150,8 @@ class Reader : public ShardReader {
       const std::string e = split(m.name).extension;
       found += (found.empty() ? "" : ", ") + e;
       const bool any_picture = std::ranges::find(kPictures, e) != std::end(kPictures);
-      if (config.image_column == "image" ? any_picture && !r.picture.owner : e == config.image_column)
-        r.picture = m.content;
+      if (config.image_column == "image" ? any_picture && !r.image.owner : e == config.image_column)
+        r.image = m.content;
       if (e == (config.caption_column == "text" ? "txt" : config.caption_column)) {
         r.caption = trimmed(std::string(m.content.bytes));
         captioned = true;
@@ -170,7 +170,7 @@ class Reader : public ShardReader {
             config.caption_column);
       r.caption = value.is_string() ? value.get<std::string>() : "";
     }
-    if (!r.picture.owner) r.fault = fmt::format("{}: no picture; the record has: {}", name, found);
+    if (!r.image.owner) r.fault = fmt::format("{}: no picture; the record has: {}", name, found);
     return r;
   }
 

@@ -1,5 +1,5 @@
 // Writes TFRecord files of tf.Examples that the reference's input pipeline reads: arrays computed beforehand, every
-// feature a serialized TensorProto, or pictures and captions as bytes. Source: the reference's TFRecord creators.
+// feature a serialized TensorProto, or images and captions as bytes. Source: the reference's TFRecord creators.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 namespace md {
 
 /// `folder`/file_00-1000.tfrec, file_01-2000.tfrec, …: the number of the file, and of the records up to its end if it
-/// is full. Until close() everything lies in a hidden folder beside, which then gets the name at once; without close()
-/// nothing is left, or, of a killed process, that hidden folder, which the next one replaces.
+/// is full. Everything is written into a hidden folder beside it, which close() renames. Without close() nothing is
+/// left; a killed process leaves the hidden folder, which the next writer replaces.
 class TfrecordShards {
  public:
-  /// Throws io where `folder` is and holds something, invalid_config for less than one record in a file.
+  /// Throws io where `folder` exists and is not empty, invalid_config for less than one record in a file.
   TfrecordShards(const std::string& folder, int64_t records_per_shard);
   ~TfrecordShards();
-  /// One record: its features.
+  /// Adds one record with these features.
   void add(const HostArrays& arrays);
   void add(const std::map<std::string, std::string>& texts);
   /// Throws io when no record was added.

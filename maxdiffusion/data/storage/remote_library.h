@@ -1,5 +1,6 @@
-// Files of buckets through Arrow's filesystems, in a shared library of their own (maxdiffusion/data/remote/) that is
-// opened when the first gs:// or s3:// location is read. Errors are md::Error, io, without key and secret. Thread safe.
+// Files of buckets through Arrow's filesystems, in a shared library of their own (maxdiffusion/data/storage/remote/)
+// that is opened when the first gs:// or s3:// location is read. Errors are md::Error, io, without key and secret.
+// Thread safe.
 #pragma once
 
 #include <memory>

@@ -10,7 +10,7 @@
 
 namespace md {
 
-/// Of a program installed as PREFIX/bin/NAME, the library installed with it; else `built`.
+/// The library that was installed with this program, where that is PREFIX/bin/NAME; else `built`.
 inline std::string installed_or(const char* built) {
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error),
@@ -19,8 +19,8 @@ inline std::string installed_or(const char* built) {
   return std::filesystem::exists(installed, error) ? installed.string() : built;
 }
 
-/// Opens the library `built`, or its installed twin, for good and returns what its function `maker` makes. Throws io
-/// where it cannot be opened, naming `who` needs it.
+/// Opens the library `built`, or the one installed with the program, until the process ends, and returns what its
+/// function `maker` makes. Throws io where it cannot be opened; `who` needs it, for the message.
 template <class Interface>
 Interface& open_library(const char* built, const char* maker, const char* who) {
   const std::string file = installed_or(built);

@@ -27,7 +27,7 @@ class InputFile {
   virtual int64_t size() const = 0;
   /// Exactly [offset, offset + size). Throws io when the file ends before.
   virtual Blob read(int64_t offset, int64_t size) const = 0;
-  /// Whether reading is a matter of pointers, so single records may be read in any order.
+  /// Whether the file is mapped into memory, so that reading small parts in any order is cheap.
   virtual bool local() const = 0;
 };
 
@@ -41,15 +41,15 @@ struct FoundFile {
 std::shared_ptr<const InputFile> open_input(const std::string& location);
 /// Opens a file that a listing found, without asking a remote storage for its size again.
 std::shared_ptr<const InputFile> open_input(const FoundFile& file);
-/// Every file below a folder, or the file itself, sorted, as list_inputs(); none where there is neither or nothing
-/// below. A remote location where there is neither is io.
+/// Every file below a folder, or the file itself, sorted, as list_inputs(). Empty where there is neither, or nothing
+/// below it. Throws io for a remote location where there is neither.
 std::vector<FoundFile> files_below(const std::string& location);
 /// The files that a location stands for, sorted: one file; every file below a folder (names that start with a dot left
 /// out); those that match a pattern with *, ? or [ (** also crosses folders); or several of these with commas between.
-/// Throws io where one of these is nothing or has no file.
+/// Throws io where one of these names no file.
 std::vector<FoundFile> list_inputs(const std::string& locations);
-/// Held in main around everything that reads: at its end the threads and connections of remote storages end too, which
-/// their libraries want before the process does. No InputFile may be left by then.
+/// Held in main around everything that reads: its destructor ends the threads and connections of remote storages, which
+/// their libraries require before the process ends. No InputFile may be left by then.
 class RemoteScope {
  public:
   RemoteScope() = default;
