@@ -181,10 +181,14 @@ target_sources(cli_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/remote/bucket_server.
 md_tests(pipelines USES checkpoint)
 md_tests(layering USES base)
 # A project outside this repository, built against an installed prefix.
+set(sanitizers "")
+if(MD_SANITIZE)
+  set(sanitizers -fsanitize=${MD_SANITIZE})
+endif()
 add_test(NAME tests.consumer
          COMMAND ${CMAKE_COMMAND} -DSOURCE=${CMAKE_SOURCE_DIR} -DBUILD=${CMAKE_BINARY_DIR}
                  -DVERSION=${PROJECT_VERSION} -DCOMPILER=${CMAKE_CXX_COMPILER}
-                 "-DFLAGS=$<$<BOOL:${MD_SANITIZE}>:-fsanitize=${MD_SANITIZE}>"
+                 -DFLAGS=${sanitizers}
                  -P ${CMAKE_SOURCE_DIR}/tests/consumer/consumer.cmake)
 set_tests_properties(tests.consumer PROPERTIES LABELS device)
 
