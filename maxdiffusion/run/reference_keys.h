@@ -16,8 +16,8 @@ struct ReferenceKeys {
   int64_t tokenize_captions_num_proc = 4, transform_images_num_proc = 4, quantization_local_shard_count = -1;
   std::string tensorboard_dir;
   // Refused or warned about when set.
-  bool enable_mllog = false, enable_ml_diagnostics = false,
-       enable_ondemand_xprof = false, enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false;
+  bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false,
+       enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false;
   int64_t norm_num_groups = 32;
   std::string profiler_gcs_path, dataset_config_name, quantization, hf_access_token;
   int64_t compile_topology_num_slices = -1;
@@ -40,7 +40,8 @@ struct ReferenceKeys {
     v("tensorboard_dir", tensorboard_dir, kAny);
     v("hf_access_token", hf_access_token,
       "read for the reference's files, never printed; nothing is fetched from a hub");
-    v("norm_num_groups", norm_num_groups, "read for the reference's files; the UNet's config.json says it");
+    v("norm_num_groups", norm_num_groups,
+      "read for the reference's files; the value in the UNet's config.json is used");
     v("enable_mllog", enable_mllog, kNeutral);
     v("enable_ml_diagnostics", enable_ml_diagnostics, kNeutral);
     v("enable_ondemand_xprof", enable_ondemand_xprof, kNeutral);
