@@ -79,9 +79,11 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"train", "CONFIG [key=value …]", "train as the config file says, from where its run stands", train},
-    {"train_dreambooth", "CONFIG [key=value …]", "the same for one subject beside its class", train_dreambooth},
+    {"train_dreambooth", "CONFIG [key=value …]", "train one subject beside pictures of its class (DreamBooth)",
+     train_dreambooth},
     {"generate", "CONFIG [key=value …]", "draw pictures with a model folder, or with what a run has trained", generate},
-    {"generate_controlnet", "CONFIG [key=value …]", "the same with a ControlNet", generate_controlnet},
+    {"generate_controlnet", "CONFIG [key=value …]", "draw pictures with a ControlNet beside the model",
+     generate_controlnet},
     {"inspect", "keys | config|mesh|params|batch|graph|program|memory CONFIG [key=value …]",
      "print every key with its default and meaning, or the value of one stage of a run", inspect},
     {"prepare_tfrecords", "CONFIG [key=value …]", "write the data of a config as TFRecord files, encoded or as it is",

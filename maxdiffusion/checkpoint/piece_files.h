@@ -33,7 +33,7 @@ std::string tensor_of_piece(const std::string& array, const Slice& slice);
 std::string to_json(const PieceIndex& index);
 /// Throws io naming `file`, from which the text is, and the array whose entry is damaged.
 PieceIndex parse_index(const std::string& text, const std::string& file);
-/// Adds what `from`, of `file`, says. Throws io where an array has two shapes.
+/// Adds the entries of `from`, which was read from `file`. Throws io where an array has two shapes.
 void merge_index(PieceIndex& into, const PieceIndex& from, const std::string& file);
 /// Throws io naming the first array whose pieces leave a hole, overlap or lie outside. `act`: "read '<file>'".
 void check_tiled(const PieceIndex& index, const std::string& act);

@@ -51,7 +51,7 @@ struct TfrecordKeys {
     v("tfrecords_dir", tfrecords_dir, "prepare_tfrecords: the folder that it makes");
     v("no_records_per_shard", no_records_per_shard, "prepare_tfrecords: records of one file");
     v("data_files_pattern", data_files_pattern,
-      "prepare_tfrecords: reads these files, told by their names, instead of what the other keys say");
+      "prepare_tfrecords: reads these files, whose kind follows from their names, instead of the config's data");
     v("extracted_files_dir", extracted_files_dir, "read for the reference's files; .tar files are read where they lie");
   }
 };

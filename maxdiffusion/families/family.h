@@ -24,7 +24,7 @@ namespace md {
 
 /// The root scope of a component: "unet", "text_encoder". Asked for once for each component that a function uses.
 using Models = std::function<Scope(const std::string& component)>;
-/// What the denoiser sees beside the noisy latents, by name: "prompt_embeds", "time_ids". Each [B, …].
+/// Inputs of the denoiser beside the noisy latents, by name: "prompt_embeds", "time_ids". Each [B, …].
 using Conditioning = std::map<std::string, Tensor>;
 
 /// A named array of one sample.

@@ -1,4 +1,4 @@
-// What kernels over lists of arrays share: their addresses, elements as float, and pieces for threads to take.
+// Shared by kernels over lists of arrays: addresses, elements as float, and pieces of work for threads.
 #pragma once
 
 #include <xla/ffi/api/ffi.h>

@@ -32,7 +32,7 @@ struct LoraKeys {
       "ends of the names of the layers that get matrices; a list, or one text with commas; empty: attention "
       "projections");
     v("lora_init", lora_init,
-      "LoRA file whose matrices training starts from; empty: random A, zero B. Where it says an alpha, that must be "
+      "LoRA file whose matrices training starts from; empty: random A, zero B. An alpha in the file must be "
       "lora_alpha");
   }
 };

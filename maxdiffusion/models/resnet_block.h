@@ -1,4 +1,4 @@
-// What UNet2DConditionModel and AutoencoderKL are both made of: residual blocks and samplers, diffusers' names.
+// Parts of both UNet2DConditionModel and AutoencoderKL: residual blocks, down- and upsampling. Names are diffusers'.
 #pragma once
 
 #include <string>

@@ -24,7 +24,7 @@ struct LayerKeys {
   }
 };
 
-/// What the keys say to layers. Throws invalid_config for a name that no list knows.
+/// The options of layers that the keys ask for. Throws invalid_config for an unknown name.
 ScopeOptions scope_options(const LayerKeys& keys);
 
 }  // namespace md

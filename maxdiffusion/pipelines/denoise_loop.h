@@ -41,8 +41,9 @@ struct SampleOptions {
   int64_t samples() const { return static_cast<int64_t>(prompts.size()) * images_per_prompt; }
 };
 
-/// What a run's keys ask for; scheduler_config, scope, compile and control are left to the caller. `per_device_batch`,
-/// `devices`: for the batch. `resolution`, `seed`: where the keys name none. Throws invalid_config.
+/// The options that a run's keys ask for; the caller sets scheduler_config, scope, compile and control.
+/// `per_device_batch`, `devices`: for SampleOptions::batch. `resolution`, `seed`: used where the keys have none. Throws
+/// invalid_config.
 SampleOptions sample_options(const SampleKeys& keys, double per_device_batch, int64_t devices, int64_t resolution,
                              uint64_t seed);
 

@@ -1,4 +1,4 @@
-// Keys of drawing: what, how large, how, and where it goes.
+// Keys of sampling: prompts, sizes, guidance and steps, what is written, and ControlNet.
 #pragma once
 
 #include <cstdint>

@@ -40,7 +40,8 @@ struct ReferenceKeys {
     v("tensorboard_dir", tensorboard_dir, kAny);
     v("hf_access_token", hf_access_token,
       "read for the reference's files, never printed; nothing is fetched from a hub");
-    v("norm_num_groups", norm_num_groups, "read for the reference's files; the UNet's config.json says it");
+    v("norm_num_groups", norm_num_groups,
+      "read for the reference's files; the value in the UNet's config.json is used");
     v("enable_mllog", enable_mllog, kNeutral);
     v("enable_ml_diagnostics", enable_ml_diagnostics, kNeutral);
     v("enable_ondemand_xprof", enable_ondemand_xprof, kNeutral);

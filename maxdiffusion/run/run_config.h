@@ -103,8 +103,8 @@ struct RunConfig {
   ReferenceKeys reference;
   std::set<std::string> on_command_line;  // keys given there
 
-  /// Throws invalid_config: a key or value that does not fit (naming file, line and key), a name that no list knows,
-  /// keys that cannot be combined.
+  /// Throws invalid_config: an unknown key or a value that it cannot take (naming file, line and key), or a name that
+  /// is in no list.
   static RunConfig load(const std::string& file, const std::vector<std::string>& overrides);
   static RunConfig from_source(const ConfigSource& source);
   /// Without hf_access_token.

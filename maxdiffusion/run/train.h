@@ -5,7 +5,7 @@
 
 namespace md {
 
-/// Runs every stage that the config asks for, from where the run's folder stands. Writes
+/// Runs every stage that the config asks for, continuing from what the run's folder holds. Writes
 ///   output_dir/run_name/{config.yml, metrics.jsonl, tensorboard/, checkpoints/, samples/}
 /// and, with train_new_vae, vae/{…the same for the autoencoder}.
 void train(const RunConfig& config);

@@ -21,13 +21,13 @@ struct TrainingData {
   int64_t update_size(const UpdateKeys& keys) const { return task.batch_size * keys.gradient_accumulation_steps; }
 };
 
-/// Opens the data of a run; trains its autoencoder first where a key asks for it.
+/// Opens the data of a run. With train_new_vae the autoencoder is trained first.
 TrainingData open_training_data(RunModels& models);
 /// One task for each bucket, of its size; without buckets the task itself.
 std::vector<DenoiseTask> in_sizes(const TrainingData& data);
 /// The first held-out records as fields of the task, one row each.
 HostArrays held_out_fields(RunModels& models, const DenoiseTask& task);
-/// Where the data is; draws the emoji on first use.
+/// Where the run's data is. The emoji are drawn into an image folder when first asked for.
 DataSourceConfig source_config(const RunConfig& config);
 
 }  // namespace md

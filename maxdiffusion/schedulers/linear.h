@@ -45,7 +45,7 @@ struct LinearSampler {
 /// `next` over sample, output, clipped x0 (with clip), history; when stochastic, noise. Arithmetic is f32.
 std::unique_ptr<Scheduler> linear_sampler(LinearSampler sampler);
 
-/// What divides by √ᾱ_T cannot under zero terminal SNR, where it is 0; 2^−24 stands in for ᾱ_T, as in diffusers.
+/// ᾱ for formulas that divide by √ᾱ_T, which is 0 under zero terminal SNR: 2^−24 in its place, as in diffusers.
 inline double divisible(double alpha_bar) { return alpha_bar > 0 ? alpha_bar : 0x1p-24; }
 
 /// x0 and ε where the sample is α·x0 + σ·ε and the model predicts `prediction_type`: epsilon, v_prediction

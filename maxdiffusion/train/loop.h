@@ -25,7 +25,7 @@ struct LoopKeys {
     v("save_final_checkpoint", save_final_checkpoint, "write a checkpoint after the last step");
     v("prefetch_depth", prefetch_depth, "batches made ready ahead of the step");
     v("reuse_example_batch", reuse_example_batch, "feed the first batch for ever (for benchmarks)");
-    v("log_sharding", log_sharding, "tell how each array of the training step lies on the mesh");
+    v("log_sharding", log_sharding, "log how each array of the training step lies on the mesh");
     v("num_train_epochs", num_train_epochs, "passes over the data where max_train_steps <= 0");
   }
 };
@@ -43,7 +43,7 @@ Due every_steps_before_the_last(int64_t n);
 /// When the number of samples passes a multiple of n, but not after the last update.
 Due every_samples_before_the_last(int64_t n);
 
-/// What a hook sees of the loop.
+/// The parts of the loop that a hook may use.
 struct LoopView {
   const Progress& at;
   const Devices& devices;

@@ -12,7 +12,7 @@
 namespace md {
 
 struct TrainState {
-  ArrayMap arrays;   // what goes from step to step
+  ArrayMap arrays;   // what a step takes and returns
   ArrayMap kept;     // what steps only read: frozen parameters, constants, the batch
   int64_t step = 0;  // updates done
   Position data;     // before the batch of the next step
@@ -26,7 +26,7 @@ struct TrainState {
 /// only the frozen ones where a checkpoint has the others; it lives until the second call has returned.
 using InitialValues = std::function<std::function<NamedPieces()>(const ParamTable&)>;
 
-/// The state that a run starts from, in host memory: the pieces that devices of this process hold.
+/// The state that a run starts from, in host memory.
 struct HostState {
   NamedPieces values;
   int64_t step = 0;
@@ -44,8 +44,8 @@ TrainState place_state(const Devices& devices, const StepPrograms& programs, con
 /// The trained values that are sampled and saved as the model: the averages where they are kept. Waits for the devices.
 HostArrays trained_values(const Devices& devices, const StepPrograms& programs, const TrainState& state);
 
-/// What makes a checkpoint a whole model folder: weights of other models, configs, tokenizers. `trained`: values of
-/// the trained parameters by input name (averages, where kept). Called on the writer's thread.
+/// Adds to a checkpoint what makes it a whole model folder: weights of other models, configs, tokenizers. `trained`:
+/// values of the trained parameters by input name (averages, where kept). Called on the writer's thread.
 using CompleteCheckpoint = std::function<void(CheckpointContent&, const ParamTable&, const NamedPieces& trained)>;
 
 /// Writes checkpoints on a thread of its own while training goes on. Keeps references to its arguments.

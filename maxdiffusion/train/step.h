@@ -1,5 +1,5 @@
-// One training step as one graph: loss → gradients → update. The state goes in and comes out under the same names, in
-// the same memory.
+// One training step as one graph: loss → gradients → update. The state goes in and comes out under the same names, and
+// its memory is reused.
 //   step s32 [], healthy pred []             the clock; false from the first loss that is not finite on
 //   <model>/<path>                           trained parameters
 //   adam_m/<model>/<path>, adam_v/…          their moments, f32

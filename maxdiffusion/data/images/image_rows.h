@@ -1,4 +1,4 @@
-// What preparing, loading and batching images share; for files of data/ only.
+// Functions that preparing, loading and batching images share; for files of data/ only.
 #pragma once
 
 #include <atomic>

@@ -38,7 +38,7 @@ std::string columns_key(const DataSourceConfig& config);
 /// Trims blanks at both ends.
 std::string trimmed(const std::string& s);
 
-/// Throws io where a file says that it holds more than its bytes can: the number is about to become memory.
+/// Throws io where a file claims to hold more than its size allows, before memory of that size is allocated.
 void check_claim(int64_t count, const FoundFile& file, const char* what);
 
 }  // namespace md

@@ -5,7 +5,7 @@
 
 namespace md {
 
-/// Where a dataset stands: enough to make the very next batch the same after a restart.
+/// Enough for a dataset to continue with exactly the next batch after a restart.
 struct Position {
   int64_t epoch = 0, index = 0;  // samples taken in this epoch
   // Where samples are read in order and shuffled in windows (records.h): where the current window starts, as a shard of

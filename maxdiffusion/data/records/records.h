@@ -90,8 +90,8 @@ class RecordStream {
     PendingRecord read;
     int64_t index;  // by number: its place in the common order of the epoch
   };
-  /// Of the next `batch` records of all processes, this one's. Throws io, also when the source has no records (for this
-  /// process).
+  /// This process's part of the next `batch` records of all processes. Throws io, also where the source has no records
+  /// for this process.
   std::vector<Next> next(int64_t batch);
   /// One record for each process.
   Next next() { return std::move(next(config_.share.processes).front()); }
@@ -118,7 +118,7 @@ class RecordStream {
   // By number.
   std::vector<int64_t> order_;
   int64_t ordered_epoch_ = -1;
-  // In shards: what comes behind the window, and the window.
+  // In shards: the window, and what follows it.
   bool split_records_ = false;  // among processes
   std::vector<int64_t> shards_;
   std::unique_ptr<ShardReader> reader_;

@@ -1,4 +1,4 @@
-// A file read from front to back: where it lies, if it is local, else through ranges of several megabytes.
+// A file read from front to back: in place where it is local, else by ranges of several megabytes.
 #pragma once
 
 #include <algorithm>

@@ -17,7 +17,7 @@ class RemoteLibrary {
   /// The file that a location names, or every file below it, hidden ones too, in no particular order. Throws where
   /// there is neither.
   virtual std::vector<FoundFile> list(const std::string& location) const = 0;
-  /// `size`: of the file, as a listing said; −1: the storage is asked.
+  /// `size`: of the file, from a listing; −1: the storage is asked for it.
   virtual std::shared_ptr<const InputFile> open(const std::string& location, int64_t size) const = 0;
   /// Ends threads and connections; whatever is asked afterwards throws.
   virtual void close() = 0;

@@ -31,7 +31,7 @@ class InputFile {
   virtual bool local() const = 0;
 };
 
-/// What a listing says of a file.
+/// A file in a listing.
 struct FoundFile {
   std::string location;
   int64_t size = 0, modified = 0;  // bytes; ns since 1970, as far as the storage knows
