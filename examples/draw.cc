@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
     const md::PromptConditioning prompts = md::encode_prompts(text, *family, o);
     const md::HostArray latents = md::denoise(devices, *family, weights_of, prompts, o);
     const md::ParamTable params = folder.params(family->autoencoder());
-    md::MediaCoder coder(devices, family, weights.read(params, family->autoencoder()), 1, o.scope, o.compile);
+    md::MediaAutoencoder coder(devices, family, weights.read(params, family->autoencoder()), 1, o.scope, o.compile);
     md::write_png(argv[3], md::image_of_batch(md::decode_latents(coder, *family, latents), 0));
     std::printf("%s: %s\n", argv[3], argv[2]);
     return 0;

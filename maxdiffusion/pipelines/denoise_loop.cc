@@ -240,7 +240,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   return latents;
 }
 
-HostArray decode_latents(MediaCoder& coder, const Family& family, const HostArray& latents, bool tiled) {
+HostArray decode_latents(MediaAutoencoder& coder, const Family& family, const HostArray& latents, bool tiled) {
   HostArray media = coder.decode(family.latent_scale().undo(latents), tiled);
   check_finite("pixels", media, "try: another autoencoder; the weights of this one may be damaged");
   return media;

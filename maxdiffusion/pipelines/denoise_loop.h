@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/encoders/media_coder.h"
+#include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/encoders/text_encoder.h"
 #include "maxdiffusion/pipelines/sample_keys.h"
 
@@ -60,8 +60,8 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
 HostArray denoise(const Devices& devices, const Family& family, const WeightsOf& weights,
                   const PromptConditioning& prompts, const SampleOptions& options);
 
-/// Media f32 [N, H, W, 3] in [−1, 1] from latents of `denoise`; `tiled`: see MediaCoder. Throws device where they are
-/// not finite.
-HostArray decode_latents(MediaCoder& coder, const Family& family, const HostArray& latents, bool tiled = false);
+/// Media f32 [N, H, W, 3] in [−1, 1] from latents of `denoise`; `tiled`: see MediaAutoencoder. Throws device where they
+/// are not finite.
+HostArray decode_latents(MediaAutoencoder& coder, const Family& family, const HostArray& latents, bool tiled = false);
 
 }  // namespace md

@@ -39,7 +39,7 @@ HostArrays encode_dataset(RunModels& models, const LoadedImages& images, bool fl
     std::vector<std::string> captions;
     for (int64_t i = part->begin; i < part->end; ++i) captions.push_back(images.captions[static_cast<size_t>(i % n)]);
     HostArrays arrays = models.text_encoder().encode(captions);
-    arrays["moments"] = models.media_coder().encode(with_mirrored(images.pixels, part->begin, part->end));
+    arrays["moments"] = models.media_autoencoder().encode(with_mirrored(images.pixels, part->begin, part->end));
     cache.put(*part, arrays);
     bar.update(part->end, "");
   }

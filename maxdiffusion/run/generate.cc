@@ -128,8 +128,8 @@ class Sampler {
   }
   /// f32 [N, H, W, 3] in [−1, 1].
   HostArray decode(const HostArray& latents) {
-    MediaCoder coder(models_.devices(), models_.family(), models_.autoencoder_values(),
-                     config_.sample.vae_slicing ? devices() : options_.batch, options_.scope, config_.compile);
+    MediaAutoencoder coder(models_.devices(), models_.family(), models_.autoencoder_values(),
+                           config_.sample.vae_slicing ? devices() : options_.batch, options_.scope, config_.compile);
     const HostArray images = decode_latents(coder, *models_.family(), latents, config_.sample.vae_tiling);
     log_info("decoded after {:.1f} s", seconds());
     return images;
@@ -245,7 +245,7 @@ std::string draw_sample_grid(RunModels& models, TextEncoder& text, const Weights
   o.batch = 0;  // sizes of training are small
   const Family& family = *models.family();
   const HostArray latents = denoise(models.devices(), family, weights, encode_prompts(text, family, o), o);
-  const HostArray images = decode_latents(models.media_coder(), family, latents, keys.vae_tiling);
+  const HostArray images = decode_latents(models.media_autoencoder(), family, latents, keys.vae_tiling);
   std::vector<GridCell> cells;
   for (int64_t i = 0; i < o.samples(); ++i)
     cells.push_back({image_of_batch(images, i), o.prompts[static_cast<size_t>(i / o.images_per_prompt)]});

@@ -48,7 +48,7 @@ void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>
       .resolution = c.images.resolution, .center_crop = c.images.center_crop, .random_crop = c.images.random_crop};
   each_group(source, config, models.encoder_batch(), [&](LoadedImages&& group) {
     const int64_t n = group.pixels.dims()[0], copies = c.images.random_flip ? 2 : 1;
-    const HostArray moments = models.media_coder().encode(with_mirrored(group.pixels, 0, n * copies));
+    const HostArray moments = models.media_autoencoder().encode(with_mirrored(group.pixels, 0, n * copies));
     const HostArrays conditioning = models.text_encoder().encode(group.captions),
                      tokens = family.tokenize(group.captions);
     for (int64_t i = 0; i < n; ++i)

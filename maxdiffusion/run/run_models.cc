@@ -40,11 +40,11 @@ TextEncoder& RunModels::text_encoder() {
   return *text_encoder_;
 }
 
-MediaCoder& RunModels::media_coder() {
-  if (!media_coder_)
-    media_coder_ = std::make_unique<MediaCoder>(devices_, family_, autoencoder_values(), encoder_batch(),
-                                                scope_options(config_.layers), config_.compile);
-  return *media_coder_;
+MediaAutoencoder& RunModels::media_autoencoder() {
+  if (!media_autoencoder_)
+    media_autoencoder_ = std::make_unique<MediaAutoencoder>(devices_, family_, autoencoder_values(), encoder_batch(),
+                                                            scope_options(config_.layers), config_.compile);
+  return *media_autoencoder_;
 }
 
 const HostArrays& RunModels::autoencoder_values() {
@@ -57,7 +57,7 @@ const HostArrays& RunModels::autoencoder_values() {
 void RunModels::set_autoencoder(HostArrays values) {
   weights_.set(family_->autoencoder(), values);
   autoencoder_values_ = std::move(values);
-  media_coder_.reset();
+  media_autoencoder_.reset();
 }
 
 void RunModels::fit_autoencoder(const HostArray& moments) {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "maxdiffusion/encoders/media_coder.h"
+#include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/encoders/text_encoder.h"
 #include "maxdiffusion/run/run_config.h"
 
@@ -43,7 +43,7 @@ class RunModels {
   int64_t encoder_batch() const { return 32 * devices_.mesh().devices(); }
   /// With the text encoders' weights as they were before this run trained them.
   TextEncoder& text_encoder();
-  MediaCoder& media_coder();
+  MediaAutoencoder& media_autoencoder();
   /// The autoencoder's values by input name.
   const HostArrays& autoencoder_values();
 
@@ -65,7 +65,7 @@ class RunModels {
   ModelWeights weights_;
   HostArrays autoencoder_values_;
   std::unique_ptr<TextEncoder> text_encoder_;
-  std::unique_ptr<MediaCoder> media_coder_;
+  std::unique_ptr<MediaAutoencoder> media_autoencoder_;
 };
 
 }  // namespace md

@@ -23,7 +23,7 @@ HostArray means(const HostArray& moments) {
   return out;
 }
 
-void write_reconstructions(MediaCoder& coder, const HostArray& pixels, const std::string& path) {
+void write_reconstructions(MediaAutoencoder& coder, const HostArray& pixels, const std::string& path) {
   const int64_t n = std::min<int64_t>(12, pixels.dims()[0]), stride = pixels.dims()[0] / n;
   HostArray chosen = rows(pixels, 0, n);
   for (int64_t i = 0; i < n; ++i) set_rows(chosen, i, rows(pixels, i * stride, 1));
@@ -79,7 +79,7 @@ void train_autoencoder(RunModels& models, const LoadedImages& images) {
                  o)
           .values);
   const std::string path = c.folder() + "/samples/reconstructions.png";
-  write_reconstructions(models.media_coder(), images.pixels, path);
+  write_reconstructions(models.media_autoencoder(), images.pixels, path);
   log_info("autoencoder: originals above reconstructions in {}", path);
 }
 

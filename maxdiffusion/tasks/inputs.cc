@@ -1,6 +1,6 @@
 #include "maxdiffusion/tasks/inputs.h"
 
-#include "maxdiffusion/encoders/media_coder.h"
+#include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 

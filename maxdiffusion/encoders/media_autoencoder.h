@@ -12,12 +12,12 @@ namespace md {
 Tensor pixels_to_float(Tensor pixels);
 
 /// Each direction is compiled on first use for `batch` samples at a time. Refers to `devices`. Not thread safe.
-class MediaCoder {
+class MediaAutoencoder {
  public:
   /// `weights`: of the autoencoder, by input name; placed on the devices once for each direction. `scope`: see
   /// frozen_options.
-  MediaCoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights, int64_t batch,
-             const ScopeOptions& scope, const CompileConfig& compile);
+  MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights, int64_t batch,
+                   const ScopeOptions& scope, const CompileConfig& compile);
   /// u8 [N, H, W, 3] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
   HostArray encode(const HostArray& pixels);
   /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error. `tiled`: latents larger than

@@ -1,4 +1,4 @@
-#include "maxdiffusion/encoders/media_coder.h"
+#include "maxdiffusion/encoders/media_autoencoder.h"
 
 #include <algorithm>
 
@@ -12,8 +12,8 @@ namespace md {
 
 Tensor pixels_to_float(Tensor pixels) { return cast(pixels, DType::f32) / 127.5 - 1.0; }
 
-MediaCoder::MediaCoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights, int64_t batch,
-                       const ScopeOptions& scope, const CompileConfig& compile)
+MediaAutoencoder::MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights,
+                                   int64_t batch, const ScopeOptions& scope, const CompileConfig& compile)
     : devices_(devices),
       family_(std::move(family)),
       weights_(std::move(weights)),
@@ -21,7 +21,7 @@ MediaCoder::MediaCoder(const Devices& devices, std::shared_ptr<const Family> fam
       scope_(frozen_options(scope)),
       compile_(compile) {}
 
-HostArray MediaCoder::run(Direction& direction, const HostArray& input, const char* name, const Build& build) {
+HostArray MediaAutoencoder::run(Direction& direction, const HostArray& input, const char* name, const Build& build) {
   Shape shape = input.shape();
   const int64_t n = shape.dims[0];
   shape.dims[0] = batch_;
@@ -44,14 +44,14 @@ HostArray MediaCoder::run(Direction& direction, const HostArray& input, const ch
   return whole;
 }
 
-HostArray MediaCoder::encode(const HostArray& pixels) {
+HostArray MediaAutoencoder::encode(const HostArray& pixels) {
   return run(encoder_, pixels, "media_encoder", [this](const Models& models, Tensor x) {
     const Posterior q = family_->encode_media(models, pixels_to_float(x));
     return concatenate({q.mean, q.logvar ? exp(q.logvar * 0.5) : zeros_like(q.mean)}, -1);
   });
 }
 
-HostArray MediaCoder::decode(const HostArray& latents, bool tiled) {
+HostArray MediaAutoencoder::decode(const HostArray& latents, bool tiled) {
   const int64_t tile = family_->decoder_tile();
   if (tiled && tile > 0 && std::max(latents.dims()[1], latents.dims()[2]) > tile)
     return decode_in_tiles(latents, tile, family_->downscale(), [this](const HostArray& part) { return decode(part); });
