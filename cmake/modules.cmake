@@ -6,16 +6,59 @@ find_package(GTest REQUIRED)
 # Where libraries lie that the program opens by name, below the prefix that it is installed to.
 set(MD_PARTS_FOLDER ${CMAKE_INSTALL_LIBDIR}/maxdiffusion)
 
-# Names one test program to ctest. Those that open a plugin (their sources include a module that does) get the label
-# `device`. Tests are compiled with little optimization: they wait for the compiler or the plugin, not for themselves.
+# Programs that tests compile are shared by the tests of one run of ctest, whichever executable they are in: a cache that
+# each run empties first. A warm cache hides nothing: its keys hold the whole text of the program and all else that the
+# compiler reads, so a program that changed is compiled. Tests of the cache itself have folders of their own.
+set(test_cache ${CMAKE_BINARY_DIR}/test_cache)
+add_test(NAME empty_test_cache COMMAND ${CMAKE_COMMAND} -E rm -rf ${test_cache})
+set_tests_properties(empty_test_cache PROPERTIES FIXTURES_SETUP test_cache)
+add_custom_target(quick_tests)
+
+# md_ctest(<name> <command and its words>... [LABELS labels] [COST seconds] [ENVIRONMENT variables]): an entry of ctest.
+function(md_ctest name)
+  cmake_parse_arguments(ARG "" "COST" "LABELS;ENVIRONMENT" ${ARGN})
+  list(APPEND ARG_ENVIRONMENT XDG_CACHE_HOME=${test_cache})
+  add_test(NAME ${name} COMMAND ${ARG_UNPARSED_ARGUMENTS})
+  set_tests_properties(${name} PROPERTIES FIXTURES_REQUIRED test_cache LABELS "${ARG_LABELS}"
+                       ENVIRONMENT "${ARG_ENVIRONMENT}")
+  if(ARG_COST)
+    set_tests_properties(${name} PROPERTIES COST ${ARG_COST})
+  endif()
+endfunction()
+
+# Names one test program to ctest. It gets the label `device` where it opens a plugin: where its sources include a
+# module that does, or DEVICE is given. QUICK: which of its tests `./run test quick` runs, as --gtest_filter takes them;
+# unless these are all, they are an entry of their own. SHARDS: how many entries the other tests are dealt to, which run
+# side by side. COST: seconds that the longest of these takes alone; entries that cost most start first.
+# Tests are compiled with little optimization: they wait for the compiler or the plugin, not for themselves.
 function(md_add_test name target)
-  add_test(NAME ${name} COMMAND ${target})
+  cmake_parse_arguments(ARG "DEVICE" "QUICK;SHARDS;COST" "SOURCES;USES" ${ARGN})
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
-  foreach(source ${ARGN})
+  set(labels)
+  foreach(source ${ARG_SOURCES})
     file(STRINGS ${source} opens_plugin REGEX "#include \"(maxdiffusion/(pjrt|runtime|encoders|pipelines|train|run)|tests/one_device)")
-    if(opens_plugin)
-      set_tests_properties(${name} PROPERTIES LABELS device)
+    if(opens_plugin OR ARG_DEVICE)
+      set(labels device)
     endif()
+  endforeach()
+  set(environment)
+  if(ARG_QUICK)
+    add_dependencies(quick_tests ${target})
+    if(ARG_QUICK STREQUAL "*")
+      md_ctest(${name} ${target} LABELS ${labels} quick)
+      return()
+    endif()
+    md_ctest(${name}.quick ${target} LABELS ${labels} quick ENVIRONMENT GTEST_FILTER=${ARG_QUICK})
+    set(environment GTEST_FILTER=-${ARG_QUICK})
+  endif()
+  if(NOT ARG_SHARDS)
+    md_ctest(${name} ${target} LABELS ${labels} COST ${ARG_COST} ENVIRONMENT ${environment})
+    return()
+  endif()
+  foreach(shard RANGE 1 ${ARG_SHARDS})
+    math(EXPR index "${shard} - 1")
+    md_ctest(${name}.${shard} ${target} LABELS ${labels} COST ${ARG_COST}
+             ENVIRONMENT ${environment} GTEST_TOTAL_SHARDS=${ARG_SHARDS} GTEST_SHARD_INDEX=${index})
   endforeach()
 endfunction()
 
@@ -55,24 +98,24 @@ function(md_module name)
     add_executable(${name}_test ${tests})
     target_link_libraries(${name}_test PRIVATE md_${name} GTest::gtest_main)
     target_compile_definitions(${name}_test PRIVATE MD_SOURCE_DIR="${CMAKE_SOURCE_DIR}" MD_DEPS_DIR="${MD_DEPS}")
-    md_add_test(${name} ${name}_test ${tests})
+    md_add_test(${name} ${name}_test QUICK * SOURCES ${tests})
   endif()
 endfunction()
 
-# A test program over several modules: tests/<name>/*.cc.
+# A test program over several modules, tests/<name>/*.cc; the other words are those of md_add_test.
 function(md_tests name)
-  cmake_parse_arguments(ARG "" "" "USES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "DEVICE" "QUICK;SHARDS;COST" "USES" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${name}/*.cc)
   if(NOT sources)
     return()
   endif()
   list(TRANSFORM ARG_USES PREPEND "md_" OUTPUT_VARIABLE uses)
   add_executable(${name}_tests ${sources})
-  target_link_libraries(${name}_tests PRIVATE ${uses} ${ARG_LIBRARIES} GTest::gtest_main)
+  target_link_libraries(${name}_tests PRIVATE ${uses} GTest::gtest_main)
   target_compile_definitions(${name}_tests PRIVATE MD_SOURCE_DIR="${CMAKE_SOURCE_DIR}" MD_DEPS_DIR="${MD_DEPS}"
                              MD_BINARY_DIR="${CMAKE_BINARY_DIR}")
   file(GLOB headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${name}/*.h)
-  md_add_test(tests.${name} ${name}_tests ${sources} ${headers})
+  md_add_test(tests.${name} ${name}_tests ${ARGN} SOURCES ${sources} ${headers})
 endfunction()
 
 # A timed program, bench/<name>.cc; built where Google Benchmark is installed, never a test.
@@ -118,9 +161,8 @@ md_module(autodiff USES ops)
 md_module(runtime USES graph mesh pjrt kernels LIBRARIES PkgConfig::XXHASH)
 target_include_directories(runtime_test SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)
 # The same on the other CPU plugin; pjrt_test opens both by itself.
-add_test(NAME runtime.second_plugin COMMAND runtime_test)
-set_tests_properties(runtime.second_plugin PROPERTIES LABELS device
-                     ENVIRONMENT "MAXDIFFUSION_PLUGIN_DIR=${MD_DEPS}/xla_plugins/xla_cpu_pjrt")
+md_ctest(runtime.second_plugin runtime_test LABELS device
+         ENVIRONMENT "MAXDIFFUSION_PLUGIN_DIR=${MD_DEPS}/xla_plugins/xla_cpu_pjrt")
 md_module(nn USES autodiff mesh)
 md_module(models USES nn)
 md_module(schedulers USES ops)
@@ -164,33 +206,32 @@ md_module(run USES train pipelines)
 
 md_tests(ops USES ops autodiff runtime)
 md_tests(kernels USES nn autodiff runtime)
-md_tests(autodiff USES ops autodiff runtime)
-md_tests(golden USES models autodiff runtime checkpoint schedulers optim)
-md_tests(lora USES lora models autodiff runtime checkpoint config)
+md_tests(autodiff USES ops autodiff runtime SHARDS 2)
+md_tests(golden USES models autodiff runtime checkpoint schedulers optim SHARDS 2)
+md_tests(lora USES lora models autodiff runtime checkpoint config SHARDS 2)
 target_sources(lora_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/golden/model_case.cc)
-md_tests(schedulers USES schedulers runtime)
+md_tests(schedulers USES schedulers runtime QUICK *)
 md_tests(optim USES optim runtime)
-md_tests(mesh USES models autodiff runtime optim)
-md_tests(faults USES train)
-md_tests(resume USES train)
-md_tests(families USES run)
-md_tests(cli USES base)
+md_tests(mesh USES models autodiff runtime optim SHARDS 4 COST 40)
+md_tests(faults USES train QUICK *)
+md_tests(resume USES train SHARDS 3 COST 30 QUICK Resume.EqualsNoInterruptionBitForBit)
+md_tests(families USES run QUICK ToyFamily.*:RunConfig.*:ReferenceKeys.*:DenoiseTask.*)
+md_tests(cli DEVICE USES base SHARDS 6 COST 60
+         QUICK Docs*:FreshMachine.*:Program.*:Train.WritesEverythingARunPromises)
 add_dependencies(cli_tests profiling)
 md_tests(remote USES data)
 target_sources(cli_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/remote/bucket_server.cc)
-md_tests(pipelines USES checkpoint)
-md_tests(layering USES base)
+md_tests(pipelines DEVICE USES checkpoint SHARDS 3 COST 30)
+md_tests(layering USES base QUICK *)
 # A project outside this repository, built against an installed prefix.
 set(sanitizers "")
 if(MD_SANITIZE)
   set(sanitizers -fsanitize=${MD_SANITIZE})
 endif()
-add_test(NAME tests.consumer
-         COMMAND ${CMAKE_COMMAND} -DSOURCE=${CMAKE_SOURCE_DIR} -DBUILD=${CMAKE_BINARY_DIR}
-                 -DVERSION=${PROJECT_VERSION} -DCOMPILER=${CMAKE_CXX_COMPILER}
-                 -DFLAGS=${sanitizers}
-                 -P ${CMAKE_SOURCE_DIR}/tests/consumer/consumer.cmake)
-set_tests_properties(tests.consumer PROPERTIES LABELS device)
+md_ctest(tests.consumer ${CMAKE_COMMAND} -DSOURCE=${CMAKE_SOURCE_DIR} -DBUILD=${CMAKE_BINARY_DIR}
+         -DVERSION=${PROJECT_VERSION} -DCOMPILER=${CMAKE_CXX_COMPILER}
+         -DFLAGS=${sanitizers}
+         -P ${CMAKE_SOURCE_DIR}/tests/consumer/consumer.cmake LABELS device COST 20)
 
 md_bench(data_bench USES data)
 if(TARGET data_bench)

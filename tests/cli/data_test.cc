@@ -49,7 +49,7 @@ class DataRuns : public testing::Test {
                                       "learning_rate=1e-3",
                                       "enable_data_shuffling=false",
                                       "diffusion_scheduler_config={_class_name: DDIMScheduler}",
-                                      "jax_cache_dir=" + (t / "programs")};
+                                      "xla_flags=--xla_backend_optimization_level=0"};
     words.insert(words.end(), more.begin(), more.end());
     return maxdiffusion(words);
   }

@@ -29,7 +29,8 @@ TEST_F(FreshMachine, WithoutWordsRunSaysWhatItCanDo) {
   Outcome o = run("");
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.out, "./run train")) << o.out;
-  EXPECT_TRUE(contains(o.out, "./run test")) << o.out;
+  EXPECT_TRUE(contains(o.out, "./run test [name]")) << o.out;
+  EXPECT_TRUE(contains(o.out, "./run test quick")) << o.out;
   EXPECT_FALSE(exists(folder_ / ".deps"));
 }
 
@@ -47,7 +48,7 @@ TEST_F(FreshMachine, UsageListsEveryCommandOfTheProgram) {
 
 TEST_F(FreshMachine, NotRootIsToldExactlyWhichPackagesAreMissing) {
   if (!exists("/etc/debian_version")) GTEST_SKIP() << "not Debian";
-  for (std::string words : {"train configs/quickstart.yml", "test", "setup"}) {
+  for (std::string words : {"train configs/quickstart.yml", "test", "test quick", "setup"}) {
     Outcome o = run(words);
     EXPECT_EQ(o.status, 1);
     EXPECT_TRUE(contains(o.err, "not root, and these Debian packages are missing: ninja-build lld ccache ")) << o.err;

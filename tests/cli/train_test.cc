@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// One folder for all tests of this file: pictures, model, executable cache.
+/// One folder for all tests of this file: pictures and model.
 struct Shared {
   TemporaryFolder folder;
   std::string pictures = folder / "pictures", model = folder / "model";
@@ -88,7 +88,6 @@ std::vector<std::string> words(const std::string& name, const std::vector<std::s
                                 "dataset_name=",
                                 "train_data_dir=" + s.pictures,
                                 "dataset_save_location=" + (s.folder / "data"),
-                                "jax_cache_dir=" + (s.folder / "programs"),
                                 "resolution=16",
                                 "vae_max_train_steps=3",
                                 "vae_per_device_batch_size=3",

@@ -49,8 +49,7 @@ class ToyFamily : public testing::Test {
                                           "pretrained_model_name_or_path=" + r + "/model",
                                           "train_data_dir=" + r + "/images",
                                           "eval_data_dir=" + r + "/images",
-                                          "dataset_save_location=" + r + "/cache",
-                                          "jax_cache_dir=" + r + "/programs"};
+                                          "dataset_save_location=" + r + "/cache"};
     words.insert(words.begin(), all.begin(), all.end());
     return RunConfig::from_source(ConfigSource::from_text(R"(
 train_new_unet: true

@@ -111,7 +111,7 @@ MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps) {
   Step s{Graph(devices.graph_options(&rules)), {}};
   trace(s);
   // Compiled quickly: what is compared is the partitioning.
-  const CompileConfig config{.jax_cache_dir = "off", .xla_flags = "--xla_backend_optimization_level=0"};
+  const CompileConfig config{.jax_cache_dir = "", .xla_flags = "--xla_backend_optimization_level=0"};
   const Program program = compile(devices, s.graph, config, "mesh_step");
   MeshRun run;
   ArrayMap state, batch;

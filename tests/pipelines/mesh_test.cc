@@ -21,8 +21,7 @@ class MeshRuns : public testing::Test {
   Outcome run(const std::string& command, const std::string& name, std::vector<std::string> words,
               const std::vector<std::string>& more = {}) {
     words.insert(words.begin(), {command, MD_SOURCE_DIR "/tests/pipelines/generate.yml", "run_name=" + name,
-                                 "pretrained_model_name_or_path=" + kGoldens + "/sd", "resolution=16",
-                                 "jax_cache_dir=" + (t / "programs")});
+                                 "pretrained_model_name_or_path=" + kGoldens + "/sd", "resolution=16"});
     words.insert(words.end(), more.begin(), more.end());
     return maxdiffusion(words);
   }

@@ -51,8 +51,7 @@ struct TinyRun {
     options.step.optim.learning_rate = 1e-3;
     options.step.optim.learning_rate_schedule_steps = 100;
     options.step.ema_decay = 0.9;
-    static TemporaryFolder cache;  // the programs of one process's tests, compiled once
-    options.compile.jax_cache_dir = cache.path();
+    options.compile.xla_flags = "--xla_backend_optimization_level=0";  // half the time; bits are compared with bits
   }
 
   Trained train(int64_t steps) {
