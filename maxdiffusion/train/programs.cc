@@ -44,7 +44,7 @@ StepPrograms::StepPrograms(const Devices& devices, const std::vector<const Task*
     log_info("{}: {:.4f} TFLOP per step and device", titles_[i], device_flops(i) / 1e12);
   const Graph& g = *graphs_.front().graph;
   for (const GraphOutput& out : g.outputs())
-    if (g.input_index(out.name) >= 0) state_.push_back(out.name);
+    if (g.input_index(out.name) >= 0) state_.insert(out.name);
   for (const BatchField& f : graphs_.front().fields)
     if (f.batched) samples_ = f.shape.dims[0];
 }
@@ -60,8 +60,6 @@ void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
   }
   if (log_sharding) log_shardings(devices_, any(), params());
 }
-
-bool StepPrograms::is_state(const std::string& name) const { return std::ranges::count(state_, name) > 0; }
 
 size_t StepPrograms::choose(const NamedPieces& batch) const {
   if (count() == 1) return 0;

@@ -2,6 +2,7 @@
 // (aspect-ratio buckets) and share parameters and state; a batch is given to the program of its shapes.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,8 @@ class StepPrograms {
   const ParamTable& params() const { return graphs_.front().params; }
   const Program& any() const { return programs_.front(); }
   /// Names of the arrays that a step takes and returns.
-  const std::vector<std::string>& state_names() const { return state_; }
-  bool is_state(const std::string& name) const;
+  const std::set<std::string>& state_names() const { return state_; }
+  bool is_state(const std::string& name) const { return state_.contains(name); }
   /// Samples in one step.
   int64_t samples() const { return samples_; }
 
@@ -38,7 +39,8 @@ class StepPrograms {
   const Devices& devices_;
   std::vector<StepGraph> graphs_;
   std::vector<Program> programs_;
-  std::vector<std::string> titles_, names_, state_;
+  std::vector<std::string> titles_, names_;
+  std::set<std::string> state_;
   int64_t samples_ = 1;
 };
 
