@@ -39,6 +39,7 @@ std::function<HostArrays()> initial_values(RunModels& m, const ParamTable& param
   std::set<std::string> components;
   for (const Param& p : base->params()) components.insert(p.model);
   std::vector<std::function<HostArrays()>> parts;
+  parts.reserve(components.size() + 1);
   for (const std::string& component : components) parts.push_back(m.open_weights(*base, component));
   if (std::ranges::any_of(params.params(), is_lora)) parts.push_back(initial_matrices(m, params));
   return [parts, base] {
@@ -72,8 +73,7 @@ void draw(RunModels& m, int64_t step, const ParamTable& params, const HostArrays
   std::optional<TextEncoder> own;
   if (c.denoise.train_text_encoder)
     own.emplace(m.devices(), m.family(), m.encoder_batch(), weights, scope_options(c.layers), c.compile);
-  const std::string path =
-      draw_sample_grid(m, own ? *own : m.text_encoder(), weights, step, c.folder() + "/samples");
+  const std::string path = draw_sample_grid(m, own ? *own : m.text_encoder(), weights, step, c.folder() + "/samples");
   log_info("pictures of step {}: {}", step, path);
 }
 
@@ -123,8 +123,8 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
   const RunConfig& c = m.config();
   std::vector<Hook> all;
   if (c.eval.eval_every > 0) {
-    auto evaluation = std::make_shared<Evaluation>(m.devices(), task, held_out_fields(m, task), c.eval, o.step, o.seed,
-                                                   c.compile);
+    auto evaluation =
+        std::make_shared<Evaluation>(m.devices(), task, held_out_fields(m, task), c.eval, o.step, o.seed, c.compile);
     all.push_back({every_steps(c.eval.eval_every), [evaluation](LoopView& v) {
                      v.recorder.read_pending([&] { return evaluation->run(v.at.done, v.state); });
                    }});
@@ -157,6 +157,7 @@ void train(const RunConfig& c) {
   o.hooks = hooks(models, data.task, o);
 
   std::vector<const Task*> all;
+  all.reserve(tasks.size());
   for (const DenoiseTask& t : tasks) all.push_back(&t);
   std::optional<Phase> phase(std::in_place, c.run, "training");
   const Trained t = train_loop(models.devices(), all, std::move(data.batches), o);
