@@ -40,6 +40,7 @@ std::function<NamedPieces()> initial_values(RunModels& m, const ParamTable& para
   std::set<std::string> components;
   for (const Param& p : base->params()) components.insert(p.model);
   std::vector<std::function<NamedPieces()>> parts;
+  parts.reserve(components.size() + 1);
   for (const std::string& component : components) parts.push_back(m.open_weights(*base, component));
   if (std::ranges::any_of(params.params(), is_lora)) parts.push_back(initial_matrices(m, params));
   return [parts, base] {
@@ -159,6 +160,7 @@ void train(const RunConfig& c) {
   o.hooks = hooks(models, data.task, o);
 
   std::vector<const Task*> all;
+  all.reserve(tasks.size());
   for (const DenoiseTask& t : tasks) all.push_back(&t);
   std::optional<Phase> phase(std::in_place, c.run, "training");
   const Trained t = train_loop(models.devices(), all, std::move(data.batches), o);

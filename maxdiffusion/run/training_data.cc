@@ -136,7 +136,7 @@ void open_encoded_records(const RunModels& models, TrainingData& data) {
 }
 
 /// Images as they are read, and token ids.
-void open_images(const RunModels& models, std::shared_ptr<const RecordSource> source, const ImageConfig& images,
+void open_images(const RunModels& models, const std::shared_ptr<const RecordSource>& source, const ImageConfig& images,
                  TrainingData& data) {
   auto tokens = [family = data.task.family](const std::vector<std::string>& captions) {
     return family->tokenize(captions);
@@ -149,6 +149,7 @@ void open_images(const RunModels& models, std::shared_ptr<const RecordSource> so
   }
   ImagesInBuckets sorted = sort_into_aspect_buckets(source, images);
   std::vector<int64_t> counts;
+  counts.reserve(sorted.records.size());
   for (const auto& records : sorted.records) counts.push_back(static_cast<int64_t>(records.size()));
   data.buckets = sorted.sizes;
   log_aspect_buckets(sorted.sizes, counts, 1, batches.batch);
@@ -156,8 +157,8 @@ void open_images(const RunModels& models, std::shared_ptr<const RecordSource> so
 }
 
 /// Images encoded beforehand, by an autoencoder that is trained first where a key asks for it.
-void open_encoded_images(RunModels& models, std::shared_ptr<const RecordSource> source, const ImageConfig& images,
-                         TrainingData& data) {
+void open_encoded_images(RunModels& models, const std::shared_ptr<const RecordSource>& source,
+                         const ImageConfig& images, TrainingData& data) {
   const RunConfig& c = models.config();
   const BatchConfig batches = batch_config(models, data.update_size(models.config().update));
   const std::vector<LoadedImages> groups = load_in_aspect_buckets(source, images);
@@ -174,6 +175,7 @@ void open_encoded_images(RunModels& models, std::shared_ptr<const RecordSource> 
 
   if (c.model.train_new_vae) train_autoencoder(models, groups[0]);
   std::vector<Batch> arrays;
+  arrays.reserve(groups.size());
   const std::string key = cache_key(models);
   for (const LoadedImages& g : groups) arrays.push_back(encode_dataset(models, g, c.images.random_flip, key));
   if (c.model.train_new_vae) {
