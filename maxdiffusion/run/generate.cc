@@ -60,7 +60,7 @@ HostArray as_floats(const HostArray& rgb) {
 std::string control_folder(const ControlKeys& k, bool required) {
   if (!required && !std::filesystem::is_directory(k.controlnet_model_name_or_path)) return "";
   check(!k.controlnet_model_name_or_path.empty(), Code::invalid_config, "controlnet_model_name_or_path is empty");
-  const std::string folder = local_folder(k.controlnet_model_name_or_path);
+  std::string folder = local_folder(k.controlnet_model_name_or_path);
   log_info("ControlNet: {}", folder);
   return folder;
 }
@@ -121,7 +121,7 @@ class Sampler {
       prompts = encode_prompts(text, family, options_);
     }
     log_info("{} prompts encoded after {:.1f} s", options_.prompts.size(), seconds());
-    const HostArray latents = md::denoise(models_.devices(), family, weights(), prompts, options_);
+    HostArray latents = md::denoise(models_.devices(), family, weights(), prompts, options_);
     log_info("{} pictures of {}x{} denoised after {:.1f} s", options_.samples(), options_.size.height,
              options_.size.width, seconds());
     return latents;
@@ -130,7 +130,7 @@ class Sampler {
   HostArray decode(const HostArray& latents) {
     MediaCoder coder(models_.devices(), models_.family(), models_.autoencoder_values(),
                      config_.sample.vae_slicing ? devices() : options_.batch, options_.scope, config_.compile);
-    const HostArray images = decode_latents(coder, *models_.family(), latents, config_.sample.vae_tiling);
+    HostArray images = decode_latents(coder, *models_.family(), latents, config_.sample.vae_tiling);
     log_info("decoded after {:.1f} s", seconds());
     return images;
   }
@@ -249,7 +249,7 @@ std::string draw_sample_grid(RunModels& models, TextEncoder& text, const Weights
   std::vector<GridCell> cells;
   for (int64_t i = 0; i < o.samples(); ++i)
     cells.push_back({image_of_batch(images, i), o.prompts[static_cast<size_t>(i / o.images_per_prompt)]});
-  const std::string path = fmt::format("{}/step_{:06}.png", folder, step);
+  std::string path = fmt::format("{}/step_{:06}.png", folder, step);
   const auto columns = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(cells.size()))));
   write_png(path, make_grid(cells, columns, std::max<int64_t>(1, 128 / models.config().images.resolution)));
   return path;

@@ -60,8 +60,8 @@ void open_dreambooth(RunModels& models, TrainingData& data) {
            classes.pixels.dims()[0]);
   HostArrays arrays;
   for (const auto& [prefix, images] : {std::pair{"", &instances}, std::pair{"class_", &classes}}) {
-    const HostArrays part = encoded_fields(models, *images, data.task.text->tokens(),
-                                           "caption " + images->captions[0] + "\n");
+    const HostArrays part =
+        encoded_fields(models, *images, data.task.text->tokens(), "caption " + images->captions[0] + "\n");
     for (const auto& [name, a] : part)
       for (int64_t i = 0; i < n; i += a.dims()[0]) add_rows(arrays[prefix + name], n, i, a);
   }
@@ -126,12 +126,11 @@ void open_encoded_records(const RunConfig& c, TrainingData& data) {
   if (!drawn) latent.back() /= 2;
   task.size = task.family->media_size(latent);
   const std::vector<Field> fields = task.family->conditioning_fields();
-  if (!fields.empty() && fields[0].shape.rank() == 2)
-    task.text = embeddings_input(first.at(fields[0].name).dims()[1]);
+  if (!fields.empty() && fields[0].shape.rank() == 2) task.text = embeddings_input(first.at(fields[0].name).dims()[1]);
 }
 
 /// Images as they are read, and token ids.
-void open_images(const RunConfig& c, std::shared_ptr<const RecordSource> source, const ImageConfig& images,
+void open_images(const RunConfig& c, const std::shared_ptr<const RecordSource>& source, const ImageConfig& images,
                  TrainingData& data) {
   auto tokens = [family = data.task.family](const std::vector<std::string>& captions) {
     return family->tokenize(captions);
@@ -151,8 +150,8 @@ void open_images(const RunConfig& c, std::shared_ptr<const RecordSource> source,
 }
 
 /// Images encoded beforehand, by an autoencoder that is trained first where a key asks for it.
-void open_encoded_images(RunModels& models, std::shared_ptr<const RecordSource> source, const ImageConfig& images,
-                         TrainingData& data) {
+void open_encoded_images(RunModels& models, const std::shared_ptr<const RecordSource>& source,
+                         const ImageConfig& images, TrainingData& data) {
   const RunConfig& c = models.config();
   const BatchConfig batches = batch_config(c, data.update_size(c.update));
   const std::vector<LoadedImages> groups = load_in_aspect_buckets(source, images);
@@ -169,6 +168,7 @@ void open_encoded_images(RunModels& models, std::shared_ptr<const RecordSource> 
 
   if (c.model.train_new_vae) train_autoencoder(models, groups[0]);
   std::vector<Batch> arrays;
+  arrays.reserve(groups.size());
   const std::string key = cache_key(models);
   for (const LoadedImages& g : groups) arrays.push_back(encode_dataset(models, g, c.images.random_flip, key));
   if (c.model.train_new_vae) {

@@ -31,7 +31,7 @@ void log_shardings(const Devices& devices, const Program& program, const ParamTa
 }  // namespace
 
 StepPrograms::StepPrograms(const Devices& devices, const std::vector<const Task*>& tasks, const StepOptions& options,
-                           std::string title)
+                           const std::string& title)
     : devices_(devices) {
   for (const Task* t : tasks) {
     graphs_.push_back(trace_step(*t, devices.graph_options(&devices.rules()), options));

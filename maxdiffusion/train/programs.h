@@ -15,7 +15,7 @@ class StepPrograms {
  public:
   /// Traces a step for every task and logs its size. `title` begins every line. Refers to `devices`.
   StepPrograms(const Devices& devices, const std::vector<const Task*>& tasks, const StepOptions& options,
-               std::string title);
+               const std::string& title);
   /// Compiles all; the log says how long it took and what memory it takes. `log_sharding`: also how each input lies on
   /// the mesh.
   void compile(const CompileConfig& config, bool log_sharding);
