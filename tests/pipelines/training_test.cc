@@ -16,7 +16,10 @@ using nlohmann::json;
 
 const std::string kGoldens = MD_SOURCE_DIR "/tests/golden/";
 
-json golden() { return json::parse(read_file(kGoldens + "training/golden.json")); }
+const json& golden() {
+  static const json all = json::parse(read_file(kGoldens + "training/golden.json"));
+  return all;
+}
 
 std::vector<json> lines_of(const std::string& path) {
   std::vector<json> out;

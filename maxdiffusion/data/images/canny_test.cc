@@ -12,7 +12,10 @@ namespace {
 
 using nlohmann::json;
 
-json golden() { return json::parse(read_file(MD_SOURCE_DIR "/tests/golden/data/control.json")); }
+const json& golden() {
+  static const json all = json::parse(read_file(MD_SOURCE_DIR "/tests/golden/data/control.json"));
+  return all;
+}
 
 std::vector<uint8_t> bytes_of(const json& hex) {
   const std::string text = hex;
