@@ -6,6 +6,7 @@
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/data/text/clip_tokenizer.h"
 
 namespace md {
 namespace {
@@ -24,13 +25,21 @@ json parse_json(const std::string& path, const std::string& text) {
   }
 }
 
-bool is_tokenizer(const std::string& class_name) {
-  return class_name == "CLIPTokenizer" || class_name == "CLIPTokenizerFast";
+/// The class of a tokenizer: what model_index.json calls it, or, where that is not one of ours, what its own config
+/// does.
+std::string tokenizer_class(const std::string& folder, const std::string& in_index) {
+  const std::string file = folder + "/tokenizer_config.json";
+  if (is_tokenizer_class(in_index) || !exists(file)) return in_index;
+  const json config = parse_json(file, read_file(file));
+  const json name = config.is_object() ? config.value("tokenizer_class", json()) : json();
+  return name.is_string() ? name.get<std::string>() : in_index;
 }
 
-std::shared_ptr<const ClipTokenizer> open_tokenizer(const std::string& folder, bool first, std::string bpe_file) {
-  if (exists(folder + "/vocab.json") || exists(folder + "/tokenizer.json"))
-    return std::make_shared<ClipTokenizer>(ClipTokenizer::from_folder(folder));
+/// CLIP's folder may be missing: its vocabulary is always the same.
+std::shared_ptr<const Tokenizer> open_any_tokenizer(const std::string& class_name, const std::string& folder,
+                                                    bool first, std::string bpe_file) {
+  const bool has_own = exists(folder + "/vocab.json") || exists(folder + "/tokenizer.json");
+  if (!class_name.starts_with("CLIP") || has_own) return open_tokenizer(class_name, folder);
   if (bpe_file.empty()) bpe_file = MD_DEPS_DIR "/open_clip/bpe_simple_vocab_16e6.txt.gz";
   auto t = std::make_shared<ClipTokenizer>(ClipTokenizer::from_bpe(bpe_file));
   if (!first && !exists(folder)) t->set_pad_id(0);  // "!", as OpenCLIP pads
@@ -71,11 +80,11 @@ void ModelFolder::read_index(const Read& read) {
     } else if (find_model_class(class_name)) {
       read(part + "/config.json");
       components_[part] = {class_name, parse(class_name, part + "/config.json"), path_ + "/" + part};
-    } else if (is_tokenizer(class_name)) {
-      tokenizers_[part];
+    } else if (const std::string name = tokenizer_class(path_ + "/" + part, class_name); is_tokenizer_class(name)) {
+      tokenizer_classes_[part] = name;
     } else if (std::ranges::find(kUnused, class_name) == std::end(kUnused)) {
-      fail(Code::invalid_config, "{}: the class '{}' of {} is not one of: {}, CLIPTokenizer", where, class_name, part,
-           fmt::join(model_class_names(), ", "));
+      fail(Code::invalid_config, "{}: the class '{}' of {} is not one of: {}, {}", where, class_name, part,
+           fmt::join(model_class_names(), ", "), fmt::join(tokenizer_class_names(), ", "));
     }
   }
   check(files_.contains("scheduler/scheduler_config.json"), Code::invalid_config,
@@ -87,8 +96,8 @@ ModelFolder ModelFolder::open(const std::string& name, const std::string& bpe_fi
   ModelFolder m;
   m.path_ = local_folder(name, revision);
   m.read_index([&m](const std::string& file) { return m.files_[file] = read_file(m.path_ + "/" + file); });
-  for (auto& [part, tokenizer] : m.tokenizers_)
-    tokenizer = open_tokenizer(m.path_ + "/" + part, part == "tokenizer", bpe_file);
+  for (const auto& [part, name] : m.tokenizer_classes_)
+    m.tokenizers_[part] = open_any_tokenizer(name, m.path_ + "/" + part, part == "tokenizer", bpe_file);
   return m;
 }
 
@@ -100,7 +109,6 @@ ModelFolder ModelFolder::from_texts(std::map<std::string, std::string> files) {
     check(text != m.files_.end(), Code::io, "a model folder needs {}", file);
     return text->second;
   });
-  m.tokenizers_.clear();
   return m;
 }
 
@@ -113,7 +121,7 @@ const Component& ModelFolder::find(const std::string& component) const {
        pipeline_, fmt::join(names, ", "));
 }
 
-const ClipTokenizer& ModelFolder::tokenizer(const std::string& name) const {
+const Tokenizer& ModelFolder::tokenizer(const std::string& name) const {
   const auto t = tokenizers_.find(name);
   check(t != tokenizers_.end(), Code::invalid_config, "{}: model_index.json has no {}; a {} needs it", path_, name,
         pipeline_);

@@ -55,7 +55,7 @@ class ModelFolder {
     return *config;
   }
   /// Throws invalid_config where model_index.json names no such tokenizer.
-  const ClipTokenizer& tokenizer(const std::string& name) const;
+  const Tokenizer& tokenizer(const std::string& name) const;
 
   /// Texts of model_index.json, scheduler/scheduler_config.json and every config.json, by path below the folder.
   const std::map<std::string, std::string>& files() const { return files_; }
@@ -81,7 +81,8 @@ class ModelFolder {
   std::string path_, pipeline_;
   nlohmann::json index_;
   std::map<std::string, Component> components_;
-  std::map<std::string, std::shared_ptr<const ClipTokenizer>> tokenizers_;
+  std::map<std::string, std::string> tokenizer_classes_;
+  std::map<std::string, std::shared_ptr<const Tokenizer>> tokenizers_;
   std::map<std::string, std::string> files_;
 };
 

@@ -59,7 +59,7 @@ class StableDiffusion final : public Family {
     HostArrays out;
     int64_t cut = 0;
     for (const TextPath& t : texts_) {
-      const ClipTokenizer& tokenizer = folder_.tokenizer(t.component == "text_encoder" ? "tokenizer" : "tokenizer_2");
+      const Tokenizer& tokenizer = folder_.tokenizer(t.component == "text_encoder" ? "tokenizer" : "tokenizer_2");
       HostArray ids(Shape{DType::s32, {static_cast<int64_t>(captions.size()), length()}});
       auto v = ids.mutable_view<int32_t>();
       cut = 0;

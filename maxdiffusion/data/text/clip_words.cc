@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/data/text/utf8.h"
 
 namespace md {
 namespace {
@@ -18,17 +19,6 @@ Kind kind_of(UChar32 c) {
   if (u_isUWhiteSpace(c)) return Kind::space;
   const uint32_t mask = U_MASK(u_charType(c));
   return mask & U_GC_L_MASK ? Kind::letter : mask & U_GC_N_MASK ? Kind::number : Kind::sign;
-}
-
-bool is_ascii(std::string_view s) {
-  return std::ranges::all_of(s, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
-}
-
-void append_utf8(std::string& out, UChar32 c) {
-  char bytes[U8_MAX_LENGTH];
-  int32_t n = 0;
-  U8_APPEND_UNSAFE(bytes, n, c);
-  out.append(bytes, static_cast<size_t>(n));
 }
 
 // Byte length of the contraction that s starts with, or 0.
@@ -55,7 +45,7 @@ std::string normalize_clip_text(std::string_view text) {
   check(U_SUCCESS(status), Code::internal, "ICU: NFC: {}", u_errorName(status));
   for (int32_t i = 0; i < composed.length(); i = composed.moveIndex32(i, 1)) {
     const UChar32 c = composed.char32At(i);
-    append_utf8(out, u_tolower(c));
+    append_utf8(out, static_cast<char32_t>(u_tolower(c)));
     if (c == 0x130) append_utf8(out, 0x307);  // İ → i̇, the one lower case of two code points
   }
   return out;

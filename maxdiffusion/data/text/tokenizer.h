@@ -1,5 +1,5 @@
-// CLIP's byte-pair tokenizer. Source: transformers' CLIPTokenizer; the vocabulary files of a model folder
-// (vocab.json, merges.txt) or the merges list that the open_clip_torch wheel ships (bpe_simple_vocab_16e6.txt.gz).
+// Text → token ids. A tokenizer is opened by the class that a model folder names; what is special about one stands in
+// its own file.
 #pragma once
 
 #include <cstdint>
@@ -11,32 +11,31 @@
 
 namespace md {
 
-class ClipTokenizer {
+/// Immutable, apart from caches; thread safe.
+class Tokenizer {
  public:
-  /// A folder with vocab.json and merges.txt, or with tokenizer.json alone (as transformers 5 writes it), and
-  /// tokenizer_config.json. Throws io naming the file.
-  static ClipTokenizer from_folder(const std::string& folder);
-  /// The gzip'd merges list of OpenAI's release.
-  static ClipTokenizer from_bpe(const std::string& file);
-  ~ClipTokenizer();
-  ClipTokenizer(ClipTokenizer&&) noexcept;
-
-  /// <start> tokens <end>, padded to `length` with the pad token; truncated texts keep <end>. Same ids as
-  /// transformers' CLIPTokenizer for any UTF-8 text. `truncated` (optional) tells whether tokens were dropped.
-  std::vector<int32_t> encode(std::string_view text, int64_t length = 77, bool* truncated = nullptr) const;
-  int32_t pad_id() const;
-  int32_t end_id() const;
-  int64_t size() const;
-  void set_pad_id(int32_t id);
-  /// vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json as transformers reads them: name → text.
-  std::map<std::string, std::string> files() const;
+  virtual ~Tokenizer() = default;
+  /// The ids of a text with the tokens that the model wants before and behind it, `length` at most: a longer text is
+  /// cut before its end token, and `truncated` (optional) tells so. Same ids as transformers' class of the same name
+  /// for any UTF-8 text; other bytes are read as U+FFFD. Throws invalid_config for a length that those tokens alone
+  /// exceed.
+  virtual std::vector<int32_t> tokens(std::string_view text, int64_t length, bool* truncated = nullptr) const = 0;
+  /// tokens(), padded to `length` with the pad token.
+  std::vector<int32_t> encode(std::string_view text, int64_t length, bool* truncated = nullptr) const;
+  virtual int32_t pad_id() const = 0;
+  virtual int32_t end_id() const = 0;
+  /// One more than the largest id.
+  virtual int64_t size() const = 0;
+  /// The files of a folder that transformers reads as this tokenizer: name → bytes.
+  virtual std::map<std::string, std::string> files() const = 0;
   /// Writes files() into a folder.
   void save(const std::string& folder) const;
-
- private:
-  struct Impl;
-  explicit ClipTokenizer(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
 };
+
+/// "CLIPTokenizer", …: what open_tokenizer takes.
+std::vector<std::string> tokenizer_class_names();
+bool is_tokenizer_class(const std::string& name);
+/// Throws io naming the file where the folder is damaged, invalid_config for an unknown class.
+std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& class_name, const std::string& folder);
 
 }  // namespace md

@@ -1,4 +1,4 @@
-#include "maxdiffusion/data/text/tokenizer.h"
+#include "maxdiffusion/data/text/clip_tokenizer.h"
 
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ void expect_golden(const ClipTokenizer& t, const char* key) {
   for (const json& row : golden()) {
     Ids expected = row[key];
     expected.resize(77, t.pad_id());
-    EXPECT_EQ(t.encode(row["text"].get<std::string>()), expected) << row["text"];
+    EXPECT_EQ(t.encode(row["text"].get<std::string>(), 77), expected) << row["text"];
   }
 }
 std::string error_of(const std::function<void()>& f) {
@@ -115,12 +115,14 @@ TEST(ClipTokenizer, TruncationKeepsTheEndAndIsTold) {
 }
 
 TEST(ClipTokenizer, BytesThatAreNotTextDoNoHarm) {
-  EXPECT_EQ(clip().encode("a\xff"
-                          "b"),
-            clip().encode("a\xef\xbf\xbd"
-                          "b"));
-  EXPECT_NO_THROW(clip().encode("\xe2\x82"));
-  EXPECT_NO_THROW(clip().encode(std::string(5000, '\xc3')));
+  EXPECT_EQ(clip().tokens("a\xff"
+                          "b",
+                          77),
+            clip().tokens("a\xef\xbf\xbd"
+                          "b",
+                          77));
+  EXPECT_NO_THROW(clip().tokens("\xe2\x82", 77));
+  EXPECT_NO_THROW(clip().tokens(std::string(5000, '\xc3'), 77));
 }
 
 TEST(ClipTokenizer, ThreadsMayShareIt) {
