@@ -49,9 +49,7 @@ void build_loop(Graph& g, const std::function<Scope(const std::string&)>& scope,
                 const PromptConditioning& prompts, const SampleOptions& o) {
   auto input = [&](const std::string& name, Shape shape) {
     shape.dims[0] = batch;
-    LogicalAxes axes(shape.dims.size());
-    axes[0] = axis::kData;
-    return g.input(name, shape, axes);
+    return g.input(name, shape, axis::of_batch(shape.dims.size()));
   };
   auto twice = [&](Tensor x) { return o.guided() ? concatenate({x, x}, 0) : x; };
   const int64_t calls = o.guided() ? 2 * batch : batch, steps = table.rows.dims()[0];
@@ -75,9 +73,7 @@ void build_loop(Graph& g, const std::function<Scope(const std::string&)>& scope,
     times.mutable_view<float>()[i] = static_cast<float>(table.timesteps[i]);
   Tensor timesteps = constant(g, times);
 
-  Dims dims = latent;
-  dims.insert(dims.begin(), batch);
-  std::vector<Tensor> carry = {input("noise", {DType::f32, dims}) * table.init_noise_sigma};
+  std::vector<Tensor> carry = {input("noise", batched(batch, {DType::f32, latent})) * table.init_noise_sigma};
   for (int64_t i = 0; i < scheduler.history(); ++i) carry.push_back(zeros_like(carry[0]));
   ScanResult out = scan(steps, carry, [&](ScanStep& step, const std::vector<Tensor>& c) -> ScanResult {
     Tensor row = step.slice(rows);
@@ -194,8 +190,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
                   const PromptConditioning& prompts, const SampleOptions& o) {
   const int64_t samples = o.samples(), batch = o.batch > 0 ? o.batch : samples;
   const Dims latent = family.latent_dims(o.size);
-  Shape all{DType::f32, latent};
-  all.dims.insert(all.dims.begin(), samples);
+  const Shape all = batched(samples, {DType::f32, latent});
   check(!o.latents || o.latents.shape() == all, Code::invalid_config,
         "latents are {}; {} pictures of {}x{} pixels need {} (pictures, height, width, channels)",
         o.latents ? to_string(o.latents.shape()) : "", samples, o.size.height, o.size.width, to_string(all));
