@@ -163,6 +163,8 @@ const std::vector<NameAlias>& published_aliases() {
   static const std::vector<NameAlias> table = {
       {.wanted = "text_model.", .found = "", .prefix = true},
       {.wanted = "", .found = "text_model.", .prefix = true},
+      {.wanted = "vision_model.", .found = "", .prefix = true},
+      {.wanted = "shared.", .found = "encoder.embed_tokens.", .prefix = true},
       {.wanted = ".to_q.", .found = ".query."},
       {.wanted = ".to_k.", .found = ".key."},
       {.wanted = ".to_v.", .found = ".value."},

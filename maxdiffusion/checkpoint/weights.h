@@ -21,13 +21,14 @@ struct NameAlias {
   std::string wanted, found;
   bool prefix = false;  // only at the beginning of the name (either may be empty); else the first place
 };
-/// CLIP with and without "text_model."; attention of autoencoders before diffusers 0.15.
+/// CLIP with and without "text_model." or "vision_model."; T5's embedding by its other name; attention of autoencoders
+/// before diffusers 0.15.
 const std::vector<NameAlias>& published_aliases();
 
 struct LoadOptions {
   std::vector<NameAlias> aliases = published_aliases();
-  /// Ends of names that files hold and no model needs.
-  std::vector<std::string> ignorable = {"embeddings.position_ids"};
+  /// Ends of names that files hold and no model needs, or that it has under another name.
+  std::vector<std::string> ignorable = {"embeddings.position_ids", "encoder.embed_tokens.weight"};
   bool allow_unused = false;  // for a file that holds more than this model
 };
 

@@ -82,6 +82,18 @@ TEST_F(Weights, OlderNamesAreKnown) {
   EXPECT_EQ(w.at("encoder.mid_block.attentions.0.to_q.weight").dims(), (Dims{2, 2}));
   file({{"final_layer_norm.weight", counting({4})}});
   EXPECT_EQ(load({f32("text_model.final_layer_norm.weight", {4})}).size(), 1u);
+  file({{"pre_layrnorm.weight", counting({4})}});
+  EXPECT_EQ(load({f32("vision_model.pre_layrnorm.weight", {4})}).size(), 1u);
+}
+
+TEST_F(Weights, OneEmbeddingMayStandUnderBothOfItsNamesOrEither) {
+  const std::string shared = "shared.weight", tied = "encoder.embed_tokens.weight";
+  for (const auto& names : {std::vector{shared}, std::vector{tied}, std::vector{shared, tied}}) {
+    HostArrays arrays;
+    for (const std::string& name : names) arrays[name] = counting({2, 2});
+    file(arrays);
+    EXPECT_EQ(load({f32(shared, {2, 2})}).at(shared).to_doubles(), (std::vector<double>{0, 1, 2, 3}));
+  }
 }
 
 TEST_F(Weights, FloatsAreConvertedAndIntegersAreNot) {

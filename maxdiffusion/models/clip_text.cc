@@ -2,9 +2,9 @@
 
 #include <cmath>
 
+#include "maxdiffusion/models/clip_encoder.h"
 #include "maxdiffusion/models/config_reader.h"
 #include "maxdiffusion/nn/layers.h"
-#include "maxdiffusion/ops/attention.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/gather.h"
 #include "maxdiffusion/ops/reduce.h"
@@ -12,42 +12,6 @@
 
 namespace md {
 namespace {
-
-/// Standard deviations of starting values. As in CLIP, those of residual branches shrink with the depth. Two are wider,
-/// because random_text_encoder uses the starting values untrained and outputs must still differ between captions: token
-/// embeddings (with CLIP's 0.02 they would be lost beside the rest), and the values and output of attention, through
-/// which the end token, equal in all captions, sees the text.
-struct Inits {
-  explicit Inits(const ClipTextConfig& c) {
-    const double width = static_cast<double>(c.hidden_size), depth = static_cast<double>(c.num_hidden_layers);
-    token = init::normal(1);
-    into = init::normal(std::pow(width, -0.5) * std::pow(2 * depth, -0.5));
-    value = init::normal(std::pow(width, -0.5));
-    mixed = init::normal(2 * std::pow(width, -0.5));
-    out = init::normal(std::pow(width, -0.5));
-    fc1 = init::normal(std::pow(2 * width, -0.5));
-  }
-  Init token, into, value, mixed, out, fc1;  // tokens; q, k and fc2; v; out_proj; text_projection; fc1
-};
-
-Tensor self_attention(const Scope& s, Tensor x, const ClipTextConfig& c, const Inits& inits) {
-  auto path = s.path_scope();
-  const int64_t width = x.dim(-1), heads = c.num_attention_heads;
-  auto project = [&](const char* name, Init init) {
-    return reshape(nn::linear(s / name, x, {.out = width, .init = init}), {x.dim(0), x.dim(1), heads, width / heads});
-  };
-  Tensor q = project("q_proj", inits.into), k = project("k_proj", inits.into), v = project("v_proj", inits.value);
-  Tensor y = attention(q, k, v, {.kernel = s.options().attention, .causal = true, .precision = s.options().precision});
-  return nn::linear(s / "out_proj", reshape(y, x.dims()), {.out = width, .init = inits.mixed});
-}
-
-Tensor layer(const Scope& s, Tensor x, const ClipTextConfig& c, const Inits& inits) {
-  auto path = s.path_scope();
-  x = x + self_attention(s / "self_attn", nn::layer_norm(s / "layer_norm1", x, c.layer_norm_eps), c, inits);
-  Tensor h = nn::layer_norm(s / "layer_norm2", x, c.layer_norm_eps);
-  h = nn::activation(c.hidden_act, nn::linear(s / "mlp.fc1", h, {.out = c.intermediate_size, .init = inits.fc1}));
-  return x + nn::linear(s / "mlp.fc2", h, {.out = x.dim(-1), .init = inits.into});
-}
 
 /// Row of x at the end of the text. Configs with the legacy id 2 mean the largest id; others the first eos_token_id.
 Tensor at_end_of_text(const ClipTextConfig& c, Tensor x, Tensor ids) {
@@ -93,20 +57,23 @@ ClipTextOutput clip_text(const Scope& root, const ClipTextConfig& c, Tensor ids,
         "clip_text: ids are {}, expected integers [B, L] with L up to {}", to_string(ids.shape()),
         c.max_position_embeddings);
   const Scope s = root / "text_model";
-  const Inits inits(c);
-  Tensor x = nn::embedding(s / "embeddings.token_embedding", ids, c.vocab_size, c.hidden_size, inits.token);
+  // Wider than CLIP's 0.02: random_text_encoder uses starting values untrained, and tokens would be lost beside the
+  // rest.
+  const Init token = init::normal(1);
+  Tensor x = nn::embedding(s / "embeddings.token_embedding", ids, c.vocab_size, c.hidden_size, token);
   Tensor positions = (s / "embeddings.position_embedding")
                          .param("weight", {c.max_position_embeddings, c.hidden_size}, {"", ""}, init::normal(0.01));
   x = x + cast(slice_axis(positions, 0, 0, ids.dim(1)), x.dtype());
 
   ClipTextOutput y;
-  y.hidden_states.push_back(x);
-  for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
-    const Scope block = s / "encoder.layers" / i;
-    x = nn::remat(
-        block, [&](Tensor h) { return layer(block, h, c, inits); }, x);
-    y.hidden_states.push_back(x);
-  }
+  y.hidden_states = clip_encoder(s / "encoder", x,
+                                 {.layers = c.num_hidden_layers,
+                                  .heads = c.num_attention_heads,
+                                  .intermediate = c.intermediate_size,
+                                  .activation = c.hidden_act,
+                                  .eps = c.layer_norm_eps,
+                                  .causal = true});
+  x = y.hidden_states.back();
   check(skip >= 0 && skip <= c.num_hidden_layers, Code::invalid_config,
         "clip_skip is {}; expected 0 to {}, the layers of the text encoder", skip, c.num_hidden_layers);
   if (skip > 0) x = concatenate({x, y.hidden_states[y.hidden_states.size() - 1 - static_cast<size_t>(skip)]}, 0);
@@ -115,9 +82,11 @@ ClipTextOutput clip_text(const Scope& root, const ClipTextConfig& c, Tensor ids,
   y.last_hidden_state = normed.front();
   if (skip > 0) y.skipped = normed.back();
   y.pooled = at_end_of_text(c, y.last_hidden_state, ids);
-  if (c.with_projection)
+  if (c.with_projection) {
+    const Init out = init::normal(std::pow(static_cast<double>(c.hidden_size), -0.5));
     y.text_embeds =
-        nn::linear(root / "text_projection", y.pooled, {.out = c.projection_dim, .bias = false, .init = inits.out});
+        nn::linear(root / "text_projection", y.pooled, {.out = c.projection_dim, .bias = false, .init = out});
+  }
   return y;
 }
 

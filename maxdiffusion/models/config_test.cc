@@ -4,6 +4,8 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/models/clip_text.h"
+#include "maxdiffusion/models/clip_vision.h"
+#include "maxdiffusion/models/umt5.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
 
@@ -86,6 +88,42 @@ TEST(ClipTextConfig, TakesTheProjectionFromTheArchitecture) {
   EXPECT_NE(refusal<ClipTextConfig>({{"architectures", json::array({"CLIPModel"})}}).find("CLIPModel"),
             std::string::npos);
   EXPECT_NE(refusal<ClipTextConfig>({{"model_type", "t5"}}).find("model_type"), std::string::npos);
+}
+
+TEST(Umt5Config, ReadsTheFeedForwardFromItsNameUnlessItsPartsAreGiven) {
+  auto read = [](const json& j) {
+    const Umt5Config c = Umt5Config::from_json(j);
+    return std::pair(c.is_gated_act, c.dense_act_fn);
+  };
+  EXPECT_EQ(read(json::object()), std::pair(true, std::string("gelu_new")));
+  EXPECT_EQ(read({{"feed_forward_proj", "gated-gelu"}}), std::pair(true, std::string("gelu_new")));
+  EXPECT_EQ(read({{"feed_forward_proj", "relu"}}), std::pair(false, std::string("relu")));
+  EXPECT_EQ(read({{"feed_forward_proj", "gated-silu"}}), std::pair(true, std::string("silu")));
+  EXPECT_EQ(read({{"feed_forward_proj", "gated-gelu"}, {"dense_act_fn", "gelu"}}),
+            std::pair(true, std::string("gelu")));
+}
+
+TEST(Umt5Config, RefusesOtherModels) {
+  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{{"model_type", "t5"},
+                                                                            {"is_decoder", true},
+                                                                            {"architectures", {"T5EncoderModel"}},
+                                                                            {"relative_attention_num_buckets", 2},
+                                                                            {"d_model", "wide"}}) {
+    const std::string message = refusal<Umt5Config>({{key, value}});
+    EXPECT_NE(message.find("'" + key + "'"), std::string::npos) << message;
+  }
+}
+
+TEST(ClipVisionConfig, RefusesOtherModels) {
+  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{{"model_type", "clip_text_model"},
+                                                                            {"architectures", {"CLIPTextModel"}},
+                                                                            {"image_size", 16},
+                                                                            {"image_size", {224, 224}},
+                                                                            {"num_attention_heads", 5}}) {
+    const std::string message = refusal<ClipVisionConfig>({{key, value}});
+    EXPECT_NE(message.find("'" + key + "'"), std::string::npos) << message;
+  }
+  EXPECT_EQ(ClipVisionConfig::from_json({{"patch_size", 14}}).tokens(), 257);
 }
 
 }  // namespace

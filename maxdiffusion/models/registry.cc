@@ -3,7 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/models/clip_text.h"
+#include "maxdiffusion/models/clip_vision.h"
 #include "maxdiffusion/models/controlnet.h"
+#include "maxdiffusion/models/umt5.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
 
@@ -12,9 +14,14 @@ namespace {
 
 std::vector<ModelClass>& classes() {
   static std::vector<ModelClass> all = {
-      model_class("UNet2DConditionModel", trace_unet2d), model_class("AutoencoderKL", trace_vae),
-      model_class("CLIPTextModel", trace_clip_text),     model_class("CLIPTextModelWithProjection", trace_clip_text),
+      model_class("UNet2DConditionModel", trace_unet2d),
+      model_class("AutoencoderKL", trace_vae),
+      model_class("CLIPTextModel", trace_clip_text),
+      model_class("CLIPTextModelWithProjection", trace_clip_text),
       model_class("ControlNetModel", trace_controlnet),
+      model_class("UMT5EncoderModel", trace_umt5),
+      model_class("CLIPVisionModel", trace_clip_vision),
+      model_class("CLIPVisionModelWithProjection", trace_clip_vision),
   };
   return all;
 }

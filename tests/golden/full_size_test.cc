@@ -8,6 +8,8 @@
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/models/clip_text.h"
+#include "maxdiffusion/models/clip_vision.h"
+#include "maxdiffusion/models/umt5.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
 #include "tests/golden/model_case.h"
@@ -49,6 +51,17 @@ void trace_clip(const Scope& s, const nlohmann::json& json) {
   clip_text(s, ClipTextConfig::from_json(json), s.graph().input("ids", {DType::s32, {1, 77}}));
 }
 
+void trace_vision(const Scope& s, const nlohmann::json& json) {
+  const ClipVisionOutput y =
+      clip_vision(s, ClipVisionConfig::from_json(json), s.graph().input("pixels", {DType::f32, {1, 224, 224, 3}}));
+  EXPECT_EQ(to_string(y.hidden_states.end()[-2].shape()), "f32[1,257,1280]");
+}
+
+void trace_umt5_64(const Scope& s, const nlohmann::json& json) {
+  const Shape tokens{DType::s32, {1, 64}};
+  umt5(s, Umt5Config::from_json(json), s.graph().input("ids", tokens), s.graph().input("mask", tokens));
+}
+
 std::set<std::string> lines_of(const std::string& path) {
   std::istringstream text(read_file(path));
   std::set<std::string> lines;
@@ -78,7 +91,9 @@ INSTANTIATE_TEST_SUITE_P(Published, FullSize,
                                          Full{"unet_sd21", 865910724, 686, 46830981120.0, trace_unet},
                                          Full{"vae", 83653863, 248, 6958187776.0, trace_vae},
                                          Full{"clip_l", 123060480, 196, 13298503680.0, trace_clip},
-                                         Full{"clip_bigg", 694659840, 517, 97863106560.0, trace_clip}),
+                                         Full{"clip_bigg", 694659840, 517, 97863106560.0, trace_clip},
+                                         Full{"clip_vision_h", 630766080, 519, 334587658240.0, trace_vision},
+                                         Full{"umt5_xxl", 5680910336, 242, 594316099584.0, trace_umt5_64}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

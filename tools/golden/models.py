@@ -24,7 +24,8 @@ import torch
 import transformers
 from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from safetensors.torch import save_file
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from transformers import (CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionConfig,
+                          CLIPVisionModel, CLIPVisionModelWithProjection, UMT5Config, UMT5EncoderModel)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 CROSS_DOWN, CROSS_UP = "CrossAttnDownBlock2D", "CrossAttnUpBlock2D"
@@ -105,6 +106,42 @@ CLIPS = {
     ),
 }
 
+VISIONS = {
+    # ViT-H's activation; pixels that no patch covers; no projection.
+    "clip_vision": (
+        dict(hidden_size=16, intermediate_size=40, num_hidden_layers=3, num_attention_heads=2, image_size=11,
+             patch_size=4, hidden_act="gelu"),
+        CLIPVisionModel,
+    ),
+    # ViT-L's activation, other channels, a projection.
+    "clip_vision_projection": (
+        dict(hidden_size=12, intermediate_size=20, num_hidden_layers=2, num_attention_heads=3, num_channels=4,
+             image_size=6, patch_size=2, hidden_act="quick_gelu", projection_dim=7, layer_norm_eps=1e-4),
+        CLIPVisionModelWithProjection,
+    ),
+}
+
+UMT5S = {
+    # XXL's shape in small: heads wider together than the model, ranges of distance up to the last bucket.
+    "umt5": (
+        dict(vocab_size=40, d_model=16, d_kv=6, d_ff=24, num_layers=3, num_heads=4, relative_attention_num_buckets=8,
+             relative_attention_max_distance=10),
+        (24, [24, 9, 1]),
+    ),
+    # Without a gate, the default buckets, one layer.
+    "umt5_relu": (
+        dict(vocab_size=30, d_model=12, d_kv=4, d_ff=20, num_layers=1, num_heads=2, feed_forward_proj="relu",
+             layer_norm_epsilon=1e-5),
+        (40, [31, 40]),
+    ),
+    # Another gate, an odd number of buckets.
+    "umt5_silu": (
+        dict(vocab_size=30, d_model=10, d_kv=5, d_ff=14, num_layers=2, num_heads=2, feed_forward_proj="gated-silu",
+             relative_attention_num_buckets=14, relative_attention_max_distance=20),
+        (17, [17, 5]),
+    ),
+}
+
 CONTROLNETS = {
     # SDXL's conditioning, the picture at four times the latents' size, channels turned round.
     "controlnet_sdxl": dict(
@@ -143,14 +180,23 @@ FULL = {
     "clip_bigg": (CLIPTextModelWithProjection, dict(
         hidden_size=1280, intermediate_size=5120, num_hidden_layers=32, num_attention_heads=20, eos_token_id=49407,
         bos_token_id=49406, projection_dim=1280, hidden_act="gelu")),
+    "clip_vision_h": (CLIPVisionModel, dict(
+        hidden_size=1280, intermediate_size=5120, num_hidden_layers=32, num_attention_heads=16, patch_size=14,
+        projection_dim=1024, hidden_act="gelu")),
+    "umt5_xxl": (UMT5EncoderModel, dict(
+        vocab_size=256384, d_model=4096, d_kv=64, d_ff=10240, num_layers=24, num_heads=64)),
 }
 
 
 def published(model, name):
-    """The name in published files; transformers 5 dropped the prefix from CLIPTextModel's own names."""
-    text = isinstance(model, (CLIPTextModel, CLIPTextModelWithProjection))
-    plain = name.startswith(("text_model.", "text_projection."))
-    return "text_model." + name if text and not plain else name
+    """The name in published files; transformers 5 dropped the prefix from the CLIP models' own names."""
+    if isinstance(model, (CLIPTextModel, CLIPTextModelWithProjection)):
+        prefix, other = "text_model.", "text_projection."
+    elif isinstance(model, (CLIPVisionModel, CLIPVisionModelWithProjection)):
+        prefix, other = "vision_model.", "visual_projection."
+    else:
+        return name
+    return name if name.startswith((prefix, other)) else prefix + name
 
 
 def config_of(model):
@@ -168,7 +214,7 @@ def randomize(model, generator):
         noise = torch.randn(p.shape, generator=generator)
         if p.ndim == 1:
             value = noise * 0.2 + (1.0 if name.endswith("weight") else 0.0)
-        elif "embedding" in name and "weight" in name and isinstance(model, transformers.PreTrainedModel):
+        elif ("embedding" in name or "shared" in name) and "weight" in name and isinstance(model, transformers.PreTrainedModel):
             value = noise * 0.3
         else:
             value = noise / p[0].numel() ** 0.5
@@ -317,9 +363,33 @@ def clip(case, config, projection, ids, seed=0):
     write(case, model, {"ids": torch.tensor(ids)}, forward, seed)
 
 
+def clip_vision(case, config, kind, seed=0):
+    model = kind(CLIPVisionConfig(attn_implementation="sdpa", **config))
+    generator = torch.Generator().manual_seed(seed + 1)
+    size = model.config.image_size
+
+    def forward(m, i):
+        y = m(i["pixels"], output_hidden_states=True)
+        outputs = {f"hidden.{k}": h for k, h in enumerate(y.hidden_states)}
+        return outputs | ({"pooled": y.pooler_output} if kind is CLIPVisionModel else {"image_embeds": y.image_embeds})
+
+    write(case, model, {"pixels": torch.randn(2, model.config.num_channels, size, size, generator=generator)}, forward,
+          seed)
+
+
+def umt5(case, config, length, real, seed=0):
+    model = UMT5EncoderModel(UMT5Config(**config))
+    generator = torch.Generator().manual_seed(seed + 1)
+    ids = torch.randint(2, config["vocab_size"], (len(real), length), generator=generator)
+    mask = (torch.arange(length)[None] < torch.tensor(real)[:, None]).long()
+    ids = ids.scatter(1, torch.tensor(real)[:, None] - 1, 1) * mask  # the end token, then padding
+    write(case, model, {"ids": ids, "mask": mask},
+          lambda m, i: {"last": m(i["ids"], i["mask"]).last_hidden_state}, seed)
+
+
 def full(name, kind, config):
     with torch.device("meta"):
-        model = kind(CLIPTextConfig(**config)) if issubclass(kind, transformers.PreTrainedModel) else kind(**config)
+        model = kind(kind.config_class(**config)) if issubclass(kind, transformers.PreTrainedModel) else kind(**config)
     folder = ROOT / "full"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(config_of(model), indent=1, default=list) + "\n")
@@ -343,6 +413,12 @@ def main(wanted):
     for seed, (case, (config, projection, ids)) in enumerate(CLIPS.items()):
         if not wanted or case in wanted:
             clip(case, config, projection, ids, seed=2000 + 100 * seed)
+    for seed, (case, (config, kind)) in enumerate(VISIONS.items()):
+        if not wanted or case in wanted:
+            clip_vision(case, config, kind, seed=4000 + 100 * seed)
+    for seed, (case, (config, (length, real))) in enumerate(UMT5S.items()):
+        if not wanted or case in wanted:
+            umt5(case, config, length, real, seed=5000 + 100 * seed)
     if not wanted or "full" in wanted:
         for name, (kind, config) in FULL.items():
             full(name, kind, config)

@@ -1,0 +1,159 @@
+#include "maxdiffusion/models/umt5.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/models/config_reader.h"
+#include "maxdiffusion/nn/layers.h"
+#include "maxdiffusion/ops/attention.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/gather.h"
+#include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/ops/sharding.h"
+
+namespace md {
+namespace {
+
+constexpr double kMasked = -1e30;  // a logit whose weight is exactly 0
+
+Init spread(int64_t fan) { return init::normal(std::pow(static_cast<double>(fan), -0.5)); }
+
+/// The bucket of every pair of query and key: s32 [L, L].
+Tensor buckets_of_pairs(Graph& g, int64_t length, const Umt5Config& c) {
+  HostArray of_distance(Shape{DType::s32, {2 * length - 1}});  // from 1 − L to L − 1
+  auto v = of_distance.mutable_view<int32_t>();
+  for (int64_t i = 0; i < 2 * length - 1; ++i)
+    v[static_cast<size_t>(i)] = static_cast<int32_t>(relative_position_bucket(
+        i - (length - 1), c.relative_attention_num_buckets, c.relative_attention_max_distance));
+  const Shape pairs{DType::s32, {length, length}};
+  return take(constant(g, of_distance), iota(g, pairs, 1) - iota(g, pairs, 0) + static_cast<double>(length - 1));
+}
+
+/// x: [B, L, d_model]   buckets: s32 [L, L]   masked: f32 [B, 1, 1, L], added to the logits.
+Tensor self_attention(const Scope& s, Tensor x, const Umt5Config& c, Tensor buckets, Tensor masked) {
+  auto path = s.path_scope();
+  const int64_t inner = c.num_heads * c.d_kv;
+  auto constrain = [](Tensor t) { return shard(t, {axis::kBatch, axis::kLength, axis::kHeadsAct}); };
+  auto project = [&](const char* name, int64_t fan) {
+    Tensor y = nn::linear(
+        s / name, x,
+        {.out = inner, .bias = false, .in_axis = axis::kEmbed, .out_axis = axis::kHeads, .init = spread(fan)});
+    return reshape(constrain(y), {x.dim(0), x.dim(1), c.num_heads, c.d_kv});
+  };
+  Tensor q = project("q", c.d_model * c.d_kv), k = project("k", c.d_model), v = project("v", c.d_model);
+  Tensor table = (s / "relative_attention_bias")
+                     .param("weight", {c.relative_attention_num_buckets, c.num_heads}, {"", ""}, spread(c.d_model));
+  Tensor bias = transpose(take(cast(table, DType::f32), buckets), {2, 0, 1});  // [heads, L, L]
+  Tensor y = attention(q, k, v,
+                       {.kernel = s.options().attention,
+                        .flash_min_seq_length = s.options().flash_min_seq_length,
+                        .scale = 1,
+                        .bias = expand_dims(bias, 0) + masked,
+                        .precision = s.options().precision,
+                        .axes = {.batch = axis::kBatch,
+                                 .length = axis::kLength,
+                                 .kv_length = axis::kKvLength,
+                                 .heads = axis::kHeadsAct,
+                                 .head_dim = axis::kKv}});
+  return nn::linear(
+      s / "o", constrain(reshape(y, {x.dim(0), x.dim(1), inner})),
+      {.out = c.d_model, .bias = false, .in_axis = axis::kHeads, .out_axis = axis::kEmbed, .init = spread(inner)});
+}
+
+/// Gated: wo(act(wi_0·x) · wi_1·x); else wo(act(wi·x)).   f32 [B, L, d_model].
+Tensor feed_forward(const Scope& s, Tensor x, const Umt5Config& c) {
+  auto path = s.path_scope();
+  auto into = [&](const char* name) {
+    return nn::linear(
+        s / name, x,
+        {.out = c.d_ff, .bias = false, .in_axis = axis::kEmbed, .out_axis = axis::kMlp, .init = spread(c.d_model)});
+  };
+  Tensor h = nn::activation(c.dense_act_fn, into(c.is_gated_act ? "wi_0" : "wi"));
+  if (c.is_gated_act) h = h * into("wi_1");
+  return nn::linear(
+      s / "wo", cast(h, DType::f32),
+      {.out = c.d_model, .bias = false, .in_axis = axis::kMlp, .out_axis = axis::kEmbed, .init = spread(c.d_ff)});
+}
+
+/// x: f32 [B, L, d_model].
+Tensor block(const Scope& s, Tensor x, const Umt5Config& c, Tensor buckets, Tensor masked) {
+  auto path = s.path_scope();
+  auto normed = [&](const Scope& layer) {
+    return cast(nn::rms_norm(layer / "layer_norm", x, c.layer_norm_epsilon), s.dtype());
+  };
+  const Scope attend = s / "layer.0", feed = s / "layer.1";
+  x = x + cast(self_attention(attend / "SelfAttention", normed(attend), c, buckets, masked), DType::f32);
+  return x + feed_forward(feed / "DenseReluDense", normed(feed), c);
+}
+
+}  // namespace
+
+int64_t relative_position_bucket(int64_t distance, int64_t buckets, int64_t max_distance) {
+  const int64_t half = buckets / 2, exact = half / 2, r = std::abs(distance), first = distance > 0 ? half : 0;
+  if (r < exact) return first + r;
+  // In f32, as where the weights were trained: it decides on which side of a bucket's edge a distance is.
+  const auto near = static_cast<float>(exact);
+  const float part = std::log(static_cast<float>(r) / near) /
+                     static_cast<float>(std::log(static_cast<double>(max_distance) / static_cast<double>(exact)));
+  return first + std::min(half - 1, exact + static_cast<int64_t>(part * static_cast<float>(half - exact)));
+}
+
+Umt5Config Umt5Config::from_json(const nlohmann::json& config) {
+  ConfigReader r(config, "UMT5EncoderModel config");
+  Umt5Config c;
+  r.neutral("model_type", {"umt5"});
+  r.neutral("is_decoder", {false});
+  c.vocab_size = r.get("vocab_size", c.vocab_size);
+  c.d_model = r.get("d_model", c.d_model);
+  c.d_kv = r.get("d_kv", c.d_kv);
+  c.d_ff = r.get("d_ff", c.d_ff);
+  c.num_layers = r.get("num_layers", c.num_layers);
+  c.num_heads = r.get("num_heads", c.num_heads);
+  c.relative_attention_num_buckets = r.get("relative_attention_num_buckets", c.relative_attention_num_buckets);
+  c.relative_attention_max_distance = r.get("relative_attention_max_distance", c.relative_attention_max_distance);
+  c.layer_norm_epsilon = r.get("layer_norm_epsilon", c.layer_norm_epsilon);
+  // "relu", "gated-silu": the activation, and whether a second projection gates it. "gated-gelu" is the approximation.
+  const auto feed_forward = r.get<std::string>("feed_forward_proj", "gated-gelu");
+  c.is_gated_act = feed_forward.starts_with("gated-");
+  c.dense_act_fn = c.is_gated_act ? feed_forward.substr(std::string("gated-").size()) : feed_forward;
+  if (feed_forward == "gated-gelu") c.dense_act_fn = "gelu_new";
+  c.is_gated_act = r.get("is_gated_act", c.is_gated_act);
+  c.dense_act_fn = r.get("dense_act_fn", c.dense_act_fn);
+  for (const auto& name : r.get<std::vector<std::string>>("architectures", {"UMT5EncoderModel"}))
+    check(name.starts_with("UMT5"), Code::invalid_config, "{}: 'architectures' holds '{}'; expected UMT5EncoderModel",
+          r.what(), name);
+  check(
+      c.relative_attention_num_buckets >= 4 && c.relative_attention_max_distance > c.relative_attention_num_buckets / 4,
+      Code::invalid_config,
+      "{}: 'relative_attention_num_buckets' is {} and 'relative_attention_max_distance' {}; expected at least 4, and "
+      "more than a quarter of it",
+      r.what(), c.relative_attention_num_buckets, c.relative_attention_max_distance);
+  return c;
+}
+
+Tensor umt5(const Scope& s, const Umt5Config& c, Tensor ids, Tensor mask) {
+  auto path = s.path_scope();
+  check(ids.rank() == 2 && is_integer(ids.dtype()) && mask.dims() == ids.dims(), Code::invalid_graph,
+        "umt5: ids are {} and the mask is {}; expected integers [B, L] and the same sizes", to_string(ids.shape()),
+        to_string(mask.shape()));
+  const int64_t batch = ids.dim(0), length = ids.dim(1);
+  Tensor embedding =
+      (s / "shared").param("weight", {c.vocab_size, c.d_model}, {axis::kVocab, axis::kEmbed}, init::normal(1));
+  Tensor x = cast(take(embedding, ids), DType::f32);
+  Tensor buckets = buckets_of_pairs(s.graph(), length, c);
+  const Shape keys{DType::f32, {batch, length}};
+  Tensor masked = where(ne(mask, zeros_like(mask)), full(s.graph(), 0, keys), full(s.graph(), kMasked, keys));
+  masked = reshape(masked, {batch, 1, 1, length});
+  x = nn::repeat(s / "encoder.block", c.num_layers, x,
+                 [&](const Scope& b, Tensor h) { return block(b, h, c, buckets, masked); });
+  return nn::rms_norm(s / "encoder.final_layer_norm", x, c.layer_norm_epsilon);
+}
+
+void trace_umt5(const Scope& s, const Umt5Config& c) {
+  umt5(s, c, full(s.graph(), 0, {DType::s32, {1, 1}}), full(s.graph(), 1, {DType::s32, {1, 1}}));
+}
+
+}  // namespace md
