@@ -10,6 +10,7 @@
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
+#include "maxdiffusion/models/wan_vae.h"
 #include "tests/golden/model_case.h"
 
 namespace md {

@@ -8,6 +8,7 @@
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/controlnet.h"
 #include "maxdiffusion/models/vae.h"
+#include "maxdiffusion/models/wan_vae.h"
 #include "tests/golden/model_case.h"
 
 namespace md {
@@ -46,6 +47,12 @@ NamedTensors run_vae(const Scope& s, const nlohmann::json& json, NamedTensors& i
   const VaeConfig config = VaeConfig::from_json(json);
   const Posterior p = vae_encode(s, config, in.at("pixels"));
   return {{"mean", p.mean}, {"logvar", p.logvar}, {"pixels", vae_decode(s, config, in.at("latents"))}};
+}
+
+NamedTensors run_wan_vae(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  const WanVaeConfig config = WanVaeConfig::from_json(json);
+  const Posterior p = wan_vae_encode(s, config, in.at("pixels"));
+  return {{"mean", p.mean}, {"logvar", p.logvar}, {"pixels", wan_vae_decode(s, config, in.at("latents"))}};
 }
 
 NamedTensors run_clip(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
@@ -94,12 +101,15 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Model,
                                          Named{"unet_no_mid", run_unet}, Named{"controlnet_sdxl", run_controlnet},
                                          Named{"controlnet_sd15", run_controlnet}, Named{"vae_sd", run_vae},
                                          Named{"vae_no_quant", run_vae}, Named{"vae_no_attention", run_vae},
-                                         Named{"clip_legacy", run_clip}, Named{"clip_projection", run_clip}),
+                                         Named{"wan_vae_21", run_wan_vae}, Named{"wan_vae_attention", run_wan_vae},
+                                         Named{"wan_vae_image", run_wan_vae}, Named{"wan_vae_22", run_wan_vae},
+                                         Named{"wan_vae_residual", run_wan_vae}, Named{"clip_legacy", run_clip},
+                                         Named{"clip_projection", run_clip}),
                          [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Bf16,
                          testing::Values(Named{"unet_no_mid", run_unet}, Named{"vae_no_attention", run_vae},
-                                         Named{"clip_projection", run_clip}),
+                                         Named{"wan_vae_attention", run_wan_vae}, Named{"clip_projection", run_clip}),
                          [](const auto& info) { return info.param.name; });
 
 struct Variant {
