@@ -167,33 +167,38 @@ md_module(nn USES autodiff mesh)
 md_module(models USES nn)
 md_module(schedulers USES ops)
 md_module(optim USES ops)
-md_module(data USES mesh EXCLUDE records/arrow storage/remote
+md_module(data USES mesh EXCLUDE records/arrow storage/remote video/libav
           LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE PkgConfig::HARFBUZZ PkgConfig::ICU
           PkgConfig::ZLIB protobuf::libprotobuf highwayhash ${CMAKE_DL_LIBS})
-# Libraries that data opens when first needed, since Arrow's own are large: md_arrow reads Parquet and Arrow files,
-# md_remote gs:// and s3:// locations.
-foreach(opened arrow:records:parquet remote:storage:arrow_s3)  # name, folder of data/, library of Arrow
-  string(REPLACE ":" ";" opened ${opened})
-  list(GET opened 0 name)
-  list(GET opened 1 folder)
-  list(GET opened 2 library)
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/data/${folder}/${name}/*.cc)
+# Libraries that data opens when first needed, since what they link is large: md_arrow reads Parquet and Arrow files,
+# md_remote gs:// and s3:// locations, md_video reads and writes videos.
+pkg_check_modules(LIBAV REQUIRED IMPORTED_TARGET libavformat libavcodec libswscale libavutil)
+foreach(opened arrow:records/arrow:${MD_DEPS}/pyarrow/libparquet.so.2600
+               remote:storage/remote:${MD_DEPS}/pyarrow/libarrow_s3.so.2600 video:video/libav:PkgConfig::LIBAV)
+  string(REGEX MATCH "^([a-z]+):([a-z/]+):(.*)$" opened ${opened})  # name, folder of data/, library
+  set(name ${CMAKE_MATCH_1})
+  set(library ${CMAKE_MATCH_3})
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/data/${CMAKE_MATCH_2}/*.cc)
   add_library(md_${name} MODULE ${sources} ${CMAKE_SOURCE_DIR}/maxdiffusion/base/error.cc
               ${CMAKE_SOURCE_DIR}/maxdiffusion/base/dtype.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/data/storage/location.cc)
   target_include_directories(md_${name} PRIVATE ${CMAKE_SOURCE_DIR})
-  target_include_directories(md_${name} SYSTEM PRIVATE ${MD_DEPS}/pyarrow/include)
-  target_link_libraries(md_${name} PRIVATE fmt::fmt ${MD_DEPS}/pyarrow/libarrow.so.2600
-                        ${MD_DEPS}/pyarrow/lib${library}.so.2600)
+  target_link_libraries(md_${name} PRIVATE fmt::fmt ${library})
   if(NOT MD_SANITIZE)
     target_link_options(md_${name} PRIVATE -Wl,-z,defs)
   endif()
-  set_target_properties(md_${name} PROPERTIES PREFIX "" BUILD_RPATH ${MD_DEPS}/pyarrow
-                        INSTALL_RPATH ${MD_DEPS}/pyarrow)
+  set_target_properties(md_${name} PROPERTIES PREFIX "")
   string(TOUPPER ${name} upper)
   target_compile_definitions(md_data PRIVATE MD_${upper}_LIBRARY="$<TARGET_FILE:md_${name}>"
                              MD_PARTS_FOLDER="${MD_PARTS_FOLDER}")
   add_dependencies(md_data md_${name})
 endforeach()
+foreach(name md_arrow md_remote)
+  target_include_directories(${name} SYSTEM PRIVATE ${MD_DEPS}/pyarrow/include)
+  target_link_libraries(${name} PRIVATE ${MD_DEPS}/pyarrow/libarrow.so.2600)
+  set_target_properties(${name} PROPERTIES BUILD_RPATH ${MD_DEPS}/pyarrow INSTALL_RPATH ${MD_DEPS}/pyarrow)
+endforeach()
+# Tests make videos that the program does not write.
+target_link_libraries(data_test PRIVATE PkgConfig::LIBAV)
 md_module(checkpoint USES mesh)
 md_module(lora USES nn checkpoint)
 md_module(metrics USES runtime LIBRARIES PNG::PNG PkgConfig::ZLIB protobuf::libprotobuf)

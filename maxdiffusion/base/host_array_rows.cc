@@ -54,6 +54,11 @@ HostArray repeat_rows(const HostArray& a, int64_t times) {
   return out;
 }
 
+Shape batched(int64_t n, Shape row) {
+  row.dims.insert(row.dims.begin(), n);
+  return row;
+}
+
 HostArray without_batch(const HostArray& a) { return a.reshaped(Dims(a.dims().begin() + 1, a.dims().end())); }
 
 HostArray zeros_as(const HostArray& a) {

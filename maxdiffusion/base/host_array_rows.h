@@ -11,6 +11,8 @@ HostArray rows(const HostArray& a, int64_t from, int64_t count);
 void set_rows(HostArray& whole, int64_t from, const HostArray& part);
 /// Every row `times` times in succession.
 HostArray repeat_rows(const HostArray& a, int64_t times);
+/// The shape of `n` such rows in one array.
+Shape batched(int64_t n, Shape row);
 /// Without axis 0, which must be 1.
 HostArray without_batch(const HostArray& a);
 /// Zeros of the shape of `a`.

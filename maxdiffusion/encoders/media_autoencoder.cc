@@ -28,10 +28,8 @@ HostArray MediaAutoencoder::run(Direction& direction, const HostArray& input, co
   if (!direction.program || direction.input != shape) {
     Graph g(devices_.graph_options(&devices_.rules()));
     ParamTable params;
-    LogicalAxes axes(shape.dims.size());
-    axes[0] = axis::kData;
     const Models models = [&](const std::string& component) { return Scope(g, params, component, scope_); };
-    g.output("out", build(models, g.input("in", shape, axes)));
+    g.output("out", build(models, g.input("in", shape, axis::of_batch(shape.dims.size()))));
     direction = {shape, std::make_unique<Program>(md::compile(devices_, g, compile_, name)), {}};
     place(devices_, *direction.program, weights_, direction.weights);
   }

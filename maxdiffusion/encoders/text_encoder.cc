@@ -34,11 +34,8 @@ TextEncoder::TextEncoder(const Devices& devices, std::shared_ptr<const Family> f
 void TextEncoder::build(Graph& g, ParamTable& params, int64_t clip_skip) const {
   Conditioning text;
   for (const Field& f : family_->text_fields()) {
-    Shape shape = f.shape;
-    shape.dims.insert(shape.dims.begin(), batch_);
-    LogicalAxes axes(shape.dims.size());
-    axes[0] = axis::kData;
-    text[f.name] = g.input(f.name, shape, axes);
+    const Shape shape = batched(batch_, f.shape);
+    text[f.name] = g.input(f.name, shape, axis::of_batch(shape.dims.size()));
   }
   const Models models = [&](const std::string& component) { return Scope(g, params, component, scope_); };
   for (const auto& [name, tensor] : family_->encode_text(models, text, clip_skip)) g.output(name, tensor);

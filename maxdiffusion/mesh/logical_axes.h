@@ -1,6 +1,10 @@
 // The words that name what an axis means. A tensor axis without meaning for sharding is "".
 #pragma once
 
+#include <cstddef>
+#include <string>
+#include <vector>
+
 namespace md::axis {
 
 inline constexpr const char* kBatch = "activation_batch";
@@ -32,5 +36,12 @@ inline constexpr const char* kAll[] = {
     kBatch,        kConvBatch,   kLength,      kKvLength,      kHeadsAct, kKv,    kSelfHeads, kSelfLength,
     kSelfKvLength, kCrossHeads,  kCrossLength, kCrossKvLength, kEmbed,    kHeads, kMlp,       kConvIn,
     kConvOut,      kOutChannels, kHidden,      kNorm,          kVocab,    kData};
+
+/// Of an array of a batch: axis 0 is kData, the others are whole.
+inline std::vector<std::string> of_batch(size_t rank) {
+  std::vector<std::string> axes(rank);
+  axes.at(0) = kData;
+  return axes;
+}
 
 }  // namespace md::axis

@@ -48,6 +48,12 @@ std::vector<int64_t> ConfigReader::as(const char* key, const nlohmann::json& v) 
   return v.get<std::vector<int64_t>>();
 }
 template <>
+std::vector<double> ConfigReader::as(const char* key, const nlohmann::json& v) const {
+  if (!v.is_array() || !std::all_of(v.begin(), v.end(), [](const auto& e) { return e.is_number(); }))
+    wrong_type(key, v, "a list of numbers");
+  return v.get<std::vector<double>>();
+}
+template <>
 std::vector<bool> ConfigReader::as(const char* key, const nlohmann::json& v) const {
   if (!v.is_array() || !std::all_of(v.begin(), v.end(), [](const auto& e) { return e.is_boolean(); }))
     wrong_type(key, v, "a list of true or false");

@@ -70,6 +70,8 @@ std::string ConfigReader::as(const char* key, const nlohmann::json& v) const;
 template <>
 std::vector<int64_t> ConfigReader::as(const char* key, const nlohmann::json& v) const;
 template <>
+std::vector<double> ConfigReader::as(const char* key, const nlohmann::json& v) const;
+template <>
 std::vector<bool> ConfigReader::as(const char* key, const nlohmann::json& v) const;
 template <>
 std::vector<std::string> ConfigReader::as(const char* key, const nlohmann::json& v) const;

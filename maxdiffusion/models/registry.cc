@@ -8,6 +8,7 @@
 #include "maxdiffusion/models/umt5.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
+#include "maxdiffusion/models/wan_vae.h"
 
 namespace md {
 namespace {
@@ -22,6 +23,7 @@ std::vector<ModelClass>& classes() {
       model_class("UMT5EncoderModel", trace_umt5),
       model_class("CLIPVisionModel", trace_clip_vision),
       model_class("CLIPVisionModelWithProjection", trace_clip_vision),
+      model_class("AutoencoderKLWan", trace_wan_vae),
   };
   return all;
 }

@@ -52,6 +52,22 @@ Tensor conv2d(const Scope& s, Tensor x, Conv2dOptions o) {
   return o.bias ? add_bias(s, y) : y;
 }
 
+Tensor conv3d(const Scope& s, Tensor x, const Conv3dOptions& o) {
+  auto path = s.path_scope();
+  check(x.rank() == 5, Code::invalid_graph, "conv3d: x is {}, expected [B, F, H, W, C], at {}", to_string(x.shape()),
+        s.path());
+  const Dims dims = {o.out, x.dim(-1), o.kernel[0], o.kernel[1], o.kernel[2]};
+  const Weight weight{"weight", dims, {o.out_axis, o.in_axis, "", "", ""}, init::lecun_normal(dims)};
+  Tensor y = s.product(weight, x, [&s, &o](Tensor in, Tensor w) {
+    return conv(in, w,
+                {.stride = {o.stride.begin(), o.stride.end()},
+                 .pad_low = {o.pad_low.begin(), o.pad_low.end()},
+                 .pad_high = {o.pad_high.begin(), o.pad_high.end()},
+                 .precision = s.options().precision});
+  });
+  return o.bias ? add_bias(s, y) : y;
+}
+
 Tensor embedding(const Scope& s, Tensor ids, int64_t rows, int64_t width, Init init) {
   auto path = s.path_scope();
   return cast(take(s.param("weight", {rows, width}, {"", ""}, init), ids), s.dtype());

@@ -2,6 +2,7 @@
 // Parameters are cast to the dtype of x where they are used; statistics are f32 always.
 #pragma once
 
+#include <array>
 #include <optional>
 
 #include "maxdiffusion/nn/scope.h"
@@ -26,6 +27,16 @@ struct Conv2dOptions {
 /// x: [B, H, W, in]   weight: [out, in, k, k].
 Tensor conv2d(const Scope& s, Tensor x, Conv2dOptions o);
 
+struct Conv3dOptions {
+  int64_t out = 0;
+  std::array<int64_t, 3> kernel = {3, 3, 3}, stride = {1, 1, 1};     // frames, height, width
+  std::array<int64_t, 3> pad_low = {1, 1, 1}, pad_high = {1, 1, 1};  // zeros before and after
+  bool bias = true;
+  std::string in_axis = "", out_axis = "";
+};
+/// x: [B, F, H, W, in]   weight: [out, in, kf, kh, kw].
+Tensor conv3d(const Scope& s, Tensor x, const Conv3dOptions& o);
+
 /// Over the channels (last axis) in `groups`, statistics over space and the group's channels; then the activation of
 /// that config name (below), if any. weight, bias: [C].
 Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const std::string& activation = "");
@@ -33,6 +44,9 @@ Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const st
 Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine = true);
 /// x / sqrt(mean(x²) + eps) · weight over the last axis.
 Tensor rms_norm(const Scope& s, Tensor x, double eps);
+/// x / max(‖x‖, 1e-12) · sqrt(C) · gamma over the last axis, then the activation of that config name, if any. gamma:
+/// [C] with `ones` more axes of size 1, as it is published for channels first.
+Tensor unit_norm(const Scope& s, Tensor x, int64_t ones, const std::string& activation = "");
 /// weight: [rows, width]; ids: any integer shape I → I + [width], in the scope's dtype.
 Tensor embedding(const Scope& s, Tensor ids, int64_t rows, int64_t width, Init init = init::normal(0.02));
 /// Sinusoids of `t` [B] → [B, dim] f32: half = dim/2, f_i = exp(−ln(max_period)·i/(half − shift)); cos first if `flip`.

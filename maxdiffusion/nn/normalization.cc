@@ -3,6 +3,8 @@
 // a third of the operations that differentiating the forward text would give. The CPU kernels compute the same.
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/kernels/kernels.h"
@@ -15,6 +17,8 @@
 
 namespace md::nn {
 namespace {
+
+constexpr double kSmallestNorm = 1e-12;  // what unit_norm divides by at least
 
 Tensor f32(Tensor x) { return cast(x, DType::f32); }
 
@@ -158,6 +162,17 @@ Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine) {
   Tensor w = f32_param(s, "weight", width, init::ones()), b = f32_param(s, "bias", width, init::zeros());
   const LayerNormCall call{x, w, b, eps};
   return kernel_for(kLayerNorms, call).build(call);
+}
+
+Tensor unit_norm(const Scope& s, Tensor x, int64_t ones, const std::string& act) {
+  auto path = s.path_scope();
+  const int64_t width = x.dim(-1);
+  Dims dims(static_cast<size_t>(1 + ones), 1);
+  dims[0] = width;
+  Tensor gamma = reshape(cast(s.param("gamma", dims, LogicalAxes(dims.size()), init::ones()), DType::f32), {width});
+  Tensor v = f32(x), r = rsqrt(maximum(sum(square(v), {-1}, true), scalar_like(v, kSmallestNorm * kSmallestNorm)));
+  Tensor y = cast(v * r * (gamma * std::sqrt(static_cast<double>(width))), x.dtype());
+  return act.empty() ? y : activation(act, y);
 }
 
 Tensor rms_norm(const Scope& s, Tensor x, double eps) {

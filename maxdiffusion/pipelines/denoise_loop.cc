@@ -41,59 +41,88 @@ HostArray control_scales(const ControlOptions& c, int64_t n) {
   return scales;
 }
 
-/// One denoising loop over `batch` samples. Inputs: noise [B, …], the fields of the conditioning, with guidance the
-/// same with the prefix negative_, key u32 [2] and first s32 [] (the number of the first sample), with a ControlNet
-/// control_image [B, H, W, C]; output latents [B, …], still scaled.
-void build_loop(Graph& g, const std::function<Scope(const std::string&)>& scope, const Family& family,
-                const Scheduler& scheduler, const SampleTable& table, int64_t batch, const Dims& latent,
-                const PromptConditioning& prompts, const SampleOptions& o) {
+/// Steps in a row that one component predicts.
+struct Stretch {
+  std::string denoiser;
+  double guidance;
+  int64_t first, steps;
+};
+
+std::vector<Stretch> stretches(const Family& family, const SampleTable& table, const SampleOptions& o) {
+  const std::vector<std::string> denoisers = family.denoisers();
+  std::vector<Stretch> out;
+  for (size_t i = 0; i < table.timesteps.size(); ++i) {
+    const size_t which = family.denoiser_at(table.timesteps[i], o.boundary_ratio);
+    if (!out.empty() && out.back().denoiser == denoisers.at(which)) {
+      ++out.back().steps;
+      continue;
+    }
+    const double guidance = o.guidance_scales.empty() ? o.guidance_scale : o.guidance_scales.at(which);
+    out.push_back({denoisers[which], guidance, static_cast<int64_t>(i), 1});
+  }
+  return out;
+}
+
+/// `steps` denoising steps of `batch` samples. Inputs: sample [B, …] and history0 …, which are the outputs too; rows
+/// [steps, columns] and timesteps [steps] of the scheduler's table, start s32 [] (the number of the first step); the
+/// fields of the conditioning, with guidance the same with the prefix negative_; key u32 [2] and first s32 [] (the
+/// number of the first sample); with a ControlNet control_image [B, H, W, C] and scales [steps].
+void build_steps(Graph& g, const std::function<Scope(const std::string&)>& scope, const Family& family,
+                 const Scheduler& scheduler, const Stretch& stretch, int64_t steps, int64_t columns, int64_t batch,
+                 const Dims& latent, const PromptConditioning& prompts, const SampleOptions& o) {
   auto input = [&](const std::string& name, Shape shape) {
     shape.dims[0] = batch;
-    LogicalAxes axes(shape.dims.size());
-    axes[0] = axis::kData;
-    return g.input(name, shape, axes);
+    return g.input(name, shape, axis::of_batch(shape.dims.size()));
   };
-  auto twice = [&](Tensor x) { return o.guided() ? concatenate({x, x}, 0) : x; };
-  const int64_t calls = o.guided() ? 2 * batch : batch, steps = table.rows.dims()[0];
+  const bool guided = stretch.guidance > 1;
+  auto twice = [&](Tensor x) { return guided ? concatenate({x, x}, 0) : x; };
+  const int64_t calls = guided ? 2 * batch : batch;
   Conditioning given;
   for (const auto& [name, rows] : prompts.positive) {
     Tensor x = input(name, rows.shape());
-    given[name] = o.guided() ? concatenate({input("negative_" + name, rows.shape()), x}, 0) : x;
+    given[name] = guided ? concatenate({input("negative_" + name, rows.shape()), x}, 0) : x;
   }
   const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
   given.merge(family.size_conditioning(g, calls, o.said.value_or(SizeHints{whole, {0, 0}, whole})));
   Tensor scales;
   if (o.control) {
     given["control_image"] = twice(input("control_image", o.control->image.shape()));
-    scales = constant(g, control_scales(*o.control, steps));
+    scales = g.input("scales", {DType::f32, {steps}});
   }
-  Rng rng = Rng(g.input("key", {DType::u32, {2}})).at(g.input("first", {DType::s32, {}}));
+  const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at(g.input("first", {DType::s32, {}}));
+  const Tensor rows = g.input("rows", {DType::f32, {steps, columns}}), start = g.input("start", {DType::s32, {}}),
+               timesteps = g.input("timesteps", {DType::f32, {steps}});
 
-  Tensor rows = constant(g, table.rows);
-  HostArray times(Shape{DType::f32, {steps}});
-  for (size_t i = 0; i < table.timesteps.size(); ++i)
-    times.mutable_view<float>()[i] = static_cast<float>(table.timesteps[i]);
-  Tensor timesteps = constant(g, times);
-
-  Dims dims = latent;
-  dims.insert(dims.begin(), batch);
-  std::vector<Tensor> carry = {input("noise", {DType::f32, dims}) * table.init_noise_sigma};
-  for (int64_t i = 0; i < scheduler.history(); ++i) carry.push_back(zeros_like(carry[0]));
+  const Shape whole_shape = batched(batch, {DType::f32, latent});
+  std::vector<std::string> names = {"sample"};
+  std::vector<Tensor> carry = {input("sample", whole_shape)};
+  for (int64_t i = 0; i < scheduler.history(); ++i) {
+    names.push_back(fmt::format("history{}", i));
+    carry.push_back(input(names.back(), whole_shape));
+  }
   ScanResult out = scan(steps, carry, [&](ScanStep& step, const std::vector<Tensor>& c) -> ScanResult {
     Tensor row = step.slice(rows);
     Conditioning conditioning = given;
     if (o.control) conditioning["control_scale"] = step.slice(scales);
-    const Models models = [&](const std::string& component) { return scope(component).in_graph(step.body()); };
+    const Models models = [&](const std::string& component) {
+      return scope(component == family.denoiser() ? stretch.denoiser : component).in_graph(step.body());
+    };
     Tensor prediction = family.denoise(models, twice(scheduler.scale_input(c[0], row)),
                                        broadcast_to(reshape(step.slice(timesteps), {1}), {calls}), conditioning);
-    if (o.guided()) {
+    if (guided) {
       std::vector<Tensor> halves = split(prediction, 2, 0);
-      prediction = halves[0] + (halves[1] - halves[0]) * o.guidance_scale;
+      prediction = halves[0] + (halves[1] - halves[0]) * stretch.guidance;
       if (o.guidance_rescale > 0) prediction = rescaled(prediction, halves[1], o.guidance_rescale);
     }
-    return {scheduler.step(prediction, c[0], row, {c.begin() + 1, c.end()}, rng.at(step.index()).for_("step")), {}};
+    return {scheduler.step(prediction, c[0], row, {c.begin() + 1, c.end()},
+                           rng.at(step.index() + step.body().capture(start)).for_("step")),
+            {}};
   });
-  g.output("latents", out.carry[0]);
+  for (size_t i = 0; i < names.size(); ++i) {
+    g.output(names[i], out.carry[i], names[i]);
+    g.alias(names[i], names[i]);
+  }
+  g.output("done", start);
 }
 
 /// Standard normal, the same for sample i whatever else is drawn.
@@ -194,46 +223,77 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
                   const PromptConditioning& prompts, const SampleOptions& o) {
   const int64_t samples = o.samples(), batch = o.batch > 0 ? o.batch : samples;
   const Dims latent = family.latent_dims(o.size);
-  Shape all{DType::f32, latent};
-  all.dims.insert(all.dims.begin(), samples);
+  const Shape all = batched(samples, {DType::f32, latent});
   check(!o.latents || o.latents.shape() == all, Code::invalid_config,
         "latents are {}; {} pictures of {}x{} pixels need {} (pictures, height, width, channels)",
         o.latents ? to_string(o.latents.shape()) : "", samples, o.size.height, o.size.width, to_string(all));
-  std::unique_ptr<Scheduler> scheduler = make_scheduler(o.scheduler_config);
+  const std::unique_ptr<Scheduler> scheduler = make_scheduler(o.scheduler_config);
   const SampleTable table = scheduler->table(o.num_inference_steps);
-
-  Graph g(devices.graph_options(&devices.rules()));
-  ParamTable params;
-  build_loop(
-      g, [&](const std::string& component) { return Scope(g, params, component, o.scope).frozen(); }, family,
-      *scheduler, table, batch, latent, prompts, o);
-  auto values = std::async(std::launch::async, [&] {
-    std::set<std::string> components;
-    for (const Param& p : params.params()) components.insert(p.model);
-    HostArrays read;
-    for (const std::string& component : components) read.merge(weights(params, component));
-    return read;
-  });
-  CompileConfig lean = o.compile;
-  lean.lean = true;
-  Program program = compile(devices, g, lean, "denoise");
-  if (auto plan = program.memory()) log_info("denoising: {}", to_string(*plan));
-  ArrayMap arrays;
-  place(devices, program, values.get(), arrays);
+  const int64_t columns = table.rows.dims()[1], total = table.rows.dims()[0];
+  HostArray times(Shape{DType::f32, {total}}), scales = o.control ? control_scales(*o.control, total) : HostArray();
+  std::ranges::transform(table.timesteps, times.mutable_view<float>().begin(),
+                         [](double t) { return static_cast<float>(t); });
 
   HostArrays per_sample = prompts.positive;
   for (const auto& [name, a] : prompts.negative) per_sample["negative_" + name] = a;
-  per_sample["noise"] = o.latents ? o.latents : drawn_noise(all, o.seed);
   if (o.control) per_sample["control_image"] = repeat_rows(o.control->image, samples);
-  HostArray latents;
-  for (int64_t first = 0; first < samples; first += batch) {
-    const int32_t number = static_cast<int32_t>(first);
-    HostArrays in = {{"key", key_of_seed(o.seed)}, {"first", HostArray::of<int32_t>({DType::s32, {}}, {&number, 1})}};
-    for (const auto& [name, a] : per_sample) in[name] = rows(a, first, batch);
-    ArrayMap feed;
-    place(devices, program, in, feed);
-    add_rows(latents, samples, first, devices.get(program.run(feed, arrays).at("latents")));
+  HostArray noise = o.latents ? o.latents : drawn_noise(all, o.seed);
+  for (float& v : noise.mutable_view<float>()) v *= static_cast<float>(table.init_noise_sigma);
+  std::vector<ArrayMap> carries(static_cast<size_t>((samples + batch - 1) / batch));  // of each group of samples
+  int64_t done = 0;
+  const int64_t work = total * static_cast<int64_t>(carries.size());
+  for (const Stretch& stretch : stretches(family, table, o)) {
+    const int64_t at_once = o.step_by_step ? 1 : stretch.steps;
+    Graph g(devices.graph_options(&devices.rules()));
+    ParamTable params;
+    build_steps(
+        g, [&](const std::string& component) { return Scope(g, params, component, o.scope).frozen(); }, family,
+        *scheduler, stretch, at_once, columns, batch, latent, prompts, o);
+    auto values = std::async(std::launch::async, [&] {
+      std::set<std::string> components;
+      for (const Param& p : params.params()) components.insert(p.model);
+      HostArrays read;
+      for (const std::string& component : components) read.merge(weights(params, component));
+      return read;
+    });
+    CompileConfig lean = o.compile;
+    lean.lean = true;
+    const Program program = compile(devices, g, lean, "denoise");
+    if (auto plan = program.memory()) log_info("denoising: {}", to_string(*plan));
+    ArrayMap kept;
+    place(devices, program, values.get(), kept);
+    for (size_t group = 0; group < carries.size(); ++group) {
+      const int64_t first = static_cast<int64_t>(group) * batch;
+      HostArrays in = {{"key", key_of_seed(o.seed)}, {"first", scalar_s32(first)}};
+      for (const auto& [name, a] : per_sample) in[name] = rows(a, first, batch);
+      if (carries[group].empty()) {
+        in["sample"] = rows(noise, first, batch);
+        for (int64_t i = 0; i < scheduler->history(); ++i) in[fmt::format("history{}", i)] = zeros_as(in["sample"]);
+      }
+      ArrayMap feed;
+      place(devices, program, in, feed);
+      for (auto& [name, a] : feed)
+        (name == "sample" || name.starts_with("history") ? carries[group] : kept)[name] = std::move(a);
+      PendingArray last;
+      for (int64_t i = stretch.first; i < stretch.first + stretch.steps; i += at_once) {
+        HostArrays of_step = {
+            {"rows", rows(table.rows, i, at_once)}, {"timesteps", rows(times, i, at_once)}, {"start", scalar_s32(i)}};
+        if (o.control) of_step["scales"] = rows(scales, i, at_once);
+        place(devices, program, of_step, kept);
+        ArrayMap out = program.run(carries[group], kept);
+        PendingArray now = fetch(devices, out.at("done"));
+        out.erase("done");
+        carries[group] = std::move(out);
+        if (i > stretch.first) last.wait();  // the device has the next step already
+        last = now;
+        done += at_once;
+        if (o.progress) o.progress(done, work);
+      }
+    }
   }
+  HostArray latents;
+  for (size_t group = 0; group < carries.size(); ++group)
+    add_rows(latents, samples, static_cast<int64_t>(group) * batch, devices.get(carries[group].at("sample")));
   check_finite("latents", latents,
                "try: activations_dtype=float32; a prediction_type and timestep_spacing that fit the model (a schedule "
                "of zero terminal SNR needs v_prediction)");

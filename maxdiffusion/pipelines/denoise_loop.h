@@ -3,6 +3,8 @@
 // al. 2023 (ControlNet). Details follow diffusers' pipelines of the same models.
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,8 +26,10 @@ struct SampleOptions {
   std::vector<std::string> prompts;
   /// One for all prompts, or one for each. Empty: see Family::zeros_for_empty_prompt.
   std::vector<std::string> negative_prompts;
-  double guidance_scale = 7.5;  // 1 or less: no guidance, the model runs once a step
-  double guidance_rescale = 0;  // 0: off
+  double guidance_scale = 7.5;           // 1 or less: no guidance, the model runs once a step
+  std::vector<double> guidance_scales;   // for each of Family::denoisers; empty: guidance_scale
+  std::optional<double> boundary_ratio;  // see Family::denoiser_at
+  double guidance_rescale = 0;           // 0: off
   int64_t num_inference_steps = 30, images_per_prompt = 1;
   int64_t batch = 0;  // samples per run of the program; 0: all of them
   MediaSize size;
@@ -37,7 +41,13 @@ struct SampleOptions {
   ScopeOptions scope;
   CompileConfig compile;
 
-  bool guided() const { return guidance_scale > 1; }
+  /// One program runs one step, so that progress is known, instead of all.
+  bool step_by_step = false;
+  /// Called after every run of the program with the steps done and all steps.
+  std::function<void(int64_t done, int64_t total)> progress;
+
+  /// Whether any step is guided.
+  bool guided() const { return guidance_scales.empty() ? guidance_scale > 1 : std::ranges::max(guidance_scales) > 1; }
   int64_t samples() const { return static_cast<int64_t>(prompts.size()) * images_per_prompt; }
 };
 
@@ -54,9 +64,9 @@ struct PromptConditioning {
 /// Throws invalid_config where negative_prompts are neither none, one, nor as many as the prompts.
 PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const SampleOptions& options);
 
-/// Latents f32 [N, h, w, C], still scaled. The whole denoising loop is one program; `weights` is called on another
-/// thread while it is compiled. Throws invalid_config (sizes, steps, scheduler, latents), device where latents are not
-/// finite.
+/// Latents f32 [N, h, w, C], still scaled. `weights` is called on another thread while a program is
+/// compiled; of a family with several denoisers one is on the devices at a time. Throws invalid_config (sizes, steps,
+/// scheduler, latents), device where latents are not finite.
 HostArray denoise(const Devices& devices, const Family& family, const WeightsOf& weights,
                   const PromptConditioning& prompts, const SampleOptions& options);
 

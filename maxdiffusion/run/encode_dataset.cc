@@ -5,7 +5,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/encoders/latent_cache.h"
+#include "maxdiffusion/checkpoint/array_cache.h"
 #include "maxdiffusion/metrics/progress_bar.h"
 
 namespace md {
@@ -32,7 +32,7 @@ HostArrays encode_dataset(RunModels& models, const LoadedImages& images, bool fl
   const int64_t n = images.pixels.dims()[0], copies = flip ? 2 : 1;
   const std::string& place = c.batches.dataset_save_location;
   const std::string folder = (place.empty() ? c.folder() : place) + "/cache";
-  LatentCache cache(folder, "pictures " + images.fingerprint + "\n" + key, n * copies, 512);
+  ArrayCache cache(folder, "pictures " + images.fingerprint + "\n" + key, n * copies, 512);
   if (!cache.complete()) log_info("caching latents and text embeddings in {}", folder);
   ProgressBar bar("cache", n * copies);
   while (auto part = cache.next_missing()) {

@@ -280,11 +280,10 @@ HostArrays held_out_fields(RunModels& models, const DenoiseTask& task) {
   HostArrays all;
   for (size_t i = 0; i < records.size(); ++i)
     for (const auto& [name, a] : records[i].arrays) {
-      Dims dims = a.dims();
-      dims.insert(dims.begin(), 1);
       check(i == 0 || (all.contains(name) && all.at(name).bytes() == a.bytes() * records.size()), Code::io,
             "{}: '{}' is {}, unlike that of the records before", records[i].name, name, to_string(a.shape()));
-      add_rows(all[name], static_cast<int64_t>(records.size()), static_cast<int64_t>(i), a.reshaped(dims));
+      add_rows(all[name], static_cast<int64_t>(records.size()), static_cast<int64_t>(i),
+               a.reshaped(batched(1, a.shape()).dims));
     }
   return family.from_encoded(all);
 }

@@ -51,7 +51,8 @@ class NoiseProcess {
   virtual std::shared_ptr<const NoiseProcess> unweighted() const = 0;
 };
 
-/// The process of a scheduler_config.json: flow_match where its prediction_type is flow_prediction, else ddpm. Throws
+/// The process of a scheduler_config.json: flow_match where its prediction_type is flow_prediction or, without
+/// one, its sampler is FlowMatchEulerDiscreteScheduler; else ddpm. Throws
 /// invalid_config for members and keys whose values it cannot take, and for keys that this process would not obey.
 std::shared_ptr<const NoiseProcess> make_process(const nlohmann::json& scheduler_config, const ProcessKeys& keys);
 /// "ddpm", "flow_match".

@@ -94,7 +94,9 @@ class FlowMatch final : public NoiseProcess {
 }  // namespace
 
 std::shared_ptr<const NoiseProcess> make_flow_match(const nlohmann::json& config, const ProcessKeys& keys) {
-  if (member<std::string>(config, "prediction_type", "epsilon") != "flow_prediction") return nullptr;
+  const bool euler = member<std::string>(config, "_class_name", "").ends_with("FlowMatchEulerDiscreteScheduler");
+  if (member<std::string>(config, "prediction_type", euler ? "flow_prediction" : "epsilon") != "flow_prediction")
+    return nullptr;
   return std::make_shared<FlowMatch>(config, keys);
 }
 

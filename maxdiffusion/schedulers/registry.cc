@@ -16,6 +16,7 @@
   X(pndm, "PNDMScheduler")                              \
   X(lms, "LMSDiscreteScheduler")                        \
   X(euler, "EulerDiscreteScheduler")                    \
+  X(flow_match_euler, "FlowMatchEulerDiscreteScheduler") \
   X(dpmsolver_multistep, "DPMSolverMultistepScheduler") \
   X(unipc, "UniPCMultistepScheduler")
 // clang-format on
@@ -32,12 +33,13 @@ namespace {
 /// what it knows. Those that begin with '_' are diffusers' own notes.
 // clang-format off
 constexpr const char* kMembers[] = {
-    "algorithm_type", "beta_end", "beta_schedule", "beta_start", "clip_sample", "clip_sample_range",
-    "disable_corrector", "dynamic_thresholding_ratio", "eta", "euler_at_final", "final_sigmas_type", "flow_shift",
-    "interpolation_type", "lambda_min_clipped", "lower_order_final", "num_train_timesteps", "predict_x0",
-    "prediction_type", "rescale_betas_zero_snr", "rescale_zero_terminal_snr", "sample_max_value",
-    "set_alpha_to_one", "shift_terminal", "sigma_max", "sigma_min", "skip_prk_steps", "solver_order", "solver_p",
-    "solver_type", "steps_offset", "thresholding", "time_shift_type", "timestep_spacing", "timestep_type",
+    "algorithm_type", "base_image_seq_len", "base_shift", "beta_end", "beta_schedule", "beta_start", "clip_sample",
+    "clip_sample_range", "disable_corrector", "dynamic_thresholding_ratio", "eta", "euler_at_final",
+    "final_sigmas_type", "flow_shift", "interpolation_type", "invert_sigmas", "lambda_min_clipped",
+    "lower_order_final", "max_image_seq_len", "max_shift", "num_train_timesteps", "predict_x0", "prediction_type",
+    "rescale_betas_zero_snr", "rescale_zero_terminal_snr", "sample_max_value", "set_alpha_to_one", "shift",
+    "shift_terminal", "sigma_max", "sigma_min", "skip_prk_steps", "solver_order", "solver_p", "solver_type",
+    "steps_offset", "stochastic_sampling", "thresholding", "time_shift_type", "timestep_spacing", "timestep_type",
     "trained_betas", "use_beta_sigmas", "use_dynamic_shifting", "use_exponential_sigmas", "use_flow_sigmas",
     "use_karras_sigmas", "use_lu_lambdas", "variance_type"};
 // clang-format on

@@ -25,6 +25,7 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
     config[name] = value;
   }
   if (!keys.prediction_type.empty()) config["prediction_type"] = keys.prediction_type;
+  if (keys.flow_shift && !training) config["shift"] = config["flow_shift"] = *keys.flow_shift;  // each reads its own
   return config;
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <map>
+#include <optional>
 #include <string>
 
 namespace md {
@@ -12,16 +13,20 @@ namespace md {
 struct SchedulerKeys {
   std::string prediction_type;
   std::map<std::string, std::string> diffusion_scheduler_config;
+  std::optional<double> flow_shift;
   template <class V>
   void visit(V&& v) {
     v("prediction_type", prediction_type, "epsilon, v_prediction, sample; empty: the scheduler folder's");
+    v("flow_shift", flow_shift,
+      "shift of sampling towards noise where the model flows (1: none); null: the scheduler's");
     v("diffusion_scheduler_config", diffusion_scheduler_config,
       "overrides members of scheduler_config.json, for sampling and, where training reads them, for training");
   }
 };
 
 /// `text`: of scheduler_config.json. Every member of diffusion_scheduler_config replaces the file's (an empty text
-/// leaves it), then prediction_type. Throws invalid_config.
+/// leaves it), then prediction_type, then flow_shift (which is
+/// `shift` for some samplers). Throws invalid_config.
 nlohmann::json sampling_config(const std::string& text, const SchedulerKeys& keys);
 /// Likewise, but only members that training depends on are replaced (num_train_timesteps, beta_…, trained_betas,
 /// rescale_betas_zero_snr, prediction_type); the sampler and its options stay the file's.

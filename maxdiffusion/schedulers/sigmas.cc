@@ -8,10 +8,8 @@
 #include "maxdiffusion/schedulers/spacing.h"
 
 namespace md {
-namespace {
 
-/// `n` levels from `top` to `bottom`, evenly in σ^(1/7) (Karras) or in log σ; `top` alone for one.
-std::vector<double> evenly(bool karras, double top, double bottom, int64_t n) {
+std::vector<double> even_levels(bool karras, double top, double bottom, int64_t n) {
   auto bend = [&](double s) { return karras ? std::pow(s, 1 / 7.0) : std::log(s); };
   std::vector<double> sigmas = {top};
   for (int64_t i = 1; i < n - 1; ++i) {
@@ -22,7 +20,11 @@ std::vector<double> evenly(bool karras, double top, double bottom, int64_t n) {
   return sigmas;
 }
 
-}  // namespace
+void stretch_to(double terminal, std::vector<double>& sigmas) {
+  if (sigmas.size() < 2) return;  // diffusers divides by zero
+  const double scale = (1 - sigmas.back()) / (1 - terminal);
+  for (double& s : sigmas) s = 1 - (1 - s) / scale;
+}
 
 SigmaGrid SigmaGrid::from_json(const nlohmann::json& config) {
   SigmaGrid g;
@@ -85,14 +87,14 @@ double SigmaGrid::timestep_of(double sigma) const {
 }
 
 std::vector<double> SigmaGrid::respaced(double top, double bottom, int64_t n) const {
-  return evenly(kind == "karras", sigma_max.value_or(top), sigma_min.value_or(bottom), n);
+  return even_levels(kind == "karras", sigma_max.value_or(top), sigma_min.value_or(bottom), n);
 }
 
 SigmaLevels SigmaGrid::spaced(int64_t steps) const {
   SigmaLevels l{.timesteps = spaced_timesteps(spacing, steps, noise.num_train_timesteps, offset), .sigmas = {}};
   if (log_linear) {
     const double last = static_cast<double>(noise.num_train_timesteps - 1);
-    l.sigmas = evenly(false, training_sigma(last), training_sigma(0), steps + 1);
+    l.sigmas = even_levels(false, training_sigma(last), training_sigma(0), steps + 1);
   } else {
     for (double t : l.timesteps) l.sigmas.push_back(training_sigma(t));
   }
@@ -114,10 +116,7 @@ std::vector<double> SigmaGrid::flow_levels(int64_t steps) const {
     const double u = flow_from_one ? x * stride + 1 : 1 - (i == 0 ? 1 / T : (n - x) * stride + 1);
     sigmas.push_back(flow_shift * u / (1 + (flow_shift - 1) * u));
   }
-  if (shift_terminal && steps > 1) {
-    const double scale = (1 - sigmas.back()) / (1 - *shift_terminal);
-    for (double& s : sigmas) s = 1 - (1 - s) / scale;
-  }
+  if (shift_terminal) stretch_to(*shift_terminal, sigmas);
   sigmas[0] = std::min(sigmas[0], 1 - 1e-6);  // the SNR of 1 is 0
   return sigmas;
 }

@@ -48,6 +48,11 @@ struct SigmaGrid {
   std::vector<double> flow_levels(int64_t steps) const;
 };
 
+/// `n` levels from `top` to `bottom`, evenly in σ^(1/7) (Karras) or in log σ; `top` alone for one.
+std::vector<double> even_levels(bool karras, double top, double bottom, int64_t n);
+/// Stretches falling flow σ so that the last of them is `terminal`; one level alone stays.
+void stretch_to(double terminal, std::vector<double>& sigmas);
+
 /// Euler and LMS: the derivative of the sample x0 + σ·ε by σ, which is ε.
 Form sigma_derivative(const std::string& prediction_type, double sigma, const Knowns& k);
 /// Euler and LMS: 1/√(σ² + 1), the scale of the model's input.

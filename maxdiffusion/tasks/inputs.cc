@@ -1,24 +1,20 @@
 #include "maxdiffusion/tasks/inputs.h"
 
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 
 namespace md {
 
-BatchField batch_field(int64_t b, const Field& field) {
-  Shape shape = field.shape;
-  shape.dims.insert(shape.dims.begin(), b);
-  return {field.name, shape};
-}
+BatchField batch_field(int64_t b, const Field& field) { return {field.name, batched(b, field.shape)}; }
 
 namespace {
 
 Shape latent_shape(const InputSizes& s, int64_t channels_times = 1) {
   Dims dims = s.latent;
   dims.back() *= channels_times;
-  dims.insert(dims.begin(), s.batch);
-  return {DType::f32, dims};
+  return batched(s.batch, {DType::f32, dims});
 }
 
 Tensor draw(Tensor mean, Tensor deviation, Rng rng) {

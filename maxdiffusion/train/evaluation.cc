@@ -30,9 +30,7 @@ Evaluation::Evaluation(const Devices& devices, const Task& task, HostArrays samp
   ParamTable params;
   Feed feed;
   for (const BatchField& f : timed->batch) {
-    LogicalAxes axes(f.shape.dims.size());
-    axes[0] = axis::kData;
-    feed[f.name] = g.input(f.name, f.shape, axes);
+    feed[f.name] = g.input(f.name, f.shape, axis::of_batch(f.shape.dims.size()));
     batch_ = f.shape.dims[0];
     if (f.name == kTimesteps) time_type_ = f.shape.dtype;
   }

@@ -14,11 +14,6 @@ namespace {
 
 using nlohmann::json;
 
-HostArray scalar_s32(int64_t v) {
-  const int32_t value = static_cast<int32_t>(v);
-  return HostArray::of<int32_t>({DType::s32, {}}, {&value, 1});
-}
-
 HostArray yes() {
   const uint8_t value = 1;
   return HostArray::of<uint8_t>({DType::pred, {}}, {&value, 1});

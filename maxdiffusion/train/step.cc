@@ -4,6 +4,7 @@
 
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/lora/lora_scope.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/control_flow.h"
@@ -92,10 +93,9 @@ Gradients accumulate(const Task& task, StepGraph& s, const StepOptions& o, const
   Feed stacked;
   for (const BatchField& f : s.fields) {
     if (!f.batched) continue;
-    Dims dims = f.shape.dims;
-    dims[0] /= n;
-    dims.insert(dims.begin(), n);
-    stacked[f.name] = reshape(feed.at(f.name), dims);
+    Shape one = f.shape;
+    one.dims[0] /= n;
+    stacked[f.name] = reshape(feed.at(f.name), batched(n, one).dims);
   }
   double flops = 0;
   const ScanResult sums = scan(n, carry, [&](ScanStep& step, const std::vector<Tensor>& c) -> ScanResult {
@@ -128,12 +128,8 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   Tensor key = g.input("key", {DType::u32, {2}});
   Feed feed;
   for (BatchField& f : s.fields) {
-    LogicalAxes axes(f.shape.dims.size());
-    if (f.batched) {
-      axes[0] = axis::kData;
-      f.shape.dims[0] *= o.accumulation;
-    }
-    feed[f.name] = g.input(f.name, f.shape, axes);
+    if (f.batched) f.shape.dims[0] *= o.accumulation;
+    feed[f.name] = g.input(f.name, f.shape, f.batched ? axis::of_batch(f.shape.dims.size()) : LogicalAxes());
   }
   const Gradients gradients = accumulate(task, s, o, feed, Rng(key).at(step));
   const LowPrecisionUpdate narrow_update = low_precision_update(o.optim.low_precision_update);

@@ -12,6 +12,7 @@
 #include "maxdiffusion/models/umt5.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
+#include "maxdiffusion/models/wan_vae.h"
 #include "tests/golden/model_case.h"
 
 namespace md {

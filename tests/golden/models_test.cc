@@ -10,6 +10,7 @@
 #include "maxdiffusion/models/controlnet.h"
 #include "maxdiffusion/models/umt5.h"
 #include "maxdiffusion/models/vae.h"
+#include "maxdiffusion/models/wan_vae.h"
 #include "tests/golden/model_case.h"
 
 namespace md {
@@ -48,6 +49,12 @@ NamedTensors run_vae(const Scope& s, const nlohmann::json& json, NamedTensors& i
   const VaeConfig config = VaeConfig::from_json(json);
   const Posterior p = vae_encode(s, config, in.at("pixels"));
   return {{"mean", p.mean}, {"logvar", p.logvar}, {"pixels", vae_decode(s, config, in.at("latents"))}};
+}
+
+NamedTensors run_wan_vae(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  const WanVaeConfig config = WanVaeConfig::from_json(json);
+  const Posterior p = wan_vae_encode(s, config, in.at("pixels"));
+  return {{"mean", p.mean}, {"logvar", p.logvar}, {"pixels", wan_vae_decode(s, config, in.at("latents"))}};
 }
 
 NamedTensors run_clip(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
@@ -112,13 +119,16 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Model,
                                          Named{"clip_legacy", run_clip}, Named{"clip_projection", run_clip},
                                          Named{"clip_vision", run_clip_vision},
                                          Named{"clip_vision_projection", run_clip_vision}, Named{"umt5", run_umt5},
-                                         Named{"umt5_relu", run_umt5}, Named{"umt5_silu", run_umt5}),
+                                         Named{"umt5_relu", run_umt5}, Named{"umt5_silu", run_umt5},
+                                         Named{"wan_vae_21", run_wan_vae}, Named{"wan_vae_attention", run_wan_vae},
+                                         Named{"wan_vae_image", run_wan_vae}, Named{"wan_vae_22", run_wan_vae},
+                                         Named{"wan_vae_residual", run_wan_vae}),
                          [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Bf16,
                          testing::Values(Named{"unet_no_mid", run_unet}, Named{"vae_no_attention", run_vae},
                                          Named{"clip_projection", run_clip}, Named{"clip_vision", run_clip_vision},
-                                         Named{"umt5", run_umt5}),
+                                         Named{"umt5", run_umt5}, Named{"wan_vae_attention", run_wan_vae}),
                          [](const auto& info) { return info.param.name; });
 
 struct Variant {

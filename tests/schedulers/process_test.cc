@@ -42,6 +42,7 @@ Tensor times(Graph& g, const std::vector<float>& t) {
 
 TEST(Process, FollowsFromThePredictionType) {
   EXPECT_EQ(make_process(kFlow, {})->time_type(), DType::f32);
+  EXPECT_EQ(make_process({{"_class_name", "FlowMatchEulerDiscreteScheduler"}}, {})->time_type(), DType::f32);
   EXPECT_EQ(make_process({{"prediction_type", "v_prediction"}}, {})->time_type(), DType::s32);
   EXPECT_EQ(make_process(json::object(), {})->time_type(), DType::s32);
   EXPECT_EQ(process_names(), (std::vector<std::string>{"flow_match", "ddpm"}));
@@ -123,6 +124,16 @@ TEST(SchedulerKeys, WhatTrainingReadsIsTheSameInBothConfigs) {
                                                {"steps_offset", 1},
                                                {"rescale_betas_zero_snr", true},
                                                {"prediction_type", "v_prediction"}}));
+}
+
+TEST(SchedulerKeys, FlowShiftIsForSamplingAlone) {
+  const SchedulerKeys keys{.flow_shift = 7};
+  const std::string unipc = R"({"_class_name": "UniPCMultistepScheduler", "flow_shift": 3.0})",
+                    euler = R"({"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0})";
+  EXPECT_EQ(sampling_config(unipc, keys)["flow_shift"], 7);
+  EXPECT_EQ(sampling_config(euler, keys)["shift"], 7);
+  EXPECT_EQ(training_config(unipc, keys)["flow_shift"], 3);
+  EXPECT_EQ(training_config(euler, keys)["shift"], 3);
 }
 
 }  // namespace

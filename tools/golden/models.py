@@ -22,7 +22,8 @@ import sys
 import diffusers
 import torch
 import transformers
-from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
+from diffusers import AutoencoderKL, AutoencoderKLWan, ControlNetModel, UNet2DConditionModel
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock, WanUpsample
 from safetensors.torch import save_file
 from transformers import (CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionConfig,
                           CLIPVisionModel, CLIPVisionModelWithProjection, UMT5Config, UMT5EncoderModel)
@@ -88,6 +89,39 @@ VAES = {
         dict(block_out_channels=[8], layers_per_block=1, norm_num_groups=2, latent_channels=3, in_channels=1,
              out_channels=1, mid_block_add_attention=False),
         (4, 4),
+    ),
+}
+
+# Config; batch, frames, height and width.
+WAN_VAES = {
+    # Wan 2.1's pattern of levels.
+    "wan_vae_21": (
+        dict(base_dim=2, z_dim=3, dim_mult=[1, 2, 2, 2], num_res_blocks=1, temperal_downsample=[False, True, True]),
+        (1, 9, 8, 8),
+    ),
+    # Attention in the encoder's levels, another width of the decoder.
+    "wan_vae_attention": (
+        dict(base_dim=2, decoder_base_dim=3, z_dim=2, dim_mult=[1, 2], num_res_blocks=1, attn_scales=[1.0, 0.5],
+             temperal_downsample=[True], scale_factor_spatial=2, scale_factor_temporal=2),
+        (2, 5, 6, 4),
+    ),
+    # Images, two blocks a level.
+    "wan_vae_image": (
+        dict(base_dim=4, z_dim=4, dim_mult=[1, 1], num_res_blocks=2, temperal_downsample=[False],
+             scale_factor_spatial=2, scale_factor_temporal=1),
+        (2, 1, 6, 10),
+    ),
+    # Wan 2.2's shortcuts of the levels, patches, another width of the decoder.
+    "wan_vae_22": (
+        dict(base_dim=2, decoder_base_dim=3, z_dim=4, dim_mult=[1, 2, 1], num_res_blocks=1, is_residual=True,
+             temperal_downsample=[True, True], in_channels=12, out_channels=12, patch_size=2),
+        (1, 5, 8, 16),
+    ),
+    # Shortcuts that average over channels and repeat them, no patches.
+    "wan_vae_residual": (
+        dict(base_dim=2, z_dim=3, dim_mult=[1, 2, 2], num_res_blocks=1, is_residual=True,
+             temperal_downsample=[True, False], scale_factor_spatial=4, scale_factor_temporal=2),
+        (2, 9, 8, 4),
     ),
 }
 
@@ -174,6 +208,10 @@ FULL = {
         _SD, attention_head_dim=[5, 10, 20, 20], cross_attention_dim=1024, use_linear_projection=True,
         upcast_attention=True)),
     "vae": (AutoencoderKL, _VAE),
+    "wan_vae_21": (AutoencoderKLWan, dict()),
+    "wan_vae_22": (AutoencoderKLWan, dict(
+        base_dim=160, decoder_base_dim=256, z_dim=48, is_residual=True, in_channels=12, out_channels=12, patch_size=2,
+        scale_factor_spatial=16, latents_mean=[0.0] * 48, latents_std=[1.0] * 48)),
     "clip_l": (CLIPTextModel, dict(
         hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, eos_token_id=2,
         bos_token_id=0, projection_dim=768, hidden_act="quick_gelu")),
@@ -214,6 +252,8 @@ def randomize(model, generator):
         noise = torch.randn(p.shape, generator=generator)
         if p.ndim == 1:
             value = noise * 0.2 + (1.0 if name.endswith("weight") else 0.0)
+        elif name.endswith("gamma"):
+            value = noise * 0.2 + 1.0
         elif ("embedding" in name or "shared" in name) and "weight" in name and isinstance(model, transformers.PreTrainedModel):
             value = noise * 0.3
         else:
@@ -222,8 +262,8 @@ def randomize(model, generator):
 
 
 def last(t):
-    """Channels last, as the graph holds pictures."""
-    return t.permute(0, 2, 3, 1).contiguous() if t.ndim == 4 else t.contiguous()
+    """Channels last, as the graph holds pictures and videos."""
+    return t.movedim(1, -1).contiguous() if t.ndim > 3 else t.contiguous()
 
 
 def distance(got, want):
@@ -350,6 +390,23 @@ def vae(case, config, size, seed=0):
     write(case, model, inputs, forward, seed)
 
 
+def wan_vae(case, config, size, seed=0):
+    model = AutoencoderKLWan(**config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    batch, frames, height, width = size
+    side = (config.get("patch_size") or 1) << (len(config["dim_mult"]) - 1)
+    latent = [batch, config["z_dim"], 1 + (frames - 1 >> sum(config["temperal_downsample"])), height // side,
+              width // side]
+    inputs = {"pixels": torch.rand(batch, 3, *size[1:], generator=generator) * 2 - 1,
+              "latents": torch.randn(*latent, generator=generator)}
+
+    def forward(m, i):
+        posterior = m.encode(i["pixels"]).latent_dist
+        return {"mean": posterior.mean, "logvar": posterior.logvar, "pixels": m.decode(i["latents"]).sample}
+
+    write(case, model, inputs, forward, seed)
+
+
 def clip(case, config, projection, ids, seed=0):
     model = (CLIPTextModelWithProjection if projection else CLIPTextModel)(
         CLIPTextConfig(pad_token_id=0, attn_implementation="sdpa", **config))
@@ -401,6 +458,9 @@ def full(name, kind, config):
 def main(wanted):
     diffusers.logging.set_verbosity_error()
     torch.use_deterministic_algorithms(True)
+    WanUpsample.forward = torch.nn.Upsample.forward  # its own rounds to float32 on the way
+    attend = WanAttentionBlock.forward  # diffusers' encoder gives it a cache, which it does not take
+    WanAttentionBlock.forward = lambda block, x, feat_cache=None, feat_idx=None: attend(block, x)
     for seed, (case, (config, options)) in enumerate(UNETS.items()):
         if not wanted or case in wanted:
             unet(case, config, seed=100 * seed, **options)
@@ -410,6 +470,9 @@ def main(wanted):
     for seed, (case, (config, size)) in enumerate(VAES.items()):
         if not wanted or case in wanted:
             vae(case, config, size, seed=1000 + 100 * seed)
+    for seed, (case, (config, size)) in enumerate(WAN_VAES.items()):
+        if not wanted or case in wanted:
+            wan_vae(case, config, size, seed=4008 + 100 * seed)
     for seed, (case, (config, projection, ids)) in enumerate(CLIPS.items()):
         if not wanted or case in wanted:
             clip(case, config, projection, ids, seed=2000 + 100 * seed)

@@ -69,10 +69,11 @@ def run_in(types, name, config, steps):
     scheduler.set_timesteps(steps)
     if hasattr(scheduler, "set_begin_index"):
         scheduler.set_begin_index(0)  # as pipelines do: steps are counted, not found by timestep
-    x = torch.tensor([1.0, -0.4], dtype=types[0]).reshape(1, 1, 1, 2) * float(scheduler.init_noise_sigma)
+    initial = float(getattr(scheduler, "init_noise_sigma", 1.0))
+    x = torch.tensor([1.0, -0.4], dtype=types[0]).reshape(1, 1, 1, 2) * initial
     values, spread = [], []
     for t in scheduler.timesteps:
-        model_input = scheduler.scale_model_input(x, t)
+        model_input = scheduler.scale_model_input(x, t) if hasattr(scheduler, "scale_model_input") else x
         out = 0.3 * model_input + 0.1 * float(t) / 1000 - 0.2
         eta = {"eta": config["eta"]} if "eta" in config else {}  # diffusers' is an argument, ours a member
         noised = copy.deepcopy(scheduler)
@@ -86,7 +87,7 @@ def run_in(types, name, config, steps):
         "config": {"_class_name": name, **config},
         "steps": steps,
         "timesteps": [float(t) for t in scheduler.timesteps],
-        "init_noise_sigma": float(scheduler.init_noise_sigma),
+        "init_noise_sigma": initial,
         "values": values,
     }
     return {**result, "spread": spread} if any(spread) else result
@@ -151,6 +152,15 @@ def runs():
     yield from run(name, {**SD, **karras, **video, "timestep_spacing": "leading", "steps_offset": 1}, 1, 8)
     yield from run(name, {**SD, **karras, "interpolation_type": "log_linear", "timestep_type": "continuous"}, 4)
     yield from run(name, zero, 10)
+
+    name = "FlowMatchEulerDiscreteScheduler"
+    for shift in (1.0, 3.0, 5.0):
+        yield from run(name, {"shift": shift}, 1, 4, 20)
+    yield from run(name, {"shift": 3.0, "shift_terminal": 0.1}, 8)
+    yield from run(name, {"shift": 3.0, "invert_sigmas": True}, 6)
+    yield from run(name, {"shift": 3.0, "stochastic_sampling": True}, 6)
+    for more in (karras, exponential):
+        yield from run(name, {"shift": 3.0, **more}, 8)
 
     name = "LMSDiscreteScheduler"
     yield from every(name, {"steps_offset": 1})

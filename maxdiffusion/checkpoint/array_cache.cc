@@ -1,4 +1,4 @@
-#include "maxdiffusion/encoders/latent_cache.h"
+#include "maxdiffusion/checkpoint/array_cache.h"
 
 #include <algorithm>
 #include <cstring>
@@ -30,7 +30,7 @@ std::string fault(const HostArrays& arrays, int64_t samples) {
 
 }  // namespace
 
-LatentCache::LatentCache(const std::string& folder, const std::string& key, int64_t samples, int64_t part_size)
+ArrayCache::ArrayCache(const std::string& folder, const std::string& key, int64_t samples, int64_t part_size)
     : samples_(samples), part_size_(part_size) {
   check(samples > 0 && part_size > 0, Code::internal, "latent cache: {} samples in parts of {}: both must be > 0",
         samples, part_size);
@@ -59,23 +59,23 @@ LatentCache::LatentCache(const std::string& folder, const std::string& key, int6
   }
 }
 
-LatentCache::Part LatentCache::part(int64_t index) const {
+ArrayCache::Part ArrayCache::part(int64_t index) const {
   return {index, index * part_size_, std::min(samples_, (index + 1) * part_size_)};
 }
 
-std::string LatentCache::file_of(const Part& part) const {
+std::string ArrayCache::file_of(const Part& part) const {
   return (fs::path(path_) / fmt::format("part-{:05}-of-{:05}.safetensors", part.index + 1, present_.size())).string();
 }
 
-std::optional<LatentCache::Part> LatentCache::next_missing() const {
+std::optional<ArrayCache::Part> ArrayCache::next_missing() const {
   const auto it = std::ranges::find(present_, false);
   if (it == present_.end()) return std::nullopt;
   return part(it - present_.begin());
 }
 
-int64_t LatentCache::parts_present() const { return std::ranges::count(present_, true); }
+int64_t ArrayCache::parts_present() const { return std::ranges::count(present_, true); }
 
-void LatentCache::put(const Part& p, const HostArrays& arrays) {
+void ArrayCache::put(const Part& p, const HostArrays& arrays) {
   check(p.index >= 0 && p.index < parts() && p.begin == part(p.index).begin && p.end == part(p.index).end,
         Code::internal, "latent cache: part {} [{}, {}) is none of the {} parts", p.index, p.begin, p.end, parts());
   const std::string reason = fault(arrays, p.end - p.begin);
@@ -84,7 +84,7 @@ void LatentCache::put(const Part& p, const HostArrays& arrays) {
   present_[static_cast<size_t>(p.index)] = true;
 }
 
-HostArrays LatentCache::read_all() const {
+HostArrays ArrayCache::read_all() const {
   if (const auto missing = next_missing()) {
     fail(Code::io, "latent cache '{}': {} of {} parts are missing, the first is {}", path_, parts() - parts_present(),
          parts(), file_of(*missing));

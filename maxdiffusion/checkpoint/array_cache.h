@@ -1,8 +1,8 @@
-// What frozen encoders make of a dataset (latents, text embeddings), computed once and kept on disk. The folder's name
-// is a hash of what the values depend on: the dataset's fingerprint and the encoders. It is filled in parts, each a
+// Arrays computed once for every sample of a dataset (latents, text embeddings) and kept on disk. The folder's name is
+// a hash of what the values depend on: the dataset's fingerprint and the encoders. It is filled in parts, each a
 // safetensors file that appears whole or not at all, so an interrupted run continues at the first missing part.
 //
-//   LatentCache cache(folder, key, n, 256);
+//   ArrayCache cache(folder, key, n, 256);
 //   while (auto part = cache.next_missing()) cache.put(*part, encode(part->begin, part->end));
 //   auto arrays = cache.read_all();
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace md {
 
-class LatentCache {
+class ArrayCache {
  public:
   /// Samples [begin, end) of the dataset.
   struct Part {
@@ -26,7 +26,7 @@ class LatentCache {
 
   /// Opens or makes `folder`/<hash of key and sizes>. `key`: text that changes whenever the values would; it is written
   /// to key.txt for people. Parts that cannot be read are named in a warning and count as missing.
-  LatentCache(const std::string& folder, const std::string& key, int64_t samples, int64_t part_size = 256);
+  ArrayCache(const std::string& folder, const std::string& key, int64_t samples, int64_t part_size = 256);
 
   bool complete() const { return !next_missing(); }
   std::optional<Part> next_missing() const;

@@ -1,4 +1,4 @@
-#include "maxdiffusion/encoders/latent_cache.h"
+#include "maxdiffusion/checkpoint/array_cache.h"
 
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ HostArrays encode(int64_t begin, int64_t end) {
   return {{"latent", HostArray::of<float>(Shape{DType::f32, {n, 2}}, latent)},
           {"text", HostArray::of<int32_t>(Shape{DType::s32, {n, 3}}, text)}};
 }
-void expect_all(const LatentCache& cache, int64_t n) {
+void expect_all(const ArrayCache& cache, int64_t n) {
   const auto found = cache.read_all(), expected = encode(0, n);
   ASSERT_EQ(found.size(), 2u);
   for (const auto& [name, a] : expected) {
@@ -46,7 +46,7 @@ void expect_all(const LatentCache& cache, int64_t n) {
     EXPECT_EQ(std::memcmp(found.at(name).data(), a.data(), a.bytes()), 0) << name;
   }
 }
-int64_t fill(LatentCache& cache, int64_t at_most = 1000) {
+int64_t fill(ArrayCache& cache, int64_t at_most = 1000) {
   int64_t made = 0;
   for (; made < at_most; ++made) {
     const auto part = cache.next_missing();
@@ -56,37 +56,37 @@ int64_t fill(LatentCache& cache, int64_t at_most = 1000) {
   return made;
 }
 
-TEST(LatentCache, GoesOnWhereItWasInterrupted) {
+TEST(ArrayCache, GoesOnWhereItWasInterrupted) {
   const std::string folder = fresh("resume");
   {
-    LatentCache cache(folder, "key", 23, 5);
+    ArrayCache cache(folder, "key", 23, 5);
     EXPECT_EQ(cache.parts(), 5);
     EXPECT_FALSE(cache.complete());
     EXPECT_EQ(fill(cache, 2), 2);
     EXPECT_THROW(cache.read_all(), Error);
   }
-  LatentCache cache(folder, "key", 23, 5);
+  ArrayCache cache(folder, "key", 23, 5);
   EXPECT_EQ(cache.parts_present(), 2);
   EXPECT_EQ(cache.next_missing()->begin, 10);
   EXPECT_EQ(fill(cache), 3);
   EXPECT_TRUE(cache.complete());
   expect_all(cache, 23);
-  EXPECT_TRUE(LatentCache(folder, "key", 23, 5).complete());
+  EXPECT_TRUE(ArrayCache(folder, "key", 23, 5).complete());
 }
 
-TEST(LatentCache, AnotherKeyOrSizeIsAnotherCache) {
+TEST(ArrayCache, AnotherKeyOrSizeIsAnotherCache) {
   const std::string folder = fresh("keys");
-  LatentCache cache(folder, "dataset A, vae B", 8, 4);
+  ArrayCache cache(folder, "dataset A, vae B", 8, 4);
   fill(cache);
-  EXPECT_EQ(LatentCache(folder, "dataset A, vae C", 8, 4).parts_present(), 0);
-  EXPECT_EQ(LatentCache(folder, "dataset A, vae B", 9, 4).parts_present(), 0);
-  EXPECT_EQ(LatentCache(folder, "dataset A, vae B", 8, 2).parts_present(), 0);
+  EXPECT_EQ(ArrayCache(folder, "dataset A, vae C", 8, 4).parts_present(), 0);
+  EXPECT_EQ(ArrayCache(folder, "dataset A, vae B", 9, 4).parts_present(), 0);
+  EXPECT_EQ(ArrayCache(folder, "dataset A, vae B", 8, 2).parts_present(), 0);
   EXPECT_NE(read_file(cache.path() + "/key.txt").find("dataset A, vae B"), std::string::npos);
 }
 
-TEST(LatentCache, DamagedPartsAreMadeAgain) {
+TEST(ArrayCache, DamagedPartsAreMadeAgain) {
   const std::string folder = fresh("damaged");
-  LatentCache cache(folder, "key", 20, 5);
+  ArrayCache cache(folder, "key", 20, 5);
   fill(cache);
   std::vector<std::string> files;
   for (const auto& e : fs::directory_iterator(cache.path())) {
@@ -97,27 +97,27 @@ TEST(LatentCache, DamagedPartsAreMadeAgain) {
   fs::resize_file(files[1], fs::file_size(files[1]) - 1);
   std::ofstream(files[2]) << "";
   fs::copy_file(files[0], files[3], fs::copy_options::overwrite_existing);  // another part's samples
-  LatentCache again(folder, "key", 20, 5);
+  ArrayCache again(folder, "key", 20, 5);
   EXPECT_EQ(again.parts_present(), 1);
   EXPECT_EQ(fill(again), 3);
   expect_all(again, 20);
 }
 
-TEST(LatentCache, AFailedWriteLeavesThePartMissing) {
+TEST(ArrayCache, AFailedWriteLeavesThePartMissing) {
   const std::string folder = fresh("full_disk");
-  LatentCache cache(folder, "key", 10, 5);
+  ArrayCache cache(folder, "key", 10, 5);
   fill(cache, 1);
   set_write_hook([](const std::string& path, size_t) { fail(Code::io, "write '{}': No space left on device", path); });
   EXPECT_THROW(fill(cache, 1), Error);
   set_write_hook(nullptr);
   EXPECT_EQ(cache.parts_present(), 1);
-  EXPECT_EQ(LatentCache(folder, "key", 10, 5).parts_present(), 1);
+  EXPECT_EQ(ArrayCache(folder, "key", 10, 5).parts_present(), 1);
   fill(cache);
   expect_all(cache, 10);
 }
 
-TEST(LatentCache, PartsOfWrongSizeAreRefused) {
-  LatentCache cache(fresh("wrong"), "key", 10, 5);
+TEST(ArrayCache, PartsOfWrongSizeAreRefused) {
+  ArrayCache cache(fresh("wrong"), "key", 10, 5);
   EXPECT_THROW(cache.put(*cache.next_missing(), encode(0, 4)), Error);
   EXPECT_THROW(cache.put(*cache.next_missing(), {}), Error);
   EXPECT_THROW(cache.put({7, 35, 40}, encode(35, 40)), Error);

@@ -1,0 +1,12 @@
+#include "maxdiffusion/data/video/video_library.h"
+
+#include "maxdiffusion/data/storage/shared_library.h"
+
+namespace md {
+
+const VideoLibrary& video_library() {
+  static const auto& library = open_library<const VideoLibrary>(MD_VIDEO_LIBRARY, "md_video_library", "videos");
+  return library;
+}
+
+}  // namespace md

@@ -1,0 +1,289 @@
+#include "maxdiffusion/models/wan_vae.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/models/config_reader.h"
+#include "maxdiffusion/nn/causal.h"
+#include "maxdiffusion/ops/attention.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+namespace {
+
+using nn::FrameMemory;
+
+constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+
+Tensor norm_silu(const Scope& s, Tensor x) { return nn::unit_norm(s, x, 3, "silu"); }
+
+Tensor conv(const Scope& s, Tensor x, int64_t out, FrameMemory& memory) {
+  return nn::causal_conv3d(s, x, {.out = out}, memory);
+}
+
+Tensor pointwise(const Scope& s, Tensor x, int64_t out) {
+  return nn::conv3d(s, x, {.out = out, .kernel = {1, 1, 1}, .pad_low = {}, .pad_high = {}});
+}
+
+/// f of every frame as an image.   f: [N, h, w, c] → [N, h', w', c'].
+template <class F>
+Tensor per_frame(Tensor x, F f) {
+  const int64_t batch = x.dim(0), frames = x.dim(1);
+  Tensor y = f(reshape(x, {batch * frames, x.dim(2), x.dim(3), x.dim(4)}));
+  return reshape(y, {batch, frames, y.dim(1), y.dim(2), y.dim(3)});
+}
+
+// ---- blocks
+
+/// norm1, SiLU, conv1, norm2, SiLU, conv2, + x (through conv_shortcut where the widths differ).
+Tensor resnet(const Scope& s, Tensor x, int64_t out, FrameMemory& memory) {
+  auto path = s.path_scope();
+  Tensor h = conv(s / "conv1", norm_silu(s / "norm1", x), out, memory);
+  h = conv(s / "conv2", norm_silu(s / "norm2", h), out, memory);
+  return (x.dim(-1) == out ? x : pointwise(s / "conv_shortcut", x, out)) + h;
+}
+
+/// One head over the pixels of each frame, with a residual.
+Tensor attend(const Scope& s, Tensor x) {
+  auto path = s.path_scope();
+  return x + per_frame(x, [&s](Tensor frame) {
+           const int64_t n = frame.dim(0), length = frame.dim(1) * frame.dim(2), c = frame.dim(3);
+           Tensor qkv = nn::conv2d(s / "to_qkv", nn::unit_norm(s / "norm", frame, 2),
+                                   {.out = 3 * c, .kernel = 1, .padding = 0, .in_axis = "", .out_axis = ""});
+           const std::vector<Tensor> parts = split(reshape(qkv, {n, length, 1, 3 * c}), 3, -1);
+           Tensor y = attention(parts[0], parts[1], parts[2],
+                                {.kernel = s.options().attention,
+                                 .flash_min_seq_length = s.options().flash_min_seq_length,
+                                 .precision = s.options().precision});
+           return nn::conv2d(s / "proj", reshape(y, frame.dims()),
+                             {.out = c, .kernel = 1, .padding = 0, .in_axis = "", .out_axis = ""});
+         });
+}
+
+Tensor mid(const Scope& s, Tensor h, FrameMemory& memory) {
+  h = resnet(s / "resnets.0", h, h.dim(-1), memory);
+  h = attend(s / "attentions.0", h);
+  return resnet(s / "resnets.1", h, h.dim(-1), memory);
+}
+
+/// Half the height and width and, if `frames`, half the frames; the first frame of a video stays one.
+Tensor downsample(const Scope& s, Tensor x, bool frames, FrameMemory& memory) {
+  auto path = s.path_scope();
+  x = per_frame(x, [&s](Tensor frame) {
+    return nn::conv2d(s / "resample.1", frame,
+                      {.out = frame.dim(-1), .stride = 2, .in_axis = "", .out_axis = "", .pad_right_bottom = true});
+  });
+  if (!frames) return x;
+  Tensor seen = memory.recall(x, 1);
+  if (seen.dim(1) == 1) return seen;
+  Tensor halved =
+      nn::conv3d(s / "time_conv", seen,
+                 {.out = x.dim(-1), .kernel = {3, 1, 1}, .stride = {2, 1, 1}, .pad_low = {}, .pad_high = {}});
+  return memory.first() ? concatenate({slice_axis(x, 1, 0, 1), halved}, 1) : halved;
+}
+
+/// Two frames for each: the channels of the convolution are those of the one, then those of the other.
+Tensor double_frames(const Scope& s, Tensor x, FrameMemory& memory) {
+  const int64_t b = x.dim(0), f = x.dim(1), h = x.dim(2), w = x.dim(3), c = x.dim(4);
+  Tensor y = nn::causal_conv3d(s, x, {.out = 2 * c, .kernel = {3, 1, 1}}, memory);
+  return reshape(transpose(reshape(y, {b, f, h, w, 2, c}), {0, 1, 4, 2, 3, 5}), {b, 2 * f, h, w, c});
+}
+
+/// Twice the height and width, `out` channels and, if `frames`, twice the frames; the first frame of a video stays one,
+/// and is not seen by the convolution over time.
+Tensor upsample(const Scope& s, Tensor x, int64_t out, bool frames, FrameMemory& memory) {
+  auto path = s.path_scope();
+  if (frames) {
+    const Scope time = s / "time_conv";
+    if (!memory.first()) {
+      x = double_frames(time, x, memory);
+    } else if (x.dim(1) == 1) {
+      memory.start(x, 2);
+    } else {
+      x = concatenate({slice_axis(x, 1, 0, 1), double_frames(time, slice_axis(x, 1, 1, kAll), memory)}, 1);
+    }
+  }
+  return per_frame(x, [&](Tensor frame) {
+    return nn::conv2d(s / "resample.1", nn::upsample_nearest(frame), {.out = out, .in_axis = "", .out_axis = ""});
+  });
+}
+
+/// Means over blocks of `ft` frames, fs × fs pixels and neighbouring channels, without parameters. Zeros stand before a
+/// first chunk whose frames do not divide.
+Tensor average_down(Tensor x, int64_t out, int64_t ft, int64_t fs) {
+  check(x.dim(-1) * ft * fs * fs % out == 0, Code::invalid_config,
+        "wan vae: {} channels in blocks of {}x{}x{} cannot be averaged to {}", x.dim(-1), ft, fs, fs, out);
+  if (const int64_t short_of = (ft - x.dim(1) % ft) % ft; short_of > 0)
+    x = pad(x, 0, {0, short_of, 0, 0, 0}, {0, 0, 0, 0, 0});
+  const int64_t b = x.dim(0), f = x.dim(1) / ft, h = x.dim(2) / fs, w = x.dim(3) / fs, c = x.dim(4);
+  x = transpose(reshape(x, {b, f, ft, h, fs, w, fs, c}), {0, 1, 3, 5, 7, 2, 4, 6});
+  return mean(reshape(x, {b, f, h, w, out, c * ft * fs * fs / out}), {-1});
+}
+
+/// The reverse: channels become blocks of frames and pixels, repeated where there are too few. Of the first frame of a
+/// video only the last of its `ft` is left.
+Tensor repeat_up(Tensor x, int64_t out, int64_t ft, int64_t fs, bool first) {
+  const int64_t b = x.dim(0), f = x.dim(1), h = x.dim(2), w = x.dim(3), c = x.dim(4), times = out * ft * fs * fs / c;
+  check(times * c == out * ft * fs * fs, Code::invalid_config,
+        "wan vae: {} channels cannot be repeated to blocks of {}x{}x{} of {}", c, ft, fs, fs, out);
+  x = reshape(broadcast_in_dim(x, {b, f, h, w, c, times}, {0, 1, 2, 3, 4}), {b, f, h, w, out, ft, fs, fs});
+  x = reshape(transpose(x, {0, 1, 5, 2, 6, 3, 7, 4}), {b, f * ft, h * fs, w * fs, out});
+  return first ? slice_axis(x, 1, ft - 1, kAll) : x;
+}
+
+/// [B, F, H, W, C] ⇄ [B, F, H/p, W/p, C·p·p]: in the channels, the place across varies slower than the place down.
+Tensor patchify(Tensor x, int64_t p) {
+  const int64_t b = x.dim(0), f = x.dim(1), h = x.dim(2) / p, w = x.dim(3) / p, c = x.dim(4);
+  return reshape(transpose(reshape(x, {b, f, h, p, w, p, c}), {0, 1, 2, 4, 6, 5, 3}), {b, f, h, w, c * p * p});
+}
+Tensor unpatchify(Tensor x, int64_t p) {
+  const int64_t b = x.dim(0), f = x.dim(1), h = x.dim(2), w = x.dim(3), c = x.dim(4) / (p * p);
+  return reshape(transpose(reshape(x, {b, f, h, w, c, p, p}), {0, 1, 2, 6, 3, 5, 4}), {b, f, h * p, w * p, c});
+}
+
+Tensor out(const Scope& s, Tensor h, int64_t channels, FrameMemory& memory) {
+  return conv(s / "conv_out", norm_silu(s / "norm_out", h), channels, memory);
+}
+
+// ---- levels
+
+/// Block by block in one list; then, but on the last level, half the size.
+Tensor encode_levels(const Scope& s, const WanVaeConfig& c, Tensor h, FrameMemory& memory) {
+  int64_t block = 0;
+  double scale = 1;
+  for (size_t level = 0; level < c.dim_mult.size(); ++level, scale /= 2) {
+    const bool attention = std::ranges::find(c.attn_scales, scale) != c.attn_scales.end();
+    for (int64_t i = 0; i < c.num_res_blocks; ++i) {
+      h = resnet(s / block++, h, c.base_dim * c.dim_mult[level], memory);
+      if (attention) h = attend(s / block++, h);
+    }
+    if (level + 1 < c.dim_mult.size()) h = downsample(s / block++, h, c.temperal_downsample[level], memory);
+  }
+  return h;
+}
+
+Tensor encode_residual_levels(const Scope& s, const WanVaeConfig& c, Tensor h, FrameMemory& memory) {
+  for (size_t level = 0; level < c.dim_mult.size(); ++level) {
+    const Scope block = s / static_cast<int64_t>(level);
+    const bool last = level + 1 == c.dim_mult.size(), frames = !last && c.temperal_downsample[level];
+    const int64_t width = c.base_dim * c.dim_mult[level];
+    Tensor shortcut = average_down(h, width, frames ? 2 : 1, last ? 1 : 2);
+    for (int64_t i = 0; i < c.num_res_blocks; ++i) h = resnet(block / "resnets" / i, h, width, memory);
+    if (!last) h = downsample(block / "downsampler", h, frames, memory);
+    h = h + shortcut;
+  }
+  return h;
+}
+
+Tensor decode_levels(const Scope& s, const WanVaeConfig& c, Tensor h, FrameMemory& memory) {
+  const size_t levels = c.dim_mult.size();
+  for (size_t i = 0; i < levels; ++i) {
+    const Scope block = s / static_cast<int64_t>(i);
+    const bool last = i + 1 == levels, frames = !last && c.temperal_downsample[levels - 2 - i];
+    const int64_t width = c.decoder_base_dim * c.dim_mult[levels - 1 - i];
+    Tensor shortcut;
+    if (c.is_residual && !last) shortcut = repeat_up(h, width, frames ? 2 : 1, 2, memory.first());
+    for (int64_t k = 0; k < c.num_res_blocks + 1; ++k) h = resnet(block / "resnets" / k, h, width, memory);
+    if (!last)
+      h = upsample(block / (c.is_residual ? "upsampler" : "upsamplers.0"), h, c.is_residual ? width : width / 2, frames,
+                   memory);
+    if (shortcut) h = h + shortcut;
+  }
+  return h;
+}
+
+}  // namespace
+
+int64_t WanVaeConfig::frame_scale() const { return int64_t{1} << std::ranges::count(temperal_downsample, true); }
+
+WanVaeConfig WanVaeConfig::from_json(const nlohmann::json& config) {
+  ConfigReader r(config, "AutoencoderKLWan config");
+  WanVaeConfig c;
+  c.base_dim = r.get("base_dim", c.base_dim);
+  c.decoder_base_dim = r.get("decoder_base_dim", c.base_dim);
+  c.z_dim = r.get("z_dim", c.z_dim);
+  c.dim_mult = r.get("dim_mult", c.dim_mult);
+  c.num_res_blocks = r.get("num_res_blocks", c.num_res_blocks);
+  c.attn_scales = r.get("attn_scales", c.attn_scales);
+  c.temperal_downsample = r.get("temperal_downsample", c.temperal_downsample);
+  r.neutral("dropout", {0.0});
+  c.latents_mean =
+      r.get<std::vector<double>>("latents_mean", {-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
+                                                  0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921});
+  c.latents_std =
+      r.get<std::vector<double>>("latents_std", {2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743, 3.2687,
+                                                 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160});
+  c.is_residual = r.get("is_residual", c.is_residual);
+  c.in_channels = r.get("in_channels", c.in_channels);
+  c.out_channels = r.get("out_channels", c.out_channels);
+  c.patch_size = r.get("patch_size", c.patch_size);
+  c.scale_factor_temporal = r.get("scale_factor_temporal", c.scale_factor_temporal);
+  c.scale_factor_spatial = r.get("scale_factor_spatial", c.scale_factor_spatial);
+  c.clip_output = r.get("clip_output", c.clip_output);
+  r.finish();
+
+  auto positive = [&](const char* key, int64_t value) {
+    check(value > 0, Code::invalid_config, "{}: '{}' holds {}, expected numbers above 0", r.what(), key, value);
+  };
+  check(!c.dim_mult.empty(), Code::invalid_config, "{}: 'dim_mult' is empty", r.what());
+  for (int64_t m : c.dim_mult) positive("dim_mult", m);
+  positive("base_dim", c.base_dim), positive("decoder_base_dim", c.decoder_base_dim), positive("z_dim", c.z_dim);
+  positive("num_res_blocks", c.num_res_blocks), positive("patch_size", c.patch_size);
+  check(c.temperal_downsample.size() + 1 == c.dim_mult.size(), Code::invalid_config,
+        "{}: 'temperal_downsample' has {} entries, expected {}: one less than 'dim_mult'", r.what(),
+        c.temperal_downsample.size(), c.dim_mult.size() - 1);
+  const int64_t patch = c.patch_size * c.patch_size;
+  auto whole_patches = [&](const char* key, int64_t channels) {
+    check(channels > 0 && channels % patch == 0, Code::invalid_config,
+          "{}: '{}' is {}, expected a multiple of {}, the pixels of a patch", r.what(), key, channels, patch);
+  };
+  whole_patches("in_channels", c.in_channels), whole_patches("out_channels", c.out_channels);
+  return c;
+}
+
+Posterior wan_vae_encode(const Scope& root, const WanVaeConfig& c, Tensor pixels, WanVaeCache* cache) {
+  auto path = root.path_scope();
+  FrameMemory memory(cache ? *cache : WanVaeCache{});
+  const int64_t side = c.downscale(), channels = c.in_channels / (c.patch_size * c.patch_size);
+  const int64_t before = memory.first() ? 1 : 0;
+  check(pixels.rank() == 5 && pixels.dim(-1) == channels && pixels.dim(2) % side == 0 && pixels.dim(3) % side == 0 &&
+            (pixels.dim(1) - before) % c.frame_scale() == 0,
+        Code::invalid_graph,
+        "wan vae: pixels are {}, expected [B, F, H, W, {}] with F {}a multiple of {} and H and W multiples of {}",
+        to_string(pixels.shape()), channels, before ? "one more than " : "", c.frame_scale(), side);
+  const Scope s = root / "encoder";
+  Tensor h = conv(s / "conv_in", cast(patchify(pixels, c.patch_size), s.dtype()), c.base_dim, memory);
+  h = (c.is_residual ? encode_residual_levels : encode_levels)(s / "down_blocks", c, h, memory);
+  h = out(s, mid(s / "mid_block", h, memory), 2 * c.z_dim, memory);
+  h = cast(pointwise(root / "quant_conv", h, 2 * c.z_dim), DType::f32);
+  if (cache) *cache = memory.kept();
+  return {.mean = slice_axis(h, -1, 0, c.z_dim), .logvar = clamp(slice_axis(h, -1, c.z_dim, 2 * c.z_dim), -30, 20)};
+}
+
+Tensor wan_vae_decode(const Scope& root, const WanVaeConfig& c, Tensor latents, WanVaeCache* cache) {
+  auto path = root.path_scope();
+  FrameMemory memory(cache ? *cache : WanVaeCache{});
+  check(latents.rank() == 5 && latents.dim(-1) == c.z_dim, Code::invalid_graph,
+        "wan vae: latents are {}, expected [B, F, h, w, {}]", to_string(latents.shape()), c.z_dim);
+  const Scope s = root / "decoder";
+  Tensor h = pointwise(root / "post_quant_conv", cast(latents, s.dtype()), c.z_dim);
+  h = conv(s / "conv_in", h, c.decoder_base_dim * c.dim_mult.back(), memory);
+  h = decode_levels(s / "up_blocks", c, mid(s / "mid_block", h, memory), memory);
+  h = cast(unpatchify(out(s, h, c.out_channels, memory), c.patch_size), DType::f32);
+  if (cache) *cache = memory.kept();
+  return c.clip_output ? clamp(h, -1, 1) : h;
+}
+
+void trace_wan_vae(const Scope& s, const WanVaeConfig& c) {
+  const int64_t side = c.downscale(), channels = c.in_channels / (c.patch_size * c.patch_size);
+  // The first frame alone does not go through the convolutions over time.
+  const Shape pixels{DType::f32, {1, 1 + c.frame_scale(), side, side, channels}};
+  wan_vae_decode(s, c, wan_vae_encode(s, c, full(s.graph(), 0, pixels)).mean);
+}
+
+}  // namespace md

@@ -1,0 +1,45 @@
+#include "maxdiffusion/nn/causal.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md::nn {
+namespace {
+
+Tensor zero_frames(Tensor x, int64_t n) {
+  Dims dims = x.dims();
+  dims[1] = n;
+  return full(x.graph(), 0, {x.dtype(), dims});
+}
+
+}  // namespace
+
+Tensor FrameMemory::recall(Tensor x, int64_t n) {
+  if (n == 0) return x;
+  Tensor seen = x;
+  if (!first()) {
+    check(after_.size() < before_.size(), Code::invalid_graph,
+          "a chunk of frames asks for more than the {} arrays that the chunk before it left", before_.size());
+    seen = concatenate({before_[after_.size()], x}, 1);
+  }
+  const int64_t frames = seen.dim(1);
+  Tensor last = slice_axis(seen, 1, std::max<int64_t>(frames - n, 0), std::numeric_limits<int64_t>::max());
+  after_.push_back(frames >= n ? last : concatenate({zero_frames(x, n - frames), last}, 1));
+  return seen;
+}
+
+void FrameMemory::start(Tensor x, int64_t n) { after_.push_back(zero_frames(x, n)); }
+
+Tensor causal_conv3d(const Scope& s, Tensor x, const CausalConvOptions& o, FrameMemory& memory) {
+  const int64_t back = o.kernel[0] - 1, high = o.kernel[1] / 2, wide = o.kernel[2] / 2;
+  const bool first = memory.first();
+  return conv3d(
+      s, memory.recall(x, back),
+      {.out = o.out, .kernel = o.kernel, .pad_low = {first ? back : 0, high, wide}, .pad_high = {0, high, wide}});
+}
+
+}  // namespace md::nn
