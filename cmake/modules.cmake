@@ -247,3 +247,7 @@ endif()
 add_executable(model_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/model_bench.cc)
 target_link_libraries(model_bench PRIVATE md_train)
 target_compile_definitions(model_bench PRIVATE MD_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+
+# A video autoencoder; see bench/video.py.
+add_executable(video_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/video_bench.cc)
+target_link_libraries(video_bench PRIVATE md_encoders)

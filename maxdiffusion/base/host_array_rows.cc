@@ -44,6 +44,30 @@ void set_rows(HostArray& whole, int64_t from, const HostArray& part) {
   std::memcpy(whole.mutable_data() + static_cast<size_t>(from) * row, part.data(), static_cast<size_t>(n) * row);
 }
 
+HostArray block(const HostArray& a, int64_t row, int64_t rows, int64_t from, int64_t count) {
+  Dims dims = a.dims();
+  const int64_t n = dims[0], length = dims[1];
+  dims[0] = rows, dims[1] = count;
+  HostArray out(Shape{a.dtype(), dims});
+  const size_t element = a.bytes() / static_cast<size_t>(n * length);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t k = 0; k < count; ++k)
+      std::memcpy(
+          out.mutable_data() + static_cast<size_t>(i * count + k) * element,
+          a.data() + static_cast<size_t>(std::min(row + i, n - 1) * length + std::min(from + k, length - 1)) * element,
+          element);
+  return out;
+}
+
+void set_block(HostArray& whole, int64_t row, int64_t from, const HostArray& part) {
+  const int64_t length = whole.dims()[1], count = part.dims()[1];
+  const int64_t rows = std::min(part.dims()[0], whole.dims()[0] - row), kept = std::min(count, length - from);
+  const size_t element = part.bytes() / static_cast<size_t>(part.dims()[0] * count);
+  for (int64_t i = 0; i < rows; ++i)
+    std::memcpy(whole.mutable_data() + static_cast<size_t>((row + i) * length + from) * element,
+                part.data() + static_cast<size_t>(i * count) * element, static_cast<size_t>(kept) * element);
+}
+
 HostArray repeat_rows(const HostArray& a, int64_t times) {
   Dims dims = a.dims();
   const int64_t n = dims[0];

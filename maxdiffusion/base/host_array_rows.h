@@ -9,6 +9,10 @@ namespace md {
 HostArray rows(const HostArray& a, int64_t from, int64_t count);
 /// Writes the rows of `part` into `whole` from row `from`; rows past the end are dropped.
 void set_rows(HostArray& whole, int64_t from, const HostArray& part);
+/// Elements [from, from + count) of axis 1 of the rows [row, row + rows); past the ends the last repeat.
+HostArray block(const HostArray& a, int64_t row, int64_t rows, int64_t from, int64_t count);
+/// Writes `part` into `whole` from row `row` and element `from` of axis 1; what is past the ends is dropped.
+void set_block(HostArray& whole, int64_t row, int64_t from, const HostArray& part);
 /// Every row `times` times in succession.
 HostArray repeat_rows(const HostArray& a, int64_t times);
 /// The shape of `n` such rows in one array.

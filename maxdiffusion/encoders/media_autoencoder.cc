@@ -1,7 +1,10 @@
 #include "maxdiffusion/encoders/media_autoencoder.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/encoders/tiles.h"
 #include "maxdiffusion/mesh/logical_axes.h"
@@ -13,48 +16,107 @@ namespace md {
 Tensor pixels_to_float(Tensor pixels) { return cast(pixels, DType::f32) / 127.5 - 1.0; }
 
 MediaAutoencoder::MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights,
-                                   int64_t batch, const ScopeOptions& scope, const CompileConfig& compile)
+                                   int64_t batch, const ScopeOptions& scope, const CompileConfig& compile,
+                                   MediaChunks chunks)
     : devices_(devices),
       family_(std::move(family)),
       weights_(std::move(weights)),
       batch_(batch),
       scope_(frozen_options(scope)),
-      compile_(compile) {}
+      compile_(compile),
+      chunks_(chunks) {
+  const bool videos = family_->frame_scale() > 0;
+  encoder_ = {.name = "media_encoder",
+              .build = [f = family_, videos](const Models& models, Tensor pixels, MediaState& state) {
+                Tensor x = pixels_to_float(pixels);
+                const Posterior q = videos ? f->encode_chunk(models, x, state) : f->encode_media(models, x);
+                return concatenate({q.mean, q.logvar ? exp(q.logvar * 0.5) : zeros_like(q.mean)}, -1);
+              }};
+  decoder_ = {.name = "media_decoder",
+              .build = [f = family_, videos](const Models& models, Tensor latents, MediaState& state) {
+                return videos ? f->decode_chunk(models, latents, state) : f->decode_media(models, latents);
+              }};
+}
 
-HostArray MediaAutoencoder::run(Direction& direction, const HostArray& input, const char* name, const Build& build) {
-  Shape shape = input.shape();
-  const int64_t n = shape.dims[0];
-  shape.dims[0] = batch_;
-  if (!direction.program || direction.input != shape) {
+HostArray MediaAutoencoder::run(const Direction& direction, Stage& stage, const HostArray& input, ArrayMap* state) {
+  auto name_of = [](size_t i) { return fmt::format("state.{}", i); };
+  if (!stage.program || stage.input != input.shape()) {
     Graph g(devices_.graph_options(&devices_.rules()));
     ParamTable params;
+    const LogicalAxes axes = axis::of_batch(input.dims().size());
     const Models models = [&](const std::string& component) { return Scope(g, params, component, scope_); };
-    g.output("out", build(models, g.input("in", shape, axis::of_batch(shape.dims.size()))));
-    direction = {shape, std::make_unique<Program>(md::compile(devices_, g, compile_, name)), {}};
-    place(devices_, *direction.program, weights_, direction.weights);
+    MediaState memory;
+    for (size_t i = 0; state && state->contains(name_of(i)); ++i)
+      memory.push_back(g.input(name_of(i), state->at(name_of(i)).shape(), axes));
+    const bool goes_on = !memory.empty();
+    g.output("out", direction.build(models, g.input("in", input.shape(), axes), memory));
+    for (size_t i = 0; state && i < memory.size(); ++i) {
+      g.output(name_of(i), memory[i], goes_on ? name_of(i) : "in");
+      if (goes_on) g.alias(name_of(i), name_of(i));
+    }
+    stage = {input.shape(), std::make_unique<Program>(md::compile(devices_, g, compile_, direction.name))};
+    HostArrays missing;
+    for (const auto& [name, a] : weights_)
+      if (!placed_.contains(name)) missing[name] = a;
+    place(devices_, *stage.program, missing, placed_);
   }
+  ArrayMap feed;
+  if (state) feed = std::move(*state);
+  place(devices_, *stage.program, HostArrays{{"in", input}}, feed);
+  ArrayMap results = stage.program->run(feed, placed_);
+  HostArray out = devices_.get(results.at("out"));
+  results.erase("out");
+  if (state) *state = std::move(results);
+  return out;
+}
+
+HostArray MediaAutoencoder::run(Direction& direction, const HostArray& input) {
+  HostArray whole;
+  for (int64_t n = input.dims()[0], from = 0; from < n; from += batch_)
+    add_rows(whole, n, from, run(direction, direction.whole, rows(input, from, batch_), nullptr));
+  return whole;
+}
+
+HostArray MediaAutoencoder::run_chunks(Direction& direction, const HostArray& input, int64_t chunk, int64_t in,
+                                       int64_t out) {
+  const int64_t n = input.dims()[0], frames = input.dims()[1];
+  check(input.dims().size() == 5 && (frames - 1) % in == 0, Code::invalid_config,
+        "autoencoder: {} is not of videos whose frames are one and a multiple of {}", to_string(input.shape()), in);
+  const int64_t latents = (frames - 1) / in;  // after the first
+  if (latents == 0 || chunk < 1) return run(direction, input);
   HostArray whole;
   for (int64_t from = 0; from < n; from += batch_) {
-    ArrayMap feed;
-    place(devices_, *direction.program, HostArrays{{"in", rows(input, from, batch_)}}, feed);
-    add_rows(whole, n, from, devices_.get(direction.program->run(feed, direction.weights).at("out")));
+    ArrayMap state;
+    for (int64_t done = 0; done <= latents; done += done > 0 ? chunk : 1) {
+      const bool first = done == 0;
+      const HostArray part =
+          run(direction, first ? direction.first : direction.next,
+              first ? block(input, from, batch_, 0, 1) : block(input, from, batch_, 1 + (done - 1) * in, chunk * in),
+              &state);
+      if (!whole) {
+        Dims dims = part.dims();
+        dims[0] = n, dims[1] = 1 + latents * out;
+        whole = HostArray(Shape{part.dtype(), dims});
+      }
+      set_block(whole, from, first ? 0 : 1 + (done - 1) * out, part);
+    }
   }
   return whole;
 }
 
 HostArray MediaAutoencoder::encode(const HostArray& pixels) {
-  return run(encoder_, pixels, "media_encoder", [this](const Models& models, Tensor x) {
-    const Posterior q = family_->encode_media(models, pixels_to_float(x));
-    return concatenate({q.mean, q.logvar ? exp(q.logvar * 0.5) : zeros_like(q.mean)}, -1);
-  });
+  if (const int64_t scale = family_->frame_scale(); scale > 0)
+    return run_chunks(encoder_, pixels, chunks_.encode, scale, 1);
+  return run(encoder_, pixels);
 }
 
 HostArray MediaAutoencoder::decode(const HostArray& latents, bool tiled) {
+  if (const int64_t scale = family_->frame_scale(); scale > 0)
+    return run_chunks(decoder_, latents, chunks_.decode, 1, scale);
   const int64_t tile = family_->decoder_tile();
   if (tiled && tile > 0 && std::max(latents.dims()[1], latents.dims()[2]) > tile)
     return decode_in_tiles(latents, tile, family_->downscale(), [this](const HostArray& part) { return decode(part); });
-  return run(decoder_, latents, "media_decoder",
-             [this](const Models& models, Tensor z) { return family_->decode_media(models, z); });
+  return run(decoder_, latents);
 }
 
 }  // namespace md

@@ -1,8 +1,11 @@
-// Media to latent moments and latents to media on the devices: a family's autoencoder, compiled with its weights.
+// Media to latent moments and latents to media on the devices: a family's autoencoder, compiled with its weights. A
+// video goes through two programs, one for its first frame and one for each chunk after it, so that the memory of the
+// devices does not grow with its length.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "maxdiffusion/encoders/text_encoder.h"
 
@@ -11,33 +14,48 @@ namespace md {
 /// u8 [0, 255] → f32 [−1, 1].
 Tensor pixels_to_float(Tensor pixels);
 
+/// Latent frames of a video that are made or decoded at a time, after the first; below 1: all of them at once.
+struct MediaChunks {
+  int64_t encode = 1, decode = 1;
+};
+
 /// Each direction is compiled on first use for `batch` samples at a time. Refers to `devices`. Not thread safe.
 class MediaAutoencoder {
  public:
-  /// `weights`: of the autoencoder, by input name; placed on the devices once for each direction. `scope`: see
-  /// frozen_options.
+  /// `weights`: of the autoencoder, by input name; placed on the devices once. `scope`: see frozen_options.
   MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights, int64_t batch,
-                   const ScopeOptions& scope, const CompileConfig& compile);
-  /// u8 [N, H, W, 3] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
+                   const ScopeOptions& scope, const CompileConfig& compile, MediaChunks chunks = {});
+  /// u8 [N, H, W, 3] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled. Videos:
+  /// [N, F, H, W, 3] → [N, F', h, w, 2C]. Throws invalid_config where F is not 1 + n·Family::frame_scale().
   HostArray encode(const HostArray& pixels);
-  /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error. `tiled`: latents larger than
-  /// Family::decoder_tile are decoded in tiles (tiles.h).
+  /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error; videos: [N, F', h, w, C] →
+  /// [N, F, H, W, 3]. `tiled`: images' latents larger than Family::decoder_tile are decoded in tiles (tiles.h).
   HostArray decode(const HostArray& latents, bool tiled = false);
 
  private:
-  struct Direction {
+  /// A program, made for inputs of one shape.
+  struct Stage {
     Shape input;
     std::unique_ptr<Program> program;
-    ArrayMap weights;
   };
-  using Build = std::function<Tensor(const Models&, Tensor)>;
-  HostArray run(Direction& direction, const HostArray& input, const char* name, const Build& build);
+  struct Direction {
+    std::string name;
+    std::function<Tensor(const Models&, Tensor, MediaState&)> build;
+    Stage whole, first, next;  // media at once; the first and the other chunks of a video
+  };
+  HostArray run(Direction& direction, const HostArray& input);
+  /// `chunk` latent frames at a time, each of which is `in` frames of the input and `out` of the result.
+  HostArray run_chunks(Direction& direction, const HostArray& input, int64_t chunk, int64_t in, int64_t out);
+  /// `state`: what the chunk before left, by name; gets what this one leaves. Null: the media are whole.
+  HostArray run(const Direction& direction, Stage& stage, const HostArray& input, ArrayMap* state);
   const Devices& devices_;
   std::shared_ptr<const Family> family_;
   HostArrays weights_;
   int64_t batch_;
   ScopeOptions scope_;
   CompileConfig compile_;
+  MediaChunks chunks_;
+  ArrayMap placed_;  // weights
   Direction encoder_, decoder_;
 };
 

@@ -27,9 +27,32 @@ std::vector<FamilyClass>& families() {
 
 }  // namespace
 
-Posterior Family::encode_media(const Models&, Tensor pixels) const { return {cast(pixels, DType::f32), {}}; }
+MediaSize Family::media_size(const Dims& latent) const {
+  const int64_t down = downscale(), frames = frame_scale();
+  if (frames == 0) return {latent[0] * down, latent[1] * down};
+  return {latent[1] * down, latent[2] * down, 1 + (latent[0] - 1) * frames};
+}
 
-Tensor Family::decode_media(const Models&, Tensor latents) const { return cast(latents, DType::f32); }
+Dims Family::pixel_dims(const MediaSize& size) const {
+  if (frame_scale() == 0) return {size.height, size.width, 3};
+  return {size.frames, size.height, size.width, 3};
+}
+
+Posterior Family::encode_media(const Models& models, Tensor pixels) const {
+  MediaState whole;
+  return encode_chunk(models, pixels, whole);
+}
+
+Tensor Family::decode_media(const Models& models, Tensor latents) const {
+  MediaState whole;
+  return decode_chunk(models, latents, whole);
+}
+
+Posterior Family::encode_chunk(const Models&, Tensor pixels, MediaState&) const {
+  return {cast(pixels, DType::f32), {}};
+}
+
+Tensor Family::decode_chunk(const Models&, Tensor latents, MediaState&) const { return cast(latents, DType::f32); }
 
 nlohmann::json Family::fitted_autoencoder(nlohmann::json config, const HostArray&) const { return config; }
 

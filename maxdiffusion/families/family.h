@@ -38,6 +38,9 @@ struct Field {
 struct MediaSize {
   int64_t height = 0, width = 0, frames = 1;
 };
+/// What the layers of an autoencoder keep between the chunks of one video, each [B, …] with as many axes as the pixels;
+/// nothing before the first chunk.
+using MediaState = std::vector<Tensor>;
 /// Sizes that some denoisers are conditioned on, in pixels: height and width of the image before cropping, top and left
 /// of the crop, height and width wanted.
 struct SizeHints {
@@ -80,18 +83,29 @@ class Family {
   /// Sizes of the latents of one sample of this size. Throws invalid_config for a size that the models cannot take.
   virtual Dims latent_dims(const MediaSize& size) const = 0;
   /// The size of media whose latents have these sizes.
-  virtual MediaSize media_size(const Dims& latent) const { return {latent[0] * downscale(), latent[1] * downscale()}; }
+  virtual MediaSize media_size(const Dims& latent) const;
   /// Pixels on the side of one latent cell.
   virtual int64_t downscale() const { return 1; }
+  /// 0: media are images, without an axis of frames. Above: they are videos, whose latents have one frame for the first
+  /// and one for each `frame_scale` further frames.
+  virtual int64_t frame_scale() const { return 0; }
+  /// Of the pixels of one sample: [H, W, 3], or [F, H, W, 3].
+  Dims pixel_dims(const MediaSize& size) const;
   /// Both sides of training images are multiples of this, because the autoencoder and the denoiser halve them.
   virtual int64_t size_multiple() const { return downscale(); }
   /// Side of the largest latents, in cells, that the decoder was made for; 0: any size. See encoders/tiles.h.
   virtual int64_t decoder_tile() const { return 0; }
-  /// pixels: [B, H, W, 3] in [−1, 1] → mean and log-variance of their latents, unscaled. Without a log-variance the
+  /// pixels: [B] + pixel_dims in [−1, 1] → mean and log-variance of their latents, unscaled. Without a log-variance the
   /// latents are the mean.
   virtual Posterior encode_media(const Models& models, Tensor pixels) const;
-  /// Latents, unscaled → [B, H, W, 3] f32.
+  /// Latents, unscaled → [B] + pixel_dims, f32.
   virtual Tensor decode_media(const Models& models, Tensor latents) const;
+  /// Videos: encode_media of the next frames of one that is given in chunks, which together give what the whole gives.
+  /// `state` holds what the chunk before left, and gets what this one leaves, of the same shapes. The first chunk has
+  /// one frame or more, as a whole video; later ones have n·frame_scale(), and n latent frames.
+  virtual Posterior encode_chunk(const Models& models, Tensor pixels, MediaState& state) const;
+  /// The same of decode_media: the first chunk has one latent frame or more.
+  virtual Tensor decode_chunk(const Models& models, Tensor latents, MediaState& state) const;
   /// How latents are scaled for the denoiser.
   virtual LatentScale latent_scale() const { return {}; }
   /// For an autoencoder just trained: its config.json with the scale measured on these moments ([N, …, 2C], unscaled).

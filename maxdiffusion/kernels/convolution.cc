@@ -1,7 +1,8 @@
-// Convolution in two dimensions and its gradients on the CPU, through oneDNN: channels last, weights as PyTorch keeps
-// them. Each oneDNN call uses one thread; work is split over the plugin's threads by images, or by rows of images where
-// there are fewer images than threads. Windows of several pixels read and write copies in blocks of channels: oneDNN's
-// loops over channels-last arrays are two to six times as slow where rows are long, and the copies cost 1 to 2 %.
+// Convolution in two and three dimensions and its gradients on the CPU, through oneDNN: channels last, weights as
+// PyTorch keeps them. Each oneDNN call uses one thread; work is split over the plugin's threads by images (videos), or
+// by rows of images (of all frames) where there are fewer images than threads. Windows of several pixels read and write
+// copies in blocks of channels: oneDNN's loops over channels-last arrays are two to six times as slow where rows are
+// long, and the copies cost 1 to 2 %.
 
 #include <oneapi/dnnl/dnnl.hpp>
 
@@ -31,21 +32,28 @@ enum class Kind { forward, input_grad, weight_grad };
 /// y = conv(x, w): everything that compiled code depends on.
 struct Problem {
   Kind kind;
-  int64_t batch, height, width, in, out, kernel_h, kernel_w, stride_h, stride_w, top, bottom, left, right;
+  int64_t batch, depth, height, width, in, out, kernel_d, kernel_h, kernel_w, stride_d, stride_h, stride_w;
+  int64_t front, back, top, bottom, left, right;
+  // Rows in memory from one frame to the next, of which these are some; 0 where images have one frame.
+  int64_t x_rows = 0, y_rows = 0;
   auto operator<=>(const Problem&) const = default;
+  bool flat() const { return depth * kernel_d == 1; }  // two dimensions
+  int64_t out_depth() const { return (depth + front + back - kernel_d) / stride_d + 1; }
   int64_t out_height() const { return (height + top + bottom - kernel_h) / stride_h + 1; }
   int64_t out_width() const { return (width + left + right - kernel_w) / stride_w + 1; }
   int64_t x_row() const { return width * in; }
   int64_t y_row() const { return out_width() * out; }
-  int64_t weights() const { return out * in * kernel_h * kernel_w; }
-  /// Floats of x and y of one image.
-  int64_t image() const { return height * x_row() + out_height() * y_row(); }
+  int64_t weights() const { return out * in * kernel_d * kernel_h * kernel_w; }
+  /// Floats of one image.
+  int64_t x_image() const { return depth * height * x_row(); }
+  int64_t y_image() const { return out_depth() * out_height() * y_row(); }
+  int64_t image() const { return x_image() + y_image(); }
 };
 
 /// Floats of x and y that one call of oneDNN should copy at most.
 constexpr int64_t kCopied = 1 << 23;
 
-/// Some images, or some rows of one, as a problem of its own.
+/// Some images, or some rows of one in all of its frames, as a problem of its own.
 struct Part {
   Problem problem;
   int64_t image, x_row, y_row;  // where it starts
@@ -71,6 +79,7 @@ Part rows_of_input(const Problem& p, int64_t image, int64_t first, int64_t last)
   Part part = rows(p, image, std::min(begin, end - 1), end);
   part.keep_from = first;
   part.keep_to = last;
+  if (!p.flat()) part.problem.x_rows = part.problem.height;  // in memory of its own
   return part;
 }
 
@@ -101,10 +110,6 @@ dnnl::engine& engine() {
   return cpu;
 }
 
-memory::desc plain_weights(const Problem& p) {
-  return {{p.out, p.in, p.kernel_h, p.kernel_w}, memory::data_type::f32, memory::format_tag::oihw};
-}
-
 /// Compiled code of a problem, which wants arrays in layouts of its own.
 struct Code {
   struct Operand {
@@ -125,12 +130,26 @@ Code compile(const Problem& p) {
   constexpr auto kFloat = memory::data_type::f32;
   constexpr auto kDirect = dnnl::algorithm::convolution_direct;
   constexpr auto kAny = memory::format_tag::any;
-  const memory::dims stride = {p.stride_h, p.stride_w}, low = {p.top, p.left}, high = {p.bottom, p.right};
-  const memory::dims x_dims = {p.batch, p.in, p.height, p.width}, w_dims = {p.out, p.in, p.kernel_h, p.kernel_w},
-                     y_dims = {p.batch, p.out, p.out_height(), p.out_width()};
-  const memory::desc plain_x(x_dims, kFloat, memory::format_tag::nhwc),
-      plain_w = plain_weights(p), plain_y(y_dims, kFloat, memory::format_tag::nhwc), w(w_dims, kFloat, kAny);
-  const bool point = p.kernel_h * p.kernel_w == 1;
+  // All of three dimensions; where there is one frame, without the first.
+  auto axes = [&p](memory::dims d, size_t first) {
+    if (p.flat()) d.erase(d.begin() + static_cast<std::ptrdiff_t>(first));
+    return d;
+  };
+  const memory::dims stride = axes({p.stride_d, p.stride_h, p.stride_w}, 0), low = axes({p.front, p.top, p.left}, 0),
+                     high = axes({p.back, p.bottom, p.right}, 0);
+  const memory::dims x_dims = axes({p.batch, p.in, p.depth, p.height, p.width}, 2),
+                     w_dims = axes({p.out, p.in, p.kernel_d, p.kernel_h, p.kernel_w}, 2),
+                     y_dims = axes({p.batch, p.out, p.out_depth(), p.out_height(), p.out_width()}, 2);
+  // Channels last; frames may be further apart than their rows here.
+  auto channels_last = [&](const memory::dims& dims, int64_t frames, int64_t rows, int64_t row, int64_t channels) {
+    if (p.flat()) return memory::desc(dims, kFloat, memory::format_tag::nhwc);
+    return memory::desc(dims, kFloat, memory::dims{frames * rows * row, 1, rows * row, row, channels});
+  };
+  const memory::desc plain_x = channels_last(x_dims, p.depth, p.x_rows, p.x_row(), p.in),
+                     plain_y = channels_last(y_dims, p.out_depth(), p.y_rows, p.y_row(), p.out),
+                     plain_w(w_dims, kFloat, p.flat() ? memory::format_tag::oihw : memory::format_tag::oidhw),
+                     w(w_dims, kFloat, kAny);
+  const bool point = p.kernel_d * p.kernel_h * p.kernel_w == 1;
   const memory::desc x = point ? plain_x : memory::desc(x_dims, kFloat, kAny),
                      y = point ? plain_y : memory::desc(y_dims, kFloat, kAny);
   dnnl::primitive_attr attributes;
@@ -226,8 +245,8 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, flo
     const Part& part = parts[static_cast<size_t>(i)];
     const Problem& own = part.problem;
     const Code& code = *codes[static_cast<size_t>(i)];
-    float* y_part = y + (part.image * p.out_height() + part.y_row) * p.y_row();
-    float* image = x + part.image * p.height * p.x_row();
+    float* y_part = y + part.image * p.y_image() + part.y_row * p.y_row();
+    float* image = x + part.image * p.x_image();
     const bool whole = own.height == p.height && part.keep_from == 0 && part.keep_to == p.height;
     if (p.kind == Kind::forward || whole) {
       execute(own, code, image + part.x_row * p.x_row(), weights[static_cast<size_t>(i)], y_part);
@@ -235,13 +254,16 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, flo
     }
     // The part's x overlaps its neighbours': only its own rows are kept, zeros where no output sees them.
     thread_local Scratch rows;
-    float* own_x = rows.floats(own.height * p.x_row());
+    float* own_x = rows.floats(own.x_image());
     execute(own, code, own_x, weights[static_cast<size_t>(i)], y_part);
     const int64_t from = std::clamp(part.x_row, part.keep_from, part.keep_to);
     const int64_t to = std::clamp(part.x_row + own.height, from, part.keep_to);
-    std::fill(image + part.keep_from * p.x_row(), image + from * p.x_row(), 0.0f);
-    std::copy(own_x + (from - part.x_row) * p.x_row(), own_x + (to - part.x_row) * p.x_row(), image + from * p.x_row());
-    std::fill(image + to * p.x_row(), image + part.keep_to * p.x_row(), 0.0f);
+    for (int64_t d = 0; d < p.depth; ++d, image += p.height * p.x_row(), own_x += own.height * p.x_row()) {
+      std::fill(image + part.keep_from * p.x_row(), image + from * p.x_row(), 0.0f);
+      std::copy(own_x + (from - part.x_row) * p.x_row(), own_x + (to - part.x_row) * p.x_row(),
+                image + from * p.x_row());
+      std::fill(image + to * p.x_row(), image + part.keep_to * p.x_row(), 0.0f);
+    }
   });
 }
 
@@ -268,8 +290,8 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, fl
       thread_local Scratch gradient, plain;
       float* own_w = gradient.floats(floats_in(code.w.own));
       const int64_t image = part.image + done;
-      execute(own, code, x + (image * p.height + part.x_row) * p.x_row(), own_w,
-              y + (image * p.out_height() + part.y_row) * p.y_row());
+      execute(own, code, x + image * p.x_image() + part.x_row * p.x_row(), own_w,
+              y + image * p.y_image() + part.y_row * p.y_row());
       float* to = done ? plain.floats(p.weights()) : sum;
       reorder(code.w.reorder, code.w.own, own_w, code.w.plain, to);
       if (done)
@@ -285,9 +307,11 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, fl
   });
 }
 
+using F32 = ffi::Buffer<ffi::F32>;
+
 template <Kind kKind>
-ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> first, ffi::BufferR4<ffi::F32> second,
-                              ffi::Result<ffi::BufferR4<ffi::F32>> result, ffi::Span<const int64_t> window) {
+ffi::Error convolution_kernel(ffi::ThreadPool pool, F32 first, F32 second, ffi::Result<F32> result,
+                              ffi::Span<const int64_t> window) {
   Span span("convolution");
   struct Array {
     ffi::Span<const int64_t> dims;
@@ -298,11 +322,31 @@ ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> firs
   const Array& x = kKind == Kind::input_grad ? c : a;
   const Array& w = kKind == Kind::weight_grad ? c : b;
   const Array& y = kKind == Kind::forward ? c : kKind == Kind::input_grad ? a : b;
-  if (window.size() != 6) return ffi::Error::InvalidArgument("md_convolution: window is not six numbers");
-  const Problem p{kKind,     x.dims[0], x.dims[1], x.dims[2], x.dims[3], w.dims[0], w.dims[2],
-                  w.dims[3], window[0], window[1], window[2], window[3], window[4], window[5]};
-  if (y.dims[0] != p.batch || y.dims[1] != p.out_height() || y.dims[2] != p.out_width() || y.dims[3] != p.out ||
-      w.dims[1] != p.in)
+  const size_t axes = window.size() / 3;
+  if ((axes != 2 && axes != 3) || window.size() != 3 * axes || x.dims.size() != axes + 2 || w.dims.size() != axes + 2 ||
+      y.dims.size() != axes + 2)
+    return ffi::Error::InvalidArgument("md_convolution: x, w, y and window are not of two or three axes");
+  // Along an axis, counted from the last.
+  struct Line {
+    int64_t x = 1, kernel = 1, y = 1, stride = 1, low = 0, high = 0;
+  };
+  auto line = [&](size_t from_last) -> Line {
+    if (from_last > axes) return {};
+    const size_t i = axes - from_last;
+    return {x.dims[i + 1], w.dims[i + 2], y.dims[i + 1], window[i], window[axes + 2 * i], window[axes + 2 * i + 1]};
+  };
+  Line d = line(3), h = line(2), v = line(1);
+  int64_t batch = x.dims[0], y_batch = y.dims[0];
+  if (d.kernel == 1 && d.stride == 1 && d.low + d.high == 0) {  // frames are images
+    batch *= d.x, y_batch *= d.y;
+    d = {};
+  }
+  Problem p{kKind,    batch,    d.x,      h.x,      v.x,      x.dims[axes + 1], w.dims[0],
+            d.kernel, h.kernel, v.kernel, d.stride, h.stride, v.stride,         d.low,
+            d.high,   h.low,    h.high,   v.low,    v.high};
+  if (!p.flat()) p.x_rows = h.x, p.y_rows = h.y;
+  if (y_batch != batch || d.y != p.out_depth() || h.y != p.out_height() || v.y != p.out_width() ||
+      y.dims[axes + 1] != p.out || w.dims[1] != p.in)
     return ffi::Error::InvalidArgument("md_convolution: sizes of x, w and y do not agree");
   try {
     (kKind == Kind::weight_grad ? run_weights : run_images)(pool, p, x.data, w.data, y.data);
@@ -313,12 +357,8 @@ ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> firs
 }
 
 auto bind() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::BufferR4<ffi::F32>>()
-      .Arg<ffi::BufferR4<ffi::F32>>()
-      .Ret<ffi::BufferR4<ffi::F32>>()
-      .Attr<ffi::Span<const int64_t>>("window");
+  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Arg<F32>().Ret<F32>().Attr<ffi::Span<const int64_t>>(
+      "window");
 }
 XLA_FFI_DEFINE_HANDLER(kForward, convolution_kernel<Kind::forward>, bind());
 XLA_FFI_DEFINE_HANDLER(kInputGrad, convolution_kernel<Kind::input_grad>, bind());

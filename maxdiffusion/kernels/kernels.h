@@ -31,10 +31,10 @@ inline constexpr const char* kAdamwKernel = "md_adamw";
 ///   results   n averages
 inline constexpr const char* kMovingAverageKernel = "md_moving_average";
 
-/// Convolution over two spatial axes and its gradients, f32.
-///   operands, result  of md_convolution: x [B, H, W, Ci], w [Co, Ci, kh, kw] → y [B, H', W', Co]
+/// Convolution over two or three spatial axes and its gradients, f32.
+///   operands, result  of md_convolution: x [B, (F,) H, W, Ci], w [Co, Ci, (kf,) kh, kw] → y [B, (F',) H', W', Co]
 ///                     of md_convolution_input_grad: dy, w → dx     of md_convolution_weight_grad: x, dy → dw
-///   attribute window  i64[6]: strides down and across; zeros above, below, left, right
+///   attribute window  i64[6 or 9]: the stride of each axis; then zeros before and after, axis by axis
 /// Results are reproducible to the bit on one machine with one number of threads; other numbers may round differently.
 inline constexpr const char* kConvolutionKernel = "md_convolution";
 inline constexpr const char* kConvolutionInputGradKernel = "md_convolution_input_grad";

@@ -121,7 +121,7 @@ struct PrintCall {
   Value (*by_compiler)(EmitCtx&);  // as stablehlo.convolution
 };
 
-/// The CPU kernel does two axes and one group, nothing dilated or cropped, some input in every window.
+/// The CPU kernel does two or three axes and one group, nothing dilated or cropped, some input in every window.
 const char* cpu_kernel_refuses(const PrintCall& p) {
   auto all = [](const Dims& d, auto holds) { return std::all_of(d.begin(), d.end(), holds); };
   auto is_one = [](int64_t d) { return d == 1; };
@@ -129,10 +129,10 @@ const char* cpu_kernel_refuses(const PrintCall& p) {
   const ConvOptions& o = p.options;
   const DType type = p.c.out().dtype;
   if (!p.c.options().cpu_kernels || (type != DType::f32 && type != DType::bf16)) return kNotForCpuKernels;
-  if (o.stride.size() != 2 || o.groups != 1) return "there are other than two axes, or groups";
+  if (o.stride.size() < 2 || o.groups != 1) return "there is one axis, or groups";
   if (!all(o.lhs_dilation, is_one) || !all(o.rhs_dilation, is_one)) return "something is dilated";
   if (!all(o.pad_low, not_negative) || !all(o.pad_high, not_negative)) return "something is cropped";
-  for (size_t i = 0; i < 2; ++i)
+  for (size_t i = 0; i < o.stride.size(); ++i)
     if (o.pad_low[i] >= p.w[i + 2] || o.pad_high[i] >= p.w[i + 2]) return "a window sees no input";
   return nullptr;
 }
@@ -144,10 +144,11 @@ Value print_cpu_kernel(const PrintCall& p) {
   auto as = [&](DType to, const Value& v) {
     return v.shape.dtype == to ? v : p.c.emit("stablehlo.convert", {v}, {to, v.shape.dims});
   };
+  Dims window = o.stride;
+  for (size_t i = 0; i < o.stride.size(); ++i) window.insert(window.end(), {o.pad_low[i], o.pad_high[i]});
   const CustomCall call{.target = p.cpu_kernel,
                         .results = {Shape{DType::f32, p.c.out().dims}},
-                        .backend_config = "window = " + mlir_array({o.stride[0], o.stride[1], o.pad_low[0],
-                                                                    o.pad_high[0], o.pad_low[1], o.pad_high[1]})};
+                        .backend_config = "window = " + mlir_array(window)};
   return as(type, emit_custom_call(p.c, {as(DType::f32, p.c.in(0)), as(DType::f32, p.c.in(1))}, call)[0]);
 }
 

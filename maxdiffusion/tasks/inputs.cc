@@ -24,8 +24,7 @@ Tensor draw(Tensor mean, Tensor deviation, Rng rng) {
 class Pixels final : public MediaInput {
  public:
   std::vector<BatchField> fields(const Family& family, const InputSizes& s) const override {
-    const int64_t down = family.downscale();
-    return {{"pixels", {DType::u8, {s.batch, s.latent[0] * down, s.latent[1] * down, 3}}}};
+    return {batch_field(s.batch, {"pixels", {DType::u8, family.pixel_dims(family.media_size(s.latent))}})};
   }
   Tensor read(const Family& family, const Models& models, const Feed& feed, Rng rng) const override {
     const Posterior q = family.encode_media(models, pixels_to_float(feed.at("pixels")));

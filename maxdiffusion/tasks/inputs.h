@@ -23,7 +23,7 @@ class MediaInput {
   /// Scaled latents, f32 [B, …].
   virtual Tensor read(const Family& family, const Models& models, const Feed& feed, Rng rng) const = 0;
 };
-/// pixels, u8 [B, H, W, 3]: the autoencoder runs in the step.
+/// pixels, u8 [B] + Family::pixel_dims: the autoencoder runs in the step.
 std::shared_ptr<const MediaInput> pixels_input();
 /// moments, f32 [B, …, 2C]: means and deviations, scaled; a latent is drawn in the step.
 std::shared_ptr<const MediaInput> moments_input();

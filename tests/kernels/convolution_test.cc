@@ -40,6 +40,25 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{{1, 32, 32, 3}, {64, 3, 16, 16}, window({16, 16}, {0, 0}, {0, 0})},  // patches
                     Case{{5, 8, 8, 4}, {320, 4, 3, 3}, kSame}));
 
+// Zeros before the first frame only, as video models have them, and other windows.
+const ConvOptions kCausal = window({1, 1, 1}, {2, 1, 1}, {0, 1, 1}), kValid = window({1, 1, 1}, {0, 1, 1}, {0, 1, 1});
+
+INSTANTIATE_TEST_SUITE_P(
+    Videos, Convolution,
+    testing::Values(
+        Case{{1, 4, 16, 12, 32}, {32, 32, 3, 3, 3}, kCausal},  // one video: split by rows
+        Case{{3, 5, 7, 5, 4}, {6, 4, 3, 3, 3}, kCausal},       // odd everywhere
+        Case{{1, 1, 9, 8, 16}, {24, 16, 3, 3, 3}, kCausal},    // one frame behind two of zeros
+        Case{{1, 3, 33, 8, 16}, {16, 16, 3, 3, 3}, kValid},    // one frame of three
+        Case{{2, 6, 6, 4, 3}, {8, 3, 3, 3, 3}, kValid},
+        Case{{1, 4, 1, 6, 8}, {8, 8, 3, 3, 3}, kCausal},                                      // one row cannot be split
+        Case{{1, 5, 10, 6, 8}, {16, 8, 3, 1, 1}, window({1, 1, 1}, {2, 0, 0}, {0, 0, 0})},    // over time
+        Case{{1, 7, 10, 6, 8}, {8, 8, 3, 1, 1}, window({2, 1, 1}, {0, 0, 0}, {0, 0, 0})},     // halving it
+        Case{{1, 6, 10, 6, 8}, {8, 8, 3, 1, 1}, window({2, 1, 1}, {0, 0, 0}, {0, 0, 0})},     // a frame unseen
+        Case{{2, 5, 12, 9, 3}, {5, 3, 2, 1, 2}, window({2, 3, 2}, {1, 0, 1}, {0, 0, 0})},     // rows unseen
+        Case{{1, 3, 8, 12, 4}, {16, 4, 1, 2, 2}, window({1, 2, 2}, {0, 0, 0}, {0, 0, 0})},    // frames are images
+        Case{{1, 4, 8, 12, 4}, {16, 4, 2, 2, 2}, window({2, 2, 2}, {0, 0, 0}, {0, 0, 0})}));  // patches
+
 TEST(ConvolutionInBf16, IsWidenedForTheKernel) {
   expect_agreement([](const std::vector<Tensor>& in) { return std::vector{conv(in[0], in[1], kSame)}; },
                    {normal({DType::bf16, {2, 9, 8, 16}}, 1), normal({DType::bf16, {8, 16, 3, 3}}, 2)}, 4e-3,
