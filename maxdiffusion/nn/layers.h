@@ -31,8 +31,8 @@ Tensor conv2d(const Scope& s, Tensor x, Conv2dOptions o);
 Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const std::string& activation = "");
 /// Over the last axis. `affine`: weight, bias [C].
 Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine = true);
-/// x / sqrt(mean(x²) + eps) · weight over the last axis.
-Tensor rms_norm(const Scope& s, Tensor x, double eps);
+/// x / sqrt(mean(x²) + eps) · weight over the last axis. `axis`: logical axis of the weight [C].
+Tensor rms_norm(const Scope& s, Tensor x, double eps, const std::string& axis = "");
 /// weight: [rows, width]; ids: any integer shape I → I + [width], in the scope's dtype.
 Tensor embedding(const Scope& s, Tensor ids, int64_t rows, int64_t width, Init init = init::normal(0.02));
 /// Sinusoids of `t` [B] → [B, dim] f32: half = dim/2, f_i = exp(−ln(max_period)·i/(half − shift)); cos first if `flip`.
@@ -51,5 +51,11 @@ Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x);
 /// Each block is a checkpoint region (remat above). A repeat inside a stacked block is written out.
 using Block = std::function<Tensor(const Scope&, Tensor)>;
 Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block);
+/// The same, of blocks that take row i of every tensor of `stacked` [n, …] besides.
+using BlockOfRows = std::function<Tensor(const Scope&, Tensor, const std::vector<Tensor>& rows)>;
+Tensor repeat(const Scope& s, int64_t n, Tensor x, const std::vector<Tensor>& stacked, const BlockOfRows& block);
+/// f of the scopes of the same `n` blocks: each of its results [..], of all blocks, as [n, ..].
+using LayerResults = std::function<std::vector<Tensor>(const Scope&)>;
+std::vector<Tensor> per_layer(const Scope& s, int64_t n, const LayerResults& f);
 
 }  // namespace md::nn
