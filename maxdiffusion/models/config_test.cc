@@ -8,6 +8,7 @@
 #include "maxdiffusion/models/umt5.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
+#include "maxdiffusion/models/wan_transformer.h"
 
 namespace md {
 namespace {
@@ -124,6 +125,83 @@ TEST(ClipVisionConfig, RefusesOtherModels) {
     EXPECT_NE(message.find("'" + key + "'"), std::string::npos) << message;
   }
   EXPECT_EQ(ClipVisionConfig::from_json({{"patch_size", 14}}).tokens(), 257);
+}
+
+TEST(WanTransformerConfig, HasTheDefaultsOfTheLargestModel) {
+  const auto c = WanTransformerConfig::from_json(json::object());
+  EXPECT_EQ(c.width(), 5120);
+  EXPECT_EQ(c.patch_size, (std::vector<int64_t>{1, 2, 2}));
+  EXPECT_EQ(c.out_channels, 16);
+  EXPECT_FALSE(c.image_dim || c.added_kv_proj_dim || c.pos_embed_seq_len);
+}
+
+TEST(WanTransformerConfig, NullOutChannelsAreThoseOfTheInput) {
+  EXPECT_EQ(WanTransformerConfig::from_json({{"in_channels", 9}, {"out_channels", nullptr}}).out_channels, 9);
+  EXPECT_EQ(WanTransformerConfig::from_json({{"in_channels", 9}}).out_channels, 16);
+}
+
+TEST(WanTransformerConfig, RefusesByNameWhatNoModelCanBe) {
+  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{{"patch_size", {2, 2}},
+                                                                            {"patch_size", {1, 0, 2}},
+                                                                            {"attention_head_dim", 7},
+                                                                            {"num_attention_heads", 0},
+                                                                            {"num_layers", -1},
+                                                                            {"freq_dim", 1},
+                                                                            {"ffn_dim", "wide"},
+                                                                            {"cross_attn_norm", 1},
+                                                                            {"qk_norm", "rms_norm"},
+                                                                            {"eps", -1e-6},
+                                                                            {"added_kv_proj_dim", 5120},
+                                                                            {"pos_embed_seq_len", 514},
+                                                                            {"window_size", {-1, -1}}}) {
+    const std::string message = refusal<WanTransformerConfig>({{key, value}});
+    EXPECT_NE(message.find("'" + key + "'"), std::string::npos) << message;
+  }
+  EXPECT_NE(refusal<WanTransformerConfig>({{"image_dim", 1280}, {"added_kv_proj_dim", 1280}}).find("5120"),
+            std::string::npos);
+}
+
+/// What wan_transformer says of inputs of these sizes.
+std::string refusal_of(const WanTransformerConfig& c, Dims sample, Dims times, Dims text, Dims image = {}) {
+  Graph g;
+  ParamTable table;
+  WanInputs in{.sample = g.input("sample", {DType::f32, std::move(sample)}),
+               .timestep = g.input("t", {DType::f32, std::move(times)}),
+               .text = g.input("text", {DType::f32, std::move(text)})};
+  if (!image.empty()) in.image = g.input("image", {DType::f32, std::move(image)});
+  try {
+    wan_transformer(Scope(g, table, "transformer"), c, in);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_graph);
+    return e.what();
+  }
+  return "accepted";
+}
+
+TEST(WanTransformer, SaysWhichInputIsOfAnotherSize) {
+  WanTransformerConfig c{.num_attention_heads = 1,
+                         .attention_head_dim = 6,
+                         .text_dim = 3,
+                         .freq_dim = 4,
+                         .ffn_dim = 5,
+                         .num_layers = 1,
+                         .rope_max_seq_len = 4};
+  auto says = [](const std::string& message, const char* part) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  says(refusal_of(c, {1, 1, 4, 4, 16}, {1}, {1, 7, 3}), "accepted");
+  says(refusal_of(c, {1, 1, 4, 4, 16}, {1, 4}, {1, 7, 3}), "accepted");
+  says(refusal_of(c, {1, 1, 4, 5, 16}, {1}, {1, 7, 3}), "sample is f32[1,1,4,5,16]");
+  says(refusal_of(c, {1, 1, 4, 4, 36}, {1}, {1, 7, 3}), "expected [B, F, H, W, 16]");
+  says(refusal_of(c, {1, 1, 4, 10, 16}, {1}, {1, 7, 3}), "rope_max_seq_len of this config is 4");
+  says(refusal_of(c, {1, 1, 4, 4, 16}, {1, 5}, {1, 7, 3}), "timestep is f32[1,5]");
+  says(refusal_of(c, {1, 1, 4, 4, 16}, {1}, {1, 7, 4}), "text is f32[1,7,4]");
+  says(refusal_of(c, {1, 1, 4, 4, 16}, {1}, {1, 7, 3}, {1, 2, 3}), "an image is given");
+  c.image_dim = 8;
+  c.pos_embed_seq_len = 514;
+  says(refusal_of(c, {1, 1, 4, 4, 16}, {1}, {1, 7, 3}), "an image is absent");
+  says(refusal_of(c, {1, 1, 4, 4, 16}, {1}, {1, 7, 3}, {1, 257, 8}), "expected [1, 514, 8]");
+  says(refusal_of(c, {1, 1, 4, 4, 16}, {1}, {1, 7, 3}, {1, 514, 8}), "accepted");
 }
 
 }  // namespace

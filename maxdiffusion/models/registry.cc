@@ -8,6 +8,7 @@
 #include "maxdiffusion/models/umt5.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
+#include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_vae.h"
 
 namespace md {
@@ -24,6 +25,7 @@ std::vector<ModelClass>& classes() {
       model_class("CLIPVisionModel", trace_clip_vision),
       model_class("CLIPVisionModelWithProjection", trace_clip_vision),
       model_class("AutoencoderKLWan", trace_wan_vae),
+      model_class("WanTransformer3DModel", trace_wan_transformer),
   };
   return all;
 }

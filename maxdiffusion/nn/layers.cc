@@ -25,6 +25,22 @@ Tensor project(const Scope& s, Tensor x, Tensor weight) {
   return dot(x, weight, {.lhs_contract = {x.rank() - 1}, .rhs_contract = {1}, .precision = s.options().precision});
 }
 
+/// Whether `n` blocks below `s` are one loop. A repeat inside a stacked block is written out.
+bool stacks_layers(const Scope& s, int64_t n) {
+  return s.options().scan_layers && n > 1 && s.path().find('*') == std::string::npos;
+}
+
+/// The scope of the block that `step` visits: its parameters are rows of stacked ones, `s / "*" / …`.
+Scope stacked_layer(const Scope& s, int64_t n, ScanStep& step) {
+  auto row = [&step, n](const Scope& below, Param p) {
+    p.shape.dims.insert(p.shape.dims.begin(), n);
+    p.axes.insert(p.axes.begin(), "");
+    p.stacked = n;
+    return step.slice(below.resolve(std::move(p)));
+  };
+  return (s / "*").with_source(row).in_graph(step.body());
+}
+
 }  // namespace
 
 Tensor linear(const Scope& s, Tensor x, LinearOptions o) {
@@ -119,27 +135,50 @@ Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x) {
 }
 
 Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block) {
-  auto region = [&block](const Scope& b, Tensor y) {
+  return repeat(s, n, x, {}, [&block](const Scope& b, Tensor y, const std::vector<Tensor>&) { return block(b, y); });
+}
+
+Tensor repeat(const Scope& s, int64_t n, Tensor x, const std::vector<Tensor>& stacked, const BlockOfRows& block) {
+  for (Tensor t : stacked)
+    check(t.rank() > 0 && t.dim(0) == n, Code::invalid_graph, "repeat: rows of {} for {} blocks, at {}",
+          to_string(t.shape()), n, s.path());
+  auto region = [&block](const Scope& b, Tensor y, const std::vector<Tensor>& rows) {
     return remat(
-        b, [&](Tensor z) { return block(b, z); }, y);
+        b, [&](Tensor z) { return block(b, z, rows); }, y);
   };
-  const bool stacked = s.options().scan_layers && n > 1 && s.path().find('*') == std::string::npos;
-  if (!stacked) {
-    for (int64_t i = 0; i < n; ++i) x = region(s / i, x);
+  if (!stacks_layers(s, n)) {
+    for (int64_t i = 0; i < n; ++i) {
+      std::vector<Tensor> rows;
+      for (Tensor t : stacked) rows.push_back(squeeze(slice_axis(t, 0, i, i + 1), 0));
+      x = region(s / i, x, rows);
+    }
     return x;
   }
   return scan(n, {x},
               [&](ScanStep& step, const std::vector<Tensor>& carry) -> ScanResult {
-                auto row = [&step, n](const Scope& below, Param p) {
-                  p.shape.dims.insert(p.shape.dims.begin(), n);
-                  p.axes.insert(p.axes.begin(), "");
-                  p.stacked = n;
-                  return step.slice(below.resolve(std::move(p)));
-                };
-                const Scope b = (s / "*").with_source(row).in_graph(step.body());
-                return {.carry = {region(b, carry[0])}, .stacked = {}};
+                std::vector<Tensor> rows;
+                for (Tensor t : stacked) rows.push_back(step.slice(t));
+                return {.carry = {region(stacked_layer(s, n, step), carry[0], rows)}, .stacked = {}};
               })
       .carry[0];
+}
+
+std::vector<Tensor> per_layer(const Scope& s, int64_t n, const LayerResults& f) {
+  if (stacks_layers(s, n))  // a scan needs a carry; this one has nothing to carry
+    return scan(n, {constant(s.graph(), 0)},
+                [&](ScanStep& step, const std::vector<Tensor>& nothing) -> ScanResult {
+                  return {nothing, f(stacked_layer(s, n, step))};
+                })
+        .stacked;
+  std::vector<std::vector<Tensor>> layers;  // of each result
+  for (int64_t i = 0; i < n; ++i) {
+    const std::vector<Tensor> results = f(s / i);
+    layers.resize(results.size());
+    for (size_t k = 0; k < results.size(); ++k) layers[k].push_back(results[k]);
+  }
+  std::vector<Tensor> out;
+  for (const std::vector<Tensor>& of_one : layers) out.push_back(stack(of_one, 0));
+  return out;
 }
 
 }  // namespace md::nn

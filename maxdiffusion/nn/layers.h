@@ -42,8 +42,8 @@ Tensor conv3d(const Scope& s, Tensor x, const Conv3dOptions& o);
 Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const std::string& activation = "");
 /// Over the last axis. `affine`: weight, bias [C].
 Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine = true);
-/// x / sqrt(mean(x²) + eps) · weight over the last axis.
-Tensor rms_norm(const Scope& s, Tensor x, double eps);
+/// x / sqrt(mean(x²) + eps) · weight over the last axis. `axis`: logical axis of the weight [C].
+Tensor rms_norm(const Scope& s, Tensor x, double eps, const std::string& axis = "");
 /// x / max(‖x‖, 1e-12) · sqrt(C) · gamma over the last axis, then the activation of that config name, if any. gamma:
 /// [C] with `ones` more axes of size 1, as it is published for channels first.
 Tensor unit_norm(const Scope& s, Tensor x, int64_t ones, const std::string& activation = "");
@@ -65,5 +65,11 @@ Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x);
 /// Each block is a checkpoint region (remat above). A repeat inside a stacked block is written out.
 using Block = std::function<Tensor(const Scope&, Tensor)>;
 Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block);
+/// The same, of blocks that take row i of every tensor of `stacked` [n, …] besides.
+using BlockOfRows = std::function<Tensor(const Scope&, Tensor, const std::vector<Tensor>& rows)>;
+Tensor repeat(const Scope& s, int64_t n, Tensor x, const std::vector<Tensor>& stacked, const BlockOfRows& block);
+/// f of the scopes of the same `n` blocks: each of its results [..], of all blocks, as [n, ..].
+using LayerResults = std::function<std::vector<Tensor>(const Scope&)>;
+std::vector<Tensor> per_layer(const Scope& s, int64_t n, const LayerResults& f);
 
 }  // namespace md::nn

@@ -135,8 +135,8 @@ constexpr KernelRow<GroupNormCall, Tensor> kGroupNorms[] = {
      [](const GroupNormCall& c) { return activated(c, normalize_groups(c.x, c.w, c.b, c.groups, c.eps)); }},
 };
 
-Tensor f32_param(const Scope& s, const char* name, int64_t width, Init init) {
-  return cast(s.param(name, {width}, {""}, init), DType::f32);
+Tensor f32_param(const Scope& s, const char* name, int64_t width, Init init, const std::string& axis = "") {
+  return cast(s.param(name, {width}, {axis}, init), DType::f32);
 }
 
 }  // namespace
@@ -154,12 +154,10 @@ Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const st
 Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine) {
   auto path = s.path_scope();
   const int64_t width = x.dim(-1);
-  if (!affine) {
-    Tensor v = cast(x, DType::f32);
-    Tensor c = v - mean(v, {-1}, true);
-    return cast(c * rsqrt(mean(square(c), {-1}, true) + eps), x.dtype());
-  }
-  Tensor w = f32_param(s, "weight", width, init::ones()), b = f32_param(s, "bias", width, init::zeros());
+  auto param = [&](const char* name, Init init, double neutral) {
+    return affine ? f32_param(s, name, width, init) : full(x.graph(), neutral, {DType::f32, {width}});
+  };
+  Tensor w = param("weight", init::ones(), 1), b = param("bias", init::zeros(), 0);
   const LayerNormCall call{x, w, b, eps};
   return kernel_for(kLayerNorms, call).build(call);
 }
@@ -175,10 +173,10 @@ Tensor unit_norm(const Scope& s, Tensor x, int64_t ones, const std::string& act)
   return act.empty() ? y : activation(act, y);
 }
 
-Tensor rms_norm(const Scope& s, Tensor x, double eps) {
+Tensor rms_norm(const Scope& s, Tensor x, double eps, const std::string& axis) {
   auto path = s.path_scope();
   Tensor v = cast(x, DType::f32);
-  Tensor y = v * rsqrt(mean(square(v), {-1}, true) + eps) * f32_param(s, "weight", x.dim(-1), init::ones());
+  Tensor y = v * rsqrt(mean(square(v), {-1}, true) + eps) * f32_param(s, "weight", x.dim(-1), init::ones(), axis);
   return cast(y, x.dtype());
 }
 

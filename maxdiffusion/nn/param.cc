@@ -80,11 +80,22 @@ void fill(const Init& init, uint64_t seed, const std::string& name, const Dims& 
 
 namespace init {
 
+namespace {
+double fan_in(const char* init, const Dims& weight) {
+  check(weight.size() >= 2, Code::invalid_graph, "{}: a weight of shape {} has no fan-in", init, to_string(weight));
+  int64_t n = 1;
+  for (size_t i = 1; i < weight.size(); ++i) n *= weight[i];
+  return static_cast<double>(n);
+}
+}  // namespace
+
 Init lecun_normal(const Dims& weight) {
-  check(weight.size() >= 2, Code::invalid_graph, "lecun_normal: a weight of shape {} has no fan-in", to_string(weight));
-  int64_t fan_in = 1;
-  for (size_t i = 1; i < weight.size(); ++i) fan_in *= weight[i];
-  return {Init::Kind::truncated_normal, 1 / std::sqrt(static_cast<double>(fan_in))};
+  return {Init::Kind::truncated_normal, 1 / std::sqrt(fan_in("lecun_normal", weight))};
+}
+
+Init xavier_uniform(const Dims& weight) {
+  const double in = fan_in("xavier_uniform", weight);
+  return uniform(std::sqrt(6 / (in + static_cast<double>(weight[0]))));
 }
 
 }  // namespace init

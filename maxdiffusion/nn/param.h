@@ -32,6 +32,8 @@ inline Init uniform(double bound) { return {Init::Kind::uniform, bound}; }
 /// Truncated normal of variance 1/fan_in (LeCun); fan_in of a PyTorch-layout weight: the product of dims after the
 /// first.
 Init lecun_normal(const Dims& weight);
+/// Uniform of variance 2/(fan_in + fan_out) (Glorot); fan_out is the first dim.
+Init xavier_uniform(const Dims& weight);
 }  // namespace init
 
 struct Param {

@@ -36,6 +36,11 @@ TEST(LecunNormal, HasVarianceOneOverFanInAndIsCutAtTwoSigma) {
 
 TEST(LecunNormal, RefusesAShapeWithoutFanIn) { EXPECT_THROW(init::lecun_normal({5}), Error); }
 
+TEST(XavierUniform, HasVarianceTwoOverBothFans) {
+  EXPECT_EQ(init::xavier_uniform({5, 2, 3}), init::uniform(std::sqrt(6.0 / 11)));
+  EXPECT_THROW(init::xavier_uniform({5}), Error);
+}
+
 TEST(InitialValue, OfAStackedParameterIsThatOfItsLayers) {
   const Init init = init::normal(0.5);
   const HostArray all = initial_value(make("blocks.*.w", {3, 4, 5}, init, 3), 11);

@@ -12,6 +12,7 @@
 #include "maxdiffusion/models/umt5.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
+#include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_vae.h"
 #include "tests/golden/model_case.h"
 
@@ -63,10 +64,33 @@ void trace_umt5_64(const Scope& s, const nlohmann::json& json) {
   umt5(s, Umt5Config::from_json(json), s.graph().input("ids", tokens), s.graph().input("mask", tokens));
 }
 
+void trace_wan(const Scope& s, const nlohmann::json& json, Dims times) {
+  const WanTransformerConfig c = WanTransformerConfig::from_json(json);
+  Graph& g = s.graph();
+  WanInputs in{.sample = g.input("sample", {DType::f32, {1, 2, 8, 12, c.in_channels}}),
+               .timestep = g.input("t", {DType::f32, std::move(times)}),
+               .text = g.input("text", {DType::f32, {1, 512, c.text_dim}})};
+  if (c.image_dim) in.image = g.input("image", {DType::f32, {1, c.pos_embed_seq_len.value_or(257), *c.image_dim}});
+  const WanOutputs out = wan_transformer(s, c, in);
+  EXPECT_EQ(to_string(out.sample.shape()), fmt::format("f32[1,2,8,12,{}]", c.out_channels));
+  EXPECT_EQ(to_string(out.residual.shape()), fmt::format("f32[1,48,{}]", c.width()));
+}
+void trace_wan_of_one_time(const Scope& s, const nlohmann::json& json) { trace_wan(s, json, {1}); }
+void trace_wan_of_times(const Scope& s, const nlohmann::json& json) { trace_wan(s, json, {1, 48}); }
+
+/// Lines of the file; "blocks.{0..29}.x" stands for blocks.0.x to blocks.29.x.
 std::set<std::string> lines_of(const std::string& path) {
   std::istringstream text(read_file(path));
   std::set<std::string> lines;
-  for (std::string line; std::getline(text, line);) lines.insert(line);
+  for (std::string line; std::getline(text, line);) {
+    const size_t open = line.find("{0.."), close = line.find('}');
+    if (open == std::string::npos) {
+      lines.insert(line);
+      continue;
+    }
+    for (int i = 0; i <= std::stoi(line.substr(open + 4)); ++i)
+      lines.insert(line.substr(0, open) + std::to_string(i) + line.substr(close + 1));
+  }
   return lines;
 }
 
@@ -86,16 +110,23 @@ TEST_P(FullSize, HasThePublishedParameters) {
   for (const auto& line : want) EXPECT_TRUE(got.contains(line)) << "missing: " << line;
 }
 
-INSTANTIATE_TEST_SUITE_P(Published, FullSize,
-                         testing::Values(Full{"unet_sdxl", 2567463684, 1680, 145794007040.0, trace_unet},
-                                         Full{"unet_sd15", 859520964, 686, 45846958080.0, trace_unet},
-                                         Full{"unet_sd21", 865910724, 686, 46830981120.0, trace_unet},
-                                         Full{"vae", 83653863, 248, 6958187776.0, trace_vae},
-                                         Full{"clip_l", 123060480, 196, 13298503680.0, trace_clip},
-                                         Full{"clip_bigg", 694659840, 517, 97863106560.0, trace_clip},
-                                         Full{"clip_vision_h", 630766080, 519, 334587658240.0, trace_vision},
-                                         Full{"umt5_xxl", 5680910336, 242, 594316099584.0, trace_umt5_64}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Published, FullSize,
+    testing::Values(Full{"unet_sdxl", 2567463684, 1680, 145794007040.0, trace_unet},
+                    Full{"unet_sd15", 859520964, 686, 45846958080.0, trace_unet},
+                    Full{"unet_sd21", 865910724, 686, 46830981120.0, trace_unet},
+                    Full{"vae", 83653863, 248, 6958187776.0, trace_vae},
+                    Full{"clip_l", 123060480, 196, 13298503680.0, trace_clip},
+                    Full{"clip_bigg", 694659840, 517, 97863106560.0, trace_clip},
+                    Full{"wan21_t2v_1_3b", 1418996800, 825, 278861709312.0, trace_wan_of_one_time},
+                    Full{"wan21_t2v_14b", 14288491584, 1095, 3365816238080.0, trace_wan_of_one_time},
+                    Full{"wan21_i2v_14b", 16394878784, 1303, 4458108026880.0, trace_wan_of_one_time},
+                    Full{"wan21_flf2v_14b", 16395536704, 1304, 5550360494080.0, trace_wan_of_one_time},
+                    Full{"wan22_i2v_a14b", 14288901184, 1095, 3365855559680.0, trace_wan_of_one_time},
+                    Full{"clip_vision_h", 630766080, 519, 334587658240.0, trace_vision},
+                    Full{"umt5_xxl", 5680910336, 242, 594316099584.0, trace_umt5_64},
+                    Full{"wan22_ti2v_5b", 4999787712, 825, 1035554783232.0, trace_wan_of_times}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace md

@@ -15,14 +15,16 @@ tests/golden/full/ gets the published configs with the parameter names and shape
     python tools/golden/models.py [case ...]
 """
 
+import contextlib
 import json
 import pathlib
+import re
 import sys
 
 import diffusers
 import torch
 import transformers
-from diffusers import AutoencoderKL, AutoencoderKLWan, ControlNetModel, UNet2DConditionModel
+from diffusers import AutoencoderKL, AutoencoderKLWan, ControlNetModel, UNet2DConditionModel, WanTransformer3DModel
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock, WanUpsample
 from safetensors.torch import save_file
 from transformers import (CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionConfig,
@@ -191,6 +193,43 @@ CONTROLNETS = {
         global_pool_conditions=True),
 }
 
+# Frames, height and width of the latents, and what the inputs are beside them.
+WANS = {
+    # As text to video has it. A head's features do not divide evenly among frames, rows and columns.
+    "wan_t2v": (
+        dict(num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, text_dim=6, freq_dim=8,
+             ffn_dim=20, num_layers=2),
+        dict(size=(3, 4, 6)),
+    ),
+    # An image with keys and values of its own; the latents carry more channels than the prediction. diffusers finds
+    # the text as the last 512 embeddings.
+    "wan_i2v": (
+        dict(num_attention_heads=1, attention_head_dim=12, in_channels=9, out_channels=4, text_dim=3, freq_dim=6,
+             ffn_dim=16, num_layers=2, image_dim=6, added_kv_proj_dim=12),
+        dict(size=(1, 6, 4), text=512, image=5),
+    ),
+    # Two images, first and last frame, whose embeddings have positions.
+    "wan_flf2v": (
+        dict(num_attention_heads=2, attention_head_dim=6, in_channels=5, out_channels=2, text_dim=3, freq_dim=6,
+             ffn_dim=16, num_layers=1, image_dim=8, added_kv_proj_dim=12, pos_embed_seq_len=6),
+        dict(size=(5, 2, 6), text=512, image=6),
+    ),
+    # A time for each token.
+    "wan_ti2v": (
+        dict(num_attention_heads=2, attention_head_dim=10, in_channels=6, out_channels=6, text_dim=5, freq_dim=8,
+             ffn_dim=12, num_layers=2),
+        dict(size=(2, 6, 4), times="tokens"),
+    ),
+    # The rarer members: patches in time, no norm before cross attention, an image that joins the text, no features of
+    # a head for rows and columns, and a freq_dim that is odd.
+    "wan_mixed": (
+        dict(num_attention_heads=3, attention_head_dim=4, in_channels=3, out_channels=None, text_dim=5, freq_dim=7,
+             ffn_dim=9, num_layers=3, patch_size=[2, 1, 3], cross_attn_norm=False, image_dim=4, eps=1e-3,
+             rope_max_seq_len=4),
+        dict(size=(4, 3, 6), image=3),
+    ),
+}
+
 # Published configs, members that differ from the library's defaults.
 _SD = dict(block_out_channels=[320, 640, 1280, 1280], layers_per_block=2, sample_size=64)
 _VAE = dict(block_out_channels=[128, 256, 512, 512], layers_per_block=2, latent_channels=4, sample_size=1024,
@@ -223,6 +262,16 @@ FULL = {
         projection_dim=1024, hidden_act="gelu")),
     "umt5_xxl": (UMT5EncoderModel, dict(
         vocab_size=256384, d_model=4096, d_kv=64, d_ff=10240, num_layers=24, num_heads=64)),
+    "wan21_t2v_1_3b": (WanTransformer3DModel, dict(num_attention_heads=12, ffn_dim=8960, num_layers=30)),
+    # Also both experts of Wan 2.2 T2V-A14B.
+    "wan21_t2v_14b": (WanTransformer3DModel, dict()),
+    # Of 480P and of 720P.
+    "wan21_i2v_14b": (WanTransformer3DModel, dict(in_channels=36, image_dim=1280, added_kv_proj_dim=5120)),
+    "wan21_flf2v_14b": (WanTransformer3DModel, dict(
+        in_channels=36, image_dim=1280, added_kv_proj_dim=5120, pos_embed_seq_len=514)),
+    "wan22_i2v_a14b": (WanTransformer3DModel, dict(in_channels=36)),
+    "wan22_ti2v_5b": (WanTransformer3DModel, dict(
+        num_attention_heads=24, in_channels=48, out_channels=48, ffn_dim=14336, num_layers=30)),
 }
 
 
@@ -264,6 +313,17 @@ def randomize(model, generator):
 def last(t):
     """Channels last, as the graph holds pictures and videos."""
     return t.movedim(1, -1).contiguous() if t.ndim > 3 else t.contiguous()
+
+
+@contextlib.contextmanager
+def kept_precision():
+    """x.float(), which models call to compute parts in float32 at least, does not round float64."""
+    plain = torch.Tensor.float
+    torch.Tensor.float = lambda x: x if x.dtype == torch.float64 else plain(x)
+    try:
+        yield
+    finally:
+        torch.Tensor.float = plain
 
 
 def distance(got, want):
@@ -442,6 +502,41 @@ def umt5(case, config, length, real, seed=0):
     ids = ids.scatter(1, torch.tensor(real)[:, None] - 1, 1) * mask  # the end token, then padding
     write(case, model, {"ids": ids, "mask": mask},
           lambda m, i: {"last": m(i["ids"], i["mask"]).last_hidden_state}, seed)
+def wan(case, config, size, text=7, image=0, times="samples", seed=0):
+    model = WanTransformer3DModel(**config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    c = model.config
+    tokens = [n // p for n, p in zip(size, c.patch_size)]
+    t = torch.tensor([17.0, 803.5])
+    if times == "tokens":  # as TI2V has it: the first frame is given
+        t = t[:, None].repeat(1, tokens[0] * tokens[1] * tokens[2])
+        t[:, :tokens[1] * tokens[2]] = 0
+    inputs = {"sample": draw(2, c.in_channels, *size), "timestep": t, "text": draw(2, text, c.text_dim)}
+    if image:
+        inputs["image"] = draw(2, image, c.image_dim)
+
+    def forward(m, i):
+        picture = i.get("image")
+        if c.pos_embed_seq_len:  # diffusers takes the two images one after the other
+            picture = picture.reshape(4, -1, c.image_dim)
+        with kept_precision():
+            y = m(i["sample"], i["timestep"].detach().to(torch.float32), i["text"], picture)
+        return {"sample": y.sample}
+
+    write(case, model, inputs, forward, seed)
+
+
+def collapsed(names):
+    """Lines "name sizes"; lines that differ in one number only, which counts from 0, as one with {0..n}."""
+    groups = {}
+    for line in names:
+        groups.setdefault(re.sub(r"\bblocks\.\d+\.", "blocks.#.", line), []).append(line)
+    lines = []
+    for key, members in groups.items():
+        whole = {key.replace("#", str(i)) for i in range(len(members))}
+        lines += [key.replace("#", f"{{0..{len(members) - 1}}}")] if "#" in key and whole == set(members) else members
+    return sorted(lines)
 
 
 def full(name, kind, config):
@@ -451,7 +546,8 @@ def full(name, kind, config):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(config_of(model), indent=1, default=list) + "\n")
     lines = sorted(f"{published(model, k)} {'x'.join(map(str, p.shape))}" for k, p in model.named_parameters())
-    (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    written = collapsed(lines) if name.startswith("wan") else lines
+    (folder / f"{name}.txt").write_text("\n".join(written) + "\n")
     print(f"full/{name}: {sum(p.numel() for p in model.parameters())} parameters, {len(lines)} tensors")
 
 
@@ -482,8 +578,11 @@ def main(wanted):
     for seed, (case, (config, (length, real))) in enumerate(UMT5S.items()):
         if not wanted or case in wanted:
             umt5(case, config, length, real, seed=5000 + 100 * seed)
-    if not wanted or "full" in wanted:
-        for name, (kind, config) in FULL.items():
+    for seed, (case, (config, options)) in enumerate(WANS.items()):
+        if not wanted or case in wanted:
+            wan(case, config, seed=4000 + 100 * seed, **options)
+    for name, (kind, config) in FULL.items():
+        if not wanted or "full" in wanted or f"full/{name}" in wanted:
             full(name, kind, config)
 
 
