@@ -18,6 +18,17 @@ Tensor pixels_to_float(Tensor pixels);
 struct MediaChunks {
   int64_t encode = 1, decode = 1;
 };
+/// Keys of the chunks of videos.
+struct MediaChunkKeys {
+  int64_t vae_encode_chunk = 4, vae_decode_chunk = 1;
+  template <class V>
+  void visit(V&& v) {
+    v("vae_encode_chunk", vae_encode_chunk, "frames of a video that are encoded at a time, after the first; -1: all");
+    v("vae_decode_chunk", vae_decode_chunk,
+      "latent frames of a video that are decoded at a time, after the first; -1: all");
+  }
+  MediaChunks chunks(const Family& family) const;
+};
 
 /// Each direction is compiled on first use for `batch` samples at a time. Refers to `devices`. Not thread safe.
 class MediaAutoencoder {

@@ -9,6 +9,7 @@
 namespace md {
 
 std::shared_ptr<const Family> make_stable_diffusion(const ModelFolder& folder);
+std::shared_ptr<const Family> make_wan(const ModelFolder& folder);
 
 namespace {
 
@@ -21,6 +22,7 @@ std::vector<FamilyClass>& families() {
       {"StableDiffusionXLPipeline", make_stable_diffusion, {"sdxl", "sdxl_replicated", "lightning"}},
       {"StableDiffusionXLImg2ImgPipeline", make_stable_diffusion},
       {"StableDiffusionXLControlNetPipeline", make_stable_diffusion},
+      {"WanPipeline", make_wan, {"wan"}},
   };
   return all;
 }

@@ -91,6 +91,8 @@ class Family {
   virtual int64_t frame_scale() const { return 0; }
   /// Of the pixels of one sample: [H, W, 3], or [F, H, W, 3].
   Dims pixel_dims(const MediaSize& size) const;
+  /// Frames of videos where no key says how many.
+  virtual int64_t default_frames() const { return 1; }
   /// Both sides of training images are multiples of this, because the autoencoder and the denoiser halve them.
   virtual int64_t size_multiple() const { return downscale(); }
   /// Side of the largest latents, in cells, that the decoder was made for; 0: any size. See encoders/tiles.h.
@@ -121,8 +123,8 @@ class Family {
   virtual Conditioning size_conditioning(Graph&, int64_t /*batch*/, const SizeHints&) const { return {}; }
 
   // --- Conventions --------------------------------------------------------------------------------------------------
-  /// Names of the image files that generate writes begin with this.
-  virtual std::string file_prefix() const { return "image_"; }
+  /// Names of the files that generate writes begin with this, drawn with this seed.
+  virtual std::string file_prefix(uint64_t /*seed*/) const { return "image_"; }
   /// Whether gradients are clipped to max_grad_norm also where opt_enable_grad_global_norm_clipping is off.
   virtual bool always_clips_by_norm() const { return false; }
   /// Warns where a run's key repeats a member of config.json with another value.

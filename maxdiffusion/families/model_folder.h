@@ -43,6 +43,9 @@ class ModelFolder {
     return index_.value(name, fallback);
   }
 
+  /// Replaces or adds such a member, of what is opened alone.
+  void set_option(const char* name, nlohmann::json value) { index_[name] = std::move(value); }
+
   const std::map<std::string, Component>& components() const { return components_; }
   bool has(const std::string& component) const { return components_.contains(component); }
   /// Throws invalid_config where the folder has no such component, or one of another class than Config's.

@@ -9,8 +9,9 @@
 namespace md {
 namespace {
 
-/// What `unet_checkpoint` names: the component's folder of a model folder, or that folder itself.
+/// What a key names: a file, the component's folder of a model folder, or that folder itself.
 std::string component_folder(const std::string& name, const std::string& component) {
+  if (std::filesystem::is_regular_file(name)) return name;
   const std::string folder = local_folder(name);
   return std::filesystem::is_directory(folder + "/" + component) ? folder + "/" + component : folder;
 }
@@ -24,7 +25,9 @@ bool random_by_key(const Family& family, const ModelKeys& keys, const std::strin
 /// Files that replace the denoiser's weights; empty: none.
 std::string replacement(const Family& family, const ModelKeys& keys) {
   if (!keys.lightning_repo.empty()) return local_folder(keys.lightning_repo) + "/" + keys.lightning_ckpt;
-  return keys.unet_checkpoint.empty() ? "" : component_folder(keys.unet_checkpoint, family.denoiser());
+  for (const std::string& name : {keys.wan_transformer_pretrained_model_name_or_path, keys.unet_checkpoint})
+    if (!name.empty()) return component_folder(name, family.denoiser());
+  return "";
 }
 
 bool has_weights(const std::string& folder) {

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "maxdiffusion/families/family.h"
@@ -14,6 +15,8 @@ namespace md {
 /// Keys of the model folder and of what replaces its weights.
 struct ModelKeys {
   std::string pretrained_model_name_or_path, revision, clip_bpe_file, unet_checkpoint, lightning_repo, lightning_ckpt;
+  std::string wan_transformer_pretrained_model_name_or_path;
+  std::optional<int64_t> max_sequence_length;
   bool train_new_unet = false, train_new_vae = false, random_text_encoder = false;
   template <class V>
   void visit(V&& v) {
@@ -22,9 +25,13 @@ struct ModelKeys {
     v("revision", revision, "of a name in the Hugging Face cache; empty: main");
     v("clip_bpe_file", clip_bpe_file, "merges list for a model folder without tokenizer; empty: the installed one");
     v("unet_checkpoint", unet_checkpoint, "folder with unet/, or the UNet's own, whose weights replace the model's");
+    v("wan_transformer_pretrained_model_name_or_path", wan_transformer_pretrained_model_name_or_path,
+      "file or folder whose weights replace the transformer's, by published or original names");
+    v("max_sequence_length", max_sequence_length,
+      "tokens of a caption, where the model takes any; null: the model's own number");
     v("lightning_repo", lightning_repo, "folder or cached name that holds lightning_ckpt; empty: off");
     v("lightning_ckpt", lightning_ckpt, "file of a whole UNet whose weights replace the model's");
-    v("train_new_unet", train_new_unet, "start the UNet from random weights");
+    v("train_new_unet", train_new_unet, "start the denoiser (UNet, transformer) from random weights");
     v("train_new_vae", train_new_vae, "train an autoencoder first, from random weights");
     v("random_text_encoder", random_text_encoder, "text encoders of random, frozen weights: for folders without any");
   }

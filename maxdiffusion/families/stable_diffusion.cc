@@ -164,7 +164,7 @@ class StableDiffusion final : public Family {
     return {{kSizes, broadcast_to(constant(g, row), {batch, 6})}};
   }
 
-  std::string file_prefix() const override { return texts_.size() == 2 ? "image_sdxl_" : "image_"; }
+  std::string file_prefix(uint64_t) const override { return texts_.size() == 2 ? "image_sdxl_" : "image_"; }
   bool always_clips_by_norm() const override { return texts_.size() == 1; }
   void check_repeated_keys(int64_t norm_num_groups) const override {
     constexpr int64_t kEverywhere = 32;  // in every file of the reference

@@ -158,22 +158,34 @@ HostArray read_latents(const std::string& path) {
   const SafetensorsReader file = SafetensorsReader::open(path);
   auto it = file.tensors().find("latents");
   check(it != file.tensors().end() && it->second.shape().rank() >= 4, Code::io,
-        "'{}' has no tensor 'latents' of four axes (pictures, channels, height, width)", path);
+        "'{}' has no tensor 'latents' of four axes (pictures, channels, height, width) or five (of videos)", path);
   return channels_last(it->second.cast(DType::f32));
 }
 
 }  // namespace
 
-SampleOptions sample_options(const SampleKeys& k, double per_device_batch, int64_t devices, int64_t resolution,
-                             uint64_t seed) {
+SampleOptions sample_options(const SampleKeys& k, const Family& family, const MediaSize& size, double per_device_batch,
+                             int64_t devices, uint64_t seed) {
   check(!k.prompt.empty(), Code::invalid_config, "prompt is empty; give prompt=\"…\"");
   SampleOptions o;
   o.prompts = k.prompt;
   o.negative_prompts = k.negative_prompt;
   o.guidance_scale = k.do_classifier_free_guidance ? k.guidance_scale : 1;
+  if (family.denoisers().size() == 2) {
+    o.guidance_scales = {k.guidance_scale_high.value_or(k.guidance_scale),
+                         k.guidance_scale_low.value_or(k.guidance_scale)};
+    if (!k.do_classifier_free_guidance) o.guidance_scales = {1, 1};
+    check(!k.boundary_ratio || (*k.boundary_ratio >= 0 && *k.boundary_ratio <= 1), Code::invalid_config,
+          "boundary_ratio is {}; expected 0 to 1", k.boundary_ratio.value_or(0));
+    o.boundary_ratio = k.boundary_ratio;
+  } else if (k.guidance_scale_high || k.guidance_scale_low || k.boundary_ratio) {
+    log_warning(
+        "guidance_scale_high, guidance_scale_low and boundary_ratio have no effect: this model has one denoiser");
+  }
   o.guidance_rescale = k.guidance_rescale;
   o.num_inference_steps = k.num_inference_steps;
-  o.size = {k.height.value_or(resolution), k.width.value_or(resolution)};
+  o.size = size;
+  o.step_by_step = family.frame_scale() > 0 && !k.scan_diffusion_loop;
   const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
   o.said = {k.original_size.empty() ? whole : pair("original_size", k.original_size),
             pair("crops_coords_top_left", k.crops_coords_top_left),

@@ -52,10 +52,10 @@ struct SampleOptions {
 };
 
 /// The options that a run's keys ask for; the caller sets scheduler_config, scope, compile and control.
-/// `per_device_batch`, `devices`: for SampleOptions::batch. `resolution`, `seed`: used where the keys have none. Throws
+/// `per_device_batch`, `devices`: for SampleOptions::batch. `seed`: used where the keys have none. Throws
 /// invalid_config.
-SampleOptions sample_options(const SampleKeys& keys, double per_device_batch, int64_t devices, int64_t resolution,
-                             uint64_t seed);
+SampleOptions sample_options(const SampleKeys& keys, const Family& family, const MediaSize& size,
+                             double per_device_batch, int64_t devices, uint64_t seed);
 
 /// Conditioning by field, one row per sample, prompt-major: the samples of one prompt follow each other.
 struct PromptConditioning {

@@ -16,9 +16,12 @@ struct SampleKeys {
   bool do_classifier_free_guidance = true;
   double guidance_scale = 7.5, guidance_rescale = 0;
   int64_t num_inference_steps = 30, clip_skip = 0;
-  std::optional<int64_t> num_images_per_prompt, sample_seed, height, width;
+  std::optional<int64_t> num_images_per_prompt, sample_seed, height, width, num_frames;
+  std::optional<double> guidance_scale_high, guidance_scale_low, boundary_ratio;
+  double fps = 16;
+  bool scan_diffusion_loop = false;
   std::vector<int64_t> original_size, crops_coords_top_left = {0, 0}, target_size;
-  std::string latents, output_type = "png";
+  std::string latents, output_type;
   bool vae_slicing = false, vae_tiling = false;
   template <class V>
   void visit(V&& v) {
@@ -27,18 +30,29 @@ struct SampleKeys {
       "what guidance steers away from: one text, or one for each prompt; null: nothing");
     v("do_classifier_free_guidance", do_classifier_free_guidance, "false: guidance_scale is not used");
     v("guidance_scale", guidance_scale, "classifier-free guidance; <= 1: off");
+    v("guidance_scale_high", guidance_scale_high, "of the denoiser of the noisy steps, of two; null: guidance_scale");
+    v("guidance_scale_low", guidance_scale_low, "of the denoiser of the cleaner steps, of two; null: guidance_scale");
+    v("boundary_ratio", boundary_ratio,
+      "part of the times below which the second of two denoisers acts; null: the model's");
     v("guidance_rescale", guidance_rescale, "part of the prediction's deviation restored after guidance; <= 0: off");
     v("num_inference_steps", num_inference_steps, "denoising steps");
+    v("scan_diffusion_loop", scan_diffusion_loop,
+      "run all steps of videos as one program, as those of pictures, instead of one by one with progress");
     v("num_images_per_prompt", num_images_per_prompt, "null: the global batch for one prompt, 1 for several");
     v("sample_seed", sample_seed, "seed of the initial noise; null: seed");
-    v("height", height, "of the pictures, pixels; null: resolution");
-    v("width", width, "of the pictures, pixels; null: resolution");
+    v("height", height, "of the pictures or videos, pixels; null: resolution");
+    v("width", width, "of the pictures or videos, pixels; null: resolution");
+    v("num_frames", num_frames, "of videos; null: the model's own number");
+    v("fps", fps, "frames per second of videos");
     v("original_size", original_size, "condition on size: height and width before cropping; empty: the picture's");
     v("crops_coords_top_left", crops_coords_top_left, "condition on size: top and left of the crop");
     v("target_size", target_size, "condition on size: height and width wanted; empty: the picture's");
     v("clip_skip", clip_skip, "layers of the text encoders left out at the end, for the prompt as in diffusers");
-    v("latents", latents, "safetensors file whose tensor `latents` (standard normal, NCHW) is the initial noise");
-    v("output_type", output_type, "png, np (images.safetensors) or latent (latents.safetensors)");
+    v("latents", latents,
+      "safetensors file whose tensor `latents` (standard normal, NCHW or NCFHW) is the initial noise");
+    v("output_type", output_type,
+      "png, mp4, np (images.safetensors, video.safetensors) or latent (latents.safetensors); empty: png, or mp4 of "
+      "videos");
     v("vae_slicing", vae_slicing, "decode picture by picture");
     v("vae_tiling", vae_tiling, "decode pictures larger than the autoencoder's own in tiles that overlap");
   }

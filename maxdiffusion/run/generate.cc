@@ -19,6 +19,7 @@
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
+#include "maxdiffusion/run/write_media.h"
 
 namespace md {
 namespace {
@@ -36,15 +37,6 @@ std::pair<std::string, RunConfig> chosen_model(RunConfig c) {
   if (!c.on_command_line.contains("unet_checkpoint")) c.model.unet_checkpoint.clear();
   if (!c.on_command_line.contains("lightning_repo")) c.model.lightning_repo.clear();
   return {checkpoint_folder(checkpoints, steps.back()), c};
-}
-
-/// f32 [−1, 1] → f32 [0, 1], clipped.
-HostArray unit_range(const HostArray& images) {
-  HostArray out(images.shape());
-  auto from = images.view<float>();
-  std::ranges::transform(from, out.mutable_view<float>().begin(),
-                         [](float v) { return std::clamp(v / 2 + 0.5f, 0.0f, 1.0f); });
-  return out;
 }
 
 /// u8 [H, W, 3] → f32 [1, H, W, 3] in [0, 1].
@@ -87,8 +79,8 @@ ControlOptions control_options(RunConfig& c) {
 
 SampleOptions options_of(const RunModels& models) {
   const RunConfig& c = models.config();
-  SampleOptions o = sample_options(c.sample, c.batches.per_device_batch_size, models.devices().mesh().devices(),
-                                   c.images.resolution, c.seed());
+  SampleOptions o = sample_options(c.sample, *models.family(), sample_size(c, *models.family()),
+                                   c.batches.per_device_batch_size, models.devices().mesh().devices(), c.seed());
   o.scheduler_config = sampling_config(models.folder().scheduler_config(), c.scheduler);
   o.scope = scope_options(c.layers);
   o.compile = c.compile;
@@ -109,6 +101,7 @@ class Sampler {
     read_loras();
   }
   const RunModels& models() const { return models_; }
+  uint64_t seed() const { return options_.seed; }
 
   /// Latents, channels last, scaled.
   HostArray denoise() {
@@ -129,7 +122,8 @@ class Sampler {
   /// f32 [N, H, W, 3] in [−1, 1].
   HostArray decode(const HostArray& latents) {
     MediaAutoencoder coder(models_.devices(), models_.family(), models_.autoencoder_values(),
-                           config_.sample.vae_slicing ? devices() : options_.batch, options_.scope, config_.compile);
+                           config_.sample.vae_slicing ? devices() : options_.batch, options_.scope, config_.compile,
+                           config_.media_chunks.chunks(*models_.family()));
     HostArray images = decode_latents(coder, *models_.family(), latents, config_.sample.vae_tiling);
     log_info("decoded after {:.1f} s", seconds());
     return images;
@@ -170,26 +164,6 @@ class Sampler {
   Clock::time_point start_ = Clock::now();
 };
 
-/// As output_type says.
-void write_samples(const RunConfig& c, Sampler& sampler) {
-  const std::string& type = c.sample.output_type;
-  const HostArray latents = sampler.denoise();
-  make_folders(c.run.output_dir);
-  auto write_tensor = [&](const char* file, const char* name, const HostArray& a) {
-    const std::string path = c.run.output_dir + "/" + file;
-    write_safetensors(path, {{name, a}});
-    log_info("wrote {}", path);
-  };
-  if (type == "latent") return write_tensor("latents.safetensors", "latents", channels_first(latents));
-  const HostArray images = sampler.decode(latents);
-  if (type == "np") return write_tensor("images.safetensors", "images", unit_range(images));
-  for (int64_t i = 0; i < images.dims()[0]; ++i) {
-    const std::string path = fmt::format("{}/{}{}.png", c.run.output_dir, sampler.models().family()->file_prefix(), i);
-    write_png(path, image_of_batch(images, i));
-    log_info("wrote {}", path);
-  }
-}
-
 }  // namespace
 
 LoraTargets lora_targets(const RunModels& models) {
@@ -199,15 +173,19 @@ LoraTargets lora_targets(const RunModels& models) {
 }
 
 void generate(const RunConfig& config, bool with_control) {
-  const std::string& type = config.sample.output_type;
-  check(type == "png" || type == "np" || type == "latent", Code::invalid_config,
-        "output_type '{}' is not one of: png, np, latent", type);
+  check_output_type(config.sample.output_type);
   check(!config.run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
   const auto [model, c] = chosen_model(config);
   Sampler sampler(c, model, with_control);
   std::optional<Profile> profile;  // of all that follows
   if (c.profile.enable_profiler) profile.emplace(sampler.models().devices());
-  write_samples(c, sampler);
+  const HostArray latents = sampler.denoise();
+  const std::string& type = c.sample.output_type;
+  if (type == "latent")
+    write_latents(c.run.output_dir, latents);
+  else
+    write_media(c.run.output_dir + "/" + sampler.models().family()->file_prefix(sampler.seed()), type,
+                sampler.decode(latents), c.sample.fps);
   if (profile) log_info("profile: {}", profile->write(c.run.output_dir + "/tensorboard"));
 }
 

@@ -17,7 +17,7 @@ DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> famil
   if (in_step) t.media = pixels_input();
   if (in_step || c.denoise.train_text_encoder) t.text = tokens_input();
   t.batch_size = global_batch(c.batches.per_device_batch_size, devices);
-  t.size = {c.images.resolution, c.images.resolution};
+  t.size = training_size(c, *t.family);
   t.said = t.size;
   if (c.is_dreambooth()) {
     t.prior_loss_weight = c.dreambooth.prior_loss_weight;

@@ -78,6 +78,16 @@ Devices open_devices(const RunConfig& c, const std::string& axis_rules) {
   return open_devices(c.hardware, c.mesh, AxisRules::make(keys, c.mesh.mesh_axes));
 }
 
+MediaSize sample_size(const RunConfig& c, const Family& family) {
+  return {c.sample.height.value_or(c.images.resolution), c.sample.width.value_or(c.images.resolution),
+          c.sample.num_frames.value_or(family.default_frames())};
+}
+
+MediaSize training_size(const RunConfig& c, const Family& family) {
+  if (family.frame_scale() == 0) return {c.images.resolution, c.images.resolution};
+  return sample_size(c, family);
+}
+
 int64_t global_batch(double per_device, int64_t devices, const char* key) {
   double n = per_device * static_cast<double>(devices);
   check(n >= 1 && n == std::floor(n), Code::invalid_config,

@@ -11,6 +11,7 @@
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/data_keys.h"
 #include "maxdiffusion/data/records/open_source.h"
+#include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/mesh/axis_rules.h"
@@ -98,6 +99,7 @@ struct RunConfig {
   MetricsConfig metrics;
   ProfileConfig profile;
   SampleKeys sample;
+  MediaChunkKeys media_chunks;
   ControlKeys control;
   CompileConfig compile;
   ReferenceKeys reference;
@@ -125,13 +127,17 @@ struct RunConfig {
     source.visit(v), images.visit(v), batches.visit(v), tfrecords.visit(v), dreambooth.visit(v);
     scheduler.visit(v), process.visit(v), denoise.visit(v), vae.visit(v), lora.visit(v);
     optim.visit(v), update.visit(v), loop.visit(v), eval.visit(v), metrics.visit(v), profile.visit(v);
-    sample.visit(v), control.visit(v), compile.visit(v), reference.visit(v);
+    sample.visit(v), media_chunks.visit(v), control.visit(v), compile.visit(v), reference.visit(v);
   }
 };
 
 /// The devices of a run, under the axis rules of its keys, or `axis_rules` where there are none. Throws as
 /// pjrt::Client::open and Mesh::make do.
 Devices open_devices(const RunConfig& config, const std::string& axis_rules = "");
+/// Of what is drawn: height and width, or resolution; of videos num_frames.
+MediaSize sample_size(const RunConfig& config, const Family& family);
+/// Of what is learned: squares of `resolution`; of videos as sample_size.
+MediaSize training_size(const RunConfig& config, const Family& family);
 /// Batch over all devices. Throws invalid_config when per_device × devices is not a whole positive number.
 int64_t global_batch(double per_device, int64_t devices, const char* key = "per_device_batch_size");
 

@@ -12,6 +12,7 @@ namespace {
 ModelFolder open_folder(const ModelKeys& keys, const std::string& model, const std::string& controlnet) {
   ModelFolder folder = ModelFolder::open(model, keys.clip_bpe_file, keys.revision);
   if (!controlnet.empty()) folder.add_component("controlnet", controlnet);
+  if (keys.max_sequence_length) folder.set_option("max_sequence_length", *keys.max_sequence_length);
   return folder;
 }
 
@@ -43,7 +44,8 @@ TextEncoder& RunModels::text_encoder() {
 MediaAutoencoder& RunModels::media_autoencoder() {
   if (!media_autoencoder_)
     media_autoencoder_ = std::make_unique<MediaAutoencoder>(devices_, family_, autoencoder_values(), encoder_batch(),
-                                                            scope_options(config_.layers), config_.compile);
+                                                            scope_options(config_.layers), config_.compile,
+                                                            config_.media_chunks.chunks(*family_));
   return *media_autoencoder_;
 }
 

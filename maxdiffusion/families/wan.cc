@@ -1,0 +1,179 @@
+// Wan 2.1 and 2.2: a transformer over the latents of a causal video autoencoder, told by UMT5 what the text says. Which
+// of them a folder is follows from its parts: two transformers take turns (2.2 A14B), a time for every token
+// (TI2V-5B). Sources: Wan Team 2025; details as in diffusers' pipelines of the same models.
+#include <algorithm>
+#include <cmath>
+
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/families/family.h"
+#include "maxdiffusion/models/umt5.h"
+#include "maxdiffusion/models/wan_transformer.h"
+#include "maxdiffusion/models/wan_vae.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+namespace {
+
+constexpr const char *kTransformer = "transformer", *kSecond = "transformer_2", *kVae = "vae", *kText = "text_encoder",
+                     *kIds = "ids", *kMask = "mask", *kPrompt = "prompt_embeds",
+                     *kStored = "encoder_hidden_states";  // of prompt_embeds, in records
+
+class Wan final : public Family {
+ public:
+  explicit Wan(const ModelFolder& folder)
+      : folder_(folder),
+        transformer_(folder.config<WanTransformerConfig>(kTransformer)),
+        vae_(folder.config<WanVaeConfig>(kVae)),
+        text_(folder.config<Umt5Config>(kText)),
+        length_(folder.option<int64_t>("max_sequence_length", 512)),
+        time_of_tokens_(folder.option("expand_timesteps", false)) {
+    check(transformer_.in_channels == vae_.z_dim, Code::invalid_config,
+          "the transformer takes {} channels, the autoencoder's latents have {}", transformer_.in_channels, vae_.z_dim);
+    check(transformer_.text_dim == text_.d_model, Code::invalid_config,
+          "the transformer takes texts of {} features, the text encoder gives {}", transformer_.text_dim,
+          text_.d_model);
+    check(length_ > 1, Code::invalid_config, "max_sequence_length is {}; expected 2 or more", length_);
+  }
+
+  std::string denoiser() const override { return kTransformer; }
+  std::vector<std::string> denoisers() const override {
+    return folder_.has(kSecond) ? std::vector<std::string>{kTransformer, kSecond}
+                                : std::vector<std::string>{kTransformer};
+  }
+  size_t denoiser_at(double t, std::optional<double> boundary_ratio) const override {
+    if (!folder_.has(kSecond)) return 0;
+    const auto times = nlohmann::json::parse(folder_.scheduler_config()).value("num_train_timesteps", 1000.0);
+    return t < boundary_ratio.value_or(folder_.option("boundary_ratio", 0.875)) * times ? 1 : 0;
+  }
+  std::string autoencoder() const override { return kVae; }
+  std::vector<std::string> text_encoders() const override { return {kText}; }
+
+  std::vector<Field> text_fields() const override {
+    return {{kIds, {DType::s32, {length_}}}, {kMask, {DType::s32, {length_}}}};
+  }
+  HostArrays tokenize(const std::vector<std::string>& captions) const override {
+    const Tokenizer& tokenizer = folder_.tokenizer("tokenizer");
+    const Shape shape{DType::s32, {static_cast<int64_t>(captions.size()), length_}};
+    HostArray ids(shape), mask(shape);
+    auto id = ids.mutable_view<int32_t>().begin();
+    auto real = mask.mutable_view<int32_t>().begin();
+    int64_t cut = 0;
+    for (const std::string& caption : captions) {
+      bool truncated = false;
+      const std::vector<int32_t> row = tokenizer.tokens(caption, length_, &truncated);
+      if (truncated && ++cut == 1) log_warning("caption longer than {} tokens is cut: \"{}\"", length_, caption);
+      std::fill_n(id, length_, tokenizer.pad_id());
+      std::ranges::copy(row, id);
+      std::fill_n(real, row.size(), 1);
+      id += length_, real += length_;
+    }
+    if (cut > 1) log_warning("{} captions are longer than {} tokens and are cut", cut, length_);
+    return {{kIds, ids}, {kMask, mask}};
+  }
+  std::vector<Field> conditioning_fields() const override {
+    return {{kPrompt, {DType::f32, {length_, text_.d_model}}}};
+  }
+  /// Behind the end of the text there are zeros.
+  Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
+    check(clip_skip == 0, Code::invalid_config, "clip_skip is {}, but this text encoder is used whole", clip_skip);
+    const Tensor y = umt5(models(kText), text_, text.at(kIds), text.at(kMask));
+    return {{kPrompt, y * cast(expand_dims(text.at(kMask), -1), DType::f32)}};
+  }
+
+  Dims latent_dims(const MediaSize& size) const override {
+    const int64_t down = downscale(), multiple = size_multiple(), scale = frame_scale();
+    auto nearest = [](int64_t n, int64_t to) { return std::max<int64_t>((n + to / 2) / to, 1) * to; };
+    check(size.height > 0 && size.width > 0 && size.height % multiple == 0 && size.width % multiple == 0,
+          Code::invalid_config, "size {}x{} is not a multiple of {}, as this model needs; the nearest is {}x{}",
+          size.height, size.width, multiple, nearest(size.height, multiple), nearest(size.width, multiple));
+    const int64_t multiple_of_frames = scale * transformer_.patch_size[0];
+    check(size.frames > 0 && (size.frames - 1) % scale == 0 &&
+              ((size.frames - 1) / scale + 1) % transformer_.patch_size[0] == 0,
+          Code::invalid_config, "num_frames is {}; this model needs one and a multiple of {}: the nearest is {}",
+          size.frames, multiple_of_frames, 1 + std::max<int64_t>(size.frames - 1 + scale / 2, 0) / scale * scale);
+    return {1 + (size.frames - 1) / scale, size.height / down, size.width / down, vae_.z_dim};
+  }
+  int64_t downscale() const override { return vae_.downscale(); }
+  int64_t frame_scale() const override { return vae_.frame_scale(); }
+  int64_t default_frames() const override { return 1 + 20 * frame_scale(); }
+  int64_t size_multiple() const override {
+    return downscale() * std::max(transformer_.patch_size[1], transformer_.patch_size[2]);
+  }
+  Posterior encode_chunk(const Models& models, Tensor pixels, MediaState& state) const override {
+    return wan_vae_encode(models(kVae), vae_, pixels, &state);
+  }
+  Tensor decode_chunk(const Models& models, Tensor latents, MediaState& state) const override {
+    return wan_vae_decode(models(kVae), vae_, latents, &state);
+  }
+  LatentScale latent_scale() const override {
+    LatentScale s{vae_.latents_mean, vae_.latents_std};
+    for (double& v : s.scale) v = 1 / v;
+    return s;
+  }
+  /// latents_mean and latents_std of each channel.
+  nlohmann::json fitted_autoencoder(nlohmann::json config, const HostArray& moments) const override {
+    const size_t c = static_cast<size_t>(moments.dims().back()) / 2;
+    std::vector<double> sums(c), squares(c);
+    auto v = moments.view<float>();
+    const double n = static_cast<double>(v.size() / (2 * c));
+    for (size_t i = 0; i < v.size(); i += 2 * c)
+      for (size_t k = 0; k < c; ++k) {
+        const double mean = v[i + k], deviation = v[i + c + k];
+        sums[k] += mean / n, squares[k] += (mean * mean + deviation * deviation) / n;
+      }
+    for (size_t k = 0; k < c; ++k) squares[k] = std::sqrt(std::max(squares[k] - sums[k] * sums[k], 1e-12));
+    config["latents_mean"] = sums;
+    config["latents_std"] = squares;
+    return config;
+  }
+
+  Tensor denoise(const Models& models, Tensor x, Tensor t, const Conditioning& c) const override {
+    if (time_of_tokens_) {
+      const auto& p = transformer_.patch_size;
+      const int64_t tokens = x.dim(1) / p[0] * (x.dim(2) / p[1]) * (x.dim(3) / p[2]);
+      t = broadcast_to(expand_dims(t, 1), {t.dim(0), tokens});
+    }
+    return wan_transformer(models(kTransformer), transformer_, {.sample = x, .timestep = t, .text = c.at(kPrompt)})
+        .sample;
+  }
+
+  std::string file_prefix(uint64_t seed) const override { return fmt::format("wan_output_{}_", seed); }
+
+  // What MaxDiffusion's converters write: a scaled latent, channels first, and the text's embeddings.
+  std::vector<std::string> encoded_columns() const override { return {"latents", kStored}; }
+  HostArrays from_encoded(const HostArrays& records) const override {
+    return {{"latents", channels_last(records.at("latents").cast(DType::f32))},
+            {kPrompt, records.at(kStored).cast(DType::f32)}};
+  }
+  HostArrays to_encoded(const HostArray& moments, const HostArrays&, const HostArrays& conditioning,
+                        const std::function<std::vector<float>(size_t)>& noise) const override {
+    Dims dims = moments.dims();
+    const size_t c = static_cast<size_t>(dims.back()) / 2;
+    dims.back() /= 2;
+    HostArray z(batched(1, {DType::f32, dims}));
+    auto v = moments.view<float>();
+    auto to = z.mutable_view<float>();
+    const std::vector<float> drawn = noise(to.size());
+    for (size_t k = 0; k < to.size(); ++k) {
+      const size_t mean = k / c * 2 * c + k % c;
+      to[k] = static_cast<float>(v[mean] + static_cast<double>(v[mean + c]) * drawn[k]);
+    }
+    return {{"latents", without_batch(channels_first(latent_scale().apply(z)))}, {kStored, conditioning.at(kPrompt)}};
+  }
+
+ private:
+  ModelFolder folder_;
+  WanTransformerConfig transformer_;
+  WanVaeConfig vae_;
+  Umt5Config text_;
+  int64_t length_;
+  bool time_of_tokens_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Family> make_wan(const ModelFolder& folder) { return std::make_shared<Wan>(folder); }
+
+}  // namespace md

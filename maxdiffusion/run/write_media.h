@@ -1,0 +1,19 @@
+// What is drawn, as files.
+#pragma once
+
+#include <string>
+
+#include "maxdiffusion/base/host_array.h"
+
+namespace md {
+
+/// Throws invalid_config where `type` is none of the key output_type's values.
+void check_output_type(const std::string& type);
+/// media: f32 [N, H, W, 3] or, of videos, [N, F, H, W, 3], in [−1, 1] → files `prefix`0.png, … as `type` says: png (of
+/// videos a folder of frames each), mp4 of `fps` frames per second, np (images.safetensors or video.safetensors in the
+/// prefix's folder, in [0, 1]); empty: png, or mp4 of videos. Logs each. Throws io; invalid_config for mp4 of images.
+void write_media(const std::string& prefix, const std::string& type, const HostArray& media, double fps);
+/// latents: f32 [N, …, C] → `folder`/latents.safetensors, channels first.
+void write_latents(const std::string& folder, const HostArray& latents);
+
+}  // namespace md
