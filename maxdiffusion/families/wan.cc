@@ -66,6 +66,7 @@ class Wan final : public Family {
       if (truncated && ++cut == 1) log_warning("caption longer than {} tokens is cut: \"{}\"", length_, caption);
       std::fill_n(id, length_, tokenizer.pad_id());
       std::ranges::copy(row, id);
+      std::fill_n(real, length_, 0);
       std::fill_n(real, row.size(), 1);
       id += length_, real += length_;
     }

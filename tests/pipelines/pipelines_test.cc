@@ -16,9 +16,13 @@ namespace {
 
 const std::string kGoldens = MD_SOURCE_DIR "/tests/golden/pipelines";
 
-const SafetensorsReader& golden() {
-  static const SafetensorsReader file = SafetensorsReader::open(kGoldens + "/golden.safetensors");
-  return file;
+const std::string kVideoGoldens = MD_SOURCE_DIR "/tests/golden/wan";
+
+/// Of the goldens in a folder.
+const SafetensorsReader& golden(const std::string& root) {
+  static const SafetensorsReader pictures = SafetensorsReader::open(kGoldens + "/golden.safetensors"),
+                                 videos = SafetensorsReader::open(kVideoGoldens + "/golden.safetensors");
+  return root == kGoldens ? pictures : videos;
 }
 
 /// ‖a − b‖ / ‖b‖.
@@ -30,7 +34,7 @@ double distance(const HostArray& a, const HostArray& b) {
 }
 
 struct Case {
-  std::string name, folder;
+  std::string root, name, folder;
   bool control = false;
   std::vector<std::string> words;
 };
@@ -38,8 +42,9 @@ void PrintTo(const Case& c, std::ostream* os) { *os << c.name; }
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const auto& j : nlohmann::json::parse(read_file(kGoldens + "/cases.json")))
-    all.push_back({j["name"], j["folder"], j["control"], j["words"]});
+  for (const std::string& root : {kGoldens, kVideoGoldens})
+    for (const auto& j : nlohmann::json::parse(read_file(root + "/cases.json")))
+      all.push_back({root, j["name"], j["folder"], j["control"], j["words"]});
   return all;
 }
 
@@ -48,13 +53,13 @@ class Pipeline : public testing::TestWithParam<Case> {
   /// Runs the case with `more` words into the test's own folder.
   Outcome generate(const std::vector<std::string>& more) {
     const Case& c = GetParam();
-    write_safetensors(t / "noise.safetensors", {{"latents", golden().tensors().at(c.name + ".noise")}});
+    write_safetensors(t / "noise.safetensors", {{"latents", golden(c.root).tensors().at(c.name + ".noise")}});
     std::vector<std::string> words = {c.control ? "generate_controlnet" : "generate",
                                       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
-                                      "pretrained_model_name_or_path=" + kGoldens + "/" + c.folder,
+                                      "pretrained_model_name_or_path=" + c.root + "/" + c.folder,
                                       "output_dir=" + t.path(), "latents=" + (t / "noise.safetensors")};
     if (c.control) {
-      write_png(t / "control.png", golden().tensors().at("control"));
+      write_png(t / "control.png", golden(c.root).tensors().at("control"));
       words.push_back("controlnet_model_name_or_path=" + kGoldens +
                       (c.folder == "sd" ? "/controlnet" : "/controlnet_sdxl"));
       words.push_back("controlnet_image=" + (t / "control.png"));
@@ -62,6 +67,11 @@ class Pipeline : public testing::TestWithParam<Case> {
     for (std::string word : c.words) {
       if (word.starts_with("lora_files="))
         for (size_t i = 0; (i = word.find("{}", i)) != std::string::npos;) word.replace(i, 2, kGoldens);
+      if (const size_t i = word.find("image={}/"); i != std::string::npos) {
+        const std::string picture = word.substr(0, word.find('='));
+        write_png(t / (picture + ".png"), golden(c.root).tensors().at(picture));
+        word.replace(i + 6, 2, t.path());
+      }
       words.push_back(word);
     }
     words.insert(words.end(), more.begin(), more.end());
@@ -96,11 +106,11 @@ TEST(Generate, SaysWhichPictureIsNotFinite) {
 
 TEST_P(Pipeline, DrawsWhatDiffusersDraws) {
   const Case& c = GetParam();
-  const double floor = std::stod(golden().metadata().at("noise_floor." + c.name));
+  const double floor = std::stod(golden(c.root).metadata().at("noise_floor." + c.name));
   const Outcome o = generate({"output_type=latent"});
   ASSERT_EQ(o.status, 0) << o.err;
   const HostArray latents = tensor("latents.safetensors", "latents");
-  const HostArray& want = golden().tensors().at(c.name + ".latents");
+  const HostArray& want = golden(c.root).tensors().at(c.name + ".latents");
   ASSERT_EQ(latents.dims(), want.dims());
   const double off = distance(latents, want);
   fmt::print("  latents {:.2g}, noise floor {:.2g}\n", off, floor);
@@ -110,12 +120,14 @@ TEST_P(Pipeline, DrawsWhatDiffusersDraws) {
     EXPECT_TRUE(contains(o.err, "is cut")) << o.err;
   }
 
-  auto images = golden().tensors().find(c.name + ".images");
-  if (images == golden().tensors().end()) return;
-  ASSERT_EQ(generate({"output_type=np"}).status, 0);
-  const HostArray pictures = tensor("images.safetensors", "images");
-  ASSERT_EQ(pictures.dims(), images->second.dims());
-  EXPECT_LE(distance(pictures, images->second), 1e-5);
+  for (const auto& [file, name] : {std::pair{"images.safetensors", "images"}, {"video.safetensors", "video"}}) {
+    auto media = golden(c.root).tensors().find(c.name + "." + name);
+    if (media == golden(c.root).tensors().end()) continue;
+    ASSERT_EQ(generate({"output_type=np"}).status, 0);
+    const HostArray drawn = tensor(file, name);
+    ASSERT_EQ(drawn.dims(), media->second.dims());
+    EXPECT_LE(distance(drawn, media->second), 1e-5);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Pipeline, testing::ValuesIn(cases()),
