@@ -12,6 +12,7 @@
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/images/emoji.h"
 #include "maxdiffusion/data/storage/storage.h"
+#include "maxdiffusion/data/video/moving_emoji.h"
 #include "maxdiffusion/run/generate.h"
 #include "maxdiffusion/run/plan.h"
 #include "maxdiffusion/run/train.h"
@@ -30,6 +31,20 @@ void prepare_emoji(const Words& words) {
   keys.assign(md::ConfigSource::from_text("", Words(words.begin() + 1, words.end())));
   int64_t count = md::prepare_emoji(words[0], config);
   fmt::print("{} pictures in {}\n", count, words[0]);
+}
+
+void prepare_moving_emoji(const Words& words) {
+  md::check(!words.empty(), md::Code::invalid_config, "prepare_moving_emoji: the folder to write to is missing");
+  md::MovingEmojiConfig config;
+  md::KeyList keys;
+  keys.key("font", config.emoji.font, "the colour emoji font");
+  keys.key("names", config.emoji.names, "Unicode's emoji-test.txt");
+  keys.key("resolution", config.emoji.resolution, "pixels per side");
+  keys.key("num_frames", config.num_frames, "frames of each clip");
+  keys.key("fps", config.fps, "frames per second");
+  keys.assign(md::ConfigSource::from_text("", Words(words.begin() + 1, words.end())));
+  const int64_t count = md::prepare_moving_emoji(words[0], config);
+  fmt::print("{} clips in {}\n", count, words[0]);
 }
 
 /// The config that a command's words name: a file, then key=value words.
@@ -89,6 +104,8 @@ constexpr Command kCommands[] = {
     {"prepare_tfrecords", "CONFIG [key=value …]", "write the data of a config as TFRecord files, encoded or as it is",
      prepare_tfrecords},
     {"prepare_emoji", "FOLDER [resolution=64]", "write the colour emoji font as captioned pictures", prepare_emoji},
+    {"prepare_moving_emoji", "FOLDER [resolution=64] [num_frames=17] [fps=8]",
+     "write short clips of emoji that move, with captions that say how", prepare_moving_emoji},
 };
 
 /// The reference has programs of each family ("train_" and its name), which are one here: the model folder differs.

@@ -138,4 +138,19 @@ HostArray make_grid(const std::vector<GridCell>& cells, int64_t columns, int64_t
   return grid;
 }
 
+HostArray film_strip(const HostArray& frames, int64_t count) {
+  check(frames.dtype() == DType::u8 && frames.shape().rank() == 4 && frames.dims()[3] == 3 && count > 0, Code::internal,
+        "film_strip: expected frames u8[F,H,W,3], found {}", to_string(frames.shape()));
+  constexpr int64_t kBetween = 2, kGrey = 200;  // pixels, and their level
+  const int64_t n = frames.dims()[0], h = frames.dims()[1], w = frames.dims()[2];
+  count = std::min(count, n);
+  HostArray strip(Shape{DType::u8, {h, count * (w + kBetween) - kBetween, 3}});
+  std::memset(strip.mutable_data(), kGrey, strip.bytes());
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t frame = count == 1 ? 0 : (i * (n - 1) + (count - 1) / 2) / (count - 1);
+    paste(strip, without_batch(rows(frames, frame, 1)), i * (w + kBetween), 0, 1);
+  }
+  return strip;
+}
+
 }  // namespace md

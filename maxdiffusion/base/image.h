@@ -24,6 +24,9 @@ struct GridCell {
 /// Row-major grid on white with `columns` columns, pictures enlarged by the whole number `zoom` (nearest neighbour).
 /// Captions of more than three lines end with an ellipsis. Throws internal when cells differ in size.
 HostArray make_grid(const std::vector<GridCell>& cells, int64_t columns, int64_t zoom = 1);
+/// `count` frames of a clip (u8 [F, H, W, 3]) side by side, evenly spread from the first to the last; fewer where it
+/// has no more. With strips as its pictures, make_grid gives a contact sheet of clips.
+HostArray film_strip(const HostArray& frames, int64_t count);
 /// One line of text in DejaVu Sans (FreeType), black on the picture, cut at its edges. x, y: top left; height: pixels
 /// per em. Without the font nothing is drawn and one warning says so.
 void draw_text(HostArray& rgb, int64_t x, int64_t y, const std::string& utf8, int64_t height);

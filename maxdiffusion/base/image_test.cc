@@ -136,5 +136,22 @@ TEST(Image, OfABatchIsItsRow) {
   EXPECT_EQ(one.to_doubles(), (std::vector<double>{0, 255, 128}));
 }
 
+TEST(FilmStrip, ShowsFramesFromTheFirstToTheLast) {
+  HostArray frames(Shape{DType::u8, {9, 4, 6, 3}});
+  for (size_t i = 0; i < frames.bytes(); ++i) frames.mutable_view<uint8_t>()[i] = static_cast<uint8_t>(i / (4 * 6 * 3));
+  const auto shown = [&](int64_t count) {
+    const HostArray strip = film_strip(frames, count);
+    std::vector<int> numbers;
+    for (int64_t x = 0; x < strip.dims()[1]; x += 8)
+      numbers.push_back(strip.view<uint8_t>()[static_cast<size_t>(x * 3)]);
+    EXPECT_EQ(strip.dims(), (Dims{4, std::ssize(numbers) * 8 - 2, 3}));
+    return numbers;
+  };
+  EXPECT_EQ(shown(1), (std::vector{0}));
+  EXPECT_EQ(shown(2), (std::vector{0, 8}));
+  EXPECT_EQ(shown(5), (std::vector{0, 2, 4, 6, 8}));
+  EXPECT_EQ(shown(20), (std::vector{0, 1, 2, 3, 4, 5, 6, 7, 8}));
+}
+
 }  // namespace
 }  // namespace md

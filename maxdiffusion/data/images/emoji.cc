@@ -1,16 +1,12 @@
 #include "maxdiffusion/data/images/emoji.h"
 
-#include <fcntl.h>
 #include <ft2build.h>
 #include FT_FREETYPE_H
 #include <harfbuzz/hb.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -23,11 +19,10 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/data/images/resize.h"
+#include "maxdiffusion/data/records/captioned_files.h"
 
 namespace md {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct EmojiName {
   std::vector<uint32_t> code_points;
@@ -149,37 +144,38 @@ void require_file(const std::string& path, const char* what, const char* package
       .note(fmt::format("try: apt-get install {}", package));
 }
 
-std::string file_name(int64_t number) { return fmt::format("{:04}.png", number); }
-
-// Written beside and renamed, so that a picture is old or new but never half; one sync at the end covers all.
-void replace_file(const std::string& path, const std::string& bytes) {
-  const std::string temporary = path + ".tmp";
-  FileWriter out(temporary);
-  out.write(bytes.data(), bytes.size());
-  std::error_code ec;
-  fs::rename(temporary, path, ec);
-  check(!ec, Code::io, "rename '{}' to '{}': {}", temporary, path, ec.message());
-}
-
-void sync_file_system(const std::string& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool ok = fd >= 0 && ::syncfs(fd) == 0;
-  const int error = errno;
-  if (fd >= 0) ::close(fd);
-  check(ok, Code::io, "sync '{}': {}", folder, std::strerror(error));
-}
-
-}  // namespace
-
-int64_t prepare_emoji(const std::string& folder, const EmojiConfig& config) {
+/// All names, and what both functions below ask of their config.
+std::vector<EmojiName> names_of(const EmojiConfig& config) {
   require_file(config.font, "emoji font", "fonts-noto-color-emoji");
   require_file(config.names, "emoji names", "unicode-data");
   check(config.resolution > 0 && config.resolution <= 4096, Code::invalid_config, "resolution: {}; expected 1 to 4096",
         config.resolution);
-  const std::vector<EmojiName> names = read_names(read_file(config.names));
+  std::vector<EmojiName> names = read_names(read_file(config.names));
   check(!names.empty(), Code::io, "emoji names '{}': no line says fully-qualified", config.names);
+  return names;
+}
+
+}  // namespace
+
+std::vector<HostArray> emoji_pictures(const std::vector<std::string>& names, const EmojiConfig& config) {
+  const std::vector<EmojiName> all = names_of(config);
+  const MappedFile file = map_file(config.font);
+  EmojiFont font(file, config.font);
+  std::vector<HostArray> pictures;
+  for (const std::string& name : names) {
+    const auto found = std::ranges::find(all, name, &EmojiName::name);
+    check(found != all.end(), Code::io, "emoji names '{}': no emoji is called '{}'", config.names, name);
+    const auto glyph = font.glyph(found->code_points);
+    const auto square = glyph ? font.picture(*glyph) : std::nullopt;
+    check(square.has_value(), Code::io, "emoji font '{}': it has no picture of '{}'", config.font, name);
+    pictures.push_back(resize_rgb8(*square, config.resolution, config.resolution));
+  }
+  return pictures;
+}
+
+int64_t prepare_emoji(const std::string& folder, const EmojiConfig& config) {
+  const std::vector<EmojiName> names = names_of(config);
   const MappedFile font = map_file(config.font);
-  make_folders(folder);
 
   // Two sequences may share a glyph (a flag of one land used by another): the first keeps it.
   std::vector<const EmojiName*> kept;
@@ -202,23 +198,15 @@ int64_t prepare_emoji(const std::string& folder, const EmojiConfig& config) {
     const auto square = own->picture(glyphs[static_cast<size_t>(i)]);
     if (square) files[static_cast<size_t>(i)] = encode_png(resize_rgb8(*square, config.resolution, config.resolution));
   });
-  int64_t n = 0;
-  std::string metadata;
+  std::vector<CaptionedFile> captioned;
   for (size_t i = 0; i < kept.size(); ++i) {
     if (files[i].empty()) continue;
-    replace_file((fs::path(folder) / file_name(n)).string(), files[i]);
     const EmojiName& e = *kept[i];
-    const nlohmann::ordered_json row{
-        {"file_name", file_name(n)}, {"text", e.name}, {"group", e.group}, {"subgroup", e.subgroup}};
-    metadata += row.dump() + "\n";
-    ++n;
+    captioned.push_back({std::move(files[i]), {{"text", e.name}, {"group", e.group}, {"subgroup", e.subgroup}}});
   }
+  const auto n = static_cast<int64_t>(captioned.size());
   check(n > 0, Code::io, "emoji font '{}': has none of the {} emoji of '{}'", config.font, names.size(), config.names);
-  sync_file_system(folder);
-  write_file_atomic((fs::path(folder) / "metadata.jsonl").string(), metadata);
-  // Pictures that an earlier run wrote beyond these would be listed without caption.
-  for (int64_t i = n; fs::remove(fs::path(folder) / file_name(i)); ++i) {
-  }
+  write_captioned_files(folder, ".png", captioned);
   log_info("{} emoji written to {}; {} of {} are not in the font or share a picture", n, folder,
            names.size() - static_cast<size_t>(n), names.size());
   return n;

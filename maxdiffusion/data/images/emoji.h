@@ -4,6 +4,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
 
 namespace md {
 
@@ -15,5 +18,9 @@ struct EmojiConfig {
 /// Writes `folder/NNNN.png` and `folder/metadata.jsonl` (written last, atomically). Returns the number of pictures.
 /// Throws io naming the missing file and its Debian package.
 int64_t prepare_emoji(const std::string& folder, const EmojiConfig& config);
+
+/// The emoji of these Unicode names ("red heart"): u8 [resolution, resolution, 3] each. Throws io, also for a name that
+/// the list or the font does not have.
+std::vector<HostArray> emoji_pictures(const std::vector<std::string>& names, const EmojiConfig& config);
 
 }  // namespace md
