@@ -79,7 +79,7 @@ std::unique_ptr<Task> make_task(const std::string& model) {
   auto task = std::make_unique<AutoencoderTask>();
   task->family = make_bench_family();
   task->batch_size = 2;
-  task->resolution = 128;
+  task->size = {128, 128};
   return task;
 }
 

@@ -37,7 +37,7 @@ MediaAutoencoder::MediaAutoencoder(const Devices& devices, std::shared_ptr<const
   const bool videos = family_->frame_scale() > 0;
   encoder_ = {.name = "media_encoder",
               .build = [f = family_, videos](const Models& models, Tensor pixels, MediaState& state) {
-                Tensor x = pixels_to_float(pixels);
+                const Tensor x = pixels.dtype() == DType::u8 ? pixels_to_float(pixels) : pixels;
                 const Posterior q = videos ? f->encode_chunk(models, x, state) : f->encode_media(models, x);
                 return concatenate({q.mean, q.logvar ? exp(q.logvar * 0.5) : zeros_like(q.mean)}, -1);
               }};

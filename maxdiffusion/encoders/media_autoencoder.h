@@ -36,8 +36,8 @@ class MediaAutoencoder {
   /// `weights`: of the autoencoder, by input name; placed on the devices once. `scope`: see frozen_options.
   MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights, int64_t batch,
                    const ScopeOptions& scope, const CompileConfig& compile, MediaChunks chunks = {});
-  /// u8 [N, H, W, 3] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled. Videos:
-  /// [N, F, H, W, 3] → [N, F', h, w, 2C]. Throws invalid_config where F is not 1 + n·Family::frame_scale().
+  /// u8 [N, H, W, 3], or f32 in [−1, 1] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
+  /// Videos: [N, F, H, W, 3] → [N, F', h, w, 2C]. Throws invalid_config where F is not 1 + n·Family::frame_scale().
   HostArray encode(const HostArray& pixels);
   /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error; videos: [N, F', h, w, C] →
   /// [N, F, H, W, 3]. `tiled`: images' latents larger than Family::decoder_tile are decoded in tiles (tiles.h).

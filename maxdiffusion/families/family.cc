@@ -23,6 +23,7 @@ std::vector<FamilyClass>& families() {
       {"StableDiffusionXLImg2ImgPipeline", make_stable_diffusion},
       {"StableDiffusionXLControlNetPipeline", make_stable_diffusion},
       {"WanPipeline", make_wan, {"wan"}},
+      {"WanImageToVideoPipeline", make_wan},
   };
   return all;
 }

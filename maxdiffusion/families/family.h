@@ -113,6 +113,29 @@ class Family {
   /// For an autoencoder just trained: its config.json with the scale measured on these moments ([N, …, 2C], unscaled).
   virtual nlohmann::json fitted_autoencoder(nlohmann::json config, const HostArray& moments) const;
 
+  // --- Images that media begin or end with --------------------------------------------------------------------------
+  /// How many the denoiser sees beside the text: none, the first frame, or the first and the last. `least`, `most`.
+  struct ImageCount {
+    int64_t least = 0, most = 0;
+  };
+  virtual ImageCount images() const { return {}; }
+  /// Conditioning fields that they become, of one sample of media of this size.
+  virtual std::vector<Field> image_fields(const MediaSize&) const { return {}; }
+  /// The component that looks at them, beside the autoencoder; empty: there is none.
+  virtual std::string image_encoder() const { return ""; }
+  /// u8 [H, W, 3] each → f32 [N, …], as the image encoder takes them.
+  virtual HostArray prepare_images(const std::vector<HostArray>&) const { return {}; }
+  /// Such images → some of image_fields, [1, …].
+  virtual Conditioning encode_images(const Models&, Tensor /*prepared*/) const { return {}; }
+  /// u8 [H, W, 3] of `size` each → f32 pixels [1, F, H, W, 3] in [−1, 1], of which the autoencoder makes moments.
+  virtual HostArray image_pixels(const std::vector<HostArray>&, const MediaSize&) const { return {}; }
+  /// Such moments, unscaled → the other image_fields, [1, …].
+  virtual HostArrays image_conditioning(const HostArray& /*moments*/, int64_t /*images*/, const MediaSize&) const {
+    return {};
+  }
+  /// Scaled latents [N, …] just sampled with this conditioning, where the images belong into them as they are.
+  virtual HostArray with_images(HostArray latents, const HostArrays& /*conditioning*/) const { return latents; }
+
   // --- Denoising ----------------------------------------------------------------------------------------------------
   /// The denoiser's prediction for noisy, scaled latents x at times t [B]; f32, of x's sizes.
   virtual Tensor denoise(const Models& models, Tensor x, Tensor t, const Conditioning& conditioning) const = 0;

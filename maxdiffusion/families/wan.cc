@@ -6,7 +6,9 @@
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/data/images/image_processor.h"
 #include "maxdiffusion/families/family.h"
+#include "maxdiffusion/models/clip_vision.h"
 #include "maxdiffusion/models/umt5.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_vae.h"
@@ -17,7 +19,9 @@ namespace md {
 namespace {
 
 constexpr const char *kTransformer = "transformer", *kSecond = "transformer_2", *kVae = "vae", *kText = "text_encoder",
-                     *kIds = "ids", *kMask = "mask", *kPrompt = "prompt_embeds",
+                     *kVision = "image_encoder", *kProcessor = "image_processor/preprocessor_config.json",
+                     *kIds = "ids", *kMask = "mask", *kPrompt = "prompt_embeds", *kCondition = "condition",
+                     *kImage = "image_embeds",
                      *kStored = "encoder_hidden_states";  // of prompt_embeds, in records
 
 class Wan final : public Family {
@@ -29,8 +33,14 @@ class Wan final : public Family {
         text_(folder.config<Umt5Config>(kText)),
         length_(folder.option<int64_t>("max_sequence_length", 512)),
         time_of_tokens_(folder.option("expand_timesteps", false)) {
-    check(transformer_.in_channels == vae_.z_dim, Code::invalid_config,
-          "the transformer takes {} channels, the autoencoder's latents have {}", transformer_.in_channels, vae_.z_dim);
+    const int64_t with_image = 2 * vae_.z_dim + vae_.frame_scale();
+    check(transformer_.in_channels == vae_.z_dim || transformer_.in_channels == with_image, Code::invalid_config,
+          "the transformer takes {} channels; the autoencoder's latents have {}, {} with an image and its mask",
+          transformer_.in_channels, vae_.z_dim, with_image);
+    if (transformer_.image_dim) {
+      vision_ = folder.config<ClipVisionConfig>(kVision);
+      processor_ = ImageProcessor::from_json(nlohmann::json::parse(folder.files().at(kProcessor)));
+    }
     check(transformer_.text_dim == text_.d_model, Code::invalid_config,
           "the transformer takes texts of {} features, the text encoder gives {}", transformer_.text_dim,
           text_.d_model);
@@ -130,14 +140,83 @@ class Wan final : public Family {
     return config;
   }
 
+  // Wan 2.1: the image encoder sees the image, the autoencoder a video that is grey but for it, and a mask says which
+  // frames are known. 2.2 has no image encoder. TI2V-5B: the first frame's latents are the image's, at time 0.
+  ImageCount images() const override {
+    if (time_of_tokens_) return {0, 1};
+    if (!channels_of_image()) return {};
+    return {transformer_.pos_embed_seq_len ? 2 : 1, vision_ && !transformer_.pos_embed_seq_len ? 1 : 2};
+  }
+  std::vector<Field> image_fields(const MediaSize& size) const override {
+    Dims dims = latent_dims(size);
+    if (time_of_tokens_) dims[0] = 1;
+    if (channels_of_image()) dims.back() += frame_scale();
+    std::vector<Field> fields = {{kCondition, {DType::f32, dims}}};
+    if (vision_) fields.push_back({kImage, {DType::f32, {images().least * vision_->tokens(), vision_->hidden_size}}});
+    return fields;
+  }
+  std::string image_encoder() const override { return vision_ ? kVision : ""; }
+  HostArray prepare_images(const std::vector<HostArray>& images) const override {
+    HostArray all;
+    for (size_t i = 0; i < images.size(); ++i) {
+      const HostArray one = processor_.apply(images[i]);
+      add_rows(all, std::ssize(images), static_cast<int64_t>(i), one.reshaped(batched(1, one.shape()).dims));
+    }
+    return all;
+  }
+  Conditioning encode_images(const Models& models, Tensor prepared) const override {
+    const Tensor y = clip_vision(models(kVision), *vision_, prepared).hidden_states.end()[-2];
+    return {{kImage, cast(reshape(y, {1, y.dim(0) * y.dim(1), y.dim(2)}), DType::f32)}};
+  }
+  HostArray image_pixels(const std::vector<HostArray>& images, const MediaSize& size) const override {
+    const int64_t frames = time_of_tokens_ ? 1 : size.frames;
+    check(std::ssize(images) <= frames, Code::invalid_config, "num_frames is {}; {} images need as many at least",
+          size.frames, images.size());
+    HostArray video = zeros_as(HostArray(Shape{DType::f32, {frames, size.height, size.width, 3}}));
+    for (size_t i = 0; i < images.size(); ++i)
+      std::ranges::transform(images[i].view<uint8_t>(),
+                             video.mutable_view<float>().end() - (i == 0 ? frames : 1) * size.height * size.width * 3,
+                             [](uint8_t v) { return static_cast<float>(v) / 127.5f - 1; });
+    return video.reshaped(batched(1, video.shape()).dims);
+  }
+  HostArrays image_conditioning(const HostArray& moments, int64_t images, const MediaSize&) const override {
+    const Dims& d = moments.dims();  // [1, F', h, w, 2C]
+    const int64_t c = vae_.z_dim, masks = channels_of_image() ? frame_scale() : 0, frames = d[1];
+    const HostArray scaled = latent_scale().apply_to_moments(moments);
+    HostArray out(Shape{DType::f32, {1, frames, d[2], d[3], masks + c}});
+    auto from = scaled.view<float>().begin();
+    auto to = out.mutable_view<float>().begin();
+    for (int64_t f = 0; f < frames; ++f)
+      for (int64_t i = 0; i < d[2] * d[3]; ++i, from += 2 * c) {
+        // Of the frames that a latent frame stands for: all of the first, the last alone of the last.
+        for (int64_t k = 0; k < masks; ++k)
+          *to++ = f == 0 || (images == 2 && f == frames - 1 && k == masks - 1) ? 1.0f : 0.0f;
+        to = std::copy_n(from, c, to);
+      }
+    return {{kCondition, out}};
+  }
+  HostArray with_images(HostArray latents, const HostArrays& conditioning) const override {
+    if (const auto image = conditioning.find(kCondition); time_of_tokens_ && image != conditioning.end())
+      set_block(latents, 0, 0, image->second);
+    return latents;
+  }
+
   Tensor denoise(const Models& models, Tensor x, Tensor t, const Conditioning& c) const override {
+    const auto condition = c.find(kCondition), image = c.find(kImage);
     if (time_of_tokens_) {
       const auto& p = transformer_.patch_size;
-      const int64_t tokens = x.dim(1) / p[0] * (x.dim(2) / p[1]) * (x.dim(3) / p[2]);
+      const int64_t of_frame = x.dim(2) / p[1] * (x.dim(3) / p[2]), tokens = x.dim(1) / p[0] * of_frame;
       t = broadcast_to(expand_dims(t, 1), {t.dim(0), tokens});
+      if (condition != c.end()) {
+        t = concatenate({zeros_like(slice_axis(t, 1, 0, of_frame)), slice_axis(t, 1, of_frame, tokens)}, 1);
+        x = concatenate({condition->second, slice_axis(x, 1, 1, x.dim(1))}, 1);
+      }
+    } else if (channels_of_image()) {
+      x = concatenate({x, condition->second}, -1);
     }
-    return wan_transformer(models(kTransformer), transformer_, {.sample = x, .timestep = t, .text = c.at(kPrompt)})
-        .sample;
+    WanInputs in{.sample = x, .timestep = t, .text = c.at(kPrompt)};
+    if (image != c.end()) in.image = image->second;
+    return wan_transformer(models(kTransformer), transformer_, in).sample;
   }
 
   std::string file_prefix(uint64_t seed) const override { return fmt::format("wan_output_{}_", seed); }
@@ -165,10 +244,15 @@ class Wan final : public Family {
   }
 
  private:
+  /// Whether the denoiser sees an image's latents and a mask beside the noisy latents.
+  bool channels_of_image() const { return transformer_.in_channels != vae_.z_dim; }
+
   ModelFolder folder_;
   WanTransformerConfig transformer_;
   WanVaeConfig vae_;
   Umt5Config text_;
+  std::optional<ClipVisionConfig> vision_;
+  ImageProcessor processor_;
   int64_t length_;
   bool time_of_tokens_;
 };

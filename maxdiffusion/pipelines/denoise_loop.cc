@@ -249,7 +249,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   HostArrays per_sample = prompts.positive;
   for (const auto& [name, a] : prompts.negative) per_sample["negative_" + name] = a;
   if (o.control) per_sample["control_image"] = repeat_rows(o.control->image, samples);
-  HostArray noise = o.latents ? o.latents : drawn_noise(all, o.seed);
+  HostArray noise = o.latents ? rows(o.latents, 0, samples) : drawn_noise(all, o.seed);
   for (float& v : noise.mutable_view<float>()) v *= static_cast<float>(table.init_noise_sigma);
   std::vector<ArrayMap> carries(static_cast<size_t>((samples + batch - 1) / batch));  // of each group of samples
   int64_t done = 0;

@@ -21,7 +21,7 @@ struct SampleKeys {
   double fps = 16;
   bool scan_diffusion_loop = false;
   std::vector<int64_t> original_size, crops_coords_top_left = {0, 0}, target_size;
-  std::string latents, output_type;
+  std::string latents, output_type, image, image_url, last_image;
   bool vae_slicing = false, vae_tiling = false;
   template <class V>
   void visit(V&& v) {
@@ -48,6 +48,9 @@ struct SampleKeys {
     v("crops_coords_top_left", crops_coords_top_left, "condition on size: top and left of the crop");
     v("target_size", target_size, "condition on size: height and width wanted; empty: the picture's");
     v("clip_skip", clip_skip, "layers of the text encoders left out at the end, for the prompt as in diffusers");
+    v("image", image, "picture that the video begins with");
+    v("image_url", image_url, "the same under the reference's name; only files are read");
+    v("last_image", last_image, "picture that the video ends with");
     v("latents", latents,
       "safetensors file whose tensor `latents` (standard normal, NCHW or NCFHW) is the initial noise");
     v("output_type", output_type,

@@ -48,16 +48,16 @@ HostArrays encode_dataset(RunModels& models, const LoadedImages& images, bool fl
 }
 
 HostArray with_mirrored(const HostArray& pixels, int64_t from, int64_t to) {
-  const Dims& d = pixels.dims();
+  const Shape& s = pixels.shape();
+  const int64_t n = s.dims[0];
   HostArray out = rows(pixels, 0, to - from);
-  const size_t pixel = static_cast<size_t>(d[3]) * size_of(pixels.dtype()),
-               row_bytes = static_cast<size_t>(d[2]) * pixel;
-  const size_t image = static_cast<size_t>(d[1]) * row_bytes;
+  const size_t pixel = static_cast<size_t>(s.dim(-1)) * size_of(s.dtype),
+               row_bytes = static_cast<size_t>(s.dim(-2)) * pixel, sample = pixels.bytes() / static_cast<size_t>(n);
   for (int64_t i = from; i < to; ++i) {
-    set_rows(out, i - from, rows(pixels, i % d[0], 1));
-    if (i < d[0]) continue;
-    std::byte* row = out.mutable_data() + static_cast<size_t>(i - from) * image;
-    for (const std::byte* end = row + image; row < end; row += row_bytes)
+    set_rows(out, i - from, rows(pixels, i % n, 1));
+    if (i < n) continue;
+    std::byte* row = out.mutable_data() + static_cast<size_t>(i - from) * sample;
+    for (const std::byte* end = row + sample; row < end; row += row_bytes)
       for (size_t l = 0, r = row_bytes - pixel; l < r; l += pixel, r -= pixel)
         std::swap_ranges(row + l, row + l + pixel, row + r);
   }

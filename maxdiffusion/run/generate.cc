@@ -18,7 +18,9 @@
 #include "maxdiffusion/data/records/image_folder.h"
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/metrics/profile.h"
+#include "maxdiffusion/metrics/progress_bar.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
+#include "maxdiffusion/pipelines/image_conditioning.h"
 #include "maxdiffusion/run/write_media.h"
 
 namespace md {
@@ -87,6 +89,26 @@ SampleOptions options_of(const RunModels& models) {
   return o;
 }
 
+/// Adds what the images of the keys say, where the model takes any.
+void add_images(const RunModels& models, MediaAutoencoder& autoencoder, const WeightsOf& weights,
+                const SampleOptions& o, PromptConditioning& prompts) {
+  const SampleKeys& k = models.config().sample;
+  std::vector<HostArray> images;
+  check(k.image.empty() || k.image_url.empty(), Code::invalid_config, "image and image_url are given; leave one out");
+  for (const std::string& file : {k.image + k.image_url, k.last_image}) {
+    check(file.find("://") == std::string::npos, Code::invalid_config,
+          "image '{}': nothing is fetched; save the picture and give its file", file);
+    check(file.empty() || images.size() == (file == k.last_image ? 1 : 0), Code::invalid_config,
+          "last_image is given without image");
+    if (!file.empty()) images.push_back(decode_image(file));
+  }
+  const HostArrays fields =
+      condition_on_images(models.devices(), *models.family(), weights, autoencoder, images, o.size, o.scope, o.compile);
+  for (HostArrays* half : {&prompts.positive, &prompts.negative})
+    for (const auto& [name, a] : fields)
+      if (!half->empty()) (*half)[name] = repeat_rows(a, o.samples());
+}
+
 /// A model folder on devices, drawing as a config says.
 class Sampler {
  public:
@@ -114,23 +136,34 @@ class Sampler {
       prompts = encode_prompts(text, family, options_);
     }
     log_info("{} prompts encoded after {:.1f} s", options_.prompts.size(), seconds());
-    HostArray latents = md::denoise(models_.devices(), family, weights(), prompts, options_);
+    if (family.images().most > 0 || !(config_.sample.image + config_.sample.image_url).empty()) {
+      std::unique_ptr<MediaAutoencoder> coder = autoencoder(devices());
+      add_images(models_, *coder, weights(), options_, prompts);
+    }
+    ProgressBar bar("denoising", options_.num_inference_steps);
+    if (options_.step_by_step) options_.progress = [&](int64_t done, int64_t) { bar.update(done, ""); };
+    const HostArray latents =
+        family.with_images(md::denoise(models_.devices(), family, weights(), prompts, options_), prompts.positive);
+    if (options_.step_by_step) bar.finish();
     log_info("{} pictures of {}x{} denoised after {:.1f} s", options_.samples(), options_.size.height,
              options_.size.width, seconds());
     return latents;
   }
   /// f32 [N, H, W, 3] in [−1, 1].
   HostArray decode(const HostArray& latents) {
-    MediaAutoencoder coder(models_.devices(), models_.family(), models_.autoencoder_values(),
-                           config_.sample.vae_slicing ? devices() : options_.batch, options_.scope, config_.compile,
-                           config_.media_chunks.chunks(*models_.family()));
-    HostArray images = decode_latents(coder, *models_.family(), latents, config_.sample.vae_tiling);
+    std::unique_ptr<MediaAutoencoder> coder = autoencoder(config_.sample.vae_slicing ? devices() : options_.batch);
+    HostArray images = decode_latents(*coder, *models_.family(), latents, config_.sample.vae_tiling);
     log_info("decoded after {:.1f} s", seconds());
     return images;
   }
 
  private:
   int64_t devices() const { return models_.devices().mesh().devices(); }
+  std::unique_ptr<MediaAutoencoder> autoencoder(int64_t batch) {
+    return std::make_unique<MediaAutoencoder>(models_.devices(), models_.family(), models_.autoencoder_values(), batch,
+                                              options_.scope, config_.compile,
+                                              config_.media_chunks.chunks(*models_.family()));
+  }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   /// Those of the keys, and those that the folder's run has trained.
   void read_loras() {
@@ -222,13 +255,18 @@ std::string draw_sample_grid(RunModels& models, TextEncoder& text, const Weights
   if (!keys.num_images_per_prompt && !o.latents) o.images_per_prompt = 1;
   o.batch = 0;  // sizes of training are small
   const Family& family = *models.family();
-  const HostArray latents = denoise(models.devices(), family, weights, encode_prompts(text, family, o), o);
+  PromptConditioning prompts = encode_prompts(text, family, o);
+  if (family.images().most > 0) add_images(models, models.media_autoencoder(), weights, o, prompts);
+  const HostArray latents =
+      family.with_images(denoise(models.devices(), family, weights, prompts, o), prompts.positive);
   const HostArray images = decode_latents(models.media_autoencoder(), family, latents, keys.vae_tiling);
   std::vector<GridCell> cells;
   for (int64_t i = 0; i < o.samples(); ++i)
-    cells.push_back({image_of_batch(images, i), o.prompts[static_cast<size_t>(i / o.images_per_prompt)]});
+    cells.push_back({still_of(image_of_batch(images, i)), o.prompts[static_cast<size_t>(i / o.images_per_prompt)]});
   std::string path = fmt::format("{}/step_{:06}.png", folder, step);
-  const auto columns = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(cells.size()))));
+  const bool videos = images.dims().size() == 5;
+  if (videos) write_media(fmt::format("{}/step_{:06}_", folder, step), "mp4", images, keys.fps);
+  const auto columns = videos ? 2 : static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(cells.size()))));
   write_png(path, make_grid(cells, columns, std::max<int64_t>(1, 128 / models.config().images.resolution)));
   return path;
 }

@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/run/plan.h"
+#include "maxdiffusion/run/write_media.h"
 #include "maxdiffusion/tasks/autoencoder.h"
 
 namespace md {
@@ -24,13 +25,14 @@ HostArray means(const HostArray& moments) {
 }
 
 void write_reconstructions(MediaAutoencoder& coder, const HostArray& pixels, const std::string& path) {
-  const int64_t n = std::min<int64_t>(12, pixels.dims()[0]), stride = pixels.dims()[0] / n;
+  const int64_t most = pixels.dims().size() == 5 ? 4 : 12;
+  const int64_t n = std::min(most, pixels.dims()[0]), stride = pixels.dims()[0] / n;
   HostArray chosen = rows(pixels, 0, n);
   for (int64_t i = 0; i < n; ++i) set_rows(chosen, i, rows(pixels, i * stride, 1));
   const HostArray decoded = coder.decode(means(coder.encode(chosen)));
   std::vector<GridCell> cells;
-  for (int64_t i = 0; i < n; ++i) cells.push_back({without_batch(rows(chosen, i, 1)), ""});
-  for (int64_t i = 0; i < n; ++i) cells.push_back({image_of_batch(decoded, i), ""});
+  for (int64_t i = 0; i < n; ++i) cells.push_back({still_of(without_batch(rows(chosen, i, 1))), ""});
+  for (int64_t i = 0; i < n; ++i) cells.push_back({still_of(image_of_batch(decoded, i)), ""});
   write_png(path, make_grid(cells, n, 2));
 }
 
@@ -59,7 +61,7 @@ void train_autoencoder(RunModels& models, const LoadedImages& images) {
   task.family = models.family();
   task.batch_size =
       global_batch(c.vae.vae_per_device_batch_size, models.devices().mesh().devices(), "vae_per_device_batch_size");
-  task.resolution = c.images.resolution;
+  task.size = training_size(c, *task.family);
   task.kl_weight = c.vae.vae_kl_weight;
   const std::string component = task.model();
   LoopOptions o = loop_options(c, c.folder() + "/" + component, "train " + component);

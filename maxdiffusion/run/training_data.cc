@@ -11,6 +11,7 @@
 #include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/data/images/emoji.h"
 #include "maxdiffusion/data/storage/location.h"
+#include "maxdiffusion/data/video/moving_emoji.h"
 #include "maxdiffusion/run/encode_dataset.h"
 #include "maxdiffusion/run/train_autoencoder.h"
 #include "maxdiffusion/tasks/replay.h"
@@ -210,17 +211,25 @@ DataSourceConfig source_config(const RunConfig& c) {
   const bool elsewhere = !(s.hf_train_files + s.grain_train_files + s.train_data_dir + s.hf_data_dir).empty() ||
                          s.dataset_type == "synthetic";
   if (elsewhere || s.dataset_name.empty()) return s;
-  if (s.dataset_name != "noto-emoji") {
+  const bool moving = s.dataset_name == "moving-emoji";
+  if (s.dataset_name != "noto-emoji" && !moving) {
     if (!is_remote(s.dataset_name)) s.dataset_name = local_folder(s.dataset_name, "", "datasets");
     return s;
   }
   const std::string& place = c.batches.dataset_save_location;
-  check(!place.empty(), Code::invalid_config, "dataset_name=noto-emoji needs dataset_save_location");
-  s.dataset_name = fmt::format("{}/noto-emoji-{}", place, s.resolution);
-  if (!exists(s.dataset_name + "/metadata.jsonl")) {
-    log_info("drawing the emoji into {}", s.dataset_name);
+  check(!place.empty(), Code::invalid_config, "dataset_name={} needs dataset_save_location", s.dataset_name);
+  const MovingEmojiConfig clips{.emoji = {.resolution = c.sample.height.value_or(s.resolution)},
+                                .num_frames = c.sample.num_frames.value_or(17),
+                                .fps = c.sample.fps};
+  s.dataset_name =
+      moving ? fmt::format("{}/moving-emoji-{}-{}-{}", place, clips.emoji.resolution, clips.num_frames, clips.fps)
+             : fmt::format("{}/noto-emoji-{}", place, s.resolution);
+  if (exists(s.dataset_name + "/metadata.jsonl")) return s;
+  log_info("drawing the emoji into {}", s.dataset_name);
+  if (moving)
+    prepare_moving_emoji(s.dataset_name, clips);
+  else
     log_info("{} pictures", prepare_emoji(s.dataset_name, {.resolution = s.resolution}));
-  }
   return s;
 }
 

@@ -13,6 +13,8 @@ void check_output_type(const std::string& type);
 /// videos a folder of frames each), mp4 of `fps` frames per second, np (images.safetensors or video.safetensors in the
 /// prefix's folder, in [0, 1]); empty: png, or mp4 of videos. Logs each. Throws io; invalid_config for mp4 of images.
 void write_media(const std::string& prefix, const std::string& type, const HostArray& media, double fps);
+/// A picture to show beside others: of a video (u8 [F, H, W, 3]) five of its frames side by side, of an image itself.
+HostArray still_of(const HostArray& rgb);
 /// latents: f32 [N, …, C] → `folder`/latents.safetensors, channels first.
 void write_latents(const std::string& folder, const HostArray& latents);
 

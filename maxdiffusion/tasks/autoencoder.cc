@@ -7,7 +7,7 @@
 namespace md {
 
 std::vector<BatchField> AutoencoderTask::batch() const {
-  return {{"pixels", {DType::u8, {batch_size, resolution, resolution, 3}}}};
+  return {batch_field(batch_size, {"pixels", {DType::u8, family->pixel_dims(size)}})};
 }
 
 Tensor AutoencoderTask::loss(const Models& models, const Feed& feed, Rng rng) const {
@@ -17,7 +17,7 @@ Tensor AutoencoderTask::loss(const Models& models, const Feed& feed, Rng rng) co
   const Posterior q = family->encode_media(both, x);
   Tensor z = sample_posterior(q, random_normal(rng.for_("posterior"), q.mean.shape()));
   Tensor reconstruction = mean(abs(family->decode_media(both, z) - x));
-  const double values = static_cast<double>(resolution * resolution * 3);
+  const double values = static_cast<double>(x.shape().elements() / batch_size);
   return reconstruction + kl_divergence(q) * (kl_weight / values);
 }
 

@@ -17,17 +17,18 @@ struct AutoencoderKeys {
     v("vae_max_train_steps", vae_max_train_steps, "optimizer updates of the autoencoder stage");
     v("vae_learning_rate", vae_learning_rate, "peak step size of the autoencoder stage");
     v("vae_kl_weight", vae_kl_weight, "weight of KL(q || N(0, 1)) per pixel value beside the reconstruction error");
-    v("vae_per_device_batch_size", vae_per_device_batch_size, "pictures per device in the autoencoder stage");
+    v("vae_per_device_batch_size", vae_per_device_batch_size, "pictures or videos per device in the autoencoder stage");
   }
 };
 
 struct AutoencoderTask : Task {
   std::shared_ptr<const Family> family;
-  int64_t batch_size = 1, resolution = 64;
+  int64_t batch_size = 1;
+  MediaSize size;           // of the media, pixels
   double kl_weight = 1e-6;  // times the KL per pixel value
 
   std::string model() const override { return family->autoencoder(); }
-  /// pixels: u8 [B, R, R, 3].
+  /// pixels: u8 [B] + Family::pixel_dims.
   std::vector<BatchField> batch() const override;
   Tensor loss(const Models& models, const Feed& feed, Rng rng) const override;
 };
