@@ -113,6 +113,7 @@ def make(generator):
 
 # name: (folder, class of the scheduler, arguments of the pipeline, video too)
 NEGATIVE = dict(negative_prompt="grey")
+LONG = dict(max_sequence_length=512)  # diffusers tells an image's tokens from the text's by this number
 FIRST, BOTH = dict(NEGATIVE, image="image"), dict(NEGATIVE, image="image", last_image="last_image")
 CASES = {
     "t2v_unipc": ("t2v", None, NEGATIVE, True),
@@ -125,8 +126,8 @@ CASES = {
         NEGATIVE, guidance_scale=4.0, guidance_scale_2=1.0, boundary_ratio=0.5), False),
     "ti2v": ("ti2v", None, dict(NEGATIVE, height=32, width=64), True),
     "ti2v_image": ("ti2v", None, dict(FIRST, height=32, width=64), False),
-    "i2v": ("i2v", None, FIRST, False),
-    "flf2v": ("flf2v", None, BOTH, False),
+    "i2v": ("i2v", None, dict(FIRST, **LONG), False),
+    "flf2v": ("flf2v", None, dict(BOTH, **LONG), False),
     "i2v_a14b": ("i2v_a14b", None, dict(FIRST, guidance_scale=3.5, guidance_scale_2=3.5), False),
 }
 
