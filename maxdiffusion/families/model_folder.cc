@@ -13,9 +13,10 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::string_view kImageProcessors[] = {"CLIPImageProcessor", "CLIPImageProcessorFast",
+                                                 "CLIPImageProcessorPil", "CLIPFeatureExtractor"};
 /// Classes of files that sampling and training do without.
-constexpr const char* kUnused[] = {"CLIPImageProcessor", "CLIPFeatureExtractor", "StableDiffusionSafetyChecker",
-                                   "FlaxStableDiffusionSafetyChecker"};
+constexpr std::string_view kUnused[] = {"StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChecker"};
 
 json parse_json(const std::string& path, const std::string& text) {
   try {
@@ -82,7 +83,10 @@ void ModelFolder::read_index(const Read& read) {
       components_[part] = {class_name, parse(class_name, part + "/config.json"), path_ + "/" + part};
     } else if (const std::string name = tokenizer_class(path_ + "/" + part, class_name); is_tokenizer_class(name)) {
       tokenizer_classes_[part] = name;
-    } else if (std::ranges::find(kUnused, class_name) == std::end(kUnused)) {
+    } else if (std::ranges::count(kImageProcessors, class_name) > 0) {
+      // Under other names ("feature_extractor") it prepares what safety checkers see.
+      if (part == "image_processor") read(part + "/preprocessor_config.json");
+    } else if (std::ranges::count(kUnused, class_name) == 0) {
       fail(Code::invalid_config, "{}: the class '{}' of {} is not one of: {}, {}", where, class_name, part,
            fmt::join(model_class_names(), ", "), fmt::join(tokenizer_class_names(), ", "));
     }

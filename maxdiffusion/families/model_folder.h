@@ -57,7 +57,8 @@ class ModelFolder {
   /// Throws invalid_config where model_index.json names no such tokenizer.
   const Tokenizer& tokenizer(const std::string& name) const;
 
-  /// Texts of model_index.json, scheduler/scheduler_config.json and every config.json, by path below the folder.
+  /// Texts of model_index.json, scheduler/scheduler_config.json, every config.json and
+  /// image_processor/preprocessor_config.json (data/images/image_processor.h), by path below the folder.
   const std::map<std::string, std::string>& files() const { return files_; }
   const std::string& scheduler_config() const { return files_.at("scheduler/scheduler_config.json"); }
   /// Texts of the tokenizers' files, as transformers reads them, by path below the folder.

@@ -21,15 +21,22 @@ struct Taps {
 
 double sinc(double x) { return x == 0 ? 1 : std::sin(x * std::numbers::pi) / (x * std::numbers::pi); }
 
-/// Zero beyond the support.
+/// How far from the centre pixels count.
+double support_of(Filter filter) { return filter == Filter::bilinear ? 1 : filter == Filter::bicubic ? 2 : 3; }
+
+/// Zero beyond the support. Bicubic: Keys 1981, a = −1/2.
 double response(Filter filter, double x) {
   if (filter == Filter::bilinear) return std::max(0.0, 1.0 - std::abs(x));
-  return x >= -3 && x < 3 ? sinc(x) * sinc(x / 3) : 0;
+  if (filter == Filter::lanczos) return x >= -3 && x < 3 ? sinc(x) * sinc(x / 3) : 0;
+  constexpr double a = -0.5;
+  x = std::abs(x);
+  if (x < 1) return ((a + 2) * x - (a + 3)) * x * x + 1;
+  return x < 2 ? (((x - 5) * x + 8) * x - 4) * a : 0;
 }
 
 std::vector<Taps> taps_of(int64_t in, int64_t out, Filter filter) {
   const double scale = static_cast<double>(in) / static_cast<double>(out), widen = std::max(scale, 1.0);
-  const double support = widen * (filter == Filter::bilinear ? 1 : 3);
+  const double support = widen * support_of(filter);
   std::vector<Taps> all(static_cast<size_t>(out));
   std::vector<double> w;
   for (int64_t i = 0; i < out; ++i) {

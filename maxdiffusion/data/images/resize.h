@@ -8,7 +8,7 @@
 
 namespace md {
 
-enum class Filter { bilinear, lanczos };  // Pillow's Image.BILINEAR and Image.LANCZOS
+enum class Filter { bilinear, bicubic, lanczos };  // Pillow's Image.BILINEAR, Image.BICUBIC and Image.LANCZOS
 
 /// rgb: u8 [H, W, 3] → u8 [height, width, 3].
 HostArray resize_rgb8(const HostArray& rgb, int64_t height, int64_t width, Filter filter = Filter::bilinear);
