@@ -6,6 +6,7 @@
 #include "maxdiffusion/models/controlnet.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
+#include "maxdiffusion/models/wan_names.h"
 #include "maxdiffusion/models/wan_transformer.h"
 
 namespace md {
@@ -13,9 +14,12 @@ namespace {
 
 std::vector<ModelClass>& classes() {
   static std::vector<ModelClass> all = {
-      model_class("UNet2DConditionModel", trace_unet2d), model_class("AutoencoderKL", trace_vae),
-      model_class("CLIPTextModel", trace_clip_text),     model_class("CLIPTextModelWithProjection", trace_clip_text),
-      model_class("ControlNetModel", trace_controlnet),  model_class("WanTransformer3DModel", trace_wan_transformer),
+      model_class("UNet2DConditionModel", trace_unet2d),
+      model_class("AutoencoderKL", trace_vae),
+      model_class("CLIPTextModel", trace_clip_text),
+      model_class("CLIPTextModelWithProjection", trace_clip_text),
+      model_class("ControlNetModel", trace_controlnet),
+      model_class("WanTransformer3DModel", trace_wan_transformer, original_wan_names),
   };
   return all;
 }
