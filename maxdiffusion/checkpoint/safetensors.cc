@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <filesystem>
@@ -179,6 +180,18 @@ bool ends_with(const std::string& s, std::string_view end) {
   return s.size() >= end.size() && std::string_view(s).substr(s.size() - end.size()) == end;
 }
 
+/// Whether the name is that of a file of Python objects, which only Python reads.
+bool is_pickled(const std::string& file) {
+  return std::ranges::any_of(std::array{".pth", ".pt", ".ckpt", ".bin"},
+                             [&](auto end) { return ends_with(file, end); });
+}
+std::string conversion_of(const std::string& file) {
+  return fmt::format(
+      "try: convert it in Python, with save_pretrained of diffusers or safetensors.torch.save_file(torch.load('{}', "
+      "map_location='cpu', weights_only=True), 'NAME.safetensors')",
+      file);
+}
+
 /// The file of a folder that holds its weights, or an error that says what lies there instead.
 std::string find_in_folder(const std::string& folder) {
   for (const char* stem : {"diffusion_pytorch_model", "model"})
@@ -197,10 +210,8 @@ std::string find_in_folder(const std::string& folder) {
   } else if (f = first([](auto& s) { return ends_with(s, ".safetensors") || ends_with(s, ".safetensors.index.json"); });
              f != here.end()) {
     e.note(fmt::format("try: '{}' is there (another variant or name); give the path of that file itself", *f));
-  } else if (f = first(
-                 [](auto& s) { return ends_with(s, ".bin") || ends_with(s, ".msgpack") || ends_with(s, ".ckpt"); });
-             f != here.end()) {
-    e.note(fmt::format("try: '{}' is not read here; convert it to safetensors with diffusers' save_pretrained", *f));
+  } else if (f = first([](auto& s) { return is_pickled(s) || ends_with(s, ".msgpack"); }); f != here.end()) {
+    e.note(fmt::format("'{}' is there, which is not read here", *f)).note(conversion_of(folder + "/" + *f));
   } else {
     e.note(here.empty() ? std::string("found: nothing")
                         : fmt::format("found: {}",
@@ -215,6 +226,9 @@ SafetensorsReader SafetensorsReader::open(const std::string& path) {
   SafetensorsReader r;
   std::error_code ec;
   const std::string file = fs::is_directory(path, ec) ? find_in_folder(path) : path;
+  if (is_pickled(file) && exists(file))
+    throw Error(Code::io, fmt::format("read '{}': a pickled file; only safetensors are read", file))
+        .note(conversion_of(file));
   if (!ends_with(file, ".index.json")) {
     OneFile one = read_one(file);
     for (const auto& [name, array] : one.tensors) r.files_[name] = file;

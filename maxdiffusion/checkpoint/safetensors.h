@@ -16,7 +16,8 @@ namespace md {
 class SafetensorsReader {
  public:
   /// `path`: a .safetensors file, a .safetensors.index.json, or a folder holding one of diffusers' or transformers'
-  /// usual names. Throws io naming file, tensor and offset for truncated, overlapping or lying headers.
+  /// usual names. Throws io naming file, tensor and offset for truncated, overlapping or lying headers, and saying how
+  /// to convert a pickled file.
   static SafetensorsReader open(const std::string& path);
   const HostArrays& tensors() const& { return tensors_; }
   /// By value, so that a loop over open(…).tensors() holds what it walks.

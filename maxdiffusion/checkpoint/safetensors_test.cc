@@ -260,6 +260,16 @@ TEST(SafetensorsReader, SaysWhatAFolderHoldsInstead) {
   EXPECT_TRUE(has(open_error(t.path()), "whole pipeline"));
 }
 
+TEST(SafetensorsReader, SaysHowToConvertAPickledFile) {
+  TemporaryFolder t;
+  for (const char* name : {"a.pth", "a.pt", "a.ckpt", "a.bin"}) {
+    std::ofstream(t / name) << "PK";
+    const std::string e = open_error(t / name);
+    EXPECT_TRUE(has(e, "a pickled file")) << e;
+    EXPECT_TRUE(has(e, "safetensors.torch.save_file(torch.load('" + t / name + "'")) << e;
+  }
+}
+
 int writes_left = 0;
 void full_disk(const std::string& path, size_t) {
   if (writes_left-- == 0) fail(Code::io, "write '{}': No space left on device", path);

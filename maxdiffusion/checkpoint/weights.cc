@@ -115,6 +115,9 @@ class Matcher {
     for (const NameAlias& alias : options_.aliases)
       if (auto other = respelled(name, alias))
         if (auto* n = in_file(*other)) return n;
+    if (options_.other_names)
+      for (const std::string& other : options_.other_names(name))
+        if (auto* n = in_file(other)) return n;
     return nullptr;
   }
 

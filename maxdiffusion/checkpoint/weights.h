@@ -28,8 +28,11 @@ const std::vector<NameAlias>& published_aliases();
 struct LoadOptions {
   std::vector<NameAlias> aliases = published_aliases();
   /// Ends of names that files hold and no model needs, or that it has under another name.
-  std::vector<std::string> ignorable = {"embeddings.position_ids", "encoder.embed_tokens.weight"};
+  std::vector<std::string> ignorable = {"embeddings.position_ids", "encoder.embed_tokens.weight",
+                                        ".norm_added_q.weight"};
   bool allow_unused = false;  // for a file that holds more than this model
+  /// Names that files of another program give a wanted one, likeliest first; tried last.
+  std::function<std::vector<std::string>(const std::string& wanted)> other_names = {};
 };
 
 /// Arrays by wanted name. `path` as SafetensorsReader::open takes it. Shapes may differ by sizes of 1 at the end

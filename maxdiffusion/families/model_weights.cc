@@ -4,13 +4,14 @@
 #include <filesystem>
 
 #include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
 
 namespace md {
 namespace {
 
 /// What a key names: a file, the component's folder of a model folder, or that folder itself.
-std::string component_folder(const std::string& name, const std::string& component) {
+std::string component_files(const std::string& name, const std::string& component) {
   if (std::filesystem::is_regular_file(name)) return name;
   const std::string folder = local_folder(name);
   return std::filesystem::is_directory(folder + "/" + component) ? folder + "/" + component : folder;
@@ -26,7 +27,7 @@ bool random_by_key(const Family& family, const ModelKeys& keys, const std::strin
 std::string replacement(const Family& family, const ModelKeys& keys) {
   if (!keys.lightning_repo.empty()) return local_folder(keys.lightning_repo) + "/" + keys.lightning_ckpt;
   for (const std::string& name : {keys.wan_transformer_pretrained_model_name_or_path, keys.unet_checkpoint})
-    if (!name.empty()) return component_folder(name, family.denoiser());
+    if (!name.empty()) return component_files(name, family.denoiser());
   return "";
 }
 
@@ -37,12 +38,24 @@ bool has_weights(const std::string& folder) {
   return false;
 }
 
+/// One layer of each parameter of a component, by its published name.
+std::vector<std::string> published_names(const ParamTable& params, const std::string& component) {
+  std::vector<std::string> names;
+  for (const Param& p : params.params())
+    if (p.model == component) names.push_back(p.stacked > 0 ? layer_path(p.path, 0) : p.path);
+  return names;
+}
+
 }  // namespace
+
+ModelWeights::ModelWeights(const ModelFolder& folder, uint64_t seed) : seed_(seed) {
+  for (const auto& [name, component] : folder.components())
+    other_names_[name] = find_model_class(component.class_name)->other_names;
+}
 
 ModelWeights ModelWeights::for_training(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                         uint64_t seed) {
-  ModelWeights w;
-  w.seed_ = seed;
+  ModelWeights w(folder, seed);
   for (const auto& [name, component] : folder.components())
     if (!random_by_key(family, keys, name)) w.locations_[name] = component.weights;
   const auto denoiser = w.locations_.find(family.denoiser());
@@ -53,8 +66,7 @@ ModelWeights ModelWeights::for_training(const ModelFolder& folder, const Family&
 
 ModelWeights ModelWeights::for_sampling(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                         uint64_t seed) {
-  ModelWeights w;
-  w.seed_ = seed;
+  ModelWeights w(folder, seed);
   for (const auto& [name, component] : folder.components())
     if (!random_by_key(family, keys, name) || has_weights(component.weights)) w.locations_[name] = component.weights;
   if (const std::string files = replacement(family, keys); !files.empty()) w.locations_[family.denoiser()] = files;
@@ -66,11 +78,23 @@ std::string ModelWeights::location(const std::string& component) const {
   return given_.contains(component) || found == locations_.end() ? "" : found->second;
 }
 
+std::vector<std::string> ModelWeights::linkable(const ParamTable& params, const std::string& component) const {
+  const std::string from = location(component);
+  if (from.empty() || !std::filesystem::is_directory(from)) return {};
+  if (const OtherNames& others = other_names_.at(component)) {
+    const HostArrays found = SafetensorsReader::open(from).tensors();
+    for (const std::string& name : published_names(params, component))
+      for (const std::string& other : others(name))
+        if (!found.contains(name) && found.contains(other)) return {};
+  }
+  return weight_files(from);
+}
+
 std::function<NamedPieces()> ModelWeights::open(const ParamTable& params, const std::string& component) const {
   if (const auto given = given_.find(component); given != given_.end())
     return [&params, component, &values = given->second] { return as_pieces(of_component(params, component, values)); };
   if (const std::string files = location(component); !files.empty())
-    return [read = open_component(params, component, files)] { return as_pieces(read()); };
+    return [read = open_component(params, component, files, other_names_.at(component))] { return as_pieces(read()); };
   return [&params, component, slices = slices_, seed = seed_] {
     NamedPieces out;
     for (const Param& p : params.params()) {
@@ -91,7 +115,7 @@ HostArrays of_component(const ParamTable& params, const std::string& component, 
 }
 
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
-                                           const std::string& weights) {
+                                           const std::string& weights, const OtherNames& other_names) {
   std::vector<const Param*> own;
   std::vector<WantedWeight> wanted;
   for (const Param& p : params.params())
@@ -100,7 +124,7 @@ std::function<HostArrays()> open_component(const ParamTable& params, const std::
       wanted.push_back({p.path, p.shape});
     }
   if (own.empty()) return [] { return HostArrays(); };
-  return [own, read = open_weights(weights, wanted)] {
+  return [own, read = open_weights(weights, wanted, {.other_names = other_names})] {
     HostArrays out, found = read();
     for (const Param* p : own) out[p->input] = found.at(p->path);
     return out;

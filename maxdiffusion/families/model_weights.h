@@ -24,7 +24,8 @@ struct ModelKeys {
       "model folder in diffusers' layout, or the name of one that the Hugging Face cache holds");
     v("revision", revision, "of a name in the Hugging Face cache; empty: main");
     v("clip_bpe_file", clip_bpe_file, "merges list for a model folder without tokenizer; empty: the installed one");
-    v("unet_checkpoint", unet_checkpoint, "folder with unet/, or the UNet's own, whose weights replace the model's");
+    v("unet_checkpoint", unet_checkpoint,
+      "folder with unet/, the UNet's own, or a .safetensors file, whose weights replace the model's");
     v("wan_transformer_pretrained_model_name_or_path", wan_transformer_pretrained_model_name_or_path,
       "file or folder whose weights replace the transformer's, by published or original names");
     v("max_sequence_length", max_sequence_length,
@@ -37,6 +38,8 @@ struct ModelKeys {
   }
 };
 
+/// ModelClass::other_names of a component.
+using OtherNames = std::function<std::vector<std::string>(const std::string& name)>;
 /// Which parts of a parameter a process holds.
 using SlicesOf = std::function<std::vector<Slice>(const Param&)>;
 /// Gives the values of those parameters in a table that are a component's, by input name ("unet/conv_in.weight").
@@ -54,6 +57,9 @@ class ModelWeights {
 
   /// Folder or file that a component's weights are read from; empty: they are drawn, or were set.
   std::string location(const std::string& component) const;
+  /// The files that a component's weights are read from, an index among them, if a model folder with these files is one
+  /// that diffusers reads: their names and the names in them are diffusers'. Else empty.
+  std::vector<std::string> linkable(const ParamTable& params, const std::string& component) const;
   /// Replaces a component's weights by values, by input name, that this run has trained.
   void set(const std::string& component, HostArrays values) { given_[component] = std::move(values); }
   /// Random values are drawn for these parts only.
@@ -66,18 +72,21 @@ class ModelWeights {
   }
 
  private:
+  ModelWeights(const ModelFolder& folder, uint64_t seed);
+
   std::map<std::string, std::string> locations_;  // components without one are random
+  std::map<std::string, OtherNames> other_names_;
   std::map<std::string, HostArrays> given_;
   SlicesOf slices_ = [](const Param& p) { return std::vector<Slice>{Slice::all(p.shape.dims)}; };
-  uint64_t seed_ = 0;
+  uint64_t seed_;
 };
 
 /// The values, out of those of several components, of this component's parameters.
 HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all);
 /// Matches what `weights` (a folder or file) holds with the component's parameters now; the result reads it. Throws as
-/// ModelWeights::open does.
+/// ModelWeights::open does. `other_names`: of the component's class.
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
-                                           const std::string& weights);
+                                           const std::string& weights, const OtherNames& other_names = {});
 /// Parameters under their published names: a stacked parameter becomes one array per layer.
 NamedPieces published(const ParamTable& params, const std::string& component, const NamedPieces& values);
 

@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/data/images/image_processor.h"
+#include "maxdiffusion/data/text/clean_text.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/models/clip_vision.h"
 #include "maxdiffusion/models/umt5.h"
@@ -72,7 +73,7 @@ class Wan final : public Family {
     int64_t cut = 0;
     for (const std::string& caption : captions) {
       bool truncated = false;
-      const std::vector<int32_t> row = tokenizer.tokens(caption, length_, &truncated);
+      const std::vector<int32_t> row = tokenizer.tokens(clean_text(caption), length_, &truncated);
       if (truncated && ++cut == 1) log_warning("caption longer than {} tokens is cut: \"{}\"", length_, caption);
       std::fill_n(id, length_, tokenizer.pad_id());
       std::ranges::copy(row, id);

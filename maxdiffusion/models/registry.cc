@@ -8,6 +8,7 @@
 #include "maxdiffusion/models/umt5.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
+#include "maxdiffusion/models/wan_names.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_vae.h"
 
@@ -25,7 +26,7 @@ std::vector<ModelClass>& classes() {
       model_class("CLIPVisionModel", trace_clip_vision),
       model_class("CLIPVisionModelWithProjection", trace_clip_vision),
       model_class("AutoencoderKLWan", trace_wan_vae),
-      model_class("WanTransformer3DModel", trace_wan_transformer),
+      model_class("WanTransformer3DModel", trace_wan_transformer, original_wan_names),
   };
   return all;
 }

@@ -4,7 +4,6 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
-#include "maxdiffusion/checkpoint/weights.h"
 
 namespace md {
 namespace {
@@ -81,10 +80,13 @@ void RunModels::complete(CheckpointContent& content) {
   content.files.merge(folder_.tokenizer_files());
   for (const auto& [name, component] : folder_.components()) {
     if (content.weights.contains(name)) continue;
-    if (const std::string from = weights_.location(name); !from.empty()) {
-      for (const std::string& file : weight_files(from)) content.linked[name + file.substr(file.rfind('/'))] = file;
+    const ParamTable params = folder_.params(name);
+    if (const auto files = weights_.linkable(params, name); !files.empty()) {
+      for (const std::string& file : files) content.linked[name + file.substr(file.rfind('/'))] = file;
+    } else if (!weights_.location(name).empty()) {
+      content.weights[name] = published(params, name, weights_.open(params, name)());
     } else if (name == family_->autoencoder()) {
-      content.weights[name] = published(folder_.params(name), name, as_pieces(autoencoder_values()));
+      content.weights[name] = published(params, name, as_pieces(autoencoder_values()));
     } else {
       content.weights[name] = as_pieces(text_encoder().weights().at(name));
     }

@@ -53,8 +53,8 @@ class RunModels {
   void fit_autoencoder(const HostArray& moments);
   /// The text of scheduler_config.json for checkpoints; see training_config.
   std::string trained_scheduler_config() const;
-  /// Adds what the content of a checkpoint lacks to be a whole model folder. Weights that came from files are linked,
-  /// not written.
+  /// Adds what the content of a checkpoint lacks to be a whole model folder. Weights that came from files which
+  /// diffusers reads are linked, not written.
   void complete(CheckpointContent& content);
 
  private:

@@ -8,6 +8,7 @@
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "tests/golden/model_case.h"
+#include "tests/wan_axis_rules.h"
 
 namespace md {
 namespace {
@@ -77,16 +78,8 @@ TEST(UnetLogicalAxes, SplitAttentionFeedForwardAndConvolutionsOverFsdpAndTensor)
 
 TEST(WanLogicalAxes, SplitEveryMatrixOfTheBlocksOverContextFsdpAndTensor) {
   const Mesh mesh = mesh_of(1, 2, 2, 2);
-  const ShardingKeys keys{
-      .logical_axis_rules = {"[['batch', ['data', 'fsdp']], ['activation_batch', ['data', 'fsdp']], "
-                             "['activation_self_attn_heads', ['context', 'tensor']], "
-                             "['activation_cross_attn_q_length', ['context', 'tensor']], "
-                             "['activation_length', 'context'], ['activation_heads', 'tensor'], ['mlp', 'tensor'], "
-                             "['embed', ['context', 'fsdp']], ['heads', 'tensor'], ['norm', 'tensor'], "
-                             "['conv_batch', ['data', 'context', 'fsdp']], ['out_channels', 'tensor'], "
-                             "['conv_out', 'context']]"},
-      .data_sharding = {}};
-  const AxisRules rules = AxisRules::make(keys, MeshConfig().mesh_axes);
+  const AxisRules rules =
+      AxisRules::make({.logical_axis_rules = {kWanAxisRules}, .data_sharding = {}}, MeshConfig().mesh_axes);
   Graph g(on_mesh(mesh, rules));
   ParamTable table;
   const auto c =

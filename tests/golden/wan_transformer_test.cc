@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/models/wan_names.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "tests/golden/model_case.h"
 
@@ -79,6 +81,15 @@ TEST_P(WanInBf16, GivesOutputsAndGradientsNearTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Goldens, WanInBf16, testing::Values("wan_t2v", "wan_i2v"),
                          [](const auto& info) { return info.param; });
+
+TEST(WanNames, AreThoseThatTheConverterOfTheReferenceReads) {
+  const auto pairs = nlohmann::json::parse(read_file(golden_path("wan_names.json")));
+  EXPECT_EQ(pairs.size(), 55U);
+  for (const auto& [original, diffusers] : pairs.items()) EXPECT_EQ(original_wan_name(diffusers), original);
+  EXPECT_EQ(original_wan_name("blocks.*.attn2"), "blocks.*.cross_attn");
+  EXPECT_EQ(original_wan_name("condition_embedder.image_embedder.pos_embed"), "img_emb.emb_pos");
+  EXPECT_EQ(original_wan_name("proj_output.weight"), "proj_output.weight");
+}
 
 TEST(WanResidual, StandsForTheBlocksAndAllThatOnlyTheyRead) {
   ModelCase c = load_case("wan_i2v");

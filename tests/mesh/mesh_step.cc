@@ -7,6 +7,7 @@
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/unet2d.h"
+#include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/ops/reduce.h"
@@ -25,6 +26,14 @@ UNetConfig small_unet() {
     "mid_block_type": null,
     "attention_head_dim": [2, 4], "cross_attention_dim": 32, "norm_num_groups": 8, "use_linear_projection": true,
     "addition_embed_type": "text_time", "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 64
+  })"));
+}
+
+/// A time for each of 16 tokens, an image beside the text, blocks as one loop.
+WanTransformerConfig small_wan() {
+  return WanTransformerConfig::from_json(nlohmann::json::parse(R"({
+    "num_attention_heads": 4, "attention_head_dim": 8, "in_channels": 6, "out_channels": 4, "text_dim": 16,
+    "freq_dim": 16, "ffn_dim": 64, "num_layers": 2, "image_dim": 16, "added_kv_proj_dim": 32
   })"));
 }
 
@@ -47,7 +56,7 @@ struct Step {
 };
 
 /// Mean square error of the prediction against a given target; AdamW.
-void trace(Step& s) {
+void trace(Step& s, MeshModel model) {
   Graph& g = s.graph;
   auto batch = [&](const char* name, Dims dims) {
     dims.insert(dims.begin(), kBatch);
@@ -56,14 +65,25 @@ void trace(Step& s) {
     return g.input(name, {DType::f32, dims}, axes);
   };
   Tensor step = g.input("step", {DType::s32, {}});
-  const UNetInputs in{.sample = batch("sample", {8, 8, 4}),
-                      .timestep = batch("timestep", {}),
-                      .encoder_hidden_states = batch("text", {6, 32}),
-                      .text_embeds = batch("pooled", {16}),
-                      .time_ids = batch("time_ids", {6})};
-  const Tensor target = batch("target", {8, 8, 4});
-  const Scope scope(g, s.params, "unet");
-  const Tensor loss = mean(square(unet2d(scope, small_unet(), in) - target));
+  Tensor difference;
+  if (model == MeshModel::unet) {
+    const UNetInputs in{.sample = batch("sample", {8, 8, 4}),
+                        .timestep = batch("timestep", {}),
+                        .encoder_hidden_states = batch("text", {6, 32}),
+                        .text_embeds = batch("pooled", {16}),
+                        .time_ids = batch("time_ids", {6})};
+    const Tensor target = batch("target", {8, 8, 4});
+    difference = unet2d(Scope(g, s.params, "unet"), small_unet(), in) - target;
+  } else {
+    const WanInputs in{.sample = batch("sample", {2, 4, 8, 6}),
+                       .timestep = batch("timestep", {16}),
+                       .text = batch("text", {6, 16}),
+                       .image = batch("image", {5, 16})};
+    const Tensor target = batch("target", {2, 4, 8, 4});
+    const Scope scope(g, s.params, "transformer", {.scan_layers = true});
+    difference = wan_transformer(scope, small_wan(), in).sample - target;
+  }
+  const Tensor loss = mean(square(difference));
   std::vector<Tensor> values, first, second;
   for (const Param& p : s.params.params()) {
     values.push_back(p.value);
@@ -98,7 +118,10 @@ HostArray starting(const Step& s, const std::string& name, const Shape& shape) {
   if (name == "timestep" || name == "time_ids")
     for (float& v : a.mutable_view<float>()) v = 500 + 100 * v;
   if (!p) return a;
-  const int64_t fan_in = shape.rank() > 1 ? shape.elements() / shape.dims[0] : 0;
+  const int64_t first = p->stacked > 0 ? 1 : 0;  // dim of a layer
+  int64_t fan_in = 1;
+  for (int64_t i = first + 1; i < shape.rank(); ++i) fan_in *= shape.dim(i);
+  if (shape.rank() <= first + 1) fan_in = 0;
   const bool scale = p->init == init::ones();
   for (float& v : a.mutable_view<float>())
     v = fan_in ? v / std::sqrt(static_cast<float>(fan_in)) : (scale ? 1.0f : 0.0f) + 0.1f * v;
@@ -107,9 +130,9 @@ HostArray starting(const Step& s, const std::string& name, const Shape& shape) {
 
 }  // namespace
 
-MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps) {
+MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model) {
   Step s{Graph(devices.graph_options(&rules)), {}};
-  trace(s);
+  trace(s, model);
   // Compiled quickly: what is compared is the partitioning.
   const CompileConfig config{.jax_cache_dir = "", .xla_flags = "--xla_backend_optimization_level=0"};
   const Program program = compile(devices, s.graph, config, "mesh_step");

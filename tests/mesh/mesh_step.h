@@ -1,4 +1,5 @@
-// One training step of a small UNet of SDXL's kind, on any mesh of virtual CPU devices.
+// One training step of a small UNet of SDXL's kind, or of a small transformer of Wan's, on any mesh of virtual CPU
+// devices.
 #pragma once
 
 #include <map>
@@ -15,7 +16,8 @@ struct MeshRun {
   std::map<std::string, int64_t> bytes_per_device, bytes;
 };
 
+enum class MeshModel { unet, wan };
 /// `steps` updates from the same starting values on the same batch of 8.
-MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps);
+MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model = MeshModel::unet);
 
 }  // namespace md

@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "tests/mesh/mesh_step.h"
+#include "tests/wan_axis_rules.h"
 
 namespace md {
 namespace {
@@ -28,13 +29,21 @@ MeshConfig config(const Sizes& s) {
   return c;
 }
 
+/// The rules under which the reference runs each model.
+AxisRules rules_of(MeshModel model) {
+  if (model == MeshModel::unet) return AxisRules::defaults();
+  return AxisRules::make({.logical_axis_rules = {kWanAxisRules}, .data_sharding = {}}, MeshConfig().mesh_axes);
+}
+
 /// Two steps on this mesh; compiled and run once per process.
-const MeshRun& run_of(const Sizes& s) {
-  static std::map<std::string, MeshRun> runs;
-  auto it = runs.find(s.name);
+const MeshRun& run_of(const Sizes& s, MeshModel model = MeshModel::unet) {
+  static std::map<std::pair<std::string, MeshModel>, MeshRun> runs;
+  auto it = runs.find({s.name, model});
   if (it == runs.end()) {
     const int64_t devices = s.data * s.fsdp * s.context * s.tensor;
-    it = runs.emplace(s.name, run_on(Devices::open("cpu", devices, config(s)), AxisRules::defaults(), 2)).first;
+    it = runs.emplace(std::pair{s.name, model},
+                      run_on(Devices::open("cpu", devices, config(s)), rules_of(model), 2, model))
+             .first;
   }
   return it->second;
 }
@@ -50,11 +59,8 @@ double relative_error(const HostArray& a, const HostArray& b) {
   return std::sqrt(difference / std::max(size, 1e-30));
 }
 
-class MeshTest : public testing::TestWithParam<Sizes> {};
-
-TEST_P(MeshTest, GivesTheLossAndParametersOfOneDevice) {
-  const Sizes& sizes = GetParam();
-  const MeshRun &expected = run_of(kOne), &run = run_of(sizes);
+void expect_result_of_one_device(const Sizes& sizes, MeshModel model) {
+  const MeshRun &expected = run_of(kOne, model), &run = run_of(sizes, model);
   EXPECT_NEAR(run.loss, expected.loss, 1e-5 * expected.loss);
   ASSERT_EQ(run.state.size(), expected.state.size());
   double worst = 0;
@@ -77,10 +83,21 @@ TEST_P(MeshTest, GivesTheLossAndParametersOfOneDevice) {
   EXPECT_LE(static_cast<double>(held) / static_cast<double>(whole), sizes.held);
 }
 
+class MeshTest : public testing::TestWithParam<Sizes> {};
+TEST_P(MeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_one_device(GetParam(), MeshModel::unet); }
+
 INSTANTIATE_TEST_SUITE_P(EightDevices, MeshTest,
                          testing::Values(Sizes{"Data8", 8, 1, 1, 1, 1.0}, Sizes{"Fsdp8", 1, 8, 1, 1, 0.5},
                                          Sizes{"Tensor2Data4", 4, 1, 1, 2, 0.9}, Sizes{"Tensor8", 1, 1, 1, 8, 0.9},
                                          Sizes{"Context2Data4", 4, 1, 2, 1, 1.0}, kMixed),
+                         [](const auto& info) { return info.param.name; });
+
+class WanMeshTest : public testing::TestWithParam<Sizes> {};
+TEST_P(WanMeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_one_device(GetParam(), MeshModel::wan); }
+
+INSTANTIATE_TEST_SUITE_P(EightDevices, WanMeshTest,
+                         testing::Values(Sizes{"Data2Context4", 2, 1, 4, 1, 0.5},
+                                         Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(MeshSizes, BatchIsSpreadOverAllDevices) {

@@ -10,7 +10,8 @@ For each case tests/golden/<case>/ gets
                        metadata: noise_floor (below), versions
 The numbers are those of a float64 run. noise_floor is the largest relative distance of the same run in float32 from
 it, by the measure of the test (distance() below).
-tests/golden/full/ gets the published configs with the parameter names and shapes of the real models (no weights).
+tests/golden/wan_names.json gets the names of the original program's parameters beside those that diffusers' converter
+makes of them. tests/golden/full/ gets the published configs with the parameter names and shapes of the real models (no weights).
 
     python tools/golden/models.py [case ...]
 """
@@ -25,6 +26,7 @@ import diffusers
 import torch
 import transformers
 from diffusers import AutoencoderKL, AutoencoderKLWan, ControlNetModel, UNet2DConditionModel, WanTransformer3DModel
+from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock, WanUpsample
 from safetensors.torch import save_file
 from transformers import (CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionConfig,
@@ -527,6 +529,23 @@ def wan(case, config, size, text=7, image=0, times="samples", seed=0):
     write(case, model, inputs, forward, seed)
 
 
+def wan_names():
+    layers = lambda names: [f"{n}.{k}" for n in names for k in ("weight", "bias")]
+    attention = layers("qkvo") + ["norm_q.weight", "norm_k.weight"]
+    image = layers(["k_img", "v_img"]) + ["norm_k_img.weight"]
+    originals = [f"blocks.12.self_attn.{n}" for n in attention] + [f"blocks.12.cross_attn.{n}" for n in attention + image]
+    originals += [f"blocks.12.{n}" for n in layers(["ffn.0", "ffn.2", "norm3"]) + ["modulation"]]
+    originals += layers(["patch_embedding", "text_embedding.0", "text_embedding.2", "time_embedding.0",
+                         "time_embedding.2", "time_projection.1", "head.head"]) + ["head.modulation"]
+    originals += layers(f"img_emb.proj.{i}" for i in (0, 1, 3, 4))
+    pairs = {n: next(iter(convert_wan_transformer_to_diffusers({n: torch.zeros(1)}))) for n in originals}
+    model = WanTransformer3DModel(**(WANS["wan_i2v"][0] | {"num_layers": 1}))
+    wanted = {n.replace("blocks.0.", "blocks.12.") for n, _ in model.named_parameters()}
+    assert set(pairs.values()) == wanted, set(pairs.values()) ^ wanted
+    (ROOT / "wan_names.json").write_text(json.dumps(pairs, indent=1) + "\n")
+    print(f"wan_names.json: {len(pairs)} names")
+
+
 def collapsed(names):
     """Lines "name sizes"; lines that differ in one number only, which counts from 0, as one with {0..n}."""
     groups = {}
@@ -581,6 +600,8 @@ def main(wanted):
     for seed, (case, (config, options)) in enumerate(WANS.items()):
         if not wanted or case in wanted:
             wan(case, config, seed=4000 + 100 * seed, **options)
+    if not wanted or "wan_names" in wanted:
+        wan_names()
     for name, (kind, config) in FULL.items():
         if not wanted or "full" in wanted or f"full/{name}" in wanted:
             full(name, kind, config)

@@ -1,0 +1,119 @@
+#include "maxdiffusion/families/model_weights.h"
+
+#include <gtest/gtest.h>
+
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/weights.h"
+
+namespace md {
+namespace {
+
+constexpr const char* kIndex = R"({"_class_name": "WanPipeline", "transformer": ["diffusers", "WanTransformer3DModel"],
+                                   "scheduler": ["diffusers", "UniPCMultistepScheduler"]})";
+constexpr const char* kConfig = R"({"num_attention_heads": 1, "attention_head_dim": 6, "in_channels": 2, "text_dim": 3,
+  "out_channels": 2, "freq_dim": 4, "ffn_dim": 5, "num_layers": 2, "image_dim": 4, "added_kv_proj_dim": 6})";
+
+/// What where weights come from asks of a family.
+class OneDenoiser final : public Family {
+  std::string denoiser() const override { return "transformer"; }
+  std::vector<Field> text_fields() const override { return {}; }
+  HostArrays tokenize(const std::vector<std::string>&) const override { return {}; }
+  std::vector<Field> conditioning_fields() const override { return {}; }
+  Conditioning encode_text(const Models&, const Conditioning&, int64_t) const override { return {}; }
+  Dims latent_dims(const MediaSize&) const override { return {}; }
+  Tensor denoise(const Models&, Tensor x, Tensor, const Conditioning&) const override { return x; }
+};
+
+class OriginalNames : public testing::Test {
+ protected:
+  OriginalNames() {
+    make_folders(t / "transformer");
+    make_folders(t / "scheduler");
+    write_file_atomic(t / "model_index.json", kIndex);
+    write_file_atomic(t / "transformer/config.json", kConfig);
+    write_file_atomic(t / "scheduler/scheduler_config.json", "{}");
+    const ParamTable params = table(false);
+    for (const Param& p : params.params()) values_[p.path] = initial_value(p, 5);
+  }
+  ModelFolder folder() const { return ModelFolder::open(t.path()); }
+  ParamTable table(bool stacked) const {
+    Graph g;
+    ParamTable params;
+    const ModelFolder opened = folder();
+    const Component& c = opened.components().at("transformer");
+    find_model_class(c.class_name)->trace(Scope(g, params, "transformer", {.scan_layers = stacked}), c.config);
+    return params;
+  }
+  ModelWeights weights(const std::string& replacement = "") const {
+    return ModelWeights::for_sampling(folder(), OneDenoiser(), {.unet_checkpoint = replacement}, 0);
+  }
+  /// The values under the names of the original program, behind `prefix`.
+  HostArrays renamed(const std::string& prefix) const {
+    HostArrays out;
+    for (const auto& [name, value] : values_)
+      out[prefix + find_model_class("WanTransformer3DModel")->other_names(name).front()] = value;
+    return out;
+  }
+  void expect_values(const ModelWeights& w) const {
+    for (bool stacked : {false, true}) {
+      const ParamTable params = table(stacked);
+      for (const auto& [name, array] : w.read(params, "transformer"))
+        for (const auto& [path, layer] : unstacked(params.find(name)->path, array))
+          EXPECT_EQ(layer.to_doubles(), values_.at(path).to_doubles()) << path;
+    }
+  }
+
+  TemporaryFolder t;
+  HostArrays values_;
+};
+
+TEST_F(OriginalNames, AreReadFromAFileInPlaceOfTheFolder) {
+  for (const char* prefix : {"", "model.diffusion_model.", "diffusion_model."}) {
+    HostArrays file = renamed(prefix);
+    ASSERT_TRUE(file.contains(std::string(prefix) + "blocks.1.cross_attn.k_img.weight"));
+    file[std::string(prefix) + "blocks.0.attn2.norm_added_q.weight"] = values_.begin()->second;  // no model reads it
+    write_safetensors(t / "wan_fp32.safetensors", file);
+    const ModelWeights w = weights(t / "wan_fp32.safetensors");
+    expect_values(w);
+    EXPECT_TRUE(w.linkable(table(false), "transformer").empty());
+  }
+}
+
+TEST_F(OriginalNames, AreReadFromAFolderAndNotLinkedAsIfTheyWereDiffusers) {
+  write_safetensors(t / "transformer/diffusion_pytorch_model.safetensors", renamed(""));
+  expect_values(weights());
+  EXPECT_TRUE(weights().linkable(table(false), "transformer").empty());
+  write_safetensors(t / "transformer/diffusion_pytorch_model.safetensors", values_);
+  expect_values(weights());
+  for (bool stacked : {false, true})
+    EXPECT_EQ(weights().linkable(table(stacked), "transformer"),
+              std::vector{t / "transformer/diffusion_pytorch_model.safetensors"});
+}
+
+TEST_F(OriginalNames, OfAnotherModelAreToldByDiffusersNames) {
+  HostArrays file = renamed("");
+  file.erase("blocks.1.self_attn.q.weight");
+  write_safetensors(t / "wan.safetensors", file);
+  try {
+    weights(t / "wan.safetensors").open(table(false), "transformer");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("missing: blocks.1.attn1.to_q.weight"), std::string::npos) << e.what();
+  }
+}
+
+TEST_F(OriginalNames, InAPickledFileAreRefusedWithTheWayOut) {
+  write_file_atomic(t / "Wan2.1_T2V.pth", "PK");
+  try {
+    weights(t / "Wan2.1_T2V.pth").open(table(false), "transformer");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::io);
+    EXPECT_NE(std::string(e.what()).find("safetensors.torch.save_file(torch.load("), std::string::npos) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace md
