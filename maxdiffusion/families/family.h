@@ -57,8 +57,9 @@ class Family {
   virtual std::string denoiser() const = 0;
   /// Components that take turns at denoising, each in denoiser()'s place, from noisy to clean.
   virtual std::vector<std::string> denoisers() const { return {denoiser()}; }
-  /// Which of them predicts at scheduler time t. `boundary_ratio`: of the times, replaces the folder's own.
-  virtual size_t denoiser_at(double /*t*/, std::optional<double> /*boundary_ratio*/ = {}) const { return 0; }
+  /// The time below which the second of two predicts, not the first; 0 where there is one. `boundary_ratio`: of all
+  /// times, replaces the folder's own.
+  virtual double boundary_time(std::optional<double> /*boundary_ratio*/ = {}) const { return 0; }
   /// The component that makes latents of media; empty: media are denoised as they are.
   virtual std::string autoencoder() const { return ""; }
   /// Components that captions go through, in order; may be none.

@@ -18,7 +18,7 @@ std::string component_files(const std::string& name, const std::string& componen
 }
 
 bool random_by_key(const Family& family, const ModelKeys& keys, const std::string& component) {
-  if (component == family.denoiser()) return keys.train_new_unet;
+  if (std::ranges::count(family.denoisers(), component) > 0) return keys.train_new_unet;
   if (component == family.autoencoder()) return keys.train_new_vae;
   return std::ranges::count(family.text_encoders(), component) > 0 && keys.random_text_encoder;
 }

@@ -17,6 +17,7 @@ struct ModelKeys {
   std::string pretrained_model_name_or_path, revision, clip_bpe_file, unet_checkpoint, lightning_repo, lightning_ckpt;
   std::string wan_transformer_pretrained_model_name_or_path;
   std::optional<int64_t> max_sequence_length;
+  std::string train_expert;
   bool train_new_unet = false, train_new_vae = false, random_text_encoder = false;
   template <class V>
   void visit(V&& v) {
@@ -30,6 +31,7 @@ struct ModelKeys {
       "file or folder whose weights replace the transformer's, by published or original names");
     v("max_sequence_length", max_sequence_length,
       "tokens of a caption, where the model takes any; null: the model's own number");
+    v("train_expert", train_expert, "which of two denoisers is trained: high (of the noisy steps) or low");
     v("lightning_repo", lightning_repo, "folder or cached name that holds lightning_ckpt; empty: off");
     v("lightning_ckpt", lightning_ckpt, "file of a whole UNet whose weights replace the model's");
     v("train_new_unet", train_new_unet, "start the denoiser (UNet, transformer) from random weights");

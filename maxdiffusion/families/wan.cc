@@ -53,10 +53,10 @@ class Wan final : public Family {
     return folder_.has(kSecond) ? std::vector<std::string>{kTransformer, kSecond}
                                 : std::vector<std::string>{kTransformer};
   }
-  size_t denoiser_at(double t, std::optional<double> boundary_ratio) const override {
+  double boundary_time(std::optional<double> boundary_ratio) const override {
     if (!folder_.has(kSecond)) return 0;
     const auto times = nlohmann::json::parse(folder_.scheduler_config()).value("num_train_timesteps", 1000.0);
-    return t < boundary_ratio.value_or(folder_.option("boundary_ratio", 0.875)) * times ? 1 : 0;
+    return boundary_ratio.value_or(folder_.option("boundary_ratio", 0.875)) * times;
   }
   std::string autoencoder() const override { return kVae; }
   std::vector<std::string> text_encoders() const override { return {kText}; }

@@ -50,9 +50,10 @@ struct Stretch {
 
 std::vector<Stretch> stretches(const Family& family, const SampleTable& table, const SampleOptions& o) {
   const std::vector<std::string> denoisers = family.denoisers();
+  const double boundary = family.boundary_time(o.boundary_ratio);
   std::vector<Stretch> out;
   for (size_t i = 0; i < table.timesteps.size(); ++i) {
-    const size_t which = family.denoiser_at(table.timesteps[i], o.boundary_ratio);
+    const size_t which = table.timesteps[i] < boundary ? 1 : 0;
     if (!out.empty() && out.back().denoiser == denoisers.at(which)) {
       ++out.back().steps;
       continue;

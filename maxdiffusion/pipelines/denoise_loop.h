@@ -28,7 +28,7 @@ struct SampleOptions {
   std::vector<std::string> negative_prompts;
   double guidance_scale = 7.5;           // 1 or less: no guidance, the model runs once a step
   std::vector<double> guidance_scales;   // for each of Family::denoisers; empty: guidance_scale
-  std::optional<double> boundary_ratio;  // see Family::denoiser_at
+  std::optional<double> boundary_ratio;  // see Family::boundary_time
   double guidance_rescale = 0;           // 0: off
   int64_t num_inference_steps = 30, images_per_prompt = 1;
   int64_t batch = 0;  // samples per run of the program; 0: all of them

@@ -13,10 +13,11 @@ namespace md {
 std::string cache_key(RunModels& models) {
   const ImageKeys& images = models.config().images;
   std::string key = fmt::format("v2 resolution {} flip {}", images.resolution, images.random_flip);
-  const std::string denoiser = models.family()->denoiser() + "/";
+  const std::vector<std::string> denoisers = models.family()->denoisers();
   for (const auto& files : {models.folder().files(), models.folder().tokenizer_files()})
     for (const auto& [path, content] : files)
-      if (!path.starts_with(denoiser) && !path.starts_with("scheduler/") && path != "model_index.json")
+      if (std::ranges::count(denoisers, path.substr(0, path.find('/'))) == 0 && !path.starts_with("scheduler/") &&
+          path != "model_index.json")
         key += "\n" + path + " " + content_hash(content);
   auto add = [&key](const std::string& name, const HostArray& a) {
     key += "\n" + name + " " + content_hash({reinterpret_cast<const char*>(a.data()), a.bytes()});

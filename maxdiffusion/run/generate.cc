@@ -201,7 +201,7 @@ class Sampler {
 
 LoraTargets lora_targets(const RunModels& models) {
   std::vector<std::string> components = models.family()->text_encoders();
-  components.push_back(models.family()->denoiser());
+  for (const std::string& denoiser : models.family()->denoisers()) components.push_back(denoiser);
   return LoraTargets(models.folder().params(components));
 }
 

@@ -13,6 +13,21 @@ DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> famil
   DenoiseTask t;
   t.family = std::move(family);
   t.process = make_process(scheduler_config, c.process);
+  const std::vector<std::string> denoisers = t.family->denoisers();
+  const std::string& expert = c.model.train_expert;
+  if (denoisers.size() == 2) {
+    check(expert == "high" || expert == "low", Code::invalid_config,
+          "train_expert is '{}'; this model has two denoisers, of which one run trains one: expected high or low",
+          expert);
+    const bool high = expert == "high";
+    const double boundary = t.family->boundary_time(c.sample.boundary_ratio),
+                 all = static_cast<double>(t.process->num_train_timesteps());
+    t.expert = trained_denoiser(c, *t.family);
+    t.process = t.process->between(high ? boundary : 0, high ? all : boundary);
+  } else {
+    check(expert.empty(), Code::invalid_config, "train_expert is '{}', but this model has one denoiser", expert);
+  }
+  t.images = t.family->images().least > 0;
   t.noise = drawn_noise_input(c.denoise.noise_offset, c.denoise.input_perturbation);
   if (in_step) t.media = pixels_input();
   if (in_step || c.denoise.train_text_encoder) t.text = tokens_input();
@@ -29,8 +44,13 @@ DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> famil
   return t;
 }
 
+std::string trained_denoiser(const RunConfig& c, const Family& family) {
+  const std::vector<std::string> all = family.denoisers();
+  return all[all.size() == 2 && c.model.train_expert == "low" ? 1 : 0];
+}
+
 bool is_trained(const RunModels& m, const std::string& component) {
-  return component == m.family()->denoiser() ||
+  return component == trained_denoiser(m.config(), *m.family()) ||
          (m.config().denoise.train_text_encoder && std::ranges::count(m.family()->text_encoders(), component) > 0);
 }
 

@@ -13,6 +13,8 @@ namespace md {
 /// The task that the keys ask for. Sizes that follow from the data are `resolution` here.
 DenoiseTask planned_task(const RunConfig& config, std::shared_ptr<const Family> family,
                          const nlohmann::json& scheduler_config, int64_t devices);
+/// The component that is trained, of Family::denoisers.
+std::string trained_denoiser(const RunConfig& config, const Family& family);
 /// Whether any part of a component is trained.
 bool is_trained(const RunModels& models, const std::string& component);
 /// How an update of `samples` samples is made. `models` must outlive the result.

@@ -22,7 +22,7 @@ namespace {
 /// Starting values of the LoRA matrices, of `lora_init` or drawn; made when called.
 std::function<NamedPieces()> initial_matrices(const RunModels& m, const ParamTable& params) {
   const LoraKeys& keys = m.config().lora;
-  const std::string denoiser = m.family()->denoiser();
+  const std::string denoiser = trained_denoiser(m.config(), *m.family());
   std::vector<std::string> targets = training_lora(keys, denoiser).targets;
   if (m.config().denoise.train_text_encoder && keys.lora_target_modules.empty()) {
     const std::vector<std::string> more = training_lora(keys, m.family()->text_encoders().at(0)).targets;
@@ -54,8 +54,8 @@ void complete_checkpoint(RunModels& m, CheckpointContent& content, const ParamTa
                          const NamedPieces& trained) {
   m.complete(content);
   if (!m.config().lora.train_lora) return;
-  content.more = [file =
-                      trained_lora(params, as_arrays(trained), training_lora(m.config().lora, m.family()->denoiser())),
+  content.more = [file = trained_lora(params, as_arrays(trained),
+                                      training_lora(m.config().lora, trained_denoiser(m.config(), *m.family()))),
                   two = m.family()->text_encoders().size() == 2](const std::string& to) {
     write_peft_lora(to, file);
     write_kohya_lora(to + "/lora_kohya.safetensors", file, two);
@@ -69,7 +69,8 @@ void draw(RunModels& m, int64_t step, const ParamTable& params, const HostArrays
     if (is_trained(m, component) && !c.lora.train_lora) return of_component(p, component, trained);
     HostArrays values = as_arrays(m.open_weights(p, component)());
     if (is_trained(m, component))
-      merge_loras({{trained_lora(params, trained, training_lora(c.lora, m.family()->denoiser())), 1}}, p, values);
+      merge_loras({{trained_lora(params, trained, training_lora(c.lora, trained_denoiser(c, *m.family()))), 1}}, p,
+                  values);
     return values;
   };
   std::optional<TextEncoder> own;

@@ -100,7 +100,7 @@ void open_recorded(const RunConfig& c, TrainingData& data) {
   DenoiseTask& task = data.task;
   const std::string& file = c.denoise.replay_batches;
   const int64_t accumulation = c.update.gradient_accumulation_steps;
-  Replay replay = open_replay(file, *task.family, task.process->time_type());
+  Replay replay = open_replay(file, *task.family, task.process);
   check(c.optim.max_train_steps <= replay.steps, Code::invalid_config,
         "max_train_steps is {}, replay_batches '{}' holds {} steps", c.optim.max_train_steps, file, replay.steps);
   check(replay.batch_size % accumulation == 0, Code::invalid_config,

@@ -12,6 +12,14 @@ namespace md {
 PROCESSES(DECLARE)
 #undef DECLARE
 
+HostArray NoiseProcess::times_of_sigmas(const HostArray&) const {
+  fail(Code::invalid_config, "batches hold noise levels (sigmas), but this model is trained on timesteps");
+}
+
+std::shared_ptr<const NoiseProcess> NoiseProcess::between(double, double) const {
+  fail(Code::invalid_config, "this model is not trained by flow matching, so its times cannot be divided");
+}
+
 std::shared_ptr<const NoiseProcess> make_process(const nlohmann::json& config, const ProcessKeys& keys) {
   check(config.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", config.dump());
 #define MAKE(name) \

@@ -45,6 +45,12 @@ class NoiseProcess {
   virtual Tensor target(Tensor x0, Tensor noise, Tensor t) const = 0;
   /// Factors of the samples' losses, [B]; empty where all are 1.
   virtual Tensor weight(Tensor t) const = 0;
+  /// Times at which samples have these noise levels σ, for batches that other programs recorded. Throws invalid_config
+  /// where the process has no such levels.
+  virtual HostArray times_of_sigmas(const HostArray& sigmas) const;
+  /// This process with times in [from, to) alone, drawn as often as before among each other. Throws invalid_config
+  /// where it cannot.
+  virtual std::shared_ptr<const NoiseProcess> between(double from, double to) const;
   /// What the model takes as its time, [B].
   virtual Tensor model_time(Tensor t) const { return t; }
   /// This process without loss weights and without a bias of times: for evaluation.

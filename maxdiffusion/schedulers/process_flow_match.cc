@@ -38,6 +38,7 @@ class FlowMatch final : public NoiseProcess {
 
   Tensor sample_t(Rng rng, int64_t batch) const override {
     Tensor u = random_uniform(rng, {DType::f32, {batch}});
+    if (first_ > 0 || last_ < 1) u = u * (last_ - first_) + first_;
     return (u * shift_) / (u * (shift_ - 1) + 1.0) * static_cast<double>(T_);
   }
   Tensor noisy(Tensor x0, Tensor noise, Tensor t) const override {
@@ -52,6 +53,23 @@ class FlowMatch final : public NoiseProcess {
     Tensor middles = constant(t.graph(), HostArray::of<float>({DType::f32, {1, n - 1}}, middles_));
     Tensor index = sum(cast(lt(reshape(t, {t.dim(0), 1}), middles), DType::s32), {1});
     return take(constant(t.graph(), HostArray::of<float>({DType::f32, {n}}, weights_)), index);
+  }
+  HostArray times_of_sigmas(const HostArray& sigmas) const override {
+    HostArray out = sigmas.cast(DType::f32);
+    HostArray times(out.shape());
+    std::ranges::transform(out.view<float>(), times.mutable_view<float>().begin(), [this](float s) {
+      return static_cast<float>((s - kSigmaMin) / (kSigmaMax - kSigmaMin) * static_cast<double>(T_));
+    });
+    return times;
+  }
+  std::shared_ptr<const NoiseProcess> between(double from, double to) const override {
+    auto part = std::make_shared<FlowMatch>(*this);
+    auto unshifted = [this](double t) {
+      const double tau = t / static_cast<double>(T_);
+      return tau / (shift_ - (shift_ - 1) * tau);
+    };
+    part->first_ = unshifted(from), part->last_ = unshifted(to);
+    return part;
   }
   std::shared_ptr<const NoiseProcess> unweighted() const override {
     auto plain = std::make_shared<FlowMatch>(*this);
@@ -87,6 +105,7 @@ class FlowMatch final : public NoiseProcess {
 
   int64_t T_;
   double shift_;
+  double first_ = 0, last_ = 1;  // of the numbers that are drawn and then shifted
   bool weighted_;
   std::vector<float> middles_, weights_;
 };

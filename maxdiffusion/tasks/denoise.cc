@@ -23,6 +23,8 @@ std::vector<BatchField> DenoiseTask::batch() const {
   }
   if (sizes)
     for (const Field& field : family->size_fields()) add({batch_field(batch_size, field)});
+  if (images)
+    for (const Field& field : family->image_fields(size)) add({batch_field(batch_size, field)});
   if (prior_loss_weight)
     for (size_t i = 0, n = f.size(); i < n; ++i) f.push_back({"class_" + f[i].name, f[i].shape});
   if (caption_dropout > 0)
@@ -70,8 +72,13 @@ Tensor DenoiseTask::sample_losses(const Models& models, const Feed& feed, Rng rn
     conditioning.merge(family->size_conditioning(x0.graph(), b, {whole, {0, 0}, whole}));
   }
 
+  if (images)
+    for (const Field& field : family->image_fields(size)) conditioning[field.name] = all.at(field.name);
   const Tensor noisy = process->noisy(x0, draws.added, draws.t);
-  const Tensor prediction = family->denoise(models, noisy, process->model_time(draws.t), conditioning);
+  const Models with_expert = [&](const std::string& component) {
+    return models(component == family->denoiser() ? model() : component);
+  };
+  const Tensor prediction = family->denoise(with_expert, noisy, process->model_time(draws.t), conditioning);
   Tensor error = square(process->target(x0, draws.noise, draws.t) - prediction);
   if (masked) error = error * all.at("mask");
   Axes axes;

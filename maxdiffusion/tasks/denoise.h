@@ -45,11 +45,13 @@ struct DenoiseTask : Task {
   double caption_dropout = 0;
   bool masked = false;          // every batch has masks
   bool sizes = false;           // every batch has Family::size_fields
+  bool images = false;          // every batch has Family::image_fields
+  std::string expert = {};      // of Family::denoisers, the one that is trained; empty: Family::denoiser
   bool one_of_several = false;  // the run has tasks of other sizes
   /// DreamBooth: the weight of the loss of a second batch, whose fields have the prefix class_. Absent: there is none.
   std::optional<double> prior_loss_weight;
 
-  std::string model() const override { return family->denoiser(); }
+  std::string model() const override { return expert.empty() ? family->denoiser() : expert; }
   std::string variant() const override;  // width x height in pixels
   /// Fields of `media`, `text` and `noise`; mask f32 [B, h, w, 1]; the family's size fields; with caption_dropout those
   /// of `text` for the empty caption, without B and with the prefix empty_.

@@ -15,13 +15,19 @@ struct Wanted {
   std::string field, tensor;
   int64_t rank;
   DType type = DType::f32;
-  bool channels_first = false;
+  bool channels_first = false, sigmas = false;
 };
 
 class Recorded final : public Dataset {
  public:
-  Recorded(SafetensorsReader file, std::string path, std::vector<Wanted> wanted, int64_t steps, int64_t batch)
-      : file_(std::move(file)), path_(std::move(path)), wanted_(std::move(wanted)), steps_(steps), batch_(batch) {}
+  Recorded(SafetensorsReader file, std::string path, std::vector<Wanted> wanted,
+           std::shared_ptr<const NoiseProcess> process, int64_t steps, int64_t batch)
+      : file_(std::move(file)),
+        path_(std::move(path)),
+        wanted_(std::move(wanted)),
+        process_(std::move(process)),
+        steps_(steps),
+        batch_(batch) {}
 
   Batch next() override {
     const int64_t step = at_.index / batch_;
@@ -29,7 +35,7 @@ class Recorded final : public Dataset {
     Batch b;
     for (const Wanted& w : wanted_) {
       const HostArray a = file_.tensors().at(fmt::format("step{}.{}", step, w.tensor)).cast(w.type);
-      b[w.field] = w.channels_first ? channels_last(a) : a;
+      b[w.field] = w.sigmas ? process_->times_of_sigmas(a) : w.channels_first ? channels_last(a) : a;
     }
     at_.index += batch_;
     return b;
@@ -42,13 +48,14 @@ class Recorded final : public Dataset {
   SafetensorsReader file_;
   std::string path_;
   std::vector<Wanted> wanted_;
+  std::shared_ptr<const NoiseProcess> process_;
   int64_t steps_, batch_;
   Position at_;
 };
 
 }  // namespace
 
-Replay open_replay(const std::string& path, const Family& family, DType time_type) {
+Replay open_replay(const std::string& path, const Family& family, std::shared_ptr<const NoiseProcess> process) {
   SafetensorsReader file = SafetensorsReader::open(path);
   Replay r;
   while (file.tensors().contains(fmt::format("step{}.latents", r.steps))) ++r.steps;
@@ -57,10 +64,17 @@ Replay open_replay(const std::string& path, const Family& family, DType time_typ
   const int64_t rank = static_cast<int64_t>(latents.size());
   std::vector<Wanted> wanted = {{"latents", "latents", rank, DType::f32, true},
                                 {"noise", "noise", rank, DType::f32, true},
-                                {"timesteps", "timesteps", 1, time_type}};
+                                {"timesteps", "timesteps", 1, process->time_type()}};
+  if (file.tensors().contains("step0.sigmas"))
+    wanted.back() = {.field = "timesteps", .tensor = "sigmas", .rank = 1, .sigmas = true};
+  r.latent = Dims(latents.begin() + 2, latents.end());
+  r.latent.push_back(latents[1]);
   for (const auto& fields : {family.conditioning_fields(), family.size_fields()})
     for (const Field& f : fields)
       wanted.push_back({f.name, f.name == "prompt_embeds" ? "encoder_hidden_states" : f.name, f.shape.rank() + 1});
+  if (family.images().least > 0)
+    for (const Field& f : family.image_fields(family.media_size(r.latent)))
+      wanted.push_back({f.name, f.name, f.shape.rank() + 1, DType::f32, f.shape.rank() == rank - 1});
   for (int64_t i = 0; i < r.steps; ++i)
     for (const Wanted& w : wanted) {
       auto it = file.tensors().find(fmt::format("step{}.{}", i, w.tensor));
@@ -72,11 +86,10 @@ Replay open_replay(const std::string& path, const Family& family, DType time_typ
             path, i, w.tensor, to_string(s), fmt::join(latents, ","), to_string(first));
     }
   r.batch_size = latents[0];
-  r.latent = Dims(latents.begin() + 2, latents.end());
-  r.latent.push_back(latents[1]);
   const auto prompts = file.tensors().find("step0.encoder_hidden_states");
   if (prompts != file.tensors().end()) r.text_length = prompts->second.dims()[1];
-  r.data = std::make_unique<Recorded>(std::move(file), path, std::move(wanted), r.steps, r.batch_size);
+  r.data =
+      std::make_unique<Recorded>(std::move(file), path, std::move(wanted), std::move(process), r.steps, r.batch_size);
   return r;
 }
 

@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/data/batches/dataset.h"
 #include "maxdiffusion/families/family.h"
+#include "maxdiffusion/schedulers/process.h"
 
 namespace md {
 
@@ -16,10 +17,10 @@ struct Replay {
   Dims latent;  // of one sample, channels last
 };
 
-/// `file`: safetensors with, for i = 0, 1, …: step{i}.latents and .noise [B, C, …], .timesteps [B], and the family's
-/// conditioning and size fields, of which prompt_embeds is called encoder_hidden_states; all steps of one shape.
-/// `time_type`: of the timesteps. next() after the last step throws io. Throws io naming the tensor that is missing or
-/// misshapen.
-Replay open_replay(const std::string& file, const Family& family, DType time_type);
+/// `file`: safetensors with, for i = 0, 1, …: step{i}.latents and .noise [B, C, …], .timesteps or .sigmas [B], and the
+/// family's conditioning, size and image fields, of which prompt_embeds is called encoder_hidden_states and those with
+/// the latents' axes are channels first; all steps of one shape. next() after the last step throws io. Throws io naming
+/// the tensor that is missing or misshapen.
+Replay open_replay(const std::string& file, const Family& family, std::shared_ptr<const NoiseProcess> process);
 
 }  // namespace md

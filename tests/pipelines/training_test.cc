@@ -29,13 +29,13 @@ std::vector<json> lines_of(const std::string& path) {
 }
 
 Outcome train(const TemporaryFolder& t, const json& golden, const std::vector<std::string>& more) {
-  const std::string folder = golden["folder"];
+  const std::string folder = golden["folder"], batches = golden["batches"];
   std::vector<std::string> words = {"train",
                                     MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                     "run_name=run",
                                     "output_dir=" + t.path(),
-                                    "pretrained_model_name_or_path=" + kGoldens + "pipelines/" + folder,
-                                    "replay_batches=" + kGoldens + "training/batches_" + folder + ".safetensors",
+                                    "pretrained_model_name_or_path=" + kGoldens + folder,
+                                    "replay_batches=" + kGoldens + "training/batches_" + batches + ".safetensors",
                                     "metrics_file=" + (t / "metrics.jsonl"),
                                     "learning_rate=1e-3",
                                     "adam_weight_decay=1e-2",
@@ -56,6 +56,7 @@ class Training : public testing::TestWithParam<Run> {};
 TEST_P(Training, FollowsPyTorchForSixSteps) {
   const std::string name = GetParam().golden;
   const json want = golden()[name];
+  const std::string component = want["component"];
   TemporaryFolder t;
   const Outcome o = train(t, want, GetParam().words);
   ASSERT_EQ(o.status, 0) << o.err;
@@ -77,7 +78,7 @@ TEST_P(Training, FollowsPyTorchForSixSteps) {
   EXPECT_LE(worst_rate, 1e-9);  // of a peak of 1e-3
 
   const SafetensorsReader weights =
-      SafetensorsReader::open(t / "run/checkpoints/6/unet/diffusion_pytorch_model.safetensors");
+      SafetensorsReader::open(t / ("run/checkpoints/6/" + component + "/diffusion_pytorch_model.safetensors"));
   const SafetensorsReader state = SafetensorsReader::open(t / "run/checkpoints/6/training_state/arrays.safetensors");
   const SafetensorsReader file = SafetensorsReader::open(kGoldens + "training/golden.safetensors");
   double worst_weight = 0;
@@ -86,7 +87,7 @@ TEST_P(Training, FollowsPyTorchForSixSteps) {
     if (!tensor.starts_with(name + ".")) continue;
     const std::string path = tensor.substr(name.size() + 1);
     const HostArray weight = weights.tensors().at(path);
-    const HostArray updated = rounded ? state.tensors().at("master/unet/" + path) : weight;
+    const HostArray updated = rounded ? state.tensors().at("master/" + component + "/" + path) : weight;
     EXPECT_EQ(updated.dtype(), DType::f32);
     EXPECT_EQ(weight.dtype(), rounded ? DType::bf16 : DType::f32);
     EXPECT_EQ(weight.to_doubles(), updated.cast(weight.dtype()).to_doubles()) << path;
@@ -104,8 +105,10 @@ TEST_P(Training, FollowsPyTorchForSixSteps) {
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Training,
                          testing::Values(Run{"sdxl", "sdxl"}, Run{"sdxl_clipped", "sdxl_clipped"},
-                                         Run{"sd_v_snr", "sd_v_snr"}, Run{"sd_sample", "sd_sample"},
-                                         Run{"sdxl_bf16", "sdxl_bf16"}, Run{"sd_v_snr_bf16", "sd_v_snr_bf16"},
+                                         Run{"sd_v_snr", "sd_v_snr"}, Run{"sd_sample", "sd_sample"}, Run{"wan", "wan"},
+                                         Run{"wan_unweighted", "wan_unweighted"}, Run{"wan_image", "wan_image"},
+                                         Run{"wan_low", "wan_low"}, Run{"sdxl_bf16", "sdxl_bf16"},
+                                         Run{"sd_v_snr_bf16", "sd_v_snr_bf16"},
                                          // The same update from two batches of half the size.
                                          Run{"accumulated", "sdxl", {"gradient_accumulation_steps=2"}},
                                          Run{"accumulated_bf16", "sdxl_bf16", {"gradient_accumulation_steps=2"}}),

@@ -1,8 +1,9 @@
-"""Writes the goldens of training: six steps of PyTorch on the tiny folders of tests/golden/pipelines.
+"""Writes the goldens of training: six steps of PyTorch on the tiny folders of tests/golden/pipelines and wan.
 
 tests/golden/training/ gets
   batches_<folder>.safetensors   step{i}.latents, .noise, .timesteps, .encoder_hidden_states and SDXL's .text_embeds,
-                                 .time_ids: what `replay_batches` reads
+                                 .time_ids: what `replay_batches` reads; for Wan .sigmas in place of .timesteps, and
+                                 .condition and .image_embeds
   golden.json                    per case: folder, words of the command, loss and gradient norm (before clipping) of
                                  every step, learning rates, and the distances of a float64 run from this one; with
                                  rounded weights the largest of that run's and of four whose masters start off by 1e-7
@@ -21,10 +22,11 @@ import sys
 
 import diffusers
 import torch
-from diffusers import DDPMScheduler, UNet2DConditionModel
+from diffusers import DDPMScheduler, UNet2DConditionModel, WanTransformer3DModel
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import compute_snr
 from safetensors.torch import load_file, save_file
+from wan_pipelines import kept_precision
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 ROOT = GOLDEN / "training"
@@ -48,6 +50,16 @@ CASES = {
                       ["prediction_type=v_prediction", "snr_gamma=5.0", "lr_scheduler=polynomial", "lr_power=2",
                        "warmup_steps_fraction=0.17", "weights_dtype=bfloat16"]),
 }
+# Flow matching; name: (folder, component, shift of the grid of weights or None, words)
+FLOWS = {
+    "wan": ("t2v", "transformer", 3.0, ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
+    "wan_unweighted": ("t2v", "transformer", None, ["lr_scheduler=constant", "warmup_steps_fraction=0",
+                                                    "disable_training_weights=true"]),
+    "wan_image": ("i2v", "transformer", 3.0, ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
+    "wan_low": ("a14b", "transformer_2", 5.0, ["lr_scheduler=constant", "warmup_steps_fraction=0", "train_expert=low",
+                                               "train_flow_shift=5"]),
+}
+SIGMA_MIN = 0.003 / 1.002
 RATE, DECAY = 1e-3, 1e-2
 
 
@@ -65,7 +77,61 @@ def batches(folder, seed):
     return out
 
 
+def flow_batches(folder, seed):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    out = {}
+    for i in range(STEPS):
+        out |= {f"step{i}.latents": draw(BATCH, 4, 2, 4, 4), f"step{i}.noise": draw(BATCH, 4, 2, 4, 4),
+                f"step{i}.sigmas": SIGMA_MIN + (1 - SIGMA_MIN) * torch.rand(BATCH, generator=generator),
+                # diffusers tells an image's tokens from the text's by this number
+                f"step{i}.encoder_hidden_states": draw(BATCH, 512 if folder == "i2v" else 7, 16)}
+        if folder == "i2v":
+            out |= {f"step{i}.condition": draw(BATCH, 8, 2, 4, 4), f"step{i}.image_embeds": draw(BATCH, 5, 16)}
+    return out
+
+
+def bell(shift, dtype):
+    """Times of the shifted grid and their weights, of mean 1 and minimum 0."""
+    u = torch.linspace(1, SIGMA_MIN, 1000, dtype=torch.float64)
+    t = 1000 * shift * u / (1 + (shift - 1) * u)
+    y = torch.exp(-2 * ((t - 500) / 1000) ** 2)
+    y = y - y.min()
+    return t.to(dtype), (y * 1000 / y.sum()).to(dtype)
+
+
+def train_flow(case, data, dtype):
+    folder, component, shift, _ = FLOWS[case]
+    model = WanTransformer3DModel.from_pretrained(GOLDEN / "wan" / folder / component).to(dtype).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=DECAY)
+    log = {"loss": [], "grad_norm": [], "learning_rate": []}
+    for i in range(STEPS):
+        b = {k.split(".")[1]: v.to(dtype) for k, v in data.items() if k.startswith(f"step{i}.")}
+        latents, eps, sigma = b["latents"], b["noise"], b["sigmas"].reshape(-1, 1, 1, 1, 1)
+        t = (b["sigmas"] - SIGMA_MIN) / (1 - SIGMA_MIN) * 1000
+        x = (1 - sigma) * latents + sigma * eps
+        if "condition" in b:
+            x = torch.cat([x, b["condition"]], 1)
+        with kept_precision():
+            out = model(x, t, b["encoder_hidden_states"], b.get("image_embeds")).sample
+        per_sample = ((eps - latents - out) ** 2).mean(dim=(1, 2, 3, 4))
+        if shift:
+            grid, weights = bell(shift, dtype)
+            per_sample = per_sample * weights[(grid[None] - t[:, None]).abs().argmin(1)]
+        loss = per_sample.mean()
+        loss.backward()
+        used = [p for p in model.parameters() if p.grad is not None]
+        log["loss"].append(loss.item())
+        log["grad_norm"].append(torch.stack([p.grad.norm() for p in used]).norm().item())
+        log["learning_rate"].append(RATE)
+        optimizer.step()
+        model.zero_grad()
+    return log, {k: p.detach().float() for k, p in model.named_parameters()}
+
+
 def train(case, data, dtype, disturbed=None):
+    if case in FLOWS:
+        return train_flow(case, data, dtype)
     folder, prediction, gamma, schedule, warmup, by_norm, by_value, words = CASES[case]
     unet = UNet2DConditionModel.from_pretrained(GOLDEN / "pipelines" / folder / "unet").to(dtype).train()
     noise = DDPMScheduler.from_pretrained(GOLDEN / "pipelines" / folder / "scheduler", prediction_type=prediction)
@@ -129,15 +195,16 @@ def main():
     chosen = sys.argv[1:]
     golden, kept = {}, {}
     if chosen:
-        data = {f: load_file(ROOT / f"batches_{f}.safetensors") for f in ("sd", "sdxl")}
+        data = {f: load_file(ROOT / f"batches_{f}.safetensors") for f in ("sd", "sdxl", "t2v", "a14b", "i2v")}
         golden = json.loads((ROOT / "golden.json").read_text())
         kept = {k: v for k, v in load_file(ROOT / "golden.safetensors").items() if k.split(".")[0] not in chosen}
     else:
         data = {f: batches(f, seed) for f, seed in (("sd", 1), ("sdxl", 2))}
+        data |= {f: flow_batches(f, seed) for f, seed in (("t2v", 3), ("a14b", 4), ("i2v", 5))}
         for folder, arrays in data.items():
             save_file(arrays, ROOT / f"batches_{folder}.safetensors")
-    for case in chosen or CASES:
-        folder, *_, words = CASES[case]
+    for case in chosen or [*CASES, *FLOWS]:
+        folder, *_, words = (CASES | FLOWS)[case]
         log, weights = train(case, data[folder], torch.float32)
         others = [train(case, data[folder], torch.float64)]
         if "weights_dtype=bfloat16" in words:
@@ -145,7 +212,9 @@ def main():
         distance = max(((weights[k] - w[k]).norm() / w[k].norm()).item() for _, w in others for k in w)
         relative = max(abs(a - b) / b for other, _ in others for key in ("loss", "grad_norm")
                        for a, b in zip(log[key], other[key]))
-        golden[case] = {"folder": folder, "words": words, **log, "noise_floor": {"metrics": relative, "weights": distance}}
+        place = {"folder": "wan/" + folder, "component": FLOWS[case][1]} if case in FLOWS else {
+            "folder": "pipelines/" + folder, "component": "unet"}
+        golden[case] = {**place, "batches": folder, "words": words, **log, "noise_floor": {"metrics": relative, "weights": distance}}
         names = sorted(weights, key=lambda k: weights[k].numel())
         kept |= {f"{case}.{k}": weights[k].contiguous() for k in names[:: max(1, len(names) // 16)]}
         print(case, log["loss"], f"noise floor of metrics {relative:.2g}, of weights {distance:.2g}")
