@@ -1,5 +1,7 @@
 #include "maxdiffusion/data/batches/image_batches.h"
 
+#include <algorithm>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <set>
@@ -22,16 +24,31 @@ Batch batch_of(std::vector<ImageRow>& rows, const EncodeCaptions& captions) {
   return out;
 }
 
-ImageRow image_row(const PendingRecord& read, uint64_t draw, const ImageConfig& config) {
+/// `bucket`: the size that the header promised, if it was asked.
+ImageRow image_row(const PendingRecord& read, uint64_t draw, const ImageConfig& config,
+                   const ImageSize* bucket = nullptr) {
   Record r = read();
   ImageRow row{.caption = r.caption, .name = r.name};
   try {
-    row.arrays = prepare_image(r, config, draw_placement(config, draw)).arrays;
+    PreparedImage made = prepare_image(r, config, draw_placement(config, draw));
+    check(!bucket || made.fit.size == *bucket, Code::io,
+          "{}: its header promised a size for the bucket {}, it is of {}", r.name, bucket ? to_string(*bucket) : "",
+          to_string(made.fit.size));
+    row.arrays = std::move(made.arrays);
   } catch (const Error& e) {
     if (e.code() != Code::io) throw;
     row.fault = e.message();
   }
   return row;
+}
+
+/// Clips of a batch are decoded side by side; where these are fewer than the cores, several threads decode each.
+ImageConfig on_all_cores(ImageConfig config, const BatchConfig& batches) {
+  const auto rows = static_cast<int64_t>(batches.stream.share.rows(batches.batch).size());
+  if (config.clip)
+    config.clip->threads = std::max(1, parallel_workers(std::numeric_limits<int64_t>::max(), batches.workers) /
+                                           static_cast<int>(std::clamp<int64_t>(rows, 1, 1024)));
+  return config;
 }
 
 /// Records of shards by number.
@@ -74,7 +91,8 @@ class InBuckets : public Dataset {
           ImageRow& row = rows[static_cast<size_t>(i)];
           for (size_t later = 0; later < records.size(); ++later) {
             const int64_t record = records[(static_cast<size_t>(s.index) + later) % records.size()];
-            row = image_row([&] { return pictures_.source->read(record); }, s.draw, config_);
+            row = image_row([&] { return pictures_.source->read(record); }, s.draw, config_,
+                            &pictures_.sizes[taken.bucket]);
             if (row.fault.empty()) return;
             const std::lock_guard lock(mutex);
             if (named_.insert(row.fault).second) log_warning("skipped {} ({} so far)", row.fault, named_.size());
@@ -171,17 +189,19 @@ class SourceBatches : public Dataset {
 
 }  // namespace
 
-std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> source, const ImageConfig& images,
-                                       const BatchConfig& config, EncodeCaptions captions) {
-  check_image_config(images);
-  const auto make = [images](const PendingRecord& read, uint64_t draw) { return image_row(read, draw, images); };
-  return std::make_unique<SourceBatches>(std::move(source), config, make, std::move(captions));
+std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> source, const ImageConfig& config,
+                                       const BatchConfig& batches, EncodeCaptions captions) {
+  check_image_config(config);
+  const auto make = [images = on_all_cores(config, batches)](const PendingRecord& read, uint64_t draw) {
+    return image_row(read, draw, images);
+  };
+  return std::make_unique<SourceBatches>(std::move(source), batches, make, std::move(captions));
 }
 
 ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config) {
   check_image_config(config);
   constexpr size_t kTogether = 1024;
-  std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> buckets;  // by width and height
+  std::map<ImageSize, std::vector<int64_t>, SizeOrder> buckets;
   std::vector<Placed::Place> places;
   std::vector<PendingRecord> pending;
   int64_t number = 0;
@@ -203,7 +223,7 @@ ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> sou
     });
     for (size_t k = 0; k < pending.size(); ++k, ++number) {
       if (reasons[k].empty()) {
-        buckets[order_key(sizes[k])].push_back(number);
+        buckets[sizes[k]].push_back(number);
       } else {
         log_warning("skipped {}", reasons[k]);
         skipped.push_back(reasons[k]);
@@ -233,7 +253,7 @@ ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> sou
   ImagesInBuckets out{.source = source, .sizes = {}, .records = {}};
   if (source->shards() > 0) out.source = std::make_shared<Placed>(source, std::move(places));
   for (auto& [size, records] : buckets) {
-    out.sizes.push_back({size.second, size.first});
+    out.sizes.push_back(size);
     out.records.push_back(std::move(records));
   }
   return out;
@@ -243,7 +263,8 @@ std::unique_ptr<Dataset> image_batches(ImagesInBuckets images, const ImageConfig
                                        EncodeCaptions captions) {
   std::vector<int64_t> counts;
   for (const auto& records : images.records) counts.push_back(static_cast<int64_t>(records.size()));
-  return std::make_unique<InBuckets>(std::move(images), counts, config, batches, std::move(captions));
+  return std::make_unique<InBuckets>(std::move(images), counts, on_all_cores(config, batches), batches,
+                                     std::move(captions));
 }
 
 std::unique_ptr<Dataset> array_batches(std::shared_ptr<const RecordSource> source, const BatchConfig& config) {

@@ -1,4 +1,4 @@
-// Batches of images that are read, decoded and prepared while training.
+// Batches of images or clips that are read, decoded and prepared while training.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,11 @@ using EncodeCaptions = std::function<Batch(const std::vector<std::string>&)>;
 
 /// Batches in the order of a RecordStream: the arrays of PreparedImage with axis 0 for the images, and what `captions`
 /// makes. An image that does not decode is named in a warning, once, and the next record takes its place; an epoch in
-/// which none decodes throws io. `images` must have no buckets.
+/// which none decodes throws io. `images` must have no buckets, or one.
 /// Where several processes take records by number, a process does not know what the others skip: there the record that
 /// follows takes the place and comes twice, so that all processes keep the same position.
 std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> source, const ImageConfig& images,
-                                       const BatchConfig& config, EncodeCaptions captions);
+                                       const BatchConfig& batches, EncodeCaptions captions);
 
 /// Which records belong to which bucket. Images whose header cannot be read, and those too small for a bucket, are
 /// named in a warning and left out.
@@ -35,7 +35,8 @@ struct ImagesInBuckets {
   std::vector<ImageSize> sizes;                // of the buckets that hold images
   std::vector<std::vector<int64_t>> records;   // of each of them
 };
-/// Reads the headers of all images. Throws io where no image is left.
+/// Reads the headers of all images; of clips the first frame and the times of all, which reads their files. Throws io
+/// where no image is left.
 ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config);
 /// Batches of one bucket each, in AspectBucketOrder, with the same arrays. The next image of the bucket takes the place
 /// of one that does not decode; a bucket in which none decodes throws io.

@@ -14,9 +14,25 @@ int64_t rounded(double x) { return static_cast<int64_t>(x + 0.5); }
 
 }  // namespace
 
-std::string to_string(const ImageSize& s) { return fmt::format("{}x{}", s.width, s.height); }
+std::string to_string(const ImageSize& s) {
+  return fmt::format("{}x{}{}", s.width, s.height, s.frames == 1 ? "" : fmt::format("x{}", s.frames));
+}
 
-AspectBuckets::AspectBuckets(const AspectBucketConfig& c) : config_(c) {
+AspectBuckets AspectBuckets::of(std::vector<ImageSize> sizes) {
+  check(!sizes.empty(), Code::invalid_config, "buckets: there are none");
+  AspectBuckets buckets;
+  for (const ImageSize& s : sizes) {
+    check(s.height > 0 && s.width > 0 && s.frames > 0, Code::invalid_config,
+          "buckets: {}x{} pixels, {} frames; expected all > 0", s.width, s.height, s.frames);
+    buckets.frames_.push_back(s.frames);
+  }
+  buckets.sizes_ = std::move(sizes);
+  return buckets;
+}
+
+AspectBuckets::AspectBuckets(const AspectBucketConfig& c) : config_(c), frames_(c.frames) {
+  check(!c.frames.empty() && std::ranges::min(c.frames) > 0, Code::invalid_config,
+        "buckets: numbers of frames must be > 0");
   const int64_t step = c.bucket_reso_steps;
   check(step > 0 && c.resolution >= step, Code::invalid_config,
         "bucket_reso_steps is {}; expected 1 to resolution ({})", step, c.resolution);
@@ -37,14 +53,27 @@ AspectBuckets::AspectBuckets(const AspectBucketConfig& c) : config_(c) {
     found.emplace(width, height);
     found.emplace(height, width);
   }
-  for (const auto& [width, height] : found) sizes_.push_back({height, width});
+  std::ranges::sort(frames_);
+  for (const auto& [width, height] : found)
+    for (int64_t frames : frames_) sizes_.push_back({height, width, frames});
+}
+
+int64_t AspectBuckets::frames_for(int64_t frames) const {
+  int64_t most = 0;
+  for (int64_t f : frames_)
+    if (f <= frames) most = std::max(most, f);
+  check(most > 0, Code::io, "too few frames: {}; the shortest bucket has {}", frames, std::ranges::min(frames_));
+  return most;
 }
 
 AspectBuckets::Choice AspectBuckets::choose(ImageSize image) const {
   if (config_.bucket_no_upscale) return choose_smaller(image);
   const double wanted = aspect(image);
-  ImageSize best = sizes_[0];
+  image.frames = frames_for(image.frames);
+  const auto fits = [&](const ImageSize& s) { return s.frames == image.frames; };
+  ImageSize best = *std::ranges::find_if(sizes_, fits);
   for (const ImageSize& s : sizes_) {
+    if (!fits(s)) continue;
     if (s == image) return {s, s};
     if (std::abs(aspect(s) - wanted) < std::abs(aspect(best) - wanted)) best = s;
   }
@@ -52,10 +81,11 @@ AspectBuckets::Choice AspectBuckets::choose(ImageSize image) const {
                                              : static_cast<double>(best.width) / static_cast<double>(image.width);
   return {best,
           {std::max(best.height, rounded(static_cast<double>(image.height) * scale)),
-           std::max(best.width, rounded(static_cast<double>(image.width) * scale))}};
+           std::max(best.width, rounded(static_cast<double>(image.width) * scale)), best.frames}};
 }
 
 AspectBuckets::Choice AspectBuckets::choose_smaller(ImageSize image) const {
+  image.frames = frames_for(image.frames);
   const int64_t step = config_.bucket_reso_steps, area = config_.resolution * config_.resolution;
   ImageSize resized = image;
   if (image.width * image.height > area) {
@@ -67,16 +97,25 @@ AspectBuckets::Choice AspectBuckets::choose_smaller(ImageSize image) const {
     const ImageSize by_width{multiple(static_cast<double>(w) / shape), w};
     const ImageSize by_height{h, multiple(static_cast<double>(h) * shape)};
     if (std::abs(aspect(by_width) - shape) < std::abs(aspect(by_height) - shape))
-      resized = {rounded(static_cast<double>(w) / shape), w};
+      resized = {rounded(static_cast<double>(w) / shape), w, image.frames};
     else
-      resized = {h, rounded(static_cast<double>(h) * shape)};
+      resized = {h, rounded(static_cast<double>(h) * shape), image.frames};
   }
-  const ImageSize size{resized.height / step * step, resized.width / step * step};
+  const ImageSize size{resized.height / step * step, resized.width / step * step, image.frames};
   check(size.height > 0 && size.width > 0, Code::io,
         "{} pixels are less than one step of bucket_reso_steps {} in a bucket of its shape, and bucket_no_upscale "
         "makes no picture larger",
         to_string(image), step);
   return {size, resized};
+}
+
+void check_multiple(const std::string& key, int64_t value, int64_t step, int64_t first) {
+  const int64_t least = first > 0 ? first : step;
+  if (value >= least && (value - first) % step == 0) return;
+  const std::string kind = fmt::format("{}a multiple of {}", first > 0 ? fmt::format("{} and ", first) : "", step);
+  const int64_t below = first + (value - first) / step * step;
+  fail(Code::invalid_config, "{} is {}; expected {}: {}", key, value, kind,
+       value < least ? std::to_string(least) : fmt::format("{} or {}", below, below + step));
 }
 
 }  // namespace md

@@ -81,5 +81,50 @@ TEST(AspectBuckets, KeysThatDoNotFitAreRefusedByName) {
   EXPECT_EQ(refusal({.resolution = 200, .min_bucket_reso = 300, .bucket_no_upscale = true}), "accepted");
 }
 
+TEST(AspectBuckets, ClipsTakeTheMostFramesThatTheyHaveThenTheNearestShape) {
+  const AspectBuckets given = AspectBuckets::of({{32, 48, 17}, {48, 32, 17}, {32, 32, 5}});
+  const auto chosen = [](const AspectBuckets& b, ImageSize clip) { return to_string(b.choose(clip).size); };
+  EXPECT_EQ(chosen(given, {100, 200, 30}), "48x32x17");
+  EXPECT_EQ(chosen(given, {200, 100, 17}), "32x48x17");
+  EXPECT_EQ(chosen(given, {200, 100, 16}), "32x32x5");
+  EXPECT_EQ(given.choose({100, 200, 30}).resized, (ImageSize{32, 64, 17}));
+  try {
+    given.choose({100, 200, 4});
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::io);
+    EXPECT_EQ(e.message(), "too few frames: 4; the shortest bucket has 5");
+  }
+  const AspectBuckets made(
+      {.resolution = 32, .min_bucket_reso = 16, .max_bucket_reso = 48, .bucket_reso_steps = 16, .frames = {9, 5}});
+  EXPECT_EQ(made.sizes()[0], (ImageSize{48, 16, 5}));
+  EXPECT_EQ(made.sizes()[1], (ImageSize{48, 16, 9}));
+  EXPECT_EQ(chosen(made, {40, 42, 8}), "32x32x5");
+  const AspectBuckets smaller({.resolution = 64, .bucket_reso_steps = 16, .bucket_no_upscale = true, .frames = {9, 5}});
+  EXPECT_EQ(chosen(smaller, {40, 42, 12}), "32x32x9");
+  EXPECT_THROW(AspectBuckets::of({}), Error);
+  EXPECT_THROW(AspectBuckets::of({{32, 0, 5}}), Error);
+}
+
+TEST(AspectBuckets, ValuesThatAreNoMultipleAreRefusedWithTheNearestThatAre) {
+  const auto refusal = [](int64_t value, int64_t step, int64_t first) {
+    try {
+      check_multiple("it", value, step, first);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::invalid_config);
+      return e.message();
+    }
+    return std::string("accepted");
+  };
+  EXPECT_EQ(refusal(480, 16, 0), "accepted");
+  EXPECT_EQ(refusal(500, 16, 0), "it is 500; expected a multiple of 16: 496 or 512");
+  EXPECT_EQ(refusal(7, 16, 0), "it is 7; expected a multiple of 16: 16");
+  EXPECT_EQ(refusal(0, 16, 0), "it is 0; expected a multiple of 16: 16");
+  EXPECT_EQ(refusal(81, 4, 1), "accepted");
+  EXPECT_EQ(refusal(1, 4, 1), "accepted");
+  EXPECT_EQ(refusal(80, 4, 1), "it is 80; expected 1 and a multiple of 4: 77 or 81");
+  EXPECT_EQ(refusal(-3, 4, 1), "it is -3; expected 1 and a multiple of 4: 1");
+}
+
 }  // namespace
 }  // namespace md

@@ -6,17 +6,18 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "maxdiffusion/data/images/prepare.h"
 
 namespace md {
 
-/// Throws invalid_config for a resolution below 1 or two kinds of crop.
+/// Throws invalid_config for a resolution below 1, two kinds of crop, or masks of clips.
 void check_image_config(const ImageConfig& config);
 
-/// The image of a record, large enough for what `config` makes of it. Throws io for a record without one.
+/// The image of a record, large enough for what `config` makes of it. Throws io for a record without one. Of a clip
+/// only the size is given, with all frames that it has at the rate asked for.
 DecodedImage decode_record(const Record& record, const ImageConfig& config, bool only_size = false);
 
 /// fit_of, naming the record in its error.
@@ -25,8 +26,18 @@ Fit fit_of_record(const Record& record, ImageSize size, const ImageConfig& confi
 /// Where the cut of the mirrored image starts.
 int64_t left_of_mirrored(const Fit& fit);
 
-/// By width, then height, as AspectBuckets orders its sizes.
-inline std::pair<int64_t, int64_t> order_key(ImageSize size) { return {size.width, size.height}; }
+/// By width, height and frames, as AspectBuckets orders its sizes.
+struct SizeOrder {
+  bool operator()(const ImageSize& a, const ImageSize& b) const {
+    return std::tuple(a.width, a.height, a.frames) < std::tuple(b.width, b.height, b.frames);
+  }
+};
+
+/// Of pixels, u8 [H, W, 3] or [F, H, W, 3], with axes in front of them or not; `clip`: they have frames.
+inline ImageSize size_of_pixels(const HostArray& pixels, bool clip) {
+  const auto end = pixels.dims().end();
+  return {end[-3], end[-2], clip ? end[-4] : 1};
+}
 
 /// One record of a batch.
 struct ImageRow {

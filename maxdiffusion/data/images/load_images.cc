@@ -28,6 +28,8 @@ std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, 
   check_image_config(config);
   check(!config.random_crop, Code::invalid_config,
         "random_crop: these pictures are made once; crops that change need pictures that are read while training");
+  check(!config.clip || !config.clip->random_start, Code::invalid_config,
+        "random_start: these clips are made once; starts that change need clips that are read while training");
   const auto most = static_cast<size_t>(together);
   std::vector<std::string> skipped;
   size_t all = 0;
@@ -51,12 +53,14 @@ std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, 
         if (config.sizes) made[k].arrays["mirrored_time_ids"] = mirrored_ids(made[k]);
         const std::string_view pixels(reinterpret_cast<const char*>(record.pixels.data()),
                                       record.pixels ? record.pixels.bytes() : 0);
-        hashes[k] = content_hash(record.pixels ? pixels : record.image.bytes);
+        std::string frames;  // hashes of a clip's pictures
+        for (const Blob& f : record.frames) frames += content_hash(f.bytes);
+        hashes[k] = content_hash(record.pixels ? pixels : !frames.empty() ? frames : record.image.bytes);
       } catch (const Error& e) {
         if (e.code() != Code::io) throw;
         reasons[k] = e.message();
       }
-      record.image = record.mask = {}, record.pixels = {};
+      record.image = record.mask = {}, record.pixels = {}, record.frames.clear();
       records[k] = std::move(record);
       progress.step();
     });
@@ -64,7 +68,7 @@ std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, 
       LoadedImages pictures;
       std::vector<ImageRow> rows;
     };
-    std::map<std::pair<int64_t, int64_t>, Group> groups;  // by width and height
+    std::map<ImageSize, Group, SizeOrder> groups;
     for (size_t k = 0; k < pending.size(); ++k) {
       ++all;
       if (made[k].arrays.empty()) {
@@ -72,7 +76,7 @@ std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, 
         skipped.push_back(reasons[k]);
         continue;
       }
-      auto& [part, rows] = groups[order_key(made[k].fit.size)];
+      auto& [part, rows] = groups[made[k].fit.size];
       const std::string resized = config.buckets ? to_string(made[k].fit.resized) + " " : "";
       part.fingerprint +=
           fmt::format("{}{} {}:{}\n", resized, hashes[k], records[k].caption.size(), records[k].caption);
@@ -99,10 +103,9 @@ std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, 
 
 std::vector<LoadedImages> load_in_aspect_buckets(std::shared_ptr<const RecordSource> source,
                                                  const ImageConfig& config) {
-  std::map<std::pair<int64_t, int64_t>, std::vector<LoadedImages>> buckets;  // parts, by width and height
+  std::map<ImageSize, std::vector<LoadedImages>, SizeOrder> buckets;  // parts
   std::vector<std::string> skipped = each_group(std::move(source), config, 1024, [&](LoadedImages&& part) {
-    const Dims& d = part.pixels.dims();
-    buckets[order_key({d[1], d[2]})].push_back(std::move(part));
+    buckets[size_of_pixels(part.pixels, config.clip.has_value())].push_back(std::move(part));
   });
   std::vector<LoadedImages> out;
   for (auto& [size, parts] : buckets) {
@@ -125,9 +128,9 @@ std::vector<LoadedImages> load_in_aspect_buckets(std::shared_ptr<const RecordSou
         part.*field = {};  // so that there is little more than one copy at any time
       }
     }
-    p.fingerprint =
-        content_hash(fmt::format("pictures 3 {}x{} {} {} {}\n{}", size.first, size.second, config.center_crop,
-                                 config.random_flip, config.mask == MaskFrom::alpha, content));
+    p.fingerprint = content_hash(fmt::format("pictures 3 {} {} {} {}{}\n{}", to_string(size), config.center_crop,
+                                             config.random_flip, config.mask == MaskFrom::alpha,
+                                             config.clip ? fmt::format(" fps {}", config.clip->fps) : "", content));
     out.push_back(std::move(p));
   }
   out[0].skipped = std::move(skipped);

@@ -1,4 +1,4 @@
-// All images of a source in memory at once, prepared for training.
+// All images or clips of a source in memory at once, prepared for training.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace md {
 
 struct LoadedImages {
-  HostArray pixels;  // u8 [N, H, W, 3]
+  HostArray pixels;  // u8 [N, H, W, 3]; of clips u8 [N, F, H, W, 3]
   /// As in PreparedImage, with axis 0 for the images; absent where not asked for. mirrored_time_ids belong to the
   /// mirrored images.
   HostArray mask, time_ids, mirrored_time_ids;
@@ -22,7 +22,8 @@ struct LoadedImages {
 };
 /// Loads every image that decodes, in stored order and not mirrored; decodes on all cores. Each image that does not
 /// decode is named in a warning and listed in `skipped`. Progress is logged every few seconds. Throws io when none
-/// decodes, invalid_config for random_crop (crops that change need image_batches), internal for a config with buckets.
+/// decodes, invalid_config for random_crop or random_start (what changes needs image_batches), internal for a config
+/// with buckets.
 LoadedImages load_images(std::shared_ptr<const RecordSource> source, const ImageConfig& config);
 /// Loads as load_images does, into one element for each bucket that holds images, by width, then height; into one
 /// element without buckets. The first element lists what all of them skipped.

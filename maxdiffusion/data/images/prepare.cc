@@ -7,6 +7,7 @@
 #include "maxdiffusion/data/images/image_rows.h"
 #include "maxdiffusion/data/images/resize.h"
 #include "maxdiffusion/data/records/shuffle.h"
+#include "maxdiffusion/data/video/decode_video.h"
 
 namespace md {
 namespace {
@@ -21,7 +22,8 @@ int64_t longest_side(const ImageConfig& c) {
 
 HostArray fitted(const HostArray& rgb, const Fit& f, bool flip) {
   HostArray out = resize_rgb8(rgb, f.resized.height, f.resized.width);
-  if (f.resized != f.size) out = crop_rgb8(out, f.top, f.left, f.size.height, f.size.width);
+  if (f.resized.height != f.size.height || f.resized.width != f.size.width)
+    out = crop_rgb8(out, f.top, f.left, f.size.height, f.size.width);
   return flip ? flip_rgb8(out) : out;
 }
 
@@ -76,18 +78,59 @@ HostArray time_ids(ImageSize original, const Fit& f, bool flip) {
   return a;
 }
 
+std::unique_ptr<VideoReader> open_clip(const Record& r, const ClipConfig& c) {
+  check(r.fault.empty(), Code::io, "{}", r.fault);
+  check(!r.pixels, Code::invalid_config, "{}: pictures that are made have no frames; expected clips", r.name);
+  return r.frames.empty() ? open_video(r.image.bytes, r.name, c.threads) : open_pictures(r.frames, r.name, c.fps);
+}
+
+/// With as many frames as it has at the rate asked for.
+ImageSize size_of_clip(const VideoReader& video, const ClipConfig& c) {
+  ImageSize size = video.size();
+  size.frames = frames_in(video.times(), c.fps);
+  return size;
+}
+
+PreparedImage prepare_clip(const Record& record, const ImageConfig& config, const Placement& placement) {
+  const ClipConfig& clip = *config.clip;
+  const auto video = open_clip(record, clip);
+  const ImageSize stored = size_of_clip(*video, clip);
+  PreparedImage r{.arrays = {}, .fit = fit_of_record(record, stored, config, placement)};
+  const ImageSize& size = r.fit.size;
+  const int64_t over = stored.frames - size.frames;
+  check(over >= 0, Code::io, "{}: it has {} of {} frames at {} per second", record.name, stored.frames, size.frames,
+        clip.fps);
+  const auto first = std::min(over, static_cast<int64_t>(placement.time * static_cast<double>(over + 1)));
+  const double start =
+      clip.fps > 0 ? static_cast<double>(first) / clip.fps : video->times()[static_cast<size_t>(first)];
+  HostArray pixels(Shape{DType::u8, {size.frames, size.height, size.width, 3}});
+  HostArray frame(Shape{DType::u8, {stored.height, stored.width, 3}});
+  std::byte* to = pixels.mutable_data();
+  const int64_t n =
+      each_frame(*video, {.fps = clip.fps, .start = start, .most = size.frames}, [&](const VideoFrame& f) {
+        f.rgb(frame.mutable_view<uint8_t>().data());
+        const HostArray fit = fitted(frame, r.fit, placement.flip);
+        to = std::copy_n(fit.data(), fit.bytes(), to);
+      });
+  check(n == size.frames, Code::io, "{}: only {} of {} frames decode", record.name, n, size.frames);
+  r.arrays["pixels"] = std::move(pixels);
+  if (config.sizes) r.arrays["time_ids"] = time_ids(stored, r.fit, placement.flip);
+  return r;
+}
+
 }  // namespace
 
 int64_t left_of_mirrored(const Fit& f) { return f.resized.width - f.size.width - f.left; }
 
 Fit fit_of(ImageSize image, const ImageConfig& config, const Placement& placement) {
   const int64_t h = image.height, w = image.width, r = config.resolution;
-  Fit f{.resized = {r, r}, .size = {r, r}};
+  const int64_t frames = config.clip ? config.clip->frames : 1;
+  Fit f{.resized = {r, r, frames}, .size = {r, r, frames}};
   if (config.buckets) {
     const AspectBuckets::Choice choice = config.buckets->choose(image);
     f = {.resized = choice.resized, .size = choice.size};
   } else if (config.center_crop || config.random_crop) {
-    f.resized = h <= w ? ImageSize{r, r * w / h} : ImageSize{r * h / w, r};
+    f.resized = h <= w ? ImageSize{r, r * w / h, frames} : ImageSize{r * h / w, r, frames};
   }
   // torchvision: the long side is cut to a whole number; the centre's offset is rounded half to even, a drawn one is
   // any with the same probability.
@@ -108,9 +151,13 @@ HostArray fit_image(const HostArray& rgb, const ImageConfig& config, const Place
 void check_image_config(const ImageConfig& c) {
   check(c.resolution > 0, Code::invalid_config, "resolution: {}; expected > 0", c.resolution);
   check(!(c.center_crop && c.random_crop), Code::invalid_config, "center_crop and random_crop exclude each other");
+  check(!c.clip || c.mask == MaskFrom::none, Code::invalid_config, "clips are read without masks");
+  check(!c.clip || c.clip->frames > 0, Code::invalid_config, "frames of a clip: {}; expected > 0",
+        c.clip ? c.clip->frames : 0);
 }
 
 DecodedImage decode_record(const Record& r, const ImageConfig& c, bool only_size) {
+  if (c.clip) return {.size = size_of_clip(*open_clip(r, *c.clip), *c.clip)};
   check(r.fault.empty(), Code::io, "{}", r.fault);
   if (r.pixels) return {.rgb = r.pixels, .size = {r.pixels.dims()[0], r.pixels.dims()[1]}};
   return decode_stored_image(
@@ -127,6 +174,7 @@ Fit fit_of_record(const Record& r, ImageSize size, const ImageConfig& config, co
 }
 
 PreparedImage prepare_image(const Record& record, const ImageConfig& config, const Placement& placement) {
+  if (config.clip) return prepare_clip(record, config, placement);
   const DecodedImage picture = decode_record(record, config);
   PreparedImage r{.arrays = {}, .fit = fit_of_record(record, picture.size, config, placement)};
   r.arrays["pixels"] = fitted(picture.rgb, r.fit, placement.flip);
@@ -141,6 +189,7 @@ Placement draw_placement(const ImageConfig& config, uint64_t bits) {
   const bool flip = uniform() < 0.5;
   p.flip = config.random_flip && flip;
   if (config.random_crop) p.y = uniform(), p.x = uniform();
+  if (config.clip && config.clip->random_start) p.time = uniform();
   return p;
 }
 

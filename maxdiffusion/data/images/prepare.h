@@ -1,5 +1,5 @@
-// One image of a record, prepared for training: decoded, resized, cropped, mirrored. The format (PNG, JPEG or WebP) is
-// recognized by the first bytes, not by a name.
+// One image or clip of a record, prepared for training: decoded, resized, cropped, mirrored. The format (PNG, JPEG or
+// WebP; of clips see video/decode_video.h) is recognized by the first bytes, not by a name.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,14 @@ namespace md {
 /// mask.
 enum class MaskFrom { none, alpha, record };
 
+/// How frames are taken from records that are clips.
+struct ClipConfig {
+  int64_t frames = 17;        // where there are no buckets, which have their own
+  double fps = 16;            // see FrameTimes; pictures of a clip are taken to have this rate
+  bool random_start = false;  // anywhere in the clip, another place each time; otherwise its start
+  int threads = 1;            // that decode one clip; image_batches sets it
+};
+
 struct ImageConfig {
   int64_t resolution = 512;
   bool center_crop = false, random_crop = false, random_flip = false;
@@ -24,8 +32,9 @@ struct ImageConfig {
   /// sides, or at random with random_crop. `resolution` must be that of the buckets.
   std::optional<AspectBuckets> buckets;
   MaskFrom mask = MaskFrom::none;
-  int64_t mask_downscale = 8;  // pixels of a mask's cell, in both directions; divides the images' sides
-  bool sizes = false;          // see PreparedImage
+  int64_t mask_downscale = 8;      // pixels of a mask's cell, in both directions; divides the images' sides
+  bool sizes = false;              // see PreparedImage
+  std::optional<ClipConfig> clip;  // when given, records are clips
 };
 
 /// A decoded image.
@@ -48,11 +57,11 @@ DecodedImage decode_stored_image(const void* data, size_t size, const std::strin
 HostArray decode_image(const std::string& file);
 HostArray decode_image_bytes(const void* data, size_t size, const std::string& name, int64_t side = 0);
 
-/// What is random for one image: whether it is mirrored left to right, and where its crop lies between top (0) and
-/// bottom (1), left (0) and right (1).
+/// What is random for one image: whether it is mirrored left to right, where its crop lies between top (0) and bottom
+/// (1), left (0) and right (1), and where a clip's frames lie between its start (0) and its end (1).
 struct Placement {
   bool flip = false;
-  double y = 0.5, x = 0.5;
+  double y = 0.5, x = 0.5, time = 0;
 };
 /// How an image is made to fit: resized, then `size` cut out at (top, left). With center_crop or random_crop the short
 /// side becomes the resolution and a square is cut out, as torchvision does; with buckets see AspectBuckets; otherwise
@@ -68,7 +77,7 @@ HostArray fit_image(const HostArray& rgb, const ImageConfig& config, const Place
 Placement draw_placement(const ImageConfig& config, uint64_t bits);
 
 /// The arrays of one image:
-///   pixels    u8 [H, W, 3]
+///   pixels    u8 [H, W, 3]; of a clip u8 [F, H, W, 3]
 ///   mask      f32 [H / mask_downscale, W / mask_downscale, 1], with ImageConfig::mask: weights in [0, 1], resized,
 ///             cut and mirrored as the pixels, each the mean of its cell (interpolation by area)
 ///   time_ids  f32 [6], with ImageConfig::sizes: original height and width, top and left of the cut in the resized
@@ -77,7 +86,8 @@ struct PreparedImage {
   HostArrays arrays;
   Fit fit;
 };
-/// Throws io where the image or its mask does not decode, invalid_config where it has no mask or one of another size.
+/// Throws io where the image or its mask does not decode, or a clip has fewer frames than asked for; invalid_config
+/// where it has no mask or one of another size. Of a clip, one frame as stored is in memory at a time.
 PreparedImage prepare_image(const Record& record, const ImageConfig& config, const Placement& placement);
 
 }  // namespace md

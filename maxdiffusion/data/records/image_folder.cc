@@ -26,11 +26,52 @@ std::string lower_extension(const fs::path& p) {
   return e;
 }
 
+/// What a folder holds, and how messages call it.
+struct Content {
+  const char *folder, *items, *formats;
+  std::set<std::string> extensions;
+  bool clips = false;  // folders of frames are items, too
+};
+const Content kPictures{"image folder", "pictures", "png, jpeg, webp", {".png", ".jpg", ".jpeg", ".webp"}};
+const Content kClips{"clip folder",
+                     "clips",
+                     "mp4, mov, mkv, webm, avi, gif, animated webp, or folders of png or jpeg frames",
+                     {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp"},
+                     true};
+bool is_frame(const std::string& extension) {
+  return extension == ".png" || extension == ".jpg" || extension == ".jpeg";
+}
+
+/// Numbers in names count by their value: "frame 9" comes before "frame 10".
+bool in_name_order(const std::string& a, const std::string& b) {
+  const auto digits = [](const std::string& s, size_t i) {
+    return std::min(s.find_first_not_of("0123456789", i), s.size()) - i;
+  };
+  for (size_t i = 0, k = 0; i < a.size() && k < b.size();) {
+    const size_t n = digits(a, i), m = digits(b, k);
+    if (n == 0 || m == 0) {
+      if (a[i] != b[k]) return a[i] < b[k];
+      ++i, ++k;
+      continue;
+    }
+    const auto value = [](const std::string& s, size_t at, size_t size) {
+      const size_t from = std::min(s.find_first_not_of('0', at), at + size);
+      return s.substr(from, at + size - from);
+    };
+    const std::string x = value(a, i, n), y = value(b, k, m);
+    if (x != y) return x.size() != y.size() ? x.size() < y.size() : x < y;
+    i += n, k += m;
+  }
+  return a.size() != b.size() ? a.size() < b.size() : a < b;
+}
+
 // What lies in a folder, before anything is read: names relative to it, sorted.
 struct Listing {
+  const Content* content;
   std::string root;
   std::map<std::string, FoundFile> files;
-  std::set<std::string> pictures, texts, metadata;
+  std::set<std::string> items, texts, metadata;
+  std::map<std::string, std::vector<std::string>> frames;  // of each folder that is a clip
 
   std::string location(const std::string& name) const {
     if (is_remote(root)) return below(root, name);
@@ -48,17 +89,17 @@ std::string text_of(const FoundFile& f) {
 }
 
 /// `what` is listed, and what to try where there is no folder: for messages.
-Listing listing_of(const std::string& folder, const char* what = "image folder",
-                   const char* hint = "try: train_data_dir names a folder of pictures with captions") {
-  Listing all{.root = is_remote(folder) ? folder : fs::path(folder).lexically_normal().string()};
+Listing listing_of(const std::string& folder, const Content& content, const char* what = nullptr,
+                   const char* hint = nullptr) {
+  Listing all{.content = &content, .root = is_remote(folder) ? folder : fs::path(folder).lexically_normal().string()};
   std::error_code ec;
   const bool is_folder = is_remote(folder) || fs::is_directory(folder, ec);
   const std::vector<FoundFile> found = is_folder ? files_below(all.root) : std::vector<FoundFile>();
   const std::string before = parts_of(below(all.root, "")).path;
   if (!is_folder || (!found.empty() && !found[0].location.starts_with(before))) {
-    throw Error(Code::io, fmt::format("{} '{}': {}", what, shown(folder),
+    throw Error(Code::io, fmt::format("{} '{}': {}", what ? what : content.folder, shown(folder),
                                       is_folder || fs::exists(folder, ec) ? "not a folder" : "no such folder"))
-        .note(hint);
+        .note(hint ? hint : fmt::format("try: train_data_dir names a folder of {} with captions", content.items));
   }
   for (const FoundFile& f : found) {
     const fs::path p = parts_of(f.location).path.substr(before.size());
@@ -67,8 +108,17 @@ Listing listing_of(const std::string& folder, const char* what = "image folder",
     if (p.filename() == kMetadata || p.filename() == kMetadataCsv) all.metadata.insert(p.string());
     check(p.filename() != "metadata.parquet", Code::io, "{}: captions are read from {}, {} or .txt files",
           shown(f.location), kMetadata, kMetadataCsv);
-    if (e == ".png" || e == ".jpg" || e == ".jpeg" || e == ".webp") all.pictures.insert(p.string());
+    if (content.extensions.contains(e)) all.items.insert(p.string());
+    if (content.clips && is_frame(e)) all.frames[p.parent_path().string()].push_back(p.string());
     if (e == ".txt") all.texts.insert(p.string());
+  }
+  // Pictures beside videos, and those in the folder itself, are no clips.
+  std::set<std::string> of_videos{""};
+  for (const std::string& video : all.items) of_videos.insert(fs::path(video).parent_path().string());
+  std::erase_if(all.frames, [&](const auto& clip) { return of_videos.contains(clip.first); });
+  for (auto& [clip, frames] : all.frames) {
+    std::ranges::sort(frames, in_name_order);
+    all.items.insert(clip);
   }
   return all;
 }
@@ -161,7 +211,9 @@ void read_metadata(const Listing& all, const std::string& name, const ImageFolde
   std::map<std::string, int64_t> line_of;
   const auto add = [&](int64_t number, const nlohmann::json& row) {
     // Hugging Face's loader makes of the column file_name one that is called image.
-    const bool renamed = config.image_column == "image" && !row.contains("image") && row.contains("file_name");
+    const bool usual =
+        config.image_column == (all.content->clips ? "video" : "image") || config.image_column == "image";
+    const bool renamed = usual && !row.contains(config.image_column) && row.contains("file_name");
     const std::string image_column = renamed ? "file_name" : config.image_column;
     for (const std::string& column : {image_column, config.caption_column}) {
       check(row.contains(column), Code::io, "{}:{}: no column '{}'; the line has: {}", file, number, column,
@@ -171,10 +223,11 @@ void read_metadata(const Listing& all, const std::string& name, const ImageFolde
     check(cell.is_string(), Code::io, "{}:{}: '{}' must be a string", file, number, image_column);
     const auto caption = caption_of(row[config.caption_column]);
     check(caption.has_value(), Code::io, "{}:{}: '{}' must be a string", file, number, config.caption_column);
-    const std::string picture = (fs::path(name).parent_path() / cell.get<std::string>()).lexically_normal().string();
+    std::string picture = (fs::path(name).parent_path() / cell.get<std::string>()).lexically_normal().string();
+    if (picture.ends_with('/')) picture.pop_back();
     std::error_code ec;
-    const bool there =
-        all.files.contains(picture) || (!is_remote(all.root) && fs::is_regular_file(all.location(picture), ec));
+    const bool there = all.items.contains(picture) || all.files.contains(picture) ||
+                       (!is_remote(all.root) && fs::is_regular_file(all.location(picture), ec));
     check(there, Code::io, "{}:{}: names '{}', which does not exist", file, number, shown(all.location(picture)));
     const auto [before, fresh] = line_of.emplace(picture, number);
     check(fresh, Code::io, "{}:{}: names '{}' again, first on line {}", file, number, shown(all.location(picture)),
@@ -189,26 +242,31 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
   const auto place = [&](const std::string& name) { return shown(found.location(name)); };
   std::map<std::string, std::string> captions;
   for (const std::string& file : found.metadata) read_metadata(found, file, config, captions);
-  for (const auto& [picture, caption] : captions) found.pictures.insert(picture);
-  if (found.pictures.empty()) {
-    Error error(Code::io, fmt::format("image folder '{}': no pictures (png, jpeg, webp)", shown(folder)));
+  const auto& [what, things, formats, extensions, clips] = *found.content;
+  for (const auto& [picture, caption] : captions) found.items.insert(picture);
+  if (found.items.empty()) {
+    Error error(Code::io, fmt::format("{} '{}': no {} ({})", what, shown(folder), things, formats));
     if (!found.texts.empty())
-      error.note(fmt::format("captions without pictures: {} and {} more", place(*found.texts.begin()),
+      error.note(fmt::format("captions without {}: {} and {} more", things, place(*found.texts.begin()),
                              found.texts.size() - 1));
-    if (!found.metadata.empty()) error.note(fmt::format("{} names no pictures", place(*found.metadata.begin())));
-    throw error.note("try: train_data_dir names the folder that holds the pictures");
+    if (!found.metadata.empty()) error.note(fmt::format("{} names no {}", place(*found.metadata.begin()), things));
+    throw error.note(fmt::format("try: train_data_dir names the folder that holds the {}", things));
   }
   std::vector<ImageItem> items;
   std::vector<std::string> texts;  // beside the items; "": none, or not asked
   int64_t bare = 0;
-  for (const std::string& picture : found.pictures) {
-    std::string text = fs::path(picture).replace_extension(".txt").string();
+  for (const std::string& picture : found.items) {
+    const auto frames = found.frames.find(picture);
+    std::string text =
+        frames != found.frames.end() ? picture + ".txt" : fs::path(picture).replace_extension(".txt").string();
     const bool beside = found.texts.erase(text) > 0;
     if (config.max_train_samples >= 0 && static_cast<int64_t>(items.size()) >= config.max_train_samples) continue;
     const auto named = captions.find(picture);
     bare += named == captions.end() && !beside;
     const FoundFile file = found.file(picture);
-    items.push_back({file.location, picture, named != captions.end() ? named->second : "", file.size});
+    items.push_back({file.location, picture, named != captions.end() ? named->second : "", file.size, {}});
+    if (frames != found.frames.end())
+      for (const std::string& frame : frames->second) items.back().frames.push_back(found.file(frame));
     texts.push_back(named == captions.end() && beside ? text : "");
   }
   parallel_for(static_cast<int64_t>(items.size()), [&](int64_t i, int) {
@@ -216,14 +274,15 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
     if (!texts[k].empty()) items[k].caption = trimmed(text_of(found.file(texts[k])));
   });
   if (bare > 0) {
-    log_warning("image folder '{}': {} of {} pictures have no caption ({} or .txt): they train with an empty one",
-                shown(folder), bare, items.size(), kMetadata);
+    log_warning("{} '{}': {} of {} {} have no caption ({} or .txt): they train with an empty one", what, shown(folder),
+                bare, items.size(), things, kMetadata);
   }
   if (!found.texts.empty() && captions.empty() && bare < static_cast<int64_t>(items.size())) {
-    log_warning("image folder '{}': {} .txt files have no picture beside them, the first is {}", shown(folder),
-                found.texts.size(), place(*found.texts.begin()));
+    log_warning("{} '{}': {} .txt files have no {} beside them, the first is {}", what, shown(folder),
+                found.texts.size(), clips ? "clip" : "picture", place(*found.texts.begin()));
   }
-  check(!items.empty(), Code::invalid_config, "max_train_samples: 0 leaves no picture of '{}'", shown(folder));
+  check(!items.empty(), Code::invalid_config, "max_train_samples: 0 leaves none of the {} of '{}'", things,
+        shown(folder));
   return items;
 }
 
@@ -231,7 +290,7 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
 std::vector<FoundFile> find_masks(const Listing& listing, const std::vector<ImageItem>& items) {
   const auto stem = [](const std::string& name) { return fs::path(name).replace_extension().string(); };
   std::map<std::string, FoundFile> masks;
-  for (const std::string& name : listing.pictures) {
+  for (const std::string& name : listing.items) {
     const auto [it, fresh] = masks.emplace(stem(name), listing.file(name));
     check(fresh, Code::io, "conditioning_data_dir: {} and {} are masks of the same picture", shown(it->second.location),
           shown(listing.location(name)));
@@ -253,7 +312,7 @@ class ImageFolder : public RecordSource {
  public:
   ImageFolder(const std::string& folder, Listing found, const std::optional<Listing>& masks,
               const DataSourceConfig& config)
-      : RecordSource(fmt::format("image folder '{}'", shown(folder)),
+      : RecordSource(fmt::format("{} '{}'", found.content->folder, shown(folder)),
                      fingerprint_of(found) + (masks ? fingerprint_of(*masks) : "") + columns_key(config)),
         items_(items_of(folder, std::move(found),
                         {config.image_column, config.caption_column, config.max_train_samples})) {
@@ -265,12 +324,13 @@ class ImageFolder : public RecordSource {
     const ImageItem& item = items_[static_cast<size_t>(index)];
     Record r{.name = shown(item.file), .caption = item.caption};
     try {
-      const auto file = open_input(FoundFile{item.file, item.size});
-      r.image = file->read(0, file->size());
-      if (!masks_.empty()) {
-        const auto mask = open_input(masks_[static_cast<size_t>(index)]);
-        r.mask = mask->read(0, mask->size());
-      }
+      const auto stored = [](const FoundFile& f) {
+        const auto file = open_input(f);
+        return file->read(0, file->size());
+      };
+      if (item.frames.empty()) r.image = stored({item.file, item.size});
+      for (const FoundFile& frame : item.frames) r.frames.push_back(stored(frame));
+      if (!masks_.empty()) r.mask = stored(masks_[static_cast<size_t>(index)]);
     } catch (const Error& e) {
       r.fault = e.message();
     }
@@ -290,7 +350,7 @@ class ImageFolder : public RecordSource {
 }  // namespace
 
 std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config) {
-  return items_of(folder, listing_of(folder), config);
+  return items_of(folder, listing_of(folder, kPictures), config);
 }
 
 SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig& config) {
@@ -299,9 +359,25 @@ SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig&
         shown(folder));
   std::optional<Listing> masks;
   if (!config.conditioning_data_dir.empty())
-    masks = listing_of(config.conditioning_data_dir, "conditioning_data_dir",
+    masks = listing_of(config.conditioning_data_dir, kPictures, "conditioning_data_dir",
                        "try: conditioning_data_dir names a folder of masks, each with its picture's path and name");
-  return std::make_shared<ImageFolder>(folder, listing_of(folder), masks, config);
+  return std::make_shared<ImageFolder>(folder, listing_of(folder, kPictures), masks, config);
+}
+
+SourcePtr clip_folder_source(const std::string& folder, const DataSourceConfig& config) {
+  check(config.array_columns.empty(), Code::invalid_config,
+        "clip folder '{}' holds clips and captions; cached arrays are read from tfrecord, grain and hf", shown(folder));
+  return std::make_shared<ImageFolder>(folder, listing_of(folder, kClips), std::nullopt, config);
+}
+
+bool holds_clips(const Files& files) {
+  const auto any = [&](const auto& extensions) {
+    return std::ranges::any_of(
+        files, [&](const FoundFile& f) { return extensions.contains(lower_extension(parts_of(f.location).path)); });
+  };
+  std::set<std::string> videos = kClips.extensions;
+  videos.erase(".webp");
+  return any(videos) && !any(kPictures.extensions);
 }
 
 }  // namespace md

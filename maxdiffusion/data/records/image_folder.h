@@ -1,21 +1,27 @@
 // An image folder: images (png, jpeg, webp) with captions from `metadata.jsonl` ({"file_name": …, "text": …}),
-// `metadata.csv`, or a `.txt` beside each image; metadata wins. The layout is Hugging Face's "imagefolder".
+// `metadata.csv`, or a `.txt` beside each image; metadata wins. The layout is Hugging Face's "imagefolder". A clip
+// folder is the same with clips: videos, and folders below it that hold frames (png, jpeg) and no videos, in the order
+// of their names, in which numbers count by value. `name.txt` lies beside the folder `name`.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/data/storage/storage.h"
+
 namespace md {
 
+/// An image or a clip.
 struct ImageItem {
   std::string file;  // its location
   std::string name;  // its path below the folder
   std::string caption;
-  int64_t size = -1;  // bytes, as listed; −1: not known
+  int64_t size = -1;                   // bytes, as listed; −1: not known
+  std::vector<FoundFile> frames = {};  // of a clip that is a folder of frames
 };
 struct ImageFolderConfig {
-  /// "image" also stands for "file_name", as in Hugging Face's loader.
+  /// "image", and for clips "video", also stand for "file_name", as in Hugging Face's loader.
   std::string image_column = "file_name", caption_column = "text";
   int64_t max_train_samples = -1;
 };

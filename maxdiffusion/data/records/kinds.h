@@ -11,6 +11,7 @@ using SourcePtr = std::shared_ptr<const RecordSource>;
 using Files = std::vector<FoundFile>;
 
 SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig& config);
+SourcePtr clip_folder_source(const std::string& folder, const DataSourceConfig& config);
 SourcePtr table_source(const Files& files, const DataSourceConfig& config);
 SourcePtr tfrecord_source(const Files& files, const DataSourceConfig& config);
 SourcePtr tar_source(const Files& files, const DataSourceConfig& config);
@@ -34,6 +35,9 @@ WantedColumns wanted_columns(const DataSourceConfig& config, const std::vector<s
 Record record_of_example(std::string_view bytes, const DataSourceConfig& config, const std::string& name);
 /// The part of a source's fingerprint that says which columns are read.
 std::string columns_key(const DataSourceConfig& config);
+
+/// Whether the files of a folder are clips: there are videos among them and no pictures.
+bool holds_clips(const Files& files);
 
 /// Trims blanks at both ends.
 std::string trimmed(const std::string& s);

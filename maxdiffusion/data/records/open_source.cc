@@ -85,7 +85,7 @@ std::optional<Files> saved_to_disk(const Files& files, const std::string& root, 
   return found;
 }
 
-/// Parquet, Arrow, or an image folder, whichever a folder holds.
+/// Parquet, Arrow, an image folder or a clip folder, whichever a folder holds.
 SourcePtr hugging_face(const std::string& where, const DataSourceConfig& config) {
   const Files files = list_inputs(where);
   if (where.find(',') == std::string::npos) {
@@ -104,7 +104,7 @@ SourcePtr hugging_face(const std::string& where, const DataSourceConfig& config)
         std::ranges::any_of(files, [&](const FoundFile& f) { return path_of(f).starts_with(shown(own) + "/"); });
     check(split || config.train_split == "train", Code::io, "'{}': no folder of split '{}'", shown(where),
           config.train_split);
-    return image_folder_source(split ? own : where, config);
+    return (holds_clips(files) ? clip_folder_source : image_folder_source)(split ? own : where, config);
   }
   return table_source(of_split(tables, where, config.train_split), config);
 }
@@ -129,6 +129,7 @@ struct Kind {
 };
 // `tf` is the reference's name for a whole Hugging Face data set.
 constexpr Kind kKinds[] = {{"image_folder", image_folder_source},
+                           {"clip_folder", clip_folder_source},
                            {"hf", hugging_face},
                            {"tf", hugging_face},
                            {"tfrecord", tfrecord},
@@ -159,7 +160,7 @@ std::string kind_of(const std::string& where) {
   if (has(".tfrecord", ".tfrecords", ".tfrec")) return "tfrecord";
   if (has(".array_record", ".arrayrecord")) return "grain";
   if (has(".parquet", ".arrow", ".feather")) return "hf";
-  return "image_folder";
+  return holds_clips(files) ? "clip_folder" : "image_folder";
 }
 
 }  // namespace

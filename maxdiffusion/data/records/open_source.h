@@ -32,7 +32,7 @@ struct DataSourceConfig {
   template <class V>
   void visit(V&& v) {
     v("dataset_type", dataset_type,
-      "image_folder, hf, tf, tfrecord, webdataset, grain, synthetic; empty: by the files");
+      "image_folder, clip_folder, hf, tf, tfrecord, webdataset, grain, synthetic; empty: by the files");
     v("dataset_name", dataset_name,
       "a folder or a data set in the Hugging Face cache; noto-emoji: pictures of the emoji font, made on first use");
     v("train_data_dir", train_data_dir, "pictures with metadata.jsonl or .txt captions, or files of a kind");

@@ -338,9 +338,10 @@ TEST(Source, UnknownKindsAndPlacesAreRefused) {
   const auto config_error = [](const DataSourceConfig& c) {
     return error_of([&] { open_source(c); }, Code::invalid_config);
   };
-  EXPECT_NE(config_error({.dataset_type = "mosaic"})
-                .find("'mosaic' is not one of: image_folder, hf, tf, tfrecord, webdataset, grain, synthetic"),
-            std::string::npos);
+  EXPECT_NE(
+      config_error({.dataset_type = "mosaic"})
+          .find("'mosaic' is not one of: image_folder, clip_folder, hf, tf, tfrecord, webdataset, grain, synthetic"),
+      std::string::npos);
   EXPECT_NE(config_error({}).find("no data: give train_data_dir"), std::string::npos);
   EXPECT_NE(config_error({.dataset_name = "diffusers/pokemon"}).find("nothing is fetched from a hub"),
             std::string::npos);

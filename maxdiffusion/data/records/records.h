@@ -22,11 +22,12 @@
 namespace md {
 
 struct Record {
-  std::string name;   // "file row 12", for messages
-  Blob image;         // as stored: PNG, JPEG or WebP; or
-  HostArray pixels;   // u8 [H, W, 3]
-  Blob mask;          // an image as stored, whose red channel holds the weights of pixels; empty: none
-  std::string fault;  // why there is no image, although the record should have one
+  std::string name;          // "file row 12", for messages
+  Blob image;                // as stored: PNG, JPEG or WebP, or a video; or
+  HostArray pixels;          // u8 [H, W, 3]; or
+  std::vector<Blob> frames;  // pictures of a clip
+  Blob mask;                 // an image as stored, whose red channel holds the weights of pixels; empty: none
+  std::string fault;         // why there is no image, although the record should have one
   std::string caption;
   HostArrays arrays;  // in place of an image: arrays that were computed beforehand
 };
