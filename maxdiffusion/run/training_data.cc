@@ -85,13 +85,23 @@ ImageConfig image_config(const RunConfig& c, const Family& family) {
                                                 : MaskFrom::none,
                 .mask_downscale = family.downscale(),
                 .sizes = !family.size_fields().empty() && (k.enable_bucket || k.original_size_conditioning)};
+  if (family.frame_scale() > 0) {
+    const MediaSize size = training_size(c, family);
+    family.latent_dims(size);  // throws where the models cannot take it
+    p.clip.emplace(ClipConfig{.frames = size.frames, .fps = c.sample.fps});
+    if (!k.enable_bucket) p.buckets = AspectBuckets::of({{size.height, size.width, size.frames}});
+  }
   if (!k.enable_bucket) return p;
   check(k.bucket_reso_steps % family.size_multiple() == 0, Code::invalid_config,
         "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink a picture",
         k.bucket_reso_steps, family.size_multiple());
   if (k.bucket_no_upscale) log_info("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
-  p.buckets.emplace(
-      AspectBucketConfig{k.resolution, k.min_bucket_reso, k.max_bucket_reso, k.bucket_reso_steps, k.bucket_no_upscale});
+  p.buckets.emplace(AspectBucketConfig{k.resolution,
+                                       k.min_bucket_reso,
+                                       k.max_bucket_reso,
+                                       k.bucket_reso_steps,
+                                       k.bucket_no_upscale,
+                                       {p.clip ? p.clip->frames : 1}});
   return p;
 }
 
@@ -167,7 +177,8 @@ void open_encoded_images(RunModels& models, const std::shared_ptr<const RecordSo
   std::vector<int64_t> counts;
   for (const LoadedImages& g : groups) {
     counts.push_back(g.pixels.dims()[0]);
-    sizes.push_back({g.pixels.dims()[1], g.pixels.dims()[2]});
+    const Shape& s = g.pixels.shape();
+    sizes.push_back({s.dim(-3), s.dim(-2), s.rank() == 5 ? s.dim(1) : 1});
   }
   log_info("{} pictures, {} skipped", std::accumulate(counts.begin(), counts.end(), int64_t{0}),
            groups[0].skipped.size());
@@ -260,8 +271,8 @@ std::vector<DenoiseTask> in_sizes(const TrainingData& data) {
   std::vector<DenoiseTask> tasks;
   for (const ImageSize& size : data.buckets) {
     tasks.push_back(data.task);
-    tasks.back().size = {size.height, size.width};
-    tasks.back().one_of_several = true;
+    tasks.back().size = {size.height, size.width, size.frames};
+    tasks.back().one_of_several = data.buckets.size() > 1;
   }
   return tasks;
 }
@@ -278,9 +289,9 @@ HostArrays held_out_fields(RunModels& models, const DenoiseTask& task) {
                          .max_train_samples = c.eval.eval_max_number_of_samples_in_bucket};
   if (!encoded) {
     const bool crop = c.images.center_crop || c.images.random_crop;
-    const LoadedImages images =
-        load_images(open_source(where), {.resolution = c.images.resolution, .center_crop = crop});
-    return encoded_fields(models, images, task.text->tokens());
+    ImageConfig config{.resolution = c.images.resolution, .center_crop = crop};
+    if (family.frame_scale() > 0) config = image_config(c, family);
+    return encoded_fields(models, load_in_aspect_buckets(open_source(where), config).front(), task.text->tokens());
   }
   where.array_columns = family.encoded_columns();
   RecordStream stream(open_source(where), {.shuffle = false});

@@ -7,7 +7,10 @@
 
 namespace md {
 
-std::string DenoiseTask::variant() const { return one_of_several ? fmt::format("{}x{}", size.width, size.height) : ""; }
+std::string DenoiseTask::variant() const {
+  if (!one_of_several) return "";
+  return fmt::format("{}x{}", size.width, size.height) + (size.frames > 1 ? fmt::format("x{}", size.frames) : "");
+}
 
 std::vector<BatchField> DenoiseTask::batch() const {
   const InputSizes s{batch_size, family->latent_dims(size)};
