@@ -64,6 +64,8 @@ class Family {
   virtual std::string autoencoder() const { return ""; }
   /// Components that captions go through, in order; may be none.
   virtual std::vector<std::string> text_encoders() const { return {}; }
+  /// Ends of the names of the layers of a component that get LoRA matrices where no key names any.
+  virtual std::vector<std::string> lora_targets(const std::string& component) const;
   /// The table logical_axis_rules of a run that gives none; empty: that of AxisRules::defaults().
   virtual std::string axis_rules() const { return ""; }
 

@@ -58,6 +58,11 @@ class Wan final : public Family {
     const auto times = nlohmann::json::parse(folder_.scheduler_config()).value("num_train_timesteps", 1000.0);
     return boundary_ratio.value_or(folder_.option("boundary_ratio", 0.875)) * times;
   }
+  /// Of every block; of its feed-forward layers too, as most trainers have it.
+  std::vector<std::string> lora_targets(const std::string& component) const override {
+    if (component == kText) return {"SelfAttention.q", "SelfAttention.k", "SelfAttention.v", "SelfAttention.o"};
+    return {"to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2"};
+  }
   std::string autoencoder() const override { return kVae; }
   std::vector<std::string> text_encoders() const override { return {kText}; }
 

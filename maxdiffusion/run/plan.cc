@@ -67,7 +67,7 @@ StepOptions planned_step(const RunModels& m, int64_t samples) {
   s.variation = [&m](const std::string& component, const Scope& scope) {
     if (!is_trained(m, component)) return scope.with(frozen_options(scope.options())).frozen();
     const LoraKeys& lora = m.config().lora;
-    return lora.train_lora ? lora_scope(scope, training_lora(lora, component)) : scope;
+    return lora.train_lora ? lora_scope(scope, training_lora(lora, m.family()->lora_targets(component))) : scope;
   };
   return s;
 }
