@@ -77,7 +77,7 @@ struct LoraFiles : testing::Test {
   std::string changed(const Change& change, const std::map<std::string, std::string>& metadata = {}) {
     HostArrays arrays = SafetensorsReader::open(write_layout(layout, folder.path())).tensors();
     change(arrays);
-    const std::string path = folder / "changed.safetensors";
+    std::string path = folder / "changed.safetensors";
     write_safetensors(path, arrays, metadata);
     return path;
   }
