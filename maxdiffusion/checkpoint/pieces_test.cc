@@ -118,7 +118,7 @@ HostArrays arrays_of(float value) {
 CheckpointContent content_of(int64_t p, int64_t n, float value) {
   CheckpointContent c;
   const auto all = arrays_of(value);
-  auto add = [&](const std::string& name, std::vector<Slice> slices) {
+  auto add = [&](const std::string& name, const std::vector<Slice>& slices) {
     ArrayPieces a{all.at(name).shape(), {}};
     for (const Slice& s : slices) a.pieces.push_back({s, ArrayPieces(all.at(name)).read(s)});
     c.state[name] = a;

@@ -204,7 +204,7 @@ std::string write_peft_lora(const std::string& folder, const LoraFile& lora) {
       strengths[component][module] = {pair.rank(), pair.alpha};
     }
   make_folders(folder);
-  const std::string path = folder + "/pytorch_lora_weights.safetensors";
+  std::string path = folder + "/pytorch_lora_weights.safetensors";
   write_safetensors(path, arrays, {{"format", "pt"}, {"lora_adapter_metadata", lora_metadata_json(strengths)}});
   return path;
 }

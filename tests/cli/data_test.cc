@@ -69,7 +69,7 @@ class DataRuns : public testing::Test {
   }
   /// A copy of a golden's folder whose autoencoder knows every latent for certain: the deviation is e⁻¹⁵.
   std::string certain(const std::string& name) {
-    const std::string copy = t / ("certain_" + name), file = copy + "/vae/diffusion_pytorch_model.safetensors";
+    std::string copy = t / ("certain_" + name), file = copy + "/vae/diffusion_pytorch_model.safetensors";
     fs::copy(kModels + name, copy, fs::copy_options::recursive);
     std::string bytes = read_file(file);
     uint64_t head = 0;

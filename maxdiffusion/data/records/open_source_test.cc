@@ -67,7 +67,7 @@ const TemporaryFolder& scratch() {
   return folder;
 }
 std::string put(const std::string& name, const std::string& bytes) {
-  const std::string path = scratch() / name;
+  std::string path = scratch() / name;
   fs::create_directories(fs::path(path).parent_path());
   std::ofstream(path, std::ios::binary) << bytes;
   return path;
