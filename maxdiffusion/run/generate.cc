@@ -89,7 +89,12 @@ SampleOptions options_of(const RunModels& models) {
   return o;
 }
 
-/// Adds what the images of the keys say, where the model takes any.
+bool has_images(const RunModels& models) {
+  const SampleKeys& k = models.config().sample;
+  return models.family()->images().most > 0 || !(k.image + k.image_url + k.last_image).empty();
+}
+
+/// Adds what the images of the keys say; called where there are any, or the model takes any.
 void add_images(const RunModels& models, MediaAutoencoder& autoencoder, const WeightsOf& weights,
                 const SampleOptions& o, PromptConditioning& prompts) {
   const SampleKeys& k = models.config().sample;
@@ -136,7 +141,7 @@ class Sampler {
       prompts = encode_prompts(text, family, options_);
     }
     log_info("{} prompts encoded after {:.1f} s", options_.prompts.size(), seconds());
-    if (family.images().most > 0 || !(config_.sample.image + config_.sample.image_url).empty()) {
+    if (has_images(models_)) {
       std::unique_ptr<MediaAutoencoder> coder = autoencoder(devices());
       add_images(models_, *coder, weights(), options_, prompts);
     }
@@ -256,7 +261,7 @@ std::string draw_sample_grid(RunModels& models, TextEncoder& text, const Weights
   o.batch = 0;  // sizes of training are small
   const Family& family = *models.family();
   PromptConditioning prompts = encode_prompts(text, family, o);
-  if (family.images().most > 0) add_images(models, models.media_autoencoder(), weights, o, prompts);
+  if (has_images(models)) add_images(models, models.media_autoencoder(), weights, o, prompts);
   const HostArray latents =
       family.with_images(denoise(models.devices(), family, weights, prompts, o), prompts.positive);
   const HostArray images = decode_latents(models.media_autoencoder(), family, latents, keys.vae_tiling);
