@@ -149,6 +149,9 @@ class Family {
   // --- Conventions --------------------------------------------------------------------------------------------------
   /// Names of the files that generate writes begin with this, drawn with this seed.
   virtual std::string file_prefix(uint64_t /*seed*/) const { return "image_"; }
+  /// TFLOP of a training step on `samples` media of this size as MaxDiffusion counts them, for comparisons; 0: it does
+  /// not, or as here.
+  virtual double reference_tflops(const MediaSize&, double /*samples*/) const { return 0; }
   /// Whether gradients are clipped to max_grad_norm also where opt_enable_grad_global_norm_clipping is off.
   virtual bool always_clips_by_norm() const { return false; }
   /// Warns where a run's key repeats a member of config.json with another value.
@@ -170,13 +173,16 @@ class Family {
 struct FamilyClass {
   std::string pipeline;  // "StableDiffusionPipeline"
   std::function<std::shared_ptr<const Family>(const ModelFolder&)> make;
-  std::vector<std::string> commands = {};  // names behind train_ and generate_ that users of the reference type
+  std::vector<std::string> commands = {};    // names behind train_ and generate_ that users of the reference type
+  std::vector<std::string> converters = {};  // names of its programs that are prepare_tfrecords here
 };
 /// For families of other programs; those of this library are always there. Not thread safe: call it before a folder is
 /// opened.
 void add_family(FamilyClass family);
 /// All FamilyClass::commands: "sdxl", …
 std::vector<std::string> family_commands();
+/// All FamilyClass::converters.
+std::vector<std::string> family_converters();
 /// The family of a folder, by its pipeline class. Throws invalid_config for a class without a family (listing those
 /// that have one), and where the folder lacks a model that the family needs.
 std::shared_ptr<const Family> make_family(const ModelFolder& folder);

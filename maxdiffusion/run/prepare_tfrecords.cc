@@ -44,8 +44,9 @@ void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>
     rng.fill(HostRng::Distribution::normal, 1, static_cast<uint64_t>(shards.count()) * n, drawn);
     return drawn;
   };
-  const ImageConfig config{
+  ImageConfig config{
       .resolution = c.images.resolution, .center_crop = c.images.center_crop, .random_crop = c.images.random_crop};
+  if (family.frame_scale() > 0) config = image_config(c, family);
   each_group(source, config, models.encoder_batch(), [&](LoadedImages&& group) {
     const int64_t n = group.pixels.dims()[0], copies = c.images.random_flip ? 2 : 1;
     const HostArray moments = models.media_autoencoder().encode(with_mirrored(group.pixels, 0, n * copies));

@@ -73,38 +73,6 @@ void open_dreambooth(RunModels& models, TrainingData& data) {
   data.batches = in_memory(arrays, batches.batch, batches.stream.seed, batches.stream.shuffle, batches.stream.share);
 }
 
-/// How images are prepared.
-ImageConfig image_config(const RunConfig& c, const Family& family) {
-  const ImageKeys& k = c.images;
-  ImageConfig p{.resolution = k.resolution,
-                .center_crop = k.center_crop,
-                .random_crop = k.random_crop,
-                .random_flip = k.random_flip,
-                .mask = k.alpha_mask            ? MaskFrom::alpha
-                        : c.denoise.masked_loss ? MaskFrom::record
-                                                : MaskFrom::none,
-                .mask_downscale = family.downscale(),
-                .sizes = !family.size_fields().empty() && (k.enable_bucket || k.original_size_conditioning)};
-  if (family.frame_scale() > 0) {
-    const MediaSize size = training_size(c, family);
-    family.latent_dims(size);  // throws where the models cannot take it
-    p.clip.emplace(ClipConfig{.frames = size.frames, .fps = c.sample.fps});
-    if (!k.enable_bucket) p.buckets = AspectBuckets::of({{size.height, size.width, size.frames}});
-  }
-  if (!k.enable_bucket) return p;
-  check(k.bucket_reso_steps % family.size_multiple() == 0, Code::invalid_config,
-        "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink a picture",
-        k.bucket_reso_steps, family.size_multiple());
-  if (k.bucket_no_upscale) log_info("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
-  p.buckets.emplace(AspectBucketConfig{k.resolution,
-                                       k.min_bucket_reso,
-                                       k.max_bucket_reso,
-                                       k.bucket_reso_steps,
-                                       k.bucket_no_upscale,
-                                       {p.clip ? p.clip->frames : 1}});
-  return p;
-}
-
 /// The batches of a recorded run.
 void open_recorded(const RunConfig& c, TrainingData& data) {
   DenoiseTask& task = data.task;
@@ -215,6 +183,37 @@ void open_encoded_images(RunModels& models, const std::shared_ptr<const RecordSo
 }
 
 }  // namespace
+
+ImageConfig image_config(const RunConfig& c, const Family& family) {
+  const ImageKeys& k = c.images;
+  ImageConfig p{.resolution = k.resolution,
+                .center_crop = k.center_crop,
+                .random_crop = k.random_crop,
+                .random_flip = k.random_flip,
+                .mask = k.alpha_mask            ? MaskFrom::alpha
+                        : c.denoise.masked_loss ? MaskFrom::record
+                                                : MaskFrom::none,
+                .mask_downscale = family.downscale(),
+                .sizes = !family.size_fields().empty() && (k.enable_bucket || k.original_size_conditioning)};
+  if (family.frame_scale() > 0) {
+    const MediaSize size = training_size(c, family);
+    family.latent_dims(size);  // throws where the models cannot take it
+    p.clip.emplace(ClipConfig{.frames = size.frames, .fps = c.sample.fps});
+    if (!k.enable_bucket) p.buckets = AspectBuckets::of({{size.height, size.width, size.frames}});
+  }
+  if (!k.enable_bucket) return p;
+  check(k.bucket_reso_steps % family.size_multiple() == 0, Code::invalid_config,
+        "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink a picture",
+        k.bucket_reso_steps, family.size_multiple());
+  if (k.bucket_no_upscale) log_info("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
+  p.buckets.emplace(AspectBucketConfig{k.resolution,
+                                       k.min_bucket_reso,
+                                       k.max_bucket_reso,
+                                       k.bucket_reso_steps,
+                                       k.bucket_no_upscale,
+                                       {p.clip ? p.clip->frames : 1}});
+  return p;
+}
 
 DataSourceConfig source_config(const RunConfig& c) {
   DataSourceConfig s = c.source;
