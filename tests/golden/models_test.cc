@@ -121,6 +121,7 @@ TEST_P(Repeated, LayersGiveTheOutputsAndGradientsOfTheReference) {
 INSTANTIATE_TEST_SUITE_P(Unet, Repeated,
                          testing::Values(Variant{"Scanned", {.scan_layers = true}},
                                          Variant{"Recomputed", {.remat = "FULL"}},
+                                         Variant{"LinearKept", {.remat = "MATMUL_WITHOUT_BATCH", .scan_layers = true}},
                                          Variant{"ScannedAndRecomputed", {.remat = "FULL", .scan_layers = true}}),
                          [](const auto& info) { return info.param.name; });
 
