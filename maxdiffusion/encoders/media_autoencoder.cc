@@ -13,12 +13,13 @@ namespace md {
 Tensor pixels_to_float(Tensor pixels) { return cast(pixels, DType::f32) / 127.5 - 1.0; }
 
 MediaAutoencoder::MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights,
-                                   int64_t batch, const ScopeOptions& scope, const CompileConfig& compile)
+                                   int64_t batch, const ScopeOptions& scope, const CompileConfig& compile,
+                                   const EncoderKeys& keys)
     : devices_(devices),
       family_(std::move(family)),
       weights_(std::move(weights)),
       batch_(batch),
-      scope_(frozen_options(scope)),
+      scope_(autoencoder_options(scope, keys)),
       compile_(compile) {}
 
 HostArray MediaAutoencoder::run(Direction& direction, const HostArray& input, const char* name, const Build& build) {
@@ -31,7 +32,7 @@ HostArray MediaAutoencoder::run(Direction& direction, const HostArray& input, co
     const Models models = [&](const std::string& component) { return Scope(g, params, component, scope_); };
     g.output("out", build(models, g.input("in", shape, axis::of_batch(shape.dims.size()))));
     direction = {shape, std::make_unique<Program>(md::compile(devices_, g, compile_, name)), {}};
-    place(devices_, *direction.program, weights_, direction.weights);
+    place(devices_, *direction.program, of_component(params, family_->autoencoder(), weights_), direction.weights);
   }
   HostArray whole;
   for (int64_t from = 0; from < n; from += batch_) {
@@ -45,7 +46,8 @@ HostArray MediaAutoencoder::run(Direction& direction, const HostArray& input, co
 HostArray MediaAutoencoder::encode(const HostArray& pixels) {
   return run(encoder_, pixels, "media_encoder", [this](const Models& models, Tensor x) {
     const Posterior q = family_->encode_media(models, pixels_to_float(x));
-    return concatenate({q.mean, q.logvar ? exp(q.logvar * 0.5) : zeros_like(q.mean)}, -1);
+    const Tensor mean = cast(q.mean, DType::f32);
+    return concatenate({mean, q.logvar ? exp(cast(q.logvar, DType::f32) * 0.5) : zeros_like(mean)}, -1);
   });
 }
 

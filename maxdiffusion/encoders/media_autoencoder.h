@@ -14,10 +14,10 @@ Tensor pixels_to_float(Tensor pixels);
 /// Each direction is compiled on first use for `batch` samples at a time. Refers to `devices`. Not thread safe.
 class MediaAutoencoder {
  public:
-  /// `weights`: of the autoencoder, by input name; placed on the devices once for each direction. `scope`: see
-  /// frozen_options.
+  /// `weights`: of the autoencoder, by input name; placed on the devices once for each direction. `scope`, `keys`: see
+  /// autoencoder_options.
   MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights, int64_t batch,
-                   const ScopeOptions& scope, const CompileConfig& compile);
+                   const ScopeOptions& scope, const CompileConfig& compile, const EncoderKeys& keys = {});
   /// u8 [N, H, W, 3] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
   HostArray encode(const HostArray& pixels);
   /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error. `tiled`: latents larger than

@@ -107,6 +107,9 @@ class Family {
   virtual Conditioning size_conditioning(Graph&, int64_t /*batch*/, const SizeHints&) const { return {}; }
 
   // --- Conventions --------------------------------------------------------------------------------------------------
+  /// Values of the keys model_name and model_type that say what this folder is, as users of the reference write them.
+  virtual std::vector<std::string> model_names() const { return {}; }
+  virtual std::vector<std::string> model_types() const { return {}; }
   /// Names of the image files that generate writes begin with this.
   virtual std::string file_prefix() const { return "image_"; }
   /// Whether gradients are clipped to max_grad_norm also where opt_enable_grad_global_norm_clipping is off.
