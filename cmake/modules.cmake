@@ -220,8 +220,8 @@ md_tests(optim USES optim runtime)
 md_tests(mesh USES models autodiff runtime optim SHARDS 4 COST 40)
 md_tests(faults USES train QUICK *)
 md_tests(resume USES train SHARDS 3 COST 30 QUICK Resume.EqualsNoInterruptionBitForBit)
-md_tests(families USES run QUICK ToyFamily.*:RunConfig.*:ReferenceKeys.*:DenoiseTask.*)
-md_tests(cli DEVICE USES base SHARDS 6 COST 60
+md_tests(families USES run QUICK ToyFamily.*:RunConfig.*:ReferenceKeys.*:WanFiles.*:DenoiseTask.*)
+md_tests(cli DEVICE USES data SHARDS 6 COST 60
          QUICK Docs*:FreshMachine.*:Program.*:Train.WritesEverythingARunPromises)
 add_dependencies(cli_tests profiling)
 md_tests(remote USES data)

@@ -147,6 +147,9 @@ class Family {
   virtual Conditioning size_conditioning(Graph&, int64_t /*batch*/, const SizeHints&) const { return {}; }
 
   // --- Conventions --------------------------------------------------------------------------------------------------
+  /// Values of the keys model_name and model_type that say what this folder is, as users of the reference write them.
+  virtual std::vector<std::string> model_names() const { return {}; }
+  virtual std::vector<std::string> model_types() const { return {}; }
   /// Names of the files that generate writes begin with this, drawn with this seed.
   virtual std::string file_prefix(uint64_t /*seed*/) const { return "image_"; }
   /// TFLOP of a training step on `samples` media of this size as MaxDiffusion counts them, for comparisons; 0: it does

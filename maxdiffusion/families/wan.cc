@@ -220,6 +220,13 @@ class Wan final : public Family {
     return wan_transformer(models(kTransformer), transformer_, in).sample;
   }
 
+  std::vector<std::string> model_names() const override {
+    return {folder_.has(kSecond) || time_of_tokens_ ? "wan2.2" : "wan2.1"};
+  }
+  std::vector<std::string> model_types() const override {
+    if (time_of_tokens_) return {"T2V", "I2V", "TI2V"};
+    return {channels_of_image() ? "I2V" : "T2V"};
+  }
   /// With its three products of D² per text token, of which keys and values are two.
   double reference_tflops(const MediaSize& size, double samples) const override {
     const Dims latent = latent_dims(size);

@@ -1,5 +1,7 @@
 #include "maxdiffusion/lora/lora_keys.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -15,6 +17,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFileName = "pytorch_lora_weights.safetensors";
 constexpr const char* kPaths = "lora_model_name_or_path";
+constexpr std::string_view kMembers[] = {kPaths, "weight_name", "adapter_name", "scale", "from_pt", "rank"};
 
 /// Entries, each of which may hold several between commas.
 std::vector<std::string> split_at_commas(const std::vector<std::string>& texts) {
@@ -63,12 +66,13 @@ std::string text(const char* name, const json& v) {
 
 }  // namespace
 
-std::vector<LoraChoice> chosen_loras(const LoraKeys& keys) {
+std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
+  LoraKeys keys = given_keys;
+  if (!keys.enable_lora) keys.lora_config.clear();
   std::vector<LoraChoice> out;
   for (const auto& [name, value] : keys.lora_config)
-    check(name == kPaths || name == "weight_name" || name == "adapter_name" || name == "scale" || name == "from_pt",
-          Code::invalid_config, "lora_config: '{}' is not one of: {}, weight_name, adapter_name, scale, from_pt", name,
-          kPaths);
+    check(std::ranges::find(kMembers, name) != std::end(kMembers), Code::invalid_config,
+          "lora_config: '{}' is not one of: {}", name, fmt::join(kMembers, ", "));
   if (!keys.lora_config.empty()) {
     auto given = keys.lora_config.find(kPaths);
     const json paths = given == keys.lora_config.end() ? json::array() : json::parse(given->second);
@@ -76,7 +80,8 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& keys) {
     const size_t n = paths.size();
     const auto names = member(keys, "weight_name", n, ""), scales = member(keys, "scale", n, 1.0),
                torch = member(keys, "from_pt", n, true);
-    member(keys, "adapter_name", n, "");  // names tell adapters apart in memory; merged ones need none
+    // Names tell adapters apart in memory, and merged ones need none; ranks follow from the files.
+    for (const char* unused : {"adapter_name", "rank"}) member(keys, unused, n, "");
     for (size_t i = 0; i < n; ++i) {
       check(scales[i].is_number(), Code::invalid_config, "lora_config: scale holds {}, expected numbers",
             scales[i].dump());

@@ -16,7 +16,7 @@ struct LoraKeys {
   std::vector<double> lora_scales;
   std::map<std::string, std::string> lora_config;
   std::string lora_init;
-  bool train_lora = false;
+  bool train_lora = false, enable_lora = true;
   int64_t lora_rank = 4;
   std::optional<double> lora_alpha;
   template <class V>
@@ -24,7 +24,8 @@ struct LoraKeys {
     v("lora_files", lora_files, "LoRA files or folders added to the weights; a list, or one text with commas");
     v("lora_scales", lora_scales, "factor of each of lora_files; empty: 1");
     v("lora_config", lora_config,
-      "LoRA files as lists: lora_model_name_or_path, weight_name, adapter_name, scale, from_pt");
+      "LoRA files as lists: lora_model_name_or_path, weight_name, adapter_name, scale, from_pt, rank");
+    v("enable_lora", enable_lora, "false: lora_config is not used");
     v("train_lora", train_lora, "train low-rank matrices beside frozen weights");
     v("lora_rank", lora_rank, "rank of the trained matrices");
     v("lora_alpha", lora_alpha, "their product counts lora_alpha / lora_rank; null: lora_rank");

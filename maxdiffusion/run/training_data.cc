@@ -114,6 +114,61 @@ void open_encoded_records(const RunModels& models, TrainingData& data) {
   if (!fields.empty() && fields[0].shape.rank() == 2) task.text = embeddings_input(first.at(fields[0].name).dims()[1]);
 }
 
+/// Whether data are encoded samples that nobody made: where a key gives their sizes, and where the model makes videos.
+bool makes_samples(const RunConfig& c, const DenoiseTask& task) {
+  if (c.source.dataset_type != "synthetic" || !c.denoise.cache_latents_text_encoder_outputs) return false;
+  SyntheticKeys keys = c.synthetic;
+  bool given = false;
+  keys.visit([&](const char*, const std::optional<int64_t>& value, const char*) { given |= value.has_value(); });
+  return given || task.family->latent_dims(task.size).size() > 3;
+}
+
+/// Checks a size of the model against the key that says what it should be.
+void compare_size(const char* key, const std::optional<int64_t>& said, int64_t size) {
+  check(!said || *said == size, Code::invalid_config, "{} is {}, but this model's is {}", key, said.value_or(0), size);
+}
+
+/// Random latents and embeddings, for trials without data.
+void open_made_samples(const RunModels& models, TrainingData& data) {
+  const RunConfig& c = models.config();
+  const SyntheticKeys& k = c.synthetic;
+  DenoiseTask& task = data.task;
+  check(task.caption_dropout == 0 && !task.masked && !task.sizes, Code::invalid_config,
+        "dataset_type synthetic makes encoded samples here, which have no masks, no sizes and no empty caption; try "
+        "without caption_dropout, masked_loss, alpha_mask, enable_bucket and original_size_conditioning");
+  task.size = {k.synthetic_override_height.value_or(task.size.height),
+               k.synthetic_override_width.value_or(task.size.width),
+               k.synthetic_override_num_frames.value_or(task.size.frames)};
+  task.said = task.size;
+  task.media = latents_input();
+  const Dims latent = task.family->latent_dims(task.size);
+  const size_t rows = latent.size() - 3;
+  compare_size("synthetic_override_num_channels_latents", k.synthetic_override_num_channels_latents, latent.back());
+  compare_size("synthetic_override_vae_scale_factor_spatial", k.synthetic_override_vae_scale_factor_spatial,
+               task.size.height / latent[rows]);
+  if (rows > 0 && latent[0] > 1)
+    compare_size("synthetic_override_vae_scale_factor_temporal", k.synthetic_override_vae_scale_factor_temporal,
+                 (task.size.frames - 1) / (latent[0] - 1));
+  DataSourceConfig where = source_config(c);
+  where.synthetic_seed = c.seed();
+  where.synthetic_arrays["latents"] = {DType::f32, latent};
+  std::optional<int64_t> length;
+  for (Field f : task.family->conditioning_fields()) {
+    if (f.shape.rank() == 2 && !length) {
+      length = f.shape.dims[0] = k.synthetic_override_max_sequence_length.value_or(f.shape.dims[0]);
+      compare_size("synthetic_override_text_embed_dim", k.synthetic_override_text_embed_dim, f.shape.dims[1]);
+      task.text = embeddings_input(*length);
+    }
+    where.synthetic_arrays[f.name] = f.shape;
+  }
+  log_info("{} Synthetic Data Iterator Configuration:", models.folder().pipeline());
+  log_info("  samples: {}", where.synthetic_num_samples ? std::to_string(*where.synthetic_num_samples) : "without end");
+  log_info("  height {}, width {}, frames {}", task.size.height, task.size.width, task.size.frames);
+  for (const auto& [name, shape] : where.synthetic_arrays)
+    log_info("  {}: {}", name, to_string(batched(task.batch_size, shape)));
+  data.batches = array_batches(open_source(where), batch_config(models, data.update_size(c.update)));
+}
+
 /// Images as they are read, and token ids.
 void open_images(const RunModels& models, const std::shared_ptr<const RecordSource>& source, const ImageConfig& images,
                  TrainingData& data) {
@@ -254,6 +309,8 @@ TrainingData open_training_data(RunModels& models) {
     open_dreambooth(models, data);
   } else if (c.reads_encoded_records()) {
     open_encoded_records(models, data);
+  } else if (makes_samples(c, data.task)) {
+    open_made_samples(models, data);
   } else {
     const auto source = open_source(source_config(c));
     const ImageConfig images = image_config(c, *models.family());
@@ -279,8 +336,8 @@ std::vector<DenoiseTask> in_sizes(const TrainingData& data) {
 HostArrays held_out_fields(RunModels& models, const DenoiseTask& task) {
   const RunConfig& c = models.config();
   const Family& family = *models.family();
-  const bool encoded = c.reads_encoded_records();
-  DataSourceConfig where{.dataset_type = encoded ? c.source.dataset_type : "",
+  const bool made = makes_samples(c, task), encoded = c.reads_encoded_records() || made;
+  DataSourceConfig where{.dataset_type = encoded && !made ? c.source.dataset_type : "",
                          .train_data_dir = c.eval.eval_data_dir,
                          .train_split = c.source.train_split,
                          .image_column = c.source.image_column,
