@@ -46,6 +46,13 @@ void trace_vae(const Scope& s, const nlohmann::json& json) {
   EXPECT_EQ(to_string(vae_decode(s, c, p.mean).shape()), "f32[1,32,16,3]");
 }
 
+void trace_wan_vae(const Scope& s, const nlohmann::json& json) {
+  const WanVaeConfig c = WanVaeConfig::from_json(json);
+  const Posterior p = wan_vae_encode(s, c, s.graph().input("pixels", {DType::f32, {1, 5, 32, 16, 3}}));
+  EXPECT_EQ(p.mean.dims(), (Dims{1, 2, 32 / c.downscale(), 16 / c.downscale(), c.z_dim}));
+  EXPECT_EQ(to_string(wan_vae_decode(s, c, p.mean).shape()), "f32[1,5,32,16,3]");
+}
+
 void trace_clip(const Scope& s, const nlohmann::json& json) {
   clip_text(s, ClipTextConfig::from_json(json), s.graph().input("ids", {DType::s32, {1, 77}}));
 }
@@ -78,6 +85,8 @@ INSTANTIATE_TEST_SUITE_P(Published, FullSize,
                                          Full{"unet_sd15", 859520964, 686, 45846958080.0, trace_unet},
                                          Full{"unet_sd21", 865910724, 686, 46830981120.0, trace_unet},
                                          Full{"vae", 83653863, 248, 6958187776.0, trace_vae},
+                                         Full{"wan_vae_21", 126892531, 194, 36452737024.0, trace_wan_vae},
+                                         Full{"wan_vae_22", 704688668, 196, 58859534336.0, trace_wan_vae},
                                          Full{"clip_l", 123060480, 196, 13298503680.0, trace_clip},
                                          Full{"clip_bigg", 694659840, 517, 97863106560.0, trace_clip}),
                          [](const auto& info) { return info.param.name; });
