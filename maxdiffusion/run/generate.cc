@@ -86,7 +86,8 @@ SampleOptions options_of(const RunModels& models) {
   const double per_device = global > 0  // half a picture more, since what is over is cut off
                                 ? (static_cast<double>(global) + 0.5) / static_cast<double>(devices)
                                 : c.batches.per_device_batch_size;
-  SampleOptions o = sample_options(c.sample, *models.family(), sample_size(c, *models.family()), per_device, devices, c.seed());
+  SampleOptions o =
+      sample_options(c.sample, *models.family(), sample_size(c, *models.family()), per_device, devices, c.seed());
   o.scheduler_config = sampling_config(models.folder().scheduler_config(), c.scheduler);
   o.scope = scope_options(c.layers);
   o.compile = c.compile;

@@ -57,10 +57,9 @@ TextEncoder& RunModels::text_encoder() {
 
 MediaAutoencoder& RunModels::media_autoencoder() {
   if (!media_autoencoder_)
-    media_autoencoder_ =
-        std::make_unique<MediaAutoencoder>(devices_, family_, autoencoder_values(), encoder_batch(),
-                                           scope_options(config_.layers), config_.compile, config_.encoders,
-                                           config_.media_chunks.chunks(*family_));
+    media_autoencoder_ = std::make_unique<MediaAutoencoder>(devices_, family_, autoencoder_values(), encoder_batch(),
+                                                            scope_options(config_.layers), config_.compile,
+                                                            config_.encoders, config_.media_chunks.chunks(*family_));
   return *media_autoencoder_;
 }
 
