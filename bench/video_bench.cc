@@ -50,7 +50,7 @@ int run(const std::vector<std::string>& args) {
 
   const Devices devices = Devices::open();
   MediaAutoencoder coder(devices, family, family->random_weights(), 1, {}, {.jax_cache_dir = "off", .xla_flags = {}},
-                         {.encode = chunk, .decode = chunk});
+                         {}, {.encode = chunk, .decode = chunk});
   using Clock = std::chrono::steady_clock;
   auto used = [] {
     rusage u{};

@@ -25,7 +25,7 @@ std::shared_ptr<const VideoFamily> family() {
 }
 
 MediaAutoencoder coder(const Devices& devices, MediaChunks chunks) {
-  return {devices, family(), family()->random_weights(), 2, {}, {.jax_cache_dir = "off", .xla_flags = {}}, chunks};
+  return {devices, family(), family()->random_weights(), 2, {}, {.jax_cache_dir = "off", .xla_flags = {}}, {}, chunks};
 }
 
 HostArray pixels(int64_t frames = kFrames) {

@@ -128,5 +128,75 @@ TEST_F(Video, NeedsTheImagesThatItsModelNeeds) {
   EXPECT_TRUE(contains(o.err, "nothing is fetched")) << o.err;
 }
 
+/// A run on eight clips of moving emoji with the tiny folder.
+class VideoTraining : public Video {
+ protected:
+  Outcome train(const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"train_wan", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "run_name=" + name};
+    return run(words, more);
+  }
+  Outcome run(std::vector<std::string> words, const std::vector<std::string>& more) {
+    const std::vector<std::string> rest = {"pretrained_model_name_or_path=" + kFolders + "t2v",
+                                           "output_dir=" + t.path(),
+                                           "max_sequence_length=12",
+                                           "dataset_name=moving-emoji",
+                                           "dataset_save_location=" + (t / "data"),
+                                           "max_train_samples=8",
+                                           "height=32",
+                                           "width=32",
+                                           "num_frames=5",
+                                           "fps=8",
+                                           "per_device_batch_size=2",
+                                           "learning_rate=1e-3"};
+    words.insert(words.end(), rest.begin(), rest.end());
+    words.insert(words.end(), more.begin(), more.end());
+    return maxdiffusion(words);
+  }
+  std::string weights(const std::string& name, int step) {
+    return read_file(t / fmt::format("{}/checkpoints/{}/transformer/diffusion_pytorch_model.safetensors", name, step));
+  }
+};
+
+TEST_F(VideoTraining, OnClipsEvaluatesResumesToTheBitAndIsDrawnWith) {
+  const std::vector<std::string> evaluated = {"eval_every=2", "eval_data_dir=" + (t / "data/moving-emoji-32-5-8"),
+                                              "timesteps_list=[250, 750]", "eval_max_number_of_samples_in_bucket=3"};
+  std::vector<std::string> four = evaluated;
+  four.push_back("max_train_steps=4");
+  Outcome o = train("whole", four);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "bucket 32x32x5: 8 pictures")) << o.err;
+  EXPECT_TRUE(contains(o.err, "Mean eval loss for timestep 750")) << o.err;
+  EXPECT_TRUE(contains(o.err, "Calculated TFLOPs per pass:")) << o.err;
+
+  ASSERT_EQ(train("stopped", {"max_train_steps=2"}).status, 0);
+  ASSERT_EQ(train("stopped", {"max_train_steps=4"}).status, 0);
+  EXPECT_EQ(weights("whole", 4), weights("stopped", 4));
+
+  o = run({"generate_wan", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "run_name=whole"},
+          {"prompt=a red heart moves up", "num_inference_steps=2"});
+  // The model given on the command line wins over the run's.
+  ASSERT_EQ(o.status, 0) << o.err;
+  const std::string given = read_file(t / "wan_output_0_0.mp4");
+  o = maxdiffusion({"generate", t / "whole/config.yml", "prompt=a red heart moves up", "num_inference_steps=2"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "run 'whole' has trained: its checkpoint of step 4 is used")) << o.err;
+  EXPECT_NE(read_file(t / "wan_output_0_0.mp4"), given);
+}
+
+TEST_F(VideoTraining, LearnsInTheStepAndFromTfrecordsWhatTheCacheHolds) {
+  Outcome o = train("in_step", {"cache_latents_text_encoder_outputs=false", "max_train_steps=1"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  o = run({"wan_txt2vid_data_preprocessing", MD_SOURCE_DIR "/tests/pipelines/generate.yml"},
+          {"tfrecords_dir=" + (t / "records"), "no_records_per_shard=5"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "8 records")) << o.out;
+  EXPECT_TRUE(exists(t / "records/file_00-5.tfrec"));
+  o = train("from_records", {"dataset_type=tfrecord", "train_data_dir=" + (t / "records"), "max_train_steps=2"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  o = train("of_others", {"dataset_type=tfrecord", "train_data_dir=" + (t / "records"), "max_train_steps=2",
+                          "max_sequence_length=9"});
+  EXPECT_EQ(o.status, 0) << o.err;  // records say how long their texts are
+}
+
 }  // namespace
 }  // namespace md
