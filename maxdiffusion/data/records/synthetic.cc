@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/data/records/kinds.h"
 #include "maxdiffusion/data/records/shuffle.h"
 
@@ -64,7 +65,8 @@ struct Arrays {
     uint64_t key = mix(mix(~seed) ^ static_cast<uint64_t>(index));
     for (const auto& [name, shape] : shapes) {
       key = mix(key);
-      r.arrays[name] = is_float(shape.dtype) ? normal_numbers(shape.dims, key).cast(shape.dtype) : HostArray(shape);
+      r.arrays[name] =
+          is_float(shape.dtype) ? normal_numbers(shape.dims, key).cast(shape.dtype) : zeros_as(HostArray(shape));
     }
     return r;
   }
