@@ -113,6 +113,8 @@ std::string without_family(const std::string& name) {
   for (const char* command : {"train", "generate", "generate_controlnet"})
     for (const std::string& family : md::family_commands())
       if (name == std::string(command) + "_" + family) return command;
+  for (const std::string& converter : md::family_converters())
+    if (name == converter) return "prepare_tfrecords";
   return name;
 }
 

@@ -299,7 +299,7 @@ void grid_of_samples(benchmark::State& state) {
   const LoadedImages folder =
       load_images(open_source({.train_data_dir = emoji_folder(), .max_train_samples = 32}), {.resolution = 64});
   std::vector<GridCell> cells;
-  const size_t bytes = 64 * 64 * 3;
+  const size_t bytes = size_t{64} * 64 * 3;
   for (size_t i = 0; i < folder.names.size(); ++i) {
     cells.push_back({HostArray(Shape{DType::u8, {64, 64, 3}}, folder.pixels.owner(), folder.pixels.data() + i * bytes),
                      folder.captions[i]});

@@ -14,46 +14,10 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/encoders/media_autoencoder.h"
-#include "maxdiffusion/models/wan_vae.h"
+#include "tests/families/video_family.h"
 
 namespace md {
 namespace {
-
-/// Only what an autoencoder needs.
-class Videos final : public Family {
- public:
-  explicit Videos(const std::string& config) : config_(WanVaeConfig::from_json(nlohmann::json::parse(config))) {}
-  std::string denoiser() const override { return ""; }
-  std::vector<Field> text_fields() const override { return {}; }
-  HostArrays tokenize(const std::vector<std::string>&) const override { return {}; }
-  std::vector<Field> conditioning_fields() const override { return {}; }
-  Conditioning encode_text(const Models&, const Conditioning&, int64_t) const override { return {}; }
-  Tensor denoise(const Models&, Tensor x, Tensor, const Conditioning&) const override { return x; }
-
-  std::string autoencoder() const override { return "vae"; }
-  int64_t downscale() const override { return config_.downscale(); }
-  int64_t frame_scale() const override { return config_.frame_scale(); }
-  Dims latent_dims(const MediaSize& size) const override {
-    return {1 + (size.frames - 1) / frame_scale(), size.height / downscale(), size.width / downscale(), config_.z_dim};
-  }
-  Posterior encode_chunk(const Models& models, Tensor pixels, MediaState& state) const override {
-    return wan_vae_encode(models("vae"), config_, pixels, &state);
-  }
-  Tensor decode_chunk(const Models& models, Tensor latents, MediaState& state) const override {
-    return wan_vae_decode(models("vae"), config_, latents, &state);
-  }
-  HostArrays random_weights() const {
-    Graph g;
-    ParamTable params;
-    trace_wan_vae(Scope(g, params, "vae"), config_);
-    HostArrays weights;
-    for (const Param& p : params.params()) weights[p.input] = initial_value(p, 0);
-    return weights;
-  }
-
- private:
-  WanVaeConfig config_;
-};
 
 HostArray counted(const Shape& shape) {
   HostArray a(shape);
@@ -78,7 +42,7 @@ int run(const std::vector<std::string>& args) {
       fail(Code::invalid_config, "video_bench: unknown option {}", args[i]);
   }
   const bool encode = args[0] == "encode";
-  const auto family = std::make_shared<Videos>(read_file(args[1]));
+  const auto family = std::make_shared<const VideoFamily>(nlohmann::json::parse(read_file(args[1])));
   const MediaSize size{std::stoll(args[2]), std::stoll(args[2]), std::stoll(args[3])};
   Dims dims = encode ? family->pixel_dims(size) : family->latent_dims(size);
   dims.insert(dims.begin(), 1);
@@ -86,7 +50,7 @@ int run(const std::vector<std::string>& args) {
 
   const Devices devices = Devices::open();
   MediaAutoencoder coder(devices, family, family->random_weights(), 1, {}, {.jax_cache_dir = "off", .xla_flags = {}},
-                         {.encode = chunk, .decode = chunk});
+                         {}, {.encode = chunk, .decode = chunk});
   using Clock = std::chrono::steady_clock;
   auto used = [] {
     rusage u{};

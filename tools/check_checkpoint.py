@@ -1,4 +1,5 @@
-"""Judge of checkpoints: diffusers loads the folder as it is, finds every weight and no stranger, and draws a picture.
+"""Judge of checkpoints: diffusers loads the folder as it is, finds every weight and no stranger, and draws a picture,
+or a video, whose frames are written side by side.
 
     python tools/check_checkpoint.py runs/quickstart/checkpoints/1000 [--prompt "red heart"] [--out picture.png]
 
@@ -12,6 +13,7 @@ import sys
 
 import torch
 from diffusers import DiffusionPipeline
+from PIL import Image
 
 
 def components(folder):
@@ -46,10 +48,20 @@ def check_weights(folder):
 def draw(folder, args):
     pipe = DiffusionPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
-    size = pipe.unet.config.sample_size * pipe.vae_scale_factor
-    generator = torch.Generator().manual_seed(args.seed)
-    image = pipe(args.prompt, height=size, width=size, num_inference_steps=args.steps, guidance_scale=args.guidance_scale,
-                 generator=generator).images[0]
+    more = {}
+    if hasattr(pipe, "unet"):
+        size = args.size or pipe.unet.config.sample_size * pipe.vae_scale_factor
+    else:
+        size = args.size
+        more = {"num_frames": args.num_frames, "max_sequence_length": args.max_sequence_length, "output_type": "pil"}
+    out = pipe(args.prompt, height=size, width=size, num_inference_steps=args.steps, guidance_scale=args.guidance_scale,
+               generator=torch.Generator().manual_seed(args.seed), **more)
+    if more:
+        image = Image.new("RGB", (size * args.num_frames, size))
+        for i, frame in enumerate(out.frames[0]):
+            image.paste(frame, (size * i, 0))
+    else:
+        image = out.images[0]
     image.save(args.out)
     low, high = min(p[0] for p in image.getextrema()), max(p[1] for p in image.getextrema())
     print(f"{type(pipe).__name__}: {size}x{size} picture of {args.prompt!r}, {args.steps} steps, "
@@ -64,6 +76,9 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--guidance_scale", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--size", type=int, default=0, help="pixels; of videos, and of pictures in place of the model's")
+    parser.add_argument("--num_frames", type=int, default=9)
+    parser.add_argument("--max_sequence_length", type=int, default=512)
     parser.add_argument("--out", default="check_checkpoint.png")
     args = parser.parse_args()
     problems = check_weights(args.folder) or draw(args.folder, args)

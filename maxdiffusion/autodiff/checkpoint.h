@@ -13,9 +13,14 @@ namespace md {
 /// of the innermost graph among xs (the body of a loop, when f is called in one). Regions nest.
 std::vector<Tensor> checkpoint(const RematPolicy& policy, const GraphFn& f, const std::vector<Tensor>& xs);
 
-/// "NONE" (keep everything: the empty policy), "FULL" (keep nothing); case does not matter. Throws invalid_config with
-/// the known names.
-RematPolicy remat_policy(const std::string& name);
+/// By name; case does not matter. Throws invalid_config with the known names.
+///   NONE                          keeps everything: the empty policy
+///   FULL                          keeps nothing
+///   MATMUL_WITHOUT_BATCH          keeps matrix products without batch axes: those of linear layers
+///   OFFLOAD_MATMUL_WITHOUT_BATCH  the same: there is no host memory to move them to yet
+///   HIDDEN_STATE_WITH_OFFLOAD     keeps values named hidden_states, self_attn and cross_attn, likewise
+///   CUSTOM                        keeps values that have one of these names (ops/elementwise.h: named)
+RematPolicy remat_policy(const std::string& name, const std::vector<std::string>& names = {});
 bool remat_is_none(const std::string& name);
 
 }  // namespace md

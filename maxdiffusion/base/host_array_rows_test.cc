@@ -25,6 +25,15 @@ TEST(HostArrayRows, PastTheEndTheLastRepeats) {
   EXPECT_EQ(values(a), (std::vector<double>{2, 3, 4, 5, 4, 5, 4, 5}));
 }
 
+TEST(HostArrayRows, AreCutAndWrittenAlongAxisOneToo) {
+  HostArray a = counted({2, 3, 2});
+  const HostArray b = block(a, 1, 2, 1, 3);
+  EXPECT_EQ(b.dims(), (Dims{2, 3, 2}));
+  EXPECT_EQ(values(b), (std::vector<double>{8, 9, 10, 11, 10, 11, 8, 9, 10, 11, 10, 11}));
+  set_block(a, 1, 2, counted({2, 2, 2}));
+  EXPECT_EQ(values(a), (std::vector<double>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1}));
+}
+
 TEST(HostArrayRows, AreWrittenAsFarAsTheArrayGoes) {
   HostArray a = counted({3, 2});
   set_rows(a, 2, counted({2, 2}));

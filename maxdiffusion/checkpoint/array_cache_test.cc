@@ -22,7 +22,7 @@ const TemporaryFolder& root() {
   return folder;
 }
 std::string fresh(const std::string& name) {
-  const std::string folder = root() / name;
+  std::string folder = root() / name;
   fs::remove_all(folder);
   return folder;
 }

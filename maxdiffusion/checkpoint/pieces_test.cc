@@ -118,7 +118,7 @@ HostArrays arrays_of(float value) {
 CheckpointContent content_of(int64_t p, int64_t n, float value) {
   CheckpointContent c;
   const auto all = arrays_of(value);
-  auto add = [&](const std::string& name, std::vector<Slice> slices) {
+  auto add = [&](const std::string& name, const std::vector<Slice>& slices) {
     ArrayPieces a{all.at(name).shape(), {}};
     for (const Slice& s : slices) a.pieces.push_back({s, ArrayPieces(all.at(name)).read(s)});
     c.state[name] = a;
@@ -273,7 +273,10 @@ TEST(CheckpointOfProcesses, IsNotThereWhenAProcessIsLost) {
         write_checkpoint(t.path(), 2, content_of(of.process, 4, 2), of);
       });
       for (const std::string& e : errors)
-        EXPECT_NE(e.find(&e == &errors[static_cast<size_t>(lost)] ? "lost" : "a process is gone"), std::string::npos)
+        // The others find out at the barrier, or earlier: the folder of a save that failed may be gone already.
+        EXPECT_TRUE(e.find(&e == &errors[static_cast<size_t>(lost)] ? "lost" : "a process is gone") !=
+                        std::string::npos ||
+                    e.find("earlier checkpoints are untouched") != std::string::npos)
             << e;
       EXPECT_EQ(list_checkpoints(t.path()), std::vector<int64_t>{1});
       expect_arrays(t.path(), 1, 1);

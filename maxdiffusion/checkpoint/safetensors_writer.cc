@@ -76,7 +76,7 @@ std::string write_index(const std::string& folder, const std::string& stem, cons
       check(weight_map.emplace(tensor, names[i]).second, Code::io, "write '{}/{}': '{}' is in two shards", folder,
             names[i], tensor);
     }
-  const std::string name = stem + ".safetensors.index.json";
+  std::string name = stem + ".safetensors.index.json";
   const Json j = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
   write_file_atomic(fs::path(folder) / name, j.dump(2) + "\n");
   return name;

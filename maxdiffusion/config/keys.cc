@@ -222,7 +222,7 @@ void KeyList::key(const char* name, JsonText& m, const char* meaning) {
 
 void KeyList::assign(const ConfigSource& source) {
   for (const auto& [name, value] : source.values()) {
-    auto key = std::find_if(keys_.begin(), keys_.end(), [&](const ConfigKey& k) { return k.name == name; });
+    auto key = std::ranges::find(keys_, name, &ConfigKey::name);
     if (key != keys_.end()) {
       key->set(value);
       continue;

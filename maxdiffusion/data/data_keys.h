@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace md {
@@ -31,25 +32,52 @@ struct ImageKeys {
 
 struct BatchKeys {
   double per_device_batch_size = 1;
-  int64_t grain_worker_count = 0;
+  int64_t global_batch_size = 0, grain_worker_count = 0;
   bool enable_data_shuffling = true;
   std::string dataset_save_location;
   template <class V>
   void visit(V&& v) {
     v("per_device_batch_size", per_device_batch_size, "pictures per device and step; times devices must be whole");
+    v("global_batch_size", global_batch_size,
+      "pictures per step on all devices together; 0: per_device_batch_size says");
     v("grain_worker_count", grain_worker_count, "threads that read and decode; 0: the cores");
     v("enable_data_shuffling", enable_data_shuffling, "new seeded order every epoch");
     v("dataset_save_location", dataset_save_location, "where made pictures and caches of latents are kept");
   }
 };
 
+/// Sizes of dataset_type synthetic where it makes encoded samples; null: those of the model and of what it makes.
+struct SyntheticKeys {
+  std::optional<int64_t> synthetic_override_height, synthetic_override_width, synthetic_override_num_frames,
+      synthetic_override_max_sequence_length, synthetic_override_text_embed_dim,
+      synthetic_override_num_channels_latents, synthetic_override_vae_scale_factor_spatial,
+      synthetic_override_vae_scale_factor_temporal;
+  template <class V>
+  void visit(V&& v) {
+    constexpr const char* kSize = "of synthetic encoded samples; null: height, width, num_frames, max_sequence_length";
+    constexpr const char* kModel = "of synthetic encoded samples; null: the model's, and it must be that";
+    v("synthetic_override_height", synthetic_override_height, kSize);
+    v("synthetic_override_width", synthetic_override_width, kSize);
+    v("synthetic_override_num_frames", synthetic_override_num_frames, kSize);
+    v("synthetic_override_max_sequence_length", synthetic_override_max_sequence_length, kSize);
+    v("synthetic_override_text_embed_dim", synthetic_override_text_embed_dim, kModel);
+    v("synthetic_override_num_channels_latents", synthetic_override_num_channels_latents, kModel);
+    v("synthetic_override_vae_scale_factor_spatial", synthetic_override_vae_scale_factor_spatial, kModel);
+    v("synthetic_override_vae_scale_factor_temporal", synthetic_override_vae_scale_factor_temporal, kModel);
+  }
+};
+
 struct TfrecordKeys {
   std::string tfrecords_dir, data_files_pattern, extracted_files_dir;
-  int64_t no_records_per_shard = 1000;
+  int64_t no_records_per_shard = 1000, num_eval_samples = 420;
+  bool enable_eval_timesteps = false;
   template <class V>
   void visit(V&& v) {
     v("tfrecords_dir", tfrecords_dir, "prepare_tfrecords: the folder that it makes");
     v("no_records_per_shard", no_records_per_shard, "prepare_tfrecords: records of one file");
+    v("enable_eval_timesteps", enable_eval_timesteps,
+      "prepare_tfrecords: writes num_eval_samples records, each with a timestep, as many for each of timesteps_list");
+    v("num_eval_samples", num_eval_samples, "prepare_tfrecords: see enable_eval_timesteps");
     v("data_files_pattern", data_files_pattern,
       "prepare_tfrecords: reads these files, whose kind follows from their names, instead of the config's data");
     v("extracted_files_dir", extracted_files_dir, "read for the reference's files; .tar files are read where they lie");

@@ -26,12 +26,12 @@ MediaChunks MediaChunkKeys::chunks(const Family& family) const {
 
 MediaAutoencoder::MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights,
                                    int64_t batch, const ScopeOptions& scope, const CompileConfig& compile,
-                                   MediaChunks chunks)
+                                   const EncoderKeys& keys, MediaChunks chunks)
     : devices_(devices),
       family_(std::move(family)),
       weights_(std::move(weights)),
       batch_(batch),
-      scope_(frozen_options(scope)),
+      scope_(autoencoder_options(scope, keys)),
       compile_(compile),
       chunks_(chunks) {
   const bool videos = family_->frame_scale() > 0;
@@ -39,7 +39,8 @@ MediaAutoencoder::MediaAutoencoder(const Devices& devices, std::shared_ptr<const
               .build = [f = family_, videos](const Models& models, Tensor pixels, MediaState& state) {
                 const Tensor x = pixels.dtype() == DType::u8 ? pixels_to_float(pixels) : pixels;
                 const Posterior q = videos ? f->encode_chunk(models, x, state) : f->encode_media(models, x);
-                return concatenate({q.mean, q.logvar ? exp(q.logvar * 0.5) : zeros_like(q.mean)}, -1);
+                const Tensor mean = cast(q.mean, DType::f32);
+                return concatenate({mean, q.logvar ? exp(cast(q.logvar, DType::f32) * 0.5) : zeros_like(mean)}, -1);
               }};
   decoder_ = {.name = "media_decoder",
               .build = [f = family_, videos](const Models& models, Tensor latents, MediaState& state) {
@@ -65,7 +66,7 @@ HostArray MediaAutoencoder::run(const Direction& direction, Stage& stage, const 
     }
     stage = {input.shape(), std::make_unique<Program>(md::compile(devices_, g, compile_, direction.name))};
     HostArrays missing;
-    for (const auto& [name, a] : weights_)
+    for (const auto& [name, a] : of_component(params, family_->autoencoder(), weights_))
       if (!placed_.contains(name)) missing[name] = a;
     place(devices_, *stage.program, missing, placed_);
   }

@@ -33,9 +33,11 @@ struct MediaChunkKeys {
 /// Each direction is compiled on first use for `batch` samples at a time. Refers to `devices`. Not thread safe.
 class MediaAutoencoder {
  public:
-  /// `weights`: of the autoencoder, by input name; placed on the devices once. `scope`: see frozen_options.
+  /// `weights`: of the autoencoder, by input name; placed on the devices once. `scope`, `keys`: see
+  /// autoencoder_options.
   MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights, int64_t batch,
-                   const ScopeOptions& scope, const CompileConfig& compile, MediaChunks chunks = {});
+                   const ScopeOptions& scope, const CompileConfig& compile, const EncoderKeys& keys = {},
+                   MediaChunks chunks = {});
   /// u8 [N, H, W, 3], or f32 in [−1, 1] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
   /// Videos: [N, F, H, W, 3] → [N, F', h, w, 2C]. Throws invalid_config where F is not 1 + n·Family::frame_scale().
   HostArray encode(const HostArray& pixels);

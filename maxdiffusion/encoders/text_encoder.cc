@@ -5,20 +5,14 @@
 
 namespace md {
 
-ScopeOptions frozen_options(ScopeOptions scope) {
-  scope.weights = scope.activations = DType::f32;
-  scope.trainable = false;
-  return scope;
-}
-
 TextEncoder::TextEncoder(const Devices& devices, std::shared_ptr<const Family> family, int64_t batch,
                          const WeightsOf& weights, const ScopeOptions& scope, const CompileConfig& compile,
-                         int64_t clip_skip)
+                         int64_t clip_skip, const EncoderKeys& keys)
     : devices_(devices),
       family_(std::move(family)),
       batch_(batch),
       clip_skip_(clip_skip),
-      scope_(frozen_options(scope)),
+      scope_(text_encoder_options(scope, keys)),
       compile_(compile) {
   Graph g(devices.graph_options(&devices.rules()));
   ParamTable params;

@@ -6,21 +6,20 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/encoders/encoder_keys.h"
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/runtime/runtime.h"
 
 namespace md {
 
-/// Options of the models around the one that is trained or sampled: weights and activations in f32, no gradients,
-/// everything else as in `scope`.
-ScopeOptions frozen_options(ScopeOptions scope);
-
 /// Refers to `devices`. Not thread safe.
 class TextEncoder {
  public:
-  /// Compiled for `batch` captions at a time. `clip_skip`: see Family::encode_text.
+  /// Compiled for `batch` captions at a time. `clip_skip`: see Family::encode_text. `scope`, `keys`: see
+  /// text_encoder_options.
   TextEncoder(const Devices& devices, std::shared_ptr<const Family> family, int64_t batch, const WeightsOf& weights,
-              const ScopeOptions& scope, const CompileConfig& compile, int64_t clip_skip = 0);
+              const ScopeOptions& scope, const CompileConfig& compile, int64_t clip_skip = 0,
+              const EncoderKeys& keys = {});
   /// Family::conditioning_fields of every caption, axis 0 = captions. `all_layers`: clip_skip is not applied.
   HostArrays encode(const std::vector<std::string>& captions, bool all_layers = false);
   /// Published name → array, by component: for checkpoints.

@@ -24,7 +24,7 @@ std::vector<FamilyClass>& families() {
       {"StableDiffusionXLPipeline", make_stable_diffusion, {"sdxl", "sdxl_replicated", "lightning"}},
       {"StableDiffusionXLImg2ImgPipeline", make_stable_diffusion},
       {"StableDiffusionXLControlNetPipeline", make_stable_diffusion},
-      {"WanPipeline", make_wan, {"wan"}},
+      {"WanPipeline", make_wan, {"wan"}, {"wan_txt2vid_data_preprocessing"}},
       {"WanImageToVideoPipeline", make_wan},
   };
   return all;
@@ -92,6 +92,12 @@ void add_family(FamilyClass family) { families().push_back(std::move(family)); }
 std::vector<std::string> family_commands() {
   std::vector<std::string> names;
   for (const FamilyClass& f : families()) names.insert(names.end(), f.commands.begin(), f.commands.end());
+  return names;
+}
+
+std::vector<std::string> family_converters() {
+  std::vector<std::string> names;
+  for (const FamilyClass& f : families()) names.insert(names.end(), f.converters.begin(), f.converters.end());
   return names;
 }
 

@@ -149,8 +149,14 @@ class Family {
   virtual Conditioning size_conditioning(Graph&, int64_t /*batch*/, const SizeHints&) const { return {}; }
 
   // --- Conventions --------------------------------------------------------------------------------------------------
+  /// Values of the keys model_name and model_type that say what this folder is, as users of the reference write them.
+  virtual std::vector<std::string> model_names() const { return {}; }
+  virtual std::vector<std::string> model_types() const { return {}; }
   /// Names of the files that generate writes begin with this, drawn with this seed.
   virtual std::string file_prefix(uint64_t /*seed*/) const { return "image_"; }
+  /// TFLOP of a training step on `samples` media of this size as MaxDiffusion counts them, for comparisons; 0: it does
+  /// not, or as here.
+  virtual double reference_tflops(const MediaSize&, double /*samples*/) const { return 0; }
   /// Whether gradients are clipped to max_grad_norm also where opt_enable_grad_global_norm_clipping is off.
   virtual bool always_clips_by_norm() const { return false; }
   /// Warns where a run's key repeats a member of config.json with another value.
@@ -172,13 +178,16 @@ class Family {
 struct FamilyClass {
   std::string pipeline;  // "StableDiffusionPipeline"
   std::function<std::shared_ptr<const Family>(const ModelFolder&)> make;
-  std::vector<std::string> commands = {};  // names behind train_ and generate_ that users of the reference type
+  std::vector<std::string> commands = {};    // names behind train_ and generate_ that users of the reference type
+  std::vector<std::string> converters = {};  // names of its programs that are prepare_tfrecords here
 };
 /// For families of other programs; those of this library are always there. Not thread safe: call it before a folder is
 /// opened.
 void add_family(FamilyClass family);
 /// All FamilyClass::commands: "sdxl", …
 std::vector<std::string> family_commands();
+/// All FamilyClass::converters.
+std::vector<std::string> family_converters();
 /// The family of a folder, by its pipeline class. Throws invalid_config for a class without a family (listing those
 /// that have one), and where the folder lacks a model that the family needs.
 std::shared_ptr<const Family> make_family(const ModelFolder& folder);

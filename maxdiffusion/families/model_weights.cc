@@ -110,7 +110,7 @@ std::function<NamedPieces()> ModelWeights::open(const ParamTable& params, const 
 HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all) {
   HostArrays v;
   for (const Param& p : params.params())
-    if (p.model == component) v[p.input] = all.at(p.input);
+    if (p.model == component) v[p.input] = all.at(p.input).cast(p.shape.dtype);
   return v;
 }
 

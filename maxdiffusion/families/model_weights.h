@@ -14,7 +14,8 @@ namespace md {
 
 /// Keys of the model folder and of what replaces its weights.
 struct ModelKeys {
-  std::string pretrained_model_name_or_path, revision, clip_bpe_file, unet_checkpoint, lightning_repo, lightning_ckpt;
+  std::string pretrained_model_name_or_path, model_name, model_type, revision, clip_bpe_file, unet_checkpoint,
+      lightning_repo, lightning_ckpt;
   std::string wan_transformer_pretrained_model_name_or_path;
   std::optional<int64_t> max_sequence_length;
   std::string train_expert;
@@ -23,6 +24,8 @@ struct ModelKeys {
   void visit(V&& v) {
     v("pretrained_model_name_or_path", pretrained_model_name_or_path,
       "model folder in diffusers' layout, or the name of one that the Hugging Face cache holds");
+    v("model_name", model_name, "what the folder must be, as the reference names it; empty: anything");
+    v("model_type", model_type, "what it must make, such as T2V or I2V; empty: anything");
     v("revision", revision, "of a name in the Hugging Face cache; empty: main");
     v("clip_bpe_file", clip_bpe_file, "merges list for a model folder without tokenizer; empty: the installed one");
     v("unet_checkpoint", unet_checkpoint,
@@ -83,7 +86,7 @@ class ModelWeights {
   uint64_t seed_;
 };
 
-/// The values, out of those of several components, of this component's parameters.
+/// The values, out of those of several components, of this component's parameters, in their storage types.
 HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all);
 /// Matches what `weights` (a folder or file) holds with the component's parameters now; the result reads it. Throws as
 /// ModelWeights::open does. `other_names`: of the component's class.

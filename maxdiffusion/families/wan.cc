@@ -225,6 +225,25 @@ class Wan final : public Family {
     return wan_transformer(models(kTransformer), transformer_, in).sample;
   }
 
+  std::vector<std::string> model_names() const override {
+    return {folder_.has(kSecond) || time_of_tokens_ ? "wan2.2" : "wan2.1"};
+  }
+  std::vector<std::string> model_types() const override {
+    if (time_of_tokens_) return {"T2V", "I2V", "TI2V"};
+    return {channels_of_image() ? "I2V" : "T2V"};
+  }
+  /// With its three products of D² per text token, of which keys and values are two.
+  double reference_tflops(const MediaSize& size, double samples) const override {
+    const Dims latent = latent_dims(size);
+    const auto& p = transformer_.patch_size;
+    const double d = static_cast<double>(transformer_.width()), ffn = static_cast<double>(transformer_.ffn_dim),
+                 s = static_cast<double>(latent[0] / p[0] * (latent[1] / p[1]) * (latent[2] / p[2])),
+                 text = static_cast<double>(length_);
+    const double self = 6 * s * d * d + 4 * s * s * d, cross = 6 * text * d * d + 2 * s * d * d + 4 * s * text * d,
+                 out = 4 * s * d * d, feed_forward = 4 * s * d * ffn;
+    return 3 * static_cast<double>(transformer_.num_layers) * (self + cross + out + feed_forward) * samples / 1e12;
+  }
+
   std::string file_prefix(uint64_t seed) const override { return fmt::format("wan_output_{}_", seed); }
 
   // What MaxDiffusion's converters write: a scaled latent, channels first, and the text's embeddings.

@@ -304,7 +304,7 @@ std::string write_peft_lora(const std::string& folder, const LoraFile& lora, con
   metadata["format"] = "pt";
   metadata["lora_adapter_metadata"] = lora_metadata_json(strengths);
   make_folders(folder);
-  const std::string path = folder + "/pytorch_lora_weights.safetensors";
+  std::string path = folder + "/pytorch_lora_weights.safetensors";
   write_safetensors(path, arrays, metadata);
   return path;
 }

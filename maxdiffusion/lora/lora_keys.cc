@@ -73,12 +73,14 @@ std::string text(const char* name, const json& v) {
 
 }  // namespace
 
-std::vector<LoraChoice> chosen_loras(const LoraKeys& keys) {
+std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
+  LoraKeys keys = given_keys;
+  if (!keys.enable_lora) keys.lora_config.clear();
   std::vector<LoraChoice> out;
   for (const auto& [name, value] : keys.lora_config)
     check(std::ranges::count(kMembers, name) > 0, Code::invalid_config, "lora_config: '{}' is not one of: {}", name,
           fmt::join(kMembers, ", "));
-  if (!keys.lora_config.empty() && keys.enable_lora) {
+  if (!keys.lora_config.empty()) {
     auto given = keys.lora_config.find(kPaths);
     const json paths = given == keys.lora_config.end() ? json::array() : json::parse(given->second);
     check(paths.is_array(), Code::invalid_config, "lora_config: {} is {}, expected a list", kPaths, paths.dump());

@@ -9,6 +9,7 @@
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
 #include "maxdiffusion/models/wan_transformer.h"
+#include "maxdiffusion/models/wan_vae.h"
 
 namespace md {
 namespace {
@@ -80,6 +81,44 @@ TEST(VaeConfig, RefusesOtherBlocksAndChannelStatistics) {
       std::string::npos);
   EXPECT_NE(refusal<VaeConfig>({{"latents_mean", {0.1, 0.2}}}).find("'latents_mean'"), std::string::npos);
   EXPECT_NE(refusal<VaeConfig>({{"block_out_channels", {64, 128}}}).find("2"), std::string::npos);
+}
+
+TEST(WanVaeConfig, DefaultsToThePublished) {
+  const WanVaeConfig c = WanVaeConfig::from_json({{"base_dim", 32}, {"patch_size", nullptr}});
+  EXPECT_EQ(c.decoder_base_dim, 32);
+  EXPECT_EQ(c.patch_size, 1);
+  EXPECT_EQ(c.downscale(), 8);
+  EXPECT_EQ(c.frame_scale(), 4);
+  EXPECT_EQ(c.latents_mean.size(), 16U);
+  EXPECT_EQ(c.latents_std.at(15), 1.9160);
+  EXPECT_TRUE(c.clip_output);
+  const WanVaeConfig other = WanVaeConfig::from_json({{"decoder_base_dim", 48},
+                                                      {"dim_mult", {1, 2}},
+                                                      {"temperal_downsample", json::array({true})},
+                                                      {"patch_size", 2},
+                                                      {"in_channels", 12},
+                                                      {"out_channels", 12},
+                                                      {"attn_scales", {1, 0.5}},
+                                                      {"clip_output", false}});
+  EXPECT_EQ(other.decoder_base_dim, 48);
+  EXPECT_EQ(other.downscale(), 4);
+  EXPECT_EQ(other.frame_scale(), 2);
+  EXPECT_EQ(other.attn_scales, (std::vector<double>{1, 0.5}));
+  EXPECT_FALSE(other.clip_output);
+}
+
+TEST(WanVaeConfig, RefusesByNameWhatItDoesNotDo) {
+  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{{"dropout", 0.1},
+                                                                            {"temperal_downsample", {true, true}},
+                                                                            {"dim_mult", json::array()},
+                                                                            {"dim_mult", {1, 2, 0, 4}},
+                                                                            {"num_res_blocks", 0},
+                                                                            {"patch_size", 2},
+                                                                            {"latents_std", {"a"}},
+                                                                            {"never_heard_of", 3}}) {
+    const std::string message = refusal<WanVaeConfig>({{key, value}});
+    EXPECT_NE(message.find(key == "patch_size" ? "'in_channels' is 3" : "'" + key + "'"), std::string::npos) << message;
+  }
 }
 
 TEST(ClipTextConfig, TakesTheProjectionFromTheArchitecture) {

@@ -10,6 +10,7 @@ namespace md {
 struct LayerKeys {
   std::string weights_dtype = "float32", activations_dtype = "bfloat16", precision = "DEFAULT",
               attention = "dot_product", remat_policy = "NONE";
+  std::vector<std::string> names_which_can_be_saved, names_which_can_be_offloaded;
   bool scan_layers = false;
   int64_t flash_min_seq_length = 256;
   template <class V>
@@ -18,7 +19,12 @@ struct LayerKeys {
     v("activations_dtype", activations_dtype, "compute dtype given to layers");
     v("precision", precision, "matrix product precision: DEFAULT, HIGH, HIGHEST");
     v("attention", attention, "attention kernel");
-    v("remat_policy", remat_policy, "what the forward pass keeps: NONE (all) or FULL (block inputs)");
+    v("remat_policy", remat_policy,
+      "what the forward pass keeps: NONE (all), FULL (block inputs), MATMUL_WITHOUT_BATCH, HIDDEN_STATE_WITH_OFFLOAD, "
+      "OFFLOAD_MATMUL_WITHOUT_BATCH, CUSTOM");
+    v("names_which_can_be_saved", names_which_can_be_saved, "values that remat_policy CUSTOM keeps");
+    v("names_which_can_be_offloaded", names_which_can_be_offloaded,
+      "further values that remat_policy CUSTOM keeps; nothing is moved to the host");
     v("scan_layers", scan_layers, "repeated blocks as one loop over stacked parameters");
     v("flash_min_seq_length", flash_min_seq_length, "below this length flash attention falls back to dot_product");
   }

@@ -129,9 +129,9 @@ Tensor activation(const std::string& name, Tensor x) {
 }
 
 Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x) {
-  const std::string& policy = s.options().remat;
-  if (remat_is_none(policy)) return f(x);
-  return checkpoint(remat_policy(policy), [&](const std::vector<Tensor>& xs) { return std::vector{f(xs[0])}; }, {x})[0];
+  const RematPolicy policy = remat_policy(s.options().remat, s.options().remat_names);
+  if (!policy) return f(x);
+  return checkpoint(policy, [&](const std::vector<Tensor>& xs) { return std::vector{f(xs[0])}; }, {x})[0];
 }
 
 Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block) {

@@ -20,7 +20,8 @@ struct ScopeOptions {
   std::string attention = "dot_product";
   int64_t flash_min_seq_length = 256;
   std::string remat = "NONE";
-  bool scan_layers = false;  // repeated blocks as one loop over stacked parameters
+  std::vector<std::string> remat_names = {};  // what remat CUSTOM keeps
+  bool scan_layers = false;                   // repeated blocks as one loop over stacked parameters
   bool trainable = true;
 };
 

@@ -57,6 +57,9 @@ Tensor stop_gradient(Tensor x) { return apply(kStopGradient, {x}); }
 
 Tensor named(Tensor x, std::string name) {
   Tensor y = apply(kNamed, {x});
+  // What made it has the name as well: a gradient that reads its own result (tanh's) would compute it again otherwise.
+  Node& made = *x.node();
+  if (made.graph == y.node()->graph && made.outputs.size() == 1 && made.name.empty()) made.name = name;
   y.node()->name = std::move(name);
   return y;
 }

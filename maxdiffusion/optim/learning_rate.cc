@@ -47,7 +47,9 @@ template <class Math>
 auto factor(const OptimConfig& c, const Math& m) {
   const auto [warmup, total] = span_of(c);
   auto flat = m.step * 0.0 + 1.0;
-  auto with_warmup = [&](auto rest) { return warmup > 0 ? m.before(warmup, m.step / warmup, rest) : rest; };
+  auto with_warmup = [&, warmup = warmup](auto rest) {
+    return warmup > 0 ? m.before(warmup, m.step / warmup, rest) : rest;
+  };
   const double decay = std::max(1.0, total - warmup);
   auto progress = m.low((m.step - warmup) / decay, 1.0);
   if (c.lr_scheduler == "constant") return flat;

@@ -11,7 +11,7 @@ HostArrays encoded(const Devices& devices, const Family& family, const WeightsOf
                    const ScopeOptions& scope, const CompileConfig& config) {
   Graph g(devices.graph_options());
   ParamTable params;
-  const ScopeOptions frozen = frozen_options(scope);
+  const ScopeOptions frozen = text_encoder_options(scope, {});
   const Models models = [&](const std::string& component) { return Scope(g, params, component, frozen); };
   for (const auto& [name, tensor] : family.encode_images(models, g.input("images", prepared.shape())))
     g.output(name, tensor);

@@ -61,6 +61,31 @@ struct SampleKeys {
   }
 };
 
+/// What steps of denoising may take over from earlier ones.
+struct StepCacheKeys {
+  bool use_cfg_cache = false, use_magcache = false, use_sen_cache = false, use_kv_cache = false,
+       use_batched_text_encoder = false;
+  double magcache_thresh = 0.12, retention_ratio = 0.2;
+  int64_t magcache_K = 2;
+  std::vector<double> mag_ratios_base, mag_ratios_base_720p, mag_ratios_base_480p;
+  template <class V>
+  void visit(V&& v) {
+    v("use_cfg_cache", use_cfg_cache, "guidance from earlier steps in some of the steps");
+    v("use_magcache", use_magcache, "blocks are left out while their share of the result would change little");
+    v("magcache_thresh", magcache_thresh, "error that use_magcache lets add up");
+    v("magcache_K", magcache_K, "steps in a row that use_magcache may leave out");
+    v("retention_ratio", retention_ratio, "part of the steps, at the beginning, that use_magcache always computes");
+    v("mag_ratios_base", mag_ratios_base, "measured ratios for use_magcache: two a step, with prompt and without");
+    v("mag_ratios_base_720p", mag_ratios_base_720p, "the same, for heights of 720 and more");
+    v("mag_ratios_base_480p", mag_ratios_base_480p, "the same, for smaller heights");
+    v("use_sen_cache", use_sen_cache, "predictions of earlier steps while time and latents have changed little");
+    v("use_kv_cache", use_kv_cache, "keys and values of the prompt once for all steps; changes no result");
+    v("use_batched_text_encoder", use_batched_text_encoder, "prompts are always encoded together; has no effect");
+  }
+  /// Throws invalid_config for what would change the result and is not there.
+  void validate() const;
+};
+
 struct ControlKeys {
   std::string controlnet_model_name_or_path, controlnet_image, controlnet_preprocessor;
   double controlnet_conditioning_scale = 1, control_guidance_start = 0, control_guidance_end = 1;

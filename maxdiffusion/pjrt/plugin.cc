@@ -63,7 +63,7 @@ std::string Plugin::find(const std::string& hardware) {
   const char* env = std::getenv("MAXDIFFUSION_PLUGIN_DIR");
   const std::string folder = env && *env ? env : MD_DEPS_DIR;
   for (const char* file : platform.plugin_files) {
-    const std::string path = folder + "/" + file, flat = folder + path.substr(path.rfind('/'));
+    std::string path = folder + "/" + file, flat = folder + path.substr(path.rfind('/'));
     if (exists(path)) return path;
     if (exists(flat)) return flat;
   }

@@ -138,6 +138,16 @@ void check_tfrecord_keys(const RunConfig& c) {
   check(!c.tfrecords.tfrecords_dir.empty(), Code::invalid_config, "prepare_tfrecords: tfrecords_dir is empty");
   check(c.tfrecords.no_records_per_shard > 0, Code::invalid_config, "no_records_per_shard is {}; expected at least 1",
         c.tfrecords.no_records_per_shard);
+  if (const TfrecordKeys& k = c.tfrecords; k.enable_eval_timesteps) {
+    const auto times = static_cast<int64_t>(c.eval.timesteps_list.size());
+    check(times > 0 && k.num_eval_samples > 0 && k.num_eval_samples % times == 0, Code::invalid_config,
+          "num_eval_samples is {}; expected a multiple of the {} timesteps_list, as many records for each",
+          k.num_eval_samples, times);
+    if (!c.denoise.cache_latents_text_encoder_outputs)
+      cannot_combine("enable_eval_timesteps", "cache_latents_text_encoder_outputs=false",
+                     "timesteps belong to encoded records");
+    if (c.images.random_flip) cannot_combine("enable_eval_timesteps", "random_flip", "every record has one timestep");
+  }
   if (c.model.train_new_vae)
     cannot_combine("prepare_tfrecords", "train_new_vae", "the autoencoder must be there before");
   for (std::string_view other : kImageOptions)

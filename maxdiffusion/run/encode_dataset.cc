@@ -13,6 +13,10 @@ namespace md {
 std::string cache_key(RunModels& models) {
   const ImageKeys& images = models.config().images;
   std::string key = fmt::format("v2 resolution {} flip {}", images.resolution, images.random_flip);
+  EncoderKeys types = models.config().encoders;
+  types.visit([&key](const char* name, const std::string& type, const char*) {
+    if (type != "float32") key += fmt::format(" {} {}", name, type);
+  });
   const std::vector<std::string> denoisers = models.family()->denoisers();
   for (const auto& files : {models.folder().files(), models.folder().tokenizer_files()})
     for (const auto& [path, content] : files)

@@ -31,11 +31,11 @@ using Clock = std::chrono::steady_clock;
 /// The model to draw with, and the config where it is the run's own checkpoint: that holds all weights.
 std::pair<std::string, RunConfig> chosen_model(RunConfig c) {
   const std::string given = c.model.pretrained_model_name_or_path;
-  if (c.run.run_name.empty() || c.on_command_line.contains("pretrained_model_name_or_path")) return {given, c};
-  const std::string checkpoints = c.folder() + "/checkpoints";
+  const std::string checkpoints = c.checkpoint_dir();
+  if (checkpoints.empty() || c.on_command_line.contains("pretrained_model_name_or_path")) return {given, c};
   const std::vector<int64_t> steps = list_checkpoints(checkpoints);
   if (steps.empty()) return {given, c};
-  log_info("run '{}' has trained: its checkpoint of step {} is used", c.run.run_name, steps.back());
+  log_info("the run has trained: its checkpoint {}/{} is used", checkpoints, steps.back());
   if (!c.on_command_line.contains("unet_checkpoint")) c.model.unet_checkpoint.clear();
   if (!c.on_command_line.contains("lightning_repo")) c.model.lightning_repo.clear();
   return {checkpoint_folder(checkpoints, steps.back()), c};
@@ -81,15 +81,25 @@ ControlOptions control_options(RunConfig& c) {
 
 SampleOptions options_of(const RunModels& models) {
   const RunConfig& c = models.config();
-  SampleOptions o = sample_options(c.sample, *models.family(), sample_size(c, *models.family()),
-                                   c.batches.per_device_batch_size, models.devices().mesh().devices(), c.seed());
+  const int64_t devices = models.devices().mesh().devices();
+  const int64_t global = c.batches.global_batch_size;
+  const double per_device = global > 0  // half a picture more, since what is over is cut off
+                                ? (static_cast<double>(global) + 0.5) / static_cast<double>(devices)
+                                : c.batches.per_device_batch_size;
+  SampleOptions o =
+      sample_options(c.sample, *models.family(), sample_size(c, *models.family()), per_device, devices, c.seed());
   o.scheduler_config = sampling_config(models.folder().scheduler_config(), c.scheduler);
   o.scope = scope_options(c.layers);
   o.compile = c.compile;
   return o;
 }
 
-/// Adds what the images of the keys say, where the model takes any.
+bool has_images(const RunModels& models) {
+  const SampleKeys& k = models.config().sample;
+  return models.family()->images().most > 0 || !(k.image + k.image_url + k.last_image).empty();
+}
+
+/// Adds what the images of the keys say; called where there are any, or the model takes any.
 void add_images(const RunModels& models, MediaAutoencoder& autoencoder, const WeightsOf& weights,
                 const SampleOptions& o, PromptConditioning& prompts) {
   const SampleKeys& k = models.config().sample;
@@ -132,15 +142,15 @@ class Sampler {
     {  // the encoders leave the devices before the denoiser comes
       const int64_t texts = std::min<int64_t>(static_cast<int64_t>(options_.prompts.size()), 8), d = devices();
       TextEncoder text(models_.devices(), models_.family(), (texts + d - 1) / d * d, weights(), options_.scope,
-                       config_.compile, config_.sample.clip_skip);
+                       config_.compile, config_.sample.clip_skip, config_.encoders);
       prompts = encode_prompts(text, family, options_);
     }
     log_info("{} prompts encoded after {:.1f} s", options_.prompts.size(), seconds());
-    if (family.images().most > 0 || !(config_.sample.image + config_.sample.image_url).empty()) {
+    if (has_images(models_)) {
       std::unique_ptr<MediaAutoencoder> coder = autoencoder(devices());
       add_images(models_, *coder, weights(), options_, prompts);
     }
-    ProgressBar bar("denoising", options_.num_inference_steps);
+    ProgressBar bar("denoising", options_.num_inference_steps * ((options_.samples() - 1) / options_.batch + 1));
     if (options_.step_by_step) options_.progress = [&](int64_t done, int64_t) { bar.update(done, ""); };
     const HostArray latents =
         family.with_images(md::denoise(models_.devices(), family, weights(), prompts, options_), prompts.positive);
@@ -161,7 +171,7 @@ class Sampler {
   int64_t devices() const { return models_.devices().mesh().devices(); }
   std::unique_ptr<MediaAutoencoder> autoencoder(int64_t batch) {
     return std::make_unique<MediaAutoencoder>(models_.devices(), models_.family(), models_.autoencoder_values(), batch,
-                                              options_.scope, config_.compile,
+                                              options_.scope, config_.compile, config_.encoders,
                                               config_.media_chunks.chunks(*models_.family()));
   }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
@@ -266,7 +276,7 @@ std::string draw_sample_grid(RunModels& models, TextEncoder& text, const Weights
   o.batch = 0;  // sizes of training are small
   const Family& family = *models.family();
   PromptConditioning prompts = encode_prompts(text, family, o);
-  if (family.images().most > 0) add_images(models, models.media_autoencoder(), weights, o, prompts);
+  if (has_images(models)) add_images(models, models.media_autoencoder(), weights, o, prompts);
   const HostArray latents =
       family.with_images(denoise(models.devices(), family, weights, prompts, o), prompts.positive);
   const HostArray images = decode_latents(models.media_autoencoder(), family, latents, keys.vae_tiling);

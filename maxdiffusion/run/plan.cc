@@ -31,7 +31,7 @@ DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> famil
   t.noise = drawn_noise_input(c.denoise.noise_offset, c.denoise.input_perturbation);
   if (in_step) t.media = pixels_input();
   if (in_step || c.denoise.train_text_encoder) t.text = tokens_input();
-  t.batch_size = global_batch(c.batches.per_device_batch_size, devices);
+  t.batch_size = global_batch(c.batches, devices);
   t.size = training_size(c, *t.family);
   t.said = t.size;
   if (c.is_dreambooth()) {
@@ -65,7 +65,13 @@ StepOptions planned_step(const RunModels& m, int64_t samples) {
   for (const std::string& encoder : m.family()->text_encoders())
     s.learning_rates[encoder] = scaled_rate(c.optim, c.update.text_encoder_learning_rate, samples);
   s.variation = [&m](const std::string& component, const Scope& scope) {
-    if (!is_trained(m, component)) return scope.with(frozen_options(scope.options())).frozen();
+    if (!is_trained(m, component)) {
+      const bool autoencoder = component == m.family()->autoencoder();
+      const EncoderKeys& keys = m.config().encoders;
+      return scope
+          .with(autoencoder ? autoencoder_options(scope.options(), keys) : text_encoder_options(scope.options(), keys))
+          .frozen();
+    }
     const LoraKeys& lora = m.config().lora;
     return lora.train_lora ? lora_scope(scope, training_lora(lora, m.family()->lora_targets(component))) : scope;
   };

@@ -35,6 +35,14 @@ void write_stored(const std::shared_ptr<const RecordSource>& source, const DataS
   }
 }
 
+/// The features of the next record beside its arrays.
+std::map<std::string, int64_t> numbers_of(const RunConfig& c, int64_t record) {
+  if (!c.tfrecords.enable_eval_timesteps) return {};
+  const std::vector<int64_t>& all = c.eval.timesteps_list;
+  return {{"timesteps",
+           all[static_cast<size_t>(record * static_cast<int64_t>(all.size()) / c.tfrecords.num_eval_samples)]}};
+}
+
 void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>& source, TfrecordShards& shards) {
   RunModels models(c, c.model.pretrained_model_name_or_path, Purpose::training);
   const Family& family = *models.family();
@@ -44,8 +52,9 @@ void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>
     rng.fill(HostRng::Distribution::normal, 1, static_cast<uint64_t>(shards.count()) * n, drawn);
     return drawn;
   };
-  const ImageConfig config{
+  ImageConfig config{
       .resolution = c.images.resolution, .center_crop = c.images.center_crop, .random_crop = c.images.random_crop};
+  if (family.frame_scale() > 0) config = image_config(c, family);
   each_group(source, config, models.encoder_batch(), [&](LoadedImages&& group) {
     const int64_t n = group.pixels.dims()[0], copies = c.images.random_flip ? 2 : 1;
     const HostArray moments = models.media_autoencoder().encode(with_mirrored(group.pixels, 0, n * copies));
@@ -54,7 +63,8 @@ void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>
     for (int64_t i = 0; i < n; ++i)
       for (int64_t copy = 0; copy < copies; ++copy)
         shards.add(family.to_encoded(without_batch(rows(moments, copy * n + i, 1)), row_of(tokens, i),
-                                     row_of(conditioning, i), noise));
+                                     row_of(conditioning, i), noise),
+                   numbers_of(c, shards.count()));
   });
 }
 
@@ -69,12 +79,17 @@ int64_t prepare_tfrecords(const RunConfig& config) {
     c.source.hf_train_files = c.tfrecords.data_files_pattern;
     c.source.dataset_type.clear();
   }
-  const auto source = open_source(source_config(c));
+  const bool for_evaluation = c.tfrecords.enable_eval_timesteps;
+  auto source = open_source(source_config(c));
+  if (for_evaluation) source = first_of(source, c.tfrecords.num_eval_samples);
   TfrecordShards shards(c.tfrecords.tfrecords_dir, c.tfrecords.no_records_per_shard);
   if (c.denoise.cache_latents_text_encoder_outputs)
     write_encoded(c, source, shards);
   else
     write_stored(source, c.source, shards);
+  check(!for_evaluation || shards.count() == c.tfrecords.num_eval_samples, Code::io,
+        "{}: {} records could be encoded, num_eval_samples is {}", source->name(), shards.count(),
+        c.tfrecords.num_eval_samples);
   shards.close();
   return shards.count();
 }

@@ -17,8 +17,13 @@ void warn(bool set, const char* key, const char* reason) {
 }  // namespace
 
 void ReferenceKeys::validate() const {
+  constexpr const char* kWeights = "weights are read from the model folder, where nothing has to be converted";
   refuse(!quantization.empty(), "quantization", "quantized training is not there yet; leave it empty");
   refuse(use_qwix_quantization, "use_qwix_quantization", "quantized training is not there yet; set it to false");
+  refuse(dropout != 0, "dropout", "it is not there yet; set it to 0");
+  refuse(scheduler_dtype != "float32", "scheduler_dtype", "samplers compute in float32; set it to that");
+  refuse(enable_generate_video_for_eval, "enable_generate_video_for_eval", "it is not there yet; set it to false");
+  refuse(enable_ssim, "enable_ssim", "it is not there yet; set it to false");
   refuse(compile_topology_num_slices > 0, "compile_topology_num_slices",
          "runs take the slices that are attached; leave it at -1");
   constexpr const char* kService = "it belongs to a service of Google's cloud that this program does not speak to";
@@ -29,7 +34,14 @@ void ReferenceKeys::validate() const {
   warn(!dataset_config_name.empty(), "dataset_config_name", "nothing reads it in the reference either");
   warn(enable_single_replica_ckpt_restoring, "enable_single_replica_ckpt_restoring",
        "every process reads what its devices need");
-  warn(!flash_block_sizes.empty(), "flash_block_sizes", "the attention kernels choose their blocks themselves");
+  constexpr const char* kBlocks = "the attention kernels choose their blocks themselves";
+  warn(!flash_block_sizes.empty(), "flash_block_sizes", kBlocks);
+  warn(enable_tile_search, "enable_tile_search", kBlocks);
+  warn(ulysses_shards > 0, "ulysses_shards", "sequences are split over the axis context as logical_axis_rules say");
+  warn(vae_spatial > 0, "vae_spatial", "the samples of a batch are split over the devices, not their width");
+  warn(!aot_cache_dir.empty(), "aot_cache_dir", "compiled programs are kept in jax_cache_dir");
+  warn(!converted_weights_dir.empty(), "converted_weights_dir", kWeights);
+  warn(!pretrained_orbax_dir.empty(), "pretrained_orbax_dir", kWeights);
 }
 
 }  // namespace md

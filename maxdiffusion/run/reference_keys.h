@@ -6,6 +6,8 @@
 #include <map>
 #include <string>
 
+#include "maxdiffusion/base/json_text.h"
+
 namespace md {
 
 /// Declared so that files which name them are read. Source: MaxDiffusion's configs/base_xl.yml and its siblings.
@@ -14,11 +16,20 @@ struct ReferenceKeys {
   bool jit_initializers = true, from_pt = true, controlnet_from_pt = true, lightning_from_pt = true;
   bool split_head_dim = true, mask_padding_tokens = true, skip_jax_distributed_system = false;
   int64_t tokenize_captions_num_proc = 4, transform_images_num_proc = 4, quantization_local_shard_count = -1;
-  std::string tensorboard_dir;
+  bool use_base2_exp = true, use_experimental_scheduler = true, compile_text_encoder = false,
+       enable_jax_named_scopes = false, replicate_vae = false;
+  int64_t ulysses_attention_chunks = 1, tile_search_iters = 10;
+  std::string tensorboard_dir, prompt_2, tile_search_mode, tile_search_out, weight_quantization_calibration_method,
+      act_quantization_calibration_method, bwd_quantization_calibration_method, quantization_calibration_method,
+      qwix_module_path;
+  JsonText vae_logical_axis_rules;
   // Refused or warned about when set.
   bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false,
-       enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false;
-  int64_t norm_num_groups = 32;
+       enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false, enable_tile_search = false,
+       enable_generate_video_for_eval = false, enable_ssim = false;
+  int64_t norm_num_groups = 32, ulysses_shards = -1, vae_spatial = -1;
+  double dropout = 0;
+  std::string aot_cache_dir, converted_weights_dir, pretrained_orbax_dir, scheduler_dtype = "float32";
   std::string profiler_gcs_path, dataset_config_name, quantization, hf_access_token;
   int64_t compile_topology_num_slices = -1;
   std::map<std::string, std::string> flash_block_sizes;
@@ -38,6 +49,25 @@ struct ReferenceKeys {
     v("transform_images_num_proc", transform_images_num_proc, kAny);
     v("quantization_local_shard_count", quantization_local_shard_count, kAny);
     v("tensorboard_dir", tensorboard_dir, kAny);
+    v("prompt_2", prompt_2, kAny);
+    v("use_base2_exp", use_base2_exp, kAny);
+    v("use_experimental_scheduler", use_experimental_scheduler, kAny);
+    v("ulysses_attention_chunks", ulysses_attention_chunks, kAny);
+    v("tile_search_mode", tile_search_mode, kAny);
+    v("tile_search_iters", tile_search_iters, kAny);
+    v("tile_search_out", tile_search_out, kAny);
+    v("compile_text_encoder", compile_text_encoder,
+      "read for the reference's files; text encoders always are compiled");
+    v("enable_jax_named_scopes", enable_jax_named_scopes,
+      "read for the reference's files; operations always carry the paths of their layers");
+    v("weight_quantization_calibration_method", weight_quantization_calibration_method, kAny);
+    v("act_quantization_calibration_method", act_quantization_calibration_method, kAny);
+    v("bwd_quantization_calibration_method", bwd_quantization_calibration_method, kAny);
+    v("quantization_calibration_method", quantization_calibration_method, kAny);
+    v("qwix_module_path", qwix_module_path, kAny);
+    v("replicate_vae", replicate_vae, "read for the reference's files; every device has the whole autoencoder");
+    v("vae_logical_axis_rules", vae_logical_axis_rules,
+      "read for the reference's files; every device has the whole autoencoder");
     v("hf_access_token", hf_access_token,
       "read for the reference's files, never printed; nothing is fetched from a hub");
     v("norm_num_groups", norm_num_groups,
@@ -52,6 +82,16 @@ struct ReferenceKeys {
     v("quantization", quantization, kNeutral);
     v("compile_topology_num_slices", compile_topology_num_slices, kNeutral);
     v("flash_block_sizes", flash_block_sizes, kNeutral);
+    v("enable_tile_search", enable_tile_search, kNeutral);
+    v("ulysses_shards", ulysses_shards, kNeutral);
+    v("vae_spatial", vae_spatial, kNeutral);
+    v("aot_cache_dir", aot_cache_dir, kNeutral);
+    v("converted_weights_dir", converted_weights_dir, kNeutral);
+    v("pretrained_orbax_dir", pretrained_orbax_dir, kNeutral);
+    v("dropout", dropout, kNeutral);
+    v("scheduler_dtype", scheduler_dtype, kNeutral);
+    v("enable_generate_video_for_eval", enable_generate_video_for_eval, kNeutral);
+    v("enable_ssim", enable_ssim, kNeutral);
   }
 
   /// Throws invalid_config for what would change the result and is not there; warns of what is left out.

@@ -23,11 +23,13 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   for (const auto& [key, value] : source.values())
     if (value.where == kCommandLine) c.on_command_line.insert(key);
   c.reference.validate();
+  c.step_cache.validate();
   if (const char* job = std::getenv("JOBSET_NAME"); job && c.run.run_name.empty()) c.run.run_name = job;
   if (c.run.output_dir.empty()) c.run.output_dir = c.run.base_output_directory;
   for (const auto& [key, place] :
        {std::pair{"output_dir", &c.run.output_dir}, std::pair{"base_output_directory", &c.run.base_output_directory},
-        std::pair{"jax_cache_dir", &c.compile.jax_cache_dir}, std::pair{"metrics_file", &c.metrics.metrics_file},
+        std::pair{"checkpoint_dir", &c.loop.checkpoint_dir}, std::pair{"jax_cache_dir", &c.compile.jax_cache_dir},
+        std::pair{"metrics_file", &c.metrics.metrics_file},
         std::pair{"timing_metrics_file", &c.run.timing_metrics_file},
         std::pair{"dataset_save_location", &c.batches.dataset_save_location}})
     check(place->find("://") == std::string::npos, Code::invalid_config,
@@ -46,7 +48,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
           "AWS_SECRET_ACCESS_KEY",
           key);
   // Names are checked before anything starts, each by the list that knows it.
-  scope_options(c.layers);
+  text_encoder_options(autoencoder_options(scope_options(c.layers), c.encoders), c.encoders);
   learning_rate(c.optim, int64_t{0});
   low_precision_update(c.optim.low_precision_update);
   pjrt::platform_for(c.hardware.hardware);
@@ -72,6 +74,11 @@ std::string RunConfig::folder() const {
   return run.output_dir + "/" + run.run_name;
 }
 
+std::string RunConfig::checkpoint_dir() const {
+  if (!loop.checkpoint_dir.empty()) return loop.checkpoint_dir;
+  return run.run_name.empty() ? "" : folder() + "/checkpoints";
+}
+
 Devices open_devices(const RunConfig& c, const std::string& axis_rules) {
   ShardingKeys keys = c.sharding;
   if (keys.logical_axis_rules.text.empty()) keys.logical_axis_rules.text = axis_rules;
@@ -93,6 +100,12 @@ int64_t global_batch(double per_device, int64_t devices, const char* key) {
   check(n >= 1 && n == std::floor(n), Code::invalid_config,
         "{} {} times {} devices is {}, not a whole number of pictures", key, per_device, devices, n);
   return static_cast<int64_t>(n);
+}
+
+int64_t global_batch(const BatchKeys& keys, int64_t devices) {
+  check(keys.global_batch_size >= 0, Code::invalid_config, "global_batch_size {} is not a number of pictures",
+        keys.global_batch_size);
+  return keys.global_batch_size > 0 ? keys.global_batch_size : global_batch(keys.per_device_batch_size, devices);
 }
 
 }  // namespace md

@@ -11,6 +11,7 @@
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/data_keys.h"
 #include "maxdiffusion/data/records/open_source.h"
+#include "maxdiffusion/encoders/encoder_keys.h"
 #include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/lora/lora_keys.h"
@@ -85,12 +86,14 @@ struct RunConfig {
   DataSourceConfig source;
   ImageKeys images;
   BatchKeys batches;
+  SyntheticKeys synthetic;
   TfrecordKeys tfrecords;
   DreamboothKeys dreambooth;
   SchedulerKeys scheduler;
   ProcessKeys process;
   DenoiseKeys denoise;
   AutoencoderKeys vae;
+  EncoderKeys encoders;
   LoraKeys lora;
   OptimConfig optim;
   UpdateKeys update;
@@ -100,6 +103,7 @@ struct RunConfig {
   ProfileConfig profile;
   SampleKeys sample;
   MediaChunkKeys media_chunks;
+  StepCacheKeys step_cache;
   ControlKeys control;
   CompileConfig compile;
   ReferenceKeys reference;
@@ -113,21 +117,23 @@ struct RunConfig {
   std::string to_yaml() const;
   /// output_dir/run_name.
   std::string folder() const;
+  /// Where the run's checkpoints are; empty: it has no name, and so none.
+  std::string checkpoint_dir() const;
   uint64_t seed() const { return static_cast<uint64_t>(run.seed); }
   bool is_dreambooth() const { return !dreambooth.instance_data_dir.empty(); }
   /// Whether records are latents and embeddings that another program computed.
   bool reads_encoded_records() const {
-    return denoise.cache_latents_text_encoder_outputs &&
+    return denoise.cache_latents_text_encoder_outputs && source.load_tfrecord_cached &&
            (source.dataset_type == "tfrecord" || source.dataset_type == "grain");
   }
 
   template <class V>
   void visit(V&& v) {
     run.visit(v), hardware.visit(v), mesh.visit(v), sharding.visit(v), model.visit(v), layers.visit(v);
-    source.visit(v), images.visit(v), batches.visit(v), tfrecords.visit(v), dreambooth.visit(v);
-    scheduler.visit(v), process.visit(v), denoise.visit(v), vae.visit(v), lora.visit(v);
+    source.visit(v), images.visit(v), batches.visit(v), synthetic.visit(v), tfrecords.visit(v), dreambooth.visit(v);
+    scheduler.visit(v), process.visit(v), denoise.visit(v), vae.visit(v), encoders.visit(v), lora.visit(v);
     optim.visit(v), update.visit(v), loop.visit(v), eval.visit(v), metrics.visit(v), profile.visit(v);
-    sample.visit(v), media_chunks.visit(v), control.visit(v), compile.visit(v), reference.visit(v);
+    sample.visit(v), media_chunks.visit(v), step_cache.visit(v), control.visit(v), compile.visit(v), reference.visit(v);
   }
 };
 
@@ -140,5 +146,8 @@ MediaSize sample_size(const RunConfig& config, const Family& family);
 MediaSize training_size(const RunConfig& config, const Family& family);
 /// Batch over all devices. Throws invalid_config when per_device × devices is not a whole positive number.
 int64_t global_batch(double per_device, int64_t devices, const char* key = "per_device_batch_size");
+/// global_batch_size where it is given, which the devices need not divide; otherwise per_device_batch_size × devices.
+/// Throws likewise.
+int64_t global_batch(const BatchKeys& keys, int64_t devices);
 
 }  // namespace md

@@ -1,5 +1,8 @@
 #include "maxdiffusion/run/run_models.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <filesystem>
 
 #include "maxdiffusion/base/error.h"
@@ -15,6 +18,17 @@ ModelFolder open_folder(const ModelKeys& keys, const std::string& model, const s
   return folder;
 }
 
+/// Refuses a folder that is not what the keys say.
+void check_kind(const ModelKeys& keys, const ModelFolder& folder, const Family& family) {
+  auto compare = [&](const char* key, const std::string& value, const std::vector<std::string>& accepted) {
+    check(value.empty() || std::ranges::count(accepted, value) > 0, Code::invalid_config,
+          "{} is '{}', but {} is a {}; expected {}", key, value, folder.path(), folder.pipeline(),
+          accepted.empty() ? "none" : fmt::format("{}", fmt::join(accepted, " or ")));
+  };
+  compare("model_name", keys.model_name, family.model_names());
+  compare("model_type", keys.model_type, family.model_types());
+}
+
 }  // namespace
 
 RunModels::RunModels(const RunConfig& c, const std::string& model, Purpose purpose, const std::string& controlnet)
@@ -24,6 +38,7 @@ RunModels::RunModels(const RunConfig& c, const std::string& model, Purpose purpo
       devices_(open_devices(c, family_->axis_rules())),
       weights_(purpose == Purpose::training ? ModelWeights::for_training(folder_, *family_, c.model, c.seed())
                                             : ModelWeights::for_sampling(folder_, *family_, c.model, c.seed())) {
+  check_kind(c.model, folder_, *family_);
   family_->check_repeated_keys(c.reference.norm_num_groups);
   weights_.set_slices([this](const Param& p) { return local_slices(devices_, p.axes, p.shape.dims); });
 }
@@ -36,7 +51,7 @@ std::function<NamedPieces()> RunModels::open_weights(const ParamTable& params, c
 TextEncoder& RunModels::text_encoder() {
   if (!text_encoder_)
     text_encoder_ = std::make_unique<TextEncoder>(devices_, family_, encoder_batch(), weights_of(),
-                                                  scope_options(config_.layers), config_.compile);
+                                                  scope_options(config_.layers), config_.compile, 0, config_.encoders);
   return *text_encoder_;
 }
 
@@ -44,7 +59,7 @@ MediaAutoencoder& RunModels::media_autoencoder() {
   if (!media_autoencoder_)
     media_autoencoder_ = std::make_unique<MediaAutoencoder>(devices_, family_, autoencoder_values(), encoder_batch(),
                                                             scope_options(config_.layers), config_.compile,
-                                                            config_.media_chunks.chunks(*family_));
+                                                            config_.encoders, config_.media_chunks.chunks(*family_));
   return *media_autoencoder_;
 }
 

@@ -156,6 +156,11 @@ void train(const RunConfig& c) {
   TrainingData data = open_data(models);
   const std::vector<DenoiseTask> tasks = in_sizes(data);
 
+  const double devices = static_cast<double>(models.devices().mesh().devices());
+  if (const double tflops =
+          models.family()->reference_tflops(data.task.size, static_cast<double>(data.task.batch_size) / devices);
+      tflops > 0)
+    log_info("Calculated TFLOPs per pass: {:.4f} (MaxDiffusion's count; ours follows)", tflops);
   LoopOptions o = loop_options(c, c.folder(), "train " + data.task.model());
   o.step = step_options(models, data);
   o.constants = data.constants;

@@ -66,6 +66,7 @@ void train_autoencoder(RunModels& models, const LoadedImages& images) {
   const std::string component = task.model();
   LoopOptions o = loop_options(c, c.folder() + "/" + component, "train " + component);
   o.keys.save_final_checkpoint = true;  // the next stage's start
+  if (!o.keys.checkpoint_dir.empty()) o.keys.checkpoint_dir += "/" + component;
   o.step.optim = c.optim.with_switches(true);
   o.step.optim.max_train_steps = c.vae.vae_max_train_steps;
   o.step.optim.learning_rate_schedule_steps = -1;

@@ -73,38 +73,6 @@ void open_dreambooth(RunModels& models, TrainingData& data) {
   data.batches = in_memory(arrays, batches.batch, batches.stream.seed, batches.stream.shuffle, batches.stream.share);
 }
 
-/// How images are prepared.
-ImageConfig image_config(const RunConfig& c, const Family& family) {
-  const ImageKeys& k = c.images;
-  ImageConfig p{.resolution = k.resolution,
-                .center_crop = k.center_crop,
-                .random_crop = k.random_crop,
-                .random_flip = k.random_flip,
-                .mask = k.alpha_mask            ? MaskFrom::alpha
-                        : c.denoise.masked_loss ? MaskFrom::record
-                                                : MaskFrom::none,
-                .mask_downscale = family.downscale(),
-                .sizes = !family.size_fields().empty() && (k.enable_bucket || k.original_size_conditioning)};
-  if (family.frame_scale() > 0) {
-    const MediaSize size = training_size(c, family);
-    family.latent_dims(size);  // throws where the models cannot take it
-    p.clip.emplace(ClipConfig{.frames = size.frames, .fps = c.sample.fps});
-    if (!k.enable_bucket) p.buckets = AspectBuckets::of({{size.height, size.width, size.frames}});
-  }
-  if (!k.enable_bucket) return p;
-  check(k.bucket_reso_steps % family.size_multiple() == 0, Code::invalid_config,
-        "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink a picture",
-        k.bucket_reso_steps, family.size_multiple());
-  if (k.bucket_no_upscale) log_info("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
-  p.buckets.emplace(AspectBucketConfig{k.resolution,
-                                       k.min_bucket_reso,
-                                       k.max_bucket_reso,
-                                       k.bucket_reso_steps,
-                                       k.bucket_no_upscale,
-                                       {p.clip ? p.clip->frames : 1}});
-  return p;
-}
-
 /// The batches of a recorded run.
 void open_recorded(const RunConfig& c, TrainingData& data) {
   DenoiseTask& task = data.task;
@@ -144,6 +112,61 @@ void open_encoded_records(const RunModels& models, TrainingData& data) {
   task.size = task.family->media_size(latent);
   const std::vector<Field> fields = task.family->conditioning_fields();
   if (!fields.empty() && fields[0].shape.rank() == 2) task.text = embeddings_input(first.at(fields[0].name).dims()[1]);
+}
+
+/// Whether data are encoded samples that nobody made: where a key gives their sizes, and where the model makes videos.
+bool makes_samples(const RunConfig& c, const DenoiseTask& task) {
+  if (c.source.dataset_type != "synthetic" || !c.denoise.cache_latents_text_encoder_outputs) return false;
+  SyntheticKeys keys = c.synthetic;
+  bool given = false;
+  keys.visit([&](const char*, const std::optional<int64_t>& value, const char*) { given |= value.has_value(); });
+  return given || task.family->latent_dims(task.size).size() > 3;
+}
+
+/// Checks a size of the model against the key that says what it should be.
+void compare_size(const char* key, const std::optional<int64_t>& said, int64_t size) {
+  check(!said || *said == size, Code::invalid_config, "{} is {}, but this model's is {}", key, said.value_or(0), size);
+}
+
+/// Random latents and embeddings, for trials without data.
+void open_made_samples(const RunModels& models, TrainingData& data) {
+  const RunConfig& c = models.config();
+  const SyntheticKeys& k = c.synthetic;
+  DenoiseTask& task = data.task;
+  check(task.caption_dropout == 0 && !task.masked && !task.sizes, Code::invalid_config,
+        "dataset_type synthetic makes encoded samples here, which have no masks, no sizes and no empty caption; try "
+        "without caption_dropout, masked_loss, alpha_mask, enable_bucket and original_size_conditioning");
+  task.size = {k.synthetic_override_height.value_or(task.size.height),
+               k.synthetic_override_width.value_or(task.size.width),
+               k.synthetic_override_num_frames.value_or(task.size.frames)};
+  task.said = task.size;
+  task.media = latents_input();
+  const Dims latent = task.family->latent_dims(task.size);
+  const size_t rows = latent.size() - 3;
+  compare_size("synthetic_override_num_channels_latents", k.synthetic_override_num_channels_latents, latent.back());
+  compare_size("synthetic_override_vae_scale_factor_spatial", k.synthetic_override_vae_scale_factor_spatial,
+               task.size.height / latent[rows]);
+  if (rows > 0 && latent[0] > 1)
+    compare_size("synthetic_override_vae_scale_factor_temporal", k.synthetic_override_vae_scale_factor_temporal,
+                 (task.size.frames - 1) / (latent[0] - 1));
+  DataSourceConfig where = source_config(c);
+  where.synthetic_seed = c.seed();
+  where.synthetic_arrays["latents"] = {DType::f32, latent};
+  std::optional<int64_t> length;
+  for (Field f : task.family->conditioning_fields()) {
+    if (f.shape.rank() == 2 && !length) {
+      length = f.shape.dims[0] = k.synthetic_override_max_sequence_length.value_or(f.shape.dims[0]);
+      compare_size("synthetic_override_text_embed_dim", k.synthetic_override_text_embed_dim, f.shape.dims[1]);
+      task.text = embeddings_input(*length);
+    }
+    where.synthetic_arrays[f.name] = f.shape;
+  }
+  log_info("{} Synthetic Data Iterator Configuration:", models.folder().pipeline());
+  log_info("  samples: {}", where.synthetic_num_samples ? std::to_string(*where.synthetic_num_samples) : "without end");
+  log_info("  height {}, width {}, frames {}", task.size.height, task.size.width, task.size.frames);
+  for (const auto& [name, shape] : where.synthetic_arrays)
+    log_info("  {}: {}", name, to_string(batched(task.batch_size, shape)));
+  data.batches = array_batches(open_source(where), batch_config(models, data.update_size(c.update)));
 }
 
 /// Images as they are read, and token ids.
@@ -216,6 +239,37 @@ void open_encoded_images(RunModels& models, const std::shared_ptr<const RecordSo
 
 }  // namespace
 
+ImageConfig image_config(const RunConfig& c, const Family& family) {
+  const ImageKeys& k = c.images;
+  ImageConfig p{.resolution = k.resolution,
+                .center_crop = k.center_crop,
+                .random_crop = k.random_crop,
+                .random_flip = k.random_flip,
+                .mask = k.alpha_mask            ? MaskFrom::alpha
+                        : c.denoise.masked_loss ? MaskFrom::record
+                                                : MaskFrom::none,
+                .mask_downscale = family.downscale(),
+                .sizes = !family.size_fields().empty() && (k.enable_bucket || k.original_size_conditioning)};
+  if (family.frame_scale() > 0) {
+    const MediaSize size = training_size(c, family);
+    family.latent_dims(size);  // throws where the models cannot take it
+    p.clip.emplace(ClipConfig{.frames = size.frames, .fps = c.sample.fps});
+    if (!k.enable_bucket) p.buckets = AspectBuckets::of({{size.height, size.width, size.frames}});
+  }
+  if (!k.enable_bucket) return p;
+  check(k.bucket_reso_steps % family.size_multiple() == 0, Code::invalid_config,
+        "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink a picture",
+        k.bucket_reso_steps, family.size_multiple());
+  if (k.bucket_no_upscale) log_info("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
+  p.buckets.emplace(AspectBucketConfig{k.resolution,
+                                       k.min_bucket_reso,
+                                       k.max_bucket_reso,
+                                       k.bucket_reso_steps,
+                                       k.bucket_no_upscale,
+                                       {p.clip ? p.clip->frames : 1}});
+  return p;
+}
+
 DataSourceConfig source_config(const RunConfig& c) {
   DataSourceConfig s = c.source;
   s.resolution = c.images.resolution;
@@ -255,6 +309,8 @@ TrainingData open_training_data(RunModels& models) {
     open_dreambooth(models, data);
   } else if (c.reads_encoded_records()) {
     open_encoded_records(models, data);
+  } else if (makes_samples(c, data.task)) {
+    open_made_samples(models, data);
   } else {
     const auto source = open_source(source_config(c));
     const ImageConfig images = image_config(c, *models.family());
@@ -280,8 +336,8 @@ std::vector<DenoiseTask> in_sizes(const TrainingData& data) {
 HostArrays held_out_fields(RunModels& models, const DenoiseTask& task) {
   const RunConfig& c = models.config();
   const Family& family = *models.family();
-  const bool encoded = c.reads_encoded_records();
-  DataSourceConfig where{.dataset_type = encoded ? c.source.dataset_type : "",
+  const bool made = makes_samples(c, task), encoded = c.reads_encoded_records() || made;
+  DataSourceConfig where{.dataset_type = encoded && !made ? c.source.dataset_type : "",
                          .train_data_dir = c.eval.eval_data_dir,
                          .train_split = c.source.train_split,
                          .image_column = c.source.image_column,

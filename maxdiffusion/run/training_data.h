@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "maxdiffusion/data/images/aspect_buckets.h"
+#include "maxdiffusion/data/images/prepare.h"
 #include "maxdiffusion/run/plan.h"
 
 namespace md {
@@ -27,7 +27,9 @@ TrainingData open_training_data(RunModels& models);
 std::vector<DenoiseTask> in_sizes(const TrainingData& data);
 /// The first held-out records as fields of the task, one row each.
 HostArrays held_out_fields(RunModels& models, const DenoiseTask& task);
-/// Where the run's data is. The emoji are drawn into an image folder when first asked for.
+/// How images or clips are prepared. Throws invalid_config for sizes that the family's models cannot take.
+ImageConfig image_config(const RunConfig& config, const Family& family);
+/// Where the run's data is. The emoji are drawn into a folder when first asked for.
 DataSourceConfig source_config(const RunConfig& config);
 
 }  // namespace md

@@ -91,7 +91,7 @@ std::string ExecutableCache::hash_of_file(const std::string& path) const {
     }
   }
   const MappedFile file = map_file(path);
-  const std::string hash = content_hash({reinterpret_cast<const char*>(file.data), file.size});
+  std::string hash = content_hash({reinterpret_cast<const char*>(file.data), file.size});
   if (!kept.empty()) {
     try {
       make_folders(folder_);

@@ -142,7 +142,7 @@ TimestepBias TimestepBias::from_members(const std::map<std::string, std::string>
   TimestepBias bias;
   for (const auto& [name, text] : members) {
     const auto value = nlohmann::json::parse(text);
-    auto number = [&] {
+    auto number = [&, &name = name, &text = text] {
       check(value.is_number(), Code::invalid_config, "timestep_bias: {} is {}; expected a number", name, text);
       return value.get<double>();
     };

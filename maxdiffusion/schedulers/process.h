@@ -57,6 +57,8 @@ class NoiseProcess {
   virtual std::shared_ptr<const NoiseProcess> unweighted() const = 0;
 };
 
+/// Whether a scheduler_config.json is of a model that is trained by flow matching.
+bool flows(const nlohmann::json& scheduler_config);
 /// The process of a scheduler_config.json: flow_match where its prediction_type is flow_prediction or, without
 /// one, its sampler is FlowMatchEulerDiscreteScheduler; else ddpm. Throws
 /// invalid_config for members and keys whose values it cannot take, and for keys that this process would not obey.

@@ -10,6 +10,7 @@
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/schedulers/members.h"
 #include "maxdiffusion/schedulers/process.h"
+#include "maxdiffusion/schedulers/scheduler.h"
 
 namespace md {
 namespace {
@@ -28,7 +29,7 @@ class FlowMatch final : public NoiseProcess {
     check(keys.snr_gamma <= 0, Code::invalid_config,
           "snr_gamma is {}, but this model is trained by flow matching, which has weights of its own; set it to -1",
           keys.snr_gamma);
-    check(keys.timestep_bias.empty(), Code::invalid_config,
+    check(TimestepBias::from_members(keys.timestep_bias).strategy == "none", Code::invalid_config,
           "timestep_bias is set, but this model is trained by flow matching; train_flow_shift says which times come "
           "more often");
     make_table();
@@ -112,11 +113,13 @@ class FlowMatch final : public NoiseProcess {
 
 }  // namespace
 
-std::shared_ptr<const NoiseProcess> make_flow_match(const nlohmann::json& config, const ProcessKeys& keys) {
+bool flows(const nlohmann::json& config) {
   const bool euler = member<std::string>(config, "_class_name", "").ends_with("FlowMatchEulerDiscreteScheduler");
-  if (member<std::string>(config, "prediction_type", euler ? "flow_prediction" : "epsilon") != "flow_prediction")
-    return nullptr;
-  return std::make_shared<FlowMatch>(config, keys);
+  return member<std::string>(config, "prediction_type", euler ? "flow_prediction" : "epsilon") == "flow_prediction";
+}
+
+std::shared_ptr<const NoiseProcess> make_flow_match(const nlohmann::json& config, const ProcessKeys& keys) {
+  return flows(config) ? std::make_shared<FlowMatch>(config, keys) : nullptr;
 }
 
 }  // namespace md

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/schedulers/process.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 
 namespace md {
@@ -14,9 +16,23 @@ constexpr const char* kZeroSnr = "rescale_betas_zero_snr";
 constexpr const char* kOfTraining[] = {"num_train_timesteps", "beta_start", "beta_end",       "beta_schedule",
                                        "trained_betas",       kZeroSnr,     "prediction_type"};
 
+/// Whether the mapping speaks of another kind of model than that of the folder, as in the reference's files for models
+/// that flow: it reads the mapping for others only.
+bool is_for_others(const json& config, const std::map<std::string, std::string>& mapping) {
+  const auto type = mapping.find("prediction_type");
+  if (!flows(config) || type == mapping.end()) return false;
+  const json said = json::parse(type->second);
+  if (said == "" || said == "flow_prediction") return false;
+  log_info_once("diffusion_scheduler_config is left aside: it is for a model that predicts {}, and this one flows",
+                said.dump());
+  return true;
+}
+
 json configured(const std::string& text, const SchedulerKeys& keys, bool training) {
   json config = parse_scheduler_config(text);
-  for (const auto& [given, value_text] : keys.diffusion_scheduler_config) {
+  static const std::map<std::string, std::string> kNothing;
+  for (const auto& [given, value_text] :
+       is_for_others(config, keys.diffusion_scheduler_config) ? kNothing : keys.diffusion_scheduler_config) {
     const json value = json::parse(value_text);
     if (value == "") continue;
     const std::string name = given == "rescale_zero_terminal_snr" ? kZeroSnr : given;  // the reference's spelling

@@ -25,8 +25,9 @@ struct SchedulerKeys {
 };
 
 /// `text`: of scheduler_config.json. Every member of diffusion_scheduler_config replaces the file's (an empty text
-/// leaves it), then prediction_type, then flow_shift (which is
-/// `shift` for some samplers). Throws invalid_config.
+/// leaves it), then prediction_type, then flow_shift (which is `shift` for some samplers). A mapping whose
+/// prediction_type is another than the flow that the file says is left aside whole, with a line in the log: the
+/// reference's files hold one that its models do not read. Throws invalid_config.
 nlohmann::json sampling_config(const std::string& text, const SchedulerKeys& keys);
 /// Likewise, but only members that training depends on are replaced (num_train_timesteps, beta_…, trained_betas,
 /// rescale_betas_zero_snr, prediction_type); the sampler and its options stay the file's.

@@ -29,7 +29,8 @@ class Pixels final : public MediaInput {
   Tensor read(const Family& family, const Models& models, const Feed& feed, Rng rng) const override {
     const Posterior q = family.encode_media(models, pixels_to_float(feed.at("pixels")));
     const LatentScale scale = family.latent_scale();
-    return draw(scale.apply(q.mean), q.logvar ? scale.apply_to_deviation(exp(q.logvar * 0.5)) : Tensor(), rng);
+    const Tensor mean = cast(q.mean, DType::f32), logvar = q.logvar ? cast(q.logvar, DType::f32) : Tensor();
+    return draw(scale.apply(mean), logvar ? scale.apply_to_deviation(exp(logvar * 0.5)) : Tensor(), rng);
   }
 };
 

@@ -76,7 +76,10 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
 
   const int64_t first = state.step;
   Progress at{first, o.step.optim.max_train_steps, programs.samples()};
-  StateSaver saver(devices, programs, o.step, o.checkpoint_dir(), o.keys.checkpoints_to_keep, o.seed, o.complete);
+  StateSaver saver(devices, programs, o.step, o.checkpoint_dir(), o.keys.checkpoints_to_keep, o.keys.save_optimizer,
+                   o.seed, o.complete);
+  if (!o.keys.save_optimizer)
+    log_info("{}: save_optimizer=false: checkpoints are without moments, and a resumed run will differ", o.title);
   Recorder recorder({.folder = o.folder,
                      .run_name = o.run_name,
                      .title = o.title,

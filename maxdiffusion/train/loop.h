@@ -17,12 +17,15 @@ namespace md {
 /// Keys of the loop.
 struct LoopKeys {
   int64_t checkpoint_every = -1, checkpoints_to_keep = 3, prefetch_depth = 2, num_train_epochs = 1;
-  bool save_final_checkpoint = true, log_sharding = false, reuse_example_batch = false;
+  bool save_final_checkpoint = true, save_optimizer = true, log_sharding = false, reuse_example_batch = false;
+  std::string checkpoint_dir;
   template <class V>
   void visit(V&& v) {
     v("checkpoint_every", checkpoint_every, "samples between checkpoints; -1: none before the end");
     v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all");
+    v("checkpoint_dir", checkpoint_dir, "where checkpoints are; empty: output_dir/run_name/checkpoints");
     v("save_final_checkpoint", save_final_checkpoint, "write a checkpoint after the last step");
+    v("save_optimizer", save_optimizer, "false: checkpoints are without moments, which start anew on resuming");
     v("prefetch_depth", prefetch_depth, "batches made ready ahead of the step");
     v("reuse_example_batch", reuse_example_batch, "feed the first batch for ever (for benchmarks)");
     v("log_sharding", log_sharding, "log how each array of the training step lies on the mesh");
@@ -59,7 +62,7 @@ struct Hook {
 
 struct LoopOptions {
   std::string title;   // of the progress bar
-  std::string folder;  // tensorboard/, metrics.jsonl, curves and checkpoints/ go here
+  std::string folder;  // tensorboard/, metrics.jsonl, curves and, without the key checkpoint_dir, checkpoints/ go here
   StepOptions step;
   uint64_t seed = 0;
   LoopKeys keys;
@@ -76,7 +79,9 @@ struct LoopOptions {
   /// Called in this order after a step.
   std::vector<Hook> hooks;
 
-  std::string checkpoint_dir() const { return folder + "/checkpoints"; }
+  std::string checkpoint_dir() const {
+    return keys.checkpoint_dir.empty() ? folder + "/checkpoints" : keys.checkpoint_dir;
+  }
 };
 
 struct Trained {

@@ -48,6 +48,19 @@ HostState beginning(const ParamTable& params, NamedPieces values, const StepOpti
   return {.values = std::move(values)};
 }
 
+bool is_moment(const std::string& name) { return name.starts_with("adam_m/") || name.starts_with("adam_v/"); }
+
+/// Zeros for moments that the state lacks; whether there are any.
+bool start_moments(const ParamTable& params, NamedPieces& state) {
+  bool any = false;
+  for (const Param& p : params.params()) {
+    if (!p.trainable || state.contains("adam_m/" + p.input) || !state.contains(p.input)) continue;
+    state["adam_m/" + p.input] = state["adam_v/" + p.input] = state.at(p.input).cast(DType::f32).zeros();
+    any = true;
+  }
+  return any;
+}
+
 HostState restored(const ParamTable& params, const std::string& checkpoint_dir, int64_t at, uint64_t seed,
                    const StepOptions& step, NamedPieces frozen) {
   const CheckpointContent c = read_training_state(checkpoint_dir, at);
@@ -64,6 +77,9 @@ HostState restored(const ParamTable& params, const std::string& checkpoint_dir, 
         values.merge(
             as_pieces(open_component(wide, component, checkpoint_folder(checkpoint_dir, at) + "/" + component)()));
   values = restored_state(params, std::move(values), step);
+  if (start_moments(params, values))
+    log_warning("checkpoint {}/{} has no moments of the optimizer, as save_optimizer=false asks: they start from zero",
+                checkpoint_dir, at);
   values.merge(frozen);
   values["healthy"] = yes();
   const Position data{info.at("epoch"), info.at("index"), info.value("shard", int64_t{0}),
@@ -72,9 +88,11 @@ HostState restored(const ParamTable& params, const std::string& checkpoint_dir, 
 }
 
 /// The arrays' pieces, copied to the host without stopping the device: starts now, waits when called.
-std::function<NamedPieces()> fetch_all(const Devices& devices, const ArrayMap& arrays, Which which) {
+std::function<NamedPieces()> fetch_all(const Devices& devices, const ArrayMap& arrays, Which which,
+                                       bool moments = true) {
   auto pending = std::make_shared<std::map<std::string, PendingPieces>>();
-  for (const auto& [name, a] : arrays) (*pending)[name] = fetch_pieces(devices, a, which);
+  for (const auto& [name, a] : arrays)
+    if (moments || !is_moment(name)) (*pending)[name] = fetch_pieces(devices, a, which);
   return [pending] {
     NamedPieces v;
     for (auto& [name, p] : *pending) v[name] = p.wait();
@@ -125,10 +143,12 @@ HostArrays trained_values(const Devices& devices, const StepPrograms& programs, 
 }
 
 StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
-                       std::string checkpoint_dir, int64_t keep, uint64_t seed, CompleteCheckpoint complete)
+                       std::string checkpoint_dir, int64_t keep, bool moments, uint64_t seed,
+                       CompleteCheckpoint complete)
     : devices_(devices),
       programs_(programs),
       averaged_(step.ema_decay > 0),
+      moments_(moments),
       checkpoint_dir_(std::move(checkpoint_dir)),
       seed_(seed),
       complete_(std::move(complete)),
@@ -143,7 +163,7 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
                      {"shard", position.shard},
                      {"offset", position.offset},
                      {"taken", position.taken}};
-  writer_.save(at, [values = fetch_all(devices_, state.arrays, Which::owned), info, this] {
+  writer_.save(at, [values = fetch_all(devices_, state.arrays, Which::owned, moments_), info, this] {
     const ParamTable& params = programs_.params();
     CheckpointContent c;
     c.state = values();

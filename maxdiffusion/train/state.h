@@ -32,7 +32,8 @@ struct HostState {
   int64_t step = 0;
   Position data;
 };
-/// The state in the newest checkpoint of `checkpoint_dir`; without one, step 0 with the values of `initial`. `initial`
+/// The state in the newest checkpoint of `checkpoint_dir`, whose moments are zeros where it has none, with a line in
+/// the log; without a checkpoint, step 0 with the values of `initial`. `initial`
 /// is called now; values are read or made when the result is called. `programs` must live until then.
 std::function<HostState()> open_state(const StepPrograms& programs, const StepOptions& step,
                                       const std::string& checkpoint_dir, uint64_t seed, const InitialValues& initial);
@@ -51,8 +52,9 @@ using CompleteCheckpoint = std::function<void(CheckpointContent&, const ParamTab
 /// Writes checkpoints on a thread of its own while training goes on. Keeps references to its arguments.
 class StateSaver {
  public:
+  /// `moments`: false leaves the optimizer's moments out.
   StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step, std::string checkpoint_dir,
-             int64_t keep, uint64_t seed, CompleteCheckpoint complete);
+             int64_t keep, bool moments, uint64_t seed, CompleteCheckpoint complete);
   /// The state's arrays as they are now, as the checkpoint of step `at`, before the batch at `position`.
   void save(const TrainState& state, int64_t at, Position position);
   /// Waits for the write under way; throws its error.
@@ -61,7 +63,7 @@ class StateSaver {
  private:
   const Devices& devices_;
   const StepPrograms& programs_;
-  bool averaged_;
+  bool averaged_, moments_;
   std::string checkpoint_dir_;
   uint64_t seed_;
   CompleteCheckpoint complete_;

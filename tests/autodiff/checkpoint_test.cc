@@ -61,6 +61,45 @@ TEST(Checkpoint, APolicyKeepsWhatItNames) {
     expect_close(a[i].to_doubles(), b[i].to_doubles(), 1e-6, "output " + std::to_string(i));
 }
 
+TEST(Checkpoint, NamedPoliciesKeepWhatTheySay) {
+  // Two linear products and one with a batch axis; the first tanh is named.
+  auto named_chain = [](const RematPolicy& policy) -> Loss {
+    return [=](Graph&, const std::vector<Tensor>& x) {
+      Tensor h = x[0];
+      for (int i = 0; i < 2; ++i)
+        h = checkpoint(
+            policy,
+            [](const std::vector<Tensor>& v) {
+              auto linear = [](Tensor a, Tensor w) { return dot(a, w, {.lhs_contract = {2}, .rhs_contract = {0}}); };
+              Tensor y = named(tanh(linear(v[0], v[1])), "query_proj");
+              Tensor scores =
+                  dot(sin(y), y, {.lhs_contract = {2}, .rhs_contract = {2}, .lhs_batch = {0}, .rhs_batch = {0}});
+              return std::vector<Tensor>{v[0] + 0.1 * exp(linear(sin(matmul(scores, y)), v[2]))};
+            },
+            {h, x[1], x[2]})[0];
+      return mean(square(h));
+    };
+  };
+  const std::vector<Shape> shapes = {f32({2, 4, 8}), f32({8, 8}), f32({8, 8})};
+  const auto wanted = with_gradients(shapes, named_chain({})).run();
+  struct Case {
+    const char* name;
+    std::vector<std::string> names;
+    int dots, tanhs;  // beyond those without recomputation
+  };
+  for (const Case& c : {Case{"NONE", {}, 0, 0}, Case{"FULL", {}, 8, 2}, Case{"MATMUL_WITHOUT_BATCH", {}, 4, 2},
+                        Case{"OFFLOAD_MATMUL_WITHOUT_BATCH", {}, 4, 2}, Case{"CUSTOM", {"query_proj"}, 6, 0},
+                        Case{"CUSTOM", {"key_proj"}, 8, 2}, Case{"HIDDEN_STATE_WITH_OFFLOAD", {}, 8, 2}}) {
+    const auto traced = with_gradients(shapes, named_chain(remat_policy(c.name, c.names)));
+    const std::string text = traced.text(), none = with_gradients(shapes, named_chain({})).text();
+    EXPECT_EQ(count(text, "stablehlo.dot_general") - count(none, "stablehlo.dot_general"), c.dots) << c.name;
+    EXPECT_EQ(count(text, "stablehlo.tanh") - count(none, "stablehlo.tanh"), c.tanhs) << c.name;
+    const auto found = traced.run();
+    for (size_t i = 0; i < wanted.size(); ++i)
+      expect_close(found[i].to_doubles(), wanted[i].to_doubles(), 1e-5, c.name + (" " + std::to_string(i)));
+  }
+}
+
 TEST(Checkpoint, RegionsNest) {
   const RematPolicy full = remat_policy("FULL");
   auto loss = [&](const RematPolicy& outer, const RematPolicy& inner) -> Loss {

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/data/records/open_source.h"
 #include "tests/cli/command.h"
 #include "tests/remote/bucket_server.h"
 
@@ -69,7 +70,7 @@ class DataRuns : public testing::Test {
   }
   /// A copy of a golden's folder whose autoencoder knows every latent for certain: the deviation is e⁻¹⁵.
   std::string certain(const std::string& name) {
-    const std::string copy = t / ("certain_" + name), file = copy + "/vae/diffusion_pytorch_model.safetensors";
+    std::string copy = t / ("certain_" + name), file = copy + "/vae/diffusion_pytorch_model.safetensors";
     fs::copy(kModels + name, copy, fs::copy_options::recursive);
     std::string bytes = read_file(file);
     uint64_t head = 0;
@@ -141,6 +142,36 @@ TEST_F(DataRuns, TfrecordsOfOneTextEncoderTrainAsTheFolderDoes) {
     o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "other"), word});
     EXPECT_EQ(o.status, 2);
     EXPECT_TRUE(contains(o.err, says)) << o.err;
+  }
+}
+
+TEST_F(DataRuns, TfrecordsForEvaluationHaveTimesteps) {
+  const std::vector<std::string> words = {"tfrecords_dir=" + (t / "set"), "enable_eval_timesteps=true",
+                                          "num_eval_samples=4", "timesteps_list=250,750"};
+  Outcome o = run("prepare_tfrecords", "", words);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "4 records")) << o.out;
+  RecordStream stream(
+      open_source(
+          {.dataset_type = "tfrecord", .train_data_dir = t / "set", .array_columns = {"timesteps", "moments|latents"}}),
+      {.shuffle = false});
+  for (int64_t time : {250, 250, 750, 750}) {
+    const HostArrays record = stream.next().read().arrays;
+    ASSERT_EQ(record.at("timesteps").shape(), (Shape{DType::s64, {1}}));
+    EXPECT_EQ(record.at("timesteps").view<int64_t>()[0], time);
+  }
+  for (const auto& [word, status, says] : std::vector<std::tuple<std::string, int, std::string>>{
+           {"num_eval_samples=5", 2, "expected a multiple of the 2 timesteps_list"},
+           {"num_eval_samples=6", 4, "5 records could be encoded, num_eval_samples is 6"},
+           {"random_flip=true", 2, "cannot be combined with random_flip"},
+           {"cache_latents_text_encoder_outputs=false", 2, "timesteps belong to encoded records"}}) {
+    std::vector<std::string> bad = words;
+    bad[0] = "tfrecords_dir=" + (t / "other");
+    bad.push_back(word);
+    o = run("prepare_tfrecords", "", bad);
+    EXPECT_EQ(o.status, status);
+    EXPECT_TRUE(contains(o.err, says)) << o.err;
+    EXPECT_FALSE(exists(t / "other"));
   }
 }
 

@@ -308,6 +308,104 @@ TEST_F(Kinds, DataOfEveryKindIsTrainedOn) {
   EXPECT_TRUE(contains(o.err, "cannot be combined with random_flip: records hold latents")) << o.err;
 }
 
+TEST_F(Kinds, TfrecordsHoldPicturesWhereAKeySaysSo) {
+  const std::string pictures = "train_data_dir=" MD_SOURCE_DIR "/tests/golden/data/files/pictures.tfrecord";
+  Outcome o = train("cached", {"dataset_type=tfrecord", pictures, "load_tfrecord_cached=false"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  o = train("step", {"dataset_type=tfrecord", pictures, "cache_latents_text_encoder_outputs=false"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(losses("cached").size(), 3u);
+  EXPECT_EQ(train("encoded", {"dataset_type=tfrecord", pictures}).status, 4);
+}
+
+TEST_F(Kinds, SyntheticSamplesHaveTheSizesOfTheirKeys) {
+  const std::vector<std::string> keys = {"train_data_dir=",
+                                         "dataset_type=synthetic",
+                                         "synthetic_num_samples=null",
+                                         "synthetic_override_height=32",
+                                         "synthetic_override_max_sequence_length=5",
+                                         "synthetic_override_num_channels_latents=4"};
+  Outcome o = train("made", keys);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "StableDiffusionPipeline Synthetic Data Iterator Configuration:")) << o.err;
+  EXPECT_TRUE(contains(o.err, "samples: without end")) << o.err;
+  EXPECT_TRUE(contains(o.err, "height 32, width 16, frames 1")) << o.err;
+  const std::vector<double> whole = losses("made");
+  ASSERT_EQ(whole.size(), 3u);
+  std::vector<std::string> part = keys;
+  part.push_back("max_train_steps=2");
+  ASSERT_EQ(train("parts", part).status, 0);
+  ASSERT_EQ(train("parts", keys).status, 0);  // goes on in the stream of samples
+  EXPECT_EQ(losses("parts"), whole);
+
+  part = keys;
+  part.back() = "synthetic_override_num_channels_latents=16";
+  o = train("refused", part);
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "synthetic_override_num_channels_latents is 16, but this model's is 4")) << o.err;
+  part.back() = "max_train_steps=0";
+  o = train("endless", part);
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "give max_train_steps")) << o.err;
+}
+
+TEST_F(Kinds, CheckpointsLieWhereTheirKeySaysAndAreGoneOnAndDrawnFrom) {
+  const std::string where = "checkpoint_dir=" + (t / "elsewhere");
+  ASSERT_EQ(train("kept", {}).status, 0);
+  ASSERT_EQ(train("moved", {where, "max_train_steps=2"}).status, 0);
+  ASSERT_EQ(train("moved", {where}).status, 0);
+  EXPECT_EQ(losses("moved"), losses("kept"));
+  EXPECT_FALSE(exists(t / "moved/checkpoints"));
+  const std::string unet = "/3/unet/diffusion_pytorch_model.safetensors";
+  EXPECT_EQ(read_file(t / ("elsewhere" + unet)), read_file(t / ("kept/checkpoints" + unet)));
+
+  const Outcome o = maxdiffusion({"generate", t / "moved/config.yml", "num_inference_steps=2", "prompt=heart",
+                                  "num_images_per_prompt=1", "output_type=latent", "diffusion_scheduler_config={}"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(read_file(t / "latents.safetensors"),
+            draw("folder", {"pretrained_model_name_or_path=" + (t / "elsewhere/3")}));
+}
+
+TEST_F(Kinds, FrozenModelsComputeInTheTypesOfTheirKeys) {
+  const std::vector<std::string> np = {"output_type=np"};
+  auto pictures = [&](const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> words = np;
+    words.insert(words.end(), more.begin(), more.end());
+    return last_floats(draw(name, words), 16 * 16 * 3);
+  };
+  const std::vector<float> plain = pictures("f32", {});
+  // The folder's weights are bf16 numbers.
+  EXPECT_EQ(pictures("stored", {"vae_weights_dtype=bfloat16"}), plain);
+  for (const char* word : {"text_encoder_dtype=bfloat16", "vae_dtype=bfloat16"}) {
+    const std::vector<float> found = pictures(std::string(word).substr(0, 7), {word});
+    double worst = 0;
+    for (size_t i = 0; i < plain.size(); ++i) worst = std::max<double>(worst, std::fabs(found[i] - plain[i]));
+    EXPECT_GT(worst, 0) << word;
+    EXPECT_LT(worst, 0.2) << word;
+  }
+  // In training, encoded beforehand and in the step.
+  for (const char* cache : {"true", "false"}) {
+    const std::string run = std::string("cache_") + cache,
+                      key = std::string("cache_latents_text_encoder_outputs=") + cache,
+                      place = "dataset_save_location=" + (t / "made");  // shared: the types tell them apart
+    ASSERT_EQ(train(run, {key, place}).status, 0);
+    const Outcome o = train(run + "_narrow", {key, place, "text_encoder_dtype=bfloat16", "vae_dtype=bfloat16",
+                                              "vae_weights_dtype=bfloat16"});
+    ASSERT_EQ(o.status, 0) << o.err;
+    const std::vector<double> a = losses(run), b = losses(run + "_narrow");
+    EXPECT_NE(a, b);
+    for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(a[i], b[i], 0.05 * a[i]) << i;
+  }
+}
+
+TEST_F(Kinds, AFolderIsWhatItsKeysSayItIs) {
+  for (const char* word : {"model_name=wan2.1", "model_type=I2V"}) {
+    const Outcome o = train("other", {word});
+    EXPECT_EQ(o.status, 2);
+    EXPECT_TRUE(contains(o.err, kModel + " is a StableDiffusionPipeline; expected none")) << o.err;
+  }
+}
+
 TEST_F(Kinds, PicturesArePreparedAsTheirKeysSay) {
   for (const char* folder : {"wide", "middle"}) make_folders(t / folder);
   put_picture(t / "wide/0.png", 0, 32);

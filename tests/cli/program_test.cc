@@ -13,6 +13,7 @@ TEST(Program, WithoutWordsSaysWhatItCanDo) {
   Outcome o = maxdiffusion({});
   EXPECT_EQ(o.status, 0);
   EXPECT_TRUE(contains(o.out, "prepare_emoji FOLDER")) << o.out;
+  EXPECT_TRUE(contains(o.out, "prepare_moving_emoji FOLDER")) << o.out;
   EXPECT_EQ(maxdiffusion({"help"}).out, o.out);
   EXPECT_EQ(maxdiffusion({"--help"}).out, o.out);
 }
@@ -55,6 +56,10 @@ TEST(Program, PrepareEmojiRefusesBadWords) {
   EXPECT_TRUE(contains(o.err, "resolution is `big`, expected a whole number")) << o.err;
   o = maxdiffusion({"prepare_emoji", folder / "a", "resolution"});
   EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(maxdiffusion({"prepare_moving_emoji"}).err, "the folder to write to is missing"));
+  o = maxdiffusion({"prepare_moving_emoji", folder / "a", "resolution=33"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "resolution: 33; expected an even number")) << o.err;
   EXPECT_FALSE(exists(folder / "a"));
 }
 

@@ -64,7 +64,12 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
   EXPECT_TRUE(contains(refusal({"activations_dtype=int32"}), "is no float"));
   EXPECT_TRUE(contains(refusal({"precision=BEST"}), "is not one of: DEFAULT, HIGH, HIGHEST"));
   EXPECT_TRUE(contains(refusal({"attention=splash"}), "is not one of: dot_product, flash"));
-  EXPECT_TRUE(contains(refusal({"remat_policy=CUSTOM"}), "NONE"));
+  EXPECT_TRUE(contains(refusal({"remat_policy=FLUX_OPTIMIZED"}), "is not one of: NONE, FULL"));
+  EXPECT_TRUE(contains(refusal({"names_which_can_be_saved=[all]"}), "'all' is not one of: hidden_states"));
+  EXPECT_TRUE(contains(refusal({"names_which_can_be_offloaded=[all]"}), "'all' is not one of: hidden_states"));
+  EXPECT_TRUE(contains(refusal({"text_encoder_dtype=int8"}), "text_encoder_dtype 'int8' is no float"));
+  EXPECT_TRUE(contains(refusal({"vae_dtype=int8"}), "vae_dtype 'int8' is no float"));
+  EXPECT_TRUE(contains(refusal({"vae_weights_dtype=int8"}), "vae_weights_dtype 'int8' is no float"));
   EXPECT_TRUE(contains(refusal({"lr_scheduler=exponential"}), "expected one of: constant"));
   EXPECT_TRUE(contains(refusal({"hardware=npu"}), "is not one of cpu, gpu, tpu"));
   EXPECT_TRUE(contains(refusal({"caption_dropout=1"}), "caption_dropout"));
@@ -74,7 +79,7 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
 
 TEST(RunConfig, PlacesThatCannotBeWrittenToAreRefused) {
   for (const char* key : {"output_dir", "base_output_directory", "jax_cache_dir", "metrics_file", "timing_metrics_file",
-                          "dataset_save_location"})
+                          "dataset_save_location", "checkpoint_dir"})
     EXPECT_TRUE(contains(refusal({std::string(key) + "=gs://bucket/a"}), std::string(key) + " is 'gs://bucket/a'"));
 }
 
@@ -95,6 +100,42 @@ TEST(RunConfig, SaysToLayersWhatItsKeysSay) {
   EXPECT_EQ(o.remat, "full");
   EXPECT_TRUE(o.scan_layers);
   EXPECT_EQ(scope_options(parse("precision: HIGH").layers).precision, Precision::high);
+  const LayerKeys custom = parse("", {"remat_policy=CUSTOM", "names_which_can_be_saved=['attn_output', 'query_proj']",
+                                      "names_which_can_be_offloaded=['xq_out']"})
+                               .layers;
+  EXPECT_EQ(scope_options(custom).remat_names, (std::vector<std::string>{"attn_output", "query_proj", "xq_out"}));
+}
+
+TEST(RunConfig, SaysToFrozenModelsWhatTheirKeysSay) {
+  const ScopeOptions scope = scope_options(parse("{weights_dtype: bfloat16, attention: flash}").layers);
+  const ScopeOptions text = text_encoder_options(scope, {}), vae = autoencoder_options(scope, {});
+  for (const ScopeOptions& o : {text, vae}) {
+    EXPECT_EQ(o.weights, DType::f32);
+    EXPECT_EQ(o.activations, DType::f32);
+    EXPECT_EQ(o.attention, "flash");
+    EXPECT_FALSE(o.trainable);
+  }
+  const EncoderKeys keys =
+      parse("", {"text_encoder_dtype=float16", "vae_dtype=bfloat16", "vae_weights_dtype=float16"}).encoders;
+  EXPECT_EQ(text_encoder_options(scope, keys).weights, DType::f16);
+  EXPECT_EQ(text_encoder_options(scope, keys).activations, DType::f16);
+  EXPECT_EQ(autoencoder_options(scope, keys).weights, DType::f16);
+  EXPECT_EQ(autoencoder_options(scope, keys).activations, DType::bf16);
+}
+
+TEST(RunConfig, CheckpointsLieInTheRunsFolderUnlessAKeySaysWhere) {
+  EXPECT_EQ(parse("{run_name: a, output_dir: /o}").checkpoint_dir(), "/o/a/checkpoints");
+  EXPECT_EQ(parse("{run_name: a, output_dir: /o, checkpoint_dir: /c}").checkpoint_dir(), "/c");
+  EXPECT_EQ(parse("checkpoint_dir: /c").checkpoint_dir(), "/c");
+  EXPECT_EQ(parse("").checkpoint_dir(), "");
+}
+
+TEST(RunConfig, RecordsHoldPicturesWhereAKeySaysSo) {
+  EXPECT_TRUE(parse("dataset_type: tfrecord").reads_encoded_records());
+  EXPECT_TRUE(parse("dataset_type: grain").reads_encoded_records());
+  EXPECT_FALSE(parse("dataset_type: hf").reads_encoded_records());
+  EXPECT_FALSE(parse("{dataset_type: tfrecord, load_tfrecord_cached: false}").reads_encoded_records());
+  EXPECT_FALSE(parse("{dataset_type: tfrecord, cache_latents_text_encoder_outputs: false}").reads_encoded_records());
 }
 
 TEST(RunConfig, FractionalBatchesMustMakeAWholeOne) {
@@ -110,6 +151,12 @@ TEST(RunConfig, FractionalBatchesMustMakeAWholeOne) {
       EXPECT_TRUE(contains(e.what(), "not a whole number")) << e.what();
     }
   }
+}
+
+TEST(RunConfig, AGlobalBatchIsTakenAsItIs) {
+  EXPECT_EQ(global_batch(parse("{global_batch_size: 6, per_device_batch_size: 0.3}").batches, 4), 6);
+  EXPECT_EQ(global_batch(parse("{global_batch_size: 0, per_device_batch_size: 2}").batches, 4), 8);
+  EXPECT_THROW(global_batch(parse("global_batch_size: -1").batches, 4), Error);
 }
 
 TEST(RunConfig, DevicesAreThoseAndLieAsTheKeysSay) {
@@ -159,7 +206,9 @@ TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
 
 TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
   for (const char* word : {"quantization=int8", "use_qwix_quantization=true", "compile_topology_num_slices=2",
-                           "enable_ml_diagnostics=true", "enable_ondemand_xprof=true"}) {
+                           "enable_ml_diagnostics=true", "enable_ondemand_xprof=true", "dropout=0.1",
+                           "scheduler_dtype=bfloat16", "enable_generate_video_for_eval=true", "enable_ssim=true",
+                           "use_cfg_cache=true", "use_magcache=true", "use_sen_cache=true"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(refusal({word}), key + " is set, but ")) << word;
   }
@@ -167,7 +216,9 @@ TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
 
 TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
   for (const char* word : {"profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a",
-                           "enable_single_replica_ckpt_restoring=true", "flash_block_sizes={block_q: 512}"}) {
+                           "enable_single_replica_ckpt_restoring=true", "flash_block_sizes={block_q: 512}",
+                           "enable_tile_search=true", "ulysses_shards=2", "vae_spatial=2", "aot_cache_dir=/a",
+                           "converted_weights_dir=/a", "pretrained_orbax_dir=/a"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(warnings({word}), key + " has no effect: ")) << word;
   }
@@ -185,10 +236,43 @@ TEST(ReferenceKeys, GroupsOtherThanTheModelsAreWarnedAbout) {
 }
 
 TEST(ReferenceKeys, WhatArrangesItselfHereIsReadInSilence) {
-  EXPECT_EQ(warnings({"jit_initializers=false", "from_pt=false", "controlnet_from_pt=false", "lightning_from_pt=false",
-                      "split_head_dim=false", "mask_padding_tokens=false", "skip_jax_distributed_system=true",
-                      "tokenize_captions_num_proc=1", "transform_images_num_proc=1", "quantization_local_shard_count=2",
-                      "tensorboard_dir=/a", "norm_num_groups=32", "cache_dreambooth_dataset=true"}),
+  EXPECT_EQ(warnings({"jit_initializers=false",
+                      "from_pt=false",
+                      "controlnet_from_pt=false",
+                      "lightning_from_pt=false",
+                      "split_head_dim=false",
+                      "mask_padding_tokens=false",
+                      "skip_jax_distributed_system=true",
+                      "tokenize_captions_num_proc=1",
+                      "transform_images_num_proc=1",
+                      "quantization_local_shard_count=2",
+                      "tensorboard_dir=/a",
+                      "norm_num_groups=32",
+                      "cache_dreambooth_dataset=true",
+                      "prompt_2=a",
+                      "use_base2_exp=false",
+                      "use_experimental_scheduler=false",
+                      "ulysses_attention_chunks=2",
+                      "tile_search_mode=full",
+                      "tile_search_iters=1",
+                      "tile_search_out=/a",
+                      "compile_text_encoder=true",
+                      "enable_jax_named_scopes=true",
+                      "replicate_vae=true",
+                      "vae_logical_axis_rules=[['conv_in', 'vae_spatial']]",
+                      "qwix_module_path=.*",
+                      "weight_quantization_calibration_method=absmax",
+                      "act_quantization_calibration_method=absmax",
+                      "bwd_quantization_calibration_method=absmax",
+                      "quantization_calibration_method=absmax",
+                      "use_kv_cache=true",
+                      "use_batched_text_encoder=true",
+                      "magcache_thresh=0.1",
+                      "magcache_K=3",
+                      "retention_ratio=0.1",
+                      "mag_ratios_base=1,1",
+                      "mag_ratios_base_720p=1,1",
+                      "mag_ratios_base_480p=1,1"}),
             "");
 }
 

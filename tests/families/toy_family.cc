@@ -72,6 +72,8 @@ class Toy final : public Family {
   explicit Toy(const ModelFolder& folder) : config_(folder.config<ToyConfig>("transformer")) {}
 
   std::string denoiser() const override { return "transformer"; }
+  std::vector<std::string> model_names() const override { return {"toy", "toy1"}; }
+  std::vector<std::string> model_types() const override { return {"T2I"}; }
   std::vector<Field> text_fields() const override { return {{"label", {DType::s32, {}}}}; }
   std::vector<Field> conditioning_fields() const override { return text_fields(); }
   HostArrays tokenize(const std::vector<std::string>& captions) const override {

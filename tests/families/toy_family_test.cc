@@ -104,6 +104,24 @@ TEST_F(ToyFamily, LearnsIsEvaluatedByTimestepAndDrawsWhatThePromptSays) {
   }
 }
 
+TEST_F(ToyFamily, AnswersToItsNamesAndTypes) {
+  auto open = [](const std::vector<std::string>& words) {
+    const RunConfig c = config("named", words);
+    RunModels(c, c.model.pretrained_model_name_or_path, Purpose::training);
+  };
+  EXPECT_NO_THROW(open({"model_name=toy1", "model_type=T2I"}));
+  for (const auto& [word, message] :
+       {std::pair{"model_name=toy2", "model_name is 'toy2', but "}, std::pair{"model_type=T2V", "expected T2I"}})
+    try {
+      open({word});
+      ADD_FAILURE() << word;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::invalid_config);
+      EXPECT_NE(std::string(e.what()).find(message), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("is a ToyPipeline"), std::string::npos) << e.what();
+    }
+}
+
 TEST_F(ToyFamily, ResumesToTheBit) {
   train(config("whole", {"max_train_steps=6"}));
   train(config("parts", {"max_train_steps=3"}));

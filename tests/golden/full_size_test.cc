@@ -49,6 +49,13 @@ void trace_vae(const Scope& s, const nlohmann::json& json) {
   EXPECT_EQ(to_string(vae_decode(s, c, p.mean).shape()), "f32[1,32,16,3]");
 }
 
+void trace_wan_vae(const Scope& s, const nlohmann::json& json) {
+  const WanVaeConfig c = WanVaeConfig::from_json(json);
+  const Posterior p = wan_vae_encode(s, c, s.graph().input("pixels", {DType::f32, {1, 5, 32, 16, 3}}));
+  EXPECT_EQ(p.mean.dims(), (Dims{1, 2, 32 / c.downscale(), 16 / c.downscale(), c.z_dim}));
+  EXPECT_EQ(to_string(wan_vae_decode(s, c, p.mean).shape()), "f32[1,5,32,16,3]");
+}
+
 void trace_clip(const Scope& s, const nlohmann::json& json) {
   clip_text(s, ClipTextConfig::from_json(json), s.graph().input("ids", {DType::s32, {1, 77}}));
 }
@@ -125,6 +132,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Full{"wan22_i2v_a14b", 14288901184, 1095, 3365855559680.0, trace_wan_of_one_time},
                     Full{"clip_vision_h", 630766080, 519, 334587658240.0, trace_vision},
                     Full{"umt5_xxl", 5680910336, 242, 594316099584.0, trace_umt5_64},
+                    Full{"wan_vae_21", 126892531, 194, 36452737024.0, trace_wan_vae},
+                    Full{"wan_vae_22", 704688668, 196, 58859534336.0, trace_wan_vae},
                     Full{"wan22_ti2v_5b", 4999787712, 825, 1035554783232.0, trace_wan_of_times}),
     [](const auto& info) { return info.param.name; });
 

@@ -81,6 +81,14 @@ TEST(RmsNorm, DividesByTheRootOfTheMeanSquare) {
   expect_near(y, {2 * 3 / std::sqrt(12.5), -4 / std::sqrt(12.5)}, 1e-6);
 }
 
+TEST(UnitNorm, DividesByTheNormAndLeavesZerosWhereTheyAre) {
+  const auto run = run_layer(floats({2, 2}, {3, 4, 0, 0}), {1, 0, 0, 0},
+                             [](const Scope& s, Tensor x) { return nn::unit_norm(s, x, 2); }, {{"gamma", {2, -1}}});
+  const double root = std::sqrt(2);
+  expect_near(run.y, {2 * root * 3 / 5, -root * 4 / 5, 0, 0}, 1e-6);
+  expect_near(run.dx, {2 * root * (1 - 9.0 / 25) / 5, 2 * root * (-12.0 / 25) / 5, 0, 0}, 1e-6);
+}
+
 TEST(LayerNorm, WithoutParametersIsThatOfWeightOneAndBiasZero) {
   const HostArray x = floats({2, 3}, {0.5, -1, 2, 4, 4.5, 3});
   const std::vector<float> dy = {1, 2, -1, 0.5, 3, 0.25};

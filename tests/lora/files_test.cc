@@ -77,7 +77,7 @@ struct LoraFiles : testing::Test {
   std::string changed(const Change& change, const std::map<std::string, std::string>& metadata = {}) {
     HostArrays arrays = SafetensorsReader::open(write_layout(layout, folder.path())).tensors();
     change(arrays);
-    const std::string path = folder / "changed.safetensors";
+    std::string path = folder / "changed.safetensors";
     write_safetensors(path, arrays, metadata);
     return path;
   }
@@ -206,7 +206,7 @@ TEST_F(LoraFiles, OfOtherMethodsAreRefusedByName) {
       {"lora_unet_conv_in.hada_w1_a", "LoHa"},  {"lora_unet_conv_in.lokr_w1", "LoKr"},
       {"lora_unet_conv_in.oft_blocks", "OFT"},  {"lora_unet_conv_in.lora_mid.weight", "LoCon"}};
   for (const auto& [key, method] : cases) {
-    const std::string message = refusal([&](HostArrays& arrays) { arrays[key] = arrays.begin()->second; });
+    const std::string message = refusal([&key = key](HostArrays& arrays) { arrays[key] = arrays.begin()->second; });
     EXPECT_TRUE(contains(message, key) && contains(message, method)) << message;
   }
   const auto refused = [&](const char* json) { return refusal([](HostArrays&) {}, {{"lora_adapter_metadata", json}}); };

@@ -65,6 +65,10 @@ TEST_F(LoraKeyTest, UnderstandTheReferencesMapping) {
   EXPECT_TRUE(chosen_loras(parsed(R"(lora_config: {lora_model_name_or_path: [], weight_name: [], adapter_name: [],
     scale: [], from_pt: []})"))
                   .empty());
+  const std::string named = "lora_config: {lora_model_name_or_path: ['" + more + "'], rank: [4]}";
+  EXPECT_EQ(chosen_loras(parsed(named)).size(), 1u);
+  EXPECT_TRUE(chosen_loras(parsed(named, {"enable_lora=false"})).empty());
+  EXPECT_EQ(chosen_loras(parsed(named, {"enable_lora=false", "lora_files=" + more})).size(), 1u);
 }
 
 TEST_F(LoraKeyTest, NameFilesOfTwoDenoisers) {
@@ -120,6 +124,7 @@ TEST_F(LoraKeyTest, RefuseWhatDoesNotFit) {
   expect(refusal(config + "from_pt: ['false']}"), "only true is supported");
   expect(refusal(config + "weight_name: ['b.safetensors']}"), "is not a folder");
   expect(refusal(config + "ranks: [4]}"), "'ranks' is not one of");
+  expect(refusal(config + "rank: [4, 8]}"), "rank has 2 entries, lora_model_name_or_path has 1");
 }
 
 TEST_F(LoraKeyTest, SayWhatIsTrained) {

@@ -99,6 +99,31 @@ void expect_same_bits(const HostArrays& a, const HostArrays& b) {
   }
 }
 
+TEST(Resume, WithoutSavedMomentsGoesOnWithFreshOnes) {
+  for (double ema : {0.0, 0.9}) {
+    TinyRun saved, bare;
+    saved.options.step.ema_decay = bare.options.step.ema_decay = ema;
+    bare.options.keys.save_optimizer = false;
+    saved.train(4);
+    bare.train(4);
+    HostArrays with = as_arrays(read_training_state(saved.options.checkpoint_dir(), 4).state),
+               without = as_arrays(read_training_state(bare.options.checkpoint_dir(), 4).state);
+    EXPECT_GT(std::erase_if(with, [](const auto& a) { return a.first.starts_with("adam_"); }), 0u);
+    expect_same_bits(with, without);  // nothing else is missing
+
+    testing::internal::CaptureStderr();
+    bare.options.keys.save_optimizer = true;
+    bare.train(6);
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_NE(log.find("has no moments of the optimizer"), std::string::npos) << log;
+    saved.train(6);
+    EXPECT_EQ(bare.metric("loss").size(), 6u);
+    EXPECT_EQ(bare.metric("loss")[4], saved.metric("loss")[4]);  // the same weights, step and data
+    EXPECT_NE(bare.metric("loss")[5], saved.metric("loss")[5]);
+    EXPECT_EQ(bare.metric("learning_rate"), saved.metric("learning_rate"));
+  }
+}
+
 TEST(Resume, EqualsNoInterruptionBitForBit) {
   for (double ema : {0.0, 0.9}) {
     TinyRun whole, parts;

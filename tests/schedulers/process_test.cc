@@ -56,6 +56,8 @@ TEST(Process, RefusesKeysThatItWouldNotObey) {
   EXPECT_NE(refusal(kFlow, snr).find("snr_gamma is 5"), std::string::npos);
   EXPECT_NE(refusal(kFlow, bias).find("timestep_bias is set"), std::string::npos);
   EXPECT_NE(refusal(kFlow, shift).find("train_flow_shift is 0"), std::string::npos);
+  bias.timestep_bias = {{"strategy", "\"none\""}, {"portion", "0.5"}};
+  EXPECT_NO_THROW(make_process(kFlow, bias));
   bias.timestep_bias = {{"portion", "2"}};
   EXPECT_NE(refusal(json::object(), bias).find("portion is 2"), std::string::npos);
 }
@@ -124,6 +126,20 @@ TEST(SchedulerKeys, WhatTrainingReadsIsTheSameInBothConfigs) {
                                                {"steps_offset", 1},
                                                {"rescale_betas_zero_snr", true},
                                                {"prediction_type", "v_prediction"}}));
+}
+
+TEST(SchedulerKeys, AMappingForModelsThatPredictNoiseIsNotForOneThatFlows) {
+  const std::string file = R"({"_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction"})";
+  SchedulerKeys keys{.diffusion_scheduler_config = {{"_class_name", "\"EulerDiscreteScheduler\""},
+                                                    {"prediction_type", "\"epsilon\""}}};
+  EXPECT_EQ(sampling_config(file, keys), json::parse(file));
+  EXPECT_EQ(training_config(file, keys), json::parse(file));
+  keys.diffusion_scheduler_config["prediction_type"] = "\"flow_prediction\"";
+  EXPECT_EQ(sampling_config(file, keys)["_class_name"], "EulerDiscreteScheduler");
+  keys.diffusion_scheduler_config["prediction_type"] = "\"\"";
+  EXPECT_EQ(sampling_config(file, keys)["_class_name"], "EulerDiscreteScheduler");
+  keys = {.prediction_type = "epsilon"};  // a key of its own is obeyed
+  EXPECT_EQ(training_config(file, keys)["prediction_type"], "epsilon");
 }
 
 TEST(SchedulerKeys, FlowShiftIsForSamplingAlone) {

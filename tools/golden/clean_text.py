@@ -71,6 +71,66 @@ def texts(count, seed):
         yield rng.choice([" ", " ", "\n", ", ", ""]).join(parts)
 
 
+def each_rule():
+    """For each rule of what is unlikely, of lost no-break spaces and of lost bytes: texts that come out otherwise without
+    that rule."""
+    import ftfy
+    import ftfy.bad_codecs  # noqa: F401
+    from ftfy import badness, chardata, fixes
+
+    characters = [chr(c) for a, b in [(0xA0, 0x250), (0x370, 0x400), (0x400, 0x460), (0x5D0, 0x5EB), (0x620, 0x64B),
+                                      (0x915, 0x920), (0xC95, 0xCA0), (0x2010, 0x2027), (0x20A0, 0x20AD), (0x2120, 0x2123),
+                                      (0x2190, 0x2193), (0x3042, 0x3048), (0x4E00, 0x4E08), (0xAC00, 0xAC04), (0x1F600, 0x1F604)]
+                  for c in range(a, b)]
+    pool = []
+    for c in characters:
+        for e in ENCODINGS:
+            try:
+                m = c.encode().decode(e)
+            except UnicodeError:
+                continue
+            spaced, lost = m.replace("\xa0", " "), re.sub("[\x80-\x9f]", "\ufffd", m)
+            for x in dict.fromkeys([m, spaced, lost, m[:-1] + "?"]):
+                pool += [x, "a" + x, "a" + x + "b", "a " + x + " b", x + x, "é" + x, "Ã©" + x + "b", "Ã© " + x + " b"]
+    # What is unlikely is most of it beyond UTF-8: pairs and triples of its characters.
+    rng = random.Random(7)
+    soup = "".join(badness.MOJIBAKE_CATEGORIES.values()) + "aZ  .Œ°√≈‚ÄâóвЂГўВβ€āÃÂ"
+    pool += ["".join(rng.choice(soup) for _ in range(rng.randint(2, 4))) for _ in range(60000)]
+    pool += ["ГўВЂВ™ b", "ГўВЂВ™", "‚Äô", "≈°", "√±", "aÂ ", "x.Â »"]
+    bad = badness.BADNESS_RE
+    pool = [t for t in dict.fromkeys(pool) if bad.search(t)]
+    rng.shuffle(pool)
+
+    def without(modules, name, reduced, suspects):
+        found = 0
+        for t in suspects:
+            want, pattern = ftfy.fix_text(t), getattr(modules[0], name)
+            for module in modules:
+                setattr(module, name, reduced)
+            got = ftfy.fix_text(t)
+            for module in modules:
+                setattr(module, name, pattern)
+            if got != want:
+                yield t
+                found += 1
+                if found == 2:
+                    return
+
+    parts = re.split(r"\n\s*\|\n", bad.pattern)
+    for part in parts:
+        reduced = re.compile("\n|\n".join(q for q in parts if q is not part), re.VERBOSE)
+        yield from without([badness], "BADNESS_RE", reduced, (t for t in pool if not reduced.search(t)))
+    for name, modules, signs in [("ALTERED_UTF8_RE", [chardata, fixes], " "), ("LOSSY_UTF8_RE", [fixes], "?\ufffd")]:
+        parts = getattr(fixes, name).pattern.split(b"|")
+        for part in parts:
+            reduced = re.compile(b"|".join(q for q in parts if q is not part))
+            yield from without(modules, name, reduced, [t for t in pool if any(c in t for c in signs)][:4000])
+    for lead in "ÂÃÅÎÐÙâãàá":
+        yield f"Ã© {lead} b"
+        yield f"Ã© {lead} \x84 b"
+        yield f"Ã© {lead}\x84 b"
+
+
 def judged(text):
     import ftfy
     from diffusers.pipelines.wan.pipeline_wan import prompt_clean
@@ -80,7 +140,7 @@ def judged(text):
 def record(target):
     import diffusers
     import ftfy
-    rows = [judged(t) for t in ODD + PROSE + list(texts(400, 1))]
+    rows = [judged(t) for t in dict.fromkeys(ODD + PROSE + list(each_rule()) + list(texts(300, 1)))]
     head = {"written_by": "tools/golden/clean_text.py", "ftfy": ftfy.__version__, "diffusers": diffusers.__version__}
     target.write_text(json.dumps(head)[:-1] + ', "rows": [\n' + ",\n".join(json.dumps(r) for r in rows) + "\n]}\n")
     print(len(rows), "texts,", sum(r["text"] != r["fixed"] for r in rows), "changed by ftfy")

@@ -83,6 +83,20 @@ def tables(root):
             f.write(f'{i}.{EXTENSIONS[i % 3]},"{CAPTIONS[i]}"\r\n')
 
 
+def videos(root):
+    """Clip n has 4 + n frames of grey 20 + n + 6 i, at 10 per second."""
+    def gif(n):
+        frames = [Image.new("L", (20, 16), 20 + n + 6 * i) for i in range(4 + n)]
+        out = io.BytesIO()
+        frames[0].save(out, format="GIF", save_all=True, append_images=frames[1:], duration=100)
+        return out.getvalue()
+
+    video = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    rows = [{"bytes": gif(n), "path": f"{n}.gif"} for n in range(3)] + [{"bytes": b"no video", "path": "bad.mp4"}]
+    table = pa.table({"video": pa.array(rows, video), "caption": [str(n) for n in range(4)]})
+    pq.write_table(table, f"{root}/videos.parquet", row_group_size=2)
+
+
 def saved_to_disk(root):
     features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
 
@@ -182,6 +196,7 @@ def main(root):
     shutil.rmtree(root, ignore_errors=True)
     os.makedirs(root)
     tables(root)
+    videos(root)
     saved_to_disk(root)
     tfrecords(root)
     tars(root)

@@ -204,6 +204,25 @@ TEST(ClipBatches, AreOfOneSizeAndNumberOfFramesEach) {
   for (size_t i = 5; i < expected.size(); ++i) expect_same(expected[i], again->next());
 }
 
+TEST(ClipBatches, ComeFromColumnsOfParquet) {
+  const auto source = open_source({.hf_train_files = MD_SOURCE_DIR "/tests/golden/data/files/videos.parquet",
+                                   .image_column = "video",
+                                   .caption_column = "caption"});
+  const ImageConfig config{.buckets = AspectBuckets::of({{16, 20, 4}}), .clip = ClipConfig{.fps = 10}};
+  const auto data = image_batches(source, config, {.stream = {.shuffle = false}, .batch = 3}, numbers);
+  testing::internal::CaptureStderr();
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    const Batch b = data->next();
+    ASSERT_EQ(b.at("pixels").dims(), (Dims{3, 4, 16, 20, 3}));
+    for (int64_t row = 0; row < 3; ++row) {
+      EXPECT_EQ(b.at("number").view<int32_t>()[static_cast<size_t>(row)], row);
+      EXPECT_EQ(frames_of(b, row), (std::vector<int64_t>{0, 1, 2, 3}));
+    }
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("videos.parquet row 3: not a video"), std::string::npos) << said;
+}
+
 TEST(ClipBatches, LoadTogetherAsTheyComeInBatches) {
   const Clips clips;
   ImageConfig config{.buckets = AspectBuckets::of({{16, 16, 5}}), .clip = ClipConfig{.fps = 16}};

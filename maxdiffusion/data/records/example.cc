@@ -142,7 +142,7 @@ TfrecordShards::~TfrecordShards() {
   if (!closed_) std::filesystem::remove_all(hidden_, ignored);
 }
 
-void TfrecordShards::add(const HostArrays& arrays) {
+void TfrecordShards::add(const HostArrays& arrays, const std::map<std::string, int64_t>& numbers) {
   example::Example e;
   for (const auto& [name, a] : arrays) {
     const auto type = std::ranges::find(kTypes, a.dtype(), &std::pair<int, DType>::second);
@@ -155,6 +155,8 @@ void TfrecordShards::add(const HostArrays& arrays) {
     t.set_tensor_content(a.data(), a.bytes());
     *(*e.mutable_features()->mutable_feature())[name].mutable_bytes_list()->add_value() = t.SerializeAsString();
   }
+  for (const auto& [name, number] : numbers)
+    (*e.mutable_features()->mutable_feature())[name].mutable_int64_list()->add_value(number);
   write(e.SerializeAsString());
 }
 

@@ -56,7 +56,7 @@ std::optional<Files> saved_to_disk(const Files& files, const std::string& root, 
   };
   const auto read_json = [](const FoundFile& f) {
     const auto file = open_input(f);
-    const auto j = nlohmann::json::parse(file->read(0, file->size()).bytes, nullptr, false);
+    auto j = nlohmann::json::parse(file->read(0, file->size()).bytes, nullptr, false);
     check(j.is_object(), Code::io, "{}: not a JSON object", file->name());
     return j;
   };

@@ -25,10 +25,16 @@ struct DataSourceConfig {
   /// If not empty, every image of an image folder has a mask in this folder: the image of the same path, with any
   /// extension.
   std::string conditioning_data_dir;
-  int64_t max_train_samples = -1;                          // the first N as stored; −1: all
-  int64_t synthetic_num_samples = 1000, resolution = 512;  // of dataset_type synthetic
+  int64_t max_train_samples = -1;                // the first N as stored; −1: all
+  std::optional<int64_t> synthetic_num_samples;  // of dataset_type synthetic
+  int64_t resolution = 512;                      // likewise
+  /// If not empty, records of dataset_type synthetic hold arrays of these shapes instead of pictures: floats standard
+  /// normal, drawn from the seed and the record's number, integers 0. Without synthetic_num_samples they never end.
+  std::map<std::string, Shape> synthetic_arrays;
+  uint64_t synthetic_seed = 0;
+  bool load_tfrecord_cached = true;
 
-  /// The keys of a run; array_columns and resolution are the caller's.
+  /// The keys of a run; array_columns, resolution, synthetic_arrays and synthetic_seed are the caller's.
   template <class V>
   void visit(V&& v) {
     v("dataset_type", dataset_type,
@@ -45,7 +51,10 @@ struct DataSourceConfig {
     v("conditioning_data_dir", conditioning_data_dir,
       "folder with a mask (red, 0 to 255) for each picture of train_data_dir, of the same name; with masked_loss");
     v("max_train_samples", max_train_samples, "take only the first N pictures; -1: all");
-    v("synthetic_num_samples", synthetic_num_samples, "pictures of dataset_type synthetic");
+    v("synthetic_num_samples", synthetic_num_samples,
+      "samples of dataset_type synthetic; null: 1000 pictures, or encoded samples without end");
+    v("load_tfrecord_cached", load_tfrecord_cached,
+      "false: records of dataset_type tfrecord and grain hold pictures, which are encoded first");
   }
 };
 

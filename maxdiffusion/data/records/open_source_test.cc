@@ -67,7 +67,7 @@ const TemporaryFolder& scratch() {
   return folder;
 }
 std::string put(const std::string& name, const std::string& bytes) {
-  const std::string path = scratch() / name;
+  std::string path = scratch() / name;
   fs::create_directories(fs::path(path).parent_path());
   std::ofstream(path, std::ios::binary) << bytes;
   return path;
@@ -277,6 +277,45 @@ TEST(Source, SyntheticPicturesDifferAndStayTheSame) {
   expect_same(a.pixels, b.pixels);
   EXPECT_EQ(std::set<std::string>(a.captions.begin(), a.captions.end()).size(), 5u);
   EXPECT_NE(std::memcmp(a.pixels.data(), a.pixels.data() + 768, 768), 0);
+}
+
+TEST(Source, SyntheticArraysAreNormalAndStayTheSame) {
+  const DataSourceConfig c{.dataset_type = "synthetic",
+                           .synthetic_num_samples = 3,
+                           .synthetic_arrays = {{"latents", {DType::f32, {5, 40, 25}}}, {"label", {DType::s32, {2}}}},
+                           .synthetic_seed = 7};
+  DataSourceConfig other = c;
+  other.synthetic_seed = 8;
+  const auto a = open_source(c), b = open_source(c), d = open_source(other);
+  ASSERT_EQ(a->size(), 3);
+  const HostArray x = a->read(1).arrays.at("latents");
+  EXPECT_EQ(x.shape(), (Shape{DType::f32, {5, 40, 25}}));
+  expect_same(x, b->read(1).arrays.at("latents"));
+  EXPECT_NE(std::memcmp(x.data(), a->read(2).arrays.at("latents").data(), x.bytes()), 0);
+  EXPECT_NE(std::memcmp(x.data(), d->read(1).arrays.at("latents").data(), x.bytes()), 0);
+  double sum = 0, squares = 0, fourths = 0;
+  for (float v : x.view<float>()) sum += v, squares += v * v, fourths += std::pow(v, 4);
+  EXPECT_NEAR(sum / 5000, 0, 0.06);
+  EXPECT_NEAR(squares / 5000, 1, 0.08);
+  EXPECT_NEAR(fourths / 5000, 3, 0.5);
+  EXPECT_EQ(a->read(0).arrays.at("label").view<int32_t>()[1], 0);
+}
+
+TEST(Source, SyntheticArraysWithoutANumberNeverEnd) {
+  const auto source = open_source({.dataset_type = "synthetic", .synthetic_arrays = {{"latents", {DType::f32, {2}}}}});
+  EXPECT_EQ(source->size(), -1);
+  RecordStream whole(source, {.seed = 3, .window = 4}), rest(source, {.seed = 3, .window = 4});
+  std::vector<std::string> names;
+  Position middle;
+  for (int i = 0; i < 40; ++i) {
+    if (i == 17) middle = whole.position();
+    const auto next = whole.next();
+    EXPECT_EQ(next.epoch, 0);
+    names.push_back(next.read().name);
+  }
+  EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), 40u);
+  rest.seek(middle);
+  for (size_t i = 17; i < 40; ++i) EXPECT_EQ(rest.next().read().name, names[i]);
 }
 
 TEST(Source, StreamsOfFilesGoOnFromASavedPosition) {

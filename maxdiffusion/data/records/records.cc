@@ -121,7 +121,7 @@ RecordStream::Next RecordStream::next_in_shards() {
 }
 
 std::vector<int64_t> RecordStream::shard_order() const {
-  const std::vector<int64_t> all = order_of(source_->shards(), config_.seed, at_.epoch, config_.shuffle);
+  std::vector<int64_t> all = order_of(source_->shards(), config_.seed, at_.epoch, config_.shuffle);
   if (split_records_) return all;
   std::vector<int64_t> mine;
   for (int64_t s : all) {

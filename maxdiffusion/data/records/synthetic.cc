@@ -1,7 +1,10 @@
-// Pictures that nobody drew, for trials without data: soft colour gradients, another for each number.
+// For trials without data: pictures that nobody drew, soft colour gradients, or arrays of random numbers as encoders
+// might have made them; others for each number.
 #include <cmath>
+#include <numbers>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/data/records/kinds.h"
 #include "maxdiffusion/data/records/shuffle.h"
 
@@ -41,15 +44,78 @@ class Synthetic : public RecordSource {
   int64_t samples_, resolution_;
 };
 
+/// Standard normal numbers, two from each pair of draws. Source: Box and Muller 1958.
+HostArray normal_numbers(const Dims& dims, uint64_t key) {
+  HostArray out(Shape{DType::f32, dims});
+  auto v = out.mutable_view<float>();
+  const auto uniform = [&](uint64_t i) { return (static_cast<double>(mix(key ^ i) >> 11) + 1) / 9007199254740993.0; };
+  for (size_t i = 0; i < v.size(); i += 2) {
+    const double radius = std::sqrt(-2 * std::log(uniform(i))), angle = 2 * std::numbers::pi * uniform(i + 1);
+    v[i] = static_cast<float>(radius * std::cos(angle));
+    if (i + 1 < v.size()) v[i + 1] = static_cast<float>(radius * std::sin(angle));
+  }
+  return out;
+}
+
+struct Arrays {
+  std::map<std::string, Shape> shapes;
+  uint64_t seed;
+  Record record(int64_t index) const {
+    Record r{.name = fmt::format("synthetic sample {}", index)};
+    uint64_t key = mix(mix(~seed) ^ static_cast<uint64_t>(index));
+    for (const auto& [name, shape] : shapes) {
+      key = mix(key);
+      r.arrays[name] =
+          is_float(shape.dtype) ? normal_numbers(shape.dims, key).cast(shape.dtype) : zeros_as(HostArray(shape));
+    }
+    return r;
+  }
+};
+
+class SyntheticArrays : public RecordSource {
+ public:
+  SyntheticArrays(Arrays arrays, std::optional<int64_t> samples)
+      : RecordSource("synthetic samples", "synthetic"),
+        arrays_(std::make_shared<const Arrays>(std::move(arrays))),
+        samples_(samples) {}
+  int64_t size() const override { return samples_.value_or(-1); }
+  int64_t shards() const override { return samples_ ? 0 : 1; }
+  Record read(int64_t index) const override { return arrays_->record(index); }
+  std::unique_ptr<ShardReader> open(int64_t, int64_t offset) const override {
+    struct Endless : ShardReader {
+      std::shared_ptr<const Arrays> arrays;
+      int64_t at = 0;
+      std::optional<PendingRecord> next() override {
+        return [all = arrays, i = at++] { return all->record(i); };
+      }
+      int64_t offset() const override { return at; }
+    };
+    auto reader = std::make_unique<Endless>();
+    reader->arrays = arrays_;
+    reader->at = offset;
+    return reader;
+  }
+
+ private:
+  std::shared_ptr<const Arrays> arrays_;
+  std::optional<int64_t> samples_;
+};
+
 }  // namespace
 
 SourcePtr synthetic_source(const DataSourceConfig& config) {
+  if (!config.synthetic_arrays.empty()) {
+    check(config.synthetic_num_samples.value_or(1) > 0, Code::invalid_config,
+          "synthetic_num_samples is {}; expected more than 0, or null", config.synthetic_num_samples.value_or(0));
+    return std::make_shared<SyntheticArrays>(Arrays{config.synthetic_arrays, config.synthetic_seed},
+                                             config.synthetic_num_samples);
+  }
   check(config.array_columns.empty(), Code::invalid_config,
         "dataset_type synthetic makes pictures and captions; cached arrays are read from tfrecord, grain and hf");
-  check(config.synthetic_num_samples > 0 && config.resolution > 0, Code::invalid_config,
-        "dataset_type synthetic: {} samples of {} pixels; expected > 0", config.synthetic_num_samples,
-        config.resolution);
-  return std::make_shared<Synthetic>(config.synthetic_num_samples, config.resolution);
+  const int64_t samples = config.synthetic_num_samples.value_or(1000);
+  check(samples > 0 && config.resolution > 0, Code::invalid_config,
+        "dataset_type synthetic: {} samples of {} pixels; expected > 0", samples, config.resolution);
+  return std::make_shared<Synthetic>(samples, config.resolution);
 }
 
 }  // namespace md

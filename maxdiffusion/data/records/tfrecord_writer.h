@@ -20,8 +20,8 @@ class TfrecordShards {
   /// Throws io where `folder` exists and is not empty, invalid_config for less than one record in a file.
   TfrecordShards(const std::string& folder, int64_t records_per_shard);
   ~TfrecordShards();
-  /// Adds one record with these features.
-  void add(const HostArrays& arrays);
+  /// Adds one record with these features; each of `numbers` is a list of one number.
+  void add(const HostArrays& arrays, const std::map<std::string, int64_t>& numbers = {});
   void add(const std::map<std::string, std::string>& texts);
   /// Throws io when no record was added.
   void close();

@@ -33,7 +33,7 @@ bool has_secret(const std::string& locations) {
 }
 
 std::string shown(const std::string& location) {
-  const std::string path = parts_of(location).path;
+  std::string path = parts_of(location).path;
   const size_t scheme = path.find("://"), at = path.find('@');
   if (scheme == std::string::npos || at == std::string::npos || at > path.find('/', scheme + 3)) return path;
   return path.substr(0, scheme + 3) + path.substr(at + 1);

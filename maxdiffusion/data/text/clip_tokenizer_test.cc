@@ -55,7 +55,7 @@ const TemporaryFolder& root() {
   return folder;
 }
 std::string fresh_folder(const std::string& name) {
-  const std::string folder = root() / name;
+  std::string folder = root() / name;
   fs::remove_all(folder);
   fs::create_directories(folder);
   return folder;

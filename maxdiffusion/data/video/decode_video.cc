@@ -78,10 +78,13 @@ double end_of(double last, double gap, double fps) {
   return last + kShown * (gap > 0 ? gap : 1 / fps);
 }
 
+constexpr double kLongest = 1e9;  // seconds
+
 void check_times(const FrameTimes& t) {
   check(std::isfinite(t.fps) && t.fps >= 0 && t.fps <= 1000, Code::invalid_config, "fps: {}; expected 0 to 1000",
         t.fps);
-  check(std::isfinite(t.start) && t.start >= 0, Code::invalid_config, "start: {} seconds; expected >= 0", t.start);
+  check(t.start >= 0 && t.start <= kLongest, Code::invalid_config, "start: {} seconds; expected 0 to {}", t.start,
+        kLongest);
 }
 
 }  // namespace
@@ -131,7 +134,8 @@ int64_t frames_in(const std::vector<double>& stored, double fps, double start) {
   if (stored.empty()) return 0;
   if (fps == 0) return std::ranges::count_if(stored, [&](double t) { return t >= start; });
   const double last = stored.back(), gap = stored.size() > 1 ? last - stored[stored.size() - 2] : 0;
-  return std::max<int64_t>(0, static_cast<int64_t>(std::ceil((end_of(last, gap, fps) - start) * fps)));
+  const double length = std::clamp(end_of(last, gap, fps) - start, 0.0, kLongest);
+  return static_cast<int64_t>(std::ceil(length * fps));
 }
 
 HostArray decode_video(std::string_view bytes, const std::string& name, const FrameTimes& times, int threads) {

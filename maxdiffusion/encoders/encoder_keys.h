@@ -1,0 +1,25 @@
+// Keys of the models around the one that is trained or sampled: the types that they store and compute in.
+#pragma once
+
+#include <string>
+
+#include "maxdiffusion/nn/scope.h"
+
+namespace md {
+
+struct EncoderKeys {
+  std::string text_encoder_dtype = "float32", vae_dtype = "float32", vae_weights_dtype = "float32";
+  template <class V>
+  void visit(V&& v) {
+    v("text_encoder_dtype", text_encoder_dtype, "dtype that frozen text encoders store and compute in");
+    v("vae_dtype", vae_dtype, "dtype that the frozen autoencoder computes in");
+    v("vae_weights_dtype", vae_weights_dtype, "dtype that the frozen autoencoder's parameters are stored in");
+  }
+};
+
+/// Options of frozen text encoders, and of the frozen autoencoder: the types of the keys, no gradients, everything else
+/// as in `scope`. Throw invalid_config for a name that is no float type.
+ScopeOptions text_encoder_options(ScopeOptions scope, const EncoderKeys& keys);
+ScopeOptions autoencoder_options(ScopeOptions scope, const EncoderKeys& keys);
+
+}  // namespace md

@@ -1,0 +1,95 @@
+// Videos go through a family's autoencoder chunk by chunk.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/encoders/media_autoencoder.h"
+#include "maxdiffusion/tasks/inputs.h"
+#include "tests/families/video_family.h"
+
+namespace md {
+namespace {
+
+constexpr int64_t kVideos = 3, kFrames = 13;  // four latent frames: a chunk of two leaves half of one at the end
+
+std::shared_ptr<const VideoFamily> family() {
+  static const auto one = std::make_shared<const VideoFamily>(nlohmann::json{{"base_dim", 4},
+                                                                             {"z_dim", 2},
+                                                                             {"dim_mult", {1, 1, 2}},
+                                                                             {"num_res_blocks", 1},
+                                                                             {"temperal_downsample", {true, true}}});
+  return one;
+}
+
+MediaAutoencoder coder(const Devices& devices, MediaChunks chunks) {
+  return {devices, family(), family()->random_weights(), 2, {}, {.jax_cache_dir = "off", .xla_flags = {}}, {}, chunks};
+}
+
+HostArray pixels(int64_t frames = kFrames) {
+  HostArray a({DType::u8, {kVideos, frames, 8, 12, 3}});
+  auto v = a.mutable_view<uint8_t>();
+  for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<uint8_t>(i * i % 251);
+  return a;
+}
+
+HostArray latents() {
+  HostArray a({DType::f32, {kVideos, 4, 2, 3, 2}});
+  auto v = a.mutable_view<float>();
+  for (size_t i = 0; i < v.size(); ++i) v[i] = std::sin(static_cast<float>(i * i));
+  return a;
+}
+
+double difference(const HostArray& a, const HostArray& b) {
+  EXPECT_EQ(to_string(a.shape()), to_string(b.shape()));
+  const std::vector<double> x = a.to_doubles(), y = b.to_doubles();
+  double most = 0;
+  for (size_t i = 0; i < x.size(); ++i) most = std::max(most, std::abs(x[i] - y[i]));
+  return most;
+}
+
+TEST(Videos, InChunksGiveWhatTheyGiveWhole) {
+  const Devices one = Devices::open(), two = Devices::open("cpu", 2);
+  MediaAutoencoder whole = coder(one, {.encode = 0, .decode = 0});
+  const HostArray moments = whole.encode(pixels()), decoded = whole.decode(latents());
+  EXPECT_EQ(moments.dims(), (Dims{kVideos, 4, 2, 3, 4}));
+  EXPECT_EQ(decoded.dims(), (Dims{kVideos, kFrames, 8, 12, 3}));
+  for (const Devices* devices : {&one, &two})
+    for (int64_t n : {1, 2}) {
+      MediaAutoencoder chunks = coder(*devices, {.encode = n, .decode = n});
+      EXPECT_LE(difference(chunks.encode(pixels()), moments), 1e-5) << n << " at a time";
+      EXPECT_LE(difference(chunks.decode(latents()), decoded), 1e-5) << n << " at a time";
+    }
+}
+
+TEST(Videos, LookBackOnly) {
+  const Devices one = Devices::open();
+  MediaAutoencoder chunks = coder(one, {});
+  const HostArray all = chunks.encode(pixels());
+  EXPECT_LE(difference(chunks.encode(block(pixels(), 0, kVideos, 0, 5)), block(all, 0, kVideos, 0, 2)), 1e-6);
+  EXPECT_LE(difference(chunks.encode(block(pixels(), 0, kVideos, 0, 1)), block(all, 0, kVideos, 0, 1)), 1e-6);
+}
+
+TEST(Videos, OfOtherLengthsAreRefused) {
+  const Devices one = Devices::open();
+  MediaAutoencoder chunks = coder(one, {});
+  try {
+    chunks.encode(pixels(4));
+    ADD_FAILURE() << "four frames were taken";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    EXPECT_NE(std::string(e.what()).find("one and a multiple of 4"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Videos, AreFieldsOfBatchesWithAnAxisOfFrames) {
+  const MediaSize size{16, 24, 9};
+  const Dims latent = family()->latent_dims(size);
+  EXPECT_EQ(family()->pixel_dims(family()->media_size(latent)), (Dims{9, 16, 24, 3}));
+  EXPECT_EQ(to_string(pixels_input()->fields(*family(), {2, latent})[0].shape), "u8[2,9,16,24,3]");
+}
+
+}  // namespace
+}  // namespace md

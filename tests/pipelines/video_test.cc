@@ -1,0 +1,202 @@
+// Videos that the program makes with a tiny folder: files, sizes, chunks, and what is refused.
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "maxdiffusion/base/image.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/data/video/decode_video.h"
+#include "tests/cli/command.h"
+
+namespace md {
+namespace {
+
+const std::string kFolders = MD_SOURCE_DIR "/tests/golden/wan/";
+
+class Video : public testing::Test {
+ protected:
+  Outcome generate(const std::vector<std::string>& more, const std::string& folder = "t2v") {
+    std::vector<std::string> words = {"generate_wan",
+                                      MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                      "pretrained_model_name_or_path=" + kFolders + folder,
+                                      "output_dir=" + t.path(),
+                                      "max_sequence_length=12",
+                                      "prompt=a red heart",
+                                      "num_inference_steps=3",
+                                      "guidance_scale=3",
+                                      "height=32",
+                                      "width=48",
+                                      "num_frames=9"};
+    words.insert(words.end(), more.begin(), more.end());
+    return maxdiffusion(words);
+  }
+  HostArray tensor(const std::string& file, const std::string& name) {
+    return SafetensorsReader::open(t / file).tensors().at(name);
+  }
+  TemporaryFolder t;
+};
+
+double largest_difference(const HostArray& a, const HostArray& b) {
+  EXPECT_EQ(a.dims(), b.dims());
+  const std::vector<double> x = a.to_doubles(), y = b.to_doubles();
+  double worst = 0;
+  for (size_t i = 0; i < x.size() && i < y.size(); ++i) worst = std::max(worst, std::abs(x[i] - y[i]));
+  return worst;
+}
+
+TEST_F(Video, IsAnMp4OfItsRateFramesAndSize) {
+  const Outcome o = generate({"fps=12", "seed=7", "num_images_per_prompt=2"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  for (const char* name : {"wan_output_7_0.mp4", "wan_output_7_1.mp4"}) {
+    const std::string bytes = read_file(t / name);
+    EXPECT_EQ(decode_video(bytes, name).dims(), (Dims{9, 32, 48, 3}));
+    const std::vector<double> times = open_video(bytes, name, 1)->times();
+    ASSERT_EQ(times.size(), 9u);
+    EXPECT_NEAR(times[8], 8.0 / 12, 1e-3);
+  }
+}
+
+TEST_F(Video, IsAFolderOfFramesWherePngIsAskedFor) {
+  ASSERT_EQ(generate({"output_type=png", "num_frames=5"}).status, 0);
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(exists(t / fmt::format("wan_output_0_0/{:04}.png", i))) << i;
+  EXPECT_FALSE(exists(t / "wan_output_0_0/0005.png"));
+}
+
+TEST_F(Video, IsTheSameDenoisedAtOnceOrStepByStep) {
+  Outcome o = generate({"output_type=latent"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "denoising  3/3")) << o.err;
+  const HostArray steps = tensor("latents.safetensors", "latents");
+  EXPECT_EQ(steps.dims(), (Dims{1, 4, 3, 4, 6}));
+  o = generate({"output_type=latent", "scan_diffusion_loop=true"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_FALSE(contains(o.err, "denoising  3/3")) << o.err;
+  EXPECT_LE(largest_difference(steps, tensor("latents.safetensors", "latents")), 1e-5);
+}
+
+TEST_F(Video, IsTheSameDecodedInChunksOrWhole) {
+  ASSERT_EQ(generate({"output_type=np", "vae_decode_chunk=-1"}).status, 0);
+  const HostArray whole = tensor("video.safetensors", "video");
+  EXPECT_EQ(whole.dims(), (Dims{1, 9, 32, 48, 3}));
+  for (const char* chunk : {"vae_decode_chunk=1", "vae_decode_chunk=2"}) {
+    ASSERT_EQ(generate({"output_type=np", chunk}).status, 0);
+    EXPECT_LE(largest_difference(whole, tensor("video.safetensors", "video")), 1e-5) << chunk;
+  }
+  const Outcome o = generate({"vae_decode_chunk=0"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "vae_decode_chunk is 0; expected -1 or at least 1")) << o.err;
+}
+
+TEST_F(Video, TakesItsTransformerFromAnotherFile) {
+  ASSERT_EQ(generate({"output_type=latent"}, "a14b").status, 0);
+  ASSERT_EQ(generate({"output_type=latent", "boundary_ratio=0"}, "a14b").status, 0);
+  const HostArray high = tensor("latents.safetensors", "latents");
+  const std::string file = kFolders + "a14b/transformer/diffusion_pytorch_model.safetensors";
+  for (const std::string& place : {file, kFolders + "a14b", kFolders + "a14b/transformer"}) {
+    const Outcome o = generate({"output_type=latent", "wan_transformer_pretrained_model_name_or_path=" + place});
+    ASSERT_EQ(o.status, 0) << o.err;
+    EXPECT_LE(largest_difference(high, tensor("latents.safetensors", "latents")), 1e-5) << place;
+  }
+}
+
+TEST_F(Video, OfSizesThatTheModelCannotTakeIsRefusedWithTheNearest) {
+  for (const auto& [words, said] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"num_frames=7"}, "num_frames is 7; this model needs one and a multiple of 4: the nearest is 9"},
+           {{"num_frames=0"}, "num_frames is 0"},
+           {{"height=40"}, "size 40x48 is not a multiple of 16, as this model needs; the nearest is 48x48"},
+           {{"output_type=gif"}, "output_type 'gif' is not one of: png, mp4, np, latent"},
+           {{"image=" + (t / "picture.png")}, "this model takes no images"},
+           {{"last_image=" + (t / "picture.png")}, "last_image is given without image"}}) {
+    write_png(t / "picture.png", HostArray(Shape{DType::u8, {8, 8, 3}}));
+    const Outcome o = generate(words);
+    EXPECT_EQ(o.status, 2) << o.err;
+    EXPECT_TRUE(contains(o.err, said)) << o.err;
+  }
+}
+
+TEST_F(Video, NeedsTheImagesThatItsModelNeeds) {
+  Outcome o = generate({}, "i2v");
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "this model makes videos of an image; none is given")) << o.err;
+  write_png(t / "one.png", HostArray(Shape{DType::u8, {8, 8, 3}}));
+  o = generate({"image_url=" + (t / "one.png")}, "flf2v");
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "a first and a last image; one is given")) << o.err;
+  o = generate({"image_url=https://somewhere/one.png"}, "i2v");
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "nothing is fetched")) << o.err;
+}
+
+/// A run on eight clips of moving emoji with the tiny folder.
+class VideoTraining : public Video {
+ protected:
+  Outcome train(const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"train_wan", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "run_name=" + name};
+    return run(words, more);
+  }
+  Outcome run(std::vector<std::string> words, const std::vector<std::string>& more) {
+    const std::vector<std::string> rest = {"pretrained_model_name_or_path=" + kFolders + "t2v",
+                                           "output_dir=" + t.path(),
+                                           "max_sequence_length=12",
+                                           "dataset_name=moving-emoji",
+                                           "dataset_save_location=" + (t / "data"),
+                                           "max_train_samples=8",
+                                           "height=32",
+                                           "width=32",
+                                           "num_frames=5",
+                                           "fps=8",
+                                           "per_device_batch_size=2",
+                                           "learning_rate=1e-3"};
+    words.insert(words.end(), rest.begin(), rest.end());
+    words.insert(words.end(), more.begin(), more.end());
+    return maxdiffusion(words);
+  }
+  std::string weights(const std::string& name, int step) {
+    return read_file(t / fmt::format("{}/checkpoints/{}/transformer/diffusion_pytorch_model.safetensors", name, step));
+  }
+};
+
+TEST_F(VideoTraining, OnClipsEvaluatesResumesToTheBitAndIsDrawnWith) {
+  const std::vector<std::string> evaluated = {"eval_every=2", "eval_data_dir=" + (t / "data/moving-emoji-32-5-8"),
+                                              "timesteps_list=[250, 750]", "eval_max_number_of_samples_in_bucket=3"};
+  std::vector<std::string> four = evaluated;
+  four.push_back("max_train_steps=4");
+  Outcome o = train("whole", four);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "bucket 32x32x5: 8 pictures")) << o.err;
+  EXPECT_TRUE(contains(o.err, "Mean eval loss for timestep 750")) << o.err;
+  EXPECT_TRUE(contains(o.err, "Calculated TFLOPs per pass:")) << o.err;
+
+  ASSERT_EQ(train("stopped", {"max_train_steps=2"}).status, 0);
+  ASSERT_EQ(train("stopped", {"max_train_steps=4"}).status, 0);
+  EXPECT_EQ(weights("whole", 4), weights("stopped", 4));
+
+  o = run({"generate_wan", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "run_name=whole"},
+          {"prompt=a red heart moves up", "num_inference_steps=2"});
+  // The model given on the command line wins over the run's.
+  ASSERT_EQ(o.status, 0) << o.err;
+  const std::string given = read_file(t / "wan_output_0_0.mp4");
+  o = maxdiffusion({"generate", t / "whole/config.yml", "prompt=a red heart moves up", "num_inference_steps=2"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "its checkpoint " + (t / "whole/checkpoints/4") + " is used")) << o.err;
+  EXPECT_NE(read_file(t / "wan_output_0_0.mp4"), given);
+}
+
+TEST_F(VideoTraining, LearnsInTheStepAndFromTfrecordsWhatTheCacheHolds) {
+  Outcome o = train("in_step", {"cache_latents_text_encoder_outputs=false", "max_train_steps=1"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  o = run({"wan_txt2vid_data_preprocessing", MD_SOURCE_DIR "/tests/pipelines/generate.yml"},
+          {"tfrecords_dir=" + (t / "records"), "no_records_per_shard=5"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "8 records")) << o.out;
+  EXPECT_TRUE(exists(t / "records/file_00-5.tfrec"));
+  o = train("from_records", {"dataset_type=tfrecord", "train_data_dir=" + (t / "records"), "max_train_steps=2"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  o = train("of_others", {"dataset_type=tfrecord", "train_data_dir=" + (t / "records"), "max_train_steps=2",
+                          "max_sequence_length=9"});
+  EXPECT_EQ(o.status, 0) << o.err;  // records say how long their texts are
+}
+
+}  // namespace
+}  // namespace md
