@@ -38,6 +38,11 @@ std::vector<std::string> Family::lora_targets(const std::string& component) cons
   return {"to_k", "to_q", "to_v", "to_out.0"};
 }
 
+Denoised Family::denoise_keeping(const Models&, Tensor, Tensor, const Conditioning&, Tensor) const {
+  throw Error(Code::invalid_config,
+              fmt::format("use_magcache: {} has no sequence of blocks that could be left out", denoiser()));
+}
+
 MediaSize Family::media_size(const Dims& latent) const {
   const int64_t down = downscale(), frames = frame_scale();
   if (frames == 0) return {latent[0] * down, latent[1] * down};

@@ -99,19 +99,19 @@ std::string underscored(std::string name) {
 }
 
 LoraTargets::LoraTargets(const ParamTable& params, LoraNames names) : names_(std::move(names)) {
-  std::vector<LoraTarget> found;
   std::set<std::string> unet;
   for (const Param& p : params.params()) {
     if (p.path.ends_with(".lora_A.weight") || p.path.ends_with(".lora_B.weight")) continue;
     Dims dims = p.shape.dims;
     if (p.stacked > 0) dims.erase(dims.begin());
     for (int64_t i = 0; i < std::max<int64_t>(p.stacked, 1); ++i) {
-      found.push_back({p.model, p.stacked > 0 ? layer_path(p.path, i) : p.path, dims});
-      if (p.model == "unet") unet.insert(found.back().path);
+      targets_.push_back({p.model, p.stacked > 0 ? layer_path(p.path, i) : p.path, dims});
+      if (p.model == "unet") unet.insert(targets_.back().path);
     }
   }
   const std::vector<Respelling> blocks = original_blocks(unet);
-  for (const LoraTarget& t : found) {
+  for (size_t index = 0; index < targets_.size(); ++index) {
+    const LoraTarget& t = targets_[index];
     const size_t dot = t.path.rfind('.');
     std::vector<std::string> all = {t.path};
     if (dot != t.path.npos)
@@ -121,7 +121,7 @@ LoraTargets::LoraTargets(const ParamTable& params, LoraNames names) : names_(std
     if (const auto others = names_.others.find(t.component); others != names_.others.end() && others->second)
       for (const std::string& name : others->second(t.path)) all.push_back(name);
     for (const std::string& name : all) {
-      const LoraTarget& there = by_name_[t.component].emplace(underscored(name), t).first->second;
+      const LoraTarget& there = targets_[by_name_[t.component].emplace(underscored(name), index).first->second];
       check(there.path == t.path, Code::internal, "{}: '{}' and '{}' are both called {}", t.component, there.path,
             t.path, name);
     }
@@ -137,7 +137,7 @@ const LoraTarget* LoraTargets::find(const std::string& component, std::string na
     const auto it = names.find(name);
     if (!meant || it == names.end()) continue;
     if (only) return nullptr;
-    only = &it->second;
+    only = &targets_[it->second];
   }
   return only;
 }

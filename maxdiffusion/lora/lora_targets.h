@@ -41,7 +41,8 @@ class LoraTargets {
 
  private:
   LoraNames names_;
-  std::map<std::string, std::map<std::string, LoraTarget>> by_name_;  // component → name with '_' → parameter
+  std::vector<LoraTarget> targets_;
+  std::map<std::string, std::map<std::string, size_t>> by_name_;  // component → name with '_' → parameter
 };
 
 /// "a.b.c" → "a_b_c".

@@ -91,6 +91,7 @@ SampleOptions options_of(const RunModels& models) {
   o.scheduler_config = sampling_config(models.folder().scheduler_config(), c.scheduler);
   o.scope = scope_options(c.layers);
   o.compile = c.compile;
+  o.cache = c.step_cache;
   return o;
 }
 

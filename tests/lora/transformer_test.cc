@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/lora/lora_merge.h"
@@ -143,7 +144,9 @@ TEST_F(TransformerLora, AddsDifferencesToWeightsBiasesAndModulations) {
       changed.insert(component + path);
     }
   for (const auto& [input, v] : values)
-    if (!changed.contains(input)) EXPECT_EQ(v.data(), zeros.at(input).data()) << input;
+    if (!changed.contains(input)) {
+      EXPECT_EQ(v.data(), zeros.at(input).data()) << input;
+    }
 }
 
 TEST_F(TransformerLora, DifferencesThatDoNotFitAreRefused) {

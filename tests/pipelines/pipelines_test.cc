@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -118,6 +119,12 @@ TEST_P(Pipeline, DrawsWhatDiffusersDraws) {
   fmt::print("  latents {:.2g}, noise floor {:.2g}\n", off, floor);
   // Ten times the distance of diffusers' own float32 run from float64, and never tighter than 1e-5.
   EXPECT_LE(off, std::max(10 * floor, 1e-5));
+  if (const auto steps = golden(c.root).metadata().find("reused." + c.golden);
+      steps != golden(c.root).metadata().end()) {
+    EXPECT_TRUE(contains(
+        o.err, fmt::format("] Cached {}/{} steps (", std::ranges::count(steps->second, 'x'), steps->second.size())))
+        << o.err;
+  }
   if (c.name == "sd_long_prompt") {
     EXPECT_TRUE(contains(o.err, "is cut")) << o.err;
   }

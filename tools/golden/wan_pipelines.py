@@ -161,6 +161,22 @@ ORIGINAL = {f"blocks.{i}.{a}": f"blocks.{i}.{b}" for i in range(2) for a, b in (
     ("ffn.net.0.proj", "ffn.0"), ("ffn.net.2", "ffn.2"))}
 RANK, ALPHA = 2, 1.0
 
+# Of caches between steps: name: (folder, key of the cache, its other keys, arguments). What they do is written here
+# once more, around diffusers' pipelines, since diffusers has none of them.
+RATIOS = [1.0, 1.0, 1.01, 0.99, 0.97, 0.98, 0.96, 1.03, 0.99, 1.0, 0.95, 0.94, 0.97, 0.98, 1.01, 0.99]
+CACHES = {
+    "t2v_cfg_cache": ("t2v", "use_cfg_cache", {}, dict(num_inference_steps=9, height=64, width=112)),
+    "a14b_cfg_cache": ("a14b", "use_cfg_cache", {}, dict(num_inference_steps=12)),
+    "t2v_magcache": ("t2v", "use_magcache", dict(mag_ratios_base=RATIOS, magcache_thresh=0.12, magcache_K=2,
+                                                 retention_ratio=0.2), {}),
+    "a14b_magcache": ("a14b", "use_magcache", dict(mag_ratios_base=RATIOS, magcache_thresh=0.2, magcache_K=3,
+                                                   retention_ratio=0.25), dict(num_inference_steps=13)),
+    "a14b_sen_cache": ("a14b", "use_sen_cache", {}, dict(num_inference_steps=40)),
+}
+CASES |= {case: (folder, None, NEGATIVE | more if folder == "t2v" else
+                 dict(NEGATIVE, guidance_scale=4.0, guidance_scale_2=3.0) | more, False)
+          for case, (folder, _, _, more) in CACHES.items()}
+
 
 def grid(shape, generator, size=1.0):
     """Numbers that bf16 and f16 hold, and whose short products f32 holds."""
@@ -292,6 +308,120 @@ def adapted(pipe, case):
         pipe.unload_lora_weights()
 
 
+class Cached:
+    """In a pipeline's place of transformers: forward of both, of which some steps reuse what earlier ones gave."""
+
+    def __init__(self, pipe, case, steps, height):
+        _, self.key, self.options, _ = CACHES[case]
+        self.pipe, self.steps, self.height = pipe, steps, height
+        self.models = [m for m in (pipe.transformer, pipe.transformer_2) if m is not None]
+        self.forwards = [m.forward for m in self.models]
+        self.calls, self.kept, self.reused, self.active = 0, {}, [], None
+        for i, model in enumerate(self.models):
+            model.forward = lambda i=i, **a: self.forward(i, **a)
+
+    def restore(self):
+        for model, forward in zip(self.models, self.forwards):
+            model.forward = forward
+
+    def forward(self, which, hidden_states, timestep, **a):
+        step, conditioned = divmod(self.calls, 2)
+        self.calls += 1
+        if conditioned == 0:  # the pipeline asks for the prompt's prediction first
+            first = self.active != which
+            if first:
+                self.active, self.since = which, step
+                self.kept, self.ratio, self.error, self.count = {}, [1, 1], [0, 0], 0
+            self.now = self.decide(which, step, first, hidden_states, timestep)
+            self.reused.append(self.now)
+        run = lambda: self.forwards[which](hidden_states=hidden_states, timestep=timestep, **a)
+        return getattr(self, self.key)(which, step, conditioned, run)
+
+    def decide(self, which, step, first, x, timestep):
+        n = self.steps
+        if self.key == "use_cfg_cache":
+            two = len(self.models) == 2
+            start, end = n // 3, int(n * 0.9) if self.height >= 720 else n - (1 if two else 2)
+            low = not two or which == 1
+            return low and not first and start <= step < end and (step - start) % 5 != 0
+        if self.key == "use_magcache":
+            o = self.options
+            ratios = numpy.array(o["mag_ratios_base"])
+            if len(ratios) != 2 * n:
+                at = numpy.round(numpy.linspace(0, len(ratios) // 2 - 1, n)).astype(int)
+                ratios = numpy.stack([ratios[0::2][at], ratios[1::2][at]], 1).reshape(-1)
+            boundary = self.boundary_step()
+            length = boundary if which == 0 else n - boundary
+            if first or step - self.since < int(length * o["retention_ratio"]):
+                return False
+            ratio = [self.ratio[i] * ratios[2 * step + i] for i in (0, 1)]
+            error = [self.error[i] + abs(1 - ratio[i]) for i in (0, 1)]
+            if max(error) < o["magcache_thresh"] and self.count < o["magcache_K"]:
+                self.ratio, self.error, self.count = ratio, error, self.count + 1
+                return True
+            self.ratio, self.error, self.count = [1, 1], [0, 0], 0
+            return False
+        time = timestep.flatten()[0].item() / 1000
+        if not (first or step < int(n * 0.3) or step >= int(n * 0.9)):
+            self.score += (x - self.reference[0]).square().mean().sqrt().item() + abs(time - self.reference[1])
+            if self.score <= 0.1 and self.count < 3:
+                self.count += 1
+                return True
+        self.score, self.count, self.reference = 0.0, 0, (x.clone(), time)
+        return False
+
+    def boundary_step(self):
+        times = self.pipe.scheduler.timesteps
+        limit = self.pipe.config.boundary_ratio
+        return len(times) if limit is None else int((times >= limit * 1000).sum())
+
+    def use_cfg_cache(self, which, step, conditioned, run):
+        if not self.now:
+            out = run()
+            self.kept[conditioned] = out[0]
+            return out
+        if conditioned == 0:
+            self.positive = run()
+            return self.positive
+        t = lambda x: torch.fft.rfft2(x, dim=(-2, -1))
+        h, w = self.positive[0].shape[-2:]
+        rows, columns = max(1, h // 4), max(1, (w // 2 + 1) // 4)
+        low = torch.zeros(h, w // 2 + 1, dtype=torch.bool)
+        low[:rows, :columns] = True
+        low[h - rows + 1:, :columns] = True
+        early = which == 0 and (len(self.models) == 2 or step < self.steps // 2)
+        weight = torch.where(low, 1.2 if early else 1.0, 1.0 if early else 1.2)
+        change = (t(self.kept[1]) - t(self.kept[0])) * weight
+        return (torch.fft.irfft2(t(self.positive[0]) + change, s=(h, w), dim=(-2, -1)),)
+
+    def use_magcache(self, which, step, conditioned, run):
+        blocks = self.models[which].blocks
+        seen = {}
+        handles = [blocks[0].register_forward_pre_hook(lambda m, a: seen.update(start=a[0].clone())),
+                   blocks[-1].register_forward_hook(lambda m, a, out: seen.update(end=out))]
+        try:
+            if not self.now:
+                out = run()
+                self.kept[conditioned] = seen["end"] - seen["start"]
+                return out
+            residual = self.kept[conditioned]
+            handles.append(blocks[-1].register_forward_hook(lambda m, a, out: seen["start"] + residual))
+            return run()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def use_sen_cache(self, which, step, conditioned, run):
+        if not self.now:
+            self.kept[conditioned] = run()
+        return self.kept[conditioned]
+
+
+def cache_words(case):
+    _, key, options, _ = CACHES[case]
+    return [f"{key}=true"] + [f"{k}={json.dumps(v)}" for k, v in options.items()]
+
+
 def lora_words(case):
     """As the reference's keys have them where the model has two transformers, else lora_files."""
     _, files, _ = LORAS[case]
@@ -341,7 +471,12 @@ def run(pipes, case, dtype, pictures):
                         generator=torch.Generator().manual_seed(sum(map(ord, same_as(case)))))
     out = {"noise": noise}
     with kept_precision(), adapted(pipe, case):
+        cached = Cached(pipe, case, a["num_inference_steps"], a["height"]) if case in CACHES else None
         out["latents"] = pipe(**a, latents=noise.to(dtype), output_type="latent").frames.float()
+        if cached:
+            cached.restore()
+            assert any(cached.reused) and not all(cached.reused)
+            out["reused"] = torch.tensor(cached.reused)
         if video:
             frames = pipe(**a, latents=noise.to(dtype), output_type="np").frames
             out["video"] = torch.from_numpy(numpy.ascontiguousarray(frames)).float()
@@ -362,7 +497,7 @@ def words_of(case):
     words = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in a.items()]
     if kind:
         words.append("diffusion_scheduler_config=" + json.dumps({"_class_name": kind}))
-    words += lora_words(case) if case in LORAS else []
+    words += lora_words(case) if case in LORAS else cache_words(case) if case in CACHES else []
     more = {"same_as": same_as(case)} if same_as(case) != case else {}
     return {"name": case, "folder": folder, "control": False, "words": words} | more
 
@@ -399,6 +534,10 @@ def main():
             print(case, f"is {same_as(case)} to {off:.2g}")
             continue
         metadata[f"noise_floor.{case}"] = f"{floor:.2g}"
+        reused = narrow.pop("reused", None)
+        if reused is not None:
+            assert reused.tolist() == wide["reused"].tolist()
+            metadata[f"reused.{case}"] = "".join("x" if r else "." for r in reused.tolist())
         arrays |= {f"{case}.{k}": v.contiguous() for k, v in narrow.items()}
         print(case, {k: list(v.shape) for k, v in narrow.items()}, f"noise floor {floor:.2g}")
     save_file(arrays, ROOT / "golden.safetensors", metadata=metadata)
