@@ -2,8 +2,8 @@
 
     python tools/check_lora.py MODEL FILE [FILE ...]
 
-MODEL: a folder with unet/config.json, text_encoder/config.json and, for SDXL, text_encoder_2/config.json; weights are
-not needed, since what a file adds does not depend on them. Prints how far each file's change of each weight is from the
+MODEL: a folder with unet/config.json, text_encoder/config.json and, for SDXL, text_encoder_2/config.json; or with
+transformer/config.json of Wan. Weights are not needed, since what a file adds does not depend on them. Prints how far each file's change of each weight is from the
 first file's. Needs torch, diffusers, transformers and peft. Exit status 0 when all is well.
 """
 import argparse
@@ -13,7 +13,8 @@ import pathlib
 import sys
 
 import torch
-from diffusers import AutoencoderKL, DDPMScheduler, StableDiffusionPipeline, StableDiffusionXLPipeline, UNet2DConditionModel
+from diffusers import (AutoencoderKL, AutoencoderKLWan, DDPMScheduler, StableDiffusionPipeline,
+                       StableDiffusionXLPipeline, UNet2DConditionModel, WanPipeline, WanTransformer3DModel)
 from safetensors import safe_open
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -35,16 +36,23 @@ def component(folder, name):
     config = json.loads((folder / name / "config.json").read_text())
     if name == "unet":
         return UNet2DConditionModel.from_config(config)
+    if name.startswith("transformer"):
+        return WanTransformer3DModel.from_config(config)
     kind = CLIPTextModelWithProjection if "Projection" in config["architectures"][0] else CLIPTextModel
     return kind(CLIPTextConfig(**config))
 
 
 def pipeline(folder):
-    names = [n for n in ("unet", "text_encoder", "text_encoder_2") if (folder / n / "config.json").exists()]
+    names = [n for n in ("transformer", "transformer_2") if (folder / n / "config.json").exists()]
+    names = names or [n for n in ("unet", "text_encoder", "text_encoder_2") if (folder / n / "config.json").exists()]
     parts = {n: component(folder, n) for n in names}
     for model in parts.values():  # what remains is what the file adds
         for p in model.parameters():
             torch.nn.init.zeros_(p)
+    if "transformer" in names:
+        vae = AutoencoderKLWan(base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
+                               latents_mean=[0.0] * 4, latents_std=[1.0] * 4)
+        return WanPipeline(**parts, vae=vae, scheduler=DDPMScheduler(), tokenizer=None, text_encoder=None), names
     rest = dict(vae=AutoencoderKL(block_out_channels=[8], norm_num_groups=2), tokenizer=None,
                 scheduler=DDPMScheduler())
     if "text_encoder_2" in names:
@@ -55,7 +63,12 @@ def pipeline(folder):
 
 def added(folder, file):
     pipe, names = pipeline(folder)
-    pipe.load_lora_weights(str(file.parent), weight_name=file.name)
+    given = {}
+    if isinstance(pipe, WanPipeline):  # its names are the same for both transformers; one file is for one of them
+        with safe_open(file, "pt") as f:
+            names = [(f.metadata() or {}).get("component", "transformer")]
+        given["load_into_transformer_2"] = names == ["transformer_2"]
+    pipe.load_lora_weights(str(file.parent), weight_name=file.name, **given)
     pipe.fuse_lora(components=names)
     return {f"{n}/{k}": p.detach().double() for n in names for k, p in getattr(pipe, n).named_parameters()
             if "lora_" not in k and p.detach().any()}

@@ -27,7 +27,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors are littl
 constexpr uint64_t kMaxHeader = 100'000'000;  // the reference implementation's limit, bytes
 constexpr size_t kLengthBytes = 8;
 
-[[noreturn]] void refuse(const std::string& file, std::string what) {
+[[noreturn]] void refuse(const std::string& file, const std::string& what) {
   throw Error(Code::io, fmt::format("read '{}': {}", file, what))
       .note("try: fetch or write the file again; it is damaged or is not a safetensors file");
 }

@@ -4,6 +4,8 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "maxdiffusion/ops/elementwise.h"
 
 namespace md {
@@ -29,6 +31,17 @@ std::vector<FamilyClass>& families() {
 }
 
 }  // namespace
+
+std::vector<std::string> Family::lora_targets(const std::string& component) const {
+  const std::vector<std::string> encoders = text_encoders();
+  if (std::ranges::count(encoders, component) > 0) return {"q_proj", "k_proj", "v_proj", "out_proj"};
+  return {"to_k", "to_q", "to_v", "to_out.0"};
+}
+
+Denoised Family::denoise_keeping(const Models&, Tensor, Tensor, const Conditioning&, Tensor) const {
+  throw Error(Code::invalid_config,
+              fmt::format("use_magcache: {} has no sequence of blocks that could be left out", denoiser()));
+}
 
 MediaSize Family::media_size(const Dims& latent) const {
   const int64_t down = downscale(), frames = frame_scale();

@@ -28,6 +28,11 @@ using Models = std::function<Scope(const std::string& component)>;
 /// Inputs of the denoiser beside the noisy latents, by name: "prompt_embeds", "time_ids". Each [B, …].
 using Conditioning = std::map<std::string, Tensor>;
 
+/// A prediction, f32, of the latents' sizes, and what the denoiser's blocks added to their input, [B, …].
+struct Denoised {
+  Tensor sample, residual;
+};
+
 /// A named array of one sample.
 struct Field {
   std::string name;
@@ -64,6 +69,8 @@ class Family {
   virtual std::string autoencoder() const { return ""; }
   /// Components that captions go through, in order; may be none.
   virtual std::vector<std::string> text_encoders() const { return {}; }
+  /// Ends of the names of the layers of a component that get LoRA matrices where no key names any.
+  virtual std::vector<std::string> lora_targets(const std::string& component) const;
   /// The table logical_axis_rules of a run that gives none; empty: that of AxisRules::defaults().
   virtual std::string axis_rules() const { return ""; }
 
@@ -140,6 +147,13 @@ class Family {
   // --- Denoising ----------------------------------------------------------------------------------------------------
   /// The denoiser's prediction for noisy, scaled latents x at times t [B]; f32, of x's sizes.
   virtual Tensor denoise(const Models& models, Tensor x, Tensor t, const Conditioning& conditioning) const = 0;
+  /// denoise() that also gives the residual; given one of an earlier step, adds that and runs no block. Throws
+  /// invalid_config where the denoiser's blocks do not follow each other.
+  virtual Denoised denoise_keeping(const Models& models, Tensor x, Tensor t, const Conditioning& conditioning,
+                                   Tensor residual) const;
+  /// What every step makes of the conditioning alone, [layers, B, …] each: it may be made once, and added to what
+  /// denoise() is given. Empty: there is nothing.
+  virtual Conditioning shared_context(const Models&, const Conditioning&) const { return {}; }
   /// Fields that hold the sizes of one sample ("time_ids", f32 [6]); empty where the denoiser is not conditioned on
   /// them.
   virtual std::vector<Field> size_fields() const { return {}; }

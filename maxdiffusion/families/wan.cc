@@ -23,7 +23,8 @@ constexpr const char *kTransformer = "transformer", *kSecond = "transformer_2", 
                      *kVision = "image_encoder", *kProcessor = "image_processor/preprocessor_config.json",
                      *kIds = "ids", *kMask = "mask", *kPrompt = "prompt_embeds", *kCondition = "condition",
                      *kImage = "image_embeds",
-                     *kStored = "encoder_hidden_states";  // of prompt_embeds, in records
+                     *kStored = "encoder_hidden_states",  // of prompt_embeds, in records
+    *kContext[] = {"text_keys", "text_values", "image_keys", "image_values"};
 
 class Wan final : public Family {
  public:
@@ -57,6 +58,11 @@ class Wan final : public Family {
     if (!folder_.has(kSecond)) return 0;
     const auto times = nlohmann::json::parse(folder_.scheduler_config()).value("num_train_timesteps", 1000.0);
     return boundary_ratio.value_or(folder_.option("boundary_ratio", 0.875)) * times;
+  }
+  /// Of every block; of its feed-forward layers too, as most trainers have it.
+  std::vector<std::string> lora_targets(const std::string& component) const override {
+    if (component == kText) return {"SelfAttention.q", "SelfAttention.k", "SelfAttention.v", "SelfAttention.o"};
+    return {"to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2"};
   }
   std::string autoencoder() const override { return kVae; }
   std::vector<std::string> text_encoders() const override { return {kText}; }
@@ -203,7 +209,11 @@ class Wan final : public Family {
   }
 
   Tensor denoise(const Models& models, Tensor x, Tensor t, const Conditioning& c) const override {
-    const auto condition = c.find(kCondition), image = c.find(kImage);
+    return denoise_keeping(models, x, t, c, {}).sample;
+  }
+  Denoised denoise_keeping(const Models& models, Tensor x, Tensor t, const Conditioning& c,
+                           Tensor residual) const override {
+    const auto condition = c.find(kCondition);
     if (time_of_tokens_) {
       const auto& p = transformer_.patch_size;
       const int64_t of_frame = x.dim(2) / p[1] * (x.dim(3) / p[2]), tokens = x.dim(1) / p[0] * of_frame;
@@ -215,9 +225,28 @@ class Wan final : public Family {
     } else if (channels_of_image()) {
       x = concatenate({x, condition->second}, -1);
     }
-    WanInputs in{.sample = x, .timestep = t, .text = c.at(kPrompt)};
-    if (image != c.end()) in.image = image->second;
-    return wan_transformer(models(kTransformer), transformer_, in).sample;
+    auto given = [&](const char* field) {
+      const auto found = c.find(field);
+      return found == c.end() ? Tensor() : found->second;
+    };
+    const WanContext context{given(kContext[0]), given(kContext[1]), given(kContext[2]), given(kContext[3])};
+    const WanOutputs out = wan_transformer(models(kTransformer), transformer_,
+                                           {.sample = x,
+                                            .timestep = t,
+                                            .text = c.at(kPrompt),
+                                            .image = given(kImage),
+                                            .context = context.text_keys ? &context : nullptr,
+                                            .residual = residual});
+    return {out.sample, out.residual};
+  }
+  /// Keys and values of the text and the image.
+  Conditioning shared_context(const Models& models, const Conditioning& c) const override {
+    const auto image = c.find(kImage);
+    const WanContext context =
+        wan_context(models(kTransformer), transformer_, c.at(kPrompt), image == c.end() ? Tensor() : image->second);
+    Conditioning out = {{kContext[0], context.text_keys}, {kContext[1], context.text_values}};
+    if (context.image_keys) out[kContext[2]] = context.image_keys, out[kContext[3]] = context.image_values;
+    return out;
   }
 
   std::vector<std::string> model_names() const override {

@@ -48,7 +48,7 @@ Graph::Graph(Graph& parent, GraphOptions options) : options_(std::move(options))
 
 Graph::~Graph() = default;
 
-Tensor Graph::input(const std::string& name, Shape shape, LogicalAxes axes) {
+Tensor Graph::input(const std::string& name, const Shape& shape, const LogicalAxes& axes) {
   check(parent_ == nullptr, Code::invalid_graph, "input '{}': the body of a loop has no named inputs", name);
   check(!input_names_.contains(name), Code::invalid_graph, "input '{}' exists already", name);
   check(axes.empty() || axes.size() == shape.dims.size(), Code::invalid_graph, "input '{}': {} logical axes for {}",

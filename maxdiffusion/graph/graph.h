@@ -95,7 +95,7 @@ class Graph {
   Graph* parent() const { return parent_; }
 
   /// Names are unique. Throws invalid_graph when one is taken.
-  Tensor input(const std::string& name, Shape shape, LogicalAxes axes = {});
+  Tensor input(const std::string& name, const Shape& shape, const LogicalAxes& axes = {});
   /// The output keeps the sharding of `like` if that names an input: state comes out as it went in.
   void output(const std::string& name, Tensor value, const std::string& like = "");
   /// Donates input `input` to output `output`: shapes and shardings must agree.

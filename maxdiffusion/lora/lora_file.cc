@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <optional>
@@ -18,7 +19,7 @@ namespace {
 
 constexpr size_t kListed = 20;  // keys told of each kind of trouble
 
-enum class Part { down, up, alpha };
+enum class Part { down, up, alpha, weight, bias, modulation };
 
 struct Ending {
   const char* text;
@@ -36,19 +37,17 @@ constexpr Ending kEndings[] = {
     {".lora_linear_layer.down.weight", Part::down},
     {".lora_linear_layer.up.weight", Part::up},
     {".alpha", Part::alpha},
+    {".diff", Part::weight},
+    {".diff_b", Part::bias},
+    {".diff_m", Part::modulation},
 };
 
-struct Beginning {
-  const char* text;
-  const char* component;  // "": says nothing
-};
-constexpr Beginning kBeginnings[] = {
-    {"base_model.model.", ""},         {"unet.", "unet"},
-    {"text_encoder.", "text_encoder"}, {"text_encoder_2.", "text_encoder_2"},
-    {"diffusion_model.", "unet"},      {"lora_unet_", "unet"},
-    {"lora_te_", "text_encoder"},      {"lora_te1_", "text_encoder"},
-    {"lora_te2_", "text_encoder_2"},
-};
+constexpr const char* kDenoiser = "*";  // whichever is meant
+constexpr std::pair<const char*, const char*> kBeginnings[] = {{"diffusion_model.", kDenoiser},
+                                                               {"lora_unet_", kDenoiser},
+                                                               {"lora_te_", "text_encoder"},
+                                                               {"lora_te1_", "text_encoder"},
+                                                               {"lora_te2_", "text_encoder_2"}};
 
 /// Parts of keys of methods that are not plain LoRA.
 constexpr std::pair<const char*, const char*> kOtherMethods[] = {
@@ -61,6 +60,9 @@ struct Key {
   Part part;
 };
 
+/// A key of the safetensors metadata: the component whose matrices a file of one denoiser of several holds.
+constexpr const char* kComponent = "component";
+
 /// "….lora_A.NAME.weight" → "….lora_A.weight": PEFT's own state holds the adapter's name.
 std::string without_adapter_name(const std::string& key) {
   for (std::string_view matrix : {".lora_A.", ".lora_B."}) {
@@ -72,25 +74,49 @@ std::string without_adapter_name(const std::string& key) {
   return key;
 }
 
-std::optional<Key> understood(const std::string& text) {
+std::optional<Key> understood(const std::string& text, const LoraTargets& targets) {
   const std::string key = without_adapter_name(text);
+  std::vector<std::pair<std::string, std::string>> beginnings(std::begin(kBeginnings), std::end(kBeginnings));
+  for (const std::string& c : targets.components())
+    beginnings.emplace_back(c + ".", c == targets.denoisers().front() ? kDenoiser : c);
   for (const Ending& e : kEndings) {
     if (!key.ends_with(e.text)) continue;
     Key k{.module = key.substr(0, key.size() - std::string_view(e.text).size()), .part = e.part};
+    auto strip = [&](const std::string& beginning) {
+      const bool found = k.module.starts_with(beginning);
+      if (found) k.module.erase(0, beginning.size());
+      return found;
+    };
     for (bool found = true; found;) {
-      found = false;
-      for (const Beginning& b : kBeginnings) {
-        if (!k.module.starts_with(b.text) || (*b.component && !k.component.empty())) continue;
-        k.module.erase(0, std::string_view(b.text).size());
-        if (*b.component) k.component = b.component;
-        found = true;
-      }
+      found = strip("base_model.model.");
+      for (const auto& [beginning, component] : beginnings)
+        if (k.component.empty() && strip(beginning)) found = true, k.component = component;
     }
     const std::string processor = ".processor";
     if (const size_t at = k.module.find(processor); at != k.module.npos) k.module.erase(at, processor.size());
     return k;
   }
   return std::nullopt;
+}
+
+/// The parameter that a key is for; null: there is none.
+const LoraTarget* target_of(const Key& k, const LoraTargets& targets, const std::string& denoiser) {
+  auto find = [&](const std::string& name) {
+    return targets.find(k.component == kDenoiser ? denoiser : k.component, name, denoiser);
+  };
+  switch (k.part) {
+    case Part::weight:
+      if (const LoraTarget* t = find(k.module + ".weight")) return t;
+      return find(k.module);
+    case Part::bias: return find(k.module + ".bias");
+    case Part::modulation:
+      if (const LoraTarget* t = find(k.module + ".modulation")) return t;
+      return find(k.module);
+    default: {
+      const LoraTarget* t = find(k.module + ".weight");
+      return t && t->dims.size() >= 2 ? t : nullptr;
+    }
+  }
 }
 
 std::string listed(const std::vector<std::string>& keys) {
@@ -108,14 +134,69 @@ HostArray with_rank(const HostArray& a, size_t rank) {
   return a.reshaped(d);
 }
 
+/// A matrix as its target's dims want it.
+HostArray fitted(const HostArray& a, Part part, const Dims& dims) {
+  Dims down = dims;
+  if (part == Part::down && a.dims().size() == 2) {
+    down[0] = a.dims()[0];
+    if (Shape{a.dtype(), down}.elements() == a.shape().elements()) return a.reshaped(down);
+  }
+  return with_rank(a, dims.size());
+}
+
+Dims without_ones(Dims d) {
+  std::erase(d, 1);
+  return d;
+}
+
 struct Found {
   LoraPair pair;
   std::string module, down_key, up_key, alpha_key;
+  std::string said;  // the component as the file's metadata calls it
 };
+
+/// The denoiser that names mean which do not say which.
+std::string meant_denoiser(const SafetensorsReader& file, const LoraTargets& targets, const std::string& asked) {
+  if (!asked.empty()) return asked;
+  const auto said = file.metadata().find(kComponent);
+  const bool known = said != file.metadata().end() && std::ranges::count(targets.denoisers(), said->second) > 0;
+  return known ? said->second : targets.denoisers().front();
+}
+
+/// The one denoiser that the file has matrices for, where it is not the first; else empty.
+std::string other_denoiser(const LoraFile& lora, const LoraNames& names) {
+  std::string only;
+  for (const std::string& d : names.denoisers) {
+    if (!lora.pairs.contains(d)) continue;
+    if (!only.empty() || d == names.denoisers.front()) return "";
+    only = d;
+  }
+  return only;
+}
+
+using Metadata = std::map<std::string, std::string>;
+Metadata metadata_of(const LoraFile& lora, const LoraNames& names) {
+  const std::string other = other_denoiser(lora, names);
+  return other.empty() ? Metadata() : Metadata{{kComponent, other}};
+}
+
+HostArray number(double v) {
+  const float f = static_cast<float>(v);
+  return HostArray::of<float>({DType::f32, {}}, {&f, 1});
+}
 
 std::string module_of(const std::string& path) { return path.substr(0, path.size() - std::string(".weight").size()); }
 
 }  // namespace
+
+std::string summary(const LoraFile& lora) {
+  std::vector<std::string> parts;
+  for (const auto& [component, pairs] : lora.pairs)
+    parts.push_back(fmt::format("{} pairs of matrices of {}", pairs.size(), component));
+  for (const auto& [component, arrays] : lora.differences)
+    parts.push_back(fmt::format("{} differences of {}", arrays.size(), component));
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
 
 void check_fits(const LoraPair& pair, const Dims& dims, const std::string& name) {
   check(dims.size() >= 2, Code::io, "LoRA for {}: the weight is {}; only matrices and convolutions take one", name,
@@ -130,33 +211,47 @@ void check_fits(const LoraPair& pair, const Dims& dims, const std::string& name)
         to_string(pair.down.dims()), to_string(pair.up.dims()), to_string(down), to_string(up), to_string(dims));
 }
 
-LoraFile read_lora(const std::string& path, const LoraTargets& targets) {
+LoraFile read_lora(const std::string& path, const LoraTargets& targets, const std::string& denoiser) {
   const SafetensorsReader file = SafetensorsReader::open(path);
   const LoraMetadata metadata = LoraMetadata::read(path, file.metadata());
+  const std::string first = targets.denoisers().front(), meant = meant_denoiser(file, targets, denoiser);
+  LoraFile lora{.name = path};
   std::map<const LoraTarget*, Found> found;
+  std::map<const LoraTarget*, std::string> difference_keys;
   std::vector<std::string> unread;
   for (const auto& [key, array] : file.tensors()) {
     for (const auto& [mark, method] : kOtherMethods)
       check(key.find(mark) == key.npos, Code::invalid_config, "LoRA '{}': key '{}' is of {}, which is not supported",
             path, key, method);
-    const std::optional<Key> k = understood(key);
-    const auto matches = k ? targets.find(k->component, k->module) : std::vector<const LoraTarget*>();
-    if (matches.size() != 1 || !(is_float(array.dtype()) || k->part == Part::alpha)) {
+    const std::optional<Key> k = understood(key, targets);
+    const LoraTarget* target = k ? target_of(*k, targets, meant) : nullptr;
+    if (!target || !(is_float(array.dtype()) || k->part == Part::alpha)) {
       unread.push_back(key);
       continue;
     }
-    Found& f = found[matches[0]];
+    auto only = [&](std::string& before) {
+      check(before.empty(), Code::io, "LoRA '{}': '{}' and '{}' are both for {} of {}", path, before, key, target->path,
+            target->component);
+      before = key;
+    };
+    if (k->part == Part::weight || k->part == Part::bias || k->part == Part::modulation) {
+      only(difference_keys[target]);
+      check(without_ones(array.dims()) == without_ones(target->dims), Code::io,
+            "LoRA '{}': '{}' is {}, but {} of {} is {}", path, key, to_string(array.dims()), target->path,
+            target->component, to_string(target->dims));
+      lora.differences[target->component][target->path] = array.reshaped(target->dims);
+      continue;
+    }
+    Found& f = found[target];
     f.module = k->module;
-    std::string& before = k->part == Part::down ? f.down_key : k->part == Part::up ? f.up_key : f.alpha_key;
-    check(before.empty(), Code::io, "LoRA '{}': '{}' and '{}' are both for {} of {}", path, before, key,
-          matches[0]->path, matches[0]->component);
-    before = key;
+    f.said = target->component == meant && k->component != meant ? first : target->component;
+    only(k->part == Part::down ? f.down_key : k->part == Part::up ? f.up_key : f.alpha_key);
     if (k->part == Part::alpha) {
       check(array.shape().elements() == 1, Code::io, "LoRA '{}': '{}' is {}, expected one number", path, key,
             to_string(array.shape()));
       f.pair.alpha = array.to_doubles()[0];
     } else {
-      (k->part == Part::down ? f.pair.down : f.pair.up) = with_rank(array, matches[0]->dims.size());
+      (k->part == Part::down ? f.pair.down : f.pair.up) = fitted(array, k->part, target->dims);
     }
   }
   if (!unread.empty()) {
@@ -166,7 +261,6 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets) {
     throw e.note(fmt::format("the model has: {}; is the file made for another model, or by a method other than LoRA?",
                              fmt::join(targets.components(), ", ")));
   }
-  LoraFile lora{.name = path};
   for (auto& [target, f] : found) {
     const std::string name = fmt::format("{} of {} in '{}'", target->path, target->component, path);
     check(f.pair.down && f.pair.up, Code::io, "LoRA for {}: there is '{}' without its {} matrix", name,
@@ -176,43 +270,50 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets) {
           f.pair.down ? "up" : "down");
     check_fits(f.pair, target->dims, name);
     check(f.pair.rank() > 0, Code::io, "LoRA for {}: the rank is 0", name);
-    const bool said = metadata.covers(target->component);
+    const bool said = metadata.covers(f.said);
     check(f.alpha_key.empty() || !said, Code::io, "LoRA for {}: alpha is said twice, by '{}' and by the metadata", name,
           f.alpha_key);
     if (said)
-      f.pair.alpha = metadata.alpha(target->component, f.module, f.pair.rank());
+      f.pair.alpha = metadata.alpha(f.said, f.module, f.pair.rank());
     else if (f.pair.alpha_said = f.pair.alpha != 0; !f.pair.alpha_said)
       f.pair.alpha = static_cast<double>(f.pair.rank());
     check(std::isfinite(f.pair.alpha), Code::io, "LoRA for {}: alpha is {}", name, f.pair.alpha);
     lora.pairs[target->component].emplace(target->path, std::move(f.pair));
   }
-  check(!lora.pairs.empty(), Code::io, "LoRA '{}' holds no matrices", path);
+  check(!lora.pairs.empty() || !lora.differences.empty(), Code::io, "LoRA '{}' holds no matrices", path);
   return lora;
 }
 
-std::string write_peft_lora(const std::string& folder, const LoraFile& lora) {
+std::string write_peft_lora(const std::string& folder, const LoraFile& lora, const LoraNames& names) {
   HostArrays arrays;
   std::map<std::string, std::map<std::string, LoraStrength>> strengths;
-  for (const auto& [component, pairs] : lora.pairs)
+  Metadata metadata = metadata_of(lora, names);
+  for (const auto& [component, pairs] : lora.pairs) {
+    const bool other = metadata.contains(kComponent) && metadata.at(kComponent) == component;
+    const std::string& said = other ? names.denoisers.front() : component;
     for (const auto& [path, pair] : pairs) {
       std::string module = module_of(path);
-      arrays[component + "." + module + ".lora_A.weight"] = pair.down;
-      arrays[component + "." + module + ".lora_B.weight"] = pair.up;
+      arrays[said + "." + module + ".lora_A.weight"] = pair.down;
+      arrays[said + "." + module + ".lora_B.weight"] = pair.up;
       // Names in the metadata are ends of names, which a text encoder has with and without this.
       const std::string optional = "text_model.";
       if (module.starts_with(optional)) module.erase(0, optional.size());
-      strengths[component][module] = {pair.rank(), pair.alpha};
+      strengths[said][module] = {pair.rank(), pair.alpha};
     }
+  }
+  metadata["format"] = "pt";
+  metadata["lora_adapter_metadata"] = lora_metadata_json(strengths);
   make_folders(folder);
   std::string path = folder + "/pytorch_lora_weights.safetensors";
-  write_safetensors(path, arrays, {{"format", "pt"}, {"lora_adapter_metadata", lora_metadata_json(strengths)}});
+  write_safetensors(path, arrays, metadata);
   return path;
 }
 
-void write_kohya_lora(const std::string& path, const LoraFile& lora, bool two_text_encoders) {
-  const std::map<std::string, std::string> beginnings = {{"unet", "lora_unet_"},
-                                                         {"text_encoder", two_text_encoders ? "lora_te1_" : "lora_te_"},
-                                                         {"text_encoder_2", "lora_te2_"}};
+void write_kohya_lora(const std::string& path, const LoraFile& lora, const LoraNames& names, bool two_text_encoders) {
+  std::map<std::string, std::string> beginnings = {{"text_encoder", two_text_encoders ? "lora_te1_" : "lora_te_"},
+                                                   {"text_encoder_2", "lora_te2_"}};
+  const Metadata metadata = metadata_of(lora, names);
+  beginnings[metadata.contains(kComponent) ? metadata.at(kComponent) : names.denoisers.front()] = "lora_unet_";
   HostArrays arrays;
   for (const auto& [component, pairs] : lora.pairs) {
     auto begin = beginnings.find(component);
@@ -220,15 +321,28 @@ void write_kohya_lora(const std::string& path, const LoraFile& lora, bool two_te
           component);
     for (const auto& [weight, pair] : pairs) {
       const std::string name = begin->second + underscored(module_of(weight));
-      const float alpha = static_cast<float>(pair.alpha);
       arrays[name + ".lora_down.weight"] = pair.down;
       arrays[name + ".lora_up.weight"] = pair.up;
-      arrays[name + ".alpha"] = HostArray::of<float>({DType::f32, {}}, {&alpha, 1});
+      arrays[name + ".alpha"] = number(pair.alpha);
     }
   }
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   if (!parent.empty()) make_folders(parent.string());
-  write_safetensors(path, arrays);
+  write_safetensors(path, arrays, metadata);
+}
+
+void write_comfyui_lora(const std::string& path, const LoraFile& lora, const LoraNames& names) {
+  HostArrays arrays;
+  const Metadata metadata = metadata_of(lora, names);
+  const std::string component = metadata.contains(kComponent) ? metadata.at(kComponent) : names.denoisers.front();
+  if (const auto pairs = lora.pairs.find(component); pairs != lora.pairs.end())
+    for (const auto& [weight, pair] : pairs->second) {
+      const std::string name = "diffusion_model." + module_of(names.others.at(component)(weight).front());
+      arrays[name + ".lora_A.weight"] = pair.down;
+      arrays[name + ".lora_B.weight"] = pair.up;
+      arrays[name + ".alpha"] = number(pair.alpha);
+    }
+  write_safetensors(path, arrays, metadata);
 }
 
 }  // namespace md

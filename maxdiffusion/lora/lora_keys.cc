@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/base/log.h"
 
 namespace md {
 namespace {
@@ -17,7 +19,11 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFileName = "pytorch_lora_weights.safetensors";
 constexpr const char* kPaths = "lora_model_name_or_path";
-constexpr std::string_view kMembers[] = {kPaths, "weight_name", "adapter_name", "scale", "from_pt", "rank"};
+/// Of the first and of the second denoiser.
+constexpr const char* kOfDenoisers[] = {"high_noise_weight_name", "low_noise_weight_name"};
+/// Of these, names tell adapters apart in memory, which merged ones need not, and ranks are those of the files.
+constexpr const char* kMembers[] = {kPaths,         "weight_name", kOfDenoisers[0], kOfDenoisers[1],
+                                    "adapter_name", "rank",        "scale",         "from_pt"};
 
 /// Entries, each of which may hold several between commas.
 std::vector<std::string> split_at_commas(const std::vector<std::string>& texts) {
@@ -34,7 +40,8 @@ std::vector<std::string> split_at_commas(const std::vector<std::string>& texts) 
   return out;
 }
 
-std::string file_of(const std::string& path, const std::string& weight_name) {
+std::string file_of(std::string path, const std::string& weight_name) {
+  if (!fs::exists(path) && fs::path(path).extension() != ".safetensors") path = local_folder(path);
   std::string file = path;
   if (fs::is_directory(path))
     file = path + "/" + (weight_name.empty() ? kFileName : weight_name);
@@ -71,8 +78,8 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
   if (!keys.enable_lora) keys.lora_config.clear();
   std::vector<LoraChoice> out;
   for (const auto& [name, value] : keys.lora_config)
-    check(std::ranges::find(kMembers, name) != std::end(kMembers), Code::invalid_config,
-          "lora_config: '{}' is not one of: {}", name, fmt::join(kMembers, ", "));
+    check(std::ranges::count(kMembers, name) > 0, Code::invalid_config, "lora_config: '{}' is not one of: {}", name,
+          fmt::join(kMembers, ", "));
   if (!keys.lora_config.empty()) {
     auto given = keys.lora_config.find(kPaths);
     const json paths = given == keys.lora_config.end() ? json::array() : json::parse(given->second);
@@ -80,8 +87,8 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
     const size_t n = paths.size();
     const auto names = member(keys, "weight_name", n, ""), scales = member(keys, "scale", n, 1.0),
                torch = member(keys, "from_pt", n, true);
-    // Names tell adapters apart in memory, and merged ones need none; ranks follow from the files.
-    for (const char* unused : {"adapter_name", "rank"}) member(keys, unused, n, "");
+    member(keys, "adapter_name", n, ""), member(keys, "rank", n, 0);
+    const bool apart = std::ranges::any_of(kOfDenoisers, [&](auto key) { return keys.lora_config.contains(key); });
     for (size_t i = 0; i < n; ++i) {
       check(scales[i].is_number(), Code::invalid_config, "lora_config: scale holds {}, expected numbers",
             scales[i].dump());
@@ -89,7 +96,21 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
       std::ranges::transform(is_torch, is_torch.begin(), [](unsigned char c) { return std::tolower(c); });
       check(is_torch == "true", Code::invalid_config,
             "lora_config: from_pt holds {}; only true is supported: files are in PyTorch's layout", torch[i].dump());
-      out.push_back({file_of(text(kPaths, paths[i]), text("weight_name", names[i])), scales[i].get<double>()});
+      const std::string path = text(kPaths, paths[i]), name = text("weight_name", names[i]);
+      const double scale = scales[i].get<double>();
+      if (!apart) {
+        out.push_back({file_of(path, name), scale});
+        continue;
+      }
+      check(name.empty(), Code::invalid_config, "lora_config: weight_name holds '{}' beside {}", name,
+            fmt::join(kOfDenoisers, " and "));
+      for (size_t d = 0; d < std::size(kOfDenoisers); ++d) {
+        const std::string own = text(kOfDenoisers[d], member(keys, kOfDenoisers[d], n, "")[i]);
+        if (own.empty())
+          log_info("LoRA '{}': {} is empty, so that denoiser gets none", path, kOfDenoisers[d]);
+        else
+          out.push_back({file_of(path, own), scale, d});
+      }
     }
   }
   const std::vector<std::string> files = split_at_commas(keys.lora_files);
@@ -102,13 +123,13 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
   return out;
 }
 
-LoraConfig training_lora(const LoraKeys& keys, const std::string& component) {
+LoraConfig training_lora(const LoraKeys& keys, const std::vector<std::string>& targets) {
   LoraConfig c{.rank = keys.lora_rank,
                .alpha = keys.lora_alpha.value_or(static_cast<double>(keys.lora_rank)),
                .targets = split_at_commas(keys.lora_target_modules)};
   check(c.rank > 0, Code::invalid_config, "lora_rank {} is not a positive number", c.rank);
   check(std::isfinite(c.alpha) && c.alpha > 0, Code::invalid_config, "lora_alpha {} is not a positive number", c.alpha);
-  if (c.targets.empty()) c.targets = default_lora_targets(component);
+  if (c.targets.empty()) c.targets = targets;
   return c;
 }
 

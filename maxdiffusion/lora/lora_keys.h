@@ -16,7 +16,7 @@ struct LoraKeys {
   std::vector<double> lora_scales;
   std::map<std::string, std::string> lora_config;
   std::string lora_init;
-  bool train_lora = false, enable_lora = true;
+  bool enable_lora = true, train_lora = false;
   int64_t lora_rank = 4;
   std::optional<double> lora_alpha;
   template <class V>
@@ -24,14 +24,15 @@ struct LoraKeys {
     v("lora_files", lora_files, "LoRA files or folders added to the weights; a list, or one text with commas");
     v("lora_scales", lora_scales, "factor of each of lora_files; empty: 1");
     v("lora_config", lora_config,
-      "LoRA files as lists: lora_model_name_or_path, weight_name, adapter_name, scale, from_pt, rank");
-    v("enable_lora", enable_lora, "false: lora_config is not used");
+      "LoRA files as lists: lora_model_name_or_path, weight_name (of two denoisers: high_noise_weight_name, "
+      "low_noise_weight_name), adapter_name, rank, scale, from_pt");
+    v("enable_lora", enable_lora, "false: lora_config is left out");
     v("train_lora", train_lora, "train low-rank matrices beside frozen weights");
     v("lora_rank", lora_rank, "rank of the trained matrices");
     v("lora_alpha", lora_alpha, "their product counts lora_alpha / lora_rank; null: lora_rank");
     v("lora_target_modules", lora_target_modules,
       "ends of the names of the layers that get matrices; a list, or one text with commas; empty: attention "
-      "projections");
+      "projections, and feed-forward layers where the family of the model says so");
     v("lora_init", lora_init,
       "LoRA file whose matrices training starts from; empty: random A, zero B. An alpha in the file must be "
       "lora_alpha");
@@ -41,12 +42,14 @@ struct LoraKeys {
 struct LoraChoice {
   std::string path;  // of a .safetensors file
   double scale = 1;
+  std::optional<size_t> denoiser = {};  // by number, from noisy to clean; none: the file says it, or it is the first
 };
 /// The files to add, in order: those of lora_config, then lora_files. A folder stands for its
-/// pytorch_lora_weights.safetensors. Throws invalid_config for lists of different lengths, unknown members, from_pt
-/// false and pickled files; io for a path that is not there.
+/// pytorch_lora_weights.safetensors, a name in the Hugging Face cache for its folder. Throws invalid_config for lists
+/// of different lengths, unknown members, from_pt false and pickled files; io for a path that is not there.
 std::vector<LoraChoice> chosen_loras(const LoraKeys& keys);
-/// What is trained of one component. Throws invalid_config for a rank or alpha that is not positive.
-LoraConfig training_lora(const LoraKeys& keys, const std::string& component);
+/// What is trained of one component, of `targets` (Family::lora_targets) where the keys name none. Throws
+/// invalid_config for a rank or alpha that is not positive.
+LoraConfig training_lora(const LoraKeys& keys, const std::vector<std::string>& targets);
 
 }  // namespace md

@@ -16,7 +16,8 @@ struct ScaledLora {
   double scale = 1;
 };
 
-/// W + Σ scale · alpha/r · up·down for every weight that a file has matrices for. `values`: host arrays by input name
+/// W + Σ scale · alpha/r · up·down for every weight that a file has matrices for, and W + Σ scale · difference.
+/// `values`: host arrays by input name
 /// ("unet/conv_in.weight"), stacked or not, as ModelWeights::read gives them; entries that change become new arrays, so
 /// memory that they shared is not written. Sums are f32 and rounded once to the storage type. Components that `params`
 /// does not hold are skipped. Uses all cores. Throws io where a target is missing or a shape differs (naming both);

@@ -57,11 +57,6 @@ Dims layer_dims(const Param& p) { return Dims(p.shape.dims.begin() + (p.stacked 
 
 }  // namespace
 
-std::vector<std::string> default_lora_targets(const std::string& component) {
-  if (component.starts_with("text_encoder")) return {"q_proj", "k_proj", "v_proj", "out_proj"};
-  return {"to_k", "to_q", "to_v", "to_out.0"};
-}
-
 Scope lora_scope(const Scope& s, const LoraConfig& config) {
   check(config.rank > 0, Code::invalid_config, "lora_rank {} is not a positive number", config.rank);
   return s.frozen().with_product([config](const Scope& before, const Weight& w, Tensor x, const Product& f) {
@@ -102,6 +97,8 @@ HostArrays initial_lora(const ParamTable& params, uint64_t seed) {
 }
 
 HostArrays initial_lora(const ParamTable& params, const LoraFile& file, const LoraConfig& config) {
+  check(file.differences.empty(), Code::invalid_config,
+        "lora_init '{}': it also holds differences of whole weights or biases, which are not trained", file.name);
   HostArrays out;
   std::vector<std::string> missing, unused;
   std::map<std::string, std::map<std::string, LoraPair>> left = file.pairs;

@@ -20,9 +20,6 @@ struct LoraConfig {
   std::vector<std::string> targets;
 };
 
-/// diffusers' defaults: to_k, to_q, to_v, to_out.0 of a UNet; q_proj, k_proj, v_proj, out_proj of a text encoder.
-std::vector<std::string> default_lora_targets(const std::string& component);
-
 /// Everything below is frozen; linear and convolution layers that a target names get trainable f32 parameters
 /// `lora_A.weight` [r, in(, k, k)], uniform in ±1/√fan_in, and `lora_B.weight` [out, r(, 1, 1)], zeros.
 Scope lora_scope(const Scope& s, const LoraConfig& config);
@@ -37,7 +34,7 @@ ParamTable base_params(const ParamTable& params);
 /// Starting values of the table's LoRA parameters by input name, as a training state holds them; drawn from the seed.
 HostArrays initial_lora(const ParamTable& params, uint64_t seed);
 /// Starting values from the matrices of a file. Throws io where the file has other modules than the table,
-/// invalid_config where its rank or alpha is not the config's; both say what to change.
+/// invalid_config where its rank or alpha is not the config's, or where it has differences; all say what to change.
 HostArrays initial_lora(const ParamTable& params, const LoraFile& file, const LoraConfig& config);
 /// The matrices in a training state, under published names.
 LoraFile trained_lora(const ParamTable& params, const HostArrays& values, const LoraConfig& config);

@@ -98,38 +98,48 @@ std::string underscored(std::string name) {
   return name;
 }
 
-void LoraTargets::add(const ParamTable& params) {
-  const std::string ending = ".weight";
-  std::vector<LoraTarget> found;
+LoraTargets::LoraTargets(const ParamTable& params, LoraNames names) : names_(std::move(names)) {
   std::set<std::string> unet;
   for (const Param& p : params.params()) {
-    if (!p.path.ends_with(ending) || p.path.ends_with(".lora_A.weight") || p.path.ends_with(".lora_B.weight")) continue;
+    if (p.path.ends_with(".lora_A.weight") || p.path.ends_with(".lora_B.weight")) continue;
     Dims dims = p.shape.dims;
     if (p.stacked > 0) dims.erase(dims.begin());
-    if (dims.size() != 2 && dims.size() != 4) continue;
     for (int64_t i = 0; i < std::max<int64_t>(p.stacked, 1); ++i) {
-      found.push_back({p.model, p.stacked > 0 ? layer_path(p.path, i) : p.path, dims});
-      if (p.model == "unet") unet.insert(found.back().path);
+      targets_.push_back({p.model, p.stacked > 0 ? layer_path(p.path, i) : p.path, dims});
+      if (p.model == "unet") unet.insert(targets_.back().path);
     }
   }
   const std::vector<Respelling> blocks = original_blocks(unet);
-  for (const LoraTarget& t : found)
-    for (const std::string& name : names_of(t.path.substr(0, t.path.size() - ending.size()),
-                                            t.component == "unet" ? blocks : std::vector<Respelling>())) {
-      const LoraTarget& there = by_name_[t.component].emplace(underscored(name), t).first->second;
+  for (size_t index = 0; index < targets_.size(); ++index) {
+    const LoraTarget& t = targets_[index];
+    const size_t dot = t.path.rfind('.');
+    std::vector<std::string> all = {t.path};
+    if (dot != t.path.npos)
+      for (const std::string& module :
+           names_of(t.path.substr(0, dot), t.component == "unet" ? blocks : std::vector<Respelling>()))
+        all.push_back(module + t.path.substr(dot));
+    if (const auto others = names_.others.find(t.component); others != names_.others.end() && others->second)
+      for (const std::string& name : others->second(t.path)) all.push_back(name);
+    for (const std::string& name : all) {
+      const LoraTarget& there = targets_[by_name_[t.component].emplace(underscored(name), index).first->second];
       check(there.path == t.path, Code::internal, "{}: '{}' and '{}' are both called {}", t.component, there.path,
             t.path, name);
     }
+  }
 }
 
-std::vector<const LoraTarget*> LoraTargets::find(const std::string& component, std::string name) const {
+const LoraTarget* LoraTargets::find(const std::string& component, std::string name, const std::string& denoiser) const {
   name = underscored(std::move(name));
-  std::vector<const LoraTarget*> out;
+  const LoraTarget* only = nullptr;
   for (const auto& [model, names] : by_name_) {
-    auto it = names.find(name);
-    if ((component.empty() || component == model) && it != names.end()) out.push_back(&it->second);
+    const bool meant =
+        component.empty() ? model == denoiser || !std::ranges::count(names_.denoisers, model) : model == component;
+    const auto it = names.find(name);
+    if (!meant || it == names.end()) continue;
+    if (only) return nullptr;
+    only = &targets_[it->second];
   }
-  return out;
+  return only;
 }
 
 std::vector<std::string> LoraTargets::components() const {

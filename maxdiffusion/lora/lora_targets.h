@@ -1,8 +1,9 @@
-// The weights that LoRA matrices can sit on, found by every name that files give them. The names are made from the
+// The parameters that LoRA files can change, found by every name that files give them. The names are made from the
 // models' own parameter tables. Sources: diffusers 0.42, loaders/lora_conversion_utils.py and
 // utils/state_dict_utils.py; CompVis latent-diffusion, openaimodel.py (block names of the original models).
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -14,23 +15,34 @@ namespace md {
 struct LoraTarget {
   std::string component;  // "unet", "text_encoder", "text_encoder_2"
   std::string path;       // published: "down_blocks.0.resnets.0.conv1.weight"
-  Dims dims;              // [out, in] or [out, in, k, k]
+  Dims dims;              // of one layer: [out, in], [out, in, k, k], [features], …
+};
+
+/// What files call a family's models and parameters, beside the published names.
+struct LoraNames {
+  /// Family::denoisers. Names that say no component, or only that it is the denoiser, mean the first of them unless
+  /// something else says which.
+  std::vector<std::string> denoisers;
+  /// ModelClass::other_names of components that have any.
+  std::map<std::string, std::function<std::vector<std::string>(const std::string& name)>> others = {};
 };
 
 class LoraTargets {
  public:
-  LoraTargets() = default;
-  explicit LoraTargets(const ParamTable& params) { add(params); }
-  /// Every weight of two or four dims of every model in the table; of a stacked one, each layer.
-  void add(const ParamTable& params);
-  /// The weights of the module `name`, one for each model that has it; an empty component means any. '.' and '_' are
-  /// not told apart ("mid_block_attentions_0_proj_in"). Understands diffusers' names, the original model's block names
-  /// ("middle_block_1_proj_in"), and older names of attention's projections.
-  std::vector<const LoraTarget*> find(const std::string& component, std::string name) const;
+  /// Every parameter of every model in the table; of a stacked one, each layer.
+  LoraTargets(const ParamTable& params, LoraNames names);
+  /// The parameter called `name` ("mid_block.attentions.0.proj_in.weight") in a component. An empty component means
+  /// any, of the denoisers only `denoiser`. Null where there is none, or more than one. '.' and '_' are not told apart.
+  /// Understands diffusers' names, those of LoraNames, the original UNet's block names
+  /// ("middle_block.1.proj_in.weight") and older names of attention's projections.
+  const LoraTarget* find(const std::string& component, std::string name, const std::string& denoiser) const;
   std::vector<std::string> components() const;
+  const std::vector<std::string>& denoisers() const { return names_.denoisers; }
 
  private:
-  std::map<std::string, std::map<std::string, LoraTarget>> by_name_;  // component → name with '_' → weight
+  LoraNames names_;
+  std::vector<LoraTarget> targets_;
+  std::map<std::string, std::map<std::string, size_t>> by_name_;  // component → name with '_' → parameter
 };
 
 /// "a.b.c" → "a_b_c".

@@ -43,7 +43,7 @@ Scope stacked_layer(const Scope& s, int64_t n, ScanStep& step) {
 
 }  // namespace
 
-Tensor linear(const Scope& s, Tensor x, LinearOptions o) {
+Tensor linear(const Scope& s, Tensor x, const LinearOptions& o) {
   auto path = s.path_scope();
   const Dims dims = {o.out, x.dim(-1)};
   const Weight weight{"weight", dims, {o.out_axis, o.in_axis}, o.init ? *o.init : init::lecun_normal(dims)};
@@ -51,7 +51,7 @@ Tensor linear(const Scope& s, Tensor x, LinearOptions o) {
   return o.bias ? add_bias(s, y) : y;
 }
 
-Tensor conv2d(const Scope& s, Tensor x, Conv2dOptions o) {
+Tensor conv2d(const Scope& s, Tensor x, const Conv2dOptions& o) {
   auto path = s.path_scope();
   check(x.rank() == 4, Code::invalid_graph, "conv2d: x is {}, expected [B, H, W, C], at {}", to_string(x.shape()),
         s.path());

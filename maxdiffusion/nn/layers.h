@@ -16,7 +16,7 @@ struct LinearOptions {
   std::optional<Init> init = {};            // of the weight; LeCun normal when empty
 };
 /// y = x·Wᵀ + b.   x: [..., in]   weight: [out, in]   bias: [out].
-Tensor linear(const Scope& s, Tensor x, LinearOptions o);
+Tensor linear(const Scope& s, Tensor x, const LinearOptions& o);
 
 struct Conv2dOptions {
   int64_t out = 0, kernel = 3, stride = 1, padding = 1;
@@ -25,7 +25,7 @@ struct Conv2dOptions {
   bool pad_right_bottom = false;  // zeros after only (the VAE encoder's downsampler)
 };
 /// x: [B, H, W, in]   weight: [out, in, k, k].
-Tensor conv2d(const Scope& s, Tensor x, Conv2dOptions o);
+Tensor conv2d(const Scope& s, Tensor x, const Conv2dOptions& o);
 
 struct Conv3dOptions {
   int64_t out = 0;

@@ -15,7 +15,7 @@ namespace {
 struct ScopeTest : testing::Test {
   Graph g;
   ParamTable table;
-  Scope root(ScopeOptions options = {}) { return Scope(g, table, "unet", options); }
+  Scope root(const ScopeOptions& options = {}) { return Scope(g, table, "unet", options); }
   std::vector<std::string> paths() const {
     std::vector<std::string> out;
     for (const Param& p : table.params()) out.push_back(p.path);

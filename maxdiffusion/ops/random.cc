@@ -134,7 +134,7 @@ Tensor random_bits(Rng rng, Dims dims) {
   return apply(kRandomBits, {rng.key()}, std::move(dims));
 }
 
-Tensor random_uniform(Rng rng, Shape shape, double low, double high) {
+Tensor random_uniform(Rng rng, const Shape& shape, double low, double high) {
   Tensor u = unit_floats(rng, shape.dims);
   if (low == 0 && high == 1) return cast(u, shape.dtype);
   // Rounding may reach `high` itself; the largest float below it is as close.
@@ -143,7 +143,7 @@ Tensor random_uniform(Rng rng, Shape shape, double low, double high) {
   return cast(minimum(u, scalar_like(u, below)), shape.dtype);
 }
 
-Tensor random_normal(Rng rng, Shape shape) {
+Tensor random_normal(Rng rng, const Shape& shape) {
   // The middle of each of the 2^24 intervals of (−1, 1): never ±1, where erf⁻¹ is infinite, and symmetric.
   Tensor u = unit_floats(rng, shape.dims) * 2.0 + (kUnit - 1.0);
   return cast(erf_inv(u) * std::sqrt(2.0), shape.dtype);

@@ -36,10 +36,10 @@ class Rng {
   Tensor key_;
 };
 
-Tensor random_bits(Rng rng, Dims dims);                                        // u32
-Tensor random_uniform(Rng rng, Shape shape, double low = 0, double high = 1);  // [low, high)
-Tensor random_normal(Rng rng, Shape shape);                                    // mean 0, variance 1; f32 inside
-Tensor random_integers(Rng rng, Dims dims, int64_t low, int64_t high);         // s32 in [low, high)
+Tensor random_bits(Rng rng, Dims dims);                                               // u32
+Tensor random_uniform(Rng rng, const Shape& shape, double low = 0, double high = 1);  // [low, high)
+Tensor random_normal(Rng rng, const Shape& shape);                                    // mean 0, variance 1; f32 inside
+Tensor random_integers(Rng rng, Dims dims, int64_t low, int64_t high);                // s32 in [low, high)
 
 /// The generator on the host, for initialisers and shuffles: bits(i) is element i, row-major, of
 /// random_bits(Rng::seed(g, seed).for_(purpose), …), and uniform(i) that of random_uniform; a filled normal agrees with

@@ -390,7 +390,7 @@ const OpDef kManualComputation = {
 
 }  // namespace
 
-Tensor shard(Tensor x, LogicalAxes names) {
+Tensor shard(Tensor x, const LogicalAxes& names) {
   const Graph& g = x.graph();
   check(names.size() == x.dims().size(), Code::invalid_graph, "shard: {} logical axes for {}, at {}", names.size(),
         to_string(x.shape()), g.path());

@@ -12,7 +12,7 @@ namespace md {
 /// Sharding constraint by logical names, resolved by the rules the graph was opened with; "" keeps an axis whole.
 /// The identity on one device. Throws invalid_graph on a name without a rule. Gradient: this constraint on the
 /// cotangent.
-Tensor shard(Tensor x, LogicalAxes names);
+Tensor shard(Tensor x, const LogicalAxes& names);
 /// Sharding constraint by mesh axes, on the value and on its cotangent.
 Tensor shard_axes(Tensor x, DimAxes axes);
 /// Sharding constraint by mesh axes: `axes` on the value, `cotangent` on its cotangent.

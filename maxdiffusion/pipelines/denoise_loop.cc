@@ -14,6 +14,7 @@
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/pipelines/step_cache.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 
 namespace md {
@@ -41,17 +42,13 @@ HostArray control_scales(const ControlOptions& c, int64_t n) {
   return scales;
 }
 
-/// Steps in a row that one component predicts.
-struct Stretch {
-  std::string denoiser;
-  double guidance;
-  int64_t first, steps;
-};
-
-std::vector<Stretch> stretches(const Family& family, const SampleTable& table, const SampleOptions& o) {
+SamplingPlan sampling_plan(const Family& family, const SampleTable& table, const SampleOptions& o) {
   const std::vector<std::string> denoisers = family.denoisers();
-  const double boundary = family.boundary_time(o.boundary_ratio);
-  std::vector<Stretch> out;
+  const double boundary = family.boundary_time(o.boundary_ratio),
+               times = o.scheduler_config.value("num_train_timesteps", 1000.0);
+  SamplingPlan plan{.stretches = {}, .times = table.timesteps, .height = o.size.height};
+  for (double& t : plan.times) t /= times;
+  std::vector<Stretch>& out = plan.stretches;
   for (size_t i = 0; i < table.timesteps.size(); ++i) {
     const size_t which = table.timesteps[i] < boundary ? 1 : 0;
     if (!out.empty() && out.back().denoiser == denoisers.at(which)) {
@@ -61,69 +58,252 @@ std::vector<Stretch> stretches(const Family& family, const SampleTable& table, c
     const double guidance = o.guidance_scales.empty() ? o.guidance_scale : o.guidance_scales.at(which);
     out.push_back({denoisers[which], guidance, static_cast<int64_t>(i), 1});
   }
-  return out;
+  return plan;
 }
 
-/// `steps` denoising steps of `batch` samples. Inputs: sample [B, …] and history0 …, which are the outputs too; rows
-/// [steps, columns] and timesteps [steps] of the scheduler's table, start s32 [] (the number of the first step); the
-/// fields of the conditioning, with guidance the same with the prefix negative_; key u32 [2] and first s32 [] (the
-/// number of the first sample); with a ControlNet control_image [B, H, W, C] and scales [steps].
-void build_steps(Graph& g, const std::function<Scope(const std::string&)>& scope, const Family& family,
-                 const Scheduler& scheduler, const Stretch& stretch, int64_t steps, int64_t columns, int64_t batch,
-                 const Dims& latent, const PromptConditioning& prompts, const SampleOptions& o) {
-  auto input = [&](const std::string& name, Shape shape) {
-    shape.dims[0] = batch;
-    return g.input(name, shape, axis::of_batch(shape.dims.size()));
-  };
-  const bool guided = stretch.guidance > 1;
-  auto twice = [&](Tensor x) { return guided ? concatenate({x, x}, 0) : x; };
-  const int64_t calls = guided ? 2 * batch : batch;
-  Conditioning given;
-  for (const auto& [name, rows] : prompts.positive) {
-    Tensor x = input(name, rows.shape());
-    given[name] = guided ? concatenate({input("negative_" + name, rows.shape()), x}, 0) : x;
-  }
-  const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
-  given.merge(family.size_conditioning(g, calls, o.said.value_or(SizeHints{whole, {0, 0}, whole})));
-  Tensor scales;
-  if (o.control) {
-    given["control_image"] = twice(input("control_image", o.control->image.shape()));
-    scales = g.input("scales", {DType::f32, {steps}});
-  }
-  const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at(g.input("first", {DType::s32, {}}));
-  const Tensor rows = g.input("rows", {DType::f32, {steps, columns}}), start = g.input("start", {DType::s32, {}}),
-               timesteps = g.input("timesteps", {DType::f32, {steps}});
+using ScopeOf = std::function<Scope(const std::string& component)>;
 
-  const Shape whole_shape = batched(batch, {DType::f32, latent});
-  std::vector<std::string> names = {"sample"};
-  std::vector<Tensor> carry = {input("sample", whole_shape)};
-  for (int64_t i = 0; i < scheduler.history(); ++i) {
-    names.push_back(fmt::format("history{}", i));
-    carry.push_back(input(names.back(), whole_shape));
-  }
-  ScanResult out = scan(steps, carry, [&](ScanStep& step, const std::vector<Tensor>& c) -> ScanResult {
-    Tensor row = step.slice(rows);
-    Conditioning conditioning = given;
-    if (o.control) conditioning["control_scale"] = step.slice(scales);
-    const Models models = [&](const std::string& component) {
-      return scope(component == family.denoiser() ? stretch.denoiser : component).in_graph(step.body());
+/// What the graphs of one stretch of steps have in common.
+struct Steps {
+  const Family& family;
+  const Scheduler& scheduler;
+  const Stretch& stretch;
+  const PromptConditioning& prompts;
+  const SampleOptions& options;
+  int64_t batch, columns;                // columns: of the scheduler's table
+  std::map<std::string, Shape> context;  // Family::shared_context where a graph of its own makes it
+
+  bool guided() const { return stretch.guidance > 1; }
+  int64_t calls() const { return guided() ? 2 * batch : batch; }
+  Models models(const ScopeOf& scope, Graph& g) const {
+    return [this, &scope, &g](const std::string& component) {
+      return scope(component == family.denoiser() ? stretch.denoiser : component).in_graph(g);
     };
-    Tensor prediction = family.denoise(models, twice(scheduler.scale_input(c[0], row)),
-                                       broadcast_to(reshape(step.slice(timesteps), {1}), {calls}), conditioning);
-    if (guided) {
-      std::vector<Tensor> halves = split(prediction, 2, 0);
-      prediction = halves[0] + (halves[1] - halves[0]) * stretch.guidance;
-      if (o.guidance_rescale > 0) prediction = rescaled(prediction, halves[1], o.guidance_rescale);
+  }
+};
+
+Tensor batch_input(Graph& g, const Steps& steps, const std::string& name, Shape shape) {
+  shape.dims[0] = steps.batch;
+  return g.input(name, shape, axis::of_batch(shape.dims.size()));
+}
+
+/// Inputs: the fields of the conditioning, with guidance the same with the prefix negative_. With guidance the rows are
+/// [negative, positive].
+Conditioning prompt_inputs(Graph& g, const Steps& steps) {
+  Conditioning given;
+  for (const auto& [name, rows] : steps.prompts.positive) {
+    Tensor x = batch_input(g, steps, name, rows.shape());
+    given[name] = steps.guided() ? concatenate({batch_input(g, steps, "negative_" + name, rows.shape()), x}, 0) : x;
+  }
+  return given;
+}
+
+/// Everything that all steps are given, as inputs: prompt_inputs, the shared context, with a ControlNet control_image
+/// [B, H, W, C].
+Conditioning step_inputs(Graph& g, const Steps& steps) {
+  Conditioning given = prompt_inputs(g, steps);
+  for (const auto& [name, shape] : steps.context) {
+    std::vector<std::string> axes(shape.dims.size());
+    axes.at(1) = axis::kData;
+    given[name] = g.input(name, shape, axes);
+  }
+  const SampleOptions& o = steps.options;
+  const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
+  given.merge(steps.family.size_conditioning(g, steps.calls(), o.said.value_or(SizeHints{whole, {0, 0}, whole})));
+  if (o.control) {
+    Tensor image = batch_input(g, steps, "control_image", o.control->image.shape());
+    given["control_image"] = steps.guided() ? concatenate({image, image}, 0) : image;
+  }
+  return given;
+}
+
+/// The rows of the positive half.
+Conditioning positive_half(const Steps& steps, Conditioning given) {
+  for (auto& [name, x] : given) x = slice_axis(x, steps.context.contains(name) ? 1 : 0, steps.batch, 2 * steps.batch);
+  return given;
+}
+
+/// One step's model and guidance. row: of the scheduler's table; time: f32 []; control_scale: f32 [] or absent.
+DenoisingStep step_graph(const Steps& steps, Models models, const Conditioning& given, Tensor sample, Tensor row,
+                         Tensor time, Tensor control_scale) {
+  DenoisingStep g;
+  g.sample = sample;
+  auto run = [=, &steps](bool both, const auto& denoise) {
+    Conditioning c = both || !steps.guided() ? given : positive_half(steps, given);
+    if (control_scale) c["control_scale"] = control_scale;
+    Tensor x = steps.scheduler.scale_input(sample, row);
+    if (both) x = concatenate({x, x}, 0);
+    return denoise(x, broadcast_to(reshape(time, {1}), {x.dim(0)}), c);
+  };
+  g.predict = [=, &steps](bool both) {
+    return run(both, [&](Tensor x, Tensor t, const Conditioning& c) { return steps.family.denoise(models, x, t, c); });
+  };
+  g.predict_keeping = [=, &steps](Tensor residual) {
+    return run(true, [&](Tensor x, Tensor t, const Conditioning& c) {
+      return steps.family.denoise_keeping(models, x, t, c, residual);
+    });
+  };
+  g.guide = [&steps](Tensor negative, Tensor positive) {
+    Tensor guided = negative + (positive - negative) * steps.stretch.guidance;
+    const double rescale = steps.options.guidance_rescale;
+    return rescale > 0 ? rescaled(guided, positive, rescale) : guided;
+  };
+  return g;
+}
+
+/// Names of what a step hands to the next: the sample and the scheduler's history.
+std::vector<std::string> carried(const Scheduler& scheduler) {
+  std::vector<std::string> names = {"sample"};
+  for (int64_t i = 0; i < scheduler.history(); ++i) names.push_back(fmt::format("history{}", i));
+  return names;
+}
+
+/// Makes an input of a graph its output again, in the same memory.
+void hand_on(Graph& g, const std::string& name, Tensor value) {
+  g.output(name, value, name);
+  g.alias(name, name);
+}
+
+/// `count` denoising steps of `batch` samples. Inputs: what is carried [B, …], which are the outputs too; rows
+/// [count, columns] and timesteps [count] of the scheduler's table, start s32 [] (the number of the first step); key
+/// u32 [2] and first s32 [] (the number of the first sample); with a ControlNet scales [count]; step_inputs.
+void build_steps(Graph& g, const ScopeOf& scope, const Steps& steps, int64_t count, const Dims& latent) {
+  const SampleOptions& o = steps.options;
+  Conditioning given = step_inputs(g, steps);
+  if (o.cache.use_kv_cache && steps.context.empty())
+    given.merge(steps.family.shared_context(steps.models(scope, g), given));
+  Tensor scales;
+  if (o.control) scales = g.input("scales", {DType::f32, {count}});
+  const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at(g.input("first", {DType::s32, {}}));
+  const Tensor rows = g.input("rows", {DType::f32, {count, steps.columns}}), start = g.input("start", {DType::s32, {}}),
+               timesteps = g.input("timesteps", {DType::f32, {count}});
+  const std::vector<std::string> names = carried(steps.scheduler);
+  std::vector<Tensor> carry;
+  for (const std::string& name : names)
+    carry.push_back(batch_input(g, steps, name, batched(steps.batch, {DType::f32, latent})));
+  ScanResult out = scan(count, carry, [&](ScanStep& step, const std::vector<Tensor>& c) -> ScanResult {
+    Tensor row = step.slice(rows);
+    const DenoisingStep one = step_graph(steps, steps.models(scope, step.body()), given, c[0], row,
+                                         step.slice(timesteps), scales ? step.slice(scales) : Tensor());
+    Tensor prediction = one.predict(steps.guided());
+    if (steps.guided()) {
+      const std::vector<Tensor> halves = split(prediction, 2, 0);
+      prediction = one.guide(halves[0], halves[1]);
     }
-    return {scheduler.step(prediction, c[0], row, {c.begin() + 1, c.end()},
-                           rng.at(step.index() + step.body().capture(start)).for_("step")),
+    return {steps.scheduler.step(prediction, c[0], row, {c.begin() + 1, c.end()},
+                                 rng.at(step.index() + step.body().capture(start)).for_("step")),
             {}};
   });
-  for (size_t i = 0; i < names.size(); ++i) {
-    g.output(names[i], out.carry[i], names[i]);
-    g.alias(names[i], names[i]);
-  }
+  for (size_t i = 0; i < names.size(); ++i) hand_on(g, names[i], out.carry[i]);
   g.output("done", start);
+}
+
+/// One step with a cache, with the inputs of build_steps; `reused`: with factors f32 [2] besides. Arrays kept0 … are
+/// handed on by a computed step and read by a reused one. Output moved f32 [], where the cache asks for it.
+/// `kept`: the shapes of these arrays; a computed step's graph fills it.
+void build_cached_step(Graph& g, const ScopeOf& scope, const Steps& steps, const Dims& latent, const StepCache& cache,
+                       bool reused, std::vector<Shape>& kept) {
+  const Conditioning given = step_inputs(g, steps);
+  Tensor scale;
+  if (steps.options.control) scale = reshape(g.input("scales", {DType::f32, {1}}), {});
+  const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at(g.input("first", {DType::s32, {}}));
+  const Tensor row = reshape(g.input("rows", {DType::f32, {1, steps.columns}}), {steps.columns}),
+               start = g.input("start", {DType::s32, {}}), time = reshape(g.input("timesteps", {DType::f32, {1}}), {});
+  const std::vector<std::string> names = carried(steps.scheduler);
+  std::vector<Tensor> carry, arrays;
+  for (const std::string& name : names)
+    carry.push_back(batch_input(g, steps, name, batched(steps.batch, {DType::f32, latent})));
+  auto input_of = [&](size_t i) {
+    return g.input(fmt::format("kept{}", i), kept[i], axis::of_batch(kept[i].dims.size()));
+  };
+  for (size_t i = 0; reused && i < kept.size(); ++i) arrays.push_back(input_of(i));
+  const DenoisingStep one = step_graph(steps, steps.models(scope, g), given, carry[0], row, time, scale);
+  const Tensor prediction =
+      reused ? cache.reuse(one, arrays, g.input("factors", {DType::f32, {2}})) : cache.compute(one, arrays);
+  const std::vector<Tensor> next =
+      steps.scheduler.step(prediction, carry[0], row, {carry.begin() + 1, carry.end()}, rng.at(start).for_("step"));
+  for (size_t i = 0; i < names.size(); ++i) hand_on(g, names[i], next[i]);
+  for (size_t i = 0; !reused && i < arrays.size(); ++i) {
+    kept.push_back(arrays[i].shape());
+    input_of(i);
+    hand_on(g, fmt::format("kept{}", i), arrays[i]);
+  }
+  if (Tensor moved = cache.moved(next[0], arrays)) g.output("moved", moved);
+  g.output("done", start);
+}
+
+CompileConfig lean(CompileConfig config) {
+  config.lean = true;
+  return config;
+}
+
+using Build = std::function<void(Graph&, const ScopeOf&)>;
+
+/// What a graph asks for.
+ParamTable params_of(Graph& g, const Build& build, const ScopeOptions& options) {
+  ParamTable params;
+  build(g, [&](const std::string& component) { return Scope(g, params, component, options).frozen(); });
+  return params;
+}
+
+/// A program whose weights are read while it is compiled, and put into `kept`. `whole`: of models that the program
+/// runs parts of, what the whole ones ask for.
+Program compile_with_weights(const Devices& devices, const WeightsOf& weights, const SampleOptions& o,
+                             const std::string& name, const Build& build, ArrayMap& kept,
+                             const ParamTable* whole = nullptr) {
+  Graph g(devices.graph_options(&devices.rules()));
+  const ParamTable own = params_of(g, build, o.scope), &params = whole ? *whole : own;
+  auto values = std::async(std::launch::async, [&] {
+    std::set<std::string> components;
+    for (const Param& p : params.params()) components.insert(p.model);
+    HostArrays read;
+    for (const std::string& component : components) read.merge(weights(params, component));
+    return read;
+  });
+  Program program = compile(devices, g, lean(o.compile), name);
+  place(devices, program, values.get(), kept);
+  return program;
+}
+
+/// Family::shared_context of each group of samples, whose conditioning `of_group` gives; fills steps.context. The
+/// weights that only it needs leave the devices again. Nothing where the family has none.
+std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& weights, Steps& steps,
+                                    const ParamTable& whole, size_t groups,
+                                    const std::function<HostArrays(size_t)>& of_group) {
+  std::map<std::string, Shape> shapes;
+  auto build = [&](Graph& g, const ScopeOf& scope) {
+    for (const auto& [name, x] : steps.family.shared_context(steps.models(scope, g), prompt_inputs(g, steps))) {
+      shapes[name] = x.shape();
+      g.output(name, x);
+    }
+  };
+  std::vector<ArrayMap> contexts(groups);
+  Graph trace;
+  params_of(trace, build, steps.options.scope);
+  if (shapes.empty()) {
+    log_warning("use_kv_cache has no effect on this model");
+    return contexts;
+  }
+  log_info("keys and values of the prompt are made once for all steps of {}", steps.stretch.denoiser);
+  ArrayMap kept;
+  const Program program = compile_with_weights(devices, weights, steps.options, "context", build, kept, &whole);
+  for (size_t group = 0; group < groups; ++group) {
+    place(devices, program, of_group(group), kept);
+    ArrayMap none;
+    contexts[group] = program.run(none, kept);
+  }
+  steps.context = std::move(shapes);
+  return contexts;
+}
+
+/// Another program's output with the sharding of this one's input.
+Array placed_as_input(const Devices& devices, const Program& program, const std::string& name, Array a) {
+  const auto names = program.input_names();
+  const auto at = std::ranges::find(names, name);
+  if (at == names.end() || a.sharding() == program.input_sharding(static_cast<size_t>(at - names.begin()))) return a;
+  ArrayMap placed;
+  place(devices, program, HostArrays{{name, devices.get(a)}}, placed);
+  return std::move(placed.at(name));
 }
 
 /// Standard normal, the same for sample i whatever else is drawn.
@@ -253,57 +433,92 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   HostArray noise = o.latents ? rows(o.latents, 0, samples) : drawn_noise(all, o.seed);
   for (float& v : noise.mutable_view<float>()) v *= static_cast<float>(table.init_noise_sigma);
   std::vector<ArrayMap> carries(static_cast<size_t>((samples + batch - 1) / batch));  // of each group of samples
-  int64_t done = 0;
+  int64_t done = 0, reused = 0;
   const int64_t work = total * static_cast<int64_t>(carries.size());
-  for (const Stretch& stretch : stretches(family, table, o)) {
-    const int64_t at_once = o.step_by_step ? 1 : stretch.steps;
-    Graph g(devices.graph_options(&devices.rules()));
-    ParamTable params;
-    build_steps(
-        g, [&](const std::string& component) { return Scope(g, params, component, o.scope).frozen(); }, family,
-        *scheduler, stretch, at_once, columns, batch, latent, prompts, o);
-    auto values = std::async(std::launch::async, [&] {
-      std::set<std::string> components;
-      for (const Param& p : params.params()) components.insert(p.model);
-      HostArrays read;
-      for (const std::string& component : components) read.merge(weights(params, component));
-      return read;
-    });
-    CompileConfig lean = o.compile;
-    lean.lean = true;
-    const Program program = compile(devices, g, lean, "denoise");
-    if (auto plan = program.memory()) log_info("denoising: {}", to_string(*plan));
+  const SamplingPlan plan = sampling_plan(family, table, o);
+  const std::unique_ptr<StepCache> cache = make_step_cache(o.cache, plan);
+  const bool one_by_one = o.step_by_step || cache;
+  for (const Stretch& stretch : plan.stretches) {
+    const int64_t at_once = one_by_one ? 1 : stretch.steps;
+    Steps steps{family, *scheduler, stretch, prompts, o, batch, columns, {}};
+    auto of_group = [&](size_t group) {
+      HostArrays in;
+      for (const auto& [name, a] : per_sample) in[name] = rows(a, static_cast<int64_t>(group) * batch, batch);
+      return in;
+    };
+    std::vector<ArrayMap> contexts(carries.size());
+    std::optional<ParamTable> whole;
+    if (o.cache.use_kv_cache && one_by_one) {
+      Graph g;
+      whole = params_of(
+          g, [&](Graph& all, const ScopeOf& scope) { build_steps(all, scope, steps, 1, latent); }, o.scope);
+      contexts = make_contexts(devices, weights, steps, *whole, carries.size(), of_group);
+    }
     ArrayMap kept;
-    place(devices, program, values.get(), kept);
+    std::vector<Shape> of_steps;  // shapes of what the cache keeps
+    const Program program = compile_with_weights(
+        devices, weights, o, "denoise",
+        [&](Graph& g, const ScopeOf& scope) {
+          if (cache)
+            build_cached_step(g, scope, steps, latent, *cache, false, of_steps);
+          else
+            build_steps(g, scope, steps, at_once, latent);
+        },
+        kept, whole ? &*whole : nullptr);
+    std::optional<Program> reusing;
+    if (cache) {
+      Graph g(devices.graph_options(&devices.rules()));
+      params_of(
+          g,
+          [&](Graph& step, const ScopeOf& scope) {
+            build_cached_step(step, scope, steps, latent, *cache, true, of_steps);
+          },
+          o.scope);
+      reusing.emplace(compile(devices, g, lean(o.compile), "denoise from the step before"));
+    }
+    if (auto memory = program.memory()) log_info("denoising: {}", to_string(*memory));
     for (size_t group = 0; group < carries.size(); ++group) {
       const int64_t first = static_cast<int64_t>(group) * batch;
-      HostArrays in = {{"key", key_of_seed(o.seed)}, {"first", scalar_s32(first)}};
-      for (const auto& [name, a] : per_sample) in[name] = rows(a, first, batch);
+      HostArrays in = of_group(group);
+      in["key"] = key_of_seed(o.seed), in["first"] = scalar_s32(first);
       if (carries[group].empty()) {
         in["sample"] = rows(noise, first, batch);
         for (int64_t i = 0; i < scheduler->history(); ++i) in[fmt::format("history{}", i)] = zeros_as(in["sample"]);
       }
+      for (size_t i = 0; i < of_steps.size(); ++i) in[fmt::format("kept{}", i)] = zeros_as(HostArray(of_steps[i]));
       ArrayMap feed;
       place(devices, program, in, feed);
       for (auto& [name, a] : feed)
-        (name == "sample" || name.starts_with("history") ? carries[group] : kept)[name] = std::move(a);
-      PendingArray last;
+        (name == "sample" || name.starts_with("history") || name.starts_with("kept") ? carries[group] : kept)[name] =
+            std::move(a);
+      for (auto& [name, a] : contexts[group]) kept[name] = placed_as_input(devices, program, name, std::move(a));
+      if (cache) cache->begin(stretch);
+      PendingArray last, moved;
       for (int64_t i = stretch.first; i < stretch.first + stretch.steps; i += at_once) {
+        const bool reuse = cache && cache->reuses(stretch, i, [&] { return moved.wait().to_doubles()[0]; });
         HostArrays of_step = {
             {"rows", rows(table.rows, i, at_once)}, {"timesteps", rows(times, i, at_once)}, {"start", scalar_s32(i)}};
         if (o.control) of_step["scales"] = rows(scales, i, at_once);
-        place(devices, program, of_step, kept);
-        ArrayMap out = program.run(carries[group], kept);
+        if (reuse) of_step["factors"] = HostArray::of<float>({DType::f32, {2}}, cache->factors(i));
+        const Program& runs = reuse ? *reusing : program;
+        place(devices, runs, of_step, kept);
+        ArrayMap out = runs.run(carries[group], kept);
         PendingArray now = fetch(devices, out.at("done"));
+        if (const auto m = out.find("moved"); m != out.end()) moved = fetch(devices, m->second), out.erase(m);
         out.erase("done");
-        carries[group] = std::move(out);
-        if (i > stretch.first) last.wait();  // the device has the next step already
+        for (auto& [name, a] : out) carries[group][name] = std::move(a);  // a reused step leaves kept0 … there
+        if (i > stretch.first) last.wait();                               // the device has the next step already
         last = now;
         done += at_once;
+        reused += reuse ? 1 : 0;
         if (o.progress) o.progress(done, work);
       }
+      std::erase_if(carries[group], [](const auto& item) { return item.first.starts_with("kept"); });
     }
   }
+  if (cache)
+    log_info("[{}] Cached {}/{} steps ({:.1f}% cache ratio){}", cache->name(), reused, work,
+             100.0 * static_cast<double>(reused) / static_cast<double>(work), cache->details());
   HostArray latents;
   for (size_t group = 0; group < carries.size(); ++group)
     add_rows(latents, samples, static_cast<int64_t>(group) * batch, devices.get(carries[group].at("sample")));

@@ -43,6 +43,7 @@ struct SampleOptions {
 
   /// One program runs one step, so that progress is known, instead of all.
   bool step_by_step = false;
+  StepCacheKeys cache;  // with a step cache, too, one program runs one step
   /// Called after every run of the program with the steps done and all steps.
   std::function<void(int64_t done, int64_t total)> progress;
 

@@ -4,10 +4,13 @@
 
 namespace md {
 
+std::string StepCacheKeys::step_cache() const {
+  return use_cfg_cache ? "use_cfg_cache" : use_magcache ? "use_magcache" : use_sen_cache ? "use_sen_cache" : "";
+}
+
 void StepCacheKeys::validate() const {
-  for (const auto& [key, set] : {std::pair{"use_cfg_cache", use_cfg_cache}, std::pair{"use_magcache", use_magcache},
-                                 std::pair{"use_sen_cache", use_sen_cache}})
-    check(!set, Code::invalid_config, "{} is set, but it is not there yet; set it to false", key);
+  check(use_cfg_cache + use_magcache + use_sen_cache <= 1, Code::invalid_config,
+        "use_cfg_cache, use_magcache and use_sen_cache are in each other's way; set one of them");
 }
 
 }  // namespace md

@@ -82,7 +82,9 @@ struct StepCacheKeys {
     v("use_kv_cache", use_kv_cache, "keys and values of the prompt once for all steps; changes no result");
     v("use_batched_text_encoder", use_batched_text_encoder, "prompts are always encoded together; has no effect");
   }
-  /// Throws invalid_config for what would change the result and is not there.
+  /// The key of the cache that is asked for: "use_magcache"; empty: none.
+  std::string step_cache() const;
+  /// Throws invalid_config where several are asked for.
   void validate() const;
 };
 

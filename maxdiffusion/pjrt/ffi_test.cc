@@ -34,7 +34,7 @@ TEST(Handlers, AreCalledAndTheirErrorsSurface) {
   register_ffi_handler(*client, "md_test_scale", reinterpret_cast<void*>(kScale));
   auto exe = Executable::compile(*client, kText, {.device_ids = {client->devices()[0].id}, .flags = {}});
   const Shape shape{DType::f32, {3}};
-  auto run = [&](std::vector<float> values) {
+  auto run = [&](const std::vector<float>& values) {
     const HostArray a = HostArray::of<float>(shape, values);
     Buffer x = client->put(client->devices()[0].id, shape, a.data(), {}, a.owner());
     auto out = exe.run({{&x}});

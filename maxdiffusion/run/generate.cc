@@ -91,6 +91,7 @@ SampleOptions options_of(const RunModels& models) {
   o.scheduler_config = sampling_config(models.folder().scheduler_config(), c.scheduler);
   o.scope = scope_options(c.layers);
   o.compile = c.compile;
+  o.cache = c.step_cache;
   return o;
 }
 
@@ -182,9 +183,12 @@ class Sampler {
     if (exists(own)) chosen.insert(chosen.begin(), {own, 1});
     if (chosen.empty()) return;
     const LoraTargets targets = lora_targets(models_);
+    const std::vector<std::string> denoisers = models_.family()->denoisers();
     for (const LoraChoice& l : chosen) {
-      loras_.push_back({read_lora(l.path, targets), l.scale});
-      log_info("LoRA {} with scale {}", l.path, l.scale);
+      check(!l.denoiser || *l.denoiser < denoisers.size(), Code::invalid_config,
+            "lora_config names '{}' for a second denoiser, but this model has one", l.path);
+      loras_.push_back({read_lora(l.path, targets, l.denoiser ? denoisers[*l.denoiser] : ""), l.scale});
+      log_info("LoRA {} with scale {}: {}", l.path, l.scale, summary(loras_.back().file));
     }
   }
   WeightsOf weights() {
@@ -209,10 +213,17 @@ class Sampler {
 
 }  // namespace
 
+LoraNames lora_names(const RunModels& models) {
+  LoraNames names{.denoisers = models.family()->denoisers()};
+  for (const auto& [name, component] : models.folder().components())
+    if (const OtherNames others = find_model_class(component.class_name)->other_names) names.others[name] = others;
+  return names;
+}
+
 LoraTargets lora_targets(const RunModels& models) {
   std::vector<std::string> components = models.family()->text_encoders();
   for (const std::string& denoiser : models.family()->denoisers()) components.push_back(denoiser);
-  return LoraTargets(models.folder().params(components));
+  return LoraTargets(models.folder().params(components), lora_names(models));
 }
 
 void generate(const RunConfig& config, bool with_control) {

@@ -21,7 +21,9 @@ void draw_class_images(const RunConfig& config);
 std::string draw_sample_grid(RunModels& models, TextEncoder& text, const WeightsOf& weights, int64_t step,
                              const std::string& folder);
 
-/// The weights of a run's models that LoRA matrices can sit on.
+/// What LoRA files call a run's models.
+LoraNames lora_names(const RunModels& models);
+/// The parameters of a run's models that LoRA files can change.
 LoraTargets lora_targets(const RunModels& models);
 
 }  // namespace md

@@ -73,7 +73,7 @@ StepOptions planned_step(const RunModels& m, int64_t samples) {
           .frozen();
     }
     const LoraKeys& lora = m.config().lora;
-    return lora.train_lora ? lora_scope(scope, training_lora(lora, component)) : scope;
+    return lora.train_lora ? lora_scope(scope, training_lora(lora, m.family()->lora_targets(component))) : scope;
   };
   return s;
 }

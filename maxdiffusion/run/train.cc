@@ -19,20 +19,24 @@
 namespace md {
 namespace {
 
+/// What matrices the trained denoiser gets.
+LoraConfig lora_config(const RunModels& m) {
+  return training_lora(m.config().lora, m.family()->lora_targets(trained_denoiser(m.config(), *m.family())));
+}
+
 /// Starting values of the LoRA matrices, of `lora_init` or drawn; made when called.
 std::function<NamedPieces()> initial_matrices(const RunModels& m, const ParamTable& params) {
   const LoraKeys& keys = m.config().lora;
-  const std::string denoiser = trained_denoiser(m.config(), *m.family());
-  std::vector<std::string> targets = training_lora(keys, denoiser).targets;
+  std::vector<std::string> targets = lora_config(m).targets;
   if (m.config().denoise.train_text_encoder && keys.lora_target_modules.empty()) {
-    const std::vector<std::string> more = training_lora(keys, m.family()->text_encoders().at(0)).targets;
+    const std::vector<std::string> more = m.family()->lora_targets(m.family()->text_encoders().at(0));
     targets.insert(targets.end(), more.begin(), more.end());
   }
   check_lora_targets(targets, params);
   if (keys.lora_init.empty())
     return [&params, seed = m.config().seed()] { return as_pieces(initial_lora(params, seed)); };
-  return [values = as_pieces(initial_lora(params, read_lora(keys.lora_init, lora_targets(m)),
-                                          training_lora(keys, denoiser)))] { return values; };
+  const LoraFile file = read_lora(keys.lora_init, lora_targets(m), trained_denoiser(m.config(), *m.family()));
+  return [values = as_pieces(initial_lora(params, file, lora_config(m)))] { return values; };
 }
 
 std::function<NamedPieces()> initial_values(RunModels& m, const ParamTable& params) {
@@ -54,11 +58,14 @@ void complete_checkpoint(RunModels& m, CheckpointContent& content, const ParamTa
                          const NamedPieces& trained) {
   m.complete(content);
   if (!m.config().lora.train_lora) return;
-  content.more = [file = trained_lora(params, as_arrays(trained),
-                                      training_lora(m.config().lora, trained_denoiser(m.config(), *m.family()))),
+  content.more = [file = trained_lora(params, as_arrays(trained), lora_config(m)), names = lora_names(m),
+                  denoiser = trained_denoiser(m.config(), *m.family()),
                   two = m.family()->text_encoders().size() == 2](const std::string& to) {
-    write_peft_lora(to, file);
-    write_kohya_lora(to + "/lora_kohya.safetensors", file, two);
+    write_peft_lora(to, file, names);
+    if (names.others.contains(denoiser))
+      write_comfyui_lora(to + "/lora_comfyui.safetensors", file, names);
+    else
+      write_kohya_lora(to + "/lora_kohya.safetensors", file, names, two);
   };
 }
 
@@ -68,9 +75,7 @@ void draw(RunModels& m, int64_t step, const ParamTable& params, const HostArrays
   const WeightsOf weights = [&](const ParamTable& p, const std::string& component) {
     if (is_trained(m, component) && !c.lora.train_lora) return of_component(p, component, trained);
     HostArrays values = as_arrays(m.open_weights(p, component)());
-    if (is_trained(m, component))
-      merge_loras({{trained_lora(params, trained, training_lora(c.lora, trained_denoiser(c, *m.family()))), 1}}, p,
-                  values);
+    if (is_trained(m, component)) merge_loras({{trained_lora(params, trained, lora_config(m)), 1}}, p, values);
     return values;
   };
   std::optional<TextEncoder> own;

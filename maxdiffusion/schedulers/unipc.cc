@@ -29,7 +29,7 @@ struct Solver {
 
   /// From level `from` to the next. m: predictions at `from` and before it, newest first, as many as the order.
   /// `arrived`: the prediction at the next level (the corrector), or null (the predictor).
-  Form update(const std::vector<SnrLevel>& levels, size_t from, const Form& x, std::vector<Form> m,
+  Form update(const std::vector<SnrLevel>& levels, size_t from, const Form& x, const std::vector<Form>& m,
               const Form* arrived) const {
     const SnrLevel &s = levels[from], &t = levels[from + 1];
     const double h = t.lambda - s.lambda, hh = data ? -h : h, scale = data ? t.alpha : t.sigma;

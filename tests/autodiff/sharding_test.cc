@@ -40,8 +40,8 @@ void expect_same(const Traced& per_device, const Traced& plain, double tolerance
 
 using Body = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
 
-Tensor per_device(const std::vector<Tensor>& x, std::vector<DimAxes> in, DimAxes out, std::vector<std::string> manual,
-                  const std::function<Tensor(const std::vector<Tensor>&)>& f) {
+Tensor per_device(const std::vector<Tensor>& x, const std::vector<DimAxes>& in, const DimAxes& out,
+                  const std::vector<std::string>& manual, const std::function<Tensor(const std::vector<Tensor>&)>& f) {
   return manual_computation(x, in, {out}, manual,
                             [&](const std::vector<Tensor>& v) { return std::vector<Tensor>{f(v)}; })[0];
 }

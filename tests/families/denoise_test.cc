@@ -53,7 +53,7 @@ Values run(const DenoiseTask& task, const std::vector<float>& mask) {
   const uint32_t key[2] = {3, 4};
   inputs.push_back(HostArray::of<uint32_t>({DType::u32, {2}}, key));
   const Models zero = [&](const std::string& component) {
-    return Scope(g, params, component).with_source([&](const Scope&, Param p) { return full(g, 0, p.shape); });
+    return Scope(g, params, component).with_source([&](const Scope&, const Param& p) { return full(g, 0, p.shape); });
   };
   g.output("loss", task.loss(zero, feed, rng));
   g.output("noise", random_normal(rng.for_("noise"), {DType::f32, {2, 4, 6, 4}}));

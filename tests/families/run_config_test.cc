@@ -207,8 +207,7 @@ TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
 TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
   for (const char* word : {"quantization=int8", "use_qwix_quantization=true", "compile_topology_num_slices=2",
                            "enable_ml_diagnostics=true", "enable_ondemand_xprof=true", "dropout=0.1",
-                           "scheduler_dtype=bfloat16", "enable_generate_video_for_eval=true", "enable_ssim=true",
-                           "use_cfg_cache=true", "use_magcache=true", "use_sen_cache=true"}) {
+                           "scheduler_dtype=bfloat16", "enable_generate_video_for_eval=true", "enable_ssim=true"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(refusal({word}), key + " is set, but ")) << word;
   }
@@ -265,14 +264,7 @@ TEST(ReferenceKeys, WhatArrangesItselfHereIsReadInSilence) {
                       "act_quantization_calibration_method=absmax",
                       "bwd_quantization_calibration_method=absmax",
                       "quantization_calibration_method=absmax",
-                      "use_kv_cache=true",
-                      "use_batched_text_encoder=true",
-                      "magcache_thresh=0.1",
-                      "magcache_K=3",
-                      "retention_ratio=0.1",
-                      "mag_ratios_base=1,1",
-                      "mag_ratios_base_720p=1,1",
-                      "mag_ratios_base_480p=1,1"}),
+                      "use_batched_text_encoder=true"}),
             "");
 }
 

@@ -46,7 +46,7 @@ TEST_P(LoraLayout, ChangesWeightsAsDiffusersDoes) {
   const Layout& layout = GetParam();
   const TemporaryFolder folder;
   const TracedModels models = traced_models(layout.which);
-  const LoraFile lora = read_lora(write_layout(layout, folder.path()), LoraTargets(models.params));
+  const LoraFile lora = read_lora(write_layout(layout, folder.path()), LoraTargets(models.params, kUnet));
   HostArrays values = models.values;
   merge_loras({{lora, 1}}, models.params, values);
   const HostArrays matrices = recorded_matrices(layout.which);
@@ -71,7 +71,7 @@ struct LoraFiles : testing::Test {
   TemporaryFolder folder;
   Layout layout = recorded_layout("sdxl", "kohya");
   TracedModels models = traced_models("sdxl");
-  LoraTargets targets{models.params};
+  LoraTargets targets{models.params, kUnet};
   /// The layout's file with a change to its arrays.
   using Change = std::function<void(HostArrays&)>;
   std::string changed(const Change& change, const std::map<std::string, std::string>& metadata = {}) {
@@ -101,7 +101,7 @@ TEST_F(LoraFiles, MergeIntoStackedParametersAsIntoSingleOnes) {
   const LoraFile lora = read_lora(write_layout(layout, folder.path()), targets);
   merge_loras({{lora, 1}}, models.params, models.values);
   TracedModels stacked = traced_models("sdxl", {.scan_layers = true});
-  const LoraFile again = read_lora(folder / "lora.safetensors", LoraTargets(stacked.params));
+  const LoraFile again = read_lora(folder / "lora.safetensors", LoraTargets(stacked.params, kUnet));
   merge_loras({{again, 1}}, stacked.params, stacked.values);
   HostArrays apart;
   for (const auto& [input, array] : stacked.values) apart.merge(unstacked(input, array));
@@ -184,18 +184,18 @@ TEST_F(LoraFiles, WithUnreadKeysAreRefusedByList) {
   const std::string message = refusal([](HostArrays& arrays) {
     arrays["lora_unet_down_blocks_9_attentions_0_proj_in.lora_down.weight"] = arrays.begin()->second;
     arrays["lora_te3_something.alpha"] = arrays.begin()->second;
-    arrays["lora_unet_conv_in.diff"] = arrays.begin()->second;
+    arrays["lora_unet_conv_in.difference"] = arrays.begin()->second;
   });
   EXPECT_TRUE(contains(message, "3 of ")) << message;
   for (const char* key : {"lora_unet_down_blocks_9_attentions_0_proj_in.lora_down.weight", "lora_te3_something.alpha",
-                          "lora_unet_conv_in.diff"})
+                          "lora_unet_conv_in.difference"})
     EXPECT_TRUE(contains(message, key)) << message;
 }
 
 TEST_F(LoraFiles, OfAnotherModelAreRefused) {
   const std::string path = write_layout(layout, folder.path());
   const TracedModels other = traced_models("sd15");
-  const std::string message = message_of([&] { read_lora(path, LoraTargets(other.params)); });
+  const std::string message = message_of([&] { read_lora(path, LoraTargets(other.params, kUnet)); });
   EXPECT_TRUE(contains(message, "lora_te2_")) << message;
   EXPECT_TRUE(contains(message, "the model has: text_encoder, unet")) << message;
 }
@@ -253,8 +253,8 @@ TEST_F(LoraFiles, WrittenHaveTheKeysOfDiffusersAndReadBack) {
   // A folder to keep for tools/check_lora.py.
   const char* kept = std::getenv("MD_LORA_OUT");
   const std::string out = kept ? kept : folder / "out";
-  const std::string peft = write_peft_lora(out, lora), kohya = out + "/kohya.safetensors";
-  write_kohya_lora(kohya, lora, true);
+  const std::string peft = write_peft_lora(out, lora, kUnet), kohya = out + "/kohya.safetensors";
+  write_kohya_lora(kohya, lora, kUnet, true);
   for (const auto& [component, name] : components_of("sdxl")) {
     std::filesystem::create_directories(out + "/" + component);
     write_file_atomic(out + "/" + component + "/config.json", read_file(golden_path(name + "/config.json")));
@@ -296,9 +296,9 @@ TEST(LoraNames, CountTheBlocksOfTheOriginalModels) {
       in.time_ids = g.input("s", {DType::f32, {1, 6}});
     }
     unet2d(Scope(g, params, "unet"), UNetConfig::from_json(c), in);
-    const LoraTargets targets(params);
-    const auto found = targets.find("unet", name);
-    return found.empty() ? "nothing" : found[0]->path;
+    const LoraTargets targets(params, kUnet);
+    const LoraTarget* found = targets.find("unet", std::string(name) + "_weight", "unet");
+    return found ? found->path : "nothing";
   };
   EXPECT_EQ(path_of("unet_sdxl", "input_blocks_4_1_transformer_blocks_1_attn1_to_q"),
             "down_blocks.1.attentions.0.transformer_blocks.1.attn1.to_q.weight");

@@ -1,6 +1,7 @@
 // The keys of LoRA, as files and command lines give them.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -70,6 +71,46 @@ TEST_F(LoraKeyTest, UnderstandTheReferencesMapping) {
   EXPECT_EQ(chosen_loras(parsed(named, {"enable_lora=false", "lora_files=" + more})).size(), 1u);
 }
 
+TEST_F(LoraKeyTest, NameFilesOfTwoDenoisers) {
+  file("distilled/high.safetensors"), file("distilled/low.safetensors"), file("more/low.safetensors");
+  const std::string config =
+      "lora_config: {lora_model_name_or_path: ['" + (folder / "distilled") + "', '" + (folder / "more") + R"('],
+    high_noise_weight_name: ["high.safetensors", ""], low_noise_weight_name: ["low.safetensors", "low.safetensors"],
+    rank: [64, 32], scale: [1.0, 0.5]})";
+  const auto chosen = chosen_loras(parsed(config, {"lora_files=" + file("plain.safetensors")}));
+  ASSERT_EQ(chosen.size(), 4u);
+  EXPECT_EQ(chosen[0].path, folder / "distilled/high.safetensors");
+  EXPECT_EQ(chosen[0].denoiser, 0u);
+  EXPECT_EQ(chosen[1].path, folder / "distilled/low.safetensors");
+  EXPECT_EQ(chosen[1].denoiser, 1u);
+  EXPECT_EQ(chosen[2].path, folder / "more/low.safetensors");
+  EXPECT_EQ(chosen[2].denoiser, 1u);
+  EXPECT_EQ(chosen[2].scale, 0.5);
+  EXPECT_FALSE(chosen[3].denoiser.has_value());
+  EXPECT_EQ(chosen_loras(parsed(config, {"enable_lora=true"})).size(), 3u);
+  // What is turned off is not looked for either.
+  EXPECT_TRUE(
+      chosen_loras(parsed("lora_config: {lora_model_name_or_path: ['absent']}", {"enable_lora=false"})).empty());
+  EXPECT_NE(refusal("lora_config: {lora_model_name_or_path: ['" + (folder / "more") +
+                    "'], low_noise_weight_name: ['low.safetensors'], weight_name: ['low.safetensors']}")
+                .find("weight_name holds 'low.safetensors' beside"),
+            std::string::npos);
+}
+
+TEST_F(LoraKeyTest, NameFoldersInTheHuggingFaceCache) {
+  file("hub/models--owner--distilled/snapshots/abc/high.safetensors");
+  std::filesystem::create_directories(folder / "hub/models--owner--distilled/refs");
+  std::ofstream(folder / "hub/models--owner--distilled/refs/main") << "abc";
+  setenv("HF_HUB_CACHE", (folder / "hub").c_str(), 1);
+  const auto chosen = chosen_loras(
+      parsed("lora_config: {lora_model_name_or_path: ['owner/distilled'], weight_name: ['high.safetensors']}"));
+  ASSERT_EQ(chosen.size(), 1u);
+  EXPECT_EQ(chosen[0].path, folder / "hub/models--owner--distilled/snapshots/abc/high.safetensors");
+  EXPECT_NE(refusal("lora_config: {lora_model_name_or_path: ['owner/absent']}").find("huggingface-cli download"),
+            std::string::npos);
+  unsetenv("HF_HUB_CACHE");
+}
+
 TEST_F(LoraKeyTest, RefuseWhatDoesNotFit) {
   const std::string a = file("a.safetensors"), config = "lora_config: {lora_model_name_or_path: ['" + a + "'], ";
   const auto expect = [](const std::string& message, const std::string& part) {
@@ -87,18 +128,17 @@ TEST_F(LoraKeyTest, RefuseWhatDoesNotFit) {
 }
 
 TEST_F(LoraKeyTest, SayWhatIsTrained) {
-  const LoraConfig plain = training_lora(parsed("lora_rank: 8"), "unet");
+  const std::vector<std::string> some = {"to_k", "to_q"};
+  const LoraConfig plain = training_lora(parsed("lora_rank: 8"), some);
   EXPECT_EQ(plain.rank, 8);
   EXPECT_EQ(plain.alpha, 8);
-  EXPECT_EQ(plain.targets, (std::vector<std::string>{"to_k", "to_q", "to_v", "to_out.0"}));
+  EXPECT_EQ(plain.targets, some);
   const LoraConfig given =
-      training_lora(parsed("", {"lora_rank=4", "lora_alpha=2", "lora_target_modules=to_q, conv1"}), "unet");
+      training_lora(parsed("", {"lora_rank=4", "lora_alpha=2", "lora_target_modules=to_q, conv1"}), some);
   EXPECT_EQ(given.alpha, 2);
   EXPECT_EQ(given.targets, (std::vector<std::string>{"to_q", "conv1"}));
-  EXPECT_EQ(training_lora(parsed(""), "text_encoder_2").targets,
-            (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "out_proj"}));
-  EXPECT_NE(message_of([&] { training_lora(parsed("lora_rank: 0"), "unet"); }).find("lora_rank 0"), std::string::npos);
-  EXPECT_NE(message_of([&] { training_lora(parsed("lora_alpha: -1"), "unet"); }).find("lora_alpha -1"),
+  EXPECT_NE(message_of([&] { training_lora(parsed("lora_rank: 0"), some); }).find("lora_rank 0"), std::string::npos);
+  EXPECT_NE(message_of([&] { training_lora(parsed("lora_alpha: -1"), some); }).find("lora_alpha -1"),
             std::string::npos);
 }
 

@@ -14,6 +14,9 @@ namespace md {
 /// Component → folder under tests/golden, for "sdxl" and "sd15".
 std::map<std::string, std::string> components_of(const std::string& which);
 
+/// What LoRA files call them.
+inline const LoraNames kUnet = {.denoisers = {"unet"}};
+
 struct TracedModels {
   std::unique_ptr<Graph> graph;
   ParamTable params;

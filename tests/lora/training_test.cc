@@ -186,8 +186,9 @@ TEST(LoraScope, TakesMatricesFromAFileAndGivesThemBack) {
   for (bool scanned : {false, true}) {
     const Traced t(c, {.scan_layers = scanned});
     std::string path = folder / "kohya.safetensors";
-    scanned ? write_kohya_lora(path, file_of(c), false) : void(path = write_peft_lora(folder.path(), file_of(c)));
-    const LoraFile read = read_lora(path, LoraTargets(t.params));
+    scanned ? write_kohya_lora(path, file_of(c), kUnet, false)
+            : void(path = write_peft_lora(folder.path(), file_of(c), kUnet));
+    const LoraFile read = read_lora(path, LoraTargets(t.params, kUnet));
     const HostArrays values = initial_lora(t.params, read, c.config);
     const LoraFile back = trained_lora(t.params, values, c.config);
     ASSERT_EQ(back.pairs.at("unet").size(), c.model.grads.size() / 2);
@@ -206,8 +207,8 @@ TEST(LoraScope, TheRunSaysAlphaWhereTheFileDoesNot) {
   const TemporaryFolder folder;
   const Traced t(c);
   const std::string path = folder / "bare.safetensors";  // the same without metadata
-  write_safetensors(path, SafetensorsReader::open(write_peft_lora(folder.path(), file_of(c))).tensors());
-  const LoraFile read = read_lora(path, LoraTargets(t.params));
+  write_safetensors(path, SafetensorsReader::open(write_peft_lora(folder.path(), file_of(c), kUnet)).tensors());
+  const LoraFile read = read_lora(path, LoraTargets(t.params, kUnet));
   EXPECT_FALSE(read.pairs.at("unet").begin()->second.alpha_said);
   const LoraFile back = trained_lora(t.params, initial_lora(t.params, read, c.config), c.config);
   EXPECT_EQ(back.pairs.at("unet").begin()->second.alpha, 0.25);

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -35,6 +36,7 @@ double distance(const HostArray& a, const HostArray& b) {
 
 struct Case {
   std::string root, name, folder;
+  std::string golden;  // the case whose noise and results these are
   bool control = false;
   std::vector<std::string> words;
 };
@@ -44,7 +46,8 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const std::string& root : {kGoldens, kVideoGoldens})
     for (const auto& j : nlohmann::json::parse(read_file(root + "/cases.json")))
-      all.push_back({root, j["name"], j["folder"], j["control"], j["words"]});
+      all.push_back(
+          {root, j["name"], j["folder"], j.value("same_as", j["name"].get<std::string>()), j["control"], j["words"]});
   return all;
 }
 
@@ -53,7 +56,7 @@ class Pipeline : public testing::TestWithParam<Case> {
   /// Runs the case with `more` words into the test's own folder.
   Outcome generate(const std::vector<std::string>& more) {
     const Case& c = GetParam();
-    write_safetensors(t / "noise.safetensors", {{"latents", golden(c.root).tensors().at(c.name + ".noise")}});
+    write_safetensors(t / "noise.safetensors", {{"latents", golden(c.root).tensors().at(c.golden + ".noise")}});
     std::vector<std::string> words = {c.control ? "generate_controlnet" : "generate",
                                       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                       "pretrained_model_name_or_path=" + c.root + "/" + c.folder,
@@ -65,8 +68,8 @@ class Pipeline : public testing::TestWithParam<Case> {
       words.push_back("controlnet_image=" + (t / "control.png"));
     }
     for (std::string word : c.words) {
-      if (word.starts_with("lora_files="))
-        for (size_t i = 0; (i = word.find("{}", i)) != std::string::npos;) word.replace(i, 2, kGoldens);
+      if (word.starts_with("lora_"))
+        for (size_t i = 0; (i = word.find("{}", i)) != std::string::npos;) word.replace(i, 2, c.root);
       if (const size_t i = word.find("image={}/"); i != std::string::npos) {
         const std::string picture = word.substr(0, word.find('='));
         write_png(t / (picture + ".png"), golden(c.root).tensors().at(picture));
@@ -106,22 +109,28 @@ TEST(Generate, SaysWhichPictureIsNotFinite) {
 
 TEST_P(Pipeline, DrawsWhatDiffusersDraws) {
   const Case& c = GetParam();
-  const double floor = std::stod(golden(c.root).metadata().at("noise_floor." + c.name));
+  const double floor = std::stod(golden(c.root).metadata().at("noise_floor." + c.golden));
   const Outcome o = generate({"output_type=latent"});
   ASSERT_EQ(o.status, 0) << o.err;
   const HostArray latents = tensor("latents.safetensors", "latents");
-  const HostArray& want = golden(c.root).tensors().at(c.name + ".latents");
+  const HostArray& want = golden(c.root).tensors().at(c.golden + ".latents");
   ASSERT_EQ(latents.dims(), want.dims());
   const double off = distance(latents, want);
   fmt::print("  latents {:.2g}, noise floor {:.2g}\n", off, floor);
   // Ten times the distance of diffusers' own float32 run from float64, and never tighter than 1e-5.
   EXPECT_LE(off, std::max(10 * floor, 1e-5));
+  if (const auto steps = golden(c.root).metadata().find("reused." + c.golden);
+      steps != golden(c.root).metadata().end()) {
+    EXPECT_TRUE(contains(
+        o.err, fmt::format("] Cached {}/{} steps (", std::ranges::count(steps->second, 'x'), steps->second.size())))
+        << o.err;
+  }
   if (c.name == "sd_long_prompt") {
     EXPECT_TRUE(contains(o.err, "is cut")) << o.err;
   }
 
   for (const auto& [file, name] : {std::pair{"images.safetensors", "images"}, {"video.safetensors", "video"}}) {
-    auto media = golden(c.root).tensors().find(c.name + "." + name);
+    auto media = golden(c.root).tensors().find(c.golden + "." + name);
     if (media == golden(c.root).tensors().end()) continue;
     ASSERT_EQ(generate({"output_type=np"}).status, 0);
     const HostArray drawn = tensor(file, name);

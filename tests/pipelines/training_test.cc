@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "tests/cli/command.h"
@@ -113,6 +115,98 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Training,
                                          Run{"accumulated", "sdxl", {"gradient_accumulation_steps=2"}},
                                          Run{"accumulated_bf16", "sdxl_bf16", {"gradient_accumulation_steps=2"}}),
                          [](const auto& info) { return info.param.name; });
+
+/// LoRA of transformers, trained on recorded batches and drawn with.
+struct TrainedLora : testing::Test {
+  TemporaryFolder t;
+  const std::vector<std::string> lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1", "checkpoint_every=4",
+                                         "learning_rate=1e-2"};
+  const std::string peft = "pytorch_lora_weights.safetensors", comfyui = "lora_comfyui.safetensors";
+
+  void trained(const std::string& golden_name, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> words = lora;
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome o = train(t, golden()[golden_name], words);
+    ASSERT_EQ(o.status, 0) << o.err;
+  }
+  std::string file(const std::string& name, int step = 6) {
+    return t / ("run/checkpoints/" + std::to_string(step) + "/" + name);
+  }
+  /// The latents that `generate` draws with the model of a folder.
+  std::vector<double> drawn(const std::string& model, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> words = {"generate",
+                                      MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                      "pretrained_model_name_or_path=" + model,
+                                      "output_dir=" + (t / "drawn"),
+                                      "prompt=a red heart",
+                                      "num_inference_steps=8",
+                                      "height=32",
+                                      "width=32",
+                                      "num_frames=5",
+                                      "max_sequence_length=12",
+                                      "output_type=latent"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return SafetensorsReader::open(t / "drawn/latents.safetensors").tensors().at("latents").to_doubles();
+  }
+};
+
+TEST_F(TrainedLora, OfATransformerIsResumedToTheBitAndDrawnWith) {
+  ASSERT_NO_FATAL_FAILURE(trained("wan"));
+  EXPECT_FALSE(exists(file("lora_kohya.safetensors")));
+  const SafetensorsReader matrices = SafetensorsReader::open(file(peft)),
+                          original = SafetensorsReader::open(file(comfyui));
+  std::set<std::string> wanted;
+  for (int block = 0; block < 2; ++block)
+    for (const char* module : {"attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "attn2.to_q", "attn2.to_k",
+                               "attn2.to_v", "attn2.to_out.0", "ffn.net.0.proj", "ffn.net.2"})
+      for (const char* matrix : {"A", "B"})
+        wanted.insert(fmt::format("transformer.blocks.{}.{}.lora_{}.weight", block, module, matrix));
+  std::set<std::string> written;
+  for (const auto& [name, array] : matrices.tensors()) written.insert(name);
+  EXPECT_EQ(written, wanted);
+  EXPECT_EQ(original.tensors().size(), 60u);  // and alpha
+  EXPECT_EQ(original.tensors().at("diffusion_model.blocks.1.ffn.2.lora_B.weight").to_doubles(),
+            matrices.tensors().at("transformer.blocks.1.ffn.net.2.lora_B.weight").to_doubles());
+
+  const std::string whole = read_file(file(peft)), before = read_file(file(peft, 4));
+  std::filesystem::remove_all(file("", 6));
+  ASSERT_NO_FATAL_FAILURE(trained("wan"));
+  EXPECT_EQ(read_file(file(peft)), whole);
+  EXPECT_NE(before, whole);
+
+  const std::string model = kGoldens + "wan/t2v";
+  const std::vector<double> plain = drawn(model), own = drawn(file(""));
+  EXPECT_NE(plain, own);
+  EXPECT_EQ(drawn(model, {"lora_files=" + file(peft)}), own);
+  EXPECT_EQ(drawn(model, {"lora_files=" + file(comfyui)}), own);
+  EXPECT_EQ(drawn(model, {"lora_files=" + file(comfyui), "lora_scales=0"}), plain);
+}
+
+TEST_F(TrainedLora, OfOneExpertIsThatOnes) {
+  ASSERT_NO_FATAL_FAILURE(trained("wan_low"));
+  const std::string model = kGoldens + "wan/a14b", start = t / "start.safetensors";
+  const std::vector<double> plain = drawn(model), own = drawn(file(""));
+  EXPECT_NE(own, plain);
+  EXPECT_EQ(drawn(model, {"lora_files=" + file(comfyui)}), own);
+  auto config = [&](const std::string& key) {
+    return "lora_config={lora_model_name_or_path: ['" + file("") + "'], " + key + ": ['" + peft + "']}";
+  };
+  EXPECT_EQ(drawn(model, {config("low_noise_weight_name")}), own);
+  EXPECT_EQ(drawn(model, {config("low_noise_weight_name"), "enable_lora=false"}), plain);
+  const std::vector<double> swapped = drawn(model, {config("high_noise_weight_name")});
+  EXPECT_NE(swapped, own);
+  EXPECT_NE(swapped, plain);
+
+  // What was trained is what training starts from.
+  std::filesystem::copy(file(comfyui), start);
+  std::filesystem::remove_all(t / "run");
+  ASSERT_NO_FATAL_FAILURE(trained("wan_low", {"lora_init=" + start, "learning_rate=0"}));
+  const HostArrays from = SafetensorsReader::open(start).tensors();
+  const SafetensorsReader to = SafetensorsReader::open(file(comfyui));
+  for (const auto& [name, array] : from) EXPECT_EQ(to.tensors().at(name).to_doubles(), array.to_doubles()) << name;
+}
 
 TEST(Replay, RefusesMoreStepsThanTheFileHolds) {
   TemporaryFolder t;

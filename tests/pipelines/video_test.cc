@@ -34,6 +34,9 @@ class Video : public testing::Test {
   HostArray tensor(const std::string& file, const std::string& name) {
     return SafetensorsReader::open(t / file).tensors().at(name);
   }
+  static HostArray tensor_of_golden(const std::string& name) {
+    return SafetensorsReader::open(kFolders + "golden.safetensors").tensors().at(name);
+  }
   TemporaryFolder t;
 };
 
@@ -73,6 +76,39 @@ TEST_F(Video, IsTheSameDenoisedAtOnceOrStepByStep) {
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_FALSE(contains(o.err, "denoising  3/3")) << o.err;
   EXPECT_LE(largest_difference(steps, tensor("latents.safetensors", "latents")), 1e-5);
+}
+
+TEST_F(Video, IsTheSameToTheBitWithKeysAndValuesMadeOnce) {
+  write_png(t / "image.png", tensor_of_golden("image"));
+  const std::vector<std::string> words = {"output_type=latent", "max_sequence_length=512",
+                                          "image=" + (t / "image.png")};
+  auto latents = [&](std::vector<std::string> more) {
+    more.insert(more.end(), words.begin(), words.end());
+    const Outcome o = generate(more, "i2v");
+    EXPECT_EQ(o.status, 0) << o.err;
+    EXPECT_EQ(contains(o.err, "keys and values of the prompt are made once"),
+              more[0] == "use_kv_cache=true" && more[1] != "scan_diffusion_loop=true")
+        << o.err;
+    return tensor("latents.safetensors", "latents");
+  };
+  const HostArray plain = latents({"use_kv_cache=false"});
+  EXPECT_EQ(largest_difference(plain, latents({"use_kv_cache=true"})), 0);
+  EXPECT_LE(largest_difference(plain, latents({"use_kv_cache=true", "scan_diffusion_loop=true"})), 1e-5);
+  EXPECT_EQ(largest_difference(latents({"use_kv_cache=false", "num_images_per_prompt=3", "per_device_batch_size=2"}),
+                               latents({"use_kv_cache=true", "num_images_per_prompt=3", "per_device_batch_size=2"})),
+            0);
+}
+
+TEST_F(Video, CachesOfStepsSayWhatTheyLack) {
+  auto refusal = [&](const std::vector<std::string>& words) {
+    const Outcome o = generate(words);
+    EXPECT_EQ(o.status, 2) << o.err;
+    return o.err;
+  };
+  EXPECT_TRUE(contains(refusal({"use_cfg_cache=true", "guidance_scale=1"}),
+                       "use_cfg_cache needs guidance in every step, but the scale of transformer is 1"));
+  EXPECT_TRUE(contains(refusal({"use_magcache=true"}), "use_magcache needs mag_ratios_base"));
+  EXPECT_TRUE(contains(refusal({"use_magcache=true", "use_sen_cache=true"}), "set one of them"));
 }
 
 TEST_F(Video, IsTheSameDecodedInChunksOrWhole) {

@@ -30,7 +30,7 @@ DenoiseTask tiny_task() {
   return t;
 }
 
-HostArray noise(Shape shape, const char* purpose) {
+HostArray noise(const Shape& shape, const char* purpose) {
   HostArray a(shape);
   HostRng(7, purpose).fill(HostRng::Distribution::normal, 1, 0, a.mutable_view<float>());
   for (float& v : a.mutable_view<float>()) v = std::fabs(v);

@@ -70,7 +70,7 @@ std::vector<float> without_noise(const HostArray& rows) {
 }
 
 /// The sample after each step, started at `start` × init_noise_sigma.
-std::vector<std::vector<double>> run(const Scheduler& scheduler, int64_t steps, std::vector<double> start,
+std::vector<std::vector<double>> run(const Scheduler& scheduler, int64_t steps, const std::vector<double>& start,
                                      bool silence = false) {
   const SampleTable table = scheduler.table(steps);
   const int64_t columns = table.rows.shape().dim(1), n = static_cast<int64_t>(start.size());

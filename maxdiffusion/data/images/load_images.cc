@@ -34,7 +34,7 @@ std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, 
   std::vector<std::string> skipped;
   size_t all = 0;
   ReadingProgress progress(source->size());
-  RecordStream stream(source, {.shuffle = false, .window = together});
+  RecordStream stream(std::move(source), {.shuffle = false, .window = together});
   for (bool more = true; more;) {
     std::vector<PendingRecord> pending;
     while (more && pending.size() < most) {

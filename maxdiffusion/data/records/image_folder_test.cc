@@ -232,7 +232,7 @@ TEST(ImageFolder, PicturesThatDoNotDecodeAreSkippedAndNamed) {
 }
 
 TEST(ImageFolder, FingerprintFollowsContentCaptionsAndOptions) {
-  const auto print = [](const Folder& f, ImageConfig c) { return load(f.path, c).fingerprint; };
+  const auto print = [](const Folder& f, const ImageConfig& c) { return load(f.path, c).fingerprint; };
   const std::string png = file_of("rgb.png");
   const Folder a("print_a"), b("print_b");
   a.put("a.png", png).put("a.txt", "one");

@@ -16,7 +16,9 @@ uint64_t draw_of(uint64_t seed, int64_t epoch, int64_t index) {
 class FirstByNumber : public RecordSource {
  public:
   FirstByNumber(std::shared_ptr<const RecordSource> source, int64_t n)
-      : RecordSource(source->name(), fmt::format("{} first {}", source->fingerprint(), n)), source_(source), n_(n) {}
+      : RecordSource(source->name(), fmt::format("{} first {}", source->fingerprint(), n)),
+        source_(std::move(source)),
+        n_(n) {}
   int64_t size() const override { return n_; }
   Record read(int64_t index) const override { return source_->read(index); }
 
@@ -29,9 +31,9 @@ class FirstByNumber : public RecordSource {
 class FirstOfShards : public RecordSource {
  public:
   FirstOfShards(std::shared_ptr<const RecordSource> source, int64_t n)
-      : RecordSource(source->name(), fmt::format("{} first {}", source->fingerprint(), n)), source_(source) {
-    for (int64_t s = 0; s < source->shards() && size_ < n; ++s) {
-      const auto reader = source->open(s, 0);
+      : RecordSource(source->name(), fmt::format("{} first {}", source->fingerprint(), n)), source_(std::move(source)) {
+    for (int64_t s = 0; s < source_->shards() && size_ < n; ++s) {
+      const auto reader = source_->open(s, 0);
       while (size_ < n && reader->next()) ++size_;
       ends_.push_back(size_ < n ? -1 : reader->offset());
     }

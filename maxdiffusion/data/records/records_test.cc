@@ -46,7 +46,9 @@ class Numbers : public RecordSource {
 };
 
 std::shared_ptr<const RecordSource> numbers(int64_t n) { return std::make_shared<Numbers>(n); }
-std::shared_ptr<const RecordSource> shards(std::vector<int64_t> sizes) { return std::make_shared<Numbers>(sizes); }
+std::shared_ptr<const RecordSource> shards(std::vector<int64_t> sizes) {
+  return std::make_shared<Numbers>(std::move(sizes));
+}
 
 std::vector<int64_t> take(RecordStream& s, int64_t n) {
   std::vector<int64_t> out;

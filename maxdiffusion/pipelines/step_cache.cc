@@ -1,0 +1,207 @@
+#include "maxdiffusion/pipelines/step_cache.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numbers>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/ops/dot.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+namespace {
+
+/// [n, n]: keeps the frequencies 0 to below − 1, of both signs.
+HostArray low_pass(int64_t n, int64_t below) {
+  HostArray p(Shape{DType::f32, {n, n}});
+  auto v = p.mutable_view<float>();
+  for (int64_t i = 0; i < n * n; ++i) {
+    double sum = 1;
+    for (int64_t k = 1; k < below; ++k)
+      sum += (2 * k == n ? 1 : 2) *
+             std::cos(2 * std::numbers::pi * static_cast<double>(k * (i / n - i % n)) / static_cast<double>(n));
+    v[static_cast<size_t>(i)] = static_cast<float>(sum / static_cast<double>(n));
+  }
+  return p;
+}
+
+/// The matrix times the axis of x.
+Tensor along(Tensor x, int64_t axis, const HostArray& matrix) {
+  std::vector<int64_t> last, back;
+  for (int64_t i = 0; i < x.rank(); ++i)
+    if (i != axis) last.push_back(i);
+  last.push_back(axis);
+  back.resize(last.size());
+  for (size_t i = 0; i < last.size(); ++i) back[static_cast<size_t>(last[i])] = static_cast<int64_t>(i);
+  Tensor y = transpose(x, last);
+  y = dot(y, constant(x.graph(), matrix), {.lhs_contract = {x.rank() - 1}, .rhs_contract = {1}});
+  return transpose(y, back);
+}
+
+/// Guidance's change of a prediction, kept, and shifted between slow and fast parts.
+class CfgCache final : public StepCache {
+ public:
+  explicit CfgCache(const SamplingPlan& plan) {
+    constexpr int64_t kEvery = 5;
+    const int64_t n = plan.steps(), from = n / 3;
+    const bool two = plan.stretches.size() > 1;
+    const int64_t to = plan.height >= 720 ? static_cast<int64_t>(static_cast<double>(n) * 0.9) : n - (two ? 1 : 2);
+    reused_.resize(static_cast<size_t>(n));
+    const Stretch& last = plan.stretches.back();
+    for (int64_t s = last.first + 1; s < to; ++s)
+      reused_[static_cast<size_t>(s)] = s >= from && (s - from) % kEvery != 0;
+    slow_until_ = two ? last.first : n / 2;
+  }
+  Tensor compute(const DenoisingStep& step, std::vector<Tensor>& kept) const override {
+    const std::vector<Tensor> halves = split(step.predict(true), 2, 0);
+    kept = {halves[0] - halves[1]};
+    return step.guide(halves[0], halves[1]);
+  }
+  Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& kept, Tensor factors) const override {
+    const Tensor positive = step.predict(false), slow = low_frequencies(kept[0]);
+    auto factor = [&](int64_t i) { return reshape(slice_axis(factors, 0, i, i + 1), {}); };
+    auto times = [](Tensor x, Tensor y) { return x * broadcast_to(y, x.dims()); };
+    return step.guide(positive + times(slow, factor(0)) + times(kept[0] - slow, factor(1)), positive);
+  }
+  bool reuses(const Stretch&, int64_t step, const std::function<double()>&) override {
+    return reused_[static_cast<size_t>(step)];
+  }
+  std::vector<float> factors(int64_t step) const override {
+    constexpr float kMore = 1.2f;
+    return step < slow_until_ ? std::vector<float>{kMore, 1} : std::vector<float>{1, kMore};
+  }
+  std::string name() const override { return "CFGCache"; }
+
+ private:
+  std::vector<bool> reused_;
+  int64_t slow_until_;
+};
+
+/// What the blocks add is added again while its size is known to change little.
+class MagCache final : public StepCache {
+ public:
+  MagCache(const StepCacheKeys& keys, const SamplingPlan& plan)
+      : threshold_(keys.magcache_thresh), most_(keys.magcache_K), retention_(keys.retention_ratio), plan_(plan) {
+    const std::vector<double>* base = &keys.mag_ratios_base;
+    if (base->empty()) base = plan.height >= 720 ? &keys.mag_ratios_base_720p : &keys.mag_ratios_base_480p;
+    check(!base->empty() && base->size() % 2 == 0, Code::invalid_config,
+          "use_magcache needs mag_ratios_base: two measured ratios for each step, with prompt and without; found {} "
+          "numbers",
+          base->size());
+    check(most_ >= 0 && retention_ >= 0 && retention_ <= 1, Code::invalid_config,
+          "magcache_K is {} and retention_ratio is {}; expected 0 or more, and 0 to 1", most_, retention_);
+    // Measured for another number of steps, each step takes the nearest one's.
+    const size_t n = static_cast<size_t>(plan.steps()), measured = base->size() / 2;
+    for (size_t s = 0; s < n; ++s) {
+      const double at = n == 1 ? 0 : static_cast<double>(s * (measured - 1)) / static_cast<double>(n - 1);
+      const size_t i = measured == n ? s : static_cast<size_t>(std::nearbyint(at));
+      ratios_.push_back({(*base)[2 * i], (*base)[2 * i + 1]});
+    }
+  }
+  Tensor compute(const DenoisingStep& step, std::vector<Tensor>& kept) const override {
+    const Denoised d = step.predict_keeping({});
+    kept = {d.residual};
+    const std::vector<Tensor> halves = split(d.sample, 2, 0);
+    return step.guide(halves[0], halves[1]);
+  }
+  Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& kept, Tensor) const override {
+    const std::vector<Tensor> halves = split(step.predict_keeping(kept[0]).sample, 2, 0);
+    return step.guide(halves[0], halves[1]);
+  }
+  void begin(const Stretch&) override { reset(); }
+  bool reuses(const Stretch& stretch, int64_t step, const std::function<double()>&) override {
+    const int64_t since = step - stretch.first;
+    if (since == 0 || since < static_cast<int64_t>(static_cast<double>(stretch.steps) * retention_)) return false;
+    std::array<double, 2> ratio = ratio_, error = error_;
+    for (size_t i = 0; i < 2; ++i) {
+      ratio[i] *= ratios_[static_cast<size_t>(step)][i];
+      error[i] += std::abs(1 - ratio[i]);
+    }
+    if (count_ >= most_ || error[0] >= threshold_ || error[1] >= threshold_) {
+      reset();
+      return false;
+    }
+    ratio_ = ratio, error_ = error, ++count_;
+    return true;
+  }
+  std::string name() const override { return "MagCache"; }
+  std::string details() const override {
+    return fmt::format(", high_noise_steps={}, thresh={}, K={}",
+                       plan_.stretches.size() > 1 ? plan_.stretches[0].steps : 0, threshold_, most_);
+  }
+
+ private:
+  void reset() { ratio_ = {1, 1}, error_ = {}, count_ = 0; }
+  double threshold_;
+  int64_t most_;
+  double retention_;
+  SamplingPlan plan_;
+  std::vector<std::array<double, 2>> ratios_;
+  std::array<double, 2> ratio_{1, 1}, error_{};
+  int64_t count_ = 0;
+};
+
+/// The last prediction, while the sample and the time have moved little.
+class SenCache final : public StepCache {
+ public:
+  explicit SenCache(const SamplingPlan& plan) : plan_(plan) {}
+  Tensor compute(const DenoisingStep& step, std::vector<Tensor>& kept) const override {
+    const std::vector<Tensor> halves = split(step.predict(true), 2, 0);
+    kept = {step.guide(halves[0], halves[1]), step.sample};
+    return kept[0];
+  }
+  Tensor reuse(const DenoisingStep&, const std::vector<Tensor>& kept, Tensor) const override { return kept[0]; }
+  Tensor moved(Tensor next, const std::vector<Tensor>& kept) const override {
+    Axes all;
+    for (int64_t i = 0; i < next.rank(); ++i) all.push_back(i);
+    return sqrt(mean(square(next - kept[1]), all, false));
+  }
+  bool reuses(const Stretch& stretch, int64_t step, const std::function<double()>& moved) override {
+    constexpr double kTolerance = 0.1, kFirst = 0.3, kLast = 0.9;
+    constexpr int64_t kMost = 3;
+    const double n = static_cast<double>(plan_.steps()), time = plan_.times[static_cast<size_t>(step)];
+    const bool computed =
+        step == stretch.first || step < static_cast<int64_t>(n * kFirst) || step >= static_cast<int64_t>(n * kLast);
+    if (!computed) {
+      score_ += moved() + std::abs(time - time_);
+      if (score_ <= kTolerance && count_ < kMost) {
+        ++count_;
+        return true;
+      }
+    }
+    score_ = 0, count_ = 0, time_ = time;
+    return false;
+  }
+  std::string name() const override { return "SenCache"; }
+
+ private:
+  SamplingPlan plan_;
+  double score_ = 0, time_ = 0;
+  int64_t count_ = 0;
+};
+
+}  // namespace
+
+Tensor low_frequencies(Tensor x) {
+  const int64_t rows = x.rank() - 3, columns = x.rank() - 2, h = x.dim(rows), w = x.dim(columns);
+  x = along(x, rows, low_pass(h, std::max<int64_t>(1, h / 4)));
+  return along(x, columns, low_pass(w, std::max<int64_t>(1, (w / 2 + 1) / 4)));
+}
+
+std::unique_ptr<StepCache> make_step_cache(const StepCacheKeys& keys, const SamplingPlan& plan) {
+  const std::string key = keys.step_cache();
+  for (const Stretch& s : plan.stretches)
+    check(key.empty() || s.guidance > 1, Code::invalid_config,
+          "{} needs guidance in every step, but the scale of {} is {}", key, s.denoiser, s.guidance);
+  if (keys.use_cfg_cache) return std::make_unique<CfgCache>(plan);
+  if (keys.use_magcache) return std::make_unique<MagCache>(keys, plan);
+  if (keys.use_sen_cache) return std::make_unique<SenCache>(plan);
+  return nullptr;
+}
+
+}  // namespace md
