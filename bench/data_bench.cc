@@ -20,7 +20,7 @@
 #include "maxdiffusion/data/records/image_folder.h"
 #include "maxdiffusion/data/records/open_source.h"
 #include "maxdiffusion/data/records/tfrecord_writer.h"
-#include "maxdiffusion/data/text/tokenizer.h"
+#include "maxdiffusion/data/text/clip_tokenizer.h"
 #include "tests/remote/bucket_server.h"
 
 namespace md {
@@ -272,7 +272,7 @@ void tokenize_captions(benchmark::State& state) {
   int64_t tokens = 0;
   for (auto _ : state) {
     for (const std::string& c : captions()) {
-      const auto ids = tokenizer.encode(c);
+      const auto ids = tokenizer.encode(c, 77);
       tokens += std::ranges::find(ids, tokenizer.end_id()) - ids.begin() - 1;
     }
   }

@@ -73,13 +73,17 @@ constexpr OpDef kDeriveKey = {
 };
 
 // One block per element, of which the first word is used. The counter is a sum of iotas over the axes, which any
-// sharding of the result splits without communication.
+// sharding of the result splits without communication. A second input replaces the iota of axis 0.
 constexpr OpDef kRandomBits = {
     .name = "random_bits",
     .infer =
         [](const InferCtx& c) {
           infer_key(c);
-          return std::vector<Shape>{{DType::u32, c.attrs<Dims>()}};
+          const Shape out{DType::u32, c.attrs<Dims>()};
+          check(c.in.size() == 1 || (out.rank() > 0 && c.in[1] == Shape{DType::u32, {out.dim(0)}}), Code::invalid_graph,
+                "random_bits: numbers of rows are {}, the draw is {}", c.in.size() == 1 ? "absent" : to_string(c.in[1]),
+                to_string(out));
+          return std::vector<Shape>{out};
         },
     .emit =
         [](EmitCtx& c) {
@@ -87,8 +91,11 @@ constexpr OpDef kRandomBits = {
           Value counter = c.constant_int(0, shape);
           int64_t stride = 1;
           for (int64_t axis = shape.rank(); axis-- > 0; stride *= shape.dim(axis)) {
-            if (shape.dim(axis) == 1) continue;
-            Value i = c.emit("stablehlo.iota", {}, shape, "iota_dimension = " + std::to_string(axis) + " : i64");
+            const bool numbered = axis == 0 && c.in_count() == 2;
+            if (shape.dim(axis) == 1 && !numbered) continue;
+            Value i = numbered
+                          ? c.broadcast(c.in(1), shape.dims, {0})
+                          : c.emit("stablehlo.iota", {}, shape, "iota_dimension = " + std::to_string(axis) + " : i64");
             if (stride != 1) i = c.emit("stablehlo.multiply", {i, c.constant_int(stride, shape)}, shape);
             counter = stride == 1 ? i : c.emit("stablehlo.add", {counter, i}, shape);
           }
@@ -99,7 +106,8 @@ constexpr OpDef kRandomBits = {
         },
     .vjp = no_gradient,
     .samples = []() -> std::vector<OpSample> {
-      return {{{{DType::u32, {2}}}, Dims{3, 4}, 0, 9}, {{{DType::u32, {2}}}, Dims{}, 0, 9}};
+      const Shape key{DType::u32, {2}};
+      return {{{key}, Dims{3, 4}, 0, 9}, {{key}, Dims{}, 0, 9}, {{key, {DType::u32, {3}}}, Dims{3, 4}, 0, 9}};
     },
 };
 
@@ -120,18 +128,20 @@ Rng Rng::seed(Graph& g, uint64_t seed) {
 Rng Rng::at(Tensor step) const {
   check(step.rank() == 0 && is_integer(step.dtype()), Code::invalid_graph,
         "Rng::at: the step must be an integer scalar, found {}", to_string(step.shape()));
-  return Rng(derive(key_, kStep, step));
+  return Rng(derive(key_, kStep, step), rows_);
 }
 Rng Rng::for_(std::string_view purpose) const {
-  return Rng(derive(key_, kPurpose, constant(key_.graph(), purpose_word(purpose), DType::u32)));
+  return Rng(derive(key_, kPurpose, constant(key_.graph(), purpose_word(purpose), DType::u32)), rows_);
 }
-Rng Rng::fold(uint32_t i) const { return Rng(derive(key_, kFold, constant(key_.graph(), i, DType::u32))); }
+Rng Rng::fold(uint32_t i) const { return Rng(derive(key_, kFold, constant(key_.graph(), i, DType::u32)), rows_); }
 
 Tensor random_bits(Rng rng, Dims dims) {
   const Shape shape{DType::u32, dims};
   check(shape.elements() <= int64_t{1} << 32, Code::invalid_graph, "random_bits: {} has more than 2^32 elements",
         to_string(dims));
-  return apply(kRandomBits, {rng.key()}, std::move(dims));
+  std::vector<Tensor> in = {rng.key()};
+  if (rng.rows()) in.push_back(cast(rng.rows(), DType::u32));
+  return apply(kRandomBits, in, std::move(dims));
 }
 
 Tensor random_uniform(Rng rng, const Shape& shape, double low, double high) {

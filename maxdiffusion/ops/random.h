@@ -23,17 +23,21 @@ HostArray key_of_seed(uint64_t seed);
 /// A key is u32[2]. Values, never state: derive a new one for every use.
 class Rng {
  public:
-  explicit Rng(Tensor key) : key_(key) {}
+  explicit Rng(Tensor key, Tensor rows = {}) : key_(key), rows_(rows) {}
   /// From a seed known when the graph is built.
   static Rng seed(Graph& g, uint64_t seed);
   /// Key of step `step` (scalar integer tensor), of purpose `purpose` (hashed by name), of the i-th use.
   Rng at(Tensor step) const;
   Rng for_(std::string_view purpose) const;
   Rng fold(uint32_t i) const;
+  /// For draws whose axis 0 is the batch: its rows are numbered so, s32 or u32 [B], in place of 0 … B − 1. A sample is
+  /// then given the same wherever in a batch it is.
+  Rng with_rows(Tensor numbers) const { return Rng(key_, numbers); }
   Tensor key() const { return key_; }
+  Tensor rows() const { return rows_; }
 
  private:
-  Tensor key_;
+  Tensor key_, rows_;
 };
 
 Tensor random_bits(Rng rng, Dims dims);                                               // u32

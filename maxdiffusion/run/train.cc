@@ -132,7 +132,7 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
   std::vector<Hook> all;
   if (c.eval.eval_every > 0) {
     auto evaluation =
-        std::make_shared<Evaluation>(m.devices(), task, held_out_fields(m, task), c.eval, o.step, o.seed, c.compile);
+        std::make_shared<Evaluation>(m.devices(), task, held_out_samples(m, task), c.eval, o.step, o.seed, c.compile);
     all.push_back({every_steps(c.eval.eval_every), [evaluation](LoopView& v) {
                      v.recorder.read_pending([&] { return evaluation->run(v.at.done, v.state); });
                    }});

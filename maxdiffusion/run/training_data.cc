@@ -333,35 +333,67 @@ std::vector<DenoiseTask> in_sizes(const TrainingData& data) {
   return tasks;
 }
 
-HostArrays held_out_fields(RunModels& models, const DenoiseTask& task) {
+HeldOut held_out_samples(RunModels& models, const DenoiseTask& task) {
   const RunConfig& c = models.config();
-  const Family& family = *models.family();
+  const std::shared_ptr<const Family> family = models.family();
   const bool made = makes_samples(c, task), encoded = c.reads_encoded_records() || made;
   DataSourceConfig where{.dataset_type = encoded && !made ? c.source.dataset_type : "",
                          .train_data_dir = c.eval.eval_data_dir,
                          .train_split = c.source.train_split,
                          .image_column = c.source.image_column,
-                         .caption_column = c.source.caption_column,
-                         .max_train_samples = c.eval.eval_max_number_of_samples_in_bucket};
+                         .caption_column = c.source.caption_column};
   if (!encoded) {
+    where.max_train_samples = c.eval.eval_max_number_of_samples_in_bucket;
     const bool crop = c.images.center_crop || c.images.random_crop;
     ImageConfig config{.resolution = c.images.resolution, .center_crop = crop};
-    if (family.frame_scale() > 0) config = image_config(c, family);
-    return encoded_fields(models, load_in_aspect_buckets(open_source(where), config).front(), task.text->tokens());
+    if (family->frame_scale() > 0) config = image_config(c, *family);
+    return HeldOut::of(
+        encoded_fields(models, load_in_aspect_buckets(open_source(where), config).front(), task.text->tokens()));
   }
-  where.array_columns = family.encoded_columns();
-  RecordStream stream(open_source(where), {.shuffle = false});
-  std::vector<Record> records;
-  for (auto next = stream.next(); next.epoch == 0; next = stream.next()) records.push_back(next.read());
-  HostArrays all;
-  for (size_t i = 0; i < records.size(); ++i)
-    for (const auto& [name, a] : records[i].arrays) {
-      check(i == 0 || (all.contains(name) && all.at(name).bytes() == a.bytes() * records.size()), Code::io,
-            "{}: '{}' is {}, unlike that of the records before", records[i].name, name, to_string(a.shape()));
-      add_rows(all[name], static_cast<int64_t>(records.size()), static_cast<int64_t>(i),
-               a.reshaped(batched(1, a.shape()).dims));
+  const std::string own_time = "timesteps";
+  where.array_columns = family->encoded_columns();
+  where.array_columns.push_back(own_time + "|");
+  const std::shared_ptr<const RecordSource> source = open_source(where);
+  HeldOut held;
+  std::vector<std::pair<int64_t, int64_t>> places;  // shard and offset of each record that is read in shards
+  std::map<std::string, Shape> first;
+  auto add = [&](const Record& r) {
+    for (const auto& [name, a] : r.arrays) {
+      const Shape& shape = first.try_emplace(name, a.shape()).first->second;
+      check(a.shape() == shape, Code::io, "{}: '{}' is {}, unlike that of the records before, {}", r.name, name,
+            to_string(a.shape()), to_string(shape));
     }
-  return family.from_encoded(all);
+    const auto time = r.arrays.find(own_time);
+    const bool has_time = time != r.arrays.end();
+    check(held.count == 0 || has_time != held.timesteps.empty(), Code::io,
+          "{}: some records of '{}' have '{}' and some have not", r.name, c.eval.eval_data_dir, own_time);
+    ++held.count;
+    if (!has_time) return;
+    check(time->second.shape().elements() == 1, Code::io, "{}: '{}' is {}, expected one number", r.name, own_time,
+          to_string(time->second.shape()));
+    held.timesteps.push_back(static_cast<int64_t>(time->second.to_doubles()[0]));
+  };
+  for (int64_t i = 0; source->shards() == 0 && i < source->size(); ++i) add(source->read(i));
+  for (int64_t shard = 0; shard < source->shards(); ++shard) {
+    const std::unique_ptr<ShardReader> reader = source->open(shard, 0);
+    for (int64_t at = reader->offset();; at = reader->offset()) {
+      const std::optional<PendingRecord> next = reader->next();
+      if (!next) break;
+      add((*next)());
+      places.emplace_back(shard, at);
+    }
+  }
+  held.read = [source, family, own_time, places = std::move(places)](int64_t i) {
+    auto in_shard = [&](const std::pair<int64_t, int64_t>& at) {
+      return (*source->open(at.first, at.second)->next())();
+    };
+    Record r = places.empty() ? source->read(i) : in_shard(places.at(static_cast<size_t>(i)));
+    r.arrays.erase(own_time);
+    HostArrays one;
+    for (const auto& [name, a] : r.arrays) one[name] = a.reshaped(batched(1, a.shape()).dims);
+    return family->from_encoded(one);
+  };
+  return held;
 }
 
 }  // namespace md

@@ -26,7 +26,7 @@ TrainingData open_training_data(RunModels& models);
 /// One task for each bucket, of its size; without buckets the task itself.
 std::vector<DenoiseTask> in_sizes(const TrainingData& data);
 /// The first held-out records as fields of the task, one row each.
-HostArrays held_out_fields(RunModels& models, const DenoiseTask& task);
+HeldOut held_out_samples(RunModels& models, const DenoiseTask& task);
 /// How images or clips are prepared. Throws invalid_config for sizes that the family's models cannot take.
 ImageConfig image_config(const RunConfig& config, const Family& family);
 /// Where the run's data is. The emoji are drawn into a folder when first asked for.

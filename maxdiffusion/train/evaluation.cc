@@ -12,19 +12,42 @@
 
 namespace md {
 
-Evaluation::Evaluation(const Devices& devices, const Task& task, HostArrays samples, const EvalKeys& keys,
+HeldOut HeldOut::of(HostArrays all) {
+  const int64_t count = all.begin()->second.dims()[0];
+  return {.count = count,
+          .read =
+              [all = std::move(all)](int64_t i) {
+                HostArrays one;
+                for (const auto& [name, a] : all) one[name] = rows(a, i, 1);
+                return one;
+              },
+          .timesteps = {}};
+}
+
+Evaluation::Evaluation(const Devices& devices, const Task& task, HeldOut samples, const EvalKeys& keys,
                        const StepOptions& step, uint64_t seed, const CompileConfig& compile_config)
-    : devices_(devices), samples_(std::move(samples)), timesteps_(keys.timesteps_list) {
-  const std::optional<TimedLosses> timed = task.timed_losses(samples_);
+    : devices_(devices), samples_(std::move(samples)) {
+  const int64_t most = keys.eval_max_number_of_samples_in_bucket;
+  check(most > 0, Code::invalid_config, "eval_max_number_of_samples_in_bucket is {}; expected 1 or more", most);
+  check(samples_.count > 0, Code::invalid_config, "eval_data_dir holds no samples");
+  const std::optional<TimedLosses> timed = task.timed_losses(samples_.read(0));
   check(timed.has_value(), Code::invalid_config, "eval_every cannot be combined with what this run learns from");
-  check(!timesteps_.empty(), Code::invalid_config, "timesteps_list is empty: there is nothing to evaluate at");
-  std::sort(timesteps_.begin(), timesteps_.end());
-  check(timesteps_.front() >= 0 && timesteps_.back() < timed->num_train_timesteps, Code::invalid_config,
-        "timesteps_list goes from {} to {}; timesteps are 0 … {}", timesteps_.front(), timesteps_.back(),
-        timed->num_train_timesteps - 1);
-  check(keys.eval_max_number_of_samples_in_bucket > 0, Code::invalid_config,
-        "eval_max_number_of_samples_in_bucket is {}; expected 1 or more", keys.eval_max_number_of_samples_in_bucket);
-  count_ = std::min(samples_.begin()->second.dims()[0], keys.eval_max_number_of_samples_in_bucket);
+  std::map<int64_t, std::vector<int64_t>> at;  // samples by timestep
+  if (samples_.timesteps.empty()) {
+    check(!keys.timesteps_list.empty(), Code::invalid_config,
+          "timesteps_list is empty: there is nothing to evaluate at");
+    for (int64_t t : keys.timesteps_list)
+      for (int64_t i = 0; i < std::min(samples_.count, most); ++i) at[t].push_back(i);
+  } else {
+    for (int64_t i = 0; i < samples_.count; ++i)
+      if (auto& there = at[samples_.timesteps.at(static_cast<size_t>(i))]; std::ssize(there) < most) there.push_back(i);
+  }
+  check(at.begin()->first >= 0 && at.rbegin()->first < timed->num_train_timesteps, Code::invalid_config,
+        "{} from {} to {}; timesteps are 0 … {}",
+        samples_.timesteps.empty() ? "timesteps_list goes" : "the records of eval_data_dir have timesteps",
+        at.begin()->first, at.rbegin()->first, timed->num_train_timesteps - 1);
+  for (const auto& [t, there] : at)
+    for (int64_t i : there) points_.emplace_back(t, i);
 
   Graph g(devices.graph_options(&devices.rules()));
   ParamTable params;
@@ -44,39 +67,41 @@ Evaluation::Evaluation(const Devices& devices, const Task& task, HostArrays samp
       });
     return varied.frozen();
   };
-  g.output("losses", timed->losses(models, feed, Rng(g.input("key", {DType::u32, {2}})).for_("evaluation")));
+  const Rng rng = Rng(g.input("key", {DType::u32, {2}})).for_("evaluation");
+  const Tensor numbers = g.input("number", {DType::s32, {batch_}}, axis::of_batch(1));
+  g.output("losses", timed->losses(models, feed, rng.with_rows(numbers)));
   program_ = std::make_unique<Program>(compile(devices, g, compile_config, "evaluate_" + task.model()));
   key_ = devices.put(key_of_seed(seed));
-  log_info("evaluation: {} pictures at each of {} timesteps", count_, timesteps_.size());
+  log_info("evaluation: {} samples at {} timesteps, {} in all", samples_.count, at.size(), points_.size());
 }
 
 std::map<std::string, double> Evaluation::run(int64_t step, TrainState& state) {
   const auto start = std::chrono::steady_clock::now();
-  const int64_t total = count_ * static_cast<int64_t>(timesteps_.size());
-  std::vector<double> sums(timesteps_.size(), 0);
-  std::deque<std::pair<int64_t, PendingArray>> pending;  // first sample, losses
+  const int64_t total = std::ssize(points_);
+  std::map<int64_t, std::pair<double, int64_t>> of_time;  // sum, count
+  std::deque<std::pair<int64_t, PendingArray>> pending;   // first point, losses
   auto read = [&] {
     auto [from, losses] = std::move(pending.front());
     pending.pop_front();
     const std::vector<double> v = losses.wait().to_doubles();
-    for (int64_t i = 0; i < std::min(batch_, total - from); ++i)
-      sums[static_cast<size_t>((from + i) / count_)] += v[static_cast<size_t>(i)];
+    for (int64_t i = 0; i < std::min(batch_, total - from); ++i) {
+      auto& [sum, count] = of_time[points_[static_cast<size_t>(from + i)].first];
+      sum += v[static_cast<size_t>(i)], ++count;
+    }
   };
   ProgressBar bar("evaluation", total);
   for (int64_t from = 0; from < total; from += batch_) {
-    // Samples of all timesteps one after the other; what the last batch lacks is the last sample again.
+    // What the last batch lacks is the last sample again.
     HostArrays batch;
-    HostArray timesteps(Shape{DType::s32, {batch_}});
+    HostArray timesteps(Shape{DType::s32, {batch_}}), numbers(Shape{DType::s32, {batch_}});
     for (int64_t i = 0; i < batch_; ++i) {
-      const int64_t k = std::min(from + i, total - 1);
-      timesteps.mutable_view<int32_t>()[static_cast<size_t>(i)] =
-          static_cast<int32_t>(timesteps_[static_cast<size_t>(k / count_)]);
-      for (const auto& [name, all] : samples_) {
-        if (i == 0) batch[name] = rows(all, 0, batch_);
-        set_rows(batch[name], i, rows(all, k % count_, 1));
-      }
+      const auto& [t, sample] = points_[static_cast<size_t>(std::min(from + i, total - 1))];
+      timesteps.mutable_view<int32_t>()[static_cast<size_t>(i)] = static_cast<int32_t>(t);
+      numbers.mutable_view<int32_t>()[static_cast<size_t>(i)] = static_cast<int32_t>(sample);
+      for (const auto& [name, one] : samples_.read(sample)) add_rows(batch[name], batch_, i, one);
     }
     batch[kTimesteps] = timesteps.cast(time_type_);
+    batch["number"] = numbers;
     ArrayMap feed;
     place(devices_, *program_, batch, feed);
     std::vector<Array*> inputs;
@@ -94,11 +119,11 @@ std::map<std::string, double> Evaluation::run(int64_t step, TrainState& state) {
 
   std::map<std::string, double> losses;
   double mean = 0;
-  for (size_t i = 0; i < timesteps_.size(); ++i) {
-    const double loss = sums[i] / static_cast<double>(count_);
-    losses[fmt::format("eval_loss_timestep_{}", timesteps_[i])] = loss;
-    mean += loss / static_cast<double>(timesteps_.size());
-    log_info("  Mean eval loss for timestep {}: {:.4f}", timesteps_[i], loss);
+  for (const auto& [t, of] : of_time) {
+    const double loss = of.first / static_cast<double>(of.second);
+    losses[fmt::format("eval_loss_timestep_{}", t)] = loss;
+    mean += loss / static_cast<double>(of_time.size());
+    log_info("  Mean eval loss for timestep {}: {:.4f}", t, loss);
   }
   losses["eval_loss"] = mean;
   log_info("Step {}, Final Average Eval loss: {:.4f}", step, mean);

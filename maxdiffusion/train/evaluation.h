@@ -2,9 +2,11 @@
 // run. Source: Esser et al. 2024 (Stable Diffusion 3), appendix B.1; MaxDiffusion's timestep-based evaluation.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "maxdiffusion/train/state.h"
@@ -20,18 +22,32 @@ struct EvalKeys {
   void visit(V&& v) {
     v("eval_every", eval_every, "steps between evaluations of the loss on held-out data; -1: none");
     v("eval_data_dir", eval_data_dir, "held-out data, of any kind that train_data_dir may be");
-    v("timesteps_list", timesteps_list, "timesteps at which the held-out loss is measured");
+    v("timesteps_list", timesteps_list,
+      "timesteps at which the held-out loss is measured; records that say their own are measured at that");
     v("eval_max_number_of_samples_in_bucket", eval_max_number_of_samples_in_bucket,
-      "pictures at each of these timesteps, the first of the held-out data");
+      "samples at each of these timesteps, the first of the held-out data");
   }
+};
+
+/// Samples that are not trained on.
+struct HeldOut {
+  int64_t count = 0;
+  /// The fields of sample i, [1, …] each. May be called from one thread at a time.
+  std::function<HostArrays(int64_t i)> read;
+  /// The one timestep of each sample; empty: every sample is measured at every time of the keys.
+  std::vector<int64_t> timesteps;
+
+  /// Samples in memory, a row each.
+  static HeldOut of(HostArrays rows);
 };
 
 class Evaluation {
  public:
-  /// Compiles Task::timed_losses. `samples`: its fields, a row per sample. Throws invalid_config for timesteps out of
-  /// range and for a task without such losses.
-  Evaluation(const Devices& devices, const Task& task, HostArrays samples, const EvalKeys& keys,
-             const StepOptions& step, uint64_t seed, const CompileConfig& compile);
+  /// Compiles Task::timed_losses. Throws invalid_config for timesteps out of range, for no samples and for a task
+  /// without such losses. A sample's noise follows from the seed and its number alone: neither the batch size nor the
+  /// time changes it.
+  Evaluation(const Devices& devices, const Task& task, HeldOut samples, const EvalKeys& keys, const StepOptions& step,
+             uint64_t seed, const CompileConfig& compile);
 
   /// eval_loss is the mean over timesteps of eval_loss_timestep_T, the mean over samples. Parameters are those that
   /// would be saved. Waits for the devices; logs each.
@@ -39,10 +55,10 @@ class Evaluation {
 
  private:
   const Devices& devices_;
-  HostArrays samples_;
-  std::vector<int64_t> timesteps_;
+  HeldOut samples_;
+  std::vector<std::pair<int64_t, int64_t>> points_;  // timestep and sample, by timestep
   DType time_type_ = DType::s32;
-  int64_t batch_ = 1, count_;
+  int64_t batch_ = 1;
   std::unique_ptr<Program> program_;
   Array key_;
 };

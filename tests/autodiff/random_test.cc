@@ -44,6 +44,27 @@ TEST(Random, BitsAreTheHostsForTheSameSeedAndPurpose) {
   }
 }
 
+TEST(Random, OfNumberedRowsIsWhatThoseRowsGetInAWholeBatch) {
+  const auto out = draw([](Rng r) {
+    const std::vector<int32_t> numbers = {4, 0, 4, 2};
+    const Rng some = r.with_rows(constant(r.key().graph(), HostArray::of<int32_t>({DType::s32, {4}}, numbers)));
+    return std::vector<Tensor>{random_normal(r.for_("noise"), f32({5, 2, 3})),
+                               random_normal(some.for_("noise"), f32({4, 2, 3})), random_bits(r.fold(2), {5}),
+                               random_bits(some.fold(2), {4})};
+  });
+  const size_t numbers[] = {4, 0, 4, 2};
+  for (size_t row = 0; row < 4; ++row) {
+    for (size_t i = 0; i < 6; ++i)
+      EXPECT_EQ(out[1].view<float>()[row * 6 + i], out[0].view<float>()[numbers[row] * 6 + i]) << row;
+    EXPECT_EQ(out[3].view<uint32_t>()[row], out[2].view<uint32_t>()[numbers[row]]) << row;
+  }
+  EXPECT_THROW(draw([](Rng r) {
+                 const Rng two = r.with_rows(constant(r.key().graph(), HostArray(Shape{DType::s32, {2}})));
+                 return std::vector<Tensor>{random_bits(two, {3})};
+               }),
+               Error);
+}
+
 TEST(Random, HostNormalsAreTheQuantilesOfTheUniforms) {
   const HostRng rng(5, "x");
   constexpr uint64_t kFrom = 0xfffffff0;  // across the lower word's end

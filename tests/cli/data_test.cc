@@ -160,6 +160,26 @@ TEST_F(DataRuns, TfrecordsForEvaluationHaveTimesteps) {
     ASSERT_EQ(record.at("timesteps").shape(), (Shape{DType::s64, {1}}));
     EXPECT_EQ(record.at("timesteps").view<int64_t>()[0], time);
   }
+  // Each is measured at its own timestep, whatever the list says.
+  auto evaluated = [&](const std::string& name, const std::string& records, const std::vector<std::string>& more) {
+    std::vector<std::string> with = {"dataset_type=tfrecord", "train_data_dir=" + (t / "set"),
+                                     "eval_every=1",          "eval_data_dir=" + (t / records),
+                                     "learning_rate=0",       "max_train_steps=1"};
+    with.insert(with.end(), more.begin(), more.end());
+    const Outcome trained = run("train", name, with);
+    EXPECT_EQ(trained.status, 0) << trained.err;
+    return nlohmann::json::parse(read_file(t / (name + "/metrics.jsonl")));
+  };
+  ASSERT_EQ(run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "plain"), "max_train_samples=4"}).status, 0);
+  const auto own = evaluated("own", "set", {"timesteps_list=[1,2,3]"}),
+             listed = evaluated("listed", "plain", {"timesteps_list=[250]", "eval_max_number_of_samples_in_bucket=2"}),
+             one = evaluated("one", "set", {"eval_max_number_of_samples_in_bucket=1"});
+  EXPECT_NEAR(own.at("eval_loss_timestep_250"), listed.at("eval_loss_timestep_250"), 1e-6);
+  EXPECT_NEAR(own.at("eval_loss"),
+              (own.at("eval_loss_timestep_250").get<double>() + own.at("eval_loss_timestep_750").get<double>()) / 2,
+              1e-6);
+  EXPECT_FALSE(own.contains("eval_loss_timestep_1"));
+  EXPECT_NE(one.at("eval_loss_timestep_750"), own.at("eval_loss_timestep_750"));
   for (const auto& [word, status, says] : std::vector<std::tuple<std::string, int, std::string>>{
            {"num_eval_samples=5", 2, "expected a multiple of the 2 timesteps_list"},
            {"num_eval_samples=6", 4, "5 records could be encoded, num_eval_samples is 6"},

@@ -225,6 +225,7 @@ WantedColumns wanted_columns(const DataSourceConfig& config, const std::vector<s
     for (size_t start = 0; start <= alternatives.size();) {
       const size_t end = std::min(alternatives.find('|', start), alternatives.size());
       const std::string name = alternatives.substr(start, end - start);
+      if (name.empty() && start > 0) return;
       if (first.empty()) first = name;
       if (has(name)) {
         w.names.push_back(name);

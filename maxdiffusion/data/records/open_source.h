@@ -20,7 +20,7 @@ struct DataSourceConfig {
   /// Columns of tables, features of tf.Examples, keys of metadata files and of a tar's .json members.
   std::string image_column = "image", caption_column = "text";
   /// If not empty, records hold these arrays instead of images. A name may have alternatives: "moments|latents" reads
-  /// either, as "moments".
+  /// either, as "moments"; "timesteps|" reads it where it is there.
   std::vector<std::string> array_columns;
   /// If not empty, every image of an image folder has a mask in this folder: the image of the same path, with any
   /// extension.
