@@ -44,6 +44,9 @@ constexpr Option kOptions[] = {
     {"random_flip", [](const RunConfig& c) { return c.images.random_flip; }},
     {"max_train_samples", [](const RunConfig& c) { return c.source.max_train_samples >= 0; }},
     {"eval_every", [](const RunConfig& c) { return c.eval.eval_every > 0; }},
+    {"enable_generate_video_for_eval", [](const RunConfig& c) { return c.run.enable_generate_video_for_eval; }},
+    {"enable_ssim", [](const RunConfig& c) { return c.run.enable_ssim; }},
+    {"prompt", [](const RunConfig& c) { return !c.sample.prompt.empty(); }},
     {"eval_data_dir", [](const RunConfig& c) { return !c.eval.eval_data_dir.empty(); }},
     {"instance_prompt", [](const RunConfig& c) { return !c.dreambooth.instance_prompt.empty(); }},
     {"class_prompt", [](const RunConfig& c) { return !c.dreambooth.class_prompt.empty(); }},
@@ -104,6 +107,9 @@ const std::vector<Rule>& needs() {
       {"conditioning_data_dir", {"masked_loss"}, "masks are not used otherwise"},
       {"masked_loss", {"alpha_mask", "conditioning_data_dir"}, "masks come from there"},
       {"eval_every", {"eval_data_dir"}, "held-out data is read from there"},
+      {"enable_generate_video_for_eval", {"eval_every"}, "samples are drawn after each evaluation"},
+      {"enable_generate_video_for_eval", {"prompt"}, "that is what is drawn"},
+      {"enable_ssim", {"prompt"}, "its sample before training is compared with that after"},
   };
   return rules;
 }

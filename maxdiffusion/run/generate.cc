@@ -269,8 +269,7 @@ void draw_class_images(const RunConfig& run) {
   }
 }
 
-std::string draw_sample_grid(RunModels& models, TextEncoder& text, const WeightsOf& weights, int64_t step,
-                             const std::string& folder) {
+HostArray draw_samples(RunModels& models, TextEncoder& text, const WeightsOf& weights) {
   const SampleKeys& keys = models.config().sample;
   SampleOptions o = options_of(models);
   if (!keys.num_images_per_prompt && !o.latents) o.images_per_prompt = 1;
@@ -280,16 +279,19 @@ std::string draw_sample_grid(RunModels& models, TextEncoder& text, const Weights
   if (has_images(models)) add_images(models, models.media_autoencoder(), weights, o, prompts);
   const HostArray latents =
       family.with_images(denoise(models.devices(), family, weights, prompts, o), prompts.positive);
-  const HostArray images = decode_latents(models.media_autoencoder(), family, latents, keys.vae_tiling);
+  return decode_latents(models.media_autoencoder(), family, latents, keys.vae_tiling);
+}
+
+void write_sample_grid(const RunModels& models, const HostArray& media, const std::string& path) {
+  const SampleKeys& keys = models.config().sample;
+  const int64_t n = media.dims()[0], of_prompt = n / std::ssize(keys.prompt);
   std::vector<GridCell> cells;
-  for (int64_t i = 0; i < o.samples(); ++i)
-    cells.push_back({still_of(image_of_batch(images, i)), o.prompts[static_cast<size_t>(i / o.images_per_prompt)]});
-  std::string path = fmt::format("{}/step_{:06}.png", folder, step);
-  const bool videos = images.dims().size() == 5;
-  if (videos) write_media(fmt::format("{}/step_{:06}_", folder, step), "mp4", images, keys.fps);
-  const auto columns = videos ? 2 : static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(cells.size()))));
-  write_png(path, make_grid(cells, columns, std::max<int64_t>(1, 128 / models.config().images.resolution)));
-  return path;
+  for (int64_t i = 0; i < n; ++i)
+    cells.push_back({still_of(image_of_batch(media, i)), keys.prompt[static_cast<size_t>(i / of_prompt)]});
+  const bool videos = media.dims().size() == 5;
+  if (videos) write_media(path + "_", "mp4", media, keys.fps);
+  const auto columns = videos ? 2 : static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(n))));
+  write_png(path + ".png", make_grid(cells, columns, std::max<int64_t>(1, 128 / models.config().images.resolution)));
 }
 
 }  // namespace md

@@ -25,8 +25,7 @@ struct ReferenceKeys {
   JsonText vae_logical_axis_rules;
   // Refused or warned about when set.
   bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false,
-       enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false, enable_tile_search = false,
-       enable_generate_video_for_eval = false, enable_ssim = false;
+       enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false, enable_tile_search = false;
   int64_t norm_num_groups = 32, ulysses_shards = -1, vae_spatial = -1;
   double dropout = 0;
   std::string aot_cache_dir, converted_weights_dir, pretrained_orbax_dir, scheduler_dtype = "float32";
@@ -90,8 +89,6 @@ struct ReferenceKeys {
     v("pretrained_orbax_dir", pretrained_orbax_dir, kNeutral);
     v("dropout", dropout, kNeutral);
     v("scheduler_dtype", scheduler_dtype, kNeutral);
-    v("enable_generate_video_for_eval", enable_generate_video_for_eval, kNeutral);
-    v("enable_ssim", enable_ssim, kNeutral);
   }
 
   /// Throws invalid_config for what would change the result and is not there; warns of what is left out.

@@ -32,6 +32,7 @@ namespace md {
 struct RunKeys {
   std::string run_name, output_dir = "runs", base_output_directory, timing_metrics_file;
   int64_t seed = 0, sample_every = 0;
+  bool enable_generate_video_for_eval = false, enable_ssim = false;
   bool save_config_to_gcs = false, write_timing_metrics = true;
   template <class V>
   void visit(V&& v) {
@@ -41,6 +42,9 @@ struct RunKeys {
     v("save_config_to_gcs", save_config_to_gcs, "also write config.yml into base_output_directory/run_name");
     v("seed", seed, "seed of every random stream");
     v("sample_every", sample_every, "steps between sample grids while training; -1: only after the last step; 0: none");
+    v("enable_generate_video_for_eval", enable_generate_video_for_eval,
+      "draw the prompts after each evaluation too, into files of their own");
+    v("enable_ssim", enable_ssim, "how alike the first sample before and after training are (SSIM, PSNR), in the log");
     v("timing_metrics_file", timing_metrics_file, "file that gets a line at start and end of each phase of a run");
     v("write_timing_metrics", write_timing_metrics, "false: timing_metrics_file is not written");
   }

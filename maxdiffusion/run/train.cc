@@ -7,14 +7,17 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/lora/lora_scope.h"
+#include "maxdiffusion/metrics/similarity.h"
 #include "maxdiffusion/run/compatibility.h"
 #include "maxdiffusion/run/generate.h"
 #include "maxdiffusion/run/phase.h"
 #include "maxdiffusion/run/train_autoencoder.h"
 #include "maxdiffusion/run/training_data.h"
+#include "maxdiffusion/run/write_media.h"
 
 namespace md {
 namespace {
@@ -69,8 +72,8 @@ void complete_checkpoint(RunModels& m, CheckpointContent& content, const ParamTa
   };
 }
 
-/// Draws the prompts with what is trained so far.
-void draw(RunModels& m, int64_t step, const ParamTable& params, const HostArrays& trained) {
+/// The prompts' media, drawn with what is trained so far.
+HostArray drawn(RunModels& m, const ParamTable& params, const HostArrays& trained) {
   const RunConfig& c = m.config();
   const WeightsOf weights = [&](const ParamTable& p, const std::string& component) {
     if (is_trained(m, component) && !c.lora.train_lora) return of_component(p, component, trained);
@@ -81,8 +84,20 @@ void draw(RunModels& m, int64_t step, const ParamTable& params, const HostArrays
   std::optional<TextEncoder> own;
   if (c.denoise.train_text_encoder)
     own.emplace(m.devices(), m.family(), m.encoder_batch(), weights, scope_options(c.layers), c.compile);
-  const std::string path = draw_sample_grid(m, own ? *own : m.text_encoder(), weights, step, c.folder() + "/samples");
-  log_info("pictures of step {}: {}", step, path);
+  return draw_samples(m, own ? *own : m.text_encoder(), weights);
+}
+
+void write_grid(const RunModels& m, int64_t step, const HostArray& media) {
+  const std::string path = fmt::format("{}/samples/step_{:06}", m.config().folder(), step);
+  write_sample_grid(m, media, path);
+  log_info("samples of step {}: {}.png", step, path);
+}
+
+/// With enable_ssim: how much training changed the first sample.
+void compare(const HostArray& before, const HostArray& after) {
+  const HostArray a = image_of_batch(before, 0), b = image_of_batch(after, 0);
+  log_info("SSIM score after training is {:.6f}", structural_similarity(a, b));
+  log_info("PSNR after training is {:.2f} dB", peak_signal_to_noise(a, b));
 }
 
 void write_config(const RunConfig& c) {
@@ -141,7 +156,19 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
     all.push_back({every_steps_before_the_last(c.run.sample_every),
                    [&m](LoopView& v) {
                      v.recorder.flush();
-                     draw(m, v.at.done, v.programs.params(), trained_values(v.devices, v.programs, v.state));
+                     write_grid(m, v.at.done,
+                                drawn(m, v.programs.params(), trained_values(v.devices, v.programs, v.state)));
+                     v.recorder.restart_clock();
+                   },
+                   true});
+  if (c.run.enable_generate_video_for_eval)
+    all.push_back({every_steps(c.eval.eval_every),
+                   [&m, &c](LoopView& v) {
+                     v.recorder.flush();
+                     const std::string name = m.family()->file_prefix(c.sample.sample_seed.value_or(c.seed()));
+                     write_media(fmt::format("{}/samples/{}-train_steps-{}", c.folder(), v.at.done, name), "",
+                                 drawn(m, v.programs.params(), trained_values(v.devices, v.programs, v.state)),
+                                 c.sample.fps);
                      v.recorder.restart_clock();
                    },
                    true});
@@ -170,13 +197,23 @@ void train(const RunConfig& c) {
   };
   o.hooks = hooks(models, data.task, o);
 
+  const bool compares = c.run.enable_ssim;
+  const HostArray before = compares ? draw_samples(models, models.text_encoder(),
+                                                   [&](const ParamTable& p, const std::string& component) {
+                                                     return as_arrays(models.open_weights(p, component)());
+                                                   })
+                                    : HostArray();
+
   std::vector<const Task*> all;
   all.reserve(tasks.size());
   for (const DenoiseTask& t : tasks) all.push_back(&t);
   std::optional<Phase> phase(std::in_place, c.run, "training");
   const Trained t = train_loop(models.devices(), all, std::move(data.batches), o);
   phase.reset();
-  if (c.run.sample_every != 0 && !c.sample.prompt.empty()) draw(models, t.steps, t.params, t.values);
+  if (c.sample.prompt.empty() || (c.run.sample_every == 0 && !compares)) return;
+  const HostArray after = drawn(models, t.params, t.values);
+  if (c.run.sample_every != 0) write_grid(models, t.steps, after);
+  if (compares) compare(before, after);
 }
 
 }  // namespace md

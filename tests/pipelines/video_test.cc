@@ -48,6 +48,13 @@ double largest_difference(const HostArray& a, const HostArray& b) {
   return worst;
 }
 
+double mean_difference(const HostArray& a, const HostArray& b) {
+  const std::vector<double> x = a.to_doubles(), y = b.to_doubles();
+  double sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) sum += std::abs(x[i] - y.at(i));
+  return sum / static_cast<double>(x.size());
+}
+
 TEST_F(Video, IsAnMp4OfItsRateFramesAndSize) {
   const Outcome o = generate({"fps=12", "seed=7", "num_images_per_prompt=2"});
   ASSERT_EQ(o.status, 0) << o.err;
@@ -192,6 +199,38 @@ class VideoTraining : public Video {
     return read_file(t / fmt::format("{}/checkpoints/{}/transformer/diffusion_pytorch_model.safetensors", name, step));
   }
 };
+
+TEST_F(VideoTraining, DrawsAfterEachEvaluationAndComparesTheEndWithTheStart) {
+  std::vector<std::string> words = {"eval_every=1",
+                                    "eval_data_dir=" + (t / "data/moving-emoji-32-5-8"),
+                                    "timesteps_list=[500]",
+                                    "eval_max_number_of_samples_in_bucket=2",
+                                    "prompt=a red heart",
+                                    "num_inference_steps=2",
+                                    "max_train_steps=2",
+                                    "enable_ssim=true",
+                                    "enable_generate_video_for_eval=true",
+                                    "learning_rate=0"};
+  Outcome o = train("still", words);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "SSIM score after training is 1.000000")) << o.err;
+  EXPECT_TRUE(contains(o.err, "PSNR after training is inf dB")) << o.err;
+  auto drawn = [&](const std::string& run, int step) {
+    const std::string name = fmt::format("{}/samples/{}-train_steps-wan_output_0_0.mp4", run, step);
+    return decode_video(read_file(t / name), name);
+  };
+  EXPECT_EQ(drawn("still", 1).dims(), (Dims{5, 32, 32, 3}));
+  EXPECT_LT(mean_difference(drawn("still", 1), drawn("still", 2)), 2);  // nothing is learned
+  words.back() = "learning_rate=1e-1";
+  o = train("moved", words);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "SSIM score after training is 0.") || contains(o.err, "SSIM score after training is -0."))
+      << o.err;
+  EXPECT_GT(mean_difference(drawn("moved", 1), drawn("moved", 2)), 10);
+  o = train("without", {"enable_generate_video_for_eval=true", "prompt=a", "max_train_steps=1"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "enable_generate_video_for_eval needs eval_every")) << o.err;
+}
 
 TEST_F(VideoTraining, OnClipsEvaluatesResumesToTheBitAndIsDrawnWith) {
   const std::vector<std::string> evaluated = {"eval_every=2", "eval_data_dir=" + (t / "data/moving-emoji-32-5-8"),
