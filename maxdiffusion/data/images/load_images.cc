@@ -23,7 +23,7 @@ HostArray mirrored_ids(const PreparedImage& r) {
 
 }  // namespace
 
-std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, const ImageConfig& config,
+std::vector<std::string> each_group(const std::shared_ptr<const RecordSource>& source, const ImageConfig& config,
                                     int64_t together, const std::function<void(LoadedImages&& group)>& take) {
   check_image_config(config);
   check(!config.random_crop, Code::invalid_config,
@@ -34,7 +34,7 @@ std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, 
   std::vector<std::string> skipped;
   size_t all = 0;
   ReadingProgress progress(source->size());
-  RecordStream stream(std::move(source), {.shuffle = false, .window = together});
+  RecordStream stream(source, {.shuffle = false, .window = together});
   for (bool more = true; more;) {
     std::vector<PendingRecord> pending;
     while (more && pending.size() < most) {
@@ -101,10 +101,10 @@ std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, 
   return skipped;
 }
 
-std::vector<LoadedImages> load_in_aspect_buckets(std::shared_ptr<const RecordSource> source,
+std::vector<LoadedImages> load_in_aspect_buckets(const std::shared_ptr<const RecordSource>& source,
                                                  const ImageConfig& config) {
   std::map<ImageSize, std::vector<LoadedImages>, SizeOrder> buckets;  // parts
-  std::vector<std::string> skipped = each_group(std::move(source), config, 1024, [&](LoadedImages&& part) {
+  std::vector<std::string> skipped = each_group(source, config, 1024, [&](LoadedImages&& part) {
     buckets[size_of_pixels(part.pixels, config.clip.has_value())].push_back(std::move(part));
   });
   std::vector<LoadedImages> out;
@@ -137,9 +137,9 @@ std::vector<LoadedImages> load_in_aspect_buckets(std::shared_ptr<const RecordSou
   return out;
 }
 
-LoadedImages load_images(std::shared_ptr<const RecordSource> source, const ImageConfig& config) {
+LoadedImages load_images(const std::shared_ptr<const RecordSource>& source, const ImageConfig& config) {
   check(!config.buckets, Code::internal, "load_images: buckets are loaded by load_in_aspect_buckets");
-  return std::move(load_in_aspect_buckets(std::move(source), config)[0]);
+  return std::move(load_in_aspect_buckets(source, config)[0]);
 }
 
 }  // namespace md

@@ -24,13 +24,14 @@ struct LoadedImages {
 /// decode is named in a warning and listed in `skipped`. Progress is logged every few seconds. Throws io when none
 /// decodes, invalid_config for random_crop or random_start (what changes needs image_batches), internal for a config
 /// with buckets.
-LoadedImages load_images(std::shared_ptr<const RecordSource> source, const ImageConfig& config);
+LoadedImages load_images(const std::shared_ptr<const RecordSource>& source, const ImageConfig& config);
 /// Loads as load_images does, into one element for each bucket that holds images, by width, then height; into one
 /// element without buckets. The first element lists what all of them skipped.
-std::vector<LoadedImages> load_in_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config);
+std::vector<LoadedImages> load_in_aspect_buckets(const std::shared_ptr<const RecordSource>& source,
+                                                 const ImageConfig& config);
 /// Loads as load_images does, but at most `together` images at a time, so that a data set need not fit into memory.
 /// `take` gets the images of one size that were read together. Returns what was skipped, as "file: reason".
-std::vector<std::string> each_group(std::shared_ptr<const RecordSource> source, const ImageConfig& config,
+std::vector<std::string> each_group(const std::shared_ptr<const RecordSource>& source, const ImageConfig& config,
                                     int64_t together, const std::function<void(LoadedImages&& group)>& take);
 
 }  // namespace md
