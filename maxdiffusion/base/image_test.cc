@@ -138,7 +138,7 @@ TEST(Image, OfABatchIsItsRow) {
 
 TEST(FilmStrip, ShowsFramesFromTheFirstToTheLast) {
   HostArray frames(Shape{DType::u8, {9, 4, 6, 3}});
-  for (size_t i = 0; i < frames.bytes(); ++i) frames.mutable_view<uint8_t>()[i] = static_cast<uint8_t>(i / (4 * 6 * 3));
+  for (size_t i = 0; i < frames.bytes(); ++i) frames.mutable_view<uint8_t>()[i] = static_cast<uint8_t>(i / 72);
   const auto shown = [&](int64_t count) {
     const HostArray strip = film_strip(frames, count);
     std::vector<int> numbers;

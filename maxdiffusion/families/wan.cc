@@ -135,7 +135,8 @@ class Wan final : public Family {
     const size_t c = static_cast<size_t>(moments.dims().back()) / 2;
     std::vector<double> sums(c), squares(c);
     auto v = moments.view<float>();
-    const double n = static_cast<double>(v.size() / (2 * c));
+    const size_t positions = v.size() / (2 * c);
+    const double n = static_cast<double>(positions);
     for (size_t i = 0; i < v.size(); i += 2 * c)
       for (size_t k = 0; k < c; ++k) {
         const double mean = v[i + k], deviation = v[i + c + k];
@@ -259,10 +260,10 @@ class Wan final : public Family {
   /// With its three products of D² per text token, of which keys and values are two.
   double reference_tflops(const MediaSize& size, double samples) const override {
     const Dims latent = latent_dims(size);
-    const auto& p = transformer_.patch_size;
+    int64_t tokens = 1;
+    for (size_t i = 0; i < 3; ++i) tokens *= latent[i] / transformer_.patch_size[i];
     const double d = static_cast<double>(transformer_.width()), ffn = static_cast<double>(transformer_.ffn_dim),
-                 s = static_cast<double>(latent[0] / p[0] * (latent[1] / p[1]) * (latent[2] / p[2])),
-                 text = static_cast<double>(length_);
+                 s = static_cast<double>(tokens), text = static_cast<double>(length_);
     const double self = 6 * s * d * d + 4 * s * s * d, cross = 6 * text * d * d + 2 * s * d * d + 4 * s * text * d,
                  out = 4 * s * d * d, feed_forward = 4 * s * d * ffn;
     return 3 * static_cast<double>(transformer_.num_layers) * (self + cross + out + feed_forward) * samples / 1e12;

@@ -219,7 +219,9 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
   std::map<const LoraTarget*, Found> found;
   std::map<const LoraTarget*, std::string> difference_keys;
   std::vector<std::string> unread;
-  for (const auto& [key, array] : file.tensors()) {
+  for (const auto& tensor : file.tensors()) {
+    const std::string& key = tensor.first;
+    const HostArray& array = tensor.second;
     for (const auto& [mark, method] : kOtherMethods)
       check(key.find(mark) == key.npos, Code::invalid_config, "LoRA '{}': key '{}' is of {}, which is not supported",
             path, key, method);

@@ -37,7 +37,8 @@ Tensor adapted(const LoraConfig& c, const Scope& before, const Weight& w, Tensor
   up[0] = w.dims[0];
   down_axes[0] = "";
   up_axes[0] = w.axes[0];
-  const double fan_in = static_cast<double>(Shape{DType::f32, down}.elements() / c.rank);
+  const int64_t inputs = Shape{DType::f32, down}.elements() / c.rank;
+  const double fan_in = static_cast<double>(inputs);
   Tensor a = own.param(kDown.substr(1), down, down_axes, init::uniform(1 / std::sqrt(fan_in)));
   Tensor b = own.param(kUp.substr(1), up, up_axes, init::zeros());
   Tensor h = f(x, cast(a, x.dtype())) * (c.alpha / static_cast<double>(c.rank));

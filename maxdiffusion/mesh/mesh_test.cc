@@ -195,7 +195,7 @@ TEST(ShardOf, PiecesTileTheArray) {
   c.ici_data_parallelism = c.ici_fsdp_parallelism = c.ici_tensor_parallelism = 2;
   const Mesh m = Mesh::make(c, devices(8));
   const Sharding s{{{"data", "fsdp"}, {}, {"tensor"}}};
-  std::vector<int> hits(8 * 3 * 4, 0);
+  std::vector<int> hits(96, 0);
   for (int64_t d = 0; d < 8; ++d) {
     const Slice p = shard_of(m, s, {8, 3, 4}, d);
     EXPECT_THAT(p.size, ElementsAre(2, 3, 2));

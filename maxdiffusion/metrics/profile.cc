@@ -130,8 +130,7 @@ std::string Profile::write(const std::string& folder) {
   std::string bytes = space.SerializeAsString();
   if (impl_->plugin) bytes += impl_->plugin->stop();
 
-  const std::string to =
-      fmt::format("{}/plugins/profile/{:%Y_%m_%d_%H_%M_%S}", folder, fmt::localtime(std::time(nullptr)));
+  std::string to = fmt::format("{}/plugins/profile/{:%Y_%m_%d_%H_%M_%S}", folder, fmt::localtime(std::time(nullptr)));
   make_folders(to);
   write_file_atomic(fmt::format("{}/{}.xplane.pb", to, host), bytes);
   write_file_atomic(fmt::format("{}/{}.trace.json.gz", to, host), gzipped(chrome_trace(threads)));

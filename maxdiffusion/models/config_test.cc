@@ -80,7 +80,7 @@ TEST(VaeConfig, RefusesOtherBlocksAndChannelStatistics) {
       refusal<VaeConfig>({{"down_block_types", json::array({"AttnDownEncoderBlock2D"})}}).find("DownEncoderBlock2D"),
       std::string::npos);
   EXPECT_NE(refusal<VaeConfig>({{"latents_mean", {0.1, 0.2}}}).find("'latents_mean'"), std::string::npos);
-  EXPECT_NE(refusal<VaeConfig>({{"block_out_channels", {64, 128}}}).find("2"), std::string::npos);
+  EXPECT_NE(refusal<VaeConfig>({{"block_out_channels", {64, 128}}}).find('2'), std::string::npos);
 }
 
 TEST(WanVaeConfig, DefaultsToThePublished) {

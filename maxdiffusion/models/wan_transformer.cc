@@ -96,7 +96,8 @@ Rope rope(Graph& g, const Config& c, const Dims& grid) {
     auto cos_row = cos_table.mutable_view<float>(), sin_row = sin_table.mutable_view<float>();
     for (int64_t k = 0; k < grid[i] * half; ++k) {
       const double exponent = static_cast<double>(2 * (k % half)) / static_cast<double>(sizes[i]);
-      const double angle = static_cast<double>(k / half) / std::pow(10000.0, exponent);
+      const int64_t position = k / half;
+      const double angle = static_cast<double>(position) / std::pow(10000.0, exponent);
       cos_row[static_cast<size_t>(k)] = static_cast<float>(std::cos(angle));
       sin_row[static_cast<size_t>(k)] = static_cast<float>(std::sin(angle));
     }

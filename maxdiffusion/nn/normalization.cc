@@ -45,7 +45,8 @@ Tensor normalize_last(Tensor x, Tensor w, Tensor b, double eps) {
 /// is twice as fast on CPU as one over both; the backward sums over space serve dx, dw and db.
 Tensor normalize_groups(Tensor x, Tensor w, Tensor b, int64_t groups, double eps) {
   const int64_t batch = x.dim(0), width = x.dim(-1), space = x.shape().elements() / (batch * width);
-  const double count = static_cast<double>(space * (width / groups));
+  const int64_t of_group = width / groups;
+  const double count = static_cast<double>(space * of_group);
   auto seen = [=](Tensor t) { return reshape(f32(t), {batch, space, width}); };
   // Sums over space [B, C] → means of the groups, at each of their channels [B, 1, C].
   auto group_mean = [=](Tensor sums) {

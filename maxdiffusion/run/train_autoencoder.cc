@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/image.h"
@@ -55,6 +56,73 @@ LoopOptions loop_options(const RunConfig& c, const std::string& folder, const st
   return o;
 }
 
+namespace {
+
+/// [N, F, …] → [N·F, 1, …].
+HostArray single_frames(const HostArray& videos) {
+  Dims dims = videos.dims();
+  dims[0] *= std::exchange(dims[1], 1);
+  return videos.reshaped(dims);
+}
+
+/// Makes an autoencoder that has learned single frames treat each frame of a video as it would alone: of kernels
+/// [out, in, frames, h, w] only the last frame's part stays, and kernels over frames alone hand the last frame on.
+void begin_with_single_frames(const ParamTable& params, HostArrays& values) {
+  for (const Param& p : params.params()) {
+    const Dims& d = p.shape.dims;
+    if (d.size() != 5 || d[2] == 1) continue;
+    const bool frames_alone = d[3] == 1 && d[4] == 1 && d[0] % d[1] == 0;
+    HostArray& kernel = values.at(p.input);
+    auto v = kernel.mutable_view<float>();
+    const int64_t of_frame = d[3] * d[4];
+    for (int64_t i = 0; i < std::ssize(v); ++i) {
+      const bool last = i / of_frame % d[2] == d[2] - 1;
+      const int64_t in = i / of_frame / d[2] % d[1], out = i / of_frame / d[2] / d[1];
+      if (frames_alone)
+        v[static_cast<size_t>(i)] = last && out % d[1] == in ? 1.0f : 0.0f;
+      else if (!last)
+        v[static_cast<size_t>(i)] = 0;
+    }
+    const std::string bias = p.input.substr(0, p.input.size() - std::string("weight").size()) + "bias";
+    if (const auto found = values.find(bias); frames_alone && found != values.end())
+      std::ranges::fill(found->second.mutable_view<float>(), 0.0f);
+  }
+}
+
+/// Trains on `pixels` from `values`, and from random ones where there are none; adds what comes out to `values`.
+void train_stage(RunModels& models, const AutoencoderTask& task, const HostArray& pixels, const std::string& stage,
+                 int64_t steps, HostArrays& values) {
+  const RunConfig& c = models.config();
+  const std::string component = task.model();
+  LoopOptions o = loop_options(c, c.folder() + "/" + stage, "train " + stage);
+  o.keys.save_final_checkpoint = true;  // the next stage's start
+  if (!o.keys.checkpoint_dir.empty()) o.keys.checkpoint_dir += "/" + stage;
+  o.step.optim = c.optim.with_switches(true);
+  o.step.optim.max_train_steps = steps;
+  o.step.optim.learning_rate_schedule_steps = -1;
+  o.step.optim.learning_rate = scaled_rate(c.optim, c.vae.vae_learning_rate, task.batch_size);
+  o.initial = [&](const ParamTable& params) {
+    return [random = models.open_random(params, component), &values] {
+      NamedPieces start = random();
+      for (auto& [name, pieces] : as_pieces(values))
+        if (const auto there = start.find(name); there != start.end()) there->second = std::move(pieces);
+      return start;
+    };
+  };
+  o.complete = [&](CheckpointContent& content, const ParamTable&, const NamedPieces&) {
+    content.files[component + "/config.json"] = models.folder().files().at(component + "/config.json");
+  };
+  for (auto& [name, value] :
+       train_loop(models.devices(), {&task},
+                  in_memory({{"pixels", pixels}}, task.batch_size, o.seed, c.batches.enable_data_shuffling,
+                            share_of_batch(models.devices(), task.batch_size)),
+                  o)
+           .values)
+    values[name] = std::move(value);
+}
+
+}  // namespace
+
 void train_autoencoder(RunModels& models, const LoadedImages& images) {
   const RunConfig& c = models.config();
   AutoencoderTask task;
@@ -64,23 +132,25 @@ void train_autoencoder(RunModels& models, const LoadedImages& images) {
   task.size = training_size(c, *task.family);
   task.kl_weight = c.vae.vae_kl_weight;
   const std::string component = task.model();
-  LoopOptions o = loop_options(c, c.folder() + "/" + component, "train " + component);
-  o.keys.save_final_checkpoint = true;  // the next stage's start
-  if (!o.keys.checkpoint_dir.empty()) o.keys.checkpoint_dir += "/" + component;
-  o.step.optim = c.optim.with_switches(true);
-  o.step.optim.max_train_steps = c.vae.vae_max_train_steps;
-  o.step.optim.learning_rate_schedule_steps = -1;
-  o.step.optim.learning_rate = scaled_rate(c.optim, c.vae.vae_learning_rate, task.batch_size);
-  o.initial = [&](const ParamTable& params) { return models.open_random(params, component); };
-  o.complete = [&](CheckpointContent& content, const ParamTable&, const NamedPieces&) {
-    content.files[component + "/config.json"] = models.folder().files().at(component + "/config.json");
+  const ParamTable whole = models.folder().params({component});
+  // Layers over time are not in a program for one frame.
+  auto complete = [&](HostArrays& values) {
+    if (std::ranges::any_of(whole.params(), [&](const Param& p) { return !values.contains(p.input); }))
+      values.merge(as_arrays(models.open_random(whole, component)()));
   };
-  models.set_autoencoder(
-      train_loop(models.devices(), {&task},
-                 in_memory({{"pixels", images.pixels}}, task.batch_size, o.seed, c.batches.enable_data_shuffling,
-                           share_of_batch(models.devices(), task.batch_size)),
-                 o)
-          .values);
+  HostArrays values;
+  if (c.vae.vae_image_steps > 0) {
+    check(task.family->frame_scale() > 0, Code::invalid_config,
+          "vae_image_steps is {}, but this model's media are images; set it to 0", c.vae.vae_image_steps);
+    AutoencoderTask frames = task;
+    frames.batch_size *= std::exchange(frames.size.frames, 1);
+    train_stage(models, frames, single_frames(images.pixels), component + "_images", c.vae.vae_image_steps, values);
+    complete(values);
+    begin_with_single_frames(whole, values);
+  }
+  train_stage(models, task, images.pixels, component, c.vae.vae_max_train_steps, values);
+  complete(values);
+  models.set_autoencoder(std::move(values));
   const std::string path = c.folder() + "/samples/reconstructions.png";
   write_reconstructions(models.media_autoencoder(), images.pixels, path);
   log_info("autoencoder: originals above reconstructions in {}", path);

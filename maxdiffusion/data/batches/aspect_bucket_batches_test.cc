@@ -57,7 +57,7 @@ TEST(AspectBucketOrder, EverySampleComesEquallyOftenInFullBatchesOfOneBucket) {
 }
 
 TEST(AspectBucketOrder, IsDrawnFromTheSeedAndUnshuffledAsStored) {
-  const auto first = [](StreamConfig c) {
+  const auto first = [](const StreamConfig& c) {
     AspectBucketOrder order({9, 9}, 3, c);
     return take(order, 6);
   };
@@ -127,7 +127,10 @@ TEST(InBuckets, BatchesAreRowsOfOneBucketsArrays) {
   const auto bucket = [](int64_t n, int64_t width, float first) {
     HostArray a(Shape{DType::f32, {n, width}});
     auto v = a.mutable_view<float>();
-    for (size_t i = 0; i < v.size(); ++i) v[i] = first + static_cast<float>(static_cast<int64_t>(i) / width);
+    for (size_t i = 0; i < v.size(); ++i) {
+      const int64_t row = static_cast<int64_t>(i) / width;
+      v[i] = first + static_cast<float>(row);
+    }
     return Batch{{"x", a}};
   };
   auto data = in_aspect_buckets({bucket(4, 2, 0), bucket(6, 3, 100)}, 2, {.seed = 1});

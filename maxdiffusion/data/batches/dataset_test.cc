@@ -73,7 +73,7 @@ TEST(InMemory, ABatchGoesOnIntoTheNextEpoch) {
   auto d = in_memory(samples(7), 3, 1);
   std::vector<int32_t> stream;
   for (const auto& b : take(*d, 7)) stream.insert(stream.end(), b.begin(), b.end());
-  for (int epoch = 0; epoch < 3; ++epoch)
+  for (int64_t epoch = 0; epoch < 3; ++epoch)
     EXPECT_EQ(std::set<int32_t>(stream.begin() + epoch * 7, stream.begin() + epoch * 7 + 7).size(), 7u);
   auto small = in_memory(samples(2), 5, 1);
   const auto b = ids(small->next());

@@ -10,7 +10,7 @@ namespace md {
 namespace {
 
 double aspect(ImageSize s) { return static_cast<double>(s.width) / static_cast<double>(s.height); }
-int64_t rounded(double x) { return static_cast<int64_t>(x + 0.5); }
+int64_t rounded(double x) { return static_cast<int64_t>(std::floor(x + 0.5)); }
 
 }  // namespace
 

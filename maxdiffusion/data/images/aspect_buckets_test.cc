@@ -61,7 +61,7 @@ TEST(AspectBuckets, WithoutEnlargingFollowThePictures) {
 }
 
 TEST(AspectBuckets, KeysThatDoNotFitAreRefusedByName) {
-  const auto refusal = [](AspectBucketConfig c) {
+  const auto refusal = [](const AspectBucketConfig& c) {
     try {
       AspectBuckets buckets(c);
     } catch (const Error& e) {

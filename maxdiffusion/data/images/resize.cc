@@ -41,8 +41,8 @@ std::vector<Taps> taps_of(int64_t in, int64_t out, Filter filter) {
   std::vector<double> w;
   for (int64_t i = 0; i < out; ++i) {
     const double centre = (static_cast<double>(i) + 0.5) * scale;
-    const int64_t first = std::max<int64_t>(static_cast<int64_t>(centre - support + 0.5), 0);
-    const int64_t last = std::min<int64_t>(static_cast<int64_t>(centre + support + 0.5), in);
+    const int64_t first = std::max<int64_t>(static_cast<int64_t>(std::floor(centre - support + 0.5)), 0);
+    const int64_t last = std::min<int64_t>(static_cast<int64_t>(std::floor(centre + support + 0.5)), in);
     w.clear();
     double sum = 0;
     for (int64_t x = first; x < last; ++x) {

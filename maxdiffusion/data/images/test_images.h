@@ -18,7 +18,7 @@ inline HostArray smooth(int64_t height, int64_t width, int seed = 0) {
   auto v = rgb.mutable_view<uint8_t>();
   for (int64_t i = 0; i < static_cast<int64_t>(v.size()); ++i)
     v[static_cast<size_t>(i)] =
-        static_cast<uint8_t>((i / 3 % width * 5 + i / 3 / width * 3 + i % 3 * 60 + seed * 31) % 256);
+        static_cast<uint8_t>((i / 3 % width * 5 + i / 3 / width * 3 + i % 3 * 60 + int64_t{seed} * 31) % 256);
   return rgb;
 }
 inline ImageConfig in_small_buckets() {

@@ -27,7 +27,7 @@ Interface& open_library(const char* built, const char* maker, const char* who) {
   void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   check(library != nullptr, Code::io, "{} need {}: {}", who, file, library ? "" : ::dlerror());
   const auto make = reinterpret_cast<Interface* (*)()>(::dlsym(library, maker));
-  check(make != nullptr, Code::internal, "{} has no {}", file, maker);
+  if (make == nullptr) fail(Code::internal, "{} has no {}", file, maker);
   return *make();
 }
 

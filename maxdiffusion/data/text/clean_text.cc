@@ -50,7 +50,7 @@ bool is_alphanumeric(char32_t c) { return is_letter(c) || (c >= '0' && c <= '9')
 /// meant: "EACUTE" is "É".
 std::optional<std::u32string> reference(const std::string& name) {
   if (name.starts_with('#')) {
-    const std::optional<std::u32string> value = numeric_reference(to_utf32(name));
+    std::optional<std::u32string> value = numeric_reference(to_utf32(name));
     if (!value || value->starts_with(U';')) return std::nullopt;  // a semicolon might end another reference
     return value;
   }

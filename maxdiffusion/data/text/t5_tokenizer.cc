@@ -128,11 +128,9 @@ std::vector<json> extra_tokens(const json& config, const std::vector<std::string
     if (list->is_array()) out.assign(list->begin(), list->end());
     return out;
   }
-  if (!from_model.empty()) {
-    out.assign(from_model.begin(), from_model.end());
-  } else if (const auto list = config.find("additional_special_tokens"); list != config.end() && list->is_array()) {
-    out.assign(list->begin(), list->end());
-  }
+  out.assign(from_model.begin(), from_model.end());
+  const auto more = config.find("additional_special_tokens");
+  if (out.empty() && more != config.end() && more->is_array()) out.assign(more->begin(), more->end());
   if (std::ranges::none_of(out, [](const json& t) { return t.dump().find("<extra_id_") != std::string::npos; }))
     for (int64_t i = 0; i < extra; ++i) out.emplace_back(extra_token(i));
   return out;
@@ -203,7 +201,8 @@ T5Tokenizer T5Tokenizer::from_folder(const std::string& folder) {
     const auto known = std::ranges::find(specials, text, &SpecialToken::text);
     return known == specials.end() ? impl->model.find(text) : known->id;
   };
-  const auto add = [&](SpecialToken t) {
+  const auto add = [&](const SpecialToken& given) {
+    SpecialToken t = given;
     if (t.text.empty() || std::ranges::count(specials, t.text, &SpecialToken::text) > 0) return;
     t.id = id_of(t.text);
     if (t.id < 0) t.id = static_cast<int32_t>(impl->size++);

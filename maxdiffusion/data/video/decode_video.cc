@@ -122,7 +122,7 @@ int64_t each_frame(VideoReader& video, const FrameTimes& times, const std::funct
     while (now->time() < t && (after || (after = video.next()))) {
       if (std::abs(after->time() - t) >= std::abs(now->time() - t) - kEqual) break;
       gap = after->time() - now->time();
-      now = std::move(after);
+      now = std::exchange(after, nullptr);
     }
     if (!after && t >= end_of(now->time(), gap, times.fps)) break;
     take(*now);

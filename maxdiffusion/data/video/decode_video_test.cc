@@ -122,7 +122,8 @@ void encode_sound(const std::string& path) {
     AVFrame* frame = nullptr;
     if (i < 4) {
       frame = av_frame_alloc();
-      frame->nb_samples = codec->frame_size, frame->format = codec->sample_fmt, frame->pts = i * codec->frame_size;
+      frame->nb_samples = codec->frame_size, frame->format = codec->sample_fmt,
+      frame->pts = int64_t{i} * codec->frame_size;
       frame->sample_rate = codec->sample_rate;
       av_channel_layout_default(&frame->ch_layout, 1);
       ok(av_frame_get_buffer(frame, 0));
@@ -321,7 +322,7 @@ TEST(DecodeVideo, WhatTheHeaderClaimsDoesNotCount) {
   write_file_atomic(file, lies);
   EXPECT_EQ(decode_video(file, {.fps = 10}).dims()[0], 12);
   // Sides of 65535 pixels in the container alone; those of the stream count.
-  write_file_atomic(file, replaced(good, "avc1\0\0\0\0\0\0\0\1", 28, "\xff\xff\xff\xff"));
+  write_file_atomic(file, replaced(good, "avc1", 28, "\xff\xff\xff\xff"));
   const std::string found = error_of(file);
   EXPECT_TRUE(found == "no error" || found.find("claims 65535x65535") != std::string::npos) << found;
 }

@@ -78,7 +78,7 @@ Pose pose_at(const Motion& m, double t, uint64_t bits) {
   };
   Pose p;
   if (m.dx != 0 || m.dy != 0) {
-    p.side = drawn(0.36, 0.46);
+    p.side = drawn(0.52, 0.62);
     const double room = 1 - p.side, way = drawn(0.85, 1) * room;  // along the direction
     const double start = p.side / 2 + drawn(0, room - way), across = p.side / 2 + drawn(0, room);
     const double forwards = m.dx + m.dy > 0 ? t : 1 - t, along = start + way * forwards;
@@ -86,9 +86,9 @@ Pose pose_at(const Motion& m, double t, uint64_t bits) {
     p.y = m.dx != 0 ? across : along;
     return p;
   }
-  p.side = drawn(0.5, 0.6);
+  p.side = drawn(0.62, 0.7);
   if (m.grows != 0) {
-    const double small = drawn(0.18, 0.24), large = drawn(0.7, 0.8), u = m.grows > 0 ? t : 1 - t;
+    const double small = drawn(0.28, 0.34), large = drawn(0.8, 0.9), u = m.grows > 0 ? t : 1 - t;
     p.side = small + (large - small) * u;
     const double free = (1 - large) / 2;
     p.x += drawn(-free, free), p.y += drawn(-free, free);
@@ -120,8 +120,9 @@ void draw(const HostArray& picture, const Pose& p, int64_t r, uint8_t* to) {
       }
       double sum[3] = {};
       for (int64_t k = 0; k < kPoints * kPoints; ++k) {
-        const double fx = place(x, (static_cast<double>(k % kPoints) + 0.5) / kPoints, p.x),
-                     fy = place(y, (static_cast<double>(k / kPoints) + 0.5) / kPoints, p.y);
+        const int64_t row = k / kPoints, column = k % kPoints;
+        const double fx = place(x, (static_cast<double>(column) + 0.5) / kPoints, p.x),
+                     fy = place(y, (static_cast<double>(row) + 0.5) / kPoints, p.y);
         const double px = (cos * fx + sin * fy) * scale + static_cast<double>(s) / 2 - 0.5,
                      py = (cos * fy - sin * fx) * scale + static_cast<double>(s) / 2 - 0.5;
         const double left = std::floor(px), top = std::floor(py);
@@ -132,7 +133,7 @@ void draw(const HostArray& picture, const Pose& p, int64_t r, uint8_t* to) {
           for (int64_t c = 0; c < 3; ++c) sum[c] += weight * (inside ? from[(cy * s + cx) * 3 + c] : 255);
         }
       }
-      for (int64_t c = 0; c < 3; ++c) to[c] = static_cast<uint8_t>(sum[c] / (kPoints * kPoints) + 0.5);
+      for (int64_t c = 0; c < 3; ++c) to[c] = static_cast<uint8_t>(std::lround(sum[c] / (kPoints * kPoints)));
     }
 }
 

@@ -14,7 +14,7 @@
 namespace md {
 
 /// A header can claim any size in a few bytes, and a decoder keeps about twenty frames.
-constexpr int64_t kMaxVideoPixels = 8192 * 8192;
+constexpr int64_t kMaxVideoPixels = int64_t{8192} * 8192;
 
 /// A frame as it was decoded.
 class VideoFrame {
