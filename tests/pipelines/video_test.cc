@@ -232,6 +232,34 @@ TEST_F(VideoTraining, DrawsAfterEachEvaluationAndComparesTheEndWithTheStart) {
   EXPECT_TRUE(contains(o.err, "enable_generate_video_for_eval needs eval_every")) << o.err;
 }
 
+TEST_F(VideoTraining, AnAutoencoderOfSingleFramesBeginsWithVideosFrameByFrame) {
+  const Outcome o = train("new", {"train_new_vae=true", "vae_image_steps=2", "vae_max_train_steps=1",
+                                  "vae_per_device_batch_size=2", "vae_learning_rate=1e-30", "max_train_steps=1"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  auto weights_of = [&](const std::string& stage) {
+    return SafetensorsReader::open(t / ("new/" + stage + "/vae/diffusion_pytorch_model.safetensors")).tensors();
+  };
+  const HostArrays frames = weights_of("vae_images/checkpoints/2"), videos = weights_of("checkpoints/1");
+  int64_t kernels = 0, over_time = 0;
+  for (const auto& [name, a] : videos) {
+    const Dims& d = a.dims();
+    if (d.size() != 5 || d[2] == 1) continue;
+    const std::vector<double> v = a.to_doubles();
+    const bool copies = d[3] == 1 && d[4] == 1;
+    const std::vector<double> learned = copies ? std::vector<double>() : frames.at(name).to_doubles();
+    for (size_t i = 0; i < v.size(); ++i) {
+      const auto k = static_cast<int64_t>(i);
+      const int64_t tap = k / (d[3] * d[4]) % d[2], in = k / (d[2] * d[3] * d[4]) % d[1],
+                    out = k / (d[1] * d[2] * d[3] * d[4]);
+      const double want = tap < d[2] - 1 ? 0 : copies ? static_cast<double>(out % d[1] == in) : learned[i];
+      ASSERT_NEAR(v[i], want, 1e-20) << name;
+    }
+    ++(copies ? over_time : kernels);
+  }
+  EXPECT_GT(kernels, 10);
+  EXPECT_EQ(over_time, 4);  // two levels halve the frames, two double them
+}
+
 TEST_F(VideoTraining, OnClipsEvaluatesResumesToTheBitAndIsDrawnWith) {
   const std::vector<std::string> evaluated = {"eval_every=2", "eval_data_dir=" + (t / "data/moving-emoji-32-5-8"),
                                               "timesteps_list=[250, 750]", "eval_max_number_of_samples_in_bucket=3"};
