@@ -184,7 +184,11 @@ void Recorder::record(int64_t step, Scalars values, double step_seconds) {
     throw Error(Code::device, fmt::format("{} is not finite at step {}: {}", name, step, v->second))
         .note("try: a smaller learning_rate, more warm-up steps, a smaller max_grad_norm, or float32 activations");
   }
-  if (step % r.options.config.log_period == 0) r.flush();
+  const bool due = step % r.options.config.log_period == 0;
+  if (auto loss = values.find("loss"); loss != values.end() && (due || step == r.options.total_steps))
+    log_info("completed step: {}, seconds: {:.3f}, TFLOP/s/device: {:.3f}, loss: {:.3f}", step, step_seconds,
+             r.options.device_flops / step_seconds / 1e12, loss->second);
+  if (due) r.flush();
 }
 
 void Recorder::restart_clock() { impl_->read_at = Clock::now(); }

@@ -30,7 +30,7 @@ struct MetricsConfig {
     v("write_metrics", write_metrics, "false: none of the files of metrics is written");
     v("gcs_metrics", gcs_metrics,
       "also metrics/metrics_step_A_to_step_B.txt, log_period steps each, as the reference uploads");
-    v("log_period", log_period, "steps between flushes");
+    v("log_period", log_period, "steps between flushes, and between lines of the log (completed step: …)");
   }
 };
 

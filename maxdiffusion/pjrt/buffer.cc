@@ -56,7 +56,7 @@ void Event::keep_alive(std::shared_ptr<const void> owner) const {
     delete k;
   };
   PJRT_CALL(api_, PJRT_Event_OnReady, args);
-  kept.release();  // the callback's now
+  static_cast<void>(kept.release());  // the callback's now
 }
 
 Buffer::Buffer(Buffer&& o) noexcept : client_(o.client_), handle_(std::exchange(o.handle_, nullptr)) {}

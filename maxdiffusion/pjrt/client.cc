@@ -79,7 +79,7 @@ std::shared_ptr<const void> Client::track(std::shared_ptr<const void> owner) con
       if (--work->pieces == 0) work->none.notify_all();
     }
   };
-  return std::make_shared<Piece>(work_, std::move(owner));
+  return std::shared_ptr<Piece>(new Piece{work_, std::move(owner)});
 }
 
 Client::~Client() {

@@ -128,7 +128,6 @@ TrainingData open_data(RunModels& models) {
 StepOptions step_options(const RunModels& m, const TrainingData& data) {
   const RunConfig& c = m.config();
   const int64_t update = data.update_size(c.update);
-  log_info("global batch of {}, {} pictures an update", data.task.batch_size, update);
   StepOptions s = planned_step(m, update);
   if (s.optim.max_grad_norm > 0) log_info("gradients are clipped to norm {}", s.optim.max_grad_norm);
   if (s.optim.max_train_steps > 0) return s;
@@ -190,6 +189,10 @@ void train(const RunConfig& c) {
     log_info("Calculated TFLOPs per pass: {:.4f} (MaxDiffusion's count; ours follows)", tflops);
   LoopOptions o = loop_options(c, c.folder(), "train " + data.task.model());
   o.step = step_options(models, data);
+  log_info("***** Running training *****");
+  log_info("  Instantaneous batch size per device = {}", static_cast<double>(data.task.batch_size) / devices);
+  log_info("  Total train batch size (w. parallel & distributed) = {}", data.update_size(c.update));
+  log_info("  Total optimization steps = {}", o.step.optim.max_train_steps);
   o.constants = data.constants;
   o.initial = [&](const ParamTable& params) { return initial_values(models, params); };
   o.complete = [&](CheckpointContent& content, const ParamTable& params, const NamedPieces& trained) {

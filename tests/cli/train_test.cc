@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <thread>
 
 #include "maxdiffusion/base/image.h"
@@ -291,7 +292,13 @@ TEST(Train, ShardedOverEightDevicesWritesTheSameFiles) {
   EXPECT_TRUE(contains(o.err, "attn1.to_q.weight f32[16,16] [heads→tensor, embed→fsdp], f32[8,8] on each device"))
       << o.err;
   EXPECT_TRUE(contains(o.err, "Found 8 devices")) << o.err;
-  EXPECT_TRUE(contains(o.err, "global batch of 4, 4 pictures an update")) << o.err;
+  for (const char* line :
+       {"***** Running training *****", "  Instantaneous batch size per device = 0.5\n",
+        "  Total train batch size (w. parallel & distributed) = 4\n", "  Total optimization steps = 6\n"})
+    EXPECT_TRUE(contains(o.err, line)) << o.err;
+  EXPECT_TRUE(std::regex_search(
+      o.err, std::regex(R"(completed step: 6, seconds: \d+\.\d{3}, TFLOP/s/device: \d+\.\d{3}, loss: \d+\.\d{3}\n)")))
+      << o.err;
   EXPECT_TRUE(exists(run_folder("mesh") + "/checkpoints/6/unet/diffusion_pytorch_model.safetensors"));
   EXPECT_EQ(lines(run_folder("mesh") + "/metrics.jsonl"), 6);
 }
