@@ -153,11 +153,11 @@ class Sampler {
     }
     ProgressBar bar("denoising", options_.num_inference_steps * ((options_.samples() - 1) / options_.batch + 1));
     if (options_.step_by_step) options_.progress = [&](int64_t done, int64_t) { bar.update(done, ""); };
-    const HostArray latents =
+    HostArray latents =
         family.with_images(md::denoise(models_.devices(), family, weights(), prompts, options_), prompts.positive);
     if (options_.step_by_step) bar.finish();
-    log_info("{} pictures of {}x{} denoised after {:.1f} s", options_.samples(), options_.size.height,
-             options_.size.width, seconds());
+    log_info("{} {} of {}x{} denoised after {:.1f} s", options_.samples(),
+             family.frame_scale() > 0 ? "videos" : "pictures", options_.size.height, options_.size.width, seconds());
     return latents;
   }
   /// f32 [N, H, W, 3] in [−1, 1].
@@ -291,7 +291,8 @@ void write_sample_grid(const RunModels& models, const HostArray& media, const st
   const bool videos = media.dims().size() == 5;
   if (videos) write_media(path + "_", "mp4", media, keys.fps);
   const auto columns = videos ? 2 : static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(n))));
-  write_png(path + ".png", make_grid(cells, columns, std::max<int64_t>(1, 128 / models.config().images.resolution)));
+  const int64_t height = media.dims()[media.dims().size() - 3];
+  write_png(path + ".png", make_grid(cells, columns, std::max<int64_t>(1, (videos ? 64 : 128) / height)));
 }
 
 }  // namespace md

@@ -52,7 +52,8 @@ std::unique_ptr<Scheduler> make_pndm(const nlohmann::json& config) {
     LinearPlan p{.timesteps = whole_timesteps(spacing, steps, T, offset), .steps = {}};
     check(skip_prk || steps >= 4, Code::invalid_config,
           "PNDMScheduler: {} inference steps; expected 4 or more without skip_prk_steps", steps);
-    const auto stride = static_cast<double>(T / steps), half = static_cast<double>(T / steps / 2);
+    const int64_t whole = T / steps, middle = whole / 2;
+    const auto stride = static_cast<double>(whole), half = static_cast<double>(middle);
     p.timesteps = visited(p.timesteps, skip_prk, half);
     for (size_t i = 0; i < p.timesteps.size(); ++i) {
       const double t = p.timesteps[i];

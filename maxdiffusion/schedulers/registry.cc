@@ -81,7 +81,7 @@ std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& config) {
     if (!key.starts_with('_') && std::find(std::begin(kMembers), std::end(kMembers), key) == std::end(kMembers))
       log_warning("scheduler config: '{}' is not a member that samplers here know; it has no effect", key);
 #define MAKE(file, class_name) \
-  if (name == class_name) return make_##file(config);
+  if (name == (class_name)) return make_##file(config);
   SCHEDULERS(MAKE)
 #undef MAKE
   fail(Code::invalid_config, "scheduler config: _class_name '{}' is not one of: {}", name,

@@ -22,7 +22,7 @@ bool is_for_others(const json& config, const std::map<std::string, std::string>&
   const auto type = mapping.find("prediction_type");
   if (!flows(config) || type == mapping.end()) return false;
   const json said = json::parse(type->second);
-  if (said == "" || said == "flow_prediction") return false;
+  if (said == json("") || said == "flow_prediction") return false;
   log_info_once("diffusion_scheduler_config is left aside: it is for a model that predicts {}, and this one flows",
                 said.dump());
   return true;
@@ -34,7 +34,7 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
   for (const auto& [given, value_text] :
        is_for_others(config, keys.diffusion_scheduler_config) ? kNothing : keys.diffusion_scheduler_config) {
     const json value = json::parse(value_text);
-    if (value == "") continue;
+    if (value == json("")) continue;
     const std::string name = given == "rescale_zero_terminal_snr" ? kZeroSnr : given;  // the reference's spelling
     if (training && std::ranges::find(kOfTraining, name) == std::end(kOfTraining)) continue;
     if (name == kZeroSnr) config.erase("rescale_zero_terminal_snr");

@@ -21,7 +21,8 @@ std::vector<double> spaced_timesteps(const std::string& spacing, int64_t steps, 
     if (spacing == "linspace") {
       t.push_back(steps == 1 ? last : last * (n - 1 - x) / (n - 1));
     } else if (spacing == "leading") {
-      t.push_back(std::clamp(static_cast<double>((steps - 1 - i) * (T / steps) + offset), 0.0, last));
+      const int64_t stride = T / steps;
+      t.push_back(std::clamp(static_cast<double>((steps - 1 - i) * stride + offset), 0.0, last));
     } else if (spacing == "trailing") {
       t.push_back(std::nearbyint(static_cast<double>(T) - x * (static_cast<double>(T) / n)) - 1);
     } else {

@@ -12,12 +12,13 @@ std::vector<BatchField> AutoencoderTask::batch() const {
 
 Tensor AutoencoderTask::loss(const Models& models, const Feed& feed, Rng rng) const {
   const Scope own = models(model());  // for both directions
-  const Models both = [&own](const std::string&) { return own; };
+  const Models both = [&own](const std::string&) { return Scope(own); };
   Tensor x = pixels_to_float(feed.at("pixels"));
   const Posterior q = family->encode_media(both, x);
   Tensor z = sample_posterior(q, random_normal(rng.for_("posterior"), q.mean.shape()));
   Tensor reconstruction = mean(abs(family->decode_media(both, z) - x));
-  const double values = static_cast<double>(x.shape().elements() / batch_size);
+  const int64_t of_sample = x.shape().elements() / batch_size;
+  const auto values = static_cast<double>(of_sample);
   return reconstruction + kl_divergence(q) * (kl_weight / values);
 }
 

@@ -22,7 +22,7 @@ class BucketRuns : public testing::Test {
       const std::string name = std::to_string(n++);
       for (const char* folder : {"pictures/", "wide/"}) {
         if (w < h && folder == std::string("wide/")) continue;
-        put(folder + name, h, w, [n](int64_t y, int64_t x) { return 41 * n + 5 * x + 3 * y; });
+        put(folder + name, h, w, [n = int64_t{n}](int64_t y, int64_t x) { return 41 * n + 5 * x + 3 * y; });
         write_file_atomic(t / (folder + name + ".txt"), "heart " + name);
       }
       put("ones/" + name, h, w, [](int64_t, int64_t) { return 255; });

@@ -377,7 +377,7 @@ TEST_F(Kinds, FrozenModelsComputeInTheTypesOfTheirKeys) {
   auto pictures = [&](const std::string& name, const std::vector<std::string>& more) {
     std::vector<std::string> words = np;
     words.insert(words.end(), more.begin(), more.end());
-    return last_floats(draw(name, words), 16 * 16 * 3);
+    return last_floats(draw(name, words), 768);
   };
   const std::vector<float> plain = pictures("f32", {});
   // The folder's weights are bf16 numbers.
@@ -473,9 +473,9 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
                                         "jax_cache_dir=" + (t / "programs")};
   std::vector<std::string> sliced = two;
   sliced.push_back("vae_slicing=true");
-  const std::vector<float> together = last_floats(draw("together", two), 2 * 16 * 16 * 3);
+  const std::vector<float> together = last_floats(draw("together", two), 1536);
   const auto before = programs();
-  const std::vector<float> alone = last_floats(draw("sliced", sliced), 2 * 16 * 16 * 3);
+  const std::vector<float> alone = last_floats(draw("sliced", sliced), 1536);
   EXPECT_EQ(programs(), before + 1);
   for (size_t i = 0; i < alone.size(); ++i) ASSERT_NEAR(alone[i], together[i], 1e-5) << i;
   EXPECT_EQ(draw("png", {"output_type=png"}).substr(1, 3), "PNG");

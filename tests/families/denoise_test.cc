@@ -71,7 +71,7 @@ double weighted(const Values& v, const std::vector<float>& mask) {
 TEST(MaskedLoss, WeighsEveryElementAndDividesByAllOfThem) {
   DenoiseTask plain = tiny(), masked = tiny();
   masked.masked = true;
-  const std::vector<float> ones(2 * 4 * 6, 1.0f);
+  const std::vector<float> ones(48, 1.0f);
   std::vector<float> half = ones, some = ones;
   for (size_t i = 0; i < half.size(); ++i) {
     if (i % 6 < 3) half[i] = 0;  // the left half

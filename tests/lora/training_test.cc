@@ -154,7 +154,8 @@ TEST(LoraScope, StartsAtTheBaseModel) {
     double largest = 0, bound = 0;
     for (double v : value.to_doubles()) largest = std::max(largest, std::abs(v));
     if (p.path.ends_with(".lora_A.weight")) {
-      bound = 1 / std::sqrt(static_cast<double>(p.shape.elements() / c.config.rank));  // PEFT: kaiming, a = √5
+      const int64_t inputs = p.shape.elements() / c.config.rank;
+      bound = 1 / std::sqrt(static_cast<double>(inputs));  // PEFT: kaiming, a = √5
       EXPECT_GT(largest, 0.5 * bound) << p.path;
     }
     EXPECT_LE(largest, bound) << p.path;

@@ -111,7 +111,7 @@ TEST(StochasticRounding, DrawsAnewForEveryElementParameterStepAndSeed) {
 }
 
 TEST(StochasticRounding, GivesTheSameBitsOnEightDevices) {
-  std::vector<float> values(64 * 48);
+  std::vector<float> values(3072);
   for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
   const HostArray x = HostArray::of<float>({DType::f32, {64, 48}}, values);
   const auto expected = rounded(one_device(), {x, x}, DType::bf16);
