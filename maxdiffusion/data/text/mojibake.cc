@@ -252,8 +252,8 @@ std::optional<std::u32string> decode_utf8(const std::string& bytes) {
       n = 2;
     } else if (b[0] == 0xED && between(b[1], 0xA0, 0xAF) && is_continuation(b[2]) && b[3] == 0xED &&
                between(b[4], 0xB0, 0xBF) && is_continuation(b[5])) {
-      out += char32_t{0x10000} + (static_cast<char32_t>(b[1] & 0xF) << 16) + low(b[2], 10) +
-             (static_cast<char32_t>(b[4] & 0xF) << 6) + low(b[5], 0);
+      out += static_cast<char32_t>(0x10000 + (static_cast<char32_t>(b[1] & 0xF) << 16) + low(b[2], 10) +
+                                   (static_cast<char32_t>(b[4] & 0xF) << 6) + low(b[5], 0));
       n = 6;
     } else {
       const std::u32string one = to_utf32(std::string_view(bytes).substr(i, std::max<size_t>(n, 1)));

@@ -20,8 +20,8 @@ Unigram::Unigram(std::vector<Piece> pieces, int32_t unknown)
   const auto text = [this](int32_t id) -> const std::string& { return pieces_[static_cast<size_t>(id)].text; };
   std::iota(sorted_.begin(), sorted_.end(), 0);
   std::ranges::sort(sorted_, [&](int32_t a, int32_t b) { return text(a) != text(b) ? text(a) < text(b) : a > b; });
-  const auto equal = std::ranges::unique(sorted_, {}, text);
-  sorted_.erase(equal.begin(), equal.end());
+  const auto alike = [&](int32_t a, int32_t b) { return text(a) == text(b); };
+  sorted_.erase(std::unique(sorted_.begin(), sorted_.end(), alike), sorted_.end());
   unknown_score_ = std::ranges::min(pieces_, {}, &Piece::score).score - kUnknownPenalty;
 }
 
@@ -52,9 +52,9 @@ void Unigram::append(std::string_view word, std::vector<int32_t>& ids) const {
         const std::string& t = pieces_[static_cast<size_t>(id)].text;
         return t.size() > depth ? static_cast<int>(static_cast<uint8_t>(t[depth])) : -1;
       };
-      const auto range =
-          std::ranges::equal_range(first, last, static_cast<int>(static_cast<uint8_t>(word[at + depth])), {}, byte);
-      first = range.begin(), last = range.end();
+      const auto wanted = static_cast<int>(static_cast<uint8_t>(word[at + depth]));
+      last = std::ranges::upper_bound(first, last, wanted, {}, byte);
+      first = std::ranges::lower_bound(first, last, wanted, {}, byte);
       if (first == last || pieces_[static_cast<size_t>(*first)].text.size() != depth + 1) continue;
       const size_t to = at + depth + 1;
       offer(to, pieces_[static_cast<size_t>(*first)].score, *first);
