@@ -9,24 +9,10 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
-#include "maxdiffusion/mesh/logical_axes.h"
-#include "maxdiffusion/ops/control_flow.h"
-#include "maxdiffusion/ops/elementwise.h"
-#include "maxdiffusion/ops/reduce.h"
-#include "maxdiffusion/ops/shape.h"
-#include "maxdiffusion/pipelines/step_cache.h"
-#include "maxdiffusion/schedulers/scheduler.h"
+#include "maxdiffusion/pipelines/step_graphs.h"
 
 namespace md {
 namespace {
-
-/// φ·(ε·σ(positive)/σ(ε)) + (1 − φ)·ε, deviations over all axes but the first.
-Tensor rescaled(Tensor guided, Tensor positive, double phi) {
-  Axes axes;
-  for (int64_t i = 1; i < guided.rank(); ++i) axes.push_back(i);
-  auto deviation = [&](Tensor x) { return sqrt(mean(square(x - mean(x, axes, true)), axes, true)); };
-  return guided * (deviation(positive) / deviation(guided) * phi + (1 - phi));
-}
 
 /// The ControlNet's weight at each of `n` steps: its scale where it acts.
 HostArray control_scales(const ControlOptions& c, int64_t n) {
@@ -59,177 +45,6 @@ SamplingPlan sampling_plan(const Family& family, const SampleTable& table, const
     out.push_back({denoisers[which], guidance, static_cast<int64_t>(i), 1});
   }
   return plan;
-}
-
-using ScopeOf = std::function<Scope(const std::string& component)>;
-
-/// What the graphs of one stretch of steps have in common.
-struct Steps {
-  const Family& family;
-  const Scheduler& scheduler;
-  const Stretch& stretch;
-  const PromptConditioning& prompts;
-  const SampleOptions& options;
-  int64_t batch, columns;                // columns: of the scheduler's table
-  std::map<std::string, Shape> context;  // Family::shared_context where a graph of its own makes it
-
-  bool guided() const { return stretch.guidance > 1; }
-  int64_t calls() const { return guided() ? 2 * batch : batch; }
-  Models models(const ScopeOf& scope, Graph& g) const {
-    return [this, &scope, &g](const std::string& component) {
-      return scope(component == family.denoiser() ? stretch.denoiser : component).in_graph(g);
-    };
-  }
-};
-
-Tensor batch_input(Graph& g, const Steps& steps, const std::string& name, Shape shape) {
-  shape.dims[0] = steps.batch;
-  return g.input(name, shape, axis::of_batch(shape.dims.size()));
-}
-
-/// Inputs: the fields of the conditioning, with guidance the same with the prefix negative_. With guidance the rows are
-/// [negative, positive].
-Conditioning prompt_inputs(Graph& g, const Steps& steps) {
-  Conditioning given;
-  for (const auto& [name, rows] : steps.prompts.positive) {
-    Tensor x = batch_input(g, steps, name, rows.shape());
-    given[name] = steps.guided() ? concatenate({batch_input(g, steps, "negative_" + name, rows.shape()), x}, 0) : x;
-  }
-  return given;
-}
-
-/// Everything that all steps are given, as inputs: prompt_inputs, the shared context, with a ControlNet control_image
-/// [B, H, W, C].
-Conditioning step_inputs(Graph& g, const Steps& steps) {
-  Conditioning given = prompt_inputs(g, steps);
-  for (const auto& [name, shape] : steps.context) {
-    std::vector<std::string> axes(shape.dims.size());
-    axes.at(1) = axis::kData;
-    given[name] = g.input(name, shape, axes);
-  }
-  const SampleOptions& o = steps.options;
-  const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
-  given.merge(steps.family.size_conditioning(g, steps.calls(), o.said.value_or(SizeHints{whole, {0, 0}, whole})));
-  if (o.control) {
-    Tensor image = batch_input(g, steps, "control_image", o.control->image.shape());
-    given["control_image"] = steps.guided() ? concatenate({image, image}, 0) : image;
-  }
-  return given;
-}
-
-/// The rows of the positive half.
-Conditioning positive_half(const Steps& steps, Conditioning given) {
-  for (auto& [name, x] : given) x = slice_axis(x, steps.context.contains(name) ? 1 : 0, steps.batch, 2 * steps.batch);
-  return given;
-}
-
-/// One step's model and guidance. row: of the scheduler's table; time: f32 []; control_scale: f32 [] or absent.
-DenoisingStep step_graph(const Steps& steps, Models models, const Conditioning& given, Tensor sample, Tensor row,
-                         Tensor time, Tensor control_scale) {
-  DenoisingStep g;
-  g.sample = sample;
-  auto run = [=, &steps](bool both, const auto& denoise) {
-    Conditioning c = both || !steps.guided() ? given : positive_half(steps, given);
-    if (control_scale) c["control_scale"] = control_scale;
-    Tensor x = steps.scheduler.scale_input(sample, row);
-    if (both) x = concatenate({x, x}, 0);
-    return denoise(x, broadcast_to(reshape(time, {1}), {x.dim(0)}), c);
-  };
-  g.predict = [=, &steps](bool both) {
-    return run(both, [&](Tensor x, Tensor t, const Conditioning& c) { return steps.family.denoise(models, x, t, c); });
-  };
-  g.predict_keeping = [=, &steps](Tensor residual) {
-    return run(true, [&](Tensor x, Tensor t, const Conditioning& c) {
-      return steps.family.denoise_keeping(models, x, t, c, residual);
-    });
-  };
-  g.guide = [&steps](Tensor negative, Tensor positive) {
-    Tensor guided = negative + (positive - negative) * steps.stretch.guidance;
-    const double rescale = steps.options.guidance_rescale;
-    return rescale > 0 ? rescaled(guided, positive, rescale) : guided;
-  };
-  return g;
-}
-
-/// Names of what a step hands to the next: the sample and the scheduler's history.
-std::vector<std::string> carried(const Scheduler& scheduler) {
-  std::vector<std::string> names = {"sample"};
-  for (int64_t i = 0; i < scheduler.history(); ++i) names.push_back(fmt::format("history{}", i));
-  return names;
-}
-
-/// Makes an input of a graph its output again, in the same memory.
-void hand_on(Graph& g, const std::string& name, Tensor value) {
-  g.output(name, value, name);
-  g.alias(name, name);
-}
-
-/// `count` denoising steps of `batch` samples. Inputs: what is carried [B, …], which are the outputs too; rows
-/// [count, columns] and timesteps [count] of the scheduler's table, start s32 [] (the number of the first step); key
-/// u32 [2] and first s32 [] (the number of the first sample); with a ControlNet scales [count]; step_inputs.
-void build_steps(Graph& g, const ScopeOf& scope, const Steps& steps, int64_t count, const Dims& latent) {
-  const SampleOptions& o = steps.options;
-  Conditioning given = step_inputs(g, steps);
-  if (o.cache.use_kv_cache && steps.context.empty())
-    given.merge(steps.family.shared_context(steps.models(scope, g), given));
-  Tensor scales;
-  if (o.control) scales = g.input("scales", {DType::f32, {count}});
-  const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at(g.input("first", {DType::s32, {}}));
-  const Tensor rows = g.input("rows", {DType::f32, {count, steps.columns}}), start = g.input("start", {DType::s32, {}}),
-               timesteps = g.input("timesteps", {DType::f32, {count}});
-  const std::vector<std::string> names = carried(steps.scheduler);
-  std::vector<Tensor> carry;
-  for (const std::string& name : names)
-    carry.push_back(batch_input(g, steps, name, batched(steps.batch, {DType::f32, latent})));
-  ScanResult out = scan(count, carry, [&](ScanStep& step, const std::vector<Tensor>& c) -> ScanResult {
-    Tensor row = step.slice(rows);
-    const DenoisingStep one = step_graph(steps, steps.models(scope, step.body()), given, c[0], row,
-                                         step.slice(timesteps), scales ? step.slice(scales) : Tensor());
-    Tensor prediction = one.predict(steps.guided());
-    if (steps.guided()) {
-      const std::vector<Tensor> halves = split(prediction, 2, 0);
-      prediction = one.guide(halves[0], halves[1]);
-    }
-    return {steps.scheduler.step(prediction, c[0], row, {c.begin() + 1, c.end()},
-                                 rng.at(step.index() + step.body().capture(start)).for_("step")),
-            {}};
-  });
-  for (size_t i = 0; i < names.size(); ++i) hand_on(g, names[i], out.carry[i]);
-  g.output("done", start);
-}
-
-/// One step with a cache, with the inputs of build_steps; `reused`: with factors f32 [2] besides. Arrays kept0 … are
-/// handed on by a computed step and read by a reused one. Output moved f32 [], where the cache asks for it.
-/// `kept`: the shapes of these arrays; a computed step's graph fills it.
-void build_cached_step(Graph& g, const ScopeOf& scope, const Steps& steps, const Dims& latent, const StepCache& cache,
-                       bool reused, std::vector<Shape>& kept) {
-  const Conditioning given = step_inputs(g, steps);
-  Tensor scale;
-  if (steps.options.control) scale = reshape(g.input("scales", {DType::f32, {1}}), {});
-  const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at(g.input("first", {DType::s32, {}}));
-  const Tensor row = reshape(g.input("rows", {DType::f32, {1, steps.columns}}), {steps.columns}),
-               start = g.input("start", {DType::s32, {}}), time = reshape(g.input("timesteps", {DType::f32, {1}}), {});
-  const std::vector<std::string> names = carried(steps.scheduler);
-  std::vector<Tensor> carry, arrays;
-  for (const std::string& name : names)
-    carry.push_back(batch_input(g, steps, name, batched(steps.batch, {DType::f32, latent})));
-  auto input_of = [&](size_t i) {
-    return g.input(fmt::format("kept{}", i), kept[i], axis::of_batch(kept[i].dims.size()));
-  };
-  for (size_t i = 0; reused && i < kept.size(); ++i) arrays.push_back(input_of(i));
-  const DenoisingStep one = step_graph(steps, steps.models(scope, g), given, carry[0], row, time, scale);
-  const Tensor prediction =
-      reused ? cache.reuse(one, arrays, g.input("factors", {DType::f32, {2}})) : cache.compute(one, arrays);
-  const std::vector<Tensor> next =
-      steps.scheduler.step(prediction, carry[0], row, {carry.begin() + 1, carry.end()}, rng.at(start).for_("step"));
-  for (size_t i = 0; i < names.size(); ++i) hand_on(g, names[i], next[i]);
-  for (size_t i = 0; !reused && i < arrays.size(); ++i) {
-    kept.push_back(arrays[i].shape());
-    input_of(i);
-    hand_on(g, fmt::format("kept{}", i), arrays[i]);
-  }
-  if (Tensor moved = cache.moved(next[0], arrays)) g.output("moved", moved);
-  g.output("done", start);
 }
 
 CompileConfig lean(CompileConfig config) {
@@ -267,7 +82,7 @@ Program compile_with_weights(const Devices& devices, const WeightsOf& weights, c
 
 /// Family::shared_context of each group of samples, whose conditioning `of_group` gives; fills steps.context. The
 /// weights that only it needs leave the devices again. Nothing where the family has none.
-std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& weights, Steps& steps,
+std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& weights, StretchSetup& steps,
                                     const ParamTable& whole, size_t groups,
                                     const std::function<HostArrays(size_t)>& of_group) {
   std::map<std::string, Shape> shapes;
@@ -440,7 +255,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   const bool one_by_one = o.step_by_step || cache;
   for (const Stretch& stretch : plan.stretches) {
     const int64_t at_once = one_by_one ? 1 : stretch.steps;
-    Steps steps{family, *scheduler, stretch, prompts, o, batch, columns, {}};
+    StretchSetup steps{family, *scheduler, stretch, prompts, o, batch, columns, {}};
     auto of_group = [&](size_t group) {
       HostArrays in;
       for (const auto& [name, a] : per_sample) in[name] = rows(a, static_cast<int64_t>(group) * batch, batch);
