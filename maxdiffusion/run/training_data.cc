@@ -203,8 +203,8 @@ void open_encoded_images(RunModels& models, const std::shared_ptr<const RecordSo
     const Shape& s = g.pixels.shape();
     sizes.push_back({s.dim(-3), s.dim(-2), s.rank() == 5 ? s.dim(1) : 1});
   }
-  log_info("{} {}, {} skipped", images.clip ? "clips" : "pictures",
-           std::accumulate(counts.begin(), counts.end(), int64_t{0}), groups[0].skipped.size());
+  log_info("{} {}, {} skipped", std::accumulate(counts.begin(), counts.end(), int64_t{0}),
+           images.clip ? "clips" : "pictures", groups[0].skipped.size());
   const int64_t copies = c.images.random_flip ? 2 : 1;
   if (images.buckets) log_aspect_buckets(sizes, counts, copies, batches.batch);
 
