@@ -113,7 +113,7 @@ std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& wei
 
 /// Another program's output with the sharding of this one's input.
 Array placed_as_input(const Devices& devices, const Program& program, const std::string& name, Array a) {
-  const auto names = program.input_names();
+  const std::vector<std::string>& names = program.input_names();
   const auto at = std::ranges::find(names, name);
   if (at == names.end() || a.sharding() == program.input_sharding(static_cast<size_t>(at - names.begin()))) return a;
   ArrayMap placed;
