@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <future>
+#include <map>
+#include <memory>
 #include <set>
 
 #include "maxdiffusion/base/error.h"
@@ -61,13 +63,11 @@ ParamTable params_of(Graph& g, const Build& build, const ScopeOptions& options) 
   return params;
 }
 
-/// A program whose weights are read while it is compiled, and put into `kept`. `whole`: of models that the program
-/// runs parts of, what the whole ones ask for.
+/// A program whose weights are read while it is compiled, and put into `kept`.
 Program compile_with_weights(const Devices& devices, const WeightsOf& weights, const SampleOptions& o,
-                             const std::string& name, const Build& build, ArrayMap& kept,
-                             const ParamTable* whole = nullptr) {
+                             const std::string& name, const Build& build, ArrayMap& kept) {
   Graph g(devices.graph_options(&devices.rules()));
-  const ParamTable own = params_of(g, build, o.scope), &params = whole ? *whole : own;
+  const ParamTable params = params_of(g, build, o.scope);
   auto values = std::async(std::launch::async, [&] {
     std::set<std::string> components;
     for (const Param& p : params.params()) components.insert(p.model);
@@ -83,8 +83,7 @@ Program compile_with_weights(const Devices& devices, const WeightsOf& weights, c
 /// Family::shared_context of each group of samples, whose conditioning `of_group` gives; fills steps.context. The
 /// weights that only it needs leave the devices again. Nothing where the family has none.
 std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& weights, StretchSetup& steps,
-                                    const ParamTable& whole, size_t groups,
-                                    const std::function<HostArrays(size_t)>& of_group) {
+                                    size_t groups, const std::function<HostArrays(size_t)>& of_group) {
   std::map<std::string, Shape> shapes;
   auto build = [&](Graph& g, const ScopeOf& scope) {
     for (const auto& [name, x] : steps.family.shared_context(steps.models(scope, g), prompt_inputs(g, steps))) {
@@ -101,7 +100,7 @@ std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& wei
   }
   log_info("keys and values of the prompt are made once for all steps of {}", steps.stretch.denoiser);
   ArrayMap kept;
-  const Program program = compile_with_weights(devices, weights, steps.options, "context", build, kept, &whole);
+  const Program program = compile_with_weights(devices, weights, steps.options, "context", build, kept);
   for (size_t group = 0; group < groups; ++group) {
     place(devices, program, of_group(group), kept);
     ArrayMap none;
@@ -262,24 +261,31 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
       return in;
     };
     std::vector<ArrayMap> contexts(carries.size());
-    std::optional<ParamTable> whole;
+    WeightsOf read = weights;
     if (o.cache.use_kv_cache && one_by_one) {
       Graph g;
-      whole = params_of(
+      ParamTable whole = params_of(
           g, [&](Graph& all, const ScopeOf& scope) { build_steps(all, scope, steps, 1, latent); }, o.scope);
-      contexts = make_contexts(devices, weights, steps, *whole, carries.size(), of_group);
+      // Two programs run a part of the model each: its weights are read once, and whole.
+      read = [&weights, whole = std::move(whole), models = std::make_shared<std::map<std::string, HostArrays>>()](
+                 const ParamTable&, const std::string& component) {
+        if (!models->contains(component)) (*models)[component] = weights(whole, component);
+        return models->at(component);
+      };
+      contexts = make_contexts(devices, read, steps, carries.size(), of_group);
     }
     ArrayMap kept;
     std::vector<Shape> of_steps;  // shapes of what the cache keeps
     const Program program = compile_with_weights(
-        devices, weights, o, "denoise",
+        devices, read, o, "denoise",
         [&](Graph& g, const ScopeOf& scope) {
           if (cache)
             build_cached_step(g, scope, steps, latent, *cache, false, of_steps);
           else
             build_steps(g, scope, steps, at_once, latent);
         },
-        kept, whole ? &*whole : nullptr);
+        kept);
+    read = nullptr;
     std::optional<Program> reusing;
     if (cache) {
       Graph g(devices.graph_options(&devices.rules()));

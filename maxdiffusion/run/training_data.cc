@@ -373,10 +373,12 @@ HeldOut held_out_samples(RunModels& models, const DenoiseTask& task) {
           to_string(time->second.shape()));
     held.timesteps.push_back(static_cast<int64_t>(time->second.to_doubles()[0]));
   };
-  for (int64_t i = 0; source->shards() == 0 && i < source->size(); ++i) add(source->read(i));
-  for (int64_t shard = 0; shard < source->shards(); ++shard) {
+  // Without times of their own, the first are measured at every time; the others are not looked at.
+  auto enough = [&] { return held.timesteps.empty() && held.count >= c.eval.eval_max_number_of_samples_in_bucket; };
+  for (int64_t i = 0; source->shards() == 0 && i < source->size() && !enough(); ++i) add(source->read(i));
+  for (int64_t shard = 0; shard < source->shards() && !enough(); ++shard) {
     const std::unique_ptr<ShardReader> reader = source->open(shard, 0);
-    for (int64_t at = reader->offset();; at = reader->offset()) {
+    for (int64_t at = reader->offset(); !enough(); at = reader->offset()) {
       const std::optional<PendingRecord> next = reader->next();
       if (!next) break;
       add((*next)());
