@@ -120,13 +120,13 @@ Array placed_as_input(const Devices& devices, const Program& program, const std:
   return std::move(placed.at(name));
 }
 
-/// Standard normal, the same for sample i whatever else is drawn.
-HostArray drawn_noise(const Shape& shape, uint64_t seed) {
+/// Standard normal, the same for a sample of one number whatever else is drawn; the first has number `first`.
+HostArray drawn_noise(const Shape& shape, uint64_t seed, int64_t first) {
   HostArray noise(shape);
   auto v = noise.mutable_view<float>();
   const size_t each = v.size() / static_cast<size_t>(shape.dims[0]);
   for (size_t i = 0; i * each < v.size(); ++i)
-    HostRng(seed, fmt::format("latents of picture {}", i))
+    HostRng(seed, fmt::format("latents of picture {}", static_cast<size_t>(first) + i))
         .fill(HostRng::Distribution::normal, 1, 0, v.subspan(i * each, each));
   return noise;
 }
@@ -244,7 +244,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   HostArrays per_sample = prompts.positive;
   for (const auto& [name, a] : prompts.negative) per_sample["negative_" + name] = a;
   if (o.control) per_sample["control_image"] = repeat_rows(o.control->image, samples);
-  HostArray noise = o.latents ? rows(o.latents, 0, samples) : drawn_noise(all, o.seed);
+  HostArray noise = o.latents ? rows(o.latents, 0, samples) : drawn_noise(all, o.seed, o.first_sample);
   for (float& v : noise.mutable_view<float>()) v *= static_cast<float>(table.init_noise_sigma);
   std::vector<ArrayMap> carries(static_cast<size_t>((samples + batch - 1) / batch));  // of each group of samples
   int64_t done = 0, reused = 0;
@@ -301,7 +301,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
     for (size_t group = 0; group < carries.size(); ++group) {
       const int64_t first = static_cast<int64_t>(group) * batch;
       HostArrays in = of_group(group);
-      in["key"] = key_of_seed(o.seed), in["first"] = scalar_s32(first);
+      in["key"] = key_of_seed(o.seed), in["first"] = scalar_s32(o.first_sample + first);
       if (carries[group].empty()) {
         in["sample"] = rows(noise, first, batch);
         for (int64_t i = 0; i < scheduler->history(); ++i) in[fmt::format("history{}", i)] = zeros_as(in["sample"]);

@@ -135,6 +135,8 @@ class Sampler {
   }
   const RunModels& models() const { return models_; }
   uint64_t seed() const { return options_.seed; }
+  /// The samples have the numbers from `first` on, instead of from 0.
+  void number_from(int64_t first) { options_.first_sample = first; }
 
   /// Latents, channels last, scaled.
   HostArray denoise() {
@@ -262,6 +264,7 @@ void draw_class_images(const RunConfig& run) {
   c.sample.num_images_per_prompt = missing;
   c.sample.latents.clear();
   Sampler sampler(c, c.model.pretrained_model_name_or_path, false);
+  sampler.number_from(there);  // the seed has drawn those before
   const HostArray images = sampler.decode(sampler.denoise());
   for (int64_t i = 0; i < missing; ++i) {
     const std::string bytes = encode_png(image_of_batch(images, i));

@@ -55,10 +55,8 @@ Due every_steps_before_the_last(int64_t n) {
   return [n](const Progress& p) { return n > 0 && p.done % n == 0 && p.done < p.last; };
 }
 
-Due every_samples_before_the_last(int64_t n) {
-  return [n](const Progress& p) {
-    return n > 0 && p.done * p.samples / n > (p.done - 1) * p.samples / n && p.done < p.last;
-  };
+Due every_samples(int64_t n) {
+  return [n](const Progress& p) { return n > 0 && p.done * p.samples / n > (p.done - 1) * p.samples / n; };
 }
 
 Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks, std::unique_ptr<Dataset> data,
@@ -71,7 +69,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   HostArrays constants = o.constants;
   constants["key"] = key_of_seed(o.seed);
   place(devices, programs.any(), constants, state.kept);
-  data->seek(state.data);
+  if (!o.keys.reuse_example_batch) data->seek(state.data);
   data = prefetch(std::move(data), static_cast<int>(o.keys.prefetch_depth));
 
   const int64_t first = state.step;
@@ -97,7 +95,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                                 profile.finish(v.at.done);
                                 v.recorder.restart_clock();
                               }}};
-  const Hook checkpoint{every_samples_before_the_last(o.keys.checkpoint_every), [&](LoopView& v) {
+  const Hook checkpoint{every_samples(o.keys.checkpoint_every), [&](LoopView& v) {
                           v.recorder.flush();
                           saver.save(v.state, v.at.done, v.state.data);
                         }};
@@ -139,7 +137,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
     rescue(devices, state, positions, first, saver, o.checkpoint_dir(), e);
     throw;
   }
-  if (o.keys.save_final_checkpoint && at.last > first) saver.save(state, at.last, state.data);
+  if (o.keys.save_final_checkpoint && at.last > first && !checkpoint.due(at)) saver.save(state, at.last, state.data);
   saver.finish();
   recorder.finish();
   return {programs.params(), trained_values(devices, programs, state), at.last};

@@ -24,10 +24,10 @@ struct LoopKeys {
     v("checkpoint_every", checkpoint_every, "samples between checkpoints; -1: none before the end");
     v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all");
     v("checkpoint_dir", checkpoint_dir, "where checkpoints are; empty: output_dir/run_name/checkpoints");
-    v("save_final_checkpoint", save_final_checkpoint, "write a checkpoint after the last step");
+    v("save_final_checkpoint", save_final_checkpoint, "write a checkpoint after the last step, also where checkpoint_every asks for none");
     v("save_optimizer", save_optimizer, "false: checkpoints are without moments, which start anew on resuming");
     v("prefetch_depth", prefetch_depth, "batches made ready ahead of the step");
-    v("reuse_example_batch", reuse_example_batch, "feed the first batch for ever (for benchmarks)");
+    v("reuse_example_batch", reuse_example_batch, "feed the first batch of the data for ever, also after resuming (for benchmarks)");
     v("log_sharding", log_sharding, "log how each array of the training step lies on the mesh");
     v("num_train_epochs", num_train_epochs, "passes over the data where max_train_steps <= 0");
   }
@@ -43,8 +43,8 @@ using Due = std::function<bool(const Progress&)>;
 Due every_steps(int64_t n);
 /// After every n updates, but not after the last one.
 Due every_steps_before_the_last(int64_t n);
-/// When the number of samples passes a multiple of n, but not after the last update.
-Due every_samples_before_the_last(int64_t n);
+/// When the number of samples passes a multiple of n; never where n is 0 or less.
+Due every_samples(int64_t n);
 
 /// The parts of the loop that a hook may use.
 struct LoopView {

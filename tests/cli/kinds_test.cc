@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "maxdiffusion/base/image.h"
 #include "tests/cli/command.h"
@@ -150,6 +151,21 @@ TEST_F(Kinds, DreamBoothDrawsItsClassAndLearnsItsSubject) {
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_FALSE(contains(o.err, "drawing")) << o.err;
   EXPECT_EQ(losses("again"), losses("dream"));
+  // Pictures that are added later are others: none is drawn twice, and together they are those of one go.
+  std::vector<std::string> at_once = words, more = words;
+  at_once[1] = "class_data_dir=" + (t / "class at once");
+  at_once[4] = more[4] = "num_class_images=5";
+  for (const auto& [name, keys] : {std::pair{"at_once", at_once}, {"more", more}}) {
+    o = train(name, keys);
+    ASSERT_EQ(o.status, 0) << o.err;
+  }
+  auto pictures = [&](const std::string& folder) {
+    std::set<std::string> names;
+    for (const auto& f : fs::directory_iterator(t / folder)) names.insert(f.path().filename().string());
+    return names;
+  };
+  EXPECT_EQ(pictures("class").size(), 5u);
+  EXPECT_EQ(pictures("class"), pictures("class at once"));
   std::vector<std::string> other = words;
   other.push_back("prior_loss_weight=0.5");
   o = train("other", other);

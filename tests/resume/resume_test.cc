@@ -277,6 +277,18 @@ TEST(Loop, TheLastCheckpointMayBeLeftOut) {
   run.options.keys.save_final_checkpoint = false;
   run.train(2);
   EXPECT_TRUE(list_checkpoints(run.options.checkpoint_dir()).empty());
+  // It does not take away one that is due.
+  run.options.keys.checkpoint_every = 8;  // samples: two steps
+  run.train(4);
+  EXPECT_EQ(list_checkpoints(run.options.checkpoint_dir()), (std::vector<int64_t>{2, 4}));
+}
+
+TEST(Loop, TheBatchThatIsReusedIsTheSameAfterResuming) {
+  TinyRun whole, parts;
+  for (TinyRun* run : {&whole, &parts}) run->options.keys.reuse_example_batch = true;
+  const Trained expected = whole.train(4);
+  parts.train(2);
+  expect_same_bits(expected.values, parts.train(4).values);
 }
 
 TEST(Loop, LossThatIsNotFiniteStopsTheRunAndKeepsTheStateBeforeIt) {
