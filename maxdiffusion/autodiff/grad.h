@@ -1,7 +1,6 @@
 // Reverse-mode differentiation of a graph: one sweep from the outputs back, adding nodes to the same graph.
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "maxdiffusion/graph/graph.h"
@@ -14,11 +13,5 @@ namespace md {
 std::vector<Tensor> grad(Tensor loss, const std::vector<Tensor>& xs);
 /// Cotangents of xs given those of ys (empty = zero).
 std::vector<Tensor> vjp(const std::vector<Tensor>& ys, const std::vector<Tensor>& dys, const std::vector<Tensor>& xs);
-
-using GraphFn = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
-/// f(xs) whose gradient is `backward(xs, ys, dys)`, one cotangent per x. For kernels and numerically better rules.
-std::vector<Tensor> custom_vjp(const std::vector<Tensor>& xs, const GraphFn& forward,
-                               const std::function<Grads(const std::vector<Tensor>& xs, const std::vector<Tensor>& ys,
-                                                         const Grads& dys)>& backward);
 
 }  // namespace md

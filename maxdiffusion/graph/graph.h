@@ -30,8 +30,11 @@ struct GraphOptions {
   std::function<DimAxes(const LogicalAxes&, const Dims&)> resolve;
   Platform platform = Platform::cpu;
   std::string device_kind;
-  bool cpu_kernels = false;  // the kernels of maxdiffusion/kernels are there: one CPU device whose plugin takes them
+  bool cpu_kernels = false;  // the kernels of maxdiffusion/kernels are there: the plugin is the CPU's and takes them
+  bool manual = false;       // the body of a manual computation over all axes: shapes are those of one device
   int64_t devices() const;   // of the whole mesh
+  bool one_device() const { return manual || devices() == 1; }
+  bool calls_cpu_kernels() const { return cpu_kernels && one_device(); }
 };
 
 /// What a rematerialisation region does with a value between forward and backward pass.
@@ -158,6 +161,9 @@ class Graph {
   int region_ = 0, next_id_ = 0;
   bool backward_ = false;
 };
+
+/// A part of a model as a function of tensors.
+using GraphFn = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
 
 /// The deepest graph among those of `tensors`, which must not be empty. Throws invalid_graph unless the others enclose
 /// it.

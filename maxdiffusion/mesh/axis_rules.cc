@@ -104,8 +104,8 @@ AxisRules AxisRules::make(const ShardingKeys& keys, const std::vector<std::strin
     for (const AxisRule& rule : {AxisRule{axis::kLength, {"context"}}, AxisRule{axis::kKvLength, {"context"}}})
       if (std::find(rules.begin(), rules.end(), rule) == rules.end()) rules.push_back(rule);
     const std::vector<AxisRule> inside = {
-        {axis::kSelfHeads, {}},  {axis::kSelfLength, {"context"}},  {axis::kSelfKvLength, {}},
-        {axis::kCrossHeads, {}}, {axis::kCrossLength, {"context"}}, {axis::kCrossKvLength, {}},
+        {axis::kSelfHeads, {"tensor"}},  {axis::kSelfLength, {"context"}},  {axis::kSelfKvLength, {}},
+        {axis::kCrossHeads, {"tensor"}}, {axis::kCrossLength, {"context"}}, {axis::kCrossKvLength, {}},
     };
     rules.insert(rules.begin(), inside.begin(), inside.end());
   }

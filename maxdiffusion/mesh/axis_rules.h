@@ -39,8 +39,8 @@ class AxisRules {
   static AxisRules parse(const std::string& yaml, const std::vector<std::string>& mesh_axes);
   /// The table of `keys.logical_axis_rules`, or the documented one of UNet models where that is empty, and
   ///   with attention_sharding_uniform, as in MaxDiffusion: `activation_length: context` and `activation_kv_length:
-  ///     context` after it, and before it the rules of self and cross attention (queries over context, keys, values
-  ///     and heads whole);
+  ///     context` after it, and before it the rules of self and cross attention (queries over context, keys and
+  ///     values whole, heads over tensor, where MaxDiffusion keeps them whole);
   ///   `mlp: tensor` where the table does not name `mlp` (MaxDiffusion's tables for UNets do not: it keeps feed-forward
   ///     layers whole; `['mlp', null]` does that);
   ///   a rule of `data_batch` first, where data_sharding names fewer than all mesh axes.

@@ -142,10 +142,10 @@ TEST(AxisRules, UniformAttentionAddsTheSequence) {
   const ShardingKeys keys{.logical_axis_rules = {"[['activation_heads', 'tensor'], ['activation_length', 'tensor']]"},
                           .data_sharding = {}};
   const std::vector<AxisRule> rules = AxisRules::make(keys, kMesh).rules();
-  const std::vector<AxisRule> expected = {{"activation_self_attn_heads", {}},
+  const std::vector<AxisRule> expected = {{"activation_self_attn_heads", {"tensor"}},
                                           {"activation_self_attn_q_length", {"context"}},
                                           {"activation_self_attn_kv_length", {}},
-                                          {"activation_cross_attn_heads", {}},
+                                          {"activation_cross_attn_heads", {"tensor"}},
                                           {"activation_cross_attn_q_length", {"context"}},
                                           {"activation_cross_attn_kv_length", {}},
                                           {"activation_heads", {"tensor"}},

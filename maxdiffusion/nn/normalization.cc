@@ -5,11 +5,11 @@
 
 #include <cmath>
 
-#include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/ops/custom_call.h"
+#include "maxdiffusion/ops/custom_vjp.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/kernel_table.h"
 #include "maxdiffusion/ops/reduce.h"

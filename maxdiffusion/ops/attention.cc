@@ -6,30 +6,27 @@
 // but 2.4 ms for 1.4 ms at L=64.
 #include "maxdiffusion/ops/attention.h"
 
-#include <fmt/format.h>
-
+#include <algorithm>
 #include <cmath>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/kernels/kernels.h"
-#include "maxdiffusion/ops/control_flow.h"
+#include "maxdiffusion/ops/attention_mesh.h"
+#include "maxdiffusion/ops/attention_parts.h"
 #include "maxdiffusion/ops/custom_call.h"
+#include "maxdiffusion/ops/custom_vjp.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/kernel_table.h"
 #include "maxdiffusion/ops/reduce.h"
-#include "maxdiffusion/ops/registry.h"
 #include "maxdiffusion/ops/shape.h"
 
 namespace md {
 namespace {
 
-DType wide(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
-
-/// q [..., Lq, D], k and v [..., Lk, D], bias broadcastable to the logits → [..., Lq, D]. `first` is the position of
-/// the first query among all (absent: 0), for the causal mask.
-Tensor from_logits(Tensor q, Tensor k, Tensor v, Tensor bias, Tensor first, const AttentionOptions& o) {
-  const DType type = wide(q.dtype());
+/// q [..., Lq, D], k and v [..., Lk, D], bias broadcastable to the logits → [..., Lq, D].
+Tensor from_logits(Tensor q, Tensor k, Tensor v, Tensor bias, const AttentionOptions& o) {
+  const DType type = attention_sum_type(q.dtype());
   const int64_t rank = q.rank();
   Axes batch;
   for (int64_t i = 0; i + 2 < rank; ++i) batch.push_back(i);
@@ -40,7 +37,6 @@ Tensor from_logits(Tensor q, Tensor k, Tensor v, Tensor bias, Tensor first, cons
   if (o.causal) {
     const Shape positions{DType::s32, {s.dim(-2), s.dim(-1)}};
     Tensor query = iota(s.graph(), positions, 0), key = iota(s.graph(), positions, 1);
-    if (first) query = query + first;
     s = where(broadcast_to(le(key, query), s.dims()), s, scalar_like(s, -1e30));
   }
   Tensor e = exp(s - stop_gradient(max(s, {-1}, true)));
@@ -53,132 +49,33 @@ Tensor heads_first(Tensor x) { return transpose(x, {0, 2, 1, 3}); }
 Tensor dot_product(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
   Tensor bias = o.bias;
   while (bias && bias.rank() < 4) bias = expand_dims(bias, 0);
-  return heads_first(from_logits(heads_first(q), heads_first(k), heads_first(v), bias, {}, o));
+  return heads_first(from_logits(heads_first(q), heads_first(k), heads_first(v), bias, o));
 }
-
-/// Rows of q per block: the largest divisor of their number up to 1024.
-int64_t query_block(int64_t length) {
-  int64_t block = std::min<int64_t>(length, 1024);
-  while (length % block != 0) --block;
-  return block;
-}
-
-Tensor flash(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
-  const int64_t batch = q.dim(0), length = q.dim(1), heads = q.dim(2), d = q.dim(3);
-  const int64_t block = query_block(length), blocks = length / block;
-  auto per_head = [&](Tensor x, Dims inner) {
-    inner.insert(inner.begin(), batch * heads);
-    return reshape(heads_first(x), std::move(inner));
-  };
-  Tensor queries = per_head(q, {blocks, block, d}), keys = per_head(k, {k.dim(1), d}),
-         values = per_head(v, {v.dim(1), d});
-  // A scan needs a carry; these have nothing to carry.
-  auto rows = [](int64_t n, Tensor like, const std::function<Tensor(ScanStep&)>& body) {
-    return scan(n, {constant(like.graph(), 0)},
-                [&](ScanStep& step, const std::vector<Tensor>& nothing) {
-                  return ScanResult{nothing, {body(step)}};
-                })
-        .stacked[0];
-  };
-  Tensor y = rows(batch * heads, queries, [&](ScanStep& head) {
-    Tensor of_head = head.slice(queries), kh = head.slice(keys), vh = head.slice(values);
-    return rows(blocks, of_head, [&](ScanStep& step) {
-      Tensor qb = step.slice(of_head);
-      RematScope again(step.body(), [](const Node&) { return Keep::recompute; });
-      return from_logits(qb, kh, vh, {}, step.index() * static_cast<double>(block), o);
-    });
-  });
-  return heads_first(reshape(y, {batch, heads, length, d}));
-}
-
-// ---- the CPU kernel
-
-struct KernelOptions {
-  double scale;
-  bool causal;
-};
-
-void emit_kernel(EmitCtx& c, const char* target) {
-  const auto& o = c.attrs<KernelOptions>();
-  std::vector<Value> in;
-  for (int i = 0; i < c.in_count(); ++i) in.push_back(c.in(i));
-  const CustomCall call{.target = target,
-                        .results = c.node().outputs,
-                        .backend_config = fmt::format("scale = {:.17e} : f64, causal = {}", o.scale, o.causal)};
-  const auto out = emit_custom_call(c, in, call);
-  for (size_t i = 0; i < out.size(); ++i) c.set_out(out[i], static_cast<int>(i));
-}
-
-/// Of `products` matrix products of the size of q·kᵀ.
-double flops_of(const Node& n, double products) {
-  return products * 2 * static_cast<double>(n.inputs[0].shape().elements()) * static_cast<double>(n.inputs[1].dim(1));
-}
-
-/// in: q, k, v, y, lse, dy.
-constexpr OpDef kAttentionGrad = {
-    .name = "attention_grad",
-    .infer = [](const InferCtx& c) { return std::vector<Shape>(c.in.begin(), c.in.begin() + 3); },
-    .emit = [](EmitCtx& c) { emit_kernel(c, kAttentionGradKernel); },
-    .flops = [](const Node& n) { return flops_of(n, 5); },  // the logits are made again
-};
-
-/// in: q, k, v; out: y and the logarithm of each row's sum of exponentials, which only the gradient reads.
-constexpr OpDef kAttention = {
-    .name = "attention",
-    .infer =
-        [](const InferCtx& c) {
-          const Shape& q = c.in[0];
-          return std::vector<Shape>{q, {DType::f32, {q.dim(0), q.dim(2), q.dim(1)}}};
-        },
-    .emit = [](EmitCtx& c) { emit_kernel(c, kAttentionKernel); },
-    .vjp = [](const VjpCtx& c) -> Grads {
-      return apply_multi(kAttentionGrad, {c.in(0), c.in(1), c.in(2), c.out(0), c.out(1), c.dy(0)},
-                         c.attrs<KernelOptions>());
-    },
-    .flops = [](const Node& n) { return flops_of(n, 2); },
-};
 
 // ---- the table
 
-struct AttentionCall {
-  Tensor q, k, v;
-  const AttentionOptions& options;
-  bool flash;  // what options.kernel asks for
-};
-using AttentionRow = KernelRow<AttentionCall, Tensor>;
-
-const char* cpu_kernel_refuses(const AttentionCall& c) {
-  if (c.options.bias) return "there is a bias";
-  return kernels_take({c.q, c.k, c.v}) ? nullptr : kNotForCpuKernels;
-}
-
-const char* flash_refuses(const AttentionCall& c) {
-  if (!c.flash) return "it is not asked for";
-  if (c.options.bias) return "there is a bias";
-  if (c.q.graph().options().devices() > 1) return "the mesh has several devices";
-  return std::min(c.q.dim(1), c.k.dim(1)) < c.options.flash_min_seq_length ? "a length is below flash_min_seq_length"
-                                                                           : nullptr;
-}
-
-constexpr AttentionRow kKernels[] = {
-    {kAttentionKernel, cpu_kernel_refuses,
-     [](const AttentionCall& c) {
-       return apply_multi(kAttention, {c.q, c.k, c.v}, KernelOptions{c.options.scale, c.options.causal})[0];
-     }},
-    {"flash", flash_refuses, [](const AttentionCall& c) { return flash(c.q, c.k, c.v, c.options); }},
-    {"dot_product", never, [](const AttentionCall& c) { return dot_product(c.q, c.k, c.v, c.options); }},
-};
-
-// The names that the key `attention` takes, and whether each asks for what keeps no logits.
+// The names that the key `attention` takes: what each asks for.
 struct KernelName {
   const char* name;
-  bool flash;
+  bool flash;  // keep no logits
+  KeysTravel travel = KeysTravel::gathered;
 };
 constexpr KernelName kNames[] = {
     {"dot_product", false},
     {"flash", true},
-    {"tokamax_flash", true},  // the reference's names for other programs of the same exact attention
+    {"ring", true, KeysTravel::ring},
+    {"ulysses", true, KeysTravel::exchanged},
+    {"ulysses_ring", true, KeysTravel::exchanged_or_ring},
+    // The reference's names for other programs of the same exact attention.
+    {"tokamax_flash", true},
     {"cudnn_flash_te", true},
+    {"tokamax_ring", true, KeysTravel::ring},
+    {"tokamax_ring_custom", true, KeysTravel::ring},
+    {"ulysses_custom", true, KeysTravel::exchanged},
+    {"ulysses_custom_fixed_m", true, KeysTravel::exchanged},
+    {"ulysses_ring_custom", true, KeysTravel::exchanged_or_ring},
+    {"ulysses_ring_custom_bidir", true, KeysTravel::exchanged_or_ring},
+    {"ulysses_ring_custom_fixed_m", true, KeysTravel::exchanged_or_ring},
 };
 
 const KernelName& kernel_named(const std::string& name) {
@@ -190,24 +87,72 @@ const KernelName& kernel_named(const std::string& name) {
   fail(Code::invalid_config, "attention: '{}' is not one of: {}", name, known);
 }
 
+struct AttentionCall {
+  Tensor q, k, v;
+  const AttentionOptions& options;
+  const KernelName& asked;
+
+  bool is_long() const { return std::min(q.dim(1), k.dim(1)) >= options.flash_min_seq_length; }
+  LocalAttention how() const { return {options.scale, options.precision, true, options.causal, {}, {}, -1}; }
+};
+using AttentionRow = KernelRow<AttentionCall, Tensor>;
+
+const char* mesh_refuses(const AttentionCall& c) { return mesh_attention_refuses(c.q, c.options); }
+
+const char* cpu_kernel_refuses(const AttentionCall& c) {
+  if (c.options.bias) return "there is a bias";
+  return kernels_take({c.q, c.k, c.v}) ? nullptr : kNotForCpuKernels;
+}
+
+const char* flash_refuses(const AttentionCall& c) {
+  if (!c.asked.flash) return "it is not asked for";
+  if (c.options.bias) return "there is a bias";
+  if (!c.q.graph().options().one_device()) return "the model does not say how attention lies on the mesh";
+  return c.is_long() ? nullptr : "a length is below flash_min_seq_length";
+}
+
+Tensor flash(const AttentionCall& c) {
+  return custom_vjp(
+      {c.q, c.k, c.v},
+      [how = c.how()](const std::vector<Tensor>& x) {
+        const AttentionResult r = attend(x[0], x[1], x[2], how);
+        return std::vector<Tensor>{cast(r.y, x[0].dtype()), r.lse};
+      },
+      [how = c.how()](const std::vector<Tensor>& x, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
+        const AttentionGradient g = attend_gradient(x[0], x[1], x[2], out[0], out[1], dys[0], how);
+        const DType type = x[0].dtype();
+        return {cast(g.q, type), cast(g.k, type), cast(g.v, type)};
+      })[0];
+}
+
+constexpr AttentionRow kKernels[] = {
+    {"attention by device", mesh_refuses,
+     [](const AttentionCall& c) {
+       return mesh_attention(c.q, c.k, c.v, c.options, c.asked.travel, c.asked.flash && c.is_long());
+     }},
+    {kAttentionKernel, cpu_kernel_refuses, [](const AttentionCall& c) { return attend(c.q, c.k, c.v, c.how()).y; }},
+    {"flash", flash_refuses, flash},
+    {"dot_product", never, [](const AttentionCall& c) { return dot_product(c.q, c.k, c.v, c.options); }},
+};
+
 }  // namespace
 
 void check_attention_kernel(const std::string& name) { kernel_named(name); }
 
 Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
-  const bool asks_flash = kernel_named(options.kernel).flash;
+  const KernelName& asked = kernel_named(options.kernel);
   check(q.rank() == 4 && k.rank() == 4 && k.shape() == v.shape() && q.dim(0) == k.dim(0) && q.dim(2) == k.dim(2) &&
             q.dim(3) == k.dim(3) && q.dtype() == k.dtype(),
         Code::invalid_graph, "attention: q {}, k {}, v {} are not [B, Lq, H, D] and [B, Lk, H, D]",
         to_string(q.shape()), to_string(k.shape()), to_string(v.shape()));
   if (options.scale == 0) options.scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
-  const AttentionCall call{q, k, v, options, asks_flash};
+  const AttentionCall call{q, k, v, options, asked};
   const AttentionRow& row = kernel_for(kKernels, call);
-  if (asks_flash && &row == std::end(kKernels) - 1)
+  if (asked.flash && &row == std::end(kKernels) - 1)
     log_info_once("attention={}: {} is used where {}", options.kernel, row.name, flash_refuses(call));
+  else if (asked.travel != KeysTravel::gathered && &row != kKernels)
+    log_info_once("attention={}: {} is used where {}", options.kernel, row.name, mesh_refuses(call));
   return row.build(call);
 }
-
-OpList attention_ops() { return {&kAttention, &kAttentionGrad}; }
 
 }  // namespace md

@@ -25,10 +25,14 @@ struct AttentionOptions {
   AttentionAxes axes = {};
 };
 
-/// "dot_product" writes all logits; "flash" goes head by head and block of queries by block, and computes them again on
-/// the way back, so that the memory it needs does not grow with B·H·Lq. On a mesh of several devices, with a bias and
-/// for short sequences "flash" is "dot_product", and the log says so once. On one CPU device, in f32 and bf16 and
-/// without a bias, both are a kernel that keeps no logits; it has no second derivative.
+/// "dot_product" writes all logits; "flash" and the others go head by head and block of queries by block, and make them
+/// again on the way back: no memory grows with B·H·Lq·Lk. On CPU devices, in f32 and bf16 and without a bias, all are a
+/// kernel that keeps no logits. Where there is a bias or a short sequence "flash" is "dot_product", and the log says so
+/// once.
+/// On a mesh, given `axes`, each device attends for itself, with the queries that the rules give it. Keys of the same
+/// sequence come to it gathered ("dot_product", "flash"), in a "ring", or "ulysses": whole sequences of some heads.
+/// With a bias or without `axes` the compiler divides "dot_product".
+/// No second derivative, but of "dot_product".
 /// q: [B, Lq, H, D]   k, v: [B, Lk, H, D]   result: [B, Lq, H, D], dtype of q; softmax in f32.
 Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options = {});
 /// Throws invalid_config with the known names when this is none.

@@ -128,7 +128,7 @@ const char* cpu_kernel_refuses(const PrintCall& p) {
   auto not_negative = [](int64_t d) { return d >= 0; };
   const ConvOptions& o = p.options;
   const DType type = p.c.out().dtype;
-  if (!p.c.options().cpu_kernels || (type != DType::f32 && type != DType::bf16)) return kNotForCpuKernels;
+  if (!p.c.options().calls_cpu_kernels() || (type != DType::f32 && type != DType::bf16)) return kNotForCpuKernels;
   if (o.stride.size() < 2 || o.groups != 1) return "there is one axis, or groups";
   if (!all(o.lhs_dilation, is_one) || !all(o.rhs_dilation, is_one)) return "something is dilated";
   if (!all(o.pad_low, not_negative) || !all(o.pad_high, not_negative)) return "something is cropped";

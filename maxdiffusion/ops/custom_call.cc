@@ -58,7 +58,7 @@ std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operan
 
 bool kernels_take(const std::vector<Tensor>& arrays) {
   const Tensor first = arrays.front();
-  if (!first.graph().options().cpu_kernels || (first.dtype() != DType::f32 && first.dtype() != DType::bf16))
+  if (!first.graph().options().calls_cpu_kernels() || (first.dtype() != DType::f32 && first.dtype() != DType::bf16))
     return false;
   for (Tensor t : arrays)
     if (t.dtype() != first.dtype()) return false;

@@ -28,7 +28,7 @@ inline constexpr const char* kNotForCpuKernels = "the arrays are not f32 or bf16
 /// For records that are a call on some platforms.
 std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operands, const CustomCall& call);
 
-/// No gradient of its own: wrap it with custom_vjp (autodiff) for one.
+/// No gradient of its own: wrap it with custom_vjp for one.
 std::vector<Tensor> custom_call(Graph& g, const std::vector<Tensor>& inputs, CustomCall call);
 
 }  // namespace md

@@ -25,5 +25,6 @@ OpList custom_call_ops();
 OpList control_flow_ops();
 OpList random_ops();
 OpList sharding_ops();
+OpList custom_vjp_ops();
 
 }  // namespace md

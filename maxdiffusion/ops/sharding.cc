@@ -438,6 +438,8 @@ std::vector<Tensor> manual_computation(const std::vector<Tensor>& inputs, const 
 
   GraphOptions inner = options;
   inner.resolve = nullptr;  // constraints are for whole arrays
+  inner.manual = std::ranges::all_of(
+      options.mesh_axes, [&](const auto& a) { return a.second == 1 || std::ranges::count(attrs.axes, a.first) > 0; });
   auto graph = std::make_shared<Graph>(parent, std::move(inner));
   std::vector<Tensor> arguments, operands;
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -35,7 +35,7 @@ struct SampleOptions {
   MediaSize size;
   std::optional<SizeHints> said;  // what the denoiser is conditioned on; absent: `size`, not cropped
   uint64_t seed = 0;
-  int64_t first_sample = 0;  // number of the first sample; its noise follows from seed and number
+  int64_t first_sample = 0;         // number of the first sample; its noise follows from seed and number
   HostArray latents;                // f32 [N, h, w, C], standard normal; absent: drawn from the seed, one by one
   nlohmann::json scheduler_config;  // after overrides
   std::optional<ControlOptions> control;

@@ -82,7 +82,7 @@ Platform Devices::platform() const { return platform_of(client_->platform_name()
 GraphOptions Devices::graph_options(const AxisRules* rules) const {
   GraphOptions options = md::graph_options(mesh_, topology(*client_), rules);
   // The partitioner does not see into a custom call: over several devices it would gather every operand.
-  options.cpu_kernels = client_->platform_name() == "cpu" && mesh_.devices() == 1 && pjrt::takes_ffi_handlers(*client_);
+  options.cpu_kernels = client_->platform_name() == "cpu" && pjrt::takes_ffi_handlers(*client_);
   return options;
 }
 

@@ -24,10 +24,12 @@ struct LoopKeys {
     v("checkpoint_every", checkpoint_every, "samples between checkpoints; -1: none before the end");
     v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all");
     v("checkpoint_dir", checkpoint_dir, "where checkpoints are; empty: output_dir/run_name/checkpoints");
-    v("save_final_checkpoint", save_final_checkpoint, "write a checkpoint after the last step, also where checkpoint_every asks for none");
+    v("save_final_checkpoint", save_final_checkpoint,
+      "write a checkpoint after the last step, also where checkpoint_every asks for none");
     v("save_optimizer", save_optimizer, "false: checkpoints are without moments, which start anew on resuming");
     v("prefetch_depth", prefetch_depth, "batches made ready ahead of the step");
-    v("reuse_example_batch", reuse_example_batch, "feed the first batch of the data for ever, also after resuming (for benchmarks)");
+    v("reuse_example_batch", reuse_example_batch,
+      "feed the first batch of the data for ever, also after resuming (for benchmarks)");
     v("log_sharding", log_sharding, "log how each array of the training step lies on the mesh");
     v("num_train_epochs", num_train_epochs, "passes over the data where max_train_steps <= 0");
   }

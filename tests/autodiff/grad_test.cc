@@ -1,3 +1,4 @@
+#include "maxdiffusion/ops/custom_vjp.h"
 #include "tests/autodiff/judge.h"
 
 namespace md {

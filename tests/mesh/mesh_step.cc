@@ -56,7 +56,7 @@ struct Step {
 };
 
 /// Mean square error of the prediction against a given target; AdamW.
-void trace(Step& s, MeshModel model) {
+void trace(Step& s, MeshModel model, ScopeOptions options) {
   Graph& g = s.graph;
   auto batch = [&](const char* name, Dims dims) {
     dims.insert(dims.begin(), kBatch);
@@ -73,14 +73,15 @@ void trace(Step& s, MeshModel model) {
                         .text_embeds = batch("pooled", {16}),
                         .time_ids = batch("time_ids", {6})};
     const Tensor target = batch("target", {8, 8, 4});
-    difference = unet2d(Scope(g, s.params, "unet"), small_unet(), in) - target;
+    difference = unet2d(Scope(g, s.params, "unet", options), small_unet(), in) - target;
   } else {
     const WanInputs in{.sample = batch("sample", {2, 4, 8, 6}),
                        .timestep = batch("timestep", {16}),
                        .text = batch("text", {6, 16}),
                        .image = batch("image", {5, 16})};
     const Tensor target = batch("target", {2, 4, 8, 4});
-    const Scope scope(g, s.params, "transformer", {.scan_layers = true});
+    options.scan_layers = true;
+    const Scope scope(g, s.params, "transformer", options);
     difference = wan_transformer(scope, small_wan(), in).sample - target;
   }
   const Tensor loss = mean(square(difference));
@@ -130,9 +131,10 @@ HostArray starting(const Step& s, const std::string& name, const Shape& shape) {
 
 }  // namespace
 
-MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model) {
+MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model,
+               const std::string& attention) {
   Step s{Graph(devices.graph_options(&rules)), {}};
-  trace(s, model);
+  trace(s, model, {.attention = attention, .flash_min_seq_length = 0});
   // Compiled quickly: what is compared is the partitioning.
   const CompileConfig config{.jax_cache_dir = "", .xla_flags = "--xla_backend_optimization_level=0"};
   const Program program = compile(devices, s.graph, config, "mesh_step");

@@ -17,7 +17,8 @@ struct MeshRun {
 };
 
 enum class MeshModel { unet, wan };
-/// `steps` updates from the same starting values on the same batch of 8.
-MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model = MeshModel::unet);
+/// `steps` updates from the same starting values on the same batch of 8; `attention`: as the key.
+MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model = MeshModel::unet,
+               const std::string& attention = "dot_product");
 
 }  // namespace md

@@ -17,6 +17,7 @@ struct Sizes {
   const char* name;
   int64_t data, fsdp, context, tensor;
   double held;  // at most this part of parameters and moments lies on one device
+  const char* attention = "dot_product";
 };
 void PrintTo(const Sizes& s, std::ostream* os) { *os << s.name; }
 
@@ -42,7 +43,7 @@ const MeshRun& run_of(const Sizes& s, MeshModel model = MeshModel::unet) {
   if (it == runs.end()) {
     const int64_t devices = s.data * s.fsdp * s.context * s.tensor;
     it = runs.emplace(std::pair{s.name, model},
-                      run_on(Devices::open("cpu", devices, config(s)), rules_of(model), 2, model))
+                      run_on(Devices::open("cpu", devices, config(s)), rules_of(model), 2, model, s.attention))
              .first;
   }
   return it->second;
@@ -88,7 +89,7 @@ TEST_P(MeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_one_de
 
 INSTANTIATE_TEST_SUITE_P(EightDevices, MeshTest,
                          testing::Values(Sizes{"Data8", 8, 1, 1, 1, 1.0}, Sizes{"Fsdp8", 1, 8, 1, 1, 0.5},
-                                         Sizes{"Tensor2Data4", 4, 1, 1, 2, 0.9}, Sizes{"Tensor8", 1, 1, 1, 8, 0.9},
+                                         Sizes{"Tensor2Data4", 4, 1, 1, 2, 0.9}, Sizes{"Tensor4Fsdp2", 1, 2, 1, 4, 0.9},
                                          Sizes{"Context2Data4", 4, 1, 2, 1, 1.0}, kMixed),
                          [](const auto& info) { return info.param.name; });
 
@@ -97,7 +98,8 @@ TEST_P(WanMeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_one
 
 INSTANTIATE_TEST_SUITE_P(EightDevices, WanMeshTest,
                          testing::Values(Sizes{"Data2Context4", 2, 1, 4, 1, 0.5},
-                                         Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3}),
+                                         Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3, "ulysses"},
+                                         Sizes{"Fsdp2Context4Ring", 1, 2, 4, 1, 0.3, "ring"}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(MeshSizes, BatchIsSpreadOverAllDevices) {

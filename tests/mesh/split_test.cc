@@ -72,7 +72,7 @@ struct Compiled {
 
   /// Sizes of the result of the first operation of this kind, in the forward pass, of the layer at `path`.
   Dims sizes(const std::string& kind, const std::string& path) const {
-    const std::string name = "op_name=\"" + path + "/" + (kind == "dot" ? "dot_general" : kind) + "\"";
+    const std::string name = path + "/" + (kind == "dot" ? "dot_general" : kind) + "\"";
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
       const size_t open = line.find("= f32["), call = line.find("} " + kind + "(");
@@ -82,7 +82,12 @@ struct Compiled {
       for (std::string d; std::getline(list, d, ',');) dims.push_back(std::stoll(d));
       return dims;
     }
-    ADD_FAILURE() << "no " << kind << " of " << path;
+    std::string others;
+    lines.clear();
+    lines.seekg(0);
+    for (std::string line; std::getline(lines, line);)
+      if (line.find(" " + kind + "(") != line.npos) others += line + "\n";
+    ADD_FAILURE() << "no " << kind << " of " << path << " among\n" << others;
     return {};
   }
   int64_t elements(const std::string& kind, const std::string& path) const {
@@ -93,7 +98,9 @@ struct Compiled {
 Compiled compiled(const MeshConfig& mesh, const ShardingKeys& keys) {
   const Devices devices = Devices::open("cpu", 8, mesh);
   const AxisRules rules = AxisRules::make(keys, mesh.mesh_axes);
-  Graph g(devices.graph_options(&rules));
+  GraphOptions options = devices.graph_options(&rules);
+  options.cpu_kernels = false;  // products are read from the text
+  Graph g(options);
   trace(g);
   const TemporaryFolder folder;
   const CompileConfig config{.jax_cache_dir = "off",

@@ -1,0 +1,266 @@
+#include "maxdiffusion/ops/attention_mesh.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/ops/attention_parts.h"
+#include "maxdiffusion/ops/control_flow.h"
+#include "maxdiffusion/ops/custom_vjp.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/ops/sharding.h"
+
+namespace md {
+namespace {
+
+using AxisNames = std::vector<std::string>;
+
+int64_t devices_along(const GraphOptions& o, const AxisNames& axes) {
+  int64_t n = 1;
+  for (const auto& [name, size] : o.mesh_axes)
+    for (const std::string& axis : axes) n *= axis == name ? size : 1;
+  return n;
+}
+
+int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+/// Zeros at the end of an axis, up to `length`.
+Tensor padded(Tensor x, int64_t axis, int64_t length) {
+  if (x.dim(axis) == length) return x;
+  Dims low(x.dims().size(), 0), high = low;
+  high[static_cast<size_t>(axis)] = length - x.dim(axis);
+  return pad(x, 0, low, high);
+}
+
+Tensor cut(Tensor x, int64_t axis, int64_t length) {
+  return x.dim(axis) == length ? x : slice_axis(x, axis, 0, length);
+}
+
+/// Over several axes, major first, as one.
+Tensor gather_over(Tensor x, const AxisNames& axes, int64_t dim) {
+  for (size_t i = axes.size(); i-- > 0;) x = all_gather(x, axes[i], dim);
+  return x;
+}
+Tensor scatter_sum_over(Tensor x, const AxisNames& axes, int64_t dim) {
+  for (const std::string& axis : axes) x = reduce_scatter(x, axis, dim);
+  return x;
+}
+Tensor sum_over(Tensor x, const AxisNames& axes) {
+  for (const std::string& axis : axes) x = all_reduce_sum(x, axis);
+  return x;
+}
+Tensor index_over(Graph& g, const AxisNames& axes) {
+  Tensor index;
+  for (const std::string& axis : axes) {
+    Tensor i = axis_index(g, axis);
+    index = index ? index * static_cast<double>(devices_along(g.options(), {axis})) + i : i;
+  }
+  return index;
+}
+
+std::vector<int64_t> divisors(int64_t n) {
+  std::vector<int64_t> all;
+  for (int64_t d = 1; d <= n; ++d)
+    if (n % d == 0) all.push_back(d);
+  return all;
+}
+
+enum class Way { local, gather, ring, exchange };
+
+/// How one call lies on the mesh. Batch, heads and queries are split; so are keys, unless they are whole.
+struct Plan {
+  DimAxes q, kv, lse;
+  AxisNames all, sequence;  // mesh axes; those that split the queries
+  Way way = Way::local;
+  int64_t parts = 1, lq = 0, lk = 0;  // of the sequence; true lengths
+  int64_t padded_q = 0, padded_k = 0;
+  LocalAttention how;
+
+  AxisNames keys_summed_over() const { return way == Way::local ? sequence : AxisNames{}; }
+};
+
+Way way_for(const Plan& p, KeysTravel travel, int64_t heads, int64_t heads_here) {
+  if (p.parts == 1 || p.lq != p.lk) return Way::local;
+  if (travel == KeysTravel::gathered) return Way::gather;
+  if (p.sequence.size() > 1) {
+    log_info_once("attention: the sequence is split over {}; keys are gathered", fmt::join(p.sequence, " and "));
+    return Way::gather;
+  }
+  if (travel == KeysTravel::ring || (travel == KeysTravel::exchanged_or_ring && heads_here % p.parts != 0))
+    return Way::ring;
+  check(heads_here % p.parts == 0, Code::invalid_config,
+        "Ulysses attention requires the number of heads to be divisible by the context shard count, got heads={} and "
+        "context_shards={}{}; use attention=ring, or another ici_context_parallelism",
+        heads, p.parts,
+        heads_here == heads ? "" : fmt::format(" ({} heads on each device of the other axes)", heads_here));
+  return Way::exchange;
+}
+
+Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, KeysTravel travel, bool blocks) {
+  const GraphOptions& g = q.graph().options();
+  const int64_t devices = g.devices(), heads = q.dim(2);
+  Plan p;
+  for (const auto& [name, size] : g.mesh_axes)
+    if (size > 1) p.all.push_back(name);
+  // Sizes that everything divides show what the rules want.
+  p.q = g.resolve({o.axes.batch, o.axes.length, o.axes.heads, ""},
+                  {q.dim(0), round_up(q.dim(1), devices), round_up(heads, devices), q.dim(3)});
+  p.q.resize(4);
+  p.sequence = p.q[1];
+  p.parts = devices_along(g, p.sequence);
+  const int64_t shares = devices_along(g, p.q[2]);
+  check(heads % shares == 0, Code::invalid_config,
+        "attention: {} heads do not divide among the {} devices of the mesh axis {}, at {}; {} can share them", heads,
+        shares, fmt::join(p.q[2], " and "), q.graph().path(), fmt::join(divisors(heads), ", "));
+  p.lq = q.dim(1), p.lk = k.dim(1);
+  p.padded_q = round_up(p.lq, p.parts);
+  p.way = way_for(p, travel, heads, heads / shares);
+  p.padded_k = p.way == Way::local ? p.lk : p.padded_q;
+  p.kv = p.q;
+  if (p.way == Way::local) p.kv[1].clear();
+  p.lse = {p.q[0], p.q[2], p.q[1]};
+  if (p.way == Way::exchange) {
+    p.lse[1].insert(p.lse[1].end(), p.sequence.begin(), p.sequence.end());
+    p.lse[2].clear();
+  }
+  p.how = {.scale = o.scale, .precision = o.precision, .blocks = blocks, .causal = o.causal};
+  return p;
+}
+
+/// What a device's queries see of keys [first, first + …) of all.
+LocalAttention seen(const Plan& p, Graph& g, Tensor first_key) {
+  LocalAttention how = p.how;
+  if (how.causal && p.parts > 1)
+    how.first_query = index_over(g, p.sequence) * static_cast<double>(p.padded_q / p.parts);
+  how.first_key = first_key;
+  return how;
+}
+
+// ---- all keys on every device
+
+AttentionResult gathered(const Plan& p, Tensor q, Tensor k, Tensor v) {
+  if (p.way == Way::gather)
+    k = cut(gather_over(k, p.sequence, 1), 1, p.lk), v = cut(gather_over(v, p.sequence, 1), 1, p.lk);
+  return attend(q, k, v, seen(p, q.graph(), {}));
+}
+
+AttentionGradient gathered_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy) {
+  if (p.way == Way::gather)
+    k = cut(gather_over(k, p.sequence, 1), 1, p.lk), v = cut(gather_over(v, p.sequence, 1), 1, p.lk);
+  AttentionGradient g = attend_gradient(q, k, v, y, lse, dy, seen(p, q.graph(), {}));
+  for (Tensor* d : {&g.k, &g.v})
+    *d = p.way == Way::gather ? scatter_sum_over(padded(*d, 1, p.padded_k), p.sequence, 1)
+                              : sum_over(*d, p.keys_summed_over());
+  return g;
+}
+
+// ---- keys in a ring
+
+/// Keys that have come `hop` devices on, their positions told where that matters.
+LocalAttention seen_on_hop(const Plan& p, Tensor hop) {
+  const bool pads = p.padded_k != p.lk;
+  if (!p.how.causal && !pads) return p.how;
+  Graph& g = hop.graph();
+  const auto n = static_cast<double>(p.parts);
+  Tensor from = rem(index_over(g, p.sequence) - hop + n, scalar_like(hop, n));
+  LocalAttention how = seen(p, g, from * static_cast<double>(p.padded_k / p.parts));
+  if (pads) how.keys = p.lk;
+  return how;
+}
+
+/// [B, H, L] beside [B, L, H, D].
+Tensor beside(Tensor rows) { return expand_dims(transpose(rows, {0, 2, 1}), -1); }
+
+Tensor passed_on(const Plan& p, Tensor x) { return collective_permute(x, p.sequence[0], 1); }
+
+AttentionResult ring(const Plan& p, Tensor q, Tensor k, Tensor v) {
+  const DType type = attention_sum_type(q.dtype());
+  Graph& g = q.graph();
+  Tensor none = full(g, -1e30, {type, {q.dim(0), q.dim(2), q.dim(1)}});
+  const auto out =
+      scan(p.parts, {k, v, full(g, 0, {type, q.dims()}), none}, [&](ScanStep& step, const std::vector<Tensor>& c) {
+        Tensor next_k = passed_on(p, c[0]), next_v = passed_on(p, c[1]);
+        const AttentionResult part = attend(step.body().capture(q), c[0], c[1], seen_on_hop(p, step.index()));
+        Tensor most = maximum(c[3], part.lse), old_weight = exp(c[3] - most), new_weight = exp(part.lse - most),
+               total = old_weight + new_weight;
+        Tensor y = (c[2] * beside(old_weight) + cast(part.y, type) * beside(new_weight)) / beside(total);
+        return ScanResult{{next_k, next_v, y, most + log(total)}, {}};
+      }).carry;
+  return {out[2], out[3]};
+}
+
+AttentionGradient ring_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy) {
+  const DType type = attention_sum_type(q.dtype());
+  Tensor none = full(q.graph(), 0, {type, q.dims()}), no_keys = full(q.graph(), 0, {type, k.dims()});
+  const auto out = scan(p.parts, {k, v, no_keys, no_keys, none}, [&](ScanStep& step, const std::vector<Tensor>& c) {
+                     Tensor next_k = passed_on(p, c[0]), next_v = passed_on(p, c[1]);
+                     auto here = [&](Tensor x) { return step.body().capture(x); };
+                     const AttentionGradient part = attend_gradient(here(q), c[0], c[1], here(y), here(lse), here(dy),
+                                                                    seen_on_hop(p, step.index()));
+                     return ScanResult{{next_k, next_v, passed_on(p, c[2] + cast(part.k, type)),
+                                        passed_on(p, c[3] + cast(part.v, type)), c[4] + cast(part.q, type)},
+                                       {}};
+                   }).carry;
+  return {out[4], out[2], out[3]};
+}
+
+// ---- sequences exchanged for heads
+
+/// [B, L/n, H, D] → [B, L, H/n, D], cut to the true length.
+Tensor whole_sequence(const Plan& p, Tensor x, int64_t length) {
+  return cut(all_to_all(x, p.sequence[0], 2, 1), 1, length);
+}
+Tensor whole_heads(const Plan& p, Tensor x, int64_t padded_length) {
+  return all_to_all(padded(x, 1, padded_length), p.sequence[0], 1, 2);
+}
+
+AttentionResult exchanged(const Plan& p, Tensor q, Tensor k, Tensor v) {
+  AttentionResult r = attend(whole_sequence(p, q, p.lq), whole_sequence(p, k, p.lk), whole_sequence(p, v, p.lk), p.how);
+  return {whole_heads(p, cast(r.y, q.dtype()), p.padded_q), r.lse};
+}
+
+AttentionGradient exchanged_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy) {
+  auto here = [&](Tensor x, int64_t length) { return whole_sequence(p, x, length); };
+  const AttentionGradient g =
+      attend_gradient(here(q, p.lq), here(k, p.lk), here(v, p.lk), here(y, p.lq), lse, here(dy, p.lq), p.how);
+  auto back = [&](Tensor x, int64_t length) { return whole_heads(p, cast(x, q.dtype()), length); };
+  return {back(g.q, p.padded_q), back(g.k, p.padded_k), back(g.v, p.padded_k)};
+}
+
+}  // namespace
+
+const char* mesh_attention_refuses(Tensor q, const AttentionOptions& options) {
+  const GraphOptions& g = q.graph().options();
+  if (g.one_device()) return "there is one device";
+  if (!g.resolve || options.axes.batch.empty()) return "the model does not say how attention lies on the mesh";
+  return options.bias ? "there is a bias" : nullptr;
+}
+
+Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, KeysTravel travel, bool blocks) {
+  const Plan p = plan_for(q, k, options, travel, blocks);
+  const DType type = q.dtype();
+  auto forward = [p, type](const std::vector<Tensor>& in) {
+    return manual_computation(in, {p.q, p.kv, p.kv}, {p.q, p.lse}, p.all, [&](const std::vector<Tensor>& x) {
+      const AttentionResult r = p.way == Way::ring       ? ring(p, x[0], x[1], x[2])
+                                : p.way == Way::exchange ? exchanged(p, x[0], x[1], x[2])
+                                                         : gathered(p, x[0], x[1], x[2]);
+      return std::vector<Tensor>{cast(r.y, type), r.lse};
+    });
+  };
+  auto gradient = [p, type](const std::vector<Tensor>& in, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
+    return manual_computation({in[0], in[1], in[2], out[0], out[1], dys[0]}, {p.q, p.kv, p.kv, p.q, p.lse, p.q},
+                              {p.q, p.kv, p.kv}, p.all, [&](const std::vector<Tensor>& x) {
+                                const AttentionGradient g =
+                                    p.way == Way::ring       ? ring_gradient(p, x[0], x[1], x[2], x[3], x[4], x[5])
+                                    : p.way == Way::exchange ? exchanged_gradient(p, x[0], x[1], x[2], x[3], x[4], x[5])
+                                                             : gathered_gradient(p, x[0], x[1], x[2], x[3], x[4], x[5]);
+                                return std::vector<Tensor>{cast(g.q, type), cast(g.k, type), cast(g.v, type)};
+                              });
+  };
+  const std::vector<Tensor> in = {padded(q, 1, p.padded_q), padded(k, 1, p.padded_k), padded(v, 1, p.padded_k)};
+  return cut(custom_vjp(in, forward, gradient)[0], 1, p.lq);
+}
+
+}  // namespace md

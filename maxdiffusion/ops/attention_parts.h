@@ -1,0 +1,41 @@
+// Attention as two functions, the result and its gradient, which share no more than the result and the logarithms of
+// the sums of exponentials. What goes over several devices is put together of them (attention_mesh.h), part by part.
+// Sources: Dao et al. 2022 (FlashAttention), algorithms 1 and 2; Liu et al. 2023 (ring attention).
+#pragma once
+
+#include "maxdiffusion/graph/graph.h"
+#include "maxdiffusion/ops/dot.h"
+
+namespace md {
+
+/// q [B, Lq, H, D], k and v [B, Lk, H, D] of one device.
+struct LocalAttention {
+  double scale = 1;
+  Precision precision = Precision::default_;
+  /// Keeps no logits: head by head and block of queries by block. False: all logits at once.
+  bool blocks = true;
+  bool causal = false;
+  /// Positions of the first query and the first key among all, s32; absent: 0.
+  Tensor first_query = {}, first_key = {};
+  /// Keys at this position and behind it are padding; -1: none.
+  int64_t keys = -1;
+};
+
+struct AttentionResult {
+  Tensor y;    // like q; f32 (f64 of f64) where it was summed in it
+  Tensor lse;  // f32 (f64) [B, H, Lq]: logarithm of each row's sum of exponentials
+};
+/// A query that sees no key gets a finite y, and an lse so small that the part counts nothing in a sum of parts.
+AttentionResult attend(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
+
+/// Gradients of q, k and v, in f32 (f64) or like q, from this part of the keys: y and lse are those of all keys.
+struct AttentionGradient {
+  Tensor q, k, v;
+};
+AttentionGradient attend_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
+                                  const LocalAttention& how);
+
+/// f32, or f64 of f64: what sums are made in.
+DType attention_sum_type(DType type);
+
+}  // namespace md

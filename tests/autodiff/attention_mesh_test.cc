@@ -1,0 +1,192 @@
+// Attention on meshes of eight virtual devices gives the results and gradients of one device, however keys travel.
+
+#include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/mesh/axis_rules.h"
+#include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/ops/attention.h"
+#include "tests/autodiff/judge.h"
+
+namespace md {
+namespace {
+
+using namespace judge;  // NOLINT
+
+struct Case {
+  const char* name;
+  int64_t queries, keys;
+  bool causal;
+};
+constexpr Case kCases[] = {
+    {"self", 16, 16, false}, {"odd self", 13, 13, false}, {"odd causal", 13, 13, true}, {"cross", 16, 5, false}};
+constexpr const char* kKernels[] = {"dot_product", "flash", "ring", "ulysses", "ulysses_ring"};
+
+AttentionOptions options(const char* kernel, bool causal = false) {
+  return {.kernel = kernel,
+          .flash_min_seq_length = 0,
+          .causal = causal,
+          .axes = {.batch = axis::kBatch,
+                   .length = axis::kLength,
+                   .kv_length = axis::kKvLength,
+                   .heads = axis::kHeadsAct,
+                   .head_dim = axis::kKv}};
+}
+
+/// For each case and kernel: y and the gradients of a function of y by q, k and v. Inputs of a case lie in 0, 1, 2.
+Traced attentions(DType type, const std::vector<const char*>& kernels, int64_t heads) {
+  std::vector<Shape> shapes;
+  for (const Case& c : kCases)
+    for (int64_t length : {c.queries, c.keys, c.keys}) shapes.push_back({type, {4, length, heads, 6}});
+  return {shapes, [kernels](Graph&, const std::vector<Tensor>& x) {
+            std::vector<Tensor> out;
+            for (size_t i = 0; i < std::size(kCases); ++i)
+              for (const char* kernel : kernels) {
+                const std::vector<Tensor> in(x.begin() + static_cast<int64_t>(3 * i),
+                                             x.begin() + static_cast<int64_t>(3 * i) + 3);
+                Tensor y = attention(in[0], in[1], in[2], options(kernel, kCases[i].causal));
+                out.push_back(y);
+                for (Tensor d : grad(sum(square(y) + sin(y)), in)) out.push_back(d);
+              }
+            return out;
+          }};
+}
+
+const CompileConfig kQuick{.jax_cache_dir = "off", .xla_flags = "--xla_backend_optimization_level=0"};
+
+std::vector<HostArray> run_on(const Devices& d, const Traced& traced) {
+  const AxisRules rules = AxisRules::defaults();
+  Graph g(d.graph_options(&rules));
+  traced.trace(g);
+  const Program program = compile(d, g, kQuick, "attention");
+  std::vector<Array> arrays;
+  std::vector<Array*> pointers;
+  for (const HostArray& a : traced.inputs()) arrays.push_back(d.put(a, program.input_sharding(arrays.size())));
+  for (Array& a : arrays) pointers.push_back(&a);
+  std::vector<HostArray> out;
+  for (Array& a : program.run(pointers)) out.push_back(d.get(a));
+  return out;
+}
+
+struct MeshSizes {
+  const char* name;
+  int64_t data, fsdp, context, tensor;
+};
+void PrintTo(const MeshSizes& m, std::ostream* os) { *os << m.name; }
+
+Devices open(const MeshSizes& m) {
+  return Devices::open("cpu", m.data * m.fsdp * m.context * m.tensor,
+                       {.ici_data_parallelism = m.data,
+                        .ici_fsdp_parallelism = m.fsdp,
+                        .ici_context_parallelism = m.context,
+                        .ici_tensor_parallelism = m.tensor});
+}
+
+void expect_as_one_device(const Devices& devices, DType type, double tolerance) {
+  constexpr int64_t kHeads = 8;
+  const std::vector<const char*> kernels(std::begin(kKernels), std::end(kKernels));
+  const auto expected = run_on(one_device(), attentions(type, {"dot_product"}, kHeads));
+  const auto out = run_on(devices, attentions(type, kernels, kHeads));
+  ASSERT_EQ(out.size(), expected.size() * kernels.size());
+  const char* what[] = {"y", "dq", "dk", "dv"};
+  for (size_t i = 0; i < out.size(); ++i) {
+    const size_t c = i / 4 / kernels.size(), kernel = i / 4 % kernels.size();
+    expect_close(out[i].to_doubles(), expected[4 * c + i % 4].to_doubles(), tolerance,
+                 fmt::format("{} of {}, {}", what[i % 4], kCases[c].name, kernels[kernel]));
+  }
+}
+
+class AttentionMesh : public testing::TestWithParam<MeshSizes> {};
+INSTANTIATE_TEST_SUITE_P(EightDevices, AttentionMesh,
+                         testing::Values(MeshSizes{"Data2Context4", 2, 1, 4, 1},
+                                         MeshSizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2}),
+                         [](const auto& m) { return m.param.name; });
+
+TEST_P(AttentionMesh, GivesResultsAndGradientsOfOneDevice) {
+  expect_as_one_device(open(GetParam()), DType::f64, 1e-11);
+}
+
+TEST(AttentionMesh, UsesTheCpuKernelOnEachDevice) {
+  const Devices devices = open({"", 1, 1, 4, 2});
+  expect_as_one_device(devices, DType::f32,
+                       1e-4);  // gradients of these waves are differences of numbers 1000 times theirs
+  const AxisRules rules = AxisRules::defaults();
+  Graph g(devices.graph_options(&rules));
+  attentions(DType::f32, {"ring"}, 8).trace(g);
+  // The cross attention and the self attention that divides; positions are told to the others.
+  EXPECT_EQ(count(to_stablehlo(g), std::string("@") + kAttentionKernel + "\""), 0);
+  EXPECT_EQ(count(to_stablehlo(g), std::string("\"") + kAttentionKernel + "\""), 2);
+  EXPECT_EQ(count(to_stablehlo(g), std::string("\"") + kAttentionGradKernel + "\""), 2);
+}
+
+/// The compiler's text before it is partitioned, of self attention and its gradient.
+std::string text_of(const char* kernel) {
+  const AxisRules rules = AxisRules::defaults();
+  Graph g(open({"", 1, 1, 4, 2}).graph_options(&rules));
+  with_gradients({f64({1, 16, 8, 6}), f64({1, 16, 8, 6}), f64({1, 16, 8, 6})}, [&](Graph&,
+                                                                                   const std::vector<Tensor>& x) {
+    return sum(attention(x[0], x[1], x[2], options(kernel)));
+  }).trace(g);
+  return to_stablehlo(g);
+}
+
+TEST(AttentionMesh, KeysTravelAsTheKernelsNameSays) {
+  struct Collectives {
+    const char* kernel;
+    int gathered, scattered, passed, exchanged;
+  };
+  // Gathered: k and v, again on the way back. Passed on: k, v; on the way back also dk, dv. Exchanged: q, k, v, y; on
+  // the way back q, k, v, y, dy, and dq, dk, dv.
+  for (const Collectives& c : {Collectives{"flash", 4, 2, 0, 0},
+                               {"ring", 0, 0, 6, 0},
+                               {"ulysses", 0, 0, 0, 12},
+                               {"tokamax_ring_custom", 0, 0, 6, 0},
+                               {"ulysses_ring", 0, 0, 0, 12}}) {
+    const std::string text = text_of(c.kernel);
+    EXPECT_EQ(count(text, "\"stablehlo.all_gather\""), c.gathered) << c.kernel;
+    EXPECT_EQ(count(text, "\"stablehlo.reduce_scatter\""), c.scattered) << c.kernel;
+    EXPECT_EQ(count(text, "\"stablehlo.collective_permute\""), c.passed) << c.kernel;
+    EXPECT_EQ(count(text, "\"stablehlo.all_to_all\""), c.exchanged) << c.kernel;
+  }
+}
+
+TEST(AttentionMesh, MemoryGrowsWithTheLengthAndNotItsSquare) {
+  const Devices devices = open({"", 1, 1, 2, 1});
+  auto temporary = [&](const char* kernel, int64_t length) {
+    const AxisRules rules = AxisRules::defaults();
+    Graph g(devices.graph_options(&rules));
+    const Shape shape = f64({1, length, 2, 16});
+    with_gradients({shape, shape, shape}, [&](Graph&, const std::vector<Tensor>& x) {
+      return sum(square(attention(x[0], x[1], x[2], options(kernel))));
+    }).trace(g);
+    return static_cast<double>(compile(devices, g, kQuick, "attention").memory()->temporary);
+  };
+  for (const char* kernel : {"flash", "ring", "ulysses"})
+    EXPECT_LT(temporary(kernel, 4096), 2.2 * temporary(kernel, 2048)) << kernel;
+}
+
+TEST(AttentionMesh, HeadsThatDoNotDivideAreRefusedWithNumbers) {
+  auto refusal = [](const MeshSizes& m, const char* kernel) {
+    const AxisRules rules = AxisRules::defaults();
+    Graph g(open(m).graph_options(&rules));
+    Tensor q = g.input("q", f64({4, 16, 3, 6}));
+    try {
+      PathScope path(g, "blocks.0.attn1");
+      attention(q, q, q, options(kernel));
+    } catch (const Error& e) {
+      EXPECT_TRUE(e.code() == Code::invalid_config) << e.what();
+      return std::string(e.what());
+    }
+    return std::string("none");
+  };
+  const std::string tensor = refusal({"", 4, 1, 1, 2}, "flash");
+  EXPECT_NE(
+      tensor.find(
+          "3 heads do not divide among the 2 devices of the mesh axis tensor, at blocks.0.attn1; 1, 3 can share them"),
+      std::string::npos)
+      << tensor;
+  const std::string ulysses = refusal({"", 4, 1, 2, 1}, "ulysses");
+  EXPECT_NE(ulysses.find("got heads=3 and context_shards=2"), std::string::npos) << ulysses;
+  EXPECT_EQ(refusal({"", 4, 1, 2, 1}, "ulysses_ring"), "none");
+}
+
+}  // namespace
+}  // namespace md
