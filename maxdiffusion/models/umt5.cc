@@ -7,8 +7,8 @@
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/config_reader.h"
+#include "maxdiffusion/nn/attention.h"
 #include "maxdiffusion/nn/layers.h"
-#include "maxdiffusion/ops/attention.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/gather.h"
 #include "maxdiffusion/ops/shape.h"
@@ -47,17 +47,14 @@ Tensor self_attention(const Scope& s, Tensor x, const Umt5Config& c, Tensor buck
   Tensor table = (s / "relative_attention_bias")
                      .param("weight", {c.relative_attention_num_buckets, c.num_heads}, {"", ""}, spread(c.d_model));
   Tensor bias = transpose(take(cast(table, DType::f32), buckets), {2, 0, 1});  // [heads, L, L]
-  Tensor y = attention(q, k, v,
-                       {.kernel = s.options().attention,
-                        .flash_min_seq_length = s.options().flash_min_seq_length,
-                        .scale = 1,
-                        .bias = expand_dims(bias, 0) + masked,
-                        .precision = s.options().precision,
-                        .axes = {.batch = axis::kBatch,
-                                 .length = axis::kLength,
-                                 .kv_length = axis::kKvLength,
-                                 .heads = axis::kHeadsAct,
-                                 .head_dim = axis::kKv}});
+  AttentionOptions how = nn::attention_options(s, {.batch = axis::kBatch,
+                                                   .length = axis::kLength,
+                                                   .kv_length = axis::kKvLength,
+                                                   .heads = axis::kHeadsAct,
+                                                   .head_dim = axis::kKv});
+  how.scale = 1;
+  how.bias = expand_dims(bias, 0) + masked;
+  Tensor y = attention(q, k, v, how);
   return nn::linear(
       s / "o", constrain(reshape(y, {x.dim(0), x.dim(1), inner})),
       {.out = c.d_model, .bias = false, .in_axis = axis::kHeads, .out_axis = axis::kEmbed, .init = spread(inner)});

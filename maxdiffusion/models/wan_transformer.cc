@@ -6,8 +6,8 @@
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/config_reader.h"
+#include "maxdiffusion/nn/attention.h"
 #include "maxdiffusion/nn/layers.h"
-#include "maxdiffusion/ops/attention.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/ops/sharding.h"
@@ -193,11 +193,7 @@ Tensor in_heads(const Config& c, Tensor x) {
 
 /// q: [B, S, N, d]   k, v: [B, L, N, d] → [B, S, D].
 Tensor attend(const Scope& s, Tensor q, Tensor k, Tensor v, const AttentionAxes& axes) {
-  Tensor y = attention(q, k, v,
-                       {.kernel = s.options().attention,
-                        .flash_min_seq_length = s.options().flash_min_seq_length,
-                        .precision = s.options().precision,
-                        .axes = axes});
+  Tensor y = attention(q, k, v, nn::attention_options(s, axes));
   return shard(reshape(y, {q.dim(0), q.dim(1), q.dim(2) * q.dim(3)}), {axis::kBatch, axis::kLength, axis::kHeadsAct});
 }
 

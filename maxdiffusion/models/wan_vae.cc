@@ -7,8 +7,8 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/models/config_reader.h"
+#include "maxdiffusion/nn/attention.h"
 #include "maxdiffusion/nn/causal.h"
-#include "maxdiffusion/ops/attention.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
@@ -56,10 +56,7 @@ Tensor attend(const Scope& s, Tensor x) {
            Tensor qkv = nn::conv2d(s / "to_qkv", nn::unit_norm(s / "norm", frame, 2),
                                    {.out = 3 * c, .kernel = 1, .padding = 0, .in_axis = "", .out_axis = ""});
            const std::vector<Tensor> parts = split(reshape(qkv, {n, length, 1, 3 * c}), 3, -1);
-           Tensor y = attention(parts[0], parts[1], parts[2],
-                                {.kernel = s.options().attention,
-                                 .flash_min_seq_length = s.options().flash_min_seq_length,
-                                 .precision = s.options().precision});
+           Tensor y = attention(parts[0], parts[1], parts[2], nn::attention_options(s));
            return nn::conv2d(s / "proj", reshape(y, frame.dims()),
                              {.out = c, .kernel = 1, .padding = 0, .in_axis = "", .out_axis = ""});
          });

@@ -2,12 +2,20 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/mesh/logical_axes.h"
-#include "maxdiffusion/ops/attention.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/ops/sharding.h"
 
 namespace md::nn {
+
+AttentionOptions attention_options(const Scope& s, AttentionAxes axes) {
+  const ScopeOptions& o = s.options();
+  return {.kernel = o.attention,
+          .flash_min_seq_length = o.flash_min_seq_length,
+          .blocks = o.attention_blocks,
+          .precision = o.precision,
+          .axes = std::move(axes)};
+}
 
 Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const MultiHeadOptions& o) {
   auto path = s.path_scope();
@@ -23,16 +31,13 @@ Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const Mult
   };
   Tensor q = project("to_q", x), k = project("to_k", context), v = project("to_v", context);
   if (o.upcast) q = cast(q, DType::f32), k = cast(k, DType::f32), v = cast(v, DType::f32);
-  AttentionOptions how{.kernel = s.options().attention,
-                       .flash_min_seq_length = s.options().flash_min_seq_length,
-                       .precision = s.options().precision};
-  if (o.annotated)
-    how.axes = {.batch = axis::kBatch,
-                .length = axis::kLength,
-                .kv_length = axis::kKvLength,
-                .heads = axis::kHeadsAct,
-                .head_dim = axis::kKv};
-  Tensor y = cast(attention(q, k, v, how), x.dtype());
+  const AttentionAxes axes = o.annotated ? AttentionAxes{.batch = axis::kBatch,
+                                                         .length = axis::kLength,
+                                                         .kv_length = axis::kKvLength,
+                                                         .heads = axis::kHeadsAct,
+                                                         .head_dim = axis::kKv}
+                                         : AttentionAxes{};
+  Tensor y = cast(attention(q, k, v, attention_options(s, axes)), x.dtype());
   y = constrain(reshape(y, x.dims()));
   return linear(s / "to_out.0", y, {.out = width, .in_axis = heads, .out_axis = embed});
 }

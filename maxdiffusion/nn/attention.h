@@ -2,8 +2,12 @@
 #pragma once
 
 #include "maxdiffusion/nn/layers.h"
+#include "maxdiffusion/ops/attention.h"
 
 namespace md::nn {
+
+/// As the scope's options say; `axes`: how the operands lie on a mesh.
+AttentionOptions attention_options(const Scope& s, AttentionAxes axes = {});
 
 struct MultiHeadOptions {
   int64_t heads = 1;

@@ -3,9 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "maxdiffusion/autodiff/checkpoint.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/ops/attention.h"
 
 namespace md {
@@ -27,6 +29,38 @@ std::vector<std::string> kept_names(const LayerKeys& k) {
   return all;
 }
 
+/// The sizes that blocks here have. The others are of tiles inside MaxDiffusion's TPU kernels.
+AttentionBlocks attention_blocks(const std::map<std::string, std::string>& sizes) {
+  constexpr std::string_view kTiles[] = {"block_kv_compute", "block_kv_compute_in", "block_kv_dkv_compute",
+                                         "block_q_dq",       "block_kv_dq",         "use_fused_bwd_kernel",
+                                         "heads_per_tile",   "vmem_limit_bytes"};
+  AttentionBlocks blocks;
+  const std::map<std::string_view, int64_t*> ours = {{"block_q", &blocks.queries},
+                                                     {"block_kv", &blocks.keys},
+                                                     {"block_q_dkv", &blocks.gradient_queries},
+                                                     {"block_kv_dkv", &blocks.gradient_keys}};
+  std::vector<std::string_view> names, tiles;
+  for (const auto& [name, target] : ours) names.push_back(name);
+  names.insert(names.end(), std::begin(kTiles), std::end(kTiles));
+  for (const auto& [name, text] : sizes) {
+    check(std::ranges::find(names, name) != names.end(), Code::invalid_config,
+          "flash_block_sizes: '{}' is not one of: {}", name, fmt::join(names, ", "));
+    const auto found = ours.find(name);
+    if (found == ours.end()) {
+      tiles.push_back(name);
+      continue;
+    }
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *found->second);
+    check(error == std::errc() && end == text.data() + text.size() && *found->second > 0, Code::invalid_config,
+          "flash_block_sizes: {} is '{}'; expected a whole number above 0", name, text);
+  }
+  if (!tiles.empty())
+    log_info(
+        "flash_block_sizes: {} have no effect: blocks have no tiles inside; CPU kernels choose all sizes themselves",
+        fmt::join(tiles, ", "));
+  return blocks;
+}
+
 }  // namespace
 
 ScopeOptions scope_options(const LayerKeys& k) {
@@ -34,6 +68,7 @@ ScopeOptions scope_options(const LayerKeys& k) {
                  .activations = parse_dtype(k.activations_dtype),
                  .attention = k.attention,
                  .flash_min_seq_length = k.flash_min_seq_length,
+                 .attention_blocks = attention_blocks(k.flash_block_sizes),
                  .remat = k.remat_policy,
                  .remat_names = kept_names(k),
                  .scan_layers = k.scan_layers};

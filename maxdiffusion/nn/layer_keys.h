@@ -1,6 +1,7 @@
 // Keys of how layers store and compute.
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "maxdiffusion/nn/scope.h"
@@ -13,6 +14,7 @@ struct LayerKeys {
   std::vector<std::string> names_which_can_be_saved, names_which_can_be_offloaded;
   bool scan_layers = false;
   int64_t flash_min_seq_length = 256;
+  std::map<std::string, std::string> flash_block_sizes;
   template <class V>
   void visit(V&& v) {
     v("weights_dtype", weights_dtype, "dtype parameters are stored in");
@@ -27,6 +29,8 @@ struct LayerKeys {
       "further values that remat_policy CUSTOM keeps; nothing is moved to the host");
     v("scan_layers", scan_layers, "repeated blocks as one loop over stacked parameters");
     v("flash_min_seq_length", flash_min_seq_length, "below this length flash attention falls back to dot_product");
+    v("flash_block_sizes", flash_block_sizes,
+      "sizes of blocks of flash attention, as {block_q: 1024, block_kv: 2048, block_q_dkv: 512, block_kv_dkv: 512}");
   }
 };
 

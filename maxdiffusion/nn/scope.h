@@ -9,7 +9,7 @@
 
 #include "maxdiffusion/graph/graph.h"
 #include "maxdiffusion/nn/param.h"
-#include "maxdiffusion/ops/dot.h"
+#include "maxdiffusion/ops/attention_parts.h"
 
 namespace md {
 
@@ -19,6 +19,7 @@ struct ScopeOptions {
   Precision precision = Precision::default_;
   std::string attention = "dot_product";
   int64_t flash_min_seq_length = 256;
+  AttentionBlocks attention_blocks = {};
   std::string remat = "NONE";
   std::vector<std::string> remat_names = {};  // what remat CUSTOM keeps
   bool scan_layers = false;                   // repeated blocks as one loop over stacked parameters

@@ -93,7 +93,9 @@ struct AttentionCall {
   const KernelName& asked;
 
   bool is_long() const { return std::min(q.dim(1), k.dim(1)) >= options.flash_min_seq_length; }
-  LocalAttention how() const { return {options.scale, options.precision, true, options.causal, {}, {}, -1}; }
+  LocalAttention how() const {
+    return {.scale = options.scale, .precision = options.precision, .blocks = options.blocks, .causal = options.causal};
+  }
 };
 using AttentionRow = KernelRow<AttentionCall, Tensor>;
 

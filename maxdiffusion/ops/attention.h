@@ -5,7 +5,7 @@
 #include <string>
 
 #include "maxdiffusion/graph/graph.h"
-#include "maxdiffusion/ops/dot.h"
+#include "maxdiffusion/ops/attention_parts.h"
 
 namespace md {
 
@@ -18,6 +18,7 @@ struct AttentionAxes {
 struct AttentionOptions {
   std::string kernel = "dot_product";  // key `attention`; throws invalid_config with the known names
   int64_t flash_min_seq_length = 256;  // "flash" is "dot_product" where q or k is shorter
+  AttentionBlocks blocks = {};         // where there are blocks; the CPU kernel chooses its own
   double scale = 0;                    // 0: 1/sqrt(D)
   bool causal = false;
   Tensor bias = {};  // added to the logits, broadcast to [B, H, Lq, Lk]

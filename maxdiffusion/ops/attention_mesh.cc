@@ -98,7 +98,7 @@ Way way_for(const Plan& p, KeysTravel travel, int64_t heads, int64_t heads_here)
   return Way::exchange;
 }
 
-Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, KeysTravel travel, bool blocks) {
+Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, KeysTravel travel, bool in_blocks) {
   const GraphOptions& g = q.graph().options();
   const int64_t devices = g.devices(), heads = q.dim(2);
   Plan p;
@@ -125,7 +125,7 @@ Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, KeysTravel travel, 
     p.lse[1].insert(p.lse[1].end(), p.sequence.begin(), p.sequence.end());
     p.lse[2].clear();
   }
-  p.how = {.scale = o.scale, .precision = o.precision, .blocks = blocks, .causal = o.causal};
+  p.how = {.scale = o.scale, .precision = o.precision, .in_blocks = in_blocks, .blocks = o.blocks, .causal = o.causal};
   return p;
 }
 
@@ -183,10 +183,8 @@ AttentionResult ring(const Plan& p, Tensor q, Tensor k, Tensor v) {
       scan(p.parts, {k, v, full(g, 0, {type, q.dims()}), none}, [&](ScanStep& step, const std::vector<Tensor>& c) {
         Tensor next_k = passed_on(p, c[0]), next_v = passed_on(p, c[1]);
         const AttentionResult part = attend(step.body().capture(q), c[0], c[1], seen_on_hop(p, step.index()));
-        Tensor most = maximum(c[3], part.lse), old_weight = exp(c[3] - most), new_weight = exp(part.lse - most),
-               total = old_weight + new_weight;
-        Tensor y = (c[2] * beside(old_weight) + cast(part.y, type) * beside(new_weight)) / beside(total);
-        return ScanResult{{next_k, next_v, y, most + log(total)}, {}};
+        const AttentionResult sum = sum_of_parts({c[2], c[3]}, part, beside);
+        return ScanResult{{next_k, next_v, sum.y, sum.lse}, {}};
       }).carry;
   return {out[2], out[3]};
 }
@@ -238,8 +236,9 @@ const char* mesh_attention_refuses(Tensor q, const AttentionOptions& options) {
   return options.bias ? "there is a bias" : nullptr;
 }
 
-Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, KeysTravel travel, bool blocks) {
-  const Plan p = plan_for(q, k, options, travel, blocks);
+Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, KeysTravel travel,
+                      bool in_blocks) {
+  const Plan p = plan_for(q, k, options, travel, in_blocks);
   const DType type = q.dtype();
   auto forward = [p, type](const std::vector<Tensor>& in) {
     return manual_computation(in, {p.q, p.kv, p.kv}, {p.q, p.lse}, p.all, [&](const std::vector<Tensor>& x) {

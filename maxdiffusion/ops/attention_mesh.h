@@ -18,8 +18,8 @@ enum class KeysTravel {
 const char* mesh_attention_refuses(Tensor q, const AttentionOptions& options);
 
 /// Lengths that do not divide are padded; padded keys count nothing. Keys whose length is another than that of the
-/// queries are whole along the sequence's axes. `blocks`: keep no logits. Throws invalid_config, with the numbers,
+/// queries are whole along the sequence's axes. `in_blocks`: keep no logits. Throws invalid_config, with the numbers,
 /// where heads do not divide among the devices that share them.
-Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, KeysTravel travel, bool blocks);
+Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, KeysTravel travel, bool in_blocks);
 
 }  // namespace md

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/custom_call.h"
@@ -92,35 +94,53 @@ AttentionGradient whole_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor 
 
 // ---- head by head and block by block
 
-/// How the queries of a head are cut into blocks of at most 1024; the last one may end in zeros.
+/// An axis of lengths cut into blocks of equal size, which may end in zeros.
 struct Blocks {
-  int64_t batch, heads, length, count, size;
+  int64_t length, count, size;
 
-  explicit Blocks(Tensor q)
-      : batch(q.dim(0)),
-        heads(q.dim(2)),
-        length(q.dim(1)),
-        count((length + 1023) / 1024),
-        size((length + count - 1) / count) {}
   /// [B, L, H, D] → [B·H, count, size, D].
-  Tensor cut(Tensor x) const { return reshape(padded(heads_first(x), 2), {batch * heads, count, size, x.dim(3)}); }
-  Tensor joined(Tensor x) const {
+  Tensor cut(Tensor x) const { return reshape(padded(heads_first(x)), {x.dim(0) * x.dim(2), count, size, x.dim(3)}); }
+  /// [B, H, L] → [B·H, count, size].
+  Tensor cut_rows(Tensor x) const { return reshape(padded(x), {x.dim(0) * x.dim(1), count, size}); }
+  /// [B·H, count, size, D] → [B, L, H, D].
+  Tensor joined(Tensor x, int64_t batch) const {
+    const int64_t heads = x.dim(0) / batch;
     return heads_first(slice_axis(reshape(x, {batch, heads, count * size, x.dim(-1)}), 2, 0, length));
   }
-  /// [B, H, L] → [B·H, count, size].
-  Tensor cut_rows(Tensor x) const { return reshape(padded(x, 2), {batch * heads, count, size}); }
-  Tensor joined_rows(Tensor x) const { return slice_axis(reshape(x, {batch, heads, count * size}), 2, 0, length); }
-  /// [B, L, H, D] → [B·H, L, D].
-  Tensor per_head(Tensor x) const { return reshape(heads_first(x), {batch * heads, x.dim(1), x.dim(3)}); }
-  Tensor from_heads(Tensor x) const { return heads_first(reshape(x, {batch, heads, x.dim(1), x.dim(2)})); }
+  /// [B·H, count, size] → [B, H, L].
+  Tensor joined_rows(Tensor x, int64_t batch) const {
+    return slice_axis(reshape(x, {batch, x.dim(0) / batch, count * size}), 2, 0, length);
+  }
+  /// Position of the first of the step's block.
+  Tensor first(ScanStep& step) const { return step.index() * static_cast<double>(size); }
 
  private:
-  Tensor padded(Tensor x, size_t axis) const {
+  Tensor padded(Tensor x) const {  // axis 2
     Dims low(x.dims().size(), 0), high = low;
-    high[axis] = count * size - length;
-    return high[axis] == 0 ? x : pad(x, 0, low, high);
+    high[2] = count * size - length;
+    return high[2] == 0 ? x : pad(x, 0, low, high);
   }
 };
+constexpr int64_t kQueries = 1024;  // of a block, where nobody says
+
+/// The first size that is given; 0: none.
+int64_t first_set(std::initializer_list<int64_t> sizes) {
+  for (int64_t size : sizes)
+    if (size > 0) return size;
+  return 0;
+}
+
+/// As few blocks of queries as there can be.
+Blocks blocks_of_queries(int64_t length, int64_t most) {
+  const int64_t count = (length + most - 1) / most;
+  return {length, count, (length + count - 1) / count};
+}
+/// Blocks of keys have no zeros, which would have to be masked: their size divides the length.
+Blocks blocks_of_keys(int64_t length, int64_t most) {
+  int64_t size = most > 0 ? std::min(most, length) : length;
+  while (length % size != 0) --size;
+  return {length, length / size, size};
+}
 
 /// The stacked results of a loop that carries nothing. (A scan needs a carry.)
 std::vector<Tensor> each(int64_t n, Tensor like, const std::function<std::vector<Tensor>(ScanStep&)>& body) {
@@ -131,40 +151,68 @@ std::vector<Tensor> each(int64_t n, Tensor like, const std::function<std::vector
       .stacked;
 }
 
-Tensor first_of_block(ScanStep& step, const Blocks& blocks) { return step.index() * static_cast<double>(blocks.size); }
+/// `how` for the step's block of keys.
+LocalAttention for_keys(const LocalAttention& how, const Blocks& keys, ScanStep& step) {
+  LocalAttention block = how;
+  if (keys.count == 1 || (!how.causal && how.keys < 0)) return block;
+  block.first_key = how.first_key ? keys.first(step) + how.first_key : keys.first(step);
+  return block;
+}
 
 AttentionResult in_blocks(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
-  const Blocks blocks(q);
-  Tensor queries = blocks.cut(q), keys = blocks.per_head(k), values = blocks.per_head(v);
-  const std::vector<Tensor> out = each(blocks.batch * blocks.heads, q, [&](ScanStep& head) {
-    Tensor of_head = head.slice(queries), kh = head.slice(keys), vh = head.slice(values);
-    return each(blocks.count, of_head, [&](ScanStep& step) {
-      const AttentionResult r = composed(step.slice(of_head), kh, vh, first_of_block(step, blocks), how);
-      return std::vector<Tensor>{r.y, r.lse};
+  const int64_t batch = q.dim(0);
+  const DType type = attention_sum_type(q.dtype());
+  const Blocks rows = blocks_of_queries(q.dim(1), first_set({how.blocks.queries, kQueries})),
+               cols = blocks_of_keys(k.dim(1), how.blocks.keys);
+  Tensor queries = rows.cut(q), keys = cols.cut(k), values = cols.cut(v);
+  const std::vector<Tensor> out = each(queries.dim(0), q, [&](ScanStep& head) {
+    Tensor qh = head.slice(queries), kh = head.slice(keys), vh = head.slice(values);
+    return each(rows.count, qh, [&](ScanStep& row) {
+      Tensor block = row.slice(qh), first = rows.first(row);
+      Tensor y = full(block.graph(), 0, {type, block.dims()}), none = full(block.graph(), -1e30, {type, {rows.size}});
+      return scan(cols.count, {y, none},
+                  [&](ScanStep& col, const std::vector<Tensor>& sums) {
+                    const AttentionResult part = composed(col.body().capture(block), col.slice(kh), col.slice(vh),
+                                                          first, for_keys(how, cols, col));
+                    if (cols.count == 1) return ScanResult{{part.y, part.lse}, {}};
+                    const AttentionResult sum =
+                        sum_of_parts({sums[0], sums[1]}, part, [](Tensor lse) { return expand_dims(lse, -1); });
+                    return ScanResult{{sum.y, sum.lse}, {}};
+                  })
+          .carry;
     });
   });
-  return {blocks.joined(out[0]), blocks.joined_rows(out[1])};
+  return {rows.joined(out[0], batch), rows.joined_rows(out[1], batch)};
 }
 
 AttentionGradient in_blocks_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
                                      const LocalAttention& how) {
-  const Blocks blocks(q);
+  const int64_t batch = q.dim(0);
+  const AttentionBlocks& most = how.blocks;
+  const Blocks rows = blocks_of_queries(q.dim(1), first_set({most.gradient_queries, most.queries, kQueries})),
+               cols = blocks_of_keys(k.dim(1), first_set({most.gradient_keys, most.keys}));
   const DType type = attention_sum_type(q.dtype());
-  Tensor queries = blocks.cut(q), slopes = blocks.cut(dy), totals = blocks.cut_rows(lse),
-         sums = blocks.cut_rows(transpose(row_sums(y, dy), {0, 2, 1})), keys = blocks.per_head(k),
-         values = blocks.per_head(v);
-  const std::vector<Tensor> out = each(blocks.batch * blocks.heads, q, [&](ScanStep& head) {
+  Tensor queries = rows.cut(q), slopes = rows.cut(dy), totals = rows.cut_rows(lse),
+         sums = rows.cut_rows(transpose(row_sums(y, dy), {0, 2, 1})), keys = cols.cut(k), values = cols.cut(v);
+  const std::vector<Tensor> out = each(queries.dim(0), q, [&](ScanStep& head) {
     Tensor qh = head.slice(queries), dh = head.slice(slopes), lh = head.slice(totals), sh = head.slice(sums),
            kh = head.slice(keys), vh = head.slice(values);
-    Tensor none = full(kh.graph(), 0, {type, kh.dims()});
-    ScanResult r = scan(blocks.count, {none, none}, [&](ScanStep& step, const std::vector<Tensor>& carry) {
-      const AttentionGradient g = composed_gradient(step.slice(qh), kh, vh, step.slice(lh), step.slice(dh),
-                                                    step.slice(sh), first_of_block(step, blocks), how);
-      return ScanResult{{carry[0] + g.k, carry[1] + g.v}, {g.q}};
-    });
-    return std::vector<Tensor>{r.stacked[0], r.carry[0], r.carry[1]};
+    // A block of keys meets all queries, whose gradients add up over the blocks.
+    const ScanResult of_head =
+        scan(cols.count, {full(qh.graph(), 0, {type, qh.dims()})}, [&](ScanStep& col, const std::vector<Tensor>& dq) {
+          Tensor kb = col.slice(kh), vb = col.slice(vh), none = full(kb.graph(), 0, {type, kb.dims()});
+          const LocalAttention seen = for_keys(how, cols, col);
+          const ScanResult r = scan(rows.count, {none, none}, [&](ScanStep& row, const std::vector<Tensor>& sum) {
+            const AttentionGradient g =
+                composed_gradient(row.slice(qh), row.body().capture(kb), row.body().capture(vb), row.slice(lh),
+                                  row.slice(dh), row.slice(sh), rows.first(row), seen);
+            return ScanResult{{sum[0] + g.k, sum[1] + g.v}, {g.q}};
+          });
+          return ScanResult{{dq[0] + r.stacked[0]}, {r.carry[0], r.carry[1]}};
+        });
+    return std::vector<Tensor>{of_head.carry[0], of_head.stacked[0], of_head.stacked[1]};
   });
-  return {blocks.joined(out[0]), blocks.from_heads(out[1]), blocks.from_heads(out[2])};
+  return {rows.joined(out[0], batch), cols.joined(out[1], batch), cols.joined(out[2], batch)};
 }
 
 // ---- the CPU kernel
@@ -242,7 +290,8 @@ constexpr Row kRows[] = {
                                     KernelOptions{how.scale, how.causal});
        return AttentionGradient{out[0], out[1], out[2]};
      }},
-    {[](const Call& c) { return c.how.blocks ? nullptr : "all logits are asked for"; }, in_blocks, in_blocks_gradient},
+    {[](const Call& c) { return c.how.in_blocks ? nullptr : "all logits are asked for"; }, in_blocks,
+     in_blocks_gradient},
     {never, whole, whole_gradient},
 };
 
@@ -255,6 +304,12 @@ const Row& row_for(const Call& call) {
 }  // namespace
 
 DType attention_sum_type(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
+
+AttentionResult sum_of_parts(const AttentionResult& a, const AttentionResult& b, Tensor (*beside)(Tensor lse)) {
+  Tensor most = maximum(a.lse, b.lse), of_a = exp(a.lse - most), of_b = exp(b.lse - most), total = of_a + of_b;
+  const DType type = total.dtype();
+  return {(cast(a.y, type) * beside(of_a) + cast(b.y, type) * beside(of_b)) / beside(total), most + log(total)};
+}
 
 AttentionResult attend(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
   return row_for({q, k, v, how}).forward(q, k, v, how);

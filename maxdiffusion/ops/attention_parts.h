@@ -8,12 +8,20 @@
 
 namespace md {
 
+/// How many queries and keys at most have their logits made at a time; 0: 1024 queries, and all keys. The last two are
+/// of the gradient; 0: as the first two.
+struct AttentionBlocks {
+  int64_t queries = 0, keys = 0, gradient_queries = 0, gradient_keys = 0;
+  bool operator==(const AttentionBlocks&) const = default;
+};
+
 /// q [B, Lq, H, D], k and v [B, Lk, H, D] of one device.
 struct LocalAttention {
   double scale = 1;
   Precision precision = Precision::default_;
-  /// Keeps no logits: head by head and block of queries by block. False: all logits at once.
-  bool blocks = true;
+  /// Keeps no logits: head by head and block by block. False: all logits at once.
+  bool in_blocks = true;
+  AttentionBlocks blocks = {};
   bool causal = false;
   /// Positions of the first query and the first key among all, s32; absent: 0.
   Tensor first_query = {}, first_key = {};
@@ -25,6 +33,9 @@ struct AttentionResult {
   Tensor y;    // like q; f32 (f64 of f64) where it was summed in it
   Tensor lse;  // f32 (f64) [B, H, Lq]: logarithm of each row's sum of exponentials
 };
+/// Of two parts of the keys together. `beside` gives lse the shape of y. y in f32 (f64).
+AttentionResult sum_of_parts(const AttentionResult& a, const AttentionResult& b, Tensor (*beside)(Tensor lse));
+
 /// A query that sees no key gets a finite y, and an lse so small that the part counts nothing in a sum of parts.
 AttentionResult attend(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
 

@@ -32,9 +32,7 @@ void ReferenceKeys::validate() const {
   warn(!dataset_config_name.empty(), "dataset_config_name", "nothing reads it in the reference either");
   warn(enable_single_replica_ckpt_restoring, "enable_single_replica_ckpt_restoring",
        "every process reads what its devices need");
-  constexpr const char* kBlocks = "the attention kernels choose their blocks themselves";
-  warn(!flash_block_sizes.empty(), "flash_block_sizes", kBlocks);
-  warn(enable_tile_search, "enable_tile_search", kBlocks);
+  warn(enable_tile_search, "enable_tile_search", "flash_block_sizes says how large blocks are");
   warn(ulysses_shards > 0, "ulysses_shards", "sequences are split over the axis context as logical_axis_rules say");
   warn(vae_spatial > 0, "vae_spatial", "the samples of a batch are split over the devices, not their width");
   warn(!aot_cache_dir.empty(), "aot_cache_dir", "compiled programs are kept in jax_cache_dir");

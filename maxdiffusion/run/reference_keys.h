@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 
 #include "maxdiffusion/base/json_text.h"
@@ -31,7 +30,6 @@ struct ReferenceKeys {
   std::string aot_cache_dir, converted_weights_dir, pretrained_orbax_dir, scheduler_dtype = "float32";
   std::string profiler_gcs_path, dataset_config_name, quantization, hf_access_token;
   int64_t compile_topology_num_slices = -1;
-  std::map<std::string, std::string> flash_block_sizes;
 
   template <class V>
   void visit(V&& v) {
@@ -80,7 +78,6 @@ struct ReferenceKeys {
     v("dataset_config_name", dataset_config_name, kNeutral);
     v("quantization", quantization, kNeutral);
     v("compile_topology_num_slices", compile_topology_num_slices, kNeutral);
-    v("flash_block_sizes", flash_block_sizes, kNeutral);
     v("enable_tile_search", enable_tile_search, kNeutral);
     v("ulysses_shards", ulysses_shards, kNeutral);
     v("vae_spatial", vae_spatial, kNeutral);

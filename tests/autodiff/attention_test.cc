@@ -86,6 +86,27 @@ TEST_P(Attention, BlocksOfQueriesAgree) {  // 1540 queries: two blocks of 770
   expect_close(traced.run(in)[0].to_doubles(), expected(in, true, 1 / std::sqrt(8.0), false), 1e-5, "blocks");
 }
 
+TEST(AttentionBlocks, OfAnySizeGiveTheSame) {
+  auto run = [](AttentionOptions o) {
+    o.causal = true;
+    o.flash_min_seq_length = 0;
+    return with_gradients({f64({2, 30, 3, 4}), f64({2, 30, 3, 4}), f64({2, 30, 3, 4})},
+                          [&](Graph&, const std::vector<Tensor>& x) {
+                            Tensor y = attention(x[0], x[1], x[2], o);
+                            return sum(square(y) + sin(y));
+                          })
+        .run();
+  };
+  const auto expected = run({.kernel = "dot_product"});
+  for (const AttentionBlocks& blocks :
+       {AttentionBlocks{}, AttentionBlocks{7, 8}, AttentionBlocks{30, 10, 4, 15}, AttentionBlocks{1, 1, 64, 64}}) {
+    const auto out = run({.kernel = "flash", .blocks = blocks});
+    for (size_t i = 0; i < out.size(); ++i)
+      expect_close(out[i].to_doubles(), expected[i].to_doubles(), 1e-13,
+                   fmt::format("{} by {}, output {}", blocks.queries, blocks.keys, i));
+  }
+}
+
 TEST(AttentionTable, FlashKeepsNoLogits) {
   auto temporary = [](const char* kernel) {
     Graph g;

@@ -200,8 +200,12 @@ TEST(RunConfig, LocationsWithSecretsAreRefusedByName) {
 TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
   const RunConfig c = parse("", {R"(flash_block_sizes={"block_q" : 3024, "block_kv" : 2048,
                                      "use_fused_bwd_kernel": False,})"});
-  EXPECT_EQ(c.reference.flash_block_sizes.at("block_q"), "3024");
-  EXPECT_EQ(c.reference.flash_block_sizes.at("use_fused_bwd_kernel"), "false");
+  testing::internal::CaptureStderr();
+  const AttentionBlocks blocks = scope_options(c.layers).attention_blocks;
+  EXPECT_TRUE(contains(testing::internal::GetCapturedStderr(), "use_fused_bwd_kernel have no effect"));
+  EXPECT_EQ(blocks, (AttentionBlocks{.queries = 3024, .keys = 2048}));
+  EXPECT_TRUE(contains(refusal({"flash_block_sizes={block_x: 512}"}), "'block_x' is not one of: block_kv"));
+  EXPECT_TRUE(contains(refusal({"flash_block_sizes={block_q: wide}"}), "block_q is 'wide'; expected a whole number"));
 }
 
 TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
@@ -214,10 +218,10 @@ TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
 }
 
 TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
-  for (const char* word : {"profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a",
-                           "enable_single_replica_ckpt_restoring=true", "flash_block_sizes={block_q: 512}",
-                           "enable_tile_search=true", "ulysses_shards=2", "vae_spatial=2", "aot_cache_dir=/a",
-                           "converted_weights_dir=/a", "pretrained_orbax_dir=/a"}) {
+  for (const char* word :
+       {"profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a",
+        "enable_single_replica_ckpt_restoring=true", "enable_tile_search=true", "ulysses_shards=2", "vae_spatial=2",
+        "aot_cache_dir=/a", "converted_weights_dir=/a", "pretrained_orbax_dir=/a"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(warnings({word}), key + " has no effect: ")) << word;
   }
