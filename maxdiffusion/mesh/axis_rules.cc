@@ -62,13 +62,23 @@ std::vector<AxisRule> unet_rules() {
   };
 }
 
+constexpr const char* kFsdpBatch = "fsdp_batch";
+
+/// What is split over fsdp is split over fsdp_batch too.
+void split_as_fsdp(std::vector<AxisRule>& rules) {
+  for (AxisRule& rule : rules) {
+    const auto at = std::ranges::find(rule.mesh, "fsdp");
+    if (at != rule.mesh.end() && std::ranges::count(rule.mesh, kFsdpBatch) == 0) rule.mesh.insert(at + 1, kFsdpBatch);
+  }
+}
+
 bool given(const JsonText& t) { return !t.text.empty() && t.text != "null" && t.text != "[]"; }
 
 /// Where the table does not speak of it, a batch array is split as finely as its size allows.
 const std::vector<AxisRule>& batch_rules() {
   static const std::vector<AxisRule> rules = {
-      {axis::kData, {"data", "fsdp", "context", "tensor"}},
-      {axis::kData, {"data", "fsdp"}},
+      {axis::kData, {"data", "fsdp", "fsdp_batch", "context", "tensor"}},
+      {axis::kData, {"data", "fsdp", "fsdp_batch"}},
       {axis::kData, {"data"}},
   };
   return rules;
@@ -116,8 +126,10 @@ AxisRules AxisRules::make(const ShardingKeys& keys, const std::vector<std::strin
     const std::string& text = keys.data_sharding.text;
     const AxisRule batch =
         parse(fmt::format("[['{}', {}]]", axis::kData, text.substr(1, text.size() - 2)), mesh_axes).rules()[0];
-    if (batch.mesh != mesh_axes) rules.insert(rules.begin(), batch);
+    if (batch.mesh.size() + std::ranges::count(mesh_axes, kFsdpBatch) < mesh_axes.size())
+      rules.insert(rules.begin(), batch);
   }
+  if (std::ranges::count(mesh_axes, kFsdpBatch) > 0) split_as_fsdp(rules);
   return AxisRules(std::move(rules));
 }
 

@@ -43,7 +43,8 @@ class AxisRules {
   ///     values whole, heads over tensor, where MaxDiffusion keeps them whole);
   ///   `mlp: tensor` where the table does not name `mlp` (MaxDiffusion's tables for UNets do not: it keeps feed-forward
   ///     layers whole; `['mlp', null]` does that);
-  ///   a rule of `data_batch` first, where data_sharding names fewer than all mesh axes.
+  ///   a rule of `data_batch` first, where data_sharding names fewer than all mesh axes;
+  ///   where mesh_axes has `fsdp_batch`, that beside `fsdp` in every rule.
   /// Throws invalid_config as parse().
   static AxisRules make(const ShardingKeys& keys, const std::vector<std::string>& mesh_axes);
   /// What make() gives without any key.

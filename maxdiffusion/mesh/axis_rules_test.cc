@@ -138,6 +138,25 @@ TEST(AxisRules, BatchArraysAreSplitAsFinelyAsTheyDivide) {
   EXPECT_EQ(own.resolve(m, {axis::kData}, {8}).dims, (Spec{{"fsdp"}}));
 }
 
+TEST(AxisRules, FsdpBatchSplitsWhatFsdpSplits) {
+  const MeshConfig config{.ici_data_parallelism = 1,
+                          .ici_fsdp_parallelism = 2,
+                          .ici_tensor_parallelism = 2,
+                          .ici_fsdp_batch_parallelism = 2};
+  Topology eight;
+  for (int i = 0; i < 8; ++i) eight.devices.push_back({.id = i});
+  const Mesh m = Mesh::make(config, eight);
+  // The reference's own table and data_sharding, which do not know the axis.
+  const ShardingKeys keys{.logical_axis_rules = {"[['activation_batch', ['data', 'fsdp']], ['embed', 'fsdp']]"},
+                          .data_sharding = {"[['data', 'fsdp', 'context', 'tensor']]"}};
+  for (const ShardingKeys& k : {ShardingKeys{}, keys}) {
+    const AxisRules rules = AxisRules::make(k, config.axes());
+    EXPECT_EQ(rules.resolve(m, {axis::kBatch, "embed"}, {8, 8}).dims, (Spec{{"fsdp", "fsdp_batch"}, {}}));
+    EXPECT_EQ(rules.resolve(m, {"mlp", "embed"}, {8, 8}).dims, (Spec{{"tensor"}, {"fsdp", "fsdp_batch"}}));
+    EXPECT_EQ(rules.resolve(m, {axis::kData}, {8}).dims, (Spec{{"fsdp", "fsdp_batch", "tensor"}}));
+  }
+}
+
 TEST(AxisRules, UniformAttentionAddsTheSequence) {
   const ShardingKeys keys{.logical_axis_rules = {"[['activation_heads', 'tensor'], ['activation_length', 'tensor']]"},
                           .data_sharding = {}};

@@ -16,13 +16,14 @@
 namespace md {
 namespace {
 
-constexpr std::array<const char*, 4> kAxes = {"data", "fsdp", "context", "tensor"};
-using Sizes = std::array<int64_t, 4>;
+constexpr std::array<const char*, 5> kAxes = {"data", "fsdp", "fsdp_batch", "context", "tensor"};
+using Sizes = std::array<int64_t, kAxes.size()>;
 
 std::string keys_and_values(const char* link, const Sizes& sizes) {
   std::string s;
   for (size_t i = 0; i < kAxes.size(); ++i)
-    s += fmt::format("{}{}_{}_parallelism={}", i ? ", " : "", link, kAxes[i], sizes[i]);
+    if (std::string_view(kAxes[i]) != "fsdp_batch" || sizes[i] != 1)
+      s += fmt::format("{}{}_{}_parallelism={}", i ? ", " : "", link, kAxes[i], sizes[i]);
   return s;
 }
 
@@ -114,15 +115,15 @@ std::vector<std::vector<DeviceInfo>> by_slice(const Topology& topology) {
   return slices;
 }
 
-std::array<int64_t, 4> unravel(int64_t index, const Sizes& sizes) {
-  std::array<int64_t, 4> at{};
+Sizes unravel(int64_t index, const Sizes& sizes) {
+  Sizes at{};
   for (size_t i = sizes.size(); i-- > 0;) {
     at[i] = index % sizes[i];
     index /= sizes[i];
   }
   return at;
 }
-int64_t ravel(const std::array<int64_t, 4>& at, const Sizes& sizes) {
+int64_t ravel(const Sizes& at, const Sizes& sizes) {
   int64_t index = 0;
   for (size_t i = 0; i < sizes.size(); ++i) index = index * sizes[i] + at[i];
   return index;
@@ -136,23 +137,32 @@ int Topology::slices() const {
   return n;
 }
 
+std::vector<std::string> MeshConfig::axes() const {
+  std::vector<std::string> names = mesh_axes;
+  if (has_fsdp_batch() && std::ranges::count(names, "fsdp_batch") == 0)
+    names.insert(std::ranges::find_if(names, [](const std::string& n) { return n == "context" || n == "tensor"; }),
+                 "fsdp_batch");
+  return names;
+}
+
 Mesh Mesh::make(const MeshConfig& config, const Topology& topology) {
   check(!topology.devices.empty(), Code::invalid_config, "mesh: the topology has no devices");
-  const Sizes given_ici = {config.ici_data_parallelism, config.ici_fsdp_parallelism, config.ici_context_parallelism,
-                           config.ici_tensor_parallelism};
-  const Sizes given_dcn = {config.dcn_data_parallelism, config.dcn_fsdp_parallelism, config.dcn_context_parallelism,
-                           config.dcn_tensor_parallelism};
-  check_axis_names(config.mesh_axes, given_ici, given_dcn);
+  const Sizes given_ici = {config.ici_data_parallelism, config.ici_fsdp_parallelism, config.ici_fsdp_batch_parallelism,
+                           config.ici_context_parallelism, config.ici_tensor_parallelism};
+  const Sizes given_dcn = {config.dcn_data_parallelism, config.dcn_fsdp_parallelism, config.dcn_fsdp_batch_parallelism,
+                           config.dcn_context_parallelism, config.dcn_tensor_parallelism};
+  const std::vector<std::string> names = config.axes();
+  check_axis_names(names, given_ici, given_dcn);
   const auto slices = by_slice(topology);
   const auto slice_count = static_cast<int64_t>(slices.size());
   const Sizes ici = fill(given_ici, "ici", static_cast<int64_t>(slices[0].size()));
   // Like the documented behaviour: the DCN list is not looked at on one slice.
-  const Sizes dcn = slice_count > 1 ? fill(given_dcn, "dcn", slice_count) : Sizes{1, 1, 1, 1};
+  const Sizes dcn = slice_count > 1 ? fill(given_dcn, "dcn", slice_count) : Sizes{1, 1, 1, 1, 1};
 
   Mesh mesh;
   Sizes total{};
   for (size_t i = 0; i < kAxes.size(); ++i) total[i] = ici[i] * dcn[i];
-  for (const auto& name : config.mesh_axes) {
+  for (const auto& name : names) {
     const auto i = static_cast<size_t>(std::find(kAxes.begin(), kAxes.end(), name) - kAxes.begin());
     mesh.axes_.push_back({name, total[i]});
   }

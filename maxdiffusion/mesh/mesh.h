@@ -1,4 +1,4 @@
-// Mesh: devices arranged along the named axes data, fsdp, context, tensor. Pure data.
+// Mesh: devices arranged along the named axes data, fsdp, fsdp_batch, context, tensor. Pure data.
 // Source: MaxText and MaxDiffusion, `create_device_mesh` (ici_* and dcn_* sizes, one of them −1).
 #pragma once
 
@@ -31,18 +31,27 @@ struct MeshAxis {
 struct MeshConfig {
   std::vector<std::string> mesh_axes = {"data", "fsdp", "context", "tensor"};
   int64_t ici_data_parallelism = -1, ici_fsdp_parallelism = 1, ici_context_parallelism = 1, ici_tensor_parallelism = 1;
+  int64_t ici_fsdp_batch_parallelism = 1, dcn_fsdp_batch_parallelism = 1;
   int64_t dcn_data_parallelism = -1, dcn_fsdp_parallelism = 1, dcn_context_parallelism = 1, dcn_tensor_parallelism = 1;
   bool allow_split_physical_axes = false;
+
+  /// Whether there is a further axis, fsdp_batch, which splits batches and weights as fsdp does.
+  bool has_fsdp_batch() const { return ici_fsdp_batch_parallelism != 1 || dcn_fsdp_batch_parallelism != 1; }
+  /// mesh_axes, with fsdp_batch where it has a size.
+  std::vector<std::string> axes() const;
 
   template <class V>
   void visit(V&& v) {
     v("mesh_axes", mesh_axes, "names of the mesh axes, in order");
     v("ici_data_parallelism", ici_data_parallelism, "devices per slice along data; -1: the rest");
     v("ici_fsdp_parallelism", ici_fsdp_parallelism, "devices per slice along fsdp; -1: the rest");
+    v("ici_fsdp_batch_parallelism", ici_fsdp_batch_parallelism,
+      "devices per slice that split the batch and, as fsdp, the weights; whole batches per device only; -1: the rest");
     v("ici_context_parallelism", ici_context_parallelism, "devices per slice along context; -1: the rest");
     v("ici_tensor_parallelism", ici_tensor_parallelism, "devices per slice along tensor; -1: the rest");
     v("dcn_data_parallelism", dcn_data_parallelism, "slices along data; -1: the rest");
     v("dcn_fsdp_parallelism", dcn_fsdp_parallelism, "slices along fsdp; -1: the rest");
+    v("dcn_fsdp_batch_parallelism", dcn_fsdp_batch_parallelism, "slices along fsdp_batch; -1: the rest");
     v("dcn_context_parallelism", dcn_context_parallelism, "slices along context; -1: the rest");
     v("dcn_tensor_parallelism", dcn_tensor_parallelism, "slices along tensor; -1: the rest");
     v("allow_split_physical_axes", allow_split_physical_axes, "let one torus axis serve several mesh axes");

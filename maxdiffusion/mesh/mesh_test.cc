@@ -45,6 +45,18 @@ TEST(Mesh, DefaultPutsAllDevicesOnData) {
   EXPECT_EQ(m.axes().size(), 4u);
 }
 
+TEST(Mesh, FsdpBatchIsAFurtherAxis) {
+  const Mesh m =
+      Mesh::make({.ici_fsdp_parallelism = 2, .ici_tensor_parallelism = 2, .ici_fsdp_batch_parallelism = 2}, devices(8));
+  ASSERT_EQ(m.axes().size(), 5u);
+  EXPECT_EQ(m.axes()[2].name, "fsdp_batch");
+  EXPECT_EQ(m.size("fsdp_batch"), 2);
+  EXPECT_EQ(m.position(5), (std::vector<int64_t>{0, 1, 0, 0, 1}));
+  EXPECT_EQ(MeshConfig().axes(), MeshConfig().mesh_axes);
+  EXPECT_THAT(refusal([] { Mesh::make({.ici_data_parallelism = 1, .ici_fsdp_batch_parallelism = 3}, devices(8)); }),
+              HasSubstr("ici_fsdp_batch_parallelism=3"));
+}
+
 TEST(Mesh, SingleIsOneDevice) {
   const Mesh m = Mesh::single();
   EXPECT_EQ(m.devices(), 1);

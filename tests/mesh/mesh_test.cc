@@ -18,6 +18,7 @@ struct Sizes {
   int64_t data, fsdp, context, tensor;
   double held;  // at most this part of parameters and moments lies on one device
   const char* attention = "dot_product";
+  int64_t fsdp_batch = 1;
 };
 void PrintTo(const Sizes& s, std::ostream* os) { *os << s.name; }
 
@@ -25,15 +26,17 @@ MeshConfig config(const Sizes& s) {
   MeshConfig c;
   c.ici_data_parallelism = s.data;
   c.ici_fsdp_parallelism = s.fsdp;
+  c.ici_fsdp_batch_parallelism = s.fsdp_batch;
   c.ici_context_parallelism = s.context;
   c.ici_tensor_parallelism = s.tensor;
   return c;
 }
 
 /// The rules under which the reference runs each model.
-AxisRules rules_of(MeshModel model) {
-  if (model == MeshModel::unet) return AxisRules::defaults();
-  return AxisRules::make({.logical_axis_rules = {kWanAxisRules}, .data_sharding = {}}, MeshConfig().mesh_axes);
+AxisRules rules_of(const MeshConfig& mesh, MeshModel model) {
+  ShardingKeys keys;
+  if (model == MeshModel::wan) keys.logical_axis_rules = {kWanAxisRules};
+  return AxisRules::make(keys, mesh.axes());
 }
 
 /// Two steps on this mesh; compiled and run once per process.
@@ -41,9 +44,9 @@ const MeshRun& run_of(const Sizes& s, MeshModel model = MeshModel::unet) {
   static std::map<std::pair<std::string, MeshModel>, MeshRun> runs;
   auto it = runs.find({s.name, model});
   if (it == runs.end()) {
-    const int64_t devices = s.data * s.fsdp * s.context * s.tensor;
-    it = runs.emplace(std::pair{s.name, model},
-                      run_on(Devices::open("cpu", devices, config(s)), rules_of(model), 2, model, s.attention))
+    const int64_t devices = s.data * s.fsdp * s.fsdp_batch * s.context * s.tensor;
+    it = runs.emplace(std::pair{s.name, model}, run_on(Devices::open("cpu", devices, config(s)),
+                                                       rules_of(config(s), model), 2, model, s.attention))
              .first;
   }
   return it->second;
@@ -90,6 +93,7 @@ TEST_P(MeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_one_de
 INSTANTIATE_TEST_SUITE_P(EightDevices, MeshTest,
                          testing::Values(Sizes{"Data8", 8, 1, 1, 1, 1.0}, Sizes{"Fsdp8", 1, 8, 1, 1, 0.5},
                                          Sizes{"Tensor2Data4", 4, 1, 1, 2, 0.9}, Sizes{"Tensor4Fsdp2", 1, 2, 1, 4, 0.9},
+                                         Sizes{"Data2Fsdp2FsdpBatch2", 2, 2, 1, 1, 0.5, "flash", 2},
                                          Sizes{"Context2Data4", 4, 1, 2, 1, 1.0}, kMixed),
                          [](const auto& info) { return info.param.name; });
 
