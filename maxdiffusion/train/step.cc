@@ -175,10 +175,11 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
 
   state("step", where(applied, step + 1.0, step));
   state("healthy", applied);
-  // The average forgets its start quickly: decay min(d, (1 + n) / (10 + n)), as TensorFlow's do, and diffusers' from
-  // the second update on.
-  Tensor n = cast(step, DType::f32);
-  Tensor keep = o.ema_decay > 0 ? minimum((n + 1.0) / (n + 10.0), scalar_like(n, o.ema_decay)) : Tensor();
+  // The average begins with the first update and forgets it quickly: decay min(d, (1 + n) / (10 + n)), as diffusers'.
+  Tensor n = cast(step, DType::f32), keep;
+  if (o.ema_decay > 0)
+    keep = where(gt(n, scalar_like(n, 0)), minimum((n + 1.0) / (n + 10.0), scalar_like(n, o.ema_decay)),
+                 scalar_like(n, 0));
   auto stored = [&](const std::string& component, const Group& group) {
     std::vector<Tensor> out;
     const DType type = group.params[0].shape.dtype;  // of the component, or of all matrices of its LoRA

@@ -97,6 +97,106 @@ TEST(MaskedLoss, IsWeighedByTheSignalAsWell) {
   EXPECT_NEAR(run(masked, std::vector<float>(48, 0.5f)).loss, whole / 2, 1e-6 * whole);
 }
 
+/// A "model" that predicts what it sees: the noisy sample, shifted by a thousandth of its caption's number.
+class Echo final : public Family {
+ public:
+  std::string denoiser() const override { return "echo"; }
+  std::vector<std::string> model_names() const override { return {"echo"}; }
+  std::vector<std::string> model_types() const override { return {"T2I"}; }
+  std::vector<Field> text_fields() const override { return {{"caption", {DType::f32, {}}}}; }
+  std::vector<Field> conditioning_fields() const override { return text_fields(); }
+  HostArrays tokenize(const std::vector<std::string>&) const override { return {}; }
+  Conditioning encode_text(const Models&, const Conditioning& text, int64_t) const override { return text; }
+  Dims latent_dims(const MediaSize&) const override { return {3, 5, 4}; }
+  Tensor denoise(const Models&, Tensor x, Tensor, const Conditioning& c) const override {
+    return x + reshape(c.at("caption"), {x.dim(0), 1, 1, 1}) * 1e-3;
+  }
+};
+
+/// The loss of Echo, and what PyTorch's training scripts compute from the same draws: diffusers'
+/// train_text_to_image.py (--noise_offset, --input_perturbation) and train_dreambooth.py (--prior_loss_weight).
+struct EchoLoss {
+  double ours, theirs;
+  int dropped;
+};
+EchoLoss echo_loss(double offset, double perturbation, double dropout, std::optional<double> prior) {
+  constexpr int64_t kBatch = 6, kChannels = 4, kEach = 3 * 5 * kChannels;
+  DenoiseTask task = tiny();
+  task.family = std::make_shared<Echo>();
+  task.noise = drawn_noise_input(offset, perturbation);
+  task.batch_size = kBatch;
+  task.caption_dropout = dropout;
+  task.prior_loss_weight = prior;
+  const int64_t all = prior ? 2 * kBatch : kBatch;
+  const Devices devices = Devices::open();
+  Graph g(devices.graph_options());
+  Feed feed;
+  std::vector<HostArray> inputs;
+  std::map<std::string, std::vector<float>> values;
+  for (const BatchField& f : task.batch()) {
+    feed[f.name] = g.input(f.name, f.shape);
+    HostArray a(f.shape);
+    auto v = a.mutable_view<float>();
+    for (size_t i = 0; i < v.size(); ++i)
+      v[i] = static_cast<float>(std::sin(0.7 * static_cast<double>(i) + static_cast<double>(values.size())));
+    if (f.name.find("caption") != f.name.npos)
+      for (size_t i = 0; i < v.size(); ++i)
+        v[i] = f.name.starts_with("empty") ? -500.0f : 100.0f * static_cast<float>(i);
+    values[f.name].assign(v.begin(), v.end());
+    inputs.push_back(a);
+  }
+  const Rng rng(g.input("key", {DType::u32, {2}}));
+  const uint32_t key[2] = {3, 4};
+  inputs.push_back(HostArray::of<uint32_t>({DType::u32, {2}}, key));
+  const Shape latents{DType::f32, {all, 3, 5, kChannels}};
+  g.output("loss", task.loss({}, feed, rng));
+  g.output("noise", random_normal(rng.for_("noise"), latents));
+  g.output("offset", random_normal(rng.for_("noise offset"), {DType::f32, {all, 1, 1, kChannels}}));
+  g.output("perturbation", random_normal(rng.for_("perturbation"), latents));
+  g.output("t", task.process->sample_t(rng.for_("timestep"), all));
+  g.output("drop", random_uniform(rng.for_("caption"), {DType::f32, {all}}));
+  const std::vector<HostArray> out = evaluate(devices, g, inputs);
+  const auto noise = out[1].to_doubles(), shift = out[2].to_doubles(), more = out[3].to_doubles(),
+             t = out[4].to_doubles(), drop = out[5].to_doubles();
+  std::vector<double> kept = {1};  // ᾱ of scaled_linear betas
+  for (int i = 0; i < 1000; ++i) {
+    const double root = std::sqrt(0.00085) + (std::sqrt(0.012) - std::sqrt(0.00085)) * i / 999;
+    kept.push_back(kept.back() * (1 - root * root));
+  }
+  EchoLoss loss{out[0].to_doubles()[0], 0, 0};
+  for (int64_t b = 0; b < all; ++b) {
+    const bool of_class = b >= kBatch, dropped = drop[static_cast<size_t>(b)] < dropout;
+    loss.dropped += dropped;
+    const std::string prefix = of_class ? "class_" : "";
+    const auto row = static_cast<size_t>(b - (of_class ? kBatch : 0));
+    const double caption = dropped ? values.at("empty_caption")[0] : values.at(prefix + "caption")[row],
+                 a = kept[static_cast<size_t>(t[static_cast<size_t>(b)]) + 1];
+    double sum = 0;
+    for (size_t i = 0; i < kEach; ++i) {
+      const size_t at = static_cast<size_t>(b) * kEach + i;
+      const double target = noise[at] + offset * shift[static_cast<size_t>(b) * kChannels + i % kChannels],
+                   added = target + perturbation * more[at];
+      const double noisy = std::sqrt(a) * values.at(prefix + "latents")[row * kEach + i] + std::sqrt(1 - a) * added;
+      sum += (target - noisy - 1e-3 * caption) * (target - noisy - 1e-3 * caption);
+    }
+    loss.theirs += sum / (kBatch * kEach) * (of_class ? *prior : 1);
+  }
+  return loss;
+}
+
+TEST(DenoisingLoss, IsThatOfDiffusersScriptsWithEachKey) {
+  auto expect_equal = [](const EchoLoss& l) { EXPECT_NEAR(l.ours, l.theirs, 1e-5 * l.theirs); };
+  expect_equal(echo_loss(0, 0, 0, {}));
+  expect_equal(echo_loss(0.5, 0, 0, {}));
+  expect_equal(echo_loss(0, 0.3, 0, {}));
+  const EchoLoss dropped = echo_loss(0, 0, 0.5, {});
+  expect_equal(dropped);
+  EXPECT_GT(dropped.dropped, 0);
+  EXPECT_LT(dropped.dropped, 6);
+  expect_equal(echo_loss(0, 0, 0, 0.7));
+  expect_equal(echo_loss(0.5, 0.3, 0, 2.0));
+}
+
 TEST(DenoiseTask, SizesAreAFieldOfTheBatchWhereTheyAreTold) {
   DenoiseTask t = tiny();
   const auto has = [&](const char* name) {

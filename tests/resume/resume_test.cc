@@ -144,6 +144,34 @@ TEST(Resume, EqualsNoInterruptionBitForBit) {
   }
 }
 
+TEST(Averages, AreThoseOfDiffusers) {
+  TinyRun run;
+  run.options.step.ema_decay = 0.3;
+  run.options.keys.checkpoint_every = 4;  // samples: every step
+  run.options.keys.checkpoints_to_keep = 0;
+  run.train(5);
+  const double decays[] = {0, 2.0 / 11, 3.0 / 12, 0.3, 0.3};  // printed by diffusers.training_utils.EMAModel(decay=0.3)
+  std::map<std::string, std::vector<double>> averages;
+  for (int64_t step = 1; step <= 5; ++step) {
+    const HostArrays state = as_arrays(read_training_state(run.options.checkpoint_dir(), step).state);
+    int compared = 0;
+    for (const auto& [name, a] : state) {
+      if (!name.starts_with("ema/")) continue;
+      const std::vector<double> found = a.to_doubles(), value = state.at(name.substr(4)).to_doubles();
+      std::vector<double>& average = averages[name];
+      average.resize(value.size());
+      double worst = 0;
+      for (size_t i = 0; i < value.size(); ++i) {
+        average[i] = value[i] + (average[i] - value[i]) * decays[step - 1];
+        worst = std::max(worst, std::abs(average[i] - found[i]));
+      }
+      EXPECT_LT(worst, 1e-6) << name << " after step " << step;
+      ++compared;
+    }
+    EXPECT_GT(compared, 10);
+  }
+}
+
 std::set<std::string> kinds_of(const HostArrays& state) {
   std::set<std::string> kinds;
   for (const auto& [name, a] : state) kinds.insert(name.substr(0, name.find('/')));
