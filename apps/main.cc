@@ -13,6 +13,7 @@
 #include "maxdiffusion/data/images/emoji.h"
 #include "maxdiffusion/data/storage/storage.h"
 #include "maxdiffusion/data/video/moving_emoji.h"
+#include "maxdiffusion/run/compile_ahead.h"
 #include "maxdiffusion/run/generate.h"
 #include "maxdiffusion/run/plan.h"
 #include "maxdiffusion/run/train.h"
@@ -72,6 +73,8 @@ void prepare_tfrecords(const Words& words) {
   fmt::print("{} records in {}\n", md::prepare_tfrecords(c), c.tfrecords.tfrecords_dir);
 }
 
+void compile(const Words& words) { md::compile_for_topology(config_of("compile", words)); }
+
 void inspect(const Words& words) {
   if (words == Words{"keys"}) {
     md::RunConfig defaults;
@@ -99,6 +102,8 @@ constexpr Command kCommands[] = {
     {"generate", "CONFIG [key=value …]", "draw pictures with a model folder, or with what a run has trained", generate},
     {"generate_controlnet", "CONFIG [key=value …]", "draw pictures with a ControlNet beside the model",
      generate_controlnet},
+    {"compile", "CONFIG topology=v5p:2x2x1 [key=value …]",
+     "compile the training step for TPUs that are not here, and say what it would take there", compile},
     {"inspect", "keys | config|mesh|params|batch|graph|program|memory CONFIG [key=value …]",
      "print every key with its default and meaning, or the value of one stage of a run", inspect},
     {"prepare_tfrecords", "CONFIG [key=value …]", "write the data of a config as TFRecord files, encoded or as it is",

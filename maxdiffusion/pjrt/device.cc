@@ -23,6 +23,8 @@ Device describe(const PJRT_Api* api, PJRT_DeviceDescription* description) {
   const Options values = from_named_values(attributes.attributes, attributes.num_attributes);
   if (auto it = values.find("slice_index"); it != values.end())
     if (auto* v = std::get_if<int64_t>(&it->second)) d.slice = static_cast<int>(*v);
+  if (auto it = values.find("device_memory_bytes_limit"); it != values.end())
+    if (auto* v = std::get_if<int64_t>(&it->second)) d.memory_limit = *v;
   if (auto it = values.find("coords"); it != values.end())
     if (auto* v = std::get_if<std::vector<int64_t>>(&it->second)) d.coords.assign(v->begin(), v->end());
   return d;

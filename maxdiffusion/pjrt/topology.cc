@@ -9,17 +9,24 @@
 
 namespace md::pjrt {
 
-Topology Topology::create(const std::string& hardware, const std::string& name, const std::string& plugin_path) {
+Topology Topology::create(const std::string& hardware, const std::string& name, const std::string& plugin_path,
+                          int64_t slices) {
   // Without a TPU there is no metadata server to ask either; libtpu would wait for one.
   if (hardware == "tpu") setenv("TPU_SKIP_MDS_QUERY", "1", 0);
-  return Topology(Plugin::load(plugin_path.empty() ? Plugin::find(hardware) : plugin_path), name);
+  Options options;
+  if (slices > 1) options["num_slices"] = slices;
+  return Topology(Plugin::load(plugin_path.empty() ? Plugin::find(hardware) : plugin_path), name, options);
 }
 
-Topology::Topology(std::shared_ptr<Plugin> plugin, const std::string& name) : plugin_(std::move(plugin)) {
+Topology::Topology(std::shared_ptr<Plugin> plugin, const std::string& name, const Options& options)
+    : plugin_(std::move(plugin)) {
   const PJRT_Api* api = plugin_->api();
+  const std::vector<PJRT_NamedValue> values = named_values(options);
   PJRT_TopologyDescription_Create_Args create{};
   create.topology_name = name.data();
   create.topology_name_size = name.size();
+  create.create_options = values.data();
+  create.num_options = values.size();
   PJRT_CALL(api, PJRT_TopologyDescription_Create, create);
   handle_ = create.topology;
   PJRT_TopologyDescription_PlatformName_Args platform{};

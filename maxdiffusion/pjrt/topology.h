@@ -13,8 +13,10 @@ namespace md::pjrt {
 
 class Topology {
  public:
-  /// `name` as the plugin of `hardware` knows it. Throws device with the plugin's words.
-  static Topology create(const std::string& hardware, const std::string& name, const std::string& plugin_path = "");
+  /// `name` as the plugin of `hardware` knows it; `slices` of it, if more than 1. Throws device with the plugin's
+  /// words.
+  static Topology create(const std::string& hardware, const std::string& name, const std::string& plugin_path = "",
+                         int64_t slices = 1);
   Topology(Topology&&) noexcept;
   ~Topology();
 
@@ -25,7 +27,7 @@ class Topology {
   Compiled compile(std::string_view mlir, const CompileOptions& options) const;
 
  private:
-  Topology(std::shared_ptr<Plugin> plugin, const std::string& name);
+  Topology(std::shared_ptr<Plugin> plugin, const std::string& name, const Options& options);
   std::shared_ptr<Plugin> plugin_;
   void* handle_ = nullptr;  // PJRT_TopologyDescription*
   std::string platform_name_;

@@ -22,8 +22,6 @@ void ReferenceKeys::validate() const {
   refuse(use_qwix_quantization, "use_qwix_quantization", "quantized training is not there yet; set it to false");
   refuse(dropout != 0, "dropout", "it is not there yet; set it to 0");
   refuse(scheduler_dtype != "float32", "scheduler_dtype", "samplers compute in float32; set it to that");
-  refuse(compile_topology_num_slices > 0, "compile_topology_num_slices",
-         "runs take the slices that are attached; leave it at -1");
   constexpr const char* kService = "it belongs to a service of Google's cloud that this program does not speak to";
   refuse(enable_ml_diagnostics, "enable_ml_diagnostics", kService);
   refuse(enable_ondemand_xprof, "enable_ondemand_xprof", kService);

@@ -29,7 +29,6 @@ struct ReferenceKeys {
   double dropout = 0;
   std::string aot_cache_dir, converted_weights_dir, pretrained_orbax_dir, scheduler_dtype = "float32";
   std::string profiler_gcs_path, dataset_config_name, quantization, hf_access_token;
-  int64_t compile_topology_num_slices = -1;
 
   template <class V>
   void visit(V&& v) {
@@ -77,7 +76,6 @@ struct ReferenceKeys {
     v("profiler_gcs_path", profiler_gcs_path, kNeutral);
     v("dataset_config_name", dataset_config_name, kNeutral);
     v("quantization", quantization, kNeutral);
-    v("compile_topology_num_slices", compile_topology_num_slices, kNeutral);
     v("enable_tile_search", enable_tile_search, kNeutral);
     v("ulysses_shards", ulysses_shards, kNeutral);
     v("vae_spatial", vae_spatial, kNeutral);

@@ -56,6 +56,11 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
         "caption_dropout {} is not in [0, 1)", c.denoise.caption_dropout);
   check(c.update.ema_decay >= 0 && c.update.ema_decay < 1, Code::invalid_config, "ema_decay {} is not in [0, 1)",
         c.update.ema_decay);
+  check(!c.mesh.has_fsdp_batch() || c.batches.per_device_batch_size == std::floor(c.batches.per_device_batch_size),
+        Code::invalid_config,
+        "per_device_batch_size is {}; with ici_fsdp_batch_parallelism or dcn_fsdp_batch_parallelism it is a whole "
+        "number; ici_fsdp_parallelism and ici_context_parallelism take fractions",
+        c.batches.per_device_batch_size);
   check(c.images.resolution > 0, Code::invalid_config, "resolution {} is not a positive number", c.images.resolution);
   return c;
 }
@@ -79,10 +84,17 @@ std::string RunConfig::checkpoint_dir() const {
   return run.run_name.empty() ? "" : folder() + "/checkpoints";
 }
 
-Devices open_devices(const RunConfig& c, const std::string& axis_rules) {
+AxisRules axis_rules(const RunConfig& c, const std::string& of_family) {
   ShardingKeys keys = c.sharding;
-  if (keys.logical_axis_rules.text.empty()) keys.logical_axis_rules.text = axis_rules;
-  return open_devices(c.hardware, c.mesh, AxisRules::make(keys, c.mesh.mesh_axes));
+  if (keys.logical_axis_rules.text.empty()) keys.logical_axis_rules.text = of_family;
+  return AxisRules::make(keys, c.mesh.axes());
+}
+
+Devices open_devices(const RunConfig& c, const std::string& of_family) {
+  check(c.hardware.topology.empty(), Code::invalid_config,
+        "topology is '{}': hardware that is not attached can be compiled for (`compile`), nothing can run on it",
+        c.hardware.topology);
+  return open_devices(c.hardware, c.mesh, axis_rules(c, of_family));
 }
 
 MediaSize sample_size(const RunConfig& c, const Family& family) {

@@ -141,6 +141,8 @@ struct RunConfig {
   }
 };
 
+/// The axis rules of the keys, or `of_family` where there are none. Throws invalid_config.
+AxisRules axis_rules(const RunConfig& config, const std::string& of_family);
 /// The devices of a run, under the axis rules of its keys, or `axis_rules` where there are none. Throws as
 /// pjrt::Client::open and Mesh::make do.
 Devices open_devices(const RunConfig& config, const std::string& axis_rules = "");

@@ -208,10 +208,15 @@ TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
   EXPECT_TRUE(contains(refusal({"flash_block_sizes={block_q: wide}"}), "block_q is 'wide'; expected a whole number"));
 }
 
+TEST(RunConfig, FsdpBatchTakesWholeBatchesOnly) {
+  const std::string said = refusal({"ici_fsdp_batch_parallelism=2", "per_device_batch_size=0.5"});
+  EXPECT_TRUE(contains(said, "per_device_batch_size is 0.5; with ici_fsdp_batch_parallelism")) << said;
+  EXPECT_EQ(parse("", {"ici_fsdp_batch_parallelism=2"}).mesh.axes().at(2), "fsdp_batch");
+}
+
 TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
-  for (const char* word :
-       {"quantization=int8", "use_qwix_quantization=true", "compile_topology_num_slices=2",
-        "enable_ml_diagnostics=true", "enable_ondemand_xprof=true", "dropout=0.1", "scheduler_dtype=bfloat16"}) {
+  for (const char* word : {"quantization=int8", "use_qwix_quantization=true", "enable_ml_diagnostics=true",
+                           "enable_ondemand_xprof=true", "dropout=0.1", "scheduler_dtype=bfloat16"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(refusal({word}), key + " is set, but ")) << word;
   }
