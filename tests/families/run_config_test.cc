@@ -205,7 +205,7 @@ TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
   EXPECT_TRUE(contains(testing::internal::GetCapturedStderr(), "use_fused_bwd_kernel have no effect"));
   EXPECT_EQ(blocks, (AttentionBlocks{.queries = 3024, .keys = 2048}));
   EXPECT_TRUE(contains(refusal({"flash_block_sizes={block_x: 512}"}), "'block_x' is not one of: block_kv"));
-  EXPECT_TRUE(contains(refusal({"flash_block_sizes={block_q: wide}"}), "block_q is 'wide'; expected a whole number"));
+  EXPECT_TRUE(contains(refusal({"flash_block_sizes={block_q: -5}"}), "block_q is '-5'; expected a whole number"));
 }
 
 TEST(RunConfig, FsdpBatchTakesWholeBatchesOnly) {
