@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "maxdiffusion/nn/scope.h"
+#include "maxdiffusion/nn/quantization_keys.h"
 
 namespace md {
 
@@ -13,6 +13,7 @@ struct LayerKeys {
   std::vector<std::string> names_which_can_be_saved, names_which_can_be_offloaded;
   bool scan_layers = false;
   int64_t flash_min_seq_length = 256;
+  QuantizationKeys quantization;
   template <class V>
   void visit(V&& v) {
     v("weights_dtype", weights_dtype, "dtype parameters are stored in");
@@ -27,6 +28,7 @@ struct LayerKeys {
       "further values that remat_policy CUSTOM keeps; nothing is moved to the host");
     v("scan_layers", scan_layers, "repeated blocks as one loop over stacked parameters");
     v("flash_min_seq_length", flash_min_seq_length, "below this length flash attention falls back to dot_product");
+    quantization.visit(v);
   }
 };
 

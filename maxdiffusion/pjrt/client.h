@@ -71,11 +71,12 @@ class Buffer {
 struct Device {
   int id = 0;
   int process = 0;
-  int slice = 0;            // slices are joined by a data-centre network
-  std::string kind;         // "cpu", "NVIDIA H100 80GB HBM3", "TPU v5p"
-  std::vector<int> coords;  // position in the torus of a TPU, else empty
-  bool addressable = true;  // by this process
-  void* handle = nullptr;   // PJRT_Device*; null in a topology that is not attached
+  int slice = 0;                  // slices are joined by a data-centre network
+  std::string kind;               // "cpu", "NVIDIA H100 80GB HBM3", "TPU v5p"
+  std::vector<int> coords;        // position in the torus of a TPU, else empty
+  double compute_capability = 0;  // of a GPU by NVIDIA: 9 for Hopper
+  bool addressable = true;        // by this process
+  void* handle = nullptr;         // PJRT_Device*; null in a topology that is not attached
 };
 
 /// Bytes of one device's allocator; not every plugin counts.
