@@ -108,6 +108,8 @@ class Client {
   std::optional<DeviceMemory> memory(int device_id) const;
   /// Dense FLOP/s of one device, where known; see PlatformDef.
   std::optional<double> peak_flops(DType type) const;
+  /// Whether its devices multiply 8-bit floats; see PlatformDef.
+  bool has_float8() const;
 
   /// Copies `shape` elements from `data` to a device and returns at once. `byte_strides`: bytes between neighbours
   /// along each dim of `data`; empty: dense. `owner` is held until the copy is done.

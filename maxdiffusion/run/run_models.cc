@@ -53,9 +53,9 @@ ScopeOptions RunModels::denoiser_options() const {
   ScopeOptions options = scope_options(config_.layers);
   if (const Quantization* q = options.quantization.get()) {
     const pjrt::Client& client = devices_.client();
-    const pjrt::Device& device = client.devices().front();
-    check(!is_float8(q->operands) || client.platform().has_float8(device), Code::invalid_config,
-          "quantization={}: device '{}' has no 8-bit floats; try quantization=int8", q->name, device.kind);
+    check(!is_float8(q->operands) || client.has_float8(), Code::invalid_config,
+          "quantization={}: device '{}' has no 8-bit floats; try quantization=int8", q->name,
+          client.devices().front().kind);
     const QuantizedCount count = count_quantized(*q, folder_.params(family_->denoisers(), options));
     log_info("quantization {}: {} of {} layers of {}", q->name, count.quantized, count.all,
              fmt::join(family_->denoisers(), " and "));
