@@ -1,5 +1,7 @@
 #include "maxdiffusion/autodiff/grad.h"
 
+#include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <unordered_set>
@@ -48,9 +50,10 @@ class Sweep {
       : forward_(forward),
         into_(into),
         wanted_(xs.begin(), xs.end()),
+        begin_(first_of(forward, xs)),
         end_(forward.nodes().size()),
         recompute_(forward, into, base, cotangents_) {
-    for (size_t i = 0; i < end_; ++i) {
+    for (size_t i = begin_; i < end_; ++i) {
       const Node* n = forward_.nodes()[i].get();
       if (n->op->vjp == no_gradient) continue;
       for (Tensor t : n->inputs) {
@@ -59,6 +62,14 @@ class Sweep {
         break;
       }
     }
+  }
+
+  static size_t first_of(const Graph& forward, const std::vector<Tensor>& xs) {
+    int first = std::numeric_limits<int>::max();
+    for (Tensor x : xs) first = std::min(first, x.node()->id);
+    const auto& nodes = forward.nodes();
+    auto it = std::partition_point(nodes.begin(), nodes.end(), [&](const auto& n) { return n->id < first; });
+    return static_cast<size_t>(it - nodes.begin());
   }
 
   void seed(Tensor y, Tensor dy) {
@@ -70,7 +81,7 @@ class Sweep {
 
   void run() {
     BackwardScope scope(into_);
-    for (size_t i = end_; i-- > 0;) {
+    for (size_t i = end_; i-- > begin_;) {
       Node& n = *forward_.nodes()[i];
       if (active_.contains(&n)) visit(n);
     }
@@ -139,6 +150,7 @@ class Sweep {
   Graph& forward_;
   Graph& into_;
   const std::set<Tensor> wanted_;
+  const size_t begin_;                      // nodes before it depend on nothing wanted
   const size_t end_;                        // nodes made by the sweep itself come after
   std::unordered_set<const Node*> active_;  // nodes through which a wanted value is reached
   std::map<Tensor, Tensor> cotangents_;

@@ -17,8 +17,8 @@ struct EncoderKeys {
   }
 };
 
-/// Options of frozen text encoders, and of the frozen autoencoder: the types of the keys, no gradients, everything else
-/// as in `scope`. Throw invalid_config for a name that is no float type.
+/// Options of frozen text encoders, and of the frozen autoencoder: the types of the keys, no gradients, nothing
+/// quantized, everything else as in `scope`. Throw invalid_config for a name that is no float type.
 ScopeOptions text_encoder_options(ScopeOptions scope, const EncoderKeys& keys);
 ScopeOptions autoencoder_options(ScopeOptions scope, const EncoderKeys& keys);
 

@@ -160,16 +160,16 @@ void ModelFolder::set_config(const std::string& component, const std::string& te
   c.config = parse(c.class_name, file);
 }
 
-ParamTable ModelFolder::params(const std::string& component, DType weights) const {
-  return params(std::vector<std::string>{component}, weights);
+ParamTable ModelFolder::params(const std::string& component, const ScopeOptions& options) const {
+  return params(std::vector<std::string>{component}, options);
 }
 
-ParamTable ModelFolder::params(const std::vector<std::string>& components, DType weights) const {
+ParamTable ModelFolder::params(const std::vector<std::string>& components, const ScopeOptions& options) const {
   Graph g;
   ParamTable table;
   for (const std::string& name : components) {
     const Component& c = find(name);
-    find_model_class(c.class_name)->trace(Scope(g, table, name, {.weights = weights}), c.config);
+    find_model_class(c.class_name)->trace(Scope(g, table, name, options), c.config);
   }
   return table;
 }

@@ -72,9 +72,9 @@ class ModelFolder {
   /// Replaces a component's config.json.
   void set_config(const std::string& component, const std::string& text);
   /// The table of a component's parameters.
-  ParamTable params(const std::string& component, DType weights = DType::f32) const;
+  ParamTable params(const std::string& component, const ScopeOptions& options = {}) const;
   /// Tables of several components in one.
-  ParamTable params(const std::vector<std::string>& components, DType weights = DType::f32) const;
+  ParamTable params(const std::vector<std::string>& components, const ScopeOptions& options = {}) const;
 
  private:
   using Read = std::function<std::string(const std::string& file)>;

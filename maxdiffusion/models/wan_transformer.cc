@@ -63,9 +63,9 @@ Tensor embed_patches(const Scope& s, const Config& c, Tensor x) {
                       {c.width(), c.in_channels, p[0], p[1], p[2]},
                       {axis::kConvOut, "", "", "", ""},
                       init::xavier_uniform({c.width(), x.dim(-1)})};
-  Tensor y = s.product(weight, x, [&s](Tensor in, Tensor w) {
+  Tensor y = s.product(weight, x, [precision = s.options().precision](Tensor in, Tensor w) {
     return dot(in, reshape(w, {w.dim(0), in.dim(-1)}),
-               {.lhs_contract = {2}, .rhs_contract = {1}, .precision = s.options().precision});
+               {.lhs_contract = {2}, .rhs_contract = {1}, .precision = precision});
   });
   return y + cast(s.param("bias", {c.width()}, {""}, init::zeros()), y.dtype());
 }

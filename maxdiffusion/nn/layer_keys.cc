@@ -71,7 +71,8 @@ ScopeOptions scope_options(const LayerKeys& k) {
                  .attention_blocks = attention_blocks(k.flash_block_sizes),
                  .remat = k.remat_policy,
                  .remat_names = kept_names(k),
-                 .scan_layers = k.scan_layers};
+                 .scan_layers = k.scan_layers,
+                 .quantization = make_quantization(k.quantization)};
   for (DType type : {o.weights, o.activations})
     check(is_float(type), Code::invalid_config, "dtype '{}' of weights or activations is no float", to_string(type));
   check_attention_kernel(k.attention);

@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "maxdiffusion/nn/scope.h"
+#include "maxdiffusion/nn/quantization_keys.h"
 
 namespace md {
 
@@ -15,6 +15,7 @@ struct LayerKeys {
   bool scan_layers = false;
   int64_t flash_min_seq_length = 256;
   std::map<std::string, std::string> flash_block_sizes;
+  QuantizationKeys quantization;
   template <class V>
   void visit(V&& v) {
     v("weights_dtype", weights_dtype, "dtype parameters are stored in");
@@ -31,6 +32,7 @@ struct LayerKeys {
     v("flash_min_seq_length", flash_min_seq_length, "below this length flash attention falls back to dot_product");
     v("flash_block_sizes", flash_block_sizes,
       "sizes of blocks of flash attention, as {block_q: 1024, block_kv: 2048, block_q_dkv: 512, block_kv_dkv: 512}");
+    quantization.visit(v);
   }
 };
 

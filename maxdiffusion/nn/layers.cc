@@ -21,8 +21,10 @@ Tensor add_bias(const Scope& s, Tensor y) {
 
 /// x [..., in] × weight [out, in]. No flattening: the compiler does it after partitioning, so that sharded leading
 /// axes stay apart.
-Tensor project(const Scope& s, Tensor x, Tensor weight) {
-  return dot(x, weight, {.lhs_contract = {x.rank() - 1}, .rhs_contract = {1}, .precision = s.options().precision});
+Product projection(Precision precision) {
+  return [precision](Tensor x, Tensor weight) {
+    return dot(x, weight, {.lhs_contract = {x.rank() - 1}, .rhs_contract = {1}, .precision = precision});
+  };
 }
 
 /// Whether `n` blocks below `s` are one loop. A repeat inside a stacked block is written out.
@@ -47,7 +49,7 @@ Tensor linear(const Scope& s, Tensor x, const LinearOptions& o) {
   auto path = s.path_scope();
   const Dims dims = {o.out, x.dim(-1)};
   const Weight weight{"weight", dims, {o.out_axis, o.in_axis}, o.init ? *o.init : init::lecun_normal(dims)};
-  Tensor y = s.product(weight, x, [&s](Tensor in, Tensor w) { return project(s, in, w); });
+  Tensor y = s.product(weight, x, projection(s.options().precision));
   return o.bias ? add_bias(s, y) : y;
 }
 
@@ -57,13 +59,11 @@ Tensor conv2d(const Scope& s, Tensor x, const Conv2dOptions& o) {
         s.path());
   const Dims dims = {o.out, x.dim(-1), o.kernel, o.kernel};
   const Weight weight{"weight", dims, {o.out_axis, o.in_axis, "", ""}, init::lecun_normal(dims)};
-  Tensor y = s.product(weight, x, [&s, &o](Tensor in, Tensor w) {
+  Tensor y = s.product(weight, x, [o, precision = s.options().precision](Tensor in, Tensor w) {
     const int64_t low = o.pad_right_bottom ? 0 : o.padding, high = o.pad_right_bottom ? 1 : o.padding;
-    return conv(in, w,
-                {.stride = {o.stride, o.stride},
-                 .pad_low = {low, low},
-                 .pad_high = {high, high},
-                 .precision = s.options().precision});
+    return conv(
+        in, w,
+        {.stride = {o.stride, o.stride}, .pad_low = {low, low}, .pad_high = {high, high}, .precision = precision});
   });
   return o.bias ? add_bias(s, y) : y;
 }
@@ -74,12 +74,12 @@ Tensor conv3d(const Scope& s, Tensor x, const Conv3dOptions& o) {
         s.path());
   const Dims dims = {o.out, x.dim(-1), o.kernel[0], o.kernel[1], o.kernel[2]};
   const Weight weight{"weight", dims, {o.out_axis, o.in_axis, "", "", ""}, init::lecun_normal(dims)};
-  Tensor y = s.product(weight, x, [&s, &o](Tensor in, Tensor w) {
+  Tensor y = s.product(weight, x, [o, precision = s.options().precision](Tensor in, Tensor w) {
     return conv(in, w,
                 {.stride = {o.stride.begin(), o.stride.end()},
                  .pad_low = {o.pad_low.begin(), o.pad_low.end()},
                  .pad_high = {o.pad_high.begin(), o.pad_high.end()},
-                 .precision = s.options().precision});
+                 .precision = precision});
   });
   return o.bias ? add_bias(s, y) : y;
 }

@@ -1,6 +1,7 @@
 #include "maxdiffusion/nn/scope.h"
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/nn/quantization.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/sharding.h"
 
@@ -30,7 +31,11 @@ Tensor Scope::param(std::string_view name, Dims dims, LogicalAxes axes, Init ini
 }
 
 Tensor Scope::product(const Weight& w, Tensor x, const Product& f) const {
-  if (!product_) return f(x, cast(param(w.name, w.dims, w.axes, w.init), x.dtype()));
+  if (!product_) {
+    Tensor weight = cast(param(w.name, w.dims, w.axes, w.init), x.dtype());
+    const auto& q = options_.quantization;
+    return q && q->covers(path_) ? quantized_product(q, x, weight, f) : f(x, weight);
+  }
   Scope before = *this;
   before.product_ = product_->before;
   return product_->source(before, w, x, f);

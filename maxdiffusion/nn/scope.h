@@ -13,6 +13,8 @@
 
 namespace md {
 
+struct Quantization;  // nn/quantization.h
+
 struct ScopeOptions {
   DType weights = DType::f32;      // storage of parameters (key weights_dtype)
   DType activations = DType::f32;  // compute dtype given to layers (key activations_dtype)
@@ -24,6 +26,7 @@ struct ScopeOptions {
   std::vector<std::string> remat_names = {};  // what remat CUSTOM keeps
   bool scan_layers = false;                   // repeated blocks as one loop over stacked parameters
   bool trainable = true;
+  std::shared_ptr<const Quantization> quantization = {};  // of products; null: none
 };
 
 /// A parameter as a layer asks for it: arguments of Scope::param.
@@ -34,7 +37,7 @@ struct Weight {
   Init init;
 };
 /// What a layer makes of its input and weight: linear in the weight, whose first size, which may be any, is the last
-/// size of the result.
+/// size of the result. It may be called again later, for gradients: what it holds, it holds by value.
 using Product = std::function<Tensor(Tensor x, Tensor weight)>;
 
 class Scope {
@@ -54,7 +57,8 @@ class Scope {
   Tensor resolve(Param p) const;
 
   /// f(x, w) for the parameter `w`, in the dtype of x. Layers say what they compute by f, not with which tensor, so
-  /// that a variation may add a product of its own without ever making the whole weight.
+  /// that a variation may add a product of its own without ever making the whole weight. Quantized where the options
+  /// say so.
   Tensor product(const Weight& w, Tensor x, const Product& f) const;
 
   const std::string& path() const { return path_; }

@@ -61,7 +61,7 @@ Shape infer_forward(const ConvOptions& o, const Shape& x, const Shape& w) {
   check(o.groups > 0 && w.dim(1) * o.groups == x.dim(-1) && w.dim(0) % o.groups == 0, Code::invalid_graph,
         "conv: x {} has {} channels; w {} in {} groups takes {}", to_string(x), x.dim(-1), to_string(w), o.groups,
         w.dim(1) * o.groups);
-  Shape y{x.dtype, {x.dim(0)}};
+  Shape y{sum_type(x.dtype), {x.dim(0)}};
   for (const Line& l : lines(o, x.dims, w.dims)) {
     check(l.stride > 0 && l.x_dilation > 0 && l.k_dilation > 0 && l.y > 0, Code::invalid_graph,
           "conv: x {} with pads {} and {} is smaller than the kernel of w {}", to_string(x), to_string(o.pad_low),
@@ -129,6 +129,7 @@ const char* cpu_kernel_refuses(const PrintCall& p) {
   const ConvOptions& o = p.options;
   const DType type = p.c.out().dtype;
   if (!p.c.options().calls_cpu_kernels() || (type != DType::f32 && type != DType::bf16)) return kNotForCpuKernels;
+  if (p.c.in(0).shape.dtype != type) return "sums are wider than what is summed";
   if (o.stride.size() < 2 || o.groups != 1) return "there is one axis, or groups";
   if (!all(o.lhs_dilation, is_one) || !all(o.rhs_dilation, is_one)) return "something is dilated";
   if (!all(o.pad_low, not_negative) || !all(o.pad_high, not_negative)) return "something is cropped";
@@ -272,6 +273,8 @@ constexpr OpDef kConv = {
         [] {
           std::vector<OpSample> all;
           for (const Case& k : cases()) all.push_back({{f64(k.x), f64(k.w)}, k.options});
+          const Case plain = cases()[1];
+          all.push_back({.inputs = {s8(plain.x), s8(plain.w)}, .attributes = plain.options, .low = -100, .high = 100});
           return all;
         },
     .flops = [](const Node& n) { return flops_of(n.outputs[0], n.inputs[1].dims()); },

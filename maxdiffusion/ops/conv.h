@@ -16,7 +16,8 @@ struct ConvOptions {
   bool operator==(const ConvOptions&) const = default;
 };
 
-/// x: [B, spatial…, Ci] (channels last)   w: [Co, Ci/groups, k…] (PyTorch's layout)   y: [B, spatial…, Co].
+/// x: [B, spatial…, Ci] (channels last)   w: [Co, Ci/groups, k…] (PyTorch's layout)   y: [B, spatial…, Co], of the
+/// sum_type (ops/dot.h) of both.
 /// y's spatial size: floor((dilated x + pads − dilated k) / stride) + 1. Gradient in x and w.
 Tensor conv(Tensor x, Tensor w, ConvOptions options = {});
 

@@ -128,11 +128,13 @@ constexpr OpDef kDot = {
       DotDims batched{{3}, {0}, {1, 0}, {3, 2}, Precision::high, DType::f64};
       DotDims many{{2, 0}, {1, 3}, {1}, {0}, Precision::default_, DType::f64};
       DotDims outer{{}, {}, {}, {}, Precision::default_, DType::f64};
+      DotDims integers{.lhs_contract = {1}, .rhs_contract = {0}, .out = DType::s32};
       return {{{f64({2, 3}), f64({3, 4})}, plain},
               {{f64({2, 3, 4}), f64({5, 4})}, linear},
               {{f64({2, 3, 5, 4}), f64({4, 6, 2, 3})}, batched},
               {{f64({2, 3, 4, 5}), f64({3, 4, 6, 2})}, many},
-              {{f64({2}), f64({3})}, outer}};
+              {{f64({2}), f64({3})}, outer},
+              {.inputs = {s8({2, 3}), s8({3, 4})}, .attributes = integers, .low = -100, .high = 100}};
     },
     .flops =
         [](const Node& n) {
@@ -145,7 +147,12 @@ constexpr OpDef kDot = {
 
 }  // namespace
 
-Tensor dot(Tensor a, Tensor b, DotDims dims) { return dot(a, b, std::move(dims), a.dtype()); }
+DType sum_type(DType t) {
+  if (size_of(t) > 1 || t == DType::pred) return t;
+  return is_integer(t) ? DType::s32 : DType::f32;
+}
+
+Tensor dot(Tensor a, Tensor b, DotDims dims) { return dot(a, b, std::move(dims), sum_type(a.dtype())); }
 
 Tensor dot(Tensor a, Tensor b, DotDims d, DType accumulate) {
   for (Axes* axes : {&d.lhs_contract, &d.lhs_batch})

@@ -15,7 +15,10 @@ struct DotDims {
   bool operator==(const DotDims&) const = default;
 };
 
-/// General dot: result axes are batch, then lhs free, then rhs free. dtypes must agree; the result has that dtype
+/// The type of sums of products: s32 of 8-bit integers, f32 of 8-bit floats, else the type itself.
+DType sum_type(DType t);
+
+/// General dot: result axes are batch, then lhs free, then rhs free. dtypes must agree; the result has their sum_type
 /// unless `accumulate` names a wider one (bf16 × bf16 → f32). Axes may be negative.
 /// Gradient: two dots and a transpose each. Throws invalid_graph with both shapes and axes.
 Tensor dot(Tensor a, Tensor b, DotDims dims);

@@ -8,6 +8,7 @@ namespace md {
 
 inline Shape f64(Dims dims) { return {DType::f64, std::move(dims)}; }
 inline Shape s32(Dims dims) { return {DType::s32, std::move(dims)}; }
+inline Shape s8(Dims dims) { return {DType::s8, std::move(dims)}; }
 inline Shape pred(Dims dims) { return {DType::pred, std::move(dims)}; }
 
 }  // namespace md

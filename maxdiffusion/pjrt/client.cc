@@ -113,6 +113,8 @@ std::optional<DeviceMemory> Client::memory(int device_id) const {
   return m;
 }
 
+bool Client::has_float8() const { return platform_->has_float8(devices_.front()); }
+
 std::optional<double> Client::peak_flops(DType type) const {
   return platform_->peak_flops(devices_.front().kind, type);
 }

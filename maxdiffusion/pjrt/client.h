@@ -74,6 +74,7 @@ struct Device {
   int slice = 0;                        // slices are joined by a data-centre network
   std::string kind;                     // "cpu", "NVIDIA H100 80GB HBM3", "TPU v5p"
   std::vector<int> coords;              // position in the torus of a TPU, else empty
+  double compute_capability = 0;        // of a GPU by NVIDIA: 9 for Hopper
   bool addressable = true;              // by this process
   std::optional<int64_t> memory_limit;  // bytes; where the description has them
   void* handle = nullptr;               // PJRT_Device*; null in a topology that is not attached
@@ -108,6 +109,8 @@ class Client {
   std::optional<DeviceMemory> memory(int device_id) const;
   /// Dense FLOP/s of one device, where known; see PlatformDef.
   std::optional<double> peak_flops(DType type) const;
+  /// Whether its devices multiply 8-bit floats; see PlatformDef.
+  bool has_float8() const;
 
   /// Copies `shape` elements from `data` to a device and returns at once. `byte_strides`: bytes between neighbours
   /// along each dim of `data`; empty: dense. `owner` is held until the copy is done.

@@ -92,6 +92,18 @@ TEST_P(Clients, PutHoldsTheBytesUntilTheyAreCopiedAndNotLonger) {
   EXPECT_TRUE(bytes.expired());
 }
 
+TEST(Platforms, EightBitFloatsAreKnownByDevice) {
+  auto gpu = [](double capability) { return kGpuPlatform.has_float8({.compute_capability = capability}); };
+  EXPECT_TRUE(gpu(9.0));
+  EXPECT_TRUE(gpu(8.9));
+  EXPECT_FALSE(gpu(8.0));
+  auto tpu = [](const char* kind) { return kTpuPlatform.has_float8({.kind = kind}); };
+  EXPECT_TRUE(tpu("TPU7x"));
+  EXPECT_FALSE(tpu("TPU v5p"));
+  EXPECT_FALSE(tpu("TPU v6 lite"));
+  EXPECT_TRUE(kCpuPlatform.has_float8({.kind = "cpu"}));
+}
+
 TEST(Platforms, PeaksAreKnownByDeviceKind) {
   EXPECT_EQ(kTpuPlatform.peak_flops("TPU v5p", DType::bf16), 459e12);
   EXPECT_EQ(kTpuPlatform.peak_flops("TPU v5 lite", DType::bf16), 197e12);

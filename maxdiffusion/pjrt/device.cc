@@ -1,6 +1,8 @@
 // Device descriptions, attached or of a topology only.
 #include "maxdiffusion/pjrt/device.h"
 
+#include <cstdlib>
+
 namespace md::pjrt {
 
 Device describe(const PJRT_Api* api, PJRT_DeviceDescription* description) {
@@ -27,6 +29,8 @@ Device describe(const PJRT_Api* api, PJRT_DeviceDescription* description) {
     if (auto* v = std::get_if<int64_t>(&it->second)) d.memory_limit = *v;
   if (auto it = values.find("coords"); it != values.end())
     if (auto* v = std::get_if<std::vector<int64_t>>(&it->second)) d.coords.assign(v->begin(), v->end());
+  if (auto it = values.find("compute_capability"); it != values.end())
+    if (auto* v = std::get_if<std::string>(&it->second)) d.compute_capability = std::strtod(v->c_str(), nullptr);
   return d;
 }
 

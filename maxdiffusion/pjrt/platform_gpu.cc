@@ -1,4 +1,5 @@
 // NVIDIA GPUs. Peaks are the dense tensor-core figures of the vendor's data sheets (SXM where there are several).
+#include "maxdiffusion/pjrt/client.h"
 #include "maxdiffusion/pjrt/platforms.h"
 
 namespace md::pjrt {
@@ -23,6 +24,9 @@ std::optional<double> peak(std::string_view kind, DType type) {
   return {};
 }
 
+/// From Ada and Hopper on.
+bool has_float8(const Device& device) { return device.compute_capability >= 8.9; }
+
 }  // namespace
 
 const PlatformDef kGpuPlatform = {
@@ -33,6 +37,7 @@ const PlatformDef kGpuPlatform = {
     .default_options = {},
     .environment = {"XLA_FLAGS"},
     .peak_flops = peak,
+    .has_float8 = has_float8,
     .ffi_platform = "CUDA",
 };
 

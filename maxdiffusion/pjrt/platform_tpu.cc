@@ -1,4 +1,7 @@
 // TPUs. Peaks are bf16 per chip from the vendor's system architecture pages; v4 and newer show one device per chip.
+#include <algorithm>
+
+#include "maxdiffusion/pjrt/client.h"
 #include "maxdiffusion/pjrt/platforms.h"
 
 namespace md::pjrt {
@@ -21,6 +24,12 @@ std::optional<double> peak(std::string_view kind, DType type) {
   return {};
 }
 
+/// From the seventh generation on.
+bool has_float8(const Device& device) {
+  constexpr std::string_view kBefore[] = {"TPU v2", "TPU v3", "TPU v4", "TPU v5", "TPU v6"};
+  return std::ranges::none_of(kBefore, [&](std::string_view kind) { return device.kind.starts_with(kind); });
+}
+
 }  // namespace
 
 const PlatformDef kTpuPlatform = {
@@ -30,6 +39,7 @@ const PlatformDef kTpuPlatform = {
     .default_options = {},
     .environment = {"XLA_FLAGS", "LIBTPU_INIT_ARGS"},
     .peak_flops = peak,
+    .has_float8 = has_float8,
     .ffi_platform = nullptr,
 };
 

@@ -89,7 +89,7 @@ SampleOptions options_of(const RunModels& models) {
   SampleOptions o =
       sample_options(c.sample, *models.family(), sample_size(c, *models.family()), per_device, devices, c.seed());
   o.scheduler_config = sampling_config(models.folder().scheduler_config(), c.scheduler);
-  o.scope = scope_options(c.layers);
+  o.scope = models.denoiser_options();
   o.compile = c.compile;
   o.cache = c.step_cache;
   return o;

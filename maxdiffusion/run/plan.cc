@@ -57,7 +57,7 @@ bool is_trained(const RunModels& m, const std::string& component) {
 StepOptions planned_step(const RunModels& m, int64_t samples) {
   const RunConfig& c = m.config();
   StepOptions s;
-  s.scope = scope_options(c.layers);
+  s.scope = m.denoiser_options();
   s.optim = c.optim.with_switches(m.family()->always_clips_by_norm());
   s.optim.learning_rate = scaled_rate(c.optim, c.optim.learning_rate, samples);
   s.accumulation = c.update.gradient_accumulation_steps;
@@ -72,8 +72,11 @@ StepOptions planned_step(const RunModels& m, int64_t samples) {
           .with(autoencoder ? autoencoder_options(scope.options(), keys) : text_encoder_options(scope.options(), keys))
           .frozen();
     }
+    ScopeOptions options = scope.options();
+    if (component != trained_denoiser(m.config(), *m.family())) options.quantization = nullptr;
     const LoraKeys& lora = m.config().lora;
-    return lora.train_lora ? lora_scope(scope, training_lora(lora, m.family()->lora_targets(component))) : scope;
+    return lora.train_lora ? lora_scope(scope.with(options), training_lora(lora, m.family()->lora_targets(component)))
+                           : scope.with(options);
   };
   return s;
 }

@@ -14,21 +14,19 @@ struct ReferenceKeys {
   // How the reference arranges work that is arranged by itself here; any value will do.
   bool jit_initializers = true, from_pt = true, controlnet_from_pt = true, lightning_from_pt = true;
   bool split_head_dim = true, mask_padding_tokens = true, skip_jax_distributed_system = false;
-  int64_t tokenize_captions_num_proc = 4, transform_images_num_proc = 4, quantization_local_shard_count = -1;
+  int64_t tokenize_captions_num_proc = 4, transform_images_num_proc = 4;
   bool use_base2_exp = true, use_experimental_scheduler = true, compile_text_encoder = false,
        enable_jax_named_scopes = false, replicate_vae = false;
   int64_t ulysses_attention_chunks = 1, tile_search_iters = 10;
-  std::string tensorboard_dir, prompt_2, tile_search_mode, tile_search_out, weight_quantization_calibration_method,
-      act_quantization_calibration_method, bwd_quantization_calibration_method, quantization_calibration_method,
-      qwix_module_path;
+  std::string tensorboard_dir, prompt_2, tile_search_mode, tile_search_out;
   JsonText vae_logical_axis_rules;
   // Refused or warned about when set.
   bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false,
-       enable_single_replica_ckpt_restoring = false, use_qwix_quantization = false, enable_tile_search = false;
+       enable_single_replica_ckpt_restoring = false, enable_tile_search = false;
   int64_t norm_num_groups = 32, ulysses_shards = -1, vae_spatial = -1;
   double dropout = 0;
   std::string aot_cache_dir, converted_weights_dir, pretrained_orbax_dir, scheduler_dtype = "float32";
-  std::string profiler_gcs_path, dataset_config_name, quantization, hf_access_token;
+  std::string profiler_gcs_path, dataset_config_name, hf_access_token;
 
   template <class V>
   void visit(V&& v) {
@@ -43,7 +41,6 @@ struct ReferenceKeys {
     v("skip_jax_distributed_system", skip_jax_distributed_system, kAny);
     v("tokenize_captions_num_proc", tokenize_captions_num_proc, kAny);
     v("transform_images_num_proc", transform_images_num_proc, kAny);
-    v("quantization_local_shard_count", quantization_local_shard_count, kAny);
     v("tensorboard_dir", tensorboard_dir, kAny);
     v("prompt_2", prompt_2, kAny);
     v("use_base2_exp", use_base2_exp, kAny);
@@ -56,11 +53,6 @@ struct ReferenceKeys {
       "read for the reference's files; text encoders always are compiled");
     v("enable_jax_named_scopes", enable_jax_named_scopes,
       "read for the reference's files; operations always carry the paths of their layers");
-    v("weight_quantization_calibration_method", weight_quantization_calibration_method, kAny);
-    v("act_quantization_calibration_method", act_quantization_calibration_method, kAny);
-    v("bwd_quantization_calibration_method", bwd_quantization_calibration_method, kAny);
-    v("quantization_calibration_method", quantization_calibration_method, kAny);
-    v("qwix_module_path", qwix_module_path, kAny);
     v("replicate_vae", replicate_vae, "read for the reference's files; every device has the whole autoencoder");
     v("vae_logical_axis_rules", vae_logical_axis_rules,
       "read for the reference's files; every device has the whole autoencoder");
@@ -72,10 +64,8 @@ struct ReferenceKeys {
     v("enable_ml_diagnostics", enable_ml_diagnostics, kNeutral);
     v("enable_ondemand_xprof", enable_ondemand_xprof, kNeutral);
     v("enable_single_replica_ckpt_restoring", enable_single_replica_ckpt_restoring, kNeutral);
-    v("use_qwix_quantization", use_qwix_quantization, kNeutral);
     v("profiler_gcs_path", profiler_gcs_path, kNeutral);
     v("dataset_config_name", dataset_config_name, kNeutral);
-    v("quantization", quantization, kNeutral);
     v("enable_tile_search", enable_tile_search, kNeutral);
     v("ulysses_shards", ulysses_shards, kNeutral);
     v("vae_spatial", vae_spatial, kNeutral);

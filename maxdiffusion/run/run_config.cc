@@ -24,6 +24,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
     if (value.where == kCommandLine) c.on_command_line.insert(key);
   c.reference.validate();
   c.step_cache.validate();
+  c.layers.quantization.warn();
   if (const char* job = std::getenv("JOBSET_NAME"); job && c.run.run_name.empty()) c.run.run_name = job;
   if (c.run.output_dir.empty()) c.run.output_dir = c.run.base_output_directory;
   for (const auto& [key, place] :

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 
 namespace md {
@@ -46,6 +47,20 @@ RunModels::RunModels(const RunConfig& c, const std::string& model, Purpose purpo
 std::function<NamedPieces()> RunModels::open_weights(const ParamTable& params, const std::string& component) {
   if (component != family_->autoencoder()) return weights_.open(params, component);
   return [this, &params, component] { return as_pieces(of_component(params, component, autoencoder_values())); };
+}
+
+ScopeOptions RunModels::denoiser_options() const {
+  ScopeOptions options = scope_options(config_.layers);
+  if (const Quantization* q = options.quantization.get()) {
+    const pjrt::Client& client = devices_.client();
+    check(!is_float8(q->operands) || client.has_float8(), Code::invalid_config,
+          "quantization={}: device '{}' has no 8-bit floats; try quantization=int8", q->name,
+          client.devices().front().kind);
+    const QuantizedCount count = count_quantized(*q, folder_.params(family_->denoisers(), options));
+    log_info("quantization {}: {} of {} layers of {}", q->name, count.quantized, count.all,
+             fmt::join(family_->denoisers(), " and "));
+  }
+  return options;
 }
 
 TextEncoder& RunModels::text_encoder() {

@@ -39,6 +39,10 @@ class RunModels {
     };
   }
 
+  /// What the keys ask of the denoiser's layers. Throws invalid_config where they are to be quantized and the devices
+  /// cannot, or no layer is.
+  ScopeOptions denoiser_options() const;
+
   /// Samples that the programs below take at a time.
   int64_t encoder_batch() const { return 32 * devices_.mesh().devices(); }
   /// With the text encoders' weights as they were before this run trained them.

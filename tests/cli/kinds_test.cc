@@ -311,6 +311,45 @@ TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {
   EXPECT_TRUE(contains(o.err, "lora_init")) << o.err;
 }
 
+TEST_F(Kinds, QuantizedModelsAreTrainedAndDrawnWith) {
+  const std::vector<std::string> lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1", "checkpoint_every=2"};
+  auto int8 = [](std::vector<std::string> words) {
+    words.insert(words.end(), {"use_qwix_quantization=true", "quantization=int8"});
+    return words;
+  };
+  ASSERT_EQ(train("plain", lora).status, 0);
+  const Outcome o = train("int8", int8(lora));
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "layers of unet")) << o.err;
+  const std::vector<double> plain = losses("plain"), quantized = losses("int8");
+  ASSERT_EQ(quantized.size(), 3U);
+  for (size_t i = 0; i < 3; ++i) {  // the error of a product is about a percent, that of a mean square of them less
+    EXPECT_NE(quantized[i], plain[i]);
+    EXPECT_NEAR(quantized[i], plain[i], 0.01 * plain[i]);
+  }
+  EXPECT_EQ(weights("int8", "unet/diffusion_pytorch_model.safetensors"),
+            read_file(kModel + "/unet/diffusion_pytorch_model.safetensors"));
+
+  // Matrices are merged first. They are large for once, so that leaving them out would be seen.
+  const std::vector<std::string> merged = {"lora_files=" + (t / "plain/checkpoints/3"), "lora_scales=300"};
+  const std::string wide = draw("wide", merged), narrow = draw("narrow", int8(merged)), none = draw("none", int8({}));
+  double error = 0, effect = 0;
+  const std::vector<float> a = last_floats(wide, 16), b = last_floats(narrow, 16), c = last_floats(none, 16);
+  for (size_t i = 0; i < a.size(); ++i) {
+    error += std::pow(b[i] - a[i], 2);
+    effect += std::pow(c[i] - a[i], 2);
+  }
+  EXPECT_GT(error, 0);
+  EXPECT_LT(error, 0.05 * effect);
+
+  std::vector<std::string> nowhere = int8(lora);
+  nowhere.push_back("qwix_module_path=blocks.*");
+  const Outcome refused = train("nowhere", nowhere);
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_TRUE(contains(refused.err, "qwix_module_path 'blocks.*' matches none of")) << refused.err;
+  EXPECT_TRUE(contains(refused.err, "conv_in")) << refused.err;
+}
+
 TEST_F(Kinds, DataOfEveryKindIsTrainedOn) {
   const std::string files = MD_SOURCE_DIR "/tests/golden/data/files/";
   for (const auto& [name, words] : std::vector<std::pair<std::string, std::vector<std::string>>>{

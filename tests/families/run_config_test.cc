@@ -215,8 +215,8 @@ TEST(RunConfig, FsdpBatchTakesWholeBatchesOnly) {
 }
 
 TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
-  for (const char* word : {"quantization=int8", "use_qwix_quantization=true", "enable_ml_diagnostics=true",
-                           "enable_ondemand_xprof=true", "dropout=0.1", "scheduler_dtype=bfloat16"}) {
+  for (const char* word :
+       {"enable_ml_diagnostics=true", "enable_ondemand_xprof=true", "dropout=0.1", "scheduler_dtype=bfloat16"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(refusal({word}), key + " is set, but ")) << word;
   }
@@ -230,6 +230,22 @@ TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(warnings({word}), key + " has no effect: ")) << word;
   }
+}
+
+TEST(RunConfig, QuantizationKeysWithoutEffectAreWarnedAboutByName) {
+  EXPECT_TRUE(contains(warnings({"quantization=int8"}), "quantization has no effect: use_qwix_quantization is false"));
+  EXPECT_TRUE(contains(warnings({"quantization_local_shard_count=2"}), "quantization_local_shard_count has no effect"));
+  const std::vector<std::string> int8 = {"use_qwix_quantization=true", "quantization=int8"};
+  EXPECT_EQ(warnings(int8), "");
+  for (const std::string key : {"quantization_calibration_method", "weight_quantization_calibration_method",
+                                "act_quantization_calibration_method", "bwd_quantization_calibration_method"}) {
+    std::vector<std::string> words = int8;
+    words.push_back(key + "=fixed,-4,4");
+    EXPECT_TRUE(contains(warnings(words), key + " has no effect: only quantization=fp8_full reads it")) << key;
+    words[1] = "quantization=fp8_full";
+    EXPECT_EQ(warnings(words), "");
+  }
+  EXPECT_TRUE(contains(refusal({"use_qwix_quantization=true"}), "Quantization type is not set"));
 }
 
 TEST(ReferenceKeys, GroupsOtherThanTheModelsAreWarnedAbout) {
@@ -253,7 +269,6 @@ TEST(ReferenceKeys, WhatArrangesItselfHereIsReadInSilence) {
                       "skip_jax_distributed_system=true",
                       "tokenize_captions_num_proc=1",
                       "transform_images_num_proc=1",
-                      "quantization_local_shard_count=2",
                       "tensorboard_dir=/a",
                       "norm_num_groups=32",
                       "cache_dreambooth_dataset=true",
@@ -268,11 +283,6 @@ TEST(ReferenceKeys, WhatArrangesItselfHereIsReadInSilence) {
                       "enable_jax_named_scopes=true",
                       "replicate_vae=true",
                       "vae_logical_axis_rules=[['conv_in', 'vae_spatial']]",
-                      "qwix_module_path=.*",
-                      "weight_quantization_calibration_method=absmax",
-                      "act_quantization_calibration_method=absmax",
-                      "bwd_quantization_calibration_method=absmax",
-                      "quantization_calibration_method=absmax",
                       "use_batched_text_encoder=true"}),
             "");
 }

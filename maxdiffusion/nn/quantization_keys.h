@@ -1,0 +1,43 @@
+// Keys of quantized products.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "maxdiffusion/nn/quantization.h"
+
+namespace md {
+
+struct QuantizationKeys {
+  std::string quantization, qwix_module_path = ".*", quantization_calibration_method = "absmax",
+                            weight_quantization_calibration_method, act_quantization_calibration_method,
+                            bwd_quantization_calibration_method;
+  bool use_qwix_quantization = false;
+  int64_t quantization_local_shard_count = -1;
+  template <class V>
+  void visit(V&& v) {
+    constexpr const char* kOfFp8Full = "of fp8_full; empty: quantization_calibration_method";
+    v("use_qwix_quantization", use_qwix_quantization,
+      "linear and convolution layers of the denoiser multiply 8-bit copies, as `quantization` says");
+    v("quantization", quantization,
+      "int8, fp8 (both: ranges for rows and channels, gradients as without) or fp8_full (ranges for tensors, gradients "
+      "too)");
+    v("qwix_module_path", qwix_module_path,
+      "regular expression of whole module names (blocks.0.attn1.to_q): what is quantized");
+    v("quantization_calibration_method", quantization_calibration_method,
+      "how far fp8_full takes tensors to reach: absmax[,FACTOR], rms,FACTOR, fixed,-BOUND,BOUND");
+    v("weight_quantization_calibration_method", weight_quantization_calibration_method, kOfFp8Full);
+    v("act_quantization_calibration_method", act_quantization_calibration_method, kOfFp8Full);
+    v("bwd_quantization_calibration_method", bwd_quantization_calibration_method, kOfFp8Full);
+    v("quantization_local_shard_count", quantization_local_shard_count,
+      "read for the reference's files; ranges are those of whole tensors, wherever their parts lie");
+  }
+
+  /// Warns by name of keys that have no effect.
+  void warn() const;
+};
+
+/// What the keys ask for; null: nothing. Throws invalid_config for a name or an expression that is none.
+std::shared_ptr<const Quantization> make_quantization(const QuantizationKeys& keys);
+
+}  // namespace md

@@ -1,0 +1,121 @@
+// Quantized products against qwix (tools/golden/quantization.py): integers and floats, outputs, all gradients; and what
+// they are to whole models.
+#include "maxdiffusion/nn/quantization.h"
+
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/models/wan_transformer.h"
+#include "maxdiffusion/nn/layers.h"
+#include "maxdiffusion/nn/quantization_keys.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "tests/golden/model_case.h"
+
+namespace md {
+namespace {
+
+QuantizationKeys keys(const std::string& kind, const std::string& modules = ".*") {
+  QuantizationKeys k;
+  k.use_qwix_quantization = true;
+  k.quantization = kind;
+  k.qwix_module_path = modules;
+  return k;
+}
+
+ScopeOptions quantized(const std::string& kind, const std::string& modules = ".*") {
+  return {.quantization = make_quantization(keys(kind, modules))};
+}
+
+QuantizationKeys keys(const nlohmann::json& config) {
+  QuantizationKeys k = keys(config.at("quantization"), config.value("qwix_module_path", ".*"));
+  k.weight_quantization_calibration_method = config.value("weight_quantization_calibration_method", "");
+  k.act_quantization_calibration_method = config.value("act_quantization_calibration_method", "");
+  k.bwd_quantization_calibration_method = config.value("bwd_quantization_calibration_method", "");
+  return k;
+}
+
+NamedTensors stack(const Scope& s, const nlohmann::json&, NamedTensors& in) {
+  Tensor x = square(nn::linear(s / "first", in.at("x"), {.out = 5}));
+  x = square(nn::conv2d(s / "conv", x, {.out = 4}));
+  return {{"y", nn::linear(s / "last", x, {.out = 3})}};
+}
+
+class QuantizedStack : public testing::TestWithParam<const char*> {};
+
+// Both compute the same numbers in float32, so all that may differ is the order of sums. A value that this pushes over
+// the middle between two 8-bit numbers is another one then; seldom, since few lie there, but in a stack of a hundred
+// values it is a percent. None does here.
+TEST_P(QuantizedStack, GivesTheOutputsAndGradientsOfQwix) {
+  const ModelCase c = load_case(std::string("quantized/") + GetParam());
+  const ModelRun r = run_case(c, stack, {.quantization = make_quantization(keys(c.config))});
+  const Distance out = distance(r.outputs, c.outputs), grads = distance(r.grads, c.grads);
+  fmt::print("  outputs {:.2g}, gradients {:.2g} ({}); without quantization {:.2g} and {:.2g}\n", out.value,
+             grads.value, grads.name, c.noise_floor_outputs, c.noise_floor_gradients);
+  EXPECT_LE(out.value, 1e-6) << out.name;
+  EXPECT_LE(grads.value, 2e-6) << grads.name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, QuantizedStack,
+                         testing::Values("int8", "int8_some", "fp8", "fp8_full", "fp8_full_calibrated"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(Quantize, MakesTheNumbersOfQwixToTheBit) {
+  const HostArrays golden = SafetensorsReader::open(golden_path("quantized/values.safetensors")).tensors();
+  const HostArray& x = golden.at("x");
+  Graph g(cpu().graph_options());
+  const Tensor in = g.input("x", x.shape());
+  std::vector<std::string> names;
+  auto put = [&](const std::string& name, Tensor t) {
+    names.push_back(name);
+    g.output(name, t);
+  };
+  const std::pair<const char*, Axes> kinds[] = {{"", {}}, {"0", {0}}, {"01", {0, 1}}};
+  for (const auto& [type, dtype] :
+       {std::pair{"int8", DType::s8}, std::pair{"e4m3", DType::f8e4m3fn}, std::pair{"e5m2", DType::f8e5m2}})
+    for (const auto& [axes, own] : kinds) {
+      const Quantized q = quantize(in, dtype, own);
+      put(fmt::format("{}.{}.values", type, axes), dtype == DType::s8 ? q.values : cast(q.values, DType::f32));
+      put(fmt::format("{}.{}.scale", type, axes), q.scale);
+    }
+  const std::vector<HostArray> got = evaluate(cpu(), g, {x});
+  for (size_t i = 0; i < names.size(); ++i) {
+    const HostArray& want = golden.at(names[i]);
+    ASSERT_EQ(got[i].shape(), want.shape()) << names[i];
+    const std::vector<double> a = got[i].to_doubles(), b = want.to_doubles();
+    for (size_t k = 0; k < a.size(); ++k)
+      EXPECT_EQ(a[k], b[k]) << names[i] << ", number " << k << " of " << x.to_doubles()[k % a.size()];
+  }
+}
+
+NamedTensors run_wan(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  const WanInputs inputs{.sample = in.at("sample"), .timestep = in.at("timestep"), .text = in.at("text")};
+  return {{"sample", wan_transformer(s, WanTransformerConfig::from_json(json), inputs).sample}};
+}
+
+// 127.5 steps reach from zero to the largest of a row's or channel's values, which is about 2.5 times their root mean
+// square where there are 6 to 20 of them, as here: an error of 2.5 / 127.5 / √12 = 0.6 percent, evenly spread, for each
+// operand, and 0.8 for a product. Some ten products lie between input and output, but each block adds to what passes it
+// by: between one product's error and √10 times that.
+TEST(Quantized, ATransformerIsOffByTheNoiseOfItsProductsInEveryWayThatBlocksAreRun) {
+  const ModelCase c = load_case("wan_t2v");
+  ScopeOptions options = quantized("int8");
+  const ModelRun r = run_case(c, run_wan, options);
+  const Distance out = distance(r.outputs, c.outputs), grads = distance(r.grads, c.grads);
+  fmt::print("  outputs {:.2g}, gradients {:.2g} ({})\n", out.value, grads.value, grads.name);
+  EXPECT_GT(out.value, 0.004);
+  EXPECT_LE(out.value, 0.025);
+
+  options.scan_layers = true;
+  options.remat = "FULL";
+  const ModelRun looped = run_case(c, run_wan, options);
+  const Distance other_out = distance(looped.outputs, r.outputs), other_grads = distance(looped.grads, r.grads);
+  fmt::print("  as a loop: outputs {:.2g}, gradients {:.2g} ({})\n", other_out.value, other_grads.value,
+             other_grads.name);
+  EXPECT_LE(other_out.value, 1e-5);
+  EXPECT_LE(other_grads.value, 1e-4);
+}
+
+}  // namespace
+}  // namespace md
