@@ -13,6 +13,7 @@ struct LayerKeys {
   std::vector<std::string> names_which_can_be_saved, names_which_can_be_offloaded;
   bool scan_layers = false;
   int64_t flash_min_seq_length = 256;
+  double dropout = 0;
   template <class V>
   void visit(V&& v) {
     v("weights_dtype", weights_dtype, "dtype parameters are stored in");
@@ -27,6 +28,7 @@ struct LayerKeys {
       "further values that remat_policy CUSTOM keeps; nothing is moved to the host");
     v("scan_layers", scan_layers, "repeated blocks as one loop over stacked parameters");
     v("flash_min_seq_length", flash_min_seq_length, "below this length flash attention falls back to dot_product");
+    v("dropout", dropout, "probability with which the trained model's dropout layers drop a value; 0: none");
   }
 };
 

@@ -20,7 +20,6 @@ void ReferenceKeys::validate() const {
   constexpr const char* kWeights = "weights are read from the model folder, where nothing has to be converted";
   refuse(!quantization.empty(), "quantization", "quantized training is not there yet; leave it empty");
   refuse(use_qwix_quantization, "use_qwix_quantization", "quantized training is not there yet; set it to false");
-  refuse(dropout != 0, "dropout", "it is not there yet; set it to 0");
   refuse(scheduler_dtype != "float32", "scheduler_dtype", "samplers compute in float32; set it to that");
   refuse(compile_topology_num_slices > 0, "compile_topology_num_slices",
          "runs take the slices that are attached; leave it at -1");

@@ -45,6 +45,7 @@ LoopOptions loop_options(const RunConfig& c, const std::string& folder, const st
   o.folder = folder;
   o.step.optim = c.optim;
   o.step.scope = scope_options(c.layers);
+  o.step.scope.dropout = 0;  // of the denoiser
   o.seed = c.seed();
   o.keys = c.loop;
   o.metrics = c.metrics;

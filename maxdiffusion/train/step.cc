@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/lora/lora_scope.h"
 #include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
@@ -44,6 +45,7 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Gr
   auto scope = [&](const std::string& component) {
     Scope root(*s.graph, s.params, component, o.scope);
     if (&in != s.graph.get()) root = root.in_graph(in);
+    if (o.scope.dropout > 0) root = root.with_random(rng.for_("dropout").for_(component));
     root = root.with_source([&](const Scope& below, Param p) {
       const bool widened = p.trainable && below.options().trainable && is_narrow(p.shape.dtype) &&
                            size_of(p.shape.dtype) < size_of(o.scope.activations);
@@ -117,6 +119,12 @@ Gradients accumulate(const Task& task, StepGraph& s, const StepOptions& o, const
   return g;
 }
 
+bool drops(const Graph& g) {
+  return std::ranges::any_of(g.nodes(), [](const auto& n) {
+    return n->name == nn::kDropout || std::ranges::any_of(n->bodies, [](const auto& body) { return drops(*body); });
+  });
+}
+
 }  // namespace
 
 StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOptions& o) {
@@ -132,6 +140,8 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     feed[f.name] = g.input(f.name, f.shape, f.batched ? axis::of_batch(f.shape.dims.size()) : LogicalAxes());
   }
   const Gradients gradients = accumulate(task, s, o, feed, Rng(key).at(step));
+  check(o.scope.dropout == 0 || drops(g), Code::invalid_config,
+        "dropout is {}, but {} has no dropout layers; set it to 0", o.scope.dropout, task.model());
   const LowPrecisionUpdate narrow_update = low_precision_update(o.optim.low_precision_update);
 
   auto state = [&](const std::string& name, Tensor after) {

@@ -208,6 +208,26 @@ TEST_F(TrainedLora, OfOneExpertIsThatOnes) {
   for (const auto& [name, array] : from) EXPECT_EQ(to.tensors().at(name).to_doubles(), array.to_doubles()) << name;
 }
 
+TEST(TrainedWithDropout, IsResumedToTheBit) {
+  TemporaryFolder t;
+  auto losses = [&](const std::string& name, const std::vector<std::string>& words) {
+    std::vector<std::string> all = words;
+    all.insert(all.begin(), {"run_name=" + name, "metrics_file=" + (t / (name + ".jsonl"))});
+    const Outcome o = train(t, golden()["wan"], all);
+    EXPECT_EQ(o.status, 0) << o.err;
+    std::vector<double> out;
+    for (const json& line : lines_of(t / (name + ".jsonl"))) out.push_back(line["loss"]);
+    return out;
+  };
+  const std::string drop = "dropout=0.3";
+  const std::vector<double> whole = losses("whole", {drop});
+  losses("stopped", {drop, "max_train_steps=3"});
+  losses("stopped", {drop});
+  const std::string file = "/checkpoints/6/transformer/diffusion_pytorch_model.safetensors";
+  EXPECT_EQ(read_file(t / ("whole" + file)), read_file(t / ("stopped" + file)));
+  EXPECT_GT(std::abs(whole[0] / golden()["wan"]["loss"][0].get<double>() - 1), 1e-4);
+}
+
 TEST(Replay, RefusesMoreStepsThanTheFileHolds) {
   TemporaryFolder t;
   const Outcome o = train(t, golden()["sd_sample"], {"max_train_steps=7"});
