@@ -148,6 +148,8 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     g.output(name, after, name);
     g.alias(name, name);
   };
+  Tensor updates = step;
+  if (o.own_count) updates = g.input("updates/" + task.model(), {DType::s32, {}});
   // One optimizer per component; none moves where one of them would not.
   struct Group {
     std::vector<Param> params;
@@ -177,7 +179,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   for (auto& [name, group] : groups) {
     OptimConfig optim = o.optim;
     if (auto rate = o.learning_rates.find(name); rate != o.learning_rates.end()) optim.learning_rate = rate->second;
-    group.update = adamw(optim, step, group.values, group.grads, group.first, group.second, good);
+    group.update = adamw(optim, step, group.values, group.grads, group.first, group.second, good, updates);
     applied = applied ? bit_and(applied, group.update.applied) : group.update.applied;
     Tensor square_ = square(group.update.grad_norm);
     squares = squares ? squares + square_ : square_;
@@ -185,9 +187,10 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
 
   state("step", where(applied, step + 1.0, step));
   state("healthy", applied);
+  if (o.own_count) state("updates/" + task.model(), where(applied, updates + 1.0, updates));
   // The average forgets its start quickly: decay min(d, (1 + n) / (10 + n)), as TensorFlow's do, and diffusers' from
   // the second update on.
-  Tensor n = cast(step, DType::f32);
+  Tensor n = cast(updates, DType::f32);
   Tensor keep = o.ema_decay > 0 ? minimum((n + 1.0) / (n + 10.0), scalar_like(n, o.ema_decay)) : Tensor();
   auto stored = [&](const std::string& component, const Group& group) {
     std::vector<Tensor> out;
@@ -214,6 +217,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     }
   }
   g.output("loss", gradients.loss);
+  if (o.own_count) g.output("loss_" + task.model(), gradients.loss);
   g.output("grad_norm", groups.size() == 1 ? groups.begin()->second.update.grad_norm : sqrt(squares));
   g.output("learning_rate", learning_rate(o.optim, step));
   return s;
