@@ -9,16 +9,20 @@ namespace md {
 
 struct EncoderKeys {
   std::string text_encoder_dtype = "float32", vae_dtype = "float32", vae_weights_dtype = "float32";
+  bool replicate_vae = false;
   template <class V>
   void visit(V&& v) {
     v("text_encoder_dtype", text_encoder_dtype, "dtype that frozen text encoders store and compute in");
     v("vae_dtype", vae_dtype, "dtype that the frozen autoencoder computes in");
     v("vae_weights_dtype", vae_weights_dtype, "dtype that the frozen autoencoder's parameters are stored in");
+    v("replicate_vae", replicate_vae,
+      "every device has the whole frozen autoencoder; false: its parameters are split as logical_axis_rules say");
   }
 };
 
-/// Options of frozen text encoders, and of the frozen autoencoder: the types of the keys, no gradients, nothing
-/// quantized, everything else as in `scope`. Throw invalid_config for a name that is no float type.
+/// Options of frozen text encoders, and of the frozen autoencoder: the types of the keys, no gradients, no dropout,
+/// nothing quantized, where the autoencoder's parameters lie, everything else as in `scope`. Throw invalid_config for a
+/// name that is no float type.
 ScopeOptions text_encoder_options(ScopeOptions scope, const EncoderKeys& keys);
 ScopeOptions autoencoder_options(ScopeOptions scope, const EncoderKeys& keys);
 

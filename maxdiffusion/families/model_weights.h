@@ -34,7 +34,8 @@ struct ModelKeys {
       "file or folder whose weights replace the transformer's, by published or original names");
     v("max_sequence_length", max_sequence_length,
       "tokens of a caption, where the model takes any; null: the model's own number");
-    v("train_expert", train_expert, "which of two denoisers is trained: high (of the noisy steps) or low");
+    v("train_expert", train_expert,
+      "which of two denoisers is trained: high (of the noisy steps), low, or both in turns");
     v("lightning_repo", lightning_repo, "folder or cached name that holds lightning_ckpt; empty: off");
     v("lightning_ckpt", lightning_ckpt, "file of a whole UNet whose weights replace the model's");
     v("train_new_unet", train_new_unet, "start the denoiser (UNet, transformer) from random weights");

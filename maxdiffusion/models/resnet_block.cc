@@ -20,6 +20,7 @@ Tensor resnet_block(const Scope& s, Tensor x, Tensor temb, const ResnetOptions& 
   h = annotated_conv(s / "conv1", h, {.out = o.out}, o.annotated);
   if (temb) h = h + reshape(nn::linear(s / "time_emb_proj", temb, {.out = o.out}), {temb.dim(0), 1, 1, o.out});
   h = nn::group_norm(s / "norm2", h, o.groups, o.eps, o.act);
+  h = nn::dropout(s / "dropout", h);
   h = annotated_conv(s / "conv2", h, {.out = o.out}, o.annotated);
   if (x.dim(-1) != o.out)
     x = annotated_conv(s / "conv_shortcut", x, {.out = o.out, .kernel = 1, .padding = 0}, o.annotated);

@@ -30,7 +30,6 @@ struct UNetConfig {
   std::optional<std::string> addition_embed_type;  // "text_time"
   int64_t addition_time_embed_dim = 256, projection_class_embeddings_input_dim = 0;
   std::optional<int64_t> time_cond_proj_dim;
-  double dropout = 0;
 
   /// P of UNetInputs::text_embeds; 0 where the model has no micro-conditioning.
   int64_t pooled_width() const {

@@ -35,11 +35,13 @@ Tensor linear(const Scope& s, Tensor x, int64_t out, const std::string& in_axis,
 struct MlpOptions {
   const char *first, *second, *activation;
   int64_t hidden, out;
+  const char* dropout = nullptr;  // the layer between, if any
 };
 Tensor mlp(const Scope& s, Tensor x, const MlpOptions& o) {
   Tensor h = linear(s / o.first, x, o.hidden, axis::kEmbed, axis::kMlp);
   if (h.rank() == 3) h = shard(h, {axis::kBatch, axis::kLength, axis::kMlp});
   h = named(nn::activation(o.activation, h), "ffn_activation");
+  if (o.dropout) h = nn::dropout(s / o.dropout, h);
   return linear(s / o.second, h, o.out, axis::kMlp, axis::kEmbed);
 }
 
@@ -198,7 +200,8 @@ Tensor attend(const Scope& s, Tensor q, Tensor k, Tensor v, const AttentionAxes&
 }
 
 Tensor attention_out(const Scope& s, const Config& c, Tensor y) {
-  return linear(s / "to_out.0", named(y, "attn_output"), c.width(), axis::kHeads, axis::kEmbed);
+  y = linear(s / "to_out.0", named(y, "attn_output"), c.width(), axis::kHeads, axis::kEmbed);
+  return nn::dropout(s / "to_out.1", y);
 }
 
 Tensor self_attention(const Scope& s, const Config& c, Tensor x, const Rope& positions) {
@@ -267,7 +270,7 @@ Tensor wan_block(const Scope& s, const Config& c, Tensor x, Tensor modulation, c
   n = c.cross_attn_norm ? nn::layer_norm(wide(s) / "norm2", x, c.eps) : x;
   x = x + cross_attention(s / "attn2", c, n, context(s / "attn2"));
   n = cast(modulated(s / "norm3", c, x, row(e, 3), row(e, 4)), x.dtype());
-  return gated(x, mlp(s / "ffn", n, {"net.0.proj", "net.2", "gelu_tanh", c.ffn_dim, c.width()}), row(e, 5));
+  return gated(x, mlp(s / "ffn", n, {"net.0.proj", "net.2", "gelu_tanh", c.ffn_dim, c.width(), "net.1"}), row(e, 5));
 }
 
 Tensor wan_blocks(const Scope& s, const Config& c, Tensor x, Tensor modulation, const Dims& grid, const WanInputs& in) {

@@ -54,11 +54,11 @@ Tensor attend(const Scope& s, Tensor x) {
   return x + per_frame(x, [&s](Tensor frame) {
            const int64_t n = frame.dim(0), length = frame.dim(1) * frame.dim(2), c = frame.dim(3);
            Tensor qkv = nn::conv2d(s / "to_qkv", nn::unit_norm(s / "norm", frame, 2),
-                                   {.out = 3 * c, .kernel = 1, .padding = 0, .in_axis = "", .out_axis = ""});
+                                   {.out = 3 * c, .kernel = 1, .padding = 0, .in_axis = ""});
            const std::vector<Tensor> parts = split(reshape(qkv, {n, length, 1, 3 * c}), 3, -1);
            Tensor y = attention(parts[0], parts[1], parts[2], nn::attention_options(s));
            return nn::conv2d(s / "proj", reshape(y, frame.dims()),
-                             {.out = c, .kernel = 1, .padding = 0, .in_axis = "", .out_axis = ""});
+                             {.out = c, .kernel = 1, .padding = 0, .out_axis = ""});
          });
 }
 
@@ -73,7 +73,7 @@ Tensor downsample(const Scope& s, Tensor x, bool frames, FrameMemory& memory) {
   auto path = s.path_scope();
   x = per_frame(x, [&s](Tensor frame) {
     return nn::conv2d(s / "resample.1", frame,
-                      {.out = frame.dim(-1), .stride = 2, .in_axis = "", .out_axis = "", .pad_right_bottom = true});
+                      {.out = frame.dim(-1), .stride = 2, .in_axis = "", .pad_right_bottom = true});
   });
   if (!frames) return x;
   Tensor seen = memory.recall(x, 1);
@@ -106,7 +106,7 @@ Tensor upsample(const Scope& s, Tensor x, int64_t out, bool frames, FrameMemory&
     }
   }
   return per_frame(x, [&](Tensor frame) {
-    return nn::conv2d(s / "resample.1", nn::upsample_nearest(frame), {.out = out, .in_axis = "", .out_axis = ""});
+    return nn::conv2d(s / "resample.1", nn::upsample_nearest(frame), {.out = out, .in_axis = ""});
   });
 }
 

@@ -72,7 +72,10 @@ ScopeOptions scope_options(const LayerKeys& k) {
                  .remat = k.remat_policy,
                  .remat_names = kept_names(k),
                  .scan_layers = k.scan_layers,
+                 .dropout = k.dropout,
                  .quantization = make_quantization(k.quantization)};
+  check(k.dropout >= 0 && k.dropout < 1, Code::invalid_config,
+        "dropout is {}; expected a probability from 0 on and below 1", k.dropout);
   for (DType type : {o.weights, o.activations})
     check(is_float(type), Code::invalid_config, "dtype '{}' of weights or activations is no float", to_string(type));
   check_attention_kernel(k.attention);

@@ -16,6 +16,7 @@ struct LayerKeys {
   int64_t flash_min_seq_length = 256;
   std::map<std::string, std::string> flash_block_sizes;
   QuantizationKeys quantization;
+  double dropout = 0;
   template <class V>
   void visit(V&& v) {
     v("weights_dtype", weights_dtype, "dtype parameters are stored in");
@@ -33,6 +34,7 @@ struct LayerKeys {
     v("flash_block_sizes", flash_block_sizes,
       "sizes of blocks of flash attention, as {block_q: 1024, block_kv: 2048, block_q_dkv: 512, block_kv_dkv: 512}");
     quantization.visit(v);
+    v("dropout", dropout, "probability with which the trained model's dropout layers drop a value; 0: none");
   }
 };
 

@@ -10,6 +10,7 @@
 #include "maxdiffusion/ops/dot.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/gather.h"
+#include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/ops/shape.h"
 
 namespace md::nn {
@@ -40,7 +41,8 @@ Scope stacked_layer(const Scope& s, int64_t n, ScanStep& step) {
     p.stacked = n;
     return step.slice(below.resolve(std::move(p)));
   };
-  return (s / "*").with_source(row).in_graph(step.body());
+  const Scope layer = (s / "*").with_source(row).in_graph(step.body());
+  return layer.random() ? layer.with_random(layer.random()->at(step.index())) : layer;
 }
 
 }  // namespace
@@ -126,6 +128,15 @@ Tensor activation(const std::string& name, Tensor x) {
        "activation '{}' is not one of: silu, swish, gelu, quick_gelu, gelu_tanh, gelu_new, gelu_pytorch_tanh, relu, "
        "mish",
        name);
+}
+
+Tensor dropout(const Scope& s, Tensor x) {
+  const double p = s.options().dropout;
+  if (p == 0 || !s.random()) return x;
+  auto path = s.path_scope();
+  const Tensor drawn = random_uniform(s.random()->for_(s.path()), {DType::f32, x.dims()});
+  const Tensor keep = ge(drawn, scalar_like(drawn, p));
+  return named(where(keep, x / (1 - p), zeros_like(x)), kDropout);
 }
 
 Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x) {

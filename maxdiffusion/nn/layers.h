@@ -58,6 +58,12 @@ Tensor upsample_nearest(Tensor x);
 /// By config name: "silu"/"swish", "gelu", "quick_gelu", "gelu_tanh"/"gelu_new", "relu", "mish".
 Tensor activation(const std::string& name, Tensor x);
 
+/// In training (Scope::with_random), with probability p = ScopeOptions::dropout each value of x becomes 0, and the
+/// others x / (1 − p); else x itself. Masks follow from the step and the layer's path, so that they are the same when
+/// recomputed, on every mesh and after resuming. The result is named kDropout. x: [B, …].
+Tensor dropout(const Scope& s, Tensor x);
+inline constexpr const char* kDropout = "dropout";
+
 /// f(x) as a checkpoint region of the scope's remat policy; f itself when that is NONE.
 Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x);
 

@@ -21,7 +21,7 @@ Tensor Scope::param(std::string_view name, Dims dims, LogicalAxes axes, Init ini
   Param p;
   p.path = (*this / name).path_;
   p.shape = {options_.weights, std::move(dims)};
-  p.axes = std::move(axes);
+  if (!options_.replicated) p.axes = std::move(axes);
   p.axes.resize(p.shape.dims.size());
   p.init = init;
   p.trainable = options_.trainable;
@@ -77,6 +77,12 @@ Scope Scope::with_source(Source source) const {
 Scope Scope::with_product(ProductSource source) const {
   Scope s = *this;
   s.product_ = std::make_shared<const ProductLink>(ProductLink{std::move(source), product_});
+  return s;
+}
+
+Scope Scope::with_random(Rng rng) const {
+  Scope s = *this;
+  s.random_ = rng;
   return s;
 }
 

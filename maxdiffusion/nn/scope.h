@@ -4,12 +4,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "maxdiffusion/graph/graph.h"
 #include "maxdiffusion/nn/param.h"
 #include "maxdiffusion/ops/attention_parts.h"
+#include "maxdiffusion/ops/random.h"
 
 namespace md {
 
@@ -26,6 +28,8 @@ struct ScopeOptions {
   std::vector<std::string> remat_names = {};  // what remat CUSTOM keeps
   bool scan_layers = false;                   // repeated blocks as one loop over stacked parameters
   bool trainable = true;
+  bool replicated = false;  // parameters lie whole on every device, whatever their axes are
+  double dropout = 0;       // probability that dropout layers drop a value, in [0, 1); none does without with_random
   std::shared_ptr<const Quantization> quantization = {};  // of products; null: none
 };
 
@@ -79,6 +83,10 @@ class Scope {
   /// Computes product(); variations put theirs here. `before` is the scope at the layer's path without this source.
   using ProductSource = std::function<Tensor(const Scope& before, const Weight& w, Tensor x, const Product& f)>;
   Scope with_product(ProductSource source) const;
+  /// With random numbers for layers that draw (nn::dropout), which derive their own by their paths. Sampling and
+  /// evaluation have scopes without.
+  Scope with_random(Rng rng) const;
+  const std::optional<Rng>& random() const { return random_; }
   /// This scope for the body of a loop: path_scope() then names nodes of `body`.
   Scope in_graph(Graph& body) const;
 
@@ -94,6 +102,7 @@ class Scope {
     std::shared_ptr<const ProductLink> before;
   };
   std::shared_ptr<const ProductLink> product_;
+  std::optional<Rng> random_;
 };
 
 }  // namespace md

@@ -72,6 +72,9 @@ constexpr OpDef kDeriveKey = {
     },
 };
 
+/// Whether the number of an element does not fit into 32 bits. Its counter's high word is then its row, on axis 0.
+bool is_large(const Shape& shape) { return shape.elements() > int64_t{1} << 32; }
+
 // One block per element, of which the first word is used. The counter is a sum of iotas over the axes, which any
 // sharding of the result splits without communication. A second input replaces the iota of axis 0.
 constexpr OpDef kRandomBits = {
@@ -88,18 +91,20 @@ constexpr OpDef kRandomBits = {
     .emit =
         [](EmitCtx& c) {
           const Shape& shape = c.out();
+          auto index = [&](int64_t axis) {
+            return axis == 0 && c.in_count() == 2
+                       ? c.broadcast(c.in(1), shape.dims, {0})
+                       : c.emit("stablehlo.iota", {}, shape, "iota_dimension = " + std::to_string(axis) + " : i64");
+          };
           Value counter = c.constant_int(0, shape);
           int64_t stride = 1;
-          for (int64_t axis = shape.rank(); axis-- > 0; stride *= shape.dim(axis)) {
-            const bool numbered = axis == 0 && c.in_count() == 2;
-            if (shape.dim(axis) == 1 && !numbered) continue;
-            Value i = numbered
-                          ? c.broadcast(c.in(1), shape.dims, {0})
-                          : c.emit("stablehlo.iota", {}, shape, "iota_dimension = " + std::to_string(axis) + " : i64");
+          for (int64_t axis = shape.rank(); axis-- > (is_large(shape) ? 1 : 0); stride *= shape.dim(axis)) {
+            if (shape.dim(axis) == 1 && !(axis == 0 && c.in_count() == 2)) continue;
+            Value i = index(axis);
             if (stride != 1) i = c.emit("stablehlo.multiply", {i, c.constant_int(stride, shape)}, shape);
             counter = stride == 1 ? i : c.emit("stablehlo.add", {counter, i}, shape);
           }
-          const Value use = c.constant_int(kDraw, shape);
+          const Value use = is_large(shape) ? index(0) : c.constant_int(kDraw, shape);
           c.set_out(
               print_threefry(c, key_word(c, c.in(), 0, shape.dims), key_word(c, c.in(), 1, shape.dims), use, counter)
                   .x0);
@@ -137,8 +142,8 @@ Rng Rng::fold(uint32_t i) const { return Rng(derive(key_, kFold, constant(key_.g
 
 Tensor random_bits(Rng rng, Dims dims) {
   const Shape shape{DType::u32, dims};
-  check(shape.elements() <= int64_t{1} << 32, Code::invalid_graph, "random_bits: {} has more than 2^32 elements",
-        to_string(dims));
+  check(!is_large(shape) || (shape.dim(0) <= int64_t{1} << 31 && shape.elements() / shape.dim(0) <= int64_t{1} << 32),
+        Code::invalid_graph, "random_bits: a row of {} has more than 2^32 elements", to_string(dims));
   std::vector<Tensor> in = {rng.key()};
   if (rng.rows()) in.push_back(cast(rng.rows(), DType::u32));
   return apply(kRandomBits, in, std::move(dims));

@@ -15,7 +15,8 @@ constexpr int kThreefryRotation[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
 constexpr uint32_t kThreefryParity = 0x1BD11BDA;
 
 // The high word of a counter says what it is for, so that a key that is drawn from and derived from gives unrelated
-// numbers: element i of an array has the counter (0, i).
+// numbers: element i of an array has the counter (0, i); of one with more than 2^32 elements, element i of row r
+// has (r, i).
 enum Use : uint32_t { kDraw = 0, kStep = 0x80000001, kPurpose = 0x80000002, kFold = 0x80000003 };
 
 constexpr double kUnit = 1.0 / (1 << 24);  // numbers in [0, 1) are multiples of this, exact in f32

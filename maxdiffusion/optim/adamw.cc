@@ -90,12 +90,12 @@ void update_by_kernel(const OptimConfig& c, const Scalars& s, const std::vector<
 
 Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& params,
              const std::vector<Tensor>& grads, const std::vector<Tensor>& first, const std::vector<Tensor>& second,
-             Tensor healthy) {
+             Tensor healthy, Tensor updates) {
   check(params.size() == grads.size() && params.size() == first.size() && params.size() == second.size(),
         Code::internal, "adamw: {} parameters, {} gradients, {} first and {} second moments", params.size(),
         grads.size(), first.size(), second.size());
   Update out{params, first, second, {}, {}};
-  Tensor k = cast(step, DType::f32);
+  Tensor k = cast(updates ? updates : step, DType::f32);
   std::vector<Tensor> g(grads.size()), live;
   for (size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i]) continue;

@@ -63,11 +63,12 @@ struct Update {
   Tensor applied;                                             // pred scalar: the norm is finite, and `healthy` is true
 };
 /// AdamW with clipping by value, then by global norm. `step` counts from 0. Parameters and moments are f32, gradients
-/// of any float type. An empty gradient leaves its parameter and moments unchanged; a norm that is not finite, or a
+/// of any float type. `updates`: number of this update of these parameters, where it is another than `step`, which the
+/// learning rate follows. An empty gradient leaves its parameter and moments unchanged; a norm that is not finite, or a
 /// false `healthy` (pred scalar; empty: true), leaves all of them unchanged.
 Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& params,
              const std::vector<Tensor>& grads, const std::vector<Tensor>& first, const std::vector<Tensor>& second,
-             Tensor healthy = {});
+             Tensor healthy = {}, Tensor updates = {});
 
 /// average ← param + (average − param)·keep where `applied` (pred scalar), else unchanged. All f32; keep: scalar.
 std::vector<Tensor> moving_average(Tensor keep, Tensor applied, const std::vector<Tensor>& averages,

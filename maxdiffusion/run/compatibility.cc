@@ -21,6 +21,7 @@ constexpr Option kOptions[] = {
      [](const RunConfig& c) { return c.reads_encoded_records(); }},
     {"train_new_vae", [](const RunConfig& c) { return c.model.train_new_vae; }},
     {"train_text_encoder", [](const RunConfig& c) { return c.denoise.train_text_encoder; }},
+    {"train_expert=both", [](const RunConfig& c) { return c.model.train_expert == "both"; }},
     {"train_lora", [](const RunConfig& c) { return c.lora.train_lora; }},
     {"lora_init", [](const RunConfig& c) { return !c.lora.lora_init.empty(); }},
     {"lora_files or lora_config", [](const RunConfig& c) { return !chosen_loras(c.lora).empty(); }},
@@ -90,6 +91,8 @@ const std::vector<Rule>& exclusive() {
        {"cache_latents_text_encoder_outputs"},
        "Cannot train text encoder and cache text encoder outputs. Set either train_text_encoder or "
        "cache_latents_text_encoder_outputs to False"},
+      {"train_expert=both", {"train_text_encoder"}, "the text encoder would learn in the turns of both"},
+      {"train_expert=both", {"lora_init"}, "a file holds the matrices of one"},
       {"train_new_vae", {"enable_bucket"}, "the autoencoder learns from pictures of one size"},
       {"train_new_vae", {"cache_latents_text_encoder_outputs=false"}, "the scale of its latents would not be known"},
       {"conditioning_data_dir", {"alpha_mask"}, "masks come from one of them"},

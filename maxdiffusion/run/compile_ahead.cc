@@ -73,10 +73,12 @@ void compile_for_topology(const RunConfig& c) {
   const DenoiseTask task = planned_task(
       c, models.family(), training_config(models.folder().scheduler_config(), c.scheduler), mesh.devices());
   const StepOptions options = planned_step(models, task.batch_size * c.update.gradient_accumulation_steps);
-  const StepGraph step = trace_step(task, graph_options(mesh, seen, &rules), options);
-  log_info("compiling the training step of {} for {}", task.model(), c.hardware.topology);
-  print_report(compile_ahead(topology, mesh, *step.graph, c.compile, "train_" + task.model()), topology, mesh,
-               step.flops);
+  for (const DenoiseTask& one : of_experts(c, task)) {
+    const StepGraph step = trace_step(one, graph_options(mesh, seen, &rules), options);
+    log_info("compiling the training step of {} for {}", one.model(), c.hardware.topology);
+    print_report(compile_ahead(topology, mesh, *step.graph, c.compile, "train_" + one.model()), topology, mesh,
+                 step.flops);
+  }
 }
 
 }  // namespace md

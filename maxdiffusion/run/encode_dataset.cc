@@ -14,8 +14,9 @@ std::string cache_key(RunModels& models) {
   const ImageKeys& images = models.config().images;
   std::string key = fmt::format("v2 resolution {} flip {}", images.resolution, images.random_flip);
   EncoderKeys types = models.config().encoders;
-  types.visit([&key](const char* name, const std::string& type, const char*) {
-    if (type != "float32") key += fmt::format(" {} {}", name, type);
+  types.visit([&key](const char* name, const auto& value, const char*) {
+    if constexpr (std::is_same_v<decltype(value), const std::string&>)  // where weights lie changes nothing
+      if (value != "float32") key += fmt::format(" {} {}", name, value);
   });
   const std::vector<std::string> denoisers = models.family()->denoisers();
   for (const auto& files : {models.folder().files(), models.folder().tokenizer_files()})

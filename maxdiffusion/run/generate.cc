@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <optional>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -21,6 +22,7 @@
 #include "maxdiffusion/metrics/progress_bar.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
 #include "maxdiffusion/pipelines/image_conditioning.h"
+#include "maxdiffusion/run/plan.h"
 #include "maxdiffusion/run/write_media.h"
 
 namespace md {
@@ -181,8 +183,10 @@ class Sampler {
   /// Those of the keys, and those that the folder's run has trained.
   void read_loras() {
     std::vector<LoraChoice> chosen = chosen_loras(config_.lora);
-    const std::string own = models_.folder().path() + "/pytorch_lora_weights.safetensors";
-    if (exists(own)) chosen.insert(chosen.begin(), {own, 1});
+    for (const char* folder : {"", kExpertFolders[0], kExpertFolders[1]})
+      if (const std::string own = models_.folder().path() + "/" + folder + "/pytorch_lora_weights.safetensors";
+          exists(own))
+        chosen.insert(chosen.begin(), {own, 1});
     if (chosen.empty()) return;
     const LoraTargets targets = lora_targets(models_);
     const std::vector<std::string> denoisers = models_.family()->denoisers();
@@ -278,7 +282,11 @@ HostArray draw_samples(RunModels& models, TextEncoder& text, const WeightsOf& we
   if (!keys.num_images_per_prompt && !o.latents) o.images_per_prompt = 1;
   o.batch = 0;  // sizes of training are small
   const Family& family = *models.family();
-  PromptConditioning prompts = encode_prompts(text, family, o);
+  std::optional<TextEncoder> skipping;
+  if (keys.clip_skip != 0)
+    skipping.emplace(models.devices(), models.family(), models.encoder_batch(), weights, o.scope, o.compile,
+                     keys.clip_skip, models.config().encoders);
+  PromptConditioning prompts = encode_prompts(skipping ? *skipping : text, family, o);
   if (has_images(models)) add_images(models, models.media_autoencoder(), weights, o, prompts);
   const HostArray latents =
       family.with_images(denoise(models.devices(), family, weights, prompts, o), prompts.positive);

@@ -5,25 +5,26 @@
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/run/compatibility.h"
 #include "maxdiffusion/run/plan.h"
+#include "maxdiffusion/train/programs.h"
 
 namespace md {
 namespace {
 
-/// A run's training step, traced.
+/// A run's training steps, traced: one, or one of each expert.
 struct Planned {
   explicit Planned(const RunConfig& c) : models(c, c.model.pretrained_model_name_or_path, Purpose::training) {
     check_training_keys(c, *models.family());
-    task = planned_task(c, models.family(), training_config(models.folder().scheduler_config(), c.scheduler),
-                        models.devices().mesh().devices());
-    const StepOptions options = planned_step(models, task.batch_size * c.update.gradient_accumulation_steps);
-    step = trace_step(task, models.devices().graph_options(&models.devices().rules()), options);
-  }
-  Program compiled() const {
-    return compile(models.devices(), *step.graph, models.config().compile, "train_" + task.model());
+    tasks =
+        of_experts(c, planned_task(c, models.family(), training_config(models.folder().scheduler_config(), c.scheduler),
+                                   models.devices().mesh().devices()));
+    std::vector<const Task*> all;
+    for (const DenoiseTask& t : tasks) all.push_back(&t);
+    const int64_t update = tasks[0].batch_size * c.update.gradient_accumulation_steps;
+    steps = std::make_unique<StepPrograms>(models.devices(), all, planned_step(models, update), "train");
   }
   RunModels models;
-  DenoiseTask task;
-  StepGraph step;
+  std::vector<DenoiseTask> tasks;
+  std::unique_ptr<StepPrograms> steps;
 };
 
 std::string axes_of(const Sharding& sharding, size_t rank) {
@@ -52,7 +53,7 @@ void print_mesh(const RunConfig& c) {
 void print_params(const RunConfig& c) {
   const Planned run(c);
   std::map<std::string, std::pair<int64_t, int64_t>> counts;  // trained, frozen
-  for (const Param& p : run.step.params.params()) {
+  for (const Param& p : run.steps->params().params()) {
     fmt::print("{} {} [{}]{}\n", p.input, to_string(p.shape), fmt::join(p.axes, ", "), p.trainable ? "" : " frozen");
     (p.trainable ? counts[p.model].first : counts[p.model].second) += p.shape.elements();
   }
@@ -60,31 +61,47 @@ void print_params(const RunConfig& c) {
 }
 
 void print_batch(const RunConfig& c) {
-  for (const BatchField& f : Planned(c).step.fields)
+  const Planned run(c);
+  for (const BatchField& f : run.steps->step(0).fields)
     fmt::print("{} {}{}\n", f.name, to_string(f.shape), f.batched ? "" : " (the same every step)");
+}
+
+void print_graph(const RunConfig& c) {
+  const Planned run(c);
+  for (size_t i = 0; i < run.steps->count(); ++i) fmt::print("{}", to_stablehlo(*run.steps->step(i).graph, "train"));
 }
 
 void print_program(const RunConfig& c) {
   const Planned run(c);
-  const Program program = run.compiled();
-  const CompileReport& r = program.report();
-  fmt::print("{} bytes of StableHLO, {} in {:.1f} s\n", r.program_bytes,
-             r.from_cache ? "loaded from the cache" : "compiled", r.compile_seconds + r.load_seconds);
-  if (const auto flops = program.flops())
-    fmt::print("{:.4f} TFLOP a run and device, the compiler's count\n", *flops / 1e12);
-  for (size_t i = 0; i < program.input_names().size(); ++i)
-    fmt::print("in  {} {} {}\n", program.input_names()[i], to_string(program.input_shape(i)),
-               axes_of(program.input_sharding(i), program.input_shape(i).dims.size()));
-  for (const std::string& name : program.output_names()) fmt::print("out {}\n", name);
+  run.steps->compile(c.compile, false);
+  for (size_t k = 0; k < run.steps->count(); ++k) {
+    const Program& program = run.steps->program(k);
+    const CompileReport& r = program.report();
+    fmt::print("{} bytes of StableHLO, {} in {:.1f} s\n", r.program_bytes,
+               r.from_cache ? "loaded from the cache" : "compiled", r.compile_seconds + r.load_seconds);
+    if (const auto flops = program.flops())
+      fmt::print("{:.4f} TFLOP a run and device, the compiler's count\n", *flops / 1e12);
+    for (size_t i = 0; i < program.input_names().size(); ++i)
+      fmt::print("in  {} {} {}\n", program.input_names()[i], to_string(program.input_shape(i)),
+                 axes_of(program.input_sharding(i), program.input_shape(i).dims.size()));
+    for (const std::string& name : program.output_names()) fmt::print("out {}\n", name);
+  }
 }
 
 void print_memory(const RunConfig& c) {
   const Planned run(c);
-  const auto plan = run.compiled().memory();
-  check(plan.has_value(), Code::device, "this plugin does not say how much memory a program takes");
-  fmt::print("training step: {}\n", to_string(*plan));
-  fmt::print("  arguments {}, outputs {}, of these in the same place {}, temporary {}, code {} bytes\n",
-             plan->arguments, plan->outputs, plan->aliased, plan->temporary, plan->code);
+  run.steps->compile(c.compile, false);
+  for (size_t i = 0; i < run.steps->count(); ++i) {
+    const auto plan = run.steps->program(i).memory();
+    check(plan.has_value(), Code::device, "this plugin does not say how much memory a program takes");
+    const std::string expert = run.steps->count() > 1 ? " of " + run.tasks[i].model() : "";
+    fmt::print("training step{}: {}\n", expert, to_string(*plan));
+    fmt::print("  arguments {}, outputs {}, of these in the same place {}, temporary {}, code {} bytes\n",
+               plan->arguments, plan->outputs, plan->aliased, plan->temporary, plan->code);
+    if (const int64_t beside = run.steps->bytes_beside(i); beside > 0)
+      fmt::print("  beside them {} bytes of the other models that are trained, {:.2f} GiB in all\n", beside,
+                 static_cast<double>(plan->peak() + beside) / (1 << 30));
+  }
 }
 
 }  // namespace
@@ -93,7 +110,7 @@ void inspect(const std::string& what, const RunConfig& c) {
   if (what == "mesh") return print_mesh(c);
   if (what == "params") return print_params(c);
   if (what == "batch") return print_batch(c);
-  if (what == "graph") return fmt::print("{}", to_stablehlo(*Planned(c).step.graph, "train"));
+  if (what == "graph") return print_graph(c);
   if (what == "program") return print_program(c);
   if (what == "memory") return print_memory(c);
   fail(Code::invalid_config, "inspect: '{}' is not one of: keys, config, mesh, params, batch, graph, program, memory",

@@ -13,20 +13,7 @@ DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> famil
   DenoiseTask t;
   t.family = std::move(family);
   t.process = make_process(scheduler_config, c.process);
-  const std::vector<std::string> denoisers = t.family->denoisers();
-  const std::string& expert = c.model.train_expert;
-  if (denoisers.size() == 2) {
-    check(expert == "high" || expert == "low", Code::invalid_config,
-          "train_expert is '{}'; this model has two denoisers, of which one run trains one: expected high or low",
-          expert);
-    const bool high = expert == "high";
-    const double boundary = t.family->boundary_time(c.sample.boundary_ratio),
-                 all = static_cast<double>(t.process->num_train_timesteps());
-    t.expert = trained_denoiser(c, *t.family);
-    t.process = t.process->between(high ? boundary : 0, high ? all : boundary);
-  } else {
-    check(expert.empty(), Code::invalid_config, "train_expert is '{}', but this model has one denoiser", expert);
-  }
+  trained_denoisers(c, *t.family);  // refuses a train_expert that the model does not have
   t.images = t.family->images().least > 0;
   t.noise = drawn_noise_input(c.denoise.noise_offset, c.denoise.input_perturbation);
   if (in_step) t.media = pixels_input();
@@ -44,13 +31,36 @@ DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> famil
   return t;
 }
 
-std::string trained_denoiser(const RunConfig& c, const Family& family) {
+std::vector<std::string> trained_denoisers(const RunConfig& c, const Family& family) {
   const std::vector<std::string> all = family.denoisers();
-  return all[all.size() == 2 && c.model.train_expert == "low" ? 1 : 0];
+  const std::string& expert = c.model.train_expert;
+  if (all.size() != 2) {
+    check(expert.empty(), Code::invalid_config, "train_expert is '{}', but this model has one denoiser", expert);
+    return all;
+  }
+  check(expert == "high" || expert == "low" || expert == "both", Code::invalid_config,
+        "train_expert is '{}'; this model has two denoisers: expected high, low or both", expert);
+  if (expert == "both") return all;
+  return {all[expert == "high" ? 0 : 1]};
+}
+
+std::vector<DenoiseTask> of_experts(const RunConfig& c, const DenoiseTask& task) {
+  const std::vector<std::string> all = task.family->denoisers(), trained = trained_denoisers(c, *task.family);
+  if (all.size() == 1) return {task};
+  const double boundary = task.family->boundary_time(c.sample.boundary_ratio),
+               end = static_cast<double>(task.process->num_train_timesteps());
+  std::vector<DenoiseTask> tasks;
+  for (const std::string& expert : trained) {
+    DenoiseTask& t = tasks.emplace_back(task);
+    t.expert = expert;
+    t.takes_turns = trained.size() > 1;
+    t.process = expert == all[0] ? task.process->between(boundary, end) : task.process->between(0, boundary);
+  }
+  return tasks;
 }
 
 bool is_trained(const RunModels& m, const std::string& component) {
-  return component == trained_denoiser(m.config(), *m.family()) ||
+  return std::ranges::count(trained_denoisers(m.config(), *m.family()), component) > 0 ||
          (m.config().denoise.train_text_encoder && std::ranges::count(m.family()->text_encoders(), component) > 0);
 }
 
@@ -62,6 +72,7 @@ StepOptions planned_step(const RunModels& m, int64_t samples) {
   s.optim.learning_rate = scaled_rate(c.optim, c.optim.learning_rate, samples);
   s.accumulation = c.update.gradient_accumulation_steps;
   s.ema_decay = c.update.ema_decay;
+  s.own_count = trained_denoisers(c, *m.family()).size() > 1;
   for (const std::string& encoder : m.family()->text_encoders())
     s.learning_rates[encoder] = scaled_rate(c.optim, c.update.text_encoder_learning_rate, samples);
   s.variation = [&m](const std::string& component, const Scope& scope) {

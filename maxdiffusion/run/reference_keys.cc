@@ -18,7 +18,6 @@ void warn(bool set, const char* key, const char* reason) {
 
 void ReferenceKeys::validate() const {
   constexpr const char* kWeights = "weights are read from the model folder, where nothing has to be converted";
-  refuse(dropout != 0, "dropout", "it is not there yet; set it to 0");
   refuse(scheduler_dtype != "float32", "scheduler_dtype", "samplers compute in float32; set it to that");
   constexpr const char* kService = "it belongs to a service of Google's cloud that this program does not speak to";
   refuse(enable_ml_diagnostics, "enable_ml_diagnostics", kService);

@@ -16,7 +16,7 @@ struct ReferenceKeys {
   bool split_head_dim = true, mask_padding_tokens = true, skip_jax_distributed_system = false;
   int64_t tokenize_captions_num_proc = 4, transform_images_num_proc = 4;
   bool use_base2_exp = true, use_experimental_scheduler = true, compile_text_encoder = false,
-       enable_jax_named_scopes = false, replicate_vae = false;
+       enable_jax_named_scopes = false;
   int64_t ulysses_attention_chunks = 1, tile_search_iters = 10;
   std::string tensorboard_dir, prompt_2, tile_search_mode, tile_search_out;
   JsonText vae_logical_axis_rules;
@@ -24,7 +24,6 @@ struct ReferenceKeys {
   bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false,
        enable_single_replica_ckpt_restoring = false, enable_tile_search = false;
   int64_t norm_num_groups = 32, ulysses_shards = -1, vae_spatial = -1;
-  double dropout = 0;
   std::string aot_cache_dir, converted_weights_dir, pretrained_orbax_dir, scheduler_dtype = "float32";
   std::string profiler_gcs_path, dataset_config_name, hf_access_token;
 
@@ -53,9 +52,8 @@ struct ReferenceKeys {
       "read for the reference's files; text encoders always are compiled");
     v("enable_jax_named_scopes", enable_jax_named_scopes,
       "read for the reference's files; operations always carry the paths of their layers");
-    v("replicate_vae", replicate_vae, "read for the reference's files; every device has the whole autoencoder");
     v("vae_logical_axis_rules", vae_logical_axis_rules,
-      "read for the reference's files; every device has the whole autoencoder");
+      "read for the reference's files; the autoencoder has no mesh of its own, and follows logical_axis_rules");
     v("hf_access_token", hf_access_token,
       "read for the reference's files, never printed; nothing is fetched from a hub");
     v("norm_num_groups", norm_num_groups,
@@ -72,7 +70,6 @@ struct ReferenceKeys {
     v("aot_cache_dir", aot_cache_dir, kNeutral);
     v("converted_weights_dir", converted_weights_dir, kNeutral);
     v("pretrained_orbax_dir", pretrained_orbax_dir, kNeutral);
-    v("dropout", dropout, kNeutral);
     v("scheduler_dtype", scheduler_dtype, kNeutral);
   }
 

@@ -50,6 +50,8 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
           key);
   // Names are checked before anything starts, each by the list that knows it.
   text_encoder_options(autoencoder_options(scope_options(c.layers), c.encoders), c.encoders);
+  if (c.layers.attention == "cudnn_flash_te")
+    log_warning("attention=cudnn_flash_te: Transformer Engine is not there; flash is taken in its place");
   learning_rate(c.optim, int64_t{0});
   low_precision_update(c.optim.low_precision_update);
   pjrt::platform_for(c.hardware.hardware);

@@ -1,6 +1,7 @@
 #include "maxdiffusion/run/train.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <set>
@@ -22,9 +23,9 @@
 namespace md {
 namespace {
 
-/// What matrices the trained denoiser gets.
+/// What matrices the trained denoisers get.
 LoraConfig lora_config(const RunModels& m) {
-  return training_lora(m.config().lora, m.family()->lora_targets(trained_denoiser(m.config(), *m.family())));
+  return training_lora(m.config().lora, m.family()->lora_targets(m.family()->denoiser()));
 }
 
 /// Starting values of the LoRA matrices, of `lora_init` or drawn; made when called.
@@ -38,7 +39,7 @@ std::function<NamedPieces()> initial_matrices(const RunModels& m, const ParamTab
   check_lora_targets(targets, params);
   if (keys.lora_init.empty())
     return [&params, seed = m.config().seed()] { return as_pieces(initial_lora(params, seed)); };
-  const LoraFile file = read_lora(keys.lora_init, lora_targets(m), trained_denoiser(m.config(), *m.family()));
+  const LoraFile file = read_lora(keys.lora_init, lora_targets(m), trained_denoisers(m.config(), *m.family())[0]);
   return [values = as_pieces(initial_lora(params, file, lora_config(m)))] { return values; };
 }
 
@@ -62,13 +63,19 @@ void complete_checkpoint(RunModels& m, CheckpointContent& content, const ParamTa
   m.complete(content);
   if (!m.config().lora.train_lora) return;
   content.more = [file = trained_lora(params, as_arrays(trained), lora_config(m)), names = lora_names(m),
-                  denoiser = trained_denoiser(m.config(), *m.family()),
+                  denoisers = trained_denoisers(m.config(), *m.family()),
                   two = m.family()->text_encoders().size() == 2](const std::string& to) {
-    write_peft_lora(to, file, names);
-    if (names.others.contains(denoiser))
-      write_comfyui_lora(to + "/lora_comfyui.safetensors", file, names);
-    else
-      write_kohya_lora(to + "/lora_kohya.safetensors", file, names, two);
+    for (size_t i = 0; i < denoisers.size(); ++i) {
+      LoraFile own = file;  // and the text encoders'
+      for (const std::string& other : denoisers)
+        if (other != denoisers[i]) own.pairs.erase(other);
+      const std::string folder = denoisers.size() == 1 ? to : to + "/" + kExpertFolders[i];
+      write_peft_lora(folder, own, names);
+      if (names.others.contains(denoisers[i]))
+        write_comfyui_lora(folder + "/lora_comfyui.safetensors", own, names);
+      else
+        write_kohya_lora(folder + "/lora_kohya.safetensors", own, names, two);
+    }
   };
 }
 
@@ -140,13 +147,28 @@ StepOptions step_options(const RunModels& m, const TrainingData& data) {
   return s;
 }
 
+std::vector<const Task*> pointers(const std::vector<DenoiseTask>& tasks) {
+  std::vector<const Task*> all;
+  for (const DenoiseTask& t : tasks) all.push_back(&t);
+  return all;
+}
+
+/// Names the keys of drawing that samples of a run do without.
+void warn_of_sample_keys(const RunConfig& c) {
+  if (c.sample.prompt.empty() || (c.run.sample_every == 0 && !c.run.enable_ssim)) return;
+  if (c.sample.vae_slicing) log_warning("vae_slicing has no effect while training: samples are decoded together");
+  if (std::filesystem::is_directory(c.control.controlnet_model_name_or_path))
+    log_warning("controlnet_model_name_or_path has no effect while training: samples are drawn without a ControlNet");
+}
+
 /// Evaluation and samples on the way.
 std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions& o) {
   const RunConfig& c = m.config();
   std::vector<Hook> all;
   if (c.eval.eval_every > 0) {
-    auto evaluation =
-        std::make_shared<Evaluation>(m.devices(), task, held_out_samples(m, task), c.eval, o.step, o.seed, c.compile);
+    const std::vector<DenoiseTask> experts = of_experts(c, task);
+    auto evaluation = std::make_shared<Evaluation>(m.devices(), pointers(experts), held_out_samples(m, task), c.eval,
+                                                   o.step, o.seed, c.compile);
     all.push_back({every_steps(c.eval.eval_every), [evaluation](LoopView& v) {
                      v.recorder.read_pending([&] { return evaluation->run(v.at.done, v.state); });
                    }});
@@ -180,14 +202,15 @@ void train(const RunConfig& c) {
   const std::unique_ptr<RunModels> opened = open_models(c);
   RunModels& models = *opened;
   TrainingData data = open_data(models);
-  const std::vector<DenoiseTask> tasks = in_sizes(data);
+  const std::vector<DenoiseTask> tasks = in_sizes(c, data);
 
   const double devices = static_cast<double>(models.devices().mesh().devices());
   if (const double tflops =
           models.family()->reference_tflops(data.task.size, static_cast<double>(data.task.batch_size) / devices);
       tflops > 0)
     log_info("Calculated TFLOPs per pass: {:.4f} (MaxDiffusion's count; ours follows)", tflops);
-  LoopOptions o = loop_options(c, c.folder(), "train " + data.task.model());
+  const std::vector<std::string> denoisers = trained_denoisers(c, *models.family());
+  LoopOptions o = loop_options(c, c.folder(), denoisers.size() == 1 ? "train " + denoisers[0] : "train");
   o.step = step_options(models, data);
   log_info("***** Running training *****");
   log_info("  Instantaneous batch size per device = {}", static_cast<double>(data.task.batch_size) / devices);
@@ -199,6 +222,7 @@ void train(const RunConfig& c) {
     complete_checkpoint(models, content, params, trained);
   };
   o.hooks = hooks(models, data.task, o);
+  warn_of_sample_keys(c);
 
   const bool compares = c.run.enable_ssim;
   const HostArray before = compares ? draw_samples(models, models.text_encoder(),
@@ -207,11 +231,8 @@ void train(const RunConfig& c) {
                                                    })
                                     : HostArray();
 
-  std::vector<const Task*> all;
-  all.reserve(tasks.size());
-  for (const DenoiseTask& t : tasks) all.push_back(&t);
   std::optional<Phase> phase(std::in_place, c.run, "training");
-  const Trained t = train_loop(models.devices(), all, std::move(data.batches), o);
+  const Trained t = train_loop(models.devices(), pointers(tasks), std::move(data.batches), o);
   phase.reset();
   if (c.sample.prompt.empty() || (c.run.sample_every == 0 && !compares)) return;
   const HostArray after = drawn(models, t.params, t.values);

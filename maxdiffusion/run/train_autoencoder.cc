@@ -46,6 +46,7 @@ LoopOptions loop_options(const RunConfig& c, const std::string& folder, const st
   o.step.optim = c.optim;
   o.step.scope = scope_options(c.layers);
   o.step.scope.quantization = nullptr;
+  o.step.scope.dropout = 0;  // of the denoiser
   o.seed = c.seed();
   o.keys = c.loop;
   o.metrics = c.metrics;

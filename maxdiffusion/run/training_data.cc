@@ -322,14 +322,16 @@ TrainingData open_training_data(RunModels& models) {
   return data;
 }
 
-std::vector<DenoiseTask> in_sizes(const TrainingData& data) {
-  if (data.buckets.empty()) return {data.task};
+std::vector<DenoiseTask> in_sizes(const RunConfig& c, const TrainingData& data) {
+  const std::vector<DenoiseTask> experts = of_experts(c, data.task);
+  if (data.buckets.empty()) return experts;
   std::vector<DenoiseTask> tasks;
-  for (const ImageSize& size : data.buckets) {
-    tasks.push_back(data.task);
-    tasks.back().size = {size.height, size.width, size.frames};
-    tasks.back().one_of_several = data.buckets.size() > 1;
-  }
+  for (const DenoiseTask& expert : experts)
+    for (const ImageSize& size : data.buckets) {
+      DenoiseTask& t = tasks.emplace_back(expert);
+      t.size = {size.height, size.width, size.frames};
+      t.one_of_several = data.buckets.size() > 1;
+    }
   return tasks;
 }
 

@@ -23,8 +23,8 @@ struct TrainingData {
 
 /// Opens the data of a run. With train_new_vae the autoencoder is trained first.
 TrainingData open_training_data(RunModels& models);
-/// One task for each bucket, of its size; without buckets the task itself.
-std::vector<DenoiseTask> in_sizes(const TrainingData& data);
+/// One task for each trained expert and bucket, of its size.
+std::vector<DenoiseTask> in_sizes(const RunConfig& config, const TrainingData& data);
 /// The first held-out records as fields of the task, one row each.
 HeldOut held_out_samples(RunModels& models, const DenoiseTask& task);
 /// How images or clips are prepared. Throws invalid_config for sizes that the family's models cannot take.

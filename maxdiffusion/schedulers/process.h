@@ -51,6 +51,9 @@ class NoiseProcess {
   /// This process with times in [from, to) alone, drawn as often as before among each other. Throws invalid_config
   /// where it cannot.
   virtual std::shared_ptr<const NoiseProcess> between(double from, double to) const;
+  /// Of a process between() two times: how often the whole one draws a time of it, and whether it has time t.
+  virtual double part() const { return 1; }
+  virtual bool has(double /*t*/) const { return true; }
   /// What the model takes as its time, [B].
   virtual Tensor model_time(Tensor t) const { return t; }
   /// This process without loss weights and without a bias of times: for evaluation.

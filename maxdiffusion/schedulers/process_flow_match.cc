@@ -70,8 +70,11 @@ class FlowMatch final : public NoiseProcess {
       return tau / (shift_ - (shift_ - 1) * tau);
     };
     part->first_ = unshifted(from), part->last_ = unshifted(to);
+    part->from_ = from, part->to_ = to;
     return part;
   }
+  double part() const override { return last_ - first_; }
+  bool has(double t) const override { return (first_ == 0 || t >= from_) && (last_ == 1 || t < to_); }
   std::shared_ptr<const NoiseProcess> unweighted() const override {
     auto plain = std::make_shared<FlowMatch>(*this);
     plain->weighted_ = false;
@@ -107,6 +110,7 @@ class FlowMatch final : public NoiseProcess {
   int64_t T_;
   double shift_;
   double first_ = 0, last_ = 1;  // of the numbers that are drawn and then shifted
+  double from_ = 0, to_ = 0;     // the times that they become, where not all
   bool weighted_;
   std::vector<float> middles_, weights_;
 };

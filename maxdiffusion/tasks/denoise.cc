@@ -1,5 +1,7 @@
 #include "maxdiffusion/tasks/denoise.h"
 
+#include <algorithm>
+
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
@@ -8,8 +10,20 @@
 namespace md {
 
 std::string DenoiseTask::variant() const {
-  if (!one_of_several) return "";
-  return fmt::format("{}x{}", size.width, size.height) + (size.frames > 1 ? fmt::format("x{}", size.frames) : "");
+  const std::string turn = takes_turns ? expert : "";
+  if (!one_of_several) return turn;
+  return (turn.empty() ? "" : turn + " ") + fmt::format("{}x{}", size.width, size.height) +
+         (size.frames > 1 ? fmt::format("x{}", size.frames) : "");
+}
+
+bool DenoiseTask::takes(const NamedPieces& batch) const {
+  if (!noise->recorded()) return true;
+  const std::vector<double> times = batch.at(kTimesteps).whole().to_doubles();
+  const int64_t own = std::ranges::count_if(times, [this](double t) { return process->has(t); });
+  check(own == 0 || own == std::ssize(times), Code::invalid_config,
+        "a batch has {} times of {} for {}; with two experts all times of a batch are those of one", own, times.size(),
+        model());
+  return own > 0;
 }
 
 std::vector<BatchField> DenoiseTask::batch() const {
@@ -101,6 +115,7 @@ std::optional<TimedLosses> DenoiseTask::timed_losses(const HostArrays& samples) 
   plain.process = process->unweighted();
   return TimedLosses{
       plain.batch(), process->num_train_timesteps(),
+      [p = process](int64_t t) { return p->has(static_cast<double>(t)); },
       [plain](const Models& models, const Feed& feed, Rng rng) { return plain.sample_losses(models, feed, rng); }};
 }
 

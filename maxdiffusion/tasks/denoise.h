@@ -47,12 +47,16 @@ struct DenoiseTask : Task {
   bool sizes = false;           // every batch has Family::size_fields
   bool images = false;          // every batch has Family::image_fields
   std::string expert = {};      // of Family::denoisers, the one that is trained; empty: Family::denoiser
+  bool takes_turns = false;     // the run has tasks of other experts
   bool one_of_several = false;  // the run has tasks of other sizes
   /// DreamBooth: the weight of the loss of a second batch, whose fields have the prefix class_. Absent: there is none.
   std::optional<double> prior_loss_weight;
 
   std::string model() const override { return expert.empty() ? family->denoiser() : expert; }
-  std::string variant() const override;  // width x height in pixels
+  std::string variant() const override;  // the expert, width x height in pixels
+  double share() const override { return process->part(); }
+  /// Where the batch says times: those of the process. Throws invalid_config where it has some of them.
+  bool takes(const NamedPieces& batch) const override;
   /// Fields of `media`, `text` and `noise`; mask f32 [B, h, w, 1]; the family's size fields; with caption_dropout those
   /// of `text` for the empty caption, without B and with the prefix empty_.
   std::vector<BatchField> batch() const override;

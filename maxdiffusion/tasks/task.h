@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "maxdiffusion/families/family.h"
+#include "maxdiffusion/mesh/pieces.h"
 #include "maxdiffusion/ops/random.h"
 
 namespace md {
@@ -28,6 +29,7 @@ using Feed = std::map<std::string, Tensor>;
 struct TimedLosses {
   std::vector<BatchField> batch;       // with a field kTimesteps [B]
   int64_t num_train_timesteps = 1000;  // times are in [0, this)
+  std::function<bool(int64_t t)> has;  // whether the task has losses at this time
   /// Losses [B] f32, neither weighted nor masked.
   std::function<Tensor(const Models& models, const Feed& feed, Rng rng)> losses;
 };
@@ -43,6 +45,10 @@ class Task {
   virtual std::vector<BatchField> batch() const = 0;
   /// Scalar f32. Parameters are asked of the scopes of `models`; `rng` is already that of the step.
   virtual Tensor loss(const Models& models, const Feed& feed, Rng rng) const = 0;
+  /// Of tasks of one run that take the same batch each step has one, drawn by these weights.
+  virtual double share() const { return 1; }
+  /// Whether the task takes a batch of its shapes.
+  virtual bool takes(const NamedPieces& /*batch*/) const { return true; }
   /// Losses on `samples`, which are fields with one sample in each row. Absent: the task has no losses by time.
   virtual std::optional<TimedLosses> timed_losses(const HostArrays& /*samples*/) const { return {}; }
 };

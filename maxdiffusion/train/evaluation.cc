@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
@@ -24,14 +25,13 @@ HeldOut HeldOut::of(HostArrays all) {
           .timesteps = {}};
 }
 
-Evaluation::Evaluation(const Devices& devices, const Task& task, HeldOut samples, const EvalKeys& keys,
-                       const StepOptions& step, uint64_t seed, const CompileConfig& compile_config)
+Evaluation::Evaluation(const Devices& devices, const std::vector<const Task*>& tasks, HeldOut samples,
+                       const EvalKeys& keys, const StepOptions& step, uint64_t seed,
+                       const CompileConfig& compile_config)
     : devices_(devices), samples_(std::move(samples)) {
   const int64_t most = keys.eval_max_number_of_samples_in_bucket;
   check(most > 0, Code::invalid_config, "eval_max_number_of_samples_in_bucket is {}; expected 1 or more", most);
   check(samples_.count > 0, Code::invalid_config, "eval_data_dir holds no samples");
-  const std::optional<TimedLosses> timed = task.timed_losses(samples_.read(0));
-  check(timed.has_value(), Code::invalid_config, "eval_every cannot be combined with what this run learns from");
   std::map<int64_t, std::vector<int64_t>> at;  // samples by timestep
   if (samples_.timesteps.empty()) {
     check(!keys.timesteps_list.empty(), Code::invalid_config,
@@ -42,20 +42,42 @@ Evaluation::Evaluation(const Devices& devices, const Task& task, HeldOut samples
     for (int64_t i = 0; i < samples_.count; ++i)
       if (auto& there = at[samples_.timesteps.at(static_cast<size_t>(i))]; std::ssize(there) < most) there.push_back(i);
   }
-  check(at.begin()->first >= 0 && at.rbegin()->first < timed->num_train_timesteps, Code::invalid_config,
-        "{} from {} to {}; timesteps are 0 … {}",
-        samples_.timesteps.empty() ? "timesteps_list goes" : "the records of eval_data_dir have timesteps",
-        at.begin()->first, at.rbegin()->first, timed->num_train_timesteps - 1);
-  for (const auto& [t, there] : at)
-    for (int64_t i : there) points_.emplace_back(t, i);
+  size_t points = 0;
+  std::set<int64_t> measured;
+  for (const Task* task : tasks) {
+    const std::optional<TimedLosses> timed = task->timed_losses(samples_.read(0));
+    check(timed.has_value(), Code::invalid_config, "eval_every cannot be combined with what this run learns from");
+    check(at.begin()->first >= 0 && at.rbegin()->first < timed->num_train_timesteps, Code::invalid_config,
+          "{} from {} to {}; timesteps are 0 … {}",
+          samples_.timesteps.empty() ? "timesteps_list goes" : "the records of eval_data_dir have timesteps",
+          at.begin()->first, at.rbegin()->first, timed->num_train_timesteps - 1);
+    Part part;
+    for (const auto& [t, there] : at)
+      if (!timed->has || timed->has(t))
+        for (int64_t i : there) part.points.emplace_back(t, i), measured.insert(t);
+    if (part.points.empty()) continue;
+    compile_part(part, *task, *timed, step, compile_config);
+    points += part.points.size();
+    parts_.push_back(std::move(part));
+  }
+  check(!parts_.empty(), Code::invalid_config, "timesteps from {} to {} are none of those that this run trains",
+        at.begin()->first, at.rbegin()->first);
+  if (measured.size() < at.size())
+    log_warning("evaluation: {} of {} timesteps are left out: they are of a model that this run does not train",
+                at.size() - measured.size(), at.size());
+  key_ = devices.put(key_of_seed(seed));
+  log_info("evaluation: {} samples at {} timesteps, {} in all", samples_.count, measured.size(), points);
+}
 
-  Graph g(devices.graph_options(&devices.rules()));
+void Evaluation::compile_part(Part& part, const Task& task, const TimedLosses& timed, const StepOptions& step,
+                              const CompileConfig& config) const {
+  Graph g(devices_.graph_options(&devices_.rules()));
   ParamTable params;
   Feed feed;
-  for (const BatchField& f : timed->batch) {
+  for (const BatchField& f : timed.batch) {
     feed[f.name] = g.input(f.name, f.shape, axis::of_batch(f.shape.dims.size()));
-    batch_ = f.shape.dims[0];
-    if (f.name == kTimesteps) time_type_ = f.shape.dtype;
+    part.batch = f.shape.dims[0];
+    if (f.name == kTimesteps) part.time_type = f.shape.dtype;
   }
   const Models models = [&](const std::string& component) {
     Scope root(g, params, component, step.scope);
@@ -68,51 +90,63 @@ Evaluation::Evaluation(const Devices& devices, const Task& task, HeldOut samples
     return varied.frozen();
   };
   const Rng rng = Rng(g.input("key", {DType::u32, {2}})).for_("evaluation");
-  const Tensor numbers = g.input("number", {DType::s32, {batch_}}, axis::of_batch(1));
-  g.output("losses", timed->losses(models, feed, rng.with_rows(numbers)));
-  program_ = std::make_unique<Program>(compile(devices, g, compile_config, "evaluate_" + task.model()));
-  key_ = devices.put(key_of_seed(seed));
-  log_info("evaluation: {} samples at {} timesteps, {} in all", samples_.count, at.size(), points_.size());
+  const Tensor numbers = g.input("number", {DType::s32, {part.batch}}, axis::of_batch(1));
+  g.output("losses", timed.losses(models, feed, rng.with_rows(numbers)));
+  part.program = std::make_unique<Program>(compile(devices_, g, config, "evaluate_" + task.model()));
+}
+
+HostArrays Evaluation::batch_of(const Part& part, int64_t from) const {
+  HostArrays batch;
+  HostArray timesteps(Shape{DType::s32, {part.batch}}), numbers(Shape{DType::s32, {part.batch}});
+  for (int64_t i = 0; i < part.batch; ++i) {
+    const auto& [t, sample] = part.points[static_cast<size_t>(std::min(from + i, std::ssize(part.points) - 1))];
+    timesteps.mutable_view<int32_t>()[static_cast<size_t>(i)] = static_cast<int32_t>(t);
+    numbers.mutable_view<int32_t>()[static_cast<size_t>(i)] = static_cast<int32_t>(sample);
+    for (const auto& [name, one] : samples_.read(sample)) add_rows(batch[name], part.batch, i, one);
+  }
+  batch[kTimesteps] = timesteps.cast(part.time_type);
+  batch["number"] = numbers;
+  return batch;
 }
 
 std::map<std::string, double> Evaluation::run(int64_t step, TrainState& state) {
   const auto start = std::chrono::steady_clock::now();
-  const int64_t total = std::ssize(points_);
   std::map<int64_t, std::pair<double, int64_t>> of_time;  // sum, count
-  std::deque<std::pair<int64_t, PendingArray>> pending;   // first point, losses
+  struct Pending {
+    const Part& part;
+    int64_t from;  // first point
+    PendingArray losses;
+  };
+  std::deque<Pending> pending;
   auto read = [&] {
-    auto [from, losses] = std::move(pending.front());
+    const Part& part = pending.front().part;
+    const int64_t from = pending.front().from;
+    const std::vector<double> v = pending.front().losses.wait().to_doubles();
     pending.pop_front();
-    const std::vector<double> v = losses.wait().to_doubles();
-    for (int64_t i = 0; i < std::min(batch_, total - from); ++i) {
-      auto& [sum, count] = of_time[points_[static_cast<size_t>(from + i)].first];
+    for (int64_t i = 0; i < std::min(part.batch, std::ssize(part.points) - from); ++i) {
+      auto& [sum, count] = of_time[part.points[static_cast<size_t>(from + i)].first];
       sum += v[static_cast<size_t>(i)], ++count;
     }
   };
+  int64_t total = 0, done = 0;
+  for (const Part& part : parts_) total += std::ssize(part.points);
   ProgressBar bar("evaluation", total);
-  for (int64_t from = 0; from < total; from += batch_) {
-    // What the last batch lacks is the last sample again.
-    HostArrays batch;
-    HostArray timesteps(Shape{DType::s32, {batch_}}), numbers(Shape{DType::s32, {batch_}});
-    for (int64_t i = 0; i < batch_; ++i) {
-      const auto& [t, sample] = points_[static_cast<size_t>(std::min(from + i, total - 1))];
-      timesteps.mutable_view<int32_t>()[static_cast<size_t>(i)] = static_cast<int32_t>(t);
-      numbers.mutable_view<int32_t>()[static_cast<size_t>(i)] = static_cast<int32_t>(sample);
-      for (const auto& [name, one] : samples_.read(sample)) add_rows(batch[name], batch_, i, one);
+  for (const Part& part : parts_) {
+    const int64_t own = std::ssize(part.points);
+    for (int64_t from = 0; from < own; from += part.batch) {
+      ArrayMap feed;
+      place(devices_, *part.program, batch_of(part, from), feed);
+      std::vector<Array*> inputs;
+      for (const std::string& name : part.program->input_names()) {
+        auto given = feed.find(name);
+        inputs.push_back(name == "key" ? &key_ : given != feed.end() ? &given->second : state.saved_value(name));
+      }
+      const std::vector<Array> out = part.program->run(inputs);
+      pending.push_back({part, from, fetch(devices_, out[0])});
+      if (pending.size() > 2) read();
+      bar.update(done + std::min(from + part.batch, own), "");
     }
-    batch[kTimesteps] = timesteps.cast(time_type_);
-    batch["number"] = numbers;
-    ArrayMap feed;
-    place(devices_, *program_, batch, feed);
-    std::vector<Array*> inputs;
-    for (const std::string& name : program_->input_names()) {
-      auto own = feed.find(name);
-      inputs.push_back(name == "key" ? &key_ : own != feed.end() ? &own->second : state.saved_value(name));
-    }
-    const std::vector<Array> out = program_->run(inputs);
-    pending.emplace_back(from, fetch(devices_, out[0]));
-    if (pending.size() > 2) read();
-    bar.update(std::min(from + batch_, total), "");
+    done += own;
   }
   while (!pending.empty()) read();
   bar.finish();

@@ -43,23 +43,32 @@ struct HeldOut {
 
 class Evaluation {
  public:
-  /// Compiles Task::timed_losses. Throws invalid_config for timesteps out of range, for no samples and for a task
-  /// without such losses. A sample's noise follows from the seed and its number alone: neither the batch size nor the
-  /// time changes it.
-  Evaluation(const Devices& devices, const Task& task, HeldOut samples, const EvalKeys& keys, const StepOptions& step,
-             uint64_t seed, const CompileConfig& compile);
+  /// Compiles Task::timed_losses. Each task measures the times that it has; times that none has are left out. Throws
+  /// invalid_config for timesteps out of range, for no samples and for a task without such losses. A sample's noise
+  /// follows from the seed and its number alone: neither the batch size nor the time changes it.
+  Evaluation(const Devices& devices, const std::vector<const Task*>& tasks, HeldOut samples, const EvalKeys& keys,
+             const StepOptions& step, uint64_t seed, const CompileConfig& compile);
 
   /// eval_loss is the mean over timesteps of eval_loss_timestep_T, the mean over samples. Parameters are those that
   /// would be saved. Waits for the devices; logs each.
   std::map<std::string, double> run(int64_t step, TrainState& state);
 
  private:
+  /// The losses of one task.
+  struct Part {
+    std::unique_ptr<Program> program;
+    std::vector<std::pair<int64_t, int64_t>> points;  // timestep and sample, by timestep
+    DType time_type = DType::s32;
+    int64_t batch = 1;
+  };
+  void compile_part(Part& part, const Task& task, const TimedLosses& timed, const StepOptions& step,
+                    const CompileConfig& config) const;
+  /// Points from number `from` on; what the last batch lacks is the last point again.
+  HostArrays batch_of(const Part& part, int64_t from) const;
+
   const Devices& devices_;
   HeldOut samples_;
-  std::vector<std::pair<int64_t, int64_t>> points_;  // timestep and sample, by timestep
-  DType time_type_ = DType::s32;
-  int64_t batch_ = 1;
-  std::unique_ptr<Program> program_;
+  std::vector<Part> parts_;
   Array key_;
 };
 

@@ -68,7 +68,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   if (state.step > 0) log_info("{}: continues from {}/{}", o.title, o.checkpoint_dir(), state.step);
   HostArrays constants = o.constants;
   constants["key"] = key_of_seed(o.seed);
-  place(devices, programs.any(), constants, state.kept);
+  place(devices, programs.program(0), constants, state.kept);  // all programs read them alike
   if (!o.keys.reuse_example_batch) data->seek(state.data);
   data = prefetch(std::move(data), static_cast<int>(o.keys.prefetch_depth));
 
@@ -118,7 +118,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
           Span wait("wait for data");
           for (const auto& [name, rows] : data->next()) batch[name] = share.pieces(rows);
         }
-        which = programs.choose(batch);
+        which = programs.choose(batch, o.seed, state.step);
         place(devices, programs.program(which), batch, state.kept);
         return programs.program(which).run(state.arrays, state.kept);
       }();

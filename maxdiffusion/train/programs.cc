@@ -32,19 +32,21 @@ void log_shardings(const Devices& devices, const Program& program, const ParamTa
 
 StepPrograms::StepPrograms(const Devices& devices, const std::vector<const Task*>& tasks, const StepOptions& options,
                            const std::string& title)
-    : devices_(devices) {
+    : devices_(devices), tasks_(tasks) {
   for (const Task* t : tasks) {
     graphs_.push_back(trace_step(*t, devices.graph_options(&devices.rules()), options));
     titles_.push_back(title + (t->variant().empty() ? "" : " " + t->variant()));
     names_.push_back("train_" + t->model());
+    for (const Param& p : graphs_.back().params.params())
+      if (!params_.find(p.input)) params_.add(p);
   }
   log_info("{}: {} parameters in {} arrays, {:.4f} TFLOP per step and device, mesh {}", titles_[0], params().count(),
            params().params().size(), device_flops(0) / 1e12, devices.mesh().describe());
   for (size_t i = 1; i < count(); ++i)
     log_info("{}: {:.4f} TFLOP per step and device", titles_[i], device_flops(i) / 1e12);
-  const Graph& g = *graphs_.front().graph;
-  for (const GraphOutput& out : g.outputs())
-    if (g.input_index(out.name) >= 0) state_.insert(out.name);
+  for (const StepGraph& s : graphs_)
+    for (const GraphOutput& out : s.graph->outputs())
+      if (s.graph->input_index(out.name) >= 0) state_.insert(out.name);
   for (const BatchField& f : graphs_.front().fields)
     if (f.batched) samples_ = f.shape.dims[0];
 }
@@ -58,20 +60,54 @@ void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
              report.compile_seconds + report.load_seconds);
     if (auto plan = programs_[i].memory()) log_info("{}: {}", titles_[i], to_string(*plan));
   }
-  if (log_sharding) log_shardings(devices_, any(), params());
+  for (size_t i = 0; i < count(); ++i)
+    if (const int64_t bytes = bytes_beside(i); bytes > 0)
+      log_info("{}: beside it {:.2f} GiB on each device are of the other models of this run", titles_[i],
+               static_cast<double>(bytes) / (1 << 30));
+  std::set<std::string> logged;
+  for (size_t i = 0; log_sharding && i < count(); ++i)
+    if (logged.insert(tasks_[i]->model()).second) log_shardings(devices_, programs_[i], params());
 }
 
-size_t StepPrograms::choose(const NamedPieces& batch) const {
+size_t StepPrograms::choose(const NamedPieces& batch, uint64_t seed, int64_t step) const {
   if (count() == 1) return 0;
-  for (size_t i = 0; i < count(); ++i)
-    if (std::ranges::all_of(graphs_[i].fields, [&](const BatchField& f) {
-          const auto a = batch.find(f.name);
-          return !f.batched || (a != batch.end() && a->second.shape == f.shape);
-        }))
-      return i;
+  std::vector<size_t> takers;
+  double all = 0;
+  for (size_t i = 0; i < count(); ++i) {
+    const bool fits = std::ranges::all_of(graphs_[i].fields, [&](const BatchField& f) {
+      const auto a = batch.find(f.name);
+      return !f.batched || (a != batch.end() && a->second.shape == f.shape);
+    });
+    if (!fits || !tasks_[i]->takes(batch)) continue;
+    takers.push_back(i);
+    all += tasks_[i]->share();
+  }
   std::string shapes;
   for (const auto& [name, a] : batch) shapes += fmt::format(" {} {}", name, to_string(a.shape));
-  fail(Code::internal, "no program of {} takes this batch:{}", count(), shapes);
+  check(!takers.empty(), Code::internal, "no program of {} takes this batch:{}", count(), shapes);
+  if (takers.size() == 1) return takers[0];
+  double left = HostRng(seed, "turn").uniform(static_cast<uint64_t>(step)) * all;
+  for (size_t i : takers)
+    if ((left -= tasks_[i]->share()) < 0) return i;
+  return takers.back();
+}
+
+int64_t StepPrograms::bytes_beside(size_t i) const {
+  std::set<std::string> seen;
+  auto see = [&](const StepGraph& s) {
+    int64_t bytes = 0;
+    for (const GraphInput& in : s.graph->inputs()) {
+      const bool of_batch = std::ranges::any_of(s.fields, [&](const BatchField& f) { return f.name == in.name; });
+      if (of_batch || !seen.insert(in.name).second) continue;
+      const Dims piece = shard_of(devices_.mesh(), {in.sharding}, in.value.dims(), 0, in.name).size;
+      bytes += Shape{in.value.dtype(), piece}.bytes();
+    }
+    return bytes;
+  };
+  see(graphs_[i]);
+  int64_t bytes = 0;
+  for (const StepGraph& s : graphs_) bytes += see(s);
+  return bytes;
 }
 
 double StepPrograms::device_flops(size_t i) const {

@@ -1,5 +1,6 @@
-// The compiled training steps of a loop: one program for each task. Tasks differ only in the shapes of their batches
-// (aspect-ratio buckets) and share parameters and state; a batch is given to the program of its shapes.
+// The compiled training steps of a loop: one program for each task. Tasks differ in the shapes of their batches
+// (aspect-ratio buckets), and share parameters and state; or in the model that they train in turns, and then the state
+// is that of all models, of which a program moves its own. A batch is given to the program of its shapes and turn.
 #pragma once
 
 #include <set>
@@ -14,15 +15,14 @@ namespace md {
 
 class StepPrograms {
  public:
-  /// Traces a step for every task and logs its size. `title` begins every log line. Refers to `devices`.
+  /// Traces a step for every task and logs its size. `title` begins every log line. Refers to `devices` and the tasks.
   StepPrograms(const Devices& devices, const std::vector<const Task*>& tasks, const StepOptions& options,
                const std::string& title);
   /// Compiles all; logs the time taken and the memory planned. `log_sharding`: also how each input lies on the mesh.
   void compile(const CompileConfig& config, bool log_sharding);
 
-  /// Shared by all programs.
-  const ParamTable& params() const { return graphs_.front().params; }
-  const Program& any() const { return programs_.front(); }
+  /// Of all programs.
+  const ParamTable& params() const { return params_; }
   /// Names of the arrays that a step takes and returns.
   const std::set<std::string>& state_names() const { return state_; }
   bool is_state(const std::string& name) const { return state_.contains(name); }
@@ -30,14 +30,20 @@ class StepPrograms {
   int64_t samples() const { return samples_; }
 
   size_t count() const { return graphs_.size(); }
-  /// The number of the program for a batch. Throws internal, with the batch's shapes, where there is none.
-  size_t choose(const NamedPieces& batch) const;
+  /// The number of the program for a batch. Where tasks take turns, the one that has the batch's times, or one drawn
+  /// from (seed, step) by the tasks' shares. Throws internal, with the batch's shapes, where there is none.
+  size_t choose(const NamedPieces& batch, uint64_t seed, int64_t step) const;
   const Program& program(size_t i) const { return programs_[i]; }
+  const StepGraph& step(size_t i) const { return graphs_[i]; }
   double device_flops(size_t i) const;
+  /// Bytes on each device of what other programs take beside their batches and this one does not: they stay there.
+  int64_t bytes_beside(size_t i) const;
 
  private:
   const Devices& devices_;
+  std::vector<const Task*> tasks_;
   std::vector<StepGraph> graphs_;
+  ParamTable params_;
   std::vector<Program> programs_;
   std::vector<std::string> titles_, names_;
   std::set<std::string> state_;

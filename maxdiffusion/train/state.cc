@@ -41,9 +41,10 @@ bool has_masters(const NamedPieces& state, const ParamTable& params, const std::
       params.params(), [&](const Param& p) { return p.model == component && state.contains("master/" + p.input); });
 }
 
-HostState beginning(const ParamTable& params, NamedPieces values, const StepOptions& step) {
-  values = fresh_state(params, std::move(values), step);
-  values["step"] = scalar_s32(0);
+HostState beginning(const StepPrograms& programs, NamedPieces values, const StepOptions& step) {
+  values = fresh_state(programs.params(), std::move(values), step);
+  for (const std::string& name : programs.state_names())
+    if (name == "step" || name.starts_with("updates/")) values[name] = scalar_s32(0);
   values["healthy"] = yes();
   return {.values = std::move(values)};
 }
@@ -114,7 +115,7 @@ std::function<HostState()> open_state(const StepPrograms& programs, const StepOp
   const ParamTable& params = programs.params();
   if (saved.empty()) {
     auto wide = std::make_shared<const ParamTable>(in_f32(params));
-    return [&params, step, wide, make = initial(*wide)] { return beginning(params, make(), step); };
+    return [&programs, step, wide, make = initial(*wide)] { return beginning(programs, make(), step); };
   }
   auto frozen = std::make_shared<const ParamTable>(frozen_part(params));
   return [&params, step, checkpoint_dir, seed, at = saved.back(), frozen, make = initial(*frozen)] {
@@ -127,7 +128,12 @@ TrainState place_state(const Devices& devices, const StepPrograms& programs, con
   TrainState state;
   state.step = host.step;
   state.data = host.data;
-  place(devices, programs.any(), host.values, state.arrays);
+  for (size_t i = 0; i < programs.count(); ++i) {
+    NamedPieces left;
+    for (const auto& [name, value] : host.values)
+      if (!state.arrays.contains(name)) left[name] = value;
+    place(devices, programs.program(i), left, state.arrays);
+  }
   for (const Param& p : programs.params().params())
     if (!p.trainable)
       if (auto a = state.arrays.extract(p.input)) state.kept.insert(std::move(a));

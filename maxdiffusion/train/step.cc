@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/lora/lora_scope.h"
 #include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
@@ -44,6 +45,7 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Gr
   auto scope = [&](const std::string& component) {
     Scope root(*s.graph, s.params, component, o.scope);
     if (&in != s.graph.get()) root = root.in_graph(in);
+    if (o.scope.dropout > 0) root = root.with_random(rng.for_("dropout").for_(component));
     root = root.with_source([&](const Scope& below, Param p) {
       const bool widened = p.trainable && below.options().trainable && is_narrow(p.shape.dtype) &&
                            size_of(p.shape.dtype) < size_of(o.scope.activations);
@@ -117,6 +119,12 @@ Gradients accumulate(const Task& task, StepGraph& s, const StepOptions& o, const
   return g;
 }
 
+bool drops(const Graph& g) {
+  return std::ranges::any_of(g.nodes(), [](const auto& n) {
+    return n->name == nn::kDropout || std::ranges::any_of(n->bodies, [](const auto& body) { return drops(*body); });
+  });
+}
+
 }  // namespace
 
 StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOptions& o) {
@@ -132,12 +140,16 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     feed[f.name] = g.input(f.name, f.shape, f.batched ? axis::of_batch(f.shape.dims.size()) : LogicalAxes());
   }
   const Gradients gradients = accumulate(task, s, o, feed, Rng(key).at(step));
+  check(o.scope.dropout == 0 || drops(g), Code::invalid_config,
+        "dropout is {}, but {} has no dropout layers; set it to 0", o.scope.dropout, task.model());
   const LowPrecisionUpdate narrow_update = low_precision_update(o.optim.low_precision_update);
 
   auto state = [&](const std::string& name, Tensor after) {
     g.output(name, after, name);
     g.alias(name, name);
   };
+  Tensor updates = step;
+  if (o.own_count) updates = g.input("updates/" + task.model(), {DType::s32, {}});
   // One optimizer per component; none moves where one of them would not.
   struct Group {
     std::vector<Param> params;
@@ -167,7 +179,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   for (auto& [name, group] : groups) {
     OptimConfig optim = o.optim;
     if (auto rate = o.learning_rates.find(name); rate != o.learning_rates.end()) optim.learning_rate = rate->second;
-    group.update = adamw(optim, step, group.values, group.grads, group.first, group.second, good);
+    group.update = adamw(optim, step, group.values, group.grads, group.first, group.second, good, updates);
     applied = applied ? bit_and(applied, group.update.applied) : group.update.applied;
     Tensor square_ = square(group.update.grad_norm);
     squares = squares ? squares + square_ : square_;
@@ -175,8 +187,9 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
 
   state("step", where(applied, step + 1.0, step));
   state("healthy", applied);
+  if (o.own_count) state("updates/" + task.model(), where(applied, updates + 1.0, updates));
   // The average begins with the first update and forgets it quickly: decay min(d, (1 + n) / (10 + n)), as diffusers'.
-  Tensor n = cast(step, DType::f32), keep;
+  Tensor n = cast(updates, DType::f32), keep;
   if (o.ema_decay > 0)
     keep = where(gt(n, scalar_like(n, 0)), minimum((n + 1.0) / (n + 10.0), scalar_like(n, o.ema_decay)),
                  scalar_like(n, 0));
@@ -205,6 +218,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     }
   }
   g.output("loss", gradients.loss);
+  if (o.own_count) g.output("loss_" + task.model(), gradients.loss);
   g.output("grad_norm", groups.size() == 1 ? groups.begin()->second.update.grad_norm : sqrt(squares));
   g.output("learning_rate", learning_rate(o.optim, step));
   return s;

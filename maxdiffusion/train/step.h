@@ -1,13 +1,14 @@
 // One training step as one graph: loss → gradients → update. The state goes in and comes out under the same names, and
 // its memory is reused.
 //   step s32 [], healthy pred []             the clock; false from the first loss that is not finite on
+//   updates/<model> s32 []                   of this model alone, with own_count
 //   <model>/<path>                           trained parameters
 //   adam_m/<model>/<path>, adam_v/…          their moments, f32
 //   ema/<model>/<path>                       their averages, f32, with ema_decay > 0
 //   master/<model>/<path>                    f32 copies of which the parameters are the rounding, where those are
 //                                            narrower than f32 and low_precision_update is master
 // Beside the state: key u32 [2] of the run's seed, the frozen parameters, and the task's batch. Out: state, loss,
-// grad_norm, learning_rate.
+// grad_norm, learning_rate; with own_count also loss_<model>.
 #pragma once
 
 #include <functional>
@@ -28,6 +29,8 @@ struct StepOptions {
   double ema_decay = 0;
   /// Batches of the task in one update, one after the other; their gradients are averaged.
   int64_t accumulation = 1;
+  /// The run's tasks train different models in turns: optimizer and averages count the updates of their own model.
+  bool own_count = false;
   /// Peak learning rates of components that do not have the optimizer's. Each component is clipped and updated by
   /// itself.
   std::map<std::string, double> learning_rates;

@@ -65,6 +65,17 @@ TEST(Random, OfNumberedRowsIsWhatThoseRowsGetInAWholeBatch) {
                Error);
 }
 
+TEST(Random, OfMoreThanAWordCountsIsNumberedByRows) {
+  Graph g(devices().graph_options());
+  const Tensor bits = random_bits(Rng::seed(g, 42), {3, int64_t{1} << 31});
+  g.output("part", slice(bits, {2, 5}, {3, 25}));
+  EXPECT_THROW(random_bits(Rng::seed(g, 42), {2, int64_t{1} << 33}), Error);
+  const Program program = compile(devices(), g, {.jax_cache_dir = "off"}, "part_of_a_large_draw");
+  ASSERT_LT(program.memory()->temporary, 1 << 20);  // else it would make all 25 GB
+  const HostArray part = devices().get(program.run(std::vector<Array*>{})[0]);
+  for (uint32_t i = 0; i < 20; ++i) EXPECT_EQ(part.view<uint32_t>()[i], threefry({0, 42}, {2, 5 + i})[0]) << i;
+}
+
 TEST(Random, HostNormalsAreTheQuantilesOfTheUniforms) {
   const HostRng rng(5, "x");
   constexpr uint64_t kFrom = 0xfffffff0;  // across the lower word's end

@@ -64,6 +64,51 @@ TEST(Videos, InChunksGiveWhatTheyGiveWhole) {
     }
 }
 
+TEST(Videos, HaveTheirAutoencoderWholeOnEveryDeviceOrSplitByTheRules) {
+  const VideoFamily wide({{"base_dim", 8},
+                          {"z_dim", 2},
+                          {"dim_mult", {1, 1, 2}},
+                          {"num_res_blocks", 1},
+                          {"temperal_downsample", {true, true}}});
+  MeshConfig mesh;
+  mesh.ici_data_parallelism = 1, mesh.ici_fsdp_parallelism = 8;
+  const Devices eight = Devices::open("cpu", 8, mesh);
+  const AxisRules rules =
+      AxisRules::make({.logical_axis_rules = {"[['conv_out', 'fsdp']]"}, .data_sharding = {}}, mesh.mesh_axes);
+  /// Arrays of the autoencoder that lie split over the devices, and the bytes of all on one device.
+  auto placed = [&](bool replicate) {
+    Graph g(eight.graph_options(&rules));
+    ParamTable params;
+    EncoderKeys keys;
+    keys.replicate_vae = replicate;
+    const Models models = [&](const std::string& component) {
+      return Scope(g, params, component, autoencoder_options({}, keys));
+    };
+    MediaState state;
+    g.output("y", wide.decode_chunk(models, g.input("x", {DType::f32, {1, 1, 2, 2, 2}}), state));
+    const HostArrays weights = wide.random_weights();
+    ArrayMap arrays;
+    for (const GraphInput& in : g.inputs())
+      if (const auto w = weights.find(in.name); w != weights.end())
+        arrays[in.name] = eight.put(w->second, {in.sharding}, in.name);
+    EXPECT_GT(arrays.size(), 20u);
+    std::pair<int, int64_t> split_and_bytes = {0, 0};
+    for (const auto& [name, a] : arrays) {
+      split_and_bytes.first += !a.sharding().replicated();
+      split_and_bytes.second += a.bytes_per_device();
+      if (replicate) {
+        EXPECT_EQ(a.bytes_per_device(), a.shape().bytes()) << name;
+      }
+    }
+    return split_and_bytes;
+  };
+  const auto [split, part] = placed(false);
+  const auto [none, whole] = placed(true);
+  EXPECT_GT(split, 1);
+  EXPECT_EQ(none, 0);
+  EXPECT_LT(part, whole);
+}
+
 TEST(Videos, LookBackOnly) {
   const Devices one = Devices::open();
   MediaAutoencoder chunks = coder(one, {});

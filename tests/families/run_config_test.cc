@@ -215,11 +215,15 @@ TEST(RunConfig, FsdpBatchTakesWholeBatchesOnly) {
 }
 
 TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
-  for (const char* word :
-       {"enable_ml_diagnostics=true", "enable_ondemand_xprof=true", "dropout=0.1", "scheduler_dtype=bfloat16"}) {
+  for (const char* word : {"enable_ml_diagnostics=true", "enable_ondemand_xprof=true", "scheduler_dtype=bfloat16"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(refusal({word}), key + " is set, but ")) << word;
   }
+}
+
+TEST(RunConfig, AttentionByTransformerEngineIsFlashAndSaysSo) {
+  EXPECT_TRUE(contains(warnings({"attention=cudnn_flash_te"}), "cudnn_flash_te: Transformer Engine is not there"));
+  EXPECT_EQ(warnings({"attention=flash"}), "");
 }
 
 TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
@@ -281,7 +285,6 @@ TEST(ReferenceKeys, WhatArrangesItselfHereIsReadInSilence) {
                       "tile_search_out=/a",
                       "compile_text_encoder=true",
                       "enable_jax_named_scopes=true",
-                      "replicate_vae=true",
                       "vae_logical_axis_rules=[['conv_in', 'vae_spatial']]",
                       "use_batched_text_encoder=true"}),
             "");

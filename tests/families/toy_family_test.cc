@@ -104,6 +104,16 @@ TEST_F(ToyFamily, LearnsIsEvaluatedByTimestepAndDrawsWhatThePromptSays) {
   }
 }
 
+TEST_F(ToyFamily, IsNotTrainedWithDropoutLayersThatItDoesNotHave) {
+  try {
+    train(config("drops", {"max_train_steps=1", "dropout=0.1"}));
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    EXPECT_NE(std::string(e.what()).find("has no dropout layers; set it to 0"), std::string::npos) << e.what();
+  }
+}
+
 TEST_F(ToyFamily, AnswersToItsNamesAndTypes) {
   auto open = [](const std::vector<std::string>& words) {
     const RunConfig c = config("named", words);

@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -206,6 +207,164 @@ TEST_F(TrainedLora, OfOneExpertIsThatOnes) {
   const HostArrays from = SafetensorsReader::open(start).tensors();
   const SafetensorsReader to = SafetensorsReader::open(file(comfyui));
   for (const auto& [name, array] : from) EXPECT_EQ(to.tensors().at(name).to_doubles(), array.to_doubles()) << name;
+}
+
+/// Both denoisers of a model in one run, and each in a run of its own on the same batches.
+struct BothExperts : testing::Test {
+  static constexpr bool kHigh[] = {true, false, false, true, true, false};  // whose batch each step is
+  TemporaryFolder t;
+
+  /// The steps of the golden's batches for which `wanted` holds, at times of their expert.
+  std::string batches(const std::string& name, const std::function<bool(size_t)>& wanted) {
+    const HostArrays all = SafetensorsReader::open(kGoldens + "training/batches_a14b.safetensors").tensors();
+    HostArrays chosen;
+    size_t to = 0;
+    for (size_t step = 0; step < std::size(kHigh); ++step) {
+      if (!wanted(step)) continue;
+      for (const char* field : {"latents", "noise", "encoder_hidden_states"})
+        chosen[fmt::format("step{}.{}", to, field)] = all.at(fmt::format("step{}.{}", step, field));
+      const float sigma = (kHigh[step] ? 0.9f : 0.2f) + 0.01f * static_cast<float>(step);
+      const float sigmas[] = {sigma, sigma + 0.03f};
+      chosen[fmt::format("step{}.sigmas", to++)] = HostArray::of<float>({DType::f32, {2}}, sigmas);
+    }
+    write_safetensors(t / (name + ".safetensors"), chosen);
+    return t / (name + ".safetensors");
+  }
+  Outcome run(const std::string& name, const std::string& expert, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"train",
+                                      MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                      "run_name=" + name,
+                                      "output_dir=" + t.path(),
+                                      "pretrained_model_name_or_path=" + kGoldens + "wan/a14b",
+                                      "train_expert=" + expert,
+                                      "learning_rate=1e-3",
+                                      "lr_scheduler=constant",
+                                      "warmup_steps_fraction=0"};
+    words.insert(words.end(), more.begin(), more.end());
+    return maxdiffusion(words);
+  }
+  /// A run of both, and of each, on recorded batches.
+  void run_all(const std::vector<std::string>& more) {
+    auto with = [&](const std::string& file, const char* steps) {
+      std::vector<std::string> words = {"replay_batches=" + file, steps};
+      words.insert(words.end(), more.begin(), more.end());
+      return words;
+    };
+    both_ = with(batches("all", [](size_t) { return true; }), "max_train_steps=6");
+    Outcome o = run("both", "both", both_);
+    ASSERT_EQ(o.status, 0) << o.err;
+    o = run("high", "high", with(batches("of_high", [](size_t i) { return kHigh[i]; }), "max_train_steps=3"));
+    ASSERT_EQ(o.status, 0) << o.err;
+    o = run("low", "low", with(batches("of_low", [](size_t i) { return !kHigh[i]; }), "max_train_steps=3"));
+    ASSERT_EQ(o.status, 0) << o.err;
+  }
+  HostArrays arrays(const std::string& file) { return SafetensorsReader::open(t / file).tensors(); }
+  static void expect_equal(const HostArrays& a, const HostArrays& b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (const auto& [name, x] : a) {
+      const std::vector<double> u = x.to_doubles(), v = b.at(name).to_doubles();
+      double difference = 0, size = 0;
+      for (size_t i = 0; i < u.size(); ++i) difference += std::pow(u[i] - v[i], 2), size += std::pow(v[i], 2);
+      EXPECT_LE(std::sqrt(difference), 1e-6 * std::sqrt(size)) << name;
+    }
+  }
+  /// Which expert moved in each step, by the metrics.
+  std::string turns(const std::string& name) {
+    std::string out;
+    for (const json& line : lines_of(t / (name + "/metrics.jsonl"))) {
+      const bool high = line.contains("loss_transformer"), low = line.contains("loss_transformer_2");
+      out += high && !low ? 'H' : low && !high ? 'L' : '?';
+    }
+    return out;
+  }
+  std::vector<std::string> both_;
+};
+
+TEST_F(BothExperts, LearnWhatEachLearnsAloneAndAreResumedToTheBit) {
+  ASSERT_NO_FATAL_FAILURE(run_all({}));
+  const std::string file = "/diffusion_pytorch_model.safetensors", end = "both/checkpoints/6/";
+  expect_equal(arrays(end + "transformer" + file), arrays("high/checkpoints/3/transformer" + file));
+  expect_equal(arrays(end + "transformer_2" + file), arrays("low/checkpoints/3/transformer_2" + file));
+  EXPECT_EQ(turns("both"), "HLLHHL");
+
+  std::vector<std::string> four = both_;
+  four.push_back("max_train_steps=4");
+  ASSERT_EQ(run("stopped", "both", four).status, 0);
+  ASSERT_EQ(run("stopped", "both", both_).status, 0);
+  for (const std::string& part :
+       {"transformer" + file, "transformer_2" + file, std::string("training_state/arrays.safetensors")})
+    EXPECT_EQ(read_file(t / (end + part)), read_file(t / ("stopped/checkpoints/6/" + part))) << part;
+  EXPECT_EQ(turns("stopped"), "HLLHHL");
+}
+
+TEST_F(BothExperts, GetLoraFilesOfTheirOwn) {
+  ASSERT_NO_FATAL_FAILURE(run_all({"train_lora=true", "lora_rank=2"}));
+  const std::string peft = "/pytorch_lora_weights.safetensors", comfyui = "/lora_comfyui.safetensors";
+  for (const std::string& file : {peft, comfyui}) {
+    expect_equal(arrays("both/checkpoints/6/high_noise" + file), arrays("high/checkpoints/3" + file));
+    expect_equal(arrays("both/checkpoints/6/low_noise" + file), arrays("low/checkpoints/3" + file));
+  }
+}
+
+TEST_F(BothExperts, TakeTurnsAsOftenAsTheirTimesAreDrawn) {
+  const std::vector<std::string> words = {
+      "dataset_type=synthetic",  "height=32", "width=32", "num_frames=5", "max_sequence_length=7",
+      "per_device_batch_size=1",
+      "boundary_ratio=0.75",  // half of the draws, which are shifted
+      "max_train_steps=12"};
+  const Outcome o = run("whole", "both", words);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "of the other models of this run")) << o.err;
+  const std::string drawn = turns("whole");
+  EXPECT_EQ(drawn.size(), 12u);
+  const auto high = std::ranges::count(drawn, 'H');
+  EXPECT_EQ(high + std::ranges::count(drawn, 'L'), 12);
+  EXPECT_TRUE(high > 2 && high < 10) << drawn;
+  std::vector<std::string> five = words;
+  five.push_back("max_train_steps=5");
+  ASSERT_EQ(run("stopped", "both", five).status, 0);
+  ASSERT_EQ(run("stopped", "both", words).status, 0);
+  EXPECT_EQ(turns("stopped"), drawn);
+  for (const char* part : {"transformer", "transformer_2"}) {
+    const std::string file = fmt::format("checkpoints/12/{}/diffusion_pytorch_model.safetensors", part);
+    EXPECT_EQ(read_file(t / ("whole/" + file)), read_file(t / ("stopped/" + file))) << part;
+  }
+}
+
+TEST_F(BothExperts, AreNotTrainedOnBatchesOfBothNorWithTheTextEncoder) {
+  HostArrays mixed = SafetensorsReader::open(batches("mixed", [](size_t) { return true; })).tensors();
+  const float sigmas[] = {0.2f, 0.95f};
+  mixed["step0.sigmas"] = HostArray::of<float>({DType::f32, {2}}, sigmas);
+  write_safetensors(t / "mixed_times.safetensors", mixed);
+  Outcome o = run("mixed", "both", {"replay_batches=" + (t / "mixed_times.safetensors"), "max_train_steps=1"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "with two experts all times of a batch are those of one")) << o.err;
+  o = run("text", "both", {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "train_expert=both cannot be combined with train_text_encoder")) << o.err;
+  o = run("none", "", {});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "expected high, low or both")) << o.err;
+}
+
+TEST(TrainedWithDropout, IsResumedToTheBit) {
+  TemporaryFolder t;
+  auto losses = [&](const std::string& name, const std::vector<std::string>& words) {
+    std::vector<std::string> all = words;
+    all.insert(all.begin(), {"run_name=" + name, "metrics_file=" + (t / (name + ".jsonl"))});
+    const Outcome o = train(t, golden()["wan"], all);
+    EXPECT_EQ(o.status, 0) << o.err;
+    std::vector<double> out;
+    for (const json& line : lines_of(t / (name + ".jsonl"))) out.push_back(line["loss"]);
+    return out;
+  };
+  const std::string drop = "dropout=0.3";
+  const std::vector<double> whole = losses("whole", {drop});
+  losses("stopped", {drop, "max_train_steps=3"});
+  losses("stopped", {drop});
+  const std::string file = "/checkpoints/6/transformer/diffusion_pytorch_model.safetensors";
+  EXPECT_EQ(read_file(t / ("whole" + file)), read_file(t / ("stopped" + file)));
+  EXPECT_GT(std::abs(whole[0] / golden()["wan"]["loss"][0].get<double>() - 1), 1e-4);
 }
 
 TEST(Replay, RefusesMoreStepsThanTheFileHolds) {

@@ -80,6 +80,21 @@ TEST(FlowMatch, TimesAreShiftedTowardsNoise) {
   }
 }
 
+TEST(FlowMatch, PartsOfTheTimesHaveTheirShareOfTheDraws) {
+  const auto whole = make_process(kFlow, {});
+  const auto low = whole->between(0, 875), high = whole->between(875, 1000);
+  std::vector<double> t = computed([&](Graph& g) { return whole->sample_t(Rng::seed(g, 3), 20000); });
+  const auto above = static_cast<double>(std::ranges::count_if(t, [](double v) { return v >= 875; }));
+  EXPECT_EQ(whole->part(), 1);
+  EXPECT_NEAR(high->part(), above / 20000, 0.013);  // four deviations
+  EXPECT_NEAR(low->part() + high->part(), 1, 1e-12);
+  for (double v : t) EXPECT_NE(low->has(v), high->has(v)) << v;
+  EXPECT_TRUE(high->has(1000));
+  EXPECT_TRUE(low->has(0));
+  t = computed([&](Graph& g) { return high->sample_t(Rng::seed(g, 3), 1000); });
+  for (double v : t) EXPECT_TRUE(high->has(v)) << v;
+}
+
 TEST(FlowMatch, WeightsAreABellOverTheGrid) {
   // The numbers of the specification for shift 3 (schedulers.md, section 13).
   const std::vector<double> w = computed([](Graph& g) {
