@@ -4,7 +4,7 @@
   --build DIR        where model_bench is (build)
   --rounds N         how often each program is started (3); figures are medians over rounds
   --steps N          timed steps per start (5)
-  --models, --dtypes, --programs   comma-separated choices
+  --models, --dtypes, --programs   comma-separated choices; models: unet, vae, wan (a transformer of videos)
   --rows FILE        append every row as JSON
   --data             time the reading of every kind of data instead (needs libbenchmark-dev; Parquet, Arrow and
                      ArrayRecord where $PYTHON has their libraries, see bench/data_files.py)
@@ -111,7 +111,7 @@ def main():
                             if o.rows:
                                 with open(o.rows, "a") as file:
                                     print(json.dumps(row), file=file)
-    columns = {"step_s": "step, s", "to_first_loss_s": "to first loss, s", "compile_s": "compile, s",
+    columns = {"step_s": "step, s", "processor_s": "of processors, s", "to_first_loss_s": "to first loss, s", "compile_s": "compile, s",
                "load_s": "load, s", "trace_s": "trace, s", "emit_s": "emit, s", "peak_resident_mb": "peak, MB"}
     print("| model | dtype | program | " + " | ".join(columns.values()) + " | step ÷ PyTorch's best | first ÷ |")
     print("|" + " --- |" * (len(columns) + 5))

@@ -1,4 +1,4 @@
-// One training step of a model, timed from the start of the process: model_bench unet|vae f32|bf16 [options]
+// One training step of a model, timed from the start of the process: model_bench unet|vae|wan f32|bf16 [options]
 //   --steps N      timed steps after the first (10)
 //   --cache DIR    executable cache; "off" (the default) compiles
 //   --name TEXT    first column of the row
@@ -64,7 +64,27 @@ std::shared_ptr<const Family> make_bench_family() {
   }));
 }
 
+/// A transformer of videos; the other models of its folder are not used.
+std::shared_ptr<const Family> make_video_family() {
+  return make_family(ModelFolder::from_texts({
+      {"model_index.json", R"({"_class_name": "WanPipeline", "scheduler": ["", "FlowMatchEulerDiscreteScheduler"],
+        "transformer": ["", "WanTransformer3DModel"], "vae": ["", "AutoencoderKLWan"],
+        "text_encoder": ["", "UMT5EncoderModel"]})"},
+      {"scheduler/scheduler_config.json", "{}"},
+      {"transformer/config.json", read_file(MD_SOURCE_DIR "/bench/models/wan.json")},
+      {"vae/config.json", "{}"},
+      {"text_encoder/config.json", R"({"d_model": 512})"},
+  }));
+}
+
 std::unique_ptr<Task> make_task(const std::string& model) {
+  if (model == "wan") {
+    auto task = std::make_unique<DenoiseTask>();
+    task->family = make_video_family();
+    task->process = make_process({{"_class_name", "FlowMatchEulerDiscreteScheduler"}}, ProcessKeys{});
+    task->size = task->family->media_size({5, 32, 32, 16});  // 1,280 tokens
+    return task;
+  }
   if (model == "unet") {
     auto task = std::make_unique<DenoiseTask>();
     task->family = make_bench_family();
@@ -75,12 +95,19 @@ std::unique_ptr<Task> make_task(const std::string& model) {
     task->said = MediaSize{512, 512};
     return task;
   }
-  check(model == "vae", Code::invalid_config, "model_bench: '{}' is not one of: unet, vae", model);
+  check(model == "vae", Code::invalid_config, "model_bench: '{}' is not one of: unet, vae, wan", model);
   auto task = std::make_unique<AutoencoderTask>();
   task->family = make_bench_family();
   task->batch_size = 2;
   task->size = {128, 128};
   return task;
+}
+
+/// Of this process on all processors, user and system.
+double processor_seconds() {
+  timespec used{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
 }
 
 HostArray zeros(const Shape& shape) {
@@ -107,7 +134,7 @@ HostArray starting(const ParamTable& params, const std::string& name, const Shap
 
 int run(const std::vector<std::string>& args) {
   check(args.size() >= 2, Code::invalid_config,
-        "usage: model_bench unet|vae f32|bf16 [--steps N] [--cache DIR] [--name TEXT] [--flags TEXT]");
+        "usage: model_bench unet|vae|wan f32|bf16 [--steps N] [--cache DIR] [--name TEXT] [--flags TEXT]");
   int steps = 10;
   std::string name = "maxdiffusion.cpp";
   CompileConfig compile_config{.jax_cache_dir = "off", .xla_flags = ""};
@@ -162,9 +189,14 @@ int run(const std::vector<std::string>& args) {
     return since(from);
   };
   const double first_step = one_step(), to_first_loss = seconds_since_start();
-  std::vector<double> times;
-  for (int i = 0; i < steps; ++i) times.push_back(one_step());
+  std::vector<double> times, processor;
+  for (int i = 0; i < steps; ++i) {
+    const double from = processor_seconds();
+    times.push_back(one_step());
+    processor.push_back(processor_seconds() - from);
+  }
   std::sort(times.begin(), times.end());
+  std::sort(processor.begin(), processor.end());
 
   const CompileReport& report = program.report();
   nlohmann::json row = {{"program", name},
@@ -182,6 +214,7 @@ int run(const std::vector<std::string>& args) {
                         {"to_first_loss_s", to_first_loss},
                         {"step_s", times.empty() ? 0.0 : times[times.size() / 2]},
                         {"fastest_s", times.empty() ? 0.0 : times.front()},
+                        {"processor_s", processor.empty() ? 0.0 : processor[processor.size() / 2]},
                         {"peak_resident_mb", static_cast<double>(peak_resident()) / 1e6},
                         {"loss", loss}};
   if (auto plan = program.memory()) row["planned_mb"] = static_cast<double>(plan->peak()) / 1e6;

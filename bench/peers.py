@@ -1,6 +1,6 @@
 """The training step of bench/model_bench.cc in PyTorch with diffusers, timed the same way, from the process's start.
 
-python bench/peers.py unet|vae f32|bf16 eager|compile [--steps N]      prints one JSON line
+python bench/peers.py unet|vae|wan f32|bf16 eager|compile [--steps N]      prints one JSON line
 
 Same sizes (bench/models/*.json), batch, optimizer, clipping and noise; bf16 is autocast: weights f32, activations bf16.
 """
@@ -52,9 +52,29 @@ def vae_step(torch, config):
     return model, loss
 
 
+def wan_step(torch, config):
+    from diffusers import WanTransformer3DModel
+
+    model = WanTransformer3DModel.from_config(config)
+    text = torch.randn(1, 512, config["text_dim"])
+    mean, deviation = torch.randn(1, 16, 5, 32, 32), torch.randn(1, 16, 5, 32, 32)
+
+    def loss():
+        latents = mean + deviation * torch.randn_like(mean)
+        noise, sigma = torch.randn_like(latents), torch.rand(1)
+        noisy = (1 - sigma) * latents + sigma * noise
+        prediction = model(noisy, 1000 * sigma, text, return_dict=False)[0]
+        return torch.nn.functional.mse_loss(prediction.float(), noise - latents)
+
+    return model, loss
+
+
+STEPS = {"unet": unet_step, "vae": vae_step, "wan": wan_step}
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", choices=["unet", "vae"])
+    parser.add_argument("model", choices=STEPS)
     parser.add_argument("dtype", choices=["f32", "bf16"])
     parser.add_argument("mode", choices=["eager", "compile"])
     parser.add_argument("--steps", type=int, default=10)
@@ -64,26 +84,26 @@ def main():
 
     config = json.loads((pathlib.Path(__file__).parent / "models" / f"{options.model}.json").read_text())
     torch.manual_seed(0)
-    model, loss_of = (unet_step if options.model == "unet" else vae_step)(torch, config)
+    model, loss_of = STEPS[options.model](torch, config)
     model.train()
     if options.mode == "compile":
         loss_of = torch.compile(loss_of)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step():
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         with torch.autocast("cpu", torch.bfloat16, enabled=options.dtype == "bf16"):
             loss = loss_of()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.item(), time.perf_counter() - start
+        return loss.item(), time.perf_counter() - start, time.process_time() - used
 
-    _, first = step()
+    _, first, _ = step()
     to_first_loss = seconds_since_start()
     runs = [step() for _ in range(options.steps)]
-    times = sorted(seconds for _, seconds in runs)
+    times, processor = sorted(r[1] for r in runs), sorted(r[2] for r in runs)
     print(
         json.dumps(
             {
@@ -95,6 +115,7 @@ def main():
                 "to_first_loss_s": to_first_loss,
                 "step_s": times[len(times) // 2] if times else 0,
                 "fastest_s": times[0] if times else 0,
+                "processor_s": processor[len(processor) // 2] if times else 0,
                 "peak_resident_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
             }
         )

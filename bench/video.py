@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Times Wan's video autoencoders with random weights in f32, ours and diffusers' in turns: ./run bench --video [options]
+"""Times Wan's models with random weights, ours and diffusers' in turns: ./run bench --video [options]
 
   --build DIR         where video_bench is (build)
   --rounds N          how often each program is started (3); figures are medians over rounds
-  --reps N            timed runs per start, after the first (1)
-  --models            of: wan_vae_21, wan_vae_22 (wan_vae_21): the published sizes
-  --sizes             sides of the square videos, pixels (256)
+  --reps N            timed runs per start, after the first (1); 0: the first is timed
+  --models            of: wan_vae_21, wan_vae_22, wan21_t2v_1_3b, … (wan_vae_21): the published sizes
+  --sizes             of the videos, pixels: 256 for a square, 832x480 (256)
   --frames            their lengths (17)
-  --what              of: encode, decode
+  --what              of: encode, decode, and denoise for the transformers, once on one latent (encode,decode)
+  --dtypes            weights and activations of the transformers, ours: f32, bf16 (f32)
+  --peer-dtypes       the same for diffusers (as --dtypes)
   --chunk N           latent frames at a time (1), ours; diffusers takes one
   --programs          of: ours, diffusers
   --python PATH       a Python with torch and diffusers, instead of .judge/
@@ -17,6 +19,7 @@ memory of the process, with the share of it that was there before the first run 
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import resource
@@ -28,28 +31,39 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FULL = ROOT / "tests" / "golden" / "full"
 
 
-def peer(what, config, size, frames, reps):
+def peer(what, config, size, frames, dtype, reps):
     """Inside the other Python: prints one JSON line."""
     import torch
-    from diffusers import AutoencoderKLWan
+    from diffusers import AutoencoderKLWan, WanTransformer3DModel
 
     torch.manual_seed(0)
-    model = AutoencoderKLWan.from_config(json.loads(pathlib.Path(config).read_text())).eval()
+    kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    torch.set_default_dtype(kind)
+    made = WanTransformer3DModel if what == "denoise" else AutoencoderKLWan
+    model = made.from_config(json.loads(pathlib.Path(config).read_text())).eval()
     peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     before, wall, processor = peak(), [], []
     c = model.config
-    side = (c.patch_size or 1) << (len(c.dim_mult) - 1)
-    latents = 1 + (frames - 1 >> sum(c.temperal_downsample))
-    x = (torch.rand(1, 3, frames, size, size) * 2 - 1 if what == "encode"
-         else torch.randn(1, c.z_dim, latents, size // side, size // side))
+    width, height = (int(n) for n in (size if "x" in size else f"{size}x{size}").split("x"))
+    if what == "denoise":
+        x = torch.randn(1, c.in_channels, 1 + (frames - 1) // 4, height // 8, width // 8)
+        text = torch.randn(1, 512, c.text_dim)
+        run = lambda: model(x, torch.full((1,), 500.0), text, return_dict=False)
+    else:
+        side = (c.patch_size or 1) << (len(c.dim_mult) - 1)
+        latents = 1 + (frames - 1 >> sum(c.temperal_downsample))
+        x = (torch.rand(1, 3, frames, height, width) * 2 - 1 if what == "encode"
+             else torch.randn(1, c.z_dim, latents, height // side, width // side))
+        run = lambda: model.encode(x).latent_dist.mode() if what == "encode" else model.decode(x).sample
     with torch.inference_mode():
         for _ in range(reps + 1):
             start, used = time.perf_counter(), time.process_time()
-            model.encode(x).latent_dist.mode() if what == "encode" else model.decode(x).sample
+            run()
             wall.append(time.perf_counter() - start)
             processor.append(time.process_time() - used)
-    print(json.dumps(dict(program="diffusers", seconds=statistics.median(wall[1:]),
-                          processor_s=statistics.median(processor[1:]), before_mib=before, peak_mib=peak())))
+    middle = lambda times: statistics.median(times[1:] or times)
+    print(json.dumps(dict(program="diffusers", seconds=middle(wall), processor_s=middle(processor), before_mib=before,
+                          peak_mib=peak())))
 
 
 def main():
@@ -65,36 +79,38 @@ def main():
     parser.add_argument("--chunk", type=int, default=1)
     parser.add_argument("--programs", default="ours,diffusers")
     parser.add_argument("--python")
-    parser.add_argument("--peer", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--dtypes", default="f32")
+    parser.add_argument("--peer-dtypes")
+    parser.add_argument("--peer", nargs=5, help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.peer:
-        return peer(o.peer[0], o.peer[1], int(o.peer[2]), int(o.peer[3]), o.reps)
+        return peer(*o.peer[:3], int(o.peer[3]), o.peer[4], o.reps)
     from compare import judge, run
     programs = o.programs.split(",")
     if "diffusers" in programs and not o.python:
         o.python = judge()
     commands = {
-        "ours": lambda *case: [pathlib.Path(o.build) / "video_bench", *case, "--chunk", o.chunk, "--reps", o.reps],
-        "diffusers": lambda *case: [o.python, __file__, "--reps", o.reps, "--peer", *case],
+        "ours": lambda *case, dtype: [pathlib.Path(o.build) / "video_bench", *case, "--chunk", o.chunk, "--reps", o.reps,
+                                      "--dtype", dtype],
+        "diffusers": lambda *case, dtype: [o.python, __file__, "--reps", o.reps, "--peer", *case, dtype],
     }
-    print("| model | what | pixels | frames | program | s | of processors, s | before, MiB | peak, MiB |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for model in o.models.split(","):
-        for what in o.what.split(","):
-            for size in o.sizes.split(","):
-                for frames in o.frames.split(","):
-                    rows = {p: [] for p in programs}
-                    for _ in range(o.rounds):
-                        for p in programs:
-                            row = run(commands[p](what, FULL / f"{model}.json", size, frames))
-                            rows[p] += [row] if row else []
-                    for p in programs:
-                        if not rows[p]:
-                            continue
-                        m = {k: statistics.median(r[k] for r in rows[p])
-                             for k in ("seconds", "processor_s", "before_mib", "peak_mib")}
-                        print(f"| {model} | {what} | {size}² | {frames} | {rows[p][0]['program']} | {m['seconds']:.3g} | "
-                              f"{m['processor_s']:.3g} | {m['before_mib']:.0f} | {m['peak_mib']:.0f} |", flush=True)
+    dtypes = {"ours": o.dtypes, "diffusers": o.peer_dtypes or o.dtypes}
+    columns = [(p, dtype) for p in programs for dtype in dtypes[p].split(",")]
+    print("| model | what | pixels | frames | dtype | program | s | of processors, s | before, MiB | peak, MiB |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for model, what, size, frames in itertools.product(*(x.split(",") for x in (o.models, o.what, o.sizes, o.frames))):
+        rows = {c: [] for c in columns}
+        for _ in range(o.rounds):
+            for p, dtype in columns:
+                row = run(commands[p](what, FULL / f"{model}.json", size, frames, dtype=dtype))
+                rows[p, dtype] += [row] if row else []
+        for p, dtype in columns:
+            if not rows[p, dtype]:
+                continue
+            m = {k: statistics.median(r[k] for r in rows[p, dtype])
+                 for k in ("seconds", "processor_s", "before_mib", "peak_mib")}
+            print(f"| {model} | {what} | {size} | {frames} | {dtype} | {rows[p, dtype][0]['program']} | "
+                  f"{m['seconds']:.3g} | {m['processor_s']:.3g} | {m['before_mib']:.0f} | {m['peak_mib']:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,23 @@
-// A video autoencoder, timed: video_bench encode|decode CONFIG.json SIZE FRAMES [options]
+// Models of videos, timed: video_bench encode|decode|denoise CONFIG.json SIZE FRAMES [options]
 //   --chunk N   latent frames at a time (1); 0: all of them at once
+//   --dtype T   weights and activations of the denoiser: f32, bf16 (f32)
 //   --reps N    timed runs after the first (2)
-// The model is an AutoencoderKLWan of random weights; videos are SIZE × SIZE pixels. Prints one JSON line.
-// bench/video.py runs it beside diffusers and makes the table.
+// The model is an AutoencoderKLWan, or a WanTransformer3DModel that is run once on one latent, of random weights;
+// videos are SIZE pixels, "256" for a square or "832x480". Prints one JSON line. bench/video.py runs it beside
+// diffusers and makes the table.
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/encoders/media_autoencoder.h"
+#include "maxdiffusion/models/wan_transformer.h"
 #include "tests/families/video_family.h"
 
 namespace md {
@@ -28,65 +32,117 @@ HostArray counted(const Shape& shape) {
   return a;
 }
 
-int run(const std::vector<std::string>& args) {
-  check(args.size() >= 4 && (args[0] == "encode" || args[0] == "decode"), Code::invalid_config,
-        "usage: video_bench encode|decode CONFIG.json SIZE FRAMES [--chunk N] [--reps N]");
+struct Bench {
+  MediaSize size;
   int64_t chunk = 1;
+  DType dtype = DType::f32;
   int reps = 2;
-  for (size_t i = 4; i + 1 < args.size(); i += 2) {
-    if (args[i] == "--chunk")
-      chunk = std::stoll(args[i + 1]);
-    else if (args[i] == "--reps")
-      reps = std::stoi(args[i + 1]);
-    else
-      fail(Code::invalid_config, "video_bench: unknown option {}", args[i]);
-  }
-  const bool encode = args[0] == "encode";
-  const auto family = std::make_shared<const VideoFamily>(nlohmann::json::parse(read_file(args[1])));
-  const MediaSize size{std::stoll(args[2]), std::stoll(args[2]), std::stoll(args[3])};
-  Dims dims = encode ? family->pixel_dims(size) : family->latent_dims(size);
-  dims.insert(dims.begin(), 1);
-  const HostArray input = counted({encode ? DType::u8 : DType::f32, dims});
+};
 
-  const Devices devices = Devices::open();
-  MediaAutoencoder coder(devices, family, family->random_weights(), 1, {}, {.jax_cache_dir = "off", .xla_flags = {}},
-                         {}, {.encode = chunk, .decode = chunk});
+/// Width and height.
+MediaSize parse_size(const std::string& text, int64_t frames) {
+  const size_t x = text.find('x');
+  const int64_t width = std::stoll(text);
+  return {x == text.npos ? width : std::stoll(text.substr(x + 1)), width, frames};
+}
+
+std::pair<double, double> used() {  // seconds of processors, peak in MiB
+  rusage u{};
+  getrusage(RUSAGE_SELF, &u);
+  auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6; };
+  return {seconds(u.ru_utime) + seconds(u.ru_stime), static_cast<double>(u.ru_maxrss) / 1024};
+}
+
+/// Runs `f` once, and then as often as it is timed.
+void print_times(const std::string& what, const Bench& b, const std::function<void()>& f) {
   using Clock = std::chrono::steady_clock;
-  auto used = [] {
-    rusage u{};
-    getrusage(RUSAGE_SELF, &u);
-    auto seconds = [](const timeval& t) {
-      return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6;
-    };
-    return std::pair{seconds(u.ru_utime) + seconds(u.ru_stime), static_cast<double>(u.ru_maxrss) / 1024};
-  };
   const double before = used().second;
   std::vector<double> wall, processor;
-  for (int i = 0; i <= reps; ++i) {
+  for (int i = 0; i <= b.reps; ++i) {
     const auto from = Clock::now();
     const double cpu = used().first;
-    encode ? coder.encode(input) : coder.decode(input);
+    f();
     wall.push_back(std::chrono::duration<double>(Clock::now() - from).count());
     processor.push_back(used().first - cpu);
   }
   const double first = wall.front();
   auto middle = [](std::vector<double> v) {
-    v.erase(v.begin());
+    if (v.size() > 1) v.erase(v.begin());
     std::sort(v.begin(), v.end());
-    return v.empty() ? 0 : v[v.size() / 2];
+    return v[v.size() / 2];
   };
-  std::cout << nlohmann::json{{"program", "maxdiffusion.cpp"},
-                              {"what", args[0]},
-                              {"size", size.height},
-                              {"frames", size.frames},
-                              {"chunk", chunk},
-                              {"first_s", first},
-                              {"seconds", middle(wall)},
-                              {"processor_s", middle(processor)},
-                              {"before_mib", before},
-                              {"peak_mib", used().second}}
+  std::cout << nlohmann::json{{"program", "maxdiffusion.cpp"}, {"what", what},
+                              {"height", b.size.height},       {"width", b.size.width},
+                              {"frames", b.size.frames},       {"chunk", b.chunk},
+                              {"dtype", to_string(b.dtype)},   {"first_s", first},
+                              {"seconds", middle(wall)},       {"processor_s", middle(processor)},
+                              {"before_mib", before},          {"peak_mib", used().second}}
                    .dump()
             << std::endl;
+}
+
+const CompileConfig kCompile{.jax_cache_dir = "off", .xla_flags = {}};
+
+void autoencode(const std::string& what, const nlohmann::json& config, const Bench& b) {
+  const auto family = std::make_shared<const VideoFamily>(config);
+  const bool encode = what == "encode";
+  Dims dims = encode ? family->pixel_dims(b.size) : family->latent_dims(b.size);
+  dims.insert(dims.begin(), 1);
+  const HostArray input = counted({encode ? DType::u8 : DType::f32, dims});
+  const Devices devices = Devices::open();
+  MediaAutoencoder coder(devices, family, family->random_weights(), 1, {}, kCompile, {},
+                         {.encode = b.chunk, .decode = b.chunk});
+  print_times(what, b, [&] { encode ? coder.encode(input) : coder.decode(input); });
+}
+
+/// One latent through the denoiser, as a step of sampling without guidance runs it.
+void denoise(const nlohmann::json& text, const Bench& b) {
+  const auto config = WanTransformerConfig::from_json(text);
+  const Devices devices = Devices::open();
+  Graph g(devices.graph_options(&devices.rules()));
+  ParamTable params;
+  ScopeOptions scope;
+  scope.weights = scope.activations = b.dtype;
+  constexpr int64_t kDown = 8, kFrames = 4, kText = 512;  // pixels and frames of one latent cell; tokens of the text
+  const Shape sample{
+      DType::f32,
+      {1, 1 + (b.size.frames - 1) / kFrames, b.size.height / kDown, b.size.width / kDown, config.in_channels}};
+  const Shape prompt{DType::f32, {1, kText, config.text_dim}};
+  g.output("sample", wan_transformer(Scope(g, params, "transformer", scope).frozen(), config,
+                                     {.sample = g.input("sample", sample),
+                                      .timestep = g.input("timestep", {DType::f32, {1}}),
+                                      .text = g.input("text", prompt)})
+                         .sample);
+  CompileConfig lean = kCompile;
+  lean.lean = true;
+  const Program program = compile(devices, g, lean, "denoise");
+  ArrayMap inputs, none;
+  for (const Param& p : params.params()) place(devices, program, HostArrays{{p.input, initial_value(p, 0)}}, inputs);
+  const HostArrays given = {
+      {"sample", counted(sample)}, {"timestep", counted({DType::f32, {1}})}, {"text", counted(prompt)}};
+  place(devices, program, given, inputs);
+  print_times("denoise", b, [&] { devices.get(program.run(none, inputs).at("sample")); });
+}
+
+int run(const std::vector<std::string>& args) {
+  check(args.size() >= 4 && (args[0] == "encode" || args[0] == "decode" || args[0] == "denoise"), Code::invalid_config,
+        "usage: video_bench encode|decode|denoise CONFIG.json SIZE FRAMES [--chunk N] [--dtype T] [--reps N]");
+  Bench b{.size = parse_size(args[2], std::stoll(args[3]))};
+  for (size_t i = 4; i + 1 < args.size(); i += 2) {
+    if (args[i] == "--chunk")
+      b.chunk = std::stoll(args[i + 1]);
+    else if (args[i] == "--dtype")
+      b.dtype = parse_dtype(args[i + 1]);
+    else if (args[i] == "--reps")
+      b.reps = std::stoi(args[i + 1]);
+    else
+      fail(Code::invalid_config, "video_bench: unknown option {}", args[i]);
+  }
+  const auto config = nlohmann::json::parse(read_file(args[1]));
+  if (args[0] == "denoise")
+    denoise(config, b);
+  else
+    autoencode(args[0], config, b);
   return 0;
 }
 

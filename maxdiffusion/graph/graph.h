@@ -23,6 +23,13 @@ using LogicalAxes = std::vector<std::string>;
 
 enum class Platform { cpu, gpu, tpu };
 
+/// Whether and how a graph may call the kernels of maxdiffusion/kernels.
+struct CpuKernels {
+  bool callable = false;       // the plugin is the CPU's and takes them
+  bool f32_products = false;   // products of f32 are faster as calls than the compiler's own (kernels/processor.h)
+  bool bf16_products = false;  // products of bf16 are faster as they are than widened to f32 (likewise)
+};
+
 /// What a graph is opened with. Plain data, so that graph and mesh stay strangers.
 struct GraphOptions {
   std::vector<std::pair<std::string, int64_t>> mesh_axes;  // empty: one device
@@ -30,11 +37,13 @@ struct GraphOptions {
   std::function<DimAxes(const LogicalAxes&, const Dims&)> resolve;
   Platform platform = Platform::cpu;
   std::string device_kind;
-  bool cpu_kernels = false;  // the kernels of maxdiffusion/kernels are there: the plugin is the CPU's and takes them
-  bool manual = false;       // the body of a manual computation over all axes: shapes are those of one device
-  int64_t devices() const;   // of the whole mesh
+  CpuKernels cpu_kernels;
+  bool manual = false;      // the body of a manual computation over all axes: shapes are those of one device
+  int64_t devices() const;  // of the whole mesh
   bool one_device() const { return manual || devices() == 1; }
-  bool calls_cpu_kernels() const { return cpu_kernels && one_device(); }
+  /// Whether nodes of this graph may be calls of CPU kernels: the partitioner does not see into those, and over several
+  /// devices would gather every operand.
+  bool calls_cpu_kernels() const { return cpu_kernels.callable && one_device(); }
 };
 
 /// What a rematerialisation region does with a value between forward and backward pass.

@@ -1,16 +1,12 @@
 // Convolution in two and three dimensions and its gradients on the CPU, through oneDNN: channels last, weights as
 // PyTorch keeps them. Each oneDNN call uses one thread; work is split over the plugin's threads by images (videos), or
-// by rows of images (of all frames) where there are fewer images than threads. Windows of several pixels read and write
-// copies in blocks of channels: oneDNN's loops over channels-last arrays are two to six times as slow where rows are
-// long, and the copies cost 1 to 2 %.
-
-#include <oneapi/dnnl/dnnl.hpp>
+// by frames, or by rows of images (of all frames), where there are fewer images than threads. Windows of several pixels
+// read and write copies in blocks of channels: without AVX-512 oneDNN's loops over channels-last arrays are two to six
+// times as slow where rows are long, and the copies cost 1 to 2 %; with it, see plain_layouts().
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -20,6 +16,7 @@
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/onednn.h"
 #include "maxdiffusion/kernels/parallel.h"
+#include "maxdiffusion/kernels/processor.h"
 
 namespace md {
 namespace {
@@ -36,6 +33,7 @@ struct Problem {
   int64_t front, back, top, bottom, left, right;
   // Rows in memory from one frame to the next, of which these are some; 0 where images have one frame.
   int64_t x_rows = 0, y_rows = 0;
+  bool bf16 = false;  // x, w and y, but not a gradient of w
   auto operator<=>(const Problem&) const = default;
   bool flat() const { return depth * kernel_d == 1; }  // two dimensions
   int64_t out_depth() const { return (depth + front + back - kernel_d) / stride_d + 1; }
@@ -53,12 +51,28 @@ struct Problem {
 /// Floats of x and y that one call of oneDNN should copy at most.
 constexpr int64_t kCopied = 1 << 23;
 
-/// Some images, or some rows of one in all of its frames, as a problem of its own.
+/// Some images, or some frames of one, or some rows of one in all of its frames, as a problem of its own.
 struct Part {
   Problem problem;
   int64_t image, x_row, y_row;  // where it starts
   int64_t keep_from, keep_to;   // rows of x that an input gradient is responsible for; the others are a neighbour's
+  int64_t x_frame = 0, y_frame = 0;  // where it starts
+  /// In elements of the whole problem's arrays.
+  int64_t x_at(const Problem& p) const { return image * p.x_image() + (x_frame * p.height + x_row) * p.x_row(); }
+  int64_t y_at(const Problem& p) const { return image * p.y_image() + (y_frame * p.out_height() + y_row) * p.y_row(); }
 };
+
+/// Output frames [first, last) of one image, with the input frames that they see.
+Part frames(const Problem& p, int64_t image, int64_t first, int64_t last) {
+  const int64_t from = first * p.stride_d - p.front, to = (last - 1) * p.stride_d - p.front + p.kernel_d;
+  const int64_t begin = std::clamp<int64_t>(from, 0, p.depth), end = std::clamp<int64_t>(to, begin, p.depth);
+  Part part{p, image, 0, 0, 0, p.height, begin, first};
+  part.problem.batch = 1;
+  part.problem.depth = end - begin;
+  part.problem.front = begin - from;
+  part.problem.back = to - end;
+  return part;
+}
 
 /// Output rows [first, last) of one image, with the input rows that they see.
 Part rows(const Problem& p, int64_t image, int64_t first, int64_t last) {
@@ -96,6 +110,14 @@ std::vector<Part> split(const Problem& p, int64_t threads, int64_t most) {
     }
     return parts;
   }
+  // Frames lie side by side in memory, rows of several frames do not.
+  if (p.batch < threads && p.kind != Kind::input_grad && p.out_depth() >= threads) {
+    const int64_t n = std::min((count + p.batch - 1) / p.batch, p.out_depth());
+    for (int64_t image = 0; image < p.batch; ++image)
+      for (int64_t i = 0; i < n; ++i)
+        parts.push_back(frames(p, image, p.out_depth() * i / n, p.out_depth() * (i + 1) / n));
+    return parts;
+  }
   const bool by_input = p.kind == Kind::input_grad;
   const int64_t height = by_input ? p.height : p.out_height();
   const int64_t n = std::min((count + p.batch - 1) / p.batch, height);
@@ -105,10 +127,7 @@ std::vector<Part> split(const Problem& p, int64_t threads, int64_t most) {
   return parts;
 }
 
-dnnl::engine& engine() {
-  static dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
-  return cpu;
-}
+dnnl::engine& engine() { return onednn_engine(); }
 
 /// Compiled code of a problem, which wants arrays in layouts of its own.
 struct Code {
@@ -126,8 +145,20 @@ Code::Operand operand(const memory::desc& plain, const memory::desc& own, bool r
   return {plain, own, dnnl::reorder({engine(), result ? own : plain, engine(), result ? plain : own})};
 }
 
+/// Whether windows of several pixels work on the arrays as they are. With AVX-512 loops over channels-last arrays are
+/// as fast as those over blocks, and the copies would cost up to 17 % where channels are few (measured on one thread,
+/// GFLOP/s with the copies and without: 3×3, 64 channels, 64×64 pixels 159 and 175; 128 channels, 256×256 pixels 138
+/// and 167, weight gradient 104 and 130; 384 channels, 3×3×3 on 4×32×32 165 and 147).
+bool plain_layouts(const Problem& p) {
+  constexpr int64_t kFew = 256;
+  const bool dense =
+      p.flat() || ((p.depth == 1 || p.x_rows == p.height) && (p.out_depth() == 1 || p.y_rows == p.out_height()));
+  return dense && processor().wide_vectors && std::max(p.in, p.out) <= kFew;
+}
+
 Code compile(const Problem& p) {
-  constexpr auto kFloat = memory::data_type::f32;
+  const auto type = p.bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+  const auto type_w = p.kind == Kind::weight_grad ? memory::data_type::f32 : type;
   constexpr auto kDirect = dnnl::algorithm::convolution_direct;
   constexpr auto kAny = memory::format_tag::any;
   // All of three dimensions; where there is one frame, without the first.
@@ -142,16 +173,18 @@ Code compile(const Problem& p) {
                      y_dims = axes({p.batch, p.out, p.out_depth(), p.out_height(), p.out_width()}, 2);
   // Channels last; frames may be further apart than their rows here.
   auto channels_last = [&](const memory::dims& dims, int64_t frames, int64_t rows, int64_t row, int64_t channels) {
-    if (p.flat()) return memory::desc(dims, kFloat, memory::format_tag::nhwc);
-    return memory::desc(dims, kFloat, memory::dims{frames * rows * row, 1, rows * row, row, channels});
+    if (p.flat()) return memory::desc(dims, type, memory::format_tag::nhwc);
+    return memory::desc(dims, type, memory::dims{frames * rows * row, 1, rows * row, row, channels});
   };
-  const memory::desc plain_x = channels_last(x_dims, p.depth, p.x_rows, p.x_row(), p.in),
-                     plain_y = channels_last(y_dims, p.out_depth(), p.y_rows, p.y_row(), p.out),
-                     plain_w(w_dims, kFloat, p.flat() ? memory::format_tag::oihw : memory::format_tag::oidhw),
-                     w(w_dims, kFloat, kAny);
-  const bool point = p.kernel_d * p.kernel_h * p.kernel_w == 1;
-  const memory::desc x = point ? plain_x : memory::desc(x_dims, kFloat, kAny),
-                     y = point ? plain_y : memory::desc(y_dims, kFloat, kAny);
+  // The distance of frames says nothing where there is one.
+  const memory::desc plain_x = channels_last(x_dims, p.depth, p.depth == 1 ? p.height : p.x_rows, p.x_row(), p.in),
+                     plain_y = channels_last(y_dims, p.out_depth(), p.out_depth() == 1 ? p.out_height() : p.y_rows,
+                                             p.y_row(), p.out),
+                     plain_w(w_dims, type_w, p.flat() ? memory::format_tag::oihw : memory::format_tag::oidhw),
+                     w(w_dims, type_w, kAny);
+  const bool plain = p.kernel_d * p.kernel_h * p.kernel_w == 1 || plain_layouts(p);
+  const memory::desc x = plain ? plain_x : memory::desc(x_dims, type, kAny),
+                     y = plain ? plain_y : memory::desc(y_dims, type, kAny);
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   auto code = [&](const auto& d, auto primitive, const memory::desc& own_x, const memory::desc& own_w,
@@ -163,8 +196,9 @@ Code compile(const Problem& p) {
   using Forward = dnnl::convolution_forward;
   using InputGrad = dnnl::convolution_backward_data;
   using WeightGrad = dnnl::convolution_backward_weights;
-  const Forward::primitive_desc forward({dnnl::prop_kind::forward_training, kDirect, x, w, y, stride, low, high},
-                                        attributes, engine());
+  const Forward::primitive_desc forward(
+      {dnnl::prop_kind::forward_training, kDirect, x, memory::desc(w_dims, type, kAny), y, stride, low, high},
+      attributes, engine());
   if (p.kind == Kind::forward)
     return code(forward, Forward(forward), forward.src_desc(), forward.weights_desc(), forward.dst_desc());
   if (p.kind == Kind::input_grad) {
@@ -175,22 +209,9 @@ Code compile(const Problem& p) {
   return code(d, WeightGrad(d), d.src_desc(), d.diff_weights_desc(), d.diff_dst_desc());
 }
 
-/// Of this process; compiled on first use.
-const Code& code_of(const Problem& p) {
-  static std::mutex mutex;
-  static std::map<Problem, Code> compiled;  // its entries do not move
-  use_one_thread();
-  std::lock_guard lock(mutex);
-  auto found = compiled.find(p);
-  if (found == compiled.end()) found = compiled.emplace(p, compile(p)).first;
-  return found->second;
-}
+const Code& code_of(const Problem& p) { return compiled(p, compile); }
 
-int64_t floats_in(const memory::desc& d) {
-  return static_cast<int64_t>((d.get_size() + sizeof(float) - 1) / sizeof(float));
-}
-
-void reorder(const dnnl::reorder& how, const memory::desc& from, float* source, const memory::desc& to, float* target) {
+void reorder(const dnnl::reorder& how, const memory::desc& from, void* source, const memory::desc& to, void* target) {
   dnnl::stream stream(engine());
   memory a(from, engine(), source), b(to, engine(), target);
   how.execute(stream, a, b);
@@ -198,11 +219,11 @@ void reorder(const dnnl::reorder& how, const memory::desc& from, float* source, 
 }
 
 /// x and y in the plain layouts, w in the code's own.
-void execute(const Problem& p, const Code& code, float* x, float* w, float* y) {
+void execute(const Problem& p, const Code& code, void* x, void* w, void* y) {
   use_one_thread();
   thread_local Scratch work, x_copy, y_copy;
-  float* own_x = code.x.same() ? x : x_copy.floats(floats_in(code.x.own));
-  float* own_y = code.y.same() ? y : y_copy.floats(floats_in(code.y.own));
+  void* own_x = code.x.same() ? x : x_copy.floats(floats_in(code.x.own));
+  void* own_y = code.y.same() ? y : y_copy.floats(floats_in(code.y.own));
   const bool forward = p.kind == Kind::forward, input_grad = p.kind == Kind::input_grad;
   if (!input_grad && own_x != x) reorder(code.x.reorder, code.x.plain, x, code.x.own, own_x);
   if (!forward && own_y != y) reorder(code.y.reorder, code.y.plain, y, code.y.own, own_y);
@@ -225,8 +246,10 @@ std::vector<const Code*> codes_of(const std::vector<Part>& parts) {
   return codes;
 }
 
-/// Output or input gradient. Each part finds the weights in the layout that its code wants: usually one for all.
-void run_images(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, float* y) {
+/// Output or input gradient; T: of all arrays. Each part finds the weights in the layout that its code wants: usually
+/// one for all.
+template <class T>
+void run_images(ffi::ThreadPool& pool, const Problem& p, T* x, T* w, T* y) {
   const std::vector<Part> parts = split(p, std::max<int64_t>(pool.num_threads(), 1), kCopied);
   const std::vector<const Code*> codes = codes_of(parts);
   std::vector<std::pair<const Code*, std::unique_ptr<float[]>>> layouts;
@@ -245,30 +268,32 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, flo
     const Part& part = parts[static_cast<size_t>(i)];
     const Problem& own = part.problem;
     const Code& code = *codes[static_cast<size_t>(i)];
-    float* y_part = y + part.image * p.y_image() + part.y_row * p.y_row();
-    float* image = x + part.image * p.x_image();
+    T* y_part = y + part.y_at(p);
+    T* image = x + part.image * p.x_image();
     const bool whole = own.height == p.height && part.keep_from == 0 && part.keep_to == p.height;
     if (p.kind == Kind::forward || whole) {
-      execute(own, code, image + part.x_row * p.x_row(), weights[static_cast<size_t>(i)], y_part);
+      execute(own, code, x + part.x_at(p), weights[static_cast<size_t>(i)], y_part);
       return;
     }
     // The part's x overlaps its neighbours': only its own rows are kept, zeros where no output sees them.
     thread_local Scratch rows;
-    float* own_x = rows.floats(own.x_image());
+    T* own_x = reinterpret_cast<T*>(rows.floats(own.x_image()));
     execute(own, code, own_x, weights[static_cast<size_t>(i)], y_part);
     const int64_t from = std::clamp(part.x_row, part.keep_from, part.keep_to);
     const int64_t to = std::clamp(part.x_row + own.height, from, part.keep_to);
     for (int64_t d = 0; d < p.depth; ++d, image += p.height * p.x_row(), own_x += own.height * p.x_row()) {
-      std::fill(image + part.keep_from * p.x_row(), image + from * p.x_row(), 0.0f);
+      std::fill(image + part.keep_from * p.x_row(), image + from * p.x_row(), T{});
       std::copy(own_x + (from - part.x_row) * p.x_row(), own_x + (to - part.x_row) * p.x_row(),
                 image + from * p.x_row());
-      std::fill(image + to * p.x_row(), image + part.keep_to * p.x_row(), 0.0f);
+      std::fill(image + to * p.x_row(), image + part.keep_to * p.x_row(), T{});
     }
   });
 }
 
-/// Weight gradient: a sum over the parts, and in a part over groups of images, added in their order.
-void run_weights(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, float* y) {
+/// Weight gradient, f32: a sum over the parts, and in a part over groups of images, added in their order. T: of x and
+/// y.
+template <class T>
+void run_weights(ffi::ThreadPool& pool, const Problem& p, T* x, float* w, T* y) {
   const std::vector<Part> parts =
       split(p, std::max<int64_t>(pool.num_threads(), 1), std::numeric_limits<int64_t>::max());
   const size_t size = static_cast<size_t>(p.weights());
@@ -289,9 +314,7 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, fl
       const Code& code = code_of(own);
       thread_local Scratch gradient, plain;
       float* own_w = gradient.floats(floats_in(code.w.own));
-      const int64_t image = part.image + done;
-      execute(own, code, x + image * p.x_image() + part.x_row * p.x_row(), own_w,
-              y + image * p.y_image() + part.y_row * p.y_row());
+      execute(own, code, x + part.x_at(p) + done * p.x_image(), own_w, y + part.y_at(p) + done * p.y_image());
       float* to = done ? plain.floats(p.weights()) : sum;
       reorder(code.w.reorder, code.w.own, own_w, code.w.plain, to);
       if (done)
@@ -307,18 +330,30 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, float* x, float* w, fl
   });
 }
 
-using F32 = ffi::Buffer<ffi::F32>;
+/// T: of the operands.
+template <Kind kKind, class T>
+void run(ffi::ThreadPool& pool, const Problem& p, void* x, void* w, void* y) {
+  auto as = [](void* data) { return static_cast<T*>(data); };
+  if constexpr (kKind == Kind::weight_grad)
+    run_weights(pool, p, as(x), static_cast<float*>(w), as(y));
+  else
+    run_images(pool, p, as(x), as(w), as(y));
+}
 
 template <Kind kKind>
-ffi::Error convolution_kernel(ffi::ThreadPool pool, F32 first, F32 second, ffi::Result<F32> result,
-                              ffi::Span<const int64_t> window) {
+ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::AnyBuffer first, ffi::AnyBuffer second,
+                              ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> window) {
   Span span("convolution");
   struct Array {
     ffi::Span<const int64_t> dims;
-    float* data;
+    void* data;
   };
-  const Array a{first.dimensions(), first.typed_data()}, b{second.dimensions(), second.typed_data()},
-      c{result->dimensions(), result->typed_data()};
+  const auto type = first.element_type();
+  if ((type != ffi::F32 && type != ffi::BF16) || second.element_type() != type ||
+      result->element_type() != (kKind == Kind::weight_grad ? ffi::F32 : type))
+    return ffi::Error::InvalidArgument("md_convolution: operands are not all f32 or all bf16");
+  const Array a{first.dimensions(), first.untyped_data()}, b{second.dimensions(), second.untyped_data()},
+      c{result->dimensions(), result->untyped_data()};
   const Array& x = kKind == Kind::input_grad ? c : a;
   const Array& w = kKind == Kind::weight_grad ? c : b;
   const Array& y = kKind == Kind::forward ? c : kKind == Kind::input_grad ? a : b;
@@ -345,11 +380,12 @@ ffi::Error convolution_kernel(ffi::ThreadPool pool, F32 first, F32 second, ffi::
             d.kernel, h.kernel, v.kernel, d.stride, h.stride, v.stride,         d.low,
             d.high,   h.low,    h.high,   v.low,    v.high};
   if (!p.flat()) p.x_rows = h.x, p.y_rows = h.y;
+  p.bf16 = type == ffi::BF16;
   if (y_batch != batch || d.y != p.out_depth() || h.y != p.out_height() || v.y != p.out_width() ||
       y.dims[axes + 1] != p.out || w.dims[1] != p.in)
     return ffi::Error::InvalidArgument("md_convolution: sizes of x, w and y do not agree");
   try {
-    (kKind == Kind::weight_grad ? run_weights : run_images)(pool, p, x.data, w.data, y.data);
+    (p.bf16 ? run<kKind, uint16_t> : run<kKind, float>)(pool, p, x.data, w.data, y.data);
   } catch (const std::exception& e) {
     return ffi::Error::Internal(std::string("md_convolution: ") + e.what());
   }
@@ -357,8 +393,12 @@ ffi::Error convolution_kernel(ffi::ThreadPool pool, F32 first, F32 second, ffi::
 }
 
 auto bind() {
-  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<F32>().Arg<F32>().Ret<F32>().Attr<ffi::Span<const int64_t>>(
-      "window");
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Ret<ffi::AnyBuffer>()
+      .Attr<ffi::Span<const int64_t>>("window");
 }
 XLA_FFI_DEFINE_HANDLER(kForward, convolution_kernel<Kind::forward>, bind());
 XLA_FFI_DEFINE_HANDLER(kInputGrad, convolution_kernel<Kind::input_grad>, bind());

@@ -31,7 +31,8 @@ inline constexpr const char* kAdamwKernel = "md_adamw";
 ///   results   n averages
 inline constexpr const char* kMovingAverageKernel = "md_moving_average";
 
-/// Convolution over two or three spatial axes and its gradients, f32.
+/// Convolution over two or three spatial axes and its gradients: all f32, or all bf16 with sums in f32, which a
+/// gradient of w keeps.
 ///   operands, result  of md_convolution: x [B, (F,) H, W, Ci], w [Co, Ci, (kf,) kh, kw] → y [B, (F',) H', W', Co]
 ///                     of md_convolution_input_grad: dy, w → dx     of md_convolution_weight_grad: x, dy → dw
 ///   attribute window  i64[6 or 9]: the stride of each axis; then zeros before and after, axis by axis
@@ -40,10 +41,21 @@ inline constexpr const char* kConvolutionKernel = "md_convolution";
 inline constexpr const char* kConvolutionInputGradKernel = "md_convolution_input_grad";
 inline constexpr const char* kConvolutionWeightGradKernel = "md_convolution_weight_grad";
 
+/// Products of matrices, y[b, m, n] = Σₖ a[b, m, k] · c[b, k, n]: of dense arrays in any order of axes that lets b, m,
+/// n and k be one stride each.
+///   operands  a and c, both f32 or both bf16
+///   result    y, dense, b, m, n in this order; f32 or bf16. Sums are f32, rounded once
+///   attributes sizes (i64[4]: of b, m, n, k), strides (i64[6]: of a's b, m, k and of c's b, k, n; one of a's m and k
+///   is
+///             1, and one of c's k and n), in_bf16 (i1): products of bf16 are not widened to f32
+/// Results are reproducible to the bit on one machine with one number of threads; other numbers may round differently.
+inline constexpr const char* kProductKernel = "md_product";
+
 /// softmax(scale · q·kᵀ) · v; where `causal`, query i sees keys 0 to i.
-///   operands  q [B, Lq, H, D], k and v [B, Lk, H, D], all f32 or all bf16; arithmetic f32
+///   operands  q [B, Lq, H, D], k and v [B, Lk, H, D], all f32 or all bf16; arithmetic f32, but see in_bf16
 ///   results   y like q; f32[B, H, Lq]: logarithms of the sums of exponentials
-///   attributes scale (f64), causal (i1)
+///   attributes scale (f64), causal (i1), in_bf16 (i1): of bf16, operands of products are not widened to f32, and
+///             probabilities are rounded to bf16; sums are f32
 /// Neither results nor gradients depend on the number of threads, to the bit.
 inline constexpr const char* kAttentionKernel = "md_attention";
 /// Its gradient.

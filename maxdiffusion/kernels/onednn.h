@@ -2,8 +2,12 @@
 // thread pool only.
 #pragma once
 
+#include <oneapi/dnnl/dnnl.hpp>
+
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <vector>
 
 extern "C" void omp_set_num_threads(int);
@@ -12,6 +16,27 @@ namespace md {
 
 /// Called in each thread before it uses oneDNN, whose loops are OpenMP's.
 inline void use_one_thread() { omp_set_num_threads(1); }
+
+inline dnnl::engine& onednn_engine() {
+  static dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  return cpu;
+}
+
+/// What `compile` makes of a problem; once in this process, on first use. Thread safe.
+template <class Problem, class Code>
+const Code& compiled(const Problem& p, Code (*compile)(const Problem&)) {
+  static std::mutex mutex;
+  static std::map<Problem, Code> codes;  // its entries do not move
+  use_one_thread();
+  std::lock_guard lock(mutex);
+  auto found = codes.find(p);
+  if (found == codes.end()) found = codes.emplace(p, compile(p)).first;
+  return found->second;
+}
+
+inline int64_t floats_in(const dnnl::memory::desc& d) {
+  return static_cast<int64_t>((d.get_size() + sizeof(float) - 1) / sizeof(float));
+}
 
 /// Memory that a thread keeps for its next call; aligned for vectors. Contents are undefined.
 class Scratch {

@@ -8,6 +8,7 @@ void* moving_average_handler();
 void* convolution_handler();
 void* convolution_input_grad_handler();
 void* convolution_weight_grad_handler();
+void* product_handler();
 void* attention_handler();
 void* attention_grad_handler();
 void* group_norm_handler();
@@ -22,6 +23,7 @@ const std::vector<Kernel>& cpu_kernels() {
                                               {kConvolutionKernel, convolution_handler()},
                                               {kConvolutionInputGradKernel, convolution_input_grad_handler()},
                                               {kConvolutionWeightGradKernel, convolution_weight_grad_handler()},
+                                              {kProductKernel, product_handler()},
                                               {kAttentionKernel, attention_handler()},
                                               {kAttentionGradKernel, attention_grad_handler()},
                                               {kGroupNormKernel, group_norm_handler()},

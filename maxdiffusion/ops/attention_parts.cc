@@ -228,7 +228,8 @@ void emit_kernel(EmitCtx& c, const char* target) {
   for (int i = 0; i < c.in_count(); ++i) in.push_back(c.in(i));
   const CustomCall call{.target = target,
                         .results = c.node().outputs,
-                        .backend_config = fmt::format("scale = {:.17e} : f64, causal = {}", o.scale, o.causal)};
+                        .backend_config = fmt::format("scale = {:.17e} : f64, causal = {}, in_bf16 = {}", o.scale,
+                                                      o.causal, c.options().cpu_kernels.bf16_products)};
   const auto out = emit_custom_call(c, in, call);
   for (size_t i = 0; i < out.size(); ++i) c.set_out(out[i], static_cast<int>(i));
 }

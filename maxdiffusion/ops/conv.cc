@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/graph/emit.h"
@@ -138,7 +139,7 @@ const char* cpu_kernel_refuses(const PrintCall& p) {
   return nullptr;
 }
 
-/// bf16 is widened around the call, as XLA's own code does.
+/// bf16 is widened around the call, as XLA's own code does, where its products are not faster as they are.
 Value print_cpu_kernel(const PrintCall& p) {
   const ConvOptions& o = p.options;
   const DType type = p.c.out().dtype;
@@ -147,10 +148,12 @@ Value print_cpu_kernel(const PrintCall& p) {
   };
   Dims window = o.stride;
   for (size_t i = 0; i < o.stride.size(); ++i) window.insert(window.end(), {o.pad_low[i], o.pad_high[i]});
+  const DType taken = p.c.options().cpu_kernels.bf16_products ? type : DType::f32;
+  const bool of_weights = std::string_view(p.cpu_kernel) == kConvolutionWeightGradKernel;
   const CustomCall call{.target = p.cpu_kernel,
-                        .results = {Shape{DType::f32, p.c.out().dims}},
+                        .results = {Shape{of_weights ? DType::f32 : taken, p.c.out().dims}},
                         .backend_config = "window = " + mlir_array(window)};
-  return as(type, emit_custom_call(p.c, {as(DType::f32, p.c.in(0)), as(DType::f32, p.c.in(1))}, call)[0]);
+  return as(type, emit_custom_call(p.c, {as(taken, p.c.in(0)), as(taken, p.c.in(1))}, call)[0]);
 }
 
 constexpr KernelRow<PrintCall, Value> kPrinters[] = {

@@ -20,7 +20,7 @@ struct CustomCall {
 };
 
 /// Whether the CPU kernels of maxdiffusion/kernels can be called on these arrays: the graph is for one CPU device
-/// (GraphOptions::cpu_kernels), and the arrays are all f32 or all bf16.
+/// (CpuKernels::callable), and the arrays are all f32 or all bf16.
 bool kernels_take(const std::vector<Tensor>& arrays);
 /// Why a row of a table (ops/kernel_table.h) refuses a call that kernels_take() does not take.
 inline constexpr const char* kNotForCpuKernels = "the arrays are not f32 or bf16 on one CPU device";

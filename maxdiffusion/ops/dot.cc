@@ -5,10 +5,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/kernel_table.h"
 #include "maxdiffusion/ops/registry.h"
 #include "maxdiffusion/ops/samples.h"
 #include "maxdiffusion/ops/shape.h"
@@ -56,18 +60,92 @@ std::vector<Shape> infer_dot(const InferCtx& c) {
   return {out};
 }
 
-void emit_dot(EmitCtx& c) {
+// ---- the table by which the record is printed
+
+/// Axes as one: their size, and the stride of the last that has more than one element. Absent where they are not evenly
+/// spaced in a dense array of these sizes.
+struct Joined {
+  int64_t size = 1, stride = 1;
+};
+std::optional<Joined> joined(const Dims& dims, const Axes& axes) {
+  Dims strides(dims.size(), 1);
+  for (size_t i = dims.size() - 1; i-- > 0;) strides[i] = strides[i + 1] * dims[i + 1];
+  Joined all;
+  for (size_t i = axes.size(); i-- > 0;) {
+    const auto axis = static_cast<size_t>(axes[i]);
+    if (dims[axis] == 1) continue;
+    if (all.size > 1 && strides[axis] != all.stride * all.size) return {};
+    if (all.size == 1) all.stride = strides[axis];
+    all.size *= dims[axis];
+  }
+  return all;
+}
+
+/// A product as the CPU kernel takes it.
+struct Product {
+  Dims sizes, strides;
+};
+std::optional<Product> as_product(const Dims& a, const Dims& b, const DotDims& d) {
+  if (a.empty() || b.empty()) return {};
+  const auto rank = [](const Dims& dims) { return static_cast<int64_t>(dims.size()); };
+  const auto ab = joined(a, d.lhs_batch), am = joined(a, free_axes(rank(a), d.lhs_contract, d.lhs_batch)),
+             ak = joined(a, d.lhs_contract), bb = joined(b, d.rhs_batch), bk = joined(b, d.rhs_contract),
+             bn = joined(b, free_axes(rank(b), d.rhs_contract, d.rhs_batch));
+  if (!ab || !am || !ak || !bb || !bk || !bn) return {};
+  auto dense = [](const Joined& x) { return x.size == 1 || x.stride == 1; };
+  if ((!dense(*am) && !dense(*ak)) || (!dense(*bk) && !dense(*bn))) return {};
+  return Product{{ab->size, am->size, bn->size, ak->size},
+                 {ab->stride, am->stride, ak->stride, bb->stride, bk->stride, bn->stride}};
+}
+
+struct PrintCall {
+  EmitCtx& c;
+};
+
+/// Products below which a call costs more than it brings.
+constexpr int64_t kSmall = 1 << 18;
+
+const char* cpu_kernel_refuses(const PrintCall& call) {
+  EmitCtx& c = call.c;
+  const DType type = c.in(0).shape.dtype, result = c.out().dtype;
+  if (!c.options().calls_cpu_kernels() || (type != DType::f32 && type != DType::bf16) ||
+      (result != type && result != DType::f32))
+    return kNotForCpuKernels;
+  if (type == DType::f32 && !c.options().cpu_kernels.f32_products) return "the compiler's own code is faster";
+  const auto p = as_product(c.in(0).shape.dims, c.in(1).shape.dims, c.attrs<DotDims>());
+  if (!p) return "rows or columns are not evenly spaced";
+  return p->sizes[0] * p->sizes[1] * p->sizes[2] * p->sizes[3] < kSmall ? "it is small" : nullptr;
+}
+
+Value print_cpu_kernel(const PrintCall& call) {
+  EmitCtx& c = call.c;
+  const auto p = as_product(c.in(0).shape.dims, c.in(1).shape.dims, c.attrs<DotDims>());
+  return emit_custom_call(
+      c, {c.in(0), c.in(1)},
+      {.target = kProductKernel,
+       .results = {c.out()},
+       .backend_config = fmt::format("sizes = {}, strides = {}, in_bf16 = {}", mlir_array(p->sizes),
+                                     mlir_array(p->strides), c.options().cpu_kernels.bf16_products)})[0];
+}
+
+Value print_dot_general(const PrintCall& call) {
+  EmitCtx& c = call.c;
   const auto& d = c.attrs<DotDims>();
   auto list = [](const Axes& axes) { return fmt::format("{}", fmt::join(axes, ", ")); };
   constexpr const char* kPrecision[] = {"DEFAULT", "HIGH", "HIGHEST"};
   const char* p = kPrecision[static_cast<int>(d.precision)];
-  c.simple("stablehlo.dot_general",
-           fmt::format("dot_dimension_numbers = #stablehlo.dot<lhs_batching_dimensions = [{}], "
-                       "rhs_batching_dimensions = [{}], lhs_contracting_dimensions = [{}], "
-                       "rhs_contracting_dimensions = [{}]>, "
-                       "precision_config = [#stablehlo<precision {}>, #stablehlo<precision {}>]",
-                       list(d.lhs_batch), list(d.rhs_batch), list(d.lhs_contract), list(d.rhs_contract), p, p));
+  return c.emit("stablehlo.dot_general", {c.in(0), c.in(1)}, c.out(),
+                fmt::format("dot_dimension_numbers = #stablehlo.dot<lhs_batching_dimensions = [{}], "
+                            "rhs_batching_dimensions = [{}], lhs_contracting_dimensions = [{}], "
+                            "rhs_contracting_dimensions = [{}]>, "
+                            "precision_config = [#stablehlo<precision {}>, #stablehlo<precision {}>]",
+                            list(d.lhs_batch), list(d.rhs_batch), list(d.lhs_contract), list(d.rhs_contract), p, p));
 }
+
+constexpr KernelRow<PrintCall, Value> kPrinters[] = {
+    {"CPU kernel", cpu_kernel_refuses, print_cpu_kernel},
+    {"stablehlo.dot_general", never, print_dot_general},
+};
 
 /// Cotangent of one operand. `mine` and `other` name its axes and its partner's; `dy_mine` and `dy_other` are where
 /// their free axes lie in dy, whose first axes are the batch.
@@ -117,7 +195,7 @@ Tensor operand_grad(const VjpCtx& c, int operand, const DotDims& d) {
 constexpr OpDef kDot = {
     .name = "dot_general",
     .infer = infer_dot,
-    .emit = emit_dot,
+    .emit = [](EmitCtx& c) { c.set_out(kernel_for(kPrinters, PrintCall{c}).build({c})); },
     .vjp = [](const VjpCtx& c) -> Grads {
       const auto& d = c.attrs<DotDims>();
       return {c.needs(0) ? operand_grad(c, 0, d) : Tensor(), c.needs(1) ? operand_grad(c, 1, d) : Tensor()};

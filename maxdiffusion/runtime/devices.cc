@@ -4,6 +4,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/kernels/processor.h"
 #include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/pjrt/ffi.h"
@@ -81,8 +82,9 @@ Platform Devices::platform() const { return platform_of(client_->platform_name()
 
 GraphOptions Devices::graph_options(const AxisRules* rules) const {
   GraphOptions options = md::graph_options(mesh_, topology(*client_), rules);
-  // The partitioner does not see into a custom call: over several devices it would gather every operand.
-  options.cpu_kernels = client_->platform_name() == "cpu" && pjrt::takes_ffi_handlers(*client_);
+  if (client_->platform_name() == "cpu" && pjrt::takes_ffi_handlers(*client_))
+    options.cpu_kernels = {
+        .callable = true, .f32_products = processor().wide_vectors, .bf16_products = processor().bf16_products};
   return options;
 }
 

@@ -7,18 +7,19 @@
 #include <fstream>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/kernels/processor.h"
 #include "maxdiffusion/pjrt/platforms.h"
 
 namespace md {
 namespace {
 
-/// What code for the CPU depends on; it must not travel to another.
-std::string processor() {
+/// What code for the CPU depends on; it must not travel to another, nor to where kernels choose otherwise.
+std::string processor_of_machine() {
   std::string s;
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line) && !line.empty();)
     if (line.starts_with("model name") || line.starts_with("flags") || line.starts_with("Features")) s += line;
-  return s;
+  return s + processor().describe();
 }
 
 std::string environment(const pjrt::PlatformDef& platform) {
@@ -44,7 +45,7 @@ std::string executable_key(const std::string& program, const pjrt::CompileOption
   for (const pjrt::Device& d : devices)
     add(fmt::format("{} {} {} {} {}", d.id, d.process, d.slice, d.kind, fmt::join(d.coords, ",")));
   add(environment(client.platform()));
-  if (client.platform_name() == "cpu") add(processor());
+  if (client.platform_name() == "cpu") add(processor_of_machine());
   return content_hash(s);
 }
 

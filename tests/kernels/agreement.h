@@ -29,7 +29,7 @@ inline HostArray normal(const Shape& shape, unsigned seed, double scale = 1, dou
 
 /// f(xs), then the cotangents of xs for those of the results, `dys`.
 inline std::vector<HostArray> outputs_and_gradients(const TensorFn& f, const std::vector<HostArray>& xs,
-                                                    const std::vector<HostArray>& dys, bool kernels,
+                                                    const std::vector<HostArray>& dys, CpuKernels kernels,
                                                     const std::vector<std::string>& calls = {}) {
   GraphOptions options = one_device().graph_options();
   options.cpu_kernels = kernels;
@@ -61,10 +61,11 @@ inline double relative_error(const HostArray& a, const HostArray& b) {
   return largest > 0 ? difference / largest : difference;
 }
 
-/// Expects that `f` calls the kernels named, agrees with the same function in f64 without them within `tolerance`
-/// (relative to the largest element), and gives the same bits a second time.
+/// Expects that `f` calls the kernels named, which take products of bf16 as they are or widened (`bf16_products`),
+/// agrees with the same function in f64 without them within `tolerance` (relative to the largest element), and gives
+/// the same bits a second time.
 inline void expect_agreement(const TensorFn& f, const std::vector<HostArray>& xs, double tolerance,
-                             const std::vector<std::string>& calls) {
+                             const std::vector<std::string>& calls, bool bf16_products = false) {
   std::vector<HostArray> dys, wide_xs, wide_dys;
   {
     Graph graph;
@@ -74,9 +75,10 @@ inline void expect_agreement(const TensorFn& f, const std::vector<HostArray>& xs
   }
   for (const HostArray& x : xs) wide_xs.push_back(x.cast(DType::f64));
   for (const HostArray& dy : dys) wide_dys.push_back(dy.cast(DType::f64));
-  const auto found = outputs_and_gradients(f, xs, dys, true, calls);
-  const auto again = outputs_and_gradients(f, xs, dys, true, calls);
-  const auto expected = outputs_and_gradients(f, wide_xs, wide_dys, false);
+  const CpuKernels kernels{.callable = true, .f32_products = true, .bf16_products = bf16_products};
+  const auto found = outputs_and_gradients(f, xs, dys, kernels, calls);
+  const auto again = outputs_and_gradients(f, xs, dys, kernels, calls);
+  const auto expected = outputs_and_gradients(f, wide_xs, wide_dys, {});
   for (size_t i = 0; i < found.size(); ++i) {
     EXPECT_LE(relative_error(found[i], expected[i]), tolerance)
         << (i < dys.size() ? "output " : "gradient ") << (i < dys.size() ? i : i - dys.size());

@@ -57,16 +57,22 @@ TEST(AttentionKernelInBf16, RoundsOnlyItsResults) {
     expect_agreement(attend(c.causal), inputs(c, DType::bf16), 6e-3, kCalls);
 }
 
+TEST(AttentionKernelInBf16, MultipliesBf16WhereThatIsFaster) {
+  for (const Case& c :
+       {Case{130, 77, 40, 3, 2}, Case{130, 130, 80, 1, 2, true}, Case{64, 1100, 8, 1, 1}, Case{1, 1, 8, 1, 1}})
+    expect_agreement(attend(c.causal), inputs(c, DType::bf16), 1.2e-2, kCalls, true);
+}
+
 TEST(AttentionKernelInGraphs, IsCalledAgainUnderCheckpoint) {
   const auto in = inputs({130, 77, 40, 3, 2});
   const std::vector<HostArray> dy = {normal(in[0].shape(), 4)};
-  const auto kept = outputs_and_gradients(attend(), in, dy, true, kCalls);
+  const auto kept = outputs_and_gradients(attend(), in, dy, {.callable = true}, kCalls);
   int calls = 0;
   auto again = [&](const Tensors& x) {
     return checkpoint([&](const Node& n) { return calls += n.op->name == std::string("attention"), Keep::recompute; },
                       attend(), x);
   };
-  const auto recomputed = outputs_and_gradients(again, in, dy, true, kCalls);
+  const auto recomputed = outputs_and_gradients(again, in, dy, {.callable = true}, kCalls);
   EXPECT_EQ(calls, 1);
   for (size_t i = 0; i < kept.size(); ++i) EXPECT_EQ(kept[i].to_doubles(), recomputed[i].to_doubles());
 }

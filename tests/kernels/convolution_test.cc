@@ -59,10 +59,21 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{1, 3, 8, 12, 4}, {16, 4, 1, 2, 2}, window({1, 2, 2}, {0, 0, 0}, {0, 0, 0})},    // frames are images
         Case{{1, 4, 8, 12, 4}, {16, 4, 2, 2, 2}, window({2, 2, 2}, {0, 0, 0}, {0, 0, 0})}));  // patches
 
-TEST(ConvolutionInBf16, IsWidenedForTheKernel) {
-  expect_agreement([](const std::vector<Tensor>& in) { return std::vector{conv(in[0], in[1], kSame)}; },
-                   {normal({DType::bf16, {2, 9, 8, 16}}, 1), normal({DType::bf16, {8, 16, 3, 3}}, 2)}, 4e-3,
-                   {"md_convolution", "md_convolution_input_grad", "md_convolution_weight_grad"});
+TEST(ConvolutionInBf16, IsWidenedForTheKernelOrTakenAsItIs) {
+  for (bool as_it_is : {false, true})
+    expect_agreement([](const std::vector<Tensor>& in) { return std::vector{conv(in[0], in[1], kSame)}; },
+                     {normal({DType::bf16, {2, 9, 8, 16}}, 1), normal({DType::bf16, {8, 16, 3, 3}}, 2)}, 4e-3,
+                     {"md_convolution", "md_convolution_input_grad", "md_convolution_weight_grad"}, as_it_is);
+}
+
+TEST(ConvolutionInBf16, TakesEveryWindowAsItIs) {
+  for (const Case& c :
+       {Case{{3, 5, 7, 4}, {6, 4, 3, 3}, kSame}, Case{{1, 64, 20, 16}, {24, 16, 3, 3}, kSame},
+        Case{{1, 17, 16, 8}, {16, 8, 3, 3}, kDown}, Case{{1, 4, 16, 12, 32}, {32, 32, 3, 3, 3}, kCausal},
+        Case{{3, 5, 7, 5, 4}, {6, 4, 3, 3, 3}, kCausal}, Case{{1, 3, 33, 8, 16}, {16, 16, 3, 3, 3}, kValid}})
+    expect_agreement([&](const std::vector<Tensor>& in) { return std::vector{conv(in[0], in[1], c.options)}; },
+                     {normal({DType::bf16, c.x}, 1), normal({DType::bf16, c.w}, 2)}, 4e-3,
+                     {"md_convolution", "md_convolution_input_grad", "md_convolution_weight_grad"}, true);
 }
 
 }  // namespace

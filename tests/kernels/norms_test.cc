@@ -33,7 +33,7 @@ std::vector<HostArray> inputs(const Case& c) {
 /// y, dx, dw, db of the layer as models call it.
 std::vector<HostArray> layer(const Case& c, bool kernel) {
   GraphOptions options = one_device().graph_options();
-  options.cpu_kernels = kernel;
+  options.cpu_kernels.callable = kernel;
   Graph g(options);
   ParamTable table;
   const auto in = inputs(c);
@@ -63,7 +63,7 @@ std::vector<HostArray> expected(const Case& c) {
     Tensor y = reshape(d * rsqrt(mean(square(d), over, true) + c.eps), c.x) * xs[1] + xs[2];
     return std::vector{*c.act ? nn::activation(c.act, y) : y};
   };
-  return outputs_and_gradients(formula, {in[0], in[1], in[2]}, {in[3]}, false);
+  return outputs_and_gradients(formula, {in[0], in[1], in[2]}, {in[3]}, {});
 }
 
 const std::vector<Case>& cases() {

@@ -99,7 +99,7 @@ Compiled compiled(const MeshConfig& mesh, const ShardingKeys& keys) {
   const Devices devices = Devices::open("cpu", 8, mesh);
   const AxisRules rules = AxisRules::make(keys, mesh.mesh_axes);
   GraphOptions options = devices.graph_options(&rules);
-  options.cpu_kernels = false;  // products are read from the text
+  options.cpu_kernels = {};  // products are read from the text
   Graph g(options);
   trace(g);
   const TemporaryFolder folder;

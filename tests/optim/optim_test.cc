@@ -24,7 +24,7 @@ struct State {
 /// on other devices and meshes.
 GraphOptions options(bool kernel) {
   GraphOptions o = one_device().graph_options();
-  o.cpu_kernels = o.cpu_kernels && kernel;
+  o.cpu_kernels.callable &= kernel;
   return o;
 }
 

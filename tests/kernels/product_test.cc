@@ -1,0 +1,97 @@
+#include "maxdiffusion/kernels/processor.h"
+#include "maxdiffusion/ops/dot.h"
+#include "tests/kernels/agreement.h"
+
+namespace md {
+namespace {
+
+struct Case {
+  Dims a, b;
+  DotDims dims;
+};
+DotDims contract(Axes lhs, Axes rhs, Axes lhs_batch = {}, Axes rhs_batch = {}) {
+  return {.lhs_contract = std::move(lhs),
+          .rhs_contract = std::move(rhs),
+          .lhs_batch = std::move(lhs_batch),
+          .rhs_batch = std::move(rhs_batch)};
+}
+TensorFn product(const Case& c) {
+  return [c](const std::vector<Tensor>& in) { return std::vector{dot(in[0], in[1], c.dims)}; };
+}
+std::vector<HostArray> inputs(const Case& c, DType type) { return {normal({type, c.a}, 1), normal({type, c.b}, 2)}; }
+
+class ProductKernel : public testing::TestWithParam<Case> {};
+
+// The gradients are products too, of other orders of axes.
+TEST_P(ProductKernel, AgreesWithTheCompilersOwnInF64) {
+  const Case& c = GetParam();
+  expect_agreement(product(c), inputs(c, DType::f32), 2e-6, {"md_product"});
+}
+TEST_P(ProductKernel, WidensBf16AndRoundsItsResultOnce) {
+  const Case& c = GetParam();
+  expect_agreement(product(c), inputs(c, DType::bf16), 4e-3, {"md_product"});
+}
+TEST_P(ProductKernel, TakesBf16AsItIs) {
+  const Case& c = GetParam();
+  expect_agreement(product(c), inputs(c, DType::bf16), 4e-3, {"md_product"}, true);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Orders, ProductKernel,
+    testing::Values(Case{{130, 72}, {40, 72}, contract({1}, {1})},                 // x·Wᵀ
+                    Case{{2, 65, 72}, {40, 72}, contract({2}, {1})},               // of batches
+                    Case{{1, 77, 72}, {1, 72, 50}, contract({2}, {1})},            // axes of one element
+                    Case{{77, 72}, {72, 50}, contract({1}, {0})},                  //
+                    Case{{90, 64}, {90, 72}, contract({0}, {0})},                  // over rows
+                    Case{{3, 50, 40}, {3, 60, 40}, contract({2}, {2}, {0}, {0})},  // a product for each
+                    Case{{2, 2, 50, 40}, {2, 2, 40, 60}, contract({3}, {2}, {0, 1}, {0, 1})},
+                    Case{{5, 8, 9, 10}, {8, 9, 10, 73}, contract({1, 2, 3}, {0, 1, 2})},
+                    Case{{1100, 16}, {16, 17}, contract({1}, {0})},  // more rows than a thread widens at once
+                    Case{{1, 640}, {640, 420}, contract({1}, {0})}));
+
+TEST(ProductKernelInGraphs, MakesSumsOfBf16InF32WhereTheyAreWanted) {
+  expect_agreement(
+      [](const std::vector<Tensor>& in) {
+        return std::vector{
+            dot(in[0], in[1], contract({1}, {0}), in[0].dtype() == DType::f64 ? DType::f64 : DType::f32)};
+      },
+      {normal({DType::bf16, {80, 90}}, 1), normal({DType::bf16, {90, 70}}, 2)}, 4e-3, {"md_product"});
+}
+
+std::string text_of(const Case& c, CpuKernels kernels, DType type = DType::bf16) {
+  GraphOptions options = one_device().graph_options();
+  options.cpu_kernels = kernels;
+  Graph g(options);
+  g.output("y", product(c)({g.input("a", {type, c.a}), g.input("b", {type, c.b})})[0]);
+  return to_stablehlo(g);
+}
+
+TEST(ProductKernelInGraphs, LeavesSmallAndUnevenProductsToTheCompiler) {
+  const Case small{{8, 8}, {8, 8}, contract({1}, {0})};
+  const Case uneven{{3, 50, 4, 40}, {3, 60, 4, 40}, contract({3}, {3}, {0, 2}, {0, 2})};
+  for (const Case& c : {small, uneven}) EXPECT_EQ(text_of(c, {.callable = true}).find("md_product"), std::string::npos);
+}
+
+TEST(ProductKernelInGraphs, LeavesF32ToTheCompilerWhereThatIsFaster) {
+  const Case c{{130, 72}, {40, 72}, contract({1}, {1})};
+  EXPECT_NE(text_of(c, {.callable = true, .f32_products = true}, DType::f32).find("md_product"), std::string::npos);
+  EXPECT_EQ(text_of(c, {.callable = true}, DType::f32).find("md_product"), std::string::npos);
+  EXPECT_NE(text_of(c, {.callable = true}).find("md_product"), std::string::npos);
+}
+
+// So that a cached program is not taken by a machine that chooses otherwise.
+TEST(ProductKernelInGraphs, IsAnotherProgramWhereProductsAreOfBf16) {
+  const Case c{{130, 72}, {40, 72}, contract({1}, {1})};
+  EXPECT_NE(text_of(c, {.callable = true}), text_of(c, {.callable = true, .bf16_products = true}));
+}
+
+TEST(Processor, IsAskedOnce) {
+  EXPECT_EQ(processor().describe(), processor().describe());
+  const CpuKernels kernels = one_device().graph_options().cpu_kernels;
+  EXPECT_EQ(kernels.f32_products, processor().wide_vectors);
+  EXPECT_EQ(kernels.bf16_products, processor().bf16_products);
+  EXPECT_TRUE(!processor().bf16_products || processor().isa.starts_with("avx512_core_")) << processor().isa;
+}
+
+}  // namespace
+}  // namespace md
