@@ -6,6 +6,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/metrics/progress_bar.h"
@@ -91,6 +92,7 @@ std::map<std::string, double> Evaluation::run(int64_t step, TrainState& state) {
   };
   ProgressBar bar("evaluation", total);
   for (int64_t from = 0; from < total; from += batch_) {
+    check_interrupt("the evaluation is left out");
     // What the last batch lacks is the last sample again.
     HostArrays batch;
     HostArray timesteps(Shape{DType::s32, {batch_}}), numbers(Shape{DType::s32, {batch_}});

@@ -38,8 +38,10 @@ StepPrograms::StepPrograms(const Devices& devices, const std::vector<const Task*
     titles_.push_back(title + (t->variant().empty() ? "" : " " + t->variant()));
     names_.push_back("train_" + t->model());
   }
-  log_info("{}: {} parameters in {} arrays, {:.4f} TFLOP per step and device, mesh {}", titles_[0], params().count(),
-           params().params().size(), device_flops(0) / 1e12, devices.mesh().describe());
+  int64_t trained = 0;
+  for (const Param& p : params().params()) trained += p.trainable ? p.shape.elements() : 0;
+  log_info("{}: {} parameters in {} arrays, {} of them trained, {:.4f} TFLOP per step and device, mesh {}", titles_[0],
+           params().count(), params().params().size(), trained, device_flops(0) / 1e12, devices.mesh().describe());
   for (size_t i = 1; i < count(); ++i)
     log_info("{}: {:.4f} TFLOP per step and device", titles_[i], device_flops(i) / 1e12);
   const Graph& g = *graphs_.front().graph;
