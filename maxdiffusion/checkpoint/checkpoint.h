@@ -2,7 +2,7 @@
 // renamed, so that a folder with its final name is whole. It knows no models: it saves what it is given.
 //
 //   <checkpoint_dir>/<step>/model_index.json, unet/config.json, unet/diffusion_pytorch_model.safetensors, …
-//   <checkpoint_dir>/<step>/training_state/{state.json, arrays.safetensors, checksums.json}
+//   <checkpoint_dir>/<step>/training_state/{state.json, arrays.safetensors}
 //
 // Several processes write one checkpoint together, each the pieces of arrays that it holds. Where process 0 holds every
 // array, the files are as above. Otherwise there are also
@@ -56,14 +56,9 @@ std::string checkpoint_folder(const std::string& checkpoint_dir, int64_t step);
 /// Step folders that are whole, ascending. A folder without a readable training_state/state.json is not; nor is any
 /// folder that a killed run was still writing. None where the folder is missing.
 std::vector<int64_t> list_checkpoints(const std::string& checkpoint_dir);
-/// All folders of which the names say that they are checkpoints, damaged ones among them, ascending.
-std::vector<int64_t> checkpoint_folders(const std::string& checkpoint_dir);
-/// Gives a damaged checkpoint a name that is not looked at, "<step>.damaged", or with a number behind that where there
-/// is one; returns its new path.
-std::string set_aside(const std::string& checkpoint_dir, int64_t step);
 /// Reads state.json and the arrays of training_state (`state` and `state_json` of the result; weights in diffusers'
 /// layout stay where they are). All pieces of all processes are there, mapped, not read: ArrayPieces::read gives any
-/// part. Throws io naming the file that is missing, damaged, or not what was written (checksums.h).
+/// part. Throws io naming the file that is missing or damaged.
 CheckpointContent read_training_state(const std::string& checkpoint_dir, int64_t step);
 /// Writes one checkpoint on the calling thread; one of the same step is replaced at once. On failure (a full disk: io)
 /// everything that was there before is unchanged. Of several processes each calls it, and it returns when the

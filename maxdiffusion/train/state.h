@@ -26,26 +26,15 @@ struct TrainState {
 /// only the frozen ones where a checkpoint has the others; it lives until the second call has returned.
 using InitialValues = std::function<std::function<NamedPieces()>(const ParamTable&)>;
 
-/// training_state/state.json: what a checkpoint says of its run beside arrays.
-struct StateInfo {
-  int64_t step = 0;
-  uint64_t seed = 0;
-  Position data;
-};
-/// `file`: from which the text is, of the checkpoint of `step`. Throws io naming the member that is missing or no
-/// number that it can be.
-StateInfo parse_state_info(const std::string& text, const std::string& file, int64_t step);
-
 /// The state that a run starts from, in host memory.
 struct HostState {
   NamedPieces values;
   int64_t step = 0;
   Position data;
 };
-/// The state in the newest checkpoint of `checkpoint_dir` that is whole and finite, whose moments are zeros where it
-/// has none, with a line in the log; newer ones that are damaged are named and set aside. Throws io where all are
-/// damaged. Without a checkpoint, step 0 with the values of `initial`. `initial` is called now; values are read or made
-/// when the result is called. `programs` must live until then.
+/// The state in the newest checkpoint of `checkpoint_dir`, whose moments are zeros where it has none, with a line in
+/// the log; without a checkpoint, step 0 with the values of `initial`. `initial`
+/// is called now; values are read or made when the result is called. `programs` must live until then.
 std::function<HostState()> open_state(const StepPrograms& programs, const StepOptions& step,
                                       const std::string& checkpoint_dir, uint64_t seed, const InitialValues& initial);
 /// Puts the state on the devices, with the shardings of the programs' inputs. Throws io naming an array that a
@@ -66,8 +55,7 @@ class StateSaver {
   /// `moments`: false leaves the optimizer's moments out.
   StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step, std::string checkpoint_dir,
              int64_t keep, bool moments, uint64_t seed, CompleteCheckpoint complete);
-  /// The state's arrays as they are now, as the checkpoint of step `at`, before the batch at `position`. A state that
-  /// is not finite is not written: device, thrown as an error of writing is.
+  /// The state's arrays as they are now, as the checkpoint of step `at`, before the batch at `position`.
   void save(const TrainState& state, int64_t at, Position position);
   /// Waits for the write under way; throws its error.
   void finish() { writer_.finish(); }
