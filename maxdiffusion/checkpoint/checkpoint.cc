@@ -24,6 +24,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/checkpoint/checksums.h"
+#include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/piece_files.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 

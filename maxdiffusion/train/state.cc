@@ -10,7 +10,9 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/version.h"
+#include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/families/model_weights.h"
+#include "maxdiffusion/train/state_info.h"
 
 namespace md {
 namespace {
