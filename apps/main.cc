@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/images/emoji.h"
@@ -170,10 +171,14 @@ int report(const md::Error& e) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);  // `maxdiffusion inspect … | head` ends quietly
+  md::handle_interrupts();
   const md::RemoteScope remote;
   try {
     dispatch(Words(argv + 1, argv + argc));
     return 0;
+  } catch (const md::Interrupted& e) {
+    fmt::print(stderr, "{}\n", e.what());
+    return 128 + md::interrupt_signal();
   } catch (const md::Error& e) {
     return report(e);
   } catch (const std::bad_alloc&) {

@@ -12,6 +12,7 @@
 #include <filesystem>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/interrupt.h"
 
 namespace md {
 namespace {
@@ -131,6 +132,7 @@ void rename_durable(const std::string& from, const std::string& to) {
 }
 
 void write_file_atomic(const std::string& path, std::string_view content) {
+  const WholeFile whole;
   std::string temporary = path + ".tmp-" + std::to_string(::getpid());
   try {
     FileWriter w(temporary);

@@ -23,6 +23,8 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/trace.h"
+#include "maxdiffusion/checkpoint/checksums.h"
+#include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/piece_files.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 
@@ -311,15 +313,27 @@ std::string checkpoint_folder(const std::string& checkpoint_dir, int64_t step) {
   return (fs::path(checkpoint_dir) / std::to_string(step)).string();
 }
 
-std::vector<int64_t> list_checkpoints(const std::string& checkpoint_dir) {
+std::vector<int64_t> checkpoint_folders(const std::string& checkpoint_dir) {
   std::vector<int64_t> steps;
   std::error_code ec;
-  for (const auto& f : fs::directory_iterator(checkpoint_dir, ec)) {
-    auto step = step_of(f.path().filename().string());
-    if (step && is_whole(f.path())) steps.push_back(*step);
-  }
+  for (const auto& f : fs::directory_iterator(checkpoint_dir, ec))
+    if (const auto step = step_of(f.path().filename().string()); step && f.is_directory(ec)) steps.push_back(*step);
   std::sort(steps.begin(), steps.end());
   return steps;
+}
+
+std::vector<int64_t> list_checkpoints(const std::string& checkpoint_dir) {
+  std::vector<int64_t> steps = checkpoint_folders(checkpoint_dir);
+  std::erase_if(steps, [&](int64_t step) { return !is_whole(checkpoint_folder(checkpoint_dir, step)); });
+  return steps;
+}
+
+std::string set_aside(const std::string& checkpoint_dir, int64_t step) {
+  const std::string from = checkpoint_folder(checkpoint_dir, step);
+  std::string to = from + ".damaged";
+  for (int i = 2; exists(to); ++i) to = fmt::format("{}.damaged-{}", from, i);
+  rename_durable(from, to);
+  return to;
 }
 
 CheckpointContent read_training_state(const std::string& checkpoint_dir, int64_t step) {
@@ -327,6 +341,7 @@ CheckpointContent read_training_state(const std::string& checkpoint_dir, int64_t
   CheckpointContent c;
   c.state_json = read_file(folder + "/" + kState);
   check(nlohmann::json::accept(c.state_json), Code::io, "read '{}/{}': not JSON", folder, kState);
+  verify_checksums(folder, "training_state");
   if (const std::string index = folder + "/" + kIndex; exists(index)) {
     c.state = open_pieces(parse_index(read_file(index), index), folder, index);
   } else {
@@ -368,6 +383,7 @@ void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const Che
     meet();  // all files are there
     if (leads) {
       join_arrays(folder, std::move(written), processes.processes);
+      folder.write(kChecksums, checksums_of(temporary, {{kState, content.state_json}}));
       folder.write(kState, content.state_json);
       folder.sync();
       if (exists(target)) {

@@ -159,7 +159,7 @@ TEST(CheckpointOfProcesses, IsReadUnderAnyOtherSplit) {
         n, [&](const CheckpointProcesses& of) { write_checkpoint(t.path(), 7, content_of(of.process, n, 1), of); });
     ASSERT_EQ(errors, std::vector<std::string>(static_cast<size_t>(n)));
     EXPECT_EQ(names_in(t.path()), std::set<std::string>{"7"});
-    std::set<std::string> files = {"state.json", "arrays.safetensors", "index.json"};
+    std::set<std::string> files = {"state.json", "arrays.safetensors", "index.json", "checksums.json"};
     for (int64_t p = 0; p < n; ++p) files.insert(fmt::format("pieces-{:05}-of-{:05}.safetensors", p, n));
     EXPECT_EQ(names_in(t / "7/training_state"), files);
     expect_arrays(t.path(), 7, 1);
@@ -200,7 +200,7 @@ TEST(CheckpointOfProcesses, HasTheFilesOfOneProcessWhereTheFirstHoldsEverything)
     write_checkpoint(t.path(), 3, of.process == 0 ? cut : none, of);
   });
   ASSERT_EQ(errors, kNoErrors2);
-  EXPECT_EQ(files_below(t / "1").size(), 4u);
+  EXPECT_EQ(files_below(t / "1").size(), 5u);
   EXPECT_EQ(files_below(t / "2"), files_below(t / "1"));
   EXPECT_EQ(files_below(t / "3"), files_below(t / "1"));
 }
@@ -224,7 +224,8 @@ TEST(CheckpointOfProcesses, HasShardsOfWeightsThatAreWhole) {
       names.insert(fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i, 2 + first_has_some));
     EXPECT_EQ(names_in(t / "1/unet"), names);
     EXPECT_EQ(names_in(t / "1/text_encoder"), std::set<std::string>{"model.safetensors"});
-    EXPECT_EQ(names_in(t / "1/training_state"), (std::set<std::string>{"arrays.safetensors", "state.json"}));
+    EXPECT_EQ(names_in(t / "1/training_state"),
+              (std::set<std::string>{"arrays.safetensors", "checksums.json", "state.json"}));
     const auto unet = SafetensorsReader::open(t / "1/unet").tensors();
     EXPECT_EQ(unet.size(), names.size() - 1);
     EXPECT_TRUE(same(unet.at("down.3.weight"), counting({4, 3}, 3)));
@@ -321,6 +322,7 @@ TEST(CheckpointOfProcesses, WithADamagedIndexIsRefusedByName) {
       as_processes(
           2, [&](const CheckpointProcesses& of) { write_checkpoint(t.path(), 1, content_of(of.process, 2, 1), of); }),
       kNoErrors2);
+  fs::remove(t / "1/training_state/checksums.json");  // which would name the file first
   const std::string index = t / "1/training_state/index.json", good = read_file(index);
   auto refusal = [&](const std::string& text) -> std::string {
     write_file_atomic(index, text);

@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/safetensors_dtype.h"
 
@@ -101,6 +102,7 @@ void remove_stale(const std::string& folder, const std::string& stem, const std:
 
 void write_safetensors(const std::string& path, const HostArrays& tensors,
                        const std::map<std::string, std::string>& metadata) {
+  const WholeFile whole;
   const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
   try {
     write_plain(temporary, tensors, metadata);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 
 namespace md {
@@ -183,7 +184,8 @@ std::function<HostArrays()> open_weights(const std::string& path, const std::vec
   std::vector<Found> found;
   for (const WantedWeight& w : wanted) found.push_back(find(matcher, w));
   matcher.finish(path);
-  return [found] {
+  return [found, path] {
+    verify_component(path);
     HostArrays out;
     for (const Found& f : found) out[f.wanted.name] = f.read();
     return out;

@@ -139,14 +139,21 @@ TEST(Config, FloatsNeedNoPoint) {
   EXPECT_EQ(parse("learning_rate: 1").rate, 1.0);
   EXPECT_EQ(parse("learning_rate: -.5").rate, -0.5);
   EXPECT_EQ(parse("learning_rate: -.inf").rate, -std::numeric_limits<double>::infinity());
-  EXPECT_TRUE(std::isnan(parse("learning_rate: .nan").rate));
+}
+
+TEST(Config, WholeNumbersMayBeWrittenAsFloats) {
+  for (std::string t : {"1e3", "1000.0", "1E+3", "1_000", "1000"}) {
+    EXPECT_EQ(parse("max_train_steps: " + t).steps, 1000) << t;
+    EXPECT_EQ(parse("", {"max_train_steps=" + t}).steps, 1000) << t;
+  }
 }
 
 TEST(Config, NumbersThatAreNoNumbersAreRefused) {
-  for (std::string t : {"1e", "1.5.2", "one", "0x10", "--1", "+-1", "1_", "1 2", "", "1e999999"}) {
+  for (std::string t : {"1e", "1.5.2", "one", "0x10", "--1", "+-1", "1_", "1 2", "", "1e999999", "nan", ".nan"}) {
     EXPECT_NE(refusal("", {"learning_rate=" + t}), "accepted") << t;
   }
-  for (std::string t : {"1.0", "1e3", "9223372036854775808", "0x10", "++1", "_1", "", "null"}) {
+  for (std::string t :
+       {"1.5", "1e-1", "1e300", ".inf", "nan", "9223372036854775808", "0x10", "++1", "_1", "", "null"}) {
     EXPECT_NE(refusal("", {"max_train_steps=" + t}), "accepted") << t;
   }
 }
@@ -371,6 +378,20 @@ TEST(Config, WrongTypeNamesPlaceKeyTextAndExpectation) {
   EXPECT_TRUE(contains(refusal("", {"timestep_bias=later"}), "command line: timestep_bias is `later`"));
   EXPECT_TRUE(contains(refusal("", {"mesh_axes=['a'"}), "a list of texts"));
   EXPECT_TRUE(contains(refusal("", {"logical_axis_rules=[["}), "expected"));
+}
+
+TEST(Config, AnAliasToItselfNamesTheLine) {
+  EXPECT_TRUE(contains(refusal("# a comment\nmesh_axes: &a [*a, *a]"), "config: text:2 is not YAML: an alias stands"));
+  EXPECT_TRUE(contains(refusal("max: 1\nmesh_axes: [x, &b {c: [*b]}]"), "text:2 is not YAML: an alias"));
+  EXPECT_TRUE(contains(refusal("", {"logical_axis_rules=&a [*a]"}), "command line"));
+  // Nine lists of ten of the one before: a billion.
+  std::string bomb = "x0: &x0 [a, a, a, a, a, a, a, a, a, a]\n";
+  for (int i = 1; i < 9; ++i) {
+    const std::string before = fmt::format("*x{}", i - 1);
+    bomb += fmt::format("x{}: &x{} [", i, i);
+    for (int k = 0; k < 10; ++k) bomb += before + (k < 9 ? ", " : "]\n");
+  }
+  EXPECT_TRUE(contains(refusal(bomb), "more than a million values"));
 }
 
 TEST(Config, BrokenYamlNamesTheLine) {

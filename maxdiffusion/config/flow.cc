@@ -92,11 +92,38 @@ std::string print(const YAML::Node& node, Word word) {
   }
 }
 
+/// `above`: the nodes that this one is part of. `count`: of the values seen, aliases followed.
+void check_tree(const YAML::Node& node, std::vector<YAML::Node>& above, int64_t& count) {
+  constexpr int64_t kMost = 1'000'000;
+  if (++count > kMost) throw YAML::ParserException(node.Mark(), "aliases make more than a million values of it");
+  if (!node.IsSequence() && !node.IsMap()) return;
+  for (const YAML::Node& other : above)
+    if (other.is(node)) throw YAML::ParserException(node.Mark(), "an alias stands for what it is part of");
+  above.push_back(node);
+  for (const auto& item : node) {
+    if (node.IsMap()) {
+      check_tree(item.first, above, count);
+      check_tree(item.second, above, count);
+    } else {
+      check_tree(item, above, count);
+    }
+  }
+  above.pop_back();
+}
+
 }  // namespace
+
+YAML::Node load_yaml(const std::string& text) {
+  YAML::Node root = YAML::Load(text);
+  std::vector<YAML::Node> above;
+  int64_t count = 0;
+  check_tree(root, above, count);
+  return root;
+}
 
 YAML::Node parse_flow(const std::string& text) {
   bool starts_list = !text.empty() && (text.front() == '(' || text.front() == '[' || text.front() == '{');
-  return YAML::Load(starts_list ? brackets_for_parentheses(text) : text);
+  return load_yaml(starts_list ? brackets_for_parentheses(text) : text);
 }
 
 bool is_quoted(const YAML::Node& scalar) { return scalar.Tag() == "!"; }
@@ -194,6 +221,19 @@ std::optional<double> read_double(const std::string& text) {
   auto [end, error] = std::from_chars(t.data(), t.data() + t.size(), value);
   if (error != std::errc() || end != t.data() + t.size()) return std::nullopt;
   return sign * value;
+}
+
+std::optional<double> read_number(const std::string& text) {
+  const std::optional<double> value = read_double(text);
+  return value && std::isnan(*value) ? std::nullopt : value;
+}
+
+std::optional<int64_t> read_whole(const std::string& text) {
+  if (const std::optional<int64_t> value = read_int(text)) return value;
+  constexpr double kExact = 9007199254740992;  // 2⁵³
+  const std::optional<double> value = read_double(text);
+  if (!value || !(std::abs(*value) <= kExact) || *value != std::trunc(*value)) return std::nullopt;
+  return static_cast<int64_t>(*value);
 }
 
 std::string print_double(double d) {

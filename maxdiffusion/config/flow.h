@@ -12,7 +12,10 @@
 
 namespace md {
 
-/// Parses one line of flow text. Throws YAML::Exception.
+/// Parses a document. Throws YAML::Exception, also where an alias stands for what it is part of (`&a [*a]`), and where
+/// aliases make more than a million values of a few.
+YAML::Node load_yaml(const std::string& text);
+/// Parses one line of flow text. Throws likewise.
 YAML::Node parse_flow(const std::string& text);
 /// One line of JSON, which is YAML as well. Unquoted words are typed: numbers, booleans (Python's too), null, None.
 std::string print_json(const YAML::Node& node);
@@ -33,6 +36,10 @@ std::optional<bool> read_bool(const std::string& text);
 std::optional<int64_t> read_int(const std::string& text);
 /// 1, 1.5, 1.e-8, 1e-8, .5, inf, .inf, nan.
 std::optional<double> read_double(const std::string& text);
+/// As read_double, but nan is no number.
+std::optional<double> read_number(const std::string& text);
+/// As read_int; also what read_double reads where that is whole and exact: 1e3, 1000.0.
+std::optional<int64_t> read_whole(const std::string& text);
 /// Shortest text that reads back to the same double, never to a whole number: 1.0, 1e-08, .inf.
 std::string print_double(double d);
 /// Empty, ~, null or none, any case.

@@ -104,7 +104,7 @@ void KeyList::key(const char* name, bool& m, const char* meaning) {
 void KeyList::key(const char* name, int64_t& m, const char* meaning) {
   declare({name, meaning, "a whole number",
            [name, &m](const ConfigValue& v) {
-             auto value = is_unquoted(v) ? read_int(v.text) : std::nullopt;
+             auto value = is_unquoted(v) ? read_whole(v.text) : std::nullopt;
              value ? void(m = *value) : wrong_type(name, v, "a whole number");
            },
            [&m] { return print_int(m); }});
@@ -113,7 +113,7 @@ void KeyList::key(const char* name, int64_t& m, const char* meaning) {
 void KeyList::key(const char* name, double& m, const char* meaning) {
   declare({name, meaning, "a number",
            [name, &m](const ConfigValue& v) {
-             auto value = is_unquoted(v) ? read_double(v.text) : std::nullopt;
+             auto value = is_unquoted(v) ? read_number(v.text) : std::nullopt;
              value ? void(m = *value) : wrong_type(name, v, "a number");
            },
            [&m] { return print_double(m); }});
@@ -131,7 +131,7 @@ void KeyList::key(const char* name, std::string& m, const char* meaning) {
 void KeyList::key(const char* name, std::optional<int64_t>& m, const char* meaning) {
   declare({name, meaning, "a whole number or null",
            [name, &m](const ConfigValue& v) {
-             auto value = is_unquoted(v) ? read_int(v.text) : std::nullopt;
+             auto value = is_unquoted(v) ? read_whole(v.text) : std::nullopt;
              if (!value && !is_none(v)) wrong_type(name, v, "a whole number or null");
              m = value;
            },
@@ -141,7 +141,7 @@ void KeyList::key(const char* name, std::optional<int64_t>& m, const char* meani
 void KeyList::key(const char* name, std::optional<double>& m, const char* meaning) {
   declare({name, meaning, "a number or null",
            [name, &m](const ConfigValue& v) {
-             auto value = is_unquoted(v) ? read_double(v.text) : std::nullopt;
+             auto value = is_unquoted(v) ? read_number(v.text) : std::nullopt;
              if (!value && !is_none(v)) wrong_type(name, v, "a number or null");
              m = value;
            },
@@ -181,14 +181,14 @@ void KeyList::key(const char* name, OptionalTexts& m, const char* meaning) {
 void KeyList::key(const char* name, std::vector<int64_t>& m, const char* meaning) {
   constexpr auto kType = "a list of whole numbers, as in [1, 2]";
   declare({name, meaning, kType,
-           [name, &m](const ConfigValue& v) { m = read_list<int64_t>(name, v, kType, false, read_int); },
+           [name, &m](const ConfigValue& v) { m = read_list<int64_t>(name, v, kType, false, read_whole); },
            [&m] { return print_list(m, print_int); }});
 }
 
 void KeyList::key(const char* name, std::vector<double>& m, const char* meaning) {
   constexpr auto kType = "a list of numbers, as in [1.0, 2.5]";
   declare({name, meaning, kType,
-           [name, &m](const ConfigValue& v) { m = read_list<double>(name, v, kType, false, read_double); },
+           [name, &m](const ConfigValue& v) { m = read_list<double>(name, v, kType, false, read_number); },
            [&m] { return print_list(m, print_double); }});
 }
 

@@ -77,7 +77,7 @@ void ConfigSource::merge_file(const std::string& file, std::vector<std::string> 
 void ConfigSource::merge_text(const std::string& yaml, const std::string& file, const std::vector<std::string>& chain) {
   YAML::Node root;
   try {
-    root = YAML::Load(yaml);
+    root = load_yaml(yaml);
   } catch (const YAML::Exception& e) {
     fail(Code::invalid_config, "config: {} is not YAML: {}", place(file, e.mark), e.msg);
   }

@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/metrics/progress_bar.h"
@@ -134,6 +135,7 @@ std::map<std::string, double> Evaluation::run(int64_t step, TrainState& state) {
   for (const Part& part : parts_) {
     const int64_t own = std::ssize(part.points);
     for (int64_t from = 0; from < own; from += part.batch) {
+      check_interrupt("the evaluation is left out");
       ArrayMap feed;
       place(devices_, *part.program, batch_of(part, from), feed);
       std::vector<Array*> inputs;

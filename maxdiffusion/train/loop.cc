@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <deque>
 #include <future>
+#include <utility>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/trace.h"
 
@@ -38,11 +40,24 @@ void rescue(const Devices& devices, TrainState& state, const RecentPositions& po
     return;
   const int64_t good = devices.get(state.arrays.at("step")).view<int32_t>()[0];
   if (const auto position = positions.before(good); position && good > first) {
-    saver.save(state, good, *position);
-    saver.finish();
-    e.note(fmt::format("the state before step {} is saved in {}/{}", good, checkpoint_dir, good));
+    try {
+      saver.save(state, good, *position);
+      saver.finish();
+      e.note(fmt::format("the state before step {} is saved in {}/{}", good, checkpoint_dir, good));
+    } catch (const Error& not_saved) {
+      e.note(not_saved.message());
+    }
   }
   e.note("try: a smaller learning_rate, max_grad_norm=1, or activations_dtype=float32");
+}
+
+/// What a signal ended: the state of all steps done is saved.
+Interrupted stopped_after(int64_t done, int64_t saved, int64_t first, const LoopOptions& o) {
+  Interrupted e(fmt::format("{}: stopped by {} after step {} of {}", o.title, interrupt_name(), done,
+                            o.step.optim.max_train_steps));
+  if (saved > 0) e.note(fmt::format("saved in {}/{}; the same command goes on from there", o.checkpoint_dir(), saved));
+  if (done == first) e.note("no step was done since this run began");
+  return e;
 }
 
 }  // namespace
@@ -95,9 +110,13 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                                 profile.finish(v.at.done);
                                 v.recorder.restart_clock();
                               }}};
+  int64_t saved = first;
+  auto save = [&] {
+    if (std::exchange(saved, at.done) != at.done) saver.save(state, at.done, state.data);
+  };
   const Hook checkpoint{every_samples(o.keys.checkpoint_every), [&](LoopView& v) {
                           v.recorder.flush();
-                          saver.save(v.state, v.at.done, v.state.data);
+                          save();
                         }};
   for (bool after_saving : {false, true}) {
     std::ranges::copy_if(o.hooks, std::back_inserter(hooks),
@@ -107,8 +126,9 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   const BatchShare share = share_of_batch(devices, at.samples);
   RecentPositions positions;
   NamedPieces batch;
-  try {
-    while (state.step < at.last) {
+  const GracefulStop graceful;
+  auto steps = [&] {
+    while (state.step < at.last && interrupt_signal() == 0) {
       positions.push(state.step, state.data);
       profile.before(state.step);
       size_t which = 0;
@@ -131,15 +151,24 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
       for (const Hook& hook : hooks)
         if (hook.due(at)) hook.run(view);
     }
+  };
+  try {
+    try {
+      steps();
+    } catch (const Interrupted& e) {  // in a hook; the step before it is done
+      log_info("{}", e.message());
+    }
     recorder.flush();
-    profile.finish(at.last);
+    profile.finish(at.done);
   } catch (Error& e) {
     rescue(devices, state, positions, first, saver, o.checkpoint_dir(), e);
     throw;
   }
-  if (o.keys.save_final_checkpoint && at.last > first && !checkpoint.due(at)) saver.save(state, at.last, state.data);
+  const bool stopped = interrupt_signal() != 0;
+  if (o.keys.save_final_checkpoint || stopped) save();
   saver.finish();
   recorder.finish();
+  if (stopped) throw stopped_after(at.done, saved, first, o);
   return {programs.params(), trained_values(devices, programs, state), at.last};
 }
 

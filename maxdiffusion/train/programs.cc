@@ -40,8 +40,10 @@ StepPrograms::StepPrograms(const Devices& devices, const std::vector<const Task*
     for (const Param& p : graphs_.back().params.params())
       if (!params_.find(p.input)) params_.add(p);
   }
-  log_info("{}: {} parameters in {} arrays, {:.4f} TFLOP per step and device, mesh {}", titles_[0], params().count(),
-           params().params().size(), device_flops(0) / 1e12, devices.mesh().describe());
+  int64_t trained = 0;
+  for (const Param& p : params().params()) trained += p.trainable ? p.shape.elements() : 0;
+  log_info("{}: {} parameters in {} arrays, {} of them trained, {:.4f} TFLOP per step and device, mesh {}", titles_[0],
+           params().count(), params().params().size(), trained, device_flops(0) / 1e12, devices.mesh().describe());
   for (size_t i = 1; i < count(); ++i)
     log_info("{}: {:.4f} TFLOP per step and device", titles_[i], device_flops(i) / 1e12);
   for (const StepGraph& s : graphs_)

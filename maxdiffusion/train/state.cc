@@ -1,13 +1,18 @@
 #include "maxdiffusion/train/state.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/finite.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/version.h"
+#include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/families/model_weights.h"
+#include "maxdiffusion/train/state_info.h"
 
 namespace md {
 namespace {
@@ -62,30 +67,66 @@ bool start_moments(const ParamTable& params, NamedPieces& state) {
   return any;
 }
 
+/// "'adam_m/unet/conv_in.weight' holds nan at [3, 0, 1, 1]" for the first number that is not finite; empty: all are.
+std::string not_finite(const NamedPieces& arrays) {
+  for (const auto& [name, a] : arrays)
+    for (const Piece& p : a.pieces) {
+      const std::optional<int64_t> at = first_not_finite(p.values);
+      if (!at) continue;
+      const HostArray flat = p.values.reshaped({p.values.shape().elements()});
+      return fmt::format("'{}' holds {} at element {}", name, rows(flat, *at, 1).to_doubles()[0], *at);
+    }
+  return "";
+}
+
+/// The state of one checkpoint. Throws io where it is damaged.
 HostState restored(const ParamTable& params, const std::string& checkpoint_dir, int64_t at, uint64_t seed,
                    const StepOptions& step, NamedPieces frozen) {
   const CheckpointContent c = read_training_state(checkpoint_dir, at);
-  const json info = json::parse(c.state_json);
-  if (info.at("seed") != seed)
-    log_warning("checkpoint {}/{} was made with seed {}, this run has {}: random draws differ from here on",
-                checkpoint_dir, at, info.at("seed").dump(), seed);
+  const std::string folder = checkpoint_folder(checkpoint_dir, at);
+  const StateInfo info = parse_state_info(c.state_json, folder + "/training_state/state.json", at);
   NamedPieces values = c.state;
   // Parameters are the rounding of their masters, or in the models' own files, unless those hold their averages.
   const ParamTable wide = in_f32(params);
   if (step.ema_decay == 0)
     for (const std::string& component : whole_components(params))
       if (!has_masters(values, params, component))
-        values.merge(
-            as_pieces(open_component(wide, component, checkpoint_folder(checkpoint_dir, at) + "/" + component)()));
+        values.merge(as_pieces(open_component(wide, component, folder + "/" + component)()));
+  if (const std::string fault = not_finite(values); !fault.empty())
+    fail(Code::io, "read '{}': {}, which no training goes on from", folder, fault);
+  if (info.seed != seed)
+    log_warning("checkpoint {} was made with seed {}, this run has {}: random draws differ from here on", folder,
+                info.seed, seed);
   values = restored_state(params, std::move(values), step);
   if (start_moments(params, values))
     log_warning("checkpoint {}/{} has no moments of the optimizer, as save_optimizer=false asks: they start from zero",
                 checkpoint_dir, at);
   values.merge(frozen);
   values["healthy"] = yes();
-  const Position data{info.at("epoch"), info.at("index"), info.value("shard", int64_t{0}),
-                      info.value("offset", int64_t{0}), info.value("taken", int64_t{0})};
-  return {std::move(values), info.at("step"), data};
+  return {std::move(values), info.step, info.data};
+}
+
+/// The state of the newest checkpoint that is not damaged. Those after it are set aside.
+HostState newest_restored(const std::vector<int64_t>& saved, const std::string& checkpoint_dir,
+                          const std::function<HostState(int64_t at)>& restore) {
+  std::vector<Error> faults;  // of the newest ones
+  for (auto at = saved.rbegin(); at != saved.rend(); ++at) {
+    try {
+      HostState state = restore(*at);
+      for (size_t i = 0; i < faults.size(); ++i)
+        log_warning("damaged checkpoint: {}\n  it is '{}' now", faults[i].what(),
+                    set_aside(checkpoint_dir, saved[saved.size() - 1 - i]));
+      if (!faults.empty())
+        log_warning("training goes on from the checkpoint before: {}", checkpoint_folder(checkpoint_dir, *at));
+      return state;
+    } catch (const Error& e) {
+      if (e.code() != Code::io) throw;
+      faults.push_back(e);
+    }
+  }
+  for (size_t i = 1; i < faults.size(); ++i) faults[0].note("nor can the one before: " + faults[i].message());
+  faults[0].note(fmt::format("no checkpoint in '{}' can be gone on from", checkpoint_dir));
+  throw faults[0].note("try: another run_name, or move that folder away to start anew");
 }
 
 /// The arrays' pieces, copied to the host without stopping the device: starts now, waits when called.
@@ -103,6 +144,29 @@ std::function<NamedPieces()> fetch_all(const Devices& devices, const ArrayMap& a
 
 }  // namespace
 
+StateInfo parse_state_info(const std::string& text, const std::string& file, int64_t step) {
+  const json j = json::parse(text, nullptr, false);
+  check(j.is_object(), Code::io, "read '{}': {}; expected a JSON object", file,
+        j.is_discarded() ? "not JSON" : j.type_name());
+  auto number = [&](const char* name, std::optional<int64_t> otherwise = {}) {
+    const auto found = j.find(name);
+    if (found == j.end() && otherwise) return *otherwise;
+    check(found != j.end(), Code::io, "read '{}': it has no '{}'", file, name);
+    check(found->is_number_unsigned() && found->get<uint64_t>() <= std::numeric_limits<int64_t>::max(), Code::io,
+          "read '{}': '{}' is {}; expected a whole number of 0 or more", file, name, found->dump());
+    return found->get<int64_t>();
+  };
+  StateInfo s;
+  s.step = number("step");
+  check(s.step == step, Code::io, "read '{}': 'step' is {}; expected {}, as its folder is named", file, s.step, step);
+  s.data = {number("epoch"), number("index"), number("shard", 0), number("offset", 0), number("taken", 0)};
+  const auto seed = j.find("seed");
+  check(seed != j.end() && seed->is_number_integer(), Code::io, "read '{}': 'seed' is {}; expected a whole number",
+        file, seed == j.end() ? "missing" : seed->dump());
+  s.seed = seed->get<uint64_t>();
+  return s;
+}
+
 Array* TrainState::saved_value(const std::string& input) {
   for (const std::string& key : {"ema/" + input, input})
     if (auto a = arrays.find(key); a != arrays.end()) return &a->second;
@@ -111,15 +175,17 @@ Array* TrainState::saved_value(const std::string& input) {
 
 std::function<HostState()> open_state(const StepPrograms& programs, const StepOptions& step,
                                       const std::string& checkpoint_dir, uint64_t seed, const InitialValues& initial) {
-  const std::vector<int64_t> saved = list_checkpoints(checkpoint_dir);
+  const std::vector<int64_t> saved = checkpoint_folders(checkpoint_dir);
   const ParamTable& params = programs.params();
   if (saved.empty()) {
     auto wide = std::make_shared<const ParamTable>(in_f32(params));
     return [&programs, step, wide, make = initial(*wide)] { return beginning(programs, make(), step); };
   }
   auto frozen = std::make_shared<const ParamTable>(frozen_part(params));
-  return [&params, step, checkpoint_dir, seed, at = saved.back(), frozen, make = initial(*frozen)] {
-    return restored(params, checkpoint_dir, at, seed, step, make());
+  return [&params, step, checkpoint_dir, seed, saved, frozen, make = initial(*frozen)] {
+    const NamedPieces others = make();
+    return newest_restored(saved, checkpoint_dir,
+                           [&](int64_t at) { return restored(params, checkpoint_dir, at, seed, step, others); });
   };
 }
 
@@ -169,10 +235,13 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
                      {"shard", position.shard},
                      {"offset", position.offset},
                      {"taken", position.taken}};
-  writer_.save(at, [values = fetch_all(devices_, state.arrays, Which::owned, moments_), info, this] {
+  writer_.save(at, [values = fetch_all(devices_, state.arrays, Which::owned, moments_), info, at, this] {
     const ParamTable& params = programs_.params();
     CheckpointContent c;
     c.state = values();
+    if (const std::string fault = not_finite(c.state); !fault.empty())
+      throw Error(Code::device, fmt::format("the state after step {} is not saved: {}", at, fault))
+          .note("try: a smaller learning_rate, more warm-up steps, a smaller max_grad_norm");
     const NamedPieces trained = model_values(params, c.state);
     for (const std::string& component : whole_components(params)) {
       c.weights[component] = published(params, component, trained);

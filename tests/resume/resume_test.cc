@@ -2,14 +2,18 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/base/version.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/batches/aspect_bucket_batches.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/tasks/denoise.h"
@@ -339,6 +343,119 @@ TEST(Loop, LossThatIsNotFiniteStopsTheRunAndKeepsTheStateBeforeIt) {
   b.state.erase("healthy");
   expect_same_bits(as_arrays(a.state), as_arrays(b.state));
   EXPECT_EQ(a.state_json, b.state_json);
+}
+
+/// What train() throws and logs.
+std::pair<std::string, std::string> error_and_log(TinyRun& run, int64_t steps) {
+  testing::internal::CaptureStderr();
+  std::string error;
+  try {
+    run.train(steps);
+  } catch (const Error& e) {
+    error = e.what();
+  }
+  return {error, testing::internal::GetCapturedStderr()};
+}
+
+/// Saves every step from 2 on.
+void save_often(TinyRun& run) {
+  run.options.keys.checkpoint_every = 4;
+  run.options.keys.checkpoints_to_keep = 0;
+  run.options.step.ema_decay = 0;
+}
+
+TEST(Loop, AStateThatIsNotFiniteIsNeverSaved) {
+  TinyRun run;
+  save_often(run);
+  run.train(3);
+  // The loss of the last step is that of the weights before it: only a look at the state shows what it made of them.
+  run.options.step.optim.learning_rate = NAN;
+  const auto [error, log] = error_and_log(run, 4);
+  EXPECT_NE(error.find("the state after step 4 is not saved: '"), std::string::npos) << error;
+  EXPECT_NE(error.find("' holds nan at element"), std::string::npos) << error;
+  EXPECT_EQ(checkpoint_folders(run.options.checkpoint_dir()), (std::vector<int64_t>{1, 2, 3}));
+  // Two steps: the second one's loss is not finite, and the state before it cannot be rescued either.
+  run.options.keys.checkpoint_every = -1;
+  const std::string later = error_and_log(run, 6).first;
+  EXPECT_NE(later.find("is not finite at step 5"), std::string::npos) << later;
+  EXPECT_NE(later.find("the state after step 4 is not saved"), std::string::npos) << later;
+  EXPECT_EQ(checkpoint_folders(run.options.checkpoint_dir()), (std::vector<int64_t>{1, 2, 3}));
+}
+
+/// Changes the JSON of a checkpoint's state, or its text.
+void change_state(const TinyRun& run, int64_t step, const std::function<void(nlohmann::json&)>& change) {
+  const std::string folder = checkpoint_folder(run.options.checkpoint_dir(), step) + "/training_state/";
+  nlohmann::json j = nlohmann::json::parse(read_file(folder + "state.json"));
+  change(j);
+  write_file_atomic(folder + "state.json", j.is_null() ? "" : j.dump());
+  std::filesystem::remove(folder + "checksums.json");  // a state of an older version, or of an enemy
+}
+
+TEST(Resume, DamagedStateIsNamedAndTheCheckpointBeforeItUsed) {
+  TinyRun whole;
+  save_often(whole);
+  const Trained expected = whole.train(4);
+  using nlohmann::json;
+  const std::vector<std::pair<std::function<void(json&)>, std::string>> cases = {
+      {[](json& j) { j = nullptr; }, "state.json': not JSON"},
+      {[](json& j) { j = json::array(); }, "state.json': array; expected a JSON object"},
+      {[](json& j) { j = json::object(); }, "state.json': it has no 'step'"},
+      {[](json& j) { j["step"] = 2; }, "'step' is 2; expected 3, as its folder is named"},
+      {[](json& j) { j["offset"] = -1; }, "'offset' is -1; expected a whole number of 0 or more"},
+      {[](json& j) { j["epoch"] = "one"; }, "'epoch' is \"one\"; expected a whole number"},
+      {[](json& j) { j["index"] = 1.5; }, "'index' is 1.5; expected a whole number"},
+      {[](json& j) { j.erase("index"); }, "it has no 'index'"},
+      {[](json& j) { j["seed"] = json::object(); }, "'seed' is {}; expected a whole number"},
+      {[](json& j) { j["taken"] = 18446744073709551615u; }, "'taken' is 18446744073709551615; expected"}};
+  TinyRun run;
+  save_often(run);
+  run.train(3);
+  const std::string dir = run.options.checkpoint_dir();
+  const std::string kept = run.folder / "kept";
+  std::filesystem::copy(dir, kept, std::filesystem::copy_options::recursive);
+  for (const auto& [change, said] : cases) {
+    SCOPED_TRACE(said);
+    std::filesystem::remove_all(dir);
+    std::filesystem::copy(kept, dir, std::filesystem::copy_options::recursive);
+    change_state(run, 3, change);
+    const auto [error, log] = error_and_log(run, said == cases.back().second ? 4 : 2);
+    EXPECT_EQ(error, "");
+    EXPECT_NE(log.find(said), std::string::npos) << log;
+    EXPECT_NE(log.find("it is '" + dir + "/3.damaged' now"), std::string::npos) << log;
+    EXPECT_NE(log.find("training goes on from the checkpoint before: " + dir + "/2"), std::string::npos) << log;
+  }
+  expect_same_bits(as_arrays(read_training_state(whole.options.checkpoint_dir(), 4).state),
+                   as_arrays(read_training_state(dir, 4).state));
+  EXPECT_EQ(run.metric("loss").size(), 4u);
+}
+
+TEST(Resume, MomentsThatAreNotFiniteAndFlippedBytesAreNamed) {
+  TinyRun run;
+  save_often(run);
+  run.train(2);
+  const std::string dir = run.options.checkpoint_dir(), state = dir + "/2/training_state/";
+  HostArrays arrays = as_arrays(read_training_state(dir, 2).state);
+  auto moment = std::ranges::find_if(arrays, [](const auto& a) { return a.first.starts_with("adam_v/"); });
+  HostArray poisoned = moment->second.cast(DType::f32).reshaped(moment->second.dims());
+  poisoned = rows(poisoned, 0, poisoned.dims()[0]);  // a copy
+  poisoned.mutable_view<float>()[1] = NAN;
+  arrays[moment->first] = poisoned;
+  write_safetensors(state + "arrays.safetensors", arrays);
+  std::filesystem::remove(state + "checksums.json");
+  auto [error, log] = error_and_log(run, 1);
+  EXPECT_EQ(error, "");
+  EXPECT_NE(log.find("'" + moment->first + "' holds nan at element 1"), std::string::npos) << log;
+  EXPECT_NE(log.find("goes on from the checkpoint before: " + dir + "/1"), std::string::npos) << log;
+
+  const std::string weights = dir + "/1/unet/diffusion_pytorch_model.safetensors";
+  std::string bytes = read_file(weights);
+  bytes[bytes.size() - 3] ^= 4;
+  write_file_atomic(weights, bytes);
+  std::tie(error, log) = error_and_log(run, 1);
+  EXPECT_NE(error.find(weights + "': its bytes are not those that were written"), std::string::npos) << error;
+  EXPECT_NE(error.find("no checkpoint in '" + dir + "' can be gone on from"), std::string::npos) << error;
+  EXPECT_TRUE(exists(dir + "/1"));           // the only one is not set aside
+  EXPECT_EQ(run.metric("loss").size(), 1u);  // nothing was started anew over it
 }
 
 }  // namespace

@@ -1,16 +1,30 @@
 #include "maxdiffusion/data/images/decode.h"
 
 #include <cstring>
+#include <memory>
 #include <string_view>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/data/images/prepare.h"
+#include "maxdiffusion/data/video/video_library.h"
 
 namespace md {
 namespace {
 
 constexpr int64_t kMaxPixels = 200'000'000;  // 600 MB as RGB; above any camera's
+
+/// The first frame; what is transparent lies over white.
+DecodedImage decode_by_libav(std::string_view bytes, const std::string& name) {
+  const std::unique_ptr<VideoReader> reader = video_library().open(bytes, name, 1);
+  const ImageSize size = reader->size();
+  check_image_size(size.height, size.width, name);
+  const std::unique_ptr<VideoFrame> frame = reader->next();
+  check(frame != nullptr, Code::io, "{}: it holds no picture", name);
+  DecodedImage p{.rgb = HostArray(Shape{DType::u8, {size.height, size.width, 3}}), .size = {size.height, size.width}};
+  frame->rgb(p.rgb.mutable_view<uint8_t>().data());
+  return p;
+}
 
 }  // namespace
 
@@ -44,10 +58,14 @@ DecodedImage decode_stored_image(const void* data, size_t size, const std::strin
   if (text.starts_with("\xff\xd8\xff")) return decode_jpeg(bytes, name, options);
   if (text.starts_with("RIFF") && text.size() >= 12 && text.substr(8, 4) == "WEBP")
     return decode_webp(bytes, name, options);
+  if (text.starts_with("GIF8") || text.starts_with("BM") || text.starts_with(std::string_view("II*\0", 4)) ||
+      text.starts_with(std::string_view("MM\0*", 4)) ||
+      (text.size() >= 12 && (text.substr(4, 8) == "ftypavif" || text.substr(4, 8) == "ftypavis")))
+    return decode_by_libav(text, name);
   std::string start;
   for (uint8_t b : bytes.first(std::min<size_t>(size, 8)))
     start += fmt::format("{}{:02x}", start.empty() ? "" : " ", b);
-  fail(Code::io, "{}: not a PNG, JPEG or WebP picture (starts with {})", name, start);
+  fail(Code::io, "{}: not a PNG, JPEG, WebP, GIF, BMP, TIFF or AVIF picture (starts with {})", name, start);
 }
 
 HostArray decode_image_bytes(const void* data, size_t size, const std::string& name, int64_t side) {

@@ -12,6 +12,8 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/data/records/kinds.h"
+#include "maxdiffusion/data/storage/links.h"
+#include "maxdiffusion/data/text/utf8.h"
 
 namespace md {
 namespace {
@@ -32,7 +34,10 @@ struct Content {
   std::set<std::string> extensions;
   bool clips = false;  // folders of frames are items, too
 };
-const Content kPictures{"image folder", "pictures", "png, jpeg, webp", {".png", ".jpg", ".jpeg", ".webp"}};
+const Content kPictures{"image folder",
+                        "pictures",
+                        "png, jpeg, webp, gif, bmp, tiff, avif",
+                        {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"}};
 const Content kClips{"clip folder",
                      "clips",
                      "mp4, mov, mkv, webm, avi, gif, animated webp, or folders of png or jpeg frames",
@@ -83,9 +88,35 @@ struct Listing {
   }
 };
 
+/// Without the mark of byte order that some editors put in front.
 std::string text_of(const FoundFile& f) {
   const auto file = open_input(f);
-  return std::string(file->read(0, file->size()).bytes);
+  const Blob blob = file->read(0, file->size());
+  std::string_view text = blob.bytes;
+  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
+  return std::string(text);
+}
+
+/// A path below a folder, without dots; empty where it leads out.
+std::string path_inside(const fs::path& path) {
+  std::string name = path.lexically_normal().string();
+  if (name.ends_with('/')) name.pop_back();
+  const bool out = fs::path(name).is_absolute() || name == ".." || name.starts_with("../") || name == ".";
+  return out ? "" : name;
+}
+
+/// Says what of a folder is not read.
+void tell_left_out(const std::string& what, const LinksLeftOut& links, const std::map<std::string, int64_t>& others) {
+  if (!links.empty())
+    log_warning("{}: {} links are not followed; the first is {}: {}", what, links.size(), links.begin()->first,
+                links.begin()->second);
+  std::string kinds;
+  int64_t files = 0;
+  for (const auto& [extension, count] : others) {
+    kinds += fmt::format("{}{} {}", kinds.empty() ? "" : ", ", count, extension);
+    files += count;
+  }
+  if (files > 0) log_warning("{}: {} files of other kinds are left out: {}", what, files, kinds);
 }
 
 /// `what` is listed, and what to try where there is no folder: for messages.
@@ -94,7 +125,9 @@ Listing listing_of(const std::string& folder, const Content& content, const char
   Listing all{.content = &content, .root = is_remote(folder) ? folder : fs::path(folder).lexically_normal().string()};
   std::error_code ec;
   const bool is_folder = is_remote(folder) || fs::is_directory(folder, ec);
-  const std::vector<FoundFile> found = is_folder ? files_below(all.root) : std::vector<FoundFile>();
+  LinksLeftOut links;
+  std::map<std::string, int64_t> others;  // by extension
+  const std::vector<FoundFile> found = is_folder ? files_below(all.root, links) : std::vector<FoundFile>();
   const std::string before = parts_of(below(all.root, "")).path;
   if (!is_folder || (!found.empty() && !found[0].location.starts_with(before))) {
     throw Error(Code::io, fmt::format("{} '{}': {}", what ? what : content.folder, shown(folder),
@@ -111,7 +144,11 @@ Listing listing_of(const std::string& folder, const Content& content, const char
     if (content.extensions.contains(e)) all.items.insert(p.string());
     if (content.clips && is_frame(e)) all.frames[p.parent_path().string()].push_back(p.string());
     if (e == ".txt") all.texts.insert(p.string());
+    const bool known = content.extensions.contains(e) || (content.clips && is_frame(e)) || e == ".txt" ||
+                       all.metadata.contains(p.string());
+    if (!known) ++others[e.empty() ? "without extension" : e];
   }
+  tell_left_out(fmt::format("{} '{}'", content.folder, shown(folder)), links, others);
   // Pictures beside videos, and those in the folder itself, are no clips.
   std::set<std::string> of_videos{""};
   for (const std::string& video : all.items) of_videos.insert(fs::path(video).parent_path().string());
@@ -223,11 +260,13 @@ void read_metadata(const Listing& all, const std::string& name, const ImageFolde
     check(cell.is_string(), Code::io, "{}:{}: '{}' must be a string", file, number, image_column);
     const auto caption = caption_of(row[config.caption_column]);
     check(caption.has_value(), Code::io, "{}:{}: '{}' must be a string", file, number, config.caption_column);
-    std::string picture = (fs::path(name).parent_path() / cell.get<std::string>()).lexically_normal().string();
-    if (picture.ends_with('/')) picture.pop_back();
+    const std::string picture = path_inside(fs::path(name).parent_path() / cell.get<std::string>());
+    check(!picture.empty(), Code::io, "{}:{}: names '{}', which is not inside of '{}'", file, number,
+          cell.get<std::string>(), shown(all.root));
+    // Files whose names start with a dot are listed by no one, but may be named.
     std::error_code ec;
     const bool there = all.items.contains(picture) || all.files.contains(picture) ||
-                       (!is_remote(all.root) && fs::is_regular_file(all.location(picture), ec));
+                       (!is_remote(all.root) && fs::is_regular_file(fs::symlink_status(all.location(picture), ec)));
     check(there, Code::io, "{}:{}: names '{}', which does not exist", file, number, shown(all.location(picture)));
     const auto [before, fresh] = line_of.emplace(picture, number);
     check(fresh, Code::io, "{}:{}: names '{}' again, first on line {}", file, number, shown(all.location(picture)),
@@ -273,6 +312,17 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
     const auto k = static_cast<size_t>(i);
     if (!texts[k].empty()) items[k].caption = trimmed(text_of(found.file(texts[k])));
   });
+  int64_t invalid = 0;
+  std::string first_invalid;
+  for (ImageItem& item : items) {
+    std::string valid = valid_utf8(item.caption);
+    if (valid == item.caption) continue;
+    if (invalid++ == 0) first_invalid = item.file;
+    item.caption = std::move(valid);
+  }
+  if (invalid > 0)
+    log_warning("{} '{}': {} captions are not UTF-8, the first is that of {}; what is not is read as U+FFFD", what,
+                shown(folder), invalid, shown(first_invalid));
   if (bare > 0) {
     log_warning("{} '{}': {} of {} {} have no caption ({} or .txt): they train with an empty one", what, shown(folder),
                 bare, items.size(), things, kMetadata);
@@ -377,7 +427,9 @@ bool holds_clips(const Files& files) {
   };
   std::set<std::string> videos = kClips.extensions;
   videos.erase(".webp");
-  return any(videos) && !any(kPictures.extensions);
+  std::set<std::string> pictures = kPictures.extensions;
+  pictures.erase(".gif");  // of gifs alone: clips
+  return any(videos) && !any(pictures);
 }
 
 }  // namespace md

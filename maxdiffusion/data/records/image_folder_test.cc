@@ -140,10 +140,126 @@ TEST(Decode, SizesThatNoPictureHasAreRefusedBeforeMemoryIsTaken) {
 }
 
 TEST(Decode, OtherFilesAreNamedForWhatTheyStartWith) {
-  EXPECT_ERROR(decode("GIF89a"), "not a PNG, JPEG or WebP picture (starts with 47 49 46 38 39 61)");
+  EXPECT_ERROR(decode("8BPS 2"),
+               "not a PNG, JPEG, WebP, GIF, BMP, TIFF or AVIF picture (starts with 38 42 50 53 20 32)");
+  EXPECT_ERROR(decode("GIF89a"), "it: ");
   EXPECT_ERROR(decode(""), "empty");
   EXPECT_ERROR(decode_image("/nowhere/a.png"), "/nowhere/a.png");
   EXPECT_ERROR(decode(from_hex(golden()["animated_webp"])), "animations");
+}
+
+// The same picture in formats that FFmpeg reads, written and decoded by Pillow 12.
+const std::map<std::string, std::string> kOtherFormats = {
+    {"bmp",
+     "424d760000000000000036000000280000000500000004000000010018000000000040000000c40e0000c40e00000000000000000000c80e2"
+     "7"
+     "aa134f8c18776e1d9f5022c700c8b41aaab9428cbe6a6ec39250c8ba00c85a0daa5f358c645d6e6985506ead00c80000aa05288c0a506e0f7"
+     "8"
+     "5014a000"},
+    {"gif",
+     "47494638376105000400840000bac85092c36e6abe8c42b9aaad6e501ab4c885696e5d648cc72250355faa0d5ac89f1d6ea01450780f6e771"
+     "8"
+     "8c500a8c4f13aa2805aa270ec80000c80000000000000000000000000000000000000000000000000000000000000000000000002c0000000"
+     "0"
+     "0500040000081900274478d080818204070c1028304040000012203858802020003b"},
+    {"tiff",
+     "49492a00080000000a0000010400010000000500000001010400010000000400000002010300030000008600000003010300010000000100"
+     "000006010300010000000200000011010400010000008c0000001501030001000000030000001601040001000000040000001701040001000"
+     "0"
+     "003c0000001c0103000100000001000000000000000800080008000000c82805aa500a8c780f6ea014500d5ac8355faa5d648c85696ead6e5"
+     "0"
+     "1ab4c842b9aa6abe8c92c36ebac850270ec84f13aa77188c9f1d6ec72250"},
+    {"avif",
+     "00000020667479706176696600000000617669666d6966316d6961664d413141000000eb6d657461000000000000002168646c72000000000"
+     "0"
+     "00000070696374000000000000000000000000000000000e7069746d0000000000010000001e696c6f6300000000440000010001000000010"
+     "0"
+     "000113000000500000002869696e660000000000010000001a696e6665020000000001000061763031436f6c6f72000000006a69707270000"
+     "0"
+     "004b6970636f0000001469737065000000000000000500000004000000107069786900000000030808080000000c617631438120000000000"
+     "0"
+     "13636f6c726e636c780001000d0006800000001769706d61000000000000000100010401028304000000586d64617412000a08380866c2021"
+     "a"
+     "0d203242100000f7f7085f7da045ebdec01aae2d0a94dca99cd761399e5a9e63c65dfe8424b7f9ee45470caecc7463d4297b8993d3165a06e"
+     "8"
+     "1dff203ec561cb4309ff63b8c0"}};
+
+TEST(Decode, OtherFormatsLookAsInPillow) {
+  const HostArray lossless = picture_of(
+      "0000c82805aa500a8c780f6ea014500d5ac8355faa5d648c85696ead6e501ab4c842b9aa6abe8c92c36ebac850270ec84f13aa77"
+      "188c9f1d6ec72250",
+      4, 5);
+  for (const auto& [format, hex] : kOtherFormats) {
+    SCOPED_TRACE(format);
+    const std::string bytes = from_hex(hex);
+    const HostArray read = decode(bytes);
+    ASSERT_EQ(read.dims(), lossless.dims());
+    EXPECT_LE(largest_difference(read, lossless), format == "avif" ? 4 : 0);
+    for (size_t n = 0; n < bytes.size(); n += 7) {  // cut: named or decoded, never a crash
+      try {
+        decode(bytes.substr(0, n));
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Code::io);
+      }
+    }
+  }
+}
+
+TEST(ImageFolder, LinksStayInsideAndAreCounted) {
+  const Folder f("links"), elsewhere("elsewhere");
+  elsewhere.put("secret.png", "x").put("deep/other.png", "x");
+  f.put("a.png", "x").put("sub/b.png", "x");
+  fs::create_directory_symlink(".", f.path + "/loop");
+  fs::create_directory_symlink("../sub", f.path + "/sub/again");
+  fs::create_directory_symlink(elsewhere.path, f.path + "/out");
+  fs::create_symlink(elsewhere.path + "/secret.png", f.path + "/c.png");
+  fs::create_symlink("nowhere.png", f.path + "/dangling.png");
+  fs::create_symlink("a.png", f.path + "/same.png");
+  const auto names = [](const std::string& folder) {
+    std::vector<std::string> all;
+    for (const ImageItem& item : list_image_folder(folder, {})) all.push_back(item.name);
+    return all;
+  };
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(names(f.path), (std::vector<std::string>{"a.png", "same.png", "sub/b.png"}));
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("5 links are not followed; the first is " + f.path + "/c.png: it leads to '" +
+                     fs::canonical(elsewhere.path).string() + "/secret.png'"),
+            std::string::npos)
+      << log;
+  // A folder that is itself a link, and a snapshot of the Hugging Face cache.
+  fs::create_directory_symlink(f.path, root() / "links_by_link");
+  EXPECT_EQ(names(root() / "links_by_link").size(), 3u);
+  const Folder hub("datasets--me--mine");
+  hub.put("blobs/123", "x").put("snapshots/abc/readme.txt", "x");
+  fs::create_symlink("../../blobs/123", hub.path + "/snapshots/abc/a.png");
+  EXPECT_EQ(names(hub.path + "/snapshots/abc"), std::vector<std::string>{"a.png"});
+  for (const std::string& name :
+       {std::string("/etc/passwd"), std::string("../elsewhere/secret.png"), std::string("..")}) {
+    f.put("metadata.jsonl", json{{"file_name", name}, {"text", "x"}}.dump());
+    EXPECT_ERROR(names(f.path), "metadata.jsonl:1: names '" + name + "', which is not inside of '" + f.path + "'");
+  }
+  f.put("metadata.jsonl", R"({"file_name": "c.png", "text": "x"})");  // a link out
+  EXPECT_ERROR(names(f.path), "which does not exist");
+  f.put("metadata.jsonl", R"({"file_name": "sub/../a.png", "text": "mine"})");
+  EXPECT_EQ(list_image_folder(f.path, {})[0].caption, "mine");
+}
+
+TEST(ImageFolder, OtherFilesAndOddCaptionsAreTold) {
+  const Folder f("odd");
+  f.put("a.png", "x").put("b.gif", "x").put("c.avif", "x").put("d.heic", "x").put("e.HEIC", "x").put("notes.md", "x");
+  f.put("a.txt", "\xef\xbb\xbf a cat\r\n").put("b.txt", "gr\xfcn").put("c.txt", "gr\xc3\xbcn");
+  testing::internal::CaptureStderr();
+  const std::vector<ImageItem> items = list_image_folder(f.path, {});
+  const std::string log = testing::internal::GetCapturedStderr();
+  ASSERT_EQ(items.size(), 3u);
+  EXPECT_EQ(items[0].caption, "a cat");
+  EXPECT_EQ(items[1].caption, "gr\xef\xbf\xbdn");
+  EXPECT_EQ(items[2].caption, "gr\xc3\xbcn");
+  EXPECT_NE(log.find("3 files of other kinds are left out: 2 .heic, 1 .md"), std::string::npos) << log;
+  EXPECT_NE(log.find("1 captions are not UTF-8, the first is that of " + f.path + "/b.gif"), std::string::npos) << log;
+  f.put("metadata.jsonl", "\xef\xbb\xbf{\"file_name\": \"a.png\", \"text\": \"with a mark\"}\r\n");
+  EXPECT_EQ(list_image_folder(f.path, {})[0].caption, "with a mark");
 }
 
 TEST(Resize, AgreesWithPillowByteForByte) {

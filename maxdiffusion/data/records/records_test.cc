@@ -245,7 +245,7 @@ TEST(PictureBatches, AnEpochWithoutAnyPictureIsAnError) {
     d->next();
     FAIL();
   } catch (const Error& e) {
-    EXPECT_NE(e.message().find("not a PNG, JPEG or WebP"), std::string::npos) << e.message();
+    EXPECT_NE(e.message().find("not a PNG, JPEG, WebP"), std::string::npos) << e.message();
   }
 }
 

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/data/storage/links.h"
 #include "maxdiffusion/data/storage/remote_library.h"
 
 namespace md {
@@ -49,8 +51,26 @@ void check_scheme(const std::string& location) {
         "'{}': files are read from folders of this machine, gs:// and s3://", shown(location));
 }
 
-// Not sorted.
-std::vector<FoundFile> walk(const std::string& location) {
+bool is_inside(const fs::path& path, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
+}
+
+/// Why a link below a folder is not followed; empty: it is.
+std::string fault_of_link(const fs::path& link, const fs::path& folder) {
+  std::error_code ec;
+  const fs::path to = fs::canonical(link, ec);
+  if (ec) return "it leads nowhere";
+  const bool inside = is_inside(to, folder);
+  if (fs::is_directory(to, ec))
+    return inside ? "it leads to a folder that is read anyway" : fmt::format("it leads to '{}'", to.string());
+  // models--owner--name/snapshots/revision/file is a link to models--owner--name/blobs/hash.
+  for (fs::path p = folder; !inside && p.has_relative_path(); p = p.parent_path())
+    if (p.parent_path().filename() == "snapshots" && is_inside(to, p.parent_path().parent_path() / "blobs")) return "";
+  return inside ? "" : fmt::format("it leads to '{}'", to.string());
+}
+
+// Not sorted. Links are followed wherever they lead, without `left_out`.
+std::vector<FoundFile> walk(const std::string& location, LinksLeftOut* left_out = nullptr) {
   std::vector<FoundFile> found;
   check_scheme(location);
   if (is_remote(location)) {
@@ -65,10 +85,20 @@ std::vector<FoundFile> walk(const std::string& location) {
   std::error_code ec;
   if (fs::is_regular_file(location, ec)) return {local_file(location)};
   if (!fs::is_directory(location, ec)) return found;
+  const fs::path folder = fs::canonical(location, ec);
+  std::set<fs::path> seen = {folder};  // folders, by what links to them lead to
   fs::recursive_directory_iterator it(location, fs::directory_options::follow_directory_symlink, ec), end;
   for (; !ec && it != end; it.increment(ec)) {
+    std::string fault;
+    std::error_code unknown;
+    if (left_out && it->is_symlink(unknown)) fault = fault_of_link(it->path(), folder);
+    if (fault.empty() && it->is_directory(unknown) && !seen.insert(fs::weakly_canonical(it->path(), unknown)).second)
+      fault = "it leads to a folder that is read anyway";
     if (it->path().filename().string().starts_with('.')) {
       it.disable_recursion_pending();
+    } else if (!fault.empty()) {
+      it.disable_recursion_pending();
+      if (left_out) (*left_out)[it->path().string()] = fault;
     } else if (it->is_regular_file(ec)) {
       found.push_back(local_file(it->path()));
     }
@@ -120,6 +150,12 @@ std::shared_ptr<const InputFile> open_input(const FoundFile& file) {
 
 std::vector<FoundFile> files_below(const std::string& location) {
   std::vector<FoundFile> found = walk(location);
+  std::ranges::sort(found, {}, &FoundFile::location);
+  return found;
+}
+
+std::vector<FoundFile> files_below(const std::string& location, LinksLeftOut& left_out) {
+  std::vector<FoundFile> found = walk(location, &left_out);
   std::ranges::sort(found, {}, &FoundFile::location);
   return found;
 }

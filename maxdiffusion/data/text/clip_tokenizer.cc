@@ -10,6 +10,7 @@
 #include <queue>
 #include <shared_mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -130,6 +131,28 @@ struct ClipTokenizer::Impl {
   }
   static uint64_t key(int32_t l, int32_t r) { return static_cast<uint64_t>(l) << 32 | static_cast<uint32_t>(r); }
 
+  /// What a list of merges that is cut short would do is make other ids, in silence: every entry of the vocabulary must
+  /// be a letter, made by a merge, or special.
+  void check_reachable(const std::string& merges_file) const {
+    std::unordered_set<int32_t> made;
+    for (const auto& [pair, merge] : merges) made.insert(merge.id);
+    for (const SpecialToken& s : specials.tokens()) made.insert(s.id);
+    int64_t lost = 0;
+    std::string first;
+    for (const auto& [token, id] : ids) {
+      std::string_view letters = token;
+      if (letters.ends_with(kSuffix)) letters.remove_suffix(std::string_view(kSuffix).size());
+      int64_t points = 0;
+      for (char c : letters) points += (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+      if (points <= 1 || made.contains(id)) continue;
+      if (lost++ == 0 || token < first) first = token;
+    }
+    check(lost == 0, Code::io,
+          "tokenizer '{}': {} merges make {} of {} tokens of the vocabulary impossible, such as '{}'; the list is cut, "
+          "or "
+          "of another vocabulary",
+          merges_file, merge_lines.size(), lost, ids.size(), first);
+  }
   // Tables that follow from the vocabulary, the merges and the special tokens.
   void finish() {
     for (size_t b = 0; b < 256; ++b) {
@@ -343,6 +366,7 @@ ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
   impl->unknown = special("unk_token", kEnd);
   impl->pad = special("pad_token", kEnd);
   impl->finish();
+  impl->check_reachable(path(one_file ? "tokenizer.json" : "merges.txt"));
   return ClipTokenizer(std::move(impl));
 }
 

@@ -140,6 +140,20 @@ TEST(ClipTokenizer, SmallVocabularyFallsBackToTheUnknownToken) {
   EXPECT_EQ(ClipTokenizer::from_folder(folder).encode("lo lx", 7), (Ids{4, 3, 0, 6, 5, 5, 5}));
 }
 
+TEST(ClipTokenizer, AListOfMergesThatIsCutIsNamed) {
+  const std::string folder = fresh_folder("tokenizer_cut");
+  for (const auto& [name, text] : clip().files()) std::ofstream(folder + "/" + name) << text;
+  EXPECT_EQ(ClipTokenizer::from_folder(folder).encode("a red lollipop", 9), clip().encode("a red lollipop", 9));
+  const std::string merges = read_file(folder + "/merges.txt");
+  for (size_t part : {2, 3}) {  // whole lines, and in the middle of one
+    const size_t end = part == 2 ? merges.find('\n', merges.size() / 2) + 1 : merges.rfind('\n', merges.size() - 2);
+    std::ofstream(folder + "/merges.txt") << merges.substr(0, end);
+    const std::string e = error_of([&] { ClipTokenizer::from_folder(folder); });
+    EXPECT_NE(e.find("merges.txt': "), std::string::npos) << e;
+    EXPECT_NE(e.find(" of 49408 tokens of the vocabulary impossible, such as '"), std::string::npos) << e;
+  }
+}
+
 TEST(ClipTokenizer, BadFilesAreNamed) {
   EXPECT_NE(error_of([] { ClipTokenizer::from_bpe("/nowhere/bpe.txt.gz"); }).find("/nowhere/bpe.txt.gz"),
             std::string::npos);

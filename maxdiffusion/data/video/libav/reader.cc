@@ -9,7 +9,7 @@
 namespace md {
 namespace {
 
-constexpr const char* kFormats = "mov,matroska,gif,avi";  // none that names other files
+constexpr const char* kFormats = "mov,matroska,gif,avi,bmp_pipe,tiff_pipe";  // none that names other files
 constexpr const char* kNames = "mp4, mov, mkv, webm, avi or gif";
 
 /// A demuxer over bytes in memory, and its video stream.

@@ -1,0 +1,71 @@
+#include "maxdiffusion/base/interrupt.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <initializer_list>
+
+namespace md {
+namespace {
+
+// Read and written by a handler: without locks.
+std::atomic<int> first_signal = 0, told = 0, graceful = 0, files = 0;
+static_assert(std::atomic<int>::is_always_lock_free);
+
+const char* name_of(int signal) { return signal == SIGINT ? "SIGINT" : "SIGTERM"; }
+
+/// Only what a handler may do.
+void say(std::initializer_list<std::string_view> parts) {
+  for (std::string_view part : parts) [[maybe_unused]] const auto n = ::write(STDERR_FILENO, part.data(), part.size());
+}
+
+void handle(int signal) {
+  const int error = errno;
+  if (first_signal.exchange(signal) != 0) {
+    say({name_of(signal), " again: stopped at once\n"});
+    ::_exit(128 + signal);
+  }
+  if (graceful > 0) {
+    told = signal;
+    say({name_of(signal), ": this step is finished and saved first; again: stop at once\n"});
+  } else {
+    say({"stopped by ", name_of(signal), "\n"});
+    if (files == 0) ::_exit(128 + signal);
+  }
+  errno = error;
+}
+
+}  // namespace
+
+void handle_interrupts() {
+  for (int signal : {SIGINT, SIGTERM}) {
+    struct sigaction before {
+    }, now{};
+    if (::sigaction(signal, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) continue;
+    now.sa_handler = handle;
+    now.sa_flags = SA_RESTART;
+    ::sigemptyset(&now.sa_mask);
+    ::sigaction(signal, &now, nullptr);
+  }
+}
+
+int interrupt_signal() { return told; }
+
+const char* interrupt_name() { return name_of(told); }
+
+void check_interrupt(std::string_view doing) {
+  if (told != 0) throw Interrupted(fmt::format("stopped by {}: {}", interrupt_name(), doing));
+}
+
+GracefulStop::GracefulStop() { ++graceful; }
+GracefulStop::~GracefulStop() { --graceful; }
+
+WholeFile::WholeFile() { ++files; }
+WholeFile::~WholeFile() {
+  // A signal of which nobody was told has been waiting for this.
+  if (--files == 0 && first_signal != 0 && told == 0) ::_exit(128 + first_signal);
+}
+
+}  // namespace md

@@ -1,0 +1,18 @@
+// Folders of this machine in which there may be links.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/data/storage/storage.h"
+
+namespace md {
+
+/// Links that are not followed: path → why.
+using LinksLeftOut = std::map<std::string, std::string>;
+/// files_below, with links out of the folder, to folders in it and to nothing left out, which `left_out` gets. Files of
+/// a snapshot in the Hugging Face cache are links to that repository's blobs: they stay.
+std::vector<FoundFile> files_below(const std::string& location, LinksLeftOut& left_out);
+
+}  // namespace md
