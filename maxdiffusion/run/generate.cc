@@ -16,11 +16,11 @@
 #include "maxdiffusion/data/images/prepare.h"
 #include "maxdiffusion/data/images/resize.h"
 #include "maxdiffusion/data/records/image_folder.h"
+#include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/progress_bar.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
-#include "maxdiffusion/pipelines/image_conditioning.h"
 #include "maxdiffusion/run/write_media.h"
 
 namespace md {
@@ -114,7 +114,8 @@ void add_images(const RunModels& models, MediaAutoencoder& autoencoder, const We
     if (!file.empty()) images.push_back(decode_image(file));
   }
   const HostArrays fields =
-      condition_on_images(models.devices(), *models.family(), weights, autoencoder, images, o.size, o.scope, o.compile);
+      ImageConditioner(models.devices(), models.family(), weights, autoencoder, o.scope, o.compile)
+          .encode({images}, o.size);
   for (HostArrays* half : {&prompts.positive, &prompts.negative})
     for (const auto& [name, a] : fields)
       if (!half->empty()) (*half)[name] = repeat_rows(a, o.samples());
