@@ -283,7 +283,7 @@ HostArray draw_samples(RunModels& models, TextEncoder& text, const WeightsOf& we
   return decode_latents(models.media_autoencoder(), family, latents, keys.vae_tiling);
 }
 
-void write_sample_grid(const RunModels& models, const HostArray& media, const std::string& path) {
+HostArray write_sample_grid(const RunModels& models, const HostArray& media, const std::string& path) {
   const SampleKeys& keys = models.config().sample;
   const int64_t n = media.dims()[0], of_prompt = n / std::ssize(keys.prompt);
   std::vector<GridCell> cells;
@@ -293,7 +293,9 @@ void write_sample_grid(const RunModels& models, const HostArray& media, const st
   if (videos) write_media(path + "_", "mp4", media, keys.fps);
   const auto columns = videos ? 2 : static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(n))));
   const int64_t height = media.dims()[media.dims().size() - 3];
-  write_png(path + ".png", make_grid(cells, columns, std::max<int64_t>(1, (videos ? 64 : 128) / height)));
+  HostArray grid = make_grid(cells, columns, std::max<int64_t>(1, (videos ? 64 : 128) / height));
+  write_png(path + ".png", grid);
+  return grid;
 }
 
 }  // namespace md

@@ -120,6 +120,9 @@ TEST_F(Kinds, TheTextEncoderLearnsBesideTheUNet) {
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_NE(weights("both", "text_encoder/model.safetensors"), read_file(kModel + "/text_encoder/model.safetensors"));
   EXPECT_TRUE(exists(t / "both/samples/step_000003.png")) << o.err;
+  const std::string shown = all_files(t / "both/tensorboard");
+  EXPECT_TRUE(contains(shown, "num_model_parameters") &&
+              contains(shown, read_file(t / "both/samples/step_000003.png")));
   o = train("both", {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "max_train_steps=4"});
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "continues from")) << o.err;

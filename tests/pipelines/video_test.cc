@@ -227,6 +227,12 @@ TEST_F(VideoTraining, DrawsAfterEachEvaluationAndComparesTheEndWithTheStart) {
   };
   EXPECT_EQ(drawn("still", 1).dims(), (Dims{5, 32, 32, 3}));
   EXPECT_LT(mean_difference(drawn("still", 1), drawn("still", 2)), 2);  // nothing is learned
+  // TensorBoard shows what the file holds.
+  const std::string shown = all_files(t / "still/tensorboard");
+  EXPECT_TRUE(contains(shown, "eval_samples/0"));
+  const HostArray gif = decode_video(shown.substr(shown.find("GIF89a")), "of TensorBoard");
+  ASSERT_EQ(gif.dims(), drawn("still", 1).dims());
+  EXPECT_LT(mean_difference(gif, drawn("still", 1)), 12);
   words.back() = "learning_rate=1e-1";
   o = train("moved", words);
   ASSERT_EQ(o.status, 0) << o.err;
