@@ -226,7 +226,7 @@ md_tests(cli DEVICE USES data SHARDS 6 COST 60
 add_dependencies(cli_tests profiling)
 md_tests(remote USES data)
 target_sources(cli_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/remote/bucket_server.cc)
-md_tests(pipelines DEVICE USES data checkpoint SHARDS 3 COST 30)
+md_tests(pipelines DEVICE USES run SHARDS 3 COST 30)
 md_tests(layering USES base QUICK *)
 # A project outside this repository, built against an installed prefix.
 set(sanitizers "")

@@ -38,6 +38,12 @@ HostArray rows(const HostArray& a, int64_t from, int64_t count) {
   return out;
 }
 
+HostArray row_of(const HostArray& a, int64_t i) {
+  Dims dims(a.dims().begin() + 1, a.dims().end());
+  const size_t row = a.bytes() / static_cast<size_t>(a.dims()[0]);
+  return HostArray(Shape{a.dtype(), std::move(dims)}, a.owner(), a.data() + static_cast<size_t>(i) * row);
+}
+
 void set_rows(HostArray& whole, int64_t from, const HostArray& part) {
   const int64_t n = std::min(part.dims()[0], whole.dims()[0] - from);
   const size_t row = part.bytes() / static_cast<size_t>(part.dims()[0]);

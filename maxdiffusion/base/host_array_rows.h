@@ -7,6 +7,8 @@ namespace md {
 
 /// Rows [from, from + count); past the end the last row repeats.
 HostArray rows(const HostArray& a, int64_t from, int64_t count);
+/// Row `i` without its axis; it borrows the bytes.
+HostArray row_of(const HostArray& a, int64_t i);
 /// Writes the rows of `part` into `whole` from row `from`; rows past the end are dropped.
 void set_rows(HostArray& whole, int64_t from, const HostArray& part);
 /// Elements [from, from + count) of axis 1 of the rows [row, row + rows); past the ends the last repeat.

@@ -1,12 +1,17 @@
 #include "maxdiffusion/checkpoint/array_cache.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
-#include <cstring>
+#include <chrono>
 #include <filesystem>
+#include <mutex>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 
 namespace md {
@@ -14,12 +19,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kRange = "samples";  // metadata of a part
+// Metadata of a part.
+constexpr const char *kRange = "samples", *kLeftOut = "left_out", *kChecksum = "checksum";
 std::string range_of(int64_t begin, int64_t end) { return fmt::format("[{}, {})", begin, end); }
 
-// What is wrong with the arrays of a part, "" if nothing.
+std::string checksum_of(const HostArrays& arrays, const std::string& left_out) {
+  std::string all = left_out;
+  for (const auto& [name, a] : arrays)
+    all += fmt::format("\n{} {} {}", name, to_string(a.shape()),
+                       content_hash({reinterpret_cast<const char*>(a.data()), a.bytes()}));
+  return content_hash(all);
+}
+
+/// What is wrong with the arrays of a part, "" if nothing.
 std::string fault(const HostArrays& arrays, int64_t samples) {
-  if (arrays.empty()) return "holds no arrays";
+  if (arrays.empty() && samples > 0) return "holds no arrays";
   for (const auto& [name, a] : arrays) {
     if (a.shape().rank() == 0 || a.dims()[0] != samples) {
       return fmt::format("'{}' is {}, expected {} samples on axis 0", name, to_string(a.shape()), samples);
@@ -28,35 +42,66 @@ std::string fault(const HostArrays& arrays, int64_t samples) {
   return "";
 }
 
+/// What makes the samples of one part unlike those of another, "" if nothing.
+std::string difference(const HostArrays& arrays, const HostArrays& others) {
+  for (const auto& [name, a] : others) {
+    const auto it = arrays.find(name);
+    if (it == arrays.end()) return fmt::format("it has no '{}', as other parts have", name);
+    if (row_of(it->second, 0).shape() != row_of(a, 0).shape())
+      return fmt::format("'{}' is {}, in another part {}", name, to_string(it->second.shape()), to_string(a.shape()));
+  }
+  return arrays.size() == others.size() ? "" : "it has arrays that other parts do not have";
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    lines.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return lines;
+}
+
 }  // namespace
 
 ArrayCache::ArrayCache(const std::string& folder, const std::string& key, int64_t samples, int64_t part_size)
     : samples_(samples), part_size_(part_size) {
   check(samples > 0 && part_size > 0, Code::internal, "latent cache: {} samples in parts of {}: both must be > 0",
         samples, part_size);
-  const std::string whole_key = fmt::format("latent cache 1: {} samples in parts of {}\n{}\n", samples, part_size, key);
+  const std::string whole_key = fmt::format("latent cache 2: {} samples in parts of {}\n{}\n", samples, part_size, key);
   path_ = (fs::path(folder) / content_hash(whole_key)).string();
   make_folders(path_);
   if (const std::string file = (fs::path(path_) / "key.txt").string(); !exists(file))
     write_file_atomic(file, whole_key);
-  present_.resize(static_cast<size_t>((samples + part_size - 1) / part_size));
-  for (size_t i = 0; i < present_.size(); ++i) {
-    const Part p = part(static_cast<int64_t>(i));
-    if (!exists(file_of(p))) continue;
+  parts_.resize(static_cast<size_t>((samples + part_size - 1) / part_size));
+  std::mutex mutex;
+  int64_t done = 0;
+  auto told = std::chrono::steady_clock::now();
+  parallel_for(parts(), [&](int64_t i, int) {
+    const Part p = part(i);
+    if (!exists(file_of(p))) return;
+    Stored stored;
     std::string reason;
     try {
-      const SafetensorsReader reader = SafetensorsReader::open(file_of(p));
-      const auto range = reader.metadata().find(kRange);
-      reason = range != reader.metadata().end() && range->second == range_of(p.begin, p.end)
-                   ? fault(reader.tensors(), p.end - p.begin)
-                   : "it holds other samples";
+      stored = open(p, true);
     } catch (const Error& e) {
       if (e.code() != Code::io) throw;
       reason = e.message();
     }
-    present_[i] = reason.empty();
+    const std::lock_guard lock(mutex);
+    if (reason.empty()) try {
+        take(i, std::move(stored));
+      } catch (const Error& e) {
+        reason = e.message();
+      }
     if (!reason.empty()) log_warning("latent cache: {} is made again: {}", file_of(p), reason);
-  }
+    ++done;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - told < std::chrono::seconds(5)) return;
+    told = now;
+    log_info("latent cache: compared {} of {} parts with their checksums", done, parts());
+  });
 }
 
 ArrayCache::Part ArrayCache::part(int64_t index) const {
@@ -64,55 +109,97 @@ ArrayCache::Part ArrayCache::part(int64_t index) const {
 }
 
 std::string ArrayCache::file_of(const Part& part) const {
-  return (fs::path(path_) / fmt::format("part-{:05}-of-{:05}.safetensors", part.index + 1, present_.size())).string();
+  return (fs::path(path_) / fmt::format("part-{:05}-of-{:05}.safetensors", part.index + 1, parts_.size())).string();
+}
+
+ArrayCache::Stored ArrayCache::open(const Part& p, bool whole) const {
+  const SafetensorsReader reader = SafetensorsReader::open(file_of(p));
+  const auto meta = [&](const char* name) {
+    const auto it = reader.metadata().find(name);
+    return it == reader.metadata().end() ? "" : it->second;
+  };
+  check(meta(kRange) == range_of(p.begin, p.end), Code::io, "it holds other samples");
+  Stored s{true, reader.tensors(), lines_of(meta(kLeftOut))};
+  s.rows = p.end - p.begin - std::ssize(s.left_out);
+  const std::string reason = fault(s.arrays, s.rows);
+  check(reason.empty(), Code::io, "{}", reason);
+  check(!whole || checksum_of(s.arrays, meta(kLeftOut)) == meta(kChecksum), Code::io,
+        "its arrays are not those that were written: the checksum differs");
+  return s;
+}
+
+void ArrayCache::take(int64_t index, Stored stored) {
+  const auto other = std::ranges::find_if(parts_, [](const Stored& s) { return !s.arrays.empty(); });
+  if (other != parts_.end() && !stored.arrays.empty()) {
+    const std::string reason = difference(stored.arrays, other->arrays);
+    check(reason.empty(), Code::internal, "latent cache: part {}: {}", index, reason);
+  }
+  parts_[static_cast<size_t>(index)] = std::move(stored);
+  first_.clear();
+  for (int64_t n = 0; const Stored& s : parts_) first_.push_back(std::exchange(n, n + s.rows));
 }
 
 std::optional<ArrayCache::Part> ArrayCache::next_missing() const {
-  const auto it = std::ranges::find(present_, false);
-  if (it == present_.end()) return std::nullopt;
-  return part(it - present_.begin());
+  const auto it = std::ranges::find(parts_, false, &Stored::present);
+  if (it == parts_.end()) return std::nullopt;
+  return part(it - parts_.begin());
 }
 
-int64_t ArrayCache::parts_present() const { return std::ranges::count(present_, true); }
+std::vector<ArrayCache::Part> ArrayCache::missing() const {
+  std::vector<Part> all;
+  for (int64_t i = 0; i < parts(); ++i)
+    if (!parts_[static_cast<size_t>(i)].present) all.push_back(part(i));
+  return all;
+}
 
-void ArrayCache::put(const Part& p, const HostArrays& arrays) {
+int64_t ArrayCache::parts_present() const { return std::ranges::count(parts_, true, &Stored::present); }
+
+int64_t ArrayCache::samples_present() const {
+  int64_t n = 0;
+  for (int64_t i = 0; i < parts(); ++i)
+    if (parts_[static_cast<size_t>(i)].present) n += part(i).end - part(i).begin;
+  return n;
+}
+
+void ArrayCache::put(const Part& p, const HostArrays& arrays, const std::vector<std::string>& left_out) {
   check(p.index >= 0 && p.index < parts() && p.begin == part(p.index).begin && p.end == part(p.index).end,
         Code::internal, "latent cache: part {} [{}, {}) is none of the {} parts", p.index, p.begin, p.end, parts());
-  const std::string reason = fault(arrays, p.end - p.begin);
+  const std::string reason = fault(arrays, p.end - p.begin - std::ssize(left_out));
   check(reason.empty(), Code::internal, "latent cache: part {}: {}", p.index, reason);
-  write_safetensors(file_of(p), arrays, {{kRange, range_of(p.begin, p.end)}});
-  present_[static_cast<size_t>(p.index)] = true;
+  std::vector<std::string> lines = left_out;
+  for (std::string& line : lines) std::ranges::replace(line, '\n', ' ');
+  const std::string words = fmt::format("{}", fmt::join(lines, "\n"));
+  write_safetensors(file_of(p), arrays,
+                    {{kRange, range_of(p.begin, p.end)}, {kLeftOut, words}, {kChecksum, checksum_of(arrays, words)}});
+  take(p.index, open(p, false));
 }
 
-HostArrays ArrayCache::read_all() const {
+int64_t ArrayCache::size() const {
   if (const auto missing = next_missing()) {
     fail(Code::io, "latent cache '{}': {} of {} parts are missing, the first is {}", path_, parts() - parts_present(),
          parts(), file_of(*missing));
   }
-  HostArrays all;
-  for (int64_t i = 0; i < parts(); ++i) {
-    const Part p = part(i);
-    const SafetensorsReader reader = SafetensorsReader::open(file_of(p));
-    if (i == 0) {
-      for (const auto& [name, a] : reader.tensors()) {
-        Dims dims = a.dims();
-        dims[0] = samples_;
-        all.emplace(name, HostArray(Shape{a.dtype(), dims}));
-      }
-    }
-    check(reader.tensors().size() == all.size(), Code::io, "{}: {} arrays; the first part has {}", file_of(p),
-          reader.tensors().size(), all.size());
-    for (const auto& [name, a] : reader.tensors()) {
-      const auto it = all.find(name);
-      check(it != all.end(), Code::io, "{}: array '{}' is not in the first part", file_of(p), name);
-      Shape expected = it->second.shape();
-      expected.dims[0] = p.end - p.begin;
-      check(a.shape() == expected, Code::io, "{}: array '{}' is {}; expected {}", file_of(p), name,
-            to_string(a.shape()), to_string(expected));
-      const size_t row = it->second.bytes() / static_cast<size_t>(samples_);
-      std::memcpy(it->second.mutable_data() + static_cast<size_t>(p.begin) * row, a.data(), a.bytes());
-    }
-  }
+  return first_.back() + parts_.back().rows;
+}
+
+HostArrays ArrayCache::read(int64_t sample) const {
+  const auto at = std::ranges::upper_bound(first_, sample) - first_.begin() - 1;
+  const Stored& s = parts_[static_cast<size_t>(at)];
+  const int64_t row = sample - first_[static_cast<size_t>(at)];
+  check(sample >= 0 && row < s.rows, Code::internal, "latent cache: there is no sample {}", sample);
+  HostArrays out;
+  for (const auto& [name, a] : s.arrays) out.emplace(name, row_of(a, row));
+  return out;
+}
+
+void ArrayCache::each_part(const std::string& name, const std::function<void(const HostArray&)>& take) const {
+  for (const Stored& s : parts_)
+    if (s.rows > 0) take(s.arrays.at(name));
+}
+
+std::vector<std::string> ArrayCache::left_out() const {
+  std::vector<std::string> all;
+  for (const Stored& s : parts_) all.insert(all.end(), s.left_out.begin(), s.left_out.end());
   return all;
 }
 

@@ -1,13 +1,15 @@
 // Arrays computed once for every sample of a dataset (latents, text embeddings) and kept on disk. The folder's name is
 // a hash of what the values depend on: the dataset's fingerprint and the encoders. It is filled in parts, each a
-// safetensors file that appears whole or not at all, so an interrupted run continues at the first missing part.
+// safetensors file that appears whole or not at all, so an interrupted run continues at the first missing part. Nothing
+// is held in memory but the part that is being written: samples are read where they lie, through memory maps.
 //
 //   ArrayCache cache(folder, key, n, 256);
 //   while (auto part = cache.next_missing()) cache.put(*part, encode(part->begin, part->end));
-//   auto arrays = cache.read_all();
+//   HostArrays one = cache.read(7);
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -17,6 +19,7 @@
 
 namespace md {
 
+/// Thread safe for reading.
 class ArrayCache {
  public:
   /// Samples [begin, end) of the dataset.
@@ -25,28 +28,49 @@ class ArrayCache {
   };
 
   /// Opens or makes `folder`/<hash of key and sizes>. `key`: text that changes whenever the values would; it is written
-  /// to key.txt for people. Parts that cannot be read are named in a warning and count as missing.
+  /// to key.txt for people. Every part is read once, on all cores, and compared with its checksum; one that is damaged
+  /// is named in a warning and counts as missing.
   ArrayCache(const std::string& folder, const std::string& key, int64_t samples, int64_t part_size = 256);
 
   bool complete() const { return !next_missing(); }
   std::optional<Part> next_missing() const;
+  std::vector<Part> missing() const;
   /// The files' folder.
   const std::string& path() const { return path_; }
-  int64_t parts() const { return static_cast<int64_t>(present_.size()); }
+  int64_t parts() const { return static_cast<int64_t>(parts_.size()); }
   int64_t parts_present() const;
-  /// Stores the arrays of one part, axis 0 = its samples. Throws io (disk full: the part stays missing), internal for
-  /// wrong sizes.
-  void put(const Part& part, const HostArrays& arrays);
-  /// All parts joined along axis 0. Throws io when parts are missing or disagree in names, types or sizes.
-  HostArrays read_all() const;
+  /// Samples of the parts that are there, those without arrays included.
+  int64_t samples_present() const;
+  /// Stores the arrays of one part, axis 0 = its samples less those `left_out`, of which only these words are kept.
+  /// Throws io (disk full: the part stays missing), internal for wrong sizes or arrays unlike those of other parts.
+  void put(const Part& part, const HostArrays& arrays, const std::vector<std::string>& left_out = {});
+
+  /// Of a complete cache, the samples that have arrays.
+  int64_t size() const;
+  /// The arrays of one of them, by its number among them, without axis 0, where they lie in the map.
+  HostArrays read(int64_t sample) const;
+  /// Calls `take` for one array of each part, in order.
+  void each_part(const std::string& name, const std::function<void(const HostArray&)>& take) const;
+  /// Of all parts, in order.
+  std::vector<std::string> left_out() const;
 
  private:
+  struct Stored {
+    bool present = false;
+    HostArrays arrays;  // mapped; empty: all samples are left out
+    std::vector<std::string> left_out;
+    int64_t rows = 0;
+  };
   Part part(int64_t index) const;
   std::string file_of(const Part& part) const;
+  /// Maps a part; throws io saying what is wrong with it. `whole`: also compares its checksum.
+  Stored open(const Part& part, bool whole) const;
+  void take(int64_t index, Stored stored);
 
   std::string path_;
   int64_t samples_, part_size_;
-  std::vector<bool> present_;
+  std::vector<Stored> parts_;
+  std::vector<int64_t> first_;  // of each part, its first sample's number among those that have arrays
 };
 
 }  // namespace md

@@ -9,6 +9,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/temporary_folder.h"
 
 namespace md {
@@ -39,11 +40,16 @@ HostArrays encode(int64_t begin, int64_t end) {
           {"text", HostArray::of<int32_t>(Shape{DType::s32, {n, 3}}, text)}};
 }
 void expect_all(const ArrayCache& cache, int64_t n) {
-  const auto found = cache.read_all(), expected = encode(0, n);
-  ASSERT_EQ(found.size(), 2u);
-  for (const auto& [name, a] : expected) {
-    ASSERT_EQ(found.at(name).shape(), a.shape());
-    EXPECT_EQ(std::memcmp(found.at(name).data(), a.data(), a.bytes()), 0) << name;
+  ASSERT_EQ(cache.size(), n);
+  const HostArrays expected = encode(0, n);
+  for (int64_t i = 0; i < n; ++i) {
+    const HostArrays found = cache.read(i);
+    ASSERT_EQ(found.size(), 2u);
+    for (const auto& [name, all] : expected) {
+      const HostArray row = row_of(all, i);
+      ASSERT_EQ(found.at(name).shape(), row.shape());
+      EXPECT_EQ(std::memcmp(found.at(name).data(), row.data(), row.bytes()), 0) << name;
+    }
   }
 }
 int64_t fill(ArrayCache& cache, int64_t at_most = 1000) {
@@ -63,7 +69,7 @@ TEST(ArrayCache, GoesOnWhereItWasInterrupted) {
     EXPECT_EQ(cache.parts(), 5);
     EXPECT_FALSE(cache.complete());
     EXPECT_EQ(fill(cache, 2), 2);
-    EXPECT_THROW(cache.read_all(), Error);
+    EXPECT_THROW(cache.size(), Error);
   }
   ArrayCache cache(folder, "key", 23, 5);
   EXPECT_EQ(cache.parts_present(), 2);
@@ -86,21 +92,29 @@ TEST(ArrayCache, AnotherKeyOrSizeIsAnotherCache) {
 
 TEST(ArrayCache, DamagedPartsAreMadeAgain) {
   const std::string folder = fresh("damaged");
-  ArrayCache cache(folder, "key", 20, 5);
+  ArrayCache cache(folder, "key", 25, 5);
   fill(cache);
   std::vector<std::string> files;
   for (const auto& e : fs::directory_iterator(cache.path())) {
     if (e.path().extension() == ".safetensors") files.push_back(e.path());
   }
   std::ranges::sort(files);
-  ASSERT_EQ(files.size(), 4u);
+  ASSERT_EQ(files.size(), 5u);
   fs::resize_file(files[1], fs::file_size(files[1]) - 1);
   std::ofstream(files[2]) << "";
   fs::copy_file(files[0], files[3], fs::copy_options::overwrite_existing);  // another part's samples
-  ArrayCache again(folder, "key", 20, 5);
+  std::string flipped = read_file(files[4]);
+  flipped[flipped.size() - 3] ^= 1;  // one bit of an array
+  write_file_atomic(files[4], flipped);
+  testing::internal::CaptureStderr();
+  ArrayCache again(folder, "key", 25, 5);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find(files[4] + " is made again: its arrays are not those that were written"), std::string::npos)
+      << said;
   EXPECT_EQ(again.parts_present(), 1);
-  EXPECT_EQ(fill(again), 3);
-  expect_all(again, 20);
+  EXPECT_EQ(again.samples_present(), 5);
+  EXPECT_EQ(fill(again), 4);
+  expect_all(again, 25);
 }
 
 TEST(ArrayCache, AFailedWriteLeavesThePartMissing) {
@@ -124,8 +138,26 @@ TEST(ArrayCache, PartsOfWrongSizeAreRefused) {
   cache.put(*cache.next_missing(), encode(0, 5));
   auto other = encode(5, 10);
   other.erase("text");
-  cache.put(*cache.next_missing(), other);
-  EXPECT_THROW(cache.read_all(), Error);
+  EXPECT_THROW(cache.put(*cache.next_missing(), other), Error);
+}
+
+TEST(ArrayCache, SamplesThatAreLeftOutAreNamedAndNotCounted) {
+  const std::string folder = fresh("left_out");
+  {
+    ArrayCache cache(folder, "key", 12, 4);
+    HostArrays two = encode(0, 2);
+    EXPECT_THROW(cache.put(*cache.next_missing(), two, {"a: torn"}), Error);
+    cache.put(*cache.next_missing(), two, {"a: torn", "b: in two\nlines"});
+    cache.put(*cache.next_missing(), {}, {"c", "d", "e", "f"});
+    cache.put(*cache.next_missing(), encode(2, 6));
+  }
+  const ArrayCache cache(folder, "key", 12, 4);
+  expect_all(cache, 6);
+  EXPECT_EQ(cache.left_out(), (std::vector<std::string>{"a: torn", "b: in two lines", "c", "d", "e", "f"}));
+  std::vector<int64_t> parts;
+  cache.each_part("latent", [&](const HostArray& a) { parts.push_back(a.dims()[0]); });
+  EXPECT_EQ(parts, (std::vector<int64_t>{2, 4}));
+  EXPECT_THROW((void)cache.read(6), Error);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace md {
 
@@ -13,6 +14,7 @@ struct ImageKeys {
   bool center_crop = false, random_crop = false, random_flip = false;
   bool enable_bucket = false, bucket_no_upscale = false, alpha_mask = false, original_size_conditioning = false;
   int64_t min_bucket_reso = 256, max_bucket_reso = 1024, bucket_reso_steps = 64;
+  std::vector<int64_t> frame_buckets;
   template <class V>
   void visit(V&& v) {
     v("resolution", resolution, "side of the training pictures, pixels");
@@ -24,6 +26,8 @@ struct ImageKeys {
     v("max_bucket_reso", max_bucket_reso, "longest side of a bucket, pixels");
     v("bucket_reso_steps", bucket_reso_steps, "both sides of a bucket are multiples of this");
     v("bucket_no_upscale", bucket_no_upscale, "never enlarge pictures; buckets follow from their sizes");
+    v("frame_buckets", frame_buckets,
+      "numbers of frames of clips: each is trained with the most of these that it has; empty: num_frames");
     v("original_size_conditioning", original_size_conditioning,
       "condition on each picture's own size and crop (buckets: always); false: on resolution and no crop");
     v("alpha_mask", alpha_mask, "masked loss by the pictures' alpha channel; those without one count everywhere");
@@ -42,7 +46,8 @@ struct BatchKeys {
       "pictures per step on all devices together; 0: per_device_batch_size says");
     v("grain_worker_count", grain_worker_count, "threads that read and decode; 0: the cores");
     v("enable_data_shuffling", enable_data_shuffling, "new seeded order every epoch");
-    v("dataset_save_location", dataset_save_location, "where made pictures and caches of latents are kept");
+    v("dataset_save_location", dataset_save_location,
+      "where made pictures and caches of latents are kept; empty: caches in the run's folder");
   }
 };
 

@@ -50,7 +50,8 @@ MediaAutoencoder::MediaAutoencoder(const Devices& devices, std::shared_ptr<const
 
 HostArray MediaAutoencoder::run(const Direction& direction, Stage& stage, const HostArray& input, ArrayMap* state) {
   auto name_of = [](size_t i) { return fmt::format("state.{}", i); };
-  if (!stage.program || stage.input != input.shape()) {
+  auto found = stage.find({input.dtype(), input.dims()});
+  if (found == stage.end()) {
     Graph g(devices_.graph_options(&devices_.rules()));
     ParamTable params;
     const LogicalAxes axes = axis::of_batch(input.dims().size());
@@ -64,16 +65,17 @@ HostArray MediaAutoencoder::run(const Direction& direction, Stage& stage, const 
       g.output(name_of(i), memory[i], goes_on ? name_of(i) : "in");
       if (goes_on) g.alias(name_of(i), name_of(i));
     }
-    stage = {input.shape(), std::make_unique<Program>(md::compile(devices_, g, compile_, direction.name))};
+    found =
+        stage.emplace(std::pair{input.dtype(), input.dims()}, md::compile(devices_, g, compile_, direction.name)).first;
     HostArrays missing;
     for (const auto& [name, a] : of_component(params, family_->autoencoder(), weights_))
       if (!placed_.contains(name)) missing[name] = a;
-    place(devices_, *stage.program, missing, placed_);
+    place(devices_, found->second, missing, placed_);
   }
   ArrayMap feed;
   if (state) feed = std::move(*state);
-  place(devices_, *stage.program, HostArrays{{"in", input}}, feed);
-  ArrayMap results = stage.program->run(feed, placed_);
+  place(devices_, found->second, HostArrays{{"in", input}}, feed);
+  ArrayMap results = found->second.run(feed, placed_);
   HostArray out = devices_.get(results.at("out"));
   results.erase("out");
   if (state) *state = std::move(results);

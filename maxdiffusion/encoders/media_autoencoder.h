@@ -4,8 +4,10 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "maxdiffusion/encoders/text_encoder.h"
 
@@ -30,7 +32,8 @@ struct MediaChunkKeys {
   MediaChunks chunks(const Family& family) const;
 };
 
-/// Each direction is compiled on first use for `batch` samples at a time. Refers to `devices`. Not thread safe.
+/// Each direction is compiled on first use, for each size of media, for `batch` samples at a time. Refers to `devices`.
+/// Not thread safe.
 class MediaAutoencoder {
  public:
   /// `weights`: of the autoencoder, by input name; placed on the devices once. `scope`, `keys`: see
@@ -46,11 +49,8 @@ class MediaAutoencoder {
   HostArray decode(const HostArray& latents, bool tiled = false);
 
  private:
-  /// A program, made for inputs of one shape.
-  struct Stage {
-    Shape input;
-    std::unique_ptr<Program> program;
-  };
+  /// Programs by the sizes of their input: buckets take turns.
+  using Stage = std::map<std::pair<DType, Dims>, Program>;
   struct Direction {
     std::string name;
     std::function<Tensor(const Models&, Tensor, MediaState&)> build;

@@ -70,7 +70,7 @@ Posterior Family::encode_chunk(const Models&, Tensor pixels, MediaState&) const 
 
 Tensor Family::decode_chunk(const Models&, Tensor latents, MediaState&) const { return cast(latents, DType::f32); }
 
-nlohmann::json Family::fitted_autoencoder(nlohmann::json config, const HostArray&) const { return config; }
+nlohmann::json Family::fitted_autoencoder(nlohmann::json config, const EachMoments&) const { return config; }
 
 std::vector<std::string> Family::encoded_columns() const {
   std::vector<std::string> names = {"moments"};

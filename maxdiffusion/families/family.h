@@ -39,6 +39,9 @@ struct Field {
   Shape shape;
 };
 
+/// Calls `take` for the moments of one group of samples after the other, each f32 [N, …, 2C].
+using EachMoments = std::function<void(const std::function<void(const HostArray&)>& take)>;
+
 /// Height and width in pixels, and the number of frames; an image has one.
 struct MediaSize {
   int64_t height = 0, width = 0, frames = 1;
@@ -118,8 +121,8 @@ class Family {
   virtual Tensor decode_chunk(const Models& models, Tensor latents, MediaState& state) const;
   /// How latents are scaled for the denoiser.
   virtual LatentScale latent_scale() const { return {}; }
-  /// For an autoencoder just trained: its config.json with the scale measured on these moments ([N, …, 2C], unscaled).
-  virtual nlohmann::json fitted_autoencoder(nlohmann::json config, const HostArray& moments) const;
+  /// For an autoencoder just trained: its config.json with the scale measured on these moments, unscaled.
+  virtual nlohmann::json fitted_autoencoder(nlohmann::json config, const EachMoments& moments) const;
 
   // --- Images that media begin or end with --------------------------------------------------------------------------
   /// How many the denoiser sees beside the text: none, the first frame, or the first and the last. `least`, `most`.

@@ -122,15 +122,17 @@ class StableDiffusion final : public Family {
   LatentScale latent_scale() const override { return {{vae_.shift_factor}, {vae_.scaling_factor}}; }
 
   /// scaling_factor: one over the latents' standard deviation (Rombach et al. 2022, appendix G).
-  nlohmann::json fitted_autoencoder(nlohmann::json config, const HostArray& moments) const override {
-    const int64_t c = moments.dims().back() / 2;
-    auto v = moments.view<float>();
+  nlohmann::json fitted_autoencoder(nlohmann::json config, const EachMoments& each) const override {
     double sum = 0, squares = 0, n = 0;
-    for (size_t i = 0; i < v.size(); i += static_cast<size_t>(2 * c))
-      for (int64_t k = 0; k < c; ++k) {
-        const double mean = v[i + static_cast<size_t>(k)], deviation = v[i + static_cast<size_t>(c + k)];
-        sum += mean, squares += mean * mean + deviation * deviation, n += 1;
-      }
+    each([&](const HostArray& moments) {
+      const int64_t c = moments.dims().back() / 2;
+      auto v = moments.view<float>();
+      for (size_t i = 0; i < v.size(); i += static_cast<size_t>(2 * c))
+        for (int64_t k = 0; k < c; ++k) {
+          const double mean = v[i + static_cast<size_t>(k)], deviation = v[i + static_cast<size_t>(c + k)];
+          sum += mean, squares += mean * mean + deviation * deviation, n += 1;
+        }
+    });
     const double scale = 1 / std::sqrt(std::max(squares / n - (sum / n) * (sum / n), 1e-12));
     config["scaling_factor"] = scale;
     log_info("autoencoder: scaling_factor {:.5f} (one over the latents' standard deviation)", scale);

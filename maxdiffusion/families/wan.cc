@@ -131,17 +131,19 @@ class Wan final : public Family {
     return s;
   }
   /// latents_mean and latents_std of each channel.
-  nlohmann::json fitted_autoencoder(nlohmann::json config, const HostArray& moments) const override {
-    const size_t c = static_cast<size_t>(moments.dims().back()) / 2;
+  nlohmann::json fitted_autoencoder(nlohmann::json config, const EachMoments& each) const override {
+    const size_t c = static_cast<size_t>(vae_.z_dim);
     std::vector<double> sums(c), squares(c);
-    auto v = moments.view<float>();
-    const size_t positions = v.size() / (2 * c);
-    const double n = static_cast<double>(positions);
-    for (size_t i = 0; i < v.size(); i += 2 * c)
-      for (size_t k = 0; k < c; ++k) {
-        const double mean = v[i + k], deviation = v[i + c + k];
-        sums[k] += mean / n, squares[k] += (mean * mean + deviation * deviation) / n;
-      }
+    double n = 0;  // positions
+    each([&](const HostArray& moments) { n += static_cast<double>(moments.shape().elements()) / (2.0 * c); });
+    each([&](const HostArray& moments) {
+      auto v = moments.view<float>();
+      for (size_t i = 0; i < v.size(); i += 2 * c)
+        for (size_t k = 0; k < c; ++k) {
+          const double mean = v[i + k], deviation = v[i + c + k];
+          sums[k] += mean / n, squares[k] += (mean * mean + deviation * deviation) / n;
+        }
+    });
     for (size_t k = 0; k < c; ++k) squares[k] = std::sqrt(std::max(squares[k] - sums[k] * sums[k], 1e-12));
     config["latents_mean"] = sums;
     config["latents_std"] = squares;

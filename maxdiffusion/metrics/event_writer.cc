@@ -10,6 +10,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/gif.h"
 #include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/tfrecord.h"
@@ -50,6 +51,17 @@ struct EventWriter::Impl {
     if (waiting.empty()) return;
     std::string out = std::exchange(waiting, {});  // not tried twice: a half record would spoil the file
     file.write(out.data(), out.size());
+  }
+
+  void add_image(const std::string& tag, std::string encoded, int64_t height, int64_t width, int64_t step) {
+    event::Event e;
+    auto* v = e.mutable_summary()->add_value();
+    v->set_tag(tag);
+    v->mutable_image()->set_height(static_cast<int32_t>(height));
+    v->mutable_image()->set_width(static_cast<int32_t>(width));
+    v->mutable_image()->set_colorspace(kColorspaceRgb);
+    v->mutable_image()->set_encoded_image_string(std::move(encoded));
+    add(e, step);
   }
 
   void add(event::Event& e, int64_t step) {
@@ -106,15 +118,11 @@ void EventWriter::text(const std::string& tag, const std::string& value, int64_t
 }
 
 void EventWriter::image(const std::string& tag, const HostArray& rgb, int64_t step) {
-  std::string png = encode_png(rgb);
-  event::Event e;
-  auto* v = e.mutable_summary()->add_value();
-  v->set_tag(tag);
-  v->mutable_image()->set_height(static_cast<int32_t>(rgb.dims()[0]));
-  v->mutable_image()->set_width(static_cast<int32_t>(rgb.dims()[1]));
-  v->mutable_image()->set_colorspace(kColorspaceRgb);
-  v->mutable_image()->set_encoded_image_string(std::move(png));
-  impl_->add(e, step);
+  impl_->add_image(tag, encode_png(rgb), rgb.shape().dim(-3), rgb.shape().dim(-2), step);
+}
+
+void EventWriter::video(const std::string& tag, const HostArray& frames, double fps, int64_t step) {
+  impl_->add_image(tag, encode_gif(frames, fps), frames.shape().dim(-3), frames.shape().dim(-2), step);
 }
 
 void EventWriter::flush() {

@@ -1,4 +1,4 @@
-// TensorBoard event files: scalars, texts and images of a run.
+// TensorBoard event files: scalars, texts, images and videos of a run.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,8 @@ class EventWriter {
   void text(const std::string& tag, const std::string& value, int64_t step = 0);
   /// rgb: u8 [H, W, 3].
   void image(const std::string& tag, const HostArray& rgb, int64_t step);
+  /// frames: u8 [F, H, W, 3]. An animated GIF among the images, as tensorboardX writes videos.
+  void video(const std::string& tag, const HostArray& frames, double fps, int64_t step);
   void flush();
 
  private:

@@ -61,9 +61,10 @@ TEST(EventWriter, WritesFramedEvents) {
     HostArray rgb(Shape{DType::u8, {4, 6, 3}});
     std::memset(rgb.mutable_data(), 200, rgb.bytes());
     w.image("samples", rgb, 7);
+    w.video("clip", rgb.reshaped({2, 2, 6, 3}), 8, 7);
   }
   auto r = records(t / "tb");
-  ASSERT_EQ(r.size(), 5u);
+  ASSERT_EQ(r.size(), 6u);
   EXPECT_TRUE(has(r[0], "brain.Event:2"));
   EXPECT_TRUE(has(r[1], "maxdiffusion_version") && has(r[1], version()));
   r.erase(r.begin() + 1);
@@ -74,6 +75,8 @@ TEST(EventWriter, WritesFramedEvents) {
   EXPECT_TRUE(has(r[1], std::string_view(step, 2)));
   EXPECT_TRUE(has(r[2], "a | b") && has(r[2], "text"));
   EXPECT_TRUE(has(r[3], "PNG"));
+  const char clip[] = {0x08, 0x02, 0x10, 0x06};  // fields of an image: 2 high, 6 wide
+  EXPECT_TRUE(has(r[4], "clip") && has(r[4], "GIF89a") && has(r[4], std::string_view(clip, 4)));
 }
 
 TEST(EventWriter, ThreadsDoNotMixTheirRecords) {

@@ -36,6 +36,7 @@ constexpr Option kOptions[] = {
      [](const RunConfig& c) { return TimestepBias::from_members(c.process.timestep_bias).strategy != "none"; }},
     {"snr_gamma", [](const RunConfig& c) { return c.process.snr_gamma > 0; }},
     {"enable_bucket", [](const RunConfig& c) { return c.images.enable_bucket; }},
+    {"frame_buckets", [](const RunConfig& c) { return !c.images.frame_buckets.empty(); }},
     {"masked_loss", [](const RunConfig& c) { return c.denoise.masked_loss; }},
     {"alpha_mask", [](const RunConfig& c) { return c.images.alpha_mask; }},
     {"conditioning_data_dir", [](const RunConfig& c) { return !c.source.conditioning_data_dir.empty(); }},
@@ -68,8 +69,9 @@ struct Rule {
   const char* reason;
 };
 
-const std::vector<std::string_view> kImageOptions = {"enable_bucket", "masked_loss", "alpha_mask",
-                                                     "original_size_conditioning", "conditioning_data_dir"};
+const std::vector<std::string_view> kImageOptions = {
+    "enable_bucket",        "frame_buckets", "masked_loss", "alpha_mask", "original_size_conditioning",
+    "conditioning_data_dir"};
 
 const std::vector<Rule>& exclusive() {
   static const std::vector<Rule> rules = {
@@ -93,7 +95,7 @@ const std::vector<Rule>& exclusive() {
        "cache_latents_text_encoder_outputs to False"},
       {"train_expert=both", {"train_text_encoder"}, "the text encoder would learn in the turns of both"},
       {"train_expert=both", {"lora_init"}, "a file holds the matrices of one"},
-      {"train_new_vae", {"enable_bucket"}, "the autoencoder learns from pictures of one size"},
+      {"train_new_vae", {"enable_bucket", "frame_buckets"}, "the autoencoder learns from pictures of one size"},
       {"train_new_vae", {"cache_latents_text_encoder_outputs=false"}, "the scale of its latents would not be known"},
       {"conditioning_data_dir", {"alpha_mask"}, "masks come from one of them"},
   };
@@ -139,6 +141,10 @@ void check_training_keys(const RunConfig& c, const Family& family) {
   }
   check(!option("lora_files").used(c), Code::invalid_config,
         "lora_files and lora_config are for generate; training starts from matrices given by lora_init");
+  check(c.images.frame_buckets.empty() || family.frame_scale() > 0, Code::invalid_config,
+        "frame_buckets are numbers of frames, but this model's media are pictures");
+  check(!c.model.train_new_vae || family.images().least == 0, Code::invalid_config,
+        "train_new_vae: the latents of the images that this model begins with need an autoencoder that is there");
   check(!c.images.original_size_conditioning || !family.size_fields().empty(), Code::invalid_config,
         "original_size_conditioning: this model has no condition on sizes");
 }

@@ -1,18 +1,34 @@
 #include "maxdiffusion/run/encode_dataset.h"
 
 #include <algorithm>
+#include <future>
+#include <optional>
 
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/checkpoint/array_cache.h"
+#include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/metrics/progress_bar.h"
 
 namespace md {
+namespace {
 
-std::string cache_key(RunModels& models) {
-  const ImageKeys& images = models.config().images;
-  std::string key = fmt::format("v2 resolution {} flip {}", images.resolution, images.random_flip);
+constexpr const char* kMirrored = "mirrored.";
+
+/// What the prepared arrays depend on beside the records.
+std::string options_key(const ImageConfig& c) {
+  std::string key =
+      fmt::format("resolution {} crop {} flip {} mask {} {} sizes {}", c.resolution, c.center_crop, c.random_flip,
+                  static_cast<int>(c.mask), c.mask == MaskFrom::none ? 0 : c.mask_downscale, c.sizes);
+  if (c.clip) key += fmt::format(" fps {}", c.clip->fps);
+  return key;
+}
+
+/// What the encoded arrays depend on beside the images and captions: the weights, configs and tokenizers that make
+/// them.
+std::string models_key(RunModels& models) {
+  std::string key = "v3";
   EncoderKeys types = models.config().encoders;
   types.visit([&key](const char* name, const auto& value, const char*) {
     if constexpr (std::is_same_v<decltype(value), const std::string&>)  // where weights lie changes nothing
@@ -30,44 +46,174 @@ std::string cache_key(RunModels& models) {
   for (const auto& [name, a] : models.autoencoder_values()) add(name, a);
   for (const auto& [component, weights] : models.text_encoder().weights())
     for (const auto& [name, a] : weights) add(component + "/" + name, a);
+  const Family& family = *models.family();
+  if (family.images().least == 0) return key;
+  key += "\nimages";
+  if (const std::string encoder = family.image_encoder(); !encoder.empty())
+    for (const auto& [name, a] : models.weights_of()(models.folder().params({encoder}), encoder)) add(name, a);
   return key;
 }
 
-HostArrays encode_dataset(RunModels& models, const LoadedImages& images, bool flip, const std::string& key) {
-  const RunConfig& c = models.config();
-  const int64_t n = images.pixels.dims()[0], copies = flip ? 2 : 1;
+std::string cache_folder(const RunConfig& c) {
   const std::string& place = c.batches.dataset_save_location;
-  const std::string folder = (place.empty() ? c.folder() : place) + "/cache";
-  ArrayCache cache(folder, "pictures " + images.fingerprint + "\n" + key, n * copies, 512);
-  if (!cache.complete()) log_info("caching latents and text embeddings in {}", folder);
-  ProgressBar bar("cache", n * copies);
-  while (auto part = cache.next_missing()) {
-    std::vector<std::string> captions;
-    for (int64_t i = part->begin; i < part->end; ++i) captions.push_back(images.captions[static_cast<size_t>(i % n)]);
-    HostArrays arrays = models.text_encoder().encode(captions);
-    arrays["moments"] = models.media_autoencoder().encode(with_mirrored(images.pixels, part->begin, part->end));
-    cache.put(*part, arrays);
-    bar.update(part->end, "");
-  }
-  bar.finish();
-  return cache.read_all();
+  return (place.empty() ? c.folder() : place) + "/cache";
 }
 
-HostArray with_mirrored(const HostArray& pixels, int64_t from, int64_t to) {
-  const Shape& s = pixels.shape();
-  const int64_t n = s.dims[0];
-  HostArray out = rows(pixels, 0, to - from);
-  const size_t pixel = static_cast<size_t>(s.dim(-1)) * size_of(s.dtype),
-               row_bytes = static_cast<size_t>(s.dim(-2)) * pixel, sample = pixels.bytes() / static_cast<size_t>(n);
-  for (int64_t i = from; i < to; ++i) {
-    set_rows(out, i - from, rows(pixels, i % n, 1));
-    if (i < n) continue;
-    std::byte* row = out.mutable_data() + static_cast<size_t>(i - from) * sample;
-    for (const std::byte* end = row + sample; row < end; row += row_bytes)
-      for (size_t l = 0, r = row_bytes - pixel; l < r; l += pixel, r -= pixel)
-        std::swap_ranges(row + l, row + l + pixel, row + r);
+/// Images of a part: as many as fit into some memory, of which two parts are there at a time.
+int64_t images_together(const std::vector<ImageSize>& sizes) {
+  constexpr int64_t kBytes = int64_t{256} << 20, kLeast = 4, kMost = 512;
+  int64_t largest = 1;
+  for (const ImageSize& s : sizes) largest = std::max(largest, s.height * s.width * s.frames * 3);
+  return std::clamp(kBytes / largest, kLeast, kMost);
+}
+
+std::vector<int64_t> part_of(const std::vector<int64_t>& records, const ArrayCache::Part& part) {
+  return {records.begin() + part.begin, records.begin() + part.end};
+}
+
+std::string text_of(const std::vector<int64_t>& records) {
+  return content_hash({reinterpret_cast<const char*>(records.data()), records.size() * sizeof(int64_t)});
+}
+
+/// Of each clip the frames that the model is given as images.
+std::vector<std::vector<HostArray>> known_frames(const HostArray& pixels, int64_t count) {
+  std::vector<std::vector<HostArray>> out;
+  for (int64_t i = 0; i < pixels.dims()[0]; ++i) {
+    const HostArray clip = row_of(pixels, i);
+    out.push_back({row_of(clip, 0)});
+    if (count == 2) out.back().push_back(row_of(clip, clip.dims()[0] - 1));
   }
   return out;
+}
+
+class Cached final : public Samples {
+ public:
+  Cached(std::shared_ptr<const ArrayCache> cache, const ImageConfig& config)
+      : cache_(std::move(cache)), config_(config) {}
+  int64_t size() const override { return cache_->size(); }
+  HostArrays read(const DrawnSample& which) const override {
+    HostArrays all = cache_->read(which.index), out;
+    const bool flip = draw_placement(config_, which.bits).flip;
+    for (auto& [name, a] : all) {
+      if (name.starts_with(kMirrored)) continue;
+      const auto other = all.find(kMirrored + name);
+      out.emplace(name, flip && other != all.end() ? other->second : a);
+    }
+    return out;
+  }
+
+ private:
+  std::shared_ptr<const ArrayCache> cache_;
+  ImageConfig config_;
+};
+
+}  // namespace
+
+int64_t CachedImages::size() const {
+  int64_t n = 0;
+  for (const auto& b : buckets) n += b->size();
+  return n;
+}
+
+CachedImages cache_images(const ImagesInBuckets& images, const ImageConfig& config, const CacheConfig& cache,
+                          const EncodeImages& encode) {
+  std::vector<std::shared_ptr<ArrayCache>> caches;
+  std::vector<std::pair<size_t, ArrayCache::Part>> missing;
+  int64_t total = 0, done = 0;
+  for (size_t b = 0; b < images.sizes.size(); ++b) {
+    const auto n = static_cast<int64_t>(images.records[b].size());
+    const std::string key =
+        fmt::format("{}\n{}\nsize {} records {}\n{}", options_key(config), images.source->fingerprint(),
+                    to_string(images.sizes[b]), text_of(images.records[b]), cache.key);
+    caches.push_back(std::make_shared<ArrayCache>(cache.folder, key, n, cache.together));
+    for (const ArrayCache::Part& p : caches[b]->missing()) missing.emplace_back(b, p);
+    total += n, done += caches[b]->samples_present();
+  }
+  for (const auto& c : caches)
+    for (const std::string& reason : c->left_out()) log_warning("skipped {}", reason);
+  if (!missing.empty()) log_info("caching {} in {}: {} of {} are there", cache.title, cache.folder, done, total);
+  const auto load = [&](size_t i) {
+    const auto& [b, part] = missing[i];
+    return load_images(*images.source, part_of(images.records[b], part), config,
+                       config.buckets ? &images.sizes[b] : nullptr);
+  };
+  ProgressBar bar(cache.title, total, done);
+  std::future<LoadedImages> next;
+  for (size_t i = 0; i < missing.size(); ++i) {
+    const LoadedImages loaded = next.valid() ? next.get() : load(i);
+    if (i + 1 < missing.size()) next = std::async(std::launch::async, load, i + 1);
+    const auto& [b, part] = missing[i];
+    caches[b]->put(part, loaded.names.empty() ? HostArrays() : encode(loaded), loaded.skipped);
+    bar.update(done += part.end - part.begin, "");
+  }
+  bar.finish();
+
+  CachedImages out{.sizes = {}, .buckets = {}, .skipped = images.skipped};
+  int64_t damaged = 0;
+  std::string first;
+  for (size_t b = 0; b < caches.size(); ++b) {
+    const std::vector<std::string> skipped = caches[b]->left_out();
+    damaged += std::ssize(skipped);
+    if (first.empty() && !skipped.empty()) first = skipped[0];
+    if (caches[b]->size() == 0) continue;
+    out.sizes.push_back(images.sizes[b]);
+    out.buckets.push_back(caches[b]);
+  }
+  const std::string& name = images.source->name();
+  check(!out.buckets.empty(), Code::io, "{}: none of {} pictures decodes; the first: {}", name, total, first);
+  out.skipped += damaged;
+  if (damaged > 0) log_warning("{}: {} of {} pictures do not decode and were skipped", name, damaged, total);
+  return out;
+}
+
+std::shared_ptr<const Samples> cached_samples(std::shared_ptr<const ArrayCache> cache, const ImageConfig& config) {
+  return std::make_shared<Cached>(std::move(cache), config);
+}
+
+CachedImages encode_dataset(RunModels& models, const std::shared_ptr<const RecordSource>& source,
+                            const ImageConfig& config, CachedText text, const std::string* caption) {
+  const ImagesInBuckets images = sort_into_aspect_buckets(source, config, true);
+  const int64_t known = models.family()->images().least;
+  std::optional<ImageConditioner> conditioner;
+  const auto encode = [&](const LoadedImages& loaded) {
+    if (known > 0 && !conditioner)
+      conditioner.emplace(models.devices(), models.family(), models.weights_of(), models.media_autoencoder(),
+                          scope_options(models.config().layers), models.config().compile, models.encoder_batch());
+    std::vector<std::string> captions = loaded.captions;
+    if (caption) std::ranges::fill(captions, *caption);
+    HostArrays out =
+        text == CachedText::tokens ? models.family()->tokenize(captions) : models.text_encoder().encode(captions);
+    auto add = [&](const std::string& prefix, const HostArray& pixels, const HostArray& mask, const HostArray& sizes) {
+      out[prefix + "moments"] = models.media_autoencoder().encode(pixels);
+      if (mask) out[prefix + "mask"] = mask;
+      if (sizes) out[prefix + "time_ids"] = sizes;
+      if (known == 0) return;
+      const Dims& d = pixels.dims();
+      for (const auto& [name, a] : conditioner->encode(known_frames(pixels, known), {d[2], d[3], d[1]}))
+        out[prefix + name] = a;
+    };
+    add("", loaded.pixels, loaded.mask, loaded.time_ids);
+    if (config.random_flip) add(kMirrored, mirrored(loaded.pixels), loaded.mirrored_mask, loaded.mirrored_time_ids);
+    return out;
+  };
+  std::string key = models_key(models);
+  if (text == CachedText::tokens) key += "\ntokens";
+  if (caption) key += "\ncaption " + *caption;
+  return cache_images(
+      images, config,
+      {cache_folder(models.config()), key, "latents and text embeddings", images_together(images.sizes)}, encode);
+}
+
+CachedImages cache_pixels(const RunModels& models, const std::shared_ptr<const RecordSource>& source,
+                          const ImageConfig& config) {
+  const ImagesInBuckets images = sort_into_aspect_buckets(source, config, true);
+  ImageConfig plain = config;
+  plain.random_flip = plain.sizes = false;
+  plain.mask = MaskFrom::none;
+  return cache_images(images, plain, {cache_folder(models.config()), "pixels", "pixels", images_together(images.sizes)},
+                      [](const LoadedImages& loaded) {
+                        return HostArrays{{"pixels", loaded.pixels}};
+                      });
 }
 
 }  // namespace md

@@ -1,19 +1,51 @@
-// What the models around the trained one make of images and captions, and its cache on disk.
+// What the models around the trained one make of images and captions, and its cache on disk. Neither making nor reading
+// it holds the data set: a part is decoded while the one before it is encoded, and samples are read where they lie.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
+#include "maxdiffusion/checkpoint/array_cache.h"
+#include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/data/images/load_images.h"
 #include "maxdiffusion/run/run_models.h"
 
 namespace md {
 
-/// What the cached arrays depend on beside the images and captions: the weights, configs and tokenizers that make them.
-std::string cache_key(RunModels& models);
-/// moments (unscaled) and the conditioning fields of every image; with random_flip every image is there twice, once
-/// mirrored. Only what the cache does not hold is computed. `key`: see cache_key.
-HostArrays encode_dataset(RunModels& models, const LoadedImages& images, bool flip, const std::string& key);
-/// Images or videos [from, to) of twice as many: first all of `pixels`, then all of them mirrored.
-HostArray with_mirrored(const HostArray& pixels, int64_t from, int64_t to);
+/// Fields made of images that were decoded together, axis 0 for the images. "mirrored.x" is x of the mirrored image.
+using EncodeImages = std::function<HostArrays(const LoadedImages&)>;
+
+struct CacheConfig {
+  std::string folder, key;  // see ArrayCache
+  std::string title;        // of the progress bar
+  int64_t together = 512;   // images of a part
+};
+/// What `encode` makes of the images of each bucket, kept on disk; what is there is not made again. Images that cannot
+/// be used are named, skipped and counted. Throws io where none is left.
+struct CachedImages {
+  std::vector<ImageSize> sizes;  // of the buckets that hold images
+  std::vector<std::shared_ptr<const ArrayCache>> buckets;
+  int64_t skipped = 0;
+
+  int64_t size() const;
+};
+CachedImages cache_images(const ImagesInBuckets& images, const ImageConfig& config, const CacheConfig& cache,
+                          const EncodeImages& encode);
+/// The samples of one bucket. With random_flip each draw chooses by its own bits whether it is mirrored, as
+/// image_batches does.
+std::shared_ptr<const Samples> cached_samples(std::shared_ptr<const ArrayCache> cache, const ImageConfig& config);
+
+/// What of captions is kept: what the text encoders make of them, or, where these are trained, token ids.
+enum class CachedText { embeddings, tokens };
+/// moments (unscaled) and `text` of every image, its mask and sizes as asked for, and what the denoiser sees of first
+/// and last frames (Family::image_fields). `caption`: in place of each image's own, unless null.
+CachedImages encode_dataset(RunModels& models, const std::shared_ptr<const RecordSource>& source,
+                            const ImageConfig& config, CachedText text = CachedText::embeddings,
+                            const std::string* caption = nullptr);
+/// The pixels alone, as they are prepared, for what learns from them.
+CachedImages cache_pixels(const RunModels& models, const std::shared_ptr<const RecordSource>& source,
+                          const ImageConfig& config);
 
 }  // namespace md

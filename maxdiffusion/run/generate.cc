@@ -17,11 +17,11 @@
 #include "maxdiffusion/data/images/prepare.h"
 #include "maxdiffusion/data/images/resize.h"
 #include "maxdiffusion/data/records/image_folder.h"
+#include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/progress_bar.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
-#include "maxdiffusion/pipelines/image_conditioning.h"
 #include "maxdiffusion/run/plan.h"
 #include "maxdiffusion/run/write_media.h"
 
@@ -116,7 +116,8 @@ void add_images(const RunModels& models, MediaAutoencoder& autoencoder, const We
     if (!file.empty()) images.push_back(decode_image(file));
   }
   const HostArrays fields =
-      condition_on_images(models.devices(), *models.family(), weights, autoencoder, images, o.size, o.scope, o.compile);
+      ImageConditioner(models.devices(), models.family(), weights, autoencoder, o.scope, o.compile)
+          .encode({images}, o.size);
   for (HostArrays* half : {&prompts.positive, &prompts.negative})
     for (const auto& [name, a] : fields)
       if (!half->empty()) (*half)[name] = repeat_rows(a, o.samples());
@@ -293,7 +294,7 @@ HostArray draw_samples(RunModels& models, TextEncoder& text, const WeightsOf& we
   return decode_latents(models.media_autoencoder(), family, latents, keys.vae_tiling);
 }
 
-void write_sample_grid(const RunModels& models, const HostArray& media, const std::string& path) {
+HostArray write_sample_grid(const RunModels& models, const HostArray& media, const std::string& path) {
   const SampleKeys& keys = models.config().sample;
   const int64_t n = media.dims()[0], of_prompt = n / std::ssize(keys.prompt);
   std::vector<GridCell> cells;
@@ -303,7 +304,9 @@ void write_sample_grid(const RunModels& models, const HostArray& media, const st
   if (videos) write_media(path + "_", "mp4", media, keys.fps);
   const auto columns = videos ? 2 : static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(n))));
   const int64_t height = media.dims()[media.dims().size() - 3];
-  write_png(path + ".png", make_grid(cells, columns, std::max<int64_t>(1, (videos ? 64 : 128) / height)));
+  HostArray grid = make_grid(cells, columns, std::max<int64_t>(1, (videos ? 64 : 128) / height));
+  write_png(path + ".png", grid);
+  return grid;
 }
 
 }  // namespace md

@@ -19,8 +19,9 @@ void draw_class_images(const RunConfig& config);
 /// Media of the prompts, drawn with the models of a run that is training: f32 [N, (F,) H, W, 3] in [−1, 1], one of each
 /// prompt where no key says how many. `weights`: of the denoiser.
 HostArray draw_samples(RunModels& models, TextEncoder& text, const WeightsOf& weights);
-/// Writes such media as a grid with captions, `path`.png, and where they are videos as MP4 files, `path`_0.mp4, ….
-void write_sample_grid(const RunModels& models, const HostArray& media, const std::string& path);
+/// Writes such media as a grid with captions, `path`.png, which it returns, and where they are videos as MP4 files,
+/// `path`_0.mp4, ….
+HostArray write_sample_grid(const RunModels& models, const HostArray& media, const std::string& path);
 
 /// What LoRA files call a run's models.
 LoraNames lora_names(const RunModels& models);

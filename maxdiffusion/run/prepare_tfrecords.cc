@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/image.h"
@@ -16,7 +18,7 @@ namespace {
 /// Row i of every array, without its axis.
 HostArrays row_of(const HostArrays& all, int64_t i) {
   HostArrays out;
-  for (const auto& [name, a] : all) out[name] = without_batch(rows(a, i, 1));
+  for (const auto& [name, a] : all) out[name] = md::row_of(a, i);
   return out;
 }
 
@@ -55,17 +57,29 @@ void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>
   ImageConfig config{
       .resolution = c.images.resolution, .center_crop = c.images.center_crop, .random_crop = c.images.random_crop};
   if (family.frame_scale() > 0) config = image_config(c, family);
-  each_group(source, config, models.encoder_batch(), [&](LoadedImages&& group) {
-    const int64_t n = group.pixels.dims()[0], copies = c.images.random_flip ? 2 : 1;
-    const HostArray moments = models.media_autoencoder().encode(with_mirrored(group.pixels, 0, n * copies));
-    const HostArrays conditioning = models.text_encoder().encode(group.captions),
-                     tokens = family.tokenize(group.captions);
-    for (int64_t i = 0; i < n; ++i)
-      for (int64_t copy = 0; copy < copies; ++copy)
-        shards.add(family.to_encoded(without_batch(rows(moments, copy * n + i, 1)), row_of(tokens, i),
-                                     row_of(conditioning, i), noise),
-                   numbers_of(c, shards.count()));
-  });
+  const ImagesInBuckets images = sort_into_aspect_buckets(source, config, true);
+  int64_t skipped = 0;
+  std::string first;
+  for (size_t bucket = 0; bucket < images.sizes.size(); ++bucket) {
+    const std::vector<int64_t>& records = images.records[bucket];
+    for (int64_t from = 0; from < std::ssize(records); from += models.encoder_batch()) {
+      const auto end = std::min(from + models.encoder_batch(), static_cast<int64_t>(std::ssize(records)));
+      const LoadedImages group = load_images(*images.source, {records.begin() + from, records.begin() + end}, config);
+      skipped += std::ssize(group.skipped);
+      if (first.empty() && skipped > 0) first = group.skipped[0];
+      if (group.names.empty()) continue;
+      std::vector<HostArray> moments = {models.media_autoencoder().encode(group.pixels)};
+      if (c.images.random_flip) moments.push_back(models.media_autoencoder().encode(mirrored(group.pixels)));
+      const HostArrays conditioning = models.text_encoder().encode(group.captions),
+                       tokens = family.tokenize(group.captions);
+      for (int64_t i = 0; i < std::ssize(group.names); ++i)
+        for (const HostArray& m : moments)
+          shards.add(family.to_encoded(md::row_of(m, i), row_of(tokens, i), row_of(conditioning, i), noise),
+                     numbers_of(c, shards.count()));
+    }
+  }
+  check(shards.count() > 0, Code::io, "{}: none of {} pictures decodes; the first: {}", source->name(), skipped, first);
+  if (skipped > 0) log_warning("{}: {} pictures do not decode and were skipped", source->name(), skipped);
 }
 
 }  // namespace

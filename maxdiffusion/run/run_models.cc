@@ -63,6 +63,18 @@ ScopeOptions RunModels::denoiser_options() const {
   return options;
 }
 
+int64_t RunModels::encoder_batch() const {
+  // Media of one program: so many pixels at most on each device, of videos in a chunk.
+  constexpr int64_t kPixels = int64_t{1} << 23, kMost = 32;
+  const MediaSize size = training_size(config_, *family_);
+  const MediaChunks chunks = config_.media_chunks.chunks(*family_);
+  const int64_t frames = chunks.encode < 0
+                             ? size.frames
+                             : std::min(size.frames, chunks.encode * std::max<int64_t>(family_->frame_scale(), 1));
+  return std::clamp(kPixels / (size.height * size.width * std::max<int64_t>(frames, 1)), int64_t{1}, kMost) *
+         devices_.mesh().devices();
+}
+
 TextEncoder& RunModels::text_encoder() {
   if (!text_encoder_)
     text_encoder_ = std::make_unique<TextEncoder>(devices_, family_, encoder_batch(), weights_of(),
@@ -91,7 +103,7 @@ void RunModels::set_autoencoder(HostArrays values) {
   media_autoencoder_.reset();
 }
 
-void RunModels::fit_autoencoder(const HostArray& moments) {
+void RunModels::fit_autoencoder(const EachMoments& moments) {
   const std::string component = family_->autoencoder();
   const auto config = nlohmann::json::parse(folder_.files().at(component + "/config.json"));
   folder_.set_config(component, family_->fitted_autoencoder(config, moments).dump(2) + "\n");

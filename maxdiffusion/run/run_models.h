@@ -44,7 +44,7 @@ class RunModels {
   ScopeOptions denoiser_options() const;
 
   /// Samples that the programs below take at a time.
-  int64_t encoder_batch() const { return 32 * devices_.mesh().devices(); }
+  int64_t encoder_batch() const;
   /// With the text encoders' weights as they were before this run trained them.
   TextEncoder& text_encoder();
   MediaAutoencoder& media_autoencoder();
@@ -54,7 +54,7 @@ class RunModels {
   /// Replaces the autoencoder's weights by values, by input name, that this run has trained.
   void set_autoencoder(HostArrays values);
   /// Sets the scale of its latents; see Family::fitted_autoencoder.
-  void fit_autoencoder(const HostArray& moments);
+  void fit_autoencoder(const EachMoments& moments);
   /// The text of scheduler_config.json for checkpoints; see training_config.
   std::string trained_scheduler_config() const;
   /// Adds what the content of a checkpoint lacks to be a whole model folder. Weights that came from files which

@@ -94,9 +94,18 @@ HostArray drawn(RunModels& m, const ParamTable& params, const HostArrays& traine
   return draw_samples(m, own ? *own : m.text_encoder(), weights);
 }
 
-void write_grid(const RunModels& m, int64_t step, const HostArray& media) {
+/// Shows videos one by one, and `grid` of pictures, in TensorBoard; `events`: null where nothing is written.
+void show(EventWriter* events, const RunModels& m, int64_t step, const std::string& tag, const HostArray& media,
+          const HostArray& grid) {
+  if (!events) return;
+  if (grid) events->image(tag, grid, step);
+  for (int64_t i = 0; media.dims().size() == 5 && i < media.dims()[0]; ++i)
+    events->video(fmt::format("{}/{}", tag, i), image_of_batch(media, i), m.config().sample.fps, step);
+}
+
+void write_grid(EventWriter* events, const RunModels& m, int64_t step, const HostArray& media) {
   const std::string path = fmt::format("{}/samples/step_{:06}", m.config().folder(), step);
-  write_sample_grid(m, media, path);
+  show(events, m, step, "samples", media, write_sample_grid(m, media, path));
   log_info("samples of step {}: {}.png", step, path);
 }
 
@@ -177,7 +186,7 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
     all.push_back({every_steps_before_the_last(c.run.sample_every),
                    [&m](LoopView& v) {
                      v.recorder.flush();
-                     write_grid(m, v.at.done,
+                     write_grid(v.recorder.events(), m, v.at.done,
                                 drawn(m, v.programs.params(), trained_values(v.devices, v.programs, v.state)));
                      v.recorder.restart_clock();
                    },
@@ -187,9 +196,11 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
                    [&m, &c](LoopView& v) {
                      v.recorder.flush();
                      const std::string name = m.family()->file_prefix(c.sample.sample_seed.value_or(c.seed()));
-                     write_media(fmt::format("{}/samples/{}-train_steps-{}", c.folder(), v.at.done, name), "",
-                                 drawn(m, v.programs.params(), trained_values(v.devices, v.programs, v.state)),
+                     const HostArray media =
+                         drawn(m, v.programs.params(), trained_values(v.devices, v.programs, v.state));
+                     write_media(fmt::format("{}/samples/{}-train_steps-{}", c.folder(), v.at.done, name), "", media,
                                  c.sample.fps);
+                     show(v.recorder.events(), m, v.at.done, "eval_samples", media, {});
                      v.recorder.restart_clock();
                    },
                    true});
@@ -236,7 +247,11 @@ void train(const RunConfig& c) {
   phase.reset();
   if (c.sample.prompt.empty() || (c.run.sample_every == 0 && !compares)) return;
   const HostArray after = drawn(models, t.params, t.values);
-  if (c.run.sample_every != 0) write_grid(models, t.steps, after);
+  if (c.run.sample_every != 0) {
+    std::optional<EventWriter> events;
+    if (c.metrics.write_metrics) events.emplace(c.folder() + "/tensorboard");
+    write_grid(events ? &*events : nullptr, models, t.steps, after);
+  }
   if (compares) compare(before, after);
 }
 

@@ -25,11 +25,12 @@ HostArray means(const HostArray& moments) {
   return out;
 }
 
-void write_reconstructions(MediaAutoencoder& coder, const HostArray& pixels, const std::string& path) {
-  const int64_t most = pixels.dims().size() == 5 ? 4 : 12;
-  const int64_t n = std::min(most, pixels.dims()[0]), stride = pixels.dims()[0] / n;
-  HostArray chosen = rows(pixels, 0, n);
-  for (int64_t i = 0; i < n; ++i) set_rows(chosen, i, rows(pixels, i * stride, 1));
+void write_reconstructions(MediaAutoencoder& coder, const Samples& images, const std::string& path) {
+  const int64_t most = images.read({0, 0}).at("pixels").dims().size() == 4 ? 4 : 12;
+  const int64_t n = std::min(most, images.size()), stride = images.size() / n;
+  std::vector<DrawnSample> which;
+  for (int64_t i = 0; i < n; ++i) which.push_back({.index = i * stride, .bits = 0});
+  const HostArray chosen = batch_of(images, which).at("pixels");
   const HostArray decoded = coder.decode(means(coder.encode(chosen)));
   std::vector<GridCell> cells;
   for (int64_t i = 0; i < n; ++i) cells.push_back({still_of(without_batch(rows(chosen, i, 1))), ""});
@@ -60,12 +61,21 @@ LoopOptions loop_options(const RunConfig& c, const std::string& folder, const st
 
 namespace {
 
-/// [N, F, …] → [N·F, 1, …].
-HostArray single_frames(const HostArray& videos) {
-  Dims dims = videos.dims();
-  dims[0] *= std::exchange(dims[1], 1);
-  return videos.reshaped(dims);
-}
+/// The frames of videos, each as a video of one frame.
+class SingleFrames final : public Samples {
+ public:
+  SingleFrames(std::shared_ptr<const Samples> videos, int64_t frames) : videos_(std::move(videos)), frames_(frames) {}
+  int64_t size() const override { return videos_->size() * frames_; }
+  HostArrays read(const DrawnSample& which) const override {
+    const HostArray video = videos_->read({which.index / frames_, which.bits}).at("pixels"),
+                    frame = row_of(video, which.index % frames_);
+    return {{"pixels", frame.reshaped(batched(1, frame.shape()).dims)}};
+  }
+
+ private:
+  std::shared_ptr<const Samples> videos_;
+  int64_t frames_;
+};
 
 /// Makes an autoencoder that has learned single frames treat each frame of a video as it would alone: of kernels
 /// [out, in, frames, h, w] only the last frame's part stays, and kernels over frames alone hand the last frame on.
@@ -92,8 +102,8 @@ void begin_with_single_frames(const ParamTable& params, HostArrays& values) {
 }
 
 /// Trains on `pixels` from `values`, and from random ones where there are none; adds what comes out to `values`.
-void train_stage(RunModels& models, const AutoencoderTask& task, const HostArray& pixels, const std::string& stage,
-                 int64_t steps, HostArrays& values) {
+void train_stage(RunModels& models, const AutoencoderTask& task, const std::shared_ptr<const Samples>& pixels,
+                 const std::string& stage, int64_t steps, HostArrays& values) {
   const RunConfig& c = models.config();
   const std::string component = task.model();
   LoopOptions o = loop_options(c, c.folder() + "/" + stage, "train " + stage);
@@ -114,18 +124,17 @@ void train_stage(RunModels& models, const AutoencoderTask& task, const HostArray
   o.complete = [&](CheckpointContent& content, const ParamTable&, const NamedPieces&) {
     content.files[component + "/config.json"] = models.folder().files().at(component + "/config.json");
   };
-  for (auto& [name, value] :
-       train_loop(models.devices(), {&task},
-                  in_memory({{"pixels", pixels}}, task.batch_size, o.seed, c.batches.enable_data_shuffling,
-                            share_of_batch(models.devices(), task.batch_size)),
-                  o)
-           .values)
+  for (auto& [name, value] : train_loop(models.devices(), {&task},
+                                        sample_batches(pixels, task.batch_size, o.seed, c.batches.enable_data_shuffling,
+                                                       share_of_batch(models.devices(), task.batch_size)),
+                                        o)
+                                 .values)
     values[name] = std::move(value);
 }
 
 }  // namespace
 
-void train_autoencoder(RunModels& models, const LoadedImages& images) {
+void train_autoencoder(RunModels& models, const std::shared_ptr<const Samples>& images) {
   const RunConfig& c = models.config();
   AutoencoderTask task;
   task.family = models.family();
@@ -146,15 +155,16 @@ void train_autoencoder(RunModels& models, const LoadedImages& images) {
           "vae_image_steps is {}, but this model's media are images; set it to 0", c.vae.vae_image_steps);
     AutoencoderTask frames = task;
     frames.batch_size *= std::exchange(frames.size.frames, 1);
-    train_stage(models, frames, single_frames(images.pixels), component + "_images", c.vae.vae_image_steps, values);
+    train_stage(models, frames, std::make_shared<SingleFrames>(images, task.size.frames), component + "_images",
+                c.vae.vae_image_steps, values);
     complete(values);
     begin_with_single_frames(whole, values);
   }
-  train_stage(models, task, images.pixels, component, c.vae.vae_max_train_steps, values);
+  train_stage(models, task, images, component, c.vae.vae_max_train_steps, values);
   complete(values);
   models.set_autoencoder(std::move(values));
   const std::string path = c.folder() + "/samples/reconstructions.png";
-  write_reconstructions(models.media_autoencoder(), images.pixels, path);
+  write_reconstructions(models.media_autoencoder(), *images, path);
   log_info("autoencoder: originals above reconstructions in {}", path);
 }
 

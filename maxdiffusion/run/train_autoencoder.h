@@ -1,15 +1,15 @@
 // The stage before the denoiser's with train_new_vae: an autoencoder of random weights, trained on the run's images.
 #pragma once
 
-#include "maxdiffusion/data/images/load_images.h"
+#include "maxdiffusion/data/batches/dataset.h"
 #include "maxdiffusion/run/run_models.h"
 
 namespace md {
 
 /// Options of a loop that are common to all stages of a run; outputs go to `folder`.
 LoopOptions loop_options(const RunConfig& c, const std::string& folder, const std::string& title);
-/// Trains the autoencoder of `models`. The stage's files go to vae/ in the run's folder, and an image of originals
-/// above their reconstructions to samples/.
-void train_autoencoder(RunModels& models, const LoadedImages& images);
+/// Trains the autoencoder of `models` on samples with the field pixels. The stage's files go to vae/ in the run's
+/// folder, and an image of originals above their reconstructions to samples/.
+void train_autoencoder(RunModels& models, const std::shared_ptr<const Samples>& images);
 
 }  // namespace md

@@ -1,7 +1,7 @@
 #include "maxdiffusion/run/training_data.h"
 
 #include <algorithm>
-#include <numeric>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -19,16 +19,18 @@
 namespace md {
 namespace {
 
-/// Of every image the fields that a task reads from memory: scaled moments, and the conditioning or, where the text
-/// encoder is trained, token ids. `key`: what they depend on beside the models.
-HostArrays encoded_fields(RunModels& models, const LoadedImages& images, bool tokens, const std::string& key = "") {
-  const Family& family = *models.family();
-  HostArrays fields = encode_dataset(models, images, false, key + cache_key(models));
-  fields["moments"] = family.latent_scale().apply_to_moments(fields.at("moments"));
-  if (!tokens) return fields;
-  HostArrays ids = family.tokenize(images.captions);
-  ids["moments"] = fields.at("moments");
-  return ids;
+/// Scales the moments of a batch for the denoiser.
+Batch scaled(const Family& family, Batch batch) {
+  for (auto& [name, a] : batch)
+    if (name.ends_with("moments")) a = family.latent_scale().apply_to_moments(a);
+  return batch;
+}
+std::unique_ptr<Dataset> scaled(const std::shared_ptr<const Family>& family, std::unique_ptr<Dataset> batches) {
+  return mapped(std::move(batches), [family](Batch b) { return scaled(*family, std::move(b)); });
+}
+
+CachedText text_of(const DenoiseTask& task) {
+  return task.text->tokens() ? CachedText::tokens : CachedText::embeddings;
 }
 
 /// The arrays' only row without its axis, with a prefix.
@@ -48,29 +50,36 @@ BatchConfig batch_config(const RunModels& models, int64_t update) {
 }
 
 /// Pictures of the subject and of its class, pair by pair; the shorter set begins again until both are as long.
+class Pairs final : public Samples {
+ public:
+  Pairs(std::shared_ptr<const Samples> instances, std::shared_ptr<const Samples> classes)
+      : instances_(std::move(instances)), classes_(std::move(classes)) {}
+  int64_t size() const override { return std::max(instances_->size(), classes_->size()); }
+  HostArrays read(const DrawnSample& which) const override {
+    HostArrays out = instances_->read({which.index % instances_->size(), which.bits});
+    for (const auto& [name, a] : classes_->read({which.index % classes_->size(), which.bits}))
+      out.emplace("class_" + name, a);
+    return out;
+  }
+
+ private:
+  std::shared_ptr<const Samples> instances_, classes_;
+};
+
 void open_dreambooth(RunModels& models, TrainingData& data) {
   const RunConfig& c = models.config();
   const DreamboothKeys& k = c.dreambooth;
+  const ImageConfig images{.resolution = c.images.resolution, .center_crop = c.images.center_crop};
   auto load = [&](const std::string& folder, const std::string& caption) {
-    LoadedImages images = load_images(open_source({.dataset_type = "image_folder", .train_data_dir = folder}),
-                                      {.resolution = c.images.resolution, .center_crop = c.images.center_crop});
-    std::ranges::fill(images.captions, caption);
-    return images;
+    const auto source = open_source({.dataset_type = "image_folder", .train_data_dir = folder});
+    return cached_samples(encode_dataset(models, source, images, text_of(data.task), &caption).buckets[0], images);
   };
-  const LoadedImages instances = load(k.instance_data_dir, k.instance_prompt),
-                     classes = load(k.class_data_dir, k.class_prompt);
-  const int64_t n = std::max(instances.pixels.dims()[0], classes.pixels.dims()[0]);
-  log_info("DreamBooth: {} pictures of the subject, {} of its class", instances.pixels.dims()[0],
-           classes.pixels.dims()[0]);
-  HostArrays arrays;
-  for (const auto& [prefix, images] : {std::pair{"", &instances}, std::pair{"class_", &classes}}) {
-    const HostArrays part =
-        encoded_fields(models, *images, data.task.text->tokens(), "caption " + images->captions[0] + "\n");
-    for (const auto& [name, a] : part)
-      for (int64_t i = 0; i < n; i += a.dims()[0]) add_rows(arrays[prefix + name], n, i, a);
-  }
+  const auto instances = load(k.instance_data_dir, k.instance_prompt), classes = load(k.class_data_dir, k.class_prompt);
+  log_info("DreamBooth: {} pictures of the subject, {} of its class", instances->size(), classes->size());
   const BatchConfig batches = batch_config(models, data.update_size(c.update));
-  data.batches = in_memory(arrays, batches.batch, batches.stream.seed, batches.stream.shuffle, batches.stream.share);
+  data.batches =
+      scaled(models.family(), sample_batches(std::make_shared<Pairs>(instances, classes), batches.batch,
+                                             batches.stream.seed, batches.stream.shuffle, batches.stream.share));
 }
 
 /// The batches of a recorded run.
@@ -133,9 +142,10 @@ void open_made_samples(const RunModels& models, TrainingData& data) {
   const RunConfig& c = models.config();
   const SyntheticKeys& k = c.synthetic;
   DenoiseTask& task = data.task;
-  check(task.caption_dropout == 0 && !task.masked && !task.sizes, Code::invalid_config,
-        "dataset_type synthetic makes encoded samples here, which have no masks, no sizes and no empty caption; try "
-        "without caption_dropout, masked_loss, alpha_mask, enable_bucket and original_size_conditioning");
+  check(
+      task.caption_dropout == 0 && !task.masked && !task.sizes && c.images.frame_buckets.empty(), Code::invalid_config,
+      "dataset_type synthetic makes encoded samples here, which have no masks, no sizes and no empty caption; try "
+      "without caption_dropout, masked_loss, alpha_mask, enable_bucket, frame_buckets and original_size_conditioning");
   task.size = {k.synthetic_override_height.value_or(task.size.height),
                k.synthetic_override_width.value_or(task.size.width),
                k.synthetic_override_num_frames.value_or(task.size.frames)};
@@ -161,6 +171,8 @@ void open_made_samples(const RunModels& models, TrainingData& data) {
     }
     where.synthetic_arrays[f.name] = f.shape;
   }
+  if (task.images)
+    for (const Field& f : task.family->image_fields(task.size)) where.synthetic_arrays[f.name] = f.shape;
   log_info("{} Synthetic Data Iterator Configuration:", models.folder().pipeline());
   log_info("  samples: {}", where.synthetic_num_samples ? std::to_string(*where.synthetic_num_samples) : "without end");
   log_info("  height {}, width {}, frames {}", task.size.height, task.size.width, task.size.frames);
@@ -186,7 +198,7 @@ void open_images(const RunModels& models, const std::shared_ptr<const RecordSour
   counts.reserve(sorted.records.size());
   for (const auto& records : sorted.records) counts.push_back(static_cast<int64_t>(records.size()));
   data.buckets = sorted.sizes;
-  log_aspect_buckets(sorted.sizes, counts, 1, batches.batch);
+  log_aspect_buckets(sorted.sizes, counts, batches.batch);
   data.batches = image_batches(std::move(sorted), images, batches, tokens);
 }
 
@@ -194,47 +206,31 @@ void open_images(const RunModels& models, const std::shared_ptr<const RecordSour
 void open_encoded_images(RunModels& models, const std::shared_ptr<const RecordSource>& source,
                          const ImageConfig& images, TrainingData& data) {
   const RunConfig& c = models.config();
-  const BatchConfig batches = batch_config(models, data.update_size(models.config().update));
-  const std::vector<LoadedImages> groups = load_in_aspect_buckets(source, images);
-  std::vector<ImageSize> sizes;
-  std::vector<int64_t> counts;
-  for (const LoadedImages& g : groups) {
-    counts.push_back(g.pixels.dims()[0]);
-    const Shape& s = g.pixels.shape();
-    sizes.push_back({s.dim(-3), s.dim(-2), s.rank() == 5 ? s.dim(1) : 1});
-  }
-  log_info("{} {}, {} skipped", std::accumulate(counts.begin(), counts.end(), int64_t{0}),
-           images.clip ? "clips" : "pictures", groups[0].skipped.size());
-  const int64_t copies = c.images.random_flip ? 2 : 1;
-  if (images.buckets) log_aspect_buckets(sizes, counts, copies, batches.batch);
-
-  if (c.model.train_new_vae) train_autoencoder(models, groups[0]);
-  std::vector<Batch> arrays;
-  arrays.reserve(groups.size());
-  const std::string key = cache_key(models);
-  for (const LoadedImages& g : groups) arrays.push_back(encode_dataset(models, g, c.images.random_flip, key));
+  if (c.model.train_new_vae)
+    train_autoencoder(models, cached_samples(cache_pixels(models, source, images).buckets[0], {}));
+  const CachedImages encoded = encode_dataset(models, source, images);
+  log_info("{} {}, {} skipped", encoded.size(), images.clip ? "clips" : "pictures", encoded.skipped);
   if (c.model.train_new_vae) {
-    models.fit_autoencoder(arrays[0].at("moments"));
+    models.fit_autoencoder([&](const auto& take) { encoded.buckets[0]->each_part("moments", take); });
     data.task.family = models.family();
   }
-  for (size_t i = 0; i < groups.size(); ++i) {
-    const LoadedImages& g = groups[i];
-    HostArrays& fields = arrays[i];
-    fields["moments"] = models.family()->latent_scale().apply_to_moments(fields.at("moments"));
-    if (g.mask) fields["mask"] = with_mirrored(g.mask, 0, copies * counts[i]);
-    if (!g.time_ids) continue;
-    HostArray& sizes_said = fields["time_ids"];
-    add_rows(sizes_said, copies * counts[i], 0, g.time_ids);
-    if (copies == 2) set_rows(sizes_said, counts[i], g.mirrored_time_ids);
-  }
   if (c.denoise.caption_dropout > 0) data.constants = constants_of(models.text_encoder().encode({""}));
-  if (images.buckets) {
-    data.batches = in_aspect_buckets(std::move(arrays), batches.batch, batches.stream);
-    data.buckets = sizes;
-  } else {
-    data.batches = in_memory(std::move(arrays[0]), batches.batch, batches.stream.seed, batches.stream.shuffle,
-                             batches.stream.share);
+  const BatchConfig batches = batch_config(models, data.update_size(c.update));
+  std::vector<std::shared_ptr<const Samples>> samples;
+  std::vector<int64_t> counts;
+  for (const auto& bucket : encoded.buckets) {
+    samples.push_back(cached_samples(bucket, images));
+    counts.push_back(bucket->size());
   }
+  if (images.buckets) {
+    data.buckets = encoded.sizes;
+    log_aspect_buckets(data.buckets, counts, batches.batch);
+    data.batches = samples_in_aspect_buckets(std::move(samples), batches.batch, batches.stream);
+  } else {
+    data.batches =
+        sample_batches(samples[0], batches.batch, batches.stream.seed, batches.stream.shuffle, batches.stream.share);
+  }
+  data.batches = scaled(models.family(), std::move(data.batches));
 }
 
 }  // namespace
@@ -250,11 +246,24 @@ ImageConfig image_config(const RunConfig& c, const Family& family) {
                                                 : MaskFrom::none,
                 .mask_downscale = family.downscale(),
                 .sizes = !family.size_fields().empty() && (k.enable_bucket || k.original_size_conditioning)};
+  std::set<int64_t> frames = {1};
   if (family.frame_scale() > 0) {
     const MediaSize size = training_size(c, family);
     family.latent_dims(size);  // throws where the models cannot take it
+    frames = {size.frames};
     p.clip.emplace(ClipConfig{.frames = size.frames, .fps = c.sample.fps});
-    if (!k.enable_bucket) p.buckets = AspectBuckets::of({{size.height, size.width, size.frames}});
+    if (!k.frame_buckets.empty()) frames = std::set(k.frame_buckets.begin(), k.frame_buckets.end());
+    std::vector<ImageSize> sizes;
+    for (int64_t f : frames) {
+      try {
+        family.latent_dims({size.height, size.width, f});
+      } catch (Error& e) {
+        e.note(fmt::format("{} is one of frame_buckets", f));
+        throw;
+      }
+      sizes.push_back({size.height, size.width, f});
+    }
+    if (!k.enable_bucket) p.buckets = AspectBuckets::of(sizes);
   }
   if (!k.enable_bucket) return p;
   check(k.bucket_reso_steps % family.size_multiple() == 0, Code::invalid_config,
@@ -266,7 +275,7 @@ ImageConfig image_config(const RunConfig& c, const Family& family) {
                                        k.max_bucket_reso,
                                        k.bucket_reso_steps,
                                        k.bucket_no_upscale,
-                                       {p.clip ? p.clip->frames : 1}});
+                                       {frames.begin(), frames.end()}});
   return p;
 }
 
@@ -303,6 +312,11 @@ TrainingData open_training_data(RunModels& models) {
   TrainingData data{planned_task(c, models.family(), training_config(models.folder().scheduler_config(), c.scheduler),
                                  models.devices().mesh().devices()),
                     nullptr};
+  const bool from_images = data.task.images && c.denoise.replay_batches.empty() && !makes_samples(c, data.task);
+  check(!from_images || (c.denoise.cache_latents_text_encoder_outputs && !c.reads_encoded_records()),
+        Code::invalid_config,
+        "this model begins its media with images, which are taken from clips and encoded once; try: clips, with "
+        "cache_latents_text_encoder_outputs=true, or replay_batches");
   if (!c.denoise.replay_batches.empty()) {
     open_recorded(c, data);
   } else if (c.is_dreambooth()) {
@@ -348,9 +362,17 @@ HeldOut held_out_samples(RunModels& models, const DenoiseTask& task) {
     where.max_train_samples = c.eval.eval_max_number_of_samples_in_bucket;
     const bool crop = c.images.center_crop || c.images.random_crop;
     ImageConfig config{.resolution = c.images.resolution, .center_crop = crop};
-    if (family->frame_scale() > 0) config = image_config(c, *family);
-    return HeldOut::of(
-        encoded_fields(models, load_in_aspect_buckets(open_source(where), config).front(), task.text->tokens()));
+    if (family->frame_scale() > 0) {
+      config = image_config(c, *family);
+      config.random_flip = false;
+      config.buckets = AspectBuckets::of({{task.size.height, task.size.width, task.size.frames}});
+    }
+    const auto samples =
+        cached_samples(encode_dataset(models, open_source(where), config, text_of(task)).buckets.front(), config);
+    HeldOut held;
+    held.count = samples->size();
+    held.read = [samples, family](int64_t i) { return scaled(*family, batch_of(*samples, {{.index = i, .bits = 0}})); };
+    return held;
   }
   const std::string own_time = "timesteps";
   where.array_columns = family->encoded_columns();

@@ -14,18 +14,6 @@
 
 namespace md {
 
-HeldOut HeldOut::of(HostArrays all) {
-  const int64_t count = all.begin()->second.dims()[0];
-  return {.count = count,
-          .read =
-              [all = std::move(all)](int64_t i) {
-                HostArrays one;
-                for (const auto& [name, a] : all) one[name] = rows(a, i, 1);
-                return one;
-              },
-          .timesteps = {}};
-}
-
 Evaluation::Evaluation(const Devices& devices, const std::vector<const Task*>& tasks, HeldOut samples,
                        const EvalKeys& keys, const StepOptions& step, uint64_t seed,
                        const CompileConfig& compile_config)

@@ -36,9 +36,6 @@ struct HeldOut {
   std::function<HostArrays(int64_t i)> read;
   /// The one timestep of each sample; empty: every sample is measured at every time of the keys.
   std::vector<int64_t> timesteps;
-
-  /// Samples in memory, a row each.
-  static HeldOut of(HostArrays rows);
 };
 
 class Evaluation {

@@ -93,6 +93,8 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                    o.seed, o.complete);
   if (!o.keys.save_optimizer)
     log_info("{}: save_optimizer=false: checkpoints are without moments, and a resumed run will differ", o.title);
+  std::map<std::string, std::string> texts = o.texts;
+  texts["num_model_parameters"] = std::to_string(programs.params().count());
   Recorder recorder({.folder = o.folder,
                      .run_name = o.run_name,
                      .title = o.title,
@@ -101,7 +103,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                      .device_flops = programs.device_flops(0),
                      .device_peak_flops = devices.client().peak_flops(o.step.scope.activations),
                      .config = o.metrics,
-                     .texts = o.texts});
+                     .texts = std::move(texts)});
   ProfileWindow profile(devices, o.profile, o.folder + "/tensorboard", first);
   LoopView view{at, devices, programs, state, recorder};
   std::vector<Hook> hooks = {{[&](const Progress& p) { return profile.ends(p.done); },

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,13 @@ inline Outcome maxdiffusion(const std::vector<std::string>& words, const std::st
     line += " '" + word + "'";
   }
   return shell(line);
+}
+
+/// What the files of a folder hold, one after the other.
+inline std::string all_files(const std::string& folder) {
+  std::string all;
+  for (const auto& file : std::filesystem::directory_iterator(folder)) all += read_file(file.path());
+  return all;
 }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

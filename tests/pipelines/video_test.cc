@@ -2,11 +2,17 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/image.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/video/decode_video.h"
+#include "maxdiffusion/data/video/write_video.h"
+#include "maxdiffusion/encoders/image_conditioner.h"
+#include "maxdiffusion/run/encode_dataset.h"
+#include "maxdiffusion/run/training_data.h"
 #include "tests/cli/command.h"
 
 namespace md {
@@ -221,6 +227,12 @@ TEST_F(VideoTraining, DrawsAfterEachEvaluationAndComparesTheEndWithTheStart) {
   };
   EXPECT_EQ(drawn("still", 1).dims(), (Dims{5, 32, 32, 3}));
   EXPECT_LT(mean_difference(drawn("still", 1), drawn("still", 2)), 2);  // nothing is learned
+  // TensorBoard shows what the file holds.
+  const std::string shown = all_files(t / "still/tensorboard");
+  EXPECT_TRUE(contains(shown, "eval_samples/0"));
+  const HostArray gif = decode_video(shown.substr(shown.find("GIF89a")), "of TensorBoard");
+  ASSERT_EQ(gif.dims(), drawn("still", 1).dims());
+  EXPECT_LT(mean_difference(gif, drawn("still", 1)), 12);
   words.back() = "learning_rate=1e-1";
   o = train("moved", words);
   ASSERT_EQ(o.status, 0) << o.err;
@@ -267,7 +279,7 @@ TEST_F(VideoTraining, OnClipsEvaluatesResumesToTheBitAndIsDrawnWith) {
   four.push_back("max_train_steps=4");
   Outcome o = train("whole", four);
   ASSERT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.err, "bucket 32x32x5: 8 pictures")) << o.err;
+  EXPECT_TRUE(contains(o.err, "bucket 32x32x5: 8 clips")) << o.err;
   EXPECT_TRUE(contains(o.err, "Mean eval loss for timestep 750")) << o.err;
   EXPECT_TRUE(contains(o.err, "Calculated TFLOPs per pass:")) << o.err;
 
@@ -299,6 +311,94 @@ TEST_F(VideoTraining, LearnsInTheStepAndFromTfrecordsWhatTheCacheHolds) {
   o = train("of_others", {"dataset_type=tfrecord", "train_data_dir=" + (t / "records"), "max_train_steps=2",
                           "max_sequence_length=9"});
   EXPECT_EQ(o.status, 0) << o.err;  // records say how long their texts are
+}
+
+TEST_F(VideoTraining, GivesEachClipTheMostFramesOfTheListThatItHas) {
+  for (int i = 0; i < 7; ++i) {
+    HostArray clip(Shape{DType::u8, {i < 3 ? 10 : i < 6 ? 6 : 2, 32, 32, 3}});
+    std::ranges::fill(clip.mutable_view<uint8_t>(), static_cast<uint8_t>(30 * i));
+    make_folders(t / "clips");
+    write_mp4(t / fmt::format("clips/{}.mp4", i), clip, {.fps = 8});
+    write_file_atomic(t / fmt::format("clips/{}.txt", i), fmt::format("clip {}", i));
+  }
+  const std::vector<std::string> words = {"dataset_name=", "train_data_dir=" + (t / "clips"), "max_train_samples=-1"};
+  auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), words.begin(), words.end());
+    return more;
+  };
+  Outcome o = train("mixed", with({"frame_buckets=[9,5]", "max_train_steps=3"}));
+  ASSERT_EQ(o.status, 0) << o.err;
+  for (const char* said : {"bucket 32x32x5: 3 clips", "bucket 32x32x9: 3 clips", "6 clips, 1 skipped",
+                           "6.mp4: too few frames: 2; the shortest bucket has 5", "train transformer 32x32x5: program",
+                           "train transformer 32x32x9: program"})
+    EXPECT_TRUE(contains(o.err, said)) << said << "\n" << o.err;
+  ASSERT_EQ(train("parts", with({"frame_buckets=[9,5]", "max_train_steps=2"})).status, 0);
+  ASSERT_EQ(train("parts", with({"frame_buckets=[9,5]", "max_train_steps=3"})).status, 0);
+  EXPECT_EQ(weights("mixed", 3), weights("parts", 3));
+  o = train("refused", with({"frame_buckets=[5,7]"}));
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "num_frames is 7") && contains(o.err, "7 is one of frame_buckets")) << o.err;
+  o = train("refused", with({"frame_buckets=[5]", "train_new_vae=true"}));
+  EXPECT_TRUE(contains(o.err, "train_new_vae cannot be combined with frame_buckets")) << o.err;
+}
+
+/// Training of a tiny model that begins videos with images.
+class ImageTraining : public VideoTraining {
+ protected:
+  Outcome train(const std::string& name, const std::string& folder, std::vector<std::string> more) {
+    more.push_back("pretrained_model_name_or_path=" + kFolders + folder);
+    return VideoTraining::train(name, more);
+  }
+};
+
+TEST_F(ImageTraining, FromClipsResumesToTheBitAndIsEvaluated) {
+  const std::vector<std::string> evaluated = {"eval_every=2", "eval_data_dir=" + (t / "data/moving-emoji-32-5-8"),
+                                              "timesteps_list=[500]", "eval_max_number_of_samples_in_bucket=2"};
+  std::vector<std::string> four = evaluated;
+  four.push_back("max_train_steps=4");
+  Outcome o = train("whole", "i2v", four);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "Mean eval loss for timestep 500")) << o.err;
+  ASSERT_EQ(train("stopped", "i2v", {"max_train_steps=2"}).status, 0);
+  ASSERT_EQ(train("stopped", "i2v", {"max_train_steps=4"}).status, 0);
+  EXPECT_EQ(weights("whole", 4), weights("stopped", 4));
+  o = train("in_step", "i2v", {"cache_latents_text_encoder_outputs=false"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "this model begins its media with images")) << o.err;
+  o = train("made", "i2v", {"dataset_type=synthetic", "dataset_name=", "max_train_steps=1"});
+  EXPECT_EQ(o.status, 0) << o.err;
+}
+
+TEST_F(ImageTraining, TakesTheFramesOfAClipAsGenerateTakesImages) {
+  for (const auto& [folder, images] : {std::pair{"i2v", 1}, {"flf2v", 2}}) {
+    const std::string model = kFolders + folder;
+    RunConfig c =
+        RunConfig::load(MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                        {"run_name=cached", "output_dir=" + (t / folder), "pretrained_model_name_or_path=" + model,
+                         "max_sequence_length=12", "dataset_name=moving-emoji", "dataset_save_location=" + (t / "data"),
+                         "max_train_samples=3", "height=32", "width=32", "num_frames=5", "fps=8", "random_flip=true"});
+    RunModels models(c, model, Purpose::training);
+    const ImageConfig config = image_config(c, *models.family());
+    const auto source = open_source(source_config(c));
+    const CachedImages cached = encode_dataset(models, source, config);
+    ASSERT_EQ(cached.size(), 3);
+    const HostArray pixels = load_images(source, config).pixels, turned = mirrored(pixels);
+    ImageConditioner generate(models.devices(), models.family(), models.weights_of(), models.media_autoencoder(),
+                              scope_options(c.layers), c.compile);
+    for (int64_t i = 0; i < 3; ++i)
+      for (const auto& [prefix, all] : {std::pair{"", &pixels}, {"mirrored.", &turned}}) {
+        const HostArray clip = row_of(*all, i);
+        std::vector<HostArray> frames = {row_of(clip, 0)};
+        if (images == 2) frames.push_back(row_of(clip, 4));
+        const HostArrays expected = generate.encode({frames}, {32, 32, 5}), found = cached.buckets[0]->read(i);
+        ASSERT_EQ(expected.size(), 2u);
+        for (const auto& [name, a] : expected) {
+          const HostArray kept = found.at(prefix + name);
+          ASSERT_EQ(kept.shape(), row_of(a, 0).shape());
+          EXPECT_LE(largest_difference(kept, row_of(a, 0)), 1e-5) << folder << " " << name << " " << i;
+        }
+      }
+  }
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "maxdiffusion/data/batches/aspect_bucket_batches.h"
 
-#include <cstring>
 #include <numeric>
 
 #include "maxdiffusion/base/error.h"
@@ -43,8 +42,7 @@ AspectBucketOrder::Taken AspectBucketOrder::next() {
     const int64_t s = number * batch_ + row, epoch = s / count, i = s % count;
     std::vector<int64_t>& order = orders_[{bucket, epoch}];
     if (order.empty()) order = order_of(count, seed, epoch, config_.shuffle);
-    out.samples.push_back({order[static_cast<size_t>(i)],
-                           mix(mix(mix(~seed) ^ static_cast<uint64_t>(epoch)) ^ static_cast<uint64_t>(i))});
+    out.samples.push_back({order[static_cast<size_t>(i)], bits_of_sample(seed, epoch, i)});
   }
   return out;
 }
@@ -60,53 +58,45 @@ void AspectBucketOrder::seek(Position p) {
   at_ = p;
 }
 
-std::unique_ptr<Dataset> in_aspect_buckets(std::vector<Batch> buckets, int64_t batch, const StreamConfig& config) {
+std::unique_ptr<Dataset> samples_in_aspect_buckets(std::vector<std::shared_ptr<const Samples>> buckets, int64_t batch,
+                                                   const StreamConfig& config) {
   class InBuckets final : public Dataset {
    public:
-    InBuckets(std::vector<Batch> buckets, const std::vector<int64_t>& counts, int64_t batch, const StreamConfig& config)
+    InBuckets(std::vector<std::shared_ptr<const Samples>> buckets, const std::vector<int64_t>& counts, int64_t batch,
+              const StreamConfig& config)
         : buckets_(std::move(buckets)), order_(counts, batch, config) {}
     Batch next() override {
       const AspectBucketOrder::Taken taken = order_.next();
-      Batch out;
-      for (const auto& [name, from] : buckets_[taken.bucket]) {
-        Dims dims = from.dims();
-        const size_t bytes = from.bytes() / static_cast<size_t>(dims[0]);
-        dims[0] = static_cast<int64_t>(taken.samples.size());
-        HostArray to(Shape{from.dtype(), dims});
-        for (size_t i = 0; i < taken.samples.size(); ++i)
-          std::memcpy(to.mutable_data() + i * bytes, from.data() + static_cast<size_t>(taken.samples[i].index) * bytes,
-                      bytes);
-        out.emplace(name, std::move(to));
-      }
-      return out;
+      return batch_of(*buckets_[taken.bucket], taken.samples);
     }
     Position position() const override { return order_.position(); }
     void seek(Position p) override { order_.seek(p); }
     int64_t size() const override { return order_.size(); }
 
    private:
-    std::vector<Batch> buckets_;
+    std::vector<std::shared_ptr<const Samples>> buckets_;
     AspectBucketOrder order_;
   };
   std::vector<int64_t> counts;
-  for (const Batch& b : buckets) {
-    check(!b.empty(), Code::internal, "buckets: one has no arrays");
-    counts.push_back(b.begin()->second.dims().at(0));
-    for (const auto& [name, a] : b)
-      check(a.dims().at(0) == counts.back(), Code::internal, "buckets: '{}' is {}; expected {} samples on axis 0", name,
-            to_string(a.shape()), counts.back());
-  }
+  counts.reserve(buckets.size());
+  for (const auto& b : buckets) counts.push_back(b->size());
   return std::make_unique<InBuckets>(std::move(buckets), counts, batch, config);
 }
 
-void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<int64_t>& images, int64_t copies,
-                        int64_t batch) {
+std::unique_ptr<Dataset> in_aspect_buckets(std::vector<Batch> buckets, int64_t batch, const StreamConfig& config) {
+  std::vector<std::shared_ptr<const Samples>> all;
+  all.reserve(buckets.size());
+  for (Batch& b : buckets) all.push_back(samples_in_memory(std::move(b)));
+  return samples_in_aspect_buckets(std::move(all), batch, config);
+}
+
+void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<int64_t>& images, int64_t batch) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     const std::string bucket = "bucket " + to_string(sizes[i]);
-    log_info("{}: {} pictures{}", bucket, images[i], copies > 1 ? ", each also mirrored" : "");
-    if (const int64_t samples = images[i] * copies; samples < batch)
-      log_warning("{}: {} do not fill a batch of {}: it has one every {:.3g} epochs, with repeats", bucket, samples,
-                  batch, static_cast<double>(batch) / static_cast<double>(samples));
+    log_info("{}: {} {}", bucket, images[i], sizes[i].frames > 1 ? "clips" : "pictures");
+    if (images[i] < batch)
+      log_warning("{}: {} do not fill a batch of {}: it has one every {:.3g} epochs, with repeats", bucket, images[i],
+                  batch, static_cast<double>(batch) / static_cast<double>(images[i]));
   }
 }
 

@@ -23,13 +23,9 @@ class AspectBucketOrder {
   /// `counts`: samples of each bucket. `batch`: samples of all processes in a batch.
   AspectBucketOrder(std::vector<int64_t> counts, int64_t batch, const StreamConfig& config);
 
-  struct Sample {
-    int64_t index;  // in its bucket
-    uint64_t draw;  // random bits of this sample in this epoch
-  };
   struct Taken {
     size_t bucket = 0;
-    std::vector<Sample> samples;
+    std::vector<DrawnSample> samples;  // by number in the bucket
   };
   Taken next();
   /// Counts the samples of all processes; every process has the same position.
@@ -50,13 +46,14 @@ class AspectBucketOrder {
   std::map<std::pair<size_t, int64_t>, std::vector<int64_t>> orders_;  // of bucket and epoch
 };
 
-/// Arrays held in memory, one group per bucket; `batch` and positions as above. All groups have the same names, and
-/// shapes that differ only in the sizes of images.
+/// Samples of each bucket; `batch` and positions as above. All buckets have the same fields, of shapes that differ only
+/// in the sizes of images.
+std::unique_ptr<Dataset> samples_in_aspect_buckets(std::vector<std::shared_ptr<const Samples>> buckets, int64_t batch,
+                                                   const StreamConfig& config);
+/// The same of samples_in_memory.
 std::unique_ptr<Dataset> in_aspect_buckets(std::vector<Batch> buckets, int64_t batch, const StreamConfig& config);
 
-/// Logs a line per bucket, and a warning for one whose samples (`copies` for each image) do not fill a batch. `batch`:
-/// samples of all processes.
-void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<int64_t>& images, int64_t copies,
-                        int64_t batch);
+/// Logs a line per bucket, and a warning for one whose samples do not fill a batch. `batch`: samples of all processes.
+void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<int64_t>& images, int64_t batch);
 
 }  // namespace md

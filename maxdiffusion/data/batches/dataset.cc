@@ -8,53 +8,57 @@
 #include <thread>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/data/records/shuffle.h"
 
 namespace md {
 namespace {
 
-class InMemory : public Dataset {
+class InMemory final : public Samples {
  public:
-  InMemory(Batch arrays, int64_t batch, uint64_t seed, bool shuffle, const BatchShare& share)
-      : arrays_(std::move(arrays)), batch_(batch), seed_(seed), shuffle_(shuffle) {
+  explicit InMemory(HostArrays arrays) : arrays_(std::move(arrays)) {
     check(!arrays_.empty(), Code::internal, "in_memory: no arrays");
-    check(batch > 0, Code::invalid_config, "batch size: {}; expected > 0", batch);
     const auto& [first, array] = *arrays_.begin();
     for (const auto& [name, a] : arrays_) {
       check(a.shape().rank() > 0 && a.dims()[0] > 0 && array.shape().rank() > 0 && a.dims()[0] == array.dims()[0],
             Code::internal, "in_memory: '{}' is {}, '{}' is {}: axis 0 must be the same number of samples, > 0", first,
             to_string(array.shape()), name, to_string(a.shape()));
     }
-    size_ = array.dims()[0];
+  }
+  int64_t size() const override { return arrays_.begin()->second.dims()[0]; }
+  HostArrays read(const DrawnSample& which) const override {
+    HostArrays out;
+    for (const auto& [name, a] : arrays_) out.emplace(name, row_of(a, which.index));
+    return out;
+  }
+
+ private:
+  HostArrays arrays_;
+};
+
+class SampleBatches final : public Dataset {
+ public:
+  SampleBatches(std::shared_ptr<const Samples> samples, int64_t batch, uint64_t seed, bool shuffle,
+                const BatchShare& share)
+      : samples_(std::move(samples)), batch_(batch), size_(samples_->size()), seed_(seed), shuffle_(shuffle) {
+    check(batch > 0, Code::invalid_config, "batch size: {}; expected > 0", batch);
+    check(size_ > 0, Code::internal, "batches of no samples");
     mine_ = share.rows(batch);
   }
 
   Batch next() override {
-    std::vector<int64_t> rows;
+    std::vector<DrawnSample> rows;
     for (int64_t row = 0; row < batch_; ++row) {
       if (at_.epoch != ordered_epoch_) {
         order_ = order_of(size_, seed_, at_.epoch, shuffle_);
         ordered_epoch_ = at_.epoch;
       }
       if (rows.size() < mine_.size() && mine_[rows.size()] == row)
-        rows.push_back(order_[static_cast<size_t>(at_.index)]);
+        rows.push_back({order_[static_cast<size_t>(at_.index)], bits_of_sample(seed_, at_.epoch, at_.index)});
       if (++at_.index == size_) at_ = {.epoch = at_.epoch + 1};
     }
-    Batch out;
-    for (const auto& [name, from] : arrays_) {
-      Dims dims = from.dims();
-      dims[0] = static_cast<int64_t>(rows.size());
-      HostArray to(Shape{from.dtype(), dims});
-      const size_t bytes = from.bytes() / static_cast<size_t>(size_);
-      std::byte* p = to.mutable_data();
-      for (int64_t row : rows) {
-        std::memcpy(p, from.data() + static_cast<size_t>(row) * bytes, bytes);
-        p += bytes;
-      }
-      out.emplace(name, std::move(to));
-    }
-    return out;
+    return batch_of(*samples_, rows);
   }
   Position position() const override { return at_; }
   void seek(Position p) override {
@@ -66,8 +70,8 @@ class InMemory : public Dataset {
   int64_t size() const override { return size_; }
 
  private:
-  Batch arrays_;
-  int64_t batch_, size_ = 0;
+  std::shared_ptr<const Samples> samples_;
+  int64_t batch_, size_;
   std::vector<int64_t> mine_;  // rows of a batch
   uint64_t seed_;
   bool shuffle_;
@@ -177,9 +181,38 @@ std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth) {
   return std::make_unique<Prefetch>(std::move(source), depth);
 }
 
+std::shared_ptr<const Samples> samples_in_memory(HostArrays arrays) {
+  return std::make_shared<InMemory>(std::move(arrays));
+}
+
+Batch batch_of(const Samples& samples, const std::vector<DrawnSample>& which) {
+  Batch out;
+  const auto n = static_cast<int64_t>(which.size());
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t number = which[static_cast<size_t>(i)].index;
+    const HostArrays one = samples.read(which[static_cast<size_t>(i)]);
+    if (i == 0)
+      for (const auto& [name, a] : one) out.emplace(name, HostArray(batched(n, a.shape())));
+    check(one.size() == out.size(), Code::internal, "sample {} has {} fields, those before have {}", number, one.size(),
+          out.size());
+    for (const auto& [name, a] : one) {
+      const auto to = out.find(name);
+      check(to != out.end() && to->second.shape() == batched(n, a.shape()), Code::internal,
+            "sample {}: '{}' is {}, unlike that of the samples before", number, name, to_string(a.shape()));
+      std::memcpy(to->second.mutable_data() + static_cast<size_t>(i) * a.bytes(), a.data(), a.bytes());
+    }
+  }
+  return out;
+}
+
+std::unique_ptr<Dataset> sample_batches(std::shared_ptr<const Samples> samples, int64_t batch, uint64_t seed,
+                                        bool shuffle, const BatchShare& share) {
+  return std::make_unique<SampleBatches>(std::move(samples), batch, seed, shuffle, share);
+}
+
 std::unique_ptr<Dataset> in_memory(HostArrays arrays, int64_t batch, uint64_t seed, bool shuffle,
                                    const BatchShare& share) {
-  return std::make_unique<InMemory>(std::move(arrays), batch, seed, shuffle, share);
+  return sample_batches(samples_in_memory(std::move(arrays)), batch, seed, shuffle, share);
 }
 
 std::unique_ptr<Dataset> mapped(std::unique_ptr<Dataset> source, std::function<Batch(Batch)> change) {

@@ -58,11 +58,21 @@ class Placed : public RecordSource {
   Placed(std::shared_ptr<const RecordSource> source, std::vector<Place> places)
       : RecordSource(source->name(), source->fingerprint()), source_(std::move(source)), places_(std::move(places)) {}
   int64_t size() const override { return static_cast<int64_t>(places_.size()); }
-  Record read(int64_t index) const override {
-    const auto [shard, offset] = places_[static_cast<size_t>(index)];
-    auto record = source_->open(shard, offset)->next();
-    check(record.has_value(), Code::io, "{}: record {} is not there any more", name(), index);
-    return (*record)();
+  Record read(int64_t index) const override { return find({index})[0](); }
+  /// Those that follow each other are read as they lie.
+  std::vector<PendingRecord> find(const std::vector<int64_t>& numbers) const override {
+    std::vector<PendingRecord> found;
+    std::unique_ptr<ShardReader> reader;
+    int64_t opened = -1;
+    for (int64_t i : numbers) {
+      const auto [shard, offset] = places_[static_cast<size_t>(i)];
+      if (opened != shard || reader->offset() != offset) reader = source_->open(shard, offset);
+      opened = shard;
+      auto record = reader->next();
+      check(record.has_value(), Code::io, "{}: record {} is not there any more", name(), i);
+      found.push_back(std::move(*record));
+    }
+    return found;
   }
 
  private:
@@ -87,11 +97,11 @@ class InBuckets : public Dataset {
     parallel_for(
         static_cast<int64_t>(rows.size()),
         [&](int64_t i, int) {
-          const AspectBucketOrder::Sample& s = taken.samples[static_cast<size_t>(i)];
+          const DrawnSample& s = taken.samples[static_cast<size_t>(i)];
           ImageRow& row = rows[static_cast<size_t>(i)];
           for (size_t later = 0; later < records.size(); ++later) {
             const int64_t record = records[(static_cast<size_t>(s.index) + later) % records.size()];
-            row = image_row([&] { return pictures_.source->read(record); }, s.draw, config_,
+            row = image_row([&] { return pictures_.source->read(record); }, s.bits, config_,
                             &pictures_.sizes[taken.bucket]);
             if (row.fault.empty()) return;
             const std::lock_guard lock(mutex);
@@ -198,7 +208,8 @@ std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> sourc
   return std::make_unique<SourceBatches>(std::move(source), batches, make, std::move(captions));
 }
 
-ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config) {
+ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config,
+                                         bool unread) {
   check_image_config(config);
   constexpr size_t kTogether = 1024;
   std::map<ImageSize, std::vector<int64_t>, SizeOrder> buckets;
@@ -208,6 +219,11 @@ ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> sou
   std::vector<std::string> skipped;
   ReadingProgress progress(source->size());
   const auto sort = [&] {
+    if (!config.buckets || (unread && config.buckets->sizes().size() == 1)) {
+      std::vector<int64_t>& all = buckets[config.buckets ? config.buckets->sizes()[0] : fit_of({1, 1}, config).size];
+      for (; !pending.empty(); pending.pop_back()) all.push_back(number++);
+      return;
+    }
     std::vector<ImageSize> sizes(pending.size());
     std::vector<std::string> reasons(pending.size());
     parallel_for(static_cast<int64_t>(pending.size()), [&](int64_t i, int) {
@@ -250,7 +266,7 @@ ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> sou
   check(!buckets.empty(), Code::io, "{}: no picture of {} fits a bucket; the first: {}", source->name(), number,
         skipped.empty() ? "there is none" : skipped[0]);
   if (!skipped.empty()) log_warning("{}: {} of {} pictures were skipped", source->name(), skipped.size(), number);
-  ImagesInBuckets out{.source = source, .sizes = {}, .records = {}};
+  ImagesInBuckets out{.source = source, .sizes = {}, .records = {}, .skipped = std::ssize(skipped)};
   if (source->shards() > 0) out.source = std::make_shared<Placed>(source, std::move(places));
   for (auto& [size, records] : buckets) {
     out.sizes.push_back(size);

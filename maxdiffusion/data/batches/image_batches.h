@@ -34,10 +34,13 @@ struct ImagesInBuckets {
   std::shared_ptr<const RecordSource> source;  // by number; one that is read in order is opened anew for each record
   std::vector<ImageSize> sizes;                // of the buckets that hold images
   std::vector<std::vector<int64_t>> records;   // of each of them
+  int64_t skipped = 0;                         // images that are left out
 };
-/// Reads the headers of all images; of clips the first frame and the times of all, which reads their files. Throws io
-/// where no image is left.
-ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config);
+/// Reads the headers of all images; of clips the first frame and the times of all, which reads their files. Without
+/// buckets, and with `unread` where there is only one, nothing is read, and all belong to it. Throws io where no image
+/// is left.
+ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config,
+                                         bool unread = false);
 /// Batches of one bucket each, in AspectBucketOrder, with the same arrays. The next image of the bucket takes the place
 /// of one that does not decode; a bucket in which none decodes throws io.
 std::unique_ptr<Dataset> image_batches(ImagesInBuckets images, const ImageConfig& config, const BatchConfig& batches,

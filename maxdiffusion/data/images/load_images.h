@@ -1,8 +1,7 @@
-// All images or clips of a source in memory at once, prepared for training.
+// Images or clips that are prepared together, in memory, not in a step.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,26 +11,21 @@
 namespace md {
 
 struct LoadedImages {
-  HostArray pixels;  // u8 [N, H, W, 3]; of clips u8 [N, F, H, W, 3]
-  /// As in PreparedImage, with axis 0 for the images; absent where not asked for. mirrored_time_ids belong to the
-  /// mirrored images.
-  HostArray mask, time_ids, mirrored_time_ids;
+  HostArray pixels;  // u8 [N, H, W, 3]; of clips u8 [N, F, H, W, 3]; absent where there is none
+  /// As in PreparedImage, with axis 0 for the images; absent where not asked for. mirrored_mask and mirrored_time_ids
+  /// belong to the mirrored images, with random_flip.
+  HostArray mask, mirrored_mask, time_ids, mirrored_time_ids;
   std::vector<std::string> captions, names;
   std::vector<std::string> skipped;  // "file: reason"
-  std::string fingerprint;  // content key of images, captions and options; from each_group: the text that it hashes
 };
-/// Loads every image that decodes, in stored order and not mirrored; decodes on all cores. Each image that does not
-/// decode is named in a warning and listed in `skipped`. Progress is logged every few seconds. Throws io when none
-/// decodes, invalid_config for random_crop or random_start (what changes needs image_batches), internal for a config
-/// with buckets.
+/// Loads these records, by number, not mirrored; decodes on all cores. An image that does not decode, or that is not of
+/// `size` (where that is given), is named in a warning and listed in `skipped`. Throws invalid_config for random_crop
+/// or random_start: what changes needs image_batches.
+LoadedImages load_images(const RecordSource& source, const std::vector<int64_t>& records, const ImageConfig& config,
+                         const ImageSize* size = nullptr);
+/// All records of a source, which must have one size. Throws io when none decodes.
 LoadedImages load_images(const std::shared_ptr<const RecordSource>& source, const ImageConfig& config);
-/// Loads as load_images does, into one element for each bucket that holds images, by width, then height; into one
-/// element without buckets. The first element lists what all of them skipped.
-std::vector<LoadedImages> load_in_aspect_buckets(const std::shared_ptr<const RecordSource>& source,
-                                                 const ImageConfig& config);
-/// Loads as load_images does, but at most `together` images at a time, so that a data set need not fit into memory.
-/// `take` gets the images of one size that were read together. Returns what was skipped, as "file: reason".
-std::vector<std::string> each_group(const std::shared_ptr<const RecordSource>& source, const ImageConfig& config,
-                                    int64_t together, const std::function<void(LoadedImages&& group)>& take);
+/// [..., W, C], mirrored left to right.
+HostArray mirrored(const HostArray& images);
 
 }  // namespace md

@@ -9,10 +9,6 @@
 namespace md {
 namespace {
 
-uint64_t draw_of(uint64_t seed, int64_t epoch, int64_t index) {
-  return mix(mix(mix(~seed) ^ static_cast<uint64_t>(epoch)) ^ static_cast<uint64_t>(index));
-}
-
 class FirstByNumber : public RecordSource {
  public:
   FirstByNumber(std::shared_ptr<const RecordSource> source, int64_t n)
@@ -62,6 +58,12 @@ class FirstOfShards : public RecordSource {
 }  // namespace
 
 Record RecordSource::read(int64_t) const { fail(Code::internal, "{}: records have no numbers here", name()); }
+std::vector<PendingRecord> RecordSource::find(const std::vector<int64_t>& numbers) const {
+  std::vector<PendingRecord> found;
+  found.reserve(numbers.size());
+  for (int64_t i : numbers) found.push_back([this, i] { return read(i); });
+  return found;
+}
 std::unique_ptr<ShardReader> RecordSource::open(int64_t, int64_t) const {
   fail(Code::internal, "{}: there are no shards here", name());
 }
@@ -98,7 +100,7 @@ RecordStream::Next RecordStream::at_place(int64_t epoch, int64_t index) {
     order_ = order_of(size, config_.seed, epoch, config_.shuffle);
     ordered_epoch_ = epoch;
   }
-  return {epoch, draw_of(config_.seed, epoch, index),
+  return {epoch, bits_of_sample(config_.seed, epoch, index),
           [source = source_, i = order_[static_cast<size_t>(index)]] { return source->read(i); }, index};
 }
 
@@ -116,7 +118,8 @@ RecordStream::Next RecordStream::next_in_shards() {
     reader_.reset();
     window_.clear();
   }
-  Next n{at_.epoch, draw_of(config_.seed, at_.epoch, at_.index * config_.share.processes + config_.share.process),
+  Next n{at_.epoch,
+         bits_of_sample(config_.seed, at_.epoch, at_.index * config_.share.processes + config_.share.process),
          std::move(window_[static_cast<size_t>(at_.taken)]), 0};
   ++at_.index, ++at_.taken;
   return n;

@@ -62,6 +62,8 @@ class RecordSource {
   /// Whether records have masks.
   virtual bool masks() const { return false; }
   virtual Record read(int64_t index) const;
+  /// Records by number, to be read while the source is there.
+  virtual std::vector<PendingRecord> find(const std::vector<int64_t>& numbers) const;
   virtual std::unique_ptr<ShardReader> open(int64_t shard, int64_t offset) const;
 
  private:

@@ -31,4 +31,9 @@ inline std::vector<int64_t> order_of(int64_t size, uint64_t seed, int64_t epoch,
   return order;
 }
 
+/// Random bits of the sample at one place of an epoch's order.
+constexpr uint64_t bits_of_sample(uint64_t seed, int64_t epoch, int64_t index) {
+  return mix(mix(mix(~seed) ^ static_cast<uint64_t>(epoch)) ^ static_cast<uint64_t>(index));
+}
+
 }  // namespace md

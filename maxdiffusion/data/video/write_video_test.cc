@@ -11,6 +11,7 @@ extern "C" {
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/gif.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/video/decode_video.h"
 #include "maxdiffusion/data/video/test_videos.h"
@@ -104,6 +105,25 @@ TEST(WriteVideo, SettingsOutOfRangeAreRefused) {
   EXPECT_THROW(encode_mp4(frames, {.quality = 52}, "it"), Error);
   EXPECT_THROW(encode_mp4(HostArray(Shape{DType::u8, {0, 32, 32, 3}}), {}, "it"), Error);
   EXPECT_THROW(encode_mp4(HostArray(Shape{DType::f32, {2, 32, 32, 3}}), {}, "it"), Error);
+}
+
+TEST(EncodeGif, KeepsFewColoursAsTheyAreAndManyNearly) {
+  const HostArray few = grey_frames(5, 20, 31);  // ten colours; lines whose strings grow long
+  HostArray back = decode_video(encode_gif(few, 10), "few.gif");
+  ASSERT_EQ(back.dims(), few.dims());
+  EXPECT_EQ(mean_distance(back, few), 0);
+  const std::vector<double> times = open_video(encode_gif(few, 10), "few.gif", 1)->times();
+  EXPECT_NEAR(times.at(4), 0.4, 1e-6);
+  // More colours than a palette has, and more strings than there are codes.
+  const HostArray many = colours(3, 120, 160);
+  back = decode_video(encode_gif(many, 8), "many.gif");
+  ASSERT_EQ(back.dims(), many.dims());
+  EXPECT_LT(mean_distance(back, many), 6);
+  HostArray noise(Shape{DType::u8, {1, 90, 91, 3}});
+  uint32_t bits = 1;
+  for (uint8_t& v : noise.mutable_view<uint8_t>())
+    v = static_cast<uint8_t>((bits = bits * 1664525 + 1013904223) >> 30 << 6);
+  EXPECT_EQ(mean_distance(decode_video(encode_gif(noise, 8), "noise.gif"), noise), 0);
 }
 
 }  // namespace

@@ -1,0 +1,68 @@
+#include "maxdiffusion/encoders/image_conditioner.h"
+
+#include <algorithm>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/data/images/resize.h"
+
+namespace md {
+
+ImageConditioner::ImageConditioner(const Devices& devices, std::shared_ptr<const Family> family, WeightsOf weights,
+                                   MediaAutoencoder& autoencoder, const ScopeOptions& scope,
+                                   const CompileConfig& compile, int64_t batch)
+    : devices_(devices),
+      family_(std::move(family)),
+      weights_(std::move(weights)),
+      autoencoder_(autoencoder),
+      scope_(text_encoder_options(scope, {})),
+      compile_(compile),
+      batch_(batch) {}
+
+HostArrays ImageConditioner::seen(const HostArray& prepared) {
+  if (!program_) {
+    Graph g(devices_.graph_options());
+    ParamTable params;
+    const Models models = [&](const std::string& component) { return Scope(g, params, component, scope_); };
+    for (const auto& [name, tensor] : family_->encode_images(models, g.input("images", prepared.shape())))
+      g.output(name, tensor);
+    program_.emplace(md::compile(devices_, g, compile_, "image_encoder"));
+    place(devices_, *program_, weights_(params, family_->image_encoder()), kept_);
+  }
+  ArrayMap feed;
+  place(devices_, *program_, HostArrays{{"images", prepared}}, feed);
+  HostArrays out;
+  for (const auto& [name, a] : program_->run(feed, kept_)) out[name] = devices_.get(a);
+  return out;
+}
+
+HostArrays ImageConditioner::encode(const std::vector<std::vector<HostArray>>& samples, const MediaSize& size) {
+  const Family::ImageCount count = family_->images();
+  const int64_t n = std::ssize(samples.at(0)), all = std::ssize(samples);
+  check(n >= count.least, Code::invalid_config, "this model makes videos of {}; {} given",
+        count.least == 2 ? "a first and a last image" : "an image", n == 0 ? "none is" : "one is");
+  check(n <= count.most, Code::invalid_config, "this model takes {}, but {} given",
+        count.most == 0 ? "no images" : "no last image", n == 1 ? "one is" : "two are");
+  if (n == 0) return {};
+  HostArrays out;
+  auto add = [&](int64_t sample, const HostArrays& fields) {
+    for (const auto& [name, a] : fields) add_rows(out[name], all, sample, a);
+  };
+  for (int64_t from = 0; from < all; from += batch_) {
+    const int64_t together = std::min(batch_, all - from);
+    HostArray videos;  // grey but for the images
+    for (int64_t i = 0; i < together; ++i) {
+      const std::vector<HostArray>& images = samples[static_cast<size_t>(from + i)];
+      if (!family_->image_encoder().empty()) add(from + i, seen(family_->prepare_images(images)));
+      std::vector<HostArray> frames;
+      for (const HostArray& image : images)
+        frames.push_back(resize_rgb8(image, size.height, size.width, Filter::lanczos));
+      add_rows(videos, together, i, family_->image_pixels(frames, size));
+    }
+    const HostArray moments = autoencoder_.encode(videos);
+    for (int64_t i = 0; i < together; ++i) add(from + i, family_->image_conditioning(rows(moments, i, 1), n, size));
+  }
+  return out;
+}
+
+}  // namespace md

@@ -1,0 +1,38 @@
+// The images that videos begin and end with, as conditioning: seen by an image encoder, and by the autoencoder as the
+// frames that are known.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "maxdiffusion/encoders/media_autoencoder.h"
+
+namespace md {
+
+/// Refers to `devices` and `autoencoder`. Not thread safe.
+class ImageConditioner {
+ public:
+  /// Of `batch` samples at a time, beside one another in memory.
+  ImageConditioner(const Devices& devices, std::shared_ptr<const Family> family, WeightsOf weights,
+                   MediaAutoencoder& autoencoder, const ScopeOptions& scope, const CompileConfig& compile,
+                   int64_t batch = 1);
+  /// Of each sample the images, u8 [H, W, 3] of any size, the first and perhaps the last; all have as many →
+  /// Family::image_fields, one row for each sample. Throws invalid_config where the family takes more or fewer.
+  HostArrays encode(const std::vector<std::vector<HostArray>>& samples, const MediaSize& size);
+
+ private:
+  /// What the image encoder makes of prepared images.
+  HostArrays seen(const HostArray& prepared);
+  const Devices& devices_;
+  std::shared_ptr<const Family> family_;
+  WeightsOf weights_;
+  MediaAutoencoder& autoencoder_;
+  ScopeOptions scope_;
+  CompileConfig compile_;
+  int64_t batch_;
+  std::optional<Program> program_;  // of the image encoder
+  ArrayMap kept_;                   // its weights
+};
+
+}  // namespace md

@@ -1,0 +1,191 @@
+#include "maxdiffusion/run/encode_dataset.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/data/records/open_source.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::shared_ptr<const RecordSource> synthetic(int64_t samples) {
+  return open_source({.dataset_type = "synthetic", .synthetic_num_samples = samples, .resolution = 8});
+}
+/// What an encoder might make: `floats` numbers of each picture, which begin with those of its pixels' bytes.
+HostArrays made(const LoadedImages& loaded, int64_t floats = 16) {
+  const int64_t n = loaded.pixels.dims()[0];
+  auto of = [&](const HostArray& pixels) {
+    HostArray out = zeros_as(HostArray(Shape{DType::f32, {n, floats}}));
+    auto v = out.mutable_view<float>();
+    const auto p = pixels.view<uint8_t>();
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t k = 0; k < std::min<int64_t>(floats, 24); ++k)
+        v[static_cast<size_t>(i * floats + k)] = p[static_cast<size_t>(i * 8 * 8 * 3 + k)];
+    return out;
+  };
+  return {{"moments", of(loaded.pixels)}, {"mirrored.moments", of(mirrored(loaded.pixels))}};
+}
+LoadedImages with_pixels(const HostArray& pixels) {
+  LoadedImages loaded;
+  loaded.pixels = pixels;
+  return loaded;
+}
+CachedImages cached(const std::string& folder, const std::shared_ptr<const RecordSource>& source, int64_t together,
+                    const EncodeImages& encode, const ImageConfig& config = {.resolution = 8}) {
+  return cache_images(sort_into_aspect_buckets(source, config, true), config, {folder, "key", "arrays", together},
+                      encode);
+}
+bool same(const HostArray& a, const HostArray& b) {
+  return a.shape() == b.shape() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
+}
+
+TEST(CacheImages, GoesOnWhereItWasKilledAndMakesNothingTwice) {
+  const TemporaryFolder t;
+  int64_t seen = 0;
+  auto counting = [&](const LoadedImages& loaded) {
+    if ((seen += std::ssize(loaded.names)) > 20) fail(Code::internal, "killed");
+    return made(loaded);
+  };
+  EXPECT_THROW(cached(t / "cache", synthetic(25), 5, counting), Error);
+  seen = -1000;
+  const CachedImages whole = cached(t / "cache", synthetic(25), 5, counting);
+  EXPECT_EQ(seen, -995);  // the last part
+  ASSERT_EQ(whole.size(), 25);
+  seen = 0;
+  EXPECT_EQ(cached(t / "cache", synthetic(25), 5, counting).size(), 25);
+  EXPECT_EQ(seen, 0);
+  const HostArrays all = made(load_images(synthetic(25), {.resolution = 8}));
+  for (int64_t i = 0; i < 25; ++i)
+    ASSERT_TRUE(same(whole.buckets[0]->read(i).at("moments"), row_of(all.at("moments"), i))) << i;
+}
+
+TEST(CacheImages, NamesSkipsAndCountsWhatDoesNotDecodeEveryTime) {
+  const TemporaryFolder t;
+  make_folders(t / "pictures");
+  for (int i = 0; i < 5; ++i) {
+    HostArray rgb(Shape{DType::u8, {8, 8, 3}});
+    std::ranges::fill(rgb.mutable_view<uint8_t>(), static_cast<uint8_t>(40 * i));
+    write_png(t / fmt::format("pictures/{}.png", i), rgb);
+  }
+  write_file_atomic(t / "pictures/2.png", "no picture");
+  for (int again = 0; again < 2; ++again) {
+    testing::internal::CaptureStderr();
+    const CachedImages all =
+        cached(t / "cache", open_source({.train_data_dir = t / "pictures"}), 2, [](const auto& l) { return made(l); });
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(all.size(), 4);
+    EXPECT_EQ(all.skipped, 1);
+    EXPECT_EQ(all.buckets[0]->read(2).at("moments").view<float>()[0], 120);
+    EXPECT_NE(said.find("skipped " + (t / "pictures/2.png")), std::string::npos) << said;
+    EXPECT_NE(said.find("1 of 5 pictures do not decode and were skipped"), std::string::npos) << said;
+  }
+  for (int i = 0; i < 5; ++i) write_file_atomic(t / fmt::format("pictures/{}.png", i), "no picture");
+  try {
+    cached(t / "cache", open_source({.train_data_dir = t / "pictures"}), 2, [](const auto& l) { return made(l); });
+    FAIL() << "no picture is one";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("none of 5 pictures decodes; the first: "), std::string::npos) << e.what();
+  }
+}
+
+TEST(CachedSamples, AreMirroredByTheirOwnBitsAndAnEpochHasEveryoneOnce) {
+  const TemporaryFolder t;
+  const ImageConfig config{.resolution = 8, .random_flip = true};
+  const CachedImages all = cached(
+      t / "cache", synthetic(40), 7, [](const auto& l) { return made(l); }, config);
+  const auto samples = cached_samples(all.buckets[0], config);
+  auto batches = sample_batches(samples, 8, 3);
+  EXPECT_EQ(batches->size(), 40);
+  // The same pictures, mirrored or not, as those that are read while training.
+  auto read = image_batches(synthetic(40), config, {.stream = {.seed = 3}, .batch = 8}, nullptr);
+  std::vector<HostArray> seen;
+  int64_t mirrored_ones = 0;
+  for (int step = 0; step < 10; ++step) {  // two epochs
+    const HostArray now = batches->next().at("moments"),
+                    expected = made(with_pixels(read->next().at("pixels"))).at("moments");
+    EXPECT_TRUE(same(now, expected)) << step;
+    seen.push_back(now);
+    for (int64_t row = 0; row < 8; ++row)
+      for (int64_t i = 0; i < 40; ++i)
+        mirrored_ones += same(row_of(now, row), all.buckets[0]->read(i).at("mirrored.moments"));
+  }
+  EXPECT_GT(mirrored_ones, 20);
+  EXPECT_LT(mirrored_ones, 60);
+  // Continued from the middle, the same again.
+  auto again = sample_batches(samples, 8, 3);
+  again->seek({.epoch = 0, .index = 24});
+  for (size_t step = 3; step < 10; ++step) EXPECT_TRUE(same(again->next().at("moments"), seen[step])) << step;
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+int64_t data_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;)
+    if (word == "VmData:") {
+      int64_t kib = 0;
+      status >> kib;
+      return kib << 10;
+    }
+  return 0;
+}
+
+TEST(CacheImages, ACacheLargerThanTheMemoryIsMadeAndTrainedFrom) {
+  constexpr int64_t kSamples = 96, kFloats = 1 << 18;  // 2 MiB each, mirrored included: 192 MiB
+  const TemporaryFolder t;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    // 48 MiB for parts of 8 MiB, twice while they are made, and a batch of 2, beside the stacks of the threads.
+    const int64_t stacks = 9 * (int64_t{sysconf(_SC_NPROCESSORS_ONLN)} + 2) << 20;
+    const rlimit limit{static_cast<rlim_t>(data_bytes() + stacks + (48 << 20)), RLIM_INFINITY};
+    ::setrlimit(RLIMIT_DATA, &limit);
+    try {
+      const CachedImages all =
+          cached(t / "cache", synthetic(kSamples), 4, [](const LoadedImages& l) { return made(l, kFloats); });
+      auto batches = sample_batches(cached_samples(all.buckets[0], {}), 2, 1);
+      std::set<std::vector<float>> different;
+      for (int64_t i = 0; i < kSamples / 2; ++i) {
+        const Batch b = batches->next();
+        for (int64_t row = 0; row < 2; ++row) {
+          const HostArray one = row_of(b.at("moments"), row);
+          const auto v = one.view<float>().first(24);
+          different.emplace(v.begin(), v.end());
+        }
+      }
+      ::_exit(std::ssize(different) == kSamples ? 0 : 2);
+    } catch (const std::bad_alloc&) {
+      ::_exit(3);
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "%s\n", e.what());
+      ::_exit(4);
+    }
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 0) << "3: out of memory";
+  int64_t bytes = 0;
+  for (const auto& e : fs::recursive_directory_iterator(t / "cache"))
+    if (e.is_regular_file()) bytes += static_cast<int64_t>(e.file_size());
+  EXPECT_GT(bytes, int64_t{190} << 20);
+}
+#endif
+
+}  // namespace
+}  // namespace md
