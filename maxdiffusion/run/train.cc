@@ -14,6 +14,7 @@
 #include "maxdiffusion/metrics/similarity.h"
 #include "maxdiffusion/run/compatibility.h"
 #include "maxdiffusion/run/generate.h"
+#include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/run/phase.h"
 #include "maxdiffusion/run/train_autoencoder.h"
 #include "maxdiffusion/run/training_data.h"
@@ -38,7 +39,8 @@ std::function<NamedPieces()> initial_matrices(const RunModels& m, const ParamTab
   check_lora_targets(targets, params);
   if (keys.lora_init.empty())
     return [&params, seed = m.config().seed()] { return as_pieces(initial_lora(params, seed)); };
-  const LoraFile file = read_lora(keys.lora_init, lora_targets(m), trained_denoiser(m.config(), *m.family()));
+  const LoraFile file =
+      read_lora(keys.lora_init, lora_targets(m.folder(), *m.family()), trained_denoiser(m.config(), *m.family()));
   return [values = as_pieces(initial_lora(params, file, lora_config(m)))] { return values; };
 }
 
@@ -61,14 +63,11 @@ void complete_checkpoint(RunModels& m, CheckpointContent& content, const ParamTa
                          const NamedPieces& trained) {
   m.complete(content);
   if (!m.config().lora.train_lora) return;
-  content.more = [file = trained_lora(params, as_arrays(trained), lora_config(m)), names = lora_names(m),
-                  denoiser = trained_denoiser(m.config(), *m.family()),
-                  two = m.family()->text_encoders().size() == 2](const std::string& to) {
-    write_peft_lora(to, file, names);
-    if (names.others.contains(denoiser))
-      write_comfyui_lora(to + "/lora_comfyui.safetensors", file, names);
-    else
-      write_kohya_lora(to + "/lora_kohya.safetensors", file, names, two);
+  content.more = [&m, file = trained_lora(params, as_arrays(trained), lora_config(m))](const std::string& to) {
+    write_peft_lora(to, file, lora_names(m.folder(), *m.family()));
+    const char* layout = m.family()->original_lora_names() ? "comfyui" : "kohya";
+    write_lora_layout(fmt::format("{}/lora_{}.safetensors", to, layout), file, m.folder(), *m.family(), layout,
+                      kohya_metadata(m.config(), *m.family()));
   };
 }
 
