@@ -1,5 +1,6 @@
 // The command: finds the subcommand, hands it the remaining words, and is the one place where errors are caught.
 // A subcommand is one function and one line of kCommands.
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -15,7 +16,9 @@
 #include "maxdiffusion/data/storage/storage.h"
 #include "maxdiffusion/data/video/moving_emoji.h"
 #include "maxdiffusion/run/compile_ahead.h"
+#include "maxdiffusion/run/convert.h"
 #include "maxdiffusion/run/generate.h"
+#include "maxdiffusion/run/lora_tools.h"
 #include "maxdiffusion/run/plan.h"
 #include "maxdiffusion/run/train.h"
 
@@ -74,6 +77,47 @@ void prepare_tfrecords(const Words& words) {
   fmt::print("{} records in {}\n", md::prepare_tfrecords(c), c.tfrecords.tfrecords_dir);
 }
 
+/// Reads the words from the `first` on as key=value.
+template <class... Keys>
+void assign(const Words& words, size_t first, Keys&... configs) {
+  md::KeyList keys;
+  (keys.add(configs), ...);
+  keys.assign(md::ConfigSource::from_text("", Words(words.begin() + static_cast<long>(first), words.end())));
+}
+
+void convert(const Words& words) {
+  md::check(words.size() >= 2, md::Code::invalid_config,
+            "convert: two paths are needed; try: convert FOLDER FILE.safetensors");
+  md::ConvertKeys config;
+  assign(words, 2, config);
+  md::convert(words[0], words[1], config);
+}
+
+void lora(const Words& words) {
+  constexpr std::pair<const char*, size_t> kTools[] = {{"merge", 2}, {"extract", 3}, {"resize", 2}, {"info", 1}};
+  const auto tool = std::ranges::find_if(kTools, [&](auto& t) { return !words.empty() && words[0] == t.first; });
+  md::check(tool != std::end(kTools), md::Code::invalid_config,
+            "lora: say what: merge MODEL OUT, extract MODEL TUNED OUT, resize FILE OUT or info FILE");
+  const size_t paths = tool->second;
+  md::check(words.size() > paths, md::Code::invalid_config, "lora {}: {} paths are needed", words[0], paths);
+  if (words[0] == "merge") {
+    md::ConvertKeys config;
+    md::LoraKeys files;
+    assign(words, 3, config, files);
+    md::convert(words[1], words[2], config, files);
+  } else if (words[0] == "extract") {
+    md::ExtractKeys config;
+    assign(words, 4, config);
+    md::extract_lora(words[1], words[2], words[3], config);
+  } else if (words[0] == "resize") {
+    md::ResizeKeys config;
+    assign(words, 3, config);
+    md::resize_lora(words[1], words[2], config);
+  } else {
+    md::check(words.size() == 2, md::Code::invalid_config, "lora info: one file is expected");
+    md::print_lora(words[1]);
+  }
+}
 void compile(const Words& words) { md::compile_for_topology(config_of("compile", words)); }
 
 void inspect(const Words& words) {
@@ -105,6 +149,12 @@ constexpr Command kCommands[] = {
      generate_controlnet},
     {"compile", "CONFIG topology=v5p:2x2x1 [key=value …]",
      "compile the training step for TPUs that are not here, and say what it would take there", compile},
+    {"convert", "IN OUT [format=diffusers|single_file] [dtype=float16] [component=NAME] [ema=false] [key=value …]",
+     "write a model in the other layout: a folder as diffusers has it, or a single file", convert},
+    {"lora",
+     "merge MODEL OUT lora_files=FILE,… [key=value …] | extract MODEL TUNED OUT [rank=16] [key=value …] | "
+     "resize FILE OUT rank=8 [energy=0.9] | info FILE",
+     "put LoRA files into a model, take one out of two models, make one thinner, look at one", lora},
     {"inspect", "keys | config|mesh|params|batch|graph|program|memory CONFIG [key=value …]",
      "print every key with its default and meaning, or the value of one stage of a run", inspect},
     {"prepare_tfrecords", "CONFIG [key=value …]", "write the data of a config as TFRecord files, encoded or as it is",

@@ -224,6 +224,7 @@ md_tests(families USES run QUICK ToyFamily.*:RunConfig.*:ReferenceKeys.*:WanFile
 md_tests(cli DEVICE USES data SHARDS 6 COST 60
          QUICK Docs*:FreshMachine.*:Program.*:Train.WritesEverythingARunPromises)
 add_dependencies(cli_tests profiling)
+md_tests(single_file DEVICE USES families COST 30)
 md_tests(remote USES data)
 target_sources(cli_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/remote/bucket_server.cc)
 md_tests(pipelines DEVICE USES run SHARDS 3 COST 30)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "maxdiffusion/base/error.h"
+
 namespace md {
 namespace {
 
@@ -116,6 +118,17 @@ HostArray channels_first(const HostArray& x) {
   Dims dims = x.dims();
   std::rotate(dims.begin() + 1, dims.end() - 1, dims.end());
   return swapped(x, dims, product(x.dims(), 1, x.dims().size() - 1), x.dims().back());
+}
+
+HostArray transposed(const HostArray& matrix) {
+  check(matrix.dims().size() == 2, Code::internal, "transposed: {} is no matrix", to_string(matrix.shape()));
+  const size_t rows = static_cast<size_t>(matrix.dims()[0]), columns = static_cast<size_t>(matrix.dims()[1]),
+               bytes = size_of(matrix.dtype());
+  HostArray out(Shape{matrix.dtype(), {matrix.dims()[1], matrix.dims()[0]}});
+  std::byte* to = out.mutable_data();
+  for (size_t i = 0; i < columns; ++i)
+    for (size_t k = 0; k < rows; ++k, to += bytes) std::memcpy(to, matrix.data() + (k * columns + i) * bytes, bytes);
+  return out;
 }
 
 }  // namespace md

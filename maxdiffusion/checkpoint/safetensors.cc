@@ -14,6 +14,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors_dtype.h"
 
 namespace md {
@@ -188,19 +189,54 @@ bool is_pickled(const std::string& file) {
 std::string conversion_of(const std::string& file) {
   return fmt::format(
       "try: convert it in Python, with save_pretrained of diffusers or safetensors.torch.save_file(torch.load('{}', "
-      "map_location='cpu', weights_only=True), 'NAME.safetensors')",
+      "map_location='cpu', weights_only=True), 'NAME.safetensors'); of a whole model's .ckpt save the member "
+      "'state_dict', without what is no tensor",
       file);
 }
 
-/// The file of a folder that holds its weights, or an error that says what lies there instead.
-std::string find_in_folder(const std::string& folder) {
-  for (const char* stem : {"diffusion_pytorch_model", "model"})
-    for (const char* suffix : {".safetensors", ".safetensors.index.json"})
-      if (auto p = fs::path(folder) / (std::string(stem) + suffix); exists(p)) return p;
+constexpr std::string_view kStems[] = {"diffusion_pytorch_model", "model"};
+
+/// The variant that a name of a file of whole weights, or of an index, says: "fp16" of "model.fp16.safetensors" and
+/// "model.safetensors.index.fp16.json". Empty: it says none, or is of one shard.
+std::string variant_of(const std::string& name) {
+  for (std::string_view stem : kStems) {
+    if (!name.starts_with(stem)) continue;
+    const std::string rest = name.substr(stem.size());
+    for (const auto& [begin, end] : {std::pair<std::string_view, std::string_view>{".safetensors.index.", ".json"},
+                                     {".", ".safetensors.index.json"},
+                                     {".", ".safetensors"}}) {
+      if (!rest.starts_with(begin) || !rest.ends_with(end) || rest.size() <= begin.size() + end.size()) continue;
+      const std::string variant = rest.substr(begin.size(), rest.size() - begin.size() - end.size());
+      if (variant.find_first_of(".-") == std::string::npos) return variant;
+    }
+  }
+  return "";
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> here;
   std::error_code ec;
   for (const auto& f : fs::directory_iterator(folder, ec)) here.push_back(f.path().filename());
   std::sort(here.begin(), here.end());
+  return here;
+}
+
+/// The file of a folder that holds its weights, or an error that says what lies there instead.
+std::string find_in_folder(const std::string& folder) {
+  for (std::string_view stem : kStems)
+    for (const char* suffix : {".safetensors", ".safetensors.index.json"})
+      if (auto p = fs::path(folder) / (std::string(stem) + suffix); exists(p)) return p;
+  const std::vector<std::string> here = names_in(folder);
+  std::set<std::string> variants;
+  for (const std::string& name : here)
+    if (const std::string variant = variant_of(name); !variant.empty()) variants.insert(variant);
+  check(variants.size() < 2, Code::io,
+        "read '{}': the folder holds weights of the variants {} and no plain ones; say by variant= which", folder,
+        fmt::join(variants, ", "));
+  if (!variants.empty()) {
+    log_info("'{}' holds weights of the variant {} alone, which are taken", folder, *variants.begin());
+    return file_of_variant(folder, *variants.begin());
+  }
   Error e(Code::io, fmt::format("read '{}': the folder holds no diffusion_pytorch_model.safetensors, "
                                 "model.safetensors or an index of one",
                                 folder));
@@ -209,7 +245,7 @@ std::string find_in_folder(const std::string& folder) {
     e.note("try: this is a whole pipeline; name one of its folders, such as unet, vae or text_encoder");
   } else if (f = first([](auto& s) { return ends_with(s, ".safetensors") || ends_with(s, ".safetensors.index.json"); });
              f != here.end()) {
-    e.note(fmt::format("try: '{}' is there (another variant or name); give the path of that file itself", *f));
+    e.note(fmt::format("try: '{}' is there, under another name; give the path of that file itself", *f));
   } else if (f = first([](auto& s) { return is_pickled(s) || ends_with(s, ".msgpack"); }); f != here.end()) {
     e.note(fmt::format("'{}' is there, which is not read here", *f)).note(conversion_of(folder + "/" + *f));
   } else {
@@ -222,6 +258,22 @@ std::string find_in_folder(const std::string& folder) {
 
 }  // namespace
 
+std::string file_of_variant(const std::string& folder, const std::string& variant) {
+  for (const std::string& name : names_in(folder))
+    if (!variant.empty() && variant_of(name) == variant) return fs::path(folder) / name;
+  return "";
+}
+
+bool has_variant(const std::string& file) {
+  const std::string name = fs::path(file).filename();
+  return std::ranges::none_of(kStems, [&](std::string_view stem) {
+    const std::string rest = name.starts_with(stem) ? name.substr(stem.size()) : ".other";
+    return rest.starts_with(".safetensors")
+               ? !rest.starts_with(".safetensors.index.") || rest == ".safetensors.index.json"
+               : rest.starts_with("-");
+  });
+}
+
 SafetensorsReader SafetensorsReader::open(const std::string& path) {
   SafetensorsReader r;
   std::error_code ec;
@@ -229,7 +281,7 @@ SafetensorsReader SafetensorsReader::open(const std::string& path) {
   if (is_pickled(file) && exists(file))
     throw Error(Code::io, fmt::format("read '{}': a pickled file; only safetensors are read", file))
         .note(conversion_of(file));
-  if (!ends_with(file, ".index.json")) {
+  if (!ends_with(file, ".json")) {
     OneFile one = read_one(file);
     for (const auto& [name, array] : one.tensors) r.files_[name] = file;
     r.tensors_ = std::move(one.tensors);

@@ -16,8 +16,9 @@ namespace md {
 class SafetensorsReader {
  public:
   /// `path`: a .safetensors file, a .safetensors.index.json, or a folder holding one of diffusers' or transformers'
-  /// usual names. Throws io naming file, tensor and offset for truncated, overlapping or lying headers, and saying how
-  /// to convert a pickled file.
+  /// usual names; where it holds only one variant ("model.fp16.safetensors"), that, with a line in the log. Throws io
+  /// naming file, tensor and offset for truncated, overlapping or lying headers, and saying how to convert a pickled
+  /// file.
   static SafetensorsReader open(const std::string& path);
   const HostArrays& tensors() const& { return tensors_; }
   /// By value, so that a loop over open(…).tensors() holds what it walks.
@@ -30,6 +31,11 @@ class SafetensorsReader {
   HostArrays tensors_;
   std::map<std::string, std::string> metadata_, files_;
 };
+
+/// The file or index of a folder that holds its weights in a variant, such as "fp16"; empty: there is none.
+std::string file_of_variant(const std::string& folder, const std::string& variant);
+/// Whether a weights file's name says a variant.
+bool has_variant(const std::string& file);
 
 /// Writes one file, to a temporary name, fsynced, renamed. Throws io (disk full: what was there stays). The default
 /// metadata is what transformers asks for before it loads a file.

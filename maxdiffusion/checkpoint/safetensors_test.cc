@@ -254,10 +254,34 @@ TEST(SafetensorsReader, SaysWhatAFolderHoldsInstead) {
   EXPECT_TRUE(has(open_error(t.path()), "nothing"));
   std::ofstream(t / "diffusion_pytorch_model.bin").close();
   EXPECT_TRUE(has(open_error(t.path()), "convert it"));
-  std::ofstream(t / "diffusion_pytorch_model.fp16.safetensors").close();
-  EXPECT_TRUE(has(open_error(t.path()), "'diffusion_pytorch_model.fp16.safetensors' is there"));
+  std::ofstream(t / "unet.safetensors").close();
+  EXPECT_TRUE(has(open_error(t.path()), "'unet.safetensors' is there"));
   std::ofstream(t / "model_index.json").close();
   EXPECT_TRUE(has(open_error(t.path()), "whole pipeline"));
+}
+
+TEST(SafetensorsReader, TakesTheOnlyVariantOfAFolder) {
+  TemporaryFolder t;
+  write_safetensors(t / "model.fp16.safetensors", odd_shapes());
+  expect_same(SafetensorsReader::open(t.path()).tensors(), odd_shapes());
+  EXPECT_EQ(file_of_variant(t.path(), "fp16"), t / "model.fp16.safetensors");
+  EXPECT_EQ(file_of_variant(t.path(), "fp8"), "");
+  write_safetensors(t / "model.bf16.safetensors", all_types());
+  EXPECT_TRUE(has(open_error(t.path()), "of the variants bf16, fp16 and no plain ones; say by variant= which"));
+  write_safetensors(t / "model.safetensors", all_types());
+  expect_same(SafetensorsReader::open(t.path()).tensors(), all_types());
+  fs::remove(t / "model.safetensors");
+  fs::remove(t / "model.bf16.safetensors");
+  // In shards, the index has the variant behind its own name.
+  fs::remove(t / "model.fp16.safetensors");
+  write_sharded_safetensors(t.path(), "model.fp16", all_types(), 60);
+  fs::rename(t / "model.fp16.safetensors.index.json", t / "model.safetensors.index.fp16.json");
+  expect_same(SafetensorsReader::open(t.path()).tensors(), all_types());
+  for (const char* name : {"model.fp16.safetensors", "model.safetensors.index.fp16.json",
+                           "diffusion_pytorch_model.fp16-00001-of-00002.safetensors"})
+    EXPECT_TRUE(has_variant(name)) << name;
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors"})
+    EXPECT_FALSE(has_variant(name)) << name;
 }
 
 TEST(SafetensorsReader, SaysHowToConvertAPickledFile) {

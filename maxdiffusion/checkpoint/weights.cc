@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 
@@ -61,6 +62,17 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
+/// An array of a file, or what it is made of when read.
+struct Taken {
+  HostArray array;
+  bool is_transposed = false;
+
+  HostArray read(DType type) const {
+    const HostArray as_wanted = array.cast(type);
+    return is_transposed ? transposed(as_wanted) : as_wanted;
+  }
+};
+
 /// Matches names against one file and remembers what went wrong.
 class Matcher {
  public:
@@ -69,29 +81,36 @@ class Matcher {
   }
 
   /// As the file holds it; an empty array, and a noted trouble, where the file cannot give it.
-  HostArray take(const std::string& name, const Shape& shape) {
-    const std::string* found = find(name);
+  Taken take(const std::string& name, const Shape& shape) {
+    const std::optional<OtherName> found = find(name);
     if (!found) {
       missing_.push_back(name);
       return {};
     }
-    unused_.erase(*found);
-    const HostArray& array = file_.tensors().at(*found);
-    if (without_trailing_ones(array.dims()) != without_trailing_ones(shape.dims) ||
+    const std::string key = found->whole();
+    unused_.erase(key);
+    if (options_.taken) options_.taken->insert(key);
+    if (!found->prefix.empty()) prefixes_.insert(found->prefix);
+    const HostArray& array = file_.tensors().at(key);
+    Dims wanted = without_trailing_ones(shape.dims);
+    if (found->transposed && wanted.size() == 2) std::swap(wanted[0], wanted[1]);
+    if (!wanted.empty()) wanted[0] *= found->parts;
+    if (without_trailing_ones(array.dims()) != wanted ||
         (array.dtype() != shape.dtype && !(is_float(array.dtype()) && is_float(shape.dtype)))) {
-      other_shape_.push_back(fmt::format("'{}' is {} in '{}', the model wants {}", *found, to_string(array.shape()),
-                                         file_.file_of(*found), to_string(shape)));
+      other_shape_.push_back(
+          fmt::format("'{}' is {} in '{}', the model wants {}{}", key, to_string(array.shape()), file_.file_of(key),
+                      found->parts > 1 ? fmt::format("of {} equal parts ", found->parts) : "", to_string(shape)));
       return {};
     }
-    return array.reshaped(shape.dims);
+    const Shape part{array.dtype(), shape.dims};
+    if (found->transposed) return {array, true};
+    return {HostArray(part, array.owner(), array.data() + found->part * part.bytes())};
   }
 
   void finish(const std::string& path) {
     std::vector<std::string> unused;
     for (const std::string& n : unused_)
-      if (std::none_of(options_.ignorable.begin(), options_.ignorable.end(),
-                       [&](auto& end) { return n.ends_with(end); }))
-        unused.push_back(n);
+      if (!is_ignorable(n)) unused.push_back(n);
     const size_t counted_unused = options_.allow_unused ? 0 : unused.size();
     if (missing_.empty() && other_shape_.empty() && counted_unused == 0) return;
     Error e(Code::io, fmt::format("load weights from '{}': {} missing, {} unused, {} of another shape", path,
@@ -107,24 +126,27 @@ class Matcher {
   }
 
  private:
-  const std::string* find(const std::string& name) const {
-    auto in_file = [&](const std::string& n) {
-      auto it = file_.tensors().find(n);
-      return it == file_.tensors().end() ? nullptr : &it->first;
-    };
-    if (auto* n = in_file(name)) return n;
+  bool is_ignorable(const std::string& n) const {
+    const auto& beginnings = options_.other_names.unneeded;
+    return std::ranges::any_of(options_.ignorable, [&](auto& end) { return n.ends_with(end); }) ||
+           std::ranges::any_of(beginnings, [&](auto& beginning) { return n.starts_with(beginning); }) ||
+           (!prefixes_.empty() && std::ranges::none_of(prefixes_, [&](auto& p) { return n.starts_with(p); }));
+  }
+
+  std::optional<OtherName> find(const std::string& name) const {
+    if (file_.tensors().contains(name)) return OtherName{.name = name};
     for (const NameAlias& alias : options_.aliases)
-      if (auto other = respelled(name, alias))
-        if (auto* n = in_file(*other)) return n;
-    if (options_.other_names)
-      for (const std::string& other : options_.other_names(name))
-        if (auto* n = in_file(other)) return n;
-    return nullptr;
+      if (auto other = respelled(name, alias); other && file_.tensors().contains(*other))
+        return OtherName{.name = *other};
+    if (options_.other_names.of)
+      for (const OtherName& other : options_.other_names.of(name))
+        if (file_.tensors().contains(other.whole())) return other;
+    return std::nullopt;
   }
 
   const SafetensorsReader& file_;
   const LoadOptions& options_;
-  std::set<std::string> unused_;
+  std::set<std::string> unused_, prefixes_;  // of OtherName
   std::vector<std::string> missing_, other_shape_;
 };
 
@@ -135,15 +157,16 @@ std::string layer_name(const std::string& name, size_t star, int64_t layer) {
 /// What of the file makes one wanted weight: itself, or the layers of a stack.
 struct Found {
   WantedWeight wanted;
-  std::vector<HostArray> parts;
+  std::vector<Taken> parts;
 
-  HostArray read() const {
-    const Shape& shape = wanted.shape;
-    if (wanted.name.find('*') == std::string::npos) return parts[0].cast(shape.dtype);
+  HostArray read(bool keep_type) const {
+    Shape shape = wanted.shape;
+    if (keep_type) shape.dtype = parts.at(0).array.dtype();
+    if (wanted.name.find('*') == std::string::npos) return parts[0].read(shape.dtype);
     HostArray all(shape);
     std::byte* to = all.mutable_data();
-    for (const HostArray& part : parts) {
-      const HostArray layer = part.cast(shape.dtype);
+    for (const Taken& part : parts) {
+      const HostArray layer = part.read(shape.dtype);
       std::memcpy(to, layer.data(), layer.bytes());
       to += layer.bytes();
     }
@@ -184,10 +207,10 @@ std::function<HostArrays()> open_weights(const std::string& path, const std::vec
   std::vector<Found> found;
   for (const WantedWeight& w : wanted) found.push_back(find(matcher, w));
   matcher.finish(path);
-  return [found, path] {
+  return [found, path, keep = options.keep_types] {
     verify_component(path);
     HostArrays out;
-    for (const Found& f : found) out[f.wanted.name] = f.read();
+    for (const Found& f : found) out[f.wanted.name] = f.read(keep);
     return out;
   };
 }

@@ -4,9 +4,11 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/other_name.h"
 #include "maxdiffusion/mesh/pieces.h"
 
 namespace md {
@@ -31,8 +33,11 @@ struct LoadOptions {
   std::vector<std::string> ignorable = {"embeddings.position_ids", "encoder.embed_tokens.weight",
                                         ".norm_added_q.weight"};
   bool allow_unused = false;  // for a file that holds more than this model
-  /// Names that files of another program give a wanted one, likeliest first; tried last.
-  std::function<std::vector<std::string>(const std::string& wanted)> other_names = {};
+  /// Names of files of another program, tried last. Where they have a prefix, what the file holds under others is of
+  /// other models.
+  OtherNames other_names = {};
+  bool keep_types = false;                 // of the file, not those wanted
+  std::set<std::string>* taken = nullptr;  // gets the names of the file's tensors that were matched
 };
 
 /// Arrays by wanted name. `path` as SafetensorsReader::open takes it. Shapes may differ by sizes of 1 at the end

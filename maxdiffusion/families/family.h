@@ -55,6 +55,12 @@ struct SizeHints {
   std::array<int64_t, 2> original, crop_top_left, target;
 };
 
+/// A file that holds several models in the original program's layout.
+struct SingleFile {
+  std::map<std::string, std::string> prefixes;  // component → what stands before its names; empty: no such files
+  HostArrays more;                              // further tensors, which say what the model is
+};
+
 /// Immutable; thread safe.
 class Family {
  public:
@@ -74,8 +80,16 @@ class Family {
   virtual std::vector<std::string> text_encoders() const { return {}; }
   /// Ends of the names of the layers of a component that get LoRA matrices where no key names any.
   virtual std::vector<std::string> lora_targets(const std::string& component) const;
+  /// Whether LoRA files for other programs have the original program's names (ComfyUI's layout), or else the published
+  /// ones (kohya's).
+  virtual bool original_lora_names() const { return false; }
+  /// What kohya's programs call the model in the metadata of LoRA files: "sd_v1". Empty: they do not know it.
+  virtual std::string kohya_version() const { return ""; }
   /// The table logical_axis_rules of a run that gives none; empty: that of AxisRules::defaults().
   virtual std::string axis_rules() const { return ""; }
+
+  /// How a file in the original program's layout holds these models.
+  virtual SingleFile single_file() const { return {}; }
 
   // --- Captions -----------------------------------------------------------------------------------------------------
   /// Fields of one tokenized caption: "ids", s32 [L].

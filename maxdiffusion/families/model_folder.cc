@@ -3,10 +3,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/text/clip_tokenizer.h"
+#include "maxdiffusion/families/single_file.h"
 
 namespace md {
 namespace {
@@ -36,14 +39,15 @@ std::string tokenizer_class(const std::string& folder, const std::string& in_ind
   return name.is_string() ? name.get<std::string>() : in_index;
 }
 
-/// CLIP's folder may be missing: its vocabulary is always the same.
-std::shared_ptr<const Tokenizer> open_any_tokenizer(const std::string& class_name, const std::string& folder,
-                                                    bool first, std::string bpe_file) {
+/// CLIP's folder may be missing: its vocabulary is always the same. `zero`: texts are padded with token 0, as OpenCLIP
+/// does.
+std::shared_ptr<const Tokenizer> open_any_tokenizer(const std::string& class_name, const std::string& folder, bool zero,
+                                                    std::string bpe_file) {
   const bool has_own = exists(folder + "/vocab.json") || exists(folder + "/tokenizer.json");
   if (!class_name.starts_with("CLIP") || has_own) return open_tokenizer(class_name, folder);
   if (bpe_file.empty()) bpe_file = MD_DEPS_DIR "/open_clip/bpe_simple_vocab_16e6.txt.gz";
   auto t = std::make_shared<ClipTokenizer>(ClipTokenizer::from_bpe(bpe_file));
-  if (!first && !exists(folder)) t->set_pad_id(0);  // "!", as OpenCLIP pads
+  if (zero && !exists(folder)) t->set_pad_id(0);  // "!"
   return t;
 }
 
@@ -60,8 +64,8 @@ std::any ModelFolder::parse(const std::string& class_name, const std::string& fi
   }
 }
 
-void ModelFolder::read_index(const Read& read) {
-  const std::string where = path_ + "/model_index.json";
+void ModelFolder::read_index(const std::string& folder, const Read& read) {
+  const std::string where = folder + "/model_index.json";
   index_ = parse_json(where, files_["model_index.json"] = read("model_index.json"));
   check(index_.is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", where, index_.type_name());
   const json name = index_.value("_class_name", json());
@@ -80,8 +84,8 @@ void ModelFolder::read_index(const Read& read) {
       read("scheduler/scheduler_config.json");
     } else if (find_model_class(class_name)) {
       read(part + "/config.json");
-      components_[part] = {class_name, parse(class_name, part + "/config.json"), path_ + "/" + part};
-    } else if (const std::string name = tokenizer_class(path_ + "/" + part, class_name); is_tokenizer_class(name)) {
+      components_[part] = {class_name, parse(class_name, part + "/config.json"), folder + "/" + part};
+    } else if (const std::string name = tokenizer_class(folder + "/" + part, class_name); is_tokenizer_class(name)) {
       tokenizer_classes_[part] = name;
     } else if (std::ranges::count(kImageProcessors, class_name) > 0) {
       // Under other names ("feature_extractor") it prepares what safety checkers see.
@@ -95,20 +99,64 @@ void ModelFolder::read_index(const Read& read) {
         "{}: there is no scheduler; expected \"scheduler\": [\"diffusers\", \"…Scheduler\"]", where);
 }
 
-ModelFolder ModelFolder::open(const std::string& name, const std::string& bpe_file, const std::string& revision) {
+void ModelFolder::open_tokenizers(const std::string& folder, const FolderOptions& options) {
+  for (const auto& [part, name] : tokenizer_classes_) {
+    const auto config = files_.find(part + "/tokenizer_config.json");  // of a published model without a folder
+    const bool zero =
+        part != "tokenizer" || (config != files_.end() && config->second.find("\"!\"") != std::string::npos);
+    tokenizers_[part] = open_any_tokenizer(name, folder + "/" + part, zero, options.bpe_file);
+    files_.erase(part + "/tokenizer_config.json");  // the tokenizer has files of its own
+  }
+}
+
+void ModelFolder::choose_variant(const std::string& variant) {
+  if (variant.empty()) return;
+  size_t found = 0;
+  for (auto& [name, component] : components_)
+    if (const std::string file = file_of_variant(component.weights, variant); !file.empty())
+      component.weights = file, ++found;
+  check(found > 0, Code::io, "'{}' has no weights of the variant '{}'; such files are called model.{}.safetensors",
+        path_, variant, variant);
+}
+
+void ModelFolder::open_single_file(const FolderOptions& options) {
+  const HostArrays tensors = SafetensorsReader::open(path_).tensors();
+  const SingleFileLayout& layout = find_single_file_layout(path_, tensors);
+  std::string folder;
+  if (!options.single_file_config.empty()) {
+    folder = local_folder(options.single_file_config, options.revision);
+    read_index(folder, [&](const std::string& file) { return files_[file] = read_file(folder + "/" + file); });
+  } else {
+    const std::map<std::string, std::string> texts = layout.texts(tensors);
+    files_ = texts;
+    read_index(path_, [&](const std::string& file) { return texts.at(file); });
+  }
+  for (auto& [name, component] : components_) component.weights = path_;
+  check_single_file(*this, layout, tensors);
+  open_tokenizers(folder, options);
+}
+
+ModelFolder ModelFolder::open(const std::string& name, const FolderOptions& options) {
   check(!name.empty(), Code::invalid_config, "pretrained_model_name_or_path is empty; it names a model folder");
   ModelFolder m;
-  m.path_ = local_folder(name, revision);
-  m.read_index([&m](const std::string& file) { return m.files_[file] = read_file(m.path_ + "/" + file); });
-  for (const auto& [part, name] : m.tokenizer_classes_)
-    m.tokenizers_[part] = open_any_tokenizer(name, m.path_ + "/" + part, part == "tokenizer", bpe_file);
+  if (std::filesystem::is_regular_file(name)) {
+    m.path_ = name;
+    m.open_single_file(options);
+    return m;
+  }
+  check(options.single_file_config.empty(), Code::invalid_config,
+        "single_file_config is given, but '{}' is not a file; a model folder has configs of its own", name);
+  m.path_ = local_folder(name, options.revision);
+  m.read_index(m.path_, [&m](const std::string& file) { return m.files_[file] = read_file(m.path_ + "/" + file); });
+  m.choose_variant(options.variant);
+  m.open_tokenizers(m.path_, options);
   return m;
 }
 
 ModelFolder ModelFolder::from_texts(std::map<std::string, std::string> files) {
   ModelFolder m;
   m.files_ = std::move(files);
-  m.read_index([&m](const std::string& file) {
+  m.read_index("", [&m](const std::string& file) {
     const auto text = m.files_.find(file);
     check(text != m.files_.end(), Code::io, "a model folder needs {}", file);
     return text->second;
@@ -139,15 +187,25 @@ std::map<std::string, std::string> ModelFolder::tokenizer_files() const {
   return out;
 }
 
+OtherNames ModelFolder::other_names(const std::string& component) const {
+  const Component& c = find(component);
+  const ModelClass* known = find_model_class(c.class_name);
+  return known->other_names ? known->other_names(c.config) : OtherNames();
+}
+
 void ModelFolder::add_component(const std::string& name, const std::string& folder) {
-  const std::string file = folder + "/config.json";
-  const json config = parse_json(file, read_file(file));
+  add_component(name, folder, read_file(folder + "/config.json"));
+}
+
+void ModelFolder::add_component(const std::string& name, const std::string& weights, const std::string& text) {
+  const std::string file = weights + (std::filesystem::is_directory(weights) ? "/config.json" : "'s config.json");
+  const json config = parse_json(file, text);
   const json found = config.is_object() ? config.value("_class_name", json()) : json();
   const ModelClass* known = found.is_string() ? find_model_class(found) : nullptr;
   check(known, Code::invalid_config, "{}: _class_name is {}; expected one of: {}", file, found.dump(),
         fmt::join(model_class_names(), ", "));
   try {
-    components_[name] = {known->name, known->read(config), folder};
+    components_[name] = {known->name, known->read(config), weights};
   } catch (Error& e) {
     throw e.note("in " + file);
   }

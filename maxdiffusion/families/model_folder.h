@@ -25,15 +25,25 @@ struct Component {
   std::string weights;     // folder or file of its weights
 };
 
+/// What else says what a model folder is; the keys of the same names.
+struct FolderOptions {
+  std::string bpe_file;            // merges list for CLIP tokenizers whose folder is missing; empty: the installed one
+  std::string revision;            // as local_folder takes it
+  std::string variant;             // "fp16": weights in files of this variant where a component has them; empty: plain
+  std::string single_file_config;  // for a single file: a folder, as local_folder takes it, with all but the weights
+};
+
 class ModelFolder {
  public:
-  /// `name`, `revision`: as local_folder takes them. `bpe_file`: merges list for CLIP tokenizers whose folder is
-  /// missing; empty: the installed one. Throws io where the folder or a file is missing; invalid_config, naming the
-  /// file, where it is damaged, or where it names a class that is not registered or describes no model of its class.
-  static ModelFolder open(const std::string& name, const std::string& bpe_file = "", const std::string& revision = "");
+  /// `name`: as local_folder takes it, or a single file with all models of a pipeline (single_file.h). Throws io where
+  /// the folder or a file is missing, or a single file holds other tensors than its models have; invalid_config, naming
+  /// the file, where it is damaged, or where it names a class that is not registered or describes no model of its
+  /// class.
+  static ModelFolder open(const std::string& name, const FolderOptions& options = {});
   /// A folder given as texts by path ("model_index.json", "unet/config.json", …). It has no weights and no tokenizers.
   static ModelFolder from_texts(std::map<std::string, std::string> files);
 
+  /// Of the folder, or of the single file.
   const std::string& path() const { return path_; }
   /// `_class_name` of model_index.json: "StableDiffusionXLPipeline".
   const std::string& pipeline() const { return pipeline_; }
@@ -69,8 +79,12 @@ class ModelFolder {
 
   /// A model beside the folder's own: `folder` has weights, and config.json, whose _class_name says what it is.
   void add_component(const std::string& name, const std::string& folder);
+  /// Likewise, of weights in a file and the text of a config.json.
+  void add_component(const std::string& name, const std::string& file, const std::string& config);
   /// Replaces a component's config.json.
   void set_config(const std::string& component, const std::string& text);
+  /// What files of other programs call a component's parameters.
+  OtherNames other_names(const std::string& component) const;
   /// The table of a component's parameters.
   ParamTable params(const std::string& component, const ScopeOptions& options = {}) const;
   /// Tables of several components in one.
@@ -78,7 +92,10 @@ class ModelFolder {
 
  private:
   using Read = std::function<std::string(const std::string& file)>;
-  void read_index(const Read& read);
+  void read_index(const std::string& folder, const Read& read);
+  void open_tokenizers(const std::string& folder, const FolderOptions& options);
+  void choose_variant(const std::string& variant);
+  void open_single_file(const FolderOptions& options);
   const Component& find(const std::string& component) const;
   std::any parse(const std::string& class_name, const std::string& file) const;
 

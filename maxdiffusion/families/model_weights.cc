@@ -32,6 +32,7 @@ std::string replacement(const Family& family, const ModelKeys& keys) {
 }
 
 bool has_weights(const std::string& folder) {
+  if (std::filesystem::is_regular_file(folder)) return true;
   std::error_code error;
   for (const auto& file : std::filesystem::directory_iterator(folder, error))
     if (file.path().extension() == ".safetensors") return true;
@@ -49,8 +50,7 @@ std::vector<std::string> published_names(const ParamTable& params, const std::st
 }  // namespace
 
 ModelWeights::ModelWeights(const ModelFolder& folder, uint64_t seed) : seed_(seed) {
-  for (const auto& [name, component] : folder.components())
-    other_names_[name] = find_model_class(component.class_name)->other_names;
+  for (const auto& [name, component] : folder.components()) other_names_[name] = folder.other_names(name);
 }
 
 ModelWeights ModelWeights::for_training(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
@@ -61,6 +61,7 @@ ModelWeights ModelWeights::for_training(const ModelFolder& folder, const Family&
   const auto denoiser = w.locations_.find(family.denoiser());
   if (const std::string files = replacement(family, keys); !files.empty() && denoiser != w.locations_.end())
     denoiser->second = files;
+  w.replace_autoencoder(family, keys);
   return w;
 }
 
@@ -70,7 +71,14 @@ ModelWeights ModelWeights::for_sampling(const ModelFolder& folder, const Family&
   for (const auto& [name, component] : folder.components())
     if (!random_by_key(family, keys, name) || has_weights(component.weights)) w.locations_[name] = component.weights;
   if (const std::string files = replacement(family, keys); !files.empty()) w.locations_[family.denoiser()] = files;
+  w.replace_autoencoder(family, keys);
   return w;
+}
+
+void ModelWeights::replace_autoencoder(const Family& family, const ModelKeys& keys) {
+  if (keys.vae_file.empty()) return;
+  check(!family.autoencoder().empty(), Code::invalid_config, "vae_file is given, but the model has no autoencoder");
+  locations_[family.autoencoder()] = component_files(keys.vae_file, family.autoencoder());
 }
 
 std::string ModelWeights::location(const std::string& component) const {
@@ -81,20 +89,27 @@ std::string ModelWeights::location(const std::string& component) const {
 std::vector<std::string> ModelWeights::linkable(const ParamTable& params, const std::string& component) const {
   const std::string from = location(component);
   if (from.empty() || !std::filesystem::is_directory(from)) return {};
-  if (const OtherNames& others = other_names_.at(component)) {
+  if (const OtherNames& others = other_names_.at(component); others.of) {
     const HostArrays found = SafetensorsReader::open(from).tensors();
     for (const std::string& name : published_names(params, component))
-      for (const std::string& other : others(name))
-        if (!found.contains(name) && found.contains(other)) return {};
+      for (const OtherName& other : others.of(name))
+        if (!found.contains(name) && other.whole() != name && found.contains(other.whole())) return {};
   }
-  return weight_files(from);
+  const std::vector<std::string> files = weight_files(from);
+  // diffusers asks for variants by name, which nobody does of a checkpoint.
+  for (const std::string& file : files)
+    if (has_variant(file)) return {};
+  return files;
 }
 
-std::function<NamedPieces()> ModelWeights::open(const ParamTable& params, const std::string& component) const {
+std::function<NamedPieces()> ModelWeights::open(const ParamTable& params, const std::string& component,
+                                                bool keep_types) const {
   if (const auto given = given_.find(component); given != given_.end())
     return [&params, component, &values = given->second] { return as_pieces(of_component(params, component, values)); };
   if (const std::string files = location(component); !files.empty())
-    return [read = open_component(params, component, files, other_names_.at(component))] { return as_pieces(read()); };
+    return [read = open_component(params, component, files, other_names_.at(component), keep_types)] {
+      return as_pieces(read());
+    };
   return [&params, component, slices = slices_, seed = seed_] {
     NamedPieces out;
     for (const Param& p : params.params()) {
@@ -115,7 +130,7 @@ HostArrays of_component(const ParamTable& params, const std::string& component, 
 }
 
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
-                                           const std::string& weights, const OtherNames& other_names) {
+                                           const std::string& weights, const OtherNames& other_names, bool keep_types) {
   std::vector<const Param*> own;
   std::vector<WantedWeight> wanted;
   for (const Param& p : params.params())
@@ -124,7 +139,7 @@ std::function<HostArrays()> open_component(const ParamTable& params, const std::
       wanted.push_back({p.path, p.shape});
     }
   if (own.empty()) return [] { return HostArrays(); };
-  return [own, read = open_weights(weights, wanted, {.other_names = other_names})] {
+  return [own, read = open_weights(weights, wanted, {.other_names = other_names, .keep_types = keep_types})] {
     HostArrays out, found = read();
     for (const Param* p : own) out[p->input] = found.at(p->path);
     return out;

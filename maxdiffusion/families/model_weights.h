@@ -15,7 +15,7 @@ namespace md {
 /// Keys of the model folder and of what replaces its weights.
 struct ModelKeys {
   std::string pretrained_model_name_or_path, model_name, model_type, revision, clip_bpe_file, unet_checkpoint,
-      lightning_repo, lightning_ckpt;
+      lightning_repo, lightning_ckpt, single_file_config, variant, vae_file;
   std::string wan_transformer_pretrained_model_name_or_path;
   std::optional<int64_t> max_sequence_length;
   std::string train_expert;
@@ -23,7 +23,12 @@ struct ModelKeys {
   template <class V>
   void visit(V&& v) {
     v("pretrained_model_name_or_path", pretrained_model_name_or_path,
-      "model folder in diffusers' layout, or the name of one that the Hugging Face cache holds");
+      "model folder in diffusers' layout, the name of one that the Hugging Face cache holds, or a .safetensors file "
+      "with all models in the original layout");
+    v("single_file_config", single_file_config,
+      "of such a file: model folder with all but the weights; empty: the published model's sizes");
+    v("variant", variant, "such as fp16: weights in files of this variant where the folder has them; empty: plain");
+    v("vae_file", vae_file, "file or folder whose weights replace the autoencoder's, by published or original names");
     v("model_name", model_name, "what the folder must be, as the reference names it; empty: anything");
     v("model_type", model_type, "what it must make, such as T2V or I2V; empty: anything");
     v("revision", revision, "of a name in the Hugging Face cache; empty: main");
@@ -44,8 +49,6 @@ struct ModelKeys {
   }
 };
 
-/// ModelClass::other_names of a component.
-using OtherNames = std::function<std::vector<std::string>(const std::string& name)>;
 /// Which parts of a parameter a process holds.
 using SlicesOf = std::function<std::vector<Slice>(const Param&)>;
 /// Gives the values of those parameters in a table that are a component's, by input name ("unet/conv_in.weight").
@@ -72,13 +75,16 @@ class ModelWeights {
   void set_slices(SlicesOf slices) { slices_ = std::move(slices); }
   /// Throws io now where there are no weights, or naming every missing, unused or misshapen tensor; reads or draws when
   /// the result is called. The table must live until then. Values have the table's storage types.
-  std::function<NamedPieces()> open(const ParamTable& params, const std::string& component) const;
+  /// keep_types: values that come from files have the files' types.
+  std::function<NamedPieces()> open(const ParamTable& params, const std::string& component,
+                                    bool keep_types = false) const;
   HostArrays read(const ParamTable& params, const std::string& component) const {
     return as_arrays(open(params, component)());
   }
 
  private:
   ModelWeights(const ModelFolder& folder, uint64_t seed);
+  void replace_autoencoder(const Family& family, const ModelKeys& keys);
 
   std::map<std::string, std::string> locations_;  // components without one are random
   std::map<std::string, OtherNames> other_names_;
@@ -92,7 +98,8 @@ HostArrays of_component(const ParamTable& params, const std::string& component, 
 /// Matches what `weights` (a folder or file) holds with the component's parameters now; the result reads it. Throws as
 /// ModelWeights::open does. `other_names`: of the component's class.
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
-                                           const std::string& weights, const OtherNames& other_names = {});
+                                           const std::string& weights, const OtherNames& other_names = {},
+                                           bool keep_types = false);
 /// Parameters under their published names: a stacked parameter becomes one array per layer.
 NamedPieces published(const ParamTable& params, const std::string& component, const NamedPieces& values);
 

@@ -49,6 +49,26 @@ class StableDiffusion final : public Family {
     return names;
   }
 
+  /// OpenAI's text encoders kept their names, OpenCLIP's did not.
+  SingleFile single_file() const override {
+    SingleFile f{.prefixes = {{kUNet, "model.diffusion_model."}, {kVae, "first_stage_model."}}};
+    if (texts_.size() == 1) {
+      f.prefixes[texts_[0].component] = open_clip() ? "cond_stage_model.model." : "cond_stage_model.transformer.";
+      return f;
+    }
+    f.prefixes[texts_[0].component] = "conditioner.embedders.0.transformer.";
+    f.prefixes[texts_[1].component] = "conditioner.embedders.1.model.";
+    const float said = 1;
+    if (noise("prediction_type") == "v_prediction")
+      f.more["v_pred"] = HostArray::of<float>({DType::f32, {}}, {&said, 1});
+    if (noise("rescale_betas_zero_snr") == true) f.more["ztsnr"] = HostArray::of<float>({DType::f32, {}}, {&said, 1});
+    return f;
+  }
+  std::string kohya_version() const override {
+    if (texts_.size() == 2) return "sdxl_base_v1-0";
+    return std::string(open_clip() ? "sd_v2" : "sd_v1") + (noise("prediction_type") == "v_prediction" ? "_v" : "");
+  }
+
   std::vector<Field> text_fields() const override {
     std::vector<Field> fields;
     for (const TextPath& t : texts_) fields.push_back({t.ids, {DType::s32, {length()}}});
@@ -227,6 +247,12 @@ class StableDiffusion final : public Family {
   }
 
  private:
+  /// Whether the one text encoder is of OpenCLIP, by its activation.
+  bool open_clip() const { return texts_[0].config.hidden_act == "gelu"; }
+  /// A member of scheduler_config.json; null where there is none.
+  nlohmann::json noise(const char* member) const {
+    return nlohmann::json::parse(folder_.scheduler_config()).value(member, nlohmann::json());
+  }
   bool micro() const { return unet_.addition_embed_type.has_value(); }
   int64_t length() const { return texts_[0].config.max_position_embeddings; }
 

@@ -50,6 +50,8 @@ class Wan final : public Family {
   }
 
   std::string denoiser() const override { return kTransformer; }
+  bool original_lora_names() const override { return true; }
+  SingleFile single_file() const override { return {.prefixes = {{kTransformer, ""}}}; }
   std::vector<std::string> denoisers() const override {
     return folder_.has(kSecond) ? std::vector<std::string>{kTransformer, kSecond}
                                 : std::vector<std::string>{kTransformer};

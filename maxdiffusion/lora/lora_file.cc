@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -74,29 +75,40 @@ std::string without_adapter_name(const std::string& key) {
   return key;
 }
 
+/// Throws invalid_config for keys of methods that are not plain LoRA.
+void check_method(const std::string& path, const std::string& key) {
+  for (const auto& [mark, method] : kOtherMethods)
+    check(key.find(mark) == key.npos, Code::invalid_config, "LoRA '{}': key '{}' is of {}, which is not supported",
+          path, key, method);
+}
+
+/// Null where no ending is known.
+const Ending* ending_of(const std::string& key) {
+  const auto end = std::ranges::find_if(kEndings, [&](const Ending& e) { return key.ends_with(e.text); });
+  return end == std::end(kEndings) ? nullptr : end;
+}
+
 std::optional<Key> understood(const std::string& text, const LoraTargets& targets) {
   const std::string key = without_adapter_name(text);
   std::vector<std::pair<std::string, std::string>> beginnings(std::begin(kBeginnings), std::end(kBeginnings));
   for (const std::string& c : targets.components())
     beginnings.emplace_back(c + ".", c == targets.denoisers().front() ? kDenoiser : c);
-  for (const Ending& e : kEndings) {
-    if (!key.ends_with(e.text)) continue;
-    Key k{.module = key.substr(0, key.size() - std::string_view(e.text).size()), .part = e.part};
-    auto strip = [&](const std::string& beginning) {
-      const bool found = k.module.starts_with(beginning);
-      if (found) k.module.erase(0, beginning.size());
-      return found;
-    };
-    for (bool found = true; found;) {
-      found = strip("base_model.model.");
-      for (const auto& [beginning, component] : beginnings)
-        if (k.component.empty() && strip(beginning)) found = true, k.component = component;
-    }
-    const std::string processor = ".processor";
-    if (const size_t at = k.module.find(processor); at != k.module.npos) k.module.erase(at, processor.size());
-    return k;
+  const Ending* end = ending_of(key);
+  if (!end) return std::nullopt;
+  Key k{.module = key.substr(0, key.size() - std::string_view(end->text).size()), .part = end->part};
+  auto strip = [&](const std::string& beginning) {
+    const bool found = k.module.starts_with(beginning);
+    if (found) k.module.erase(0, beginning.size());
+    return found;
+  };
+  for (bool found = true; found;) {
+    found = strip("base_model.model.");
+    for (const auto& [beginning, component] : beginnings)
+      if (k.component.empty() && strip(beginning)) found = true, k.component = component;
   }
-  return std::nullopt;
+  const std::string processor = ".processor";
+  if (const size_t at = k.module.find(processor); at != k.module.npos) k.module.erase(at, processor.size());
+  return k;
 }
 
 /// The parameter that a key is for; null: there is none.
@@ -222,9 +234,7 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
   for (const auto& tensor : file.tensors()) {
     const std::string& key = tensor.first;
     const HostArray& array = tensor.second;
-    for (const auto& [mark, method] : kOtherMethods)
-      check(key.find(mark) == key.npos, Code::invalid_config, "LoRA '{}': key '{}' is of {}, which is not supported",
-            path, key, method);
+    check_method(path, key);
     const std::optional<Key> k = understood(key, targets);
     const LoraTarget* target = k ? target_of(*k, targets, meant) : nullptr;
     if (!target || !(is_float(array.dtype()) || k->part == Part::alpha)) {
@@ -311,12 +321,76 @@ std::string write_peft_lora(const std::string& folder, const LoraFile& lora, con
   return path;
 }
 
-void write_kohya_lora(const std::string& path, const LoraFile& lora, const LoraNames& names, bool two_text_encoders) {
+LoraContents read_lora_contents(const std::string& path) {
+  const SafetensorsReader file = SafetensorsReader::open(path);
+  const LoraMetadata metadata = LoraMetadata::read(path, file.metadata());
+  LoraContents out{.metadata = file.metadata()};
+  std::map<std::string, NamedPair> pairs;
+  for (const auto& [key, array] : file.tensors()) {
+    check_method(path, key);
+    const Ending* end = ending_of(without_adapter_name(key));
+    if (!end || end->part > Part::alpha) {
+      out.others[key] = array;
+      continue;
+    }
+    const std::string plain = without_adapter_name(key),
+                      module = plain.substr(0, plain.size() - std::string_view(end->text).size());
+    NamedPair& p = pairs[module];
+    p.module = module;
+    if (end->part == Part::alpha) {
+      check(array.shape().elements() == 1, Code::io, "LoRA '{}': '{}' is {}, expected one number", path, key,
+            to_string(array.shape()));
+      p.alpha_key = key, p.pair.alpha = array.to_doubles()[0];
+    } else {
+      (end->part == Part::down ? p.down_key : p.up_key) = key;
+      (end->part == Part::down ? p.pair.down : p.pair.up) = array;
+    }
+  }
+  for (auto& [module, p] : pairs) {
+    check(p.pair.down && p.pair.up, Code::io, "LoRA '{}': {} has not both matrices", path, module);
+    Dims weight = p.pair.down.dims();
+    check(weight.size() >= 2 && p.pair.up.dims().size() >= 2, Code::io, "LoRA '{}': the matrices of {} are {} and {}",
+          path, module, to_string(p.pair.down.dims()), to_string(p.pair.up.dims()));
+    weight[0] = p.pair.up.dims()[0];
+    p.pair.up = with_rank(p.pair.up, weight.size());
+    check_fits(p.pair, weight, fmt::format("{} in '{}'", module, path));
+    check(p.pair.rank() > 0, Code::io, "LoRA '{}': the rank of {} is 0", path, module);
+    const size_t dot = module.find('.');
+    const std::string component = dot == std::string::npos ? "" : module.substr(0, dot);
+    if (p.alpha_key.empty() && metadata.covers(component))
+      p.pair.alpha = metadata.alpha(component, module.substr(component.empty() ? 0 : dot + 1), p.pair.rank());
+    else if (p.pair.alpha_said = p.pair.alpha != 0; !p.pair.alpha_said)
+      p.pair.alpha = static_cast<double>(p.pair.rank());
+    out.pairs.push_back(std::move(p));
+  }
+  check(!out.pairs.empty(), Code::io, "LoRA '{}' holds no pairs of matrices", path);
+  return out;
+}
+
+void put_pair(const NamedPair& old, const LoraPair& pair, HostArrays& out) {
+  out[old.down_key] = pair.down;
+  out[old.up_key] = pair.up;
+  if (!old.alpha_key.empty()) {
+    out[old.alpha_key] = number(pair.alpha);
+  } else if (const double factor = pair.alpha / static_cast<double>(pair.rank()); factor != 1) {
+    const HostArray from = pair.up.cast(DType::f32);
+    HostArray up(from.shape());
+    std::ranges::transform(from.view<float>(), up.mutable_view<float>().begin(),
+                           [factor](float v) { return static_cast<float>(v * factor); });
+    out[old.up_key] = up.cast(pair.up.dtype());
+  }
+}
+
+void write_kohya_lora(const std::string& path, const LoraFile& lora, const LoraNames& names, bool two_text_encoders,
+                      const std::map<std::string, std::string>& more) {
   std::map<std::string, std::string> beginnings = {{"text_encoder", two_text_encoders ? "lora_te1_" : "lora_te_"},
                                                    {"text_encoder_2", "lora_te2_"}};
-  const Metadata metadata = metadata_of(lora, names);
+  Metadata metadata = metadata_of(lora, names);
+  metadata.insert(more.begin(), more.end());
   beginnings[metadata.contains(kComponent) ? metadata.at(kComponent) : names.denoisers.front()] = "lora_unet_";
   HostArrays arrays;
+  std::set<int64_t> ranks;
+  std::set<double> alphas;
   for (const auto& [component, pairs] : lora.pairs) {
     auto begin = beginnings.find(component);
     check(begin != beginnings.end(), Code::invalid_config, "kohya's layout has no name for LoRA matrices of {}",
@@ -326,8 +400,13 @@ void write_kohya_lora(const std::string& path, const LoraFile& lora, const LoraN
       arrays[name + ".lora_down.weight"] = pair.down;
       arrays[name + ".lora_up.weight"] = pair.up;
       arrays[name + ".alpha"] = number(pair.alpha);
+      ranks.insert(pair.rank()), alphas.insert(pair.alpha);
     }
   }
+  // "Dynamic" is kohya's word for ranks that differ.
+  metadata["ss_network_module"] = "networks.lora";
+  metadata["ss_network_dim"] = ranks.size() == 1 ? std::to_string(*ranks.begin()) : "Dynamic";
+  metadata["ss_network_alpha"] = alphas.size() == 1 ? fmt::format("{}", *alphas.begin()) : "Dynamic";
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   if (!parent.empty()) make_folders(parent.string());
   write_safetensors(path, arrays, metadata);
@@ -339,7 +418,7 @@ void write_comfyui_lora(const std::string& path, const LoraFile& lora, const Lor
   const std::string component = metadata.contains(kComponent) ? metadata.at(kComponent) : names.denoisers.front();
   if (const auto pairs = lora.pairs.find(component); pairs != lora.pairs.end())
     for (const auto& [weight, pair] : pairs->second) {
-      const std::string name = "diffusion_model." + module_of(names.others.at(component)(weight).front());
+      const std::string name = "diffusion_model." + module_of(names.others.at(component).of(weight).front().name);
       arrays[name + ".lora_A.weight"] = pair.down;
       arrays[name + ".lora_B.weight"] = pair.up;
       arrays[name + ".alpha"] = number(pair.alpha);

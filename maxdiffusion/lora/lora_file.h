@@ -5,6 +5,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/lora/lora_targets.h"
@@ -48,6 +49,23 @@ std::string summary(const LoraFile& lora);
 /// that do not fit; invalid_config for DoRA, LoHa, LoKr and OFT, and for PEFT options that change the formula.
 LoraFile read_lora(const std::string& path, const LoraTargets& targets, const std::string& denoiser = "");
 
+/// A pair of matrices as a file names it, for what works on files without their model.
+struct NamedPair {
+  std::string module;                       // the keys' beginning
+  std::string down_key, up_key, alpha_key;  // alpha_key is empty where the file has none for the pair
+  LoraPair pair;
+};
+struct LoraContents {
+  std::vector<NamedPair> pairs;
+  HostArrays others;  // tensors of no pair
+  std::map<std::string, std::string> metadata;
+};
+/// Throws as read_lora does for half pairs and methods other than LoRA.
+LoraContents read_lora_contents(const std::string& path);
+/// Adds new matrices under the keys of `old`. Where it has no key for alpha, up is multiplied so that alpha is the
+/// rank.
+void put_pair(const NamedPair& old, const LoraPair& pair, HostArrays& out);
+
 /// Throws io naming both shapes, unless the pair's product has `dims` (of a weight: [out, in] or [out, in, k, k]).
 void check_fits(const LoraPair& pair, const Dims& dims, const std::string& name);
 
@@ -57,7 +75,9 @@ void check_fits(const LoraPair& pair, const Dims& dims, const std::string& name)
 std::string write_peft_lora(const std::string& folder, const LoraFile& lora, const LoraNames& names);
 /// As kohya's trainers and ComfyUI name it, with diffusers' block names. `two_text_encoders`: the model has two, so the
 /// first is called lora_te1, else lora_te.
-void write_kohya_lora(const std::string& path, const LoraFile& lora, const LoraNames& names, bool two_text_encoders);
+/// `metadata` is added to the file's, with ss_network_module, ss_network_dim and ss_network_alpha of these matrices.
+void write_kohya_lora(const std::string& path, const LoraFile& lora, const LoraNames& names, bool two_text_encoders,
+                      const std::map<std::string, std::string>& metadata = {});
 /// As ComfyUI and most trainers name it for models that have other names: diffusion_model.….lora_A.weight and .alpha,
 /// with the first of the other names. Of the denoiser alone; `component` of the metadata as in write_peft_lora.
 void write_comfyui_lora(const std::string& path, const LoraFile& lora, const LoraNames& names);

@@ -1,13 +1,13 @@
 // The parameters that LoRA files can change, found by every name that files give them. The names are made from the
 // models' own parameter tables. Sources: diffusers 0.42, loaders/lora_conversion_utils.py and
-// utils/state_dict_utils.py; CompVis latent-diffusion, openaimodel.py (block names of the original models).
+// utils/state_dict_utils.py.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/other_name.h"
 #include "maxdiffusion/nn/param.h"
 
 namespace md {
@@ -24,7 +24,7 @@ struct LoraNames {
   /// something else says which.
   std::vector<std::string> denoisers;
   /// ModelClass::other_names of components that have any.
-  std::map<std::string, std::function<std::vector<std::string>(const std::string& name)>> others = {};
+  std::map<std::string, OtherNames> others = {};
 };
 
 class LoraTargets {
@@ -33,8 +33,8 @@ class LoraTargets {
   LoraTargets(const ParamTable& params, LoraNames names);
   /// The parameter called `name` ("mid_block.attentions.0.proj_in.weight") in a component. An empty component means
   /// any, of the denoisers only `denoiser`. Null where there is none, or more than one. '.' and '_' are not told apart.
-  /// Understands diffusers' names, those of LoraNames, the original UNet's block names
-  /// ("middle_block.1.proj_in.weight") and older names of attention's projections.
+  /// Understands diffusers' names, those of LoraNames ("middle_block.1.proj_in.weight") and older names of attention's
+  /// projections.
   const LoraTarget* find(const std::string& component, std::string name, const std::string& denoiser) const;
   std::vector<std::string> components() const;
   const std::vector<std::string>& denoisers() const { return names_.denoisers; }

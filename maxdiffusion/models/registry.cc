@@ -2,12 +2,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/clip_vision.h"
-#include "maxdiffusion/models/controlnet.h"
+#include "maxdiffusion/models/original_names.h"
 #include "maxdiffusion/models/umt5.h"
-#include "maxdiffusion/models/unet2d.h"
-#include "maxdiffusion/models/vae.h"
 #include "maxdiffusion/models/wan_names.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_vae.h"
@@ -17,11 +14,11 @@ namespace {
 
 std::vector<ModelClass>& classes() {
   static std::vector<ModelClass> all = {
-      model_class("UNet2DConditionModel", trace_unet2d),
-      model_class("AutoencoderKL", trace_vae),
-      model_class("CLIPTextModel", trace_clip_text),
-      model_class("CLIPTextModelWithProjection", trace_clip_text),
-      model_class("ControlNetModel", trace_controlnet),
+      model_class("UNet2DConditionModel", trace_unet2d, original_unet_names),
+      model_class("AutoencoderKL", trace_vae, original_vae_names),
+      model_class("CLIPTextModel", trace_clip_text, original_clip_text_names),
+      model_class("CLIPTextModelWithProjection", trace_clip_text, original_clip_text_names),
+      model_class("ControlNetModel", trace_controlnet, original_controlnet_names),
       model_class("UMT5EncoderModel", trace_umt5),
       model_class("CLIPVisionModel", trace_clip_vision),
       model_class("CLIPVisionModelWithProjection", trace_clip_vision),

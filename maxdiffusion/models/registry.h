@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/other_name.h"
 #include "maxdiffusion/nn/scope.h"
 
 namespace md {
@@ -19,16 +20,19 @@ struct ModelClass {
   std::function<std::any(const nlohmann::json& config)> read;
   /// Asks `s` for every parameter, by building the model for inputs of the smallest sizes.
   std::function<void(const Scope& s, const std::any& config)> trace;
-  /// Names that files of another program give the parameter `name`, likeliest first. May be empty: there are none.
-  std::function<std::vector<std::string>(const std::string& name)> other_names = {};
+  /// What files of another program call the parameters. May be empty: there are none.
+  std::function<OtherNames(const std::any& config)> other_names = {};
 };
 
 /// A class whose config struct has a `static Config from_json(const nlohmann::json&)`.
 template <class Config>
 ModelClass model_class(std::string name, void (*trace)(const Scope&, const Config&),
-                       std::vector<std::string> (*other_names)(const std::string&) = nullptr) {
-  return {std::move(name), [](const nlohmann::json& j) -> std::any { return Config::from_json(j); },
-          [trace](const Scope& s, const std::any& c) { trace(s, std::any_cast<const Config&>(c)); }, other_names};
+                       OtherNames (*other_names)(const Config&) = nullptr) {
+  ModelClass c{std::move(name), [](const nlohmann::json& j) -> std::any { return Config::from_json(j); },
+               [trace](const Scope& s, const std::any& c) { trace(s, std::any_cast<const Config&>(c)); }};
+  if (other_names)
+    c.other_names = [other_names](const std::any& config) { return other_names(std::any_cast<const Config&>(config)); };
+  return c;
 }
 
 /// For classes of other programs; those of this library are always there. Not thread safe: call it before anything is

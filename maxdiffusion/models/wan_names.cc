@@ -62,9 +62,13 @@ std::string original_wan_name(const std::string& name) {
   return name.substr(0, number + 1) + respelled(std::string_view(name).substr(number + 1), kOfBlock);
 }
 
-std::vector<std::string> original_wan_names(const std::string& name) {
-  const std::string original = original_wan_name(name);
-  return {original, "model.diffusion_model." + original, "diffusion_model." + original};
+OtherNames original_wan_names(const WanTransformerConfig&) {
+  return {.of = [](const std::string& name) {
+    std::vector<OtherName> names;
+    for (const char* prefix : {"", "model.diffusion_model.", "diffusion_model."})
+      names.push_back({.prefix = prefix, .name = original_wan_name(name)});
+    return names;
+  }};
 }
 
 }  // namespace md

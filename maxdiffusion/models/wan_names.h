@@ -3,7 +3,9 @@
 #pragma once
 
 #include <string>
-#include <vector>
+
+#include "maxdiffusion/base/other_name.h"
+#include "maxdiffusion/models/wan_transformer.h"
 
 namespace md {
 
@@ -11,6 +13,6 @@ namespace md {
 /// "blocks.3.self_attn.q.weight". Names that are the same in both, and unknown ones, come back as they are.
 std::string original_wan_name(const std::string& name);
 /// The same as files write it: alone, and with the prefixes that files of whole pipelines put before it.
-std::vector<std::string> original_wan_names(const std::string& name);
+OtherNames original_wan_names(const WanTransformerConfig& config);
 
 }  // namespace md

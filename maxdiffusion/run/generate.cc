@@ -18,11 +18,10 @@
 #include "maxdiffusion/data/images/resize.h"
 #include "maxdiffusion/data/records/image_folder.h"
 #include "maxdiffusion/encoders/image_conditioner.h"
-#include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/progress_bar.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
-#include "maxdiffusion/run/plan.h"
+#include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/run/write_media.h"
 
 namespace md {
@@ -38,8 +37,11 @@ std::pair<std::string, RunConfig> chosen_model(RunConfig c) {
   const std::vector<int64_t> steps = list_checkpoints(checkpoints);
   if (steps.empty()) return {given, c};
   log_info("the run has trained: its checkpoint {}/{} is used", checkpoints, steps.back());
-  if (!c.on_command_line.contains("unet_checkpoint")) c.model.unet_checkpoint.clear();
-  if (!c.on_command_line.contains("lightning_repo")) c.model.lightning_repo.clear();
+  for (const auto& [key, place] :
+       {std::pair{"unet_checkpoint", &c.model.unet_checkpoint}, std::pair{"lightning_repo", &c.model.lightning_repo},
+        std::pair{"vae_file", &c.model.vae_file}, std::pair{"single_file_config", &c.model.single_file_config},
+        std::pair{"variant", &c.model.variant}})
+    if (!c.on_command_line.contains(key)) place->clear();
   return {checkpoint_folder(checkpoints, steps.back()), c};
 }
 
@@ -52,11 +54,12 @@ HostArray as_floats(const HostArray& rgb) {
   return out;
 }
 
-/// The ControlNet's folder that the keys name; empty: none.
+/// The ControlNet's folder or file that the keys name; empty: none.
 std::string control_folder(const ControlKeys& k, bool required) {
-  if (!required && !std::filesystem::is_directory(k.controlnet_model_name_or_path)) return "";
+  const bool is_file = std::filesystem::is_regular_file(k.controlnet_model_name_or_path);
+  if (!required && !is_file && !std::filesystem::is_directory(k.controlnet_model_name_or_path)) return "";
   check(!k.controlnet_model_name_or_path.empty(), Code::invalid_config, "controlnet_model_name_or_path is empty");
-  std::string folder = local_folder(k.controlnet_model_name_or_path);
+  std::string folder = is_file ? k.controlnet_model_name_or_path : local_folder(k.controlnet_model_name_or_path);
   log_info("ControlNet: {}", folder);
   return folder;
 }
@@ -134,7 +137,7 @@ class Sampler {
     if (!control_.empty()) control = control_options(config_);
     options_ = options_of(models_);
     options_.control = std::move(control);
-    read_loras();
+    loras_ = read_loras(config_.lora, models_.folder(), *models_.family());
   }
   const RunModels& models() const { return models_; }
   uint64_t seed() const { return options_.seed; }
@@ -181,23 +184,6 @@ class Sampler {
                                               config_.media_chunks.chunks(*models_.family()));
   }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
-  /// Those of the keys, and those that the folder's run has trained.
-  void read_loras() {
-    std::vector<LoraChoice> chosen = chosen_loras(config_.lora);
-    for (const char* folder : {"", kExpertFolders[0], kExpertFolders[1]})
-      if (const std::string own = models_.folder().path() + "/" + folder + "/pytorch_lora_weights.safetensors";
-          exists(own))
-        chosen.insert(chosen.begin(), {own, 1});
-    if (chosen.empty()) return;
-    const LoraTargets targets = lora_targets(models_);
-    const std::vector<std::string> denoisers = models_.family()->denoisers();
-    for (const LoraChoice& l : chosen) {
-      check(!l.denoiser || *l.denoiser < denoisers.size(), Code::invalid_config,
-            "lora_config names '{}' for a second denoiser, but this model has one", l.path);
-      loras_.push_back({read_lora(l.path, targets, l.denoiser ? denoisers[*l.denoiser] : ""), l.scale});
-      log_info("LoRA {} with scale {}: {}", l.path, l.scale, summary(loras_.back().file));
-    }
-  }
   WeightsOf weights() {
     return [this](const ParamTable& params, const std::string& component) {
       HostArrays values = models_.weights_of()(params, component);
@@ -219,19 +205,6 @@ class Sampler {
 };
 
 }  // namespace
-
-LoraNames lora_names(const RunModels& models) {
-  LoraNames names{.denoisers = models.family()->denoisers()};
-  for (const auto& [name, component] : models.folder().components())
-    if (const OtherNames others = find_model_class(component.class_name)->other_names) names.others[name] = others;
-  return names;
-}
-
-LoraTargets lora_targets(const RunModels& models) {
-  std::vector<std::string> components = models.family()->text_encoders();
-  for (const std::string& denoiser : models.family()->denoisers()) components.push_back(denoiser);
-  return LoraTargets(models.folder().params(components), lora_names(models));
-}
 
 void generate(const RunConfig& config, bool with_control) {
   check_output_type(config.sample.output_type);

@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "maxdiffusion/lora/lora_targets.h"
 #include "maxdiffusion/run/run_models.h"
 
 namespace md {
@@ -22,10 +21,5 @@ HostArray draw_samples(RunModels& models, TextEncoder& text, const WeightsOf& we
 /// Writes such media as a grid with captions, `path`.png, which it returns, and where they are videos as MP4 files,
 /// `path`_0.mp4, ….
 HostArray write_sample_grid(const RunModels& models, const HostArray& media, const std::string& path);
-
-/// What LoRA files call a run's models.
-LoraNames lora_names(const RunModels& models);
-/// The parameters of a run's models that LoRA files can change.
-LoraTargets lora_targets(const RunModels& models);
 
 }  // namespace md

@@ -8,13 +8,20 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/families/single_file.h"
 
 namespace md {
 namespace {
 
 ModelFolder open_folder(const ModelKeys& keys, const std::string& model, const std::string& controlnet) {
-  ModelFolder folder = ModelFolder::open(model, keys.clip_bpe_file, keys.revision);
-  if (!controlnet.empty()) folder.add_component("controlnet", controlnet);
+  ModelFolder folder = ModelFolder::open(model, {.bpe_file = keys.clip_bpe_file,
+                                                 .revision = keys.revision,
+                                                 .variant = keys.variant,
+                                                 .single_file_config = keys.single_file_config});
+  if (std::filesystem::is_regular_file(controlnet))
+    folder.add_component("controlnet", controlnet, control_config(folder, controlnet));
+  else if (!controlnet.empty())
+    folder.add_component("controlnet", controlnet);
   if (keys.max_sequence_length) folder.set_option("max_sequence_length", *keys.max_sequence_length);
   return folder;
 }
@@ -126,7 +133,7 @@ void RunModels::complete(CheckpointContent& content) {
     if (const auto files = weights_.linkable(params, name); !files.empty()) {
       for (const std::string& file : files) content.linked[name + file.substr(file.rfind('/'))] = file;
     } else if (!weights_.location(name).empty()) {
-      content.weights[name] = published(params, name, weights_.open(params, name)());
+      content.weights[name] = published(params, name, weights_.open(params, name, true)());
     } else if (name == family_->autoencoder()) {
       content.weights[name] = published(params, name, as_pieces(autoencoder_values()));
     } else {

@@ -15,6 +15,7 @@
 #include "maxdiffusion/metrics/similarity.h"
 #include "maxdiffusion/run/compatibility.h"
 #include "maxdiffusion/run/generate.h"
+#include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/run/phase.h"
 #include "maxdiffusion/run/train_autoencoder.h"
 #include "maxdiffusion/run/training_data.h"
@@ -39,7 +40,8 @@ std::function<NamedPieces()> initial_matrices(const RunModels& m, const ParamTab
   check_lora_targets(targets, params);
   if (keys.lora_init.empty())
     return [&params, seed = m.config().seed()] { return as_pieces(initial_lora(params, seed)); };
-  const LoraFile file = read_lora(keys.lora_init, lora_targets(m), trained_denoisers(m.config(), *m.family())[0]);
+  const LoraFile file =
+      read_lora(keys.lora_init, lora_targets(m.folder(), *m.family()), trained_denoisers(m.config(), *m.family())[0]);
   return [values = as_pieces(initial_lora(params, file, lora_config(m)))] { return values; };
 }
 
@@ -62,19 +64,18 @@ void complete_checkpoint(RunModels& m, CheckpointContent& content, const ParamTa
                          const NamedPieces& trained) {
   m.complete(content);
   if (!m.config().lora.train_lora) return;
-  content.more = [file = trained_lora(params, as_arrays(trained), lora_config(m)), names = lora_names(m),
-                  denoisers = trained_denoisers(m.config(), *m.family()),
-                  two = m.family()->text_encoders().size() == 2](const std::string& to) {
+  content.more = [&m, file = trained_lora(params, as_arrays(trained), lora_config(m))](const std::string& to) {
+    const Family& family = *m.family();
+    const std::vector<std::string> denoisers = trained_denoisers(m.config(), family);
+    const char* layout = family.original_lora_names() ? "comfyui" : "kohya";
     for (size_t i = 0; i < denoisers.size(); ++i) {
       LoraFile own = file;  // and the text encoders'
       for (const std::string& other : denoisers)
         if (other != denoisers[i]) own.pairs.erase(other);
       const std::string folder = denoisers.size() == 1 ? to : to + "/" + kExpertFolders[i];
-      write_peft_lora(folder, own, names);
-      if (names.others.contains(denoisers[i]))
-        write_comfyui_lora(folder + "/lora_comfyui.safetensors", own, names);
-      else
-        write_kohya_lora(folder + "/lora_kohya.safetensors", own, names, two);
+      write_peft_lora(folder, own, lora_names(m.folder(), family));
+      write_lora_layout(fmt::format("{}/lora_{}.safetensors", folder, layout), own, m.folder(), family, layout,
+                        kohya_metadata(m.config(), family));
     }
   };
 }

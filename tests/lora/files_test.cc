@@ -12,7 +12,7 @@
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/lora/lora_merge.h"
-#include "maxdiffusion/models/unet2d.h"
+#include "maxdiffusion/models/original_names.h"
 #include "tests/lora/models.h"
 
 namespace md {
@@ -46,7 +46,8 @@ TEST_P(LoraLayout, ChangesWeightsAsDiffusersDoes) {
   const Layout& layout = GetParam();
   const TemporaryFolder folder;
   const TracedModels models = traced_models(layout.which);
-  const LoraFile lora = read_lora(write_layout(layout, folder.path()), LoraTargets(models.params, kUnet));
+  const LoraFile lora =
+      read_lora(write_layout(layout, folder.path()), LoraTargets(models.params, lora_names_of(layout.which)));
   HostArrays values = models.values;
   merge_loras({{lora, 1}}, models.params, values);
   const HostArrays matrices = recorded_matrices(layout.which);
@@ -71,7 +72,7 @@ struct LoraFiles : testing::Test {
   TemporaryFolder folder;
   Layout layout = recorded_layout("sdxl", "kohya");
   TracedModels models = traced_models("sdxl");
-  LoraTargets targets{models.params, kUnet};
+  LoraTargets targets{models.params, lora_names_of("sdxl")};
   /// The layout's file with a change to its arrays.
   using Change = std::function<void(HostArrays&)>;
   std::string changed(const Change& change, const std::map<std::string, std::string>& metadata = {}) {
@@ -101,7 +102,7 @@ TEST_F(LoraFiles, MergeIntoStackedParametersAsIntoSingleOnes) {
   const LoraFile lora = read_lora(write_layout(layout, folder.path()), targets);
   merge_loras({{lora, 1}}, models.params, models.values);
   TracedModels stacked = traced_models("sdxl", {.scan_layers = true});
-  const LoraFile again = read_lora(folder / "lora.safetensors", LoraTargets(stacked.params, kUnet));
+  const LoraFile again = read_lora(folder / "lora.safetensors", LoraTargets(stacked.params, lora_names_of("sdxl")));
   merge_loras({{again, 1}}, stacked.params, stacked.values);
   HostArrays apart;
   for (const auto& [input, array] : stacked.values) apart.merge(unstacked(input, array));
@@ -195,7 +196,7 @@ TEST_F(LoraFiles, WithUnreadKeysAreRefusedByList) {
 TEST_F(LoraFiles, OfAnotherModelAreRefused) {
   const std::string path = write_layout(layout, folder.path());
   const TracedModels other = traced_models("sd15");
-  const std::string message = message_of([&] { read_lora(path, LoraTargets(other.params, kUnet)); });
+  const std::string message = message_of([&] { read_lora(path, LoraTargets(other.params, lora_names_of("sd15"))); });
   EXPECT_TRUE(contains(message, "lora_te2_")) << message;
   EXPECT_TRUE(contains(message, "the model has: text_encoder, unet")) << message;
 }
@@ -296,7 +297,8 @@ TEST(LoraNames, CountTheBlocksOfTheOriginalModels) {
       in.time_ids = g.input("s", {DType::f32, {1, 6}});
     }
     unet2d(Scope(g, params, "unet"), UNetConfig::from_json(c), in);
-    const LoraTargets targets(params, kUnet);
+    const LoraTargets targets(
+        params, {.denoisers = {"unet"}, .others = {{"unet", original_unet_names(UNetConfig::from_json(c))}}});
     const LoraTarget* found = targets.find("unet", std::string(name) + "_weight", "unet");
     return found ? found->path : "nothing";
   };

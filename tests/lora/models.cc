@@ -6,6 +6,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/models/clip_text.h"
+#include "maxdiffusion/models/original_names.h"
 #include "maxdiffusion/models/unet2d.h"
 
 namespace md {
@@ -19,6 +20,11 @@ std::map<std::string, std::string> components_of(const std::string& which) {
   if (which == "sdxl")
     return {{"unet", "unet_sdxl"}, {"text_encoder", "clip_legacy"}, {"text_encoder_2", "clip_projection"}};
   return {{"unet", "unet_sd15"}, {"text_encoder", "clip_legacy"}};
+}
+
+LoraNames lora_names_of(const std::string& which) {
+  const UNetConfig config = UNetConfig::from_json(load_case(components_of(which).at("unet")).config);
+  return {.denoisers = {"unet"}, .others = {{"unet", original_unet_names(config)}}};
 }
 
 NamedTensors run_model(const Scope& s, const nlohmann::json& config, NamedTensors& in) {

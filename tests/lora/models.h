@@ -14,8 +14,9 @@ namespace md {
 /// Component → folder under tests/golden, for "sdxl" and "sd15".
 std::map<std::string, std::string> components_of(const std::string& which);
 
-/// What LoRA files call them.
+/// What LoRA files call them: by published names alone, and by the original model's too.
 inline const LoraNames kUnet = {.denoisers = {"unet"}};
+LoraNames lora_names_of(const std::string& which);
 
 struct TracedModels {
   std::unique_ptr<Graph> graph;

@@ -34,7 +34,7 @@ struct TransformerLora : testing::Test {
   ParamTable params;
   HostArrays zeros;
   LoraNames names{.denoisers = {"transformer", "transformer_2"},
-                  .others = {{"transformer", original_wan_names}, {"transformer_2", original_wan_names}}};
+                  .others = {{"transformer", original_wan_names({})}, {"transformer_2", original_wan_names({})}}};
   TemporaryFolder folder;
 
   TransformerLora() {

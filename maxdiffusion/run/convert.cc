@@ -1,0 +1,306 @@
+#include "maxdiffusion/run/convert.h"
+
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/weights.h"
+#include "maxdiffusion/families/model_weights.h"
+#include "maxdiffusion/run/lora_files.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kLora = "pytorch_lora_weights.safetensors";
+
+/// One model: where its weights are and what they are called.
+struct Part {
+  std::string name;    // "unet"; empty: of a folder of one model
+  std::string config;  // text of config.json
+  std::string weights, stem;
+  OtherNames other_names;
+  ParamTable params;
+};
+
+/// All that is read.
+struct Source {
+  std::string path;
+  std::vector<Part> parts;
+  std::map<std::string, std::string> texts;  // of a whole folder, by path
+  SingleFile single_file;                    // of the family
+  std::vector<ScaledLora> loras;             // to be added
+};
+
+/// A run's newest checkpoint, where `from` is a run's folder.
+std::string newest(const std::string& from) {
+  if (!fs::is_directory(from + "/checkpoints")) return from;
+  const std::vector<int64_t> steps = list_checkpoints(from + "/checkpoints");
+  check(!steps.empty(), Code::io, "the run '{}' has no checkpoint", from);
+  log_info("the run's newest checkpoint is of step {}", steps.back());
+  return checkpoint_folder(from + "/checkpoints", steps.back());
+}
+
+/// What a name on the command line means, as a path.
+std::string place_of(const std::string& from, const FolderKeys& k) {
+  if (fs::is_regular_file(from)) return from;
+  return newest(fs::is_directory(from) ? from : local_folder(from, k.revision));
+}
+
+FolderOptions options_of(const FolderKeys& k) {
+  return {.bpe_file = k.clip_bpe_file,
+          .revision = k.revision,
+          .variant = k.variant,
+          .single_file_config = k.single_file_config};
+}
+
+Part part_of(const ModelFolder& folder, const std::string& name) {
+  const auto found = folder.components().find(name);
+  if (found == folder.components().end()) {
+    std::vector<std::string> names;
+    for (const auto& [known, component] : folder.components()) names.push_back(known);
+    fail(Code::invalid_config, "component '{}' is not one of: {}", name, fmt::join(names, ", "));
+  }
+  return {.name = name,
+          .config = folder.files().at(name + "/config.json"),
+          .weights = found->second.weights,
+          .stem = weights_stem(name),
+          .other_names = folder.other_names(name),
+          .params = folder.params(name)};
+}
+
+/// A folder with one model: its config.json says of which class.
+Part lone_part(const std::string& folder) {
+  const std::string file = folder + "/config.json", text = read_file(file);
+  const json config = json::parse(text, nullptr, false);
+  const json name = config.is_object() ? config.value("_class_name", json()) : json();
+  const ModelClass* known = name.is_string() ? find_model_class(name) : nullptr;
+  check(known, Code::invalid_config, "{}: _class_name is {}; expected one of: {}", file, name.dump(),
+        fmt::join(model_class_names(), ", "));
+  Part p{.config = text, .weights = folder, .stem = weights_stem("")};
+  const std::any sizes = known->read(config);
+  if (known->other_names) p.other_names = known->other_names(sizes);
+  Graph g;
+  known->trace(Scope(g, p.params, ""), sizes);
+  return p;
+}
+
+Source open_source(const std::string& from, const ConvertKeys& k, const std::optional<LoraKeys>& loras) {
+  Source s{.path = place_of(from, k.folder)};
+  const bool file = fs::is_regular_file(from);
+  if (!file && !exists(s.path + "/model_index.json") && exists(s.path + "/config.json")) {
+    check(k.component.empty(), Code::invalid_config, "component is '{}', but '{}' is a folder of one model",
+          k.component, s.path);
+    s.parts.push_back(lone_part(s.path));
+    return s;
+  }
+  FolderOptions options = options_of(k.folder);
+  if (file && !k.component.empty()) {  // of one model: the folder says which
+    check(!k.folder.single_file_config.empty(), Code::invalid_config,
+          "component is '{}' and '{}' a file; single_file_config must name a model folder with its config.json",
+          k.component, from);
+    options.single_file_config.clear();
+    s.parts.push_back(part_of(ModelFolder::open(k.folder.single_file_config, options), k.component));
+    s.parts[0].weights = from;
+    return s;
+  }
+  const ModelFolder folder = ModelFolder::open(s.path, options);
+  const auto family = make_family(folder);
+  s.single_file = family->single_file();
+  if (loras) s.loras = read_loras(*loras, folder, *family);
+  s.texts = folder.files();
+  s.texts.merge(folder.tokenizer_files());
+  for (const auto& [name, component] : folder.components())
+    if (k.component.empty() || name == k.component) s.parts.push_back(part_of(folder, name));
+  if (s.parts.empty()) part_of(folder, k.component);  // says which there are
+  return s;
+}
+
+/// The weights that were trained, where a checkpoint's folder holds their averages.
+void replace_averages(const Source& s, const Part& part, HostArrays& values, int64_t& replaced) {
+  const fs::path folder = fs::path(s.path).lexically_normal();
+  const CheckpointContent state = read_training_state(folder.parent_path(), std::stoll(folder.filename().string()));
+  if (std::none_of(state.state.begin(), state.state.end(),
+                   [&](const auto& array) { return array.first.starts_with("ema/" + part.name + "/"); }))
+    return;
+  for (const auto& [name, pieces] : state.state) {
+    const std::string beginning = part.name + "/";
+    if (!name.starts_with(beginning)) continue;
+    for (const auto& [path, array] : unstacked(name.substr(beginning.size()), pieces))
+      if (const auto value = values.find(path); value != values.end()) value->second = array.whole(), ++replaced;
+  }
+}
+
+/// Published names → values.
+HostArrays read(const Source& s, const Part& part, const ConvertKeys& k, int64_t& replaced) {
+  HostArrays stored = open_component(part.params, part.name, part.weights, part.other_names, true)();
+  merge_loras(s.loras, part.params, stored);
+  HostArrays values = as_arrays(published(part.params, part.name, as_pieces(stored)));
+  if (!k.ema) replace_averages(s, part, values, replaced);
+  if (!k.dtype.empty())
+    for (auto& [name, array] : values)
+      if (is_float(array.dtype())) array = array.cast(parse_dtype(k.dtype));
+  return values;
+}
+
+/// The layout's name for a parameter, behind `prefix`.
+OtherName original_of(const Part& part, const std::string& name, const std::string& prefix) {
+  if (part.other_names.of)
+    for (const OtherName& other : part.other_names.of(name))
+      if (other.prefix == prefix) return other;
+  fail(Code::invalid_config, "{}: '{}' has no name in the original layout{}", part.name, name,
+       prefix.empty() ? "" : " behind '" + prefix + "'");
+}
+
+/// `from` under the original names, as its file holds it; parts of one array are put together.
+void add_original(const Part& part, const HostArrays& values, const std::string& prefix, HostArrays& out) {
+  for (const auto& [name, array] : values) {
+    const OtherName other = original_of(part, name, prefix);
+    const std::string key = other.whole();
+    HostArray value = other.transposed ? transposed(array) : array;
+    Dims dims = value.dims();
+    dims.insert(dims.end(), static_cast<size_t>(other.ones), 1);
+    value = value.reshaped(dims);
+    if (other.parts == 1) {
+      check(out.emplace(key, value).second, Code::internal, "convert: '{}' is written twice", key);
+      continue;
+    }
+    dims[0] *= other.parts;
+    HostArray& whole = out.try_emplace(key, Shape{value.dtype(), dims}).first->second;
+    check(whole.dims() == dims && whole.dtype() == value.dtype(), Code::io,
+          "convert: the parts of '{}' are of different sizes or types", key);
+    std::memcpy(whole.mutable_data() + static_cast<size_t>(other.part) * value.bytes(), value.data(), value.bytes());
+  }
+}
+
+/// What a lone model's names begin with in a file: nothing where there are such files, else its usual prefix.
+std::string lone_prefix(const Part& part) {
+  const std::vector<OtherName> names =
+      part.other_names.of ? part.other_names.of(part.params.params().at(0).path) : std::vector<OtherName>();
+  check(!names.empty(), Code::invalid_config, "{} has no original layout; write it with format=diffusers", part.name);
+  const bool bare = std::ranges::any_of(names, [](const OtherName& n) { return n.prefix.empty(); });
+  return bare ? "" : names[0].prefix;
+}
+
+/// Says what the parts hold; a run's matrices beside them are not among them.
+class Writer {
+ public:
+  Writer(const Source& s, const ConvertKeys& k) : s_(s), k_(k), whole_(!s.texts.empty() && k.component.empty()) {}
+
+  void single_file(const std::string& to) {
+    check(!s_.loras.empty() || !exists(s_.path + "/" + kLora), Code::invalid_config,
+          "'{}' holds LoRA matrices beside the weights, which a single file does not; lora merge puts them in",
+          s_.path);
+    check(!whole_ || !s_.single_file.prefixes.empty(), Code::invalid_config,
+          "models of '{}' have no single-file layout; give component=NAME, or format=diffusers", s_.path);
+    HostArrays out = whole_ ? s_.single_file.more : HostArrays();
+    std::vector<std::string> left;
+    for (const Part& part : s_.parts) {
+      const auto prefix = s_.single_file.prefixes.find(part.name);
+      if (whole_ && prefix == s_.single_file.prefixes.end())
+        left.push_back(part.name);
+      else
+        add_original(part, values(part), whole_ ? prefix->second : lone_prefix(part), out);
+    }
+    finish_reading();
+    if (!left.empty())
+      log_warning("such files do not hold {}; component=NAME writes one part alone", fmt::join(left, ", "));
+    const fs::path parent = fs::path(to).parent_path();
+    if (!parent.empty()) make_folders(parent.string());
+    write_safetensors(to, out);
+    log_info("{}: {} tensors in the original layout", to, out.size());
+    if (whole_)
+      log_info("where its sizes are not those of a published model, single_file_config={} says them", s_.path);
+  }
+
+  void diffusers(const std::string& to) {
+    const std::string temporary = fmt::format("{}.tmp-{}", to, ::getpid());
+    try {
+      make_folders(temporary);
+      for (const Part& part : s_.parts) {
+        const std::string folder = whole_ ? temporary + "/" + part.name : temporary;
+        make_folders(folder);
+        write_file_atomic(folder + "/config.json", part.config);
+        write_sharded_safetensors(folder, part.stem, values(part));
+      }
+      finish_reading();
+      for (const auto& [path, text] : whole_ ? s_.texts : std::map<std::string, std::string>()) {
+        make_folders((fs::path(temporary) / path).parent_path().string());
+        write_file_atomic(temporary + "/" + path, text);
+      }
+      for (const char* file : {kLora, "lora_kohya.safetensors", "lora_comfyui.safetensors"})
+        if (whole_ && s_.loras.empty() && exists(s_.path + "/" + file))
+          fs::copy_file(s_.path + "/" + file, temporary + "/" + file);
+      rename_durable(temporary, to);
+    } catch (...) {
+      std::error_code ec;
+      fs::remove_all(temporary, ec);
+      throw;
+    }
+    log_info("{}: in diffusers' layout", to);
+  }
+
+ private:
+  HostArrays values(const Part& part) {
+    HostArrays v = read(s_, part, k_, replaced_);
+    size_t bytes = 0;
+    for (const auto& [name, array] : v) bytes += array.bytes();
+    log_info("{}{}: {} tensors, {:.1f} MB", part.name, part.name.empty() ? "weights" : "", v.size(),
+             static_cast<double>(bytes) / 1e6);
+    return v;
+  }
+  void finish_reading() const {
+    check(k_.ema || replaced_ > 0, Code::invalid_config,
+          "ema=false, but '{}' has no averaged weights beside which there could be others", s_.path);
+  }
+
+  const Source& s_;
+  const ConvertKeys& k_;
+  bool whole_;
+  int64_t replaced_ = 0;
+};
+
+}  // namespace
+
+ModelFolder open_model(const std::string& from, const FolderKeys& keys) {
+  return ModelFolder::open(place_of(from, keys), options_of(keys));
+}
+
+HostArrays stored_values(const ModelFolder& folder, const std::string& component) {
+  const Part p = part_of(folder, component);
+  const HostArrays stored = open_component(p.params, p.name, p.weights, p.other_names, true)();
+  return as_arrays(published(p.params, p.name, as_pieces(stored)));
+}
+
+void convert(const std::string& from, const std::string& to, const ConvertKeys& k,
+             const std::optional<LoraKeys>& loras) {
+  check(k.format.empty() || k.format == "diffusers" || k.format == "single_file", Code::invalid_config,
+        "format is '{}'; expected diffusers or single_file", k.format);
+  const bool single = k.format.empty() ? to.ends_with(".safetensors") : k.format == "single_file";
+  check(!single || to.ends_with(".safetensors"), Code::invalid_config,
+        "'{}' does not end in .safetensors, as a single file does", to);
+  check(!exists(to), Code::invalid_config, "'{}' is there already; remove it or give another name", to);
+  if (!k.dtype.empty()) check(is_float(parse_dtype(k.dtype)), Code::invalid_config, "dtype '{}' is no float", k.dtype);
+  const Source s = open_source(from, k, loras);
+  check(!loras || !s.loras.empty(), Code::invalid_config,
+        "there are no LoRA files to put in: give lora_files=FILE, or a checkpoint that was trained with train_lora");
+  check(k.ema || exists(s.path + "/training_state/state.json"), Code::invalid_config,
+        "ema=false is of a run's checkpoints, and '{}' is none", from);
+  Writer writer(s, k);
+  single ? writer.single_file(to) : writer.diffusers(to);
+}
+
+}  // namespace md

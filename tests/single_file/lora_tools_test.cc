@@ -1,0 +1,108 @@
+// The commands on LoRA files, run as a user runs them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "tests/cli/command.h"
+#include "tests/single_file/models.h"
+
+namespace md {
+namespace {
+
+const std::string kGolden = MD_SOURCE_DIR "/tests/golden/pipelines";
+
+struct LoraTools : testing::Test {
+  LoraTools() { write_folder("sdxl", folder); }
+  Outcome lora(std::vector<std::string> words) {
+    words.insert(words.begin(), "lora");
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return o;
+  }
+  HostArray draw(const std::string& name, std::vector<std::string> words) {
+    words.insert(words.begin(),
+                 {"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "output_dir=" + (t / name),
+                  "prompt=red heart", "height=16", "width=16", "num_inference_steps=2", "output_type=np", "seed=3"});
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return o.status == 0 ? SafetensorsReader::open(t / name + "/images.safetensors").tensors().at("images")
+                         : HostArray();
+  }
+  TemporaryFolder t;
+  const std::string folder = t / "folder",
+                    files = kGolden + "/lora_peft.safetensors," + kGolden + "/lora_kohya.safetensors";
+};
+
+double distance(const HostArray& a, const HostArray& b) {
+  const std::vector<double> x = a.to_doubles(), y = b.to_doubles();
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < x.size(); ++i) difference += (x[i] - y[i]) * (x[i] - y[i]), size += y[i] * y[i];
+  return std::sqrt(difference / size);
+}
+
+TEST_F(LoraTools, MergedModelsDrawWhatTheirFilesDraw) {
+  const HostArray wanted =
+      draw("a", {"pretrained_model_name_or_path=" + folder, "lora_files=" + files, "lora_scales=0.8,0.5"});
+  lora({"merge", folder, t / "merged", "lora_files=" + files, "lora_scales=0.8,0.5"});
+  const HostArray drawn = draw("b", {"pretrained_model_name_or_path=" + (t / "merged")});
+  ASSERT_EQ(drawn.dims(), wanted.dims());
+  EXPECT_TRUE(std::equal(drawn.data(), drawn.data() + drawn.bytes(), wanted.data()));
+  // Into a file too.
+  lora({"merge", folder, t / "merged.safetensors", "lora_files=" + files, "lora_scales=0.8,0.5"});
+  const HostArrays original = original_of_folder("sdxl", t / "merged"),
+                   file = SafetensorsReader::open(t / "merged.safetensors").tensors();
+  ASSERT_EQ(file.size(), original.size());
+  for (const auto& [name, array] : original)
+    EXPECT_TRUE(std::equal(array.data(), array.data() + array.bytes(), file.at(name).data())) << name;
+
+  // What is taken out again makes the merged model of the first one.
+  const Outcome o =
+      lora({"extract", folder, t / "merged", t / "taken.safetensors", "rank=8", "conv_rank=8", "dtype=float32"});
+  EXPECT_TRUE(contains(o.err, "keep 100.00 % of the difference")) << o.err;
+  const HostArray again =
+      draw("c", {"pretrained_model_name_or_path=" + folder, "lora_files=" + (t / "taken.safetensors")});
+  EXPECT_LT(distance(again, wanted), 1e-4);
+  const auto metadata = SafetensorsReader::open(t / "taken.safetensors").metadata();
+  EXPECT_EQ(metadata.at("ss_base_model_version"), "sdxl_base_v1-0");
+  EXPECT_EQ(metadata.at("ss_network_module"), "networks.lora");
+  EXPECT_EQ(metadata.at("ss_sd_model_name"), "folder");
+  EXPECT_EQ(maxdiffusion({"lora", "extract", folder, folder, t / "none.safetensors"}).status, 2);
+}
+
+TEST_F(LoraTools, ResizedFilesSayWhatTheyKeepAndAreReadInTheirLayout) {
+  for (const char* name : {"lora_peft", "lora_kohya"}) {
+    const std::string from = kGolden + "/" + name + ".safetensors", to = t / std::string(name) + "_same.safetensors";
+    // To the rank that it has: the same product, alpha included.
+    Outcome o = lora({"resize", from, to, "rank=2", "dtype=float32"});
+    EXPECT_TRUE(contains(o.out, "100.00 % of the sum of squares kept")) << o.out;
+    lora({"merge", folder, t / std::string(name) + "_a", "lora_files=" + from});
+    lora({"merge", folder, t / std::string(name) + "_b", "lora_files=" + to});
+    const HostArrays a = weights_of_folder(t / std::string(name) + "_a"),
+                     b = weights_of_folder(t / std::string(name) + "_b");
+    size_t changed = 0;
+    for (const auto& [key, array] : weights_of_folder(folder)) {
+      EXPECT_LT(distance(b.at(key), a.at(key)), 1e-5) << key;
+      changed += distance(a.at(key), array) > 0 ? 1 : 0;
+    }
+    EXPECT_GT(changed, 10U);
+    o = lora({"resize", from, t / std::string(name) + "_thin.safetensors", "rank=1"});
+    EXPECT_TRUE(contains(o.out, "rank 1 (")) << o.out;
+    EXPECT_FALSE(contains(o.out, "100.00 %")) << o.out;
+    EXPECT_EQ(SafetensorsReader::open(t / std::string(name) + "_thin.safetensors").tensors().size(),
+              SafetensorsReader::open(from).tensors().size());
+  }
+}
+
+TEST_F(LoraTools, InfoPrintsRankAlphaTargetsAndMetadata) {
+  const Outcome o = lora({"info", kGolden + "/lora_kohya.safetensors"});
+  for (const char* part : {"lora_unet: ", "rank: 2 (", "alpha: 1 (", "type: ", "attn1_to_q ("})
+    EXPECT_TRUE(contains(o.out, part)) << o.out;
+  const Outcome peft = lora({"info", kGolden + "/lora_peft.safetensors"});
+  for (const char* part : {"text_encoder: ", "unet: ", "metadata "}) EXPECT_TRUE(contains(peft.out, part)) << peft.out;
+  EXPECT_EQ(maxdiffusion({"lora", "shrink"}).status, 2);
+}
+
+}  // namespace
+}  // namespace md

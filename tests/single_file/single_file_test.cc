@@ -1,0 +1,385 @@
+// Single files of the original layout against folders of the same models: opened, drawn with, trained from, converted.
+// What is in such files is recorded from diffusers (tools/golden/single_files.py).
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "maxdiffusion/base/image.h"
+#include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/families/model_folder.h"
+#include "maxdiffusion/families/single_file.h"
+#include "tests/cli/command.h"
+#include "tests/single_file/models.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+const std::string kGolden = MD_SOURCE_DIR "/tests/golden";
+
+void expect_same(const HostArrays& got, const HostArrays& want) {
+  for (const auto& [name, array] : want) {
+    const auto found = got.find(name);
+    ASSERT_TRUE(found != got.end()) << name << " is missing";
+    EXPECT_EQ(to_string(found->second.shape()), to_string(array.shape())) << name;
+    EXPECT_TRUE(std::equal(array.data(), array.data() + array.bytes(), found->second.data())) << name;
+  }
+  for (const auto& [name, array] : got) EXPECT_TRUE(want.contains(name)) << name << " is too much";
+}
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+// --- Published sizes, headers alone ----------------------------------------------------------------------------------
+
+/// Lines "name sizes"; "layers.{0..n}." stands for layers.0. to layers.n.
+std::map<std::string, Dims> published(const std::string& model) {
+  std::istringstream text(read_file(kGolden + "/single_file/published/" + model + ".txt"));
+  std::map<std::string, Dims> out;
+  for (std::string line; std::getline(text, line);) {
+    const size_t space = line.find(' '), open = line.find("{0.."), close = line.find('}');
+    std::istringstream sizes(line.substr(space + 1));
+    Dims dims;
+    for (std::string size; std::getline(sizes, size, 'x');) dims.push_back(std::stoll(size));
+    const std::string name = line.substr(0, space);
+    if (open == std::string::npos) {
+      out[name] = dims;
+      continue;
+    }
+    for (int i = 0; i <= std::stoi(line.substr(open + 4)); ++i)
+      out[name.substr(0, open) + std::to_string(i) + name.substr(close + 1)] = dims;
+  }
+  return out;
+}
+
+/// A file of such tensors, of zeros that take no room on the disk.
+void write_sparse(const std::string& path, const std::map<std::string, Dims>& tensors) {
+  json header;
+  int64_t at = 0;
+  for (const auto& [name, dims] : tensors) {
+    const int64_t end = at + Shape{DType::f16, dims}.bytes();
+    header[name] = {{"dtype", "F16"}, {"shape", dims}, {"data_offsets", {at, end}}};
+    at = end;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = text.size();
+  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(&length), 8) << text;
+  fs::resize_file(path, 8 + length + static_cast<uint64_t>(at));
+}
+
+struct Published {
+  const char *model, *pipeline, *layout, *prediction;
+  std::map<std::string, Dims> more;  // what published files hold beside
+};
+void PrintTo(const Published& p, std::ostream* os) { *os << p.model; }
+
+class PublishedFile : public testing::TestWithParam<Published> {};
+
+TEST_P(PublishedFile, IsToldByItsTensorsAndReadToTheLast) {
+  const Published& p = GetParam();
+  TemporaryFolder t;
+  std::map<std::string, Dims> tensors = published(p.model);
+  tensors.insert(p.more.begin(), p.more.end());
+  write_sparse(t / "model.safetensors", tensors);
+  testing::internal::CaptureStderr();
+  const ModelFolder folder = ModelFolder::open(t / "model.safetensors");
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(folder.pipeline(), p.pipeline);
+  EXPECT_TRUE(contains(log, std::string(p.layout) + "; not read: ")) << log;
+  const auto noise = json::parse(folder.scheduler_config());
+  EXPECT_EQ(noise.at("prediction_type"), p.prediction);
+  EXPECT_EQ(folder.tokenizer("tokenizer").size(), 49408);
+  // "!" is what OpenCLIP pads with, and SDXL's second encoder.
+  EXPECT_EQ(folder.tokenizer("tokenizer").pad_id(), p.model == std::string("sd21") ? 0 : 49407);
+  if (folder.has("text_encoder_2")) {
+    EXPECT_EQ(folder.tokenizer("tokenizer_2").pad_id(), 0);
+  }
+
+  tensors.erase("model.diffusion_model.out.2.bias");
+  write_sparse(t / "model.safetensors", tensors);
+  std::string e = error_of([&] { ModelFolder::open(t / "model.safetensors"); });
+  EXPECT_TRUE(contains(e, "missing: conv_out.bias")) << e;
+  tensors["model.diffusion_model.out.2.bias"] = {4};
+  tensors["first_stage_model.decoder.adapter.weight"] = {4};
+  write_sparse(t / "model.safetensors", tensors);
+  e = error_of([&] { ModelFolder::open(t / "model.safetensors"); });
+  EXPECT_TRUE(contains(e, "unused: first_stage_model.decoder.adapter.weight")) << e;
+  tensors.erase("first_stage_model.decoder.adapter.weight");
+  tensors["control_lllite.weight"] = {4};
+  write_sparse(t / "model.safetensors", tensors);
+  e = error_of([&] { ModelFolder::open(t / "model.safetensors"); });
+  EXPECT_TRUE(contains(e, "no place for 1 of its tensors: control_lllite.weight")) << e;
+}
+
+const std::map<std::string, Dims> kSchedule = {{"betas", {1000}},
+                                               {"alphas_cumprod", {1000}},
+                                               {"model_ema.decay", {1}},
+                                               {"model_ema.num_updates", {1}},
+                                               {"posterior_mean_coef1", {1000}}};
+std::map<std::string, Dims> with(std::map<std::string, Dims> more) {
+  more.insert(kSchedule.begin(), kSchedule.end());
+  return more;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, PublishedFile,
+    testing::Values(Published{"sd15", "StableDiffusionPipeline", "Stable Diffusion 1.x", "epsilon",
+                              with({{"cond_stage_model.transformer.text_model.embeddings.position_ids", {1, 77}},
+                                    {"model_ema.diffusion_modelout2bias", {4}}})},
+                    Published{"sd21", "StableDiffusionPipeline", "Stable Diffusion 2.x", "v_prediction",
+                              with({{"cond_stage_model.model.logit_scale", {}},
+                                    {"cond_stage_model.model.text_projection", {1024, 1024}},
+                                    {"cond_stage_model.model.transformer.resblocks.23.ln_1.weight", {1024}}})},
+                    Published{"sdxl",
+                              "StableDiffusionXLPipeline",
+                              "SDXL",
+                              "epsilon",
+                              {{"conditioner.embedders.1.model.logit_scale", {}},
+                               {"denoiser.sigmas", {1000}},
+                               {"conditioner.embedders.0.transformer.text_model.embeddings.position_ids", {1, 77}}}}),
+    [](const auto& info) { return std::string(info.param.model); });
+
+TEST(SingleFile, OfModelsThatAreNotReadAreRefusedByName) {
+  TemporaryFolder t;
+  const std::string file = t / "model.safetensors";
+  auto refusal = [&](const std::map<std::string, Dims>& tensors) {
+    write_sparse(file, tensors);
+    return error_of([&] { ModelFolder::open(file); });
+  };
+  std::map<std::string, Dims> tensors = published("sd15");
+  tensors["model.diffusion_model.input_blocks.0.0.weight"] = {320, 9, 3, 3};
+  EXPECT_TRUE(contains(refusal(tensors), "a model that sees 9 channels")) << refusal(tensors);
+  tensors["conditioner.embedders.0.model.ln_final.weight"] = {1280};
+  EXPECT_TRUE(contains(refusal(tensors), "SDXL's refiner, which is not supported")) << refusal(tensors);
+  const std::string lone = refusal({{"decoder.conv_in.weight", {4}}});
+  EXPECT_TRUE(contains(lone,
+                       "not a file of a whole model in the original layout of SDXL, Stable Diffusion 2.x, "
+                       "Stable Diffusion 1.x"))
+      << lone;
+  EXPECT_TRUE(contains(lone, "vae_file")) << lone;
+  std::ofstream(t / "model.ckpt") << "PK";
+  const std::string pickled = error_of([&] { ModelFolder::open(t / "model.ckpt"); });
+  EXPECT_TRUE(contains(pickled, "a pickled file")) << pickled;
+  EXPECT_TRUE(contains(pickled, "save_file")) << pickled;
+}
+
+TEST(SingleFile, OfVersion2PredictsNoiseWhereItsStepsSaySoAndSdxlVelocityWhereATensorDoes) {
+  TemporaryFolder t;
+  std::map<std::string, Dims> tensors = published("sdxl");
+  tensors["v_pred"] = {}, tensors["ztsnr"] = {};
+  write_sparse(t / "xl.safetensors", tensors);
+  const auto noise = json::parse(ModelFolder::open(t / "xl.safetensors").scheduler_config());
+  EXPECT_EQ(noise.at("prediction_type"), "v_prediction");
+  EXPECT_EQ(noise.at("rescale_betas_zero_snr"), true);
+
+  // The number of steps is a value, so the file is written as it is here: the tiny model's, and sizes that are
+  // another's.
+  write_folder("sd2", t / "folder");
+  HostArrays tiny = original_of_folder("sd2", t / "folder");
+  const float steps = 875000;
+  tiny["global_step"] = HostArray::of<float>({DType::f32, {}}, {&steps, 1});
+  write_safetensors(t / "base.safetensors", tiny);
+  const SingleFileLayout& layout = find_single_file_layout("base", tiny);
+  EXPECT_EQ(json::parse(layout.texts(tiny).at("scheduler/scheduler_config.json")).at("prediction_type"), "epsilon");
+  const std::string e = error_of([&] { ModelFolder::open(t / "base.safetensors"); });
+  EXPECT_TRUE(contains(e, "single_file_config=FOLDER")) << e;
+}
+
+// --- Tiny models, whole ----------------------------------------------------------------------------------------------
+
+class Models : public testing::TestWithParam<const char*> {
+ protected:
+  Models() { write_folder(GetParam(), folder); }
+  /// Latents or media of a run of the program with these words.
+  HostArray draw(const std::string& name, std::vector<std::string> words, const std::string& command = "generate") {
+    words.insert(words.begin(),
+                 {command, MD_SOURCE_DIR "/tests/pipelines/generate.yml", "output_dir=" + (t / name),
+                  "prompt=red heart", "height=16", "width=16", "num_inference_steps=2", "output_type=np", "seed=3"});
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return o.status == 0 ? SafetensorsReader::open(t / name + "/images.safetensors").tensors().at("images")
+                         : HostArray();
+  }
+  Outcome convert(const std::string& from, const std::string& to, std::vector<std::string> words) {
+    words.insert(words.begin(), {"convert", from, to});
+    return maxdiffusion(words);
+  }
+  TemporaryFolder t;
+  const std::string folder = t / "folder", file = t / "file.safetensors";
+};
+
+/// To the bit.
+void expect_equal(const HostArray& a, const HostArray& b) {
+  ASSERT_TRUE(a && b);
+  ASSERT_EQ(a.dims(), b.dims());
+  EXPECT_TRUE(std::equal(a.data(), a.data() + a.bytes(), b.data()));
+}
+
+TEST_P(Models, InOneFileDrawWhatTheirFolderDraws) {
+  write_safetensors(file, original_of_folder(GetParam(), folder));
+  const HostArray wanted = draw("a", {"pretrained_model_name_or_path=" + folder});
+  expect_equal(draw("b", {"pretrained_model_name_or_path=" + file, "single_file_config=" + folder}), wanted);
+
+  // What convert makes of the file is the folder, and what it makes of that is the file.
+  Outcome o = convert(file, t / "made", {"format=diffusers", "single_file_config=" + folder});
+  ASSERT_EQ(o.status, 0) << o.err;
+  expect_same(weights_of_folder(t / "made"), weights_of_folder(folder));
+  expect_equal(draw("c", {"pretrained_model_name_or_path=" + (t / "made")}), wanted);
+  o = convert(t / "made", t / "again.safetensors", {"format=single_file"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  expect_same(SafetensorsReader::open(t / "again.safetensors").tensors(), SafetensorsReader::open(file).tensors());
+  EXPECT_EQ(convert(t / "made", t / "again.safetensors", {"format=single_file"}).status, 2) << "it is there already";
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Models, testing::Values("sd", "sd2", "sdxl"),
+                         [](const auto& info) { return std::string(info.param); });
+
+class OneModel : public Models {};
+
+TEST_P(OneModel, InVariantsIsReadFromThem) {
+  Outcome o = convert(folder, t / "half", {"format=diffusers", "dtype=float16"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  for (const auto& [name, array] : weights_of_folder(t / "half")) EXPECT_EQ(array.dtype(), DType::f16) << name;
+  const HostArray wanted = draw("a", {"pretrained_model_name_or_path=" + (t / "half")});
+  for (const char* part : {"unet/diffusion_pytorch_model", "vae/diffusion_pytorch_model", "text_encoder/model"}) {
+    const std::string stem = t / "half/" + std::string(part);
+    fs::rename(stem + ".safetensors", stem + ".fp16.safetensors");
+  }
+  expect_equal(draw("b", {"pretrained_model_name_or_path=" + (t / "half")}), wanted);  // found by themselves
+  // Beside plain ones the key chooses.
+  for (const char* part : {"unet/diffusion_pytorch_model", "vae/diffusion_pytorch_model", "text_encoder/model"})
+    fs::copy_file(folder + "/" + part + ".safetensors", t / "half/" + std::string(part) + ".safetensors");
+  expect_equal(draw("c", {"pretrained_model_name_or_path=" + (t / "half"), "variant=fp16"}), wanted);
+  const HostArray plain = draw("d", {"pretrained_model_name_or_path=" + (t / "half")});
+  expect_equal(plain, draw("e", {"pretrained_model_name_or_path=" + folder}));
+  o = maxdiffusion({"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                    "pretrained_model_name_or_path=" + (t / "half"), "variant=fp8"});
+  EXPECT_TRUE(contains(o.err, "no weights of the variant 'fp8'")) << o.err;
+}
+
+TEST_P(OneModel, TakesItsAutoencoderFromAFileInEitherLayout) {
+  const std::string other = t / "other";
+  write_folder("sd", other);
+  const std::string weights = other + "/vae/diffusion_pytorch_model.safetensors";
+  HostArrays changed = SafetensorsReader::open(weights).tensors();
+  HostArray bias(changed.at("decoder.conv_out.bias").shape());
+  std::ranges::fill(bias.mutable_view<float>(), 0.25f);
+  changed["decoder.conv_out.bias"] = bias;
+  write_safetensors(weights, changed);
+  const HostArray wanted = draw("a", {"pretrained_model_name_or_path=" + other});
+  HostArrays bare, original;
+  for (const auto& [name, array] : original_of_folder("sd", other))
+    if (const std::string prefix = "first_stage_model."; name.starts_with(prefix))
+      bare[name.substr(prefix.size())] = original[name] = array;
+  bare["loss.logvar"] = bare["decoder.norm_out.bias"];  // of its training
+  write_safetensors(t / "bare.safetensors", bare);
+  write_safetensors(t / "original.safetensors", original);
+  for (const std::string& vae : {weights, t / "bare.safetensors", t / "original.safetensors", other})
+    expect_equal(draw("b", {"pretrained_model_name_or_path=" + folder, "vae_file=" + vae}), wanted);
+  // convert writes one part alone too.
+  const Outcome o = convert(other, t / "vae.safetensors", {"format=single_file", "component=vae"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  bare.erase("loss.logvar");
+  expect_same(SafetensorsReader::open(t / "vae.safetensors").tensors(), bare);
+  ASSERT_EQ(
+      convert(t / "vae.safetensors", t / "vae", {"format=diffusers", "component=vae", "single_file_config=" + folder})
+          .status,
+      0);
+  expect_same(SafetensorsReader::open(t / "vae").tensors(), changed);
+}
+
+TEST_P(OneModel, TakesAControlNetInOneFile) {
+  const std::string control = kGolden + "/pipelines/controlnet";
+  const Outcome o = convert(control, file, {"format=single_file"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const HostArrays tensors = SafetensorsReader::open(file).tensors();
+  EXPECT_TRUE(tensors.contains("zero_convs.0.0.weight"));
+  HostArrays prefixed;
+  for (const auto& [name, array] : tensors) prefixed["control_model." + name] = array;
+  write_safetensors(t / "prefixed.safetensors", prefixed);
+  HostArray picture(Shape{DType::u8, {16, 16, 3}});
+  std::ranges::fill(picture.mutable_view<uint8_t>(), uint8_t{90});
+  write_png(t / "control.png", picture);
+  auto with = [&](const std::string& where) {
+    return draw("a",
+                {"pretrained_model_name_or_path=" + folder, "controlnet_model_name_or_path=" + where,
+                 "controlnet_image=" + (t / "control.png")},
+                "generate_controlnet");
+  };
+  const HostArray wanted = with(control);
+  for (const std::string& one : {file, t / "prefixed.safetensors", control + "/diffusion_pytorch_model.safetensors"})
+    expect_equal(with(one), wanted);
+}
+
+TEST_P(OneModel, IsTrainedFromItsFileAsFromItsFolder) {
+  write_safetensors(file, original_of_folder(GetParam(), folder));
+  auto train = [&](const std::string& name, std::vector<std::string> words) {
+    words.insert(words.begin(),
+                 {"train", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "output_dir=" + t.path(), "run_name=" + name,
+                  "max_train_steps=1", "dataset_type=synthetic", "synthetic_num_samples=2", "per_device_batch_size=2",
+                  "resolution=16", "cache_latents_text_encoder_outputs=true"});
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+  };
+  train("of_folder", {"pretrained_model_name_or_path=" + folder});
+  train("of_file", {"pretrained_model_name_or_path=" + file, "single_file_config=" + folder});
+  const std::string a = t / "of_folder/checkpoints/1", b = t / "of_file/checkpoints/1";
+  expect_same(weights_of_folder(b), weights_of_folder(a));
+  EXPECT_EQ(read_file(b + "/model_index.json"), read_file(a + "/model_index.json"));
+  EXPECT_TRUE(exists(b + "/tokenizer/vocab.json"));
+  // The run's own checkpoint needs no words about the file.
+  const Outcome o = maxdiffusion(
+      {"generate", t / "of_file/config.yml", "prompt=red", "num_inference_steps=1", "height=16", "width=16"});
+  EXPECT_EQ(o.status, 0) << o.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(Sd, OneModel, testing::Values("sd"), [](const auto& info) { return std::string(info.param); });
+
+TEST(Convert, TakesAveragesOfACheckpointOrWhatWasTrained) {
+  TemporaryFolder t;
+  write_folder("sd", t / "folder");
+  CheckpointContent content;
+  for (const auto& [name, array] : weights_of_folder(t / "folder")) {
+    const size_t slash = name.find('/');
+    content.weights[name.substr(0, slash)][name.substr(slash + 1)] = array;
+    if (!name.starts_with("unet/")) continue;
+    content.state["ema/" + name] = array;
+    HostArray trained(array.shape());
+    std::ranges::transform(array.view<float>(), trained.mutable_view<float>().begin(), [](float v) { return v + 1; });
+    content.state[name] = trained;
+  }
+  const ModelFolder folder = ModelFolder::open(t / "folder");
+  content.files = folder.files();
+  content.files.merge(folder.tokenizer_files());
+  content.state_json = "{}";
+  write_checkpoint(t / "run/checkpoints", 7, content);
+  auto bias = [&](const std::string& to, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"convert", t / "run", t / to, "format=single_file"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return SafetensorsReader::open(t / to).tensors().at("model.diffusion_model.out.2.bias").to_doubles();
+  };
+  std::vector<double> averaged = bias("averaged.safetensors", {}), trained = bias("trained.safetensors", {"ema=false"});
+  ASSERT_EQ(averaged.size(), trained.size());
+  for (size_t i = 0; i < averaged.size(); ++i) EXPECT_NEAR(trained[i], averaged[i] + 1, 1e-6);
+  EXPECT_EQ(maxdiffusion({"convert", t / "folder", t / "x", "format=diffusers", "ema=false"}).status, 2);
+  EXPECT_FALSE(exists(t / "x"));
+}
+
+}  // namespace
+}  // namespace md
