@@ -84,7 +84,7 @@ StepOptions planned_step(const RunModels& m, int64_t samples) {
           .frozen();
     }
     ScopeOptions options = scope.options();
-    if (component != trained_denoiser(m.config(), *m.family())) options.quantization = nullptr;
+    if (std::ranges::count(m.family()->denoisers(), component) == 0) options.quantization = nullptr;
     const LoraKeys& lora = m.config().lora;
     return lora.train_lora ? lora_scope(scope.with(options), training_lora(lora, m.family()->lora_targets(component)))
                            : scope.with(options);
