@@ -9,6 +9,7 @@
 
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/ops/custom_vjp.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
