@@ -48,7 +48,10 @@ std::string models_key(RunModels& models) {
     for (const auto& [name, a] : weights) add(component + "/" + name, a);
   const Family& family = *models.family();
   if (family.images().least == 0) return key;
-  key += "\nimages";
+  // Models of one autoencoder may want other images.
+  key += fmt::format("\nimages {}", family.images().least);
+  for (const Field& f : family.image_fields(training_size(models.config(), family)))
+    key += fmt::format(" {} {}", f.name, to_string(f.shape));
   if (const std::string encoder = family.image_encoder(); !encoder.empty())
     for (const auto& [name, a] : models.weights_of()(models.folder().params({encoder}), encoder)) add(name, a);
   return key;
