@@ -109,6 +109,7 @@ TEST_P(PublishedFile, IsToldByItsTensorsAndReadToTheLast) {
     EXPECT_EQ(folder.tokenizer("tokenizer_2").pad_id(), 0);
   }
 
+  if (p.model != std::string("sd15")) return;  // what follows is the same for all
   tensors.erase("model.diffusion_model.out.2.bias");
   write_sparse(t / "model.safetensors", tensors);
   std::string e = error_of([&] { ModelFolder::open(t / "model.safetensors"); });
