@@ -3,9 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/data/text/clip_tokenizer.h"
 
 namespace md {
@@ -47,12 +49,38 @@ std::shared_ptr<const Tokenizer> open_any_tokenizer(const std::string& class_nam
   return t;
 }
 
+std::string without_flax(const std::string& name) { return name.starts_with("Flax") ? name.substr(4) : name; }
+
+/// `in_config`: the member _class_name of `where`, which model_index.json calls `class_name`. Models of transformers
+/// say theirs otherwise.
+void check_class(const std::string& class_name, const json& in_config, const std::string& where) {
+  if (in_config.is_null()) return;
+  const bool same = in_config.is_string() && without_flax(in_config) == without_flax(class_name);
+  check(same, Code::invalid_config, "{}: _class_name is {}, but model_index.json says {}; expected one of: {}", where,
+        in_config.dump(), class_name, class_name);
+}
+
+/// Members of model_index.json that are no parts must not be what parts are.
+void check_option(const std::string& where, const std::string& folder, const std::string& name, const json& value) {
+  if (name.starts_with('_')) {
+    check(value.is_string() || value.is_null(), Code::invalid_config, "{}: {} is {}; expected a text", where, name,
+          value.dump());
+    return;
+  }
+  const bool scalar = value.is_boolean() || value.is_number() || value.is_string() || value.is_null();
+  check(scalar && (folder.empty() || !std::filesystem::is_directory(folder + "/" + name)), Code::invalid_config,
+        "{}: {} is {}; expected [library, class]{}", where, name, value.dump(),
+        scalar ? ", since there is a folder of that name" : "");
+}
+
 }  // namespace
 
 std::any ModelFolder::parse(const std::string& class_name, const std::string& file) const {
   const std::string where = path_.empty() ? file : path_ + "/" + file;
   try {
-    return find_model_class(class_name)->read(parse_json(where, files_.at(file)));
+    const json config = parse_json(where, files_.at(file));
+    check_class(class_name, config.is_object() ? config.value("_class_name", json()) : json(), where);
+    return find_model_class(class_name)->read(config);
   } catch (Error& e) {
     throw e.note("in " + where);
   } catch (const json::exception& e) {
@@ -69,15 +97,22 @@ void ModelFolder::read_index(const Read& read) {
         name.dump());
   pipeline_ = name;
   for (const auto& [part, value] : index_.items()) {
-    if (!value.is_array()) continue;  // an option of the pipeline
-    check(value.size() == 2 && (value[1].is_null() || value[1].is_string()), Code::invalid_config,
-          "{}: {} is {}; expected [library, class]", where, part, value.dump());
+    if (!value.is_array()) {  // an option of the pipeline
+      check_option(where, path_, part, value);
+      continue;
+    }
+    check(value.size() == 2 && value[0].type() == value[1].type() && (value[1].is_null() || value[1].is_string()),
+          Code::invalid_config, "{}: {} is {}; expected [library, class]", where, part, value.dump());
     if (value[1].is_null()) continue;
     check(!part.empty() && part.find_first_of("/\\") == std::string::npos && part[0] != '.', Code::invalid_config,
           "{}: '{}' is not the name of a folder inside the model's", where, part);
     const std::string class_name = value[1];
     if (part == "scheduler") {
-      read("scheduler/scheduler_config.json");
+      const std::string config = path_ + "/scheduler/scheduler_config.json";
+      const json scheduler = parse_json(config, read("scheduler/scheduler_config.json"));
+      check(scheduler.is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", config,
+            scheduler.type_name());
+      check_class(class_name, scheduler.value("_class_name", json()), config);
     } else if (find_model_class(class_name)) {
       read(part + "/config.json");
       components_[part] = {class_name, parse(class_name, part + "/config.json"), path_ + "/" + part};
@@ -99,6 +134,7 @@ ModelFolder ModelFolder::open(const std::string& name, const std::string& bpe_fi
   check(!name.empty(), Code::invalid_config, "pretrained_model_name_or_path is empty; it names a model folder");
   ModelFolder m;
   m.path_ = local_folder(name, revision);
+  verify_checksums(m.path_, "", ChecksumsOf::all_but_weights);  // of a checkpoint; weights when they are read
   m.read_index([&m](const std::string& file) { return m.files_[file] = read_file(m.path_ + "/" + file); });
   for (const auto& [part, name] : m.tokenizer_classes_)
     m.tokenizers_[part] = open_any_tokenizer(name, m.path_ + "/" + part, part == "tokenizer", bpe_file);

@@ -10,7 +10,10 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/checkpoint/checksums.h"
+#include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/images/canny.h"
 #include "maxdiffusion/data/images/prepare.h"
@@ -21,6 +24,7 @@
 #include "maxdiffusion/metrics/progress_bar.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
 #include "maxdiffusion/pipelines/image_conditioning.h"
+#include "maxdiffusion/run/values.h"
 #include "maxdiffusion/run/write_media.h"
 
 namespace md {
@@ -35,6 +39,9 @@ std::pair<std::string, RunConfig> chosen_model(RunConfig c) {
   if (checkpoints.empty() || c.on_command_line.contains("pretrained_model_name_or_path")) return {given, c};
   const std::vector<int64_t> steps = list_checkpoints(checkpoints);
   if (steps.empty()) return {given, c};
+  for (int64_t newer : checkpoint_folders(checkpoints))
+    if (newer > steps.back())
+      log_warning("{}/{} is damaged: its state.json is missing, or no JSON", checkpoints, newer);
   log_info("the run has trained: its checkpoint {}/{} is used", checkpoints, steps.back());
   if (!c.on_command_line.contains("unet_checkpoint")) c.model.unet_checkpoint.clear();
   if (!c.on_command_line.contains("lightning_repo")) c.model.lightning_repo.clear();
@@ -180,7 +187,10 @@ class Sampler {
   void read_loras() {
     std::vector<LoraChoice> chosen = chosen_loras(config_.lora);
     const std::string own = models_.folder().path() + "/pytorch_lora_weights.safetensors";
-    if (exists(own)) chosen.insert(chosen.begin(), {own, 1});
+    if (exists(own)) {
+      verify_component(own);
+      chosen.insert(chosen.begin(), {own, 1});
+    }
     if (chosen.empty()) return;
     const LoraTargets targets = lora_targets(models_);
     const std::vector<std::string> denoisers = models_.family()->denoisers();
@@ -226,7 +236,8 @@ LoraTargets lora_targets(const RunModels& models) {
   return LoraTargets(models.folder().params(components), lora_names(models));
 }
 
-void generate(const RunConfig& config, bool with_control) {
+void generate(const RunConfig& given, bool with_control) {
+  const RunConfig config = with_drawn_seeds(given);
   check_output_type(config.sample.output_type);
   check(!config.run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
   const auto [model, c] = chosen_model(config);
@@ -274,6 +285,7 @@ HostArray draw_samples(RunModels& models, TextEncoder& text, const WeightsOf& we
   SampleOptions o = options_of(models);
   if (!keys.num_images_per_prompt && !o.latents) o.images_per_prompt = 1;
   o.batch = 0;  // sizes of training are small
+  o.progress = [](int64_t, int64_t) { check_interrupt("the samples are left out"); };
   const Family& family = *models.family();
   PromptConditioning prompts = encode_prompts(text, family, o);
   if (has_images(models)) add_images(models, models.media_autoencoder(), weights, o, prompts);

@@ -8,6 +8,7 @@
 #include "maxdiffusion/data/storage/location.h"
 #include "maxdiffusion/optim/rounding.h"
 #include "maxdiffusion/pjrt/platforms.h"
+#include "maxdiffusion/run/values.h"
 
 namespace md {
 
@@ -57,6 +58,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   check(c.update.ema_decay >= 0 && c.update.ema_decay < 1, Code::invalid_config, "ema_decay {} is not in [0, 1)",
         c.update.ema_decay);
   check(c.images.resolution > 0, Code::invalid_config, "resolution {} is not a positive number", c.images.resolution);
+  check_values(c);
   return c;
 }
 
