@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/text/clip_tokenizer.h"
 #include "maxdiffusion/families/single_file.h"
@@ -51,12 +52,38 @@ std::shared_ptr<const Tokenizer> open_any_tokenizer(const std::string& class_nam
   return t;
 }
 
+std::string without_flax(const std::string& name) { return name.starts_with("Flax") ? name.substr(4) : name; }
+
+/// `in_config`: the member _class_name of `where`, which model_index.json calls `class_name`. Models of transformers
+/// say theirs otherwise.
+void check_class(const std::string& class_name, const json& in_config, const std::string& where) {
+  if (in_config.is_null()) return;
+  const bool same = in_config.is_string() && without_flax(in_config) == without_flax(class_name);
+  check(same, Code::invalid_config, "{}: _class_name is {}, but model_index.json says {}; expected one of: {}", where,
+        in_config.dump(), class_name, class_name);
+}
+
+/// Members of model_index.json that are no parts must not be what parts are.
+void check_option(const std::string& where, const std::string& folder, const std::string& name, const json& value) {
+  if (name.starts_with('_')) {
+    check(value.is_string() || value.is_null(), Code::invalid_config, "{}: {} is {}; expected a text", where, name,
+          value.dump());
+    return;
+  }
+  const bool scalar = value.is_boolean() || value.is_number() || value.is_string() || value.is_null();
+  check(scalar && (folder.empty() || !std::filesystem::is_directory(folder + "/" + name)), Code::invalid_config,
+        "{}: {} is {}; expected [library, class]{}", where, name, value.dump(),
+        scalar ? ", since there is a folder of that name" : "");
+}
+
 }  // namespace
 
 std::any ModelFolder::parse(const std::string& class_name, const std::string& file) const {
   const std::string where = path_.empty() ? file : path_ + "/" + file;
   try {
-    return find_model_class(class_name)->read(parse_json(where, files_.at(file)));
+    const json config = parse_json(where, files_.at(file));
+    check_class(class_name, config.is_object() ? config.value("_class_name", json()) : json(), where);
+    return find_model_class(class_name)->read(config);
   } catch (Error& e) {
     throw e.note("in " + where);
   } catch (const json::exception& e) {
@@ -73,15 +100,22 @@ void ModelFolder::read_index(const std::string& folder, const Read& read) {
         name.dump());
   pipeline_ = name;
   for (const auto& [part, value] : index_.items()) {
-    if (!value.is_array()) continue;  // an option of the pipeline
-    check(value.size() == 2 && (value[1].is_null() || value[1].is_string()), Code::invalid_config,
-          "{}: {} is {}; expected [library, class]", where, part, value.dump());
+    if (!value.is_array()) {  // an option of the pipeline
+      check_option(where, path_, part, value);
+      continue;
+    }
+    check(value.size() == 2 && value[0].type() == value[1].type() && (value[1].is_null() || value[1].is_string()),
+          Code::invalid_config, "{}: {} is {}; expected [library, class]", where, part, value.dump());
     if (value[1].is_null()) continue;
     check(!part.empty() && part.find_first_of("/\\") == std::string::npos && part[0] != '.', Code::invalid_config,
           "{}: '{}' is not the name of a folder inside the model's", where, part);
     const std::string class_name = value[1];
     if (part == "scheduler") {
-      read("scheduler/scheduler_config.json");
+      const std::string config = folder + "/scheduler/scheduler_config.json";
+      const json scheduler = parse_json(config, read("scheduler/scheduler_config.json"));
+      check(scheduler.is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", config,
+            scheduler.type_name());
+      check_class(class_name, scheduler.value("_class_name", json()), config);
     } else if (find_model_class(class_name)) {
       read(part + "/config.json");
       components_[part] = {class_name, parse(class_name, part + "/config.json"), folder + "/" + part};
@@ -147,6 +181,7 @@ ModelFolder ModelFolder::open(const std::string& name, const FolderOptions& opti
   check(options.single_file_config.empty(), Code::invalid_config,
         "single_file_config is given, but '{}' is not a file; a model folder has configs of its own", name);
   m.path_ = local_folder(name, options.revision);
+  verify_checksums(m.path_, "", ChecksumsOf::all_but_weights);  // of a checkpoint; weights when they are read
   m.read_index(m.path_, [&m](const std::string& file) { return m.files_[file] = read_file(m.path_ + "/" + file); });
   m.choose_variant(options.variant);
   m.open_tokenizers(m.path_, options);

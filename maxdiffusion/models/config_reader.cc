@@ -3,8 +3,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 
 namespace md {
+
+namespace {
+
+/// A size that no model has would take a machine's memory or days before any weights are looked at.
+int64_t sane(const std::string& what, std::string_view key, const nlohmann::json& v) {
+  const int64_t most = key.find("layers") != std::string_view::npos ? 1000 : 1 << 24;
+  const bool fits = v.is_number_unsigned() ? v.get<uint64_t>() <= static_cast<uint64_t>(most)
+                                           : v.get<int64_t>() >= -most && v.get<int64_t>() <= most;
+  check(fits, Code::invalid_config, "{}: '{}' is {}; no model has more than {}", what, key, v.dump(), most);
+  return v.get<int64_t>();
+}
+
+}  // namespace
 
 ConfigReader::ConfigReader(const nlohmann::json& config, std::string what) : config_(config), what_(std::move(what)) {
   check(config.is_object(), Code::invalid_config, "{}: found JSON of type {}, expected an object", what_,
@@ -24,7 +38,7 @@ void ConfigReader::wrong_type(const char* key, const nlohmann::json& v, const ch
 template <>
 int64_t ConfigReader::as(const char* key, const nlohmann::json& v) const {
   if (!v.is_number_integer()) wrong_type(key, v, "an integer");
-  return v.get<int64_t>();
+  return sane(what_, key, v);
 }
 template <>
 double ConfigReader::as(const char* key, const nlohmann::json& v) const {
@@ -45,7 +59,9 @@ template <>
 std::vector<int64_t> ConfigReader::as(const char* key, const nlohmann::json& v) const {
   if (!v.is_array() || !std::all_of(v.begin(), v.end(), [](const auto& e) { return e.is_number_integer(); }))
     wrong_type(key, v, "a list of integers");
-  return v.get<std::vector<int64_t>>();
+  std::vector<int64_t> all;
+  for (const auto& e : v) all.push_back(sane(what_, key, e));
+  return all;
 }
 template <>
 std::vector<double> ConfigReader::as(const char* key, const nlohmann::json& v) const {

@@ -148,11 +148,17 @@ std::array<int64_t, 2> pair(const char* key, const std::vector<int64_t>& values)
   return {values[0], values[1]};
 }
 
+/// The shape as files hold it.
+Shape channels_first(Shape s) {
+  std::rotate(s.dims.begin() + 1, s.dims.end() - 1, s.dims.end());
+  return s;
+}
+
 /// f32 [N, C, h, w] of a file, channels last.
 HostArray read_latents(const std::string& path) {
   const SafetensorsReader file = SafetensorsReader::open(path);
   auto it = file.tensors().find("latents");
-  check(it != file.tensors().end() && it->second.shape().rank() >= 4, Code::io,
+  check(it != file.tensors().end() && it->second.shape().rank() >= 4 && it->second.shape().rank() <= 5, Code::io,
         "'{}' has no tensor 'latents' of four axes (pictures, channels, height, width) or five (of videos)", path);
   return channels_last(it->second.cast(DType::f32));
 }
@@ -232,8 +238,9 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   const Dims latent = family.latent_dims(o.size);
   const Shape all = batched(samples, {DType::f32, latent});
   check(!o.latents || o.latents.shape() == all, Code::invalid_config,
-        "latents are {}; {} pictures of {}x{} pixels need {} (pictures, height, width, channels)",
-        o.latents ? to_string(o.latents.shape()) : "", samples, o.size.height, o.size.width, to_string(all));
+        "latents are {}; {} of {}x{} pixels need {} ({}, channels, {}height, width)",
+        o.latents ? to_string(channels_first(o.latents.shape())) : "", samples, o.size.height, o.size.width,
+        to_string(channels_first(all)), latent.size() > 3 ? "videos" : "pictures", latent.size() > 3 ? "frames, " : "");
   const std::unique_ptr<Scheduler> scheduler = make_scheduler(o.scheduler_config);
   const SampleTable table = scheduler->table(o.num_inference_steps);
   const int64_t columns = table.rows.dims()[1], total = table.rows.dims()[0];

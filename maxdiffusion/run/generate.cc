@@ -11,7 +11,10 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/checkpoint/checksums.h"
+#include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/images/canny.h"
 #include "maxdiffusion/data/images/prepare.h"
@@ -22,6 +25,7 @@
 #include "maxdiffusion/metrics/progress_bar.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
 #include "maxdiffusion/run/lora_files.h"
+#include "maxdiffusion/run/values.h"
 #include "maxdiffusion/run/write_media.h"
 
 namespace md {
@@ -36,6 +40,9 @@ std::pair<std::string, RunConfig> chosen_model(RunConfig c) {
   if (checkpoints.empty() || c.on_command_line.contains("pretrained_model_name_or_path")) return {given, c};
   const std::vector<int64_t> steps = list_checkpoints(checkpoints);
   if (steps.empty()) return {given, c};
+  for (int64_t newer : checkpoint_folders(checkpoints))
+    if (newer > steps.back())
+      log_warning("{}/{} is damaged: its state.json is missing, or no JSON", checkpoints, newer);
   log_info("the run has trained: its checkpoint {}/{} is used", checkpoints, steps.back());
   for (const auto& [key, place] :
        {std::pair{"unet_checkpoint", &c.model.unet_checkpoint}, std::pair{"lightning_repo", &c.model.lightning_repo},
@@ -64,8 +71,8 @@ std::string control_folder(const ControlKeys& k, bool required) {
   return folder;
 }
 
-/// What the ControlNet sees. Without height and width in the config, the image's own, rounded down to multiples of 64,
-/// are those of what is drawn.
+/// What the ControlNet sees. Without height and width in the config, the image's own, rounded down to multiples of
+/// 64, are those of what is drawn.
 ControlOptions control_options(RunConfig& c) {
   const ControlKeys& k = c.control;
   check(!k.controlnet_image.empty(), Code::invalid_config, "controlnet_image is empty; give controlnet_image=FILE");
@@ -206,7 +213,8 @@ class Sampler {
 
 }  // namespace
 
-void generate(const RunConfig& config, bool with_control) {
+void generate(const RunConfig& given, bool with_control) {
+  const RunConfig config = with_drawn_seeds(given);
   check_output_type(config.sample.output_type);
   check(!config.run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
   const auto [model, c] = chosen_model(config);
@@ -255,6 +263,7 @@ HostArray draw_samples(RunModels& models, TextEncoder& text, const WeightsOf& we
   SampleOptions o = options_of(models);
   if (!keys.num_images_per_prompt && !o.latents) o.images_per_prompt = 1;
   o.batch = 0;  // sizes of training are small
+  o.progress = [](int64_t, int64_t) { check_interrupt("the samples are left out"); };
   const Family& family = *models.family();
   std::optional<TextEncoder> skipping;
   if (keys.clip_skip != 0)

@@ -6,6 +6,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/run/plan.h"
 
 namespace md {
@@ -29,8 +30,10 @@ LoraTargets lora_targets(const ModelFolder& folder, const Family& family) {
 std::vector<ScaledLora> read_loras(const LoraKeys& keys, const ModelFolder& folder, const Family& family) {
   std::vector<LoraChoice> chosen = chosen_loras(keys);
   for (const char* part : {"", kExpertFolders[0], kExpertFolders[1]})
-    if (const std::string own = folder.path() + "/" + part + "/pytorch_lora_weights.safetensors"; exists(own))
+    if (const std::string own = folder.path() + "/" + part + "/pytorch_lora_weights.safetensors"; exists(own)) {
+      verify_component(own);
       chosen.insert(chosen.begin(), {own, 1});
+    }
   std::vector<ScaledLora> loras;
   if (chosen.empty()) return loras;
   const LoraTargets targets = lora_targets(folder, family);

@@ -8,6 +8,7 @@
 #include "maxdiffusion/data/storage/location.h"
 #include "maxdiffusion/optim/rounding.h"
 #include "maxdiffusion/pjrt/platforms.h"
+#include "maxdiffusion/run/values.h"
 
 namespace md {
 
@@ -65,6 +66,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
         "number; ici_fsdp_parallelism and ici_context_parallelism take fractions",
         c.batches.per_device_batch_size);
   check(c.images.resolution > 0, Code::invalid_config, "resolution {} is not a positive number", c.images.resolution);
+  check_values(c);
   return c;
 }
 

@@ -17,8 +17,10 @@
 #include "maxdiffusion/run/generate.h"
 #include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/run/phase.h"
+#include "maxdiffusion/run/run_lock.h"
 #include "maxdiffusion/run/train_autoencoder.h"
 #include "maxdiffusion/run/training_data.h"
+#include "maxdiffusion/run/values.h"
 #include "maxdiffusion/run/write_media.h"
 
 namespace md {
@@ -127,12 +129,34 @@ void write_config(const RunConfig& c) {
   write_file_atomic(copy + "/config.yml", c.to_yaml());
 }
 
+/// Throws what a config cannot mean, before anything of the run is written.
+void check_plan(const RunModels& m) {
+  const RunConfig& c = m.config();
+  const DenoiseTask task = planned_task(c, m.family(), training_config(m.folder().scheduler_config(), c.scheduler),
+                                        m.devices().mesh().devices());
+  check(c.update.gradient_accumulation_steps >= 1, Code::invalid_config,
+        "gradient_accumulation_steps is {}; expected 1 or more", c.update.gradient_accumulation_steps);
+  planned_step(m, task.batch_size * c.update.gradient_accumulation_steps);
+  if (c.model.train_new_vae)
+    global_batch(c.vae.vae_per_device_batch_size, m.devices().mesh().devices(), "vae_per_device_batch_size");
+}
+
 std::unique_ptr<RunModels> open_models(const RunConfig& c) {
   Phase phase(c.run, "devices and model folder");
-  if (c.is_dreambooth()) draw_class_images(c);
-  auto models = std::make_unique<RunModels>(c, c.model.pretrained_model_name_or_path, Purpose::training);
-  check_training_keys(c, *models->family());
-  write_config(c);
+  auto open = [&c] {
+    auto models = std::make_unique<RunModels>(c, c.model.pretrained_model_name_or_path, Purpose::training);
+    check_training_keys(c, *models->family());
+    check_plan(*models);
+    return models;
+  };
+  if (c.is_dreambooth()) {
+    open();  // and closed: what draws has the devices for itself
+    draw_class_images(c);
+  }
+  auto models = open();
+  make_folders(c.folder() + "/samples");
+  // The config of a run that is there already is replaced when this one is known to start.
+  if (!exists(c.folder() + "/config.yml")) write_config(c);
   return models;
 }
 
@@ -147,6 +171,11 @@ StepOptions step_options(const RunModels& m, const TrainingData& data) {
   const int64_t update = data.update_size(c.update);
   StepOptions s = planned_step(m, update);
   if (s.optim.max_grad_norm > 0) log_info("gradients are clipped to norm {}", s.optim.max_grad_norm);
+  // DreamBooth's few pictures come again and again; of others a batch holds none twice.
+  const int64_t samples = data.batches->size();
+  check(c.is_dreambooth() || samples <= 0 || data.task.batch_size <= samples, Code::invalid_config,
+        "a batch is of {} samples, but the data holds {}; give a smaller per_device_batch_size", data.task.batch_size,
+        samples);
   if (s.optim.max_train_steps > 0) return s;
   check(c.loop.num_train_epochs > 0, Code::invalid_config,
         "You must set max_train_steps or num_train_epochs to a positive integer");
@@ -210,7 +239,9 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
 
 }  // namespace
 
-void train(const RunConfig& c) {
+void train(const RunConfig& config) {
+  const RunLock lock(config.folder());
+  const RunConfig c = with_drawn_seeds(config);
   const std::unique_ptr<RunModels> opened = open_models(c);
   RunModels& models = *opened;
   TrainingData data = open_data(models);
@@ -224,6 +255,7 @@ void train(const RunConfig& c) {
   const std::vector<std::string> denoisers = trained_denoisers(c, *models.family());
   LoopOptions o = loop_options(c, c.folder(), denoisers.size() == 1 ? "train " + denoisers[0] : "train");
   o.step = step_options(models, data);
+  write_config(c);
   log_info("***** Running training *****");
   log_info("  Instantaneous batch size per device = {}", static_cast<double>(data.task.batch_size) / devices);
   log_info("  Total train batch size (w. parallel & distributed) = {}", data.update_size(c.update));

@@ -40,6 +40,14 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
     if (name == kZeroSnr) config.erase("rescale_zero_terminal_snr");
     config[name] = value;
   }
+  const auto name_of = [](const json& c) { return c.value("_class_name", json("no scheduler")).dump(); };
+  if (const json file = parse_scheduler_config(text); !training) {
+    if (name_of(file) == name_of(config))
+      log_info_once("the scheduler that draws is {}, the model folder's", name_of(config));
+    else
+      log_info_once("the scheduler that draws is {}, as diffusion_scheduler_config says, in place of the folder's {}",
+                    name_of(config), name_of(file));
+  }
   if (!keys.prediction_type.empty()) config["prediction_type"] = keys.prediction_type;
   if (keys.flow_shift && !training) config["shift"] = config["flow_shift"] = *keys.flow_shift;  // each reads its own
   return config;

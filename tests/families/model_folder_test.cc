@@ -71,5 +71,77 @@ TEST_F(Folder, ImageProcessorsConfigIsAmongTheFiles) {
   EXPECT_EQ(open().files().at("image_processor/preprocessor_config.json"), R"({"crop_size": 3})");
 }
 
+TEST_F(Folder, ClassesInConfigsMustBeThoseOfTheIndex) {
+  EXPECT_EQ(refusal(), "opened");
+  write("scheduler/scheduler_config.json", R"({"_class_name": "FlaxDDIMScheduler"})");
+  EXPECT_EQ(refusal(), "opened");
+  write("scheduler/scheduler_config.json", R"({"_class_name": "AutoencoderKL"})");
+  EXPECT_NE(
+      refusal().find("scheduler/scheduler_config.json: _class_name is \"AutoencoderKL\", but model_index.json says "
+                     "DDIMScheduler; expected one of: DDIMScheduler"),
+      std::string::npos)
+      << refusal();
+  write("scheduler/scheduler_config.json", "[]");
+  EXPECT_NE(refusal().find("scheduler_config.json: expected a JSON object, found array"), std::string::npos);
+  write("scheduler/scheduler_config.json", "{}");
+  index["vae"] = {"diffusers", "AutoencoderKL"};
+  json vae = json::parse(read_file(MD_SOURCE_DIR "/configs/models/emoji/vae/config.json"));
+  write("vae/config.json", vae.dump());
+  EXPECT_EQ(refusal(), "opened");
+  vae["_class_name"] = "AutoencoderKLWan";
+  write("vae/config.json", vae.dump());
+  EXPECT_NE(
+      refusal().find("vae/config.json: _class_name is \"AutoencoderKLWan\", but model_index.json says AutoencoderKL"),
+      std::string::npos)
+      << refusal();
+}
+
+TEST_F(Folder, DamagedIndexesAreRefused) {
+  make_folders(t / "vae");
+  const std::vector<std::pair<json, std::string>> cases = {
+      {{{"vae", nullptr}}, "vae is null; expected [library, class], since there is a folder of that name"},
+      {{{"vae", "AutoencoderKL"}}, "vae is \"AutoencoderKL\"; expected [library, class]"},
+      {{{"vae", {"diffusers"}}}, "vae is [\"diffusers\"]; expected [library, class]"},
+      {{{"vae", {"diffusers", nullptr}}}, "vae is [\"diffusers\",null]; expected [library, class]"},
+      {{{"vae", {3, "AutoencoderKL"}}}, "vae is [3,\"AutoencoderKL\"]; expected [library, class]"},
+      {{{"vae", {"diffusers", "AutoencoderKI"}}}, "the class 'AutoencoderKI' of vae is not one of"},
+      {{{"unet", {{"a", 1}}}}, "unet is {\"a\":1}; expected [library, class]"},
+      {{{"../vae", {"diffusers", "AutoencoderKL"}}}, "'../vae' is not the name of a folder inside"},
+      {{{"_diffusers_version", 3}}, "_diffusers_version is 3; expected a text"},
+      {{{"_class_name", nullptr}}, "_class_name is null"},
+      {{{"scheduler", {nullptr, nullptr}}}, "there is no scheduler"}};
+  const json whole = index;
+  for (const auto& [change, said] : cases) {
+    index = whole;
+    index.update(change);
+    EXPECT_NE(refusal().find(said), std::string::npos) << said << "\n" << refusal();
+  }
+  index = whole;
+  index.update({{"requires_safety_checker", true}, {"boundary_ratio", 0.9}, {"safety_checker", {nullptr, nullptr}}});
+  EXPECT_EQ(refusal(), "opened");
+  write("model_index.json", "");
+  EXPECT_THROW(ModelFolder::open(t.path()), Error);
+}
+
+TEST_F(Folder, SizesThatNoModelHasAreRefusedBeforeAnythingIsBuilt) {
+  index["unet"] = {"diffusers", "UNet2DConditionModel"};
+  const json unet = json::parse(read_file(MD_SOURCE_DIR "/configs/models/emoji/unet/config.json"));
+  for (const auto& [change, said] : std::vector<std::pair<json, std::string>>{
+           {{{"layers_per_block", 100000}}, "'layers_per_block' is 100000; no model has more than 1000"},
+           {{{"layers_per_block", 2147483648}}, "no model has more than 1000"},
+           {{{"transformer_layers_per_block", {1, 1, 18446744073709551615u}}}, "no model has more than 1000"},
+           {{{"in_channels", 2147483648}}, "'in_channels' is 2147483648; no model has more than 16777216"}}) {
+    json config = unet;
+    config.update(change);
+    write("unet/config.json", config.dump());
+    EXPECT_NE(refusal().find(said), std::string::npos) << refusal();
+  }
+  json config = unet;
+  config["block_out_channels"][0] = 2147483648;
+  write("unet/config.json", config.dump());
+  EXPECT_NE(refusal().find("'block_out_channels' is 2147483648; no model has more than 16777216"), std::string::npos)
+      << refusal();
+}
+
 }  // namespace
 }  // namespace md

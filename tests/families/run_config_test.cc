@@ -6,7 +6,12 @@
 #include <cstdlib>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/pipelines/denoise_loop.h"
+#include "maxdiffusion/run/values.h"
+#include "tests/one_device.h"
 #include "tests/tiny_folder.h"
 
 namespace md {
@@ -75,6 +80,68 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
   EXPECT_TRUE(contains(refusal({"caption_dropout=1"}), "caption_dropout"));
   EXPECT_TRUE(contains(refusal({"ema_decay=1"}), "ema_decay"));
   EXPECT_TRUE(contains(refusal({"resolution=0"}), "resolution"));
+}
+
+TEST(RunConfig, NumbersThatNoRunCanUseAreRefused) {
+  for (const char* word : {"learning_rate=nan", "guidance_scale=nan", "adam_b1=.nan", "guidance_scale_high=nan"})
+    EXPECT_TRUE(contains(refusal({word}), "expected a number")) << word;
+  for (const char* word : {"learning_rate=inf", "learning_rate=-1", "text_encoder_learning_rate=-1e-6",
+                           "vae_learning_rate=-1", "adam_eps=-1", "guidance_scale=-3", "guidance_scale_low=-0.5",
+                           "noise_offset=-0.1", "prior_loss_weight=-1", "adam_weight_decay=inf"}) {
+    const std::string key = std::string(word).substr(0, std::string(word).find('='));
+    EXPECT_TRUE(contains(refusal({word}), key + " is ") && contains(refusal({word}), "expected 0 or more")) << word;
+  }
+  EXPECT_TRUE(contains(refusal({"max_train_steps=-5"}), "max_train_steps is -5; expected a number of steps, or -1"));
+  EXPECT_TRUE(contains(refusal({"adam_b2=1"}), "adam_b2 is 1; expected at least 0 and below 1"));
+  EXPECT_TRUE(contains(refusal({"warmup_steps_fraction=1.5"}), "expected 0 to 1"));
+  EXPECT_TRUE(contains(refusal({"seed=-2"}), "seed is -2; expected 0 or more, or -1"));
+  EXPECT_EQ(parse("", {"max_train_steps=1e3"}).optim.max_train_steps, 1000);
+  EXPECT_EQ(parse("", {"max_train_steps=-1", "learning_rate=0", "guidance_scale=0"}).optim.max_train_steps, -1);
+}
+
+TEST(RunConfig, SeedsOfMinusOneAreDrawnAndSaidAndKeptByTheRun) {
+  const TemporaryFolder t;
+  const RunConfig c = parse("", {"seed=-1", "sample_seed=-1", "run_name=mine", "output_dir=" + t.path()});
+  testing::internal::CaptureStderr();
+  const RunConfig one = with_drawn_seeds(c), two = with_drawn_seeds(c);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_GE(one.run.seed, 0);
+  EXPECT_NE(one.run.seed, two.run.seed);
+  EXPECT_NE(*one.sample.sample_seed, *two.sample.sample_seed);
+  EXPECT_TRUE(contains(log, fmt::format("seed=-1: the seed drawn is {}", one.run.seed))) << log;
+  EXPECT_TRUE(contains(log, fmt::format("sample_seed=-1: the seed drawn is {}", *two.sample.sample_seed))) << log;
+  make_folders(one.folder());
+  write_file_atomic(one.folder() + "/config.yml", one.to_yaml());
+  EXPECT_EQ(with_drawn_seeds(c).run.seed, one.run.seed);
+  EXPECT_EQ(with_drawn_seeds(parse("", {"seed=5"})).run.seed, 5);
+}
+
+TEST(RunConfig, TheLogSaysWhichSchedulerDrawsAndWhy) {
+  testing::internal::CaptureStderr();
+  SchedulerKeys keys = parse("", {"diffusion_scheduler_config={_class_name: PNDMScheduler}"}).scheduler;
+  sampling_config(R"({"_class_name": "DDIMScheduler"})", keys);
+  sampling_config(R"({"_class_name": "LMSDiscreteScheduler"})", {});
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(log,
+                       "the scheduler that draws is \"PNDMScheduler\", as diffusion_scheduler_config says, in place of "
+                       "the folder's \"DDIMScheduler\""))
+      << log;
+  EXPECT_TRUE(contains(log, "the scheduler that draws is \"LMSDiscreteScheduler\", the model folder's")) << log;
+}
+
+TEST(RunConfig, LatentsOfAnotherSizeAreToldTheLayoutOfTheirFile) {
+  const auto family = tiny_family();
+  SampleOptions o;
+  o.prompts = {"one"};
+  o.size = {64, 128, 1};
+  o.latents = HostArray(Shape{DType::f32, {1, 8, 8, 4}});  // [N, 4, 8, 8] in the file
+  try {
+    denoise(one_device(), *family, {}, {}, o);
+    FAIL() << "latents of another size";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.message(),
+              "latents are f32[1,4,8,8]; 1 of 64x128 pixels need f32[1,4,8,16] (pictures, channels, height, width)");
+  }
 }
 
 TEST(RunConfig, PlacesThatCannotBeWrittenToAreRefused) {

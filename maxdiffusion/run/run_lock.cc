@@ -1,0 +1,57 @@
+#include "maxdiffusion/run/run_lock.h"
+
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+
+namespace md {
+namespace {
+
+std::string who() {
+  std::array<char, 256> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
+  return fmt::format("process {} on {}, started {:%Y-%m-%d %H:%M:%S} UTC\n", ::getpid(), host.data(),
+                     fmt::gmtime(std::time(nullptr)));
+}
+
+}  // namespace
+
+RunLock::RunLock(const std::string& folder) {
+  make_folders(folder);
+  const std::string path = folder + "/.lock";
+  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  check(fd_ >= 0, Code::io, "open '{}': {}", path, std::strerror(errno));
+  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+    const int error = errno;
+    ::close(fd_);
+    if (error != EWOULDBLOCK) {  // a file system without locks
+      fd_ = -1;
+      log_warning("lock '{}': {}; another run in this folder would not be noticed", path, std::strerror(error));
+      return;
+    }
+    std::string other = read_file(path);
+    if (other.ends_with('\n')) other.pop_back();
+    throw Error(Code::io, fmt::format("'{}' is in use by {}", folder, other.empty() ? "another process" : other))
+        .note("try: another run_name, or wait until that run has ended");
+  }
+  const std::string text = who();
+  const bool written =
+      ::ftruncate(fd_, 0) == 0 && ::pwrite(fd_, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
+  if (!written) log_warning("write '{}': {}", path, std::strerror(errno));
+}
+
+RunLock::~RunLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+}  // namespace md

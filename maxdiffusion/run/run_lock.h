@@ -1,0 +1,22 @@
+// One process at a time trains in a run's folder.
+#pragma once
+
+#include <string>
+
+namespace md {
+
+/// Held while it lives, and let go of by the kernel however the process ends. The file .lock in the folder says who
+/// holds it: process, host and time of the start.
+class RunLock {
+ public:
+  /// Makes the folder. Throws io naming the process that holds the lock.
+  explicit RunLock(const std::string& folder);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  int fd_;
+};
+
+}  // namespace md

@@ -1,0 +1,35 @@
+#include "maxdiffusion/run/run_lock.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <memory>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
+
+namespace md {
+namespace {
+
+TEST(RunLock, NamesTheProcessThatHoldsIt) {
+  const TemporaryFolder t;
+  const std::string folder = t.path() + "/runs/mine";
+  auto first = std::make_unique<RunLock>(folder);
+  const std::string me = "process " + std::to_string(::getpid()) + " on ";
+  EXPECT_EQ(read_file(folder + "/.lock").rfind(me, 0), 0u);
+  try {
+    RunLock second(folder);
+    FAIL() << "two runs in one folder";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::io);
+    EXPECT_EQ(e.message().rfind("'" + folder + "' is in use by " + me, 0), 0u) << e.message();
+    EXPECT_NE(e.message().find(", started 2"), std::string::npos) << e.message();
+  }
+  const RunLock other(t.path() + "/runs/other");
+  first.reset();
+  const RunLock again(folder);
+}
+
+}  // namespace
+}  // namespace md

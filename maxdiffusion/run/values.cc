@@ -1,0 +1,93 @@
+#include "maxdiffusion/run/values.h"
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+
+namespace md {
+namespace {
+
+constexpr double kAny = std::numeric_limits<double>::infinity();
+
+/// Numbers from `least` to `most`, both included. Infinities are never in a range.
+struct Range {
+  const char* key;
+  double (*value)(const RunConfig&);
+  double least = 0, most = kAny;
+  const char* expected = "0 or more";
+};
+
+double number(const std::optional<double>& v) { return v.value_or(0); }
+
+const Range kRanges[] = {
+    {"learning_rate", [](const RunConfig& c) { return c.optim.learning_rate; }},
+    {"text_encoder_learning_rate", [](const RunConfig& c) { return c.update.text_encoder_learning_rate; }},
+    {"vae_learning_rate", [](const RunConfig& c) { return c.vae.vae_learning_rate; }},
+    {"adam_eps", [](const RunConfig& c) { return c.optim.adam_eps; }},
+    {"adam_weight_decay", [](const RunConfig& c) { return c.optim.adam_weight_decay; }},
+    {"adam_b1", [](const RunConfig& c) { return c.optim.adam_b1; }, 0, std::nextafter(1, 0), "at least 0 and below 1"},
+    {"adam_b2", [](const RunConfig& c) { return c.optim.adam_b2; }, 0, std::nextafter(1, 0), "at least 0 and below 1"},
+    {"warmup_steps_fraction", [](const RunConfig& c) { return c.optim.warmup_steps_fraction; }, 0, 1, "0 to 1"},
+    {"max_train_steps", [](const RunConfig& c) { return static_cast<double>(c.optim.max_train_steps); }, -1, kAny,
+     "a number of steps, or -1 for num_train_epochs"},
+    {"num_train_epochs", [](const RunConfig& c) { return static_cast<double>(c.loop.num_train_epochs); }, -1, kAny,
+     "a number of passes over the data"},
+    {"guidance_scale", [](const RunConfig& c) { return c.sample.guidance_scale; }, 0, kAny,
+     "0 or more (up to 1: no guidance)"},
+    {"guidance_scale_high", [](const RunConfig& c) { return number(c.sample.guidance_scale_high); }},
+    {"guidance_scale_low", [](const RunConfig& c) { return number(c.sample.guidance_scale_low); }},
+    {"guidance_rescale", [](const RunConfig& c) { return c.sample.guidance_rescale; }, -kAny, 1, "up to 1"},
+    {"noise_offset", [](const RunConfig& c) { return c.denoise.noise_offset; }},
+    {"input_perturbation", [](const RunConfig& c) { return c.denoise.input_perturbation; }},
+    {"prior_loss_weight", [](const RunConfig& c) { return c.dreambooth.prior_loss_weight; }},
+    {"seed", [](const RunConfig& c) { return static_cast<double>(c.run.seed); }, -1, kAny,
+     "0 or more, or -1 for one that is drawn"},
+    {"sample_seed", [](const RunConfig& c) { return static_cast<double>(c.sample.sample_seed.value_or(0)); }, -1, kAny,
+     "0 or more, or -1 for one that is drawn"},
+};
+
+int64_t drawn_seed() {
+  std::random_device device;
+  return static_cast<int64_t>(device() & 0x7fff'ffffU);  // what other programs take as well
+}
+
+/// The seed in the config that an earlier start of the run has written.
+std::optional<int64_t> seed_of_run(const RunConfig& c) {
+  if (c.run.run_name.empty() || !exists(c.folder() + "/config.yml")) return std::nullopt;
+  try {
+    const int64_t seed = RunConfig::load(c.folder() + "/config.yml", {}).run.seed;
+    return seed >= 0 ? std::optional(seed) : std::nullopt;
+  } catch (const Error& e) {
+    log_warning("the seed of the run before is not known: {}", e.what());
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+void check_values(const RunConfig& config) {
+  for (const Range& r : kRanges) {
+    const double value = r.value(config);
+    check(std::isfinite(value) && value >= r.least && value <= r.most, Code::invalid_config, "{} is {}; expected {}",
+          r.key, value, r.expected);
+  }
+}
+
+RunConfig with_drawn_seeds(RunConfig c) {
+  if (c.run.seed == -1) {
+    const std::optional<int64_t> before = seed_of_run(c);
+    c.run.seed = before ? *before : drawn_seed();
+    log_info("seed=-1: the seed {} is {}", before ? "that this run has drawn" : "drawn", c.run.seed);
+  }
+  if (c.sample.sample_seed == -1) {
+    c.sample.sample_seed = drawn_seed();
+    log_info("sample_seed=-1: the seed drawn is {}", *c.sample.sample_seed);
+  }
+  return c;
+}
+
+}  // namespace md
