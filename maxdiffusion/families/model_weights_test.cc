@@ -51,9 +51,11 @@ class OriginalNames : public testing::Test {
   }
   /// The values under the names of the original program, behind `prefix`.
   HostArrays renamed(const std::string& prefix) const {
+    const ModelFolder opened = folder();
+    const Component& c = opened.components().at("transformer");
+    const OtherNames others = find_model_class(c.class_name)->other_names(c.config);
     HostArrays out;
-    for (const auto& [name, value] : values_)
-      out[prefix + find_model_class("WanTransformer3DModel")->other_names(name).front()] = value;
+    for (const auto& [name, value] : values_) out[prefix + others.of(name).front().name] = value;
     return out;
   }
   void expect_values(const ModelWeights& w) const {
