@@ -226,6 +226,8 @@ md_tests(cli DEVICE USES data SHARDS 6 COST 60
 add_dependencies(cli_tests profiling)
 md_tests(single_file DEVICE USES families COST 30)
 md_tests(remote USES data)
+md_tests(fuzz USES run COST 30)
+target_link_libraries(fuzz_tests PRIVATE PkgConfig::ZLIB)
 target_sources(cli_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/remote/bucket_server.cc)
 md_tests(pipelines DEVICE USES run SHARDS 3 COST 30)
 md_tests(layering USES base QUICK *)

@@ -43,6 +43,10 @@ IndexedArray parse_array(const std::string& file, const std::string& name, const
       FilePiece piece{{whole_numbers(file, name, p.at("offset")), whole_numbers(file, name, p.at("size"))},
                       p.at("file").get<std::string>(),
                       p.at("tensor").get<std::string>()};
+      if (const size_t rank = a.shape.dims.size(); piece.slice.start.size() != rank || piece.slice.size.size() != rank)
+        refuse(file, name,
+               fmt::format("a piece at {} of sizes {}; expected {} numbers each", p.at("offset").dump(),
+                           p.at("size").dump(), rank));
       const fs::path path(piece.file);
       bool inside = path.is_relative() && !piece.file.empty();
       for (const auto& part : path) inside = inside && part != "..";

@@ -46,7 +46,7 @@ struct LoadOptions {
 HostArrays load_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
                         const LoadOptions& options = {});
 /// load_weights in two calls: this one matches names and shapes, from the headers alone, and throws; its result reads
-/// and converts.
+/// and converts, and throws io where a file of a checkpoint is not what was written.
 std::function<HostArrays()> open_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
                                          const LoadOptions& options = {});
 

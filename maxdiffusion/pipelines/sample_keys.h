@@ -39,7 +39,7 @@ struct SampleKeys {
     v("scan_diffusion_loop", scan_diffusion_loop,
       "run all steps of videos as one program, as those of pictures, instead of one by one with progress");
     v("num_images_per_prompt", num_images_per_prompt, "null: the global batch for one prompt, 1 for several");
-    v("sample_seed", sample_seed, "seed of the initial noise; null: seed");
+    v("sample_seed", sample_seed, "seed of the initial noise; null: seed; -1: one that is drawn");
     v("height", height, "of the pictures or videos, pixels; null: resolution");
     v("width", width, "of the pictures or videos, pixels; null: resolution");
     v("num_frames", num_frames, "of videos; null: the model's own number");

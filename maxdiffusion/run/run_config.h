@@ -40,7 +40,7 @@ struct RunKeys {
     v("output_dir", output_dir, "root of outputs; empty: base_output_directory");
     v("base_output_directory", base_output_directory, "see output_dir and save_config_to_gcs");
     v("save_config_to_gcs", save_config_to_gcs, "also write config.yml into base_output_directory/run_name");
-    v("seed", seed, "seed of every random stream");
+    v("seed", seed, "seed of every random stream; -1: one that is drawn, and said");
     v("sample_every", sample_every, "steps between sample grids while training; -1: only after the last step; 0: none");
     v("enable_generate_video_for_eval", enable_generate_video_for_eval,
       "draw the prompts after each evaluation too, into files of their own");

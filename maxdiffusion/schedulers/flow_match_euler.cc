@@ -16,7 +16,8 @@ std::unique_ptr<Scheduler> make_flow_match_euler(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas"});
   const auto T = member<int64_t>(config, "num_train_timesteps", 1000);
   const double shift = member(config, "shift", 1.0);
-  check(T >= 1, Code::invalid_config, "scheduler config: num_train_timesteps is {}; expected 1 or more", T);
+  check(T >= 1 && T <= 1'000'000, Code::invalid_config,
+        "scheduler config: num_train_timesteps is {}; expected 1 or more, up to a million", T);
   check(shift > 0, Code::invalid_config, "scheduler config: shift is {}; expected a number above 0", shift);
   const std::optional<double> terminal = optional_number(config, "shift_terminal");
   check(!terminal || *terminal < 1, Code::invalid_config,

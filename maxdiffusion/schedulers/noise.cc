@@ -90,10 +90,8 @@ NoiseSchedule NoiseSchedule::from_json(const nlohmann::json& config, bool flow) 
   check(config.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", config.dump());
   NoiseSchedule n;
   n.num_train_timesteps = member<int64_t>(config, "num_train_timesteps", 1000);
-  check(n.num_train_timesteps >= 1, Code::invalid_config,
-        "scheduler config: num_train_timesteps is {}; expected 1 or "
-        "more",
-        n.num_train_timesteps);
+  check(n.num_train_timesteps >= 1 && n.num_train_timesteps <= 1'000'000, Code::invalid_config,
+        "scheduler config: num_train_timesteps is {}; expected 1 or more, up to a million", n.num_train_timesteps);
   n.prediction_type =
       flow ? choice(config, "prediction_type", "epsilon", {"epsilon", "v_prediction", "sample", "flow_prediction"})
            : choice(config, "prediction_type", "epsilon", {"epsilon", "v_prediction", "sample"});

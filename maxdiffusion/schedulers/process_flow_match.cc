@@ -23,7 +23,8 @@ class FlowMatch final : public NoiseProcess {
       : T_(member<int64_t>(config, "num_train_timesteps", 1000)),
         shift_(keys.train_flow_shift),
         weighted_(!keys.disable_training_weights && T_ > 1) {
-    check(T_ >= 1, Code::invalid_config, "scheduler config: num_train_timesteps is {}; expected 1 or more", T_);
+    check(T_ >= 1 && T_ <= 1'000'000, Code::invalid_config,
+          "scheduler config: num_train_timesteps is {}; expected 1 or more, up to a million", T_);
     check(std::isfinite(shift_) && shift_ > 0, Code::invalid_config,
           "train_flow_shift is {}; expected a number above 0", shift_);
     check(keys.snr_gamma <= 0, Code::invalid_config,

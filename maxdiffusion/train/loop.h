@@ -92,7 +92,8 @@ struct Trained {
   int64_t steps = 0;
 };
 
-/// Throws device when the loss is not finite, after saving the state before that step.
+/// Throws device when the loss is not finite, after saving the state before that step; Interrupted, after saving the
+/// state of the steps done, where a signal came (base/interrupt.h).
 Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks, std::unique_ptr<Dataset> data,
                    const LoopOptions& options);
 

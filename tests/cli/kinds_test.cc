@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 
 #include "maxdiffusion/base/image.h"
@@ -281,6 +282,10 @@ TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {
   const std::vector<std::string> lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1", "checkpoint_every=2"};
   Outcome o = train("lora", lora);
   ASSERT_EQ(o.status, 0) << o.err;
+  std::smatch counts;  // of all parameters, and of the matrices
+  ASSERT_TRUE(
+      std::regex_search(o.err, counts, std::regex(R"(: (\d+) parameters in \d+ arrays, (\d+) of them trained)")));
+  EXPECT_LT(std::stoll(counts[2]), std::stoll(counts[1]) / 2);
   // The model is the folder's own file, the matrices lie beside it.
   EXPECT_EQ(weights("lora", "unet/diffusion_pytorch_model.safetensors"),
             read_file(kModel + "/unet/diffusion_pytorch_model.safetensors"));

@@ -58,5 +58,23 @@ TEST_F(FreshMachine, NotRootIsToldExactlyWhichPackagesAreMissing) {
   }
 }
 
+TEST_F(FreshMachine, SignalsAndTheExitStatusGoThroughRun) {
+  // Everything is set up, and the program is a script.
+  const std::string f = folder_.path();
+  shell("cd " + f +
+        " && mkdir -p .deps build maxdiffusion apps && touch CMakeLists.txt .deps/packages.stamp && "
+        "for m in $(sed -n 's/^[^#].*  # //p' cmake/wheels.txt); do mkdir -p .deps/$m; done");
+  write_file_atomic(f + "/build/maxdiffusion",
+                    "#!/bin/sh\ntrap 'echo told >$1; exit 143' TERM\n[ $1 = no ] && exit 70\necho here >$1\n"
+                    "while :; do sleep 0.05; done\n");
+  shell("sleep 0.05; printf '%s\\n' " + f + "/.deps >" + f + "/build/program.stamp; chmod -R a+rwX " + f +
+        "; chmod a+x " + f + "/build/maxdiffusion");
+  EXPECT_EQ(run("no").status, 70);
+  const std::string heard = f + "/heard";
+  const Outcome o = run(heard + " & p=$!; while [ ! -s " + heard + " ]; do sleep 0.05; done; kill -TERM $p; wait $p");
+  EXPECT_EQ(o.status, 143) << o.err;
+  EXPECT_EQ(read_file(heard), "told\n");
+}
+
 }  // namespace
 }  // namespace md

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <thread>
@@ -172,27 +173,98 @@ TEST(Train, TheAutoencoderFollowsItsKeys) {
   EXPECT_TRUE(contains(o.err, "vae_per_device_batch_size 0.5 times 1 devices")) << o.err;
 }
 
-TEST(Train, GoesOnAfterKillAsIfNothingHadHappened) {
-  // The learning rate's schedule has its own length, so the number of steps changes nothing but the end.
-  const std::string run = run_folder("killed");
-  std::vector<std::string> endless = words("killed", {"max_train_steps=1000000"});
-  pid_t child = fork();
-  ASSERT_GE(child, 0);
+/// Starts the program and sends a signal once `due` is true. How it ended, as waitpid says, and what it said.
+std::pair<int, std::string> signalled(const std::vector<std::string>& line, int signal,
+                                      const std::function<bool()>& due) {
+  static int files = 0;
+  const std::string err = shared().folder / ("signalled" + std::to_string(files++));
+  const pid_t child = fork();
   if (child == 0) {
     std::vector<char*> argv = {const_cast<char*>("maxdiffusion")};
-    for (const std::string& w : endless) argv.push_back(const_cast<char*>(w.c_str()));
+    for (const std::string& w : line) argv.push_back(const_cast<char*>(w.c_str()));
     argv.push_back(nullptr);
-    if (!freopen("/dev/null", "w", stderr)) _exit(126);
+    if (!freopen(err.c_str(), "w", stderr)) _exit(126);
     execv(MD_BINARY_DIR "/maxdiffusion", argv.data());
     _exit(127);
   }
-  // Kill it in the middle of the UNet's training, once something is saved.
   int status = 0;
+  bool sent = false;
   while (waitpid(child, &status, WNOHANG) == 0) {
-    if (exists(run + "/checkpoints/4") || exists(run + "/checkpoints/6") || exists(run + "/checkpoints/8"))
-      kill(child, SIGKILL);
+    if (!sent && due()) sent = kill(child, signal) == 0;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
+  return {status, read_file(err)};
+}
+
+TEST(Train, ASignalSavesTheStepsDoneAndSaysWhere) {
+  const std::string run = run_folder("signalled");
+  // Nothing would be saved before the end.
+  const auto [status, said] =
+      signalled(words("signalled", {"max_train_steps=1000000", "checkpoint_every=-1", "log_period=1"}), SIGTERM,
+                [&] { return exists(run + "/metrics.jsonl") && lines(run + "/metrics.jsonl") >= 3; });
+  ASSERT_TRUE(WIFEXITED(status)) << said;
+  EXPECT_EQ(WEXITSTATUS(status), 143) << said;
+  const int64_t done = lines(run + "/metrics.jsonl");
+  const std::string saved = run + "/checkpoints/" + std::to_string(done);
+  EXPECT_TRUE(contains(said, "SIGTERM: this step is finished and saved first")) << said;
+  EXPECT_TRUE(
+      contains(said, "stopped by SIGTERM after step " + std::to_string(done) + " of 1000000\n  saved in " + saved))
+      << said;
+  EXPECT_TRUE(exists(saved + "/training_state/checksums.json"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(run + "/checkpoints"), fs::directory_iterator()), 1);
+  const std::string last = std::to_string(done + 3);
+  ASSERT_EQ(maxdiffusion(words("signalled", {"max_train_steps=" + last})).status, 0);
+  ASSERT_EQ(maxdiffusion(words("not_signalled", {"max_train_steps=" + last})).status, 0);
+  for (const char* file : {"unet/diffusion_pytorch_model.safetensors", "training_state/arrays.safetensors"})
+    EXPECT_EQ(read_file(run + "/checkpoints/" + last + "/" + file),
+              read_file(run_folder("not_signalled") + "/checkpoints/" + last + "/" + file))
+        << file;
+}
+
+TEST(Train, ASignalBeforeTheFirstStepEndsAtOnceWithoutHalfAFile) {
+  const std::string run = run_folder("early");
+  const auto [status, said] = signalled(words("early"), SIGINT, [&] { return exists(run + "/config.yml"); });
+  ASSERT_TRUE(WIFEXITED(status)) << said;
+  EXPECT_EQ(WEXITSTATUS(status), 130) << said;
+  EXPECT_TRUE(contains(said, "SIGINT")) << said;
+  for (const auto& f : fs::recursive_directory_iterator(run))
+    EXPECT_FALSE(contains(f.path().filename(), ".tmp")) << f.path();
+}
+
+TEST(Train, ARefusedConfigAndASecondRunLeaveTheRunAlone) {
+  const std::string run = run_folder("alone");
+  ASSERT_EQ(maxdiffusion(words("alone")).status, 0);
+  const std::string config = read_file(run + "/config.yml");
+  for (const char* word : {"per_device_batch_size=-2", "gradient_accumulation_steps=0", "vae_per_device_batch_size=0",
+                           "train_data_dir=/nowhere", "learning_rate=nan", "per_device_batch_size=64"}) {
+    const Outcome o = maxdiffusion(words("alone", {word, "max_train_steps=7"}));
+    EXPECT_NE(o.status, 0) << word;
+    EXPECT_EQ(read_file(run + "/config.yml"), config) << word;
+  }
+  Outcome large = maxdiffusion(words("alone", {"per_device_batch_size=64"}));
+  EXPECT_EQ(large.status, 2);
+  EXPECT_TRUE(contains(large.err, "a batch is of 64 samples, but the data holds 9")) << large.err;
+  // While one trains, another is refused, and names it.
+  std::string second;
+  const auto [status, said] = signalled(words("alone", {"max_train_steps=1000000", "log_period=1"}), SIGINT, [&] {
+    if (lines(run + "/metrics.jsonl") < 8) return false;
+    const Outcome o = maxdiffusion(words("alone"));
+    EXPECT_EQ(o.status, 4);
+    second = o.err;
+    return true;
+  });
+  EXPECT_EQ(WEXITSTATUS(status), 130) << said;
+  EXPECT_TRUE(contains(second, "'" + run + "' is in use by process ")) << second;
+}
+
+TEST(Train, GoesOnAfterKillAsIfNothingHadHappened) {
+  // The learning rate's schedule has its own length, so the number of steps changes nothing but the end.
+  const std::string run = run_folder("killed");
+  // Killed in the middle of the UNet's training, once something is saved.
+  const int status =
+      signalled(words("killed", {"max_train_steps=1000000"}), SIGKILL, [&] {
+        return exists(run + "/checkpoints/4") || exists(run + "/checkpoints/6") || exists(run + "/checkpoints/8");
+      }).first;
   ASSERT_TRUE(WIFSIGNALED(status)) << "the run ended by itself, with status " << WEXITSTATUS(status);
   int64_t newest = 0;
   for (const auto& entry : fs::directory_iterator(run + "/checkpoints")) {

@@ -13,6 +13,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/base/version.h"
+#include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/batches/aspect_bucket_batches.h"
 #include "maxdiffusion/ops/random.h"

@@ -1,7 +1,7 @@
-// An image folder: images (png, jpeg, webp) with captions from `metadata.jsonl` ({"file_name": …, "text": …}),
-// `metadata.csv`, or a `.txt` beside each image; metadata wins. The layout is Hugging Face's "imagefolder". A clip
-// folder is the same with clips: videos, and folders below it that hold frames (png, jpeg) and no videos, in the order
-// of their names, in which numbers count by value. `name.txt` lies beside the folder `name`.
+// An image folder: images (png, jpeg, webp, gif, bmp, tiff, avif) with captions from `metadata.jsonl` ({"file_name": …,
+// "text": …}), `metadata.csv`, or a `.txt` beside each image; metadata wins. The layout is Hugging Face's
+// "imagefolder". A clip folder is the same with clips: videos, and folders below it that hold frames (png, jpeg) and no
+// videos, in the order of their names, in which numbers count by value. `name.txt` lies beside the folder `name`.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,11 @@ struct ImageFolderConfig {
 };
 
 /// Lists the folder (local, gs:// or s3://), recursively, sorted by path; names that start with a dot are left out.
-/// Each folder may hold metadata for the files below it. Images without caption get "" and one warning counts them.
-/// Throws io: folder missing (path, what to try), no images, metadata that names files that do not exist or twice,
-/// lacks a column or holds a line that is not JSON or has another number of cells (file:line).
+/// Links out of the folder are not followed, and those, and files of other kinds, are counted in a warning. Each folder
+/// may hold metadata for the files below it. A mark of byte order before captions is dropped, bytes that are not UTF-8
+/// are U+FFFD, with a warning. Images without caption get "" and one warning counts them.
+/// Throws io: folder missing (path, what to try), no images, metadata that names files outside of the folder, that do
+/// not exist or twice, lacks a column or holds a line that is not JSON or has another number of cells (file:line).
 std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config);
 
 }  // namespace md

@@ -1,0 +1,170 @@
+// Files damaged at random, by number, given to every parser: each is refused by md::Error with a name for the fault, or
+// read. Each parser runs in a process of its own, so that a crash, a hang, or a mountain of memory is counted, and the
+// bytes that made it are kept. MD_FUZZ_SECONDS: how long all of them together go on, instead of a fixed number of
+// files; MD_FUZZ_SEED: another beginning. `./run fuzz` prints the table of docs/reliability.md.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <optional>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/temporary_folder.h"
+#include "tests/fuzz/mutate.h"
+#include "tests/fuzz/targets.h"
+
+namespace md {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMostBytes = 1 << 20;
+constexpr int kHangSeconds = 20;
+
+/// What a child tells its parent while it runs, and when it is dead.
+struct Report {
+  int64_t tried = 0, refused = 0, accepted = 0;
+  char fault[512] = {};  // an exception that is none of ours, or a defect of the program
+  size_t bytes = 0;
+  char input[kMostBytes] = {};
+};
+
+struct Plan {
+  int64_t files = 25;
+  std::optional<double> seconds;
+  uint64_t seed = 1;
+};
+
+Plan plan(size_t targets) {
+  Plan p;
+  if (const char* s = std::getenv("MD_FUZZ_SECONDS")) p.seconds = std::atof(s) / static_cast<double>(targets);
+  if (const char* s = std::getenv("MD_FUZZ_SEED")) p.seed = std::strtoull(s, nullptr, 10);
+  return p;
+}
+
+/// One file; what is neither refused by name nor read ends the child.
+void try_one(const FuzzTarget& target, const std::string& bytes, const std::string& folder, Report& report) {
+  report.bytes = std::min(bytes.size(), kMostBytes);
+  std::memcpy(report.input, bytes.data(), report.bytes);
+  ++report.tried;
+  std::string fault;
+  ::alarm(kHangSeconds);
+  try {
+    target.read(bytes, folder);
+    ++report.accepted;
+  } catch (const Error& e) {
+    ++report.refused;
+    if (e.code() == Code::internal || e.message().empty()) fault = std::string("a defect: ") + e.what();
+  } catch (const std::bad_alloc&) {
+    fault = "it takes all memory";
+  } catch (const std::exception& e) {
+    fault = std::string("a raw message: ") + e.what();
+  }
+  ::alarm(0);
+  if (fault.empty()) return;
+  std::strncpy(report.fault, fault.c_str(), sizeof report.fault - 1);
+  ::_exit(99);
+}
+
+[[noreturn]] void child(const FuzzTarget& target, const Plan& plan, Report& report) {
+  set_log_level(LogLevel::error);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  const rlimit memory{rlim_t{6} << 30, rlim_t{6} << 30};
+  ::setrlimit(RLIMIT_AS, &memory);
+#endif
+  const TemporaryFolder folder;
+  const auto start = Clock::now();
+  Random random(plan.seed * 1'000'003 + std::hash<std::string>()(target.name));
+  for (int64_t i = 0;; ++i) {
+    const double spent = std::chrono::duration<double>(Clock::now() - start).count();
+    if (plan.seconds ? spent > *plan.seconds : i >= plan.files) break;
+    try_one(target, damaged(target.seeds[static_cast<size_t>(i) % target.seeds.size()], random), folder.path(), report);
+  }
+  std::error_code ec;
+  std::filesystem::remove_all(folder.path(), ec);
+  ::_exit(0);
+}
+
+/// What came of a target: empty, or the fault, with the place of the bytes.
+std::string run(const FuzzTarget& target, const Plan& plan, Report& report) {
+  report = {};
+  ::fflush(nullptr);
+  const pid_t pid = ::fork();
+  if (pid == 0) child(target, plan, report);
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return "";
+  const std::string what = !WIFSIGNALED(status)          ? report.fault
+                           : WTERMSIG(status) == SIGALRM ? fmt::format("no end after {} s", kHangSeconds)
+                                                         : fmt::format("signal {}", WTERMSIG(status));
+  std::string name = target.name;
+  std::ranges::replace(name, ' ', '_');
+  const std::string kept =
+      fmt::format(MD_BINARY_DIR "/fuzz_{}_{}", name, content_hash({report.input, report.bytes}).substr(0, 8));
+  write_file_atomic(kept, {report.input, report.bytes});
+  return what + "; the file is kept as " + kept;
+}
+
+TEST(Fuzz, DamagedFilesAreRefusedByNameOrRead) {
+  const std::vector<FuzzTarget> targets = fuzz_targets();
+  const Plan p = plan(targets.size());
+  auto* report =
+      static_cast<Report*>(::mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(report, MAP_FAILED);
+  if (p.seconds) fmt::print("| input | damaged | refused | read |\n| --- | --- | --- | --- |\n");
+  int64_t tried = 0;
+  for (const FuzzTarget& target : targets) {
+    const std::string fault = run(target, p, *report);
+    EXPECT_EQ(fault, "") << target.name;
+    if (p.seconds) fmt::print("| {} | {} | {} | {} |\n", target.name, report->tried, report->refused, report->accepted);
+    tried += report->tried;
+  }
+  fmt::print("{} damaged files\n", tried);
+  EXPECT_GE(tried, p.seconds ? 1 : p.files * static_cast<int64_t>(targets.size()));
+  ::munmap(report, sizeof(Report));
+}
+
+TEST(Fuzz, FilesThatWereFaultsAreNoneAnyMore) {
+  const std::string corpus = MD_SOURCE_DIR "/tests/fuzz/corpus/";
+  const std::map<std::string, std::string> files = {{"config.json of AutoencoderKLWan", "res_blocks.json"},
+                                                    {"scheduler_config.json", "timesteps.json"},
+                                                    {"index of pieces", "offset.json"}};
+  size_t found = 0;
+  for (const FuzzTarget& target : fuzz_targets()) {
+    const auto file = files.find(target.name);
+    if (file == files.end()) continue;
+    ++found;
+    const TemporaryFolder folder;
+    EXPECT_THROW(target.read(read_file(corpus + file->second), folder.path()), Error) << target.name;
+  }
+  EXPECT_EQ(found, files.size());
+}
+
+// After the other: libraries that have threads are opened here, and no process is split any more.
+TEST(Fuzz, WholeFilesAreRead) {
+  const TemporaryFolder t;
+  for (const FuzzTarget& target : fuzz_targets()) {
+    ASSERT_FALSE(target.seeds.empty()) << target.name;
+    for (const std::string& seed : target.seeds) {
+      const TemporaryFolder folder;
+      try {
+        target.read(seed, folder.path());
+      } catch (const std::exception& e) {
+        ADD_FAILURE() << target.name << ": " << e.what();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace md

@@ -1,0 +1,268 @@
+#include "tests/fuzz/targets.h"
+
+#include <zlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/checkpoint/checksums.h"
+#include "maxdiffusion/checkpoint/piece_files.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/data/images/prepare.h"
+#include "maxdiffusion/data/records/image_folder.h"
+#include "maxdiffusion/data/records/open_source.h"
+#include "maxdiffusion/data/text/tokenizer.h"
+#include "maxdiffusion/families/model_folder.h"
+#include "maxdiffusion/run/run_config.h"
+#include "maxdiffusion/schedulers/process.h"
+#include "maxdiffusion/schedulers/scheduler.h"
+#include "maxdiffusion/train/state_info.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string source(const std::string& path) { return read_file(MD_SOURCE_DIR "/" + path); }
+
+/// Written without waiting for the disk.
+std::string put(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  return path;
+}
+
+std::string unzipped(const std::string& path) {
+  gzFile in = gzopen((MD_SOURCE_DIR "/" + path).c_str(), "rb");
+  std::string out, part(65536, '\0');
+  for (int n; (n = gzread(in, part.data(), static_cast<unsigned>(part.size()))) > 0;)
+    out.append(part, 0, static_cast<size_t>(n));
+  gzclose(in);
+  return out;
+}
+
+/// A config.json is read, and the model that it describes is traced.
+void read_model(const std::string& class_name, const std::string& text) {
+  const std::string index =
+      R"({"_class_name": "P", "scheduler": ["diffusers", "DDIMScheduler"], "m": ["d", ")" + class_name + "\"]}";
+  ModelFolder::from_texts(
+      {{"model_index.json", index}, {"scheduler/scheduler_config.json", "{}"}, {"m/config.json", text}})
+      .params("m");
+}
+
+FuzzTarget model(const std::string& class_name, const std::vector<std::string>& folders) {
+  FuzzTarget t{"config.json of " + class_name, {}, [class_name](const std::string& bytes, const std::string&) {
+                 read_model(class_name, bytes);
+               }};
+  for (const std::string& folder : folders) t.seeds.push_back(source(folder + "/config.json"));
+  return t;
+}
+
+/// The pictures of a recorded test, by the end of their names.
+std::vector<std::string> pictures(const std::string& end) {
+  std::vector<std::string> found;
+  const nlohmann::json golden = nlohmann::json::parse(source("tests/golden/data/pictures.json"));
+  for (const auto& file : golden["files"]) {
+    if (!file["name"].get<std::string>().ends_with(end)) continue;
+    const std::string hex = file["file"];
+    std::string bytes;
+    for (size_t i = 0; i < hex.size(); i += 2) bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+    found.push_back(std::move(bytes));
+  }
+  return found;
+}
+
+FuzzTarget picture(const std::string& format, const std::string& end) {
+  return {format, pictures(end), [](const std::string& bytes, const std::string&) {
+            decode_stored_image(bytes.data(), bytes.size(), "it", {.alpha = true});
+          }};
+}
+
+/// Records, all read and what they hold decoded.
+FuzzTarget records(const std::string& format, const std::string& type, const std::string& file,
+                   std::vector<std::string> seeds, const std::string& image = "image",
+                   const std::string& caption = "text") {
+  return {format, std::move(seeds), [=](const std::string& bytes, const std::string& folder) {
+            const auto source = open_source({.dataset_type = type,
+                                             .train_data_dir = put(folder + "/" + file, bytes),
+                                             .image_column = image,
+                                             .caption_column = caption});
+            RecordStream stream(source, {.shuffle = false});
+            for (int i = 0; i < 40; ++i) {
+              const auto next = stream.next();
+              if (next.epoch > 0) break;
+              next.read();
+            }
+          }};
+}
+
+/// One file of a tokenizer's folder, the others whole.
+FuzzTarget tokenizer(const std::string& class_name, const std::string& file,
+                     const std::map<std::string, std::string>& files) {
+  return {file + " of " + class_name, {files.at(file)}, [=](const std::string& bytes, const std::string& folder) {
+            for (const auto& [name, text] : files) put(folder + "/" + name, name == file ? bytes : text);
+            open_tokenizer(class_name, folder)->tokens("a café with 12 lollipops!", 77);
+          }};
+}
+
+std::map<std::string, std::string> clip_files() {
+  // Letters, and merges that make a few words of them.
+  nlohmann::json vocab = nlohmann::json::object();
+  int id = 0;
+  for (const char* end : {"", "</w>"})
+    for (char c = '!'; c <= '~'; ++c) vocab[std::string(1, c) + end] = id++;
+  std::string merges = "#version: 0.2\n";
+  for (const auto& [left, right] : std::vector<std::pair<std::string, std::string>>{{"l", "o"},
+                                                                                    {"lo", "l"},
+                                                                                    {"p", "o"},
+                                                                                    {"lol", "l"},
+                                                                                    {"i", "po"},
+                                                                                    {"w", "i"},
+                                                                                    {"wi", "t"},
+                                                                                    {"wit", "h</w>"},
+                                                                                    {"1", "2</w>"}}) {
+    vocab[left + right] = id++;
+    merges += left + " " + right + "\n";
+  }
+  vocab["<|startoftext|>"] = id++;
+  vocab["<|endoftext|>"] = id++;
+  return {
+      {"vocab.json", vocab.dump()},
+      {"merges.txt", merges},
+      {"tokenizer_config.json",
+       R"({"bos_token": "<|startoftext|>", "eos_token": {"content": "<|endoftext|>", "normalized": true}, "added_tokens_decoder": {"197": {"content": "<new>", "special": true}}})"}};
+}
+
+FuzzTarget safetensors(const std::string& name, const std::vector<std::string>& seeds) {
+  return {name, seeds, [](const std::string& bytes, const std::string& folder) {
+            const auto reader = SafetensorsReader::open(put(folder + "/a.safetensors", bytes));
+            double sum = 0;
+            for (const auto& [tensor, a] : reader.tensors())
+              for (double v : a.to_doubles()) sum += v;
+          }};
+}
+
+std::string checksums_seed() {
+  const TemporaryFolder t;
+  put(t / "a.txt", "a");
+  return checksums_of(t.path(), {{"training_state/state.json", "{}"}});
+}
+
+}  // namespace
+
+std::vector<FuzzTarget> fuzz_targets() {
+  std::vector<FuzzTarget> all;
+  all.push_back(safetensors("safetensors", {source("tests/golden/safetensors/all_types.safetensors"),
+                                            source("tests/golden/safetensors/shapes.safetensors")}));
+  all.push_back({"safetensors index",
+                 {R"({"metadata": {"total_size": 8}, "weight_map": {"a": "a.safetensors", "b": "a.safetensors"}})"},
+                 [](const std::string& bytes, const std::string& folder) {
+                   const float v = 1;
+                   const HostArray a = HostArray::of<float>({DType::f32, {1}}, {&v, 1});
+                   if (!exists(folder + "/a.safetensors"))
+                     write_safetensors(folder + "/a.safetensors", {{"a", a}, {"b", a}});
+                   SafetensorsReader::open(put(folder + "/model.safetensors.index.json", bytes));
+                 }});
+  all.push_back(
+      model("UNet2DConditionModel", {"configs/models/emoji/unet", "tests/golden/unet_sd15", "tests/golden/unet_sdxl"}));
+  all.push_back(model("AutoencoderKL", {"configs/models/emoji/vae", "tests/golden/vae_sd"}));
+  all.push_back(model("CLIPTextModel", {"tests/golden/clip_legacy"}));
+  all.push_back(model("CLIPVisionModelWithProjection", {"tests/golden/clip_vision_projection"}));
+  all.push_back(model("ControlNetModel", {"tests/golden/controlnet_sdxl"}));
+  all.push_back(model("UMT5EncoderModel", {"tests/golden/umt5"}));
+  all.push_back(model("WanTransformer3DModel", {"tests/golden/wan/i2v/transformer"}));
+  all.push_back(model("AutoencoderKLWan", {"tests/golden/wan/i2v/vae"}));
+  all.push_back({"model_index.json",
+                 {source("configs/models/emoji/model_index.json")},
+                 [](const std::string& bytes, const std::string&) {
+                   std::map<std::string, std::string> files{{"model_index.json", bytes}};
+                   for (const char* name : {"unet/config.json", "vae/config.json", "text_encoder/config.json",
+                                            "text_encoder_2/config.json", "scheduler/scheduler_config.json"})
+                     files[name] = source(std::string("configs/models/emoji/") + name);
+                   ModelFolder::from_texts(files);
+                 }});
+  all.push_back({"scheduler_config.json",
+                 {source("configs/models/emoji/scheduler/scheduler_config.json"),
+                  source("configs/models/moving_emoji/scheduler/scheduler_config.json"),
+                  source("tests/golden/pipelines/sd/scheduler/scheduler_config.json")},
+                 [](const std::string& bytes, const std::string&) {
+                   const nlohmann::json config = parse_scheduler_config(bytes);
+                   make_process(config, ProcessKeys{});
+                   make_scheduler(config)->table(7);
+                 }});
+  all.push_back(
+      {"state.json",
+       {R"({"maxdiffusion_version": "0.5.0", "step": 6, "epoch": 1, "index": 12, "seed": 3, "shard": 0, "offset": 0, "taken": 4})"},
+       [](const std::string& bytes, const std::string&) { parse_state_info(bytes, "state.json", 6); }});
+  all.push_back({"checksums.json", {checksums_seed()}, [](const std::string& bytes, const std::string& folder) {
+                   make_folders(folder + "/training_state");
+                   put(folder + "/a.txt", "a");
+                   put(folder + "/training_state/state.json", "{}");
+                   put(folder + "/" + kChecksums, bytes);
+                   verify_checksums(folder);
+                 }});
+  all.push_back(
+      {"index of pieces",
+       {R"({"arrays": {"a": {"dtype": "F32", "shape": [4, 2], "pieces": [{"file": "training_state/p.safetensors", "tensor": "a@0,0", "offset": [0, 0], "size": [2, 2]}, {"file": "training_state/p.safetensors", "tensor": "a@2,0", "offset": [2, 0], "size": [2, 2]}]}}})"},
+       [](const std::string& bytes, const std::string&) { check_tiled(parse_index(bytes, "index.json"), "read"); }});
+  all.push_back(
+      {"YAML of a run",
+       {source("configs/quickstart.yml"), source("configs/base_wan_27b.yml"), "prompt: [a, \"b\"]\nseed: 1e3\n"},
+       [](const std::string& bytes, const std::string&) {
+         std::string text = bytes;  // without its parent, which is a file
+         if (const size_t base = text.find("base:"); base != std::string::npos)
+           text.erase(base, std::min(text.find('\n', base), text.size()) - base);
+         RunConfig::from_source(ConfigSource::from_text(text));
+       }});
+  all.push_back({"command line",
+                 {"prompt=[\"a\", 'b']\nseed=3\nlearning_rate=1e-4\ndiffusion_scheduler_config={_class_name: x, "
+                  "beta_start: 0.1}\n"
+                  "logical_axis_rules=[['batch', ['data', 'fsdp']]]\ntimesteps_list=1,2\nmesh_axes=[data, fsdp, "
+                  "tensor]\nheight=null"},
+                 [](const std::string& bytes, const std::string&) {
+                   std::vector<std::string> words;
+                   std::istringstream in(bytes);
+                   for (std::string word; std::getline(in, word);) words.push_back(word);
+                   RunConfig::from_source(ConfigSource::from_text("", words));
+                 }});
+  const std::map<std::string, std::string> clip = clip_files();
+  for (const auto& [file, text] : clip) all.push_back(tokenizer("CLIPTokenizer", file, clip));
+  const std::string t5 = "tests/golden/data/t5/";
+  all.push_back(tokenizer("T5Tokenizer", "tokenizer.json",
+                          {{"tokenizer.json", source(t5 + "flags/tokenizer.json")},
+                           {"tokenizer_config.json", source(t5 + "flags/tokenizer_config.json")}}));
+  all.push_back(tokenizer("T5Tokenizer", "spiece.model",
+                          {{"spiece.model", source(t5 + "spiece/spiece.model")},
+                           {"tokenizer_config.json", source(t5 + "spiece/tokenizer_config.json")}}));
+  const std::string files = "tests/golden/data/files/";
+  all.push_back(records("TFRecord", "tfrecord", "a.tfrecord", {source(files + "pictures.tfrecord")}));
+  std::vector<std::string> array_records;
+  for (const char* name : {"plain", "zstd", "brotli", "snappy"})
+    array_records.push_back(unzipped(files + name + ".array_record.gz"));
+  all.push_back(records("ArrayRecord", "grain", "a.array_record", array_records));
+  all.push_back(records("tar of WebDataset", "webdataset", "a.tar", {source(files + "shard-000000.tar")}));
+  all.push_back(records("Parquet", "hf", "a.parquet", {source(files + "plain.parquet")}, "picture", "captions"));
+  all.push_back(records("Arrow", "hf", "a.arrow", {source(files + "plain.arrow")}, "picture", "captions"));
+  for (const char* name : {"metadata.jsonl", "metadata.csv"}) {
+    const std::string seed =
+        std::string(name) == "metadata.csv"
+            ? "file_name,text\na.png,\"one, two\"\nb.png,x\n"
+            : "{\"file_name\": \"a.png\", \"text\": \"one\"}\n{\"file_name\": \"b.png\", \"text\": [\"two\"]}\n";
+    all.push_back({name, {seed}, [name](const std::string& bytes, const std::string& folder) {
+                     for (const char* picture : {"a.png", "b.png"}) put(folder + "/" + picture, "x");
+                     put(folder + "/" + name, bytes);
+                     list_image_folder(folder, {});
+                   }});
+  }
+  all.push_back(picture("PNG", ".png"));
+  all.push_back(picture("JPEG", ".jpg"));
+  all.push_back(picture("WebP", ".webp"));
+  return all;
+}
+
+}  // namespace md
