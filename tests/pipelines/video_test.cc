@@ -245,7 +245,7 @@ TEST_F(VideoTraining, DrawsAfterEachEvaluationAndComparesTheEndWithTheStart) {
   const size_t begin = shown.find("GIF89a");  // of step 1, before that of step 2
   const HostArray gif = decode_video(shown.substr(begin, shown.find("GIF89a", begin + 1) - begin), "of TensorBoard");
   ASSERT_EQ(gif.dims(), drawn("still", 1).dims());
-  EXPECT_LT(mean_difference(gif, drawn("still", 1)), 12);
+  EXPECT_LT(mean_difference(gif, drawn("still", 1)), 25);  // noise: few colours there, half as many here
   words.back() = "learning_rate=1e-1";
   o = train("moved", words);
   ASSERT_EQ(o.status, 0) << o.err;
