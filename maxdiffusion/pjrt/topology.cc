@@ -11,8 +11,12 @@ namespace md::pjrt {
 
 Topology Topology::create(const std::string& hardware, const std::string& name, const std::string& plugin_path,
                           int64_t slices) {
-  // Without a TPU there is no metadata server to ask either; libtpu would wait for one.
-  if (hardware == "tpu") setenv("TPU_SKIP_MDS_QUERY", "1", 0);
+  // Without a TPU there is no metadata server to ask either; libtpu would wait for one. Nor is there a device that only
+  // one process may have.
+  if (hardware == "tpu") {
+    setenv("TPU_SKIP_MDS_QUERY", "1", 0);
+    setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1", 0);
+  }
   Options options;
   if (slices > 1) options["num_slices"] = slices;
   return Topology(Plugin::load(plugin_path.empty() ? Plugin::find(hardware) : plugin_path), name, options);

@@ -110,8 +110,9 @@ TEST_F(BucketRuns, CompileEveryBucketAheadAndGoOnAsIfNeverInterrupted) {
   }
   expect_near(values_of("in_step", "loss"), values_of("whole", "loss"), 1e-4);
 
-  o = train_in_buckets("not_larger", {"bucket_no_upscale=true", "random_flip=true", "max_train_steps=1",
-                                      "resolution=32", "train_data_dir=" + (t / "small_wide")});
+  o = train_in_buckets("not_larger",
+                       {"bucket_no_upscale=true", "random_flip=true", "max_train_steps=1", "per_device_batch_size=1",
+                        "resolution=32", "train_data_dir=" + (t / "small_wide")});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "bucket 20x12: 1 pictures")) << o.err;
 }
@@ -142,7 +143,8 @@ TEST_F(BucketRuns, MasksWeighTheLossOfTrainingAndNotOfEvaluation) {
 
 TEST_F(BucketRuns, SizesAreToldWhereAKeyAsksForThemAndAlphaIsAMask) {
   auto run = [&](const std::string& name, const std::string& pictures, std::vector<std::string> words) {
-    words.insert(words.end(), {"center_crop=true", "max_train_steps=2", "train_data_dir=" + (t / pictures)});
+    words.insert(words.end(), {"center_crop=true", "max_train_steps=2", "per_device_batch_size=1",
+                               "train_data_dir=" + (t / pictures)});
     const Outcome o = train(name, words);
     EXPECT_EQ(o.status, 0) << o.err;
     return values_of(name, "loss");

@@ -97,7 +97,7 @@ TEST_F(LoraTools, ResizedFilesSayWhatTheyKeepAndAreReadInTheirLayout) {
 
 TEST_F(LoraTools, InfoPrintsRankAlphaTargetsAndMetadata) {
   const Outcome o = lora({"info", kGolden + "/lora_kohya.safetensors"});
-  for (const char* part : {"lora_unet: ", "rank: 2 (", "alpha: 1 (", "type: ", "attn1_to_q ("})
+  for (const char* part : {"lora_unet: ", "rank: 2 (", "alpha: 1 (", "type: ", "to_q (16)"})
     EXPECT_TRUE(contains(o.out, part)) << o.out;
   const Outcome peft = lora({"info", kGolden + "/lora_peft.safetensors"});
   for (const char* part : {"text_encoder: ", "unet: ", "metadata "}) EXPECT_TRUE(contains(peft.out, part)) << peft.out;
