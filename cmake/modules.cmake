@@ -33,7 +33,7 @@ endfunction()
 # Tests are compiled with little optimization: they wait for the compiler or the plugin, not for themselves.
 function(md_add_test name target)
   cmake_parse_arguments(ARG "DEVICE" "QUICK;SHARDS;COST" "SOURCES;USES" ${ARGN})
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O0>)
   set(labels)
   foreach(source ${ARG_SOURCES})
     file(STRINGS ${source} opens_plugin REGEX "#include \"(maxdiffusion/(pjrt|runtime|encoders|pipelines|train|run)|tests/one_device)")
