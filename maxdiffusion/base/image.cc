@@ -37,10 +37,12 @@ void on_error(png_structp png, png_const_charp text) {
 void on_warning(png_structp, png_const_charp) {}
 
 // Nothing with a destructor lives in this frame: libpng leaves it by longjmp.
-bool write_rows(png_structp png, png_infop info, const uint8_t* pixels, png_uint_32 h, png_uint_32 w) {
+bool write_rows(png_structp png, png_infop info, const uint8_t* pixels, png_uint_32 h, png_uint_32 w,
+                const std::vector<png_text>* texts) {
   if (setjmp(png_jmpbuf(png))) return false;
   png_set_IHDR(png, info, w, h, 8, PNG_COLOR_TYPE_RGB, PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_DEFAULT,
                PNG_FILTER_TYPE_DEFAULT);
+  if (!texts->empty()) png_set_text(png, info, texts->data(), static_cast<int>(texts->size()));
   png_write_info(png, info);
   for (png_uint_32 y = 0; y < h; ++y) png_write_row(png, pixels + static_cast<size_t>(y) * w * 3);
   png_write_end(png, info);
@@ -62,21 +64,33 @@ void paste(HostArray& to, const HostArray& from, int64_t x, int64_t y, int64_t z
 
 }  // namespace
 
-std::string encode_png(const HostArray& rgb) {
+std::string encode_png(const HostArray& rgb, const PngTexts& texts) {
   require_rgb8(rgb, "encode_png");
+  std::vector<png_text> chunks;  // point into `texts`
+  for (const auto& [keyword, text] : texts) {
+    png_text chunk{};
+    chunk.compression = PNG_ITXT_COMPRESSION_NONE;
+    chunk.key = const_cast<char*>(keyword.c_str());
+    chunk.text = const_cast<char*>(text.c_str());
+    chunk.itxt_length = text.size();
+    chunks.push_back(chunk);
+  }
   PngSink sink;
   png_structp png = png_create_write_struct(PNG_LIBPNG_VER_STRING, &sink, on_error, on_warning);
   check(png != nullptr, Code::internal, "encode_png: libpng gives no writer");
   png_infop info = png_create_info_struct(png);
   png_set_write_fn(png, &sink, on_write, nullptr);
-  const bool ok = info && write_rows(png, info, reinterpret_cast<const uint8_t*>(rgb.data()),
-                                     static_cast<png_uint_32>(rgb.dims()[0]), static_cast<png_uint_32>(rgb.dims()[1]));
+  const bool ok =
+      info && write_rows(png, info, reinterpret_cast<const uint8_t*>(rgb.data()),
+                         static_cast<png_uint_32>(rgb.dims()[0]), static_cast<png_uint_32>(rgb.dims()[1]), &chunks);
   png_destroy_write_struct(&png, &info);
   check(ok, Code::io, "encode_png: {} of {}", sink.error, to_string(rgb.shape()));
   return std::move(sink.bytes);
 }
 
-void write_png(const std::string& path, const HostArray& rgb) { write_file_atomic(path, encode_png(rgb)); }
+void write_png(const std::string& path, const HostArray& rgb, const PngTexts& texts) {
+  write_file_atomic(path, encode_png(rgb, texts));
+}
 
 HostArray to_rgb8(const HostArray& pixels) {
   check(pixels.dtype() == DType::f32, Code::internal, "to_rgb8: expected f32, found {}", to_string(pixels.shape()));

@@ -1,6 +1,7 @@
 // Pictures as files: PNG in and out of u8 [H, W, 3] arrays, grids of them with captions.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -8,10 +9,12 @@
 
 namespace md {
 
-/// rgb: u8 [H, W, 3] → the bytes of a PNG file, the same for the same picture.
-std::string encode_png(const HostArray& rgb);
+/// What a picture's file says of it: keyword (Latin letters, at most 79) → UTF-8.
+using PngTexts = std::map<std::string, std::string>;
+/// rgb: u8 [H, W, 3] → the bytes of a PNG file, the same for the same picture and texts (iTXt chunks).
+std::string encode_png(const HostArray& rgb, const PngTexts& texts = {});
 /// rgb: u8 [H, W, 3]. Written to a temporary name and renamed. Throws io.
-void write_png(const std::string& path, const HostArray& rgb);
+void write_png(const std::string& path, const HostArray& rgb, const PngTexts& texts = {});
 /// f32 [H, W, 3] in [−1, 1] → u8, clipped and rounded.
 HostArray to_rgb8(const HostArray& pixels);
 /// Image `i` of f32 [N, H, W, 3] in [−1, 1], as to_rgb8 gives it: u8 [H, W, 3].

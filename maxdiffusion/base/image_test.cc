@@ -53,6 +53,14 @@ TEST(Image, PngHoldsTheVeryPixels) {
   EXPECT_EQ(encode_png(a), read_file(path));
 }
 
+TEST(Image, AFileSaysWhatItIsToldToOfThePicture) {
+  const HostArray a = filled(2, 2, {1, 2, 3});
+  const std::string bytes = encode_png(a, {{"parameters", "ein Kätzchen\nSteps: 3"}});
+  // Keyword, no compression, no language, no translated keyword, text.
+  EXPECT_NE(bytes.find(std::string("iTXtparameters\0\0\0\0\0", 19) + "ein Kätzchen\nSteps: 3"), std::string::npos);
+  EXPECT_EQ(encode_png(a).find("iTXt"), std::string::npos);
+}
+
 TEST(Image, WritingWhereNoFolderIsSaysSo) {
   EXPECT_THROW(write_png("/nowhere/at/all.png", filled(2, 2, {1, 2, 3})), Error);
 }

@@ -13,6 +13,7 @@
 #include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/version.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
@@ -151,6 +152,22 @@ class Sampler {
   /// The samples have the numbers from `first` on, instead of from 0.
   void number_from(int64_t first) { options_.first_sample = first; }
 
+  /// What the file of a picture says of it, in the form that AUTOMATIC1111's web UI writes and other programs read.
+  PngTexts texts_of(int64_t picture) const {
+    const SampleOptions& o = options_;
+    const auto prompt = static_cast<size_t>(picture / o.images_per_prompt);
+    std::string text = o.prompts[prompt];
+    if (!o.negative_prompts.empty())
+      text += "\nNegative prompt: " + o.negative_prompts[o.negative_prompts.size() == 1 ? 0 : prompt];
+    text += fmt::format(
+        "\nSteps: {}, Sampler: {}, CFG scale: {}, Seed: {}, Size: {}x{}, Model: {}, Picture: {}, Version: "
+        "maxdiffusion {}",
+        o.num_inference_steps, o.scheduler_config.value("_class_name", std::string()), o.guidance_scale, o.seed,
+        o.size.width, o.size.height, std::filesystem::path(models_.folder().path()).filename().string(),
+        o.first_sample + picture, version());
+    return {{"parameters", text}};
+  }
+
   /// Latents, channels last, scaled.
   HostArray denoise() {
     const Family& family = *models_.family();
@@ -227,7 +244,7 @@ void generate(const RunConfig& given, bool with_control) {
     write_latents(c.run.output_dir, latents);
   else
     write_media(c.run.output_dir + "/" + sampler.models().family()->file_prefix(sampler.seed()), type,
-                sampler.decode(latents), c.sample.fps);
+                sampler.decode(latents), c.sample.fps, [&](int64_t i) { return sampler.texts_of(i); });
   if (profile) log_info("profile: {}", profile->write(c.run.output_dir + "/tensorboard"));
 }
 

@@ -9,7 +9,6 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array_rows.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/video/write_video.h"
@@ -41,7 +40,8 @@ void check_output_type(const std::string& type) {
         "output_type '{}' is not one of: {}", type, fmt::join(kTypes, ", "));
 }
 
-void write_media(const std::string& prefix, const std::string& type, const HostArray& media, double fps) {
+void write_media(const std::string& prefix, const std::string& type, const HostArray& media, double fps,
+                 const std::function<PngTexts(int64_t i)>& texts) {
   const bool videos = media.dims().size() == 5;
   const std::string folder = std::filesystem::path(prefix).parent_path();
   if (type == "np") return write_tensor(folder, videos ? "video" : "images", unit_range(media));
@@ -51,7 +51,7 @@ void write_media(const std::string& prefix, const std::string& type, const HostA
     std::string path = fmt::format("{}{}", prefix, i);
     const HostArray one = image_of_batch(media, i);
     if (!videos)
-      write_png(path += ".png", one);
+      write_png(path += ".png", one, texts ? texts(i) : PngTexts());
     else if (type == "png")
       write_frames(path, one);
     else

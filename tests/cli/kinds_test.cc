@@ -467,6 +467,13 @@ TEST_F(Kinds, FrozenModelsComputeInTheTypesOfTheirKeys) {
   }
 }
 
+TEST_F(Kinds, PicturesSayWithWhatTheyWereDrawn) {
+  const std::string png =
+      draw("told", {"output_type=png", "negative_prompt=grey", "sample_seed=7", "guidance_scale=3"});
+  EXPECT_TRUE(contains(png, "heart\nNegative prompt: grey\nSteps: 2, Sampler: ")) << png.substr(0, 400);
+  EXPECT_TRUE(contains(png, ", CFG scale: 3, Seed: 7, Size: 16x16, Model: ")) << png.substr(0, 400);
+}
+
 TEST_F(Kinds, AFolderIsWhatItsKeysSayItIs) {
   for (const char* word : {"model_name=wan2.1", "model_type=I2V"}) {
     const Outcome o = train("other", {word});
