@@ -18,39 +18,10 @@
 #include "maxdiffusion/ops/custom_vjp.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/kernel_table.h"
-#include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
 
 namespace md {
 namespace {
-
-/// q [..., Lq, D], k and v [..., Lk, D], bias broadcastable to the logits → [..., Lq, D].
-Tensor from_logits(Tensor q, Tensor k, Tensor v, Tensor bias, const AttentionOptions& o) {
-  const DType type = attention_sum_type(q.dtype());
-  const int64_t rank = q.rank();
-  Axes batch;
-  for (int64_t i = 0; i + 2 < rank; ++i) batch.push_back(i);
-  const bool exact = q.dtype() == type;  // scaling bf16 queries would round them once more
-  Tensor s = dot(exact ? q * o.scale : q, k, {{rank - 1}, {rank - 1}, batch, batch, o.precision}, type);
-  if (!exact) s = s * o.scale;
-  if (bias) s = s + cast(bias, type);
-  if (o.causal) {
-    const Shape positions{DType::s32, {s.dim(-2), s.dim(-1)}};
-    Tensor query = iota(s.graph(), positions, 0), key = iota(s.graph(), positions, 1);
-    s = where(broadcast_to(le(key, query), s.dims()), s, scalar_like(s, -1e30));
-  }
-  Tensor e = exp(s - stop_gradient(max(s, {-1}, true)));
-  Tensor y = dot(cast(e, v.dtype()), v, {{rank - 1}, {rank - 2}, batch, batch, o.precision}, type);
-  return cast(y / sum(e, {-1}, true), q.dtype());
-}
-
-Tensor heads_first(Tensor x) { return transpose(x, {0, 2, 1, 3}); }
-
-Tensor dot_product(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
-  Tensor bias = o.bias;
-  while (bias && bias.rank() < 4) bias = expand_dims(bias, 0);
-  return heads_first(from_logits(heads_first(q), heads_first(k), heads_first(v), bias, o));
-}
 
 // ---- the table
 
@@ -127,6 +98,15 @@ Tensor flash(const AttentionCall& c) {
       })[0];
 }
 
+/// With autodiff's own gradient.
+Tensor dot_product(const AttentionCall& c) {
+  LocalAttention how = c.how();
+  how.in_blocks = false;
+  how.bias = c.options.bias;
+  while (how.bias && how.bias.rank() < 4) how.bias = expand_dims(how.bias, 0);
+  return cast(attend(c.q, c.k, c.v, how).y, c.q.dtype());
+}
+
 constexpr AttentionRow kKernels[] = {
     {"attention by device", mesh_refuses,
      [](const AttentionCall& c) {
@@ -134,7 +114,7 @@ constexpr AttentionRow kKernels[] = {
      }},
     {kAttentionKernel, cpu_kernel_refuses, [](const AttentionCall& c) { return attend(c.q, c.k, c.v, c.how()).y; }},
     {"flash", flash_refuses, flash},
-    {"dot_product", never, [](const AttentionCall& c) { return dot_product(c.q, c.k, c.v, c.options); }},
+    {"dot_product", never, dot_product},
 };
 
 }  // namespace

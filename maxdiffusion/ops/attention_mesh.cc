@@ -26,14 +26,6 @@ int64_t devices_along(const GraphOptions& o, const AxisNames& axes) {
 
 int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-/// Zeros at the end of an axis, up to `length`.
-Tensor padded(Tensor x, int64_t axis, int64_t length) {
-  if (x.dim(axis) == length) return x;
-  Dims low(x.dims().size(), 0), high = low;
-  high[static_cast<size_t>(axis)] = length - x.dim(axis);
-  return pad(x, 0, low, high);
-}
-
 Tensor cut(Tensor x, int64_t axis, int64_t length) {
   return x.dim(axis) == length ? x : slice_axis(x, axis, 0, length);
 }
@@ -77,8 +69,6 @@ struct Plan {
   int64_t parts = 1, lq = 0, lk = 0;  // of the sequence; true lengths
   int64_t padded_q = 0, padded_k = 0;
   LocalAttention how;
-
-  AxisNames keys_summed_over() const { return way == Way::local ? sequence : AxisNames{}; }
 };
 
 Way way_for(const Plan& p, KeysTravel travel, int64_t heads, int64_t heads_here) {
@@ -140,19 +130,18 @@ LocalAttention seen(const Plan& p, Graph& g, Tensor first_key) {
 
 // ---- all keys on every device
 
+Tensor all_keys(const Plan& p, Tensor x) {
+  return p.way == Way::gather ? cut(gather_over(x, p.sequence, 1), 1, p.lk) : x;
+}
+
 AttentionResult gathered(const Plan& p, Tensor q, Tensor k, Tensor v) {
-  if (p.way == Way::gather)
-    k = cut(gather_over(k, p.sequence, 1), 1, p.lk), v = cut(gather_over(v, p.sequence, 1), 1, p.lk);
-  return attend(q, k, v, seen(p, q.graph(), {}));
+  return attend(q, all_keys(p, k), all_keys(p, v), seen(p, q.graph(), {}));
 }
 
 AttentionGradient gathered_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy) {
-  if (p.way == Way::gather)
-    k = cut(gather_over(k, p.sequence, 1), 1, p.lk), v = cut(gather_over(v, p.sequence, 1), 1, p.lk);
-  AttentionGradient g = attend_gradient(q, k, v, y, lse, dy, seen(p, q.graph(), {}));
+  AttentionGradient g = attend_gradient(q, all_keys(p, k), all_keys(p, v), y, lse, dy, seen(p, q.graph(), {}));
   for (Tensor* d : {&g.k, &g.v})
-    *d = p.way == Way::gather ? scatter_sum_over(padded(*d, 1, p.padded_k), p.sequence, 1)
-                              : sum_over(*d, p.keys_summed_over());
+    *d = p.way == Way::gather ? scatter_sum_over(pad_end(*d, 1, p.padded_k), p.sequence, 1) : sum_over(*d, p.sequence);
   return g;
 }
 
@@ -211,7 +200,7 @@ Tensor whole_sequence(const Plan& p, Tensor x, int64_t length) {
   return cut(all_to_all(x, p.sequence[0], 2, 1), 1, length);
 }
 Tensor whole_heads(const Plan& p, Tensor x, int64_t padded_length) {
-  return all_to_all(padded(x, 1, padded_length), p.sequence[0], 1, 2);
+  return all_to_all(pad_end(x, 1, padded_length), p.sequence[0], 1, 2);
 }
 
 AttentionResult exchanged(const Plan& p, Tensor q, Tensor k, Tensor v) {
@@ -258,7 +247,7 @@ Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& opti
                                 return std::vector<Tensor>{cast(g.q, type), cast(g.k, type), cast(g.v, type)};
                               });
   };
-  const std::vector<Tensor> in = {padded(q, 1, p.padded_q), padded(k, 1, p.padded_k), padded(v, 1, p.padded_k)};
+  const std::vector<Tensor> in = {pad_end(q, 1, p.padded_q), pad_end(k, 1, p.padded_k), pad_end(v, 1, p.padded_k)};
   return cut(custom_vjp(in, forward, gradient)[0], 1, p.lq);
 }
 

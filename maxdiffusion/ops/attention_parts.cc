@@ -45,6 +45,7 @@ Tensor logits(Tensor q, Tensor k, Tensor first, const LocalAttention& how) {
   const DType type = attention_sum_type(q.dtype());
   // Scaling bf16 queries would round them once more.
   Tensor s = q.dtype() == type ? rows_by_rows(q * how.scale, k, how, type) : rows_by_rows(q, k, how, type) * how.scale;
+  if (how.bias) s = s + cast(how.bias, type);
   const Shape positions{DType::s32, {s.dim(-2), s.dim(-1)}};
   auto from = [](Tensor position, Tensor start) { return start ? position + start : position; };
   Tensor key = from(iota(s.graph(), positions, 1), how.first_key);
@@ -55,7 +56,8 @@ Tensor logits(Tensor q, Tensor k, Tensor first, const LocalAttention& how) {
 }
 
 AttentionResult composed(Tensor q, Tensor k, Tensor v, Tensor first, const LocalAttention& how) {
-  Tensor s = logits(q, k, first, how), most = max(s, {-1}, true), e = exp(s - most), total = sum(e, {-1}, true);
+  Tensor s = logits(q, k, first, how), most = stop_gradient(max(s, {-1}, true)), e = exp(s - most),
+         total = sum(e, {-1}, true);
   Tensor y = rows_by_columns(cast(e, v.dtype()), v, how, s.dtype()) / total;
   return {y, squeeze(most + log(total), -1)};
 }
@@ -115,11 +117,7 @@ struct Blocks {
   Tensor first(ScanStep& step) const { return step.index() * static_cast<double>(size); }
 
  private:
-  Tensor padded(Tensor x) const {  // axis 2
-    Dims low(x.dims().size(), 0), high = low;
-    high[2] = count * size - length;
-    return high[2] == 0 ? x : pad(x, 0, low, high);
-  }
+  Tensor padded(Tensor x) const { return pad_end(x, 2, count * size); }
 };
 constexpr int64_t kQueries = 1024;  // of a block, where nobody says
 
@@ -269,38 +267,41 @@ struct Call {
   Tensor q, k, v;
   const LocalAttention& how;
 };
-struct Row {
-  const char* (*refuses)(const Call&);
+struct Functions {
   AttentionResult (*forward)(Tensor q, Tensor k, Tensor v, const LocalAttention&);
   AttentionGradient (*gradient)(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy, const LocalAttention&);
 };
 
 const char* kernel_refuses(const Call& c) {
+  if (c.how.bias) return "there is a bias";
   if (c.how.first_query || c.how.first_key || c.how.keys >= 0) return "positions are told";
   return kernels_take({c.q, c.k, c.v}) ? nullptr : kNotForCpuKernels;
 }
 
-constexpr Row kRows[] = {
-    {kernel_refuses,
-     [](Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
-       const auto out = apply_multi(kAttention, {q, k, v}, KernelOptions{how.scale, how.causal});
-       return AttentionResult{out[0], out[1]};
-     },
-     [](Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy, const LocalAttention& how) {
-       const auto out = apply_multi(kAttentionGrad, {q, k, v, cast(y, q.dtype()), lse, cast(dy, q.dtype())},
-                                    KernelOptions{how.scale, how.causal});
-       return AttentionGradient{out[0], out[1], out[2]};
+constexpr Functions kKernel = {
+    [](Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
+      const auto out = apply_multi(kAttention, {q, k, v}, KernelOptions{how.scale, how.causal});
+      return AttentionResult{out[0], out[1]};
+    },
+    [](Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy, const LocalAttention& how) {
+      const auto out = apply_multi(kAttentionGrad, {q, k, v, cast(y, q.dtype()), lse, cast(dy, q.dtype())},
+                                   KernelOptions{how.scale, how.causal});
+      return AttentionGradient{out[0], out[1], out[2]};
+    }};
+
+constexpr KernelRow<Call, Functions> kRows[] = {
+    {kAttentionKernel, kernel_refuses, [](const Call&) { return kKernel; }},
+    {"blocks", [](const Call& c) { return c.how.in_blocks ? nullptr : "all logits are asked for"; },
+     [](const Call&) {
+       return Functions{in_blocks, in_blocks_gradient};
      }},
-    {[](const Call& c) { return c.how.in_blocks ? nullptr : "all logits are asked for"; }, in_blocks,
-     in_blocks_gradient},
-    {never, whole, whole_gradient},
+    {"all logits", never,
+     [](const Call&) {
+       return Functions{whole, whole_gradient};
+     }},
 };
 
-const Row& row_for(const Call& call) {
-  for (const Row& row : kRows)
-    if (!row.refuses(call)) return row;
-  return *(std::end(kRows) - 1);
-}
+Functions functions_for(const Call& call) { return kernel_for(kRows, call).build(call); }
 
 }  // namespace
 
@@ -313,12 +314,12 @@ AttentionResult sum_of_parts(const AttentionResult& a, const AttentionResult& b,
 }
 
 AttentionResult attend(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
-  return row_for({q, k, v, how}).forward(q, k, v, how);
+  return functions_for({q, k, v, how}).forward(q, k, v, how);
 }
 
 AttentionGradient attend_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
                                   const LocalAttention& how) {
-  return row_for({q, k, v, how}).gradient(q, k, v, y, lse, dy, how);
+  return functions_for({q, k, v, how}).gradient(q, k, v, y, lse, dy, how);
 }
 
 OpList attention_ops() { return {&kAttention, &kAttentionGrad}; }

@@ -23,6 +23,7 @@ struct LocalAttention {
   bool in_blocks = true;
   AttentionBlocks blocks = {};
   bool causal = false;
+  Tensor bias = {};  // added to the logits, broadcast to [B, H, Lq, Lk]; with all logits at once, and by autodiff, only
   /// Positions of the first query and the first key among all, s32; absent: 0.
   Tensor first_query = {}, first_key = {};
   /// Keys at this position and behind it are padding; -1: none.

@@ -441,6 +441,12 @@ Tensor pad(Tensor x, double value, Dims low, Dims high, Dims interior) {
   return apply(kPad, {x}, Padding{value, std::move(low), std::move(high), std::move(interior)});
 }
 
+Tensor pad_end(Tensor x, int64_t axis, int64_t length) {
+  Dims none(x.dims().size(), 0), high = none;
+  high[at(normalize_axis(axis, x.rank()))] = length - x.dim(axis);
+  return pad(x, 0, std::move(none), std::move(high));
+}
+
 Tensor reverse(Tensor x, Axes axes) {
   if (axes.empty()) return x;
   return apply(kReverse, {x}, normalized(std::move(axes), x.rank()));

@@ -22,6 +22,8 @@ Tensor concatenate(const std::vector<Tensor>& xs, int64_t axis);
 Tensor stack(const std::vector<Tensor>& xs, int64_t axis);
 /// Negative padding crops. `interior` inserts between elements.
 Tensor pad(Tensor x, double value, Dims low, Dims high, Dims interior = {});
+/// Zeros at the end of an axis, up to `length`. No node when the length is already right.
+Tensor pad_end(Tensor x, int64_t axis, int64_t length);
 Tensor reverse(Tensor x, Axes axes);
 /// Start indices are scalar integer tensors, clamped as StableHLO says.
 Tensor dynamic_slice(Tensor x, const std::vector<Tensor>& start, Dims sizes);
