@@ -22,6 +22,7 @@ class Recompute::Region final : public ForwardView {
   }
   void copy(Node& n, Graph& into) {
     Node* c = clone_node(n, into, [this](Tensor t) { return value(t); });
+    c->recomputed = true;
     copy_of_[&n] = c;
     copies_.insert(c);
     for (size_t i = 0; i < n.outputs.size(); ++i) {

@@ -185,10 +185,11 @@ int Graph::new_remat_region(RematPolicy policy) {
 const RematRegion& Graph::remat_region(int region) const { return root().regions_.at(static_cast<size_t>(region - 1)); }
 bool Graph::set_backward(bool on) { return std::exchange(backward_, on); }
 
-double count_flops(const Graph& graph) {
+double count_flops(const Graph& graph, const std::vector<Tensor>& results) {
+  const std::unordered_set<const Node*> live = live_nodes(graph, results);
   double flops = 0;
   for (const auto& node : graph.nodes())
-    if (node->op->flops) flops += node->op->flops(*node);
+    if (node->op->flops && !node->recomputed && live.contains(node.get())) flops += node->op->flops(*node);
   return flops;
 }
 

@@ -65,9 +65,10 @@ class Node {
   Graph* graph = nullptr;
   const std::string* path = nullptr;  // scope path, interned by the graph
   int id = 0;
-  int remat_region = 0;   // 0: none; otherwise set by autodiff/checkpoint
-  std::string name;       // given by `named(x, "attn_output")`, read by remat policies
-  bool backward = false;  // made by a gradient rule
+  int remat_region = 0;     // 0: none; otherwise set by autodiff/checkpoint
+  std::string name;         // given by `named(x, "attn_output")`, read by remat policies
+  bool backward = false;    // made by a gradient rule
+  bool recomputed = false;  // a copy, made on the way back, of what the forward pass did not keep
 
   template <class T>
   const T& attrs() const {
@@ -181,8 +182,9 @@ Graph& innermost(const std::vector<Tensor>& tensors);
 /// Nodes of `graph` that `results` depend on.
 std::unordered_set<const Node*> live_nodes(const Graph& graph, const std::vector<Tensor>& results);
 
-/// Floating-point operations of the nodes that are there now, as their records count them (OpDef::flops).
-double count_flops(const Graph& graph);
+/// Floating-point operations of the nodes of `graph` that `results` depend on, as their records count them
+/// (OpDef::flops). What is recomputed is not counted again.
+double count_flops(const Graph& graph, const std::vector<Tensor>& results);
 
 /// Gives nodes made during its life a scope path ("down_blocks.1.attentions.0"). Nests.
 class PathScope {

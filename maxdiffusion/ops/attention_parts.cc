@@ -65,7 +65,10 @@ AttentionResult composed(Tensor q, Tensor k, Tensor v, Tensor first, const Local
 /// `summed`: Σ y · dy of each row.
 AttentionGradient composed_gradient(Tensor q, Tensor k, Tensor v, Tensor lse, Tensor dy, Tensor summed, Tensor first,
                                     const LocalAttention& how) {
+  Graph& g = q.graph();
+  const size_t before = g.nodes().size();
   Tensor s = logits(q, k, first, how), p = exp(s - expand_dims(lse, -1));
+  for (size_t i = before; i < g.nodes().size(); ++i) g.nodes()[i]->recomputed = true;
   Tensor dp = rows_by_rows(dy, v, how, s.dtype());
   Tensor ds = cast(p * (dp - expand_dims(summed, -1)) * how.scale, q.dtype());
   return {rows_by_columns(ds, k, how, s.dtype()), columns_by_columns(ds, q, how, s.dtype()),
@@ -242,7 +245,7 @@ constexpr OpDef kAttentionGrad = {
     .name = "attention_grad",
     .infer = [](const InferCtx& c) { return std::vector<Shape>(c.in.begin(), c.in.begin() + 3); },
     .emit = [](EmitCtx& c) { emit_kernel(c, kAttentionGradKernel); },
-    .flops = [](const Node& n) { return flops_of(n, 5); },  // the logits are made again
+    .flops = [](const Node& n) { return flops_of(n, 4); },  // the logits are made again, which does not count
 };
 
 /// in: q, k, v; out: y and the logarithm of each row's sum of exponentials, which only the gradient reads.

@@ -284,7 +284,11 @@ const OpDef kScan = {
     .infer = [](const InferCtx& c) { return c.attrs<ScanAttrs>().outputs; },
     .emit = emit_scan,
     .vjp = scan_vjp,
-    .flops = [](const Node& n) { return static_cast<double>(n.attrs<ScanAttrs>().length) * count_flops(*n.bodies[0]); },
+    .flops =
+        [](const Node& n) {
+          const Graph& body = *n.bodies[0];
+          return static_cast<double>(n.attrs<ScanAttrs>().length) * count_flops(body, body.results);
+        },
 };
 
 const OpDef kWhile = {

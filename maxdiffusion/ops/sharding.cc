@@ -378,7 +378,7 @@ const OpDef kManualComputation = {
           double devices = 1;
           for (const auto& [axis, size] : n.graph->options().mesh_axes)
             if (std::ranges::count(n.attrs<Manual>().axes, axis)) devices *= static_cast<double>(size);
-          return devices * count_flops(*n.bodies[0]);
+          return devices * count_flops(*n.bodies[0], n.bodies[0]->results);
         },
     .shardings =
         [](const Node& n) {

@@ -56,7 +56,6 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Gr
     return o.variation ? o.variation(component, root) : root;
   };
   g.loss = task.loss(scope, feed, rng);
-  s.flops = 3 * count_flops(in);  // each product has two in its gradient; what is recomputed is not work done
   g.of = trained(s.params, task);
   std::vector<Tensor> inner;
   for (const Param& p : g.of) inner.push_back(views.at(p.input));
@@ -64,6 +63,9 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Gr
   // SDXL does not read the last layer of its first text encoder; LoRA matrices may sit there all the same.
   for (size_t i = 0; i < g.values.size(); ++i)
     check(g.values[i] || is_lora(g.of[i]), Code::invalid_graph, "the loss does not depend on {}", g.of[i].input);
+  std::vector<Tensor> results = {g.loss};
+  std::ranges::copy_if(g.values, std::back_inserter(results), [](Tensor t) { return static_cast<bool>(t); });
+  s.flops = count_flops(in, results);
   return g;
 }
 

@@ -42,7 +42,7 @@ struct StepGraph {
   std::unique_ptr<Graph> graph;
   ParamTable params;
   std::vector<BatchField> fields;
-  double flops = 0;  // of one step on all devices: three times the loss's matrix products
+  double flops = 0;  // of one step on all devices: products of the loss and its gradients, count_flops
 };
 
 /// The table with f32 in place of narrower types of trained parameters. Starting values have these types, so that
