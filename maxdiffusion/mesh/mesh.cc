@@ -167,6 +167,7 @@ Mesh Mesh::make(const MeshConfig& config, const Topology& topology) {
     mesh.axes_.push_back({name, total[i]});
   }
   mesh.device_ids_.resize(topology.devices.size());
+  mesh.slices_.resize(topology.devices.size());
   for (int64_t s = 0; s < slice_count; ++s) {
     const auto outer = unravel(s, dcn);
     const auto order =
@@ -174,7 +175,9 @@ Mesh Mesh::make(const MeshConfig& config, const Topology& topology) {
     for (int64_t d = 0; d < static_cast<int64_t>(order.size()); ++d) {
       auto at = unravel(d, ici);
       for (size_t i = 0; i < at.size(); ++i) at[i] += outer[i] * ici[i];
-      mesh.device_ids_[static_cast<size_t>(ravel(at, total))] = order[static_cast<size_t>(d)];
+      const auto place = static_cast<size_t>(ravel(at, total));
+      mesh.device_ids_[place] = order[static_cast<size_t>(d)];
+      mesh.slices_[place] = static_cast<int>(s);
     }
   }
   return mesh;

@@ -72,12 +72,14 @@ class Mesh {
   const std::vector<int>& device_ids() const { return device_ids_; }
   /// Position along each axis of the i-th device in mesh order.
   std::vector<int64_t> position(int64_t device) const;
+  /// The slice that the i-th device in mesh order is of.
+  int slice(int64_t device) const { return slices_.at(static_cast<size_t>(device)); }
   /// "data 2 × fsdp 4 (8 devices)".
   std::string describe() const;
 
  private:
   std::vector<MeshAxis> axes_;
-  std::vector<int> device_ids_;
+  std::vector<int> device_ids_, slices_;
 };
 
 }  // namespace md

@@ -63,6 +63,23 @@ std::optional<double> Compiled::flops() const {
   return {};
 }
 
+std::optional<std::vector<Collective>> Compiled::collectives() const {
+  PJRT_Program program{};
+  program.struct_size = PJRT_Program_STRUCT_SIZE;
+  PJRT_Executable_OptimizedProgram_Args args{};
+  args.struct_size = PJRT_Executable_OptimizedProgram_Args_STRUCT_SIZE;
+  args.executable = static_cast<PJRT_Executable*>(handle_);
+  args.program = &program;
+  if (PJRT_Error* error = api_->PJRT_Executable_OptimizedProgram(&args)) {  // optional in the API
+    take_message(api_, error);
+    return {};
+  }
+  std::string bytes(program.code_size, '\0');
+  program.code = bytes.data();
+  PJRT_CALL(api_, PJRT_Executable_OptimizedProgram, args);
+  return read_collectives(bytes, {program.format, program.format_size});
+}
+
 size_t Compiled::output_count() const {
   PJRT_Executable_NumOutputs_Args args{};
   args.executable = static_cast<PJRT_Executable*>(handle_);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "maxdiffusion/pjrt/client.h"
+#include "maxdiffusion/pjrt/collectives.h"
 
 namespace md::pjrt {
 
@@ -37,6 +38,8 @@ class Compiled {
   std::optional<MemoryStats> memory() const;
   /// The compiler's own count for one run of one device.
   std::optional<double> flops() const;
+  /// What its devices do together; nothing where the plugin does not show its programs.
+  std::optional<std::vector<Collective>> collectives() const;
   size_t output_count() const;
 
  private:

@@ -51,6 +51,8 @@ void print_report(const AheadOfTime& ahead, const pjrt::Topology& topology, cons
   fmt::print("work of a step: {:.4f} TFLOP on each device by the products of the model", flops / devices / 1e12);
   if (ahead.flops) fmt::print(", {:.4f} by the compiler's count", *ahead.flops / 1e12);
   fmt::print("\n");
+  if (!ahead.collectives) return;
+  for (const CollectiveSum& sum : *ahead.collectives) fmt::print("{}\n", to_string(sum));
 }
 
 }  // namespace

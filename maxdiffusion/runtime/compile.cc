@@ -166,6 +166,7 @@ AheadOfTime compile_ahead(const pjrt::Topology& topology, const Mesh& mesh, cons
     out.report.compile_seconds = seconds_since(start);
     out.memory = memory_plan(compiled);
     out.flops = compiled.flops();
+    if (const auto told = compiled.collectives()) out.collectives = sum_collectives(*told, mesh);
   } catch (const Error& e) {
     refuse(e, name, text);
   }

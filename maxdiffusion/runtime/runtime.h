@@ -17,6 +17,7 @@
 #include "maxdiffusion/mesh/pieces.h"
 #include "maxdiffusion/mesh/sharding.h"
 #include "maxdiffusion/pjrt/client.h"
+#include "maxdiffusion/runtime/collectives.h"
 
 namespace md {
 
@@ -183,6 +184,9 @@ class Program {
   const CompileReport& report() const;
   std::optional<MemoryPlan> memory() const;
   std::optional<double> flops() const;  // the compiler's own count for one run, one device
+  /// What the devices say to each other in one run; nothing where the plugin does not show its programs, as after
+  /// loading from the cache.
+  std::optional<std::vector<CollectiveSum>> collectives() const;
 
  private:
   friend Program compile(const Devices&, const Graph&, const CompileConfig&, const std::string&);
@@ -204,6 +208,7 @@ void place(const Devices& devices, const Program& program, const HostArrays& val
 struct AheadOfTime {
   std::optional<MemoryPlan> memory;
   std::optional<double> flops;  // one run, one device
+  std::optional<std::vector<CollectiveSum>> collectives;
   CompileReport report;
 };
 /// Compiles without loading; errors as compile().

@@ -34,6 +34,9 @@ TEST(CompileAhead, SaysWhatAStepTakesOnTpusThatAreNotHere) {
                held = number_after(o.out, "arguments ");
   EXPECT_GT(held, whole / 2);
   EXPECT_LT(held, 0.75 * whole);
+  // Weights are gathered for use, keys passed round.
+  EXPECT_TRUE(contains(o.out, "all-gather over fsdp × context: ")) << o.out;
+  EXPECT_TRUE(contains(o.out, "collective-permute over context: ")) << o.out;
 }
 
 TEST(CompileAhead, ATopologyIsNeededAndNothingRunsOnIt) {

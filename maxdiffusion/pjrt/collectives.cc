@@ -1,0 +1,175 @@
+#include "maxdiffusion/pjrt/collectives.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/pjrt/hlo.pb.h"
+
+namespace md::pjrt {
+namespace {
+
+constexpr const char* kKinds[] = {"all-gather", "all-reduce",         "reduce-scatter",
+                                  "all-to-all", "collective-permute", "collective-broadcast"};
+
+/// The kind that an opcode is of; a start counts, its end does not.
+std::string kind_of(std::string opcode) {
+  constexpr std::string_view start = "-start";
+  if (opcode.ends_with(start)) opcode.resize(opcode.size() - start.size());
+  if (opcode == "ragged-all-to-all") return "all-to-all";
+  return std::ranges::count(kKinds, opcode) ? opcode : "";
+}
+
+/// Of XLA's PrimitiveType, in bits; 0: it holds no data.
+int64_t bits_of(int32_t type) {
+  switch (type) {
+    case 1:
+    case 2:
+    case 6:
+    case 19:
+    case 20:
+    case 23:
+    case 24:
+    case 25:
+    case 28:
+    case 29:
+    case 33: return 8;
+    case 3:
+    case 7:
+    case 10:
+    case 16: return 16;
+    case 4:
+    case 8:
+    case 11: return 32;
+    case 5:
+    case 9:
+    case 12:
+    case 15: return 64;
+    case 18: return 128;
+    case 21:
+    case 22:
+    case 32: return 4;
+    default: return 0;
+  }
+}
+
+int64_t bytes_of(const proto::HloShape& shape) {
+  int64_t bytes = 0;
+  for (const auto& part : shape.tuple_shapes()) bytes += bytes_of(part);
+  int64_t elements = 1;
+  for (int64_t d : shape.dimensions()) elements *= d;
+  return bytes + (elements * bits_of(shape.element_type()) + 7) / 8;
+}
+
+using Groups = std::vector<std::vector<int64_t>>;
+
+/// Positions in an array of the ids 0, 1, … that was reshaped and transposed.
+Groups iota_groups(const proto::HloIotaGroups& list) {
+  const std::vector<int64_t> dims(list.iota_reshape_dims().begin(), list.iota_reshape_dims().end());
+  std::vector<size_t> order(list.iota_transpose_perm().begin(), list.iota_transpose_perm().end());
+  check(order.empty() || order.size() == dims.size(), Code::device, "a compiled program has groups of no known form");
+  if (order.empty())
+    for (size_t i = 0; i < dims.size(); ++i) order.push_back(i);
+  std::vector<int64_t> stride(dims.size(), 1);
+  for (size_t i = dims.size(); i-- > 1;) stride[i - 1] = stride[i] * dims[i];
+  const int64_t size = std::max<int64_t>(list.num_devices_per_group(), 1);
+  Groups groups(static_cast<size_t>(list.num_replica_groups()));
+  for (int64_t n = 0; n < list.num_replica_groups() * size; ++n) {
+    int64_t rest = n, id = 0;
+    for (size_t i = order.size(); i-- > 0;) {
+      id += rest % dims.at(order[i]) * stride[order[i]];
+      rest /= dims[order[i]];
+    }
+    groups[static_cast<size_t>(n / size)].push_back(id);
+  }
+  return groups;
+}
+
+Groups groups_of(const proto::HloInstruction& op) {
+  if (op.collective_device_list().has_iota_replica_group_list())
+    return iota_groups(op.collective_device_list().iota_replica_group_list());
+  Groups groups;
+  for (const auto& pair : op.source_target_pairs()) groups.push_back({pair.source(), pair.target()});
+  const auto& listed = op.replica_groups().empty() ? op.collective_device_list().replica_groups() : op.replica_groups();
+  for (const auto& group : listed) groups.emplace_back(group.replica_ids().begin(), group.replica_ids().end());
+  return groups;
+}
+
+struct Reader {
+  std::map<int64_t, const proto::HloComputation*> computations;
+  std::vector<Collective> found;
+
+  const proto::HloComputation& computation(int64_t id) const {
+    const auto it = computations.find(id);
+    check(it != computations.end(), Code::device, "a compiled program calls computation {}, which it does not have",
+          id);
+    return *it->second;
+  }
+
+  /// As the compiler says them, or by the condition: a counter, which starts at 0, below a constant.
+  std::optional<double> trips_of(const proto::HloInstruction& loop) const {
+    const auto config = nlohmann::json::parse(loop.backend_config(), nullptr, false);
+    if (config.is_object() && config.contains("known_trip_count")) {
+      const nlohmann::json n = config["known_trip_count"].value("n", nlohmann::json());
+      if (n.is_string()) return std::stod(n.get<std::string>());
+      if (n.is_number()) return n.get<double>();
+    }
+    if (loop.called_computation_ids_size() != 2) return {};
+    std::map<int64_t, double> constants;
+    for (const auto& op : computation(loop.called_computation_ids(1)).instructions()) {
+      if (op.opcode() == "constant" && op.literal().s32s_size() == 1) constants[op.id()] = op.literal().s32s(0);
+      if (op.opcode() == "compare" && op.comparison_direction() == "LT" && op.operand_ids_size() == 2 &&
+          constants.contains(op.operand_ids(1)))
+        return constants[op.operand_ids(1)];
+    }
+    return {};
+  }
+
+  void read(int64_t id, double times, bool unknown) {
+    std::map<int64_t, const proto::HloInstruction*> by_id;
+    for (const auto& op : computation(id).instructions()) {
+      by_id[op.id()] = &op;
+      if (std::string kind = kind_of(op.opcode()); !kind.empty()) {
+        Collective c{std::move(kind), groups_of(op), 0, times, unknown, op.metadata().op_name()};
+        for (int64_t operand : op.operand_ids())
+          if (auto given = by_id.find(operand); given != by_id.end()) c.bytes += bytes_of(given->second->shape());
+        if (c.kind == "all-gather" && !c.groups.empty()) c.bytes *= static_cast<int64_t>(c.groups[0].size());
+        found.push_back(std::move(c));
+        continue;  // what it calls sums two numbers
+      }
+      if (op.opcode() == "async-update" || op.opcode() == "async-done") continue;  // told at the start
+      double inside = times;
+      bool lost = unknown;
+      if (op.opcode() == "while") {
+        const std::optional<double> trips = trips_of(op);
+        inside *= trips.value_or(1);
+        lost |= !trips;
+      }
+      for (int64_t called : op.called_computation_ids()) read(called, inside, lost);
+    }
+  }
+};
+
+}  // namespace
+
+std::vector<Collective> read_collectives(std::string_view program, std::string_view format) {
+  proto::HloModule module;
+  bool read = false;
+  if (format == "hlo_with_config") {
+    proto::HloModuleWithConfig whole;
+    read = whole.ParseFromArray(program.data(), static_cast<int>(program.size()));
+    module = std::move(*whole.mutable_hlo_module());
+  } else if (format == "hlo") {
+    read = module.ParseFromArray(program.data(), static_cast<int>(program.size()));
+  }
+  check(read, Code::device, "the plugin's form of a compiled program, '{}' of {} bytes, is not HLO", format,
+        program.size());
+  Reader reader;
+  for (const auto& c : module.computations()) reader.computations[c.id()] = &c;
+  reader.read(module.entry_computation_id(), 1, false);
+  return std::move(reader.found);
+}
+
+}  // namespace md::pjrt

@@ -1,0 +1,65 @@
+#include "maxdiffusion/runtime/collectives.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+
+namespace md {
+namespace {
+
+struct Reach {
+  std::vector<bool> axes;
+  bool between_slices = false;
+};
+
+/// Along which axes the members of a group differ, over all groups.
+Reach reach_of(const pjrt::Collective& c, const Mesh& mesh) {
+  Reach reach{std::vector<bool>(mesh.axes().size(), false)};
+  std::vector<std::vector<int64_t>> groups = c.groups;
+  if (groups.empty()) {
+    groups.emplace_back();
+    for (int64_t i = 0; i < mesh.devices(); ++i) groups[0].push_back(i);
+  }
+  for (const auto& group : groups)
+    for (size_t k = 1; k < group.size(); ++k) {
+      const auto first = mesh.position(group[0]), other = mesh.position(group[k]);
+      for (size_t a = 0; a < first.size(); ++a)
+        if (first[a] != other[a]) reach.axes[a] = true;
+      if (mesh.slice(group[0]) != mesh.slice(group[k])) reach.between_slices = true;
+    }
+  return reach;
+}
+
+}  // namespace
+
+std::vector<CollectiveSum> sum_collectives(const std::vector<pjrt::Collective>& operations, const Mesh& mesh) {
+  std::map<std::pair<std::string, std::pair<std::vector<bool>, bool>>, CollectiveSum> sums;
+  for (const pjrt::Collective& c : operations) {
+    const Reach reach = reach_of(c, mesh);
+    CollectiveSum& sum = sums[{c.kind, {reach.axes, reach.between_slices}}];
+    if (sum.operations++ == 0) {
+      sum.kind = c.kind;
+      sum.between_slices = reach.between_slices;
+      for (size_t a = 0; a < reach.axes.size(); ++a)
+        if (reach.axes[a]) sum.axes.push_back(mesh.axes()[a].name);
+    }
+    sum.runs += c.times;
+    sum.bytes += c.times * static_cast<double>(c.bytes);
+    sum.at_least |= c.in_unknown_loop;
+  }
+  std::vector<CollectiveSum> out;
+  for (auto& [key, sum] : sums) out.push_back(std::move(sum));
+  std::ranges::stable_sort(out, std::ranges::greater(), &CollectiveSum::bytes);
+  return out;
+}
+
+std::string to_string(const CollectiveSum& sum) {
+  return fmt::format("{} over {}: {} operations, {:.0f} runs, {}{:.2f} MiB ({})", sum.kind,
+                     sum.axes.empty() ? "no axis" : fmt::format("{}", fmt::join(sum.axes, " × ")), sum.operations,
+                     sum.runs, sum.at_least ? "at least " : "", sum.bytes / (1 << 20),
+                     sum.between_slices ? "DCN" : "ICI");
+}
+
+}  // namespace md
