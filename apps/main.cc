@@ -120,6 +120,8 @@ void lora(const Words& words) {
 }
 void compile(const Words& words) { md::compile_for_topology(config_of("compile", words)); }
 
+void plan(const Words& words) { md::plan(config_of("plan", words)); }
+
 void inspect(const Words& words) {
   if (words == Words{"keys"}) {
     md::RunConfig defaults;
@@ -149,6 +151,8 @@ constexpr Command kCommands[] = {
      generate_controlnet},
     {"compile", "CONFIG topology=v5p:2x2x1 [key=value …]",
      "compile the training step for TPUs that are not here, and say what it would take there", compile},
+    {"plan", "CONFIG [topology=v5p:2x2x1] [key=value …]",
+     "say what a training step takes on each device and, where that is too much, what would make it fit", plan},
     {"convert", "IN OUT [format=diffusers|single_file] [dtype=float16] [component=NAME] [ema=false] [key=value …]",
      "write a model in the other layout: a folder as diffusers has it, or a single file", convert},
     {"lora",

@@ -47,7 +47,7 @@ std::optional<MemoryStats> Compiled::memory() const {
                      .code = args.generated_code_size_in_bytes};
 }
 
-std::optional<double> Compiled::flops() const {
+std::optional<double> Compiled::cost(const char* property) const {
   PJRT_Executable_GetCostAnalysis_Args args{};
   args.struct_size = PJRT_Executable_GetCostAnalysis_Args_STRUCT_SIZE;
   args.executable = static_cast<PJRT_Executable*>(handle_);
@@ -56,7 +56,7 @@ std::optional<double> Compiled::flops() const {
     return {};
   }
   const Options properties = from_named_values(args.properties, args.num_properties);
-  auto it = properties.find("flops");
+  auto it = properties.find(property);
   if (it == properties.end()) return {};
   if (auto* f = std::get_if<float>(&it->second)) return *f;
   if (auto* i = std::get_if<int64_t>(&it->second)) return static_cast<double>(*i);

@@ -37,12 +37,17 @@ class Compiled {
   std::string serialize() const;
   std::optional<MemoryStats> memory() const;
   /// The compiler's own count for one run of one device.
-  std::optional<double> flops() const;
+  std::optional<double> flops() const { return cost("flops"); }
+  /// Bytes that its operations read and write, likewise.
+  std::optional<double> bytes_accessed() const { return cost("bytes accessed"); }
   /// What its devices do together; nothing where the plugin does not show its programs.
   std::optional<std::vector<Collective>> collectives() const;
   size_t output_count() const;
 
  private:
+  /// A property of the plugin's cost analysis, where it has one.
+  std::optional<double> cost(const char* property) const;
+
   const PJRT_Api* api_;
   void* handle_;  // PJRT_Executable*
 };

@@ -20,6 +20,7 @@ const PlatformDef kCpuPlatform = {
                    {"xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}},
     .environment = {"XLA_FLAGS", "PJRT_NPROC"},
     .peak_flops = [](std::string_view, DType) { return std::optional<double>(); },
+    .rates = [](std::string_view) { return std::optional<DeviceRates>(); },
     .has_float8 = [](const Device&) { return true; },  // the compiler computes in wider types
     .ffi_platform = "Host",
 };

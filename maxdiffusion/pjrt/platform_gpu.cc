@@ -5,23 +5,35 @@
 namespace md::pjrt {
 namespace {
 
-struct Peak {
+struct Card {
   const char* kind;
   double half, tf32;  // bf16 and f16; f32 inputs
+  DeviceRates rates;  // memory; NVLink in one direction, or PCIe; one network card each
 };
-constexpr Peak kPeaks[] = {
-    {"B200", 2250e12, 1125e12}, {"H200", 989e12, 494e12}, {"H100", 989e12, 494e12},
-    {"A100", 312e12, 156e12},   {"L40S", 362e12, 183e12}, {"L4", 121e12, 60e12},
+constexpr Card kCards[] = {
+    {"B200", 2250e12, 1125e12, {8000e9, 900e9, 50e9}}, {"H200", 989e12, 494e12, {4800e9, 450e9, 50e9}},
+    {"H100", 989e12, 494e12, {3350e9, 450e9, 50e9}},   {"A100", 312e12, 156e12, {2039e9, 300e9, 25e9}},
+    {"L40S", 362e12, 183e12, {864e9, 32e9, 25e9}},     {"L4", 121e12, 60e12, {300e9, 32e9, 12.5e9}},
 };
 
+const Card* card(std::string_view kind) {
+  for (const Card& c : kCards)
+    if (kind.find(c.kind) != kind.npos) return &c;
+  return nullptr;
+}
+
 std::optional<double> peak(std::string_view kind, DType type) {
-  for (const Peak& p : kPeaks)
-    if (kind.find(p.kind) != kind.npos) {
-      if (type == DType::bf16 || type == DType::f16) return p.half;
-      if (type == DType::f32) return p.tf32;
-      return {};
-    }
+  const Card* c = card(kind);
+  if (!c) return {};
+  if (type == DType::bf16 || type == DType::f16) return c->half;
+  if (type == DType::f32) return c->tf32;
   return {};
+}
+
+std::optional<DeviceRates> rates(std::string_view kind) {
+  const Card* c = card(kind);
+  if (!c) return {};
+  return c->rates;
 }
 
 /// From Ada and Hopper on.
@@ -37,6 +49,7 @@ const PlatformDef kGpuPlatform = {
     .default_options = {},
     .environment = {"XLA_FLAGS"},
     .peak_flops = peak,
+    .rates = rates,
     .has_float8 = has_float8,
     .ffi_platform = "CUDA",
 };

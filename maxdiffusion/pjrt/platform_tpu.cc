@@ -1,4 +1,6 @@
-// TPUs. Peaks are bf16 per chip from the vendor's system architecture pages; v4 and newer show one device per chip.
+// TPUs. Peaks (bf16) and rates are those of a chip on the vendor's system architecture pages; v4 and newer show one
+// device per chip. A port has a chip's ICI bandwidth over its number of ports (4, of v4 and v5p 6); a mesh axis, which
+// is a ring, uses two. The network is a host's over its chips.
 #include <algorithm>
 
 #include "maxdiffusion/pjrt/client.h"
@@ -7,21 +9,35 @@
 namespace md::pjrt {
 namespace {
 
-struct Peak {
+struct Chip {
   const char* kind;
   double bf16;
+  DeviceRates rates;
 };
-// Longer names first: "TPU v5" is what v5p calls itself.
-constexpr Peak kPeaks[] = {
-    {"TPU v6 lite", 918e12}, {"TPU v6e", 918e12}, {"TPU v5 lite", 197e12}, {"TPU v5e", 197e12},
-    {"TPU v5p", 459e12},     {"TPU v5", 459e12},  {"TPU v4", 275e12},
-};
+constexpr Chip kV6e{"TPU v6e", 918e12, {1600e9, 200e9, 12.5e9}}, kV5e{"TPU v5e", 197e12, {819e9, 100e9, 3.125e9}},
+    kV5p{"TPU v5p", 459e12, {2765e9, 200e9, 6.25e9}}, kV4{"TPU v4", 275e12, {1228e9, 100e9, 6.25e9}};
+
+const Chip* chip(std::string_view kind) {
+  // Longer names first: "TPU v5" is what v5p calls itself.
+  constexpr std::pair<std::string_view, const Chip*> kKinds[] = {
+      {"TPU v6 lite", &kV6e}, {"TPU v6e", &kV6e}, {"TPU v5 lite", &kV5e}, {"TPU v5e", &kV5e},
+      {"TPU v5p", &kV5p},     {"TPU v5", &kV5p},  {"TPU v4", &kV4},
+  };
+  for (const auto& [name, found] : kKinds)
+    if (kind.starts_with(name)) return found;
+  return nullptr;
+}
 
 std::optional<double> peak(std::string_view kind, DType type) {
-  if (type != DType::bf16) return {};
-  for (const Peak& p : kPeaks)
-    if (kind.starts_with(p.kind)) return p.bf16;
-  return {};
+  const Chip* c = chip(kind);
+  if (!c || type != DType::bf16) return {};
+  return c->bf16;
+}
+
+std::optional<DeviceRates> rates(std::string_view kind) {
+  const Chip* c = chip(kind);
+  if (!c) return {};
+  return c->rates;
 }
 
 /// From the seventh generation on.
@@ -39,6 +55,7 @@ const PlatformDef kTpuPlatform = {
     .default_options = {},
     .environment = {"XLA_FLAGS", "LIBTPU_INIT_ARGS"},
     .peak_flops = peak,
+    .rates = rates,
     .has_float8 = has_float8,
     .ffi_platform = nullptr,
 };

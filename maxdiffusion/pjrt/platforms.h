@@ -14,6 +14,13 @@ namespace md::pjrt {
 
 struct Device;
 
+/// What limits a device beside its products, bytes a second.
+struct DeviceRates {
+  double memory;   // its own
+  double axis;     // to the other devices along one mesh axis of a slice (TPU: both directions of a ring; GPU: NVLink)
+  double network;  // to other slices or hosts
+};
+
 struct PlatformDef {
   const char* hardware;                                            // as in the config
   std::vector<const char*> plugin_files;                           // inside the folder of unpacked wheels, best first
@@ -24,6 +31,7 @@ struct PlatformDef {
   std::vector<const char*> environment;  // variables that the plugin reads itself and that change what it compiles
   /// Dense FLOP/s of one device for matrix products of this type; absent when not known for the kind.
   std::optional<double> (*peak_flops)(std::string_view device_kind, DType type);
+  std::optional<DeviceRates> (*rates)(std::string_view device_kind);
   /// Whether a device multiplies 8-bit floats, or its compiler stands in for it.
   bool (*has_float8)(const Device& device);
   const char* ffi_platform;  // name under which custom-call handlers are registered; null: none

@@ -1,5 +1,6 @@
 #include "maxdiffusion/run/compile_ahead.h"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -7,8 +8,8 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/pjrt/topology.h"
-#include "maxdiffusion/run/compatibility.h"
 #include "maxdiffusion/run/plan.h"
 
 namespace md {
@@ -30,29 +31,238 @@ void go_on_in_a_child() {
        WTERMSIG(status), strsignal(WTERMSIG(status)));
 }
 
-std::string size(int64_t bytes) {
-  const double mib = static_cast<double>(bytes) / (1 << 20);
+std::string size(double bytes) {
+  const double mib = bytes / (1 << 20);
   return mib < 1024 ? fmt::format("{:.1f} MiB", mib) : fmt::format("{:.2f} GiB", mib / 1024);
 }
+std::string size(int64_t bytes) { return size(static_cast<double>(bytes)); }
 
-void print_report(const AheadOfTime& ahead, const pjrt::Topology& topology, const Mesh& mesh, double flops) {
-  const double devices = static_cast<double>(mesh.devices());
-  fmt::print("topology: {} × {}\n", mesh.devices(), topology.devices().front().kind);
-  fmt::print("mesh: {}\n", mesh.describe());
+/// What this process may have, which virtual devices of a CPU share: the machine's memory, or less by `ulimit -v`.
+int64_t host_memory() {
+  const int64_t machine = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+  rlimit allowed{};
+  if (getrlimit(RLIMIT_AS, &allowed) != 0 || allowed.rlim_cur == RLIM_INFINITY) return machine;
+  return std::min(machine, static_cast<int64_t>(allowed.rlim_cur));
+}
+
+/// Where the step would run: a topology, or the devices of this machine.
+struct Place {
+  std::unique_ptr<pjrt::Topology> topology;  // null: devices
+  const Devices* devices = nullptr;
+  Topology seen;
+  Mesh mesh;
+  std::optional<int64_t> memory;  // of one device
+  const pjrt::PlatformDef* platform = nullptr;
+
+  int64_t count() const { return mesh.devices(); }
+  AheadOfTime compile(const Graph& graph, const CompileConfig& config, const std::string& name) const {
+    return topology ? compile_ahead(*topology, mesh, graph, config, name)
+                    : compile_ahead(*devices, graph, config, name);
+  }
+};
+
+Place place_of(const RunConfig& c, const RunModels& models) {
+  Place p;
+  if (c.hardware.topology.empty()) {
+    p.devices = &models.devices();
+    p.seen = topology(p.devices->client());
+    p.mesh = p.devices->mesh();
+    p.platform = &p.devices->client().platform();
+    const auto held = p.devices->client().memory(p.mesh.device_ids()[0]);
+    if (held && held->limit) p.memory = held->limit;
+    if (!p.memory && p.devices->platform() == Platform::cpu) p.memory = host_memory() / p.count();
+    return p;
+  }
+  // libtpu would ask the cloud which machine this is, and complain that there is no answer.
+  setenv("TPU_SKIP_MDS_QUERY", "1", 0);
+  setenv("TPU_ACCELERATOR_TYPE", "v5p-8", 0);
+  setenv("TPU_WORKER_HOSTNAMES", "localhost", 0);
+  p.topology = std::make_unique<pjrt::Topology>(
+      pjrt::Topology::create("tpu", c.hardware.topology, c.hardware.plugin, c.hardware.compile_topology_num_slices));
+  p.seen = topology(*p.topology);
+  p.mesh = Mesh::make(c.mesh, p.seen);
+  p.platform = &pjrt::platform_for("tpu");
+  p.memory = p.topology->devices().front().memory_limit;
+  return p;
+}
+
+/// Models are opened on this machine's own device, for their configs, where the step is compiled for others.
+RunConfig for_models(const RunConfig& c) {
+  RunConfig here = c;
+  if (!c.hardware.topology.empty()) here.hardware = {}, here.mesh = {};
+  return here;
+}
+
+/// A run's steps, traced for a place: one, or one of each expert.
+struct Steps {
+  explicit Steps(const RunConfig& c)
+      : config(for_models(c)),
+        models(config, c.model.pretrained_model_name_or_path, Purpose::training),
+        place(place_of(c, models)),
+        training(planned_training(models, place.count())) {
+    const AxisRules rules = axis_rules(c, models.family()->axis_rules());
+    for (const DenoiseTask& one : training.tasks)
+      graphs.push_back(trace_step(one, graph_options(place.mesh, place.seen, &rules), training.step));
+  }
+  AheadOfTime compile(size_t i) const {
+    const std::string model = training.tasks[i].model();
+    log_info("compiling the training step of {} for {} × {}", model, place.count(), place.seen.device_kind);
+    return place.compile(*graphs[i].graph, config.compile, "train_" + model);
+  }
+
+  RunConfig config;
+  RunModels models;
+  Place place;
+  PlannedTraining training;
+  std::vector<StepGraph> graphs;
+};
+
+void print_report(const Steps& steps, const AheadOfTime& ahead, double flops) {
+  const Place& p = steps.place;
+  fmt::print("topology: {} × {}\n", p.count(), p.seen.device_kind);
+  fmt::print("mesh: {}\n", p.mesh.describe());
   fmt::print("compiled in {:.1f} s, from {} bytes of StableHLO\n", ahead.report.compile_seconds,
              ahead.report.program_bytes);
   if (ahead.memory) {
     const MemoryPlan& m = *ahead.memory;
     fmt::print("on each device: arguments {}, outputs {} (in the arguments' place {}), temporary {}, code {}\n",
                size(m.arguments), size(m.outputs), size(m.aliased), size(m.temporary), size(m.code));
-    const auto limit = topology.devices().front().memory_limit;
-    fmt::print("together {}{}\n", size(m.peak()), limit ? fmt::format(" of {}", size(*limit)) : "");
+    fmt::print("together {}{}\n", size(m.peak()), p.memory ? fmt::format(" of {}", size(*p.memory)) : "");
   }
-  fmt::print("work of a step: {:.4f} TFLOP on each device by the products of the model", flops / devices / 1e12);
+  fmt::print("work of a step: {:.4f} TFLOP on each device by the products of the model",
+             flops / static_cast<double>(p.count()) / 1e12);
   if (ahead.flops) fmt::print(", {:.4f} by the compiler's count", *ahead.flops / 1e12);
   fmt::print("\n");
   if (!ahead.collectives) return;
   for (const CollectiveSum& sum : *ahead.collectives) fmt::print("{}\n", to_string(sum));
+}
+
+// ---- plan
+
+/// Bytes of a graph's inputs on one device, by what they are.
+struct Held {
+  int64_t trained = 0, frozen = 0, moments = 0, copies = 0, averages = 0, batch = 0, gradients = 0;
+};
+
+Held held_by(const StepGraph& s, const Mesh& mesh, const StepOptions& o) {
+  Held held;
+  std::map<std::string, const Param*> params;
+  for (const Param& p : s.params.params()) params[p.input] = &p;
+  for (const GraphInput& in : s.graph->inputs()) {
+    int64_t elements = in.value.shape().elements();
+    for (const auto& axes : in.sharding)
+      for (const std::string& axis : axes) elements /= mesh.size(axis);
+    const int64_t bytes = elements * static_cast<int64_t>(size_of(in.value.dtype()));
+    const auto param = params.find(in.name);
+    if (param == params.end()) {
+      auto is = [&](const char* kind) { return in.name.starts_with(kind); };
+      (is("adam_") ? held.moments : is("master/") ? held.copies : is("ema/") ? held.averages : held.batch) += bytes;
+    } else if (!param->second->trainable) {
+      held.frozen += bytes;
+    } else {
+      held.trained += bytes;
+      const DType type = o.accumulation > 1 ? DType::f32 : in.value.dtype();
+      held.gradients += elements * static_cast<int64_t>(std::max(size_of(type), size_of(o.scope.activations)));
+    }
+  }
+  return held;
+}
+
+void print_parts(const Held& h, const MemoryPlan& m) {
+  const int64_t named = h.trained + h.frozen + h.moments + h.copies + h.averages + h.batch;
+  fmt::print(
+      "arguments: weights {} trained and {} frozen, moments {}, f32 copies {}, averages {}, batch {}, padding {}\n",
+      size(h.trained), size(h.frozen), size(h.moments), size(h.copies), size(h.averages), size(h.batch),
+      size(std::max<int64_t>(0, m.arguments - named)));
+  fmt::print("temporary: gradients {}, activations and all else {}\n", size(h.gradients),
+             size(std::max<int64_t>(0, m.temporary - h.gradients)));
+}
+
+/// Seconds for one kind of message, all devices at once. Rings: what is gathered passes each device once, what is
+/// reduced twice, and what is exchanged goes a quarter of the way round.
+double seconds_of(const CollectiveSum& sum, const Mesh& mesh, const pjrt::DeviceRates& rates) {
+  double n = 1;
+  for (const std::string& axis : sum.axes) n *= static_cast<double>(mesh.size(axis));
+  const double rate = sum.between_slices ? rates.network : rates.axis, part = (n - 1) / n;
+  if (sum.kind == "all-reduce") return 2 * part * sum.bytes / rate;
+  if (sum.kind == "all-to-all") return n / 4 * sum.bytes / rate;
+  if (sum.kind == "collective-permute") return 2 * sum.bytes / rate;  // one of the two directions
+  return part * sum.bytes / rate;
+}
+
+void print_roofline(const Steps& steps, const AheadOfTime& ahead, double flops) {
+  const Place& p = steps.place;
+  const auto rates = p.platform->rates(p.seen.device_kind);
+  auto peak = p.platform->peak_flops(p.seen.device_kind, steps.training.step.scope.activations);
+  // TPUs multiply f32 as bf16, unless they are asked for more.
+  if (!peak) peak = p.platform->peak_flops(p.seen.device_kind, DType::bf16);
+  if (!rates || !peak) {
+    fmt::print("predicted step time: no rates are known of {}\n", p.seen.device_kind);
+    return;
+  }
+  const double products = flops / static_cast<double>(p.count()) / *peak;
+  double within = 0, between = 0;
+  for (const CollectiveSum& sum : ahead.collectives.value_or(std::vector<CollectiveSum>()))
+    (sum.between_slices ? between : within) += seconds_of(sum, p.mesh, *rates);
+  const double memory = ahead.bytes_accessed.value_or(0) / rates->memory;
+  fmt::print(
+      "predicted step time: at least {:.4f} s (products {:.4f} at the peak, memory {:.4f}, messages within a slice "
+      "{:.4f}, between slices {:.4f}), {:.4f} s where none overlaps\n",
+      std::max({products, memory, within, between}), products, memory, within, between,
+      products + memory + within + between);
+}
+
+/// Throws out_of_memory when a step does not fit a device, as a compiler that knows the device does.
+AheadOfTime fitting(const Steps& steps, size_t i) {
+  AheadOfTime ahead = steps.compile(i);
+  const auto& limit = steps.place.memory;
+  check(!ahead.memory || !limit || ahead.memory->peak() <= *limit, Code::out_of_memory,
+        "a training step of {} takes {} on each device, which has {}", steps.training.tasks[i].model(),
+        size(ahead.memory ? ahead.memory->peak() : 0), size(limit.value_or(0)));
+  return ahead;
+}
+
+struct Change {
+  std::string words;  // for a command line
+  RunConfig config;
+};
+
+/// What commonly makes a step fit, best first.
+std::vector<Change> changes_of(const RunConfig& c, const Mesh& mesh) {
+  std::vector<Change> all;
+  auto add = [&](const std::string& words, auto change) { change(all.emplace_back(words, c).config); };
+  if (c.layers.remat_policy != "FULL") add("remat_policy=FULL", [](RunConfig& d) { d.layers.remat_policy = "FULL"; });
+  if (c.layers.attention == "dot_product") add("attention=flash", [](RunConfig& d) { d.layers.attention = "flash"; });
+  if (mesh.size("data") > 1)
+    add("ici_data_parallelism=1 ici_fsdp_parallelism=-1", [](RunConfig& d) {
+      d.mesh.ici_data_parallelism = 1;
+      d.mesh.ici_fsdp_parallelism = -1;
+    });
+  for (double batch = c.batches.per_device_batch_size / 2; c.batches.global_batch_size <= 0 && batch >= 1; batch /= 8)
+    add(fmt::format("remat_policy=FULL per_device_batch_size={:g}", std::floor(batch)), [&](RunConfig& d) {
+      d.layers.remat_policy = "FULL";
+      d.batches.per_device_batch_size = std::floor(batch);
+    });
+  return all;
+}
+
+/// One line for each change up to the first that fits, which becomes a note of `e`.
+void try_changes(const RunConfig& c, const Mesh& mesh, Error& e) {
+  for (const Change& change : changes_of(c, mesh)) try {
+      const Steps steps(change.config);
+      int64_t most = 0;
+      for (size_t i = 0; i < steps.graphs.size(); ++i) {
+        const AheadOfTime ahead = fitting(steps, i);
+        if (ahead.memory) most = std::max(most, ahead.memory->peak());
+      }
+      fmt::print("with {}: it fits, {} on each device\n", change.words, size(most));
+      e.note(fmt::format("try: {}", change.words));
+      return;
+    } catch (const Error& refused) {
+      const std::string why = refused.message();
+      fmt::print("with {}: {}\n", change.words, why.substr(0, why.find('\n')));
+    }
+  e.note("none of the changes above makes it fit; more devices, or a smaller model or size, would");
 }
 
 }  // namespace
@@ -61,25 +271,29 @@ void compile_for_topology(const RunConfig& c) {
   check(!c.hardware.topology.empty(), Code::invalid_config,
         "compile: topology is empty; it names the hardware to compile for, such as topology=v5p:2x2x1");
   go_on_in_a_child();
-  const pjrt::Topology topology =
-      pjrt::Topology::create("tpu", c.hardware.topology, c.hardware.plugin, c.hardware.compile_topology_num_slices);
-  const md::Topology seen = md::topology(topology);
-  const Mesh mesh = Mesh::make(c.mesh, seen);
-  // Models are opened on this machine's own device, for their configs.
-  RunConfig here = c;
-  here.hardware = {};
-  here.mesh = {};
-  const RunModels models(here, c.model.pretrained_model_name_or_path, Purpose::training);
-  check_training_keys(c, *models.family());
-  const AxisRules rules = axis_rules(c, models.family()->axis_rules());
-  const DenoiseTask task = planned_task(
-      c, models.family(), training_config(models.folder().scheduler_config(), c.scheduler), mesh.devices());
-  const StepOptions options = planned_step(models, task.batch_size * c.update.gradient_accumulation_steps);
-  for (const DenoiseTask& one : of_experts(c, task)) {
-    const StepGraph step = trace_step(one, graph_options(mesh, seen, &rules), options);
-    log_info("compiling the training step of {} for {}", one.model(), c.hardware.topology);
-    print_report(compile_ahead(topology, mesh, *step.graph, c.compile, "train_" + one.model()), topology, mesh,
-                 step.flops);
+  const Steps steps(c);
+  for (size_t i = 0; i < steps.graphs.size(); ++i) print_report(steps, steps.compile(i), steps.graphs[i].flops);
+}
+
+void plan(const RunConfig& c) {
+  go_on_in_a_child();
+  const Steps steps(c);
+  for (size_t i = 0; i < steps.graphs.size(); ++i) {
+    const StepGraph& step = steps.graphs[i];
+    int64_t trained = 0;
+    for (const Param& p : step.params.params())
+      if (p.trainable) trained += p.shape.elements();
+    fmt::print("{}: {} parameters, of which {} are trained\n", steps.training.tasks[i].model(), step.params.count(),
+               trained);
+    try {
+      const AheadOfTime ahead = fitting(steps, i);
+      print_report(steps, ahead, step.flops);
+      if (ahead.memory) print_parts(held_by(step, steps.place.mesh, steps.training.step), *ahead.memory);
+      print_roofline(steps, ahead, step.flops);
+    } catch (Error& e) {
+      if (e.code() == Code::out_of_memory) try_changes(c, steps.place.mesh, e);
+      throw;
+    }
   }
 }
 

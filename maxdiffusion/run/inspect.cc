@@ -3,7 +3,6 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/graph/emit.h"
-#include "maxdiffusion/run/compatibility.h"
 #include "maxdiffusion/run/plan.h"
 #include "maxdiffusion/train/programs.h"
 
@@ -12,18 +11,15 @@ namespace {
 
 /// A run's training steps, traced: one, or one of each expert.
 struct Planned {
-  explicit Planned(const RunConfig& c) : models(c, c.model.pretrained_model_name_or_path, Purpose::training) {
-    check_training_keys(c, *models.family());
-    tasks =
-        of_experts(c, planned_task(c, models.family(), training_config(models.folder().scheduler_config(), c.scheduler),
-                                   models.devices().mesh().devices()));
+  explicit Planned(const RunConfig& c)
+      : models(c, c.model.pretrained_model_name_or_path, Purpose::training),
+        training(planned_training(models, models.devices().mesh().devices())) {
     std::vector<const Task*> all;
-    for (const DenoiseTask& t : tasks) all.push_back(&t);
-    const int64_t update = tasks[0].batch_size * c.update.gradient_accumulation_steps;
-    steps = std::make_unique<StepPrograms>(models.devices(), all, planned_step(models, update), "train");
+    for (const DenoiseTask& t : training.tasks) all.push_back(&t);
+    steps = std::make_unique<StepPrograms>(models.devices(), all, training.step, "train");
   }
   RunModels models;
-  std::vector<DenoiseTask> tasks;
+  PlannedTraining training;
   std::unique_ptr<StepPrograms> steps;
 };
 
@@ -94,7 +90,7 @@ void print_memory(const RunConfig& c) {
   for (size_t i = 0; i < run.steps->count(); ++i) {
     const auto plan = run.steps->program(i).memory();
     check(plan.has_value(), Code::device, "this plugin does not say how much memory a program takes");
-    const std::string expert = run.steps->count() > 1 ? " of " + run.tasks[i].model() : "";
+    const std::string expert = run.steps->count() > 1 ? " of " + run.training.tasks[i].model() : "";
     fmt::print("training step{}: {}\n", expert, to_string(*plan));
     fmt::print("  arguments {}, outputs {}, of these in the same place {}, temporary {}, code {} bytes\n",
                plan->arguments, plan->outputs, plan->aliased, plan->temporary, plan->code);

@@ -4,6 +4,7 @@
 
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/lora/lora_scope.h"
+#include "maxdiffusion/run/compatibility.h"
 
 namespace md {
 
@@ -90,6 +91,16 @@ StepOptions planned_step(const RunModels& m, int64_t samples) {
                            : scope.with(options);
   };
   return s;
+}
+
+PlannedTraining planned_training(const RunModels& m, int64_t devices) {
+  const RunConfig& c = m.config();
+  check_training_keys(c, *m.family());
+  check(c.update.gradient_accumulation_steps >= 1, Code::invalid_config,
+        "gradient_accumulation_steps is {}; expected 1 or more", c.update.gradient_accumulation_steps);
+  const DenoiseTask task =
+      planned_task(c, m.family(), training_config(m.folder().scheduler_config(), c.scheduler), devices);
+  return {of_experts(c, task), planned_step(m, task.batch_size * c.update.gradient_accumulation_steps)};
 }
 
 double scaled_rate(const OptimConfig& optim, double rate, int64_t samples) {

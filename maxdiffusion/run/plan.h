@@ -23,6 +23,13 @@ inline constexpr const char* kExpertFolders[] = {"high_noise", "low_noise"};
 bool is_trained(const RunModels& models, const std::string& component);
 /// How an update of `samples` samples is made. `models` must outlive the result.
 StepOptions planned_step(const RunModels& models, int64_t samples);
+/// What is trained on `devices` devices, and how: a task, or one of each expert. Throws what a config cannot mean,
+/// before anything is written.
+struct PlannedTraining {
+  std::vector<DenoiseTask> tasks;
+  StepOptions step;
+};
+PlannedTraining planned_training(const RunModels& models, int64_t devices);
 /// `rate`, with `scale_lr` multiplied by the samples of an update.
 double scaled_rate(const OptimConfig& optim, double rate, int64_t samples);
 

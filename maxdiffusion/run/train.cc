@@ -132,11 +132,7 @@ void write_config(const RunConfig& c) {
 /// Throws what a config cannot mean, before anything of the run is written.
 void check_plan(const RunModels& m) {
   const RunConfig& c = m.config();
-  const DenoiseTask task = planned_task(c, m.family(), training_config(m.folder().scheduler_config(), c.scheduler),
-                                        m.devices().mesh().devices());
-  check(c.update.gradient_accumulation_steps >= 1, Code::invalid_config,
-        "gradient_accumulation_steps is {}; expected 1 or more", c.update.gradient_accumulation_steps);
-  planned_step(m, task.batch_size * c.update.gradient_accumulation_steps);
+  planned_training(m, m.devices().mesh().devices());
   if (c.model.train_new_vae)
     global_batch(c.vae.vae_per_device_batch_size, m.devices().mesh().devices(), "vae_per_device_batch_size");
 }
@@ -145,7 +141,6 @@ std::unique_ptr<RunModels> open_models(const RunConfig& c) {
   Phase phase(c.run, "devices and model folder");
   auto open = [&c] {
     auto models = std::make_unique<RunModels>(c, c.model.pretrained_model_name_or_path, Purpose::training);
-    check_training_keys(c, *models->family());
     check_plan(*models);
     return models;
   };

@@ -155,6 +155,26 @@ Program compile(const Devices& devices, const Graph& graph, const CompileConfig&
   return Program(std::move(impl));
 }
 
+namespace {
+
+void describe(const pjrt::Compiled& compiled, const Mesh& mesh, AheadOfTime& out) {
+  out.memory = memory_plan(compiled);
+  out.flops = compiled.flops();
+  out.bytes_accessed = compiled.bytes_accessed();
+  if (const auto told = compiled.collectives()) out.collectives = sum_collectives(*told, mesh);
+}
+
+}  // namespace
+
+AheadOfTime compile_ahead(const Devices& devices, const Graph& graph, const CompileConfig& config,
+                          const std::string& name) {
+  const Program program = compile(devices, graph, config, name);
+  AheadOfTime out;
+  out.report = program.report();
+  describe(program.compiled(), devices.mesh(), out);
+  return out;
+}
+
 AheadOfTime compile_ahead(const pjrt::Topology& topology, const Mesh& mesh, const Graph& graph,
                           const CompileConfig& config, const std::string& name) {
   AheadOfTime out;
@@ -164,9 +184,7 @@ AheadOfTime compile_ahead(const pjrt::Topology& topology, const Mesh& mesh, cons
   try {
     const pjrt::Compiled compiled = topology.compile(text, options);
     out.report.compile_seconds = seconds_since(start);
-    out.memory = memory_plan(compiled);
-    out.flops = compiled.flops();
-    if (const auto told = compiled.collectives()) out.collectives = sum_collectives(*told, mesh);
+    describe(compiled, mesh, out);
   } catch (const Error& e) {
     refuse(e, name, text);
   }

@@ -49,11 +49,7 @@ std::string to_string(const MemoryPlan& plan) {
 
 std::optional<MemoryPlan> Program::memory() const { return memory_plan(impl_->executable.compiled()); }
 std::optional<double> Program::flops() const { return impl_->executable.compiled().flops(); }
-std::optional<std::vector<CollectiveSum>> Program::collectives() const {
-  const auto told = impl_->executable.compiled().collectives();
-  if (!told) return {};
-  return sum_collectives(*told, impl_->devices.mesh());
-}
+const pjrt::Compiled& Program::compiled() const { return impl_->executable.compiled(); }
 
 std::vector<Array> Program::run(const std::vector<Array*>& inputs) const {
   Span span("run program");

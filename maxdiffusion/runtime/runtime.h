@@ -23,8 +23,9 @@ namespace md {
 
 class AxisRules;
 namespace pjrt {
+class Compiled;
 class Topology;
-}
+}  // namespace pjrt
 
 /// An array on the devices of a mesh: one buffer per addressable device. Move only; empty after donation.
 class Array {
@@ -184,9 +185,7 @@ class Program {
   const CompileReport& report() const;
   std::optional<MemoryPlan> memory() const;
   std::optional<double> flops() const;  // the compiler's own count for one run, one device
-  /// What the devices say to each other in one run; nothing where the plugin does not show its programs, as after
-  /// loading from the cache.
-  std::optional<std::vector<CollectiveSum>> collectives() const;
+  const pjrt::Compiled& compiled() const;
 
  private:
   friend Program compile(const Devices&, const Graph&, const CompileConfig&, const std::string&);
@@ -204,14 +203,16 @@ Program compile(const Devices& devices, const Graph& graph, const CompileConfig&
 void place(const Devices& devices, const Program& program, const NamedPieces& values, ArrayMap& out);
 void place(const Devices& devices, const Program& program, const HostArrays& values, ArrayMap& out);
 
-/// What a program would take on hardware that is not attached.
+/// What a program takes, on devices that are there or are not.
 struct AheadOfTime {
   std::optional<MemoryPlan> memory;
-  std::optional<double> flops;  // one run, one device
+  std::optional<double> flops, bytes_accessed;  // one run, one device; the compiler counts a loop's body once
   std::optional<std::vector<CollectiveSum>> collectives;
   CompileReport report;
 };
-/// Compiles without loading; errors as compile().
+/// Compiles for devices, or without loading for a topology; errors as compile().
+AheadOfTime compile_ahead(const Devices& devices, const Graph& graph, const CompileConfig& config,
+                          const std::string& name);
 AheadOfTime compile_ahead(const pjrt::Topology& topology, const Mesh& mesh, const Graph& graph,
                           const CompileConfig& config, const std::string& name);
 

@@ -1,4 +1,5 @@
-// `compile`: what a training step takes on hardware that is not here. Needs libtpu, which `./run test` fetches.
+// `compile` and `plan`: what a training step takes, also on hardware that is not here. Needs libtpu, which `./run test`
+// fetches.
 #include <gtest/gtest.h>
 
 #include "tests/cli/command.h"
@@ -9,8 +10,8 @@ namespace {
 const std::string kConfig = MD_SOURCE_DIR "/configs/quickstart_video.yml";
 const std::string kModel = "pretrained_model_name_or_path=" MD_SOURCE_DIR "/configs/models/moving_emoji";
 
-Outcome compile(std::vector<std::string> words) {
-  words.insert(words.begin(), {"compile", kConfig, kModel, "per_device_batch_size=2", "scan_layers=true"});
+Outcome compile(std::vector<std::string> words, const char* command = "compile") {
+  words.insert(words.begin(), {command, kConfig, kModel, "per_device_batch_size=2", "scan_layers=true"});
   return maxdiffusion(words);
 }
 
@@ -37,6 +38,39 @@ TEST(CompileAhead, SaysWhatAStepTakesOnTpusThatAreNotHere) {
   // Weights are gathered for use, keys passed round.
   EXPECT_TRUE(contains(o.out, "all-gather over fsdp × context: ")) << o.out;
   EXPECT_TRUE(contains(o.out, "collective-permute over context: ")) << o.out;
+}
+
+TEST(CompileAhead, WhatDoesNotFitIsAnErrorWithBothNumbers) {
+  const Outcome o = compile({"topology=v5p:2x2x1", "ici_data_parallelism=4", "per_device_batch_size=20000"});
+  EXPECT_EQ(o.status, 6) << o.err;
+  EXPECT_TRUE(contains(o.err, "exceeds available HBM (95.73G)")) << o.err;
+}
+
+TEST(Plan, NamesThePartsOfMemoryAndPredictsTheStep) {
+  Outcome o = compile({"topology=v5p:2x2x1", "ici_data_parallelism=1", "ici_fsdp_parallelism=2",
+                       "ici_context_parallelism=2", "attention=ring", "flash_min_seq_length=0"},
+                      "plan");
+  ASSERT_EQ(o.status, 0) << o.err;
+  const double parts = number_after(o.out, "arguments: weights ") + number_after(o.out, ", moments ") +
+                       number_after(o.out, ", averages ") + number_after(o.out, ", batch ") +
+                       number_after(o.out, ", padding ");
+  EXPECT_NEAR(number_after(o.out, ", moments ") / number_after(o.out, "arguments: weights "), 2, 0.05);
+  EXPECT_NEAR(parts / number_after(o.out, "on each device: arguments "), 1, 0.02);
+  EXPECT_LT(number_after(o.out, ", padding ") / parts, 0.25);  // narrow layers in tiles of 8 × 128
+  // 459 TFLOP/s at best.
+  const double work = number_after(o.out, "work of a step: ");
+  EXPECT_NEAR(number_after(o.out, "(products "), work / 459, 1e-4);
+  EXPECT_GE(number_after(o.out, "at least "), number_after(o.out, ", memory "));
+}
+
+TEST(Plan, SaysWhatWouldMakeAStepFit) {
+  // 6.5 GiB, of which all but one are values kept for the way back.
+  const Outcome o = shell("ulimit -v 5000000; " MD_BINARY_DIR "/maxdiffusion plan " + kConfig + " " + kModel +
+                          " scan_layers=true per_device_batch_size=400");
+  EXPECT_EQ(o.status, 6) << o.err;
+  EXPECT_TRUE(contains(o.err, " GiB on each device, which has 4.77 GiB")) << o.err;
+  EXPECT_TRUE(contains(o.err, "try: remat_policy=FULL")) << o.err;
+  EXPECT_TRUE(contains(o.out, "with remat_policy=FULL: it fits, ")) << o.out;
 }
 
 TEST(CompileAhead, ATopologyIsNeededAndNothingRunsOnIt) {

@@ -46,7 +46,7 @@ TEST(Collectives, AreCountedByKindAndAxisWithTheTripsOfLoops) {
                                   return std::vector<Tensor>{all_reduce_sum(c, "data")};
                                 })[0];
   g.output("y", y);
-  const auto sums = compile(devices, g, {.jax_cache_dir = "off", .xla_flags = ""}, "collectives").collectives();
+  const auto sums = compile_ahead(devices, g, {.jax_cache_dir = "off", .xla_flags = ""}, "collectives").collectives;
   ASSERT_TRUE(sums.has_value());
   if (const CollectiveSum* s = find(*sums, "all-gather", {"fsdp"})) {
     EXPECT_EQ(s->operations, 1);
