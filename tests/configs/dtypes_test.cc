@@ -45,7 +45,8 @@ std::string model_of(const std::string& layer) {
 
 /// What lies between `before` and `after`, from `from` on, which moves behind it; empty when there is none.
 std::string between(const std::string& text, const std::string& before, const std::string& after, size_t& from) {
-  const size_t start = text.find(before, from), end = start == text.npos ? start : text.find(after, start + before.size());
+  const size_t start = text.find(before, from),
+               end = start == text.npos ? start : text.find(after, start + before.size());
   if (end == text.npos) return from = text.npos, "";
   from = end;
   return text.substr(start + before.size(), end - start - before.size());
@@ -125,7 +126,9 @@ Step all_wide() {
   return {{{"unet", model}, {"text_encoder", model}, {"vae", model}},
           kWide,
           {},
-          {{"attention", kWide}, {"conv_out", kWide}, {"time_embedding.linear_1", kWide},
+          {{"attention", kWide},
+           {"conv_out", kWide},
+           {"time_embedding.linear_1", kWide},
            {"time_embedding.linear_2", kWide}}};
 }
 
