@@ -230,6 +230,9 @@ md_tests(families USES run QUICK ToyFamily.*:RunConfig.*:ReferenceKeys.*:WanFile
 md_tests(cli DEVICE USES data SHARDS 6 COST 60
          QUICK Docs*:FreshMachine.*:Program.*:Train.WritesEverythingARunPromises)
 add_dependencies(cli_tests profiling)
+# Skipped, with the reason, where no Python has the libraries that judge.
+md_tests(judges DEVICE USES base COST 30)
+md_tests(configs DEVICE USES checkpoint SHARDS 3 COST 40)
 md_tests(single_file DEVICE USES families COST 30)
 md_tests(remote USES data)
 md_tests(fuzz USES run COST 30)

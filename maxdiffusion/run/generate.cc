@@ -118,12 +118,12 @@ void add_images(const RunModels& models, MediaAutoencoder& autoencoder, const We
                 const SampleOptions& o, PromptConditioning& prompts) {
   const SampleKeys& k = models.config().sample;
   std::vector<HostArray> images;
-  check(k.image.empty() || k.image_url.empty(), Code::invalid_config, "image and image_url are given; leave one out");
-  for (const std::string& file : {k.image + k.image_url, k.last_image}) {
+  if (!k.image.empty() && !k.image_url.empty()) log_warning("image is given; image_url '{}' is not read", k.image_url);
+  const std::string& first = k.image.empty() ? k.image_url : k.image;
+  check(k.last_image.empty() || !first.empty(), Code::invalid_config, "last_image is given without image");
+  for (const std::string& file : {first, k.last_image}) {
     check(file.find("://") == std::string::npos, Code::invalid_config,
-          "image '{}': nothing is fetched; save the picture and give its file", file);
-    check(file.empty() || images.size() == (file == k.last_image ? 1 : 0), Code::invalid_config,
-          "last_image is given without image");
+          "image '{}': nothing is fetched; save the picture and give its file as image", file);
     if (!file.empty()) images.push_back(decode_image(file));
   }
   const HostArrays fields =

@@ -108,10 +108,10 @@ TEST_P(Training, FollowsPyTorchForSixSteps) {
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Training,
                          testing::Values(Run{"sdxl", "sdxl"}, Run{"sdxl_clipped", "sdxl_clipped"},
-                                         Run{"sd_v_snr", "sd_v_snr"}, Run{"sd_sample", "sd_sample"}, Run{"wan", "wan"},
-                                         Run{"wan_unweighted", "wan_unweighted"}, Run{"wan_image", "wan_image"},
-                                         Run{"wan_low", "wan_low"}, Run{"sdxl_bf16", "sdxl_bf16"},
-                                         Run{"sd_v_snr_bf16", "sd_v_snr_bf16"},
+                                         Run{"sd_v_snr", "sd_v_snr"}, Run{"sd_sample", "sd_sample"}, Run{"sd2", "sd2"},
+                                         Run{"wan", "wan"}, Run{"wan_unweighted", "wan_unweighted"},
+                                         Run{"wan_image", "wan_image"}, Run{"wan_low", "wan_low"},
+                                         Run{"sdxl_bf16", "sdxl_bf16"}, Run{"sd_v_snr_bf16", "sd_v_snr_bf16"},
                                          // The same update from two batches of half the size.
                                          Run{"accumulated", "sdxl", {"gradient_accumulation_steps=2"}},
                                          Run{"accumulated_bf16", "sdxl_bf16", {"gradient_accumulation_steps=2"}}),

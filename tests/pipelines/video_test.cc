@@ -172,6 +172,10 @@ TEST_F(Video, NeedsTheImagesThatItsModelNeeds) {
   o = generate({"image_url=" + (t / "one.png")}, "flf2v");
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "a first and a last image; one is given")) << o.err;
+  o = generate({"image_url=" + (t / "one.png"), "last_image=" + (t / "one.png"), "num_inference_steps=1",
+                "max_sequence_length=512"},
+               "flf2v");
+  EXPECT_EQ(o.status, 0) << o.err;
   o = generate({"image_url=https://somewhere/one.png"}, "i2v");
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "nothing is fetched")) << o.err;

@@ -1,7 +1,7 @@
 """Writes the goldens of sampling: tiny random Stable Diffusion folders, and what diffusers' pipelines draw with them.
 
 tests/golden/pipelines/ gets
-  sd/, sdxl/, controlnet/, controlnet_sdxl/   model folders as diffusers saves them; weights are bf16 numbers
+  sd/, sd2/, sdxl/, controlnet/, controlnet_sdxl/   model folders as diffusers saves them; weights are bf16 numbers
   lora_peft.safetensors     LoRA of the sdxl folder's UNet and text encoders, as PEFT's names
   lora_kohya.safetensors    another of its UNet, as kohya's
   cases.json                name, folder, and the words of the command that should draw the same
@@ -73,11 +73,11 @@ def randomize(model, generator):
     return model.eval()
 
 
-def text(kind, width, words, tokens=77, projection=16):
+def text(kind, width, words, tokens=77, projection=16, activation=None):
     return kind(CLIPTextConfig(
         vocab_size=words, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=3, num_attention_heads=2,
         max_position_embeddings=tokens, projection_dim=projection, bos_token_id=words - 2, eos_token_id=words - 1,
-        pad_token_id=words - 1, hidden_act="quick_gelu" if kind is CLIPTextModel else "gelu"))
+        pad_token_id=words - 1, hidden_act=activation or ("quick_gelu" if kind is CLIPTextModel else "gelu")))
 
 
 def vae(scale):
@@ -98,6 +98,27 @@ def make_sd(generator):
         vae=randomize(vae(0.18215), generator), unet=randomize(unet, generator),
         text_encoder=randomize(text(CLIPTextModel, 16, words), generator), tokenizer=tokenizer,
         scheduler=PNDMScheduler.from_config(PNDM), safety_checker=None, feature_extractor=None, requires_safety_checker=False)
+    shutil.rmtree(tokenizer_folder)
+    return pipe
+
+
+def make_sd2(generator):
+    """As Stable Diffusion 2.1 differs: OpenCLIP's text encoder (exact GELU, its last layer left out when it was
+    converted), a pad token that is a letter, heads of two sizes, projections by products, and the prediction of v."""
+    tokenizer_folder = ROOT / "tokenizer_2"
+    words = write_tokenizer(tokenizer_folder)
+    tokenizer = CLIPTokenizer(str(tokenizer_folder / "vocab.json"), str(tokenizer_folder / "merges.txt"),
+                              model_max_length=77, pad_token="!")
+    unet = UNet2DConditionModel(
+        block_out_channels=[8, 16], down_block_types=[CROSS_DOWN, "DownBlock2D"], up_block_types=["UpBlock2D", CROSS_UP],
+        layers_per_block=1, attention_head_dim=[1, 4], cross_attention_dim=16, norm_num_groups=4, sample_size=8,
+        use_linear_projection=True, upcast_attention=True)
+    pipe = StableDiffusionPipeline(
+        vae=randomize(vae(0.18215), generator), unet=randomize(unet, generator),
+        text_encoder=randomize(text(CLIPTextModel, 16, words, activation="gelu"), generator), tokenizer=tokenizer,
+        scheduler=DDIMScheduler(beta_end=0.012, beta_schedule="scaled_linear", beta_start=0.00085, clip_sample=False,
+                                set_alpha_to_one=False, steps_offset=1, prediction_type="v_prediction"),
+        safety_checker=None, feature_extractor=None, requires_safety_checker=False)
     shutil.rmtree(tokenizer_folder)
     return pipe
 
@@ -153,6 +174,8 @@ CASES = {
     "sd_lms": ("sd", dict(_class_name="LMSDiscreteScheduler"), NEGATIVE, False),
     "sd_dpm": ("sd", dict(_class_name="DPMSolverMultistepScheduler", use_karras_sigmas=True), NEGATIVE, False),
     "sd_unipc": ("sd", dict(_class_name="UniPCMultistepScheduler"), NEGATIVE, False),
+    "sd2_as_published": ("sd2", {}, NEGATIVE, True),
+    "sd2_exclaims": ("sd2", dict(_class_name="EulerDiscreteScheduler"), dict(prompt="red heart!! blue", clip_skip=1), False),
     "sd_controlnet": ("sd", {}, dict(NEGATIVE, controlnet=True, controlnet_conditioning_scale=0.7,
                                      control_guidance_start=0.2, control_guidance_end=0.8), True),
     "sdxl_controlnet": ("sdxl", {}, dict(NEGATIVE, controlnet=True), False),
@@ -262,6 +285,7 @@ def main():
     generator = torch.Generator().manual_seed(7)
     pipes = {"sd": make_sd(generator)}
     pipes["sdxl"] = make_sdxl(pipes["sd"], generator)
+    pipes["sd2"] = make_sd2(torch.Generator().manual_seed(8))
     controlnet = randomize(ControlNetModel(
         block_out_channels=[8, 16], down_block_types=[CROSS_DOWN, "DownBlock2D"], layers_per_block=1,
         attention_head_dim=2, cross_attention_dim=16, norm_num_groups=4,

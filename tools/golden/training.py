@@ -49,7 +49,11 @@ CASES = {
     "sd_v_snr_bf16": ("sd", "v_prediction", 5.0, "polynomial", 1, 1.0, None,
                       ["prediction_type=v_prediction", "snr_gamma=5.0", "lr_scheduler=polynomial", "lr_power=2",
                        "warmup_steps_fraction=0.17", "weights_dtype=bfloat16"]),
+    # What is predicted is what the folder says.
+    "sd2": ("sd2", "v_prediction", None, "constant", 0, 1.0, None,
+            ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
 }
+BATCHES = {"sd2": "sd"}  # of another folder
 # Flow matching; name: (folder, component, shift of the grid of weights or None, words)
 FLOWS = {
     "wan": ("t2v", "transformer", 3.0, ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
@@ -205,16 +209,17 @@ def main():
             save_file(arrays, ROOT / f"batches_{folder}.safetensors")
     for case in chosen or [*CASES, *FLOWS]:
         folder, *_, words = (CASES | FLOWS)[case]
-        log, weights = train(case, data[folder], torch.float32)
-        others = [train(case, data[folder], torch.float64)]
+        batch = BATCHES.get(folder, folder)
+        log, weights = train(case, data[batch], torch.float32)
+        others = [train(case, data[batch], torch.float64)]
         if "weights_dtype=bfloat16" in words:
-            others += [train(case, data[folder], torch.float32, seed) for seed in range(4)]
+            others += [train(case, data[batch], torch.float32, seed) for seed in range(4)]
         distance = max(((weights[k] - w[k]).norm() / w[k].norm()).item() for _, w in others for k in w)
         relative = max(abs(a - b) / b for other, _ in others for key in ("loss", "grad_norm")
                        for a, b in zip(log[key], other[key]))
         place = {"folder": "wan/" + folder, "component": FLOWS[case][1]} if case in FLOWS else {
             "folder": "pipelines/" + folder, "component": "unet"}
-        golden[case] = {**place, "batches": folder, "words": words, **log, "noise_floor": {"metrics": relative, "weights": distance}}
+        golden[case] = {**place, "batches": batch, "words": words, **log, "noise_floor": {"metrics": relative, "weights": distance}}
         names = sorted(weights, key=lambda k: weights[k].numel())
         kept |= {f"{case}.{k}": weights[k].contiguous() for k in names[:: max(1, len(names) // 16)]}
         print(case, log["loss"], f"noise floor of metrics {relative:.2g}, of weights {distance:.2g}")

@@ -1,0 +1,204 @@
+// Every file of configs/ is trained and drawn from, with a tiny folder in place of the model that it names: two steps,
+// few pixels, and all else as the file has it.
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "maxdiffusion/base/image.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "tests/cli/command.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+const std::string kConfigs = MD_SOURCE_DIR "/configs/";
+const std::string kPictures = MD_SOURCE_DIR "/tests/golden/pipelines/", kVideos = MD_SOURCE_DIR "/tests/golden/wan/";
+
+/// What stands for a model: its folder, and what makes data and media small. {}: the test's own folder.
+struct Tiny {
+  std::string folder;
+  Words words;
+  Dims media;  // one picture [H, W, 3], or one video [F, H, W, 3]
+};
+
+const Words kPictureWords = {"resolution=16", "dataset_name=", "train_data_dir={}/pictures"};
+Words video_words(const Words& more) {
+  Words words = {"height=32", "width=32", "num_frames=5", "dataset_type=synthetic", "synthetic_num_samples=4"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+const Dims kPicture = {16, 16, 3}, kVideo = {5, 32, 32, 3};
+// This many are the tokens of a text for models that see images.
+const std::string kTexts = "max_sequence_length=12", kImage = "image={}/pictures/0.png";
+
+/// By what the files call them. A file that names a model which is not here fails, and is to get a row.
+const std::map<std::string, Tiny> kModels = {
+    {"CompVis/stable-diffusion-v1-4", {kPictures + "sd", kPictureWords, kPicture}},
+    {"stable-diffusion-v1-5/stable-diffusion-v1-5", {kPictures + "sd", kPictureWords, kPicture}},
+    {"stabilityai/stable-diffusion-2-base", {kPictures + "sd2", kPictureWords, kPicture}},
+    {"stabilityai/stable-diffusion-2-1", {kPictures + "sd2", kPictureWords, kPicture}},
+    {"stabilityai/stable-diffusion-xl-base-1.0", {kPictures + "sdxl", kPictureWords, kPicture}},
+    {"Wan-AI/Wan2.1-T2V-14B-Diffusers", {kVideos + "t2v", video_words({kTexts}), kVideo}},
+    {"Wan-AI/Wan2.1-T2V-1.3B-Diffusers", {kVideos + "t2v", video_words({kTexts}), kVideo}},
+    {"Wan-AI/Wan2.2-T2V-A14B-Diffusers", {kVideos + "a14b", video_words({kTexts, "train_expert=low"}), kVideo}},
+    {"Wan-AI/Wan2.1-I2V-14B-720P-Diffusers", {kVideos + "i2v", video_words({kImage}), kVideo}},
+    {"Wan-AI/Wan2.2-I2V-A14B-Diffusers", {kVideos + "i2v_a14b", video_words({kImage, "train_expert=low"}), kVideo}},
+    // Models of this project, whose random weights are trained from the start.
+    {"configs/models/emoji",
+     {MD_SOURCE_DIR "/configs/models/emoji",
+      {"resolution=16", "dataset_name=", "train_data_dir={}/pictures", "vae_max_train_steps=1",
+       "vae_per_device_batch_size=2"},
+      kPicture}},
+    {"configs/models/moving_emoji",
+     {MD_SOURCE_DIR "/configs/models/moving_emoji",
+      {"height=16", "width=16", "num_frames=5", "dataset_save_location={}", "max_train_samples=4", "vae_image_steps=1",
+       "vae_max_train_steps=1", "vae_per_device_batch_size=2"},
+      {5, 16, 16, 3}}},
+    // base_wan.yml, which the others are based on.
+    {"", {kVideos + "t2v", video_words({kTexts}), kVideo}},
+};
+
+/// Files that are drawn with and not trained, each with the reason.
+const std::map<std::string, std::string> kNotTrained = {
+    {"base_xl_lightning.yml", "a UNet that was distilled for four steps: the file names no data to go on with"},
+};
+/// What else a file needs that its model does not.
+const std::map<std::string, Words> kMore = {{"base_xl_lightning.yml", {"lightning_repo={}/lightning"}}};
+
+std::vector<std::string> files() {
+  std::vector<std::string> out;
+  for (const auto& f : fs::directory_iterator(kConfigs))
+    if (f.path().extension() == ".yml") out.push_back(f.path().filename());
+  std::ranges::sort(out);
+  return out;
+}
+
+class ShippedConfig : public testing::TestWithParam<std::string> {
+ protected:
+  ShippedConfig() {
+    make_folders(t / "pictures");
+    make_folders(t / "lightning");
+    for (int i = 0; i < 4; ++i) {
+      HostArray rgb(Shape{DType::u8, {32, 32, 3}});
+      auto v = rgb.mutable_view<uint8_t>();
+      for (size_t k = 0; k < v.size(); ++k) v[k] = static_cast<uint8_t>(41 * i + static_cast<int>(k % 96) * 5);
+      write_png(t / fmt::format("pictures/{}.png", i), rgb);
+      write_file_atomic(t / fmt::format("pictures/{}.txt", i), fmt::format("heart {}", i));
+    }
+    fs::copy(kPictures + "sdxl/unet/diffusion_pytorch_model.safetensors",
+             t / "lightning/sdxl_lightning_4step_unet.safetensors");
+  }
+  Words placed(Words words) const {
+    for (std::string& word : words)
+      if (const size_t i = word.find("{}"); i != word.npos) word.replace(i, 2, t.path());
+    return words;
+  }
+  /// The value of a key in a config as a whole.
+  static std::string value_of(const std::string& config, const std::string& key) {
+    std::smatch found;
+    EXPECT_TRUE(std::regex_search(config, found, std::regex("(?:^|\n)" + key + ": ([^\n]*)\n"))) << key;
+    const std::string value = found[1];
+    return value == R"("")" ? "" : value;
+  }
+  /// What a config draws of two prompts, two media: f32 in [0, 1].
+  std::vector<HostArray> draw(const std::string& config, const Words& model, const std::string& prompts) {
+    Words words = {"generate", config};
+    words.insert(words.end(), model.begin(), model.end());
+    const Words drawing = {"output_type=np", "num_inference_steps=2", "num_images_per_prompt=1", "prompt=" + prompts,
+                           "output_dir=" + (t / "drawn")};
+    words.insert(words.end(), drawing.begin(), drawing.end());
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    const std::string name = exists(t / "drawn/video.safetensors") ? "video" : "images";
+    const std::string file = t / ("drawn/" + name + ".safetensors");
+    if (o.status != 0 || !exists(file)) return {};
+    const HostArray all = SafetensorsReader::open(file).tensors().at(name);
+    std::vector<HostArray> media;
+    Dims one = all.dims();
+    EXPECT_EQ(one.at(0), 2);
+    one.erase(one.begin());
+    const auto values = all.view<float>();
+    for (const float v : values) EXPECT_TRUE(v >= 0 && v <= 1) << v;
+    for (size_t i = 0; i < 2; ++i)
+      media.push_back(
+          HostArray::of<float>({DType::f32, one}, values.subspan(i * values.size() / 2, values.size() / 2)));
+    return media;
+  }
+  TemporaryFolder t;
+};
+
+bool equal(const HostArray& a, const HostArray& b) { return a.to_doubles() == b.to_doubles(); }
+
+TEST_P(ShippedConfig, IsTrainedAndDrawnFrom) {
+  const std::string& file = GetParam();
+  const Outcome whole = maxdiffusion({"inspect", "config", kConfigs + file});
+  ASSERT_EQ(whole.status, 0) << whole.err;
+  const std::string named = value_of(whole.out, "pretrained_model_name_or_path");
+  ASSERT_TRUE(kModels.contains(named)) << "give the model '" << named << "' of " << file << " a row in kModels";
+  const Tiny& tiny = kModels.at(named);
+  Words words = placed(tiny.words);
+  words.insert(words.end(), {"pretrained_model_name_or_path=" + tiny.folder, "run_name=run", "output_dir=" + t.path(),
+                             "xla_flags=--xla_backend_optimization_level=0"});  // half the time to compile
+  if (kMore.contains(file))
+    for (const std::string& word : placed(kMore.at(file))) words.push_back(word);
+
+  std::string config = kConfigs + file;
+  if (!kNotTrained.contains(file)) {
+    Words training = {
+        "train",         config, "max_train_steps=2", "per_device_batch_size=2", "save_final_checkpoint=true",
+        "sample_every=0"};
+    training.insert(training.end(), words.begin(), words.end());
+    const Outcome o = maxdiffusion(training);
+    ASSERT_EQ(o.status, 0) << o.err;
+    int steps = 0;
+    std::ifstream metrics(t / "run/metrics.jsonl");
+    for (std::string line; std::getline(metrics, line); ++steps) {
+      const auto json = nlohmann::json::parse(line);
+      ASSERT_TRUE(json.at("loss").is_number()) << line;
+      EXPECT_TRUE(std::isfinite(json["loss"].get<double>()) && json["loss"] > 0) << line;
+    }
+    EXPECT_EQ(steps, 2);
+    // Products' weights are of the type that the file asks for; what a model keeps in float32 stays; all is numbers.
+    const DType type = parse_dtype(value_of(whole.out, "weights_dtype"));
+    int trained = 0;
+    for (const auto& part : fs::directory_iterator(t / "run/checkpoints/2")) {
+      if (!part.is_directory() || !exists(part.path() / "config.json")) continue;
+      const std::string component = part.path().filename();
+      const bool is_trained = component == "unet" || component.starts_with("transformer");
+      for (const auto& [name, array] : SafetensorsReader::open(part.path()).tensors()) {
+        const bool product = name.ends_with(".to_q.weight") || name.ends_with(".conv1.weight");
+        EXPECT_TRUE(!is_trained || array.dtype() == type || (!product && array.dtype() == DType::f32)) << name;
+        for (const double v : array.to_doubles()) ASSERT_TRUE(std::isfinite(v)) << component << " " << name;
+      }
+      trained += is_trained;
+    }
+    EXPECT_GE(trained, 1);
+    config = t / "run/config.yml";
+    words.clear();  // the run's config says them
+  }
+
+  const std::vector<HostArray> two = draw(config, words, R"(["red heart", "blue"])");
+  const std::vector<HostArray> one = draw(config, words, R"(["red heart", "red heart"])");
+  ASSERT_EQ(two.size(), 2u);
+  ASSERT_EQ(one.size(), 2u);
+  EXPECT_EQ(two[0].dims(), tiny.media);
+  EXPECT_TRUE(equal(two[0], one[0])) << "one prompt and seed give one picture";
+  EXPECT_FALSE(equal(two[1], one[1])) << "of the same noise, another prompt gives another picture";
+  EXPECT_FALSE(equal(one[0], one[1])) << "of the same prompt, other noise gives another picture";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ShippedConfig, testing::ValuesIn(files()),
+                         [](const auto& info) { return info.param.substr(0, info.param.find('.')); });
+
+}  // namespace
+}  // namespace md
