@@ -133,7 +133,8 @@ void rename_durable(const std::string& from, const std::string& to) {
 
 void write_file_atomic(const std::string& path, std::string_view content) {
   const WholeFile whole;
-  std::string temporary = path + ".tmp-" + std::to_string(::getpid());
+  static std::atomic<int64_t> writes = 0;  // threads may write one file at a time
+  std::string temporary = fmt::format("{}.tmp-{}-{}", path, ::getpid(), writes++);
   try {
     FileWriter w(temporary);
     w.write(content.data(), content.size());

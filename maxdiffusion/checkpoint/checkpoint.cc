@@ -336,8 +336,7 @@ std::string set_aside(const std::string& checkpoint_dir, int64_t step) {
   return to;
 }
 
-CheckpointContent read_training_state(const std::string& checkpoint_dir, int64_t step) {
-  const std::string folder = checkpoint_folder(checkpoint_dir, step);
+CheckpointContent read_training_state(const std::string& folder) {
   CheckpointContent c;
   c.state_json = read_file(folder + "/" + kState);
   check(nlohmann::json::accept(c.state_json), Code::io, "read '{}/{}': not JSON", folder, kState);

@@ -56,10 +56,13 @@ std::string checkpoint_folder(const std::string& checkpoint_dir, int64_t step);
 /// Step folders that are whole, ascending. A folder without a readable training_state/state.json is not; nor is any
 /// folder that a killed run was still writing. None where the folder is missing.
 std::vector<int64_t> list_checkpoints(const std::string& checkpoint_dir);
-/// Reads state.json and the arrays of training_state (`state` and `state_json` of the result; weights in diffusers'
-/// layout stay where they are). All pieces of all processes are there, mapped, not read: ArrayPieces::read gives any
-/// part. Throws io naming the file that is missing or damaged.
-CheckpointContent read_training_state(const std::string& checkpoint_dir, int64_t step);
+/// Reads, of one checkpoint's folder, state.json and the arrays of training_state (`state` and `state_json` of the
+/// result; weights in diffusers' layout stay where they are). All pieces of all processes are there, mapped, not read:
+/// ArrayPieces::read gives any part. Throws io naming the file that is missing or damaged.
+CheckpointContent read_training_state(const std::string& folder);
+inline CheckpointContent read_training_state(const std::string& checkpoint_dir, int64_t step) {
+  return read_training_state(checkpoint_folder(checkpoint_dir, step));
+}
 /// Writes one checkpoint on the calling thread; one of the same step is replaced at once. On failure (a full disk: io)
 /// everything that was there before is unchanged. Of several processes each calls it, and it returns when the
 /// checkpoint has its name. Most callers want CheckpointWriter.

@@ -84,6 +84,7 @@ class Matcher {
   Taken take(const std::string& name, const Shape& shape) {
     const std::optional<OtherName> found = find(name);
     if (!found) {
+      if (options_.misfits) options_.misfits->push_back({name, shape.dims, std::nullopt});
       missing_.push_back(name);
       return {};
     }
@@ -97,6 +98,7 @@ class Matcher {
     if (!wanted.empty()) wanted[0] *= found->parts;
     if (without_trailing_ones(array.dims()) != wanted ||
         (array.dtype() != shape.dtype && !(is_float(array.dtype()) && is_float(shape.dtype)))) {
+      if (options_.misfits) options_.misfits->push_back({name, wanted, without_trailing_ones(array.dims())});
       other_shape_.push_back(
           fmt::format("'{}' is {} in '{}', the model wants {}{}", key, to_string(array.shape()), file_.file_of(key),
                       found->parts > 1 ? fmt::format("of {} equal parts ", found->parts) : "", to_string(shape)));
@@ -202,7 +204,11 @@ const std::vector<NameAlias>& published_aliases() {
 
 std::function<HostArrays()> open_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
                                          const LoadOptions& options) {
-  const SafetensorsReader file = SafetensorsReader::open(path);
+  return open_weights(SafetensorsReader::open(path), path, wanted, options);
+}
+
+std::function<HostArrays()> open_weights(const SafetensorsReader& file, const std::string& path,
+                                         const std::vector<WantedWeight>& wanted, const LoadOptions& options) {
   Matcher matcher(file, options);
   std::vector<Found> found;
   for (const WantedWeight& w : wanted) found.push_back(find(matcher, w));

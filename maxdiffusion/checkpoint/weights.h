@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -12,6 +13,8 @@
 #include "maxdiffusion/mesh/pieces.h"
 
 namespace md {
+
+class SafetensorsReader;
 
 struct WantedWeight {
   std::string name;  // published name; one '*' stands for 0 … n−1 where shape's leading size n is a stack of layers
@@ -27,6 +30,13 @@ struct NameAlias {
 /// before diffusers 0.15.
 const std::vector<NameAlias>& published_aliases();
 
+/// A wanted array that a file does not have, or has with other sizes.
+struct Misfit {
+  std::string name;  // wanted
+  Dims wanted;
+  std::optional<Dims> found;  // of the file's tensor; nothing: there is none
+};
+
 struct LoadOptions {
   std::vector<NameAlias> aliases = published_aliases();
   /// Ends of names that files hold and no model needs, or that it has under another name.
@@ -38,6 +48,7 @@ struct LoadOptions {
   OtherNames other_names = {};
   bool keep_types = false;                 // of the file, not those wanted
   std::set<std::string>* taken = nullptr;  // gets the names of the file's tensors that were matched
+  std::vector<Misfit>* misfits = nullptr;  // gets what does not fit, before the error is thrown
 };
 
 /// Arrays by wanted name. `path` as SafetensorsReader::open takes it. Shapes may differ by sizes of 1 at the end
@@ -49,6 +60,9 @@ HostArrays load_weights(const std::string& path, const std::vector<WantedWeight>
 /// and converts, and throws io where a file of a checkpoint is not what was written.
 std::function<HostArrays()> open_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
                                          const LoadOptions& options = {});
+/// Likewise, of what was opened at `path`.
+std::function<HostArrays()> open_weights(const SafetensorsReader& file, const std::string& path,
+                                         const std::vector<WantedWeight>& wanted, const LoadOptions& options = {});
 
 /// The files that `path` (as SafetensorsReader::open takes it) reads, an index among them.
 std::vector<std::string> weight_files(const std::string& path);

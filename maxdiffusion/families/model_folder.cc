@@ -78,10 +78,11 @@ void check_option(const std::string& where, const std::string& folder, const std
 
 }  // namespace
 
-std::any ModelFolder::parse(const std::string& class_name, const std::string& file) const {
-  const std::string where = path_.empty() ? file : path_ + "/" + file;
+std::string ModelFolder::place_of(const std::string& file) const { return path_.empty() ? file : path_ + "/" + file; }
+
+std::any ModelFolder::parse(const std::string& class_name, const std::string& text, const std::string& where) {
   try {
-    const json config = parse_json(where, files_.at(file));
+    const json config = parse_json(where, text);
     check_class(class_name, config.is_object() ? config.value("_class_name", json()) : json(), where);
     return find_model_class(class_name)->read(config);
   } catch (Error& e) {
@@ -118,7 +119,9 @@ void ModelFolder::read_index(const std::string& folder, const Read& read) {
       check_class(class_name, scheduler.value("_class_name", json()), config);
     } else if (find_model_class(class_name)) {
       read(part + "/config.json");
-      components_[part] = {class_name, parse(class_name, part + "/config.json"), folder + "/" + part};
+      const std::string config = part + "/config.json", text = files_.at(config);
+      components_[part] = {class_name, parse(class_name, text, place_of(config)), folder + "/" + part,
+                           folder + "/" + config, text};
     } else if (const std::string name = tokenizer_class(folder + "/" + part, class_name); is_tokenizer_class(name)) {
       tokenizer_classes_[part] = name;
     } else if (std::ranges::count(kImageProcessors, class_name) > 0) {
@@ -222,8 +225,7 @@ std::map<std::string, std::string> ModelFolder::tokenizer_files() const {
   return out;
 }
 
-OtherNames ModelFolder::other_names(const std::string& component) const {
-  const Component& c = find(component);
+OtherNames other_names(const Component& c) {
   const ModelClass* known = find_model_class(c.class_name);
   return known->other_names ? known->other_names(c.config) : OtherNames();
 }
@@ -240,17 +242,18 @@ void ModelFolder::add_component(const std::string& name, const std::string& weig
   check(known, Code::invalid_config, "{}: _class_name is {}; expected one of: {}", file, found.dump(),
         fmt::join(model_class_names(), ", "));
   try {
-    components_[name] = {known->name, known->read(config), weights};
+    components_[name] = {known->name, known->read(config), weights, file, text};
   } catch (Error& e) {
     throw e.note("in " + file);
   }
 }
 
-void ModelFolder::set_config(const std::string& component, const std::string& text) {
+void ModelFolder::set_config(const std::string& component, const std::string& text, const std::string& from) {
   const std::string file = component + "/config.json";
-  files_[file] = text;
   Component& c = components_.at(component);
-  c.config = parse(c.class_name, file);
+  c.config_file = from.empty() ? place_of(file) : from;
+  c.config = parse(c.class_name, text, c.config_file);
+  files_[file] = c.config_text = text;
 }
 
 ParamTable ModelFolder::params(const std::string& component, const ScopeOptions& options) const {

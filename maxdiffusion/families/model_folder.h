@@ -23,7 +23,10 @@ struct Component {
   std::string class_name;  // "UNet2DConditionModel"
   std::any config;         // the class's config struct
   std::string weights;     // folder or file of its weights
+  std::string config_file, config_text;
 };
+/// What files of other programs call a component's parameters.
+OtherNames other_names(const Component& component);
 
 /// What else says what a model folder is; the keys of the same names.
 struct FolderOptions {
@@ -81,10 +84,9 @@ class ModelFolder {
   void add_component(const std::string& name, const std::string& folder);
   /// Likewise, of weights in a file and the text of a config.json.
   void add_component(const std::string& name, const std::string& file, const std::string& config);
-  /// Replaces a component's config.json.
-  void set_config(const std::string& component, const std::string& text);
-  /// What files of other programs call a component's parameters.
-  OtherNames other_names(const std::string& component) const;
+  /// Replaces a component's config.json. `from`: the file of the text, for messages; empty: the folder's own.
+  void set_config(const std::string& component, const std::string& text, const std::string& from = "");
+  OtherNames other_names(const std::string& component) const { return md::other_names(find(component)); }
   /// The table of a component's parameters.
   ParamTable params(const std::string& component, const ScopeOptions& options = {}) const;
   /// Tables of several components in one.
@@ -97,7 +99,8 @@ class ModelFolder {
   void choose_variant(const std::string& variant);
   void open_single_file(const FolderOptions& options);
   const Component& find(const std::string& component) const;
-  std::any parse(const std::string& class_name, const std::string& file) const;
+  std::string place_of(const std::string& file) const;
+  static std::any parse(const std::string& class_name, const std::string& text, const std::string& where);
 
   std::string path_, pipeline_;
   nlohmann::json index_;

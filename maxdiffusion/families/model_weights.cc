@@ -6,16 +6,10 @@
 #include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
+#include "maxdiffusion/families/fitting_params.h"
 
 namespace md {
 namespace {
-
-/// What a key names: a file, the component's folder of a model folder, or that folder itself.
-std::string component_files(const std::string& name, const std::string& component) {
-  if (std::filesystem::is_regular_file(name)) return name;
-  const std::string folder = local_folder(name);
-  return std::filesystem::is_directory(folder + "/" + component) ? folder + "/" + component : folder;
-}
 
 bool random_by_key(const Family& family, const ModelKeys& keys, const std::string& component) {
   if (std::ranges::count(family.denoisers(), component) > 0) return keys.train_new_unet;
@@ -62,6 +56,7 @@ ModelWeights ModelWeights::for_training(const ModelFolder& folder, const Family&
   if (const std::string files = replacement(family, keys); !files.empty() && denoiser != w.locations_.end())
     denoiser->second = files;
   w.replace_autoencoder(family, keys);
+  w.check_sizes(folder);
   return w;
 }
 
@@ -72,7 +67,14 @@ ModelWeights ModelWeights::for_sampling(const ModelFolder& folder, const Family&
     if (!random_by_key(family, keys, name) || has_weights(component.weights)) w.locations_[name] = component.weights;
   if (const std::string files = replacement(family, keys); !files.empty()) w.locations_[family.denoiser()] = files;
   w.replace_autoencoder(family, keys);
+  w.check_sizes(folder);
   return w;
+}
+
+void ModelWeights::check_sizes(const ModelFolder& folder) const {
+  for (const auto& [name, location] : locations_)
+    if (location != folder.path() && has_weights(location))  // a single file is checked when it is opened
+      fitting_params(name, folder.components().at(name), location);
 }
 
 void ModelWeights::replace_autoencoder(const Family& family, const ModelKeys& keys) {
@@ -120,6 +122,12 @@ std::function<NamedPieces()> ModelWeights::open(const ParamTable& params, const 
     }
     return out;
   };
+}
+
+std::string component_files(const std::string& name, const std::string& component) {
+  if (std::filesystem::is_regular_file(name)) return name;
+  const std::string folder = local_folder(name);
+  return std::filesystem::is_directory(folder + "/" + component) ? folder + "/" + component : folder;
 }
 
 HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all) {

@@ -20,6 +20,10 @@ struct ModelKeys {
   std::optional<int64_t> max_sequence_length;
   std::string train_expert;
   bool train_new_unet = false, train_new_vae = false, random_text_encoder = false;
+  bool names_denoiser_weights() const {
+    return !unet_checkpoint.empty() || !lightning_repo.empty() ||
+           !wan_transformer_pretrained_model_name_or_path.empty();
+  }
   template <class V>
   void visit(V&& v) {
     v("pretrained_model_name_or_path", pretrained_model_name_or_path,
@@ -28,7 +32,7 @@ struct ModelKeys {
     v("single_file_config", single_file_config,
       "of such a file: model folder with all but the weights; empty: the published model's sizes");
     v("variant", variant, "such as fp16: weights in files of this variant where the folder has them; empty: plain");
-    v("vae_file", vae_file, "file or folder whose weights replace the autoencoder's, by published or original names");
+    v("vae_file", vae_file, "file or folder of an autoencoder in place of the model's, by published or original names");
     v("model_name", model_name, "what the folder must be, as the reference names it; empty: anything");
     v("model_type", model_type, "what it must make, such as T2V or I2V; empty: anything");
     v("revision", revision, "of a name in the Hugging Face cache; empty: main");
@@ -56,7 +60,8 @@ using WeightsOf = std::function<HostArrays(const ParamTable&, const std::string&
 
 class ModelWeights {
  public:
-  /// Weights that training starts from. A component whose key says so (train_new_unet, …) is drawn from `seed`.
+  /// Weights that training starts from. A component whose key says so (train_new_unet, …) is drawn from `seed`. Throws
+  /// io where the config of another asks for other tensors than its weights have (fitting_params.h).
   static ModelWeights for_training(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                    uint64_t seed);
   /// Weights that images are generated with. A component is random only where its key says so and the folder holds no
@@ -85,6 +90,7 @@ class ModelWeights {
  private:
   ModelWeights(const ModelFolder& folder, uint64_t seed);
   void replace_autoencoder(const Family& family, const ModelKeys& keys);
+  void check_sizes(const ModelFolder& folder) const;
 
   std::map<std::string, std::string> locations_;  // components without one are random
   std::map<std::string, OtherNames> other_names_;
@@ -93,6 +99,8 @@ class ModelWeights {
   uint64_t seed_;
 };
 
+/// What a key such as vae_file names: a file, the component's folder of a model folder, or that folder itself.
+std::string component_files(const std::string& name, const std::string& component);
 /// The values, out of those of several components, of this component's parameters, in their storage types.
 HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all);
 /// Matches what `weights` (a folder or file) holds with the component's parameters now; the result reads it. Throws as

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
@@ -114,6 +116,35 @@ TEST_F(OriginalNames, InAPickledFileAreRefusedWithTheWayOut) {
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::io);
     EXPECT_NE(std::string(e.what()).find("safetensors.torch.save_file(torch.load("), std::string::npos) << e.what();
+  }
+}
+
+/// A tiny autoencoder of either version, under diffusers' names and the original program's.
+TEST(WanAutoencoder, IsReadTheSameToTheBitUnderItsOriginalNames) {
+  for (const std::string version : {"21", "22"}) {
+    const std::string golden = MD_SOURCE_DIR "/tests/golden/wan_vae_" + version;
+    const ModelClass* known = find_model_class("AutoencoderKLWan");
+    const std::any config = known->read(nlohmann::json::parse(read_file(golden + "/config.json")));
+    const OtherNames names = known->other_names(config);
+    Graph g;
+    ParamTable params;
+    known->trace(Scope(g, params, "vae"), config);
+    const HostArrays wanted = open_component(params, "vae", golden + "/weights.safetensors")();
+    for (const std::string prefix : {"", "first_stage_model."}) {
+      TemporaryFolder t;
+      HostArrays original;
+      for (const auto& [name, value] : SafetensorsReader::open(golden + "/weights.safetensors").tensors())
+        original[prefix + names.of(name).front().name] = value;
+      EXPECT_TRUE(original.contains(prefix + "decoder.middle.0.residual.0.gamma"));
+      EXPECT_TRUE(original.contains(prefix + "conv1.weight"));
+      EXPECT_TRUE(original.contains(prefix + (version == "21" ? "decoder.upsamples.1.residual.0.gamma"
+                                                              : "decoder.upsamples.1.upsamples.0.residual.0.gamma")));
+      write_safetensors(t / "vae.safetensors", original);
+      const HostArrays found = open_component(params, "vae", t / "vae.safetensors", names)();
+      ASSERT_EQ(found.size(), wanted.size());
+      for (const auto& [name, value] : wanted)
+        EXPECT_TRUE(std::equal(value.data(), value.data() + value.bytes(), found.at(name).data())) << name;
+    }
   }
 }
 

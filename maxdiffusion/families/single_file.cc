@@ -9,7 +9,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
-#include "maxdiffusion/checkpoint/weights.h"
+#include "maxdiffusion/families/fitting_params.h"
 
 namespace md {
 
@@ -20,12 +20,6 @@ namespace {
 const std::vector<SingleFileLayout>& layouts() {
   static const std::vector<SingleFileLayout> all = stable_diffusion_layouts();
   return all;
-}
-
-std::vector<WantedWeight> wanted_by(const ParamTable& params) {
-  std::vector<WantedWeight> wanted;
-  for (const Param& p : params.params()) wanted.push_back({p.path, p.shape});
-  return wanted;
 }
 
 /// Names as "model_ema.* (686), betas, logvar": more than three with one beginning are counted.
@@ -65,10 +59,10 @@ void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout
   options.taken = &taken;
   for (const auto& [name, component] : folder.components()) {
     if (component.weights != folder.path()) continue;
-    options.other_names = folder.other_names(name);
-    unneeded.insert(unneeded.end(), options.other_names.unneeded.begin(), options.other_names.unneeded.end());
+    const OtherNames names = other_names(component);
+    unneeded.insert(unneeded.end(), names.unneeded.begin(), names.unneeded.end());
     try {
-      open_weights(folder.path(), wanted_by(folder.params(name)), options);
+      fitting_params(name, component, folder.path(), options);
     } catch (Error& e) {
       throw e.note(fmt::format("in the {} of what is taken for {}", name, layout.name))
           .note(

@@ -11,8 +11,7 @@ namespace {
 
 /// A size that no model has would take a machine's memory or days before any weights are looked at.
 int64_t sane(const std::string& what, std::string_view key, const nlohmann::json& v) {
-  const bool many = key.find("layers") != std::string_view::npos || key.find("res_blocks") != std::string_view::npos;
-  const int64_t most = many ? 1000 : 1 << 24;
+  const int64_t most = is_count(key) ? 1000 : 1 << 24;
   const bool fits = v.is_number_unsigned() ? v.get<uint64_t>() <= static_cast<uint64_t>(most)
                                            : v.get<int64_t>() >= -most && v.get<int64_t>() <= most;
   check(fits, Code::invalid_config, "{}: '{}' is {}; no model has more than {}", what, key, v.dump(), most);
@@ -20,6 +19,10 @@ int64_t sane(const std::string& what, std::string_view key, const nlohmann::json
 }
 
 }  // namespace
+
+bool is_count(std::string_view key) {
+  return key.find("layers") != std::string_view::npos || key.find("res_blocks") != std::string_view::npos;
+}
 
 ConfigReader::ConfigReader(const nlohmann::json& config, std::string what) : config_(config), what_(std::move(what)) {
   check(config.is_object(), Code::invalid_config, "{}: found JSON of type {}, expected an object", what_,

@@ -7,11 +7,15 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "maxdiffusion/base/error.h"
 
 namespace md {
+
+/// Whether a member of a config says how often something is repeated, not how large it is: "num_layers".
+bool is_count(std::string_view key);
 
 class ConfigReader {
  public:

@@ -22,7 +22,7 @@ std::vector<ModelClass>& classes() {
       model_class("UMT5EncoderModel", trace_umt5),
       model_class("CLIPVisionModel", trace_clip_vision),
       model_class("CLIPVisionModelWithProjection", trace_clip_vision),
-      model_class("AutoencoderKLWan", trace_wan_vae),
+      model_class("AutoencoderKLWan", trace_wan_vae, original_wan_vae_names),
       model_class("WanTransformer3DModel", trace_wan_transformer, original_wan_names),
   };
   return all;

@@ -1,6 +1,11 @@
 #include "maxdiffusion/models/wan_names.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace md {
 namespace {
@@ -43,13 +48,60 @@ constexpr Respelling kOfBlock[] = {
     {"attn2", "cross_attn"},
 };
 
+/// Behind a block of the autoencoder.
+constexpr Respelling kOfVaeBlock[] = {{"norm1", "residual.0"},
+                                      {"conv1", "residual.2"},
+                                      {"norm2", "residual.3"},
+                                      {"conv2", "residual.6"},
+                                      {"conv_shortcut", "shortcut"}};
+
+bool begins_with(std::string_view name, std::string_view beginning) {
+  return name.starts_with(beginning) && (name.size() == beginning.size() || name[beginning.size()] == '.');
+}
+
 /// `name` with the first row that it begins with, up to a whole part, respelled.
 template <size_t N>
 std::string respelled(std::string_view name, const Respelling (&table)[N]) {
   for (const auto& [diffusers, original] : table)
-    if (name.starts_with(diffusers) && (name.size() == diffusers.size() || name[diffusers.size()] == '.'))
-      return std::string(original).append(name.substr(diffusers.size()));
+    if (begins_with(name, diffusers)) return std::string(original).append(name.substr(diffusers.size()));
   return std::string(name);
+}
+
+/// Blocks of the autoencoder, as diffusers and as the original program call them. Version 2.1 has all blocks of a side
+/// in one list, 2.2 a list for every level.
+std::vector<std::pair<std::string, std::string>> vae_blocks(const WanVaeConfig& c) {
+  std::vector<std::pair<std::string, std::string>> t = {{"quant_conv", "conv1"}, {"post_quant_conv", "conv2"}};
+  for (const std::string side : {"encoder.", "decoder."})
+    for (const auto& [diffusers, original] : std::initializer_list<Respelling>{{"conv_in", "conv1"},
+                                                                               {"mid_block.resnets.0", "middle.0"},
+                                                                               {"mid_block.attentions.0", "middle.1"},
+                                                                               {"mid_block.resnets.1", "middle.2"},
+                                                                               {"norm_out", "head.0"},
+                                                                               {"conv_out", "head.2"}})
+      t.emplace_back(side + std::string(diffusers), side + std::string(original));
+  const auto levels = std::ssize(c.dim_mult);
+  for (int64_t level = 0; level < levels; ++level) {
+    for (const bool up : {false, true}) {
+      const std::string diffusers = fmt::format("{}_blocks.{}", up ? "decoder.up" : "encoder.down", level),
+                        list = up ? "upsamples" : "downsamples",
+                        original = fmt::format("{}.{}", up ? "decoder" : "encoder", list);
+      if (!up && !c.is_residual) continue;
+      const int64_t resnets = c.num_res_blocks + (up ? 1 : 0);
+      auto block = [&](int64_t k) {
+        return c.is_residual ? fmt::format("{}.{}.{}.{}", original, level, list, k)
+                             : fmt::format("{}.{}", original, level * (resnets + 1) + k);
+      };
+      for (int64_t k = 0; k < resnets; ++k) t.emplace_back(fmt::format("{}.resnets.{}", diffusers, k), block(k));
+      t.emplace_back(diffusers + (!up             ? ".downsampler"
+                                  : c.is_residual ? ".upsampler"
+                                                  : ".upsamplers.0"),
+                     block(resnets));
+    }
+  }
+  const int64_t most = c.is_residual ? 0 : levels * (2 * c.num_res_blocks + 1);  // with attention behind every resnet
+  for (int64_t i = 0; i < most; ++i)
+    t.emplace_back(fmt::format("encoder.down_blocks.{}", i), fmt::format("encoder.downsamples.{}", i));
+  return t;
 }
 
 }  // namespace
@@ -67,6 +119,21 @@ OtherNames original_wan_names(const WanTransformerConfig&) {
     std::vector<OtherName> names;
     for (const char* prefix : {"", "model.diffusion_model.", "diffusion_model."})
       names.push_back({.prefix = prefix, .name = original_wan_name(name)});
+    return names;
+  }};
+}
+
+OtherNames original_wan_vae_names(const WanVaeConfig& c) {
+  return {.of = [blocks = vae_blocks(c)](const std::string& name) {
+    std::vector<OtherName> names;
+    for (const auto& [diffusers, original] : blocks) {
+      if (!begins_with(name, diffusers)) continue;
+      std::string_view rest = std::string_view(name).substr(diffusers.size());
+      if (!rest.empty()) rest.remove_prefix(1);
+      for (const char* prefix : {"", "first_stage_model.", "vae."})
+        names.push_back({.prefix = prefix, .name = original + "." + respelled(rest, kOfVaeBlock)});
+      break;
+    }
     return names;
   }};
 }

@@ -20,6 +20,10 @@ constexpr Option kOptions[] = {
     {"encoded records (dataset_type tfrecord or grain with cache_latents_text_encoder_outputs)",
      [](const RunConfig& c) { return c.reads_encoded_records(); }},
     {"train_new_vae", [](const RunConfig& c) { return c.model.train_new_vae; }},
+    {"train_new_unet", [](const RunConfig& c) { return c.model.train_new_unet; }},
+    {"vae_file", [](const RunConfig& c) { return !c.model.vae_file.empty(); }},
+    {"unet_checkpoint (or another key that names the denoiser's weights)",
+     [](const RunConfig& c) { return c.model.names_denoiser_weights(); }},
     {"train_text_encoder", [](const RunConfig& c) { return c.denoise.train_text_encoder; }},
     {"train_expert=both", [](const RunConfig& c) { return c.model.train_expert == "both"; }},
     {"train_lora", [](const RunConfig& c) { return c.lora.train_lora; }},
@@ -97,6 +101,8 @@ const std::vector<Rule>& exclusive() {
       {"train_expert=both", {"lora_init"}, "a file holds the matrices of one"},
       {"train_new_vae", {"enable_bucket", "frame_buckets"}, "the autoencoder learns from pictures of one size"},
       {"train_new_vae", {"cache_latents_text_encoder_outputs=false"}, "the scale of its latents would not be known"},
+      {"train_new_vae", {"vae_file"}, "the one starts from random weights, the other names some"},
+      {"train_new_unet", {"unet_checkpoint"}, "the one starts from random weights, the other names some"},
       {"conditioning_data_dir", {"alpha_mask"}, "masks come from one of them"},
   };
   return rules;

@@ -16,6 +16,7 @@
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
+#include "maxdiffusion/families/fitting_params.h"
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/run/lora_files.h"
 
@@ -67,19 +68,24 @@ FolderOptions options_of(const FolderKeys& k) {
           .single_file_config = k.single_file_config};
 }
 
-Part part_of(const ModelFolder& folder, const std::string& name) {
+Part part_of(const std::string& name, const Component& c, const std::string& weights) {
+  return {.name = name,
+          .config = c.config_text,
+          .weights = weights,
+          .stem = weights_stem(name),
+          .other_names = other_names(c),
+          .params = fitting_params(name, c, weights)};
+}
+
+/// `weights`: empty: the component's own.
+Part part_of(const ModelFolder& folder, const std::string& name, const std::string& weights = "") {
   const auto found = folder.components().find(name);
   if (found == folder.components().end()) {
     std::vector<std::string> names;
     for (const auto& [known, component] : folder.components()) names.push_back(known);
     fail(Code::invalid_config, "component '{}' is not one of: {}", name, fmt::join(names, ", "));
   }
-  return {.name = name,
-          .config = folder.files().at(name + "/config.json"),
-          .weights = found->second.weights,
-          .stem = weights_stem(name),
-          .other_names = folder.other_names(name),
-          .params = folder.params(name)};
+  return part_of(name, found->second, weights.empty() ? found->second.weights : weights);
 }
 
 /// A folder with one model: its config.json says of which class.
@@ -90,12 +96,7 @@ Part lone_part(const std::string& folder) {
   const ModelClass* known = name.is_string() ? find_model_class(name) : nullptr;
   check(known, Code::invalid_config, "{}: _class_name is {}; expected one of: {}", file, name.dump(),
         fmt::join(model_class_names(), ", "));
-  Part p{.config = text, .weights = folder, .stem = weights_stem("")};
-  const std::any sizes = known->read(config);
-  if (known->other_names) p.other_names = known->other_names(sizes);
-  Graph g;
-  known->trace(Scope(g, p.params, ""), sizes);
-  return p;
+  return part_of("", {known->name, known->read(config), folder, file, text}, folder);
 }
 
 Source open_source(const std::string& from, const ConvertKeys& k, const std::optional<LoraKeys>& loras) {
@@ -113,8 +114,7 @@ Source open_source(const std::string& from, const ConvertKeys& k, const std::opt
           "component is '{}' and '{}' a file; single_file_config must name a model folder with its config.json",
           k.component, from);
     options.single_file_config.clear();
-    s.parts.push_back(part_of(ModelFolder::open(k.folder.single_file_config, options), k.component));
-    s.parts[0].weights = from;
+    s.parts.push_back(part_of(ModelFolder::open(k.folder.single_file_config, options), k.component, from));
     return s;
   }
   const ModelFolder folder = ModelFolder::open(s.path, options);
@@ -131,16 +131,20 @@ Source open_source(const std::string& from, const ConvertKeys& k, const std::opt
 
 /// The weights that were trained, where a checkpoint's folder holds their averages.
 void replace_averages(const Source& s, const Part& part, HostArrays& values, int64_t& replaced) {
-  const fs::path folder = fs::path(s.path).lexically_normal();
-  const CheckpointContent state = read_training_state(folder.parent_path(), std::stoll(folder.filename().string()));
-  if (std::none_of(state.state.begin(), state.state.end(),
-                   [&](const auto& array) { return array.first.starts_with("ema/" + part.name + "/"); }))
-    return;
-  for (const auto& [name, pieces] : state.state) {
-    const std::string beginning = part.name + "/";
-    if (!name.starts_with(beginning)) continue;
-    for (const auto& [path, array] : unstacked(name.substr(beginning.size()), pieces))
-      if (const auto value = values.find(path); value != values.end()) value->second = array.whole(), ++replaced;
+  const NamedPieces state = read_training_state(s.path).state;
+  for (const auto& [average, pieces] : state) {
+    const std::string ema = "ema/", beginning = ema + part.name + "/";
+    if (!average.starts_with(beginning)) continue;
+    const std::string input = average.substr(ema.size());
+    const auto own = state.find(input), master = state.find("master/" + input);
+    check(own != state.end() || master != state.end(), Code::io,
+          "'{}' holds the average of '{}', but not what was trained", s.path, input);
+    for (const auto& [path, array] :
+         unstacked(average.substr(beginning.size()), (own != state.end() ? own : master)->second)) {
+      HostArray& value = values.at(path);
+      value = array.whole().cast(value.dtype());
+      ++replaced;
+    }
   }
 }
 

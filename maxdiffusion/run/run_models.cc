@@ -6,12 +6,31 @@
 #include <filesystem>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/families/single_file.h"
 
 namespace md {
 namespace {
+
+/// An autoencoder of another file comes with its own config.json, where it has one.
+void take_autoencoders_config(ModelFolder& folder, const ModelKeys& keys) {
+  const std::string component = make_family(folder)->autoencoder();
+  if (keys.vae_file.empty() || component.empty()) return;
+  const std::string files = component_files(keys.vae_file, component),
+                    beside = std::filesystem::is_directory(files)
+                                 ? files
+                                 : std::filesystem::absolute(files).parent_path().string();
+  const std::string config = beside + "/config.json";
+  if (!exists(config)) return;
+  const auto parsed = nlohmann::json::parse(read_file(config), nullptr, false);
+  const std::string class_name = folder.components().at(component).class_name;
+  if (beside != files && (!parsed.is_object() || parsed.value("_class_name", nlohmann::json()) != class_name))
+    return;  // of something else that lies there
+  folder.set_config(component, read_file(config), config);
+  log_info("vae_file: {} is read with {}", files, config);
+}
 
 ModelFolder open_folder(const ModelKeys& keys, const std::string& model, const std::string& controlnet) {
   ModelFolder folder = ModelFolder::open(model, {.bpe_file = keys.clip_bpe_file,
@@ -22,6 +41,7 @@ ModelFolder open_folder(const ModelKeys& keys, const std::string& model, const s
     folder.add_component("controlnet", controlnet, control_config(folder, controlnet));
   else if (!controlnet.empty())
     folder.add_component("controlnet", controlnet);
+  take_autoencoders_config(folder, keys);
   if (keys.max_sequence_length) folder.set_option("max_sequence_length", *keys.max_sequence_length);
   return folder;
 }

@@ -3,9 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/runtime/idle_axes.h"
 
 namespace md {
@@ -54,12 +56,23 @@ StepPrograms::StepPrograms(const Devices& devices, const std::vector<const Task*
 }
 
 void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
+  // Half of the compiler's work on a program is done by one thread; memory that it takes is not given back.
+  constexpr int64_t kTogether = 2;
+  const auto n = static_cast<int64_t>(count());
+  std::vector<std::optional<Program>> made(count());
+  parallel_for(
+      n,
+      [&](int64_t at, int) {
+        const auto i = static_cast<size_t>(at);
+        made[i].emplace(md::compile(devices_, *graphs_[i].graph, config, names_[i]));
+        const CompileReport& report = made[i]->report();
+        log_info("{}: program {} in {:.1f} s", titles_[i], report.from_cache ? "loaded from the cache" : "compiled",
+                 report.compile_seconds + report.load_seconds);
+      },
+      static_cast<int>(std::min(n, kTogether)));
   for (size_t i = 0; i < count(); ++i) {
-    programs_.push_back(md::compile(devices_, *graphs_[i].graph, config, names_[i]));
+    programs_.push_back(std::move(*made[i]));
     warn_of_idle_axes(*graphs_[i].graph, titles_[i]);
-    const CompileReport& report = programs_[i].report();
-    log_info("{}: program {} in {:.1f} s", titles_[i], report.from_cache ? "loaded from the cache" : "compiled",
-             report.compile_seconds + report.load_seconds);
     if (auto plan = programs_[i].memory()) log_info("{}: {}", titles_[i], to_string(*plan));
   }
   for (size_t i = 0; i < count(); ++i)

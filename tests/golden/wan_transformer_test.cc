@@ -91,6 +91,24 @@ TEST(WanNames, AreThoseThatTheConverterOfTheReferenceReads) {
   EXPECT_EQ(original_wan_name("proj_output.weight"), "proj_output.weight");
 }
 
+/// Of both published versions: recorded names of diffusers, and what its converter, or the original program, calls
+/// them.
+TEST(WanNames, OfAutoencodersAreThoseThatTheConverterOfTheReferenceReads) {
+  const auto record = nlohmann::json::parse(read_file(golden_path("wan_vae_names.json")));
+  for (const auto& [version, size] : {std::pair{"2.1", 194U}, std::pair{"2.2", 196U}}) {
+    const OtherNames names = original_wan_vae_names(WanVaeConfig::from_json(record.at(version).at("config")));
+    const auto& pairs = record.at(version).at("names");
+    EXPECT_EQ(pairs.size(), size);
+    for (const auto& [original, diffusers] : pairs.items()) {
+      const std::vector<OtherName> found = names.of(diffusers);
+      ASSERT_FALSE(found.empty()) << diffusers;
+      EXPECT_EQ(found[0].whole(), original);
+      EXPECT_EQ(found[1].whole(), "first_stage_model." + original);
+    }
+    EXPECT_TRUE(names.of("encoder.down_blocks").empty());
+  }
+}
+
 TEST(WanResidual, StandsForTheBlocksAndAllThatOnlyTheyRead) {
   ModelCase c = load_case("wan_i2v");
   auto forward = [](const Scope& s, const nlohmann::json& json, NamedTensors& in) -> NamedTensors {

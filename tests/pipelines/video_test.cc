@@ -149,6 +149,31 @@ TEST_F(Video, TakesItsTransformerFromAnotherFile) {
   }
 }
 
+TEST_F(Video, TakesItsAutoencoderFromAFileWithOriginalNames) {
+  ASSERT_EQ(generate({"output_type=np"}).status, 0);
+  const HostArray wanted = tensor("video.safetensors", "video");
+  const HostArrays weights = SafetensorsReader::open(kFolders + "t2v/vae").tensors();
+  const auto write = [&](const std::string& file, double more) {
+    HostArrays changed = weights;
+    const HostArray bias = weights.at("decoder.conv_out.bias").cast(DType::f32);
+    HostArray other(bias.shape());
+    std::ranges::transform(bias.view<float>(), other.mutable_view<float>().begin(),
+                           [&](float v) { return v + static_cast<float>(more); });
+    changed["decoder.conv_out.bias"] = other;
+    write_safetensors(t / "published.safetensors", changed);
+    const Outcome o = maxdiffusion({"convert", t / "published.safetensors", t / file, "component=vae",
+                                    "single_file_config=" + kFolders + "t2v", "format=single_file"});
+    ASSERT_EQ(o.status, 0) << o.err;
+    EXPECT_TRUE(SafetensorsReader::open(t / file).tensors().contains("decoder.middle.0.residual.0.gamma"));
+  };
+  write("same.safetensors", 0);
+  write("other.safetensors", 0.25);
+  ASSERT_EQ(generate({"output_type=np", "vae_file=" + (t / "same.safetensors")}).status, 0);
+  EXPECT_EQ(largest_difference(wanted, tensor("video.safetensors", "video")), 0);
+  ASSERT_EQ(generate({"output_type=np", "vae_file=" + (t / "other.safetensors")}).status, 0);
+  EXPECT_GT(largest_difference(wanted, tensor("video.safetensors", "video")), 0.01);
+}
+
 TEST_F(Video, OfSizesThatTheModelCannotTakeIsRefusedWithTheNearest) {
   for (const auto& [words, said] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"num_frames=7"}, "num_frames is 7; this model needs one and a multiple of 4: the nearest is 9"},

@@ -1,6 +1,7 @@
 // Interrupted equals uninterrupted, bit for bit: 2N steps against N, a new process's worth of objects, and N more.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <functional>
@@ -12,6 +13,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
@@ -277,7 +279,16 @@ TEST(Resume, EqualsNoInterruptionWithBatchesOfSeveralSizes) {
     run->other_sizes = {tiny_task()};
     run->other_sizes[0].size = {32, 96};
   }
+  start_tracing();
   const Trained expected = whole.train(9);
+  const std::vector<TracedThread> threads = stop_tracing();
+  EXPECT_EQ(std::ranges::count_if(threads,
+                                  [](const TracedThread& t) {
+                                    return std::ranges::any_of(
+                                        t.spans, [](const TracedSpan& s) { return s.name == std::string("compile"); });
+                                  }),
+            2)
+      << "the two programs are compiled side by side";
   parts.train(2);
   parts.train(5);
   expect_same_bits(expected.values, parts.train(9).values);

@@ -219,6 +219,16 @@ class Models : public testing::TestWithParam<const char*> {
     words.insert(words.begin(), {"convert", from, to});
     return maxdiffusion(words);
   }
+  /// Two steps of training, which it returns the checkpoint of.
+  std::string train(const std::string& name, std::vector<std::string> words) {
+    words.insert(words.begin(),
+                 {"train", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "output_dir=" + t.path(), "run_name=" + name,
+                  "max_train_steps=2", "dataset_type=synthetic", "synthetic_num_samples=2", "per_device_batch_size=2",
+                  "resolution=16", "cache_latents_text_encoder_outputs=true"});
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return t / name + "/checkpoints/2";
+  }
   TemporaryFolder t;
   const std::string folder = t / "folder", file = t / "file.safetensors";
 };
@@ -328,17 +338,8 @@ TEST_P(OneModel, TakesAControlNetInOneFile) {
 
 TEST_P(OneModel, IsTrainedFromItsFileAsFromItsFolder) {
   write_safetensors(file, original_of_folder(GetParam(), folder));
-  auto train = [&](const std::string& name, std::vector<std::string> words) {
-    words.insert(words.begin(),
-                 {"train", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "output_dir=" + t.path(), "run_name=" + name,
-                  "max_train_steps=1", "dataset_type=synthetic", "synthetic_num_samples=2", "per_device_batch_size=2",
-                  "resolution=16", "cache_latents_text_encoder_outputs=true"});
-    const Outcome o = maxdiffusion(words);
-    EXPECT_EQ(o.status, 0) << o.err;
-  };
-  train("of_folder", {"pretrained_model_name_or_path=" + folder});
-  train("of_file", {"pretrained_model_name_or_path=" + file, "single_file_config=" + folder});
-  const std::string a = t / "of_folder/checkpoints/1", b = t / "of_file/checkpoints/1";
+  const std::string a = train("of_folder", {"pretrained_model_name_or_path=" + folder}),
+                    b = train("of_file", {"pretrained_model_name_or_path=" + file, "single_file_config=" + folder});
   expect_same(weights_of_folder(b), weights_of_folder(a));
   EXPECT_EQ(read_file(b + "/model_index.json"), read_file(a + "/model_index.json"));
   EXPECT_TRUE(exists(b + "/tokenizer/vocab.json"));
@@ -348,12 +349,85 @@ TEST_P(OneModel, IsTrainedFromItsFileAsFromItsFolder) {
   EXPECT_EQ(o.status, 0) << o.err;
 }
 
+TEST_P(OneModel, IsTrainedWithAnotherAutoencoderWhichItsCheckpointHolds) {
+  const std::string other = t / "other", weights = other + "/vae/diffusion_pytorch_model.safetensors",
+                    config = other + "/vae/config.json";
+  write_folder("sd", other);
+  HostArrays changed = SafetensorsReader::open(weights).tensors();
+  HostArray bias(changed.at("encoder.conv_out.bias").shape());
+  std::ranges::fill(bias.mutable_view<float>(), 0.5f);
+  changed["encoder.conv_out.bias"] = bias;
+  write_safetensors(weights, changed);
+  json sizes = json::parse(read_file(config));
+  sizes["scaling_factor"] = 0.75;
+  write_file_atomic(config, sizes.dump());
+  HostArrays original;
+  for (const auto& [name, array] : original_of_folder("sd", other))
+    if (name.starts_with("first_stage_model.")) original[name] = array;
+  write_safetensors(file, original);
+
+  const std::string model = "pretrained_model_name_or_path=" + folder, plain = train("plain", {model}),
+                    of_file = train("of_file", {model, "vae_file=" + file}),
+                    of_folder = train("of_folder", {model, "vae_file=" + other});
+  auto tensors = [](const std::string& part) { return SafetensorsReader::open(part).tensors(); };
+  for (const std::string& run : {of_file, of_folder}) expect_same(tensors(run + "/vae"), changed);
+  expect_same(tensors(plain + "/vae"), tensors(folder + "/vae"));
+  // A file has the model's config, a folder its own.
+  auto scale = [](const std::string& run) {
+    return json::parse(read_file(run + "/vae/config.json")).at("scaling_factor").get<double>();
+  };
+  EXPECT_EQ(scale(of_file), scale(folder));
+  EXPECT_EQ(scale(of_folder), 0.75);
+  // All three have seen other latents.
+  auto trained = [&](const std::string& run) { return tensors(run + "/unet").at("conv_in.weight").to_doubles(); };
+  EXPECT_NE(trained(plain), trained(of_file));
+  EXPECT_NE(trained(of_file), trained(of_folder));
+  // And a checkpoint is a whole folder, with the autoencoder that was used.
+  expect_equal(
+      draw("a", {"pretrained_model_name_or_path=" + of_folder}),
+      draw("b", {"pretrained_model_name_or_path=" + plain, "vae_file=" + other, "unet_checkpoint=" + of_folder}));
+
+  for (const auto& [news, named] : {std::pair{"train_new_vae", "vae_file"}, {"train_new_unet", "unet_checkpoint"}}) {
+    const Outcome o = maxdiffusion({"train", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "output_dir=" + t.path(),
+                                    "run_name=both", model, std::string(news) + "=true", named + ("=" + other),
+                                    "max_train_steps=1", "dataset_type=synthetic", "resolution=16"});
+    EXPECT_EQ(o.status, 2);
+    EXPECT_TRUE(contains(o.err, fmt::format("{} cannot be combined with {}", news, named))) << o.err;
+  }
+}
+
+TEST_P(OneModel, OfARunIsWrittenAsOneFileWithItsAveragesOrWithWhatWasTrained) {
+  const std::string run =
+      train("run", {"pretrained_model_name_or_path=" + folder, "ema_decay=0.5", "learning_rate=0.01"});
+  const HostArrays averaged = original_of_folder("sd", run),
+                   state = SafetensorsReader::open(run + "/training_state/arrays.safetensors").tensors();
+  const std::string bare = t / "trained";
+  fs::copy(run, bare, fs::copy_options::recursive);
+  HostArrays unet = SafetensorsReader::open(run + "/unet").tensors();
+  for (auto& [name, array] : unet) array = state.at("unet/" + name);
+  write_safetensors(bare + "/unet/diffusion_pytorch_model.safetensors", unet);
+  const HostArrays trained = original_of_folder("sd", bare);
+  for (const auto& [name, array] : averaged)
+    EXPECT_EQ(array.to_doubles() == trained.at(name).to_doubles(), !name.starts_with("model.diffusion_model.")) << name;
+  for (const auto& [place, words, wanted] :
+       std::vector<std::tuple<std::string, std::string, const HostArrays*>>{{t / "run", "ema=true", &averaged},
+                                                                            {t / "run", "ema=false", &trained},
+                                                                            {run + "/", "ema=false", &trained}}) {
+    const Outcome o = convert(place, file, {"format=single_file", words});
+    ASSERT_EQ(o.status, 0) << o.err;
+    expect_same(SafetensorsReader::open(file).tensors(), *wanted);
+    fs::remove(file);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Sd, OneModel, testing::Values("sd"), [](const auto& info) { return std::string(info.param); });
 
 TEST(Convert, TakesAveragesOfACheckpointOrWhatWasTrained) {
   TemporaryFolder t;
   write_folder("sd", t / "folder");
+  write_folder("sd", t / "more");  // what was trained
   CheckpointContent content;
+  HostArrays more;
   for (const auto& [name, array] : weights_of_folder(t / "folder")) {
     const size_t slash = name.find('/');
     content.weights[name.substr(0, slash)][name.substr(slash + 1)] = array;
@@ -361,23 +435,20 @@ TEST(Convert, TakesAveragesOfACheckpointOrWhatWasTrained) {
     content.state["ema/" + name] = array;
     HostArray trained(array.shape());
     std::ranges::transform(array.view<float>(), trained.mutable_view<float>().begin(), [](float v) { return v + 1; });
-    content.state[name] = trained;
+    // Narrow weights are saved as their masters alone.
+    content.state[(more.size() % 2 == 0 ? "master/" : "") + name] = more[name.substr(slash + 1)] = trained;
   }
+  write_safetensors(t / "more/unet/diffusion_pytorch_model.safetensors", more);
   const ModelFolder folder = ModelFolder::open(t / "folder");
   content.files = folder.files();
   content.files.merge(folder.tokenizer_files());
   content.state_json = "{}";
   write_checkpoint(t / "run/checkpoints", 7, content);
-  auto bias = [&](const std::string& to, const std::vector<std::string>& more) {
-    std::vector<std::string> words = {"convert", t / "run", t / to, "format=single_file"};
-    words.insert(words.end(), more.begin(), more.end());
-    const Outcome o = maxdiffusion(words);
-    EXPECT_EQ(o.status, 0) << o.err;
-    return SafetensorsReader::open(t / to).tensors().at("model.diffusion_model.out.2.bias").to_doubles();
-  };
-  std::vector<double> averaged = bias("averaged.safetensors", {}), trained = bias("trained.safetensors", {"ema=false"});
-  ASSERT_EQ(averaged.size(), trained.size());
-  for (size_t i = 0; i < averaged.size(); ++i) EXPECT_NEAR(trained[i], averaged[i] + 1, 1e-6);
+  for (const auto& [word, folder] : {std::pair{"ema=true", "folder"}, {"ema=false", "more"}}) {
+    const Outcome o = maxdiffusion({"convert", t / "run", t / word + ".safetensors", "format=single_file", word});
+    ASSERT_EQ(o.status, 0) << o.err;
+    expect_same(SafetensorsReader::open(t / word + ".safetensors").tensors(), original_of_folder("sd", t / folder));
+  }
   EXPECT_EQ(maxdiffusion({"convert", t / "folder", t / "x", "format=diffusers", "ema=false"}).status, 2);
   EXPECT_FALSE(exists(t / "x"));
 }

@@ -11,7 +11,7 @@ For each case tests/golden/<case>/ gets
 The numbers are those of a float64 run. noise_floor is the largest relative distance of the same run in float32 from
 it, by the measure of the test (distance() below).
 tests/golden/wan_names.json gets the names of the original program's parameters beside those that diffusers' converter
-makes of them. tests/golden/full/ gets the published configs with the parameter names and shapes of the real models (no weights).
+makes of them, wan_vae_names.json those of its autoencoders. tests/golden/full/ gets the published configs with the parameter names and shapes of the real models (no weights).
 
     python tools/golden/models.py [case ...]
 """
@@ -26,7 +26,7 @@ import diffusers
 import torch
 import transformers
 from diffusers import AutoencoderKL, AutoencoderKLWan, ControlNetModel, UNet2DConditionModel, WanTransformer3DModel
-from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
+from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers, convert_wan_vae_to_diffusers
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock, WanUpsample
 from safetensors.torch import save_file
 from transformers import (CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionConfig,
@@ -546,6 +546,47 @@ def wan_names():
     print(f"wan_names.json: {len(pairs)} names")
 
 
+def wan_vae_names():
+    """Names of the original program's autoencoders. Version 2.1: all that its modules could have, of which diffusers'
+    converter makes names of AutoencoderKLWan. 2.2, which it does not convert: the program's lists of a level."""
+    ends = [f"{m}.{k}" for m in ("residual.2", "residual.6", "shortcut", "resample.1", "time_conv", "to_qkv", "proj")
+            for k in ("weight", "bias")] + ["residual.0.gamma", "residual.3.gamma", "norm.gamma"]
+    blocks = [f"{side}.{at}" for side in ("encoder", "decoder")
+              for at in [f"middle.{i}" for i in range(3)] + [f"{'down' if side == 'encoder' else 'up'}samples.{i}" for i in range(15)]]
+    originals = [f"{b}.{e}" for b in blocks for e in ends] + [f"{c}.{k}" for c in ("conv1", "conv2") for k in ("weight", "bias")]
+    originals += [f"{side}.{n}" for side in ("encoder", "decoder")
+                  for n in ("conv1.weight", "conv1.bias", "head.0.gamma", "head.2.weight", "head.2.bias")]
+    record = {}
+    with torch.device("meta"):
+        v21 = AutoencoderKLWan()
+        v22 = AutoencoderKLWan(base_dim=160, decoder_base_dim=256, z_dim=48, is_residual=True, in_channels=12, out_channels=12,
+                               patch_size=2, scale_factor_spatial=16, temperal_downsample=[False, True, True],
+                               latents_mean=[0.0] * 48, latents_std=[1.0] * 48)
+    wanted = set(v21.state_dict())
+    pairs = {n: next(iter(convert_wan_vae_to_diffusers({n: torch.zeros(1)}))) for n in originals}
+    pairs = {n: d for n, d in pairs.items() if d in wanted}
+    assert set(pairs.values()) == wanted and len(pairs) == len(wanted), wanted ^ set(pairs.values())
+    record["2.1"] = {"config": dict(v21.config), "names": pairs}
+
+    same = {d: n for n, d in pairs.items()}
+    def of_22(name):
+        if name in same and "_blocks" not in name:
+            return same[name]
+        side, _, level, kind, rest = name.split(".", 4)
+        listed = "downsamples" if side == "encoder" else "upsamples"
+        resnets = v22.config.num_res_blocks + (side == "decoder")
+        if kind in ("downsampler", "upsampler"):
+            return f"{side}.{listed}.{level}.{listed}.{resnets}.{rest}"
+        index, rest = rest.split(".", 1)
+        layer = same[f"encoder.down_blocks.0.{rest}"] if "shortcut" not in rest else "x.y.z.shortcut" + rest[len("conv_shortcut"):]
+        return f"{side}.{listed}.{level}.{listed}.{index}.{layer.split('.', 3)[3]}"
+    record["2.2"] = {"config": dict(v22.config), "names": {of_22(n): n for n in v22.state_dict()}}
+    for version in record.values():
+        version["config"] = {k: v for k, v in version["config"].items() if not k.startswith("_")}
+    (ROOT / "wan_vae_names.json").write_text(json.dumps(record, indent=0) + "\n")
+    print("wan_vae_names.json:", {k: len(v["names"]) for k, v in record.items()})
+
+
 def collapsed(names):
     """Lines "name sizes"; lines that differ in one number only, which counts from 0, as one with {0..n}."""
     groups = {}
@@ -602,6 +643,8 @@ def main(wanted):
             wan(case, config, seed=4000 + 100 * seed, **options)
     if not wanted or "wan_names" in wanted:
         wan_names()
+    if not wanted or "wan_vae_names" in wanted:
+        wan_vae_names()
     for name, (kind, config) in FULL.items():
         if not wanted or "full" in wanted or f"full/{name}" in wanted:
             full(name, kind, config)

@@ -14,6 +14,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/data/text/clip_words.h"
 #include "maxdiffusion/data/text/special_tokens.h"
 #include "maxdiffusion/data/text/utf8.h"
@@ -77,6 +78,49 @@ std::vector<std::string> gunzip_lines(const std::string& file, size_t count) {
     rest.erase(0, start);
   }
   return lines;
+}
+
+/// Lines of merges.txt.
+std::vector<std::string> read_merges(const std::string& file) {
+  std::vector<std::string> merges;
+  const std::string text = read_file(file);
+  for (size_t from = 0; from < text.size();) {
+    const size_t to = std::min(text.find('\n', from), text.size());
+    merges.push_back(text.substr(from, to - from));
+    if (merges.back().ends_with('\r')) merges.back().pop_back();
+    from = to + 1;
+  }
+  return merges;
+}
+
+/// What tokenizer.json says.
+struct WholeFile {
+  nlohmann::json vocab;
+  std::vector<std::string> merges;
+  std::vector<SpecialToken> added;
+};
+
+WholeFile read_whole(const nlohmann::json& whole, const std::string& file) {
+  using nlohmann::json;
+  const json model = whole.value("model", json());
+  check(model.is_object() && model.value("type", "") == "BPE" && model.value("end_of_word_suffix", "") == kSuffix &&
+            model.contains("vocab") && model["vocab"].is_object() && model.contains("merges") &&
+            model["merges"].is_array(),
+        Code::io, "tokenizer '{}': not the byte-pair model of CLIP (type BPE, suffix {}, vocab, merges)", file,
+        kSuffix);
+  WholeFile out{.vocab = model["vocab"], .merges = {}, .added = {}};
+  for (const json& m : model["merges"]) {  // "a b", or ["a", "b"] in newer files
+    const bool pair = m.is_array() && m.size() == 2 && m[0].is_string() && m[1].is_string();
+    check(pair || m.is_string(), Code::io, "tokenizer '{}': merge {} is not a pair", file, m.dump());
+    out.merges.push_back(pair ? m[0].get<std::string>() + " " + m[1].get<std::string>() : m.get<std::string>());
+  }
+  for (const json& token : whole.value("added_tokens", json::array())) {
+    const bool ok = token.is_object() && token.value("content", json()).is_string() &&
+                    token.value("id", json()).is_number_integer();
+    check(ok, Code::io, "tokenizer '{}': an added token has no content or id", file);
+    out.added.push_back({token["content"], token["id"], token.value("normalized", false)});
+  }
+  return out;
 }
 
 std::string json_quoted(const std::string& s) { return nlohmann::json(s).dump(); }
@@ -152,6 +196,20 @@ struct ClipTokenizer::Impl {
           "or "
           "of another vocabulary",
           merges_file, merge_lines.size(), lost, ids.size(), first);
+  }
+  /// How a tokenizer.json differs from what was read of other files; empty: it does not.
+  std::string difference(const WholeFile& w) const {
+    nlohmann::json all = w.vocab;
+    for (const SpecialToken& t : w.added) all[t.text] = t.id;
+    for (const auto& [token, id] : all.items())
+      if (const int32_t own = id_of(token); own != id)
+        return fmt::format("'{}' is {} in tokenizer.json and {} in the other files", token, id.dump(), own);
+    for (const auto& [token, id] : ids)
+      if (!all.contains(token)) return fmt::format("'{}', which is {}, is not in tokenizer.json", token, id);
+    const auto [its, own] = std::ranges::mismatch(w.merges, merge_lines);
+    if (its == w.merges.end() && own == merge_lines.end()) return "";
+    return fmt::format("merge {} is '{}' in tokenizer.json and '{}' in merges.txt", its - w.merges.begin(),
+                       its == w.merges.end() ? "" : *its, own == merge_lines.end() ? "" : *own);
   }
   // Tables that follow from the vocabulary, the merges and the special tokens.
   void finish() {
@@ -287,37 +345,20 @@ ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
   }
   auto impl = std::make_unique<Impl>();
   const char* vocab_file = one_file ? "tokenizer.json" : "vocab.json";
-  json vocab = read_json(vocab_file);
-  std::vector<std::string> merges;
+  WholeFile whole;
+  if (exists(path("tokenizer.json"))) {
+    try {
+      whole = read_whole(read_json("tokenizer.json"), path("tokenizer.json"));
+    } catch (const Error& e) {
+      if (one_file) throw;
+      log_warning("{}; vocab.json and merges.txt are read instead", e.message());
+    }
+  }
+  json vocab = one_file ? whole.vocab : read_json(vocab_file);
+  const std::vector<std::string> merges = one_file ? whole.merges : read_merges(path("merges.txt"));
   std::vector<SpecialToken> added;
   if (one_file) {
-    const json whole = std::exchange(vocab, json::object()), model = whole.value("model", json());
-    check(model.is_object() && model.value("type", "") == "BPE" && model.value("end_of_word_suffix", "") == kSuffix &&
-              model.contains("vocab") && model["vocab"].is_object() && model.contains("merges") &&
-              model["merges"].is_array(),
-          Code::io, "tokenizer '{}': not the byte-pair model of CLIP (type BPE, suffix {}, vocab, merges)",
-          path(vocab_file), kSuffix);
-    vocab = model["vocab"];
-    for (const json& m : model["merges"]) {  // "a b", or ["a", "b"] in newer files
-      const bool pair = m.is_array() && m.size() == 2 && m[0].is_string() && m[1].is_string();
-      check(pair || m.is_string(), Code::io, "tokenizer '{}': merge {} is not a pair", path(vocab_file), m.dump());
-      merges.push_back(pair ? m[0].get<std::string>() + " " + m[1].get<std::string>() : m.get<std::string>());
-    }
-    for (const json& token : whole.value("added_tokens", json::array())) {
-      const bool ok = token.is_object() && token.value("content", json()).is_string() &&
-                      token.value("id", json()).is_number_integer();
-      check(ok, Code::io, "tokenizer '{}': an added token has no content or id", path(vocab_file));
-      vocab[token["content"].get<std::string>()] = token["id"];
-      added.push_back({token["content"], token["id"], token.value("normalized", false)});
-    }
-  } else {
-    const std::string text = read_file(path("merges.txt"));
-    for (size_t from = 0; from < text.size();) {
-      const size_t to = std::min(text.find('\n', from), text.size());
-      merges.push_back(text.substr(from, to - from));
-      if (merges.back().ends_with('\r')) merges.back().pop_back();
-      from = to + 1;
-    }
+    for (const SpecialToken& t : added = whole.added) vocab[t.text] = t.id;
   }
   impl->ids.reserve(vocab.size());
   for (const auto& [token, id] : vocab.items()) {
@@ -367,6 +408,8 @@ ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
   impl->pad = special("pad_token", kEnd);
   impl->finish();
   impl->check_reachable(path(one_file ? "tokenizer.json" : "merges.txt"));
+  if (const std::string d = one_file || whole.vocab.is_null() ? "" : impl->difference(whole); !d.empty())
+    log_warning("tokenizer folder '{}': {}; vocab.json and merges.txt are read, tokenizer.json is not", folder, d);
   return ClipTokenizer(std::move(impl));
 }
 

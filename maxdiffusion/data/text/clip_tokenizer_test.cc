@@ -140,6 +140,44 @@ TEST(ClipTokenizer, SmallVocabularyFallsBackToTheUnknownToken) {
   EXPECT_EQ(ClipTokenizer::from_folder(folder).encode("lo lx", 7), (Ids{4, 3, 0, 6, 5, 5, 5}));
 }
 
+TEST(ClipTokenizer, ATokenizerJsonBesideTheTwoFilesIsNamedWhereItSaysOtherwise) {
+  const std::string folder = fresh_folder("tokenizer_both");
+  const json vocab = json::parse(R"({"l":0,"o":1,"o</w>":2,"lo":3,"lo</w>":4,"<|startoftext|>":5,"<|endoftext|>":6})");
+  std::ofstream(folder + "/vocab.json") << vocab.dump();
+  std::ofstream(folder + "/merges.txt") << "#version: 0.2\nl o</w>\nl o\n";
+  auto said = [&](const json& whole) {
+    std::ofstream(folder + "/tokenizer.json") << whole.dump();
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(ClipTokenizer::from_folder(folder).encode("lo", 4), (Ids{5, 4, 6, 6}));
+    return testing::internal::GetCapturedStderr();
+  };
+  const json same = {{"model",
+                      {{"type", "BPE"},
+                       {"end_of_word_suffix", "</w>"},
+                       {"vocab", vocab},
+                       {"merges", json::array({json::array({"l", "o</w>"}), "l o"})}}},
+                     {"added_tokens", {{{"content", "<|endoftext|>"}, {"id", 6}}}}};
+  EXPECT_EQ(said(same), "");
+  json other = same;
+  other["model"]["vocab"]["lo"] = 7;
+  const std::string read = "; vocab.json and merges.txt are read, tokenizer.json is not";
+  EXPECT_NE(said(other).find("'lo' is 7 in tokenizer.json and 3 in the other files" + read), std::string::npos);
+  other = same;
+  other["model"]["merges"] = {"l o", "l o</w>"};
+  EXPECT_NE(said(other).find("merge 0 is 'l o' in tokenizer.json and 'l o</w>' in merges.txt" + read),
+            std::string::npos);
+  other["model"]["merges"] = {"l o</w>"};
+  EXPECT_NE(said(other).find("merge 1 is '' in tokenizer.json and 'l o' in merges.txt" + read), std::string::npos);
+  other = same;
+  other["added_tokens"].push_back({{"content", "<my-cat>"}, {"id", 7}});
+  EXPECT_NE(said(other).find("'<my-cat>' is 7 in tokenizer.json and -1 in the other files"), std::string::npos);
+  other = same;
+  other["model"]["vocab"].erase("lo");
+  EXPECT_NE(said(other).find("'lo', which is 3, is not in tokenizer.json"), std::string::npos);
+  other["model"]["type"] = "Unigram";
+  EXPECT_NE(said(other).find("not the byte-pair model of CLIP"), std::string::npos);
+}
+
 TEST(ClipTokenizer, AListOfMergesThatIsCutIsNamed) {
   const std::string folder = fresh_folder("tokenizer_cut");
   for (const auto& [name, text] : clip().files()) std::ofstream(folder + "/" + name) << text;

@@ -11,6 +11,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/data/text/charsmap.h"
 #include "maxdiffusion/data/text/sentencepiece.pb.h"
 #include "maxdiffusion/data/text/special_tokens.h"
@@ -106,6 +107,20 @@ Vocabulary read_sentencepiece(const std::string& file, int64_t extra) {
   return v;
 }
 
+/// How a spiece.model differs from tokenizer.json, which has the extra tokens too; empty: it does not.
+std::string difference(const Vocabulary& whole, const Vocabulary& model) {
+  // The first three have names of their own in each.
+  for (size_t i = kUnknown + 1; i < model.pieces.size(); ++i) {
+    if (i >= whole.pieces.size()) return fmt::format("piece {} is not in {}", i, kWhole);
+    const Unigram::Piece &a = whole.pieces[i], &b = model.pieces[i];
+    const bool special = std::ranges::count(model.specials, b.text) > 0;
+    if (a.text != b.text || (!special && static_cast<float>(a.score) != static_cast<float>(b.score)))
+      return fmt::format("piece {} is '{}' ({}) in {} and '{}' ({}) in {}", i, a.text, a.score, kWhole, b.text, b.score,
+                         kModel);
+  }
+  return "";
+}
+
 /// A token as files write it: its text, or an object with flags.
 SpecialToken read_token(const json& token, const std::string& file) {
   if (token.is_string()) return {.text = token};
@@ -183,6 +198,15 @@ T5Tokenizer T5Tokenizer::from_folder(const std::string& folder) {
   const int64_t extra = config.value("extra_ids", int64_t{kExtraTokens});
   check(extra >= 0 && extra <= 1'000'000, Code::io, "{}: extra_ids is {}", path(kConfig), extra);
   Vocabulary vocabulary = whole ? read_tokenizer_json(path(kWhole)) : read_sentencepiece(path(kModel), extra);
+  if (whole && exists(path(kModel))) {
+    std::string said;
+    try {
+      said = difference(vocabulary, read_sentencepiece(path(kModel), 0));
+    } catch (const Error& e) {
+      said = e.message();
+    }
+    if (!said.empty()) log_warning("tokenizer folder '{}': {}; {} is read, {} is not", folder, said, kWhole, kModel);
+  }
   check(vocabulary.pieces.size() > kUnknown, Code::io,
         "tokenizer folder '{}': {} pieces; expected <pad>, </s>, <unk> "
         "and more",

@@ -103,6 +103,42 @@ TEST(T5Tokenizer, IsOpenedByItsClass) {
   }
 }
 
+TEST(T5Tokenizer, ASentencePieceModelBesideTokenizerJsonIsNamedWhereItSaysOtherwise) {
+  const TemporaryFolder folder;
+  auto said = [&] {
+    testing::internal::CaptureStderr();
+    expect_golden(*open_tokenizer("T5Tokenizer", folder.path()), "whole");
+    return testing::internal::GetCapturedStderr();
+  };
+  for (const char* file : {"tokenizer.json", "tokenizer_config.json"})
+    write_file_atomic(folder / file, read_file(kFolders + "whole/" + file));
+  const json vocab = json::parse(read_file(folder / "tokenizer.json"))["model"]["vocab"];
+  std::vector<std::pair<std::string, float>> pieces;
+  for (size_t i = 0; i < 60; ++i) pieces.emplace_back(i < 3 ? "special" : vocab[i][0].get<std::string>(), vocab[i][1]);
+  const auto write = [&] {
+    std::string model;  // messages of protobuf, each of less than 128 bytes: text is field 1, score field 2
+    for (const auto& [text, score] : pieces) {
+      std::string piece = "\x0a" + std::string(1, static_cast<char>(text.size())) + text + "\x15";
+      piece.append(reinterpret_cast<const char*>(&score), sizeof score);
+      model += "\x0a" + std::string(1, static_cast<char>(piece.size())) + piece;
+    }
+    write_file_atomic(folder / "spiece.model", model);
+  };
+  write();
+  EXPECT_EQ(said(), "");
+  pieces[48].first = "▁jello";
+  write();
+  std::string text = said();
+  EXPECT_TRUE(has(text, "'▁jello' (")) << text;
+  EXPECT_TRUE(has(text, "in spiece.model; tokenizer.json is read, spiece.model is not")) << text;
+  pieces[48].first = "▁hello";
+  pieces[50].second = -1;
+  write();
+  EXPECT_TRUE(has(text = said(), "(-1) in spiece.model")) << text;
+  write_file_atomic(folder / "spiece.model", "damaged");
+  EXPECT_TRUE(has(text = said(), "spiece.model: not a SentencePiece model")) << text;
+}
+
 TEST(T5Tokenizer, BadFilesAreNamed) {
   const TemporaryFolder folder;
   const std::string whole = folder / "tokenizer.json", model = folder / "spiece.model",
