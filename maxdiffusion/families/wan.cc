@@ -50,6 +50,7 @@ class Wan final : public Family {
   }
 
   std::string denoiser() const override { return kTransformer; }
+  std::string axis_rules() const override { return kWanAxisRules; }
   bool original_lora_names() const override { return true; }
   SingleFile single_file() const override { return {.prefixes = {{kTransformer, ""}}}; }
   std::vector<std::string> denoisers() const override {

@@ -12,6 +12,14 @@
 
 namespace md {
 
+/// How its axes lie on a mesh, the key logical_axis_rules. Source: MaxDiffusion, configs/base_wan_14b.yml.
+inline constexpr const char* kWanAxisRules = R"([
+  ['batch', ['data', 'fsdp']], ['activation_batch', ['data', 'fsdp']],
+  ['activation_self_attn_heads', ['context', 'tensor']], ['activation_cross_attn_q_length', ['context', 'tensor']],
+  ['activation_length', 'context'], ['activation_heads', 'tensor'], ['mlp', 'tensor'], ['embed', ['context', 'fsdp']],
+  ['heads', 'tensor'], ['norm', 'tensor'], ['conv_batch', ['data', 'context', 'fsdp']], ['out_channels', 'tensor'],
+  ['conv_out', 'context']])";
+
 struct WanTransformerConfig {
   std::vector<int64_t> patch_size = {1, 2, 2};  // frames, rows and columns of one token
   int64_t num_attention_heads = 40, attention_head_dim = 128, in_channels = 16, out_channels = 16, text_dim = 4096,

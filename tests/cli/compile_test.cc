@@ -28,13 +28,13 @@ TEST(CompileAhead, SaysWhatAStepTakesOnTpusThatAreNotHere) {
   EXPECT_TRUE(contains(o.out, "topology: 4 × TPU v5")) << o.out;
   EXPECT_TRUE(contains(o.out, "mesh: fsdp 2 × context 2 (4 devices)")) << o.out;
   EXPECT_TRUE(contains(o.out, " of 95.73 GiB")) << o.out;
-  // Parameters, two moments of each and averages, f32, most of them split over fsdp; what is small is whole, and padded
-  // to the TPU's tiles.
+  // Parameters, two moments of each and averages, f32, most of them split over fsdp and context; what is small is
+  // whole, and padded to the TPU's tiles.
   const Outcome params = maxdiffusion({"inspect", "params", kConfig, kModel, "scan_layers=true"});
   const double whole = 4 * 4 * number_after(params.out, "\ntransformer: ") / (1 << 20),
                held = number_after(o.out, "arguments ");
-  EXPECT_GT(held, whole / 2);
-  EXPECT_LT(held, 0.75 * whole);
+  EXPECT_GT(held, whole / 4);
+  EXPECT_LT(held, 0.5 * whole);
   // Weights are gathered for use, keys passed round.
   EXPECT_TRUE(contains(o.out, "all-gather over fsdp × context: ")) << o.out;
   EXPECT_TRUE(contains(o.out, "collective-permute over context: ")) << o.out;

@@ -8,7 +8,6 @@
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "tests/golden/model_case.h"
-#include "tests/wan_axis_rules.h"
 
 namespace md {
 namespace {

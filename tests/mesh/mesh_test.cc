@@ -7,8 +7,8 @@
 #include <ostream>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/models/wan_transformer.h"
 #include "tests/mesh/mesh_step.h"
-#include "tests/wan_axis_rules.h"
 
 namespace md {
 namespace {
