@@ -29,7 +29,7 @@ namespace {
 struct KernelName {
   const char* name;
   bool flash;  // keep no logits
-  KeysTravel travel = KeysTravel::gathered;
+  KeysTravel travel = KeysTravel::least_sent;
 };
 constexpr KernelName kNames[] = {
     {"dot_product", false},
@@ -132,7 +132,7 @@ Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
   const AttentionRow& row = kernel_for(kKernels, call);
   if (asked.flash && &row == std::end(kKernels) - 1)
     log_info_once("attention={}: {} is used where {}", options.kernel, row.name, flash_refuses(call));
-  else if (asked.travel != KeysTravel::gathered && &row != kKernels)
+  else if (asked.travel != KeysTravel::least_sent && &row != kKernels)
     log_info_once("attention={}: {} is used where {}", options.kernel, row.name, mesh_refuses(call));
   return row.build(call);
 }

@@ -31,7 +31,8 @@ struct AttentionOptions {
 /// kernel that keeps no logits. Where there is a bias or a short sequence "flash" is "dot_product", and the log says so
 /// once.
 /// On a mesh, given `axes`, each device attends for itself, with the queries that the rules give it. Keys of the same
-/// sequence come to it gathered ("dot_product", "flash"), in a "ring", or "ulysses": whole sequences of some heads.
+/// sequence come to it as is least to send ("dot_product", "flash"), in a "ring", or "ulysses": whole sequences of some
+/// heads.
 /// With a bias or without `axes` the compiler divides "dot_product".
 /// No second derivative, but of "dot_product".
 /// q: [B, Lq, H, D]   k, v: [B, Lk, H, D]   result: [B, Lq, H, D], dtype of q; softmax in f32.

@@ -73,14 +73,16 @@ struct Plan {
 
 Way way_for(const Plan& p, KeysTravel travel, int64_t heads, int64_t heads_here) {
   if (p.parts == 1 || p.lq != p.lk) return Way::local;
-  if (travel == KeysTravel::gathered) return Way::gather;
+  const bool heads_divide = heads_here % p.parts == 0;
+  // Over n devices, of L keys in all, gathering brings (n − 1) / n · 2 L to each and exchanging (n − 1) / n · 4 L / n.
+  if (travel == KeysTravel::least_sent)
+    return p.sequence.size() == 1 && p.parts > 2 && heads_divide ? Way::exchange : Way::gather;
   if (p.sequence.size() > 1) {
     log_info_once("attention: the sequence is split over {}; keys are gathered", fmt::join(p.sequence, " and "));
     return Way::gather;
   }
-  if (travel == KeysTravel::ring || (travel == KeysTravel::exchanged_or_ring && heads_here % p.parts != 0))
-    return Way::ring;
-  check(heads_here % p.parts == 0, Code::invalid_config,
+  if (travel == KeysTravel::ring || (travel == KeysTravel::exchanged_or_ring && !heads_divide)) return Way::ring;
+  check(heads_divide, Code::invalid_config,
         "Ulysses attention requires the number of heads to be divisible by the context shard count, got heads={} and "
         "context_shards={}{}; use attention=ring, or another ici_context_parallelism",
         heads, p.parts,

@@ -8,7 +8,7 @@ namespace md {
 
 /// How keys and values of a split sequence come to the queries.
 enum class KeysTravel {
-  gathered,           // all of them to every device
+  least_sent,         // exchanged where heads divide among more than two devices, else gathered on every device
   ring,               // from device to device, and on the way back their gradients with them
   exchanged,          // sequences for heads (Ulysses): each device has the whole sequence of some heads
   exchanged_or_ring,  // exchanged where the heads divide, else ring

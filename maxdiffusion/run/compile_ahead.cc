@@ -134,7 +134,8 @@ void print_report(const Steps& steps, const AheadOfTime& ahead, double flops) {
   if (ahead.flops) fmt::print(", {:.4f} by the compiler's count", *ahead.flops / 1e12);
   fmt::print("\n");
   if (!ahead.collectives) return;
-  for (const CollectiveSum& sum : *ahead.collectives) fmt::print("{}\n", to_string(sum));
+  for (const CollectiveSum& sum : *ahead.collectives)
+    fmt::print("{}; most of it {}\n", to_string(sum), largest(sum, 3));
 }
 
 // ---- plan

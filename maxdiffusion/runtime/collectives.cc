@@ -47,6 +47,7 @@ std::vector<CollectiveSum> sum_collectives(const std::vector<pjrt::Collective>& 
     }
     sum.runs += c.times;
     sum.bytes += c.times * static_cast<double>(c.bytes);
+    sum.bytes_of[c.name] += c.times * static_cast<double>(c.bytes);
     sum.at_least |= c.in_unknown_loop;
   }
   std::vector<CollectiveSum> out;
@@ -60,6 +61,16 @@ std::string to_string(const CollectiveSum& sum) {
                      sum.axes.empty() ? "no axis" : fmt::format("{}", fmt::join(sum.axes, " × ")), sum.operations,
                      sum.runs, sum.at_least ? "at least " : "", sum.bytes / (1 << 20),
                      sum.between_slices ? "DCN" : "ICI");
+}
+
+std::string largest(const CollectiveSum& sum, size_t count) {
+  std::vector<std::pair<std::string, double>> by_bytes(sum.bytes_of.begin(), sum.bytes_of.end());
+  std::ranges::stable_sort(by_bytes, std::ranges::greater(), &std::pair<std::string, double>::second);
+  if (by_bytes.size() > count) by_bytes.resize(count);
+  std::vector<std::string> words;
+  for (const auto& [name, bytes] : by_bytes)
+    words.push_back(fmt::format("{} {:.2f} MiB", name.empty() ? "(no name)" : name, bytes / (1 << 20)));
+  return fmt::format("{}", fmt::join(words, ", "));
 }
 
 }  // namespace md

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,8 @@ struct CollectiveSum {
   bool between_slices = false;    // over DCN, not within a slice over ICI
   int64_t operations = 0;         // in the program
   double runs = 0, bytes = 0;     // of one device in a run, with the trips of loops; bytes as Collective::bytes
-  bool at_least = false;          // inside a loop whose trips the compiler does not say, counted as one trip
+  std::map<std::string, double> bytes_of;  // by the operation they were made for, as far as the compiler kept its name
+  bool at_least = false;                   // inside a loop whose trips the compiler does not say, counted as one trip
 };
 
 /// `operations` of a program whose partitions are the devices of `mesh` in its order; sorted by bytes, most first.
@@ -24,5 +26,7 @@ std::vector<CollectiveSum> sum_collectives(const std::vector<pjrt::Collective>& 
 
 /// "all-gather over fsdp: 12 operations, 360 runs, 4.50 GiB (ICI)"
 std::string to_string(const CollectiveSum& sum);
+/// The `count` names with most bytes: "blocks.*.ffn.net.0.proj/dot 1.20 MiB, …".
+std::string largest(const CollectiveSum& sum, size_t count);
 
 }  // namespace md

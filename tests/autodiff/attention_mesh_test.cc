@@ -118,11 +118,11 @@ TEST(AttentionMesh, UsesTheCpuKernelOnEachDevice) {
 }
 
 /// The compiler's text before it is partitioned, of self attention and its gradient.
-std::string text_of(const char* kernel) {
+std::string text_of(const char* kernel, int64_t heads) {
   const AxisRules rules = AxisRules::defaults();
   Graph g(open({"", 1, 1, 4, 2}).graph_options(&rules));
-  with_gradients({f64({1, 16, 8, 6}), f64({1, 16, 8, 6}), f64({1, 16, 8, 6})}, [&](Graph&,
-                                                                                   const std::vector<Tensor>& x) {
+  const Shape shape = f64({1, 16, heads, 6});
+  with_gradients({shape, shape, shape}, [&](Graph&, const std::vector<Tensor>& x) {
     return sum(attention(x[0], x[1], x[2], options(kernel)));
   }).trace(g);
   return to_stablehlo(g);
@@ -131,16 +131,18 @@ std::string text_of(const char* kernel) {
 TEST(AttentionMesh, KeysTravelAsTheKernelsNameSays) {
   struct Collectives {
     const char* kernel;
+    int64_t heads;  // half of them on a device, before 4 share a sequence
     int gathered, scattered, passed, exchanged;
   };
   // Gathered: k and v, again on the way back. Passed on: k, v; on the way back also dk, dv. Exchanged: q, k, v, y; on
   // the way back q, k, v, y, dy, and dq, dk, dv.
-  for (const Collectives& c : {Collectives{"flash", 4, 2, 0, 0},
-                               {"ring", 0, 0, 6, 0},
-                               {"ulysses", 0, 0, 0, 12},
-                               {"tokamax_ring_custom", 0, 0, 6, 0},
-                               {"ulysses_ring", 0, 0, 0, 12}}) {
-    const std::string text = text_of(c.kernel);
+  for (const Collectives& c : {Collectives{"flash", 8, 0, 0, 0, 12},
+                               {"flash", 6, 4, 2, 0, 0},
+                               {"ring", 8, 0, 0, 6, 0},
+                               {"ulysses", 8, 0, 0, 0, 12},
+                               {"tokamax_ring_custom", 8, 0, 0, 6, 0},
+                               {"ulysses_ring", 8, 0, 0, 0, 12}}) {
+    const std::string text = text_of(c.kernel, c.heads);
     EXPECT_EQ(count(text, "\"stablehlo.all_gather\""), c.gathered) << c.kernel;
     EXPECT_EQ(count(text, "\"stablehlo.reduce_scatter\""), c.scattered) << c.kernel;
     EXPECT_EQ(count(text, "\"stablehlo.collective_permute\""), c.passed) << c.kernel;
