@@ -3,40 +3,37 @@
 #include <algorithm>
 #include <cctype>
 
+#include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/ops/dot.h"
 
 namespace md {
 namespace {
 
-using Names = std::vector<std::string>;
+/// What a region does with the results of matrix products without batch axes, and with named values.
+struct Choice {
+  Keep linear = Keep::recompute;
+  RematNames names = {};
+};
 
-RematPolicy keep_all(const Names&) { return {}; }
-RematPolicy keep_nothing(const Names&) {
-  return [](const Node&) { return Keep::recompute; };
+Keep chosen(const Choice& c, const Node& n) {
+  const auto has = [&n](const std::vector<std::string>& names) { return std::ranges::count(names, n.name) > 0; };
+  if (has(c.names.saved)) return Keep::keep;
+  if (has(c.names.offloaded)) return Keep::offload;
+  const bool linear = n.op->is_dot && std::any_cast<const DotDims&>(n.attributes).lhs_batch.empty();
+  return linear ? c.linear : Keep::recompute;
 }
-RematPolicy keep_linear(const Names&) {
-  return [](const Node& n) {
-    return n.op->is_dot && std::any_cast<const DotDims&>(n.attributes).lhs_batch.empty() ? Keep::keep : Keep::recompute;
+
+const std::vector<std::pair<std::string, Choice>>& choices() {
+  static const std::vector<std::pair<std::string, Choice>> all = {
+      {"FULL", {}},
+      {"MATMUL_WITHOUT_BATCH", {.linear = Keep::keep}},
+      {"OFFLOAD_MATMUL_WITHOUT_BATCH", {.linear = Keep::offload}},
+      {"HIDDEN_STATE_WITH_OFFLOAD",
+       {.names = {.saved = {}, .offloaded = {value::kHiddenStates, value::kSelfAttn, value::kCrossAttn}}}},
   };
+  return all;
 }
-RematPolicy keep_named(const Names& names) {
-  return [names](const Node& n) { return std::ranges::count(names, n.name) > 0 ? Keep::keep : Keep::recompute; };
-}
-RematPolicy keep_states(const Names&) { return keep_named({"hidden_states", "self_attn", "cross_attn"}); }
-
-struct NamedPolicy {
-  const char* name;
-  RematPolicy (*make)(const Names& names);
-};
-constexpr NamedPolicy kPolicies[] = {
-    {"NONE", keep_all},
-    {"FULL", keep_nothing},
-    {"MATMUL_WITHOUT_BATCH", keep_linear},
-    {"OFFLOAD_MATMUL_WITHOUT_BATCH", keep_linear},
-    {"HIDDEN_STATE_WITH_OFFLOAD", keep_states},
-    {"CUSTOM", keep_named},
-};
 
 }  // namespace
 
@@ -47,14 +44,17 @@ std::vector<Tensor> checkpoint(const RematPolicy& policy, const GraphFn& f, cons
   return f(xs);
 }
 
-RematPolicy remat_policy(const std::string& name, const std::vector<std::string>& names) {
-  std::string upper = name, known;
+RematPolicy remat_policy(const std::string& name, const RematNames& names) {
+  auto policy = [](Choice choice) { return [choice](const Node& n) { return chosen(choice, n); }; };
+  std::string upper = name, known = "NONE";
   std::transform(upper.begin(), upper.end(), upper.begin(), [](unsigned char c) { return std::toupper(c); });
-  for (const NamedPolicy& p : kPolicies) {
-    if (upper == p.name) return p.make(names);
-    known += (known.empty() ? "" : ", ") + std::string(p.name);
+  if (upper == "NONE") return {};
+  if (upper == "CUSTOM") return policy({.names = names});
+  for (const auto& [candidate, choice] : choices()) {
+    if (upper == candidate) return policy(choice);
+    known += ", " + candidate;
   }
-  fail(Code::invalid_config, "remat_policy: '{}' is not one of: {}", name, known);
+  fail(Code::invalid_config, "remat_policy: '{}' is not one of: {}, CUSTOM", name, known);
 }
 
 bool remat_is_none(const std::string& name) { return !remat_policy(name); }

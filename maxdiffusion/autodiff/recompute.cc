@@ -8,6 +8,27 @@
 
 namespace md {
 
+namespace {
+
+/// What the policy says of each node that makes values of its own; absent: computed again.
+using Kept = std::unordered_map<const Node*, Keep>;
+
+/// Marks what makes the results of `n`. A name on one result of an operation keeps all its results: the others would
+/// cost the operation again. A value with two names stays on the device if one of them says so.
+void mark(const Node& n, Keep keep, Kept& kept) {
+  const bool looks_through = n.op->same_as || (n.op->cheap && n.inputs.size() == 1);
+  if (n.op->cheap && n.inputs.empty()) return;
+  if (!looks_through) {
+    auto [it, fresh] = kept.emplace(&n, keep);
+    if (keep == Keep::keep) it->second = keep;
+    return;
+  }
+  for (size_t i = 0; i < n.outputs.size(); ++i)
+    mark(*n.inputs[n.op->same_as ? n.op->same_as(n, static_cast<int>(i)) : 0].node(), keep, kept);
+}
+
+}  // namespace
+
 class Recompute::Region final : public ForwardView {
  public:
   explicit Region(ForwardView& outer) : outer_(outer) {}
@@ -30,6 +51,7 @@ class Recompute::Region final : public ForwardView {
       values_[n.out(k)] = c->out(k);
     }
   }
+  bool at_hand(Tensor t) override { return values_.contains(t) || outer_.at_hand(t); }
   void bind(Tensor forward, Tensor value) { values_[forward] = value; }
 
  private:
@@ -60,14 +82,16 @@ ForwardView& Recompute::view(int region) {
   };
 
   std::vector<Node*> members;
-  std::unordered_set<const Node*> copied;
+  Kept kept;
   for (size_t i = 0; i < forward_end_; ++i) {
     Node* n = forward_.nodes()[i].get();
     if (n->op == &kParameter || !inside(n->remat_region)) continue;
     members.push_back(n);
-    // Keep::offload keeps as well: there is no host memory space to move to yet.
-    if (n->op->cheap || info.policy(*n) == Keep::recompute) copied.insert(n);
+    if (const Keep keep = info.policy(*n); keep != Keep::recompute) mark(*n, keep, kept);
   }
+  std::unordered_set<const Node*> copied;
+  for (const Node* n : members)
+    if (!kept.contains(n)) copied.insert(n);
 
   // What goes through the barrier: everything that copies read and that is not copied itself, and kept results.
   // Without it the compiler would find the copies equal to the forward pass and keep that instead.
@@ -87,7 +111,10 @@ ForwardView& Recompute::view(int region) {
     }
   }
   std::vector<Tensor> tied;
-  for (Tensor t : entering) tied.push_back(outer.value(t));
+  for (Tensor t : entering) {
+    auto it = kept.find(t.node());
+    tied.push_back(it != kept.end() && it->second == Keep::offload ? fetched(t, outer) : outer.value(t));
+  }
   for (Tensor t : arrived) tied.push_back(cotangents_.at(t));
 
   auto& slot = regions_[region] = std::make_unique<Region>(outer);
@@ -100,6 +127,18 @@ ForwardView& Recompute::view(int region) {
   for (Node* n : members)
     if (copied.contains(n)) slot->copy(*n, into_);
   return *slot;
+}
+
+/// A value that lies in host memory between the passes, back on the device.
+Tensor Recompute::fetched(Tensor forward, ForwardView& outer) {
+  if (outer.at_hand(forward)) return outer.value(forward);
+  Tensor& moved = in_host_memory_[forward];
+  if (!moved) {
+    const std::string* path = forward.graph().set_path(forward.node()->path);
+    moved = place(forward, Memory::host);
+    forward.graph().set_path(path);
+  }
+  return place(outer.value(moved), Memory::device);
 }
 
 void Recompute::finish(std::vector<Tensor>& results) {

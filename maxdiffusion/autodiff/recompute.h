@@ -24,6 +24,7 @@ class Recompute {
 
  private:
   class Region;
+  Tensor fetched(Tensor forward, ForwardView& outer);
   const Graph& forward_;
   Graph& into_;
   ForwardView& base_;
@@ -31,6 +32,7 @@ class Recompute {
   size_t forward_end_, into_start_;
   std::map<int, std::unique_ptr<Region>> regions_;
   std::vector<Node*> barriers_;
+  std::map<Tensor, Tensor> in_host_memory_;  // of values that a policy offloads
 };
 
 }  // namespace md

@@ -23,6 +23,8 @@ VjpCtx::VjpCtx(const Node& node, std::vector<Tensor> in, std::vector<Tensor> out
       view_(view),
       sweep_(sweep) {}
 
+bool DirectView::at_hand(Tensor forward) { return forward.node()->op == &kParameter; }
+
 Grads no_gradient(const VjpCtx& c) { return Grads(c.in_count()); }
 
 const OpDef kParameter = {

@@ -41,12 +41,16 @@ class ForwardView {
   /// The node behind this one's values: itself, or its recomputed copy. Outputs added to it (residuals of a loop) are
   /// seen through `value`.
   virtual Node& home(Node& forward) = 0;
+  /// Whether a forward value is there on the way back without being stored for it: an input, a row of what a loop
+  /// reads.
+  virtual bool at_hand(Tensor forward) = 0;
 };
 /// The forward pass of the graph itself.
 class DirectView final : public ForwardView {
  public:
   Tensor value(Tensor forward) override { return forward; }
   Node& home(Node& forward) override { return forward; }
+  bool at_hand(Tensor forward) override;
 };
 /// The reverse sweep over the graph of `ys`, its nodes made in `into`. Given to rules of ops with bodies by autodiff,
 /// which this layer cannot include. ys, xs: forward values; dys and the result: values of `into`.
@@ -102,6 +106,8 @@ struct OpDef {
   std::vector<OpSample> (*samples)() = nullptr;
   /// Cheaper to compute again than to keep (constants, iota, broadcast, reshape): never stored as a residual.
   bool cheap = false;
+  /// For ops that compute nothing: the input that output `i` is. Null: outputs are values of their own.
+  size_t (*same_as)(const Node&, int i) = nullptr;
   /// Floating-point operations of matrix products inside, a multiply-add being two. Null: none, or too few to count.
   double (*flops)(const Node&) = nullptr;
   /// A matrix product, whose attributes are DotDims (ops/dot.h): what remat policies that keep products look for.

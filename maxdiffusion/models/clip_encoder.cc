@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "maxdiffusion/nn/layers.h"
-#include "maxdiffusion/ops/attention.h"
+#include "maxdiffusion/autodiff/named_values.h"
+#include "maxdiffusion/nn/attention.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 
@@ -25,13 +25,14 @@ struct Inits {
 Tensor self_attention(const Scope& s, Tensor x, const ClipEncoderOptions& o, const Inits& inits) {
   auto path = s.path_scope();
   const int64_t width = x.dim(-1);
-  auto project = [&](const char* name, Init init) {
-    return reshape(nn::linear(s / name, x, {.out = width, .init = init}),
-                   {x.dim(0), x.dim(1), o.heads, width / o.heads});
+  auto project = [&](const char* layer, Init init, const char* name) {
+    Tensor y = named(nn::linear(s / layer, x, {.out = width, .init = init}), name);
+    return reshape(y, {x.dim(0), x.dim(1), o.heads, width / o.heads});
   };
-  Tensor q = project("q_proj", inits.into), k = project("k_proj", inits.into), v = project("v_proj", inits.value);
-  Tensor y =
-      attention(q, k, v, {.kernel = s.options().attention, .causal = o.causal, .precision = s.options().precision});
+  Tensor q = project("q_proj", inits.into, value::kQueryProj), k = project("k_proj", inits.into, value::kKeyProj),
+         v = project("v_proj", inits.value, value::kValueProj);
+  Tensor y = nn::self_attend(q, k, v,
+                             {.kernel = s.options().attention, .causal = o.causal, .precision = s.options().precision});
   return nn::linear(s / "out_proj", reshape(y, x.dims()), {.out = width, .init = inits.mixed});
 }
 
@@ -40,6 +41,7 @@ Tensor layer(const Scope& s, Tensor x, const ClipEncoderOptions& o, const Inits&
   x = x + self_attention(s / "self_attn", nn::layer_norm(s / "layer_norm1", x, o.eps), o, inits);
   Tensor h = nn::layer_norm(s / "layer_norm2", x, o.eps);
   h = nn::activation(o.activation, nn::linear(s / "mlp.fc1", h, {.out = o.intermediate, .init = inits.fc1}));
+  h = named(h, value::kFfnActivation);
   return x + nn::linear(s / "mlp.fc2", h, {.out = x.dim(-1), .init = inits.into});
 }
 

@@ -1,5 +1,6 @@
 #include "maxdiffusion/models/transformer2d.h"
 
+#include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/nn/attention.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -14,7 +15,7 @@ Tensor feed_forward(const Scope& s, Tensor x) {
   auto path = s.path_scope();
   const int64_t width = x.dim(-1), hidden = 4 * width;
   Tensor h = nn::linear(s / "net.0.proj", x, {.out = 2 * hidden, .in_axis = axis::kEmbed, .out_axis = axis::kMlp});
-  h = slice_axis(h, -1, 0, hidden) * gelu(slice_axis(h, -1, hidden, 2 * hidden));
+  h = named(slice_axis(h, -1, 0, hidden) * gelu(slice_axis(h, -1, hidden, 2 * hidden)), value::kFfnActivation);
   return nn::linear(s / "net.2", h, {.out = width, .in_axis = axis::kMlp, .out_axis = axis::kEmbed});
 }
 

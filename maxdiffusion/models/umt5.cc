@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/config_reader.h"
@@ -37,13 +38,14 @@ Tensor self_attention(const Scope& s, Tensor x, const Umt5Config& c, Tensor buck
   auto path = s.path_scope();
   const int64_t inner = c.num_heads * c.d_kv;
   auto constrain = [](Tensor t) { return shard(t, {axis::kBatch, axis::kLength, axis::kHeadsAct}); };
-  auto project = [&](const char* name, int64_t fan) {
+  auto project = [&](const char* layer, int64_t fan, const char* name) {
     Tensor y = nn::linear(
-        s / name, x,
+        s / layer, x,
         {.out = inner, .bias = false, .in_axis = axis::kEmbed, .out_axis = axis::kHeads, .init = spread(fan)});
-    return reshape(constrain(y), {x.dim(0), x.dim(1), c.num_heads, c.d_kv});
+    return reshape(named(constrain(y), name), {x.dim(0), x.dim(1), c.num_heads, c.d_kv});
   };
-  Tensor q = project("q", c.d_model * c.d_kv), k = project("k", c.d_model), v = project("v", c.d_model);
+  Tensor q = project("q", c.d_model * c.d_kv, value::kQueryProj), k = project("k", c.d_model, value::kKeyProj),
+         v = project("v", c.d_model, value::kValueProj);
   Tensor table = (s / "relative_attention_bias")
                      .param("weight", {c.relative_attention_num_buckets, c.num_heads}, {"", ""}, spread(c.d_model));
   Tensor bias = transpose(take(cast(table, DType::f32), buckets), {2, 0, 1});  // [heads, L, L]
@@ -54,7 +56,7 @@ Tensor self_attention(const Scope& s, Tensor x, const Umt5Config& c, Tensor buck
                                                    .head_dim = axis::kKv});
   how.scale = 1;
   how.bias = expand_dims(bias, 0) + masked;
-  Tensor y = attention(q, k, v, how);
+  Tensor y = nn::self_attend(q, k, v, how);
   return nn::linear(
       s / "o", constrain(reshape(y, {x.dim(0), x.dim(1), inner})),
       {.out = c.d_model, .bias = false, .in_axis = axis::kHeads, .out_axis = axis::kEmbed, .init = spread(inner)});
@@ -70,6 +72,7 @@ Tensor feed_forward(const Scope& s, Tensor x, const Umt5Config& c) {
   };
   Tensor h = nn::activation(c.dense_act_fn, into(c.is_gated_act ? "wi_0" : "wi"));
   if (c.is_gated_act) h = h * into("wi_1");
+  h = named(h, value::kFfnActivation);
   return nn::linear(
       s / "wo", cast(h, DType::f32),
       {.out = c.d_model, .bias = false, .in_axis = axis::kMlp, .out_axis = axis::kEmbed, .init = spread(c.d_ff)});

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/mesh/logical_axes.h"
@@ -40,7 +41,7 @@ struct MlpOptions {
 Tensor mlp(const Scope& s, Tensor x, const MlpOptions& o) {
   Tensor h = linear(s / o.first, x, o.hidden, axis::kEmbed, axis::kMlp);
   if (h.rank() == 3) h = shard(h, {axis::kBatch, axis::kLength, axis::kMlp});
-  h = named(nn::activation(o.activation, h), "ffn_activation");
+  h = named(nn::activation(o.activation, h), value::kFfnActivation);
   if (o.dropout) h = nn::dropout(s / o.dropout, h);
   return linear(s / o.second, h, o.out, axis::kMlp, axis::kEmbed);
 }
@@ -193,58 +194,54 @@ Tensor in_heads(const Config& c, Tensor x) {
   return reshape(x, {x.dim(0), x.dim(1), c.num_attention_heads, c.attention_head_dim});
 }
 
-/// q: [B, S, N, d]   k, v: [B, L, N, d] → [B, S, D].
-Tensor attend(const Scope& s, Tensor q, Tensor k, Tensor v, const AttentionAxes& axes) {
-  Tensor y = attention(q, k, v, nn::attention_options(s, axes));
-  return shard(reshape(y, {q.dim(0), q.dim(1), q.dim(2) * q.dim(3)}), {axis::kBatch, axis::kLength, axis::kHeadsAct});
+/// [B, S, N, d] → [B, S, D].
+Tensor heads_together(Tensor y) {
+  return shard(reshape(y, {y.dim(0), y.dim(1), y.dim(2) * y.dim(3)}), {axis::kBatch, axis::kLength, axis::kHeadsAct});
 }
 
 Tensor attention_out(const Scope& s, const Config& c, Tensor y) {
-  y = linear(s / "to_out.0", named(y, "attn_output"), c.width(), axis::kHeads, axis::kEmbed);
+  y = linear(s / "to_out.0", y, c.width(), axis::kHeads, axis::kEmbed);
   return nn::dropout(s / "to_out.1", y);
 }
 
 Tensor self_attention(const Scope& s, const Config& c, Tensor x, const Rope& positions) {
   auto path = s.path_scope();
-  Tensor q = named(norm_over_heads(s / "norm_q", c, project(s / "to_q", c, x)), "query_proj");
-  Tensor k = named(norm_over_heads(s / "norm_k", c, project(s / "to_k", c, x)), "key_proj");
-  Tensor v = named(project(s / "to_v", c, x), "value_proj");
-  Tensor y = attend(s, named(rotated(in_heads(c, q), positions), "xq_out"),
-                    named(rotated(in_heads(c, k), positions), "xk_out"), in_heads(c, v),
-                    {.batch = axis::kBatch,
-                     .length = axis::kSelfLength,
-                     .kv_length = axis::kSelfKvLength,
-                     .heads = axis::kSelfHeads,
-                     .head_dim = axis::kKv});
-  return attention_out(s, c, named(y, "self_attn"));
+  Tensor q = named(norm_over_heads(s / "norm_q", c, project(s / "to_q", c, x)), value::kQueryProj);
+  Tensor k = named(norm_over_heads(s / "norm_k", c, project(s / "to_k", c, x)), value::kKeyProj);
+  Tensor v = named(project(s / "to_v", c, x), value::kValueProj);
+  Tensor y = nn::self_attend(rotated(in_heads(c, q), positions), rotated(in_heads(c, k), positions), in_heads(c, v),
+                             nn::attention_options(s, {.batch = axis::kBatch,
+                                                       .length = axis::kSelfLength,
+                                                       .kv_length = axis::kSelfKvLength,
+                                                       .heads = axis::kSelfHeads,
+                                                       .head_dim = axis::kKv}));
+  return attention_out(s, c, heads_together(y));
 }
 
 /// `s`: the block's cross attention.
 BlockContext block_context(const Scope& s, const Config& c, const Embedded& from) {
   auto path = s.path_scope();
-  BlockContext out = {named(norm_over_heads(s / "norm_k", c, project(s / "to_k", c, from.text)), "key_proj_text"),
-                      named(project(s / "to_v", c, from.text), "value_proj_text")};
-  if (!from.image) return out;
-  out.push_back(
-      named(norm_over_heads(s / "norm_added_k", c, project(s / "add_k_proj", c, from.image, "")), "key_proj_img"));
-  out.push_back(named(project(s / "add_v_proj", c, from.image, ""), "value_proj_img"));
-  return out;
+  Tensor k = norm_over_heads(s / "norm_k", c, project(s / "to_k", c, from.text)), v = project(s / "to_v", c, from.text);
+  if (!from.image) return {named(k, value::kKeyProj), named(v, value::kValueProj)};
+  Tensor image = norm_over_heads(s / "norm_added_k", c, project(s / "add_k_proj", c, from.image, ""));
+  return {named(k, value::kKeyProjText), named(v, value::kValueProjText), named(image, value::kKeyProjImg),
+          named(project(s / "add_v_proj", c, from.image, ""), value::kValueProjImg)};
 }
 
 Tensor cross_attention(const Scope& s, const Config& c, Tensor x, const BlockContext& context) {
   auto path = s.path_scope();
-  Tensor q = in_heads(c, named(norm_over_heads(s / "norm_q", c, project(s / "to_q", c, x)), "query_proj"));
+  Tensor q = in_heads(c, named(norm_over_heads(s / "norm_q", c, project(s / "to_q", c, x)), value::kQueryProj));
+  const AttentionOptions how = nn::attention_options(s, {.batch = axis::kBatch,
+                                                         .length = axis::kCrossLength,
+                                                         .kv_length = axis::kCrossKvLength,
+                                                         .heads = axis::kCrossHeads,
+                                                         .head_dim = axis::kKv});
   Tensor y;
   for (size_t i = 0; i < context.size(); i += 2) {
-    Tensor of_one = attend(s, q, in_heads(c, context[i]), in_heads(c, context[i + 1]),
-                           {.batch = axis::kBatch,
-                            .length = axis::kCrossLength,
-                            .kv_length = axis::kCrossKvLength,
-                            .heads = axis::kCrossHeads,
-                            .head_dim = axis::kKv});
+    Tensor of_one = heads_together(nn::cross_attend(q, in_heads(c, context[i]), in_heads(c, context[i + 1]), how));
     y = y ? y + of_one : of_one;
   }
-  return attention_out(s, c, named(y, "cross_attn"));
+  return attention_out(s, c, y);
 }
 
 /// Row `i` of a table of modulations [.., n, D] → [.., D].
@@ -263,7 +260,7 @@ Tensor wan_block(const Scope& s, const Config& c, Tensor x, Tensor modulation, c
   Tensor table = wide(s).param("scale_shift_table", {1, 6, c.width()}, {}, init::normal(1 / std::sqrt(width)));
   Tensor e = modulation + table;
   auto gated = [](Tensor to, Tensor y, Tensor gate) { return cast(f32(to) + f32(y) * gate, to.dtype()); };
-  x = named(shard(x, {axis::kBatch, axis::kLength, axis::kHeadsAct}), "hidden_states");
+  x = shard(x, {axis::kBatch, axis::kLength, axis::kHeadsAct});
 
   Tensor n = cast(modulated(s / "norm1", c, x, row(e, 0), row(e, 1)), x.dtype());
   x = gated(x, self_attention(s / "attn1", c, n, positions), row(e, 2));

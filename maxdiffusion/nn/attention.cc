@@ -1,5 +1,6 @@
 #include "maxdiffusion/nn/attention.h"
 
+#include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -17,6 +18,21 @@ AttentionOptions attention_options(const Scope& s, AttentionAxes axes) {
           .axes = std::move(axes)};
 }
 
+namespace {
+
+Tensor attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o, const char* name) {
+  return named(named(attention(named(q, value::kXqOut), named(k, value::kXkOut), v, o), name), value::kAttnOutput);
+}
+
+}  // namespace
+
+Tensor self_attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
+  return attend(q, k, v, o, value::kSelfAttn);
+}
+Tensor cross_attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
+  return attend(q, k, v, o, value::kCrossAttn);
+}
+
 Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const MultiHeadOptions& o) {
   auto path = s.path_scope();
   const int64_t width = x.dim(-1);
@@ -24,12 +40,13 @@ Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const Mult
         "attention: {} channels do not divide into {} heads, at {}", width, o.heads, s.path());
   auto constrain = [&](Tensor t) { return o.annotated ? shard(t, {axis::kBatch, axis::kLength, axis::kHeadsAct}) : t; };
   const std::string embed = o.annotated ? axis::kEmbed : "", heads = o.annotated ? axis::kHeads : "";
-  auto project = [&](const char* name, Tensor from) {
+  auto project = [&](const char* layer, Tensor from, const char* name) {
     Tensor y =
-        constrain(linear(s / name, from, {.out = width, .bias = o.qkv_bias, .in_axis = embed, .out_axis = heads}));
-    return reshape(y, {y.dim(0), y.dim(1), o.heads, width / o.heads});
+        constrain(linear(s / layer, from, {.out = width, .bias = o.qkv_bias, .in_axis = embed, .out_axis = heads}));
+    return named(reshape(y, {y.dim(0), y.dim(1), o.heads, width / o.heads}), name);
   };
-  Tensor q = project("to_q", x), k = project("to_k", context), v = project("to_v", context);
+  Tensor q = project("to_q", x, value::kQueryProj), k = project("to_k", context, value::kKeyProj),
+         v = project("to_v", context, value::kValueProj);
   if (o.upcast) q = cast(q, DType::f32), k = cast(k, DType::f32), v = cast(v, DType::f32);
   const AttentionAxes axes = o.annotated ? AttentionAxes{.batch = axis::kBatch,
                                                          .length = axis::kLength,
@@ -37,7 +54,8 @@ Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const Mult
                                                          .heads = axis::kHeadsAct,
                                                          .head_dim = axis::kKv}
                                          : AttentionAxes{};
-  Tensor y = cast(attention(q, k, v, attention_options(s, axes)), x.dtype());
+  const AttentionOptions how = attention_options(s, axes);
+  Tensor y = cast(x == context ? self_attend(q, k, v, how) : cross_attend(q, k, v, how), x.dtype());
   y = constrain(reshape(y, x.dims()));
   return linear(s / "to_out.0", y, {.out = width, .in_axis = heads, .out_axis = embed});
 }

@@ -9,6 +9,10 @@ namespace md::nn {
 /// As the scope's options say; `axes`: how the operands lie on a mesh.
 AttentionOptions attention_options(const Scope& s, AttentionAxes axes = {});
 
+/// attention() with names for remat policies (autodiff/named_values.h) on what it reads and makes.
+Tensor self_attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o);
+Tensor cross_attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o);
+
 struct MultiHeadOptions {
   int64_t heads = 1;
   bool qkv_bias = false;

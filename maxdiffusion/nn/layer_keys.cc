@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "maxdiffusion/autodiff/checkpoint.h"
+#include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/ops/attention.h"
@@ -13,20 +14,20 @@
 namespace md {
 namespace {
 
-/// Names that models give to values inside their blocks.
-constexpr std::string_view kNamedValues[] = {"hidden_states", "self_attn",      "cross_attn",    "attn_output",
-                                             "query_proj",    "key_proj",       "value_proj",    "xq_out",
-                                             "xk_out",        "ffn_activation", "key_proj_text", "value_proj_text",
-                                             "key_proj_img",  "value_proj_img"};
-
-std::vector<std::string> kept_names(const LayerKeys& k) {
-  std::vector<std::string> all = k.names_which_can_be_saved;
-  all.insert(all.end(), k.names_which_can_be_offloaded.begin(), k.names_which_can_be_offloaded.end());
-  for (const std::string& name : all)
-    check(std::ranges::find(kNamedValues, name) != std::end(kNamedValues), Code::invalid_config,
-          "names_which_can_be_saved, names_which_can_be_offloaded: '{}' is not one of: {}", name,
-          fmt::join(kNamedValues, ", "));
-  return all;
+RematNames remat_names(const LayerKeys& k) {
+  auto check_names = [](const char* key, const std::vector<std::string>& names) {
+    for (const std::string& name : names)
+      check(std::ranges::find(value::kAll, name) != std::end(value::kAll), Code::invalid_config,
+            "{}: '{}' is not one of: {}", key, name, fmt::join(value::kAll, ", "));
+  };
+  check_names("names_which_can_be_saved", k.names_which_can_be_saved);
+  check_names("names_which_can_be_offloaded", k.names_which_can_be_offloaded);
+  for (const std::string& name : k.names_which_can_be_saved)
+    check(std::ranges::count(k.names_which_can_be_offloaded, name) == 0, Code::invalid_config,
+          "names_which_can_be_saved and names_which_can_be_offloaded both have '{}'; a value is kept on the device or "
+          "offloaded to the host",
+          name);
+  return {k.names_which_can_be_saved, k.names_which_can_be_offloaded};
 }
 
 /// The sizes that blocks here have. The others are of tiles inside MaxDiffusion's TPU kernels.
@@ -70,7 +71,7 @@ ScopeOptions scope_options(const LayerKeys& k) {
                  .flash_min_seq_length = k.flash_min_seq_length,
                  .attention_blocks = attention_blocks(k.flash_block_sizes),
                  .remat = k.remat_policy,
-                 .remat_names = kept_names(k),
+                 .remat_names = remat_names(k),
                  .scan_layers = k.scan_layers,
                  .dropout = k.dropout,
                  .quantization = make_quantization(k.quantization)};

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "maxdiffusion/autodiff/checkpoint.h"
+#include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/ops/control_flow.h"
@@ -142,7 +143,8 @@ Tensor dropout(const Scope& s, Tensor x) {
 Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x) {
   const RematPolicy policy = remat_policy(s.options().remat, s.options().remat_names);
   if (!policy) return f(x);
-  return checkpoint(policy, [&](const std::vector<Tensor>& xs) { return std::vector{f(xs[0])}; }, {x})[0];
+  auto block = [&](const std::vector<Tensor>& xs) { return std::vector{f(named(xs[0], value::kHiddenStates))}; };
+  return checkpoint(policy, block, {x})[0];
 }
 
 Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block) {

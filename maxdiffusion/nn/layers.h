@@ -64,7 +64,7 @@ Tensor activation(const std::string& name, Tensor x);
 Tensor dropout(const Scope& s, Tensor x);
 inline constexpr const char* kDropout = "dropout";
 
-/// f(x) as a checkpoint region of the scope's remat policy; f itself when that is NONE.
+/// f(x) as a checkpoint region of the scope's remat policy, x named hidden_states; f itself when that is NONE.
 Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x);
 
 /// `n` blocks whose parameters are `s / i / …`, or, with scan_layers, one loop over stacked parameters `s / "*" / …`.

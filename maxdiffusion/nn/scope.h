@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "maxdiffusion/autodiff/checkpoint.h"
 #include "maxdiffusion/graph/graph.h"
 #include "maxdiffusion/nn/param.h"
 #include "maxdiffusion/ops/attention_parts.h"
@@ -25,8 +26,8 @@ struct ScopeOptions {
   int64_t flash_min_seq_length = 256;
   AttentionBlocks attention_blocks = {};
   std::string remat = "NONE";
-  std::vector<std::string> remat_names = {};  // what remat CUSTOM keeps
-  bool scan_layers = false;                   // repeated blocks as one loop over stacked parameters
+  RematNames remat_names = {};  // of remat CUSTOM
+  bool scan_layers = false;     // repeated blocks as one loop over stacked parameters
   bool trainable = true;
   bool replicated = false;  // parameters lie whole on every device, whatever their axes are
   double dropout = 0;       // probability that dropout layers drop a value, in [0, 1); none does without with_random

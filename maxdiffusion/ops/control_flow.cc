@@ -1,6 +1,7 @@
 #include "maxdiffusion/ops/control_flow.h"
 
 #include <map>
+#include <set>
 #include <utility>
 
 #include "maxdiffusion/base/error.h"
@@ -105,6 +106,7 @@ class BodyView final : public ForwardView {
               .emplace_back(c.in(static_cast<int>(attrs.carries + i)),
                             backward.argument(arguments[1 + attrs.carries + i].shape()))
               .second;
+    for (const auto& [t, row] : known_) given_.insert(t);
     for (size_t i = 0; i < forward.captures().size(); ++i)
       outer_of_[forward.captures()[i].second] = c.in(static_cast<int>(attrs.carries + attrs.slices + i));
   }
@@ -124,6 +126,7 @@ class BodyView final : public ForwardView {
     return known_[t] = residuals_.back().second;
   }
   Node& home(Node& n) override { return n; }
+  bool at_hand(Tensor t) override { return given_.contains(t) || outer_of_.contains(t); }
 
   /// (stacked outer value, its row in the backward body).
   const std::vector<std::pair<Tensor, Tensor>>& rows() const { return rows_; }
@@ -133,6 +136,7 @@ class BodyView final : public ForwardView {
  private:
   Graph& backward_;
   std::map<Tensor, Tensor> known_, outer_of_;
+  std::set<Tensor> given_;  // index and rows
   std::vector<std::pair<Tensor, Tensor>> rows_, residuals_;
 };
 

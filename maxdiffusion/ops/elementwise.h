@@ -69,6 +69,11 @@ Tensor where(Tensor c, Tensor a, Tensor b);
 Tensor stop_gradient(Tensor x);
 /// The identity; the node carries `name` for remat policies.
 Tensor named(Tensor x, std::string name);
+
+/// Kinds of memory that a device reaches.
+enum class Memory { device, host };
+/// The identity; from there on the value lies in this memory. On CPUs there is one kind, and the log says so once.
+Tensor place(Tensor x, Memory memory);
 /// Ties values so that the compiler moves no computation across.
 std::vector<Tensor> optimization_barrier(const std::vector<Tensor>& xs);
 

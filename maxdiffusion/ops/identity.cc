@@ -1,4 +1,7 @@
 // Operations that compute nothing and mean something to autodiff, to remat policies, or to the compiler's scheduler.
+#include <fmt/format.h>
+
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/registry.h"
@@ -25,6 +28,26 @@ constexpr OpDef kNamed = {
     .emit = pass_through,
     .vjp = [](const VjpCtx& c) -> Grads { return {c.dy()}; },
     .samples = one_vector,
+    .cheap = true,
+    .same_as = [](const Node&, int) { return size_t{0}; },
+};
+
+// What JAX writes for device_put with a kind of memory: the compiler moves the value beside other work, and where it is
+// stored into a loop's buffer or read from one, the whole buffer lies in that memory.
+constexpr OpDef kPlace = {
+    .name = "place",
+    .infer = same_as_inputs,
+    .emit =
+        [](EmitCtx& c) {
+          if (c.platform() == Platform::cpu) return c.set_out(c.in());
+          const bool host = c.attrs<Memory>() == Memory::host;
+          c.simple("stablehlo.custom_call",
+                   fmt::format("call_target_name = \"annotate_device_placement\", has_side_effect = true, "
+                               "mhlo.frontend_attributes = {{_xla_buffer_placement = \"{}\"}}",
+                               host ? "pinned_host" : "device"));
+        },
+    .vjp = [](const VjpCtx& c) -> Grads { return {c.dy()}; },
+    .samples = []() -> std::vector<OpSample> { return {{.inputs = {f64({3})}, .attributes = Memory::host}}; },
 };
 
 constexpr OpDef kBarrier = {
@@ -57,15 +80,18 @@ Tensor stop_gradient(Tensor x) { return apply(kStopGradient, {x}); }
 
 Tensor named(Tensor x, std::string name) {
   Tensor y = apply(kNamed, {x});
-  // What made it has the name as well: a gradient that reads its own result (tanh's) would compute it again otherwise.
-  Node& made = *x.node();
-  if (made.graph == y.node()->graph && made.outputs.size() == 1 && made.name.empty()) made.name = name;
   y.node()->name = std::move(name);
   return y;
 }
 
+Tensor place(Tensor x, Memory memory) {
+  if (memory == Memory::host && x.graph().options().platform == Platform::cpu)
+    log_info_once("remat_policy: what it offloads stays where it is, since a CPU's memory is the host's");
+  return apply(kPlace, {x}, memory);
+}
+
 std::vector<Tensor> optimization_barrier(const std::vector<Tensor>& xs) { return apply_multi(kBarrier, xs); }
 
-OpList identity_ops() { return {&kStopGradient, &kNamed, &kBarrier}; }
+OpList identity_ops() { return {&kStopGradient, &kNamed, &kPlace, &kBarrier}; }
 
 }  // namespace md

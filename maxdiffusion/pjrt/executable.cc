@@ -44,7 +44,8 @@ std::optional<MemoryStats> Compiled::memory() const {
                      .outputs = args.output_size_in_bytes,
                      .aliased = args.alias_size_in_bytes,
                      .temporary = args.temp_size_in_bytes,
-                     .code = args.generated_code_size_in_bytes};
+                     .code = args.generated_code_size_in_bytes,
+                     .host = args.host_temp_size_in_bytes};
 }
 
 std::optional<double> Compiled::cost(const char* property) const {

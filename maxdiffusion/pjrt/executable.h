@@ -21,9 +21,10 @@ struct CompileOptions {
   std::string serialize() const;
 };
 
-/// The compiler's plan, bytes on one device. `aliased`: part of arguments that outputs take over.
+/// The compiler's plan, bytes on one device. `aliased`: part of arguments that outputs take over. `host`: temporary
+/// memory of the host for it.
 struct MemoryStats {
-  int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0;
+  int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0, host = 0;
 };
 
 /// What is known of a compiled program, loaded or not.

@@ -127,6 +127,7 @@ void print_report(const Steps& steps, const AheadOfTime& ahead, double flops) {
     const MemoryPlan& m = *ahead.memory;
     fmt::print("on each device: arguments {}, outputs {} (in the arguments' place {}), temporary {}, code {}\n",
                size(m.arguments), size(m.outputs), size(m.aliased), size(m.temporary), size(m.code));
+    if (m.host > 0) fmt::print("in the host's memory for each device: {}\n", size(m.host));
     fmt::print("together {}{}\n", size(m.peak()), p.memory ? fmt::format(" of {}", size(*p.memory)) : "");
   }
   fmt::print("work of a step: {:.4f} TFLOP on each device by the products of the model",

@@ -38,13 +38,16 @@ std::optional<MemoryPlan> memory_plan(const pjrt::Compiled& compiled) {
                     .outputs = m->outputs,
                     .aliased = m->aliased,
                     .temporary = m->temporary,
-                    .code = m->code};
+                    .code = m->code,
+                    .host = m->host};
 }
 std::string to_string(const MemoryPlan& plan) {
   constexpr double kGiB = 1 << 30;
-  return fmt::format("memory per device {:.2f} GiB (arguments {:.2f}, temporary {:.2f})",
-                     static_cast<double>(plan.peak()) / kGiB, static_cast<double>(plan.arguments) / kGiB,
-                     static_cast<double>(plan.temporary) / kGiB);
+  std::string text = fmt::format("memory per device {:.2f} GiB (arguments {:.2f}, temporary {:.2f})",
+                                 static_cast<double>(plan.peak()) / kGiB, static_cast<double>(plan.arguments) / kGiB,
+                                 static_cast<double>(plan.temporary) / kGiB);
+  if (plan.host > 0) text += fmt::format(", {:.2f} GiB of the host", static_cast<double>(plan.host) / kGiB);
+  return text;
 }
 
 std::optional<MemoryPlan> Program::memory() const { return memory_plan(impl_->executable.compiled()); }

@@ -154,9 +154,9 @@ struct CompileReport {
   bool from_cache = false;
   int64_t program_bytes = 0;  // of StableHLO text
 };
-/// Bytes per device, as the compiler plans them.
+/// Bytes per device, as the compiler plans them. `host`: what waits in the host's memory (remat policies that offload).
 struct MemoryPlan {
-  int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0;
+  int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0, host = 0;
   int64_t peak() const { return arguments + outputs - aliased + temporary; }
 };
 /// "memory per device 5.03 GiB (arguments 4.78, temporary 0.24)"

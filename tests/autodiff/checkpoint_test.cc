@@ -1,3 +1,4 @@
+#include "maxdiffusion/ops/custom_vjp.h"
 #include "tests/autodiff/judge.h"
 
 namespace md {
@@ -84,12 +85,15 @@ TEST(Checkpoint, NamedPoliciesKeepWhatTheySay) {
   const auto wanted = with_gradients(shapes, named_chain({})).run();
   struct Case {
     const char* name;
-    std::vector<std::string> names;
+    RematNames names;
     int dots, tanhs;  // beyond those without recomputation
   };
   for (const Case& c : {Case{"NONE", {}, 0, 0}, Case{"FULL", {}, 8, 2}, Case{"MATMUL_WITHOUT_BATCH", {}, 4, 2},
-                        Case{"OFFLOAD_MATMUL_WITHOUT_BATCH", {}, 4, 2}, Case{"CUSTOM", {"query_proj"}, 6, 0},
-                        Case{"CUSTOM", {"key_proj"}, 8, 2}, Case{"HIDDEN_STATE_WITH_OFFLOAD", {}, 8, 2}}) {
+                        Case{"OFFLOAD_MATMUL_WITHOUT_BATCH", {}, 4, 2},
+                        Case{"CUSTOM", {.saved = {"query_proj"}, .offloaded = {}}, 6, 0},
+                        Case{"CUSTOM", {.saved = {}, .offloaded = {"query_proj"}}, 6, 0},
+                        Case{"CUSTOM", {.saved = {"key_proj"}, .offloaded = {"value_proj"}}, 8, 2},
+                        Case{"HIDDEN_STATE_WITH_OFFLOAD", {}, 8, 2}}) {
     const auto traced = with_gradients(shapes, named_chain(remat_policy(c.name, c.names)));
     const std::string text = traced.text(), none = with_gradients(shapes, named_chain({})).text();
     EXPECT_EQ(count(text, "stablehlo.dot_general") - count(none, "stablehlo.dot_general"), c.dots) << c.name;
@@ -98,6 +102,57 @@ TEST(Checkpoint, NamedPoliciesKeepWhatTheySay) {
     for (size_t i = 0; i < wanted.size(); ++i)
       expect_close(found[i].to_doubles(), wanted[i].to_doubles(), 1e-5, c.name + (" " + std::to_string(i)));
   }
+}
+
+TEST(Checkpoint, ANameStandsForAllThatAnOperationMakesHoweverItIsShaped) {
+  // Two names on a reshaped result of a function with a gradient of its own, which reads its other result as well.
+  auto loss = [](const RematPolicy& policy) -> Loss {
+    return [=](Graph&, const std::vector<Tensor>& x) {
+      return sum(checkpoint(
+          policy,
+          [](const std::vector<Tensor>& v) {
+            const std::vector<Tensor> ys = custom_vjp(
+                {v[0]},
+                [](const std::vector<Tensor>& in) {
+                  return std::vector{tanh(in[0]), exp(in[0])};
+                },
+                [](const std::vector<Tensor>&, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
+                  return {dys[0] * out[1] * out[0]};
+                });
+            Tensor y = named(named(reshape(ys[0], {6}), "self_attn"), "attn_output");
+            return std::vector<Tensor>{sin(reshape(y, {3, 2}))};
+          },
+          x)[0]);
+    };
+  };
+  const std::vector<Shape> shapes = {f64({2, 3})};
+  const auto wanted = with_gradients(shapes, loss({})).run();
+  for (const RematNames& names : {RematNames{{"self_attn"}, {}}, RematNames{{"attn_output"}, {}},
+                                  RematNames{{}, {"attn_output"}}, RematNames{{"self_attn"}, {"attn_output"}}}) {
+    const auto traced = with_gradients(shapes, loss(remat_policy("CUSTOM", names)));
+    EXPECT_EQ(count(traced.text(), "stablehlo.tanh"), 1);
+    EXPECT_EQ(count(traced.text(), "stablehlo.exponential"), 1);
+    EXPECT_EQ(traced.run()[1].to_doubles(), wanted[1].to_doubles());
+    Graph tpu(GraphOptions{.platform = Platform::tpu});
+    traced.trace(tpu);  // both results go to the host and come back, unless one of the names keeps them here
+    EXPECT_EQ(count(to_stablehlo(tpu), "annotate_device_placement"), names.saved.empty() ? 4 : 0);
+  }
+  EXPECT_EQ(count(with_gradients(shapes, loss(remat_policy("FULL"))).text(), "stablehlo.exponential"), 2);
+}
+
+TEST(Checkpoint, WhatIsOffloadedGoesToTheHostOnceAndComesBackForEachUse) {
+  Graph g(GraphOptions{.platform = Platform::tpu});
+  with_gradients(kSmall, [](Graph& graph, const std::vector<Tensor>& x) {
+    return chain(3, remat_policy("OFFLOAD_MATMUL_WITHOUT_BATCH"))(graph, x);
+  }).trace(g);
+  const std::string text = to_stablehlo(g);
+  // Of two products in a block only the first one is read on the way back.
+  EXPECT_EQ(count(text, "_xla_buffer_placement = \"pinned_host\""), 3);
+  EXPECT_EQ(count(text, "_xla_buffer_placement = \"device\""), 3);
+  EXPECT_EQ(count(text, "stablehlo.tanh"), 6);
+  // A CPU's memory is the host's.
+  EXPECT_EQ(count(with_gradients(kSmall, chain(3, remat_policy("OFFLOAD_MATMUL_WITHOUT_BATCH"))).text(), "annotate"),
+            0);
 }
 
 TEST(Checkpoint, RegionsNest) {

@@ -22,12 +22,17 @@ double number_after(const std::string& text, const std::string& words) {
 }
 
 TEST(CompileAhead, SaysWhatAStepTakesOnTpusThatAreNotHere) {
-  const Outcome o = compile({"topology=v5p:2x2x1", "ici_data_parallelism=1", "ici_fsdp_parallelism=2",
-                             "ici_context_parallelism=2", "attention=ring", "flash_min_seq_length=0"});
+  const Outcome o =
+      compile({"topology=v5p:2x2x1", "ici_data_parallelism=1", "ici_fsdp_parallelism=2", "ici_context_parallelism=2",
+               "attention=ring", "flash_min_seq_length=0", "remat_policy=HIDDEN_STATE_WITH_OFFLOAD"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.out, "topology: 4 × TPU v5")) << o.out;
   EXPECT_TRUE(contains(o.out, "mesh: fsdp 2 × context 2 (4 devices)")) << o.out;
   EXPECT_TRUE(contains(o.out, " of 95.73 GiB")) << o.out;
+  // What blocks read, and what their two attentions make of the queries of a device: f32, with a logarithm for a head.
+  const double tokens = 5 * 4 * 4, samples = 8, width = 192, heads = 6, blocks = 6;
+  const double offloaded = blocks * samples * tokens * (3 * width + 2 * heads) * 4 / 4 / (1 << 20);
+  EXPECT_GE(number_after(o.out, "in the host's memory for each device: "), 0.9 * offloaded) << o.out;
   // Parameters, two moments of each and averages, f32, most of them split over fsdp and context; what is small is
   // whole, and padded to the TPU's tiles.
   const Outcome params = maxdiffusion({"inspect", "params", kConfig, kModel, "scan_layers=true"});

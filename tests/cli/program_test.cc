@@ -112,6 +112,20 @@ TEST(Program, InspectPrintsEachStageOfARun) {
   EXPECT_TRUE(contains(inspect("memory"), "training step: memory per device 0."));
 }
 
+TEST(Program, SaysOnceThatACpuKeepsWhatAPolicyOffloads) {
+  auto said = [](const char* policy) {
+    const Outcome o = maxdiffusion({"inspect", "graph", kQuickstart, std::string("remat_policy=") + policy,
+                                    "pretrained_model_name_or_path=" MD_SOURCE_DIR "/configs/models/emoji"});
+    EXPECT_EQ(o.status, 0) << o.err;
+    const std::string line = "remat_policy: what it offloads stays where it is, since a CPU's memory is the host's";
+    int times = 0;
+    for (size_t at = o.err.find(line); at != o.err.npos; at = o.err.find(line, at + 1)) ++times;
+    return times;
+  };
+  EXPECT_EQ(said("HIDDEN_STATE_WITH_OFFLOAD"), 1);
+  EXPECT_EQ(said("MATMUL_WITHOUT_BATCH"), 0);
+}
+
 TEST(Program, InspectPrintsEveryKeyWithItsDefaultAsAConfig) {
   TemporaryFolder folder;
   const Outcome o = maxdiffusion({"inspect", "keys"});

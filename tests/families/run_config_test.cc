@@ -70,8 +70,10 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
   EXPECT_TRUE(contains(refusal({"precision=BEST"}), "is not one of: DEFAULT, HIGH, HIGHEST"));
   EXPECT_TRUE(contains(refusal({"attention=splash"}), "is not one of: dot_product, flash"));
   EXPECT_TRUE(contains(refusal({"remat_policy=FLUX_OPTIMIZED"}), "is not one of: NONE, FULL"));
-  EXPECT_TRUE(contains(refusal({"names_which_can_be_saved=[all]"}), "'all' is not one of: hidden_states"));
-  EXPECT_TRUE(contains(refusal({"names_which_can_be_offloaded=[all]"}), "'all' is not one of: hidden_states"));
+  for (const std::string key : {"names_which_can_be_saved", "names_which_can_be_offloaded"})
+    EXPECT_TRUE(contains(refusal({key + "=[all]"}), key + ": 'all' is not one of: hidden_states, self_attn"));
+  EXPECT_TRUE(contains(refusal({"names_which_can_be_saved=[xq_out]", "names_which_can_be_offloaded=[xq_out]"}),
+                       "both have 'xq_out'"));
   EXPECT_TRUE(contains(refusal({"text_encoder_dtype=int8"}), "text_encoder_dtype 'int8' is no float"));
   EXPECT_TRUE(contains(refusal({"vae_dtype=int8"}), "vae_dtype 'int8' is no float"));
   EXPECT_TRUE(contains(refusal({"vae_weights_dtype=int8"}), "vae_weights_dtype 'int8' is no float"));
@@ -170,7 +172,8 @@ TEST(RunConfig, SaysToLayersWhatItsKeysSay) {
   const LayerKeys custom = parse("", {"remat_policy=CUSTOM", "names_which_can_be_saved=['attn_output', 'query_proj']",
                                       "names_which_can_be_offloaded=['xq_out']"})
                                .layers;
-  EXPECT_EQ(scope_options(custom).remat_names, (std::vector<std::string>{"attn_output", "query_proj", "xq_out"}));
+  EXPECT_EQ(scope_options(custom).remat_names,
+            (RematNames{.saved = {"attn_output", "query_proj"}, .offloaded = {"xq_out"}}));
 }
 
 TEST(RunConfig, SaysToFrozenModelsWhatTheirKeysSay) {

@@ -189,7 +189,6 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Variant{"UnetScanned", kUnet, {.scan_layers = true}},
                     Variant{"UnetRecomputed", kUnet, {.remat = "FULL"}},
                     Variant{"UnetScannedAndRecomputed", kUnet, {.remat = "FULL", .scan_layers = true}},
-                    Variant{"UnetLinearKept", kUnet, {.remat = "MATMUL_WITHOUT_BATCH", .scan_layers = true}},
                     Variant{"Umt5ScannedAndRecomputed", kUmt5, {.remat = "FULL", .scan_layers = true}},
                     Variant{"Umt5Flash", kUmt5, {.attention = "flash", .flash_min_seq_length = 1}},
                     Variant{"ClipVisionRecomputed", kVision, {.remat = "FULL"}}),
