@@ -2,6 +2,7 @@
 #pragma once
 
 #include "maxdiffusion/families/family.h"
+#include "maxdiffusion/tasks/denoise.h"
 
 namespace md {
 
@@ -34,6 +35,17 @@ inline std::shared_ptr<const Family> tiny_family() {
       {"text_encoder/config.json", text(4, "CLIPTextModel")},
       {"text_encoder_2/config.json", text(8, "CLIPTextModelWithProjection")},
   }));
+}
+
+/// Noise of 64×64 pixels predicted with that model, four samples a batch.
+inline DenoiseTask tiny_task() {
+  DenoiseTask t;
+  t.family = tiny_family();
+  t.process =
+      make_process({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}}, ProcessKeys{});
+  t.batch_size = 4;
+  t.size = {64, 64};
+  return t;
 }
 
 }  // namespace md

@@ -133,9 +133,13 @@ struct Reader {
       by_id[op.id()] = &op;
       if (std::string kind = kind_of(op.opcode()); !kind.empty()) {
         Collective c{std::move(kind), groups_of(op), 0, times, unknown, op.metadata().op_name()};
-        for (int64_t operand : op.operand_ids())
-          if (auto given = by_id.find(operand); given != by_id.end()) c.bytes += bytes_of(given->second->shape());
-        if (c.kind == "all-gather" && !c.groups.empty()) c.bytes *= static_cast<int64_t>(c.groups[0].size());
+        if (c.kind == "all-gather") {  // a start's result is what it is given and what it makes
+          const bool starts = op.opcode() != c.kind && op.shape().tuple_shapes_size() > 1;
+          c.bytes = bytes_of(starts ? op.shape().tuple_shapes(1) : op.shape());
+        } else {
+          for (int64_t operand : op.operand_ids())
+            if (auto given = by_id.find(operand); given != by_id.end()) c.bytes += bytes_of(given->second->shape());
+        }
         found.push_back(std::move(c));
         continue;  // what it calls sums two numbers
       }

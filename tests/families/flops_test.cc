@@ -9,16 +9,6 @@
 namespace md {
 namespace {
 
-DenoiseTask tiny_task() {
-  DenoiseTask t;
-  t.family = tiny_family();
-  t.process =
-      make_process({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}}, ProcessKeys{});
-  t.batch_size = 4;
-  t.size = {64, 64};
-  return t;
-}
-
 /// Of the loss alone.
 double forward(const DenoiseTask& task) {
   Graph g;

@@ -12,6 +12,7 @@
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/optim/optimizer.h"
+#include "maxdiffusion/pjrt/executable.h"
 
 namespace md {
 namespace {
@@ -139,6 +140,7 @@ MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshMo
   const CompileConfig config{.jax_cache_dir = "", .xla_flags = "--xla_backend_optimization_level=0"};
   const Program program = compile(devices, s.graph, config, "mesh_step");
   MeshRun run;
+  if (const auto told = program.compiled().collectives()) run.collectives = sum_collectives(*told, devices.mesh());
   ArrayMap state, batch;
   for (size_t i = 0; i < program.input_names().size(); ++i) {
     const std::string& name = program.input_names()[i];

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/runtime/runtime.h"
@@ -14,6 +15,7 @@ struct MeshRun {
   double loss = 0;   // of the last step
   HostArrays state;  // parameters and moments after the last step, by input name
   std::map<std::string, int64_t> bytes_per_device, bytes;
+  std::vector<CollectiveSum> collectives;
 };
 
 enum class MeshModel { unet, wan };

@@ -82,6 +82,7 @@ void expect_result_of_one_device(const Sizes& sizes, MeshModel model) {
       EXPECT_EQ(run.bytes_per_device.at(name), run.bytes_per_device.at(parameter)) << name;
     }
   }
+  for (const CollectiveSum& c : run.collectives) std::printf("  %s\n", to_string(c).c_str());
   std::printf("  worst parameter %s %.2g, one device holds %.3f of the state\n", where.c_str(), worst,
               static_cast<double>(held) / static_cast<double>(whole));
   EXPECT_LE(static_cast<double>(held) / static_cast<double>(whole), sizes.held);
@@ -90,10 +91,9 @@ void expect_result_of_one_device(const Sizes& sizes, MeshModel model) {
 class MeshTest : public testing::TestWithParam<Sizes> {};
 TEST_P(MeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_one_device(GetParam(), MeshModel::unet); }
 
+constexpr Sizes kData{"Data8", 8, 1, 1, 1, 1.0}, kFsdp{"Fsdp4FsdpBatch2", 1, 4, 1, 1, 0.5, "flash", 2};
 INSTANTIATE_TEST_SUITE_P(EightDevices, MeshTest,
-                         testing::Values(Sizes{"Data8", 8, 1, 1, 1, 1.0},
-                                         Sizes{"Fsdp4FsdpBatch2", 1, 4, 1, 1, 0.5, "flash", 2},
-                                         Sizes{"Tensor2Data4", 4, 1, 1, 2, 0.9},
+                         testing::Values(kData, kFsdp, Sizes{"Tensor2Data4", 4, 1, 1, 2, 0.9},
                                          Sizes{"Context2Data4", 4, 1, 2, 1, 1.0}, kMixed),
                          [](const auto& info) { return info.param.name; });
 
@@ -104,6 +104,36 @@ INSTANTIATE_TEST_SUITE_P(EightDevices, WanMeshTest,
                          testing::Values(Sizes{"Data2Context4", 2, 1, 4, 1, 0.5, "ring"},
                                          Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3, "ulysses"}),
                          [](const auto& info) { return info.param.name; });
+
+/// Bytes of a step's messages of this kind; every one of them goes along `axes`.
+double bytes_of(const MeshRun& run, const std::string& kind, const std::vector<std::string>& axes) {
+  double bytes = 0;
+  for (const CollectiveSum& c : run.collectives) {
+    if (c.kind != kind) continue;
+    EXPECT_EQ(c.axes, axes) << to_string(c) << ": " << largest(c, 3);
+    bytes += c.bytes;
+  }
+  return bytes;
+}
+
+// A lost annotation shows here: an activation that is gathered, or a weight that is gathered twice.
+TEST(EightDevices, SumGradientsOnceAndGatherSplitWeightsOnce) {
+  for (const Sizes& sizes : {kData, kFsdp}) {
+    const MeshRun& run = run_of(sizes);
+    double weights = 0, split = 0;
+    for (const auto& [name, bytes] : run.bytes) {
+      if (!name.starts_with("unet/")) continue;
+      weights += static_cast<double>(bytes);
+      if (run.bytes_per_device.at(name) < bytes) split += static_cast<double>(bytes);
+    }
+    const std::vector<std::string> axes =
+        sizes.data > 1 ? std::vector<std::string>{"data"} : std::vector<std::string>{"fsdp", "fsdp_batch"};
+    EXPECT_NEAR(bytes_of(run, "all-reduce", axes) / weights, 1, 0.01) << sizes.name;
+    EXPECT_NEAR(bytes_of(run, "all-gather", axes) / weights, split / weights, 0.01) << sizes.name;
+    for (const CollectiveSum& c : run.collectives)
+      EXPECT_TRUE(c.kind == "all-reduce" || c.kind == "all-gather") << to_string(c) << ": " << largest(c, 3);
+  }
+}
 
 TEST(MeshSizes, BatchIsSpreadOverAllDevices) {
   const MeshRun& run = run_of(kMixed);
