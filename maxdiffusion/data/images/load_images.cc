@@ -68,8 +68,9 @@ LoadedImages load_images(const std::shared_ptr<const RecordSource>& source, cons
   const ImagesInBuckets all = sort_into_aspect_buckets(source, config);
   check(all.sizes.size() == 1, Code::internal, "load_images: the images are of {} sizes", all.sizes.size());
   LoadedImages out = load_images(*all.source, all.records[0], config);
-  check(!out.names.empty(), Code::io, "{}: none of {} pictures decodes; the first: {}", source->name(),
-        all.records[0].size(), out.skipped[0]);
+  if (out.names.empty())
+    fail(Code::io, "{}: none of {} pictures decodes; the first: {}", source->name(), all.records[0].size(),
+         out.skipped.at(0));
   return out;
 }
 
