@@ -212,9 +212,11 @@ md_module(pipelines USES encoders schedulers config)
 md_module(train USES tasks optim lora metrics)
 md_module(run USES train pipelines)
 # Modules that trace graphs and arrange runs have no loops worth more: a fifth of the time of compiling them.
-foreach(module graph mesh config autodiff nn models schedulers optim families encoders tasks pipelines train run)
+foreach(module graph mesh config pjrt autodiff nn models schedulers optim lora metrics families encoders tasks pipelines
+               train run)
   target_compile_options(md_${module} PRIVATE $<$<CONFIG:Release>:-O1>)
 endforeach()
+set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/lora/lora_thin.cc PROPERTIES COMPILE_OPTIONS -O3)
 md_tests(ops USES ops autodiff runtime)
 md_tests(kernels USES nn autodiff runtime COST 30)
 md_tests(autodiff USES ops autodiff runtime SHARDS 2 COST 20)

@@ -24,7 +24,8 @@ double number_after(const std::string& text, const std::string& words) {
 TEST(CompileAhead, SaysWhatAStepTakesOnTpusThatAreNotHere) {
   const Outcome o =
       compile({"topology=v5p:2x2x1", "ici_data_parallelism=1", "ici_fsdp_parallelism=2", "ici_context_parallelism=2",
-               "attention=ring", "flash_min_seq_length=0", "remat_policy=HIDDEN_STATE_WITH_OFFLOAD"});
+               "attention=ring", "flash_min_seq_length=0", "remat_policy=HIDDEN_STATE_WITH_OFFLOAD"},
+              "plan");  // which says all that compile says
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.out, "topology: 4 × TPU v5")) << o.out;
   EXPECT_TRUE(contains(o.out, "mesh: fsdp 2 × context 2 (4 devices)")) << o.out;
@@ -43,19 +44,7 @@ TEST(CompileAhead, SaysWhatAStepTakesOnTpusThatAreNotHere) {
   // Weights are gathered for use, keys passed round.
   EXPECT_TRUE(contains(o.out, "all-gather over fsdp × context: ")) << o.out;
   EXPECT_TRUE(contains(o.out, "collective-permute over context: ")) << o.out;
-}
-
-TEST(CompileAhead, WhatDoesNotFitIsAnErrorWithBothNumbers) {
-  const Outcome o = compile({"topology=v5p:2x2x1", "ici_data_parallelism=4", "per_device_batch_size=20000"});
-  EXPECT_EQ(o.status, 6) << o.err;
-  EXPECT_TRUE(contains(o.err, "exceeds available HBM (95.73G)")) << o.err;
-}
-
-TEST(Plan, NamesThePartsOfMemoryAndPredictsTheStep) {
-  Outcome o = compile({"topology=v5p:2x2x1", "ici_data_parallelism=1", "ici_fsdp_parallelism=2",
-                       "ici_context_parallelism=2", "attention=ring", "flash_min_seq_length=0"},
-                      "plan");
-  ASSERT_EQ(o.status, 0) << o.err;
+  // The parts of the memory, and the least time.
   const double parts = number_after(o.out, "arguments: weights ") + number_after(o.out, ", moments ") +
                        number_after(o.out, ", averages ") + number_after(o.out, ", batch ") +
                        number_after(o.out, ", padding ");
@@ -68,10 +57,16 @@ TEST(Plan, NamesThePartsOfMemoryAndPredictsTheStep) {
   EXPECT_GE(number_after(o.out, "at least "), number_after(o.out, ", memory "));
 }
 
+TEST(CompileAhead, WhatDoesNotFitIsAnErrorWithBothNumbers) {
+  const Outcome o = compile({"topology=v5p:2x2x1", "ici_data_parallelism=4", "per_device_batch_size=20000"});
+  EXPECT_EQ(o.status, 6) << o.err;
+  EXPECT_TRUE(contains(o.err, "exceeds available HBM (95.73G)")) << o.err;
+}
+
 TEST(Plan, SaysWhatWouldMakeAStepFit) {
   // 6.5 GiB, of which all but one are values kept for the way back.
   const Outcome o = shell("ulimit -v 5000000; " MD_BINARY_DIR "/maxdiffusion plan " + kConfig + " " + kModel +
-                          " scan_layers=true per_device_batch_size=400");
+                          " scan_layers=true per_device_batch_size=400 xla_flags=--xla_backend_optimization_level=0");
   EXPECT_EQ(o.status, 6) << o.err;
   EXPECT_TRUE(contains(o.err, " GiB on each device, which has 4.77 GiB")) << o.err;
   EXPECT_TRUE(contains(o.err, "try: remat_policy=FULL")) << o.err;

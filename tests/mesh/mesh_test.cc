@@ -63,6 +63,35 @@ double relative_error(const HostArray& a, const HostArray& b) {
   return std::sqrt(difference / std::max(size, 1e-30));
 }
 
+constexpr Sizes kData{"Data8", 8, 1, 1, 1, 1.0}, kFsdp{"Fsdp4FsdpBatch2", 1, 4, 1, 1, 0.5, "flash", 2};
+
+/// Bytes of a step's messages of this kind; every one of them goes along `axes`.
+double bytes_of(const MeshRun& run, const std::string& kind, const std::vector<std::string>& axes) {
+  double bytes = 0;
+  for (const CollectiveSum& c : run.collectives) {
+    if (c.kind != kind) continue;
+    EXPECT_EQ(c.axes, axes) << to_string(c) << ": " << largest(c, 3);
+    bytes += c.bytes;
+  }
+  return bytes;
+}
+
+/// Of a mesh that splits the batch alone, or the weights as well. A lost annotation shows here: an activation that is
+/// gathered, or a weight that is gathered twice.
+void expect_gradients_summed_once_and_split_weights_gathered_once(const MeshRun& run,
+                                                                  const std::vector<std::string>& axes) {
+  double weights = 0, split = 0;
+  for (const auto& [name, bytes] : run.bytes) {
+    if (!name.starts_with("unet/")) continue;
+    weights += static_cast<double>(bytes);
+    if (run.bytes_per_device.at(name) < bytes) split += static_cast<double>(bytes);
+  }
+  EXPECT_NEAR(bytes_of(run, "all-reduce", axes) / weights, 1, 0.01);
+  EXPECT_NEAR(bytes_of(run, "all-gather", axes) / weights, split / weights, 0.01);
+  for (const CollectiveSum& c : run.collectives)
+    EXPECT_TRUE(c.kind == "all-reduce" || c.kind == "all-gather") << to_string(c) << ": " << largest(c, 3);
+}
+
 void expect_result_of_one_device(const Sizes& sizes, MeshModel model) {
   const MeshRun &expected = run_of(kOne, model), &run = run_of(sizes, model);
   EXPECT_NEAR(run.loss, expected.loss, 1e-5 * expected.loss);
@@ -89,9 +118,15 @@ void expect_result_of_one_device(const Sizes& sizes, MeshModel model) {
 }
 
 class MeshTest : public testing::TestWithParam<Sizes> {};
-TEST_P(MeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_one_device(GetParam(), MeshModel::unet); }
+TEST_P(MeshTest, GivesTheLossAndParametersOfOneDevice) {
+  expect_result_of_one_device(GetParam(), MeshModel::unet);
+  const MeshRun& run = run_of(GetParam());
+  EXPECT_EQ(run.bytes_per_device.at("sample") * 8, run.bytes.at("sample"));
+  if (GetParam().name == kData.name) expect_gradients_summed_once_and_split_weights_gathered_once(run, {"data"});
+  if (GetParam().name == kFsdp.name)
+    expect_gradients_summed_once_and_split_weights_gathered_once(run, {"fsdp", "fsdp_batch"});
+}
 
-constexpr Sizes kData{"Data8", 8, 1, 1, 1, 1.0}, kFsdp{"Fsdp4FsdpBatch2", 1, 4, 1, 1, 0.5, "flash", 2};
 INSTANTIATE_TEST_SUITE_P(EightDevices, MeshTest,
                          testing::Values(kData, kFsdp, Sizes{"Tensor2Data4", 4, 1, 1, 2, 0.9},
                                          Sizes{"Context2Data4", 4, 1, 2, 1, 1.0}, kMixed),
@@ -104,41 +139,6 @@ INSTANTIATE_TEST_SUITE_P(EightDevices, WanMeshTest,
                          testing::Values(Sizes{"Data2Context4", 2, 1, 4, 1, 0.5, "ring"},
                                          Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3, "ulysses"}),
                          [](const auto& info) { return info.param.name; });
-
-/// Bytes of a step's messages of this kind; every one of them goes along `axes`.
-double bytes_of(const MeshRun& run, const std::string& kind, const std::vector<std::string>& axes) {
-  double bytes = 0;
-  for (const CollectiveSum& c : run.collectives) {
-    if (c.kind != kind) continue;
-    EXPECT_EQ(c.axes, axes) << to_string(c) << ": " << largest(c, 3);
-    bytes += c.bytes;
-  }
-  return bytes;
-}
-
-// A lost annotation shows here: an activation that is gathered, or a weight that is gathered twice.
-TEST(EightDevices, SumGradientsOnceAndGatherSplitWeightsOnce) {
-  for (const Sizes& sizes : {kData, kFsdp}) {
-    const MeshRun& run = run_of(sizes);
-    double weights = 0, split = 0;
-    for (const auto& [name, bytes] : run.bytes) {
-      if (!name.starts_with("unet/")) continue;
-      weights += static_cast<double>(bytes);
-      if (run.bytes_per_device.at(name) < bytes) split += static_cast<double>(bytes);
-    }
-    const std::vector<std::string> axes =
-        sizes.data > 1 ? std::vector<std::string>{"data"} : std::vector<std::string>{"fsdp", "fsdp_batch"};
-    EXPECT_NEAR(bytes_of(run, "all-reduce", axes) / weights, 1, 0.01) << sizes.name;
-    EXPECT_NEAR(bytes_of(run, "all-gather", axes) / weights, split / weights, 0.01) << sizes.name;
-    for (const CollectiveSum& c : run.collectives)
-      EXPECT_TRUE(c.kind == "all-reduce" || c.kind == "all-gather") << to_string(c) << ": " << largest(c, 3);
-  }
-}
-
-TEST(MeshSizes, BatchIsSpreadOverAllDevices) {
-  const MeshRun& run = run_of(kMixed);
-  EXPECT_EQ(run.bytes_per_device.at("sample") * 8, run.bytes.at("sample"));
-}
 
 TEST(MeshSizes, ThatDoNotFitTheDevicesAreRefused) {
   try {
