@@ -31,11 +31,10 @@ void go_on_in_a_child() {
        WTERMSIG(status), strsignal(WTERMSIG(status)));
 }
 
-std::string size(double bytes) {
-  const double mib = bytes / (1 << 20);
+std::string size(int64_t bytes) {
+  const double mib = static_cast<double>(bytes) / (1 << 20);
   return mib < 1024 ? fmt::format("{:.1f} MiB", mib) : fmt::format("{:.2f} GiB", mib / 1024);
 }
-std::string size(int64_t bytes) { return size(static_cast<double>(bytes)); }
 
 /// What this process may have, which virtual devices of a CPU share: the machine's memory, or less by `ulimit -v`.
 int64_t host_memory() {
@@ -151,9 +150,7 @@ Held held_by(const StepGraph& s, const Mesh& mesh, const StepOptions& o) {
   std::map<std::string, const Param*> params;
   for (const Param& p : s.params.params()) params[p.input] = &p;
   for (const GraphInput& in : s.graph->inputs()) {
-    int64_t elements = in.value.shape().elements();
-    for (const auto& axes : in.sharding)
-      for (const std::string& axis : axes) elements /= mesh.size(axis);
+    const int64_t elements = shard_of(mesh, Sharding{in.sharding}, in.value.dims(), 0, in.name).elements();
     const int64_t bytes = elements * static_cast<int64_t>(size_of(in.value.dtype()));
     const auto param = params.find(in.name);
     if (param == params.end()) {

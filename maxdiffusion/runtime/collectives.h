@@ -24,7 +24,7 @@ struct CollectiveSum {
 /// `operations` of a program whose partitions are the devices of `mesh` in its order; sorted by bytes, most first.
 std::vector<CollectiveSum> sum_collectives(const std::vector<pjrt::Collective>& operations, const Mesh& mesh);
 
-/// "all-gather over fsdp: 12 operations, 360 runs, 4.50 GiB (ICI)"
+/// "all-gather over fsdp: 12 operations, 360 runs, 4608.00 MiB (ICI)"
 std::string to_string(const CollectiveSum& sum);
 /// The `count` names with most bytes: "blocks.*.ffn.net.0.proj/dot 1.20 MiB, …".
 std::string largest(const CollectiveSum& sum, size_t count);

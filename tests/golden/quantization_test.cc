@@ -12,6 +12,7 @@
 #include "maxdiffusion/nn/quantization_keys.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "tests/golden/model_case.h"
+#include "tests/golden/wan_case.h"
 
 namespace md {
 namespace {
@@ -87,11 +88,6 @@ TEST(Quantize, MakesTheNumbersOfQwixToTheBit) {
     for (size_t k = 0; k < a.size(); ++k)
       EXPECT_EQ(a[k], b[k]) << names[i] << ", number " << k << " of " << x.to_doubles()[k % a.size()];
   }
-}
-
-NamedTensors run_wan(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
-  const WanInputs inputs{.sample = in.at("sample"), .timestep = in.at("timestep"), .text = in.at("text")};
-  return {{"sample", wan_transformer(s, WanTransformerConfig::from_json(json), inputs).sample}};
 }
 
 // 127.5 steps reach from zero to the largest of a row's or channel's values, which is about 2.5 times their root mean

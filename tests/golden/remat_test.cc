@@ -16,6 +16,7 @@
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "tests/golden/model_case.h"
+#include "tests/golden/wan_case.h"
 
 namespace md {
 namespace {
@@ -25,14 +26,6 @@ NamedTensors run_unet(const Scope& s, const nlohmann::json& config, NamedTensors
                             {.sample = in.at("sample"),
                              .timestep = in.at("timestep"),
                              .encoder_hidden_states = in.at("encoder_hidden_states")})}};
-}
-
-NamedTensors run_wan(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
-  return {{"sample",
-           wan_transformer(
-               s, WanTransformerConfig::from_json(json),
-               {.sample = in.at("sample"), .timestep = in.at("timestep"), .text = in.at("text"), .image = in["image"]})
-               .sample}};
 }
 
 NamedTensors run_clip(const Scope& s, const nlohmann::json& json, NamedTensors& in) {

@@ -7,20 +7,13 @@
 #include "maxdiffusion/models/wan_names.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "tests/golden/model_case.h"
+#include "tests/golden/wan_case.h"
 
 namespace md {
 namespace {
 
 // The goldens are of a float64 run; diffusers' own float32 run is one noise floor away from it.
 constexpr double kNoiseFloors = 10;
-
-NamedTensors run_wan(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
-  return {{"sample",
-           wan_transformer(
-               s, WanTransformerConfig::from_json(json),
-               {.sample = in.at("sample"), .timestep = in.at("timestep"), .text = in.at("text"), .image = in["image"]})
-               .sample}};
-}
 
 /// As run_wan, with the keys and values of cross attention made beforehand.
 NamedTensors run_with_context(const Scope& s, const nlohmann::json& json, NamedTensors& in) {

@@ -1,0 +1,17 @@
+// The transformer of Wan on the inputs of a golden; "image" may be missing.
+#pragma once
+
+#include "maxdiffusion/models/wan_transformer.h"
+#include "tests/golden/model_case.h"
+
+namespace md {
+
+inline NamedTensors run_wan(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  return {{"sample",
+           wan_transformer(
+               s, WanTransformerConfig::from_json(json),
+               {.sample = in.at("sample"), .timestep = in.at("timestep"), .text = in.at("text"), .image = in["image"]})
+               .sample}};
+}
+
+}  // namespace md
