@@ -356,6 +356,30 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   return latents;
 }
 
+std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOptions& o, const GraphOptions& placed) {
+  const std::unique_ptr<Scheduler> scheduler = make_scheduler(o.scheduler_config);
+  const SampleTable table = scheduler->table(o.num_inference_steps);
+  PromptConditioning prompts;
+  std::vector<Field> fields = family.conditioning_fields();
+  if (family.images().least > 0) std::ranges::copy(family.image_fields(o.size), std::back_inserter(fields));
+  for (const Field& f : fields) prompts.positive[f.name] = HostArray(batched(1, f.shape));
+  const SamplingPlan plan = sampling_plan(family, table, o);
+  std::vector<SamplingGraph> graphs;
+  for (const Stretch& stretch : plan.stretches) {
+    if (std::ranges::count(graphs, stretch.denoiser, &SamplingGraph::denoiser) > 0) continue;
+    const StretchSetup steps{
+        family, *scheduler, stretch, prompts, o, o.batch > 0 ? o.batch : o.samples(), table.rows.dims()[1], {}};
+    SamplingGraph& s = graphs.emplace_back(stretch.denoiser, std::make_unique<Graph>(placed));
+    s.params = params_of(
+        *s.graph,
+        [&](Graph& g, const ScopeOf& scope) {
+          build_steps(g, scope, steps, o.step_by_step ? 1 : stretch.steps, family.latent_dims(o.size));
+        },
+        o.scope);
+  }
+  return graphs;
+}
+
 HostArray decode_latents(MediaAutoencoder& coder, const Family& family, const HostArray& latents, bool tiled) {
   HostArray media = coder.decode(family.latent_scale().undo(latents), tiled);
   check_finite("pixels", media, "try: another autoencoder; the weights of this one may be damaged");

@@ -72,6 +72,17 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
 HostArray denoise(const Devices& devices, const Family& family, const WeightsOf& weights,
                   const PromptConditioning& prompts, const SampleOptions& options);
 
+/// A program of `denoise`: the first of each denoiser, by its name.
+struct SamplingGraph {
+  std::string denoiser;
+  std::unique_ptr<Graph> graph;
+  ParamTable params;
+};
+/// What `denoise` would compile for `options`, without weights, prompts or ControlNet. Caches between steps are left
+/// out: of two programs with them, this is the larger one's work.
+std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOptions& options,
+                                           const GraphOptions& placed);
+
 /// Media f32 [N, H, W, 3] in [−1, 1] from latents of `denoise`; `tiled`: see MediaAutoencoder. Throws device where they
 /// are not finite.
 HostArray decode_latents(MediaAutoencoder& coder, const Family& family, const HostArray& latents, bool tiled = false);

@@ -21,7 +21,15 @@ std::string CompileOptions::serialize() const {
   assignment.set_replica_count(1);
   assignment.set_computation_count(static_cast<int32_t>(partitions));
   for (int id : device_ids) assignment.add_computation_devices()->add_replica_device_ids(id);
-  for (const auto& [name, value] : flags) (*options.mutable_env_option_overrides())[name].set_string_field(value);
+  for (const auto& [name, value] : flags) {
+    auto& flag = (*options.mutable_env_option_overrides())[name];
+    const bool yes = value == "true" || value == "True", no = value == "false" || value == "False";
+    // Numbers and names are read from text by the plugin; of truth values it takes only Python's spelling.
+    if (yes || no)
+      flag.set_bool_field(yes);
+    else
+      flag.set_string_field(value);
+  }
 
   std::string bytes;
   {

@@ -46,6 +46,51 @@ bool has_float8(const Device& device) {
   return std::ranges::none_of(kBefore, [&](std::string_view kind) { return device.kind.starts_with(kind); });
 }
 
+/// MaxDiffusion's flags for Wan on v5p, for sampling and light work, for several hosts, and for Ulysses.
+std::vector<FlagSet> flag_sets() {
+  // The documents have `true`. Beside xla_tpu_overlap_compute_collective_tc that gave wrong results (jax#38741), and
+  // libtpu refuses the pair since, but for v5e.
+  constexpr const char* kRefused = "false";
+  return {
+      {"wan_v5p_train",
+       {{"xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true"},
+        {"xla_tpu_megacore_fusion_allow_ags", "false"},
+        {"xla_enable_async_collective_permute", "true"},
+        {"xla_tpu_enable_ag_backward_pipelining", "true"},
+        {"xla_tpu_enable_data_parallel_all_reduce_opt", "true"},
+        {"xla_tpu_data_parallel_opt_different_sized_ops", "true"},
+        {"xla_tpu_enable_async_collective_fusion", kRefused},
+        {"xla_tpu_enable_async_collective_fusion_multiple_steps", "true"},
+        {"xla_tpu_overlap_compute_collective_tc", "true"},
+        {"xla_enable_async_all_gather", "true"},
+        {"xla_tpu_scoped_vmem_limit_kib", "65536"},
+        {"xla_tpu_enable_async_all_to_all", "true"},
+        {"xla_tpu_enable_all_experimental_scheduler_features", "true"},
+        {"xla_tpu_enable_scheduler_memory_pressure_tracking", "true"},
+        {"xla_tpu_host_transfer_overlap_limit", "24"},
+        {"xla_tpu_aggressive_opt_barrier_removal", "ENABLED"},
+        {"xla_lhs_prioritize_async_depth_over_stall", "ENABLED"},
+        {"xla_should_allow_loop_variant_parameter_in_chain", "ENABLED"},
+        {"xla_should_add_loop_invariant_op_in_chain", "ENABLED"},
+        {"xla_max_concurrent_host_send_recv", "100"},
+        {"xla_tpu_scheduler_percent_shared_memory_limit", "100"},
+        {"xla_latency_hiding_scheduler_rerun", "2"},
+        {"xla_tpu_use_minor_sharding_for_major_trivial_input", "true"},
+        {"xla_tpu_relayout_group_size_threshold_for_reduce_scatter", "1"},
+        {"xla_tpu_assign_all_reduce_scatter_layout", "true"}}},
+      {"wan_light",
+       {{"xla_tpu_enable_async_collective_fusion", kRefused},
+        {"xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "true"},
+        {"xla_tpu_enable_async_collective_fusion_multiple_steps", "true"},
+        {"xla_tpu_overlap_compute_collective_tc", "true"},
+        {"xla_enable_async_all_reduce", "true"}}},
+      {"multihost",
+       {{"xla_tpu_enable_async_collective_fusion", "true"},
+        {"xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "true"},
+        {"xla_tpu_enable_async_collective_fusion_multiple_steps", "true"}}},
+      {"ulysses", {{"xla_tpu_enable_async_all_to_all", "true"}, {"xla_tpu_overlap_compute_collective_tc", "true"}}}};
+}
+
 }  // namespace
 
 const PlatformDef kTpuPlatform = {
@@ -53,6 +98,7 @@ const PlatformDef kTpuPlatform = {
     .plugin_files = {"libtpu/libtpu.so"},
     .wheel = "libtpu",
     .default_options = {},
+    .flag_sets = flag_sets(),
     .environment = {"XLA_FLAGS", "LIBTPU_INIT_ARGS"},
     .peak_flops = peak,
     .rates = rates,

@@ -21,6 +21,12 @@ struct DeviceRates {
   double network;  // to other slices or hosts
 };
 
+/// Options of the compiler under one name, for one kind of work.
+struct FlagSet {
+  const char* name;
+  std::vector<std::pair<const char*, const char*>> flags;
+};
+
 struct PlatformDef {
   const char* hardware;                                            // as in the config
   std::vector<const char*> plugin_files;                           // inside the folder of unpacked wheels, best first
@@ -28,6 +34,7 @@ struct PlatformDef {
   Options default_options;                                         // for the client; the caller's win
   std::vector<std::pair<const char*, const char*>> compile_flags;  // for the compiler; those of the config win
   std::vector<std::pair<const char*, const char*>> lean_flags;     // instead, for programs that favour little memory
+  std::vector<FlagSet> flag_sets;                                  // by name, those of the config win
   std::vector<const char*> environment;  // variables that the plugin reads itself and that change what it compiles
   /// Dense FLOP/s of one device for matrix products of this type; absent when not known for the kind.
   std::optional<double> (*peak_flops)(std::string_view device_kind, DType type);

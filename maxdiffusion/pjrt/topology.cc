@@ -6,6 +6,7 @@
 
 #include "maxdiffusion/pjrt/api.h"
 #include "maxdiffusion/pjrt/device.h"
+#include "maxdiffusion/pjrt/platforms.h"
 
 namespace md::pjrt {
 
@@ -19,11 +20,13 @@ Topology Topology::create(const std::string& hardware, const std::string& name, 
   }
   Options options;
   if (slices > 1) options["num_slices"] = slices;
-  return Topology(Plugin::load(plugin_path.empty() ? Plugin::find(hardware) : plugin_path), name, options);
+  return Topology(Plugin::load(plugin_path.empty() ? Plugin::find(hardware) : plugin_path), platform_for(hardware),
+                  name, options);
 }
 
-Topology::Topology(std::shared_ptr<Plugin> plugin, const std::string& name, const Options& options)
-    : plugin_(std::move(plugin)) {
+Topology::Topology(std::shared_ptr<Plugin> plugin, const PlatformDef& def, const std::string& name,
+                   const Options& options)
+    : plugin_(std::move(plugin)), platform_(&def) {
   const PJRT_Api* api = plugin_->api();
   const std::vector<PJRT_NamedValue> values = named_values(options);
   PJRT_TopologyDescription_Create_Args create{};
@@ -37,6 +40,10 @@ Topology::Topology(std::shared_ptr<Plugin> plugin, const std::string& name, cons
   platform.topology = create.topology;
   PJRT_CALL(api, PJRT_TopologyDescription_PlatformName, platform);
   platform_name_.assign(platform.platform_name, platform.platform_name_size);
+  PJRT_TopologyDescription_PlatformVersion_Args version{};
+  version.topology = create.topology;
+  PJRT_CALL(api, PJRT_TopologyDescription_PlatformVersion, version);
+  platform_version_.assign(version.platform_version, version.platform_version_size);
   PJRT_TopologyDescription_GetDeviceDescriptions_Args all{};
   all.topology = create.topology;
   PJRT_CALL(api, PJRT_TopologyDescription_GetDeviceDescriptions, all);
@@ -49,7 +56,9 @@ Topology::Topology(std::shared_ptr<Plugin> plugin, const std::string& name, cons
 Topology::Topology(Topology&& o) noexcept
     : plugin_(std::move(o.plugin_)),
       handle_(std::exchange(o.handle_, nullptr)),
+      platform_(o.platform_),
       platform_name_(std::move(o.platform_name_)),
+      platform_version_(std::move(o.platform_version_)),
       devices_(std::move(o.devices_)) {}
 
 Topology::~Topology() {

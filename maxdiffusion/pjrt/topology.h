@@ -21,16 +21,20 @@ class Topology {
   ~Topology();
 
   const Plugin& plugin() const { return *plugin_; }
+  const PlatformDef& platform() const { return *platform_; }
   const std::string& platform_name() const { return platform_name_; }
+  const std::string& platform_version() const { return platform_version_; }
   const std::vector<Device>& devices() const { return devices_; }
   /// Not loaded and not runnable here: its memory and cost can be asked for.
   Compiled compile(std::string_view mlir, const CompileOptions& options) const;
 
  private:
-  Topology(std::shared_ptr<Plugin> plugin, const std::string& name, const Options& options);
+  Topology(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, const std::string& name,
+           const Options& options);
   std::shared_ptr<Plugin> plugin_;
   void* handle_ = nullptr;  // PJRT_TopologyDescription*
-  std::string platform_name_;
+  const PlatformDef* platform_;
+  std::string platform_name_, platform_version_;
   std::vector<Device> devices_;
 };
 

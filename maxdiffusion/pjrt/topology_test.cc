@@ -4,18 +4,25 @@
 #include <gtest/gtest.h>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/pjrt/platforms.h"
 
 namespace md::pjrt {
 namespace {
 
-TEST(Topology, CompilesForAbsentTpus) {
-  std::string path;
+/// Where libtpu is; "" where it is not.
+std::string libtpu() {
   try {
-    path = Plugin::find("tpu");
-  } catch (const Error& e) {
-    GTEST_SKIP() << "libtpu is not installed; set MAXDIFFUSION_PLUGIN_DIR to a folder that has libtpu.so";
+    return Plugin::find("tpu");
+  } catch (const Error&) {
+    return "";
   }
-  const Topology t = Topology::create("tpu", "v5p:2x2x1", path);
+}
+constexpr const char* kMissing = "libtpu is not installed; set MAXDIFFUSION_PLUGIN_DIR to a folder that has libtpu.so";
+
+TEST(Topology, CompilesForAbsentTpus) {
+  if (libtpu().empty()) GTEST_SKIP() << kMissing;
+  const Topology t = Topology::create("tpu", "v5p:2x2x1", libtpu());
+  EXPECT_FALSE(t.platform_version().empty());
   EXPECT_EQ(t.platform_name(), "tpu");
   ASSERT_EQ(t.devices().size(), 4u);
   for (const Device& d : t.devices()) EXPECT_EQ(d.coords.size(), 3u);
@@ -35,6 +42,30 @@ TEST(Topology, CompilesForAbsentTpus) {
   EXPECT_EQ(c.memory()->arguments, (1024 * 1024 + 256 * 1024) * 2);
   ASSERT_TRUE(c.flops());
   EXPECT_NEAR(*c.flops(), 2.0 * 256 * 1024 * 1024, 1e7);
+}
+
+TEST(Topology, TheCompilerKnowsEveryFlagOfTheSetsAndNamesOthers) {
+  if (libtpu().empty()) GTEST_SKIP() << kMissing;
+  const Topology t = Topology::create("tpu", "v5p:2x2x1", libtpu());
+  constexpr const char* text = R"(module @one {
+  func.func public @main(%x: tensor<8x128xf32>) -> tensor<8x128xf32> {
+    %y = stablehlo.add %x, %x : tensor<8x128xf32>
+    return %y : tensor<8x128xf32>
+  }
+})";
+  ASSERT_EQ(t.platform().flag_sets.size(), 4U);
+  EXPECT_EQ(t.platform().flag_sets[0].flags.size(), 25U);
+  for (const FlagSet& set : t.platform().flag_sets) {
+    CompileOptions options{.device_ids = {t.devices()[0].id}, .flags = {}};
+    options.flags.insert(set.flags.begin(), set.flags.end());
+    EXPECT_NO_THROW(t.compile(text, options)) << set.name;
+  }
+  try {
+    t.compile(text, {.device_ids = {t.devices()[0].id}, .flags = {{"xla_tpu_no_such_flag", "true"}}});
+    ADD_FAILURE() << "an unknown flag was taken";
+  } catch (const Error& e) {
+    EXPECT_NE(e.message().find("xla_tpu_no_such_flag"), std::string::npos) << e.message();
+  }
 }
 
 }  // namespace

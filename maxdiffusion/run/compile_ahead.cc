@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/pjrt/topology.h"
+#include "maxdiffusion/run/generate.h"
 #include "maxdiffusion/run/plan.h"
 
 namespace md {
@@ -88,31 +89,59 @@ Place place_of(const RunConfig& c, const RunModels& models) {
 /// Models are opened on this machine's own device, for their configs, where the step is compiled for others.
 RunConfig for_models(const RunConfig& c) {
   RunConfig here = c;
-  if (!c.hardware.topology.empty()) here.hardware = {}, here.mesh = {};
+  if (!c.hardware.topology.empty()) here.hardware = {.compile_step = c.hardware.compile_step}, here.mesh = {};
   return here;
 }
 
-/// A run's steps, traced for a place: one, or one of each expert.
+/// Whether denoising is looked at, not training.
+bool samples(const RunConfig& c) {
+  const std::string& step = c.hardware.compile_step;
+  check(step == "training" || step == "sampling", Code::invalid_config,
+        "compile_step is '{}'; expected training or sampling", step);
+  return step == "sampling";
+}
+
+/// A run's programs, traced for a place: of its only denoiser, or of each expert.
 struct Steps {
   explicit Steps(const RunConfig& c)
       : config(for_models(c)),
-        models(config, c.model.pretrained_model_name_or_path, Purpose::training),
-        place(place_of(c, models)),
-        training(planned_training(models, place.count())) {
+        models(config, c.model.pretrained_model_name_or_path, samples(c) ? Purpose::sampling : Purpose::training),
+        place(place_of(c, models)) {
     const AxisRules rules = axis_rules(c, models.family()->axis_rules());
-    for (const DenoiseTask& one : training.tasks)
-      graphs.push_back(trace_step(one, graph_options(place.mesh, place.seen, &rules), training.step));
+    const GraphOptions placed = graph_options(place.mesh, place.seen, &rules);
+    if (samples(c)) {
+      const SampleOptions o = planned_sampling(models, place.count());
+      step.scope = o.scope;
+      config.compile.lean = true;
+      for (SamplingGraph& s : sampling_graphs(*models.family(), o, placed)) {
+        names.push_back(s.denoiser);
+        graphs.push_back({std::move(s.graph), std::move(s.params), {}, 0});
+        std::vector<Tensor> results;
+        for (const GraphOutput& out : graphs.back().graph->outputs()) results.push_back(out.value);
+        graphs.back().flops = count_flops(*graphs.back().graph, results);
+      }
+      return;
+    }
+    const PlannedTraining training = planned_training(models, place.count());
+    step = training.step;
+    for (const DenoiseTask& one : training.tasks) {
+      names.push_back(one.model());
+      graphs.push_back(trace_step(one, placed, step));
+    }
+  }
+  std::string what(size_t i) const {
+    return fmt::format("the {} of {}", samples(config) ? "sampling step" : "training step", names[i]);
   }
   AheadOfTime compile(size_t i) const {
-    const std::string model = training.tasks[i].model();
-    log_info("compiling the training step of {} for {} × {}", model, place.count(), place.seen.device_kind);
-    return place.compile(*graphs[i].graph, config.compile, "train_" + model);
+    log_info("compiling {} for {} × {}", what(i), place.count(), place.seen.device_kind);
+    return place.compile(*graphs[i].graph, config.compile, (samples(config) ? "denoise_" : "train_") + names[i]);
   }
 
   RunConfig config;
   RunModels models;
   Place place;
-  PlannedTraining training;
+  StepOptions step;
+  std::vector<std::string> names;  // of the models
   std::vector<StepGraph> graphs;
 };
 
@@ -133,6 +162,7 @@ void print_report(const Steps& steps, const AheadOfTime& ahead, double flops) {
              flops / static_cast<double>(p.count()) / 1e12);
   if (ahead.flops) fmt::print(", {:.4f} by the compiler's count", *ahead.flops / 1e12);
   fmt::print("\n");
+  if (!ahead.kept.empty()) fmt::print("kept for such devices: {}\n", ahead.kept);
   if (!ahead.collectives) return;
   for (const CollectiveSum& sum : *ahead.collectives)
     fmt::print("{}; most of it {}\n", to_string(sum), largest(sum, 3));
@@ -192,7 +222,7 @@ double seconds_of(const CollectiveSum& sum, const Mesh& mesh, const pjrt::Device
 void print_roofline(const Steps& steps, const AheadOfTime& ahead, double flops) {
   const Place& p = steps.place;
   const auto rates = p.platform->rates(p.seen.device_kind);
-  auto peak = p.platform->peak_flops(p.seen.device_kind, steps.training.step.scope.activations);
+  auto peak = p.platform->peak_flops(p.seen.device_kind, steps.step.scope.activations);
   // TPUs multiply f32 as bf16, unless they are asked for more.
   if (!peak) peak = p.platform->peak_flops(p.seen.device_kind, DType::bf16);
   if (!rates || !peak) {
@@ -216,8 +246,8 @@ AheadOfTime fitting(const Steps& steps, size_t i) {
   AheadOfTime ahead = steps.compile(i);
   const auto& limit = steps.place.memory;
   check(!ahead.memory || !limit || ahead.memory->peak() <= *limit, Code::out_of_memory,
-        "a training step of {} takes {} on each device, which has {}", steps.training.tasks[i].model(),
-        size(ahead.memory ? ahead.memory->peak() : 0), size(limit.value_or(0)));
+        "{} takes {} on each device, which has {}", steps.what(i), size(ahead.memory ? ahead.memory->peak() : 0),
+        size(limit.value_or(0)));
   return ahead;
 }
 
@@ -230,7 +260,8 @@ struct Change {
 std::vector<Change> changes_of(const RunConfig& c, const Mesh& mesh) {
   std::vector<Change> all;
   auto add = [&](const std::string& words, auto change) { change(all.emplace_back(words, c).config); };
-  if (c.layers.remat_policy != "FULL") add("remat_policy=FULL", [](RunConfig& d) { d.layers.remat_policy = "FULL"; });
+  const bool keeps = !samples(c) && c.layers.remat_policy != "FULL";  // values for the way back
+  if (keeps) add("remat_policy=FULL", [](RunConfig& d) { d.layers.remat_policy = "FULL"; });
   if (c.layers.attention == "dot_product") add("attention=flash", [](RunConfig& d) { d.layers.attention = "flash"; });
   if (mesh.size("data") > 1)
     add("ici_data_parallelism=1 ici_fsdp_parallelism=-1", [](RunConfig& d) {
@@ -238,10 +269,11 @@ std::vector<Change> changes_of(const RunConfig& c, const Mesh& mesh) {
       d.mesh.ici_fsdp_parallelism = -1;
     });
   for (double batch = c.batches.per_device_batch_size / 2; c.batches.global_batch_size <= 0 && batch >= 1; batch /= 8)
-    add(fmt::format("remat_policy=FULL per_device_batch_size={:g}", std::floor(batch)), [&](RunConfig& d) {
-      d.layers.remat_policy = "FULL";
-      d.batches.per_device_batch_size = std::floor(batch);
-    });
+    add(fmt::format("{}per_device_batch_size={:g}", keeps ? "remat_policy=FULL " : "", std::floor(batch)),
+        [&](RunConfig& d) {
+          if (keeps) d.layers.remat_policy = "FULL";
+          d.batches.per_device_batch_size = std::floor(batch);
+        });
   return all;
 }
 
@@ -282,12 +314,11 @@ void plan(const RunConfig& c) {
     int64_t trained = 0;
     for (const Param& p : step.params.params())
       if (p.trainable) trained += p.shape.elements();
-    fmt::print("{}: {} parameters, of which {} are trained\n", steps.training.tasks[i].model(), step.params.count(),
-               trained);
+    fmt::print("{}: {} parameters, of which {} are trained\n", steps.names[i], step.params.count(), trained);
     try {
       const AheadOfTime ahead = fitting(steps, i);
       print_report(steps, ahead, step.flops);
-      if (ahead.memory) print_parts(held_by(step, steps.place.mesh, steps.training.step), *ahead.memory);
+      if (ahead.memory) print_parts(held_by(step, steps.place.mesh, steps.step), *ahead.memory);
       print_roofline(steps, ahead, step.flops);
     } catch (Error& e) {
       if (e.code() == Code::out_of_memory) try_changes(c, steps.place.mesh, e);

@@ -24,7 +24,6 @@
 #include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/progress_bar.h"
-#include "maxdiffusion/pipelines/denoise_loop.h"
 #include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/run/values.h"
 #include "maxdiffusion/run/write_media.h"
@@ -93,19 +92,7 @@ ControlOptions control_options(RunConfig& c) {
 }
 
 SampleOptions options_of(const RunModels& models) {
-  const RunConfig& c = models.config();
-  const int64_t devices = models.devices().mesh().devices();
-  const int64_t global = c.batches.global_batch_size;
-  const double per_device = global > 0  // half a picture more, since what is over is cut off
-                                ? (static_cast<double>(global) + 0.5) / static_cast<double>(devices)
-                                : c.batches.per_device_batch_size;
-  SampleOptions o =
-      sample_options(c.sample, *models.family(), sample_size(c, *models.family()), per_device, devices, c.seed());
-  o.scheduler_config = sampling_config(models.folder().scheduler_config(), c.scheduler);
-  o.scope = models.denoiser_options();
-  o.compile = c.compile;
-  o.cache = c.step_cache;
-  return o;
+  return planned_sampling(models, models.devices().mesh().devices());
 }
 
 bool has_images(const RunModels& models) {
@@ -229,6 +216,21 @@ class Sampler {
 };
 
 }  // namespace
+
+SampleOptions planned_sampling(const RunModels& models, int64_t devices) {
+  const RunConfig& c = models.config();
+  const int64_t global = c.batches.global_batch_size;
+  const double per_device = global > 0  // half a picture more, since what is over is cut off
+                                ? (static_cast<double>(global) + 0.5) / static_cast<double>(devices)
+                                : c.batches.per_device_batch_size;
+  SampleOptions o =
+      sample_options(c.sample, *models.family(), sample_size(c, *models.family()), per_device, devices, c.seed());
+  o.scheduler_config = sampling_config(models.folder().scheduler_config(), c.scheduler);
+  o.scope = models.denoiser_options();
+  o.compile = c.compile;
+  o.cache = c.step_cache;
+  return o;
+}
 
 void generate(const RunConfig& given, bool with_control) {
   const RunConfig config = with_drawn_seeds(given);

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "maxdiffusion/pipelines/denoise_loop.h"
 #include "maxdiffusion/run/run_models.h"
 
 namespace md {
@@ -10,6 +11,9 @@ namespace md {
 /// Generates what the keys ask for into output_dir. The model is the one given on the command line, else the newest
 /// checkpoint of the run, else the config's. `with_control`: the keys must name a ControlNet.
 void generate(const RunConfig& config, bool with_control = false);
+
+/// How the keys ask to sample on `devices` devices. Throws invalid_config.
+SampleOptions planned_sampling(const RunModels& models, int64_t devices);
 
 /// DreamBooth: generates the images that class_data_dir lacks of num_class_images, with class_prompt, 50 steps and
 /// guidance 7.5.

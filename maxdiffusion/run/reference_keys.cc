@@ -30,7 +30,6 @@ void ReferenceKeys::validate() const {
   warn(enable_tile_search, "enable_tile_search", "flash_block_sizes says how large blocks are");
   warn(ulysses_shards > 0, "ulysses_shards", "sequences are split over the axis context as logical_axis_rules say");
   warn(vae_spatial > 0, "vae_spatial", "the samples of a batch are split over the devices, not their width");
-  warn(!aot_cache_dir.empty(), "aot_cache_dir", "compiled programs are kept in jax_cache_dir");
   warn(!converted_weights_dir.empty(), "converted_weights_dir", kWeights);
   warn(!pretrained_orbax_dir.empty(), "pretrained_orbax_dir", kWeights);
 }

@@ -24,7 +24,7 @@ struct ReferenceKeys {
   bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false,
        enable_single_replica_ckpt_restoring = false, enable_tile_search = false;
   int64_t norm_num_groups = 32, ulysses_shards = -1, vae_spatial = -1;
-  std::string aot_cache_dir, converted_weights_dir, pretrained_orbax_dir, scheduler_dtype = "float32";
+  std::string converted_weights_dir, pretrained_orbax_dir, scheduler_dtype = "float32";
   std::string profiler_gcs_path, dataset_config_name, hf_access_token;
 
   template <class V>
@@ -67,7 +67,6 @@ struct ReferenceKeys {
     v("enable_tile_search", enable_tile_search, kNeutral);
     v("ulysses_shards", ulysses_shards, kNeutral);
     v("vae_spatial", vae_spatial, kNeutral);
-    v("aot_cache_dir", aot_cache_dir, kNeutral);
     v("converted_weights_dir", converted_weights_dir, kNeutral);
     v("pretrained_orbax_dir", pretrained_orbax_dir, kNeutral);
     v("scheduler_dtype", scheduler_dtype, kNeutral);

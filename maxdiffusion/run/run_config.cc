@@ -1,5 +1,8 @@
 #include "maxdiffusion/run/run_config.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
@@ -11,6 +14,20 @@
 #include "maxdiffusion/run/values.h"
 
 namespace md {
+namespace {
+
+void check_libtpu_flags(const RunConfig& c) {
+  const std::string& wanted = c.compile.libtpu_flags;
+  if (wanted.empty()) return;
+  std::vector<std::string> known;
+  for (const pjrt::FlagSet& set : pjrt::kTpuPlatform.flag_sets) known.emplace_back(set.name);
+  check(std::ranges::find(known, wanted) != known.end(), Code::invalid_config, "libtpu_flags '{}' is not one of {}",
+        wanted, fmt::join(known, ", "));
+  if (c.hardware.hardware != "tpu" && c.hardware.topology.empty())
+    log_warning("libtpu_flags has no effect: hardware is {}", c.hardware.hardware);
+}
+
+}  // namespace
 
 RunConfig RunConfig::load(const std::string& file, const std::vector<std::string>& overrides) {
   return from_source(ConfigSource::load(file, overrides));
@@ -31,7 +48,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   for (const auto& [key, place] :
        {std::pair{"output_dir", &c.run.output_dir}, std::pair{"base_output_directory", &c.run.base_output_directory},
         std::pair{"checkpoint_dir", &c.loop.checkpoint_dir}, std::pair{"jax_cache_dir", &c.compile.jax_cache_dir},
-        std::pair{"metrics_file", &c.metrics.metrics_file},
+        std::pair{"aot_cache_dir", &c.compile.aot_cache_dir}, std::pair{"metrics_file", &c.metrics.metrics_file},
         std::pair{"timing_metrics_file", &c.run.timing_metrics_file},
         std::pair{"dataset_save_location", &c.batches.dataset_save_location}})
     check(place->find("://") == std::string::npos, Code::invalid_config,
@@ -56,6 +73,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   learning_rate(c.optim, int64_t{0});
   low_precision_update(c.optim.low_precision_update);
   pjrt::platform_for(c.hardware.hardware);
+  check_libtpu_flags(c);
   check(c.denoise.caption_dropout >= 0 && c.denoise.caption_dropout < 1, Code::invalid_config,
         "caption_dropout {} is not in [0, 1)", c.denoise.caption_dropout);
   check(c.update.ema_decay >= 0 && c.update.ema_decay < 1, Code::invalid_config, "ema_decay {} is not in [0, 1)",

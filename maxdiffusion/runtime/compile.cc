@@ -41,6 +41,20 @@ std::map<std::string, std::string> parse_flags(const std::string& text) {
   return flags;
 }
 
+/// Those of the config, then those of its set, then the platform's own.
+std::map<std::string, std::string> flags_of(const CompileConfig& config, const pjrt::PlatformDef& platform) {
+  std::map<std::string, std::string> flags = parse_flags(config.xla_flags);
+  for (const pjrt::FlagSet& set : platform.flag_sets)
+    if (set.name == config.libtpu_flags) flags.insert(set.flags.begin(), set.flags.end());
+  if (config.lean) flags.insert(platform.lean_flags.begin(), platform.lean_flags.end());
+  flags.insert(platform.compile_flags.begin(), platform.compile_flags.end());
+  return flags;
+}
+
+const std::string& cache_folder(const CompileConfig& config) {
+  return config.aot_cache_dir.empty() ? config.jax_cache_dir : config.aot_cache_dir;
+}
+
 /// The compiler's first lines are the reason; the rest is often the whole program.
 std::string first_lines(const std::string& text) {
   std::string out;
@@ -86,18 +100,15 @@ Program compile(const Devices& devices, const Graph& graph, const CompileConfig&
   const std::string text = print(graph, devices.mesh(), name, report);
   auto start = Clock::now();
   const pjrt::Client& client = devices.client();
-  pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(), .flags = parse_flags(config.xla_flags)};
-  if (config.lean)
-    for (const auto& [flag, value] : client.platform().lean_flags) options.flags.emplace(flag, value);
-  for (const auto& [flag, value] : client.platform().compile_flags) options.flags.emplace(flag, value);
-  const ExecutableCache cache(config.jax_cache_dir);
+  const pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(),
+                                     .flags = flags_of(config, client.platform())};
+  const ExecutableCache cache(cache_folder(config));
   const bool cached = !cache.path("").empty();
   std::string key;
-  if (cached) {
-    std::vector<pjrt::Device> in_order;
-    for (int id : options.device_ids) in_order.push_back(client.device(id));
-    key = executable_key(text, options, client, in_order, cache.hash_of_file(client.plugin().path()));
-  }
+  if (cached)
+    key = executable_key(
+        text, options,
+        {client.platform(), client.platform_version(), cache.hash_of_file(client.plugin().path()), client.devices()});
 
   std::optional<pjrt::Executable> executable;
   if (cached) {
@@ -179,12 +190,20 @@ AheadOfTime compile_ahead(const pjrt::Topology& topology, const Mesh& mesh, cons
                           const CompileConfig& config, const std::string& name) {
   AheadOfTime out;
   const std::string text = print(graph, mesh, name, out.report);
-  const pjrt::CompileOptions options{.device_ids = mesh.device_ids(), .flags = parse_flags(config.xla_flags)};
+  const pjrt::CompileOptions options{.device_ids = mesh.device_ids(), .flags = flags_of(config, topology.platform())};
   const auto start = Clock::now();
   try {
     const pjrt::Compiled compiled = topology.compile(text, options);
     out.report.compile_seconds = seconds_since(start);
     describe(compiled, mesh, out);
+    if (!config.aot_cache_dir.empty()) {
+      const ExecutableCache cache(config.aot_cache_dir);
+      const std::string key = executable_key(text, options,
+                                             {topology.platform(), topology.platform_version(),
+                                              cache.hash_of_file(topology.plugin().path()), topology.devices()});
+      cache.put(key, compiled.serialize());  // which warns where it cannot
+      if (exists(cache.path(key))) out.kept = cache.path(key);
+    }
   } catch (const Error& e) {
     refuse(e, name, text);
   }

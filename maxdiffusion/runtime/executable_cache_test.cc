@@ -69,6 +69,13 @@ TEST_F(Cache, SecondCompileLoads) {
   EXPECT_EQ(check_runs(first), check_runs(second));
 }
 
+TEST_F(Cache, AotCacheDirTakesTheCachesPlace) {
+  const CompileConfig ahead{.jax_cache_dir = "off", .xla_flags = "", .aot_cache_dir = folder_};
+  EXPECT_FALSE(build(ahead).report().from_cache);
+  EXPECT_TRUE(build(ahead).report().from_cache);
+  EXPECT_TRUE(build().report().from_cache) << "the same entry";
+}
+
 TEST_F(Cache, OptionsAndProgramAreInTheKey) {
   build();
   EXPECT_FALSE(
@@ -116,7 +123,7 @@ TEST_F(Cache, TheOrderOfDevicesIsInTheKey) {
 TEST_F(Cache, KindAndPlaceOfEachDeviceAreInTheKey) {
   const pjrt::CompileOptions options{.device_ids = {0, 1}, .flags = {}};
   auto key = [&](const std::vector<pjrt::Device>& devices) {
-    return executable_key("program", options, devices_.client(), devices, "plugin");
+    return executable_key("program", options, {devices_.client().platform(), "1", "plugin", devices});
   };
   pjrt::Device first, second;
   first.coords = {0, 0, 0}, second.coords = {1, 0, 0};
@@ -126,7 +133,8 @@ TEST_F(Cache, KindAndPlaceOfEachDeviceAreInTheKey) {
   const std::string plain = key({first, second});
   EXPECT_EQ(plain, key({first, second}));
   for (const pjrt::Device& other : {kind, coords, slice, process}) EXPECT_NE(plain, key({first, other}));
-  EXPECT_NE(plain, key({second, first}));
+  EXPECT_EQ(plain, key({second, first})) << "the order is that of the options";
+  EXPECT_THROW(key({first}), Error);
 }
 
 TEST_F(Cache, PluginsAreKnownByTheirContent) {

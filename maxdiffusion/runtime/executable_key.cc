@@ -2,10 +2,12 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/kernels/processor.h"
 #include "maxdiffusion/pjrt/platforms.h"
@@ -35,17 +37,19 @@ std::string environment(const pjrt::PlatformDef& platform) {
 
 }  // namespace
 
-std::string executable_key(const std::string& program, const pjrt::CompileOptions& options, const pjrt::Client& client,
-                           const std::vector<pjrt::Device>& devices, const std::string& plugin_hash) {
+std::string executable_key(const std::string& program, const pjrt::CompileOptions& options, const Compiler& compiler) {
   std::string s = program;
   auto add = [&s](const std::string& part) { s += '\0' + part; };
   add(options.serialize());
-  add(plugin_hash);
-  add(client.platform_name() + " " + client.platform_version());
-  for (const pjrt::Device& d : devices)
-    add(fmt::format("{} {} {} {} {}", d.id, d.process, d.slice, d.kind, fmt::join(d.coords, ",")));
-  add(environment(client.platform()));
-  if (client.platform_name() == "cpu") add(processor_of_machine());
+  add(compiler.plugin_hash);
+  add(compiler.platform.hardware + (" " + compiler.version));
+  for (int id : options.device_ids) {
+    const auto d = std::ranges::find(compiler.devices, id, &pjrt::Device::id);
+    check(d != compiler.devices.end(), Code::invalid_config, "compile: device {} is not among the plugin's", id);
+    add(fmt::format("{} {} {} {} {}", d->id, d->process, d->slice, d->kind, fmt::join(d->coords, ",")));
+  }
+  add(environment(compiler.platform));
+  if (&compiler.platform == &pjrt::kCpuPlatform) add(processor_of_machine());
   return content_hash(s);
 }
 

@@ -141,11 +141,17 @@ BatchShare share_of_batch(const Devices& devices, int64_t rows);
 struct CompileConfig {
   std::string jax_cache_dir;  // executable cache on disk; "" = default folder, "off" = none
   std::string xla_flags;      // extra "--xla_…=value" words
+  std::string libtpu_flags;   // name of a set of flags for TPUs (pjrt/platform_tpu.cc)
+  std::string aot_cache_dir;  // in place of jax_cache_dir, and where programs for devices that are not here go
   bool lean = false;          // no key: rather little temporary memory than operations side by side
   template <class V>
   void visit(V&& v) {
     v("jax_cache_dir", jax_cache_dir, "folder of the executable cache; empty: ~/.cache/maxdiffusion, off: none");
     v("xla_flags", xla_flags, "extra compiler options, e.g. --xla_backend_optimization_level=1");
+    v("libtpu_flags", libtpu_flags,
+      "a set of compiler options for TPUs: wan_v5p_train, wan_light, multihost or ulysses");
+    v("aot_cache_dir", aot_cache_dir,
+      "folder of executables, in place of jax_cache_dir; compile writes those for other machines there");
   }
 };
 
@@ -209,6 +215,7 @@ struct AheadOfTime {
   std::optional<double> flops, bytes_accessed;  // one run, one device; the compiler counts a loop's body once
   std::optional<std::vector<CollectiveSum>> collectives;
   CompileReport report;
+  std::string kept;  // the file of the executable, where one was asked for (aot_cache_dir)
 };
 /// Compiles for devices, or without loading for a topology; errors as compile().
 AheadOfTime compile_ahead(const Devices& devices, const Graph& graph, const CompileConfig& config,

@@ -2,6 +2,8 @@
 // fetches.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tests/cli/command.h"
 
 namespace md {
@@ -22,9 +24,11 @@ double number_after(const std::string& text, const std::string& words) {
 }
 
 TEST(CompileAhead, SaysWhatAStepTakesOnTpusThatAreNotHere) {
+  const TemporaryFolder folder;
   const Outcome o =
       compile({"topology=v5p:2x2x1", "ici_data_parallelism=1", "ici_fsdp_parallelism=2", "ici_context_parallelism=2",
-               "attention=ring", "flash_min_seq_length=0", "remat_policy=HIDDEN_STATE_WITH_OFFLOAD"},
+               "attention=ring", "flash_min_seq_length=0", "remat_policy=HIDDEN_STATE_WITH_OFFLOAD",
+               "libtpu_flags=wan_light", "aot_cache_dir=" + folder.path()},
               "plan");  // which says all that compile says
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.out, "topology: 4 × TPU v5")) << o.out;
@@ -55,6 +59,9 @@ TEST(CompileAhead, SaysWhatAStepTakesOnTpusThatAreNotHere) {
   const double work = number_after(o.out, "work of a step: ");
   EXPECT_NEAR(number_after(o.out, "(products "), work / 459, 1e-4);
   EXPECT_GE(number_after(o.out, "at least "), number_after(o.out, ", memory "));
+  // The executable, for the machines that have such devices.
+  const std::string kept = o.out.substr(o.out.find(folder.path()));
+  EXPECT_GT(std::filesystem::file_size(kept.substr(0, kept.find('\n'))), 1'000'000U) << o.out;
 }
 
 TEST(CompileAhead, WhatDoesNotFitIsAnErrorWithBothNumbers) {
@@ -73,12 +80,29 @@ TEST(Plan, SaysWhatWouldMakeAStepFit) {
   EXPECT_TRUE(contains(o.out, "with remat_policy=FULL: it fits, ")) << o.out;
 }
 
-TEST(CompileAhead, ATopologyIsNeededAndNothingRunsOnIt) {
+TEST(Plan, SaysWhatSamplingTakes) {
+  const Outcome o = maxdiffusion({"plan", kConfig, kModel, "compile_step=sampling", "per_device_batch_size=1",
+                                  "prompt=a red heart", "xla_flags=--xla_backend_optimization_level=0"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const double parameters = number_after(o.out, "transformer: ");
+  EXPECT_TRUE(contains(o.out, " parameters, of which 0 are trained")) << o.out;
+  EXPECT_NEAR(number_after(o.out, "trained and "), parameters * 4 / (1 << 20), 0.06);  // frozen, MiB
+  // One step of one video, guided: twice five frames of 4 × 4 tokens through products of all but the text's layers.
+  EXPECT_NEAR(number_after(o.out, "work of a step: "), 2 * parameters * 2 * 80 / 1e12, 2e-4);
+}
+
+TEST(CompileAhead, SettingsThatCannotBeAreRefused) {
   EXPECT_EQ(compile({}).status, 2);
   EXPECT_TRUE(contains(compile({}).err, "topology is empty"));
   Outcome o = compile({"topology=v5p:2x2x1", "ici_data_parallelism=3"});
   EXPECT_EQ(o.status, 2) << o.err;
   EXPECT_TRUE(contains(o.err, "Number of devices per slice 4 does not match")) << o.err;
+  o = compile({"topology=v5p:2x2x1", "libtpu_flags=wan"});
+  EXPECT_EQ(o.status, 2) << o.err;
+  EXPECT_TRUE(contains(o.err, "'wan' is not one of wan_v5p_train, wan_light, multihost, ulysses")) << o.err;
+  o = compile({"topology=v5p:2x2x1", "compile_step=both"});
+  EXPECT_EQ(o.status, 2) << o.err;
+  EXPECT_TRUE(contains(o.err, "compile_step is 'both'; expected training or sampling")) << o.err;
   const TemporaryFolder folder;
   o = maxdiffusion({"train", kConfig, kModel, "topology=v5p:2x2x1", "output_dir=" + folder.path()});
   EXPECT_EQ(o.status, 2) << o.err;
