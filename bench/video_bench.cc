@@ -16,6 +16,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "tests/families/video_family.h"
@@ -138,7 +139,7 @@ int run(const std::vector<std::string>& args) {
     else
       fail(Code::invalid_config, "video_bench: unknown option {}", args[i]);
   }
-  const auto config = nlohmann::json::parse(read_file(args[1]));
+  const auto config = parse_json(read_file(args[1]));
   if (args[0] == "denoise")
     denoise(config, b);
   else

@@ -159,7 +159,7 @@ target_include_directories(md_kernels SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)
 md_module(ops USES graph kernels)
 # Random numbers are the same bits on every processor: no product and sum in one rounding.
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/ops/host_random.cc PROPERTIES
-                            COMPILE_OPTIONS "-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
+                            COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>;-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
 md_module(autodiff USES ops)
 md_module(runtime USES graph mesh pjrt kernels LIBRARIES PkgConfig::XXHASH)
 target_include_directories(runtime_test SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)
@@ -212,11 +212,13 @@ md_module(pipelines USES encoders schedulers config)
 md_module(train USES tasks optim lora metrics)
 md_module(run USES train pipelines)
 # Modules that trace graphs and arrange runs have no loops worth more: a fifth of the time of compiling them.
-foreach(module graph mesh config pjrt autodiff nn models schedulers optim lora metrics families encoders tasks pipelines
-               train run)
+foreach(module graph mesh config pjrt ops autodiff nn models schedulers optim checkpoint lora metrics families encoders
+               tasks pipelines train run)
   target_compile_options(md_${module} PRIVATE $<$<CONFIG:Release>:-O1>)
 endforeach()
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/lora/lora_thin.cc PROPERTIES COMPILE_OPTIONS -O3)
+file(GLOB readers ${CMAKE_SOURCE_DIR}/maxdiffusion/data/text/*.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/data/records/*.cc)
+set_source_files_properties(${readers} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
 md_tests(ops USES ops autodiff runtime)
 md_tests(kernels USES nn autodiff runtime COST 30)
 md_tests(autodiff USES ops autodiff runtime SHARDS 2 COST 20)

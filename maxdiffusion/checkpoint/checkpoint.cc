@@ -22,6 +22,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/damaged.h"
@@ -150,7 +151,7 @@ struct Written {
     const auto index = metadata.find("index"), weights = metadata.find("weights");
     check(index != metadata.end() && weights != metadata.end(), Code::io, "read '{}': it does not say what it holds",
           file);
-    return {parse_index(index->second, file), nlohmann::json::parse(weights->second)};
+    return {parse_index(index->second, file), parse_json(weights->second)};
   }
 };
 

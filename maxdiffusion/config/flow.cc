@@ -9,6 +9,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/parse_json.h"
+
 namespace md {
 namespace {
 
@@ -57,7 +59,7 @@ std::optional<std::string> take_quoted(std::string_view& rest) {
     } else {
       rest.remove_prefix(i + 1);
       if (quote == '\'') return letters;
-      const nlohmann::json text = nlohmann::json::parse('"' + letters + '"', nullptr, false);
+      const nlohmann::json text = parse_json_or_discard('"' + letters + '"');
       return text.is_string() ? std::optional(text.get<std::string>()) : std::nullopt;
     }
   }

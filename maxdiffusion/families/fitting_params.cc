@@ -9,6 +9,7 @@
 #include <set>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/models/config_reader.h"
 
@@ -129,7 +130,7 @@ ParamTable fitting_params(const std::string& name, const Component& c, const std
     open_weights(file, weights, wanted, options);
     check(whole, Code::internal, "{}: {} parameters fit {} tensors", c.config_file, wanted.size(), tensors);
   } catch (Error& e) {
-    const json config = json::parse(c.config_text, nullptr, false);
+    const json config = parse_json_or_discard(c.config_text);
     if (!config.is_object()) throw;
     for (const std::string& said : {about_sizes(misfits, config), about_repeats(asked, whole, misfits, config)})
       if (!said.empty()) e.note(fmt::format("in {}: {}", c.config_file, said));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 
 namespace md {
@@ -21,7 +22,7 @@ class Sizes : public testing::TestWithParam<Case> {
  protected:
   Component component(const json& change) const {
     const std::string folder = std::string(MD_SOURCE_DIR "/tests/golden/") + GetParam().golden;
-    json config = json::parse(read_file(folder + "/config.json"));
+    json config = parse_json(read_file(folder + "/config.json"));
     config.update(change);
     return {GetParam().class_name, find_model_class(GetParam().class_name)->read(config),
             folder + "/weights.safetensors", "some/config.json", config.dump()};

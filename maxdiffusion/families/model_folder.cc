@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/text/clip_tokenizer.h"
@@ -22,9 +23,9 @@ constexpr std::string_view kImageProcessors[] = {"CLIPImageProcessor", "CLIPImag
 /// Classes of files that sampling and training do without.
 constexpr std::string_view kUnused[] = {"StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChecker"};
 
-json parse_json(const std::string& path, const std::string& text) {
+json json_of(const std::string& path, const std::string& text) {
   try {
-    return json::parse(text);
+    return parse_json(text);
   } catch (const json::exception& e) {
     fail(Code::invalid_config, "{}: not JSON: {}", path, e.what());
   }
@@ -35,7 +36,7 @@ json parse_json(const std::string& path, const std::string& text) {
 std::string tokenizer_class(const std::string& folder, const std::string& in_index) {
   const std::string file = folder + "/tokenizer_config.json";
   if (is_tokenizer_class(in_index) || !exists(file)) return in_index;
-  const json config = parse_json(file, read_file(file));
+  const json config = json_of(file, read_file(file));
   const json name = config.is_object() ? config.value("tokenizer_class", json()) : json();
   return name.is_string() ? name.get<std::string>() : in_index;
 }
@@ -82,7 +83,7 @@ std::string ModelFolder::place_of(const std::string& file) const { return path_.
 
 std::any ModelFolder::parse(const std::string& class_name, const std::string& text, const std::string& where) {
   try {
-    const json config = parse_json(where, text);
+    const json config = json_of(where, text);
     check_class(class_name, config.is_object() ? config.value("_class_name", json()) : json(), where);
     return find_model_class(class_name)->read(config);
   } catch (Error& e) {
@@ -94,7 +95,7 @@ std::any ModelFolder::parse(const std::string& class_name, const std::string& te
 
 void ModelFolder::read_index(const std::string& folder, const Read& read) {
   const std::string where = folder + "/model_index.json";
-  index_ = parse_json(where, files_["model_index.json"] = read("model_index.json"));
+  index_ = json_of(where, files_["model_index.json"] = read("model_index.json"));
   check(index_.is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", where, index_.type_name());
   const json name = index_.value("_class_name", json());
   check(name.is_string(), Code::invalid_config, "{}: _class_name is {}; expected the name of a pipeline class", where,
@@ -113,7 +114,7 @@ void ModelFolder::read_index(const std::string& folder, const Read& read) {
     const std::string class_name = value[1];
     if (part == "scheduler") {
       const std::string config = folder + "/scheduler/scheduler_config.json";
-      const json scheduler = parse_json(config, read("scheduler/scheduler_config.json"));
+      const json scheduler = json_of(config, read("scheduler/scheduler_config.json"));
       check(scheduler.is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", config,
             scheduler.type_name());
       check_class(class_name, scheduler.value("_class_name", json()), config);
@@ -236,7 +237,7 @@ void ModelFolder::add_component(const std::string& name, const std::string& fold
 
 void ModelFolder::add_component(const std::string& name, const std::string& weights, const std::string& text) {
   const std::string file = weights + (std::filesystem::is_directory(weights) ? "/config.json" : "'s config.json");
-  const json config = parse_json(file, text);
+  const json config = json_of(file, text);
   const json found = config.is_object() ? config.value("_class_name", json()) : json();
   const ModelClass* known = found.is_string() ? find_model_class(found) : nullptr;
   check(known, Code::invalid_config, "{}: _class_name is {}; expected one of: {}", file, found.dump(),

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
@@ -124,7 +125,7 @@ TEST(WanAutoencoder, IsReadTheSameToTheBitUnderItsOriginalNames) {
   for (const std::string version : {"21", "22"}) {
     const std::string golden = MD_SOURCE_DIR "/tests/golden/wan_vae_" + version;
     const ModelClass* known = find_model_class("AutoencoderKLWan");
-    const std::any config = known->read(nlohmann::json::parse(read_file(golden + "/config.json")));
+    const std::any config = known->read(parse_json(read_file(golden + "/config.json")));
     const OtherNames names = known->other_names(config);
     Graph g;
     ParamTable params;

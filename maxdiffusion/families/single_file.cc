@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/families/fitting_params.h"
 
@@ -108,7 +109,7 @@ std::string control_config(const ModelFolder& folder, const std::string& file) {
     if (!next) break;
     widths.push_back(next->dims()[0]);
   }
-  nlohmann::json config = nlohmann::json::parse(folder.files().at("unet/config.json"));
+  nlohmann::json config = parse_json(folder.files().at("unet/config.json"));
   for (const char* of_the_way_up : {"up_block_types", "out_channels", "sample_size"}) config.erase(of_the_way_up);
   config["_class_name"] = "ControlNetModel";
   config["conditioning_channels"] = first->dims()[1];

@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/controlnet.h"
@@ -251,7 +252,7 @@ class StableDiffusion final : public Family {
   bool open_clip() const { return texts_[0].config.hidden_act == "gelu"; }
   /// A member of scheduler_config.json; null where there is none.
   nlohmann::json noise(const char* member) const {
-    return nlohmann::json::parse(folder_.scheduler_config()).value(member, nlohmann::json());
+    return parse_json(folder_.scheduler_config()).value(member, nlohmann::json());
   }
   bool micro() const { return unet_.addition_embed_type.has_value(); }
   int64_t length() const { return texts_[0].config.max_position_embeddings; }

@@ -6,6 +6,7 @@
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/data/images/image_processor.h"
 #include "maxdiffusion/data/text/clean_text.h"
 #include "maxdiffusion/families/family.h"
@@ -41,7 +42,7 @@ class Wan final : public Family {
           transformer_.in_channels, vae_.z_dim, with_image);
     if (transformer_.image_dim) {
       vision_ = folder.config<ClipVisionConfig>(kVision);
-      processor_ = ImageProcessor::from_json(nlohmann::json::parse(folder.files().at(kProcessor)));
+      processor_ = ImageProcessor::from_json(parse_json(folder.files().at(kProcessor)));
     }
     check(transformer_.text_dim == text_.d_model, Code::invalid_config,
           "the transformer takes texts of {} features, the text encoder gives {}", transformer_.text_dim,
@@ -59,7 +60,7 @@ class Wan final : public Family {
   }
   double boundary_time(std::optional<double> boundary_ratio) const override {
     if (!folder_.has(kSecond)) return 0;
-    const auto times = nlohmann::json::parse(folder_.scheduler_config()).value("num_train_timesteps", 1000.0);
+    const auto times = parse_json(folder_.scheduler_config()).value("num_train_timesteps", 1000.0);
     return boundary_ratio.value_or(folder_.option("boundary_ratio", 0.875)) * times;
   }
   /// Of every block; of its feed-forward layers too, as most trainers have it.

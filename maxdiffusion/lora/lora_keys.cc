@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 
 namespace md {
 namespace {
@@ -58,7 +59,7 @@ std::string file_of(std::string path, const std::string& weight_name) {
 /// One member of lora_config as a list as long as the paths; empty: all `fallback`.
 std::vector<json> member(const LoraKeys& keys, const char* name, size_t count, const json& fallback) {
   auto it = keys.lora_config.find(name);
-  json list = it == keys.lora_config.end() ? json() : json::parse(it->second);
+  json list = it == keys.lora_config.end() ? json() : parse_json(it->second);
   if (list.is_null() || list.empty()) return std::vector<json>(count, fallback);
   check(list.is_array(), Code::invalid_config, "lora_config: {} is {}, expected a list", name, list.dump());
   check(list.size() == count, Code::invalid_config, "lora_config: {} has {} entries, {} has {}", name, list.size(),
@@ -82,7 +83,7 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
           fmt::join(kMembers, ", "));
   if (!keys.lora_config.empty()) {
     auto given = keys.lora_config.find(kPaths);
-    const json paths = given == keys.lora_config.end() ? json::array() : json::parse(given->second);
+    const json paths = given == keys.lora_config.end() ? json::array() : parse_json(given->second);
     check(paths.is_array(), Code::invalid_config, "lora_config: {} is {}, expected a list", kPaths, paths.dump());
     const size_t n = paths.size();
     const auto names = member(keys, "weight_name", n, ""), scales = member(keys, "scale", n, 1.0),

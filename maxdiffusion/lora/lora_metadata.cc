@@ -10,6 +10,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 
 namespace md {
 namespace {
@@ -40,7 +41,7 @@ class Pattern {
 };
 
 json parse(const std::string& where, const std::string& text) {
-  json j = json::parse(text, nullptr, false);
+  json j = parse_json_or_discard(text);
   check(j.is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", where, text.substr(0, 80));
   return j;
 }

@@ -9,6 +9,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 
 namespace md {
@@ -17,7 +18,7 @@ namespace {
 std::vector<nlohmann::json> lines_of(const std::string& path) {
   std::vector<nlohmann::json> out;
   std::ifstream f(path);
-  for (std::string line; std::getline(f, line);) out.push_back(nlohmann::json::parse(line));
+  for (std::string line; std::getline(f, line);) out.push_back(parse_json(line));
   return out;
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/pjrt/hlo.pb.h"
 
 namespace md::pjrt {
@@ -110,7 +111,7 @@ struct Reader {
 
   /// As the compiler says them, or by the condition: a counter, which starts at 0, below a constant.
   std::optional<double> trips_of(const proto::HloInstruction& loop) const {
-    const auto config = nlohmann::json::parse(loop.backend_config(), nullptr, false);
+    const auto config = parse_json_or_discard(loop.backend_config());
     if (config.is_object() && config.contains("known_trip_count")) {
       const nlohmann::json n = config["known_trip_count"].value("n", nlohmann::json());
       if (n.is_string()) return std::stod(n.get<std::string>());

@@ -13,6 +13,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
@@ -91,7 +92,7 @@ Part part_of(const ModelFolder& folder, const std::string& name, const std::stri
 /// A folder with one model: its config.json says of which class.
 Part lone_part(const std::string& folder) {
   const std::string file = folder + "/config.json", text = read_file(file);
-  const json config = json::parse(text, nullptr, false);
+  const json config = parse_json_or_discard(text);
   const json name = config.is_object() ? config.value("_class_name", json()) : json();
   const ModelClass* known = name.is_string() ? find_model_class(name) : nullptr;
   check(known, Code::invalid_config, "{}: _class_name is {}; expected one of: {}", file, name.dump(),

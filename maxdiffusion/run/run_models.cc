@@ -8,6 +8,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/families/single_file.h"
 
@@ -24,7 +25,7 @@ void take_autoencoders_config(ModelFolder& folder, const ModelKeys& keys) {
                                  : std::filesystem::absolute(files).parent_path().string();
   const std::string config = beside + "/config.json";
   if (!exists(config)) return;
-  const auto parsed = nlohmann::json::parse(read_file(config), nullptr, false);
+  const auto parsed = parse_json_or_discard(read_file(config));
   const std::string class_name = folder.components().at(component).class_name;
   if (beside != files && (!parsed.is_object() || parsed.value("_class_name", nlohmann::json()) != class_name))
     return;  // of something else that lies there
@@ -132,7 +133,7 @@ void RunModels::set_autoencoder(HostArrays values) {
 
 void RunModels::fit_autoencoder(const EachMoments& moments) {
   const std::string component = family_->autoencoder();
-  const auto config = nlohmann::json::parse(folder_.files().at(component + "/config.json"));
+  const auto config = parse_json(folder_.files().at(component + "/config.json"));
   folder_.set_config(component, family_->fitted_autoencoder(config, moments).dump(2) + "\n");
   family_ = make_family(folder_);
 }

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <span>
 
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/gather.h"
 #include "maxdiffusion/ops/reduce.h"
@@ -139,7 +140,7 @@ Tensor snr_weight(const NoiseSchedule& n, Tensor t, double gamma) {
 TimestepBias TimestepBias::from_members(const std::map<std::string, std::string>& members) {
   TimestepBias bias;
   for (const auto& [name, text] : members) {
-    const auto value = nlohmann::json::parse(text);
+    const auto value = parse_json(text);
     auto number = [&, &name = name, &text = text] {
       check(value.is_number(), Code::invalid_config, "timestep_bias: {} is {}; expected a number", name, text);
       return value.get<double>();

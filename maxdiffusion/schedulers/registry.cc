@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/schedulers/members.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 
@@ -64,7 +65,7 @@ nlohmann::json parse_scheduler_config(const std::string& text) {
     i += taken;
   }
   try {
-    return nlohmann::json::parse(strict);
+    return parse_json(strict);
   } catch (const nlohmann::json::exception& e) {
     fail(Code::invalid_config, "scheduler config: {}", e.what());
   }

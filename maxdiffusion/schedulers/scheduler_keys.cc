@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/schedulers/process.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 
@@ -21,7 +22,7 @@ constexpr const char* kOfTraining[] = {"num_train_timesteps", "beta_start", "bet
 bool is_for_others(const json& config, const std::map<std::string, std::string>& mapping) {
   const auto type = mapping.find("prediction_type");
   if (!flows(config) || type == mapping.end()) return false;
-  const json said = json::parse(type->second);
+  const json said = parse_json(type->second);
   if (said == json("") || said == "flow_prediction") return false;
   log_info_once("diffusion_scheduler_config is left aside: it is for a model that predicts {}, and this one flows",
                 said.dump());
@@ -33,7 +34,7 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
   static const std::map<std::string, std::string> kNothing;
   for (const auto& [given, value_text] :
        is_for_others(config, keys.diffusion_scheduler_config) ? kNothing : keys.diffusion_scheduler_config) {
-    const json value = json::parse(value_text);
+    const json value = parse_json(value_text);
     if (value == json("")) continue;
     const std::string name = given == "rescale_zero_terminal_snr" ? kZeroSnr : given;  // the reference's spelling
     if (training && std::ranges::find(kOfTraining, name) == std::end(kOfTraining)) continue;

@@ -9,6 +9,7 @@
 #include "maxdiffusion/base/finite.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/families/model_weights.h"
@@ -145,7 +146,7 @@ std::function<NamedPieces()> fetch_all(const Devices& devices, const ArrayMap& a
 }  // namespace
 
 StateInfo parse_state_info(const std::string& text, const std::string& file, int64_t step) {
-  const json j = json::parse(text, nullptr, false);
+  const json j = parse_json_or_discard(text);
   check(j.is_object(), Code::io, "read '{}': {}; expected a JSON object", file,
         j.is_discarded() ? "not JSON" : j.type_name());
   auto number = [&](const char* name, std::optional<int64_t> otherwise = {}) {

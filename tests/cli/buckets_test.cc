@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "tests/cli/command.h"
 
 namespace md {
@@ -65,7 +66,7 @@ class BucketRuns : public testing::Test {
   static std::vector<double> values_of(const std::string& run, const std::string& metric) {
     std::vector<double> out;
     std::ifstream f(t / (run + "/metrics.jsonl"));
-    for (std::string line; std::getline(f, line);) out.push_back(nlohmann::json::parse(line).at(metric));
+    for (std::string line; std::getline(f, line);) out.push_back(parse_json(line).at(metric));
     return out;
   }
   static void expect_near(const std::vector<double>& a, const std::vector<double>& b, double relative) {

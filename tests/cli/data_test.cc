@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/data/records/open_source.h"
 #include "tests/cli/command.h"
 #include "tests/remote/bucket_server.h"
@@ -60,7 +61,7 @@ class DataRuns : public testing::Test {
     EXPECT_EQ(o.err.find("inaliz"), std::string::npos) << o.err;  // Arrow complains where its S3 is left open
     std::vector<double> out;
     std::ifstream f(t / (name + "/metrics.jsonl"));
-    for (std::string line; std::getline(f, line);) out.push_back(nlohmann::json::parse(line)["loss"]);
+    for (std::string line; std::getline(f, line);) out.push_back(parse_json(line)["loss"]);
     EXPECT_EQ(out.size(), 3u) << name;
     return out;
   }
@@ -75,7 +76,7 @@ class DataRuns : public testing::Test {
     std::string bytes = read_file(file);
     uint64_t head = 0;
     std::memcpy(&head, bytes.data(), sizeof head);
-    const auto header = nlohmann::json::parse(bytes.substr(8, head));
+    const auto header = parse_json(bytes.substr(8, head));
     for (const char* part : {"weight", "bias"}) {
       const auto& tensor = header.at(std::string("quant_conv.") + part);
       const size_t begin = 8 + head + tensor["data_offsets"][0].get<size_t>(),
@@ -168,7 +169,7 @@ TEST_F(DataRuns, TfrecordsForEvaluationHaveTimesteps) {
     with.insert(with.end(), more.begin(), more.end());
     const Outcome trained = run("train", name, with);
     EXPECT_EQ(trained.status, 0) << trained.err;
-    return nlohmann::json::parse(read_file(t / (name + "/metrics.jsonl")));
+    return parse_json(read_file(t / (name + "/metrics.jsonl")));
   };
   ASSERT_EQ(run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "plain"), "max_train_samples=4"}).status, 0);
   const auto own = evaluated("own", "set", {"timesteps_list=[1,2,3]"}),

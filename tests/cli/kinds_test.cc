@@ -10,6 +10,7 @@
 #include <set>
 
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "tests/cli/command.h"
 
 namespace md {
@@ -59,7 +60,7 @@ class Kinds : public testing::Test {
   std::vector<double> losses(const std::string& name) {
     std::vector<double> out;
     std::ifstream f(t / (name + "/metrics.jsonl"));
-    for (std::string line; std::getline(f, line);) out.push_back(nlohmann::json::parse(line)["loss"]);
+    for (std::string line; std::getline(f, line);) out.push_back(parse_json(line)["loss"]);
     return out;
   }
   /// A picture of `width` columns, of which no two are alike, from column `from` of 32.
@@ -201,7 +202,7 @@ TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndLearnsNothing) {
   auto evaluations = [&](const std::string& name) {
     std::vector<nlohmann::json> out;
     std::ifstream f(t / (name + "/metrics.jsonl"));
-    for (std::string line; std::getline(f, line);) out.push_back(nlohmann::json::parse(line));
+    for (std::string line; std::getline(f, line);) out.push_back(parse_json(line));
     return out;
   };
   const auto lines = evaluations("evaluated");
@@ -263,7 +264,7 @@ TEST_F(Kinds, ProfileHoldsItsStepsForTensorBoardAndPerfetto) {
     EXPECT_TRUE(contains(space, part)) << part;
   std::vector<int> steps;
   bool kernels = false;
-  const auto recorded = nlohmann::json::parse(trace);
+  const auto recorded = parse_json(trace);
   for (const auto& e : recorded.at("traceEvents")) {
     if (e.at("name") == "train") steps.push_back(e.at("args").at("step_num"));
     kernels |= e.at("name") == "adamw" && e.at("dur") > 0;
@@ -585,7 +586,7 @@ TEST_F(Kinds, WhatIsSavedAndDrawnAgreesWithWhatWasTrained) {
       "prediction_type=v_prediction", "diffusion_scheduler_config={rescale_zero_terminal_snr: true, beta_end: 0.02}"};
   ASSERT_EQ(train("v", keys).status, 0);
   const std::string folder = t / "v/checkpoints/3";
-  const auto saved = nlohmann::json::parse(read_file(folder + "/scheduler/scheduler_config.json"));
+  const auto saved = parse_json(read_file(folder + "/scheduler/scheduler_config.json"));
   EXPECT_EQ(saved.at("_class_name"), "PNDMScheduler");
   EXPECT_EQ(saved.at("prediction_type"), "v_prediction");
   EXPECT_EQ(saved.at("rescale_betas_zero_snr"), true);

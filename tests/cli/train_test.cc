@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "tests/cli/command.h"
 
 namespace md {
@@ -68,7 +69,7 @@ struct Shared {
   }
   void change(const std::string& component, const json& members) {
     const std::string path = model + "/" + component + "/config.json";
-    json config = json::parse(read_file(path));
+    json config = parse_json(read_file(path));
     config.update(members);
     write_file_atomic(path, config.dump());
   }
@@ -136,7 +137,7 @@ TEST(Train, WritesEverythingARunPromises) {
     EXPECT_TRUE(exists(run + "/" + file)) << file;
   EXPECT_FALSE(fs::is_empty(run + "/tensorboard"));
   EXPECT_EQ(lines(run + "/metrics.jsonl"), 6);
-  json vae = json::parse(read_file(run + "/checkpoints/6/vae/config.json"));
+  json vae = parse_json(read_file(run + "/checkpoints/6/vae/config.json"));
   EXPECT_NE(vae.at("scaling_factor"), 1.0);
   // The resolved config reads back, and a second call has nothing left to do but draw.
   EXPECT_EQ(maxdiffusion({"inspect", "config", run + "/config.yml"}).status, 0);
@@ -162,7 +163,7 @@ TEST(Train, TheAutoencoderFollowsItsKeys) {
     const Outcome o = maxdiffusion(w);
     EXPECT_EQ(o.status, 0) << o.err;
     EXPECT_EQ(lines(run_folder(name) + "/vae/metrics.jsonl"), 1);
-    return json::parse(read_file(run_folder(name) + "/vae/metrics.jsonl"));
+    return parse_json(read_file(run_folder(name) + "/vae/metrics.jsonl"));
   };
   const json plain = first("vae_plain", {}), held = first("vae_held", {"vae_kl_weight=100", "vae_learning_rate=3e-4"});
   EXPECT_NEAR(held["learning_rate"].get<double>(), 3e-4, 1e-9);
@@ -290,7 +291,7 @@ TEST(Train, ScaleLrMultipliesTheRateByTheGlobalBatch) {
   ASSERT_EQ(maxdiffusion(words("scaled_rate", {"max_train_steps=2", "scale_lr=true"})).status, 0);
   auto rate = [](const std::string& name) {
     const std::string text = read_file(run_folder(name) + "/metrics.jsonl");
-    return json::parse(text.substr(text.rfind('\n', text.size() - 2) + 1)).at("learning_rate").get<double>();
+    return parse_json(text.substr(text.rfind('\n', text.size() - 2) + 1)).at("learning_rate").get<double>();
   };
   ASSERT_GT(rate("plain_rate"), 0);
   EXPECT_NEAR(rate("scaled_rate") / rate("plain_rate"), 4, 1e-4);

@@ -12,6 +12,7 @@
 #include <regex>
 
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "tests/cli/command.h"
 
@@ -163,7 +164,7 @@ TEST_P(ShippedConfig, IsTrainedAndDrawnFrom) {
     int steps = 0;
     std::ifstream metrics(t / "run/metrics.jsonl");
     for (std::string line; std::getline(metrics, line); ++steps) {
-      const auto json = nlohmann::json::parse(line);
+      const auto json = parse_json(line);
       ASSERT_TRUE(json.at("loss").is_number()) << line;
       EXPECT_TRUE(std::isfinite(json["loss"].get<double>()) && json["loss"] > 0) << line;
     }

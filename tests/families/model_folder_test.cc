@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 
 namespace md {
@@ -85,7 +86,7 @@ TEST_F(Folder, ClassesInConfigsMustBeThoseOfTheIndex) {
   EXPECT_NE(refusal().find("scheduler_config.json: expected a JSON object, found array"), std::string::npos);
   write("scheduler/scheduler_config.json", "{}");
   index["vae"] = {"diffusers", "AutoencoderKL"};
-  json vae = json::parse(read_file(MD_SOURCE_DIR "/configs/models/emoji/vae/config.json"));
+  json vae = parse_json(read_file(MD_SOURCE_DIR "/configs/models/emoji/vae/config.json"));
   write("vae/config.json", vae.dump());
   EXPECT_EQ(refusal(), "opened");
   vae["_class_name"] = "AutoencoderKLWan";
@@ -125,7 +126,7 @@ TEST_F(Folder, DamagedIndexesAreRefused) {
 
 TEST_F(Folder, SizesThatNoModelHasAreRefusedBeforeAnythingIsBuilt) {
   index["unet"] = {"diffusers", "UNet2DConditionModel"};
-  const json unet = json::parse(read_file(MD_SOURCE_DIR "/configs/models/emoji/unet/config.json"));
+  const json unet = parse_json(read_file(MD_SOURCE_DIR "/configs/models/emoji/unet/config.json"));
   for (const auto& [change, said] : std::vector<std::pair<json, std::string>>{
            {{{"layers_per_block", 100000}}, "'layers_per_block' is 100000; no model has more than 1000"},
            {{{"layers_per_block", 2147483648}}, "no model has more than 1000"},

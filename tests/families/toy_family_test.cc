@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/run/generate.h"
@@ -73,7 +74,7 @@ output_type: np
   static std::vector<nlohmann::json> metrics(const std::string& run) {
     std::vector<nlohmann::json> lines;
     std::istringstream in(read_file(*root_ / run + "/metrics.jsonl"));
-    for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+    for (std::string line; std::getline(in, line);) lines.push_back(parse_json(line));
     return lines;
   }
   static TemporaryFolder* root_;

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/run/run_config.h"
 
 namespace md {
@@ -323,7 +324,7 @@ TEST(WanFiles, OfTheReferenceAreReadAsTheyAre) {
   // What the file says for models that predict noise is not for one that flows.
   const std::string scheduler = R"({"_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction",
     "use_flow_sigmas": true, "flow_shift": 3.0, "num_train_timesteps": 1000})";
-  nlohmann::json wanted = nlohmann::json::parse(scheduler);
+  nlohmann::json wanted = parse_json(scheduler);
   EXPECT_EQ(training_config(scheduler, c.scheduler), wanted);
   wanted["flow_shift"] = wanted["shift"] = 5.0;
   EXPECT_EQ(sampling_config(scheduler, c.scheduler), wanted);

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/piece_files.h"
@@ -66,7 +67,7 @@ FuzzTarget model(const std::string& class_name, const std::vector<std::string>& 
 /// The pictures of a recorded test, by the end of their names.
 std::vector<std::string> pictures(const std::string& end) {
   std::vector<std::string> found;
-  const nlohmann::json golden = nlohmann::json::parse(source("tests/golden/data/pictures.json"));
+  const nlohmann::json golden = parse_json(source("tests/golden/data/pictures.json"));
   for (const auto& file : golden["files"]) {
     if (!file["name"].get<std::string>().ends_with(end)) continue;
     const std::string hex = file["file"];

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/clip_vision.h"
 #include "maxdiffusion/models/umt5.h"
@@ -107,7 +108,7 @@ TEST_P(FullSize, HasThePublishedParameters) {
   const Full& f = GetParam();
   Graph g;
   ParamTable table;
-  f.trace(Scope(g, table, "model"), nlohmann::json::parse(read_file(golden_path(fmt::format("full/{}.json", f.name)))));
+  f.trace(Scope(g, table, "model"), parse_json(read_file(golden_path(fmt::format("full/{}.json", f.name)))));
   EXPECT_EQ(table.count(), f.parameters);
   EXPECT_EQ(table.params().size(), f.tensors);
   std::vector<Tensor> all;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/mesh/mesh.h"
 #include "maxdiffusion/models/unet2d.h"
@@ -49,7 +50,7 @@ TEST(UnetLogicalAxes, SplitAttentionFeedForwardAndConvolutionsOverFsdpAndTensor)
   const AxisRules rules = AxisRules::defaults();
   Graph g(on_mesh(mesh, rules));
   ParamTable table;
-  const auto c = UNetConfig::from_json(nlohmann::json::parse(read_file(golden_path("full/unet_sdxl.json"))));
+  const auto c = UNetConfig::from_json(parse_json(read_file(golden_path("full/unet_sdxl.json"))));
   // Tracing alone checks that each name is known, for activations too.
   unet2d(Scope(g, table, "unet"), c,
          {.sample = g.input("sample", {DType::f32, {8, 16, 16, 4}}),
@@ -81,8 +82,7 @@ TEST(WanLogicalAxes, SplitEveryMatrixOfTheBlocksOverContextFsdpAndTensor) {
       AxisRules::make({.logical_axis_rules = {kWanAxisRules}, .data_sharding = {}}, MeshConfig().mesh_axes);
   Graph g(on_mesh(mesh, rules));
   ParamTable table;
-  const auto c =
-      WanTransformerConfig::from_json(nlohmann::json::parse(read_file(golden_path("full/wan21_i2v_14b.json"))));
+  const auto c = WanTransformerConfig::from_json(parse_json(read_file(golden_path("full/wan21_i2v_14b.json"))));
   wan_transformer(Scope(g, table, "transformer", {.scan_layers = true}), c,
                   {.sample = g.input("sample", {DType::f32, {2, 2, 8, 12, 36}}),
                    .timestep = g.input("t", {DType::f32, {2}}),

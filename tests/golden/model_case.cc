@@ -7,6 +7,7 @@
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
@@ -63,7 +64,7 @@ const Devices& cpu() { return one_device(); }
 
 ModelCase load_case(const std::string& name) {
   ModelCase c;
-  c.config = nlohmann::json::parse(read_file(golden_path(name + "/config.json")));
+  c.config = parse_json(read_file(golden_path(name + "/config.json")));
   c.weights = SafetensorsReader::open(golden_path(name + "/weights.safetensors")).tensors();
   auto golden = SafetensorsReader::open(golden_path(name + "/golden.safetensors"));
   for (const auto& [key, array] : golden.tensors()) {

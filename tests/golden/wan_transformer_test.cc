@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/models/wan_names.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "tests/golden/model_case.h"
@@ -76,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(Goldens, WanInBf16, testing::Values("wan_t2v", "wan_i2v
                          [](const auto& info) { return info.param; });
 
 TEST(WanNames, AreThoseThatTheConverterOfTheReferenceReads) {
-  const auto pairs = nlohmann::json::parse(read_file(golden_path("wan_names.json")));
+  const auto pairs = parse_json(read_file(golden_path("wan_names.json")));
   EXPECT_EQ(pairs.size(), 55U);
   for (const auto& [original, diffusers] : pairs.items()) EXPECT_EQ(original_wan_name(diffusers), original);
   EXPECT_EQ(original_wan_name("blocks.*.attn2"), "blocks.*.cross_attn");
@@ -87,7 +88,7 @@ TEST(WanNames, AreThoseThatTheConverterOfTheReferenceReads) {
 /// Of both published versions: recorded names of diffusers, and what its converter, or the original program, calls
 /// them.
 TEST(WanNames, OfAutoencodersAreThoseThatTheConverterOfTheReferenceReads) {
-  const auto record = nlohmann::json::parse(read_file(golden_path("wan_vae_names.json")));
+  const auto record = parse_json(read_file(golden_path("wan_vae_names.json")));
   for (const auto& [version, size] : {std::pair{"2.1", 194U}, std::pair{"2.2", 196U}}) {
     const OtherNames names = original_wan_vae_names(WanVaeConfig::from_json(record.at(version).at("config")));
     const auto& pairs = record.at(version).at("names");

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/parse_json.h"
 #include "tests/cli/command.h"
 
 namespace md {
@@ -58,7 +59,7 @@ TEST_F(Judged, DiffusersLoadsCheckpointsWholeAndDrawsAndTensorBoardReadsTheMetri
   EXPECT_TRUE(contains(o.out, "unet: UNet2DConditionModel, 52,004 parameters\n")) << o.out;
   EXPECT_TRUE(contains(o.out, "StableDiffusionPipeline: 16x16 picture")) << o.out;
   // A judge that finds nothing wrong with anything is none.
-  auto config = nlohmann::json::parse(read_file(checkpoint + "/unet/config.json"));
+  auto config = parse_json(read_file(checkpoint + "/unet/config.json"));
   config["num_class_embeds"] = 10;
   write_file_atomic(checkpoint + "/unet/config.json", config.dump());
   o = judge("check_checkpoint.py", checkpoint + " --size 16 --steps 2");

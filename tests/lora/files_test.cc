@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
@@ -276,8 +277,8 @@ TEST_F(LoraFiles, WrittenHaveTheKeysOfDiffusersAndReadBack) {
   check(kohya, layout);
   const Layout golden = recorded_layout("sdxl", "peft");
   check(peft, golden);
-  const json ours = json::parse(SafetensorsReader::open(peft).metadata().at("lora_adapter_metadata")),
-             theirs = json::parse(golden.metadata.at("lora_adapter_metadata").get<std::string>());
+  const json ours = parse_json(SafetensorsReader::open(peft).metadata().at("lora_adapter_metadata")),
+             theirs = parse_json(golden.metadata.at("lora_adapter_metadata").get<std::string>());
   for (const auto& [key, value] : ours.items()) EXPECT_EQ(value, theirs.at(key)) << key;
   for (const char* key : {"unet.r", "unet.lora_alpha", "unet.rank_pattern", "text_encoder_2.target_modules"})
     EXPECT_TRUE(ours.contains(key)) << key;
@@ -285,7 +286,7 @@ TEST_F(LoraFiles, WrittenHaveTheKeysOfDiffusersAndReadBack) {
 
 TEST(LoraNames, CountTheBlocksOfTheOriginalModels) {
   const auto path_of = [](const char* config, const char* name) {
-    const json c = json::parse(read_file(golden_path(std::string("full/") + config + ".json")));
+    const json c = parse_json(read_file(golden_path(std::string("full/") + config + ".json")));
     Graph g;
     ParamTable params;
     const int64_t text = c.at("cross_attention_dim");

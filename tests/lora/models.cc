@@ -4,6 +4,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/original_names.h"
@@ -12,7 +13,7 @@
 namespace md {
 namespace {
 
-nlohmann::json recorded() { return nlohmann::json::parse(read_file(golden_path("lora/files.json"))); }
+nlohmann::json recorded() { return parse_json(read_file(golden_path("lora/files.json"))); }
 
 }  // namespace
 

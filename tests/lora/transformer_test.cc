@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/lora/lora_merge.h"
@@ -183,7 +184,7 @@ TEST_F(TransformerLora, OfOneOfTwoDenoisersIsWrittenForOthersAndReadBackAsThatOn
       EXPECT_EQ(back.pairs.at(component).at(path).alpha, 3);
       EXPECT_EQ(back.pairs.at(component).at(path).up.to_doubles(), counted({8, 2}).to_doubles());
     }
-    const json said = json::parse(SafetensorsReader::open(peft).metadata().at("lora_adapter_metadata"));
+    const json said = parse_json(SafetensorsReader::open(peft).metadata().at("lora_adapter_metadata"));
     EXPECT_EQ(said.at("transformer.lora_alpha"), 3);
   }
 }

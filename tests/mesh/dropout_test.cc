@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/mesh/logical_axes.h"
@@ -177,7 +178,7 @@ TEST(Dropout, StandsWhereTheModelsHaveIt) {
   EXPECT_EQ(traced(false),
             (std::set<std::string>{"blocks.0.attn1.to_out.1", "blocks.0.attn2.to_out.1", "blocks.0.ffn.net.1",
                                    "blocks.1.attn1.to_out.1", "blocks.1.attn2.to_out.1", "blocks.1.ffn.net.1"}));
-  const UNetConfig unet = UNetConfig::from_json(nlohmann::json::parse(R"({
+  const UNetConfig unet = UNetConfig::from_json(parse_json(R"({
     "in_channels": 4, "out_channels": 4, "sample_size": 8, "block_out_channels": [8], "layers_per_block": 1,
     "down_block_types": ["DownBlock2D"], "up_block_types": ["UpBlock2D"], "mid_block_type": null,
     "norm_num_groups": 4, "cross_attention_dim": 8, "attention_head_dim": 2})"));

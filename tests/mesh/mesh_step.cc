@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/autodiff/grad.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/unet2d.h"
@@ -20,7 +21,7 @@ namespace {
 constexpr int64_t kBatch = 8;
 
 UNetConfig small_unet() {
-  return UNetConfig::from_json(nlohmann::json::parse(R"({
+  return UNetConfig::from_json(parse_json(R"({
     "_class_name": "UNet2DConditionModel", "sample_size": 8, "in_channels": 4, "out_channels": 4,
     "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
     "block_out_channels": [32, 64], "layers_per_block": 1, "transformer_layers_per_block": [1, 1],
@@ -32,7 +33,7 @@ UNetConfig small_unet() {
 
 /// A time for each of 16 tokens, an image beside the text, blocks as one loop.
 WanTransformerConfig small_wan() {
-  return WanTransformerConfig::from_json(nlohmann::json::parse(R"({
+  return WanTransformerConfig::from_json(parse_json(R"({
     "num_attention_heads": 4, "attention_head_dim": 8, "in_channels": 6, "out_channels": 4, "text_dim": 16,
     "freq_dim": 16, "ffn_dim": 64, "num_layers": 2, "image_dim": 16, "added_kv_proj_dim": 32
   })"));

@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/optim/optimizer.h"
 #include "tests/one_device.h"
@@ -116,7 +118,7 @@ void expect_near(const HostArray& found, const json& expected, double tolerance,
 }
 
 void expect_golden(bool kernel) {
-  const json golden = json::parse(std::ifstream(MD_SOURCE_DIR "/tests/golden/adamw.json"));
+  const json golden = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/adamw.json"));
   for (const auto& [name, c] : golden["cases"].items()) {
     const json& o = c["options"];
     OptimConfig config = plain();

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "tests/cli/command.h"
 
@@ -78,7 +79,7 @@ class MeshRuns : public testing::Test {
     std::vector<std::pair<double, double>> out;
     std::ifstream f(t / (name + "/metrics.jsonl"));
     for (std::string line; std::getline(f, line);) {
-      const auto json = nlohmann::json::parse(line);
+      const auto json = parse_json(line);
       out.emplace_back(json["loss"], json["grad_norm"]);
     }
     return out;
@@ -89,7 +90,7 @@ class MeshRuns : public testing::Test {
 TEST_F(MeshRuns, ModelsAreTrainedAsOnOneDevice) {
   // One block each way, which is quicker to compile than the folder's model.
   std::filesystem::copy(kGoldens + "/sd", t / "model", std::filesystem::copy_options::recursive);
-  auto unet = nlohmann::json::parse(read_file(t / "model/unet/config.json"));
+  auto unet = parse_json(read_file(t / "model/unet/config.json"));
   unet.update({{"block_out_channels", {16}},
                {"down_block_types", {"CrossAttnDownBlock2D"}},
                {"up_block_types", {"CrossAttnUpBlock2D"}},

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "tests/cli/command.h"
 
@@ -45,7 +46,7 @@ void PrintTo(const Case& c, std::ostream* os) { *os << c.name; }
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const std::string& root : {kGoldens, kVideoGoldens})
-    for (const auto& j : nlohmann::json::parse(read_file(root + "/cases.json")))
+    for (const auto& j : parse_json(read_file(root + "/cases.json")))
       all.push_back(
           {root, j["name"], j["folder"], j.value("same_as", j["name"].get<std::string>()), j["control"], j["words"]});
   return all;

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "tests/cli/command.h"
 
@@ -20,14 +21,14 @@ using nlohmann::json;
 const std::string kGoldens = MD_SOURCE_DIR "/tests/golden/";
 
 const json& golden() {
-  static const json all = json::parse(read_file(kGoldens + "training/golden.json"));
+  static const json all = parse_json(read_file(kGoldens + "training/golden.json"));
   return all;
 }
 
 std::vector<json> lines_of(const std::string& path) {
   std::vector<json> out;
   std::ifstream f(path);
-  for (std::string line; std::getline(f, line);) out.push_back(json::parse(line));
+  for (std::string line; std::getline(f, line);) out.push_back(parse_json(line));
   return out;
 }
 

@@ -12,6 +12,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/base/version.h"
@@ -87,7 +88,7 @@ struct TinyRun {
   std::vector<double> metric(const char* name) const {
     std::vector<double> out;
     std::istringstream lines(read_file(folder / "metrics.jsonl"));
-    for (std::string line; std::getline(lines, line);) out.push_back(nlohmann::json::parse(line).at(name));
+    for (std::string line; std::getline(lines, line);) out.push_back(parse_json(line).at(name));
     return out;
   }
 };
@@ -142,7 +143,7 @@ TEST(Resume, EqualsNoInterruptionBitForBit) {
                       b = read_training_state(parts.options.checkpoint_dir(), 8);
     expect_same_bits(as_arrays(a.state), as_arrays(b.state));
     EXPECT_EQ(a.state_json, b.state_json);
-    EXPECT_EQ(nlohmann::json::parse(a.state_json).at("maxdiffusion_version"), version());
+    EXPECT_EQ(parse_json(a.state_json).at("maxdiffusion_version"), version());
   }
 }
 
@@ -392,7 +393,7 @@ TEST(Loop, AStateThatIsNotFiniteIsNeverSaved) {
 /// Changes the JSON of a checkpoint's state, or its text.
 void change_state(const TinyRun& run, int64_t step, const std::function<void(nlohmann::json&)>& change) {
   const std::string folder = checkpoint_folder(run.options.checkpoint_dir(), step) + "/training_state/";
-  nlohmann::json j = nlohmann::json::parse(read_file(folder + "state.json"));
+  nlohmann::json j = parse_json(read_file(folder + "state.json"));
   change(j);
   write_file_atomic(folder + "state.json", j.is_null() ? "" : j.dump());
   std::filesystem::remove(folder + "checksums.json");  // a state of an older version, or of an enemy

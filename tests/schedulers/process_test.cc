@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/schedulers/scheduler_keys.h"
@@ -147,8 +148,8 @@ TEST(SchedulerKeys, AMappingForModelsThatPredictNoiseIsNotForOneThatFlows) {
   const std::string file = R"({"_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction"})";
   SchedulerKeys keys{.diffusion_scheduler_config = {{"_class_name", "\"EulerDiscreteScheduler\""},
                                                     {"prediction_type", "\"epsilon\""}}};
-  EXPECT_EQ(sampling_config(file, keys), json::parse(file));
-  EXPECT_EQ(training_config(file, keys), json::parse(file));
+  EXPECT_EQ(sampling_config(file, keys), parse_json(file));
+  EXPECT_EQ(training_config(file, keys), parse_json(file));
   keys.diffusion_scheduler_config["prediction_type"] = "\"flow_prediction\"";
   EXPECT_EQ(sampling_config(file, keys)["_class_name"], "EulerDiscreteScheduler");
   keys.diffusion_scheduler_config["prediction_type"] = "\"\"";

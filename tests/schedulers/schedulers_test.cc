@@ -1,6 +1,8 @@
 // Schedulers through the device, against what diffusers' schedulers and an independent implementation did with the
 // same small sample and "network" (tools/golden/schedulers.py).
 
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +26,7 @@ namespace {
 using nlohmann::json;
 
 const json& golden() {
-  static const json data = json::parse(std::ifstream(MD_SOURCE_DIR "/tests/golden/schedulers.json"));
+  static const json data = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/schedulers.json"));
   return data;
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/families/model_folder.h"
@@ -58,7 +59,7 @@ HostArrays weights_of_folder(const std::string& folder) {
 }
 
 HostArrays original_of_folder(const std::string& which, const std::string& folder) {
-  static const auto tables = nlohmann::json::parse(read_file(kGolden + "/single_file/names.json"));
+  static const auto tables = parse_json(read_file(kGolden + "/single_file/names.json"));
   const HostArrays weights = weights_of_folder(folder);
   HostArrays out;
   for (const auto& [name, record] : tables.at(which).items()) {

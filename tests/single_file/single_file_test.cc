@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/families/model_folder.h"
@@ -100,7 +101,7 @@ TEST_P(PublishedFile, IsToldByItsTensorsAndReadToTheLast) {
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_EQ(folder.pipeline(), p.pipeline);
   EXPECT_TRUE(contains(log, std::string(p.layout) + "; not read: ")) << log;
-  const auto noise = json::parse(folder.scheduler_config());
+  const auto noise = parse_json(folder.scheduler_config());
   EXPECT_EQ(noise.at("prediction_type"), p.prediction);
   EXPECT_EQ(folder.tokenizer("tokenizer").size(), 49408);
   // "!" is what OpenCLIP pads with, and SDXL's second encoder.
@@ -183,7 +184,7 @@ TEST(SingleFile, OfVersion2PredictsNoiseWhereItsStepsSaySoAndSdxlVelocityWhereAT
   std::map<std::string, Dims> tensors = published("sdxl");
   tensors["v_pred"] = {}, tensors["ztsnr"] = {};
   write_sparse(t / "xl.safetensors", tensors);
-  const auto noise = json::parse(ModelFolder::open(t / "xl.safetensors").scheduler_config());
+  const auto noise = parse_json(ModelFolder::open(t / "xl.safetensors").scheduler_config());
   EXPECT_EQ(noise.at("prediction_type"), "v_prediction");
   EXPECT_EQ(noise.at("rescale_betas_zero_snr"), true);
 
@@ -195,7 +196,7 @@ TEST(SingleFile, OfVersion2PredictsNoiseWhereItsStepsSaySoAndSdxlVelocityWhereAT
   tiny["global_step"] = HostArray::of<float>({DType::f32, {}}, {&steps, 1});
   write_safetensors(t / "base.safetensors", tiny);
   const SingleFileLayout& layout = find_single_file_layout("base", tiny);
-  EXPECT_EQ(json::parse(layout.texts(tiny).at("scheduler/scheduler_config.json")).at("prediction_type"), "epsilon");
+  EXPECT_EQ(parse_json(layout.texts(tiny).at("scheduler/scheduler_config.json")).at("prediction_type"), "epsilon");
   const std::string e = error_of([&] { ModelFolder::open(t / "base.safetensors"); });
   EXPECT_TRUE(contains(e, "single_file_config=FOLDER")) << e;
 }
@@ -358,7 +359,7 @@ TEST_P(OneModel, IsTrainedWithAnotherAutoencoderWhichItsCheckpointHolds) {
   std::ranges::fill(bias.mutable_view<float>(), 0.5f);
   changed["encoder.conv_out.bias"] = bias;
   write_safetensors(weights, changed);
-  json sizes = json::parse(read_file(config));
+  json sizes = parse_json(read_file(config));
   sizes["scaling_factor"] = 0.75;
   write_file_atomic(config, sizes.dump());
   HostArrays original;
@@ -374,7 +375,7 @@ TEST_P(OneModel, IsTrainedWithAnotherAutoencoderWhichItsCheckpointHolds) {
   expect_same(tensors(plain + "/vae"), tensors(folder + "/vae"));
   // A file has the model's config, a folder its own.
   auto scale = [](const std::string& run) {
-    return json::parse(read_file(run + "/vae/config.json")).at("scaling_factor").get<double>();
+    return parse_json(read_file(run + "/vae/config.json")).at("scaling_factor").get<double>();
   };
   EXPECT_EQ(scale(of_file), scale(folder));
   EXPECT_EQ(scale(of_folder), 0.75);

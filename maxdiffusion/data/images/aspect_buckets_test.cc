@@ -6,6 +6,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 
 namespace md {
 namespace {
@@ -14,7 +15,7 @@ using nlohmann::json;
 
 // See tools/golden/buckets.py.
 const json& golden() {
-  static const json g = json::parse(read_file(MD_SOURCE_DIR "/tests/golden/data/buckets.json"));
+  static const json g = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/buckets.json"));
   return g;
 }
 /// [width, height].

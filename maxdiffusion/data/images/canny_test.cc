@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/data/images/resize.h"
 
 namespace md {
@@ -13,7 +14,7 @@ namespace {
 using nlohmann::json;
 
 const json& golden() {
-  static const json all = json::parse(read_file(MD_SOURCE_DIR "/tests/golden/data/control.json"));
+  static const json all = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/control.json"));
   return all;
 }
 

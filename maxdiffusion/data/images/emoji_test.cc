@@ -9,6 +9,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/images/load_images.h"
 #include "maxdiffusion/data/records/open_source.h"
@@ -49,7 +50,7 @@ TEST(Emoji, MoreThanThreeThousandCaptionedPicturesTheSameEachTime) {
   std::map<std::string, nlohmann::json> by_text;
   std::ifstream lines(fs::path(folder) / "metadata.jsonl");
   for (std::string line; std::getline(lines, line);) {
-    auto row = nlohmann::json::parse(line);
+    auto row = parse_json(line);
     by_text[row["text"]] = row;
   }
   EXPECT_EQ(static_cast<int64_t>(by_text.size()), n);

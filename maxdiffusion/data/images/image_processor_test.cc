@@ -6,6 +6,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 
 namespace md {
 namespace {
@@ -27,7 +28,7 @@ HostArray picture(const json& row) {
 
 // Recorded from transformers' CLIPImageProcessor.
 TEST(ImageProcessor, GivesTheNumbersOfTransformers) {
-  const json golden = json::parse(read_file(MD_SOURCE_DIR "/tests/golden/data/image_processor.json"));
+  const json golden = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/image_processor.json"));
   ASSERT_GT(golden["rows"].size(), 10u);
   for (const json& row : golden["rows"]) {
     const HostArray out = ImageProcessor::from_json(row["config"]).apply(picture(row));

@@ -9,6 +9,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/images/test_images.h"
 #include "maxdiffusion/data/records/open_source.h"
@@ -51,7 +52,7 @@ std::vector<float> cells_of(const HostArray& pixels, int64_t cell) {
 
 TEST(Mask, IsResizedByArea) {
   // See tools/golden/buckets.py: torch's interpolation. The picture has the right size: only cells are averaged.
-  const json golden = json::parse(read_file(MD_SOURCE_DIR "/tests/golden/data/buckets.json"));
+  const json golden = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/buckets.json"));
   for (const json& row : golden["masks"]) {
     const int64_t h = row["height"], w = row["width"];
     HostArray mask(Shape{DType::u8, {h, w, 3}});
@@ -98,7 +99,7 @@ TEST(Mask, ComesFromAlphaOrIsOneEverywhere) {
   const TemporaryFolder folder;
   std::string png;
   {
-    const json golden = json::parse(read_file(MD_SOURCE_DIR "/tests/golden/data/buckets.json"));
+    const json golden = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/buckets.json"));
     const std::string hex = golden["alpha_png"];
     for (size_t i = 0; i < hex.size(); i += 2) png += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
   }
@@ -159,7 +160,7 @@ TEST(Sizes, AreThoseOfThePictureAndItsCut) {
 
 TEST(Sizes, AreTheFilesWhenAJpegComesSmaller) {
   // 12 × 9, decoded at half the size for side 2; see open_source_test.cc.
-  const json golden = json::parse(read_file(MD_SOURCE_DIR "/tests/golden/data/pictures.json"));
+  const json golden = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/pictures.json"));
   for (const json& row : golden["files"]) {
     if (row["name"] != "rgb.jpg") continue;
     const std::string hex = row["file"];

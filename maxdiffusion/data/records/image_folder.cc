@@ -11,6 +11,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parallel.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/data/records/kinds.h"
 #include "maxdiffusion/data/storage/links.h"
 #include "maxdiffusion/data/text/utf8.h"
@@ -184,7 +185,7 @@ void each_json_line(const std::string& file, const std::string& text, const Row&
     start = end + 1;
     ++number;
     if (line.empty()) continue;
-    const auto row = nlohmann::json::parse(line, nullptr, false);
+    const auto row = parse_json_or_discard(line);
     check(row.is_object(), Code::io, "{}:{}: expected a JSON object per line, found '{}'", file, number,
           line.substr(0, 60));
     f(number, row);

@@ -9,6 +9,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/images/load_images.h"
 #include "maxdiffusion/data/records/open_source.h"
@@ -21,7 +22,7 @@ using nlohmann::json;
 
 // Pictures and what Pillow makes of them; see tools/golden/pictures.py.
 const json& golden() {
-  static const json g = json::parse(read_file(MD_SOURCE_DIR "/tests/golden/data/pictures.json"));
+  static const json g = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/pictures.json"));
   return g;
 }
 std::string from_hex(const std::string& hex) {

@@ -6,6 +6,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/data/records/kinds.h"
 
 namespace md {
@@ -56,7 +57,7 @@ std::optional<Files> saved_to_disk(const Files& files, const std::string& root, 
   };
   const auto read_json = [](const FoundFile& f) {
     const auto file = open_input(f);
-    auto j = nlohmann::json::parse(file->read(0, file->size()).bytes, nullptr, false);
+    auto j = parse_json_or_discard(file->read(0, file->size()).bytes);
     check(j.is_object(), Code::io, "{}: not a JSON object", file->name());
     return j;
   };

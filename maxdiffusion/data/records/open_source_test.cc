@@ -13,6 +13,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/data/images/load_images.h"
@@ -36,7 +37,7 @@ struct Expected {
 const std::vector<Expected>& expected() {
   static const std::vector<Expected> all = [] {
     std::vector<Expected> v;
-    const auto file = nlohmann::json::parse(read_file(kFiles + "/expected.json"));
+    const auto file = parse_json(read_file(kFiles + "/expected.json"));
     for (const auto& row : file["records"]) {
       const std::string hex = row["picture"];
       std::string bytes;

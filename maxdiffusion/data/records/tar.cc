@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/data/records/kinds.h"
 #include "maxdiffusion/data/records/sequential.h"
 
@@ -159,7 +160,7 @@ class Reader : public ShardReader {
     }
     for (const Member& m : members) {
       if (captioned || split(m.name).extension != "json") continue;
-      const auto row = nlohmann::json::parse(m.content.bytes, nullptr, false);
+      const auto row = parse_json_or_discard(m.content.bytes);
       check(row.is_object(), Code::io, "{}.json: not a JSON object", name);
       std::vector<std::string> keys;
       for (const auto& [key, value] : row.items()) keys.push_back(key);

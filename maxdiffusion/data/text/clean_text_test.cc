@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 
 namespace md {
 namespace {
@@ -13,7 +14,7 @@ using nlohmann::json;
 
 // Recorded from ftfy and from diffusers' prompt_clean; texts must be equal.
 const json& golden() {
-  static const json rows = json::parse(read_file(MD_SOURCE_DIR "/tests/golden/data/clean_text.json"))["rows"];
+  static const json rows = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/clean_text.json"))["rows"];
   return rows;
 }
 

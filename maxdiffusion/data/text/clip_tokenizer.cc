@@ -15,6 +15,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/data/text/clip_words.h"
 #include "maxdiffusion/data/text/special_tokens.h"
 #include "maxdiffusion/data/text/utf8.h"
@@ -331,7 +332,7 @@ ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
   using nlohmann::json;
   const auto path = [&](const char* name) { return (fs::path(folder) / name).string(); };
   const auto read_json = [&](const char* name) {
-    json j = json::parse(read_file(path(name)), nullptr, false);
+    json j = parse_json_or_discard(read_file(path(name)));
     check(j.is_object(), Code::io, "tokenizer '{}': not a JSON object", path(name));
     return j;
   };

@@ -10,6 +10,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/text/clip_words.h"
 
@@ -29,7 +30,7 @@ const ClipTokenizer& clip() {
 
 // Recorded from transformers' CLIPTokenizer; ids must be equal. Trailing padding is left out of the file.
 const json& golden() {
-  static const json rows = json::parse(read_file(MD_SOURCE_DIR "/tests/golden/data/tokenizer.json"))["rows"];
+  static const json rows = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/tokenizer.json"))["rows"];
   return rows;
 }
 void expect_golden(const ClipTokenizer& t, const char* key) {
@@ -93,7 +94,7 @@ TEST(ClipTokenizer, SavedFolderReadsBackTheSame) {
 TEST(ClipTokenizer, AddedTokensOfAFolderAreKept) {
   const std::string folder = fresh_folder("tokenizer_added"), again = fresh_folder("tokenizer_added_2");
   clip().save(folder);
-  json config = json::parse(read_file(folder + "/tokenizer_config.json"));
+  json config = parse_json(read_file(folder + "/tokenizer_config.json"));
   config["added_tokens_decoder"]["49408"] = {{"content", "<my-cat>"}, {"normalized", false}, {"special", false}};
   config["bos_token"] = {{"__type", "AddedToken"}, {"content", "<|startoftext|>"}, {"normalized", true}};
   write_file_atomic(folder + "/tokenizer_config.json", config.dump());
@@ -142,7 +143,7 @@ TEST(ClipTokenizer, SmallVocabularyFallsBackToTheUnknownToken) {
 
 TEST(ClipTokenizer, ATokenizerJsonBesideTheTwoFilesIsNamedWhereItSaysOtherwise) {
   const std::string folder = fresh_folder("tokenizer_both");
-  const json vocab = json::parse(R"({"l":0,"o":1,"o</w>":2,"lo":3,"lo</w>":4,"<|startoftext|>":5,"<|endoftext|>":6})");
+  const json vocab = parse_json(R"({"l":0,"o":1,"o</w>":2,"lo":3,"lo</w>":4,"<|startoftext|>":5,"<|endoftext|>":6})");
   std::ofstream(folder + "/vocab.json") << vocab.dump();
   std::ofstream(folder + "/merges.txt") << "#version: 0.2\nl o</w>\nl o\n";
   auto said = [&](const json& whole) {

@@ -12,6 +12,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/data/text/charsmap.h"
 #include "maxdiffusion/data/text/sentencepiece.pb.h"
 #include "maxdiffusion/data/text/special_tokens.h"
@@ -60,7 +61,7 @@ std::string from_base64(const std::string& text, const std::string& file) {
 std::string extra_token(int64_t i) { return fmt::format("<extra_id_{}>", i); }
 
 json parse(const std::string& file) {
-  json j = json::parse(read_file(file), nullptr, false);
+  json j = parse_json_or_discard(read_file(file));
   check(j.is_object(), Code::io, "{}: not a JSON object", file);
   return j;
 }

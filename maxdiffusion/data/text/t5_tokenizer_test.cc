@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 
 namespace md {
@@ -21,7 +22,7 @@ const char* const kNames[] = {"spiece", "whole", "flags"};
 
 // Recorded from transformers' T5Tokenizer; ids must be equal.
 const json& golden() {
-  static const json all = json::parse(read_file(kFolders + "texts.json"));
+  static const json all = parse_json(read_file(kFolders + "texts.json"));
   return all;
 }
 T5Tokenizer open(const std::string& name) { return T5Tokenizer::from_folder(kFolders + name); }
@@ -112,7 +113,7 @@ TEST(T5Tokenizer, ASentencePieceModelBesideTokenizerJsonIsNamedWhereItSaysOtherw
   };
   for (const char* file : {"tokenizer.json", "tokenizer_config.json"})
     write_file_atomic(folder / file, read_file(kFolders + "whole/" + file));
-  const json vocab = json::parse(read_file(folder / "tokenizer.json"))["model"]["vocab"];
+  const json vocab = parse_json(read_file(folder / "tokenizer.json"))["model"]["vocab"];
   std::vector<std::pair<std::string, float>> pieces;
   for (size_t i = 0; i < 60; ++i) pieces.emplace_back(i < 3 ? "special" : vocab[i][0].get<std::string>(), vocab[i][1]);
   const auto write = [&] {

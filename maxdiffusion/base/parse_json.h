@@ -1,0 +1,15 @@
+// JSON from text. The parser of nlohmann/json.hpp is a template that takes one to two seconds to compile wherever it is
+// called; here it is compiled once.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string_view>
+
+namespace md {
+
+/// Throws nlohmann::json::parse_error, which says where.
+nlohmann::json parse_json(std::string_view text);
+/// Text that is no JSON gives a value that is_discarded().
+nlohmann::json parse_json_or_discard(std::string_view text);
+
+}  // namespace md
