@@ -5,7 +5,7 @@
 
 #include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/ops/dot.h"
+#include "maxdiffusion/ops/projection.h"
 
 namespace md {
 namespace {
@@ -20,7 +20,8 @@ Keep chosen(const Choice& c, const Node& n) {
   const auto has = [&n](const std::vector<std::string>& names) { return std::ranges::count(names, n.name) > 0; };
   if (has(c.names.saved)) return Keep::keep;
   if (has(c.names.offloaded)) return Keep::offload;
-  const bool linear = n.op->is_dot && std::any_cast<const DotDims&>(n.attributes).lhs_batch.empty();
+  const bool linear =
+      n.name == kProjection || (n.op->is_dot && std::any_cast<const DotDims&>(n.attributes).lhs_batch.empty());
   return linear ? c.linear : Keep::recompute;
 }
 

@@ -16,10 +16,10 @@ Tensor annotated_conv(const Scope& s, Tensor x, nn::Conv2dOptions o, bool annota
 
 Tensor resnet_block(const Scope& s, Tensor x, Tensor temb, const ResnetOptions& o) {
   auto path = s.path_scope();
-  Tensor h = nn::group_norm(s / "norm1", x, o.groups, o.eps, o.act);
+  Tensor h = nn::group_norm(s / "norm1", x, o.groups, o.eps, o.act, o.annotated);
   h = annotated_conv(s / "conv1", h, {.out = o.out}, o.annotated);
   if (temb) h = h + reshape(nn::linear(s / "time_emb_proj", temb, {.out = o.out}), {temb.dim(0), 1, 1, o.out});
-  h = nn::group_norm(s / "norm2", h, o.groups, o.eps, o.act);
+  h = nn::group_norm(s / "norm2", h, o.groups, o.eps, o.act, o.annotated);
   h = nn::dropout(s / "dropout", h);
   h = annotated_conv(s / "conv2", h, {.out = o.out}, o.annotated);
   if (x.dim(-1) != o.out)

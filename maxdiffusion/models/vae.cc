@@ -24,8 +24,8 @@ Tensor resnet(const Scope& s, Tensor x, const VaeConfig& c, int64_t out) {
 /// One head over all pixels, with a residual.
 Tensor attend(const Scope& s, Tensor x, const VaeConfig& c) {
   auto path = s.path_scope();
-  Tensor n =
-      reshape(nn::group_norm(s / "group_norm", x, c.norm_num_groups, kEps), {x.dim(0), x.dim(1) * x.dim(2), x.dim(3)});
+  Tensor n = reshape(nn::group_norm(s / "group_norm", x, c.norm_num_groups, kEps, "", false),
+                     {x.dim(0), x.dim(1) * x.dim(2), x.dim(3)});
   Tensor y = nn::multi_head_attention(s, n, n, {.heads = 1, .qkv_bias = true, .annotated = false});
   return x + reshape(y, x.dims());
 }
@@ -37,7 +37,7 @@ Tensor mid(const Scope& s, Tensor h, const VaeConfig& c) {
 }
 
 Tensor out(const Scope& s, Tensor h, const VaeConfig& c, int64_t channels) {
-  h = nn::group_norm(s / "conv_norm_out", h, c.norm_num_groups, kEps, "silu");
+  h = nn::group_norm(s / "conv_norm_out", h, c.norm_num_groups, kEps, "silu", false);
   return annotated_conv(s / "conv_out", h, {.out = channels}, false);
 }
 

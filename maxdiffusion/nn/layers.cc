@@ -6,11 +6,12 @@
 #include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/conv.h"
-#include "maxdiffusion/ops/dot.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/gather.h"
+#include "maxdiffusion/ops/projection.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/ops/shape.h"
 
@@ -21,11 +22,13 @@ Tensor add_bias(const Scope& s, Tensor y) {
   return y + cast(s.param("bias", {y.dim(-1)}, {""}, init::zeros()), y.dtype());
 }
 
-/// x [..., in] × weight [out, in]. No flattening: the compiler does it after partitioning, so that sharded leading
-/// axes stay apart.
-Product projection(Precision precision) {
-  return [precision](Tensor x, Tensor weight) {
-    return dot(x, weight, {.lhs_contract = {x.rank() - 1}, .rhs_contract = {1}, .precision = precision});
+/// x's rows are tokens, or, of layers without logical axes, lie as batches do.
+Product projection(Precision precision, const LinearOptions& o) {
+  const bool annotated = !o.in_axis.empty() || !o.out_axis.empty();
+  return [precision, annotated, of_w = LogicalAxes{o.out_axis, o.in_axis}](Tensor x, Tensor weight) {
+    LogicalAxes rows = {annotated ? axis::kBatch : axis::kData};
+    if (annotated && x.rank() > 2) rows.push_back(axis::kLength);
+    return project(x, weight, precision, rows, of_w);
   };
 }
 
@@ -46,13 +49,22 @@ Scope stacked_layer(const Scope& s, int64_t n, ScanStep& step) {
   return layer.random() ? layer.with_random(layer.random()->at(step.index())) : layer;
 }
 
+/// How the result of a convolution over `rank` − 2 axes lies, by those of its weight.
+LogicalAxes axes_of_result(int64_t rank, const std::string& in_axis, const std::string& out_axis) {
+  const bool annotated = !in_axis.empty() || !out_axis.empty();
+  LogicalAxes axes(static_cast<size_t>(rank));
+  axes.front() = annotated ? axis::kConvBatch : axis::kData;
+  axes.back() = annotated ? axis::kOutChannels : "";
+  return axes;
+}
+
 }  // namespace
 
 Tensor linear(const Scope& s, Tensor x, const LinearOptions& o) {
   auto path = s.path_scope();
   const Dims dims = {o.out, x.dim(-1)};
   const Weight weight{"weight", dims, {o.out_axis, o.in_axis}, o.init ? *o.init : init::lecun_normal(dims)};
-  Tensor y = s.product(weight, x, projection(s.options().precision));
+  Tensor y = s.product(weight, x, projection(s.options().precision, o));
   return o.bias ? add_bias(s, y) : y;
 }
 
@@ -64,9 +76,12 @@ Tensor conv2d(const Scope& s, Tensor x, const Conv2dOptions& o) {
   const Weight weight{"weight", dims, {o.out_axis, o.in_axis, "", ""}, init::lecun_normal(dims)};
   Tensor y = s.product(weight, x, [o, precision = s.options().precision](Tensor in, Tensor w) {
     const int64_t low = o.pad_right_bottom ? 0 : o.padding, high = o.pad_right_bottom ? 1 : o.padding;
-    return conv(
-        in, w,
-        {.stride = {o.stride, o.stride}, .pad_low = {low, low}, .pad_high = {high, high}, .precision = precision});
+    return conv(in, w,
+                {.stride = {o.stride, o.stride},
+                 .pad_low = {low, low},
+                 .pad_high = {high, high},
+                 .precision = precision,
+                 .axes = axes_of_result(4, o.in_axis, o.out_axis)});
   });
   return o.bias ? add_bias(s, y) : y;
 }
@@ -82,7 +97,8 @@ Tensor conv3d(const Scope& s, Tensor x, const Conv3dOptions& o) {
                 {.stride = {o.stride.begin(), o.stride.end()},
                  .pad_low = {o.pad_low.begin(), o.pad_low.end()},
                  .pad_high = {o.pad_high.begin(), o.pad_high.end()},
-                 .precision = precision});
+                 .precision = precision,
+                 .axes = axes_of_result(5, o.in_axis, o.out_axis)});
   });
   return o.bias ? add_bias(s, y) : y;
 }

@@ -21,8 +21,8 @@ Tensor linear(const Scope& s, Tensor x, const LinearOptions& o);
 struct Conv2dOptions {
   int64_t out = 0, kernel = 3, stride = 1, padding = 1;
   bool bias = true;
-  std::string in_axis = "conv_in", out_axis = "conv_out";
-  bool pad_right_bottom = false;  // zeros after only (the VAE encoder's downsampler)
+  std::string in_axis = "conv_in", out_axis = "conv_out";  // both empty: the result lies on meshes as batches do
+  bool pad_right_bottom = false;                           // zeros after only (the VAE encoder's downsampler)
 };
 /// x: [B, H, W, in]   weight: [out, in, k, k].
 Tensor conv2d(const Scope& s, Tensor x, const Conv2dOptions& o);
@@ -38,8 +38,10 @@ struct Conv3dOptions {
 Tensor conv3d(const Scope& s, Tensor x, const Conv3dOptions& o);
 
 /// Over the channels (last axis) in `groups`, statistics over space and the group's channels; then the activation of
-/// that config name (below), if any. weight, bias: [C].
-Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const std::string& activation = "");
+/// that config name (below), if any. weight, bias: [C]. `annotated`: x lies on meshes as the results of convolutions
+/// with logical axes do; false: as batches do.
+Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const std::string& activation = "",
+                  bool annotated = true);
 /// Over the last axis. `affine`: weight, bias [C].
 Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine = true);
 /// x / sqrt(mean(x²) + eps) · weight over the last axis. `axis`: logical axis of the weight [C].

@@ -7,13 +7,16 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/custom_vjp.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/kernel_table.h"
+#include "maxdiffusion/ops/per_device.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/ops/sharding.h"
 
 namespace md::nn {
 namespace {
@@ -68,39 +71,60 @@ Tensor normalize_groups(Tensor x, Tensor w, Tensor b, int64_t groups, double eps
   return custom_vjp({x, w, b}, forward, backward)[0];
 }
 
-/// As normalize_last.
-Tensor last_by_kernel(Tensor x, Tensor w, Tensor b, double eps) {
+/// As normalize_last. `axes`: of the mesh, that split x; its last dim is whole.
+Tensor last_by_kernel(Tensor x, Tensor w, Tensor b, double eps, const DimAxes& axes) {
+  DimAxes rows(1);  // of the statistics; only this order, which is each device's own, is ever read
+  for (const auto& of_dim : axes) rows[0].insert(rows[0].end(), of_dim.begin(), of_dim.end());
   auto forward = [=](const std::vector<Tensor>& in) {
-    const Shape rows{DType::f32, {in[0].shape().elements() / in[0].dim(-1)}};
-    return custom_call(in[0].graph(), in,
-                       {.target = kLayerNormKernel,
-                        .results = {in[0].shape(), rows, rows},
-                        .backend_config = fmt::format("eps = {:.17e} : f64", eps)});
+    return per_device(in, {axes, {}, {}}, {axes, rows, rows}, [&](const std::vector<Tensor>& part) {
+      const Shape statistics{DType::f32, {part[0].shape().elements() / part[0].dim(-1)}};
+      return custom_call(part[0].graph(), part,
+                         {.target = kLayerNormKernel,
+                          .results = {part[0].shape(), statistics, statistics},
+                          .backend_config = fmt::format("eps = {:.17e} : f64", eps)});
+    });
   };
-  auto backward = [](const std::vector<Tensor>& in, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
-    return custom_call(dys[0].graph(), {in[0], dys[0], in[1], out[1], out[2]},
-                       {.target = kLayerNormGradKernel,
-                        .results = {in[0].shape(), in[1].shape(), in[2].shape()},
-                        .backend_config = {}});
+  auto backward = [=](const std::vector<Tensor>& in, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
+    return per_device({in[0], dys[0], in[1], out[1], out[2]}, {axes, axes, {}, rows, rows}, {axes, {}, {}},
+                      [](const std::vector<Tensor>& part) {
+                        return custom_call(part[0].graph(), part,
+                                           {.target = kLayerNormGradKernel,
+                                            .results = {part[0].shape(), part[2].shape(), part[2].shape()},
+                                            .backend_config = {}});
+                      });
   };
   return custom_vjp({x, w, b}, forward, backward)[0];
 }
 
-/// As normalize_groups, followed by SiLU if `silu`.
-Tensor groups_by_kernel(Tensor x, Tensor w, Tensor b, int64_t groups, double eps, bool silu) {
+/// As normalize_groups, followed by SiLU if `silu`. `axes`: of the mesh, that split x in batch and channels; channels
+/// are whole where a group would be on two devices.
+Tensor groups_by_kernel(Tensor x, Tensor w, Tensor b, int64_t groups, double eps, bool silu, DimAxes axes) {
+  const int64_t shares = devices_along(x.graph().options(), axes.back());
+  if (groups % shares == 0)
+    groups /= shares;
+  else
+    axes.back().clear();
+  const DimAxes channels = {axes.back()}, statistics = {axes.front(), axes.back()};
   const std::string config = fmt::format("groups = {} : i64, silu = {}", groups, silu);
   auto forward = [=](const std::vector<Tensor>& in) {
-    const Shape statistics{DType::f32, {in[0].dim(0), groups}};
-    return custom_call(in[0].graph(), in,
-                       {.target = kGroupNormKernel,
-                        .results = {in[0].shape(), statistics, statistics},
-                        .backend_config = config + fmt::format(", eps = {:.17e} : f64", eps)});
+    return per_device(in, {axes, channels, channels}, {axes, statistics, statistics},
+                      [&](const std::vector<Tensor>& part) {
+                        const Shape of_groups{DType::f32, {part[0].dim(0), groups}};
+                        return custom_call(part[0].graph(), part,
+                                           {.target = kGroupNormKernel,
+                                            .results = {part[0].shape(), of_groups, of_groups},
+                                            .backend_config = config + fmt::format(", eps = {:.17e} : f64", eps)});
+                      });
   };
   auto backward = [=](const std::vector<Tensor>& in, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
-    return custom_call(dys[0].graph(), {in[0], dys[0], in[1], in[2], out[1], out[2]},
-                       {.target = kGroupNormGradKernel,
-                        .results = {in[0].shape(), in[1].shape(), in[2].shape()},
-                        .backend_config = config});
+    return per_device({in[0], dys[0], in[1], in[2], out[1], out[2]},
+                      {axes, axes, channels, channels, statistics, statistics}, {axes, channels, channels},
+                      [&](const std::vector<Tensor>& part) {
+                        return custom_call(part[0].graph(), part,
+                                           {.target = kGroupNormGradKernel,
+                                            .results = {part[0].shape(), part[2].shape(), part[3].shape()},
+                                            .backend_config = config});
+                      });
   };
   return custom_vjp({x, w, b}, forward, backward)[0];
 }
@@ -110,10 +134,19 @@ Tensor groups_by_kernel(Tensor x, Tensor w, Tensor b, int64_t groups, double eps
 struct LayerNormCall {
   Tensor x, w, b;
   double eps;
+  /// Of the mesh, that split x: rows, as attention splits them.
+  DimAxes axes() const {
+    LogicalAxes names(x.dims().size());
+    names[0] = axis::kBatch;
+    if (names.size() > 2) names[1] = axis::kLength;
+    names.back() = "";
+    return dim_axes(x, names);
+  }
 };
 constexpr KernelRow<LayerNormCall, Tensor> kLayerNorms[] = {
-    {kLayerNormKernel, [](const LayerNormCall& c) { return kernels_take({c.x}) ? nullptr : kNotForCpuKernels; },
-     [](const LayerNormCall& c) { return last_by_kernel(c.x, c.w, c.b, c.eps); }},
+    {kLayerNormKernel,
+     [](const LayerNormCall& c) { return kernels_take_parts({c.x}) ? nullptr : kNoPartsForCpuKernels; },
+     [](const LayerNormCall& c) { return last_by_kernel(c.x, c.w, c.b, c.eps, c.axes()); }},
     {"composed", never, [](const LayerNormCall& c) { return normalize_last(c.x, c.w, c.b, c.eps); }},
 };
 
@@ -122,14 +155,22 @@ struct GroupNormCall {
   int64_t groups;
   double eps;
   const std::string& activation;  // of the result; empty: none
+  bool annotated;                 // batch and channels lie as those of annotated convolutions
+  DimAxes axes() const {
+    LogicalAxes names(x.dims().size());
+    names[0] = annotated ? axis::kConvBatch : axis::kData;
+    names.back() = annotated ? axis::kOutChannels : "";
+    return dim_axes(x, names);
+  }
 };
 Tensor activated(const GroupNormCall& c, Tensor y) { return c.activation.empty() ? y : activation(c.activation, y); }
 
 constexpr KernelRow<GroupNormCall, Tensor> kGroupNorms[] = {
-    {kGroupNormKernel, [](const GroupNormCall& c) { return kernels_take({c.x}) ? nullptr : kNotForCpuKernels; },
+    {kGroupNormKernel,
+     [](const GroupNormCall& c) { return kernels_take_parts({c.x}) ? nullptr : kNoPartsForCpuKernels; },
      [](const GroupNormCall& c) {
        const bool silu = c.activation == "silu" || c.activation == "swish";
-       Tensor y = groups_by_kernel(c.x, c.w, c.b, c.groups, c.eps, silu);
+       Tensor y = groups_by_kernel(c.x, c.w, c.b, c.groups, c.eps, silu, c.axes());
        return silu ? y : activated(c, y);
      }},
     {"composed", never,
@@ -142,13 +183,13 @@ Tensor f32_param(const Scope& s, const char* name, int64_t width, Init init, con
 
 }  // namespace
 
-Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const std::string& act) {
+Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const std::string& act, bool annotated) {
   auto path = s.path_scope();
   const int64_t width = x.dim(-1);
   check(groups > 0 && width % groups == 0, Code::invalid_config,
         "group_norm: {} channels do not divide into {} groups, at {}", width, groups, s.path());
   Tensor w = f32_param(s, "weight", width, init::ones()), b = f32_param(s, "bias", width, init::zeros());
-  const GroupNormCall call{x, w, b, groups, eps, act};
+  const GroupNormCall call{x, w, b, groups, eps, act, annotated};
   return kernel_for(kGroupNorms, call).build(call);
 }
 

@@ -17,13 +17,6 @@ namespace {
 
 using AxisNames = std::vector<std::string>;
 
-int64_t devices_along(const GraphOptions& o, const AxisNames& axes) {
-  int64_t n = 1;
-  for (const auto& [name, size] : o.mesh_axes)
-    for (const std::string& axis : axes) n *= axis == name ? size : 1;
-  return n;
-}
-
 int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 Tensor cut(Tensor x, int64_t axis, int64_t length) {
@@ -37,10 +30,6 @@ Tensor gather_over(Tensor x, const AxisNames& axes, int64_t dim) {
 }
 Tensor scatter_sum_over(Tensor x, const AxisNames& axes, int64_t dim) {
   for (const std::string& axis : axes) x = reduce_scatter(x, axis, dim);
-  return x;
-}
-Tensor sum_over(Tensor x, const AxisNames& axes) {
-  for (const std::string& axis : axes) x = all_reduce_sum(x, axis);
   return x;
 }
 Tensor index_over(Graph& g, const AxisNames& axes) {
@@ -143,7 +132,8 @@ AttentionResult gathered(const Plan& p, Tensor q, Tensor k, Tensor v) {
 AttentionGradient gathered_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy) {
   AttentionGradient g = attend_gradient(q, all_keys(p, k), all_keys(p, v), y, lse, dy, seen(p, q.graph(), {}));
   for (Tensor* d : {&g.k, &g.v})
-    *d = p.way == Way::gather ? scatter_sum_over(pad_end(*d, 1, p.padded_k), p.sequence, 1) : sum_over(*d, p.sequence);
+    *d = p.way == Way::gather ? scatter_sum_over(pad_end(*d, 1, p.padded_k), p.sequence, 1)
+                              : all_reduce_sum(*d, p.sequence);
   return g;
 }
 

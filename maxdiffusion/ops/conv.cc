@@ -11,7 +11,9 @@
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/custom_call.h"
+#include "maxdiffusion/ops/custom_vjp.h"
 #include "maxdiffusion/ops/kernel_table.h"
+#include "maxdiffusion/ops/per_device.h"
 #include "maxdiffusion/ops/registry.h"
 #include "maxdiffusion/ops/samples.h"
 #include "maxdiffusion/ops/shape.h"
@@ -123,20 +125,23 @@ struct PrintCall {
 };
 
 /// The CPU kernel does two or three axes and one group, nothing dilated or cropped, some input in every window.
-const char* cpu_kernel_refuses(const PrintCall& p) {
+const char* cpu_kernel_refuses(const ConvOptions& o, const Dims& w, DType in, DType out) {
   auto all = [](const Dims& d, auto holds) { return std::all_of(d.begin(), d.end(), holds); };
   auto is_one = [](int64_t d) { return d == 1; };
   auto not_negative = [](int64_t d) { return d >= 0; };
-  const ConvOptions& o = p.options;
-  const DType type = p.c.out().dtype;
-  if (!p.c.options().calls_cpu_kernels() || (type != DType::f32 && type != DType::bf16)) return kNotForCpuKernels;
-  if (p.c.in(0).shape.dtype != type) return "sums are wider than what is summed";
+  if (out != DType::f32 && out != DType::bf16) return kNoPartsForCpuKernels;
+  if (in != out) return "sums are wider than what is summed";
   if (o.stride.size() < 2 || o.groups != 1) return "there is one axis, or groups";
   if (!all(o.lhs_dilation, is_one) || !all(o.rhs_dilation, is_one)) return "something is dilated";
   if (!all(o.pad_low, not_negative) || !all(o.pad_high, not_negative)) return "something is cropped";
   for (size_t i = 0; i < o.stride.size(); ++i)
-    if (o.pad_low[i] >= p.w[i + 2] || o.pad_high[i] >= p.w[i + 2]) return "a window sees no input";
+    if (o.pad_low[i] >= w[i + 2] || o.pad_high[i] >= w[i + 2]) return "a window sees no input";
   return nullptr;
+}
+
+const char* cpu_kernel_refuses(const PrintCall& p) {
+  if (!p.c.options().calls_cpu_kernels()) return kNotForCpuKernels;
+  return cpu_kernel_refuses(p.options, p.w, p.c.in(0).shape.dtype, p.c.out().dtype);
 }
 
 /// bf16 is widened around the call, as XLA's own code does, where its products are not faster as they are.
@@ -369,12 +374,52 @@ const char* dot_refuses(const ConvCall& c) {
   return all(c.w.dims().begin() + 2, c.w.dims().end(), 1) ? nullptr : "a window is larger than one element";
 }
 
+const char* parts_refuse(const ConvCall& c) {
+  if (c.x.graph().options().one_device()) return "there is one device";
+  if (c.options.axes.empty()) return "nobody says how the result lies on the mesh";
+  if (!kernels_take_parts({c.x, c.w})) return kNoPartsForCpuKernels;
+  return cpu_kernel_refuses(c.options, c.w.dims(), c.x.dtype(), sum_type(c.x.dtype()));
+}
+
+/// Each device has all channels of its images, and makes those of the result that its part of w does.
+Tensor conv_by_parts(const ConvCall& c) {
+  const ConvOptions o = c.options;
+  DimAxes y(c.x.dims().size()), x = y;
+  {
+    const Dims dims = infer_forward(o, c.x.shape(), c.w.shape()).dims;
+    const DimAxes wanted = c.x.graph().options().resolve(o.axes, dims);
+    y.front() = x.front() = wanted.front();
+    y.back() = wanted.back();
+  }
+  const DimAxes w = {y.back()};
+  auto forward = [=](const std::vector<Tensor>& in) {
+    return per_device(in, {x, w}, {y}, [&](const std::vector<Tensor>& part) {
+      return std::vector<Tensor>{apply(kConv, {part[0], part[1]}, o)};
+    });
+  };
+  auto backward = [=](const std::vector<Tensor>& in, const std::vector<Tensor>&, const Grads& dys) -> Grads {
+    return {per_device({dys[0], in[1]}, {y, w}, {x},
+                       [&](const std::vector<Tensor>& part) {
+                         Dims dims = in[0].dims();
+                         dims[0] = part[0].dim(0);
+                         return std::vector<Tensor>{input_grad(part[0], part[1], o, dims)};
+                       })[0],
+            per_device({in[0], dys[0]}, {x, y}, {w}, [&](const std::vector<Tensor>& part) {
+              Dims dims = in[1].dims();
+              dims[0] = part[1].dim(-1);
+              return std::vector<Tensor>{weight_grad(part[0], part[1], o, dims)};
+            })[0]};
+  };
+  return custom_vjp({c.x, c.w}, forward, backward)[0];
+}
+
 constexpr KernelRow<ConvCall, Tensor> kConvolutions[] = {
     {"dot", dot_refuses,  // its gradients are dots too, which XLA's CPU code does several times faster
      [](const ConvCall& c) {
        return dot(c.x, reshape(c.w, {c.w.dim(0), c.w.dim(1)}),
                   {.lhs_contract = {-1}, .rhs_contract = {1}, .precision = c.options.precision});
      }},
+    {"convolution by device", parts_refuse, conv_by_parts},
     {"convolution", never,
      [](const ConvCall& c) {
        return apply(kConv, {c.x, c.w}, c.options);

@@ -13,6 +13,7 @@ struct ConvOptions {
   Dims rhs_dilation = {};            // kernel dilation
   int64_t groups = 1;
   Precision precision = Precision::default_;
+  LogicalAxes axes = {};  // of the result, batch and channels split at most; empty: kernels are for one device only
   bool operator==(const ConvOptions&) const = default;
 };
 

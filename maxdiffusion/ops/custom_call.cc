@@ -1,6 +1,8 @@
 // Calls into compiled handlers: the graph knows the name and the shapes, nothing else.
 #include "maxdiffusion/ops/custom_call.h"
 
+#include <algorithm>
+
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/ops/registry.h"
 
@@ -56,13 +58,14 @@ std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operan
                           "}");
 }
 
+bool one_kernel_type(const std::vector<Tensor>& arrays) {
+  const DType type = arrays.front().dtype();
+  return (type == DType::f32 || type == DType::bf16) &&
+         std::ranges::all_of(arrays, [&](Tensor t) { return t.dtype() == type; });
+}
+
 bool kernels_take(const std::vector<Tensor>& arrays) {
-  const Tensor first = arrays.front();
-  if (!first.graph().options().calls_cpu_kernels() || (first.dtype() != DType::f32 && first.dtype() != DType::bf16))
-    return false;
-  for (Tensor t : arrays)
-    if (t.dtype() != first.dtype()) return false;
-  return true;
+  return arrays.front().graph().options().calls_cpu_kernels() && one_kernel_type(arrays);
 }
 
 std::vector<Tensor> custom_call(Graph& g, const std::vector<Tensor>& inputs, CustomCall call) {

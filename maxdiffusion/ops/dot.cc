@@ -103,7 +103,7 @@ struct PrintCall {
 };
 
 /// Products below which a call costs more than it brings.
-constexpr int64_t kSmall = 1 << 18;
+constexpr double kSmall = 1 << 18;
 
 const char* cpu_kernel_refuses(const PrintCall& call) {
   EmitCtx& c = call.c;
@@ -111,10 +111,11 @@ const char* cpu_kernel_refuses(const PrintCall& call) {
   if (!c.options().calls_cpu_kernels() || (type != DType::f32 && type != DType::bf16) ||
       (result != type && result != DType::f32))
     return kNotForCpuKernels;
-  if (type == DType::f32 && !c.options().cpu_kernels.f32_products) return "the compiler's own code is faster";
   const auto p = as_product(c.in(0).shape.dims, c.in(1).shape.dims, c.attrs<DotDims>());
   if (!p) return "rows or columns are not evenly spaced";
-  return p->sizes[0] * p->sizes[1] * p->sizes[2] * p->sizes[3] < kSmall ? "it is small" : nullptr;
+  double multiplications = 1;
+  for (int64_t size : p->sizes) multiplications *= static_cast<double>(size);
+  return product_kernel_pays(c.options(), type, multiplications) ? nullptr : "the compiler's own code is faster";
 }
 
 Value print_cpu_kernel(const PrintCall& call) {
@@ -228,6 +229,10 @@ constexpr OpDef kDot = {
 DType sum_type(DType t) {
   if (size_of(t) > 1 || t == DType::pred) return t;
   return is_integer(t) ? DType::s32 : DType::f32;
+}
+
+bool product_kernel_pays(const GraphOptions& o, DType type, double multiplications) {
+  return multiplications >= kSmall && (type != DType::f32 || o.cpu_kernels.f32_products);
 }
 
 Tensor dot(Tensor a, Tensor b, DotDims dims) { return dot(a, b, std::move(dims), sum_type(a.dtype())); }

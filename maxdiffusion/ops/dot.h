@@ -18,6 +18,10 @@ struct DotDims {
 /// The type of sums of products: s32 of 8-bit integers, f32 of 8-bit floats, else the type itself.
 DType sum_type(DType t);
 
+/// Whether a product of so many multiplications is better a call of the CPU kernel than the compiler's own code, where
+/// kernels can be called.
+bool product_kernel_pays(const GraphOptions& options, DType type, double multiplications);
+
 /// General dot: result axes are batch, then lhs free, then rhs free. dtypes must agree; the result has their sum_type
 /// unless `accumulate` names a wider one (bf16 × bf16 → f32). Axes may be negative.
 /// Gradient: two dots and a transpose each. Throws invalid_graph with both shapes and axes.

@@ -14,25 +14,32 @@
 namespace md {
 namespace {
 
-int64_t axis_size(const GraphOptions& o, const std::string& axis) {
-  for (const auto& [name, size] : o.mesh_axes)
-    if (name == axis) return size;
-  return 1;
-}
+using AxisNames = std::vector<std::string>;
+
+int64_t axis_size(const GraphOptions& o, const std::string& axis) { return devices_along(o, {axis}); }
 /// Distance in mesh order between neighbours along the axis: the first axis is the slowest.
 int64_t axis_stride(const GraphOptions& o, const std::string& axis) {
   int64_t stride = 1;
   for (size_t i = o.mesh_axes.size(); i-- > 0 && o.mesh_axes[i].first != axis;) stride *= o.mesh_axes[i].second;
   return stride;
 }
-/// Devices in mesh order, grouped by the axis: each group holds the positions 0 … n−1 along it.
-std::vector<std::vector<int64_t>> axis_groups(const GraphOptions& o, const std::string& axis) {
-  const int64_t n = axis_size(o, axis), stride = axis_stride(o, axis);
+/// Devices in mesh order, grouped by the axes: each group holds all positions along them, the last axis the fastest.
+std::vector<std::vector<int64_t>> axis_groups(const GraphOptions& o, const AxisNames& axes) {
+  std::vector<int64_t> steps = {0};  // from the first device of a group
+  for (const std::string& axis : axes) {
+    std::vector<int64_t> finer;
+    for (int64_t step : steps)
+      for (int64_t k = 0; k < axis_size(o, axis); ++k) finer.push_back(step + k * axis_stride(o, axis));
+    steps = std::move(finer);
+  }
+  auto is_first = [&](int64_t d) {
+    return std::ranges::all_of(axes, [&](const auto& a) { return d / axis_stride(o, a) % axis_size(o, a) == 0; });
+  };
   std::vector<std::vector<int64_t>> groups;
   for (int64_t d = 0; d < o.devices(); ++d) {
-    if (d / stride % n != 0) continue;
+    if (!is_first(d)) continue;
     groups.emplace_back();
-    for (int64_t k = 0; k < n; ++k) groups.back().push_back(d + k * stride);
+    for (int64_t step : steps) groups.back().push_back(d + step);
   }
   return groups;
 }
@@ -68,7 +75,7 @@ constexpr OpDef kShardingConstraint = {
 // --- Collectives -----------------------------------------------------------------------------------------------------
 
 struct Collective {
-  std::string axis;
+  AxisNames axes;  // one, except of all_reduce
   int64_t size = 1;
   int64_t dim = 0, other = 0;  // of the tensor; all_to_all: split and concatenated
   int64_t shift = 0;
@@ -78,7 +85,7 @@ struct Collective {
 std::string group_attributes(const EmitCtx& c, bool global_ids) {
   std::string text =
       fmt::format("replica_groups = {}, channel_handle = #stablehlo.channel_handle<handle = {}, type = 1>",
-                  mlir_table(axis_groups(c.options(), c.attrs<Collective>().axis)), c.node().id + 1);
+                  mlir_table(axis_groups(c.options(), c.attrs<Collective>().axes)), c.node().id + 1);
   return global_ids ? text + ", use_global_device_ids" : text;
 }
 
@@ -97,7 +104,7 @@ constexpr OpDef kAllReduce = {
           const std::string region = sum_region(c);
           c.set_out(c.emit_multi("stablehlo.all_reduce", {c.in()}, {c.out()}, group_attributes(c, true), {region})[0]);
         },
-    .vjp = [](const VjpCtx& c) -> Grads { return {all_reduce_sum(c.dy(), c.attrs<Collective>().axis)}; },
+    .vjp = [](const VjpCtx& c) -> Grads { return {all_reduce_sum(c.dy(), c.attrs<Collective>().axes)}; },
 };
 
 constexpr OpDef kAllGather = {
@@ -116,14 +123,14 @@ constexpr OpDef kAllGather = {
         },
     .vjp = [](const VjpCtx& c) -> Grads {
       const auto& a = c.attrs<Collective>();
-      return {reduce_scatter(c.dy(), a.axis, a.dim)};
+      return {reduce_scatter(c.dy(), a.axes[0], a.dim)};
     },
 };
 
 int64_t divided(const InferCtx& c, int64_t dim) {
   const auto& a = c.attrs<Collective>();
   check(c.in[0].dim(dim) % a.size == 0, Code::invalid_graph, "{}: axis {} of {} does not divide by {} = {} devices",
-        c.op.name, dim, to_string(c.in[0]), a.axis, a.size);
+        c.op.name, dim, to_string(c.in[0]), a.axes[0], a.size);
   return c.in[0].dim(dim) / a.size;
 }
 
@@ -146,7 +153,7 @@ constexpr OpDef kReduceScatter = {
         },
     .vjp = [](const VjpCtx& c) -> Grads {
       const auto& a = c.attrs<Collective>();
-      return {all_gather(c.dy(), a.axis, a.dim)};
+      return {all_gather(c.dy(), a.axes[0], a.dim)};
     },
 };
 
@@ -157,7 +164,7 @@ constexpr OpDef kCollectivePermute = {
         [](EmitCtx& c) {
           const auto& a = c.attrs<Collective>();
           std::vector<std::vector<int64_t>> pairs;
-          for (const auto& group : axis_groups(c.options(), a.axis))
+          for (const auto& group : axis_groups(c.options(), a.axes))
             for (int64_t k = 0; k < a.size; ++k)
               pairs.push_back({group[static_cast<size_t>(k)], group[static_cast<size_t>((k + a.shift) % a.size)]});
           c.simple("stablehlo.collective_permute",
@@ -167,7 +174,7 @@ constexpr OpDef kCollectivePermute = {
         },
     .vjp = [](const VjpCtx& c) -> Grads {
       const auto& a = c.attrs<Collective>();
-      return {collective_permute(c.dy(), a.axis, -a.shift)};
+      return {collective_permute(c.dy(), a.axes[0], -a.shift)};
     },
 };
 
@@ -190,7 +197,7 @@ constexpr OpDef kAllToAll = {
         },
     .vjp = [](const VjpCtx& c) -> Grads {
       const auto& a = c.attrs<Collective>();
-      return {all_to_all(c.dy(), a.axis, a.other, a.dim)};
+      return {all_to_all(c.dy(), a.axes[0], a.other, a.dim)};
     },
 };
 
@@ -201,20 +208,20 @@ constexpr OpDef kAxisIndex = {
         [](const InferCtx&) {
           return std::vector<Shape>{{DType::s32, {}}};
         },
-    .emit = [](EmitCtx& c) { c.set_out(c.scoped("index of " + c.attrs<Collective>().axis)); },
+    .emit = [](EmitCtx& c) { c.set_out(c.scoped("index of " + c.attrs<Collective>().axes[0])); },
     .vjp = no_gradient,
 };
 
 bool uses_axis_index(const Graph& body, const std::string& axis) {
   for (const auto& n : body.nodes()) {
-    if (n->op == &kAxisIndex && n->attrs<Collective>().axis == axis) return true;
+    if (n->op == &kAxisIndex && n->attrs<Collective>().axes[0] == axis) return true;
     for (const auto& inner : n->bodies)
       if (uses_axis_index(*inner, axis)) return true;
   }
   return false;
 }
 
-Collective along(Tensor x, const std::string& axis) { return {axis, axis_size(x.graph().options(), axis)}; }
+Collective along(Tensor x, const std::string& axis) { return {{axis}, axis_size(x.graph().options(), axis)}; }
 
 // --- Manual computation ----------------------------------------------------------------------------------------------
 
@@ -348,8 +355,7 @@ Grads manual_vjp(const VjpCtx& c) {
     std::vector<Tensor> ys, xs;
     Grads dys;
     for (size_t k = 0; k < with_dy.size(); ++k) {
-      double holders = 1;
-      for (const std::string& axis : unsplit(a.axes, a.out[with_dy[k]])) holders *= axis_size(options, axis);
+      const auto holders = static_cast<double>(devices_along(options, unsplit(a.axes, a.out[with_dy[k]])));
       Tensor dy = args[c.in_count() + k];
       ys.push_back(results[with_dy[k]]);
       dys.push_back(holders > 1 ? dy * (1 / holders) : dy);
@@ -359,7 +365,7 @@ Grads manual_vjp(const VjpCtx& c) {
     Grads g = c.sweep()(ys, dys, xs, into, direct);
     for (size_t k = 0; k < g.size(); ++k) {
       if (!g[k]) g[k] = zeros_like(xs[k]);
-      for (const std::string& axis : unsplit(a.axes, a.in[wanted[k]])) g[k] = all_reduce_sum(g[k], axis);
+      g[k] = all_reduce_sum(g[k], unsplit(a.axes, a.in[wanted[k]]));
     }
     return g;
   });
@@ -375,10 +381,14 @@ const OpDef kManualComputation = {
     .vjp = manual_vjp,
     .flops =
         [](const Node& n) {
-          double devices = 1;
-          for (const auto& [axis, size] : n.graph->options().mesh_axes)
-            if (std::ranges::count(n.attrs<Manual>().axes, axis)) devices *= static_cast<double>(size);
-          return devices * count_flops(*n.bodies[0], n.bodies[0]->results);
+          // What devices along an axis that splits nothing do alike is work of one.
+          const auto& a = n.attrs<Manual>();
+          AxisNames split;
+          for (const auto* all : {&a.in, &a.out})
+            for (const DimAxes& dims : *all)
+              for (const auto& axes : dims) split.insert(split.end(), axes.begin(), axes.end());
+          return static_cast<double>(devices_along(n.graph->options(), split)) *
+                 count_flops(*n.bodies[0], n.bodies[0]->results);
         },
     .shardings =
         [](const Node& n) {
@@ -389,6 +399,12 @@ const OpDef kManualComputation = {
 };
 
 }  // namespace
+
+int64_t devices_along(const GraphOptions& o, const std::vector<std::string>& axes) {
+  int64_t n = 1;
+  for (const auto& [name, size] : o.mesh_axes) n *= std::ranges::count(axes, name) > 0 ? size : 1;
+  return n;
+}
 
 Tensor shard(Tensor x, const LogicalAxes& names) {
   const Graph& g = x.graph();
@@ -415,12 +431,18 @@ Tensor shard_axes(Tensor x, DimAxes axes, DimAxes cotangent) {
   return apply(kShardingConstraint, {x}, Constraint{std::move(axes), std::move(cotangent)});
 }
 
+DimAxes axes_in_use(Tensor weight, const LogicalAxes& names) {
+  const GraphOptions& o = weight.graph().options();
+  if (o.devices() == 1 || !o.resolve || names.empty()) return DimAxes(weight.dims().size());
+  DimAxes used = o.resolve(names, weight.dims());
+  for (auto& axes : used) std::erase_if(axes, [](const std::string& a) { return a != "tensor"; });
+  return used;
+}
+
 Tensor gather_weight(Tensor weight, const LogicalAxes& names) {
   const GraphOptions& o = weight.graph().options();
   if (o.devices() == 1 || !o.resolve || names.empty()) return weight;
-  const DimAxes stored = o.resolve(names, weight.dims());
-  DimAxes used = stored;
-  for (auto& axes : used) std::erase_if(axes, [](const std::string& a) { return a != "tensor"; });
+  const DimAxes stored = o.resolve(names, weight.dims()), used = axes_in_use(weight, names);
   return used == stored ? weight : shard_axes(weight, used, stored);
 }
 
@@ -462,8 +484,8 @@ std::vector<Tensor> manual_computation(const std::vector<Tensor>& inputs, const 
   return results;
 }
 
-Tensor all_reduce_sum(Tensor x, const std::string& axis) {
-  Collective a = along(x, axis);
+Tensor all_reduce_sum(Tensor x, const std::vector<std::string>& axes) {
+  Collective a{axes, devices_along(x.graph().options(), axes)};
   return a.size == 1 ? x : apply(kAllReduce, {x}, a);
 }
 Tensor all_gather(Tensor x, const std::string& axis, int64_t dim) {
@@ -488,7 +510,7 @@ Tensor all_to_all(Tensor x, const std::string& axis, int64_t split_dim, int64_t 
   return a.size == 1 ? x : apply(kAllToAll, {x}, a);
 }
 Tensor axis_index(Graph& g, const std::string& axis) {
-  Collective a{axis, axis_size(g.options(), axis)};
+  Collective a{{axis}, axis_size(g.options(), axis)};
   return a.size == 1 ? constant(g, 0, DType::s32) : apply_in(g, kAxisIndex, a);
 }
 

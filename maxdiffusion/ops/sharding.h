@@ -17,6 +17,8 @@ Tensor shard(Tensor x, const LogicalAxes& names);
 Tensor shard_axes(Tensor x, DimAxes axes);
 /// Sharding constraint by mesh axes: `axes` on the value, `cotangent` on its cotangent.
 Tensor shard_axes(Tensor x, DimAxes axes, DimAxes cotangent);
+/// Mesh axes of a weight with these logical names while computation uses it: of those that it is stored over, `tensor`.
+DimAxes axes_in_use(Tensor weight, const LogicalAxes& names);
 /// A stored weight as computation uses it: whole along every mesh axis but `tensor` (gathered, as ZeRO-3 does), while
 /// its gradient is split as it is stored. Said outright because XLA's partitioner, left to choose when batch and weight
 /// are split over the same axis, picks poor plans, and on three axes a wrong one (its dots then permute the batch).
@@ -28,8 +30,11 @@ std::vector<Tensor> manual_computation(const std::vector<Tensor>& inputs, const 
                                        const std::vector<DimAxes>& out, const std::vector<std::string>& manual,
                                        const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& body);
 
-/// Collectives over one mesh axis, inside manual_computation only.
-Tensor all_reduce_sum(Tensor x, const std::string& axis);
+/// How many devices these mesh axes have together.
+int64_t devices_along(const GraphOptions& options, const std::vector<std::string>& axes);
+
+/// Collectives, inside manual_computation only: over all of `axes` at once, or over one mesh axis.
+Tensor all_reduce_sum(Tensor x, const std::vector<std::string>& axes);
 Tensor all_gather(Tensor x, const std::string& axis, int64_t dim);
 Tensor reduce_scatter(Tensor x, const std::string& axis, int64_t dim);
 /// Device i sends to (i + shift) mod n along the axis.

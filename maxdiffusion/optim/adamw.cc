@@ -9,8 +9,9 @@
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
-#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/per_device.h"
 #include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/optim/gradient_norm.h"
 #include "maxdiffusion/optim/kernel_call.h"
 #include "maxdiffusion/optim/optimizer.h"
 
@@ -40,48 +41,40 @@ Moved update_one(const OptimConfig& c, const Scalars& s, Tensor p, Tensor g, Ten
           where(s.applied, v, before.second)};
 }
 
-/// Sums of squares of the gradients, as they are and limited: f32[2].
-Tensor squares_by_kernel(const OptimConfig& c, const std::vector<Tensor>& live) {
-  Tensor sum;
-  for (size_t from = 0; from < live.size(); from += kPerCall) {
-    const auto first = live.begin() + static_cast<std::ptrdiff_t>(from);
-    const std::vector<Tensor> part(first, first + static_cast<std::ptrdiff_t>(std::min(kPerCall, live.size() - from)));
-    CustomCall call{.target = kSumOfSquaresKernel,
-                    .results = {Shape{DType::f32, {2}}},
-                    .backend_config = fmt::format("max_value = {:.17e} : f64", c.max_grad_value)};
-    const Tensor squares = custom_call(live[0].graph(), part, call)[0];
-    sum = sum ? sum + squares : squares;
-  }
-  return sum;
-}
-
 /// The update by calls of the CPU kernel: for a UNet's thousand parameters, XLA's own code costs tens of seconds of
 /// compilation.
 void update_by_kernel(const OptimConfig& c, const Scalars& s, const std::vector<Tensor>& grads, Update& out) {
   const Tensor factor = s.clip ? s.clip : scalar_like(s.lr, 1.0);
   const Tensor rates = stack({s.lr, s.correction1, s.correction2, factor, cast(s.applied, DType::f32)}, 0);
+  const std::vector<DimAxes> all_axes = axes_of_inputs(out.first_moments);
+  const std::string config = fmt::format(
+      "b1 = {:.17e} : f64, b2 = {:.17e} : f64, eps = {:.17e} : f64, weight_decay = {:.17e} : f64, max_value = "
+      "{:.17e} : f64",
+      c.adam_b1, c.adam_b2, c.adam_eps, c.adam_weight_decay, c.max_grad_value);
   std::vector<size_t> live;
   for (size_t i = 0; i < grads.size(); ++i)
     if (grads[i]) live.push_back(i);
   for (size_t from = 0; from < live.size(); from += kPerCall) {
-    const size_t to = std::min(live.size(), from + kPerCall);
+    const size_t to = std::min(live.size(), from + kPerCall), n = to - from;
     std::vector<Tensor> operands = {rates};
+    std::vector<DimAxes> axes = {{}};
     std::vector<Tensor*> outputs;
-    CustomCall call{.target = kAdamwKernel, .results = {}, .backend_config = {}};
-    for (size_t i = from; i < to; ++i) operands.push_back(grads[live[i]]);
+    for (size_t i = from; i < to; ++i) operands.push_back(grads[live[i]]), axes.push_back(all_axes[live[i]]);
     for (auto* list : {&out.params, &out.first_moments, &out.second_moments})
       for (size_t i = from; i < to; ++i) {
-        Tensor& x = (*list)[live[i]];
-        call.in_place.emplace_back(static_cast<int>(outputs.size()), static_cast<int>(operands.size()));
-        call.results.push_back(x.shape());
-        operands.push_back(x);
-        outputs.push_back(&x);
+        operands.push_back((*list)[live[i]]);
+        axes.push_back(all_axes[live[i]]);
+        outputs.push_back(&(*list)[live[i]]);
       }
-    call.backend_config = fmt::format(
-        "b1 = {:.17e} : f64, b2 = {:.17e} : f64, eps = {:.17e} : f64, weight_decay = {:.17e} : f64, max_value = "
-        "{:.17e} : f64",
-        c.adam_b1, c.adam_b2, c.adam_eps, c.adam_weight_decay, c.max_grad_value);
-    const auto results = custom_call(rates.graph(), operands, call);
+    const std::vector<DimAxes> of_results(axes.begin() + 1 + static_cast<std::ptrdiff_t>(n), axes.end());
+    const auto results = each_part(operands, axes, of_results, [&](const std::vector<Tensor>& part) {
+      CustomCall call{.target = kAdamwKernel, .results = {}, .backend_config = config};
+      for (size_t i = 1 + n; i < part.size(); ++i) {
+        call.in_place.emplace_back(static_cast<int>(call.results.size()), static_cast<int>(i));
+        call.results.push_back(part[i].shape());
+      }
+      return custom_call(part[0].graph(), part, call);
+    });
     for (size_t i = 0; i < outputs.size(); ++i) *outputs[i] = results[i];
   }
 }
@@ -96,7 +89,7 @@ Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& 
         grads.size(), first.size(), second.size());
   Update out{params, first, second, {}, {}};
   Tensor k = cast(updates ? updates : step, DType::f32);
-  std::vector<Tensor> g(grads.size()), live;
+  std::vector<Tensor> g(grads.size()), live, moments;
   for (size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i]) continue;
     check(grads[i].dims() == params[i].dims(), Code::invalid_graph, "adamw: gradient {} for a parameter {}",
@@ -105,27 +98,20 @@ Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& 
       check(t.dtype() == DType::f32, Code::internal, "adamw: a parameter or moment is {}; expected f32",
             to_string(t.shape()));
     live.push_back(g[i] = cast(grads[i], DType::f32));
+    moments.push_back(first[i]);
   }
   if (live.empty()) {
     out.grad_norm = constant(step.graph(), 0.0);
     out.applied = healthy ? healthy : is_finite(out.grad_norm);
     return out;
   }
-  const bool kernel = kernels_take(live);
-  Tensor norm;  // after clipping by value
-  if (kernel) {
-    const Tensor norms = sqrt(squares_by_kernel(config, live));
-    out.grad_norm = squeeze(slice_axis(norms, 0, 0, 1), 0);
-    norm = squeeze(slice_axis(norms, 0, 1, 2), 0);
-  } else {
-    out.grad_norm = norm = sqrt(sum_of_squares(live));
-    if (config.max_grad_value > 0) {
-      live.clear();
-      for (Tensor& t : g)
-        if (t) live.push_back(t = clamp(t, -config.max_grad_value, config.max_grad_value));
-      norm = sqrt(sum_of_squares(live));
-    }
-  }
+  const bool kernel = kernels_take_parts(live);
+  const GradientSquares squares = gradient_squares(live, axes_of_inputs(moments), config.max_grad_value);
+  out.grad_norm = sqrt(squares.as_given);
+  const Tensor norm = sqrt(squares.limited);
+  if (!kernel && config.max_grad_value > 0)
+    for (Tensor& t : g)
+      if (t) t = clamp(t, -config.max_grad_value, config.max_grad_value);
   Scalars s{
       learning_rate(config, step), bias_correction(config.adam_b1, k), bias_correction(config.adam_b2, k), {}, {}};
   out.applied = s.applied = healthy ? bit_and(healthy, is_finite(out.grad_norm)) : is_finite(out.grad_norm);

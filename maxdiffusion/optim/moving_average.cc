@@ -1,12 +1,15 @@
 // Exponential moving averages of the parameters, as diffusers' EMAModel keeps them.
 
 #include <algorithm>
+#include <span>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/per_device.h"
 #include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/optim/gradient_norm.h"
 #include "maxdiffusion/optim/kernel_call.h"
 #include "maxdiffusion/optim/optimizer.h"
 
@@ -21,24 +24,31 @@ std::vector<Tensor> moving_average(Tensor keep, Tensor applied, const std::vecto
   for (const auto* list : {&averages, &params})
     for (Tensor t : *list)
       check(t.dtype() == DType::f32, Code::internal, "moving_average: of {}; expected f32", to_string(t.shape()));
-  if (!kernels_take(averages)) {
+  if (!kernels_take_parts(averages)) {
     for (size_t i = 0; i < params.size(); ++i)
       out.push_back(where(applied, params[i] + (averages[i] - params[i]) * keep, averages[i]));
     return out;
   }
   const Tensor rates = stack({keep, cast(applied, DType::f32)}, 0);
+  const std::vector<DimAxes> all_axes = axes_of_inputs(averages);
   for (size_t from = 0; from < params.size(); from += kPerCall) {
-    const size_t to = std::min(params.size(), from + kPerCall);
+    const size_t to = std::min(params.size(), from + kPerCall), n = to - from;
+    const auto some = [&](const auto& list) { return std::span(list).subspan(from, n); };
     std::vector<Tensor> operands = {rates};
-    CustomCall call{.target = kMovingAverageKernel, .results = {}, .backend_config = {}};
-    for (size_t i = from; i < to; ++i) {
-      call.in_place.emplace_back(static_cast<int>(call.results.size()), static_cast<int>(operands.size()));
-      call.results.push_back(averages[i].shape());
-      operands.push_back(averages[i]);
+    std::vector<DimAxes> axes = {{}};
+    for (const auto* list : {&averages, &params}) {
+      operands.insert(operands.end(), some(*list).begin(), some(*list).end());
+      axes.insert(axes.end(), some(all_axes).begin(), some(all_axes).end());
     }
-    operands.insert(operands.end(), params.begin() + static_cast<std::ptrdiff_t>(from),
-                    params.begin() + static_cast<std::ptrdiff_t>(to));
-    const auto moved = custom_call(keep.graph(), operands, call);
+    const std::vector<DimAxes> of_results(some(all_axes).begin(), some(all_axes).end());
+    const auto moved = each_part(operands, axes, of_results, [&](const std::vector<Tensor>& part) {
+      CustomCall call{.target = kMovingAverageKernel, .results = {}, .backend_config = {}};
+      for (size_t i = 1; i <= n; ++i) {
+        call.in_place.emplace_back(static_cast<int>(i) - 1, static_cast<int>(i));
+        call.results.push_back(part[i].shape());
+      }
+      return custom_call(part[0].graph(), part, call);
+    });
     out.insert(out.end(), moved.begin(), moved.end());
   }
   return out;

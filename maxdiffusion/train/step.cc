@@ -10,8 +10,8 @@
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/elementwise.h"
-#include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/optim/gradient_norm.h"
 #include "maxdiffusion/optim/rounding.h"
 
 namespace md {
@@ -174,9 +174,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   }
   Tensor good = bit_and(healthy, is_finite(gradients.loss)), squares;
   if (groups.size() > 1)
-    for (const auto& [name, group] : groups)
-      for (Tensor t : group.grads)
-        if (t) good = bit_and(good, is_finite(sum_of_squares({t})));
+    for (const auto& [name, group] : groups) good = bit_and(good, has_finite_norm(group.grads, group.first));
   Tensor applied;
   for (auto& [name, group] : groups) {
     OptimConfig optim = o.optim;

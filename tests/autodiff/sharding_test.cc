@@ -126,7 +126,7 @@ TEST(Collectives, AllReduceSumsOverTheAxis) {
   expect_same({s,
                [](Graph&, const std::vector<Tensor>& x) {
                  return std::vector<Tensor>{per_device(x, {{{"data"}, {"tensor"}}}, {{}, {"tensor"}}, kTwo,
-                                                       [](auto& v) { return all_reduce_sum(v[0], "data"); })};
+                                                       [](auto& v) { return all_reduce_sum(v[0], {"data"}); })};
                }},
               {s, [](Graph&, const std::vector<Tensor>& x) {
                  return std::vector<Tensor>{slice_axis(x[0], 0, 0, 2) + slice_axis(x[0], 0, 2, 4)};
@@ -182,9 +182,9 @@ TEST(Collectives, Gradients) {
   const std::vector<Shape> s = {f64({4, 6}), f64({6}), f64({6, 6})};
   auto manual = [](Graph&, const std::vector<Tensor>& x) {
     Tensor y = per_device(x, {{{"data"}, {"tensor"}}, {}, {{}, {"tensor"}}}, {{"data"}, {"tensor"}}, kTwo, [](auto& v) {
-      Tensor whole = all_gather(v[0], "tensor", 1) * v[1];          // [2, 6]
-      Tensor z = tanh(matmul(whole, v[2]));                         // [2, 3] of [4, 6]
-      Tensor mean_row = all_reduce_sum(sum(z, {0}, true), "data");  // [1, 3] of [1, 6]
+      Tensor whole = all_gather(v[0], "tensor", 1) * v[1];            // [2, 6]
+      Tensor z = tanh(matmul(whole, v[2]));                           // [2, 3] of [4, 6]
+      Tensor mean_row = all_reduce_sum(sum(z, {0}, true), {"data"});  // [1, 3] of [1, 6]
       Tensor swapped = collective_permute(z, "data", 1);
       Tensor spread = reduce_scatter(whole, "tensor", 1) * 0.5;  // both devices hold `whole`: its own half
       Tensor turned = all_to_all(all_to_all(z, "tensor", 0, 1), "tensor", 1, 0);
@@ -208,7 +208,7 @@ TEST(Collectives, GradientsThroughWholeResultsAndLoops) {
       auto r = scan(3, {v[0]}, [&](ScanStep&, const std::vector<Tensor>& c) {
         return ScanResult{{tanh(collective_permute(c[0], "tensor", 1) * v[1])}, {}};
       });
-      return all_reduce_sum(all_reduce_sum(sum(square(r.carry[0]) * v[1], {0}), "tensor"), "data");
+      return all_reduce_sum(sum(square(r.carry[0]) * v[1], {0}), {"data", "tensor"});
     });
     return sum(sin(y));
   };
@@ -223,7 +223,8 @@ TEST(Collectives, GradientsThroughWholeResultsAndLoops) {
 TEST(ManualComputation, OnOneDeviceIsItsBody) {
   Graph g;
   Tensor x = g.input("x", f64({4}));
-  Tensor y = per_device({x}, {{{"data"}}}, {{"data"}}, {"data"}, [](auto& v) { return all_reduce_sum(v[0], "data"); });
+  Tensor y =
+      per_device({x}, {{{"data"}}}, {{"data"}}, {"data"}, [](auto& v) { return all_reduce_sum(v[0], {"data"}); });
   EXPECT_EQ(x, y);
 }
 

@@ -43,7 +43,7 @@ TEST(Collectives, AreCountedByKindAndAxisWithTheTripsOfLoops) {
                                                return ScanResult{{slice_axis(all * all, 0, 2, 6)}, {}};
                                              }).carry[0];
                                   c = collective_permute(c, "fsdp", 1);
-                                  return std::vector<Tensor>{all_reduce_sum(c, "data")};
+                                  return std::vector<Tensor>{all_reduce_sum(c, {"data"})};
                                 })[0];
   g.output("y", y);
   const auto sums = compile_ahead(devices, g, {.jax_cache_dir = "off", .xla_flags = ""}, "collectives").collectives;

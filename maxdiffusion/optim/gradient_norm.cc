@@ -1,0 +1,107 @@
+#include "maxdiffusion/optim/gradient_norm.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/ops/custom_call.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/per_device.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/ops/sharding.h"
+#include "maxdiffusion/optim/kernel_call.h"
+
+namespace md {
+namespace {
+
+using AxisNames = std::vector<std::string>;
+
+/// f32[2]: of the elements as they are, and limited.
+Tensor squares_by_kernel(const std::vector<Tensor>& grads, double max_value) {
+  Tensor sum;
+  for (size_t from = 0; from < grads.size(); from += kPerCall) {
+    const auto first = grads.begin() + static_cast<std::ptrdiff_t>(from);
+    const std::vector<Tensor> part(first, first + static_cast<std::ptrdiff_t>(std::min(kPerCall, grads.size() - from)));
+    CustomCall call{.target = kSumOfSquaresKernel,
+                    .results = {Shape{DType::f32, {2}}},
+                    .backend_config = fmt::format("max_value = {:.17e} : f64", max_value)};
+    const Tensor squares = custom_call(grads[0].graph(), part, call)[0];
+    sum = sum ? sum + squares : squares;
+  }
+  return sum;
+}
+
+/// The same on one device, or f32[1] without a limit.
+Tensor squares_here(const std::vector<Tensor>& grads, double max_value) {
+  if (kernels_take(grads)) return squares_by_kernel(grads, max_value);
+  std::vector<Tensor> sums = {sum_of_squares(grads)};
+  if (max_value > 0) {
+    std::vector<Tensor> limited;
+    for (Tensor g : grads) limited.push_back(clamp(g, -max_value, max_value));
+    sums.push_back(sum_of_squares(limited));
+  }
+  return stack(sums, 0);
+}
+
+/// Mesh axes that split any dim.
+std::set<std::string> splitting(const DimAxes& axes) {
+  std::set<std::string> names;
+  for (const auto& of_dim : axes) names.insert(of_dim.begin(), of_dim.end());
+  return names;
+}
+
+Tensor squares_on_mesh(const std::vector<Tensor>& grads, const std::vector<DimAxes>& axes, double max_value) {
+  std::set<std::string> all;
+  for (const DimAxes& a : axes) all.merge(splitting(a));
+  // Gradients that lie alike are summed together. What several devices hold counts once.
+  return per_device(grads, axes, {{}}, [&](const std::vector<Tensor>& parts) {
+    std::map<std::set<std::string>, std::vector<Tensor>> alike;
+    for (size_t i = 0; i < parts.size(); ++i) alike[splitting(axes[i])].push_back(parts[i]);
+    Tensor total;
+    for (const auto& [split, some] : alike) {
+      AxisNames whole;
+      std::ranges::set_difference(all, split, std::back_inserter(whole));
+      const auto holders = static_cast<double>(devices_along(some[0].graph().options(), whole));
+      Tensor sum = squares_here(some, max_value);
+      if (holders > 1) sum = sum * (1 / holders);
+      total = total ? total + sum : sum;
+    }
+    return std::vector<Tensor>{total};
+  })[0];
+}
+
+}  // namespace
+
+GradientSquares gradient_squares(const std::vector<Tensor>& grads, const std::vector<DimAxes>& axes, double max_value) {
+  const GraphOptions& o = grads[0].graph().options();
+  const bool split = std::ranges::any_of(axes, [](const DimAxes& a) { return !splitting(a).empty(); });
+  const bool by_parts = !o.one_device() && (split || kernels_take_parts(grads));
+  const Tensor squares = by_parts ? squares_on_mesh(grads, axes, max_value) : squares_here(grads, max_value);
+  auto element = [&](int64_t i) { return squeeze(slice_axis(squares, 0, i, i + 1), 0); };
+  return {element(0), element(squares.dim(0) - 1)};
+}
+
+Tensor has_finite_norm(const std::vector<Tensor>& grads, const std::vector<Tensor>& inputs) {
+  std::vector<Tensor> live, of_live;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (!grads[i]) continue;
+    live.push_back(cast(grads[i], DType::f32));
+    of_live.push_back(inputs.at(i));
+  }
+  if (live.empty()) return constant(inputs.at(0).graph(), 1, DType::pred);
+  return is_finite(gradient_squares(live, axes_of_inputs(of_live), 0).as_given);
+}
+
+std::vector<DimAxes> axes_of_inputs(const std::vector<Tensor>& values) {
+  std::map<Tensor, DimAxes> lies;
+  for (const GraphInput& in : values.at(0).graph().inputs()) lies[in.value] = in.sharding;
+  std::vector<DimAxes> axes;
+  for (Tensor t : values) axes.push_back(lies[t]);
+  return axes;
+}
+
+}  // namespace md
