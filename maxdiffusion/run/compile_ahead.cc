@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/pjrt/topology.h"
+#include "maxdiffusion/run/fitting_changes.h"
 #include "maxdiffusion/run/generate.h"
 #include "maxdiffusion/run/plan.h"
 
@@ -251,35 +252,10 @@ AheadOfTime fitting(const Steps& steps, size_t i) {
   return ahead;
 }
 
-struct Change {
-  std::string words;  // for a command line
-  RunConfig config;
-};
-
-/// What commonly makes a step fit, best first.
-std::vector<Change> changes_of(const RunConfig& c, const Mesh& mesh) {
-  std::vector<Change> all;
-  auto add = [&](const std::string& words, auto change) { change(all.emplace_back(words, c).config); };
-  const bool keeps = !samples(c) && c.layers.remat_policy != "FULL";  // values for the way back
-  if (keeps) add("remat_policy=FULL", [](RunConfig& d) { d.layers.remat_policy = "FULL"; });
-  if (c.layers.attention == "dot_product") add("attention=flash", [](RunConfig& d) { d.layers.attention = "flash"; });
-  if (mesh.size("data") > 1)
-    add("ici_data_parallelism=1 ici_fsdp_parallelism=-1", [](RunConfig& d) {
-      d.mesh.ici_data_parallelism = 1;
-      d.mesh.ici_fsdp_parallelism = -1;
-    });
-  for (double batch = c.batches.per_device_batch_size / 2; c.batches.global_batch_size <= 0 && batch >= 1; batch /= 8)
-    add(fmt::format("{}per_device_batch_size={:g}", keeps ? "remat_policy=FULL " : "", std::floor(batch)),
-        [&](RunConfig& d) {
-          if (keeps) d.layers.remat_policy = "FULL";
-          d.batches.per_device_batch_size = std::floor(batch);
-        });
-  return all;
-}
-
 /// One line for each change up to the first that fits, which becomes a note of `e`.
-void try_changes(const RunConfig& c, const Mesh& mesh, Error& e) {
-  for (const Change& change : changes_of(c, mesh)) try {
+void try_changes(const RunConfig& c, const Place& place, Error& e) {
+  const bool offloads = place.seen.platform != "cpu";
+  for (const FittingChange& change : fitting_changes(c, place.mesh, !samples(c), offloads)) try {
       const Steps steps(change.config);
       int64_t most = 0;
       for (size_t i = 0; i < steps.graphs.size(); ++i) {
@@ -321,7 +297,7 @@ void plan(const RunConfig& c) {
       if (ahead.memory) print_parts(held_by(step, steps.place.mesh, steps.step), *ahead.memory);
       print_roofline(steps, ahead, step.flops);
     } catch (Error& e) {
-      if (e.code() == Code::out_of_memory) try_changes(c, steps.place.mesh, e);
+      if (e.code() == Code::out_of_memory) try_changes(c, steps.place, e);
       throw;
     }
   }
