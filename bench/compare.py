@@ -8,6 +8,7 @@
   --rows FILE        append every row as JSON
   --data             time the reading of every kind of data instead (needs libbenchmark-dev; Parquet, Arrow and
                      ArrayRecord where $PYTHON has their libraries, see bench/data_files.py)
+  --mesh             time the same step on one device and on eight virtual ones instead
 
 Programs: ours cold (no executable cache), ours warm (cache filled by a run before), PyTorch eager, PyTorch compiled,
 and MaxDiffusion on JAX where `pip` finds it. The peers live in .judge/, made on first use.
@@ -70,6 +71,24 @@ def data(o):
                 print(json.dumps(row), file=file)
 
 
+def meshes(o):
+    """What a step costs on virtual devices, over the same step on one."""
+    ours = [pathlib.Path(o.build) / "model_bench", "unet", "f32", "--batch", 8, "--pixels", 32, "--steps", o.steps]
+    runs = {"one device": [], "data 8": ["--mesh", "8,1,1,1"], "data 2 × fsdp 4": ["--mesh", "2,4,1,1"],
+            "data 2 × fsdp 2 × tensor 2": ["--mesh", "2,2,1,2"]}
+    rows = {name: [row for _ in range(o.rounds) if (row := run([*ours, *words, "--name", name]))]
+            for name, words in runs.items()}
+    columns = {"step_s": "step, s", "processor_s": "of processors, s", "compile_s": "compile, s",
+               "peak_resident_mb": "peak, MB"}
+    print("| mesh | " + " | ".join(columns.values()) + " | step ÷ | processors ÷ |")
+    print("|" + " --- |" * (len(columns) + 3))
+    median = {name: {c: statistics.median(r[c] for r in group) for c in columns} for name, group in rows.items() if group}
+    for name, m in median.items():
+        cells = [f"{m[c]:.0f}" if c.endswith("mb") else f"{m[c]:.2f}" for c in columns]
+        ratios = [f"{m[c] / median['one device'][c]:.2f}" for c in ("step_s", "processor_s")]
+        print("| " + " | ".join([name, *cells, *ratios]) + " |")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", default=str(ROOT / "build"))
@@ -81,9 +100,12 @@ def main():
     parser.add_argument("--python", help="a Python with torch and diffusers, instead of .judge/")
     parser.add_argument("--rows")
     parser.add_argument("--data", action="store_true")
+    parser.add_argument("--mesh", action="store_true")
     o = parser.parse_args()
     if o.data:
         return data(o)
+    if o.mesh:
+        return meshes(o)
     programs = o.programs.split(",")
     python = o.python or (judge() if {"eager", "compile"} & set(programs) else None)
     ours = pathlib.Path(o.build) / "model_bench"

@@ -2,6 +2,9 @@
 //   --steps N      timed steps after the first (10)
 //   --cache DIR    executable cache; "off" (the default) compiles
 //   --name TEXT    first column of the row
+//   --mesh SIZES   data, fsdp, context, tensor: 2,4,1,1 is eight virtual devices (one device)
+//   --batch N      samples of a step (2; wan: 1)
+//   --pixels N     of the side of the UNet's latents (64)
 // Prints one JSON line. bench/compare.py runs it beside the same step in other programs and makes the table.
 
 #include <unistd.h>
@@ -77,12 +80,26 @@ std::shared_ptr<const Family> make_video_family() {
   }));
 }
 
-std::unique_ptr<Task> make_task(const std::string& model) {
+/// Sizes of the mesh axes, as on the command line.
+Devices open_mesh(const std::string& sizes) {
+  if (sizes.empty()) return Devices::open();
+  MeshConfig c;
+  char comma = 0;
+  std::istringstream words(sizes);
+  words >> c.ici_data_parallelism >> comma >> c.ici_fsdp_parallelism >> comma >> c.ici_context_parallelism >> comma >>
+      c.ici_tensor_parallelism;
+  check(static_cast<bool>(words), Code::invalid_config, "model_bench: --mesh {} is not four numbers", sizes);
+  return Devices::open(
+      "cpu", c.ici_data_parallelism * c.ici_fsdp_parallelism * c.ici_context_parallelism * c.ici_tensor_parallelism, c);
+}
+
+std::unique_ptr<Task> make_task(const std::string& model, int64_t batch, int64_t pixels) {
   if (model == "wan") {
     auto task = std::make_unique<DenoiseTask>();
     task->family = make_video_family();
     task->process = make_process({{"_class_name", "FlowMatchEulerDiscreteScheduler"}}, ProcessKeys{});
     task->size = task->family->media_size({5, 32, 32, 16});  // 1,280 tokens
+    if (batch > 0) task->batch_size = batch;
     return task;
   }
   if (model == "unet") {
@@ -90,15 +107,15 @@ std::unique_ptr<Task> make_task(const std::string& model) {
     task->family = make_bench_family();
     task->process =
         make_process({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}}, ProcessKeys{});
-    task->batch_size = 2;
-    task->size = task->family->media_size({64, 64, 4});
-    task->said = MediaSize{512, 512};
+    task->batch_size = batch > 0 ? batch : 2;
+    task->size = task->family->media_size({pixels, pixels, 4});
+    task->said = MediaSize{8 * pixels, 8 * pixels};
     return task;
   }
   check(model == "vae", Code::invalid_config, "model_bench: '{}' is not one of: unet, vae, wan", model);
   auto task = std::make_unique<AutoencoderTask>();
   task->family = make_bench_family();
-  task->batch_size = 2;
+  task->batch_size = batch > 0 ? batch : 2;
   task->size = {128, 128};
   return task;
 }
@@ -134,15 +151,23 @@ HostArray starting(const ParamTable& params, const std::string& name, const Shap
 
 int run(const std::vector<std::string>& args) {
   check(args.size() >= 2, Code::invalid_config,
-        "usage: model_bench unet|vae|wan f32|bf16 [--steps N] [--cache DIR] [--name TEXT] [--flags TEXT]");
+        "usage: model_bench unet|vae|wan f32|bf16 [--steps N] [--cache DIR] [--name TEXT] [--flags TEXT] "
+        "[--mesh D,F,C,T] [--batch N] [--pixels N]");
   int steps = 10;
-  std::string name = "maxdiffusion.cpp";
+  int64_t batch = 0, pixels = 64;
+  std::string name = "maxdiffusion.cpp", mesh;
   CompileConfig compile_config{.jax_cache_dir = "off", .xla_flags = ""};
   for (size_t i = 2; i + 1 < args.size(); i += 2) {
     if (args[i] == "--steps")
       steps = std::stoi(args[i + 1]);
     else if (args[i] == "--cache")
       compile_config.jax_cache_dir = args[i + 1];
+    else if (args[i] == "--mesh")
+      mesh = args[i + 1];
+    else if (args[i] == "--batch")
+      batch = std::stoll(args[i + 1]);
+    else if (args[i] == "--pixels")
+      pixels = std::stoll(args[i + 1]);
     else if (args[i] == "--flags")
       compile_config.xla_flags = args[i + 1];
     else if (args[i] == "--name")
@@ -153,8 +178,9 @@ int run(const std::vector<std::string>& args) {
   using Clock = std::chrono::steady_clock;
   auto since = [](Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); };
 
-  const auto task = make_task(args[0]);
-  const Devices devices = Devices::open();
+  const auto task = make_task(args[0], batch, pixels);
+  const Devices devices = open_mesh(mesh);
+  const AxisRules rules = AxisRules::defaults();
   ScopeOptions scope;
   scope.activations = parse_dtype(args[1]);
   OptimConfig optim;
@@ -162,7 +188,7 @@ int run(const std::vector<std::string>& args) {
   optim.learning_rate = 1e-4;
   auto start = Clock::now();
   const StepGraph step =
-      trace_step(*task, devices.graph_options(), {.scope = scope, .optim = optim.with_switches(true)});
+      trace_step(*task, devices.graph_options(&rules), {.scope = scope, .optim = optim.with_switches(true)});
   const double trace = since(start);
   auto drawn = std::async(std::launch::async, [&] {  // while the program is compiled, as the training loop does
     HostArrays values;
@@ -175,8 +201,11 @@ int run(const std::vector<std::string>& args) {
   start = Clock::now();
   const HostArrays values = drawn.get();
   ArrayMap state, kept;
-  for (const std::string& input : program.input_names())
-    (step.graph->output_index(input) >= 0 ? state : kept)[input] = devices.put(values.at(input));
+  for (size_t i = 0; i < program.input_names().size(); ++i) {
+    const std::string& input = program.input_names()[i];
+    (step.graph->output_index(input) >= 0 ? state : kept)[input] =
+        devices.put(values.at(input), program.input_sharding(i), input);
+  }
   const double initialise = since(start);
 
   double loss = 0;
