@@ -225,8 +225,7 @@ HostArrays load_weights(const std::string& path, const std::vector<WantedWeight>
   return open_weights(path, wanted, options)();
 }
 
-std::vector<std::string> weight_files(const std::string& path) {
-  const SafetensorsReader file = SafetensorsReader::open(path);
+std::vector<std::string> weight_files(const SafetensorsReader& file, const std::string& path) {
   std::set<std::string> files;
   for (const auto& [name, array] : file.tensors()) files.insert(file.file_of(name));
   if (files.size() > 1)

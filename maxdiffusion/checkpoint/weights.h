@@ -64,8 +64,8 @@ std::function<HostArrays()> open_weights(const std::string& path, const std::vec
 std::function<HostArrays()> open_weights(const SafetensorsReader& file, const std::string& path,
                                          const std::vector<WantedWeight>& wanted, const LoadOptions& options = {});
 
-/// The files that `path` (as SafetensorsReader::open takes it) reads, an index among them.
-std::vector<std::string> weight_files(const std::string& path);
+/// The files of what was opened at `path`, an index among them.
+std::vector<std::string> weight_files(const SafetensorsReader& file, const std::string& path);
 
 /// The layers of a stacked array under their published names: "blocks.*.w" [n, …] → "blocks.0.w" […], …; they share the
 /// array's memory. A name without '*' comes back alone.

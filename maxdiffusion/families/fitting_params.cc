@@ -10,7 +10,6 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/parse_json.h"
-#include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/models/config_reader.h"
 
 namespace md {
@@ -114,9 +113,8 @@ std::string about_sizes(const std::vector<Misfit>& misfits, const json& config) 
 
 }  // namespace
 
-ParamTable fitting_params(const std::string& name, const Component& c, const std::string& weights,
-                          LoadOptions options) {
-  const SafetensorsReader file = SafetensorsReader::open(weights);
+ParamTable fitting_params(const std::string& name, const Component& c, const SafetensorsReader& file,
+                          const std::string& path, LoadOptions options) {
   const size_t tensors = file.tensors().size();
   bool whole = true;
   ParamTable asked = asked_for(name, c, tensors, whole);
@@ -127,7 +125,7 @@ ParamTable fitting_params(const std::string& name, const Component& c, const std
   options.misfits = &misfits;
   options.other_names = other_names(c);
   try {
-    open_weights(file, weights, wanted, options);
+    open_weights(file, path, wanted, options);
     check(whole, Code::internal, "{}: {} parameters fit {} tensors", c.config_file, wanted.size(), tensors);
   } catch (Error& e) {
     const json config = parse_json_or_discard(c.config_text);

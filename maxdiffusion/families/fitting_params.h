@@ -3,17 +3,18 @@
 
 #include <string>
 
+#include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/families/model_folder.h"
 #include "maxdiffusion/nn/param.h"
 
 namespace md {
 
-/// The parameters that a component's config asks for of `weights` (a file or folder, as SafetensorsReader::open takes
-/// it). Asking ends where there are more than the weights can have, so that a config of any size costs no more than its
-/// weights. Throws io where a parameter is missing, left over or of another shape, as open_weights does, and names the
-/// members of the config that say so. `options`: those of open_weights, without the names of other programs.
-ParamTable fitting_params(const std::string& name, const Component& component, const std::string& weights,
-                          LoadOptions options = {});
+/// The parameters that a component's config asks for of `file`, which was opened at `path`. Asking ends where there are
+/// more than the weights can have, so that a config of any size costs no more than its weights. Throws io where a
+/// parameter is missing, left over or of another shape, as open_weights does, and names the members of the config that
+/// say so. `options`: those of open_weights, without the names of other programs.
+ParamTable fitting_params(const std::string& name, const Component& component, const SafetensorsReader& file,
+                          const std::string& path, LoadOptions options = {});
 
 }  // namespace md

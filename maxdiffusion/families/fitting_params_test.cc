@@ -32,11 +32,11 @@ class Sizes : public testing::TestWithParam<Case> {
 /// Every class, each with a number too many. "or more": the model was not asked to its end.
 TEST_P(Sizes, ThatWeightsDoNotHaveAreFoundByTheirHeadersAndNamedWithTheConfigsMember) {
   const Component right = component(json::object());
-  const size_t params = fitting_params("part", right, right.weights).params().size();
-  EXPECT_GE(params, SafetensorsReader::open(right.weights).tensors().size());
+  const SafetensorsReader file = SafetensorsReader::open(right.weights);
+  EXPECT_GE(fitting_params("part", right, file, right.weights).params().size(), file.tensors().size());
   const Component wrong = component(GetParam().change);
   try {
-    fitting_params("part", wrong, wrong.weights);
+    fitting_params("part", wrong, file, wrong.weights);
     FAIL() << "it fits";
   } catch (const Error& e) {
     const std::string text = e.what();

@@ -158,7 +158,8 @@ void ModelFolder::choose_variant(const std::string& variant) {
 }
 
 void ModelFolder::open_single_file(const FolderOptions& options) {
-  const HostArrays tensors = SafetensorsReader::open(path_).tensors();
+  const OpenedWeights::File file = OpenedWeights::open(path_);
+  const HostArrays& tensors = file->tensors();
   const SingleFileLayout& layout = find_single_file_layout(path_, tensors);
   std::string folder;
   if (!options.single_file_config.empty()) {
@@ -169,8 +170,11 @@ void ModelFolder::open_single_file(const FolderOptions& options) {
     files_ = texts;
     read_index(path_, [&](const std::string& file) { return texts.at(file); });
   }
-  for (auto& [name, component] : components_) component.weights = path_;
-  check_single_file(*this, layout, tensors);
+  for (auto& [name, component] : components_) {
+    component.weights = path_;
+    opened_->keep(name, path_, file);
+  }
+  check_single_file(*this, layout, *file);
   open_tokenizers(folder, options);
 }
 

@@ -13,6 +13,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/data/text/tokenizer.h"
+#include "maxdiffusion/families/opened_weights.h"
 #include "maxdiffusion/models/registry.h"
 #include "maxdiffusion/nn/param.h"
 
@@ -87,6 +88,8 @@ class ModelFolder {
   /// Replaces a component's config.json. `from`: the file of the text, for messages; empty: the folder's own.
   void set_config(const std::string& component, const std::string& text, const std::string& from = "");
   OtherNames other_names(const std::string& component) const { return md::other_names(find(component)); }
+  /// Weights of this folder's components that are open.
+  const std::shared_ptr<OpenedWeights>& opened() const { return opened_; }
   /// The table of a component's parameters.
   ParamTable params(const std::string& component, const ScopeOptions& options = {}) const;
   /// Tables of several components in one.
@@ -108,6 +111,7 @@ class ModelFolder {
   std::map<std::string, std::string> tokenizer_classes_;
   std::map<std::string, std::shared_ptr<const Tokenizer>> tokenizers_;
   std::map<std::string, std::string> files_;
+  std::shared_ptr<OpenedWeights> opened_ = std::make_shared<OpenedWeights>();
 };
 
 }  // namespace md

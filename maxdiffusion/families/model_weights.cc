@@ -43,7 +43,7 @@ std::vector<std::string> published_names(const ParamTable& params, const std::st
 
 }  // namespace
 
-ModelWeights::ModelWeights(const ModelFolder& folder, uint64_t seed) : seed_(seed) {
+ModelWeights::ModelWeights(const ModelFolder& folder, uint64_t seed) : opened_(folder.opened()), seed_(seed) {
   for (const auto& [name, component] : folder.components()) other_names_[name] = folder.other_names(name);
 }
 
@@ -72,9 +72,12 @@ ModelWeights ModelWeights::for_sampling(const ModelFolder& folder, const Family&
 }
 
 void ModelWeights::check_sizes(const ModelFolder& folder) const {
-  for (const auto& [name, location] : locations_)
-    if (location != folder.path() && has_weights(location))  // a single file is checked when it is opened
-      fitting_params(name, folder.components().at(name), location);
+  for (const auto& [name, location] : locations_) {
+    if (location == folder.path() || !has_weights(location)) continue;  // a single file is checked when it is opened
+    OpenedWeights::File file = OpenedWeights::open(location);
+    fitting_params(name, folder.components().at(name), *file, location);
+    opened_->keep(name, location, std::move(file));
+  }
 }
 
 void ModelWeights::replace_autoencoder(const Family& family, const ModelKeys& keys) {
@@ -91,17 +94,16 @@ std::string ModelWeights::location(const std::string& component) const {
 std::vector<std::string> ModelWeights::linkable(const ParamTable& params, const std::string& component) const {
   const std::string from = location(component);
   if (from.empty() || !std::filesystem::is_directory(from)) return {};
+  const SafetensorsReader file = SafetensorsReader::open(from);
   if (const OtherNames& others = other_names_.at(component); others.of) {
-    const HostArrays found = SafetensorsReader::open(from).tensors();
+    const HostArrays& found = file.tensors();
     for (const std::string& name : published_names(params, component))
       for (const OtherName& other : others.of(name))
         if (!found.contains(name) && other.whole() != name && found.contains(other.whole())) return {};
   }
-  const std::vector<std::string> files = weight_files(from);
+  std::vector<std::string> files = weight_files(file, from);
   // diffusers asks for variants by name, which nobody does of a checkpoint.
-  for (const std::string& file : files)
-    if (has_variant(file)) return {};
-  return files;
+  return std::ranges::any_of(files, has_variant) ? std::vector<std::string>() : files;
 }
 
 std::function<NamedPieces()> ModelWeights::open(const ParamTable& params, const std::string& component,
@@ -109,9 +111,8 @@ std::function<NamedPieces()> ModelWeights::open(const ParamTable& params, const 
   if (const auto given = given_.find(component); given != given_.end())
     return [&params, component, &values = given->second] { return as_pieces(of_component(params, component, values)); };
   if (const std::string files = location(component); !files.empty())
-    return [read = open_component(params, component, files, other_names_.at(component), keep_types)] {
-      return as_pieces(read());
-    };
+    return [read = open_component(params, component, *opened_->take(component, files), files,
+                                  other_names_.at(component), keep_types)] { return as_pieces(read()); };
   return [&params, component, slices = slices_, seed = seed_] {
     NamedPieces out;
     for (const Param& p : params.params()) {
@@ -138,7 +139,8 @@ HostArrays of_component(const ParamTable& params, const std::string& component, 
 }
 
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
-                                           const std::string& weights, const OtherNames& other_names, bool keep_types) {
+                                           const SafetensorsReader& file, const std::string& path,
+                                           const OtherNames& other_names, bool keep_types) {
   std::vector<const Param*> own;
   std::vector<WantedWeight> wanted;
   for (const Param& p : params.params())
@@ -147,7 +149,7 @@ std::function<HostArrays()> open_component(const ParamTable& params, const std::
       wanted.push_back({p.path, p.shape});
     }
   if (own.empty()) return [] { return HostArrays(); };
-  return [own, read = open_weights(weights, wanted, {.other_names = other_names, .keep_types = keep_types})] {
+  return [own, read = open_weights(file, path, wanted, {.other_names = other_names, .keep_types = keep_types})] {
     HostArrays out, found = read();
     for (const Param* p : own) out[p->input] = found.at(p->path);
     return out;

@@ -95,6 +95,7 @@ class ModelWeights {
   std::map<std::string, std::string> locations_;  // components without one are random
   std::map<std::string, OtherNames> other_names_;
   std::map<std::string, HostArrays> given_;
+  std::shared_ptr<OpenedWeights> opened_;
   SlicesOf slices_ = [](const Param& p) { return std::vector<Slice>{Slice::all(p.shape.dims)}; };
   uint64_t seed_;
 };
@@ -103,11 +104,11 @@ class ModelWeights {
 std::string component_files(const std::string& name, const std::string& component);
 /// The values, out of those of several components, of this component's parameters, in their storage types.
 HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all);
-/// Matches what `weights` (a folder or file) holds with the component's parameters now; the result reads it. Throws as
+/// Matches what `file`, opened at `path`, holds with the component's parameters now; the result reads it. Throws as
 /// ModelWeights::open does. `other_names`: of the component's class.
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
-                                           const std::string& weights, const OtherNames& other_names = {},
-                                           bool keep_types = false);
+                                           const SafetensorsReader& file, const std::string& path,
+                                           const OtherNames& other_names = {}, bool keep_types = false);
 /// Parameters under their published names: a stacked parameter becomes one array per layer.
 NamedPieces published(const ParamTable& params, const std::string& component, const NamedPieces& values);
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
@@ -97,6 +98,16 @@ TEST_F(OriginalNames, AreReadFromAFolderAndNotLinkedAsIfTheyWereDiffusers) {
               std::vector{t / "transformer/diffusion_pytorch_model.safetensors"});
 }
 
+TEST_F(OriginalNames, WhoseHeadersWereCheckedAreNotOpenedAgainToBeReadOnce) {
+  const std::string file = t / "transformer/diffusion_pytorch_model.safetensors";
+  write_safetensors(file, renamed(""));
+  const ModelWeights w = weights();
+  std::filesystem::remove(file);
+  const ParamTable params = table(false);
+  EXPECT_EQ(w.read(params, "transformer").size(), values_.size());
+  EXPECT_THROW(w.read(params, "transformer"), Error) << "it is held for longer than one load";
+}
+
 TEST_F(OriginalNames, OfAnotherModelAreToldByDiffusersNames) {
   HostArrays file = renamed("");
   file.erase("blocks.1.self_attn.q.weight");
@@ -130,18 +141,19 @@ TEST(WanAutoencoder, IsReadTheSameToTheBitUnderItsOriginalNames) {
     Graph g;
     ParamTable params;
     known->trace(Scope(g, params, "vae"), config);
-    const HostArrays wanted = open_component(params, "vae", golden + "/weights.safetensors")();
+    const SafetensorsReader file = SafetensorsReader::open(golden + "/weights.safetensors");
+    const HostArrays wanted = open_component(params, "vae", file, golden)();
     for (const std::string prefix : {"", "first_stage_model."}) {
       TemporaryFolder t;
       HostArrays original;
-      for (const auto& [name, value] : SafetensorsReader::open(golden + "/weights.safetensors").tensors())
-        original[prefix + names.of(name).front().name] = value;
+      for (const auto& [name, value] : file.tensors()) original[prefix + names.of(name).front().name] = value;
       EXPECT_TRUE(original.contains(prefix + "decoder.middle.0.residual.0.gamma"));
       EXPECT_TRUE(original.contains(prefix + "conv1.weight"));
       EXPECT_TRUE(original.contains(prefix + (version == "21" ? "decoder.upsamples.1.residual.0.gamma"
                                                               : "decoder.upsamples.1.upsamples.0.residual.0.gamma")));
       write_safetensors(t / "vae.safetensors", original);
-      const HostArrays found = open_component(params, "vae", t / "vae.safetensors", names)();
+      const HostArrays found =
+          open_component(params, "vae", SafetensorsReader::open(t / "vae.safetensors"), t / "vae.safetensors", names)();
       ASSERT_EQ(found.size(), wanted.size());
       for (const auto& [name, value] : wanted)
         EXPECT_TRUE(std::equal(value.data(), value.data() + value.bytes(), found.at(name).data())) << name;

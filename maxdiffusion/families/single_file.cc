@@ -53,7 +53,7 @@ const SingleFileLayout& find_single_file_layout(const std::string& file, const H
       "lora_files");
 }
 
-void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout, const HostArrays& tensors) {
+void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout, const SafetensorsReader& file) {
   std::set<std::string> taken;
   std::vector<std::string> unneeded = layout.unneeded;
   LoadOptions options;
@@ -63,7 +63,7 @@ void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout
     const OtherNames names = other_names(component);
     unneeded.insert(unneeded.end(), names.unneeded.begin(), names.unneeded.end());
     try {
-      fitting_params(name, component, folder.path(), options);
+      fitting_params(name, component, file, folder.path(), options);
     } catch (Error& e) {
       throw e.note(fmt::format("in the {} of what is taken for {}", name, layout.name))
           .note(
@@ -72,7 +72,7 @@ void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout
     }
   }
   std::vector<std::string> left, unknown;
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, tensor] : file.tensors()) {
     if (taken.contains(name)) continue;
     const bool known =
         std::ranges::any_of(unneeded, [&n = name](const std::string& beginning) { return n.starts_with(beginning); }) ||

@@ -26,9 +26,9 @@ struct SingleFileLayout {
 /// The first layout that a file's tensors are of. Throws invalid_config, naming the layouts and the keys for files of
 /// one model, where there is none.
 const SingleFileLayout& find_single_file_layout(const std::string& file, const HostArrays& tensors);
-/// Holds every tensor of the file against every parameter of the folder's models, by headers alone, and says in one
-/// line of the log what is not read. Throws io for what is missing, of another shape or of no model.
-void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout, const HostArrays& tensors);
+/// Holds every tensor of the folder's single file against every parameter of the folder's models, by headers alone, and
+/// says in one line of the log what is not read. Throws io for what is missing, of another shape or of no model.
+void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout, const SafetensorsReader& file);
 
 /// The text of a config.json for a file of a ControlNet: of the file beside it, or the folder's denoiser's with what
 /// the file's own tensors say.

@@ -113,8 +113,8 @@ Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, KeysTravel travel, 
 /// What a device's queries see of keys [first, first + …) of all.
 LocalAttention seen(const Plan& p, Graph& g, Tensor first_key) {
   LocalAttention how = p.how;
-  if (how.causal && p.parts > 1)
-    how.first_query = index_over(g, p.sequence) * static_cast<double>(p.padded_q / p.parts);
+  const int64_t queries = p.padded_q / p.parts;  // of a device
+  if (how.causal && p.parts > 1) how.first_query = index_over(g, p.sequence) * static_cast<double>(queries);
   how.first_key = first_key;
   return how;
 }
@@ -146,7 +146,8 @@ LocalAttention seen_on_hop(const Plan& p, Tensor hop) {
   Graph& g = hop.graph();
   const auto n = static_cast<double>(p.parts);
   Tensor from = rem(index_over(g, p.sequence) - hop + n, scalar_like(hop, n));
-  LocalAttention how = seen(p, g, from * static_cast<double>(p.padded_k / p.parts));
+  const int64_t keys = p.padded_k / p.parts;  // of a device
+  LocalAttention how = seen(p, g, from * static_cast<double>(keys));
   if (pads) how.keys = p.lk;
   return how;
 }

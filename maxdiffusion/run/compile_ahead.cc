@@ -185,8 +185,11 @@ Held held_by(const StepGraph& s, const Mesh& mesh, const StepOptions& o) {
     const int64_t bytes = elements * static_cast<int64_t>(size_of(in.value.dtype()));
     const auto param = params.find(in.name);
     if (param == params.end()) {
-      auto is = [&](const char* kind) { return in.name.starts_with(kind); };
-      (is("adam_") ? held.moments : is("master/") ? held.copies : is("ema/") ? held.averages : held.batch) += bytes;
+      auto is = [&](const char* prefix) { return in.name.starts_with(prefix); };
+      (is_moment(in.name)           ? held.moments
+       : is(state_prefix::kMaster)  ? held.copies
+       : is(state_prefix::kAverage) ? held.averages
+                                    : held.batch) += bytes;
     } else if (!param->second->trainable) {
       held.frozen += bytes;
     } else {

@@ -20,6 +20,7 @@
 #include "maxdiffusion/families/fitting_params.h"
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/run/lora_files.h"
+#include "maxdiffusion/train/step.h"
 
 namespace md {
 namespace {
@@ -36,6 +37,7 @@ struct Part {
   std::string weights, stem;
   OtherNames other_names;
   ParamTable params;
+  std::shared_ptr<OpenedWeights> opened;  // keeps the weights open until they are read
 };
 
 /// All that is read.
@@ -69,13 +71,18 @@ FolderOptions options_of(const FolderKeys& k) {
           .single_file_config = k.single_file_config};
 }
 
-Part part_of(const std::string& name, const Component& c, const std::string& weights) {
+Part part_of(const std::string& name, const Component& c, const std::string& weights,
+             const std::shared_ptr<OpenedWeights>& opened) {
+  const OpenedWeights::File file = opened->take(name, weights);
+  ParamTable params = fitting_params(name, c, *file, weights);
+  opened->keep(name, weights, file);
   return {.name = name,
           .config = c.config_text,
           .weights = weights,
           .stem = weights_stem(name),
           .other_names = other_names(c),
-          .params = fitting_params(name, c, weights)};
+          .params = std::move(params),
+          .opened = opened};
 }
 
 /// `weights`: empty: the component's own.
@@ -86,7 +93,7 @@ Part part_of(const ModelFolder& folder, const std::string& name, const std::stri
     for (const auto& [known, component] : folder.components()) names.push_back(known);
     fail(Code::invalid_config, "component '{}' is not one of: {}", name, fmt::join(names, ", "));
   }
-  return part_of(name, found->second, weights.empty() ? found->second.weights : weights);
+  return part_of(name, found->second, weights.empty() ? found->second.weights : weights, folder.opened());
 }
 
 /// A folder with one model: its config.json says of which class.
@@ -97,7 +104,7 @@ Part lone_part(const std::string& folder) {
   const ModelClass* known = name.is_string() ? find_model_class(name) : nullptr;
   check(known, Code::invalid_config, "{}: _class_name is {}; expected one of: {}", file, name.dump(),
         fmt::join(model_class_names(), ", "));
-  return part_of("", {known->name, known->read(config), folder, file, text}, folder);
+  return part_of("", {known->name, known->read(config), folder, file, text}, folder, std::make_shared<OpenedWeights>());
 }
 
 Source open_source(const std::string& from, const ConvertKeys& k, const std::optional<LoraKeys>& loras) {
@@ -134,10 +141,10 @@ Source open_source(const std::string& from, const ConvertKeys& k, const std::opt
 void replace_averages(const Source& s, const Part& part, HostArrays& values, int64_t& replaced) {
   const NamedPieces state = read_training_state(s.path).state;
   for (const auto& [average, pieces] : state) {
-    const std::string ema = "ema/", beginning = ema + part.name + "/";
+    const std::string ema = state_prefix::kAverage, beginning = ema + part.name + "/";
     if (!average.starts_with(beginning)) continue;
     const std::string input = average.substr(ema.size());
-    const auto own = state.find(input), master = state.find("master/" + input);
+    const auto own = state.find(input), master = state.find(state_prefix::kMaster + input);
     check(own != state.end() || master != state.end(), Code::io,
           "'{}' holds the average of '{}', but not what was trained", s.path, input);
     for (const auto& [path, array] :
@@ -149,9 +156,14 @@ void replace_averages(const Source& s, const Part& part, HostArrays& values, int
   }
 }
 
+/// By input name, of the files' types.
+HostArrays values_of_files(const Part& p) {
+  return open_component(p.params, p.name, *p.opened->take(p.name, p.weights), p.weights, p.other_names, true)();
+}
+
 /// Published names → values.
 HostArrays read(const Source& s, const Part& part, const ConvertKeys& k, int64_t& replaced) {
-  HostArrays stored = open_component(part.params, part.name, part.weights, part.other_names, true)();
+  HostArrays stored = values_of_files(part);
   merge_loras(s.loras, part.params, stored);
   HostArrays values = as_arrays(published(part.params, part.name, as_pieces(stored)));
   if (!k.ema) replace_averages(s, part, values, replaced);
@@ -286,8 +298,7 @@ ModelFolder open_model(const std::string& from, const FolderKeys& keys) {
 
 HostArrays stored_values(const ModelFolder& folder, const std::string& component) {
   const Part p = part_of(folder, component);
-  const HostArrays stored = open_component(p.params, p.name, p.weights, p.other_names, true)();
-  return as_arrays(published(p.params, p.name, as_pieces(stored)));
+  return as_arrays(published(p.params, p.name, as_pieces(values_of_files(p))));
 }
 
 void convert(const std::string& from, const std::string& to, const ConvertKeys& k,

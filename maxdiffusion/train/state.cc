@@ -43,8 +43,9 @@ std::vector<std::string> whole_components(const ParamTable& params) {
 }
 
 bool has_masters(const NamedPieces& state, const ParamTable& params, const std::string& component) {
-  return std::ranges::any_of(
-      params.params(), [&](const Param& p) { return p.model == component && state.contains("master/" + p.input); });
+  return std::ranges::any_of(params.params(), [&](const Param& p) {
+    return p.model == component && state.contains(state_prefix::kMaster + p.input);
+  });
 }
 
 HostState beginning(const StepPrograms& programs, NamedPieces values, const StepOptions& step) {
@@ -55,14 +56,13 @@ HostState beginning(const StepPrograms& programs, NamedPieces values, const Step
   return {.values = std::move(values)};
 }
 
-bool is_moment(const std::string& name) { return name.starts_with("adam_m/") || name.starts_with("adam_v/"); }
-
 /// Zeros for moments that the state lacks; whether there are any.
 bool start_moments(const ParamTable& params, NamedPieces& state) {
   bool any = false;
   for (const Param& p : params.params()) {
-    if (!p.trainable || state.contains("adam_m/" + p.input) || !state.contains(p.input)) continue;
-    state["adam_m/" + p.input] = state["adam_v/" + p.input] = state.at(p.input).cast(DType::f32).zeros();
+    const std::string first = state_prefix::kFirstMoment + p.input, second = state_prefix::kSecondMoment + p.input;
+    if (!p.trainable || state.contains(first) || !state.contains(p.input)) continue;
+    state[first] = state[second] = state.at(p.input).cast(DType::f32).zeros();
     any = true;
   }
   return any;
@@ -90,9 +90,11 @@ HostState restored(const ParamTable& params, const std::string& checkpoint_dir, 
   // Parameters are the rounding of their masters, or in the models' own files, unless those hold their averages.
   const ParamTable wide = in_f32(params);
   if (step.ema_decay == 0)
-    for (const std::string& component : whole_components(params))
-      if (!has_masters(values, params, component))
-        values.merge(as_pieces(open_component(wide, component, folder + "/" + component)()));
+    for (const std::string& component : whole_components(params)) {
+      if (has_masters(values, params, component)) continue;
+      const std::string path = folder + "/" + component;
+      values.merge(as_pieces(open_component(wide, component, SafetensorsReader::open(path), path)()));
+    }
   if (const std::string fault = not_finite(values); !fault.empty())
     fail(Code::io, "read '{}': {}, which no training goes on from", folder, fault);
   if (info.seed != seed)
@@ -169,7 +171,7 @@ StateInfo parse_state_info(const std::string& text, const std::string& file, int
 }
 
 Array* TrainState::saved_value(const std::string& input) {
-  for (const std::string& key : {"ema/" + input, input})
+  for (const std::string& key : {state_prefix::kAverage + input, input})
     if (auto a = arrays.find(key); a != arrays.end()) return &a->second;
   return &kept.at(input);
 }
@@ -247,7 +249,8 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
     for (const std::string& component : whole_components(params)) {
       c.weights[component] = published(params, component, trained);
       for (const Param& p : params.params())  // what the model's file or the master says already
-        if (p.model == component && (!averaged_ || c.state.contains("master/" + p.input))) c.state.erase(p.input);
+        if (p.model == component && (!averaged_ || c.state.contains(state_prefix::kMaster + p.input)))
+          c.state.erase(p.input);
     }
     c.state_json = info.dump(2);
     if (complete_) complete_(c, params, trained);

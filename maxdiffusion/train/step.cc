@@ -163,14 +163,14 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     const Param& p = gradients.of[i];
     Group& group = groups[p.model];
     auto of_parameter = [&](const std::string& kind) {
-      return g.input(kind + "/" + p.input, {DType::f32, p.shape.dims}, p.axes);
+      return g.input(kind + p.input, {DType::f32, p.shape.dims}, p.axes);
     };
     group.params.push_back(p);
-    group.values.push_back(has_master(p, o) ? of_parameter("master") : cast(p.value, DType::f32));
+    group.values.push_back(has_master(p, o) ? of_parameter(state_prefix::kMaster) : cast(p.value, DType::f32));
     group.grads.push_back(gradients.values[i]);
-    group.first.push_back(of_parameter("adam_m"));
-    group.second.push_back(of_parameter("adam_v"));
-    if (o.ema_decay > 0) group.averages.push_back(of_parameter("ema"));
+    group.first.push_back(of_parameter(state_prefix::kFirstMoment));
+    group.second.push_back(of_parameter(state_prefix::kSecondMoment));
+    if (o.ema_decay > 0) group.averages.push_back(of_parameter(state_prefix::kAverage));
   }
   Tensor good = bit_and(healthy, is_finite(gradients.loss)), squares;
   if (groups.size() > 1)
@@ -211,10 +211,10 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     for (size_t i = 0; i < group.params.size(); ++i) {
       const std::string& input = group.params[i].input;
       state(input, weights[i]);
-      if (has_master(group.params[i], o)) state("master/" + input, u.params[i]);
-      state("adam_m/" + input, u.first_moments[i]);
-      state("adam_v/" + input, u.second_moments[i]);
-      if (o.ema_decay > 0) state("ema/" + input, averages[i]);
+      if (has_master(group.params[i], o)) state(state_prefix::kMaster + input, u.params[i]);
+      state(state_prefix::kFirstMoment + input, u.first_moments[i]);
+      state(state_prefix::kSecondMoment + input, u.second_moments[i]);
+      if (o.ema_decay > 0) state(state_prefix::kAverage + input, averages[i]);
     }
   }
   g.output("loss", gradients.loss);
@@ -222,6 +222,10 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   g.output("grad_norm", groups.size() == 1 ? groups.begin()->second.update.grad_norm : sqrt(squares));
   g.output("learning_rate", learning_rate(o.optim, step));
   return s;
+}
+
+bool is_moment(const std::string& name) {
+  return name.starts_with(state_prefix::kFirstMoment) || name.starts_with(state_prefix::kSecondMoment);
 }
 
 ParamTable in_f32(const ParamTable& params) {
@@ -237,8 +241,8 @@ NamedPieces fresh_state(const ParamTable& params, NamedPieces values, const Step
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
     const ArrayPieces start = values.at(p.input).cast(DType::f32);
-    values["adam_m/" + p.input] = values["adam_v/" + p.input] = start.zeros();
-    if (o.ema_decay > 0) values["ema/" + p.input] = start;
+    values[state_prefix::kFirstMoment + p.input] = values[state_prefix::kSecondMoment + p.input] = start.zeros();
+    if (o.ema_decay > 0) values[state_prefix::kAverage + p.input] = start;
   }
   return restored_state(params, std::move(values), o);
 }
@@ -246,12 +250,13 @@ NamedPieces fresh_state(const ParamTable& params, NamedPieces values, const Step
 NamedPieces restored_state(const ParamTable& params, NamedPieces state, const StepOptions& o) {
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
-    for (const char* kind : {"adam_m/", "adam_v/", "ema/", "master/"})
+    for (const char* kind :
+         {state_prefix::kFirstMoment, state_prefix::kSecondMoment, state_prefix::kAverage, state_prefix::kMaster})
       if (auto a = state.find(kind + p.input); a != state.end()) a->second = a->second.cast(DType::f32);
     const auto value = state.find(p.input);
     if (has_master(p, o) && value != state.end())
-      state.try_emplace("master/" + p.input, value->second.cast(DType::f32));
-    if (auto master = state.find("master/" + p.input); master != state.end())
+      state.try_emplace(state_prefix::kMaster + p.input, value->second.cast(DType::f32));
+    if (auto master = state.find(state_prefix::kMaster + p.input); master != state.end())
       state[p.input] = master->second.cast(p.shape.dtype);
     else if (value != state.end())
       value->second = value->second.cast(p.shape.dtype);
@@ -263,7 +268,7 @@ NamedPieces model_values(const ParamTable& params, const NamedPieces& state) {
   NamedPieces out;
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
-    const auto average = state.find("ema/" + p.input);
+    const auto average = state.find(state_prefix::kAverage + p.input);
     out[p.input] = (average != state.end() ? average->second : state.at(p.input)).cast(p.shape.dtype);
   }
   return out;

@@ -3,10 +3,7 @@
 //   step s32 [], healthy pred []             the clock; false from the first loss that is not finite on
 //   updates/<model> s32 []                   of this model alone, with own_count
 //   <model>/<path>                           trained parameters
-//   adam_m/<model>/<path>, adam_v/…          their moments, f32
-//   ema/<model>/<path>                       their averages, f32, with ema_decay > 0
-//   master/<model>/<path>                    f32 copies of which the parameters are the rounding, where those are
-//                                            narrower than f32 and low_precision_update is master
+//   and behind the prefixes below            what belongs to each of them, f32
 // Beside the state: key u32 [2] of the run's seed, the frozen parameters, and the task's batch. Out: state, loss,
 // grad_norm, learning_rate; with own_count also loss_<model>.
 #pragma once
@@ -22,6 +19,15 @@
 #include "maxdiffusion/tasks/task.h"
 
 namespace md {
+
+/// What the state calls an array that belongs to a trained parameter: one of these and the parameter's own name.
+namespace state_prefix {
+inline constexpr char kFirstMoment[] = "adam_m/", kSecondMoment[] = "adam_v/";
+inline constexpr char kAverage[] = "ema/";    // with ema_decay > 0
+inline constexpr char kMaster[] = "master/";  // of which the parameter is the rounding, where it is narrower than f32
+                                              // and low_precision_update is master
+}  // namespace state_prefix
+bool is_moment(const std::string& name);
 
 struct StepOptions {
   ScopeOptions scope;

@@ -120,7 +120,7 @@ struct EchoLoss {
   int dropped;
 };
 EchoLoss echo_loss(double offset, double perturbation, double dropout, std::optional<double> prior) {
-  constexpr int64_t kBatch = 6, kChannels = 4, kEach = 3 * 5 * kChannels;
+  constexpr int64_t kBatch = 6, kChannels = 4, kEach = kChannels * 3 * 5;
   DenoiseTask task = tiny();
   task.family = std::make_shared<Echo>();
   task.noise = drawn_noise_input(offset, perturbation);

@@ -1,7 +1,8 @@
 // Files damaged at random, by number, given to every parser: each is refused by md::Error with a name for the fault, or
 // read. Each parser runs in a process of its own, so that a crash, a hang, or a mountain of memory is counted, and the
-// bytes that made it are kept. MD_FUZZ_SECONDS: how long all of them together go on, instead of a fixed number of
-// files; MD_FUZZ_SEED: another beginning. `./run fuzz` prints the table of docs/reliability.md.
+// bytes that made it are kept. The files are the same in every run. MD_FUZZ_SECONDS: how long all parsers together are
+// tried, instead of a fixed number of files; MD_FUZZ_SEED: another beginning. `./run fuzz` prints the table of
+// docs/reliability.md.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -39,17 +40,25 @@ struct Report {
   char input[kMostBytes] = {};
 };
 
-struct Plan {
-  int64_t files = 25;
-  std::optional<double> seconds;
-  uint64_t seed = 1;
-};
+const std::vector<FuzzTarget>& targets() {
+  static const std::vector<FuzzTarget> all = fuzz_targets();
+  return all;
+}
 
-Plan plan(size_t targets) {
-  Plan p;
-  if (const char* s = std::getenv("MD_FUZZ_SECONDS")) p.seconds = std::atof(s) / static_cast<double>(targets);
-  if (const char* s = std::getenv("MD_FUZZ_SEED")) p.seed = std::strtoull(s, nullptr, 10);
-  return p;
+/// How long each parser is tried; nothing: so many files as its target says.
+std::optional<double> seconds() {
+  const char* s = std::getenv("MD_FUZZ_SECONDS");
+  return s ? std::optional(std::atof(s) / static_cast<double>(targets().size())) : std::nullopt;
+}
+
+uint64_t seed() {
+  const char* s = std::getenv("MD_FUZZ_SEED");
+  return s ? std::strtoull(s, nullptr, 10) : 1;
+}
+
+[[noreturn]] void end(Report& report, const std::string& fault) {
+  std::strncpy(report.fault, fault.c_str(), sizeof report.fault - 1);
+  ::_exit(99);
 }
 
 /// One file; what is neither refused by name nor read ends the child.
@@ -71,23 +80,27 @@ void try_one(const FuzzTarget& target, const std::string& bytes, const std::stri
     fault = std::string("a raw message: ") + e.what();
   }
   ::alarm(0);
-  if (fault.empty()) return;
-  std::strncpy(report.fault, fault.c_str(), sizeof report.fault - 1);
-  ::_exit(99);
+  if (!fault.empty()) end(report, fault);
 }
 
-[[noreturn]] void child(const FuzzTarget& target, const Plan& plan, Report& report) {
+[[noreturn]] void child(const FuzzTarget& target, Report& report) {
   set_log_level(LogLevel::error);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   const rlimit memory{rlim_t{6} << 30, rlim_t{6} << 30};
   ::setrlimit(RLIMIT_AS, &memory);
 #endif
   const TemporaryFolder folder;
+  try {
+    for (const std::string& whole : target.seeds) target.read(whole, folder.path());
+  } catch (const std::exception& e) {
+    end(report, std::string("a whole file is refused: ") + e.what());
+  }
   const auto start = Clock::now();
-  Random random(plan.seed * 1'000'003 + std::hash<std::string>()(target.name));
+  const std::optional<double> limit = seconds();
+  Random random(seed() * 1'000'003 + std::hash<std::string>()(target.name));
   for (int64_t i = 0;; ++i) {
     const double spent = std::chrono::duration<double>(Clock::now() - start).count();
-    if (plan.seconds ? spent > *plan.seconds : i >= plan.files) break;
+    if (limit ? spent > *limit : i >= target.files) break;
     try_one(target, damaged(target.seeds[static_cast<size_t>(i) % target.seeds.size()], random), folder.path(), report);
   }
   std::error_code ec;
@@ -96,11 +109,10 @@ void try_one(const FuzzTarget& target, const std::string& bytes, const std::stri
 }
 
 /// What came of a target: empty, or the fault, with the place of the bytes.
-std::string run(const FuzzTarget& target, const Plan& plan, Report& report) {
-  report = {};
+std::string run(const FuzzTarget& target, Report& report) {
   ::fflush(nullptr);
   const pid_t pid = ::fork();
-  if (pid == 0) child(target, plan, report);
+  if (pid == 0) child(target, report);
   int status = 0;
   ::waitpid(pid, &status, 0);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return "";
@@ -115,32 +127,41 @@ std::string run(const FuzzTarget& target, const Plan& plan, Report& report) {
   return what + "; the file is kept as " + kept;
 }
 
-TEST(Fuzz, DamagedFilesAreRefusedByNameOrRead) {
-  const std::vector<FuzzTarget> targets = fuzz_targets();
-  const Plan p = plan(targets.size());
-  auto* report =
-      static_cast<Report*>(::mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  ASSERT_NE(report, MAP_FAILED);
-  if (p.seconds) fmt::print("| input | damaged | refused | read |\n| --- | --- | --- | --- |\n");
-  int64_t tried = 0;
-  for (const FuzzTarget& target : targets) {
-    const std::string fault = run(target, p, *report);
-    EXPECT_EQ(fault, "") << target.name;
-    if (p.seconds) fmt::print("| {} | {} | {} | {} |\n", target.name, report->tried, report->refused, report->accepted);
-    tried += report->tried;
+class Fuzz : public testing::TestWithParam<size_t> {
+ protected:
+  static void SetUpTestSuite() {
+    if (seconds()) fmt::print("| input | damaged | refused | read |\n| --- | --- | --- | --- |\n");
   }
-  fmt::print("{} damaged files\n", tried);
-  EXPECT_GE(tried, p.seconds ? 1 : p.files * static_cast<int64_t>(targets.size()));
-  ::munmap(report, sizeof(Report));
+  static void TearDownTestSuite() { fmt::print("{} damaged files\n", tried_); }
+  static inline int64_t tried_ = 0;
+};
+
+TEST_P(Fuzz, WholeFilesAreReadAndDamagedOnesRefusedByNameOrRead) {
+  const FuzzTarget& target = targets()[GetParam()];
+  void* shared = ::mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(shared, MAP_FAILED);
+  Report& report = *new (shared) Report;
+  EXPECT_EQ(run(target, report), "");
+  EXPECT_GE(report.tried, seconds() ? 1 : target.files);
+  if (seconds()) fmt::print("| {} | {} | {} | {} |\n", target.name, report.tried, report.refused, report.accepted);
+  tried_ += report.tried;
+  ::munmap(shared, sizeof(Report));
 }
 
-TEST(Fuzz, FilesThatWereFaultsAreNoneAnyMore) {
+INSTANTIATE_TEST_SUITE_P(Of, Fuzz, testing::Range<size_t>(0, targets().size()), [](const auto& info) {
+  std::string name = targets()[info.param].name;
+  std::ranges::replace_if(
+      name, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+});
+
+TEST(Corpus, FilesThatWereFaultsAreNoneAnyMore) {
   const std::string corpus = MD_SOURCE_DIR "/tests/fuzz/corpus/";
   const std::map<std::string, std::string> files = {{"config.json of AutoencoderKLWan", "res_blocks.json"},
                                                     {"scheduler_config.json", "timesteps.json"},
                                                     {"index of pieces", "offset.json"}};
   size_t found = 0;
-  for (const FuzzTarget& target : fuzz_targets()) {
+  for (const FuzzTarget& target : targets()) {
     const auto file = files.find(target.name);
     if (file == files.end()) continue;
     ++found;
@@ -148,22 +169,6 @@ TEST(Fuzz, FilesThatWereFaultsAreNoneAnyMore) {
     EXPECT_THROW(target.read(read_file(corpus + file->second), folder.path()), Error) << target.name;
   }
   EXPECT_EQ(found, files.size());
-}
-
-// After the other: libraries that have threads are opened here, and no process is split any more.
-TEST(Fuzz, WholeFilesAreRead) {
-  const TemporaryFolder t;
-  for (const FuzzTarget& target : fuzz_targets()) {
-    ASSERT_FALSE(target.seeds.empty()) << target.name;
-    for (const std::string& seed : target.seeds) {
-      const TemporaryFolder folder;
-      try {
-        target.read(seed, folder.path());
-      } catch (const std::exception& e) {
-        ADD_FAILURE() << target.name << ": " << e.what();
-      }
-    }
-  }
 }
 
 }  // namespace

@@ -56,8 +56,8 @@ void read_model(const std::string& class_name, const std::string& text) {
       .params("m");
 }
 
-FuzzTarget model(const std::string& class_name, const std::vector<std::string>& folders) {
-  FuzzTarget t{"config.json of " + class_name, {}, [class_name](const std::string& bytes, const std::string&) {
+FuzzTarget model(const std::string& class_name, int64_t count, const std::vector<std::string>& folders) {
+  FuzzTarget t{"config.json of " + class_name, count, {}, [class_name](const std::string& bytes, const std::string&) {
                  read_model(class_name, bytes);
                }};
   for (const std::string& folder : folders) t.seeds.push_back(source(folder + "/config.json"));
@@ -78,17 +78,17 @@ std::vector<std::string> pictures(const std::string& end) {
   return found;
 }
 
-FuzzTarget picture(const std::string& format, const std::string& end) {
-  return {format, pictures(end), [](const std::string& bytes, const std::string&) {
+FuzzTarget picture(const std::string& format, int64_t count, const std::string& end) {
+  return {format, count, pictures(end), [](const std::string& bytes, const std::string&) {
             decode_stored_image(bytes.data(), bytes.size(), "it", {.alpha = true});
           }};
 }
 
 /// Records, all read and what they hold decoded.
-FuzzTarget records(const std::string& format, const std::string& type, const std::string& file,
+FuzzTarget records(const std::string& format, int64_t count, const std::string& type, const std::string& file,
                    std::vector<std::string> seeds, const std::string& image = "image",
                    const std::string& caption = "text") {
-  return {format, std::move(seeds), [=](const std::string& bytes, const std::string& folder) {
+  return {format, count, std::move(seeds), [=](const std::string& bytes, const std::string& folder) {
             const auto source = open_source({.dataset_type = type,
                                              .train_data_dir = put(folder + "/" + file, bytes),
                                              .image_column = image,
@@ -103,12 +103,13 @@ FuzzTarget records(const std::string& format, const std::string& type, const std
 }
 
 /// One file of a tokenizer's folder, the others whole.
-FuzzTarget tokenizer(const std::string& class_name, const std::string& file,
+FuzzTarget tokenizer(const std::string& class_name, int64_t count, const std::string& file,
                      const std::map<std::string, std::string>& files) {
-  return {file + " of " + class_name, {files.at(file)}, [=](const std::string& bytes, const std::string& folder) {
-            for (const auto& [name, text] : files) put(folder + "/" + name, name == file ? bytes : text);
-            open_tokenizer(class_name, folder)->tokens("a café with 12 lollipops!", 77);
-          }};
+  return {
+      file + " of " + class_name, count, {files.at(file)}, [=](const std::string& bytes, const std::string& folder) {
+        for (const auto& [name, text] : files) put(folder + "/" + name, name == file ? bytes : text);
+        open_tokenizer(class_name, folder)->tokens("a café with 12 lollipops!", 77);
+      }};
 }
 
 std::map<std::string, std::string> clip_files() {
@@ -139,8 +140,8 @@ std::map<std::string, std::string> clip_files() {
        R"({"bos_token": "<|startoftext|>", "eos_token": {"content": "<|endoftext|>", "normalized": true}, "added_tokens_decoder": {"197": {"content": "<new>", "special": true}}})"}};
 }
 
-FuzzTarget safetensors(const std::string& name, const std::vector<std::string>& seeds) {
-  return {name, seeds, [](const std::string& bytes, const std::string& folder) {
+FuzzTarget safetensors(const std::string& name, int64_t count, const std::vector<std::string>& seeds) {
+  return {name, count, seeds, [](const std::string& bytes, const std::string& folder) {
             const auto reader = SafetensorsReader::open(put(folder + "/a.safetensors", bytes));
             double sum = 0;
             for (const auto& [tensor, a] : reader.tensors())
@@ -158,9 +159,11 @@ std::string checksums_seed() {
 
 std::vector<FuzzTarget> fuzz_targets() {
   std::vector<FuzzTarget> all;
-  all.push_back(safetensors("safetensors", {source("tests/golden/safetensors/all_types.safetensors"),
-                                            source("tests/golden/safetensors/shapes.safetensors")}));
+  all.push_back(safetensors("safetensors", 10000,
+                            {source("tests/golden/safetensors/all_types.safetensors"),
+                             source("tests/golden/safetensors/shapes.safetensors")}));
   all.push_back({"safetensors index",
+                 10000,
                  {R"({"metadata": {"total_size": 8}, "weight_map": {"a": "a.safetensors", "b": "a.safetensors"}})"},
                  [](const std::string& bytes, const std::string& folder) {
                    const float v = 1;
@@ -169,16 +172,17 @@ std::vector<FuzzTarget> fuzz_targets() {
                      write_safetensors(folder + "/a.safetensors", {{"a", a}, {"b", a}});
                    SafetensorsReader::open(put(folder + "/model.safetensors.index.json", bytes));
                  }});
-  all.push_back(
-      model("UNet2DConditionModel", {"configs/models/emoji/unet", "tests/golden/unet_sd15", "tests/golden/unet_sdxl"}));
-  all.push_back(model("AutoencoderKL", {"configs/models/emoji/vae", "tests/golden/vae_sd"}));
-  all.push_back(model("CLIPTextModel", {"tests/golden/clip_legacy"}));
-  all.push_back(model("CLIPVisionModelWithProjection", {"tests/golden/clip_vision_projection"}));
-  all.push_back(model("ControlNetModel", {"tests/golden/controlnet_sdxl"}));
-  all.push_back(model("UMT5EncoderModel", {"tests/golden/umt5"}));
-  all.push_back(model("WanTransformer3DModel", {"tests/golden/wan/i2v/transformer"}));
-  all.push_back(model("AutoencoderKLWan", {"tests/golden/wan/i2v/vae"}));
+  all.push_back(model("UNet2DConditionModel", 7000,
+                      {"configs/models/emoji/unet", "tests/golden/unet_sd15", "tests/golden/unet_sdxl"}));
+  all.push_back(model("AutoencoderKL", 10000, {"configs/models/emoji/vae", "tests/golden/vae_sd"}));
+  all.push_back(model("CLIPTextModel", 7500, {"tests/golden/clip_legacy"}));
+  all.push_back(model("CLIPVisionModelWithProjection", 8500, {"tests/golden/clip_vision_projection"}));
+  all.push_back(model("ControlNetModel", 8500, {"tests/golden/controlnet_sdxl"}));
+  all.push_back(model("UMT5EncoderModel", 8500, {"tests/golden/umt5"}));
+  all.push_back(model("WanTransformer3DModel", 10000, {"tests/golden/wan/i2v/transformer"}));
+  all.push_back(model("AutoencoderKLWan", 10000, {"tests/golden/wan/i2v/vae"}));
   all.push_back({"model_index.json",
+                 9000,
                  {source("configs/models/emoji/model_index.json")},
                  [](const std::string& bytes, const std::string&) {
                    std::map<std::string, std::string> files{{"model_index.json", bytes}};
@@ -188,6 +192,7 @@ std::vector<FuzzTarget> fuzz_targets() {
                    ModelFolder::from_texts(files);
                  }});
   all.push_back({"scheduler_config.json",
+                 15000,
                  {source("configs/models/emoji/scheduler/scheduler_config.json"),
                   source("configs/models/moving_emoji/scheduler/scheduler_config.json"),
                   source("tests/golden/pipelines/sd/scheduler/scheduler_config.json")},
@@ -198,9 +203,10 @@ std::vector<FuzzTarget> fuzz_targets() {
                  }});
   all.push_back(
       {"state.json",
+       60000,
        {R"({"maxdiffusion_version": "0.5.0", "step": 6, "epoch": 1, "index": 12, "seed": 3, "shard": 0, "offset": 0, "taken": 4})"},
        [](const std::string& bytes, const std::string&) { parse_state_info(bytes, "state.json", 6); }});
-  all.push_back({"checksums.json", {checksums_seed()}, [](const std::string& bytes, const std::string& folder) {
+  all.push_back({"checksums.json", 6000, {checksums_seed()}, [](const std::string& bytes, const std::string& folder) {
                    make_folders(folder + "/training_state");
                    put(folder + "/a.txt", "a");
                    put(folder + "/training_state/state.json", "{}");
@@ -209,10 +215,12 @@ std::vector<FuzzTarget> fuzz_targets() {
                  }});
   all.push_back(
       {"index of pieces",
+       100000,
        {R"({"arrays": {"a": {"dtype": "F32", "shape": [4, 2], "pieces": [{"file": "training_state/p.safetensors", "tensor": "a@0,0", "offset": [0, 0], "size": [2, 2]}, {"file": "training_state/p.safetensors", "tensor": "a@2,0", "offset": [2, 0], "size": [2, 2]}]}}})"},
        [](const std::string& bytes, const std::string&) { check_tiled(parse_index(bytes, "index.json"), "read"); }});
   all.push_back(
       {"YAML of a run",
+       5000,
        {source("configs/quickstart.yml"), source("configs/base_wan_27b.yml"), "prompt: [a, \"b\"]\nseed: 1e3\n"},
        [](const std::string& bytes, const std::string&) {
          std::string text = bytes;  // without its parent, which is a file
@@ -221,6 +229,7 @@ std::vector<FuzzTarget> fuzz_targets() {
          RunConfig::from_source(ConfigSource::from_text(text));
        }});
   all.push_back({"command line",
+                 5000,
                  {"prompt=[\"a\", 'b']\nseed=3\nlearning_rate=1e-4\ndiffusion_scheduler_config={_class_name: x, "
                   "beta_start: 0.1}\n"
                   "logical_axis_rules=[['batch', ['data', 'fsdp']]]\ntimesteps_list=1,2\nmesh_axes=[data, fsdp, "
@@ -232,37 +241,37 @@ std::vector<FuzzTarget> fuzz_targets() {
                    RunConfig::from_source(ConfigSource::from_text("", words));
                  }});
   const std::map<std::string, std::string> clip = clip_files();
-  for (const auto& [file, text] : clip) all.push_back(tokenizer("CLIPTokenizer", file, clip));
+  for (const auto& [file, text] : clip) all.push_back(tokenizer("CLIPTokenizer", 2000, file, clip));
   const std::string t5 = "tests/golden/data/t5/";
-  all.push_back(tokenizer("T5Tokenizer", "tokenizer.json",
+  all.push_back(tokenizer("T5Tokenizer", 1500, "tokenizer.json",
                           {{"tokenizer.json", source(t5 + "flags/tokenizer.json")},
                            {"tokenizer_config.json", source(t5 + "flags/tokenizer_config.json")}}));
-  all.push_back(tokenizer("T5Tokenizer", "spiece.model",
+  all.push_back(tokenizer("T5Tokenizer", 4500, "spiece.model",
                           {{"spiece.model", source(t5 + "spiece/spiece.model")},
                            {"tokenizer_config.json", source(t5 + "spiece/tokenizer_config.json")}}));
   const std::string files = "tests/golden/data/files/";
-  all.push_back(records("TFRecord", "tfrecord", "a.tfrecord", {source(files + "pictures.tfrecord")}));
+  all.push_back(records("TFRecord", 10000, "tfrecord", "a.tfrecord", {source(files + "pictures.tfrecord")}));
   std::vector<std::string> array_records;
   for (const char* name : {"plain", "zstd", "brotli", "snappy"})
     array_records.push_back(unzipped(files + name + ".array_record.gz"));
-  all.push_back(records("ArrayRecord", "grain", "a.array_record", array_records));
-  all.push_back(records("tar of WebDataset", "webdataset", "a.tar", {source(files + "shard-000000.tar")}));
-  all.push_back(records("Parquet", "hf", "a.parquet", {source(files + "plain.parquet")}, "picture", "captions"));
-  all.push_back(records("Arrow", "hf", "a.arrow", {source(files + "plain.arrow")}, "picture", "captions"));
+  all.push_back(records("ArrayRecord", 8000, "grain", "a.array_record", array_records));
+  all.push_back(records("tar of WebDataset", 10000, "webdataset", "a.tar", {source(files + "shard-000000.tar")}));
+  all.push_back(records("Parquet", 4000, "hf", "a.parquet", {source(files + "plain.parquet")}, "picture", "captions"));
+  all.push_back(records("Arrow", 7000, "hf", "a.arrow", {source(files + "plain.arrow")}, "picture", "captions"));
   for (const char* name : {"metadata.jsonl", "metadata.csv"}) {
     const std::string seed =
         std::string(name) == "metadata.csv"
             ? "file_name,text\na.png,\"one, two\"\nb.png,x\n"
             : "{\"file_name\": \"a.png\", \"text\": \"one\"}\n{\"file_name\": \"b.png\", \"text\": [\"two\"]}\n";
-    all.push_back({name, {seed}, [name](const std::string& bytes, const std::string& folder) {
+    all.push_back({name, 5500, {seed}, [name](const std::string& bytes, const std::string& folder) {
                      for (const char* picture : {"a.png", "b.png"}) put(folder + "/" + picture, "x");
                      put(folder + "/" + name, bytes);
                      list_image_folder(folder, {});
                    }});
   }
-  all.push_back(picture("PNG", ".png"));
-  all.push_back(picture("JPEG", ".jpg"));
-  all.push_back(picture("WebP", ".webp"));
+  all.push_back(picture("PNG", 150000, ".png"));
+  all.push_back(picture("JPEG", 150000, ".jpg"));
+  all.push_back(picture("WebP", 100000, ".webp"));
   return all;
 }
 

@@ -74,7 +74,7 @@ struct TinyRun {
                    {"text_embeds", noise({DType::f32, {n, 10}}, "pooled")}};
     };
     std::vector<Batch> groups = {samples(task, 11)};
-    groups[0].at("moments").mutable_view<float>()[9 * 8 * 8 * 8] += poison;
+    groups[0].at("moments").mutable_view<float>()[size_t{9} * 8 * 8 * 8] += poison;
     if (other_sizes.empty()) return train_loop(devices, {&task}, in_memory(groups[0], task.batch_size, 5), options);
     std::vector<const Task*> tasks = {&task};
     for (const DenoiseTask& t : other_sizes) {

@@ -17,7 +17,7 @@ struct LoraTools : testing::Test {
   LoraTools() { write_folder("sdxl", folder); }
   Outcome lora(std::vector<std::string> words) {
     words.insert(words.begin(), "lora");
-    const Outcome o = maxdiffusion(words);
+    Outcome o = maxdiffusion(words);
     EXPECT_EQ(o.status, 0) << o.err;
     return o;
   }

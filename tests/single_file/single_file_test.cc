@@ -14,6 +14,7 @@
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/families/model_folder.h"
+#include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/families/single_file.h"
 #include "tests/cli/command.h"
 #include "tests/single_file/models.h"
@@ -255,6 +256,15 @@ TEST_P(Models, InOneFileDrawWhatTheirFolderDraws) {
   ASSERT_EQ(o.status, 0) << o.err;
   expect_same(SafetensorsReader::open(t / "again.safetensors").tensors(), SafetensorsReader::open(file).tensors());
   EXPECT_EQ(convert(t / "made", t / "again.safetensors", {"format=single_file"}).status, 2) << "it is there already";
+}
+
+TEST_P(Models, OfOneFileAreReadFromTheFileThatWasOpenedOnce) {
+  write_safetensors(file, original_of_folder(GetParam(), folder));
+  const ModelFolder opened = ModelFolder::open(file, {.single_file_config = folder});
+  const ModelWeights weights = ModelWeights::for_sampling(opened, *make_family(opened), {}, 0);
+  fs::remove(file);
+  for (const auto& [name, component] : opened.components())
+    EXPECT_FALSE(weights.read(opened.params(name), name).empty()) << name;
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Models, testing::Values("sd", "sd2", "sdxl"),
