@@ -206,7 +206,7 @@ std::string variant_of(const std::string& name) {
                                      {".", ".safetensors.index.json"},
                                      {".", ".safetensors"}}) {
       if (!rest.starts_with(begin) || !rest.ends_with(end) || rest.size() <= begin.size() + end.size()) continue;
-      const std::string variant = rest.substr(begin.size(), rest.size() - begin.size() - end.size());
+      std::string variant = rest.substr(begin.size(), rest.size() - begin.size() - end.size());
       if (variant.find_first_of(".-") == std::string::npos) return variant;
     }
   }

@@ -33,7 +33,7 @@ DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> famil
 }
 
 std::vector<std::string> trained_denoisers(const RunConfig& c, const Family& family) {
-  const std::vector<std::string> all = family.denoisers();
+  std::vector<std::string> all = family.denoisers();
   const std::string& expert = c.model.train_expert;
   if (all.size() != 2) {
     check(expert.empty(), Code::invalid_config, "train_expert is '{}', but this model has one denoiser", expert);

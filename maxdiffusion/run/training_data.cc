@@ -337,7 +337,7 @@ TrainingData open_training_data(RunModels& models) {
 }
 
 std::vector<DenoiseTask> in_sizes(const RunConfig& c, const TrainingData& data) {
-  const std::vector<DenoiseTask> experts = of_experts(c, data.task);
+  std::vector<DenoiseTask> experts = of_experts(c, data.task);
   if (data.buckets.empty()) return experts;
   std::vector<DenoiseTask> tasks;
   for (const DenoiseTask& expert : experts)

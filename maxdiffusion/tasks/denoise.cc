@@ -10,7 +10,7 @@
 namespace md {
 
 std::string DenoiseTask::variant() const {
-  const std::string turn = takes_turns ? expert : "";
+  std::string turn = takes_turns ? expert : "";
   if (!one_of_several) return turn;
   return (turn.empty() ? "" : turn + " ") + fmt::format("{}x{}", size.width, size.height) +
          (size.frames > 1 ? fmt::format("x{}", size.frames) : "");
