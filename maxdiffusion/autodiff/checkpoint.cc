@@ -46,7 +46,7 @@ std::vector<Tensor> checkpoint(const RematPolicy& policy, const GraphFn& f, cons
 }
 
 RematPolicy remat_policy(const std::string& name, const RematNames& names) {
-  auto policy = [](Choice choice) { return [choice](const Node& n) { return chosen(choice, n); }; };
+  auto policy = [](const Choice& choice) { return [choice](const Node& n) { return chosen(choice, n); }; };
   std::string upper = name, known = "NONE";
   std::transform(upper.begin(), upper.end(), upper.begin(), [](unsigned char c) { return std::toupper(c); });
   if (upper == "NONE") return {};
