@@ -38,8 +38,9 @@ struct GraphOptions {
   Platform platform = Platform::cpu;
   std::string device_kind;
   CpuKernels cpu_kernels;
-  bool manual = false;      // the body of a manual computation over all axes: shapes are those of one device
-  int64_t devices() const;  // of the whole mesh
+  bool cudnn_attention = false;  // GPUs that cuDNN's fused attention runs on: NVIDIA's from Ampere on
+  bool manual = false;           // the body of a manual computation over all axes: shapes are those of one device
+  int64_t devices() const;       // of the whole mesh
   bool one_device() const { return manual || devices() == 1; }
   /// Whether nodes of this graph may be calls of CPU kernels: the partitioner does not see into those, and over several
   /// devices would gather every operand.

@@ -19,6 +19,7 @@ struct Topology {
   std::string platform;     // "cpu", "cuda", "tpu"
   std::string device_kind;  // "cpu", "NVIDIA H100 …", "TPU v5p", …
   std::vector<DeviceInfo> devices;
+  double compute_capability = 0;  // of GPUs by NVIDIA
   int slices() const;
 };
 

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/ops/attention_cudnn.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -235,17 +237,12 @@ void emit_kernel(EmitCtx& c, const char* target) {
   for (size_t i = 0; i < out.size(); ++i) c.set_out(out[i], static_cast<int>(i));
 }
 
-/// Of `products` matrix products of the size of q·kᵀ.
-double flops_of(const Node& n, double products) {
-  return products * 2 * static_cast<double>(n.inputs[0].shape().elements()) * static_cast<double>(n.inputs[1].dim(1));
-}
-
 /// in: q, k, v, y, lse, dy.
 constexpr OpDef kAttentionGrad = {
     .name = "attention_grad",
     .infer = [](const InferCtx& c) { return std::vector<Shape>(c.in.begin(), c.in.begin() + 3); },
     .emit = [](EmitCtx& c) { emit_kernel(c, kAttentionGradKernel); },
-    .flops = [](const Node& n) { return flops_of(n, 4); },  // the logits are made again, which does not count
+    .flops = [](const Node& n) { return attention_flops(n, 4); },  // the logits are made again, which does not count
 };
 
 /// in: q, k, v; out: y and the logarithm of each row's sum of exponentials, which only the gradient reads.
@@ -261,7 +258,7 @@ constexpr OpDef kAttention = {
       return apply_multi(kAttentionGrad, {c.in(0), c.in(1), c.in(2), c.out(0), c.out(1), c.dy(0)},
                          c.attrs<KernelOptions>());
     },
-    .flops = [](const Node& n) { return flops_of(n, 2); },
+    .flops = [](const Node& n) { return attention_flops(n, 2); },
 };
 
 // ---- the table
@@ -292,8 +289,14 @@ constexpr Functions kKernel = {
       return AttentionGradient{out[0], out[1], out[2]};
     }};
 
+const char* cudnn_refuses(const Call& c) { return cudnn_attention_refuses(c.q, c.k, c.v, c.how); }
+
 constexpr KernelRow<Call, Functions> kRows[] = {
     {kAttentionKernel, kernel_refuses, [](const Call&) { return kKernel; }},
+    {"cuDNN", cudnn_refuses,
+     [](const Call&) {
+       return Functions{cudnn_attention, cudnn_attention_gradient};
+     }},
     {"blocks", [](const Call& c) { return c.how.in_blocks ? nullptr : "all logits are asked for"; },
      [](const Call&) {
        return Functions{in_blocks, in_blocks_gradient};
@@ -304,9 +307,19 @@ constexpr KernelRow<Call, Functions> kRows[] = {
      }},
 };
 
-Functions functions_for(const Call& call) { return kernel_for(kRows, call).build(call); }
+Functions functions_for(const Call& call) {
+  const auto& row = kernel_for(kRows, call);
+  if (call.q.graph().options().cudnn_attention && call.how.in_blocks && std::string_view(row.name) != "cuDNN")
+    log_info_once("attention: q {} and k {} are attended to in {}, not by cuDNN: {}", to_string(call.q.shape()),
+                  to_string(call.k.shape()), row.name, cudnn_refuses(call));
+  return row.build(call);
+}
 
 }  // namespace
+
+double attention_flops(const Node& n, double products) {
+  return products * 2 * static_cast<double>(n.inputs[0].shape().elements()) * static_cast<double>(n.inputs[1].dim(1));
+}
 
 DType attention_sum_type(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
 

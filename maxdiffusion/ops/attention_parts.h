@@ -47,6 +47,9 @@ struct AttentionGradient {
 AttentionGradient attend_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
                                   const LocalAttention& how);
 
+/// Of a node whose first inputs are q and k: operations of `products` matrix products of the size of q·kᵀ.
+double attention_flops(const Node& n, double products);
+
 /// f32, or f64 of f64: what sums are made in.
 DType attention_sum_type(DType type);
 

@@ -1,6 +1,9 @@
 // Calls into compiled handlers: the graph knows the name and the shapes, nothing else.
 #include "maxdiffusion/ops/custom_call.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "maxdiffusion/graph/emit.h"
@@ -9,14 +12,18 @@
 namespace md {
 namespace {
 
-/// "dense<[1, 0]> : tensor<2xindex>", one per shape.
-std::string row_major(const std::vector<Shape>& shapes) {
+Axes row_major(const Shape& s) {
+  Axes order;
+  for (int64_t i = s.rank(); i-- > 0;) order.push_back(i);
+  return order;
+}
+
+/// "[dense<[1, 0]> : tensor<2xindex>]", one per shape.
+std::string layouts_of(const std::vector<Shape>& shapes, const std::vector<Axes>& given = {}) {
   std::string text;
-  for (const Shape& s : shapes) {
-    std::string order;
-    for (int64_t i = s.rank(); i-- > 0;) order += std::to_string(i) + (i ? ", " : "");
-    text += text.empty() ? "" : ", ";
-    text += "dense<[" + order + "]> : tensor<" + std::to_string(s.rank()) + "xindex>";
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const Axes order = given.empty() ? row_major(shapes[i]) : given[i];
+    text += fmt::format("{}dense<[{}]> : tensor<{}xindex>", i ? ", " : "", fmt::join(order, ", "), order.size());
   }
   return "[" + text + "]";
 }
@@ -50,12 +57,13 @@ constexpr OpDef kCustomCall = {
 std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operands, const CustomCall& call) {
   std::vector<Shape> shapes;
   for (const Value& v : operands) shapes.push_back(v.shape);
-  return c.emit_multi("stablehlo.custom_call", operands, call.results,
-                      "call_target_name = \"" + call.target + "\", api_version = 4 : i32, " +
-                          "has_side_effect = " + (call.has_side_effect ? "true" : "false") +
-                          ", operand_layouts = " + row_major(shapes) + ", result_layouts = " + row_major(call.results) +
-                          ", output_operand_aliases = " + aliases(call) + ", backend_config = {" + call.backend_config +
-                          "}");
+  const std::string config = call.config_is_text ? mlir_string(call.backend_config) : "{" + call.backend_config + "}";
+  return c.emit_multi(
+      "stablehlo.custom_call", operands, call.results,
+      fmt::format("call_target_name = \"{}\", api_version = {} : i32, has_side_effect = {}, operand_layouts = {}, "
+                  "result_layouts = {}, output_operand_aliases = {}, backend_config = {}",
+                  call.target, call.config_is_text ? 2 : 4, call.has_side_effect, layouts_of(shapes),
+                  layouts_of(call.results, call.layouts), aliases(call), config));
 }
 
 bool one_kernel_type(const std::vector<Tensor>& arrays) {

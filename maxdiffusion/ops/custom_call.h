@@ -1,4 +1,5 @@
-// Calls into handlers registered with the plugin (XLA FFI, typed API version 4).
+// Calls into handlers registered with the plugin (XLA FFI, typed API version 4), or into libraries that a compiler
+// knows by name.
 #pragma once
 
 #include <string>
@@ -10,11 +11,13 @@
 
 namespace md {
 
-/// Operands and results are dense and row-major.
+/// Operands and results are dense; operands are row-major, and so are results unless they say otherwise.
 struct CustomCall {
   std::string target;  // the name it was registered under
   std::vector<Shape> results;
-  std::string backend_config;  // inside of an MLIR dictionary: `scale = 1.0 : f32`
+  std::string backend_config;      // inside of an MLIR dictionary: `scale = 1.0 : f32`
+  bool config_is_text = false;     // backend_config is a text of the target's own, as before FFI (API version 2)
+  std::vector<Axes> layouts = {};  // of each result, axes from the fastest to the slowest; empty: row-major
   bool has_side_effect = false;
   std::vector<std::pair<int, int>> in_place = {};  // (result, operand): the result is written over the operand
 };

@@ -19,6 +19,7 @@ OpList shape_ops();
 OpList dot_ops();
 OpList conv_ops();
 OpList attention_ops();
+OpList cudnn_attention_ops();
 OpList reduce_ops();
 OpList gather_ops();
 OpList custom_call_ops();

@@ -100,7 +100,7 @@ Groups groups_of(const proto::HloInstruction& op) {
 
 struct Reader {
   std::map<int64_t, const proto::HloComputation*> computations;
-  std::vector<Collective> found;
+  Operations found;
 
   const proto::HloComputation& computation(int64_t id) const {
     const auto it = computations.find(id);
@@ -141,8 +141,13 @@ struct Reader {
           for (int64_t operand : op.operand_ids())
             if (auto given = by_id.find(operand); given != by_id.end()) c.bytes += bytes_of(given->second->shape());
         }
-        found.push_back(std::move(c));
+        found.collectives.push_back(std::move(c));
         continue;  // what it calls sums two numbers
+      }
+      if (op.opcode() == "custom-call") {
+        CustomCalls& calls = found.custom_calls[op.custom_call_target()];
+        ++calls.operations;
+        calls.runs += times;
       }
       if (op.opcode() == "async-update" || op.opcode() == "async-done") continue;  // told at the start
       double inside = times;
@@ -159,7 +164,7 @@ struct Reader {
 
 }  // namespace
 
-std::vector<Collective> read_collectives(std::string_view program, std::string_view format) {
+Operations read_operations(std::string_view program, std::string_view format) {
   proto::HloModule module;
   bool read = false;
   if (format == "hlo_with_config") {

@@ -1,7 +1,9 @@
-// Collective operations of a compiled program, read from the compiler's own form of it (HLO, after partitioning).
+// What devices do together in a compiled program, and what of it is calls into libraries, read from the compiler's own
+// form of it (HLO, after partitioning).
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,8 +21,19 @@ struct Collective {
   std::string name;              // of the operation it was made for, as far as the compiler kept it
 };
 
+/// Custom calls of one target: cuDNN's and cuBLAS's, kernels.
+struct CustomCalls {
+  int64_t operations = 0;  // in the program
+  double runs = 0;         // with the trips of loops, as far as the compiler says them
+};
+
+struct Operations {
+  std::vector<Collective> collectives;
+  std::map<std::string, CustomCalls> custom_calls;  // by target
+};
+
 /// `program`: HloModuleProto or HloModuleProtoWithConfig, as `format` says ("hlo", "hlo_with_config"). Throws device on
 /// bytes that are neither.
-std::vector<Collective> read_collectives(std::string_view program, std::string_view format);
+Operations read_operations(std::string_view program, std::string_view format);
 
 }  // namespace md::pjrt

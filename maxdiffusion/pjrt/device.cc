@@ -27,10 +27,11 @@ Device describe(const PJRT_Api* api, PJRT_DeviceDescription* description) {
     if (auto* v = std::get_if<int64_t>(&it->second)) d.slice = static_cast<int>(*v);
   if (auto it = values.find("device_memory_bytes_limit"); it != values.end())
     if (auto* v = std::get_if<int64_t>(&it->second)) d.memory_limit = *v;
-  if (auto it = values.find("coords"); it != values.end())
-    if (auto* v = std::get_if<std::vector<int64_t>>(&it->second)) d.coords.assign(v->begin(), v->end());
   if (auto it = values.find("compute_capability"); it != values.end())
     if (auto* v = std::get_if<std::string>(&it->second)) d.compute_capability = std::strtod(v->c_str(), nullptr);
+  // Those of a GPU are numbers of partition, host and card, and no torus joins them.
+  if (auto it = values.find("coords"); it != values.end() && d.compute_capability == 0)
+    if (auto* v = std::get_if<std::vector<int64_t>>(&it->second)) d.coords.assign(v->begin(), v->end());
   return d;
 }
 

@@ -64,7 +64,7 @@ std::optional<double> Compiled::cost(const char* property) const {
   return {};
 }
 
-std::optional<std::vector<Collective>> Compiled::collectives() const {
+std::optional<Operations> Compiled::operations() const {
   PJRT_Program program{};
   program.struct_size = PJRT_Program_STRUCT_SIZE;
   PJRT_Executable_OptimizedProgram_Args args{};
@@ -78,7 +78,7 @@ std::optional<std::vector<Collective>> Compiled::collectives() const {
   std::string bytes(program.code_size, '\0');
   program.code = bytes.data();
   PJRT_CALL(api_, PJRT_Executable_OptimizedProgram, args);
-  return read_collectives(bytes, {program.format, program.format_size});
+  return read_operations(bytes, {program.format, program.format_size});
 }
 
 size_t Compiled::output_count() const {

@@ -41,8 +41,8 @@ class Compiled {
   std::optional<double> flops() const { return cost("flops"); }
   /// Bytes that its operations read and write, likewise.
   std::optional<double> bytes_accessed() const { return cost("bytes accessed"); }
-  /// What its devices do together; nothing where the plugin does not show its programs.
-  std::optional<std::vector<Collective>> collectives() const;
+  /// What its devices do together, and its calls; nothing where the plugin does not show its programs.
+  std::optional<Operations> operations() const;
   size_t output_count() const;
 
  private:

@@ -1,25 +1,88 @@
-// NVIDIA GPUs. Peaks are the dense tensor-core figures of the vendor's data sheets (SXM where there are several).
+// NVIDIA GPUs. Peaks are the dense tensor-core figures of the vendor's data sheets (SXM where there are several), what
+// compilers are told of absent ones is from openxla/xla, xla/backends/gpu/target_config/specs.
+#include <fmt/format.h>
+
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/pjrt/client.h"
 #include "maxdiffusion/pjrt/platforms.h"
 
 namespace md::pjrt {
 namespace {
 
+/// What programs are compiled by where the card is not there; of both kinds of shared memory in bytes.
+struct Chip {
+  const char* key;          // of the config; null: not compiled for from afar
+  const char* description;  // what the card calls itself
+  int capability;           // major number of its compute capability
+  int cores, lanes;         // streaming multiprocessors, and the f32 units of each
+  double clock;             // GHz
+  int64_t memory, cache;    // bytes; of its own memory and of its L2
+  int64_t shared_memory, shared_memory_of_block;
+};
+
 struct Card {
   const char* kind;
   double half, tf32;  // bf16 and f16; f32 inputs
   DeviceRates rates;  // memory; NVLink in one direction, or PCIe; one network card each
+  Chip chip;
 };
 constexpr Card kCards[] = {
-    {"B200", 2250e12, 1125e12, {8000e9, 900e9, 50e9}}, {"H200", 989e12, 494e12, {4800e9, 450e9, 50e9}},
-    {"H100", 989e12, 494e12, {3350e9, 450e9, 50e9}},   {"A100", 312e12, 156e12, {2039e9, 300e9, 25e9}},
-    {"L40S", 362e12, 183e12, {864e9, 32e9, 25e9}},     {"L4", 121e12, 60e12, {300e9, 32e9, 12.5e9}},
+    {"B200",
+     2250e12,
+     1125e12,
+     {8000e9, 900e9, 50e9},
+     {"b200", "NVIDIA B200", 10, 148, 128, 1.965, 191514411008, 132644864, 233472, 232448}},
+    {"H200",
+     989e12,
+     494e12,
+     {4800e9, 450e9, 50e9},
+     {"h200", "NVIDIA H200 141GB HBM3e", 9, 132, 128, 1.98, 151397597184, 52428800, 233472, 232448}},
+    {"H100",
+     989e12,
+     494e12,
+     {3350e9, 450e9, 50e9},
+     {"h100", "NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 84942979072, 52428800, 233472, 232448}},
+    {"A100",
+     312e12,
+     156e12,
+     {2039e9, 300e9, 25e9},
+     {"a100", "NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 85100068864, 41943040, 167936, 166912}},
+    {"L40S", 362e12, 183e12, {864e9, 32e9, 25e9}, {}},
+    {"L4", 121e12, 60e12, {300e9, 32e9, 12.5e9}, {}},
 };
 
 const Card* card(std::string_view kind) {
   for (const Card& c : kCards)
     if (kind.find(c.kind) != kind.npos) return &c;
   return nullptr;
+}
+
+/// The text of a GpuTargetConfigProto. Limits that all cards share stand in it; versions are those of the toolkit whose
+/// compiler is taken (cmake/wheels_gpu.txt) and the least cuDNN whose calls are written (ops/attention_cudnn.cc).
+std::string description(const Card& card) {
+  const Chip& c = card.chip;
+  return fmt::format(
+      "gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 "
+      "block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 "
+      "thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64 "
+      "registers_per_core_limit: 65536 registers_per_block_limit: 65536 shared_memory_per_block: 49152 "
+      "shared_memory_per_core: {} shared_memory_per_block_optin: {} core_count: {} fpus_per_core: {} "
+      "clock_rate_ghz: {} memory_bandwidth: {:.0f} l2_cache_size: {} device_memory_size: {} "
+      "cuda_compute_capability {{ major: {} feature_extension: {} }} }} "
+      "platform_name: \"CUDA\" dnn_version_info {{ major: 9 minor: 10 }} runtime_version {{ major: 13 }} "
+      "device_description_str: \"{}\"",
+      c.shared_memory, c.shared_memory_of_block, c.cores, c.lanes, c.clock, card.rates.memory, c.cache, c.memory,
+      c.capability, c.capability >= 9 ? "ACCELERATED_FEATURES" : "NONE", c.description);
+}
+
+std::string target(std::string_view device) {
+  std::string known;
+  for (const Card& c : kCards) {
+    if (!c.chip.key) continue;
+    if (device == c.chip.key) return description(c);
+    known += std::string(known.empty() ? "" : ", ") + c.chip.key;
+  }
+  fail(Code::invalid_config, "gpu: '{}' is not one of {}", device, known);
 }
 
 std::optional<double> peak(std::string_view kind, DType type) {
@@ -47,11 +110,15 @@ const PlatformDef kGpuPlatform = {
                      "xla_plugins/xla_cuda13_pjrt/xla_cuda13_pjrt.so"},
     .wheel = "jax-cuda13-pjrt",
     .default_options = {},
+    // Messages run beside products. Triton's tiles are chosen by timing them on the card, which is not always there:
+    // without it they are tiny, and cuBLAS is the better choice.
+    .compile_flags = {{"xla_gpu_enable_latency_hiding_scheduler", "True"}, {"xla_gpu_enable_triton_gemm", "False"}},
     .environment = {"XLA_FLAGS"},
     .peak_flops = peak,
     .rates = rates,
     .has_float8 = has_float8,
     .ffi_platform = "CUDA",
+    .target = target,
 };
 
 }  // namespace md::pjrt

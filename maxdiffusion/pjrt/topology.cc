@@ -11,7 +11,7 @@
 namespace md::pjrt {
 
 Topology Topology::create(const std::string& hardware, const std::string& name, const std::string& plugin_path,
-                          int64_t slices) {
+                          int64_t slices, const std::string& device) {
   // Without a TPU there is no metadata server to ask either; libtpu would wait for one. Nor is there a device that only
   // one process may have.
   if (hardware == "tpu") {
@@ -20,8 +20,15 @@ Topology Topology::create(const std::string& hardware, const std::string& name, 
   }
   Options options;
   if (slices > 1) options["num_slices"] = slices;
-  return Topology(Plugin::load(plugin_path.empty() ? Plugin::find(hardware) : plugin_path), platform_for(hardware),
-                  name, options);
+  const PlatformDef& platform = platform_for(hardware);
+  if (platform.target) options = {{"topology", name}, {"target_config", platform.target(device)}};
+  Topology t(Plugin::load(plugin_path.empty() ? Plugin::find(hardware) : plugin_path), platform,
+             platform.target ? "" : name, options);
+  // The CUDA plugin puts all GPUs in one slice, whatever it is told.
+  const auto partitions = platform.target ? std::strtoull(name.c_str(), nullptr, 10) : 1;
+  for (size_t i = 0; partitions > 1 && i < t.devices_.size(); ++i)
+    t.devices_[i].slice = static_cast<int>(i * partitions / t.devices_.size());
+  return t;
 }
 
 Topology::Topology(std::shared_ptr<Plugin> plugin, const PlatformDef& def, const std::string& name,

@@ -1,4 +1,5 @@
-// Topology: hardware that is described but not attached, to compile for ("v5p:2x2x1" through libtpu).
+// Topology: hardware that is described but not attached, to compile for ("v5p:2x2x1" through libtpu, "1x1x8" through
+// the CUDA plugin: partitions joined by a network, hosts of each, GPUs of each).
 #pragma once
 
 #include <memory>
@@ -13,10 +14,10 @@ namespace md::pjrt {
 
 class Topology {
  public:
-  /// `name` as the plugin of `hardware` knows it; `slices` of it, if more than 1. Throws device with the plugin's
-  /// words.
+  /// `name` as the plugin of `hardware` knows it; `slices` of it, if more than 1; `device`: h100 or another card, where
+  /// `hardware` is gpu. Throws device with the plugin's words, invalid_config on an unknown card.
   static Topology create(const std::string& hardware, const std::string& name, const std::string& plugin_path = "",
-                         int64_t slices = 1);
+                         int64_t slices = 1, const std::string& device = "");
   Topology(Topology&&) noexcept;
   ~Topology();
 

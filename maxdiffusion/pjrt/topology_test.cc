@@ -1,13 +1,34 @@
-// Compiling for TPUs that are not there. Needs libtpu, which is installed on demand only.
+// Compiling for TPUs and GPUs that are not there. Needs their compilers, which are installed on demand only.
 #include "maxdiffusion/pjrt/topology.h"
 
 #include <gtest/gtest.h>
+
+#include <tuple>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/pjrt/platforms.h"
 
 namespace md::pjrt {
 namespace {
+
+/// The product of rows that four devices share with a matrix that each of them has.
+constexpr const char* kProduct =
+    R"(module @dot attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+  sdy.mesh @mesh = <["data"=4]>
+  func.func public @main(%x: tensor<1024x1024xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+                         %y: tensor<1024x1024xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>})
+      -> (tensor<1024x1024xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) {
+    %z = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0] : (tensor<1024x1024xbf16>, tensor<1024x1024xbf16>) -> tensor<1024x1024xbf16>
+    return %z : tensor<1024x1024xbf16>
+  }
+})";
+
+CompileOptions options_for(const Topology& t, std::map<std::string, std::string> flags = {}) {
+  CompileOptions options{.device_ids = {}, .flags = std::move(flags)};
+  for (const Device& d : t.devices()) options.device_ids.push_back(d.id);
+  for (const auto& [flag, value] : t.platform().compile_flags) options.flags.emplace(flag, value);
+  return options;
+}
 
 /// Where libtpu is; "" where it is not.
 std::string libtpu() {
@@ -26,18 +47,7 @@ TEST(Topology, CompilesForAbsentTpus) {
   EXPECT_EQ(t.platform_name(), "tpu");
   ASSERT_EQ(t.devices().size(), 4u);
   for (const Device& d : t.devices()) EXPECT_EQ(d.coords.size(), 3u);
-  constexpr const char* text = R"(module @dot attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
-  sdy.mesh @mesh = <["data"=4]>
-  func.func public @main(%x: tensor<1024x1024xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
-                         %y: tensor<1024x1024xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>})
-      -> (tensor<1024x1024xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) {
-    %z = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0] : (tensor<1024x1024xbf16>, tensor<1024x1024xbf16>) -> tensor<1024x1024xbf16>
-    return %z : tensor<1024x1024xbf16>
-  }
-})";
-  CompileOptions options{.device_ids = {}, .flags = {}};
-  for (const Device& d : t.devices()) options.device_ids.push_back(d.id);
-  const Compiled c = t.compile(text, options);
+  const Compiled c = t.compile(kProduct, options_for(t));
   ASSERT_TRUE(c.memory());
   EXPECT_EQ(c.memory()->arguments, (1024 * 1024 + 256 * 1024) * 2);
   ASSERT_TRUE(c.flops());
@@ -65,6 +75,80 @@ TEST(Topology, TheCompilerKnowsEveryFlagOfTheSetsAndNamesOthers) {
     ADD_FAILURE() << "an unknown flag was taken";
   } catch (const Error& e) {
     EXPECT_NE(e.message().find("xla_tpu_no_such_flag"), std::string::npos) << e.message();
+  }
+}
+
+std::string gpu_plugin() {
+  try {
+    return Plugin::find("gpu");
+  } catch (const Error&) {
+    return "";
+  }
+}
+#define MD_NEEDS_GPU_COMPILER()                                                                   \
+  const std::string path = gpu_plugin();                                                          \
+  if (path.empty())                                                                               \
+  GTEST_SKIP() << "jax-cuda13-pjrt is not there (cmake/wheels_gpu.txt); nothing is compiled for " \
+                  "GPUs"
+
+TEST(Topology, CompilesForAbsentGpusOfEveryKind) {
+  MD_NEEDS_GPU_COMPILER();
+  for (const auto& [card, kind, gigabytes] : {std::tuple{"h100", "NVIDIA H100", 85},
+                                              {"h200", "NVIDIA H200", 151},
+                                              {"b200", "NVIDIA B200", 192},
+                                              {"a100", "NVIDIA A100", 85}}) {
+    const Topology t = Topology::create("gpu", "1x1x4", path, 1, card);
+    ASSERT_EQ(t.devices().size(), 4u) << card;
+    EXPECT_EQ(t.platform_name(), "cuda");
+    EXPECT_TRUE(t.devices()[0].kind.starts_with(kind)) << t.devices()[0].kind;
+    EXPECT_NEAR(static_cast<double>(t.devices()[0].memory_limit.value()) / 1e9, gigabytes, 1);
+    EXPECT_EQ(t.devices()[0].compute_capability, card[0] == 'a' ? 8 : card[0] == 'h' ? 9 : 10);
+    const Compiled c = t.compile(kProduct, options_for(t));
+    ASSERT_TRUE(c.memory());
+    EXPECT_EQ(c.memory()->arguments, (1024 * 1024 + 256 * 1024) * 2);
+    ASSERT_TRUE(c.operations());
+    EXPECT_TRUE(c.operations()->custom_calls.contains("__cublas$lt$matmul"));
+    EXPECT_TRUE(c.operations()->collectives.empty());
+  }
+}
+
+TEST(Topology, FlagsForGpusAreTakenAndOthersRefusedByName) {
+  MD_NEEDS_GPU_COMPILER();
+  const Topology t = Topology::create("gpu", "1x1x4", path, 1, "h100");
+  EXPECT_EQ(t.platform().compile_flags.size(), 2u);  // which options_for gives
+  for (const auto& [flag, value] : {std::pair{"xla_gpu_enable_latency_hiding_scheduler", "True"},
+                                    {"xla_gpu_all_gather_combine_threshold_bytes", "134217728"},
+                                    {"xla_gpu_enable_triton_gemm", "True"}})
+    EXPECT_TRUE(t.compile(kProduct, options_for(t, {{flag, value}})).memory()) << flag;
+  // Of the flags that guides for TPUs name.
+  for (const auto& [flag, value] : {std::pair{"xla_tpu_scoped_vmem_limit_kib", "65536"},
+                                    {"xla_tpu_enable_async_collective_fusion", "True"},
+                                    {"xla_enable_async_all_gather", "True"},
+                                    {"xla_latency_hiding_scheduler_rerun", "2"},
+                                    {"xla_gpu_enable_triton_gemm", "maybe"}})
+    try {
+      t.compile(kProduct, options_for(t, {{flag, value}}));
+      ADD_FAILURE() << flag << " is taken";
+    } catch (const Error& e) {
+      EXPECT_NE(e.message().find(flag), std::string::npos) << e.message();
+    }
+}
+
+TEST(Topology, HostsOfAbsentGpusAreProcessesAndPartitionsSlices) {
+  MD_NEEDS_GPU_COMPILER();
+  const Topology t = Topology::create("gpu", "2x2x4", path, 1, "h100");
+  ASSERT_EQ(t.devices().size(), 16u);
+  EXPECT_EQ(t.devices()[15].process, 3);
+  EXPECT_EQ(t.devices()[15].slice, 1);
+}
+
+TEST(Topology, AnUnknownCardIsRefusedWithTheKnown) {
+  try {
+    Topology::create("gpu", "1x1x8", "", 1, "v100");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    EXPECT_EQ(e.message(), "gpu: 'v100' is not one of b200, h200, h100, a100");
   }
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <regex>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
@@ -62,8 +63,24 @@ struct Place {
   }
 };
 
+/// That what is said of GPUs and of TPUs agrees with `hardware`.
+void check_gpu_keys(const HardwareKeys& keys) {
+  check(keys.gpu.empty() || keys.hardware == "gpu", Code::invalid_config,
+        "gpu is '{}', but hardware is {}; give hardware=gpu, or no gpu", keys.gpu, keys.hardware);
+  check(keys.gpu.empty() || !keys.topology.empty(), Code::invalid_config,
+        "gpu is '{}', but topology is empty; give topology=1x1x8, or no gpu for those of this machine", keys.gpu);
+  if (keys.hardware != "gpu" || keys.topology.empty()) return;
+  static const std::regex form("[1-9][0-9]*x[1-9][0-9]*x[1-9][0-9]*");
+  check(std::regex_match(keys.topology, form), Code::invalid_config,
+        "topology: '{}' is none of GPUs; 1x1x8 is one NVLink domain of one host with 8 GPUs", keys.topology);
+  check(keys.compile_topology_num_slices <= 1, Code::invalid_config,
+        "compile_topology_num_slices is {}, which is for TPUs; of GPUs the first number of topology ('{}') says it",
+        keys.compile_topology_num_slices, keys.topology);
+}
+
 Place place_of(const RunConfig& c, const RunModels& models) {
   Place p;
+  check_gpu_keys(c.hardware);
   if (c.hardware.topology.empty()) {
     p.devices = &models.devices();
     p.seen = topology(p.devices->client());
@@ -74,15 +91,19 @@ Place place_of(const RunConfig& c, const RunModels& models) {
     if (!p.memory && p.devices->platform() == Platform::cpu) p.memory = host_memory() / p.count();
     return p;
   }
-  // libtpu would ask the cloud which machine this is, and complain that there is no answer.
-  setenv("TPU_SKIP_MDS_QUERY", "1", 0);
-  setenv("TPU_ACCELERATOR_TYPE", "v5p-8", 0);
-  setenv("TPU_WORKER_HOSTNAMES", "localhost", 0);
+  const HardwareKeys& keys = c.hardware;
+  const std::string hardware = keys.hardware == "gpu" ? "gpu" : "tpu";
+  if (hardware == "tpu") {
+    // libtpu would ask the cloud which machine this is, and complain that there is no answer.
+    setenv("TPU_SKIP_MDS_QUERY", "1", 0);
+    setenv("TPU_ACCELERATOR_TYPE", "v5p-8", 0);
+    setenv("TPU_WORKER_HOSTNAMES", "localhost", 0);
+  }
   p.topology = std::make_unique<pjrt::Topology>(
-      pjrt::Topology::create("tpu", c.hardware.topology, c.hardware.plugin, c.hardware.compile_topology_num_slices));
+      pjrt::Topology::create(hardware, keys.topology, keys.plugin, keys.compile_topology_num_slices, keys.gpu));
   p.seen = topology(*p.topology);
   p.mesh = Mesh::make(c.mesh, p.seen);
-  p.platform = &pjrt::platform_for("tpu");
+  p.platform = &pjrt::platform_for(hardware);
   p.memory = p.topology->devices().front().memory_limit;
   return p;
 }
@@ -164,6 +185,8 @@ void print_report(const Steps& steps, const AheadOfTime& ahead, double flops) {
   if (ahead.flops) fmt::print(", {:.4f} by the compiler's count", *ahead.flops / 1e12);
   fmt::print("\n");
   if (!ahead.kept.empty()) fmt::print("kept for such devices: {}\n", ahead.kept);
+  for (const auto& [target, calls] : ahead.custom_calls)
+    fmt::print("custom calls of {}: {} operations, {:g} runs\n", target, calls.operations, calls.runs);
   if (!ahead.collectives) return;
   for (const CollectiveSum& sum : *ahead.collectives)
     fmt::print("{}; most of it {}\n", to_string(sum), largest(sum, 3));
@@ -246,12 +269,16 @@ void print_roofline(const Steps& steps, const AheadOfTime& ahead, double flops) 
 }
 
 /// Throws out_of_memory when a step does not fit a device, as a compiler that knows the device does.
-AheadOfTime fitting(const Steps& steps, size_t i) {
-  AheadOfTime ahead = steps.compile(i);
+void check_fits(const Steps& steps, size_t i, const AheadOfTime& ahead) {
   const auto& limit = steps.place.memory;
   check(!ahead.memory || !limit || ahead.memory->peak() <= *limit, Code::out_of_memory,
         "{} takes {} on each device, which has {}", steps.what(i), size(ahead.memory ? ahead.memory->peak() : 0),
         size(limit.value_or(0)));
+}
+
+AheadOfTime fitting(const Steps& steps, size_t i) {
+  AheadOfTime ahead = steps.compile(i);
+  check_fits(steps, i, ahead);
   return ahead;
 }
 
@@ -279,10 +306,15 @@ void try_changes(const RunConfig& c, const Place& place, Error& e) {
 
 void compile_for_topology(const RunConfig& c) {
   check(!c.hardware.topology.empty(), Code::invalid_config,
-        "compile: topology is empty; it names the hardware to compile for, such as topology=v5p:2x2x1");
+        "compile: topology is empty; it names the hardware to compile for, such as topology=v5p:2x2x1, or hardware=gpu "
+        "topology=1x1x8 gpu=h100");
   go_on_in_a_child();
   const Steps steps(c);
-  for (size_t i = 0; i < steps.graphs.size(); ++i) print_report(steps, steps.compile(i), steps.graphs[i].flops);
+  for (size_t i = 0; i < steps.graphs.size(); ++i) {
+    const AheadOfTime ahead = steps.compile(i);
+    print_report(steps, ahead, steps.graphs[i].flops);
+    check_fits(steps, i, ahead);
+  }
 }
 
 void plan(const RunConfig& c) {

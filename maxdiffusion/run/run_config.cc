@@ -68,8 +68,9 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
           key);
   // Names are checked before anything starts, each by the list that knows it.
   text_encoder_options(autoencoder_options(scope_options(c.layers), c.encoders), c.encoders);
-  if (c.layers.attention == "cudnn_flash_te")
-    log_warning("attention=cudnn_flash_te: Transformer Engine is not there; flash is taken in its place");
+  if (c.layers.attention == "cudnn_flash_te" && c.hardware.hardware != "gpu")
+    log_warning("attention=cudnn_flash_te: cuDNN is for GPUs, and hardware is {}; flash is taken in its place",
+                c.hardware.hardware);
   learning_rate(c.optim, int64_t{0});
   low_precision_update(c.optim.low_precision_update);
   pjrt::platform_for(c.hardware.hardware);
@@ -117,6 +118,8 @@ Devices open_devices(const RunConfig& c, const std::string& of_family) {
   check(c.hardware.topology.empty(), Code::invalid_config,
         "topology is '{}': hardware that is not attached can be compiled for (`compile`), nothing can run on it",
         c.hardware.topology);
+  check(c.hardware.gpu.empty(), Code::invalid_config,
+        "gpu is '{}', which is for compile and plan; a run takes the GPUs that are there", c.hardware.gpu);
   return open_devices(c.hardware, c.mesh, axis_rules(c, of_family));
 }
 

@@ -63,13 +63,27 @@ std::string to_string(const CollectiveSum& sum) {
                      sum.between_slices ? "DCN" : "ICI");
 }
 
+namespace {
+
+/// Of one operation made of several, "of/(a:b:c)", the first name and how many more.
+std::string short_name(const std::string& name) {
+  if (name.empty()) return "(no name)";
+  const auto more = std::ranges::count(name, ':');
+  if (more == 0) return name;
+  std::string first = name.substr(0, name.find(':'));
+  if (const size_t open = first.find('('); open != first.npos) first.erase(open, 1);
+  return fmt::format("{} and {} more", first, more);
+}
+
+}  // namespace
+
 std::string largest(const CollectiveSum& sum, size_t count) {
   std::vector<std::pair<std::string, double>> by_bytes(sum.bytes_of.begin(), sum.bytes_of.end());
   std::ranges::stable_sort(by_bytes, std::ranges::greater(), &std::pair<std::string, double>::second);
   if (by_bytes.size() > count) by_bytes.resize(count);
   std::vector<std::string> words;
   for (const auto& [name, bytes] : by_bytes)
-    words.push_back(fmt::format("{} {:.2f} MiB", name.empty() ? "(no name)" : name, bytes / (1 << 20)));
+    words.push_back(fmt::format("{} {:.2f} MiB", short_name(name), bytes / (1 << 20)));
   return fmt::format("{}", fmt::join(words, ", "));
 }
 

@@ -172,7 +172,10 @@ void describe(const pjrt::Compiled& compiled, const Mesh& mesh, AheadOfTime& out
   out.memory = memory_plan(compiled);
   out.flops = compiled.flops();
   out.bytes_accessed = compiled.bytes_accessed();
-  if (const auto told = compiled.collectives()) out.collectives = sum_collectives(*told, mesh);
+  if (auto told = compiled.operations()) {
+    out.collectives = sum_collectives(told->collectives, mesh);
+    out.custom_calls = std::move(told->custom_calls);
+  }
 }
 
 }  // namespace

@@ -16,7 +16,10 @@ namespace md {
 namespace {
 
 Topology describe(const std::string& platform, const std::vector<pjrt::Device>& devices) {
-  Topology t{.platform = platform, .device_kind = devices.front().kind, .devices = {}};
+  Topology t{.platform = platform,
+             .device_kind = devices.front().kind,
+             .devices = {},
+             .compute_capability = devices.front().compute_capability};
   for (const pjrt::Device& d : devices)
     t.devices.push_back({.id = d.id, .process = d.process, .slice = d.slice, .coords = d.coords});
   return t;
@@ -43,6 +46,7 @@ GraphOptions graph_options(const Mesh& mesh, const Topology& topology, const Axi
     };
   options.platform = platform_of(topology.platform);
   options.device_kind = topology.device_kind;
+  options.cudnn_attention = topology.compute_capability >= 8;
   return options;
 }
 

@@ -214,6 +214,7 @@ struct AheadOfTime {
   std::optional<MemoryPlan> memory;
   std::optional<double> flops, bytes_accessed;  // one run, one device; the compiler counts a loop's body once
   std::optional<std::vector<CollectiveSum>> collectives;
+  std::map<std::string, pjrt::CustomCalls> custom_calls;  // by target; the compiler's count of FLOPs may lack theirs
   CompileReport report;
   std::string kept;  // the file of the executable, where one was asked for (aot_cache_dir)
 };

@@ -291,8 +291,10 @@ TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
   }
 }
 
-TEST(RunConfig, AttentionByTransformerEngineIsFlashAndSaysSo) {
-  EXPECT_TRUE(contains(warnings({"attention=cudnn_flash_te"}), "cudnn_flash_te: Transformer Engine is not there"));
+TEST(RunConfig, AttentionByCudnnIsFlashElsewhereAndSaysSo) {
+  EXPECT_TRUE(
+      contains(warnings({"attention=cudnn_flash_te"}), "cudnn_flash_te: cuDNN is for GPUs, and hardware is cpu"));
+  EXPECT_EQ(warnings({"attention=cudnn_flash_te", "hardware=gpu"}), "");
   EXPECT_EQ(warnings({"attention=flash"}), "");
 }
 

@@ -141,7 +141,8 @@ MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshMo
   const CompileConfig config{.jax_cache_dir = "", .xla_flags = "--xla_backend_optimization_level=0"};
   const Program program = compile(devices, s.graph, config, "mesh_step");
   MeshRun run;
-  if (const auto told = program.compiled().collectives()) run.collectives = sum_collectives(*told, devices.mesh());
+  if (const auto told = program.compiled().operations())
+    run.collectives = sum_collectives(told->collectives, devices.mesh());
   ArrayMap state, batch;
   for (size_t i = 0; i < program.input_names().size(); ++i) {
     const std::string& name = program.input_names()[i];

@@ -1,0 +1,23 @@
+// Attention as one call of cuDNN's fused kernel, forward and back, which keeps no logits. The compiler knows the calls
+// by name and gives them to cuDNN, on NVIDIA GPUs from Ampere on. The partitioner would gather their operands, so on
+// meshes they stand in bodies of manual computations (attention_mesh.h). Source:
+// jax/_src/cudnn/fused_attention_stablehlo.py and xla/service/gpu/cublas_cudnn.h (what the calls look like and what
+// cuDNN takes).
+#pragma once
+
+#include "maxdiffusion/ops/attention_parts.h"
+
+namespace md {
+
+inline constexpr const char* kCudnnAttentionCall = "__cudnn$fmhaSoftmax";
+inline constexpr const char* kCudnnAttentionGradCall = "__cudnn$fmhaSoftmaxBackward";
+
+/// Why cuDNN cannot take these arrays; null: it can.
+const char* cudnn_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
+
+/// As attend() and attend_gradient(); all in the type of q, lse in f32.
+AttentionResult cudnn_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
+AttentionGradient cudnn_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
+                                           const LocalAttention& how);
+
+}  // namespace md

@@ -1,0 +1,98 @@
+// `compile` and `plan` for GPUs that are not here. Needs the CUDA plugin and its PTX compiler, which `./run test`
+// fetches; skipped by name where it could not.
+#include <gtest/gtest.h>
+
+#include "tests/cli/command.h"
+
+namespace md {
+namespace {
+
+const std::string kConfig = MD_SOURCE_DIR "/configs/quickstart.yml";
+
+/// The quickstart's model with a UNet of one level with a transformer, 1.0 M parameters, heads of 40 values.
+std::string small_model(const TemporaryFolder& folder) {
+  std::filesystem::copy(MD_SOURCE_DIR "/configs/models/emoji", folder.path(), std::filesystem::copy_options::recursive);
+  write_file_atomic(folder / "unet/config.json", R"({"_class_name": "UNet2DConditionModel", "sample_size": 16,
+    "in_channels": 4, "out_channels": 4, "block_out_channels": [80], "layers_per_block": 1, "norm_num_groups": 16,
+    "down_block_types": ["CrossAttnDownBlock2D"], "mid_block_type": null, "up_block_types": ["UpBlock2D"],
+    "transformer_layers_per_block": [1], "attention_head_dim": [2], "cross_attention_dim": 192,
+    "use_linear_projection": true, "addition_embed_type": "text_time", "addition_time_embed_dim": 32,
+    "projection_class_embeddings_input_dim": 320})");
+  return "pretrained_model_name_or_path=" + folder.path();
+}
+
+Outcome on_eight_h100(std::vector<std::string> words) {
+  const TemporaryFolder folder;
+  words.insert(words.begin() + 1, {kConfig, small_model(folder), "hardware=gpu", "topology=1x1x8", "gpu=h100",
+                                   "activations_dtype=bfloat16", "ema_decay=0", "attention=flash"});
+  return maxdiffusion(words);
+}
+
+bool is_without_compiler(const Outcome& o) { return contains(o.err, "hardware: gpu: no plugin under"); }
+#define MD_SKIP_WITHOUT_COMPILER(outcome) \
+  if (is_without_compiler(outcome))       \
+  GTEST_SKIP() << "jax-cuda13-pjrt is not there (cmake/wheels_gpu.txt); no step is compiled for GPUs"
+
+double number_after(const std::string& text, const std::string& words) {
+  const size_t at = text.find(words);
+  if (at == text.npos) ADD_FAILURE() << "no '" << words << "' in\n" << text;
+  return at == text.npos ? 0 : std::stod(text.substr(at + words.size()));
+}
+
+TEST(CompileAheadForGpus, SaysWhatAStepTakesOnEightThatAreNotHere) {
+  const Outcome o = on_eight_h100({"plan", "ici_data_parallelism=1", "ici_fsdp_parallelism=8", "resolution=64",
+                                   "per_device_batch_size=2", "flash_min_seq_length=0"});
+  MD_SKIP_WITHOUT_COMPILER(o);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "topology: 8 × NVIDIA H100 80GB HBM3")) << o.out;
+  EXPECT_TRUE(contains(o.out, "mesh: fsdp 8 (8 devices)")) << o.out;
+  EXPECT_TRUE(contains(o.out, " of 79.11 GiB")) << o.out;
+  // Self and cross attention, forward and back, by cuDNN; nothing is exchanged for them.
+  EXPECT_TRUE(contains(o.out, "custom calls of __cudnn$fmhaSoftmax: 2 operations")) << o.out;
+  EXPECT_TRUE(contains(o.out, "custom calls of __cudnn$fmhaSoftmaxBackward: 2 operations")) << o.out;
+  // Weights, and two moments of each, split over the devices but for the small ones.
+  const double weights = 4 * number_after(o.out, "unet: ") / (1 << 20), held = number_after(o.out, "arguments ");
+  EXPECT_GT(held, 3 * weights / 8);
+  EXPECT_LT(held, 3 * weights);
+  EXPECT_GT(number_after(o.out, "temporary "), weights / 8);
+  EXPECT_LT(number_after(o.out, "together "), 40) << o.out;
+  // Weights are gathered once, as bf16 or f32, their gradients summed once.
+  const double gathered = number_after(o.out, "all-gather over fsdp: 1 operations, 1 runs, ");
+  EXPECT_GT(gathered, 0.3 * weights);
+  EXPECT_LT(gathered, weights);
+  EXPECT_TRUE(contains(o.out, "reduce-scatter over fsdp: ")) << o.out;
+  EXPECT_FALSE(contains(o.out, "all-to-all")) << o.out;
+  // 989 TFLOP/s at best.
+  EXPECT_NEAR(number_after(o.out, "(products "), number_after(o.out, "work of a step: ") / 989, 1e-4);
+}
+
+TEST(CompileAheadForGpus, WhatDoesNotFitTheCardIsAnErrorWithBothNumbers) {
+  const Outcome o =
+      on_eight_h100({"compile", "ici_data_parallelism=8", "resolution=64", "per_device_batch_size=40000"});
+  MD_SKIP_WITHOUT_COMPILER(o);
+  EXPECT_EQ(o.status, 6) << o.err;
+  EXPECT_TRUE(contains(o.err, " GiB on each device, which has 79.11 GiB")) << o.err;
+  EXPECT_GT(number_after(o.out, "together "), 79.11);
+  // The whole is said all the same: gradients are summed over all devices, and nothing is gathered.
+  EXPECT_TRUE(contains(o.out, "all-reduce over data: ")) << o.out;
+  EXPECT_FALSE(contains(o.out, "all-gather")) << o.out;
+}
+
+TEST(CompileAheadForGpus, KeysOfGpusAndOfTpusAreNotMixed) {
+  auto refusal = [](std::vector<std::string> words) {
+    words.insert(words.begin(),
+                 {"compile", kConfig, "pretrained_model_name_or_path=" MD_SOURCE_DIR "/configs/models/emoji"});
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 2) << o.err;
+    return o.err;
+  };
+  EXPECT_TRUE(contains(refusal({"topology=v5p:2x2x1", "gpu=h100"}), "gpu is 'h100', but hardware is cpu"));
+  EXPECT_TRUE(contains(refusal({"hardware=gpu", "gpu=h100"}), "topology is empty"));
+  EXPECT_TRUE(contains(refusal({"hardware=gpu", "gpu=h100", "topology=v5p:2x2x1"}), "'v5p:2x2x1' is none of GPUs"));
+  EXPECT_TRUE(contains(refusal({"hardware=gpu", "topology=1x1x8"}), "gpu: '' is not one of b200, h200, h100, a100"));
+  EXPECT_TRUE(contains(refusal({"hardware=gpu", "gpu=h100", "topology=1x1x8", "compile_topology_num_slices=2"}),
+                       "compile_topology_num_slices is 2, which is for TPUs"));
+}
+
+}  // namespace
+}  // namespace md
