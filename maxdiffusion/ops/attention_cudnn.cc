@@ -11,8 +11,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kLargestHead = 128, kHeadStep = 8;
-
 struct CudnnOptions {
   double scale;
   bool causal;
@@ -125,8 +123,8 @@ const char* cudnn_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAtt
   if (how.first_query || how.first_key || how.keys >= 0) return "keys are masked by positions on the mesh";
   if (q.dtype() != DType::bf16 && q.dtype() != DType::f16) return "cuDNN takes bf16 and f16";
   if (k.dtype() != q.dtype() || v.dtype() != q.dtype()) return "cuDNN takes one type";
-  if (q.dim(3) > kLargestHead) return "cuDNN takes heads of at most 128 values";
-  if (q.dim(3) % kHeadStep != 0) return "cuDNN takes heads whose size is a multiple of 8";
+  if (q.dim(3) > 128) return "cuDNN takes heads of at most 128 values";
+  if (q.dim(3) % 8 != 0) return "cuDNN takes heads whose size is a multiple of 8";
   return nullptr;
 }
 
