@@ -151,7 +151,7 @@ foreach(library old_api not_a_plugin profiling)
 endforeach()
 target_compile_definitions(profiling PRIVATE MD_DEPS_DIR="${MD_DEPS}")
 target_compile_definitions(pjrt_test PRIVATE MD_TEST_PLUGINS="${CMAKE_BINARY_DIR}/test_plugins")
-target_include_directories(pjrt_test SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)
+target_include_directories(pjrt_test SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include ${CMAKE_BINARY_DIR}/generated)
 md_module(kernels USES base LIBRARIES dnnl gomp)
 # Loops over floats become vector code: no errno, no traps, sums in lanes where a pragma says so.
 target_compile_options(md_kernels PRIVATE -fno-math-errno -fno-trapping-math -fopenmp-simd)

@@ -88,7 +88,41 @@ Groups iota_groups(const proto::HloIotaGroups& list) {
   return groups;
 }
 
+Groups mesh_groups(const proto::HloMeshGroups& list) {
+  const auto& axes = list.mesh().axes();
+  std::vector<int64_t> stride(static_cast<size_t>(axes.size()), 1);
+  for (int i = axes.size() - 1; i > 0; --i)
+    stride[static_cast<size_t>(i) - 1] = stride[static_cast<size_t>(i)] * axes[i].size();
+  int64_t devices = 1;
+  for (const auto& axis : axes) devices *= axis.size();
+  std::map<int64_t, std::map<int64_t, int64_t>> found;  // by the group's first position: devices in the group's order
+  for (int64_t p = 0; p < devices; ++p) {
+    int64_t first = p, order = 0;
+    for (const auto& ref : list.axes()) {
+      check(ref.axis() >= 0 && ref.axis() < axes.size(), Code::device,
+            "a compiled program has groups along an axis that its mesh has not");
+      const int64_t whole = axes[static_cast<int>(ref.axis())].size(),
+                    size = ref.has_part() ? ref.part().size() : whole,
+                    inner = ref.has_part() ? whole / std::max<int64_t>(ref.part().before() * size, 1) : 1,
+                    step = std::max<int64_t>(stride[static_cast<size_t>(ref.axis())] * inner, 1),
+                    at = p / step % std::max<int64_t>(size, 1);
+      first -= at * step;
+      order = order * size + at;
+    }
+    const auto& ids = list.mesh().device_ids();
+    found[first][order] = ids.empty() ? p : ids.at(static_cast<int>(p));
+  }
+  Groups groups;
+  for (const auto& [first, members] : found) {
+    groups.emplace_back();
+    for (const auto& [order, id] : members) groups.back().push_back(id);
+  }
+  return groups;
+}
+
 Groups groups_of(const proto::HloInstruction& op) {
+  if (op.has_mesh_groups()) return mesh_groups(op.mesh_groups());
+  if (op.has_iota_groups()) return iota_groups(op.iota_groups());
   if (op.collective_device_list().has_iota_replica_group_list())
     return iota_groups(op.collective_device_list().iota_replica_group_list());
   Groups groups;

@@ -112,6 +112,25 @@ TEST(Topology, CompilesForAbsentGpusOfEveryKind) {
   }
 }
 
+TEST(Topology, WhichGpusTalkIsReadFromAxesOfTheirMesh) {
+  MD_NEEDS_GPU_COMPILER();
+  constexpr const char* text =
+      R"(module @dot attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+  sdy.mesh @mesh = <["data"=2, "fsdp"=2]>
+  func.func public @main(%x: tensor<64x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {"fsdp"}]>},
+                         %y: tensor<64x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"fsdp"}, {}]>})
+      -> (tensor<64x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) {
+    %z = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0] : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+    return %z : tensor<64x64xf32>
+  }
+})";
+  const Topology t = Topology::create("gpu", "1x1x4", path, 1, "h100");
+  const auto found = t.compile(text, options_for(t)).operations().value().collectives;
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].kind, "all-reduce");
+  EXPECT_EQ(found[0].groups, (std::vector<std::vector<int64_t>>{{0, 1}, {2, 3}}));
+}
+
 TEST(Topology, FlagsForGpusAreTakenAndOthersRefusedByName) {
   MD_NEEDS_GPU_COMPILER();
   const Topology t = Topology::create("gpu", "1x1x4", path, 1, "h100");

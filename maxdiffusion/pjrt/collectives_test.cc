@@ -1,0 +1,40 @@
+// Which devices talk with each other, from forms of it that compilers write.
+#include "maxdiffusion/pjrt/collectives.h"
+
+#include <gtest/gtest.h>
+
+#include "maxdiffusion/pjrt/hlo.pb.h"
+
+namespace md::pjrt {
+namespace {
+
+using Groups = std::vector<std::vector<int64_t>>;
+
+/// Groups along axis `axis` of a mesh of 2 × 4 devices, or along a part of it.
+Groups along(int64_t axis, int64_t before = 0, int64_t size = 0, const std::vector<int64_t>& ids = {}) {
+  proto::HloModule module;
+  proto::HloComputation& entry = *module.add_computations();
+  proto::HloInstruction& op = *entry.add_instructions();
+  op.set_opcode("all-reduce");
+  proto::HloMeshGroups& groups = *op.mutable_mesh_groups();
+  for (int64_t n : {2, 4}) groups.mutable_mesh()->add_axes()->set_size(n);
+  for (int64_t id : ids) groups.mutable_mesh()->add_device_ids(id);
+  proto::HloMeshGroups::Reference& ref = *groups.add_axes();
+  ref.set_axis(axis);
+  if (size) {
+    ref.mutable_part()->set_before(before);
+    ref.mutable_part()->set_size(size);
+  }
+  return read_operations(module.SerializeAsString(), "hlo").collectives.at(0).groups;
+}
+
+TEST(CollectiveGroups, AlongAxesOfAMeshAreThoseThatDifferThere) {
+  EXPECT_EQ(along(0), (Groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}}));
+  EXPECT_EQ(along(1), (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}}));
+  EXPECT_EQ(along(1, 1, 2), (Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}}));
+  EXPECT_EQ(along(1, 2, 2), (Groups{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
+  EXPECT_EQ(along(1, 0, 0, {7, 6, 5, 4, 3, 2, 1, 0}), (Groups{{7, 6, 5, 4}, {3, 2, 1, 0}}));
+}
+
+}  // namespace
+}  // namespace md::pjrt
