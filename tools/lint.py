@@ -27,18 +27,30 @@ DEFINED = [re.compile(pattern, re.M) for pattern in (
     r'^(?!using|namespace)\w[^;(={]*?(?<![\w:])(\w+)(?:\[\w*\])*(?: =|\{|;)',
     r'^(?!using|namespace|TEST|INSTANTIATE)\w[^;(={]*?(?<![\w:])(\w+)\(',
     r'^(?:TEST\w*|INSTANTIATE\w*)\((?:\w+, )?(\w+)',
+    r'\b(k[A-Z]\w*)(?:\[\w*\])* =',  # also the second of one definition
     r'^#define (\w+)')]
 
 
-def names(text):
-    return {name for pattern in DEFINED for name in pattern.findall(text)}
+TYPES = DEFINED[:2]
 
 
-def own_and_all_names(source):
-    with open(source) as file:
-        text = file.read()
-    defined = names(text)
-    return names('\n'.join(UNNAMED.findall(text))) | ({'main'} & defined), defined
+def names(text, patterns=tuple(DEFINED)):
+    return {name for pattern in patterns for name in pattern.findall(text)}
+
+
+def text_of(path):
+    with open(path) as file:
+        return file.read()
+
+
+def own_text(source):
+    return '\n'.join(UNNAMED.findall(text_of(source)))
+
+
+def types_of_headers():
+    files = (f'{folder}/{name}' for top in ('maxdiffusion', 'tests') for folder, _, here in os.walk(f'{ROOT}/{top}')
+             for name in here if name.endswith('.h'))
+    return set().union(*(names(text_of(file), TYPES) for file in files))
 
 
 def is_test(source):
@@ -57,11 +69,13 @@ def flags_of(build):
     return flags
 
 
-def parts(sources):
+def parts(sources, of_headers):
     """Sources as lists that can be joined."""
+    alone = [source for source in sources if names(own_text(source), TYPES) & of_headers]
     found = []  # (sources, names in unnamed namespaces, all names)
-    for source in sorted(sources):
-        own, defined = own_and_all_names(source)
+    for source in sorted({*sources} - {*alone}):
+        defined = names(text_of(source))
+        own = names(own_text(source)) | ({'main'} & defined)
         for part in found:
             if len(part[0]) < MOST and not part[1] & defined and not part[2] & own:
                 break
@@ -71,7 +85,7 @@ def parts(sources):
         part[0].append(source)
         part[1].update(own)
         part[2].update(defined)
-    return [part[0] for part in found]
+    return [part[0] for part in found] + [[source] for source in alone]
 
 
 def tidy(tool, flags, sources, to):
@@ -100,7 +114,8 @@ def main():
     for source in map(os.path.realpath, sources):
         flags.setdefault(source, flags[f'{ROOT}/apps/main.cc'])  # where this build does not compile it
         groups.setdefault((flags[source][0], is_test(source)), []).append(source)
-    jobs = [part for group in groups.values() for part in parts(group)]
+    of_headers = types_of_headers()
+    jobs = [part for group in groups.values() for part in parts(group, of_headers)]
     jobs.sort(key=lambda part: -sum(map(os.path.getsize, part)))
     print(f'lint: {len(sources)} sources in {len(jobs)} parts', file=sys.stderr)
     faults = 0
