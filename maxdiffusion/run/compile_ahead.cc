@@ -296,7 +296,7 @@ void try_changes(const RunConfig& c, const Place& place, Error& e) {
       e.note(fmt::format("try: {}", change.words));
       return;
     } catch (const Error& refused) {
-      const std::string why = refused.message();
+      const std::string& why = refused.message();
       fmt::print("with {}: {}\n", change.words, why.substr(0, why.find('\n')));
     }
   e.note("none of the changes above makes it fit; more devices, or a smaller model or size, would");

@@ -59,7 +59,7 @@ TEST(LoraThin, NearestMatricesKeepTheLargestSingularValues) {
 }
 
 TEST(LoraThin, ConvolutionsHaveTheSizesOfTheirLayer) {
-  const HostArray change = with_singular_values(6, 2 * 9, {5, 3, 2}).reshaped({6, 2, 3, 3});
+  const HostArray change = with_singular_values(6, 18, {5, 3, 2}).reshaped({6, 2, 3, 3});
   const ThinMatrices t = nearest_thin(change, 3);
   EXPECT_EQ(t.down.dims(), (Dims{3, 2, 3, 3}));
   EXPECT_EQ(t.up.dims(), (Dims{6, 3, 1, 1}));
