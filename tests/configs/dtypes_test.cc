@@ -101,13 +101,15 @@ Step step_of(const std::string& program) {
   return step;
 }
 
-/// The training step of a tiny folder with float32 everywhere, but for `words`.
+/// The training step of a tiny folder with float32 everywhere, but for `words`. For a plugin that takes no CPU kernels,
+/// so that every product is an operation whose types are said.
 Step step_with(const std::vector<std::string>& words, const std::string& folder = "sd") {
   std::vector<std::string> all = {"inspect",
                                   "graph",
                                   MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                   "pretrained_model_name_or_path=" MD_SOURCE_DIR "/tests/golden/pipelines/" + folder,
-                                  "cpu_device_count=2",
+                                  "plugin=" MD_DEPS_DIR "/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so",
+                                  "cpu_device_count=1",
                                   "dataset_type=synthetic",
                                   "synthetic_num_samples=4",
                                   "cache_latents_text_encoder_outputs=false",  // so that all models are in the step
