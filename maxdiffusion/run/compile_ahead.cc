@@ -57,6 +57,9 @@ struct Place {
   const pjrt::PlatformDef* platform = nullptr;
 
   int64_t count() const { return mesh.devices(); }
+  GraphOptions graph_options(const AxisRules& rules) const {
+    return topology ? md::graph_options(mesh, seen, &rules) : devices->graph_options(&rules);
+  }
   AheadOfTime compile(const Graph& graph, const CompileConfig& config, const std::string& name) const {
     return topology ? compile_ahead(*topology, mesh, graph, config, name)
                     : compile_ahead(*devices, graph, config, name);
@@ -130,7 +133,7 @@ struct Steps {
         models(config, c.model.pretrained_model_name_or_path, samples(c) ? Purpose::sampling : Purpose::training),
         place(place_of(c, models)) {
     const AxisRules rules = axis_rules(c, models.family()->axis_rules());
-    const GraphOptions placed = graph_options(place.mesh, place.seen, &rules);
+    const GraphOptions placed = place.graph_options(rules);
     if (samples(c)) {
       const SampleOptions o = planned_sampling(models, place.count());
       step.scope = o.scope;
@@ -156,7 +159,8 @@ struct Steps {
   }
   AheadOfTime compile(size_t i) const {
     log_info("compiling {} for {} × {}", what(i), place.count(), place.seen.device_kind);
-    return place.compile(*graphs[i].graph, config.compile, (samples(config) ? "denoise_" : "train_") + names[i]);
+    // By the names that a run gives, so that it finds them in aot_cache_dir.
+    return place.compile(*graphs[i].graph, config.compile, samples(config) ? "denoise" : "train_" + names[i]);
   }
 
   RunConfig config;
