@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <set>
 
 #include "tests/cli/command.h"
 
@@ -89,6 +90,25 @@ TEST(Plan, SaysWhatSamplingTakes) {
   EXPECT_NEAR(number_after(o.out, "trained and "), parameters * 4 / (1 << 20), 0.06);  // frozen, MiB
   // One step of one video, guided: twice five frames of 4 × 4 tokens through products of all but the text's layers.
   EXPECT_NEAR(number_after(o.out, "work of a step: "), 2 * parameters * 2 * 80 / 1e12, 2e-4);
+}
+
+TEST(Plan, CompilesTheProgramThatARunLoads) {
+  const TemporaryFolder t;
+  auto program = [&](const char* command, const std::string& folder) {
+    const Outcome o = maxdiffusion({command, MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                    "pretrained_model_name_or_path=" MD_SOURCE_DIR "/tests/golden/pipelines/sd",
+                                    "compile_step=sampling", "prompt=a heart", "num_images_per_prompt=1",
+                                    "num_inference_steps=2", "resolution=16", "aot_cache_dir=" + (t / folder),
+                                    "output_dir=" + (t / "out"), "xla_flags=--xla_backend_optimization_level=0"});
+    EXPECT_EQ(o.status, 0) << o.err;
+    std::set<std::string> names;
+    for (const auto& file : std::filesystem::directory_iterator(t / folder))
+      if (file.path().extension() == ".pjrt") names.insert(file.path().filename());
+    return names;
+  };
+  const std::set<std::string> planned = program("plan", "planned"), ran = program("generate", "ran");
+  ASSERT_EQ(planned.size(), 1U);
+  EXPECT_TRUE(ran.contains(*planned.begin()));
 }
 
 TEST(CompileAhead, SettingsThatCannotBeAreRefused) {
