@@ -142,9 +142,6 @@ std::atomic<int> calls_left = 0;
 void full_disk(const std::string& path, size_t) {
   if (calls_left-- == 0) fail(Code::io, "write '{}': No space left on device", path);
 }
-void kill_here(const std::string&, size_t) {
-  if (calls_left-- == 0) ::kill(::getpid(), SIGKILL);
-}
 
 TEST(CheckpointFaults, AFullDiskAtAnyMomentLosesNothing) {
   for (int64_t step : {2, 1}) {  // a new step, and one that is there already
@@ -180,36 +177,6 @@ TEST(CheckpointFaults, AFullDiskAtAnyMomentLosesNothing) {
       ASSERT_LT(k, 1000);
     }
     EXPECT_GT(failures, 20) << "the hook saw too little";
-  }
-}
-
-TEST(CheckpointFaults, AKillAtAnyMomentLeavesTheNewestWhole) {
-  for (int64_t step : {2, 1}) {
-    bool survived = false;
-    for (int k = 0; !survived; ++k) {
-      ASSERT_LT(k, 1000);
-      TemporaryFolder t(fast_parent());
-      write_checkpoint(t.path(), 1, content_of(1));
-      const pid_t child = ::fork();
-      if (child == 0) {
-        calls_left = k;
-        set_write_hook(kill_here);
-        write_checkpoint(t.path(), step, content_of(2));
-        ::_exit(0);
-      }
-      int status = 0;
-      ::waitpid(child, &status, 0);
-      survived = WIFEXITED(status);
-      ASSERT_TRUE(survived || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
-      // As the next run finds it.
-      CheckpointWriter w(t.path(), 0);
-      for (const auto& n : names_in(t.path())) EXPECT_NE(n[0], '.') << n << " stayed, k = " << k;
-      const auto steps = list_checkpoints(t.path());
-      ASSERT_FALSE(steps.empty()) << k;
-      const bool is_new = read_training_state(t.path(), steps.back()).state_json == content_of(2).state_json;
-      expect_whole(t.path(), steps.back(), is_new ? 2 : 1);
-      EXPECT_TRUE(is_new || !survived);
-    }
   }
 }
 

@@ -1,23 +1,17 @@
 // Checkpoints of several processes: threads of this one, each with its pieces, that share a folder.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <condition_variable>
-#include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <mutex>
 #include <numeric>
 #include <set>
-#include <thread>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/test_processes.h"
 
 namespace md {
 namespace {
@@ -57,52 +51,6 @@ Slice part(const Dims& dims, size_t axis, int64_t i, int64_t n) {
   return s;
 }
 
-/// Where threads wait for each other; broken once one has left.
-class Meeting {
- public:
-  explicit Meeting(int64_t n) : n_(n) {}
-  void arrive() {
-    std::unique_lock lock(mutex_);
-    const int64_t round = round_;
-    if (++here_ == n_) {
-      here_ = 0, ++round_;
-      changed_.notify_all();
-    }
-    changed_.wait(lock, [&] { return round_ != round || gone_; });
-    check(round_ != round, Code::device, "barrier: a process is gone");
-  }
-  void leave() {
-    const std::lock_guard lock(mutex_);
-    gone_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  const int64_t n_;
-  int64_t here_ = 0, round_ = 0;
-  bool gone_ = false;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-};
-
-using Act = std::function<void(const CheckpointProcesses&)>;
-/// What each process threw, "" for nothing.
-std::vector<std::string> as_processes(int64_t n, const Act& act) {
-  Meeting meeting(n);
-  std::vector<std::string> errors(static_cast<size_t>(n));
-  std::vector<std::jthread> threads;
-  for (int64_t p = 0; p < n; ++p)
-    threads.emplace_back([&, p] {
-      try {
-        act({p, n, [&] { meeting.arrive(); }});
-      } catch (const Error& e) {
-        errors[static_cast<size_t>(p)] = e.what();
-        meeting.leave();
-      }
-    });
-  threads.clear();
-  return errors;
-}
 const std::vector<std::string> kNoErrors2(2), kNoErrors4(4);
 
 /// The arrays of a state; a mixture of two values would show.
@@ -381,40 +329,6 @@ TEST(CheckpointOfProcesses, KeepsTheNewest) {
             kNoErrors2);
   EXPECT_EQ(names_in(t.path()), (std::set<std::string>{"2", "3"}));
   expect_arrays(t.path(), 3, 3);
-}
-
-std::atomic<int> calls_left = 0;
-void kill_here(const std::string&, size_t) {
-  if (calls_left-- == 0) ::kill(::getpid(), SIGKILL);
-}
-
-TEST(CheckpointOfProcesses, AKillAtAnyMomentLeavesTheNewestWhole) {
-  bool survived = false;
-  for (int k = 0; !survived; k += 3) {
-    ASSERT_LT(k, 1000);
-    TemporaryFolder t(exists("/dev/shm") ? "/dev/shm" : "");
-    ASSERT_EQ(
-        as_processes(
-            2, [&](const CheckpointProcesses& of) { write_checkpoint(t.path(), 1, content_of(of.process, 2, 1), of); }),
-        kNoErrors2);
-    const pid_t child = ::fork();
-    if (child == 0) {
-      calls_left = k;
-      set_write_hook(kill_here);
-      as_processes(
-          2, [&](const CheckpointProcesses& of) { write_checkpoint(t.path(), 2, content_of(of.process, 2, 2), of); });
-      ::_exit(0);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    survived = WIFEXITED(status);
-    CheckpointWriter next(t.path(), 0);  // as the next run finds it
-    const auto steps = list_checkpoints(t.path());
-    ASSERT_FALSE(steps.empty());
-    EXPECT_EQ(names_in(t.path()).size(), steps.size()) << k;
-    for (int64_t step : steps) expect_arrays(t.path(), step, static_cast<float>(step));
-    EXPECT_TRUE(steps.back() == 2 || !survived);
-  }
 }
 
 }  // namespace
