@@ -146,14 +146,16 @@ set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/pjrt/plugin.cc
                             ${CMAKE_SOURCE_DIR}/maxdiffusion/families/model_folder.cc
                             PROPERTIES COMPILE_DEFINITIONS MD_DEPS_DIR="${MD_DEPS}")
 target_include_directories(md_pjrt SYSTEM PRIVATE ${MD_DEPS}/xla_plugins/xla_cpu_pjrt/include)
-# Libraries that tests open: a plugin too old, no plugin at all, and a CPU plugin with a profiler.
-foreach(library old_api not_a_plugin profiling)
+# Libraries that tests open: a plugin too old, no plugin at all, a CPU plugin with a profiler, and one with clients of
+# several processes.
+foreach(library old_api not_a_plugin profiling several_processes)
   add_library(${library} MODULE ${CMAKE_SOURCE_DIR}/tests/plugins/${library}.cc)
   target_include_directories(${library} SYSTEM PRIVATE ${MD_DEPS}/xla_plugins/xla_cpu_pjrt/include)
   set_target_properties(${library} PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/test_plugins)
   add_dependencies(pjrt_test ${library})
 endforeach()
 target_compile_definitions(profiling PRIVATE MD_DEPS_DIR="${MD_DEPS}")
+target_compile_definitions(several_processes PRIVATE MD_DEPS_DIR="${MD_DEPS}")
 target_compile_definitions(pjrt_test PRIVATE MD_TEST_PLUGINS="${CMAKE_BINARY_DIR}/test_plugins")
 target_include_directories(pjrt_test SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include ${CMAKE_BINARY_DIR}/generated)
 md_module(kernels USES base LIBRARIES dnnl gomp)

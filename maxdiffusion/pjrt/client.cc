@@ -1,8 +1,12 @@
 // Client: devices of a plugin, and copies from the host to them.
 #include "maxdiffusion/pjrt/client.h"
 
+#include <chrono>
 #include <condition_variable>
+#include <cstring>
+#include <functional>
 #include <mutex>
+#include <thread>
 
 #include "maxdiffusion/pjrt/api.h"
 #include "maxdiffusion/pjrt/device.h"
@@ -10,21 +14,86 @@
 
 namespace md::pjrt {
 
+namespace {
+
+/// What the plugin calls with a KeyValues as its user_arg. No exception may cross into it: `act` gives the error it
+/// gets instead.
+template <class Args>
+PJRT_Error* answer(Args* args, const std::function<PJRT_Error*(KeyValues&, const std::string& key)>& act) {
+  try {
+    return act(*static_cast<KeyValues*>(args->user_arg), std::string(args->key, args->key_size));
+  } catch (const std::exception& e) {
+    return (*args->callback_error)(PJRT_Error_Code_INTERNAL, e.what(), std::strlen(e.what()));
+  }
+}
+
+template <class Args>
+PJRT_Error* give(Args* args, const std::string& value) {
+  args->value = new char[value.size()];
+  std::memcpy(args->value, value.data(), value.size());
+  args->value_size = value.size();
+  args->value_deleter_callback = [](char* bytes) { delete[] bytes; };
+  return nullptr;
+}
+
+template <class Args>
+PJRT_Error* refuse(Args* args, PJRT_Error_Code code, const std::string& message) {
+  return (*args->callback_error)(code, message.data(), message.size());
+}
+
+PJRT_Error* put_value(PJRT_KeyValuePutCallback_Args* args) {
+  return answer(args, [&](KeyValues& shared, const std::string& key) -> PJRT_Error* {
+    shared.put(key, std::string(args->value, args->value_size));
+    return nullptr;
+  });
+}
+
+PJRT_Error* try_get_value(PJRT_KeyValueTryGetCallback_Args* args) {
+  return answer(args, [&](KeyValues& shared, const std::string& key) {
+    const std::optional<std::string> value = shared.get(key);
+    return value ? give(args, *value) : refuse(args, PJRT_Error_Code_NOT_FOUND, fmt::format("no value of '{}'", key));
+  });
+}
+
+PJRT_Error* wait_for_value(PJRT_KeyValueGetCallback_Args* args) {
+  return answer(args, [&](KeyValues& shared, const std::string& key) {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point end = Clock::now() + std::chrono::milliseconds(args->timeout_in_ms);
+    for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, std::chrono::milliseconds(100))) {
+      if (const std::optional<std::string> value = shared.get(key)) return give(args, *value);
+      if (Clock::now() >= end)
+        return refuse(args, PJRT_Error_Code_DEADLINE_EXCEEDED,
+                      fmt::format("no process has given '{}' in {} ms: not all processes of the run have started", key,
+                                  args->timeout_in_ms));
+      std::this_thread::sleep_for(pause);
+    }
+  });
+}
+
+}  // namespace
+
 std::shared_ptr<Client> Client::open(const std::string& hardware, const Options& options,
-                                     const std::string& plugin_path) {
+                                     const std::string& plugin_path, std::shared_ptr<KeyValues> shared) {
   const PlatformDef& platform = platform_for(hardware);
   Options all = options;
   all.insert(platform.default_options.begin(), platform.default_options.end());
   auto plugin = Plugin::load(plugin_path.empty() ? Plugin::find(hardware) : plugin_path);
-  return std::shared_ptr<Client>(new Client(std::move(plugin), platform, all));
+  return std::shared_ptr<Client>(new Client(std::move(plugin), platform, all, std::move(shared)));
 }
 
-Client::Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, const Options& options)
-    : plugin_(std::move(plugin)), platform_(&platform), work_(std::make_shared<Work>()) {
+Client::Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, const Options& options,
+               std::shared_ptr<KeyValues> shared)
+    : plugin_(std::move(plugin)), shared_(std::move(shared)), platform_(&platform), work_(std::make_shared<Work>()) {
   const std::vector<PJRT_NamedValue> values = named_values(options);
   PJRT_Client_Create_Args create{};
   create.create_options = values.data();
   create.num_options = values.size();
+  if (shared_) {
+    create.kv_get_callback = wait_for_value;
+    create.kv_put_callback = put_value;
+    create.kv_try_get_callback = try_get_value;
+    create.kv_get_user_arg = create.kv_put_user_arg = create.kv_try_get_user_arg = shared_.get();
+  }
   PJRT_CALL(api(), PJRT_Client_Create, create);
   handle_ = create.client;
 

@@ -11,6 +11,7 @@
 
 #include "maxdiffusion/base/dtype.h"
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/pjrt/key_values.h"
 #include "maxdiffusion/pjrt/plugin.h"
 
 namespace md::pjrt {
@@ -89,9 +90,10 @@ struct DeviceMemory {
 class Client {
  public:
   /// `hardware`: cpu, gpu or tpu. `options` override the platform's defaults ("cpu_device_count" for virtual devices);
-  /// `plugin_path` replaces the search for the plugin.
+  /// `plugin_path` replaces the search for the plugin. `shared`: where the processes of a client of several find each
+  /// other ("node_id" and "num_nodes" among the options say which this is, of how many); returns when all are there.
   static std::shared_ptr<Client> open(const std::string& hardware, const Options& options = {},
-                                      const std::string& plugin_path = "");
+                                      const std::string& plugin_path = "", std::shared_ptr<KeyValues> shared = nullptr);
   Client(const Client&) = delete;
   /// Waits for copies and programs that are under way.
   ~Client();
@@ -125,8 +127,10 @@ class Client {
   struct Work;
   /// Something to be held until a piece of work is over; holds `owner` too.
   std::shared_ptr<const void> track(std::shared_ptr<const void> owner = {}) const;
-  Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, const Options& options);
+  Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, const Options& options,
+         std::shared_ptr<KeyValues> shared);
   std::shared_ptr<Plugin> plugin_;
+  std::shared_ptr<KeyValues> shared_;  // the plugin may ask it as long as the client lives
   const PlatformDef* platform_;
   void* handle_ = nullptr;  // PJRT_Client*
   std::string platform_name_, platform_version_;
