@@ -1,6 +1,8 @@
 // A model folder of SDXL's kind, as small as it gets, without weights: for tests of what goes round a model.
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/tasks/denoise.h"
 

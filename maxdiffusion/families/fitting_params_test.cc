@@ -1,5 +1,7 @@
 #include "maxdiffusion/families/fitting_params.h"
 
+#include <nlohmann/json.hpp>
+
 #include <gtest/gtest.h>
 
 #include "maxdiffusion/base/files.h"

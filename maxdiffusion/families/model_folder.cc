@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/hub_cache.h"
@@ -95,13 +96,13 @@ std::any ModelFolder::parse(const std::string& class_name, const std::string& te
 
 void ModelFolder::read_index(const std::string& folder, const Read& read) {
   const std::string where = folder + "/model_index.json";
-  index_ = json_of(where, files_["model_index.json"] = read("model_index.json"));
-  check(index_.is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", where, index_.type_name());
-  const json name = index_.value("_class_name", json());
+  index_ = std::make_shared<const json>(json_of(where, files_["model_index.json"] = read("model_index.json")));
+  check(index_->is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", where, index_->type_name());
+  const json name = index_->value("_class_name", json());
   check(name.is_string(), Code::invalid_config, "{}: _class_name is {}; expected the name of a pipeline class", where,
         name.dump());
   pipeline_ = name;
-  for (const auto& [part, value] : index_.items()) {
+  for (const auto& [part, value] : index_->items()) {
     if (!value.is_array()) {  // an option of the pipeline
       check_option(where, path_, part, value);
       continue;
@@ -135,6 +136,25 @@ void ModelFolder::read_index(const std::string& folder, const Read& read) {
   }
   check(files_.contains("scheduler/scheduler_config.json"), Code::invalid_config,
         "{}: there is no scheduler; expected \"scheduler\": [\"diffusers\", \"…Scheduler\"]", where);
+}
+
+template <>
+bool ModelFolder::option(const char* name, bool fallback) const {
+  return index_->value(name, fallback);
+}
+template <>
+int64_t ModelFolder::option(const char* name, int64_t fallback) const {
+  return index_->value(name, fallback);
+}
+template <>
+double ModelFolder::option(const char* name, double fallback) const {
+  return index_->value(name, fallback);
+}
+
+void ModelFolder::set_option(const char* name, int64_t value) {
+  json changed = *index_;
+  changed[name] = value;
+  index_ = std::make_shared<const json>(std::move(changed));
 }
 
 void ModelFolder::open_tokenizers(const std::string& folder, const FolderOptions& options) {

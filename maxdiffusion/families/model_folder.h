@@ -2,7 +2,7 @@
 // parsed by its class (models/registry.h), tokenizers are loaded, weights are found but not read.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <any>
 #include <map>
@@ -51,14 +51,11 @@ class ModelFolder {
   const std::string& path() const { return path_; }
   /// `_class_name` of model_index.json: "StableDiffusionXLPipeline".
   const std::string& pipeline() const { return pipeline_; }
-  /// A member of model_index.json that is not a component: "force_zeros_for_empty_prompt".
+  /// A member of model_index.json that is not a component: "force_zeros_for_empty_prompt". T: bool, int64_t or double.
   template <class T>
-  T option(const char* name, T fallback) const {
-    return index_.value(name, fallback);
-  }
-
+  T option(const char* name, T fallback) const;
   /// Replaces or adds such a member, of what is opened alone.
-  void set_option(const char* name, nlohmann::json value) { index_[name] = std::move(value); }
+  void set_option(const char* name, int64_t value);
 
   const std::map<std::string, Component>& components() const { return components_; }
   bool has(const std::string& component) const { return components_.contains(component); }
@@ -106,12 +103,19 @@ class ModelFolder {
   static std::any parse(const std::string& class_name, const std::string& text, const std::string& where);
 
   std::string path_, pipeline_;
-  nlohmann::json index_;
+  std::shared_ptr<const nlohmann::json> index_;
   std::map<std::string, Component> components_;
   std::map<std::string, std::string> tokenizer_classes_;
   std::map<std::string, std::shared_ptr<const Tokenizer>> tokenizers_;
   std::map<std::string, std::string> files_;
   std::shared_ptr<OpenedWeights> opened_ = std::make_shared<OpenedWeights>();
 };
+
+template <>
+bool ModelFolder::option(const char* name, bool fallback) const;
+template <>
+int64_t ModelFolder::option(const char* name, int64_t fallback) const;
+template <>
+double ModelFolder::option(const char* name, double fallback) const;
 
 }  // namespace md

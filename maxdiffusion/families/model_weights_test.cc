@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"

@@ -4,6 +4,7 @@
 // (ControlNet); details as in diffusers' pipelines of the same models.
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"

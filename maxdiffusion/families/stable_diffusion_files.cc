@@ -3,6 +3,8 @@
 // single_file_utils.py (which tensors tell them apart, 2.x's prediction); ComfyUI, supported_models.py (the tensors
 // v_pred and ztsnr).
 #include "maxdiffusion/base/log.h"
+
+#include <nlohmann/json.hpp>
 #include "maxdiffusion/families/single_file.h"
 
 namespace md {

@@ -3,6 +3,7 @@
 // (TI2V-5B). Sources: Wan Team 2025; details as in diffusers' pipelines of the same models.
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"

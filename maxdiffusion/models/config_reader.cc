@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 namespace md {
@@ -86,11 +87,17 @@ std::vector<std::string> ConfigReader::as(const char* key, const nlohmann::json&
   return v.get<std::vector<std::string>>();
 }
 
-void ConfigReader::neutral(const char* key, std::initializer_list<nlohmann::json> values) {
+bool ConfigReader::is_list(const nlohmann::json& v) { return v.is_array(); }
+
+void ConfigReader::neutral(const char* key, std::initializer_list<PlainValue> values) {
   const nlohmann::json* v = find(key);
-  if (!v || std::find(values.begin(), values.end(), *v) != values.end()) return;
+  if (!v) return;
   std::vector<std::string> accepted;
-  for (const auto& a : values) accepted.push_back(a.dump());
+  for (const PlainValue& a : values) {
+    const nlohmann::json one = std::visit([](const auto& value) { return nlohmann::json(value); }, a.value);
+    if (*v == one) return;
+    accepted.push_back(one.dump());
+  }
   accepted.push_back("null");
   fail(Code::invalid_config, "{}: '{}' is {}, which is not supported; accepted: {}", what_, key, v->dump(),
        fmt::join(accepted, ", "));

@@ -3,11 +3,12 @@
 #pragma once
 
 #include <initializer_list>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "maxdiffusion/base/error.h"
@@ -16,6 +17,15 @@ namespace md {
 
 /// Whether a member of a config says how often something is repeated, not how large it is: "num_layers".
 bool is_count(std::string_view key);
+
+/// A value that a member of a config may have.
+struct PlainValue {
+  std::variant<bool, int64_t, double, std::string> value;
+  PlainValue(bool v) : value(v) {}                      // NOLINT: it is its value
+  PlainValue(int v) : value(int64_t{v}) {}              // NOLINT
+  PlainValue(double v) : value(v) {}                    // NOLINT
+  PlainValue(const char* v) : value(std::string(v)) {}  // NOLINT
+};
 
 class ConfigReader {
  public:
@@ -37,14 +47,14 @@ class ConfigReader {
   template <class T>
   std::vector<T> per_level(const char* key, size_t levels, T fallback) {
     const nlohmann::json* v = find(key);
-    if (!v || !v->is_array()) return std::vector<T>(levels, v ? as<T>(key, *v) : fallback);
+    if (!v || !is_list(*v)) return std::vector<T>(levels, v ? as<T>(key, *v) : fallback);
     auto list = as<std::vector<T>>(key, *v);
     check(list.size() == levels, Code::invalid_config, "{}: '{}' has {} entries, expected {} (one per level)", what_,
           key, list.size(), levels);
     return list;
   }
   /// Refuses the member unless it is absent, null or one of `values`.
-  void neutral(const char* key, std::initializer_list<nlohmann::json> values = {});
+  void neutral(const char* key, std::initializer_list<PlainValue> values = {});
   /// Members that say nothing about the graph.
   void ignore(std::initializer_list<const char*> keys);
   /// Refuses members that nobody read; those that begin with '_' are diffusers' own notes.
@@ -54,6 +64,7 @@ class ConfigReader {
 
  private:
   const nlohmann::json* find(const char* key);  // null: absent or null
+  static bool is_list(const nlohmann::json& v);
   template <class T>
   T as(const char* key, const nlohmann::json& v) const;
   [[noreturn]] void wrong_type(const char* key, const nlohmann::json& v, const char* expected) const;

@@ -1,5 +1,7 @@
 #include "maxdiffusion/models/controlnet.h"
 
+#include <nlohmann/json.hpp>
+
 #include "maxdiffusion/models/config_reader.h"
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/ops/elementwise.h"

@@ -1,6 +1,7 @@
 // config.json of UNet2DConditionModel → UNetConfig, with diffusers' defaults and its quirks: `attention_head_dim` names
 // the NUMBER of heads; most sizes are one value or one per level.
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "maxdiffusion/models/config_reader.h"
 #include "maxdiffusion/models/unet2d.h"

@@ -1,6 +1,7 @@
 #include "maxdiffusion/models/wan_transformer.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"

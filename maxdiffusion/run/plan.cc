@@ -1,6 +1,7 @@
 #include "maxdiffusion/run/plan.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/lora/lora_scope.h"

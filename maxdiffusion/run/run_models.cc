@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"

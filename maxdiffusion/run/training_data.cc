@@ -1,6 +1,7 @@
 #include "maxdiffusion/run/training_data.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "maxdiffusion/base/error.h"

@@ -3,6 +3,7 @@
 // SNR), Salimans and Ho 2022 (v prediction), Hang et al. 2023 (min-SNR weights).
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <numbers>
 #include <numeric>
 #include <span>

@@ -1,6 +1,9 @@
 // The list of noise processes: a new one is a file of its own and one entry here.
 #include "maxdiffusion/schedulers/process.h"
 
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
 #include "maxdiffusion/schedulers/members.h"
 
 #define PROCESSES(X) X(flow_match) X(ddpm)
