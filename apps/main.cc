@@ -13,7 +13,6 @@
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/images/emoji.h"
-#include "maxdiffusion/data/storage/storage.h"
 #include "maxdiffusion/data/video/moving_emoji.h"
 #include "maxdiffusion/run/compile_ahead.h"
 #include "maxdiffusion/run/convert.h"
@@ -21,6 +20,7 @@
 #include "maxdiffusion/run/lora_tools.h"
 #include "maxdiffusion/run/plan.h"
 #include "maxdiffusion/run/train.h"
+#include "maxdiffusion/storage/storage.h"
 
 namespace {
 

@@ -176,20 +176,22 @@ md_module(nn USES autodiff mesh)
 md_module(models USES nn)
 md_module(schedulers USES ops)
 md_module(optim USES ops)
-md_module(data USES mesh EXCLUDE records/arrow storage/remote video/libav
+md_module(storage USES base EXCLUDE remote LIBRARIES ${CMAKE_DL_LIBS})
+md_module(data USES mesh storage EXCLUDE records/arrow video/libav
           LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE PkgConfig::HARFBUZZ PkgConfig::ICU
-          PkgConfig::ZLIB protobuf::libprotobuf highwayhash ${CMAKE_DL_LIBS})
-# Libraries that data opens when first needed, since what they link is large: md_arrow reads Parquet and Arrow files,
-# md_remote gs:// and s3:// locations, md_video reads and writes videos.
+          PkgConfig::ZLIB protobuf::libprotobuf highwayhash)
+# Libraries that are opened when first needed, since what they link is large: md_arrow reads Parquet and Arrow files,
+# md_remote reads and writes gs:// and s3:// locations, md_video reads and writes videos.
 pkg_check_modules(LIBAV REQUIRED IMPORTED_TARGET libavformat libavcodec libswscale libavutil)
-foreach(opened arrow:records/arrow:${MD_DEPS}/pyarrow/libparquet.so.2600
-               remote:storage/remote:${MD_DEPS}/pyarrow/libarrow_s3.so.2600 video:video/libav:PkgConfig::LIBAV)
-  string(REGEX MATCH "^([a-z]+):([a-z/]+):(.*)$" opened ${opened})  # name, folder of data/, library
+foreach(opened arrow:data/records/arrow:${MD_DEPS}/pyarrow/libparquet.so.2600
+               remote:storage/remote:${MD_DEPS}/pyarrow/libarrow_s3.so.2600 video:data/video/libav:PkgConfig::LIBAV)
+  string(REGEX MATCH "^([a-z]+):([a-z]+)(/[a-z/]+):(.*)$" opened ${opened})  # name, module, folder in it, library
   set(name ${CMAKE_MATCH_1})
-  set(library ${CMAKE_MATCH_3})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/data/${CMAKE_MATCH_2}/*.cc)
+  set(module ${CMAKE_MATCH_2})
+  set(library ${CMAKE_MATCH_4})
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/${module}${CMAKE_MATCH_3}/*.cc)
   add_library(md_${name} MODULE ${sources} ${CMAKE_SOURCE_DIR}/maxdiffusion/base/error.cc
-              ${CMAKE_SOURCE_DIR}/maxdiffusion/base/dtype.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/data/storage/location.cc)
+              ${CMAKE_SOURCE_DIR}/maxdiffusion/base/dtype.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/storage/location.cc)
   target_include_directories(md_${name} PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(md_${name} PRIVATE fmt::fmt ${library})
   if(NOT MD_SANITIZE)
@@ -197,9 +199,9 @@ foreach(opened arrow:records/arrow:${MD_DEPS}/pyarrow/libparquet.so.2600
   endif()
   set_target_properties(md_${name} PROPERTIES PREFIX "")
   string(TOUPPER ${name} upper)
-  target_compile_definitions(md_data PRIVATE MD_${upper}_LIBRARY="$<TARGET_FILE:md_${name}>"
+  target_compile_definitions(md_${module} PRIVATE MD_${upper}_LIBRARY="$<TARGET_FILE:md_${name}>"
                              MD_PARTS_FOLDER="${MD_PARTS_FOLDER}")
-  add_dependencies(md_data md_${name})
+  add_dependencies(md_${module} md_${name})
 endforeach()
 foreach(name md_arrow md_remote)
   target_include_directories(${name} SYSTEM PRIVATE ${MD_DEPS}/pyarrow/include)

@@ -8,10 +8,10 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/data/storage/location.h"
 #include "maxdiffusion/optim/rounding.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/run/values.h"
+#include "maxdiffusion/storage/location.h"
 
 namespace md {
 namespace {

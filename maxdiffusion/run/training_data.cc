@@ -11,10 +11,10 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/data/images/emoji.h"
-#include "maxdiffusion/data/storage/location.h"
 #include "maxdiffusion/data/video/moving_emoji.h"
 #include "maxdiffusion/run/encode_dataset.h"
 #include "maxdiffusion/run/train_autoencoder.h"
+#include "maxdiffusion/storage/location.h"
 #include "maxdiffusion/tasks/replay.h"
 
 namespace md {

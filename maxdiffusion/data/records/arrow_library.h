@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/dtype.h"
-#include "maxdiffusion/data/storage/storage.h"
+#include "maxdiffusion/storage/storage.h"
 
 namespace md {
 

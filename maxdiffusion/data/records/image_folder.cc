@@ -13,8 +13,8 @@
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/data/records/kinds.h"
-#include "maxdiffusion/data/storage/links.h"
 #include "maxdiffusion/data/text/utf8.h"
+#include "maxdiffusion/storage/links.h"
 
 namespace md {
 namespace {

@@ -16,8 +16,8 @@
 
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/data/records/position.h"
-#include "maxdiffusion/data/storage/storage.h"
 #include "maxdiffusion/mesh/batch_share.h"
+#include "maxdiffusion/storage/storage.h"
 
 namespace md {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "maxdiffusion/data/storage/storage.h"
+#include "maxdiffusion/storage/storage.h"
 
 namespace md {
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
-#include "maxdiffusion/data/storage/storage.h"
 #include "maxdiffusion/data/video/video_library.h"
+#include "maxdiffusion/storage/storage.h"
 
 namespace md {
 

@@ -1,4 +1,4 @@
-// Files of buckets through Arrow's filesystems, in a shared library of their own (maxdiffusion/data/storage/remote/)
+// Files of buckets through Arrow's filesystems, in a shared library of their own (maxdiffusion/storage/remote/)
 // that is opened when the first gs:// or s3:// location is read. Errors are md::Error, io, without key and secret.
 // Thread safe.
 #pragma once
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/data/storage/storage.h"
+#include "maxdiffusion/storage/storage.h"
 
 namespace md {
 

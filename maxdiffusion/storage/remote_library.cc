@@ -1,8 +1,8 @@
-#include "maxdiffusion/data/storage/remote_library.h"
+#include "maxdiffusion/storage/remote_library.h"
 
 #include <atomic>
 
-#include "maxdiffusion/data/storage/shared_library.h"
+#include "maxdiffusion/storage/shared_library.h"
 
 namespace md {
 namespace {

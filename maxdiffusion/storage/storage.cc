@@ -1,4 +1,4 @@
-#include "maxdiffusion/data/storage/storage.h"
+#include "maxdiffusion/storage/storage.h"
 
 #include <fnmatch.h>
 #include <sys/stat.h>
@@ -9,8 +9,8 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/data/storage/links.h"
-#include "maxdiffusion/data/storage/remote_library.h"
+#include "maxdiffusion/storage/links.h"
+#include "maxdiffusion/storage/remote_library.h"
 
 namespace md {
 namespace {

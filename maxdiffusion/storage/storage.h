@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "maxdiffusion/data/storage/location.h"
+#include "maxdiffusion/storage/location.h"
 
 namespace md {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/data/storage/storage.h"
+#include "maxdiffusion/storage/storage.h"
 
 namespace md {
 

@@ -14,7 +14,7 @@
 #include <mutex>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/data/storage/remote_library.h"
+#include "maxdiffusion/storage/remote_library.h"
 
 namespace md {
 namespace {

@@ -1,4 +1,4 @@
-#include "maxdiffusion/data/storage/location.h"
+#include "maxdiffusion/storage/location.h"
 
 namespace md {
 
