@@ -140,6 +140,7 @@ set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/base/version.cc PRO
 md_module(graph USES base)
 md_module(mesh USES base LIBRARIES yaml-cpp)
 md_module(config USES base LIBRARIES yaml-cpp)
+md_module(storage USES base EXCLUDE remote LIBRARIES ${CMAKE_DL_LIBS})
 md_module(pjrt USES base LIBRARIES dl protobuf::libprotobuf)
 # The only two that know where wheels are unpacked, so that other checkouts find the rest in ccache.
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/pjrt/plugin.cc
@@ -167,7 +168,7 @@ md_module(ops USES graph kernels)
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/ops/host_random.cc PROPERTIES
                             COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>;-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
 md_module(autodiff USES ops)
-md_module(runtime USES graph mesh pjrt kernels LIBRARIES PkgConfig::XXHASH)
+md_module(runtime USES graph mesh pjrt kernels storage LIBRARIES PkgConfig::XXHASH)
 target_include_directories(runtime_test SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)
 # The same on the other CPU plugin; pjrt_test opens both by itself.
 md_ctest(runtime.second_plugin runtime_test LABELS device
@@ -176,7 +177,6 @@ md_module(nn USES autodiff mesh)
 md_module(models USES nn)
 md_module(schedulers USES ops)
 md_module(optim USES ops)
-md_module(storage USES base EXCLUDE remote LIBRARIES ${CMAKE_DL_LIBS})
 md_module(data USES mesh storage EXCLUDE records/arrow video/libav
           LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE PkgConfig::HARFBUZZ PkgConfig::ICU
           PkgConfig::ZLIB protobuf::libprotobuf highwayhash)
@@ -210,7 +210,7 @@ foreach(name md_arrow md_remote)
 endforeach()
 # Tests make videos that the program does not write.
 target_link_libraries(data_test PRIVATE PkgConfig::LIBAV)
-md_module(checkpoint USES mesh)
+md_module(checkpoint USES mesh storage)
 md_module(lora USES nn checkpoint)
 md_module(metrics USES runtime LIBRARIES PNG::PNG PkgConfig::ZLIB protobuf::libprotobuf)
 md_module(families USES models data checkpoint)
@@ -246,7 +246,7 @@ add_dependencies(cli_tests profiling)
 md_tests(judges DEVICE USES base COST 30)
 md_tests(configs DEVICE USES checkpoint SHARDS 3 COST 40)
 md_tests(single_file DEVICE USES families COST 30)
-md_tests(remote USES data)
+md_tests(remote USES data checkpoint)
 md_tests(fuzz USES run SHARDS 4 COST 20)
 target_link_libraries(fuzz_tests PRIVATE PkgConfig::ZLIB)
 target_sources(cli_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/remote/bucket_server.cc)

@@ -13,6 +13,8 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/write.h"
 
 namespace md {
 namespace {
@@ -70,8 +72,15 @@ ArrayCache::ArrayCache(const std::string& folder, const std::string& key, int64_
   check(samples > 0 && part_size > 0, Code::internal, "latent cache: {} samples in parts of {}: both must be > 0",
         samples, part_size);
   const std::string whole_key = fmt::format("latent cache 2: {} samples in parts of {}\n{}\n", samples, part_size, key);
-  path_ = (fs::path(folder) / content_hash(whole_key)).string();
+  const std::string location = below(folder, content_hash(whole_key));
+  path_ = staging(location);
   make_folders(path_);
+  std::map<std::string, FoundFile> there;  // in a bucket, by name
+  if (is_remote(folder)) {
+    place_ = location;
+    for (FoundFile& f : all_below(place_)) there.emplace(fs::path(parts_of(f.location).path).filename(), std::move(f));
+    if (!there.contains("key.txt")) put_text(below(place_, "key.txt"), whole_key);
+  }
   if (const std::string file = (fs::path(path_) / "key.txt").string(); !exists(file))
     write_file_atomic(file, whole_key);
   parts_.resize(static_cast<size_t>((samples + part_size - 1) / part_size));
@@ -80,7 +89,10 @@ ArrayCache::ArrayCache(const std::string& folder, const std::string& key, int64_
   auto told = std::chrono::steady_clock::now();
   parallel_for(parts(), [&](int64_t i, int) {
     const Part p = part(i);
-    if (!exists(file_of(p))) return;
+    const auto found = there.find(fs::path(file_of(p)).filename());
+    const bool here = exists(file_of(p));
+    if (!here && found == there.end()) return;
+    if (!here) get_file(found->second, file_of(p));
     Stored stored;
     std::string reason;
     try {
@@ -96,6 +108,7 @@ ArrayCache::ArrayCache(const std::string& folder, const std::string& key, int64_
         reason = e.message();
       }
     if (!reason.empty()) log_warning("latent cache: {} is made again: {}", file_of(p), reason);
+    if (reason.empty() && found == there.end()) share(p);
     ++done;
     const auto now = std::chrono::steady_clock::now();
     if (now - told < std::chrono::seconds(5)) return;
@@ -139,6 +152,15 @@ void ArrayCache::take(int64_t index, Stored stored) {
   for (int64_t n = 0; const Stored& s : parts_) first_.push_back(std::exchange(n, n + s.rows));
 }
 
+void ArrayCache::share(const Part& p) const {
+  if (place_.empty()) return;
+  try {
+    put_file(file_of(p), below(place_, fs::path(file_of(p)).filename()));
+  } catch (const Error& e) {
+    log_warning("latent cache: {} stays on this machine: {}", file_of(p), e.what());
+  }
+}
+
 std::optional<ArrayCache::Part> ArrayCache::next_missing() const {
   const auto it = std::ranges::find(parts_, false, &Stored::present);
   if (it == parts_.end()) return std::nullopt;
@@ -172,6 +194,7 @@ void ArrayCache::put(const Part& p, const HostArrays& arrays, const std::vector<
   write_safetensors(file_of(p), arrays,
                     {{kRange, range_of(p.begin, p.end)}, {kLeftOut, words}, {kChecksum, checksum_of(arrays, words)}});
   take(p.index, open(p, false));
+  share(p);
 }
 
 int64_t ArrayCache::size() const {

@@ -29,13 +29,14 @@ class ArrayCache {
 
   /// Opens or makes `folder`/<hash of key and sizes>. `key`: text that changes whenever the values would; it is written
   /// to key.txt for people. Every part is read once, on all cores, and compared with its checksum; one that is damaged
-  /// is named in a warning and counts as missing.
+  /// is named in a warning and counts as missing. A folder in a bucket has a copy on this machine (storage/staging.h),
+  /// to which parts are fetched, and from which they are put.
   ArrayCache(const std::string& folder, const std::string& key, int64_t samples, int64_t part_size = 256);
 
   bool complete() const { return !next_missing(); }
   std::optional<Part> next_missing() const;
   std::vector<Part> missing() const;
-  /// The files' folder.
+  /// The files' folder on this machine.
   const std::string& path() const { return path_; }
   int64_t parts() const { return static_cast<int64_t>(parts_.size()); }
   int64_t parts_present() const;
@@ -66,8 +67,10 @@ class ArrayCache {
   /// Maps a part; throws io saying what is wrong with it. `whole`: also compares its checksum.
   Stored open(const Part& part, bool whole) const;
   void take(int64_t index, Stored stored);
+  /// Puts a part into the bucket; what fails is a warning.
+  void share(const Part& part) const;
 
-  std::string path_;
+  std::string path_, place_;  // place_: in a bucket, or ""
   int64_t samples_, part_size_;
   std::vector<Stored> parts_;
   std::vector<int64_t> first_;  // of each part, its first sample's number among those that have arrays

@@ -24,10 +24,13 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/trace.h"
+#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/piece_files.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/storage/location.h"
+#include "maxdiffusion/storage/staging.h"
 
 namespace md {
 namespace {
@@ -311,10 +314,11 @@ std::string weights_stem(const std::string& folder) {
 }
 
 std::string checkpoint_folder(const std::string& checkpoint_dir, int64_t step) {
-  return (fs::path(checkpoint_dir) / std::to_string(step)).string();
+  return below(checkpoint_dir, std::to_string(step));
 }
 
 std::vector<int64_t> checkpoint_folders(const std::string& checkpoint_dir) {
+  if (is_remote(checkpoint_dir)) return bucket_checkpoints(checkpoint_dir);
   std::vector<int64_t> steps;
   std::error_code ec;
   for (const auto& f : fs::directory_iterator(checkpoint_dir, ec))
@@ -325,11 +329,13 @@ std::vector<int64_t> checkpoint_folders(const std::string& checkpoint_dir) {
 
 std::vector<int64_t> list_checkpoints(const std::string& checkpoint_dir) {
   std::vector<int64_t> steps = checkpoint_folders(checkpoint_dir);
+  if (is_remote(checkpoint_dir)) return steps;
   std::erase_if(steps, [&](int64_t step) { return !is_whole(checkpoint_folder(checkpoint_dir, step)); });
   return steps;
 }
 
 std::string set_aside(const std::string& checkpoint_dir, int64_t step) {
+  if (is_remote(checkpoint_dir)) return set_aside_in_bucket(checkpoint_dir, step);
   const std::string from = checkpoint_folder(checkpoint_dir, step);
   std::string to = from + ".damaged";
   for (int i = 2; exists(to); ++i) to = fmt::format("{}.damaged-{}", from, i);
@@ -337,7 +343,8 @@ std::string set_aside(const std::string& checkpoint_dir, int64_t step) {
   return to;
 }
 
-CheckpointContent read_training_state(const std::string& folder) {
+CheckpointContent read_training_state(const std::string& from) {
+  const std::string folder = local_checkpoint(from, CheckpointPart::component, "training_state");
   CheckpointContent c;
   c.state_json = read_file(folder + "/" + kState);
   check(nlohmann::json::accept(c.state_json), Code::io, "read '{}/{}': not JSON", folder, kState);
@@ -403,15 +410,20 @@ void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const Che
 }
 
 struct CheckpointWriter::Impl {
-  std::string dir;
+  std::string dir;  // of this machine
   int keep;
   CheckpointProcesses processes;
+  std::unique_ptr<CheckpointUploads> uploads;
   std::future<void> under_way;
 };
 
-CheckpointWriter::CheckpointWriter(std::string checkpoint_dir, int keep, CheckpointProcesses processes)
-    : impl_(std::make_unique<Impl>(Impl{std::move(checkpoint_dir), keep, std::move(processes), {}})) {
-  if (impl_->processes.process == 0) clean_leftovers(impl_->dir);
+CheckpointWriter::CheckpointWriter(std::string checkpoint_dir, int keep, CheckpointProcesses processes,
+                                   std::function<void()> before_commit)
+    : impl_(std::make_unique<Impl>(Impl{staging(checkpoint_dir), keep, std::move(processes), nullptr, {}})) {
+  if (impl_->processes.process != 0) return;
+  clean_leftovers(impl_->dir);
+  if (is_remote(checkpoint_dir))
+    impl_->uploads = std::make_unique<CheckpointUploads>(checkpoint_dir, keep, std::move(before_commit));
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -423,20 +435,22 @@ CheckpointWriter::~CheckpointWriter() {
 }
 
 void CheckpointWriter::save(int64_t step, std::function<CheckpointContent()> content) {
-  finish();
-  impl_->under_way = std::async(std::launch::async, [dir = impl_->dir, keep = impl_->keep, processes = impl_->processes,
-                                                     step, content = std::move(content)] {
+  if (impl_->under_way.valid()) impl_->under_way.get();
+  impl_->under_way = std::async(std::launch::async, [i = impl_.get(), step, content = std::move(content)] {
     Span span("write checkpoint", step);
-    write_checkpoint(dir, step, content(), processes);
-    if (keep <= 0 || processes.process != 0) return;
-    auto steps = list_checkpoints(dir);
+    if (i->uploads) i->uploads->announce(step);
+    write_checkpoint(i->dir, step, content(), i->processes);
+    if (i->uploads) return i->uploads->add(step);
+    if (i->keep <= 0 || i->processes.process != 0) return;
+    auto steps = list_checkpoints(i->dir);
     std::erase(steps, step);  // what was just written stays, whatever its number
-    for (size_t i = 0; i + static_cast<size_t>(keep) <= steps.size(); ++i) remove_checkpoint(dir, steps[i]);
+    for (size_t k = 0; k + static_cast<size_t>(i->keep) <= steps.size(); ++k) remove_checkpoint(i->dir, steps[k]);
   });
 }
 
 void CheckpointWriter::finish() {
   if (impl_->under_way.valid()) impl_->under_way.get();
+  if (impl_->uploads) impl_->uploads->finish();
 }
 
 }  // namespace md

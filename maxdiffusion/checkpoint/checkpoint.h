@@ -4,6 +4,8 @@
 //   <checkpoint_dir>/<step>/model_index.json, unet/config.json, unet/diffusion_pytorch_model.safetensors, …
 //   <checkpoint_dir>/<step>/training_state/{state.json, arrays.safetensors}
 //
+// In a bucket (gs://, s3://) the files are the same, and the rule of what is whole another: bucket_checkpoints.h.
+//
 // Several processes write one checkpoint together, each the pieces of arrays that it holds. Where process 0 holds every
 // array, the files are as above. Otherwise there are also
 //
@@ -65,17 +67,21 @@ inline CheckpointContent read_training_state(const std::string& checkpoint_dir, 
 }
 /// Writes one checkpoint on the calling thread; one of the same step is replaced at once. On failure (a full disk: io)
 /// everything that was there before is unchanged. Of several processes each calls it, and it returns when the
-/// checkpoint has its name. Most callers want CheckpointWriter.
+/// checkpoint has its name. Most callers want CheckpointWriter, which also takes buckets.
 void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const CheckpointContent& content,
                       const CheckpointProcesses& processes = {});
 
 /// Writes on a thread of its own. At most one write is under way; save() waits for the previous one. An error of the
 /// thread is thrown by the next save() or finish(). `keep` > 0 removes all but the newest `keep` after a whole write.
+/// In a bucket: writes on this machine, as said above; puts from there, on another thread, which nobody waits for but
+/// finish(). What cannot be put is warned about and tried again, and an error of finish(); it stays on this machine.
 class CheckpointWriter {
  public:
   /// Removes what killed writers left, logging it, and restores a checkpoint that one was about to replace; of several
   /// processes, process 0 does so.
-  CheckpointWriter(std::string checkpoint_dir, int keep, CheckpointProcesses processes = {});
+  /// `before_commit` is called, on the thread that puts, before a checkpoint counts in a bucket.
+  CheckpointWriter(std::string checkpoint_dir, int keep, CheckpointProcesses processes = {},
+                   std::function<void()> before_commit = {});
   ~CheckpointWriter();
   /// `content` is called on the writer's thread, so that fetching from the device overlaps with training.
   void save(int64_t step, std::function<CheckpointContent()> content);

@@ -82,6 +82,18 @@ void verify_checksums(const std::string& folder, const std::string& part, Checks
       verify_file((fs::path(folder) / name).string(), list, said);
 }
 
+bool is_as_said(const std::string& path, const std::string& name, const std::string& checksums) {
+  const Json j = Json::parse(checksums, nullptr, false);
+  const auto files = j.is_object() ? j.find("files") : j.end();
+  if (files == j.end() || !files->is_object() || !files->contains(name)) return false;
+  try {
+    verify_file(path, kChecksums, files->at(name));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 void verify_component(const std::string& path) {
   const fs::path full = fs::absolute(path).lexically_normal();
   const fs::path component = full.has_filename() ? full : full.parent_path();

@@ -22,6 +22,8 @@ enum class ChecksumsOf { all, all_but_weights };
 /// missing, or whose bytes are not those that were written. Older checkpoints, and folders that are none, have no
 /// checksums: nothing is done.
 void verify_checksums(const std::string& folder, const std::string& part = "", ChecksumsOf which = ChecksumsOf::all);
+/// Whether the file `path` has the bytes that a text of checksums.json says `name` has.
+bool is_as_said(const std::string& path, const std::string& name, const std::string& checksums);
 /// verify_checksums for a component's folder, or a file in one, where that lies in a checkpoint.
 void verify_component(const std::string& path);
 

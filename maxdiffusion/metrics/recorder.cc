@@ -79,6 +79,7 @@ struct Recorder::Impl {
     write_or_drop(events, "TensorBoard", [](auto& w) { w.flush(); });
     write_or_drop(lines, "metrics.jsonl", [](auto& w) { w.flush(); });
     write_or_drop(metrics_file, "metrics_file", [](auto& w) { w.flush(); });
+    if (options.flushed) options.flushed();
   }
 };
 

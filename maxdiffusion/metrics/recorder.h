@@ -45,6 +45,7 @@ struct RecorderOptions {
   MetricsConfig config;
   std::string curve = "loss.png";            // empty: none is drawn
   std::map<std::string, std::string> texts;  // for TensorBoard: tag → Markdown, such as the config
+  std::function<void()> flushed;             // called when the files have what was recorded; may be empty
 };
 
 /// Metrics are named scalars. "loss", "grad_norm" and "learning_rate" become TensorBoard's learning/loss,

@@ -14,12 +14,16 @@
 #include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/families/fitting_params.h"
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/run/lora_files.h"
+#include "maxdiffusion/storage/mirror.h"
+#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/write.h"
 #include "maxdiffusion/train/step.h"
 
 namespace md {
@@ -48,6 +52,16 @@ struct Source {
   SingleFile single_file;                    // of the family
   std::vector<ScaledLora> loras;             // to be added
 };
+
+/// A copy on this machine of a model in a bucket: a file, a folder, a checkpoint, or a run's newest one.
+std::string copied(const std::string& from) {
+  if (!is_remote(from)) return from;
+  const std::vector<int64_t> steps = list_checkpoints(below(from, "checkpoints"));
+  const std::string folder = steps.empty() ? from : checkpoint_folder(below(from, "checkpoints"), steps.back());
+  if (!steps.empty()) log_info("the run's newest checkpoint is of step {}", steps.back());
+  return find_file(below(folder, "training_state/state.json")) ? local_checkpoint(folder, CheckpointPart::all)
+                                                               : local_copy(folder);
+}
 
 /// A run's newest checkpoint, where `from` is a run's folder.
 std::string newest(const std::string& from) {
@@ -293,7 +307,7 @@ class Writer {
 }  // namespace
 
 ModelFolder open_model(const std::string& from, const FolderKeys& keys) {
-  return ModelFolder::open(place_of(from, keys), options_of(keys));
+  return ModelFolder::open(place_of(copied(from), keys), options_of(keys));
 }
 
 HostArrays stored_values(const ModelFolder& folder, const std::string& component) {
@@ -301,8 +315,17 @@ HostArrays stored_values(const ModelFolder& folder, const std::string& component
   return as_arrays(published(p.params, p.name, as_pieces(values_of_files(p))));
 }
 
-void convert(const std::string& from, const std::string& to, const ConvertKeys& k,
+void convert(const std::string& given, const std::string& to, const ConvertKeys& k,
              const std::optional<LoraKeys>& loras) {
+  if (is_remote(to)) {
+    check(all_below(to).empty(), Code::invalid_config, "'{}' is there already; remove it or give another name",
+          shown(to));
+    remove_below(staging(to));
+    make_folders(fs::path(staging(to)).parent_path());
+    convert(given, staging(to), k, loras);
+    return Mirror({{staging(to), to}}, {}).settle();
+  }
+  const std::string from = copied(given);
   check(k.format.empty() || k.format == "diffusers" || k.format == "single_file", Code::invalid_config,
         "format is '{}'; expected diffusers or single_file", k.format);
   const bool single = k.format.empty() ? to.ends_with(".safetensors") : k.format == "single_file";

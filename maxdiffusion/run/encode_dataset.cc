@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/metrics/progress_bar.h"
+#include "maxdiffusion/storage/location.h"
 
 namespace md {
 namespace {
@@ -59,7 +60,7 @@ std::string models_key(RunModels& models) {
 
 std::string cache_folder(const RunConfig& c) {
   const std::string& place = c.batches.dataset_save_location;
-  return (place.empty() ? c.folder() : place) + "/cache";
+  return below(place.empty() ? c.place() : place, "cache");
 }
 
 /// Images of a part: as many as fit into some memory, of which two parts are there at a time.

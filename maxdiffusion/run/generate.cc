@@ -1,5 +1,7 @@
 #include "maxdiffusion/run/generate.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -15,6 +17,7 @@
 #include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/version.h"
+#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
@@ -28,6 +31,9 @@
 #include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/run/values.h"
 #include "maxdiffusion/run/write_media.h"
+#include "maxdiffusion/storage/mirror.h"
+#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/write.h"
 
 namespace md {
 namespace {
@@ -44,13 +50,13 @@ std::pair<std::string, RunConfig> chosen_model(RunConfig c) {
   for (int64_t newer : checkpoint_folders(checkpoints))
     if (newer > steps.back())
       log_warning("{}/{} is damaged: its state.json is missing, or no JSON", checkpoints, newer);
-  log_info("the run has trained: its checkpoint {}/{} is used", checkpoints, steps.back());
+  log_info("the run has trained: its checkpoint {} is used", shown(checkpoint_folder(checkpoints, steps.back())));
   for (const auto& [key, place] :
        {std::pair{"unet_checkpoint", &c.model.unet_checkpoint}, std::pair{"lightning_repo", &c.model.lightning_repo},
         std::pair{"vae_file", &c.model.vae_file}, std::pair{"single_file_config", &c.model.single_file_config},
         std::pair{"variant", &c.model.variant}})
     if (!c.on_command_line.contains(key)) place->clear();
-  return {checkpoint_folder(checkpoints, steps.back()), c};
+  return {local_checkpoint(checkpoint_folder(checkpoints, steps.back()), CheckpointPart::model), c};
 }
 
 /// u8 [H, W, 3] → f32 [1, H, W, 3] in [0, 1].
@@ -233,10 +239,9 @@ SampleOptions planned_sampling(const RunModels& models, int64_t devices) {
   return o;
 }
 
-void generate(const RunConfig& given, bool with_control) {
-  const RunConfig config = with_drawn_seeds(given);
-  check_output_type(config.sample.output_type);
-  check(!config.run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
+namespace {
+
+void generate_into(const std::string& folder, const RunConfig& config, bool with_control) {
   const auto [model, c] = chosen_model(config);
   Sampler sampler(c, model, with_control);
   std::optional<Profile> profile;  // of all that follows
@@ -244,11 +249,26 @@ void generate(const RunConfig& given, bool with_control) {
   const HostArray latents = sampler.denoise();
   const std::string& type = c.sample.output_type;
   if (type == "latent")
-    write_latents(c.run.output_dir, latents);
+    write_latents(folder, latents);
   else
-    write_media(c.run.output_dir + "/" + sampler.models().family()->file_prefix(sampler.seed()), type,
-                sampler.decode(latents), c.sample.fps, [&](int64_t i) { return sampler.texts_of(i); });
-  if (profile) log_info("profile: {}", profile->write(c.run.output_dir + "/tensorboard"));
+    write_media(folder + "/" + sampler.models().family()->file_prefix(sampler.seed()), type, sampler.decode(latents),
+                c.sample.fps, [&](int64_t i) { return sampler.texts_of(i); });
+  if (profile) log_info("profile: {}", profile->write(folder + "/tensorboard"));
+}
+
+}  // namespace
+
+void generate(const RunConfig& given, bool with_control) {
+  const RunConfig c = with_drawn_seeds(given);
+  check_output_type(c.sample.output_type);
+  const std::string& place = c.run.output_dir;
+  check(!place.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
+  if (!is_remote(place)) return generate_into(place, c, with_control);
+  const std::string here = staging(below(place, fmt::format(".generated-{}", ::getpid())));
+  generate_into(here, c, with_control);
+  Mirror({{here, place}}, {}).settle();
+  log_info("all of it is in {}", shown(place));
+  remove_below(here);
 }
 
 void draw_class_images(const RunConfig& run) {

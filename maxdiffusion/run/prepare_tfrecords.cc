@@ -11,6 +11,9 @@
 #include "maxdiffusion/run/encode_dataset.h"
 #include "maxdiffusion/run/train.h"
 #include "maxdiffusion/run/training_data.h"
+#include "maxdiffusion/storage/mirror.h"
+#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/write.h"
 
 namespace md {
 namespace {
@@ -86,6 +89,15 @@ void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>
 
 int64_t prepare_tfrecords(const RunConfig& config) {
   check_tfrecord_keys(config);
+  if (const std::string place = config.tfrecords.tfrecords_dir; is_remote(place)) {
+    check(all_below(place).empty(), Code::io, "'{}' holds something; name a new folder", shown(place));
+    RunConfig here = config;
+    here.tfrecords.tfrecords_dir = staging(place);
+    remove_below(here.tfrecords.tfrecords_dir);
+    const int64_t count = prepare_tfrecords(here);
+    Mirror({{here.tfrecords.tfrecords_dir, place}}, {}).settle();
+    return count;
+  }
   RunConfig c = config;
   if (!c.tfrecords.extracted_files_dir.empty())
     log_warning("extracted_files_dir has no effect: .tar files are read where they lie");

@@ -50,13 +50,19 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
         std::pair{"checkpoint_dir", &c.loop.checkpoint_dir}, std::pair{"jax_cache_dir", &c.compile.jax_cache_dir},
         std::pair{"aot_cache_dir", &c.compile.aot_cache_dir}, std::pair{"metrics_file", &c.metrics.metrics_file},
         std::pair{"timing_metrics_file", &c.run.timing_metrics_file},
-        std::pair{"dataset_save_location", &c.batches.dataset_save_location}})
-    check(place->find("://") == std::string::npos, Code::invalid_config,
-          "{} is '{}', but only folders are written to; mount the bucket and name its folder", key, *place);
+        std::pair{"dataset_save_location", &c.batches.dataset_save_location},
+        std::pair{"tfrecords_dir", &c.tfrecords.tfrecords_dir}})
+    check(is_remote(*place) || place->find("://") == std::string::npos, Code::invalid_config,
+          "{} is '{}'; folders of this machine, gs:// and s3:// are written to", key, shown(*place));
   for (const auto& [key, value] :
-       {std::pair{"train_data_dir", &c.source.train_data_dir}, std::pair{"hf_train_files", &c.source.hf_train_files},
-        std::pair{"hf_data_dir", &c.source.hf_data_dir}, std::pair{"grain_train_files", &c.source.grain_train_files},
-        std::pair{"dataset_name", &c.source.dataset_name},
+       {std::pair{"output_dir", &c.run.output_dir}, std::pair{"base_output_directory", &c.run.base_output_directory},
+        std::pair{"checkpoint_dir", &c.loop.checkpoint_dir}, std::pair{"jax_cache_dir", &c.compile.jax_cache_dir},
+        std::pair{"aot_cache_dir", &c.compile.aot_cache_dir}, std::pair{"metrics_file", &c.metrics.metrics_file},
+        std::pair{"timing_metrics_file", &c.run.timing_metrics_file},
+        std::pair{"dataset_save_location", &c.batches.dataset_save_location},
+        std::pair{"tfrecords_dir", &c.tfrecords.tfrecords_dir}, std::pair{"train_data_dir", &c.source.train_data_dir},
+        std::pair{"hf_train_files", &c.source.hf_train_files}, std::pair{"hf_data_dir", &c.source.hf_data_dir},
+        std::pair{"grain_train_files", &c.source.grain_train_files}, std::pair{"dataset_name", &c.source.dataset_name},
         std::pair{"data_files_pattern", &c.tfrecords.data_files_pattern},
         std::pair{"conditioning_data_dir", &c.source.conditioning_data_dir},
         std::pair{"eval_data_dir", &c.eval.eval_data_dir},
@@ -93,6 +99,11 @@ std::string RunConfig::to_yaml() const {
   KeyList keys;
   RunConfig copy = *this;
   copy.reference.hf_access_token.clear();  // what is printed and saved is read by others
+  if (places) {
+    copy.run.output_dir = places->output_dir;
+    copy.metrics.metrics_file = places->metrics_file;
+    copy.run.timing_metrics_file = places->timing_metrics_file;
+  }
   keys.add(copy);
   return keys.to_yaml();
 }
@@ -100,12 +111,14 @@ std::string RunConfig::to_yaml() const {
 std::string RunConfig::folder() const {
   check(!run.run_name.empty(), Code::invalid_config, "run_name is empty; give run_name=NAME");
   check(!run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
-  return run.output_dir + "/" + run.run_name;
+  return below(run.output_dir, run.run_name);
 }
+
+std::string RunConfig::place() const { return places ? below(places->output_dir, run.run_name) : folder(); }
 
 std::string RunConfig::checkpoint_dir() const {
   if (!loop.checkpoint_dir.empty()) return loop.checkpoint_dir;
-  return run.run_name.empty() ? "" : folder() + "/checkpoints";
+  return run.run_name.empty() ? "" : below(place(), "checkpoints");
 }
 
 AxisRules axis_rules(const RunConfig& c, const std::string& of_family) {

@@ -15,16 +15,13 @@
 #include "maxdiffusion/base/log.h"
 
 namespace md {
-namespace {
 
-std::string who() {
+std::string this_process() {
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
-  return fmt::format("process {} on {}, started {:%Y-%m-%d %H:%M:%S} UTC\n", ::getpid(), host.data(),
+  return fmt::format("process {} on {}, started {:%Y-%m-%d %H:%M:%S} UTC", ::getpid(), host.data(),
                      fmt::gmtime(std::time(nullptr)));
 }
-
-}  // namespace
 
 RunLock::RunLock(const std::string& folder) {
   make_folders(folder);
@@ -44,7 +41,7 @@ RunLock::RunLock(const std::string& folder) {
     throw Error(Code::io, fmt::format("'{}' is in use by {}", folder, other.empty() ? "another process" : other))
         .note("try: another run_name, or wait until that run has ended");
   }
-  const std::string text = who();
+  const std::string text = this_process() + "\n";
   const bool written =
       ::ftruncate(fd_, 0) == 0 && ::pwrite(fd_, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
   if (!written) log_warning("write '{}': {}", path, std::strerror(errno));

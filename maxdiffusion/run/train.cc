@@ -16,12 +16,13 @@
 #include "maxdiffusion/run/compatibility.h"
 #include "maxdiffusion/run/generate.h"
 #include "maxdiffusion/run/lora_files.h"
+#include "maxdiffusion/run/outputs.h"
 #include "maxdiffusion/run/phase.h"
-#include "maxdiffusion/run/run_lock.h"
 #include "maxdiffusion/run/train_autoencoder.h"
 #include "maxdiffusion/run/training_data.h"
 #include "maxdiffusion/run/values.h"
 #include "maxdiffusion/run/write_media.h"
+#include "maxdiffusion/storage/write.h"
 
 namespace md {
 namespace {
@@ -124,9 +125,7 @@ void write_config(const RunConfig& c) {
   write_file_atomic(c.folder() + "/config.yml", c.to_yaml());
   if (!c.run.save_config_to_gcs) return;
   check(!c.run.base_output_directory.empty(), Code::invalid_config, "save_config_to_gcs needs base_output_directory");
-  const std::string copy = c.run.base_output_directory + "/" + c.run.run_name;
-  make_folders(copy);
-  write_file_atomic(copy + "/config.yml", c.to_yaml());
+  put_text(below(below(c.run.base_output_directory, c.run.run_name), "config.yml"), c.to_yaml());
 }
 
 /// Throws what a config cannot mean, before anything of the run is written.
@@ -234,9 +233,10 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
 
 }  // namespace
 
-void train(const RunConfig& config) {
-  const RunLock lock(config.folder());
-  const RunConfig c = with_drawn_seeds(config);
+namespace {
+
+void train_into(const Outputs& outputs) {
+  const RunConfig c = with_drawn_seeds(outputs.config());
   const std::unique_ptr<RunModels> opened = open_models(c);
   RunModels& models = *opened;
   TrainingData data = open_data(models);
@@ -261,6 +261,8 @@ void train(const RunConfig& config) {
     complete_checkpoint(models, content, params, trained);
   };
   o.hooks = hooks(models, data.task, o);
+  o.flushed = outputs.flushed();
+  o.before_commit = outputs.before_commit();
   warn_of_sample_keys(c);
 
   const bool compares = c.run.enable_ssim;
@@ -281,6 +283,14 @@ void train(const RunConfig& config) {
     write_grid(events ? &*events : nullptr, models, t.steps, after);
   }
   if (compares) compare(before, after);
+}
+
+}  // namespace
+
+void train(const RunConfig& config) {
+  Outputs outputs(config);
+  train_into(outputs);
+  outputs.finish();
 }
 
 }  // namespace md

@@ -9,6 +9,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/run/plan.h"
 #include "maxdiffusion/run/write_media.h"
+#include "maxdiffusion/storage/location.h"
 #include "maxdiffusion/tasks/autoencoder.h"
 
 namespace md {
@@ -44,6 +45,7 @@ LoopOptions loop_options(const RunConfig& c, const std::string& folder, const st
   LoopOptions o;
   o.title = title;
   o.folder = folder;
+  if (c.places) o.place = folder == c.folder() ? c.place() : below(c.place(), folder.substr(c.folder().size() + 1));
   o.step.optim = c.optim;
   o.step.scope = scope_options(c.layers);
   o.step.scope.quantization = nullptr;
@@ -108,7 +110,7 @@ void train_stage(RunModels& models, const AutoencoderTask& task, const std::shar
   const std::string component = task.model();
   LoopOptions o = loop_options(c, c.folder() + "/" + stage, "train " + stage);
   o.keys.save_final_checkpoint = true;  // the next stage's start
-  if (!o.keys.checkpoint_dir.empty()) o.keys.checkpoint_dir += "/" + stage;
+  if (!o.keys.checkpoint_dir.empty()) o.keys.checkpoint_dir = below(o.keys.checkpoint_dir, stage);
   o.step.optim = c.optim.with_switches(true);
   o.step.optim.max_train_steps = steps;
   o.step.optim.learning_rate_schedule_steps = -1;

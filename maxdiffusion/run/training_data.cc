@@ -14,7 +14,9 @@
 #include "maxdiffusion/data/video/moving_emoji.h"
 #include "maxdiffusion/run/encode_dataset.h"
 #include "maxdiffusion/run/train_autoencoder.h"
-#include "maxdiffusion/storage/location.h"
+#include "maxdiffusion/storage/mirror.h"
+#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/write.h"
 #include "maxdiffusion/tasks/replay.h"
 
 namespace md {

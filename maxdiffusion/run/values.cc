@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/storage/write.h"
 
 namespace md {
 namespace {
@@ -57,9 +58,12 @@ int64_t drawn_seed() {
 
 /// The seed in the config that an earlier start of the run has written.
 std::optional<int64_t> seed_of_run(const RunConfig& c) {
-  if (c.run.run_name.empty() || !exists(c.folder() + "/config.yml")) return std::nullopt;
+  if (c.run.run_name.empty()) return std::nullopt;
   try {
-    const int64_t seed = RunConfig::load(c.folder() + "/config.yml", {}).run.seed;
+    std::string file = c.folder() + "/config.yml";
+    if (!exists(file)) file = below(c.place(), "config.yml");
+    if (!find_file(file)) return std::nullopt;
+    const int64_t seed = RunConfig::from_source(ConfigSource::from_text(get_text(file))).run.seed;
     return seed >= 0 ? std::optional(seed) : std::nullopt;
   } catch (const Error& e) {
     log_warning("the seed of the run before is not known: {}", e.what());

@@ -5,13 +5,15 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <vector>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/user_cache.h"
+#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/write.h"
 
 namespace md {
 namespace {
@@ -22,18 +24,13 @@ constexpr const char* kExtension = ".pjrt";
 constexpr std::string_view kMagic = "maxdiffusion executable 1\n";
 constexpr size_t kHashDigits = 32;
 
-std::string default_folder() {
-  if (const char* xdg = std::getenv("XDG_CACHE_HOME"); xdg && *xdg) return std::string(xdg) + "/maxdiffusion";
-  if (const char* home = std::getenv("HOME"); home && *home) return std::string(home) + "/.cache/maxdiffusion";
-  return "";
-}
-
 }  // namespace
 
 ExecutableCache::ExecutableCache(const std::string& folder, uint64_t limit)
     : folder_(folder == "off"  ? ""
-              : folder.empty() ? default_folder()
-                               : folder),
+              : folder.empty() ? user_cache_folder()
+                               : staging(folder)),
+      place_(is_remote(folder) ? folder : ""),
       limit_(limit) {}
 
 std::string ExecutableCache::path(const std::string& key) const {
@@ -42,8 +39,13 @@ std::string ExecutableCache::path(const std::string& key) const {
 
 std::optional<std::string> ExecutableCache::get(const std::string& key) const {
   const std::string file = path(key);
-  if (file.empty() || !exists(file)) return {};
+  if (file.empty() || (place_.empty() && !exists(file))) return {};
   try {
+    if (!exists(file)) {
+      const auto found = find_file(below(place_, key + kExtension));
+      if (!found) return {};
+      get_file(*found, file);
+    }
     std::string bytes = read_file(file);
     const size_t head = kMagic.size() + kHashDigits + 1;
     const std::string_view view = bytes;
@@ -70,6 +72,7 @@ void ExecutableCache::put(const std::string& key, std::string_view executable) c
     bytes += executable;
     write_file_atomic(file, bytes);
     trim();
+    if (!place_.empty()) put_file(file, below(place_, key + kExtension));
   } catch (const std::exception& e) {  // of the file system as well as ours
     log_warning("executable cache: '{}' is not written: {}", file, e.what());
   }

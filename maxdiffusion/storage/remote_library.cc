@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include "maxdiffusion/storage/shared_library.h"
+#include "maxdiffusion/base/shared_library.h"
 
 namespace md {
 namespace {

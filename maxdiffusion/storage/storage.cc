@@ -74,7 +74,7 @@ std::vector<FoundFile> walk(const std::string& location, LinksLeftOut* left_out 
   std::vector<FoundFile> found;
   check_scheme(location);
   if (is_remote(location)) {
-    found = remote_library().list(location);
+    found = remote_library().list(location, true);
     const size_t root = parts_of(location).path.size();
     std::erase_if(found, [&](const FoundFile& f) {
       const std::string path = parts_of(f.location).path;

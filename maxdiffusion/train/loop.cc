@@ -90,7 +90,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   const int64_t first = state.step;
   Progress at{first, o.step.optim.max_train_steps, programs.samples()};
   StateSaver saver(devices, programs, o.step, o.checkpoint_dir(), o.keys.checkpoints_to_keep, o.keys.save_optimizer,
-                   o.seed, o.complete);
+                   o.seed, o.complete, o.before_commit);
   if (!o.keys.save_optimizer)
     log_info("{}: save_optimizer=false: checkpoints are without moments, and a resumed run will differ", o.title);
   std::map<std::string, std::string> texts = o.texts;
@@ -103,7 +103,8 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                      .device_flops = programs.device_flops(0),
                      .device_peak_flops = devices.client().peak_flops(o.step.scope.activations),
                      .config = o.metrics,
-                     .texts = std::move(texts)});
+                     .texts = std::move(texts),
+                     .flushed = o.flushed});
   ProfileWindow profile(devices, o.profile, o.folder + "/tensorboard", first);
   LoopView view{at, devices, programs, state, recorder};
   std::vector<Hook> hooks = {{[&](const Progress& p) { return profile.ends(p.done); },

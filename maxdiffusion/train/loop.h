@@ -10,6 +10,7 @@
 
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/recorder.h"
+#include "maxdiffusion/storage/location.h"
 #include "maxdiffusion/train/state.h"
 
 namespace md {
@@ -23,7 +24,8 @@ struct LoopKeys {
   void visit(V&& v) {
     v("checkpoint_every", checkpoint_every, "samples between checkpoints; -1: none before the end");
     v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all");
-    v("checkpoint_dir", checkpoint_dir, "where checkpoints are; empty: output_dir/run_name/checkpoints");
+    v("checkpoint_dir", checkpoint_dir,
+      "where checkpoints are, also in a bucket; empty: output_dir/run_name/checkpoints");
     v("save_final_checkpoint", save_final_checkpoint,
       "write a checkpoint after the last step, also where checkpoint_every asks for none");
     v("save_optimizer", save_optimizer, "false: checkpoints are without moments, which start anew on resuming");
@@ -65,6 +67,7 @@ struct Hook {
 struct LoopOptions {
   std::string title;   // of the progress bar
   std::string folder;  // tensorboard/, metrics.jsonl, curves and, without the key checkpoint_dir, checkpoints/ go here
+  std::string place;   // where checkpoints/ goes instead: what `folder` stands for in a bucket; empty: `folder`
   StepOptions step;
   uint64_t seed = 0;
   LoopKeys keys;
@@ -80,9 +83,11 @@ struct LoopOptions {
   HostArrays constants;
   /// Called in this order after a step.
   std::vector<Hook> hooks;
+  /// Called when metrics were written, and before a checkpoint counts in a bucket; may be empty.
+  std::function<void()> flushed, before_commit;
 
   std::string checkpoint_dir() const {
-    return keys.checkpoint_dir.empty() ? folder + "/checkpoints" : keys.checkpoint_dir;
+    return keys.checkpoint_dir.empty() ? below(place.empty() ? folder : place, "checkpoints") : keys.checkpoint_dir;
   }
 };
 

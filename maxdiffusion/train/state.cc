@@ -11,8 +11,10 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/version.h"
+#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/families/model_weights.h"
+#include "maxdiffusion/storage/location.h"
 #include "maxdiffusion/train/state_info.h"
 
 namespace md {
@@ -85,14 +87,14 @@ HostState restored(const ParamTable& params, const std::string& checkpoint_dir, 
                    const StepOptions& step, NamedPieces frozen) {
   const CheckpointContent c = read_training_state(checkpoint_dir, at);
   const std::string folder = checkpoint_folder(checkpoint_dir, at);
-  const StateInfo info = parse_state_info(c.state_json, folder + "/training_state/state.json", at);
+  const StateInfo info = parse_state_info(c.state_json, below(folder, "training_state/state.json"), at);
   NamedPieces values = c.state;
   // Parameters are the rounding of their masters, or in the models' own files, unless those hold their averages.
   const ParamTable wide = in_f32(params);
   if (step.ema_decay == 0)
     for (const std::string& component : whole_components(params)) {
       if (has_masters(values, params, component)) continue;
-      const std::string path = folder + "/" + component;
+      const std::string path = local_checkpoint(folder, CheckpointPart::component, component) + "/" + component;
       values.merge(as_pieces(open_component(wide, component, SafetensorsReader::open(path), path)()));
     }
   if (const std::string fault = not_finite(values); !fault.empty())
@@ -219,7 +221,7 @@ HostArrays trained_values(const Devices& devices, const StepPrograms& programs, 
 
 StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
                        std::string checkpoint_dir, int64_t keep, bool moments, uint64_t seed,
-                       CompleteCheckpoint complete)
+                       CompleteCheckpoint complete, std::function<void()> before_commit)
     : devices_(devices),
       programs_(programs),
       averaged_(step.ema_decay > 0),
@@ -227,7 +229,7 @@ StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, con
       checkpoint_dir_(std::move(checkpoint_dir)),
       seed_(seed),
       complete_(std::move(complete)),
-      writer_(checkpoint_dir_, static_cast<int>(keep)) {}
+      writer_(checkpoint_dir_, static_cast<int>(keep), {}, std::move(before_commit)) {}
 
 void StateSaver::save(const TrainState& state, int64_t at, Position position) {
   const json info = {{"maxdiffusion_version", version()},

@@ -52,9 +52,10 @@ using CompleteCheckpoint = std::function<void(CheckpointContent&, const ParamTab
 /// Writes checkpoints on a thread of its own while training goes on. Keeps references to its arguments.
 class StateSaver {
  public:
-  /// `moments`: false leaves the optimizer's moments out.
+  /// `moments`: false leaves the optimizer's moments out. `before_commit`: see CheckpointWriter.
   StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step, std::string checkpoint_dir,
-             int64_t keep, bool moments, uint64_t seed, CompleteCheckpoint complete);
+             int64_t keep, bool moments, uint64_t seed, CompleteCheckpoint complete,
+             std::function<void()> before_commit = {});
   /// The state's arrays as they are now, as the checkpoint of step `at`, before the batch at `position`.
   void save(const TrainState& state, int64_t at, Position position);
   /// Waits for the write under way; throws its error.

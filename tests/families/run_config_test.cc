@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
+#include "maxdiffusion/run/outputs.h"
 #include "maxdiffusion/run/values.h"
 #include "tests/one_device.h"
 #include "tests/tiny_folder.h"
@@ -147,9 +148,31 @@ TEST(RunConfig, LatentsOfAnotherSizeAreToldTheLayoutOfTheirFile) {
 }
 
 TEST(RunConfig, PlacesThatCannotBeWrittenToAreRefused) {
-  for (const char* key : {"output_dir", "base_output_directory", "jax_cache_dir", "metrics_file", "timing_metrics_file",
-                          "dataset_save_location", "checkpoint_dir"})
-    EXPECT_TRUE(contains(refusal({std::string(key) + "=gs://bucket/a"}), std::string(key) + " is 'gs://bucket/a'"));
+  for (const std::string key : {"output_dir", "base_output_directory", "jax_cache_dir", "metrics_file",
+                                "timing_metrics_file", "dataset_save_location", "checkpoint_dir", "tfrecords_dir"}) {
+    EXPECT_TRUE(contains(refusal({key + "=hdfs://bucket/a"}), key + " is 'hdfs://bucket/a'"));
+    for (const char* scheme : {"gs", "s3"}) parse("", {key + "=" + scheme + "://bucket/a"});
+    const std::string secret = refusal({key + "=s3://who:hush@bucket/a"});
+    EXPECT_TRUE(contains(secret, key + " holds a secret") && !contains(secret, "hush")) << secret;
+  }
+}
+
+TEST(RunConfig, PlacesInBucketsAreFoldersOfThisMachineMeanwhile) {
+  const TemporaryFolder t;
+  const char* before = std::getenv("XDG_CACHE_HOME");
+  const std::string cache = before ? before : "";
+  ::setenv("XDG_CACHE_HOME", t.path().c_str(), 1);
+  const RunConfig given =
+      parse("{run_name: a, output_dir: 'gs://bucket/runs/', metrics_file: 's3://other/lines.jsonl'}");
+  EXPECT_EQ(given.checkpoint_dir(), "gs://bucket/runs/a/checkpoints");
+  const RunConfig c = on_this_machine(given);
+  EXPECT_TRUE(c.folder().starts_with(t / "maxdiffusion/places/gs/") && c.folder().ends_with("/bucket/runs/a"));
+  EXPECT_TRUE(c.metrics.metrics_file.starts_with(t / "maxdiffusion/places/s3/")) << c.metrics.metrics_file;
+  EXPECT_EQ(c.place(), "gs://bucket/runs/a");
+  EXPECT_EQ(c.checkpoint_dir(), given.checkpoint_dir());
+  EXPECT_EQ(c.to_yaml(), given.to_yaml());
+  EXPECT_FALSE(on_this_machine(parse("{run_name: a, output_dir: runs}")).places.has_value());
+  before ? ::setenv("XDG_CACHE_HOME", cache.c_str(), 1) : ::unsetenv("XDG_CACHE_HOME");
 }
 
 TEST(RunConfig, SaysToLayersWhatItsKeysSay) {

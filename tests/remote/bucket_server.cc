@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <ctime>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -18,6 +19,10 @@
 namespace md {
 namespace {
 
+constexpr const char* kBusy =
+    "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
+constexpr const char* kForbidden =
+    "<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code><Message>No.</Message></Error>";
 constexpr int64_t kPage = 3;  // objects of a listing, so that every test of more goes on to the next
 
 std::string decoded(const std::string& s) {
@@ -53,6 +58,32 @@ std::string escaped(const std::string& s) {
     }
   }
   return out;
+}
+
+std::string unescaped(std::string s) {
+  for (const auto& [from, to] : {std::pair{"&lt;", "<"}, std::pair{"&gt;", ">"}, std::pair{"&quot;", "\""},
+                                 std::pair{"&apos;", "'"}, std::pair{"&amp;", "&"}})
+    for (size_t i = 0; (i = s.find(from, i)) != std::string::npos; ++i) s.replace(i, std::string(from).size(), to);
+  return s;
+}
+
+/// The bytes of a body in chunks, each behind a line with its size: of HTTP, and of AWS within that.
+std::string without_chunks(const std::string& s) {
+  std::string out;
+  for (size_t at = 0; at < s.size();) {
+    const size_t line = s.find("\r\n", at), size = std::stoull(s.substr(at), nullptr, 16);
+    if (size == 0) break;
+    out += s.substr(line + 2, size);
+    at = line + 2 + size + 2;
+  }
+  return out;
+}
+
+bool more(int connection, std::string& held) {
+  char bytes[65536];
+  const ssize_t n = ::recv(connection, bytes, sizeof bytes, 0);
+  if (n > 0) held.append(bytes, static_cast<size_t>(n));
+  return n > 0;
 }
 
 bool send_all(int connection, const std::string& bytes) {
@@ -106,6 +137,56 @@ void BucketServer::put_files(const std::string& bucket, const std::string& prefi
   }
 }
 
+void BucketServer::store(const std::string& bucket, const std::string& key, std::string bytes) {
+  const std::string hash = content_hash(bytes);
+  buckets_[bucket][key] = {std::move(bytes), std::time(nullptr), hash};
+}
+
+std::vector<std::string> BucketServer::keys(const std::string& bucket) {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> all;
+  for (const auto& [key, object] : buckets_[bucket]) all.push_back(key);
+  return all;
+}
+
+std::string BucketServer::object(const std::string& bucket, const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  const auto& objects = buckets_[bucket];
+  const auto found = objects.find(key);
+  return found == objects.end() ? "" : found->second.bytes;
+}
+
+void BucketServer::erase(const std::string& bucket, const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  buckets_[bucket].erase(key);
+}
+
+int64_t BucketServer::open_uploads() {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(uploads_.size());
+}
+
+void BucketServer::fail_writes(WriteFault fault, int64_t times, int64_t after) {
+  const std::lock_guard lock(mutex_);
+  write_fault_ = fault, write_faults_left_ = times, writes_before_ = after;
+}
+
+void BucketServer::on_write(std::function<void(const std::string&)> call) {
+  const std::lock_guard lock(mutex_);
+  on_write_ = std::move(call);
+}
+
+BucketServer::WriteFault BucketServer::next_write_fault() {
+  const std::lock_guard lock(mutex_);
+  if (writes_before_ > 0) {
+    --writes_before_;
+    return WriteFault::none;
+  }
+  if (write_faults_left_ == 0) return WriteFault::none;
+  --write_faults_left_;
+  return write_fault_;
+}
+
 void BucketServer::lock(const std::string& bucket, const std::string& access_key) {
   const std::lock_guard lock(mutex_);
   locks_[bucket] = access_key;
@@ -149,12 +230,8 @@ void BucketServer::accept_loop() {
 
 bool BucketServer::receive(int connection, std::string& held, Request& r) {
   size_t end;
-  while ((end = held.find("\r\n\r\n")) == std::string::npos) {
-    char bytes[8192];
-    const ssize_t n = ::recv(connection, bytes, sizeof bytes, 0);
-    if (n <= 0) return false;
-    held.append(bytes, static_cast<size_t>(n));
-  }
+  while ((end = held.find("\r\n\r\n")) == std::string::npos)
+    if (!more(connection, held)) return false;
   std::string head = held.substr(0, end + 2);
   held.erase(0, end + 4);
   const size_t line = head.find("\r\n"), first = head.find(' '), second = head.find(' ', first + 1);
@@ -179,10 +256,52 @@ bool BucketServer::receive(int connection, std::string& held, Request& r) {
   return true;
 }
 
+bool BucketServer::receive_body(int connection, std::string& held, Request& r, bool half) {
+  const auto header = [&](const char* name) {
+    const auto found = r.headers.find(name);
+    return found == r.headers.end() ? "" : found->second;
+  };
+  if (!header("expect").empty() && !send_all(connection, "HTTP/1.1 100 Continue\r\n\r\n")) return false;
+  if (header("transfer-encoding") == "chunked") {
+    size_t end;
+    while ((end = held.find("0\r\n\r\n")) == std::string::npos || (end > 0 && held[end - 1] != '\n'))
+      if (half || !more(connection, held)) return false;
+    r.body = without_chunks(held.substr(0, end + 5));
+    held.erase(0, end + 5);
+  } else if (const std::string size = header("content-length"); !size.empty()) {
+    const size_t bytes = std::stoull(size);
+    while (held.size() < (half ? bytes / 2 : bytes))
+      if (!more(connection, held)) return false;
+    if (half) return false;
+    r.body = held.substr(0, bytes);
+    held.erase(0, bytes);
+  }
+  if (header("content-encoding").find("aws-chunked") != std::string::npos ||
+      header("x-amz-content-sha256").starts_with("STREAMING"))
+    r.body = without_chunks(r.body);
+  return true;
+}
+
 void BucketServer::serve(int connection) {
   std::string held;
   for (Request r; receive(connection, held, r); r = {}) {
-    Answer a = answer(r);
+    WriteFault write_fault = WriteFault::none;
+    if (r.changes()) {
+      std::function<void(const std::string&)> call;
+      {
+        const std::lock_guard lock(mutex_);
+        call = on_write_;
+      }
+      const auto name = r.query.find("name");  // what an upload to Google will be
+      if (call) call(r.method + " " + r.path + (name == r.query.end() ? "" : "/" + name->second));
+      write_fault = next_write_fault();
+    }
+    if (!receive_body(connection, held, r, write_fault == WriteFault::half)) return;
+    if (write_fault == WriteFault::slow) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    Answer a = write_fault == WriteFault::busy        ? Answer{.status = 503, .body = kBusy}
+               : write_fault == WriteFault::forbidden ? Answer{.status = 403, .body = kForbidden}
+                                                      : answer(r);
+    if (write_fault == WriteFault::unanswered) return;
     Fault fault = Fault::none;
     if (a.data) {
       const std::lock_guard lock(mutex_);
@@ -207,6 +326,7 @@ BucketServer::Answer BucketServer::answer(const Request& r) {
     const size_t key = who.find("Credential=");
     signers_.insert(key == std::string::npos ? who : who.substr(key + 11, who.find('/', key) - key - 11));
   }
+  if (r.path.starts_with("/upload/storage/v1/") || r.path.starts_with("/resumable/")) return google_upload(r);
   return r.path.starts_with("/storage/v1/") ? google(r) : s3(r);
 }
 
@@ -266,6 +386,7 @@ BucketServer::Answer BucketServer::s3(const Request& r) {
   const auto b = buckets_.find(bucket);
   if (b == buckets_.end()) return error(404, "NoSuchBucket");
   if (!may_read(r, bucket)) return error(403, "AccessDenied");
+  if (r.changes()) return s3_write(r, bucket, key);
   if (!key.empty()) {
     const auto o = b->second.find(key);
     if (o == b->second.end()) return error(404, "NoSuchKey");
@@ -285,6 +406,124 @@ BucketServer::Answer BucketServer::s3(const Request& r) {
                       !next.empty());
   if (!next.empty()) body += "<NextContinuationToken>" + escaped(next) + "</NextContinuationToken>";
   return {.body = body + "</ListBucketResult>"};
+}
+
+BucketServer::Answer BucketServer::s3_write(const Request& r, const std::string& bucket, const std::string& key) {
+  const auto upload = r.query.contains("uploadId") ? uploads_.find(r.query.at("uploadId")) : uploads_.end();
+  if (r.query.contains("uploadId") && upload == uploads_.end())
+    return {.status = 404, .body = "<?xml version=\"1.0\"?><Error><Code>NoSuchUpload</Code></Error>"};
+  const auto tagged = [](const std::string& bytes) {
+    Answer a;
+    a.headers = {fmt::format("ETag: \"{}\"", content_hash(bytes))};
+    return a;
+  };
+  if (r.method == "POST" && r.query.contains("uploads")) {
+    const std::string id = std::to_string(++uploads_begun_);
+    uploads_[id] = {bucket, key, {}};
+    return {.body = fmt::format("<?xml version=\"1.0\"?><InitiateMultipartUploadResult><Bucket>{}</Bucket><Key>{}</Key>"
+                                "<UploadId>{}</UploadId></InitiateMultipartUploadResult>",
+                                bucket, escaped(key), id)};
+  }
+  if (r.method == "POST" && r.query.contains("delete")) {
+    for (size_t at = 0; (at = r.body.find("<Key>", at)) != std::string::npos; ++at)
+      buckets_[bucket].erase(unescaped(r.body.substr(at + 5, r.body.find("</Key>", at) - at - 5)));
+    return {.body = "<?xml version=\"1.0\"?><DeleteResult></DeleteResult>"};
+  }
+  if (r.method == "POST") {  // completes an upload
+    std::string all;
+    for (const auto& [number, part] : upload->second.parts) all += part;
+    uploads_.erase(upload);
+    store(bucket, key, all);
+    return {.body = fmt::format("<?xml version=\"1.0\"?><CompleteMultipartUploadResult><Bucket>{}</Bucket><Key>{}</Key>"
+                                "<ETag>\"{}\"</ETag></CompleteMultipartUploadResult>",
+                                bucket, escaped(key), content_hash(all))};
+  }
+  if (r.method == "DELETE") {
+    if (upload != uploads_.end())
+      uploads_.erase(upload);
+    else
+      buckets_[bucket].erase(key);
+    return {.status = 204};
+  }
+  if (upload != uploads_.end()) {
+    upload->second.parts[std::stoll(r.query.at("partNumber"))] = r.body;
+    return tagged(r.body);
+  }
+  store(bucket, key, r.body);
+  return tagged(r.body);
+}
+
+BucketServer::Answer BucketServer::google_upload(const Request& r) {
+  using nlohmann::json;
+  const auto about = [](const Upload& u, size_t size) {
+    return Answer{.type = "application/json",
+                  .body = json{
+                      {"kind", "storage#object"},
+                      {"name", u.key},
+                      {"bucket", u.bucket},
+                      {"size", std::to_string(size)},
+                      {"generation", "1"},
+                      {"metageneration",
+                       "1"}}.dump()};
+  };
+  if (r.method == "POST") {
+    const std::string rest = r.path.substr(std::string("/upload/storage/v1/b/").size());
+    Upload u{rest.substr(0, rest.find('/')), r.query.contains("name") ? r.query.at("name") : "", {{0, ""}}};
+    if (!buckets_.contains(u.bucket))
+      return {.status = 404,
+              .type = "application/json",
+              .body = json{{"error", {{"code", 404}, {"message", "The specified bucket does not exist."}}}}.dump()};
+    if (!may_read(r, u.bucket))
+      return {.status = 403,
+              .type = "application/json",
+              .body = json{{"error", {{"code", 403}, {"message", "no storage.objects.create access."}}}}.dump()};
+    if (u.key.empty())
+      if (const json named = json::parse(r.body, nullptr, false); named.is_object()) u.key = named.value("name", "");
+    if (r.query.contains("uploadType") && r.query.at("uploadType") != "resumable") {  // metadata and bytes in one body
+      const auto type = r.headers.find("content-type");
+      const size_t mark = type == r.headers.end() ? std::string::npos : type->second.find("boundary=");
+      std::string bytes = r.body;
+      if (mark != std::string::npos) {
+        const std::string boundary = "--" + type->second.substr(mark + 9);
+        const size_t second = bytes.find(boundary, bytes.find(boundary) + 1),
+                     begin = bytes.find("\r\n\r\n", second) + 4;
+        bytes = bytes.substr(begin, bytes.rfind("\r\n" + boundary) - begin);
+      }
+      store(u.bucket, u.key, bytes);
+      return about(u, bytes.size());
+    }
+    const std::string id = std::to_string(++uploads_begun_);
+    uploads_[id] = u;
+    Answer a{.type = "application/json", .body = "{}"};
+    a.headers = {fmt::format("Location: http://{}/resumable/{}", address_, id)};
+    return a;
+  }
+  const std::string id = r.path.substr(std::string("/resumable/").size());
+  if (const auto done = finished_.find(id); done != finished_.end()) return about(done->second, done->second.size);
+  const auto found = uploads_.find(id);
+  if (found == uploads_.end()) return {.status = 404, .type = "application/json", .body = "{}"};
+  if (r.method == "DELETE") {
+    uploads_.erase(found);
+    return {.status = 204};
+  }
+  // "bytes FIRST-LAST/TOTAL", "bytes FIRST-LAST/*", "bytes */TOTAL", "bytes */*"
+  std::string& bytes = found->second.parts[0];
+  const std::string range = r.headers.contains("content-range") ? r.headers.at("content-range") : "bytes */*";
+  const std::string total = range.substr(range.find('/') + 1);
+  if (range[6] != '*') {
+    const size_t first = std::stoull(range.substr(6));
+    bytes.resize(std::min(bytes.size(), first));
+    bytes += r.body;
+  }
+  if (total != "*" && bytes.size() == std::stoull(total)) {
+    store(found->second.bucket, found->second.key, bytes);
+    const Upload u = finished_[id] = {found->second.bucket, found->second.key, {}, bytes.size()};
+    uploads_.erase(found);
+    return about(u, u.size);
+  }
+  Answer a{.status = 308, .type = "application/json"};
+  if (!bytes.empty()) a.headers = {fmt::format("Range: bytes=0-{}", bytes.size() - 1)};
+  return a;
 }
 
 BucketServer::Answer BucketServer::google(const Request& r) {
@@ -311,6 +550,10 @@ BucketServer::Answer BucketServer::google(const Request& r) {
   if (what.starts_with("/o/")) {
     const auto o = b->second.find(what.substr(3));
     if (o == b->second.end()) return error(404, "No such object");
+    if (r.method == "DELETE") {
+      b->second.erase(o);
+      return {.status = 204, .type = "application/json"};
+    }
     const auto alt = r.query.find("alt");
     if (alt != r.query.end() && alt->second == "media") return media(r, o->second);
     return {.type = "application/json", .body = about(o->first, o->second).dump()};

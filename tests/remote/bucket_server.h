@@ -1,10 +1,12 @@
-// A storage service for tests, on a port of its own on threads of this process: the requests that readers make of S3
-// (path style; HEAD, GET with Range, ListObjectsV2) and of Google's JSON API (objects' metadata, media, lists).
-// Sources: "Amazon S3 API reference"; "Cloud Storage JSON API". Signatures are not checked, only who signed.
+// A storage service for tests, on a port of its own on threads of this process: the requests that readers and writers
+// make of S3 (path style; HEAD, GET with Range, ListObjectsV2; PUT, uploads in parts, copies, DELETE) and of Google's
+// JSON API (objects' metadata, media, lists; resumable uploads, DELETE). Sources: "Amazon S3 API reference"; "Cloud
+// Storage JSON API". Signatures are not checked, only who signed.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -18,6 +20,9 @@ class BucketServer {
  public:
   /// What happens to a request for an object's bytes.
   enum class Fault { none, drop, truncate };
+  /// What happens to a request that changes something: it is refused as by a busy server, or for good; cut off when
+  /// half of its body is there, done without an answer, or answered late.
+  enum class WriteFault { none, busy, forbidden, half, unanswered, slow };
 
   BucketServer();
   ~BucketServer();
@@ -34,6 +39,16 @@ class BucketServer {
   void lock(const std::string& bucket, const std::string& access_key);
   /// The next `times` requests for bytes fail so.
   void fail(Fault fault, int64_t times);
+  /// After `after` more, the next `times` requests that change something fail so.
+  void fail_writes(WriteFault fault, int64_t times, int64_t after = 0);
+  /// Called with "PUT /bucket/key", … before each request that changes something is looked at.
+  void on_write(std::function<void(const std::string& request)> call);
+  /// Keys of a bucket, and the bytes of one of them ("" where it is not there).
+  std::vector<std::string> keys(const std::string& bucket);
+  std::string object(const std::string& bucket, const std::string& key);
+  void erase(const std::string& bucket, const std::string& key);
+  /// Uploads in parts that were begun and neither completed nor given up.
+  int64_t open_uploads();
   /// "GET /bucket/key", … of all requests so far, and forgets them.
   std::vector<std::string> requests();
   /// Values of the Authorization header so far, without repeats.
@@ -48,6 +63,8 @@ class BucketServer {
   struct Request {
     std::string method, path;  // decoded, without query
     std::map<std::string, std::string> query, headers;
+    std::string body;
+    bool changes() const { return method == "PUT" || method == "POST" || method == "DELETE"; }
   };
   struct Answer {
     int status = 200;
@@ -58,9 +75,16 @@ class BucketServer {
   void accept_loop();
   void serve(int connection);
   static bool receive(int connection, std::string& held, Request& r);
+  /// Reads what follows the head, unless the request is to be cut off.
+  static bool receive_body(int connection, std::string& held, Request& r, bool half);
+  WriteFault next_write_fault();
   Answer answer(const Request& r);
   Answer s3(const Request& r);
+  Answer s3_write(const Request& r, const std::string& bucket, const std::string& key);
   Answer google(const Request& r);
+  Answer google_upload(const Request& r);
+  /// Under the lock.
+  void store(const std::string& bucket, const std::string& key, std::string bytes);
   Answer media(const Request& r, const Object& o) const;
   /// Keys of a bucket from `after` on, a page of them; the key where the next begins, or "".
   static std::vector<std::string> page(const std::map<std::string, Object>& objects, const Request& r,
@@ -74,6 +98,17 @@ class BucketServer {
   std::map<std::string, std::string> locks_;
   Fault fault_ = Fault::none;
   int64_t faults_left_ = 0;
+  WriteFault write_fault_ = WriteFault::none;
+  int64_t write_faults_left_ = 0, writes_before_ = 0;
+  std::function<void(const std::string&)> on_write_;
+  /// By number: where it goes, and its parts.
+  struct Upload {
+    std::string bucket, key;
+    std::map<int64_t, std::string> parts;
+    size_t size = 0;  // when it is finished
+  };
+  std::map<std::string, Upload> uploads_, finished_;
+  int64_t uploads_begun_ = 0;
   std::vector<std::string> requests_;
   std::set<std::string> signers_;
   std::set<int> connections_;

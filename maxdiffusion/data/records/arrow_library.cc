@@ -1,6 +1,6 @@
 #include "maxdiffusion/data/records/arrow_library.h"
 
-#include "maxdiffusion/storage/shared_library.h"
+#include "maxdiffusion/base/shared_library.h"
 
 namespace md {
 

@@ -23,6 +23,7 @@ namespace afs = arrow::fs;
 
 constexpr int kRetries = 3;
 constexpr double kPatience = 20;  // seconds: to connect, without a byte, and of all attempts at Google
+constexpr int64_t kChunk = int64_t{16} << 20, kChunksInMemory = 4;  // of a file that is written
 
 /// Which failures may pass is what AWS's library says; how often and how soon is ours.
 class Retries : public afs::S3RetryStrategy {
@@ -102,6 +103,19 @@ void require(const arrow::Status& s, const std::string& location) {
   if (!s.ok()) refuse(location, s);
 }
 
+/// "?retry_limit_seconds=2" is an option of Arrow's for Google only: the query without it, and the seconds.
+std::pair<std::string, double> without_patience(const std::string& query) {
+  constexpr std::string_view kName = "retry_limit_seconds=";
+  const size_t at = query.find(kName);
+  if (at == std::string::npos) return {query, kPatience};
+  const size_t end = std::min(query.find('&', at), query.size());
+  const double seconds = std::strtod(query.c_str() + at + kName.size(), nullptr);
+  // With the mark before it, and, of the first of several, the one behind it instead.
+  std::string rest = query.substr(0, at - 1) + query.substr(end);
+  if (rest.starts_with('&')) rest[0] = '?';
+  return {rest, seconds > 0 ? seconds : kPatience};
+}
+
 class RemoteFile : public InputFile {
  public:
   RemoteFile(std::string location, std::shared_ptr<afs::FileSystem> fs, afs::FileInfo info)
@@ -136,20 +150,22 @@ class RemoteFile : public InputFile {
 
 class Library : public RemoteLibrary {
  public:
-  std::vector<FoundFile> list(const std::string& location) const override {
+  std::vector<FoundFile> list(const std::string& location, bool must_exist) const override {
     const Place p = place_of(location);
     const auto fs = system_of(location);
     std::vector<afs::FileInfo> infos;
     // A bucket itself is listed at once: whoever may read its files may not always ask about it.
     const auto info = p.key.empty() ? afs::FileInfo(p.path(), afs::FileType::Directory)
                                     : require(fs->GetFileInfo(p.path()), location);
-    if (info.type() == afs::FileType::NotFound) refuse(location, arrow::Status::IOError("NOT_FOUND"));
-    if (info.IsFile()) {
+    if (info.type() == afs::FileType::NotFound) {
+      if (must_exist) refuse(location, arrow::Status::IOError("NOT_FOUND"));
+    } else if (info.IsFile()) {
       infos.push_back(info);
     } else {
       afs::FileSelector below;
       below.base_dir = p.path();
       below.recursive = true;
+      below.allow_not_found = !must_exist;
       infos = require(fs->GetFileInfo(below), location);
     }
     std::vector<FoundFile> out;
@@ -167,6 +183,38 @@ class Library : public RemoteLibrary {
     if (size < 0) info = require(fs->GetFileInfo(info.path()), location);
     if (!info.IsFile()) refuse(location, arrow::Status::IOError("NOT_FOUND"));
     return std::make_shared<RemoteFile>(location, std::move(fs), std::move(info));
+  }
+
+  void write(const std::string& location, int64_t size, const Source& source) const override {
+    const auto fs = system_of(location);
+    const auto out = require(fs->OpenOutputStream(place_of(location).path(), nullptr), location);
+    try {
+      for (int64_t at = 0, chunks = 1; at < size; ++chunks) {
+        std::string bytes = source(at, std::min(kChunk, size - at));
+        at += std::ssize(bytes);
+        require(out->Write(arrow::Buffer::FromString(std::move(bytes))), location);
+        if (chunks % kChunksInMemory == 0) require(out->Flush(), location);  // waits for parts that are under way
+      }
+      require(out->Close(), location);
+    } catch (...) {
+      if (!out->closed()) (void)out->Abort();
+      throw;
+    }
+  }
+
+  void remove(const std::string& location) const override {
+    const auto fs = system_of(location);
+    const std::string path = place_of(location).path();
+    const arrow::Status s = fs->DeleteFile(path);
+    if (!s.ok() && require(fs->GetFileInfo(path), location).IsFile()) refuse(location, s);
+  }
+
+  void remove_below(const std::string& location) const override {
+    const auto fs = system_of(location);
+    const Place p = place_of(location);
+    check(!p.key.empty(), Code::internal, "'{}': a whole bucket is not removed", shown(location));
+    const arrow::Status s = fs->DeleteDir(p.path());
+    if (!s.ok() && !list(location, false).empty()) refuse(location, s);
   }
 
   void close() override {
@@ -197,12 +245,14 @@ class Library : public RemoteLibrary {
       require(afs::InitializeS3(global), location);
     }
     const bool anonymous = p.user == "anonymous";
+    const auto [query, patience] = without_patience(p.query);
     const std::string root =
-        fmt::format("s3://{}{}{}", p.user.empty() || anonymous ? "" : p.user + "@", p.bucket, p.query);
+        fmt::format("s3://{}{}{}", p.user.empty() || anonymous ? "" : p.user + "@", p.bucket, query);
     auto options = require(afs::S3Options::FromUri(root), location);
     if (anonymous) options.ConfigureAnonymousCredentials();
     options.retry_strategy = std::make_shared<Retries>();
-    options.connect_timeout = options.request_timeout = kPatience;
+    options.connect_timeout = options.request_timeout = patience;
+    options.allow_delayed_open = true;  // small files are one request
     return require(afs::S3FileSystem::Make(options), location);
   }
 

@@ -1,4 +1,4 @@
-// Opens the shared libraries that need Arrow.
+// Opens the libraries of ours that link what most runs do without: Arrow, MPI.
 #pragma once
 
 #include <dlfcn.h>

@@ -1,0 +1,28 @@
+// Something that is done again and again beside the work of the program.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace md {
+
+/// Thread safe.
+class Repeater {
+ public:
+  /// Calls `act` on a thread of its own, after every poke() and every `period`, never twice at a time. What it throws
+  /// is a warning that begins with `title`, unless the call before ended with the same words.
+  Repeater(std::string title, std::chrono::milliseconds period, std::function<void()> act);
+  /// Waits for a call that is under way.
+  ~Repeater();
+  void poke();
+  /// Calls `act` on this thread, when a call that is under way has ended; what it throws comes out.
+  void now();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace md

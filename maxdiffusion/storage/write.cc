@@ -1,0 +1,176 @@
+#include "maxdiffusion/storage/write.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/storage/remote_library.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+
+constexpr int kAttempts = 3;
+constexpr milliseconds kFirstPause{250};
+constexpr int64_t kChunk = int64_t{16} << 20;
+
+std::string folder_of(const std::string& path) {
+  const std::string folder = fs::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+/// A file of this machine, of the size that it has when it is opened.
+class Bytes {
+ public:
+  explicit Bytes(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    check(fd_ >= 0, Code::io, "open '{}': {}", path, std::strerror(errno));
+    struct stat s {};
+    ::fstat(fd_, &s);
+    size_ = s.st_size;
+  }
+  ~Bytes() { ::close(fd_); }
+  Bytes(const Bytes&) = delete;
+  int64_t size() const { return size_; }
+  std::string read(int64_t offset, int64_t size) const {
+    std::string bytes(static_cast<size_t>(size), '\0');
+    for (int64_t got = 0; got < size;) {
+      const ssize_t n = ::pread(fd_, bytes.data() + got, static_cast<size_t>(size - got), offset + got);
+      if (n < 0 && errno == EINTR) continue;
+      check(n > 0, Code::io, "read '{}': {}", path_, n < 0 ? std::strerror(errno) : "it has become shorter");
+      got += n;
+    }
+    return bytes;
+  }
+
+ private:
+  std::string path_;
+  int fd_;
+  int64_t size_ = 0;
+};
+
+/// Tries again what the storage refused, unless it says that no patience will help.
+void patiently(const std::function<void()>& act) {
+  for (int attempt = 1;; ++attempt) {
+    try {
+      return act();
+    } catch (const Error& e) {
+      const bool final = e.code() != Code::io || attempt == kAttempts || std::ranges::none_of(e.notes(), [](auto& n) {
+                           return n.starts_with("after several attempts");
+                         });
+      if (final) throw;
+      log_info("again: {}", e.message());
+    }
+    std::this_thread::sleep_for(kFirstPause * (1 << attempt));
+  }
+}
+
+}  // namespace
+
+void put_text(const std::string& location, std::string_view text) {
+  if (!is_remote(location)) {
+    make_folders(folder_of(location));
+    return write_file_atomic(location, text);
+  }
+  patiently([&] {
+    remote_library().write(location, std::ssize(text), [&](int64_t offset, int64_t size) {
+      return std::string(text.substr(static_cast<size_t>(offset), static_cast<size_t>(size)));
+    });
+  });
+}
+
+void put_file(const std::string& file, const std::string& location) {
+  const Bytes bytes(file);
+  if (is_remote(location)) {
+    return patiently([&] {
+      remote_library().write(location, bytes.size(),
+                             [&](int64_t offset, int64_t size) { return bytes.read(offset, size); });
+    });
+  }
+  make_folders(folder_of(location));
+  const std::string temporary = fmt::format("{}.tmp-{}", location, ::getpid());
+  try {
+    FileWriter w(temporary);
+    for (int64_t at = 0; at < bytes.size(); at += kChunk) {
+      const std::string chunk = bytes.read(at, std::min(kChunk, bytes.size() - at));
+      w.write(chunk.data(), chunk.size());
+    }
+    w.close();
+    rename_durable(temporary, location);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+}
+
+std::string get_text(const std::string& location) {
+  const auto file = open_input(location);
+  return std::string(file->read(0, file->size()).bytes);
+}
+
+void get_file(const FoundFile& found, const std::string& path) {
+  const auto file = open_input(found);
+  make_folders(folder_of(path));
+  const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
+  try {
+    FileWriter w(temporary);
+    for (int64_t at = 0; at < file->size(); at += kChunk) {
+      Blob chunk;
+      patiently([&] { chunk = file->read(at, std::min(kChunk, file->size() - at)); });
+      w.write(chunk.bytes.data(), chunk.bytes.size());
+    }
+    w.close();
+    rename_durable(temporary, path);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+}
+
+std::optional<FoundFile> find_file(const std::string& location) {
+  for (const FoundFile& f : all_below(location))
+    if (parts_of(f.location).path == parts_of(location).path) return f;
+  return {};
+}
+
+std::vector<FoundFile> all_below(const std::string& folder) {
+  if (is_remote(folder)) return remote_library().list(folder, false);
+  std::vector<FoundFile> found;
+  std::error_code ec;
+  const auto add = [&](const fs::path& path) {
+    struct stat s {};
+    if (::stat(path.c_str(), &s) == 0 && S_ISREG(s.st_mode))
+      found.push_back({path.string(), s.st_size, s.st_mtim.tv_sec * 1'000'000'000 + s.st_mtim.tv_nsec});
+  };
+  if (fs::is_regular_file(folder, ec)) add(folder);
+  for (fs::recursive_directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) add(it->path());
+  return found;
+}
+
+void remove_file(const std::string& location) {
+  if (is_remote(location)) return patiently([&] { remote_library().remove(location); });
+  std::error_code ec;
+  fs::remove(location, ec);
+  check(!ec, Code::io, "remove '{}': {}", location, ec.message());
+}
+
+void remove_below(const std::string& folder) {
+  if (is_remote(folder)) return patiently([&] { remote_library().remove_below(folder); });
+  std::error_code ec;
+  fs::remove_all(folder, ec);
+  check(!ec, Code::io, "remove '{}': {}", folder, ec.message());
+}
+
+}  // namespace md

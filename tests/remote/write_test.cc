@@ -1,0 +1,242 @@
+// Files that are written: whole or not at all, on this machine and in buckets, through requests that fail, are slow or
+// end half way; mirrors; claims.
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <map>
+#include <thread>
+
+#include "maxdiffusion/storage/claim.h"
+#include "maxdiffusion/storage/mirror.h"
+#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/write.h"
+#include "tests/remote/world.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+using WriteFault = BucketServer::WriteFault;
+
+/// Bytes of which none is like those beside it.
+std::string bytes_of(size_t size) {
+  std::string bytes(size, '\0');
+  uint32_t x = 1;
+  for (char& c : bytes) c = static_cast<char>((x = x * 1664525 + 1013904223) >> 24);
+  return bytes;
+}
+
+class Writing : public testing::TestWithParam<const char*> {
+ protected:
+  Writing() {
+    ::setenv("XDG_CACHE_HOME", (t / "cache").c_str(), 1);
+    server().put("out", "", "");
+    for (const std::string& key : server().keys("out")) server().erase("out", key);
+  }
+  ~Writing() override { server().fail_writes(WriteFault::none, 0); }
+  std::string at(const std::string& path, double patience = 20) {
+    if (GetParam() == std::string("local")) return t / ("out/" + path);
+    return std::string(GetParam()) + "://out/" + path + "?retry_limit_seconds=" + std::to_string(patience);
+  }
+  TemporaryFolder t;
+};
+using WritingToBuckets = Writing;
+INSTANTIATE_TEST_SUITE_P(, Writing, testing::Values("local", "s3", "gs"),
+                         [](const auto& i) { return std::string(i.param); });
+INSTANTIATE_TEST_SUITE_P(, WritingToBuckets, testing::Values("s3", "gs"),
+                         [](const auto& i) { return std::string(i.param); });
+
+TEST_P(Writing, FilesArePutFoundReplacedAndRemoved) {
+  EXPECT_FALSE(find_file(at("a/ü b.txt")));
+  EXPECT_TRUE(all_below(at("a")).empty());
+  put_text(at("a/ü b.txt"), "first");
+  put_text(at("a/.hidden"), "");
+  put_text(at("ab"), "beside");
+  EXPECT_EQ(get_text(at("a/ü b.txt")), "first");
+  ASSERT_TRUE(find_file(at("a/ü b.txt")));
+  EXPECT_EQ(find_file(at("a/ü b.txt"))->size, 5);
+  EXPECT_FALSE(find_file(at("a")));
+  EXPECT_EQ(all_below(at("a")).size(), 2u);
+  put_text(at("a/ü b.txt"), "second, longer");
+  EXPECT_EQ(get_text(at("a/ü b.txt")), "second, longer");
+  remove_file(at("a/.hidden"));
+  remove_file(at("a/.hidden"));
+  EXPECT_EQ(all_below(at("a")).size(), 1u);
+  remove_below(at("a"));
+  remove_below(at("a"));
+  EXPECT_TRUE(all_below(at("a")).empty());
+  EXPECT_EQ(get_text(at("ab")), "beside");
+}
+
+TEST_P(Writing, LargeFilesGoInPartsAndComeBackWithEveryByte) {
+  const std::string bytes = bytes_of((size_t{37} << 20) + 12345), from = t / "from", back = t / "back/file";
+  const int64_t open = server().open_uploads();
+  write_file_atomic(from, bytes);
+  put_file(from, at("big.bin"));
+  const auto found = find_file(at("big.bin"));
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->size, std::ssize(bytes));
+  get_file(*found, back);
+  EXPECT_TRUE(read_file(back) == bytes);
+  EXPECT_EQ(server().open_uploads(), open);
+}
+
+TEST_P(WritingToBuckets, RequestsThatFailForAMomentAreTriedAgain) {
+  const std::string small = bytes_of(1000), big = bytes_of(size_t{13} << 20), file = t / "big";
+  write_file_atomic(file, big);
+  int64_t n = 0;
+  for (const auto fault : {WriteFault::busy, WriteFault::half, WriteFault::unanswered, WriteFault::slow})
+    for (int64_t after : {0, 1}) {
+      const std::string name = std::to_string(n++);
+      SCOPED_TRACE(name);
+      server().fail_writes(fault, 1, after);
+      put_text(at("small/" + name), small);
+      put_file(file, at("big/" + name));
+      server().fail_writes(WriteFault::none, 0);
+      EXPECT_EQ(server().object("out", "small/" + name), small);
+      EXPECT_TRUE(server().object("out", "big/" + name) == big);
+    }
+}
+
+TEST_P(WritingToBuckets, WhatFailsForGoodIsToldInTimeAndLeavesWhatWasThere) {
+  put_text(at("keep.txt"), "as it was");
+  const std::string file = t / "big";
+  write_file_atomic(file, bytes_of(size_t{13} << 20));
+  server().fail_writes(WriteFault::busy, 1 << 20);
+  expect_says(failure_of([&] { put_text(at("keep.txt", 1), "other"); }), {"out/keep.txt'", "attempts"});
+  server().fail_writes(WriteFault::half, 1 << 20);
+  const Failure f = failure_of([&] { put_file(file, at("new.bin", 1)); });
+  expect_says(f, {"out/new.bin'", "attempts", "try: is the network up"});
+  EXPECT_LT(f.seconds, 40);
+  server().fail_writes(WriteFault::forbidden, 1 << 20);
+  expect_says(failure_of([&] { put_text(at("keep.txt"), "other"); }), {"out/keep.txt'", "who asks is said by"});
+  server().fail_writes(WriteFault::none, 0);
+  EXPECT_EQ(get_text(at("keep.txt")), "as it was");
+  EXPECT_FALSE(find_file(at("new.bin")));
+}
+
+TEST_P(WritingToBuckets, AMirrorHasWhatTheFolderHas) {
+  const std::string folder = t / "run";
+  const auto put = [&](const std::string& name, const std::string& text) {
+    make_folders(fs::path(folder + "/" + name).parent_path());
+    write_file_atomic(folder + "/" + name, text);
+  };
+  put("metrics.jsonl", "1\n");
+  put("tensorboard/events", "a");
+  put(".lock", "no");
+  put("checkpoints/1/weights", "no");
+  {
+    Mirror mirror({{folder, at("run")}, {t / "lines.txt", at("elsewhere/lines.txt")}}, {"checkpoints"});
+    mirror.settle();
+    EXPECT_EQ(server().keys("out"), (std::vector<std::string>{"run/metrics.jsonl", "run/tensorboard/events"}));
+    server().requests();
+    mirror.settle();
+    for (const std::string& r : server().requests()) EXPECT_FALSE(r.starts_with("P")) << r;  // nothing has changed
+    put("metrics.jsonl", "1\n2\n");
+    put("samples/one.png", "picture");
+    write_file_atomic(t / "lines.txt", "line");
+    server().fail_writes(WriteFault::half, 1);
+    mirror.settle();
+    EXPECT_EQ(server().object("out", "run/metrics.jsonl"), "1\n2\n");
+    EXPECT_EQ(server().object("out", "run/samples/one.png"), "picture");
+    EXPECT_EQ(server().object("out", "elsewhere/lines.txt"), "line");
+    put("last", "at the end");
+  }
+  EXPECT_EQ(server().object("out", "run/last"), "at the end");
+  // Another process of the same folder puts only what is new.
+  server().requests();
+  put("metrics.jsonl", "1\n2\n3\n");
+  Mirror({{folder, at("run")}}, {"checkpoints"}).settle();
+  for (const std::string& r : server().requests()) {
+    const bool unchanged = r.find("samples") != r.npos || r.find("tensorb") != r.npos;
+    EXPECT_FALSE(r.starts_with("P") && unchanged) << r;
+  }
+  EXPECT_EQ(server().object("out", "run/metrics.jsonl"), "1\n2\n3\n");
+}
+
+TEST_P(WritingToBuckets, NothingIsLostThatAMirrorCannotPut) {
+  const std::string folder = t / "run";
+  make_folders(folder);
+  write_file_atomic(folder + "/a", "text");
+  server().fail_writes(WriteFault::busy, 1 << 20);
+  Mirror mirror({{folder, at("run", 1)}}, {});
+  mirror.changed();
+  expect_says(failure_of([&] { mirror.settle(); }), {"out/run/a'", "attempts"});
+  server().fail_writes(WriteFault::none, 0);
+  EXPECT_TRUE(server().keys("out").empty());
+  mirror.settle();
+  EXPECT_EQ(server().object("out", "run/a"), "text");
+}
+
+TEST_P(WritingToBuckets, AFolderHasOneOwnerAtATime) {
+  {
+    const Claim first(at("run"), "process 1 on a");
+    first.check();
+    const Failure f = failure_of([&] { Claim(at("run"), "process 2 on b"); });
+    expect_says(f, {"out/run' is in use by process 1 on a", "another run_name"});
+    first.check();
+    const Claim other(at("run2"), "process 2 on b");
+    // The storage says that somebody has taken it meanwhile.
+    put_text(at("run/.lock/other"), "process 3 on c\n");
+    expect_says(failure_of([&] { first.check(); }), {"in use by process 3 on c too"});
+    remove_file(at("run/.lock/other"));
+    for (const FoundFile& f : all_below(at("run/.lock"))) remove_file(f.location);
+    expect_says(failure_of([&] { first.check(); }), {"was taken from this run"});
+  }
+  EXPECT_TRUE(all_below(at("run")).empty());
+}
+
+TEST_P(WritingToBuckets, TheClaimOfADeadProcessCountsForNothing) {
+  server().put("out", "run/.lock/old", "process 1 on elsewhere\n", 1'700'000'000);
+  std::string text;
+  {
+    const Claim claim(at("run"), "process 2 on b");
+    const auto left = all_below(at("run/.lock"));
+    ASSERT_EQ(left.size(), 1u);  // the one that was silent for long is gone
+    text = get_text(left[0].location);
+  }
+  // As this process would have left it, but with a number that no process has.
+  const std::string me = " " + std::to_string(::getpid()) + " ";
+  text.replace(text.find(me), me.size(), " 999999999 ");
+  put_text(at("run/.lock/dead"), text);
+  const Claim claim(at("run"), "process 2 on b");
+  EXPECT_EQ(all_below(at("run/.lock")).size(), 1u);
+}
+
+TEST_P(WritingToBuckets, OfManyWhoClaimAtOnceOneAtMostHasIt) {
+  std::vector<std::thread> threads;
+  std::atomic<int> holding = 0, most = 0, held = 0;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&, i] {
+      try {
+        const Claim claim(at("race"), "process " + std::to_string(i));
+        const int now = ++holding;
+        for (int before = most; before < now && !most.compare_exchange_weak(before, now);) {
+        }
+        ++held;
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        --holding;
+      } catch (const Error&) {
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(most, 1);
+}
+
+TEST(Staging, StandsForALocationAndWhatIsBelowIt) {
+  const TemporaryFolder t;
+  ::setenv("XDG_CACHE_HOME", t.path().c_str(), 1);
+  EXPECT_EQ(staging("runs/a"), "runs/a");
+  const std::string a = staging("s3://bucket/runs/");
+  EXPECT_TRUE(a.starts_with(t.path() + "/maxdiffusion/places/s3/")) << a;
+  EXPECT_TRUE(a.ends_with("/bucket/runs")) << a;
+  EXPECT_EQ(staging("s3://who:hush@bucket/runs/b"), a + "/b");
+  EXPECT_NE(staging("s3://bucket/runs?endpoint_override=other"), a);
+  EXPECT_NE(staging("gs://bucket/runs"), a);
+  expect_says(failure_of([] { staging("s3://bucket/../../etc"); }), {"'..' are no names"});
+}
+
+}  // namespace
+}  // namespace md
