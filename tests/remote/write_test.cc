@@ -10,6 +10,7 @@
 
 #include "maxdiffusion/storage/claim.h"
 #include "maxdiffusion/storage/mirror.h"
+#include "maxdiffusion/storage/remote_library.h"
 #include "maxdiffusion/storage/staging.h"
 #include "maxdiffusion/storage/write.h"
 #include "tests/remote/world.h"
@@ -71,7 +72,7 @@ TEST_P(Writing, FilesArePutFoundReplacedAndRemoved) {
 }
 
 TEST_P(Writing, LargeFilesGoInPartsAndComeBackWithEveryByte) {
-  const std::string bytes = bytes_of((size_t{37} << 20) + 12345), from = t / "from", back = t / "back/file";
+  const std::string bytes = bytes_of((size_t{33} << 20) + 12345), from = t / "from", back = t / "back/file";
   const int64_t open = server().open_uploads();
   write_file_atomic(from, bytes);
   put_file(from, at("big.bin"));
@@ -87,17 +88,17 @@ TEST_P(WritingToBuckets, RequestsThatFailForAMomentAreTriedAgain) {
   const std::string small = bytes_of(1000), big = bytes_of(size_t{13} << 20), file = t / "big";
   write_file_atomic(file, big);
   int64_t n = 0;
-  for (const auto fault : {WriteFault::busy, WriteFault::half, WriteFault::unanswered, WriteFault::slow})
-    for (int64_t after : {0, 1}) {
-      const std::string name = std::to_string(n++);
-      SCOPED_TRACE(name);
-      server().fail_writes(fault, 1, after);
-      put_text(at("small/" + name), small);
-      put_file(file, at("big/" + name));
-      server().fail_writes(WriteFault::none, 0);
-      EXPECT_EQ(server().object("out", "small/" + name), small);
-      EXPECT_TRUE(server().object("out", "big/" + name) == big);
-    }
+  for (const auto fault : {WriteFault::busy, WriteFault::half, WriteFault::unanswered, WriteFault::slow}) {
+    const std::string name = std::to_string(n++);
+    SCOPED_TRACE(name);
+    server().fail_writes(fault, 1);
+    put_text(at("small/" + name), small);
+    server().fail_writes(fault, 1, 1);  // in the middle
+    put_file(file, at("big/" + name));
+    server().fail_writes(WriteFault::none, 0);
+    EXPECT_TRUE(server().object("out", "small/" + name) == small);
+    EXPECT_TRUE(server().object("out", "big/" + name) == big);
+  }
 }
 
 TEST_P(WritingToBuckets, WhatFailsForGoodIsToldInTimeAndLeavesWhatWasThere) {
@@ -115,6 +116,21 @@ TEST_P(WritingToBuckets, WhatFailsForGoodIsToldInTimeAndLeavesWhatWasThere) {
   server().fail_writes(WriteFault::none, 0);
   EXPECT_EQ(get_text(at("keep.txt")), "as it was");
   EXPECT_FALSE(find_file(at("new.bin")));
+}
+
+TEST_P(WritingToBuckets, AFileOfWhichTheEndCannotBeReadIsNotThereAtAll) {
+  put_text(at("old"), "as it was");
+  for (const char* name : {"new", "old"}) {
+    const auto write = [&] {
+      remote_library().write(at(name), int64_t{40} << 20, [](int64_t offset, int64_t size) {
+        check(offset == 0, Code::io, "the disk is gone");
+        return bytes_of(static_cast<size_t>(size));
+      });
+    };
+    expect_says(failure_of(write), {"the disk is gone"});
+  }
+  EXPECT_FALSE(find_file(at("new")));
+  EXPECT_TRUE(get_text(at("old")) == "as it was");
 }
 
 TEST_P(WritingToBuckets, AMirrorHasWhatTheFolderHas) {

@@ -23,7 +23,7 @@ namespace afs = arrow::fs;
 
 constexpr int kRetries = 3;
 constexpr double kPatience = 20;  // seconds: to connect, without a byte, and of all attempts at Google
-constexpr int64_t kChunk = int64_t{16} << 20, kChunksInMemory = 4;  // of a file that is written
+constexpr int64_t kChunk = int64_t{8} << 20, kChunksInMemory = 4;  // of a file that is written
 
 /// Which failures may pass is what AWS's library says; how often and how soon is ours.
 class Retries : public afs::S3RetryStrategy {
@@ -197,7 +197,13 @@ class Library : public RemoteLibrary {
       }
       require(out->Close(), location);
     } catch (...) {
-      if (!out->closed()) (void)out->Abort();
+      if (place_of(location).scheme == "s3") {
+        if (!out->closed()) (void)out->Abort();
+      } else {
+        // Whoever gives Arrow's stream to Google up, or lets it go, makes a file of what was sent so far.
+        const std::lock_guard lock(mutex_);
+        abandoned_.push_back(out);
+      }
       throw;
     }
   }
@@ -292,6 +298,7 @@ class Library : public RemoteLibrary {
 
   mutable std::mutex mutex_;
   mutable std::map<std::string, std::shared_ptr<afs::FileSystem>> systems_;
+  mutable std::vector<std::shared_ptr<arrow::io::OutputStream>> abandoned_;
   bool closed_ = false;
 };
 
