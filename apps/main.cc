@@ -9,11 +9,15 @@
 #include <vector>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/exit_status.h"
 #include "maxdiffusion/base/interrupt.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/images/emoji.h"
 #include "maxdiffusion/data/video/moving_emoji.h"
+#include "maxdiffusion/processes/launch.h"
+#include "maxdiffusion/processes/processes.h"
 #include "maxdiffusion/run/compile_ahead.h"
 #include "maxdiffusion/run/convert.h"
 #include "maxdiffusion/run/generate.h"
@@ -140,12 +144,13 @@ void inspect(const Words& words) {
 struct Command {
   const char *name, *arguments, *meaning;
   void (*run)(const Words&);
+  bool joint = false;  // several processes may do it together
 };
 
 constexpr Command kCommands[] = {
-    {"train", "CONFIG [key=value …]", "train as the config file says, from where its run stands", train},
+    {"train", "CONFIG [key=value …]", "train as the config file says, from where its run stands", train, true},
     {"train_dreambooth", "CONFIG [key=value …]", "train one subject beside pictures of its class (DreamBooth)",
-     train_dreambooth},
+     train_dreambooth, true},
     {"generate", "CONFIG [key=value …]", "draw pictures with a model folder, or with what a run has trained", generate},
     {"generate_controlnet", "CONFIG [key=value …]", "draw pictures with a ControlNet beside the model",
      generate_controlnet},
@@ -190,7 +195,12 @@ void dispatch(const Words& words) {
   const std::string name = without_family(words[0]);
   Words names = {"help"};
   for (const auto& c : kCommands) {
-    if (name == c.name) return c.run(Words(words.begin() + 1, words.end()));
+    if (name == c.name) {
+      if (const int64_t count = md::launch_of_environment().count; count > 1 && !c.joint)
+        throw md::Error(md::Code::invalid_config, fmt::format("{} is done by one process, not by {}", name, count))
+            .note("try: without the MPI launcher");
+      return c.run(Words(words.begin() + 1, words.end()));
+    }
     names.push_back(c.name);
   }
   md::Error error(md::Code::invalid_config, fmt::format("there is no command '{}'", words[0]));
@@ -199,27 +209,20 @@ void dispatch(const Words& words) {
   throw error.note("try: maxdiffusion help");
 }
 
-int exit_status(md::Code code) {
-  switch (code) {
-    case md::Code::invalid_config: return 2;
-    case md::Code::invalid_graph: return 3;
-    case md::Code::io: return 4;
-    case md::Code::device: return 5;
-    case md::Code::out_of_memory: return 6;
-    case md::Code::internal: return 70;
-  }
-  return 70;
-}
-
 /// Prints one message with its notes; returns the exit status.
 int report(const md::Error& e) {
-  fmt::print(stderr, "error: {}\n", e.message());
+  fmt::print(stderr, "{}error: {}\n", md::log_prefix(), e.message());
   for (const auto& note : e.notes()) fmt::print(stderr, "  {}\n", note);
   if (e.code() == md::Code::internal) {
     fmt::print(stderr, "  this is a defect of the program\n");
   }
-  return exit_status(e.code());
+  return md::exit_status(e.code());
 }
+
+/// However the program ends, the other processes of its job are told.
+struct Leave {
+  ~Leave() { md::leave_processes(false); }
+};
 
 }  // namespace
 
@@ -227,11 +230,14 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);  // `maxdiffusion inspect … | head` ends quietly
   md::handle_interrupts();
   const md::RemoteScope remote;
+  const Leave leave;
   try {
     dispatch(Words(argv + 1, argv + argc));
+    md::leave_processes(true);
     return 0;
   } catch (const md::Interrupted& e) {
-    fmt::print(stderr, "{}\n", e.what());
+    if (md::processes().leads()) fmt::print(stderr, "{}\n", e.what());
+    md::leave_processes(true);
     return 128 + md::interrupt_signal();
   } catch (const md::Error& e) {
     return report(e);

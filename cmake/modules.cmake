@@ -141,6 +141,7 @@ md_module(graph USES base)
 md_module(mesh USES base LIBRARIES yaml-cpp)
 md_module(config USES base LIBRARIES yaml-cpp)
 md_module(storage USES base EXCLUDE remote LIBRARIES ${CMAKE_DL_LIBS})
+md_module(processes USES base EXCLUDE mpi LIBRARIES ${CMAKE_DL_LIBS})
 md_module(pjrt USES base LIBRARIES dl protobuf::libprotobuf)
 # The only two that know where wheels are unpacked, so that other checkouts find the rest in ccache.
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/pjrt/plugin.cc
@@ -159,7 +160,7 @@ target_compile_definitions(profiling PRIVATE MD_DEPS_DIR="${MD_DEPS}")
 target_compile_definitions(several_processes PRIVATE MD_DEPS_DIR="${MD_DEPS}")
 target_compile_definitions(pjrt_test PRIVATE MD_TEST_PLUGINS="${CMAKE_BINARY_DIR}/test_plugins")
 target_include_directories(pjrt_test SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include ${CMAKE_BINARY_DIR}/generated)
-md_module(kernels USES base LIBRARIES dnnl gomp)
+md_module(kernels USES processes LIBRARIES dnnl gomp)
 # Loops over floats become vector code: no errno, no traps, sums in lanes where a pragma says so.
 target_compile_options(md_kernels PRIVATE -fno-math-errno -fno-trapping-math -fopenmp-simd)
 target_include_directories(md_kernels SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)
@@ -208,6 +209,16 @@ foreach(name md_arrow md_remote)
   target_link_libraries(${name} PRIVATE ${MD_DEPS}/pyarrow/libarrow.so.2600)
   set_target_properties(${name} PROPERTIES BUILD_RPATH ${MD_DEPS}/pyarrow INSTALL_RPATH ${MD_DEPS}/pyarrow)
 endforeach()
+# The same for processes: md_mpi joins those that an MPI launcher starts.
+pkg_check_modules(MPICH REQUIRED IMPORTED_TARGET mpich)
+add_library(md_mpi MODULE ${CMAKE_SOURCE_DIR}/maxdiffusion/processes/mpi/library.cc
+            ${CMAKE_SOURCE_DIR}/maxdiffusion/base/error.cc)
+target_include_directories(md_mpi PRIVATE ${CMAKE_SOURCE_DIR})
+target_link_libraries(md_mpi PRIVATE fmt::fmt PkgConfig::MPICH)
+set_target_properties(md_mpi PROPERTIES PREFIX "")
+target_compile_definitions(md_processes PRIVATE MD_MPI_LIBRARY="$<TARGET_FILE:md_mpi>"
+                           MD_PARTS_FOLDER="${MD_PARTS_FOLDER}")
+add_dependencies(md_processes md_mpi)
 # Tests make videos that the program does not write.
 target_link_libraries(data_test PRIVATE PkgConfig::LIBAV)
 md_module(checkpoint USES mesh storage)
@@ -220,7 +231,7 @@ md_module(pipelines USES encoders schedulers config)
 md_module(train USES tasks optim lora metrics)
 md_module(run USES train pipelines)
 # Modules that trace graphs and arrange runs have no loops worth more: a fifth of the time of compiling them.
-foreach(module graph mesh config pjrt ops autodiff nn models schedulers optim checkpoint lora metrics families encoders
+foreach(module graph mesh config processes pjrt ops autodiff nn models schedulers optim checkpoint lora metrics families encoders
                tasks pipelines train run)
   target_compile_options(md_${module} PRIVATE $<$<CONFIG:Release>:-O1>)
 endforeach()
@@ -246,6 +257,7 @@ add_dependencies(cli_tests profiling)
 md_tests(judges DEVICE USES base COST 30)
 md_tests(configs DEVICE USES checkpoint SHARDS 3 COST 40)
 md_tests(single_file DEVICE USES families COST 30)
+md_tests(processes DEVICE USES ops runtime SHARDS 2 COST 50)
 md_tests(remote USES data checkpoint SHARDS 3 COST 30)
 md_tests(fuzz USES run SHARDS 4 COST 20)
 target_link_libraries(fuzz_tests PRIVATE PkgConfig::ZLIB)

@@ -11,7 +11,10 @@ namespace md {
 namespace {
 
 // Read and written by a handler: without locks.
-std::atomic<int> first_signal = 0, told = 0, graceful = 0, files = 0;
+// `own`: what a GracefulStop was told of in this process; `told`: what interrupt_signal() says.
+std::atomic<int> first_signal = 0, own = 0, told = 0, graceful = 0, files = 0;
+std::atomic<bool> agreed = false;
+static_assert(std::atomic<bool>::is_always_lock_free);
 static_assert(std::atomic<int>::is_always_lock_free);
 
 const char* name_of(int signal) { return signal == SIGINT ? "SIGINT" : "SIGTERM"; }
@@ -28,7 +31,8 @@ void handle(int signal) {
     ::_exit(128 + signal);
   }
   if (graceful > 0) {
-    told = signal;
+    own = signal;
+    if (!agreed) told = signal;
     say({name_of(signal), ": this step is finished and saved first; again: stop at once\n"});
   } else {
     say({"stopped by ", name_of(signal), "\n"});
@@ -53,6 +57,10 @@ void handle_interrupts() {
 
 int interrupt_signal() { return told; }
 
+void agree_on_interrupts() { agreed = true; }
+int own_interrupt_signal() { return own; }
+void take_interrupt(int signal) { told = signal; }
+
 const char* interrupt_name() { return name_of(told); }
 
 void check_interrupt(std::string_view doing) {
@@ -65,7 +73,7 @@ GracefulStop::~GracefulStop() { --graceful; }
 WholeFile::WholeFile() { ++files; }
 WholeFile::~WholeFile() {
   // A signal of which nobody was told has been waiting for this.
-  if (--files == 0 && first_signal != 0 && told == 0) ::_exit(128 + first_signal);
+  if (--files == 0 && first_signal != 0 && own == 0) ::_exit(128 + first_signal);
 }
 
 }  // namespace md

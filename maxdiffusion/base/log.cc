@@ -7,11 +7,13 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 
 namespace md {
 namespace {
 
-std::mutex mutex;         // orders everything that this file prints
+std::mutex mutex;  // orders everything that this file prints
+std::string line_prefix;
 std::string status_line;  // what stands at the bottom of the terminal now
 
 constexpr const char* kEraseLine = "\r\x1b[K";
@@ -47,11 +49,24 @@ spdlog::level::level_enum level_of(LogLevel level) {
 
 void set_log_level(LogLevel level) { logger().set_level(level_of(level)); }
 
+bool logs(LogLevel level) { return logger().should_log(level_of(level)); }
+
+void set_log_prefix(std::string prefix) {
+  std::lock_guard lock(mutex);
+  line_prefix = std::move(prefix);
+}
+
+std::string log_prefix() {
+  std::lock_guard lock(mutex);
+  return line_prefix;
+}
+
 void log_line(LogLevel level, std::string_view text) {
   std::lock_guard lock(mutex);
   if (!logger().should_log(level_of(level))) return;
   erase_status();
-  logger().log(level_of(level), spdlog::string_view_t(text.data(), text.size()));
+  const std::string line = line_prefix + std::string(text);
+  logger().log(level_of(level), spdlog::string_view_t(line.data(), line.size()));
   draw_status();
 }
 

@@ -12,6 +12,11 @@ namespace md {
 enum class LogLevel { debug, info, warning, error };
 
 void set_log_level(LogLevel level);
+/// Whether lines of this level are printed.
+bool logs(LogLevel level);
+/// Stands before the text of every log line from now on: the number of a process among several.
+void set_log_prefix(std::string prefix);
+std::string log_prefix();
 void log_line(LogLevel level, std::string_view text);
 /// As log_line; a text that this process has logged so before is left out.
 void log_line_once(LogLevel level, const std::string& text);

@@ -31,6 +31,12 @@ inline constexpr const char* kAdamwKernel = "md_adamw";
 ///   results   n averages
 inline constexpr const char* kMovingAverageKernel = "md_moving_average";
 
+/// Sums of n arrays over all processes of a job (processes/processes.h), in place. Every process makes the call.
+///   operands  n arrays, f32
+///   results   n sums, times `scale`: the same bits in every process
+///   attribute scale (f64)
+inline constexpr const char* kProcessSumKernel = "md_process_sum";
+
 /// Convolution over two or three spatial axes and its gradients: all f32, or all bf16 with sums in f32, which a
 /// gradient of w keeps.
 ///   operands, result  of md_convolution: x [B, (F,) H, W, Ci], w [Co, Ci, (kf,) kh, kw] → y [B, (F',) H', W', Co]

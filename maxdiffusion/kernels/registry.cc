@@ -15,6 +15,7 @@ void* group_norm_handler();
 void* group_norm_grad_handler();
 void* layer_norm_handler();
 void* layer_norm_grad_handler();
+void* process_sum_handler();
 
 const std::vector<Kernel>& cpu_kernels() {
   static const std::vector<Kernel> kernels = {{kSumOfSquaresKernel, sum_of_squares_handler()},
@@ -29,7 +30,8 @@ const std::vector<Kernel>& cpu_kernels() {
                                               {kGroupNormKernel, group_norm_handler()},
                                               {kGroupNormGradKernel, group_norm_grad_handler()},
                                               {kLayerNormKernel, layer_norm_handler()},
-                                              {kLayerNormGradKernel, layer_norm_grad_handler()}};
+                                              {kLayerNormGradKernel, layer_norm_grad_handler()},
+                                              {kProcessSumKernel, process_sum_handler()}};
   return kernels;
 }
 

@@ -83,13 +83,15 @@ struct ProgressBar::Impl {
 ProgressBar::ProgressBar(std::string title, int64_t total, int64_t start) : impl_(std::make_unique<Impl>()) {
   impl_->state = {.title = std::move(title), .done = start, .total = total};
   impl_->recent.emplace_back(0, start);
-  if (impl_->terminal) set_status_line(progress_line(impl_->state, terminal_width()));
+  impl_->finished = !logs(LogLevel::info);  // silent
+  if (impl_->terminal && !impl_->finished) set_status_line(progress_line(impl_->state, terminal_width()));
 }
 
 ProgressBar::~ProgressBar() { finish(); }
 
 void ProgressBar::update(int64_t done, const std::string& text) {
   Impl& p = *impl_;
+  if (p.finished) return;
   const double now = std::chrono::duration<double>(Clock::now() - p.began).count();
   p.state.done = done;
   p.state.seconds = now;

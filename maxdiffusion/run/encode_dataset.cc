@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/metrics/progress_bar.h"
+#include "maxdiffusion/processes/processes.h"
 #include "maxdiffusion/storage/location.h"
 
 namespace md {
@@ -111,16 +112,8 @@ class Cached final : public Samples {
   ImageConfig config_;
 };
 
-}  // namespace
-
-int64_t CachedImages::size() const {
-  int64_t n = 0;
-  for (const auto& b : buckets) n += b->size();
-  return n;
-}
-
-CachedImages cache_images(const ImagesInBuckets& images, const ImageConfig& config, const CacheConfig& cache,
-                          const EncodeImages& encode) {
+CachedImages cache_here(const ImagesInBuckets& images, const ImageConfig& config, const CacheConfig& cache,
+                        const EncodeImages& encode) {
   std::vector<std::shared_ptr<ArrayCache>> caches;
   std::vector<std::pair<size_t, ArrayCache::Part>> missing;
   int64_t total = 0, done = 0;
@@ -167,6 +160,21 @@ CachedImages cache_images(const ImagesInBuckets& images, const ImageConfig& conf
   check(!out.buckets.empty(), Code::io, "{}: none of {} pictures decodes; the first: {}", name, total, first);
   out.skipped += damaged;
   if (damaged > 0) log_warning("{}: {} of {} pictures do not decode and were skipped", name, damaged, total);
+  return out;
+}
+
+}  // namespace
+
+int64_t CachedImages::size() const {
+  int64_t n = 0;
+  for (const auto& b : buckets) n += b->size();
+  return n;
+}
+
+CachedImages cache_images(const ImagesInBuckets& images, const ImageConfig& config, const CacheConfig& cache,
+                          const EncodeImages& encode) {
+  CachedImages out;
+  processes().leader_first("cached " + cache.title, [&] { out = cache_here(images, config, cache, encode); });
   return out;
 }
 

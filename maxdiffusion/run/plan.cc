@@ -10,7 +10,7 @@
 namespace md {
 
 DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> family,
-                         const nlohmann::json& scheduler_config, int64_t devices) {
+                         const nlohmann::json& scheduler_config, int64_t devices, int64_t replicas) {
   const bool in_step = !c.denoise.cache_latents_text_encoder_outputs && !c.is_dreambooth();
   DenoiseTask t;
   t.family = std::move(family);
@@ -20,7 +20,7 @@ DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> famil
   t.noise = drawn_noise_input(c.denoise.noise_offset, c.denoise.input_perturbation);
   if (in_step) t.media = pixels_input();
   if (in_step || c.denoise.train_text_encoder) t.text = tokens_input();
-  t.batch_size = global_batch(c.batches, devices);
+  t.batch_size = part_of_replica(global_batch(c.batches, devices), replicas);
   t.size = training_size(c, *t.family);
   t.said = t.size;
   if (c.is_dreambooth()) {
@@ -94,14 +94,14 @@ StepOptions planned_step(const RunModels& m, int64_t samples) {
   return s;
 }
 
-PlannedTraining planned_training(const RunModels& m, int64_t devices) {
+PlannedTraining planned_training(const RunModels& m, int64_t devices, int64_t replicas) {
   const RunConfig& c = m.config();
   check_training_keys(c, *m.family());
   check(c.update.gradient_accumulation_steps >= 1, Code::invalid_config,
         "gradient_accumulation_steps is {}; expected 1 or more", c.update.gradient_accumulation_steps);
   const DenoiseTask task =
-      planned_task(c, m.family(), training_config(m.folder().scheduler_config(), c.scheduler), devices);
-  return {of_experts(c, task), planned_step(m, task.batch_size * c.update.gradient_accumulation_steps)};
+      planned_task(c, m.family(), training_config(m.folder().scheduler_config(), c.scheduler), devices, replicas);
+  return {of_experts(c, task), planned_step(m, task.batch_size * replicas * c.update.gradient_accumulation_steps)};
 }
 
 double scaled_rate(const OptimConfig& optim, double rate, int64_t samples) {

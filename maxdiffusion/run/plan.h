@@ -10,9 +10,10 @@
 
 namespace md {
 
-/// The task that the keys ask for, at all times. Sizes that follow from the data are `resolution` here.
+/// The task that the keys ask for, at all times, with the part of the batch over `devices` devices that each of the
+/// replicas has. Sizes that follow from the data are `resolution` here.
 DenoiseTask planned_task(const RunConfig& config, std::shared_ptr<const Family> family,
-                         const nlohmann::json& scheduler_config, int64_t devices);
+                         const nlohmann::json& scheduler_config, int64_t devices, int64_t replicas = 1);
 /// The components that are trained, of Family::denoisers: the only one, or those that train_expert names.
 std::vector<std::string> trained_denoisers(const RunConfig& config, const Family& family);
 /// A task for each of them, on its part of the times.
@@ -29,7 +30,7 @@ struct PlannedTraining {
   std::vector<DenoiseTask> tasks;
   StepOptions step;
 };
-PlannedTraining planned_training(const RunModels& models, int64_t devices);
+PlannedTraining planned_training(const RunModels& models, int64_t devices, int64_t replicas = 1);
 /// `rate`, with `scale_lr` multiplied by the samples of an update.
 double scaled_rate(const OptimConfig& optim, double rate, int64_t samples);
 

@@ -159,4 +159,10 @@ int64_t global_batch(const BatchKeys& keys, int64_t devices) {
   return keys.global_batch_size > 0 ? keys.global_batch_size : global_batch(keys.per_device_batch_size, devices);
 }
 
+int64_t part_of_replica(int64_t batch, int64_t replicas) {
+  check(batch % replicas == 0, Code::invalid_config,
+        "a batch of {} samples does not divide into parts for {} processes", batch, replicas);
+  return batch / replicas;
+}
+
 }  // namespace md

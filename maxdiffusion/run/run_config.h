@@ -163,5 +163,8 @@ int64_t global_batch(double per_device, int64_t devices, const char* key = "per_
 /// global_batch_size where it is given, which the devices need not divide; otherwise per_device_batch_size × devices.
 /// Throws likewise.
 int64_t global_batch(const BatchKeys& keys, int64_t devices);
+/// The part of a batch that each of several replicas has (Devices::replicas). Throws invalid_config where it does not
+/// divide.
+int64_t part_of_replica(int64_t batch, int64_t replicas);
 
 }  // namespace md

@@ -13,6 +13,8 @@
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/lora/lora_scope.h"
 #include "maxdiffusion/metrics/similarity.h"
+#include "maxdiffusion/processes/launch.h"
+#include "maxdiffusion/processes/processes.h"
 #include "maxdiffusion/run/compatibility.h"
 #include "maxdiffusion/run/generate.h"
 #include "maxdiffusion/run/lora_files.h"
@@ -121,6 +123,7 @@ void compare(const HostArray& before, const HostArray& after) {
 }
 
 void write_config(const RunConfig& c) {
+  if (!processes().leads()) return;
   make_folders(c.folder() + "/samples");
   write_file_atomic(c.folder() + "/config.yml", c.to_yaml());
   if (!c.run.save_config_to_gcs) return;
@@ -131,9 +134,9 @@ void write_config(const RunConfig& c) {
 /// Throws what a config cannot mean, before anything of the run is written.
 void check_plan(const RunModels& m) {
   const RunConfig& c = m.config();
-  planned_training(m, m.devices().mesh().devices());
+  planned_training(m, m.devices().count(), m.devices().replicas());
   if (c.model.train_new_vae)
-    global_batch(c.vae.vae_per_device_batch_size, m.devices().mesh().devices(), "vae_per_device_batch_size");
+    global_batch(c.vae.vae_per_device_batch_size, m.devices().count(), "vae_per_device_batch_size");
 }
 
 std::unique_ptr<RunModels> open_models(const RunConfig& c) {
@@ -145,7 +148,7 @@ std::unique_ptr<RunModels> open_models(const RunConfig& c) {
   };
   if (c.is_dreambooth()) {
     open();  // and closed: what draws has the devices for itself
-    draw_class_images(c);
+    processes().leader_first("class images", [&] { draw_class_images(c); });
   }
   auto models = open();
   make_folders(c.folder() + "/samples");
@@ -167,8 +170,8 @@ StepOptions step_options(const RunModels& m, const TrainingData& data) {
   if (s.optim.max_grad_norm > 0) log_info("gradients are clipped to norm {}", s.optim.max_grad_norm);
   // DreamBooth's few pictures come again and again; of others a batch holds none twice.
   const int64_t samples = data.batches->size();
-  check(c.is_dreambooth() || samples <= 0 || data.task.batch_size <= samples, Code::invalid_config,
-        "a batch is of {} samples, but the data holds {}; give a smaller per_device_batch_size", data.task.batch_size,
+  check(c.is_dreambooth() || samples <= 0 || data.batch_size() <= samples, Code::invalid_config,
+        "a batch is of {} samples, but the data holds {}; give a smaller per_device_batch_size", data.batch_size(),
         samples);
   if (s.optim.max_train_steps > 0) return s;
   check(c.loop.num_train_epochs > 0, Code::invalid_config,
@@ -231,18 +234,38 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
   return all;
 }
 
-}  // namespace
+/// Joins the processes that the launcher has started, where they train together on CPUs.
+void join(const RunConfig& c) {
+  const int64_t count = launch_of_environment().count;
+  if (c.hardware.hardware == "cpu") return join_processes();
+  check(count == 1 || c.hardware.hardware == "tpu", Code::invalid_config,
+        "an MPI launcher has started {} processes, but hardware is {}; only CPU devices are joined by MPI so far",
+        count, c.hardware.hardware);
+}
 
-namespace {
+/// The config of this process: all have the leader's seeds, and only the leader writes and draws.
+RunConfig own_config(const RunConfig& config) {
+  Processes& all = processes();
+  RunConfig c = with_drawn_seeds(config);
+  if (all.leads()) {
+    all.from_leader("seed", std::to_string(c.run.seed));
+    return c;
+  }
+  c.run.seed = std::stoll(all.from_leader("seed", ""));
+  c.run.write_timing_metrics = c.run.enable_ssim = c.run.enable_generate_video_for_eval = false;
+  c.metrics.write_metrics = c.profile.enable_profiler = false;
+  c.sample.prompt.clear();
+  return c;
+}
 
 void train_into(const Outputs& outputs) {
-  const RunConfig c = with_drawn_seeds(outputs.config());
+  const RunConfig c = own_config(outputs.config());
   const std::unique_ptr<RunModels> opened = open_models(c);
   RunModels& models = *opened;
   TrainingData data = open_data(models);
   const std::vector<DenoiseTask> tasks = in_sizes(c, data);
 
-  const double devices = static_cast<double>(models.devices().mesh().devices());
+  const double devices = static_cast<double>(models.devices().mesh().devices());  // of one replica, as the task's batch
   if (const double tflops =
           models.family()->reference_tflops(data.task.size, static_cast<double>(data.task.batch_size) / devices);
       tflops > 0)
@@ -288,7 +311,8 @@ void train_into(const Outputs& outputs) {
 }  // namespace
 
 void train(const RunConfig& config) {
-  Outputs outputs(config);
+  join(config);
+  Outputs outputs(config, processes().leads());
   train_into(outputs);
   outputs.finish();
 }

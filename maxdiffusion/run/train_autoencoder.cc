@@ -114,7 +114,8 @@ void train_stage(RunModels& models, const AutoencoderTask& task, const std::shar
   o.step.optim = c.optim.with_switches(true);
   o.step.optim.max_train_steps = steps;
   o.step.optim.learning_rate_schedule_steps = -1;
-  o.step.optim.learning_rate = scaled_rate(c.optim, c.vae.vae_learning_rate, task.batch_size);
+  const int64_t batch = task.batch_size * models.devices().replicas();
+  o.step.optim.learning_rate = scaled_rate(c.optim, c.vae.vae_learning_rate, batch);
   o.initial = [&](const ParamTable& params) {
     return [random = models.open_random(params, component), &values] {
       NamedPieces start = random();
@@ -127,8 +128,8 @@ void train_stage(RunModels& models, const AutoencoderTask& task, const std::shar
     content.files[component + "/config.json"] = models.folder().files().at(component + "/config.json");
   };
   for (auto& [name, value] : train_loop(models.devices(), {&task},
-                                        sample_batches(pixels, task.batch_size, o.seed, c.batches.enable_data_shuffling,
-                                                       share_of_batch(models.devices(), task.batch_size)),
+                                        sample_batches(pixels, batch, o.seed, c.batches.enable_data_shuffling,
+                                                       share_of_update(models.devices(), batch)),
                                         o)
                                  .values)
     values[name] = std::move(value);
@@ -140,8 +141,9 @@ void train_autoencoder(RunModels& models, const std::shared_ptr<const Samples>& 
   const RunConfig& c = models.config();
   AutoencoderTask task;
   task.family = models.family();
-  task.batch_size =
-      global_batch(c.vae.vae_per_device_batch_size, models.devices().mesh().devices(), "vae_per_device_batch_size");
+  const Devices& devices = models.devices();
+  task.batch_size = part_of_replica(
+      global_batch(c.vae.vae_per_device_batch_size, devices.count(), "vae_per_device_batch_size"), devices.replicas());
   task.size = training_size(c, *task.family);
   task.kl_weight = c.vae.vae_kl_weight;
   const std::string component = task.model();
@@ -165,6 +167,7 @@ void train_autoencoder(RunModels& models, const std::shared_ptr<const Samples>& 
   train_stage(models, task, images, component, c.vae.vae_max_train_steps, values);
   complete(values);
   models.set_autoencoder(std::move(values));
+  if (devices.replica() > 0) return;
   const std::string path = c.folder() + "/samples/reconstructions.png";
   write_reconstructions(models.media_autoencoder(), *images, path);
   log_info("autoencoder: originals above reconstructions in {}", path);

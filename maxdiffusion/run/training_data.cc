@@ -12,6 +12,7 @@
 #include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/data/images/emoji.h"
 #include "maxdiffusion/data/video/moving_emoji.h"
+#include "maxdiffusion/processes/processes.h"
 #include "maxdiffusion/run/encode_dataset.h"
 #include "maxdiffusion/run/train_autoencoder.h"
 #include "maxdiffusion/storage/mirror.h"
@@ -47,7 +48,7 @@ BatchConfig batch_config(const RunModels& models, int64_t update) {
   const RunConfig& c = models.config();
   return {.stream = {.seed = c.seed(),
                      .shuffle = c.batches.enable_data_shuffling,
-                     .share = share_of_batch(models.devices(), update)},
+                     .share = share_of_update(models.devices(), update, c.update.gradient_accumulation_steps)},
           .batch = update,
           .workers = static_cast<int>(c.batches.grain_worker_count)};
 }
@@ -86,7 +87,8 @@ void open_dreambooth(RunModels& models, TrainingData& data) {
 }
 
 /// The batches of a recorded run.
-void open_recorded(const RunConfig& c, TrainingData& data) {
+void open_recorded(const RunModels& models, TrainingData& data) {
+  const RunConfig& c = models.config();
   DenoiseTask& task = data.task;
   const std::string& file = c.denoise.replay_batches;
   const int64_t accumulation = c.update.gradient_accumulation_steps;
@@ -100,9 +102,18 @@ void open_recorded(const RunConfig& c, TrainingData& data) {
   task.text = embeddings_input(replay.text_length);
   task.noise = recorded_noise_input();
   task.sizes = true;
-  task.batch_size = replay.batch_size / accumulation;
+  task.batch_size = part_of_replica(replay.batch_size / accumulation, data.replicas);
   task.size = task.family->media_size(replay.latent);
   data.batches = std::move(replay.data);
+  if (data.replicas == 1) return;
+  const BatchShare share = share_of_update(models.devices(), replay.batch_size, accumulation);
+  data.batches = mapped(std::move(data.batches), [mine = share.rows(replay.batch_size)](const Batch& whole) {
+    Batch part;
+    for (const auto& [name, a] : whole)
+      for (size_t i = 0; i < mine.size(); ++i)
+        add_rows(part[name], std::ssize(mine), static_cast<int64_t>(i), rows(a, mine[i], 1));
+    return part;
+  });
 }
 
 /// Latents and embeddings that another program computed.
@@ -301,27 +312,31 @@ DataSourceConfig source_config(const RunConfig& c) {
   s.dataset_name =
       moving ? fmt::format("{}/moving-emoji-{}-{}-{}", place, clips.emoji.resolution, clips.num_frames, clips.fps)
              : fmt::format("{}/noto-emoji-{}", place, s.resolution);
-  if (exists(s.dataset_name + "/metadata.jsonl")) return s;
-  log_info("drawing the emoji into {}", s.dataset_name);
-  if (moving)
-    prepare_moving_emoji(s.dataset_name, clips);
-  else
-    log_info("{} pictures", prepare_emoji(s.dataset_name, {.resolution = s.resolution}));
+  processes().leader_first("emoji", [&] {
+    if (exists(s.dataset_name + "/metadata.jsonl")) return;
+    log_info("drawing the emoji into {}", s.dataset_name);
+    if (moving)
+      prepare_moving_emoji(s.dataset_name, clips);
+    else
+      log_info("{} pictures", prepare_emoji(s.dataset_name, {.resolution = s.resolution}));
+  });
   return s;
 }
 
 TrainingData open_training_data(RunModels& models) {
   const RunConfig& c = models.config();
+  const Devices& devices = models.devices();
   TrainingData data{planned_task(c, models.family(), training_config(models.folder().scheduler_config(), c.scheduler),
-                                 models.devices().mesh().devices()),
+                                 devices.count(), devices.replicas()),
                     nullptr};
+  data.replicas = devices.replicas();
   const bool from_images = data.task.images && c.denoise.replay_batches.empty() && !makes_samples(c, data.task);
   check(!from_images || (c.denoise.cache_latents_text_encoder_outputs && !c.reads_encoded_records()),
         Code::invalid_config,
         "this model begins its media with images, which are taken from clips and encoded once; try: clips, with "
         "cache_latents_text_encoder_outputs=true, or replay_batches");
   if (!c.denoise.replay_batches.empty()) {
-    open_recorded(c, data);
+    open_recorded(models, data);
   } else if (c.is_dreambooth()) {
     open_dreambooth(models, data);
   } else if (c.reads_encoded_records()) {

@@ -12,13 +12,15 @@ namespace md {
 
 /// What is learned, and the batches that it is learned from.
 struct TrainingData {
-  DenoiseTask task;
+  DenoiseTask task;  // its batch is that of one replica
   std::unique_ptr<Dataset> batches;
   HostArrays constants = {};            // arrays of the batch that are the same in every step
   std::vector<ImageSize> buckets = {};  // sizes of the images; empty: all have the task's size
+  int64_t replicas = 1;
 
-  /// Samples of one update.
-  int64_t update_size(const UpdateKeys& keys) const { return task.batch_size * keys.gradient_accumulation_steps; }
+  /// Samples of one batch, and of one update, of all replicas.
+  int64_t batch_size() const { return task.batch_size * replicas; }
+  int64_t update_size(const UpdateKeys& keys) const { return batch_size() * keys.gradient_accumulation_steps; }
 };
 
 /// Opens the data of a run. With train_new_vae the autoencoder is trained first.

@@ -11,6 +11,7 @@
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/pjrt/topology.h"
+#include "maxdiffusion/processes/processes.h"
 #include "maxdiffusion/runtime/executable_cache.h"
 #include "maxdiffusion/runtime/executable_key.h"
 #include "maxdiffusion/runtime/program_impl.h"
@@ -93,6 +94,12 @@ std::string print(const Graph& graph, const Mesh& mesh, const std::string& name,
 }
 
 }  // namespace
+
+void on_leader_first(const Devices& devices, const CompileConfig& config, const std::string& topic,
+                     const std::function<void()>& compiles) {
+  if (devices.replicas() == 1 || cache_folder(config) == "off") return compiles();
+  processes().leader_first(topic, compiles);
+}
 
 Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name) {
   Span span("compile");

@@ -102,8 +102,16 @@ std::vector<Slice> local_slices(const Devices& devices, const LogicalAxes& axes,
   return slices;
 }
 
-BatchShare share_of_batch(const Devices& devices, int64_t rows) {
+BatchShare share_of_program(const Devices& devices, int64_t rows) {
   return devices.batch_share(devices.rules().resolve(devices.mesh(), {axis::kData}, {rows}));
+}
+
+BatchShare share_of_update(const Devices& devices, int64_t samples, int64_t accumulation) {
+  if (devices.replicas() == 1) return share_of_program(devices, samples);
+  BatchShare share{devices.replica(), devices.replicas(), {}};
+  for (int64_t i = 0; i < accumulation && accumulation > 1; ++i)
+    share.parts.push_back(i * share.processes + share.process);
+  return share;
 }
 
 void place(const Devices& devices, const Program& program, const NamedPieces& values, ArrayMap& out) {

@@ -25,7 +25,9 @@ struct HardwareKeys {
   }
 };
 
-/// The devices of `hardware` as the mesh keys arrange them. Throws as pjrt::Client::open and Mesh::make do.
+/// The devices of `hardware` as the mesh keys arrange them. CPU devices of several processes (processes/processes.h)
+/// are replicas; between them only dcn_data_parallelism may split, and it is their number. Throws as pjrt::Client::open
+/// and Mesh::make do.
 Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules rules);
 
 }  // namespace md

@@ -70,6 +70,14 @@ class Devices {
   int process() const { return process_; }
   /// The rows of a batch that devices of this process hold, where axis 0 lies on the mesh as that of `batch`.
   BatchShare batch_share(const Sharding& batch) const { return md::batch_share(mesh_, batch, processes_, process_); }
+  /// Several processes of which each has a client of its own (CPU) are replicas: each runs the same programs on devices
+  /// like these, with its rows of every batch, and gradients are summed over all (ops/process_sum.h). This one's
+  /// number, and how many there are.
+  int64_t replica() const { return replica_; }
+  int64_t replicas() const { return replicas_; }
+  void set_replica(int64_t replica, int64_t replicas) { replica_ = replica, replicas_ = replicas; }
+  /// Of all replicas.
+  int64_t count() const { return mesh_.devices() * replicas_; }
   /// As process `process` would see these devices if they belonged to `processes`, in mesh order: for tests of several
   /// processes in one. Programs do not run on it.
   Devices seen_by(int process, std::vector<int> processes) const;
@@ -93,6 +101,7 @@ class Devices {
   std::vector<int64_t> local_;
   std::vector<int> processes_;
   int process_;
+  int64_t replica_ = 0, replicas_ = 1;
 };
 
 /// The devices of a client, or of hardware that is not attached (pjrt/topology.h), as the mesh sees them.
@@ -135,8 +144,11 @@ PendingArray fetch(const Devices& devices, const Array& a);
 
 /// The distinct parts of an array of these logical axes that devices of this process hold.
 std::vector<Slice> local_slices(const Devices& devices, const LogicalAxes& axes, const Dims& dims);
-/// The rows of a batch of `rows` samples that this process reads.
-BatchShare share_of_batch(const Devices& devices, int64_t rows);
+/// The rows of a program's batch of `rows` samples that devices of this process hold.
+BatchShare share_of_program(const Devices& devices, int64_t rows);
+/// The rows of the samples of one update that this process reads: `accumulation` batches, one after the other, of each
+/// of which every replica has a part.
+BatchShare share_of_update(const Devices& devices, int64_t samples, int64_t accumulation = 1);
 
 struct CompileConfig {
   std::string jax_cache_dir;  // executable cache on disk; "" = default folder, "off" = none
@@ -154,6 +166,11 @@ struct CompileConfig {
       "folder of executables, in place of jax_cache_dir; compile writes those for other machines there");
   }
 };
+
+/// Calls `compiles` in one of the replicas, then in the others, which find in the cache what it has compiled; where
+/// there is no cache in all of them at once.
+void on_leader_first(const Devices& devices, const CompileConfig& config, const std::string& topic,
+                     const std::function<void()>& compiles);
 
 struct CompileReport {
   double emit_seconds = 0, compile_seconds = 0, load_seconds = 0;

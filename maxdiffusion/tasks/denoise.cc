@@ -60,6 +60,12 @@ Tensor DenoiseTask::loss(const Models& models, const Feed& feed, Rng rng) const 
   return mean(halves[0]) + mean(halves[1]) * *prior_loss_weight;
 }
 
+Tensor DenoiseTask::rows(Tensor replica, int64_t replicas) const {
+  const Tensor own = Task::rows(replica, replicas);
+  if (!prior_loss_weight) return own;
+  return concatenate({own, own + static_cast<double>(batch_size * replicas)}, 0);  // the class's samples come after all
+}
+
 Tensor DenoiseTask::sample_losses(const Models& models, const Feed& feed, Rng rng) const {
   const int64_t b = prior_loss_weight ? 2 * batch_size : batch_size;
   Feed all = feed;  // the subject's samples, then the class's

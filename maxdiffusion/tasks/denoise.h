@@ -61,6 +61,7 @@ struct DenoiseTask : Task {
   /// of `text` for the empty caption, without B and with the prefix empty_.
   std::vector<BatchField> batch() const override;
   Tensor loss(const Models& models, const Feed& feed, Rng rng) const override;
+  Tensor rows(Tensor replica, int64_t replicas) const override;
   std::optional<TimedLosses> timed_losses(const HostArrays& samples) const override;
   /// The loss before the mean over the batch: [B] f32, or [2B] with a class.
   Tensor sample_losses(const Models& models, const Feed& feed, Rng rng) const;

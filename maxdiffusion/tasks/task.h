@@ -45,6 +45,9 @@ class Task {
   virtual std::vector<BatchField> batch() const = 0;
   /// Scalar f32. Parameters are asked of the scopes of `models`; `rng` is already that of the step.
   virtual Tensor loss(const Models& models, const Feed& feed, Rng rng) const = 0;
+  /// How draws number the rows of the batch (Rng::with_rows), s32 [B], where it is the part of replica `replica` (s32
+  /// scalar) of as many equal parts: as if the parts were one batch.
+  virtual Tensor rows(Tensor replica, int64_t replicas) const;
   /// Of tasks of one run that take the same batch each step has one, drawn by these weights.
   virtual double share() const { return 1; }
   /// Whether the task takes a batch of its shapes.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <deque>
 #include <set>
 
@@ -11,8 +12,24 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/metrics/progress_bar.h"
+#include "maxdiffusion/processes/processes.h"
 
 namespace md {
+namespace {
+
+/// Where all but one replica have zeros, the number of that one.
+std::vector<double> sum_over_replicas(const std::vector<double>& own) {
+  const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(double));
+  std::vector<double> sums(own.size()), of_one(own.size());
+  for (const std::string& part : processes().gather("held-out losses", bytes)) {
+    check(part.size() == bytes.size(), Code::internal, "evaluation: processes have different held-out data");
+    std::memcpy(of_one.data(), part.data(), part.size());
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += of_one[i];
+  }
+  return sums;
+}
+
+}  // namespace
 
 Evaluation::Evaluation(const Devices& devices, const std::vector<const Task*>& tasks, HeldOut samples,
                        const EvalKeys& keys, const StepOptions& step, uint64_t seed,
@@ -81,7 +98,9 @@ void Evaluation::compile_part(Part& part, const Task& task, const TimedLosses& t
   const Rng rng = Rng(g.input("key", {DType::u32, {2}})).for_("evaluation");
   const Tensor numbers = g.input("number", {DType::s32, {part.batch}}, axis::of_batch(1));
   g.output("losses", timed.losses(models, feed, rng.with_rows(numbers)));
-  part.program = std::make_unique<Program>(compile(devices_, g, config, "evaluate_" + task.model()));
+  const std::string name = "evaluate_" + task.model();
+  on_leader_first(devices_, config, name,
+                  [&] { part.program = std::make_unique<Program>(compile(devices_, g, config, name)); });
 }
 
 HostArrays Evaluation::batch_of(const Part& part, int64_t from) const {
@@ -100,30 +119,28 @@ HostArrays Evaluation::batch_of(const Part& part, int64_t from) const {
 
 std::map<std::string, double> Evaluation::run(int64_t step, TrainState& state) {
   const auto start = std::chrono::steady_clock::now();
-  std::map<int64_t, std::pair<double, int64_t>> of_time;  // sum, count
+  std::vector<double> found;  // of all points, part by part; 0 where another replica measures
   struct Pending {
-    const Part& part;
-    int64_t from;  // first point
+    int64_t at, count;  // of `found`
     PendingArray losses;
   };
   std::deque<Pending> pending;
   auto read = [&] {
-    const Part& part = pending.front().part;
-    const int64_t from = pending.front().from;
-    const std::vector<double> v = pending.front().losses.wait().to_doubles();
+    const Pending& p = pending.front();
+    const std::vector<double> v = p.losses.wait().to_doubles();
+    std::copy_n(v.begin(), p.count, found.begin() + p.at);
     pending.pop_front();
-    for (int64_t i = 0; i < std::min(part.batch, std::ssize(part.points) - from); ++i) {
-      auto& [sum, count] = of_time[part.points[static_cast<size_t>(from + i)].first];
-      sum += v[static_cast<size_t>(i)], ++count;
-    }
   };
   int64_t total = 0, done = 0;
   for (const Part& part : parts_) total += std::ssize(part.points);
+  found.resize(static_cast<size_t>(total));
+  int64_t batches = 0;
   ProgressBar bar("evaluation", total);
   for (const Part& part : parts_) {
     const int64_t own = std::ssize(part.points);
     for (int64_t from = 0; from < own; from += part.batch) {
       check_interrupt("the evaluation is left out");
+      if (batches++ % devices_.replicas() != devices_.replica()) continue;
       ArrayMap feed;
       place(devices_, *part.program, batch_of(part, from), feed);
       std::vector<Array*> inputs;
@@ -132,7 +149,7 @@ std::map<std::string, double> Evaluation::run(int64_t step, TrainState& state) {
         inputs.push_back(name == "key" ? &key_ : given != feed.end() ? &given->second : state.saved_value(name));
       }
       const std::vector<Array> out = part.program->run(inputs);
-      pending.push_back({part, from, fetch(devices_, out[0])});
+      pending.push_back({done + from, std::min(part.batch, own - from), fetch(devices_, out[0])});
       if (pending.size() > 2) read();
       bar.update(done + std::min(from + part.batch, own), "");
     }
@@ -141,6 +158,11 @@ std::map<std::string, double> Evaluation::run(int64_t step, TrainState& state) {
   while (!pending.empty()) read();
   bar.finish();
 
+  if (devices_.replicas() > 1) found = sum_over_replicas(found);
+  std::map<int64_t, std::pair<double, int64_t>> of_time;  // sum, count
+  auto loss_of = found.begin();
+  for (const Part& part : parts_)
+    for (const auto& [t, sample] : part.points) of_time[t].first += *loss_of++, ++of_time[t].second;
   std::map<std::string, double> losses;
   double mean = 0;
   for (const auto& [t, of] : of_time) {

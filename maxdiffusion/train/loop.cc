@@ -9,6 +9,7 @@
 #include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/trace.h"
+#include "maxdiffusion/processes/processes.h"
 
 namespace md {
 namespace {
@@ -60,6 +61,13 @@ Interrupted stopped_after(int64_t done, int64_t saved, int64_t first, const Loop
   return e;
 }
 
+/// The signal that ends the run before its next step. Processes agree on it, so that all do the same steps.
+int stop_signal() {
+  Processes& all = processes();
+  if (!all.alone()) take_interrupt(static_cast<int>(all.largest("signal", own_interrupt_signal())));
+  return interrupt_signal();
+}
+
 }  // namespace
 
 Due every_steps(int64_t n) {
@@ -83,6 +91,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   if (state.step > 0) log_info("{}: continues from {}/{}", o.title, o.checkpoint_dir(), state.step);
   HostArrays constants = o.constants;
   constants["key"] = key_of_seed(o.seed);
+  if (devices.replicas() > 1) constants["replica"] = scalar_s32(devices.replica());
   place(devices, programs.program(0), constants, state.kept);  // all programs read them alike
   if (!o.keys.reuse_example_batch) data->seek(state.data);
   data = prefetch(std::move(data), static_cast<int>(o.keys.prefetch_depth));
@@ -126,12 +135,12 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                          [&](const Hook& h) { return h.after_saving == after_saving; });
     if (!after_saving) hooks.push_back(checkpoint);
   }
-  const BatchShare share = share_of_batch(devices, at.samples);
+  const BatchShare share = share_of_program(devices, at.samples / devices.replicas());
   RecentPositions positions;
   NamedPieces batch;
   const GracefulStop graceful;
   auto steps = [&] {
-    while (state.step < at.last && interrupt_signal() == 0) {
+    while (state.step < at.last && stop_signal() == 0) {
       positions.push(state.step, state.data);
       profile.before(state.step);
       size_t which = 0;

@@ -8,6 +8,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parallel.h"
+#include "maxdiffusion/processes/processes.h"
 #include "maxdiffusion/runtime/idle_axes.h"
 
 namespace md {
@@ -35,8 +36,11 @@ void log_shardings(const Devices& devices, const Program& program, const ParamTa
 StepPrograms::StepPrograms(const Devices& devices, const std::vector<const Task*>& tasks, const StepOptions& options,
                            const std::string& title)
     : devices_(devices), tasks_(tasks) {
+  StepOptions of_replica = options;
+  of_replica.replicas = devices.replicas();
+  if (of_replica.replicas > 1) processes().open_sums(devices.mesh().devices());
   for (const Task* t : tasks) {
-    graphs_.push_back(trace_step(*t, devices.graph_options(&devices.rules()), options));
+    graphs_.push_back(trace_step(*t, devices.graph_options(&devices.rules()), of_replica));
     titles_.push_back(title + (t->variant().empty() ? "" : " " + t->variant()));
     names_.push_back("train_" + t->model());
     for (const Param& p : graphs_.back().params.params())
@@ -52,7 +56,7 @@ StepPrograms::StepPrograms(const Devices& devices, const std::vector<const Task*
     for (const GraphOutput& out : s.graph->outputs())
       if (s.graph->input_index(out.name) >= 0) state_.insert(out.name);
   for (const BatchField& f : graphs_.front().fields)
-    if (f.batched) samples_ = f.shape.dims[0];
+    if (f.batched) samples_ = f.shape.dims[0] * devices.replicas();
 }
 
 void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
@@ -60,16 +64,15 @@ void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
   constexpr int64_t kTogether = 2;
   const auto n = static_cast<int64_t>(count());
   std::vector<std::optional<Program>> made(count());
-  parallel_for(
-      n,
-      [&](int64_t at, int) {
-        const auto i = static_cast<size_t>(at);
-        made[i].emplace(md::compile(devices_, *graphs_[i].graph, config, names_[i]));
-        const CompileReport& report = made[i]->report();
-        log_info("{}: program {} in {:.1f} s", titles_[i], report.from_cache ? "loaded from the cache" : "compiled",
-                 report.compile_seconds + report.load_seconds);
-      },
-      static_cast<int>(std::min(n, kTogether)));
+  const auto make = [&](int64_t at, int) {
+    const auto i = static_cast<size_t>(at);
+    made[i].emplace(md::compile(devices_, *graphs_[i].graph, config, names_[i]));
+    const CompileReport& report = made[i]->report();
+    log_info("{}: program {} in {:.1f} s", titles_[i], report.from_cache ? "loaded from the cache" : "compiled",
+             report.compile_seconds + report.load_seconds);
+  };
+  on_leader_first(devices_, config, "compile " + titles_[0],
+                  [&] { parallel_for(n, make, static_cast<int>(std::min(n, kTogether))); });
   for (size_t i = 0; i < count(); ++i) {
     programs_.push_back(std::move(*made[i]));
     warn_of_idle_axes(*graphs_[i].graph, titles_[i]);

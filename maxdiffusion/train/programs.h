@@ -26,7 +26,7 @@ class StepPrograms {
   /// Names of the arrays that a step takes and returns.
   const std::set<std::string>& state_names() const { return state_; }
   bool is_state(const std::string& name) const { return state_.contains(name); }
-  /// Samples in one step.
+  /// Samples in one step, of all replicas.
   int64_t samples() const { return samples_; }
 
   size_t count() const { return graphs_.size(); }

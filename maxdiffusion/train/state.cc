@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/finite.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
@@ -14,6 +15,7 @@
 #include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/families/model_weights.h"
+#include "maxdiffusion/processes/processes.h"
 #include "maxdiffusion/storage/location.h"
 #include "maxdiffusion/train/state_info.h"
 
@@ -111,6 +113,27 @@ HostState restored(const ParamTable& params, const std::string& checkpoint_dir, 
   return {std::move(values), info.step, info.data};
 }
 
+/// Replicas have the same bits, or something is broken that no checkpoint should keep.
+void check_replicas(const NamedPieces& state, int64_t step) {
+  std::string all;
+  for (const auto& [name, a] : state) {
+    all += name;
+    for (const Piece& p : a.pieces)
+      all += content_hash({reinterpret_cast<const char*>(p.values.data()), p.values.bytes()});
+  }
+  const std::vector<std::string> hashes = processes().gather("state", content_hash(all));
+  for (size_t i = 1; i < hashes.size(); ++i)
+    if (hashes[i] != hashes[0])
+      throw Error(Code::device, fmt::format("the state of process {} after step {} is not that of process 0", i, step))
+          .note("try: again from the checkpoint before; if it comes again, one of the machines computes wrongly");
+}
+
+/// Replicas of whatever is written meet, so that all of them know it whole.
+CheckpointProcesses writers(const Devices& devices) {
+  if (devices.replicas() == 1) return {};
+  return {devices.replica(), devices.replicas(), [] { processes().barrier("checkpoint"); }};
+}
+
 /// The state of the newest checkpoint that is not damaged. Those after it are set aside.
 HostState newest_restored(const std::vector<int64_t>& saved, const std::string& checkpoint_dir,
                           const std::function<HostState(int64_t at)>& restore) {
@@ -180,7 +203,10 @@ Array* TrainState::saved_value(const std::string& input) {
 
 std::function<HostState()> open_state(const StepPrograms& programs, const StepOptions& step,
                                       const std::string& checkpoint_dir, uint64_t seed, const InitialValues& initial) {
-  const std::vector<int64_t> saved = checkpoint_folders(checkpoint_dir);
+  // One process looks, and sets aside what is damaged; the others read what it has read.
+  Processes& all = processes();
+  std::vector<int64_t> saved = checkpoint_folders(checkpoint_dir);
+  if (all.largest("checkpoints of " + checkpoint_dir, all.leads() && !saved.empty()) == 0) saved.clear();
   const ParamTable& params = programs.params();
   if (saved.empty()) {
     auto wide = std::make_shared<const ParamTable>(in_f32(params));
@@ -189,8 +215,11 @@ std::function<HostState()> open_state(const StepPrograms& programs, const StepOp
   auto frozen = std::make_shared<const ParamTable>(frozen_part(params));
   return [&params, step, checkpoint_dir, seed, saved, frozen, make = initial(*frozen)] {
     const NamedPieces others = make();
-    return newest_restored(saved, checkpoint_dir,
-                           [&](int64_t at) { return restored(params, checkpoint_dir, at, seed, step, others); });
+    const auto restore = [&](int64_t at) { return restored(params, checkpoint_dir, at, seed, step, others); };
+    HostState newest;
+    if (processes().leads()) newest = newest_restored(saved, checkpoint_dir, restore);
+    const int64_t at = processes().largest("restored from " + checkpoint_dir, newest.step);
+    return processes().leads() ? std::move(newest) : restore(at);
   };
 }
 
@@ -229,7 +258,7 @@ StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, con
       checkpoint_dir_(std::move(checkpoint_dir)),
       seed_(seed),
       complete_(std::move(complete)),
-      writer_(checkpoint_dir_, static_cast<int>(keep), {}, std::move(before_commit)) {}
+      writer_(checkpoint_dir_, static_cast<int>(keep), writers(devices), std::move(before_commit)) {}
 
 void StateSaver::save(const TrainState& state, int64_t at, Position position) {
   const json info = {{"maxdiffusion_version", version()},
@@ -244,6 +273,8 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
     const ParamTable& params = programs_.params();
     CheckpointContent c;
     c.state = values();
+    if (devices_.replicas() > 1) check_replicas(c.state, at);
+    if (devices_.replica() > 0) return CheckpointContent();  // the first writes what all have
     if (const std::string fault = not_finite(c.state); !fault.empty())
       throw Error(Code::device, fmt::format("the state after step {} is not saved: {}", at, fault))
           .note("try: a smaller learning_rate, more warm-up steps, a smaller max_grad_norm");

@@ -10,6 +10,8 @@
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/per_device.h"
+#include "maxdiffusion/ops/process_sum.h"
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/optim/gradient_norm.h"
 #include "maxdiffusion/optim/rounding.h"
@@ -121,6 +123,22 @@ Gradients accumulate(const Task& task, StepGraph& s, const StepOptions& o, const
   return g;
 }
 
+/// The means over all replicas, of loss and gradients in one call.
+void average_over_replicas(Gradients& g, int64_t replicas) {
+  std::vector<Tensor> values = {cast(g.loss, DType::f32)};
+  std::vector<DimAxes> axes = {{}};
+  for (size_t i = 0; i < g.values.size(); ++i)
+    if (g.values[i]) {
+      values.push_back(cast(g.values[i], DType::f32));
+      axes.push_back(dim_axes(g.values[i], g.of[i].axes));
+    }
+  values = process_sum(values, axes, 1 / static_cast<double>(replicas));
+  size_t next = 0;
+  g.loss = values[next++];
+  for (Tensor& value : g.values)
+    if (value) value = values[next++];
+}
+
 bool drops(const Graph& g) {
   return std::ranges::any_of(g.nodes(), [](const auto& n) {
     return n->name == nn::kDropout || std::ranges::any_of(n->bodies, [](const auto& body) { return drops(*body); });
@@ -141,7 +159,10 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     if (f.batched) f.shape.dims[0] *= o.accumulation;
     feed[f.name] = g.input(f.name, f.shape, f.batched ? axis::of_batch(f.shape.dims.size()) : LogicalAxes());
   }
-  const Gradients gradients = accumulate(task, s, o, feed, Rng(key).at(step));
+  Rng rng = Rng(key).at(step);
+  if (o.replicas > 1) rng = rng.with_rows(task.rows(g.input("replica", {DType::s32, {}}), o.replicas));
+  Gradients gradients = accumulate(task, s, o, feed, rng);
+  if (o.replicas > 1) average_over_replicas(gradients, o.replicas);
   check(o.scope.dropout == 0 || drops(g), Code::invalid_config,
         "dropout is {}, but {} has no dropout layers; set it to 0", o.scope.dropout, task.model());
   const LowPrecisionUpdate narrow_update = low_precision_update(o.optim.low_precision_update);

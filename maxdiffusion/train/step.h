@@ -4,7 +4,8 @@
 //   updates/<model> s32 []                   of this model alone, with own_count
 //   <model>/<path>                           trained parameters
 //   and behind the prefixes below            what belongs to each of them, f32
-// Beside the state: key u32 [2] of the run's seed, the frozen parameters, and the task's batch. Out: state, loss,
+// Beside the state: key u32 [2] of the run's seed, the frozen parameters, and the task's batch; of several replicas
+// replica s32 [], the number of this one. Out: state, loss,
 // grad_norm, learning_rate; with own_count also loss_<model>.
 #pragma once
 
@@ -33,6 +34,8 @@ struct StepOptions {
   ScopeOptions scope;
   OptimConfig optim;
   double ema_decay = 0;
+  /// Processes that each make this step with their part of the update's samples (Devices::replicas).
+  int64_t replicas = 1;
   /// Batches of the task in one update, one after the other; their gradients are averaged.
   int64_t accumulation = 1;
   /// The run's tasks train different models in turns: optimizer and averages count the updates of their own model.

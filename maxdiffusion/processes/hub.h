@@ -1,0 +1,49 @@
+// The connections of a job's processes: one by TCP between each and process 0, over which they meet, tell each other
+// texts, and show that they are alive. Liveness needs nothing of the launcher: a process that is stopped or cut off is
+// found as one that is killed.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace md {
+
+struct HubOptions {
+  int64_t rank = 0, count = 1;
+  std::string secret;  // the same in all of the job's processes, so that no stranger joins
+  /// Every process says that it lives once in `beat`; one of which nothing was heard for `limit` is lost.
+  std::chrono::milliseconds beat{500}, limit{6000};
+  std::chrono::milliseconds joining{60000};  // how long they wait for each other at the start
+  std::chrono::milliseconds own_end{1000};   // how long after another has failed this one may end by itself
+  /// Called once, on a thread of the hub, where a process is lost or has failed: with its name and what happened.
+  std::function<void(const std::string& why)> lost;
+};
+
+/// Thread safe.
+class Hub {
+ public:
+  explicit Hub(HubOptions options);
+  /// As leave(false) where it was not called.
+  ~Hub();
+  Hub(const Hub&) = delete;
+
+  /// Process 0: where the others find it.
+  std::string address() const;
+  /// Connects with process 0, which waits for all others. Throws device where one does not come in time.
+  void join(const std::string& address);
+  /// What every process gives, by rank; returns when all have called it with this topic. The calls of a topic belong to
+  /// each other in their order, and each process makes them one after the other. Throws device where a process is lost.
+  std::vector<std::string> gather(const std::string& topic, const std::string& mine);
+  /// Closes the connections. `well`: the others go on without this process; else they are told that it has failed.
+  void leave(bool well);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace md

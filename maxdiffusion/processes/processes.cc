@@ -1,0 +1,128 @@
+#include "maxdiffusion/processes/processes.h"
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/exit_status.h"
+#include "maxdiffusion/base/interrupt.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/shared_library.h"
+#include "maxdiffusion/processes/hub.h"
+#include "maxdiffusion/processes/launch.h"
+#include "maxdiffusion/processes/mpi_library.h"
+
+namespace md {
+namespace {
+
+class Alone final : public Processes {
+ public:
+  int64_t rank() const override { return 0; }
+  int64_t count() const override { return 1; }
+  std::vector<std::string> gather(const std::string&, const std::string& mine) override { return {mine}; }
+  void open_sums(int64_t) override {}
+  void sum(int64_t, std::span<const std::span<float>> arrays, float scale) override {
+    for (std::span<float> a : arrays)
+      for (float& v : a) v *= scale;
+  }
+};
+
+std::string new_secret() {
+  std::random_device bits;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", bits(), bits(), bits(), bits());
+}
+
+/// A thread of this process may be anywhere, also waiting for the one that is lost: nothing else can end it.
+[[noreturn]] void end_job(const std::string& why) {
+  set_status_line("");
+  log_error("{}\n  this process ends, too; the same command goes on from the newest checkpoint", why);
+  std::_Exit(exit_status(Code::device));
+}
+
+class Joined final : public Processes {
+ public:
+  Joined(MpiLibrary& mpi, const Launch& launch) : mpi_(mpi) {
+    mpi.start();
+    check(mpi.rank() == launch.rank && mpi.count() == launch.count, Code::device,
+          "{} says that this is process {} of {}, MPI that it is {} of {}; is the launcher of another MPI than MPICH?",
+          launch.by, launch.rank, launch.count, mpi.rank(), mpi.count());
+    hub_ = std::make_unique<Hub>(
+        HubOptions{.rank = rank(), .count = count(), .secret = mpi.from_first(new_secret()), .lost = end_job});
+    hub_->join(mpi.from_first(launch.rank == 0 ? hub_->address() : ""));
+  }
+
+  int64_t rank() const override { return mpi_.rank(); }
+  int64_t count() const override { return mpi_.count(); }
+  std::vector<std::string> gather(const std::string& topic, const std::string& mine) override {
+    return hub_->gather(topic, mine);
+  }
+  void open_sums(int64_t devices) override { mpi_.open(devices); }
+  void sum(int64_t device, std::span<const std::span<float>> arrays, float scale) override {
+    try {
+      mpi_.sum(device, arrays, scale);
+    } catch (const Error&) {
+      // The library's words do not say which process it was; the hub finds out, and ends this one.
+      std::this_thread::sleep_for(std::chrono::seconds(8));
+      throw;
+    }
+  }
+  void leave(bool well) {
+    if (well) {
+      barrier("end");
+      mpi_.finish();
+    }
+    hub_->leave(well);
+  }
+
+ private:
+  MpiLibrary& mpi_;
+  std::unique_ptr<Hub> hub_;
+};
+
+std::unique_ptr<Joined>& joined() {
+  static std::unique_ptr<Joined> j;
+  return j;
+}
+
+}  // namespace
+
+int64_t Processes::largest(const std::string& topic, int64_t mine) {
+  if (alone()) return mine;
+  int64_t most = mine;
+  for (const std::string& text : gather(topic, std::to_string(mine))) {
+    int64_t value = mine;
+    std::from_chars(text.data(), text.data() + text.size(), value);
+    most = std::max(most, value);
+  }
+  return most;
+}
+
+Processes& processes() {
+  static Alone alone;
+  return joined() ? static_cast<Processes&>(*joined()) : alone;
+}
+
+void join_processes() {
+  if (joined()) return;
+  const Launch launch = launch_of_environment();
+  if (launch.count == 1) return;
+  if (launch.rank > 0) {
+    set_log_prefix(fmt::format("[{}] ", launch.rank));
+    set_log_level(LogLevel::warning);
+  }
+  joined() = std::make_unique<Joined>(
+      open_library<MpiLibrary>(MD_MPI_LIBRARY, "md_mpi_library", "several processes on CPUs"), launch);
+  agree_on_interrupts();
+  log_info("process 0 of {}, started by an MPI launcher", launch.count);
+}
+
+void leave_processes(bool well) {
+  if (joined()) joined()->leave(well);
+}
+
+}  // namespace md

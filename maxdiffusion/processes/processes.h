@@ -1,0 +1,59 @@
+// The processes that one launcher has started to train together, as each of them sees it. CPU clients are of one
+// process, so each process of such a job has devices of its own, which do not know those of the others: what crosses
+// goes through here. Alone, a process has rank 0 of 1, and every call returns at once.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace md {
+
+/// Thread safe.
+class Processes {
+ public:
+  virtual ~Processes() = default;
+  virtual int64_t rank() const = 0;
+  virtual int64_t count() const = 0;
+  bool alone() const { return count() == 1; }
+  /// The one that writes the run's files and its log.
+  bool leads() const { return rank() == 0; }
+
+  /// What every process gives, by rank; returns when all have called it with this topic. The calls of a topic belong to
+  /// each other in their order. Throws device where a process is lost.
+  virtual std::vector<std::string> gather(const std::string& topic, const std::string& mine) = 0;
+  void barrier(const std::string& topic) { gather(topic, ""); }
+  /// The leader's text.
+  std::string from_leader(const std::string& topic, const std::string& mine) { return gather(topic, mine).front(); }
+  /// The largest of all.
+  int64_t largest(const std::string& topic, int64_t mine);
+  /// Calls `act` in the leader, then in the others, which find in files what it has left there.
+  template <class F>
+  void leader_first(const std::string& topic, F&& act) {
+    if (!leads()) barrier(topic);
+    act();
+    if (leads()) barrier(topic);
+  }
+
+  /// Makes ready for sums of so many devices. Called by all processes, at the same place.
+  virtual void open_sums(int64_t devices) = 0;
+  /// Replaces the arrays by their sums over all processes, added in the order of ranks, times `scale`: the same bits
+  /// everywhere. Returns when all have called it for device `device`. Throws device.
+  virtual void sum(int64_t device, std::span<const std::span<float>> arrays, float scale) = 0;
+};
+
+/// Those of this process. It is of one job or of none from its start to its end, whatever it runs: the one value that
+/// is not handed down.
+Processes& processes();
+
+/// Joins the processes that an MPI launcher has started with this one; without one, nothing. From then on a process
+/// that is lost ends this one with a message that names it and the exit status of Code::device, wherever it is; the log
+/// of all but the leader has only warnings and errors, with the rank in front; and a signal is told by
+/// interrupt_signal() when take_interrupt() has been called (base/interrupt.h). Throws invalid_config or device.
+void join_processes();
+/// Ends what join_processes() began. `well`: waits until all have come here; else the others are told that this process
+/// has failed.
+void leave_processes(bool well);
+
+}  // namespace md

@@ -1,0 +1,283 @@
+// Runs of the real program in several processes, as MPICH's launcher starts them: that they learn what one process
+// learns, and what the loss of one of them does to the others.
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
+#include <thread>
+
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "tests/processes/job.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+/// One folder for all tests of this file: pictures, and a model that compiles in seconds.
+struct Shared {
+  TemporaryFolder folder;
+  std::string pictures = folder / "pictures", model = folder / "model";
+
+  Shared() {
+    make_folders(pictures);
+    for (int i = 0; i < 9; ++i) {
+      HostArray rgb(Shape{DType::u8, {16, 16, 3}});
+      auto v = rgb.mutable_view<uint8_t>();
+      for (size_t k = 0; k < v.size(); ++k)
+        v[k] = static_cast<uint8_t>(29 * i + static_cast<int>(k % 3) * 70 + static_cast<int>(k / 48) * 3);
+      write_png(fmt::format("{}/{}.png", pictures, i), rgb);
+      write_file_atomic(fmt::format("{}/{}.txt", pictures, i), fmt::format("shade number {}", i));
+    }
+    fs::copy(MD_SOURCE_DIR "/configs/models/emoji", model, fs::copy_options::recursive);
+    change("unet", {{"block_out_channels", {8, 16}},
+                    {"down_block_types", {"DownBlock2D", "CrossAttnDownBlock2D"}},
+                    {"up_block_types", {"CrossAttnUpBlock2D", "UpBlock2D"}},
+                    {"transformer_layers_per_block", {1, 1}},
+                    {"attention_head_dim", {1, 2}},
+                    {"norm_num_groups", 4},
+                    {"cross_attention_dim", 24},
+                    {"layers_per_block", 1},
+                    {"addition_time_embed_dim", 4},
+                    {"in_channels", 4},
+                    {"out_channels", 4},
+                    {"projection_class_embeddings_input_dim", 40}});
+    change("vae", {{"block_out_channels", {8, 8}},
+                   {"norm_num_groups", 4},
+                   {"latent_channels", 4},
+                   {"layers_per_block", 1},
+                   {"down_block_types", {"DownEncoderBlock2D", "DownEncoderBlock2D"}},
+                   {"up_block_types", {"UpDecoderBlock2D", "UpDecoderBlock2D"}}});
+    for (const auto& [name, width] : {std::pair{"text_encoder", 8}, {"text_encoder_2", 16}})
+      change(name, {{"hidden_size", width},
+                    {"intermediate_size", 16},
+                    {"num_attention_heads", 1},
+                    {"num_hidden_layers", 2},
+                    {"projection_dim", width}});
+  }
+  void change(const std::string& component, const json& members) const {
+    const std::string path = model + "/" + component + "/config.json";
+    json config = parse_json(read_file(path));
+    config.update(members);
+    write_file_atomic(path, config.dump());
+  }
+  std::string run(const std::string& name) const { return folder / ("runs/" + name); }
+};
+const Shared& shared() {
+  static const Shared s;
+  return s;
+}
+
+/// A run; later words win.
+std::string train(const std::string& name, const std::string& more) {
+  return MD_BINARY_DIR "/maxdiffusion train " MD_SOURCE_DIR "/configs/quickstart.yml output_dir=" +
+         (shared().folder / "runs") + " run_name=" + name +
+         " dataset_name= resolution=16 global_batch_size=4 learning_rate_schedule_steps=100 noise_offset=0.1 "
+         "input_perturbation=0.1 num_inference_steps=2 xla_flags=--xla_backend_optimization_level=0 " +
+         more;
+}
+
+/// On pictures, with all that a run does on the way.
+std::string on_pictures(const std::string& name, int64_t processes, const std::string& more = "") {
+  const Shared& s = shared();
+  return train(name, "pretrained_model_name_or_path=" + s.model + " train_data_dir=" + s.pictures +
+                         " eval_data_dir=" + s.pictures + " dataset_save_location=" + (s.folder / ("data_" + name)) +
+                         fmt::format(" vae_max_train_steps=2 vae_per_device_batch_size={} ", 4.0 / processes) +
+                         "max_train_steps=4 checkpoint_every=8 caption_dropout=0.2 sample_every=2 eval_every=2 "
+                         "timesteps_list=[250,500] 'prompt=[\"shade number 1\"]' " +
+                         more);
+}
+
+/// On random latents, with the models of a run on pictures that one process made.
+std::string on_latents(const std::string& name, const std::string& more = "") {
+  static const JobResult first = run_job(1, on_pictures("first", 1));
+  EXPECT_EQ(first.status, 0) << first.output;
+  return train(name, "pretrained_model_name_or_path=" + shared().run("first") +
+                         "/checkpoints/4 dataset_type=synthetic synthetic_num_samples=11 train_new_vae=false "
+                         "caption_dropout=0 prompt=[] max_train_steps=4 checkpoint_every=-1 " +
+                         more);
+}
+
+/// Of every step that has it.
+std::vector<double> metric(const std::string& name, const char* which = "loss") {
+  std::vector<double> out;
+  std::istringstream lines(read_file(shared().run(name) + "/metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);)
+    if (const json values = parse_json(line); values.contains(which)) out.push_back(values.at(which));
+  return out;
+}
+
+/// What a checkpoint holds of numbers.
+std::string numbers(const std::string& name, int64_t step) {
+  const std::string folder = shared().run(name) + "/checkpoints/" + std::to_string(step);
+  return read_file(folder + "/unet/diffusion_pytorch_model.safetensors") +
+         read_file(folder + "/training_state/arrays.safetensors");
+}
+
+void expect_close(const std::vector<double>& found, const std::vector<double>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i)
+    EXPECT_NEAR(found[i], expected[i], 1e-5 * std::abs(expected[i])) << "step " << i + 1;
+}
+
+/// The process of a run that the launcher has given this rank; 0: not there.
+pid_t process_of(const std::string& run, int rank) {
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string pid = entry.path().filename();
+    if (!std::isdigit(pid[0])) continue;
+    std::ifstream line(entry.path() / "cmdline"), variables(entry.path() / "environ");
+    const std::string words{std::istreambuf_iterator<char>(line), {}},
+        environment{std::istreambuf_iterator<char>(variables), {}};
+    if (words.starts_with(MD_BINARY_DIR "/maxdiffusion") &&
+        words.find(std::string("run_name=") + run + '\0') != words.npos &&
+        ('\0' + environment).find(std::string("\0PMI_RANK=", 10) + std::to_string(rank) + '\0') != environment.npos)
+      return std::stoi(pid);
+  }
+  return 0;
+}
+
+/// Starts a run without end, waits for a checkpoint of step `after`, gives `signal` to one rank, and waits for the end.
+struct Signalled {
+  JobResult job;
+  double seconds = 0;  // from the signal until the others had ended
+};
+Signalled signalled(const std::string& name, int processes, int rank, int signal, int64_t after) {
+  auto job = std::async(std::launch::async, [&] {
+    return run_job(processes, on_latents(name, "max_train_steps=1000000 checkpoint_every=8"));
+  });
+  const std::string checkpoint = shared().run(name) + "/checkpoints/" + std::to_string(after);
+  const auto begun = Clock::now();
+  while (!fs::exists(checkpoint) && Clock::now() - begun < std::chrono::minutes(3) &&
+         job.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
+  }
+  const pid_t victim = process_of(name, rank);
+  Signalled out;
+  if (victim == 0) {
+    ADD_FAILURE() << "rank " << rank << " is not there";
+  } else {
+    ::kill(victim, signal);
+    const auto sent = Clock::now();
+    auto others_run = [&] {
+      for (int r = 0; r < processes; ++r)
+        if (r != rank && process_of(name, r) != 0) return true;
+      return false;
+    };
+    while (others_run() && Clock::now() - sent < std::chrono::seconds(60))
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    out.seconds = std::chrono::duration<double>(Clock::now() - sent).count();
+    if (signal == SIGSTOP) ::kill(victim, SIGKILL);
+  }
+  out.job = job.get();
+  return out;
+}
+
+TEST(ProcessesTrain, LearnWhatOneProcessLearns) {
+  const std::string both = "gradient_accumulation_steps=2 ";
+  const JobResult alone = run_job(1, on_latents("alone", both));
+  ASSERT_EQ(alone.status, 0) << alone.output;
+  const std::vector<double> expected = metric("alone");
+  ASSERT_EQ(expected.size(), 4u);
+  for (const auto& [processes, devices] : {std::pair{2, 1}, {4, 1}, {2, 2}}) {
+    const std::string name = fmt::format("of_{}_{}", processes, devices);
+    const JobResult job = run_job(
+        processes,
+        on_latents(name, both + fmt::format("cpu_device_count={} ici_data_parallelism=1 ici_fsdp_parallelism={}",
+                                            devices, devices)));
+    ASSERT_EQ(job.status, 0) << job.output;
+    expect_close(metric(name), expected);
+    EXPECT_NE(job.output.find(fmt::format("Found {} devices: {} processes", processes * devices, processes)),
+              std::string::npos)
+        << job.output;
+    // The leader alone speaks.
+    const std::regex line("Running training");
+    EXPECT_EQ(1, std::distance(std::sregex_iterator(job.output.begin(), job.output.end(), line), {})) << job.output;
+  }
+}
+
+TEST(ProcessesTrain, EncodeLearnDrawAndEvaluateAsOneProcessDoes) {
+  on_latents("");  // the run of one process
+  const JobResult job =
+      run_job(2, on_pictures("pictures", 2, "cpu_device_count=2 ici_data_parallelism=2 vae_per_device_batch_size=1"));
+  ASSERT_EQ(job.status, 0) << job.output;
+  const std::string folder = shared().run("pictures");
+  expect_close(metric("pictures"), metric("first"));
+  expect_close(metric("pictures/vae"), metric("first/vae"));
+  EXPECT_EQ(metric("pictures", "eval_loss").size(), 2u);
+  expect_close(metric("pictures", "eval_loss"), metric("first", "eval_loss"));
+  for (const char* file : {"config.yml", "loss.png", "samples/step_000002.png", "samples/step_000004.png",
+                           "checkpoints/2/model_index.json", "checkpoints/4/vae/config.json"})
+    EXPECT_TRUE(fs::exists(folder + "/" + file)) << file;
+  EXPECT_EQ(job.output.find("[1]"), std::string::npos) << job.output;
+}
+
+TEST(ProcessesTrain, GoesOnAfterAKillAsIfNothingHadHappened) {
+  const Signalled killed = signalled("killed", 2, 1, SIGKILL, 4);
+  EXPECT_LT(killed.seconds, 10);
+  EXPECT_NE(killed.job.status, 0);
+  EXPECT_TRUE(std::regex_search(killed.job.output, std::regex(R"(E [\d:]+ process 1 \(\S+, pid \d+\) is lost: its)")))
+      << killed.job.output;
+  int64_t newest = 0;
+  for (const auto& e : fs::directory_iterator(shared().run("killed") + "/checkpoints"))
+    if (std::isdigit(e.path().filename().string()[0]))
+      newest = std::max<int64_t>(newest, std::stoll(e.path().filename()));
+  const std::string more = fmt::format("checkpoint_every=8 max_train_steps={}", newest + 3);
+  const JobResult resumed = run_job(2, on_latents("killed", more)), whole = run_job(2, on_latents("whole", more));
+  ASSERT_EQ(resumed.status, 0) << resumed.output;
+  ASSERT_EQ(whole.status, 0) << whole.output;
+  EXPECT_NE(resumed.output.find(fmt::format("continues from {}/checkpoints/{}", shared().run("killed"), newest)),
+            std::string::npos)
+      << resumed.output;
+  EXPECT_TRUE(numbers("killed", newest + 3) == numbers("whole", newest + 3));
+}
+
+TEST(ProcessesTrain, EndsWhereOneIsStopped) {
+  for (int rank : {0, 1}) {
+    const std::string name = fmt::format("stopped_{}", rank);
+    const Signalled stopped = signalled(name, 2, rank, SIGSTOP, 2);
+    EXPECT_LT(stopped.seconds, 10);
+    EXPECT_NE(stopped.job.status, 0);
+    EXPECT_TRUE(std::regex_search(
+        stopped.job.output,
+        std::regex(fmt::format(R"(process {} \(\S+, pid \d+\) is lost: nothing was heard of it for)", rank))))
+        << stopped.job.output;
+  }
+}
+
+TEST(ProcessesTrain, SavesAndStopsTogetherOnASignalToOne) {
+  const Signalled told = signalled("told", 2, 1, SIGTERM, 2);
+  EXPECT_EQ(told.job.status, 128 + SIGTERM) << told.job.output;
+  std::smatch m;
+  ASSERT_TRUE(std::regex_search(told.job.output, m, std::regex(R"(stopped by SIGTERM after step (\d+) of 1000000)")))
+      << told.job.output;
+  EXPECT_TRUE(fs::exists(shared().run("told") + "/checkpoints/" + m[1].str() + "/training_state/state.json"));
+}
+
+TEST(ProcessesTrain, RefusesWhatProcessesCannotSplit) {
+  for (const auto& [key, says] :
+       {std::pair{"dcn_fsdp_parallelism=2", "dcn_fsdp_parallelism is 2"},
+        std::pair{"dcn_data_parallelism=3", "dcn_data_parallelism is 3, but 2 processes were started"},
+        std::pair{"global_batch_size=3", "a batch of 3 samples does not divide into parts for 2 processes"}}) {
+    const JobResult job = run_job(2, on_latents("refused", key));
+    EXPECT_EQ(job.status, 2) << job.output;
+    EXPECT_NE(job.output.find(says), std::string::npos) << job.output;
+    EXPECT_NE(job.output.find("[1] error: "), std::string::npos) << job.output;
+  }
+  const JobResult drawn = run_job(2, MD_BINARY_DIR "/maxdiffusion generate " MD_SOURCE_DIR "/configs/quickstart.yml");
+  EXPECT_EQ(drawn.status, 2);
+  EXPECT_NE(drawn.output.find("generate is done by one process, not by 2"), std::string::npos) << drawn.output;
+}
+
+}  // namespace
+}  // namespace md
