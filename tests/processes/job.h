@@ -5,8 +5,8 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <string>
+#include <vector>
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
@@ -14,19 +14,29 @@
 namespace md {
 
 struct JobResult {
-  int status = -1;     // of the launcher
-  std::string output;  // of all processes
+  int status = -1;            // of the launcher
+  std::vector<int> statuses;  // of the processes, by rank
+  std::string output;         // of all of them
 };
 
-inline std::string launcher(int processes) {
-  return "mpiexec.mpich -n " + std::to_string(processes) + " -disable-auto-cleanup ";
-}
-
+/// The launcher does not end the processes when one of them dies, so that they are seen to end by themselves. Each
+/// writes to files: the launcher passes little on after that.
 inline JobResult run_job(int processes, const std::string& command) {
-  TemporaryFolder folder;
-  const std::string log = folder / "log";
-  const int raw = std::system((launcher(processes) + command + " >" + log + " 2>&1 </dev/null").c_str());
-  return {WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw), read_file(log)};
+  const TemporaryFolder folder;
+  const std::string log = folder / "log", status = folder / "status.", script = folder / "job.sh";
+  write_file_atomic(log, "");
+  // Hydra tells the others of a death by SIGUSR1, which the shell would die of.
+  write_file_atomic(script, "trap '' USR1\n" + command + " >>" + log + " 2>&1 </dev/null\ns=$?\necho $s >" + status +
+                                "$PMI_RANK\nexit $s\n");
+  const int raw = std::system(("mpiexec.mpich -n " + std::to_string(processes) + " -disable-auto-cleanup sh " + script +
+                               " >>" + log + " 2>&1 </dev/null")
+                                  .c_str());
+  JobResult out{WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw), {}, read_file(log)};
+  for (int rank = 0; rank < processes; ++rank) {
+    const std::string file = status + std::to_string(rank);
+    out.statuses.push_back(exists(file) ? std::stoi(read_file(file)) : -1);
+  }
+  return out;
 }
 
 }  // namespace md
