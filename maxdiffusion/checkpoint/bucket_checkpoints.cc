@@ -139,13 +139,24 @@ struct CheckpointUploads::Impl {
   std::function<void()> before_commit;
   std::unique_ptr<Repeater> repeater;
 
-  void put(int64_t step, const std::map<std::string, FoundFile>& there) const {
+  void put(int64_t step, const Steps& steps) const {
     Span span("put checkpoint", step);
     const std::string from = checkpoint_folder(local, step), to = checkpoint_folder(dir, step);
-    if (!there.empty()) remove_from_bucket(to, there.contains(kState));
+    const auto there = steps.find(step);
+    if (there != steps.end()) remove_from_bucket(to, there->second.contains(kState));
+    // Weights that no run trains are in every checkpoint.
+    std::vector<int64_t> others = whole(steps);
+    std::erase(others, step);
+    const std::string other = others.empty() ? "" : checkpoint_folder(dir, others.back());
+    std::string checksums;
+    if (!other.empty() && steps.at(others.back()).contains(kChecksums)) checksums = get_text(below(other, kChecksums));
     for (const auto& f : fs::recursive_directory_iterator(from)) {
       const std::string name = f.path().lexically_relative(from).string();
-      if (f.is_regular_file() && name != kState) put_file(f.path(), below(to, name));
+      if (!f.is_regular_file() || name == kState) continue;
+      if (name.ends_with(".safetensors") && is_as_said(f.path(), name, checksums))
+        put_file_like(below(other, name), f.path(), below(to, name));
+      else
+        put_file(f.path(), below(to, name));
     }
     if (before_commit) before_commit();
     put_file(from + "/" + kState, below(to, kState));
@@ -175,8 +186,7 @@ struct CheckpointUploads::Impl {
     trim_waiting();
     for (int64_t step : waiting(local)) {
       const Steps steps = steps_in_bucket(dir);
-      const auto there = steps.find(step);
-      put(step, there == steps.end() ? std::map<std::string, FoundFile>() : there->second);
+      put(step, steps);
       trim(steps, step);
     }
   }

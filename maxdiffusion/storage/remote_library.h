@@ -24,6 +24,8 @@ class RemoteLibrary {
   using Source = std::function<std::string(int64_t offset, int64_t size)>;
   /// Makes or replaces a file, whole or not at all. Larger ones go in parts, of which a few are in memory.
   virtual void write(const std::string& location, int64_t size, const Source& source) const = 0;
+  /// Copies a file within one bucket without its bytes coming here. S3 copies no file over 5 GB.
+  virtual void copy(const std::string& from, const std::string& to) const = 0;
   /// Nothing where it is gone already.
   virtual void remove(const std::string& location) const = 0;
   /// Every file below a location.

@@ -115,6 +115,17 @@ void put_file(const std::string& file, const std::string& location) {
   }
 }
 
+void put_file_like(const std::string& same, const std::string& file, const std::string& location) {
+  if (is_remote(same) && is_remote(location)) {
+    try {
+      return remote_library().copy(same, location);
+    } catch (const Error& e) {
+      log_debug("not copied there: {}", e.message());
+    }
+  }
+  put_file(file, location);
+}
+
 std::string get_text(const std::string& location) {
   const auto file = open_input(location);
   return std::string(file->read(0, file->size()).bytes);

@@ -20,6 +20,8 @@ namespace md {
 void put_text(const std::string& location, std::string_view text);
 /// Replaces the file by a copy of `file` as it is now; what is written to it meanwhile is left out.
 void put_file(const std::string& file, const std::string& location);
+/// put_file of what is also at `same`, a location in the same bucket, which the storage copies by itself where it can.
+void put_file_like(const std::string& same, const std::string& file, const std::string& location);
 /// The text of a file.
 std::string get_text(const std::string& location);
 /// Replaces the file `path` of this machine by a copy of `found`.

@@ -320,7 +320,8 @@ void BucketServer::serve(int connection) {
 
 BucketServer::Answer BucketServer::answer(const Request& r) {
   const std::lock_guard lock(mutex_);
-  requests_.push_back(r.method + " " + r.path);
+  const bool copies = r.headers.contains("x-amz-copy-source") || r.path.find("/rewriteTo/") != std::string::npos;
+  requests_.push_back((copies ? "COPY" : r.method) + " " + r.path);
   if (r.headers.contains("authorization")) {
     const std::string& who = r.headers.at("authorization");
     const size_t key = who.find("Credential=");
@@ -449,6 +450,11 @@ BucketServer::Answer BucketServer::s3_write(const Request& r, const std::string&
     upload->second.parts[std::stoll(r.query.at("partNumber"))] = r.body;
     return tagged(r.body);
   }
+  if (const auto source = r.headers.find("x-amz-copy-source"); source != r.headers.end()) {
+    const std::string from = decoded(source->second).substr(source->second.starts_with('/') ? 1 : 0);
+    store(bucket, key, buckets_[from.substr(0, from.find('/'))][from.substr(from.find('/') + 1)].bytes);
+    return {.body = "<?xml version=\"1.0\"?><CopyObjectResult><ETag>\"e\"</ETag></CopyObjectResult>"};
+  }
   store(bucket, key, r.body);
   return tagged(r.body);
 }
@@ -547,6 +553,18 @@ BucketServer::Answer BucketServer::google(const Request& r) {
                 {"updated", time},          {"timeCreated", time},
                 {"generation", "1"},        {"metageneration", "1"}};
   };
+  if (const size_t to = what.find("/rewriteTo/b/"); to != std::string::npos) {
+    const std::string key = what.substr(what.find("/o/", to) + 3);
+    store(bucket, key, b->second[what.substr(3, to - 3)].bytes);
+    const std::string size = std::to_string(b->second[key].bytes.size());
+    return {.type = "application/json",
+            .body = json{{"kind", "storage#rewriteResponse"},
+                         {"done", true},
+                         {"objectSize", size},
+                         {"totalBytesRewritten", size},
+                         {"resource", about(key, b->second[key])}}
+                        .dump()};
+  }
   if (what.starts_with("/o/")) {
     const auto o = b->second.find(what.substr(3));
     if (o == b->second.end()) return error(404, "No such object");

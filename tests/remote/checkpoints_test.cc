@@ -145,6 +145,24 @@ TEST_P(BucketCheckpoints, KilledAtAnyRequestTheOneBeforeIsWholeAndTheNextRunPuts
   }
 }
 
+TEST_P(BucketCheckpoints, WeightsThatAreThereAlreadyAreCopiedThere) {
+  save(1, 1);
+  server().requests();
+  CheckpointWriter writer(dir, 0);
+  writer.save(2, [] {
+    CheckpointContent c = content_of(2);
+    c.weights.at("vae") = content_of(1).weights.at("vae");
+    return c;
+  });
+  writer.finish();
+  std::string copied;
+  for (const std::string& r : server().requests())
+    if (r.starts_with("COPY ")) copied += r.substr(r.rfind("checkpoints/"));
+  EXPECT_EQ(copied, "checkpoints/2/vae/diffusion_pytorch_model.safetensors");
+  another_machine();
+  EXPECT_EQ(value_of(dir, 2), 2);
+}
+
 TEST_P(BucketCheckpoints, NobodyWaitsForUploadsButFinish) {
   CheckpointWriter writer(dir, 2);
   server().fail_writes(WriteFault::busy, 1 << 20);

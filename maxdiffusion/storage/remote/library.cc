@@ -208,6 +208,10 @@ class Library : public RemoteLibrary {
     }
   }
 
+  void copy(const std::string& from, const std::string& to) const override {
+    require(system_of(to)->CopyFile(place_of(from).path(), place_of(to).path()), to);
+  }
+
   void remove(const std::string& location) const override {
     const auto fs = system_of(location);
     const std::string path = place_of(location).path();
