@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -137,13 +138,21 @@ struct CheckpointUploads::Impl {
   std::string dir, local;
   int keep;
   std::function<void()> before_commit;
-  std::unique_ptr<Repeater> repeater;
+  /// Of a checkpoint that is not whole in the bucket yet, by the hash of its checksums: files that this process has
+  /// put.
+  std::map<std::string, std::set<std::string>> there;
+  std::unique_ptr<Repeater> repeater;  // ends first, since it uses the others
 
-  void put(int64_t step, const Steps& steps) const {
+  void put(int64_t step, const Steps& steps) {
     Span span("put checkpoint", step);
     const std::string from = checkpoint_folder(local, step), to = checkpoint_folder(dir, step);
-    const auto there = steps.find(step);
-    if (there != steps.end()) remove_from_bucket(to, there->second.contains(kState));
+    const std::string which = content_hash(read_file(from + "/" + kChecksums));
+    std::set<std::string>& done = there[which];
+    const auto before = steps.find(step);
+    if (before != steps.end() && (done.empty() || before->second.contains(kState))) {
+      done.clear();
+      remove_from_bucket(to, before->second.contains(kState));
+    }
     // Weights that no run trains are in every checkpoint.
     std::vector<int64_t> others = whole(steps);
     std::erase(others, step);
@@ -152,14 +161,16 @@ struct CheckpointUploads::Impl {
     if (!other.empty() && steps.at(others.back()).contains(kChecksums)) checksums = get_text(below(other, kChecksums));
     for (const auto& f : fs::recursive_directory_iterator(from)) {
       const std::string name = f.path().lexically_relative(from).string();
-      if (!f.is_regular_file() || name == kState) continue;
+      if (!f.is_regular_file() || name == kState || done.contains(name)) continue;
       if (name.ends_with(".safetensors") && is_as_said(f.path(), name, checksums))
         put_file_like(below(other, name), f.path(), below(to, name));
       else
         put_file(f.path(), below(to, name));
+      done.insert(name);
     }
     if (before_commit) before_commit();
     put_file(from + "/" + kState, below(to, kState));
+    there.erase(which);
     remove_file(marker(local, step));
     log_info("checkpoint {} is in {}", step, shown(to));
   }
@@ -182,7 +193,7 @@ struct CheckpointUploads::Impl {
     }
   }
 
-  void put_all() const {
+  void put_all() {
     trim_waiting();
     for (int64_t step : waiting(local)) {
       const Steps steps = steps_in_bucket(dir);
@@ -194,7 +205,7 @@ struct CheckpointUploads::Impl {
 
 CheckpointUploads::CheckpointUploads(std::string checkpoint_dir, int keep, std::function<void()> before_commit)
     : impl_(std::make_unique<Impl>(
-          Impl{checkpoint_dir, staging(checkpoint_dir), keep, std::move(before_commit), nullptr})) {
+          Impl{checkpoint_dir, staging(checkpoint_dir), keep, std::move(before_commit), {}, nullptr})) {
   Impl& u = *impl_;
   const std::vector<int64_t> all = waiting(u.local), left = newer(all, whole(steps_in_bucket(u.dir)));
   for (int64_t step : all)

@@ -57,7 +57,7 @@ struct Other {
 
 struct Claim::Impl {
   std::string folder, file, text;
-  std::unique_ptr<Repeater> signs;
+  std::unique_ptr<Repeater> signs;  // ends first, since it uses the others
 
   void sign() const { put_text(file, text); }
 

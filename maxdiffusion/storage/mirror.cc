@@ -37,7 +37,7 @@ struct Mirror::Impl {
   std::vector<Place> places;
   std::set<std::string> left_out;
   std::map<std::string, Stamp> there;  // by local path
-  std::unique_ptr<Repeater> repeater;
+  std::unique_ptr<Repeater> repeater;  // ends first, since it uses the others
 
   /// Paths below a place's folder, "" for the place itself where it is a file.
   std::vector<std::string> files_of(const Place& place) const {

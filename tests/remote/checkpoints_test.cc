@@ -145,6 +145,26 @@ TEST_P(BucketCheckpoints, KilledAtAnyRequestTheOneBeforeIsWholeAndTheNextRunPuts
   }
 }
 
+TEST_P(BucketCheckpoints, WhatWasPutBeforeAFailureIsNotPutAgain) {
+  const auto count = [&](const std::function<void()>& act) {
+    std::atomic<int64_t> writes = 0;
+    server().on_write([&](const std::string&) { ++writes; });
+    act();
+    server().on_write({});
+    return writes.load();
+  };
+  const int64_t all = count([&] { save(1, 1); });
+  const int64_t half = all / 2;
+  CheckpointWriter writer(dir, 0);
+  server().fail_writes(WriteFault::forbidden, 1 << 20, half);
+  writer.save(2, [] { return content_of(2); });
+  EXPECT_THROW(writer.finish(), Error);
+  server().fail_writes(WriteFault::none, 0);
+  EXPECT_LE(count([&] { writer.finish(); }), all - half + 1);
+  another_machine();
+  EXPECT_EQ(value_of(dir, 2), 2);
+}
+
 TEST_P(BucketCheckpoints, WeightsThatAreThereAlreadyAreCopiedThere) {
   save(1, 1);
   server().requests();
