@@ -21,7 +21,7 @@
 #include "maxdiffusion/data/records/open_source.h"
 #include "maxdiffusion/data/records/tfrecord_writer.h"
 #include "maxdiffusion/data/text/clip_tokenizer.h"
-#include "tests/remote/bucket_server.h"
+#include "tests/bucket_server.h"
 
 namespace md {
 namespace {

@@ -235,7 +235,7 @@ foreach(module graph mesh config processes pjrt ops autodiff nn models scheduler
                tasks pipelines train run)
   target_compile_options(md_${module} PRIVATE $<$<CONFIG:Release>:-O1>)
 endforeach()
-set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/lora/lora_thin.cc PROPERTIES COMPILE_OPTIONS -O3)
+set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/lora/lora_thin.cc PROPERTIES COMPILE_OPTIONS -O2)
 file(GLOB readers ${CMAKE_SOURCE_DIR}/maxdiffusion/data/text/*.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/data/records/*.cc)
 set_source_files_properties(${readers} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
 md_tests(ops USES ops autodiff runtime)
@@ -258,10 +258,14 @@ md_tests(judges DEVICE USES base COST 30)
 md_tests(configs DEVICE USES checkpoint SHARDS 3 COST 40)
 md_tests(single_file DEVICE USES families COST 30)
 md_tests(processes DEVICE USES ops runtime SHARDS 2 COST 50)
+# A server of buckets, for tests and benches.
+add_library(bucket_server OBJECT ${CMAKE_SOURCE_DIR}/tests/bucket_server.cc)
+target_link_libraries(bucket_server PUBLIC md_base nlohmann_json::nlohmann_json)
 md_tests(remote USES data checkpoint SHARDS 3 COST 30)
+target_link_libraries(remote_tests PRIVATE bucket_server)
 md_tests(fuzz USES run SHARDS 4 COST 20)
 target_link_libraries(fuzz_tests PRIVATE PkgConfig::ZLIB)
-target_sources(cli_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/remote/bucket_server.cc)
+target_link_libraries(cli_tests PRIVATE bucket_server)
 md_tests(pipelines DEVICE USES run SHARDS 3 COST 30)
 md_tests(layering USES base QUICK *)
 # A project outside this repository, built against an installed prefix.
@@ -276,7 +280,7 @@ md_ctest(tests.consumer ${CMAKE_COMMAND} -DSOURCE=${CMAKE_SOURCE_DIR} -DBUILD=${
 
 md_bench(data_bench USES data)
 if(TARGET data_bench)
-  target_sources(data_bench PRIVATE ${CMAKE_SOURCE_DIR}/tests/remote/bucket_server.cc)
+  target_link_libraries(data_bench PRIVATE bucket_server)
 endif()
 
 # Training steps timed from the start of the process; has a main of its own. See bench/compare.py.

@@ -103,6 +103,7 @@ const std::vector<Rule>& exclusive() {
       {"train_new_vae", {"cache_latents_text_encoder_outputs=false"}, "the scale of its latents would not be known"},
       {"train_new_vae", {"vae_file"}, "the one starts from random weights, the other names some"},
       {"train_new_unet", {"unet_checkpoint"}, "the one starts from random weights, the other names some"},
+      {"train_new_unet", {"train_lora"}, "its matrices change weights that are known, and a checkpoint names them"},
       {"conditioning_data_dir", {"alpha_mask"}, "masks come from one of them"},
   };
   return rules;

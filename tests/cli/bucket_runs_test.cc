@@ -11,8 +11,8 @@
 
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/base/image.h"
+#include "tests/bucket_server.h"
 #include "tests/cli/command.h"
-#include "tests/remote/bucket_server.h"
 
 namespace md {
 namespace {

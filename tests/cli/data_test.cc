@@ -16,8 +16,8 @@
 #include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/data/records/open_source.h"
+#include "tests/bucket_server.h"
 #include "tests/cli/command.h"
-#include "tests/remote/bucket_server.h"
 
 namespace md {
 namespace {

@@ -12,7 +12,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/storage/storage.h"
-#include "tests/remote/bucket_server.h"
+#include "tests/bucket_server.h"
 
 namespace md {
 

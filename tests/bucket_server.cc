@@ -1,4 +1,4 @@
-#include "tests/remote/bucket_server.h"
+#include "tests/bucket_server.h"
 
 #include <arpa/inet.h>
 #include <fmt/core.h>
