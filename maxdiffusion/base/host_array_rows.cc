@@ -120,15 +120,33 @@ HostArray channels_first(const HostArray& x) {
   return swapped(x, dims, product(x.dims(), 1, x.dims().size() - 1), x.dims().back());
 }
 
+HostArray with_axes(const HostArray& a, const Axes& order) {
+  const Dims& from = a.dims();
+  if (from.size() < 2) return a;
+  HostArray out(Shape{a.shape().dtype, in_order(from, order)});
+  if (out.bytes() == 0) return out;
+  const size_t size = size_of(a.shape().dtype);
+  Dims strides(from.size(), 1);  // of `a`, in elements
+  for (size_t i = from.size(); i-- > 1;) strides[i - 1] = strides[i] * from[i];
+  strides = in_order(strides, order);
+  const Dims& to = out.dims();
+  Dims at(to.size(), 0);
+  const auto step = static_cast<ptrdiff_t>(size) * strides.back();
+  const int64_t row = to.back();
+  std::byte* next = out.mutable_data();
+  for (int64_t rows = out.shape().elements() / row; rows > 0; --rows) {
+    ptrdiff_t start = 0;
+    for (size_t i = 0; i + 1 < to.size(); ++i) start += at[i] * strides[i];
+    const std::byte* element = a.data() + start * static_cast<ptrdiff_t>(size);
+    for (int64_t i = 0; i < row; ++i, element += step, next += size) std::memcpy(next, element, size);
+    for (size_t i = to.size() - 1; i-- > 0 && ++at[i] == to[i];) at[i] = 0;
+  }
+  return out;
+}
+
 HostArray transposed(const HostArray& matrix) {
   check(matrix.dims().size() == 2, Code::internal, "transposed: {} is no matrix", to_string(matrix.shape()));
-  const size_t rows = static_cast<size_t>(matrix.dims()[0]), columns = static_cast<size_t>(matrix.dims()[1]),
-               bytes = size_of(matrix.dtype());
-  HostArray out(Shape{matrix.dtype(), {matrix.dims()[1], matrix.dims()[0]}});
-  std::byte* to = out.mutable_data();
-  for (size_t i = 0; i < columns; ++i)
-    for (size_t k = 0; k < rows; ++k, to += bytes) std::memcpy(to, matrix.data() + (k * columns + i) * bytes, bytes);
-  return out;
+  return with_axes(matrix, {1, 0});
 }
 
 }  // namespace md

@@ -28,6 +28,8 @@ void add_rows(HostArray& whole, int64_t n, int64_t from, const HostArray& part);
 /// f32 [N, C, …] → [N, …, C], and back.
 HostArray channels_last(const HostArray& a);
 HostArray channels_first(const HostArray& a);
+/// The axes in another order, outermost first.
+HostArray with_axes(const HostArray& a, const Axes& order);
 /// A matrix with its axes exchanged.
 HostArray transposed(const HostArray& matrix);
 

@@ -65,5 +65,18 @@ TEST(HostArrayRows, ChannelsMoveToTheEndAndBack) {
   EXPECT_EQ(values(channels_first(b)), values(a));
 }
 
+TEST(WithAxes, PutsThemInAnotherOrderAndBack) {
+  HostArray a(Shape{DType::bf16, {2, 3, 4, 5}});
+  auto v = a.mutable_view<uint16_t>();
+  for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<uint16_t>(i);
+  const Axes order = {2, 3, 1, 0};
+  const HostArray turned = with_axes(a, order);
+  EXPECT_EQ(turned.dims(), (Dims{4, 5, 3, 2}));
+  EXPECT_EQ(turned.view<uint16_t>()[((3 * 5 + 1) * 3 + 2) * 2 + 1], ((1 * 3 + 2) * 4 + 3) * 5 + 1);
+  const HostArray back = with_axes(turned, inverse(order));
+  EXPECT_EQ(back.shape(), a.shape());
+  EXPECT_TRUE(std::ranges::equal(back.view<uint16_t>(), a.view<uint16_t>()));
+}
+
 }  // namespace
 }  // namespace md

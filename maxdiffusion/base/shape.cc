@@ -20,6 +20,12 @@ int64_t Shape::elements() const {
   return n;
 }
 
+Axes inverse(const Axes& order) {
+  Axes back(order.size());
+  for (size_t i = 0; i < order.size(); ++i) back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  return back;
+}
+
 std::string to_string(const Dims& d) {
   std::string s = "[";
   for (size_t i = 0; i < d.size(); ++i) s += (i ? "," : "") + std::to_string(d[i]);

@@ -46,8 +46,9 @@ class ConfigSource {
 };
 
 /// Texts of which any letter may be part: prompts. A value is one text as it stands, brackets, commas and parentheses
-/// included. It is a list only as a YAML list or, on the command line, where all of it is one list of quoted texts:
-/// ["a", "b"] (Python's ['a', 'b'] and ('a', 'b') as well). [] is the empty list.
+/// included. It is a list only as a YAML list; on the command line, where all of it is one list of quoted texts, ["a",
+/// "b"] (Python's ['a', 'b'] and ('a', 'b') as well), or a YAML list of two or more texts, [a, b]. [bad] is a text
+/// there, and [] the empty list.
 struct Texts : std::vector<std::string> {
   using std::vector<std::string>::vector;
   explicit Texts(std::vector<std::string> texts) : vector(std::move(texts)) {}

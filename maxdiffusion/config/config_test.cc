@@ -209,13 +209,18 @@ Prompts prompts(const std::string& yaml, const std::vector<std::string>& words =
   return p;
 }
 
-TEST(Texts, AreOneTextUnlessAllOfItIsAListOfQuotedTexts) {
+TEST(Texts, AreOneTextUnlessAllOfItIsAList) {
   for (std::string t : {"(masterpiece:1.2), [bad], {curly}",
                         "(masterpiece:1.2)",
                         "[bad]",
-                        "[a, b]",
+                        "[bad], [worse]",
+                        "[bad], a, [worse]",
+                        "[a, [b]]",
+                        "[a: 1, b]",
+                        "[a, null]",
                         "{curly}",
-                        "['a', b]",
+                        "{a, b}",
+                        "(a, b)",
                         "['a'], b",
                         "['a'] # b",
                         "['a', 'b'",
@@ -249,7 +254,7 @@ TEST(Texts, AreOneTextUnlessAllOfItIsAListOfQuotedTexts) {
   }
 }
 
-TEST(Texts, AreAListWhereAllOfItIsAListOfQuotedTexts) {
+TEST(Texts, AreAListWhereAllOfItIsAList) {
   const std::map<std::string, Texts> lists = {
       {"[\"a\",\"b\"]", {"a", "b"}},
       {"['a', 'b']", {"a", "b"}},
@@ -260,6 +265,8 @@ TEST(Texts, AreAListWhereAllOfItIsAListOfQuotedTexts) {
       {"['']", {""}},
       {"[]", {}},
       {"()", {}},
+      {"[a, b]", {"a", "b"}},
+      {"[a red heart, (b:1.2), 'c, d', 007]", {"a red heart", "(b:1.2)", "c, d", "007"}},
   };
   for (const auto& [text, list] : lists) EXPECT_EQ(prompts("", {"prompt=" + text}).prompt, list) << text;
 }

@@ -150,6 +150,22 @@ std::optional<std::vector<std::string>> read_quoted_list(std::string_view text) 
   return out;
 }
 
+std::optional<std::vector<std::string>> read_plain_list(const std::string& text) {
+  if (!text.starts_with('[') || !text.ends_with(']')) return std::nullopt;
+  std::vector<std::string> out;
+  try {
+    const YAML::Node node = load_yaml(text + "\n...");
+    if (!node.IsSequence() || node.size() < 2) return std::nullopt;
+    for (const auto& item : node) {
+      if (!item.IsScalar()) return std::nullopt;
+      out.push_back(item.Scalar());
+    }
+  } catch (const YAML::Exception&) {
+    return std::nullopt;
+  }
+  return out;
+}
+
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (unsigned char c : text) {

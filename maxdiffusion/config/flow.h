@@ -24,6 +24,8 @@ std::string print_flow(const YAML::Node& node);
 /// The members of a list of quoted texts, where `text` is that and nothing else: ["a", "b"], ['a', 'b',], ('a',).
 /// Between double quotes a text is read as JSON, between single quotes letter by letter, '' for one quote.
 std::optional<std::vector<std::string>> read_quoted_list(std::string_view text);
+/// The members of a YAML list of at least two texts and nothing else, where `text` is that and nothing else: [a, b].
+std::optional<std::vector<std::string>> read_plain_list(const std::string& text);
 /// A string as JSON writes it.
 std::string quoted(const std::string& text);
 /// A string as YAML: bare where it reads back as the same string, quoted otherwise.

@@ -62,8 +62,10 @@ std::string print_list(const std::vector<T>& list, Print print) {
 std::optional<std::string> read_text(const std::string& text) { return text; }
 
 Texts read_texts(const std::string& name, const ConfigValue& v, const char* expected) {
-  if (v.kind == Kind::word)
+  if (v.kind == Kind::word) {
     if (std::optional<std::vector<std::string>> list = read_quoted_list(v.text)) return Texts(*list);
+    if (std::optional<std::vector<std::string>> list = read_plain_list(v.text)) return Texts(*list);
+  }
   if (is_scalar(v) && !v.is_null) return {v.text};
   return Texts(read_list<std::string>(name, v, expected, true, read_text));
 }
@@ -163,13 +165,13 @@ void KeyList::key(const char* name, std::vector<std::string>& m, const char* mea
 }
 
 void KeyList::key(const char* name, Texts& m, const char* meaning) {
-  constexpr auto kType = "a text or a list of quoted texts, as in [\"a\", \"b\"]";
+  constexpr auto kType = "a text or a list of texts, as in [\"a\", \"b\"]";
   declare({name, meaning, kType, [name, &m](const ConfigValue& v) { m = read_texts(name, v, kType); },
            [&m] { return print_list(m, print_string); }});
 }
 
 void KeyList::key(const char* name, OptionalTexts& m, const char* meaning) {
-  constexpr auto kType = "a text, a list of quoted texts, as in [\"a\", \"b\"], or null";
+  constexpr auto kType = "a text, a list of texts, as in [\"a\", \"b\"], or null";
   declare({name, meaning, kType,
            [name, &m](const ConfigValue& v) {
              const bool none = v.is_null || (v.kind == Kind::word && v.text == "null");

@@ -94,6 +94,8 @@ class Printer {
   /// " loc(#loc7)", whose meaning is printed once at the end: a path has many statements.
   std::string location(const Node& node);
   std::vector<Value> print_nodes(const Graph& g, const std::vector<Tensor>& results);
+  /// `v` with its axes in another order; as it is where `order` is empty.
+  Value in_order_of(const Axes& order, const Value& v);
 
   const Graph& graph_;
   std::string text_;
@@ -141,6 +143,20 @@ std::vector<Value> Printer::print_nodes(const Graph& g, const std::vector<Tensor
   return out;
 }
 
+Value Printer::in_order_of(const Axes& order, const Value& v) {
+  if (order.empty()) return v;
+  Value out{fresh(), {v.shape.dtype, in_order(v.shape.dims, order)}};
+  text_ += fmt::format("{} = \"stablehlo.transpose\"({}) {{permutation = {}}} : ({}) -> {}\n", out.name, v.name,
+                       mlir_array(order), mlir_type(v.shape), mlir_type(out.shape));
+  return out;
+}
+
+/// As `sdy_sharding`, of an array that is stored in this order.
+std::string stored_sharding(DimAxes axes, int64_t rank, const Axes& order) {
+  axes.resize(static_cast<size_t>(rank));
+  return "sdy.sharding = #sdy.sharding" + sdy_sharding(in_order(axes, order), rank);
+}
+
 std::string Printer::module(std::string_view name) {
   const auto& axes = graph_.options().mesh_axes;
   int64_t devices = 1;
@@ -152,10 +168,10 @@ std::string Printer::module(std::string_view name) {
   std::string args, types, results;
   for (size_t i = 0; i < graph_.inputs().size(); ++i) {
     const GraphInput& in = graph_.inputs()[i];
-    Value v{fmt::format("%arg{}", i), in.value.shape()};
-    bind(in.value, v);
+    const Value v{fmt::format("%arg{}", i), {in.value.dtype(), in_order(in.value.dims(), in.order)}};
+    bind(in.value, in_order_of(inverse(in.order), v));
     std::vector<std::string> attributes;
-    if (!axes.empty()) attributes.push_back("sdy.sharding = #sdy.sharding" + sdy_sharding(in.sharding, v.shape.rank()));
+    if (!axes.empty()) attributes.push_back(stored_sharding(in.sharding, v.shape.rank(), in.order));
     if (in.alias) attributes.push_back(fmt::format("tf.aliasing_output = {} : i32", *in.alias));
     args += fmt::format("{}{}: {}", i ? ", " : "", v.name, mlir_type(v.shape));
     if (!attributes.empty()) args += fmt::format(" {{{}}}", fmt::join(attributes, ", "));
@@ -165,13 +181,14 @@ std::string Printer::module(std::string_view name) {
   for (size_t i = 0; i < graph_.outputs().size(); ++i) {
     const GraphOutput& out = graph_.outputs()[i];
     outs.push_back(out.value);
-    std::string type = mlir_type(out.value.shape());
+    std::string type = mlir_type({out.value.dtype(), in_order(out.value.dims(), out.order)});
     types += (i ? ", " : "") + type;
     results += (i ? ", " : "") + type;
     if (!axes.empty())  // without a word of its own an output comes out whole on every device
-      results += " {sdy.sharding = #sdy.sharding" + sdy_sharding(out.sharding, out.value.rank()) + "}";
+      results += " {" + stored_sharding(out.sharding, out.value.rank(), out.order) + "}";
   }
   std::vector<Value> values = print_nodes(graph_, outs);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = in_order_of(graph_.outputs()[i].order, values[i]);
   std::string names;
   for (size_t i = 0; i < values.size(); ++i) names += (i ? ", " : "") + values[i].name;
   return fmt::format(

@@ -55,8 +55,9 @@ Tensor Graph::input(const std::string& name, const Shape& shape, const LogicalAx
   check(!input_names_.contains(name), Code::invalid_graph, "input '{}' exists already", name);
   check(axes.empty() || axes.size() == shape.dims.size(), Code::invalid_graph, "input '{}': {} logical axes for {}",
         name, axes.size(), to_string(shape));
-  GraphInput in{.name = name, .value = {}, .axes = axes, .sharding = {}, .alias = {}};
+  GraphInput in{.name = name, .value = {}, .axes = axes, .sharding = {}, .order = {}, .alias = {}};
   if (!axes.empty() && options_.resolve) in.sharding = options_.resolve(axes, shape.dims);
+  if (!axes.empty() && options_.memory_order) in.order = options_.memory_order(axes, shape.dims);
   in.value = add(kParameter, {}, shape)->out();
   input_names_[name] = static_cast<int>(inputs_.size());
   inputs_.push_back(std::move(in));
@@ -67,11 +68,12 @@ void Graph::output(const std::string& name, Tensor value, const std::string& lik
   check(static_cast<bool>(value), Code::invalid_graph, "output '{}' is absent", name);
   check(&value.graph() == this, Code::invalid_graph, "output '{}' belongs to another graph", name);
   check(!output_names_.contains(name), Code::invalid_graph, "output '{}' exists already", name);
-  GraphOutput out{.name = name, .value = value, .sharding = {}};
+  GraphOutput out{.name = name, .value = value, .sharding = {}, .order = {}};
   if (!like.empty()) {
     int i = input_index(like);
     check(i >= 0, Code::invalid_graph, "output '{}': there is no input '{}'", name, like);
     out.sharding = inputs_[static_cast<size_t>(i)].sharding;
+    out.order = inputs_[static_cast<size_t>(i)].order;
     if (out.sharding.empty()) out.sharding.resize(value.dims().size());
   }
   output_names_[name] = static_cast<int>(outputs_.size());
@@ -86,6 +88,8 @@ void Graph::alias(const std::string& input, const std::string& output) {
   const GraphOutput& out = outputs_[static_cast<size_t>(o)];
   check(in.value.shape() == out.value.shape(), Code::invalid_graph, "alias '{}' {} to '{}' {}: shapes differ", input,
         to_string(in.value.shape()), output, to_string(out.value.shape()));
+  check(in.order == out.order, Code::invalid_graph, "alias '{}' to '{}': their axes lie in another order in memory",
+        input, output);
   in.alias = o;
 }
 

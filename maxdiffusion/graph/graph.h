@@ -35,6 +35,9 @@ struct GraphOptions {
   std::vector<std::pair<std::string, int64_t>> mesh_axes;  // empty: one device
   /// Logical names and sizes to mesh axes; throws on a name without a rule. Null: everything whole.
   std::function<DimAxes(const LogicalAxes&, const Dims&)> resolve;
+  /// In which order the axes of an input with these names and sizes follow each other in the memory of a device,
+  /// outermost first. Empty: as they are named. Null: always so.
+  std::function<Axes(const LogicalAxes&, const Dims&)> memory_order;
   Platform platform = Platform::cpu;
   std::string device_kind;
   CpuKernels cpu_kernels;
@@ -88,12 +91,14 @@ struct GraphInput {
   Tensor value;
   LogicalAxes axes;          // empty: replicated
   DimAxes sharding;          // resolved from axes when the input was made
+  Axes order;                // of its axes in memory, likewise (GraphOptions::memory_order)
   std::optional<int> alias;  // index of the output that takes over this input's memory (donation)
 };
 struct GraphOutput {
   std::string name;
   Tensor value;
   DimAxes sharding;  // empty: compiler's choice
+  Axes order;        // of its axes in memory
 };
 
 class Graph {
@@ -110,7 +115,7 @@ class Graph {
 
   /// Names are unique. Throws invalid_graph when one is taken.
   Tensor input(const std::string& name, const Shape& shape, const LogicalAxes& axes = {});
-  /// The output keeps the sharding of `like` if that names an input: state comes out as it went in.
+  /// The output lies on the mesh and in memory as `like` if that names an input: state comes out as it went in.
   void output(const std::string& name, Tensor value, const std::string& like = "");
   /// Donates input `input` to output `output`: shapes and shardings must agree.
   void alias(const std::string& input, const std::string& output);

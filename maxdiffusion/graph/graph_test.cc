@@ -239,6 +239,30 @@ TEST(MlirFloat, ReadsBackAsTheSameNumber) {
   EXPECT_NE(message_of([&] { mlir_float(infinity, DType::f8e4m3fn); }), "no error");
 }
 
+TEST(Printer, ValuesLieInMemoryInTheOrderThatTheOptionsSay) {
+  GraphOptions options;
+  options.mesh_axes = {{"fsdp", 2}};
+  options.resolve = [](const LogicalAxes&, const Dims&) { return DimAxes{{"fsdp"}}; };
+  options.memory_order = [](const LogicalAxes& axes, const Dims&) { return axes[0] == "out" ? Axes{2, 1, 0} : Axes{}; };
+  Graph g(options);
+  Tensor w = g.input("w", {DType::f32, {4, 3, 5}}, {"out", "in", ""}), x = g.input("x", {DType::f32, {4, 3, 5}});
+  g.output("w", apply(kTwin, {w, x}), "w");
+  g.alias("w", "w");
+  g.output("y", apply(kTwin, {w, x}));
+  const std::string text = to_stablehlo(g);
+  EXPECT_EQ(count(text, "%arg0: tensor<5x3x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}, {\"fsdp\"}]>"), 1u)
+      << text;
+  EXPECT_EQ(count(text,
+                  "-> (tensor<5x3x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}, {\"fsdp\"}]>}, "
+                  "tensor<4x3x5xf32> {"),
+            1u)
+      << text;
+  EXPECT_EQ(count(text, "\"stablehlo.transpose\"(%arg0) {permutation = array<i64: 2, 1, 0>}"), 1u) << text;
+  EXPECT_EQ(count(text, "stablehlo.transpose"), 2u) << text;
+  g.output("z", w);
+  EXPECT_EQ(message_of([&] { g.alias("w", "z"); }), "alias 'w' to 'z': their axes lie in another order in memory");
+}
+
 TEST(MlirText, ArraysAndShardings) {
   EXPECT_EQ(mlir_array({}), "array<i64>");
   EXPECT_EQ(mlir_array({1, -2}), "array<i64: 1, -2>");

@@ -25,6 +25,10 @@ inline constexpr const char* kHeads = "heads";  // heads × head size of a param
 inline constexpr const char* kMlp = "mlp";
 inline constexpr const char* kConvIn = "conv_in";
 inline constexpr const char* kConvOut = "conv_out";
+// Of a convolution's weight: the places that it looks at.
+inline constexpr const char* kWindowFrames = "window_frames";
+inline constexpr const char* kWindowHeight = "window_height";
+inline constexpr const char* kWindowWidth = "window_width";
 inline constexpr const char* kOutChannels = "out_channels";  // channels of an activation
 inline constexpr const char* kHidden = "hidden";
 inline constexpr const char* kNorm = "norm";
@@ -33,9 +37,9 @@ inline constexpr const char* kData = "data_batch";  // axis 0 of every batch arr
 
 /// The whole vocabulary. A word without a rule leaves its axis whole; any other word must have a rule.
 inline constexpr const char* kAll[] = {
-    kBatch,        kConvBatch,   kLength,      kKvLength,      kHeadsAct, kKv,    kSelfHeads, kSelfLength,
-    kSelfKvLength, kCrossHeads,  kCrossLength, kCrossKvLength, kEmbed,    kHeads, kMlp,       kConvIn,
-    kConvOut,      kOutChannels, kHidden,      kNorm,          kVocab,    kData};
+    kBatch,        kConvBatch,   kLength,        kKvLength, kHeadsAct, kKv,    kSelfHeads, kSelfLength, kSelfKvLength,
+    kCrossHeads,   kCrossLength, kCrossKvLength, kEmbed,    kHeads,    kMlp,   kConvIn,    kConvOut,    kWindowFrames,
+    kWindowHeight, kWindowWidth, kOutChannels,   kHidden,   kNorm,     kVocab, kData};
 
 /// Of an array of a batch: axis 0 is kData, the others are whole.
 inline std::vector<std::string> of_batch(size_t rank) {

@@ -1,4 +1,4 @@
-// Sharding: which mesh axes split each dim of an array, and which piece each device then holds.
+// Sharding: which mesh axes split each dim of an array, which piece each device then holds, and how it lies there.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,11 @@
 
 namespace md {
 
-/// Mesh axes per dim, major first. Shorter than the rank: the remaining dims are whole.
 struct Sharding {
+  /// Mesh axes per dim, major first. Shorter than the rank: the remaining dims are whole.
   std::vector<std::vector<std::string>> dims;
+  /// The dims as they follow each other in the memory of a device, outermost first. Empty: as they are numbered.
+  std::vector<int64_t> order = {};
   bool operator==(const Sharding&) const = default;
   bool replicated() const;
 };

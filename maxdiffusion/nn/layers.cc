@@ -73,7 +73,8 @@ Tensor conv2d(const Scope& s, Tensor x, const Conv2dOptions& o) {
   check(x.rank() == 4, Code::invalid_graph, "conv2d: x is {}, expected [B, H, W, C], at {}", to_string(x.shape()),
         s.path());
   const Dims dims = {o.out, x.dim(-1), o.kernel, o.kernel};
-  const Weight weight{"weight", dims, {o.out_axis, o.in_axis, "", ""}, init::lecun_normal(dims)};
+  const Weight weight{
+      "weight", dims, {o.out_axis, o.in_axis, axis::kWindowHeight, axis::kWindowWidth}, init::lecun_normal(dims)};
   Tensor y = s.product(weight, x, [o, precision = s.options().precision](Tensor in, Tensor w) {
     const int64_t low = o.pad_right_bottom ? 0 : o.padding, high = o.pad_right_bottom ? 1 : o.padding;
     return conv(in, w,
@@ -91,7 +92,10 @@ Tensor conv3d(const Scope& s, Tensor x, const Conv3dOptions& o) {
   check(x.rank() == 5, Code::invalid_graph, "conv3d: x is {}, expected [B, F, H, W, C], at {}", to_string(x.shape()),
         s.path());
   const Dims dims = {o.out, x.dim(-1), o.kernel[0], o.kernel[1], o.kernel[2]};
-  const Weight weight{"weight", dims, {o.out_axis, o.in_axis, "", "", ""}, init::lecun_normal(dims)};
+  const Weight weight{"weight",
+                      dims,
+                      {o.out_axis, o.in_axis, axis::kWindowFrames, axis::kWindowHeight, axis::kWindowWidth},
+                      init::lecun_normal(dims)};
   Tensor y = s.product(weight, x, [o, precision = s.options().precision](Tensor in, Tensor w) {
     return conv(in, w,
                 {.stride = {o.stride.begin(), o.stride.end()},

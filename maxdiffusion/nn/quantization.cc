@@ -13,6 +13,7 @@
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/ops/sharding.h"
 
 namespace md {
 namespace {
@@ -51,12 +52,18 @@ Axes own_axes(Tensor x, bool per_channel, bool rows) {
   return rows && x.rank() < 2 ? Axes{} : axes;
 }
 
-/// The operands of one product, quantized.
+/// The operands of one product, quantized; w, which comes as it is stored, as computation uses it.
 struct Operands {
   Quantized x, w;
-  Operands(const Quantization& q, Tensor x_, Tensor w_)
+  Operands(const Quantization& q, Tensor x_, Tensor w_, const LogicalAxes& axes)
       : x(quantize(x_, q.operands, own_axes(x_, q.per_channel, w_.rank() == 2), q.activation)),
-        w(quantize(w_, q.operands, own_axes(w_, q.per_channel, false), q.weight)) {}
+        w(quantize(w_, q.operands, own_axes(w_, q.per_channel, false), q.weight)) {
+    w.values = gather_weight(w.values, axes);
+    DimAxes used = axes_in_use(w_, axes);
+    for (int64_t a = 0; a < w.scale.rank(); ++a)
+      if (w.scale.dim(a) == 1) used[static_cast<size_t>(a)].clear();
+    w.scale = shard_axes(w.scale, used);
+  }
 };
 
 Tensor multiplied(const Operands& o, const Product& f, DType to) {
@@ -67,20 +74,24 @@ Tensor multiplied(const Operands& o, const Product& f, DType to) {
 Tensor dequantized(const Quantized& q, DType to) { return cast(cast(q.values, DType::f32) * q.scale, to); }
 
 /// Cotangents of x and w where only the forward product was quantized.
-Grads wide_gradients(const Quantization& q, Tensor x, Tensor w, Tensor dy, const Product& f) {
+Grads wide_gradients(const Quantization& q, Tensor x, Tensor w, const LogicalAxes& axes, Tensor dy, const Product& f) {
   Tensor a = stop_gradient(x), b = stop_gradient(w);
   if (w.rank() != 2) {
-    const Operands o(q, x, w);
+    const Operands o(q, x, w, axes);
     a = dequantized(o.x, x.dtype()), b = dequantized(o.w, x.dtype());
+  } else {
+    b = gather_weight(b, axes);
   }
-  return vjp({f(a, b)}, {dy}, {a, b});
+  const Grads d = vjp({f(a, b)}, {dy}, {a, b});
+  return {d[0], split_as_stored(d[1], axes)};
 }
 
 /// Cotangents where dy is quantized too: for each operand anew, once it holds the other's scale. All operands are one
 /// tensor times one number here. 8-bit floats are exact in every type that layers compute in; a compiler that knows
 /// products of such floats finds them behind the conversions.
-Grads narrow_gradients(const Quantization& q, DType type, Tensor x, Tensor w, Tensor dy, const Product& f) {
-  const Operands o(q, x, w);
+Grads narrow_gradients(const Quantization& q, DType type, Tensor x, Tensor w, const LogicalAxes& axes, Tensor dy,
+                       const Product& f) {
+  const Operands o(q, x, w, axes);
   const DType wide = x.dtype();
   const Tensor a = cast(o.x.values, wide), b = cast(o.w.values, wide);
   auto of = [&](Tensor mine, const Quantized& other) {
@@ -88,7 +99,7 @@ Grads narrow_gradients(const Quantization& q, DType type, Tensor x, Tensor w, Te
     const Tensor d = vjp({f(a, b)}, {cast(g.values, wide)}, {mine})[0];
     return cast(cast(d, DType::f32) * reshape(g.scale, {}), wide);
   };
-  Grads grads = {of(a, o.w), of(b, o.x)};
+  Grads grads = {of(a, o.w), split_as_stored(of(b, o.x), axes)};
   if (w.rank() != 2) return grads;
   auto where_kept = [](Tensor d, Tensor operand, Tensor bound, const Calibration& c) {
     return c.clips() ? where(le(abs(cast(operand, DType::f32)), bound), d, zeros_like(d)) : d;
@@ -156,17 +167,18 @@ bool Quantization::covers(const std::string& path) const {
 
 bool is_float8(DType type) { return is_float(type) && size_of(type) == 1; }
 
-Tensor quantized_product(std::shared_ptr<const Quantization> q, Tensor x, Tensor w, const Product& f) {
+Tensor quantized_product(std::shared_ptr<const Quantization> q, Tensor x, Tensor w, const LogicalAxes& axes,
+                         const Product& f) {
   const std::optional<DType> gradient = w.rank() == 2 ? q->linear_gradient : q->convolution_gradient;
   check(!gradient || !q->per_channel, Code::internal, "quantized gradients need one range for a tensor");
   return custom_vjp(
       {x, w},
       [&](const std::vector<Tensor>& xs) {
-        return std::vector{multiplied(Operands(*q, xs[0], xs[1]), f, xs[0].dtype())};
+        return std::vector{multiplied(Operands(*q, xs[0], xs[1], axes), f, xs[0].dtype())};
       },
-      [q, f, gradient](const std::vector<Tensor>& xs, const std::vector<Tensor>&, const Grads& dys) {
-        return gradient ? narrow_gradients(*q, *gradient, xs[0], xs[1], dys[0], f)
-                        : wide_gradients(*q, xs[0], xs[1], dys[0], f);
+      [q, f, gradient, axes](const std::vector<Tensor>& xs, const std::vector<Tensor>&, const Grads& dys) {
+        return gradient ? narrow_gradients(*q, *gradient, xs[0], xs[1], axes, dys[0], f)
+                        : wide_gradients(*q, xs[0], xs[1], axes, dys[0], f);
       })[0];
 }
 

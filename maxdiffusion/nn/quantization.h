@@ -54,8 +54,10 @@ bool is_float8(DType type);
 /// convolution, whose samples lie along axis 0 of x. Gradients, as in qwix:
 /// linear layers: those of f at x and w themselves; convolutions: at what the quantized ones stand for; with types of
 /// their own for cotangents: of f at the quantized operands, for a quantized cotangent, and none where a linear layer's
-/// operand was clipped. Keeps q and f.
-Tensor quantized_product(std::shared_ptr<const Quantization> q, Tensor x, Tensor w, const Product& f);
+/// operand was clipped. w is as it is stored on the mesh, by the logical `axes`; what is gathered is quantized, but for
+/// the gradients of linear layers that are not. Keeps q and f.
+Tensor quantized_product(std::shared_ptr<const Quantization> q, Tensor x, Tensor w, const LogicalAxes& axes,
+                         const Product& f);
 
 struct QuantizedCount {
   int64_t quantized = 0, all = 0;

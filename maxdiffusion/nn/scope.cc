@@ -17,24 +17,31 @@ Scope Scope::operator/(std::string_view name) const {
   return s;
 }
 
-Tensor Scope::param(std::string_view name, Dims dims, LogicalAxes axes, Init init) const {
+Tensor Scope::stored(std::string_view name, Dims dims, LogicalAxes& axes, Init init) const {
   Param p;
   p.path = (*this / name).path_;
   p.shape = {options_.weights, std::move(dims)};
-  if (!options_.replicated) p.axes = std::move(axes);
-  p.axes.resize(p.shape.dims.size());
+  if (options_.replicated) axes.clear();
+  axes.resize(p.shape.dims.size());
+  p.axes = axes;
   p.init = init;
   p.trainable = options_.trainable;
   p.model = model_;
-  const LogicalAxes stored = p.axes;
-  return gather_weight(resolve(std::move(p)), stored);
+  return resolve(std::move(p));
+}
+
+Tensor Scope::param(std::string_view name, Dims dims, LogicalAxes axes, Init init) const {
+  const Tensor value = stored(name, std::move(dims), axes, init);
+  return gather_weight(value, axes);
 }
 
 Tensor Scope::product(const Weight& w, Tensor x, const Product& f) const {
   if (!product_) {
-    Tensor weight = cast(param(w.name, w.dims, w.axes, w.init), x.dtype());
+    LogicalAxes axes = w.axes;
+    const Tensor value = stored(w.name, w.dims, axes, w.init);
+    const Tensor weight = cast(value, x.dtype());  // what is gathered is as narrow as what is computed with
     const auto& q = options_.quantization;
-    return q && q->covers(path_) ? quantized_product(q, x, weight, f) : f(x, weight);
+    return q && q->covers(path_) ? quantized_product(q, x, weight, axes, f) : f(x, gather_weight(weight, axes));
   }
   Scope before = *this;
   before.product_ = product_->before;

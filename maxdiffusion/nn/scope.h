@@ -92,6 +92,9 @@ class Scope {
   Scope in_graph(Graph& body) const;
 
  private:
+  /// A parameter as it is stored: split over the mesh as `axes`, which become those of its record, say.
+  Tensor stored(std::string_view name, Dims dims, LogicalAxes& axes, Init init) const;
+
   Graph* graph_;
   ParamTable* table_;
   std::string model_, path_;

@@ -58,6 +58,23 @@ const KernelName& kernel_named(const std::string& name) {
   fail(Code::invalid_config, "attention: '{}' is not one of: {}", name, known);
 }
 
+// Blocks on chips that MaxDiffusion's documents name sizes for, where a run names none.
+struct ChipBlocks {
+  std::string_view kind;
+  AttentionBlocks blocks;
+};
+constexpr AttentionBlocks kTrillium{3024, 2048, 3024, 2048}, kV5p{3024, 2048, 1024, 3072};
+constexpr ChipBlocks kChipBlocks[] = {{"TPU v6 lite", kTrillium},
+                                      {"TPU v6e", kTrillium},
+                                      {"TPU v5p", kV5p},
+                                      {"TPU v5", kV5p}};  // which is v5p's own name
+
+AttentionBlocks blocks_of_chip(const std::string& kind) {
+  for (const ChipBlocks& chip : kChipBlocks)
+    if (kind == chip.kind) return chip.blocks;
+  return {};
+}
+
 struct AttentionCall {
   Tensor q, k, v;
   const AttentionOptions& options;
@@ -127,6 +144,7 @@ Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
             q.dim(3) == k.dim(3) && q.dtype() == k.dtype(),
         Code::invalid_graph, "attention: q {}, k {}, v {} are not [B, Lq, H, D] and [B, Lk, H, D]",
         to_string(q.shape()), to_string(k.shape()), to_string(v.shape()));
+  if (options.blocks == AttentionBlocks()) options.blocks = blocks_of_chip(q.graph().options().device_kind);
   if (options.scale == 0) options.scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
   const AttentionCall call{q, k, v, options, asked};
   const AttentionRow& row = kernel_for(kKernels, call);

@@ -138,11 +138,16 @@ Blocks blocks_of_queries(int64_t length, int64_t most) {
   const int64_t count = (length + most - 1) / most;
   return {length, count, (length + count - 1) / count};
 }
-/// Blocks of keys have no zeros, which would have to be masked: their size divides the length.
-Blocks blocks_of_keys(int64_t length, int64_t most) {
-  int64_t size = most > 0 ? std::min(most, length) : length;
+/// Blocks of keys of a size that divides the length, so that nothing is masked. Where the largest such size is less
+/// than half of `most`, they end in zeros, which `how` is told to mask; but not where it knows positions, which are not
+/// those of these zeros.
+Blocks blocks_of_keys(int64_t length, int64_t most, LocalAttention& how) {
+  most = most > 0 ? std::min(most, length) : length;
+  int64_t size = most;
   while (length % size != 0) --size;
-  return {length, length / size, size};
+  if (2 * size >= most || how.first_key) return {length, length / size, size};
+  if (how.keys < 0) how.keys = length;
+  return blocks_of_queries(length, most);
 }
 
 /// The stacked results of a loop that carries nothing. (A scan needs a carry.)
@@ -162,11 +167,12 @@ LocalAttention for_keys(const LocalAttention& how, const Blocks& keys, ScanStep&
   return block;
 }
 
-AttentionResult in_blocks(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
+AttentionResult in_blocks(Tensor q, Tensor k, Tensor v, const LocalAttention& given) {
+  LocalAttention how = given;
   const int64_t batch = q.dim(0);
   const DType type = attention_sum_type(q.dtype());
   const Blocks rows = blocks_of_queries(q.dim(1), first_set({how.blocks.queries, kQueries})),
-               cols = blocks_of_keys(k.dim(1), how.blocks.keys);
+               cols = blocks_of_keys(k.dim(1), how.blocks.keys, how);
   Tensor queries = rows.cut(q), keys = cols.cut(k), values = cols.cut(v);
   const std::vector<Tensor> out = each(queries.dim(0), q, [&](ScanStep& head) {
     Tensor qh = head.slice(queries), kh = head.slice(keys), vh = head.slice(values);
@@ -189,11 +195,12 @@ AttentionResult in_blocks(Tensor q, Tensor k, Tensor v, const LocalAttention& ho
 }
 
 AttentionGradient in_blocks_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                                     const LocalAttention& how) {
+                                     const LocalAttention& given) {
+  LocalAttention how = given;
   const int64_t batch = q.dim(0);
-  const AttentionBlocks& most = how.blocks;
+  const AttentionBlocks most = how.blocks;
   const Blocks rows = blocks_of_queries(q.dim(1), first_set({most.gradient_queries, most.queries, kQueries})),
-               cols = blocks_of_keys(k.dim(1), first_set({most.gradient_keys, most.keys}));
+               cols = blocks_of_keys(k.dim(1), first_set({most.gradient_keys, most.keys}), how);
   const DType type = attention_sum_type(q.dtype());
   Tensor queries = rows.cut(q), slopes = rows.cut(dy), totals = rows.cut_rows(lse),
          sums = rows.cut_rows(transpose(row_sums(y, dy), {0, 2, 1})), keys = cols.cut(k), values = cols.cut(v);
@@ -309,6 +316,9 @@ constexpr KernelRow<Call, Functions> kRows[] = {
 
 Functions functions_for(const Call& call) {
   const auto& row = kernel_for(kRows, call);
+  if (call.how.blocks != AttentionBlocks() &&
+      (std::string_view(row.name) == kAttentionKernel || std::string_view(row.name) == "cuDNN"))
+    log_info_once("flash_block_sizes has no effect where attention is {}, which chooses sizes itself", row.name);
   if (call.q.graph().options().cudnn_attention && call.how.in_blocks && std::string_view(row.name) != "cuDNN")
     log_info_once("attention: q {} and k {} are attended to in {}, not by cuDNN: {}", to_string(call.q.shape()),
                   to_string(call.k.shape()), row.name, cudnn_refuses(call));

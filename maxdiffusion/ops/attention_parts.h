@@ -9,7 +9,7 @@
 namespace md {
 
 /// How many queries and keys at most have their logits made at a time; 0: 1024 queries, and all keys. The last two are
-/// of the gradient; 0: as the first two.
+/// of the gradient; 0: as the first two. All 0: as a table says for some TPUs (attention.cc).
 struct AttentionBlocks {
   int64_t queries = 0, keys = 0, gradient_queries = 0, gradient_keys = 0;
   bool operator==(const AttentionBlocks&) const = default;

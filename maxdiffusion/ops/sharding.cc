@@ -443,7 +443,17 @@ Tensor gather_weight(Tensor weight, const LogicalAxes& names) {
   const GraphOptions& o = weight.graph().options();
   if (o.devices() == 1 || !o.resolve || names.empty()) return weight;
   const DimAxes stored = o.resolve(names, weight.dims()), used = axes_in_use(weight, names);
-  return used == stored ? weight : shard_axes(weight, used, stored);
+  if (used == stored) return weight;
+  // What is made of a stored weight is split like it, or the partitioner gathers what it is made of, which may be
+  // wider.
+  if (weight.node()->op != &kParameter) weight = shard_axes(weight, stored);
+  return shard_axes(weight, used, stored);
+}
+
+Tensor split_as_stored(Tensor gradient, const LogicalAxes& names) {
+  const GraphOptions& o = gradient.graph().options();
+  if (o.devices() == 1 || !o.resolve || names.empty()) return gradient;
+  return shard_axes(gradient, o.resolve(names, gradient.dims()));
 }
 
 std::vector<Tensor> manual_computation(const std::vector<Tensor>& inputs, const std::vector<DimAxes>& in,

@@ -23,6 +23,8 @@ DimAxes axes_in_use(Tensor weight, const LogicalAxes& names);
 /// its gradient is split as it is stored. Said outright because XLA's partitioner, left to choose when batch and weight
 /// are split over the same axis, picks poor plans, and on three axes a wrong one (its dots then permute the batch).
 Tensor gather_weight(Tensor weight, const LogicalAxes& names);
+/// A weight's gradient, split as the weight with these logical names is stored.
+Tensor split_as_stored(Tensor gradient, const LogicalAxes& names);
 
 /// Code per device over `manual` mesh axes (sdy.manual_computation): the body sees local shapes and may use the
 /// collectives below. `in`/`out`: mesh axes per dim of each argument and result.

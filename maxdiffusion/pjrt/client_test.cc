@@ -76,6 +76,16 @@ TEST_P(Clients, PutsAWindowOfALargerArray) {
         EXPECT_EQ(got.view<int32_t>()[static_cast<size_t>((i * 3 + j) * 5 + k)], v[(i + 4) * 40 + (j + 2) * 5 + k]);
 }
 
+TEST_P(Clients, PutsAxesInAnotherOrder) {
+  auto client = open();
+  const HostArray a = pattern({DType::s32, {4, 3, 5}});
+  const Shape turned{DType::s32, {5, 4, 3}};
+  Buffer b = client->put(client->devices()[0].id, turned, a.data(), {4, 60, 20}, a.owner());
+  const HostArray got = back(b, turned);
+  for (size_t k = 0; k < 5; ++k)
+    for (size_t i = 0; i < 12; ++i) EXPECT_EQ(got.view<int32_t>()[k * 12 + i], a.view<int32_t>()[i * 5 + k]);
+}
+
 TEST_P(Clients, PutHoldsTheBytesUntilTheyAreCopiedAndNotLonger) {
   auto client = open();
   const Shape shape{DType::f32, {4 << 20}};

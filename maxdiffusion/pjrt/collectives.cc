@@ -1,5 +1,7 @@
 #include "maxdiffusion/pjrt/collectives.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -62,6 +64,37 @@ int64_t bytes_of(const proto::HloShape& shape) {
   int64_t elements = 1;
   for (int64_t d : shape.dimensions()) elements *= d;
   return bytes + (elements * bits_of(shape.element_type()) + 7) / 8;
+}
+
+/// Axes of more than one element as they follow each other in memory, innermost first.
+std::vector<int64_t> order_of(const proto::HloShape& shape) {
+  std::vector<int64_t> order;
+  for (int64_t axis : shape.layout().minor_to_major())
+    if (shape.dimensions(static_cast<int>(axis)) > 1) order.push_back(axis);
+  return order;
+}
+
+/// Whether a copy or a transpose moves anything: of the latter, axes by the operand's numbers.
+bool turns(const proto::HloInstruction& op, const proto::HloShape& from) {
+  std::vector<int64_t> order = order_of(op.shape());
+  if (op.opcode() == "transpose")
+    for (int64_t& axis : order) axis = op.dimensions(static_cast<int>(axis));
+  return order != order_of(from);
+}
+
+/// As StableHLO names types; "?" of one that is not among the numbers of products here.
+const char* type_name(int32_t type) {
+  switch (type) {
+    case 2: return "s8";
+    case 4: return "s32";
+    case 10: return "f16";
+    case 11: return "f32";
+    case 12: return "f64";
+    case 16: return "bf16";
+    case 19: return "f8e5m2";
+    case 20: return "f8e4m3fn";
+    default: return "?";
+  }
 }
 
 using Groups = std::vector<std::vector<int64_t>>;
@@ -178,6 +211,15 @@ struct Reader {
         found.collectives.push_back(std::move(c));
         continue;  // what it calls sums two numbers
       }
+      auto operand = [&](int i) -> const proto::HloShape& { return by_id.at(op.operand_ids(i))->shape(); };
+      if ((op.opcode() == "copy" || op.opcode() == "transpose") && turns(op, operand(0)))
+        found.turned.push_back({{op.shape().dimensions().begin(), op.shape().dimensions().end()},
+                                bytes_of(op.shape()),
+                                times,
+                                op.metadata().op_name()});
+      if (op.opcode() == "dot" || op.opcode() == "convolution")
+        ++found.products[fmt::format("{} × {} → {}", type_name(operand(0).element_type()),
+                                     type_name(operand(1).element_type()), type_name(op.shape().element_type()))];
       if (op.opcode() == "custom-call") {
         CustomCalls& calls = found.custom_calls[op.custom_call_target()];
         ++calls.operations;

@@ -27,9 +27,20 @@ struct CustomCalls {
   double runs = 0;         // with the trips of loops, as far as the compiler says them
 };
 
+/// Copies and transposes that put the axes of an array into another order in memory, alone or as part of what the
+/// compiler joined with them.
+struct Turned {
+  std::vector<int64_t> dims;  // of the result
+  int64_t bytes = 0;          // of the result
+  double times = 1;           // a run, likewise
+  std::string name;           // of the operation it was made for, as far as the compiler kept it
+};
+
 struct Operations {
   std::vector<Collective> collectives;
   std::map<std::string, CustomCalls> custom_calls;  // by target
+  std::vector<Turned> turned;
+  std::map<std::string, int64_t> products;  // matrix products and convolutions by their types: "s8 × s8 → s32"
 };
 
 /// `program`: HloModuleProto or HloModuleProtoWithConfig, as `format` says ("hlo", "hlo_with_config"). Throws device on

@@ -41,6 +41,8 @@ class Compiled {
   std::optional<double> flops() const { return cost("flops"); }
   /// Bytes that its operations read and write, likewise.
   std::optional<double> bytes_accessed() const { return cost("bytes accessed"); }
+  /// Seconds of one run by the compiler's model of the device, likewise.
+  std::optional<double> estimated_seconds() const { return cost("optimal_seconds"); }
   /// What its devices do together, and its calls; nothing where the plugin does not show its programs.
   std::optional<Operations> operations() const;
   size_t output_count() const;

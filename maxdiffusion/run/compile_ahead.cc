@@ -188,6 +188,21 @@ void print_report(const Steps& steps, const AheadOfTime& ahead, double flops) {
              flops / static_cast<double>(p.count()) / 1e12);
   if (ahead.flops) fmt::print(", {:.4f} by the compiler's count", *ahead.flops / 1e12);
   fmt::print("\n");
+  if (ahead.bytes_accessed && ahead.estimated_seconds.value_or(0) > 0)
+    fmt::print("by the compiler's count {} read and written, {:.3f} ms; loops as one trip\n",
+               size(static_cast<int64_t>(*ahead.bytes_accessed)), *ahead.estimated_seconds * 1e3);
+  if (!ahead.products.empty()) {
+    std::string products;
+    for (const auto& [types, n] : ahead.products)
+      products += fmt::format("{}{}: {}", products.empty() ? "" : ", ", types, n);
+    fmt::print("products {}\n", products);
+  }
+  if (!ahead.turned.empty()) {
+    double bytes = 0;
+    for (const pjrt::Turned& t : ahead.turned) bytes += static_cast<double>(t.bytes) * t.times;
+    fmt::print("arrays whose axes are put into another order in memory: {}, {}\n", ahead.turned.size(),
+               size(static_cast<int64_t>(bytes)));
+  }
   if (!ahead.kept.empty()) fmt::print("kept for such devices: {}\n", ahead.kept);
   for (const auto& [target, calls] : ahead.custom_calls)
     fmt::print("custom calls of {}: {} operations, {:g} runs\n", target, calls.operations, calls.runs);

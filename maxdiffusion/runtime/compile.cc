@@ -158,11 +158,11 @@ Program compile(const Devices& devices, const Graph& graph, const CompileConfig&
                                                             .report = report});
   for (const GraphInput& in : graph.inputs()) {
     impl->input_names.push_back(in.name);
-    impl->inputs.push_back({in.value.shape(), Sharding{in.sharding}, in.alias.has_value()});
+    impl->inputs.push_back({in.value.shape(), Sharding{in.sharding, in.order}, in.alias.has_value()});
   }
   for (const GraphOutput& out : graph.outputs()) {
     impl->output_names.push_back(out.name);
-    impl->outputs.push_back({out.value.shape(), Sharding{out.sharding}});
+    impl->outputs.push_back({out.value.shape(), Sharding{out.sharding, out.order}});
   }
   for (int id : impl->executable.device_ids())
     for (size_t k = 0; k < devices.local().size(); ++k)
@@ -179,9 +179,12 @@ void describe(const pjrt::Compiled& compiled, const Mesh& mesh, AheadOfTime& out
   out.memory = memory_plan(compiled);
   out.flops = compiled.flops();
   out.bytes_accessed = compiled.bytes_accessed();
+  out.estimated_seconds = compiled.estimated_seconds();
   if (auto told = compiled.operations()) {
     out.collectives = sum_collectives(told->collectives, mesh);
     out.custom_calls = std::move(told->custom_calls);
+    out.turned = std::move(told->turned);
+    out.products = std::move(told->products);
   }
 }
 

@@ -1,5 +1,7 @@
 // Devices: client and mesh together, and what graphs need to know of them.
 #include <algorithm>
+#include <numeric>
+#include <string_view>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/trace.h"
@@ -33,6 +35,19 @@ Platform platform_of(const std::string& name) {
 
 }  // namespace
 
+Axes windows_first(const LogicalAxes& axes, const Dims& dims) {
+  const std::string_view of_windows[] = {axis::kWindowFrames, axis::kWindowHeight, axis::kWindowWidth};
+  const auto window = std::ranges::find_first_of(axes, of_windows);
+  const auto is_one = [](int64_t d) { return d == 1; };
+  if (std::all_of(dims.begin() + (window - axes.begin()), dims.end(), is_one)) return {};
+  Axes order(axes.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto out = order.begin() + (window - axes.begin()) - 2;
+  std::rotate(out, out + 2, order.end());
+  std::swap(order.back(), *(order.end() - 2));
+  return order;
+}
+
 Topology topology(const pjrt::Client& client) { return describe(client.platform_name(), client.devices()); }
 Topology topology(const pjrt::Topology& absent) { return describe(absent.platform_name(), absent.devices()); }
 
@@ -45,6 +60,7 @@ GraphOptions graph_options(const Mesh& mesh, const Topology& topology, const Axi
       return rules.resolve(mesh, axes, dims).dims;
     };
   options.platform = platform_of(topology.platform);
+  if (options.platform == Platform::tpu) options.memory_order = windows_first;
   options.device_kind = topology.device_kind;
   options.cudnn_attention = topology.compute_capability >= 8;
   return options;

@@ -68,6 +68,9 @@ std::vector<Array> Program::run(const std::vector<Array*>& inputs) const {
     if (a->shape() != p.inputs[i].shape)  // the shapes are put into words on failure only: there may be thousands
       fail(Code::device, "run '{}': input '{}' is {}, the program takes {}", p.name, p.input_names[i],
            to_string(a->shape()), to_string(p.inputs[i].shape));
+    check(a->sharding().order == p.inputs[i].sharding.order, Code::device,
+          "run '{}': input '{}' lies in memory in another order of its axes than the program takes it", p.name,
+          p.input_names[i]);
     check(a->shards().size() == p.shard.size() &&
               (p.shard.size() == 1 || same_sharding(a->sharding(), p.inputs[i].sharding)),
           Code::device, "run '{}': input '{}' is split over devices in another way than the program takes it", p.name,

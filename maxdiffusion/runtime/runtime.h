@@ -104,6 +104,11 @@ class Devices {
   int64_t replica_ = 0, replicas_ = 1;
 };
 
+/// How TPUs' convolutions read their weights, which are [out, in, window…]: as [window…, in, out], if the window has
+/// more than one place. Layers of a stack come first. Empty for other arrays. (GraphOptions::memory_order; the compiler
+/// chooses the same where it is left to.)
+Axes windows_first(const LogicalAxes& axes, const Dims& dims);
+
 /// The devices of a client, or of hardware that is not attached (pjrt/topology.h), as the mesh sees them.
 Topology topology(const pjrt::Client& client);
 Topology topology(const pjrt::Topology& absent);
@@ -229,9 +234,12 @@ void place(const Devices& devices, const Program& program, const HostArrays& val
 /// What a program takes, on devices that are there or are not.
 struct AheadOfTime {
   std::optional<MemoryPlan> memory;
-  std::optional<double> flops, bytes_accessed;  // one run, one device; the compiler counts a loop's body once
+  // One run, one device; the compiler counts a loop's body once.
+  std::optional<double> flops, bytes_accessed, estimated_seconds;
   std::optional<std::vector<CollectiveSum>> collectives;
   std::map<std::string, pjrt::CustomCalls> custom_calls;  // by target; the compiler's count of FLOPs may lack theirs
+  std::vector<pjrt::Turned> turned;                       // what the program puts into another order in memory
+  std::map<std::string, int64_t> products;                // by types, as pjrt::Operations has them
   CompileReport report;
   std::string kept;  // the file of the executable, where one was asked for (aot_cache_dir)
 };

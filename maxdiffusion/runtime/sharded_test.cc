@@ -201,6 +201,53 @@ TEST(Sharded, StateKeepsItsShardingAndItsMemory) {
   }
 }
 
+TEST(WindowsFirst, IsTheOrderOfConvolutionWeightsAlone) {
+  const LogicalAxes flat = {"conv_out", "conv_in", "window_height", "window_width"};
+  EXPECT_EQ(windows_first(flat, {8, 4, 3, 3}), (Axes{2, 3, 1, 0}));
+  EXPECT_EQ(windows_first(flat, {8, 4, 1, 1}), Axes());
+  EXPECT_EQ(windows_first({"", "conv_out", "", "window_frames", "window_height", "window_width"}, {2, 8, 4, 3, 1, 1}),
+            (Axes{0, 3, 4, 5, 2, 1}));
+  EXPECT_EQ(windows_first({"embed", "heads"}, {4, 4}), Axes());
+}
+
+// As on a TPU: state that lies in memory in another order of its axes, put, stepped, donated, fetched.
+TEST(Sharded, StateInAnotherOrderOfItsAxesGivesTheSame) {
+  const AxisRules rules = AxisRules::parse("[['conv_out', 'fsdp']]", {"data", "fsdp", "context", "tensor"});
+  const Shape shape{DType::f32, {16, 3, 2, 5}};
+  const HostArray start = counting(shape.dims), delta = counting(shape.dims, 7);
+  for (const auto& [data, fsdp] : {std::pair<int64_t, int64_t>{1, 1}, {4, 2}, {1, 8}}) {
+    const Devices devices = data * fsdp > 1 ? eight(data, fsdp, 1) : Devices::open();
+    GraphOptions options = devices.graph_options(&rules);
+    EXPECT_EQ(options.memory_order, nullptr);
+    options.memory_order = windows_first;
+    Graph g(options);
+    Tensor s = g.input("state", shape, {"conv_out", "conv_in", "window_height", "window_width"}),
+           d = g.input("delta", shape);
+    g.output("state", apply(kTestAdd, {s, d}), "state");
+    g.alias("state", "state");
+    const Program p = compile(devices, g, {.jax_cache_dir = "off", .xla_flags = ""}, "step");
+    EXPECT_EQ(p.input_sharding(0).order, (Axes{2, 3, 1, 0}));
+    EXPECT_EQ(p.input_sharding(0), p.output_sharding(0));
+    EXPECT_EQ(p.memory()->aliased, shape.bytes() / fsdp);
+    ArrayMap state, batch;
+    place(devices, p, HostArrays{{"state", start}}, state);
+    place(devices, p, HostArrays{{"delta", delta}}, batch);
+    EXPECT_TRUE(same(devices.get(state["state"]), start));
+    for (int i = 0; i < 2; ++i) state = p.run(state, batch);
+    const HostArray end = devices.get(state["state"]);
+    for (size_t i = 0; i < end.view<float>().size(); ++i)
+      ASSERT_EQ(end.view<float>()[i], start.view<float>()[i] + 2 * delta.view<float>()[i]) << i;
+
+    Array plain = devices.put(start, {p.input_sharding(0).dims}), more = devices.put(delta);
+    try {
+      p.run({&plain, &more});
+      FAIL() << "an array in another order was taken";
+    } catch (const Error& e) {
+      EXPECT_NE(e.message().find("'state' lies in memory in another order"), std::string::npos) << e.message();
+    }
+  }
+}
+
 TEST(Sharded, GraphForAnotherMeshIsRefused) {
   const Devices one = Devices::open(), many = eight(8, 1, 1);
   Graph g(one.graph_options());

@@ -1,9 +1,12 @@
 // The only code that moves data between host and devices. A shard is a strided window of the host array, so nothing is
 // cut up on the host before a transfer; on the way back each distinct piece is copied once, from one device that has
-// it.
+// it. Axes that a device has in another order are turned by the plugin on the way there and by us on the way back,
+// because not every plugin heeds the order that is asked for.
 #include <algorithm>
+#include <mutex>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/runtime/runtime.h"
 
@@ -47,7 +50,13 @@ Array put_shards(const Devices& devices, const Shape& shape, const Sharding& sha
     if (from == sources.end()) from = sources.insert(from, {slice, source(slice)});
     try {
       const Source& s = from->second;
-      shards.push_back(devices.client().put(id, Shape{shape.dtype, slice.size}, s.data, s.strides, s.owner));
+      Shape piece{shape.dtype, slice.size};
+      std::vector<int64_t> strides = s.strides;
+      if (!sharding.order.empty()) {
+        strides = in_order(strides.empty() ? dense_strides(piece) : strides, sharding.order);
+        piece.dims = in_order(piece.dims, sharding.order);
+      }
+      shards.push_back(devices.client().put(id, piece, s.data, strides, s.owner));
     } catch (Error& e) {
       e.note(fmt::format("copying '{}' {}, {} of it to device {}", name, to_string(shape), to_string(slice), id));
       throw;
@@ -81,6 +90,9 @@ Array Devices::put(const Shape& shape, const std::function<HostArray(const Slice
 struct PendingPieces::State {
   ArrayPieces array;
   std::vector<pjrt::Event> done;
+  Axes order;  // of the axes of `arrived`
+  std::vector<HostArray> arrived;
+  std::once_flag turned;
 };
 
 static std::shared_ptr<PendingPieces::State> start_copies(const Devices& devices, const Array& a, Which which) {
@@ -88,15 +100,17 @@ static std::shared_ptr<PendingPieces::State> start_copies(const Devices& devices
   auto state = std::make_shared<PendingPieces::State>();
   std::vector<Piece>& pieces = state->array.pieces;
   state->array.shape = a.shape();
+  state->order = a.sharding().order;
   for (size_t k = 0; k < a.shards().size(); ++k) {
     const int64_t device = devices.local()[k];
     if (which == Which::owned && !is_first_holder(devices.mesh(), a.sharding(), device)) continue;
     Slice slice = shard_of(devices.mesh(), a.sharding(), a.shape().dims, device);
     if (std::ranges::find(pieces, slice, &Piece::slice) != pieces.end()) continue;
-    HostArray bytes(Shape{a.shape().dtype, slice.size});
+    HostArray bytes(Shape{a.shape().dtype, in_order(slice.size, state->order)});
     pjrt::Event done = a.shards()[k].copy_to_host(bytes.mutable_data(), bytes.bytes(), a.shape().rank());
     done.keep_alive(bytes.owner());  // whoever asked may lose interest before the copy ends
-    pieces.push_back({std::move(slice), std::move(bytes)});
+    pieces.push_back({std::move(slice), {}});
+    state->arrived.push_back(std::move(bytes));
     state->done.push_back(std::move(done));
   }
   return state;
@@ -120,6 +134,13 @@ bool PendingPieces::ready() const { return std::ranges::all_of(state_->done, &pj
 ArrayPieces PendingPieces::wait() const {
   Span span("wait for device");
   for (const auto& done : state_->done) done.wait();
+  std::call_once(state_->turned, [this] {
+    const Axes back = inverse(state_->order);
+    for (size_t i = 0; i < state_->arrived.size(); ++i)
+      state_->array.pieces[i].values =
+          back.empty() ? std::move(state_->arrived[i]) : with_axes(state_->arrived[i], back);
+    state_->arrived.clear();
+  });
   return state_->array;
 }
 

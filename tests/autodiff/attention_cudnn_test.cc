@@ -4,10 +4,10 @@
 
 #include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/mesh/logical_axes.h"
-#include "maxdiffusion/ops/attention.h"
 #include "maxdiffusion/ops/attention_cudnn.h"
 #include "maxdiffusion/pjrt/topology.h"
 #include "tests/autodiff/judge.h"
+#include "tests/autodiff/mesh_attention.h"
 
 namespace md {
 namespace {
@@ -19,17 +19,6 @@ GraphOptions on_gpu() {
   o.platform = Platform::gpu;
   o.cudnn_attention = true;
   return o;
-}
-
-AttentionOptions options(const char* kernel, bool causal = false) {
-  return {.kernel = kernel,
-          .flash_min_seq_length = 0,
-          .causal = causal,
-          .axes = {.batch = axis::kBatch,
-                   .length = axis::kLength,
-                   .kv_length = axis::kKvLength,
-                   .heads = axis::kHeadsAct,
-                   .head_dim = axis::kKv}};
 }
 
 /// Attention and the gradients of a sum of it, of `queries` over `keys`.
@@ -78,7 +67,7 @@ std::string product(const std::string& name, const std::string& left, const std:
 
 TEST(CudnnAttention, IsCalledAsTheCompilerKnowsIt) {
   const Shape q{DType::bf16, {2, 48, 3, 64}}, k{DType::bf16, {2, 80, 3, 64}};
-  const std::string text = text_of(q, k, options("flash"));
+  const std::string text = text_of(q, k, mesh_attention_options("flash"));
   EXPECT_EQ(call_of(text, "__cudnn$fmhaSoftmax"),
             "call_target_name = \"__cudnn$fmhaSoftmax\", api_version = 2 : i32, has_side_effect = false, "
             "operand_layouts = [" +
@@ -116,13 +105,14 @@ TEST(CudnnAttention, IsTakenWhereCudnnCan) {
         Case{"no multiple of 8", DType::bf16, 36, "cudnn_flash_te", false}, Case{"f32", DType::f32, 64, "flash", false},
         Case{"not asked for", DType::bf16, 64, "dot_product", false}}) {
     const Shape shape{c.type, {2, 16, 2, c.head}};
-    const std::string text = text_of(shape, shape, options(c.kernel));
+    const std::string text = text_of(shape, shape, mesh_attention_options(c.kernel));
     EXPECT_EQ(count(text, std::string("\"") + kCudnnAttentionCall + "\""), c.taken) << c.what;
     EXPECT_EQ(count(text, std::string("\"") + kCudnnAttentionGradCall + "\""), c.taken) << c.what;
   }
   const Shape shape{DType::bf16, {2, 16, 2, 64}};
-  EXPECT_TRUE(text_of(shape, shape, options("flash", true)).find(R"(mask_type\":\"CAUSAL)") != std::string::npos);
-  EXPECT_EQ(count(text_of(shape, shape, options("flash", true)), kCudnnAttentionCall), 2);
+  EXPECT_TRUE(text_of(shape, shape, mesh_attention_options("flash", true)).find(R"(mask_type\":\"CAUSAL)") !=
+              std::string::npos);
+  EXPECT_EQ(count(text_of(shape, shape, mesh_attention_options("flash", true)), kCudnnAttentionCall), 2);
 }
 
 /// Custom calls and collectives of attention and its gradient, compiled for eight H100.
@@ -134,7 +124,7 @@ AheadOfTime compiled(const pjrt::Topology& gpus, const MeshConfig& config, const
   const Tensor q = g.input("q", {DType::bf16, {8, 512, 4, 64}}, axes),
                k = g.input("k", {DType::bf16, {8, keys, 4, 64}}, axes),
                v = g.input("v", {DType::bf16, {8, keys, 4, 64}}, axes);
-  const Tensor y = attention(q, k, v, options(kernel));
+  const Tensor y = attention(q, k, v, mesh_attention_options(kernel));
   const std::vector<Tensor> d = grad(sum(cast(y, DType::f32) * cast(y, DType::f32)), {q, k, v});
   const char* like[] = {"q", "k", "v"};
   for (size_t i = 0; i < d.size(); ++i) g.output(std::string("d") + like[i], d[i], like[i]);

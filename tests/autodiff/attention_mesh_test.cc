@@ -2,9 +2,8 @@
 
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/mesh/axis_rules.h"
-#include "maxdiffusion/mesh/logical_axes.h"
-#include "maxdiffusion/ops/attention.h"
 #include "tests/autodiff/judge.h"
+#include "tests/autodiff/mesh_attention.h"
 
 namespace md {
 namespace {
@@ -20,17 +19,6 @@ constexpr Case kCases[] = {
     {"self", 16, 16, false}, {"odd self", 13, 13, false}, {"odd causal", 13, 13, true}, {"cross", 16, 5, false}};
 constexpr const char* kKernels[] = {"dot_product", "flash", "ring", "ulysses", "ulysses_ring"};
 
-AttentionOptions options(const char* kernel, bool causal = false) {
-  return {.kernel = kernel,
-          .flash_min_seq_length = 0,
-          .causal = causal,
-          .axes = {.batch = axis::kBatch,
-                   .length = axis::kLength,
-                   .kv_length = axis::kKvLength,
-                   .heads = axis::kHeadsAct,
-                   .head_dim = axis::kKv}};
-}
-
 /// For each case and kernel: y and the gradients of a function of y by q, k and v. Inputs of a case lie in 0, 1, 2.
 Traced attentions(DType type, const std::vector<const char*>& kernels, int64_t heads) {
   std::vector<Shape> shapes;
@@ -42,7 +30,7 @@ Traced attentions(DType type, const std::vector<const char*>& kernels, int64_t h
               for (const char* kernel : kernels) {
                 const std::vector<Tensor> in(x.begin() + static_cast<int64_t>(3 * i),
                                              x.begin() + static_cast<int64_t>(3 * i) + 3);
-                Tensor y = attention(in[0], in[1], in[2], options(kernel, kCases[i].causal));
+                Tensor y = attention(in[0], in[1], in[2], mesh_attention_options(kernel, kCases[i].causal));
                 out.push_back(y);
                 for (Tensor d : grad(sum(square(y) + sin(y)), in)) out.push_back(d);
               }
@@ -123,7 +111,7 @@ std::string text_of(const char* kernel, int64_t heads) {
   Graph g(open({"", 1, 1, 4, 2}).graph_options(&rules));
   const Shape shape = f64({1, 16, heads, 6});
   with_gradients({shape, shape, shape}, [&](Graph&, const std::vector<Tensor>& x) {
-    return sum(attention(x[0], x[1], x[2], options(kernel)));
+    return sum(attention(x[0], x[1], x[2], mesh_attention_options(kernel)));
   }).trace(g);
   return to_stablehlo(g);
 }
@@ -157,7 +145,7 @@ TEST(AttentionMesh, MemoryGrowsWithTheLengthAndNotItsSquare) {
     Graph g(devices.graph_options(&rules));
     const Shape shape = f64({1, length, 2, 16});
     with_gradients({shape, shape, shape}, [&](Graph&, const std::vector<Tensor>& x) {
-      return sum(square(attention(x[0], x[1], x[2], options(kernel))));
+      return sum(square(attention(x[0], x[1], x[2], mesh_attention_options(kernel))));
     }).trace(g);
     return static_cast<double>(compile(devices, g, kQuick, "attention").memory()->temporary);
   };
@@ -172,7 +160,7 @@ TEST(AttentionMesh, HeadsThatDoNotDivideAreRefusedWithNumbers) {
     Tensor q = g.input("q", f64({4, 16, 3, 6}));
     try {
       PathScope path(g, "blocks.0.attn1");
-      attention(q, q, q, options(kernel));
+      attention(q, q, q, mesh_attention_options(kernel));
     } catch (const Error& e) {
       EXPECT_TRUE(e.code() == Code::invalid_config) << e.what();
       return std::string(e.what());

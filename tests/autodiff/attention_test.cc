@@ -107,6 +107,65 @@ TEST(AttentionBlocks, OfAnySizeGiveTheSame) {
   }
 }
 
+// 29 and 31 are prime: blocks of keys end in zeros.
+TEST(AttentionBlocks, OfLengthsThatNothingDividesGiveTheSame) {
+  for (const bool causal : {false, true}) {
+    auto run = [&](const char* kernel, const AttentionBlocks& blocks) {
+      const AttentionOptions o{.kernel = kernel, .flash_min_seq_length = 0, .blocks = blocks, .causal = causal};
+      return with_gradients({f64({2, 29, 3, 4}), f64({2, 31, 3, 4}), f64({2, 31, 3, 4})},
+                            [&](Graph&, const std::vector<Tensor>& x) {
+                              Tensor y = attention(x[0], x[1], x[2], o);
+                              return sum(square(y) + sin(y));
+                            })
+          .run();
+    };
+    const auto expected = run("dot_product", {}), out = run("flash", {7, 8, 10, 9});
+    for (size_t i = 0; i < out.size(); ++i)
+      expect_close(out[i].to_doubles(), expected[i].to_doubles(), 1e-13,
+                   fmt::format("causal {}, output {}", causal, i));
+  }
+}
+
+/// Dots of one head of 6144 queries and keys, by the sizes of their results, forward and back.
+std::string blocks_on(const std::string& kind, const AttentionBlocks& blocks = {}) {
+  GraphOptions on;
+  on.platform = Platform::tpu;
+  on.device_kind = kind;
+  Graph g(on);
+  with_gradients({f32({1, 6144, 1, 8}), f32({1, 6144, 1, 8}), f32({1, 6144, 1, 8})}, [&](Graph&,
+                                                                                         const std::vector<Tensor>& x) {
+    return sum(attention(x[0], x[1], x[2], {.kernel = "flash", .blocks = blocks}));
+  }).trace(g);
+  return to_stablehlo(g);
+}
+
+TEST(AttentionBlocks, OfChipsAreThoseOfTheDocumentsUnlessARunNamesOthers) {
+  auto has = [](const std::string& text, const char* size) {
+    return count(text, std::string("-> tensor<") + size + "xf32>") > 0;
+  };
+  const std::string trillium = blocks_on("TPU v6 lite"), v5p = blocks_on("TPU v5"), other = blocks_on("TPU v4");
+  EXPECT_TRUE(has(trillium, "2048x2048"));  // 6144 queries in as few blocks of at most 3024 as there can be
+  EXPECT_FALSE(has(trillium, "1024x3072"));
+  EXPECT_TRUE(has(v5p, "2048x2048"));
+  EXPECT_TRUE(has(v5p, "1024x3072"));
+  EXPECT_TRUE(has(other, "1024x6144"));
+  EXPECT_FALSE(has(other, "2048x2048"));
+  EXPECT_TRUE(has(blocks_on("TPU v5", {512, 256}), "512x256"));
+  EXPECT_FALSE(has(blocks_on("TPU v5", {512, 256}), "1024x3072"));
+}
+
+TEST(AttentionBlocks, AreSaidToHaveNoEffectWhereAKernelChooses) {
+  GraphOptions on;
+  on.platform = Platform::gpu;
+  on.cudnn_attention = true;
+  Graph g(on);
+  const Shape shape{DType::bf16, {1, 512, 2, 64}};
+  testing::internal::CaptureStderr();
+  attention(g.input("q", shape), g.input("k", shape), g.input("v", shape), {.kernel = "flash", .blocks = {512, 512}});
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("flash_block_sizes has no effect where attention is cuDNN"), said.npos) << said;
+}
+
 TEST(AttentionTable, FlashKeepsNoLogits) {
   auto temporary = [](const char* kernel) {
     Graph g;

@@ -133,9 +133,11 @@ HostArray starting(const Step& s, const std::string& name, const Shape& shape) {
 
 }  // namespace
 
-MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model,
-               const std::string& attention) {
-  Step s{Graph(devices.graph_options(&rules)), {}};
+MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model, const std::string& attention,
+               bool windows) {
+  GraphOptions options = devices.graph_options(&rules);
+  if (windows) options.memory_order = windows_first;
+  Step s{Graph(options), {}};
   trace(s, model, {.attention = attention, .flash_min_seq_length = 0});
   // Compiled quickly: what is compared is the partitioning.
   const CompileConfig config{.jax_cache_dir = "", .xla_flags = "--xla_backend_optimization_level=0"};

@@ -19,6 +19,7 @@ struct Sizes {
   double held;  // at most this part of parameters and moments lies on one device
   const char* attention = "dot_product";
   int64_t fsdp_batch = 1;
+  bool windows_first = false;  // convolution weights lie in memory as on a TPU
 };
 void PrintTo(const Sizes& s, std::ostream* os) { *os << s.name; }
 
@@ -45,8 +46,9 @@ const MeshRun& run_of(const Sizes& s, MeshModel model = MeshModel::unet) {
   auto it = runs.find({s.name, model});
   if (it == runs.end()) {
     const int64_t devices = s.data * s.fsdp * s.fsdp_batch * s.context * s.tensor;
-    it = runs.emplace(std::pair{s.name, model}, run_on(Devices::open("cpu", devices, config(s)),
-                                                       rules_of(config(s), model), 2, model, s.attention))
+    it = runs.emplace(std::pair{s.name, model},
+                      run_on(Devices::open("cpu", devices, config(s)), rules_of(config(s), model), 2, model,
+                             s.attention, s.windows_first))
              .first;
   }
   return it->second;
@@ -129,7 +131,8 @@ TEST_P(MeshTest, GivesTheLossAndParametersOfOneDevice) {
 
 INSTANTIATE_TEST_SUITE_P(EightDevices, MeshTest,
                          testing::Values(kData, kFsdp, Sizes{"Tensor2Data4", 4, 1, 1, 2, 0.9},
-                                         Sizes{"Context2Data4", 4, 1, 2, 1, 1.0}, kMixed),
+                                         Sizes{"Context2Data4", 4, 1, 2, 1, 1.0}, kMixed,
+                                         Sizes{"WindowsFirst", 2, 2, 1, 2, 0.7, "dot_product", 1, true}),
                          [](const auto& info) { return info.param.name; });
 
 class WanMeshTest : public testing::TestWithParam<Sizes> {};

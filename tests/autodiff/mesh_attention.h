@@ -1,0 +1,21 @@
+// For tests of attention on meshes: options that say how it lies there.
+#pragma once
+
+#include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/ops/attention.h"
+
+namespace md {
+
+/// By the rules' names of the axes, of any length.
+inline AttentionOptions mesh_attention_options(const char* kernel, bool causal = false) {
+  return {.kernel = kernel,
+          .flash_min_seq_length = 0,
+          .causal = causal,
+          .axes = {.batch = axis::kBatch,
+                   .length = axis::kLength,
+                   .kv_length = axis::kKvLength,
+                   .heads = axis::kHeadsAct,
+                   .head_dim = axis::kKv}};
+}
+
+}  // namespace md

@@ -1,0 +1,80 @@
+// The examples of MaxDiffusion's page on parallelism, of which its text has the sizes: meshes on which a small model's
+// step compiles for TPUs that are not here. Needs libtpu, which `./run test` fetches.
+#include <gtest/gtest.h>
+
+#include "maxdiffusion/base/files.h"
+#include "tests/cli/command.h"
+
+namespace md {
+namespace {
+
+/// Wan's kind, one block of 8 heads of 16 values.
+Outcome compile_video(std::vector<std::string> words) {
+  const TemporaryFolder folder;
+  std::filesystem::copy(MD_SOURCE_DIR "/configs/models/moving_emoji", folder.path(),
+                        std::filesystem::copy_options::recursive);
+  write_file_atomic(folder / "transformer/config.json", R"({"_class_name": "WanTransformer3DModel",
+    "num_attention_heads": 8, "attention_head_dim": 16, "in_channels": 8, "out_channels": 8, "text_dim": 64,
+    "freq_dim": 32, "ffn_dim": 256, "num_layers": 1})");
+  words.insert(words.begin(), {"compile", MD_SOURCE_DIR "/configs/quickstart_video.yml",
+                               "pretrained_model_name_or_path=" + folder.path(), "ema_decay=0", "attention=flash",
+                               "flash_min_seq_length=0"});
+  return maxdiffusion(words);
+}
+
+/// SDXL's kind, one level with a transformer.
+Outcome compile_pictures(std::vector<std::string> words) {
+  const TemporaryFolder folder;
+  std::filesystem::copy(MD_SOURCE_DIR "/configs/models/emoji", folder.path(), std::filesystem::copy_options::recursive);
+  write_file_atomic(folder / "unet/config.json", R"({"_class_name": "UNet2DConditionModel", "sample_size": 16,
+    "in_channels": 4, "out_channels": 4, "block_out_channels": [64], "layers_per_block": 1,
+    "down_block_types": ["CrossAttnDownBlock2D"], "mid_block_type": null, "up_block_types": ["UpBlock2D"],
+    "transformer_layers_per_block": [1], "attention_head_dim": [2], "cross_attention_dim": 192,
+    "use_linear_projection": true, "addition_embed_type": "text_time", "addition_time_embed_dim": 32,
+    "projection_class_embeddings_input_dim": 320})");
+  words.insert(words.begin(), {"compile", MD_SOURCE_DIR "/configs/quickstart.yml",
+                               "pretrained_model_name_or_path=" + folder.path(), "ema_decay=0"});
+  return maxdiffusion(words);
+}
+
+TEST(ParallelismExamples, FourSlicesOfEightSpeakOverDataAlone) {
+  const Outcome o = compile_video({"topology=v6e:2x4", "compile_topology_num_slices=4", "dcn_data_parallelism=4",
+                                   "ici_data_parallelism=2", "ici_context_parallelism=2", "ici_tensor_parallelism=2",
+                                   "per_device_batch_size=0.5"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "topology: 32 × TPU v6")) << o.out;
+  EXPECT_TRUE(contains(o.out, "mesh: data 8 × context 2 × tensor 2 (32 devices)")) << o.out;
+  size_t between = 0;
+  for (size_t at = 0, end; (end = o.out.find('\n', at)) != o.out.npos; at = end + 1) {
+    const std::string line = o.out.substr(at, end - at);
+    if (!contains(line, "(DCN)")) continue;
+    ++between;
+    EXPECT_TRUE(contains(line, " over data: ")) << line;
+  }
+  EXPECT_GT(between, 0U) << o.out;
+}
+
+TEST(ParallelismExamples, WanSplitsSequencesAndHeadsAndTakesABatchOfOneOnFourDevices) {
+  const Outcome o = compile_video({"topology=v5p:2x2x1", "ici_data_parallelism=1", "ici_context_parallelism=2",
+                                   "ici_tensor_parallelism=2", "per_device_batch_size=0.25"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "mesh: context 2 × tensor 2 (4 devices)")) << o.out;
+}
+
+TEST(ParallelismExamples, PicturesOnOneHostTakeDataByItself) {
+  const Outcome o = compile_pictures({"topology=v6e:2x4", "ici_data_parallelism=-1", "per_device_batch_size=1"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "mesh: data 8 (8 devices)")) << o.out;
+  EXPECT_FALSE(contains(o.out, "all-gather")) << o.out;
+}
+
+TEST(ParallelismExamples, DataFsdpAndTensorTogether) {
+  const Outcome o = compile_pictures({"topology=v6e:2x4", "ici_data_parallelism=2", "ici_fsdp_parallelism=2",
+                                      "ici_tensor_parallelism=2", "per_device_batch_size=1"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "mesh: data 2 × fsdp 2 × tensor 2 (8 devices)")) << o.out;
+  EXPECT_TRUE(contains(o.out, "all-gather over fsdp")) << o.out;
+}
+
+}  // namespace
+}  // namespace md

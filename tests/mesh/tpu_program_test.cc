@@ -1,0 +1,107 @@
+// What the compiler for TPUs makes of a small step on four that are not here: what it turns in memory, what types it
+// multiplies, and what it gathers. Needs libtpu, which `./run test` fetches.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "maxdiffusion/autodiff/grad.h"
+#include "maxdiffusion/mesh/axis_rules.h"
+#include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/nn/layers.h"
+#include "maxdiffusion/nn/quantization_keys.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/sharding.h"
+#include "maxdiffusion/optim/optimizer.h"
+#include "maxdiffusion/pjrt/topology.h"
+#include "maxdiffusion/runtime/runtime.h"
+
+namespace md {
+namespace {
+
+constexpr int64_t kChannels = 256;
+
+/// Two convolutions and a linear layer, and AdamW; weights in f32, layers in bf16.
+void trace(Graph& g, const std::string& quantization) {
+  QuantizationKeys keys;
+  keys.use_qwix_quantization = !quantization.empty();
+  keys.quantization = quantization;
+  ParamTable params;
+  const Scope s(g, params, "net", {.activations = DType::bf16, .quantization = make_quantization(keys)});
+  const Tensor x = g.input("x", {DType::bf16, {8, 16, 16, kChannels}}, axis::of_batch(4)),
+               step = g.input("step", {DType::s32, {}});
+  auto laid = [](Tensor t) { return shard(t, {axis::kConvBatch, "", "", axis::kOutChannels}); };
+  Tensor y = laid(nn::conv2d(s / "conv1", x, {.out = kChannels}));
+  y = laid(nn::conv2d(s / "conv2", y * y, {.out = kChannels}));
+  y = laid(nn::linear(s / "to_q", y * y, {.out = kChannels, .in_axis = axis::kEmbed, .out_axis = axis::kHeads}));
+  const Tensor loss = mean(square(cast(y, DType::f32)));
+  std::vector<Tensor> values, first, second;
+  for (const Param& p : params.params()) {
+    values.push_back(p.value);
+    first.push_back(g.input("adam_m/" + p.input, p.shape, p.axes));
+    second.push_back(g.input("adam_v/" + p.input, p.shape, p.axes));
+  }
+  const Update u = adamw(OptimConfig(), step, values, grad(loss, values), first, second);
+  auto state = [&](const std::string& name, Tensor after) {
+    g.output(name, after, name);
+    g.alias(name, name);
+  };
+  for (size_t i = 0; i < values.size(); ++i) {
+    const std::string& name = params.params()[i].input;
+    state(name, u.params[i]);
+    state("adam_m/" + name, u.first_moments[i]);
+    state("adam_v/" + name, u.second_moments[i]);
+  }
+  g.output("loss", loss);
+}
+
+AheadOfTime compiled(const MeshConfig& config, const std::string& quantization = "", bool windows = true) {
+  static const pjrt::Topology tpus = pjrt::Topology::create("tpu", "v5p:2x2x1");
+  const Mesh mesh = Mesh::make(config, topology(tpus));
+  const AxisRules rules = AxisRules::defaults();
+  GraphOptions options = graph_options(mesh, topology(tpus), &rules);
+  EXPECT_NE(options.memory_order, nullptr);
+  if (!windows) options.memory_order = nullptr;
+  Graph g(options);
+  trace(g, quantization);
+  return compile_ahead(tpus, mesh, g, {}, "small step");
+}
+
+const MeshConfig kData{.ici_data_parallelism = 4}, kFsdp{.ici_data_parallelism = 1, .ici_fsdp_parallelism = 4};
+
+/// Bytes of f32 arrays of the size of a convolution's weight, or of a device's part of one, that are turned.
+int64_t turned_weights(const AheadOfTime& ahead, int64_t parts) {
+  int64_t bytes = 0;
+  for (const pjrt::Turned& t : ahead.turned)
+    if (t.bytes == 4 * 3 * 3 * kChannels * kChannels / parts) bytes += t.bytes;
+  return bytes;
+}
+
+double gathered(const AheadOfTime& ahead) {
+  double bytes = 0;
+  for (const CollectiveSum& c : ahead.collectives.value())
+    if (c.kind == "all-gather") bytes += c.bytes;
+  return bytes;
+}
+
+TEST(TpuProgram, TurnsNoWeightsOfConvolutionsNorTheirMoments) {
+  EXPECT_GT(turned_weights(compiled(kData, "", false), 1), 0);
+  EXPECT_EQ(turned_weights(compiled(kData), 1), 0);
+  EXPECT_EQ(turned_weights(compiled(kFsdp), 4), 0);
+}
+
+// Forward, three products of 8-bit copies; the gradients of int8 are those without (docs/training.md).
+TEST(TpuProgram, OfInt8MultipliesBytesAndGathersBytes) {
+  const AheadOfTime wide = compiled(kFsdp), narrow = compiled(kFsdp, "int8");
+  EXPECT_EQ(wide.products.count("s8 × s8 → s32"), 0U);
+  ASSERT_EQ(narrow.products.count("s8 × s8 → s32"), 1U);
+  EXPECT_EQ(narrow.products.at("s8 × s8 → s32"), 3);
+  // bf16 as computation takes them, once: not f32 as they are stored.
+  const double convolutions = 2 * 3 * 3 * kChannels * kChannels, linear = kChannels * kChannels;
+  EXPECT_NEAR(gathered(wide) / (2 * (convolutions + linear)), 1, 0.1);
+  // Bytes; and the linear layer's weight, for its gradient, as bf16 as well.
+  EXPECT_NEAR(gathered(narrow) / (convolutions + 3 * linear), 1, 0.1);
+}
+
+}  // namespace
+}  // namespace md
