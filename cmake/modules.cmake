@@ -32,9 +32,17 @@ endfunction()
 # side by side. COST: seconds that the longest of these takes alone; entries that cost most start first.
 # PLAIN_PROGRAMS: the plugin compiles without optimizing, in two thirds of the time.
 # Tests are compiled with little optimization: they wait for the compiler or the plugin, not for themselves.
+# Headers that nearly all of them include are compiled once, for all; a test includes what it uses all the same.
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/test_headers.cc CONTENT "")
+add_executable(test_headers ${CMAKE_BINARY_DIR}/test_headers.cc)
+target_link_libraries(test_headers PRIVATE GTest::gtest_main fmt::fmt)
+target_compile_options(test_headers PRIVATE $<$<CONFIG:Release>:-O0>)
+target_precompile_headers(test_headers PRIVATE <algorithm> <cmath> <cstring> <filesystem> <functional> <map> <memory>
+                          <optional> <random> <set> <sstream> <string> <vector> <gtest/gtest.h> <fmt/format.h>)
 function(md_add_test name target)
   cmake_parse_arguments(ARG "DEVICE;PLAIN_PROGRAMS" "QUICK;SHARDS;COST" "SOURCES;USES" ${ARGN})
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O0>)
+  target_precompile_headers(${target} REUSE_FROM test_headers)
   set(labels)
   foreach(source ${ARG_SOURCES})
     file(STRINGS ${source} opens_plugin REGEX "#include \"(maxdiffusion/(pjrt|runtime|encoders|pipelines|train|run)|tests/one_device)")
@@ -237,6 +245,7 @@ foreach(module graph mesh config processes pjrt ops autodiff nn models scheduler
 endforeach()
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/lora/lora_thin.cc PROPERTIES COMPILE_OPTIONS -O2)
 file(GLOB readers ${CMAKE_SOURCE_DIR}/maxdiffusion/data/text/*.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/data/records/*.cc)
+list(FILTER readers EXCLUDE REGEX "_test\\.cc$")
 set_source_files_properties(${readers} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
 md_tests(ops USES ops autodiff runtime)
 md_tests(kernels USES nn autodiff runtime COST 30)

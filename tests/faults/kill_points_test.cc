@@ -234,7 +234,9 @@ TEST(KillPoints, AKillAtAnyMomentLosesNoCheckpoint) {
     const float newest = value_of(dir, steps.back());
     EXPECT_TRUE(newest == 3 || (newest == 2 && steps.back() == 2 && was_killed)) << newest;
     for (int64_t step : steps)
-      if (step != s.step) EXPECT_EQ(value_of(dir, step), static_cast<float>(step));
+      if (step != s.step) {
+        EXPECT_EQ(value_of(dir, step), static_cast<float>(step));
+      }
     ++outcomes[!was_killed ? "not killed" : newest == 3 ? "killed, the new one is whole" : "killed, the one before"];
   }
   for (const auto& [outcome, times] : outcomes) {
