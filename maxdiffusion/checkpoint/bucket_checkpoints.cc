@@ -1,7 +1,6 @@
 #include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <filesystem>
 #include <map>
@@ -24,14 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char *kState = "training_state/state.json", *kWaiting = ".waiting-";
+constexpr const char* kWaiting = ".waiting-";
 constexpr std::chrono::seconds kPeriod{20};
-
-std::optional<int64_t> number(std::string_view text) {
-  int64_t n = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  return error == std::errc() && end == text.data() + text.size() && n >= 0 ? std::optional(n) : std::nullopt;
-}
 
 /// Steps with their files' paths below the step's folder.
 using Steps = std::map<int64_t, std::map<std::string, FoundFile>>;
@@ -42,7 +35,7 @@ Steps steps_in_bucket(const std::string& checkpoint_dir) {
   for (FoundFile& f : all_below(checkpoint_dir)) {
     const std::string path = parts_of(f.location).path.substr(root);
     const size_t slash = std::min(path.find('/'), path.size());
-    if (const auto step = number(path.substr(0, slash)); step && slash + 1 < path.size())
+    if (const auto step = step_of(path.substr(0, slash)); step && slash + 1 < path.size())
       steps[*step].emplace(path.substr(slash + 1), std::move(f));
   }
   return steps;
@@ -62,7 +55,7 @@ std::vector<int64_t> waiting(const std::string& local) {
   for (const auto& f : fs::directory_iterator(local, ec)) {
     const std::string name = f.path().filename();
     if (!name.starts_with(kWaiting)) continue;
-    const auto step = number(name.substr(std::string_view(kWaiting).size()));
+    const auto step = step_of(name.substr(std::string_view(kWaiting).size()));
     if (step && exists(checkpoint_folder(local, *step) + "/" + kState)) steps.push_back(*step);
   }
   std::ranges::sort(steps);
@@ -112,7 +105,7 @@ std::string local_checkpoint(const std::string& folder, CheckpointPart part, con
   for (FoundFile& f : all_below(folder)) files.emplace(parts_of(f.location).path.substr(root), f);
   if (!files.contains(kState)) {
     const std::string dir = fs::path(local).parent_path();
-    check(number(step) && exists(marker(dir, *number(step))) && exists(local + "/" + kState), Code::io,
+    check(step_of(step) && exists(marker(dir, *step_of(step))) && exists(local + "/" + kState), Code::io,
           "'{}' is no checkpoint: it has no {}", shown(folder), kState);
     return local;
   }

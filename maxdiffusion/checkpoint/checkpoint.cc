@@ -37,16 +37,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kState = "training_state/state.json";
 constexpr const char* kArrays = "training_state/arrays.safetensors";
 constexpr const char* kIndex = "training_state/index.json";
-
-std::optional<int64_t> step_of(std::string_view name) {
-  int64_t step = 0;
-  auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
-  const bool canonical = error == std::errc() && end == name.data() + name.size() && step >= 0;
-  return canonical && std::to_string(step) == name ? std::optional(step) : std::nullopt;
-}
 
 std::string side_name(const std::string& dir, const char* kind, int64_t step) {
   return fmt::format("{}/.{}-{}-{}", dir, kind, step, ::getpid());
@@ -306,6 +298,13 @@ void remove_checkpoint(const std::string& dir, int64_t step) {
 }
 
 }  // namespace
+
+std::optional<int64_t> step_of(std::string_view name) {
+  int64_t step = 0;
+  auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
+  const bool canonical = error == std::errc() && end == name.data() + name.size() && step >= 0;
+  return canonical && std::to_string(step) == name ? std::optional(step) : std::nullopt;
+}
 
 std::string weights_stem(const std::string& folder) {
   for (const char* of_transformers : {"text_encoder", "image_encoder", "safety_checker"})

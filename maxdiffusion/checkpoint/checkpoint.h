@@ -20,7 +20,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "maxdiffusion/mesh/pieces.h"
@@ -53,6 +55,10 @@ struct CheckpointProcesses {
   std::function<void()> barrier;
 };
 
+/// The file of a checkpoint that says that the others are there.
+inline constexpr const char* kState = "training_state/state.json";
+/// The step that a folder's name says; nothing where it is not the name of a checkpoint.
+std::optional<int64_t> step_of(std::string_view name);
 /// "<checkpoint_dir>/<step>": what load_weights and diffusers take, with a component's name behind it.
 std::string checkpoint_folder(const std::string& checkpoint_dir, int64_t step);
 /// Step folders that are whole, ascending. A folder without a readable training_state/state.json is not; nor is any

@@ -15,17 +15,12 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/test_arrays.h"
 
 namespace md {
 namespace {
 
 namespace fs = std::filesystem;
-
-HostArray filled(Dims dims, float value) {
-  HostArray a(Shape{DType::f32, std::move(dims)});
-  std::ranges::fill(a.mutable_view<float>(), value);
-  return a;
-}
 
 /// A checkpoint whose every array holds `value`, so that a mixture of two would show.
 CheckpointContent content_of(float value) {

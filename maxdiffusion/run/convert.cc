@@ -59,8 +59,7 @@ std::string copied(const std::string& from) {
   const std::vector<int64_t> steps = list_checkpoints(below(from, "checkpoints"));
   const std::string folder = steps.empty() ? from : checkpoint_folder(below(from, "checkpoints"), steps.back());
   if (!steps.empty()) log_info("the run's newest checkpoint is of step {}", steps.back());
-  return find_file(below(folder, "training_state/state.json")) ? local_checkpoint(folder, CheckpointPart::all)
-                                                               : local_copy(folder);
+  return find_file(below(folder, kState)) ? local_checkpoint(folder, CheckpointPart::all) : local_copy(folder);
 }
 
 /// A run's newest checkpoint, where `from` is a run's folder.

@@ -16,6 +16,7 @@
 #include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "tests/cli/command.h"
+#include "tests/tiny_run.h"
 
 namespace md {
 namespace {
@@ -29,49 +30,8 @@ struct Shared {
   std::string pictures = folder / "pictures", model = folder / "model";
 
   Shared() {
-    make_folders(pictures);
-    for (int i = 0; i < 9; ++i) {
-      HostArray rgb(Shape{DType::u8, {20, 20, 3}});
-      auto v = rgb.mutable_view<uint8_t>();
-      for (size_t k = 0; k < v.size(); ++k)
-        v[k] = static_cast<uint8_t>(29 * i + static_cast<int>(k % 3) * 70 + static_cast<int>(k / 60) * 3);
-      write_png(pictures + "/" + std::to_string(i) + ".png", rgb);
-      write_file_atomic(pictures + "/" + std::to_string(i) + ".txt", "shade number " + std::to_string(i));
-    }
-    const std::string from = MD_SOURCE_DIR "/configs/models/emoji";
-    fs::copy(from, model, fs::copy_options::recursive);
-    change("unet", {{"block_out_channels", {8, 16}},
-                    {"down_block_types", {"DownBlock2D", "CrossAttnDownBlock2D"}},
-                    {"up_block_types", {"CrossAttnUpBlock2D", "UpBlock2D"}},
-                    {"transformer_layers_per_block", {1, 1}},
-                    {"attention_head_dim", {1, 2}},
-                    {"norm_num_groups", 4},
-                    {"cross_attention_dim", 24},
-                    {"layers_per_block", 1},
-                    {"addition_time_embed_dim", 4},
-                    {"in_channels", 4},
-                    {"out_channels", 4},
-                    {"projection_class_embeddings_input_dim", 40}});
-    change("vae", {{"block_out_channels", {8, 8}},
-                   {"norm_num_groups", 4},
-                   {"latent_channels", 4},
-                   {"layers_per_block", 1},
-                   {"down_block_types", {"DownEncoderBlock2D", "DownEncoderBlock2D"}},
-                   {"up_block_types", {"UpDecoderBlock2D", "UpDecoderBlock2D"}}});
-    for (const char* name : {"text_encoder", "text_encoder_2"}) {
-      const int width = name == std::string("text_encoder") ? 8 : 16;
-      change(name, {{"hidden_size", width},
-                    {"intermediate_size", 16},
-                    {"num_attention_heads", 1},
-                    {"num_hidden_layers", 2},
-                    {"projection_dim", width}});
-    }
-  }
-  void change(const std::string& component, const json& members) {
-    const std::string path = model + "/" + component + "/config.json";
-    json config = parse_json(read_file(path));
-    config.update(members);
-    write_file_atomic(path, config.dump());
+    write_shades(pictures, 20);
+    write_tiny_model(model);
   }
 };
 

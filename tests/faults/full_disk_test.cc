@@ -13,20 +13,15 @@
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/test_arrays.h"
 
 namespace md {
 namespace {
 
-HostArray filled(int64_t n, float value) {
-  HostArray a(Shape{DType::f32, {n}});
-  std::ranges::fill(a.mutable_view<float>(), value);
-  return a;
-}
-
 CheckpointContent content_of(float value, int64_t elements) {
   CheckpointContent c;
-  c.weights["unet"] = {{"w", filled(elements, value)}};
-  c.state = {{"m", filled(elements, value)}};
+  c.weights["unet"] = {{"w", filled({elements}, value)}};
+  c.state = {{"m", filled({elements}, value)}};
   c.state_json = "{}";
   return c;
 }
@@ -77,10 +72,10 @@ TEST(FullDisk, ASaveThatDoesNotFitLosesNothing) {
 
 TEST(FullDisk, ASafetensorsFileThatDoesNotFitLeavesTheOldOne) {
   TemporaryFolder t;
-  write_safetensors(t / "a.safetensors", {{"w", filled(10, 1)}});
+  write_safetensors(t / "a.safetensors", {{"w", filled({10}, 1)}});
   const std::string before = read_file(t / "a.safetensors");
   const std::string e = error_with_file_limit(10'000, [&] {
-    write_safetensors(t / "a.safetensors", {{"w", filled(9'000, 2)}});
+    write_safetensors(t / "a.safetensors", {{"w", filled({9'000}, 2)}});
   });
   EXPECT_EQ(e.rfind("io: write '", 0), 0u) << e;
   EXPECT_EQ(read_file(t / "a.safetensors"), before);

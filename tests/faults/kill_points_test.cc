@@ -22,6 +22,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/test_arrays.h"
 #include "maxdiffusion/checkpoint/test_processes.h"
 
 namespace {
@@ -113,12 +114,6 @@ namespace md {
 namespace {
 
 namespace fs = std::filesystem;
-
-HostArray filled(Dims dims, float value) {
-  HostArray a(Shape{DType::f32, std::move(dims)});
-  std::ranges::fill(a.mutable_view<float>(), value);
-  return a;
-}
 
 /// What process `p` of `n` holds: its rows of two arrays, and the first one everything else. All numbers are `value`,
 /// so that a mixture of two would show.

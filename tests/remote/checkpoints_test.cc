@@ -7,6 +7,7 @@
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/damaged.h"
+#include "maxdiffusion/checkpoint/test_arrays.h"
 #include "maxdiffusion/storage/staging.h"
 #include "maxdiffusion/storage/write.h"
 #include "tests/remote/world.h"
@@ -17,12 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 using Steps = std::vector<int64_t>;
 using WriteFault = BucketServer::WriteFault;
-
-HostArray filled(Dims dims, float value) {
-  HostArray a(Shape{DType::f32, std::move(dims)});
-  std::ranges::fill(a.mutable_view<float>(), value);
-  return a;
-}
 
 /// A checkpoint whose every array holds `value`, so that a mixture of two would show.
 CheckpointContent content_of(float value) {
