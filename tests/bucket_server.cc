@@ -293,6 +293,7 @@ void BucketServer::serve(int connection) {
         call = on_write_;
       }
       const auto name = r.query.find("name");  // what an upload to Google will be
+      const std::lock_guard in_turn(call_mutex_);
       if (call) call(r.method + " " + r.path + (name == r.query.end() ? "" : "/" + name->second));
       write_fault = next_write_fault();
     }

@@ -41,7 +41,7 @@ class BucketServer {
   void fail(Fault fault, int64_t times);
   /// After `after` more, the next `times` requests that change something fail so.
   void fail_writes(WriteFault fault, int64_t times, int64_t after = 0);
-  /// Called with "PUT /bucket/key", … before each request that changes something is looked at.
+  /// Called with "PUT /bucket/key", … before each request that changes something is looked at; one call at a time.
   void on_write(std::function<void(const std::string& request)> call);
   /// Keys of a bucket, and the bytes of one of them ("" where it is not there).
   std::vector<std::string> keys(const std::string& bucket);
@@ -93,7 +93,7 @@ class BucketServer {
 
   int listener_ = -1;
   std::string address_;
-  std::mutex mutex_;
+  std::mutex mutex_, call_mutex_;
   std::map<std::string, std::map<std::string, Object>> buckets_;
   std::map<std::string, std::string> locks_;
   Fault fault_ = Fault::none;

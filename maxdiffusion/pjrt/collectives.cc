@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -23,6 +24,17 @@ std::string kind_of(std::string opcode) {
   if (opcode.ends_with(start)) opcode.resize(opcode.size() - start.size());
   if (opcode == "ragged-all-to-all") return "all-to-all";
   return std::ranges::count(kKinds, opcode) ? opcode : "";
+}
+
+/// The kind of what libtpu makes sends of, to hosts that pass it on to other slices: "ALL_REDUCE". Empty: no such send.
+std::string kind_between_slices(const proto::HloInstruction& op) {
+  const auto& attributes = op.frontend_attributes().map();
+  const auto handler = attributes.find("_xla_host_transfer_handler_name"),
+             type = attributes.find("_xla_megascale_transfer_type");
+  if (op.opcode() != "send" || handler == attributes.end() || handler->second != "xla_megascale_runtime") return "";
+  std::string kind = type == attributes.end() ? "send" : type->second;
+  for (char& c : kind) c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return kind == "one-to-one" ? "collective-permute" : kind;
 }
 
 /// Of XLA's PrimitiveType, in bits; 0: it holds no data.
@@ -200,7 +212,11 @@ struct Reader {
     for (const auto& op : computation(id).instructions()) {
       by_id[op.id()] = &op;
       if (std::string kind = kind_of(op.opcode()); !kind.empty()) {
-        Collective c{std::move(kind), groups_of(op), 0, times, unknown, op.metadata().op_name()};
+        Collective c{.kind = std::move(kind),
+                     .groups = groups_of(op),
+                     .times = times,
+                     .in_unknown_loop = unknown,
+                     .name = op.metadata().op_name()};
         if (c.kind == "all-gather") {  // a start's result is what it is given and what it makes
           const bool starts = op.opcode() != c.kind && op.shape().tuple_shapes_size() > 1;
           c.bytes = bytes_of(starts ? op.shape().tuple_shapes(1) : op.shape());
@@ -210,6 +226,16 @@ struct Reader {
         }
         found.collectives.push_back(std::move(c));
         continue;  // what it calls sums two numbers
+      }
+      if (std::string kind = kind_between_slices(op); !kind.empty()) {
+        const auto given = by_id.find(op.operand_ids(0));
+        found.collectives.push_back({.kind = std::move(kind),
+                                     .bytes = given == by_id.end() ? 0 : bytes_of(given->second->shape()),
+                                     .times = times,
+                                     .in_unknown_loop = unknown,
+                                     .between_slices = true,
+                                     .name = op.metadata().op_name()});
+        continue;
       }
       auto operand = [&](int i) -> const proto::HloShape& { return by_id.at(op.operand_ids(i))->shape(); };
       if ((op.opcode() == "copy" || op.opcode() == "transpose") && turns(op, operand(0)))

@@ -18,6 +18,7 @@ struct Collective {
   int64_t bytes = 0;  // on one device: of what is gathered, when whole; otherwise of what the operation is given
   double times = 1;   // a run: inside loops, the product of their trips
   bool in_unknown_loop = false;  // of a loop around it the compiler does not say the trips; counted once
+  bool between_slices = false;   // devices at one place of all slices talk, through their hosts; groups are empty
   std::string name;              // of the operation it was made for, as far as the compiler kept it
 };
 

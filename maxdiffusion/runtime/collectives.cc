@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 namespace md {
 namespace {
@@ -19,8 +20,10 @@ Reach reach_of(const pjrt::Collective& c, const Mesh& mesh) {
   Reach reach{std::vector<bool>(mesh.axes().size(), false)};
   std::vector<std::vector<int64_t>> groups = c.groups;
   if (groups.empty()) {
+    std::set<int> slices;  // of which there is one already, where only those between them talk
     groups.emplace_back();
-    for (int64_t i = 0; i < mesh.devices(); ++i) groups[0].push_back(i);
+    for (int64_t i = 0; i < mesh.devices(); ++i)
+      if (!c.between_slices || slices.insert(mesh.slice(i)).second) groups[0].push_back(i);
   }
   for (const auto& group : groups)
     for (size_t k = 1; k < group.size(); ++k) {

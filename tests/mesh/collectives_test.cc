@@ -75,10 +75,12 @@ TEST(Collectives, BetweenSlicesGoOverTheDataCentreNetwork) {
   const Mesh mesh = Mesh::make(c, two);
   const auto sums = sum_collectives({{.kind = "all-reduce", .groups = {{0, 4}, {1, 5}, {2, 6}, {3, 7}}, .bytes = 100},
                                      {.kind = "all-reduce", .groups = {{0, 1, 2, 3}, {4, 5, 6, 7}}, .bytes = 10},
-                                     {.kind = "all-reduce", .bytes = 1, .times = 3, .in_unknown_loop = true}},
+                                     {.kind = "all-reduce", .bytes = 1, .times = 3, .in_unknown_loop = true},
+                                     {.kind = "all-reduce", .bytes = 1000, .times = 2, .between_slices = true}},
                                     mesh);
   ASSERT_EQ(sums.size(), 3u);
-  EXPECT_EQ(to_string(sums[0]), "all-reduce over data: 1 operations, 1 runs, 0.00 MiB (DCN)");
+  EXPECT_EQ(to_string(sums[0]), "all-reduce over data: 2 operations, 3 runs, 0.00 MiB (DCN)");
+  EXPECT_EQ(sums[0].bytes, 2100);
   EXPECT_EQ(sums[1].axes, std::vector<std::string>{"fsdp"});
   EXPECT_FALSE(sums[1].between_slices);
   EXPECT_EQ(sums[2].axes, (std::vector<std::string>{"data", "fsdp"}));
