@@ -98,7 +98,7 @@ std::string set_aside_in_bucket(const std::string& checkpoint_dir, int64_t step)
 
 std::string local_checkpoint(const std::string& folder, CheckpointPart part, const std::string& component) {
   if (!is_remote(folder)) return folder;
-  const std::string local = staging(folder);
+  std::string local = staging(folder);
   const std::string step = fs::path(local).filename();
   std::map<std::string, FoundFile> files;
   const size_t root = parts_of(below(folder, "")).path.size();
@@ -196,7 +196,7 @@ struct CheckpointUploads::Impl {
   }
 };
 
-CheckpointUploads::CheckpointUploads(std::string checkpoint_dir, int keep, std::function<void()> before_commit)
+CheckpointUploads::CheckpointUploads(const std::string& checkpoint_dir, int keep, std::function<void()> before_commit)
     : impl_(std::make_unique<Impl>(
           Impl{checkpoint_dir, staging(checkpoint_dir), keep, std::move(before_commit), {}, nullptr})) {
   Impl& u = *impl_;

@@ -31,7 +31,7 @@ class CheckpointUploads {
  public:
   /// `before_commit` is called on the thread that puts, before a checkpoint counts; may be empty. Begins with what an
   /// earlier run has left waiting.
-  CheckpointUploads(std::string checkpoint_dir, int keep, std::function<void()> before_commit);
+  CheckpointUploads(const std::string& checkpoint_dir, int keep, std::function<void()> before_commit);
   ~CheckpointUploads();
   /// The checkpoint is about to be written.
   void announce(int64_t step) const;

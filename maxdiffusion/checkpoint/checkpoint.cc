@@ -416,7 +416,7 @@ struct CheckpointWriter::Impl {
   std::future<void> under_way;
 };
 
-CheckpointWriter::CheckpointWriter(std::string checkpoint_dir, int keep, CheckpointProcesses processes,
+CheckpointWriter::CheckpointWriter(const std::string& checkpoint_dir, int keep, CheckpointProcesses processes,
                                    std::function<void()> before_commit)
     : impl_(std::make_unique<Impl>(Impl{staging(checkpoint_dir), keep, std::move(processes), nullptr, {}})) {
   if (impl_->processes.process != 0) return;

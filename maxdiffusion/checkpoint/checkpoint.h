@@ -86,7 +86,7 @@ class CheckpointWriter {
   /// Removes what killed writers left, logging it, and restores a checkpoint that one was about to replace; of several
   /// processes, process 0 does so.
   /// `before_commit` is called, on the thread that puts, before a checkpoint counts in a bucket.
-  CheckpointWriter(std::string checkpoint_dir, int keep, CheckpointProcesses processes = {},
+  CheckpointWriter(const std::string& checkpoint_dir, int keep, CheckpointProcesses processes = {},
                    std::function<void()> before_commit = {});
   ~CheckpointWriter();
   /// `content` is called on the writer's thread, so that fetching from the device overlaps with training.

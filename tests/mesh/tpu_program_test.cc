@@ -73,7 +73,7 @@ const MeshConfig kData{.ici_data_parallelism = 4}, kFsdp{.ici_data_parallelism =
 int64_t turned_weights(const AheadOfTime& ahead, int64_t parts) {
   int64_t bytes = 0;
   for (const pjrt::Turned& t : ahead.turned)
-    if (t.bytes == 4 * 3 * 3 * kChannels * kChannels / parts) bytes += t.bytes;
+    if (t.bytes == kChannels * kChannels * 3 * 3 * 4 / parts) bytes += t.bytes;
   return bytes;
 }
 
@@ -97,7 +97,7 @@ TEST(TpuProgram, OfInt8MultipliesBytesAndGathersBytes) {
   ASSERT_EQ(narrow.products.count("s8 × s8 → s32"), 1U);
   EXPECT_EQ(narrow.products.at("s8 × s8 → s32"), 3);
   // bf16 as computation takes them, once: not f32 as they are stored.
-  const double convolutions = 2 * 3 * 3 * kChannels * kChannels, linear = kChannels * kChannels;
+  const double convolutions = kChannels * kChannels * 3 * 3 * 2, linear = kChannels * kChannels;
   EXPECT_NEAR(gathered(wide) / (2 * (convolutions + linear)), 1, 0.1);
   // Bytes; and the linear layer's weight, for its gradient, as bf16 as well.
   EXPECT_NEAR(gathered(narrow) / (convolutions + 3 * linear), 1, 0.1);
