@@ -25,12 +25,14 @@ import sys
 import diffusers
 import torch
 import transformers
-from diffusers import AutoencoderKL, AutoencoderKLWan, ControlNetModel, UNet2DConditionModel, WanTransformer3DModel
+from diffusers import (AutoencoderKL, AutoencoderKLWan, ControlNetModel, FluxTransformer2DModel, UNet2DConditionModel,
+                       WanTransformer3DModel)
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers, convert_wan_vae_to_diffusers
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock, WanUpsample
 from safetensors.torch import save_file
 from transformers import (CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionConfig,
-                          CLIPVisionModel, CLIPVisionModelWithProjection, UMT5Config, UMT5EncoderModel)
+                          CLIPVisionModel, CLIPVisionModelWithProjection, T5Config, T5EncoderModel, UMT5Config,
+                          UMT5EncoderModel)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 CROSS_DOWN, CROSS_UP = "CrossAttnDownBlock2D", "CrossAttnUpBlock2D"
@@ -93,6 +95,12 @@ VAES = {
         dict(block_out_channels=[8], layers_per_block=1, norm_num_groups=2, latent_channels=3, in_channels=1,
              out_channels=1, mid_block_add_attention=False),
         (4, 4),
+    ),
+    # Sixteen channels of latents with a shift, nothing between them and the two halves.
+    "vae_flux": (
+        dict(block_out_channels=[4, 8], layers_per_block=1, norm_num_groups=4, latent_channels=16, use_quant_conv=False,
+             use_post_quant_conv=False, scaling_factor=0.3611, shift_factor=0.1159),
+        (6, 8),
     ),
 }
 
@@ -180,6 +188,37 @@ UMT5S = {
     ),
 }
 
+T5S = {
+    # XXL's shape in small: one table of positions, of the first block, and no padding but what is masked.
+    "t5": (
+        dict(vocab_size=40, d_model=16, d_kv=6, d_ff=24, num_layers=3, num_heads=4, relative_attention_num_buckets=8,
+             relative_attention_max_distance=10, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+        (24, [24, 9]),
+    ),
+    # The first T5's feed-forward part, the default buckets.
+    "t5_relu": (
+        dict(vocab_size=30, d_model=12, d_kv=4, d_ff=20, num_layers=2, num_heads=2, feed_forward_proj="relu",
+             layer_norm_epsilon=1e-5),
+        (40, [40]),
+    ),
+}
+
+# Rows and columns of tokens.
+FLUXES = {
+    # As dev has it: a guidance scale is embedded.
+    "flux_dev": (
+        dict(num_attention_heads=2, attention_head_dim=6, axes_dims_rope=[2, 2, 2], in_channels=8, num_layers=2,
+             num_single_layers=2, joint_attention_dim=7, pooled_projection_dim=5, guidance_embeds=True),
+        (3, 4),
+    ),
+    # As schnell has it, without. Axes of several sizes; other channels come out than went in.
+    "flux_schnell": (
+        dict(num_attention_heads=1, attention_head_dim=12, axes_dims_rope=[2, 6, 4], in_channels=4, out_channels=6,
+             num_layers=1, num_single_layers=3, joint_attention_dim=6, pooled_projection_dim=4),
+        (2, 5),
+    ),
+}
+
 CONTROLNETS = {
     # SDXL's conditioning, the picture at four times the latents' size, channels turned round.
     "controlnet_sdxl": dict(
@@ -264,6 +303,13 @@ FULL = {
         projection_dim=1024, hidden_act="gelu")),
     "umt5_xxl": (UMT5EncoderModel, dict(
         vocab_size=256384, d_model=4096, d_kv=64, d_ff=10240, num_layers=24, num_heads=64)),
+    "t5_xxl": (T5EncoderModel, dict(
+        vocab_size=32128, d_model=4096, d_kv=64, d_ff=10240, num_layers=24, num_heads=64, feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False)),
+    "vae_flux": (AutoencoderKL, dict(_VAE, latent_channels=16, scaling_factor=0.3611, shift_factor=0.1159,
+                                     use_quant_conv=False, use_post_quant_conv=False)),
+    "flux_dev": (FluxTransformer2DModel, dict(guidance_embeds=True)),
+    "flux_schnell": (FluxTransformer2DModel, dict()),
     "wan21_t2v_1_3b": (WanTransformer3DModel, dict(num_attention_heads=12, ffn_dim=8960, num_layers=30)),
     # Also both experts of Wan 2.2 T2V-A14B.
     "wan21_t2v_14b": (WanTransformer3DModel, dict()),
@@ -496,14 +542,39 @@ def clip_vision(case, config, kind, seed=0):
           seed)
 
 
-def umt5(case, config, length, real, seed=0):
-    model = UMT5EncoderModel(UMT5Config(**config))
+def t5(case, model, config, length, real, seed=0):
     generator = torch.Generator().manual_seed(seed + 1)
     ids = torch.randint(2, config["vocab_size"], (len(real), length), generator=generator)
     mask = (torch.arange(length)[None] < torch.tensor(real)[:, None]).long()
     ids = ids.scatter(1, torch.tensor(real)[:, None] - 1, 1) * mask  # the end token, then padding
     write(case, model, {"ids": ids, "mask": mask},
           lambda m, i: {"last": m(i["ids"], i["mask"]).last_hidden_state}, seed)
+
+
+def flux(case, config, size, text=5, seed=0):
+    model = FluxTransformer2DModel(**config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    c = model.config
+    rows, columns = size
+    places = torch.zeros(rows, columns, 3)
+    places[..., 1] = torch.arange(rows)[:, None]
+    places[..., 2] = torch.arange(columns)[None]
+    inputs = {"sample": draw(2, rows * columns, c.in_channels), "timestep": torch.tensor([17.0, 803.5]),
+              "text": draw(2, text, c.joint_attention_dim), "pooled": draw(2, c.pooled_projection_dim)}
+    if c.guidance_embeds:
+        inputs["guidance"] = torch.tensor([3.5, 1.25])
+
+    def forward(m, i):
+        guidance = {"guidance": i["guidance"].detach()} if "guidance" in i else {}
+        with kept_precision():
+            y = m(i["sample"], i["text"], i["pooled"], i["timestep"].detach() / 1000, places.reshape(-1, 3),
+                  torch.zeros(text, 3), **guidance)
+        return {"sample": y.sample}
+
+    write(case, model, inputs, forward, seed)
+
+
 def wan(case, config, size, text=7, image=0, times="samples", seed=0):
     model = WanTransformer3DModel(**config)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -591,7 +662,7 @@ def collapsed(names):
     """Lines "name sizes"; lines that differ in one number only, which counts from 0, as one with {0..n}."""
     groups = {}
     for line in names:
-        groups.setdefault(re.sub(r"\bblocks\.\d+\.", "blocks.#.", line), []).append(line)
+        groups.setdefault(re.sub(r"\b(\w*transformer_)?blocks\.\d+\.", r"\1blocks.#.", line), []).append(line)
     lines = []
     for key, members in groups.items():
         whole = {key.replace("#", str(i)) for i in range(len(members))}
@@ -606,7 +677,7 @@ def full(name, kind, config):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(config_of(model), indent=1, default=list) + "\n")
     lines = sorted(f"{published(model, k)} {'x'.join(map(str, p.shape))}" for k, p in model.named_parameters())
-    written = collapsed(lines) if name.startswith("wan") else lines
+    written = collapsed(lines) if name.startswith(("wan", "flux")) else lines
     (folder / f"{name}.txt").write_text("\n".join(written) + "\n")
     print(f"full/{name}: {sum(p.numel() for p in model.parameters())} parameters, {len(lines)} tensors")
 
@@ -637,7 +708,13 @@ def main(wanted):
             clip_vision(case, config, kind, seed=4000 + 100 * seed)
     for seed, (case, (config, (length, real))) in enumerate(UMT5S.items()):
         if not wanted or case in wanted:
-            umt5(case, config, length, real, seed=5000 + 100 * seed)
+            t5(case, UMT5EncoderModel(UMT5Config(**config)), config, length, real, seed=5000 + 100 * seed)
+    for seed, (case, (config, (length, real))) in enumerate(T5S.items()):
+        if not wanted or case in wanted:
+            t5(case, T5EncoderModel(T5Config(**config)), config, length, real, seed=6000 + 100 * seed)
+    for seed, (case, (config, size)) in enumerate(FLUXES.items()):
+        if not wanted or case in wanted:
+            flux(case, config, size, seed=7000 + 100 * seed)
     for seed, (case, (config, options)) in enumerate(WANS.items()):
         if not wanted or case in wanted:
             wan(case, config, seed=4000 + 100 * seed, **options)
