@@ -76,7 +76,7 @@ std::shared_ptr<const Family> make_video_family() {
       {"scheduler/scheduler_config.json", "{}"},
       {"transformer/config.json", read_file(MD_SOURCE_DIR "/bench/models/wan.json")},
       {"vae/config.json", "{}"},
-      {"text_encoder/config.json", R"({"d_model": 512})"},
+      {"text_encoder/config.json", R"({"model_type": "umt5", "d_model": 512})"},
   }));
 }
 

@@ -32,6 +32,7 @@ const std::vector<std::pair<std::string, Choice>>& choices() {
       {"OFFLOAD_MATMUL_WITHOUT_BATCH", {.linear = Keep::offload}},
       {"HIDDEN_STATE_WITH_OFFLOAD",
        {.names = {.saved = {}, .offloaded = {value::kHiddenStates, value::kSelfAttn, value::kCrossAttn}}}},
+      {"FLUX_OPTIMIZED", {.names = {.saved = {value::kAttnOutput, value::kLin1Hidden}, .offloaded = {}}}},
   };
   return all;
 }

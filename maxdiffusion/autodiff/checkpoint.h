@@ -25,6 +25,7 @@ struct RematNames {
 ///   MATMUL_WITHOUT_BATCH          keeps matrix products without batch axes: those of linear layers
 ///   OFFLOAD_MATMUL_WITHOUT_BATCH  offloads these
 ///   HIDDEN_STATE_WITH_OFFLOAD     offloads values named hidden_states, self_attn and cross_attn
+///   FLUX_OPTIMIZED                keeps values named attn_output and lin1_norm_hidden_states
 ///   CUSTOM                        keeps and offloads `names`
 /// A name on one result of an operation stands for all its results. What is offloaded waits in the host's memory and
 /// comes back before the region is computed again; where the device's memory is the host's (CPU), it is kept.

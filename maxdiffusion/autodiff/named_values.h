@@ -19,9 +19,16 @@ inline constexpr const char* kKeyProjText = "key_proj_text";
 inline constexpr const char* kValueProjText = "value_proj_text";
 inline constexpr const char* kKeyProjImg = "key_proj_img";
 inline constexpr const char* kValueProjImg = "value_proj_img";
+// Blocks where a picture and a text are two streams: what both are projected to, as it is before it is normalised.
+inline constexpr const char* kImgQkvProj = "img_qkv_proj";
+inline constexpr const char* kTxtQkvProj = "txt_qkv_proj";
+// Blocks of one layer before attention and the feed-forward part and one behind both.
+inline constexpr const char* kLin1Hidden = "lin1_norm_hidden_states";  // queries, keys and values, as above
+inline constexpr const char* kLin2Hidden = "lin2_hidden_states";       // what the second layer makes
 
-inline constexpr const char* kAll[] = {kHiddenStates, kSelfAttn,      kCrossAttn,  kAttnOutput,  kQueryProj,
-                                       kKeyProj,      kValueProj,     kXqOut,      kXkOut,       kFfnActivation,
-                                       kKeyProjText,  kValueProjText, kKeyProjImg, kValueProjImg};
+inline constexpr const char* kAll[] = {kHiddenStates, kSelfAttn,      kCrossAttn,  kAttnOutput,   kQueryProj,
+                                       kKeyProj,      kValueProj,     kXqOut,      kXkOut,        kFfnActivation,
+                                       kKeyProjText,  kValueProjText, kKeyProjImg, kValueProjImg, kImgQkvProj,
+                                       kTxtQkvProj,   kLin1Hidden,    kLin2Hidden};
 
 }  // namespace md::value

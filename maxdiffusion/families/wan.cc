@@ -12,7 +12,7 @@
 #include "maxdiffusion/data/text/clean_text.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/models/clip_vision.h"
-#include "maxdiffusion/models/umt5.h"
+#include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_vae.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -34,7 +34,7 @@ class Wan final : public Family {
       : folder_(folder),
         transformer_(folder.config<WanTransformerConfig>(kTransformer)),
         vae_(folder.config<WanVaeConfig>(kVae)),
-        text_(folder.config<Umt5Config>(kText)),
+        text_(folder.config<T5Config>(kText)),
         length_(folder.option<int64_t>("max_sequence_length", 512)),
         time_of_tokens_(folder.option("expand_timesteps", false)) {
     const int64_t with_image = 2 * vae_.z_dim + vae_.frame_scale();
@@ -101,7 +101,7 @@ class Wan final : public Family {
   /// Behind the end of the text there are zeros.
   Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
     check(clip_skip == 0, Code::invalid_config, "clip_skip is {}, but this text encoder is used whole", clip_skip);
-    const Tensor y = umt5(models(kText), text_, text.at(kIds), text.at(kMask));
+    const Tensor y = t5_encoder(models(kText), text_, text.at(kIds), text.at(kMask));
     return {{kPrompt, y * cast(expand_dims(text.at(kMask), -1), DType::f32)}};
   }
 
@@ -307,7 +307,7 @@ class Wan final : public Family {
   ModelFolder folder_;
   WanTransformerConfig transformer_;
   WanVaeConfig vae_;
-  Umt5Config text_;
+  T5Config text_;
   std::optional<ClipVisionConfig> vision_;
   ImageProcessor processor_;
   int64_t length_;

@@ -5,7 +5,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/clip_vision.h"
-#include "maxdiffusion/models/umt5.h"
+#include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
 #include "maxdiffusion/models/wan_transformer.h"
@@ -130,9 +130,20 @@ TEST(ClipTextConfig, TakesTheProjectionFromTheArchitecture) {
   EXPECT_NE(refusal<ClipTextConfig>({{"model_type", "t5"}}).find("model_type"), std::string::npos);
 }
 
-TEST(Umt5Config, ReadsTheFeedForwardFromItsNameUnlessItsPartsAreGiven) {
-  auto read = [](const json& j) {
-    const Umt5Config c = Umt5Config::from_json(j);
+TEST(T5Config, IsOfT5OrOfUmt5AsItSays) {
+  EXPECT_TRUE(T5Config::from_json({{"model_type", "t5"}}).shared_positions);
+  EXPECT_TRUE(T5Config::from_json({{"architectures", {"T5EncoderModel"}}}).shared_positions);
+  EXPECT_FALSE(T5Config::from_json({{"model_type", "umt5"}}).shared_positions);
+  EXPECT_FALSE(T5Config::from_json({{"architectures", {"UMT5EncoderModel"}}}).shared_positions);
+  EXPECT_NE(refusal<T5Config>(json::object()).find("neither 'architectures' nor 'model_type'"), std::string::npos);
+  EXPECT_NE(refusal<T5Config>({{"model_type", "t5"}, {"architectures", {"UMT5EncoderModel"}}}).find("different models"),
+            std::string::npos);
+}
+
+TEST(T5Config, ReadsTheFeedForwardFromItsNameUnlessItsPartsAreGiven) {
+  auto read = [](json j) {
+    j["model_type"] = "umt5";
+    const T5Config c = T5Config::from_json(j);
     return std::pair(c.is_gated_act, c.dense_act_fn);
   };
   EXPECT_EQ(read(json::object()), std::pair(true, std::string("gelu_new")));
@@ -143,13 +154,15 @@ TEST(Umt5Config, ReadsTheFeedForwardFromItsNameUnlessItsPartsAreGiven) {
             std::pair(true, std::string("gelu")));
 }
 
-TEST(Umt5Config, RefusesOtherModels) {
-  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{{"model_type", "t5"},
+TEST(T5Config, RefusesOtherModels) {
+  for (const auto& [key, value] : std::vector<std::pair<std::string, json>>{{"model_type", "bert"},
                                                                             {"is_decoder", true},
-                                                                            {"architectures", {"T5EncoderModel"}},
+                                                                            {"architectures", {"CLIPTextModel"}},
                                                                             {"relative_attention_num_buckets", 2},
                                                                             {"d_model", "wide"}}) {
-    const std::string message = refusal<Umt5Config>({{key, value}});
+    json config = {{"model_type", "t5"}};
+    config[key] = value;
+    const std::string message = refusal<T5Config>(config);
     EXPECT_NE(message.find("'" + key + "'"), std::string::npos) << message;
   }
 }

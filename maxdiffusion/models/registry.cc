@@ -3,8 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/models/clip_vision.h"
+#include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/original_names.h"
-#include "maxdiffusion/models/umt5.h"
+#include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/wan_names.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_vae.h"
@@ -19,10 +20,12 @@ std::vector<ModelClass>& classes() {
       model_class("CLIPTextModel", trace_clip_text, original_clip_text_names),
       model_class("CLIPTextModelWithProjection", trace_clip_text, original_clip_text_names),
       model_class("ControlNetModel", trace_controlnet, original_controlnet_names),
-      model_class("UMT5EncoderModel", trace_umt5),
+      model_class("T5EncoderModel", trace_t5_encoder),
+      model_class("UMT5EncoderModel", trace_t5_encoder),
       model_class("CLIPVisionModel", trace_clip_vision),
       model_class("CLIPVisionModelWithProjection", trace_clip_vision),
       model_class("AutoencoderKLWan", trace_wan_vae, original_wan_vae_names),
+      model_class("FluxTransformer2DModel", trace_flux_transformer),
       model_class("WanTransformer3DModel", trace_wan_transformer, original_wan_names),
   };
   return all;

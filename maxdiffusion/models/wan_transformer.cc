@@ -5,11 +5,11 @@
 
 #include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/config_reader.h"
 #include "maxdiffusion/nn/attention.h"
 #include "maxdiffusion/nn/layers.h"
+#include "maxdiffusion/nn/rotary.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/ops/sharding.h"
@@ -82,43 +82,10 @@ Tensor join_patches(const Config& c, Tensor y, const Dims& n) {
   return reshape(y, {y.dim(0), n[0] * p[0], n[1] * p[1], n[2] * p[2], c.out_channels});
 }
 
-/// Rotary positions: cosines and sines, f32 [1, S, 1, d/2], of angles position · 10000^(−2i/n). Of the d features of a
-/// head, rows and columns have n = 2·⌊d/6⌋ each, and frames the rest, first.
-struct Rope {
-  Tensor cosines, sines;
-};
-Rope rope(Graph& g, const Config& c, const Dims& grid) {
+/// Of the d features of a head, rows and columns have 2·⌊d/6⌋ each, and frames the rest, first.
+nn::Rotary rotary(Graph& g, const Config& c, const Dims& grid) {
   const int64_t d = c.attention_head_dim, side = 2 * (d / 6);
-  const Dims sizes = {d - 2 * side, side, side};
-  std::vector<Tensor> cosines, sines;
-  for (size_t i = 0; i < 3; ++i) {
-    const int64_t half = sizes[i] / 2;
-    if (half == 0) continue;
-    Dims dims = {1, 1, 1, half}, all = {grid[0], grid[1], grid[2], half};
-    dims[i] = grid[i];
-    HostArray cos_table({DType::f32, dims}), sin_table({DType::f32, dims});
-    auto cos_row = cos_table.mutable_view<float>(), sin_row = sin_table.mutable_view<float>();
-    for (int64_t k = 0; k < grid[i] * half; ++k) {
-      const double exponent = static_cast<double>(2 * (k % half)) / static_cast<double>(sizes[i]);
-      const int64_t position = k / half;
-      const double angle = static_cast<double>(position) / std::pow(10000.0, exponent);
-      cos_row[static_cast<size_t>(k)] = static_cast<float>(std::cos(angle));
-      sin_row[static_cast<size_t>(k)] = static_cast<float>(std::sin(angle));
-    }
-    cosines.push_back(broadcast_to(constant(g, cos_table), all));
-    sines.push_back(broadcast_to(constant(g, sin_table), all));
-  }
-  const Dims tokens = {1, grid[0] * grid[1] * grid[2], 1, d / 2};
-  return {reshape(concatenate(cosines, 3), tokens), reshape(concatenate(sines, 3), tokens)};
-}
-
-/// Turns each pair of neighbouring features of x [B, S, N, d] by its angle. The result holds all first members of the
-/// pairs, then all second ones: products of queries with keys do not see an order that both have.
-Tensor rotated(Tensor x, const Rope& r) {
-  Dims dims = x.dims();
-  Tensor pairs = reshape(f32(x), {dims[0], dims[1], dims[2], dims[3] / 2, 2});
-  Tensor a = squeeze(slice_axis(pairs, -1, 0, 1), -1), b = squeeze(slice_axis(pairs, -1, 1, 2), -1);
-  return cast(concatenate({a * r.cosines - b * r.sines, a * r.sines + b * r.cosines}, 3), x.dtype());
+  return nn::grid_rotary(g, grid, {d - 2 * side, side, side});
 }
 
 // ---- conditions
@@ -205,17 +172,18 @@ Tensor attention_out(const Scope& s, const Config& c, Tensor y) {
   return nn::dropout(s / "to_out.1", y);
 }
 
-Tensor self_attention(const Scope& s, const Config& c, Tensor x, const Rope& positions) {
+Tensor self_attention(const Scope& s, const Config& c, Tensor x, const nn::Rotary& positions) {
   auto path = s.path_scope();
   Tensor q = named(norm_over_heads(s / "norm_q", c, project(s / "to_q", c, x)), value::kQueryProj);
   Tensor k = named(norm_over_heads(s / "norm_k", c, project(s / "to_k", c, x)), value::kKeyProj);
   Tensor v = named(project(s / "to_v", c, x), value::kValueProj);
-  Tensor y = nn::self_attend(rotated(in_heads(c, q), positions), rotated(in_heads(c, k), positions), in_heads(c, v),
-                             nn::attention_options(s, {.batch = axis::kBatch,
-                                                       .length = axis::kSelfLength,
-                                                       .kv_length = axis::kSelfKvLength,
-                                                       .heads = axis::kSelfHeads,
-                                                       .head_dim = axis::kKv}));
+  Tensor y =
+      nn::self_attend(nn::rotated(in_heads(c, q), positions), nn::rotated(in_heads(c, k), positions), in_heads(c, v),
+                      nn::attention_options(s, {.batch = axis::kBatch,
+                                                .length = axis::kSelfLength,
+                                                .kv_length = axis::kSelfKvLength,
+                                                .heads = axis::kSelfHeads,
+                                                .head_dim = axis::kKv}));
   return attention_out(s, c, heads_together(y));
 }
 
@@ -254,7 +222,7 @@ Tensor modulated(const Scope& s, const Config& c, Tensor x, Tensor shift, Tensor
 }
 
 /// x: [B, S, D]   modulation: [B, T, 6, D] f32.
-Tensor wan_block(const Scope& s, const Config& c, Tensor x, Tensor modulation, const Rope& positions,
+Tensor wan_block(const Scope& s, const Config& c, Tensor x, Tensor modulation, const nn::Rotary& positions,
                  const std::function<BlockContext(const Scope&)>& context) {
   auto path = s.path_scope();
   const double width = static_cast<double>(c.width());
@@ -272,7 +240,7 @@ Tensor wan_block(const Scope& s, const Config& c, Tensor x, Tensor modulation, c
 }
 
 Tensor wan_blocks(const Scope& s, const Config& c, Tensor x, Tensor modulation, const Dims& grid, const WanInputs& in) {
-  const Rope positions = rope(s.graph(), c, grid);
+  const nn::Rotary positions = rotary(s.graph(), c, grid);
   if (!in.context) {
     const Embedded from = embed_context(s, c, in.text, in.image);
     auto context = [&](const Scope& attn) { return block_context(attn, c, from); };

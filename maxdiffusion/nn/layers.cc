@@ -49,6 +49,47 @@ Scope stacked_layer(const Scope& s, int64_t n, ScanStep& step) {
   return layer.random() ? layer.with_random(layer.random()->at(step.index())) : layer;
 }
 
+using Tensors = std::vector<Tensor>;
+
+/// f(xs) as remat() has it of one.
+Tensors remat_all(const Scope& s, const std::function<Tensors(const Tensors&)>& f, const Tensors& xs) {
+  const RematPolicy policy = remat_policy(s.options().remat, s.options().remat_names);
+  if (!policy) return f(xs);
+  auto block = [&](const Tensors& ys) {
+    Tensors read;
+    for (Tensor y : ys) read.push_back(named(y, value::kHiddenStates));
+    return f(read);
+  };
+  return checkpoint(policy, block, xs);
+}
+
+/// All repeats: blocks that take what the block before gave, and rows of `stacked`.
+using BlockOfAll = std::function<Tensors(const Scope&, const Tensors& xs, const Tensors& rows)>;
+Tensors repeat_all(const Scope& s, int64_t n, Tensors xs, const Tensors& stacked, const BlockOfAll& block) {
+  for (Tensor t : stacked)
+    check(t.rank() > 0 && t.dim(0) == n, Code::invalid_graph, "repeat: rows of {} for {} blocks, at {}",
+          to_string(t.shape()), n, s.path());
+  auto region = [&block](const Scope& b, const Tensors& ys, const Tensors& rows) {
+    return remat_all(
+        b, [&](const Tensors& zs) { return block(b, zs, rows); }, ys);
+  };
+  if (!stacks_layers(s, n)) {
+    for (int64_t i = 0; i < n; ++i) {
+      Tensors rows;
+      for (Tensor t : stacked) rows.push_back(squeeze(slice_axis(t, 0, i, i + 1), 0));
+      xs = region(s / i, xs, rows);
+    }
+    return xs;
+  }
+  return scan(n, xs,
+              [&](ScanStep& step, const Tensors& carry) -> ScanResult {
+                Tensors rows;
+                for (Tensor t : stacked) rows.push_back(step.slice(t));
+                return {.carry = region(stacked_layer(s, n, step), carry, rows), .stacked = {}};
+              })
+      .carry;
+}
+
 /// How the result of a convolution over `rank` − 2 axes lies, by those of its weight.
 LogicalAxes axes_of_result(int64_t rank, const std::string& in_axis, const std::string& out_axis) {
   const bool annotated = !in_axis.empty() || !out_axis.empty();
@@ -161,39 +202,21 @@ Tensor dropout(const Scope& s, Tensor x) {
 }
 
 Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x) {
-  const RematPolicy policy = remat_policy(s.options().remat, s.options().remat_names);
-  if (!policy) return f(x);
-  auto block = [&](const std::vector<Tensor>& xs) { return std::vector{f(named(xs[0], value::kHiddenStates))}; };
-  return checkpoint(policy, block, {x})[0];
+  return remat_all(s, [&f](const Tensors& xs) { return Tensors{f(xs[0])}; }, {x})[0];
 }
 
 Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block) {
-  return repeat(s, n, x, {}, [&block](const Scope& b, Tensor y, const std::vector<Tensor>&) { return block(b, y); });
+  return repeat(s, n, x, {}, [&block](const Scope& b, Tensor y, const Tensors&) { return block(b, y); });
 }
 
 Tensor repeat(const Scope& s, int64_t n, Tensor x, const std::vector<Tensor>& stacked, const BlockOfRows& block) {
-  for (Tensor t : stacked)
-    check(t.rank() > 0 && t.dim(0) == n, Code::invalid_graph, "repeat: rows of {} for {} blocks, at {}",
-          to_string(t.shape()), n, s.path());
-  auto region = [&block](const Scope& b, Tensor y, const std::vector<Tensor>& rows) {
-    return remat(
-        b, [&](Tensor z) { return block(b, z, rows); }, y);
-  };
-  if (!stacks_layers(s, n)) {
-    for (int64_t i = 0; i < n; ++i) {
-      std::vector<Tensor> rows;
-      for (Tensor t : stacked) rows.push_back(squeeze(slice_axis(t, 0, i, i + 1), 0));
-      x = region(s / i, x, rows);
-    }
-    return x;
-  }
-  return scan(n, {x},
-              [&](ScanStep& step, const std::vector<Tensor>& carry) -> ScanResult {
-                std::vector<Tensor> rows;
-                for (Tensor t : stacked) rows.push_back(step.slice(t));
-                return {.carry = {region(stacked_layer(s, n, step), carry[0], rows)}, .stacked = {}};
-              })
-      .carry[0];
+  return repeat_all(s, n, {x}, stacked, [&block](const Scope& b, const Tensors& xs, const Tensors& rows) {
+    return Tensors{block(b, xs[0], rows)};
+  })[0];
+}
+
+std::vector<Tensor> repeat(const Scope& s, int64_t n, const std::vector<Tensor>& xs, const BlockOfStreams& block) {
+  return repeat_all(s, n, xs, {}, [&block](const Scope& b, const Tensors& ys, const Tensors&) { return block(b, ys); });
 }
 
 std::vector<Tensor> per_layer(const Scope& s, int64_t n, const LayerResults& f) {

@@ -76,6 +76,9 @@ Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block);
 /// The same, of blocks that take row i of every tensor of `stacked` [n, …] besides.
 using BlockOfRows = std::function<Tensor(const Scope&, Tensor, const std::vector<Tensor>& rows)>;
 Tensor repeat(const Scope& s, int64_t n, Tensor x, const std::vector<Tensor>& stacked, const BlockOfRows& block);
+/// The same, of blocks that take and give several values, all of which go from block to block.
+using BlockOfStreams = std::function<std::vector<Tensor>(const Scope&, const std::vector<Tensor>&)>;
+std::vector<Tensor> repeat(const Scope& s, int64_t n, const std::vector<Tensor>& xs, const BlockOfStreams& block);
 /// f of the scopes of the same `n` blocks: each of its results [..], of all blocks, as [n, ..].
 using LayerResults = std::function<std::vector<Tensor>(const Scope&)>;
 std::vector<Tensor> per_layer(const Scope& s, int64_t n, const LayerResults& f);

@@ -179,6 +179,7 @@ std::vector<FuzzTarget> fuzz_targets() {
   all.push_back(model("CLIPVisionModelWithProjection", 8500, {"tests/golden/clip_vision_projection"}));
   all.push_back(model("ControlNetModel", 8500, {"tests/golden/controlnet_sdxl"}));
   all.push_back(model("UMT5EncoderModel", 8500, {"tests/golden/umt5"}));
+  all.push_back(model("FluxTransformer2DModel", 10000, {"tests/golden/flux_dev", "tests/golden/flux_schnell"}));
   all.push_back(model("WanTransformer3DModel", 10000, {"tests/golden/wan/i2v/transformer"}));
   all.push_back(model("AutoencoderKLWan", 10000, {"tests/golden/wan/i2v/vae"}));
   all.push_back({"model_index.json",

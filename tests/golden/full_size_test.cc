@@ -10,7 +10,8 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/clip_vision.h"
-#include "maxdiffusion/models/umt5.h"
+#include "maxdiffusion/models/flux_transformer.h"
+#include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
 #include "maxdiffusion/models/wan_transformer.h"
@@ -46,7 +47,7 @@ void trace_unet(const Scope& s, const nlohmann::json& json) {
 void trace_vae(const Scope& s, const nlohmann::json& json) {
   const VaeConfig c = VaeConfig::from_json(json);
   const Posterior p = vae_encode(s, c, s.graph().input("pixels", {DType::f32, {1, 32, 16, 3}}));
-  EXPECT_EQ(to_string(p.mean.shape()), "f32[1,4,2,4]");
+  EXPECT_EQ(p.mean.dims(), (Dims{1, 4, 2, c.latent_channels}));
   EXPECT_EQ(to_string(vae_decode(s, c, p.mean).shape()), "f32[1,32,16,3]");
 }
 
@@ -67,9 +68,9 @@ void trace_vision(const Scope& s, const nlohmann::json& json) {
   EXPECT_EQ(to_string(y.hidden_states.end()[-2].shape()), "f32[1,257,1280]");
 }
 
-void trace_umt5_64(const Scope& s, const nlohmann::json& json) {
+void trace_t5_64(const Scope& s, const nlohmann::json& json) {
   const Shape tokens{DType::s32, {1, 64}};
-  umt5(s, Umt5Config::from_json(json), s.graph().input("ids", tokens), s.graph().input("mask", tokens));
+  t5_encoder(s, T5Config::from_json(json), s.graph().input("ids", tokens), s.graph().input("mask", tokens));
 }
 
 void trace_wan(const Scope& s, const nlohmann::json& json, Dims times) {
@@ -85,6 +86,20 @@ void trace_wan(const Scope& s, const nlohmann::json& json, Dims times) {
 }
 void trace_wan_of_one_time(const Scope& s, const nlohmann::json& json) { trace_wan(s, json, {1}); }
 void trace_wan_of_times(const Scope& s, const nlohmann::json& json) { trace_wan(s, json, {1, 48}); }
+
+/// 256² pixels.
+void trace_flux(const Scope& s, const nlohmann::json& json) {
+  const FluxTransformerConfig c = FluxTransformerConfig::from_json(json);
+  Graph& g = s.graph();
+  FluxInputs in{.sample = g.input("sample", {DType::f32, {1, 256, c.in_channels}}),
+                .rows = 16,
+                .columns = 16,
+                .timestep = g.input("t", {DType::f32, {1}}),
+                .text = g.input("text", {DType::f32, {1, 512, c.joint_attention_dim}}),
+                .pooled = g.input("pooled", {DType::f32, {1, c.pooled_projection_dim}})};
+  if (c.guidance_embeds) in.guidance = g.input("guidance", {DType::f32, {1}});
+  EXPECT_EQ(to_string(flux_transformer(s, c, in).shape()), "f32[1,256,64]");
+}
 
 /// Lines of the file; "blocks.{0..29}.x" stands for blocks.0.x to blocks.29.x.
 std::set<std::string> lines_of(const std::string& path) {
@@ -134,7 +149,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Full{"wan21_flf2v_14b", 16395536704, 1304, 5550360494080.0, trace_wan_of_one_time},
                     Full{"wan22_i2v_a14b", 14288901184, 1095, 3365855559680.0, trace_wan_of_one_time},
                     Full{"clip_vision_h", 630766080, 519, 334587658240.0, trace_vision},
-                    Full{"umt5_xxl", 5680910336, 242, 594316099584.0, trace_umt5_64},
+                    Full{"umt5_xxl", 5680910336, 242, 594316099584.0, trace_t5_64},
+                    Full{"t5_xxl", 4762310656, 219, 594316099584.0, trace_t5_64},
+                    Full{"vae_flux", 83819683, 244, 6960840704.0, trace_vae},
+                    Full{"flux_dev", 11901408320, 1160, 10347697668096.0, trace_flux},
+                    Full{"flux_schnell", 11891178560, 1156, 10347677220864.0, trace_flux},
                     Full{"wan_vae_21", 126892531, 194, 36452737024.0, trace_wan_vae},
                     Full{"wan_vae_22", 704688668, 196, 58859534336.0, trace_wan_vae},
                     Full{"wan22_ti2v_5b", 4999787712, 825, 1035554783232.0, trace_wan_of_times}),

@@ -8,7 +8,7 @@
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/clip_vision.h"
 #include "maxdiffusion/models/controlnet.h"
-#include "maxdiffusion/models/umt5.h"
+#include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/vae.h"
 #include "maxdiffusion/models/wan_vae.h"
 #include "maxdiffusion/ops/shape.h"
@@ -97,8 +97,8 @@ NamedTensors run_clip_vision(const Scope& s, const nlohmann::json& json, NamedTe
   return out;
 }
 
-NamedTensors run_umt5(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
-  return {{"last", umt5(s, Umt5Config::from_json(json), in.at("ids"), in.at("mask"))}};
+NamedTensors run_t5(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  return {{"last", t5_encoder(s, T5Config::from_json(json), in.at("ids"), in.at("mask"))}};
 }
 
 struct Named {
@@ -132,25 +132,24 @@ TEST_P(Bf16, ActivationsGiveOutputsAndGradientsNearTheReference) {
   EXPECT_LE(grads.value, 0.2) << "worst at " << grads.name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Goldens, Model,
-                         testing::Values(Named{"unet_sdxl", run_unet}, Named{"unet_sd15", run_unet},
-                                         Named{"unet_mixed", run_unet}, Named{"unet_plain", run_unet},
-                                         Named{"unet_no_mid", run_unet}, Named{"controlnet_sdxl", run_controlnet},
-                                         Named{"controlnet_sd15", run_controlnet}, Named{"vae_sd", run_vae},
-                                         Named{"vae_no_quant", run_vae}, Named{"vae_no_attention", run_vae},
-                                         Named{"clip_legacy", run_clip}, Named{"clip_projection", run_clip},
-                                         Named{"clip_vision", run_clip_vision},
-                                         Named{"clip_vision_projection", run_clip_vision}, Named{"umt5", run_umt5},
-                                         Named{"umt5_relu", run_umt5}, Named{"umt5_silu", run_umt5},
-                                         Named{"wan_vae_21", run_wan_vae}, Named{"wan_vae_attention", run_wan_vae},
-                                         Named{"wan_vae_image", run_wan_vae}, Named{"wan_vae_22", run_wan_vae},
-                                         Named{"wan_vae_residual", run_wan_vae}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Goldens, Model,
+    testing::Values(Named{"unet_sdxl", run_unet}, Named{"unet_sd15", run_unet}, Named{"unet_mixed", run_unet},
+                    Named{"unet_plain", run_unet}, Named{"unet_no_mid", run_unet},
+                    Named{"controlnet_sdxl", run_controlnet}, Named{"controlnet_sd15", run_controlnet},
+                    Named{"vae_sd", run_vae}, Named{"vae_no_quant", run_vae}, Named{"vae_no_attention", run_vae},
+                    Named{"clip_legacy", run_clip}, Named{"clip_projection", run_clip},
+                    Named{"clip_vision", run_clip_vision}, Named{"clip_vision_projection", run_clip_vision},
+                    Named{"umt5", run_t5}, Named{"umt5_relu", run_t5}, Named{"umt5_silu", run_t5}, Named{"t5", run_t5},
+                    Named{"t5_relu", run_t5}, Named{"vae_flux", run_vae}, Named{"wan_vae_21", run_wan_vae},
+                    Named{"wan_vae_attention", run_wan_vae}, Named{"wan_vae_image", run_wan_vae},
+                    Named{"wan_vae_22", run_wan_vae}, Named{"wan_vae_residual", run_wan_vae}),
+    [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Bf16,
                          testing::Values(Named{"unet_no_mid", run_unet}, Named{"vae_no_attention", run_vae},
                                          Named{"clip_projection", run_clip}, Named{"clip_vision", run_clip_vision},
-                                         Named{"umt5", run_umt5}, Named{"wan_vae_attention", run_wan_vae}),
+                                         Named{"umt5", run_t5}, Named{"wan_vae_attention", run_wan_vae}),
                          [](const auto& info) { return info.param.name; });
 
 class Chunks : public testing::TestWithParam<const char*> {};
@@ -183,13 +182,15 @@ TEST_P(Repeated, LayersGiveTheOutputsAndGradientsOfTheReference) {
   EXPECT_LE(grads.value, kNoiseFloors * c.noise_floor_gradients) << "worst at " << grads.name;
 }
 
-const Named kUnet = {"unet_no_mid", run_unet}, kUmt5 = {"umt5", run_umt5}, kVision = {"clip_vision", run_clip_vision};
+const Named kUnet = {"unet_no_mid", run_unet}, kUmt5 = {"umt5", run_t5}, kT5 = {"t5", run_t5},
+            kVision = {"clip_vision", run_clip_vision};
 INSTANTIATE_TEST_SUITE_P(
     Goldens, Repeated,
     testing::Values(Variant{"UnetScanned", kUnet, {.scan_layers = true}},
                     Variant{"UnetRecomputed", kUnet, {.remat = "FULL"}},
                     Variant{"UnetScannedAndRecomputed", kUnet, {.remat = "FULL", .scan_layers = true}},
                     Variant{"Umt5ScannedAndRecomputed", kUmt5, {.remat = "FULL", .scan_layers = true}},
+                    Variant{"T5ScannedAndRecomputed", kT5, {.remat = "FULL", .scan_layers = true}},
                     Variant{"Umt5Flash", kUmt5, {.attention = "flash", .flash_min_seq_length = 1}},
                     Variant{"ClipVisionRecomputed", kVision, {.remat = "FULL"}}),
     [](const auto& info) { return info.param.name; });

@@ -10,11 +10,12 @@
 #include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/models/clip_text.h"
-#include "maxdiffusion/models/umt5.h"
+#include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
+#include "tests/golden/flux_case.h"
 #include "tests/golden/model_case.h"
 #include "tests/golden/wan_case.h"
 
@@ -32,15 +33,16 @@ NamedTensors run_clip(const Scope& s, const nlohmann::json& json, NamedTensors& 
   return {{"last", clip_text(s, ClipTextConfig::from_json(json), in.at("ids")).last_hidden_state}};
 }
 
-NamedTensors run_umt5(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
-  return {{"last", umt5(s, Umt5Config::from_json(json), in.at("ids"), in.at("mask"))}};
+NamedTensors run_t5(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  return {{"last", t5_encoder(s, T5Config::from_json(json), in.at("ids"), in.at("mask"))}};
 }
 
 struct Model {
   const char* golden;
   NamedTensors (*forward)(const Scope&, const nlohmann::json&, NamedTensors&);
 };
-constexpr Model kUnet = {"unet_no_mid", run_unet}, kWan = {"wan_t2v", run_wan}, kWanOfImages = {"wan_i2v", run_wan};
+constexpr Model kUnet = {"unet_no_mid", run_unet}, kWan = {"wan_t2v", run_wan}, kWanOfImages = {"wan_i2v", run_wan},
+                kFlux = {"flux_dev", run_flux};
 
 ScopeOptions with(const char* policy, RematNames names = {}) {
   return {.remat = policy, .remat_names = std::move(names), .scan_layers = true};
@@ -89,7 +91,7 @@ TEST(NamedValues, StandAtTheSamePlacesInAllModels) {
                                                   value::kValueProj,     value::kXqOut,       value::kXkOut,
                                                   value::kFfnActivation, value::kHiddenStates};
   std::set<std::string> found;
-  for (const Model& m : {kUnet, kWan, kWanOfImages, Model{"clip_projection", run_clip}, Model{"umt5", run_umt5}}) {
+  for (const Model& m : {kUnet, kWan, kWanOfImages, kFlux, Model{"clip_projection", run_clip}, Model{"umt5", run_t5}}) {
     const auto names = names_in(m);
     for (const std::string& name : of_the_documents) EXPECT_TRUE(names.contains(name)) << m.golden << ": " << name;
     EXPECT_TRUE(names.contains(value::kSelfAttn)) << m.golden;
@@ -114,6 +116,10 @@ TEST(NamedValues, StandAtTheSamePlacesInAllModels) {
   EXPECT_EQ(names[value::kKeyProj], (Paths{wan + "attn1"}));
   EXPECT_EQ(names[value::kKeyProjText], (Paths{wan + "attn2"}));
   EXPECT_EQ(names[value::kValueProjImg], (Paths{wan + "attn2"}));
+  names = names_in(kFlux);
+  EXPECT_EQ(names[value::kImgQkvProj], (Paths{"transformer_blocks.*"}));
+  EXPECT_EQ(names[value::kLin1Hidden], (Paths{"single_transformer_blocks.*"}));
+  EXPECT_EQ(names[value::kAttnOutput], (Paths{"transformer_blocks.*", "single_transformer_blocks.*"}));
 }
 
 /// The program of a model's gradients, without what it says of where its lines come from.
@@ -133,6 +139,21 @@ std::string program_of(const Model& m, Platform platform, const ScopeOptions& op
   for (std::string line; std::getline(lines, line);)
     if (!line.starts_with("#loc")) text += line.substr(0, line.rfind(" loc(#loc")) + "\n";
   return text;
+}
+
+int products(const Model& m, const ScopeOptions& options) {
+  const std::string text = program_of(m, Platform::tpu, options), word = "stablehlo.dot_general";
+  int n = 0;
+  for (size_t at = 0; (at = text.find(word, at)) != std::string::npos; at += word.size()) ++n;
+  return n;
+}
+
+// A block of one stream has three projections to queries, keys and values in one, which are kept; a block of two has
+// them made again.
+TEST(FluxOptimized, KeepsWhatAttentionGivesAndProjectionsWhereTheStreamsAreOne) {
+  const int optimized = products(kFlux, with("flux_optimized"));
+  EXPECT_EQ(products(kFlux, with("CUSTOM", {.saved = {value::kAttnOutput}, .offloaded = {}})), optimized + 3);
+  EXPECT_LT(optimized + 3, products(kFlux, with("FULL")));
 }
 
 int moves_to_host(const Model& m, const ScopeOptions& options) {

@@ -1,8 +1,11 @@
-#include "maxdiffusion/models/umt5.h"
+#include "maxdiffusion/models/t5.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
+#include <optional>
+#include <vector>
 
 #include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/host_array.h"
@@ -20,10 +23,13 @@ namespace {
 
 constexpr double kMasked = -1e30;  // a logit whose weight is exactly 0
 
+/// Of a layer's attention.
+using BiasOf = std::function<Tensor(const Scope& attention)>;
+
 Init spread(int64_t fan) { return init::normal(std::pow(static_cast<double>(fan), -0.5)); }
 
 /// The bucket of every pair of query and key: s32 [L, L].
-Tensor buckets_of_pairs(Graph& g, int64_t length, const Umt5Config& c) {
+Tensor buckets_of_pairs(Graph& g, int64_t length, const T5Config& c) {
   HostArray of_distance(Shape{DType::s32, {2 * length - 1}});  // from 1 − L to L − 1
   auto v = of_distance.mutable_view<int32_t>();
   for (int64_t i = 0; i < 2 * length - 1; ++i)
@@ -33,8 +39,16 @@ Tensor buckets_of_pairs(Graph& g, int64_t length, const Umt5Config& c) {
   return take(constant(g, of_distance), iota(g, pairs, 1) - iota(g, pairs, 0) + static_cast<double>(length - 1));
 }
 
-/// x: [B, L, d_model]   buckets: s32 [L, L]   masked: f32 [B, 1, 1, L], added to the logits.
-Tensor self_attention(const Scope& s, Tensor x, const Umt5Config& c, Tensor buckets, Tensor masked) {
+/// By relative positions, from the table of an attention layer: f32 [1, heads, L, L].   buckets: s32 [L, L].
+Tensor position_bias(const Scope& attention, const T5Config& c, Tensor buckets) {
+  auto path = attention.path_scope();
+  Tensor table = (attention / "relative_attention_bias")
+                     .param("weight", {c.relative_attention_num_buckets, c.num_heads}, {"", ""}, spread(c.d_model));
+  return expand_dims(transpose(take(cast(table, DType::f32), buckets), {2, 0, 1}), 0);
+}
+
+/// x: [B, L, d_model]   bias: makes what is added to the logits, broadcast to [B, heads, L, L].
+Tensor self_attention(const Scope& s, Tensor x, const T5Config& c, const BiasOf& bias) {
   auto path = s.path_scope();
   const int64_t inner = c.num_heads * c.d_kv;
   auto constrain = [](Tensor t) { return shard(t, {axis::kBatch, axis::kLength, axis::kHeadsAct}); };
@@ -46,16 +60,13 @@ Tensor self_attention(const Scope& s, Tensor x, const Umt5Config& c, Tensor buck
   };
   Tensor q = project("q", c.d_model * c.d_kv, value::kQueryProj), k = project("k", c.d_model, value::kKeyProj),
          v = project("v", c.d_model, value::kValueProj);
-  Tensor table = (s / "relative_attention_bias")
-                     .param("weight", {c.relative_attention_num_buckets, c.num_heads}, {"", ""}, spread(c.d_model));
-  Tensor bias = transpose(take(cast(table, DType::f32), buckets), {2, 0, 1});  // [heads, L, L]
   AttentionOptions how = nn::attention_options(s, {.batch = axis::kBatch,
                                                    .length = axis::kLength,
                                                    .kv_length = axis::kKvLength,
                                                    .heads = axis::kHeadsAct,
                                                    .head_dim = axis::kKv});
   how.scale = 1;
-  how.bias = expand_dims(bias, 0) + masked;
+  how.bias = bias(s);
   Tensor y = nn::self_attend(q, k, v, how);
   return nn::linear(
       s / "o", constrain(reshape(y, {x.dim(0), x.dim(1), inner})),
@@ -63,7 +74,7 @@ Tensor self_attention(const Scope& s, Tensor x, const Umt5Config& c, Tensor buck
 }
 
 /// Gated: wo(act(wi_0·x) · wi_1·x); else wo(act(wi·x)).   f32 [B, L, d_model].
-Tensor feed_forward(const Scope& s, Tensor x, const Umt5Config& c) {
+Tensor feed_forward(const Scope& s, Tensor x, const T5Config& c) {
   auto path = s.path_scope();
   auto into = [&](const char* name) {
     return nn::linear(
@@ -79,13 +90,13 @@ Tensor feed_forward(const Scope& s, Tensor x, const Umt5Config& c) {
 }
 
 /// x: f32 [B, L, d_model].
-Tensor block(const Scope& s, Tensor x, const Umt5Config& c, Tensor buckets, Tensor masked) {
+Tensor block(const Scope& s, Tensor x, const T5Config& c, const BiasOf& bias) {
   auto path = s.path_scope();
   auto normed = [&](const Scope& layer) {
     return cast(nn::rms_norm(layer / "layer_norm", x, c.layer_norm_epsilon), s.dtype());
   };
   const Scope attend = s / "layer.0", feed = s / "layer.1";
-  x = x + cast(self_attention(attend / "SelfAttention", normed(attend), c, buckets, masked), DType::f32);
+  x = x + cast(self_attention(attend / "SelfAttention", normed(attend), c, bias), DType::f32);
   return x + feed_forward(feed / "DenseReluDense", normed(feed), c);
 }
 
@@ -101,10 +112,39 @@ int64_t relative_position_bucket(int64_t distance, int64_t buckets, int64_t max_
   return first + std::min(half - 1, exact + static_cast<int64_t>(part * static_cast<float>(half - exact)));
 }
 
-Umt5Config Umt5Config::from_json(const nlohmann::json& config) {
-  ConfigReader r(config, "UMT5EncoderModel config");
-  Umt5Config c;
-  r.neutral("model_type", {"umt5"});
+namespace {
+
+/// Whether the config is of T5 (true) or of UMT5.
+bool is_t5(ConfigReader& r) {
+  std::vector<std::string> said = r.get<std::vector<std::string>>("architectures", {});
+  if (const auto type = r.get_optional<std::string>("model_type")) said.push_back(*type);
+  std::optional<bool> found;
+  for (const std::string& name : said) {
+    const bool t5 = name == "t5" || name == "T5EncoderModel" || name == "T5ForConditionalGeneration" ||
+                    name == "T5Model",
+               umt5 = name == "umt5" || name == "UMT5EncoderModel" || name == "UMT5ForConditionalGeneration" ||
+                      name == "UMT5Model";
+    check(t5 || umt5, Code::invalid_config,
+          "{}: 'architectures' or 'model_type' says '{}'; expected T5EncoderModel (t5) or UMT5EncoderModel (umt5)",
+          r.what(), name);
+    check(found.value_or(t5) == t5, Code::invalid_config, "{}: 'architectures' and 'model_type' name different models",
+          r.what());
+    found = t5;
+  }
+  check(found.has_value(), Code::invalid_config,
+        "{}: neither 'architectures' nor 'model_type' says which it is; expected T5EncoderModel (t5) or "
+        "UMT5EncoderModel (umt5)",
+        r.what());
+  return *found;
+}
+
+}  // namespace
+
+T5Config T5Config::from_json(const nlohmann::json& config) {
+  ConfigReader r(config, "T5 encoder config");
+  T5Config c;
+  c.shared_positions = is_t5(r);
+  if (c.shared_positions) c.vocab_size = 32128, c.d_ff = 2048, c.num_layers = 6, c.num_heads = 8;
   r.neutral("is_decoder", {false});
   c.vocab_size = r.get("vocab_size", c.vocab_size);
   c.d_model = r.get("d_model", c.d_model);
@@ -116,15 +156,12 @@ Umt5Config Umt5Config::from_json(const nlohmann::json& config) {
   c.relative_attention_max_distance = r.get("relative_attention_max_distance", c.relative_attention_max_distance);
   c.layer_norm_epsilon = r.get("layer_norm_epsilon", c.layer_norm_epsilon);
   // "relu", "gated-silu": the activation, and whether a second projection gates it. "gated-gelu" is the approximation.
-  const auto feed_forward = r.get<std::string>("feed_forward_proj", "gated-gelu");
+  const auto feed_forward = r.get<std::string>("feed_forward_proj", c.shared_positions ? "relu" : "gated-gelu");
   c.is_gated_act = feed_forward.starts_with("gated-");
   c.dense_act_fn = c.is_gated_act ? feed_forward.substr(std::string("gated-").size()) : feed_forward;
   if (feed_forward == "gated-gelu") c.dense_act_fn = "gelu_new";
   c.is_gated_act = r.get("is_gated_act", c.is_gated_act);
   c.dense_act_fn = r.get("dense_act_fn", c.dense_act_fn);
-  for (const auto& name : r.get<std::vector<std::string>>("architectures", {"UMT5EncoderModel"}))
-    check(name.starts_with("UMT5"), Code::invalid_config, "{}: 'architectures' holds '{}'; expected UMT5EncoderModel",
-          r.what(), name);
   check(
       c.relative_attention_num_buckets >= 4 && c.relative_attention_max_distance > c.relative_attention_num_buckets / 4,
       Code::invalid_config,
@@ -134,26 +171,31 @@ Umt5Config Umt5Config::from_json(const nlohmann::json& config) {
   return c;
 }
 
-Tensor umt5(const Scope& s, const Umt5Config& c, Tensor ids, Tensor mask) {
+Tensor t5_encoder(const Scope& s, const T5Config& c, Tensor ids, Tensor mask) {
   auto path = s.path_scope();
-  check(ids.rank() == 2 && is_integer(ids.dtype()) && mask.dims() == ids.dims(), Code::invalid_graph,
-        "umt5: ids are {} and the mask is {}; expected integers [B, L] and the same sizes", to_string(ids.shape()),
-        to_string(mask.shape()));
+  check(ids.rank() == 2 && is_integer(ids.dtype()) && (!mask || mask.dims() == ids.dims()), Code::invalid_graph,
+        "t5_encoder: ids are {} and the mask is {}; expected integers [B, L] and the same sizes",
+        to_string(ids.shape()), mask ? to_string(mask.shape()) : "absent");
   const int64_t batch = ids.dim(0), length = ids.dim(1);
   Tensor embedding =
       (s / "shared").param("weight", {c.vocab_size, c.d_model}, {axis::kVocab, axis::kEmbed}, init::normal(1));
   Tensor x = cast(take(embedding, ids), DType::f32);
-  Tensor buckets = buckets_of_pairs(s.graph(), length, c);
-  const Shape keys{DType::f32, {batch, length}};
-  Tensor masked = where(ne(mask, zeros_like(mask)), full(s.graph(), 0, keys), full(s.graph(), kMasked, keys));
-  masked = reshape(masked, {batch, 1, 1, length});
-  x = nn::repeat(s / "encoder.block", c.num_layers, x,
-                 [&](const Scope& b, Tensor h) { return block(b, h, c, buckets, masked); });
+  Tensor buckets = buckets_of_pairs(s.graph(), length, c), masked;
+  if (mask) {
+    const Shape keys{DType::f32, {batch, length}};
+    masked = where(ne(mask, zeros_like(mask)), full(s.graph(), 0, keys), full(s.graph(), kMasked, keys));
+    masked = reshape(masked, {batch, 1, 1, length});
+  }
+  auto with_mask = [&](Tensor bias) { return masked ? bias + masked : bias; };
+  BiasOf bias = [&](const Scope& attention) { return with_mask(position_bias(attention, c, buckets)); };
+  if (c.shared_positions) {
+    Tensor of_all = bias(s / "encoder.block.0.layer.0.SelfAttention");
+    bias = [of_all](const Scope&) { return of_all; };
+  }
+  x = nn::repeat(s / "encoder.block", c.num_layers, x, [&](const Scope& b, Tensor h) { return block(b, h, c, bias); });
   return nn::rms_norm(s / "encoder.final_layer_norm", x, c.layer_norm_epsilon);
 }
 
-void trace_umt5(const Scope& s, const Umt5Config& c) {
-  umt5(s, c, full(s.graph(), 0, {DType::s32, {1, 1}}), full(s.graph(), 1, {DType::s32, {1, 1}}));
-}
+void trace_t5_encoder(const Scope& s, const T5Config& c) { t5_encoder(s, c, full(s.graph(), 0, {DType::s32, {1, 1}})); }
 
 }  // namespace md

@@ -1,0 +1,51 @@
+// FluxTransformer2DModel: the denoiser of Flux dev and schnell, a transformer over packed latents of a picture and the
+// embeddings of a text: blocks where they are two streams that attend to one another, then blocks where they are one.
+// All sizes come from config.json as diffusers writes it; parameter names are diffusers'. Sources: Black Forest Labs
+// 2024 (Flux); diffusers 0.42, transformer_flux.py.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <optional>
+#include <vector>
+
+#include "maxdiffusion/nn/scope.h"
+
+namespace md {
+
+/// How its axes lie on a mesh, the key logical_axis_rules. Source: MaxDiffusion, configs/base_flux_dev.yml.
+inline constexpr const char* kFluxAxisRules = R"([
+  ['batch', ['data', 'fsdp']], ['activation_batch', ['data', 'fsdp']], ['activation_heads', 'tensor'],
+  ['activation_length', 'context'], ['activation_kv_length', 'context'], ['activation_kv', 'tensor'],
+  ['mlp', 'tensor'], ['embed', 'fsdp'], ['heads', 'tensor'], ['conv_batch', ['data', 'fsdp']],
+  ['out_channels', 'tensor'], ['conv_out', 'fsdp']])";
+
+struct FluxTransformerConfig {
+  int64_t patch_size = 1, in_channels = 64, num_layers = 19, num_single_layers = 38, attention_head_dim = 128,
+          num_attention_heads = 24, joint_attention_dim = 4096, pooled_projection_dim = 768;
+  bool guidance_embeds = false;
+  std::vector<int64_t> axes_dims_rope = {16, 56, 56};  // features of a head that turn with nothing, row and column
+  std::optional<int64_t> out_channels;                 // absent: in_channels
+
+  /// D: features of a token.
+  int64_t width() const { return num_attention_heads * attention_head_dim; }
+  /// Throws invalid_config as UNetConfig::from_json does.
+  static FluxTransformerConfig from_json(const nlohmann::json& config);
+};
+
+struct FluxInputs {
+  Tensor sample;          // [B, S, in_channels]: latents, 2×2 packed into a token, row by row
+  int64_t rows, columns;  // of tokens; S = rows·columns
+  Tensor timestep;        // [B], f32, from 0 (data) to 1000 (noise)
+  Tensor text;            // [B, L, joint_attention_dim]
+  Tensor pooled;          // [B, pooled_projection_dim]
+  Tensor guidance = {};   // [B], f32, the guidance scale itself (3.5); given with guidance_embeds, and only then
+};
+/// [B, S, out_channels], f32. What the conditions are embedded to, norms, modulation and the last projection are
+/// computed in f32.
+Tensor flux_transformer(const Scope& s, const FluxTransformerConfig& config, const FluxInputs& in);
+
+/// Asks for every parameter (registry.h).
+void trace_flux_transformer(const Scope& s, const FluxTransformerConfig& config);
+
+}  // namespace md
