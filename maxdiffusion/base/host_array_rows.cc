@@ -52,6 +52,31 @@ void set_rows(HostArray& whole, int64_t from, const HostArray& part) {
   std::memcpy(whole.mutable_data() + static_cast<size_t>(from) * row, part.data(), static_cast<size_t>(n) * row);
 }
 
+HostArray parts_of(const HostArray& a, const std::vector<int64_t>& which, int64_t parts) {
+  if (parts == 1) return a;
+  Dims dims = a.dims();
+  check(!dims.empty() && dims[0] % parts == 0, Code::internal, "parts_of: {} has no {} equal parts",
+        to_string(a.shape()), parts);
+  dims[0] = dims[0] / parts * std::ssize(which);
+  const Shape shape{a.dtype(), dims};
+  const size_t part = a.bytes() / static_cast<size_t>(parts);
+  bool in_succession = true;
+  for (size_t i = 1; i < which.size(); ++i) in_succession &= which[i] == which[i - 1] + 1;
+  if (in_succession) return {shape, a.owner(), a.data() + static_cast<size_t>(which.at(0)) * part};
+  HostArray out(shape);
+  for (size_t i = 0; i < which.size(); ++i)
+    std::memcpy(out.mutable_data() + i * part, a.data() + static_cast<size_t>(which[i]) * part, part);
+  return out;
+}
+
+void set_parts(HostArray& whole, const std::vector<int64_t>& which, int64_t parts, const HostArray& some) {
+  const size_t part = whole.bytes() / static_cast<size_t>(parts);
+  check(some.bytes() == part * which.size(), Code::internal, "set_parts: {} is not {} of {} parts of {}",
+        to_string(some.shape()), which.size(), parts, to_string(whole.shape()));
+  for (size_t i = 0; i < which.size(); ++i)
+    std::memcpy(whole.mutable_data() + static_cast<size_t>(which[i]) * part, some.data() + i * part, part);
+}
+
 HostArray block(const HostArray& a, int64_t row, int64_t rows, int64_t from, int64_t count) {
   Dims dims = a.dims();
   const int64_t n = dims[0], length = dims[1];

@@ -1,6 +1,8 @@
 // Rows of arrays: axis 0, usually the batch.
 #pragma once
 
+#include <vector>
+
 #include "maxdiffusion/base/host_array.h"
 
 namespace md {
@@ -11,6 +13,11 @@ HostArray rows(const HostArray& a, int64_t from, int64_t count);
 HostArray row_of(const HostArray& a, int64_t i);
 /// Writes the rows of `part` into `whole` from row `from`; rows past the end are dropped.
 void set_rows(HostArray& whole, int64_t from, const HostArray& part);
+/// Of `parts` equal parts of axis 0 those in `which`, in that order; where they follow one another it borrows the
+/// bytes.
+HostArray parts_of(const HostArray& a, const std::vector<int64_t>& which, int64_t parts);
+/// Writes `some` to where parts_of takes it from.
+void set_parts(HostArray& whole, const std::vector<int64_t>& which, int64_t parts, const HostArray& some);
 /// Elements [from, from + count) of axis 1 of the rows [row, row + rows); past the ends the last repeat.
 HostArray block(const HostArray& a, int64_t row, int64_t rows, int64_t from, int64_t count);
 /// Writes `part` into `whole` from row `row` and element `from` of axis 1; what is past the ends is dropped.

@@ -9,11 +9,12 @@
 namespace md {
 
 struct OtherName {
-  std::string prefix = {};      // what files that hold several models put before the names of this one; may be empty
-  std::string name;             // behind the prefix
-  int64_t part = 0, parts = 1;  // the array is this one of the file's equal parts along the first axis
-  bool transposed = false;      // of a matrix
-  int64_t ones = 0;             // sizes of 1 that the file has behind the array's own
+  std::string prefix = {};  // what files that hold several models put before the names of this one; may be empty
+  std::string name;         // behind the prefix
+  std::vector<int64_t> part = {0};  // the array is these, in this order, of the file's equal parts along the first axis
+  int64_t parts = 1;
+  bool transposed = false;  // of a matrix
+  int64_t ones = 0;         // sizes of 1 that the file has behind the array's own
 
   std::string whole() const { return prefix + name; }
 };

@@ -65,11 +65,12 @@ std::string listed(const std::vector<std::string>& names) {
 /// An array of a file, or what it is made of when read.
 struct Taken {
   HostArray array;
-  bool is_transposed = false;
+  OtherName from = {};
+  Dims dims = {};  // of what is made of it
 
   HostArray read(DType type) const {
-    const HostArray as_wanted = array.cast(type);
-    return is_transposed ? transposed(as_wanted) : as_wanted;
+    const HostArray as_wanted = parts_of(array, from.part, from.parts).cast(type);
+    return from.transposed ? transposed(as_wanted) : as_wanted.reshaped(dims);
   }
 };
 
@@ -95,7 +96,7 @@ class Matcher {
     const HostArray& array = file_.tensors().at(key);
     Dims wanted = without_trailing_ones(shape.dims);
     if (found->transposed && wanted.size() == 2) std::swap(wanted[0], wanted[1]);
-    if (!wanted.empty()) wanted[0] *= found->parts;
+    if (found->parts > 1) wanted[0] = wanted[0] / std::ssize(found->part) * found->parts;
     if (without_trailing_ones(array.dims()) != wanted ||
         (array.dtype() != shape.dtype && !(is_float(array.dtype()) && is_float(shape.dtype)))) {
       if (options_.misfits) options_.misfits->push_back({name, wanted, without_trailing_ones(array.dims())});
@@ -104,9 +105,8 @@ class Matcher {
                       found->parts > 1 ? fmt::format("of {} equal parts ", found->parts) : "", to_string(shape)));
       return {};
     }
-    const Shape part{array.dtype(), shape.dims};
-    if (found->transposed) return {array, true};
-    return {HostArray(part, array.owner(), array.data() + found->part * part.bytes())};
+    check_scale(key, array);
+    return {array, *found, shape.dims};
   }
 
   void finish(const std::string& path) {
@@ -133,6 +133,17 @@ class Matcher {
     return std::ranges::any_of(options_.ignorable, [&](auto& end) { return n.ends_with(end); }) ||
            std::ranges::any_of(beginnings, [&](auto& beginning) { return n.starts_with(beginning); }) ||
            (!prefixes_.empty() && std::ranges::none_of(prefixes_, [&](auto& p) { return n.starts_with(p); }));
+  }
+
+  /// Numbers of 8 bits may be meant times others beside them. Throws invalid_config naming these.
+  void check_scale(const std::string& key, const HostArray& array) const {
+    if (size_of(array.dtype()) > 1) return;
+    const std::string module = key.substr(0, key.rfind('.'));
+    for (const std::string& scale : {module + ".scale_weight", module + ".weight_scale", module + ".weight_scale_2"})
+      check(!file_.tensors().contains(scale), Code::invalid_config,
+            "'{}' in '{}' holds {} that count times '{}', which is not supported; take a file of the same model in "
+            "bfloat16 or float16, or in {} without scales",
+            key, file_.file_of(key), to_string(array.dtype()), scale, to_string(array.dtype()));
   }
 
   std::optional<OtherName> find(const std::string& name) const {

@@ -133,7 +133,7 @@ std::optional<OtherName> open_clip_name(const std::string& name) {
   for (int64_t part = 0; part < 3; ++part)
     if (const size_t at = original->find(fused[part]); at != std::string::npos)
       return OtherName{.name = original->substr(0, at) + ".attn.in_proj_" + original->substr(at + fused[part].size()),
-                       .part = part,
+                       .part = {part},
                        .parts = 3};
   return OtherName{.name = inner_respelled(*original, kOpenClipLayer)};
 }

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/models/clip_vision.h"
+#include "maxdiffusion/models/flux_names.h"
 #include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/original_names.h"
 #include "maxdiffusion/models/t5.h"
@@ -25,7 +26,7 @@ std::vector<ModelClass>& classes() {
       model_class("CLIPVisionModel", trace_clip_vision),
       model_class("CLIPVisionModelWithProjection", trace_clip_vision),
       model_class("AutoencoderKLWan", trace_wan_vae, original_wan_vae_names),
-      model_class("FluxTransformer2DModel", trace_flux_transformer),
+      model_class("FluxTransformer2DModel", trace_flux_transformer, original_flux_names),
       model_class("WanTransformer3DModel", trace_wan_transformer, original_wan_names),
   };
   return all;

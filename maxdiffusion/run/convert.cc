@@ -208,11 +208,11 @@ void add_original(const Part& part, const HostArrays& values, const std::string&
       check(out.emplace(key, value).second, Code::internal, "convert: '{}' is written twice", key);
       continue;
     }
-    dims[0] *= other.parts;
+    dims[0] = dims[0] / std::ssize(other.part) * other.parts;
     HostArray& whole = out.try_emplace(key, Shape{value.dtype(), dims}).first->second;
     check(whole.dims() == dims && whole.dtype() == value.dtype(), Code::io,
           "convert: the parts of '{}' are of different sizes or types", key);
-    std::memcpy(whole.mutable_data() + static_cast<size_t>(other.part) * value.bytes(), value.data(), value.bytes());
+    set_parts(whole, other.part, other.parts, value);
   }
 }
 
