@@ -12,6 +12,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/lora/lora_metadata.h"
 
@@ -37,6 +38,8 @@ constexpr Ending kEndings[] = {
     {"_lora.up.weight", Part::up},
     {".lora_linear_layer.down.weight", Part::down},
     {".lora_linear_layer.up.weight", Part::up},
+    {".down.weight", Part::down},
+    {".up.weight", Part::up},
     {".alpha", Part::alpha},
     {".diff", Part::weight},
     {".diff_b", Part::bias},
@@ -46,9 +49,13 @@ constexpr Ending kEndings[] = {
 constexpr const char* kDenoiser = "*";  // whichever is meant
 constexpr std::pair<const char*, const char*> kBeginnings[] = {{"diffusion_model.", kDenoiser},
                                                                {"lora_unet_", kDenoiser},
+                                                               {"lora_transformer_", kDenoiser},
                                                                {"lora_te_", "text_encoder"},
                                                                {"lora_te1_", "text_encoder"},
-                                                               {"lora_te2_", "text_encoder_2"}};
+                                                               {"lora_te2_", "text_encoder_2"},
+                                                               {"lora_te3_", "text_encoder_2"},
+                                                               {"text_encoders.clip_l.transformer.", "text_encoder"},
+                                                               {"text_encoders.t5xxl.transformer.", "text_encoder_2"}};
 
 /// Parts of keys of methods that are not plain LoRA.
 constexpr std::pair<const char*, const char*> kOtherMethods[] = {
@@ -111,22 +118,22 @@ std::optional<Key> understood(const std::string& text, const LoraTargets& target
   return k;
 }
 
-/// The parameter that a key is for; null: there is none.
-const LoraTarget* target_of(const Key& k, const LoraTargets& targets, const std::string& denoiser) {
+/// The parameters that a key is for; may be none.
+std::vector<LoraPlace> places_of(const Key& k, const LoraTargets& targets, const std::string& denoiser) {
   auto find = [&](const std::string& name) {
     return targets.find(k.component == kDenoiser ? denoiser : k.component, name, denoiser);
   };
   switch (k.part) {
-    case Part::weight:
-      if (const LoraTarget* t = find(k.module + ".weight")) return t;
-      return find(k.module);
     case Part::bias: return find(k.module + ".bias");
-    case Part::modulation:
-      if (const LoraTarget* t = find(k.module + ".modulation")) return t;
-      return find(k.module);
+    case Part::weight:
+    case Part::modulation: {
+      std::vector<LoraPlace> places = find(k.module + (k.part == Part::weight ? ".weight" : ".modulation"));
+      return places.empty() ? find(k.module) : places;
+    }
     default: {
-      const LoraTarget* t = find(k.module + ".weight");
-      return t && t->dims.size() >= 2 ? t : nullptr;
+      std::vector<LoraPlace> places = find(k.module + ".weight");
+      std::erase_if(places, [](const LoraPlace& p) { return p.target->dims.size() < 2; });
+      return places;
     }
   }
 }
@@ -165,7 +172,55 @@ struct Found {
   LoraPair pair;
   std::string module, down_key, up_key, alpha_key;
   std::string said;  // the component as the file's metadata calls it
+  bool is_part = false;
 };
+
+/// The rows of a file's array that are a target's.
+HostArray rows_for(const LoraPlace& place, const HostArray& a, const std::string& path, const std::string& key) {
+  if (place.parts == 1) return a;
+  const int64_t part = place.target->dims[0] / std::ssize(place.part);
+  check(!a.dims().empty() && a.dims()[0] == part * place.parts, Code::io,
+        "LoRA '{}': '{}' is {}; expected {} rows, {} of which are for {} of {}", path, key, to_string(a.dims()),
+        part * place.parts, place.target->dims[0], place.target->path, place.target->component);
+  return parts_of(a, place.part, place.parts);
+}
+
+/// The columns of `up` between which all others are zeros: the first, and one past the last.
+std::pair<int64_t, int64_t> columns_in_use(const HostArray& up) {
+  const int64_t out = up.dims()[0], rank = up.dims()[1];
+  const auto size = up.bytes() / static_cast<size_t>(out * rank);
+  int64_t first = rank, end = 0;
+  for (int64_t i = 0; i < out * rank; ++i) {
+    const std::byte* element = up.data() + static_cast<size_t>(i) * size;
+    if (std::all_of(element, element + size, [](std::byte b) { return b == std::byte{0}; })) continue;
+    first = std::min(first, i % rank);
+    end = std::max(end, i % rank + 1);
+  }
+  return {first, end};
+}
+
+/// Matrices of several weights side by side may each have a share of the rank to themselves: of those of one, that
+/// share is kept, and alpha / rank stays what it is. Of weights whose share is empty, nothing.
+void keep_own_ranks(std::map<const LoraTarget*, Found>& found) {
+  std::map<std::string, std::vector<std::pair<const LoraTarget*, std::pair<int64_t, int64_t>>>> used;  // by up_key
+  for (const auto& [target, f] : found)
+    if (f.is_part && f.pair.up.dims().size() >= 2 && f.pair.up.shape().elements() > 0)
+      used[f.up_key].emplace_back(target, columns_in_use(f.pair.up));
+  for (const auto& [key, parts] : used) {
+    if (std::ranges::all_of(parts, [](const auto& p) { return p.second.second == 0; })) continue;
+    for (const auto& [target, columns] : parts) {
+      const auto [first, end] = columns;
+      LoraPair& pair = found.at(target).pair;
+      if (end == 0) {
+        found.erase(target);
+      } else if (const int64_t rank = pair.rank(); end - first < rank) {
+        pair.down = rows(pair.down, first, end - first);
+        pair.up = block(pair.up, 0, pair.up.dims()[0], first, end - first);
+        pair.alpha *= static_cast<double>(end - first) / static_cast<double>(rank);
+      }
+    }
+  }
+}
 
 /// The denoiser that names mean which do not say which.
 std::string meant_denoiser(const SafetensorsReader& file, const LoraTargets& targets, const std::string& asked) {
@@ -198,6 +253,80 @@ HostArray number(double v) {
 }
 
 std::string module_of(const std::string& path) { return path.substr(0, path.size() - std::string(".weight").size()); }
+
+using Pairs = std::map<std::string, LoraPair>;
+
+/// A weight's matrices, and where in another program's tensor the weight is.
+struct Member {
+  OtherName at;
+  const LoraPair* pair;
+};
+
+double strength(const LoraPair& p) { return p.alpha / static_cast<double>(p.rank()); }
+
+HostArray times(const HostArray& a, double factor) {
+  if (factor == 1) return a;
+  const HostArray from = a.cast(DType::f32);
+  HostArray out(from.shape());
+  std::ranges::transform(from.view<float>(), out.mutable_view<float>().begin(),
+                         [factor](float v) { return static_cast<float>(v * factor); });
+  return out.cast(a.dtype());
+}
+
+/// Matrices of one tensor from those of weights that are parts of it: each has a share of the rank to itself, and zeros
+/// elsewhere. alpha / rank is what they have in common, else 1.
+LoraPair side_by_side(const std::vector<Member>& members) {
+  int64_t rank = 0;
+  bool same = true;
+  const LoraPair& first = *members.front().pair;
+  for (const Member& m : members) {
+    check(m.pair->down.dtype() == first.down.dtype() && m.pair->up.dtype() == first.up.dtype(), Code::invalid_config,
+          "LoRA: the matrices of the parts of '{}' are of different types", m.at.name);
+    rank += m.pair->rank();
+    same &= strength(*m.pair) == strength(first);
+  }
+  auto zeros = [](DType type, Dims dims) { return zeros_as(HostArray(Shape{type, std::move(dims)})); };
+  Dims down = first.down.dims(), up = first.up.dims();
+  down[0] = up[1] = rank;
+  up[0] = up[0] / std::ssize(members.front().at.part) * members.front().at.parts;
+  LoraPair out{.down = zeros(first.down.dtype(), down),
+               .up = zeros(first.up.dtype(), up),
+               .alpha = static_cast<double>(rank) * (same ? strength(first) : 1)};
+  int64_t at = 0;
+  for (const Member& m : members) {
+    set_rows(out.down, at, m.pair->down);
+    Dims own = up;
+    own[0] = m.pair->up.dims()[0];
+    HostArray wide = zeros(first.up.dtype(), own);
+    set_block(wide, 0, at, times(m.pair->up, same ? 1 : strength(*m.pair)));
+    set_parts(out.up, m.at.part, m.at.parts, wide);
+    at += m.pair->rank();
+  }
+  return out;
+}
+
+/// Module → matrices, as other programs have them: where files of the original program hold this model alone, by its
+/// names and with its tensors; else by the published names.
+Pairs for_other_programs(const std::string& component, const Pairs& pairs, const LoraNames& names) {
+  const auto others = names.others.find(component);
+  Pairs out;
+  std::map<std::string, std::vector<Member>> parts;
+  for (const auto& [weight, pair] : pairs) {
+    std::vector<OtherName> all;
+    if (others != names.others.end() && others->second.of) all = others->second.of(weight);
+    if (all.empty() || !all.front().prefix.empty())
+      out[module_of(weight)] = pair;
+    else if (all.front().parts == 1)
+      out[module_of(all.front().name)] = pair;
+    else
+      parts[module_of(all.front().name)].push_back({all.front(), &pair});
+  }
+  for (auto& [module, members] : parts) {
+    std::ranges::sort(members, {}, [](const Member& m) { return m.at.part; });
+    out[module] = side_by_side(members);
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -236,34 +365,41 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
     const HostArray& array = tensor.second;
     check_method(path, key);
     const std::optional<Key> k = understood(key, targets);
-    const LoraTarget* target = k ? target_of(*k, targets, meant) : nullptr;
-    if (!target || !(is_float(array.dtype()) || k->part == Part::alpha)) {
+    const std::vector<LoraPlace> places = k ? places_of(*k, targets, meant) : std::vector<LoraPlace>();
+    if (places.empty() || !(is_float(array.dtype()) || k->part == Part::alpha)) {
       unread.push_back(key);
       continue;
     }
-    auto only = [&](std::string& before) {
-      check(before.empty(), Code::io, "LoRA '{}': '{}' and '{}' are both for {} of {}", path, before, key, target->path,
-            target->component);
-      before = key;
-    };
-    if (k->part == Part::weight || k->part == Part::bias || k->part == Part::modulation) {
-      only(difference_keys[target]);
-      check(without_ones(array.dims()) == without_ones(target->dims), Code::io,
-            "LoRA '{}': '{}' is {}, but {} of {} is {}", path, key, to_string(array.dims()), target->path,
-            target->component, to_string(target->dims));
-      lora.differences[target->component][target->path] = array.reshaped(target->dims);
-      continue;
-    }
-    Found& f = found[target];
-    f.module = k->module;
-    f.said = target->component == meant && k->component != meant ? first : target->component;
-    only(k->part == Part::down ? f.down_key : k->part == Part::up ? f.up_key : f.alpha_key);
-    if (k->part == Part::alpha) {
-      check(array.shape().elements() == 1, Code::io, "LoRA '{}': '{}' is {}, expected one number", path, key,
-            to_string(array.shape()));
-      f.pair.alpha = array.to_doubles()[0];
-    } else {
-      (k->part == Part::down ? f.pair.down : f.pair.up) = fitted(array, k->part, target->dims);
+    for (const LoraPlace& place : places) {
+      const LoraTarget* target = place.target;
+      auto only = [&](std::string& before) {
+        check(before.empty(), Code::io, "LoRA '{}': '{}' and '{}' are both for {} of {}", path, before, key,
+              target->path, target->component);
+        before = key;
+      };
+      if (k->part == Part::weight || k->part == Part::bias || k->part == Part::modulation) {
+        only(difference_keys[target]);
+        const HostArray own = rows_for(place, array, path, key);
+        check(without_ones(own.dims()) == without_ones(target->dims), Code::io,
+              "LoRA '{}': '{}' is {}, but {} of {} is {}", path, key, to_string(array.dims()), target->path,
+              target->component, to_string(target->dims));
+        lora.differences[target->component][target->path] = own.reshaped(target->dims);
+        continue;
+      }
+      Found& f = found[target];
+      f.module = k->module;
+      f.said = target->component == meant && k->component != meant ? first : target->component;
+      f.is_part = place.parts > 1;
+      only(k->part == Part::down ? f.down_key : k->part == Part::up ? f.up_key : f.alpha_key);
+      if (k->part == Part::alpha) {
+        check(array.shape().elements() == 1, Code::io, "LoRA '{}': '{}' is {}, expected one number", path, key,
+              to_string(array.shape()));
+        f.pair.alpha = array.to_doubles()[0];
+      } else if (k->part == Part::down) {
+        f.pair.down = fitted(array, k->part, target->dims);
+      } else {
+        f.pair.up = fitted(rows_for(place, array, path, key), k->part, target->dims);
+      }
     }
   }
   if (!unread.empty()) {
@@ -290,8 +426,9 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
     else if (f.pair.alpha_said = f.pair.alpha != 0; !f.pair.alpha_said)
       f.pair.alpha = static_cast<double>(f.pair.rank());
     check(std::isfinite(f.pair.alpha), Code::io, "LoRA for {}: alpha is {}", name, f.pair.alpha);
-    lora.pairs[target->component].emplace(target->path, std::move(f.pair));
   }
+  keep_own_ranks(found);
+  for (auto& [target, f] : found) lora.pairs[target->component].emplace(target->path, std::move(f.pair));
   check(!lora.pairs.empty() || !lora.differences.empty(), Code::io, "LoRA '{}' holds no matrices", path);
   return lora;
 }
@@ -373,11 +510,7 @@ void put_pair(const NamedPair& old, const LoraPair& pair, HostArrays& out) {
   if (!old.alpha_key.empty()) {
     out[old.alpha_key] = number(pair.alpha);
   } else if (const double factor = pair.alpha / static_cast<double>(pair.rank()); factor != 1) {
-    const HostArray from = pair.up.cast(DType::f32);
-    HostArray up(from.shape());
-    std::ranges::transform(from.view<float>(), up.mutable_view<float>().begin(),
-                           [factor](float v) { return static_cast<float>(v * factor); });
-    out[old.up_key] = up.cast(pair.up.dtype());
+    out[old.up_key] = times(pair.up, factor);
   }
 }
 
@@ -395,8 +528,8 @@ void write_kohya_lora(const std::string& path, const LoraFile& lora, const LoraN
     auto begin = beginnings.find(component);
     check(begin != beginnings.end(), Code::invalid_config, "kohya's layout has no name for LoRA matrices of {}",
           component);
-    for (const auto& [weight, pair] : pairs) {
-      const std::string name = begin->second + underscored(module_of(weight));
+    for (const auto& [module, pair] : for_other_programs(component, pairs, names)) {
+      const std::string name = begin->second + underscored(module);
       arrays[name + ".lora_down.weight"] = pair.down;
       arrays[name + ".lora_up.weight"] = pair.up;
       arrays[name + ".alpha"] = number(pair.alpha);
@@ -417,8 +550,8 @@ void write_comfyui_lora(const std::string& path, const LoraFile& lora, const Lor
   const Metadata metadata = metadata_of(lora, names);
   const std::string component = metadata.contains(kComponent) ? metadata.at(kComponent) : names.denoisers.front();
   if (const auto pairs = lora.pairs.find(component); pairs != lora.pairs.end())
-    for (const auto& [weight, pair] : pairs->second) {
-      const std::string name = "diffusion_model." + module_of(names.others.at(component).of(weight).front().name);
+    for (const auto& [module, pair] : for_other_programs(component, pairs->second, names)) {
+      const std::string name = "diffusion_model." + module;
       arrays[name + ".lora_A.weight"] = pair.down;
       arrays[name + ".lora_B.weight"] = pair.up;
       arrays[name + ".alpha"] = number(pair.alpha);

@@ -37,12 +37,14 @@ std::string summary(const LoraFile& lora);
 ///   PEFT        unet.….lora_A.weight, base_model.model.….lora_B.default.weight, with or without a component's name
 ///   kohya       lora_unet_….lora_down.weight and .alpha, lora_te_…, lora_te1_…, lora_te2_…, with diffusers' or with
 ///               the original model's names
+///   XLabs       double_blocks.0.processor.qkv_lora1.down.weight
 ///   ComfyUI     diffusion_model.….lora_up.weight or .lora_B.weight, with the original model's names
 /// alpha: the file's own; else lora_alpha of its metadata (`lora_adapter_metadata` of diffusers, or
 /// adapter_config.json beside PEFT's adapter_model.safetensors) with alpha_pattern and use_rslora; else, and where
 /// kohya's is 0, the rank. Matrices get the rank of their target's dims (1×1 convolutions are linear layers, and down
 /// matrices of others may be flat). Behind a module's name .diff is a difference of its weight, .diff_b of its bias,
-/// .diff_m of its modulation. Arrays borrow the memory map.
+/// .diff_m of its modulation. What is one tensor in the original model and several weights here is taken apart, each
+/// weight with the share of the rank that is its own. Arrays borrow the memory map.
 /// Of several denoisers, names that say none or the first one mean `denoiser`; where that is empty, the one that the
 /// file's metadata calls `component`, else the first.
 /// Throws io listing every key that is not understood or has no target, naming half pairs and both shapes of those
@@ -73,13 +75,15 @@ void check_fits(const LoraPair& pair, const Dims& dims, const std::string& name)
 /// denoiser of several have the first one's name, by which diffusers loads them into any; `component` of the metadata
 /// says whose they are. `folder` gets pytorch_lora_weights.safetensors, whose path is returned.
 std::string write_peft_lora(const std::string& folder, const LoraFile& lora, const LoraNames& names);
-/// As kohya's trainers and ComfyUI name it, with diffusers' block names. `two_text_encoders`: the model has two, so the
-/// first is called lora_te1, else lora_te.
+/// As kohya's trainers and ComfyUI name it: with the original names where LoraNames has them without a prefix, weights
+/// that are one tensor there as one pair, else with diffusers' block names. `two_text_encoders`: the model has two, so
+/// the first is called lora_te1, else lora_te.
 /// `metadata` is added to the file's, with ss_network_module, ss_network_dim and ss_network_alpha of these matrices.
 void write_kohya_lora(const std::string& path, const LoraFile& lora, const LoraNames& names, bool two_text_encoders,
                       const std::map<std::string, std::string>& metadata = {});
 /// As ComfyUI and most trainers name it for models that have other names: diffusion_model.….lora_A.weight and .alpha,
-/// with the first of the other names. Of the denoiser alone; `component` of the metadata as in write_peft_lora.
+/// with the first of the other names, as write_kohya_lora has them. Of the denoiser alone; `component` of the metadata
+/// as in write_peft_lora.
 void write_comfyui_lora(const std::string& path, const LoraFile& lora, const LoraNames& names);
 
 }  // namespace md

@@ -57,33 +57,47 @@ LoraTargets::LoraTargets(const ParamTable& params, LoraNames names) : names_(std
     std::vector<std::string> all = {t.path}, originals;
     if (const auto others = names_.others.find(t.component); others != names_.others.end() && others->second.of)
       for (const OtherName& other : others->second.of(t.path)) {
-        if (other.parts > 1 || other.transposed) continue;  // matrices of a part have no such name
+        if (other.transposed) continue;  // nobody has such matrices
         const std::string name = other.whole();
+        if (other.parts > 1) {
+          add(t.component, name, {index, other.part, other.parts});
+          continue;
+        }
         all.push_back(name);
         if (!end.empty() && name.ends_with(end)) originals.push_back(name.substr(0, name.size() - end.size()));
       }
     if (!end.empty())
       for (const std::string& module : names_of(t.path.substr(0, dot), originals)) all.push_back(module + end);
-    for (const std::string& name : all) {
-      const LoraTarget& there = targets_[by_name_[t.component].emplace(underscored(name), index).first->second];
-      check(there.path == t.path, Code::internal, "{}: '{}' and '{}' are both called {}", t.component, there.path,
-            t.path, name);
-    }
+    for (const std::string& name : all) add(t.component, name, {index, {0}, 1});
   }
 }
 
-const LoraTarget* LoraTargets::find(const std::string& component, std::string name, const std::string& denoiser) const {
+void LoraTargets::add(const std::string& component, const std::string& name, Place place) {
+  std::vector<Place>& there = by_name_[component][underscored(name)];
+  for (const Place& other : there) {
+    if (targets_[other.target].path == targets_[place.target].path) return;
+    check(other.parts > 1 && other.parts == place.parts, Code::internal, "{}: '{}' and '{}' are both called {}",
+          component, targets_[other.target].path, targets_[place.target].path, name);
+  }
+  there.push_back(std::move(place));
+}
+
+std::vector<LoraPlace> LoraTargets::find(const std::string& component, std::string name,
+                                         const std::string& denoiser) const {
   name = underscored(std::move(name));
-  const LoraTarget* only = nullptr;
+  const std::vector<Place>* only = nullptr;
   for (const auto& [model, names] : by_name_) {
     const bool meant =
         component.empty() ? model == denoiser || !std::ranges::count(names_.denoisers, model) : model == component;
     const auto it = names.find(name);
     if (!meant || it == names.end()) continue;
-    if (only) return nullptr;
-    only = &targets_[it->second];
+    if (only) return {};
+    only = &it->second;
   }
-  return only;
+  std::vector<LoraPlace> out;
+  if (only)
+    for (const Place& p : *only) out.push_back({&targets_[p.target], p.part, p.parts});
+  return out;
 }
 
 std::vector<std::string> LoraTargets::components() const {

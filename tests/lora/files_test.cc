@@ -300,8 +300,8 @@ TEST(LoraNames, CountTheBlocksOfTheOriginalModels) {
     unet2d(Scope(g, params, "unet"), UNetConfig::from_json(c), in);
     const LoraTargets targets(
         params, {.denoisers = {"unet"}, .others = {{"unet", original_unet_names(UNetConfig::from_json(c))}}});
-    const LoraTarget* found = targets.find("unet", std::string(name) + "_weight", "unet");
-    return found ? found->path : "nothing";
+    const std::vector<LoraPlace> found = targets.find("unet", std::string(name) + "_weight", "unet");
+    return found.size() == 1 ? found[0].target->path : "nothing";
   };
   EXPECT_EQ(path_of("unet_sdxl", "input_blocks_4_1_transformer_blocks_1_attn1_to_q"),
             "down_blocks.1.attentions.0.transformer_blocks.1.attn1.to_q.weight");

@@ -175,7 +175,7 @@ TEST_F(TransformerLora, OfOneOfTwoDenoisersIsWrittenForOthersAndReadBackAsThatOn
     write_kohya_lora(kohya, f, names, false);
     for (const auto& [file, key] : {std::pair(peft, "transformer.blocks.1.attn2.to_out.0.lora_A.weight"),
                                     {comfyui, "diffusion_model.blocks.1.cross_attn.o.lora_A.weight"},
-                                    {kohya, "lora_unet_blocks_1_attn2_to_out_0.lora_down.weight"}}) {
+                                    {kohya, "lora_unet_blocks_1_cross_attn_o.lora_down.weight"}}) {
       const SafetensorsReader written = SafetensorsReader::open(file);
       EXPECT_TRUE(written.tensors().contains(key)) << key;
       EXPECT_EQ(written.metadata().contains("component"), second) << file;
