@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Times Wan's models with random weights, ours and diffusers' in turns: ./run bench --video [options]
+"""Times Wan's models and Flux's with random weights, ours and diffusers' in turns: ./run bench --video [options]
 
   --build DIR         where video_bench is (build)
   --rounds N          how often each program is started (3); figures are medians over rounds
   --reps N            timed runs per start, after the first (1); 0: the first is timed
-  --models            of: wan_vae_21, wan_vae_22, wan21_t2v_1_3b, … (wan_vae_21): the published sizes
+  --models            of: wan_vae_21, wan_vae_22, wan21_t2v_1_3b, flux_dev, … (wan_vae_21): the published sizes; flux:
+                      flux_dev's with 2 double and 4 single blocks instead of 19 and 38
   --sizes             of the videos, pixels: 256 for a square, 832x480 (256)
-  --frames            their lengths (17)
+  --frames            their lengths (17; of Flux's pictures 1)
   --what              of: encode, decode, and denoise for the transformers, once on one latent (encode,decode)
   --dtypes            weights and activations of the transformers, ours: f32, bf16 (f32)
   --peer-dtypes       the same for diffusers (as --dtypes)
@@ -34,18 +35,28 @@ FULL = ROOT / "tests" / "golden" / "full"
 def peer(what, config, size, frames, dtype, reps):
     """Inside the other Python: prints one JSON line."""
     import torch
-    from diffusers import AutoencoderKLWan, WanTransformer3DModel
+    from diffusers import AutoencoderKLWan, FluxTransformer2DModel, WanTransformer3DModel
 
     torch.manual_seed(0)
     kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
     torch.set_default_dtype(kind)
-    made = WanTransformer3DModel if what == "denoise" else AutoencoderKLWan
-    model = made.from_config(json.loads(pathlib.Path(config).read_text())).eval()
+    config = json.loads(pathlib.Path(config).read_text())
+    pictures = config.get("_class_name") == "FluxTransformer2DModel"
+    made = FluxTransformer2DModel if pictures else WanTransformer3DModel if what == "denoise" else AutoencoderKLWan
+    model = made.from_config(config).eval()
     peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     before, wall, processor = peak(), [], []
     c = model.config
     width, height = (int(n) for n in (size if "x" in size else f"{size}x{size}").split("x"))
-    if what == "denoise":
+    if pictures:
+        rows, columns = height // 16, width // 16
+        x, text = torch.randn(1, rows * columns, c.in_channels), torch.randn(1, 512, c.joint_attention_dim)
+        places = torch.zeros(rows, columns, 3)
+        places[..., 1], places[..., 2] = torch.arange(rows)[:, None], torch.arange(columns)[None]
+        guidance = dict(guidance=torch.full((1,), 3.5)) if c.guidance_embeds else {}
+        run = lambda: model(x, text, torch.randn(1, c.pooled_projection_dim), torch.full((1,), 0.5),
+                            places.reshape(-1, 3), torch.zeros(512, 3), **guidance, return_dict=False)
+    elif what == "denoise":
         x = torch.randn(1, c.in_channels, 1 + (frames - 1) // 4, height // 8, width // 8)
         text = torch.randn(1, 512, c.text_dim)
         run = lambda: model(x, torch.full((1,), 500.0), text, return_dict=False)
@@ -102,7 +113,9 @@ def main():
         rows = {c: [] for c in columns}
         for _ in range(o.rounds):
             for p, dtype in columns:
-                row = run(commands[p](what, FULL / f"{model}.json", size, frames, dtype=dtype))
+                config = FULL / f"{model}.json"
+                config = config if config.exists() else ROOT / "bench" / "models" / f"{model}.json"
+                row = run(commands[p](what, config, size, frames, dtype=dtype))
                 rows[p, dtype] += [row] if row else []
         for p, dtype in columns:
             if not rows[p, dtype]:

@@ -1,10 +1,10 @@
-// Models of videos, timed: video_bench encode|decode|denoise CONFIG.json SIZE FRAMES [options]
+// Models of videos, and Flux's transformer, timed: video_bench encode|decode|denoise CONFIG.json SIZE FRAMES [options]
 //   --chunk N   latent frames at a time (1); 0: all of them at once
 //   --dtype T   weights and activations of the denoiser: f32, bf16 (f32)
 //   --reps N    timed runs after the first (2)
-// The model is an AutoencoderKLWan, or a WanTransformer3DModel that is run once on one latent, of random weights;
-// videos are SIZE pixels, "256" for a square or "832x480". Prints one JSON line. bench/video.py runs it beside
-// diffusers and makes the table.
+// The model is an AutoencoderKLWan, or a WanTransformer3DModel or a FluxTransformer2DModel that is run once on one
+// latent, of random weights; videos are SIZE pixels, "256" for a square or "832x480"; Flux's have one frame. Prints one
+// JSON line. bench/video.py runs it beside diffusers and makes the table.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -18,6 +18,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/encoders/media_autoencoder.h"
+#include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "tests/families/video_family.h"
 
@@ -96,31 +97,57 @@ void autoencode(const std::string& what, const nlohmann::json& config, const Ben
   print_times(what, b, [&] { encode ? coder.encode(input) : coder.decode(input); });
 }
 
+/// Adds inputs to the graph: by name, with values.
+using Inputs = std::function<Tensor(const std::string& name, const Dims& dims)>;
+constexpr int64_t kDown = 8, kText = 512;  // pixels of one latent cell; tokens of the text
+
+Tensor wan(const Scope& s, const nlohmann::json& text, const Bench& b, const Inputs& input) {
+  const auto config = WanTransformerConfig::from_json(text);
+  constexpr int64_t kFrames = 4;  // of one latent cell
+  const Dims sample = {1, 1 + (b.size.frames - 1) / kFrames, b.size.height / kDown, b.size.width / kDown,
+                       config.in_channels};
+  return wan_transformer(s, config,
+                         {.sample = input("sample", sample),
+                          .timestep = input("timestep", {1}),
+                          .text = input("text", {1, kText, config.text_dim})})
+      .sample;
+}
+
+Tensor flux(const Scope& s, const nlohmann::json& text, const Bench& b, const Inputs& input) {
+  const auto config = FluxTransformerConfig::from_json(text);
+  check(b.size.frames == 1, Code::invalid_config, "video_bench: pictures have 1 frame, not {}", b.size.frames);
+  const int64_t rows = b.size.height / (2 * kDown), columns = b.size.width / (2 * kDown);
+  return flux_transformer(s, config,
+                          {.sample = input("sample", {1, rows * columns, config.in_channels}),
+                           .rows = rows,
+                           .columns = columns,
+                           .timestep = input("timestep", {1}),
+                           .text = input("text", {1, kText, config.joint_attention_dim}),
+                           .pooled = input("pooled", {1, config.pooled_projection_dim}),
+                           .guidance = config.guidance_embeds ? input("guidance", {1}) : Tensor()});
+}
+
 /// One latent through the denoiser, as a step of sampling without guidance runs it.
 void denoise(const nlohmann::json& text, const Bench& b) {
-  const auto config = WanTransformerConfig::from_json(text);
   const Devices devices = Devices::open();
   Graph g(devices.graph_options(&devices.rules()));
   ParamTable params;
   ScopeOptions scope;
   scope.weights = scope.activations = b.dtype;
-  constexpr int64_t kDown = 8, kFrames = 4, kText = 512;  // pixels and frames of one latent cell; tokens of the text
-  const Shape sample{
-      DType::f32,
-      {1, 1 + (b.size.frames - 1) / kFrames, b.size.height / kDown, b.size.width / kDown, config.in_channels}};
-  const Shape prompt{DType::f32, {1, kText, config.text_dim}};
-  g.output("sample", wan_transformer(Scope(g, params, "transformer", scope).frozen(), config,
-                                     {.sample = g.input("sample", sample),
-                                      .timestep = g.input("timestep", {DType::f32, {1}}),
-                                      .text = g.input("text", prompt)})
-                         .sample);
+  HostArrays given;
+  const Inputs input = [&](const std::string& name, const Dims& dims) {
+    const Shape shape{DType::f32, dims};
+    given[name] = counted(shape);
+    return g.input(name, shape);
+  };
+  const Scope s = Scope(g, params, "transformer", scope).frozen();
+  const bool pictures = text.value("_class_name", "") == "FluxTransformer2DModel";
+  g.output("sample", pictures ? flux(s, text, b, input) : wan(s, text, b, input));
   CompileConfig lean = kCompile;
   lean.lean = true;
   const Program program = compile(devices, g, lean, "denoise");
   ArrayMap inputs, none;
   for (const Param& p : params.params()) place(devices, program, HostArrays{{p.input, initial_value(p, 0)}}, inputs);
-  const HostArrays given = {
-      {"sample", counted(sample)}, {"timestep", counted({DType::f32, {1}})}, {"text", counted(prompt)}};
   place(devices, program, given, inputs);
   print_times("denoise", b, [&] { devices.get(program.run(none, inputs).at("sample")); });
 }

@@ -3,8 +3,8 @@
     python tools/check_lora.py MODEL FILE [FILE ...]
 
 MODEL: a folder with unet/config.json, text_encoder/config.json and, for SDXL, text_encoder_2/config.json; or with
-transformer/config.json of Wan. Weights are not needed, since what a file adds does not depend on them. Prints how far each file's change of each weight is from the
-first file's. Needs torch, diffusers, transformers and peft. Exit status 0 when all is well.
+transformer/config.json of Wan or of Flux. Weights are not needed, since what a file adds does not depend on them.
+Prints how far each file's change of each weight is from the first file's. Needs torch, diffusers, transformers and peft. Exit status 0 when all is well.
 """
 import argparse
 import json
@@ -13,8 +13,9 @@ import pathlib
 import sys
 
 import torch
-from diffusers import (AutoencoderKL, AutoencoderKLWan, DDPMScheduler, StableDiffusionPipeline,
-                       StableDiffusionXLPipeline, UNet2DConditionModel, WanPipeline, WanTransformer3DModel)
+from diffusers import (AutoencoderKL, AutoencoderKLWan, DDPMScheduler, FluxPipeline, FluxTransformer2DModel,
+                       StableDiffusionPipeline, StableDiffusionXLPipeline, UNet2DConditionModel, WanPipeline,
+                       WanTransformer3DModel)
 from safetensors import safe_open
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -37,7 +38,8 @@ def component(folder, name):
     if name == "unet":
         return UNet2DConditionModel.from_config(config)
     if name.startswith("transformer"):
-        return WanTransformer3DModel.from_config(config)
+        kind = FluxTransformer2DModel if config["_class_name"] == "FluxTransformer2DModel" else WanTransformer3DModel
+        return kind.from_config(config)
     kind = CLIPTextModelWithProjection if "Projection" in config["architectures"][0] else CLIPTextModel
     return kind(CLIPTextConfig(**config))
 
@@ -49,6 +51,9 @@ def pipeline(folder):
     for model in parts.values():  # what remains is what the file adds
         for p in model.parameters():
             torch.nn.init.zeros_(p)
+    if isinstance(parts.get("transformer"), FluxTransformer2DModel):
+        return FluxPipeline(**parts, vae=None, scheduler=DDPMScheduler(), tokenizer=None, text_encoder=None,
+                            tokenizer_2=None, text_encoder_2=None), names
     if "transformer" in names:
         vae = AutoencoderKLWan(base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
                                latents_mean=[0.0] * 4, latents_std=[1.0] * 4)

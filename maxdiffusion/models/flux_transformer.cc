@@ -38,12 +38,16 @@ Tensor embed_conditions(const Scope& root, const Config& c, const FluxInputs& in
   o.activations = DType::f32;
   const Scope s = root.with(o) / "time_text_embed";
   auto path = s.path_scope();
+  auto mlp = [&](const Scope& m, Tensor x) {
+    Tensor h = silu(linear(m / "linear_1", x, c.width(), axis::kEmbed, axis::kMlp));
+    return linear(m / "linear_2", h, c.width(), axis::kMlp, axis::kEmbed);
+  };
   auto of_number = [&](const char* name, Tensor t) {
-    return nn::timestep_mlp(s / name, nn::timestep_embedding(t, kSinusoids, true, 0), c.width());
+    return mlp(s / name, nn::timestep_embedding(t, kSinusoids, true, 0));
   };
   Tensor y = of_number("timestep_embedder", in.timestep);
   if (c.guidance_embeds) y = y + of_number("guidance_embedder", f32(in.guidance) * 1000);
-  y = y + nn::timestep_mlp(s / "text_embedder", f32(in.pooled), c.width());
+  y = y + mlp(s / "text_embedder", f32(in.pooled));
   return cast(silu(y), root.dtype());
 }
 

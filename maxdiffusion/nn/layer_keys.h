@@ -25,7 +25,7 @@ struct LayerKeys {
     v("attention", attention, "attention kernel");
     v("remat_policy", remat_policy,
       "what the forward pass keeps: NONE (all), FULL (block inputs), MATMUL_WITHOUT_BATCH, HIDDEN_STATE_WITH_OFFLOAD, "
-      "OFFLOAD_MATMUL_WITHOUT_BATCH, CUSTOM");
+      "OFFLOAD_MATMUL_WITHOUT_BATCH, FLUX_OPTIMIZED, CUSTOM");
     v("names_which_can_be_saved", names_which_can_be_saved, "values that remat_policy CUSTOM keeps on the device");
     v("names_which_can_be_offloaded", names_which_can_be_offloaded,
       "values that remat_policy CUSTOM keeps in the host's memory");

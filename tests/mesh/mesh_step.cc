@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -36,6 +37,14 @@ WanTransformerConfig small_wan() {
   return WanTransformerConfig::from_json(parse_json(R"({
     "num_attention_heads": 4, "attention_head_dim": 8, "in_channels": 6, "out_channels": 4, "text_dim": 16,
     "freq_dim": 16, "ffn_dim": 64, "num_layers": 2, "image_dim": 16, "added_kv_proj_dim": 32
+  })"));
+}
+
+/// Two streams, then one; blocks of either kind as one loop.
+FluxTransformerConfig small_flux() {
+  return FluxTransformerConfig::from_json(parse_json(R"({
+    "num_attention_heads": 4, "attention_head_dim": 8, "axes_dims_rope": [2, 2, 4], "in_channels": 8, "num_layers": 2,
+    "num_single_layers": 2, "joint_attention_dim": 16, "pooled_projection_dim": 16, "guidance_embeds": true
   })"));
 }
 
@@ -76,6 +85,17 @@ void trace(Step& s, MeshModel model, ScopeOptions options) {
                         .time_ids = batch("time_ids", {6})};
     const Tensor target = batch("target", {8, 8, 4});
     difference = unet2d(Scope(g, s.params, "unet", options), small_unet(), in) - target;
+  } else if (model == MeshModel::flux) {
+    const FluxInputs in{.sample = batch("sample", {8, 8}),
+                        .rows = 2,
+                        .columns = 4,
+                        .timestep = batch("timestep", {}),
+                        .text = batch("text", {8, 16}),
+                        .pooled = batch("pooled", {16}),
+                        .guidance = batch("guidance", {})};
+    const Tensor target = batch("target", {8, 8});
+    options.scan_layers = true;
+    difference = flux_transformer(Scope(g, s.params, "transformer", options), small_flux(), in) - target;
   } else {
     const WanInputs in{.sample = batch("sample", {2, 4, 8, 6}),
                        .timestep = batch("timestep", {16}),

@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "tests/mesh/mesh_step.h"
 
@@ -37,6 +38,7 @@ MeshConfig config(const Sizes& s) {
 AxisRules rules_of(const MeshConfig& mesh, MeshModel model) {
   ShardingKeys keys;
   if (model == MeshModel::wan) keys.logical_axis_rules = {kWanAxisRules};
+  if (model == MeshModel::flux) keys.logical_axis_rules = {kFluxAxisRules};
   return AxisRules::make(keys, mesh.axes());
 }
 
@@ -141,6 +143,14 @@ TEST_P(WanMeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_one
 INSTANTIATE_TEST_SUITE_P(EightDevices, WanMeshTest,
                          testing::Values(Sizes{"Data2Context4", 2, 1, 4, 1, 0.5, "ring"},
                                          Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3, "ulysses"}),
+                         [](const auto& info) { return info.param.name; });
+
+class FluxMeshTest : public testing::TestWithParam<Sizes> {};
+TEST_P(FluxMeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_one_device(GetParam(), MeshModel::flux); }
+
+INSTANTIATE_TEST_SUITE_P(EightDevices, FluxMeshTest,
+                         testing::Values(Sizes{"Data2Fsdp4", 2, 4, 1, 1, 0.4},
+                                         Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.4, "ring"}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(MeshSizes, ThatDoNotFitTheDevicesAreRefused) {
