@@ -149,8 +149,8 @@ class FluxMeshTest : public testing::TestWithParam<Sizes> {};
 TEST_P(FluxMeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_one_device(GetParam(), MeshModel::flux); }
 
 INSTANTIATE_TEST_SUITE_P(EightDevices, FluxMeshTest,
-                         testing::Values(Sizes{"Data2Fsdp4", 2, 4, 1, 1, 0.4},
-                                         Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.4, "ring"}),
+                         testing::Values(Sizes{"Data2Fsdp4", 2, 4, 1, 1, 0.3},
+                                         Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3, "ring"}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(MeshSizes, ThatDoNotFitTheDevicesAreRefused) {
