@@ -16,11 +16,12 @@ int main(int argc, char** argv) {
     };
     const md::Devices devices = md::Devices::open("cpu");
 
-    md::SampleOptions o;
-    o.prompts = {argv[2]};
-    o.num_inference_steps = 20;
-    o.size.height = o.size.width = argc > 4 ? std::atoi(argv[4]) : 512;
-    o.scheduler_config = md::sampling_config(folder.scheduler_config(), {});
+    md::SampleKeys keys;
+    keys.prompt = {argv[2]};
+    keys.num_inference_steps = 20;
+    const int64_t side = argc > 4 ? std::atoi(argv[4]) : 512;
+    md::SampleOptions o = md::sample_options(keys, *family, {side, side}, 1, 1, 0);
+    o.scheduler_config = family->sampler_config(md::sampling_config(folder.scheduler_config(), {}), o.size);
 
     md::TextEncoder text(devices, family, 1, weights_of, o.scope, o.compile);
     const md::PromptConditioning prompts = md::encode_prompts(text, *family, o);

@@ -84,8 +84,9 @@ class KeyList {
   void key(const char* name, bool& m, const char* meaning);
   void key(const char* name, int64_t& m, const char* meaning);
   void key(const char* name, double& m, const char* meaning);
-  void key(const char* name, std::string& m, const char* meaning);             // YAML null: empty
-  void key(const char* name, std::optional<int64_t>& m, const char* meaning);  // null: none
+  void key(const char* name, std::string& m, const char* meaning);          // YAML null: empty
+  void key(const char* name, std::optional<bool>& m, const char* meaning);  // null: none
+  void key(const char* name, std::optional<int64_t>& m, const char* meaning);
   void key(const char* name, std::optional<double>& m, const char* meaning);
   /// Names and paths. One text is a list of one; on the command line a list needs no quotes: [a, b].
   void key(const char* name, std::vector<std::string>& m, const char* meaning);

@@ -22,6 +22,7 @@ struct Sample {
   std::string run_name;
   std::optional<int64_t> limit;
   std::optional<double> share;
+  std::optional<bool> choice;
   std::vector<std::string> axes = {"data", "fsdp"};
   std::vector<int64_t> sizes;
   std::vector<double> ratios;
@@ -36,6 +37,7 @@ struct Sample {
     v("run_name", run_name, "a text");
     v("limit", limit, "a count or none");
     v("share", share, "a number or none");
+    v("choice", choice, "a switch or none");
     v("mesh_axes", axes, "texts");
     v("sizes", sizes, "counts");
     v("ratios", ratios, "numbers");
@@ -91,6 +93,7 @@ learning_rate: 4.25e-6
 run_name: 'it''s a run'
 limit: 7
 share: 0.5
+choice: False
 mesh_axes: ['data', "fsdp", context,   # over several lines
             tensor,]
 sizes: [1, -2]
@@ -104,6 +107,7 @@ logical_axis_rules: [['batch', 'data'], ['embed', ['fsdp', 'tensor']], ['norm', 
   EXPECT_EQ(s.run_name, "it's a run");
   EXPECT_EQ(s.limit, 7);
   EXPECT_EQ(s.share, 0.5);
+  EXPECT_EQ(s.choice, false);
   EXPECT_EQ(s.axes, (std::vector<std::string>{"data", "fsdp", "context", "tensor"}));
   EXPECT_EQ(s.sizes, (std::vector<int64_t>{1, -2}));
   EXPECT_EQ(s.ratios, (std::vector<double>{1, 2.5}));
@@ -162,6 +166,7 @@ TEST(Config, NullClearsOptionalKeysOnly) {
   for (std::string t : {"null", "None", "none", "~", "NULL"}) {
     EXPECT_EQ(parse("limit: 3", {"limit=" + t}).limit, std::nullopt) << t;
     EXPECT_EQ(parse("share: " + t).share, std::nullopt) << t;
+    EXPECT_EQ(parse("choice: true", {"choice=" + t}).choice, std::nullopt) << t;
   }
   EXPECT_EQ(parse("run_name: null").run_name, "");
   EXPECT_EQ(parse("run_name: None").run_name, "None");  // to YAML this is a word
@@ -499,6 +504,7 @@ TEST(Config, PrintedTextReadsBack) {
     s.run_name = text();
     if (number(2)) s.limit = static_cast<int64_t>(rng());
     if (number(2)) s.share = real();
+    if (number(2)) s.choice = number(2);
     s.axes.clear();
     for (int64_t i = number(4); i > 0; --i) s.axes.push_back(text());
     for (int64_t i = number(4); i > 0; --i) s.sizes.push_back(static_cast<int64_t>(rng()));

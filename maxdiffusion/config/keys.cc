@@ -130,6 +130,16 @@ void KeyList::key(const char* name, std::string& m, const char* meaning) {
            [&m] { return print_string(m); }});
 }
 
+void KeyList::key(const char* name, std::optional<bool>& m, const char* meaning) {
+  declare({name, meaning, "true, false or null",
+           [name, &m](const ConfigValue& v) {
+             auto value = is_unquoted(v) ? read_bool(v.text) : std::nullopt;
+             if (!value && !is_none(v)) wrong_type(name, v, "true, false or null");
+             m = value;
+           },
+           [&m] { return m ? print_bool(*m) : "null"; }});
+}
+
 void KeyList::key(const char* name, std::optional<int64_t>& m, const char* meaning) {
   declare({name, meaning, "a whole number or null",
            [name, &m](const ConfigValue& v) {

@@ -43,9 +43,14 @@ const Program& TextEncoder::program(int64_t clip_skip) {
   return programs_.emplace(clip_skip, md::compile(devices_, g, compile_, "text_encoder")).first->second;
 }
 
-HostArrays TextEncoder::encode(const std::vector<std::string>& captions, bool all_layers) {
+HostArrays TextEncoder::encode(const std::vector<std::string>& captions, bool all_layers,
+                               const std::vector<std::string>& seconds) {
   const Program& encoder = program(all_layers ? 0 : clip_skip_);
-  const HostArrays text = family_->tokenize(captions);
+  HostArrays text = family_->tokenize(captions);
+  if (!seconds.empty()) {
+    HostArrays others = family_->tokenize(seconds);
+    for (const std::string& name : family_->second_text_fields()) text.at(name) = others.at(name);
+  }
   const int64_t n = static_cast<int64_t>(captions.size());
   HostArrays out;
   for (int64_t from = 0; from < n; from += batch_) {

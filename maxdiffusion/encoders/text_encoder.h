@@ -21,7 +21,9 @@ class TextEncoder {
               const ScopeOptions& scope, const CompileConfig& compile, int64_t clip_skip = 0,
               const EncoderKeys& keys = {});
   /// Family::conditioning_fields of every caption, axis 0 = captions. `all_layers`: clip_skip is not applied.
-  HostArrays encode(const std::vector<std::string>& captions, bool all_layers = false);
+  /// `seconds`: texts of Family::second_text_fields, as many as captions; empty: the captions.
+  HostArrays encode(const std::vector<std::string>& captions, bool all_layers = false,
+                    const std::vector<std::string>& seconds = {});
   /// Published name → array, by component: for checkpoints.
   const std::map<std::string, HostArrays>& weights() const { return weights_; }
 

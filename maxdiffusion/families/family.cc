@@ -13,6 +13,7 @@ namespace md {
 
 std::shared_ptr<const Family> make_stable_diffusion(const ModelFolder& folder);
 std::shared_ptr<const Family> make_wan(const ModelFolder& folder);
+std::shared_ptr<const Family> make_flux(const ModelFolder& folder);
 
 namespace {
 
@@ -27,6 +28,8 @@ std::vector<FamilyClass>& families() {
       {"StableDiffusionXLControlNetPipeline", make_stable_diffusion},
       {"WanPipeline", make_wan, {"wan"}, {"wan_txt2vid_data_preprocessing"}},
       {"WanImageToVideoPipeline", make_wan},
+      {"FluxPipeline", make_flux, {"flux", "flux_pipeline"}},
+      {"FluxImg2ImgPipeline", make_flux},
   };
   return all;
 }
@@ -72,6 +75,8 @@ Posterior Family::encode_chunk(const Models&, Tensor pixels, MediaState&) const 
 Tensor Family::decode_chunk(const Models&, Tensor latents, MediaState&) const { return cast(latents, DType::f32); }
 
 nlohmann::json Family::fitted_autoencoder(nlohmann::json config, const EachMoments&) const { return config; }
+
+nlohmann::json Family::sampler_config(nlohmann::json config, const MediaSize&) const { return config; }
 
 std::vector<std::string> Family::encoded_columns() const {
   std::vector<std::string> names = {"moments"};

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <array>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -38,9 +37,6 @@ struct Field {
   std::string name;
   Shape shape;
 };
-
-/// Calls `take` for the moments of one group of samples after the other, each f32 [N, …, 2C].
-using EachMoments = std::function<void(const std::function<void(const HostArray&)>& take)>;
 
 /// Height and width in pixels, and the number of frames; an image has one.
 struct MediaSize {
@@ -94,6 +90,8 @@ class Family {
   // --- Captions -----------------------------------------------------------------------------------------------------
   /// Fields of one tokenized caption: "ids", s32 [L].
   virtual std::vector<Field> text_fields() const = 0;
+  /// Those of text_fields that are of another text (the key prompt_2) where one is given: a second text encoder's.
+  virtual std::vector<std::string> second_text_fields() const { return {}; }
   /// Captions as text_fields, one row each. Logs how many were longer than the text encoders read, and so are cut.
   virtual HostArrays tokenize(const std::vector<std::string>& captions) const = 0;
   /// Fields of one encoded caption: "prompt_embeds", f32 [L, D].
@@ -171,11 +169,20 @@ class Family {
   /// What every step makes of the conditioning alone, [layers, B, …] each: it may be made once, and added to what
   /// denoise() is given. Empty: there is nothing.
   virtual Conditioning shared_context(const Models&, const Conditioning&) const { return {}; }
+  /// Whether guidance_scale is no factor between two predictions, because the denoiser was trained to give what
+  /// guidance gives. Then true_cfg_scale is that factor.
+  virtual bool distilled_guidance() const { return false; }
+  /// How such a denoiser is told the scale, of `batch` samples; empty: it is not told.
+  virtual Conditioning guidance_conditioning(Graph&, int64_t /*batch*/, double /*scale*/) const { return {}; }
   /// Fields that hold the sizes of one sample ("time_ids", f32 [6]); empty where the denoiser is not conditioned on
   /// them.
   virtual std::vector<Field> size_fields() const { return {}; }
   /// size_fields of `batch` samples that all have these sizes.
   virtual Conditioning size_conditioning(Graph&, int64_t /*batch*/, const SizeHints&) const { return {}; }
+
+  /// `config`, of scheduler_config.json after the keys, for drawing media of this size: how the levels of noise lie
+  /// where that depends on the size.
+  virtual nlohmann::json sampler_config(nlohmann::json config, const MediaSize&) const;
 
   // --- Conventions --------------------------------------------------------------------------------------------------
   /// Values of the keys model_name and model_type that say what this folder is, as users of the reference write them.

@@ -1,8 +1,10 @@
 #include "maxdiffusion/families/latent_scale.h"
 
-#include <functional>
+#include <algorithm>
+#include <cmath>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/ops/elementwise.h"
 
 namespace md {
@@ -59,6 +61,35 @@ HostArray LatentScale::apply_to_moments(const HostArray& moments) const {
   const size_t c = channels(moments) / 2;
   return map_channels(moments, 2 * c,
                       [this, c](double v, size_t k) { return (v - (k < c ? at(shift, k) : 0)) * at(scale, k % c); });
+}
+
+Spread spread_of(const EachMoments& each) {
+  double sum = 0, squares = 0, n = 0;
+  each([&](const HostArray& moments) {
+    const size_t c = channels(moments) / 2;
+    auto v = moments.view<float>();
+    for (size_t i = 0; i < v.size(); i += 2 * c)
+      for (size_t k = 0; k < c; ++k) {
+        const double mean = v[i + k], deviation = v[i + c + k];
+        sum += mean, squares += mean * mean + deviation * deviation, n += 1;
+      }
+  });
+  return {sum / n, std::sqrt(std::max(squares / n - (sum / n) * (sum / n), 1e-12))};
+}
+
+HostArray drawn_latent(const HostArray& moments, const std::function<std::vector<float>(size_t)>& noise) {
+  Dims dims = moments.dims();
+  const size_t c = channels(moments) / 2;
+  dims.back() /= 2;
+  HostArray z(batched(1, {DType::f32, dims}));
+  auto v = moments.view<float>();
+  auto to = z.mutable_view<float>();
+  const std::vector<float> drawn = noise(to.size());
+  for (size_t k = 0; k < to.size(); ++k) {
+    const size_t mean = k / c * 2 * c + k % c;
+    to[k] = static_cast<float>(v[mean] + static_cast<double>(v[mean + c]) * drawn[k]);
+  }
+  return z;
 }
 
 }  // namespace md

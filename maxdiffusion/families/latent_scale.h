@@ -2,6 +2,7 @@
 // here. Source: Rombach et al. 2022, appendix G (rescaling of the latent space).
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
@@ -22,5 +23,17 @@ struct LatentScale {
   /// Moments, f32 [..., 2C]: means, then standard deviations.
   HostArray apply_to_moments(const HostArray& moments) const;
 };
+
+/// Calls `take` for the moments of one group of samples after the other, each f32 [N, …, 2C].
+using EachMoments = std::function<void(const std::function<void(const HostArray&)>& take)>;
+/// Mean and standard deviation of all latents whose moments these are, over all channels.
+struct Spread {
+  double mean = 0, deviation = 1;
+};
+Spread spread_of(const EachMoments& each);
+
+/// A latent drawn from moments [..., 2C] (means, standard deviations), as a batch of one: f32 [1, ..., C]. `noise(n)`
+/// gives n standard normal numbers.
+HostArray drawn_latent(const HostArray& moments, const std::function<std::vector<float>(size_t n)>& noise);
 
 }  // namespace md

@@ -1,9 +1,12 @@
 #include "maxdiffusion/families/model_weights.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <filesystem>
 
 #include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/families/fitting_params.h"
@@ -12,7 +15,7 @@ namespace md {
 namespace {
 
 bool random_by_key(const Family& family, const ModelKeys& keys, const std::string& component) {
-  if (std::ranges::count(family.denoisers(), component) > 0) return keys.train_new_unet;
+  if (std::ranges::count(family.denoisers(), component) > 0) return new_denoiser(keys);
   if (component == family.autoencoder()) return keys.train_new_vae;
   return std::ranges::count(family.text_encoders(), component) > 0 && keys.random_text_encoder;
 }
@@ -33,6 +36,20 @@ bool has_weights(const std::string& folder) {
   return false;
 }
 
+/// Where weights of a text encoder are that a key names; empty: nowhere here. The reference's files name models on a
+/// hub, in another program's format. Throws io for a path where nothing is.
+std::string text_encoder_files(const std::string& name, const std::string& component) {
+  const bool path = name.starts_with("/") || name.starts_with(".") || name.ends_with(".safetensors");
+  if (path || std::filesystem::exists(name)) return component_files(name, component);
+  try {
+    const std::string files = component_files(name, component);
+    return has_weights(files) ? files : "";
+  } catch (const Error& e) {
+    if (e.code() != Code::io) throw;
+    return "";
+  }
+}
+
 /// One layer of each parameter of a component, by its published name.
 std::vector<std::string> published_names(const ParamTable& params, const std::string& component) {
   std::vector<std::string> names;
@@ -42,6 +59,8 @@ std::vector<std::string> published_names(const ParamTable& params, const std::st
 }
 
 }  // namespace
+
+bool new_denoiser(const ModelKeys& keys) { return keys.train_new_unet || keys.train_new_flux; }
 
 ModelWeights::ModelWeights(const ModelFolder& folder, uint64_t seed) : opened_(folder.opened()), seed_(seed) {
   for (const auto& [name, component] : folder.components()) other_names_[name] = folder.other_names(name);
@@ -56,6 +75,7 @@ ModelWeights ModelWeights::for_training(const ModelFolder& folder, const Family&
   if (const std::string files = replacement(family, keys); !files.empty() && denoiser != w.locations_.end())
     denoiser->second = files;
   w.replace_autoencoder(family, keys);
+  w.replace_text_encoders(folder, keys);
   w.check_sizes(folder);
   return w;
 }
@@ -67,6 +87,7 @@ ModelWeights ModelWeights::for_sampling(const ModelFolder& folder, const Family&
     if (!random_by_key(family, keys, name) || has_weights(component.weights)) w.locations_[name] = component.weights;
   if (const std::string files = replacement(family, keys); !files.empty()) w.locations_[family.denoiser()] = files;
   w.replace_autoencoder(family, keys);
+  w.replace_text_encoders(folder, keys);
   w.check_sizes(folder);
   return w;
 }
@@ -84,6 +105,36 @@ void ModelWeights::replace_autoencoder(const Family& family, const ModelKeys& ke
   if (keys.vae_file.empty()) return;
   check(!family.autoencoder().empty(), Code::invalid_config, "vae_file is given, but the model has no autoencoder");
   locations_[family.autoencoder()] = component_files(keys.vae_file, family.autoencoder());
+}
+
+void ModelWeights::replace_text_encoders(const ModelFolder& folder, const ModelKeys& keys) {
+  for (const auto& [key, name, class_name] :
+       {std::tuple{"clip_model_name_or_path", &keys.clip_model_name_or_path, "CLIPTextModel"},
+        {"t5xxl_model_name_or_path", &keys.t5xxl_model_name_or_path, "T5EncoderModel"}}) {
+    if (name->empty()) continue;
+    const auto of_class = [class_name](const auto& item) { return item.second.class_name == class_name; };
+    const auto found = std::ranges::find_if(folder.components(), of_class);
+    if (found == folder.components().end()) {
+      log_warning("{} has no effect: the model has no {}", key, class_name);
+      continue;
+    }
+    const std::string files = text_encoder_files(*name, found->first);
+    if (files.empty())
+      log_warning("{} '{}' holds no weights here; the model folder's own {} is taken", key, *name, found->first);
+    else
+      locations_[found->first] = files;
+  }
+}
+
+void check_kind(const ModelKeys& keys, const ModelFolder& folder, const Family& family) {
+  auto compare = [&](const char* key, const std::string& value, const std::vector<std::string>& accepted) {
+    check(value.empty() || std::ranges::count(accepted, value) > 0, Code::invalid_config,
+          "{} is '{}', but {} is a {}; expected {}", key, value, folder.path(), folder.pipeline(),
+          accepted.empty() ? "none" : fmt::format("{}", fmt::join(accepted, " or ")));
+  };
+  compare("model_name", keys.model_name, family.model_names());
+  compare("flux_name", keys.flux_name, family.model_names());
+  compare("model_type", keys.model_type, family.model_types());
 }
 
 std::string ModelWeights::location(const std::string& component) const {

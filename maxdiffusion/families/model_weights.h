@@ -15,11 +15,12 @@ namespace md {
 /// Keys of the model folder and of what replaces its weights.
 struct ModelKeys {
   std::string pretrained_model_name_or_path, model_name, model_type, revision, clip_bpe_file, unet_checkpoint,
-      lightning_repo, lightning_ckpt, single_file_config, variant, vae_file;
+      lightning_repo, lightning_ckpt, single_file_config, variant, vae_file, flux_name, clip_model_name_or_path,
+      t5xxl_model_name_or_path;
   std::string wan_transformer_pretrained_model_name_or_path;
   std::optional<int64_t> max_sequence_length;
   std::string train_expert;
-  bool train_new_unet = false, train_new_vae = false, random_text_encoder = false;
+  bool train_new_unet = false, train_new_flux = false, train_new_vae = false, random_text_encoder = false;
   bool names_denoiser_weights() const {
     return !unet_checkpoint.empty() || !lightning_repo.empty() ||
            !wan_transformer_pretrained_model_name_or_path.empty();
@@ -34,6 +35,11 @@ struct ModelKeys {
     v("variant", variant, "such as fp16: weights in files of this variant where the folder has them; empty: plain");
     v("vae_file", vae_file, "file or folder of an autoencoder in place of the model's, by published or original names");
     v("model_name", model_name, "what the folder must be, as the reference names it; empty: anything");
+    v("flux_name", flux_name, "the same as model_name in the reference's files for FLUX.1: flux-dev or flux-schnell");
+    v("clip_model_name_or_path", clip_model_name_or_path,
+      "file, folder or cached name of weights in place of the CLIP text encoder's; not here: the model's, with a "
+      "warning");
+    v("t5xxl_model_name_or_path", t5xxl_model_name_or_path, "the same for the T5 text encoder");
     v("model_type", model_type, "what it must make, such as T2V or I2V; empty: anything");
     v("revision", revision, "of a name in the Hugging Face cache; empty: main");
     v("clip_bpe_file", clip_bpe_file, "merges list for a model folder without tokenizer; empty: the installed one");
@@ -48,10 +54,14 @@ struct ModelKeys {
     v("lightning_repo", lightning_repo, "folder or cached name that holds lightning_ckpt; empty: off");
     v("lightning_ckpt", lightning_ckpt, "file of a whole UNet whose weights replace the model's");
     v("train_new_unet", train_new_unet, "start the denoiser (UNet, transformer) from random weights");
+    v("train_new_flux", train_new_flux, "the same as train_new_unet, in the reference's files for FLUX.1");
     v("train_new_vae", train_new_vae, "train an autoencoder first, from random weights");
     v("random_text_encoder", random_text_encoder, "text encoders of random, frozen weights: for folders without any");
   }
 };
+
+/// Whether the denoiser starts from random weights.
+bool new_denoiser(const ModelKeys& keys);
 
 /// Which parts of a parameter a process holds.
 using SlicesOf = std::function<std::vector<Slice>(const Param&)>;
@@ -90,6 +100,7 @@ class ModelWeights {
  private:
   ModelWeights(const ModelFolder& folder, uint64_t seed);
   void replace_autoencoder(const Family& family, const ModelKeys& keys);
+  void replace_text_encoders(const ModelFolder& folder, const ModelKeys& keys);
   void check_sizes(const ModelFolder& folder) const;
 
   std::map<std::string, std::string> locations_;  // components without one are random
@@ -100,6 +111,8 @@ class ModelWeights {
   uint64_t seed_;
 };
 
+/// Throws invalid_config for a folder that is not what model_name, flux_name and model_type say.
+void check_kind(const ModelKeys& keys, const ModelFolder& folder, const Family& family);
 /// What a key such as vae_file names: a file, the component's folder of a model folder, or that folder itself.
 std::string component_files(const std::string& name, const std::string& component);
 /// The values, out of those of several components, of this component's parameters, in their storage types.

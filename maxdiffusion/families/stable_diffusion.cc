@@ -77,6 +77,10 @@ class StableDiffusion final : public Family {
     return fields;
   }
 
+  std::vector<std::string> second_text_fields() const override {
+    return texts_.size() == 2 ? std::vector<std::string>{texts_[1].ids} : std::vector<std::string>();
+  }
+
   HostArrays tokenize(const std::vector<std::string>& captions) const override {
     HostArrays out;
     int64_t cut = 0;
@@ -145,17 +149,7 @@ class StableDiffusion final : public Family {
 
   /// scaling_factor: one over the latents' standard deviation (Rombach et al. 2022, appendix G).
   nlohmann::json fitted_autoencoder(nlohmann::json config, const EachMoments& each) const override {
-    double sum = 0, squares = 0, n = 0;
-    each([&](const HostArray& moments) {
-      const int64_t c = moments.dims().back() / 2;
-      auto v = moments.view<float>();
-      for (size_t i = 0; i < v.size(); i += static_cast<size_t>(2 * c))
-        for (int64_t k = 0; k < c; ++k) {
-          const double mean = v[i + static_cast<size_t>(k)], deviation = v[i + static_cast<size_t>(c + k)];
-          sum += mean, squares += mean * mean + deviation * deviation, n += 1;
-        }
-    });
-    const double scale = 1 / std::sqrt(std::max(squares / n - (sum / n) * (sum / n), 1e-12));
+    const double scale = 1 / spread_of(each).deviation;
     config["scaling_factor"] = scale;
     log_info("autoencoder: scaling_factor {:.5f} (one over the latents' standard deviation)", scale);
     return config;
@@ -221,28 +215,19 @@ class StableDiffusion final : public Family {
   }
   HostArrays to_encoded(const HostArray& moments, const HostArrays& text, const HostArrays& conditioning,
                         const std::function<std::vector<float>(size_t)>& noise) const override {
-    const Dims& d = moments.dims();
-    const size_t c = static_cast<size_t>(d.back()) / 2;
-    auto v = moments.view<float>();
     if (!micro()) {
+      const size_t c = static_cast<size_t>(moments.dims().back()) / 2;
+      auto v = moments.view<float>();
       HostArray q(moments.shape());
       auto to = q.mutable_view<float>();
       for (size_t k = 0; k < v.size(); ++k)
         to[k] = k % (2 * c) < c ? v[k] : static_cast<float>(2 * std::log(std::max<double>(v[k], 1e-30)));
       return {{"moments", q}, {"clip_embeddings", conditioning.at(kPrompt)}};
     }
-    HostArray z(Shape{DType::f32, {1, d[0], d[1], d[2] / 2}});
-    auto to = z.mutable_view<float>();
-    const std::vector<float> drawn = noise(to.size());
-    for (size_t k = 0; k < to.size(); ++k) {
-      const size_t mean = k / c * 2 * c + k % c;
-      to[k] = static_cast<float>((v[mean] + static_cast<double>(v[mean + c]) * drawn[k] - vae_.shift_factor) *
-                                 vae_.scaling_factor);
-    }
     HostArray ids(Shape{DType::s32, {static_cast<int64_t>(texts_.size()), length()}});
     for (size_t k = 0; k < texts_.size(); ++k)
       set_rows(ids, static_cast<int64_t>(k), text.at(texts_[k].ids).reshaped({1, length()}));
-    return {{"pixel_values", without_batch(channels_first(z))},
+    return {{"pixel_values", without_batch(channels_first(latent_scale().apply(drawn_latent(moments, noise))))},
             {"input_ids", ids},
             {kPrompt, conditioning.at(kPrompt)},
             {kPooled, conditioning.at(kPooled)}};

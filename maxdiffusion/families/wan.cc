@@ -286,17 +286,7 @@ class Wan final : public Family {
   }
   HostArrays to_encoded(const HostArray& moments, const HostArrays&, const HostArrays& conditioning,
                         const std::function<std::vector<float>(size_t)>& noise) const override {
-    Dims dims = moments.dims();
-    const size_t c = static_cast<size_t>(dims.back()) / 2;
-    dims.back() /= 2;
-    HostArray z(batched(1, {DType::f32, dims}));
-    auto v = moments.view<float>();
-    auto to = z.mutable_view<float>();
-    const std::vector<float> drawn = noise(to.size());
-    for (size_t k = 0; k < to.size(); ++k) {
-      const size_t mean = k / c * 2 * c + k % c;
-      to[k] = static_cast<float>(v[mean] + static_cast<double>(v[mean + c]) * drawn[k]);
-    }
+    const HostArray z = drawn_latent(moments, noise);
     return {{"latents", without_batch(channels_first(latent_scale().apply(z)))}, {kStored, conditioning.at(kPrompt)}};
   }
 

@@ -171,7 +171,18 @@ SampleOptions sample_options(const SampleKeys& k, const Family& family, const Me
   SampleOptions o;
   o.prompts = k.prompt;
   o.negative_prompts = k.negative_prompt;
-  o.guidance_scale = k.do_classifier_free_guidance ? k.guidance_scale : 1;
+  o.second_prompts = k.prompt_2;
+  if (!k.prompt_2.empty() && family.second_text_fields().empty()) {
+    log_warning("prompt_2 has no effect: this model has one text encoder");
+    o.second_prompts.clear();
+  }
+  const bool distilled = family.distilled_guidance();
+  o.told_guidance = k.guidance_scale;
+  o.guidance_scale = k.do_classifier_free_guidance ? (distilled ? k.true_cfg_scale : k.guidance_scale) : 1;
+  if (distilled && !k.negative_prompt.empty() && !o.guided())
+    log_warning("negative_prompt has no effect: this model was distilled with guidance; try true_cfg_scale above 1");
+  if (!distilled && k.true_cfg_scale != 1)
+    log_warning("true_cfg_scale has no effect: it is guidance_scale that guides this model");
   if (family.denoisers().size() == 2) {
     o.guidance_scales = {k.guidance_scale_high.value_or(k.guidance_scale),
                          k.guidance_scale_low.value_or(k.guidance_scale)};
@@ -214,11 +225,15 @@ SampleOptions sample_options(const SampleKeys& k, const Family& family, const Me
 
 PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const SampleOptions& o) {
   PromptConditioning out;
+  std::vector<std::string> seconds = o.second_prompts;
+  check(seconds.size() <= 1 || seconds.size() == o.prompts.size(), Code::invalid_config,
+        "prompt_2 has {} texts for {} prompts; expected one for all, or one each", seconds.size(), o.prompts.size());
+  if (seconds.size() == 1) seconds.resize(o.prompts.size(), std::string(seconds[0]));
   auto per_sample = [](HostArrays fields, int64_t times) {
     for (auto& [name, a] : fields) a = repeat_rows(a, times);
     return fields;
   };
-  out.positive = per_sample(text.encode(o.prompts), o.images_per_prompt);
+  out.positive = per_sample(text.encode(o.prompts, false, seconds), o.images_per_prompt);
   if (!o.guided()) return out;
   const size_t given = o.negative_prompts.size();
   check(given <= 1 || given == o.prompts.size(), Code::invalid_config,

@@ -27,7 +27,10 @@ struct SampleOptions {
   std::vector<std::string> prompts;
   /// One for all prompts, or one for each. Empty: see Family::zeros_for_empty_prompt.
   std::vector<std::string> negative_prompts;
+  /// Of Family::second_text_fields: one for all prompts, or one for each. Empty: the prompts.
+  std::vector<std::string> second_prompts = {};
   double guidance_scale = 7.5;           // 1 or less: no guidance, the model runs once a step
+  double told_guidance = 1;              // see Family::guidance_conditioning
   std::vector<double> guidance_scales;   // for each of Family::denoisers; empty: guidance_scale
   std::optional<double> boundary_ratio;  // see Family::boundary_time
   double guidance_rescale = 0;           // 0: off
@@ -64,7 +67,7 @@ SampleOptions sample_options(const SampleKeys& keys, const Family& family, const
 struct PromptConditioning {
   HostArrays positive, negative;  // negative: with guidance only
 };
-/// Throws invalid_config where negative_prompts are neither none, one, nor as many as the prompts.
+/// Throws invalid_config where negative_prompts or second_prompts are neither none, one, nor as many as the prompts.
 PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const SampleOptions& options);
 
 /// Latents f32 [N, h, w, C], still scaled. `weights` is called on another thread while a program is

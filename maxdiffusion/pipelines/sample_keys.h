@@ -12,9 +12,9 @@ namespace md {
 
 struct SampleKeys {
   Texts prompt;
-  OptionalTexts negative_prompt;
+  OptionalTexts negative_prompt, prompt_2;
   bool do_classifier_free_guidance = true;
-  double guidance_scale = 7.5, guidance_rescale = 0;
+  double guidance_scale = 7.5, guidance_rescale = 0, true_cfg_scale = 1;
   int64_t num_inference_steps = 30, clip_skip = 0;
   std::optional<int64_t> num_images_per_prompt, sample_seed, height, width, num_frames;
   std::optional<double> guidance_scale_high, guidance_scale_low, boundary_ratio;
@@ -28,8 +28,12 @@ struct SampleKeys {
     v("prompt", prompt, "what to draw: one text or a list");
     v("negative_prompt", negative_prompt,
       "what guidance steers away from: one text, or one for each prompt; null: nothing");
-    v("do_classifier_free_guidance", do_classifier_free_guidance, "false: guidance_scale is not used");
-    v("guidance_scale", guidance_scale, "classifier-free guidance; <= 1: off");
+    v("prompt_2", prompt_2,
+      "what a second text encoder reads instead of prompt: one text, or one for each prompt; null: prompt");
+    v("do_classifier_free_guidance", do_classifier_free_guidance, "false: the factor of guidance is not used");
+    v("guidance_scale", guidance_scale,
+      "classifier-free guidance; <= 1: off. Of a model distilled with guidance, what it is told");
+    v("true_cfg_scale", true_cfg_scale, "classifier-free guidance of such a model, at twice the work; <= 1: off");
     v("guidance_scale_high", guidance_scale_high, "of the denoiser of the noisy steps, of two; null: guidance_scale");
     v("guidance_scale_low", guidance_scale_low, "of the denoiser of the cleaner steps, of two; null: guidance_scale");
     v("boundary_ratio", boundary_ratio,

@@ -34,6 +34,7 @@ Conditioning step_inputs(Graph& g, const StretchSetup& steps) {
   }
   const SampleOptions& o = steps.options;
   const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
+  given.merge(steps.family.guidance_conditioning(g, steps.calls(), o.told_guidance));
   given.merge(steps.family.size_conditioning(g, steps.calls(), o.said.value_or(SizeHints{whole, {0, 0}, whole})));
   if (o.control) {
     Tensor image = batch_input(g, steps, "control_image", o.control->image.shape());

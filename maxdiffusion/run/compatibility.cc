@@ -20,7 +20,7 @@ constexpr Option kOptions[] = {
     {"encoded records (dataset_type tfrecord or grain with cache_latents_text_encoder_outputs)",
      [](const RunConfig& c) { return c.reads_encoded_records(); }},
     {"train_new_vae", [](const RunConfig& c) { return c.model.train_new_vae; }},
-    {"train_new_unet", [](const RunConfig& c) { return c.model.train_new_unet; }},
+    {"train_new_unet", [](const RunConfig& c) { return new_denoiser(c.model); }},
     {"vae_file", [](const RunConfig& c) { return !c.model.vae_file.empty(); }},
     {"unet_checkpoint (or another key that names the denoiser's weights)",
      [](const RunConfig& c) { return c.model.names_denoiser_weights(); }},

@@ -143,6 +143,7 @@ class Sampler {
   }
   const RunModels& models() const { return models_; }
   uint64_t seed() const { return options_.seed; }
+  void tell_guidance(double scale) { options_.told_guidance = scale; }
   /// The samples have the numbers from `first` on, instead of from 0.
   void number_from(int64_t first) { options_.first_sample = first; }
 
@@ -154,9 +155,10 @@ class Sampler {
     if (!o.negative_prompts.empty())
       text += "\nNegative prompt: " + o.negative_prompts[o.negative_prompts.size() == 1 ? 0 : prompt];
     text += fmt::format(
-        "\nSteps: {}, Sampler: {}, CFG scale: {}, Seed: {}, Size: {}x{}, Model: {}, Picture: {}, Version: "
+        "\nSteps: {}, Sampler: {}, CFG scale: {}, {}Seed: {}, Size: {}x{}, Model: {}, Picture: {}, Version: "
         "maxdiffusion {}",
-        o.num_inference_steps, o.scheduler_config.value("_class_name", std::string()), o.guidance_scale, o.seed,
+        o.num_inference_steps, o.scheduler_config.value("_class_name", std::string()), o.guidance_scale,
+        models_.family()->distilled_guidance() ? fmt::format("Distilled CFG Scale: {}, ", o.told_guidance) : "", o.seed,
         o.size.width, o.size.height, std::filesystem::path(models_.folder().path()).filename().string(),
         o.first_sample + picture, version());
     return {{"parameters", text}};
@@ -230,9 +232,15 @@ SampleOptions planned_sampling(const RunModels& models, int64_t devices) {
   const double per_device = global > 0  // half a picture more, since what is over is cut off
                                 ? (static_cast<double>(global) + 0.5) / static_cast<double>(devices)
                                 : c.batches.per_device_batch_size;
+  SampleKeys keys = c.sample;
+  if (!keys.prompt_2.empty() && c.on_command_line.contains("prompt") && !c.on_command_line.contains("prompt_2")) {
+    log_info_once("prompt_2 of the file is left aside, since prompt was given on the command line");
+    keys.prompt_2.clear();
+  }
   SampleOptions o =
-      sample_options(c.sample, *models.family(), sample_size(c, *models.family()), per_device, devices, c.seed());
-  o.scheduler_config = sampling_config(models.folder().scheduler_config(), c.scheduler);
+      sample_options(keys, *models.family(), sample_size(c, *models.family()), per_device, devices, c.seed());
+  o.scheduler_config =
+      models.family()->sampler_config(sampling_config(models.folder().scheduler_config(), c.scheduler), o.size);
   o.scope = models.denoiser_options();
   o.compile = c.compile;
   o.cache = c.step_cache;
@@ -286,11 +294,13 @@ void draw_class_images(const RunConfig& run) {
   c.sample.negative_prompt = {};
   c.sample.num_inference_steps = 50;
   c.sample.guidance_scale = 7.5;
+  c.sample.true_cfg_scale = 1;
   c.sample.do_classifier_free_guidance = true;
   c.sample.num_images_per_prompt = missing;
   c.sample.latents.clear();
   Sampler sampler(c, c.model.pretrained_model_name_or_path, false);
   sampler.number_from(there);  // the seed has drawn those before
+  if (sampler.models().family()->distilled_guidance()) sampler.tell_guidance(run.sample.guidance_scale);
   const HostArray images = sampler.decode(sampler.denoise());
   for (int64_t i = 0; i < missing; ++i) {
     const std::string bytes = encode_png(image_of_batch(images, i));

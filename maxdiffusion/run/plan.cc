@@ -23,6 +23,7 @@ DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> famil
   t.batch_size = part_of_replica(global_batch(c.batches, devices), replicas);
   t.size = training_size(c, *t.family);
   t.said = t.size;
+  t.guidance = c.sample.guidance_scale;
   if (c.is_dreambooth()) {
     t.prior_loss_weight = c.dreambooth.prior_loss_weight;
   } else {

@@ -13,12 +13,12 @@ namespace md {
 struct ReferenceKeys {
   // How the reference arranges work that is arranged by itself here; any value will do.
   bool jit_initializers = true, from_pt = true, controlnet_from_pt = true, lightning_from_pt = true;
-  bool split_head_dim = true, mask_padding_tokens = true, skip_jax_distributed_system = false;
+  bool split_head_dim = true, mask_padding_tokens = true, skip_jax_distributed_system = false, offload_encoders = true;
   int64_t tokenize_captions_num_proc = 4, transform_images_num_proc = 4;
   bool use_base2_exp = true, use_experimental_scheduler = true, compile_text_encoder = false,
        enable_jax_named_scopes = false;
   int64_t ulysses_attention_chunks = 1, tile_search_iters = 10;
-  std::string tensorboard_dir, prompt_2, tile_search_mode, tile_search_out;
+  std::string tensorboard_dir, tile_search_mode, tile_search_out;
   JsonText vae_logical_axis_rules;
   // Refused or warned about when set.
   bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false,
@@ -38,10 +38,11 @@ struct ReferenceKeys {
     v("split_head_dim", split_head_dim, kAny);
     v("mask_padding_tokens", mask_padding_tokens, kAny);
     v("skip_jax_distributed_system", skip_jax_distributed_system, kAny);
+    v("offload_encoders", offload_encoders,
+      "read for the reference's files; text encoders leave the devices before the denoiser comes");
     v("tokenize_captions_num_proc", tokenize_captions_num_proc, kAny);
     v("transform_images_num_proc", transform_images_num_proc, kAny);
     v("tensorboard_dir", tensorboard_dir, kAny);
-    v("prompt_2", prompt_2, kAny);
     v("use_base2_exp", use_base2_exp, kAny);
     v("use_experimental_scheduler", use_experimental_scheduler, kAny);
     v("ulysses_attention_chunks", ulysses_attention_chunks, kAny);

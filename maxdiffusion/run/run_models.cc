@@ -48,17 +48,6 @@ ModelFolder open_folder(const ModelKeys& keys, const std::string& model, const s
   return folder;
 }
 
-/// Refuses a folder that is not what the keys say.
-void check_kind(const ModelKeys& keys, const ModelFolder& folder, const Family& family) {
-  auto compare = [&](const char* key, const std::string& value, const std::vector<std::string>& accepted) {
-    check(value.empty() || std::ranges::count(accepted, value) > 0, Code::invalid_config,
-          "{} is '{}', but {} is a {}; expected {}", key, value, folder.path(), folder.pipeline(),
-          accepted.empty() ? "none" : fmt::format("{}", fmt::join(accepted, " or ")));
-  };
-  compare("model_name", keys.model_name, family.model_names());
-  compare("model_type", keys.model_type, family.model_types());
-}
-
 }  // namespace
 
 RunModels::RunModels(const RunConfig& c, const std::string& model, Purpose purpose, const std::string& controlnet)
@@ -109,6 +98,13 @@ TextEncoder& RunModels::text_encoder() {
     text_encoder_ = std::make_unique<TextEncoder>(devices_, family_, encoder_batch(), weights_of(),
                                                   scope_options(config_.layers), config_.compile, 0, config_.encoders);
   return *text_encoder_;
+}
+
+void RunModels::free_text_encoder() {
+  const std::vector<std::string> encoders = family_->text_encoders();
+  if (!text_encoder_ || std::ranges::any_of(encoders, [&](auto& e) { return weights_.location(e).empty(); })) return;
+  log_info("the text encoders leave the devices");
+  text_encoder_.reset();
 }
 
 MediaAutoencoder& RunModels::media_autoencoder() {

@@ -48,6 +48,9 @@ class RunModels {
   /// With the text encoders' weights as they were before this run trained them.
   TextEncoder& text_encoder();
   MediaAutoencoder& media_autoencoder();
+  /// Gives back the memory of the text encoders, on the devices and here; text_encoder() reads them again. They stay
+  /// where their weights are in no file.
+  void free_text_encoder();
   /// The autoencoder's values by input name.
   const HostArrays& autoencoder_values();
 

@@ -295,6 +295,8 @@ void train_into(const Outputs& outputs) {
                                                    })
                                     : HostArray();
 
+  const bool draws = c.run.sample_every > 0 || c.run.enable_generate_video_for_eval;
+  if (!draws || c.sample.prompt.empty()) models.free_text_encoder();
   std::optional<Phase> phase(std::in_place, c.run, "training");
   const Trained t = train_loop(models.devices(), pointers(tasks), std::move(data.batches), o);
   phase.reset();

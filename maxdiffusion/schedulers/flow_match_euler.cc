@@ -1,6 +1,7 @@
 // Euler's method on straight paths from noise to data: x = (1 − σ)·x0 + σ·ε, the model predicts ε − x0, and
 // x += (σ' − σ)·(ε − x0). Levels lie evenly between the shifted ends of training and are then shifted themselves, as
-// diffusers does. Sources: Lipman et al. 2023; Esser et al. 2024, equation 23 (shift).
+// diffusers does; with timestep_spacing trailing they lie evenly from 1 to 1/n before the shift, as pipelines of some
+// models ask diffusers for. Sources: Lipman et al. 2023; Esser et al. 2024, equation 23 (shift).
 #include "maxdiffusion/schedulers/members.h"
 #include "maxdiffusion/schedulers/sigmas.h"
 #include "maxdiffusion/schedulers/spacing.h"
@@ -24,13 +25,14 @@ std::unique_ptr<Scheduler> make_flow_match_euler(const nlohmann::json& config) {
         "scheduler config: shift_terminal is {}; expected a number below 1", terminal.value_or(0));
   const bool karras = member(config, "use_karras_sigmas", false),
              exponential = member(config, "use_exponential_sigmas", false),
-             inverted = member(config, "invert_sigmas", false), drawn = member(config, "stochastic_sampling", false);
+             inverted = member(config, "invert_sigmas", false), drawn = member(config, "stochastic_sampling", false),
+             trailing = member<std::string>(config, "timestep_spacing", "") == "trailing";
   check(!karras || !exponential, Code::invalid_config,
         "scheduler config: use_karras_sigmas and use_exponential_sigmas are true; set one to false");
 
   auto plan = [=](int64_t steps, const Knowns& k) {
     check_steps(steps, T);
-    const double least = shifted(shift, 1 / static_cast<double>(T));
+    const double least = trailing ? 1 / static_cast<double>(steps) : shifted(shift, 1 / static_cast<double>(T));
     std::vector<double> sigmas;
     for (int64_t i = 0; i < steps; ++i) {
       const double part = steps == 1 ? 0 : static_cast<double>(i) / static_cast<double>(steps - 1);

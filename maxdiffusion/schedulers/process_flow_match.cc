@@ -1,6 +1,7 @@
 // Straight paths from data to noise: x = (1 − σ)·x0 + σ·ε, and the model predicts ε − x0. Times are continuous.
 // Sources: Lipman et al. 2023; Liu et al. 2022 (rectified flow); Esser et al. 2024 (shifted times). The weights are
-// those of MaxDiffusion's flow-match scheduler, whose table is made over the grid of its 1000 shifted times.
+// those of MaxDiffusion's flow-match scheduler, whose table is made over the grid of its 1000 shifted times. Its lowest
+// level is not 0; that of models that are sampled by Euler's method on these paths is, so that their times are levels.
 #include <algorithm>
 #include <cmath>
 
@@ -17,11 +18,16 @@ namespace {
 
 constexpr double kSigmaMax = 1, kSigmaMin = 0.003 / 1.002;
 
+bool euler(const nlohmann::json& config) {
+  return member<std::string>(config, "_class_name", "").ends_with("FlowMatchEulerDiscreteScheduler");
+}
+
 class FlowMatch final : public NoiseProcess {
  public:
   FlowMatch(const nlohmann::json& config, const ProcessKeys& keys)
       : T_(member<int64_t>(config, "num_train_timesteps", 1000)),
         shift_(keys.train_flow_shift),
+        least_(euler(config) ? 0 : kSigmaMin),
         weighted_(!keys.disable_training_weights && T_ > 1) {
     check(T_ >= 1 && T_ <= 1'000'000, Code::invalid_config,
           "scheduler config: num_train_timesteps is {}; expected 1 or more, up to a million", T_);
@@ -60,7 +66,7 @@ class FlowMatch final : public NoiseProcess {
     HostArray out = sigmas.cast(DType::f32);
     HostArray times(out.shape());
     std::ranges::transform(out.view<float>(), times.mutable_view<float>().begin(), [this](float s) {
-      return static_cast<float>((s - kSigmaMin) / (kSigmaMax - kSigmaMin) * static_cast<double>(T_));
+      return static_cast<float>((s - least_) / (kSigmaMax - least_) * static_cast<double>(T_));
     });
     return times;
   }
@@ -86,7 +92,7 @@ class FlowMatch final : public NoiseProcess {
   Tensor sigma(Tensor t, int64_t rank) const {
     Dims dims(static_cast<size_t>(rank), 1);
     dims[0] = t.dim(0);
-    return reshape(t * ((kSigmaMax - kSigmaMin) / static_cast<double>(T_)) + kSigmaMin, dims);
+    return reshape(t * ((kSigmaMax - least_) / static_cast<double>(T_)) + least_, dims);
   }
   /// The middles between the falling times of the grid, and the bell of weights, whose mean is 1 and minimum 0.
   void make_table() {
@@ -109,7 +115,7 @@ class FlowMatch final : public NoiseProcess {
   }
 
   int64_t T_;
-  double shift_;
+  double shift_, least_;         // least_: the level at time 0
   double first_ = 0, last_ = 1;  // of the numbers that are drawn and then shifted
   double from_ = 0, to_ = 0;     // the times that they become, where not all
   bool weighted_;
@@ -119,8 +125,8 @@ class FlowMatch final : public NoiseProcess {
 }  // namespace
 
 bool flows(const nlohmann::json& config) {
-  const bool euler = member<std::string>(config, "_class_name", "").ends_with("FlowMatchEulerDiscreteScheduler");
-  return member<std::string>(config, "prediction_type", euler ? "flow_prediction" : "epsilon") == "flow_prediction";
+  return member<std::string>(config, "prediction_type", euler(config) ? "flow_prediction" : "epsilon") ==
+         "flow_prediction";
 }
 
 std::shared_ptr<const NoiseProcess> make_flow_match(const nlohmann::json& config, const ProcessKeys& keys) {

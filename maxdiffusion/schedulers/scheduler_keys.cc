@@ -29,6 +29,19 @@ bool is_for_others(const json& config, const std::map<std::string, std::string>&
   return true;
 }
 
+/// The keys of a shift by size, in the members of the same meaning.
+void shift_by_size(json& config, const SchedulerKeys& keys) {
+  if (!flows(config)) {
+    if (keys.time_shift || keys.base_shift || keys.max_shift)
+      log_warning("time_shift, base_shift and max_shift have no effect: this model does not flow");
+    return;
+  }
+  if (keys.time_shift) config["use_dynamic_shifting"] = *keys.time_shift;
+  if (keys.base_shift) config["base_shift"] = *keys.base_shift;
+  if (keys.max_shift) config["max_shift"] = *keys.max_shift;
+  if (keys.flow_shift && config.contains("use_dynamic_shifting")) config["use_dynamic_shifting"] = false;
+}
+
 json configured(const std::string& text, const SchedulerKeys& keys, bool training) {
   json config = parse_scheduler_config(text);
   static const std::map<std::string, std::string> kNothing;
@@ -50,6 +63,7 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
                     name_of(config), name_of(file));
   }
   if (!keys.prediction_type.empty()) config["prediction_type"] = keys.prediction_type;
+  if (!training) shift_by_size(config, keys);
   if (keys.flow_shift && !training) config["shift"] = config["flow_shift"] = *keys.flow_shift;  // each reads its own
   return config;
 }

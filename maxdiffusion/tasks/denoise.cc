@@ -95,6 +95,7 @@ Tensor DenoiseTask::sample_losses(const Models& models, const Feed& feed, Rng rn
     conditioning.merge(family->size_conditioning(x0.graph(), b, {whole, {0, 0}, whole}));
   }
 
+  conditioning.merge(family->guidance_conditioning(x0.graph(), b, guidance));
   if (images)
     for (const Field& field : family->image_fields(size)) conditioning[field.name] = all.at(field.name);
   const Tensor noisy = process->noisy(x0, draws.added, draws.t);

@@ -43,6 +43,7 @@ struct DenoiseTask : Task {
   /// What the denoiser is conditioned on where batches hold no sizes. Absent: `size`.
   std::optional<MediaSize> said;
   double caption_dropout = 0;
+  double guidance = 1;          // see Family::guidance_conditioning
   bool masked = false;          // every batch has masks
   bool sizes = false;           // every batch has Family::size_fields
   bool images = false;          // every batch has Family::image_fields

@@ -23,7 +23,7 @@ namespace md {
 namespace {
 
 namespace fs = std::filesystem;
-const std::string kModels = MD_SOURCE_DIR "/tests/golden/pipelines/";
+const std::string kModels = MD_SOURCE_DIR "/tests/golden/";
 
 class DataRuns : public testing::Test {
  protected:
@@ -69,16 +69,17 @@ class DataRuns : public testing::Test {
     ASSERT_EQ(found.size(), wanted.size());
     for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], wanted[i], tolerance * wanted[i]) << i;
   }
-  /// A copy of a golden's folder whose autoencoder knows every latent for certain: the deviation is e⁻¹⁵.
-  std::string certain(const std::string& name) {
-    std::string copy = t / ("certain_" + name), file = copy + "/vae/diffusion_pytorch_model.safetensors";
+  /// A copy of a golden's folder whose autoencoder knows every latent for certain: the deviation is e⁻¹⁵. `last`: the
+  /// layer that gives its moments.
+  std::string certain(const std::string& name, const std::string& last = "quant_conv") {
+    std::string copy = t / "certain", file = copy + "/vae/diffusion_pytorch_model.safetensors";
     fs::copy(kModels + name, copy, fs::copy_options::recursive);
     std::string bytes = read_file(file);
     uint64_t head = 0;
     std::memcpy(&head, bytes.data(), sizeof head);
     const auto header = parse_json(bytes.substr(8, head));
     for (const char* part : {"weight", "bias"}) {
-      const auto& tensor = header.at(std::string("quant_conv.") + part);
+      const auto& tensor = header.at(last + "." + part);
       const size_t begin = 8 + head + tensor["data_offsets"][0].get<size_t>(),
                    end = 8 + head + tensor["data_offsets"][1].get<size_t>();
       EXPECT_EQ(tensor["dtype"], "BF16");
@@ -90,7 +91,7 @@ class DataRuns : public testing::Test {
     return copy;
   }
   TemporaryFolder t;
-  std::string model = kModels + "sd";
+  std::string model = kModels + "pipelines/sd";
 };
 
 TEST_F(DataRuns, BucketsAreTrainedFromAsFoldersAre) {
@@ -197,11 +198,39 @@ TEST_F(DataRuns, TfrecordsForEvaluationHaveTimesteps) {
 }
 
 TEST_F(DataRuns, TfrecordsOfTwoTextEncodersTrainAsTheFolderDoes) {
-  model = certain("sdxl");  // these files hold a latent already drawn
+  model = certain("pipelines/sdxl");  // these files hold a latent already drawn
   const auto folder = trained("folder", {});
   const Outcome o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "set")});
   ASSERT_EQ(o.status, 0) << o.err;
   expect_near(trained("records", {"dataset_type=tfrecord", "train_data_dir=" + (t / "set")}), folder, 1e-5);
+}
+
+TEST_F(DataRuns, TfrecordsOfPackedLatentsTrainAsTheFolderDoes) {
+  model = certain("flux/dev", "encoder.conv_out");
+  const auto folder = trained("folder", {"max_sequence_length=12"});
+  const Outcome o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "set"), "max_sequence_length=12"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  // As MaxDiffusion's trainer describes them.
+  const auto source =
+      open_source({.dataset_type = "tfrecord",
+                   .train_data_dir = t / "set",
+                   .array_columns = {"pixel_values", "input_ids", "text_embeds", "prompt_embeds", "img_ids"}});
+  RecordStream stream(source, {.shuffle = false});
+  const HostArrays record = stream.next().read().arrays;
+  EXPECT_EQ(record.at("pixel_values").shape(), (Shape{DType::bf16, {16, 64}}));
+  EXPECT_EQ(record.at("input_ids").shape(), (Shape{DType::bf16, {12, 3}}));
+  EXPECT_EQ(record.at("text_embeds").shape(), (Shape{DType::f32, {12, 12}}));
+  EXPECT_EQ(record.at("prompt_embeds").shape(), (Shape{DType::f32, {16}}));
+  const std::vector<double> places = record.at("img_ids").to_doubles();
+  ASSERT_EQ(places.size(), 48u);
+  for (size_t i = 0; i < 16; ++i) {
+    EXPECT_EQ(places[3 * i], 0);
+    EXPECT_EQ(places[3 * i + 1], i / 4);
+    EXPECT_EQ(places[3 * i + 2], i % 4);
+  }
+  // Latents are rounded to bf16 there.
+  expect_near(trained("records", {"dataset_type=tfrecord", "train_data_dir=" + (t / "set"), "max_sequence_length=12"}),
+              folder, 3e-3);
 }
 
 TEST_F(DataRuns, TfrecordsOfPicturesTrainAsTheFolderDoes) {

@@ -37,6 +37,33 @@ Outcome compile_pictures(std::vector<std::string> words) {
   return maxdiffusion(words);
 }
 
+/// FLUX.1's kind, one block of each sort with 8 heads of 16 values.
+Outcome compile_flux(std::vector<std::string> words) {
+  const TemporaryFolder folder;
+  std::filesystem::copy(MD_SOURCE_DIR "/tests/golden/flux/dev", folder.path(),
+                        std::filesystem::copy_options::recursive);
+  std::filesystem::remove(folder / "transformer/diffusion_pytorch_model.safetensors");
+  write_file_atomic(folder / "transformer/config.json", R"({"_class_name": "FluxTransformer2DModel",
+    "num_attention_heads": 8, "attention_head_dim": 16, "axes_dims_rope": [4, 6, 6], "in_channels": 64,
+    "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 12, "pooled_projection_dim": 16,
+    "guidance_embeds": true})");
+  words.insert(words.begin(), {"compile", MD_SOURCE_DIR "/configs/base_flux_dev.yml", "train_new_flux=true",
+                               "pretrained_model_name_or_path=" + folder.path(), "resolution=64",
+                               "max_sequence_length=32", "topology=v5p:2x2x1"});
+  return maxdiffusion(words);
+}
+
+TEST(ParallelismExamples, FluxSplitsTheBatchOrTheWeights) {
+  Outcome o = compile_flux({});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "mesh: data 4 (4 devices)")) << o.out;
+  EXPECT_FALSE(contains(o.out, "all-gather")) << o.out;
+  o = compile_flux({"ici_data_parallelism=1", "ici_fsdp_parallelism=4"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "mesh: fsdp 4 (4 devices)")) << o.out;
+  EXPECT_TRUE(contains(o.out, "all-gather over fsdp")) << o.out;
+}
+
 TEST(ParallelismExamples, FourSlicesOfEight) {
   const Outcome o = compile_video({"topology=v6e:2x4", "compile_topology_num_slices=4", "dcn_data_parallelism=4",
                                    "ici_data_parallelism=2", "ici_context_parallelism=2", "ici_tensor_parallelism=2",

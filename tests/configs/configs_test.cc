@@ -23,7 +23,8 @@ namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
 const std::string kConfigs = MD_SOURCE_DIR "/configs/";
-const std::string kPictures = MD_SOURCE_DIR "/tests/golden/pipelines/", kVideos = MD_SOURCE_DIR "/tests/golden/wan/";
+const std::string kPictures = MD_SOURCE_DIR "/tests/golden/pipelines/", kVideos = MD_SOURCE_DIR "/tests/golden/wan/",
+                  kFlows = MD_SOURCE_DIR "/tests/golden/flux/";
 
 /// What stands for a model: its folder, and what makes data and media small. {}: the test's own folder.
 struct Tiny {
@@ -54,6 +55,13 @@ const std::map<std::string, Tiny> kModels = {
     {"Wan-AI/Wan2.2-T2V-A14B-Diffusers", {kVideos + "a14b", video_words({kTexts, "train_expert=low"}), kVideo}},
     {"Wan-AI/Wan2.1-I2V-14B-720P-Diffusers", {kVideos + "i2v", video_words({kImage}), kVideo}},
     {"Wan-AI/Wan2.2-I2V-A14B-Diffusers", {kVideos + "i2v_a14b", video_words({kImage, "train_expert=low"}), kVideo}},
+    // Latents and embeddings of one of the two are written by the test of TFRecords; here both take pictures.
+    {"black-forest-labs/FLUX.1-dev",
+     {kFlows + "dev",
+      {"resolution=16", "dataset_name=", "train_data_dir={}/pictures", "dataset_type=tf", kTexts},
+      kPicture}},
+    {"black-forest-labs/FLUX.1-schnell",
+     {kFlows + "schnell", {"resolution=16", "dataset_name=", "train_data_dir={}/pictures", kTexts}, kPicture}},
     // Models of this project, whose random weights are trained from the start.
     {"configs/models/emoji",
      {MD_SOURCE_DIR "/configs/models/emoji",

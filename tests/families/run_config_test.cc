@@ -70,7 +70,7 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
   EXPECT_TRUE(contains(refusal({"activations_dtype=int32"}), "is no float"));
   EXPECT_TRUE(contains(refusal({"precision=BEST"}), "is not one of: DEFAULT, HIGH, HIGHEST"));
   EXPECT_TRUE(contains(refusal({"attention=splash"}), "is not one of: dot_product, flash"));
-  EXPECT_TRUE(contains(refusal({"remat_policy=FLUX_OPTIMIZED"}), "is not one of: NONE, FULL"));
+  EXPECT_TRUE(contains(refusal({"remat_policy=MOST"}), "is not one of: NONE, FULL"));
   for (const std::string key : {"names_which_can_be_saved", "names_which_can_be_offloaded"})
     EXPECT_TRUE(contains(refusal({key + "=[all]"}), key + ": 'all' is not one of: hidden_states, self_attn"));
   EXPECT_TRUE(contains(refusal({"names_which_can_be_saved=[xq_out]", "names_which_can_be_offloaded=[xq_out]"}),
@@ -371,7 +371,7 @@ TEST(ReferenceKeys, WhatArrangesItselfHereIsReadInSilence) {
                       "tensorboard_dir=/a",
                       "norm_num_groups=32",
                       "cache_dreambooth_dataset=true",
-                      "prompt_2=a",
+                      "offload_encoders=false",
                       "use_base2_exp=false",
                       "use_experimental_scheduler=false",
                       "ulysses_attention_chunks=2",

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/image.h"
@@ -18,13 +19,14 @@ namespace {
 
 const std::string kGoldens = MD_SOURCE_DIR "/tests/golden/pipelines";
 
-const std::string kVideoGoldens = MD_SOURCE_DIR "/tests/golden/wan";
+const std::string kVideoGoldens = MD_SOURCE_DIR "/tests/golden/wan", kFlowGoldens = MD_SOURCE_DIR "/tests/golden/flux";
 
 /// Of the goldens in a folder.
 const SafetensorsReader& golden(const std::string& root) {
-  static const SafetensorsReader pictures = SafetensorsReader::open(kGoldens + "/golden.safetensors"),
-                                 videos = SafetensorsReader::open(kVideoGoldens + "/golden.safetensors");
-  return root == kGoldens ? pictures : videos;
+  static std::map<std::string, SafetensorsReader> files;
+  auto it = files.find(root);
+  if (it == files.end()) it = files.emplace(root, SafetensorsReader::open(root + "/golden.safetensors")).first;
+  return it->second;
 }
 
 /// ‖a − b‖ / ‖b‖.
@@ -45,10 +47,10 @@ void PrintTo(const Case& c, std::ostream* os) { *os << c.name; }
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const std::string& root : {kGoldens, kVideoGoldens})
+  for (const std::string& root : {kGoldens, kVideoGoldens, kFlowGoldens})
     for (const auto& j : parse_json(read_file(root + "/cases.json")))
-      all.push_back(
-          {root, j["name"], j["folder"], j.value("same_as", j["name"].get<std::string>()), j["control"], j["words"]});
+      all.push_back({root, j["name"], j["folder"], j.value("same_as", j["name"].get<std::string>()),
+                     j.value("control", false), j["words"]});
   return all;
 }
 

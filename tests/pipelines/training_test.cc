@@ -112,6 +112,8 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Training,
                                          Run{"sd_v_snr", "sd_v_snr"}, Run{"sd_sample", "sd_sample"}, Run{"sd2", "sd2"},
                                          Run{"wan", "wan"}, Run{"wan_unweighted", "wan_unweighted"},
                                          Run{"wan_image", "wan_image"}, Run{"wan_low", "wan_low"},
+                                         Run{"flux_dev", "flux_dev"}, Run{"flux_schnell", "flux_schnell"},
+                                         Run{"flux_dev_scanned", "flux_dev", {"scan_layers=true"}},
                                          Run{"sdxl_bf16", "sdxl_bf16"}, Run{"sd_v_snr_bf16", "sd_v_snr_bf16"},
                                          // The same update from two batches of half the size.
                                          Run{"accumulated", "sdxl", {"gradient_accumulation_steps=2"}},

@@ -1,9 +1,9 @@
-"""Writes the goldens of training: six steps of PyTorch on the tiny folders of tests/golden/pipelines and wan.
+"""Writes the goldens of training: six steps of PyTorch on the tiny folders of tests/golden/pipelines, wan and flux.
 
 tests/golden/training/ gets
   batches_<folder>.safetensors   step{i}.latents, .noise, .timesteps, .encoder_hidden_states and SDXL's .text_embeds,
                                  .time_ids: what `replay_batches` reads; for Wan .sigmas in place of .timesteps, and
-                                 .condition and .image_embeds
+                                 .condition and .image_embeds; for Flux .pooled_projections
   golden.json                    per case: folder, words of the command, loss and gradient norm (before clipping) of
                                  every step, learning rates, and the distances of a float64 run from this one; with
                                  rounded weights the largest of that run's and of four whose masters start off by 1e-7
@@ -22,7 +22,7 @@ import sys
 
 import diffusers
 import torch
-from diffusers import DDPMScheduler, UNet2DConditionModel, WanTransformer3DModel
+from diffusers import DDPMScheduler, FluxPipeline, FluxTransformer2DModel, UNet2DConditionModel, WanTransformer3DModel
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import compute_snr
 from safetensors.torch import load_file, save_file
@@ -53,7 +53,7 @@ CASES = {
     "sd2": ("sd2", "v_prediction", None, "constant", 0, 1.0, None,
             ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
 }
-BATCHES = {"sd2": "sd"}  # of another folder
+BATCHES = {"sd2": "sd", "dev": "flux", "schnell": "flux"}  # of another folder
 # Flow matching; name: (folder, component, shift of the grid of weights or None, words)
 FLOWS = {
     "wan": ("t2v", "transformer", 3.0, ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
@@ -62,6 +62,13 @@ FLOWS = {
     "wan_image": ("i2v", "transformer", 3.0, ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
     "wan_low": ("a14b", "transformer_2", 5.0, ["lr_scheduler=constant", "warmup_steps_fraction=0", "train_expert=low",
                                                "train_flow_shift=5"]),
+}
+# Flow matching; name: (folder, guidance, words)
+FLUXES = {
+    "flux_dev": ("dev", 3.5, ["lr_scheduler=constant", "warmup_steps_fraction=0", "disable_training_weights=true",
+                              "guidance_scale=3.5"]),
+    "flux_schnell": ("schnell", None, ["lr_scheduler=constant", "warmup_steps_fraction=0",
+                                       "disable_training_weights=true", "max_sequence_length=12"]),
 }
 SIGMA_MIN = 0.003 / 1.002
 RATE, DECAY = 1e-3, 1e-2
@@ -93,6 +100,45 @@ def flow_batches(folder, seed):
         if folder == "i2v":
             out |= {f"step{i}.condition": draw(BATCH, 8, 2, 4, 4), f"step{i}.image_embeds": draw(BATCH, 5, 16)}
     return out
+
+
+def flux_batches(seed):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    out = {}
+    for i in range(STEPS):
+        out |= {f"step{i}.latents": draw(BATCH, 16, 8, 6), f"step{i}.noise": draw(BATCH, 16, 8, 6),
+                f"step{i}.timesteps": 1000 * torch.rand(BATCH, generator=generator),
+                f"step{i}.encoder_hidden_states": draw(BATCH, 7, 12),
+                f"step{i}.pooled_projections": draw(BATCH, 16)}
+    return out
+
+
+def train_flux(case, data, dtype):
+    folder, guidance, _ = FLUXES[case]
+    model = FluxTransformer2DModel.from_pretrained(GOLDEN / "flux" / folder / "transformer").to(dtype).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=DECAY)
+    log = {"loss": [], "grad_norm": [], "learning_rate": []}
+    pack = lambda x: FluxPipeline._pack_latents(x, *x.shape)
+    for i in range(STEPS):
+        b = {k.split(".")[1]: v.to(dtype) for k, v in data.items() if k.startswith(f"step{i}.")}
+        latents, eps, t = b["latents"], b["noise"], b["timesteps"] / 1000
+        x = (1 - t.reshape(-1, 1, 1, 1)) * latents + t.reshape(-1, 1, 1, 1) * eps
+        height, width = latents.shape[2:]
+        places = FluxPipeline._prepare_latent_image_ids(BATCH, height // 2, width // 2, "cpu", dtype)
+        told = None if guidance is None else torch.full((BATCH,), guidance, dtype=dtype)
+        with kept_precision():
+            out = model(hidden_states=pack(x), timestep=t, guidance=told, pooled_projections=b["pooled_projections"],
+                        encoder_hidden_states=b["encoder_hidden_states"], img_ids=places,
+                        txt_ids=torch.zeros(b["encoder_hidden_states"].shape[1], 3, dtype=dtype)).sample
+        loss = ((pack(eps - latents) - out) ** 2).mean()
+        loss.backward()
+        log["loss"].append(loss.item())
+        log["grad_norm"].append(torch.stack([p.grad.norm() for p in model.parameters()]).norm().item())
+        log["learning_rate"].append(RATE)
+        optimizer.step()
+        model.zero_grad()
+    return log, {k: p.detach().float() for k, p in model.named_parameters()}
 
 
 def bell(shift, dtype):
@@ -136,6 +182,8 @@ def train_flow(case, data, dtype):
 def train(case, data, dtype, disturbed=None):
     if case in FLOWS:
         return train_flow(case, data, dtype)
+    if case in FLUXES:
+        return train_flux(case, data, dtype)
     folder, prediction, gamma, schedule, warmup, by_norm, by_value, words = CASES[case]
     unet = UNet2DConditionModel.from_pretrained(GOLDEN / "pipelines" / folder / "unet").to(dtype).train()
     noise = DDPMScheduler.from_pretrained(GOLDEN / "pipelines" / folder / "scheduler", prediction_type=prediction)
@@ -199,16 +247,17 @@ def main():
     chosen = sys.argv[1:]
     golden, kept = {}, {}
     if chosen:
-        data = {f: load_file(ROOT / f"batches_{f}.safetensors") for f in ("sd", "sdxl", "t2v", "a14b", "i2v")}
+        data = {f: load_file(ROOT / f"batches_{f}.safetensors") for f in ("sd", "sdxl", "t2v", "a14b", "i2v", "flux")}
         golden = json.loads((ROOT / "golden.json").read_text())
         kept = {k: v for k, v in load_file(ROOT / "golden.safetensors").items() if k.split(".")[0] not in chosen}
     else:
         data = {f: batches(f, seed) for f, seed in (("sd", 1), ("sdxl", 2))}
         data |= {f: flow_batches(f, seed) for f, seed in (("t2v", 3), ("a14b", 4), ("i2v", 5))}
+        data["flux"] = flux_batches(6)
         for folder, arrays in data.items():
             save_file(arrays, ROOT / f"batches_{folder}.safetensors")
-    for case in chosen or [*CASES, *FLOWS]:
-        folder, *_, words = (CASES | FLOWS)[case]
+    for case in chosen or [*CASES, *FLOWS, *FLUXES]:
+        folder, *_, words = (CASES | FLOWS | FLUXES)[case]
         batch = BATCHES.get(folder, folder)
         log, weights = train(case, data[batch], torch.float32)
         others = [train(case, data[batch], torch.float64)]
@@ -218,6 +267,7 @@ def main():
         relative = max(abs(a - b) / b for other, _ in others for key in ("loss", "grad_norm")
                        for a, b in zip(log[key], other[key]))
         place = {"folder": "wan/" + folder, "component": FLOWS[case][1]} if case in FLOWS else {
+            "folder": "flux/" + folder, "component": "transformer"} if case in FLUXES else {
             "folder": "pipelines/" + folder, "component": "unet"}
         golden[case] = {**place, "batches": batch, "words": words, **log, "noise_floor": {"metrics": relative, "weights": distance}}
         names = sorted(weights, key=lambda k: weights[k].numel())
