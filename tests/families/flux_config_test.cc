@@ -71,6 +71,7 @@ TEST(FluxFiles, SayWhatTheReferencesFilesSay) {
   EXPECT_TRUE(contains(schnell.sharding.logical_axis_rules.text, "batch"));
   for (const RunConfig& c : {dev, schnell}) {
     EXPECT_EQ(c.layers.weights_dtype, "bfloat16");
+    EXPECT_EQ(c.encoders.text_encoder_dtype, "bfloat16");
     EXPECT_EQ(c.layers.attention, "flash");
     EXPECT_EQ(c.images.resolution, 1024);
     EXPECT_EQ(c.batches.per_device_batch_size, 1);

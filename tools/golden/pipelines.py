@@ -189,6 +189,7 @@ CASES = {
                                 dict(NEGATIVE, guidance_rescale=0.5, original_size=[48, 64],
                                      crops_coords_top_left=[3, 5], target_size=[32, 16]), False),
     "sdxl_clip_skip": ("sdxl", {}, dict(NEGATIVE, clip_skip=1), False),
+    "sdxl_second_prompt": ("sdxl", {}, dict(NEGATIVE, prompt_2="blue"), False),
     "sdxl_lightning": ("sdxl", dict(_class_name="EulerDiscreteScheduler", timestep_spacing="trailing"),
                        dict(guidance_scale=0.0, num_inference_steps=4), False),
 }
