@@ -146,9 +146,22 @@ void write_file_atomic(const std::string& path, std::string_view content) {
   }
 }
 
-std::string content_hash(std::string_view bytes) {
-  XXH128_hash_t h = XXH3_128bits(bytes.data(), bytes.size());
-  return fmt::format("{:016x}{:016x}", h.high64, h.low64);
-}
+namespace {
+
+std::string digits(XXH128_hash_t h) { return fmt::format("{:016x}{:016x}", h.high64, h.low64); }
+
+}  // namespace
+
+std::string content_hash(std::string_view bytes) { return digits(XXH3_128bits(bytes.data(), bytes.size())); }
+
+struct RunningHash::State {
+  XXH3_state_t* hash = XXH3_createState();
+  ~State() { XXH3_freeState(hash); }
+};
+
+RunningHash::RunningHash() : state_(std::make_unique<State>()) { XXH3_128bits_reset(state_->hash); }
+RunningHash::~RunningHash() = default;
+void RunningHash::add(std::string_view bytes) { XXH3_128bits_update(state_->hash, bytes.data(), bytes.size()); }
+std::string RunningHash::digest() const { return digits(XXH3_128bits_digest(state_->hash)); }
 
 }  // namespace md

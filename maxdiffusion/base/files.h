@@ -46,6 +46,19 @@ MappedFile map_file(const std::string& path);
 
 /// Hash of bytes (xxHash3, 128 bits) as 32 hex digits; for caches and fingerprints.
 std::string content_hash(std::string_view bytes);
+/// content_hash of bytes that come in parts.
+class RunningHash {
+ public:
+  RunningHash();
+  ~RunningHash();
+  RunningHash(const RunningHash&) = delete;
+  void add(std::string_view bytes);
+  std::string digest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 /// Test hook: called before each write of `bytes` to `path`, and with 0 bytes before each fsync (of a file or folder)
 /// and rename (with the new name); throw to fail it, as a full disk would.

@@ -25,6 +25,7 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/checkpoint/bucket_checkpoints.h"
+#include "maxdiffusion/checkpoint/checkpoint_reader.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/piece_files.h"
@@ -36,9 +37,6 @@ namespace md {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kArrays = "training_state/arrays.safetensors";
-constexpr const char* kIndex = "training_state/index.json";
 
 std::string side_name(const std::string& dir, const char* kind, int64_t step) {
   return fmt::format("{}/.{}-{}-{}", dir, kind, step, ::getpid());
@@ -156,11 +154,6 @@ std::string own_stem(const std::string& component, int64_t process) {
   return process == 0 ? stem : fmt::format("{}.process-{:05}", stem, process);
 }
 
-/// The array of the training state that a tensor of split weights is.
-std::string state_name(const std::string& component, const std::string& tensor) {
-  return "weights/" + component + "/" + tensor;
-}
-
 void write_texts(NewFolder& folder, const CheckpointContent& c) {
   for (const auto& [name, text] : c.files) folder.write(name, text);
   for (const auto& [name, file] : c.linked) {
@@ -204,7 +197,7 @@ Written write_arrays(NewFolder& folder, const CheckpointContent& c, const Checkp
       if (a.complete()) tensors[name] = a.whole();
     }
     if (tensors.size() + none < arrays.size()) {
-      for (const auto& [name, a] : arrays) add(state_name(component, name), a);
+      for (const auto& [name, a] : arrays) add(array_of_weight(component, name), a);
     } else if (!tensors.empty() || of.processes == 1) {
       folder.prepare(component + "/weights");
       written.weights[component] =
@@ -233,7 +226,8 @@ void move_to_state(NewFolder& folder, const std::string& component, const std::v
     const std::string to = "training_state/" + name, path = folder.prepare(to);
     rename_durable(folder.path() + "/" + component + "/" + file, path);
     for (const auto& [tensor, a] : SafetensorsReader::open(path).tensors())
-      merge_index(pieces, {{state_name(component, tensor), {a.shape(), {{Slice::all(a.dims()), to, tensor}}}}}, to);
+      merge_index(pieces, {{array_of_weight(component, tensor), {a.shape(), {{Slice::all(a.dims()), to, tensor}}}}},
+                  to);
   }
   fs::remove(fmt::format("{}/{}/{}.safetensors.index.json", folder.path(), component, own_stem(component, 0)));
 }
@@ -252,7 +246,7 @@ void join_arrays(NewFolder& folder, Written all, int64_t processes) {
   }
   if (processes > 1) {
     for (const auto& [component, files] : all.weights) {
-      const std::string prefix = state_name(component, "");
+      const std::string prefix = array_of_weight(component, "");
       const auto split = all.pieces.lower_bound(prefix);
       if (split == all.pieces.end() || !split->first.starts_with(prefix)) {
         join_shards(folder.path() + "/" + component, own_stem(component, 0), files);
@@ -343,16 +337,11 @@ std::string set_aside(const std::string& checkpoint_dir, int64_t step) {
 }
 
 CheckpointContent read_training_state(const std::string& from) {
-  const std::string folder = local_checkpoint(from, CheckpointPart::component, "training_state");
+  CheckpointReader reader(from);
+  verify_checksums(reader.folder(), "training_state");
   CheckpointContent c;
-  c.state_json = read_file(folder + "/" + kState);
-  check(nlohmann::json::accept(c.state_json), Code::io, "read '{}/{}': not JSON", folder, kState);
-  verify_checksums(folder, "training_state");
-  if (const std::string index = folder + "/" + kIndex; exists(index)) {
-    c.state = open_pieces(parse_index(read_file(index), index), folder, index);
-  } else {
-    c.state = as_pieces(SafetensorsReader::open(folder + "/" + kArrays).tensors());
-  }
+  c.state_json = reader.state_json();
+  for (const auto& [name, array] : reader.arrays()) c.state[name] = reader.mapped(name);
   return c;
 }
 

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/safetensors_dtype.h"
 
 namespace md {
@@ -110,28 +109,8 @@ void check_tiled(const PieceIndex& index, const std::string& act) {
   }
 }
 
-NamedPieces open_pieces(const PieceIndex& index, const std::string& folder, const std::string& file) {
-  check_tiled(index, fmt::format("read '{}'", file));
-  NamedPieces out;
-  std::map<std::string, HostArrays> files;
-  for (const auto& [name, a] : index) {
-    ArrayPieces& pieces = out[name];
-    pieces.shape = a.shape;
-    for (const FilePiece& p : a.pieces) {
-      auto tensors = files.find(p.file);
-      if (tensors == files.end())
-        tensors = files.emplace(p.file, SafetensorsReader::open(folder + "/" + p.file).tensors()).first;
-      const auto tensor = tensors->second.find(p.tensor);
-      if (tensor == tensors->second.end())
-        refuse(file, name, fmt::format("'{}' should be in '{}', which does not hold it", p.tensor, p.file));
-      if (const Shape expected{a.shape.dtype, p.slice.size}; tensor->second.shape() != expected)
-        refuse(file, name,
-               fmt::format("'{}' in '{}' is {}; expected {}", p.tensor, p.file, to_string(tensor->second.shape()),
-                           to_string(expected)));
-      pieces.pieces.push_back({p.slice, tensor->second});
-    }
-  }
-  return out;
+std::string array_of_weight(const std::string& component, const std::string& weight) {
+  return "weights/" + component + "/" + weight;
 }
 
 }  // namespace md

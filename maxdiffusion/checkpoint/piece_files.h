@@ -13,10 +13,15 @@
 
 namespace md {
 
+/// Arrays that process 0 holds whole, and the index of what is in pieces.
+inline constexpr const char* kArrays = "training_state/arrays.safetensors";
+inline constexpr const char* kIndex = "training_state/index.json";
+
 struct FilePiece {
   Slice slice;
   std::string file;    // a .safetensors file, relative to the folder of the checkpoint
   std::string tensor;  // its name there; it has the sizes of the slice
+  bool layer = false;  // of a stack of layers, and has no axis for that
 };
 struct IndexedArray {
   Shape shape;
@@ -37,8 +42,7 @@ PieceIndex parse_index(const std::string& text, const std::string& file);
 void merge_index(PieceIndex& into, const PieceIndex& from, const std::string& file);
 /// Throws io naming the first array whose pieces leave a hole, overlap or lie outside. `act`: "read '<file>'".
 void check_tiled(const PieceIndex& index, const std::string& act);
-/// The arrays of an index that was read from `file`, mapped from the files in `folder`. Throws io where these are not
-/// what the index says.
-NamedPieces open_pieces(const PieceIndex& index, const std::string& folder, const std::string& file);
+/// "weights/unet/conv_in.weight": the array that a weight of a component is.
+std::string array_of_weight(const std::string& component, const std::string& weight);
 
 }  // namespace md

@@ -15,6 +15,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/checkpoint/piece_files.h"
 #include "maxdiffusion/checkpoint/safetensors_dtype.h"
 
 namespace md {
@@ -116,6 +117,7 @@ void check_layout(const std::string& file, std::vector<Entry>& entries, uint64_t
 struct OneFile {
   HostArrays tensors;
   std::map<std::string, std::string> metadata;
+  std::map<std::string, uint64_t> offsets;
 };
 
 OneFile read_one(const std::string& file) {
@@ -148,6 +150,7 @@ OneFile read_one(const std::string& file) {
   const std::byte* data = m.data + kLengthBytes + header;
   for (Entry& e : entries) {
     const std::byte* at = data + e.begin;
+    out.offsets.emplace(e.name, kLengthBytes + header + e.begin);
     if (reinterpret_cast<uintptr_t>(at) % size_of(e.shape.dtype) == 0) {
       out.tensors.emplace(e.name, HostArray(std::move(e.shape), m.owner, at));
     } else {  // writers before 0.3 did not align the data; typed views need it
@@ -241,6 +244,11 @@ std::string find_in_folder(const std::string& folder) {
                                 "model.safetensors or an index of one",
                                 folder));
   auto first = [&](auto&& is) { return std::find_if(here.begin(), here.end(), is); };
+  if (const fs::path checkpoint = fs::path(folder).parent_path(); exists(checkpoint / kIndex))
+    throw e.note(
+        fmt::format("several processes wrote '{0}' in pieces; try: convert {0} FOLDER, which makes it a model "
+                    "folder",
+                    checkpoint.string()));
   if (auto f = first([](auto& s) { return s == "model_index.json"; }); f != here.end()) {
     e.note("try: this is a whole pipeline; name one of its folders, such as unet, vae or text_encoder");
   } else if (f = first([](auto& s) { return ends_with(s, ".safetensors") || ends_with(s, ".safetensors.index.json"); });
@@ -286,6 +294,7 @@ SafetensorsReader SafetensorsReader::open(const std::string& path) {
     for (const auto& [name, array] : one.tensors) r.files_[name] = file;
     r.tensors_ = std::move(one.tensors);
     r.metadata_ = std::move(one.metadata);
+    r.offsets_ = std::move(one.offsets);
     return r;
   }
   std::map<std::string, OneFile> shards;
@@ -302,6 +311,7 @@ SafetensorsReader SafetensorsReader::open(const std::string& path) {
       refuse(file, fmt::format("the index says that '{}' is in '{}', but that shard does not hold it", name, shard));
     r.tensors_.emplace(name, tensor->second);
     r.files_[name] = shard_path;
+    r.offsets_[name] = it->second.offsets.at(name);
   }
   for (const auto& [shard, one] : shards)
     for (const auto& [name, array] : one.tensors)
@@ -313,6 +323,12 @@ SafetensorsReader SafetensorsReader::open(const std::string& path) {
 const std::string& SafetensorsReader::file_of(const std::string& tensor) const {
   auto it = files_.find(tensor);
   check(it != files_.end(), Code::internal, "safetensors: no tensor '{}'", tensor);
+  return it->second;
+}
+
+uint64_t SafetensorsReader::offset_of(const std::string& tensor) const {
+  auto it = offsets_.find(tensor);
+  check(it != offsets_.end(), Code::internal, "safetensors: no tensor '{}'", tensor);
   return it->second;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -26,10 +27,13 @@ class SafetensorsReader {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   /// The file a tensor came from.
   const std::string& file_of(const std::string& tensor) const;
+  /// Where in that file its bytes begin.
+  uint64_t offset_of(const std::string& tensor) const;
 
  private:
   HostArrays tensors_;
   std::map<std::string, std::string> metadata_, files_;
+  std::map<std::string, uint64_t> offsets_;
 };
 
 /// The file or index of a folder that holds its weights in a variant, such as "fp16"; empty: there is none.
@@ -37,16 +41,34 @@ std::string file_of_variant(const std::string& folder, const std::string& varian
 /// Whether a weights file's name says a variant.
 bool has_variant(const std::string& file);
 
+/// An array that is made when it is written, and let go of then.
+struct ArrayToWrite {
+  Shape shape;
+  std::function<HostArray()> make;
+};
+using ArraysToWrite = std::map<std::string, ArrayToWrite>;
+ArraysToWrite to_write(const HostArrays& arrays);
+
 /// Writes one file, to a temporary name, fsynced, renamed. Throws io (disk full: what was there stays). The default
 /// metadata is what transformers asks for before it loads a file.
-void write_safetensors(const std::string& path, const HostArrays& tensors,
+void write_safetensors(const std::string& path, const ArraysToWrite& tensors,
                        const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+inline void write_safetensors(const std::string& path, const HostArrays& tensors,
+                              const std::map<std::string, std::string>& metadata = {{"format", "pt"}}) {
+  write_safetensors(path, to_write(tensors), metadata);
+}
 inline constexpr int64_t kMaxShardBytes = 10'000'000'000;
 /// Writes `stem.safetensors`, or shards `stem-00001-of-0000N.safetensors` with `stem.safetensors.index.json` when the
 /// arrays exceed `max_shard_bytes`; a tensor is never split. Files of an earlier write of this stem that the new one
 /// does not name are removed last. Returns the names of the files that hold the arrays.
 std::vector<std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
-                                                   const HostArrays& tensors, int64_t max_shard_bytes = kMaxShardBytes);
+                                                   const ArraysToWrite& tensors,
+                                                   int64_t max_shard_bytes = kMaxShardBytes);
+inline std::vector<std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
+                                                          const HostArrays& tensors,
+                                                          int64_t max_shard_bytes = kMaxShardBytes) {
+  return write_sharded_safetensors(folder, stem, to_write(tensors), max_shard_bytes);
+}
 /// Names files of `folder` as one write of all their tensors would have: `stem.safetensors`, or shards with an index.
 /// No tensor may be in two of them.
 void join_shards(const std::string& folder, const std::string& stem, const std::vector<std::string>& files);

@@ -110,7 +110,7 @@ TEST(SafetensorsWriter, WritesTheReferencesBytes) {
 
 TEST(SafetensorsWriter, WritesAFileWithoutTensors) {
   TemporaryFolder t;
-  write_safetensors(t / "a.safetensors", {});
+  write_safetensors(t / "a.safetensors", HostArrays());
   EXPECT_TRUE(SafetensorsReader::open(t / "a.safetensors").tensors().empty());
 }
 
@@ -319,6 +319,38 @@ TEST(SafetensorsWriter, LeavesWhatWasThereWhenAnyWriteFails) {
         << "a temporary file stayed";
   }
   EXPECT_GE(failures, 15 + 2);
+}
+
+TEST(Safetensors, AreWrittenArrayByArray) {
+  TemporaryFolder t;
+  int held = 0, most = 0;
+  ArraysToWrite arrays;
+  HostArrays expected;
+  for (int i = 0; i < 7; ++i) {
+    const std::vector<float> values(1000, static_cast<float>(i));
+    const Shape shape{DType::f32, {1000}};
+    const std::string name = "a" + std::to_string(i);
+    expected[name] = HostArray::of<float>(shape, values);
+    arrays[name] = {shape, [&, values, shape] {
+                      most = std::max(most, ++held);
+                      std::shared_ptr<const void> owner(new std::vector<float>(values), [&held](const void* v) {
+                        --held;
+                        delete static_cast<const std::vector<float>*>(v);
+                      });
+                      return HostArray(shape, owner, static_cast<const std::vector<float>*>(owner.get())->data());
+                    }};
+  }
+  write_sharded_safetensors(t.path(), "model", arrays, 8000);
+  make_folders(t / "whole");
+  write_sharded_safetensors(t / "whole", "model", expected, 8000);
+  EXPECT_EQ(most, 1);
+  EXPECT_EQ(held, 0);
+  int files = 0;
+  for (const auto& f : std::filesystem::directory_iterator(t / "whole")) {
+    EXPECT_EQ(read_file(f.path()), read_file(t / f.path().filename().string()));
+    ++files;
+  }
+  EXPECT_EQ(files, 5);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The writing side of safetensors: same bytes as the reference implementation writes for the same tensors and at most
-// one metadata entry. Nothing is copied: arrays go from where they lie to the file.
+// one metadata entry. Nothing is copied: arrays go from where they lie to the file, one after the other.
 #include <unistd.h>
 #include <algorithm>
 #include <filesystem>
@@ -17,14 +17,14 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-using Named = std::pair<const std::string*, const HostArray*>;
+using Named = std::pair<const std::string*, const ArrayToWrite*>;
 
 /// Widest elements first, so that every tensor is aligned; by name within a type.
-std::vector<Named> file_order(const HostArrays& tensors) {
+std::vector<Named> file_order(const ArraysToWrite& tensors) {
   std::vector<Named> order;
   for (const auto& [name, array] : tensors) order.emplace_back(&name, &array);
   std::stable_sort(order.begin(), order.end(), [](const Named& a, const Named& b) {
-    return safetensors_rank(a.second->dtype()) > safetensors_rank(b.second->dtype());
+    return safetensors_rank(a.second->shape.dtype) > safetensors_rank(b.second->shape.dtype);
   });
   return order;
 }
@@ -34,9 +34,9 @@ std::string header_of(const std::vector<Named>& order, const std::map<std::strin
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t at = 0;
   for (const auto& [name, array] : order) {
-    const uint64_t end = at + array->bytes();
-    header[*name] = {{"dtype", kSafetensorsDTypes[safetensors_rank(array->dtype())].name},
-                     {"shape", array->dims()},
+    const uint64_t end = at + static_cast<uint64_t>(array->shape.bytes());
+    header[*name] = {{"dtype", kSafetensorsDTypes[safetensors_rank(array->shape.dtype)].name},
+                     {"shape", array->shape.dims},
                      {"data_offsets", {at, end}}};
     at = end;
   }
@@ -46,10 +46,9 @@ std::string header_of(const std::vector<Named>& order, const std::map<std::strin
 }
 
 /// Everything but the rename, so that shards can appear together.
-void write_plain(const std::string& path, const HostArrays& tensors,
+void write_plain(const std::string& path, const ArraysToWrite& tensors,
                  const std::map<std::string, std::string>& metadata) {
   for (const auto& [name, array] : tensors) {
-    check(static_cast<bool>(array), Code::internal, "write '{}': tensor '{}' is empty", path, name);
     check(name != "__metadata__", Code::io, "write '{}': a tensor cannot be named '__metadata__'", path);
   }
   const auto order = file_order(tensors);
@@ -58,7 +57,13 @@ void write_plain(const std::string& path, const HostArrays& tensors,
   FileWriter w(path);
   w.write(&length, sizeof length);
   w.write(header.data(), header.size());
-  for (const auto& [name, array] : order) w.write(array->data(), array->bytes());
+  for (const auto& [name, array] : order) {
+    const HostArray values = array->make();
+    check(static_cast<bool>(values), Code::internal, "write '{}': tensor '{}' is empty", path, *name);
+    check(values.shape() == array->shape, Code::internal, "write '{}': tensor '{}' is {}; expected {}", path, *name,
+          to_string(values.shape()), to_string(array->shape));
+    w.write(values.data(), values.bytes());
+  }
   w.close();
 }
 
@@ -68,12 +73,12 @@ std::string shard_name(const std::string& stem, size_t i, size_t shards) {
 
 /// Returns its name.
 std::string write_index(const std::string& folder, const std::string& stem, const std::vector<std::string>& names,
-                        const std::vector<HostArrays>& shards) {
+                        const std::vector<ArraysToWrite>& shards) {
   std::map<std::string, std::string> weight_map;
   size_t total = 0;
   for (size_t i = 0; i < shards.size(); ++i)
     for (const auto& [tensor, array] : shards[i]) {
-      total += array.bytes();
+      total += static_cast<size_t>(array.shape.bytes());
       check(weight_map.emplace(tensor, names[i]).second, Code::io, "write '{}/{}': '{}' is in two shards", folder,
             names[i], tensor);
     }
@@ -100,7 +105,13 @@ void remove_stale(const std::string& folder, const std::string& stem, const std:
 
 }  // namespace
 
-void write_safetensors(const std::string& path, const HostArrays& tensors,
+ArraysToWrite to_write(const HostArrays& arrays) {
+  ArraysToWrite out;
+  for (const auto& [name, array] : arrays) out[name] = {array.shape(), [array] { return array; }};
+  return out;
+}
+
+void write_safetensors(const std::string& path, const ArraysToWrite& tensors,
                        const std::map<std::string, std::string>& metadata) {
   const WholeFile whole;
   const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
@@ -114,11 +125,11 @@ void write_safetensors(const std::string& path, const HostArrays& tensors,
 }
 
 std::vector<std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
-                                                   const HostArrays& tensors, int64_t max_shard_bytes) {
-  std::vector<HostArrays> shards(1);
+                                                   const ArraysToWrite& tensors, int64_t max_shard_bytes) {
+  std::vector<ArraysToWrite> shards(1);
   int64_t filled = 0;
   for (const auto& [name, array] : tensors) {
-    const int64_t bytes = static_cast<int64_t>(array.bytes());
+    const int64_t bytes = array.shape.bytes();
     if (filled > 0 && filled + bytes > max_shard_bytes) {
       shards.emplace_back();
       filled = 0;
@@ -139,12 +150,12 @@ std::vector<std::string> write_sharded_safetensors(const std::string& folder, co
 
 void join_shards(const std::string& folder, const std::string& stem, const std::vector<std::string>& files) {
   std::vector<std::string> names;
-  std::vector<HostArrays> shards;
+  std::vector<ArraysToWrite> shards;
   for (size_t i = 0; i < files.size(); ++i) {
     names.push_back(shard_name(stem, i, files.size()));
     const std::string to = fs::path(folder) / names.back();
     if (files[i] != names.back()) rename_durable(fs::path(folder) / files[i], to);
-    shards.push_back(SafetensorsReader::open(to).tensors());
+    shards.push_back(to_write(SafetensorsReader::open(to).tensors()));
   }
   if (shards.size() > 1) write_index(folder, stem, names, shards);
 }

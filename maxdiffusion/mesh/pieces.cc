@@ -13,17 +13,6 @@
 namespace md {
 namespace {
 
-/// What two slices have in common; nothing where they do not meet.
-std::optional<Slice> overlap(const Slice& a, const Slice& b) {
-  Slice both{std::vector<int64_t>(a.size.size()), std::vector<int64_t>(a.size.size())};
-  for (size_t d = 0; d < a.size.size(); ++d) {
-    both.start[d] = std::max(a.start[d], b.start[d]);
-    both.size[d] = std::min(a.start[d] + a.size[d], b.start[d] + b.size[d]) - both.start[d];
-    if (both.size[d] <= 0) return std::nullopt;
-  }
-  return both;
-}
-
 /// Number of an element of the whole array among those of `piece`.
 int64_t index_in(const Slice& piece, const std::vector<int64_t>& element) {
   int64_t index = 0;
@@ -46,21 +35,29 @@ int64_t elements_from(const Slice& s, size_t dim) {
                          std::multiplies<>());
 }
 
-/// Copies the elements of `part`, which both hold.
-void copy_part(const Slice& part, const Piece& from, const Slice& to_slice, std::byte* to) {
-  const size_t run_dim = first_dim_of_run(part, {&from.slice, &to_slice});
-  const size_t element = size_of(from.values.dtype());
-  const int64_t run = elements_from(part, run_dim), runs = part.elements() / run;
+/// Calls act(first element, elements) for each stretch of `part` that lies together in all of `holders`.
+template <class Act>
+void walk(const Slice& part, std::initializer_list<const Slice*> holders, Act&& act) {
+  const size_t run_dim = first_dim_of_run(part, holders);
+  const int64_t run = elements_from(part, run_dim), runs = run == 0 ? 0 : part.elements() / run;
   std::vector<int64_t> at = part.start;
   for (int64_t r = 0; r < runs; ++r) {
-    std::memcpy(to + static_cast<size_t>(index_in(to_slice, at)) * element,
-                from.values.data() + static_cast<size_t>(index_in(from.slice, at)) * element,
-                static_cast<size_t>(run) * element);
+    act(at, run);
     for (size_t d = run_dim; d-- > 0;) {
       if (++at[d] < part.start[d] + part.size[d]) break;
       at[d] = part.start[d];
     }
   }
+}
+
+/// Copies the elements of `part`, which both hold.
+void copy_part(const Slice& part, const Piece& from, const Slice& to_slice, std::byte* to) {
+  const size_t element = size_of(from.values.dtype());
+  walk(part, {&from.slice, &to_slice}, [&](const std::vector<int64_t>& at, int64_t run) {
+    std::memcpy(to + static_cast<size_t>(index_in(to_slice, at)) * element,
+                from.values.data() + static_cast<size_t>(index_in(from.slice, at)) * element,
+                static_cast<size_t>(run) * element);
+  });
 }
 
 }  // namespace
@@ -102,6 +99,20 @@ HostArrays as_arrays(const NamedPieces& pieces) {
   HostArrays out;
   for (const auto& [name, a] : pieces) out[name] = a.whole();
   return out;
+}
+
+std::optional<Slice> overlap(const Slice& a, const Slice& b) {
+  Slice both{std::vector<int64_t>(a.size.size()), std::vector<int64_t>(a.size.size())};
+  for (size_t d = 0; d < a.size.size(); ++d) {
+    both.start[d] = std::max(a.start[d], b.start[d]);
+    both.size[d] = std::min(a.start[d] + a.size[d], b.start[d] + b.size[d]) - both.start[d];
+    if (both.size[d] <= 0) return std::nullopt;
+  }
+  return both;
+}
+
+void each_run(const Slice& part, const Slice& holder, const std::function<void(int64_t first, int64_t count)>& run) {
+  walk(part, {&holder}, [&](const std::vector<int64_t>& at, int64_t n) { run(index_in(holder, at), n); });
 }
 
 std::string tiling_fault(const Dims& dims, const std::vector<Slice>& slices) {

@@ -2,7 +2,9 @@
 // whole. Pure data.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,6 +46,12 @@ using NamedPieces = std::map<std::string, ArrayPieces>;
 /// Between arrays that are whole and their pieces.
 NamedPieces as_pieces(const HostArrays& arrays);
 HostArrays as_arrays(const NamedPieces& pieces);
+
+/// What two slices have in common; nothing where they do not meet.
+std::optional<Slice> overlap(const Slice& a, const Slice& b);
+/// The elements of `part` as they lie in the memory of `holder`, a slice that it is within: calls run(first, elements),
+/// numbers among the holder's elements, for each stretch of neighbours, in order.
+void each_run(const Slice& part, const Slice& holder, const std::function<void(int64_t first, int64_t count)>& run);
 
 /// Empty where the slices make up an array of these sizes without hole or overlap; else what is wrong.
 std::string tiling_fault(const Dims& dims, const std::vector<Slice>& slices);

@@ -31,7 +31,18 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 // A message is its length, one of these, and a text.
-enum class Kind : char { hello = 'h', beat = 'b', gather = 'g', all = 'a', lost = 'l', failed = 'f', bye = 'e' };
+enum class Kind : char {
+  hello = 'h',
+  beat = 'b',
+  gather = 'g',
+  all = 'a',
+  put = 'p',
+  ask = 'q',
+  value = 'v',  // an answer: the number of the question, and the value where there is one
+  lost = 'l',
+  failed = 'f',
+  bye = 'e'
+};
 struct Message {
   Kind kind;
   std::string text;
@@ -193,6 +204,9 @@ struct Hub::Impl {
   bool ending = false;
   std::map<std::string, std::map<int64_t, std::deque<std::string>>> given;  // process 0: topic, rank
   std::map<std::string, std::deque<std::vector<std::string>>> gathered;     // by topic
+  std::map<std::string, std::string> values;                                // process 0: by key
+  std::map<std::string, std::vector<std::string>> answers;                  // by number of the question
+  int64_t questions = 0;
 
   std::string name(int64_t rank) const { return fmt::format("process {} ({})", rank, peers.at(rank).place); }
   void accept_all();
@@ -365,6 +379,27 @@ void Hub::Impl::take_message(int64_t rank, Peer& peer, const Message& m) {
       changed.notify_all();
       break;
     }
+    case Kind::put: {
+      std::vector<std::string> parts = parted(m.text);
+      std::lock_guard lock(mutex);
+      values[parts.at(0)] = std::move(parts.at(1));
+      break;
+    }
+    case Kind::ask: {
+      const std::vector<std::string> parts = parted(m.text);
+      std::lock_guard lock(mutex);
+      std::vector<std::string> answer = {parts.at(0)};
+      if (const auto found = values.find(parts.at(1)); found != values.end()) answer.push_back(found->second);
+      if (peer.socket) peer.socket.send(framed(Kind::value, joined(answer)));
+      break;
+    }
+    case Kind::value: {
+      std::vector<std::string> parts = parted(m.text);
+      std::lock_guard lock(mutex);
+      answers[parts.at(0)] = {parts.begin() + 1, parts.end()};
+      changed.notify_all();
+      break;
+    }
     case Kind::lost: give_up(m.text, rank); break;
     case Kind::failed:
       peer.left = true;
@@ -424,6 +459,33 @@ std::vector<std::string> Hub::gather(const std::string& topic, const std::string
   std::vector<std::string> all = std::move(answers.front());
   answers.pop_front();
   return all;
+}
+
+void Hub::put(const std::string& key, const std::string& value) {
+  Impl& h = *impl_;
+  std::lock_guard lock(h.mutex);
+  check(h.lost.empty(), Code::device, "{}", h.lost);
+  if (h.o.rank == 0) {
+    h.values[key] = value;
+  } else if (h.peers.at(0).socket) {
+    h.peers.at(0).socket.send(framed(Kind::put, joined({key, value})));
+  }
+}
+
+std::optional<std::string> Hub::get(const std::string& key) {
+  Impl& h = *impl_;
+  std::unique_lock lock(h.mutex);
+  if (h.o.rank == 0) {
+    check(h.lost.empty(), Code::device, "{}", h.lost);
+    const auto found = h.values.find(key);
+    return found == h.values.end() ? std::nullopt : std::optional(found->second);
+  }
+  const std::string question = std::to_string(h.questions++);
+  if (h.peers.at(0).socket) h.peers.at(0).socket.send(framed(Kind::ask, joined({question, key})));
+  h.changed.wait(lock, [&] { return !h.lost.empty() || h.answers.contains(question); });
+  const auto answer = h.answers.extract(question);
+  check(!answer.empty(), Code::device, "{}", h.lost);
+  return answer.mapped().empty() ? std::nullopt : std::optional(answer.mapped()[0]);
 }
 
 void Hub::leave(bool well) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,10 @@ class Hub {
   /// What every process gives, by rank; returns when all have called it with this topic. The calls of a topic belong to
   /// each other in their order, and each process makes them one after the other. Throws device where a process is lost.
   std::vector<std::string> gather(const std::string& topic, const std::string& mine);
+  /// Texts by key, which process 0 holds; a key is put once. get: nothing where nobody has put it yet. Throw device
+  /// where a process is lost.
+  void put(const std::string& key, const std::string& value);
+  std::optional<std::string> get(const std::string& key);
   /// Closes the connections. `well`: the others go on without this process; else they are told that it has failed.
   void leave(bool well);
 

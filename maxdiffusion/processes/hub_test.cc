@@ -76,6 +76,32 @@ TEST(Hub, GathersTextsInTheOrderOfRanksOnEveryTopicByItself) {
   EXPECT_TRUE(job.lost.empty()) << job.lost.begin()->second;
 }
 
+TEST(Hub, GivesEveryProcessWhatAnotherHasPut) {
+  Job job(3);
+  job.each([](int64_t rank, Hub& hub) {
+    const std::string bytes("\0\n:\xff", 4), odd(300, ':');
+    EXPECT_EQ(hub.get("nobody"), std::nullopt);
+    hub.put(fmt::format("of {}", rank), bytes + std::to_string(rank));
+    if (rank == 1) hub.put(odd, "");
+    hub.gather("all have put", "");
+    std::thread other([&] {
+      for (int i = 0; i < 50; ++i) {
+        EXPECT_EQ(hub.get(odd), "");
+      }
+    });
+    for (int i = 0; i < 50; ++i) {
+      for (int64_t r = 0; r < 3; ++r) {
+        EXPECT_EQ(hub.get(fmt::format("of {}", r)), bytes + std::to_string(r));
+      }
+    }
+    other.join();
+    EXPECT_EQ(hub.get("nobody"), std::nullopt);
+    hub.gather("end", "");
+    hub.leave(true);
+  });
+  EXPECT_TRUE(job.lost.empty()) << job.lost.begin()->second;
+}
+
 TEST(Hub, AProcessThatFailsEndsTheWaitOfAllOthersByItsName) {
   for (int64_t bad : {0, 2}) {
     Job job(3);

@@ -1,6 +1,7 @@
 // What md_mpi.so does: sums between processes by MPI. The program opens it only where a launcher has started several.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -17,6 +18,8 @@ class MpiLibrary {
   virtual int64_t count() const = 0;
   /// The text of process 0, in all processes.
   virtual std::string from_first(const std::string& text) = 0;
+  /// Replaces bytes by those of process 0. Throws device with MPI's words.
+  virtual void broadcast(std::span<std::byte> bytes) = 0;
   /// A communicator for each of so many devices. Called by all processes, at the same place.
   virtual void open(int64_t devices) = 0;
   /// Replaces the arrays by their sums over the processes in the order of their ranks, times `scale`. Sums of different

@@ -4,7 +4,9 @@
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <thread>
 
@@ -25,11 +27,25 @@ class Alone final : public Processes {
   int64_t rank() const override { return 0; }
   int64_t count() const override { return 1; }
   std::vector<std::string> gather(const std::string&, const std::string& mine) override { return {mine}; }
+  void put(const std::string& key, const std::string& value) override {
+    const std::lock_guard lock(mutex_);
+    values_[key] = value;
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    const std::lock_guard lock(mutex_);
+    const auto found = values_.find(key);
+    return found == values_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void broadcast(std::span<std::byte>) override {}
   void open_sums(int64_t) override {}
   void sum(int64_t, std::span<const std::span<float>> arrays, float scale) override {
     for (std::span<float> a : arrays)
       for (float& v : a) v *= scale;
   }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::string> values_;
 };
 
 std::string new_secret() {
@@ -61,15 +77,14 @@ class Joined final : public Processes {
   std::vector<std::string> gather(const std::string& topic, const std::string& mine) override {
     return hub_->gather(topic, mine);
   }
+  void put(const std::string& key, const std::string& value) override { hub_->put(key, value); }
+  std::optional<std::string> get(const std::string& key) override { return hub_->get(key); }
+  void broadcast(std::span<std::byte> bytes) override {
+    by_mpi([&] { mpi_.broadcast(bytes); });
+  }
   void open_sums(int64_t devices) override { mpi_.open(devices); }
   void sum(int64_t device, std::span<const std::span<float>> arrays, float scale) override {
-    try {
-      mpi_.sum(device, arrays, scale);
-    } catch (const Error&) {
-      // The library's words do not say which process it was; the hub finds out, and ends this one.
-      std::this_thread::sleep_for(std::chrono::seconds(8));
-      throw;
-    }
+    by_mpi([&] { mpi_.sum(device, arrays, scale); });
   }
   void leave(bool well) {
     if (well) {
@@ -80,6 +95,17 @@ class Joined final : public Processes {
   }
 
  private:
+  template <class F>
+  static void by_mpi(F&& act) {
+    try {
+      act();
+    } catch (const Error&) {
+      // The library's words do not say which process it was; the hub finds out, and ends this one.
+      std::this_thread::sleep_for(std::chrono::seconds(8));
+      throw;
+    }
+  }
+
   MpiLibrary& mpi_;
   std::unique_ptr<Hub> hub_;
 };

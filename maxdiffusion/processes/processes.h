@@ -3,7 +3,9 @@
 // goes through here. Alone, a process has rank 0 of 1, and every call returns at once.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +38,13 @@ class Processes {
     if (leads()) barrier(topic);
   }
 
+  /// Texts by key that all processes see. A key is put once.
+  virtual void put(const std::string& key, const std::string& value) = 0;
+  /// Nothing: no process has put it yet. Throws device where a process is lost.
+  virtual std::optional<std::string> get(const std::string& key) = 0;
+
+  /// Replaces bytes by those of the leader. All processes make these calls in one order. Throws device.
+  virtual void broadcast(std::span<std::byte> bytes) = 0;
   /// Makes ready for sums of so many devices. Called by all processes, at the same place.
   virtual void open_sums(int64_t devices) = 0;
   /// Replaces the arrays by their sums over all processes, added in the order of ranks, times `scale`: the same bits

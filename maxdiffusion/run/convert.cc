@@ -16,6 +16,7 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/checkpoint/checkpoint_reader.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/families/fitting_params.h"
@@ -41,7 +42,8 @@ struct Part {
   std::string weights, stem;
   OtherNames other_names;
   ParamTable params;
-  std::shared_ptr<OpenedWeights> opened;  // keeps the weights open until they are read
+  std::shared_ptr<OpenedWeights> opened;     // keeps the weights open until they are read
+  std::shared_ptr<CheckpointReader> pieces;  // where several processes wrote them; else null
 };
 
 /// All that is read.
@@ -84,6 +86,30 @@ FolderOptions options_of(const FolderKeys& k) {
           .single_file_config = k.single_file_config};
 }
 
+/// The checkpoint that a folder is, where it has a component's weights in pieces; else null.
+std::shared_ptr<CheckpointReader> pieces_of(const std::string& folder, const std::string& component) {
+  if (!exists(folder + "/" + kIndex)) return nullptr;
+  auto reader = std::make_shared<CheckpointReader>(folder);
+  const std::string prefix = array_of_weight(component, "");
+  const auto first = reader->arrays().lower_bound(prefix);
+  return first != reader->arrays().end() && first->first.starts_with(prefix) ? reader : nullptr;
+}
+
+/// A part of a checkpoint that several processes wrote.
+Part part_in_pieces(const std::string& name, const Component& c, ParamTable params,
+                    std::shared_ptr<CheckpointReader> pieces) {
+  for (const Param& p : params.params())
+    if (p.stacked > 0) pieces->add_stack(array_of_weight(name, p.path), p.stacked);
+  return {.name = name,
+          .config = c.config_text,
+          .weights = {},
+          .stem = weights_stem(name),
+          .other_names = other_names(c),
+          .params = std::move(params),
+          .opened = {},
+          .pieces = std::move(pieces)};
+}
+
 Part part_of(const std::string& name, const Component& c, const std::string& weights,
              const std::shared_ptr<OpenedWeights>& opened) {
   const OpenedWeights::File file = opened->take(name, weights);
@@ -95,7 +121,8 @@ Part part_of(const std::string& name, const Component& c, const std::string& wei
           .stem = weights_stem(name),
           .other_names = other_names(c),
           .params = std::move(params),
-          .opened = opened};
+          .opened = opened,
+          .pieces = {}};
 }
 
 /// `weights`: empty: the component's own.
@@ -106,6 +133,8 @@ Part part_of(const ModelFolder& folder, const std::string& name, const std::stri
     for (const auto& [known, component] : folder.components()) names.push_back(known);
     fail(Code::invalid_config, "component '{}' is not one of: {}", name, fmt::join(names, ", "));
   }
+  if (auto pieces = pieces_of(folder.path(), name); pieces && weights.empty())
+    return part_in_pieces(name, found->second, folder.params(name), std::move(pieces));
   return part_of(name, found->second, weights.empty() ? found->second.weights : weights, folder.opened());
 }
 
@@ -151,7 +180,7 @@ Source open_source(const std::string& from, const ConvertKeys& k, const std::opt
 }
 
 /// The weights that were trained, where a checkpoint's folder holds their averages.
-void replace_averages(const Source& s, const Part& part, HostArrays& values, int64_t& replaced) {
+void replace_averages(const Source& s, const Part& part, ArraysToWrite& values, int64_t& replaced) {
   const NamedPieces state = read_training_state(s.path).state;
   for (const auto& [average, pieces] : state) {
     const std::string ema = state_prefix::kAverage, beginning = ema + part.name + "/";
@@ -162,8 +191,8 @@ void replace_averages(const Source& s, const Part& part, HostArrays& values, int
           "'{}' holds the average of '{}', but not what was trained", s.path, input);
     for (const auto& [path, array] :
          unstacked(average.substr(beginning.size()), (own != state.end() ? own : master)->second)) {
-      HostArray& value = values.at(path);
-      value = array.whole().cast(value.dtype());
+      ArrayToWrite& value = values.at(path);
+      value.make = [array, type = value.shape.dtype] { return array.whole().cast(type); };
       ++replaced;
     }
   }
@@ -171,18 +200,41 @@ void replace_averages(const Source& s, const Part& part, HostArrays& values, int
 
 /// By input name, of the files' types.
 HostArrays values_of_files(const Part& p) {
-  return open_component(p.params, p.name, *p.opened->take(p.name, p.weights), p.weights, p.other_names, true)();
+  if (!p.pieces)
+    return open_component(p.params, p.name, *p.opened->take(p.name, p.weights), p.weights, p.other_names, true)();
+  HostArrays out;
+  for (const Param& param : p.params.params())
+    out[param.input] = p.pieces->read(array_of_weight(p.name, param.path)).whole();
+  return out;
+}
+
+/// By published name; what is in pieces is put together when it is written.
+ArraysToWrite stored(const Part& p, const std::vector<ScaledLora>& loras) {
+  if (!p.pieces || !loras.empty()) {
+    HostArrays values = values_of_files(p);
+    merge_loras(loras, p.params, values);
+    return to_write(as_arrays(published(p.params, p.name, as_pieces(values))));
+  }
+  ArraysToWrite out;
+  for (const Param& param : p.params.params())
+    for (int64_t i = 0; i < std::max<int64_t>(param.stacked, 1); ++i) {
+      const std::string path = param.stacked > 0 ? layer_path(param.path, i) : param.path;
+      const std::string array = array_of_weight(p.name, path);
+      out[path] = {p.pieces->shape(array), [pieces = p.pieces, array] { return pieces->read(array).whole(); }};
+    }
+  return out;
 }
 
 /// Published names → values.
-HostArrays read(const Source& s, const Part& part, const ConvertKeys& k, int64_t& replaced) {
-  HostArrays stored = values_of_files(part);
-  merge_loras(s.loras, part.params, stored);
-  HostArrays values = as_arrays(published(part.params, part.name, as_pieces(stored)));
+ArraysToWrite read(const Source& s, const Part& part, const ConvertKeys& k, int64_t& replaced) {
+  ArraysToWrite values = stored(part, s.loras);
   if (!k.ema) replace_averages(s, part, values, replaced);
   if (!k.dtype.empty())
-    for (auto& [name, array] : values)
-      if (is_float(array.dtype())) array = array.cast(parse_dtype(k.dtype));
+    for (auto& [name, array] : values) {
+      if (!is_float(array.shape.dtype)) continue;
+      array.shape.dtype = parse_dtype(k.dtype);
+      array.make = [make = array.make, type = array.shape.dtype] { return make().cast(type); };
+    }
   return values;
 }
 
@@ -196,11 +248,11 @@ OtherName original_of(const Part& part, const std::string& name, const std::stri
 }
 
 /// `from` under the original names, as its file holds it; parts of one array are put together.
-void add_original(const Part& part, const HostArrays& values, const std::string& prefix, HostArrays& out) {
+void add_original(const Part& part, const ArraysToWrite& values, const std::string& prefix, HostArrays& out) {
   for (const auto& [name, array] : values) {
     const OtherName other = original_of(part, name, prefix);
     const std::string key = other.whole();
-    HostArray value = other.transposed ? transposed(array) : array;
+    HostArray value = other.transposed ? transposed(array.make()) : array.make();
     Dims dims = value.dims();
     dims.insert(dims.end(), static_cast<size_t>(other.ones), 1);
     value = value.reshaped(dims);
@@ -284,10 +336,10 @@ class Writer {
   }
 
  private:
-  HostArrays values(const Part& part) {
-    HostArrays v = read(s_, part, k_, replaced_);
-    size_t bytes = 0;
-    for (const auto& [name, array] : v) bytes += array.bytes();
+  ArraysToWrite values(const Part& part) {
+    ArraysToWrite v = read(s_, part, k_, replaced_);
+    int64_t bytes = 0;
+    for (const auto& [name, array] : v) bytes += array.shape.bytes();
     log_info("{}{}: {} tensors, {:.1f} MB", part.name, part.name.empty() ? "weights" : "", v.size(),
              static_cast<double>(bytes) / 1e6);
     return v;

@@ -25,8 +25,6 @@ void ReferenceKeys::validate() const {
   warn(!profiler_gcs_path.empty(), "profiler_gcs_path", kService);
   warn(enable_mllog, "enable_mllog", "nothing reads it in the reference either");
   warn(!dataset_config_name.empty(), "dataset_config_name", "nothing reads it in the reference either");
-  warn(enable_single_replica_ckpt_restoring, "enable_single_replica_ckpt_restoring",
-       "every process reads what its devices need");
   warn(enable_tile_search, "enable_tile_search", "flash_block_sizes says how large blocks are");
   warn(ulysses_shards > 0, "ulysses_shards", "sequences are split over the axis context as logical_axis_rules say");
   warn(vae_spatial > 0, "vae_spatial", "the samples of a batch are split over the devices, not their width");

@@ -21,8 +21,7 @@ struct ReferenceKeys {
   std::string tensorboard_dir, tile_search_mode, tile_search_out;
   JsonText vae_logical_axis_rules;
   // Refused or warned about when set.
-  bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false,
-       enable_single_replica_ckpt_restoring = false, enable_tile_search = false;
+  bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false, enable_tile_search = false;
   int64_t norm_num_groups = 32, ulysses_shards = -1, vae_spatial = -1;
   std::string converted_weights_dir, pretrained_orbax_dir, scheduler_dtype = "float32";
   std::string profiler_gcs_path, dataset_config_name, hf_access_token;
@@ -62,7 +61,6 @@ struct ReferenceKeys {
     v("enable_mllog", enable_mllog, kNeutral);
     v("enable_ml_diagnostics", enable_ml_diagnostics, kNeutral);
     v("enable_ondemand_xprof", enable_ondemand_xprof, kNeutral);
-    v("enable_single_replica_ckpt_restoring", enable_single_replica_ckpt_restoring, kNeutral);
     v("profiler_gcs_path", profiler_gcs_path, kNeutral);
     v("dataset_config_name", dataset_config_name, kNeutral);
     v("enable_tile_search", enable_tile_search, kNeutral);

@@ -85,10 +85,20 @@ Due every_samples(int64_t n) {
 Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks, std::unique_ptr<Dataset> data,
                    const LoopOptions& o) {
   StepPrograms programs(devices, tasks, o.step, o.title);
-  auto start = std::async(std::launch::async, open_state(programs, o.step, o.checkpoint_dir(), o.seed, o.initial));
+  const StateSource from{.checkpoint_dir = o.checkpoint_dir(),
+                         .seed = o.seed,
+                         .single_replica = o.keys.enable_single_replica_ckpt_restoring};
+  auto start = std::async(std::launch::async, open_state(devices, programs, o.step, from, o.initial));
   programs.compile(o.compile, o.keys.log_sharding);
-  TrainState state = place_state(devices, programs, start.get(), o.checkpoint_dir());
-  if (state.step > 0) log_info("{}: continues from {}/{}", o.title, o.checkpoint_dir(), state.step);
+  uint64_t bytes_read = 0;
+  TrainState state = [&] {
+    const HostState host = start.get();
+    bytes_read = host.bytes_read;
+    return place_state(devices, programs, host, o.checkpoint_dir());
+  }();
+  if (state.step > 0)
+    log_info("{}: continues from {}/{}, {:.1f} MB read", o.title, o.checkpoint_dir(), state.step,
+             static_cast<double>(bytes_read) / 1e6);
   HostArrays constants = o.constants;
   constants["key"] = key_of_seed(o.seed);
   if (devices.replicas() > 1) constants["replica"] = scalar_s32(devices.replica());

@@ -19,6 +19,7 @@ namespace md {
 struct LoopKeys {
   int64_t checkpoint_every = -1, checkpoints_to_keep = 3, prefetch_depth = 2, num_train_epochs = 1;
   bool save_final_checkpoint = true, save_optimizer = true, log_sharding = false, reuse_example_batch = false;
+  bool enable_single_replica_ckpt_restoring = false;
   std::string checkpoint_dir;
   template <class V>
   void visit(V&& v) {
@@ -29,6 +30,8 @@ struct LoopKeys {
     v("save_final_checkpoint", save_final_checkpoint,
       "write a checkpoint after the last step, also where checkpoint_every asks for none");
     v("save_optimizer", save_optimizer, "false: checkpoints are without moments, which start anew on resuming");
+    v("enable_single_replica_ckpt_restoring", enable_single_replica_ckpt_restoring,
+      "of processes that hold the same state one reads the checkpoint, and the others get it from there");
     v("prefetch_depth", prefetch_depth, "batches made ready ahead of the step");
     v("reuse_example_batch", reuse_example_batch,
       "feed the first batch of the data for ever, also after resuming (for benchmarks)");

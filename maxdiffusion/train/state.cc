@@ -4,6 +4,8 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -12,7 +14,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/version.h"
-#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
+#include "maxdiffusion/checkpoint/checkpoint_reader.h"
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/processes/processes.h"
@@ -44,12 +46,6 @@ std::vector<std::string> whole_components(const ParamTable& params) {
   for (const auto& [name, all] : whole)
     if (all) names.push_back(name);
   return names;
-}
-
-bool has_masters(const NamedPieces& state, const ParamTable& params, const std::string& component) {
-  return std::ranges::any_of(params.params(), [&](const Param& p) {
-    return p.model == component && state.contains(state_prefix::kMaster + p.input);
-  });
 }
 
 HostState beginning(const StepPrograms& programs, NamedPieces values, const StepOptions& step) {
@@ -84,33 +80,129 @@ std::string not_finite(const NamedPieces& arrays) {
   return "";
 }
 
-/// The state of one checkpoint. Throws io where it is damaged.
-HostState restored(const ParamTable& params, const std::string& checkpoint_dir, int64_t at, uint64_t seed,
-                   const StepOptions& step, NamedPieces frozen) {
-  const CheckpointContent c = read_training_state(checkpoint_dir, at);
-  const std::string folder = checkpoint_folder(checkpoint_dir, at);
-  const StateInfo info = parse_state_info(c.state_json, below(folder, "training_state/state.json"), at);
-  NamedPieces values = c.state;
-  // Parameters are the rounding of their masters, or in the models' own files, unless those hold their averages.
-  const ParamTable wide = in_f32(params);
-  if (step.ema_decay == 0)
-    for (const std::string& component : whole_components(params)) {
-      if (has_masters(values, params, component)) continue;
-      const std::string path = local_checkpoint(folder, CheckpointPart::component, component) + "/" + component;
-      values.merge(as_pieces(open_component(wide, component, SafetensorsReader::open(path), path)()));
+/// The parameter that an array of the state belongs to; null: none.
+const Param* owner_of(const ParamTable& params, const std::string& array) {
+  for (const std::string kind :
+       {state_prefix::kFirstMoment, state_prefix::kSecondMoment, state_prefix::kAverage, state_prefix::kMaster})
+    if (array.starts_with(kind)) return params.find(array.substr(kind.size()));
+  return params.find(array);
+}
+
+/// Reads what belongs to parameters, for devices of this process.
+class StateReader {
+ public:
+  StateReader(const Devices& devices, const ParamTable& params, CheckpointReader& from)
+      : devices_(devices), params_(params), from_(from) {}
+
+  /// The arrays of the training state. Averages are left out where this run keeps none.
+  NamedPieces arrays(bool averages) {
+    NamedPieces values;
+    for (const auto& [name, array] : from_.arrays()) {
+      if (name.starts_with(state_prefix::kAverage) && !averages) continue;
+      const Param* p = owner_of(params_, name);
+      if (p || array.shape.rank() == 0) values[name] = p ? read(name, *p) : from_.read(name);
     }
+    return values;
+  }
+
+  /// Parameters that the arrays do not hold: they are in the models' own files, unless those hold their averages.
+  void add_weights(NamedPieces& values) {
+    for (const std::string& component : whole_components(params_))
+      for (const Param& p : params_.params()) {
+        if (p.model != component || values.contains(p.input) || values.contains(state_prefix::kMaster + p.input) ||
+            from_.contains(state_prefix::kAverage + p.input))
+          continue;
+        if (opened_.insert(component).second)
+          check(from_.add_component(component), Code::io, "read '{}': it has no weights of '{}'", from_.folder(),
+                component);
+        const std::string name = array_of_weight(component, p.path);
+        if (p.stacked > 0) from_.add_stack(name, p.stacked);
+        values[p.input] = read(name, p);
+      }
+  }
+
+ private:
+  ArrayPieces read(const std::string& name, const Param& p) {
+    const Shape& found = from_.shape(name);
+    check(found.dims == p.shape.dims, Code::invalid_config,
+          "checkpoint {}: '{}' is {}, and this run's model has {} there; choose another run_name", from_.folder(), name,
+          to_string(found), to_string(p.shape));
+    return from_.read(name, local_slices(devices_, p.axes, p.shape.dims));
+  }
+
+  const Devices& devices_;
+  const ParamTable& params_;
+  CheckpointReader& from_;
+  std::set<std::string> opened_;
+};
+
+/// What one checkpoint holds, as it is there: parts that lie on devices of this process. Throws io where it is damaged.
+HostState read_state(const Devices& devices, const ParamTable& params, const StateSource& from, int64_t at,
+                     const StepOptions& step) {
+  const std::string folder = checkpoint_folder(from.checkpoint_dir, at);
+  CheckpointReader reader(folder);
+  const StateInfo info = parse_state_info(reader.state_json(), below(folder, kState), at);
+  StateReader read(devices, params, reader);
+  NamedPieces values = read.arrays(step.ema_decay > 0);
+  read.add_weights(values);
   if (const std::string fault = not_finite(values); !fault.empty())
     fail(Code::io, "read '{}': {}, which no training goes on from", folder, fault);
-  if (info.seed != seed)
+  if (info.seed != from.seed)
     log_warning("checkpoint {} was made with seed {}, this run has {}: random draws differ from here on", folder,
-                info.seed, seed);
+                info.seed, from.seed);
+  return {std::move(values), info.step, info.data, reader.bytes_read()};
+}
+
+/// What a checkpoint says beside its arrays.
+json info_of(int64_t step, const Position& p, uint64_t seed) {
+  return {{"maxdiffusion_version", version()},
+          {"step", step},
+          {"epoch", p.epoch},
+          {"index", p.index},
+          {"seed", seed},
+          {"shard", p.shard},
+          {"offset", p.offset},
+          {"taken", p.taken}};
+}
+
+/// Gives all replicas what the leader has read; they hold the same parts. The others' own is not looked at.
+void share(HostState& state) {
+  Processes& all = processes();
+  json told = info_of(state.step, state.data, 0);
+  for (const auto& [name, a] : state.values) {
+    json& array = told["arrays"][name] = {
+        {"dtype", static_cast<int>(a.shape.dtype)}, {"dims", a.shape.dims}, {"pieces", json::array()}};
+    for (const Piece& p : a.pieces) array["pieces"].push_back({p.slice.start, p.slice.size});
+  }
+  told = parse_json(all.from_leader("restored state", told.dump()));
+  if (!all.leads()) {
+    state.step = told.at("step");
+    state.data = {told.at("epoch"), told.at("index"), told.at("shard"), told.at("offset"), told.at("taken")};
+    for (const auto& [name, array] : told.at("arrays").items()) {
+      ArrayPieces& a = state.values[name];
+      a.shape = {static_cast<DType>(array.at("dtype").get<int>()), array.at("dims").get<Dims>()};
+      for (const json& p : array.at("pieces")) {
+        const Slice slice{p.at(0).get<Dims>(), p.at(1).get<Dims>()};
+        a.pieces.push_back({slice, HostArray(Shape{a.shape.dtype, slice.size})});
+      }
+    }
+  }
+  for (auto& [name, a] : state.values)
+    for (Piece& p : a.pieces)  // the leader's bytes are only read
+      all.broadcast({const_cast<std::byte*>(p.values.data()), p.values.bytes()});
+}
+
+/// The state of this run's step, of what a checkpoint holds and the values that it does not.
+HostState restored(const ParamTable& params, HostState read, const StepOptions& step, const std::string& checkpoint_dir,
+                   NamedPieces frozen) {
+  NamedPieces& values = read.values;
   values = restored_state(params, std::move(values), step);
   if (start_moments(params, values))
     log_warning("checkpoint {}/{} has no moments of the optimizer, as save_optimizer=false asks: they start from zero",
-                checkpoint_dir, at);
+                checkpoint_dir, read.step);
   values.merge(frozen);
   values["healthy"] = yes();
-  return {std::move(values), info.step, info.data};
+  return read;
 }
 
 /// Replicas have the same bits, or something is broken that no checkpoint should keep.
@@ -134,23 +226,43 @@ CheckpointProcesses writers(const Devices& devices) {
   return {devices.replica(), devices.replicas(), [] { processes().barrier("checkpoint"); }};
 }
 
-/// The state of the newest checkpoint that is not damaged. Those after it are set aside.
-HostState newest_restored(const std::vector<int64_t>& saved, const std::string& checkpoint_dir,
+/// The state of the newest checkpoint that no process finds damaged. Those after it are set aside. `by_leader`: it
+/// alone reads.
+HostState newest_restored(const std::vector<int64_t>& saved, const std::string& checkpoint_dir, bool by_leader,
                           const std::function<HostState(int64_t at)>& restore) {
+  Processes& all = processes();
   std::vector<Error> faults;  // of the newest ones
   for (auto at = saved.rbegin(); at != saved.rend(); ++at) {
-    try {
-      HostState state = restore(*at);
-      for (size_t i = 0; i < faults.size(); ++i)
-        log_warning("damaged checkpoint: {}\n  it is '{}' now", faults[i].what(),
-                    set_aside(checkpoint_dir, saved[saved.size() - 1 - i]));
-      if (!faults.empty())
-        log_warning("training goes on from the checkpoint before: {}", checkpoint_folder(checkpoint_dir, *at));
-      return state;
-    } catch (const Error& e) {
-      if (e.code() != Code::io) throw;
-      faults.push_back(e);
+    HostState state;
+    std::optional<Error> fault;
+    const auto attempt = [&] {
+      try {
+        state = restore(*at);
+      } catch (const Error& e) {
+        if (e.code() != Code::io) throw;
+        fault = e;
+      }
+    };
+    // What another process has found, where this one has found nothing.
+    const auto agree = [&] {
+      for (const std::string& found : all.gather(fmt::format("restored {}", *at), fault ? fault->what() : ""))
+        if (!found.empty() && !fault) fault = Error(Code::io, found);
+    };
+    const bool in_turns = is_remote(checkpoint_dir) && !by_leader;  // the leader fetches for all of a machine
+    if (all.leads() || (!in_turns && !by_leader)) attempt();
+    if (in_turns) agree();
+    if (in_turns && !all.leads() && !fault) attempt();
+    agree();
+    if (fault) {
+      faults.push_back(*fault);
+      continue;
     }
+    for (size_t i = 0; all.leads() && i < faults.size(); ++i)
+      log_warning("damaged checkpoint: {}\n  it is '{}' now", faults[i].what(),
+                  set_aside(checkpoint_dir, saved[saved.size() - 1 - i]));
+    if (!faults.empty() && all.leads())
+      log_warning("training goes on from the checkpoint before: {}", checkpoint_folder(checkpoint_dir, *at));
+    return state;
   }
   for (size_t i = 1; i < faults.size(); ++i) faults[0].note("nor can the one before: " + faults[i].message());
   faults[0].note(fmt::format("no checkpoint in '{}' can be gone on from", checkpoint_dir));
@@ -201,25 +313,29 @@ Array* TrainState::saved_value(const std::string& input) {
   return &kept.at(input);
 }
 
-std::function<HostState()> open_state(const StepPrograms& programs, const StepOptions& step,
-                                      const std::string& checkpoint_dir, uint64_t seed, const InitialValues& initial) {
-  // One process looks, and sets aside what is damaged; the others read what it has read.
+std::function<HostState()> open_state(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
+                                      const StateSource& from, const InitialValues& initial) {
+  // One process looks, and sets aside what is damaged.
   Processes& all = processes();
-  std::vector<int64_t> saved = checkpoint_folders(checkpoint_dir);
-  if (all.largest("checkpoints of " + checkpoint_dir, all.leads() && !saved.empty()) == 0) saved.clear();
+  const json found = all.leads() ? json(checkpoint_folders(from.checkpoint_dir)) : json();
+  const auto saved = parse_json(all.from_leader("checkpoints", found.dump())).get<std::vector<int64_t>>();
   const ParamTable& params = programs.params();
   if (saved.empty()) {
     auto wide = std::make_shared<const ParamTable>(in_f32(params));
     return [&programs, step, wide, make = initial(*wide)] { return beginning(programs, make(), step); };
   }
+  if (from.single_replica && devices.replicas() == 1)
+    log_warning(
+        "enable_single_replica_ckpt_restoring has no effect: no two processes hold the same state, and each "
+        "reads what its devices hold");
   auto frozen = std::make_shared<const ParamTable>(frozen_part(params));
-  return [&params, step, checkpoint_dir, seed, saved, frozen, make = initial(*frozen)] {
-    const NamedPieces others = make();
-    const auto restore = [&](int64_t at) { return restored(params, checkpoint_dir, at, seed, step, others); };
-    HostState newest;
-    if (processes().leads()) newest = newest_restored(saved, checkpoint_dir, restore);
-    const int64_t at = processes().largest("restored from " + checkpoint_dir, newest.step);
-    return processes().leads() ? std::move(newest) : restore(at);
+  return [&devices, &params, step, from, saved, frozen, make = initial(*frozen)] {
+    NamedPieces others = make();
+    const bool by_leader = from.single_replica && devices.replicas() > 1;
+    HostState read = newest_restored(saved, from.checkpoint_dir, by_leader,
+                                     [&](int64_t at) { return read_state(devices, params, from, at, step); });
+    if (by_leader) share(read);
+    return restored(params, std::move(read), step, from.checkpoint_dir, std::move(others));
   };
 }
 
@@ -248,6 +364,21 @@ HostArrays trained_values(const Devices& devices, const StepPrograms& programs, 
   return as_arrays(model_values(programs.params(), fetch_all(devices, state.arrays, Which::local)()));
 }
 
+CheckpointContent state_content(const ParamTable& params, NamedPieces state, bool averaged,
+                                const CompleteCheckpoint& complete) {
+  CheckpointContent c;
+  c.state = std::move(state);
+  const NamedPieces trained = model_values(params, c.state);
+  for (const std::string& component : whole_components(params)) {
+    c.weights[component] = published(params, component, trained);
+    for (const Param& p : params.params())  // what the model's file or the master says already
+      if (p.model == component && (!averaged || c.state.contains(state_prefix::kMaster + p.input)))
+        c.state.erase(p.input);
+  }
+  if (complete) complete(c, params, trained);
+  return c;
+}
+
 StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
                        std::string checkpoint_dir, int64_t keep, bool moments, uint64_t seed,
                        CompleteCheckpoint complete, std::function<void()> before_commit)
@@ -261,32 +392,16 @@ StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, con
       writer_(checkpoint_dir_, static_cast<int>(keep), writers(devices), std::move(before_commit)) {}
 
 void StateSaver::save(const TrainState& state, int64_t at, Position position) {
-  const json info = {{"maxdiffusion_version", version()},
-                     {"step", at},
-                     {"epoch", position.epoch},
-                     {"index", position.index},
-                     {"seed", seed_},
-                     {"shard", position.shard},
-                     {"offset", position.offset},
-                     {"taken", position.taken}};
+  const json info = info_of(at, position, seed_);
   writer_.save(at, [values = fetch_all(devices_, state.arrays, Which::owned, moments_), info, at, this] {
-    const ParamTable& params = programs_.params();
-    CheckpointContent c;
-    c.state = values();
-    if (devices_.replicas() > 1) check_replicas(c.state, at);
+    NamedPieces state = values();
+    if (devices_.replicas() > 1) check_replicas(state, at);
     if (devices_.replica() > 0) return CheckpointContent();  // the first writes what all have
-    if (const std::string fault = not_finite(c.state); !fault.empty())
+    if (const std::string fault = not_finite(state); !fault.empty())
       throw Error(Code::device, fmt::format("the state after step {} is not saved: {}", at, fault))
           .note("try: a smaller learning_rate, more warm-up steps, a smaller max_grad_norm");
-    const NamedPieces trained = model_values(params, c.state);
-    for (const std::string& component : whole_components(params)) {
-      c.weights[component] = published(params, component, trained);
-      for (const Param& p : params.params())  // what the model's file or the master says already
-        if (p.model == component && (!averaged_ || c.state.contains(state_prefix::kMaster + p.input)))
-          c.state.erase(p.input);
-    }
+    CheckpointContent c = state_content(programs_.params(), std::move(state), averaged_, complete_);
     c.state_json = info.dump(2);
-    if (complete_) complete_(c, params, trained);
     return c;
   });
 }

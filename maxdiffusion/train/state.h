@@ -26,17 +26,25 @@ struct TrainState {
 /// only the frozen ones where a checkpoint has the others; it lives until the second call has returned.
 using InitialValues = std::function<std::function<NamedPieces()>(const ParamTable&)>;
 
-/// The state that a run starts from, in host memory.
+/// The state that a run starts from, in host memory: what lies on devices of this process.
 struct HostState {
   NamedPieces values;
   int64_t step = 0;
   Position data;
+  uint64_t bytes_read = 0;  // of the checkpoint's files
 };
-/// The state in the newest checkpoint of `checkpoint_dir`, whose moments are zeros where it has none, with a line in
-/// the log; without a checkpoint, step 0 with the values of `initial`. `initial`
-/// is called now; values are read or made when the result is called. `programs` must live until then.
-std::function<HostState()> open_state(const StepPrograms& programs, const StepOptions& step,
-                                      const std::string& checkpoint_dir, uint64_t seed, const InitialValues& initial);
+/// Where a state comes from, and how it is read.
+struct StateSource {
+  std::string checkpoint_dir;
+  uint64_t seed = 0;
+  bool single_replica = false;  // of replicas (Devices::replicas) one reads, and gives the others what it has read
+};
+/// The state in the newest checkpoint that all processes can read, whose moments are zeros where it has none, with a
+/// line in the log; without a checkpoint, step 0 with the values of `initial`. Of a checkpoint those parts are read
+/// that lie on devices of this process. `initial` is called now; values are read or made when the result is called.
+/// `devices` and `programs` must live until then.
+std::function<HostState()> open_state(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
+                                      const StateSource& from, const InitialValues& initial);
 /// Puts the state on the devices, with the shardings of the programs' inputs. Throws io naming an array that a
 /// checkpoint lacks.
 TrainState place_state(const Devices& devices, const StepPrograms& programs, const HostState& host,
@@ -48,6 +56,11 @@ HostArrays trained_values(const Devices& devices, const StepPrograms& programs, 
 /// Adds to a checkpoint what makes it a whole model folder: weights of other models, configs, tokenizers. `trained`:
 /// values of the trained parameters by input name (averages, where kept). Called on the writer's thread.
 using CompleteCheckpoint = std::function<void(CheckpointContent&, const ParamTable&, const NamedPieces& trained)>;
+
+/// What a checkpoint holds of a state of which this process has pieces: of a model whose every parameter is trained its
+/// weights, as a model folder has them, and what else the state is. `averaged`: the weights are averages.
+CheckpointContent state_content(const ParamTable& params, NamedPieces state, bool averaged,
+                                const CompleteCheckpoint& complete = {});
 
 /// Writes checkpoints on a thread of its own while training goes on. Keeps references to its arguments.
 class StateSaver {

@@ -1,6 +1,7 @@
 // The operation that adds over processes, in programs that really run in several.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -58,6 +59,9 @@ TEST(Member, DISABLED_Sums) {
     for (int64_t r = 1; r < processes().count(); ++r) sum += value(r, static_cast<int64_t>(i));
     ASSERT_EQ(large[i], sum) << i;
   }
+  std::vector<std::byte> bytes((size_t{1} << 28) + 3, static_cast<std::byte>(7 + processes().rank()));
+  processes().broadcast(bytes);
+  EXPECT_EQ(std::ranges::count(bytes, std::byte{7}), std::ssize(bytes));
   EXPECT_EQ(processes().largest("largest", processes().rank()), processes().count() - 1);
   leave_processes(!HasFailure());
 }

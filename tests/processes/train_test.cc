@@ -205,6 +205,29 @@ TEST(ProcessesTrain, GoesOnAfterAKillAsIfNothingHadHappened) {
   EXPECT_TRUE(numbers("killed", newest + 3) == numbers("whole", newest + 3));
 }
 
+TEST(ProcessesTrain, OneReadsTheCheckpointForAllWhereAKeySaysSo) {
+  const JobResult whole = run_job(2, on_latents("two", "checkpoint_every=8"));
+  ASSERT_EQ(whole.status, 0) << whole.output;
+  // Only the leader finds a checkpoint in its folder.
+  const std::string dir = shared().folder / "seen_by_";
+  fs::create_directories(dir + "0");
+  fs::copy(shared().run("two") + "/checkpoints/2", dir + "0/2", fs::copy_options::recursive);
+  const std::string more = "save_final_checkpoint=false checkpoint_dir=" + dir + "$PMI_RANK ";
+  const JobResult one = run_job(2, on_latents("one_reads", more + "enable_single_replica_ckpt_restoring=true"));
+  ASSERT_EQ(one.status, 0) << one.output;
+  const std::vector<double> all = metric("two"), found = metric("one_reads");
+  EXPECT_EQ(found, std::vector<double>(all.begin() + 2, all.end()));
+  const JobResult both = run_job(2, on_latents("both_read", more));
+  EXPECT_EQ(both.status, 4) << both.output;
+  EXPECT_NE(both.output.find("seen_by_1/2"), std::string::npos) << both.output;
+  const JobResult alone =
+      run_job(1, on_latents("alone_reads",
+                            "enable_single_replica_ckpt_restoring=true checkpoint_dir=" + dir + "0 max_train_steps=2"));
+  EXPECT_EQ(alone.status, 0) << alone.output;
+  EXPECT_NE(alone.output.find("enable_single_replica_ckpt_restoring has no effect: no two"), std::string::npos)
+      << alone.output;
+}
+
 TEST(ProcessesTrain, EndsWhereOneIsStopped) {
   for (int rank : {0, 1}) {
     const std::string name = fmt::format("stopped_{}", rank);

@@ -69,6 +69,8 @@ class Mpi final : public MpiLibrary {
     succeed(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     check(provided == MPI_THREAD_MULTIPLE, Code::device, "MPI: this library takes calls from one thread only");
     succeed(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    succeed(MPI_Comm_dup(MPI_COMM_WORLD, &all_), "MPI_Comm_dup");
+    succeed(MPI_Comm_set_errhandler(all_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &count_);
   }
@@ -83,6 +85,16 @@ class Mpi final : public MpiLibrary {
     out.resize(size);
     succeed(MPI_Bcast(out.data(), static_cast<int>(size), MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
     return out;
+  }
+
+  void broadcast(std::span<std::byte> bytes) override {
+    while (!bytes.empty()) {
+      const std::span<std::byte> part = bytes.first(std::min(bytes.size(), kMostBytes));
+      MPI_Request request = MPI_REQUEST_NULL;
+      succeed(MPI_Ibcast(part.data(), static_cast<int>(part.size()), MPI_BYTE, 0, all_, &request), "MPI_Ibcast");
+      wait(request, "MPI_Ibcast");
+      bytes = bytes.subspan(part.size());
+    }
   }
 
   void open(int64_t devices) override {
@@ -111,6 +123,7 @@ class Mpi final : public MpiLibrary {
   void finish() override {
     for (Device& d : devices_) MPI_Comm_free(&d.processes);
     devices_.clear();
+    MPI_Comm_free(&all_);
     MPI_Finalize();
   }
 
@@ -119,7 +132,8 @@ class Mpi final : public MpiLibrary {
     MPI_Comm processes = MPI_COMM_NULL;
     std::vector<float> block, pieces;  // elements of one block; what the processes have of this one's part of it
   };
-  static constexpr int64_t kBlock = int64_t{1} << 22;  // elements that are sent at a time: 16 MiB
+  static constexpr size_t kMostBytes = size_t{1} << 28;  // of a broadcast at a time
+  static constexpr int64_t kBlock = int64_t{1} << 22;    // elements that are sent at a time: 16 MiB
 
   void sum_block(Device& d, int64_t n, float scale, Joined& from, Joined& to) const {
     std::vector<int> sizes, starts;  // of the processes' parts of the block
@@ -156,6 +170,7 @@ class Mpi final : public MpiLibrary {
   }
 
   int rank_ = 0, count_ = 1;
+  MPI_Comm all_ = MPI_COMM_NULL;  // of broadcasts
   std::vector<Device> devices_;
 };
 

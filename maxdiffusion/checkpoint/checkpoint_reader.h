@@ -1,0 +1,60 @@
+// One checkpoint, opened for reading parts of it: what arrays there are is known, and of their bytes those are read
+// that somebody asks for, from whatever files and pieces they lie in.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/checkpoint/checksums.h"
+#include "maxdiffusion/checkpoint/piece_files.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+
+namespace md {
+
+/// Every byte is compared with the checkpoint's checksums before it is given to anybody. Errors are io and name the
+/// file that is missing, damaged or not what the index says. Not thread safe.
+class CheckpointReader {
+ public:
+  /// Opens the training state in the folder of a checkpoint, which may be in a bucket: its files come here first.
+  explicit CheckpointReader(const std::string& folder);
+
+  /// On this machine.
+  const std::string& folder() const { return folder_; }
+  const std::string& state_json() const { return state_json_; }
+  const PieceIndex& arrays() const { return arrays_; }
+  bool contains(const std::string& array) const { return arrays_.contains(array); }
+  const Shape& shape(const std::string& array) const { return find(array).shape; }
+
+  /// Makes the weights of a component known as arrays "weights/<component>/<name>": those of the folder in diffusers'
+  /// layout, where the training state does not have them in pieces already. Returns whether there are any.
+  bool add_component(const std::string& component);
+  /// Makes the layers of `array`, in whose name one '*' stands for their numbers, known as one array with an axis for
+  /// them.
+  void add_stack(const std::string& array, int64_t layers);
+
+  /// These parts of an array, borrowed from the file where that is possible.
+  ArrayPieces read(const std::string& array, const std::vector<Slice>& slices);
+  ArrayPieces read(const std::string& array) { return read(array, {Slice::all(shape(array).dims)}); }
+  /// Of the files so far; each chunk that checksums are of counts whole, and once.
+  uint64_t bytes_read() const { return checksums_.bytes_read(); }
+  /// All pieces of an array, mapped and compared with nothing.
+  ArrayPieces mapped(const std::string& array);
+
+ private:
+  struct Tensor {
+    HostArray values;
+    uint64_t offset;  // of its first byte in the file
+  };
+  const IndexedArray& find(const std::string& array) const;
+  const SafetensorsReader& file(const std::string& name);
+  Tensor tensor(const std::string& array, const Shape& shape, const FilePiece& piece);
+
+  std::string origin_, folder_, state_json_, index_;
+  Checksums checksums_;
+  PieceIndex arrays_;
+  std::map<std::string, SafetensorsReader> files_;
+};
+
+}  // namespace md
