@@ -278,7 +278,8 @@ add_dependencies(cli_tests profiling)
 md_tests(judges DEVICE USES base COST 30)
 md_tests(configs DEVICE USES checkpoint SHARDS 3 COST 40)
 md_tests(single_file DEVICE USES families COST 30)
-md_tests(processes DEVICE USES ops runtime SHARDS 2 COST 50)
+md_tests(processes DEVICE USES ops runtime SHARDS 3 COST 50)
+add_dependencies(processes_tests several_processes)
 # A server of buckets, for tests and benches.
 add_library(bucket_server OBJECT ${CMAKE_SOURCE_DIR}/tests/bucket_server.cc)
 target_link_libraries(bucket_server PUBLIC md_base nlohmann_json::nlohmann_json)
@@ -308,6 +309,10 @@ endif()
 add_executable(model_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/model_bench.cc)
 target_link_libraries(model_bench PRIVATE md_train)
 target_compile_definitions(model_bench PRIVATE MD_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+
+# Saving while steps go on; see bench/checkpoint.py.
+add_executable(checkpoint_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/checkpoint_bench.cc)
+target_link_libraries(checkpoint_bench PRIVATE md_ops md_runtime md_checkpoint)
 
 # A video autoencoder; see bench/video.py.
 add_executable(video_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/video_bench.cc)

@@ -2,7 +2,6 @@
 // through them where they are, while the client is created and when a program first needs a group of devices.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -16,9 +15,5 @@ class KeyValues {
   /// Nothing: it is not there yet.
   virtual std::optional<std::string> get(const std::string& key) = 0;
 };
-
-/// Kept as files of a folder that all processes see; each appears whole. The folder must be new for every start of a
-/// run: what an earlier start left would be taken for this one's. Errors are io and name the file.
-std::shared_ptr<KeyValues> key_values_in(const std::string& folder);
 
 }  // namespace md::pjrt

@@ -25,6 +25,12 @@
 #include "maxdiffusion/base/error.h"
 
 namespace md {
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
+}
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -82,11 +88,6 @@ std::vector<std::string> parted(const std::string& text) {
     at = colon + 1 + size;
   }
   return out;
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
 }
 
 std::string this_place() { return fmt::format("{}, pid {}", host_name(), ::getpid()); }

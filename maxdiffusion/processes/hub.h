@@ -13,6 +13,9 @@
 
 namespace md {
 
+/// As the kernel knows it; "?" where it does not.
+std::string host_name();
+
 struct HubOptions {
   int64_t rank = 0, count = 1;
   std::string secret;  // the same in all of the job's processes, so that no stranger joins

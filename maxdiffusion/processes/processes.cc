@@ -128,6 +128,12 @@ int64_t Processes::largest(const std::string& topic, int64_t mine) {
   return most;
 }
 
+PlaceOnHost place_on_host(Processes& all) {
+  const std::vector<std::string> hosts = all.gather("hosts", host_name());
+  const auto own = hosts.begin() + all.rank();
+  return {std::count(hosts.begin(), own, *own), std::ranges::count(hosts, *own)};
+}
+
 Processes& processes() {
   static Alone alone;
   return joined() ? static_cast<Processes&>(*joined()) : alone;
@@ -141,8 +147,8 @@ void join_processes() {
     set_log_prefix(fmt::format("[{}] ", launch.rank));
     set_log_level(LogLevel::warning);
   }
-  joined() = std::make_unique<Joined>(
-      open_library<MpiLibrary>(MD_MPI_LIBRARY, "md_mpi_library", "several processes on CPUs"), launch);
+  joined() =
+      std::make_unique<Joined>(open_library<MpiLibrary>(MD_MPI_LIBRARY, "md_mpi_library", "several processes"), launch);
   agree_on_interrupts();
   log_info("process 0 of {}, started by an MPI launcher", launch.count);
 }

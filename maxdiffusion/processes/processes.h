@@ -1,6 +1,7 @@
 // The processes that one launcher has started to train together, as each of them sees it. CPU clients are of one
 // process, so each process of such a job has devices of its own, which do not know those of the others: what crosses
-// goes through here. Alone, a process has rank 0 of 1, and every call returns at once.
+// goes through here. Clients of GPUs are of all processes, and find each other through here. Alone, a process has rank
+// 0 of 1, and every call returns at once.
 #pragma once
 
 #include <cstddef>
@@ -55,6 +56,12 @@ class Processes {
 /// Those of this process. It is of one job or of none from its start to its end, whatever it runs: the one value that
 /// is not handed down.
 Processes& processes();
+
+/// This process's number among those of its host, and how many these are. Called by all processes.
+struct PlaceOnHost {
+  int64_t rank = 0, count = 1;
+};
+PlaceOnHost place_on_host(Processes& all);
 
 /// Joins the processes that an MPI launcher has started with this one; without one, nothing. From then on a process
 /// that is lost ends this one with a message that names it and the exit status of Code::device, wherever it is; the log

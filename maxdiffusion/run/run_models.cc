@@ -55,11 +55,15 @@ RunModels::RunModels(const RunConfig& c, const std::string& model, Purpose purpo
       folder_(open_folder(c.model, model, controlnet)),
       family_(make_family(folder_)),
       devices_(open_devices(c, family_->axis_rules())),
+      own_devices_(devices_.own()),
       weights_(purpose == Purpose::training ? ModelWeights::for_training(folder_, *family_, c.model, c.seed())
                                             : ModelWeights::for_sampling(folder_, *family_, c.model, c.seed())) {
   check_kind(c.model, folder_, *family_);
   family_->check_repeated_keys(c.reference.norm_num_groups);
-  weights_.set_slices([this](const Param& p) { return local_slices(devices_, p.axes, p.shape.dims); });
+  weights_.set_slices([this](const Param& p) {
+    const bool trained = std::ranges::count(family_->denoisers(), p.model) > 0;
+    return local_slices(trained ? devices_ : own_devices_, p.axes, p.shape.dims);
+  });
 }
 
 std::function<NamedPieces()> RunModels::open_weights(const ParamTable& params, const std::string& component) {
@@ -90,12 +94,12 @@ int64_t RunModels::encoder_batch() const {
                              ? size.frames
                              : std::min(size.frames, chunks.encode * std::max<int64_t>(family_->frame_scale(), 1));
   return std::clamp(kPixels / (size.height * size.width * std::max<int64_t>(frames, 1)), int64_t{1}, kMost) *
-         devices_.mesh().devices();
+         own_devices_.mesh().devices();
 }
 
 TextEncoder& RunModels::text_encoder() {
   if (!text_encoder_)
-    text_encoder_ = std::make_unique<TextEncoder>(devices_, family_, encoder_batch(), weights_of(),
+    text_encoder_ = std::make_unique<TextEncoder>(own_devices_, family_, encoder_batch(), weights_of(),
                                                   scope_options(config_.layers), config_.compile, 0, config_.encoders);
   return *text_encoder_;
 }
@@ -109,9 +113,9 @@ void RunModels::free_text_encoder() {
 
 MediaAutoencoder& RunModels::media_autoencoder() {
   if (!media_autoencoder_)
-    media_autoencoder_ = std::make_unique<MediaAutoencoder>(devices_, family_, autoencoder_values(), encoder_batch(),
-                                                            scope_options(config_.layers), config_.compile,
-                                                            config_.encoders, config_.media_chunks.chunks(*family_));
+    media_autoencoder_ = std::make_unique<MediaAutoencoder>(
+        own_devices_, family_, autoencoder_values(), encoder_batch(), scope_options(config_.layers), config_.compile,
+        config_.encoders, config_.media_chunks.chunks(*family_));
   return *media_autoencoder_;
 }
 

@@ -27,6 +27,8 @@ class RunModels {
   const ModelFolder& folder() const { return folder_; }
   const std::shared_ptr<const Family>& family() const { return family_; }
   const Devices& devices() const { return devices_; }
+  /// What models around the trained one run on: this process's, which it may use by itself.
+  const Devices& own_devices() const { return own_devices_; }
   /// As ModelWeights::open. Of the autoencoder, the table may hold only some parameters, such as the encoder's.
   std::function<NamedPieces()> open_weights(const ParamTable& params, const std::string& component);
   /// Random values, whatever else there is.
@@ -68,7 +70,7 @@ class RunModels {
   const RunConfig& config_;
   ModelFolder folder_;
   std::shared_ptr<const Family> family_;
-  Devices devices_;
+  Devices devices_, own_devices_;
   ModelWeights weights_;
   HostArrays autoencoder_values_;
   std::unique_ptr<TextEncoder> text_encoder_;

@@ -13,7 +13,6 @@
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/lora/lora_scope.h"
 #include "maxdiffusion/metrics/similarity.h"
-#include "maxdiffusion/processes/launch.h"
 #include "maxdiffusion/processes/processes.h"
 #include "maxdiffusion/run/compatibility.h"
 #include "maxdiffusion/run/generate.h"
@@ -234,19 +233,30 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
   return all;
 }
 
-/// Joins the processes that the launcher has started, where they train together on CPUs.
-void join(const RunConfig& c) {
-  const int64_t count = launch_of_environment().count;
-  if (c.hardware.hardware == "cpu") return join_processes();
-  check(count == 1 || c.hardware.hardware == "tpu", Code::invalid_config,
-        "an MPI launcher has started {} processes, but hardware is {}; only CPU devices are joined by MPI so far",
-        count, c.hardware.hardware);
+/// What processes whose devices are one mesh cannot do yet: nobody has the trained weights whole.
+RunConfig for_joint_devices(RunConfig c) {
+  const auto refuse = [](bool set, const char* key) {
+    check(!set, Code::invalid_config,
+          "{}: not yet by several processes with GPUs or TPUs, of which none has all weights", key);
+  };
+  refuse(c.model.train_new_vae, "train_new_vae");
+  refuse(c.lora.train_lora, "train_lora");
+  refuse(c.is_dreambooth(), "instance_data_dir");
+  if (!c.sample.prompt.empty() &&
+      (c.run.sample_every != 0 || c.run.enable_ssim || c.run.enable_generate_video_for_eval))
+    log_warning(
+        "prompt has no effect while processes with GPUs or TPUs train: convert makes a checkpoint a model folder, "
+        "which generate draws with");
+  c.sample.prompt.clear();
+  c.run.enable_ssim = c.run.enable_generate_video_for_eval = false;
+  return c;
 }
 
 /// The config of this process: all have the leader's seeds, and only the leader writes and draws.
 RunConfig own_config(const RunConfig& config) {
   Processes& all = processes();
   RunConfig c = with_drawn_seeds(config);
+  if (!all.alone() && c.hardware.hardware != "cpu") c = for_joint_devices(std::move(c));
   if (all.leads()) {
     all.from_leader("seed", std::to_string(c.run.seed));
     return c;
@@ -313,7 +323,7 @@ void train_into(const Outputs& outputs) {
 }  // namespace
 
 void train(const RunConfig& config) {
-  join(config);
+  join_processes();
   Outputs outputs(config, processes().leads());
   train_into(outputs);
   outputs.finish();

@@ -97,7 +97,7 @@ std::string print(const Graph& graph, const Mesh& mesh, const std::string& name,
 
 void on_leader_first(const Devices& devices, const CompileConfig& config, const std::string& topic,
                      const std::function<void()>& compiles) {
-  if (devices.replicas() == 1 || cache_folder(config) == "off") return compiles();
+  if ((devices.replicas() == 1 && !devices.joint()) || cache_folder(config) == "off") return compiles();
   processes().leader_first(topic, compiles);
 }
 
@@ -107,8 +107,10 @@ Program compile(const Devices& devices, const Graph& graph, const CompileConfig&
   const std::string text = print(graph, devices.mesh(), name, report);
   auto start = Clock::now();
   const pjrt::Client& client = devices.client();
-  const pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(),
-                                     .flags = flags_of(config, client.platform())};
+  pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(), .flags = flags_of(config, client.platform())};
+  // One process compiles and the others load: it must not wait for theirs to try kernels, too.
+  if (devices.joint() && client.platform().hardware == std::string_view("gpu"))
+    options.flags.emplace("xla_gpu_shard_autotuning", "False");
   const ExecutableCache cache(cache_folder(config));
   const bool cached = !cache.path("").empty();
   std::string key;

@@ -10,6 +10,7 @@
 #include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/pjrt/ffi.h"
+#include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/pjrt/topology.h"
 #include "maxdiffusion/runtime/runtime.h"
 
@@ -31,6 +32,12 @@ Platform platform_of(const std::string& name) {
   if (name == "cpu") return Platform::cpu;
   if (name == "tpu") return Platform::tpu;
   return Platform::gpu;  // "cuda", "rocm", "gpu"
+}
+
+/// A plugin of the CPU may stand for one of GPUs.
+bool calls_cpu_kernels(const pjrt::Client& client) {
+  return client.platform_name() == "cpu" && client.platform().hardware == std::string_view("cpu") &&
+         pjrt::takes_ffi_handlers(client);
 }
 
 }  // namespace
@@ -74,7 +81,7 @@ Devices::Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh, AxisRules rule
     processes_.push_back(d.process);
   }
   check(!local_.empty(), Code::device, "mesh {}: no device belongs to process {}", mesh_.describe(), process_);
-  if (client_->platform_name() == "cpu" && pjrt::takes_ffi_handlers(*client_))
+  if (calls_cpu_kernels(*client_))
     for (const Kernel& k : cpu_kernels()) pjrt::register_ffi_handler(*client_, k.name, k.handler);
 }
 
@@ -90,6 +97,14 @@ Devices Devices::seen_by(int process, std::vector<int> processes) const {
   return d;
 }
 
+Devices Devices::own() const {
+  if (!joint()) return *this;
+  Topology here = topology(*client_);
+  std::erase_if(here.devices, [&](const DeviceInfo& d) { return !client_->device(d.id).addressable; });
+  for (DeviceInfo& d : here.devices) d.slice = 0;
+  return Devices(client_, Mesh::make({}, here), rules_);
+}
+
 Devices Devices::open(const std::string& hardware, int64_t cpu_devices, const MeshConfig& config) {
   pjrt::Options options;
   if (hardware == "cpu") options["cpu_device_count"] = cpu_devices;
@@ -102,7 +117,7 @@ Platform Devices::platform() const { return platform_of(client_->platform_name()
 
 GraphOptions Devices::graph_options(const AxisRules* rules) const {
   GraphOptions options = md::graph_options(mesh_, topology(*client_), rules);
-  if (client_->platform_name() == "cpu" && pjrt::takes_ffi_handlers(*client_))
+  if (calls_cpu_kernels(*client_))
     options.cpu_kernels = {
         .callable = true, .f32_products = processor().wide_vectors, .bf16_products = processor().bf16_products};
   return options;

@@ -1,5 +1,11 @@
 #include "maxdiffusion/runtime/hardware_keys.h"
 
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/processes/processes.h"
@@ -26,20 +32,91 @@ void check_slices(const MeshConfig& c, int64_t processes) {
         .note("try: dcn_data_parallelism=-1, which is their number");
 }
 
-}  // namespace
+/// Where the processes' clients find each other: the job's own connections.
+class OfProcesses final : public pjrt::KeyValues {
+ public:
+  void put(const std::string& key, const std::string& value) override { processes().put(prefix_ + key, value); }
+  std::optional<std::string> get(const std::string& key) override { return processes().get(prefix_ + key); }
 
-Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules rules) {
+ private:
+  static std::string next() {
+    static std::atomic<int64_t> clients = 0;
+    return fmt::format("client {}: ", clients++);
+  }
+  const std::string prefix_ = next();  // all processes open the same clients, one after the other
+};
+
+/// Of this host; 0: nobody says.
+int64_t visible_gpus() {
+  const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (const std::string list = chosen ? chosen : ""; !list.empty()) return std::ranges::count(list, ',') + 1;
+  int64_t n = 0;
+  std::error_code ec;
+  for (const auto& f : std::filesystem::directory_iterator("/dev", ec)) {
+    const std::string name = f.path().filename();
+    n += name.starts_with("nvidia") && name.size() > 6 && name.find_first_not_of("0123456789", 6) == name.npos;
+  }
+  return n;
+}
+
+pjrt::Options options_of(const HardwareKeys& keys, Processes& all) {
   pjrt::Options options;
   if (keys.hardware == "cpu") options["cpu_device_count"] = keys.cpu_device_count;
-  auto client = pjrt::Client::open(keys.hardware, options, keys.plugin);
-  Devices devices(client, Mesh::make(mesh, topology(*client)), std::move(rules));
+  if (keys.hardware != "gpu" || all.alone()) return options;
+  options["node_id"] = all.rank();
+  options["num_nodes"] = all.count();
+  const PlaceOnHost here = place_on_host(all);
+  if (std::vector<int64_t> own = gpus_of_process(here.rank, here.count, visible_gpus()); !own.empty())
+    options["visible_devices"] = std::move(own);
+  return options;
+}
+
+/// What processes see of one client must be what the launcher has started.
+void check_joint(const Devices& devices, Processes& all) {
+  const std::set<int> of(devices.processes().begin(), devices.processes().end());
+  if (all.alone()) {
+    if (devices.joint())
+      throw Error(Code::invalid_config,
+                  fmt::format("the devices are those of {} processes, which do not know each other", of.size()))
+          .note("try: an MPI launcher, which starts the program on every host: mpiexec -hosts …, or srun --mpi=pmi2");
+    return;
+  }
+  check(static_cast<int64_t>(of.size()) == all.count() && devices.process() == all.rank(), Code::device,
+        "the launcher has started this process as {} of {}, but to the devices' plugin it is {} of {}", all.rank(),
+        all.count(), devices.process(), of.size());
+  check(devices.processes().front() == 0, Code::invalid_config,
+        "the first device of the mesh belongs to process {}; expected 0, which writes for all",
+        devices.processes().front());
+}
+
+}  // namespace
+
+std::vector<int64_t> gpus_of_process(int64_t rank, int64_t count, int64_t visible) {
+  if (count == 1) return {};
+  if (visible == 0) return {rank};
+  if (visible == 1) return {0};  // the launcher shows each process its own
+  check(visible % count == 0, Code::invalid_config,
+        "{} GPUs do not divide into equal parts for the {} processes of this host; start as many as divide them",
+        visible, count);
+  std::vector<int64_t> own;
+  for (int64_t i = 0; i < visible / count; ++i) own.push_back(rank * (visible / count) + i);
+  return own;
+}
+
+Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules rules) {
   Processes& all = processes();
-  if (!all.alone()) {
+  const bool shares = keys.hardware == "gpu" && !all.alone();
+  auto client = pjrt::Client::open(keys.hardware, options_of(keys, all), keys.plugin,
+                                   shares ? std::make_shared<OfProcesses>() : nullptr);
+  Devices devices(client, Mesh::make(mesh, topology(*client)), std::move(rules));
+  if (keys.hardware == "cpu" && !all.alone()) {
     check_slices(mesh, all.count());
     devices.set_replica(all.rank(), all.count());
     log_info("Found {} devices: {} processes, each {}", devices.count(), all.count(), devices.mesh().describe());
     return devices;
   }
+  check_joint(devices, all);
+  if (devices.joint()) log_info("{} of the devices are this process's, of {}", devices.local().size(), all.count());
   log_info("Found {} devices: {}", devices.mesh().devices(), devices.mesh().describe());
   return devices;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "maxdiffusion/runtime/runtime.h"
 
@@ -26,8 +27,13 @@ struct HardwareKeys {
 };
 
 /// The devices of `hardware` as the mesh keys arrange them. CPU devices of several processes (processes/processes.h)
-/// are replicas; between them only dcn_data_parallelism may split, and it is their number. Throws as pjrt::Client::open
-/// and Mesh::make do.
+/// are replicas; between them only dcn_data_parallelism may split, and it is their number. GPUs and TPUs of several
+/// processes are one mesh, of which each process gives work to its own. Throws as pjrt::Client::open and Mesh::make do.
 Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules rules);
+
+/// Which of the GPUs that its host shows a process takes, where it is number `rank` of `count` processes there: an
+/// equal part, in their order. Empty: all of them. `visible`: how many there are; 0: nobody knows, and each takes one.
+/// Throws invalid_config where they do not divide.
+std::vector<int64_t> gpus_of_process(int64_t rank, int64_t count, int64_t visible);
 
 }  // namespace md

@@ -81,6 +81,10 @@ class Devices {
   /// As process `process` would see these devices if they belonged to `processes`, in mesh order: for tests of several
   /// processes in one. Programs do not run on it.
   Devices seen_by(int process, std::vector<int> processes) const;
+  /// Whether devices of other processes are among these: programs run on them when all processes run them.
+  bool joint() const { return local_.size() < processes_.size(); }
+  /// Those of this process, along the axis data.
+  Devices own() const;
   Platform platform() const;
   /// What graphs for these devices are opened with; `rules` may be null (everything whole).
   GraphOptions graph_options(const AxisRules* rules = nullptr) const;
@@ -172,8 +176,8 @@ struct CompileConfig {
   }
 };
 
-/// Calls `compiles` in one of the replicas, then in the others, which find in the cache what it has compiled; where
-/// there is no cache in all of them at once.
+/// Calls `compiles` in one of the processes that run the program, then in the others, which find in the cache what it
+/// has compiled; where there is no cache in all of them at once.
 void on_leader_first(const Devices& devices, const CompileConfig& config, const std::string& topic,
                      const std::function<void()>& compiles);
 

@@ -96,7 +96,7 @@ struct LoopOptions {
 
 struct Trained {
   ParamTable params;
-  HostArrays values;  // of the trained parameters (averages, where kept)
+  HostArrays values;  // of the trained parameters (averages, where kept); see trained_values
   int64_t steps = 0;
 };
 

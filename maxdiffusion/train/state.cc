@@ -220,10 +220,11 @@ void check_replicas(const NamedPieces& state, int64_t step) {
           .note("try: again from the checkpoint before; if it comes again, one of the machines computes wrongly");
 }
 
-/// Replicas of whatever is written meet, so that all of them know it whole.
-CheckpointProcesses writers(const Devices& devices) {
-  if (devices.replicas() == 1) return {};
-  return {devices.replica(), devices.replicas(), [] { processes().barrier("checkpoint"); }};
+/// Those that write checkpoints together.
+CheckpointProcesses writers() {
+  Processes& all = processes();
+  if (all.alone()) return {};
+  return {all.rank(), all.count(), [&all] { all.barrier("checkpoint"); }};
 }
 
 /// The state of the newest checkpoint that no process finds damaged. Those after it are set aside. `by_leader`: it
@@ -361,6 +362,7 @@ TrainState place_state(const Devices& devices, const StepPrograms& programs, con
 }
 
 HostArrays trained_values(const Devices& devices, const StepPrograms& programs, const TrainState& state) {
+  if (devices.joint()) return {};
   return as_arrays(model_values(programs.params(), fetch_all(devices, state.arrays, Which::local)()));
 }
 
@@ -389,7 +391,7 @@ StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, con
       checkpoint_dir_(std::move(checkpoint_dir)),
       seed_(seed),
       complete_(std::move(complete)),
-      writer_(checkpoint_dir_, static_cast<int>(keep), writers(devices), std::move(before_commit)) {}
+      writer_(checkpoint_dir_, static_cast<int>(keep), writers(), std::move(before_commit)) {}
 
 void StateSaver::save(const TrainState& state, int64_t at, Position position) {
   const json info = info_of(at, position, seed_);
@@ -400,7 +402,8 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
     if (const std::string fault = not_finite(state); !fault.empty())
       throw Error(Code::device, fmt::format("the state after step {} is not saved: {}", at, fault))
           .note("try: a smaller learning_rate, more warm-up steps, a smaller max_grad_norm");
-    CheckpointContent c = state_content(programs_.params(), std::move(state), averaged_, complete_);
+    CheckpointContent c = state_content(programs_.params(), std::move(state), averaged_,
+                                        processes().leads() ? complete_ : CompleteCheckpoint());
     c.state_json = info.dump(2);
     return c;
   });

@@ -50,7 +50,8 @@ std::function<HostState()> open_state(const Devices& devices, const StepPrograms
 TrainState place_state(const Devices& devices, const StepPrograms& programs, const HostState& host,
                        const std::string& checkpoint_dir);
 
-/// The trained values that are sampled and saved as the model: the averages where they are kept. Waits for the devices.
+/// The trained values that are sampled: the averages where they are kept. Waits for the devices. None of joint devices,
+/// of which no process has all.
 HostArrays trained_values(const Devices& devices, const StepPrograms& programs, const TrainState& state);
 
 /// Adds to a checkpoint what makes it a whole model folder: weights of other models, configs, tokenizers. `trained`:

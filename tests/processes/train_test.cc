@@ -250,6 +250,53 @@ TEST(ProcessesTrain, SavesAndStopsTogetherOnASignalToOne) {
   EXPECT_TRUE(fs::exists(shared().run("told") + "/checkpoints/" + m[1].str() + "/training_state/state.json"));
 }
 
+/// GPUs by the tests' plugin: one device of each process, which are one mesh.
+std::string on_gpus(const std::string& name, const std::string& more) {
+  return on_latents(name, "hardware=gpu plugin=" MD_BINARY_DIR "/test_plugins/several_processes.so " + more);
+}
+
+TEST(JointTraining, LearnsWhatOneProcessLearnsAndGoesOnByOthers) {
+  const std::string two_by_two = "ici_data_parallelism=2 ici_fsdp_parallelism=2 ",
+                    steps = "checkpoint_every=4 checkpoints_to_keep=0 eval_every=0 ";
+  const JobResult alone =
+      run_job(1, on_latents("alone_4", steps + two_by_two + "cpu_device_count=4 max_train_steps=6"));
+  ASSERT_EQ(alone.status, 0) << alone.output;
+  const std::vector<double> expected = metric("alone_4");
+  const JobResult four = run_job(4, on_gpus("joint", steps + two_by_two));
+  ASSERT_EQ(four.status, 0) << four.output;
+  expect_close(metric("joint"), {expected.begin(), expected.begin() + 4});
+  EXPECT_NE(four.output.find("1 of the devices are this process's, of 4"), std::string::npos) << four.output;
+  const std::string folder = shared().run("joint") + "/checkpoints/4";
+  EXPECT_TRUE(fs::exists(folder + "/training_state/pieces-00001-of-00004.safetensors"));
+  EXPECT_FALSE(fs::exists(folder + "/unet/diffusion_pytorch_model.safetensors"));
+
+  // A bit of what two of them read: all go on from the checkpoint before.
+  const std::string pieces = folder + "/training_state/pieces-00001-of-00004.safetensors";
+  std::string bytes = read_file(pieces);
+  bytes[bytes.size() - 3] ^= 4;
+  write_file_atomic(pieces, bytes);
+  const JobResult again = run_job(4, on_gpus("joint", steps + two_by_two));
+  ASSERT_EQ(again.status, 0) << again.output;
+  EXPECT_NE(again.output.find(pieces + "': its bytes are not those that were written"), std::string::npos)
+      << again.output;
+  EXPECT_TRUE(fs::exists(folder + ".damaged"));
+  expect_close(metric("joint"), {expected.begin(), expected.begin() + 4});
+
+  // Two processes go on from four's, and one without GPUs from theirs.
+  const JobResult two =
+      run_job(2, on_gpus("joint", steps + "ici_data_parallelism=1 ici_fsdp_parallelism=2 max_train_steps=5"));
+  ASSERT_EQ(two.status, 0) << two.output;
+  const JobResult one = run_job(1, on_latents("joint", steps + "max_train_steps=6"));
+  ASSERT_EQ(one.status, 0) << one.output;
+  expect_close(metric("joint"), expected);
+}
+
+TEST(JointTraining, RefusesWhatItCannotDoYet) {
+  const JobResult lora = run_job(2, on_gpus("refused_gpu", "train_lora=true"));
+  EXPECT_EQ(lora.statuses, (std::vector<int>{2, 2})) << lora.output;
+  EXPECT_NE(lora.output.find("train_lora: not yet by several processes with GPUs"), std::string::npos) << lora.output;
+}
+
 TEST(ProcessesTrain, RefusesWhatProcessesCannotSplit) {
   for (const auto& [key, says] :
        {std::pair{"dcn_fsdp_parallelism=2", "dcn_fsdp_parallelism is 2"},
