@@ -13,6 +13,7 @@
 #include "maxdiffusion/base/finite.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/runtime/runtime.h"
 
 namespace md {
@@ -39,11 +40,11 @@ void bench(const std::string& folder, int64_t megabytes) {
   const Shape shape{DType::f32, {megabytes * 1'000'000 / kArrays / 4}};
   const Devices devices = Devices::open();
   Graph g(devices.graph_options());
-  HostArray start(shape);
-  std::ranges::fill(start.mutable_view<float>(), 1.5f);
   ArrayMap state;
   for (int64_t i = 0; i < kArrays; ++i) {
     const std::string name = fmt::format("adam_m/unet/{:02}", i);
+    HostArray start(shape);  // of numbers that do not compress
+    HostRng(1, name).fill(HostRng::Distribution::normal, 1, 0, start.mutable_view<float>());
     g.output(name, g.input(name, shape) * 1.0001, name);
     g.alias(name, name);
     state[name] = devices.put(start);
