@@ -65,7 +65,7 @@ class Flux final : public Family {
   std::string autoencoder() const override { return kVae; }
   std::vector<std::string> text_encoders() const override { return {kClip, kT5}; }
   std::string axis_rules() const override { return kFluxAxisRules; }
-  bool original_lora_names() const override { return true; }
+  std::string kohya_version() const override { return "flux1"; }
   /// Of every block, feed-forward layers too, as diffusers' training programs have it.
   std::vector<std::string> lora_targets(const std::string& component) const override {
     if (component == kClip) return Family::lora_targets(component);

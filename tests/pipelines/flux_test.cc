@@ -141,7 +141,7 @@ TEST_F(TrainedFlux, FromRandomWeightsIsResumedToTheBitAndDrawnWith) {
 
 TEST_F(TrainedFlux, LoraIsResumedToTheBitAndDrawnWith) {
   const Words lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1"};
-  const std::string peft = "pytorch_lora_weights.safetensors", comfyui = "lora_comfyui.safetensors";
+  const std::string peft = "pytorch_lora_weights.safetensors", kohya = "lora_kohya.safetensors";
   ASSERT_EQ(train("run", lora).status, 0);
   const std::string whole = read_file(file("run", 6, peft));
   fs::remove_all(file("run", 6, ""));
@@ -157,8 +157,10 @@ TEST_F(TrainedFlux, LoraIsResumedToTheBitAndDrawnWith) {
   EXPECT_EQ(drawn(kDev, {"lora_files=" + file("run", 6, peft)}), own);
   EXPECT_EQ(drawn(kDev, {"lora_files=" + file("run", 6, peft), "lora_scales=0"}), plain);
   // Queries, keys and values are one tensor there, whose products add up in another order.
-  EXPECT_FALSE(exists(file("run", 6, "lora_kohya.safetensors")));
-  const std::vector<double> original = drawn(kDev, {"lora_files=" + file("run", 6, comfyui)});
+  const SafetensorsReader written = SafetensorsReader::open(file("run", 6, kohya));
+  EXPECT_TRUE(written.tensors().contains("lora_unet_double_blocks_1_txt_attn_qkv.lora_up.weight"));
+  EXPECT_EQ(written.metadata().at("ss_base_model_version"), "flux1");
+  const std::vector<double> original = drawn(kDev, {"lora_files=" + file("run", 6, kohya)});
   ASSERT_EQ(original.size(), own.size());
   for (size_t i = 0; i < own.size(); ++i) EXPECT_NEAR(original[i], own[i], 1e-4) << i;
 }
