@@ -10,8 +10,11 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/families/single_file.h"
+#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/write.h"
 
 namespace md {
 namespace {
@@ -50,9 +53,15 @@ ModelFolder open_folder(const ModelKeys& keys, const std::string& model, const s
 
 }  // namespace
 
+std::string model_on_this_machine(const std::string& model) {
+  if (!is_remote(model)) return model;
+  log_info("the model of {} is kept in '{}' on this machine", shown(model), staging(model));
+  return find_file(below(model, kState)) ? local_checkpoint(model, CheckpointPart::model) : local_copy(model);
+}
+
 RunModels::RunModels(const RunConfig& c, const std::string& model, Purpose purpose, const std::string& controlnet)
     : config_(c),
-      folder_(open_folder(c.model, model, controlnet)),
+      folder_(open_folder(c.model, model_on_this_machine(model), controlnet)),
       family_(make_family(folder_)),
       devices_(open_devices(c, family_->axis_rules())),
       own_devices_(devices_.own()),

@@ -16,10 +16,14 @@ namespace md {
 /// What the weights are for; see ModelWeights.
 enum class Purpose { training, sampling };
 
+/// `model` itself, or, of a bucket (gs://, s3://), a copy on this machine: of a folder, a file, or a checkpoint without
+/// its training state. What is here already is not fetched again. Throws io.
+std::string model_on_this_machine(const std::string& model);
+
 /// Refers to `config`. Not thread safe.
 class RunModels {
  public:
-  /// `model`: the folder. `controlnet`: a ControlNet's folder, or empty.
+  /// `model`: the folder, which may be in a bucket. `controlnet`: a ControlNet's folder, or empty.
   RunModels(const RunConfig& config, const std::string& model, Purpose purpose, const std::string& controlnet = "");
   RunModels(const RunModels&) = delete;
 

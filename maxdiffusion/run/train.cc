@@ -145,6 +145,7 @@ std::unique_ptr<RunModels> open_models(const RunConfig& c) {
     check_plan(*models);
     return models;
   };
+  processes().leader_first("model", [&] { model_on_this_machine(c.model.pretrained_model_name_or_path); });
   if (c.is_dreambooth()) {
     open();  // and closed: what draws has the devices for itself
     processes().leader_first("class images", [&] { draw_class_images(c); });

@@ -202,6 +202,25 @@ TEST_F(RunsInBuckets, WhateverIsWrittenMayBeThereAndIsReadOnAnotherMachine) {
   }
   EXPECT_EQ(pictures, std::ssize(keys("drawn/")));
   EXPECT_GT(pictures, 0);
+
+  // A model folder and a checkpoint there are models for other runs; what was fetched once is here.
+  for (const auto& [model, same] :
+       {std::pair<std::string, std::string>{"gs://runs/copy", copy}, {"s3://runs/saved/2", t / "saved/2"}}) {
+    const std::string again = t / ("again_" + model.substr(0, 2)), plain = t / ("plain_" + model.substr(0, 2));
+    for (const auto& [from, to] : {std::pair{model, again}, {model, again}, {same, plain}}) {
+      std::vector<std::string> from_model = drawing;
+      from_model.push_back("pretrained_model_name_or_path=" + from);
+      o = run(words("generate", to, from_model), "fourth");
+      ASSERT_EQ(o.status, 0) << o.err;
+    }
+    EXPECT_TRUE(read_file(again + "/image_0.png") == read_file(plain + "/image_0.png")) << model;
+  }
+  for (const auto& f : fs::recursive_directory_iterator(t / "fourth/maxdiffusion/places"))
+    EXPECT_NE(f.path().filename(), "arrays.safetensors") << "the training state is of no use there";
+  o = run(words("train", t / "from_model", {"pretrained_model_name_or_path=gs://runs/copy", "max_train_steps=1"}),
+          "fourth");
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(read_file(t / "from_model/mine/config.yml"), "gs://runs/copy"));
 }
 
 TEST_F(RunsInBuckets, ABucketThatIsNotThereOrRefusesIsToldBeforeTheRunBegins) {
