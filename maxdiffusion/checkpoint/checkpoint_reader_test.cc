@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "maxdiffusion/base/error.h"
@@ -171,6 +172,22 @@ TEST(CheckpointReader, AFlippedBitAnywhereIsFoundByWhoeverReadsIt) {
     EXPECT_GT(flips, 250);
     EXPECT_GT(found_by_one, 30) << "each reads its own half";
   }
+}
+
+TEST(CheckpointReader, ComparesWholeFilesWhereChecksumsAreOfThoseAlone) {
+  const Saved s(2);
+  const std::string list = s.folder + "/" + kChecksums;
+  nlohmann::json j = nlohmann::json::parse(read_file(list));
+  j.erase("chunk_bytes");
+  for (auto& [name, file] : j["files"].items()) file.erase("chunks");
+  write_file_atomic(list, j.dump());
+  EXPECT_EQ(fault_of(s.folder, 0, 2) + fault_of(s.folder, 1, 2), "");
+  const std::string pieces = s.folder + "/training_state/pieces-00001-of-00002.safetensors";
+  std::string bytes = read_file(pieces);
+  bytes.back() ^= 1;
+  write_file_atomic(pieces, bytes);
+  EXPECT_EQ(fault_of(s.folder, 0, 2), "") << "it does not open that file";
+  EXPECT_NE(fault_of(s.folder, 1, 2).find(pieces + "': its bytes are not"), std::string::npos);
 }
 
 }  // namespace

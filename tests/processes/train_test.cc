@@ -270,22 +270,17 @@ TEST(JointTraining, LearnsWhatOneProcessLearnsAndGoesOnByOthers) {
   EXPECT_TRUE(fs::exists(folder + "/training_state/pieces-00001-of-00004.safetensors"));
   EXPECT_FALSE(fs::exists(folder + "/unet/diffusion_pytorch_model.safetensors"));
 
-  // A bit of what two of them read: all go on from the checkpoint before.
+  // Two processes find a flipped bit in what one of the four wrote, and go on from the checkpoint before; from theirs
+  // goes on one without GPUs.
   const std::string pieces = folder + "/training_state/pieces-00001-of-00004.safetensors";
   std::string bytes = read_file(pieces);
   bytes[bytes.size() - 3] ^= 4;
   write_file_atomic(pieces, bytes);
-  const JobResult again = run_job(4, on_gpus("joint", steps + two_by_two));
-  ASSERT_EQ(again.status, 0) << again.output;
-  EXPECT_NE(again.output.find(pieces + "': its bytes are not those that were written"), std::string::npos)
-      << again.output;
-  EXPECT_TRUE(fs::exists(folder + ".damaged"));
-  expect_close(metric("joint"), {expected.begin(), expected.begin() + 4});
-
-  // Two processes go on from four's, and one without GPUs from theirs.
   const JobResult two =
       run_job(2, on_gpus("joint", steps + "ici_data_parallelism=1 ici_fsdp_parallelism=2 max_train_steps=5"));
   ASSERT_EQ(two.status, 0) << two.output;
+  EXPECT_NE(two.output.find(pieces + "': its bytes are not those that were written"), std::string::npos) << two.output;
+  EXPECT_TRUE(fs::exists(folder + ".damaged"));
   const JobResult one = run_job(1, on_latents("joint", steps + "max_train_steps=6"));
   ASSERT_EQ(one.status, 0) << one.output;
   expect_close(metric("joint"), expected);
