@@ -1,5 +1,6 @@
 // `compile` and `plan` for GPUs that are not here. Needs the CUDA plugin and its PTX compiler, which `./run test`
 // fetches; skipped by name where it could not.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tests/cli/command.h"
@@ -9,22 +10,25 @@ namespace {
 
 const std::string kConfig = MD_SOURCE_DIR "/configs/quickstart.yml";
 
-/// The quickstart's model with a UNet of one level with a transformer, 1.0 M parameters, heads of 40 values.
-std::string small_model(const TemporaryFolder& folder) {
+/// The quickstart's model with a UNet of one level: a config's sizes, and the kind of its first block.
+std::string small_model(const TemporaryFolder& folder, int channels, const char* down) {
   std::filesystem::copy(MD_SOURCE_DIR "/configs/models/emoji", folder.path(), std::filesystem::copy_options::recursive);
-  write_file_atomic(folder / "unet/config.json", R"({"_class_name": "UNet2DConditionModel", "sample_size": 16,
-    "in_channels": 4, "out_channels": 4, "block_out_channels": [80], "layers_per_block": 1, "norm_num_groups": 16,
-    "down_block_types": ["CrossAttnDownBlock2D"], "mid_block_type": null, "up_block_types": ["UpBlock2D"],
+  write_file_atomic(folder / "unet/config.json",
+                    fmt::format(R"({{"_class_name": "UNet2DConditionModel", "sample_size": 16, "in_channels": 4,
+    "out_channels": 4, "block_out_channels": [{}], "layers_per_block": 1, "norm_num_groups": 16,
+    "down_block_types": ["{}"], "mid_block_type": null, "up_block_types": ["UpBlock2D"],
     "transformer_layers_per_block": [1], "attention_head_dim": [2], "cross_attention_dim": 192,
     "use_linear_projection": true, "addition_embed_type": "text_time", "addition_time_embed_dim": 32,
-    "projection_class_embeddings_input_dim": 320})");
+    "projection_class_embeddings_input_dim": 320}})",
+                                channels, down));
   return "pretrained_model_name_or_path=" + folder.path();
 }
 
-Outcome on_eight_h100(std::vector<std::string> words) {
+/// By default with a transformer, 1.0 M parameters, heads of 40 values.
+Outcome on_eight_h100(std::vector<std::string> words, int channels = 80, const char* down = "CrossAttnDownBlock2D") {
   const TemporaryFolder folder;
-  words.insert(words.begin() + 1, {kConfig, small_model(folder), "hardware=gpu", "topology=1x1x8", "gpu=h100",
-                                   "activations_dtype=bfloat16", "ema_decay=0", "attention=flash"});
+  words.insert(words.begin() + 1, {kConfig, small_model(folder, channels, down), "hardware=gpu", "topology=1x1x8",
+                                   "gpu=h100", "activations_dtype=bfloat16", "ema_decay=0", "attention=flash"});
   return maxdiffusion(words);
 }
 
@@ -67,8 +71,8 @@ TEST(CompileAheadForGpus, SaysWhatAStepTakesOnEightThatAreNotHere) {
 }
 
 TEST(CompileAheadForGpus, WhatDoesNotFitTheCardIsAnErrorWithBothNumbers) {
-  const Outcome o =
-      on_eight_h100({"compile", "ici_data_parallelism=8", "resolution=64", "per_device_batch_size=40000"});
+  const Outcome o = on_eight_h100(
+      {"compile", "ici_data_parallelism=8", "resolution=64", "per_device_batch_size=800000"}, 16, "DownBlock2D");
   MD_SKIP_WITHOUT_COMPILER(o);
   EXPECT_EQ(o.status, 6) << o.err;
   EXPECT_TRUE(contains(o.err, " GiB on each device, which has 79.11 GiB")) << o.err;
