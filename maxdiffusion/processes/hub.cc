@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -226,9 +227,13 @@ Hub::Hub(HubOptions options) : impl_(std::make_unique<Impl>()) {
   sockaddr_in any{};
   any.sin_family = AF_INET;
   any.sin_addr.s_addr = htonl(INADDR_ANY);
+  any.sin_port = htons(static_cast<uint16_t>(impl_->o.port));
+  const int on = 1;
+  ::setsockopt(impl_->listener.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   check(::bind(impl_->listener.fd(), reinterpret_cast<const sockaddr*>(&any), sizeof any) == 0 &&
             ::listen(impl_->listener.fd(), 1024) == 0,
-        Code::device, "processes: process 0 cannot listen: {}", std::strerror(errno));
+        Code::device, "processes: process 0 cannot listen{}: {}",
+        impl_->o.port > 0 ? fmt::format(" at port {}", impl_->o.port) : "", std::strerror(errno));
 }
 
 Hub::~Hub() { leave(false); }
@@ -239,6 +244,23 @@ std::string Hub::address() const {
   ::getsockname(impl_->listener.fd(), reinterpret_cast<sockaddr*>(&at), &size);
   std::string text = fmt::format("{} {}", host_name(), ntohs(at.sin_port));
   for (const std::string& a : own_addresses()) text += " " + a;
+  return text;
+}
+
+std::string Hub::address_of(const std::string& host, int port) {
+  addrinfo wanted{};
+  wanted.ai_family = AF_INET;
+  wanted.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = ::getaddrinfo(host.c_str(), nullptr, &wanted, &found);
+  check(error == 0, Code::device, "processes: no address of process 0's host '{}': {}", host, ::gai_strerror(error));
+  std::string text = fmt::format("{} {}", host, port);
+  for (const addrinfo* i = found; i != nullptr; i = i->ai_next) {
+    std::array<char, INET_ADDRSTRLEN> ip{};
+    const auto* a = reinterpret_cast<const sockaddr_in*>(i->ai_addr);
+    if (::inet_ntop(AF_INET, &a->sin_addr, ip.data(), ip.size()) != nullptr) text += fmt::format(" {}", ip.data());
+  }
+  ::freeaddrinfo(found);
   return text;
 }
 

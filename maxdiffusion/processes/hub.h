@@ -18,6 +18,7 @@ std::string host_name();
 
 struct HubOptions {
   int64_t rank = 0, count = 1;
+  int port = 0;        // where process 0 listens; 0: anywhere
   std::string secret;  // the same in all of the job's processes, so that no stranger joins
   /// Every process says that it lives once in `beat`; one of which nothing was heard for `limit` is lost.
   std::chrono::milliseconds beat{500}, limit{6000};
@@ -37,6 +38,8 @@ class Hub {
 
   /// Process 0: where the others find it.
   std::string address() const;
+  /// The same for others, of a process 0 with a `port` on a host of this name. Throws device where nobody knows it.
+  static std::string address_of(const std::string& host, int port);
   /// Connects with process 0, which waits for all others. Throws device where one does not come in time.
   void join(const std::string& address);
   /// What every process gives, by rank; returns when all have called it with this topic. The calls of a topic belong to

@@ -24,7 +24,7 @@ Launch launch_of(const std::function<const char*(const char*)>& variable) {
   const char* rank = variable("PMI_RANK");
   const char* size = variable("PMI_SIZE");
   if (rank != nullptr && size != nullptr) {
-    launch = {number("PMI_RANK", rank), number("PMI_SIZE", size), "PMI_RANK"};
+    launch = {number("PMI_RANK", rank), number("PMI_SIZE", size), "PMI_RANK", ""};
     check(launch.rank < launch.count, Code::invalid_config, "PMI_RANK is {}, of PMI_SIZE {}", launch.rank,
           launch.count);
     return launch;

@@ -1,4 +1,4 @@
-// What started this process: alone, or as one of several by an MPI launcher.
+// What started this process: alone, or as one of several, by an MPI launcher or on the hosts of a slice of TPUs.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,11 @@
 
 namespace md {
 
-/// Where a process stands among those that one launcher started.
+/// Where a process stands among those that were started together.
 struct Launch {
   int64_t rank = 0, count = 1;
-  std::string by;  // the variable that says so; empty: no launcher
+  std::string by;      // what says so; empty: nothing, it is alone
+  std::string leader;  // the host of process 0; empty: MPI knows
 };
 
 /// Reads the variables of MPICH's mpiexec and of srun --mpi=pmi2 (PMI_RANK, PMI_SIZE). Throws invalid_config where they

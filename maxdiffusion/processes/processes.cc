@@ -18,6 +18,7 @@
 #include "maxdiffusion/processes/hub.h"
 #include "maxdiffusion/processes/launch.h"
 #include "maxdiffusion/processes/mpi_library.h"
+#include "maxdiffusion/processes/tpu_workers.h"
 
 namespace md {
 namespace {
@@ -62,34 +63,43 @@ std::string new_secret() {
 
 class Joined final : public Processes {
  public:
-  Joined(MpiLibrary& mpi, const Launch& launch) : mpi_(mpi) {
-    mpi.start();
-    check(mpi.rank() == launch.rank && mpi.count() == launch.count, Code::device,
+  explicit Joined(const Launch& launch) : launch_(launch) {
+    HubOptions options{.rank = launch.rank, .count = launch.count, .lost = end_job};
+    if (!launch.leader.empty()) {
+      // Hosts are set up at their own pace. Whoever may reach this port is of the same network; nothing is kept secret.
+      options.port = kTpuPort, options.secret = "tpu of " + launch.leader, options.joining = std::chrono::minutes(5);
+      hub_ = std::make_unique<Hub>(options);
+      hub_->join(launch.rank == 0 ? "" : Hub::address_of(launch.leader, kTpuPort));
+      return;
+    }
+    mpi_ = &open_library<MpiLibrary>(MD_MPI_LIBRARY, "md_mpi_library", "several processes");
+    mpi_->start();
+    check(mpi_->rank() == launch.rank && mpi_->count() == launch.count, Code::device,
           "{} says that this is process {} of {}, MPI that it is {} of {}; is the launcher of another MPI than MPICH?",
-          launch.by, launch.rank, launch.count, mpi.rank(), mpi.count());
-    hub_ = std::make_unique<Hub>(
-        HubOptions{.rank = rank(), .count = count(), .secret = mpi.from_first(new_secret()), .lost = end_job});
-    hub_->join(mpi.from_first(launch.rank == 0 ? hub_->address() : ""));
+          launch.by, launch.rank, launch.count, mpi_->rank(), mpi_->count());
+    options.secret = mpi_->from_first(new_secret());
+    hub_ = std::make_unique<Hub>(options);
+    hub_->join(mpi_->from_first(launch.rank == 0 ? hub_->address() : ""));
   }
 
-  int64_t rank() const override { return mpi_.rank(); }
-  int64_t count() const override { return mpi_.count(); }
+  int64_t rank() const override { return launch_.rank; }
+  int64_t count() const override { return launch_.count; }
   std::vector<std::string> gather(const std::string& topic, const std::string& mine) override {
     return hub_->gather(topic, mine);
   }
   void put(const std::string& key, const std::string& value) override { hub_->put(key, value); }
   std::optional<std::string> get(const std::string& key) override { return hub_->get(key); }
   void broadcast(std::span<std::byte> bytes) override {
-    by_mpi([&] { mpi_.broadcast(bytes); });
+    by_mpi([&] { mpi().broadcast(bytes); });
   }
-  void open_sums(int64_t devices) override { mpi_.open(devices); }
+  void open_sums(int64_t devices) override { mpi().open(devices); }
   void sum(int64_t device, std::span<const std::span<float>> arrays, float scale) override {
-    by_mpi([&] { mpi_.sum(device, arrays, scale); });
+    by_mpi([&] { mpi().sum(device, arrays, scale); });
   }
   void leave(bool well) {
     if (well) {
       barrier("end");
-      mpi_.finish();
+      if (mpi_ != nullptr) mpi_->finish();
     }
     hub_->leave(well);
   }
@@ -106,7 +116,13 @@ class Joined final : public Processes {
     }
   }
 
-  MpiLibrary& mpi_;
+  MpiLibrary& mpi() const {
+    check(mpi_ != nullptr, Code::internal, "processes on TPUs have no MPI");
+    return *mpi_;
+  }
+
+  Launch launch_;
+  MpiLibrary* mpi_ = nullptr;
   std::unique_ptr<Hub> hub_;
 };
 
@@ -139,18 +155,18 @@ Processes& processes() {
   return joined() ? static_cast<Processes&>(*joined()) : alone;
 }
 
-void join_processes() {
+void join_processes(bool on_tpus) {
   if (joined()) return;
-  const Launch launch = launch_of_environment();
+  Launch launch = launch_of_environment();
+  if (launch.by.empty() && on_tpus) launch = tpu_worker_of_machine();
   if (launch.count == 1) return;
   if (launch.rank > 0) {
     set_log_prefix(fmt::format("[{}] ", launch.rank));
     set_log_level(LogLevel::warning);
   }
-  joined() =
-      std::make_unique<Joined>(open_library<MpiLibrary>(MD_MPI_LIBRARY, "md_mpi_library", "several processes"), launch);
+  joined() = std::make_unique<Joined>(launch);
   agree_on_interrupts();
-  log_info("process 0 of {}, started by an MPI launcher", launch.count);
+  log_info("process 0 of {}, as {} says", launch.count, launch.by);
 }
 
 void leave_processes(bool well) {

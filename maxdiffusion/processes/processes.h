@@ -1,4 +1,4 @@
-// The processes that one launcher has started to train together, as each of them sees it. CPU clients are of one
+// The processes that were started to train together, as each of them sees it. CPU clients are of one
 // process, so each process of such a job has devices of its own, which do not know those of the others: what crosses
 // goes through here. Clients of GPUs are of all processes, and find each other through here. Alone, a process has rank
 // 0 of 1, and every call returns at once.
@@ -63,11 +63,12 @@ struct PlaceOnHost {
 };
 PlaceOnHost place_on_host(Processes& all);
 
-/// Joins the processes that an MPI launcher has started with this one; without one, nothing. From then on a process
-/// that is lost ends this one with a message that names it and the exit status of Code::device, wherever it is; the log
-/// of all but the leader has only warnings and errors, with the rank in front; and a signal is told by
+/// Joins the processes that an MPI launcher has started with this one or, with `on_tpus` and no launcher, those of the
+/// other hosts of a slice (tpu_workers.h), where sum() and broadcast() are refused; alone, nothing. From then on a
+/// process that is lost ends this one with a message that names it and the exit status of Code::device, wherever it is;
+/// the log of all but the leader has only warnings and errors, with the rank in front; and a signal is told by
 /// interrupt_signal() when take_interrupt() has been called (base/interrupt.h). Throws invalid_config or device.
-void join_processes();
+void join_processes(bool on_tpus = false);
 /// Ends what join_processes() began. `well`: waits until all have come here; else the others are told that this process
 /// has failed.
 void leave_processes(bool well);

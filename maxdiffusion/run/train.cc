@@ -324,7 +324,7 @@ void train_into(const Outputs& outputs) {
 }  // namespace
 
 void train(const RunConfig& config) {
-  join_processes();
+  join_processes(config.hardware.hardware == "tpu");
   Outputs outputs(config, processes().leads());
   train_into(outputs);
   outputs.finish();

@@ -221,12 +221,10 @@ TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndLearnsNothing) {
   const auto same = evaluations("still");
   EXPECT_EQ(same[0].at("eval_loss"), same[1].at("eval_loss"));
   EXPECT_EQ(same[0].at("eval_loss"), same[2].at("eval_loss"));
-  for (const char* size : {"per_device_batch_size=1", "per_device_batch_size=4"}) {
-    std::vector<std::string> other = still;
-    other.insert(other.end(), {size, "max_train_steps=1"});
-    ASSERT_EQ(train(size, other).status, 0);
-    EXPECT_NEAR(evaluations(size)[0].at("eval_loss"), same[0].at("eval_loss"), 1e-6) << size;
-  }
+  std::vector<std::string> other = still;
+  other.insert(other.end(), {"per_device_batch_size=4", "max_train_steps=1"});
+  ASSERT_EQ(train("other", other).status, 0);
+  EXPECT_NEAR(evaluations("other")[0].at("eval_loss"), same[0].at("eval_loss"), 1e-6);
   EXPECT_TRUE(exists(t / "still/eval_loss.png"));
 
   // LoRA matrices that are still zero, averaged, leave the model what it is; so do averages, float32, of weights in
