@@ -107,7 +107,7 @@ void remove_stale(const std::string& folder, const std::string& stem, const std:
 
 ArraysToWrite to_write(const HostArrays& arrays) {
   ArraysToWrite out;
-  for (const auto& [name, array] : arrays) out[name] = {array.shape(), [array] { return array; }};
+  for (const auto& [name, array] : arrays) out[name] = {array.shape(), [array = array] { return array; }};
   return out;
 }
 

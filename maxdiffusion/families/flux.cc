@@ -176,7 +176,8 @@ class Flux final : public Family {
       return found == config.end() || found->is_null() ? fallback : found->get<double>();
     };
     const Dims latent = latent_dims(size);
-    const double tokens = static_cast<double>(latent[0] / kPatch * (latent[1] / kPatch));
+    const int64_t rows = latent[0] / kPatch, columns = latent[1] / kPatch;
+    const auto tokens = static_cast<double>(rows * columns);
     const double least = number("base_image_seq_len", 256), most = number("max_image_seq_len", 4096),
                  low = number("base_shift", 0.5), high = number("max_shift", 1.15);
     check(least < most, Code::invalid_config, "scheduler config: base_image_seq_len is {}, max_image_seq_len {}", least,

@@ -112,7 +112,7 @@ void ModelWeights::replace_text_encoders(const ModelFolder& folder, const ModelK
        {std::tuple{"clip_model_name_or_path", &keys.clip_model_name_or_path, "CLIPTextModel"},
         {"t5xxl_model_name_or_path", &keys.t5xxl_model_name_or_path, "T5EncoderModel"}}) {
     if (name->empty()) continue;
-    const auto of_class = [class_name](const auto& item) { return item.second.class_name == class_name; };
+    const auto of_class = [class_name = class_name](const auto& item) { return item.second.class_name == class_name; };
     const auto found = std::ranges::find_if(folder.components(), of_class);
     if (found == folder.components().end()) {
       log_warning("{} has no effect: the model has no {}", key, class_name);

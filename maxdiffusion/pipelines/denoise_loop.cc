@@ -384,7 +384,9 @@ std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOpt
     if (std::ranges::count(graphs, stretch.denoiser, &SamplingGraph::denoiser) > 0) continue;
     const StretchSetup steps{
         family, *scheduler, stretch, prompts, o, o.batch > 0 ? o.batch : o.samples(), table.rows.dims()[1], {}};
-    SamplingGraph& s = graphs.emplace_back(stretch.denoiser, std::make_unique<Graph>(placed));
+    SamplingGraph& s = graphs.emplace_back();
+    s.denoiser = stretch.denoiser;
+    s.graph = std::make_unique<Graph>(placed);
     s.params = params_of(
         *s.graph,
         [&](Graph& g, const ScopeOf& scope) {

@@ -192,7 +192,7 @@ void replace_averages(const Source& s, const Part& part, ArraysToWrite& values, 
     for (const auto& [path, array] :
          unstacked(average.substr(beginning.size()), (own != state.end() ? own : master)->second)) {
       ArrayToWrite& value = values.at(path);
-      value.make = [array, type = value.shape.dtype] { return array.whole().cast(type); };
+      value.make = [array = array, type = value.shape.dtype] { return array.whole().cast(type); };
       ++replaced;
     }
   }
