@@ -83,12 +83,12 @@ TEST(CheckpointReader, ReadsTheBytesOfThePartsThatAreAskedForAndNoOthers) {
   // Rows 2 and 3 are the second process's; columns 2 and 3 are in all files.
   EXPECT_TRUE(same(reader.read("adam_m/unet/w", {part({8, 6}, 0, 1, 4)}).pieces[0].values,
                    ArrayPieces(s.moments).read(part({8, 6}, 0, 1, 4))));
-  uint64_t expected = s.header("training_state/pieces-00001-of-00004.safetensors") + 2 * 6 * 4;
+  uint64_t expected = s.header("training_state/pieces-00001-of-00004.safetensors") + sizeof(float[2][6]);
   EXPECT_EQ(reader.bytes_read(), expected);
   EXPECT_TRUE(same(reader.read("adam_m/unet/w", {part({8, 6}, 1, 1, 3)}).pieces[0].values,
                    ArrayPieces(s.moments).read(part({8, 6}, 1, 1, 3))));
   for (int p : {0, 2, 3}) expected += s.header(fmt::format("training_state/pieces-0000{}-of-00004.safetensors", p));
-  expected += (8 - 2) * 2 * 4;  // two rows were there
+  expected += sizeof(float[8 - 2][2]);  // two rows were there
   EXPECT_EQ(reader.bytes_read(), expected);
   // One row of each layer, as one array.
   const Slice row{{0, 7, 0}, {2, 1, 4}};
@@ -101,7 +101,7 @@ TEST(CheckpointReader, ReadsTheBytesOfThePartsThatAreAskedForAndNoOthers) {
     std::memcpy(both.mutable_data() + 16, ArrayPieces(s.layer1).read(last).data(), 16);
     return both;
   }()));
-  expected += 2 * 4 * 4;
+  expected += sizeof(float[2][4]);
   EXPECT_EQ(reader.bytes_read(), expected);
   reader.read("adam_m/unet/w", {part({8, 6}, 1, 1, 3)});  // again
   EXPECT_EQ(reader.bytes_read(), expected);
@@ -118,7 +118,7 @@ TEST(CheckpointReader, ReadsPartsOfWholeFilesToo) {
   EXPECT_EQ(reader.bytes_read(), headers);
   const Slice half = part({8, 4}, 0, 1, 2);
   EXPECT_TRUE(same(reader.read("weights/unet/blocks.1.w", {half}).pieces[0].values, ArrayPieces(s.layer1).read(half)));
-  EXPECT_EQ(reader.bytes_read(), headers + 4 * 4 * 4);
+  EXPECT_EQ(reader.bytes_read(), headers + sizeof(float[4][4]));
   s.chunks_of(50);
   CheckpointReader coarse(s.folder);
   coarse.add_component("unet");

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "maxdiffusion/kernels/arrays.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/parallel.h"
+#include "maxdiffusion/kernels/vector_math.h"
 
 namespace md {
 namespace {
@@ -23,37 +25,43 @@ struct Scalars {
   float lr, correction1, correction2, scale;
 };
 
-float limited(float g, float max_value) { return max_value > 0 ? std::clamp(g, -max_value, max_value) : g; }
+inline float limited(float g, float max_value) { return std::min(std::max(g, -max_value), max_value); }
+/// What `limited` leaves as it is, too.
+constexpr float kNoLimit = std::numeric_limits<float>::infinity();
 
-/// Sum of squares in sixteen lanes, so that the compiler may use vectors without reordering a sum.
-double sum_of_squares(const float* g, int64_t n, float max_value) {
-  float lanes[16] = {};
+/// Sum of squares in lanes of their own, so that vectors do not reorder a sum.
+MD_VECTORIZED double sum_of_squares(const float* g, int64_t n, float max_value) {
+  constexpr int64_t kLanes = 64;
+  float lanes[kLanes] = {};
   int64_t i = 0;
-  for (; i + 16 <= n; i += 16)
-    for (int64_t j = 0; j < 16; ++j) {
+  for (; i + kLanes <= n; i += kLanes)
+#pragma omp simd
+    for (int64_t j = 0; j < kLanes; ++j) {
       const float v = limited(g[i + j], max_value);
       lanes[j] += v * v;
     }
   double sum = 0;
-  for (float lane : lanes) sum += lane;
+  for (float lane : lanes) sum += static_cast<double>(lane);
   for (; i < n; ++i) {
     const float v = limited(g[i], max_value);
-    sum += v * v;
+    sum += static_cast<double>(v * v);
   }
   return sum;
 }
 
 /// In place: p, m and v are read and written.
-void update(const Options& o, const Scalars& s, const float* __restrict g, float* __restrict p, float* __restrict m,
-            float* __restrict v, int64_t n) {
+MD_VECTORIZED void update(const Options& o, const Scalars& s, const float* __restrict g, float* __restrict p,
+                          float* __restrict m, float* __restrict v, int64_t n) {
+  const float b1 = o.b1, b2 = o.b2, new1 = 1 - o.b1, new2 = 1 - o.b2, by1 = 1 / s.correction1, by2 = 1 / s.correction2,
+              eps = o.eps, decay = o.weight_decay, max_value = o.max_value, scale = s.scale, lr = s.lr;
+#pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    const float grad = limited(g[i], o.max_value) * s.scale;
-    const float first = m[i] * o.b1 + grad * (1 - o.b1);
-    const float second = v[i] * o.b2 + grad * grad * (1 - o.b2);
+    const float grad = limited(g[i], max_value) * scale;
+    const float first = m[i] * b1 + grad * new1;
+    const float second = v[i] * b2 + grad * grad * new2;
     const float old = p[i];
-    const float direction =
-        (first / s.correction1) / (std::sqrt(second / s.correction2) + o.eps) + old * o.weight_decay;
-    p[i] = old - direction * s.lr;
+    const float direction = first * by1 / (std::sqrt(second * by2) + eps) + old * decay;
+    p[i] = old - direction * lr;
     m[i] = first;
     v[i] = second;
   }
@@ -77,7 +85,7 @@ ffi::Error sum_of_squares_kernel(ffi::ThreadPool pool, ffi::RemainingArgs args, 
   auto arrays = arrays_of(args, 0, args.size());
   if (arrays.has_error()) return arrays.error();
   float* sums = out->typed_data();
-  sums[0] = static_cast<float>(total_of_squares(pool, *arrays, 0));
+  sums[0] = static_cast<float>(total_of_squares(pool, *arrays, kNoLimit));
   sums[1] =
       max_value > 0 ? static_cast<float>(total_of_squares(pool, *arrays, static_cast<float>(max_value))) : sums[0];
   return ffi::Error::Success();
@@ -108,7 +116,7 @@ ffi::Error adamw_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rates, ffi::
     lists.push_back(*arrays);
   }
   const Options o{static_cast<float>(b1), static_cast<float>(b2), static_cast<float>(eps),
-                  static_cast<float>(weight_decay), static_cast<float>(max_value)};
+                  static_cast<float>(weight_decay), max_value > 0 ? static_cast<float>(max_value) : kNoLimit};
   const float* r = rates.typed_data();
   if (r[4] == 0) return ffi::Error::Success();
   update_all(pool, o, Scalars{r[0], r[1], r[2], r[3]}, lists);

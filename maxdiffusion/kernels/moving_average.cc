@@ -4,17 +4,22 @@
 #include "maxdiffusion/kernels/arrays.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/parallel.h"
+#include "maxdiffusion/kernels/vector_math.h"
 
 namespace md {
 namespace {
+
+MD_VECTORIZED void average(float keep, float* __restrict averages, const float* __restrict array, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) averages[i] = array[i] + (averages[i] - array[i]) * keep;
+}
 
 void average_all(ffi::ThreadPool& pool, float keep, const Arrays& averages, const Arrays& arrays) {
   const auto pieces = pieces_of(averages.sizes);
   parallel_for(pool, static_cast<int64_t>(pieces.size()), [&](int64_t i) {
     const Piece& piece = pieces[static_cast<size_t>(i)];
-    float* __restrict average = static_cast<float*>(averages.data[piece.array]) + piece.start;
-    const float* __restrict array = static_cast<const float*>(arrays.data[piece.array]) + piece.start;
-    for (int64_t j = 0; j < piece.size; ++j) average[j] = array[j] + (average[j] - array[j]) * keep;
+    average(keep, static_cast<float*>(averages.data[piece.array]) + piece.start,
+            static_cast<const float*>(arrays.data[piece.array]) + piece.start, piece.size);
   });
 }
 
