@@ -10,8 +10,10 @@
                      ArrayRecord where $PYTHON has their libraries, see bench/data_files.py)
   --mesh             time the same step on one device and on eight virtual ones instead
 
-Programs: ours cold (no executable cache), ours warm (cache filled by a run before), PyTorch eager, PyTorch compiled,
-and MaxDiffusion on JAX where `pip` finds it. The peers live in .judge/, made on first use.
+  --maxdiffusion FOLDER   a checkout of MaxDiffusion's repository: its models on JAX, too (unet and wan)
+
+Programs: ours cold (no executable cache), ours warm (cache filled by a run before), PyTorch eager, PyTorch compiled.
+The peers live in .judge/, made on first use.
 """
 
 import argparse
@@ -32,12 +34,6 @@ def judge():
         subprocess.run([sys.executable, "-m", "venv", ROOT / ".judge"], check=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "-r", ROOT / "bench" / "requirements.txt"], check=True)
     return python
-
-
-def has_reference(python):
-    """MaxDiffusion is not on PyPI at the time of writing; where a package of that name appears, say so."""
-    found = subprocess.run([python, "-c", "import maxdiffusion"], capture_output=True)
-    return found.returncode == 0
 
 
 def run(command):
@@ -101,13 +97,14 @@ def main():
     parser.add_argument("--rows")
     parser.add_argument("--data", action="store_true")
     parser.add_argument("--mesh", action="store_true")
+    parser.add_argument("--maxdiffusion")
     o = parser.parse_args()
     if o.data:
         return data(o)
     if o.mesh:
         return meshes(o)
-    programs = o.programs.split(",")
-    python = o.python or (judge() if {"eager", "compile"} & set(programs) else None)
+    programs = o.programs.split(",") + (["jax"] if o.maxdiffusion else [])
+    python = o.python or (judge() if {"eager", "compile", "jax"} & set(programs) else None)
     ours = pathlib.Path(o.build) / "model_bench"
     rows = []
     with tempfile.TemporaryDirectory() as cache:
@@ -125,6 +122,10 @@ def main():
                                        for r in rows):
                                 run([*warm, "--steps", 0])
                             row = run([*warm, *steps])
+                        elif program == "jax":
+                            if model == "vae":
+                                continue
+                            row = run([python, ROOT / "bench" / "peers_jax.py", *common, o.maxdiffusion, *steps])
                         else:
                             row = run([python, ROOT / "bench" / "peers.py", *common, program, *steps])
                         if row:
@@ -154,8 +155,6 @@ def main():
                 ratios = [f"{m[c] / min(p[c] for p in peers):.2f}" if peers else ""
                           for c in ("step_s", "to_first_loss_s")]
                 print("| " + " | ".join([model, dtype, name, *cells, *ratios]) + " |")
-    if python and not has_reference(python):
-        print("\nMaxDiffusion on JAX: not compared; pip finds no package of that name.")
 
 
 if __name__ == "__main__":

@@ -72,6 +72,24 @@ def wan_step(torch, config):
 STEPS = {"unet": unet_step, "vae": vae_step, "wan": wan_step}
 
 
+def report(options, program, parameters, runs, to_first_loss, **more):
+    """Prints a row; runs: seconds and seconds of processors of each step, the first one apart."""
+    times, processor = (sorted(run[i] for run in runs[1:]) for i in (0, 1))
+    row = {
+        "program": program,
+        "model": options.model,
+        "dtype": options.dtype,
+        "parameters": parameters,
+        "first_step_s": runs[0][0],
+        "to_first_loss_s": to_first_loss,
+        "step_s": times[len(times) // 2] if times else 0,
+        "fastest_s": times[0] if times else 0,
+        "processor_s": processor[len(processor) // 2] if times else 0,
+        "peak_resident_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+    }
+    print(json.dumps(row | more))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=STEPS)
@@ -98,28 +116,14 @@ def main():
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.item(), time.perf_counter() - start, time.process_time() - used
+        loss.item()
+        return time.perf_counter() - start, time.process_time() - used
 
-    _, first, _ = step()
+    runs = [step()]
     to_first_loss = seconds_since_start()
-    runs = [step() for _ in range(options.steps)]
-    times, processor = sorted(r[1] for r in runs), sorted(r[2] for r in runs)
-    print(
-        json.dumps(
-            {
-                "program": f"PyTorch {torch.__version__.split('+')[0]} {options.mode}",
-                "model": options.model,
-                "dtype": options.dtype,
-                "parameters": sum(p.numel() for p in model.parameters()),
-                "first_step_s": first,
-                "to_first_loss_s": to_first_loss,
-                "step_s": times[len(times) // 2] if times else 0,
-                "fastest_s": times[0] if times else 0,
-                "processor_s": processor[len(processor) // 2] if times else 0,
-                "peak_resident_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
-            }
-        )
-    )
+    runs += [step() for _ in range(options.steps)]
+    count = sum(p.numel() for p in model.parameters())
+    report(options, f"PyTorch {torch.__version__.split('+')[0]} {options.mode}", count, runs, to_first_loss)
 
 
 if __name__ == "__main__":
