@@ -5,6 +5,8 @@
 //   --mesh SIZES   data, fsdp, context, tensor: 2,4,1,1 is eight virtual devices (one device)
 //   --batch N      samples of a step (2; wan: 1)
 //   --pixels N     of the side of the UNet's latents (64)
+//   --spans N      after the timed steps, N more of which the row says where their time goes: seconds in each kind of
+//                  kernel, by the wall; kernels may run side by side (0)
 // Prints one JSON line. bench/compare.py runs it beside the same step in other programs and makes the table.
 
 #include <unistd.h>
@@ -21,6 +23,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/runtime/runtime.h"
 #include "maxdiffusion/tasks/autoencoder.h"
@@ -152,14 +155,16 @@ HostArray starting(const ParamTable& params, const std::string& name, const Shap
 int run(const std::vector<std::string>& args) {
   check(args.size() >= 2, Code::invalid_config,
         "usage: model_bench unet|vae|wan f32|bf16 [--steps N] [--cache DIR] [--name TEXT] [--flags TEXT] "
-        "[--mesh D,F,C,T] [--batch N] [--pixels N]");
-  int steps = 10;
+        "[--mesh D,F,C,T] [--batch N] [--pixels N] [--spans N]");
+  int steps = 10, traced = 0;
   int64_t batch = 0, pixels = 64;
   std::string name = "maxdiffusion.cpp", mesh;
   CompileConfig compile_config{.jax_cache_dir = "off", .xla_flags = ""};
   for (size_t i = 2; i + 1 < args.size(); i += 2) {
     if (args[i] == "--steps")
       steps = std::stoi(args[i + 1]);
+    else if (args[i] == "--spans")
+      traced = std::stoi(args[i + 1]);
     else if (args[i] == "--cache")
       compile_config.jax_cache_dir = args[i + 1];
     else if (args[i] == "--mesh")
@@ -199,12 +204,12 @@ int run(const std::vector<std::string>& args) {
   const Program program = compile(devices, *step.graph, compile_config, "bench_" + task->model());
 
   start = Clock::now();
-  const HostArrays values = drawn.get();
+  HostArrays values = drawn.get();
   ArrayMap state, kept;
   for (size_t i = 0; i < program.input_names().size(); ++i) {
     const std::string& input = program.input_names()[i];
     (step.graph->output_index(input) >= 0 ? state : kept)[input] =
-        devices.put(values.at(input), program.input_sharding(i), input);
+        devices.put(values.extract(input).mapped(), program.input_sharding(i), input);  // and lets go of them
   }
   const double initialise = since(start);
 
@@ -246,6 +251,16 @@ int run(const std::vector<std::string>& args) {
                         {"processor_s", processor.empty() ? 0.0 : processor[processor.size() / 2]},
                         {"peak_resident_mb", static_cast<double>(peak_resident()) / 1e6},
                         {"loss", loss}};
+  if (traced > 0) {
+    start_tracing();
+    double all = 0;
+    for (int i = 0; i < traced; ++i) all += one_step();
+    std::map<std::string, double> seconds = {{"step", all / traced}};
+    for (const TracedThread& thread : stop_tracing())
+      for (const TracedSpan& span : thread.spans)
+        seconds[span.name] += static_cast<double>(span.end_ns - span.start_ns) * 1e-9 / traced;
+    row["spans"] = seconds;
+  }
   if (auto plan = program.memory()) row["planned_mb"] = static_cast<double>(plan->peak()) / 1e6;
   if (auto flops = program.flops()) row["gflop"] = *flops / 1e9;
   std::cout << row.dump() << std::endl;

@@ -100,6 +100,8 @@ class Printer {
   const Graph& graph_;
   std::string text_;
   std::unordered_map<Key, Value, KeyHash> values_;
+  std::unordered_map<Key, Value, KeyHash> unrounded_;
+  std::unordered_map<Key, int, KeyHash> uses_;
   std::vector<std::unordered_map<std::string, Value>> constants_ = {{}};
   std::unordered_map<std::string, int> locations_;  // text → number
   std::string loc_, location_definitions_;
@@ -131,6 +133,9 @@ std::string Printer::location(const Node& node) {
 std::vector<Value> Printer::print_nodes(const Graph& g, const std::vector<Tensor>& results) {
   const std::unordered_set<const Node*> live = live_nodes(g, results);
   std::string loc = loc_;
+  for (const Node* n : live)
+    for (Tensor t : n->inputs) ++uses_[{t.node(), t.index()}];
+  for (Tensor t : results) ++uses_[{t.node(), t.index()}];
   for (const auto& n : g.nodes()) {
     if (!live.contains(n.get()) || n->op == &kParameter) continue;
     loc_ = location(*n);
@@ -203,6 +208,18 @@ EmitCtx::EmitCtx(Printer& printer, const Node& node) : printer_(printer), node_(
 const GraphOptions& EmitCtx::options() const { return node_.graph->options(); }
 
 const Value& EmitCtx::in(int i) const { return printer_.value(node_.inputs[static_cast<size_t>(i)]); }
+
+const Value& EmitCtx::unrounded(int i) const { return unrounded(node_.inputs[static_cast<size_t>(i)]); }
+
+const Value& EmitCtx::unrounded(Tensor t) const {
+  const auto found = printer_.unrounded_.find({t.node(), t.index()});
+  return found == printer_.unrounded_.end() ? printer_.value(t) : found->second;
+}
+
+int EmitCtx::uses(Tensor t) const {
+  const auto found = printer_.uses_.find({t.node(), t.index()});
+  return found == printer_.uses_.end() ? 0 : found->second;
+}
 
 Value EmitCtx::emit(std::string_view op, const std::vector<Value>& operands, const Shape& result,
                     std::string_view attributes) {
@@ -359,6 +376,8 @@ Value EmitCtx::broadcast(const Value& v, const Dims& to, const Axes& dims) {
   return emit("stablehlo.broadcast_in_dim", {v}, Shape{v.shape.dtype, to},
               "broadcast_dimensions = " + mlir_array(dims));
 }
+
+void EmitCtx::set_unrounded(Value v, int i) { printer_.unrounded_[{&node_, i}] = std::move(v); }
 
 void EmitCtx::set_out(Value v, int i) {
   if (v.shape != out(i))

@@ -34,6 +34,13 @@ class EmitCtx {
 
   int in_count() const { return static_cast<int>(node_.inputs.size()); }
   const Value& in(int i = 0) const;
+  /// What input i was rounded from, if the record that made it has said so; else the input.
+  const Value& unrounded(int i = 0) const;
+  /// As unrounded(), of a tensor of this node's graph that is printed already: for a record that takes over what the
+  /// node of its operand does. What that node printed then has no user, and compilers drop it.
+  const Value& unrounded(Tensor t) const;
+  /// How many operands of live nodes, and results, a tensor of this node's graph is.
+  int uses(Tensor t) const;
   const Shape& out(int i = 0) const { return node_.outputs[static_cast<size_t>(i)]; }
 
   /// Prints `%n = "op"(operands) {attributes} : (types) -> type`, generic form. `attributes` is the inside of the
@@ -61,6 +68,8 @@ class EmitCtx {
   void set_scoped(const std::string& name, Value v);
   const Value& scoped(const std::string& name) const;
   Value broadcast(const Value& v, const Dims& to, const Axes& dims);
+  /// Output i is `v` rounded to a narrower type. Readers that round as they read, or widen, may take it instead.
+  void set_unrounded(Value v, int i = 0);
   /// Binds output i. An op of one output must bind it once.
   void set_out(Value v, int i = 0);
   /// The common case: one statement, all inputs, one output.

@@ -47,15 +47,31 @@ inline constexpr const char* kConvolutionKernel = "md_convolution";
 inline constexpr const char* kConvolutionInputGradKernel = "md_convolution_input_grad";
 inline constexpr const char* kConvolutionWeightGradKernel = "md_convolution_weight_grad";
 
-/// Products of matrices, y[b, m, n] = Σₖ a[b, m, k] · c[b, k, n]: of dense arrays in any order of axes that lets b, m,
-/// n and k be one stride each.
-///   operands  a and c, both f32 or both bf16
+/// Products of matrices, y[b, m, n] = Σₖ a[b, m, k] · c[b, k, n] + bias[n]: of dense arrays in any order of axes that
+/// lets b, m, n and k be one stride each.
+///   operands  a and c, each f32 or bf16; bias, f32 [n], or nothing
 ///   result    y, dense, b, m, n in this order; f32 or bf16. Sums are f32, rounded once
 ///   attributes sizes (i64[4]: of b, m, n, k), strides (i64[6]: of a's b, m, k and of c's b, k, n; one of a's m and k
 ///   is
-///             1, and one of c's k and n), in_bf16 (i1): products of bf16 are not widened to f32
+///             1, and one of c's k and n), in_bf16 (i1): where one operand is bf16, both are multiplied as bf16, and
+///             not as f32
 /// Results are reproducible to the bit on one machine with one number of threads; other numbers may round differently.
 inline constexpr const char* kProductKernel = "md_product";
+
+/// Sums over all axes of an array but the last.
+///   operands  x [rows…, C], f32 or bf16
+///   result    f32 [C]
+/// The result does not depend on the number of threads, to the bit.
+inline constexpr const char* kColumnSumsKernel = "md_column_sums";
+
+/// y = a · gelu(g) for the halves a and g of the last axis of x; gelu(g) = g · (1 + erf(g/√2))/2. Arithmetic is f32.
+///   operands  x [rows…, 2·C], f32 or bf16
+///   result    y [rows…, C], like x
+inline constexpr const char* kGatedGeluKernel = "md_gated_gelu";
+/// Its gradient.
+///   operands  x, dy
+///   result    dx
+inline constexpr const char* kGatedGeluGradKernel = "md_gated_gelu_grad";
 
 /// softmax(scale · q·kᵀ) · v; where `causal`, query i sees keys 0 to i.
 ///   operands  q [B, Lq, H, D], k and v [B, Lk, H, D], all f32 or all bf16; arithmetic f32, but see in_bf16

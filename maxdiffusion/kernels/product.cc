@@ -2,6 +2,7 @@
 // arrays of bf16 to f32 as a whole, multiplies those, and rounds the result in a pass of its own.
 #include <algorithm>
 #include <atomic>
+#include <unordered_map>
 
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/arrays.h"
@@ -22,13 +23,13 @@ constexpr int64_t kRows = 1024;
 struct Problem {
   int64_t m, n, k;
   int64_t a_m, a_k, c_k, c_n;  // strides
-  bool bf16_result = false;
+  bool bf16_result = false, bias = false;
   auto operator<=>(const Problem&) const = default;
 };
 
 struct Code {
   dnnl::matmul run;
-  memory::desc a, c, y, scratch;
+  memory::desc a, c, bias, y, scratch;
 };
 
 /// Of bf16.
@@ -38,19 +39,24 @@ Code compile(const Problem& p) {
       y({p.m, p.n}, p.bf16_result ? kBf16 : memory::data_type::f32, memory::dims{p.n, 1});
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  const dnnl::matmul::primitive_desc d({a, c, y}, attributes, onednn_engine());
-  return {dnnl::matmul(d), a, c, y, d.scratchpad_desc()};
+  const memory::desc bias({1, p.n}, memory::data_type::f32, memory::dims{p.n, 1});
+  const dnnl::matmul::primitive_desc d(p.bias ? dnnl::matmul::desc(a, c, bias, y) : dnnl::matmul::desc(a, c, y),
+                                       attributes, onednn_engine());
+  return {dnnl::matmul(d), a, c, bias, y, d.scratchpad_desc()};
 }
 
-void multiply(const Code& code, const uint16_t* a, const uint16_t* c, void* y) {
+void multiply(const Code& code, const uint16_t* a, const uint16_t* c, const float* bias, void* y) {
   use_one_thread();
   thread_local Scratch work;
   dnnl::stream stream(onednn_engine());
   auto at = [](const memory::desc& d, const void* data) { return memory(d, onednn_engine(), const_cast<void*>(data)); };
-  code.run.execute(stream, {{DNNL_ARG_SRC, at(code.a, a)},
-                            {DNNL_ARG_WEIGHTS, at(code.c, c)},
-                            {DNNL_ARG_DST, at(code.y, y)},
-                            {DNNL_ARG_SCRATCHPAD, at(code.scratch, work.floats(floats_in(code.scratch)))}});
+  std::unordered_map<int, memory> arguments = {
+      {DNNL_ARG_SRC, at(code.a, a)},
+      {DNNL_ARG_WEIGHTS, at(code.c, c)},
+      {DNNL_ARG_DST, at(code.y, y)},
+      {DNNL_ARG_SCRATCHPAD, at(code.scratch, work.floats(floats_in(code.scratch)))}};
+  if (bias) arguments.emplace(DNNL_ARG_BIAS, at(code.bias, bias));
+  code.run.execute(stream, arguments);
   stream.wait();
 }
 
@@ -58,9 +64,18 @@ MD_VECTORIZED void widen(const uint16_t* from, int64_t rows, int64_t cols, int64
   for (int64_t r = 0; r < rows; ++r, from += stride, to += cols)
     for (int64_t i = 0; i < cols; ++i) to[i] = load(from[i]);
 }
-MD_VECTORIZED void narrow(const float* from, int64_t n, uint16_t* to) {
-  for (int64_t i = 0; i < n; ++i) to[i] = float_to_bf16(from[i]);
+MD_VECTORIZED void narrow(const float* from, int64_t rows, int64_t cols, int64_t stride, uint16_t* to) {
+  for (int64_t r = 0; r < rows; ++r, from += stride, to += cols)
+    for (int64_t i = 0; i < cols; ++i) to[i] = float_to_bf16(from[i]);
 }
+
+/// An array, f32 or bf16.
+struct Operand {
+  const void* data;
+  bool bf16;
+  const float* floats() const { return static_cast<const float*>(data); }
+  const uint16_t* halves() const { return static_cast<const uint16_t*>(data); }
+};
 
 /// A matrix in memory: `lines` lines of `length` elements side by side, `stride` from one line to the next; whether
 /// lines are the second of the axes that the product gives it.
@@ -74,12 +89,13 @@ Lines lines_of(int64_t first, int64_t second, int64_t first_stride, int64_t seco
   return {second, first, second_stride, true};
 }
 
-/// sums [m, n] = a · c, both f32; `c` has lines of its own length.
-bool multiply(const Problem& p, const float* a, int64_t a_stride, bool a_transposed, const float* c, int64_t c_stride,
-              bool c_transposed, float* sums) {
+/// sums [m, n] = a · c + bias, all f32.
+bool multiply(const Problem& p, const float* a, const Lines& a_lines, const float* c, const Lines& c_lines,
+              const float* bias, float* sums) {
   use_one_thread();
-  return dnnl_sgemm(a_transposed ? 'T' : 'N', c_transposed ? 'T' : 'N', p.m, p.n, p.k, 1, a, a_stride, c, c_stride, 0,
-                    sums, p.n) == dnnl_success;
+  for (int64_t i = 0; bias && i < p.m; ++i) std::copy_n(bias, p.n, sums + i * p.n);
+  return dnnl_sgemm(a_lines.transposed ? 'T' : 'N', c_lines.transposed ? 'T' : 'N', p.m, p.n, p.k, 1, a, a_lines.stride,
+                    c, c_lines.stride, bias ? 1 : 0, sums, p.n) == dnnl_success;
 }
 
 struct Batch {
@@ -102,41 +118,63 @@ std::vector<Part> split(const Batch& b, int64_t threads, int64_t most) {
   return parts;
 }
 
-void run_bf16(ffi::ThreadPool& pool, const Batch& b, const uint16_t* a, const uint16_t* c, char* y) {
-  const std::vector<Part> parts = split(b, std::max<int64_t>(pool.num_threads(), 1), b.problem.m);
+/// Of each of the `count` matrices with these lines, `step` apart, a dense one: convert(first line's, rows, to).
+template <class From, class To, class Convert>
+void convert_all(ffi::ThreadPool& pool, const From* from, int64_t count, int64_t step, const Lines& lines, To* to,
+                 const Convert& convert) {
+  const int64_t most = std::max<int64_t>((1 << 16) / lines.length, 1), pieces = (lines.lines + most - 1) / most;
+  parallel_for(pool, count * pieces, [&](int64_t i) {
+    const int64_t which = i / pieces, first = i % pieces * most, n = std::min(most, lines.lines - first);
+    convert(from + which * step + first * lines.stride, n, lines.length, lines.stride,
+            to + (which * lines.lines + first) * lines.length);
+  });
+}
+
+/// The operand in bf16, dense where it was f32: then `step` and the strides of its axes become those of the copy.
+const uint16_t* narrowed(ffi::ThreadPool& pool, const Operand& x, const Lines& lines, int64_t count, Scratch& scratch,
+                         int64_t& step, int64_t& first_stride, int64_t& second_stride) {
+  if (x.bf16) return x.halves();
+  const int64_t size = lines.lines * lines.length;
+  auto* to = reinterpret_cast<uint16_t*>(scratch.floats((count * size + 1) / 2));
+  convert_all(pool, x.floats(), count, step, lines, to, narrow);
+  step = size;
+  (lines.transposed ? second_stride : first_stride) = lines.length;
+  return to;
+}
+
+void run_bf16(ffi::ThreadPool& pool, Batch b, const Operand& a, const Operand& c, const float* bias, char* y) {
+  thread_local Scratch of_a, of_c;
+  Problem& p = b.problem;
+  const uint16_t* narrow_a = narrowed(pool, a, lines_of(p.m, p.k, p.a_m, p.a_k), b.count, of_a, b.a, p.a_m, p.a_k);
+  const uint16_t* narrow_c = narrowed(pool, c, lines_of(p.k, p.n, p.c_k, p.c_n), b.count, of_c, b.c, p.c_k, p.c_n);
+  const std::vector<Part> parts = split(b, std::max<int64_t>(pool.num_threads(), 1), p.m);
   auto problem = [&](const Part& part) {
-    Problem own = b.problem;
+    Problem own = p;
     own.m = part.last - part.first;
     return own;
   };
   for (const Part& part : parts) compiled(problem(part), compile);  // here, where it may throw
-  const int64_t size = b.problem.bf16_result ? 2 : 4;
+  const int64_t size = p.bf16_result ? 2 : 4;
   parallel_for(pool, std::ssize(parts), [&](int64_t i) {
     const Part& part = parts[static_cast<size_t>(i)];
     const Problem own = problem(part);
-    multiply(compiled(own, compile), a + part.which * b.a + part.first * own.a_m, c + part.which * b.c,
-             y + (part.which * b.problem.m + part.first) * own.n * size);
+    multiply(compiled(own, compile), narrow_a + part.which * b.a + part.first * own.a_m, narrow_c + part.which * b.c,
+             bias, y + (part.which * p.m + part.first) * own.n * size);
   });
 }
 
-/// T: of the operands.
-template <class T>
-bool run_f32(ffi::ThreadPool& pool, const Batch& b, const T* a, const T* c, char* y) {
+bool run_f32(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Operand& c, const float* bias, char* y) {
   const Problem& p = b.problem;
-  constexpr bool kWiden = std::is_same_v<T, uint16_t>;
-  const Lines c_lines = lines_of(p.k, p.n, p.c_k, p.c_n);
-  const float* wide_c = nullptr;
-  if constexpr (kWiden) {
+  Lines c_lines = lines_of(p.k, p.n, p.c_k, p.c_n);
+  int64_t c_step = b.c;
+  const float* wide_c = c.floats();
+  if (c.bf16) {
     thread_local Scratch of_c;
     float* to = of_c.floats(b.count * p.k * p.n);
+    convert_all(pool, c.halves(), b.count, b.c, c_lines, to, widen);
     wide_c = to;
-    const int64_t lines = std::max<int64_t>((1 << 16) / c_lines.length, 1),
-                  pieces = (c_lines.lines + lines - 1) / lines;
-    parallel_for(pool, b.count * pieces, [&](int64_t i) {
-      const int64_t which = i / pieces, first = i % pieces * lines, n = std::min(lines, c_lines.lines - first);
-      widen(c + which * b.c + first * c_lines.stride, n, c_lines.length, c_lines.stride,
-            to + which * p.k * p.n + first * c_lines.length);
-    });
+    c_lines.stride = c_lines.length;
+    c_step = p.k * p.n;
   }
   const std::vector<Part> parts = split(b, std::max<int64_t>(pool.num_threads(), 1), kRows);
   std::atomic<bool> good = true;
@@ -145,34 +183,34 @@ bool run_f32(ffi::ThreadPool& pool, const Batch& b, const T* a, const T* c, char
     const Part& part = parts[static_cast<size_t>(i)];
     Problem own = p;
     own.m = part.last - part.first;
-    const Lines a_lines = lines_of(own.m, p.k, p.a_m, p.a_k);
-    const T* own_a = a + part.which * b.a + part.first * p.a_m;
-    const int64_t at = (part.which * p.m + part.first) * p.n;
+    Lines a_lines = lines_of(own.m, p.k, p.a_m, p.a_k);
+    const int64_t from = part.which * b.a + part.first * p.a_m, at = (part.which * p.m + part.first) * p.n;
     float* sums = p.bf16_result ? of_y.floats(own.m * p.n) : reinterpret_cast<float*>(y) + at;
-    bool done = false;
-    if constexpr (kWiden) {
+    const float* own_a = a.floats() + from;
+    if (a.bf16) {
       float* wide_a = of_a.floats(own.m * p.k);
-      widen(own_a, a_lines.lines, a_lines.length, a_lines.stride, wide_a);
-      done = multiply(own, wide_a, a_lines.length, a_lines.transposed, wide_c + part.which * p.k * p.n, c_lines.length,
-                      c_lines.transposed, sums);
-    } else {
-      done = multiply(own, own_a, a_lines.stride, a_lines.transposed, c + part.which * b.c, c_lines.stride,
-                      c_lines.transposed, sums);
+      widen(a.halves() + from, a_lines.lines, a_lines.length, a_lines.stride, wide_a);
+      own_a = wide_a;
+      a_lines.stride = a_lines.length;
     }
-    if (!done) good = false;
-    if (p.bf16_result) narrow(sums, own.m * p.n, reinterpret_cast<uint16_t*>(y) + at);
+    if (!multiply(own, own_a, a_lines, wide_c + part.which * c_step, c_lines, bias, sums)) good = false;
+    if (p.bf16_result) narrow(sums, own.m, p.n, p.n, reinterpret_cast<uint16_t*>(y) + at);
   });
   return good;
 }
 
-ffi::Error product_kernel(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer c, ffi::Result<ffi::AnyBuffer> y,
-                          ffi::Span<const int64_t> sizes, ffi::Span<const int64_t> strides, bool in_bf16) {
+ffi::Error product_kernel(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer c, ffi::RemainingArgs more,
+                          ffi::Result<ffi::AnyBuffer> y, ffi::Span<const int64_t> sizes,
+                          ffi::Span<const int64_t> strides, bool in_bf16) {
   Span span("product");
-  const auto type = a.element_type(), result = y->element_type();
-  if (sizes.size() != 4 || strides.size() != 6 || type != c.element_type() || (type != ffi::F32 && type != ffi::BF16) ||
-      (result != ffi::F32 && (result != ffi::BF16 || type != ffi::BF16)))
-    return ffi::Error::InvalidArgument("md_product: operands are not two arrays of f32 or of bf16");
-  const Batch b{{sizes[1], sizes[2], sizes[3], strides[1], strides[2], strides[4], strides[5], result == ffi::BF16},
+  auto known = [](ffi::DataType type) { return type == ffi::F32 || type == ffi::BF16; };
+  if (sizes.size() != 4 || strides.size() != 6 || !known(a.element_type()) || !known(c.element_type()) ||
+      !known(y->element_type()) || more.size() > 1)
+    return ffi::Error::InvalidArgument("md_product: the arrays are not of f32 or bf16");
+  const Operand left{a.untyped_data(), a.element_type() == ffi::BF16},
+      right{c.untyped_data(), c.element_type() == ffi::BF16};
+  const Batch b{{sizes[1], sizes[2], sizes[3], strides[1], strides[2], strides[4], strides[5],
+                 y->element_type() == ffi::BF16, more.size() == 1},
                 sizes[0],
                 strides[0],
                 strides[3]};
@@ -182,19 +220,21 @@ ffi::Error product_kernel(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer
   };
   if (!fits(a, b.count * p.m * p.k) || !fits(c, b.count * p.k * p.n) || !fits(*y, b.count * p.m * p.n))
     return ffi::Error::InvalidArgument("md_product: the arrays are not of these sizes");
+  const float* bias = nullptr;
+  if (p.bias) {
+    const auto given = more.get<ffi::Buffer<ffi::F32>>(0);
+    if (given.has_error()) return given.error();
+    if (static_cast<int64_t>(given->element_count()) != p.n)
+      return ffi::Error::InvalidArgument("md_product: the bias is not of n elements");
+    bias = given->typed_data();
+  }
   auto* to = static_cast<char*>(y->untyped_data());
-  auto run = [&]<class T>(T*) {
-    return run_f32(pool, b, static_cast<const T*>(a.untyped_data()), static_cast<const T*>(c.untyped_data()), to);
-  };
   bool good = true;
   try {
-    if (type == ffi::F32)
-      good = run(static_cast<float*>(nullptr));
-    else if (!in_bf16)
-      good = run(static_cast<uint16_t*>(nullptr));
+    if (in_bf16 && (left.bf16 || right.bf16))
+      run_bf16(pool, b, left, right, bias, to);
     else
-      run_bf16(pool, b, static_cast<const uint16_t*>(a.untyped_data()), static_cast<const uint16_t*>(c.untyped_data()),
-               to);
+      good = run_f32(pool, b, left, right, bias, to);
   } catch (const std::exception& e) {
     return ffi::Error::Internal(std::string("md_product: ") + e.what());
   }
@@ -206,6 +246,7 @@ XLA_FFI_DEFINE_HANDLER(kProduct, product_kernel,
                            .Ctx<ffi::ThreadPool>()
                            .Arg<ffi::AnyBuffer>()
                            .Arg<ffi::AnyBuffer>()
+                           .RemainingArgs()
                            .Ret<ffi::AnyBuffer>()
                            .Attr<ffi::Span<const int64_t>>("sizes")
                            .Attr<ffi::Span<const int64_t>>("strides")

@@ -9,6 +9,9 @@ void* convolution_handler();
 void* convolution_input_grad_handler();
 void* convolution_weight_grad_handler();
 void* product_handler();
+void* column_sums_handler();
+void* gated_gelu_handler();
+void* gated_gelu_grad_handler();
 void* attention_handler();
 void* attention_grad_handler();
 void* group_norm_handler();
@@ -25,6 +28,9 @@ const std::vector<Kernel>& cpu_kernels() {
                                               {kConvolutionInputGradKernel, convolution_input_grad_handler()},
                                               {kConvolutionWeightGradKernel, convolution_weight_grad_handler()},
                                               {kProductKernel, product_handler()},
+                                              {kColumnSumsKernel, column_sums_handler()},
+                                              {kGatedGeluKernel, gated_gelu_handler()},
+                                              {kGatedGeluGradKernel, gated_gelu_grad_handler()},
                                               {kAttentionKernel, attention_handler()},
                                               {kAttentionGradKernel, attention_grad_handler()},
                                               {kGroupNormKernel, group_norm_handler()},

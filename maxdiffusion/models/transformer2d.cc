@@ -15,7 +15,7 @@ Tensor feed_forward(const Scope& s, Tensor x) {
   auto path = s.path_scope();
   const int64_t width = x.dim(-1), hidden = 4 * width;
   Tensor h = nn::linear(s / "net.0.proj", x, {.out = 2 * hidden, .in_axis = axis::kEmbed, .out_axis = axis::kMlp});
-  h = named(slice_axis(h, -1, 0, hidden) * gelu(slice_axis(h, -1, hidden, 2 * hidden)), value::kFfnActivation);
+  h = named(gated_gelu(h), value::kFfnActivation);
   return nn::linear(s / "net.2", h, {.out = width, .in_axis = axis::kMlp, .out_axis = axis::kEmbed});
 }
 

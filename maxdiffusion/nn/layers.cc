@@ -18,9 +18,7 @@
 namespace md::nn {
 namespace {
 
-Tensor add_bias(const Scope& s, Tensor y) {
-  return y + cast(s.param("bias", {y.dim(-1)}, {""}, init::zeros()), y.dtype());
-}
+Tensor add_bias(const Scope& s, Tensor y) { return md::add_bias(y, s.param("bias", {y.dim(-1)}, {""}, init::zeros())); }
 
 /// x's rows are tokens, or, of layers without logical axes, lie as batches do.
 Product projection(Precision precision, const LinearOptions& o) {

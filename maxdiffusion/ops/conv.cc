@@ -158,7 +158,9 @@ Value print_cpu_kernel(const PrintCall& p) {
   const CustomCall call{.target = p.cpu_kernel,
                         .results = {Shape{of_weights ? DType::f32 : taken, p.c.out().dims}},
                         .backend_config = "window = " + mlir_array(window)};
-  return as(type, emit_custom_call(p.c, {as(taken, p.c.in(0)), as(taken, p.c.in(1))}, call)[0]);
+  const Value y = emit_custom_call(p.c, {as(taken, p.c.in(0)), as(taken, p.c.in(1))}, call)[0];
+  if (of_weights && y.shape.dtype != type) p.c.set_unrounded(y);
+  return as(type, y);
 }
 
 constexpr KernelRow<PrintCall, Value> kPrinters[] = {

@@ -13,6 +13,7 @@
 #include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/kernel_table.h"
+#include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/registry.h"
 #include "maxdiffusion/ops/samples.h"
 #include "maxdiffusion/ops/shape.h"
@@ -105,28 +106,46 @@ struct PrintCall {
 /// Products below which a call costs more than it brings.
 constexpr double kSmall = 1 << 18;
 
-const char* cpu_kernel_refuses(const PrintCall& call) {
-  EmitCtx& c = call.c;
-  const DType type = c.in(0).shape.dtype, result = c.out().dtype;
-  if (!c.options().calls_cpu_kernels() || (type != DType::f32 && type != DType::bf16) ||
-      (result != type && result != DType::f32))
+const char* cpu_kernel_refuses(const GraphOptions& o, const Node& n) {
+  const DType type = n.inputs[0].dtype(), result = n.outputs[0].dtype;
+  if (!o.calls_cpu_kernels() || (type != DType::f32 && type != DType::bf16) || (result != type && result != DType::f32))
     return kNotForCpuKernels;
-  const auto p = as_product(c.in(0).shape.dims, c.in(1).shape.dims, c.attrs<DotDims>());
+  const auto p = as_product(n.inputs[0].dims(), n.inputs[1].dims(), n.attrs<DotDims>());
   if (!p) return "rows or columns are not evenly spaced";
   double multiplications = 1;
   for (int64_t size : p->sizes) multiplications *= static_cast<double>(size);
-  return product_kernel_pays(c.options(), type, multiplications) ? nullptr : "the compiler's own code is faster";
+  return product_kernel_pays(o, type, multiplications) ? nullptr : "the compiler's own code is faster";
 }
+const char* cpu_kernel_refuses(const PrintCall& call) { return cpu_kernel_refuses(call.c.options(), call.c.node()); }
 
-Value print_cpu_kernel(const PrintCall& call) {
-  EmitCtx& c = call.c;
-  const auto p = as_product(c.in(0).shape.dims, c.in(1).shape.dims, c.attrs<DotDims>());
+/// The call for the node `n`, a product that the kernel takes, which rounds as it reads.
+Value call_cpu_kernel(EmitCtx& c, const Node& n, DType result, const std::vector<Value>& bias) {
+  const auto p = as_product(n.inputs[0].dims(), n.inputs[1].dims(), n.attrs<DotDims>());
+  std::vector<Value> operands = {c.unrounded(n.inputs[0]), c.unrounded(n.inputs[1])};
+  operands.insert(operands.end(), bias.begin(), bias.end());
   return emit_custom_call(
-      c, {c.in(0), c.in(1)},
+      c, operands,
       {.target = kProductKernel,
-       .results = {c.out()},
+       .results = {Shape{result, n.outputs[0].dims}},
        .backend_config = fmt::format("sizes = {}, strides = {}, in_bf16 = {}", mlir_array(p->sizes),
                                      mlir_array(p->strides), c.options().cpu_kernels.bf16_products)})[0];
+}
+
+/// Whether all axes but one of each operand are contracted: the gradient of a weight.
+bool sums_over_rows(const Node& n) {
+  const auto& d = n.attrs<DotDims>();
+  return d.lhs_batch.empty() && static_cast<int64_t>(d.lhs_contract.size()) == n.inputs[0].rank() - 1 &&
+         static_cast<int64_t>(d.rhs_contract.size()) == n.inputs[1].rank() - 1;
+}
+
+/// Gradients of weights leave the kernel as the sums that they are: the optimizer wants them so.
+Value print_cpu_kernel(const PrintCall& call) {
+  EmitCtx& c = call.c;
+  if (c.out().dtype != DType::bf16 || !c.node().backward || !sums_over_rows(c.node()))
+    return call_cpu_kernel(c, c.node(), c.out().dtype, {});
+  const Value sums = call_cpu_kernel(c, c.node(), DType::f32, {});
+  c.set_unrounded(sums);
+  return c.emit("stablehlo.convert", {sums}, c.out());
 }
 
 Value print_dot_general(const PrintCall& call) {
@@ -224,7 +243,46 @@ constexpr OpDef kDot = {
     .is_dot = true,
 };
 
+// ---- a bias behind a product
+
+/// y + b over the last axis. The kernel adds it to the sums of the product that y is, if it is nothing else.
+constexpr OpDef kAddBias = {
+    .name = "add_bias",
+    .infer =
+        [](const InferCtx& c) {
+          check(c.in[1].rank() == 1 && c.in[0].rank() > 0 && c.in[1].dim(0) == c.in[0].dims.back(), Code::invalid_graph,
+                "add_bias: {} for {}", to_string(c.in[1]), to_string(c.in[0]));
+          return std::vector<Shape>{c.in[0]};
+        },
+    .emit =
+        [](EmitCtx& c) {
+          const Tensor y = c.node().inputs[0], b = c.node().inputs[1];
+          const Node& product = *y.node();
+          if (product.op == &kDot && b.dtype() == DType::f32 && c.uses(y) == 1 && y.dims().back() == b.dim(0) &&
+              !cpu_kernel_refuses(c.options(), product) &&
+              as_product(product.inputs[0].dims(), product.inputs[1].dims(), product.attrs<DotDims>())->sizes[2] ==
+                  b.dim(0)) {
+            c.set_out(call_cpu_kernel(c, product, c.out().dtype, {c.in(1)}));
+            return;
+          }
+          const Value bias =
+              b.dtype() == y.dtype() ? c.in(1) : c.emit("stablehlo.convert", {c.in(1)}, {y.dtype(), b.dims()});
+          c.set_out(c.emit("stablehlo.add", {c.in(0), c.broadcast(bias, y.dims(), {y.rank() - 1})}, c.out()));
+        },
+    .vjp = [](const VjpCtx& c) -> Grads {
+      Axes rows;
+      for (int64_t i = 0; i + 1 < c.dy().rank(); ++i) rows.push_back(i);
+      if (!c.needs(1)) return {c.dy(), Tensor()};
+      return {c.dy(), cast(rows.empty() ? c.dy() : sum(c.dy(), rows), c.in(1).dtype())};
+    },
+    .samples = []() -> std::vector<OpSample> {
+      return {{.inputs = {f64({2, 3, 4}), f64({4})}}, {.inputs = {f64({4}), f64({4})}}};
+    },
+};
+
 }  // namespace
+
+Tensor add_bias(Tensor y, Tensor b) { return apply(kAddBias, {y, b}); }
 
 DType sum_type(DType t) {
   if (size_of(t) > 1 || t == DType::pred) return t;
@@ -255,6 +313,6 @@ Tensor matmul(Tensor a, Tensor b, Precision p) {
              {.lhs_contract = {-1}, .rhs_contract = {-2}, .lhs_batch = batch, .rhs_batch = batch, .precision = p});
 }
 
-OpList dot_ops() { return {&kDot}; }
+OpList dot_ops() { return {&kDot, &kAddBias}; }
 
 }  // namespace md

@@ -398,7 +398,14 @@ constexpr OpDef kCast = {
         [](const InferCtx& c) {
           return std::vector<Shape>{{c.attrs<DType>(), c.in[0].dims}};
         },
-    .emit = [](EmitCtx& c) { c.simple("stablehlo.convert"); },
+    .emit =
+        [](EmitCtx& c) {
+          const DType from = c.in().shape.dtype, to = c.out().dtype;
+          if (const Value& wide = c.unrounded(); !is_cast(c.node().inputs[0]) && to == wide.shape.dtype)
+            return c.set_out(wide);
+          c.simple("stablehlo.convert");
+          if (from == DType::f32 && to == DType::bf16) c.set_unrounded(c.in());
+        },
     .vjp = [](const VjpCtx& c) -> Grads {
       if (!is_float(c.in().dtype())) return {Tensor()};
       return {cast(c.dy(), c.in().dtype())};
@@ -536,6 +543,7 @@ Tensor relu(Tensor x) { return apply(kRelu, {x}); }
 Tensor clamp(Tensor x, double low, double high) { return apply(kClamp, {x}, Bounds{low, high}); }
 
 Tensor cast(Tensor x, DType to) { return x.dtype() == to ? x : apply(kCast, {x}, to); }
+bool is_cast(Tensor x) { return x.node()->op == &kCast; }
 Tensor bitcast(Tensor x, DType to) { return x.dtype() == to ? x : apply(kBitcast, {x}, to); }
 
 Tensor eq(Tensor a, Tensor b) { return binary(kCompare, a, b, Direction::eq); }

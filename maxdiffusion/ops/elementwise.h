@@ -52,6 +52,8 @@ Tensor clamp(Tensor x, double low, double high);
 /// Elementwise conversion; to itself it is the identity (no node). Floats round to nearest even.
 /// Gradient: the cotangent cast back.
 Tensor cast(Tensor x, DType to);
+/// Whether x is what a cast has made.
+bool is_cast(Tensor x);
 /// Same bits as another type of the same size.
 Tensor bitcast(Tensor x, DType to);
 
@@ -81,6 +83,7 @@ std::vector<Tensor> optimization_barrier(const std::vector<Tensor>& xs);
 Tensor relu(Tensor x);
 Tensor silu(Tensor x);        // x·sigmoid(x)
 Tensor gelu(Tensor x);        // exact: x·(1 + erf(x/√2))/2
+Tensor gated_gelu(Tensor x);  // GEGLU: a·gelu(g), for the halves a and g of the last axis
 Tensor gelu_tanh(Tensor x);   // tanh approximation
 Tensor quick_gelu(Tensor x);  // x·sigmoid(1.702 x)
 

@@ -9,6 +9,8 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/registry.h"
 #include "maxdiffusion/ops/samples.h"
@@ -96,11 +98,27 @@ std::vector<OpSample> reductions() {
   return {{{f64({2, 3, 4})}, Axes{1}}, {{f64({2, 3})}, Axes{0, 1}}, {{f64({2, 3, 2})}, Axes{0, 2}}};
 }
 
+/// Sums over all axes but the last of what is not small.
+bool cpu_kernel_sums(const EmitCtx& c) {
+  constexpr int64_t kSmall = 1 << 12;
+  const Shape& x = c.in().shape;
+  return c.options().calls_cpu_kernels() && (x.dtype == DType::f32 || x.dtype == DType::bf16) && x.rank() > 1 &&
+         static_cast<int64_t>(c.attrs<Axes>().size()) == x.rank() - 1 && c.attrs<Axes>().back() == x.rank() - 2 &&
+         x.elements() >= kSmall;
+}
+
 constexpr OpDef kSum = {
     .name = "sum",
     .infer = infer_reduce,
     .emit =
         [](EmitCtx& c) {
+          if (cpu_kernel_sums(c)) {
+            const Value sums = emit_custom_call(
+                c, {c.in()},
+                {.target = kColumnSumsKernel, .results = {{DType::f32, c.out().dims}}, .backend_config = {}})[0];
+            if (c.out().dtype != DType::f32) c.set_unrounded(sums);
+            return c.set_out(convert(c, sums, c.out().dtype));
+          }
           DType wide = accumulator(c.out().dtype);
           Value v =
               print_reduce(c, convert(c, c.in(), wide), c.attrs<Axes>(), "stablehlo.add", c.constant(0, {wide, {}}));

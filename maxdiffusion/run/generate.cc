@@ -31,6 +31,7 @@
 #include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/run/values.h"
 #include "maxdiffusion/run/write_media.h"
+#include "maxdiffusion/runtime/memory.h"
 #include "maxdiffusion/storage/mirror.h"
 #include "maxdiffusion/storage/staging.h"
 #include "maxdiffusion/storage/write.h"
@@ -174,6 +175,7 @@ class Sampler {
                        config_.compile, config_.sample.clip_skip, config_.encoders);
       prompts = encode_prompts(text, family, options_);
     }
+    return_freed_memory();
     log_info("{} prompts encoded after {:.1f} s", options_.prompts.size(), seconds());
     if (has_images(models_)) {
       std::unique_ptr<MediaAutoencoder> coder = autoencoder(devices());

@@ -13,6 +13,7 @@
 #include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/families/single_file.h"
+#include "maxdiffusion/runtime/memory.h"
 #include "maxdiffusion/storage/staging.h"
 #include "maxdiffusion/storage/write.h"
 
@@ -118,6 +119,7 @@ void RunModels::free_text_encoder() {
   if (!text_encoder_ || std::ranges::any_of(encoders, [&](auto& e) { return weights_.location(e).empty(); })) return;
   log_info("the text encoders leave the devices");
   text_encoder_.reset();
+  return_freed_memory();
 }
 
 MediaAutoencoder& RunModels::media_autoencoder() {

@@ -1,8 +1,13 @@
 // Resident memory from the kernel, device memory from the plugin.
 #include "maxdiffusion/runtime/memory.h"
 
+#include <malloc.h>
+
 #include <fstream>
 #include <string>
+
+// Of tcmalloc, where the program is linked to it (cmake/modules.cmake: md_allocator).
+extern "C" [[gnu::weak]] void MallocExtension_ReleaseFreeMemory();
 
 namespace md {
 namespace {
@@ -26,6 +31,13 @@ MemoryUse memory_use(const Devices& devices) {
     use.device_limit = m->limit;
   }
   return use;
+}
+
+void return_freed_memory() {
+  if (MallocExtension_ReleaseFreeMemory)
+    MallocExtension_ReleaseFreeMemory();
+  else
+    ::malloc_trim(0);
 }
 
 }  // namespace md

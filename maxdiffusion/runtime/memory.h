@@ -16,4 +16,8 @@ struct MemoryUse {
 };
 MemoryUse memory_use(const Devices& devices);
 
+/// Gives back to the system what was freed, where the allocator keeps it for later: called when something large goes
+/// and what follows needs the memory elsewhere. Thread safe.
+void return_freed_memory();
+
 }  // namespace md

@@ -1,5 +1,7 @@
 #include "maxdiffusion/kernels/processor.h"
 #include "maxdiffusion/ops/dot.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/reduce.h"
 #include "tests/kernels/agreement.h"
 
 namespace md {
@@ -56,6 +58,74 @@ TEST(ProductKernelInGraphs, MakesSumsOfBf16InF32WhereTheyAreWanted) {
             dot(in[0], in[1], contract({1}, {0}), in[0].dtype() == DType::f64 ? DType::f64 : DType::f32)};
       },
       {normal({DType::bf16, {80, 90}}, 1), normal({DType::bf16, {90, 70}}, 2)}, 4e-3, {"md_product"});
+}
+
+/// x·Wᵀ + b as layers make it: x in their type, w and b as they are stored.
+TensorFn linear() {
+  return [](const std::vector<Tensor>& in) {
+    const Tensor y = dot(in[0], cast(in[1], in[0].dtype()), contract({in[0].rank() - 1}, {1}));
+    return std::vector{add_bias(y, in[2])};
+  };
+}
+std::vector<HostArray> layer(DType x) {
+  return {normal({x, {3, 50, 72}}, 1), normal({DType::f32, {40, 72}}, 2), normal({DType::f32, {40}}, 3)};
+}
+size_t count(const std::string& text, const std::string& what) {
+  size_t n = 0;
+  for (size_t at = text.find(what); at != text.npos; at = text.find(what, at + 1)) ++n;
+  return n;
+}
+
+TEST(ProductKernelInGraphs, AddsABias) {
+  expect_agreement(linear(), layer(DType::f32), 2e-6, {"md_product", "md_column_sums"});
+  for (bool as_they_are : {false, true})
+    expect_agreement(linear(), layer(DType::bf16), 4e-3, {"md_product", "md_column_sums"}, as_they_are);
+}
+
+// The sums of products of bf16 are as exact as those of f32, and nothing rounds them on their way to the optimizer.
+TEST(ProductKernelInGraphs, LeavesGradientsOfF32WeightsUnrounded) {
+  const std::vector<HostArray> xs = layer(DType::bf16), dys = {normal({DType::bf16, {3, 50, 40}}, 4)};
+  std::vector<HostArray> wide_xs, wide_dys = {dys[0].cast(DType::f64)};
+  for (const HostArray& x : xs) wide_xs.push_back(x.cast(DType::f64));
+  const auto expected = outputs_and_gradients(linear(), wide_xs, wide_dys, {});
+  for (bool as_they_are : {false, true}) {
+    const auto found = outputs_and_gradients(linear(), xs, dys, {.callable = true, .bf16_products = as_they_are});
+    EXPECT_LE(relative_error(found[2], expected[2]), 2e-6) << "of w";
+    EXPECT_LE(relative_error(found[3], expected[3]), 2e-6) << "of b";
+    EXPECT_LE(relative_error(found[1], expected[1]), 4e-3) << "of x";
+  }
+}
+
+// One call makes y, and what the products and the sum alone would have been has no reader.
+TEST(ProductKernelInGraphs, TakesTheBiasWhereTheProductHasNoOtherReader) {
+  auto text = [](bool read_twice) {
+    GraphOptions options = one_device().graph_options();
+    options.cpu_kernels = {.callable = true, .f32_products = true};
+    Graph g(options);
+    const Tensor x = g.input("x", {DType::f32, {90, 72}}), w = g.input("w", {DType::f32, {80, 72}}),
+                 b = g.input("b", {DType::f32, {80}}), y = dot(x, w, contract({1}, {1}));
+    g.output("y", add_bias(y, b));
+    if (read_twice) g.output("product", y);
+    return to_stablehlo(g);
+  };
+  EXPECT_EQ(count(text(false), "stablehlo.add"), 0u);
+  EXPECT_EQ(count(text(true), "stablehlo.add"), 1u);
+  EXPECT_EQ(count(text(true), "\"md_product\""), 1u);
+}
+
+TEST(ColumnSumsKernel, AgreesWithTheCompilersOwnInF64) {
+  auto sums = [](const std::vector<Tensor>& in) {
+    const Tensor y = sum(in[0], {0, 1});
+    return std::vector{y.dtype() == DType::bf16 ? cast(y, DType::f32) : y};  // which is not rounded on the way
+  };
+  for (DType type : {DType::f32, DType::bf16})
+    expect_agreement(sums, {normal({type, {3, 500, 77}}, 1, 1, 0.5)}, type == DType::bf16 ? 4e-3 : 1e-6,
+                     {"md_column_sums"});
+  const std::vector<HostArray> x = {normal({DType::bf16, {3, 500, 77}}, 1, 1, 0.5)},
+                               dy = {normal({DType::f32, {77}}, 2)};
+  const auto found = outputs_and_gradients(sums, x, dy, {.callable = true}),
+             expected = outputs_and_gradients(sums, {x[0].cast(DType::f64)}, {dy[0].cast(DType::f64)}, {});
+  EXPECT_LE(relative_error(found[0], expected[0]), 1e-6);
 }
 
 std::string text_of(const Case& c, CpuKernels kernels, DType type = DType::bf16) {
