@@ -33,7 +33,8 @@ struct Problem {
   int64_t front, back, top, bottom, left, right;
   // Rows in memory from one frame to the next, of which these are some; 0 where images have one frame.
   int64_t x_rows = 0, y_rows = 0;
-  bool bf16 = false;  // x, w and y, but not a gradient of w
+  bool bf16 = false;    // x, w and y, but not a gradient of w
+  bool wide_w = false;  // w is f32 whatever the others are: it is rounded as it is put into the code's layout
   auto operator<=>(const Problem&) const = default;
   bool flat() const { return depth * kernel_d == 1; }  // two dimensions
   int64_t out_depth() const { return (depth + front + back - kernel_d) / stride_d + 1; }
@@ -180,7 +181,8 @@ Code compile(const Problem& p) {
   const memory::desc plain_x = channels_last(x_dims, p.depth, p.depth == 1 ? p.height : p.x_rows, p.x_row(), p.in),
                      plain_y = channels_last(y_dims, p.out_depth(), p.out_depth() == 1 ? p.out_height() : p.y_rows,
                                              p.y_row(), p.out),
-                     plain_w(w_dims, type_w, p.flat() ? memory::format_tag::oihw : memory::format_tag::oidhw),
+                     plain_w(w_dims, p.wide_w ? memory::data_type::f32 : type_w,
+                             p.flat() ? memory::format_tag::oihw : memory::format_tag::oidhw),
                      w(w_dims, type_w, kAny);
   const bool plain = p.kernel_d * p.kernel_h * p.kernel_w == 1 || plain_layouts(p);
   const memory::desc x = plain ? plain_x : memory::desc(x_dims, type, kAny),
@@ -349,7 +351,8 @@ ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::AnyBuffer first, ffi::A
     void* data;
   };
   const auto type = first.element_type();
-  if ((type != ffi::F32 && type != ffi::BF16) || second.element_type() != type ||
+  const bool wide_w = kKind != Kind::weight_grad && type == ffi::BF16 && second.element_type() == ffi::F32;
+  if ((type != ffi::F32 && type != ffi::BF16) || (second.element_type() != type && !wide_w) ||
       result->element_type() != (kKind == Kind::weight_grad ? ffi::F32 : type))
     return ffi::Error::InvalidArgument("md_convolution: operands are not all f32 or all bf16");
   const Array a{first.dimensions(), first.untyped_data()}, b{second.dimensions(), second.untyped_data()},
@@ -381,6 +384,7 @@ ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::AnyBuffer first, ffi::A
             d.high,   h.low,    h.high,   v.low,    v.high};
   if (!p.flat()) p.x_rows = h.x, p.y_rows = h.y;
   p.bf16 = type == ffi::BF16;
+  p.wide_w = wide_w;
   if (y_batch != batch || d.y != p.out_depth() || h.y != p.out_height() || v.y != p.out_width() ||
       y.dims[axes + 1] != p.out || w.dims[1] != p.in)
     return ffi::Error::InvalidArgument("md_convolution: sizes of x, w and y do not agree");

@@ -158,7 +158,10 @@ Value print_cpu_kernel(const PrintCall& p) {
   const CustomCall call{.target = p.cpu_kernel,
                         .results = {Shape{of_weights ? DType::f32 : taken, p.c.out().dims}},
                         .backend_config = "window = " + mlir_array(window)};
-  const Value y = emit_custom_call(p.c, {as(taken, p.c.in(0)), as(taken, p.c.in(1))}, call)[0];
+  // Weights in f32 are rounded by the kernel.
+  const bool reads_f32 = !of_weights && taken == DType::bf16 && p.c.unrounded(1).shape.dtype == DType::f32;
+  const Value y =
+      emit_custom_call(p.c, {as(taken, p.c.in(0)), reads_f32 ? p.c.unrounded(1) : as(taken, p.c.in(1))}, call)[0];
   if (of_weights && y.shape.dtype != type) p.c.set_unrounded(y);
   return as(type, y);
 }

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "maxdiffusion/ops/conv.h"
+#include "maxdiffusion/ops/elementwise.h"
 #include "tests/kernels/agreement.h"
 
 namespace md {
@@ -74,6 +75,24 @@ TEST(ConvolutionInBf16, TakesEveryWindowAsItIs) {
     expect_agreement([&](const std::vector<Tensor>& in) { return std::vector{conv(in[0], in[1], c.options)}; },
                      {normal({DType::bf16, c.x}, 1), normal({DType::bf16, c.w}, 2)}, 4e-3,
                      {"md_convolution", "md_convolution_input_grad", "md_convolution_weight_grad"}, true);
+}
+
+// Layers in bf16 over weights in f32: the kernel rounds those, and nobody rounds their gradient.
+TEST(ConvolutionInGraphs, ReadsWeightsAndLeavesGradientsInF32) {
+  auto layer = [](const std::vector<Tensor>& in) {
+    return std::vector{conv(in[0], cast(in[1], in[0].dtype()), kSame)};
+  };
+  const std::vector<HostArray> xs = {normal({DType::bf16, {2, 9, 8, 16}}, 1), normal({DType::f32, {32, 16, 3, 3}}, 2)},
+                               dys = {normal({DType::bf16, {2, 9, 8, 32}}, 3)};
+  const auto expected =
+      outputs_and_gradients(layer, {xs[0].cast(DType::f64), xs[1].cast(DType::f64)}, {dys[0].cast(DType::f64)}, {});
+  for (bool as_they_are : {false, true}) {
+    const auto found = outputs_and_gradients(layer, xs, dys, {.callable = true, .bf16_products = as_they_are},
+                                             {"md_convolution", "md_convolution_input_grad"});
+    EXPECT_LE(relative_error(found[0], expected[0]), 4e-3);
+    EXPECT_LE(relative_error(found[1], expected[1]), 4e-3) << "of x";
+    EXPECT_LE(relative_error(found[2], expected[2]), 2e-6) << "of w";
+  }
 }
 
 }  // namespace
