@@ -11,6 +11,12 @@
 
 namespace md {
 
+inline void pause_processor() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
 /// body(i) for i in [0, n), in any order, on any thread; returns when all are done. `body` must not throw.
 inline void parallel_for(xla::ffi::ThreadPool& pool, int64_t n, const std::function<void(int64_t)>& body) {
   struct Shared {
@@ -35,6 +41,12 @@ inline void parallel_for(xla::ffi::ThreadPool& pool, int64_t n, const std::funct
   const int64_t helpers = std::min(pool.num_threads(), n) - 1;
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule([shared] { shared->work(); });
   shared->work();
+  // The others are at their last piece each: most of them are done before a thread could go to sleep and wake up.
+  constexpr int kSpins = 2000;  // tens of µs
+  for (int i = 0; i < kSpins; ++i) {
+    if (shared->done.load() == n) return;
+    pause_processor();
+  }
   std::unique_lock lock(shared->mutex);
   shared->finished.wait(lock, [&] { return shared->done.load() == n; });
 }

@@ -144,27 +144,33 @@ const char* cpu_kernel_refuses(const PrintCall& p) {
   return cpu_kernel_refuses(p.options, p.w, p.c.in(0).shape.dtype, p.c.out().dtype);
 }
 
-/// bf16 is widened around the call, as XLA's own code does, where its products are not faster as they are.
-Value print_cpu_kernel(const PrintCall& p) {
-  const ConvOptions& o = p.options;
-  const DType type = p.c.out().dtype;
+/// The call for the node `n`. bf16 is widened around it, as XLA's own code does, where its products are not faster as
+/// they are.
+Value call_cpu_kernel(EmitCtx& c, const Node& n, const ConvOptions& o, const char* kernel,
+                      const std::vector<Value>& bias = {}) {
+  const Shape& out = n.outputs[0];
+  const DType type = out.dtype;
   auto as = [&](DType to, const Value& v) {
-    return v.shape.dtype == to ? v : p.c.emit("stablehlo.convert", {v}, {to, v.shape.dims});
+    return v.shape.dtype == to ? v : c.emit("stablehlo.convert", {v}, {to, v.shape.dims});
   };
   Dims window = o.stride;
   for (size_t i = 0; i < o.stride.size(); ++i) window.insert(window.end(), {o.pad_low[i], o.pad_high[i]});
-  const DType taken = p.c.options().cpu_kernels.bf16_products ? type : DType::f32;
-  const bool of_weights = std::string_view(p.cpu_kernel) == kConvolutionWeightGradKernel;
-  const CustomCall call{.target = p.cpu_kernel,
-                        .results = {Shape{of_weights ? DType::f32 : taken, p.c.out().dims}},
+  const DType taken = c.options().cpu_kernels.bf16_products ? type : DType::f32;
+  const bool of_weights = std::string_view(kernel) == kConvolutionWeightGradKernel;
+  const CustomCall call{.target = kernel,
+                        .results = {Shape{of_weights ? DType::f32 : taken, out.dims}},
                         .backend_config = "window = " + mlir_array(window)};
   // Weights in f32 are rounded by the kernel.
-  const bool reads_f32 = !of_weights && taken == DType::bf16 && p.c.unrounded(1).shape.dtype == DType::f32;
-  const Value y =
-      emit_custom_call(p.c, {as(taken, p.c.in(0)), reads_f32 ? p.c.unrounded(1) : as(taken, p.c.in(1))}, call)[0];
-  if (of_weights && y.shape.dtype != type) p.c.set_unrounded(y);
+  const Value &w = c.unrounded(n.inputs[1]), x = as(taken, c.value(n.inputs[0]));
+  const bool reads_f32 = !of_weights && taken == DType::bf16 && w.shape.dtype == DType::f32;
+  std::vector<Value> operands = {x, reads_f32 ? w : as(taken, c.value(n.inputs[1]))};
+  operands.insert(operands.end(), bias.begin(), bias.end());
+  const Value y = emit_custom_call(c, operands, call)[0];
+  if (of_weights && y.shape.dtype != type) c.set_unrounded(y);
   return as(type, y);
 }
+
+Value print_cpu_kernel(const PrintCall& p) { return call_cpu_kernel(p.c, p.c.node(), p.options, p.cpu_kernel); }
 
 constexpr KernelRow<PrintCall, Value> kPrinters[] = {
     {"CPU kernel", cpu_kernel_refuses, print_cpu_kernel},
@@ -291,6 +297,15 @@ constexpr OpDef kConv = {
           return all;
         },
     .flops = [](const Node& n) { return flops_of(n.outputs[0], n.inputs[1].dims()); },
+    .emit_biased =
+        [](EmitCtx& c, const Node& n) {
+          const auto& o = n.attrs<ConvOptions>();
+          if (!c.options().calls_cpu_kernels() ||
+              cpu_kernel_refuses(o, n.inputs[1].dims(), n.inputs[0].dtype(), n.outputs[0].dtype))
+            return false;
+          c.set_out(call_cpu_kernel(c, n, o, kConvolutionKernel, {c.in(1)}));
+          return true;
+        },
 };
 
 const OpDef kConvInputGrad = {

@@ -212,6 +212,14 @@ Tensor operand_grad(const VjpCtx& c, int operand, const DotDims& d) {
   return transpose(g, permutation);
 }
 
+bool emit_biased(EmitCtx& c, const Node& n) {
+  if (cpu_kernel_refuses(c.options(), n)) return false;
+  if (as_product(n.inputs[0].dims(), n.inputs[1].dims(), n.attrs<DotDims>())->sizes[2] != c.in(1).shape.dim(0))
+    return false;
+  c.set_out(call_cpu_kernel(c, n, c.out().dtype, {c.in(1)}));
+  return true;
+}
+
 constexpr OpDef kDot = {
     .name = "dot_general",
     .infer = infer_dot,
@@ -240,12 +248,13 @@ constexpr OpDef kDot = {
           for (int64_t axis : n.attrs<DotDims>().lhs_contract) terms *= static_cast<double>(n.inputs[0].dim(axis));
           return terms * static_cast<double>(n.outputs[0].elements());
         },
+    .emit_biased = emit_biased,
     .is_dot = true,
 };
 
 // ---- a bias behind a product
 
-/// y + b over the last axis. The kernel adds it to the sums of the product that y is, if it is nothing else.
+/// y + b over the last axis. A kernel adds it to the sums of the product that y is, if it is nothing else.
 constexpr OpDef kAddBias = {
     .name = "add_bias",
     .infer =
@@ -258,13 +267,9 @@ constexpr OpDef kAddBias = {
         [](EmitCtx& c) {
           const Tensor y = c.node().inputs[0], b = c.node().inputs[1];
           const Node& product = *y.node();
-          if (product.op == &kDot && b.dtype() == DType::f32 && c.uses(y) == 1 && y.dims().back() == b.dim(0) &&
-              !cpu_kernel_refuses(c.options(), product) &&
-              as_product(product.inputs[0].dims(), product.inputs[1].dims(), product.attrs<DotDims>())->sizes[2] ==
-                  b.dim(0)) {
-            c.set_out(call_cpu_kernel(c, product, c.out().dtype, {c.in(1)}));
+          if (b.dtype() == DType::f32 && c.uses(y) == 1 && product.op->emit_biased &&
+              product.op->emit_biased(c, product))
             return;
-          }
           const Value bias =
               b.dtype() == y.dtype() ? c.in(1) : c.emit("stablehlo.convert", {c.in(1)}, {y.dtype(), b.dims()});
           c.set_out(c.emit("stablehlo.add", {c.in(0), c.broadcast(bias, y.dims(), {y.rank() - 1})}, c.out()));
