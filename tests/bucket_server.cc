@@ -202,6 +202,14 @@ std::vector<std::string> BucketServer::requests() {
   return std::exchange(requests_, {});
 }
 
+int64_t BucketServer::bytes_sent(const std::string& part) {
+  const std::lock_guard lock(mutex_);
+  int64_t bytes = 0;
+  for (const auto& [path, sent] : std::exchange(sent_, {}))
+    if (path.find(part) != path.npos) bytes += sent;
+  return bytes;
+}
+
 std::set<std::string> BucketServer::signers() {
   const std::lock_guard lock(mutex_);
   return signers_;
@@ -306,6 +314,7 @@ void BucketServer::serve(int connection) {
     Fault fault = Fault::none;
     if (a.data) {
       const std::lock_guard lock(mutex_);
+      if (r.headers.contains("range")) sent_[r.path] += std::ssize(a.body);
       if (faults_left_ > 0) --faults_left_, fault = fault_;
     }
     if (fault == Fault::drop) return;

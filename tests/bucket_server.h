@@ -51,6 +51,8 @@ class BucketServer {
   int64_t open_uploads();
   /// "GET /bucket/key", … of all requests so far, and forgets them.
   std::vector<std::string> requests();
+  /// Bytes that were sent since the last call in answers to requests for ranges of objects whose path has this part.
+  int64_t bytes_sent(const std::string& part);
   /// Values of the Authorization header so far, without repeats.
   std::set<std::string> signers();
 
@@ -110,6 +112,7 @@ class BucketServer {
   std::map<std::string, Upload> uploads_, finished_;
   int64_t uploads_begun_ = 0;
   std::vector<std::string> requests_;
+  std::map<std::string, int64_t> sent_;
   std::set<std::string> signers_;
   std::set<int> connections_;
   std::vector<std::thread> threads_;

@@ -17,6 +17,7 @@
 #include <future>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <random>
 #include <set>
 
 #include "maxdiffusion/base/error.h"
@@ -31,7 +32,6 @@
 #include "maxdiffusion/checkpoint/piece_files.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/storage/location.h"
-#include "maxdiffusion/storage/staging.h"
 
 namespace md {
 namespace {
@@ -132,21 +132,53 @@ class NewFolder {
   std::set<std::string> folders_;
 };
 
-/// What one process has written besides arrays.safetensors. Process 0 hears of it by the metadata of the piece files.
+/// Which arrays are in which files that one process has written. The others tell it to process 0.
 struct Written {
-  PieceIndex pieces;
-  std::map<std::string, std::vector<std::string>> weights;  // component → files in its folder
+  PieceIndex whole;   // in arrays.safetensors, of process 0
+  PieceIndex pieces;  // in the process's own file of pieces
+  /// In files of components, by array_of_weight.
+  PieceIndex weights;
+  FileChecksums checksums;  // of all files, for the others
 
-  std::map<std::string, std::string> metadata() const {
-    return {{"format", "pt"}, {"index", to_json(pieces)}, {"weights", nlohmann::json(weights).dump()}};
+  std::set<std::string> files() const {
+    std::set<std::string> names;
+    for (const PieceIndex* index : {&pieces, &weights})
+      for (const auto& [name, a] : *index)
+        for (const FilePiece& p : a.pieces) names.insert(p.file);
+    return names;
   }
-  static Written from(const std::map<std::string, std::string>& metadata, const std::string& file) {
-    const auto index = metadata.find("index"), weights = metadata.find("weights");
-    check(index != metadata.end() && weights != metadata.end(), Code::io, "read '{}': it does not say what it holds",
-          file);
-    return {parse_index(index->second, file), parse_json(weights->second)};
+  std::string text() const {
+    return nlohmann::json{
+        {"pieces", to_json(pieces)}, {"weights", to_json(weights)}, {"checksums", md::to_json(checksums)}}
+        .dump();
+  }
+  static Written from(const std::string& text, int64_t process) {
+    const std::string of = fmt::format("what process {} says", process);
+    const nlohmann::json j = parse_json(text);
+    return {.whole = {},
+            .pieces = parse_index(j.at("pieces"), of),
+            .weights = parse_index(j.at("weights"), of),
+            .checksums = parse_checksums(j.at("checksums"), of)};
   }
 };
+
+/// What process 0 tells the others when it has heard what they have written.
+struct Plan {
+  std::map<std::string, std::string> renames;
+  std::string token;   // of this write alone
+  bool joint = false;  // whether others than process 0 have written anything
+
+  std::string text() const { return nlohmann::json{{"renames", renames}, {"token", token}, {"joint", joint}}.dump(); }
+  static Plan from(const std::string& text) {
+    const nlohmann::json j = parse_json(text);
+    return {j.at("renames"), j.at("token"), j.at("joint")};
+  }
+};
+
+std::string new_token() {
+  std::random_device bits;
+  return fmt::format("{:08x}{:08x}{:08x}", bits(), bits(), bits());
+}
 
 /// Stem of the files that a process writes a component's weights to.
 std::string own_stem(const std::string& component, int64_t process) {
@@ -198,68 +230,112 @@ Written write_arrays(NewFolder& folder, const CheckpointContent& c, const Checkp
     }
     if (tensors.size() + none < arrays.size()) {
       for (const auto& [name, a] : arrays) add(array_of_weight(component, name), a);
-    } else if (!tensors.empty() || of.processes == 1) {
+    } else if (!tensors.empty() || of.alone()) {
       folder.prepare(component + "/weights");
-      written.weights[component] =
-          write_sharded_safetensors(folder.path() + "/" + component, own_stem(component, of.process), tensors,
-                                    of.process == 0 ? kMaxShardBytes : INT64_MAX);
+      for (const std::string& name :
+           write_sharded_safetensors(folder.path() + "/" + component, own_stem(component, of.process), tensors,
+                                     of.leads() ? kMaxShardBytes : INT64_MAX)) {
+        const std::string shard = component + "/" + name;
+        for (const auto& [tensor, a] : SafetensorsReader::open(folder.path() + "/" + shard).tensors())
+          written.weights[array_of_weight(component, tensor)] = {a.shape(), {{Slice::all(a.dims()), shard, tensor}}};
+      }
     }
   }
   for (const auto& [name, a] : c.state) {
-    if (of.process == 0 && a.complete()) {
+    if (of.leads() && a.complete()) {
       whole[name] = a.whole();
+      written.whole[name] = {a.shape, {{Slice::all(a.shape.dims), kArrays, name}}};
     } else {
       add(name, a);
     }
   }
-  if (of.process == 0) write_safetensors(folder.prepare(kArrays), whole);
-  if (of.process != 0 || !pieces.empty()) write_safetensors(folder.prepare(file), pieces, written.metadata());
+  if (of.leads()) write_safetensors(folder.prepare(kArrays), whole);
+  if (!pieces.empty()) write_safetensors(folder.prepare(file), pieces);
   return written;
 }
 
-/// Of a component that is not in diffusers' layout, the tensors that some process had whole.
-void move_to_state(NewFolder& folder, const std::string& component, const std::vector<std::string>& files,
-                   PieceIndex& pieces) {
-  for (const std::string& file : files) {
-    std::string name = component + "-" + file;
-    std::replace(name.begin(), name.end(), '/', '-');
-    const std::string to = "training_state/" + name, path = folder.prepare(to);
-    rename_durable(folder.path() + "/" + component + "/" + file, path);
-    for (const auto& [tensor, a] : SafetensorsReader::open(path).tensors())
-      merge_index(pieces, {{array_of_weight(component, tensor), {a.shape(), {{Slice::all(a.dims()), to, tensor}}}}},
-                  to);
-  }
-  fs::remove(fmt::format("{}/{}/{}.safetensors.index.json", folder.path(), component, own_stem(component, 0)));
+void rename_files(NewFolder& folder, const std::set<std::string>& files, const Plan& plan) {
+  for (const auto& [from, to] : plan.renames)
+    if (files.contains(from)) rename_durable(folder.path() + "/" + from, folder.prepare(to));
 }
 
-/// What process 0 does once the files of all processes are there: gives weights the names of one set of shards, and
-/// makes the index of what is in pieces.
-void join_arrays(NewFolder& folder, Written all, int64_t processes) {
-  for (int64_t p = 1; p < processes; ++p) {
-    const std::string file = folder.path() + "/" + piece_file(p, processes);
-    const SafetensorsReader reader = SafetensorsReader::open(file);
-    const Written one = Written::from(reader.metadata(), file);
-    merge_index(all.pieces, one.pieces, file);
-    for (const auto& [component, files] : one.weights)
-      all.weights[component].insert(all.weights[component].end(), files.begin(), files.end());
-    if (reader.tensors().empty()) fs::remove(file);
+/// Of a component's files, in the order of processes, the names that they get: those of one set of shards or, where the
+/// component is not in diffusers' layout because some of its tensors are `split`, those of files of the training state.
+std::vector<std::string> final_names(const std::string& component, const std::vector<std::string>& files, bool split) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < files.size(); ++i) {
+    std::string flat = files[i];
+    std::replace(flat.begin(), flat.end(), '/', '-');
+    names.push_back(split ? "training_state/" + flat
+                          : component + "/" + shard_name(own_stem(component, 0), i, files.size()));
   }
-  if (processes > 1) {
-    for (const auto& [component, files] : all.weights) {
-      const std::string prefix = array_of_weight(component, "");
-      const auto split = all.pieces.lower_bound(prefix);
-      if (split == all.pieces.end() || !split->first.starts_with(prefix)) {
-        join_shards(folder.path() + "/" + component, own_stem(component, 0), files);
-      } else {
-        move_to_state(folder, component, files, all.pieces);
-      }
+  return names;
+}
+
+/// What process 0 does when it knows what all have written: gives weights the names of one set of shards, makes the
+/// index of what is in pieces, and writes what says that the checkpoint is whole.
+Plan join_files(NewFolder& folder, const Written& mine, const std::vector<std::string>& told,
+                const std::string& state_json) {
+  std::vector<Written> all = {mine};
+  for (size_t p = 1; p < told.size(); ++p) all.push_back(Written::from(told[p], static_cast<int64_t>(p)));
+  Plan plan{.renames = {}, .token = new_token()};
+  PieceIndex pieces, weights;
+  std::map<std::string, std::vector<std::string>> components;  // their files, in the order of processes
+  for (size_t p = 0; p < all.size(); ++p) {
+    const std::string of = fmt::format("what process {} says", p);
+    merge_index(pieces, all[p].pieces, of);
+    merge_index(weights, all[p].weights, of);
+    for (const auto& [name, a] : all[p].weights) {
+      std::vector<std::string>& files = components[fs::path(a.pieces[0].file).parent_path()];
+      if (std::ranges::count(files, a.pieces[0].file) == 0) files.push_back(a.pieces[0].file);
+    }
+    plan.joint = plan.joint || (p > 0 && !all[p].checksums.empty());
+  }
+  check_tiled(weights, "write weights");  // no tensor is in two files
+  for (const auto& [component, files] : components) {
+    const std::string prefix = array_of_weight(component, ""),
+                      index = own_stem(component, 0) + ".safetensors.index.json";
+    const auto first = pieces.lower_bound(prefix);
+    const bool split = first != pieces.end() && first->first.starts_with(prefix);
+    const std::vector<std::string> names = final_names(component, files, split);
+    for (size_t i = 0; i < files.size(); ++i)
+      if (files[i] != names[i]) plan.renames[files[i]] = names[i];
+    std::map<std::string, std::string> shard_of;
+    int64_t bytes = 0;
+    for (auto a = weights.lower_bound(prefix); a != weights.end() && a->first.starts_with(prefix); ++a) {
+      FilePiece piece = a->second.pieces[0];
+      if (const auto renamed = plan.renames.find(piece.file); renamed != plan.renames.end())
+        piece.file = renamed->second;
+      shard_of[piece.tensor] = fs::path(piece.file).filename();
+      bytes += a->second.shape.bytes();
+      if (split) merge_index(pieces, {{a->first, {a->second.shape, {piece}}}}, piece.file);
+    }
+    if (split) {
+      fs::remove(fmt::format("{}/{}/{}", folder.path(), component, index));
+    } else if (files.size() > 1) {
+      folder.write(component + "/" + index, shard_index(shard_of, bytes));
     }
   }
-  if (all.pieces.empty()) return;
-  for (const auto& [name, a] : SafetensorsReader::open(folder.path() + "/" + kArrays).tensors())
-    merge_index(all.pieces, {{name, {a.shape(), {{Slice::all(a.dims()), kArrays, name}}}}}, kArrays);
-  check_tiled(all.pieces, fmt::format("write '{}'", kIndex));
-  folder.write(kIndex, to_json(all.pieces));
+  rename_files(folder, mine.files(), plan);
+  if (!pieces.empty()) {
+    merge_index(pieces, mine.whole, kArrays);
+    check_tiled(pieces, fmt::format("write '{}'", kIndex));
+    folder.write(kIndex, to_json(pieces));
+  }
+
+  // Files of others may be in this folder, too.
+  std::set<std::string> own = names_below(folder.path());
+  FileChecksums sums = {{kState, checksum_of_text(state_json)}};
+  for (const Written& one : all)
+    for (const auto& [name, sum] : one.checksums) {
+      const auto renamed = plan.renames.find(name);
+      sums[renamed == plan.renames.end() ? name : renamed->second] = sum;
+      own.erase(name);
+    }
+  sums.merge(checksums_of(folder.path(), own));
+  folder.write(kChecksums, to_json(sums));
+  folder.write(kState, state_json);
+  return plan;
 }
 
 /// Puts `from` in the place of `to`, which exists; afterwards `from` or its like is gone.
@@ -345,56 +421,72 @@ CheckpointContent read_training_state(const std::string& from) {
   return c;
 }
 
-void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const CheckpointContent& content,
-                      const CheckpointProcesses& processes) {
-  const bool alone = processes.processes == 1, leads = processes.process == 0;
+namespace {
+
+/// `shared`: `dir` is one folder that all processes see; otherwise each has its own.
+void write_in(const std::string& dir, int64_t step, const CheckpointContent& content, const CheckpointProcesses& of,
+              bool shared) {
+  const bool leads = of.leads();
   check(step >= 0, Code::internal, "checkpoint: step {} is negative", step);
-  check(processes.process >= 0 && processes.process < processes.processes && (alone || processes.barrier),
-        Code::internal, "checkpoint: process {} of {}{}", processes.process, processes.processes,
-        processes.barrier ? "" : ", without a barrier");
+  check(of.process >= 0 && of.process < of.processes && (of.alone() || of.gather), Code::internal,
+        "checkpoint: process {} of {}{}", of.process, of.processes, of.gather ? "" : ", without a connection");
   check(!leads || nlohmann::json::accept(content.state_json), Code::internal, "checkpoint {}: state_json is not JSON",
         step);
-  auto meet = [&] {
-    if (!alone) processes.barrier();
+  const auto gather = [&](const std::string& mine) {
+    return of.alone() ? std::vector<std::string>{mine} : of.gather(mine);
   };
-  make_folders(checkpoint_dir);
-  const std::string temporary = alone ? side_name(checkpoint_dir, "tmp", step)
-                                      : fmt::format("{}/.tmp-{}-shared", checkpoint_dir, step),
-                    target = checkpoint_folder(checkpoint_dir, step);
+  make_folders(dir);
+  const std::string temporary = of.alone() || !shared ? side_name(dir, "tmp", step)
+                                                      : fmt::format("{}/.tmp-{}-shared", dir, step),
+                    target = checkpoint_folder(dir, step);
+  const bool makes = leads || !shared;
   std::error_code ec;
+  const auto name_it = [&] {
+    if (exists(target)) {
+      replace_folder(dir, step, temporary, target);
+    } else {
+      rename_durable(temporary, target);
+    }
+  };
   try {
     std::optional<FolderLock> lock;
     NewFolder folder(temporary);
-    if (leads) {
+    if (makes) {
       fs::remove_all(temporary, ec);
       make_folders(temporary);
       lock.emplace(temporary);
     }
-    meet();  // the folder is there, and nothing of an earlier write
+    if (shared) gather("");  // the folder is there, and nothing of an earlier write
     if (leads) write_texts(folder, content);
-    Written written = write_arrays(folder, content, processes);
+    Written written = write_arrays(folder, content, of);
     if (leads && content.more) content.more(temporary);
-    if (!leads) folder.sync();
-    meet();  // all files are there
-    if (leads) {
-      join_arrays(folder, std::move(written), processes.processes);
-      folder.write(kChecksums, checksums_of(temporary, {{kState, content.state_json}}));
-      folder.write(kState, content.state_json);
-      folder.sync();
-      if (exists(target)) {
-        replace_folder(checkpoint_dir, step, temporary, target);
-      } else {
-        rename_durable(temporary, target);
-      }
-    }
-    meet();  // it has its name
+    if (!leads) written.checksums = checksums_of(temporary, written.files());
+    const std::vector<std::string> told = gather(leads ? "" : written.text());  // all files are there
+    Plan plan;
+    if (leads) plan = join_files(folder, written, told, content.state_json);
+    plan = Plan::from(gather(plan.text()).front());
+    if (!leads) rename_files(folder, written.files(), plan);
+    if (!shared && plan.joint) folder.write(kPart, part_text(plan.token, of.processes));
+    folder.sync();
+    if (!leads && !shared && plan.joint) name_it();
+    if (!leads && !shared && !plan.joint) fs::remove_all(temporary, ec);
+    gather("");  // all files have their names
+    if (leads) name_it();
+    gather("");  // so has the checkpoint
   } catch (Error& e) {
-    if (leads) fs::remove_all(temporary, ec);
+    if (makes) fs::remove_all(temporary, ec);
     throw e.note(fmt::format("while saving checkpoint {} to '{}'; earlier checkpoints are untouched", step, target));
   } catch (...) {
-    if (leads) fs::remove_all(temporary, ec);
+    if (makes) fs::remove_all(temporary, ec);
     throw;
   }
+}
+
+}  // namespace
+
+void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const CheckpointContent& content,
+                      const CheckpointProcesses& processes) {
+  write_in(checkpoint_dir, step, content, processes, true);
 }
 
 struct CheckpointWriter::Impl {
@@ -407,16 +499,21 @@ struct CheckpointWriter::Impl {
 
 CheckpointWriter::CheckpointWriter(const std::string& checkpoint_dir, int keep, CheckpointProcesses processes,
                                    std::function<void()> before_commit)
-    : impl_(std::make_unique<Impl>(Impl{staging(checkpoint_dir), keep, std::move(processes), nullptr, {}})) {
-  if (impl_->processes.process != 0) return;
+    : impl_(std::make_unique<Impl>(Impl{checkpoint_dir, keep, std::move(processes), nullptr, {}})) {
+  if (!is_remote(checkpoint_dir)) {
+    if (impl_->processes.leads()) clean_leftovers(impl_->dir);
+    return;
+  }
+  impl_->dir = own_staging(checkpoint_dir, impl_->processes);
   clean_leftovers(impl_->dir);
-  if (is_remote(checkpoint_dir))
-    impl_->uploads = std::make_unique<CheckpointUploads>(checkpoint_dir, keep, std::move(before_commit));
+  impl_->uploads =
+      std::make_unique<CheckpointUploads>(checkpoint_dir, keep, std::move(before_commit), impl_->processes);
 }
 
 CheckpointWriter::~CheckpointWriter() {
   try {
-    finish();
+    if (impl_->under_way.valid()) impl_->under_way.get();
+    if (impl_->uploads && impl_->processes.alone()) impl_->uploads->finish();
   } catch (const std::exception& e) {
     log_error("{}", e.what());
   }
@@ -427,9 +524,9 @@ void CheckpointWriter::save(int64_t step, std::function<CheckpointContent()> con
   impl_->under_way = std::async(std::launch::async, [i = impl_.get(), step, content = std::move(content)] {
     Span span("write checkpoint", step);
     if (i->uploads) i->uploads->announce(step);
-    write_checkpoint(i->dir, step, content(), i->processes);
+    write_in(i->dir, step, content(), i->processes, !i->uploads);
     if (i->uploads) return i->uploads->add(step);
-    if (i->keep <= 0 || i->processes.process != 0) return;
+    if (i->keep <= 0 || !i->processes.leads()) return;
     auto steps = list_checkpoints(i->dir);
     std::erase(steps, step);  // what was just written stays, whatever its number
     for (size_t k = 0; k + static_cast<size_t>(i->keep) <= steps.size(); ++k) remove_checkpoint(i->dir, steps[k]);

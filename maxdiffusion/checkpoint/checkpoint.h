@@ -46,13 +46,22 @@ struct CheckpointContent {
   std::string state_json;
 };
 
-/// The processes that write checkpoints together into one folder that all of them see. Process 0 should be that of the
-/// first device of the mesh, which owns the arrays that are not split.
+/// The processes that write checkpoints together: into one folder that all of them see or, where that is in a bucket,
+/// each into a folder of its machine. Process 0 should be that of the first device of the mesh, which owns the arrays
+/// that are not split. For one process the functions may be empty.
 struct CheckpointProcesses {
   int64_t process = 0, processes = 1;
-  /// Returns when all of them have called it; throws when one cannot any more. Called on the thread that writes, three
-  /// times for each checkpoint. May be empty for one process.
-  std::function<void()> barrier;
+  /// Returns when all of them have called it: in process 0 what each has given, by number; in the others what process 0
+  /// has given, alone. Throws when one of them cannot any more. Called a few times for each checkpoint, on the thread
+  /// that writes, and on that of whoever waits for it.
+  std::function<std::vector<std::string>(const std::string& mine)> gather;
+  /// Short texts by key, for buckets: a key is put once, and get gives nothing where nobody has put it yet. Thread
+  /// safe.
+  std::function<void(const std::string& key, const std::string& value)> put;
+  std::function<std::optional<std::string>(const std::string& key)> get;
+
+  bool alone() const { return processes == 1; }
+  bool leads() const { return process == 0; }
 };
 
 /// The file of a checkpoint that says that the others are there.
@@ -81,10 +90,11 @@ void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const Che
 /// thread is thrown by the next save() or finish(). `keep` > 0 removes all but the newest `keep` after a whole write.
 /// In a bucket: writes on this machine, as said above; puts from there, on another thread, which nobody waits for but
 /// finish(). What cannot be put is warned about and tried again, and an error of finish(); it stays on this machine.
+/// Of several processes each puts what it has written, and all call finish().
 class CheckpointWriter {
  public:
-  /// Removes what killed writers left, logging it, and restores a checkpoint that one was about to replace; of several
-  /// processes, process 0 does so.
+  /// Removes what killed writers left, logging it, and restores a checkpoint that one was about to replace; in a folder
+  /// of several processes, process 0 does so.
   /// `before_commit` is called, on the thread that puts, before a checkpoint counts in a bucket.
   CheckpointWriter(const std::string& checkpoint_dir, int keep, CheckpointProcesses processes = {},
                    std::function<void()> before_commit = {});

@@ -1,7 +1,8 @@
 #include "maxdiffusion/checkpoint/checkpoint_reader.h"
 
-#include <filesystem>
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/checkpoint/bucket_checkpoints.h"
@@ -9,8 +10,6 @@
 
 namespace md {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr const char* kTrainingState = "training_state";
 
@@ -23,17 +22,17 @@ Slice with_layer(const Slice& slice, int64_t layer) {
 
 }  // namespace
 
-CheckpointReader::CheckpointReader(const std::string& folder)
+CheckpointReader::CheckpointReader(const std::string& folder, FromBucket how)
     : origin_(folder),
-      folder_(local_checkpoint(folder, CheckpointPart::component, kTrainingState)),
-      state_json_(read_file(folder_ + "/" + kState)),
-      index_(folder_ + "/" + kIndex),
-      checksums_(folder_) {
-  check(nlohmann::json::accept(state_json_), Code::io, "read '{}/{}': not JSON", folder_, kState);
+      folder_(how == FromBucket::copies ? local_checkpoint(folder, CheckpointPart::component, kTrainingState) : folder),
+      checksums_(folder_),
+      state_json_(checksums_.files().text(kState)),
+      index_(checksums_.files().path_of(kIndex)) {
+  check(nlohmann::json::accept(state_json_), Code::io, "read '{}': not JSON", checksums_.files().path_of(kState));
   checksums_.verify(kTrainingState, ChecksumsOf::all_but_weights);
   checksums_.verify_sizes(kTrainingState);
-  if (exists(index_)) {
-    arrays_ = parse_index(read_file(index_), index_);
+  if (checksums_.files().size(kIndex)) {
+    arrays_ = parse_index(checksums_.files().text(kIndex), index_);
     check_tiled(arrays_, fmt::format("read '{}'", index_));
     return;
   }
@@ -42,21 +41,21 @@ CheckpointReader::CheckpointReader(const std::string& folder)
 }
 
 bool CheckpointReader::add_component(const std::string& component) {
-  local_checkpoint(origin_, CheckpointPart::component, component);
+  if (!checksums_.files().remote()) local_checkpoint(origin_, CheckpointPart::component, component);
   checksums_.verify(component, ChecksumsOf::all_but_weights);
   checksums_.verify_sizes(component);
-  const std::string prefix = array_of_weight(component, ""), path = folder_ + "/" + component;
+  const std::string prefix = array_of_weight(component, "");
   if (const auto there = arrays_.lower_bound(prefix); there != arrays_.end() && there->first.starts_with(prefix))
     return true;
-  if (!exists(path)) return false;
-  for (const auto& f : fs::directory_iterator(path))
-    if (f.path().extension() == ".safetensors") checksums_.verify_header(fs::relative(f.path(), folder_));
-  const SafetensorsReader weights = SafetensorsReader::open(path);
-  for (const auto& [name, a] : weights.tensors()) {
-    const std::string file = fs::relative(weights.file_of(name), folder_);
-    arrays_[array_of_weight(component, name)] = {a.shape(), {{Slice::all(a.dims()), file, name}}};
+  PieceIndex weights;
+  for (const std::string& name : checksums_.files().in(component)) {
+    if (!name.ends_with(".safetensors")) continue;
+    for (const auto& [tensor, a] : file(name).tensors())
+      merge_index(weights, {{prefix + tensor, {a.shape(), {{Slice::all(a.dims()), name, tensor}}}}}, name);
   }
-  return true;
+  check_tiled(weights, fmt::format("read '{}'", checksums_.files().path_of(component)));
+  arrays_.insert(weights.begin(), weights.end());
+  return !weights.empty();
 }
 
 void CheckpointReader::add_stack(const std::string& array, int64_t layers) {
@@ -89,8 +88,17 @@ const IndexedArray& CheckpointReader::find(const std::string& array) const {
 const SafetensorsReader& CheckpointReader::file(const std::string& name) {
   const auto there = files_.find(name);
   if (there != files_.end()) return there->second;
+  CheckpointFiles& files = checksums_.files();
   checksums_.verify_header(name);
-  return files_.emplace(name, SafetensorsReader::open(folder_ + "/" + name)).first->second;
+  SafetensorsReader reader = SafetensorsReader::of(files.path_of(name), files.map(name));
+  const auto is_copied = [&](const auto& tensor) {  // because its data is not aligned; others are borrowed
+    return tensor.second.data() != files.map(name).data + reader.offset_of(tensor.first);
+  };
+  if (files.remote() && std::ranges::any_of(reader.tensors(), is_copied)) {
+    checksums_.verify_bytes(name, 0, files.map(name).size);
+    reader = SafetensorsReader::of(files.path_of(name), files.map(name));
+  }
+  return files_.emplace(name, std::move(reader)).first->second;
 }
 
 CheckpointReader::Tensor CheckpointReader::tensor(const std::string& array, const Shape& shape,
@@ -107,26 +115,61 @@ CheckpointReader::Tensor CheckpointReader::tensor(const std::string& array, cons
   return {found->second.reshaped(piece.slice.size), reader.offset_of(piece.tensor)};
 }
 
+template <class F>
+void CheckpointReader::each_stretch(const std::string& array, const Slice& part, F&& take) {
+  const IndexedArray& indexed = find(array);
+  check(part.within(indexed.shape.dims), Code::internal, "'{}': {} is not a part of {}", array, to_string(part),
+        to_string(indexed.shape));
+  const auto element = static_cast<int64_t>(size_of(indexed.shape.dtype));
+  for (const FilePiece& piece : indexed.pieces) {
+    const auto both = overlap(part, piece.slice);
+    if (!both) continue;
+    const Tensor t = tensor(array, indexed.shape, piece);
+    each_run(*both, piece.slice, [&](int64_t first, int64_t count) {
+      const uint64_t begin = t.offset + static_cast<uint64_t>(first * element);
+      take(piece, t.values, begin, begin + static_cast<uint64_t>(count * element));
+    });
+  }
+}
+
+void CheckpointReader::fetch(const Parts& parts) {
+  if (!checksums_.files().remote()) return;
+  // What says how files are laid out is in their first chunks.
+  std::set<std::string> files;
+  for (const auto& [array, slices] : parts)
+    for (const FilePiece& piece : find(array).pieces)
+      if (std::ranges::any_of(slices, [&](const Slice& s) { return overlap(s, piece.slice).has_value(); }))
+        files.insert(piece.file);
+  std::vector<CheckpointFiles::Range> ranges;
+  for (const std::string& name : files)
+    if (!files_.contains(name) && checksums_.files().size(name)) ranges.push_back({name, 0, 1});
+  checksums_.fetch(ranges);
+  ranges.clear();
+  const uint64_t chunk = checksums_.chunk_bytes();
+  for (const auto& [array, slices] : parts)
+    for (const Slice& slice : slices)
+      each_stretch(array, slice, [&](const FilePiece& piece, const HostArray&, uint64_t begin, uint64_t end) {
+        // Stretches are many and short; those of a chunk, or of the next, are one range.
+        const bool goes_on = !ranges.empty() && ranges.back().name == piece.file && begin >= ranges.back().begin &&
+                             begin / chunk <= (ranges.back().end - 1) / chunk + 1;
+        if (goes_on)
+          ranges.back().end = std::max(ranges.back().end, end);
+        else
+          ranges.push_back({piece.file, begin, end});
+      });
+  checksums_.fetch(ranges);
+}
+
 ArrayPieces CheckpointReader::read(const std::string& array, const std::vector<Slice>& slices) {
   const IndexedArray& indexed = find(array);
-  const auto element = static_cast<int64_t>(size_of(indexed.shape.dtype));
+  if (checksums_.files().remote()) fetch({{array, slices}});
   ArrayPieces out{indexed.shape, {}}, here{indexed.shape, {}};
-  std::vector<bool> opened(indexed.pieces.size());
+  std::set<const FilePiece*> opened;
   for (const Slice& slice : slices) {
-    check(slice.within(indexed.shape.dims), Code::internal, "'{}': {} is not a part of {}", array, to_string(slice),
-          to_string(indexed.shape));
-    for (size_t i = 0; i < indexed.pieces.size(); ++i) {
-      const FilePiece& piece = indexed.pieces[i];
-      const auto both = overlap(slice, piece.slice);
-      if (!both) continue;
-      const Tensor t = tensor(array, indexed.shape, piece);
-      if (!opened[i]) here.pieces.push_back({piece.slice, t.values});
-      opened[i] = true;
-      each_run(*both, piece.slice, [&](int64_t first, int64_t count) {
-        const uint64_t begin = t.offset + static_cast<uint64_t>(first * element);
-        checksums_.verify_bytes(piece.file, begin, begin + static_cast<uint64_t>(count * element));
-      });
-    }
+    each_stretch(array, slice, [&](const FilePiece& piece, const HostArray& values, uint64_t begin, uint64_t end) {
+      if (opened.insert(&piece).second) here.pieces.push_back({piece.slice, values});
+      checksums_.verify_bytes(piece.file, begin, end);
+    });
     out.pieces.push_back({slice, here.read(slice)});
   }
   return out;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "maxdiffusion/checkpoint/checksums.h"
@@ -13,14 +14,18 @@
 
 namespace md {
 
+/// How a checkpoint in a bucket is read: files are copied to this machine first, and are found here the next time; or
+/// what is asked for is fetched into memory.
+enum class FromBucket { copies, ranges };
+
 /// Every byte is compared with the checkpoint's checksums before it is given to anybody. Errors are io and name the
 /// file that is missing, damaged or not what the index says. Not thread safe.
 class CheckpointReader {
  public:
-  /// Opens the training state in the folder of a checkpoint, which may be in a bucket: its files come here first.
-  explicit CheckpointReader(const std::string& folder);
+  /// Opens the training state in the folder of a checkpoint, which may be in a bucket.
+  explicit CheckpointReader(const std::string& folder, FromBucket how = FromBucket::copies);
 
-  /// On this machine.
+  /// On this machine; of ranges, in the bucket.
   const std::string& folder() const { return folder_; }
   const std::string& state_json() const { return state_json_; }
   const PieceIndex& arrays() const { return arrays_; }
@@ -34,6 +39,9 @@ class CheckpointReader {
   /// them.
   void add_stack(const std::string& array, int64_t layers);
 
+  /// Parts of arrays that read() will be asked for. Of ranges in a bucket they come now, with many requests at a time.
+  using Parts = std::vector<std::pair<std::string, std::vector<Slice>>>;
+  void fetch(const Parts& parts);
   /// These parts of an array, borrowed from the file where that is possible.
   ArrayPieces read(const std::string& array, const std::vector<Slice>& slices);
   ArrayPieces read(const std::string& array) { return read(array, {Slice::all(shape(array).dims)}); }
@@ -50,9 +58,13 @@ class CheckpointReader {
   const IndexedArray& find(const std::string& array) const;
   const SafetensorsReader& file(const std::string& name);
   Tensor tensor(const std::string& array, const Shape& shape, const FilePiece& piece);
+  /// Calls take(piece, its tensor, begin, end) for each stretch of bytes of the piece's file that a part lies in.
+  template <class F>
+  void each_stretch(const std::string& array, const Slice& part, F&& take);
 
-  std::string origin_, folder_, state_json_, index_;
+  std::string origin_, folder_;
   Checksums checksums_;
+  std::string state_json_, index_;
   PieceIndex arrays_;
   std::map<std::string, SafetensorsReader> files_;
 };

@@ -9,34 +9,50 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/checkpoint/checkpoint_files.h"
 
 namespace md {
 
 inline constexpr const char* kChecksums = "training_state/checksums.json";
 inline constexpr uint64_t kChunkBytes = uint64_t{1} << 20;
 
-/// The text of checksums.json for all files below `folder`, and for `more`: texts by relative path that are about to be
-/// written. A file that this process has hashed before (a link of it in an earlier checkpoint) is not read again.
-std::string checksums_of(const std::string& folder, const std::map<std::string, std::string>& more,
-                         uint64_t chunk_bytes = kChunkBytes);
+struct FileChecksum {
+  uint64_t bytes = 0;
+  std::string hash;
+  std::vector<std::string> chunks;  // of arrays
+};
+/// By path relative to the checkpoint's folder.
+using FileChecksums = std::map<std::string, FileChecksum>;
+
+/// Relative paths of all files below `folder`.
+std::set<std::string> names_below(const std::string& folder);
+/// Of these files of a folder. One that this process has hashed before (a link of it in an earlier checkpoint) is not
+/// read again.
+FileChecksums checksums_of(const std::string& folder, const std::set<std::string>& names,
+                           uint64_t chunk_bytes = kChunkBytes);
+FileChecksum checksum_of_text(const std::string& text);
+/// The text of checksums.json.
+std::string to_json(const FileChecksums& files, uint64_t chunk_bytes = kChunkBytes);
+/// Throws io naming `file`, from which the text is, and the entry that is damaged.
+FileChecksums parse_checksums(const std::string& text, const std::string& file, uint64_t* chunk_bytes = nullptr);
 
 enum class ChecksumsOf { all, all_but_weights };
 
-/// The list of one checkpoint. Older checkpoints, and folders that are none, have none: nothing is compared then.
-/// Errors are io and name the file of the checkpoint. Not thread safe.
+/// The files of one checkpoint, and what its list says of them. Older checkpoints, and folders that are none, have no
+/// list: nothing is compared then. Errors are io and name the file of the checkpoint. Not thread safe.
 class Checksums {
  public:
-  /// Throws where the list itself is damaged.
+  /// `folder`: of this machine or in a bucket, of which only what is compared is fetched. Throws where the list itself
+  /// is damaged.
   explicit Checksums(const std::string& folder);
   ~Checksums();
   /// Throws for the first file at or below the relative path `part` (empty: any) that is missing, or whose bytes are
   /// not those that were written.
-  void verify(const std::string& part = "", ChecksumsOf which = ChecksumsOf::all) const;
+  void verify(const std::string& part = "", ChecksumsOf which = ChecksumsOf::all);
   /// Likewise for its size alone.
   void verify_sizes(const std::string& part) const;
   /// Compares the chunks of one file that hold its bytes [begin, end), each once; where the list has no chunks, the
@@ -44,25 +60,23 @@ class Checksums {
   void verify_bytes(const std::string& name, uint64_t begin, uint64_t end);
   /// That of what says how a .safetensors file is laid out.
   void verify_header(const std::string& name);
-  /// What verify_bytes has read: whole chunks; without a list, the bytes that it was asked for.
-  uint64_t bytes_read() const { return bytes_read_; }
+  /// Brings what will be verified, of a bucket: many ranges at once.
+  void fetch(const std::vector<CheckpointFiles::Range>& ranges) { files_.fetch(ranges, chunk_bytes_); }
+  /// What verify_bytes has read: whole chunks; without a list, the bytes that it was asked for. Of a bucket, what was
+  /// fetched of arrays.
+  uint64_t bytes_read() const { return files_.remote() ? files_.bytes_fetched() : bytes_read_; }
+  CheckpointFiles& files() { return files_; }
+  uint64_t chunk_bytes() const { return chunk_bytes_; }
 
  private:
-  struct File {
-    uint64_t bytes = 0;
-    std::string hash;
-    std::vector<std::string> chunks;
-    MappedFile map;            // when first needed
-    std::vector<bool> passed;  // chunks
-  };
-  [[noreturn]] void refuse(const std::string& path, const std::string& found, const std::string& expected) const;
-  void verify_size(const std::string& name, const File& file) const;
-  void verify_file(const std::string& name, const File& file) const;
-  std::string path_of(const std::string& name) const { return folder_ + "/" + name; }
+  [[noreturn]] void refuse(const std::string& name, const std::string& found, const std::string& expected) const;
+  void verify_size(const std::string& name, const FileChecksum& said) const;
+  void verify_file(const std::string& name, const FileChecksum& said);
 
-  std::string folder_, list_;
+  CheckpointFiles files_;
   uint64_t chunk_bytes_ = kChunkBytes, bytes_read_ = 0;
-  std::map<std::string, File> files_;
+  FileChecksums said_;
+  std::map<std::string, std::vector<bool>> passed_;  // chunks
 };
 
 /// Checksums::verify.

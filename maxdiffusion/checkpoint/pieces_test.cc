@@ -211,13 +211,13 @@ TEST(CheckpointOfProcesses, IsNotThereWhenAProcessIsLost) {
         as_processes(
             4, [&](const CheckpointProcesses& of) { write_checkpoint(t.path(), 1, content_of(of.process, 4, 1), of); }),
         kNoErrors4);
-    for (int before : {1, 2}) {  // the barrier
+    for (int before : {1, 2, 3, 4}) {  // the meeting
       const auto errors = as_processes(4, [&](CheckpointProcesses of) {
         int met = 0;
-        auto barrier = of.barrier;
-        of.barrier = [&] {
+        auto gather = of.gather;
+        of.gather = [&](const std::string& mine) {
           if (of.process == lost && ++met == before) fail(Code::internal, "lost");
-          barrier();
+          return gather(mine);
         };
         write_checkpoint(t.path(), 2, content_of(of.process, 4, 2), of);
       });
@@ -229,7 +229,7 @@ TEST(CheckpointOfProcesses, IsNotThereWhenAProcessIsLost) {
             << e;
       EXPECT_EQ(list_checkpoints(t.path()), std::vector<int64_t>{1});
       expect_arrays(t.path(), 1, 1);
-      CheckpointWriter next(t.path(), 0, {0, 4, [] {}});
+      CheckpointWriter next(t.path(), 0, {.process = 0, .processes = 4, .gather = {}, .put = {}, .get = {}});
       EXPECT_EQ(names_in(t.path()), std::set<std::string>{"1"});
     }
   }
@@ -242,7 +242,7 @@ TEST(CheckpointOfProcesses, WithHolesOrPiecesHeldTwiceIsRefused) {
       CheckpointContent c = content_of(of.process, n, 1);
       change(of.process, c);
       CheckpointProcesses quiet = of;
-      if (n == 1) quiet.barrier = nullptr;
+      if (n == 1) quiet.gather = nullptr;
       write_checkpoint(t.path(), 1, c, quiet);
     });
     EXPECT_TRUE(names_in(t.path()).empty());

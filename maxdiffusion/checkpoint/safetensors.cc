@@ -114,14 +114,15 @@ void check_layout(const std::string& file, std::vector<Entry>& entries, uint64_t
     refuse(file, fmt::format("{} bytes follow the last tensor, which ends at byte {}", data_bytes - at, at));
 }
 
-struct OneFile {
+}  // namespace
+
+struct SafetensorsReader::OneFile {
   HostArrays tensors;
   std::map<std::string, std::string> metadata;
   std::map<std::string, uint64_t> offsets;
 };
 
-OneFile read_one(const std::string& file) {
-  MappedFile m = map_file(file);
+SafetensorsReader::OneFile SafetensorsReader::read_one(const std::string& file, const MappedFile& m) {
   if (m.size < kLengthBytes) refuse(file, fmt::format("truncated: {} bytes hold no header length", m.size));
   uint64_t header = 0;
   std::memcpy(&header, m.data, kLengthBytes);
@@ -161,6 +162,8 @@ OneFile read_one(const std::string& file) {
   }
   return out;
 }
+
+namespace {
 
 std::map<std::string, std::string> read_weight_map(const std::string& file) {
   std::string text = read_file(file);
@@ -289,21 +292,14 @@ SafetensorsReader SafetensorsReader::open(const std::string& path) {
   if (is_pickled(file) && exists(file))
     throw Error(Code::io, fmt::format("read '{}': a pickled file; only safetensors are read", file))
         .note(conversion_of(file));
-  if (!ends_with(file, ".json")) {
-    OneFile one = read_one(file);
-    for (const auto& [name, array] : one.tensors) r.files_[name] = file;
-    r.tensors_ = std::move(one.tensors);
-    r.metadata_ = std::move(one.metadata);
-    r.offsets_ = std::move(one.offsets);
-    return r;
-  }
+  if (!ends_with(file, ".json")) return of(file, map_file(file));
   std::map<std::string, OneFile> shards;
   for (const auto& [name, shard] : read_weight_map(file)) {
     const std::string shard_path = fs::path(file).parent_path() / shard;
     auto it = shards.find(shard);
     if (it == shards.end()) {
       if (!exists(shard_path)) refuse(file, fmt::format("the index names shard '{}', which is missing", shard));
-      it = shards.emplace(shard, read_one(shard_path)).first;
+      it = shards.emplace(shard, read_one(shard_path, map_file(shard_path))).first;
       r.metadata_.insert(it->second.metadata.begin(), it->second.metadata.end());
     }
     auto tensor = it->second.tensors.find(name);
@@ -317,6 +313,16 @@ SafetensorsReader SafetensorsReader::open(const std::string& path) {
     for (const auto& [name, array] : one.tensors)
       if (!r.tensors_.contains(name))
         refuse(file, fmt::format("shard '{}' holds '{}', which the index does not name", shard, name));
+  return r;
+}
+
+SafetensorsReader SafetensorsReader::of(const std::string& name, const MappedFile& file) {
+  OneFile one = read_one(name, file);
+  SafetensorsReader r;
+  for (const auto& [tensor, array] : one.tensors) r.files_[tensor] = name;
+  r.tensors_ = std::move(one.tensors);
+  r.metadata_ = std::move(one.metadata);
+  r.offsets_ = std::move(one.offsets);
   return r;
 }
 

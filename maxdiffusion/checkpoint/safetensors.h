@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array.h"
 
 namespace md {
@@ -21,6 +22,8 @@ class SafetensorsReader {
   /// naming file, tensor and offset for truncated, overlapping or lying headers, and saying how to convert a pickled
   /// file.
   static SafetensorsReader open(const std::string& path);
+  /// Of a file in memory, whose header is there: `name` is for messages.
+  static SafetensorsReader of(const std::string& name, const MappedFile& file);
   const HostArrays& tensors() const& { return tensors_; }
   /// By value, so that a loop over open(…).tensors() holds what it walks.
   HostArrays tensors() && { return std::move(tensors_); }
@@ -31,6 +34,8 @@ class SafetensorsReader {
   uint64_t offset_of(const std::string& tensor) const;
 
  private:
+  struct OneFile;
+  static OneFile read_one(const std::string& file, const MappedFile& m);
   HostArrays tensors_;
   std::map<std::string, std::string> metadata_, files_;
   std::map<std::string, uint64_t> offsets_;
@@ -69,8 +74,9 @@ inline std::vector<std::string> write_sharded_safetensors(const std::string& fol
                                                           int64_t max_shard_bytes = kMaxShardBytes) {
   return write_sharded_safetensors(folder, stem, to_write(tensors), max_shard_bytes);
 }
-/// Names files of `folder` as one write of all their tensors would have: `stem.safetensors`, or shards with an index.
-/// No tensor may be in two of them.
-void join_shards(const std::string& folder, const std::string& stem, const std::vector<std::string>& files);
+/// "stem.safetensors", or the name of the shard `i` (from 0) of several.
+std::string shard_name(const std::string& stem, size_t i, size_t shards);
+/// The text of the index of shards: by tensor, its shard. `bytes`: of all tensors.
+std::string shard_index(const std::map<std::string, std::string>& shard_of, int64_t bytes);
 
 }  // namespace md

@@ -67,27 +67,6 @@ void write_plain(const std::string& path, const ArraysToWrite& tensors,
   w.close();
 }
 
-std::string shard_name(const std::string& stem, size_t i, size_t shards) {
-  return shards == 1 ? stem + ".safetensors" : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, shards);
-}
-
-/// Returns its name.
-std::string write_index(const std::string& folder, const std::string& stem, const std::vector<std::string>& names,
-                        const std::vector<ArraysToWrite>& shards) {
-  std::map<std::string, std::string> weight_map;
-  size_t total = 0;
-  for (size_t i = 0; i < shards.size(); ++i)
-    for (const auto& [tensor, array] : shards[i]) {
-      total += static_cast<size_t>(array.shape.bytes());
-      check(weight_map.emplace(tensor, names[i]).second, Code::io, "write '{}/{}': '{}' is in two shards", folder,
-            names[i], tensor);
-    }
-  std::string name = stem + ".safetensors.index.json";
-  const Json j = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
-  write_file_atomic(fs::path(folder) / name, j.dump(2) + "\n");
-  return name;
-}
-
 /// Files of an earlier write of the same stem that the new one does not name.
 void remove_stale(const std::string& folder, const std::string& stem, const std::set<std::string>& current) {
   std::error_code ec;
@@ -104,6 +83,15 @@ void remove_stale(const std::string& folder, const std::string& stem, const std:
 }
 
 }  // namespace
+
+std::string shard_name(const std::string& stem, size_t i, size_t shards) {
+  return shards == 1 ? stem + ".safetensors" : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, shards);
+}
+
+std::string shard_index(const std::map<std::string, std::string>& shard_of, int64_t bytes) {
+  const Json j = {{"metadata", {{"total_size", bytes}}}, {"weight_map", shard_of}};
+  return j.dump(2) + "\n";
+}
 
 ArraysToWrite to_write(const HostArrays& arrays) {
   ArraysToWrite out;
@@ -143,21 +131,16 @@ std::vector<std::string> write_sharded_safetensors(const std::string& folder, co
     write_safetensors(fs::path(folder) / names.back(), shards[i]);
   }
   std::set<std::string> written(names.begin(), names.end());
-  if (shards.size() > 1) written.insert(write_index(folder, stem, names, shards));
+  if (shards.size() > 1) {
+    std::map<std::string, std::string> shard_of;
+    int64_t bytes = 0;
+    for (size_t i = 0; i < shards.size(); ++i)
+      for (const auto& [tensor, array] : shards[i]) shard_of[tensor] = names[i], bytes += array.shape.bytes();
+    written.insert(stem + ".safetensors.index.json");
+    write_file_atomic(fs::path(folder) / (stem + ".safetensors.index.json"), shard_index(shard_of, bytes));
+  }
   remove_stale(folder, stem, written);
   return names;
-}
-
-void join_shards(const std::string& folder, const std::string& stem, const std::vector<std::string>& files) {
-  std::vector<std::string> names;
-  std::vector<ArraysToWrite> shards;
-  for (size_t i = 0; i < files.size(); ++i) {
-    names.push_back(shard_name(stem, i, files.size()));
-    const std::string to = fs::path(folder) / names.back();
-    if (files[i] != names.back()) rename_durable(fs::path(folder) / files[i], to);
-    shards.push_back(to_write(SafetensorsReader::open(to).tensors()));
-  }
-  if (shards.size() > 1) write_index(folder, stem, names, shards);
 }
 
 }  // namespace md

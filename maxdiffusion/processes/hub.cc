@@ -19,6 +19,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -206,6 +207,7 @@ struct Hub::Impl {
   bool ending = false;
   std::map<std::string, std::map<int64_t, std::deque<std::string>>> given;  // process 0: topic, rank
   std::map<std::string, std::deque<std::vector<std::string>>> gathered;     // by topic
+  std::set<std::string> to_leader;                                          // process 0: topics
   std::map<std::string, std::string> values;                                // process 0: by key
   std::map<std::string, std::vector<std::string>> answers;                  // by number of the question
   int64_t questions = 0;
@@ -445,7 +447,7 @@ void Hub::Impl::complete(const std::string& topic) {
     all.push_back(std::move(queue.front()));
     queue.pop_front();
   }
-  const std::string answer = framed(Kind::all, joined(all));
+  const std::string answer = framed(Kind::all, to_leader.contains(topic) ? joined({all[0], all[1]}) : joined(all));
   for (auto& [rank, peer] : peers)
     if (peer.socket) peer.socket.send(answer);  // where it fails, reading will, too
   all.erase(all.begin());
@@ -467,10 +469,11 @@ void Hub::Impl::give_up(const std::string& why, int64_t because) {
   if (o.lost) o.lost(why);
 }
 
-std::vector<std::string> Hub::gather(const std::string& topic, const std::string& mine) {
+std::vector<std::string> Hub::gather(const std::string& topic, const std::string& mine, bool leader_alone) {
   Impl& h = *impl_;
   std::unique_lock lock(h.mutex);
   if (h.o.rank == 0) {
+    if (leader_alone) h.to_leader.insert(topic);
     h.given[topic][0].push_back(mine);
     h.complete(topic);
   } else if (h.peers.at(0).socket) {

@@ -28,6 +28,7 @@ class Alone final : public Processes {
   int64_t rank() const override { return 0; }
   int64_t count() const override { return 1; }
   std::vector<std::string> gather(const std::string&, const std::string& mine) override { return {mine}; }
+  std::vector<std::string> gather_at_leader(const std::string&, const std::string& mine) override { return {mine}; }
   void put(const std::string& key, const std::string& value) override {
     const std::lock_guard lock(mutex_);
     values_[key] = value;
@@ -86,6 +87,9 @@ class Joined final : public Processes {
   int64_t count() const override { return launch_.count; }
   std::vector<std::string> gather(const std::string& topic, const std::string& mine) override {
     return hub_->gather(topic, mine);
+  }
+  std::vector<std::string> gather_at_leader(const std::string& topic, const std::string& mine) override {
+    return hub_->gather(topic, mine, true);
   }
   void put(const std::string& key, const std::string& value) override { hub_->put(key, value); }
   std::optional<std::string> get(const std::string& key) override { return hub_->get(key); }

@@ -26,6 +26,8 @@ class Processes {
   /// What every process gives, by rank; returns when all have called it with this topic. The calls of a topic belong to
   /// each other in their order. Throws device where a process is lost.
   virtual std::vector<std::string> gather(const std::string& topic, const std::string& mine) = 0;
+  /// The same, of which the others hear what the leader gives alone.
+  virtual std::vector<std::string> gather_at_leader(const std::string& topic, const std::string& mine) = 0;
   void barrier(const std::string& topic) { gather(topic, ""); }
   /// The leader's text.
   std::string from_leader(const std::string& topic, const std::string& mine) { return gather(topic, mine).front(); }

@@ -122,6 +122,7 @@ Claim::Claim(const std::string& folder, const std::string& who) : impl_(std::mak
       std::make_unique<Repeater>(fmt::format("'{}' is held by this run", shown(folder)), kPeriod, [impl = impl_.get()] {
         impl->check_own(find_file(impl->file).has_value());
         impl->sign();
+        return false;
       });
 }
 

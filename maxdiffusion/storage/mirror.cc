@@ -84,8 +84,11 @@ struct Mirror::Impl {
 Mirror::Mirror(std::vector<Pair> pairs, std::set<std::string> left_out) : impl_(std::make_unique<Impl>()) {
   for (Pair& p : pairs) impl_->places.push_back({std::move(p), {}});
   impl_->left_out = std::move(left_out);
-  impl_->repeater = std::make_unique<Repeater>("files for a bucket wait on this machine", kPeriod,
-                                               [impl = impl_.get()] { impl->carry_over(); });
+  impl_->repeater =
+      std::make_unique<Repeater>("files for a bucket wait on this machine", kPeriod, [impl = impl_.get()] {
+        impl->carry_over();
+        return false;
+      });
 }
 
 Mirror::~Mirror() {

@@ -13,24 +13,25 @@ namespace md {
 struct Repeater::Impl {
   std::string title;
   std::chrono::milliseconds period;
-  std::function<void()> act;
+  std::function<bool()> act;
   std::mutex acting, mutex;
   std::condition_variable changed;
-  bool poked = false, stopping = false;
+  bool poked = false, stopping = false, soon = false;
   std::string told;
   std::thread thread;
 
   void loop() {
     std::unique_lock lock(mutex);
     for (;;) {
-      changed.wait_for(lock, period, [this] { return poked || stopping; });
+      changed.wait_for(lock, soon ? kSoon : period, [this] { return poked || stopping; });
       if (stopping) return;
       poked = false;
       lock.unlock();
       std::string trouble;
+      soon = false;
       try {
         const std::lock_guard one(acting);
-        act();
+        soon = act();
       } catch (const std::exception& e) {
         trouble = e.what();
       }
@@ -41,7 +42,7 @@ struct Repeater::Impl {
   }
 };
 
-Repeater::Repeater(std::string title, std::chrono::milliseconds period, std::function<void()> act)
+Repeater::Repeater(std::string title, std::chrono::milliseconds period, std::function<bool()> act)
     : impl_(std::make_unique<Impl>()) {
   impl_->title = std::move(title);
   impl_->period = period;
@@ -69,6 +70,11 @@ void Repeater::poke() {
 void Repeater::now() {
   const std::lock_guard one(impl_->acting);
   impl_->act();
+}
+
+void Repeater::between(const std::function<void()>& other) {
+  const std::lock_guard one(impl_->acting);
+  other();
 }
 
 }  // namespace md

@@ -11,14 +11,18 @@ namespace md {
 /// Thread safe.
 class Repeater {
  public:
-  /// Calls `act` on a thread of its own, after every poke() and every `period`, never twice at a time. What it throws
-  /// is a warning that begins with `title`, unless the call before ended with the same words.
-  Repeater(std::string title, std::chrono::milliseconds period, std::function<void()> act);
+  /// Calls `act` on a thread of its own, after every poke() and every `period`, never twice at a time, and again after
+  /// kSoon where it returns true. What it throws is a warning that begins with `title`, unless the call before ended
+  /// with the same words.
+  static constexpr std::chrono::milliseconds kSoon{100};
+  Repeater(std::string title, std::chrono::milliseconds period, std::function<bool()> act);
   /// Waits for a call that is under way.
   ~Repeater();
   void poke();
   /// Calls `act` on this thread, when a call that is under way has ended; what it throws comes out.
   void now();
+  /// Calls something else on this thread, while no call is under way.
+  void between(const std::function<void()>& other);
 
  private:
   struct Impl;

@@ -131,6 +131,12 @@ std::string get_text(const std::string& location) {
   return std::string(file->read(0, file->size()).bytes);
 }
 
+Blob get_range(const InputFile& file, int64_t offset, int64_t size) {
+  Blob bytes;
+  patiently([&] { bytes = file.read(offset, size); });
+  return bytes;
+}
+
 void get_file(const FoundFile& found, const std::string& path) {
   const auto file = open_input(found);
   make_folders(folder_of(path));
@@ -138,8 +144,7 @@ void get_file(const FoundFile& found, const std::string& path) {
   try {
     FileWriter w(temporary);
     for (int64_t at = 0; at < file->size(); at += kChunk) {
-      Blob chunk;
-      patiently([&] { chunk = file->read(at, std::min(kChunk, file->size() - at)); });
+      const Blob chunk = get_range(*file, at, std::min(kChunk, file->size() - at));
       w.write(chunk.bytes.data(), chunk.bytes.size());
     }
     w.close();

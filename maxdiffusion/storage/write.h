@@ -24,6 +24,8 @@ void put_file(const std::string& file, const std::string& location);
 void put_file_like(const std::string& same, const std::string& file, const std::string& location);
 /// The text of a file.
 std::string get_text(const std::string& location);
+/// The bytes [offset, offset + size) of a file.
+Blob get_range(const InputFile& file, int64_t offset, int64_t size);
 /// Replaces the file `path` of this machine by a copy of `found`.
 void get_file(const FoundFile& found, const std::string& path);
 /// The file, where there is one.

@@ -87,7 +87,8 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   StepPrograms programs(devices, tasks, o.step, o.title);
   const StateSource from{.checkpoint_dir = o.checkpoint_dir(),
                          .seed = o.seed,
-                         .single_replica = o.keys.enable_single_replica_ckpt_restoring};
+                         .single_replica = o.keys.enable_single_replica_ckpt_restoring,
+                         .before_commit = o.before_commit};
   auto start = std::async(std::launch::async, open_state(devices, programs, o.step, from, o.initial));
   programs.compile(o.compile, o.keys.log_sharding);
   uint64_t bytes_read = 0;

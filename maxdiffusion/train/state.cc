@@ -14,6 +14,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/version.h"
+#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checkpoint_reader.h"
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/families/model_weights.h"
@@ -96,17 +97,23 @@ class StateReader {
 
   /// The arrays of the training state. Averages are left out where this run keeps none.
   NamedPieces arrays(bool averages) {
-    NamedPieces values;
+    CheckpointReader::Parts parts;
     for (const auto& [name, array] : from_.arrays()) {
       if (name.starts_with(state_prefix::kAverage) && !averages) continue;
       const Param* p = owner_of(params_, name);
-      if (p || array.shape.rank() == 0) values[name] = p ? read(name, *p) : from_.read(name);
+      if (p) add(parts, name, *p);
+      if (!p && array.shape.rank() == 0) parts.emplace_back(name, std::vector<Slice>{Slice::all({})});
     }
+    from_.fetch(parts);
+    NamedPieces values;
+    for (const auto& [name, slices] : parts) values[name] = from_.read(name, slices);
     return values;
   }
 
   /// Parameters that the arrays do not hold: they are in the models' own files, unless those hold their averages.
   void add_weights(NamedPieces& values) {
+    CheckpointReader::Parts parts;
+    std::vector<std::string> inputs;
     for (const std::string& component : whole_components(params_))
       for (const Param& p : params_.params()) {
         if (p.model != component || values.contains(p.input) || values.contains(state_prefix::kMaster + p.input) ||
@@ -117,17 +124,20 @@ class StateReader {
                 component);
         const std::string name = array_of_weight(component, p.path);
         if (p.stacked > 0) from_.add_stack(name, p.stacked);
-        values[p.input] = read(name, p);
+        add(parts, name, p);
+        inputs.push_back(p.input);
       }
+    from_.fetch(parts);
+    for (size_t i = 0; i < parts.size(); ++i) values[inputs[i]] = from_.read(parts[i].first, parts[i].second);
   }
 
  private:
-  ArrayPieces read(const std::string& name, const Param& p) {
+  void add(CheckpointReader::Parts& parts, const std::string& name, const Param& p) const {
     const Shape& found = from_.shape(name);
     check(found.dims == p.shape.dims, Code::invalid_config,
           "checkpoint {}: '{}' is {}, and this run's model has {} there; choose another run_name", from_.folder(), name,
           to_string(found), to_string(p.shape));
-    return from_.read(name, local_slices(devices_, p.axes, p.shape.dims));
+    parts.emplace_back(name, local_slices(devices_, p.axes, p.shape.dims));
   }
 
   const Devices& devices_;
@@ -140,7 +150,8 @@ class StateReader {
 HostState read_state(const Devices& devices, const ParamTable& params, const StateSource& from, int64_t at,
                      const StepOptions& step) {
   const std::string folder = checkpoint_folder(from.checkpoint_dir, at);
-  CheckpointReader reader(folder);
+  // Of several processes none has a use for files that only others read.
+  CheckpointReader reader(folder, processes().alone() ? FromBucket::copies : FromBucket::ranges);
   const StateInfo info = parse_state_info(reader.state_json(), below(folder, kState), at);
   StateReader read(devices, params, reader);
   NamedPieces values = read.arrays(step.ema_decay > 0);
@@ -224,7 +235,11 @@ void check_replicas(const NamedPieces& state, int64_t step) {
 CheckpointProcesses writers() {
   Processes& all = processes();
   if (all.alone()) return {};
-  return {all.rank(), all.count(), [&all] { all.barrier("checkpoint"); }};
+  return {.process = all.rank(),
+          .processes = all.count(),
+          .gather = [&all](const std::string& mine) { return all.gather_at_leader("checkpoint", mine); },
+          .put = [&all](const std::string& key, const std::string& value) { all.put(key, value); },
+          .get = [&all](const std::string& key) { return all.get(key); }};
 }
 
 /// The state of the newest checkpoint that no process finds damaged. Those after it are set aside. `by_leader`: it
@@ -244,16 +259,10 @@ HostState newest_restored(const std::vector<int64_t>& saved, const std::string& 
         fault = e;
       }
     };
+    if (all.leads() || !by_leader) attempt();
     // What another process has found, where this one has found nothing.
-    const auto agree = [&] {
-      for (const std::string& found : all.gather(fmt::format("restored {}", *at), fault ? fault->what() : ""))
-        if (!found.empty() && !fault) fault = Error(Code::io, found);
-    };
-    const bool in_turns = is_remote(checkpoint_dir) && !by_leader;  // the leader fetches for all of a machine
-    if (all.leads() || (!in_turns && !by_leader)) attempt();
-    if (in_turns) agree();
-    if (in_turns && !all.leads() && !fault) attempt();
-    agree();
+    for (const std::string& found : all.gather(fmt::format("restored {}", *at), fault ? fault->what() : ""))
+      if (!found.empty() && !fault) fault = Error(Code::io, found);
     if (fault) {
       faults.push_back(*fault);
       continue;
@@ -316,8 +325,10 @@ Array* TrainState::saved_value(const std::string& input) {
 
 std::function<HostState()> open_state(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
                                       const StateSource& from, const InitialValues& initial) {
-  // One process looks, and sets aside what is damaged.
   Processes& all = processes();
+  if (is_remote(from.checkpoint_dir) && !all.alone())
+    put_what_waits(from.checkpoint_dir, writers(), from.before_commit);
+  // One process looks, and sets aside what is damaged.
   const json found = all.leads() ? json(checkpoint_folders(from.checkpoint_dir)) : json();
   const auto saved = parse_json(all.from_leader("checkpoints", found.dump())).get<std::vector<int64_t>>();
   const ParamTable& params = programs.params();

@@ -38,6 +38,7 @@ struct StateSource {
   std::string checkpoint_dir;
   uint64_t seed = 0;
   bool single_replica = false;  // of replicas (Devices::replicas) one reads, and gives the others what it has read
+  std::function<void()> before_commit;  // see CheckpointWriter; for what an earlier run has left waiting
 };
 /// The state in the newest checkpoint that all processes can read, whose moments are zeros where it has none, with a
 /// line in the log; without a checkpoint, step 0 with the values of `initial`. Of a checkpoint those parts are read

@@ -1,13 +1,21 @@
 // Checkpoints in buckets: one that is not whole is never read, whatever is lost on the way; nothing is lost that waits;
 // what is read is only what is needed.
+#include <fmt/format.h>
+
 #include <atomic>
+#include <cstring>
 #include <filesystem>
+#include <latch>
+#include <set>
+#include <thread>
 
 #include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/checkpoint/checkpoint_reader.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/test_arrays.h"
+#include "maxdiffusion/checkpoint/test_processes.h"
 #include "maxdiffusion/storage/staging.h"
 #include "maxdiffusion/storage/write.h"
 #include "tests/remote/world.h"
@@ -247,6 +255,280 @@ TEST_P(BucketCheckpoints, CountOnlyWhenWhatComesBeforeIsThere) {
   EXPECT_TRUE(asked);
   another_machine();
   EXPECT_EQ(list_checkpoints(dir), Steps());
+}
+
+/// What process `p` of `n` has of content_of: rows, whole tensors that are shards, or nothing of what another has.
+CheckpointContent part_of_content(int64_t p, int64_t n, float value) {
+  CheckpointContent c;
+  c.state["adam_m/unet/conv_in.weight"] = {{DType::f32, {8, 3}},
+                                           {{Slice{{p * 8 / n, 0}, {8 / n, 3}}, filled({8 / n, 3}, value)}}};
+  c.state["step"] = p == 0 ? ArrayPieces(filled({}, value)) : ArrayPieces({DType::f32, {}}, {});
+  c.weights["unet"]["conv_in.weight"] = c.state.begin()->second;
+  c.weights["text_encoder"][fmt::format("layers.{}.weight", p)] = filled({4}, value);
+  if (p == 0) {
+    c.weights["vae"]["norm.weight"] = filled({8}, value);
+    c.files["model_index.json"] = "{}";
+    c.state_json = "{\"value\": " + std::to_string(value) + "}";
+  }
+  return c;
+}
+const std::vector<std::string> kNoErrors(4);
+
+/// Four processes that have nothing in common but the bucket; as far as their folders for caches go, they are on one
+/// machine.
+class PiecesInBuckets : public BucketCheckpoints {
+ protected:
+  std::vector<std::string> save_by_four(int64_t step, float value, int keep = 0) const {
+    return as_processes(4, [&](const CheckpointProcesses& of) {
+      CheckpointWriter writer(dir, keep, of);
+      writer.save(step, [&] { return part_of_content(of.process, 4, value); });
+      writer.finish();
+    });
+  }
+  /// As the next run of four begins.
+  std::vector<std::string> begin_again() const {
+    return as_processes(4, [&](const CheckpointProcesses& of) {
+      put_what_waits(dir, of, {});
+      CheckpointWriter(dir, 0, of).finish();
+    });
+  }
+  /// The value of a checkpoint that is whole in every file, as any number of processes finds it.
+  float value_of_pieces(int64_t step) const {
+    CheckpointReader reader(checkpoint_folder(dir, step), FromBucket::ranges);
+    reader.add_component("text_encoder");
+    reader.add_component("vae");
+    std::set<float> values;
+    for (const auto& [name, a] : reader.arrays()) {
+      const HostArray whole = reader.read(name).whole();
+      values.insert(whole.view<float>().begin(), whole.view<float>().end());
+    }
+    EXPECT_EQ(reader.arrays().size(), 3 + 4 + 1u);
+    EXPECT_EQ(values.size(), 1u) << "a mixture";
+    EXPECT_EQ(reader.state_json(), part_of_content(0, 4, *values.begin()).state_json);
+    verify_checksums(checkpoint_folder(dir, step));
+    return *values.begin();
+  }
+  std::set<std::string> parts_here() const {
+    std::set<std::string> found;
+    for (const auto& f : fs::recursive_directory_iterator(staging(dir)))
+      if (f.path().string().find(".process-") != std::string::npos && f.is_regular_file()) found.insert(f.path());
+    return found;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, PiecesInBuckets, testing::Values("s3", "gs"),
+                         [](const auto& i) { return std::string(i.param); });
+
+TEST_P(PiecesInBuckets, AreThoseOfASharedFolderByteForByte) {
+  ASSERT_EQ(save_by_four(9, 1), kNoErrors);
+  const std::string local = t / "local";
+  ASSERT_EQ(
+      as_processes(
+          4, [&](const CheckpointProcesses& of) { write_checkpoint(local, 9, part_of_content(of.process, 4, 1), of); }),
+      kNoErrors);
+  std::set<std::string> expected, found;
+  for (const std::string& name : names_below(local)) {
+    expected.insert("a/checkpoints/" + name);
+    EXPECT_EQ(server().object("runs", "a/checkpoints/" + name), read_file(local + "/" + name)) << name;
+  }
+  for (const std::string& key : server().keys("runs"))
+    if (!key.ends_with('/')) found.insert(key);
+  EXPECT_EQ(found, expected);
+  EXPECT_TRUE(found.contains("a/checkpoints/9/training_state/pieces-00003-of-00004.safetensors"));
+  EXPECT_TRUE(found.contains("a/checkpoints/9/text_encoder/model-00004-of-00004.safetensors"));
+  EXPECT_EQ(parts_here(), std::set<std::string>()) << "what is there is of no use here";
+  another_machine();
+  EXPECT_EQ(list_checkpoints(dir), Steps{9});
+  EXPECT_EQ(value_of_pieces(9), 1);
+  // One process reads them as ever.
+  EXPECT_EQ(read_training_state(dir, 9).state.at("adam_m/unet/conv_in.weight").whole().view<float>()[23], 1);
+}
+
+TEST_P(PiecesInBuckets, KilledAtAnyRequestTheOneBeforeIsWholeAndAllOrNoneOfTheWaitingPartsCount) {
+  ASSERT_EQ(save_by_four(1, 1), kNoErrors);
+  std::atomic<int64_t> writes = 0;
+  server().on_write([&](const std::string&) { ++writes; });
+  ASSERT_EQ(save_by_four(2, 2), kNoErrors);
+  server().on_write({});
+  remove_below(below(dir, "2"));
+  ASSERT_GE(writes, 12);
+  for (int64_t k = 0; k < writes; ++k) {
+    SCOPED_TRACE(k);
+    another_machine();
+    const int killed = machines_;
+    server().fail_writes(WriteFault::forbidden, 1 << 20, k);  // what a killed process asks for is not done either
+    for (const std::string& e : save_by_four(2, 2)) {
+      EXPECT_NE(e.find("each process has its part"), e.npos) << e;
+      EXPECT_NE(e.find("with as many processes on these machines"), e.npos) << e;
+    }
+    server().fail_writes(WriteFault::none, 0);
+    // One process, here or elsewhere, takes no part for a whole.
+    EXPECT_EQ(list_checkpoints(dir), Steps{1});
+    another_machine();
+    EXPECT_EQ(list_checkpoints(dir), Steps{1});
+    EXPECT_EQ(value_of_pieces(1), 1);
+    machine(killed);
+    EXPECT_EQ(parts_here().size(), 3u * 3u);  // pieces, weights and what they are of
+    const bool lost = k % 3 == 0;
+    if (lost) remove_below(staging(dir) + "/.process-00002-of-00004");
+    ASSERT_EQ(begin_again(), kNoErrors);
+    EXPECT_EQ(parts_here(), std::set<std::string>());
+    another_machine();
+    EXPECT_EQ(list_checkpoints(dir), (lost ? Steps{1} : Steps{1, 2}));
+    EXPECT_EQ(value_of_pieces(lost ? 1 : 2), lost ? 1 : 2);
+    for (const std::string& key : server().keys("runs"))
+      EXPECT_FALSE(lost && !key.ends_with('/') && key.find("checkpoints/2/") != key.npos) << key;
+    remove_below(below(dir, "2"));
+  }
+}
+
+TEST_P(PiecesInBuckets, ThatWaitAreOfNoUseToAnotherNumberOfProcesses) {
+  ASSERT_EQ(save_by_four(1, 1), kNoErrors);
+  for (int64_t n : {1, 2}) {
+    another_machine();
+    server().fail_writes(WriteFault::forbidden, 1 << 20, 3);
+    EXPECT_NE(save_by_four(2, 2), kNoErrors);
+    server().fail_writes(WriteFault::none, 0);
+    EXPECT_EQ(as_processes(n,
+                           [&](const CheckpointProcesses& of) {
+                             if (n > 1) put_what_waits(dir, of, {});
+                             CheckpointWriter(dir, 0, n > 1 ? of : CheckpointProcesses()).finish();
+                           }),
+              std::vector<std::string>(static_cast<size_t>(n)));
+    EXPECT_EQ(parts_here(), std::set<std::string>());
+    EXPECT_EQ(list_checkpoints(dir), Steps{1});
+    for (const std::string& key : server().keys("runs"))
+      EXPECT_FALSE(!key.ends_with('/') && key.find("checkpoints/2/") != key.npos) << key;
+  }
+}
+
+TEST_P(PiecesInBuckets, NobodyWaitsForUploadsButFinishAndOldOnesGo) {
+  server().fail_writes(WriteFault::busy, 1 << 20);
+  std::atomic<int> saved = 0;
+  EXPECT_EQ(as_processes(4,
+                         [&](const CheckpointProcesses& of) {
+                           CheckpointWriter writer(dir, 2, of);
+                           for (int64_t step : {1, 2, 3, 4})
+                             writer.save(step, [&of, step] {
+                               return part_of_content(of.process, 4, static_cast<float>(step));
+                             });
+                           if (++saved == 4) {
+                             EXPECT_TRUE(server().keys("runs").empty());
+                             server().fail_writes(WriteFault::none, 0);
+                           }
+                           writer.finish();
+                         }),
+            kNoErrors);
+  EXPECT_EQ(parts_here(), std::set<std::string>());
+  another_machine();
+  EXPECT_EQ(list_checkpoints(dir), (Steps{3, 4}));
+  EXPECT_EQ(value_of_pieces(3), 3);
+  EXPECT_EQ(value_of_pieces(4), 4);
+}
+
+TEST_P(PiecesInBuckets, ArePutWhileTheRunGoesOnAndCountWhenAllAreThere) {
+  std::atomic<bool> counts = false;
+  std::latch there(4);
+  EXPECT_EQ(as_processes(
+                4,
+                [&](const CheckpointProcesses& of) {
+                  CheckpointWriter writer(dir, 0, of, [&] {
+                    counts = true;
+                    for (int p : {0, 1, 2, 3})
+                      EXPECT_NE(server().object("runs", fmt::format("a/checkpoints/7/training_state/pieces-0000"
+                                                                    "{}-of-00004.safetensors",
+                                                                    p)),
+                                "");
+                    EXPECT_EQ(server().object("runs", "a/checkpoints/7/training_state/checksums.json").empty(), false);
+                    EXPECT_EQ(server().object("runs", "a/checkpoints/7/training_state/state.json"), "");
+                  });
+                  writer.save(7, [&] { return part_of_content(of.process, 4, 1); });
+                  // Nobody calls finish() before it is there.
+                  while (of.leads() && server().object("runs", "a/checkpoints/7/training_state/state.json").empty())
+                    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                  there.arrive_and_wait();
+                  writer.finish();
+                }),
+            kNoErrors);
+  EXPECT_TRUE(counts);
+  EXPECT_EQ(value_of_pieces(7), 1);
+}
+
+TEST_P(PiecesInBuckets, AreReadByTheChunksInWhichWhatIsAskedForLies) {
+  constexpr int64_t kRow = 5 * (1 << 17);  // 2.5 MiB
+  HostArray values(Shape{DType::f32, {4, kRow}});
+  float next = 0;
+  for (float& v : values.mutable_view<float>()) v = next++;
+  const auto row = [&](int64_t p) { return Slice{{p, 0}, {1, kRow}}; };
+  ASSERT_EQ(
+      as_processes(4,
+                   [&](const CheckpointProcesses& of) {
+                     CheckpointContent c;
+                     c.state["a"] = {values.shape(), {{row(of.process), ArrayPieces(values).read(row(of.process))}}};
+                     c.state_json = "{}";
+                     CheckpointWriter writer(dir, 0, of);
+                     writer.save(1, [&] { return c; });
+                     writer.finish();
+                   }),
+      kNoErrors);
+  another_machine();
+  constexpr uint64_t kChunk = kChunkBytes;
+  const auto file = [](int p) {
+    return fmt::format("a/checkpoints/1/training_state/pieces-0000{}-of-00004.safetensors", p);
+  };
+  const uint64_t size = server().object("runs", file(1)).size();
+  ASSERT_GT(size, 5 * kChunk / 2);
+  ASSERT_LT(size, 3 * kChunk);
+  const auto same = [&](CheckpointReader& reader, const Slice& slice) {
+    const HostArray found = reader.read("a", {slice}).pieces[0].values, wanted = ArrayPieces(values).read(slice);
+    return found.shape() == wanted.shape() && std::memcmp(found.data(), wanted.data(), wanted.bytes()) == 0;
+  };
+  server().bytes_sent("");
+  CheckpointReader reader(checkpoint_folder(dir, 1), FromBucket::ranges);
+  EXPECT_EQ(reader.bytes_read(), 0u);  // the index says what there is
+  uint64_t sent = static_cast<uint64_t>(server().bytes_sent("safetensors")), expected = 0;
+  const auto expect_read = [&](const Slice& slice, uint64_t more) {
+    EXPECT_TRUE(same(reader, slice)) << to_string(slice);
+    sent += static_cast<uint64_t>(server().bytes_sent("safetensors"));
+    expected += more;
+    EXPECT_EQ(sent, expected) << to_string(slice);
+    EXPECT_EQ(reader.bytes_read(), expected) << to_string(slice);
+  };
+  expect_read({{1, 0}, {1, 1000}}, kChunk);          // where the header is, too
+  expect_read({{1, 300'000}, {1, 10'000}}, kChunk);  // the second
+  expect_read({{1, 1 << 18}, {1, 10}}, 0);           // across the first two, which are there
+  expect_read(row(1), size - 2 * kChunk);            // the rest
+  expect_read({{2, 0}, {2, 7}}, 2 * kChunk);         // columns of two files
+  expect_read(row(2), size - kChunk);
+  server().requests();
+  CheckpointReader other(checkpoint_folder(dir, 1), FromBucket::ranges);
+  other.fetch({{"a", {row(0), row(3)}}});
+  EXPECT_EQ(server().bytes_sent("safetensors"), static_cast<int64_t>(2 * size));
+  int64_t gets = 0;
+  for (const std::string& r : server().requests())
+    gets += r.starts_with("GET ") && r.find("safetensors") != r.npos && r.find("/v1/b") == r.npos;
+  if (GetParam() == std::string("s3")) {
+    EXPECT_EQ(gets, 4);  // the header's chunk, and all others at once
+  }
+  EXPECT_TRUE(same(other, row(0)) && same(other, row(3)));
+  EXPECT_EQ(server().bytes_sent("safetensors"), 0);
+  EXPECT_FALSE(exists(staging(dir) + "/1")) << "nothing is kept on this machine";
+
+  // A flipped bit is named by whoever reads its chunk, and by no other.
+  std::string bytes = server().object("runs", file(1));
+  bytes[kChunk + 5] ^= 2;
+  server().put("runs", file(1), bytes);
+  CheckpointReader damaged(checkpoint_folder(dir, 1), FromBucket::ranges);
+  EXPECT_TRUE(same(damaged, {{1, 0}, {1, 1000}}));
+  expect_says(
+      failure_of([&] { damaged.read("a", {row(1)}); }),
+      {dir.substr(0, 2) + "://runs/" + file(1), "its bytes are not those that were written", "1048576 to 2097152"});
+  bytes.pop_back();
+  server().put("runs", file(1), bytes);
+  expect_says(failure_of([&] { CheckpointReader(checkpoint_folder(dir, 1), FromBucket::ranges); }),
+              {file(1), fmt::format("it has {} bytes; {} were written", size - 1, size)});
+  server().erase("runs", file(1));
+  expect_says(failure_of([&] { CheckpointReader(checkpoint_folder(dir, 1), FromBucket::ranges); }),
+              {file(1), "there is no such file"});
 }
 
 }  // namespace

@@ -126,7 +126,8 @@ class RemoteFile : public InputFile {
     check(offset >= 0 && n >= 0 && offset <= size() && n <= size() - offset, Code::io,
           "{}: the file is truncated: bytes {} to {} of {} are asked for", name_, offset, offset + n, size());
     if (n == 0) return {};
-    // A whole file is one request; for ranges Google is asked about the file before.
+    // A whole file is one request. For ranges Google is asked about the file before, and Arrow opens a stream of all of
+    // it, of which nobody reads.
     const auto buffer = n == size() ? require(require(fs_->OpenInputStream(info_), location_)->Read(n), location_)
                                     : require(ranges()->ReadAt(offset, n), location_);
     check(buffer->size() == n, Code::io, "{}: {} bytes came at {}; expected {}: did the file change?", name_,
