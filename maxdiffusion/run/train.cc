@@ -19,6 +19,7 @@
 #include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/run/outputs.h"
 #include "maxdiffusion/run/phase.h"
+#include "maxdiffusion/run/shared_folder.h"
 #include "maxdiffusion/run/train_autoencoder.h"
 #include "maxdiffusion/run/training_data.h"
 #include "maxdiffusion/run/values.h"
@@ -326,6 +327,9 @@ void train_into(const Outputs& outputs) {
 void train(const RunConfig& config) {
   join_processes(config.hardware.hardware == "tpu");
   Outputs outputs(config, processes().leads());
+  const std::string checkpoints = config.loop.checkpoint_dir.empty() ? config.folder() : config.loop.checkpoint_dir;
+  const bool one_reads = config.hardware.hardware == "cpu" && config.loop.enable_single_replica_ckpt_restoring;
+  if (!is_remote(checkpoints) && !one_reads) check_shared(checkpoints);
   train_into(outputs);
   outputs.finish();
 }

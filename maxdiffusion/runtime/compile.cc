@@ -1,7 +1,12 @@
 // Graph → text → executable, through the cache; and the letter written when the compiler refuses.
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <cctype>
 #include <chrono>
 #include <filesystem>
+#include <mutex>
+#include <set>
 #include <sstream>
 
 #include "maxdiffusion/base/error.h"
@@ -93,12 +98,39 @@ std::string print(const Graph& graph, const Mesh& mesh, const std::string& name,
   throw out;
 }
 
+/// Gives the others those of the leader's entries that they do not have: hosts may have nothing in common. Either all
+/// load what one has compiled or, where that cannot be kept, each compiles.
+void share(const ExecutableCache& cache, const std::set<std::string>& entries, const std::string& topic) {
+  constexpr size_t kTogether = size_t{1} << 20;  // so that signs of life find their way between
+  Processes& all = processes();
+  std::istringstream names(all.from_leader(topic, fmt::format("{}", fmt::join(entries, "\n"))));
+  for (std::string name; std::getline(names, name);) {
+    const bool here = cache.get(name).has_value();
+    const std::vector<std::string> told = all.gather(topic, here ? "here" : "");
+    if (told[0].empty() || std::ranges::count(told, "") == 0) continue;
+    std::string bytes = all.leads() ? cache.get(name).value_or("") : "", got;
+    const size_t size = std::stoull(all.from_leader(topic, std::to_string(bytes.size())));
+    for (size_t at = 0; at < size; at += kTogether)
+      got += all.from_leader(topic, all.leads() ? bytes.substr(at, kTogether) : "");
+    if (!here) cache.keep(name, got);
+  }
+}
+
 }  // namespace
 
 void on_leader_first(const Devices& devices, const CompileConfig& config, const std::string& topic,
-                     const std::function<void()>& compiles) {
-  if ((devices.replicas() == 1 && !devices.joint()) || cache_folder(config) == "off") return compiles();
-  processes().leader_first(topic, compiles);
+                     const std::function<void(const CompileConfig&)>& compiles) {
+  if ((devices.replicas() == 1 && !devices.joint()) || cache_folder(config) == "off") return compiles(config);
+  std::mutex mutex;
+  std::set<std::string> used;
+  CompileConfig own = config;
+  own.uses = [&](const std::string& entry) {
+    const std::lock_guard lock(mutex);
+    used.insert(entry);
+  };
+  if (processes().leads()) compiles(own);
+  share(ExecutableCache(cache_folder(config)), used, topic);
+  if (!processes().leads()) compiles(own);
 }
 
 Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name) {
@@ -120,6 +152,7 @@ Program compile(const Devices& devices, const Graph& graph, const CompileConfig&
         {client.platform(), client.platform_version(), cache.hash_of_file(client.plugin().path()), client.devices()});
 
   std::optional<pjrt::Executable> executable;
+  if (cached && config.uses) config.uses(key);
   if (cached) {
     start = Clock::now();
     if (std::optional<std::string> bytes = cache.get(key)) {

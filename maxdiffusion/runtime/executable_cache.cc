@@ -62,6 +62,17 @@ std::optional<std::string> ExecutableCache::get(const std::string& key) const {
 }
 
 void ExecutableCache::put(const std::string& key, std::string_view executable) const {
+  keep(key, executable);
+  const std::string file = path(key);
+  if (place_.empty() || !exists(file)) return;
+  try {
+    put_file(file, below(place_, key + kExtension));
+  } catch (const Error& e) {
+    log_warning("executable cache: '{}' stays on this machine: {}", file, e.what());
+  }
+}
+
+void ExecutableCache::keep(const std::string& key, std::string_view executable) const {
   const std::string file = path(key);
   if (file.empty()) return;
   try {
@@ -72,7 +83,6 @@ void ExecutableCache::put(const std::string& key, std::string_view executable) c
     bytes += executable;
     write_file_atomic(file, bytes);
     trim();
-    if (!place_.empty()) put_file(file, below(place_, key + kExtension));
   } catch (const std::exception& e) {  // of the file system as well as ours
     log_warning("executable cache: '{}' is not written: {}", file, e.what());
   }

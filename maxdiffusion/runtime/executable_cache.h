@@ -17,6 +17,8 @@ class ExecutableCache {
   explicit ExecutableCache(const std::string& folder, uint64_t limit = uint64_t{8} << 30);
   std::optional<std::string> get(const std::string& key) const;
   void put(const std::string& key, std::string_view executable) const;
+  /// put() on this machine alone.
+  void keep(const std::string& key, std::string_view executable) const;
   /// Hash of a file's bytes. Kept in the folder, and taken from there while inode, size and times of the file are the
   /// same: plugins have 250 MB and more, which takes 0.15 s in memory and 2 s from disk.
   std::string hash_of_file(const std::string& path) const;

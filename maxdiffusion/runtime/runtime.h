@@ -165,6 +165,8 @@ struct CompileConfig {
   std::string libtpu_flags;   // name of a set of flags for TPUs (pjrt/platform_tpu.cc)
   std::string aot_cache_dir;  // in place of jax_cache_dir, and where programs for devices that are not here go
   bool lean = false;          // no key: rather little temporary memory than operations side by side
+  /// No key: told the name in the cache of each program that is compiled or found there. Thread safe, or empty.
+  std::function<void(const std::string& entry)> uses;
   template <class V>
   void visit(V&& v) {
     v("jax_cache_dir", jax_cache_dir, "folder of the executable cache; empty: ~/.cache/maxdiffusion, off: none");
@@ -177,9 +179,10 @@ struct CompileConfig {
 };
 
 /// Calls `compiles` in one of the processes that run the program, then in the others, which find in the cache what it
-/// has compiled; where there is no cache in all of them at once.
+/// has compiled: the same, or what it has sent them over the processes' connection. Where there is no cache in all of
+/// them at once. What `compiles` is given is the config to compile with.
 void on_leader_first(const Devices& devices, const CompileConfig& config, const std::string& topic,
-                     const std::function<void()>& compiles);
+                     const std::function<void(const CompileConfig&)>& compiles);
 
 struct CompileReport {
   double emit_seconds = 0, compile_seconds = 0, load_seconds = 0;

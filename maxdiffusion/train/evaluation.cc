@@ -99,8 +99,9 @@ void Evaluation::compile_part(Part& part, const Task& task, const TimedLosses& t
   const Tensor numbers = g.input("number", {DType::s32, {part.batch}}, axis::of_batch(1));
   g.output("losses", timed.losses(models, feed, rng.with_rows(numbers)));
   const std::string name = "evaluate_" + task.model();
-  on_leader_first(devices_, config, name,
-                  [&] { part.program = std::make_unique<Program>(compile(devices_, g, config, name)); });
+  on_leader_first(devices_, config, name, [&](const CompileConfig& with) {
+    part.program = std::make_unique<Program>(compile(devices_, g, with, name));
+  });
 }
 
 HostArrays Evaluation::batch_of(const Part& part, int64_t from) const {

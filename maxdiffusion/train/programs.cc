@@ -64,15 +64,17 @@ void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
   constexpr int64_t kTogether = 2;
   const auto n = static_cast<int64_t>(count());
   std::vector<std::optional<Program>> made(count());
-  const auto make = [&](int64_t at, int) {
+  const auto make = [&](const CompileConfig& with, int64_t at) {
     const auto i = static_cast<size_t>(at);
-    made[i].emplace(md::compile(devices_, *graphs_[i].graph, config, names_[i]));
+    made[i].emplace(md::compile(devices_, *graphs_[i].graph, with, names_[i]));
     const CompileReport& report = made[i]->report();
     log_info("{}: program {} in {:.1f} s", titles_[i], report.from_cache ? "loaded from the cache" : "compiled",
              report.compile_seconds + report.load_seconds);
   };
-  on_leader_first(devices_, config, "compile " + titles_[0],
-                  [&] { parallel_for(n, make, static_cast<int>(std::min(n, kTogether))); });
+  on_leader_first(devices_, config, "compile " + titles_[0], [&](const CompileConfig& with) {
+    parallel_for(
+        n, [&](int64_t i, int) { make(with, i); }, static_cast<int>(std::min(n, kTogether)));
+  });
   for (size_t i = 0; i < count(); ++i) {
     programs_.push_back(std::move(*made[i]));
     warn_of_idle_axes(*graphs_[i].graph, titles_[i]);

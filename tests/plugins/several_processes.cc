@@ -8,7 +8,8 @@
 // same calls in the same order as the others do.
 //
 // MD_TEST_HEARD names a file that gets what was heard, one line for each process: its number and its devices.
-// MD_TEST_TIMEOUT is how many ms a process waits for another.
+// MD_TEST_COMPILED names one that gets a line for each program that is compiled: the number of the process and "module
+// @NAME". MD_TEST_TIMEOUT is how many ms a process waits for another.
 #include <dlfcn.h>
 #include <pjrt_c_api.h>
 
@@ -324,6 +325,14 @@ PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* a) {
   return nullptr;
 }
 
+PJRT_Error* compile(PJRT_Client_Compile_Args* a) {
+  if (const char* file = std::getenv("MD_TEST_COMPILED")) {
+    const std::string text(a->program->code, a->program->code_size);
+    std::ofstream(file, std::ios::app) << me << " " << text.substr(0, text.find(' ', text.find('@'))) << "\n";
+  }
+  return real->PJRT_Client_Compile(a);
+}
+
 PJRT_Error* destroy_buffer(PJRT_Buffer_Destroy_Args* a) {
   {
     const std::lock_guard lock(mutex);
@@ -347,6 +356,7 @@ extern "C" const PJRT_Api* GetPjrtApi() {
                             reinterpret_cast<const char*>(real) + real->struct_size);  // newer than this header
     auto* api = reinterpret_cast<PJRT_Api*>(bytes.data());
     api->PJRT_Client_Create = create;
+    api->PJRT_Client_Compile = compile;
     api->PJRT_Client_ProcessIndex = process_index;
     api->PJRT_DeviceDescription_ProcessIndex = process_of_description;
     api->PJRT_Device_IsAddressable = is_addressable;

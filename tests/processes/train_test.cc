@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -11,12 +12,15 @@
 #include <future>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <set>
 #include <sstream>
 #include <thread>
 
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/user_cache.h"
+#include "tests/bucket_server.h"
 #include "tests/processes/job.h"
 #include "tests/tiny_run.h"
 
@@ -219,7 +223,7 @@ TEST(ProcessesTrain, OneReadsTheCheckpointForAllWhereAKeySaysSo) {
   EXPECT_EQ(found, std::vector<double>(all.begin() + 2, all.end()));
   const JobResult both = run_job(2, on_latents("both_read", more));
   EXPECT_EQ(both.status, 4) << both.output;
-  EXPECT_NE(both.output.find("seen_by_1/2"), std::string::npos) << both.output;
+  EXPECT_NE(both.output.find("seen_by_1': process 1 on"), std::string::npos) << both.output;
   const JobResult alone =
       run_job(1, on_latents("alone_reads",
                             "enable_single_replica_ckpt_restoring=true checkpoint_dir=" + dir + "0 max_train_steps=2"));
@@ -283,6 +287,129 @@ TEST(JointTraining, LearnsWhatOneProcessLearnsAndGoesOnByOthers) {
   const JobResult one = run_job(1, on_latents("joint", steps + "max_train_steps=6"));
   ASSERT_EQ(one.status, 0) << one.output;
   expect_close(metric("joint"), expected);
+}
+
+/// Runs of two processes, each with a folder for caches of its own, that have nothing in common but a bucket.
+class BucketAlone : public testing::Test {
+ protected:
+  BucketAlone() {
+    server.put("runs", "", "");
+    on_latents("");  // the run of one process
+    server.put_files("runs", "model", shared().run("first") + "/checkpoints/4");
+    server.put_files("runs", "pictures", shared().pictures);
+  }
+  /// `cache`: which of each process, in the words of a shell. The leader finds the programs that other tests have
+  /// compiled.
+  std::string words(const std::string& place, const std::string& cache, const std::string& command) const {
+    const std::string own = t / ("cache_" + cache);
+    return "mkdir -p " + own + "/maxdiffusion; [ $PMI_RANK -gt 0 ] || ln -sfn " + user_cache_folder() + " " + own +
+           "/programs\n" + "XDG_CACHE_HOME=" + own + " MD_TEST_COMPILED=" + (t / "compiled") +
+           " AWS_ENDPOINT_URL=http://" + server.address() +
+           " AWS_ACCESS_KEY_ID=writer AWS_SECRET_ACCESS_KEY=hush AWS_EC2_METADATA_DISABLED=true AWS_REGION=here "
+           "no_proxy=127.0.0.1 " +
+           command + " output_dir=" + place + " jax_cache_dir=" + own + "/programs";
+  }
+  /// Kills the second process when it puts the first file below `part` of the run.
+  JobResult killed(const std::string& name, const std::string& part, const std::string& command) {
+    std::atomic<bool> seen = false;
+    server.on_write([&](const std::string& request) {
+      if (request.find(part) == request.npos || seen.exchange(true)) return;
+      if (const pid_t pid = process_of(name, 1)) ::kill(pid, SIGKILL);
+    });
+    JobResult out = run_job(2, command);
+    server.on_write({});
+    return out;
+  }
+  /// Files of the checkpoint of step 6 in the bucket and in the folder of a run.
+  void expect_equal(const std::string& prefix, const std::string& folder) {
+    std::set<std::string> found, expected;
+    for (const std::string& key : server.keys("runs"))
+      if (key.starts_with(prefix) && !key.ends_with('/')) found.insert(key.substr(prefix.size()));
+    for (const auto& f : fs::recursive_directory_iterator(folder))
+      if (f.is_regular_file()) expected.insert(f.path().lexically_relative(folder));
+    EXPECT_EQ(found, expected);
+    EXPECT_FALSE(expected.empty());
+    for (const std::string& name : expected)
+      EXPECT_TRUE(server.object("runs", prefix + name) == read_file(folder + "/" + name)) << name;
+  }
+  std::vector<double> losses(const std::string& name) {
+    std::vector<double> out;
+    std::istringstream lines(server.object("runs", name + "/metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);) out.push_back(parse_json(line).at("loss"));
+    return out;
+  }
+  TemporaryFolder t;
+  BucketServer server;
+};
+
+using JointTrainingWithABucketAlone = BucketAlone;
+TEST_F(JointTrainingWithABucketAlone, EndsAfterAKillAsARunWithASharedFolder) {
+  const std::string steps =
+      "checkpoint_every=4 checkpoints_to_keep=0 eval_every=0 max_train_steps=6 ici_data_parallelism=1 "
+      "ici_fsdp_parallelism=2 pretrained_model_name_or_path=s3://runs/model";
+  // The second process puts pieces only.
+  const JobResult killed = this->killed("alone_in_bucket", "checkpoints/3/training_state/pieces-00001",
+                                        words("s3://runs", "$PMI_RANK", on_gpus("alone_in_bucket", steps)));
+  EXPECT_EQ(killed.statuses, (std::vector<int>{5, 128 + SIGKILL})) << killed.output;
+  EXPECT_NE(server.object("runs", "alone_in_bucket/checkpoints/2/training_state/state.json"), "") << killed.output;
+  EXPECT_EQ(server.object("runs", "alone_in_bucket/checkpoints/3/training_state/state.json"), "") << killed.output;
+  // On another machine in the place of the second.
+  const JobResult resumed = run_job(2, words("s3://runs", "$((PMI_RANK * 2))", on_gpus("alone_in_bucket", steps)));
+  ASSERT_EQ(resumed.status, 0) << resumed.output;
+  EXPECT_NE(resumed.output.find("process 1 does not have its part of it any more"), std::string::npos)
+      << resumed.output;
+  EXPECT_NE(resumed.output.find("continues from s3://runs/alone_in_bucket/checkpoints/2, "), std::string::npos)
+      << resumed.output;
+  const JobResult whole = run_job(
+      2,
+      on_gpus("shared_folder", steps + " pretrained_model_name_or_path=" + shared().run("first") + "/checkpoints/4"));
+  ASSERT_EQ(whole.status, 0) << whole.output;
+  expect_equal("alone_in_bucket/checkpoints/6/", shared().run("shared_folder") + "/checkpoints/6");
+  EXPECT_EQ(losses("alone_in_bucket"), metric("shared_folder"));
+  EXPECT_EQ(losses("alone_in_bucket").size(), 6u);
+  // The leader has compiled the step, if anybody has, and sent the others its program.
+  EXPECT_EQ(read_file(t / "compiled").find("1 module @train_unet"), std::string::npos) << read_file(t / "compiled");
+}
+
+using ProcessesTrainWithABucketAlone = BucketAlone;
+TEST_F(ProcessesTrainWithABucketAlone, EndsAfterAKillAsARunWithASharedFolder) {
+  const auto command = [](const std::string& name, const std::string& model, const std::string& data) {
+    return train(name, "pretrained_model_name_or_path=" + model + " train_data_dir=" + data +
+                           " train_new_vae=false caption_dropout=0 prompt=[] max_train_steps=6 checkpoint_every=4 "
+                           "checkpoints_to_keep=0 dataset_save_location= ");
+  };
+  const std::string in_bucket = command("cpu_in_bucket", "s3://runs/model", "s3://runs/pictures");
+  const JobResult killed =
+      this->killed("cpu_in_bucket", "checkpoints/3/unet/", words("s3://runs", "$PMI_RANK", in_bucket));
+  EXPECT_EQ(killed.statuses, (std::vector<int>{5, 128 + SIGKILL})) << killed.output;
+  const JobResult resumed = run_job(2, words("s3://runs", "$((PMI_RANK + 2))", in_bucket));
+  ASSERT_EQ(resumed.status, 0) << resumed.output;
+  // The leader may have put the rest before it heard of the other's death.
+  EXPECT_TRUE(std::regex_search(resumed.output,
+                                std::regex("continues from s3://runs/cpu_in_bucket/checkpoints/[23], 1.2 MB read")))
+      << resumed.output;
+  // The leader has encoded, and the other found what it has left in the bucket.
+  EXPECT_NE(killed.output.find("caching latents"), std::string::npos) << killed.output;
+  EXPECT_EQ(resumed.output.find("caching latents"), std::string::npos) << resumed.output;
+  int64_t parts = 0;
+  for (const std::string& key : server.keys("runs"))
+    parts += key.starts_with("cpu_in_bucket/cache/") && key.ends_with(".safetensors");
+  EXPECT_EQ(parts, 1);
+  const JobResult whole =
+      run_job(2, command("cpu_shared_folder", shared().run("first") + "/checkpoints/4", shared().pictures));
+  ASSERT_EQ(whole.status, 0) << whole.output;
+  expect_equal("cpu_in_bucket/checkpoints/6/", shared().run("cpu_shared_folder") + "/checkpoints/6");
+  EXPECT_EQ(losses("cpu_in_bucket"), metric("cpu_shared_folder"));
+}
+
+TEST(ProcessesTrain, SayAtTheStartThatTheyDoNotSeeOneFolder) {
+  const JobResult job =
+      run_job(2, on_latents("unseen", "output_dir=" + (shared().folder / "of_$PMI_RANK") + " max_train_steps=1"));
+  EXPECT_EQ(job.statuses, (std::vector<int>{4, 4})) << job.output;
+  for (const char* says : {"of_0/unseen': process 1 on '", "does not find there what process 0 on '",
+                           "of_1/unseen': process 1", "output_dir=gs://BUCKET/PATH"})
+    EXPECT_NE(job.output.find(says), std::string::npos) << says << "\n" << job.output;
+  EXPECT_EQ(job.output.find("Running training"), std::string::npos) << job.output;
 }
 
 TEST(JointTraining, RefusesWhatItCannotDoYet) {

@@ -1,0 +1,42 @@
+#include "maxdiffusion/run/shared_folder.h"
+
+#include <chrono>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/processes/hub.h"
+#include "maxdiffusion/processes/processes.h"
+
+namespace md {
+
+void check_shared(const std::string& folder) {
+  Processes& all = processes();
+  if (all.alone()) return;
+  std::random_device bits;
+  std::string file;
+  if (all.leads()) {
+    file = fmt::format("{}/.seen-{:08x}{:08x}", folder, bits(), bits());
+    make_folders(folder);
+    write_file_atomic(file, "");
+  }
+  // The path is the leader's: a relative one may lead elsewhere from here, and so may the same one on another host.
+  const std::string name = std::filesystem::path(all.from_leader("shared folder", file)).filename();
+  bool seen = false;
+  for (int i = 0; i < 30 && !(seen = exists(folder + "/" + name)); ++i)  // file systems of networks may be late
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const std::vector<std::string> told = all.gather("shared folder", (seen ? "+" : "-") + host_name());
+  if (all.leads()) std::filesystem::remove(file);
+  for (size_t p = 0; p < told.size(); ++p)
+    if (told[p].starts_with('-'))
+      throw Error(Code::io,
+                  fmt::format("'{}': process {} on '{}' does not find there what process 0 on '{}' has written", folder,
+                              p, told[p].substr(1), told[0].substr(1)))
+          .note(
+              "try: a folder of a file system that all hosts see, or output_dir=gs://BUCKET/PATH (or s3://…), with "
+              "which hosts need nothing else in common");
+}
+
+}  // namespace md
