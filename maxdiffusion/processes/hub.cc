@@ -124,11 +124,13 @@ class Socket {
   int fd() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
 
-  /// Whole messages, or false. A peer that does not read lets this wait for a while only.
+  /// Whole messages, or false and the end of the connection: nothing that came after a part of one would be
+  /// understood. A peer that does not read lets this wait for a while only.
   bool send(const std::string& bytes) const {
     for (size_t at = 0; at < bytes.size();) {
       const ssize_t n = ::send(fd_, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
       if (n < 0 && errno == EINTR) continue;
+      if (n <= 0 && at > 0) ::shutdown(fd_, SHUT_RDWR);
       if (n <= 0) return false;
       at += static_cast<size_t>(n);
     }

@@ -76,6 +76,25 @@ TEST(Hub, GathersTextsInTheOrderOfRanksOnEveryTopicByItself) {
   EXPECT_TRUE(job.lost.empty()) << job.lost.begin()->second;
 }
 
+TEST(Hub, TellsTheLeaderWhatAllGiveAndTheOthersWhatTheLeaderGives) {
+  Job job(3);
+  job.each([](int64_t rank, Hub& hub) {
+    const std::string mine = std::string(1 << 20, static_cast<char>('a' + rank));
+    for (int i = 0; i < 3; ++i) {
+      const auto told = hub.gather("to the leader", rank == 0 ? fmt::format("plan {}", i) : mine, true);
+      ASSERT_EQ(told.size(), rank == 0 ? 3u : 1u);
+      EXPECT_EQ(told[0], fmt::format("plan {}", i));
+      if (rank == 0) {
+        EXPECT_EQ(told[1], std::string(1 << 20, 'b'));
+        EXPECT_EQ(told[2], std::string(1 << 20, 'c'));
+      }
+    }
+    hub.gather("end", "");
+    hub.leave(true);
+  });
+  EXPECT_TRUE(job.lost.empty()) << job.lost.begin()->second;
+}
+
 TEST(Hub, GivesEveryProcessWhatAnotherHasPut) {
   Job job(3);
   job.each([](int64_t rank, Hub& hub) {
