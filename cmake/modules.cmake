@@ -278,7 +278,7 @@ add_dependencies(cli_tests profiling)
 md_tests(judges DEVICE USES base COST 30)
 md_tests(configs DEVICE USES checkpoint SHARDS 3 COST 40)
 md_tests(single_file DEVICE USES families COST 30)
-md_tests(processes DEVICE USES ops runtime SHARDS 2 COST 80)
+md_tests(processes DEVICE USES ops runtime SHARDS 2 COST 100)
 add_dependencies(processes_tests several_processes)
 # A server of buckets, for tests and benches.
 add_library(bucket_server OBJECT ${CMAKE_SOURCE_DIR}/tests/bucket_server.cc)

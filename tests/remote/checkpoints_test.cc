@@ -99,7 +99,7 @@ TEST_P(BucketCheckpoints, OnlyWhatIsNeededIsFetchedAndOnlyOnce) {
     server().requests();
     local_checkpoint(checkpoint_folder(dir, 1), part, component);
     std::string names;
-    for (std::string r : server().requests())
+    for (const std::string& r : server().requests())
       if (r.starts_with("GET ") && r.find("safetensors") != r.npos)
         names += r.substr(r.rfind('/', r.rfind('/') - 1) + 1) + " ";
     return names;
@@ -454,7 +454,7 @@ TEST_P(PiecesInBuckets, ArePutWhileTheRunGoesOnAndCountWhenAllAreThere) {
 }
 
 TEST_P(PiecesInBuckets, AreReadByTheChunksInWhichWhatIsAskedForLies) {
-  constexpr int64_t kRow = 5 * (1 << 17);  // 2.5 MiB
+  constexpr int64_t kRow = 655'360;  // 2.5 MiB
   HostArray values(Shape{DType::f32, {4, kRow}});
   float next = 0;
   for (float& v : values.mutable_view<float>()) v = next++;
