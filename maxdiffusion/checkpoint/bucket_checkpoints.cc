@@ -454,6 +454,8 @@ void CheckpointUploads::announce(int64_t step) const {
   write_file_atomic(marker(impl_->local, step), "");
 }
 
+void CheckpointUploads::between(const std::function<void()>& change) { impl_->repeater->between(change); }
+
 void CheckpointUploads::add(int64_t step) {
   announce(step);  // what stood there before under this number may have been put meanwhile
   impl_->repeater->poke();

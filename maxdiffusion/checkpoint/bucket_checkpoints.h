@@ -56,6 +56,8 @@ class CheckpointUploads {
   ~CheckpointUploads();
   /// The checkpoint is about to be written.
   void announce(int64_t step) const;
+  /// Changes what may be about to be put, while nothing is.
+  void between(const std::function<void()>& change);
   /// It is written.
   void add(int64_t step);
   /// Puts all that wait; called by all processes. Throws io saying where they are, in all of them.

@@ -423,10 +423,10 @@ CheckpointContent read_training_state(const std::string& from) {
 
 namespace {
 
-/// `shared`: `dir` is one folder that all processes see; otherwise each has its own.
+/// `uploads`: null where `dir` is one folder that all processes see; otherwise each has its own, for a bucket.
 void write_in(const std::string& dir, int64_t step, const CheckpointContent& content, const CheckpointProcesses& of,
-              bool shared) {
-  const bool leads = of.leads();
+              CheckpointUploads* uploads) {
+  const bool leads = of.leads(), shared = uploads == nullptr;
   check(step >= 0, Code::internal, "checkpoint: step {} is negative", step);
   check(of.process >= 0 && of.process < of.processes && (of.alone() || of.gather), Code::internal,
         "checkpoint: process {} of {}{}", of.process, of.processes, of.gather ? "" : ", without a connection");
@@ -442,11 +442,10 @@ void write_in(const std::string& dir, int64_t step, const CheckpointContent& con
   const bool makes = leads || !shared;
   std::error_code ec;
   const auto name_it = [&] {
-    if (exists(target)) {
-      replace_folder(dir, step, temporary, target);
-    } else {
-      rename_durable(temporary, target);
-    }
+    if (!exists(target)) return rename_durable(temporary, target);
+    const auto replace = [&] { replace_folder(dir, step, temporary, target); };
+    if (uploads) return uploads->between(replace);  // what is put is of one write
+    replace();
   };
   try {
     std::optional<FolderLock> lock;
@@ -486,7 +485,7 @@ void write_in(const std::string& dir, int64_t step, const CheckpointContent& con
 
 void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const CheckpointContent& content,
                       const CheckpointProcesses& processes) {
-  write_in(checkpoint_dir, step, content, processes, true);
+  write_in(checkpoint_dir, step, content, processes, nullptr);
 }
 
 struct CheckpointWriter::Impl {
@@ -524,7 +523,7 @@ void CheckpointWriter::save(int64_t step, std::function<CheckpointContent()> con
   impl_->under_way = std::async(std::launch::async, [i = impl_.get(), step, content = std::move(content)] {
     Span span("write checkpoint", step);
     if (i->uploads) i->uploads->announce(step);
-    write_in(i->dir, step, content(), i->processes, !i->uploads);
+    write_in(i->dir, step, content(), i->processes, i->uploads.get());
     if (i->uploads) return i->uploads->add(step);
     if (i->keep <= 0 || !i->processes.leads()) return;
     auto steps = list_checkpoints(i->dir);

@@ -425,6 +425,21 @@ TEST_P(PiecesInBuckets, NobodyWaitsForUploadsButFinishAndOldOnesGo) {
   EXPECT_EQ(value_of_pieces(4), 4);
 }
 
+TEST_P(PiecesInBuckets, OfTheSameStepReplaceEachOtherWhole) {
+  EXPECT_EQ(as_processes(4,
+                         [&](const CheckpointProcesses& of) {
+                           CheckpointWriter writer(dir, 0, of);
+                           for (int value = 1; value <= 6; ++value)
+                             writer.save(
+                                 1, [&of, value] { return part_of_content(of.process, 4, static_cast<float>(value)); });
+                           writer.finish();
+                         }),
+            kNoErrors);
+  another_machine();
+  EXPECT_EQ(list_checkpoints(dir), Steps{1});
+  EXPECT_EQ(value_of_pieces(1), 6);
+}
+
 TEST_P(PiecesInBuckets, ArePutWhileTheRunGoesOnAndCountWhenAllAreThere) {
   std::atomic<bool> counts = false;
   std::latch there(4);
