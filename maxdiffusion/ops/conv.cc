@@ -297,15 +297,6 @@ constexpr OpDef kConv = {
           return all;
         },
     .flops = [](const Node& n) { return flops_of(n.outputs[0], n.inputs[1].dims()); },
-    .emit_biased =
-        [](EmitCtx& c, const Node& n) {
-          const auto& o = n.attrs<ConvOptions>();
-          if (!c.options().calls_cpu_kernels() ||
-              cpu_kernel_refuses(o, n.inputs[1].dims(), n.inputs[0].dtype(), n.outputs[0].dtype))
-            return false;
-          c.set_out(call_cpu_kernel(c, n, o, kConvolutionKernel, {c.in(1)}));
-          return true;
-        },
 };
 
 const OpDef kConvInputGrad = {
