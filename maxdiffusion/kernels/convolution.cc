@@ -35,7 +35,6 @@ struct Problem {
   int64_t x_rows = 0, y_rows = 0;
   bool bf16 = false;    // x, w and y, but not a gradient of w
   bool wide_w = false;  // w is f32 whatever the others are: it is rounded as it is put into the code's layout
-  bool bias = false;
   auto operator<=>(const Problem&) const = default;
   bool flat() const { return depth * kernel_d == 1; }  // two dimensions
   int64_t out_depth() const { return (depth + front + back - kernel_d) / stride_d + 1; }
@@ -140,7 +139,7 @@ struct Code {
   };
   dnnl::primitive run;
   Operand x, w, y;
-  memory::desc bias, scratch;
+  memory::desc scratch;
 };
 
 Code::Operand operand(const memory::desc& plain, const memory::desc& own, bool result) {
@@ -188,26 +187,19 @@ Code compile(const Problem& p) {
   const bool plain = p.kernel_d * p.kernel_h * p.kernel_w == 1 || plain_layouts(p);
   const memory::desc x = plain ? plain_x : memory::desc(x_dims, type, kAny),
                      y = plain ? plain_y : memory::desc(y_dims, type, kAny);
-  const memory::desc bias({p.out}, memory::data_type::f32, memory::format_tag::a);
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   auto code = [&](const auto& d, auto primitive, const memory::desc& own_x, const memory::desc& own_w,
                   const memory::desc& own_y) -> Code {
-    return {primitive,
-            operand(plain_x, own_x, p.kind == Kind::input_grad),
-            operand(plain_w, own_w, p.kind == Kind::weight_grad),
-            operand(plain_y, own_y, p.kind == Kind::forward),
-            bias,
+    return {primitive, operand(plain_x, own_x, p.kind == Kind::input_grad),
+            operand(plain_w, own_w, p.kind == Kind::weight_grad), operand(plain_y, own_y, p.kind == Kind::forward),
             d.scratchpad_desc()};
   };
   using Forward = dnnl::convolution_forward;
   using InputGrad = dnnl::convolution_backward_data;
   using WeightGrad = dnnl::convolution_backward_weights;
-  const memory::desc forward_w(w_dims, type, kAny);
-  constexpr auto kTraining = dnnl::prop_kind::forward_training;
   const Forward::primitive_desc forward(
-      p.bias ? Forward::desc(kTraining, kDirect, x, forward_w, bias, y, stride, low, high)
-             : Forward::desc(kTraining, kDirect, x, forward_w, y, stride, low, high),
+      {dnnl::prop_kind::forward_training, kDirect, x, memory::desc(w_dims, type, kAny), y, stride, low, high},
       attributes, engine());
   if (p.kind == Kind::forward)
     return code(forward, Forward(forward), forward.src_desc(), forward.weights_desc(), forward.dst_desc());
@@ -228,8 +220,8 @@ void reorder(const dnnl::reorder& how, const memory::desc& from, void* source, c
   stream.wait();
 }
 
-/// x and y in the plain layouts, w in the code's own; bias: null without.
-void execute(const Problem& p, const Code& code, void* x, void* w, void* bias, void* y) {
+/// x and y in the plain layouts, w in the code's own.
+void execute(const Problem& p, const Code& code, void* x, void* w, void* y) {
   use_one_thread();
   thread_local Scratch work, x_copy, y_copy;
   void* own_x = code.x.same() ? x : x_copy.floats(floats_in(code.x.own));
@@ -243,7 +235,6 @@ void execute(const Problem& p, const Code& code, void* x, void* w, void* bias, v
   arguments[input_grad ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC] = memory(code.x.own, engine(), own_x);
   arguments[p.kind == Kind::weight_grad ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS] = memory(code.w.own, engine(), w);
   arguments[forward ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST] = memory(code.y.own, engine(), own_y);
-  if (bias) arguments[DNNL_ARG_BIAS] = memory(code.bias, engine(), bias);
   code.run.execute(stream, arguments);
   stream.wait();
   if (input_grad && own_x != x) reorder(code.x.reorder, code.x.own, own_x, code.x.plain, x);
@@ -260,7 +251,7 @@ std::vector<const Code*> codes_of(const std::vector<Part>& parts) {
 /// Output or input gradient; T: of all arrays. Each part finds the weights in the layout that its code wants: usually
 /// one for all.
 template <class T>
-void run_images(ffi::ThreadPool& pool, const Problem& p, T* x, T* w, void* bias, T* y) {
+void run_images(ffi::ThreadPool& pool, const Problem& p, T* x, T* w, T* y) {
   const std::vector<Part> parts = split(p, std::max<int64_t>(pool.num_threads(), 1), kCopied);
   const std::vector<const Code*> codes = codes_of(parts);
   std::vector<std::pair<const Code*, std::unique_ptr<float[]>>> layouts;
@@ -283,13 +274,13 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, T* x, T* w, void* bias,
     T* image = x + part.image * p.x_image();
     const bool whole = own.height == p.height && part.keep_from == 0 && part.keep_to == p.height;
     if (p.kind == Kind::forward || whole) {
-      execute(own, code, x + part.x_at(p), weights[static_cast<size_t>(i)], bias, y_part);
+      execute(own, code, x + part.x_at(p), weights[static_cast<size_t>(i)], y_part);
       return;
     }
     // The part's x overlaps its neighbours': only its own rows are kept, zeros where no output sees them.
     thread_local Scratch rows;
     T* own_x = reinterpret_cast<T*>(rows.floats(own.x_image()));
-    execute(own, code, own_x, weights[static_cast<size_t>(i)], nullptr, y_part);
+    execute(own, code, own_x, weights[static_cast<size_t>(i)], y_part);
     const int64_t from = std::clamp(part.x_row, part.keep_from, part.keep_to);
     const int64_t to = std::clamp(part.x_row + own.height, from, part.keep_to);
     for (int64_t d = 0; d < p.depth; ++d, image += p.height * p.x_row(), own_x += own.height * p.x_row()) {
@@ -325,7 +316,7 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, T* x, float* w, T* y) 
       const Code& code = code_of(own);
       thread_local Scratch gradient, plain;
       float* own_w = gradient.floats(floats_in(code.w.own));
-      execute(own, code, x + part.x_at(p) + done * p.x_image(), own_w, nullptr, y + part.y_at(p) + done * p.y_image());
+      execute(own, code, x + part.x_at(p) + done * p.x_image(), own_w, y + part.y_at(p) + done * p.y_image());
       float* to = done ? plain.floats(p.weights()) : sum;
       reorder(code.w.reorder, code.w.own, own_w, code.w.plain, to);
       if (done)
@@ -343,18 +334,17 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, T* x, float* w, T* y) 
 
 /// T: of the operands.
 template <Kind kKind, class T>
-void run(ffi::ThreadPool& pool, const Problem& p, void* x, void* w, void* bias, void* y) {
+void run(ffi::ThreadPool& pool, const Problem& p, void* x, void* w, void* y) {
   auto as = [](void* data) { return static_cast<T*>(data); };
   if constexpr (kKind == Kind::weight_grad)
     run_weights(pool, p, as(x), static_cast<float*>(w), as(y));
   else
-    run_images(pool, p, as(x), as(w), bias, as(y));
+    run_images(pool, p, as(x), as(w), as(y));
 }
 
 template <Kind kKind>
 ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::AnyBuffer first, ffi::AnyBuffer second,
-                              ffi::RemainingArgs more, ffi::Result<ffi::AnyBuffer> result,
-                              ffi::Span<const int64_t> window) {
+                              ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> window) {
   Span span("convolution");
   struct Array {
     ffi::Span<const int64_t> dims;
@@ -398,17 +388,8 @@ ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::AnyBuffer first, ffi::A
   if (y_batch != batch || d.y != p.out_depth() || h.y != p.out_height() || v.y != p.out_width() ||
       y.dims[axes + 1] != p.out || w.dims[1] != p.in)
     return ffi::Error::InvalidArgument("md_convolution: sizes of x, w and y do not agree");
-  void* bias = nullptr;
-  if (more.size() > 0) {
-    const auto given = more.get<ffi::Buffer<ffi::F32>>(0);
-    if (given.has_error()) return given.error();
-    if (kKind != Kind::forward || more.size() > 1 || static_cast<int64_t>(given->element_count()) != p.out)
-      return ffi::Error::InvalidArgument("md_convolution: the bias is not of one element for each channel of y");
-    p.bias = true;
-    bias = given->untyped_data();
-  }
   try {
-    (p.bf16 ? run<kKind, uint16_t> : run<kKind, float>)(pool, p, x.data, w.data, bias, y.data);
+    (p.bf16 ? run<kKind, uint16_t> : run<kKind, float>)(pool, p, x.data, w.data, y.data);
   } catch (const std::exception& e) {
     return ffi::Error::Internal(std::string("md_convolution: ") + e.what());
   }
@@ -420,7 +401,6 @@ auto bind() {
       .Ctx<ffi::ThreadPool>()
       .Arg<ffi::AnyBuffer>()
       .Arg<ffi::AnyBuffer>()
-      .RemainingArgs()
       .Ret<ffi::AnyBuffer>()
       .Attr<ffi::Span<const int64_t>>("window");
 }

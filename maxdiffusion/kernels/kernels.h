@@ -39,8 +39,7 @@ inline constexpr const char* kProcessSumKernel = "md_process_sum";
 
 /// Convolution over two or three spatial axes and its gradients: all f32, or all bf16 with sums in f32, which a
 /// gradient of w keeps. Beside bf16 w may be f32, and is rounded.
-///   operands, result  of md_convolution: x [B, (F,) H, W, Ci], w [Co, Ci, (kf,) kh, kw] → y [B, (F',) H', W', Co];
-///                     a third operand, f32 [Co], is added to y
+///   operands, result  of md_convolution: x [B, (F,) H, W, Ci], w [Co, Ci, (kf,) kh, kw] → y [B, (F',) H', W', Co]
 ///                     of md_convolution_input_grad: dy, w → dx     of md_convolution_weight_grad: x, dy → dw
 ///   attribute window  i64[6 or 9]: the stride of each axis; then zeros before and after, axis by axis
 /// Results are reproducible to the bit on one machine with one number of threads; other numbers may round differently.

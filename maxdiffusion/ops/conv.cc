@@ -146,8 +146,7 @@ const char* cpu_kernel_refuses(const PrintCall& p) {
 
 /// The call for the node `n`. bf16 is widened around it, as XLA's own code does, where its products are not faster as
 /// they are.
-Value call_cpu_kernel(EmitCtx& c, const Node& n, const ConvOptions& o, const char* kernel,
-                      const std::vector<Value>& bias = {}) {
+Value call_cpu_kernel(EmitCtx& c, const Node& n, const ConvOptions& o, const char* kernel) {
   const Shape& out = n.outputs[0];
   const DType type = out.dtype;
   auto as = [&](DType to, const Value& v) {
@@ -163,9 +162,7 @@ Value call_cpu_kernel(EmitCtx& c, const Node& n, const ConvOptions& o, const cha
   // Weights in f32 are rounded by the kernel.
   const Value &w = c.unrounded(n.inputs[1]), x = as(taken, c.value(n.inputs[0]));
   const bool reads_f32 = !of_weights && taken == DType::bf16 && w.shape.dtype == DType::f32;
-  std::vector<Value> operands = {x, reads_f32 ? w : as(taken, c.value(n.inputs[1]))};
-  operands.insert(operands.end(), bias.begin(), bias.end());
-  const Value y = emit_custom_call(c, operands, call)[0];
+  const Value y = emit_custom_call(c, {x, reads_f32 ? w : as(taken, c.value(n.inputs[1]))}, call)[0];
   if (of_weights && y.shape.dtype != type) c.set_unrounded(y);
   return as(type, y);
 }

@@ -95,16 +95,5 @@ TEST(ConvolutionInGraphs, ReadsWeightsAndLeavesGradientsInF32) {
   }
 }
 
-TEST(ConvolutionInGraphs, AddsABias) {
-  auto layer = [](const std::vector<Tensor>& in) { return std::vector{add_bias(conv(in[0], in[1], kSame), in[2])}; };
-  auto arrays = [](DType type) {
-    return std::vector{normal({type, {1, 64, 7, 16}}, 1), normal({type, {24, 16, 3, 3}}, 2),
-                       normal({DType::f32, {24}}, 3)};
-  };
-  const std::vector<std::string> calls = {"md_convolution", "md_column_sums"};
-  expect_agreement(layer, arrays(DType::f32), 2e-6, calls);
-  for (bool as_they_are : {false, true}) expect_agreement(layer, arrays(DType::bf16), 4e-3, calls, as_they_are);
-}
-
 }  // namespace
 }  // namespace md
