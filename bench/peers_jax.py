@@ -16,12 +16,31 @@ import time
 from peers import report, seconds_since_start
 
 
-def unet_step(jax, jnp, config, dtype, mesh):
+def unet_of(jax, jnp, config, dtype, mesh, **options):
+    """The model of a UNet's config.json, the width of its pooled text, and (params, latents, text, added, key) → loss."""
     from maxdiffusion.models.unet_2d_condition_flax import FlaxUNet2DConditionModel
 
-    sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items() if not k.startswith("_")}
-    model = FlaxUNet2DConditionModel(dtype=dtype, weights_dtype=jnp.float32, split_head_dim=True, mesh=mesh, **sizes)
+    sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()
+             if k in FlaxUNet2DConditionModel.__dataclass_fields__}
+    model = FlaxUNet2DConditionModel(dtype=dtype, weights_dtype=jnp.float32, split_head_dim=True, mesh=mesh, **sizes,
+                                     **options)
     pooled = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
+    betas = jnp.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
+
+    def loss(params, latents, text, added, key):
+        of_noise, of_times = jax.random.split(key)
+        noise = jax.random.normal(of_noise, latents.shape)
+        t = jax.random.randint(of_times, latents.shape[:1], 0, 1000)
+        kept = jnp.cumprod(1 - betas)[t][:, None, None, None]
+        noisy = kept**0.5 * latents + (1 - kept) ** 0.5 * noise
+        prediction = model.apply({"params": params}, noisy, t, text, added_cond_kwargs=added).sample
+        return jnp.mean((prediction.astype(jnp.float32) - noise) ** 2)
+
+    return model, pooled, loss
+
+
+def unet_step(jax, jnp, config, dtype, mesh):
+    model, pooled, loss_of = unet_of(jax, jnp, config, dtype, mesh)
     key = iter(jax.random.split(jax.random.key(0), 9))
     text = jax.random.normal(next(key), (2, 77, config["cross_attention_dim"]))
     added = {
@@ -29,19 +48,13 @@ def unet_step(jax, jnp, config, dtype, mesh):
         "time_ids": jnp.array([[512.0, 512, 0, 0, 512, 512]] * 2),
     }
     mean, deviation = (jax.random.normal(next(key), (2, 4, 64, 64)) for _ in range(2))
-    betas = jnp.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
-    alphas = jnp.cumprod(1 - betas)
     example = (jnp.zeros((2, 4, 64, 64)), jnp.ones((2,), jnp.int32), text, added)
     params = jax.jit(model.init)(next(key), *example)["params"]
 
     def loss(params, key):
-        of_latents, of_noise, of_times = jax.random.split(key, 3)
+        of_latents, key = jax.random.split(key)
         latents = mean + deviation * jax.random.normal(of_latents, mean.shape)
-        noise, t = jax.random.normal(of_noise, mean.shape), jax.random.randint(of_times, (2,), 0, 1000)
-        kept = alphas[t][:, None, None, None]
-        noisy = kept**0.5 * latents + (1 - kept) ** 0.5 * noise
-        prediction = model.apply({"params": params}, noisy, t, text, added_cond_kwargs=added).sample
-        return jnp.mean((prediction.astype(jnp.float32) - noise) ** 2)
+        return loss_of(params, latents, text, added, key)
 
     return params, loss
 

@@ -14,6 +14,8 @@ import pathlib
 import sys
 import time
 
+from peers_jax import unet_of
+
 RULES = (
     ("batch", "data"),
     ("activation_batch", ("data", "fsdp")),
@@ -52,14 +54,8 @@ def main():
     sizes = [int(size) for size in o.mesh.split(",")]
     mesh = Mesh(np.array(devices).reshape(sizes), ("data", "fsdp", "context", "tensor"))
 
-    from maxdiffusion.models.unet_2d_condition_flax import FlaxUNet2DConditionModel
-
     config = json.loads(pathlib.Path(o.config).read_text())
-    known = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()
-             if k in FlaxUNet2DConditionModel.__dataclass_fields__}
-    model = FlaxUNet2DConditionModel(dtype=jnp.bfloat16, weights_dtype=jnp.float32, split_head_dim=True, mesh=mesh,
-                                     attention_kernel=o.attention, **known)
-    pooled = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
+    model, pooled, loss_of = unet_of(jax, jnp, config, jnp.bfloat16, mesh, attention_kernel=o.attention)
 
     with mesh, linen.logical_axis_rules(RULES):
         f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -77,19 +73,8 @@ def main():
         batch = {"latents": latents, "text": text, **added}
 
         def step(state, batch, key):
-            of_noise, of_times = jax.random.split(key)
-            noise = jax.random.normal(of_noise, latents.shape)
-            t = jax.random.randint(of_times, (o.batch,), 0, 1000)
-            alphas = jnp.cumprod(1 - jnp.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2)
-            kept = alphas[t][:, None, None, None]
-            noisy = kept**0.5 * batch["latents"] + (1 - kept) ** 0.5 * noise
-
-            def loss_of(params):
-                extra = {"text_embeds": batch["text_embeds"], "time_ids": batch["time_ids"]}
-                prediction = model.apply({"params": params}, noisy, t, batch["text"], added_cond_kwargs=extra).sample
-                return jnp.mean((prediction.astype(jnp.float32) - noise) ** 2)
-
-            loss, grads = jax.value_and_grad(loss_of)(state["params"])
+            extra = {"text_embeds": batch["text_embeds"], "time_ids": batch["time_ids"]}
+            loss, grads = jax.value_and_grad(loss_of)(state["params"], batch["latents"], batch["text"], extra, key)
             updates, opt = optimizer.update(grads, state["opt"], state["params"])
             return {"params": optax.apply_updates(state["params"], updates), "opt": opt, "step": state["step"] + 1}, loss
 

@@ -209,8 +209,6 @@ const GraphOptions& EmitCtx::options() const { return node_.graph->options(); }
 
 const Value& EmitCtx::in(int i) const { return printer_.value(node_.inputs[static_cast<size_t>(i)]); }
 
-const Value& EmitCtx::value(Tensor t) const { return printer_.value(t); }
-
 const Value& EmitCtx::unrounded(int i) const { return unrounded(node_.inputs[static_cast<size_t>(i)]); }
 
 const Value& EmitCtx::unrounded(Tensor t) const {

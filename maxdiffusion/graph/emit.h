@@ -36,9 +36,8 @@ class EmitCtx {
   const Value& in(int i = 0) const;
   /// What input i was rounded from, if the record that made it has said so; else the input.
   const Value& unrounded(int i = 0) const;
-  /// As in() and unrounded(), of a tensor of this node's graph that is printed already: for a record that takes over
-  /// what the node of its operand does. What that node printed then has no user, and compilers drop it.
-  const Value& value(Tensor t) const;
+  /// The same of a tensor of this node's graph that is printed already: for a record that takes over what the node of
+  /// its operand does. What that node printed then has no user, and compilers drop it.
   const Value& unrounded(Tensor t) const;
   /// How many operands of live nodes, and results, a tensor of this node's graph is.
   int uses(Tensor t) const;

@@ -110,9 +110,6 @@ struct OpDef {
   size_t (*same_as)(const Node&, int i) = nullptr;
   /// Floating-point operations of matrix products inside, a multiply-add being two. Null: none, or too few to count.
   double (*flops)(const Node&) = nullptr;
-  /// Prints what the node `n` makes with a bias, which is input 1 of `c`, f32, added over the last axis, and binds it
-  /// to the output of `c`; or nothing, where no kernel does both at once. Null: none does.
-  bool (*emit_biased)(EmitCtx& c, const Node& n) = nullptr;
   /// A matrix product, whose attributes are DotDims (ops/dot.h): what remat policies that keep products look for.
   bool is_dot = false;
   /// How the op itself lays values on the mesh, an entry per value. Null: it leaves that to the compiler.

@@ -144,30 +144,29 @@ const char* cpu_kernel_refuses(const PrintCall& p) {
   return cpu_kernel_refuses(p.options, p.w, p.c.in(0).shape.dtype, p.c.out().dtype);
 }
 
-/// The call for the node `n`. bf16 is widened around it, as XLA's own code does, where its products are not faster as
-/// they are.
-Value call_cpu_kernel(EmitCtx& c, const Node& n, const ConvOptions& o, const char* kernel) {
-  const Shape& out = n.outputs[0];
+/// bf16 is widened around the call, as XLA's own code does, where its products are not faster as they are.
+Value print_cpu_kernel(const PrintCall& p) {
+  EmitCtx& c = p.c;
+  const Shape& out = c.out();
   const DType type = out.dtype;
   auto as = [&](DType to, const Value& v) {
     return v.shape.dtype == to ? v : c.emit("stablehlo.convert", {v}, {to, v.shape.dims});
   };
+  const ConvOptions& o = p.options;
   Dims window = o.stride;
   for (size_t i = 0; i < o.stride.size(); ++i) window.insert(window.end(), {o.pad_low[i], o.pad_high[i]});
   const DType taken = c.options().cpu_kernels.bf16_products ? type : DType::f32;
-  const bool of_weights = std::string_view(kernel) == kConvolutionWeightGradKernel;
-  const CustomCall call{.target = kernel,
+  const bool of_weights = std::string_view(p.cpu_kernel) == kConvolutionWeightGradKernel;
+  const CustomCall call{.target = p.cpu_kernel,
                         .results = {Shape{of_weights ? DType::f32 : taken, out.dims}},
                         .backend_config = "window = " + mlir_array(window)};
   // Weights in f32 are rounded by the kernel.
-  const Value &w = c.unrounded(n.inputs[1]), x = as(taken, c.value(n.inputs[0]));
+  const Value &w = c.unrounded(1), x = as(taken, c.in(0));
   const bool reads_f32 = !of_weights && taken == DType::bf16 && w.shape.dtype == DType::f32;
-  const Value y = emit_custom_call(c, {x, reads_f32 ? w : as(taken, c.value(n.inputs[1]))}, call)[0];
+  const Value y = emit_custom_call(c, {x, reads_f32 ? w : as(taken, c.in(1))}, call)[0];
   if (of_weights && y.shape.dtype != type) c.set_unrounded(y);
   return as(type, y);
 }
-
-Value print_cpu_kernel(const PrintCall& p) { return call_cpu_kernel(p.c, p.c.node(), p.options, p.cpu_kernel); }
 
 constexpr KernelRow<PrintCall, Value> kPrinters[] = {
     {"CPU kernel", cpu_kernel_refuses, print_cpu_kernel},

@@ -99,36 +99,38 @@ std::optional<Product> as_product(const Dims& a, const Dims& b, const DotDims& d
                  {ab->stride, am->stride, ak->stride, bb->stride, bk->stride, bn->stride}};
 }
 
+/// The product `n`: the node of `c`, or one that the node of `c` takes over.
 struct PrintCall {
   EmitCtx& c;
+  const Node& n;
+  std::optional<Product> product = as_product(n.inputs[0].dims(), n.inputs[1].dims(), n.attrs<DotDims>());
 };
 
 /// Products below which a call costs more than it brings.
 constexpr double kSmall = 1 << 18;
 
-const char* cpu_kernel_refuses(const GraphOptions& o, const Node& n) {
-  const DType type = n.inputs[0].dtype(), result = n.outputs[0].dtype;
+const char* cpu_kernel_refuses(const PrintCall& call) {
+  const GraphOptions& o = call.c.options();
+  const DType type = call.n.inputs[0].dtype(), result = call.n.outputs[0].dtype;
   if (!o.calls_cpu_kernels() || (type != DType::f32 && type != DType::bf16) || (result != type && result != DType::f32))
     return kNotForCpuKernels;
-  const auto p = as_product(n.inputs[0].dims(), n.inputs[1].dims(), n.attrs<DotDims>());
-  if (!p) return "rows or columns are not evenly spaced";
+  if (!call.product) return "rows or columns are not evenly spaced";
   double multiplications = 1;
-  for (int64_t size : p->sizes) multiplications *= static_cast<double>(size);
+  for (int64_t size : call.product->sizes) multiplications *= static_cast<double>(size);
   return product_kernel_pays(o, type, multiplications) ? nullptr : "the compiler's own code is faster";
 }
-const char* cpu_kernel_refuses(const PrintCall& call) { return cpu_kernel_refuses(call.c.options(), call.c.node()); }
 
-/// The call for the node `n`, a product that the kernel takes, which rounds as it reads.
-Value call_cpu_kernel(EmitCtx& c, const Node& n, DType result, const std::vector<Value>& bias) {
-  const auto p = as_product(n.inputs[0].dims(), n.inputs[1].dims(), n.attrs<DotDims>());
-  std::vector<Value> operands = {c.unrounded(n.inputs[0]), c.unrounded(n.inputs[1])};
+/// The kernel rounds as it reads.
+Value call_cpu_kernel(const PrintCall& call, DType result, const std::vector<Value>& bias) {
+  EmitCtx& c = call.c;
+  std::vector<Value> operands = {c.unrounded(call.n.inputs[0]), c.unrounded(call.n.inputs[1])};
   operands.insert(operands.end(), bias.begin(), bias.end());
   return emit_custom_call(
       c, operands,
       {.target = kProductKernel,
-       .results = {Shape{result, n.outputs[0].dims}},
-       .backend_config = fmt::format("sizes = {}, strides = {}, in_bf16 = {}", mlir_array(p->sizes),
-                                     mlir_array(p->strides), c.options().cpu_kernels.bf16_products)})[0];
+       .results = {Shape{result, call.n.outputs[0].dims}},
+       .backend_config = fmt::format("sizes = {}, strides = {}, in_bf16 = {}", mlir_array(call.product->sizes),
+                                     mlir_array(call.product->strides), c.options().cpu_kernels.bf16_products)})[0];
 }
 
 /// Whether all axes but one of each operand are contracted: the gradient of a weight.
@@ -142,8 +144,8 @@ bool sums_over_rows(const Node& n) {
 Value print_cpu_kernel(const PrintCall& call) {
   EmitCtx& c = call.c;
   if (c.out().dtype != DType::bf16 || !c.node().backward || !sums_over_rows(c.node()))
-    return call_cpu_kernel(c, c.node(), c.out().dtype, {});
-  const Value sums = call_cpu_kernel(c, c.node(), DType::f32, {});
+    return call_cpu_kernel(call, c.out().dtype, {});
+  const Value sums = call_cpu_kernel(call, DType::f32, {});
   c.set_unrounded(sums);
   return c.emit("stablehlo.convert", {sums}, c.out());
 }
@@ -212,18 +214,14 @@ Tensor operand_grad(const VjpCtx& c, int operand, const DotDims& d) {
   return transpose(g, permutation);
 }
 
-bool emit_biased(EmitCtx& c, const Node& n) {
-  if (cpu_kernel_refuses(c.options(), n)) return false;
-  if (as_product(n.inputs[0].dims(), n.inputs[1].dims(), n.attrs<DotDims>())->sizes[2] != c.in(1).shape.dim(0))
-    return false;
-  c.set_out(call_cpu_kernel(c, n, c.out().dtype, {c.in(1)}));
-  return true;
-}
-
 constexpr OpDef kDot = {
     .name = "dot_general",
     .infer = infer_dot,
-    .emit = [](EmitCtx& c) { c.set_out(kernel_for(kPrinters, PrintCall{c}).build({c})); },
+    .emit =
+        [](EmitCtx& c) {
+          const PrintCall call{c, c.node()};
+          c.set_out(kernel_for(kPrinters, call).build(call));
+        },
     .vjp = [](const VjpCtx& c) -> Grads {
       const auto& d = c.attrs<DotDims>();
       return {c.needs(0) ? operand_grad(c, 0, d) : Tensor(), c.needs(1) ? operand_grad(c, 1, d) : Tensor()};
@@ -248,7 +246,6 @@ constexpr OpDef kDot = {
           for (int64_t axis : n.attrs<DotDims>().lhs_contract) terms *= static_cast<double>(n.inputs[0].dim(axis));
           return terms * static_cast<double>(n.outputs[0].elements());
         },
-    .emit_biased = emit_biased,
     .is_dot = true,
 };
 
@@ -266,10 +263,11 @@ constexpr OpDef kAddBias = {
     .emit =
         [](EmitCtx& c) {
           const Tensor y = c.node().inputs[0], b = c.node().inputs[1];
-          const Node& product = *y.node();
-          if (b.dtype() == DType::f32 && c.uses(y) == 1 && product.op->emit_biased &&
-              product.op->emit_biased(c, product))
-            return;
+          if (b.dtype() == DType::f32 && c.uses(y) == 1 && y.node()->op == &kDot) {
+            const PrintCall product{c, *y.node()};
+            if (!cpu_kernel_refuses(product) && product.product->sizes[2] == b.dim(0))
+              return c.set_out(call_cpu_kernel(product, c.out().dtype, {c.in(1)}));
+          }
           const Value bias =
               b.dtype() == y.dtype() ? c.in(1) : c.emit("stablehlo.convert", {c.in(1)}, {y.dtype(), b.dims()});
           c.set_out(c.emit("stablehlo.add", {c.in(0), c.broadcast(bias, y.dims(), {y.rank() - 1})}, c.out()));

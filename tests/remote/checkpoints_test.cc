@@ -66,6 +66,14 @@ class BucketCheckpoints : public testing::TestWithParam<const char*> {
     writer.save(step, [value] { return content_of(value); });
     writer.finish();
   }
+  /// How many requests that write come of `act`.
+  int64_t writes_of(const std::function<void()>& act) {
+    std::atomic<int64_t> writes = 0;
+    server().on_write([&](const std::string&) { ++writes; });
+    act();
+    server().on_write({});
+    return writes.load();
+  }
   TemporaryFolder t;
   int machines_ = 0;
   const std::string dir = std::string(GetParam()) + "://runs/a/checkpoints?retry_limit_seconds=2";
@@ -119,10 +127,7 @@ TEST_P(BucketCheckpoints, OnlyWhatIsNeededIsFetchedAndOnlyOnce) {
 
 TEST_P(BucketCheckpoints, KilledAtAnyRequestTheOneBeforeIsWholeAndTheNextRunPutsWhatWaits) {
   save(1, 1);
-  int64_t writes = 0;
-  server().on_write([&](const std::string&) { ++writes; });
-  save(2, 2);
-  server().on_write({});
+  const int64_t writes = writes_of([&] { save(2, 2); });
   remove_below(below(dir, "2"));
   remove_below(staging(dir));
   ASSERT_GE(writes, 7);
@@ -149,21 +154,14 @@ TEST_P(BucketCheckpoints, KilledAtAnyRequestTheOneBeforeIsWholeAndTheNextRunPuts
 }
 
 TEST_P(BucketCheckpoints, WhatWasPutBeforeAFailureIsNotPutAgain) {
-  const auto count = [&](const std::function<void()>& act) {
-    std::atomic<int64_t> writes = 0;
-    server().on_write([&](const std::string&) { ++writes; });
-    act();
-    server().on_write({});
-    return writes.load();
-  };
-  const int64_t all = count([&] { save(1, 1); });
+  const int64_t all = writes_of([&] { save(1, 1); });
   const int64_t half = all / 2;
   CheckpointWriter writer(dir, 0);
   server().fail_writes(WriteFault::forbidden, 1 << 20, half);
   writer.save(2, [] { return content_of(2); });
   EXPECT_THROW(writer.finish(), Error);
   server().fail_writes(WriteFault::none, 0);
-  EXPECT_LE(count([&] { writer.finish(); }), all - half + 1);
+  EXPECT_LE(writes_of([&] { writer.finish(); }), all - half + 1);
   another_machine();
   EXPECT_EQ(value_of(dir, 2), 2);
 }
@@ -345,10 +343,7 @@ TEST_P(PiecesInBuckets, AreThoseOfASharedFolderByteForByte) {
 
 TEST_P(PiecesInBuckets, KilledAtAnyRequestTheOneBeforeIsWholeAndAllOrNoneOfTheWaitingPartsCount) {
   ASSERT_EQ(save_by_four(1, 1), kNoErrors);
-  std::atomic<int64_t> writes = 0;
-  server().on_write([&](const std::string&) { ++writes; });
-  ASSERT_EQ(save_by_four(2, 2), kNoErrors);
-  server().on_write({});
+  const int64_t writes = writes_of([&] { ASSERT_EQ(save_by_four(2, 2), kNoErrors); });
   remove_below(below(dir, "2"));
   ASSERT_GE(writes, 12);
   for (int64_t k = 0; k < writes; ++k) {
