@@ -74,7 +74,7 @@ def meshes(o):
             "data 2 × fsdp 2 × tensor 2": ["--mesh", "2,2,1,2"]}
     rows = {name: [row for _ in range(o.rounds) if (row := run([*ours, *words, "--name", name]))]
             for name, words in runs.items()}
-    columns = {"step_s": "step, s", "processor_s": "of processors, s", "compile_s": "compile, s",
+    columns = {"step_s": "step, s", "floor_s": "floor, s", "processor_s": "of processors, s", "compile_s": "compile, s",
                "peak_resident_mb": "peak, MB"}
     print("| mesh | " + " | ".join(columns.values()) + " | step ÷ | processors ÷ |")
     print("|" + " --- |" * (len(columns) + 3))
@@ -134,7 +134,7 @@ def main():
                             if o.rows:
                                 with open(o.rows, "a") as file:
                                     print(json.dumps(row), file=file)
-    columns = {"step_s": "step, s", "processor_s": "of processors, s", "to_first_loss_s": "to first loss, s", "compile_s": "compile, s",
+    columns = {"step_s": "step, s", "floor_s": "floor, s", "processor_s": "of processors, s", "to_first_loss_s": "to first loss, s", "compile_s": "compile, s",
                "load_s": "load, s", "trace_s": "trace, s", "emit_s": "emit, s", "peak_resident_mb": "peak, MB"}
     print("| model | dtype | program | " + " | ".join(columns.values()) + " | step ÷ PyTorch's best | first ÷ |")
     print("|" + " --- |" * (len(columns) + 5))

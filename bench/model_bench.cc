@@ -7,27 +7,31 @@
 //   --pixels N     of the side of the UNet's latents (64)
 //   --spans N      after the timed steps, N more of which the row says where their time goes: seconds in each kind of
 //                  kernel, by the wall; kernels may run side by side (0)
-// Prints one JSON line. bench/compare.py runs it beside the same step in other programs and makes the table.
+// Prints one JSON line; floor_s in it is what a step cannot be faster than on this machine (floor_seconds below).
+// bench/compare.py runs it beside the same step in other programs and makes the table.
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "bench/models.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/trace.h"
+#include "maxdiffusion/ops/dot.h"
 #include "maxdiffusion/ops/random.h"
+#include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/runtime/runtime.h"
-#include "maxdiffusion/tasks/autoencoder.h"
-#include "maxdiffusion/tasks/denoise.h"
 #include "maxdiffusion/train/step.h"
 
 namespace md {
@@ -54,35 +58,6 @@ int64_t peak_resident() {
   return 0;
 }
 
-/// The models of the bench as one folder of SDXL's kind.
-std::shared_ptr<const Family> make_bench_family() {
-  auto text = [](const char* file) { return read_file(std::string(MD_SOURCE_DIR "/bench/models/") + file); };
-  const std::string clip = R"({"max_position_embeddings": 77, "architectures": ["CLIPTextModel"]})";
-  return make_family(ModelFolder::from_texts({
-      {"model_index.json", R"({"_class_name": "StableDiffusionXLPipeline", "scheduler": ["", "DDPMScheduler"],
-        "unet": ["", "UNet2DConditionModel"], "vae": ["", "AutoencoderKL"],
-        "text_encoder": ["", "CLIPTextModel"], "text_encoder_2": ["", "CLIPTextModelWithProjection"]})"},
-      {"scheduler/scheduler_config.json", "{}"},
-      {"unet/config.json", text("unet.json")},
-      {"vae/config.json", text("vae.json")},
-      {"text_encoder/config.json", clip},
-      {"text_encoder_2/config.json", clip},
-  }));
-}
-
-/// A transformer of videos; the other models of its folder are not used.
-std::shared_ptr<const Family> make_video_family() {
-  return make_family(ModelFolder::from_texts({
-      {"model_index.json", R"({"_class_name": "WanPipeline", "scheduler": ["", "FlowMatchEulerDiscreteScheduler"],
-        "transformer": ["", "WanTransformer3DModel"], "vae": ["", "AutoencoderKLWan"],
-        "text_encoder": ["", "UMT5EncoderModel"]})"},
-      {"scheduler/scheduler_config.json", "{}"},
-      {"transformer/config.json", read_file(MD_SOURCE_DIR "/bench/models/wan.json")},
-      {"vae/config.json", "{}"},
-      {"text_encoder/config.json", R"({"model_type": "umt5", "d_model": 512})"},
-  }));
-}
-
 /// Sizes of the mesh axes, as on the command line.
 Devices open_mesh(const std::string& sizes) {
   if (sizes.empty()) return Devices::open();
@@ -94,33 +69,6 @@ Devices open_mesh(const std::string& sizes) {
   check(static_cast<bool>(words), Code::invalid_config, "model_bench: --mesh {} is not four numbers", sizes);
   return Devices::open(
       "cpu", c.ici_data_parallelism * c.ici_fsdp_parallelism * c.ici_context_parallelism * c.ici_tensor_parallelism, c);
-}
-
-std::unique_ptr<Task> make_task(const std::string& model, int64_t batch, int64_t pixels) {
-  if (model == "wan") {
-    auto task = std::make_unique<DenoiseTask>();
-    task->family = make_video_family();
-    task->process = make_process({{"_class_name", "FlowMatchEulerDiscreteScheduler"}}, ProcessKeys{});
-    task->size = task->family->media_size({5, 32, 32, 16});  // 1,280 tokens
-    if (batch > 0) task->batch_size = batch;
-    return task;
-  }
-  if (model == "unet") {
-    auto task = std::make_unique<DenoiseTask>();
-    task->family = make_bench_family();
-    task->process =
-        make_process({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}}, ProcessKeys{});
-    task->batch_size = batch > 0 ? batch : 2;
-    task->size = task->family->media_size({pixels, pixels, 4});
-    task->said = MediaSize{8 * pixels, 8 * pixels};
-    return task;
-  }
-  check(model == "vae", Code::invalid_config, "model_bench: '{}' is not one of: unet, vae, wan", model);
-  auto task = std::make_unique<AutoencoderTask>();
-  task->family = make_bench_family();
-  task->batch_size = batch > 0 ? batch : 2;
-  task->size = {128, 128};
-  return task;
 }
 
 /// Of this process on all processors, user and system.
@@ -150,6 +98,41 @@ HostArray starting(const ParamTable& params, const std::string& name, const Shap
     for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<uint8_t>(rng.below(i, 256));
   }
   return a;
+}
+
+/// The shortest of several runs of f of random arrays of these shapes, which gives little; seconds.
+double shortest(const Devices& devices, const std::vector<Shape>& shapes,
+                const std::function<Tensor(const std::vector<Tensor>&)>& f) {
+  Graph g(devices.graph_options());
+  std::vector<Tensor> in;
+  for (const Shape& s : shapes) in.push_back(g.input("x" + std::to_string(in.size()), s));
+  g.output("y", f(in));
+  const Program program = compile(devices, g, {.jax_cache_dir = "off", .xla_flags = ""}, "floor");
+  ArrayMap arrays;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    HostArray x({DType::f32, shapes[i].dims});
+    HostRng(i, "floor").fill(HostRng::Distribution::normal, 1, 0, x.mutable_view<float>());
+    arrays["x" + std::to_string(i)] = devices.put(x.cast(shapes[i].dtype), {}, "x");
+  }
+  double best = INFINITY;
+  for (int i = 0; i < 6; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    ArrayMap none;
+    devices.get(program.run(none, arrays).at("y"));
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
+/// What a step cannot be faster than here: its products at the rate of one large product of their type, and memory that
+/// it must read and write at the rate at which a large array is read.
+double floor_seconds(const Devices& devices, DType type, double flops, double bytes) {
+  constexpr int64_t kSize = 4096, kColumns = 1024;
+  const double product = shortest(devices, {{type, {kSize, kSize}}, {type, {kSize, kColumns}}},
+                                  [](const std::vector<Tensor>& in) { return sum(matmul(in[0], in[1]), {0}); });
+  const double read = shortest(devices, {{DType::f32, {8 * kSize, kColumns}}},
+                               [](const std::vector<Tensor>& in) { return sum(in[0], {0}); });
+  return flops * product / (2.0 * kSize * kSize * kColumns) + bytes * read / (8 * 4.0 * kSize * kColumns);
 }
 
 int run(const std::vector<std::string>& args) {
@@ -183,7 +166,7 @@ int run(const std::vector<std::string>& args) {
   using Clock = std::chrono::steady_clock;
   auto since = [](Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); };
 
-  const auto task = make_task(args[0], batch, pixels);
+  const auto task = make_bench_task(args[0], batch, pixels);
   const Devices devices = open_mesh(mesh);
   const AxisRules rules = AxisRules::defaults();
   ScopeOptions scope;
@@ -261,8 +244,13 @@ int run(const std::vector<std::string>& args) {
         seconds[span.name] += static_cast<double>(span.end_ns - span.start_ns) * 1e-9 / traced;
     row["spans"] = seconds;
   }
-  if (auto plan = program.memory()) row["planned_mb"] = static_cast<double>(plan->peak()) / 1e6;
-  if (auto flops = program.flops()) row["gflop"] = *flops / 1e9;
+  if (auto plan = program.memory()) {
+    row["planned_mb"] = static_cast<double>(plan->peak()) / 1e6;
+    // Weights and moments are read and written, and what is made on the way is written and read.
+    row["floor_s"] = floor_seconds(devices, scope.activations, step.flops,
+                                   2.0 * static_cast<double>(plan->arguments + plan->temporary));
+  }
+  row["gflop"] = step.flops / 1e9;
   std::cout << row.dump() << std::endl;
   return 0;
 }

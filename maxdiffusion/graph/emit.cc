@@ -63,10 +63,7 @@ std::string mlir_float(double value, DType type) {
 
 class Printer {
  public:
-  explicit Printer(const Graph& graph) : graph_(graph) {
-    values_.reserve(graph.nodes().size());
-    text_.reserve(graph.nodes().size() * 128);
-  }
+  explicit Printer(const Graph& graph) : graph_(graph) { values_.reserve(graph.nodes().size()); }
 
   std::string module(std::string_view name);
 
@@ -89,8 +86,6 @@ class Printer {
   }
   void bind(Tensor t, Value v) { values_[{t.node(), t.index()}] = std::move(v); }
   std::string fresh() { return "%" + std::to_string(next_++); }
-  /// Appends a type: the most printed thing of all, so without a string of its own.
-  void type(const Shape& shape);
   /// " loc(#loc7)", whose meaning is printed once at the end: a path has many statements.
   std::string location(const Node& node);
   std::vector<Value> print_nodes(const Graph& g, const std::vector<Tensor>& results);
@@ -98,7 +93,8 @@ class Printer {
   Value in_order_of(const Axes& order, const Value& v);
 
   const Graph& graph_;
-  std::string text_;
+  Statements block_;
+  std::vector<int> used_in_regions_;  // of the statement that is printed next
   std::unordered_map<Key, Value, KeyHash> values_;
   std::unordered_map<Key, Value, KeyHash> unrounded_;
   std::unordered_map<Key, int, KeyHash> uses_;
@@ -108,17 +104,6 @@ class Printer {
   std::unordered_map<std::string, Value> scoped_;
   int next_ = 0;
 };
-
-void Printer::type(const Shape& shape) {
-  text_ += "tensor<";
-  for (int64_t d : shape.dims) {
-    char digits[24];
-    text_.append(digits, std::to_chars(digits, digits + sizeof digits, d).ptr);
-    text_ += 'x';
-  }
-  text_ += mlir_name(shape.dtype);
-  text_ += '>';
-}
 
 std::string Printer::location(const Node& node) {
   std::string name = *node.path;
@@ -150,10 +135,8 @@ std::vector<Value> Printer::print_nodes(const Graph& g, const std::vector<Tensor
 
 Value Printer::in_order_of(const Axes& order, const Value& v) {
   if (order.empty()) return v;
-  Value out{fresh(), {v.shape.dtype, in_order(v.shape.dims, order)}};
-  text_ += fmt::format("{} = \"stablehlo.transpose\"({}) {{permutation = {}}} : ({}) -> {}\n", out.name, v.name,
-                       mlir_array(order), mlir_type(v.shape), mlir_type(out.shape));
-  return out;
+  return block_.add("stablehlo.transpose", {v}, {{v.shape.dtype, in_order(v.shape.dims, order)}},
+                    "permutation = " + mlir_array(order), "", next_)[0];
 }
 
 /// As `sdy_sharding`, of an array that is stored in this order.
@@ -170,7 +153,7 @@ std::string Printer::module(std::string_view name) {
     mesh += fmt::format("{}\"{}\"={}", mesh.empty() ? "" : ", ", axis, size);
     devices *= size;
   }
-  std::string args, types, results;
+  std::string args, results;
   for (size_t i = 0; i < graph_.inputs().size(); ++i) {
     const GraphInput& in = graph_.inputs()[i];
     const Value v{fmt::format("%arg{}", i), {in.value.dtype(), in_order(in.value.dims(), in.order)}};
@@ -187,20 +170,18 @@ std::string Printer::module(std::string_view name) {
     const GraphOutput& out = graph_.outputs()[i];
     outs.push_back(out.value);
     std::string type = mlir_type({out.value.dtype(), in_order(out.value.dims(), out.order)});
-    types += (i ? ", " : "") + type;
     results += (i ? ", " : "") + type;
     if (!axes.empty())  // without a word of its own an output comes out whole on every device
       results += " {" + stored_sharding(out.sharding, out.value.rank(), out.order) + "}";
   }
   std::vector<Value> values = print_nodes(graph_, outs);
   for (size_t i = 0; i < values.size(); ++i) values[i] = in_order_of(graph_.outputs()[i].order, values[i]);
-  std::string names;
-  for (size_t i = 0; i < values.size(); ++i) names += (i ? ", " : "") + values[i].name;
+  block_.add("func.return", values, {}, "", "", next_);
   return fmt::format(
       "module @{} attributes {{mhlo.num_partitions = {} : i32, mhlo.num_replicas = 1 : i32}} {{\n{}"
-      "func.func public @main({}) -> ({}) {{\n{}\"func.return\"({}) : ({}) -> ()\n}}\n}}\n{}",
-      name, devices, axes.empty() ? "" : fmt::format("sdy.mesh @mesh = <[{}]>\n", mesh), args, results, text_, names,
-      types, location_definitions_);
+      "func.func public @main({}) -> ({}) {{\n{}}}\n}}\n{}",
+      name, devices, axes.empty() ? "" : fmt::format("sdy.mesh @mesh = <[{}]>\n", mesh), args, results,
+      block_.text(next_), location_definitions_);
 }
 
 EmitCtx::EmitCtx(Printer& printer, const Node& node) : printer_(printer), node_(node) {}
@@ -229,59 +210,20 @@ Value EmitCtx::emit(std::string_view op, const std::vector<Value>& operands, con
 std::vector<Value> EmitCtx::emit_multi(std::string_view op, const std::vector<Value>& operands,
                                        const std::vector<Shape>& results, std::string_view attributes,
                                        const std::vector<std::string>& regions) {
-  std::string& t = printer_.text_;
-  std::vector<Value> out;
-  if (results.size() == 1) {
-    out.push_back({printer_.fresh(), results[0]});
-    t += out[0].name;
-  } else if (!results.empty()) {
-    std::string base = printer_.fresh();
-    for (size_t i = 0; i < results.size(); ++i) out.push_back({base + "#" + std::to_string(i), results[i]});
-    t += base + ":" + std::to_string(results.size());
-  }
-  if (!results.empty()) t += " = ";
-  t += '"';
-  t += op;
-  t += "\"(";
-  for (size_t i = 0; i < operands.size(); ++i) {
-    if (i) t += ", ";
-    t += operands[i].name;
-  }
-  t += ")";
-  if (!regions.empty()) {
-    t += " (";
-    for (size_t i = 0; i < regions.size(); ++i) {
-      if (i) t += ", ";
-      t += regions[i];
-    }
-    t += ")";
-  }
-  if (!attributes.empty()) {
-    t += " {";
-    t += attributes;
-    t += "}";
-  }
-  t += " : (";
-  for (size_t i = 0; i < operands.size(); ++i) {
-    if (i) t += ", ";
-    printer_.type(operands[i].shape);
-  }
-  t += ") -> ";
-  if (results.size() != 1) t += "(";
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (i) t += ", ";
-    printer_.type(results[i]);
-  }
-  if (results.size() != 1) t += ")";
-  t += printer_.loc_;
-  t += "\n";
-  return out;
+  return printer_.block_.add(op, operands, results, attributes, printer_.loc_, printer_.next_, regions,
+                             regions.empty() ? std::vector<int>() : std::exchange(printer_.used_in_regions_, {}));
 }
+
+std::vector<Value> EmitCtx::emit_call(const CustomCall& call, const std::vector<Value>& operands) {
+  return printer_.block_.add_call(call, operands, printer_.loc_, printer_.next_);
+}
+
+bool EmitCtx::is_of_call(int i) const { return printer_.block_.is_of_call(in(i)); }
 
 std::string EmitCtx::region(const std::vector<Shape>& arguments,
                             const std::function<std::vector<Value>(EmitCtx&, const std::vector<Value>&)>& fill,
                             std::string_view terminator, bool isolated) {
-  std::string outer = std::exchange(printer_.text_, {});
+  Statements outer = std::exchange(printer_.block_, {});
   auto outside = isolated ? std::exchange(printer_.constants_, {}) : decltype(printer_.constants_)();
   printer_.constants_.emplace_back();
   std::string head;
@@ -294,8 +236,10 @@ std::string EmitCtx::region(const std::vector<Shape>& arguments,
   emit_multi(terminator, results, {});
   printer_.constants_.pop_back();
   if (isolated) printer_.constants_ = std::move(outside);
-  std::string body = std::exchange(printer_.text_, std::move(outer));
-  return fmt::format("{{\n{}{}}}", arguments.empty() ? "" : "^bb0(" + head + "):\n", body);
+  const Statements body = std::exchange(printer_.block_, std::move(outer));
+  const std::vector<int> used = body.uses();
+  printer_.used_in_regions_.insert(printer_.used_in_regions_.end(), used.begin(), used.end());
+  return fmt::format("{{\n{}{}}}", arguments.empty() ? "" : "^bb0(" + head + "):\n", body.text(printer_.next_));
 }
 
 std::vector<Value> EmitCtx::inline_body(const Graph& body, const std::vector<Value>& args) {

@@ -9,14 +9,9 @@
 
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/graph/graph.h"
+#include "maxdiffusion/graph/statements.h"
 
 namespace md {
-
-/// An SSA value as text: "%12" and its type.
-struct Value {
-  std::string name;
-  Shape shape;
-};
 
 class Printer;
 
@@ -51,6 +46,10 @@ class EmitCtx {
   std::vector<Value> emit_multi(std::string_view op, const std::vector<Value>& operands,
                                 const std::vector<Shape>& results, std::string_view attributes = "",
                                 const std::vector<std::string>& regions = {});
+  /// Prints the call and returns its results.
+  std::vector<Value> emit_call(const CustomCall& call, const std::vector<Value>& operands);
+  /// Whether input i comes from a call that may be joined with its neighbours.
+  bool is_of_call(int i) const;
   /// Text of a region `({ ^bb0(args): … "terminator"(results) })`; `fill` prints the block and returns the operands of
   /// its terminator. An isolated region uses nothing from outside, constants included.
   std::string region(const std::vector<Shape>& arguments,

@@ -23,29 +23,34 @@ MD_VECTORIZED void add_rows(const T* x, int64_t rows, int64_t width, float* sums
 }
 
 template <class T>
-void sum(ffi::ThreadPool& pool, const T* x, int64_t rows, int64_t width, float* y) {
+void sum(ffi::ThreadPool& pool, const T* x, int64_t groups, int64_t rows, int64_t width, float* y) {
   const int64_t pieces = (rows + kRows - 1) / kRows;
-  std::vector<float> sums(static_cast<size_t>(pieces * width));
-  parallel_for(pool, pieces, [&](int64_t i) {
-    const int64_t first = i * kRows;
-    add_rows(x + first * width, std::min(kRows, rows - first), width, sums.data() + i * width);
+  std::vector<float> sums(static_cast<size_t>(groups * pieces * width));
+  parallel_for(pool, groups * pieces, [&](int64_t i) {
+    const int64_t first = i % pieces * kRows;
+    add_rows(x + (i / pieces * rows + first) * width, std::min(kRows, rows - first), width, sums.data() + i * width);
   });
   std::vector<double> totals(static_cast<size_t>(width));
-  for (int64_t i = 0; i < pieces; ++i)
-    for (int64_t c = 0; c < width; ++c)
-      totals[static_cast<size_t>(c)] += static_cast<double>(sums[static_cast<size_t>(i * width + c)]);
-  for (int64_t c = 0; c < width; ++c) y[c] = static_cast<float>(totals[static_cast<size_t>(c)]);
+  for (int64_t g = 0; g < groups; ++g, y += width) {
+    std::ranges::fill(totals, 0.0);
+    for (int64_t i = g * pieces; i < (g + 1) * pieces; ++i)
+      for (int64_t c = 0; c < width; ++c)
+        totals[static_cast<size_t>(c)] += static_cast<double>(sums[static_cast<size_t>(i * width + c)]);
+    for (int64_t c = 0; c < width; ++c) y[c] = static_cast<float>(totals[static_cast<size_t>(c)]);
+  }
 }
 
 ffi::Error column_sums_kernel(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::Buffer<ffi::F32>> y) {
   Span span("column sums");
-  const auto width = static_cast<int64_t>(y->element_count()), size = static_cast<int64_t>(x.element_count());
-  if (width == 0 || size % width != 0 || x.dimensions().back() != width)
-    return ffi::Error::InvalidArgument("md_column_sums: the result is not as long as a row");
+  const auto results = static_cast<int64_t>(y->element_count()), size = static_cast<int64_t>(x.element_count());
+  const int64_t width = x.dimensions().size() == 0 ? 0 : x.dimensions().back();
+  if (width == 0 || results == 0 || results % width != 0 || size % results != 0)
+    return ffi::Error::InvalidArgument("md_column_sums: the result is not made of rows of x");
+  const int64_t groups = results / width, rows = size / results;
   if (x.element_type() == ffi::F32)
-    sum(pool, static_cast<const float*>(x.untyped_data()), size / width, width, y->typed_data());
+    sum(pool, static_cast<const float*>(x.untyped_data()), groups, rows, width, y->typed_data());
   else if (x.element_type() == ffi::BF16)
-    sum(pool, static_cast<const uint16_t*>(x.untyped_data()), size / width, width, y->typed_data());
+    sum(pool, static_cast<const uint16_t*>(x.untyped_data()), groups, rows, width, y->typed_data());
   else
     return ffi::Error::InvalidArgument("md_column_sums: x is not f32 or bf16");
   return ffi::Error::Success();

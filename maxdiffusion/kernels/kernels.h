@@ -12,6 +12,15 @@ struct Kernel {
 };
 const std::vector<Kernel>& cpu_kernels();
 
+/// Makes calls of the other kernels, one after the other: a piece of a program instead of several.
+///   operands  the operands of all calls that no call makes
+///   results   the results of calls that are wanted; and memory for those that only calls read (u8), where there are
+///   any attributes c0000, c0001, …: a dictionary for each call, in order:
+///               kernel (text), attributes (dictionary: the kernel's own), operands (i64: how many there are),
+///               arrays (i64 array: for each operand and then each result the number of the operand or result of the
+///               run, counted in one, in which it lies, bytes from its start, XLA_FFI_DataType, rank, dims)
+inline constexpr const char* kRunKernel = "md_run";
+
 /// Sums of squares over all elements of n arrays.
 ///   operands  n arrays, f32
 ///   result    f32[2]: of the elements as they are, and limited to ±max_value
@@ -58,11 +67,24 @@ inline constexpr const char* kConvolutionWeightGradKernel = "md_convolution_weig
 /// Results are reproducible to the bit on one machine with one number of threads; other numbers may round differently.
 inline constexpr const char* kProductKernel = "md_product";
 
-/// Sums over all axes of an array but the last.
-///   operands  x [rows…, C], f32 or bf16
-///   result    f32 [C]
+/// Sums of rows.
+///   operands  x [groups…, rows…, C], f32 or bf16
+///   result    f32 [groups…, C]
 /// The result does not depend on the number of threads, to the bit.
 inline constexpr const char* kColumnSumsKernel = "md_column_sums";
+
+/// y = a + b, rounded once.
+///   operands  a [rows…, C]; b with as many elements, or with one row of C for every n rows of a that follow each
+///   other;
+///             each f32 or bf16
+///   result    y like a
+inline constexpr const char* kAddKernel = "md_add";
+
+/// Arrays behind each other along one axis.
+///   operands  n arrays, f32 or bf16, that differ along that axis alone
+///   result    y
+///   attribute axis (i64)
+inline constexpr const char* kConcatenateKernel = "md_concatenate";
 
 /// y = a · gelu(g) for the halves a and g of the last axis of x; gelu(g) = g · (1 + erf(g/√2))/2. Arithmetic is f32.
 ///   operands  x [rows…, 2·C], f32 or bf16

@@ -2,6 +2,7 @@
 
 namespace md {
 
+void* run_handler();
 void* sum_of_squares_handler();
 void* adamw_handler();
 void* moving_average_handler();
@@ -10,6 +11,8 @@ void* convolution_input_grad_handler();
 void* convolution_weight_grad_handler();
 void* product_handler();
 void* column_sums_handler();
+void* add_handler();
+void* concatenate_handler();
 void* gated_gelu_handler();
 void* gated_gelu_grad_handler();
 void* attention_handler();
@@ -21,7 +24,8 @@ void* layer_norm_grad_handler();
 void* process_sum_handler();
 
 const std::vector<Kernel>& cpu_kernels() {
-  static const std::vector<Kernel> kernels = {{kSumOfSquaresKernel, sum_of_squares_handler()},
+  static const std::vector<Kernel> kernels = {{kRunKernel, run_handler()},
+                                              {kSumOfSquaresKernel, sum_of_squares_handler()},
                                               {kAdamwKernel, adamw_handler()},
                                               {kMovingAverageKernel, moving_average_handler()},
                                               {kConvolutionKernel, convolution_handler()},
@@ -29,6 +33,8 @@ const std::vector<Kernel>& cpu_kernels() {
                                               {kConvolutionWeightGradKernel, convolution_weight_grad_handler()},
                                               {kProductKernel, product_handler()},
                                               {kColumnSumsKernel, column_sums_handler()},
+                                              {kAddKernel, add_handler()},
+                                              {kConcatenateKernel, concatenate_handler()},
                                               {kGatedGeluKernel, gated_gelu_handler()},
                                               {kGatedGeluGradKernel, gated_gelu_grad_handler()},
                                               {kAttentionKernel, attention_handler()},

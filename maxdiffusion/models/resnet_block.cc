@@ -2,6 +2,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/ops/dot.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/ops/sharding.h"
@@ -18,7 +19,7 @@ Tensor resnet_block(const Scope& s, Tensor x, Tensor temb, const ResnetOptions& 
   auto path = s.path_scope();
   Tensor h = nn::group_norm(s / "norm1", x, o.groups, o.eps, o.act, o.annotated);
   h = annotated_conv(s / "conv1", h, {.out = o.out}, o.annotated);
-  if (temb) h = h + reshape(nn::linear(s / "time_emb_proj", temb, {.out = o.out}), {temb.dim(0), 1, 1, o.out});
+  if (temb) h = add_bias(h, nn::linear(s / "time_emb_proj", temb, {.out = o.out}));
   h = nn::group_norm(s / "norm2", h, o.groups, o.eps, o.act, o.annotated);
   h = nn::dropout(s / "dropout", h);
   h = annotated_conv(s / "conv2", h, {.out = o.out}, o.annotated);

@@ -1,43 +1,14 @@
 // Calls into compiled handlers: the graph knows the name and the shapes, nothing else.
 #include "maxdiffusion/ops/custom_call.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 
 #include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/registry.h"
 
 namespace md {
 namespace {
-
-Axes row_major(const Shape& s) {
-  Axes order;
-  for (int64_t i = s.rank(); i-- > 0;) order.push_back(i);
-  return order;
-}
-
-/// "[dense<[1, 0]> : tensor<2xindex>]", one per shape.
-std::string layouts_of(const std::vector<Shape>& shapes, const std::vector<Axes>& given = {}) {
-  std::string text;
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    const Axes order = given.empty() ? row_major(shapes[i]) : given[i];
-    text += fmt::format("{}dense<[{}]> : tensor<{}xindex>", i ? ", " : "", fmt::join(order, ", "), order.size());
-  }
-  return "[" + text + "]";
-}
-
-std::string aliases(const CustomCall& call) {
-  std::string text;
-  for (auto [result, operand] : call.in_place) {
-    text += text.empty() ? "" : ", ";
-    text += "#stablehlo.output_operand_alias<output_tuple_indices = [" +
-            (call.results.size() > 1 ? std::to_string(result) : "") + "], operand_index = " + std::to_string(operand) +
-            ", operand_tuple_indices = []>";
-  }
-  return "[" + text + "]";
-}
 
 /// No `vjp`: asking for the gradient is an error that names the call's path.
 constexpr OpDef kCustomCall = {
@@ -55,15 +26,11 @@ constexpr OpDef kCustomCall = {
 }  // namespace
 
 std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operands, const CustomCall& call) {
-  std::vector<Shape> shapes;
-  for (const Value& v : operands) shapes.push_back(v.shape);
-  const std::string config = call.config_is_text ? mlir_string(call.backend_config) : "{" + call.backend_config + "}";
-  return c.emit_multi(
-      "stablehlo.custom_call", operands, call.results,
-      fmt::format("call_target_name = \"{}\", api_version = {} : i32, has_side_effect = {}, operand_layouts = {}, "
-                  "result_layouts = {}, output_operand_aliases = {}, backend_config = {}",
-                  call.target, call.config_is_text ? 2 : 4, call.has_side_effect, layouts_of(shapes),
-                  layouts_of(call.results, call.layouts), aliases(call), config));
+  CustomCall own = call;
+  if (call.in_place.empty() && !call.has_side_effect &&
+      std::ranges::any_of(cpu_kernels(), [&](const Kernel& k) { return call.target == k.name; }))
+    own.joined_by = kRunKernel;
+  return c.emit_call(own, operands);
 }
 
 bool one_kernel_type(const std::vector<Tensor>& arrays) {

@@ -107,7 +107,7 @@ struct PrintCall {
 };
 
 /// Products below which a call costs more than it brings.
-constexpr double kSmall = 1 << 18;
+constexpr double kSmall = 1 << 14;
 
 const char* cpu_kernel_refuses(const PrintCall& call) {
   const GraphOptions& o = call.c.options();
@@ -256,30 +256,38 @@ constexpr OpDef kAddBias = {
     .name = "add_bias",
     .infer =
         [](const InferCtx& c) {
-          check(c.in[1].rank() == 1 && c.in[0].rank() > 0 && c.in[1].dim(0) == c.in[0].dims.back(), Code::invalid_graph,
-                "add_bias: {} for {}", to_string(c.in[1]), to_string(c.in[0]));
-          return std::vector<Shape>{c.in[0]};
+          const Shape &y = c.in[0], &b = c.in[1];
+          check(y.rank() > 0 &&
+                    (b.dims == Dims{y.dims.back()} || (y.rank() > 2 && b.dims == Dims{y.dims[0], y.dims.back()})),
+                Code::invalid_graph, "add_bias: {} for {}", to_string(b), to_string(y));
+          return std::vector<Shape>{y};
         },
     .emit =
         [](EmitCtx& c) {
           const Tensor y = c.node().inputs[0], b = c.node().inputs[1];
-          if (b.dtype() == DType::f32 && c.uses(y) == 1 && y.node()->op == &kDot) {
+          if (b.rank() == 1 && b.dtype() == DType::f32 && c.uses(y) == 1 && y.node()->op == &kDot) {
             const PrintCall product{c, *y.node()};
             if (!cpu_kernel_refuses(product) && product.product->sizes[2] == b.dim(0))
               return c.set_out(call_cpu_kernel(product, c.out().dtype, {c.in(1)}));
           }
+          if (c.is_of_call(0) && kernels_take({y}) && (b.dtype() == DType::f32 || b.dtype() == DType::bf16))
+            return c.set_out(emit_custom_call(c, {c.in(0), c.unrounded(1)},
+                                              {.target = kAddKernel, .results = {c.out()}, .backend_config = {}})[0]);
           const Value bias =
               b.dtype() == y.dtype() ? c.in(1) : c.emit("stablehlo.convert", {c.in(1)}, {y.dtype(), b.dims()});
-          c.set_out(c.emit("stablehlo.add", {c.in(0), c.broadcast(bias, y.dims(), {y.rank() - 1})}, c.out()));
+          const Axes dims = b.rank() == 1 ? Axes{y.rank() - 1} : Axes{0, y.rank() - 1};
+          c.set_out(c.emit("stablehlo.add", {c.in(0), c.broadcast(bias, y.dims(), dims)}, c.out()));
         },
     .vjp = [](const VjpCtx& c) -> Grads {
       Axes rows;
-      for (int64_t i = 0; i + 1 < c.dy().rank(); ++i) rows.push_back(i);
+      for (int64_t i = c.in(1).rank() - 1; i + 1 < c.dy().rank(); ++i) rows.push_back(i);
       if (!c.needs(1)) return {c.dy(), Tensor()};
       return {c.dy(), cast(rows.empty() ? c.dy() : sum(c.dy(), rows), c.in(1).dtype())};
     },
     .samples = []() -> std::vector<OpSample> {
-      return {{.inputs = {f64({2, 3, 4}), f64({4})}}, {.inputs = {f64({4}), f64({4})}}};
+      return {{.inputs = {f64({2, 3, 4}), f64({4})}},
+              {.inputs = {f64({4}), f64({4})}},
+              {.inputs = {f64({2, 3, 5, 4}), f64({2, 4})}}};
     },
 };
 

@@ -9,6 +9,8 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/registry.h"
 #include "maxdiffusion/ops/samples.h"
 #include "maxdiffusion/ops/shape.h"
@@ -65,10 +67,25 @@ std::vector<OpSample> small_integers() { return {{.inputs = {s32({5}), s32({5})}
 
 // ---- arithmetic
 
+/// Where a kernel makes one operand of a sum and the compiler has no other reason to write the other, the sum is a
+/// kernel too, so that it does not part its neighbours.
+bool add_is_kernel(EmitCtx& c) {
+  constexpr int64_t kSmall = 4096;
+  const Node& n = c.node();
+  if (!kernels_take(n.inputs) || c.out().elements() < kSmall) return false;
+  auto written = [&](int i) { return c.is_of_call(i) || c.uses(n.inputs[static_cast<size_t>(i)]) > 1; };
+  return (c.is_of_call(0) || c.is_of_call(1)) && written(0) && written(1);
+}
+
 constexpr OpDef kAdd = {
     .name = "add",
     .infer = numeric,
-    .emit = [](EmitCtx& c) { c.simple("stablehlo.add"); },
+    .emit =
+        [](EmitCtx& c) {
+          if (!add_is_kernel(c)) return c.simple("stablehlo.add");
+          c.set_out(emit_custom_call(c, {c.in(0), c.in(1)},
+                                     {.target = kAddKernel, .results = {c.out()}, .backend_config = {}})[0]);
+        },
     .vjp = [](const VjpCtx& c) -> Grads {
       return {c.dy(), c.dy()};
     },
@@ -401,8 +418,10 @@ constexpr OpDef kCast = {
     .emit =
         [](EmitCtx& c) {
           const DType from = c.in().shape.dtype, to = c.out().dtype;
-          if (const Value& wide = c.unrounded(); !is_cast(c.node().inputs[0]) && to == wide.shape.dtype)
-            return c.set_out(wide);
+          Tensor made = c.node().inputs[0];
+          while (is_reshape(made)) made = made.node()->inputs[0];
+          // Who casts there and back wants to round.
+          if (const Value& wide = c.unrounded(); !is_cast(made) && to == wide.shape.dtype) return c.set_out(wide);
           c.simple("stablehlo.convert");
           if (from == DType::f32 && to == DType::bf16) c.set_unrounded(c.in());
         },

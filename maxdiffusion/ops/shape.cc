@@ -11,6 +11,8 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/registry.h"
@@ -50,7 +52,12 @@ constexpr OpDef kReshape = {
                 to_string(out.dims), out.elements());
           return std::vector<Shape>{out};
         },
-    .emit = [](EmitCtx& c) { c.simple("stablehlo.reshape"); },
+    .emit =
+        [](EmitCtx& c) {
+          c.simple("stablehlo.reshape");
+          if (const Value& wide = c.unrounded(); wide.shape.dtype != c.out().dtype)
+            c.set_unrounded(c.emit("stablehlo.reshape", {wide}, {wide.shape.dtype, c.out().dims}));
+        },
     .vjp = [](const VjpCtx& c) -> Grads { return {reshape(c.dy(), c.in().dims())}; },
     .samples = []() -> std::vector<OpSample> {
       return {{{f64({2, 3, 4})}, Dims{6, 4}}, {{f64({1, 1})}, Dims{}}};
@@ -247,7 +254,22 @@ constexpr OpDef kConcatenate = {
           return std::vector<Shape>{out};
         },
     .emit =
-        [](EmitCtx& c) { c.simple("stablehlo.concatenate", fmt::format("dimension = {} : i64", c.attrs<int64_t>())); },
+        [](EmitCtx& c) {
+          constexpr int64_t kSmall = 4096;  // elements
+          const int64_t axis = c.attrs<int64_t>();
+          std::vector<Value> parts;
+          bool of_call = false;  // else the compiler may make what it concatenates where it puts it
+          for (int i = 0; i < c.in_count(); ++i) {
+            parts.push_back(c.in(i));
+            of_call = of_call || c.is_of_call(i);
+          }
+          if (of_call && c.out().elements() >= kSmall && kernels_take(c.node().inputs))
+            return c.set_out(emit_custom_call(c, parts,
+                                              {.target = kConcatenateKernel,
+                                               .results = {c.out()},
+                                               .backend_config = fmt::format("axis = {} : i64", axis)})[0]);
+          c.simple("stablehlo.concatenate", fmt::format("dimension = {} : i64", axis));
+        },
     .vjp =
         [](const VjpCtx& c) {
           int64_t axis = c.attrs<int64_t>(), start = 0;
@@ -345,6 +367,8 @@ Tensor reshape(Tensor x, Dims dims) {
   if (auto value = splat_value(x)) return full(x.graph(), *value, {x.dtype(), dims});
   return apply(kReshape, {x}, std::move(dims));
 }
+
+bool is_reshape(Tensor x) { return x.node()->op == &kReshape; }
 
 Tensor flatten(Tensor x, int64_t from, int64_t to) {
   from = normalize_axis(from, x.rank());

@@ -207,10 +207,28 @@ struct Reader {
     return {};
   }
 
-  void read(int64_t id, double times, bool unknown) {
+  static bool moves_nothing(const proto::HloInstruction& op) {
+    constexpr std::string_view kNames[] = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"};
+    return std::ranges::count(kNames, op.opcode()) > 0;
+  }
+
+  bool only_changes_type(const proto::HloInstruction& op) const {
+    if (op.opcode() == "convert") return true;
+    if (op.opcode() != "fusion" || op.called_computation_ids_size() != 1) return false;
+    const auto& inside = computation(op.called_computation_ids(0)).instructions();
+    return std::ranges::all_of(inside, [](const auto& i) { return i.opcode() == "convert" || moves_nothing(i); }) &&
+           std::ranges::any_of(inside, [](const auto& i) { return i.opcode() == "convert"; });
+  }
+
+  /// `started`: whether the program starts the computation's instructions one by one, and not within a piece.
+  void read(int64_t id, double times, bool unknown, bool started) {
     std::map<int64_t, const proto::HloInstruction*> by_id;
     for (const auto& op : computation(id).instructions()) {
       by_id[op.id()] = &op;
+      if (started && !moves_nothing(op)) {
+        ++found.pieces;
+        found.type_changes += only_changes_type(op);
+      }
       if (std::string kind = kind_of(op.opcode()); !kind.empty()) {
         Collective c{.kind = std::move(kind),
                      .groups = groups_of(op),
@@ -259,7 +277,8 @@ struct Reader {
         inside *= trips.value_or(1);
         lost |= !trips;
       }
-      for (int64_t called : op.called_computation_ids()) read(called, inside, lost);
+      const bool bodies = started && (op.opcode() == "while" || op.opcode() == "conditional");
+      for (int64_t called : op.called_computation_ids()) read(called, inside, lost, bodies);
     }
   }
 };
@@ -280,7 +299,7 @@ Operations read_operations(std::string_view program, std::string_view format) {
         program.size());
   Reader reader;
   for (const auto& c : module.computations()) reader.computations[c.id()] = &c;
-  reader.read(module.entry_computation_id(), 1, false);
+  reader.read(module.entry_computation_id(), 1, false, true);
   return std::move(reader.found);
 }
 

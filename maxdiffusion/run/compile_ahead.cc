@@ -197,6 +197,8 @@ void print_report(const Steps& steps, const AheadOfTime& ahead, double flops) {
       products += fmt::format("{}{}: {}", products.empty() ? "" : ", ", types, n);
     fmt::print("products {}\n", products);
   }
+  if (ahead.pieces > 0)
+    fmt::print("pieces of program: {}, of which {} only change a type\n", ahead.pieces, ahead.type_changes);
   if (!ahead.turned.empty()) {
     double bytes = 0;
     for (const pjrt::Turned& t : ahead.turned) bytes += static_cast<double>(t.bytes) * t.times;

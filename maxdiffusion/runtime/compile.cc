@@ -220,6 +220,8 @@ void describe(const pjrt::Compiled& compiled, const Mesh& mesh, AheadOfTime& out
     out.custom_calls = std::move(told->custom_calls);
     out.turned = std::move(told->turned);
     out.products = std::move(told->products);
+    out.pieces = told->pieces;
+    out.type_changes = told->type_changes;
   }
 }
 

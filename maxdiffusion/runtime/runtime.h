@@ -247,6 +247,7 @@ struct AheadOfTime {
   std::map<std::string, pjrt::CustomCalls> custom_calls;  // by target; the compiler's count of FLOPs may lack theirs
   std::vector<pjrt::Turned> turned;                       // what the program puts into another order in memory
   std::map<std::string, int64_t> products;                // by types, as pjrt::Operations has them
+  int64_t pieces = 0, type_changes = 0;                   // as pjrt::Operations has them; 0: the compiler does not say
   CompileReport report;
   std::string kept;  // the file of the executable, where one was asked for (aot_cache_dir)
 };

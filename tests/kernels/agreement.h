@@ -18,6 +18,13 @@ namespace md {
 
 using TensorFn = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
 
+/// How often a text holds another.
+inline size_t count(const std::string& text, const std::string& what) {
+  size_t n = 0;
+  for (size_t at = text.find(what); at != text.npos; at = text.find(what, at + 1)) ++n;
+  return n;
+}
+
 /// Normally distributed around `mean`, the same at every call with one seed.
 inline HostArray normal(const Shape& shape, unsigned seed, double scale = 1, double mean = 0) {
   HostArray a({DType::f32, shape.dims});

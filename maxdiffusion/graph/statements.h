@@ -1,0 +1,84 @@
+// The text of a block, statement by statement, as the printer makes it; and the joining of neighbouring calls of
+// kernels into one: what a program takes to compile, to load and to start grows with the number of its pieces.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "maxdiffusion/graph/tensor.h"
+
+namespace md {
+
+/// An SSA value as text: "%12" and its type.
+struct Value {
+  std::string name;
+  Shape shape;
+};
+
+/// A call of a handler registered with the plugin (XLA FFI, typed API version 4), or of a library that a compiler knows
+/// by name. Operands and results are dense; operands are row-major, and so are results unless they say otherwise.
+struct CustomCall {
+  std::string target;  // the name it was registered under
+  std::vector<Shape> results;
+  std::string backend_config;      // inside of an MLIR dictionary: `scale = 1.0 : f32`
+  bool config_is_text = false;     // backend_config is a text of the target's own, as before FFI (API version 2)
+  std::vector<Axes> layouts = {};  // of each result, axes from the fastest to the slowest; empty: row-major
+  bool has_side_effect = false;
+  std::vector<std::pair<int, int>> in_place = {};  // (result, operand): the result is written over the operand
+  /// The handler that can make this call among others (kRunKernel in kernels/kernels.h); empty: it stays by itself.
+  std::string_view joined_by = {};
+};
+
+/// "tensor<2x3xf32>" behind `text`.
+void append_type(std::string& text, const Shape& shape);
+
+/// Statements of one block, in the order in which they were printed. Values have numbers: "%12" and "%12#1" are of 12,
+/// arguments ("%arg0") have none.
+class Statements {
+ public:
+  /// Prints `%n = "op"(operands) {attributes} : (types) -> types` and `location`. Several results are "%n#0" and so on.
+  /// `used_inside`: numbers of values that regions use. A statement with regions, with an effect or without results
+  /// stays even if nothing uses it.
+  std::vector<Value> add(std::string_view op, const std::vector<Value>& operands, const std::vector<Shape>& results,
+                         std::string_view attributes, std::string_view location, int& next_number,
+                         const std::vector<std::string>& regions = {}, std::vector<int> used_inside = {});
+  /// Prints `%n, %n+1 = "stablehlo.custom_call"…`: each result has a number.
+  std::vector<Value> add_call(const CustomCall& call, const std::vector<Value>& operands, std::string_view location,
+                              int& next_number);
+
+  /// Whether the value is, or shows under other dims, the result of a call that may be joined.
+  bool is_of_call(const Value& v) const;
+
+  /// The text of all. Calls with one `joined_by` between which no other statement must stand are one call of it;
+  /// results that only calls of the same run read take turns in a part of memory that is the run's last result. Where
+  /// any are joined, statements that nothing uses are left out.
+  std::string text(int& next_number) const;
+  /// Numbers of all values that statements use.
+  std::vector<int> uses() const;
+
+ private:
+  struct Statement {
+    size_t begin = 0, end = 0;  // of text_
+    std::vector<int> uses;
+    int first = 0, results = 0;  // numbers of the values that it makes
+    bool kept = false;
+    bool is_view = false;  // the bytes of its operand under other dims
+    int call = -1;         // of calls_, if it may be joined
+  };
+  struct Call {
+    CustomCall call;
+    std::vector<Value> operands, results;
+    std::string location;
+  };
+  class Joining;
+
+  std::string text_;
+  std::vector<Statement> all_;
+  std::vector<Call> calls_;
+  std::unordered_set<int> of_calls_;  // values
+};
+
+}  // namespace md
