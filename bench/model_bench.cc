@@ -5,6 +5,8 @@
 //   --mesh SIZES   data, fsdp, context, tensor: 2,4,1,1 is eight virtual devices (one device)
 //   --batch N      samples of a step (2; wan: 1)
 //   --pixels N     of the side of the UNet's latents (64)
+//   --config FILE  the config.json of another UNet or Wan transformer
+//   --emit FILE    only traces the step and writes its program there, and says how long that takes
 //   --spans N      after the timed steps, N more of which the row says where their time goes: seconds in each kind of
 //                  kernel, by the wall; kernels may run side by side (0)
 // Prints one JSON line; floor_s in it is what a step cannot be faster than on this machine (floor_seconds below).
@@ -28,6 +30,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/trace.h"
+#include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/ops/dot.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/ops/reduce.h"
@@ -138,10 +141,10 @@ double floor_seconds(const Devices& devices, DType type, double flops, double by
 int run(const std::vector<std::string>& args) {
   check(args.size() >= 2, Code::invalid_config,
         "usage: model_bench unet|vae|wan f32|bf16 [--steps N] [--cache DIR] [--name TEXT] [--flags TEXT] "
-        "[--mesh D,F,C,T] [--batch N] [--pixels N] [--spans N]");
+        "[--mesh D,F,C,T] [--batch N] [--pixels N] [--config FILE] [--emit FILE] [--spans N]");
   int steps = 10, traced = 0;
   int64_t batch = 0, pixels = 64;
-  std::string name = "maxdiffusion.cpp", mesh;
+  std::string name = "maxdiffusion.cpp", mesh, config, emit;
   CompileConfig compile_config{.jax_cache_dir = "off", .xla_flags = ""};
   for (size_t i = 2; i + 1 < args.size(); i += 2) {
     if (args[i] == "--steps")
@@ -156,6 +159,10 @@ int run(const std::vector<std::string>& args) {
       batch = std::stoll(args[i + 1]);
     else if (args[i] == "--pixels")
       pixels = std::stoll(args[i + 1]);
+    else if (args[i] == "--config")
+      config = args[i + 1];
+    else if (args[i] == "--emit")
+      emit = args[i + 1];
     else if (args[i] == "--flags")
       compile_config.xla_flags = args[i + 1];
     else if (args[i] == "--name")
@@ -166,7 +173,7 @@ int run(const std::vector<std::string>& args) {
   using Clock = std::chrono::steady_clock;
   auto since = [](Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); };
 
-  const auto task = make_bench_task(args[0], batch, pixels);
+  const auto task = make_bench_task(args[0], batch, pixels, config);
   const Devices devices = open_mesh(mesh);
   const AxisRules rules = AxisRules::defaults();
   ScopeOptions scope;
@@ -178,6 +185,17 @@ int run(const std::vector<std::string>& args) {
   const StepGraph step =
       trace_step(*task, devices.graph_options(&rules), {.scope = scope, .optim = optim.with_switches(true)});
   const double trace = since(start);
+  if (!emit.empty()) {
+    start = Clock::now();
+    const std::string text = to_stablehlo(*step.graph);
+    const double seconds = since(start);
+    write_file_atomic(emit, text);
+    std::cout << nlohmann::json{{"trace_s", trace},
+                                {"emit_s", seconds},
+                                {"program_mb", static_cast<double>(text.size()) / 1e6}}
+              << std::endl;
+    return 0;
+  }
   auto drawn = std::async(std::launch::async, [&] {  // while the program is compiled, as the training loop does
     HostArrays values;
     for (const GraphInput& in : step.graph->inputs())
@@ -189,11 +207,9 @@ int run(const std::vector<std::string>& args) {
   start = Clock::now();
   HostArrays values = drawn.get();
   ArrayMap state, kept;
-  for (size_t i = 0; i < program.input_names().size(); ++i) {
-    const std::string& input = program.input_names()[i];
-    (step.graph->output_index(input) >= 0 ? state : kept)[input] =
-        devices.put(values.extract(input).mapped(), program.input_sharding(i), input);  // and lets go of them
-  }
+  place(devices, program, std::move(values), kept);
+  for (const std::string& input : program.input_names())
+    if (step.graph->output_index(input) >= 0) state.insert(kept.extract(input));
   const double initialise = since(start);
 
   double loss = 0;

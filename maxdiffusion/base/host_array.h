@@ -33,6 +33,8 @@ class HostArray {
   const std::byte* data() const { return data_; }
   /// Throws internal if the bytes are borrowed.
   std::byte* mutable_data();
+  /// Whether the bytes were allocated for an array and nobody but this object holds them.
+  bool sole() const { return owned_ && owner_.use_count() == 1; }
   /// Keeps the bytes alive; for asynchronous transfers.
   const std::shared_ptr<const void>& owner() const { return owner_; }
 

@@ -72,6 +72,14 @@ bool ArrayPieces::complete() const {
   return here == shape.elements() && !pieces.empty();
 }
 
+HostArray ArrayPieces::take(const Slice& slice) {
+  const auto piece = std::ranges::find(pieces, slice, &Piece::slice);
+  if (piece == pieces.end()) return read(slice);
+  HostArray values = std::move(piece->values);
+  pieces.erase(piece);
+  return values;
+}
+
 HostArray ArrayPieces::read(const Slice& slice) const {
   const Shape wanted{shape.dtype, slice.size};
   check(slice.within(shape.dims), Code::internal, "{} is not a part of {}", to_string(slice), to_string(shape));
@@ -93,7 +101,11 @@ HostArray ArrayPieces::read(const Slice& slice) const {
   return out ? out : HostArray(wanted);
 }
 
-NamedPieces as_pieces(const HostArrays& arrays) { return {arrays.begin(), arrays.end()}; }
+NamedPieces as_pieces(HostArrays arrays) {
+  NamedPieces out;
+  for (auto& [name, a] : arrays) out.emplace(name, std::move(a));
+  return out;
+}
 
 HostArrays as_arrays(const NamedPieces& pieces) {
   HostArrays out;

@@ -36,6 +36,8 @@ struct ArrayPieces {
   /// internal where an element is not here.
   HostArray read(const Slice& slice) const;
   HostArray whole() const { return read(Slice::all(shape.dims)); }
+  /// As read(); a piece that is just this slice is no longer here then.
+  HostArray take(const Slice& slice);
   /// The same pieces in another type; those of this type share their bytes.
   ArrayPieces cast(DType to) const;
   /// The same pieces, of zeros.
@@ -44,7 +46,7 @@ struct ArrayPieces {
 
 using NamedPieces = std::map<std::string, ArrayPieces>;
 /// Between arrays that are whole and their pieces.
-NamedPieces as_pieces(const HostArrays& arrays);
+NamedPieces as_pieces(HostArrays arrays);
 HostArrays as_arrays(const NamedPieces& pieces);
 
 /// What two slices have in common; nothing where they do not meet.

@@ -58,6 +58,18 @@ TEST(ArrayPieces, NothingIsCopiedWhereAPieceHoldsThePartWithoutGaps) {
   EXPECT_TRUE(column.data() < a.data() || column.data() >= a.data() + a.bytes());
 }
 
+TEST(ArrayPieces, APieceThatIsTakenIsNobodyElses) {
+  ArrayPieces a = counting({3, 4});
+  EXPECT_EQ(values(a.take({{1, 0}, {2, 4}})), expected({{1, 0}, {2, 4}}));
+  EXPECT_TRUE(a.complete()) << "a part of a piece was taken";
+  HostArray whole = a.take(Slice::all({3, 4}));
+  EXPECT_EQ(values(whole), expected({{0, 0}, {3, 4}}));
+  EXPECT_TRUE(whole.sole());
+  EXPECT_TRUE(a.pieces.empty());
+  const HostArray held = whole;
+  EXPECT_FALSE(whole.sole());
+}
+
 TEST(ArrayPieces, ScalarsAreOnePiece) {
   const ArrayPieces scalar = counting({});
   EXPECT_TRUE(scalar.complete());

@@ -189,7 +189,7 @@ std::optional<double> Client::peak_flops(DType type) const {
 }
 
 Buffer Client::put(int device_id, const Shape& shape, const void* data, const std::vector<int64_t>& byte_strides,
-                   std::shared_ptr<const void> owner) const {
+                   std::shared_ptr<const void> owner, bool given) const {
   PJRT_Client_BufferFromHostBuffer_Args args{};
   args.client = static_cast<PJRT_Client*>(handle_);
   args.data = data;
@@ -198,11 +198,13 @@ Buffer Client::put(int device_id, const Shape& shape, const void* data, const st
   args.num_dims = shape.dims.size();
   args.byte_strides = byte_strides.empty() ? nullptr : byte_strides.data();
   args.num_byte_strides = byte_strides.size();
-  args.host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes;
+  const bool taken = given && platform_->memory_is_the_hosts;
+  args.host_buffer_semantics =
+      taken ? PJRT_HostBufferSemantics_kMutableZeroCopy : PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes;
   args.device = static_cast<PJRT_Device*>(device(device_id).handle);
   PJRT_CALL(api(), PJRT_Client_BufferFromHostBuffer, args);
   Buffer buffer(this, args.buffer);
-  Event(api(), args.done_with_host_buffer).keep_alive(track(std::move(owner)));
+  Event(api(), args.done_with_host_buffer).keep_alive(taken ? std::move(owner) : track(std::move(owner)));
   return buffer;
 }
 

@@ -115,9 +115,11 @@ class Client {
   bool has_float8() const;
 
   /// Copies `shape` elements from `data` to a device and returns at once. `byte_strides`: bytes between neighbours
-  /// along each dim of `data`; empty: dense. `owner` is held until the copy is done.
+  /// along each dim of `data`; empty: dense. `owner` is held until the copy is done. `given`: nobody else reads or
+  /// writes the bytes any more; where the device's memory is the host's they become the array's, and `owner` is held as
+  /// long.
   Buffer put(int device_id, const Shape& shape, const void* data, const std::vector<int64_t>& byte_strides,
-             std::shared_ptr<const void> owner) const;
+             std::shared_ptr<const void> owner, bool given = false) const;
   void* handle() const { return handle_; }
 
  private:

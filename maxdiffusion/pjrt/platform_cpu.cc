@@ -22,6 +22,7 @@ const PlatformDef kCpuPlatform = {
     .peak_flops = [](std::string_view, DType) { return std::optional<double>(); },
     .rates = [](std::string_view) { return std::optional<DeviceRates>(); },
     .has_float8 = [](const Device&) { return true; },  // the compiler computes in wider types
+    .memory_is_the_hosts = true,
     .ffi_platform = "Host",
 };
 

@@ -117,6 +117,7 @@ const PlatformDef kGpuPlatform = {
     .peak_flops = peak,
     .rates = rates,
     .has_float8 = has_float8,
+    .memory_is_the_hosts = false,
     .ffi_platform = "CUDA",
     .target = target,
 };

@@ -103,6 +103,7 @@ const PlatformDef kTpuPlatform = {
     .peak_flops = peak,
     .rates = rates,
     .has_float8 = has_float8,
+    .memory_is_the_hosts = false,
     .ffi_platform = nullptr,
 };
 

@@ -41,6 +41,7 @@ struct PlatformDef {
   std::optional<DeviceRates> (*rates)(std::string_view device_kind);
   /// Whether a device multiplies 8-bit floats, or its compiler stands in for it.
   bool (*has_float8)(const Device& device);
+  bool memory_is_the_hosts;  // devices compute in memory that the host reads and writes
   const char* ffi_platform;  // name under which custom-call handlers are registered; null: none
   /// What a compiler must be told of a device that is not there (create option target_config of a topology), by its
   /// name in the config; throws invalid_config with the known names. Null: names of topologies say it.

@@ -145,18 +145,19 @@ BatchShare share_of_update(const Devices& devices, int64_t samples, int64_t accu
   return share;
 }
 
-void place(const Devices& devices, const Program& program, const NamedPieces& values, ArrayMap& out) {
+void place(const Devices& devices, const Program& program, NamedPieces values, ArrayMap& out) {
   Span span("to device");
   for (size_t i = 0; i < program.input_names().size(); ++i) {
     const std::string& name = program.input_names()[i];
-    if (const auto a = values.find(name); a != values.end())
+    if (auto a = values.extract(name))
       out[name] = devices.put(
-          a->second.shape, [&](const Slice& slice) { return a->second.read(slice); }, program.input_sharding(i), name);
+          a.mapped().shape, [&](const Slice& slice) { return a.mapped().take(slice); }, program.input_sharding(i),
+          name);
   }
 }
 
-void place(const Devices& devices, const Program& program, const HostArrays& values, ArrayMap& out) {
-  place(devices, program, as_pieces(values), out);
+void place(const Devices& devices, const Program& program, HostArrays values, ArrayMap& out) {
+  place(devices, program, as_pieces(std::move(values)), out);
 }
 
 }  // namespace md

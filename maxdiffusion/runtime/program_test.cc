@@ -105,6 +105,32 @@ TEST(Program, DonationReusesMemoryAndEmptiesTheArray) {
   EXPECT_EQ(error_of([&] { devices.get(a); }).code(), Code::device);
 }
 
+// On a CPU a state that is moved to its program is not copied, and the program writes its results where it lies.
+TEST(Program, TakesValuesThatNobodyElseHoldsWithoutACopy) {
+  const Devices devices = Devices::open();
+  Graph g(devices.graph_options());
+  Tensor state = g.input("state", {DType::f32, {1000}}), step = g.input("step", {DType::f32, {1000}});
+  g.output("state", apply(kTestAdd, {state, step}), "state");
+  g.alias("state", "state");
+  const Program p = compile(devices, g, kNoCache, "step");
+  HostArrays values = {{"state", counting({1000})}, {"step", counting({1000})}};
+  auto address = [&](const char* name) { return reinterpret_cast<uintptr_t>(values.at(name).data()); };
+  const uintptr_t of_state = address("state"), of_step = address("step");
+  const HostArray held = values.at("step");
+  ArrayMap mine, batch;
+  place(devices, p, std::move(values), mine);
+  batch.insert(mine.extract("step"));
+  EXPECT_EQ(mine["state"].shards()[0].address(), of_state);
+  EXPECT_NE(batch["step"].shards()[0].address(), of_step) << "somebody else reads it";
+  for (int i = 0; i < 3; ++i) {
+    ArrayMap out = p.run(mine, batch);
+    mine = std::move(out);
+  }
+  EXPECT_EQ(mine["state"].shards()[0].address(), of_state);
+  EXPECT_EQ(devices.get(mine["state"]).view<float>()[999], 4 * 999.0f);
+  EXPECT_EQ(held.view<float>()[999], 999.0f);
+}
+
 TEST(Program, RefusesWrongInputsByName) {
   const Devices devices = Devices::open();
   Graph g(devices.graph_options());

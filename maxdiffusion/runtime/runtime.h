@@ -92,7 +92,8 @@ class Devices {
   /// Asynchronous: returns at once; the bytes of `a` are kept alive until the transfer is done.
   Array put(const HostArray& a, const Sharding& sharding = {}, const std::string& name = "array") const;
   /// Puts an array that this process need not have whole: `values` gives the bytes of a slice, in its sizes and the
-  /// type of `shape`, and is called once for each distinct slice on devices of this process, on this thread.
+  /// type of `shape`, and is called once for each distinct slice on devices of this process, on this thread. On a CPU
+  /// with one device, bytes that nobody else holds (HostArray::sole) become the device's without a copy.
   Array put(const Shape& shape, const std::function<HostArray(const Slice&)>& values, const Sharding& sharding = {},
             const std::string& name = "array") const;
   /// Waits for the device. Throws device where devices of other processes hold a part of the array.
@@ -234,9 +235,9 @@ class Program {
 Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name);
 
 /// Puts host values on the devices with the sharding of the program's inputs, by name. Inputs without a value are
-/// skipped.
-void place(const Devices& devices, const Program& program, const NamedPieces& values, ArrayMap& out);
-void place(const Devices& devices, const Program& program, const HostArrays& values, ArrayMap& out);
+/// skipped. On a CPU, values that nobody else holds are not copied: move them here.
+void place(const Devices& devices, const Program& program, NamedPieces values, ArrayMap& out);
+void place(const Devices& devices, const Program& program, HostArrays values, ArrayMap& out);
 
 /// What a program takes, on devices that are there or are not.
 struct AheadOfTime {

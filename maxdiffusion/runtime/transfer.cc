@@ -29,11 +29,12 @@ int64_t offset_of(const Slice& slice, const std::vector<int64_t>& strides) {
   return offset;
 }
 
-/// Where the bytes of a piece lie in host memory; empty strides: dense.
+/// Where the bytes of a piece lie in host memory; empty strides: dense. `given`: nobody else has them.
 struct Source {
   const std::byte* data;
   std::vector<int64_t> strides;
   std::shared_ptr<const void> owner;
+  bool given = false;
 };
 
 /// `source` is called once for each distinct slice of this process.
@@ -43,9 +44,11 @@ Array put_shards(const Devices& devices, const Shape& shape, const Sharding& sha
         sharding.dims.size(), to_string(shape));
   std::vector<std::pair<Slice, Source>> sources;
   std::vector<pjrt::Buffer> shards;
-  for (int64_t i : devices.local()) {
-    const int id = devices.mesh().device_ids()[static_cast<size_t>(i)];
-    const Slice slice = shard_of(devices.mesh(), sharding, shape.dims, i, name);
+  std::vector<Slice> slices;
+  for (int64_t i : devices.local()) slices.push_back(shard_of(devices.mesh(), sharding, shape.dims, i, name));
+  for (size_t k = 0; k < slices.size(); ++k) {
+    const int id = devices.mesh().device_ids()[static_cast<size_t>(devices.local()[k])];
+    const Slice& slice = slices[k];
     auto from = std::ranges::find(sources, slice, &std::pair<Slice, Source>::first);
     if (from == sources.end()) from = sources.insert(from, {slice, source(slice)});
     try {
@@ -56,7 +59,8 @@ Array put_shards(const Devices& devices, const Shape& shape, const Sharding& sha
         strides = in_order(strides.empty() ? dense_strides(piece) : strides, sharding.order);
         piece.dims = in_order(piece.dims, sharding.order);
       }
-      shards.push_back(devices.client().put(id, piece, s.data, strides, s.owner));
+      const bool given = s.given && strides.empty() && std::ranges::count(slices, slice) == 1;
+      shards.push_back(devices.client().put(id, piece, s.data, strides, s.owner, given));
     } catch (Error& e) {
       e.note(fmt::format("copying '{}' {}, {} of it to device {}", name, to_string(shape), to_string(slice), id));
       throw;
@@ -80,10 +84,11 @@ Array Devices::put(const Shape& shape, const std::function<HostArray(const Slice
                    const std::string& name) const {
   return put_shards(*this, shape, sharding, name, [&](const Slice& slice) {
     const HostArray a = values(slice);
+    const bool given = a.sole();
     const Shape expected{shape.dtype, slice.size};
     check(a && a.shape() == expected, Code::internal, "{}: {} of {} was given as {}; expected {}", name,
           to_string(slice), to_string(shape), a ? to_string(a.shape()) : "nothing", to_string(expected));
-    return Source{a.data(), {}, a.owner()};
+    return Source{a.data(), {}, a.owner(), given};
   });
 }
 

@@ -93,9 +93,9 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   programs.compile(o.compile, o.keys.log_sharding);
   uint64_t bytes_read = 0;
   TrainState state = [&] {
-    const HostState host = start.get();
+    HostState host = start.get();
     bytes_read = host.bytes_read;
-    return place_state(devices, programs, host, o.checkpoint_dir());
+    return place_state(devices, programs, std::move(host), o.checkpoint_dir());
   }();
   if (state.step > 0)
     log_info("{}: continues from {}/{}, {:.1f} MB read", o.title, o.checkpoint_dir(), state.step,

@@ -351,16 +351,16 @@ std::function<HostState()> open_state(const Devices& devices, const StepPrograms
   };
 }
 
-TrainState place_state(const Devices& devices, const StepPrograms& programs, const HostState& host,
+TrainState place_state(const Devices& devices, const StepPrograms& programs, HostState host,
                        const std::string& checkpoint_dir) {
   TrainState state;
   state.step = host.step;
   state.data = host.data;
   for (size_t i = 0; i < programs.count(); ++i) {
-    NamedPieces left;
-    for (const auto& [name, value] : host.values)
-      if (!state.arrays.contains(name)) left[name] = value;
-    place(devices, programs.program(i), left, state.arrays);
+    NamedPieces own;
+    for (const std::string& name : programs.program(i).input_names())
+      if (auto value = host.values.extract(name)) own.insert(std::move(value));
+    place(devices, programs.program(i), std::move(own), state.arrays);
   }
   for (const Param& p : programs.params().params())
     if (!p.trainable)

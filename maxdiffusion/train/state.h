@@ -48,7 +48,7 @@ std::function<HostState()> open_state(const Devices& devices, const StepPrograms
                                       const StateSource& from, const InitialValues& initial);
 /// Puts the state on the devices, with the shardings of the programs' inputs. Throws io naming an array that a
 /// checkpoint lacks.
-TrainState place_state(const Devices& devices, const StepPrograms& programs, const HostState& host,
+TrainState place_state(const Devices& devices, const StepPrograms& programs, HostState host,
                        const std::string& checkpoint_dir);
 
 /// The trained values that are sampled: the averages where they are kept. Waits for the devices. None of joint devices,
