@@ -63,7 +63,11 @@ def write_folder(folder, parts):
         (folder / component).mkdir(parents=True)
         name = "scheduler_config.json" if component == "scheduler" else "config.json"
         (folder / component / name).write_text(json.dumps(config))
-    (folder / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionXLPipeline"}))
+    index = {component: ["", config.get("_class_name", config.get("architectures", [""])[0])]
+             for component, config in {**parts, "scheduler": SCHEDULER}.items()}
+    index |= {"_class_name": "StableDiffusionXLPipeline", "tokenizer": ["", "CLIPTokenizer"],
+              "tokenizer_2": ["", "CLIPTokenizer"]}
+    (folder / "model_index.json").write_text(json.dumps(index))
 
 
 def peak_mb(command):

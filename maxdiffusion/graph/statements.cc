@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <functional>
-#include <numeric>
-#include <optional>
+#include <iterator>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -25,7 +23,7 @@ int number_of(const Value& v) {
   return number;
 }
 
-/// Numbers in the text, the values' names between commas.
+/// "%1, %2".
 std::string names_of(const std::vector<Value>& values) {
   std::string text;
   for (const Value& v : values) text += (text.empty() ? "" : ", ") + v.name;
@@ -229,7 +227,7 @@ class Statements::Joining {
   void find_live() {
     std::unordered_set<int> used;
     live_.clear();
-    // Groups move statements, but never behind what uses them, so the printed order serves.
+    // Backwards, in the order in which they were printed: what uses a statement comes after it.
     for (int s = static_cast<int>(b_.all_.size()); s-- > 0;) {
       const Statement& x = at(s);
       bool live = x.kept;
@@ -298,7 +296,6 @@ class Statements::Joining {
     std::vector<Value> operands, results;
     std::unordered_map<std::string, int> operand_at;
     std::unordered_map<int, Place> places;  // results: counted from 0 until operands are known
-    std::vector<std::pair<int, Value>> inside;
     Turns turns;
     for (int m = 0; m < size; ++m) {
       const int s = members[static_cast<size_t>(m)];
