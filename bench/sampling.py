@@ -83,15 +83,16 @@ def peak_mb(command):
 
 
 def from_profile(folder, steps):
-    """Seconds that the host waited for each program, which are compiled in this order: text, denoising, decoder."""
+    """Seconds that each program took, which run as they are called or while the host waits: text encoders, until others
+    are compiled; the decoder, which runs last; between them denoising."""
     path = sorted(glob.glob(f"{folder}/tensorboard/plugins/profile/*/*.trace.json.gz"))[-1]
     events = [e for e in json.load(gzip.open(path))["traceEvents"] if e["ph"] == "X"]
-    starts = sorted(e["ts"] for e in events if e["name"] == "compile")
-    waits = [0.0, 0.0, 0.0]
+    compiled, runs = (sorted(e["ts"] for e in events if e["name"] == name) for name in ("compile", "run program"))
+    seconds = [0.0, 0.0, 0.0]
     for e in events:
-        if e["name"] == "wait for device":
-            waits[sum(s < e["ts"] for s in starts) - 1] += e["dur"] / 1e6
-    return dict(text_s=waits[0], step_s=waits[1] / steps, decode_s=waits[2])
+        if e["name"] in ("wait for device", "run program"):
+            seconds[(e["ts"] > compiled[1]) + (e["ts"] >= runs[-1])] += e["dur"] / 1e6
+    return dict(text_s=seconds[0], step_s=seconds[1] / steps, decode_s=seconds[2])
 
 
 def ours(o, folder, cache, size, dtype):

@@ -103,7 +103,7 @@ TEST(Program, InspectPrintsEachStageOfARun) {
   EXPECT_TRUE(contains(params, "\nunet/conv_out.weight f32[4,64,3,3] [")) << params.substr(0, 500);
   EXPECT_TRUE(contains(params, "unet: 5850020 trained, 0 frozen\n"));
   const std::string batch = inspect("batch", {"per_device_batch_size=3", "cpu_device_count=2"});
-  EXPECT_TRUE(contains(batch, "moments f32[6,8,8,8]\n")) << batch;
+  EXPECT_TRUE(contains(batch, "moments f32[6,12,12,8]\n")) << batch;
   EXPECT_TRUE(contains(batch, "empty_text_embeds f32[128] (the same every step)\n")) << batch;
   EXPECT_TRUE(contains(inspect("graph"), "module @train"));
   const std::string program = inspect("program");
