@@ -103,7 +103,7 @@ HostArray ArrayPieces::read(const Slice& slice) const {
 
 NamedPieces as_pieces(HostArrays arrays) {
   NamedPieces out;
-  for (auto& [name, a] : arrays) out.emplace(name, std::move(a));
+  for (HostArrays::value_type& a : arrays) out.emplace(a.first, std::move(a.second));
   return out;
 }
 
