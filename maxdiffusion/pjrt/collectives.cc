@@ -265,9 +265,19 @@ struct Reader {
         ++found.products[fmt::format("{} × {} → {}", type_name(operand(0).element_type()),
                                      type_name(operand(1).element_type()), type_name(op.shape().element_type()))];
       if (op.opcode() == "custom-call") {
-        CustomCalls& calls = found.custom_calls[op.custom_call_target()];
-        ++calls.operations;
-        calls.runs += times;
+        auto count = [&](const std::string& target) {
+          CustomCalls& calls = found.custom_calls[target];
+          ++calls.operations;
+          calls.runs += times;
+        };
+        count(op.custom_call_target());
+        // A run of kernels (kernels/kernels.h, kRunKernel) names those that it calls.
+        constexpr std::string_view kNames = "kernel = \"";
+        const std::string& config = op.backend_config();
+        for (size_t at = config.find(kNames); at != config.npos; at = config.find(kNames, at)) {
+          at += kNames.size();
+          count(config.substr(at, config.find('"', at) - at));
+        }
       }
       if (op.opcode() == "async-update" || op.opcode() == "async-done") continue;  // told at the start
       double inside = times;

@@ -22,7 +22,7 @@ struct Collective {
   std::string name;              // of the operation it was made for, as far as the compiler kept it
 };
 
-/// Custom calls of one target: cuDNN's and cuBLAS's, kernels.
+/// Custom calls of one target: cuDNN's and cuBLAS's, kernels; those that a run of kernels makes, too.
 struct CustomCalls {
   int64_t operations = 0;  // in the program
   double runs = 0;         // with the trips of loops, as far as the compiler says them

@@ -29,6 +29,9 @@ TEST(Pieces, OfTheUNetsStepAreFewAndFewOnlyChangeATypeInBf16) {
   EXPECT_GT(bf16.pieces, 50);  // it was counted
   EXPECT_LE(bf16.pieces, 250);
   EXPECT_LE(bf16.type_changes, 30);
+  EXPECT_LE(bf16.custom_calls.at("md_run").operations, 100);
+  EXPECT_EQ(bf16.custom_calls.at("md_attention").operations, 34 * 2)
+      << "two in each transformer layer, all within runs";
   const AheadOfTime f32 = step_of("unet", DType::f32);
   EXPECT_LE(f32.pieces, 250);
   EXPECT_EQ(f32.type_changes, 0);
