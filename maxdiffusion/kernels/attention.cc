@@ -10,6 +10,7 @@
 
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/arrays.h"
+#include "maxdiffusion/kernels/bf16_product.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/onednn.h"
 #include "maxdiffusion/kernels/parallel.h"
@@ -18,8 +19,13 @@
 namespace md {
 namespace {
 
-/// Rows of queries and of keys per block at most: 64 KB of logits, with which oneDNN's product is fastest.
-constexpr int64_t kBlock = 128;
+/// Loops over logits take whole vectors: what is beyond the last is −∞, whose exponential is 0.
+constexpr int64_t kVector = 16;
+/// Rows of keys per block at most, and of queries by the type of the products' operands E: the logits stay in the
+/// second-level cache, and oneDNN's products of such sizes are fastest.
+constexpr int64_t kKeys = 128;
+template <class E>
+constexpr int64_t kQueries = std::is_same_v<E, float> ? 128 : 256;
 /// Pieces of work, if the keys are long enough, that a gradient is split into.
 constexpr int64_t kPieces = 8;
 
@@ -32,10 +38,10 @@ struct Problem {
 
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-/// [0, length) in blocks about equal.
+/// [0, length) in blocks about equal, of at most `most`.
 struct Blocks {
-  explicit Blocks(int64_t n)
-      : length(n), count((n + kBlock - 1) / kBlock), size(round_up((n + count - 1) / count, 8)) {}
+  Blocks(int64_t n, int64_t most)
+      : length(n), count((n + most - 1) / most), size(round_up((n + count - 1) / count, kVector)) {}
   int64_t begin(int64_t i) const { return std::min(i * size, length); }
   int64_t rows(int64_t i) const { return begin(i + 1) - begin(i); }
   int64_t length, count, size;
@@ -46,6 +52,7 @@ template <class E>
 struct Rows {
   const E* data;
   int64_t stride;
+  Rows from(int64_t row) const { return {data + row * stride, stride}; }
 };
 
 MD_VECTORIZED void widen(const uint16_t* from, int64_t rows, int64_t d, int64_t stride, float* to) {
@@ -58,28 +65,49 @@ MD_VECTORIZED void narrow(const float* from, int64_t rows, int64_t cols, int64_t
     for (int64_t i = 0; i < cols; ++i) to[r * stride + i] = float_to_bf16(from[r * from_stride + i]);
 }
 
-/// `n` rows of a head as E: where they are, or widened.
+/// `n` rows of a head in f32: where they are, or widened.
+inline Rows<float> floats_of(const Problem& p, const float* head, int64_t first, int64_t, Scratch&) {
+  return {head + first * p.stride(), p.stride()};
+}
+inline Rows<float> floats_of(const Problem& p, const uint16_t* head, int64_t first, int64_t n, Scratch& scratch) {
+  float* to = scratch.floats(n * p.d);
+  widen(head + first * p.stride(), n, p.d, p.stride(), to);
+  return {to, p.d};
+}
+
+/// All rows of a head as operands of products. Of f32, where they are; else a dense copy, whose rows after the last, up
+/// to whole vectors of keys, are zeros.
 template <class E, class T>
-Rows<E> rows_of(const Problem& p, const T* head, int64_t first, int64_t n, Scratch& scratch) {
-  const T* from = head + first * p.stride();
-  if constexpr (std::is_same_v<E, T>) {
-    return {from, p.stride()};
+Rows<E> head_rows(const Problem& p, const T* head, int64_t length, Scratch& scratch) {
+  if constexpr (std::is_same_v<T, float>) {
+    return {head, p.stride()};
   } else {
-    float* to = scratch.floats(n * p.d);
-    widen(from, n, p.d, p.stride(), to);
+    const int64_t rows = round_up(length, kVector);
+    auto* to = reinterpret_cast<E*>(scratch.floats((rows * p.d * static_cast<int64_t>(sizeof(E)) + 3) / 4));
+    if constexpr (std::is_same_v<E, float>)
+      widen(head, length, p.d, p.stride(), to);
+    else
+      for (int64_t r = 0; r < length; ++r) std::copy_n(head + r * p.stride(), p.d, to + r * p.d);
+    std::fill_n(to + length * p.d, (rows - length) * p.d, E{0});
     return {to, p.d};
   }
 }
 
-/// A block [rows, cols] of floats, kBlock apart, as E.
+/// Keys of a block in products: in dense ones of bf16, zeros up to whole vectors.
 template <class E>
-Rows<E> block_of(const float* s, int64_t rows, int64_t cols, Scratch& scratch) {
+int64_t keys_in_products(int64_t cols) {
+  return std::is_same_v<E, float> ? cols : round_up(cols, kVector);
+}
+
+/// A block of `rows` lines of `width` floats as E.
+template <class E>
+Rows<E> block_of(const float* s, int64_t rows, int64_t width, Scratch& scratch) {
   if constexpr (std::is_same_v<E, float>) {
-    return {s, kBlock};
+    return {s, width};
   } else {
-    auto* to = reinterpret_cast<uint16_t*>(scratch.floats(kBlock * kBlock / 2));
-    narrow(s, rows, cols, kBlock, to, kBlock);
-    return {to, kBlock};
+    auto* to = reinterpret_cast<uint16_t*>(scratch.floats(kQueries<E> * kKeys / 2));
+    narrow(s, 1, rows * width, 0, to, 0);
+    return {to, width};
   }
 }
 
@@ -95,68 +123,28 @@ T* head_of(const Problem& p, T* x, int64_t length, int64_t b, int64_t h) {
   return x + (b * length * p.heads + h) * p.d;
 }
 
-/// c = alpha·a·b, or added to what is in c: everything that compiled code depends on.
-struct Product {
-  char a_order, b_order;  // 'T': transposed in memory
-  int64_t m, n, k, a_stride, b_stride, c_stride;
-  float alpha;
-  bool adds;
-  auto operator<=>(const Product&) const = default;
-};
-struct Code {
-  dnnl::matmul run;
-  dnnl::memory::desc a, b, c, scratch;
-};
-
-/// Of bf16, with c in f32.
-Code compile(const Product& p) {
-  using dnnl::memory;
-  auto matrix = [](memory::data_type type, int64_t rows, int64_t cols, int64_t stride, bool transposed) {
-    return memory::desc({rows, cols}, type, transposed ? memory::dims{1, stride} : memory::dims{stride, 1});
-  };
-  const auto a = matrix(memory::data_type::bf16, p.m, p.k, p.a_stride, p.a_order == 'T'),
-             b = matrix(memory::data_type::bf16, p.k, p.n, p.b_stride, p.b_order == 'T'),
-             c = matrix(memory::data_type::f32, p.m, p.n, p.c_stride, false);
-  dnnl::primitive_attr attributes;
-  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  if (p.alpha != 1) attributes.set_output_scales(0, {p.alpha});
-  if (p.adds) {
-    dnnl::post_ops sum;
-    sum.append_sum(1);
-    attributes.set_post_ops(sum);
-  }
-  const dnnl::matmul::primitive_desc d({a, b, c}, attributes, onednn_engine());
-  return {dnnl::matmul(d), a, b, c, d.scratchpad_desc()};
-}
-
 /// Products of one thread; whether any failed.
 class Products {
  public:
-  /// c = alpha·a·b + beta·c, beta 0 or 1; a [m, k], b [k, n], either of them transposed in memory.
+  /// c = alpha·a·b + beta·c, beta 0 or 1; a [m, k], b [k, n], either of them transposed in memory ('T').
   void operator()(const char* order, int64_t m, int64_t n, int64_t k, float alpha, Rows<float> a, Rows<float> b,
                   float beta, float* c, int64_t stride) {
     if (dnnl_sgemm(order[0], order[1], m, n, k, alpha, a.data, a.stride, b.data, b.stride, beta, c, stride) !=
         dnnl_success)
       failed_ = true;
   }
+  /// All dense.
   void operator()(const char* order, int64_t m, int64_t n, int64_t k, float alpha, Rows<uint16_t> a, Rows<uint16_t> b,
-                  float beta, float* c, int64_t stride) {
-    try {
-      thread_local Scratch work;
-      const Code& code =
-          compiled(Product{order[0], order[1], m, n, k, a.stride, b.stride, stride, alpha, beta != 0}, compile);
-      auto at = [](const dnnl::memory::desc& d, const void* data) {
-        return dnnl::memory(d, onednn_engine(), const_cast<void*>(data));
-      };
-      dnnl::stream stream(onednn_engine());
-      code.run.execute(stream, {{DNNL_ARG_SRC, at(code.a, a.data)},
-                                {DNNL_ARG_WEIGHTS, at(code.b, b.data)},
-                                {DNNL_ARG_DST, at(code.c, c)},
-                                {DNNL_ARG_SCRATCHPAD, at(code.scratch, work.floats(floats_in(code.scratch)))}});
-      stream.wait();
-    } catch (const dnnl::error&) {
+                  float beta, float* c, int64_t) {
+    if (!multiply({.m = m,
+                   .n = n,
+                   .k = k,
+                   .a_transposed = order[0] == 'T',
+                   .b_transposed = order[1] == 'T',
+                   .adds = beta != 0,
+                   .alpha = alpha},
+                  a.data, b.data, nullptr, c))
       failed_ = true;
-    }
   }
   ffi::Error result() const {
     return failed_ ? ffi::Error::Internal("attention: oneDNN failed") : ffi::Error::Success();
@@ -167,20 +155,18 @@ class Products {
 };
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-/// Loops over logits take whole vectors: what is beyond the last is −∞, whose exponential is 0.
-constexpr int64_t kVector = 16;
-
 /// How many of the `cols` keys from `first_key` on a query may see.
 inline int64_t visible(const Problem& p, int64_t query, int64_t first_key, int64_t cols) {
   return p.causal ? std::clamp<int64_t>(query + 1 - first_key, 0, cols) : cols;
 }
 
-/// Running softmax: logits s [rows, cols], kBlock apart, become exp(s − max); what was summed under an older max, `sum`
-/// and y [rows, d], is scaled.
+/// Running softmax: logits s [rows, cols] in lines of whole vectors become exp(s − max); what was summed under an older
+/// max, `sum` and y [rows, d], is scaled.
 MD_VECTORIZED void exp_of_logits(const Problem& p, int64_t first_query, int64_t first_key, int64_t rows, int64_t cols,
                                  float* s, float* max, float* sum, float* y) {
+  const int64_t width = round_up(cols, kVector);
   for (int64_t r = 0; r < rows; ++r) {
-    float* __restrict row = s + r * kBlock;
+    float* __restrict row = s + r * width;
     const int64_t n = visible(p, first_query + r, first_key, cols), end = round_up(n, kVector);
     for (int64_t j = n; j < end; ++j) row[j] = -kInfinity;
     float top = max[r];
@@ -192,7 +178,7 @@ MD_VECTORIZED void exp_of_logits(const Problem& p, int64_t first_query, int64_t 
       row[j] = vector_exp(row[j] - top);
       total += row[j];
     }
-    for (int64_t j = end; j < cols; ++j) row[j] = 0;
+    for (int64_t j = end; j < width; ++j) row[j] = 0;
     if (first_key > 0 && top != max[r]) {
       const float factor = vector_exp(max[r] - top);
       sum[r] *= factor;
@@ -210,35 +196,44 @@ MD_VECTORIZED void divide_rows(int64_t rows, int64_t d, const float* sum, float*
   }
 }
 
-/// T: of the arrays; E: of the products' operands.
+/// T: of the arrays; E: of the products' operands. A piece is a head, or a run of its queries, for as many pieces as
+/// keep the threads busy: each makes its own copies of keys and values.
 template <class T, class E>
 ffi::Error attention(ffi::ThreadPool& pool, const Problem& p, const T* q, const T* k, const T* v, T* y, float* lse) {
-  const Blocks queries(p.lq), keys(p.lk);
+  const Blocks queries(p.lq, kQueries<E>), keys(p.lk, kKeys);
+  const int64_t heads = p.batch * p.heads, wanted = 4 * std::max<int64_t>(pool.num_threads(), 1);
+  const int64_t runs = std::min((wanted + heads - 1) / heads, queries.count);
   Products products;
-  parallel_for(pool, p.batch * p.heads * queries.count, [&](int64_t i) {
+  parallel_for(pool, heads * runs, [&](int64_t i) {
     thread_local Scratch of_q, of_k, of_v, of_s, of_p, of_y, of_rows;
     use_one_thread();
-    const int64_t block = i % queries.count, h = i / queries.count % p.heads, b = i / queries.count / p.heads;
-    const int64_t first = queries.begin(block), rows = queries.rows(block);
-    const Rows<E> qs = rows_of<E>(p, head_of(p, q, p.lq, b, h), first, rows, of_q);
-    float* s = of_s.floats(kBlock * kBlock);
-    float* sums = of_y.floats(rows * p.d);
-    float* max = of_rows.floats(2 * kBlock);
-    float* sum = max + kBlock;
-    std::fill_n(max, rows, -kInfinity);
-    std::fill_n(sum, rows, 0.0f);
-    for (int64_t j = 0; j < keys.count; ++j) {
-      const int64_t first_key = keys.begin(j), cols = keys.rows(j);
-      if (visible(p, first + rows - 1, first_key, cols) == 0) break;
-      const Rows<E> ks = rows_of<E>(p, head_of(p, k, p.lk, b, h), first_key, cols, of_k);
-      const Rows<E> vs = rows_of<E>(p, head_of(p, v, p.lk, b, h), first_key, cols, of_v);
-      products("NT", rows, cols, p.d, p.scale, qs, ks, 0, s, kBlock);
-      exp_of_logits(p, first, first_key, rows, cols, s, max, sum, sums);
-      products("NN", rows, p.d, cols, 1, block_of<E>(s, rows, cols, of_p), vs, j == 0 ? 0.0f : 1.0f, sums, p.d);
+    const int64_t run = i % runs, h = i / runs % p.heads, b = i / runs / p.heads;
+    const int64_t begin = queries.count * run / runs, end = queries.count * (run + 1) / runs;
+    const Rows<E> ks = head_rows<E>(p, head_of(p, k, p.lk, b, h), p.lk, of_k),
+                  vs = head_rows<E>(p, head_of(p, v, p.lk, b, h), p.lk, of_v),
+                  qs = head_rows<E>(p, head_of(p, q, p.lq, b, h) + queries.begin(begin) * p.stride(),
+                                    queries.begin(end) - queries.begin(begin), of_q);
+    float* s = of_s.floats(kQueries<E> * kKeys);
+    float* sums = of_y.floats(kQueries<E> * p.d);
+    float* max = of_rows.floats(2 * kQueries<E>);
+    float* sum = max + kQueries<E>;
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = queries.begin(block), rows = queries.rows(block);
+      std::fill_n(max, rows, -kInfinity);
+      std::fill_n(sum, rows, 0.0f);
+      for (int64_t j = 0; j < keys.count; ++j) {
+        const int64_t first_key = keys.begin(j), cols = keys.rows(j), n = keys_in_products<E>(cols);
+        if (visible(p, first + rows - 1, first_key, cols) == 0) break;
+        const int64_t width = round_up(cols, kVector);
+        products("NT", rows, n, p.d, p.scale, qs.from(first - queries.begin(begin)), ks.from(first_key), 0, s, width);
+        exp_of_logits(p, first, first_key, rows, cols, s, max, sum, sums);
+        products("NN", rows, p.d, n, 1, block_of<E>(s, rows, width, of_p), vs.from(first_key), j == 0 ? 0.0f : 1.0f,
+                 sums, p.d);
+      }
+      divide_rows(rows, p.d, sum, sums);
+      write_rows(p, sums, head_of(p, y, p.lq, b, h), first, rows);
+      for (int64_t r = 0; r < rows; ++r) lse[(b * p.heads + h) * p.lq + first + r] = max[r] + std::log(sum[r]);
     }
-    divide_rows(rows, p.d, sum, sums);
-    write_rows(p, sums, head_of(p, y, p.lq, b, h), first, rows);
-    for (int64_t r = 0; r < rows; ++r) lse[(b * p.heads + h) * p.lq + first + r] = max[r] + std::log(sum[r]);
   });
   return products.result();
 }
@@ -256,9 +251,10 @@ MD_VECTORIZED void row_products(Rows<float> dy, Rows<float> y, int64_t rows, int
 /// Logits s become probabilities; their cotangents dp become those of the logits.
 MD_VECTORIZED void logit_gradients(const Problem& p, int64_t first_query, int64_t first_key, int64_t rows, int64_t cols,
                                    const float* lse, const float* delta, float* s, float* dp) {
+  const int64_t width = round_up(cols, kVector);
   for (int64_t r = 0; r < rows; ++r) {
-    float* __restrict row = s + r * kBlock;
-    float* __restrict grad = dp + r * kBlock;
+    float* __restrict row = s + r * width;
+    float* __restrict grad = dp + r * width;
     const int64_t n = visible(p, first_query + r, first_key, cols), end = round_up(n, kVector);
     for (int64_t j = n; j < end; ++j) row[j] = -kInfinity, grad[j] = 0;
     const float shift = lse[r], mean = delta[r];
@@ -267,7 +263,7 @@ MD_VECTORIZED void logit_gradients(const Problem& p, int64_t first_query, int64_
       row[j] = vector_exp(row[j] - shift);
       grad[j] = row[j] * (grad[j] - mean);
     }
-    for (int64_t j = end; j < cols; ++j) row[j] = grad[j] = 0;
+    for (int64_t j = end; j < width; ++j) row[j] = grad[j] = 0;
   }
 }
 
@@ -279,58 +275,59 @@ struct Gradient {
   T *dq, *dk, *dv;
 };
 
-/// A piece is a head, or a run of its keys where heads are few: it adds to a dq of its own, and those are summed in
-/// order. How many pieces there are depends on the shapes alone, so the result does not depend on the threads.
+/// A piece is a head, or a run of its keys where heads are few: then it adds to a dq of its own, and those are summed
+/// in order. How many pieces there are depends on the shapes alone, so the result does not depend on the threads.
 template <class T, class E>
 ffi::Error attention_grad(ffi::ThreadPool& pool, const Problem& p, const Gradient<T>& g) {
-  const Blocks queries(p.lq), keys(p.lk);
+  const Blocks queries(p.lq, kQueries<E>), keys(p.lk, kKeys);
   const int64_t heads = p.batch * p.heads;
   const int64_t runs = std::clamp<int64_t>((kPieces + heads - 1) / heads, 1, (keys.count + 3) / 4);
-  const bool in_place = runs == 1 && std::is_same_v<T, float>;
-  const std::unique_ptr<float[]> partial(in_place ? nullptr
-                                                  : new float[static_cast<size_t>(heads * runs * p.lq * p.d)]);
+  const std::unique_ptr<float[]> partial(runs == 1 ? nullptr
+                                                   : new float[static_cast<size_t>(heads * runs * p.lq * p.d)]);
   Products products;
   parallel_for(pool, heads * runs, [&](int64_t i) {
-    thread_local Scratch of_q, of_k, of_v, of_dy, of_dk, of_dv, of_s, of_dp, of_delta, of_p, of_ds;
+    thread_local Scratch of_q, of_k, of_v, of_y, of_dy, of_dq, of_dk, of_dv, of_s, of_dp, of_delta, of_p, of_ds;
     use_one_thread();
     const int64_t run = i % runs, h = i / runs % p.heads, b = i / runs / p.heads;
-    const T *q = head_of(p, g.q, p.lq, b, h), *y = head_of(p, g.y, p.lq, b, h), *dy = head_of(p, g.dy, p.lq, b, h);
+    const T *y = head_of(p, g.y, p.lq, b, h), *dy = head_of(p, g.dy, p.lq, b, h);
     const float* lse = g.lse + (b * p.heads + h) * p.lq;
     float* delta = of_delta.floats(p.lq);
     for (int64_t j = 0; j < queries.count; ++j) {
       const int64_t first = queries.begin(j), rows = queries.rows(j);
-      row_products(rows_of<float>(p, dy, first, rows, of_dy), rows_of<float>(p, y, first, rows, of_q), rows, p.d,
-                   delta + first);
+      row_products(floats_of(p, dy, first, rows, of_dy), floats_of(p, y, first, rows, of_y), rows, p.d, delta + first);
     }
-    float* dq = in_place ? reinterpret_cast<float*>(head_of(p, g.dq, p.lq, b, h)) : partial.get() + i * p.lq * p.d;
-    const int64_t dq_stride = in_place ? p.stride() : p.d;
-    for (int64_t r = 0; r < p.lq; ++r) std::fill_n(dq + r * dq_stride, p.d, 0.0f);
+    float* dq = runs == 1 ? of_dq.floats(p.lq * p.d) : partial.get() + i * p.lq * p.d;
+    std::fill_n(dq, p.lq * p.d, 0.0f);
 
-    float *s = of_s.floats(kBlock * kBlock), *dp = of_dp.floats(kBlock * kBlock);
-    float *dk = of_dk.floats(kBlock * p.d), *dv = of_dv.floats(kBlock * p.d);
+    const Rows<E> qs = head_rows<E>(p, head_of(p, g.q, p.lq, b, h), p.lq, of_q), dys = head_rows<E>(p, dy, p.lq, of_dy),
+                  ks = head_rows<E>(p, head_of(p, g.k, p.lk, b, h), p.lk, of_k),
+                  vs = head_rows<E>(p, head_of(p, g.v, p.lk, b, h), p.lk, of_v);
+    float *s = of_s.floats(kQueries<E> * kKeys), *dp = of_dp.floats(kQueries<E> * kKeys);
+    float *dk = of_dk.floats(kKeys * p.d), *dv = of_dv.floats(kKeys * p.d);
     for (int64_t j = keys.count * run / runs; j < keys.count * (run + 1) / runs; ++j) {
-      const int64_t first_key = keys.begin(j), cols = keys.rows(j);
-      const Rows<E> ks = rows_of<E>(p, head_of(p, g.k, p.lk, b, h), first_key, cols, of_k);
-      const Rows<E> vs = rows_of<E>(p, head_of(p, g.v, p.lk, b, h), first_key, cols, of_v);
-      std::fill_n(dk, cols * p.d, 0.0f);
-      std::fill_n(dv, cols * p.d, 0.0f);
+      const int64_t first_key = keys.begin(j), cols = keys.rows(j), n = keys_in_products<E>(cols);
+      const int64_t width = round_up(cols, kVector);
+      const Rows<E> block_k = ks.from(first_key), block_v = vs.from(first_key);
+      std::fill_n(dk, n * p.d, 0.0f);
+      std::fill_n(dv, n * p.d, 0.0f);
       for (int64_t block = 0; block < queries.count; ++block) {
         const int64_t first = queries.begin(block), rows = queries.rows(block);
         if (visible(p, first + rows - 1, first_key, cols) == 0) continue;
-        const Rows<E> qs = rows_of<E>(p, q, first, rows, of_q), dys = rows_of<E>(p, dy, first, rows, of_dy);
-        products("NT", rows, cols, p.d, p.scale, qs, ks, 0, s, kBlock);
-        products("NT", rows, cols, p.d, 1, dys, vs, 0, dp, kBlock);
+        const Rows<E> block_q = qs.from(first), block_dy = dys.from(first);
+        products("NT", rows, n, p.d, p.scale, block_q, block_k, 0, s, width);
+        products("NT", rows, n, p.d, 1, block_dy, block_v, 0, dp, width);
         logit_gradients(p, first, first_key, rows, cols, lse + first, delta + first, s, dp);
-        const Rows<E> ps = block_of<E>(s, rows, cols, of_p), ds = block_of<E>(dp, rows, cols, of_ds);
-        products("TN", cols, p.d, rows, 1, ps, dys, 1, dv, p.d);
-        products("TN", cols, p.d, rows, p.scale, ds, qs, 1, dk, p.d);
-        products("NN", rows, p.d, cols, p.scale, ds, ks, 1, dq + first * dq_stride, dq_stride);
+        const Rows<E> ps = block_of<E>(s, rows, width, of_p), ds = block_of<E>(dp, rows, width, of_ds);
+        products("TN", n, p.d, rows, 1, ps, block_dy, 1, dv, p.d);
+        products("TN", n, p.d, rows, p.scale, ds, block_q, 1, dk, p.d);
+        products("NN", rows, p.d, n, p.scale, ds, block_k, 1, dq + first * p.d, p.d);
       }
       write_rows(p, dk, head_of(p, g.dk, p.lk, b, h), first_key, cols);
       write_rows(p, dv, head_of(p, g.dv, p.lk, b, h), first_key, cols);
     }
+    if (runs == 1) write_rows(p, dq, head_of(p, g.dq, p.lq, b, h), 0, p.lq);
   });
-  if (!in_place)
+  if (runs > 1)
     parallel_for(pool, heads * queries.count, [&](int64_t i) {
       const int64_t head = i / queries.count, block = i % queries.count;
       const int64_t first = queries.begin(block), rows = queries.rows(block);

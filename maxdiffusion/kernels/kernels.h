@@ -61,9 +61,8 @@ inline constexpr const char* kConvolutionWeightGradKernel = "md_convolution_weig
 ///   operands  a and c, each f32 or bf16; bias, f32 [n], or nothing
 ///   result    y, dense, b, m, n in this order; f32 or bf16. Sums are f32, rounded once
 ///   attributes sizes (i64[4]: of b, m, n, k), strides (i64[6]: of a's b, m, k and of c's b, k, n; one of a's m and k
-///   is
-///             1, and one of c's k and n), in_bf16 (i1): where one operand is bf16, both are multiplied as bf16, and
-///             not as f32
+///             is 1, and one of c's k and n), in_bf16 (i1): a and c are multiplied as bf16, f32 rounded where it is
+///             read; else bf16 is widened where it is read
 /// Results are reproducible to the bit on one machine with one number of threads; other numbers may round differently.
 inline constexpr const char* kProductKernel = "md_product";
 

@@ -2,10 +2,10 @@
 // arrays of bf16 to f32 as a whole, multiplies those, and rounds the result in a pass of its own.
 #include <algorithm>
 #include <atomic>
-#include <unordered_map>
 
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/arrays.h"
+#include "maxdiffusion/kernels/bf16_product.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/onednn.h"
 #include "maxdiffusion/kernels/parallel.h"
@@ -14,51 +14,15 @@
 namespace md {
 namespace {
 
-using dnnl::memory;
-
 /// Rows of y at most that a thread widens at once.
 constexpr int64_t kRows = 1024;
 
-/// One product: sizes, and which axis of each operand is dense. Everything that compiled code depends on.
+/// One product: sizes, and which axis of each operand is dense.
 struct Problem {
   int64_t m, n, k;
   int64_t a_m, a_k, c_k, c_n;  // strides
   bool bf16_result = false, bias = false;
-  auto operator<=>(const Problem&) const = default;
 };
-
-struct Code {
-  dnnl::matmul run;
-  memory::desc a, c, bias, y, scratch;
-};
-
-/// Of bf16.
-Code compile(const Problem& p) {
-  constexpr auto kBf16 = memory::data_type::bf16;
-  const memory::desc a({p.m, p.k}, kBf16, memory::dims{p.a_m, p.a_k}), c({p.k, p.n}, kBf16, memory::dims{p.c_k, p.c_n}),
-      y({p.m, p.n}, p.bf16_result ? kBf16 : memory::data_type::f32, memory::dims{p.n, 1});
-  dnnl::primitive_attr attributes;
-  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  const memory::desc bias({1, p.n}, memory::data_type::f32, memory::dims{p.n, 1});
-  const dnnl::matmul::primitive_desc d(p.bias ? dnnl::matmul::desc(a, c, bias, y) : dnnl::matmul::desc(a, c, y),
-                                       attributes, onednn_engine());
-  return {dnnl::matmul(d), a, c, bias, y, d.scratchpad_desc()};
-}
-
-void multiply(const Code& code, const uint16_t* a, const uint16_t* c, const float* bias, void* y) {
-  use_one_thread();
-  thread_local Scratch work;
-  dnnl::stream stream(onednn_engine());
-  auto at = [](const memory::desc& d, const void* data) { return memory(d, onednn_engine(), const_cast<void*>(data)); };
-  std::unordered_map<int, memory> arguments = {
-      {DNNL_ARG_SRC, at(code.a, a)},
-      {DNNL_ARG_WEIGHTS, at(code.c, c)},
-      {DNNL_ARG_DST, at(code.y, y)},
-      {DNNL_ARG_SCRATCHPAD, at(code.scratch, work.floats(floats_in(code.scratch)))}};
-  if (bias) arguments.emplace(DNNL_ARG_BIAS, at(code.bias, bias));
-  code.run.execute(stream, arguments);
-  stream.wait();
-}
 
 MD_VECTORIZED void widen(const uint16_t* from, int64_t rows, int64_t cols, int64_t stride, float* to) {
   for (int64_t r = 0; r < rows; ++r, from += stride, to += cols)
@@ -67,6 +31,10 @@ MD_VECTORIZED void widen(const uint16_t* from, int64_t rows, int64_t cols, int64
 MD_VECTORIZED void narrow(const float* from, int64_t rows, int64_t cols, int64_t stride, uint16_t* to) {
   for (int64_t r = 0; r < rows; ++r, from += stride, to += cols)
     for (int64_t i = 0; i < cols; ++i) to[i] = float_to_bf16(from[i]);
+}
+
+void copy(const uint16_t* from, int64_t rows, int64_t cols, int64_t stride, uint16_t* to) {
+  for (int64_t r = 0; r < rows; ++r, from += stride, to += cols) std::copy_n(from, cols, to);
 }
 
 /// An array, f32 or bf16.
@@ -90,8 +58,8 @@ Lines lines_of(int64_t first, int64_t second, int64_t first_stride, int64_t seco
 }
 
 /// sums [m, n] = a · c + bias, all f32.
-bool multiply(const Problem& p, const float* a, const Lines& a_lines, const float* c, const Lines& c_lines,
-              const float* bias, float* sums) {
+bool multiply_f32(const Problem& p, const float* a, const Lines& a_lines, const float* c, const Lines& c_lines,
+                  const float* bias, float* sums) {
   use_one_thread();
   for (int64_t i = 0; bias && i < p.m; ++i) std::copy_n(bias, p.n, sums + i * p.n);
   return dnnl_sgemm(a_lines.transposed ? 'T' : 'N', c_lines.transposed ? 'T' : 'N', p.m, p.n, p.k, 1, a, a_lines.stride,
@@ -130,37 +98,50 @@ void convert_all(ffi::ThreadPool& pool, const From* from, int64_t count, int64_t
   });
 }
 
-/// The operand in bf16, dense where it was f32: then `step` and the strides of its axes become those of the copy.
-const uint16_t* narrowed(ffi::ThreadPool& pool, const Operand& x, const Lines& lines, int64_t count, Scratch& scratch,
-                         int64_t& step, int64_t& first_stride, int64_t& second_stride) {
-  if (x.bf16) return x.halves();
-  const int64_t size = lines.lines * lines.length;
-  auto* to = reinterpret_cast<uint16_t*>(scratch.floats((count * size + 1) / 2));
-  convert_all(pool, x.floats(), count, step, lines, to, narrow);
-  step = size;
-  (lines.transposed ? second_stride : first_stride) = lines.length;
-  return to;
-}
-
-void run_bf16(ffi::ThreadPool& pool, Batch b, const Operand& a, const Operand& c, const float* bias, char* y) {
-  thread_local Scratch of_a, of_c;
-  Problem& p = b.problem;
-  const uint16_t* narrow_a = narrowed(pool, a, lines_of(p.m, p.k, p.a_m, p.a_k), b.count, of_a, b.a, p.a_m, p.a_k);
-  const uint16_t* narrow_c = narrowed(pool, c, lines_of(p.k, p.n, p.c_k, p.c_n), b.count, of_c, b.c, p.c_k, p.c_n);
+/// Each thread copies what it needs of `a` where that is not dense bf16; `c` they all read.
+bool run_bf16(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Operand& c, const float* bias, char* y) {
+  const Problem& p = b.problem;
+  const Lines c_lines = lines_of(p.k, p.n, p.c_k, p.c_n);
+  int64_t c_step = b.c;
+  const uint16_t* narrow_c = c.halves();
+  if (!c.bf16 || c_lines.stride != c_lines.length) {
+    thread_local Scratch of_c;
+    auto* to = reinterpret_cast<uint16_t*>(of_c.floats((b.count * p.k * p.n + 1) / 2));
+    if (c.bf16)
+      convert_all(pool, c.halves(), b.count, b.c, c_lines, to, copy);
+    else
+      convert_all(pool, c.floats(), b.count, b.c, c_lines, to, narrow);
+    narrow_c = to;
+    c_step = p.k * p.n;
+  }
   const std::vector<Part> parts = split(b, std::max<int64_t>(pool.num_threads(), 1), p.m);
-  auto problem = [&](const Part& part) {
-    Problem own = p;
-    own.m = part.last - part.first;
-    return own;
-  };
-  for (const Part& part : parts) compiled(problem(part), compile);  // here, where it may throw
   const int64_t size = p.bf16_result ? 2 : 4;
+  std::atomic<bool> good = true;
   parallel_for(pool, std::ssize(parts), [&](int64_t i) {
+    thread_local Scratch of_a;
     const Part& part = parts[static_cast<size_t>(i)];
-    const Problem own = problem(part);
-    multiply(compiled(own, compile), narrow_a + part.which * b.a + part.first * own.a_m, narrow_c + part.which * b.c,
-             bias, y + (part.which * p.m + part.first) * own.n * size);
+    const int64_t m = part.last - part.first, from = part.which * b.a + part.first * p.a_m;
+    const Lines lines = lines_of(m, p.k, p.a_m, p.a_k);
+    const uint16_t* own_a = a.bf16 ? a.halves() + from : nullptr;
+    if (!a.bf16 || lines.stride != lines.length) {
+      auto* dense = reinterpret_cast<uint16_t*>(of_a.floats((m * p.k + 1) / 2));
+      if (a.bf16)
+        copy(own_a, lines.lines, lines.length, lines.stride, dense);
+      else
+        narrow(a.floats() + from, lines.lines, lines.length, lines.stride, dense);
+      own_a = dense;
+    }
+    if (!multiply({.m = m,
+                   .n = p.n,
+                   .k = p.k,
+                   .a_transposed = lines.transposed,
+                   .b_transposed = c_lines.transposed,
+                   .bf16_result = p.bf16_result,
+                   .bias = p.bias},
+                  own_a, narrow_c + part.which * c_step, bias, y + (part.which * p.m + part.first) * p.n * size))
+      good = false;
   });
+  return good;
 }
 
 bool run_f32(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Operand& c, const float* bias, char* y) {
@@ -193,7 +174,7 @@ bool run_f32(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Oper
       own_a = wide_a;
       a_lines.stride = a_lines.length;
     }
-    if (!multiply(own, own_a, a_lines, wide_c + part.which * c_step, c_lines, bias, sums)) good = false;
+    if (!multiply_f32(own, own_a, a_lines, wide_c + part.which * c_step, c_lines, bias, sums)) good = false;
     if (p.bf16_result) narrow(sums, own.m, p.n, p.n, reinterpret_cast<uint16_t*>(y) + at);
   });
   return good;
@@ -229,15 +210,7 @@ ffi::Error product_kernel(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer
     bias = given->typed_data();
   }
   auto* to = static_cast<char*>(y->untyped_data());
-  bool good = true;
-  try {
-    if (in_bf16 && (left.bf16 || right.bf16))
-      run_bf16(pool, b, left, right, bias, to);
-    else
-      good = run_f32(pool, b, left, right, bias, to);
-  } catch (const std::exception& e) {
-    return ffi::Error::Internal(std::string("md_product: ") + e.what());
-  }
+  const bool good = in_bf16 ? run_bf16(pool, b, left, right, bias, to) : run_f32(pool, b, left, right, bias, to);
   return good ? ffi::Error::Success() : ffi::Error::Internal("md_product: oneDNN failed");
 }
 

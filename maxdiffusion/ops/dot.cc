@@ -129,8 +129,9 @@ Value call_cpu_kernel(const PrintCall& call, DType result, const std::vector<Val
       c, operands,
       {.target = kProductKernel,
        .results = {Shape{result, call.n.outputs[0].dims}},
-       .backend_config = fmt::format("sizes = {}, strides = {}, in_bf16 = {}", mlir_array(call.product->sizes),
-                                     mlir_array(call.product->strides), c.options().cpu_kernels.bf16_products)})[0];
+       .backend_config = fmt::format(
+           "sizes = {}, strides = {}, in_bf16 = {}", mlir_array(call.product->sizes), mlir_array(call.product->strides),
+           call.n.inputs[0].dtype() == DType::bf16 && c.options().cpu_kernels.bf16_products)})[0];
 }
 
 /// Whether all axes but one of each operand are contracted: the gradient of a weight.

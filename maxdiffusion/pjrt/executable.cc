@@ -1,10 +1,14 @@
 // Compiling, loading and running programs.
 #include "maxdiffusion/pjrt/executable.h"
 
+#include <chrono>
 #include <cstring>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "maxdiffusion/pjrt/api.h"
+#include "maxdiffusion/pjrt/platforms.h"
 
 namespace md::pjrt {
 
@@ -88,7 +92,36 @@ size_t Compiled::output_count() const {
   return args.num_outputs;
 }
 
+/// What a run waits for before it starts.
+struct LastRun {
+  std::mutex mutex;
+  std::vector<Event> over;
+
+  void wait() {
+    std::vector<Event> events;
+    {
+      std::lock_guard lock(mutex);
+      events.swap(over);
+    }
+    for (const Event& e : events) {
+      try {
+        e.wait();
+      } catch (const Error&) {  // its results say so
+      }
+    }
+    // The plugin's thread frees the memory just after it says that the run is over: it may need this thread's core.
+    if (!events.empty()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  void set(std::vector<Event> events) {
+    std::lock_guard lock(mutex);
+    over = std::move(events);
+  }
+};
+
 namespace {
+
+/// Bytes of temporary memory from which runs wait for each other.
+constexpr int64_t kMuch = int64_t{16} << 20;
 
 void* executable_of(const Client& client, void* loaded) {
   PJRT_LoadedExecutable_GetExecutable_Args args{};
@@ -108,6 +141,9 @@ Executable::Executable(const Client& client, void* handle)
     for (const Device& d : client.devices())
       if (d.handle == args.addressable_devices[i]) device_ids_.push_back(d.id);
   outputs_ = compiled_.output_count();
+  if (client.platform().memory_is_the_hosts)
+    if (const auto memory = compiled_.memory(); memory && memory->temporary >= kMuch)
+      last_run_ = std::make_unique<LastRun>();
 }
 
 Executable Executable::compile(const Client& client, std::string_view mlir, const CompileOptions& options) {
@@ -136,7 +172,8 @@ Executable::Executable(Executable&& o) noexcept
       handle_(std::exchange(o.handle_, nullptr)),
       compiled_(std::move(o.compiled_)),
       device_ids_(std::move(o.device_ids_)),
-      outputs_(o.outputs_) {}
+      outputs_(o.outputs_),
+      last_run_(std::move(o.last_run_)) {}
 
 Executable& Executable::operator=(Executable&& o) noexcept {
   std::swap(client_, o.client_);
@@ -144,6 +181,7 @@ Executable& Executable::operator=(Executable&& o) noexcept {
   std::swap(compiled_, o.compiled_);
   std::swap(device_ids_, o.device_ids_);
   std::swap(outputs_, o.outputs_);
+  std::swap(last_run_, o.last_run_);
   return *this;
 }
 
@@ -177,8 +215,11 @@ std::vector<std::vector<Buffer>> Executable::run(const std::vector<std::vector<c
   args.output_lists = result_lists.data();
   std::vector<PJRT_Event*> complete(devices);
   args.device_complete_events = complete.data();
+  if (last_run_) last_run_->wait();
   PJRT_CALL(client_->api(), PJRT_LoadedExecutable_Execute, args);
-  for (PJRT_Event* event : complete) Event(client_->api(), event).keep_alive(client_->track());
+  std::vector<Event> over;
+  for (PJRT_Event* event : complete) over.emplace_back(client_->api(), event).keep_alive(client_->track());
+  if (last_run_) last_run_->set(std::move(over));
   std::vector<std::vector<Buffer>> out(devices);
   for (size_t d = 0; d < devices; ++d)
     for (size_t i = 0; i < outputs_; ++i) out[d].push_back(Buffer(client_, results[d * outputs_ + i]));

@@ -55,6 +55,8 @@ class Compiled {
   void* handle_;  // PJRT_Executable*
 };
 
+struct LastRun;
+
 /// Thread safe. The client must outlive it.
 class Executable {
  public:
@@ -70,7 +72,8 @@ class Executable {
   /// Ids of the devices of this process it runs on, in the order run() takes them.
   const std::vector<int>& device_ids() const { return device_ids_; }
   /// inputs[device][argument] → outputs[device][result]. Returns before the device is done. Buffers of aliased
-  /// arguments are given away: they are deleted() afterwards.
+  /// arguments are given away: they are deleted() afterwards. On a device whose memory is the host's, a program with
+  /// much temporary memory waits for its last run, since each run that is under way holds temporary memory of its own.
   std::vector<std::vector<Buffer>> run(const std::vector<std::vector<const Buffer*>>& inputs) const;
 
  private:
@@ -80,6 +83,7 @@ class Executable {
   Compiled compiled_;
   std::vector<int> device_ids_;
   size_t outputs_ = 0;
+  std::unique_ptr<LastRun> last_run_;  // of a program whose runs wait for each other
 };
 
 }  // namespace md::pjrt

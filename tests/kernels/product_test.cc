@@ -91,6 +91,21 @@ TEST(ProductKernelInGraphs, LeavesGradientsOfF32WeightsUnrounded) {
   }
 }
 
+// Both operands were rounded from f32: the kernel reads the f32, and must round it all the same.
+TEST(ProductKernelInGraphs, RoundsOperandsThatItReadsInF32) {
+  const HostArray a = normal({DType::f32, {90, 72}}, 1), b = normal({DType::f32, {72, 40}}, 2);
+  auto rounded = [](const std::vector<Tensor>& in) {
+    return std::vector{dot(cast(in[0], DType::bf16), cast(in[1], DType::bf16), contract({1}, {0}), DType::f32)};
+  };
+  auto plain = [](const std::vector<Tensor>& in) { return std::vector{dot(in[0], in[1], contract({1}, {0}))}; };
+  auto result = [](const TensorFn& f, const std::vector<HostArray>& xs, CpuKernels kernels) {
+    return outputs_and_gradients(f, xs, {HostArray({xs[0].shape().dtype, {90, 40}})}, kernels)[0];
+  };
+  const HostArray found = result(rounded, {a, b}, {.callable = true, .bf16_products = true});
+  auto round = [](const HostArray& x) { return x.cast(DType::bf16).cast(DType::f64); };
+  EXPECT_LE(relative_error(found, result(plain, {round(a), round(b)}, {})), 1e-6);
+}
+
 // One call makes y, and what the products and the sum alone would have been has no reader.
 TEST(ProductKernelInGraphs, TakesTheBiasWhereTheProductHasNoOtherReader) {
   auto text = [](bool read_twice) {

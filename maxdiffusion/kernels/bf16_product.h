@@ -1,0 +1,23 @@
+// Products of dense matrices of bf16 through oneDNN, for kernels that cut larger ones into such.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+
+namespace md {
+
+/// c = alpha·a·b + bias, or that added to what is in c. Everything that compiled code depends on.
+struct Bf16Product {
+  int64_t m, n, k;
+  bool a_transposed = false, b_transposed = false;  // in memory: a [k, m], b [n, k]
+  bool bf16_result = false;                         // else f32; sums are f32 either way
+  bool bias = false, adds = false;
+  float alpha = 1;
+  auto operator<=>(const Bf16Product&) const = default;
+};
+
+/// a [m, k], b [k, n], bias f32 [n] (null without one), c [m, n], all dense: lines of other lengths than these sizes
+/// are what oneDNN has much slower code for. On the calling thread only. False if oneDNN fails.
+bool multiply(const Bf16Product& p, const uint16_t* a, const uint16_t* b, const float* bias, void* c) noexcept;
+
+}  // namespace md
