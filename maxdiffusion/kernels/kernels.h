@@ -85,14 +85,16 @@ inline constexpr const char* kAddKernel = "md_add";
 ///   attribute axis (i64)
 inline constexpr const char* kConcatenateKernel = "md_concatenate";
 
-/// y = a · gelu(g) for the halves a and g of the last axis of x; gelu(g) = g · (1 + erf(g/√2))/2. Arithmetic is f32.
-///   operands  x [rows…, 2·C], f32 or bf16
-///   result    y [rows…, C], like x
-inline constexpr const char* kGatedGeluKernel = "md_gated_gelu";
+/// y = g·s(g), where s is, `by` "erf", (1 + erf(g/√2))/2, by "tanh" its approximation, by "sigmoid" sigmoid(1.702·g).
+/// Arithmetic is f32.
+///   operands  x [rows…, C], f32 or bf16: g. Where gated: x [rows…, 2·C], whose halves are a and g, and y is a times
+///   that result    y [rows…, C], like x attributes by (string), gated (i1)
+inline constexpr const char* kGeluKernel = "md_gelu";
 /// Its gradient.
 ///   operands  x, dy
 ///   result    dx
-inline constexpr const char* kGatedGeluGradKernel = "md_gated_gelu_grad";
+///   attributes those of md_gelu
+inline constexpr const char* kGeluGradKernel = "md_gelu_grad";
 
 /// softmax(scale · q·kᵀ) · v; where `causal`, query i sees keys 0 to i.
 ///   operands  q [B, Lq, H, D], k and v [B, Lk, H, D], all f32 or all bf16; arithmetic f32, but see in_bf16

@@ -13,8 +13,8 @@ void* product_handler();
 void* column_sums_handler();
 void* add_handler();
 void* concatenate_handler();
-void* gated_gelu_handler();
-void* gated_gelu_grad_handler();
+void* gelu_handler();
+void* gelu_grad_handler();
 void* attention_handler();
 void* attention_grad_handler();
 void* group_norm_handler();
@@ -35,8 +35,8 @@ const std::vector<Kernel>& cpu_kernels() {
                                               {kColumnSumsKernel, column_sums_handler()},
                                               {kAddKernel, add_handler()},
                                               {kConcatenateKernel, concatenate_handler()},
-                                              {kGatedGeluKernel, gated_gelu_handler()},
-                                              {kGatedGeluGradKernel, gated_gelu_grad_handler()},
+                                              {kGeluKernel, gelu_handler()},
+                                              {kGeluGradKernel, gelu_grad_handler()},
                                               {kAttentionKernel, attention_handler()},
                                               {kAttentionGradKernel, attention_grad_handler()},
                                               {kGroupNormKernel, group_norm_handler()},

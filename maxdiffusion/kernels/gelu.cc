@@ -1,0 +1,174 @@
+// GELU and its approximations on the CPU, alone or as a gate, and their gradients. XLA makes several loops of each, and
+// writes and reads again what is between them.
+
+#include <cmath>
+#include <string_view>
+#include <vector>
+
+#include "maxdiffusion/base/trace.h"
+#include "maxdiffusion/kernels/arrays.h"
+#include "maxdiffusion/kernels/kernels.h"
+#include "maxdiffusion/kernels/parallel.h"
+#include "maxdiffusion/kernels/vector_math.h"
+
+namespace md {
+namespace {
+
+/// Of y = g·share(g): the share, and the slope of y.
+struct Gate {
+  float share, slope;
+};
+
+/// Φ(g) = (1 + erf(g/√2))/2, within 1.2e-7 of itself. Source of the polynomial: Press et al., Numerical Recipes, erfcc.
+struct ByErf {
+  [[gnu::always_inline]] static Gate at(float g) {
+    const float z = std::abs(g) * 0.70710678118654752f;
+    const float t = 1.0f / (1.0f + 0.5f * z);
+    float p = 0.17087277f;
+    p = p * t - 0.82215223f;
+    p = p * t + 1.48851587f;
+    p = p * t - 1.13520398f;
+    p = p * t + 0.27886807f;
+    p = p * t - 0.18628806f;
+    p = p * t + 0.09678418f;
+    p = p * t + 0.37409196f;
+    p = p * t + 1.00002368f;
+    p = p * t - 1.26551223f;
+    const float half_tail = 0.5f * t * vector_exp(p - z * z);
+    const float below = g < 0 ? half_tail : 1.0f - half_tail;
+    return {below, below + g * (0.39894228040143268f * vector_exp(-0.5f * g * g))};
+  }
+};
+/// (1 + tanh(u))/2 is the sigmoid of 2u: here of 2·√(2/π)·(g + 0.044715·g³).
+struct ByTanh {
+  [[gnu::always_inline]] static Gate at(float g) {
+    constexpr float kScale = 1.59576912160573072f, kCube = 0.044715f;
+    const float share = vector_sigmoid(kScale * g * (1.0f + kCube * g * g));
+    return {share, share + g * share * (1.0f - share) * kScale * (1.0f + 3.0f * kCube * g * g)};
+  }
+};
+/// Of 1.702·g.
+struct BySigmoid {
+  [[gnu::always_inline]] static Gate at(float g) {
+    const float share = vector_sigmoid(1.702f * g);
+    return {share, share + g * share * (1.0f - share) * 1.702f};
+  }
+};
+
+/// Rows of x are those of y, or, gated, what is let through and then its gates.
+template <class By, bool gated, class T>
+MD_VECTORIZED void forward(const T* x, int64_t rows, int64_t width, T* y) {
+  const int64_t gates = gated ? width : 0;
+  for (int64_t i = 0; i < rows; ++i, x += width + gates, y += width)
+#pragma omp simd
+    for (int64_t c = 0; c < width; ++c) {
+      const float g = load(x[gates + c]);
+      store(y[c], (gated ? load(x[c]) : 1.0f) * (g * By::at(g).share));
+    }
+}
+
+template <class By, bool gated, class T>
+MD_VECTORIZED void backward(const T* x, const T* dy, int64_t rows, int64_t width, T* dx) {
+  const int64_t gates = gated ? width : 0;
+  for (int64_t i = 0; i < rows; ++i, x += width + gates, dx += width + gates, dy += width)
+#pragma omp simd
+    for (int64_t c = 0; c < width; ++c) {
+      const float g = load(x[gates + c]), d = load(dy[c]);
+      const Gate at = By::at(g);
+      if constexpr (gated) {
+        const float a = load(x[c]);
+        store(dx[c], d * (g * at.share));
+        store(dx[width + c], d * a * at.slope);
+      } else {
+        store(dx[c], d * at.slope);
+      }
+    }
+}
+
+/// f(first row, rows) for pieces of rows of about 32,768 elements.
+template <class F>
+void each_piece(ffi::ThreadPool& pool, int64_t rows, int64_t width, const F& f) {
+  const int64_t most = std::max<int64_t>((int64_t{1} << 15) / width, 1);
+  parallel_for(pool, (rows + most - 1) / most, [&](int64_t i) { f(i * most, std::min(most, rows - i * most)); });
+}
+
+/// run(a null pointer to the kind of gate, one to the type of the elements), or an error.
+template <class Run>
+ffi::Error with_types(std::string_view by, ffi::DataType type, const Run& run) {
+  auto with_type = [&](auto* gate) {
+    if (type == ffi::F32)
+      run(gate, static_cast<float*>(nullptr));
+    else
+      run(gate, static_cast<uint16_t*>(nullptr));
+    return ffi::Error::Success();
+  };
+  if (type != ffi::F32 && type != ffi::BF16) return ffi::Error::InvalidArgument("md_gelu: x is not f32 or bf16");
+  if (by == "erf") return with_type(static_cast<ByErf*>(nullptr));
+  if (by == "tanh") return with_type(static_cast<ByTanh*>(nullptr));
+  if (by == "sigmoid") return with_type(static_cast<BySigmoid*>(nullptr));
+  return ffi::Error::InvalidArgument("md_gelu: by is not erf, tanh or sigmoid");
+}
+
+/// Whether x, or its gradient, is of the rows that y, or dy, has.
+bool fits(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, bool gated) {
+  const size_t times = gated ? 2 : 1;
+  return x.element_type() == y.element_type() && x.element_count() == times * y.element_count() &&
+         y.dimensions().size() > 0 && x.dimensions().back() == static_cast<int64_t>(times) * y.dimensions().back();
+}
+
+ffi::Error gelu_kernel(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y, std::string_view by,
+                       bool gated) {
+  Span span("gelu");
+  if (!fits(x, *y, gated)) return ffi::Error::InvalidArgument("md_gelu: rows of x and y do not fit each other");
+  const int64_t width = y->dimensions().back(), size = static_cast<int64_t>(y->element_count()),
+                of_x = gated ? 2 * width : width;
+  return with_types(by, x.element_type(), [&]<class By, class T>(By*, T*) {
+    const auto* from = static_cast<const T*>(x.untyped_data());
+    auto* to = static_cast<T*>(y->untyped_data());
+    each_piece(pool, size / width, width, [&](int64_t first, int64_t rows) {
+      const auto run = gated ? forward<By, true, T> : forward<By, false, T>;
+      run(from + first * of_x, rows, width, to + first * width);
+    });
+  });
+}
+
+ffi::Error gelu_grad_kernel(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dx,
+                            std::string_view by, bool gated) {
+  Span span("gelu gradient");
+  if (!fits(x, dy, gated) || !fits(*dx, dy, gated))
+    return ffi::Error::InvalidArgument("md_gelu_grad: rows of x, dy and dx do not fit each other");
+  const int64_t width = dy.dimensions().back(), size = static_cast<int64_t>(dy.element_count()),
+                of_x = gated ? 2 * width : width;
+  return with_types(by, x.element_type(), [&]<class By, class T>(By*, T*) {
+    const auto* from = static_cast<const T*>(x.untyped_data());
+    const auto* cotangents = static_cast<const T*>(dy.untyped_data());
+    auto* to = static_cast<T*>(dx->untyped_data());
+    each_piece(pool, size / width, width, [&](int64_t first, int64_t rows) {
+      const auto run = gated ? backward<By, true, T> : backward<By, false, T>;
+      run(from + first * of_x, cotangents + first * width, rows, width, to + first * of_x);
+    });
+  });
+}
+
+XLA_FFI_DEFINE_HANDLER(kGelu, gelu_kernel,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<std::string_view>("by")
+                           .Attr<bool>("gated"));
+XLA_FFI_DEFINE_HANDLER(kGeluGrad, gelu_grad_kernel,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<std::string_view>("by")
+                           .Attr<bool>("gated"));
+
+}  // namespace
+
+void* gelu_handler() { return reinterpret_cast<void*>(kGelu); }
+void* gelu_grad_handler() { return reinterpret_cast<void*>(kGeluGrad); }
+
+}  // namespace md
