@@ -77,7 +77,7 @@ TEST(Plan, SaysWhatWouldMakeAStepFit) {
 #endif
   // 6.5 GiB, of which all but one are values kept for the way back.
   const Outcome o = shell("ulimit -v 5000000; " MD_BINARY_DIR "/maxdiffusion plan " + kConfig + " " + kModel +
-                          " scan_layers=true per_device_batch_size=400 xla_flags=--xla_backend_optimization_level=0");
+                          " scan_layers=true per_device_batch_size=600 xla_flags=--xla_backend_optimization_level=0");
   EXPECT_EQ(o.status, 6) << o.err;
   EXPECT_TRUE(contains(o.err, " GiB on each device, which has 4.77 GiB")) << o.err;
   EXPECT_TRUE(contains(o.err, "try: remat_policy=FULL")) << o.err;
