@@ -120,9 +120,6 @@ struct LastRun {
 
 namespace {
 
-/// Bytes of temporary memory from which runs wait for each other.
-constexpr int64_t kMuch = int64_t{16} << 20;
-
 void* executable_of(const Client& client, void* loaded) {
   PJRT_LoadedExecutable_GetExecutable_Args args{};
   args.loaded_executable = static_cast<PJRT_LoadedExecutable*>(loaded);
@@ -141,9 +138,7 @@ Executable::Executable(const Client& client, void* handle)
     for (const Device& d : client.devices())
       if (d.handle == args.addressable_devices[i]) device_ids_.push_back(d.id);
   outputs_ = compiled_.output_count();
-  if (client.platform().memory_is_the_hosts)
-    if (const auto memory = compiled_.memory(); memory && memory->temporary >= kMuch)
-      last_run_ = std::make_unique<LastRun>();
+  if (client.platform().memory_is_the_hosts) last_run_ = std::make_unique<LastRun>();
 }
 
 Executable Executable::compile(const Client& client, std::string_view mlir, const CompileOptions& options) {

@@ -72,8 +72,8 @@ class Executable {
   /// Ids of the devices of this process it runs on, in the order run() takes them.
   const std::vector<int>& device_ids() const { return device_ids_; }
   /// inputs[device][argument] → outputs[device][result]. Returns before the device is done. Buffers of aliased
-  /// arguments are given away: they are deleted() afterwards. On a device whose memory is the host's, a program with
-  /// much temporary memory waits for its last run, since each run that is under way holds temporary memory of its own.
+  /// arguments are given away: they are deleted() afterwards. On a device whose memory is the host's it waits
+  /// for the last run of this program: each that is under way would hold temporary memory of its own.
   std::vector<std::vector<Buffer>> run(const std::vector<std::vector<const Buffer*>>& inputs) const;
 
  private:

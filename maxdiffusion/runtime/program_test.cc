@@ -200,17 +200,16 @@ TEST(Program, RunAndFetchReturnBeforeTheDeviceIsDone) {
   EXPECT_TRUE(pending.ready());
 }
 
-// Two runs under way would hold its temporary memory twice: here x·x, 16 MiB, in a step of hundreds it is gigabytes.
-TEST(Program, OfMuchTemporaryMemoryWaitsForItsLastRun) {
+// Two runs under way would each hold temporary memory.
+TEST(Program, OnTheHostWaitsForItsLastRun) {
   const Devices devices = Devices::open();
   if (!pjrt::takes_ffi_handlers(devices.client())) GTEST_SKIP() << "this plugin cannot call back";
   pjrt::register_ffi_handler(devices.client(), "md_test_gate", reinterpret_cast<void*>(kGate));
   Graph g(devices.graph_options());
-  Tensor x = g.input("x", {DType::f32, {2048, 2048}}), y = apply(kTestMatmul, {x, x});
-  g.output("out", apply(kTestMatmul, {apply(kTestCall, {y}, std::string("md_test_gate")), y}));
-  const Program p = compile(devices, g, kNoCache, "much");
-  ASSERT_GE(p.memory()->temporary, int64_t{16} << 20);
-  Array a = devices.put(counting({2048, 2048}, 2));
+  Tensor x = g.input("x", {DType::f32, {256, 256}});
+  g.output("out", apply(kTestCall, {apply(kTestMatmul, {x, x})}, std::string("md_test_gate")));
+  const Program p = compile(devices, g, kNoCache, "gate");
+  Array a = devices.put(counting({256, 256}, 2));
   gate_open = false;
   std::vector<Array> first = p.run({&a});
   const PendingArray pending = fetch(devices, first[0]);
