@@ -59,8 +59,11 @@ TEST(AttentionKernelInBf16, RoundsOnlyItsResults) {
 
 TEST(AttentionKernelInBf16, MultipliesBf16WhereThatIsFaster) {
   for (const Case& c :
-       {Case{130, 77, 40, 3, 2}, Case{130, 130, 80, 1, 2, true}, Case{64, 1100, 8, 1, 1}, Case{1, 1, 8, 1, 1}})
+       {Case{130, 77, 40, 3, 2}, Case{130, 130, 80, 1, 2, true}, Case{64, 1100, 8, 1, 1}, Case{1, 1, 8, 1, 1},
+        Case{600, 300, 64, 1, 1}, Case{600, 600, 40, 3, 1, true}, Case{300, 1100, 8, 1, 1, true}}) {
+    SCOPED_TRACE(testing::Message() << c.lq << " queries, " << c.lk << " keys");
     expect_agreement(attend(c.causal), inputs(c, DType::bf16), 1.2e-2, kCalls, true);
+  }
 }
 
 TEST(AttentionKernelInGraphs, IsCalledAgainUnderCheckpoint) {
