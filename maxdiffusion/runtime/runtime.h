@@ -211,7 +211,8 @@ class Program {
   const Sharding& output_sharding(size_t i) const;
 
   /// Runs with inputs in the order of input_names(); returns outputs in the order of output_names(). Returns before
-  /// the device is done. Aliased inputs are consumed: their Array becomes empty.
+  /// the device is done; where that is the host, not before the last run of this program is over. Aliased inputs are
+  /// consumed: their Array becomes empty.
   /// Throws device naming an input that is empty or has another shape.
   std::vector<Array> run(const std::vector<Array*>& inputs) const;
   /// By name: looks up every input in `donated` first, then in `kept`. Aliased inputs must be in `donated`, and leave

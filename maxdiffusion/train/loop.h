@@ -1,6 +1,7 @@
-// The loop: one dataset, one state, from the newest checkpoint to the last step. Nothing in it waits for the device:
-// the state is donated from step to step, batches are prefetched, metrics are read one step late. What a run does
-// between steps (evaluation, samples) is a hook: a rule for when it is due, and a function.
+// The loop: one dataset, one state, from the newest checkpoint to the last step. Nothing in it waits for the device
+// (a step on the host itself waits for the one before: pjrt/executable.h): the state is donated from step to step,
+// batches are prefetched, metrics are read one step late. What a run does between steps (evaluation, samples) is a
+// hook: a rule for when it is due, and a function.
 #pragma once
 
 #include <functional>
