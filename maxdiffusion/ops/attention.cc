@@ -101,26 +101,31 @@ const char* flash_refuses(const AttentionCall& c) {
   return c.is_long() ? nullptr : "a length is below flash_min_seq_length";
 }
 
-Tensor flash(const AttentionCall& c) {
+Tensor with_its_gradient(const AttentionCall& c, bool in_blocks) {
+  LocalAttention how = c.how();
+  how.in_blocks = in_blocks;
   return custom_vjp(
       {c.q, c.k, c.v},
-      [how = c.how()](const std::vector<Tensor>& x) {
+      [how](const std::vector<Tensor>& x) {
         const AttentionResult r = attend(x[0], x[1], x[2], how);
         return std::vector<Tensor>{cast(r.y, x[0].dtype()), r.lse};
       },
-      [how = c.how()](const std::vector<Tensor>& x, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
+      [how](const std::vector<Tensor>& x, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
         const AttentionGradient g = attend_gradient(x[0], x[1], x[2], out[0], out[1], dys[0], how);
         const DType type = x[0].dtype();
         return {cast(g.q, type), cast(g.k, type), cast(g.v, type)};
       })[0];
 }
 
-/// With autodiff's own gradient.
+Tensor flash(const AttentionCall& c) { return with_its_gradient(c, true); }
+
+/// With a bias: by autodiff, which gives the bias a gradient and keeps the logits.
 Tensor dot_product(const AttentionCall& c) {
+  if (!c.options.bias) return with_its_gradient(c, false);
   LocalAttention how = c.how();
   how.in_blocks = false;
   how.bias = c.options.bias;
-  while (how.bias && how.bias.rank() < 4) how.bias = expand_dims(how.bias, 0);
+  while (how.bias.rank() < 4) how.bias = expand_dims(how.bias, 0);
   return cast(attend(c.q, c.k, c.v, how).y, c.q.dtype());
 }
 

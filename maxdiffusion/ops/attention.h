@@ -26,15 +26,16 @@ struct AttentionOptions {
   AttentionAxes axes = {};
 };
 
-/// "dot_product" writes all logits; "flash" and the others go head by head and block of queries by block, and make them
-/// again on the way back: no memory grows with B·H·Lq·Lk. On CPU devices, in f32 and bf16 and without a bias, all are a
-/// kernel that keeps no logits; on NVIDIA GPUs, in bf16 and f16, all but "dot_product" are cuDNN's. Where there is a
-/// bias or a short sequence "flash" is "dot_product", and the log says so once.
+/// "dot_product" writes all logits; "flash" and the others go head by head and block of queries by block, so that no
+/// memory grows with B·H·Lq·Lk. All make the logits again on the way back, but for a bias, with which they are kept. On
+/// CPU devices, in f32 and bf16 and without a bias, all are a kernel that writes no logits; on NVIDIA GPUs, in bf16 and
+/// f16, all but "dot_product" are cuDNN's. Where there is a bias or a short sequence "flash" is "dot_product", and the
+/// log says so once.
 /// On a mesh, given `axes`, each device attends for itself, with the queries that the rules give it. Keys of the same
 /// sequence come to it as is least to send ("dot_product", "flash"), in a "ring", or "ulysses": whole sequences of some
 /// heads.
 /// With a bias or without `axes` the compiler divides "dot_product".
-/// No second derivative, but of "dot_product".
+/// No second derivative, but with a bias.
 /// q: [B, Lq, H, D]   k, v: [B, Lk, H, D]   result: [B, Lq, H, D], dtype of q; softmax in f32.
 Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options = {});
 /// Throws invalid_config with the known names when this is none.

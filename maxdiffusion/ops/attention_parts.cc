@@ -93,8 +93,10 @@ AttentionResult whole(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
 
 AttentionGradient whole_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
                                  const LocalAttention& how) {
-  Tensor rows = heads_first(dy);
-  const AttentionGradient g = composed_gradient(heads_first(q), heads_first(k), heads_first(v), lse, rows,
+  // Else compilers see that these logits are the forward pass's, and keep those until here.
+  const std::vector<Tensor> later = optimization_barrier({q, k, dy});
+  Tensor rows = heads_first(later[2]);
+  const AttentionGradient g = composed_gradient(heads_first(later[0]), heads_first(later[1]), heads_first(v), lse, rows,
                                                 row_sums(heads_first(y), rows), {}, how);
   return {heads_first(g.q), heads_first(g.k), heads_first(g.v)};
 }

@@ -66,13 +66,14 @@ TEST_P(Attention, IsSoftmaxOfScaledProducts) {
 
 TEST_P(Attention, GradientEqualsFiniteDifferences) {
   for (bool causal : {false, true})
-    check_gradients(shapes(DType::f64, 4, causal ? 4 : 3), [&](Graph&, const std::vector<Tensor>& x) {
-      AttentionOptions o = options();
-      o.causal = causal;
-      if (o.kernel != "flash") o.bias = x[3];
-      Tensor y = attention(x[0], x[1], x[2], o);
-      return sum(square(y) + sin(y)) + sum(x[3]);
-    });
+    for (bool bias : {false, true})
+      check_gradients(shapes(DType::f64, 4, causal ? 4 : 3), [&](Graph&, const std::vector<Tensor>& x) {
+        AttentionOptions o = options();
+        o.causal = causal;
+        if (bias) o.bias = x[3];
+        Tensor y = attention(x[0], x[1], x[2], o);
+        return sum(square(y) + sin(y)) + sum(x[3]);
+      });
 }
 
 TEST_P(Attention, BlocksOfQueriesAgree) {  // 1540 queries: two blocks of 770
@@ -177,6 +178,22 @@ TEST(AttentionTable, FlashKeepsNoLogits) {
     return compile(devices(), g, {.jax_cache_dir = "off"}, "attention").memory()->temporary;
   };
   EXPECT_LT(temporary("flash"), temporary("dot_product") / 2);
+}
+
+// Of each layer: its logits are 8 MiB, its queries 0.25.
+TEST(AttentionTable, DotProductKeepsNoLogitsForTheWayBack) {
+  auto temporary = [](int layers) {
+    Graph g;
+    const Shape shape = f64({1, 512, 4, 16});  // f64: composed operations
+    with_gradients({shape}, [&](Graph&, const std::vector<Tensor>& x) {
+      Tensor y = x[0];
+      for (int i = 0; i < layers; ++i) y = attention(y, y, y, {.kernel = "dot_product"});
+      return sum(square(y));
+    }).trace(g);
+    return compile(devices(), g, {.jax_cache_dir = "off"}, "attention").memory()->temporary;
+  };
+  const auto few = temporary(4), many = temporary(8);
+  EXPECT_LT((many - few) / 4, 2 << 20) << few << " " << many;
 }
 
 TEST(AttentionTable, SaysOnceWhereFlashIsDotProduct) {

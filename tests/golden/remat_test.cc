@@ -149,9 +149,9 @@ int products(const Model& m, const ScopeOptions& options) {
 }
 
 // A block of one stream has three projections to queries, keys and values in one, which are kept; a block of two has
-// them made again.
-TEST(FluxOptimized, KeepsProjectionsWhereTheStreamsAreOne) {
-  EXPECT_EQ(products(kFlux, with("flux_optimized")) + 3, products(kFlux, with("FULL")));
+// them made again. Both keep what attention gave, which two products make.
+TEST(FluxOptimized, KeepsProjectionsWhereTheStreamsAreOneAndAttention) {
+  EXPECT_EQ(products(kFlux, with("flux_optimized")) + 3 + 2 * 2, products(kFlux, with("FULL")));
   EXPECT_EQ(products(kFlux, with("CUSTOM", {.saved = {value::kTxtQkvProj}, .offloaded = {}})) + 3,
             products(kFlux, with("FULL")));
 }
@@ -164,12 +164,12 @@ int moves_to_host(const Model& m, const ScopeOptions& options) {
 }
 
 TEST(PoliciesTogether, MoveWhatTheyNameToTheHost) {
-  // Of a loop over blocks: its state, and the two attentions.
-  EXPECT_EQ(moves_to_host(kWan, with("HIDDEN_STATE_WITH_OFFLOAD")), 3);
-  EXPECT_EQ(moves_to_host(kWan, with("CUSTOM", {.saved = {value::kSelfAttn}, .offloaded = {value::kCrossAttn}})), 1);
+  // Of a loop over blocks: its state, and the two attentions, each with its logarithms of sums.
+  EXPECT_EQ(moves_to_host(kWan, with("HIDDEN_STATE_WITH_OFFLOAD")), 1 + 2 * 2);
+  EXPECT_EQ(moves_to_host(kWan, with("CUSTOM", {.saved = {value::kSelfAttn}, .offloaded = {value::kCrossAttn}})), 2);
   EXPECT_EQ(moves_to_host(kWan, with("MATMUL_WITHOUT_BATCH")), 0);
   // Three such loops, and the inputs of three residual blocks.
-  EXPECT_EQ(moves_to_host(kUnet, with("HIDDEN_STATE_WITH_OFFLOAD")), 3 * 3 + 3);
+  EXPECT_EQ(moves_to_host(kUnet, with("HIDDEN_STATE_WITH_OFFLOAD")), 3 * (1 + 2 * 2) + 3);
 }
 
 TEST(PoliciesTogether, KeepOnACpuWhatTheyOffload) {

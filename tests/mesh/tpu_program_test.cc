@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/nn/quantization_keys.h"
+#include "maxdiffusion/ops/attention.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/sharding.h"
@@ -55,7 +57,7 @@ void trace(Graph& g, const std::string& quantization) {
   g.output("loss", loss);
 }
 
-AheadOfTime compiled(const MeshConfig& config, const std::string& quantization = "", bool windows = true) {
+AheadOfTime compiled(const MeshConfig& config, const std::function<void(Graph&)>& program, bool windows = true) {
   static const pjrt::Topology tpus = pjrt::Topology::create("tpu", "v5p:2x2x1");
   const Mesh mesh = Mesh::make(config, topology(tpus));
   const AxisRules rules = AxisRules::defaults();
@@ -63,8 +65,12 @@ AheadOfTime compiled(const MeshConfig& config, const std::string& quantization =
   EXPECT_NE(options.memory_order, nullptr);
   if (!windows) options.memory_order = nullptr;
   Graph g(options);
-  trace(g, quantization);
+  program(g);
   return compile_ahead(tpus, mesh, g, {}, "small step");
+}
+AheadOfTime compiled(const MeshConfig& config, const std::string& quantization = "", bool windows = true) {
+  return compiled(
+      config, [&](Graph& g) { trace(g, quantization); }, windows);
 }
 
 const MeshConfig kData{.ici_data_parallelism = 4}, kFsdp{.ici_data_parallelism = 1, .ici_fsdp_parallelism = 4};
@@ -101,6 +107,22 @@ TEST(TpuProgram, OfInt8MultipliesBytesAndGathersBytes) {
   EXPECT_NEAR(gathered(wide) / (2 * (convolutions + linear)), 1, 0.1);
   // Bytes; and the linear layer's weight, for its gradient, as bf16 as well.
   EXPECT_NEAR(gathered(narrow) / (convolutions + 3 * linear), 1, 0.1);
+}
+
+// Logits of a layer and device: 16 MiB; queries: 0.25 MiB.
+TEST(TpuProgram, KeepsNoLogitsForTheWayBack) {
+  auto temporary = [](int layers) {
+    auto attentions = [&](Graph& g) {
+      const Tensor x = g.input("x", {DType::bf16, {4, 1024, 4, 64}}, axis::of_batch(4));
+      const AttentionAxes axes{axis::kBatch, axis::kLength, axis::kKvLength, axis::kHeadsAct, axis::kKv};
+      Tensor y = x;
+      for (int i = 0; i < layers; ++i) y = attention(y, y, y, {.kernel = "dot_product", .axes = axes});
+      g.output("gradient", grad(sum(square(cast(y, DType::f32))), {x})[0]);
+    };
+    return compiled(kData, attentions).memory->temporary;
+  };
+  const auto few = temporary(2), many = temporary(6);
+  EXPECT_LT((many - few) / 4, 2 << 20) << few << " " << many;
 }
 
 }  // namespace
