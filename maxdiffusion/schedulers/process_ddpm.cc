@@ -1,5 +1,6 @@
 // Discrete timesteps on a table of ᾱ. Sources: Ho et al. 2020; Salimans and Ho 2022 (v prediction); Hang et al. 2023
 // (min-SNR weights).
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/schedulers/members.h"
 #include "maxdiffusion/schedulers/process.h"
 #include "maxdiffusion/schedulers/scheduler.h"
@@ -14,6 +15,12 @@ class Ddpm final : public NoiseProcess {
         bias_(TimestepBias::from_members(keys.timestep_bias)),
         snr_gamma_(keys.snr_gamma) {
     bias_.weights(noise_.num_train_timesteps);  // throws where they do not fit
+    if (snr_gamma_ > 0 && noise_.alphas_cumprod.back() == 0 && noise_.prediction_type != "epsilon")
+      log_warning(
+          "snr_gamma={} and rescale_betas_zero_snr: losses of the last timesteps weigh 0 or nearly so, and sampling "
+          "starts "
+          "there; snr_gamma=-1 weighs all alike",
+          snr_gamma_);
   }
   int64_t num_train_timesteps() const override { return noise_.num_train_timesteps; }
   DType time_type() const override { return DType::s32; }

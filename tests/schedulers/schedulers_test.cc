@@ -3,6 +3,7 @@
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/schedulers/process.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 
 #include <gtest/gtest.h>
@@ -285,6 +286,18 @@ TEST(Noise, MinSnrWeights) {
       EXPECT_EQ(out[1].to_doubles()[i], 1);
     }
   }
+}
+
+TEST(Noise, MinSnrWeightsThatLeaveOutTheLastTimestepAreNamed) {
+  auto said = [](const char* type, bool zero, double gamma) {
+    testing::internal::CaptureStderr();
+    make_process(sd({{"prediction_type", type}, {"rescale_betas_zero_snr", zero}}), {.snr_gamma = gamma});
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_NE(said("v_prediction", true, 5).find("snr_gamma=5 and rescale_betas_zero_snr"), std::string::npos);
+  EXPECT_EQ(said("v_prediction", true, -1), "");
+  EXPECT_EQ(said("v_prediction", false, 5), "");
+  EXPECT_EQ(said("epsilon", true, 5), "");
 }
 
 TEST(Noise, TimestepsCoverTheScheduleUniformly) {
