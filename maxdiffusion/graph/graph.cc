@@ -48,6 +48,12 @@ Graph::Graph(Graph& parent, GraphOptions options) : options_(std::move(options))
   backward_ = parent.backward_;
 }
 
+bool Graph::in_loop() const {
+  for (const Graph* g = this; g->parent_; g = g->parent_)
+    if (g->options_.manual == g->parent_->options_.manual) return true;
+  return false;
+}
+
 Graph::~Graph() = default;
 
 Tensor Graph::input(const std::string& name, const Shape& shape, const LogicalAxes& axes) {

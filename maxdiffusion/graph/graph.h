@@ -112,6 +112,8 @@ class Graph {
 
   const GraphOptions& options() const { return options_; }
   Graph* parent() const { return parent_; }
+  /// Whether this is the body of a loop, or of a computation over all axes of the mesh in one.
+  bool in_loop() const;
 
   /// Names are unique. Throws invalid_graph when one is taken.
   Tensor input(const std::string& name, const Shape& shape, const LogicalAxes& axes = {});

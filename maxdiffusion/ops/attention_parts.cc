@@ -93,8 +93,10 @@ AttentionResult whole(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
 
 AttentionGradient whole_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
                                  const LocalAttention& how) {
-  // Else compilers see that these logits are the forward pass's, and keep those until here.
-  const std::vector<Tensor> later = optimization_barrier({q, k, dy});
+  // Else compilers see that these logits are the forward pass's, and keep those until here. Of layers in a loop the
+  // forward pass is in another loop; these may be one with those that are made again here for y.
+  std::vector<Tensor> later = {q, k, dy};
+  if (!q.graph().in_loop()) later = optimization_barrier(later);
   Tensor rows = heads_first(later[2]);
   const AttentionGradient g = composed_gradient(heads_first(later[0]), heads_first(later[1]), heads_first(v), lse, rows,
                                                 row_sums(heads_first(y), rows), {}, how);

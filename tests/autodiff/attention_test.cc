@@ -1,5 +1,6 @@
 #include "maxdiffusion/ops/attention.h"
 
+#include "maxdiffusion/ops/control_flow.h"
 #include "tests/autodiff/judge.h"
 
 namespace md {
@@ -194,6 +195,24 @@ TEST(AttentionTable, DotProductKeepsNoLogitsForTheWayBack) {
   };
   const auto few = temporary(4), many = temporary(8);
   EXPECT_LT((many - few) / 4, 2 << 20) << few << " " << many;
+}
+
+TEST(AttentionTable, DotProductInALoopMayShareLogitsWithWhatIsMadeAgainThere) {
+  auto barriers = [](bool loop) {
+    GraphOptions on;
+    on.platform = Platform::tpu;
+    Graph g(on);
+    with_gradients({f32({1, 8, 2, 4})}, [&](Graph&, const std::vector<Tensor>& x) {
+      auto layer = [](Tensor y) { return attention(y, y, y, {.kernel = "dot_product"}); };
+      if (!loop) return sum(layer(x[0]));
+      return sum(scan(3, {x[0]}, [&](ScanStep&, const std::vector<Tensor>& y) {
+                   return ScanResult{{layer(y[0])}, {}};
+                 }).carry[0]);
+    }).trace(g);
+    return count(to_stablehlo(g), "stablehlo.optimization_barrier");
+  };
+  EXPECT_EQ(barriers(false), 1);
+  EXPECT_EQ(barriers(true), 0);
 }
 
 TEST(AttentionTable, SaysOnceWhereFlashIsDotProduct) {
