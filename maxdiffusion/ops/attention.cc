@@ -81,8 +81,12 @@ struct AttentionCall {
   const KernelName& asked;
 
   bool is_long() const { return std::min(q.dim(1), k.dim(1)) >= options.flash_min_seq_length; }
-  LocalAttention how() const {
-    return {.scale = options.scale, .precision = options.precision, .blocks = options.blocks, .causal = options.causal};
+  LocalAttention how(bool in_blocks) const {
+    return {.scale = options.scale,
+            .precision = options.precision,
+            .in_blocks = in_blocks,
+            .blocks = options.blocks,
+            .causal = options.causal};
   }
 };
 using AttentionRow = KernelRow<AttentionCall, Tensor>;
@@ -102,8 +106,7 @@ const char* flash_refuses(const AttentionCall& c) {
 }
 
 Tensor with_its_gradient(const AttentionCall& c, bool in_blocks) {
-  LocalAttention how = c.how();
-  how.in_blocks = in_blocks;
+  const LocalAttention how = c.how(in_blocks);
   return custom_vjp(
       {c.q, c.k, c.v},
       [how](const std::vector<Tensor>& x) {
@@ -122,8 +125,7 @@ Tensor flash(const AttentionCall& c) { return with_its_gradient(c, true); }
 /// With a bias: by autodiff, which gives the bias a gradient and keeps the logits.
 Tensor dot_product(const AttentionCall& c) {
   if (!c.options.bias) return with_its_gradient(c, false);
-  LocalAttention how = c.how();
-  how.in_blocks = false;
+  LocalAttention how = c.how(false);
   how.bias = c.options.bias;
   while (how.bias.rank() < 4) how.bias = expand_dims(how.bias, 0);
   return cast(attend(c.q, c.k, c.v, how).y, c.q.dtype());
@@ -134,7 +136,7 @@ constexpr AttentionRow kKernels[] = {
      [](const AttentionCall& c) {
        return mesh_attention(c.q, c.k, c.v, c.options, c.asked.travel, c.asked.flash && c.is_long());
      }},
-    {kAttentionKernel, cpu_kernel_refuses, [](const AttentionCall& c) { return attend(c.q, c.k, c.v, c.how()).y; }},
+    {kAttentionKernel, cpu_kernel_refuses, [](const AttentionCall& c) { return attend(c.q, c.k, c.v, c.how(true)).y; }},
     {"flash", flash_refuses, flash},
     {"dot_product", never, dot_product},
 };

@@ -18,8 +18,7 @@ class Ddpm final : public NoiseProcess {
     if (snr_gamma_ > 0 && noise_.alphas_cumprod.back() == 0 && noise_.prediction_type != "epsilon")
       log_warning(
           "snr_gamma={} and rescale_betas_zero_snr: losses of the last timesteps weigh 0 or nearly so, and sampling "
-          "starts "
-          "there; snr_gamma=-1 weighs all alike",
+          "starts there; snr_gamma=-1 weighs all alike",
           snr_gamma_);
   }
   int64_t num_train_timesteps() const override { return noise_.num_train_timesteps; }
