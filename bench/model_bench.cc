@@ -9,7 +9,8 @@
 //   --emit FILE    only traces the step and writes its program there, and says how long that takes
 //   --spans N      after the timed steps, N more of which the row says where their time goes: seconds in each kind of
 //                  kernel, by the wall; kernels may run side by side (0)
-// Prints one JSON line; floor_s in it is what a step cannot be faster than on this machine (floor_seconds below).
+// Prints one JSON line; floor_s in it is what a step cannot be faster than on this machine (its products at the rate of
+// one large product, and memory that it must read and write). model_bench rates f32|bf16 prints both rates alone.
 // bench/compare.py runs it beside the same step in other programs and makes the table.
 
 #include <unistd.h>
@@ -127,21 +128,30 @@ double shortest(const Devices& devices, const std::vector<Shape>& shapes,
   return best;
 }
 
-/// What a step cannot be faster than here: its products at the rate of one large product of their type, and memory that
-/// it must read and write at the rate at which a large array is read.
-double floor_seconds(const Devices& devices, DType type, double flops, double bytes) {
+/// What nothing is faster than here: of products, that of one large product of a type; of memory, that at which a large
+/// array is read. A second.
+struct Rates {
+  double flops, bytes;
+};
+
+Rates measured_rates(const Devices& devices, DType type) {
   constexpr int64_t kSize = 4096, kColumns = 1024;
   const double product = shortest(devices, {{type, {kSize, kSize}}, {type, {kSize, kColumns}}},
                                   [](const std::vector<Tensor>& in) { return sum(matmul(in[0], in[1]), {0}); });
   const double read = shortest(devices, {{DType::f32, {8 * kSize, kColumns}}},
                                [](const std::vector<Tensor>& in) { return sum(in[0], {0}); });
-  return flops * product / (2.0 * kSize * kSize * kColumns) + bytes * read / (8 * 4.0 * kSize * kColumns);
+  return {2.0 * kSize * kSize * kColumns / product, 8 * 4.0 * kSize * kColumns / read};
 }
 
 int run(const std::vector<std::string>& args) {
   check(args.size() >= 2, Code::invalid_config,
         "usage: model_bench unet|vae|wan f32|bf16 [--steps N] [--cache DIR] [--name TEXT] [--flags TEXT] "
         "[--mesh D,F,C,T] [--batch N] [--pixels N] [--config FILE] [--emit FILE] [--spans N]");
+  if (args[0] == "rates") {
+    const Rates rates = measured_rates(Devices::open(), parse_dtype(args[1]));
+    std::cout << nlohmann::json{{"gflop_per_s", rates.flops / 1e9}, {"gb_per_s", rates.bytes / 1e9}} << std::endl;
+    return 0;
+  }
   int steps = 10, traced = 0;
   int64_t batch = 0, pixels = 64;
   std::string name = "maxdiffusion.cpp", mesh, config, emit;
@@ -263,8 +273,9 @@ int run(const std::vector<std::string>& args) {
   if (auto plan = program.memory()) {
     row["planned_mb"] = static_cast<double>(plan->peak()) / 1e6;
     // Weights and moments are read and written, and what is made on the way is written and read.
-    row["floor_s"] = floor_seconds(devices, scope.activations, step.flops,
-                                   2.0 * static_cast<double>(plan->arguments + plan->temporary));
+    const Rates rates = measured_rates(devices, scope.activations);
+    row["floor_s"] =
+        step.flops / rates.flops + 2.0 * static_cast<double>(plan->arguments + plan->temporary) / rates.bytes;
   }
   row["gflop"] = step.flops / 1e9;
   std::cout << row.dump() << std::endl;

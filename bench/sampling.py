@@ -5,7 +5,7 @@
   --rounds N          how often each program is started (3); figures are medians over rounds
   --models            of: small, middle, sdxl (small,middle); sdxl is the published size
   --sizes             sides of the square pictures, pixels (256,512,1024)
-  --dtypes            weights and activations of the UNet: f32, bf16 (f32); the other models compute in f32
+  --dtypes            weights and activations of the UNet and the autoencoder: f32, bf16 (f32); text encoders' are f32
   --peer-dtypes       the same for diffusers (as --dtypes)
   --steps N           denoising steps, with guidance: each runs the UNet on two latents (4)
   --programs          of: ours, diffusers
@@ -13,7 +13,8 @@
 
 Prints one table: seconds for both text encoders (prompt and negative prompt), for one denoising step, for decoding, and
 for the whole program (ours: cold, and warm from the executable cache), and peak resident memory. Our figures are read
-from the program's own profile.
+from the program's own profile. Floors are what a step and decoding cannot be faster than on this machine: products, as
+PyTorch counts those of its models, at the rate of one large product, and weights read once (model_bench rates).
 """
 
 import argparse
@@ -103,6 +104,7 @@ def ours(o, folder, cache, size, dtype):
                    "train_new_vae=true", "random_text_encoder=true", "prompt=a castle", "negative_prompt=rain",
                    f"resolution={size}", f"num_inference_steps={o.steps}", "per_device_batch_size=1", "guidance_scale=7.5",
                    "diffusion_scheduler_config={}", f"weights_dtype={kind}", f"activations_dtype={kind}",
+                   f"vae_weights_dtype={kind}", f"vae_dtype={kind}",
                    f"jax_cache_dir={cache}", "enable_profiler=true"]
         wall, peak, _ = peak_mb(command)
         return dict(from_profile(out, o.steps), wall_s=wall, peak_mb=peak)
@@ -153,9 +155,32 @@ def peer(name, size, dtype, steps):
             latents = timed("step_s", lambda: step(latents, t))
         seconds["step_s"] /= steps
         del unet
+        torch.set_default_dtype(kind)
         vae = AutoencoderKL.from_config(parts["vae"]).eval()
-        timed("decode_s", lambda: vae.decode(latents / parts["vae"]["scaling_factor"]).sample)
+        timed("decode_s", lambda: vae.decode((latents / parts["vae"]["scaling_factor"]).to(kind)).sample)
     print(json.dumps(seconds))
+
+
+def count(name, size):
+    """Inside the other Python: prints one JSON line, GFLOP and billions of weights of a step and of decoding."""
+    import torch
+    from diffusers import AutoencoderKL, UNet2DConditionModel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    parts = models(name)
+    with torch.device("meta"):
+        unet, vae = UNet2DConditionModel.from_config(parts["unet"]), AutoencoderKL.from_config(parts["vae"])
+        side = size // 2 ** (len(parts["vae"]["block_out_channels"]) - 1)
+        added = dict(text_embeds=torch.ones(2, parts["text_encoder_2"]["projection_dim"]), time_ids=torch.ones(2, 6))
+        text = torch.ones(2, 77, parts["unet"]["cross_attention_dim"])
+        runs = dict(step=(unet, lambda: unet(torch.ones(2, 4, side, side), torch.ones(()), text, added_cond_kwargs=added)),
+                    decode=(vae.decoder, lambda: vae.decode(torch.ones(1, 4, side, side))))
+        work = {}
+        for what, (model, run) in runs.items():
+            with FlopCounterMode(display=False) as counter:
+                run()
+            work[what] = [counter.get_total_flops() / 1e9, sum(p.numel() for p in model.parameters()) / 1e9]
+    print(json.dumps(work))
 
 
 def main():
@@ -171,7 +196,10 @@ def main():
     parser.add_argument("--programs", default="ours,diffusers")
     parser.add_argument("--python")
     parser.add_argument("--peer", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--count", nargs=2, help=argparse.SUPPRESS)
     o = parser.parse_args()
+    if o.count:
+        return count(o.count[0], int(o.count[1]))
     if o.peer:
         return peer(o.peer[0], int(o.peer[1]), o.peer[2], o.steps)
     programs = o.programs.split(",")
@@ -179,6 +207,8 @@ def main():
         from compare import judge
         o.python = judge()
     rows = {}
+    answer = lambda *command: json.loads(subprocess.run(list(map(str, command)), capture_output=True, text=True,
+                                                        check=True).stdout.splitlines()[-1])
     with tempfile.TemporaryDirectory() as work:
         for name in o.models.split(","):
             folder = pathlib.Path(work) / name
@@ -196,11 +226,18 @@ def main():
                         wall, peak, out = peak_mb([o.python, __file__, "--peer", name, size, dtype, "--steps", o.steps])
                         line = json.loads([l for l in out.splitlines() if l.startswith("{")][-1])
                         rows.setdefault((name, size, dtype, "diffusers"), []).append(dict(line, wall_s=wall, peak_mb=peak))
-    columns = dict(text_s="text, s", step_s="step, s", decode_s="decode, s", wall_s="program, s", warm_s="warm, s",
-                   peak_mb="peak, MB")
+    columns = dict(text_s="text, s", step_s="step, s", step_floor="floor, s", decode_s="decode, s",
+                   decode_floor="floor, s", wall_s="program, s", warm_s="warm, s", peak_mb="peak, MB")
     print("| model | pixels | dtype | program | " + " | ".join(columns.values()) + " | step ÷ | decode ÷ |")
     print("|" + " --- |" * (len(columns) + 6))
     median = {k: {c: statistics.median(r[c] for r in v) for c in columns if c in v[0]} for k, v in rows.items()}
+    if "diffusers" in programs:
+        rates = {dtype: answer(pathlib.Path(o.build) / "model_bench", "rates", dtype) for dtype in o.dtypes.split(",")}
+        work = {(name, size): answer(o.python, __file__, "--count", name, size) for name, size, *_ in rows}
+        for (name, size, dtype, program), m in median.items():
+            for what, (gflop, weights) in work[name, size].items() if program != "diffusers" else []:
+                gb = weights * {"f32": 4, "bf16": 2}[dtype]
+                m[f"{what}_floor"] = gflop / rates[dtype]["gflop_per_s"] + gb / rates[dtype]["gb_per_s"]
     for (name, size, dtype, program), m in sorted(median.items(), key=lambda x: [x[0][0], x[0][1], x[0][3]]):
         peers = [v for k, v in median.items() if k[:2] == (name, size) and k[3] == "diffusers"]
         cells = ["–" if c not in m else f"{m[c]:.0f}" if c == "peak_mb" else f"{m[c]:.3g}" for c in columns]
