@@ -1,6 +1,6 @@
-// AdamW on the CPU, many parameters per call. XLA spends about 20 ms of compilation on every parameter's update and
-// norm, a third of a UNet's whole compile time; here the number of parameters costs nothing. Source: Loshchilov and
-// Hutter 2019.
+// AdamW and moving averages on the CPU, many parameters per call. XLA spends about 20 ms of compilation on every
+// parameter's update and norm, a third of a UNet's whole compile time; here the number of parameters costs nothing.
+// Source: Loshchilov and Hutter 2019.
 
 #include <algorithm>
 #include <cmath>
@@ -20,9 +20,9 @@ namespace {
 struct Options {
   float b1, b2, eps, weight_decay, max_value;
 };
-/// Of this update; `scale` clips the global norm.
+/// Of this update; `scale` clips the global norm, `keep` is what averages keep of themselves.
 struct Scalars {
-  float lr, correction1, correction2, scale;
+  float lr, correction1, correction2, scale, keep;
 };
 
 inline float limited(float g, float max_value) { return std::min(std::max(g, -max_value), max_value); }
@@ -67,6 +67,11 @@ MD_VECTORIZED void update(const Options& o, const Scalars& s, const float* __res
   }
 }
 
+MD_VECTORIZED void average(float keep, const float* __restrict p, float* __restrict averages, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) averages[i] = p[i] + (averages[i] - p[i]) * keep;
+}
+
 /// Partial sums are added in order, so that the result does not depend on which thread did what.
 double total_of_squares(ffi::ThreadPool& pool, const Arrays& arrays, float max_value) {
   const auto pieces = pieces_of(arrays.sizes);
@@ -95,20 +100,25 @@ void update_all(ffi::ThreadPool& pool, const Options& o, const Scalars& s, const
   const auto pieces = pieces_of(lists[0].sizes);
   parallel_for(pool, static_cast<int64_t>(pieces.size()), [&](int64_t i) {
     const Piece& piece = pieces[static_cast<size_t>(i)];
-    auto part = [&](size_t list) { return static_cast<float*>(lists[list].data[piece.array]) + piece.start; };
-    update(o, s, part(0), part(1), part(2), part(3), piece.size);
+    constexpr int64_t kInCache = 1 << 13;  // of the first level, when the average reads what was just written
+    for (int64_t at = 0; at < piece.size; at += kInCache) {
+      const int64_t n = std::min(kInCache, piece.size - at);
+      auto part = [&](size_t list) { return static_cast<float*>(lists[list].data[piece.array]) + piece.start + at; };
+      update(o, s, part(0), part(1), part(2), part(3), n);
+      if (lists.size() > 4) average(s.keep, part(1), part(4), n);
+    }
   });
 }
 
 ffi::Error adamw_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rates, ffi::RemainingArgs args,
                         ffi::RemainingRets rets, double b1, double b2, double eps, double weight_decay,
-                        double max_value) {
+                        double max_value, int64_t averages) {
   Span span("adamw");
-  const size_t n = args.size() / 4;
-  if (args.size() != 4 * n || rets.size() != 3 * n)
-    return ffi::Error::InvalidArgument("md_adamw: operands are not four lists and results three lists of one length");
-  std::vector<Arrays> lists;  // gradients, parameters, first, second moments
-  for (size_t list = 0; list < 4; ++list) {
+  const size_t count = averages != 0 ? 5 : 4, n = args.size() / count;
+  if (args.size() != count * n || rets.size() != (count - 1) * n)
+    return ffi::Error::InvalidArgument("md_adamw: operands are not lists of one length, results all but the first");
+  std::vector<Arrays> lists;  // gradients, parameters, first, second moments, averages
+  for (size_t list = 0; list < count; ++list) {
     auto arrays = arrays_of(args, list * n, n);
     if (arrays.has_error()) return arrays.error();
     if (list > 0)
@@ -119,7 +129,7 @@ ffi::Error adamw_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rates, ffi::
                   static_cast<float>(weight_decay), max_value > 0 ? static_cast<float>(max_value) : kNoLimit};
   const float* r = rates.typed_data();
   if (r[4] == 0) return ffi::Error::Success();
-  update_all(pool, o, Scalars{r[0], r[1], r[2], r[3]}, lists);
+  update_all(pool, o, Scalars{r[0], r[1], r[2], r[3], r[5]}, lists);
   return ffi::Error::Success();
 }
 
@@ -137,7 +147,8 @@ XLA_FFI_DEFINE_HANDLER(kAdamw, adamw_kernel,
                            .Attr<double>("b2")
                            .Attr<double>("eps")
                            .Attr<double>("weight_decay")
-                           .Attr<double>("max_value"));
+                           .Attr<double>("max_value")
+                           .Attr<int64_t>("averages"));
 
 }  // namespace
 

@@ -29,16 +29,12 @@ inline constexpr const char* kRunKernel = "md_run";
 inline constexpr const char* kSumOfSquaresKernel = "md_sum_of_squares";
 
 /// AdamW over n parameters at once, in place: results share the memory of their operands.
-///   operands  f32[5]: learning rate, 1 − β₁ᵏ, 1 − β₂ᵏ, factor on the gradients, and 0 to leave everything as it is;
-///             then n gradients, n parameters, n first and n second moments, f32
-///   results   n parameters, n first, n second moments
-///   attributes b1, b2, eps, weight_decay, max_value (f64; max_value ≤ 0: no limit)
+///   operands  f32[6]: learning rate, 1 − β₁ᵏ, 1 − β₂ᵏ, factor on the gradients, 0 to leave everything as it is, and
+///             what moving averages keep of themselves; then n gradients, n parameters, n first and n second moments,
+///             and n moving averages or none, f32
+///   results   n parameters, n first, n second moments, and the averages: parameter + (average − parameter)·keep
+///   attributes b1, b2, eps, weight_decay, max_value (f64; max_value ≤ 0: no limit), averages (i64: 1 where there are)
 inline constexpr const char* kAdamwKernel = "md_adamw";
-
-/// Moving averages of n arrays, in place: average = array + (average − array)·keep.
-///   operands  f32[2]: keep, and 0 to leave everything as it is; then n averages, n arrays, f32
-///   results   n averages
-inline constexpr const char* kMovingAverageKernel = "md_moving_average";
 
 /// Sums of n arrays over all processes of a job (processes/processes.h), in place. Every process makes the call.
 ///   operands  n arrays, f32

@@ -5,7 +5,6 @@ namespace md {
 void* run_handler();
 void* sum_of_squares_handler();
 void* adamw_handler();
-void* moving_average_handler();
 void* convolution_handler();
 void* convolution_input_grad_handler();
 void* convolution_weight_grad_handler();
@@ -27,7 +26,6 @@ const std::vector<Kernel>& cpu_kernels() {
   static const std::vector<Kernel> kernels = {{kRunKernel, run_handler()},
                                               {kSumOfSquaresKernel, sum_of_squares_handler()},
                                               {kAdamwKernel, adamw_handler()},
-                                              {kMovingAverageKernel, moving_average_handler()},
                                               {kConvolutionKernel, convolution_handler()},
                                               {kConvolutionInputGradKernel, convolution_input_grad_handler()},
                                               {kConvolutionWeightGradKernel, convolution_weight_grad_handler()},

@@ -58,20 +58,21 @@ Tensor learning_rate(const OptimConfig& config, Tensor step);
 double learning_rate(const OptimConfig& config, int64_t step);
 
 struct Update {
-  std::vector<Tensor> params, first_moments, second_moments;  // as given, f32
-  Tensor grad_norm;                                           // f32 scalar, before clipping
-  Tensor applied;                                             // pred scalar: the norm is finite, and `healthy` is true
+  std::vector<Tensor> params, first_moments, second_moments, averages;  // as given, f32
+  Tensor grad_norm;                                                     // f32 scalar, before clipping
+  Tensor applied;  // pred scalar: the norm is finite, and `healthy` is true
+};
+/// Exponential moving averages of the parameters, f32: average ← param + (average − param)·keep, with the new param.
+struct MovingAverages {
+  std::vector<Tensor> values;  // of every parameter, or empty
+  Tensor keep;                 // f32 scalar
 };
 /// AdamW with clipping by value, then by global norm. `step` counts from 0. Parameters and moments are f32, gradients
 /// of any float type. `updates`: number of this update of these parameters, where it is another than `step`, which the
-/// learning rate follows. An empty gradient leaves its parameter and moments unchanged; a norm that is not finite, or a
-/// false `healthy` (pred scalar; empty: true), leaves all of them unchanged.
+/// learning rate follows. An empty gradient leaves its parameter, moments and average unchanged; a norm that is not
+/// finite, or a false `healthy` (pred scalar; empty: true), leaves all of them unchanged.
 Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& params,
              const std::vector<Tensor>& grads, const std::vector<Tensor>& first, const std::vector<Tensor>& second,
-             Tensor healthy = {}, Tensor updates = {});
-
-/// average ← param + (average − param)·keep where `applied` (pred scalar), else unchanged. All f32; keep: scalar.
-std::vector<Tensor> moving_average(Tensor keep, Tensor applied, const std::vector<Tensor>& averages,
-                                   const std::vector<Tensor>& params);
+             Tensor healthy = {}, Tensor updates = {}, const MovingAverages& averages = {});
 
 }  // namespace md

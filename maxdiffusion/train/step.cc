@@ -196,11 +196,17 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   Tensor good = bit_and(healthy, is_finite(gradients.loss)), squares;
   if (groups.size() > 1)
     for (const auto& [name, group] : groups) good = bit_and(good, has_finite_norm(group.grads, group.first));
+  // The average begins with the first update and forgets it quickly: decay min(d, (1 + n) / (10 + n)), as diffusers'.
+  Tensor n = cast(updates, DType::f32), keep;
+  if (o.ema_decay > 0)
+    keep = where(gt(n, scalar_like(n, 0)), minimum((n + 1.0) / (n + 10.0), scalar_like(n, o.ema_decay)),
+                 scalar_like(n, 0));
   Tensor applied;
   for (auto& [name, group] : groups) {
     OptimConfig optim = o.optim;
     if (auto rate = o.learning_rates.find(name); rate != o.learning_rates.end()) optim.learning_rate = rate->second;
-    group.update = adamw(optim, step, group.values, group.grads, group.first, group.second, good, updates);
+    group.update =
+        adamw(optim, step, group.values, group.grads, group.first, group.second, good, updates, {group.averages, keep});
     applied = applied ? bit_and(applied, group.update.applied) : group.update.applied;
     Tensor square_ = square(group.update.grad_norm);
     squares = squares ? squares + square_ : square_;
@@ -209,11 +215,6 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   state("step", where(applied, step + 1.0, step));
   state("healthy", applied);
   if (o.own_count) state("updates/" + task.model(), where(applied, updates + 1.0, updates));
-  // The average begins with the first update and forgets it quickly: decay min(d, (1 + n) / (10 + n)), as diffusers'.
-  Tensor n = cast(updates, DType::f32), keep;
-  if (o.ema_decay > 0)
-    keep = where(gt(n, scalar_like(n, 0)), minimum((n + 1.0) / (n + 10.0), scalar_like(n, o.ema_decay)),
-                 scalar_like(n, 0));
   auto stored = [&](const std::string& component, const Group& group) {
     std::vector<Tensor> out;
     const DType type = group.params[0].shape.dtype;  // of the component, or of all matrices of its LoRA
@@ -226,8 +227,6 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   };
   for (auto& [name, group] : groups) {
     const Update& u = group.update;
-    const std::vector<Tensor> averages =
-        moving_average(keep, applied, group.averages, o.ema_decay > 0 ? u.params : std::vector<Tensor>{});
     const std::vector<Tensor> weights = stored(name, group);
     for (size_t i = 0; i < group.params.size(); ++i) {
       const std::string& input = group.params[i].input;
@@ -235,7 +234,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
       if (has_master(group.params[i], o)) state(state_prefix::kMaster + input, u.params[i]);
       state(state_prefix::kFirstMoment + input, u.first_moments[i]);
       state(state_prefix::kSecondMoment + input, u.second_moments[i]);
-      if (o.ema_decay > 0) state(state_prefix::kAverage + input, averages[i]);
+      if (o.ema_decay > 0) state(state_prefix::kAverage + input, u.averages[i]);
     }
   }
   g.output("loss", gradients.loss);
