@@ -33,6 +33,31 @@ namespace md {
   return x < -87.0f ? 0.0f : (x > 88.0f ? __builtin_inff() : y);
 }
 
+/// 2ˣ of x ≤ 127 with a relative error of 2⁻²³, or, where the result is rounded to bf16 anyway, of 2⁻¹³; 0 below
+/// −126.5, NaN of NaN. Without branches. The polynomials are the best of their degree for 2ʳ, |r| ≤ ½, by relative
+/// error.
+template <bool for_bf16>
+[[gnu::always_inline]] inline float vector_exp2(float x) {
+  constexpr float kRound = 12582912.0f;  // as above
+  x = x < -127.0f ? -127.0f : x;         // whose power is 0; NaN stays
+  const float shifted = x + kRound, r = x - (shifted - kRound);
+  float p;
+  if constexpr (for_bf16) {
+    p = 5.5171669541e-2f;
+    p = p * r + 2.4261112544e-1f;
+    p = p * r + 6.9326098565e-1f;
+    p = p * r + 9.9992807335e-1f;
+  } else {
+    p = 1.3276472049e-3f;
+    p = p * r + 9.6755413847e-3f;
+    p = p * r + 5.5507132738e-2f;
+    p = p * r + 2.4022119723e-1f;
+    p = p * r + 6.9314696706e-1f;
+    p = p * r + 1.0f;
+  }
+  return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) - 0x4b400000u + 127u) << 23);
+}
+
 /// log(x) of positive finite normal x within 2 units in the last place. Without branches. Source: Cephes' logf.
 [[gnu::always_inline]] inline float vector_log(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x), sqrt_half = 0x3f3504f3u;

@@ -69,7 +69,7 @@ void fill(const Init& init, uint64_t seed, const std::string& name, const Dims& 
       case Init::Kind::truncated_normal: return draw(Draw::truncated_normal, init.scale / kCutStddev);
     }
   };
-  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  static const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());  // read from files
   const int64_t parts = std::clamp<int64_t>(n / kMinPerThread, 1, cores);
   std::vector<std::jthread> threads;
   for (int64_t p = 1; p < parts; ++p) threads.emplace_back(part, n * p / parts, n * (p + 1) / parts);
