@@ -14,7 +14,8 @@ const std::string kConfig = MD_SOURCE_DIR "/configs/quickstart_video.yml";
 const std::string kModel = "pretrained_model_name_or_path=" MD_SOURCE_DIR "/configs/models/moving_emoji";
 
 Outcome compile(std::vector<std::string> words, const char* command = "compile") {
-  words.insert(words.begin(), {command, kConfig, kModel, "per_device_batch_size=2", "scan_layers=true"});
+  words.insert(words.begin(),
+               {command, kConfig, kModel, "activations_dtype=float32", "per_device_batch_size=2", "scan_layers=true"});
   return maxdiffusion(words);
 }
 
@@ -77,7 +78,8 @@ TEST(Plan, SaysWhatWouldMakeAStepFit) {
 #endif
   // 6.5 GiB, of which all but one are values kept for the way back.
   const Outcome o = shell("ulimit -v 5000000; " MD_BINARY_DIR "/maxdiffusion plan " + kConfig + " " + kModel +
-                          " scan_layers=true per_device_batch_size=600 xla_flags=--xla_backend_optimization_level=0");
+                          " activations_dtype=float32 scan_layers=true per_device_batch_size=600 "
+                          "xla_flags=--xla_backend_optimization_level=0");
   EXPECT_EQ(o.status, 6) << o.err;
   EXPECT_TRUE(contains(o.err, " GiB on each device, which has 4.77 GiB")) << o.err;
   EXPECT_TRUE(contains(o.err, "try: remat_policy=FULL")) << o.err;
