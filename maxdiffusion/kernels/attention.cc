@@ -29,14 +29,10 @@ constexpr int64_t kQueries = std::is_same_v<E, float> ? 128 : 256;
 /// Pieces of work, if the keys are long enough, that a gradient is split into.
 constexpr int64_t kPieces = 8;
 
-constexpr float kLog2E = 1.44269504f;
-
 struct Problem {
   int64_t batch, heads, lq, lk, d;
   float scale;
   bool causal;
-  /// Logits are kept in units of log 2, so that their exponentials are powers of 2.
-  float scale_of_logits() const { return scale * kLog2E; }
   int64_t stride() const { return heads * d; }  // from one row of a head to the next
 };
 
@@ -164,9 +160,11 @@ inline int64_t visible(const Problem& p, int64_t query, int64_t first_key, int64
   return p.causal ? std::clamp<int64_t>(query + 1 - first_key, 0, cols) : cols;
 }
 
-template <bool for_bf16>
-[[gnu::always_inline]] inline void softmax_rows(const Problem& p, int64_t first_query, int64_t first_key, int64_t rows,
-                                                int64_t cols, float* s, float* max, float* sum, float* y) {
+/// Running softmax: logits s [rows, cols] in lines of whole vectors become exp(s − max); what was summed under an older
+/// max, `sum` and y [rows, d], is scaled.
+template <class E>
+MD_VECTORIZED void exp_of_logits(const Problem& p, int64_t first_query, int64_t first_key, int64_t rows, int64_t cols,
+                                 float* s, float* max, float* sum, float* y) {
   const int64_t width = round_up(cols, kVector);
   for (int64_t r = 0; r < rows; ++r) {
     float* __restrict row = s + r * width;
@@ -175,32 +173,22 @@ template <bool for_bf16>
     float top = max[r];
 #pragma omp simd reduction(max : top)
     for (int64_t j = 0; j < end; ++j) top = row[j] > top ? row[j] : top;
+    const float shift = top * kLog2E;
     float total = 0;
 #pragma omp simd reduction(+ : total)
     for (int64_t j = 0; j < end; ++j) {
-      row[j] = vector_exp2<for_bf16>(row[j] - top);
+      row[j] = vector_exp2<E>(row[j] * kLog2E - shift);
       total += row[j];
     }
     for (int64_t j = end; j < width; ++j) row[j] = 0;
     if (first_key > 0 && top != max[r]) {
-      const float factor = vector_exp2<for_bf16>(max[r] - top);
+      const float factor = vector_exp2<E>(max[r] * kLog2E - shift);
       sum[r] *= factor;
       for (int64_t i = 0; i < p.d; ++i) y[r * p.d + i] *= factor;
     }
     sum[r] += total;
     max[r] = top;
   }
-}
-
-/// Running softmax: logits s [rows, cols] in lines of whole vectors become 2^(s − max); what was summed under an older
-/// max, `sum` and y [rows, d], is scaled.
-MD_VECTORIZED void exp_of_logits(float, const Problem& p, int64_t first_query, int64_t first_key, int64_t rows,
-                                 int64_t cols, float* s, float* max, float* sum, float* y) {
-  softmax_rows<false>(p, first_query, first_key, rows, cols, s, max, sum, y);
-}
-MD_VECTORIZED void exp_of_logits(uint16_t, const Problem& p, int64_t first_query, int64_t first_key, int64_t rows,
-                                 int64_t cols, float* s, float* max, float* sum, float* y) {
-  softmax_rows<true>(p, first_query, first_key, rows, cols, s, max, sum, y);
 }
 
 MD_VECTORIZED void divide_rows(int64_t rows, int64_t d, const float* sum, float* y) {
@@ -239,15 +227,14 @@ ffi::Error attention(ffi::ThreadPool& pool, const Problem& p, const T* q, const 
         const int64_t first_key = keys.begin(j), cols = keys.rows(j), n = keys_in_products<E>(cols);
         if (visible(p, first + rows - 1, first_key, cols) == 0) break;
         const int64_t width = round_up(cols, kVector);
-        products("NT", rows, n, p.d, p.scale_of_logits(), qs.from(first - queries.begin(begin)), ks.from(first_key), 0,
-                 s, width);
-        exp_of_logits(E{}, p, first, first_key, rows, cols, s, max, sum, sums);
+        products("NT", rows, n, p.d, p.scale, qs.from(first - queries.begin(begin)), ks.from(first_key), 0, s, width);
+        exp_of_logits<E>(p, first, first_key, rows, cols, s, max, sum, sums);
         products("NN", rows, p.d, n, 1, block_of<E>(s, rows, width, of_p), vs.from(first_key), j == 0 ? 0.0f : 1.0f,
                  sums, p.d);
       }
       divide_rows(rows, p.d, sum, sums);
       write_rows(p, sums, head_of(p, y, p.lq, b, h), first, rows);
-      for (int64_t r = 0; r < rows; ++r) lse[(b * p.heads + h) * p.lq + first + r] = max[r] / kLog2E + std::log(sum[r]);
+      for (int64_t r = 0; r < rows; ++r) lse[(b * p.heads + h) * p.lq + first + r] = max[r] + std::log(sum[r]);
     }
   });
   return products.result();
@@ -263,10 +250,10 @@ MD_VECTORIZED void row_products(Rows<float> dy, Rows<float> y, int64_t rows, int
   }
 }
 
-template <bool for_bf16>
-[[gnu::always_inline]] inline void logit_gradient_rows(const Problem& p, int64_t first_query, int64_t first_key,
-                                                       int64_t rows, int64_t cols, const float* lse, const float* delta,
-                                                       float* s, float* dp) {
+/// Logits s become probabilities; their cotangents dp become those of the logits.
+template <class E>
+MD_VECTORIZED void logit_gradients(const Problem& p, int64_t first_query, int64_t first_key, int64_t rows, int64_t cols,
+                                   const float* lse, const float* delta, float* s, float* dp) {
   const int64_t width = round_up(cols, kVector);
   for (int64_t r = 0; r < rows; ++r) {
     float* __restrict row = s + r * width;
@@ -276,21 +263,11 @@ template <bool for_bf16>
     const float shift = lse[r] * kLog2E, mean = delta[r];
 #pragma omp simd
     for (int64_t j = 0; j < end; ++j) {
-      row[j] = vector_exp2<for_bf16>(row[j] - shift);
+      row[j] = vector_exp2<E>(row[j] * kLog2E - shift);
       grad[j] = row[j] * (grad[j] - mean);
     }
     for (int64_t j = end; j < width; ++j) row[j] = grad[j] = 0;
   }
-}
-
-/// Logits s become probabilities; their cotangents dp become those of the logits.
-MD_VECTORIZED void logit_gradients(float, const Problem& p, int64_t first_query, int64_t first_key, int64_t rows,
-                                   int64_t cols, const float* lse, const float* delta, float* s, float* dp) {
-  logit_gradient_rows<false>(p, first_query, first_key, rows, cols, lse, delta, s, dp);
-}
-MD_VECTORIZED void logit_gradients(uint16_t, const Problem& p, int64_t first_query, int64_t first_key, int64_t rows,
-                                   int64_t cols, const float* lse, const float* delta, float* s, float* dp) {
-  logit_gradient_rows<true>(p, first_query, first_key, rows, cols, lse, delta, s, dp);
 }
 
 template <class T>
@@ -340,9 +317,9 @@ ffi::Error attention_grad(ffi::ThreadPool& pool, const Problem& p, const Gradien
         const int64_t first = queries.begin(block), rows = queries.rows(block);
         if (visible(p, first + rows - 1, first_key, cols) == 0) continue;
         const Rows<E> block_q = qs.from(first), block_dy = dys.from(first);
-        products("NT", rows, n, p.d, p.scale_of_logits(), block_q, block_k, 0, s, width);
+        products("NT", rows, n, p.d, p.scale, block_q, block_k, 0, s, width);
         products("NT", rows, n, p.d, 1, block_dy, block_v, 0, dp, width);
-        logit_gradients(E{}, p, first, first_key, rows, cols, lse + first, delta + first, s, dp);
+        logit_gradients<E>(p, first, first_key, rows, cols, lse + first, delta + first, s, dp);
         const Rows<E> ps = block_of<E>(s, rows, width, of_p), ds = block_of<E>(dp, rows, width, of_ds);
         products("TN", n, p.d, rows, 1, ps, block_dy, 1, dv, p.d);
         products("TN", n, p.d, rows, p.scale, ds, block_q, 1, dk, p.d);

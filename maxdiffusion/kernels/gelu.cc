@@ -19,15 +19,14 @@ namespace {
 struct Gate {
   float share, slope;
 };
-template <class T>
-constexpr bool kForBf16 = std::is_same_v<T, uint16_t>;
 
 /// Φ(g) = erfc(−g/√2)/2. Of positive z = |g|/√2, erfc(z) = exp(−z²)·t·P(t) with t = 1/(1 + c·z), P the best polynomial
 /// of its degree by relative error up to z = 8: 6e-8, or, where the result is rounded to bf16 anyway, 2e-4. The
 /// coefficients are those of t·P(t)/2.
 struct ByErf {
-  template <bool for_bf16>
+  template <class T>
   [[gnu::always_inline]] static Gate at(float g) {
+    constexpr bool for_bf16 = std::is_same_v<T, uint16_t>;
     constexpr float kC = (for_bf16 ? 0.7f : 0.425f) * 0.70710678118654752f;
     const float t = 1.0f / (1.0f + kC * std::abs(g));
     float p;
@@ -46,14 +45,14 @@ struct ByErf {
       p = p * t + 1.2119750625e-1f;
       p = p * t + 1.1982072755e-1f;
     }
-    const float decay = vector_exp2<for_bf16>(-0.72134752044448170f * g * g);  // exp(−g²/2)
+    const float decay = vector_exp2<T>(-0.5f * kLog2E * g * g);  // exp(−g²/2)
     const float tail = p * t * decay, share = g < 0 ? tail : 1.0f - tail;
     return {share, share + g * (0.39894228040143268f * decay)};
   }
 };
 /// (1 + tanh(u))/2 is the sigmoid of 2u: here of 2·√(2/π)·(g + 0.044715·g³).
 struct ByTanh {
-  template <bool>
+  template <class>
   [[gnu::always_inline]] static Gate at(float g) {
     constexpr float kScale = 1.59576912160573072f, kCube = 0.044715f;
     const float share = vector_sigmoid(kScale * g * (1.0f + kCube * g * g));
@@ -62,7 +61,7 @@ struct ByTanh {
 };
 /// Of 1.702·g.
 struct BySigmoid {
-  template <bool>
+  template <class>
   [[gnu::always_inline]] static Gate at(float g) {
     const float share = vector_sigmoid(1.702f * g);
     return {share, share + g * share * (1.0f - share) * 1.702f};
@@ -77,7 +76,7 @@ MD_VECTORIZED void forward(const T* x, int64_t rows, int64_t width, T* y) {
 #pragma omp simd
     for (int64_t c = 0; c < width; ++c) {
       const float g = load(x[gates + c]);
-      store(y[c], (gated ? load(x[c]) : 1.0f) * (g * By::template at<kForBf16<T>>(g).share));
+      store(y[c], (gated ? load(x[c]) : 1.0f) * (g * By::template at<T>(g).share));
     }
 }
 
@@ -88,7 +87,7 @@ MD_VECTORIZED void backward(const T* x, const T* dy, int64_t rows, int64_t width
 #pragma omp simd
     for (int64_t c = 0; c < width; ++c) {
       const float g = load(x[gates + c]), d = load(dy[c]);
-      const Gate at = By::template at<kForBf16<T>>(g);
+      const Gate at = By::template at<T>(g);
       if constexpr (gated) {
         const float a = load(x[c]);
         store(dx[c], d * (g * at.share));

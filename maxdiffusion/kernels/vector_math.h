@@ -3,6 +3,8 @@
 
 #include <bit>
 #include <cstdint>
+#include <numbers>
+#include <type_traits>
 
 // On a function: it is compiled for several instruction sets, the best one is chosen when the program is loaded. What
 // it calls must be inline. Sanitizers cannot follow such a choice, and clang 14 cannot make it of a template.
@@ -14,11 +16,13 @@
 
 namespace md {
 
+constexpr float kLog2E = std::numbers::log2e_v<float>;
+
 /// exp(x) within 2 units in the last place; 0 below −87, infinity above 88, NaN of NaN. Without branches.
 /// Source: Cody and Waite's reduction, Cephes' expf polynomial.
 [[gnu::always_inline]] inline float vector_exp(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5·2²³: adding it leaves an integer in the low bits
-  const float shifted = x * 1.44269504088896341f + kRound;
+  const float shifted = x * kLog2E + kRound;
   const float n = shifted - kRound;
   const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
   float p = 1.9875691500e-4f;
@@ -33,26 +37,27 @@ namespace md {
   return x < -87.0f ? 0.0f : (x > 88.0f ? __builtin_inff() : y);
 }
 
-/// 2ˣ of x ≤ 127 with a relative error of 2⁻²³, or, where the result is rounded to bf16 anyway, of 2⁻¹³; 0 below
-/// −126.5, NaN of NaN. Without branches. The polynomials are the best of their degree for 2ʳ, |r| ≤ ½, by relative
-/// error.
-template <bool for_bf16>
+/// 2ˣ of x ≤ 127 with a relative error of 2⁻²³, or of 2⁻¹³ where what comes of it is rounded to `To`, uint16_t for
+/// bf16, anyway; 0 below −126.5, NaN of NaN. Without branches. The polynomials are the best of their degree for 2ʳ, |r|
+/// ≤ ½, by relative error.
+template <class To>
 [[gnu::always_inline]] inline float vector_exp2(float x) {
   constexpr float kRound = 12582912.0f;  // as above
   x = x < -127.0f ? -127.0f : x;         // whose power is 0; NaN stays
   const float shifted = x + kRound, r = x - (shifted - kRound);
   float p;
-  if constexpr (for_bf16) {
+  if constexpr (std::is_same_v<To, uint16_t>) {
     p = 5.5171669541e-2f;
     p = p * r + 2.4261112544e-1f;
     p = p * r + 6.9326098565e-1f;
     p = p * r + 9.9992807335e-1f;
   } else {
-    p = 1.3276472049e-3f;
-    p = p * r + 9.6755413847e-3f;
-    p = p * r + 5.5507132738e-2f;
-    p = p * r + 2.4022119723e-1f;
-    p = p * r + 6.9314696706e-1f;
+    p = 1.5353361908e-4f;
+    p = p * r + 1.3398874414e-3f;
+    p = p * r + 9.6184373577e-3f;
+    p = p * r + 5.5503324711e-2f;
+    p = p * r + 2.4022647914e-1f;
+    p = p * r + 6.9314720286e-1f;
     p = p * r + 1.0f;
   }
   return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) - 0x4b400000u + 127u) << 23);
