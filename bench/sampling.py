@@ -209,9 +209,9 @@ def main():
     rows = {}
     answer = lambda *command: json.loads(subprocess.run(list(map(str, command)), capture_output=True, text=True,
                                                         check=True).stdout.splitlines()[-1])
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory() as scratch:
         for name in o.models.split(","):
-            folder = pathlib.Path(work) / name
+            folder = pathlib.Path(scratch) / name
             write_folder(folder, models(name))
             for size in map(int, o.sizes.split(",")):
                 for _ in range(o.rounds):

@@ -59,7 +59,7 @@ constexpr OpDef kBarrier = {
           for (int i = 0; i < c.in_count(); ++i) in.push_back(c.in(i));
           // XLA's CPU back end compiles small loops whole, with an emitter that stops at a barrier. Recomputation in a
           // loop does without: the forward pass it must not be merged with is in another loop.
-          const bool in_loop = c.platform() == Platform::cpu && c.node().graph->parent() != nullptr;
+          const bool in_loop = c.platform() == Platform::cpu && c.node().graph->in_loop();
           auto out = in_loop ? in : c.emit_multi("stablehlo.optimization_barrier", in, c.node().outputs);
           for (int i = 0; i < c.in_count(); ++i) c.set_out(out[static_cast<size_t>(i)], i);
         },

@@ -238,8 +238,9 @@ TEST(AdamW, ANormThatIsNotFiniteChangesNothing) {
     }
 }
 
-// The first update without decay is one of ± the learning rate wherever there is a gradient. Sizes of a part of a
-// vector, and of more than what the kernel holds in the cache at once. Limits: 1 − β of f32 has an error of 3e-5.
+// The first update without decay is one of ± the learning rate wherever there is a gradient: 3.5 becomes 4, within 1e-5
+// since 1 − β of f32 has an error of 3e-5. Sizes of a part of a vector, and of more than what the kernel holds in the
+// cache at once.
 TEST(MovingAverage, MovesTowardsTheNewParametersWhereAppliedAndOnlyThere) {
   OptimConfig c = plain();
   c.adam_weight_decay = 0;
@@ -259,19 +260,27 @@ TEST(MovingAverage, MovesTowardsTheNewParametersWhereAppliedAndOnlyThere) {
       g.output("p", u.params[0]);
       g.output("average", u.averages[0]);
       g.output("average_of_still", u.averages[1]);
-      auto filled = [&](float value) {
-        return HostArray::of<float>(shape, std::vector<float>(static_cast<size_t>(n), value));
+      auto filled = [&](const std::vector<float>& pattern) {
+        std::vector<float> values(static_cast<size_t>(n));
+        for (size_t i = 0; i < values.size(); ++i) values[i] = pattern[i % pattern.size()];
+        return HostArray::of<float>(shape, values);
       };
       const int32_t first = 0;
       const float part = 0.75f;
+      const std::vector<float> averages = {1, 4, -4, 12};
       for (bool on : {true, false}) {
         const auto out = evaluate(
             one_device(), g,
             {HostArray::of<int32_t>({DType::s32, {}}, {&first, 1}), HostArray::of<float>({DType::f32, {}}, {&part, 1}),
-             HostArray::of<bool>({DType::pred, {}}, {&on, 1}), filled(7), filled(9), filled(3.5f), filled(-2),
-             filled(0), filled(1)});
-        for (const double p : out[0].to_doubles()) ASSERT_NEAR(p, on ? 4 : 3.5, 1e-5) << kernel << n;
-        for (const double a : out[1].to_doubles()) ASSERT_NEAR(a, on ? 4 + (1 - 4) * 0.75 : 1, 1e-5) << kernel << n;
+             HostArray::of<bool>({DType::pred, {}}, {&on, 1}), filled({7}), filled({9}), filled({3.5f}), filled({-2}),
+             filled({0}), filled(averages)});
+        const std::vector<double> p = out[0].to_doubles(), moved = out[1].to_doubles();
+        for (size_t i = 0; i < p.size(); ++i) {
+          const double from = averages[i % averages.size()];
+          ASSERT_NEAR(p[i], on ? 4 : 3.5, 1e-5) << kernel << n;
+          ASSERT_FLOAT_EQ(static_cast<float>(moved[i]), static_cast<float>(on ? p[i] + (from - p[i]) * 0.75 : from))
+              << kernel << n << " " << i;
+        }
         for (const double a : out[2].to_doubles()) ASSERT_EQ(a, 9) << kernel << n;
       }
     }
