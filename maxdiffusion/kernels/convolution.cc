@@ -140,10 +140,19 @@ struct Code {
   dnnl::primitive run;
   Operand x, w, y;
   memory::desc scratch;
+  int64_t channels;  // output channels of w that its reorder takes at once
 };
 
 Code::Operand operand(const memory::desc& plain, const memory::desc& own, bool result) {
   return {plain, own, dnnl::reorder({engine(), result ? own : plain, engine(), result ? plain : own})};
+}
+
+/// Output channels [first, first + n) of weights; empty where blocks of their layout hold others as well.
+memory::desc channels(const memory::desc& w, int64_t first, int64_t n) {
+  memory::dims dims = w.dims(), from(dims.size());
+  dims[0] = n;
+  from[0] = first;
+  return w.submemory_desc(dims, from, true);
 }
 
 /// Whether windows of several pixels work on the arrays as they are. With AVX-512 loops over channels-last arrays are
@@ -191,9 +200,18 @@ Code compile(const Problem& p) {
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   auto code = [&](const auto& d, auto primitive, const memory::desc& own_x, const memory::desc& own_w,
                   const memory::desc& own_y) -> Code {
-    return {primitive, operand(plain_x, own_x, p.kind == Kind::input_grad),
-            operand(plain_w, own_w, p.kind == Kind::weight_grad), operand(plain_y, own_y, p.kind == Kind::forward),
-            d.scratchpad_desc()};
+    constexpr int64_t kChannels = 64;
+    const bool result_w = p.kind == Kind::weight_grad,
+               in_groups = !result_w && p.out % kChannels == 0 && !channels(own_w, 0, kChannels).is_zero();
+    Code::Operand of_w = operand(plain_w, own_w, result_w);
+    if (in_groups)
+      of_w.reorder = operand(channels(plain_w, 0, kChannels), channels(own_w, 0, kChannels), false).reorder;
+    return {primitive,
+            operand(plain_x, own_x, p.kind == Kind::input_grad),
+            of_w,
+            operand(plain_y, own_y, p.kind == Kind::forward),
+            d.scratchpad_desc(),
+            in_groups ? kChannels : p.out};
   };
   using Forward = dnnl::convolution_forward;
   using InputGrad = dnnl::convolution_backward_data;
@@ -248,6 +266,22 @@ std::vector<const Code*> codes_of(const std::vector<Part>& parts) {
   return codes;
 }
 
+/// Weights as PyTorch keeps them, in the layout of a code.
+std::unique_ptr<float[]> laid_out(ffi::ThreadPool& pool, const Code& code, void* w) {
+  auto own = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(floats_in(code.w.own)));
+  const int64_t n = code.channels;
+  parallel_for(pool, code.w.own.dims()[0] / n, [&](int64_t i) {
+    use_one_thread();
+    auto group = [&](const memory::desc& whole, void* data) {
+      const auto size = static_cast<int64_t>(memory::data_type_size(whole.data_type()));
+      return static_cast<char*>(data) + channels(whole, i * n, n).data.offset0 * size;
+    };
+    reorder(code.w.reorder, channels(code.w.plain, 0, n), group(code.w.plain, w), channels(code.w.own, 0, n),
+            group(code.w.own, own.get()));
+  });
+  return own;
+}
+
 /// Output or input gradient; T: of all arrays. Each part finds the weights in the layout that its code wants: usually
 /// one for all.
 template <class T>
@@ -260,9 +294,7 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, T* x, T* w, T* y) {
     auto same =
         std::find_if(layouts.begin(), layouts.end(), [&](const auto& l) { return l.first->w.own == code->w.own; });
     if (same == layouts.end()) {
-      auto buffer = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(floats_in(code->w.own)));
-      reorder(code->w.reorder, code->w.plain, w, code->w.own, buffer.get());
-      same = layouts.insert(same, {code, std::move(buffer)});
+      same = layouts.insert(same, {code, laid_out(pool, *code, w)});
     }
     weights.push_back(same->second.get());
   }
