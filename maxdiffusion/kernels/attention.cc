@@ -1,5 +1,5 @@
-// Attention on the CPU, block of logits by block, so that they stay in the cache; q, k and v are read where they lie.
-// XLA's own code transposes them and writes all logits. Source: Dao 2023 (FlashAttention-2).
+// Attention on the CPU, block of logits by block, so that they stay in the cache; of q, k and v one head at a time is
+// copied. XLA's own code transposes them and writes all logits. Source: Dao 2023 (FlashAttention-2).
 
 #include <algorithm>
 #include <atomic>
@@ -75,22 +75,20 @@ inline Rows<float> floats_of(const Problem& p, const uint16_t* head, int64_t fir
   return {to, p.d};
 }
 
-/// All rows of a head as operands of products. Of f32, where they are; else a dense copy, whose rows after the last, up
-/// to whole vectors of keys, are zeros.
+/// All rows of a head as operands of products, dense: lines far apart share places in the cache and make products
+/// slower. Of bf16 with zeros after the last row, up to whole vectors of keys.
 template <class E, class T>
 Rows<E> head_rows(const Problem& p, const T* head, int64_t length, Scratch& scratch) {
-  if constexpr (std::is_same_v<T, float>) {
-    return {head, p.stride()};
-  } else {
-    const int64_t rows = round_up(length, kVector);
-    auto* to = reinterpret_cast<E*>(scratch.floats((rows * p.d * static_cast<int64_t>(sizeof(E)) + 3) / 4));
-    if constexpr (std::is_same_v<E, float>)
-      widen(head, length, p.d, p.stride(), to);
-    else
-      for (int64_t r = 0; r < length; ++r) std::copy_n(head + r * p.stride(), p.d, to + r * p.d);
-    std::fill_n(to + length * p.d, (rows - length) * p.d, E{0});
-    return {to, p.d};
-  }
+  if constexpr (std::is_same_v<T, float>)
+    if (p.heads == 1) return {head, p.d};
+  const int64_t rows = round_up(length, kVector);
+  auto* to = reinterpret_cast<E*>(scratch.floats((rows * p.d * static_cast<int64_t>(sizeof(E)) + 3) / 4));
+  if constexpr (std::is_same_v<T, E>)
+    for (int64_t r = 0; r < length; ++r) std::copy_n(head + r * p.stride(), p.d, to + r * p.d);
+  else
+    widen(head, length, p.d, p.stride(), to);
+  std::fill_n(to + length * p.d, (rows - length) * p.d, E{0});
+  return {to, p.d};
 }
 
 /// Keys of a block in products: in dense ones of bf16, zeros up to whole vectors.

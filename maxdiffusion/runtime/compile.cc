@@ -19,6 +19,7 @@
 #include "maxdiffusion/processes/processes.h"
 #include "maxdiffusion/runtime/executable_cache.h"
 #include "maxdiffusion/runtime/executable_key.h"
+#include "maxdiffusion/runtime/memory.h"
 #include "maxdiffusion/runtime/program_impl.h"
 
 namespace md {
@@ -205,7 +206,11 @@ Program compile(const Devices& devices, const Graph& graph, const CompileConfig&
   check(impl->shard.size() == devices.local().size(), Code::device,
         "compile '{}': the program runs on {} devices of this process, the mesh has {}", name, impl->shard.size(),
         devices.local().size());
-  return Program(std::move(impl));
+  Program program(std::move(impl));
+  // Many small blocks that the compiler freed are no use to the large ones that the program will ask for.
+  constexpr int64_t kLarge = int64_t{1} << 26;
+  if (const auto plan = program.memory(); plan && plan->temporary >= kLarge) return_freed_memory();
+  return program;
 }
 
 namespace {
