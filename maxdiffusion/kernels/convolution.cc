@@ -203,9 +203,10 @@ Code compile(const Problem& p) {
     constexpr int64_t kChannels = 64;
     const bool result_w = p.kind == Kind::weight_grad,
                in_groups = !result_w && p.out % kChannels == 0 && !channels(own_w, 0, kChannels).is_zero();
-    Code::Operand of_w = operand(plain_w, own_w, result_w);
-    if (in_groups)
-      of_w.reorder = operand(channels(plain_w, 0, kChannels), channels(own_w, 0, kChannels), false).reorder;
+    Code::Operand of_w = in_groups ? operand(channels(plain_w, 0, kChannels), channels(own_w, 0, kChannels), false)
+                                   : operand(plain_w, own_w, result_w);
+    of_w.plain = plain_w;
+    of_w.own = own_w;
     return {primitive,
             operand(plain_x, own_x, p.kind == Kind::input_grad),
             of_w,

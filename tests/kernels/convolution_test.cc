@@ -39,6 +39,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{{1, 16, 16, 8}, {8, 8, 3, 3}, window({2, 2}, {0, 0}, {1, 1})},       // the autoencoder's
                     Case{{1, 12, 9, 3}, {5, 3, 1, 2}, window({3, 2}, {0, 1}, {0, 0})},        // rows that nobody sees
                     Case{{1, 32, 32, 3}, {64, 3, 16, 16}, window({16, 16}, {0, 0}, {0, 0})},  // patches
+                    Case{{2, 6, 5, 24}, {192, 24, 3, 3}, kSame},  // groups of output channels
                     Case{{5, 8, 8, 4}, {320, 4, 3, 3}, kSame}));
 
 // Zeros before the first frame only, as video models have them, and other windows.
@@ -52,12 +53,13 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{1, 1, 9, 8, 16}, {24, 16, 3, 3, 3}, kCausal},    // one frame behind two of zeros
         Case{{1, 3, 33, 8, 16}, {16, 16, 3, 3, 3}, kValid},    // one frame of three
         Case{{2, 6, 6, 4, 3}, {8, 3, 3, 3, 3}, kValid},
-        Case{{1, 4, 1, 6, 8}, {8, 8, 3, 3, 3}, kCausal},                                      // one row cannot be split
-        Case{{1, 5, 10, 6, 8}, {16, 8, 3, 1, 1}, window({1, 1, 1}, {2, 0, 0}, {0, 0, 0})},    // over time
-        Case{{1, 7, 10, 6, 8}, {8, 8, 3, 1, 1}, window({2, 1, 1}, {0, 0, 0}, {0, 0, 0})},     // halving it
-        Case{{1, 6, 10, 6, 8}, {8, 8, 3, 1, 1}, window({2, 1, 1}, {0, 0, 0}, {0, 0, 0})},     // a frame unseen
-        Case{{2, 5, 12, 9, 3}, {5, 3, 2, 1, 2}, window({2, 3, 2}, {1, 0, 1}, {0, 0, 0})},     // rows unseen
-        Case{{1, 3, 8, 12, 4}, {16, 4, 1, 2, 2}, window({1, 2, 2}, {0, 0, 0}, {0, 0, 0})},    // frames are images
+        Case{{1, 3, 4, 6, 16}, {128, 16, 3, 3, 3}, kCausal},                                // groups of output channels
+        Case{{1, 4, 1, 6, 8}, {8, 8, 3, 3, 3}, kCausal},                                    // one row cannot be split
+        Case{{1, 5, 10, 6, 8}, {16, 8, 3, 1, 1}, window({1, 1, 1}, {2, 0, 0}, {0, 0, 0})},  // over time
+        Case{{1, 7, 10, 6, 8}, {8, 8, 3, 1, 1}, window({2, 1, 1}, {0, 0, 0}, {0, 0, 0})},   // halving it
+        Case{{1, 6, 10, 6, 8}, {8, 8, 3, 1, 1}, window({2, 1, 1}, {0, 0, 0}, {0, 0, 0})},   // a frame unseen
+        Case{{2, 5, 12, 9, 3}, {5, 3, 2, 1, 2}, window({2, 3, 2}, {1, 0, 1}, {0, 0, 0})},   // rows unseen
+        Case{{1, 3, 8, 12, 4}, {16, 4, 1, 2, 2}, window({1, 2, 2}, {0, 0, 0}, {0, 0, 0})},  // frames are images
         Case{{1, 4, 8, 12, 4}, {16, 4, 2, 2, 2}, window({2, 2, 2}, {0, 0, 0}, {0, 0, 0})}));  // patches
 
 TEST(ConvolutionInBf16, IsWidenedForTheKernelOrTakenAsItIs) {
@@ -71,7 +73,8 @@ TEST(ConvolutionInBf16, TakesEveryWindowAsItIs) {
   for (const Case& c :
        {Case{{3, 5, 7, 4}, {6, 4, 3, 3}, kSame}, Case{{1, 64, 20, 16}, {24, 16, 3, 3}, kSame},
         Case{{1, 17, 16, 8}, {16, 8, 3, 3}, kDown}, Case{{1, 4, 16, 12, 32}, {32, 32, 3, 3, 3}, kCausal},
-        Case{{3, 5, 7, 5, 4}, {6, 4, 3, 3, 3}, kCausal}, Case{{1, 3, 33, 8, 16}, {16, 16, 3, 3, 3}, kValid}})
+        Case{{3, 5, 7, 5, 4}, {6, 4, 3, 3, 3}, kCausal}, Case{{1, 3, 33, 8, 16}, {16, 16, 3, 3, 3}, kValid},
+        Case{{2, 6, 5, 48}, {128, 48, 3, 3}, kSame}, Case{{1, 3, 4, 6, 16}, {128, 16, 3, 3, 3}, kCausal}})
     expect_agreement([&](const std::vector<Tensor>& in) { return std::vector{conv(in[0], in[1], c.options)}; },
                      {normal({DType::bf16, c.x}, 1), normal({DType::bf16, c.w}, 2)}, 4e-3,
                      {"md_convolution", "md_convolution_input_grad", "md_convolution_weight_grad"}, true);
@@ -82,16 +85,19 @@ TEST(ConvolutionInGraphs, ReadsWeightsAndLeavesGradientsInF32) {
   auto layer = [](const std::vector<Tensor>& in) {
     return std::vector{conv(in[0], cast(in[1], in[0].dtype()), kSame)};
   };
-  const std::vector<HostArray> xs = {normal({DType::bf16, {2, 9, 8, 16}}, 1), normal({DType::f32, {32, 16, 3, 3}}, 2)},
-                               dys = {normal({DType::bf16, {2, 9, 8, 32}}, 3)};
-  const auto expected =
-      outputs_and_gradients(layer, {xs[0].cast(DType::f64), xs[1].cast(DType::f64)}, {dys[0].cast(DType::f64)}, {});
-  for (bool as_they_are : {false, true}) {
-    const auto found = outputs_and_gradients(layer, xs, dys, {.callable = true, .bf16_products = as_they_are},
-                                             {"md_convolution", "md_convolution_input_grad"});
-    EXPECT_LE(relative_error(found[0], expected[0]), 4e-3);
-    EXPECT_LE(relative_error(found[1], expected[1]), 4e-3) << "of x";
-    EXPECT_LE(relative_error(found[2], expected[2]), 2e-6) << "of w";
+  for (int64_t channels : {32, 128}) {
+    const std::vector<HostArray> xs = {normal({DType::bf16, {2, 9, 8, 16}}, 1),
+                                       normal({DType::f32, {channels, 16, 3, 3}}, 2)},
+                                 dys = {normal({DType::bf16, {2, 9, 8, channels}}, 3)};
+    const auto expected =
+        outputs_and_gradients(layer, {xs[0].cast(DType::f64), xs[1].cast(DType::f64)}, {dys[0].cast(DType::f64)}, {});
+    for (bool as_they_are : {false, true}) {
+      const auto found = outputs_and_gradients(layer, xs, dys, {.callable = true, .bf16_products = as_they_are},
+                                               {"md_convolution", "md_convolution_input_grad"});
+      EXPECT_LE(relative_error(found[0], expected[0]), 4e-3);
+      EXPECT_LE(relative_error(found[1], expected[1]), 4e-3) << "of x";
+      EXPECT_LE(relative_error(found[2], expected[2]), 2e-6) << "of w";
+    }
   }
 }
 
