@@ -76,7 +76,7 @@ inline Rows<float> floats_of(const Problem& p, const uint16_t* head, int64_t fir
 }
 
 /// All rows of a head as operands of products, dense: lines far apart share places in the cache and make products
-/// slower. Of bf16 with zeros after the last row, up to whole vectors of keys.
+/// slower. Copies have zeros after the last row, up to whole vectors of keys.
 template <class E, class T>
 Rows<E> head_rows(const Problem& p, const T* head, int64_t length, Scratch& scratch) {
   if constexpr (std::is_same_v<T, float>)

@@ -294,9 +294,7 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, T* x, T* w, T* y) {
   for (const Code* code : codes) {
     auto same =
         std::find_if(layouts.begin(), layouts.end(), [&](const auto& l) { return l.first->w.own == code->w.own; });
-    if (same == layouts.end()) {
-      same = layouts.insert(same, {code, laid_out(pool, *code, w)});
-    }
+    if (same == layouts.end()) same = layouts.insert(same, {code, laid_out(pool, *code, w)});
     weights.push_back(same->second.get());
   }
   parallel_for(pool, static_cast<int64_t>(parts.size()), [&](int64_t i) {

@@ -56,6 +56,30 @@ TEST(Sharding, ConstraintIsNoNodeOnOneDevice) {
   EXPECT_THROW(shard(x, {"batch"}), Error);
 }
 
+TEST(Barriers, AreLeftOutOfLoopsOnCpusAlsoOnAMeshAndNowhereElse) {
+  auto barriers = [](bool on_mesh, bool in_loop) {
+    GraphOptions options;
+    options.mesh_axes = {{"data", 2}, {"tensor", 4}};
+    Graph g(options);
+    auto barred = [](Tensor x) { return optimization_barrier({tanh(x)})[0]; };
+    auto body = [&](const std::vector<Tensor>& x) {
+      if (!in_loop) return barred(x[0]);
+      return scan(3, x,
+                  [&](ScanStep&, const std::vector<Tensor>& y) {
+                    return ScanResult{{barred(y[0])}, {}};
+                  })
+          .carry[0];
+    };
+    Tensor x = g.input("x", f32({4, 8}));
+    g.output("y", on_mesh ? per_device({x}, {{{"data"}, {"tensor"}}}, {{"data"}, {"tensor"}}, kTwo, body) : body({x}));
+    return count(to_stablehlo(g), "stablehlo.optimization_barrier");
+  };
+  EXPECT_EQ(barriers(false, false), 1);
+  EXPECT_EQ(barriers(true, false), 1);
+  EXPECT_EQ(barriers(false, true), 0);
+  EXPECT_EQ(barriers(true, true), 0);
+}
+
 TEST(Sharding, ConstraintKeepsValuesAndGradients) {
   const AxisRules rules = AxisRules::defaults();
   auto loss = [](Graph&, const std::vector<Tensor>& x) {
