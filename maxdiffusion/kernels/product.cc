@@ -24,17 +24,19 @@ struct Problem {
   bool bf16_result = false, bias = false;
 };
 
-MD_VECTORIZED void widen(const uint16_t* from, int64_t rows, int64_t cols, int64_t stride, float* to) {
-  for (int64_t r = 0; r < rows; ++r, from += stride, to += cols)
+MD_VECTORIZED void widen(const uint16_t* from, int64_t rows, int64_t cols, int64_t stride, float* to,
+                         int64_t to_stride) {
+  for (int64_t r = 0; r < rows; ++r, from += stride, to += to_stride)
     for (int64_t i = 0; i < cols; ++i) to[i] = load(from[i]);
 }
-MD_VECTORIZED void narrow(const float* from, int64_t rows, int64_t cols, int64_t stride, uint16_t* to) {
-  for (int64_t r = 0; r < rows; ++r, from += stride, to += cols)
+MD_VECTORIZED void narrow(const float* from, int64_t rows, int64_t cols, int64_t stride, uint16_t* to,
+                          int64_t to_stride) {
+  for (int64_t r = 0; r < rows; ++r, from += stride, to += to_stride)
     for (int64_t i = 0; i < cols; ++i) to[i] = float_to_bf16(from[i]);
 }
 
-void copy(const uint16_t* from, int64_t rows, int64_t cols, int64_t stride, uint16_t* to) {
-  for (int64_t r = 0; r < rows; ++r, from += stride, to += cols) std::copy_n(from, cols, to);
+void copy(const uint16_t* from, int64_t rows, int64_t cols, int64_t stride, uint16_t* to, int64_t to_stride) {
+  for (int64_t r = 0; r < rows; ++r, from += stride, to += to_stride) std::copy_n(from, cols, to);
 }
 
 /// An array, f32 or bf16.
@@ -56,6 +58,10 @@ Lines lines_of(int64_t first, int64_t second, int64_t first_stride, int64_t seco
   if (second_stride == 1 || second == 1) return {first, second, first == 1 ? second : first_stride, false};
   return {second, first, second_stride, true};
 }
+
+/// How far apart lines of this length are widened to: lines that are some KiB apart share places in the cache, and with
+/// AVX2 oneDNN reads smaller operands where they lie, down the lines.
+int64_t spread(int64_t length) { return length % 512 == 0 ? length + 32 : length; }
 
 /// sums [m, n] = a · c + bias, all f32.
 bool multiply_f32(const Problem& p, const float* a, const Lines& a_lines, const float* c, const Lines& c_lines,
@@ -86,15 +92,16 @@ std::vector<Part> split(const Batch& b, int64_t threads, int64_t most) {
   return parts;
 }
 
-/// Of each of the `count` matrices with these lines, `step` apart, a dense one: convert(first line's, rows, to).
+/// Copies of the `count` matrices with these lines, `step` apart, one behind the other, with their lines `to_stride`
+/// apart.
 template <class From, class To, class Convert>
 void convert_all(ffi::ThreadPool& pool, const From* from, int64_t count, int64_t step, const Lines& lines, To* to,
-                 const Convert& convert) {
+                 int64_t to_stride, const Convert& convert) {
   const int64_t most = std::max<int64_t>((1 << 16) / lines.length, 1), pieces = (lines.lines + most - 1) / most;
   parallel_for(pool, count * pieces, [&](int64_t i) {
     const int64_t which = i / pieces, first = i % pieces * most, n = std::min(most, lines.lines - first);
     convert(from + which * step + first * lines.stride, n, lines.length, lines.stride,
-            to + (which * lines.lines + first) * lines.length);
+            to + (which * lines.lines + first) * to_stride, to_stride);
   });
 }
 
@@ -108,9 +115,9 @@ bool run_bf16(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Ope
     thread_local Scratch of_c;
     auto* to = reinterpret_cast<uint16_t*>(of_c.floats((b.count * p.k * p.n + 1) / 2));
     if (c.bf16)
-      convert_all(pool, c.halves(), b.count, b.c, c_lines, to, copy);
+      convert_all(pool, c.halves(), b.count, b.c, c_lines, to, c_lines.length, copy);
     else
-      convert_all(pool, c.floats(), b.count, b.c, c_lines, to, narrow);
+      convert_all(pool, c.floats(), b.count, b.c, c_lines, to, c_lines.length, narrow);
     narrow_c = to;
     c_step = p.k * p.n;
   }
@@ -126,9 +133,9 @@ bool run_bf16(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Ope
     if (!a.bf16 || lines.stride != lines.length) {
       auto* dense = reinterpret_cast<uint16_t*>(of_a.floats((m * p.k + 1) / 2));
       if (a.bf16)
-        copy(own_a, lines.lines, lines.length, lines.stride, dense);
+        copy(own_a, lines.lines, lines.length, lines.stride, dense, lines.length);
       else
-        narrow(a.floats() + from, lines.lines, lines.length, lines.stride, dense);
+        narrow(a.floats() + from, lines.lines, lines.length, lines.stride, dense, lines.length);
       own_a = dense;
     }
     if (!multiply({.m = m,
@@ -151,11 +158,12 @@ bool run_f32(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Oper
   const float* wide_c = c.floats();
   if (c.bf16) {
     thread_local Scratch of_c;
-    float* to = of_c.floats(b.count * p.k * p.n);
-    convert_all(pool, c.halves(), b.count, b.c, c_lines, to, widen);
+    const int64_t stride = spread(c_lines.length);
+    c_step = c_lines.lines * stride;
+    float* to = of_c.floats(b.count * c_step);
+    convert_all(pool, c.halves(), b.count, b.c, c_lines, to, stride, widen);
     wide_c = to;
-    c_lines.stride = c_lines.length;
-    c_step = p.k * p.n;
+    c_lines.stride = stride;
   }
   const std::vector<Part> parts = split(b, std::max<int64_t>(pool.num_threads(), 1), kRows);
   std::atomic<bool> good = true;
@@ -169,13 +177,14 @@ bool run_f32(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Oper
     float* sums = p.bf16_result ? of_y.floats(own.m * p.n) : reinterpret_cast<float*>(y) + at;
     const float* own_a = a.floats() + from;
     if (a.bf16) {
-      float* wide_a = of_a.floats(own.m * p.k);
-      widen(a.halves() + from, a_lines.lines, a_lines.length, a_lines.stride, wide_a);
+      const int64_t stride = spread(a_lines.length);
+      float* wide_a = of_a.floats(a_lines.lines * stride);
+      widen(a.halves() + from, a_lines.lines, a_lines.length, a_lines.stride, wide_a, stride);
       own_a = wide_a;
-      a_lines.stride = a_lines.length;
+      a_lines.stride = stride;
     }
     if (!multiply_f32(own, own_a, a_lines, wide_c + part.which * c_step, c_lines, bias, sums)) good = false;
-    if (p.bf16_result) narrow(sums, own.m, p.n, p.n, reinterpret_cast<uint16_t*>(y) + at);
+    if (p.bf16_result) narrow(sums, own.m, p.n, p.n, reinterpret_cast<uint16_t*>(y) + at, p.n);
   });
   return good;
 }

@@ -49,6 +49,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{{2, 2, 50, 40}, {2, 2, 40, 60}, contract({3}, {2}, {0, 1}, {0, 1})},
                     Case{{5, 8, 9, 10}, {8, 9, 10, 73}, contract({1, 2, 3}, {0, 1, 2})},
                     Case{{1100, 16}, {16, 17}, contract({1}, {0})},  // more rows than a thread widens at once
+                    Case{{2, 24, 512}, {2, 20, 512}, contract({2}, {2}, {0}, {0})},  // lines that are spread
+                    Case{{40, 1024}, {40, 512}, contract({0}, {0})},                 // parts of lines that are
                     Case{{1, 640}, {640, 420}, contract({1}, {0})}));
 
 TEST(ProductKernelInGraphs, MakesSumsOfBf16InF32WhereTheyAreWanted) {
