@@ -14,6 +14,7 @@
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/onednn.h"
 #include "maxdiffusion/kernels/parallel.h"
+#include "maxdiffusion/kernels/rows.h"
 #include "maxdiffusion/kernels/vector_math.h"
 
 namespace md {
@@ -55,23 +56,13 @@ struct Rows {
   Rows from(int64_t row) const { return {data + row * stride, stride}; }
 };
 
-MD_VECTORIZED void widen(const uint16_t* from, int64_t rows, int64_t d, int64_t stride, float* to) {
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t i = 0; i < d; ++i) to[r * d + i] = load(from[r * stride + i]);
-}
-MD_VECTORIZED void narrow(const float* from, int64_t rows, int64_t cols, int64_t from_stride, uint16_t* to,
-                          int64_t stride) {
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t i = 0; i < cols; ++i) to[r * stride + i] = float_to_bf16(from[r * from_stride + i]);
-}
-
 /// `n` rows of a head in f32: where they are, or widened.
 inline Rows<float> floats_of(const Problem& p, const float* head, int64_t first, int64_t, Scratch&) {
   return {head + first * p.stride(), p.stride()};
 }
 inline Rows<float> floats_of(const Problem& p, const uint16_t* head, int64_t first, int64_t n, Scratch& scratch) {
   float* to = scratch.floats(n * p.d);
-  widen(head + first * p.stride(), n, p.d, p.stride(), to);
+  widen(head + first * p.stride(), n, p.d, p.stride(), to, p.d);
   return {to, p.d};
 }
 
@@ -86,7 +77,7 @@ Rows<E> head_rows(const Problem& p, const T* head, int64_t length, Scratch& scra
   if constexpr (std::is_same_v<T, E>)
     for (int64_t r = 0; r < length; ++r) std::copy_n(head + r * p.stride(), p.d, to + r * p.d);
   else
-    widen(head, length, p.d, p.stride(), to);
+    widen(head, length, p.d, p.stride(), to, p.d);
   std::fill_n(to + length * p.d, (rows - length) * p.d, E{0});
   return {to, p.d};
 }

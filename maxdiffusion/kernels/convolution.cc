@@ -17,6 +17,7 @@
 #include "maxdiffusion/kernels/onednn.h"
 #include "maxdiffusion/kernels/parallel.h"
 #include "maxdiffusion/kernels/processor.h"
+#include "maxdiffusion/kernels/rows.h"
 
 namespace md {
 namespace {
@@ -33,13 +34,17 @@ struct Problem {
   int64_t front, back, top, bottom, left, right;
   // Rows in memory from one frame to the next, of which these are some; 0 where images have one frame.
   int64_t x_rows = 0, y_rows = 0;
-  bool bf16 = false;    // x, w and y, but not a gradient of w
-  bool wide_w = false;  // w is f32 whatever the others are: it is rounded as it is put into the code's layout
+  bool bf16 = false;     // x, w and y, but not a gradient of w
+  bool widened = false;  // x and y are bf16, but multiplied in copies of f32; w is f32
+  bool wide_w = false;   // w is f32 whatever the others are: it is rounded as it is put into the code's layout
   auto operator<=>(const Problem&) const = default;
   bool flat() const { return depth * kernel_d == 1; }  // two dimensions
   int64_t out_depth() const { return (depth + front + back - kernel_d) / stride_d + 1; }
   int64_t out_height() const { return (height + top + bottom - kernel_h) / stride_h + 1; }
   int64_t out_width() const { return (width + left + right - kernel_w) / stride_w + 1; }
+  /// Rows in memory from one frame to the next.
+  int64_t x_frame_rows() const { return depth == 1 ? height : x_rows; }
+  int64_t y_frame_rows() const { return out_depth() == 1 ? out_height() : y_rows; }
   int64_t x_row() const { return width * in; }
   int64_t y_row() const { return out_width() * out; }
   int64_t weights() const { return out * in * kernel_d * kernel_h * kernel_w; }
@@ -161,8 +166,7 @@ memory::desc channels(const memory::desc& w, int64_t first, int64_t n) {
 /// and 167, weight gradient 104 and 130; 384 channels, 3×3×3 on 4×32×32 165 and 147).
 bool plain_layouts(const Problem& p) {
   constexpr int64_t kFew = 256;
-  const bool dense =
-      p.flat() || ((p.depth == 1 || p.x_rows == p.height) && (p.out_depth() == 1 || p.y_rows == p.out_height()));
+  const bool dense = p.flat() || (p.x_frame_rows() == p.height && p.y_frame_rows() == p.out_height());
   return dense && processor().wide_vectors && std::max(p.in, p.out) <= kFew;
 }
 
@@ -186,10 +190,8 @@ Code compile(const Problem& p) {
     if (p.flat()) return memory::desc(dims, type, memory::format_tag::nhwc);
     return memory::desc(dims, type, memory::dims{frames * rows * row, 1, rows * row, row, channels});
   };
-  // The distance of frames says nothing where there is one.
-  const memory::desc plain_x = channels_last(x_dims, p.depth, p.depth == 1 ? p.height : p.x_rows, p.x_row(), p.in),
-                     plain_y = channels_last(y_dims, p.out_depth(), p.out_depth() == 1 ? p.out_height() : p.y_rows,
-                                             p.y_row(), p.out),
+  const memory::desc plain_x = channels_last(x_dims, p.depth, p.x_frame_rows(), p.x_row(), p.in),
+                     plain_y = channels_last(y_dims, p.out_depth(), p.y_frame_rows(), p.y_row(), p.out),
                      plain_w(w_dims, p.wide_w ? memory::data_type::f32 : type_w,
                              p.flat() ? memory::format_tag::oihw : memory::format_tag::oidhw),
                      w(w_dims, type_w, kAny);
@@ -230,7 +232,14 @@ Code compile(const Problem& p) {
   return code(d, WeightGrad(d), d.src_desc(), d.diff_weights_desc(), d.diff_dst_desc());
 }
 
-const Code& code_of(const Problem& p) { return compiled(p, compile); }
+/// What is multiplied instead of a problem that is widened: dense arrays of f32.
+Problem in_copies(Problem p) {
+  p.widened = false;
+  if (!p.flat()) p.x_rows = p.height, p.y_rows = p.out_height();
+  return p;
+}
+
+const Code& code_of(const Problem& p) { return compiled(p.widened ? in_copies(p) : p, compile); }
 
 void reorder(const dnnl::reorder& how, const memory::desc& from, void* source, const memory::desc& to, void* target) {
   dnnl::stream stream(engine());
@@ -258,6 +267,28 @@ void execute(const Problem& p, const Code& code, void* x, void* w, void* y) {
   stream.wait();
   if (input_grad && own_x != x) reorder(code.x.reorder, code.x.own, own_x, code.x.plain, x);
   if (forward && own_y != y) reorder(code.y.reorder, code.y.own, own_y, code.y.plain, y);
+}
+
+/// The same with x and y as the problem says that they lie in memory.
+void execute_on_arrays(const Problem& p, const Code& code, void* x, void* w, void* y) {
+  if (!p.widened) return execute(p, code, x, w, y);
+  thread_local Scratch x_copy, y_copy;
+  struct Copy {
+    uint16_t* array;
+    int64_t frames, frame, stride;  // elements of a frame, and from one to the next
+    float* floats;
+    void read() const { widen(array, frames, frame, stride, floats, frame); }
+    void write() const { narrow(floats, frames, frame, frame, array, stride); }
+  };
+  const Copy of_x{static_cast<uint16_t*>(x), p.batch * p.depth, p.height * p.x_row(), p.x_frame_rows() * p.x_row(),
+                  x_copy.floats(p.batch * p.x_image())},
+      of_y{static_cast<uint16_t*>(y), p.batch * p.out_depth(), p.out_height() * p.y_row(), p.y_frame_rows() * p.y_row(),
+           y_copy.floats(p.batch * p.y_image())};
+  if (p.kind != Kind::input_grad) of_x.read();
+  if (p.kind != Kind::forward) of_y.read();
+  execute(p, code, of_x.floats, w, of_y.floats);
+  if (p.kind == Kind::input_grad) of_x.write();
+  if (p.kind == Kind::forward) of_y.write();
 }
 
 std::vector<const Code*> codes_of(const std::vector<Part>& parts) {
@@ -305,13 +336,13 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, T* x, T* w, T* y) {
     T* image = x + part.image * p.x_image();
     const bool whole = own.height == p.height && part.keep_from == 0 && part.keep_to == p.height;
     if (p.kind == Kind::forward || whole) {
-      execute(own, code, x + part.x_at(p), weights[static_cast<size_t>(i)], y_part);
+      execute_on_arrays(own, code, x + part.x_at(p), weights[static_cast<size_t>(i)], y_part);
       return;
     }
     // The part's x overlaps its neighbours': only its own rows are kept, zeros where no output sees them.
     thread_local Scratch rows;
     T* own_x = reinterpret_cast<T*>(rows.floats(own.x_image()));
-    execute(own, code, own_x, weights[static_cast<size_t>(i)], y_part);
+    execute_on_arrays(own, code, own_x, weights[static_cast<size_t>(i)], y_part);
     const int64_t from = std::clamp(part.x_row, part.keep_from, part.keep_to);
     const int64_t to = std::clamp(part.x_row + own.height, from, part.keep_to);
     for (int64_t d = 0; d < p.depth; ++d, image += p.height * p.x_row(), own_x += own.height * p.x_row()) {
@@ -347,7 +378,7 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, T* x, float* w, T* y) 
       const Code& code = code_of(own);
       thread_local Scratch gradient, plain;
       float* own_w = gradient.floats(floats_in(code.w.own));
-      execute(own, code, x + part.x_at(p) + done * p.x_image(), own_w, y + part.y_at(p) + done * p.y_image());
+      execute_on_arrays(own, code, x + part.x_at(p) + done * p.x_image(), own_w, y + part.y_at(p) + done * p.y_image());
       float* to = done ? plain.floats(p.weights()) : sum;
       reorder(code.w.reorder, code.w.own, own_w, code.w.plain, to);
       if (done)
@@ -363,6 +394,17 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, T* x, float* w, T* y) 
   });
 }
 
+/// Weights of bf16 in f32.
+std::unique_ptr<float[]> widened(ffi::ThreadPool& pool, const uint16_t* w, int64_t n) {
+  constexpr int64_t kPiece = 1 << 16;
+  auto wide = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(n));
+  parallel_for(pool, (n + kPiece - 1) / kPiece, [&](int64_t i) {
+    const int64_t from = i * kPiece;
+    widen(w + from, 1, std::min(kPiece, n - from), 0, wide.get() + from, 0);
+  });
+  return wide;
+}
+
 /// T: of the operands.
 template <Kind kKind, class T>
 void run(ffi::ThreadPool& pool, const Problem& p, void* x, void* w, void* y) {
@@ -375,7 +417,7 @@ void run(ffi::ThreadPool& pool, const Problem& p, void* x, void* w, void* y) {
 
 template <Kind kKind>
 ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::AnyBuffer first, ffi::AnyBuffer second,
-                              ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> window) {
+                              ffi::Result<ffi::AnyBuffer> result, ffi::Span<const int64_t> window, bool in_bf16) {
   Span span("convolution");
   struct Array {
     ffi::Span<const int64_t> dims;
@@ -414,13 +456,18 @@ ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::AnyBuffer first, ffi::A
             d.kernel, h.kernel, v.kernel, d.stride, h.stride, v.stride,         d.low,
             d.high,   h.low,    h.high,   v.low,    v.high};
   if (!p.flat()) p.x_rows = h.x, p.y_rows = h.y;
-  p.bf16 = type == ffi::BF16;
-  p.wide_w = wide_w;
+  p.widened = type == ffi::BF16 && !in_bf16;
+  p.bf16 = type == ffi::BF16 && in_bf16;
+  p.wide_w = wide_w && in_bf16;
   if (y_batch != batch || d.y != p.out_depth() || h.y != p.out_height() || v.y != p.out_width() ||
       y.dims[axes + 1] != p.out || w.dims[1] != p.in)
     return ffi::Error::InvalidArgument("md_convolution: sizes of x, w and y do not agree");
   try {
-    (p.bf16 ? run<kKind, uint16_t> : run<kKind, float>)(pool, p, x.data, w.data, y.data);
+    std::unique_ptr<float[]> weights;
+    if (p.widened && kKind != Kind::weight_grad && !wide_w)
+      weights = widened(pool, static_cast<uint16_t*>(w.data), p.weights());
+    (type == ffi::BF16 ? run<kKind, uint16_t> : run<kKind, float>)(pool, p, x.data, weights ? weights.get() : w.data,
+                                                                   y.data);
   } catch (const std::exception& e) {
     return ffi::Error::Internal(std::string("md_convolution: ") + e.what());
   }
@@ -433,7 +480,8 @@ auto bind() {
       .Arg<ffi::AnyBuffer>()
       .Arg<ffi::AnyBuffer>()
       .Ret<ffi::AnyBuffer>()
-      .Attr<ffi::Span<const int64_t>>("window");
+      .Attr<ffi::Span<const int64_t>>("window")
+      .Attr<bool>("in_bf16");
 }
 XLA_FFI_DEFINE_HANDLER(kForward, convolution_kernel<Kind::forward>, bind());
 XLA_FFI_DEFINE_HANDLER(kInputGrad, convolution_kernel<Kind::input_grad>, bind());

@@ -43,10 +43,11 @@ inline constexpr const char* kAdamwKernel = "md_adamw";
 inline constexpr const char* kProcessSumKernel = "md_process_sum";
 
 /// Convolution over two or three spatial axes and its gradients: all f32, or all bf16 with sums in f32, which a
-/// gradient of w keeps. Beside bf16 w may be f32, and is rounded.
+/// gradient of w keeps. Beside bf16 w may be f32.
 ///   operands, result  of md_convolution: x [B, (F,) H, W, Ci], w [Co, Ci, (kf,) kh, kw] → y [B, (F',) H', W', Co]
 ///                     of md_convolution_input_grad: dy, w → dx     of md_convolution_weight_grad: x, dy → dw
-///   attribute window  i64[6 or 9]: the stride of each axis; then zeros before and after, axis by axis
+///   attributes window  i64[6 or 9]: the stride of each axis; then zeros before and after, axis by axis
+///              in_bf16 (i1): bf16 is multiplied as it is, and f32 weights beside it are rounded; else it is widened
 /// Results are reproducible to the bit on one machine with one number of threads; other numbers may round differently.
 inline constexpr const char* kConvolutionKernel = "md_convolution";
 inline constexpr const char* kConvolutionInputGradKernel = "md_convolution_input_grad";

@@ -9,7 +9,7 @@
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/onednn.h"
 #include "maxdiffusion/kernels/parallel.h"
-#include "maxdiffusion/kernels/vector_math.h"
+#include "maxdiffusion/kernels/rows.h"
 
 namespace md {
 namespace {
@@ -23,17 +23,6 @@ struct Problem {
   int64_t a_m, a_k, c_k, c_n;  // strides
   bool bf16_result = false, bias = false;
 };
-
-MD_VECTORIZED void widen(const uint16_t* from, int64_t rows, int64_t cols, int64_t stride, float* to,
-                         int64_t to_stride) {
-  for (int64_t r = 0; r < rows; ++r, from += stride, to += to_stride)
-    for (int64_t i = 0; i < cols; ++i) to[i] = load(from[i]);
-}
-MD_VECTORIZED void narrow(const float* from, int64_t rows, int64_t cols, int64_t stride, uint16_t* to,
-                          int64_t to_stride) {
-  for (int64_t r = 0; r < rows; ++r, from += stride, to += to_stride)
-    for (int64_t i = 0; i < cols; ++i) to[i] = float_to_bf16(from[i]);
-}
 
 void copy(const uint16_t* from, int64_t rows, int64_t cols, int64_t stride, uint16_t* to, int64_t to_stride) {
   for (int64_t r = 0; r < rows; ++r, from += stride, to += to_stride) std::copy_n(from, cols, to);

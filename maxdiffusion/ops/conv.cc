@@ -144,28 +144,23 @@ const char* cpu_kernel_refuses(const PrintCall& p) {
   return cpu_kernel_refuses(p.options, p.w, p.c.in(0).shape.dtype, p.c.out().dtype);
 }
 
-/// bf16 is widened around the call, as XLA's own code does, where its products are not faster as they are.
+/// The kernel reads weights in f32 where those were only rounded, and leaves gradients of them as the sums they are.
 Value print_cpu_kernel(const PrintCall& p) {
   EmitCtx& c = p.c;
   const Shape& out = c.out();
-  const DType type = out.dtype;
-  auto as = [&](DType to, const Value& v) {
-    return v.shape.dtype == to ? v : c.emit("stablehlo.convert", {v}, {to, v.shape.dims});
-  };
   const ConvOptions& o = p.options;
   Dims window = o.stride;
   for (size_t i = 0; i < o.stride.size(); ++i) window.insert(window.end(), {o.pad_low[i], o.pad_high[i]});
-  const DType taken = c.options().cpu_kernels.bf16_products ? type : DType::f32;
   const bool of_weights = std::string_view(p.cpu_kernel) == kConvolutionWeightGradKernel;
-  const CustomCall call{.target = p.cpu_kernel,
-                        .results = {Shape{of_weights ? DType::f32 : taken, out.dims}},
-                        .backend_config = "window = " + mlir_array(window)};
-  // Weights in f32 are rounded by the kernel.
-  const Value &w = c.unrounded(1), x = as(taken, c.in(0));
-  const bool reads_f32 = !of_weights && taken == DType::bf16 && w.shape.dtype == DType::f32;
-  const Value y = emit_custom_call(c, {x, reads_f32 ? w : as(taken, c.in(1))}, call)[0];
-  if (of_weights && y.shape.dtype != type) c.set_unrounded(y);
-  return as(type, y);
+  const CustomCall call{
+      .target = p.cpu_kernel,
+      .results = {Shape{of_weights ? DType::f32 : out.dtype, out.dims}},
+      .backend_config = fmt::format("window = {}, in_bf16 = {}", mlir_array(window),
+                                    out.dtype == DType::bf16 && c.options().cpu_kernels.bf16_products)};
+  const Value y = emit_custom_call(c, {c.in(0), of_weights ? c.in(1) : c.unrounded(1)}, call)[0];
+  if (y.shape.dtype == out.dtype) return y;
+  c.set_unrounded(y);
+  return c.emit("stablehlo.convert", {y}, out);
 }
 
 constexpr KernelRow<PrintCall, Value> kPrinters[] = {

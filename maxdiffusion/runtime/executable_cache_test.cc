@@ -88,6 +88,7 @@ TEST_F(Cache, OptionsAndProgramAreInTheKey) {
 }
 
 TEST_F(Cache, VariablesThatThePluginReadsAreInTheKey) {
+  for (const char* name : {"XLA_FLAGS", "PJRT_NPROC"}) ::unsetenv(name);
   EXPECT_FALSE(is_cached(devices_));
   for (const char* name : {"XLA_FLAGS", "PJRT_NPROC"}) {
     ::setenv(name, name[0] == 'X' ? "--xla_backend_optimization_level=1" : "2", 1);

@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/encoders/media_autoencoder.h"
+#include "maxdiffusion/kernels/processor.h"
 #include "maxdiffusion/tasks/inputs.h"
 #include "tests/families/video_family.h"
 
@@ -52,16 +53,26 @@ double difference(const HostArray& a, const HostArray& b) {
 
 TEST(Videos, InChunksGiveWhatTheyGiveWhole) {
   const Devices one = Devices::open(), two = Devices::open("cpu", 2);
-  MediaAutoencoder whole = coder(one, {.encode = 0, .decode = 0});
-  const HostArray moments = whole.encode(pixels()), decoded = whole.decode(latents());
-  EXPECT_EQ(moments.dims(), (Dims{kVideos, 4, 2, 3, 4}));
-  EXPECT_EQ(decoded.dims(), (Dims{kVideos, kFrames, 8, 12, 3}));
-  for (const Devices* devices : {&one, &two})
+  // Kernels on one device, the compiler's code on two. This decoder of four channels enlarges what f32 rounds: beside
+  // f64 the compiler's code is wrong by 6e-6, kernels by 8e-6, and where oneDNN has AVX2 only by 1.5e-5.
+  const double rounding = processor().wide_vectors ? 1e-5 : 2e-5;
+  HostArray moments, decoded;
+  for (const Devices* devices : {&one, &two}) {
+    MediaAutoencoder whole = coder(*devices, {.encode = 0, .decode = 0});
+    const HostArray whole_moments = whole.encode(pixels()), whole_decoded = whole.decode(latents());
+    if (devices == &one) {
+      moments = whole_moments, decoded = whole_decoded;
+      EXPECT_EQ(moments.dims(), (Dims{kVideos, 4, 2, 3, 4}));
+      EXPECT_EQ(decoded.dims(), (Dims{kVideos, kFrames, 8, 12, 3}));
+    }
+    EXPECT_LE(difference(whole_moments, moments), 1e-6);
+    EXPECT_LE(difference(whole_decoded, decoded), rounding);
     for (int64_t n : {1, 2}) {
       MediaAutoencoder chunks = coder(*devices, {.encode = n, .decode = n});
-      EXPECT_LE(difference(chunks.encode(pixels()), moments), 1e-5) << n << " at a time";
-      EXPECT_LE(difference(chunks.decode(latents()), decoded), 1e-5) << n << " at a time";
+      EXPECT_LE(difference(chunks.encode(pixels()), whole_moments), 1e-6) << n << " at a time";
+      EXPECT_LE(difference(chunks.decode(latents()), whole_decoded), 1e-6) << n << " at a time";
     }
+  }
 }
 
 TEST(Videos, HaveTheirAutoencoderWholeOnEveryDeviceOrSplitByTheRules) {

@@ -12,6 +12,7 @@
 
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/kernels/processor.h"
 #include "tests/one_device.h"
 
 namespace md {
@@ -24,6 +25,11 @@ inline size_t count(const std::string& text, const std::string& what) {
   for (size_t at = text.find(what); at != text.npos; at = text.find(what, at + 1)) ++n;
   return n;
 }
+
+/// Whether products of bf16 as it is run here, quick or not: oneDNN has none below AVX-512.
+inline bool runs_bf16_products() { return processor().wide_vectors; }
+/// The values of CpuKernels::bf16_products that run here.
+inline std::vector<bool> ways_of_bf16() { return runs_bf16_products() ? std::vector{false, true} : std::vector{false}; }
 
 /// Normally distributed around `mean`, the same at every call with one seed.
 inline HostArray normal(const Shape& shape, unsigned seed, double scale = 1, double mean = 0) {

@@ -62,22 +62,17 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{1, 3, 8, 12, 4}, {16, 4, 1, 2, 2}, window({1, 2, 2}, {0, 0, 0}, {0, 0, 0})},  // frames are images
         Case{{1, 4, 8, 12, 4}, {16, 4, 2, 2, 2}, window({2, 2, 2}, {0, 0, 0}, {0, 0, 0})}));  // patches
 
-TEST(ConvolutionInBf16, IsWidenedForTheKernelOrTakenAsItIs) {
-  for (bool as_it_is : {false, true})
-    expect_agreement([](const std::vector<Tensor>& in) { return std::vector{conv(in[0], in[1], kSame)}; },
-                     {normal({DType::bf16, {2, 9, 8, 16}}, 1), normal({DType::bf16, {8, 16, 3, 3}}, 2)}, 4e-3,
-                     {"md_convolution", "md_convolution_input_grad", "md_convolution_weight_grad"}, as_it_is);
-}
-
-TEST(ConvolutionInBf16, TakesEveryWindowAsItIs) {
+TEST(ConvolutionInBf16, IsWidenedOrTakenAsItIs) {
   for (const Case& c :
-       {Case{{3, 5, 7, 4}, {6, 4, 3, 3}, kSame}, Case{{1, 64, 20, 16}, {24, 16, 3, 3}, kSame},
-        Case{{1, 17, 16, 8}, {16, 8, 3, 3}, kDown}, Case{{1, 4, 16, 12, 32}, {32, 32, 3, 3, 3}, kCausal},
-        Case{{3, 5, 7, 5, 4}, {6, 4, 3, 3, 3}, kCausal}, Case{{1, 3, 33, 8, 16}, {16, 16, 3, 3, 3}, kValid},
-        Case{{2, 6, 5, 48}, {128, 48, 3, 3}, kSame}, Case{{1, 3, 4, 6, 16}, {128, 16, 3, 3, 3}, kCausal}})
-    expect_agreement([&](const std::vector<Tensor>& in) { return std::vector{conv(in[0], in[1], c.options)}; },
-                     {normal({DType::bf16, c.x}, 1), normal({DType::bf16, c.w}, 2)}, 4e-3,
-                     {"md_convolution", "md_convolution_input_grad", "md_convolution_weight_grad"}, true);
+       {Case{{2, 9, 8, 16}, {8, 16, 3, 3}, kSame}, Case{{3, 5, 7, 4}, {6, 4, 3, 3}, kSame},
+        Case{{1, 64, 20, 16}, {24, 16, 3, 3}, kSame}, Case{{1, 17, 16, 8}, {16, 8, 3, 3}, kDown},
+        Case{{1, 4, 16, 12, 32}, {32, 32, 3, 3, 3}, kCausal}, Case{{3, 5, 7, 5, 4}, {6, 4, 3, 3, 3}, kCausal},
+        Case{{1, 3, 33, 8, 16}, {16, 16, 3, 3, 3}, kValid}, Case{{2, 6, 5, 48}, {128, 48, 3, 3}, kSame},
+        Case{{1, 3, 4, 6, 16}, {128, 16, 3, 3, 3}, kCausal}})
+    for (bool as_it_is : ways_of_bf16())
+      expect_agreement([&](const std::vector<Tensor>& in) { return std::vector{conv(in[0], in[1], c.options)}; },
+                       {normal({DType::bf16, c.x}, 1), normal({DType::bf16, c.w}, 2)}, 4e-3,
+                       {"md_convolution", "md_convolution_input_grad", "md_convolution_weight_grad"}, as_it_is);
 }
 
 // Layers in bf16 over weights in f32: the kernel rounds those, and nobody rounds their gradient.
@@ -91,7 +86,7 @@ TEST(ConvolutionInGraphs, ReadsWeightsAndLeavesGradientsInF32) {
                                  dys = {normal({DType::bf16, {2, 9, 8, channels}}, 3)};
     const auto expected =
         outputs_and_gradients(layer, {xs[0].cast(DType::f64), xs[1].cast(DType::f64)}, {dys[0].cast(DType::f64)}, {});
-    for (bool as_they_are : {false, true}) {
+    for (bool as_they_are : ways_of_bf16()) {
       const auto found = outputs_and_gradients(layer, xs, dys, {.callable = true, .bf16_products = as_they_are},
                                                {"md_convolution", "md_convolution_input_grad"});
       EXPECT_LE(relative_error(found[0], expected[0]), 4e-3);
