@@ -2,7 +2,8 @@
 // PyTorch keeps them. Each oneDNN call uses one thread; work is split over the plugin's threads by images (videos), or
 // by frames, or by rows of images (of all frames), where there are fewer images than threads. Windows of several pixels
 // read and write copies in blocks of channels: without AVX-512 oneDNN's loops over channels-last arrays are two to six
-// times as slow where rows are long, and the copies cost 1 to 2 %; with it, see plain_layouts().
+// times as slow where rows are long, and the copies cost 1 to 2 %; with it, see plain_layouts(). Where bf16 is
+// multiplied as f32, each part of it is widened and rounded by itself.
 
 #include <algorithm>
 #include <limits>

@@ -157,7 +157,7 @@ Value print_cpu_kernel(const PrintCall& p) {
       .results = {Shape{of_weights ? DType::f32 : out.dtype, out.dims}},
       .backend_config = fmt::format("window = {}, in_bf16 = {}", mlir_array(window),
                                     out.dtype == DType::bf16 && c.options().cpu_kernels.bf16_products)};
-  const Value y = emit_custom_call(c, {c.in(0), of_weights ? c.in(1) : c.unrounded(1)}, call)[0];
+  Value y = emit_custom_call(c, {c.in(0), of_weights ? c.in(1) : c.unrounded(1)}, call)[0];
   if (y.shape.dtype == out.dtype) return y;
   c.set_unrounded(y);
   return c.emit("stablehlo.convert", {y}, out);
