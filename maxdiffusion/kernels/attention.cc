@@ -75,7 +75,7 @@ Rows<E> head_rows(const Problem& p, const T* head, int64_t length, Scratch& scra
   const int64_t rows = round_up(length, kVector);
   auto* to = reinterpret_cast<E*>(scratch.floats((rows * p.d * static_cast<int64_t>(sizeof(E)) + 3) / 4));
   if constexpr (std::is_same_v<T, E>)
-    for (int64_t r = 0; r < length; ++r) std::copy_n(head + r * p.stride(), p.d, to + r * p.d);
+    copy_rows(head, length, p.d, p.stride(), to, p.d);
   else
     widen(head, length, p.d, p.stride(), to, p.d);
   std::fill_n(to + length * p.d, (rows - length) * p.d, E{0});
@@ -101,7 +101,7 @@ Rows<E> block_of(const float* s, int64_t rows, int64_t width, Scratch& scratch) 
 }
 
 inline void write_rows(const Problem& p, const float* from, float* head, int64_t first, int64_t n) {
-  for (int64_t r = 0; r < n; ++r) std::copy_n(from + r * p.d, p.d, head + (first + r) * p.stride());
+  copy_rows(from, n, p.d, p.d, head + first * p.stride(), p.stride());
 }
 inline void write_rows(const Problem& p, const float* from, uint16_t* head, int64_t first, int64_t n) {
   narrow(from, n, p.d, p.d, head + first * p.stride(), p.stride());

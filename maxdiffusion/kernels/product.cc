@@ -24,10 +24,6 @@ struct Problem {
   bool bf16_result = false, bias = false;
 };
 
-void copy(const uint16_t* from, int64_t rows, int64_t cols, int64_t stride, uint16_t* to, int64_t to_stride) {
-  for (int64_t r = 0; r < rows; ++r, from += stride, to += to_stride) std::copy_n(from, cols, to);
-}
-
 /// An array, f32 or bf16.
 struct Operand {
   const void* data;
@@ -104,7 +100,7 @@ bool run_bf16(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Ope
     thread_local Scratch of_c;
     auto* to = reinterpret_cast<uint16_t*>(of_c.floats((b.count * p.k * p.n + 1) / 2));
     if (c.bf16)
-      convert_all(pool, c.halves(), b.count, b.c, c_lines, to, c_lines.length, copy);
+      convert_all(pool, c.halves(), b.count, b.c, c_lines, to, c_lines.length, copy_rows<uint16_t>);
     else
       convert_all(pool, c.floats(), b.count, b.c, c_lines, to, c_lines.length, narrow);
     narrow_c = to;
@@ -122,7 +118,7 @@ bool run_bf16(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Ope
     if (!a.bf16 || lines.stride != lines.length) {
       auto* dense = reinterpret_cast<uint16_t*>(of_a.floats((m * p.k + 1) / 2));
       if (a.bf16)
-        copy(own_a, lines.lines, lines.length, lines.stride, dense, lines.length);
+        copy_rows(own_a, lines.lines, lines.length, lines.stride, dense, lines.length);
       else
         narrow(a.floats() + from, lines.lines, lines.length, lines.stride, dense, lines.length);
       own_a = dense;
