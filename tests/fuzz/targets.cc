@@ -249,6 +249,12 @@ std::vector<FuzzTarget> fuzz_targets() {
   all.push_back(tokenizer("T5Tokenizer", 1500, "tokenizer.json",
                           {{"tokenizer.json", source(t5 + "flags/tokenizer.json")},
                            {"tokenizer_config.json", source(t5 + "flags/tokenizer_config.json")}}));
+  const std::string any = "tests/golden/data/tokenizers/";
+  for (const auto& [folder, class_name] : {std::pair{"qwen", "Qwen2Tokenizer"}, std::pair{"llama", "TokenizersBackend"},
+                                           std::pair{"unigram", "PreTrainedTokenizerFast"}})
+    all.push_back(tokenizer(class_name, 500, "tokenizer.json",
+                            {{"tokenizer.json", source(any + folder + "/tokenizer.json")},
+                             {"tokenizer_config.json", source(any + folder + "/tokenizer_config.json")}}));
   all.push_back(tokenizer("T5Tokenizer", 4500, "spiece.model",
                           {{"spiece.model", source(t5 + "spiece/spiece.model")},
                            {"tokenizer_config.json", source(t5 + "spiece/tokenizer_config.json")}}));

@@ -61,6 +61,27 @@ std::optional<std::string_view> Charsmap::find(std::string_view part) const {
   return std::nullopt;
 }
 
+Charsmap Charsmap::from_base64(std::string_view text, const std::string& file) {
+  std::string bytes;
+  uint32_t bits = 0, held = 0;
+  for (const char c : text) {
+    if (c == '=') break;
+    const int v = c >= 'A' && c <= 'Z'   ? c - 'A'
+                  : c >= 'a' && c <= 'z' ? c - 'a' + 26
+                  : c >= '0' && c <= '9' ? c - '0' + 52
+                  : c == '+'             ? 62
+                  : c == '/'             ? 63
+                                         : -1;
+    check(v >= 0, Code::io, "{}: precompiled_charsmap is not base64", file);
+    bits = bits << 6 | static_cast<uint32_t>(v);
+    held += 6;
+    if (held < 8) continue;
+    held -= 8;
+    bytes += static_cast<char>(bits >> held & 0xFF);
+  }
+  return {bytes, file};
+}
+
 std::string Charsmap::apply(std::string_view text) const {
   if (trie_.empty()) return std::string(text);
   std::string out;

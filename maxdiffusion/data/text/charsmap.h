@@ -18,6 +18,8 @@ class Charsmap {
   Charsmap() = default;
   /// `bytes`: precompiled_charsmap of a SentencePiece model. Throws io, naming `file`, where it is damaged.
   Charsmap(std::string_view bytes, const std::string& file);
+  /// Of the bytes as tokenizer.json writes them. Throws io likewise.
+  static Charsmap from_base64(std::string_view text, const std::string& file);
   /// `text`: valid UTF-8. Thread safe.
   std::string apply(std::string_view text) const;
 

@@ -37,27 +37,6 @@ struct Vocabulary {
   std::vector<std::string> specials;  // of spiece.model: control and user-defined pieces
 };
 
-std::string from_base64(const std::string& text, const std::string& file) {
-  std::string out;
-  uint32_t bits = 0, held = 0;
-  for (const char c : text) {
-    if (c == '=') break;
-    const int v = c >= 'A' && c <= 'Z'   ? c - 'A'
-                  : c >= 'a' && c <= 'z' ? c - 'a' + 26
-                  : c >= '0' && c <= '9' ? c - '0' + 52
-                  : c == '+'             ? 62
-                  : c == '/'             ? 63
-                                         : -1;
-    check(v >= 0, Code::io, "{}: precompiled_charsmap is not base64", file);
-    bits = bits << 6 | static_cast<uint32_t>(v);
-    held += 6;
-    if (held < 8) continue;
-    held -= 8;
-    out += static_cast<char>(bits >> held & 0xFF);
-  }
-  return out;
-}
-
 std::string extra_token(int64_t i) { return fmt::format("<extra_id_{}>", i); }
 
 json parse(const std::string& file) {
@@ -84,7 +63,7 @@ Vocabulary read_tokenizer_json(const std::string& file) {
   for (const json& n : normalizers)
     if (n.value("type", "") == "Precompiled" && n.contains("precompiled_charsmap")) {
       if (n["precompiled_charsmap"].is_string())
-        v.charsmap = Charsmap(from_base64(n["precompiled_charsmap"], file), file);
+        v.charsmap = Charsmap::from_base64(n["precompiled_charsmap"].get<std::string>(), file);
       break;
     }
   v.added = whole.value("added_tokens", json::array());

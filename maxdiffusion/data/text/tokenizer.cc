@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/data/text/clip_tokenizer.h"
+#include "maxdiffusion/data/text/json_tokenizer.h"
 #include "maxdiffusion/data/text/t5_tokenizer.h"
 
 namespace md {
@@ -15,6 +16,23 @@ namespace {
 template <class T>
 std::shared_ptr<const Tokenizer> from_folder(const std::string& folder) {
   return std::make_shared<T>(T::from_folder(folder));
+}
+
+// Of Qwen's folders that hold vocab.json and merges.txt. Source: transformers, Qwen2Tokenizer.
+constexpr const char* kQwen2Steps = R"json({
+  "model": {"type": "BPE"},
+  "normalizer": {"type": "NFC"},
+  "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+    {"type": "Split", "behavior": "Isolated", "pattern": {"Regex":
+      "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"}},
+    {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]}
+})json";
+
+std::shared_ptr<const Tokenizer> qwen2(const std::string& folder) {
+  return std::make_shared<JsonTokenizer>(JsonTokenizer::from_folder(folder, kQwen2Steps));
+}
+std::shared_ptr<const Tokenizer> any_json(const std::string& folder) {
+  return std::make_shared<JsonTokenizer>(JsonTokenizer::from_folder(folder));
 }
 
 struct TokenizerClass {
@@ -26,6 +44,10 @@ constexpr TokenizerClass kClasses[] = {
     {"CLIPTokenizerFast", from_folder<ClipTokenizer>},
     {"T5Tokenizer", from_folder<T5Tokenizer>},
     {"T5TokenizerFast", from_folder<T5Tokenizer>},
+    {"Qwen2Tokenizer", qwen2},
+    {"Qwen2TokenizerFast", qwen2},
+    {"PreTrainedTokenizerFast", any_json},
+    {"TokenizersBackend", any_json},
 };
 
 }  // namespace

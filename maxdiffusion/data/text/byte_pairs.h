@@ -1,0 +1,56 @@
+// Byte-pair encoding: a word starts as its characters, and the pair of neighbours that stands first in the list of
+// merges is joined until no pair is in the list. Sources: Sennrich et al. 2016; the tokenizers library, models/bpe.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace md {
+
+struct BytePairOptions {
+  std::string unknown;              // token of characters that the vocabulary lacks; empty: they are dropped
+  std::string continuation_prefix;  // before every character of a word but the first, as "##"
+  std::string end_suffix;           // behind the last character of a word, as "</w>"
+  bool fuse_unknown = false;        // neighbouring unknown characters are one token
+  bool byte_fallback = false;       // an unknown character becomes its bytes' tokens <0x00> … <0xFF>, where all exist
+  bool ignore_merges = false;       // a word that is a token needs no merges
+};
+
+/// Immutable and thread safe.
+class BytePairs {
+ public:
+  /// `ids`: token → id. `merges`: by rank; of a pair listed twice the last rank counts. Throws io, naming `file` and
+  /// the merge, where one of its tokens or their joint token is not in `ids`, or where `unknown` is not.
+  BytePairs(std::unordered_map<std::string, int32_t> ids,
+            const std::vector<std::pair<std::string, std::string>>& merges, BytePairOptions options,
+            const std::string& file);
+  /// Appends the ids of a word, valid UTF-8; n·log n in its length.
+  void append(std::string_view word, std::vector<int32_t>& ids) const;
+  /// −1: not a token.
+  int32_t find(const std::string& token) const;
+  /// One more than the largest id.
+  int64_t size() const { return size_; }
+
+ private:
+  struct Merge {
+    int32_t rank, id;
+  };
+  static uint64_t key(int32_t left, int32_t right) {
+    return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
+  }
+  /// The characters of a word as ids.
+  std::vector<int32_t> characters(std::string_view word) const;
+
+  std::unordered_map<std::string, int32_t> ids_;
+  std::unordered_map<uint64_t, Merge> merges_;
+  BytePairOptions options_;
+  int32_t unknown_ = -1;
+  int64_t size_ = 0;
+};
+
+}  // namespace md
