@@ -211,8 +211,8 @@ class ArrayRecords : public RecordSource {
 
 }  // namespace
 
-SourcePtr array_record_source(const Files& files, const DataSourceConfig& config) {
-  return std::make_shared<ArrayRecords>(files, config);
+SourcePtr grain_source(const std::string& where, const DataSourceConfig& config) {
+  return std::make_shared<ArrayRecords>(list_inputs(where), config);
 }
 
 }  // namespace md

@@ -10,13 +10,28 @@ namespace md {
 using SourcePtr = std::shared_ptr<const RecordSource>;
 using Files = std::vector<FoundFile>;
 
-SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig& config);
-SourcePtr clip_folder_source(const std::string& folder, const DataSourceConfig& config);
+/// The rows of the table: name, that is `dataset_type`; how the names of its files end, by which a location is
+/// recognised in the order of the rows ("" : by nothing); whether it has splits. A row's function is NAME_source, in
+/// its own file.
+#define DATA_KINDS(X)                                       \
+  X(image_folder, "", false)                                \
+  X(clip_folder, "", false)                                 \
+  X(webdataset, ".tar", false)                              \
+  X(tfrecord, ".tfrecord .tfrecords .tfrec", false)         \
+  X(grain, ".array_record .arrayrecord", false)             \
+  X(hf, ".parquet .arrow .feather", true)                   \
+  X(tf, "", true) /* the reference's name for a whole hf */ \
+  X(synthetic, "", false)
+
+/// The source at a location, one file or folder or several as list_inputs() reads them; empty for synthetic.
+#define DECLARE_SOURCE(name, ...) SourcePtr name##_source(const std::string& where, const DataSourceConfig& config);
+DATA_KINDS(DECLARE_SOURCE)
+#undef DECLARE_SOURCE
+
+/// Of Parquet and Arrow files.
 SourcePtr table_source(const Files& files, const DataSourceConfig& config);
-SourcePtr tfrecord_source(const Files& files, const DataSourceConfig& config);
-SourcePtr tar_source(const Files& files, const DataSourceConfig& config);
-SourcePtr array_record_source(const Files& files, const DataSourceConfig& config);
-SourcePtr synthetic_source(const DataSourceConfig& config);
+/// Whether a file's name ends with one of the words of `endings`.
+bool has_ending(const FoundFile& file, std::string_view endings);
 
 /// For messages: the first file, and how many more there are.
 std::string place_of(const Files& files);

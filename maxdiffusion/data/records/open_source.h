@@ -10,6 +10,11 @@
 
 namespace md {
 
+/// "image_folder", "hf", …: the values of dataset_type.
+std::vector<std::string> data_kinds();
+/// The same for people: "image_folder, hf, …; empty: by the files".
+const char* data_kinds_or_empty();
+
 struct DataSourceConfig {
   /// A member of data_kinds(); empty: told from the files of the location.
   std::string dataset_type;
@@ -37,8 +42,7 @@ struct DataSourceConfig {
   /// The keys of a run; array_columns, resolution, synthetic_arrays and synthetic_seed are the caller's.
   template <class V>
   void visit(V&& v) {
-    v("dataset_type", dataset_type,
-      "image_folder, clip_folder, hf, tf, tfrecord, webdataset, grain, synthetic; empty: by the files");
+    v("dataset_type", dataset_type, data_kinds_or_empty());
     v("dataset_name", dataset_name,
       "a folder or a data set in the Hugging Face cache; noto-emoji: pictures of the emoji font, made on first use");
     v("train_data_dir", train_data_dir, "pictures with metadata.jsonl or .txt captions, or files of a kind");
@@ -61,7 +65,5 @@ struct DataSourceConfig {
 /// Throws invalid_config for an unknown kind (listing all) or settings that the kind does not have; io for files that
 /// are missing, damaged, or without a column (listing those found).
 std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config);
-/// "image_folder", "hf", …
-std::vector<std::string> data_kinds();
 
 }  // namespace md

@@ -380,7 +380,7 @@ TEST(Source, UnknownKindsAndPlacesAreRefused) {
   };
   EXPECT_NE(
       config_error({.dataset_type = "mosaic"})
-          .find("'mosaic' is not one of: image_folder, clip_folder, hf, tf, tfrecord, webdataset, grain, synthetic"),
+          .find("'mosaic' is not one of: image_folder, clip_folder, webdataset, tfrecord, grain, hf, tf, synthetic"),
       std::string::npos);
   EXPECT_NE(config_error({}).find("no data: give train_data_dir"), std::string::npos);
   EXPECT_NE(config_error({.dataset_name = "diffusers/pokemon"}).find("nothing is fetched from a hub"),

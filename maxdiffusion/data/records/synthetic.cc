@@ -103,7 +103,7 @@ class SyntheticArrays : public RecordSource {
 
 }  // namespace
 
-SourcePtr synthetic_source(const DataSourceConfig& config) {
+SourcePtr synthetic_source(const std::string& /*where*/, const DataSourceConfig& config) {
   if (!config.synthetic_arrays.empty()) {
     check(config.synthetic_num_samples.value_or(1) > 0, Code::invalid_config,
           "synthetic_num_samples is {}; expected more than 0, or null", config.synthetic_num_samples.value_or(0));

@@ -201,8 +201,13 @@ class Tars : public RecordSource {
 
 }  // namespace
 
-SourcePtr tar_source(const Files& files, const DataSourceConfig& config) {
-  return std::make_shared<Tars>(files, config);
+SourcePtr webdataset_source(const std::string& where, const DataSourceConfig& config) {
+  const Files files = list_inputs(where);
+  Files tars;
+  std::ranges::copy_if(files, std::back_inserter(tars), [](const FoundFile& f) { return has_ending(f, ".tar"); });
+  check(!tars.empty(), Code::io, "'{}': no .tar file; the first of {} files is {}", shown(where), files.size(),
+        shown(files[0].location));
+  return std::make_shared<Tars>(tars, config);
 }
 
 }  // namespace md

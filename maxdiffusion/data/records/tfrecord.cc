@@ -74,8 +74,8 @@ class Tfrecords : public RecordSource {
 
 }  // namespace
 
-SourcePtr tfrecord_source(const Files& files, const DataSourceConfig& config) {
-  return std::make_shared<Tfrecords>(files, config);
+SourcePtr tfrecord_source(const std::string& where, const DataSourceConfig& config) {
+  return std::make_shared<Tfrecords>(list_inputs(where), config);
 }
 
 }  // namespace md

@@ -106,8 +106,8 @@ Model unigram_model(const json& model, const std::string& file) {
 
 Model make_model(const json& model, const std::string& file) {
   check(model.is_object(), Code::io, "{}: no model", file);
-  const bool pairs = model.contains("merges");
-  const std::string type = model.value("type", pairs ? "BPE" : "Unigram");  // older files do not say
+  std::string type = text_of(model, "type");
+  if (type.empty()) type = model.contains("merges") ? "BPE" : "Unigram";  // older files do not say
   if (type == "BPE") return byte_pair_model(model, file);
   if (type == "Unigram") return unigram_model(model, file);
   fail(Code::io, "{}: the model '{}' is not one of: BPE, Unigram", file, type);

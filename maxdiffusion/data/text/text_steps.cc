@@ -27,7 +27,7 @@ T field(const json& j, const char* name, const T& fallback, const std::string& f
   try {
     return it->get<T>();
   } catch (const json::exception&) {
-    fail(Code::io, "{}: {} of {} is {}", file, name, j.value("type", "?"), it->dump());
+    fail(Code::io, "{}: {} is {}, in {}", file, name, it->dump(), j.dump());
   }
 }
 
@@ -97,8 +97,7 @@ Matcher pattern_of(const json& j, const std::string& file) {
   const bool ok = pattern.is_object() && pattern.size() == 1 && pattern.begin()->is_string();
   if (ok && pattern.contains("String")) return of_text(pattern["String"]);
   if (ok && pattern.contains("Regex")) return of_regex(pattern["Regex"], file);
-  fail(Code::io, "{}: the pattern of {} is {}; expected a String or a Regex", file, j.value("type", "?"),
-       pattern.dump());
+  fail(Code::io, "{}: the pattern is {}; expected a String or a Regex", file, pattern.dump());
 }
 
 // --- normalizers
