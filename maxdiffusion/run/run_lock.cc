@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <thread>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -23,19 +24,26 @@ std::string this_process() {
                      fmt::gmtime(std::time(nullptr)));
 }
 
-RunLock::RunLock(const std::string& folder) {
+RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) {
   make_folders(folder);
   const std::string path = folder + "/.lock";
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   check(fd_ >= 0, Code::io, "open '{}': {}", path, std::strerror(errno));
-  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  for (bool told = false; ::flock(fd_, LOCK_EX | LOCK_NB) != 0; told = true) {
     const int error = errno;
-    ::close(fd_);
     if (error != EWOULDBLOCK) {  // a file system without locks
+      ::close(fd_);
       fd_ = -1;
       log_warning("lock '{}': {}; another run in this folder would not be noticed", path, std::strerror(error));
       return;
     }
+    if (std::chrono::steady_clock::now() < end) {  // it may be ending
+      if (!told) log_info("'{}' is in use; waiting up to {} s for the run there to end", folder, patience.count());
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      continue;
+    }
+    ::close(fd_);
     std::string other = read_file(path);
     if (other.ends_with('\n')) other.pop_back();
     throw Error(Code::io, fmt::format("'{}' is in use by {}", folder, other.empty() ? "another process" : other))

@@ -1,6 +1,7 @@
 // One process at a time trains in a run's folder.
 #pragma once
 
+#include <chrono>
 #include <string>
 
 namespace md {
@@ -12,8 +13,9 @@ std::string this_process();
 /// holds it: process, host and time of the start.
 class RunLock {
  public:
-  /// Makes the folder. Throws io naming the process that holds the lock.
-  explicit RunLock(const std::string& folder);
+  /// Makes the folder. A process that ends, killed perhaps, holds the lock until its memory is given back: where it is
+  /// taken, it is waited for. Throws io naming the process that holds the lock then.
+  explicit RunLock(const std::string& folder, std::chrono::seconds patience = std::chrono::seconds(10));
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <thread>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -19,7 +20,7 @@ TEST(RunLock, NamesTheProcessThatHoldsIt) {
   const std::string me = "process " + std::to_string(::getpid()) + " on ";
   EXPECT_EQ(read_file(folder + "/.lock").rfind(me, 0), 0u);
   try {
-    RunLock second(folder);
+    RunLock second(folder, std::chrono::seconds(0));
     FAIL() << "two runs in one folder";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::io);
@@ -29,6 +30,19 @@ TEST(RunLock, NamesTheProcessThatHoldsIt) {
   const RunLock other(t.path() + "/runs/other");
   first.reset();
   const RunLock again(folder);
+}
+
+TEST(RunLock, WaitsForOneThatEnds) {
+  const TemporaryFolder t;
+  auto first = std::make_unique<RunLock>(t.path());
+  const std::jthread ending([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    first.reset();
+  });
+  testing::internal::CaptureStderr();
+  const RunLock second(t.path());
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("'" + t.path() + "' is in use; waiting up to 10 s for the run there to end"), log.npos) << log;
 }
 
 }  // namespace

@@ -51,6 +51,7 @@ std::string machine() {
 struct Other {
   std::string who;
   int64_t quiet = 0;  // ns since its last sign
+  bool here = false;  // a process of this machine
 };
 
 }  // namespace
@@ -65,12 +66,14 @@ struct Claim::Impl {
     md::check(there, Code::io, "'{}' was taken from this run, which had given no sign for too long", shown(folder));
   }
 
-  static bool is_dead(const std::string& text) {
+  /// Number and start of a process of this machine; empty: of another.
+  static std::string process_here(const std::string& text) {
     const std::string where = machine();
     std::string line = text.substr(std::min(text.find('\n') + 1, text.size()));
     while (line.ends_with('\n')) line.pop_back();
-    if (!line.starts_with(where + " ")) return false;
-    const std::string process = line.substr(where.size() + 1);  // number and start
+    return line.starts_with(where + " ") ? line.substr(where.size() + 1) : "";
+  }
+  static bool is_dead(const std::string& process) {
     const size_t blank = process.find(' ');
     return blank != std::string::npos && start_of(std::atoll(process.c_str())) != process.substr(blank + 1);
   }
@@ -90,8 +93,9 @@ struct Claim::Impl {
         if (!find_file(f.location)) continue;
       }
       const int64_t quiet = own->modified - f.modified;
-      if (quiet <= std::chrono::nanoseconds(kDead).count() && !is_dead(said))
-        return Other{said.substr(0, said.find('\n')), std::max<int64_t>(quiet, 0)};
+      const std::string here = process_here(said);
+      if (quiet <= std::chrono::nanoseconds(kDead).count() && !is_dead(here))
+        return Other{said.substr(0, said.find('\n')), std::max<int64_t>(quiet, 0), !here.empty()};
       log_info("'{}': {} has left its claim behind", shown(folder), said.substr(0, said.find('\n')));
       remove_file(f.location);
     }
@@ -99,7 +103,9 @@ struct Claim::Impl {
   }
 };
 
-Claim::Claim(const std::string& folder, const std::string& who) : impl_(std::make_unique<Impl>()) {
+Claim::Claim(const std::string& folder, const std::string& who, std::chrono::seconds patience)
+    : impl_(std::make_unique<Impl>()) {
+  const auto end = std::chrono::steady_clock::now() + patience;
   std::random_device random;
   const int64_t process = ::getpid();
   impl_->folder = folder;
@@ -110,7 +116,8 @@ Claim::Claim(const std::string& folder, const std::string& who) : impl_(std::mak
     const std::optional<Other> other = impl_->other();
     if (!other) break;
     remove_file(impl_->file);
-    if (attempt < kAttempts) {  // two that begin at once both step back
+    // Two that begin at once both step back; and a process of this machine may be ending.
+    if (attempt < kAttempts || (other->here && std::chrono::steady_clock::now() < end)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100 + random() % 900));
       continue;
     }

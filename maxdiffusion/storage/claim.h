@@ -1,6 +1,7 @@
 // One owner at a time of a folder in a bucket.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -13,8 +14,9 @@ namespace md {
 /// safe.
 class Claim {
  public:
-  /// Throws io naming who has the folder.
-  Claim(const std::string& folder, const std::string& who);
+  /// Where a process of this machine has the folder, it may be ending: it is waited for. Throws io naming who has the
+  /// folder then.
+  Claim(const std::string& folder, const std::string& who, std::chrono::seconds patience = std::chrono::seconds(10));
   /// Lets go.
   ~Claim();
   Claim(const Claim&) = delete;

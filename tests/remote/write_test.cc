@@ -190,7 +190,7 @@ TEST_P(WritingToBuckets, AFolderHasOneOwnerAtATime) {
   {
     const Claim first(at("run"), "process 1 on a");
     first.check();
-    const Failure f = failure_of([&] { Claim(at("run"), "process 2 on b"); });
+    const Failure f = failure_of([&] { Claim(at("run"), "process 2 on b", std::chrono::seconds(0)); });
     expect_says(f, {"out/run' is in use by process 1 on a", "another run_name"});
     first.check();
     const Claim other(at("run2"), "process 2 on b");
@@ -218,6 +218,16 @@ TEST_P(WritingToBuckets, TheClaimOfADeadProcessCountsForNothing) {
   text.replace(text.find(me), me.size(), " 999999999 ");
   put_text(at("run/.lock/dead"), text);
   const Claim claim(at("run"), "process 2 on b");
+  EXPECT_EQ(all_below(at("run/.lock")).size(), 1u);
+}
+
+TEST_P(WritingToBuckets, AProcessOfThisMachineThatEndsIsWaitedFor) {
+  auto first = std::make_unique<Claim>(at("run"), "process 1 on a");
+  const std::jthread ending([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3500));  // longer than all attempts of those that begin at once
+    first.reset();
+  });
+  const Claim second(at("run"), "process 2 on a");
   EXPECT_EQ(all_below(at("run/.lock")).size(), 1u);
 }
 
