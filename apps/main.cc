@@ -228,6 +228,7 @@ struct Leave {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);  // `maxdiffusion inspect … | head` ends quietly
+  std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of `ulimit -f` is an error that says so
   md::handle_interrupts();
   const md::RemoteScope remote;
   const Leave leave;

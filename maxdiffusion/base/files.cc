@@ -22,6 +22,7 @@ std::atomic<WriteHook> write_hook = nullptr;
 [[noreturn]] void fail_io(std::string_view act, const std::string& path, int error = errno) {
   Error e(Code::io, fmt::format("{} '{}': {}", act, path, std::strerror(error)));
   if (error == ENOSPC || error == EDQUOT) e.note("try: free space on the disk that holds this path, then run again");
+  if (error == EFBIG) e.note("try: a larger limit on the size of files (ulimit -f), then run again");
   throw e;
 }
 
@@ -48,21 +49,20 @@ void sync_folder(const std::string& folder) {
   if (rc != 0) fail_io("fsync folder", folder, error);
 }
 
-MappedFile map_file(const std::string& path) {
-  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+int open_to_read(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // of a FIFO, open(2) would wait for a writer
   if (fd < 0) fail_io("open", path);
   struct stat st {};
-  if (::fstat(fd, &st) != 0) {
-    int error = errno;
-    ::close(fd);
-    fail_io("stat", path, error);
-  }
+  const bool regular = ::fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+  if (!regular) ::close(fd);
+  check(regular, Code::io, "read '{}': not a regular file", path);
+  return fd;
+}
+
+MappedFile map_file(const std::string& path) {
+  const int fd = open_to_read(path);
   MappedFile m;
-  m.size = static_cast<size_t>(st.st_size);
-  if (!S_ISREG(st.st_mode)) {
-    ::close(fd);
-    fail(Code::io, "read '{}': not a regular file", path);
-  }
+  m.size = static_cast<size_t>(::lseek(fd, 0, SEEK_END));
   if (m.size == 0) {
     ::close(fd);
     return m;
@@ -94,6 +94,8 @@ void make_folders(const std::string& path) {
 }
 
 FileWriter::FileWriter(const std::string& path, Open how) : path_(path) {
+  struct stat st {};
+  if (::stat(path.c_str(), &st) == 0 && S_ISFIFO(st.st_mode)) fail(Code::io, "write '{}': not a regular file", path);
   fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (how == Open::append ? O_APPEND : O_TRUNC), 0644);
   if (fd_ < 0) fail_io("create", path);
 }

@@ -10,6 +10,8 @@
 namespace md {
 
 std::string read_file(const std::string& path);
+/// A descriptor, which the caller closes. Throws io for what is not a regular file; a FIFO is not waited for.
+int open_to_read(const std::string& path);
 bool exists(const std::string& path);
 void make_folders(const std::string& path);
 

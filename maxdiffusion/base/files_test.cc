@@ -1,9 +1,13 @@
 #include "maxdiffusion/base/files.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -54,6 +58,27 @@ TEST(Files, ErrorsNameThePath) {
   write_file_atomic(folder / "file", "x");
   EXPECT_NE(io_message([&] { make_folders(folder / "file/sub"); }).find(folder / "file/sub"), std::string::npos);
   EXPECT_NE(io_message([&] { rename_durable(folder / "none", folder / "other"); }).find("none"), std::string::npos);
+}
+
+TEST(Files, AFifoIsRefusedWithoutWaiting) {
+  TemporaryFolder folder;
+  const std::string fifo = folder / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  EXPECT_EQ(io_message([&] { read_file(fifo); }), "read '" + fifo + "': not a regular file");
+  EXPECT_EQ(io_message([&] { FileWriter w(fifo, FileWriter::Open::append); }),
+            "write '" + fifo + "': not a regular file");
+}
+
+TEST(Files, AFileOverTheLimitOfItsSizeIsAnIoError) {
+  TemporaryFolder folder;
+  const auto write = [&] {
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit least{4096, 4096};
+    ::setrlimit(RLIMIT_FSIZE, &least);
+    std::fputs(io_message([&] { write_file_atomic(folder / "a", std::string(8192, 'x')); }).c_str(), stderr);
+    std::_Exit(files_in(folder.path()) == 0 ? 4 : 1);
+  };
+  EXPECT_EXIT(write(), testing::ExitedWithCode(4), "write '.*/a.tmp-.*': File too large");
 }
 
 TEST(Files, AFailedReplacementKeepsTheOldFileAndLeavesNothing) {

@@ -2,6 +2,7 @@
 #include "maxdiffusion/pjrt/plugin.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <mutex>
@@ -34,6 +35,7 @@ std::shared_ptr<Plugin> Plugin::load(const std::string& path) {
   static std::mutex mutex;
   static std::map<std::string, std::shared_ptr<Plugin>> open;
   check(exists(path), Code::io, "plugin '{}': no such file", path);
+  ::close(open_to_read(path));
   char* real = realpath(path.c_str(), nullptr);
   const std::string key = real ? real : path;
   std::free(real);

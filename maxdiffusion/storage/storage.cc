@@ -101,6 +101,8 @@ std::vector<FoundFile> walk(const std::string& location, LinksLeftOut* left_out 
       if (left_out) (*left_out)[it->path().string()] = fault;
     } else if (it->is_regular_file(ec)) {
       found.push_back(local_file(it->path()));
+    } else if (left_out && !ec && !it->is_directory(unknown)) {
+      (*left_out)[it->path().string()] = kNoRegularFile;
     }
   }
   check(!ec, Code::io, "folder '{}': {}", location, ec.message());

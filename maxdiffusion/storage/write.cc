@@ -35,8 +35,7 @@ std::string folder_of(const std::string& path) {
 /// A file of this machine, of the size that it has when it is opened.
 class Bytes {
  public:
-  explicit Bytes(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    check(fd_ >= 0, Code::io, "open '{}': {}", path, std::strerror(errno));
+  explicit Bytes(const std::string& path) : path_(path), fd_(open_to_read(path)) {
     struct stat s {};
     ::fstat(fd_, &s);
     size_ = s.st_size;

@@ -109,7 +109,8 @@ std::string path_inside(const fs::path& path) {
 /// Says what of a folder is not read.
 void tell_left_out(const std::string& what, const LinksLeftOut& links, const std::map<std::string, int64_t>& others) {
   if (!links.empty())
-    log_warning("{}: {} links are not followed; the first is {}: {}", what, links.size(), links.begin()->first,
+    log_warning("{}: {} not followed; the first is {}: {}", what,
+                links.size() == 1 ? "1 link is" : fmt::format("{} links are", links.size()), links.begin()->first,
                 links.begin()->second);
   std::string kinds;
   int64_t files = 0;
@@ -117,7 +118,9 @@ void tell_left_out(const std::string& what, const LinksLeftOut& links, const std
     kinds += fmt::format("{}{} {}", kinds.empty() ? "" : ", ", count, extension);
     files += count;
   }
-  if (files > 0) log_warning("{}: {} files of other kinds are left out: {}", what, files, kinds);
+  if (files > 0)
+    log_warning("{}: {} left out: {}", what,
+                files == 1 ? "1 file of another kind is" : fmt::format("{} files of other kinds are", files), kinds);
 }
 
 /// `what` is listed, and what to try where there is no folder: for messages.
@@ -129,6 +132,8 @@ Listing listing_of(const std::string& folder, const Content& content, const char
   LinksLeftOut links;
   std::map<std::string, int64_t> others;  // by extension
   const std::vector<FoundFile> found = is_folder ? files_below(all.root, links) : std::vector<FoundFile>();
+  if (const auto n = std::erase_if(links, [](const auto& l) { return l.second == kNoRegularFile; }); n > 0)
+    others[kNoRegularFile] = static_cast<int64_t>(n);
   const std::string before = parts_of(below(all.root, "")).path;
   if (!is_folder || (!found.empty() && !found[0].location.starts_with(before))) {
     throw Error(Code::io, fmt::format("{} '{}': {}", what ? what : content.folder, shown(folder),

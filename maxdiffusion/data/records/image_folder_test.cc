@@ -1,6 +1,7 @@
 #include "maxdiffusion/data/records/image_folder.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -204,6 +205,19 @@ TEST(Decode, OtherFormatsLookAsInPillow) {
       }
     }
   }
+}
+
+TEST(ImageFolder, FifosAreLeftOutAndCounted) {
+  const Folder f("fifos");
+  f.put("a.png", "x").put("notes.doc", "x");
+  ASSERT_EQ(::mkfifo((f.path + "/b.png").c_str(), 0600), 0);
+  ASSERT_EQ(::mkfifo((f.path + "/metadata.jsonl").c_str(), 0600), 0);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(list_image_folder(f.path, {}).size(), 1u);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("'" + f.path + "': 3 files of other kinds are left out: 1 .doc, 2 no regular file"),
+            std::string::npos)
+      << log;
 }
 
 TEST(ImageFolder, LinksStayInsideAndAreCounted) {

@@ -61,7 +61,7 @@ const ByteAlphabet& alphabet() {
 // The first lines of a gzip'd text.
 std::vector<std::string> gunzip_lines(const std::string& file, size_t count) {
   check(exists(file), Code::io, "CLIP vocabulary '{}': no such file", file);
-  gzFile in = gzopen(file.c_str(), "rb");
+  gzFile in = gzdopen(open_to_read(file), "rb");
   check(in != nullptr, Code::io, "CLIP vocabulary '{}': cannot be opened", file);
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> closer(in, gzclose);
   std::vector<std::string> lines;
