@@ -18,6 +18,7 @@ namespace md {
 struct ProcessKeys {
   double snr_gamma = -1, train_flow_shift = 3;
   bool disable_training_weights = false;
+  std::string timestep_lookup = "exact";
   std::map<std::string, std::string> timestep_bias;
   template <class V>
   void visit(V&& v) {
@@ -27,6 +28,9 @@ struct ProcessKeys {
       "portion, begin, end (exclusive)");
     v("train_flow_shift", train_flow_shift, "flow matching: shift of the times drawn, towards noise where above 1");
     v("disable_training_weights", disable_training_weights, "flow matching: all times weigh the same");
+    v("timestep_lookup", timestep_lookup,
+      "flow matching: the time of a noise level σ; exact: 1000 σ, as sampling has it; reference_table: that of "
+      "MaxDiffusion's training, whose level at time 0 is 0.003");
   }
 };
 

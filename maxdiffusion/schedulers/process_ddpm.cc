@@ -14,6 +14,9 @@ class Ddpm final : public NoiseProcess {
       : noise_(NoiseSchedule::from_json(config)),
         bias_(TimestepBias::from_members(keys.timestep_bias)),
         snr_gamma_(keys.snr_gamma) {
+    check(keys.timestep_lookup == "exact", Code::invalid_config,
+          "timestep_lookup is '{}', but this model is trained on timesteps, not by flow matching; set it to exact",
+          keys.timestep_lookup);
     bias_.weights(noise_.num_train_timesteps);  // throws where they do not fit
     if (snr_gamma_ > 0 && noise_.alphas_cumprod.back() == 0 && noise_.prediction_type != "epsilon")
       log_warning(

@@ -1,7 +1,6 @@
 // Straight paths from data to noise: x = (1 − σ)·x0 + σ·ε, and the model predicts ε − x0. Times are continuous.
 // Sources: Lipman et al. 2023; Liu et al. 2022 (rectified flow); Esser et al. 2024 (shifted times). The weights are
-// those of MaxDiffusion's flow-match scheduler, whose table is made over the grid of its 1000 shifted times. Its lowest
-// level is not 0; that of models that are sampled by Euler's method on these paths is, so that their times are levels.
+// those of MaxDiffusion's flow-match scheduler, whose table is made over the grid of its 1000 shifted times.
 #include <algorithm>
 #include <cmath>
 
@@ -18,6 +17,13 @@ namespace {
 
 constexpr double kSigmaMax = 1, kSigmaMin = 0.003 / 1.002;
 
+/// The level at time 0. Samplers give a level σ the time T·σ; in MaxDiffusion's training time 0 has a level of its own.
+double least_level(const std::string& lookup) {
+  check(lookup == "exact" || lookup == "reference_table", Code::invalid_config,
+        "timestep_lookup '{}' is not one of: exact, reference_table", lookup);
+  return lookup == "exact" ? 0 : kSigmaMin;
+}
+
 bool euler(const nlohmann::json& config) {
   return member<std::string>(config, "_class_name", "").ends_with("FlowMatchEulerDiscreteScheduler");
 }
@@ -27,7 +33,7 @@ class FlowMatch final : public NoiseProcess {
   FlowMatch(const nlohmann::json& config, const ProcessKeys& keys)
       : T_(member<int64_t>(config, "num_train_timesteps", 1000)),
         shift_(keys.train_flow_shift),
-        least_(euler(config) ? 0 : kSigmaMin),
+        least_(least_level(keys.timestep_lookup)),
         weighted_(!keys.disable_training_weights && T_ > 1) {
     check(T_ >= 1 && T_ <= 1'000'000, Code::invalid_config,
           "scheduler config: num_train_timesteps is {}; expected 1 or more, up to a million", T_);
@@ -115,7 +121,7 @@ class FlowMatch final : public NoiseProcess {
   }
 
   int64_t T_;
-  double shift_, least_;         // least_: the level at time 0
+  double shift_, least_;
   double first_ = 0, last_ = 1;  // of the numbers that are drawn and then shifted
   double from_ = 0, to_ = 0;     // the times that they become, where not all
   bool weighted_;

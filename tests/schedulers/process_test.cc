@@ -3,12 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/schedulers/scheduler.h"
 #include "maxdiffusion/schedulers/scheduler_keys.h"
 #include "tests/one_device.h"
 
@@ -41,6 +43,12 @@ Tensor times(Graph& g, const std::vector<float>& t) {
   return constant(g, HostArray::of<float>({DType::f32, {static_cast<int64_t>(t.size())}}, t));
 }
 
+ProcessKeys looked_up(const std::string& how) {
+  ProcessKeys keys;
+  keys.timestep_lookup = how;
+  return keys;
+}
+
 TEST(Process, FollowsFromThePredictionType) {
   EXPECT_EQ(make_process(kFlow, {})->time_type(), DType::f32);
   EXPECT_EQ(make_process({{"_class_name", "FlowMatchEulerDiscreteScheduler"}}, {})->time_type(), DType::f32);
@@ -57,6 +65,10 @@ TEST(Process, RefusesKeysThatItWouldNotObey) {
   EXPECT_NE(refusal(kFlow, snr).find("snr_gamma is 5"), std::string::npos);
   EXPECT_NE(refusal(kFlow, bias).find("timestep_bias is set"), std::string::npos);
   EXPECT_NE(refusal(kFlow, shift).find("train_flow_shift is 0"), std::string::npos);
+  EXPECT_NE(refusal(kFlow, looked_up("table")).find("timestep_lookup 'table' is not one of: exact, reference_table"),
+            std::string::npos);
+  EXPECT_NE(refusal(json::object(), looked_up("reference_table")).find("timestep_lookup is 'reference_table'"),
+            std::string::npos);
   bias.timestep_bias = {{"strategy", "\"none\""}, {"portion", "0.5"}};
   EXPECT_NO_THROW(make_process(kFlow, bias));
   bias.timestep_bias = {{"portion", "2"}};
@@ -111,17 +123,72 @@ TEST(FlowMatch, WeightsAreABellOverTheGrid) {
 }
 
 TEST(FlowMatch, MixesDataAndNoiseOnAStraightLine) {
-  const std::vector<double> y = computed([](Graph& g) {
-    const auto process = make_process(kFlow, {});
-    Tensor x0 = reshape(times(g, {2, 2}), {2, 1}), noise = reshape(times(g, {-1, -1}), {2, 1});
-    Tensor t = times(g, {0, 500});
-    return concatenate({process->noisy(x0, noise, t), process->target(x0, noise, t)}, 0);
+  for (const auto& [how, least] : {std::pair{"exact", 0.0}, {"reference_table", 0.003 / 1.002}}) {
+    const std::vector<double> y = computed([&](Graph& g) {
+      const auto process = make_process(kFlow, looked_up(how));
+      Tensor x0 = reshape(times(g, {2, 2}), {2, 1}), noise = reshape(times(g, {-1, -1}), {2, 1});
+      Tensor t = times(g, {0, 500});
+      return concatenate({process->noisy(x0, noise, t), process->target(x0, noise, t)}, 0);
+    });
+    EXPECT_NEAR(y[0], 2 - 3 * least, 1e-6) << how;
+    EXPECT_NEAR(y[1], 2 - 3 * (1 + least) / 2, 1e-6) << how;
+    EXPECT_EQ(y[2], -3);
+    EXPECT_EQ(y[3], -3);
+  }
+}
+
+/// Each step's level and the time that the model is given there: of data 0 and noise 1 the sample is its level.
+std::vector<std::pair<double, double>> levels_and_times_of_sampling(const json& config, int64_t steps) {
+  const auto sampler = make_scheduler(config);
+  const SampleTable table = sampler->table(steps);
+  std::vector<double> levels = computed([&](Graph& g) {
+    const Tensor rows = constant(g, table.rows), velocity = reshape(times(g, {1}), {1, 1});
+    std::vector<Tensor> state(static_cast<size_t>(1 + sampler->history()), velocity * 0.0), visited;
+    state[0] = velocity * table.init_noise_sigma;
+    for (int64_t i = 0; i < steps; ++i) {
+      visited.push_back(state[0]);
+      const Tensor row = reshape(slice_axis(rows, 0, i, i + 1), {rows.dim(1)});
+      state = sampler->step(velocity, state[0], row, {state.begin() + 1, state.end()}, Rng::seed(g, 1));
+    }
+    return concatenate(visited, 0);
   });
-  const double least = 0.003 / 1.002, half = (1 + least) / 2;
-  EXPECT_NEAR(y[0], 2 - 3 * least, 1e-6);
-  EXPECT_NEAR(y[1], 2 - 3 * half, 1e-6);
-  EXPECT_EQ(y[2], -3);
-  EXPECT_EQ(y[3], -3);
+  std::vector<std::pair<double, double>> out;
+  for (size_t i = 0; i < levels.size(); ++i) out.emplace_back(levels[i], table.timesteps[i]);
+  return out;
+}
+
+TEST(FlowMatch, ALevelHasTheTimeThatSamplingGivesIt) {
+  // Of Wan and of FLUX.1. UniPC gives whole times, as diffusers' does: those of training without their fraction.
+  for (const auto& [name, shifted_by] :
+       {std::pair{"UniPCMultistepScheduler", "flow_shift"}, std::pair{"FlowMatchEulerDiscreteScheduler", "shift"}})
+    for (double shift : {1.0, 3.0, 5.0}) {
+      const json config = {{"_class_name", name},
+                           {"prediction_type", "flow_prediction"},
+                           {"use_flow_sigmas", std::string(name).starts_with("UniPC")},
+                           {shifted_by, shift}};
+      const auto sampling = levels_and_times_of_sampling(config, 6);
+      std::vector<float> levels;
+      for (const auto& [level, time] : sampling) levels.push_back(static_cast<float>(level));
+      ProcessKeys keys;
+      keys.train_flow_shift = shift;
+      const auto process = make_process(config, keys);
+      const HostArray trained = process->times_of_sigmas(HostArray::of<float>({DType::f32, {6}}, levels));
+      const std::vector<double> seen = computed([&](Graph& g) {
+        const Tensor t = process->model_time(constant(g, trained)), one = reshape(t * 0.0 + 1.0, {6, 1});
+        return concatenate({reshape(t, {6, 1}), process->noisy(one * 0.0, one, t)}, 0);
+      });
+      for (size_t i = 0; i < 6; ++i) {
+        const auto [level, time] = sampling[i];
+        EXPECT_NEAR(seen[i], 1000 * level, 1e-3) << name << " " << shift << " " << i;
+        EXPECT_NEAR(seen[6 + i], level, 1e-6) << name << " " << shift << " " << i;
+        const bool whole = std::string(name).starts_with("UniPC");  // between 0 and 1 below
+        EXPECT_NEAR(whole ? time + 0.5 : time, seen[i], whole ? 0.51 : 1e-3) << name << " " << shift << " " << i;
+      }
+    }
+  const float middle[] = {0.5F};
+  const HostArray half = HostArray::of<float>({DType::f32, {1}}, middle);
+  EXPECT_NEAR(make_process(kFlow, {})->times_of_sigmas(half).to_doubles()[0], 500, 1e-4);
+  EXPECT_NEAR(make_process(kFlow, looked_up("reference_table"))->times_of_sigmas(half).to_doubles()[0], 498.4985, 1e-3);
 }
 
 TEST(SchedulerKeys, WhatTrainingReadsIsTheSameInBothConfigs) {

@@ -61,7 +61,7 @@ FLOWS = {
                                                     "disable_training_weights=true"]),
     "wan_image": ("i2v", "transformer", 3.0, ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
     "wan_low": ("a14b", "transformer_2", 5.0, ["lr_scheduler=constant", "warmup_steps_fraction=0", "train_expert=low",
-                                               "train_flow_shift=5"]),
+                                               "train_flow_shift=5", "timestep_lookup=reference_table"]),
 }
 # Flow matching; name: (folder, guidance, words)
 FLUXES = {
@@ -158,7 +158,8 @@ def train_flow(case, data, dtype):
     for i in range(STEPS):
         b = {k.split(".")[1]: v.to(dtype) for k, v in data.items() if k.startswith(f"step{i}.")}
         latents, eps, sigma = b["latents"], b["noise"], b["sigmas"].reshape(-1, 1, 1, 1, 1)
-        t = (b["sigmas"] - SIGMA_MIN) / (1 - SIGMA_MIN) * 1000
+        least = SIGMA_MIN if "timestep_lookup=reference_table" in FLOWS[case][-1] else 0
+        t = (b["sigmas"] - least) / (1 - least) * 1000
         x = (1 - sigma) * latents + sigma * eps
         if "condition" in b:
             x = torch.cat([x, b["condition"]], 1)
