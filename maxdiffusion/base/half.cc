@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "maxdiffusion/base/vectorized.h"
+
 namespace md {
 namespace {
 
@@ -63,8 +65,90 @@ constexpr Small kF16{5, 10, false}, kE4M3{4, 3, true}, kE5M2{5, 2, false};
 
 }  // namespace
 
-uint16_t float_to_f16(float v) { return static_cast<uint16_t>(encode(kF16, v)); }
-float f16_to_float(uint16_t bits) { return static_cast<float>(decode(kF16, bits)); }
+// The same without branches, from and to the bits of a float.
+
+struct F32 {
+  using Bits = uint32_t;
+  static uint32_t widened(uint32_t bits) { return bits; }
+  static uint32_t narrowed(uint32_t bits) { return bits; }
+};
+
+struct Bf16 {
+  using Bits = uint16_t;
+  static uint32_t widened(uint32_t bits) { return bits << 16; }
+  static uint32_t narrowed(uint32_t bits) {
+    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return (nan ? bits | 0x400000u : bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  }
+};
+
+/// `Small` with its sizes known to the compiler.
+template <class B, int E, int M, bool kFiniteOnly>
+struct SmallFloat {
+  using Bits = B;
+  static constexpr int kBias = (1 << (E - 1)) - 1;
+  static constexpr uint32_t kAll = (1u << (E + M)) - 1, kInfinity = ((1u << E) - 1) << M;
+  static constexpr uint32_t kNan = kFiniteOnly ? kAll : kInfinity | (1u << (M - 1));
+  static constexpr uint32_t kExponents = uint32_t{127 - kBias} << 23;        // a float's less this one's
+  static constexpr uint32_t kSpacing = uint32_t{127 + 1 - kBias - M} << 23;  // of subnormals, as a float
+
+  static uint32_t widened(uint32_t bits) {
+    const uint32_t x = bits & kAll, sign = (bits & (kAll + 1)) << (31 - E - M);
+    const uint32_t normal = (x << (23 - M)) + kExponents;
+    const float small = static_cast<float>(static_cast<int32_t>(x)) * std::bit_cast<float>(kSpacing);
+    uint32_t y = x >= (1u << M) ? normal : std::bit_cast<uint32_t>(small);
+    if (!kFiniteOnly) y = x == kInfinity ? 0x7f800000u : y;
+    return x > (kFiniteOnly ? kAll - 1 : kInfinity) ? 0x7fc00000u : y | sign;
+  }
+  static uint32_t narrowed(uint32_t bits) {
+    const uint32_t x = bits & 0x7fffffffu, sign = (bits >> (31 - E - M)) & (kAll + 1);
+    const uint32_t normal = (x + ((1u << (22 - M)) - 1) + ((x >> (23 - M)) & 1) - kExponents) >> (23 - M);
+    // A float as large as this has no bits below the spacing: the sum is rounded to it, ties to even.
+    constexpr uint32_t kLarge = kSpacing + (23u << 23);
+    const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(x) + std::bit_cast<float>(kLarge)) - kLarge;
+    uint32_t y = x >= kExponents + (1u << 23) ? normal : small;
+    constexpr uint32_t kMost = kFiniteOnly ? kAll : kInfinity;
+    y = y > kMost ? kMost : y;
+    return sign | (x > 0x7f800000u ? kNan : y);
+  }
+};
+
+using F16 = SmallFloat<uint16_t, 5, 10, false>;
+using E4M3 = SmallFloat<uint8_t, 4, 3, true>;
+using E5M2 = SmallFloat<uint8_t, 5, 2, false>;
+
+template <class From, class To>
+MD_VECTORIZED void convert(const typename From::Bits* __restrict in, typename To::Bits* __restrict out, size_t n) {
+  for (size_t i = 0; i < n; ++i) out[i] = static_cast<typename To::Bits>(To::narrowed(From::widened(in[i])));
+}
+
+using Convert = void (*)(const void* in, void* out, size_t n);
+template <class From, class To>
+void convert_void(const void* in, void* out, size_t n) {
+  convert<From, To>(static_cast<const typename From::Bits*>(in), static_cast<typename To::Bits*>(out), n);
+}
+template <class From>
+Convert conversion_from(DType to) {
+  switch (to) {
+    case DType::f32: return convert_void<From, F32>;
+    case DType::bf16: return convert_void<From, Bf16>;
+    case DType::f16: return convert_void<From, F16>;
+    case DType::f8e4m3fn: return convert_void<From, E4M3>;
+    case DType::f8e5m2: return convert_void<From, E5M2>;
+    default: return nullptr;
+  }
+}
+/// Null where there is no vector code.
+Convert conversion(DType from, DType to) {
+  switch (from) {
+    case DType::f32: return conversion_from<F32>(to);
+    case DType::bf16: return conversion_from<Bf16>(to);
+    case DType::f16: return conversion_from<F16>(to);
+    case DType::f8e4m3fn: return conversion_from<E4M3>(to);
+    case DType::f8e5m2: return conversion_from<E5M2>(to);
+    default: return nullptr;
+  }
+}
 
 double load_element(DType t, const void* p) {
   switch (t) {
@@ -122,6 +206,17 @@ void store_element(DType t, void* p, double v) {
     case DType::f32: return store<float>(p, v);
     case DType::f64: return store<double>(p, v);
   }
+}
+
+uint16_t float_to_f16(float v) { return static_cast<uint16_t>(F16::narrowed(std::bit_cast<uint32_t>(v))); }
+float f16_to_float(uint16_t bits) { return std::bit_cast<float>(F16::widened(bits)); }
+
+void convert_elements(DType from, const void* in, DType to, void* out, size_t n) {
+  if (const Convert c = conversion(from, to)) return c(in, out, n);
+  const size_t from_size = size_of(from), to_size = size_of(to);
+  for (size_t i = 0; i < n; ++i)
+    store_element(to, static_cast<std::byte*>(out) + i * to_size,
+                  load_element(from, static_cast<const std::byte*>(in) + i * from_size));
 }
 
 }  // namespace md

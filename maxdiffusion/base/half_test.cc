@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <vector>
 
 namespace md {
 namespace {
@@ -94,6 +95,53 @@ TEST(SmallFloats, F16AgreesWithTheCompilersOwn) {
   }
 }
 #endif
+
+/// Bytes of values of a type: every pattern of up to 16 bits; of f32 each upper half with lower halves around ties of
+/// all the types, and random bits.
+std::vector<uint8_t> patterns(DType t) {
+  std::vector<uint8_t> bytes;
+  const auto add = [&](uint32_t bits) {
+    const auto* p = reinterpret_cast<const uint8_t*>(&bits);
+    bytes.insert(bytes.end(), p, p + size_of(t));
+  };
+  if (t != DType::f32) {
+    for (uint32_t i = 0; i < (size_of(t) == 1 ? 256u : 65536u); ++i) add(i);
+    return bytes;
+  }
+  std::mt19937 rng(2);
+  for (uint32_t upper = 0; upper < 65536; ++upper)
+    for (uint32_t lower : {0u, 1u, 0xfffu, 0x1000u, 0x1001u, 0x3000u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
+      add(upper << 16 | lower);
+  for (int i = 0; i < 500001; ++i) add(static_cast<uint32_t>(rng()));
+  return bytes;
+}
+
+TEST(Elements, ConvertedTogetherHaveTheBitsOfEachByItself) {
+  const DType types[] = {DType::f32, DType::bf16, DType::f16, DType::f8e4m3fn, DType::f8e5m2};
+  for (DType from : types) {
+    const std::vector<uint8_t> in = patterns(from);
+    const size_t n = in.size() / size_of(from);
+    for (DType to : types) {
+      if (to == from) continue;
+      std::vector<uint8_t> out(n * size_of(to)), each(out.size());
+      convert_elements(from, in.data(), to, out.data(), n);
+      for (size_t i = 0; i < n; ++i) {
+        const uint8_t* a = &in[i * size_of(from)];
+        uint8_t* b = &each[i * size_of(to)];
+        store_element(to, b, load_element(from, a));
+        if (from == DType::bf16 && to == DType::f32) {
+          uint16_t bits;
+          std::memcpy(&bits, a, 2);
+          const float value = bf16_to_float(bits);
+          std::memcpy(b, &value, 4);
+        }
+        ASSERT_EQ(std::memcmp(b, &out[i * size_of(to)], size_of(to)), 0)
+            << to_string(from) << " to " << to_string(to) << ": " << load_element(from, a) << " becomes "
+            << load_element(to, &out[i * size_of(to)]) << ", not " << load_element(to, b);
+      }
+    }
+  }
+}
 
 TEST(Elements, IntegersAreTruncatedTowardsZero) {
   int32_t i = 0;

@@ -47,19 +47,7 @@ std::vector<double> HostArray::to_doubles() const {
 HostArray HostArray::cast(DType to) const {
   if (to == dtype()) return *this;
   HostArray a(Shape{to, shape_.dims});
-  const size_t n = static_cast<size_t>(shape_.elements()), from_step = size_of(dtype()), to_step = size_of(to);
-  std::byte* out = a.mutable_data();
-  if (dtype() == DType::f32 && to == DType::bf16) {
-    auto in = view<float>();
-    auto bits = a.mutable_view<uint16_t>();
-    for (size_t i = 0; i < n; ++i) bits[i] = float_to_bf16(in[i]);
-  } else if (dtype() == DType::bf16 && to == DType::f32) {
-    auto in = view<uint16_t>();
-    auto values = a.mutable_view<float>();
-    for (size_t i = 0; i < n; ++i) values[i] = bf16_to_float(in[i]);
-  } else {
-    for (size_t i = 0; i < n; ++i) store_element(to, out + i * to_step, load_element(dtype(), data_ + i * from_step));
-  }
+  convert_elements(dtype(), data_, to, a.mutable_data(), static_cast<size_t>(shape_.elements()));
   return a;
 }
 

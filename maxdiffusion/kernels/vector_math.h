@@ -6,13 +6,7 @@
 #include <numbers>
 #include <type_traits>
 
-// On a function: it is compiled for several instruction sets, the best one is chosen when the program is loaded. What
-// it calls must be inline. Sanitizers cannot follow such a choice, and clang 14 cannot make it of a template.
-#if defined(__x86_64__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define MD_VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define MD_VECTORIZED
-#endif
+#include "maxdiffusion/base/vectorized.h"
 
 namespace md {
 
