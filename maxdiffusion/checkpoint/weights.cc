@@ -14,6 +14,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/weight_format.h"
 
 namespace md {
 namespace {
@@ -66,10 +67,13 @@ std::string listed(const std::vector<std::string>& names) {
 struct Taken {
   HostArray array;
   OtherName from = {};
-  Dims dims = {};  // of what is made of it
+  Dims dims = {};                        // of what is made of it
+  const WeightFormat* format = nullptr;  // of the array; null: it is plain
+  std::vector<HostArray> beside = {};    // what the format reads it with
 
   HostArray read(DType type) const {
-    const HostArray as_wanted = parts_of(array, from.part, from.parts).cast(type);
+    const HostArray values = format ? format->dequantize(array, beside, from.whole()) : array;
+    const HostArray as_wanted = parts_of(values, from.part, from.parts).cast(type);
     return from.transposed ? transposed(as_wanted) : as_wanted.reshaped(dims);
   }
 };
@@ -105,8 +109,15 @@ class Matcher {
                       found->parts > 1 ? fmt::format("of {} equal parts ", found->parts) : "", to_string(shape)));
       return {};
     }
-    check_scale(key, array);
-    return {array, *found, shape.dims};
+    Taken taken{array, *found, shape.dims, format_of(file_.tensors(), key)};
+    if (!taken.format) return taken;
+    const std::vector<std::string> beside = *taken.format->beside(file_.tensors(), key);
+    for (const std::string& other : beside) {
+      taken.beside.push_back(file_.tensors().at(other));
+      unused_.erase(other);
+      if (options_.taken) options_.taken->insert(other);
+    }
+    return taken;
   }
 
   void finish(const std::string& path) {
@@ -130,20 +141,9 @@ class Matcher {
  private:
   bool is_ignorable(const std::string& n) const {
     const auto& beginnings = options_.other_names.unneeded;
-    return std::ranges::any_of(options_.ignorable, [&](auto& end) { return n.ends_with(end); }) ||
+    return std::ranges::any_of(options_.ignorable, [&](auto& end) { return n.ends_with(end); }) || is_format_extra(n) ||
            std::ranges::any_of(beginnings, [&](auto& beginning) { return n.starts_with(beginning); }) ||
            (!prefixes_.empty() && std::ranges::none_of(prefixes_, [&](auto& p) { return n.starts_with(p); }));
-  }
-
-  /// Numbers of 8 bits may be meant times others beside them. Throws invalid_config naming these.
-  void check_scale(const std::string& key, const HostArray& array) const {
-    if (size_of(array.dtype()) > 1) return;
-    const std::string module = key.substr(0, key.rfind('.'));
-    for (const std::string& scale : {module + ".scale_weight", module + ".weight_scale", module + ".weight_scale_2"})
-      check(!file_.tensors().contains(scale), Code::invalid_config,
-            "'{}' in '{}' holds {} that count times '{}', which is not supported; take a file of the same model in "
-            "bfloat16 or float16, or in {} without scales",
-            key, file_.file_of(key), to_string(array.dtype()), scale, to_string(array.dtype()));
   }
 
   std::optional<OtherName> find(const std::string& name) const {
@@ -174,7 +174,7 @@ struct Found {
 
   HostArray read(bool keep_type) const {
     Shape shape = wanted.shape;
-    if (keep_type) shape.dtype = parts.at(0).array.dtype();
+    if (keep_type && !parts.at(0).format) shape.dtype = parts[0].array.dtype();
     if (wanted.name.find('*') == std::string::npos) return parts[0].read(shape.dtype);
     HostArray all(shape);
     std::byte* to = all.mutable_data();

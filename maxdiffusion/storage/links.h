@@ -13,7 +13,8 @@ namespace md {
 using LinksLeftOut = std::map<std::string, std::string>;
 inline constexpr const char* kNoRegularFile = "no regular file";
 /// files_below, with links out of the folder, to folders in it and to nothing left out, which `left_out` gets, with
-/// what is no regular file. Files of a snapshot in the Hugging Face cache are links to that repository's blobs: they stay.
+/// what is no regular file. Files of a snapshot in the Hugging Face cache are links to that repository's blobs: they
+/// stay.
 std::vector<FoundFile> files_below(const std::string& location, LinksLeftOut& left_out);
 
 }  // namespace md

@@ -110,23 +110,59 @@ TEST(FluxFiles, MayBeOfSixteenOrOfEightBits) {
   }
 }
 
-TEST(FluxFiles, WithScalesAreRefusedByName) {
+/// The weights of the tiny model, read from a file where one fused tensor is f8 with a scale beside it.
+HostArrays read_scaled(const std::string& folder, const std::string& scale, const std::vector<float>& values,
+                       Dims dims) {
+  HostArrays file = original_flux();
+  const std::string module = "double_blocks.0.img_attn.qkv.";
+  file[module + "weight"] = file.at(module + "weight").cast(DType::f8e4m3fn);
+  file[module + scale] = HostArray::of<float>({DType::f32, std::move(dims)}, values);
+  file[module + "scale_input"] = file["scaled_fp8"] = HostArray::of<float>({DType::f32, {}}, {values.data(), 1});
+  write_safetensors(folder + "/flux1.safetensors", file);
+  return load(*tiny(), folder + "/flux1.safetensors");
+}
+
+TEST(FluxFiles, OfEightBitsWithScalesAreReadTimesThem) {
   const TemporaryFolder folder;
-  for (const char* scale : {"scale_weight", "weight_scale"}) {
-    HostArrays scaled = original_flux();
-    const std::string module = "double_blocks.0.img_attn.qkv.";
-    scaled[module + "weight"] = scaled.at(module + "weight").cast(DType::f8e4m3fn);
-    const float half = 0.5;
-    scaled[module + scale] = HostArray::of<float>({DType::f32, {}}, {&half, 1});
-    write_safetensors(folder / "flux1.safetensors", scaled);
-    try {
-      load(*tiny(), folder / "flux1.safetensors");
-      ADD_FAILURE() << "was read";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Code::invalid_config);
-      EXPECT_NE(std::string(e.what()).find(module + scale), std::string::npos) << e.what();
+  const HostArray fused =
+      original_flux().at("double_blocks.0.img_attn.qkv.weight").cast(DType::f8e4m3fn).cast(DType::f32);
+  const int64_t rows = fused.dims()[0], columns = fused.dims()[1];
+  std::vector<float> each(static_cast<size_t>(rows));
+  for (size_t i = 0; i < each.size(); ++i) each[i] = 0.25F + static_cast<float>(i);
+  for (const auto& [scale, values, dims] :
+       {std::tuple{"scale_weight", std::vector{0.5F}, Dims{}}, std::tuple{"weight_scale", each, Dims{rows}},
+        std::tuple{"weight_scale", each, Dims{rows, 1}}}) {
+    const HostArrays got = read_scaled(folder.path(), scale, values, dims);
+    const auto value = fused.view<float>();
+    int64_t row = 0;
+    for (const char* part : {"to_q", "to_k", "to_v"}) {
+      const HostArray& w = got.at(fmt::format("transformer_blocks.0.attn.{}.weight", part));
+      ASSERT_EQ(w.shape().elements(), rows / 3 * columns);
+      for (int64_t i = 0; i < rows / 3 * columns; ++i) {
+        const auto at = static_cast<size_t>(row * columns + i);
+        ASSERT_EQ(w.view<float>()[static_cast<size_t>(i)],
+                  value[at] * values[values.size() == 1 ? 0 : at / static_cast<size_t>(columns)])
+            << scale << " " << part << " " << i;
+      }
+      row += rows / 3;
     }
   }
+}
+
+TEST(FluxFiles, ScalesThatDoNotFitAreNamed) {
+  const TemporaryFolder folder;
+  const auto refusal = [&](const std::string& scale, const std::vector<float>& values, const Dims& dims) {
+    try {
+      read_scaled(folder.path(), scale, values, dims);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  const std::string said = refusal("weight_scale", {1, 2}, {2});
+  EXPECT_NE(said.find("'double_blocks.0.img_attn.qkv.weight' is"), said.npos) << said;
+  EXPECT_NE(said.find("f32[2]; expected one number, or one for each of"), said.npos) << said;
+  EXPECT_NE(refusal("weight_scale_2", {1}, {}).find("nvfp4"), std::string::npos);
 }
 
 }  // namespace

@@ -224,7 +224,8 @@ TEST_P(WritingToBuckets, TheClaimOfADeadProcessCountsForNothing) {
 TEST_P(WritingToBuckets, AProcessOfThisMachineThatEndsIsWaitedFor) {
   auto first = std::make_unique<Claim>(at("run"), "process 1 on a");
   const std::jthread ending([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(3500));  // longer than all attempts of those that begin at once
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(3500));  // longer than all attempts of those that begin at once
     first.reset();
   });
   const Claim second(at("run"), "process 2 on a");

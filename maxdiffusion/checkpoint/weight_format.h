@@ -1,0 +1,30 @@
+// Ways in which files hold weights as other numbers than those that are meant: a tensor of few bits, and tensors beside
+// it that say what it stands for. Weights are dequantized when they are read.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/host_array.h"
+
+namespace md {
+
+struct WeightFormat {
+  const char* name;
+  /// Names of the tensors beside `tensor` that it is read with; nothing: it is not in this format. Throws
+  /// invalid_config naming what of the format is not supported.
+  std::optional<std::vector<std::string>> (*beside)(const HostArrays& file, const std::string& tensor);
+  /// Tensors of such files that are no weights and are not needed: scales of activations, marks.
+  bool (*is_extra)(const std::string& tensor);
+  /// The values in f32, of the tensor's shape. `beside`: the tensors of those names, in that order. Throws io naming
+  /// `tensor` where their shapes do not fit.
+  HostArray (*dequantize)(const HostArray& values, const std::vector<HostArray>& beside, const std::string& tensor);
+};
+
+/// The first format that a tensor of a file is in; null: it is a plain array.
+const WeightFormat* format_of(const HostArrays& file, const std::string& tensor);
+/// Whether a tensor of a file that holds a format's weights is one of its extras.
+bool is_format_extra(const std::string& tensor);
+
+}  // namespace md
