@@ -11,7 +11,7 @@ set_target_properties(md_all PROPERTIES EXPORT_NAME maxdiffusion)
 
 install(TARGETS maxdiffusion)
 install(TARGETS md_all ${modules} EXPORT maxdiffusion ARCHIVE DESTINATION ${MD_PARTS_FOLDER})
-install(TARGETS md_arrow md_mpi md_remote md_video LIBRARY DESTINATION ${MD_PARTS_FOLDER})
+install(TARGETS md_arrow md_http md_mpi md_remote md_video LIBRARY DESTINATION ${MD_PARTS_FOLDER})
 install(EXPORT maxdiffusion NAMESPACE maxdiffusion:: FILE maxdiffusion-targets.cmake DESTINATION ${package})
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/maxdiffusion-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/maxdiffusion-config-version.cmake cmake/maxdiffusion-config.cmake

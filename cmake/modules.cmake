@@ -148,7 +148,7 @@ set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/base/version.cc PRO
 md_module(graph USES base)
 md_module(mesh USES base LIBRARIES yaml-cpp)
 md_module(config USES base LIBRARIES yaml-cpp)
-md_module(storage USES base EXCLUDE remote LIBRARIES ${CMAKE_DL_LIBS})
+md_module(storage USES base EXCLUDE http remote LIBRARIES ${CMAKE_DL_LIBS})
 md_module(processes USES base EXCLUDE mpi LIBRARIES ${CMAKE_DL_LIBS})
 md_module(pjrt USES base LIBRARIES dl protobuf::libprotobuf)
 # The only two that know where wheels are unpacked, so that other checkouts find the rest in ccache.
@@ -190,10 +190,12 @@ md_module(data USES mesh storage EXCLUDE records/arrow video/libav
           LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE PkgConfig::HARFBUZZ PkgConfig::ICU
           PkgConfig::ZLIB protobuf::libprotobuf highwayhash)
 # Libraries that are opened when first needed, since what they link is large: md_arrow reads Parquet and Arrow files,
-# md_remote reads and writes gs:// and s3:// locations, md_video reads and writes videos.
+# md_remote reads and writes gs:// and s3:// locations, md_video reads and writes videos, md_http downloads.
+pkg_check_modules(HTTP REQUIRED IMPORTED_TARGET libcurl libcrypto)
 pkg_check_modules(LIBAV REQUIRED IMPORTED_TARGET libavformat libavcodec libswscale libavutil)
 foreach(opened arrow:data/records/arrow:${MD_DEPS}/pyarrow/libparquet.so.2600
-               remote:storage/remote:${MD_DEPS}/pyarrow/libarrow_s3.so.2600 video:data/video/libav:PkgConfig::LIBAV)
+               remote:storage/remote:${MD_DEPS}/pyarrow/libarrow_s3.so.2600 video:data/video/libav:PkgConfig::LIBAV
+               http:storage/http:PkgConfig::HTTP)
   string(REGEX MATCH "^([a-z]+):([a-z]+)(/[a-z/]+):(.*)$" opened ${opened})  # name, module, folder in it, library
   set(name ${CMAKE_MATCH_1})
   set(module ${CMAKE_MATCH_2})
@@ -286,6 +288,7 @@ target_link_libraries(bucket_server PUBLIC md_base nlohmann_json::nlohmann_json)
 md_tests(remote USES data checkpoint SHARDS 3 COST 30)
 target_link_libraries(remote_tests PRIVATE bucket_server)
 target_link_libraries(processes_tests PRIVATE bucket_server)
+md_tests(hub USES storage)
 md_tests(fuzz USES run SHARDS 4 COST 20)
 target_link_libraries(fuzz_tests PRIVATE PkgConfig::ZLIB)
 target_link_libraries(cli_tests PRIVATE bucket_server)

@@ -7,12 +7,12 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/text/clip_tokenizer.h"
 #include "maxdiffusion/families/single_file.h"
+#include "maxdiffusion/storage/hub_cache.h"
 
 namespace md {
 namespace {
@@ -208,7 +208,7 @@ ModelFolder ModelFolder::open(const std::string& name, const FolderOptions& opti
   }
   check(options.single_file_config.empty(), Code::invalid_config,
         "single_file_config is given, but '{}' is not a file; a model folder has configs of its own", name);
-  m.path_ = local_folder(name, options.revision);
+  m.path_ = local_folder(name, options.revision, "models", options.variant);
   verify_checksums(m.path_, "", ChecksumsOf::all_but_weights);  // of a checkpoint; weights when they are read
   m.read_index(m.path_, [&m](const std::string& file) { return m.files_[file] = read_file(m.path_ + "/" + file); });
   m.choose_variant(options.variant);

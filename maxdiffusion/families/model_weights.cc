@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/families/fitting_params.h"
+#include "maxdiffusion/storage/hub_cache.h"
 
 namespace md {
 namespace {
@@ -22,7 +22,7 @@ bool random_by_key(const Family& family, const ModelKeys& keys, const std::strin
 
 /// Files that replace the denoiser's weights; empty: none.
 std::string replacement(const Family& family, const ModelKeys& keys) {
-  if (!keys.lightning_repo.empty()) return local_folder(keys.lightning_repo) + "/" + keys.lightning_ckpt;
+  if (!keys.lightning_repo.empty()) return local_file(keys.lightning_repo, keys.lightning_ckpt);
   for (const std::string& name : {keys.wan_transformer_pretrained_model_name_or_path, keys.unet_checkpoint})
     if (!name.empty()) return component_files(name, family.denoiser());
   return "";

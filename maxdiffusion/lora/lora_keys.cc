@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/base/hub_cache.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/storage/hub_cache.h"
 
 namespace md {
 namespace {

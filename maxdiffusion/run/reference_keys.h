@@ -55,7 +55,7 @@ struct ReferenceKeys {
     v("vae_logical_axis_rules", vae_logical_axis_rules,
       "read for the reference's files; the autoencoder has no mesh of its own, and follows logical_axis_rules");
     v("hf_access_token", hf_access_token,
-      "read for the reference's files, never printed; nothing is fetched from a hub");
+      "token of the Hugging Face hub, never printed; empty: HF_TOKEN or the hub's token file");
     v("norm_num_groups", norm_num_groups,
       "read for the reference's files; the value in the UNet's config.json is used");
     v("enable_mllog", enable_mllog, kNeutral);

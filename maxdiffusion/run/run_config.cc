@@ -11,6 +11,7 @@
 #include "maxdiffusion/optim/rounding.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/run/values.h"
+#include "maxdiffusion/storage/hub.h"
 #include "maxdiffusion/storage/location.h"
 
 namespace md {
@@ -41,6 +42,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   for (const auto& [key, value] : source.values())
     if (value.where == kCommandLine) c.on_command_line.insert(key);
   c.reference.validate();
+  set_hub_token(c.reference.hf_access_token);
   c.step_cache.validate();
   c.layers.quantization.warn();
   if (const char* job = std::getenv("JOBSET_NAME"); job && c.run.run_name.empty()) c.run.run_name = job;

@@ -1,4 +1,4 @@
-#include "maxdiffusion/base/hub_cache.h"
+#include "maxdiffusion/storage/hub_cache.h"
 
 #include <gtest/gtest.h>
 
@@ -15,12 +15,13 @@ class HubCache : public testing::Test {
  protected:
   HubCache() {
     setenv("HF_HUB_CACHE", t.path().c_str(), 1);
+    setenv("HF_HUB_OFFLINE", "1", 1);
     for (const char* commit : {"aaa", "bbb"}) make_folders(entry + "/snapshots/" + commit);
     make_folders(entry + "/refs/refs/pr");
     write_file_atomic(entry + "/refs/main", "aaa");
     write_file_atomic(entry + "/refs/refs/pr/95", "bbb\n");
   }
-  ~HubCache() override { unsetenv("HF_HUB_CACHE"); }
+  ~HubCache() override { unsetenv("HF_HUB_CACHE"), unsetenv("HF_HUB_OFFLINE"); }
   static std::string refusal(const std::string& name) {
     try {
       return "found " + local_folder(name);
@@ -40,12 +41,12 @@ TEST_F(HubCache, RevisionsAreBranchesRefsAndCommits) {
   EXPECT_EQ(local_folder("owner/name"), entry + "/snapshots/aaa");
   EXPECT_EQ(local_folder("owner/name", "refs/pr/95"), entry + "/snapshots/bbb");
   EXPECT_EQ(local_folder("owner/name", "bbb"), entry + "/snapshots/bbb");
-  EXPECT_EQ(local_folder("owner/name", "not-there"), entry + "/snapshots/aaa");
-  EXPECT_EQ(local_folder("owner/name", "../../../etc"), entry + "/snapshots/aaa");
+  EXPECT_EQ(local_folder("hf://owner/name@bbb"), entry + "/snapshots/bbb");
+  for (const char* revision : {"not-there", "../../../etc"}) EXPECT_THROW(local_folder("owner/name", revision), Error);
 }
 
-TEST_F(HubCache, WhatIsNotThereIsToldWithTheCommandThatFetchesIt) {
-  EXPECT_NE(refusal("owner/other").find("huggingface-cli download owner/other"), std::string::npos);
+TEST_F(HubCache, WhatIsNotCachedIsRefusedOffline) {
+  EXPECT_NE(refusal("owner/other").find("HF_HUB_OFFLINE=0"), std::string::npos);
   EXPECT_NE(refusal("../owner").find("there is no folder"), std::string::npos);
   write_file_atomic(entry + "/refs/main", "../../../../etc");
   EXPECT_NE(refusal("owner/name").find("no snapshot"), std::string::npos);
