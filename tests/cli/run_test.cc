@@ -16,11 +16,29 @@ class FreshMachine : public testing::Test {
     shell("cp -r " MD_SOURCE_DIR "/run " MD_SOURCE_DIR "/cmake " + folder_.path() + " && chmod -R a+rwX " +
           folder_.path() + " && chmod +x " + folder_.path() + "/bin/dpkg-query");
   }
-  /// As a user who is not root.
-  Outcome run(const std::string& words) {
+  /// As a user who is not root; `environment`: more words for env.
+  Outcome run(const std::string& words, const std::string& environment = "-u CI") {
     std::string as_nobody = ::getuid() == 0 ? "setpriv --reuid 65534 --regid 65534 --clear-groups " : "";
-    return shell(as_nobody + "env -u MD_DEPS PATH=" + folder_.path() + "/bin:/usr/bin:/bin " + folder_.path() +
-                 "/run " + words);
+    return shell(as_nobody + "env -u MD_DEPS " + environment + " PATH=" + folder_.path() + "/bin:/usr/bin:/bin " +
+                 folder_.path() + "/run " + words);
+  }
+  /// Everything is set up, and the program is this script.
+  void set_up(const std::string& program) {
+    const std::string f = folder_.path();
+    shell(
+        "cd " + f +
+        " && mkdir -p .deps build maxdiffusion apps && touch CMakeLists.txt .deps/packages.stamp build/build.ninja && "
+        "for m in $(sed -n 's/^[^#].*  # //p' cmake/wheels*.txt); do mkdir -p .deps/$m; done; cp cmake/wheels*.txt "
+        ".deps");
+    write_file_atomic(f + "/build/maxdiffusion", program);
+    shell("sleep 0.05; printf '%s\\n' " + f + "/.deps >" + f + "/build/program.stamp; chmod -R a+rwX " + f +
+          "; chmod a+x " + f + "/build/maxdiffusion");
+  }
+  /// A command that is this script.
+  void command(const std::string& name, const std::string& script) {
+    const std::string file = folder_ / ("bin/" + name);
+    write_file_atomic(file, "#!/bin/sh\n" + script);
+    shell("chmod a+rx " + file);
   }
   TemporaryFolder folder_;
 };
@@ -58,22 +76,68 @@ TEST_F(FreshMachine, NotRootIsToldExactlyWhichPackagesAreMissing) {
   }
 }
 
-TEST_F(FreshMachine, SignalsAndTheExitStatusGoThroughRun) {
-  // Everything is set up, and the program is a script.
+TEST_F(FreshMachine, AsRootACloneInstallsWhatIsMissingBuildsAndRunsTheCommand) {
+  if (::getuid() != 0) return;  // who cannot install is told what is missing, above
+  set_up("");
   const std::string f = folder_.path();
-  shell("cd " + f +
-        " && mkdir -p .deps build maxdiffusion apps && touch CMakeLists.txt .deps/packages.stamp && "
-        "for m in $(sed -n 's/^[^#].*  # //p' cmake/wheels.txt); do mkdir -p .deps/$m; done");
-  write_file_atomic(f + "/build/maxdiffusion",
-                    "#!/bin/sh\ntrap 'echo told >$1; exit 143' TERM\n[ $1 = no ] && exit 70\necho here >$1\n"
-                    "while :; do sleep 0.05; done\n");
-  shell("sleep 0.05; printf '%s\\n' " + f + "/.deps >" + f + "/build/program.stamp; chmod -R a+rwX " + f +
-        "; chmod a+x " + f + "/build/maxdiffusion");
+  shell("rm -r " + f + "/build " + f + "/.deps/packages.stamp");
+  write_file_atomic(f + "/installed", "ii g++\nii cmake\n");
+  command("dpkg-query", "cat " + f + "/installed\n");
+  command("apt-get", "echo \"$@\" >>" + f + "/asked\ncase \"$*\" in *install*) for p; do echo \"ii $p\"; done >>" + f +
+                         "/installed;; esac\n");
+  command("cmake", "mkdir -p " + f + "/build && touch " + f + "/build/build.ninja\n");
+  command("ninja",
+          "printf '#!/bin/sh\\necho \"$@\"\\n' >" + f + "/build/maxdiffusion; chmod +x " + f + "/build/maxdiffusion\n");
+  const std::string start =
+      "env -u MD_DEPS -u CI PATH=" + f + "/bin:/usr/bin:/bin " + f + "/run train a.yml run_name=b";
+  Outcome o = shell(start);
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(o.out, "train a.yml run_name=b\n") << o.err;
+  const std::string asked = read_file(f + "/asked");
+  EXPECT_TRUE(contains(asked, " install -y --no-install-recommends ninja-build lld ccache pkg-config ")) << asked;
+  EXPECT_TRUE(contains(asked, " unicode-data\n")) << asked;
+  EXPECT_FALSE(contains(asked, "g++") || contains(asked, " cmake")) << asked;
+  o = shell(start);  // nothing is left to do
+  EXPECT_EQ(o.out + o.err, "train a.yml run_name=b\n");
+  EXPECT_EQ(read_file(f + "/asked"), asked);
+}
+
+TEST_F(FreshMachine, SignalsAndTheExitStatusGoThroughRun) {
+  set_up(
+      "#!/bin/sh\ntrap 'echo told >$1; exit 143' TERM\n[ $1 = no ] && exit 70\necho here >$1\n"
+      "while :; do sleep 0.05; done\n");
   EXPECT_EQ(run("no").status, 70);
-  const std::string heard = f + "/heard";
+  const std::string heard = folder_ / "heard";
   const Outcome o = run(heard + " & p=$!; while [ ! -s " + heard + " ]; do sleep 0.05; done; kill -TERM $p; wait $p");
   EXPECT_EQ(o.status, 143) << o.err;
   EXPECT_EQ(read_file(heard), "told\n");
+}
+
+TEST_F(FreshMachine, OnCiAWarningOfTheBuildOrASkippedTestIsAFailure) {
+  set_up("#!/bin/sh\n");
+  command("dpkg-query", "awk '/^[^#]/ {print \"ii \" $1}' " + folder_.path() + "/cmake/packages.txt\n");
+  command("ninja", "cat " + folder_.path() + "/said; true\n");
+  command("ctest", "echo \"$@\"; mkdir -p $2/Testing/Temporary; cp " + folder_.path() +
+                       "/log $2/Testing/Temporary/LastTest.log\n");
+  auto outcome = [&](const std::string& said, const std::string& log, const std::string& environment = "CI=true") {
+    write_file_atomic(folder_ / "said", said);
+    write_file_atomic(folder_ / "log", log);
+    shell("chmod a+r " + folder_.path() + "/said " + folder_.path() + "/log");
+    return run("test", environment);
+  };
+  const std::string warning = "a.cc:3:5: warning: unused\n", skip = "a_test.cc:9: Skipped\nno wheel\n\n";
+  const std::string fine = "b_test.cc:7: Skipped\nthis processor has no such products\n\n";
+  Outcome o = outcome("[1/2] a.cc\n", "all well\n" + fine);
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "-LE ^interop$")) << "its packages are fetched by ./run test interop alone: " << o.out;
+  o = outcome(warning, "");
+  EXPECT_EQ(o.status, 1) << o.err;
+  EXPECT_TRUE(contains(o.err, warning + "error: the build warns (see above)\n")) << o.err;
+  o = outcome("", fine + skip + fine);
+  EXPECT_EQ(o.status, 1) << o.err;
+  EXPECT_TRUE(contains(o.err, "error: tests were skipped:\na_test.cc:9: Skipped\nno wheel\n")) << o.err;
+  EXPECT_FALSE(contains(o.err, "b_test.cc")) << o.err;
+  EXPECT_EQ(outcome(warning, skip, "-u CI").status, 0);
 }
 
 }  // namespace

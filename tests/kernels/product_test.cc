@@ -34,7 +34,7 @@ TEST_P(ProductKernel, WidensBf16AndRoundsItsResultOnce) {
   expect_agreement(product(c), inputs(c, DType::bf16), 4e-3, {"md_product"});
 }
 TEST_P(ProductKernel, TakesBf16AsItIs) {
-  if (!runs_bf16_products()) GTEST_SKIP();
+  if (!runs_bf16_products()) GTEST_SKIP() << "this processor has no products of bf16";
   const Case& c = GetParam();
   expect_agreement(product(c), inputs(c, DType::bf16), 4e-3, {"md_product"}, true);
 }
@@ -96,7 +96,7 @@ TEST(ProductKernelInGraphs, LeavesGradientsOfF32WeightsUnrounded) {
 
 // Both operands were rounded from f32: the kernel reads the f32, and must round it all the same.
 TEST(ProductKernelInGraphs, RoundsOperandsThatItReadsInF32) {
-  if (!runs_bf16_products()) GTEST_SKIP();
+  if (!runs_bf16_products()) GTEST_SKIP() << "this processor has no products of bf16";
   const HostArray a = normal({DType::f32, {90, 72}}, 1), b = normal({DType::f32, {72, 40}}, 2);
   auto rounded = [](const std::vector<Tensor>& in) {
     return std::vector{dot(cast(in[0], DType::bf16), cast(in[1], DType::bf16), contract({1}, {0}), DType::f32)};

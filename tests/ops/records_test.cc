@@ -144,7 +144,6 @@ class Records : public testing::TestWithParam<const OpDef*> {};
 
 TEST_P(Records, ShapesAgreeWithTheCompilerAndGradientsWithFiniteDifferences) {
   const OpDef& op = *GetParam();
-  if (auto it = kTestedElsewhere.find(op.name); it != kTestedElsewhere.end()) GTEST_SKIP() << it->second;
   ASSERT_TRUE(op.samples != nullptr) << op.name << " has no samples and is not listed as tested elsewhere";
   std::mt19937 random(20240229);
   auto samples = op.samples();
@@ -159,7 +158,14 @@ TEST_P(Records, ShapesAgreeWithTheCompilerAndGradientsWithFiniteDifferences) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Records, testing::ValuesIn(all_ops()),
+std::vector<const OpDef*> tested_here() {
+  std::vector<const OpDef*> out;
+  for (const OpDef* op : all_ops())
+    if (!kTestedElsewhere.contains(op->name)) out.push_back(op);
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Records, testing::ValuesIn(tested_here()),
                          [](const auto& info) { return std::to_string(info.index) + "_" + info.param->name; });
 
 }  // namespace
