@@ -62,6 +62,7 @@ int64_t fill(ArrayCache& cache, int64_t at_most = 1000) {
   return made;
 }
 
+// S0-93
 TEST(ArrayCache, GoesOnWhereItWasInterrupted) {
   const std::string folder = fresh("resume");
   {
@@ -80,6 +81,7 @@ TEST(ArrayCache, GoesOnWhereItWasInterrupted) {
   EXPECT_TRUE(ArrayCache(folder, "key", 23, 5).complete());
 }
 
+// S0-93
 TEST(ArrayCache, AnotherKeyOrSizeIsAnotherCache) {
   const std::string folder = fresh("keys");
   ArrayCache cache(folder, "dataset A, vae B", 8, 4);
@@ -90,6 +92,7 @@ TEST(ArrayCache, AnotherKeyOrSizeIsAnotherCache) {
   EXPECT_NE(read_file(cache.path() + "/key.txt").find("dataset A, vae B"), std::string::npos);
 }
 
+// S0-93
 TEST(ArrayCache, DamagedPartsAreMadeAgain) {
   const std::string folder = fresh("damaged");
   ArrayCache cache(folder, "key", 25, 5);

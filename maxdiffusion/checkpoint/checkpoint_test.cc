@@ -138,6 +138,7 @@ void full_disk(const std::string& path, size_t) {
   if (calls_left-- == 0) fail(Code::io, "write '{}': No space left on device", path);
 }
 
+// P-7
 TEST(CheckpointFaults, AFullDiskAtAnyMomentLosesNothing) {
   for (int64_t step : {2, 1}) {  // a new step, and one that is there already
     int failures = 0;

@@ -214,6 +214,7 @@ Prompts prompts(const std::string& yaml, const std::vector<std::string>& words =
   return p;
 }
 
+// P-10
 TEST(Texts, AreOneTextUnlessAllOfItIsAList) {
   for (std::string t : {"(masterpiece:1.2), [bad], {curly}",
                         "(masterpiece:1.2)",
@@ -324,6 +325,7 @@ TEST(Config, AWordWithoutEqualsSignIsNamed) {
   EXPECT_TRUE(contains(refusal("", {"=5"}), "'=5'"));
 }
 
+// S0-40
 TEST(Config, OverridesUnderstandPythonLiterals) {
   Sample s = parse("", {"mesh_axes=('a', \"b (c)\",)", "sizes=[1, 2,]", "ratios=(0.5,)",
                         "timestep_bias={'strategy': 'later', \"multiplier\":2.0,'on':True, 'none': None,}",

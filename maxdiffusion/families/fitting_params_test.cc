@@ -32,6 +32,7 @@ class Sizes : public testing::TestWithParam<Case> {
 };
 
 /// Every class, each with a number too many. "or more": the model was not asked to its end.
+// P-19
 TEST_P(Sizes, ThatWeightsDoNotHaveAreFoundByTheirHeadersAndNamedWithTheConfigsMember) {
   const Component right = component(json::object());
   const SafetensorsReader file = SafetensorsReader::open(right.weights);

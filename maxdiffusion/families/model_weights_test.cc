@@ -133,6 +133,7 @@ TEST_F(OriginalNames, InAPickledFileAreRefusedWithTheWayOut) {
 }
 
 /// A tiny autoencoder of either version, under diffusers' names and the original program's.
+// P-17
 TEST(WanAutoencoder, IsReadTheSameToTheBitUnderItsOriginalNames) {
   for (const std::string version : {"21", "22"}) {
     const std::string golden = MD_SOURCE_DIR "/tests/golden/wan_vae_" + version;

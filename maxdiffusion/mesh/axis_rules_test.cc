@@ -39,6 +39,7 @@ std::string refusal(F f, Code code) {
   return "";
 }
 
+// S1-39
 TEST(AxisRules, ReadsYamlAndPythonAlike) {
   for (const char* text : {"[['batch', 'data'], ['embed', ['fsdp', 'tensor']], ['norm', null]]",
                            "[[batch, data], [embed, [fsdp, tensor]], [norm, ~]]",
@@ -64,6 +65,7 @@ TEST(AxisRules, RefusesOtherForms) {
   EXPECT_THAT(parse("[['embed', 'fsdp'"), HasSubstr("logical_axis_rules"));
 }
 
+// S1-36, S1-37
 TEST(AxisRules, EarlierRulesWinAndAnAxisIsUsedOnce) {
   const Mesh m = mesh(1, 2, 1, 2);
   const auto rules = AxisRules::parse("[['heads', 'tensor'], ['mlp', 'tensor'], ['embed', 'fsdp']]", kMesh);
@@ -89,6 +91,7 @@ TEST(AxisRules, AxesOfSizeOneAreDropped) {
   EXPECT_TRUE(rules.resolve(Mesh::single(), {"embed"}, {7}).replicated());
 }
 
+// S1-26
 TEST(AxisRules, ADimThatNothingDividesStaysWholeOrIsRefused) {
   const auto rules = AxisRules::defaults();
   const Mesh m = mesh(1, 4, 1, 2);
@@ -138,6 +141,7 @@ TEST(AxisRules, BatchArraysAreSplitAsFinelyAsTheyDivide) {
   EXPECT_EQ(own.resolve(m, {axis::kData}, {8}).dims, (Spec{{"fsdp"}}));
 }
 
+// S0-101
 TEST(AxisRules, FsdpBatchSplitsWhatFsdpSplits) {
   const MeshConfig config{.ici_data_parallelism = 1,
                           .ici_fsdp_parallelism = 2,
@@ -187,6 +191,7 @@ TEST(AxisRules, WithoutUniformAttentionTheSequenceIsAsTheTableSays) {
   for (const AxisRule& r : built_in.rules()) EXPECT_NE(r.logical, axis::kLength);
 }
 
+// S1-3…6
 TEST(AxisRules, DefaultsSplitAttentionAndConvolutions) {
   const auto rules = AxisRules::defaults();
   const Mesh m = mesh(2, 2, 1, 2);

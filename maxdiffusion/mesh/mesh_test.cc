@@ -35,6 +35,7 @@ std::string refusal(F f) {
   return "";
 }
 
+// S0-90, S1-2, S1-11, S1-32, S1-40, S2-65
 TEST(Mesh, DefaultPutsAllDevicesOnData) {
   const Mesh m = Mesh::make({}, devices(8));
   EXPECT_EQ(m.size("data"), 8);
@@ -63,6 +64,7 @@ TEST(Mesh, SingleIsOneDevice) {
   EXPECT_EQ(m.describe(), "1 device");
 }
 
+// S1-31, S4-67
 TEST(Mesh, OneUnspecifiedSizeTakesWhatTheOthersLeave) {
   MeshConfig c;
   c.ici_data_parallelism = 2;
@@ -74,6 +76,7 @@ TEST(Mesh, OneUnspecifiedSizeTakesWhatTheOthersLeave) {
   EXPECT_THAT(m.position(5), ElementsAre(1, 0, 0, 1));  // tensor is the fastest axis
 }
 
+// S1-33, S1-52
 TEST(Mesh, TwoUnspecifiedSizesAreRefused) {
   MeshConfig c;
   c.ici_fsdp_parallelism = -1;  // data is -1 by default
@@ -94,6 +97,7 @@ TEST(Mesh, SizesThatDoNotDivideAreRefused) {
   EXPECT_THAT(refusal([&] { Mesh::make(c, devices(8)); }), HasSubstr("Unspecified value unable to be determined"));
 }
 
+// S1-34
 TEST(Mesh, AProductOtherThanTheDeviceCountIsRefused) {
   MeshConfig c;
   c.ici_data_parallelism = 2;
@@ -118,6 +122,7 @@ TEST(Mesh, DcnSizesDoNotMatterOnOneSlice) {
   EXPECT_EQ(Mesh::make(c, devices(4)).describe(), "data 4 (4 devices)");
 }
 
+// S1-30, S2-66, S2-69, S4-63, S4-65
 TEST(Mesh, SlicesAreTheOuterFactorOfEveryAxis) {
   // The documented example: 4 slices of 8, DCN data 4, ICI data 2 × context 2 × tensor 2.
   MeshConfig c;
@@ -135,6 +140,7 @@ TEST(Mesh, SlicesAreTheOuterFactorOfEveryAxis) {
   EXPECT_THAT(Mesh::make(t, devices(8, 2)).device_ids(), ElementsAre(0, 1, 4, 5, 2, 3, 6, 7));
 }
 
+// S1-33, S2-66, S2-67, S4-63, S4-64
 TEST(Mesh, DcnSizesFollowTheSameRules) {
   MeshConfig c;
   c.dcn_fsdp_parallelism = -1;
@@ -152,6 +158,7 @@ TEST(Mesh, UnequalSlicesAreRefused) {
   EXPECT_THAT(refusal([&] { Mesh::make({}, t); }), HasSubstr("slice 1 has 1 devices, slice 0 has 2"));
 }
 
+// S1-2, S2-65, S4-62
 TEST(Mesh, AxisNamesMayBeLeftOutButNotInventedRepeatedOrReordered) {
   MeshConfig c;
   c.mesh_axes = {"data", "fsdp", "tensor"};

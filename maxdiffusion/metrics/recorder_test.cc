@@ -113,6 +113,7 @@ class RecorderOnDevice : public testing::Test {
   Devices devices = Devices::open();
 };
 
+// S2-85, S2-116…119, S4-71, S4-73, S4-104…107
 TEST_F(RecorderOnDevice, ReadsOneStepLateAndWritesEverything) {
   {
     Recorder rec(options());
@@ -181,6 +182,7 @@ TEST_F(RecorderOnDevice, OutlivesAFullDisk) {
   set_write_hook(nullptr);
 }
 
+// S4-71
 TEST_F(RecorderOnDevice, WritesNothingWhenToldSo) {
   auto o = options();
   o.config.write_metrics = false;
@@ -194,6 +196,7 @@ TEST_F(RecorderOnDevice, WritesNothingWhenToldSo) {
   EXPECT_FALSE(exists(t / "extra.jsonl"));
 }
 
+// S2-86, S2-87, S4-72, S4-74
 TEST_F(RecorderOnDevice, WritesBatchesOfMetricsAsTheReferenceUploadsThem) {
   auto o = options();
   o.config.gcs_metrics = true;

@@ -18,6 +18,7 @@ HostArray made(const Dims& dims, uint64_t seed) {
   return a;
 }
 
+// S2-84
 TEST(Similarity, OfPicturesAndVideosIsWhatScikitImageSays) {
   struct Case {
     Dims dims;

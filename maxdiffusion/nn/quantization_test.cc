@@ -71,6 +71,7 @@ TEST_F(QuantizationTest, FloatsAreMultipliedIntoWideSums) {
   EXPECT_EQ(times(text, "(tensor<2x4x4x3xf8E4M3FN>, tensor<2x3x3x3xf8E4M3FN>) -> tensor<2x4x4x2xf32>"), 1U) << text;
 }
 
+// S2-110
 TEST_F(QuantizationTest, OnlyModulesThatThePathMatchesWhole) {
   const std::string text = program(model(root(keys("int8", R"(blocks\.1\..*|conv)"))));
   EXPECT_EQ(times(text, "-> tensor<2x4x4x3xi32>"), 1U) << text;

@@ -138,6 +138,7 @@ TEST_F(ScopeTest, LayersNameTheirPathInErrors) {
   EXPECT_NE(message([&] { nn::activation("swiglu", x); }).find("quick_gelu"), std::string::npos);
 }
 
+// S0-84, S2-14, S4-14
 TEST(ScopePrecision, ReachesEveryProduct) {
   const std::pair<Precision, std::string> all[] = {
       {Precision::default_, "DEFAULT"}, {Precision::high, "HIGH"}, {Precision::highest, "HIGHEST"}};

@@ -21,6 +21,7 @@ TEST(LearningRate, ConstantNeverWarmsUp) {
   for (int64_t k : {0, 5, 99, 1000}) EXPECT_EQ(learning_rate(c, k), 2.0);
 }
 
+// S2-30, S4-30
 TEST(LearningRate, WarmUpIsLinearFromZeroAndThenConstant) {
   const auto c = config("constant_with_warmup");
   EXPECT_EQ(learning_rate(c, int64_t{0}), 0.0);

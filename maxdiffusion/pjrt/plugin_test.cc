@@ -74,6 +74,7 @@ TEST(Plugin, OldApiIsRefusedWithBothVersions) {
   EXPECT_NE(e.message().find("0.57"), std::string::npos) << e.message();
 }
 
+// S4-61
 TEST(Plugin, UnknownHardwareListsTheKnown) {
   const Error e = error_of([] { Client::open("abacus"); });
   EXPECT_EQ(e.code(), Code::invalid_config);

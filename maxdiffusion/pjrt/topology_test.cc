@@ -54,6 +54,7 @@ TEST(Topology, CompilesForAbsentTpus) {
   EXPECT_NEAR(*c.flops(), 2.0 * 256 * 1024 * 1024, 1e7);
 }
 
+// S0-2
 TEST(Topology, TheCompilerKnowsEveryFlagOfTheSetsAndNamesOthers) {
   if (libtpu().empty()) GTEST_SKIP() << kMissing;
   const Topology t = Topology::create("tpu", "v5p:2x2x1", libtpu());

@@ -37,6 +37,7 @@ void expect(const Launch& l, int64_t rank, int64_t count, const std::string& lea
   EXPECT_EQ(l.leader, leader);
 }
 
+// S3-19
 TEST(TpuWorkers, AreToldByTheEnvironmentOrElseByTheMachine) {
   expect(worker({}), 0, 1, "");
   EXPECT_EQ(worker({}).by, "");
@@ -127,6 +128,7 @@ TEST(TpuWorkers, MetadataIsAskedForAsGooglesServerWantsIt) {
   EXPECT_EQ(google_metadata("127.0.0.1:1", "tpu-env"), std::nullopt);  // nobody listens
 }
 
+// S3-19
 TEST(TpuWorkers, MeetAtAPortThatAllKnowWhoeverComesFirst) {
   int port = 0;
   {

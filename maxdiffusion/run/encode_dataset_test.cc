@@ -56,6 +56,7 @@ bool same(const HostArray& a, const HostArray& b) {
   return a.shape() == b.shape() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
 }
 
+// S0-93
 TEST(CacheImages, GoesOnWhereItWasKilledAndMakesNothingTwice) {
   const TemporaryFolder t;
   int64_t seen = 0;
@@ -105,6 +106,7 @@ TEST(CacheImages, NamesSkipsAndCountsWhatDoesNotDecodeEveryTime) {
   }
 }
 
+// S4-58
 TEST(CachedSamples, AreMirroredByTheirOwnBitsAndAnEpochHasEveryoneOnce) {
   const TemporaryFolder t;
   const ImageConfig config{.resolution = 8, .random_flip = true};
@@ -146,6 +148,7 @@ int64_t data_bytes() {
   return 0;
 }
 
+// S0-93
 TEST(CacheImages, ACacheLargerThanTheMemoryIsMadeAndTrainedFrom) {
   constexpr int64_t kSamples = 64, kFloats = 1 << 18;  // 2 MiB each, mirrored included: 128 MiB
   const TemporaryFolder t;

@@ -57,6 +57,7 @@ class Cache : public testing::Test {
   std::string folder_;
 };
 
+// S0-96, S0-98
 TEST_F(Cache, SecondCompileLoads) {
   const Program first = build();
   EXPECT_FALSE(first.report().from_cache);
@@ -76,6 +77,7 @@ TEST_F(Cache, AotCacheDirTakesTheCachesPlace) {
   EXPECT_TRUE(build().report().from_cache) << "the same entry";
 }
 
+// S0-98
 TEST_F(Cache, OptionsAndProgramAreInTheKey) {
   build();
   EXPECT_FALSE(
@@ -87,6 +89,7 @@ TEST_F(Cache, OptionsAndProgramAreInTheKey) {
   EXPECT_EQ(entries().size(), 3u);
 }
 
+// P-12
 TEST_F(Cache, VariablesThatThePluginReadsAreInTheKey) {
   for (const char* name : {"XLA_FLAGS", "PJRT_NPROC"}) ::unsetenv(name);
   EXPECT_FALSE(is_cached(devices_));
@@ -107,6 +110,7 @@ TEST_F(Cache, VariablesThatThePluginReadsAreInTheKey) {
   ::unsetenv("XLA_FLAGS");
 }
 
+// P-12
 TEST_F(Cache, TheOrderOfDevicesIsInTheKey) {
   const auto client = pjrt::Client::open("cpu", {{"cpu_device_count", int64_t{2}}});
   Topology swapped = topology(*client);
@@ -121,6 +125,7 @@ TEST_F(Cache, TheOrderOfDevicesIsInTheKey) {
   EXPECT_TRUE(is_cached(back));
 }
 
+// P-12
 TEST_F(Cache, KindAndPlaceOfEachDeviceAreInTheKey) {
   const pjrt::CompileOptions options{.device_ids = {0, 1}, .flags = {}};
   auto key = [&](const std::vector<pjrt::Device>& devices) {
@@ -138,6 +143,7 @@ TEST_F(Cache, KindAndPlaceOfEachDeviceAreInTheKey) {
   EXPECT_THROW(key({first}), Error);
 }
 
+// P-12
 TEST_F(Cache, PluginsAreKnownByTheirContent) {
   EXPECT_FALSE(is_cached(devices_));
   const std::string copy = folder_ + "/copy.so";

@@ -152,6 +152,7 @@ TEST(Pieces, OfAnotherShapeThanAskedForAreRefused) {
 }
 
 /// x [32, 64] · w [64, 48] with whole numbers, so that every order of addition gives the same bits.
+// S1-38
 TEST(Sharded, MatmulGivesTheSingleDeviceResult) {
   const HostArray x = counting({32, 64}, 7), w = counting({64, 48}, 5);
   const AxisRules rules = AxisRules::parse("[['rows', 'data'], ['inner', 'fsdp'], ['columns', 'tensor']]",
@@ -175,6 +176,7 @@ TEST(Sharded, MatmulGivesTheSingleDeviceResult) {
   }
 }
 
+// S1-14
 TEST(Sharded, StateKeepsItsShardingAndItsMemory) {
   const Devices devices = eight(1, 8, 1);
   const AxisRules rules = AxisRules::parse("[['inner', 'fsdp']]", {"data", "fsdp", "context", "tensor"});

@@ -161,6 +161,7 @@ TEST(Schedulers, StepsOutsideTheScheduleAreRefused) {
   }
 }
 
+// S4-44
 TEST(Schedulers, NamesAreKnownWithAndWithoutFlax) {
   EXPECT_EQ(make_scheduler(euler({{"_class_name", "FlaxEulerDiscreteScheduler"}}))->name(), "EulerDiscreteScheduler");
   const auto what = refusal([] { make_scheduler({{"_class_name", "HeunDiscreteScheduler"}}); });
@@ -396,6 +397,7 @@ TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {
       HasSubstr("999 inference steps with timestep_spacing leading and steps_offset 1 visit timestep 999 twice"));
 }
 
+// S4-38…42
 TEST(TimestepBias, WeighsTheStepsThatItsMembersName) {
   auto heavy = [](const TimestepBias& bias) {  // first and last step of weight 2, and how many there are
     const std::vector<double> w = bias.weights(1000);

@@ -35,8 +35,10 @@ class HubCache : public testing::Test {
   std::string entry = t / "models--owner--name";
 };
 
+// S4-9
 TEST_F(HubCache, FoldersComeFirst) { EXPECT_EQ(local_folder(t.path()), t.path()); }
 
+// S4-11
 TEST_F(HubCache, RevisionsAreBranchesRefsAndCommits) {
   EXPECT_EQ(local_folder("owner/name"), entry + "/snapshots/aaa");
   EXPECT_EQ(local_folder("owner/name", "refs/pr/95"), entry + "/snapshots/bbb");

@@ -65,6 +65,7 @@ std::string product(const std::string& name, const std::string& left, const std:
          R"("],"rhs_batch_dimensions":["0",")" + right_batch + "\"]}";
 }
 
+// S4-3
 TEST(CudnnAttention, IsCalledAsTheCompilerKnowsIt) {
   const Shape q{DType::bf16, {2, 48, 3, 64}}, k{DType::bf16, {2, 80, 3, 64}};
   const std::string text = text_of(q, k, mesh_attention_options("flash"));
@@ -89,6 +90,7 @@ TEST(CudnnAttention, IsCalledAsTheCompilerKnowsIt) {
                 "(tensor<2x3x48x64xbf16>, tensor<2x3x80x64xbf16>, tensor<2x3x80x64xbf16>, tensor<0xui8>)");
 }
 
+// S4-3
 TEST(CudnnAttention, IsTakenWhereCudnnCan) {
   struct Case {
     const char* what;
@@ -131,6 +133,7 @@ AheadOfTime compiled(const pjrt::Topology& gpus, const MeshConfig& config, const
   return compile_ahead(gpus, mesh, g, {}, "attention");
 }
 
+// S0-100, S1-45, S4-3
 TEST(CudnnAttention, CompiledForGpusThatAreNotHereGathersNothing) {
   std::string path;
   try {

@@ -88,6 +88,7 @@ INSTANTIATE_TEST_SUITE_P(EightDevices, AttentionMesh,
                                          MeshSizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2}),
                          [](const auto& m) { return m.param.name; });
 
+// S1-17
 TEST_P(AttentionMesh, GivesResultsAndGradientsOfOneDevice) {
   expect_as_one_device(open(GetParam()), DType::f64, 1e-11);
 }
@@ -116,6 +117,7 @@ std::string text_of(const char* kernel, int64_t heads) {
   return to_stablehlo(g);
 }
 
+// S2-18
 TEST(AttentionMesh, KeysTravelAsTheKernelsNameSays) {
   struct Collectives {
     const char* kernel;
@@ -138,6 +140,7 @@ TEST(AttentionMesh, KeysTravelAsTheKernelsNameSays) {
   }
 }
 
+// S1-18
 TEST(AttentionMesh, MemoryGrowsWithTheLengthAndNotItsSquare) {
   const Devices devices = open({"", 1, 1, 2, 1});
   auto temporary = [&](const char* kernel, int64_t length) {
@@ -153,6 +156,7 @@ TEST(AttentionMesh, MemoryGrowsWithTheLengthAndNotItsSquare) {
     EXPECT_LT(temporary(kernel, 4096), 2.2 * temporary(kernel, 2048)) << kernel;
 }
 
+// S1-27, S1-51
 TEST(AttentionMesh, HeadsThatDoNotDivideAreRefusedWithNumbers) {
   auto refusal = [](const MeshSizes& m, const char* kernel) {
     const AxisRules rules = AxisRules::defaults();

@@ -45,6 +45,7 @@ std::vector<Shape> shapes(DType t, int64_t lq, int64_t lk) {
   return {{t, {2, lq, 3, 4}}, {t, {2, lk, 3, 4}}, {t, {2, lk, 3, 4}}, {t, {3, 1, lk}}};
 }
 
+// S0-1, S0-62, S2-18, S4-17
 TEST_P(Attention, IsSoftmaxOfScaledProducts) {
   for (auto [type, tolerance] : {std::pair{DType::f64, 1e-13}, {DType::f32, 2e-6}, {DType::bf16, 2e-2}})
     for (bool causal : {false, true})
@@ -88,6 +89,7 @@ TEST_P(Attention, BlocksOfQueriesAgree) {  // 1540 queries: two blocks of 770
   expect_close(traced.run(in)[0].to_doubles(), expected(in, true, 1 / std::sqrt(8.0), false), 1e-5, "blocks");
 }
 
+// S0-39, S2-23, S4-21
 TEST(AttentionBlocks, OfAnySizeGiveTheSame) {
   auto run = [](AttentionOptions o) {
     o.causal = true;
@@ -141,6 +143,7 @@ std::string blocks_on(const std::string& kind, const AttentionBlocks& blocks = {
   return to_stablehlo(g);
 }
 
+// S0-41, S0-43…45, S0-50, S0-52…54
 TEST(AttentionBlocks, OfChipsAreThoseOfTheDocumentsUnlessARunNamesOthers) {
   auto has = [](const std::string& text, const char* size) {
     return count(text, std::string("-> tensor<") + size + "xf32>") > 0;
@@ -168,6 +171,7 @@ TEST(AttentionBlocks, AreSaidToHaveNoEffectWhereAKernelChooses) {
   EXPECT_NE(said.find("flash_block_sizes has no effect where attention is cuDNN"), said.npos) << said;
 }
 
+// S0-61, S2-18, S4-17
 TEST(AttentionTable, FlashKeepsNoLogits) {
   auto temporary = [](const char* kernel) {
     Graph g;
@@ -240,6 +244,7 @@ TEST(AttentionTable, SaysOnceWhereFlashIsDotProduct) {
   EXPECT_NE(said(1, {.kernel = "flash", .causal = true}).find("where there is a bias"), std::string::npos);
 }
 
+// S4-17
 TEST(AttentionTable, NamesItsKernelsAndShapes) {
   Graph g;
   Tensor q = g.input("q", f32({1, 4, 2, 8})), k = g.input("k", f32({1, 4, 3, 8}));

@@ -39,6 +39,7 @@ TEST(Checkpoint, TheProgramComputesTheRegionAgainBehindOneBarrier) {
   EXPECT_EQ(count(none, "stablehlo.dot_general"), 4 * 6);
 }
 
+// S0-63
 TEST(Checkpoint, LowersThePeakOfADeepChain) {
   const std::vector<Shape> shapes = {f32({1024, 64}), f32({64, 256}), f32({256, 64})};
   auto temporary = [&](const RematPolicy& policy) {
@@ -62,6 +63,7 @@ TEST(Checkpoint, APolicyKeepsWhatItNames) {
     expect_close(a[i].to_doubles(), b[i].to_doubles(), 1e-6, "output " + std::to_string(i));
 }
 
+// S0-64…67, S0-69, S2-38…42
 TEST(Checkpoint, NamedPoliciesKeepWhatTheySay) {
   // Two linear products and one with a batch axis; the first tanh is named.
   auto named_chain = [](const RematPolicy& policy) -> Loss {
@@ -228,6 +230,7 @@ TEST(Checkpoint, SecondDerivative) {
   });
 }
 
+// S0-64, S0-65
 TEST(Checkpoint, KnowsItsPoliciesByName) {
   EXPECT_TRUE(remat_is_none("None"));
   EXPECT_FALSE(remat_is_none("full"));

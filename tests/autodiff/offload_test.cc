@@ -42,6 +42,7 @@ MemoryPlan on_tpus(const RematNames& names) {
   return compile_ahead(tpus, mesh, g, {}, "offload").memory.value();
 }
 
+// S0-68, S0-73, S2-44
 TEST(Offload, WaitsInTheHostsMemory) {
   const MemoryPlan kept = on_tpus({.saved = {value::kFfnActivation}, .offloaded = {}}),
                    away = on_tpus({.saved = {}, .offloaded = {value::kFfnActivation, value::kHiddenStates}});

@@ -80,6 +80,7 @@ TEST(Barriers, AreLeftOutOfLoopsOnCpusAlsoOnAMeshAndNowhereElse) {
   EXPECT_EQ(barriers(true, true), 0);
 }
 
+// S1-38
 TEST(Sharding, ConstraintKeepsValuesAndGradients) {
   const AxisRules rules = AxisRules::defaults();
   auto loss = [](Graph&, const std::vector<Tensor>& x) {

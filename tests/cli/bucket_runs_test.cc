@@ -114,6 +114,7 @@ class RunsInBuckets : public testing::Test {
   BucketServer server;
 };
 
+// S2-6, S2-7, S3-6, S3-15, S3-27, S3-29, S4-7, S4-8, S4-72
 TEST_F(RunsInBuckets, KilledBetweenTwoFilesAndGoneOnWithOnAnotherMachineEqualsALocalRunToTheBit) {
   Outcome o = run(words("train", t / "local"), "local");
   ASSERT_EQ(o.status, 0) << o.err;
@@ -143,6 +144,7 @@ TEST_F(RunsInBuckets, KilledBetweenTwoFilesAndGoneOnWithOnAnotherMachineEqualsAL
   }
 }
 
+// S0-97, S3-29
 TEST_F(RunsInBuckets, WhateverIsWrittenMayBeThereAndIsReadOnAnotherMachine) {
   const std::vector<std::string> places = {"dataset_save_location=s3://runs/data",
                                            "jax_cache_dir=gs://runs/programs",
@@ -223,6 +225,7 @@ TEST_F(RunsInBuckets, WhateverIsWrittenMayBeThereAndIsReadOnAnotherMachine) {
   EXPECT_TRUE(contains(read_file(t / "from_model/mine/config.yml"), "gs://runs/copy"));
 }
 
+// S3-6
 TEST_F(RunsInBuckets, ABucketThatIsNotThereOrRefusesIsToldBeforeTheRunBegins) {
   Outcome o = run(words("train", "s3://nowhere/a"), "first");
   EXPECT_EQ(o.status, 4) << o.err;

@@ -84,6 +84,7 @@ class BucketRuns : public testing::Test {
 
 const TemporaryFolder BucketRuns::t;
 
+// P-6
 TEST_F(BucketRuns, CompileEveryBucketAheadAndGoOnAsIfNeverInterrupted) {
   const std::string programs = "jax_cache_dir=" + (t / "programs");  // empty: both programs are compiled
   Outcome o = train_in_buckets("whole", {programs});
@@ -156,6 +157,7 @@ TEST_F(BucketRuns, SizesAreToldWhereAKeyAsksForThemAndAlphaIsAMask) {
   expect_near(run("square_told", "square", told), run("square_untold", "square", {}), 1e-6);
 }
 
+// P-9
 TEST_F(BucketRuns, WhatDoesNotGoTogetherIsRefusedByName) {
   const std::string sd = "pretrained_model_name_or_path=" MD_SOURCE_DIR "/tests/golden/pipelines/sd";
   expect_refused({"enable_bucket=true", "bucket_reso_steps=6"}, "bucket_reso_steps is 6; expected a multiple of 4");

@@ -43,6 +43,7 @@ double number_after(const std::string& text, const std::string& words) {
   return at == text.npos ? 0 : std::stod(text.substr(at + words.size()));
 }
 
+// S0-100, S4-5, S4-61
 TEST(CompileAheadForGpus, SaysWhatAStepTakesOnEightThatAreNotHere) {
   const Outcome o = on_eight_h100({"plan", "ici_data_parallelism=1", "ici_fsdp_parallelism=8", "resolution=64",
                                    "per_device_batch_size=2", "flash_min_seq_length=0"});

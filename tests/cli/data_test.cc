@@ -147,6 +147,7 @@ TEST_F(DataRuns, TfrecordsOfOneTextEncoderTrainAsTheFolderDoes) {
   }
 }
 
+// S2-80, S2-82
 TEST_F(DataRuns, TfrecordsForEvaluationHaveTimesteps) {
   const std::vector<std::string> words = {"tfrecords_dir=" + (t / "set"), "enable_eval_timesteps=true",
                                           "num_eval_samples=4", "timesteps_list=250,750"};

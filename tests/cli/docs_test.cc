@@ -1,4 +1,5 @@
 // What docs/keys.md, docs/checklist.md and docs/training.md name exists: keys, files, functions, tests, headings.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -88,28 +89,53 @@ std::string definitions(const std::string& source, const std::string& name) {
   return out;
 }
 
-/// Names of tests, as Suite.Name.
-Names tests_in(const std::string& source) {
-  Names out;
-  static const std::regex test(R"(\nTEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\))");
-  for (std::sregex_iterator i(source.begin(), source.end(), test), end; i != end; ++i)
-    out.insert((*i)[1].str() + "." + (*i)[2].str());
+/// "S4-2, S4-7…9, P-1" as the ids it stands for.
+std::vector<std::string> ids_of(const std::string& cell) {
+  std::vector<std::string> out;
+  static const std::regex range("(S[0-9]-|P-)([0-9]+)(?:…([0-9]+))?");
+  for (std::sregex_iterator i(cell.begin(), cell.end(), range), end; i != end; ++i) {
+    const int first = std::stoi((*i)[2]), last = (*i)[3].matched ? std::stoi((*i)[3]) : first;
+    for (int n = first; n <= last; ++n) out.push_back((*i)[1].str() + std::to_string(n));
+  }
   return out;
 }
 
-const Names& all_tests() {
-  static const Names all = [] {
-    Names names;
+/// By name, as Suite.Name: the rows of docs/checklist.md that a test says it proves, in a comment right above it that
+/// holds nothing else: "// S4-2, S4-7…9".
+using Tests = std::map<std::string, Names>;
+
+Tests tests_in(const std::string& source) {
+  Tests out;
+  static const std::regex test(R"(TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\).*)"), rows("// (?:S[0-9]|P)-[0-9].*");
+  Names above;
+  std::smatch m;
+  std::string held;  // a name that is cut after its suite
+  for (const std::string& line : lines_of(source)) {
+    held = held.empty() ? line : held + line;
+    if (held.starts_with("TEST") && held.find(')') == held.npos) continue;
+    if (std::regex_match(held, m, test)) out[m[1].str() + "." + m[2].str()] = std::exchange(above, {});
+    if (std::regex_match(held, rows))
+      for (const std::string& id : ids_of(held)) above.insert(id);
+    else if (!held.starts_with("//"))
+      above.clear();
+    held.clear();
+  }
+  return out;
+}
+
+const Tests& all_tests() {
+  static const Tests all = [] {
+    Tests tests;
     for (const char* folder : {"tests", "maxdiffusion"})
       for (const auto& f : fs::recursive_directory_iterator(kRoot + folder))
-        if (f.path().string().ends_with("_test.cc")) names.merge(tests_in(read_file(f.path())));
-    return names;
+        if (f.path().string().ends_with("_test.cc")) tests.merge(tests_in(read_file(f.path())));
+    return tests;
   }();
   return all;
 }
 
 /// The tests that a cell names; faults for those that do not exist.
-std::vector<std::string> check_tests(const std::string& where, const std::string& cell, const Names& tests) {
+std::vector<std::string> check_tests(const std::string& where, const std::string& cell, const Tests& tests) {
   std::vector<std::string> faults;
   for (const std::string& name : code_of(cell))
     if (!tests.contains(name)) faults.push_back(where + ": there is no test " + name);
@@ -117,7 +143,7 @@ std::vector<std::string> check_tests(const std::string& where, const std::string
 }
 
 /// docs/keys.md: every declared key has one row; each row names functions that read its keys, and tests.
-std::vector<std::string> check_keys(const std::string& markdown, const Names& declared, const Names& tests,
+std::vector<std::string> check_keys(const std::string& markdown, const Names& declared, const Tests& tests,
                                     const Reader& read) {
   std::vector<std::string> faults;
   Names seen;
@@ -171,40 +197,77 @@ Names anchors_of(const std::string& markdown) {
   return out;
 }
 
-/// "S4-2, S4-7…9" as the ids it stands for.
-std::vector<std::string> ids_of(const std::string& cell) {
-  std::vector<std::string> out;
-  static const std::regex range("(S[0-9]-)([0-9]+)(?:…([0-9]+))?");
-  for (std::sregex_iterator i(cell.begin(), cell.end(), range), end; i != end; ++i) {
-    const int first = std::stoi((*i)[2]), last = (*i)[3].matched ? std::stoi((*i)[3]) : first;
-    for (int n = first; n <= last; ++n) out.push_back((*i)[1].str() + std::to_string(n));
-  }
-  return out;
+/// How a row is proved.
+struct Proof {
+  std::vector<std::string> tests;
+  int headings = 0;
+  bool not_yet = false;
+};
+
+Proof proof_of(const std::string& cell) {
+  static const std::regex link(R"(\]\([\w.]+#[\w-]+\))"), excuse("not yet: ...");
+  return {.tests = code_of(cell),
+          .headings = static_cast<int>(std::distance(std::sregex_iterator(cell.begin(), cell.end(), link), {})),
+          .not_yet = std::regex_search(cell, excuse)};
 }
 
-/// docs/checklist.md: every wanted id once; each row has a test, a link to a heading, or says "not yet: …".
-std::vector<std::string> check_checklist(const std::string& markdown, const Names& wanted, const Names& tests,
+bool names(const Tests& tests, const std::string& test, const std::string& id) {
+  const auto it = tests.find(test);
+  return it != tests.end() && it->second.contains(id);
+}
+
+/// docs/checklist.md: every wanted id once; each row has a test, a link to a heading, or says "not yet: …". A row and
+/// the tests that it cites name each other.
+std::vector<std::string> check_checklist(const std::string& markdown, const Names& wanted, const Tests& tests,
                                          const Reader& read_doc) {
   std::vector<std::string> faults;
   std::map<std::string, int> seen;
+  std::set<std::pair<std::string, std::string>> cited;  // test, id
   for (const Row& row : rows_of(markdown, "row")) {
-    for (const std::string& id : ids_of(row[0])) ++seen[id];
-    const std::string proof = row.back();
-    for (const std::string& fault : check_tests(row[0], proof, tests)) faults.push_back(fault);
+    const std::vector<std::string> ids = ids_of(row[0]);
+    const Proof proof = proof_of(row.back());
+    for (const std::string& fault : check_tests(row[0], row.back(), tests)) faults.push_back(fault);
+    for (const std::string& test : proof.tests)
+      if (tests.contains(test) && std::ranges::none_of(ids, [&](const auto& id) { return names(tests, test, id); }))
+        faults.push_back(row[0] + ": " + test + " does not name it");
+    for (const std::string& id : ids) {
+      ++seen[id];
+      for (const std::string& test : proof.tests) cited.emplace(test, id);
+      if (!proof.tests.empty() && proof.headings == 0 && !proof.not_yet &&
+          std::ranges::none_of(proof.tests, [&](const auto& test) { return names(tests, test, id); }))
+        faults.push_back(id + ": none of the tests that its row cites names it");
+    }
     static const std::regex link(R"(\]\(([\w.]+)#([\w-]+)\))");
-    int links = 0;
-    for (std::sregex_iterator i(proof.begin(), proof.end(), link), end; i != end; ++i, ++links)
+    for (std::sregex_iterator i(row.back().begin(), row.back().end(), link), end; i != end; ++i)
       if (!anchors_of(read_doc((*i)[1])).contains((*i)[2]))
         faults.push_back(row[0] + ": there is no heading " + (*i)[1].str() + "#" + (*i)[2].str());
-    static const std::regex excuse("not yet: ...");
-    if (row.size() != 3 || (code_of(proof).empty() && links == 0 && !std::regex_search(proof, excuse)))
+    if (row.size() != 3 || (proof.tests.empty() && proof.headings == 0 && !proof.not_yet))
       faults.push_back(row[0] + ": has neither test nor heading nor \"not yet: …\"");
   }
+  for (const auto& [test, ids] : tests)
+    for (const std::string& id : ids)
+      if (!cited.contains({test, id})) faults.push_back(test + " names " + id + ", whose row does not cite it");
   for (const std::string& id : wanted)
     if (seen[id] != 1) faults.push_back(id + " has " + std::to_string(seen[id]) + " rows");
   for (const auto& [id, n] : seen)
-    if (!wanted.contains(id)) faults.push_back(id + " is no row of the checklist");
+    if (id.starts_with("P-") ? n != 1 : !wanted.contains(id)) faults.push_back(id + " is no row of the checklist");
   return faults;
+}
+
+/// The line at the head of docs/checklist.md: how many rows of the documents are proved how.
+std::string states_of(const std::string& markdown, const Tests& tests) {
+  int proved = 0, in_part = 0, said = 0, not_yet = 0, own = 0;
+  for (const Row& row : rows_of(markdown, "row")) {
+    const Proof proof = proof_of(row.back());
+    for (const std::string& id : ids_of(row[0])) {
+      const bool tested = std::ranges::any_of(proof.tests, [&](const auto& test) { return names(tests, test, id); });
+      ++(id.starts_with("P-") ? own : tested ? (proof.not_yet ? in_part : proved) : proof.not_yet ? not_yet : said);
+    }
+  }
+  return fmt::format(
+      "{} rows: {} are proved by tests, {} in part, {} are words of a document, {} are not yet; and {} rows of "
+      "this project's own.\n",
+      proved + in_part + said + not_yet, proved, in_part, said, not_yet, own);
 }
 
 std::string joined(const std::vector<std::string>& lines) {
@@ -233,6 +296,15 @@ TEST(Docs, EveryRowOfTheChecklistHasAProofOrSaysThatItHasNone) {
   EXPECT_EQ(joined(check_checklist(read_file(kRoot + "docs/checklist.md"), wanted, all_tests(),
                                    [](const std::string& file) { return read_source("docs/" + file); })),
             "");
+}
+
+TEST(Docs, TheChecklistCountsItsRowsByState) {
+  const std::string path = kRoot + "docs/checklist.md", line = states_of(read_file(path), all_tests());
+  if (std::getenv("MD_UPDATE_DOCS")) {
+    static const std::regex old("\\n[0-9]+ rows: [^\n]*\n");
+    write_file_atomic(path, std::regex_replace(read_file(path), old, "\n" + line));
+  }
+  EXPECT_TRUE(contains(read_file(path), "\n" + line)) << line << "MD_UPDATE_DOCS=1 writes it";
 }
 
 TEST(Docs, KeysInTheTextExist) {
@@ -277,7 +349,8 @@ TEST(DocsCheck, DefinitionsAreFoundAtTheMargin) {
 }
 
 TEST(DocsCheck, KeysThatDoNotFitAreNamed) {
-  const Names keys = {"run_name", "seed"}, tests = {"A.B"};
+  const Names keys = {"run_name", "seed"};
+  const Tests tests = {{"A.B", {}}};
   auto faults = [&](const std::string& rows) {
     return joined(check_keys("| key | read by | proof |\n| --- | --- | --- |\n" + rows, keys, tests, one_file));
   };
@@ -295,19 +368,44 @@ TEST(DocsCheck, KeysThatDoNotFitAreNamed) {
   EXPECT_EQ(faults(good + "| `seed` | nothing | `A.B` |\n"), "");
 }
 
+TEST(DocsCheck, TestsNameTheirRowsRightAboveThem) {
+  EXPECT_EQ(tests_in("// S1-1, S2-3…4\nTEST(A, B) { x(); }\n\n// Of S1-2.\n// P-1\n// more\nTEST_F(C,\n       D) {\n}\n"
+                     "// S1-5\n\nTEST(E, F) {\n  // S1-6\n}\n"),
+            (Tests{{"A.B", {"S1-1", "S2-3", "S2-4"}}, {"C.D", {"P-1"}}, {"E.F", {}}}));
+}
+
+const std::string kRows = "| row | what | proof |\n| --- | --- | --- |\n";
+
 TEST(DocsCheck, RowsWithoutProofAreNamed) {
-  auto faults = [&](const std::string& rows) {
-    return joined(check_checklist("| row | what | proof |\n| --- | --- | --- |\n" + rows, {"S1-1", "S1-2"}, {"A.B"},
+  const Tests both = {{"A.B", {"S1-1", "S1-2"}}}, first = {{"A.B", {"S1-1"}}}, none = {{"A.B", {}}};
+  auto faults = [&](const std::string& rows, const Tests& tests) {
+    return joined(check_checklist(kRows + rows, {"S1-1", "S1-2"}, tests,
                                   [](const std::string& file) { return file == "a.md" ? "# Of it, all\n" : ""; }));
   };
-  EXPECT_EQ(faults("| S1-1…2 | x | `A.B` |\n"), "");
-  EXPECT_EQ(faults("| S1-1, S1-2 | x | not yet: hardware |\n"), "");
-  EXPECT_EQ(faults("| S1-1 | x | [a](a.md#of-it-all) |\n| S1-2 | x | `A.B` |\n"), "");
-  EXPECT_EQ(faults("| S1-1 | x | `A.B` |\n"), "S1-2 has 0 rows\n");
-  EXPECT_EQ(faults("| S1-1…3 | x | `A.B` |\n"), "S1-3 is no row of the checklist\n");
-  EXPECT_EQ(faults("| S1-1…2 | x | `A.C` |\n"), "S1-1…2: there is no test A.C\n");
-  EXPECT_EQ(faults("| S1-1…2 | x | [a](a.md#of-nothing) |\n"), "S1-1…2: there is no heading a.md#of-nothing\n");
-  EXPECT_EQ(faults("| S1-1…2 | x | ok |\n"), "S1-1…2: has neither test nor heading nor \"not yet: …\"\n");
+  EXPECT_EQ(faults("| S1-1…2 | x | `A.B` |\n", both), "");
+  EXPECT_EQ(faults("| S1-1, S1-2 | x | not yet: hardware |\n", none), "");
+  EXPECT_EQ(faults("| S1-1 | x | [a](a.md#of-it-all) |\n| S1-2 | x | `A.B` |\n", {{"A.B", {"S1-2"}}}), "");
+  EXPECT_EQ(faults("| S1-1…2 | x | `A.B`; not yet: more |\n", first), "");
+  EXPECT_EQ(faults("| S1-1 | x | `A.B` |\n", first), "S1-2 has 0 rows\n");
+  EXPECT_EQ(faults("| S1-1…3 | x | [a](a.md#of-it-all) |\n", none), "S1-3 is no row of the checklist\n");
+  EXPECT_EQ(faults("| S1-1…2 | x | `A.C`; not yet: more |\n", none), "S1-1…2: there is no test A.C\n");
+  EXPECT_EQ(faults("| S1-1…2 | x | [a](a.md#of-nothing) |\n", none), "S1-1…2: there is no heading a.md#of-nothing\n");
+  EXPECT_EQ(faults("| S1-1…2 | x | ok |\n", none), "S1-1…2: has neither test nor heading nor \"not yet: …\"\n");
+  // Citations are two-sided.
+  EXPECT_EQ(faults("| S1-1…2 | x | `A.B`, [a](a.md#of-it-all) |\n", none), "S1-1…2: A.B does not name it\n");
+  EXPECT_EQ(faults("| S1-1…2 | x | `A.B` |\n", first), "S1-2: none of the tests that its row cites names it\n");
+  EXPECT_EQ(faults("| S1-1 | x | `A.B` |\n| S1-2 | x | [a](a.md#of-it-all) |\n", both),
+            "A.B names S1-2, whose row does not cite it\n");
+}
+
+TEST(DocsCheck, RowsAreCountedByState) {
+  EXPECT_EQ(
+      states_of(kRows + "| S1-1 | x | `A.B` |\n| S1-2…3 | x | `A.B`; not yet: more |\n| S1-4 | x | [a](a.md#b) |\n"
+                        "| S1-5…7 | x | not yet: hardware |\n| P-1 | x | `A.B` |\n",
+                {{"A.B", {"S1-1", "S1-2", "P-1"}}}),
+      "7 rows: 1 are proved by tests, 1 in part, 1 are words of a document, 4 are not yet; and 1 rows of this "
+      "project's "
+      "own.\n");
 }
 
 }  // namespace

@@ -99,6 +99,7 @@ class Kinds : public testing::Test {
   TemporaryFolder t;
 };
 
+// S0-93, S4-52
 TEST_F(Kinds, EncodingInTheStepLearnsWhatTheCacheLearns) {
   Outcome o = train("cached", {});
   ASSERT_EQ(o.status, 0) << o.err;
@@ -113,6 +114,7 @@ TEST_F(Kinds, EncodingInTheStepLearnsWhatTheCacheLearns) {
             read_file(kModel + "/vae/diffusion_pytorch_model.safetensors"));
 }
 
+// S4-23, S4-78, S4-100
 TEST_F(Kinds, TheTextEncoderLearnsBesideTheUNet) {
   Outcome o = train("both", {"train_text_encoder=true"});
   EXPECT_EQ(o.status, 2) << o.err;
@@ -189,6 +191,7 @@ TEST_F(Kinds, DreamBoothDrawsItsClassAndLearnsItsSubject) {
   EXPECT_TRUE(contains(o.err, "needs class_prompt")) << o.err;
 }
 
+// S2-81, S2-83, S2-120
 TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndLearnsNothing) {
   const std::vector<std::string> words = {"eval_every=2", "eval_data_dir=" + (t / "pictures"),
                                           "timesteps_list=[900,100]", "eval_max_number_of_samples_in_bucket=3"};
@@ -246,6 +249,7 @@ TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndLearnsNothing) {
   EXPECT_TRUE(contains(o.err, "eval_every needs eval_data_dir")) << o.err;
 }
 
+// S2-88…90, S4-75…77
 TEST_F(Kinds, ProfileHoldsItsStepsForTensorBoardAndPerfetto) {
   const std::vector<std::string> words = {"enable_profiler=true", "skip_first_n_steps_for_profiler=1",
                                           "profiler_steps=1", "plugin=" MD_BINARY_DIR "/test_plugins/profiling.so"};
@@ -318,6 +322,7 @@ TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {
   EXPECT_TRUE(contains(o.err, "lora_init")) << o.err;
 }
 
+// S2-105, S2-106, S2-110, S4-95, S4-97
 TEST_F(Kinds, QuantizedModelsAreTrainedAndDrawnWith) {
   const std::vector<std::string> lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1", "checkpoint_every=2"};
   auto int8 = [](std::vector<std::string> words) {
@@ -357,6 +362,7 @@ TEST_F(Kinds, QuantizedModelsAreTrainedAndDrawnWith) {
   EXPECT_TRUE(contains(refused.err, "such as time_embedding.linear_1, down_blocks.")) << refused.err;
 }
 
+// S2-46, S2-47, S2-52, S2-53, S4-48, S4-49, S4-51, S4-54, S4-55
 TEST_F(Kinds, DataOfEveryKindIsTrainedOn) {
   const std::string files = MD_SOURCE_DIR "/tests/golden/data/files/";
   for (const auto& [name, words] : std::vector<std::pair<std::string, std::vector<std::string>>>{
@@ -386,6 +392,7 @@ TEST_F(Kinds, TfrecordsHoldPicturesWhereAKeySaysSo) {
   EXPECT_EQ(train("encoded", {"dataset_type=tfrecord", pictures}).status, 4);
 }
 
+// S2-60, S2-63
 TEST_F(Kinds, SyntheticSamplesHaveTheSizesOfTheirKeys) {
   const std::vector<std::string> keys = {"train_data_dir=",
                                          "dataset_type=synthetic",
@@ -417,6 +424,7 @@ TEST_F(Kinds, SyntheticSamplesHaveTheSizesOfTheirKeys) {
   EXPECT_TRUE(contains(o.err, "give max_train_steps")) << o.err;
 }
 
+// S2-75
 TEST_F(Kinds, CheckpointsLieWhereTheirKeySaysAndAreGoneOnAndDrawnFrom) {
   const std::string where = "checkpoint_dir=" + (t / "elsewhere");
   ASSERT_EQ(train("kept", {}).status, 0);
@@ -473,6 +481,7 @@ TEST_F(Kinds, PicturesSayWithWhatTheyWereDrawn) {
   EXPECT_TRUE(contains(png, ", CFG scale: 3, Seed: 7, Size: 16x16, Model: ")) << png.substr(0, 400);
 }
 
+// S2-9, S2-10
 TEST_F(Kinds, AFolderIsWhatItsKeysSayItIs) {
   for (const char* word : {"model_name=wan2.1", "model_type=I2V"}) {
     const Outcome o = train("other", {word});
@@ -481,6 +490,7 @@ TEST_F(Kinds, AFolderIsWhatItsKeysSayItIs) {
   }
 }
 
+// S4-57, S4-58
 TEST_F(Kinds, PicturesArePreparedAsTheirKeysSay) {
   for (const char* folder : {"wide", "middle"}) make_folders(t / folder);
   put_picture(t / "wide/0.png", 0, 32);
@@ -505,6 +515,7 @@ TEST_F(Kinds, PicturesArePreparedAsTheirKeysSay) {
   EXPECT_TRUE(contains(o.err, "random_crop")) << o.err;
 }
 
+// S2-26, S2-27, S4-26…28
 TEST_F(Kinds, EpochsCountWhereStepsDoNot) {
   const Outcome o = train("epochs", {"max_train_steps=0", "num_train_epochs=2", "random_flip=true"});
   ASSERT_EQ(o.status, 0) << o.err;
@@ -514,6 +525,7 @@ TEST_F(Kinds, EpochsCountWhereStepsDoNot) {
   EXPECT_EQ(losses("some").size(), 2u);
 }
 
+// S4-9, S4-10, S4-31, S4-80, S4-84, S4-85, S4-91
 TEST_F(Kinds, PicturesFollowTheirKeys) {
   ASSERT_EQ(train("tuned", {}).status, 0);
   const std::string tuned = t / "tuned/checkpoints/3", plain = draw("plain", {}),
@@ -579,6 +591,7 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
   EXPECT_NE(losses("from"), losses("tuned"));
 }
 
+// S4-43, S4-45, S4-46, P-2
 TEST_F(Kinds, WhatIsSavedAndDrawnAgreesWithWhatWasTrained) {
   const std::vector<std::string> keys = {
       "prediction_type=v_prediction", "diffusion_scheduler_config={rescale_zero_terminal_snr: true, beta_end: 0.02}"};
@@ -598,6 +611,7 @@ TEST_F(Kinds, WhatIsSavedAndDrawnAgreesWithWhatWasTrained) {
   EXPECT_NE(draw("epsilon", {model, "prediction_type=epsilon", "diffusion_scheduler_config={" + ddim + "}"}), drawn);
 }
 
+// S2-31, S4-31, S4-38, S4-59
 TEST_F(Kinds, NoiseAndTimestepsFollowTheirKeys) {
   ASSERT_EQ(train("plain", {}).status, 0);
   const std::vector<double> plain = losses("plain");

@@ -53,6 +53,7 @@ Outcome compile_flux(std::vector<std::string> words) {
   return maxdiffusion(words);
 }
 
+// S1-41, S1-42
 TEST(ParallelismExamples, FluxSplitsTheBatchAndTheWeights) {
   const Outcome o = compile_flux({"ici_data_parallelism=2", "ici_fsdp_parallelism=2"});
   ASSERT_EQ(o.status, 0) << o.err;
@@ -61,6 +62,7 @@ TEST(ParallelismExamples, FluxSplitsTheBatchAndTheWeights) {
   EXPECT_TRUE(contains(o.out, "all-gather over fsdp")) << o.out;
 }
 
+// S1-30
 TEST(ParallelismExamples, FourSlicesOfEight) {
   const Outcome o = compile_video({"topology=v6e:2x4", "compile_topology_num_slices=4", "dcn_data_parallelism=4",
                                    "ici_data_parallelism=2", "ici_context_parallelism=2", "ici_tensor_parallelism=2",
@@ -77,6 +79,7 @@ TEST(ParallelismExamples, FourSlicesOfEight) {
   EXPECT_TRUE(told("all-reduce").ends_with(" MiB (DCN)")) << o.out;
 }
 
+// S1-43, S1-44
 TEST(ParallelismExamples, WanSplitsSequencesAndHeadsAndTakesABatchOfOneOnFourDevices) {
   const Outcome o = compile_video({"topology=v5p:2x2x1", "ici_data_parallelism=1", "ici_context_parallelism=2",
                                    "ici_tensor_parallelism=2", "per_device_batch_size=0.25"});
@@ -84,6 +87,7 @@ TEST(ParallelismExamples, WanSplitsSequencesAndHeadsAndTakesABatchOfOneOnFourDev
   EXPECT_TRUE(contains(o.out, "mesh: context 2 × tensor 2 (4 devices)")) << o.out;
 }
 
+// S1-40
 TEST(ParallelismExamples, PicturesOnOneHostTakeDataByItself) {
   const Outcome o = compile_pictures({"topology=v6e:2x4", "ici_data_parallelism=-1", "per_device_batch_size=1"});
   ASSERT_EQ(o.status, 0) << o.err;
@@ -91,6 +95,7 @@ TEST(ParallelismExamples, PicturesOnOneHostTakeDataByItself) {
   EXPECT_FALSE(contains(o.out, "all-gather")) << o.out;
 }
 
+// S1-55
 TEST(ParallelismExamples, DataFsdpAndTensorTogether) {
   const Outcome o = compile_pictures({"topology=v6e:2x4", "ici_data_parallelism=2", "ici_fsdp_parallelism=2",
                                       "ici_tensor_parallelism=2", "per_device_batch_size=1"});

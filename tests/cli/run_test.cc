@@ -64,6 +64,7 @@ TEST_F(FreshMachine, UsageListsEveryCommandOfTheProgram) {
   EXPECT_GE(commands, 2);
 }
 
+// S3-14
 TEST_F(FreshMachine, NotRootIsToldExactlyWhichPackagesAreMissing) {
   if (!exists("/etc/debian_version")) GTEST_SKIP() << "not Debian";
   for (std::string words : {"train configs/quickstart.yml", "test", "test quick", "setup"}) {
@@ -76,6 +77,7 @@ TEST_F(FreshMachine, NotRootIsToldExactlyWhichPackagesAreMissing) {
   }
 }
 
+// S3-13, S3-14
 TEST_F(FreshMachine, AsRootACloneInstallsWhatIsMissingBuildsAndRunsTheCommand) {
   if (::getuid() != 0) return;  // who cannot install is told what is missing, above
   set_up("");

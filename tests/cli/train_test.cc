@@ -71,6 +71,7 @@ int64_t lines(const std::string& path) {
   return std::count(text.begin(), text.end(), '\n');
 }
 
+// S0-33, S0-94, S2-51, S2-114, S2-115, S3-12, S4-1, S4-6, S4-8, S4-16, S4-53, S4-78, S4-98, S4-99, S4-103
 TEST(Train, WritesEverythingARunPromises) {
   const std::string copies = shared().folder / "copies", timing = shared().folder / "timing.txt",
                     lines_file = shared().folder / "lines.jsonl";
@@ -116,6 +117,7 @@ TEST(Train, WritesEverythingARunPromises) {
   EXPECT_EQ(maxdiffusion(whole, "-u LIBTPU_INIT_ARGS").status, 0);
 }
 
+// S1-50
 TEST(Train, TheAutoencoderFollowsItsKeys) {
   auto first = [](const std::string& name, const std::vector<std::string>& more) {
     std::vector<std::string> w = words(name, {"vae_max_train_steps=1", "max_train_steps=1", "prompt=[]"});
@@ -218,6 +220,7 @@ TEST(Train, ARefusedConfigAndASecondRunLeaveTheRunAlone) {
   EXPECT_TRUE(contains(second, "'" + run + "' is in use by process ")) << second;
 }
 
+// S4-99, S4-101, S4-102, P-6
 TEST(Train, GoesOnAfterKillAsIfNothingHadHappened) {
   // The learning rate's schedule has its own length, so the number of steps changes nothing but the end.
   const std::string run = run_folder("killed");
@@ -246,6 +249,7 @@ TEST(Train, GoesOnAfterKillAsIfNothingHadHappened) {
   EXPECT_EQ(lines(run + "/metrics.jsonl"), newest + 5);
 }
 
+// S2-25, S4-25
 TEST(Train, ScaleLrMultipliesTheRateByTheGlobalBatch) {
   ASSERT_EQ(maxdiffusion(words("plain_rate", {"max_train_steps=2"})).status, 0);
   ASSERT_EQ(maxdiffusion(words("scaled_rate", {"max_train_steps=2", "scale_lr=true"})).status, 0);
@@ -267,6 +271,7 @@ TEST(Train, PicturesThatDoNotDecodeAreNamedAndSkipped) {
   EXPECT_TRUE(contains(o.err, "8 pictures, 1 skipped")) << o.err;
 }
 
+// S4-16
 TEST(Train, DamagedWeightsAreRefusedByName) {
   ASSERT_EQ(maxdiffusion(words("donor")).status, 0);
   const std::string donor = run_folder("donor") + "/checkpoints/6", model = shared().folder / "from_donor";
@@ -291,6 +296,7 @@ TEST(Train, DamagedWeightsAreRefusedByName) {
   EXPECT_FALSE(contains(other.err, "train unet: program")) << "found out after compiling: " << other.err;
 }
 
+// S4-16, P-1
 TEST(Train, AfterwardsGenerateDrawsWithWhatWasTrained) {
   // Models that started from random values are not random any more.
   ASSERT_EQ(maxdiffusion(words("drawn_from")).status, 0);
@@ -310,12 +316,14 @@ TEST(Train, AfterwardsGenerateDrawsWithWhatWasTrained) {
   EXPECT_NE(draw({"pretrained_model_name_or_path=" + shared().model}), drawn);  // random
 }
 
+// S4-22
 TEST(Train, TextEncodersOfSdxlAreTrainedByLoraOnly) {
   const Outcome o = maxdiffusion(words("texts", {"train_text_encoder=true"}));
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "train_text_encoder: models with two text encoders")) << o.err;
 }
 
+// S0-91, S1-56, S2-113, S3-30
 TEST(Train, ShardedOverEightDevicesWritesTheSameFiles) {
   Outcome o = maxdiffusion(words(
       "mesh", {"cpu_device_count=8", "ici_data_parallelism=2", "ici_fsdp_parallelism=-1", "ici_tensor_parallelism=2",

@@ -148,6 +148,7 @@ class ShippedConfig : public testing::TestWithParam<std::string> {
 
 bool equal(const HostArray& a, const HostArray& b) { return a.to_doubles() == b.to_doubles(); }
 
+// S0-90, S3-15
 TEST_P(ShippedConfig, IsTrainedAndDrawnFrom) {
   const std::string& file = GetParam();
   const Outcome whole = maxdiffusion({"inspect", "config", kConfigs + file});

@@ -142,6 +142,7 @@ void expect_equal(const Step& got, const Step& want, const std::string& word) {
   EXPECT_EQ(got.named, want.named) << word;
 }
 
+// S0-81, S0-84, S4-12…14
 TEST(TypeKeys, ChangeWhatTheyNameAndNothingElse) {
   expect_equal(step_with({}), all_wide(), "float32");
   using Change = std::function<void(Step&)>;

@@ -75,6 +75,7 @@ TEST(Videos, InChunksGiveWhatTheyGiveWhole) {
   }
 }
 
+// S2-17
 TEST(Videos, HaveTheirAutoencoderWholeOnEveryDeviceOrSplitByTheRules) {
   const VideoFamily wide({{"base_dim", 8},
                           {"z_dim", 2},

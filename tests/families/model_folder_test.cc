@@ -126,6 +126,7 @@ TEST_F(Folder, DamagedIndexesAreRefused) {
   EXPECT_THROW(ModelFolder::open(t.path()), Error);
 }
 
+// P-19
 TEST_F(Folder, SizesThatNoModelHasAreRefusedBeforeAnythingIsBuilt) {
   index["unet"] = {"diffusers", "UNet2DConditionModel"};
   const json unet = parse_json(read_file(MD_SOURCE_DIR "/configs/models/emoji/unet/config.json"));

@@ -24,6 +24,7 @@ AheadOfTime step_of(const char* model, DType activations) {
 }
 
 // Seen: 185 in both types.
+// P-22
 TEST(Pieces, OfTheUNetsStepAreFewAndFewOnlyChangeATypeInBf16) {
   const AheadOfTime bf16 = step_of("unet", DType::bf16);
   EXPECT_GT(bf16.pieces, 50);  // it was counted

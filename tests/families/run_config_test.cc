@@ -41,6 +41,7 @@ std::string warnings(const std::vector<std::string>& words) {
   return testing::internal::GetCapturedStderr();
 }
 
+// P-10
 TEST(RunConfig, TakesPromptsLetterByLetter) {
   const std::string text = "(masterpiece:1.2), [bad], {curly}";
   const SampleKeys k = parse("", {"prompt=" + text, "negative_prompt=" + text}).sample;
@@ -50,6 +51,7 @@ TEST(RunConfig, TakesPromptsLetterByLetter) {
   EXPECT_EQ(parse("", {"instance_prompt=[sks] (dog)"}).dreambooth.instance_prompt, "[sks] (dog)");
 }
 
+// S2-5, S3-31, S4-6
 TEST(RunConfig, TakesTheNameOfTheJobWhereItHasNone) {
   ::setenv("JOBSET_NAME", "job-7", 1);
   EXPECT_EQ(parse("").run.run_name, "job-7");
@@ -59,12 +61,14 @@ TEST(RunConfig, TakesTheNameOfTheJobWhereItHasNone) {
   EXPECT_THROW(parse("").folder(), Error);
 }
 
+// S2-6, S2-7, S4-7, S4-8
 TEST(RunConfig, FallsBackToTheBaseOutputDirectory) {
   EXPECT_EQ(parse("{run_name: a, output_dir: '', base_output_directory: /b}").folder(), "/b/a");
   EXPECT_EQ(parse("{run_name: a, output_dir: /o, base_output_directory: /b}").folder(), "/o/a");
   EXPECT_THROW(parse("{run_name: a, output_dir: ''}").folder(), Error);
 }
 
+// S2-64, S3-28, S4-61
 TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
   EXPECT_TRUE(contains(refusal({"weights_dtype=float31"}), "'float31' is not one of"));
   EXPECT_TRUE(contains(refusal({"activations_dtype=int32"}), "is no float"));
@@ -175,6 +179,7 @@ TEST(RunConfig, PlacesInBucketsAreFoldersOfThisMachineMeanwhile) {
   before ? ::setenv("XDG_CACHE_HOME", cache.c_str(), 1) : ::unsetenv("XDG_CACHE_HOME");
 }
 
+// S0-62, S0-70…73, S2-12…14, S2-22
 TEST(RunConfig, SaysToLayersWhatItsKeysSay) {
   const ScopeOptions plain = scope_options(parse("").layers);
   EXPECT_EQ(plain.weights, DType::f32);
@@ -216,6 +221,7 @@ TEST(RunConfig, SaysToFrozenModelsWhatTheirKeysSay) {
   EXPECT_EQ(autoencoder_options(scope, keys).activations, DType::bf16);
 }
 
+// S2-75
 TEST(RunConfig, CheckpointsLieInTheRunsFolderUnlessAKeySaysWhere) {
   EXPECT_EQ(parse("{run_name: a, output_dir: /o}").checkpoint_dir(), "/o/a/checkpoints");
   EXPECT_EQ(parse("{run_name: a, output_dir: /o, checkpoint_dir: /c}").checkpoint_dir(), "/c");
@@ -223,6 +229,7 @@ TEST(RunConfig, CheckpointsLieInTheRunsFolderUnlessAKeySaysWhere) {
   EXPECT_EQ(parse("").checkpoint_dir(), "");
 }
 
+// S2-50
 TEST(RunConfig, RecordsHoldPicturesWhereAKeySaysSo) {
   EXPECT_TRUE(parse("dataset_type: tfrecord").reads_encoded_records());
   EXPECT_TRUE(parse("dataset_type: grain").reads_encoded_records());
@@ -231,6 +238,7 @@ TEST(RunConfig, RecordsHoldPicturesWhereAKeySaysSo) {
   EXPECT_FALSE(parse("{dataset_type: tfrecord, cache_latents_text_encoder_outputs: false}").reads_encoded_records());
 }
 
+// S0-91, S0-92, S1-47, S1-48, S1-50, S2-28, S4-29
 TEST(RunConfig, FractionalBatchesMustMakeAWholeOne) {
   EXPECT_EQ(global_batch(2, 4), 8);
   EXPECT_EQ(global_batch(0.25, 8), 2);
@@ -246,12 +254,14 @@ TEST(RunConfig, FractionalBatchesMustMakeAWholeOne) {
   }
 }
 
+// S2-29
 TEST(RunConfig, AGlobalBatchIsTakenAsItIs) {
   EXPECT_EQ(global_batch(parse("{global_batch_size: 6, per_device_batch_size: 0.3}").batches, 4), 6);
   EXPECT_EQ(global_batch(parse("{global_batch_size: 0, per_device_batch_size: 2}").batches, 4), 8);
   EXPECT_THROW(global_batch(parse("global_batch_size: -1").batches, 4), Error);
 }
 
+// S1-35, S1-39, S4-61
 TEST(RunConfig, DevicesAreThoseAndLieAsTheKeysSay) {
   const Devices d = open_devices(
       parse("", {"hardware=cpu", "cpu_device_count=4", "ici_data_parallelism=2", "ici_tensor_parallelism=2",
@@ -265,6 +275,7 @@ TEST(RunConfig, DevicesAreThoseAndLieAsTheKeysSay) {
   EXPECT_EQ(plain.rules().resolve(plain.mesh(), {"", axis::kHeads}, {8, 8}).dims, (Axes{{}, {"tensor"}}));
 }
 
+// S2-20
 TEST(RunConfig, AttentionShardingUniformSplitsTheSequence) {
   for (bool uniform : {true, false}) {
     const Devices d = open_devices(
@@ -274,6 +285,7 @@ TEST(RunConfig, AttentionShardingUniformSplitsTheSequence) {
   }
 }
 
+// S4-60
 TEST(RunConfig, TokensAreReadAndNeverPrinted) {
   const RunConfig c = parse("hf_access_token: hf_secret");
   EXPECT_EQ(c.reference.hf_access_token, "hf_secret");
@@ -290,6 +302,7 @@ TEST(RunConfig, LocationsWithSecretsAreRefusedByName) {
   }
 }
 
+// S0-40, S2-23, S4-21
 TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
   const RunConfig c = parse("", {R"(flash_block_sizes={"block_q" : 3024, "block_kv" : 2048,
                                      "use_fused_bwd_kernel": False,})"});
@@ -301,6 +314,7 @@ TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
   EXPECT_TRUE(contains(refusal({"flash_block_sizes={block_q: -5}"}), "block_q is '-5'; expected a whole number"));
 }
 
+// S0-102, S1-49
 TEST(RunConfig, FsdpBatchTakesWholeBatchesOnly) {
   const std::string said = refusal({"ici_fsdp_batch_parallelism=2", "per_device_batch_size=0.5"});
   EXPECT_TRUE(contains(said, "per_device_batch_size is 0.5; with ici_fsdp_batch_parallelism")) << said;
@@ -314,6 +328,7 @@ TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
   }
 }
 
+// S4-3
 TEST(RunConfig, AttentionByCudnnIsFlashElsewhereAndSaysSo) {
   EXPECT_TRUE(
       contains(warnings({"attention=cudnn_flash_te"}), "cudnn_flash_te: cuDNN is for GPUs, and hardware is cpu"));
@@ -330,6 +345,7 @@ TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
   }
 }
 
+// S4-96, S4-97
 TEST(RunConfig, QuantizationKeysWithoutEffectAreWarnedAboutByName) {
   EXPECT_TRUE(contains(warnings({"quantization=int8"}), "quantization has no effect: use_qwix_quantization is false"));
   EXPECT_TRUE(contains(warnings({"quantization_local_shard_count=2"}), "quantization_local_shard_count has no effect"));
@@ -357,6 +373,7 @@ TEST(ReferenceKeys, GroupsOtherThanTheModelsAreWarnedAbout) {
   EXPECT_TRUE(contains(said({"norm_num_groups=8"}), "norm_num_groups=8 has no effect"));
 }
 
+// S2-15, S2-19, S2-21, S2-91, S4-15, S4-18, S4-20, S4-83, S4-92
 TEST(ReferenceKeys, WhatArrangesItselfHereIsReadInSilence) {
   EXPECT_EQ(warnings({"jit_initializers=false",
                       "from_pt=false",

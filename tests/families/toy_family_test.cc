@@ -81,6 +81,7 @@ output_type: np
 };
 TemporaryFolder* ToyFamily::root_ = nullptr;
 
+// P-4
 TEST_F(ToyFamily, LearnsIsEvaluatedByTimestepAndDrawsWhatThePromptSays) {
   train(config("learns", {"max_train_steps=240", "eval_every=120"}));
   const std::vector<nlohmann::json> lines = metrics("learns");
@@ -133,6 +134,7 @@ TEST_F(ToyFamily, AnswersToItsNamesAndTypes) {
     }
 }
 
+// P-4
 TEST_F(ToyFamily, ResumesToTheBit) {
   train(config("whole", {"max_train_steps=6"}));
   train(config("parts", {"max_train_steps=3"}));
@@ -145,6 +147,7 @@ TEST_F(ToyFamily, ResumesToTheBit) {
             read_file(*root_ / "parts/checkpoints/6/training_state/arrays.safetensors"));
 }
 
+// P-4
 TEST_F(ToyFamily, FoldersOfUnknownPipelinesAndClassesAreRefusedWithTheList) {
   auto refusal = [&](const std::string& index) {
     write_toy_folder(*root_ / "other");

@@ -316,6 +316,7 @@ eval_max_number_of_samples_in_bucket: 60
 enable_ssim: False
 )";
 
+// S2-4
 TEST(WanFiles, OfTheReferenceAreReadAsTheyAre) {
   const RunConfig c = RunConfig::from_source(ConfigSource::from_text(kOfTheReference));
   EXPECT_EQ(c.hardware.hardware, "tpu");
@@ -331,6 +332,7 @@ TEST(WanFiles, OfTheReferenceAreReadAsTheyAre) {
   EXPECT_EQ(make_process(training_config(scheduler, c.scheduler), c.process)->time_type(), DType::f32);
 }
 
+// S2-59…63
 TEST(WanFiles, SyntheticKeysAreThereAndMayBeNull) {
   const RunConfig c = RunConfig::load(
       path_of("base_wan_14b"),

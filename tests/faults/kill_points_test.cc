@@ -178,6 +178,7 @@ bool is_killed(const Scenario& s, const std::string& dir, const std::string& lin
   return WIFSIGNALED(status);
 }
 
+// P-7
 TEST(KillPoints, AKillAtAnyMomentLosesNoCheckpoint) {
   const char* asked = std::getenv("MD_KILL_POINTS");
   const int64_t kills = asked ? std::atoll(asked) : 600;

@@ -119,6 +119,7 @@ std::set<std::string> lines_of(const std::string& path) {
 
 class FullSize : public testing::TestWithParam<Full> {};
 
+// S2-8
 TEST_P(FullSize, HasThePublishedParameters) {
   const Full& f = GetParam();
   Graph g;

@@ -45,6 +45,7 @@ std::map<std::string, int64_t> parts_of(const Graph& g, const ParamTable& table,
   return parts;
 }
 
+// S1-4, S1-6, S1-23
 TEST(UnetLogicalAxes, SplitAttentionFeedForwardAndConvolutionsOverFsdpAndTensor) {
   const Mesh mesh = mesh_of(2, 2, 2);
   const AxisRules rules = AxisRules::defaults();

@@ -125,6 +125,7 @@ class Bf16 : public testing::TestWithParam<Named> {};
 // every array. The worst are gradients that nearly cancel, of which rounding decides: as the orders of sums and the
 // places of rounding vary (without kernels, with kernels that widen, on processors that multiply bf16) one and the same
 // bias was seen at 0.18 to 0.39.
+// S0-81, S4-13
 TEST_P(Bf16, ActivationsGiveOutputsAndGradientsNearTheReference) {
   const ModelCase c = load_case(GetParam().name);
   const ModelRun run = run_case(c, GetParam().forward, {.activations = DType::bf16});
@@ -178,6 +179,7 @@ void PrintTo(const Variant& v, std::ostream* os) { *os << v.name; }
 
 class Repeated : public testing::TestWithParam<Variant> {};
 
+// S0-1, S0-65
 TEST_P(Repeated, LayersGiveTheOutputsAndGradientsOfTheReference) {
   const ModelCase c = load_case(GetParam().model.name);
   const ModelRun run = run_case(c, GetParam().model.forward, GetParam().options);

@@ -49,6 +49,7 @@ class QuantizedStack : public testing::TestWithParam<const char*> {};
 // Both compute the same numbers in float32, so all that may differ is the order of sums. A value that this pushes over
 // the middle between two 8-bit numbers is another one then; seldom, since few lie there, but in a stack of a hundred
 // values it is a percent. None does here.
+// S2-105, S2-107…110, S4-95
 TEST_P(QuantizedStack, GivesTheOutputsAndGradientsOfQwix) {
   const ModelCase c = load_case(std::string("quantized/") + GetParam());
   const ModelRun r = run_case(c, stack, {.quantization = make_quantization(keys(c.config))});
@@ -63,6 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, QuantizedStack,
                          testing::Values("int8", "int8_some", "fp8", "fp8_full", "fp8_full_calibrated"),
                          [](const auto& info) { return std::string(info.param); });
 
+// S2-105, S4-95
 TEST(Quantize, MakesTheNumbersOfQwixToTheBit) {
   const HostArrays golden = SafetensorsReader::open(golden_path("quantized/values.safetensors")).tensors();
   const HostArray& x = golden.at("x");
@@ -95,6 +97,7 @@ TEST(Quantize, MakesTheNumbersOfQwixToTheBit) {
 // square where there are 6 to 20 of them, as here: an error of 2.5 / 127.5 / √12 = 0.6 percent, evenly spread, for each
 // operand, and 0.8 for a product. Some ten products lie between input and output, but each block adds to what passes it
 // by: between one product's error and √10 times that.
+// S2-105
 TEST(Quantized, ATransformerIsOffByTheNoiseOfItsProductsInEveryWayThatBlocksAreRun) {
   const ModelCase c = load_case("wan_t2v");
   ScopeOptions options = quantized("int8");

@@ -52,6 +52,7 @@ const RematNames kOfTheSeeds = {.saved = {value::kAttnOutput, value::kQueryProj}
 
 class Policies : public testing::TestWithParam<Model> {};
 
+// S0-68, S2-39, S2-40, S2-42
 TEST_P(Policies, LeaveGradientsAsTheyAre) {
   const ModelCase c = load_case(GetParam().golden);
   const ModelRun none = run_case(c, GetParam().forward, with("NONE"));
@@ -86,6 +87,7 @@ std::map<std::string, std::set<std::string>> names_in(const Model& m) {
   return names;
 }
 
+// S0-74…80, S2-43
 TEST(NamedValues, StandAtTheSamePlacesInAllModels) {
   const std::set<std::string> of_the_documents = {value::kAttnOutput,    value::kQueryProj,   value::kKeyProj,
                                                   value::kValueProj,     value::kXqOut,       value::kXkOut,
@@ -150,6 +152,7 @@ int products(const Model& m, const ScopeOptions& options) {
 
 // A block of one stream has three projections to queries, keys and values in one, which are kept; a block of two has
 // them made again. Both keep what attention gave, which two products make.
+// S0-63
 TEST(FluxOptimized, KeepsProjectionsWhereTheStreamsAreOneAndAttention) {
   EXPECT_EQ(products(kFlux, with("flux_optimized")) + 3 + 2 * 2, products(kFlux, with("FULL")));
   EXPECT_EQ(products(kFlux, with("CUSTOM", {.saved = {value::kTxtQkvProj}, .offloaded = {}})) + 3,
@@ -210,6 +213,7 @@ int64_t temporary_of(const ScopeOptions& options) {
       ->temporary;
 }
 
+// S0-63…65
 TEST(PoliciesTogether, TakeTheMoreMemoryTheMoreTheyKeep) {
   const int64_t none = temporary_of(with("NONE")), full = temporary_of(with("FULL")),
                 hidden = temporary_of(with("HIDDEN_STATE_WITH_OFFLOAD")),

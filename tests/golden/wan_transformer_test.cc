@@ -41,6 +41,7 @@ struct Way {
 void PrintTo(const Way& w, std::ostream* os) { *os << w.name; }
 class WanTransformer : public testing::TestWithParam<Way> {};
 
+// S0-61, S2-3, S2-16
 TEST_P(WanTransformer, GivesTheOutputsAndGradientsOfTheReference) {
   const ModelCase c = load_case(GetParam().golden);
   expect_near_reference(c, run_case(c, GetParam().forward, GetParam().options));
@@ -64,6 +65,7 @@ class WanInBf16 : public testing::TestWithParam<const char*> {};
 
 // Weights are bf16 numbers; activations have 8 bits, but for what the original keeps in f32: conditions, norms,
 // modulation, the last projection. The worst are biases of keys, whose gradient nearly cancels: 0.05.
+// S2-12, S2-13
 TEST_P(WanInBf16, GivesOutputsAndGradientsNearTheReference) {
   const ModelCase c = load_case(GetParam());
   const ModelRun run = run_case(c, run_wan, {.weights = DType::bf16, .activations = DType::bf16});
@@ -76,6 +78,7 @@ TEST_P(WanInBf16, GivesOutputsAndGradientsNearTheReference) {
 INSTANTIATE_TEST_SUITE_P(Goldens, WanInBf16, testing::Values("wan_t2v", "wan_i2v"),
                          [](const auto& info) { return info.param; });
 
+// P-17
 TEST(WanNames, AreThoseThatTheConverterOfTheReferenceReads) {
   const auto pairs = parse_json(read_file(golden_path("wan_names.json")));
   EXPECT_EQ(pairs.size(), 55U);
@@ -87,6 +90,7 @@ TEST(WanNames, AreThoseThatTheConverterOfTheReferenceReads) {
 
 /// Of both published versions: recorded names of diffusers, and what its converter, or the original program, calls
 /// them.
+// P-17
 TEST(WanNames, OfAutoencodersAreThoseThatTheConverterOfTheReferenceReads) {
   const auto record = parse_json(read_file(golden_path("wan_vae_names.json")));
   for (const auto& [version, size] : {std::pair{"2.1", 194U}, std::pair{"2.2", 196U}}) {

@@ -189,6 +189,7 @@ class HubTest : public testing::Test {
   const std::string snapshot = entry + "/snapshots/" + kCommit;
 };
 
+// S4-9, S4-48
 TEST_F(HubTest, DownloadsWhatAModelNeedsWhereTheHubsToolsLookForIt) {
   EXPECT_EQ(local_folder("owner/name"), snapshot);
   EXPECT_EQ(read_file(snapshot + "/unet/diffusion_pytorch_model.safetensors"), kWeights);
@@ -209,6 +210,7 @@ TEST_F(HubTest, DownloadsWhatAModelNeedsWhereTheHubsToolsLookForIt) {
   EXPECT_EQ(hub.requests().size(), asked + 2);
 }
 
+// S4-60
 TEST_F(HubTest, TheTokenGoesToTheHubOnly) {
   local_folder("owner/name");
   ASSERT_EQ(cdn.requests().size(), 1u);

@@ -42,6 +42,7 @@ class Interop : public testing::Test {
   TemporaryFolder t;
 };
 
+// S2-116…119, S4-104…107
 TEST_F(Interop, DiffusersLoadsCheckpointsWholeAndDrawsAndTensorBoardReadsTheMetrics) {
   ASSERT_EQ(train("run", kPictures + "sd", {"resolution=16"}).status, 0);
   const std::string checkpoint = t / "run/checkpoints/2";

@@ -30,6 +30,7 @@ std::vector<Tensor> chain(const std::vector<Tensor>& in) {
 }
 const std::vector<Dims> kChain = {{64, 48}, {48, 64}, {32, 40}, {64, 64}};
 
+// P-22
 TEST(Runs, CallsThatReadEachOthersResultsAreOne) {
   const std::string text = text_of(chain, kChain);
   EXPECT_EQ(count(text, "stablehlo.custom_call"), 1u);
@@ -40,6 +41,7 @@ TEST(Runs, CallsThatReadEachOthersResultsAreOne) {
   EXPECT_EQ(count(text, "tensor<32768xui8>"), 1u);
 }
 
+// P-22
 TEST(Runs, GiveWhatTheCompilerGives) {
   for (DType type : {DType::f32, DType::bf16}) {
     std::vector<HostArray> xs;

@@ -193,6 +193,7 @@ std::vector<std::string> names_of_families(const std::string& source, const std:
   return found;
 }
 
+// P-3
 TEST(Layering, WhatTrainsAndDrawsNamesNoFamily) {
   for (const char* folder : {"maxdiffusion/encoders", "maxdiffusion/tasks", "maxdiffusion/pipelines",
                              "maxdiffusion/train", "maxdiffusion/run", "apps"})

@@ -111,6 +111,7 @@ TEST_F(LoraFiles, MergeIntoStackedParametersAsIntoSingleOnes) {
   EXPECT_EQ(distance(apart, models.values).value, 0);
 }
 
+// S4-89
 TEST_F(LoraFiles, AddUpWithTheirScalesAndAreRoundedOnce) {
   const LoraFile one = read_lora(write_layout(layout, folder.path()), targets);
   const LoraFile two = read_lora(write_layout(recorded_layout("sdxl", "peft_folder"), folder.path()), targets);

@@ -44,6 +44,7 @@ TEST_F(LoraKeyTest, NameFilesAndScalesOnTheCommandLine) {
   EXPECT_TRUE(chosen_loras(parsed("")).empty());
 }
 
+// S2-100…104, S4-86…90
 TEST_F(LoraKeyTest, UnderstandTheReferencesMapping) {
   file("hyper/Hyper-SDXL-2steps-lora.safetensors");
   file("own/pytorch_lora_weights.safetensors");
@@ -71,6 +72,7 @@ TEST_F(LoraKeyTest, UnderstandTheReferencesMapping) {
   EXPECT_EQ(chosen_loras(parsed(named, {"enable_lora=false", "lora_files=" + more})).size(), 1u);
 }
 
+// S2-99, S2-101
 TEST_F(LoraKeyTest, NameFilesOfTwoDenoisers) {
   file("distilled/high.safetensors"), file("distilled/low.safetensors"), file("more/low.safetensors");
   const std::string config =
@@ -111,6 +113,7 @@ TEST_F(LoraKeyTest, NameFoldersInTheHuggingFaceCache) {
   unsetenv("HF_HUB_CACHE");
 }
 
+// S4-86, S4-87, S4-89, S4-90
 TEST_F(LoraKeyTest, RefuseWhatDoesNotFit) {
   const std::string a = file("a.safetensors"), config = "lora_config: {lora_model_name_or_path: ['" + a + "'], ";
   const auto expect = [](const std::string& message, const std::string& part) {

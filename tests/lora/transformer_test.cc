@@ -74,6 +74,7 @@ struct TransformerLora : testing::Test {
   }
 };
 
+// S2-98
 TEST_F(TransformerLora, IsFoundByEveryName) {
   const std::string path = "blocks.1.attn2.to_out.0.weight";
   for (const char* module :

@@ -30,6 +30,7 @@ const CollectiveSum* find(const std::vector<CollectiveSum>& sums, const std::str
   return nullptr;
 }
 
+// S1-38
 TEST(Collectives, AreCountedByKindAndAxisWithTheTripsOfLoops) {
   const Devices devices = Devices::open("cpu", 8, data_2_fsdp_4());
   GraphOptions options;

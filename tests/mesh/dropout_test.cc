@@ -48,6 +48,7 @@ struct Traced {
 
 Tensor ones(const Scope& s, Dims dims) { return full(s.graph(), 1, {DType::f32, std::move(dims)}); }
 
+// S2-45
 TEST(Dropout, KeepsItsShareScaledAndDropsTheRest) {
   const double p = 0.3;
   const auto out = Traced({.dropout = p}, 5, [](const Scope& s) -> std::vector<Tensor> {
@@ -192,6 +193,7 @@ TEST(Dropout, StandsWhereTheModelsHaveIt) {
                                    "up_blocks.0.resnets.1.dropout"}));
 }
 
+// S2-45
 TEST(Dropout, IsTheSameOnEveryMesh) {
   const Build build = [](const Scope& s) -> std::vector<Tensor> {
     const Tensor x = s.param("x", {8, 6, 16}, {axis::kBatch, "", axis::kHeads}, init::normal(1));

@@ -122,6 +122,7 @@ void expect_result_of_one_device(const Sizes& sizes, MeshModel model) {
 }
 
 class MeshTest : public testing::TestWithParam<Sizes> {};
+// S0-1, S0-101, S1-1, S1-7, S1-12, S1-22, S1-24, S1-38, S3-20…22, S4-2, S4-66…68, P-21
 TEST_P(MeshTest, GivesTheLossAndParametersOfOneDevice) {
   expect_result_of_one_device(GetParam(), MeshModel::unet);
   const MeshRun& run = run_of(GetParam());
@@ -138,6 +139,7 @@ INSTANTIATE_TEST_SUITE_P(EightDevices, MeshTest,
                          [](const auto& info) { return info.param.name; });
 
 class WanMeshTest : public testing::TestWithParam<Sizes> {};
+// S0-87, S0-88, S1-20, S1-43, S2-70, S2-72, S2-73, P-21
 TEST_P(WanMeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_one_device(GetParam(), MeshModel::wan); }
 
 INSTANTIATE_TEST_SUITE_P(EightDevices, WanMeshTest,
@@ -146,6 +148,7 @@ INSTANTIATE_TEST_SUITE_P(EightDevices, WanMeshTest,
                          [](const auto& info) { return info.param.name; });
 
 class FluxMeshTest : public testing::TestWithParam<Sizes> {};
+// S1-41, S1-42
 TEST_P(FluxMeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_one_device(GetParam(), MeshModel::flux); }
 
 INSTANTIATE_TEST_SUITE_P(EightDevices, FluxMeshTest,
@@ -153,6 +156,7 @@ INSTANTIATE_TEST_SUITE_P(EightDevices, FluxMeshTest,
                                          Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3, "ring"}),
                          [](const auto& info) { return info.param.name; });
 
+// S1-34
 TEST(MeshSizes, ThatDoNotFitTheDevicesAreRefused) {
   try {
     Devices::open("cpu", 8, config({"Data3", 3, 1, 1, 1, 1}));

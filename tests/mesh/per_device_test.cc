@@ -100,6 +100,7 @@ int count(const std::string& text, const std::string& word) {
   return n;
 }
 
+// P-21
 TEST(PerDevice, KernelsOnAMeshGiveTheResultsAndGradientsOfOneDevice) {
   const Traced split(eight()), whole(one_device());
   const std::string text = to_stablehlo(split.graph);

@@ -135,6 +135,7 @@ const std::string kBlock = "attention.transformer_blocks.0";
 constexpr int64_t kConvElements = kBatch * kLength * kWidth, kHiddenElements = kBatch * kLength * 8 * kWidth;
 using Axes = std::vector<std::vector<std::string>>;
 
+// S1-7
 TEST_P(Split, DataSplitsTheBatch) {
   const Compiled c = along("data");
   EXPECT_EQ(c.sizes("dot", kBlock + ".attn1"), (Dims{kBatch / 8, kHeads, kLength, kLength}));
@@ -145,6 +146,7 @@ TEST_P(Split, DataSplitsTheBatch) {
   EXPECT_EQ(c.warnings, "");
 }
 
+// S1-12
 TEST_P(Split, FsdpSplitsTheBatchAndTheWeights) {
   const Compiled c = along("fsdp");
   EXPECT_EQ(c.sizes("dot", kBlock + ".attn1"), (Dims{kBatch / 8, kHeads, kLength, kLength}));
@@ -155,6 +157,7 @@ TEST_P(Split, FsdpSplitsTheBatchAndTheWeights) {
   EXPECT_EQ(c.warnings, "");
 }
 
+// S1-17, S1-19, S4-19
 TEST_P(Split, ContextSplitsAttention) {
   const Compiled c = along("context");
   // Whole sequences of two heads; the text is whole, and so the queries stay.
@@ -164,6 +167,7 @@ TEST_P(Split, ContextSplitsAttention) {
   EXPECT_EQ(c.warnings, "");
 }
 
+// S1-22, S1-23
 TEST_P(Split, TensorSplitsHeadsFeedForwardAndChannels) {
   const Compiled c = along("tensor");
   EXPECT_EQ(c.sizes("dot", kBlock + ".attn1"), (Dims{kBatch, kHeads / 8, kLength, kLength}));
@@ -176,6 +180,7 @@ TEST_P(Split, TensorSplitsHeadsFeedForwardAndChannels) {
   EXPECT_EQ(c.warnings, "");
 }
 
+// S4-19, P-13
 TEST(IdleAxes, ContextIsOneWithoutUniformAttention) {
   const Compiled c = compiled(eight_along("context"), reference_keys(false));
   EXPECT_EQ(c.sizes("dot", kBlock + ".attn1"), (Dims{kBatch, kHeads, kLength, kLength}));
@@ -185,6 +190,7 @@ TEST(IdleAxes, ContextIsOneWithoutUniformAttention) {
 }
 
 // The autoencoder and the text encoders are not annotated: the split of their batch carries on.
+// P-13
 TEST(IdleAxes, BatchesCountWhereNothingIsAnnotated) {
   GraphOptions options;
   options.mesh_axes = {{"data", 2}, {"context", 4}};

@@ -97,6 +97,7 @@ TEST(TpuProgram, TurnsNoWeightsOfConvolutionsNorTheirMoments) {
 }
 
 // Forward, three products of 8-bit copies; the gradients of int8 are those without (docs/training.md).
+// S2-105
 TEST(TpuProgram, OfInt8MultipliesBytesAndGathersBytes) {
   const AheadOfTime wide = compiled(kFsdp), narrow = compiled(kFsdp, "int8");
   EXPECT_EQ(wide.products.count("s8 × s8 → s32"), 0U);

@@ -152,6 +152,7 @@ void expect_golden(bool kernel) {
   }
 }
 
+// S2-32…36, S4-32…36
 TEST(AdamW, TenUpdatesMatchTorch) { expect_golden(false); }
 TEST(AdamW, TenUpdatesOfTheKernelMatchTorch) { expect_golden(true); }
 

@@ -110,6 +110,7 @@ TEST(StochasticRounding, DrawsAnewForEveryElementParameterStepAndSeed) {
   }
 }
 
+// P-8
 TEST(StochasticRounding, GivesTheSameBitsOnEightDevices) {
   std::vector<float> values(3072);
   for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));

@@ -87,6 +87,7 @@ class MeshRuns : public testing::Test {
   TemporaryFolder t;
 };
 
+// S1-1, S1-24, S3-20…22, S4-66…68
 TEST_F(MeshRuns, ModelsAreTrainedAsOnOneDevice) {
   // One block each way, which is quicker to compile than the folder's model.
   std::filesystem::copy(kGoldens + "/sd", t / "model", std::filesystem::copy_options::recursive);

@@ -57,6 +57,7 @@ void PrintTo(const Run& r, std::ostream* os) { *os << r.name; }
 
 class Training : public testing::TestWithParam<Run> {};
 
+// S0-81, S2-1, S2-2, S2-24, S2-32…36, S4-1, S4-12, S4-24, S4-30, S4-32…37
 TEST_P(Training, FollowsPyTorchForSixSteps) {
   const std::string name = GetParam().golden;
   const json want = golden()[name];
@@ -156,6 +157,7 @@ struct TrainedLora : testing::Test {
   }
 };
 
+// S2-98
 TEST_F(TrainedLora, OfATransformerIsResumedToTheBitAndDrawnWith) {
   ASSERT_NO_FATAL_FAILURE(trained("wan"));
   EXPECT_FALSE(exists(file("lora_kohya.safetensors")));
@@ -188,6 +190,7 @@ TEST_F(TrainedLora, OfATransformerIsResumedToTheBitAndDrawnWith) {
   EXPECT_EQ(drawn(model, {"lora_files=" + file(comfyui), "lora_scales=0"}), plain);
 }
 
+// S2-98, S2-101
 TEST_F(TrainedLora, OfOneExpertIsThatOnes) {
   ASSERT_NO_FATAL_FAILURE(trained("wan_low"));
   const std::string model = kGoldens + "wan/a14b", start = t / "start.safetensors";
@@ -350,6 +353,7 @@ TEST_F(BothExperts, AreNotTrainedOnBatchesOfBothNorWithTheTextEncoder) {
   EXPECT_TRUE(contains(o.err, "expected high, low or both")) << o.err;
 }
 
+// S2-45
 TEST(TrainedWithDropout, IsResumedToTheBit) {
   TemporaryFolder t;
   auto losses = [&](const std::string& name, const std::vector<std::string>& words) {
@@ -377,6 +381,7 @@ TEST(Replay, RefusesMoreStepsThanTheFileHolds) {
   EXPECT_TRUE(contains(o.err, "holds 6 steps")) << o.err;
 }
 
+// P-9
 TEST(Replay, RefusesKeysThatTheFileLeavesNothingTo) {
   for (const std::string word : {"noise_offset=0.1", "input_perturbation=0.1", "caption_dropout=0.1",
                                  "timestep_bias={strategy: later}", "train_new_vae=true"}) {

@@ -61,6 +61,7 @@ double mean_difference(const HostArray& a, const HostArray& b) {
   return sum / static_cast<double>(x.size());
 }
 
+// S2-97
 TEST_F(Video, IsAnMp4OfItsRateFramesAndSize) {
   const Outcome o = generate({"fps=12", "seed=7", "num_images_per_prompt=2"});
   ASSERT_EQ(o.status, 0) << o.err;
@@ -137,6 +138,7 @@ TEST_F(Video, IsTheSameDecodedInChunksOrWhole) {
   EXPECT_TRUE(contains(o.err, "vae_decode_chunk is 0; expected -1 or at least 1")) << o.err;
 }
 
+// S2-11
 TEST_F(Video, TakesItsTransformerFromAnotherFile) {
   ASSERT_EQ(generate({"output_type=latent"}, "a14b").status, 0);
   ASSERT_EQ(generate({"output_type=latent", "boundary_ratio=0"}, "a14b").status, 0);
@@ -149,6 +151,7 @@ TEST_F(Video, TakesItsTransformerFromAnotherFile) {
   }
 }
 
+// P-17
 TEST_F(Video, TakesItsAutoencoderFromAFileWithOriginalNames) {
   ASSERT_EQ(generate({"output_type=np"}).status, 0);
   const HostArray wanted = tensor("video.safetensors", "video");
@@ -174,6 +177,7 @@ TEST_F(Video, TakesItsAutoencoderFromAFileWithOriginalNames) {
   EXPECT_GT(largest_difference(wanted, tensor("video.safetensors", "video")), 0.01);
 }
 
+// S2-55…57
 TEST_F(Video, OfSizesThatTheModelCannotTakeIsRefusedWithTheNearest) {
   for (const auto& [words, said] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"num_frames=7"}, "num_frames is 7; this model needs one and a multiple of 4: the nearest is 9"},
@@ -247,6 +251,7 @@ class VideoTraining : public Video {
   }
 };
 
+// S2-79, S2-84
 TEST_F(VideoTraining, DrawsAfterEachEvaluationAndComparesTheEndWithTheStart) {
   std::vector<std::string> words = {"eval_every=1",
                                     "eval_data_dir=" + (t / "data/moving-emoji-32-5-8"),
@@ -314,6 +319,7 @@ TEST_F(VideoTraining, AnAutoencoderOfSingleFramesBeginsWithVideosFrameByFrame) {
   EXPECT_EQ(over_time, 4);  // two levels halve the frames, two double them
 }
 
+// S2-1, S2-46, S2-55…57, S2-77, S2-78
 TEST_F(VideoTraining, OnClipsEvaluatesResumesToTheBitAndIsDrawnWith) {
   const std::vector<std::string> evaluated = {"eval_every=2", "eval_data_dir=" + (t / "data/moving-emoji-32-5-8"),
                                               "timesteps_list=[250, 750]", "eval_max_number_of_samples_in_bucket=3"};
@@ -340,6 +346,7 @@ TEST_F(VideoTraining, OnClipsEvaluatesResumesToTheBitAndIsDrawnWith) {
   EXPECT_NE(read_file(t / "wan_output_0_0.mp4"), given);
 }
 
+// S2-49, S2-50, S2-111, S2-112
 TEST_F(VideoTraining, LearnsInTheStepAndFromTfrecordsWhatTheCacheHolds) {
   Outcome o = train("in_step", {"cache_latents_text_encoder_outputs=false", "max_train_steps=1"});
   ASSERT_EQ(o.status, 0) << o.err;
@@ -355,6 +362,7 @@ TEST_F(VideoTraining, LearnsInTheStepAndFromTfrecordsWhatTheCacheHolds) {
   EXPECT_EQ(o.status, 0) << o.err;  // records say how long their texts are
 }
 
+// S2-57
 TEST_F(VideoTraining, GivesEachClipTheMostFramesOfTheListThatItHas) {
   make_clips({10, 10, 10, 6, 6, 6, 2});
   const std::vector<std::string> words = {"dataset_name=", "train_data_dir=" + (t / "clips")};
@@ -389,6 +397,7 @@ class ImageTraining : public VideoTraining {
   }
 };
 
+// S2-1
 TEST_F(ImageTraining, FromClipsResumesToTheBitAndIsEvaluated) {
   make_clips({5, 5, 6, 5});
   Outcome o = train("whole", "i2v",
@@ -406,6 +415,7 @@ TEST_F(ImageTraining, FromClipsResumesToTheBitAndIsEvaluated) {
   EXPECT_EQ(o.status, 0) << o.err;
 }
 
+// S2-1
 TEST_F(ImageTraining, TakesTheFramesOfAClipAsGenerateTakesImages) {
   make_clips({5, 6, 7});
   for (const auto& [folder, images] : {std::pair{"i2v", 1}, {"flf2v", 2}}) {

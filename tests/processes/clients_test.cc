@@ -77,6 +77,7 @@ std::string member(const std::string& name, const std::string& environment) {
          " --gtest_also_run_disabled_tests --gtest_filter=Member.DISABLED_" + name;
 }
 
+// S3-1, S3-2
 TEST(JointDevices, AreThoseOfAllProcessesAndEachGivesWorkToItsOwn) {
   const TemporaryFolder t;
   const std::string heard = " MD_TEST_HEARD=" + (t / "heard") + "$PMI_RANK ";

@@ -150,6 +150,7 @@ Signalled signalled(const std::string& name, int processes, int rank, int signal
   return out;
 }
 
+// S3-1, S3-2, S3-19
 TEST(ProcessesTrain, LearnWhatOneProcessLearns) {
   const std::string both = "gradient_accumulation_steps=2 ";
   const JobResult alone = run_job(1, on_latents("alone", both));
@@ -209,6 +210,7 @@ TEST(ProcessesTrain, GoesOnAfterAKillAsIfNothingHadHappened) {
   EXPECT_TRUE(numbers("killed", newest + 3) == numbers("whole", newest + 3));
 }
 
+// S2-76, S4-70
 TEST(ProcessesTrain, OneReadsTheCheckpointForAllWhereAKeySaysSo) {
   const JobResult whole = run_job(2, on_latents("two", "checkpoint_every=8"));
   ASSERT_EQ(whole.status, 0) << whole.output;
@@ -259,6 +261,7 @@ std::string on_gpus(const std::string& name, const std::string& more) {
   return on_latents(name, "hardware=gpu plugin=" MD_BINARY_DIR "/test_plugins/several_processes.so " + more);
 }
 
+// S3-1, S3-2
 TEST(JointTraining, LearnsWhatOneProcessLearnsAndGoesOnByOthers) {
   const std::string two_by_two = "ici_data_parallelism=2 ici_fsdp_parallelism=2 ",
                     steps = "checkpoint_every=4 checkpoints_to_keep=0 eval_every=0 ";
@@ -343,6 +346,7 @@ class BucketAlone : public testing::Test {
 };
 
 using JointTrainingWithABucketAlone = BucketAlone;
+// S3-29
 TEST_F(JointTrainingWithABucketAlone, EndsAfterAKillAsARunWithASharedFolder) {
   const std::string steps =
       "checkpoint_every=4 checkpoints_to_keep=0 eval_every=0 max_train_steps=6 ici_data_parallelism=1 "
@@ -372,6 +376,7 @@ TEST_F(JointTrainingWithABucketAlone, EndsAfterAKillAsARunWithASharedFolder) {
 }
 
 using ProcessesTrainWithABucketAlone = BucketAlone;
+// S3-29
 TEST_F(ProcessesTrainWithABucketAlone, EndsAfterAKillAsARunWithASharedFolder) {
   const auto command = [](const std::string& name, const std::string& model, const std::string& data) {
     return train(name, "pretrained_model_name_or_path=" + model + " train_data_dir=" + data +

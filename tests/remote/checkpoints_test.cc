@@ -125,6 +125,7 @@ TEST_P(BucketCheckpoints, OnlyWhatIsNeededIsFetchedAndOnlyOnce) {
   EXPECT_EQ(value_of(dir, 1), 1);
 }
 
+// S3-29
 TEST_P(BucketCheckpoints, KilledAtAnyRequestTheOneBeforeIsWholeAndTheNextRunPutsWhatWaits) {
   save(1, 1);
   const int64_t writes = writes_of([&] { save(2, 2); });
@@ -316,6 +317,7 @@ class PiecesInBuckets : public BucketCheckpoints {
 INSTANTIATE_TEST_SUITE_P(, PiecesInBuckets, testing::Values("s3", "gs"),
                          [](const auto& i) { return std::string(i.param); });
 
+// S3-6
 TEST_P(PiecesInBuckets, AreThoseOfASharedFolderByteForByte) {
   ASSERT_EQ(save_by_four(9, 1), kNoErrors);
   const std::string local = t / "local";
@@ -341,6 +343,7 @@ TEST_P(PiecesInBuckets, AreThoseOfASharedFolderByteForByte) {
   EXPECT_EQ(read_training_state(dir, 9).state.at("adam_m/unet/conv_in.weight").whole().view<float>()[23], 1);
 }
 
+// S3-29
 TEST_P(PiecesInBuckets, KilledAtAnyRequestTheOneBeforeIsWholeAndAllOrNoneOfTheWaitingPartsCount) {
   ASSERT_EQ(save_by_four(1, 1), kNoErrors);
   const int64_t writes = writes_of([&] { ASSERT_EQ(save_by_four(2, 2), kNoErrors); });

@@ -133,6 +133,7 @@ TEST_P(WritingToBuckets, AFileOfWhichTheEndCannotBeReadIsNotThereAtAll) {
   EXPECT_TRUE(get_text(at("old")) == "as it was");
 }
 
+// S3-27
 TEST_P(WritingToBuckets, AMirrorHasWhatTheFolderHas) {
   const std::string folder = t / "run";
   const auto put = [&](const std::string& name, const std::string& text) {

@@ -27,6 +27,7 @@
 namespace md {
 namespace {
 
+// S2-37
 TEST(Resume, WithoutSavedMomentsGoesOnWithFreshOnes) {
   for (double ema : {0.0, 0.9}) {
     TinyRun saved, bare;
@@ -52,6 +53,7 @@ TEST(Resume, WithoutSavedMomentsGoesOnWithFreshOnes) {
   }
 }
 
+// S4-101, S4-102, P-6
 TEST(Resume, EqualsNoInterruptionBitForBit) {
   for (double ema : {0.0, 0.9}) {
     TinyRun whole, parts;
@@ -120,6 +122,7 @@ void set(TinyRun& run, const LowPrecisionCase& c) {
   run.options.step.ema_decay = c.ema;
 }
 
+// P-6
 TEST(LowPrecision, ResumedEqualsUninterruptedBitForBit) {
   for (const LowPrecisionCase& c : {LowPrecisionCase{"master"}, {"stochastic"}, {"master", 0.9}}) {
     SCOPED_TRACE(c.update + " " + std::to_string(c.ema));
@@ -151,6 +154,7 @@ TEST(LowPrecision, ResumedEqualsUninterruptedBitForBit) {
   }
 }
 
+// S0-81, S4-12, P-8
 TEST(LowPrecision, SmallUpdatesAddUpUnlessRoundedToNearest) {
   // How far the weights between 1/16 and 1/2 went along with those of float32, from the same start.
   auto train = [](const LowPrecisionCase& c, int64_t steps) {
@@ -180,6 +184,7 @@ TEST(LowPrecision, SmallUpdatesAddUpUnlessRoundedToNearest) {
   EXPECT_EQ(part_of_the_way("plain"), 0);
 }
 
+// P-8
 TEST(LowPrecision, AnF32RunGoesOnInBf16AndBack) {
   TinyRun run;
   set(run, {"master", 0, DType::f32});
@@ -230,6 +235,7 @@ TEST(Resume, TrainingBeyondTheLastStepDoesNothing) {
   expect_same_bits(t.values, again.values);
 }
 
+// S2-74, S4-69
 TEST(Resume, CheckpointsOnTheWayDoNotChangeTheRun) {
   TinyRun plain, saving;
   saving.options.keys.checkpoint_every = 8;  // samples: two steps

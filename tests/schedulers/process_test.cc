@@ -49,6 +49,7 @@ ProcessKeys looked_up(const std::string& how) {
   return keys;
 }
 
+// P-5
 TEST(Process, FollowsFromThePredictionType) {
   EXPECT_EQ(make_process(kFlow, {})->time_type(), DType::f32);
   EXPECT_EQ(make_process({{"_class_name", "FlowMatchEulerDiscreteScheduler"}}, {})->time_type(), DType::f32);
@@ -57,6 +58,7 @@ TEST(Process, FollowsFromThePredictionType) {
   EXPECT_EQ(process_names(), (std::vector<std::string>{"flow_match", "ddpm"}));
 }
 
+// P-9
 TEST(Process, RefusesKeysThatItWouldNotObey) {
   ProcessKeys snr, bias, shift;
   snr.snr_gamma = 5;
@@ -75,6 +77,7 @@ TEST(Process, RefusesKeysThatItWouldNotObey) {
   EXPECT_NE(refusal(json::object(), bias).find("portion is 2"), std::string::npos);
 }
 
+// P-5
 TEST(FlowMatch, TimesAreShiftedTowardsNoise) {
   // u uniform, τ = s·u / (1 + (s − 1)·u): the median of τ is s / (1 + s), its quarters those of u shifted likewise.
   for (double s : {1.0, 3.0}) {
@@ -108,6 +111,7 @@ TEST(FlowMatch, PartsOfTheTimesHaveTheirShareOfTheDraws) {
   for (double v : t) EXPECT_TRUE(high->has(v)) << v;
 }
 
+// P-5
 TEST(FlowMatch, WeightsAreABellOverTheGrid) {
   // The numbers of the specification for shift 3 (schedulers.md, section 13).
   const std::vector<double> w = computed([](Graph& g) {
@@ -122,6 +126,7 @@ TEST(FlowMatch, WeightsAreABellOverTheGrid) {
   EXPECT_FALSE(make_process(kFlow, {})->unweighted()->weight(times(g, {500})));
 }
 
+// P-5
 TEST(FlowMatch, MixesDataAndNoiseOnAStraightLine) {
   for (const auto& [how, least] : {std::pair{"exact", 0.0}, {"reference_table", 0.003 / 1.002}}) {
     const std::vector<double> y = computed([&](Graph& g) {
@@ -191,6 +196,7 @@ TEST(FlowMatch, ALevelHasTheTimeThatSamplingGivesIt) {
   EXPECT_NEAR(make_process(kFlow, looked_up("reference_table"))->times_of_sigmas(half).to_doubles()[0], 498.4985, 1e-3);
 }
 
+// S4-43, S4-45, S4-46, P-2
 TEST(SchedulerKeys, WhatTrainingReadsIsTheSameInBothConfigs) {
   const SchedulerKeys keys{.prediction_type = "v_prediction",
                            .diffusion_scheduler_config = {{"_class_name", "\"DDIMScheduler\""},

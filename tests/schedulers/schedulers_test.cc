@@ -268,6 +268,7 @@ TEST(Noise, NoisingTargetsAndTablesMatchDiffusers) {
   }
 }
 
+// S4-37
 TEST(Noise, MinSnrWeights) {
   for (const char* type : {"epsilon", "v_prediction", "sample"}) {
     const auto n = NoiseSchedule::from_json(sd({{"prediction_type", type}}));
@@ -315,6 +316,7 @@ TEST(Noise, TimestepsCoverTheScheduleUniformly) {
   for (int count : tenths) EXPECT_NEAR(count, 2000, 5 * std::sqrt(2000 * 0.9));
 }
 
+// S4-38, S4-39
 TEST(Noise, TimestepsAreDrawnAsOftenAsTheirBiasSays) {
   const auto n = NoiseSchedule::from_json(json::object());
   Graph g(one_device().graph_options());

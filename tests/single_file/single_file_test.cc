@@ -92,6 +92,7 @@ void PrintTo(const Published& p, std::ostream* os) { *os << p.model; }
 
 class PublishedFile : public testing::TestWithParam<Published> {};
 
+// P-15
 TEST_P(PublishedFile, IsToldByItsTensorsAndReadToTheLast) {
   const Published& p = GetParam();
   TemporaryFolder t;
@@ -157,6 +158,7 @@ INSTANTIATE_TEST_SUITE_P(
                                {"conditioner.embedders.0.transformer.text_model.embeddings.position_ids", {1, 77}}}}),
     [](const auto& info) { return std::string(info.param.model); });
 
+// P-15
 TEST(SingleFile, OfModelsThatAreNotReadAreRefusedByName) {
   TemporaryFolder t;
   const std::string file = t / "model.safetensors";
@@ -243,6 +245,7 @@ void expect_equal(const HostArray& a, const HostArray& b) {
   EXPECT_TRUE(std::equal(a.data(), a.data() + a.bytes(), b.data()));
 }
 
+// P-15
 TEST_P(Models, InOneFileDrawWhatTheirFolderDraws) {
   write_safetensors(file, original_of_folder(GetParam(), folder));
   const HostArray wanted = draw("a", {"pretrained_model_name_or_path=" + folder});
@@ -273,6 +276,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Models, testing::Values("sd", "sd2", "sdxl"),
 
 class OneModel : public Models {};
 
+// P-16
 TEST_P(OneModel, InVariantsIsReadFromThem) {
   Outcome o = convert(folder, t / "half", {"format=diffusers", "dtype=float16"});
   ASSERT_EQ(o.status, 0) << o.err;
@@ -294,6 +298,7 @@ TEST_P(OneModel, InVariantsIsReadFromThem) {
   EXPECT_TRUE(contains(o.err, "no weights of the variant 'fp8'")) << o.err;
 }
 
+// P-16
 TEST_P(OneModel, TakesItsAutoencoderFromAFileInEitherLayout) {
   const std::string other = t / "other";
   write_folder("sd", other);
@@ -325,6 +330,7 @@ TEST_P(OneModel, TakesItsAutoencoderFromAFileInEitherLayout) {
   expect_same(SafetensorsReader::open(t / "vae").tensors(), changed);
 }
 
+// P-16
 TEST_P(OneModel, TakesAControlNetInOneFile) {
   const std::string control = kGolden + "/pipelines/controlnet";
   const Outcome o = convert(control, file, {"format=single_file"});
@@ -348,6 +354,7 @@ TEST_P(OneModel, TakesAControlNetInOneFile) {
     expect_equal(with(one), wanted);
 }
 
+// P-15
 TEST_P(OneModel, IsTrainedFromItsFileAsFromItsFolder) {
   write_safetensors(file, original_of_folder(GetParam(), folder));
   const std::string a = train("of_folder", {"pretrained_model_name_or_path=" + folder}),
@@ -361,6 +368,7 @@ TEST_P(OneModel, IsTrainedFromItsFileAsFromItsFolder) {
   EXPECT_EQ(o.status, 0) << o.err;
 }
 
+// P-16
 TEST_P(OneModel, IsTrainedWithAnotherAutoencoderWhichItsCheckpointHolds) {
   const std::string other = t / "other", weights = other + "/vae/diffusion_pytorch_model.safetensors",
                     config = other + "/vae/config.json";
@@ -408,6 +416,7 @@ TEST_P(OneModel, IsTrainedWithAnotherAutoencoderWhichItsCheckpointHolds) {
   }
 }
 
+// P-18
 TEST_P(OneModel, OfARunIsWrittenAsOneFileWithItsAveragesOrWithWhatWasTrained) {
   const std::string run =
       train("run", {"pretrained_model_name_or_path=" + folder, "ema_decay=0.5", "learning_rate=0.01"});
@@ -493,6 +502,7 @@ TEST_P(OneModel, OfACheckpointInPiecesIsPutTogetherAndDrawnWith) {
 
 INSTANTIATE_TEST_SUITE_P(Sd, OneModel, testing::Values("sd"), [](const auto& info) { return std::string(info.param); });
 
+// P-18
 TEST(Convert, TakesAveragesOfACheckpointOrWhatWasTrained) {
   TemporaryFolder t;
   write_folder("sd", t / "folder");

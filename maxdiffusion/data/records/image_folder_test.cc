@@ -277,6 +277,7 @@ TEST(ImageFolder, OtherFilesAndOddCaptionsAreTold) {
   EXPECT_EQ(list_image_folder(f.path, {})[0].caption, "with a mark");
 }
 
+// S4-56, S4-57
 TEST(Resize, AgreesWithPillowByteForByte) {
   for (const json& row : golden()["resized"]) {
     const int64_t r = row["resolution"];

@@ -155,6 +155,7 @@ void expect_no_crash(const std::string& bytes, const std::string& name, DataSour
   }
 }
 
+// S2-48, S4-50
 TEST(Source, ParquetWithPictureStructsAndSplits) {
   expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/parquet"});
   expect_pictures({.dataset_type = "tf", .dataset_name = kFiles + "/parquet"});
@@ -181,6 +182,7 @@ TEST(Source, TablesWithPlainBytesOtherNamesAndFilesBeside) {
   expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/paths.parquet", .image_column = "file"});
 }
 
+// S4-50
 TEST(Source, SavedToDisk) {
   const DataSourceConfig c{.dataset_type = "hf", .train_data_dir = kFiles + "/saved"};
   expect_pictures(c);
@@ -302,6 +304,7 @@ TEST(Source, SyntheticArraysAreNormalAndStayTheSame) {
   EXPECT_EQ(a->read(0).arrays.at("label").view<int32_t>()[1], 0);
 }
 
+// S2-3, S2-59
 TEST(Source, SyntheticArraysWithoutANumberNeverEnd) {
   const auto source = open_source({.dataset_type = "synthetic", .synthetic_arrays = {{"latents", {DType::f32, {2}}}}});
   EXPECT_EQ(source->size(), -1);
@@ -374,6 +377,7 @@ TEST(Source, WrongTypesAreNamed) {
       "no serialized tensor");
 }
 
+// S4-49, S4-51
 TEST(Source, UnknownKindsAndPlacesAreRefused) {
   const auto config_error = [](const DataSourceConfig& c) {
     return error_of([&] { open_source(c); }, Code::invalid_config);

@@ -78,6 +78,7 @@ TEST(RecordStream, EachEpochHasEveryRecordOnceInAnotherOrder) {
   }
 }
 
+// S2-58, S4-59
 TEST(RecordStream, WithoutShufflingRecordsComeAsStored) {
   for (const auto& source : {numbers(13), shards({3, 0, 9, 1})}) {
     RecordStream s(source, {.shuffle = false, .window = 4});
@@ -166,6 +167,7 @@ TEST(RecordStream, PositionsOfOtherDataAreRefused) {
   EXPECT_THROW(RecordStream(numbers(0), {}), Error);
 }
 
+// S4-28
 TEST(FirstOf, CutsWhatIsStoredAndStreamsStillShuffle) {
   for (const auto& source : {numbers(9), shards({4, 0, 3, 2})}) {
     for (int64_t n : {1, 4, 6, 9, 20}) {

@@ -141,6 +141,7 @@ TEST(ClipTokenizer, SmallVocabularyFallsBackToTheUnknownToken) {
   EXPECT_EQ(ClipTokenizer::from_folder(folder).encode("lo lx", 7), (Ids{4, 3, 0, 6, 5, 5, 5}));
 }
 
+// P-20
 TEST(ClipTokenizer, ATokenizerJsonBesideTheTwoFilesIsNamedWhereItSaysOtherwise) {
   const std::string folder = fresh_folder("tokenizer_both");
   const json vocab = parse_json(R"({"l":0,"o":1,"o</w>":2,"lo":3,"lo</w>":4,"<|startoftext|>":5,"<|endoftext|>":6})");
@@ -179,6 +180,7 @@ TEST(ClipTokenizer, ATokenizerJsonBesideTheTwoFilesIsNamedWhereItSaysOtherwise) 
   EXPECT_NE(said(other).find("not the byte-pair model of CLIP"), std::string::npos);
 }
 
+// P-20
 TEST(ClipTokenizer, AListOfMergesThatIsCutIsNamed) {
   const std::string folder = fresh_folder("tokenizer_cut");
   for (const auto& [name, text] : clip().files()) std::ofstream(folder + "/" + name) << text;

@@ -104,6 +104,7 @@ TEST(T5Tokenizer, IsOpenedByItsClass) {
   }
 }
 
+// P-20
 TEST(T5Tokenizer, ASentencePieceModelBesideTokenizerJsonIsNamedWhereItSaysOtherwise) {
   const TemporaryFolder folder;
   auto said = [&] {
