@@ -1,5 +1,5 @@
-// Keys of the reference's configuration files that ask for nothing here: its files work as they are, and a value that
-// would change something there is refused or warned about by name, never ignored.
+// Keys of the reference's configuration files that ask for nothing here, so that its files are read. A value that would
+// change something there is refused or warned about by name, never ignored.
 #pragma once
 
 #include <cstdint>
