@@ -7,7 +7,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <optional>
+#include <utility>
 
 #include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/text_raster.h"
@@ -230,14 +230,16 @@ void write_curve_png(const std::string& path, const std::string& title, const st
   for (const Curve& c : curves) {
     LineCoverage& line = lines.emplace_back(c.faint ? kFaintWidth : kLineWidth);
     const size_t n = std::min(c.x.size(), c.y.size());
-    std::optional<std::pair<double, double>> last;
+    std::pair<double, double> last;
+    bool joined = false;
     for (size_t i = 0; i < n; ++i) {
       if (!std::isfinite(c.x[i]) || !drawable(c.y[i], log_y)) {
-        last.reset();
+        joined = false;
         continue;
       }
       const std::pair at(px(c.x[i]), py(log_y ? std::log10(c.y[i]) : c.y[i]));
-      line.segment(last.value_or(at).first, last.value_or(at).second, at.first, at.second);
+      if (!std::exchange(joined, true)) last = at;
+      line.segment(last.first, last.second, at.first, at.second);
       last = at;
     }
     line.paint(canvas, kPalette[color % kPalette.size()], c.faint ? kFaintAlpha : 1);
