@@ -36,6 +36,10 @@ class StableDiffusion final : public Family {
     texts_.push_back({folder.config<ClipTextConfig>("text_encoder"), "text_encoder", "ids"});
     if (folder.has("text_encoder_2"))
       texts_.push_back({folder.config<ClipTextConfig>("text_encoder_2"), "text_encoder_2", "ids_2"});
+    check(texts_.size() == 1 || folder.pipeline().find("StableDiffusionXL") != std::string::npos, Code::invalid_config,
+          "{}/model_index.json: a {} has one text encoder, but the folder has text_encoder_2; expected _class_name "
+          "StableDiffusionXLPipeline",
+          folder.path(), folder.pipeline());
     if (folder.has(kControl)) control_ = folder.config<ControlNetConfig>(kControl);
     check(unet_.in_channels == vae_.latent_channels, Code::invalid_config,
           "the UNet takes {} channels, the autoencoder's latents have {}: inpainting and other models that take more "

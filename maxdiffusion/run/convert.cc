@@ -79,6 +79,12 @@ std::string place_of(const std::string& from, const FolderKeys& k) {
   return newest(fs::is_directory(from) ? from : local_folder(from, k.revision));
 }
 
+/// Whether a path that need not be there would be in a folder or the folder itself.
+bool is_inside(const std::string& path, const std::string& folder) {
+  const fs::path outer = fs::weakly_canonical(folder + "/."), inner = fs::weakly_canonical(path);
+  return std::ranges::mismatch(outer, inner).in1 == outer.end();
+}
+
 FolderOptions options_of(const FolderKeys& k) {
   return {.bpe_file = k.clip_bpe_file,
           .revision = k.revision,
@@ -382,9 +388,14 @@ void convert(const std::string& given, const std::string& to, const ConvertKeys&
   const bool single = k.format.empty() ? to.ends_with(".safetensors") : k.format == "single_file";
   check(!single || to.ends_with(".safetensors"), Code::invalid_config,
         "'{}' does not end in .safetensors, as a single file does", to);
+  for (const char* other : {".ckpt", ".pt", ".pth", ".bin", ".gguf"})
+    check(!to.ends_with(other), Code::invalid_config,
+          "'{}': {} files are not written; expected a name that ends in .safetensors, or a folder", to, other);
   check(!exists(to), Code::invalid_config, "'{}' is there already; remove it or give another name", to);
   if (!k.dtype.empty()) check(is_float(parse_dtype(k.dtype)), Code::invalid_config, "dtype '{}' is no float", k.dtype);
   const Source s = open_source(from, k, loras);
+  check(!is_inside(to, s.path), Code::invalid_config, "'{}' is inside of '{}', which is read; give a place outside", to,
+        s.path);
   check(!loras || !s.loras.empty(), Code::invalid_config,
         "there are no LoRA files to put in: give lora_files=FILE, or a checkpoint that was trained with train_lora");
   check(k.ema || exists(s.path + "/training_state/state.json"), Code::invalid_config,

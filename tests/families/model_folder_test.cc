@@ -7,9 +7,11 @@
 
 #include <filesystem>
 
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/families/family.h"
 
 namespace md {
 namespace {
@@ -54,6 +56,24 @@ TEST_F(Folder, TokenizersAreThoseThatTheIndexNames) {
   for (const char* file : {"tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"})
     EXPECT_EQ(files.at(file), read_file(t / file));
   EXPECT_TRUE(files.contains("tokenizer_2/vocab.json"));
+}
+
+TEST_F(Folder, OfTwoTextEncodersWhoseClassHasOneIsRefused) {
+  std::filesystem::copy(MD_SOURCE_DIR "/tests/golden/pipelines/sdxl", t / "sdxl",
+                        std::filesystem::copy_options::recursive);
+  const std::string file = t / "sdxl/model_index.json";
+  EXPECT_NE(make_family(ModelFolder::open(t / "sdxl")), nullptr);
+  json whole = parse_json(read_file(file));
+  whole["_class_name"] = "StableDiffusionPipeline";
+  write_file_atomic(file, whole.dump());
+  try {
+    make_family(ModelFolder::open(t / "sdxl"));
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_EQ(std::string(e.what()), file +
+                                         ": a StableDiffusionPipeline has one text encoder, but the folder has "
+                                         "text_encoder_2; expected _class_name StableDiffusionXLPipeline");
+  }
 }
 
 TEST_F(Folder, TokenizersOfNoClassOfOursAreThoseThatTheirOwnConfigNames) {

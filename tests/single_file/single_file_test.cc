@@ -477,7 +477,7 @@ TEST_P(OneModel, OfACheckpointInPiecesIsPutTogetherAndDrawnWith) {
                     "pretrained_model_name_or_path=" + pieces + "/2", "output_dir=" + t.path(), "prompt=a"});
   EXPECT_NE(refused.status, 0);
   EXPECT_TRUE(contains(refused.err, "try: convert " + pieces + "/2 FOLDER")) << refused.err;
-  for (const std::string& words : {"ema=true", "ema=false", "dtype=bfloat16"}) {
+  for (const std::string words : {"ema=true", "ema=false", "dtype=bfloat16"}) {
     SCOPED_TRACE(words);
     const std::string a = t / "a_" + words, b = t / "b_" + words;
     for (const auto& [from, to] : {std::pair{run, a}, std::pair{pieces + "/2", b}}) {
@@ -501,6 +501,22 @@ TEST_P(OneModel, OfACheckpointInPiecesIsPutTogetherAndDrawnWith) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sd, OneModel, testing::Values("sd"), [](const auto& info) { return std::string(info.param); });
+
+TEST(Convert, RefusesPlacesInItsInputAndNamesOfFilesThatItDoesNotWrite) {
+  const TemporaryFolder t;
+  const std::string model = t / "model";
+  fs::copy(MD_SOURCE_DIR "/tests/golden/pipelines/sd", model, fs::copy_options::recursive);
+  Outcome o = maxdiffusion({"convert", model + "/", model + "/unet/x"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "/unet/x' is inside of '" + model)) << o.err;
+  EXPECT_FALSE(exists(model + "/unet/x"));
+  o = maxdiffusion({"convert", model, t / "x.ckpt"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "/x.ckpt': .ckpt files are not written; expected a name that ends in .safetensors"))
+      << o.err;
+  EXPECT_FALSE(exists(t / "x.ckpt"));
+  EXPECT_EQ(maxdiffusion({"convert", model, t / "model_2", "component=vae"}).status, 0) << "a name that begins alike";
+}
 
 // P-18
 TEST(Convert, TakesAveragesOfACheckpointOrWhatWasTrained) {
