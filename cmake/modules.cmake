@@ -274,7 +274,7 @@ md_tests(optim USES optim runtime)
 md_tests(mesh USES models autodiff runtime optim SHARDS 4 COST 40)
 md_tests(faults USES train QUICK *)
 md_tests(resume USES train SHARDS 3 COST 30 QUICK Resume.EqualsNoInterruptionBitForBit)
-md_tests(families USES run QUICK ToyFamily.*:RunConfig.*:ReferenceKeys.*:WanFiles.*:DenoiseTask.*:StepFlops.*)
+md_tests(families USES run QUICK ToyFamily.*:RunConfig.*:ReferenceKeys.*:WanFiles.*:DenoiseTask.*:ReferenceFiles.*:ForeignKeys.*:StepFlops.*)
 md_tests(cli DEVICE USES data SHARDS 6 COST 60
          QUICK Docs*:FreshMachine.*:Program.*:Train.WritesEverythingARunPromises)
 add_dependencies(cli_tests profiling)

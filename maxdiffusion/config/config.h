@@ -1,5 +1,6 @@
 // Configuration: a flat mapping of typed keys from YAML, a parent file (`base:`), and key=value words; structs declare
-// their keys with `visit(v)`, calling v("key", member, "meaning") for each.
+// their keys with `visit(v)`, calling v("key", member, "meaning") for each; v("key", member, "meaning", KeyPath::input)
+// where the text is a path.
 // A declared member is also its key's type. Nothing here knows any particular key.
 #pragma once
 
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/json_text.h"
+#include "maxdiffusion/base/key_path.h"
 
 namespace md {
 
@@ -22,7 +24,9 @@ struct ConfigValue {
   std::string text;                                        // scalar text, or flow text of a list or mapping
   std::string where;
   Kind kind = Kind::plain;
-  bool is_null = false;  // YAML's null; a command-line "null" is decided by the key's type
+  bool is_null = false;     // YAML's null; a command-line "null" is decided by the key's type
+  std::string folder = {};  // of the file, as its name was given; empty: the working folder
+  int64_t layer = 0;        // greater for what replaces: parents, the file, the command line
 };
 
 /// Raw keys of one run, merged: parents first, then the file, then overrides (the last wins).
@@ -30,8 +34,8 @@ struct ConfigValue {
 class ConfigSource {
  public:
   /// `base: other.yml` in a file names its parent, relative to that file. A key written twice in one file is logged as
-  /// a warning, the last wins. Throws invalid_config: unreadable file, not a mapping, cyclic `base:`, an override
-  /// without '='. Overrides are split at their first '='.
+  /// a warning, the last wins. Throws invalid_config: unreadable file, not one mapping, a tag of its own (!!python/…),
+  /// cyclic `base:`, an override without '='. Overrides are split at their first '='.
   static ConfigSource load(const std::string& file, const std::vector<std::string>& overrides);
   /// As load, from text; `base:` is relative to the working folder.
   static ConfigSource from_text(const std::string& yaml, const std::vector<std::string>& overrides = {});
@@ -43,6 +47,7 @@ class ConfigSource {
   void merge_words(const std::vector<std::string>& overrides);
 
   std::map<std::string, ConfigValue> values_;
+  int64_t layers_ = 0;
 };
 
 /// Texts of which any letter may be part: prompts. A value is one text as it stands, brackets, commas and parentheses
@@ -64,6 +69,8 @@ struct ConfigKey {
   std::string name, meaning, type;
   std::function<void(const ConfigValue&)> set;  // throws invalid_config for a value of another type
   std::function<std::string()> print;           // the present value as YAML flow text
+  KeyPath path = KeyPath::none;
+  std::function<std::vector<std::string*>()> paths = {};  // the texts, where they are paths
 };
 
 /// Collects the keys of structs, which must outlive it: `KeyList keys; keys.add(optim); keys.add(mesh);
@@ -72,11 +79,19 @@ class KeyList {
  public:
   template <class T>
   void add(T& config) {
-    config.visit([this](const char* name, auto& member, const char* meaning) { key(name, member, meaning); });
+    config.visit([this](const char* name, auto& member, const char* meaning, auto... path) {
+      key(name, member, meaning, path...);
+    });
   }
-  /// Sets every member named by the source. Throws invalid_config for an unknown key (file, line, nearest known key)
-  /// and for a value of the wrong type (file, line, key, text, expected type).
-  void assign(const ConfigSource& source);
+  /// Command-line words with `--key=value`, `--key value` and, of a key that is true or false, `--key` written as
+  /// key=value; `-` in a key counts as `_`. Throws invalid_config for a key without its value.
+  std::vector<std::string> overrides(const std::vector<std::string>& words) const;
+  /// Sets every member named by the source. Throws invalid_config for an unknown key (file, line, and the hint that
+  /// `hints` has for it, or the nearest known key) and for a value of the wrong type (file, line, key, text, expected
+  /// type).
+  void assign(const ConfigSource& source, const std::map<std::string, std::string>& hints = {});
+  /// Relative paths become absolute, so that they mean the same from any folder.
+  void make_paths_absolute();
   /// All keys with their present values as YAML, sorted; reads back to the same values.
   std::string to_yaml() const;
   const std::vector<ConfigKey>& keys() const { return keys_; }
@@ -84,12 +99,12 @@ class KeyList {
   void key(const char* name, bool& m, const char* meaning);
   void key(const char* name, int64_t& m, const char* meaning);
   void key(const char* name, double& m, const char* meaning);
-  void key(const char* name, std::string& m, const char* meaning);          // YAML null: empty
-  void key(const char* name, std::optional<bool>& m, const char* meaning);  // null: none
+  void key(const char* name, std::string& m, const char* meaning, KeyPath path = KeyPath::none);  // null, None: empty
+  void key(const char* name, std::optional<bool>& m, const char* meaning);                        // null: none
   void key(const char* name, std::optional<int64_t>& m, const char* meaning);
   void key(const char* name, std::optional<double>& m, const char* meaning);
   /// Names and paths. One text is a list of one; on the command line a list needs no quotes: [a, b].
-  void key(const char* name, std::vector<std::string>& m, const char* meaning);
+  void key(const char* name, std::vector<std::string>& m, const char* meaning, KeyPath path = KeyPath::none);
   void key(const char* name, Texts& m, const char* meaning);
   void key(const char* name, OptionalTexts& m, const char* meaning);
   /// On the command line numbers need no brackets: 1,2.
@@ -106,7 +121,7 @@ class KeyList {
   std::vector<ConfigKey> keys_;
 };
 
-/// The known word nearest to `word` by edit distance, or "" when none is near.
+/// The known word nearest to `word` by edit distance, capitals apart, or "" when none is near.
 std::string nearest(const std::string& word, const std::vector<std::string>& known);
 
 }  // namespace md

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <random>
@@ -169,7 +171,9 @@ TEST(Config, NullClearsOptionalKeysOnly) {
     EXPECT_EQ(parse("choice: true", {"choice=" + t}).choice, std::nullopt) << t;
   }
   EXPECT_EQ(parse("run_name: null").run_name, "");
-  EXPECT_EQ(parse("run_name: None").run_name, "None");  // to YAML this is a word
+  EXPECT_EQ(parse("run_name: None").run_name, "");  // Python's null, though a text to YAML
+  EXPECT_EQ(parse("run_name: 'None'").run_name, "None");
+  EXPECT_EQ(parse("", {"run_name=None"}).run_name, "None");
   EXPECT_EQ(parse("run_name: 'null'").run_name, "null");
   EXPECT_EQ(parse("", {"run_name=null"}).run_name, "null");
   EXPECT_TRUE(contains(refusal("max_train_steps: null"), "max_train_steps is `null`"));
@@ -325,6 +329,33 @@ TEST(Config, AWordWithoutEqualsSignIsNamed) {
   EXPECT_TRUE(contains(refusal("", {"=5"}), "'=5'"));
 }
 
+TEST(Config, WordsThatAreNoOverridesAreAnsweredEachWithWhatIsMissing) {
+  EXPECT_TRUE(contains(refusal("", {"cat"}), "try: quote values that contain spaces"));
+  EXPECT_TRUE(contains(refusal("", {"b.yml"}), "a command takes one config file"));
+  EXPECT_TRUE(contains(refusal("", {"-n"}), "try: key=value, --key=value or --key value"));
+}
+
+TEST(Config, OverridesMayBeWrittenAsOptions) {
+  using Words = std::vector<std::string>;
+  Sample s;
+  KeyList keys;
+  keys.add(s);
+  EXPECT_EQ(keys.overrides({"limit=1", "--run_name", "a=b c", "--max-train-steps=5", "--enable_profiler", "--limit",
+                            "-3", "--choice", "null", "--enable_profiler", "no", "--choice"}),
+            (Words{"limit=1", "run_name=a=b c", "max_train_steps=5", "enable_profiler=true", "limit=-3", "choice=null",
+                   "enable_profiler=no", "choice=true"}));
+  EXPECT_EQ(keys.overrides({"--enable_profiler", "limit=2"}), (Words{"enable_profiler=true", "limit=2"}));
+  EXPECT_EQ(keys.overrides({"--nothing", "5", "--none"}), (Words{"nothing=5", "none=true"}));  // assign() says so
+  for (const Words& words : {Words{"--limit"}, Words{"--limit", "--run_name", "a"}}) {
+    try {
+      keys.overrides(words);
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_STREQ(e.what(), "config: command line: --limit has no value; expected a whole number or null");
+    }
+  }
+}
+
 // S0-40
 TEST(Config, OverridesUnderstandPythonLiterals) {
   Sample s = parse("", {"mesh_axes=('a', \"b (c)\",)", "sizes=[1, 2,]", "ratios=(0.5,)",
@@ -395,8 +426,9 @@ TEST(Config, WrongTypeNamesPlaceKeyTextAndExpectation) {
 }
 
 TEST(Config, AnAliasToItselfNamesTheLine) {
-  EXPECT_TRUE(contains(refusal("# a comment\nmesh_axes: &a [*a, *a]"), "config: text:2 is not YAML: an alias stands"));
-  EXPECT_TRUE(contains(refusal("max: 1\nmesh_axes: [x, &b {c: [*b]}]"), "text:2 is not YAML: an alias"));
+  EXPECT_TRUE(contains(refusal("# a comment\nmesh_axes: &a [*a, *a]"),
+                       "config: text:2 cannot be read as YAML: an alias stands"));
+  EXPECT_TRUE(contains(refusal("max: 1\nmesh_axes: [x, &b {c: [*b]}]"), "text:2 cannot be read as YAML: an alias"));
   EXPECT_TRUE(contains(refusal("", {"logical_axis_rules=&a [*a]"}), "command line"));
   // Nine lists of ten of the one before: a billion.
   std::string bomb = "x0: &x0 [a, a, a, a, a, a, a, a, a, a]\n";
@@ -408,10 +440,23 @@ TEST(Config, AnAliasToItselfNamesTheLine) {
   EXPECT_TRUE(contains(refusal(bomb), "more than a million values"));
 }
 
+TEST(Config, TagsAndSecondDocumentsAreRefused) {
+  EXPECT_TRUE(
+      contains(refusal("limit: 1\nrun_name: !!python/object:os.system x"),
+               "text:2 cannot be read as YAML: the tag tag:yaml.org,2002:python/object:os.system is not known"));
+  EXPECT_TRUE(contains(refusal("mesh_axes: [!local a]"), "the tag !local is not known"));
+  EXPECT_EQ(parse("run_name: !!str 5\nsizes: !!seq [1]").run_name, "5");
+  EXPECT_TRUE(contains(refusal("limit: 1\n---\nlimit: 2\n"), "config: text:2: a second document begins"));
+  EXPECT_TRUE(contains(refusal("--- {limit: 1}\n--- {limit: 2}\n"), "config: text:2: a second document begins"));
+  EXPECT_TRUE(contains(refusal("limit: 1\n...\n# more\n---\nlimit: 2\n"), ": a second document begins"));
+  EXPECT_EQ(parse("%YAML 1.2\n---\n# one\nlimit: 1\n...\n---\n# nothing\n").limit, 1);
+  EXPECT_EQ(parse("# one\n---\nrun_name: |\n  ---\n  a\n").run_name, "---\na\n");
+}
+
 TEST(Config, BrokenYamlNamesTheLine) {
   std::string message = refusal("run_name: a\nlimit: [1, 2\n");
   EXPECT_TRUE(contains(message, "text:")) << message;
-  EXPECT_TRUE(contains(message, "is not YAML")) << message;
+  EXPECT_TRUE(contains(message, "cannot be read as YAML")) << message;
   EXPECT_TRUE(contains(refusal("- a\n- b\n"), "a list at its top level"));
   EXPECT_TRUE(contains(refusal("just words"), "a single value at its top level"));
   EXPECT_TRUE(contains(refusal("[1, 2]: 3"), "a key must be a word"));
@@ -432,6 +477,92 @@ TEST_F(ConfigFiles, ChildReplacesParentRelativeToItsOwnFolder) {
   EXPECT_EQ(s.bias, (std::map<std::string, std::string>{{"a", "3"}}));
   EXPECT_EQ(source.values().at("max_train_steps").where, folder_ / "sub/middle.yml" + ":3");
   EXPECT_EQ(source.values().count("base"), 0u);
+}
+
+struct Places {
+  std::string data, model, output, text, cache = "off";
+  std::vector<std::string> files;
+  template <class V>
+  void visit(V&& v) {
+    v("data", data, "", KeyPath::input);
+    v("model", model, "", KeyPath::input_or_word);
+    v("output", output, "", KeyPath::output);
+    v("cache", cache, "", KeyPath::output_or_word);
+    v("files", files, "", KeyPath::input);
+    v("text", text, "");
+  }
+};
+
+Places places(const std::string& file, const std::vector<std::string>& words = {}) {
+  Places p;
+  KeyList keys;
+  keys.add(p);
+  keys.assign(ConfigSource::load(file, words));
+  return p;
+}
+
+TEST_F(ConfigFiles, PathsOfInputsAreRelativeToTheFileThatNamesThem) {
+  write("sub/a.bin", "");
+  write("sub/b.bin", "");
+  const std::string in = folder_.path(), sub = in + "/sub/";
+  const std::string base =
+      write("sub/base.yml", "data: a.bin\nmodel: ./a.bin\noutput: runs\ntext: a.bin\nfiles: [a.bin, ../sub/b.bin]\n");
+  for (const std::string& file : {base, write("leaf.yml", "base: sub/base.yml\n")}) {
+    const Places p = places(file);
+    EXPECT_EQ(p.data, sub + "a.bin");
+    EXPECT_EQ(p.model, sub + "a.bin");
+    EXPECT_EQ(p.output, "runs");
+    EXPECT_EQ(p.text, "a.bin");
+    EXPECT_EQ(p.files, (std::vector<std::string>{sub + "a.bin", sub + "b.bin"}));
+  }
+  EXPECT_EQ(places(base, {"data=a.bin"}).data, "a.bin");  // the command line: the working folder
+  // Lists with commas and patterns; what is nowhere; names and URIs.
+  const auto data = [&](const std::string& text) { return places(write("sub/c.yml", "data: " + text)).data; };
+  EXPECT_EQ(data("a.bin,b.bin"), sub + "a.bin," + sub + "b.bin");
+  EXPECT_EQ(data("'*.bin'"), sub + "*.bin");
+  EXPECT_EQ(data("nowhere"), sub + "nowhere");
+  EXPECT_EQ(data("gs://bucket/a"), "gs://bucket/a");
+  EXPECT_EQ(data("/a"), "/a");
+  EXPECT_EQ(data("''"), "");
+  EXPECT_EQ(places(write("sub/d.yml", "model: owner/name")).model, "owner/name");
+}
+
+TEST_F(ConfigFiles, InputsOfTheWorkingFolderOnlyAreTakenFromThereAndSaid) {
+  std::ofstream("only_here.bin") << "";
+  const std::string file = write("a.yml", "\ndata: only_here.bin\n");
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(places(file).data, "only_here.bin");
+  const std::string log = testing::internal::GetCapturedStderr();
+  std::filesystem::remove("only_here.bin");
+  EXPECT_TRUE(contains(log, "config: " + file + ":2: data 'only_here.bin' is not in '" + folder_.path() +
+                                "', and is taken from the working folder"))
+      << log;
+}
+
+TEST_F(ConfigFiles, TildesAreTheHomeAndNoneIsNothing) {
+  const std::string home = std::getenv("HOME");
+  const Places p = places(write("a.yml", "data: ~/a,~/b\noutput: ~/x\ntext: ~/x\nmodel: None\n"), {"cache=~"});
+  EXPECT_EQ(p.data, home + "/a," + home + "/b");
+  EXPECT_EQ(p.output, home + "/x");
+  EXPECT_EQ(p.text, "~/x");
+  EXPECT_EQ(p.model, "");
+  EXPECT_EQ(p.cache, home);
+  EXPECT_EQ(places(write("b.yml", ""), {"data=None", "text=None"}).data, "");
+  EXPECT_EQ(places(write("b.yml", ""), {"data=None", "text=None"}).text, "None");
+}
+
+TEST_F(ConfigFiles, PathsBecomeAbsoluteAndWordsStay) {
+  Places p{.data = "a,gs://b/c", .model = "owner/name", .output = "runs/./x", .text = "a", .files = {"f", "/g"}};
+  KeyList keys;
+  keys.add(p);
+  keys.make_paths_absolute();
+  const std::string here = std::filesystem::current_path().string() + "/";
+  EXPECT_EQ(p.data, here + "a,gs://b/c");
+  EXPECT_EQ(p.model, "owner/name");
+  EXPECT_EQ(p.output, here + "runs/x");
+  EXPECT_EQ(p.cache, "off");
+  EXPECT_EQ(p.text, "a");
+  EXPECT_EQ(p.files, (std::vector<std::string>{here + "f", "/g"}));
 }
 
 TEST_F(ConfigFiles, CircleNamesTheChain) {
@@ -545,6 +676,21 @@ TEST(Nearest, FindsTyposAndKeepsSilentOtherwise) {
   EXPECT_EQ(nearest("sede", known), "seed");
   EXPECT_EQ(nearest("guidance", known), "");
   EXPECT_EQ(nearest("x", known), "");
+  EXPECT_EQ(nearest("MAX_TRAIN_STEPS", known), "max_train_steps");
+  EXPECT_EQ(nearest("Sede", known), "seed");
+  EXPECT_EQ(nearest("foo", {"fps"}), "");
+}
+
+TEST(Config, AHintStandsInTheSuggestionsPlace) {
+  Sample s;
+  KeyList keys;
+  keys.add(s);
+  try {
+    keys.assign(ConfigSource::from_text("learning_rat: 1"), {{"learning_rat", "here it is `x`"}});
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "config: text:1: there is no key `learning_rat`\n  here it is `x`");
+  }
 }
 
 }  // namespace

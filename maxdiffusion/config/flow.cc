@@ -94,10 +94,21 @@ std::string print(const YAML::Node& node, Word word) {
   }
 }
 
+/// The tags of YAML's own types, which say nothing that the value does not.
+bool is_plain_tag(const std::string& tag) {
+  constexpr std::string_view kCore = "tag:yaml.org,2002:";
+  if (!tag.starts_with(kCore)) return false;
+  const std::string type = tag.substr(kCore.size());
+  return type == "str" || type == "int" || type == "float" || type == "bool" || type == "null" || type == "seq" ||
+         type == "map";
+}
+
 /// `above`: the nodes that this one is part of. `count`: of the values seen, aliases followed.
 void check_tree(const YAML::Node& node, std::vector<YAML::Node>& above, int64_t& count) {
   constexpr int64_t kMost = 1'000'000;
   if (++count > kMost) throw YAML::ParserException(node.Mark(), "aliases make more than a million values of it");
+  if (const std::string tag = node.Tag(); tag.size() > 1 && !is_plain_tag(tag))
+    throw YAML::ParserException(node.Mark(), "the tag " + tag + " is not known");
   if (!node.IsSequence() && !node.IsMap()) return;
   for (const YAML::Node& other : above)
     if (other.is(node)) throw YAML::ParserException(node.Mark(), "an alias stands for what it is part of");

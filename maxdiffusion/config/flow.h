@@ -12,8 +12,8 @@
 
 namespace md {
 
-/// Parses a document. Throws YAML::Exception, also where an alias stands for what it is part of (`&a [*a]`), and where
-/// aliases make more than a million values of a few.
+/// Parses the first document. Throws YAML::Exception, also where an alias stands for what it is part of (`&a [*a]`),
+/// where aliases make more than a million values of a few, and for tags other than those of YAML's own types.
 YAML::Node load_yaml(const std::string& text);
 /// Parses one line of flow text. Throws likewise.
 YAML::Node parse_flow(const std::string& text);

@@ -1,9 +1,15 @@
 // Typed keys: one reader and one printer per member type, and the messages for keys and values that do not fit.
+#include <glob.h>
+
 #include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <utility>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/config/flow.h"
 
@@ -15,6 +21,7 @@ using Kind = ConfigValue::Kind;
 bool is_scalar(const ConfigValue& v) { return v.kind == Kind::plain || v.kind == Kind::quoted || v.kind == Kind::word; }
 /// Numbers and booleans must not be quoted in YAML.
 bool is_unquoted(const ConfigValue& v) { return v.kind == Kind::plain || v.kind == Kind::word; }
+bool is_word(const ConfigValue& v) { return v.kind == Kind::word; }
 bool is_none(const ConfigValue& v) { return is_unquoted(v) && (v.is_null || reads_as_null(v.text)); }
 
 [[noreturn]] void wrong_type(const std::string& name, const ConfigValue& v, const char* expected) {
@@ -60,6 +67,54 @@ std::string print_list(const std::vector<T>& list, Print print) {
 }
 
 std::optional<std::string> read_text(const std::string& text) { return text; }
+
+/// ~ and ~/x as the shell reads them.
+std::string with_home(const std::string& path) {
+  const char* home = std::getenv("HOME");
+  return home && (path == "~" || path.starts_with("~/")) ? home + path.substr(1) : path;
+}
+
+/// Whether something is there, of a pattern (list_inputs in storage/storage.h) that matches.
+bool is_there(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::exists(path, ignored)) return true;
+  if (path.find_first_of("*?[") == std::string::npos) return false;
+  glob_t found{};
+  const bool any = glob(path.substr(0, path.find("**") + 1).c_str(), GLOB_NOSORT, nullptr, &found) == 0;
+  globfree(&found);
+  return any;
+}
+
+bool is_relative(const std::string& path) {
+  return !path.empty() && !path.starts_with('/') && path.find("://") == std::string::npos;
+}
+
+/// `f` of each of several paths with commas between, or of the whole where that is a path itself.
+template <class F>
+std::string of_each(const std::string& paths, F f) {
+  if (paths.find(',') == std::string::npos || is_there(paths)) return f(paths);
+  std::string out;
+  for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = paths.find(',', begin);
+    out += (begin ? "," : "") + f(paths.substr(begin, end - begin));
+  }
+  return out;
+}
+
+/// The paths in `text` as the working folder sees them.
+std::string placed_path(const char* name, const std::string& text, const ConfigValue& v, KeyPath path) {
+  if (path == KeyPath::none) return text;
+  const bool input = path == KeyPath::input || path == KeyPath::input_or_word;
+  return of_each(with_home(text), [&](const std::string& one) {
+    std::string here = with_home(one);
+    if (!input || v.folder.empty() || !is_relative(here)) return here;
+    std::string beside = (std::filesystem::path(v.folder) / here).lexically_normal();
+    if (is_there(beside)) return beside;
+    if (!is_there(here)) return path == KeyPath::input ? beside : here;
+    log_info("config: {}: {} '{}' is not in '{}', and is taken from the working folder", v.where, name, here, v.folder);
+    return here;
+  });
+}
 
 Texts read_texts(const std::string& name, const ConfigValue& v, const char* expected) {
   if (v.kind == Kind::word) {
@@ -121,13 +176,15 @@ void KeyList::key(const char* name, double& m, const char* meaning) {
            [&m] { return print_double(m); }});
 }
 
-void KeyList::key(const char* name, std::string& m, const char* meaning) {
+void KeyList::key(const char* name, std::string& m, const char* meaning, KeyPath path) {
   declare({name, meaning, "text",
-           [name, &m](const ConfigValue& v) {
+           [name, &m, path](const ConfigValue& v) {
              if (!is_scalar(v) && !v.is_null) wrong_type(name, v, "text");
-             m = v.is_null ? "" : v.text;
+             // Python's word for nothing, which YAML takes for a text.
+             const bool none = v.text == "None" && (v.kind == Kind::plain || (is_word(v) && path != KeyPath::none));
+             m = v.is_null || none ? "" : placed_path(name, v.text, v, path);
            },
-           [&m] { return print_string(m); }});
+           [&m] { return print_string(m); }, path, [&m] { return std::vector<std::string*>{&m}; }});
 }
 
 void KeyList::key(const char* name, std::optional<bool>& m, const char* meaning) {
@@ -160,18 +217,23 @@ void KeyList::key(const char* name, std::optional<double>& m, const char* meanin
            [&m] { return m ? print_double(*m) : "null"; }});
 }
 
-void KeyList::key(const char* name, std::vector<std::string>& m, const char* meaning) {
+void KeyList::key(const char* name, std::vector<std::string>& m, const char* meaning, KeyPath path) {
   constexpr auto kType = "a text or a list of texts, as in ['a', 'b']";
   declare({name, meaning, kType,
-           [name, &m](const ConfigValue& v) {
-             bool list_word = v.kind == Kind::word && !v.text.empty() && (v.text[0] == '[' || v.text[0] == '(');
-             if (is_scalar(v) && !v.is_null && !list_word) {
+           [name, &m, path](const ConfigValue& v) {
+             bool list_word = is_word(v) && !v.text.empty() && (v.text[0] == '[' || v.text[0] == '(');
+             if (is_scalar(v) && !v.is_null && !list_word)
                m = {v.text};
-               return;
-             }
-             m = read_list<std::string>(name, v, kType, true, read_text);
+             else
+               m = read_list<std::string>(name, v, kType, true, read_text);
+             for (std::string& text : m) text = placed_path(name, text, v, path);
            },
-           [&m] { return print_list(m, print_string); }});
+           [&m] { return print_list(m, print_string); }, path,
+           [&m] {
+             std::vector<std::string*> texts;
+             for (std::string& text : m) texts.push_back(&text);
+             return texts;
+           }});
 }
 
 void KeyList::key(const char* name, Texts& m, const char* meaning) {
@@ -232,7 +294,34 @@ void KeyList::key(const char* name, JsonText& m, const char* meaning) {
            [&m] { return m.text.empty() ? "null" : m.text; }});
 }
 
-void KeyList::assign(const ConfigSource& source) {
+std::vector<std::string> KeyList::overrides(const std::vector<std::string>& words) const {
+  std::vector<std::string> out;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (!words[i].starts_with("--") || words[i].size() == 2) {
+      out.push_back(words[i]);
+      continue;
+    }
+    const size_t split = words[i].find('=');
+    std::string name = words[i].substr(2, split == std::string::npos ? split : split - 2);
+    std::ranges::replace(name, '-', '_');
+    if (split != std::string::npos) {
+      out.push_back(name + words[i].substr(split));
+      continue;
+    }
+    const auto known = std::ranges::find(keys_, name, &ConfigKey::name);
+    const bool is_switch = known != keys_.end() && known->type.starts_with("true");
+    const bool has_next = i + 1 < words.size() && !words[i + 1].starts_with("--");
+    if (has_next && (!is_switch || read_bool(words[i + 1]) || reads_as_null(words[i + 1])))
+      out.push_back(name + "=" + words[++i]);
+    else if (is_switch || known == keys_.end())  // a key that is not known is said by assign()
+      out.push_back(name + "=true");
+    else
+      fail(Code::invalid_config, "config: command line: {} has no value; expected {}", words[i], known->type);
+  }
+  return out;
+}
+
+void KeyList::assign(const ConfigSource& source, const std::map<std::string, std::string>& hints) {
   for (const auto& [name, value] : source.values()) {
     auto key = std::ranges::find(keys_, name, &ConfigKey::name);
     if (key != keys_.end()) {
@@ -242,8 +331,23 @@ void KeyList::assign(const ConfigSource& source) {
     Error error(Code::invalid_config, fmt::format("config: {}: there is no key `{}`", value.where, name));
     std::vector<std::string> names;
     for (const auto& k : keys_) names.push_back(k.name);
-    if (std::string near = nearest(name, names); !near.empty()) error.note(fmt::format("did you mean `{}`?", near));
+    if (const auto hint = hints.find(name); hint != hints.end())
+      error.note(hint->second);
+    else if (std::string near = nearest(name, names); !near.empty())
+      error.note(fmt::format("did you mean `{}`?", near));
     throw error;
+  }
+}
+
+void KeyList::make_paths_absolute() {
+  for (const ConfigKey& key : keys_) {
+    if (key.path == KeyPath::none) continue;
+    const bool or_word = key.path == KeyPath::input_or_word || key.path == KeyPath::output_or_word;
+    for (std::string* text : key.paths())
+      *text = of_each(*text, [&](const std::string& one) {
+        if (!is_relative(one) || (or_word && !is_there(one))) return one;
+        return std::filesystem::absolute(one).lexically_normal().string();
+      });
   }
 }
 
@@ -256,11 +360,15 @@ std::string KeyList::to_yaml() const {
 }
 
 std::string nearest(const std::string& word, const std::vector<std::string>& known) {
-  // A third of the letters may differ, at least two: beyond that a guess is noise.
-  size_t best = std::max<size_t>(2, word.size() / 3) + 1;
+  const auto small = [](std::string s) {
+    std::ranges::transform(s, s.begin(), [](unsigned char c) { return std::tolower(c); });
+    return s;
+  };
+  // A third of the letters may differ: beyond that a guess is noise.
+  size_t best = std::max<size_t>(1, word.size() / 3) + 1;
   std::string found;
   for (const auto& k : known) {
-    size_t distance = edit_distance(word, k);
+    size_t distance = edit_distance(small(word), small(k));
     if (distance < best && distance < std::max(word.size(), k.size())) best = distance, found = k;
   }
   return found;

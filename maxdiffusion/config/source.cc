@@ -1,5 +1,6 @@
 // Where keys come from: a YAML file, its parents named by `base:`, and command-line words, merged in that order.
 #include <filesystem>
+#include <sstream>
 #include <utility>
 
 #include "maxdiffusion/base/error.h"
@@ -17,7 +18,7 @@ namespace fs = std::filesystem;
 std::string place(const std::string& file, const YAML::Mark& mark) { return fmt::format("{}:{}", file, mark.line + 1); }
 
 ConfigValue value_of(const YAML::Node& node, const std::string& file) {
-  ConfigValue v{.text = {}, .where = place(file, node.Mark()), .kind = ConfigValue::Kind::plain, .is_null = false};
+  ConfigValue v{.text = {}, .where = place(file, node.Mark())};
   switch (node.Type()) {
     case YAML::NodeType::Sequence: v.kind = ConfigValue::Kind::list; break;
     case YAML::NodeType::Map: v.kind = ConfigValue::Kind::mapping; break;
@@ -29,6 +30,27 @@ ConfigValue value_of(const YAML::Node& node, const std::string& file) {
   }
   v.text = print_flow(node);
   return v;
+}
+
+/// The line, from 1, after whose marker a second document begins; 0: there is none.
+int64_t second_document(const std::string& yaml) {
+  std::istringstream lines(yaml);
+  int64_t number = 0, ended = 0;
+  bool begun = false;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    const bool marker = line.starts_with("---") || line.starts_with("...");
+    if (marker && line.find_first_not_of("-. \r") == std::string::npos) {
+      if (begun) ended = number;
+      continue;
+    }
+    const size_t first = line.find_first_not_of(" \t\r");
+    if (first == std::string::npos || line[first] == '#' || line[0] == '%') continue;
+    if (begun && line.starts_with("--- ")) return number;
+    if (ended) return ended;
+    begun = true;
+  }
+  return 0;
 }
 
 /// "a.yml → b.yml → a.yml".
@@ -79,8 +101,10 @@ void ConfigSource::merge_text(const std::string& yaml, const std::string& file, 
   try {
     root = load_yaml(yaml);
   } catch (const YAML::Exception& e) {
-    fail(Code::invalid_config, "config: {} is not YAML: {}", place(file, e.mark), e.msg);
+    fail(Code::invalid_config, "config: {} cannot be read as YAML: {}", place(file, e.mark), e.msg);
   }
+  if (const int64_t line = second_document(yaml))
+    fail(Code::invalid_config, "config: {}:{}: a second document begins; a config is one", file, line);
   if (root.IsNull()) return;  // an empty file, or comments alone
   check(root.IsMap(), Code::invalid_config, "config: {} holds {} at its top level, expected a mapping of `key: value`",
         file, root.IsSequence() ? "a list" : "a single value");
@@ -109,17 +133,30 @@ void ConfigSource::merge_text(const std::string& yaml, const std::string& file, 
     fs::path folder = chain.empty() ? fs::path() : fs::path(chain.back()).parent_path();
     merge_file((folder / parent).string(), chain);
   }
-  for (auto& [key, value] : own) values_[key] = std::move(value);
+  ++layers_;
+  for (auto& [key, value] : own) {
+    if (!chain.empty()) value.folder = fs::path(file).parent_path();
+    value.layer = layers_;
+    values_[key] = std::move(value);
+  }
 }
 
 void ConfigSource::merge_words(const std::vector<std::string>& overrides) {
+  ++layers_;
   for (const auto& word : overrides) {
-    size_t split = word.find('=');
+    const size_t split = word.find('=');
     if (split == std::string::npos || split == 0) {
       Error error(Code::invalid_config, fmt::format("config: command line: '{}' is not of the form key=value", word));
-      throw error.note("try: quote values that contain spaces, as in 'prompt=a red apple'");
+      if (word.ends_with(".yml") || word.ends_with(".yaml"))
+        error.note("a command takes one config file; `base: OTHER.yml` in it names what it builds on");
+      else if (word.starts_with('-'))
+        error.note("try: key=value, --key=value or --key value; COMMAND --help prints the keys");
+      else
+        error.note("try: quote values that contain spaces, as in 'prompt=a red apple'");
+      throw error;
     }
-    values_[word.substr(0, split)] = {word.substr(split + 1), kCommandLine, ConfigValue::Kind::word, false};
+    values_[word.substr(0, split)] = {
+        .text = word.substr(split + 1), .where = kCommandLine, .kind = ConfigValue::Kind::word, .layer = layers_};
   }
 }
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/key_path.h"
+
 namespace md {
 
 struct ImageKeys {
@@ -47,7 +49,7 @@ struct BatchKeys {
     v("grain_worker_count", grain_worker_count, "threads that read and decode; 0: the cores");
     v("enable_data_shuffling", enable_data_shuffling, "new seeded order every epoch");
     v("dataset_save_location", dataset_save_location,
-      "where made pictures and caches of latents are kept; empty: caches in the run's folder");
+      "where made pictures and caches of latents are kept; empty: caches in the run's folder", KeyPath::output);
   }
 };
 
@@ -78,13 +80,14 @@ struct TfrecordKeys {
   bool enable_eval_timesteps = false;
   template <class V>
   void visit(V&& v) {
-    v("tfrecords_dir", tfrecords_dir, "prepare_tfrecords: the folder that it makes");
+    v("tfrecords_dir", tfrecords_dir, "prepare_tfrecords: the folder that it makes", KeyPath::output);
     v("no_records_per_shard", no_records_per_shard, "prepare_tfrecords: records of one file");
     v("enable_eval_timesteps", enable_eval_timesteps,
       "prepare_tfrecords: writes num_eval_samples records, each with a timestep, as many for each of timesteps_list");
     v("num_eval_samples", num_eval_samples, "prepare_tfrecords: see enable_eval_timesteps");
     v("data_files_pattern", data_files_pattern,
-      "prepare_tfrecords: reads these files, whose kind follows from their names, instead of the config's data");
+      "prepare_tfrecords: reads these files, whose kind follows from their names, instead of the config's data",
+      KeyPath::input);
     v("extracted_files_dir", extracted_files_dir, "read for the reference's files; .tar files are read where they lie");
   }
 };

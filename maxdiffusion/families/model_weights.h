@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/mesh/pieces.h"
 
@@ -29,29 +30,35 @@ struct ModelKeys {
   void visit(V&& v) {
     v("pretrained_model_name_or_path", pretrained_model_name_or_path,
       "model folder in diffusers' layout, the name of one that the Hugging Face cache holds, or a .safetensors file "
-      "with all models in the original layout");
+      "with all models in the original layout",
+      KeyPath::input_or_word);
     v("single_file_config", single_file_config,
-      "of such a file: model folder with all but the weights; empty: the published model's sizes");
+      "of such a file: model folder with all but the weights; empty: the published model's sizes", KeyPath::input);
     v("variant", variant, "such as fp16: weights in files of this variant where the folder has them; empty: plain");
-    v("vae_file", vae_file, "file or folder of an autoencoder in place of the model's, by published or original names");
+    v("vae_file", vae_file, "file or folder of an autoencoder in place of the model's, by published or original names",
+      KeyPath::input);
     v("model_name", model_name, "what the folder must be, as the reference names it; empty: anything");
     v("flux_name", flux_name, "the same as model_name in the reference's files for FLUX.1: flux-dev or flux-schnell");
     v("clip_model_name_or_path", clip_model_name_or_path,
       "file, folder or cached name of weights in place of the CLIP text encoder's; not here: the model's, with a "
-      "warning");
-    v("t5xxl_model_name_or_path", t5xxl_model_name_or_path, "the same for the T5 text encoder");
+      "warning",
+      KeyPath::input_or_word);
+    v("t5xxl_model_name_or_path", t5xxl_model_name_or_path, "the same for the T5 text encoder", KeyPath::input_or_word);
     v("model_type", model_type, "what it must make, such as T2V or I2V; empty: anything");
     v("revision", revision, "of a name in the Hugging Face cache; empty: main");
-    v("clip_bpe_file", clip_bpe_file, "merges list for a model folder without tokenizer; empty: the installed one");
+    v("clip_bpe_file", clip_bpe_file, "merges list for a model folder without tokenizer; empty: the installed one",
+      KeyPath::input);
     v("unet_checkpoint", unet_checkpoint,
-      "folder with unet/, the UNet's own, or a .safetensors file, whose weights replace the model's");
+      "folder with unet/, the UNet's own, or a .safetensors file, whose weights replace the model's",
+      KeyPath::input_or_word);
     v("wan_transformer_pretrained_model_name_or_path", wan_transformer_pretrained_model_name_or_path,
-      "file or folder whose weights replace the transformer's, by published or original names");
+      "file or folder whose weights replace the transformer's, by published or original names", KeyPath::input_or_word);
     v("max_sequence_length", max_sequence_length,
       "tokens of a caption, where the model takes any; null: the model's own number");
     v("train_expert", train_expert,
       "which of two denoisers is trained: high (of the noisy steps), low, or both in turns");
-    v("lightning_repo", lightning_repo, "folder or cached name that holds lightning_ckpt; empty: off");
+    v("lightning_repo", lightning_repo, "folder or cached name that holds lightning_ckpt; empty: off",
+      KeyPath::input_or_word);
     v("lightning_ckpt", lightning_ckpt, "file of a whole UNet whose weights replace the model's");
     v("train_new_unet", train_new_unet, "start the denoiser (UNet, transformer) from random weights");
     v("train_new_flux", train_new_flux, "the same as train_new_unet, in the reference's files for FLUX.1");

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/lora/lora_scope.h"
 
 namespace md {
@@ -21,7 +22,8 @@ struct LoraKeys {
   std::optional<double> lora_alpha;
   template <class V>
   void visit(V&& v) {
-    v("lora_files", lora_files, "LoRA files or folders added to the weights; a list, or one text with commas");
+    v("lora_files", lora_files, "LoRA files or folders added to the weights; a list, or one text with commas",
+      KeyPath::input_or_word);
     v("lora_scales", lora_scales, "factor of each of lora_files; empty: 1");
     v("lora_config", lora_config,
       "LoRA files as lists: lora_model_name_or_path, weight_name (of two denoisers: high_noise_weight_name, "
@@ -35,7 +37,8 @@ struct LoraKeys {
       "projections, and feed-forward layers where the family of the model says so");
     v("lora_init", lora_init,
       "LoRA file whose matrices training starts from; empty: random A, zero B. An alpha in the file must be "
-      "lora_alpha");
+      "lora_alpha",
+      KeyPath::input);
   }
 };
 

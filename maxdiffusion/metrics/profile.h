@@ -11,7 +11,7 @@ namespace md {
 
 struct ProfileConfig {
   bool enable_profiler = false;
-  int64_t skip_first_n_steps_for_profiler = 1, profiler_steps = 5;
+  int64_t skip_first_n_steps_for_profiler = 5, profiler_steps = 10;
   template <class V>
   void visit(V&& v) {
     v("enable_profiler", enable_profiler, "record a profile of some steps, for TensorBoard and Perfetto");

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/metrics/curve.h"
 #include "maxdiffusion/metrics/event_writer.h"
 #include "maxdiffusion/metrics/jsonl_writer.h"
@@ -26,7 +27,7 @@ struct MetricsConfig {
   template <class V>
   void visit(V&& v) {
     v("metrics_file", metrics_file,
-      "file that gets one JSON object a step: names of metrics.jsonl and TensorBoard's tags");
+      "file that gets one JSON object a step: names of metrics.jsonl and TensorBoard's tags", KeyPath::output);
     v("write_metrics", write_metrics, "false: none of the files of metrics is written");
     v("gcs_metrics", gcs_metrics,
       "also metrics/metrics_step_A_to_step_B.txt, log_period steps each, as the reference uploads");

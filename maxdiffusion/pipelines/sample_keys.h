@@ -52,11 +52,11 @@ struct SampleKeys {
     v("crops_coords_top_left", crops_coords_top_left, "condition on size: top and left of the crop");
     v("target_size", target_size, "condition on size: height and width wanted; empty: the picture's");
     v("clip_skip", clip_skip, "layers of the text encoders left out at the end, for the prompt as in diffusers");
-    v("image", image, "picture that the video begins with");
-    v("image_url", image_url, "the same under the reference's name; only files are read");
-    v("last_image", last_image, "picture that the video ends with");
+    v("image", image, "picture that the video begins with", KeyPath::input);
+    v("image_url", image_url, "the same under the reference's name; only files are read", KeyPath::input);
+    v("last_image", last_image, "picture that the video ends with", KeyPath::input);
     v("latents", latents,
-      "safetensors file whose tensor `latents` (standard normal, NCHW or NCFHW) is the initial noise");
+      "safetensors file whose tensor `latents` (standard normal, NCHW or NCFHW) is the initial noise", KeyPath::input);
     v("output_type", output_type,
       "png, mp4, np (images.safetensors, video.safetensors) or latent (latents.safetensors); empty: png, or mp4 of "
       "videos");
@@ -98,8 +98,9 @@ struct ControlKeys {
   template <class V>
   void visit(V&& v) {
     v("controlnet_model_name_or_path", controlnet_model_name_or_path,
-      "ControlNet's folder; generate uses it where it is one, generate_controlnet also finds cached names");
-    v("controlnet_image", controlnet_image, "picture that the ControlNet sees");
+      "ControlNet's folder; generate uses it where it is one, generate_controlnet also finds cached names",
+      KeyPath::input_or_word);
+    v("controlnet_image", controlnet_image, "picture that the ControlNet sees", KeyPath::input);
     v("controlnet_preprocessor", controlnet_preprocessor, "canny: its edges are shown instead; empty: as it is");
     v("controlnet_conditioning_scale", controlnet_conditioning_scale, "weight of what the ControlNet adds");
     v("control_guidance_start", control_guidance_start, "part of the steps before the ControlNet acts");

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/families/model_folder.h"
 #include "maxdiffusion/lora/lora_keys.h"
 
@@ -14,10 +15,12 @@ struct FolderKeys {
   std::string single_file_config, variant, revision, clip_bpe_file;
   template <class V>
   void visit(V&& v) {
-    v("single_file_config", single_file_config, "of a single file: model folder with all but the weights");
+    v("single_file_config", single_file_config, "of a single file: model folder with all but the weights",
+      KeyPath::input);
     v("variant", variant, "such as fp16: which files of a folder are read where it has them; empty: plain ones");
     v("revision", revision, "of a name in the Hugging Face cache; empty: main");
-    v("clip_bpe_file", clip_bpe_file, "merges list for a model without tokenizer; empty: the installed one");
+    v("clip_bpe_file", clip_bpe_file, "merges list for a model without tokenizer; empty: the installed one",
+      KeyPath::input);
   }
 };
 

@@ -1,3 +1,5 @@
+// Keys of the reference's configuration files that ask for nothing here, so that its files are read as they are. A
+// value that would change something there is refused or warned about by name.
 // Keys of the reference's configuration files that ask for nothing here, so that its files are read. A value that would
 // change something there is refused or warned about by name, never ignored.
 #pragma once
@@ -6,6 +8,7 @@
 #include <string>
 
 #include "maxdiffusion/base/json_text.h"
+#include "maxdiffusion/config/config.h"
 
 namespace md {
 
@@ -24,7 +27,7 @@ struct ReferenceKeys {
   bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false, enable_tile_search = false;
   int64_t norm_num_groups = 32, ulysses_shards = -1, vae_spatial = -1;
   std::string converted_weights_dir, pretrained_orbax_dir, scheduler_dtype = "float32";
-  std::string profiler_gcs_path, dataset_config_name, hf_access_token;
+  std::string profiler, profiler_gcs_path, dataset_config_name, hf_access_token;
 
   template <class V>
   void visit(V&& v) {
@@ -61,6 +64,7 @@ struct ReferenceKeys {
     v("enable_mllog", enable_mllog, kNeutral);
     v("enable_ml_diagnostics", enable_ml_diagnostics, kNeutral);
     v("enable_ondemand_xprof", enable_ondemand_xprof, kNeutral);
+    v("profiler", profiler, kNeutral);
     v("profiler_gcs_path", profiler_gcs_path, kNeutral);
     v("dataset_config_name", dataset_config_name, kNeutral);
     v("enable_tile_search", enable_tile_search, kNeutral);
@@ -74,5 +78,8 @@ struct ReferenceKeys {
   /// Throws invalid_config for what would change the result and is not there; warns of what is left out.
   void validate() const;
 };
+
+/// Throws invalid_config where a file of the reference is of a family that is not here, naming the family.
+void check_family_of_file(const ConfigSource& source);
 
 }  // namespace md

@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/optim/rounding.h"
 #include "maxdiffusion/pjrt/platforms.h"
+#include "maxdiffusion/run/foreign_keys.h"
 #include "maxdiffusion/run/values.h"
 #include "maxdiffusion/storage/hub.h"
 #include "maxdiffusion/storage/location.h"
@@ -28,17 +29,62 @@ void check_libtpu_flags(const RunConfig& c) {
     log_warning("libtpu_flags has no effect: hardware is {}", c.hardware.hardware);
 }
 
+/// A run's name is one folder in output_dir.
+void check_run_name(const std::string& name) {
+  const bool control = std::ranges::any_of(name, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+  check(name != "." && name != ".." && name.find('/') == std::string::npos && !control, Code::invalid_config,
+        "run_name is '{}'; expected the name of one folder in output_dir, without /", name);
+}
+
+/// Of the keys that say where the data is, those count that the nearest place gives: the command line, the file, its
+/// parent. `source`: the keys' values, of which the others become empty. Throws invalid_config where the command line
+/// contradicts itself; a file that does is warned about, as files with a dataset_name of the reference do.
+void choose_data(const ConfigSource& source, DataSourceConfig& data) {
+  // In the order in which they are looked at.
+  const std::pair<const char*, std::string*> places[] = {{"hf_train_files", &data.hf_train_files},
+                                                         {"grain_train_files", &data.grain_train_files},
+                                                         {"train_data_dir", &data.train_data_dir},
+                                                         {"hf_data_dir", &data.hf_data_dir},
+                                                         {"dataset_name", &data.dataset_name}};
+  const auto given = [&](const auto& place) {
+    const auto it = source.values().find(place.first);
+    return place.second->empty() || it == source.values().end() ? nullptr : &it->second;
+  };
+  const ConfigValue* nearest = nullptr;
+  const char* chosen = nullptr;
+  for (const auto& place : places)
+    if (const ConfigValue* v = given(place); v && (!nearest || v->layer > nearest->layer))
+      nearest = v, chosen = place.first;
+  for (const auto& place : places) {
+    const ConfigValue* v = given(place);
+    if (!v || place.first == chosen) continue;
+    // The reference names a builder, such as parquet, beside its files.
+    const bool builder = place.first == std::string("dataset_name") && std::string(chosen).starts_with("hf_");
+    if (v->layer == nearest->layer && !builder) {
+      check(v->where != kCommandLine, Code::invalid_config, "{} and {} both say where the data is; give one of them",
+            chosen, place.first);
+      log_warning("{}: {} is not read: {} says where the data is", v->where, place.first, chosen);
+    }
+    place.second->clear();
+  }
+}
+
 }  // namespace
 
 RunConfig RunConfig::load(const std::string& file, const std::vector<std::string>& overrides) {
-  return from_source(ConfigSource::load(file, overrides));
-}
-
-RunConfig RunConfig::from_source(const ConfigSource& source) {
   RunConfig c;
   KeyList keys;
   keys.add(c);
-  keys.assign(source);
+  return from_source(ConfigSource::load(file, keys.overrides(overrides)));
+}
+
+RunConfig RunConfig::from_source(const ConfigSource& source) {
+  check_family_of_file(source);
+  RunConfig c;
+  KeyList keys;
+  keys.add(c);
+  keys.assign(source, foreign_keys());
+  choose_data(source, c.source);
   for (const auto& [key, value] : source.values())
     if (value.where == kCommandLine) c.on_command_line.insert(key);
   c.reference.validate();
@@ -47,33 +93,19 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   c.layers.quantization.warn();
   if (const char* job = std::getenv("JOBSET_NAME"); job && c.run.run_name.empty()) c.run.run_name = job;
   if (c.run.output_dir.empty()) c.run.output_dir = c.run.base_output_directory;
-  for (const auto& [key, place] :
-       {std::pair{"output_dir", &c.run.output_dir}, std::pair{"base_output_directory", &c.run.base_output_directory},
-        std::pair{"checkpoint_dir", &c.loop.checkpoint_dir}, std::pair{"jax_cache_dir", &c.compile.jax_cache_dir},
-        std::pair{"aot_cache_dir", &c.compile.aot_cache_dir}, std::pair{"metrics_file", &c.metrics.metrics_file},
-        std::pair{"timing_metrics_file", &c.run.timing_metrics_file},
-        std::pair{"dataset_save_location", &c.batches.dataset_save_location},
-        std::pair{"tfrecords_dir", &c.tfrecords.tfrecords_dir}})
-    check(is_remote(*place) || place->find("://") == std::string::npos, Code::invalid_config,
-          "{} is '{}'; folders of this machine, gs:// and s3:// are written to", key, shown(*place));
-  for (const auto& [key, value] :
-       {std::pair{"output_dir", &c.run.output_dir}, std::pair{"base_output_directory", &c.run.base_output_directory},
-        std::pair{"checkpoint_dir", &c.loop.checkpoint_dir}, std::pair{"jax_cache_dir", &c.compile.jax_cache_dir},
-        std::pair{"aot_cache_dir", &c.compile.aot_cache_dir}, std::pair{"metrics_file", &c.metrics.metrics_file},
-        std::pair{"timing_metrics_file", &c.run.timing_metrics_file},
-        std::pair{"dataset_save_location", &c.batches.dataset_save_location},
-        std::pair{"tfrecords_dir", &c.tfrecords.tfrecords_dir}, std::pair{"train_data_dir", &c.source.train_data_dir},
-        std::pair{"hf_train_files", &c.source.hf_train_files}, std::pair{"hf_data_dir", &c.source.hf_data_dir},
-        std::pair{"grain_train_files", &c.source.grain_train_files}, std::pair{"dataset_name", &c.source.dataset_name},
-        std::pair{"data_files_pattern", &c.tfrecords.data_files_pattern},
-        std::pair{"conditioning_data_dir", &c.source.conditioning_data_dir},
-        std::pair{"eval_data_dir", &c.eval.eval_data_dir},
-        std::pair{"instance_data_dir", &c.dreambooth.instance_data_dir},
-        std::pair{"class_data_dir", &c.dreambooth.class_data_dir}})
-    check(!has_secret(*value), Code::invalid_config,
-          "{} holds a secret key, which would be saved with the run; say it by AWS_ACCESS_KEY_ID and "
-          "AWS_SECRET_ACCESS_KEY",
-          key);
+  check_run_name(c.run.run_name);
+  for (const ConfigKey& key : keys.keys()) {
+    if (key.path == KeyPath::none) continue;
+    const bool written = key.path == KeyPath::output || key.path == KeyPath::output_or_word;
+    for (const std::string* place : key.paths()) {
+      check(!written || is_remote(*place) || place->find("://") == std::string::npos, Code::invalid_config,
+            "{} is '{}'; folders of this machine, gs:// and s3:// are written to", key.name, shown(*place));
+      check(!has_secret(*place), Code::invalid_config,
+            "{} holds a secret key, which would be saved with the run; say it by AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY",
+            key.name);
+    }
+  }
   // Names are checked before anything starts, each by the list that knows it.
   text_encoder_options(autoencoder_options(scope_options(c.layers), c.encoders), c.encoders);
   if (c.layers.attention == "cudnn_flash_te" && c.hardware.hardware != "gpu")
@@ -107,6 +139,7 @@ std::string RunConfig::to_yaml() const {
     copy.run.timing_metrics_file = places->timing_metrics_file;
   }
   keys.add(copy);
+  keys.make_paths_absolute();  // the run's config.yml is read from any folder
   return keys.to_yaml();
 }
 

@@ -38,15 +38,16 @@ struct RunKeys {
   template <class V>
   void visit(V&& v) {
     v("run_name", run_name, "names the run's folder under output_dir");
-    v("output_dir", output_dir, "root of outputs; empty: base_output_directory");
-    v("base_output_directory", base_output_directory, "see output_dir and save_config_to_gcs");
+    v("output_dir", output_dir, "root of outputs; empty: base_output_directory", KeyPath::output);
+    v("base_output_directory", base_output_directory, "see output_dir and save_config_to_gcs", KeyPath::output);
     v("save_config_to_gcs", save_config_to_gcs, "also write config.yml into base_output_directory/run_name");
     v("seed", seed, "seed of every random stream; -1: one that is drawn, and said");
     v("sample_every", sample_every, "steps between sample grids while training; -1: only after the last step; 0: none");
     v("enable_generate_video_for_eval", enable_generate_video_for_eval,
       "draw the prompts after each evaluation too, into files of their own");
     v("enable_ssim", enable_ssim, "how alike the first sample before and after training are (SSIM, PSNR), in the log");
-    v("timing_metrics_file", timing_metrics_file, "file that gets a line at start and end of each phase of a run");
+    v("timing_metrics_file", timing_metrics_file, "file that gets a line at start and end of each phase of a run",
+      KeyPath::output);
     v("write_timing_metrics", write_timing_metrics, "false: timing_metrics_file is not written");
   }
 };
@@ -59,8 +60,9 @@ struct DreamboothKeys {
   bool cache_dreambooth_dataset = false;
   template <class V>
   void visit(V&& v) {
-    v("instance_data_dir", instance_data_dir, "pictures of the subject; given: the run is DreamBooth");
-    v("class_data_dir", class_data_dir, "pictures of its class; what is missing of num_class_images is drawn first");
+    v("instance_data_dir", instance_data_dir, "pictures of the subject; given: the run is DreamBooth", KeyPath::input);
+    v("class_data_dir", class_data_dir, "pictures of its class; what is missing of num_class_images is drawn first",
+      KeyPath::input);
     v("instance_prompt", instance_prompt, "caption of every picture of the subject");
     v("class_prompt", class_prompt, "caption of every picture of the class");
     v("prior_loss_weight", prior_loss_weight, "weight of the class's loss beside the subject's");
@@ -139,13 +141,22 @@ struct RunConfig {
            (source.dataset_type == "tfrecord" || source.dataset_type == "grain");
   }
 
+  /// f(title, structs…) for each group of keys, as help prints them.
+  template <class F>
+  void groups(F&& f) {
+    f("run", run, loop, metrics, profile);
+    f("devices", hardware, mesh, sharding, compile);
+    f("model", model, layers, encoders);
+    f("data", source, images, batches, synthetic, tfrecords);
+    f("training", optim, update, process, denoise, vae, eval);
+    f("DreamBooth", dreambooth);
+    f("LoRA", lora);
+    f("samples", sample, scheduler, media_chunks, step_cache, control);
+    f("without effect", reference);
+  }
   template <class V>
   void visit(V&& v) {
-    run.visit(v), hardware.visit(v), mesh.visit(v), sharding.visit(v), model.visit(v), layers.visit(v);
-    source.visit(v), images.visit(v), batches.visit(v), synthetic.visit(v), tfrecords.visit(v), dreambooth.visit(v);
-    scheduler.visit(v), process.visit(v), denoise.visit(v), vae.visit(v), encoders.visit(v), lora.visit(v);
-    optim.visit(v), update.visit(v), loop.visit(v), eval.visit(v), metrics.visit(v), profile.visit(v);
-    sample.visit(v), media_chunks.visit(v), step_cache.visit(v), control.visit(v), compile.visit(v), reference.visit(v);
+    groups([&v](const char*, auto&... structs) { (structs.visit(v), ...); });
   }
 };
 

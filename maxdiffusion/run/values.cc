@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kAny = std::numeric_limits<double>::infinity();
 
-/// Numbers from `least` to `most`, both included. Infinities are never in a range.
+/// Numbers from `least` to `most`, both included.
 struct Range {
   const char* key;
   double (*value)(const RunConfig&);
@@ -28,6 +28,8 @@ const Range kRanges[] = {
     {"learning_rate", [](const RunConfig& c) { return c.optim.learning_rate; }},
     {"text_encoder_learning_rate", [](const RunConfig& c) { return c.update.text_encoder_learning_rate; }},
     {"vae_learning_rate", [](const RunConfig& c) { return c.vae.vae_learning_rate; }},
+    {"vae_kl_weight", [](const RunConfig& c) { return c.vae.vae_kl_weight; }},
+    {"checkpoints_to_keep", [](const RunConfig& c) { return static_cast<double>(c.loop.checkpoints_to_keep); }},
     {"adam_eps", [](const RunConfig& c) { return c.optim.adam_eps; }},
     {"adam_weight_decay", [](const RunConfig& c) { return c.optim.adam_weight_decay; }},
     {"adam_b1", [](const RunConfig& c) { return c.optim.adam_b1; }, 0, std::nextafter(1, 0), "at least 0 and below 1"},
@@ -80,9 +82,11 @@ std::optional<int64_t> seed_of_run(const RunConfig& c) {
 void check_values(const RunConfig& config) {
   for (const Range& r : kRanges) {
     const double value = r.value(config);
-    check(std::isfinite(value) && value >= r.least && value <= r.most, Code::invalid_config, "{} is {}; expected {}",
-          r.key, value, r.expected);
+    check(std::isfinite(value), Code::invalid_config, "{} is {}; expected a finite number", r.key, value);
+    check(value >= r.least && value <= r.most, Code::invalid_config, "{} is {}; expected {}", r.key, value, r.expected);
   }
+  for (const int64_t crop : config.sample.crops_coords_top_left)
+    check(crop >= 0, Code::invalid_config, "crops_coords_top_left holds {}; expected 0 or more", crop);
 }
 
 RunConfig with_drawn_seeds(RunConfig c) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/runtime/runtime.h"
 
 namespace md {
@@ -15,7 +16,7 @@ struct HardwareKeys {
   template <class V>
   void visit(V&& v) {
     v("hardware", hardware, "cpu, gpu or tpu");
-    v("plugin", plugin, "path of a PJRT plugin; empty: the one of `hardware`");
+    v("plugin", plugin, "path of a PJRT plugin; empty: the one of `hardware`", KeyPath::input);
     v("cpu_device_count", cpu_device_count, "virtual devices of the CPU plugin");
     v("compile_step", compile_step, "for compile and plan: training or sampling");
     v("topology", topology,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/graph/graph.h"
 #include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/mesh/batch_share.h"
@@ -170,12 +171,14 @@ struct CompileConfig {
   std::function<void(const std::string& entry)> uses;
   template <class V>
   void visit(V&& v) {
-    v("jax_cache_dir", jax_cache_dir, "folder of the executable cache; empty: ~/.cache/maxdiffusion, off: none");
+    v("jax_cache_dir", jax_cache_dir, "folder of the executable cache; empty: ~/.cache/maxdiffusion, off: none",
+      KeyPath::output_or_word);
     v("xla_flags", xla_flags, "extra compiler options, e.g. --xla_backend_optimization_level=1");
     v("libtpu_flags", libtpu_flags,
       "a set of compiler options for TPUs: wan_v5p_train, wan_light, multihost or ulysses");
     v("aot_cache_dir", aot_cache_dir,
-      "folder of executables, in place of jax_cache_dir; compile writes those for other machines there");
+      "folder of executables, in place of jax_cache_dir; compile writes those for other machines there",
+      KeyPath::output_or_word);
   }
 };
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/tasks/inputs.h"
 
 namespace md {
@@ -28,7 +29,8 @@ struct DenoiseKeys {
     v("masked_loss", masked_loss, "weigh the loss by masks, of alpha_mask or conditioning_data_dir");
     v("replay_batches", replay_batches,
       "safetensors file whose step{i}.latents, .noise, .timesteps, .encoder_hidden_states, .text_embeds and .time_ids "
-      "take the place of data and random draws");
+      "take the place of data and random draws",
+      KeyPath::input);
   }
 };
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/train/state.h"
 
 namespace md {
@@ -21,7 +22,7 @@ struct EvalKeys {
   template <class V>
   void visit(V&& v) {
     v("eval_every", eval_every, "steps between evaluations of the loss on held-out data; -1: none");
-    v("eval_data_dir", eval_data_dir, "held-out data, of any kind that train_data_dir may be");
+    v("eval_data_dir", eval_data_dir, "held-out data, of any kind that train_data_dir may be", KeyPath::input);
     v("timesteps_list", timesteps_list,
       "timesteps at which the held-out loss is measured; records that say their own are measured at that");
     v("eval_max_number_of_samples_in_bucket", eval_max_number_of_samples_in_bucket,

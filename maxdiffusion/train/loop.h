@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/recorder.h"
 #include "maxdiffusion/storage/location.h"
@@ -27,7 +28,7 @@ struct LoopKeys {
     v("checkpoint_every", checkpoint_every, "samples between checkpoints; -1: none before the end");
     v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all");
     v("checkpoint_dir", checkpoint_dir,
-      "where checkpoints are, also in a bucket; empty: output_dir/run_name/checkpoints");
+      "where checkpoints are, also in a bucket; empty: output_dir/run_name/checkpoints", KeyPath::output);
     v("save_final_checkpoint", save_final_checkpoint,
       "write a checkpoint after the last step, also where checkpoint_every asks for none");
     v("save_optimizer", save_optimizer, "false: checkpoints are without moments, which start anew on resuming");

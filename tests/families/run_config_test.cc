@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -92,12 +93,17 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
 TEST(RunConfig, NumbersThatNoRunCanUseAreRefused) {
   for (const char* word : {"learning_rate=nan", "guidance_scale=nan", "adam_b1=.nan", "guidance_scale_high=nan"})
     EXPECT_TRUE(contains(refusal({word}), "expected a number")) << word;
-  for (const char* word : {"learning_rate=inf", "learning_rate=-1", "text_encoder_learning_rate=-1e-6",
-                           "vae_learning_rate=-1", "adam_eps=-1", "guidance_scale=-3", "guidance_scale_low=-0.5",
-                           "noise_offset=-0.1", "prior_loss_weight=-1", "adam_weight_decay=inf"}) {
+  for (const char* word : {"learning_rate=inf", "adam_weight_decay=inf"})
+    EXPECT_TRUE(contains(refusal({word}), " is inf; expected a finite number")) << refusal({word});
+  for (const char* word :
+       {"vae_kl_weight=-1", "checkpoints_to_keep=-1", "learning_rate=-1", "text_encoder_learning_rate=-1e-6",
+        "vae_learning_rate=-1", "adam_eps=-1", "guidance_scale=-3", "guidance_scale_low=-0.5", "noise_offset=-0.1",
+        "prior_loss_weight=-1"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(refusal({word}), key + " is ") && contains(refusal({word}), "expected 0 or more")) << word;
   }
+  EXPECT_TRUE(
+      contains(refusal({"crops_coords_top_left=[-1,99999]"}), "crops_coords_top_left holds -1; expected 0 or more"));
   EXPECT_TRUE(contains(refusal({"max_train_steps=-5"}), "max_train_steps is -5; expected a number of steps, or -1"));
   EXPECT_TRUE(contains(refusal({"adam_b2=1"}), "adam_b2 is 1; expected at least 0 and below 1"));
   EXPECT_TRUE(contains(refusal({"warmup_steps_fraction=1.5"}), "expected 0 to 1"));
@@ -285,6 +291,63 @@ TEST(RunConfig, AttentionShardingUniformSplitsTheSequence) {
   }
 }
 
+TEST(RunConfig, ANameIsOneFolder) {
+  for (const char* name : {"..", ".", "../x", "a/b", "/a", "a\nb"})
+    EXPECT_TRUE(contains(refusal({std::string("run_name=") + name}),
+                         fmt::format("run_name is '{}'; expected the name of one folder in output_dir", name)))
+        << name;
+  EXPECT_EQ(parse("", {"run_name=..a..b c"}).run.run_name, "..a..b c");
+}
+
+TEST(RunConfig, TheNearestPlaceSaysWhereTheDataIs) {
+  const TemporaryFolder t;
+  write_file_atomic(t / "base.yml", "dataset_name: noto-emoji\n");
+  write_file_atomic(t / "child.yml", "base: base.yml\ntrain_data_dir: /pics\n");
+  write_file_atomic(t / "both.yml", "dataset_name: owner/name\n\ntrain_data_dir: /pics\n");
+  write_file_atomic(t / "files.yml", "dataset_name: parquet\nhf_train_files: /a.parquet\n");
+  const auto data = [&](const std::string& file, const std::vector<std::string>& words) {
+    const DataSourceConfig c = RunConfig::load(t / file, words).source;
+    return std::vector<std::string>{c.train_data_dir, c.dataset_name, c.hf_train_files};
+  };
+  using Texts = std::vector<std::string>;
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(data("base.yml", {"train_data_dir=pics"}), (Texts{"pics", "", ""}));
+  EXPECT_EQ(data("base.yml", {"dataset_name=", "train_data_dir=pics"}), (Texts{"pics", "", ""}));
+  EXPECT_EQ(data("child.yml", {}), (Texts{"/pics", "", ""}));
+  EXPECT_EQ(data("child.yml", {"dataset_name=a/b"}), (Texts{"", "a/b", ""}));
+  EXPECT_EQ(data("files.yml", {"train_data_dir=pics"}), (Texts{"pics", "", ""}));
+  EXPECT_EQ(data("files.yml", {}), (Texts{"", "", "/a.parquet"}));
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(data("both.yml", {}), (Texts{"/pics", "", ""}));
+  EXPECT_TRUE(contains(testing::internal::GetCapturedStderr(),
+                       t / "both.yml" + ":1: dataset_name is not read: train_data_dir says where the data is"));
+  EXPECT_EQ(refusal({"train_data_dir=pics", "dataset_name=foo"}),
+            "train_data_dir and dataset_name both say where the data is; give one of them");
+}
+
+TEST(RunConfig, WhatIsSavedMeansTheSameFromAnyFolder) {
+  const TemporaryFolder t;
+  make_folders(t / "configs/model");
+  write_file_atomic(t / "configs/a.yml",
+                    "pretrained_model_name_or_path: model\noutput_dir: runs\ntrain_data_dir: pics\n");
+  const std::string saved = RunConfig::load(t / "configs/a.yml", {"eval_data_dir=held", "vae_file=a/b"}).to_yaml();
+  const std::string here = std::filesystem::current_path();
+  for (const std::string& line :
+       {"\npretrained_model_name_or_path: " + (t / "configs/model"), "\ntrain_data_dir: " + (t / "configs/pics"),
+        "\noutput_dir: " + here + "/runs", "\neval_data_dir: " + here + "/held", "\nvae_file: " + here + "/a/b"})
+    EXPECT_TRUE(contains(saved, line + "\n")) << line << "\n" << saved;
+  EXPECT_TRUE(contains(parse("pretrained_model_name_or_path: owner/name").to_yaml(),
+                       "\npretrained_model_name_or_path: owner/name\n"));
+}
+
+TEST(RunConfig, KeysOfOtherProgramsAreAnsweredWithOurs) {
+  EXPECT_TRUE(contains(refusal({"train_batch_size=4"}),
+                       "there is no key `train_batch_size`\n  here it is `per_device_batch_size`"));
+  EXPECT_TRUE(contains(refusal({"MAX_TRAIN_STEPS=2"}), "did you mean `max_train_steps`?"));
+  EXPECT_FALSE(contains(refusal({"foo=1"}), "did you mean"));
+}
+
 // S4-60
 TEST(RunConfig, TokensAreReadAndNeverPrinted) {
   const RunConfig c = parse("hf_access_token: hf_secret");
@@ -337,7 +400,7 @@ TEST(RunConfig, AttentionByCudnnIsFlashElsewhereAndSaysSo) {
 }
 
 TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
-  for (const char* word : {"profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a",
+  for (const char* word : {"profiler=xplane", "profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a",
                            "enable_tile_search=true", "ulysses_shards=2", "vae_spatial=2", "libtpu_flags=wan_light",
                            "converted_weights_dir=/a", "pretrained_orbax_dir=/a"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/data/records/records.h"
 
 namespace md {
@@ -44,16 +45,20 @@ struct DataSourceConfig {
   void visit(V&& v) {
     v("dataset_type", dataset_type, data_kinds_or_empty());
     v("dataset_name", dataset_name,
-      "a folder or a data set in the Hugging Face cache; noto-emoji: pictures of the emoji font, made on first use");
-    v("train_data_dir", train_data_dir, "pictures with metadata.jsonl or .txt captions, or files of a kind");
-    v("hf_train_files", hf_train_files, "Parquet or Arrow files: names with * and ?, separated by commas");
-    v("hf_data_dir", hf_data_dir, "folder of such files");
-    v("grain_train_files", grain_train_files, "ArrayRecord files");
+      "a folder or a data set in the Hugging Face cache; noto-emoji: pictures of the emoji font, made on first use",
+      KeyPath::input_or_word);
+    v("train_data_dir", train_data_dir, "pictures with metadata.jsonl or .txt captions, or files of a kind",
+      KeyPath::input);
+    v("hf_train_files", hf_train_files, "Parquet or Arrow files: names with * and ?, separated by commas",
+      KeyPath::input);
+    v("hf_data_dir", hf_data_dir, "folder of such files", KeyPath::input);
+    v("grain_train_files", grain_train_files, "ArrayRecord files", KeyPath::input);
     v("train_split", train_split, "split of a data set with several");
     v("image_column", image_column, "column of the picture; in metadata.jsonl also file_name");
     v("caption_column", caption_column, "column of the caption");
     v("conditioning_data_dir", conditioning_data_dir,
-      "folder with a mask (red, 0 to 255) for each picture of train_data_dir, of the same name; with masked_loss");
+      "folder with a mask (red, 0 to 255) for each picture of train_data_dir, of the same name; with masked_loss",
+      KeyPath::input);
     v("max_train_samples", max_train_samples, "take only the first N pictures; -1: all");
     v("synthetic_num_samples", synthetic_num_samples,
       "samples of dataset_type synthetic; null: 1000 pictures, or encoded samples without end");

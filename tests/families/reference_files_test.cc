@@ -1,0 +1,214 @@
+// The reference's configuration files, by their keys and values (reference_files.tsv): read, or refused with the name
+// of the family that is not here; and where the defaults differ from theirs, docs/keys.md says so.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/run/foreign_keys.h"
+#include "maxdiffusion/run/run_config.h"
+
+namespace md {
+namespace {
+
+struct Fact {
+  std::string key, files, value;  // files: their letters
+};
+
+struct Files {
+  std::map<char, std::string> names;
+  std::vector<Fact> facts;
+};
+
+const Files& reference() {
+  static const Files files = [] {
+    Files f;
+    std::ifstream in(MD_SOURCE_DIR "/tests/families/reference_files.tsv");
+    for (std::string line; std::getline(in, line);) {
+      std::istringstream cells(line);
+      Fact fact;
+      std::getline(cells, fact.key, '\t'), std::getline(cells, fact.files, '\t'), std::getline(cells, fact.value);
+      if (fact.key.size() == 2 && fact.key[0] == '#')
+        f.names[fact.key[1]] = fact.files;
+      else if (fact.key[0] != '#')
+        f.facts.push_back(fact);
+    }
+    return f;
+  }();
+  return files;
+}
+
+/// The file of a letter as YAML.
+std::string yaml_of(char letter) {
+  std::string yaml;
+  for (const Fact& f : reference().facts)
+    if (f.files.find(letter) != std::string::npos) yaml += f.key + ": " + f.value + "\n";
+  return yaml;
+}
+
+const std::map<std::string, std::string> kFamilyThatIsNotHere = {
+    {"base_flux2klein.yml", "FLUX.2-klein"},
+    {"base_flux2klein_9B.yml", "FLUX.2-klein"},
+    {"base_wan_animate.yml", "Wan Animate"},
+    {"base_zimage.yml", "Z-Image"},
+    {"base_zimage_turbo.yml", "Z-Image"},
+    {"ltx2_3_video.yml", "LTX-2"},
+    {"ltx2_video.yml", "LTX-2"},
+    {"ltx_video.yml", "LTX-Video"},
+};
+
+TEST(ReferenceFiles, AreReadOrRefusedWithTheFamilyThatIsNotHere) {
+  ASSERT_EQ(reference().names.size(), 22u);
+  const TemporaryFolder t;
+  for (const auto& [letter, name] : reference().names) {
+    const std::string file = t / name;
+    write_file_atomic(file, yaml_of(letter));
+    const auto missing = kFamilyThatIsNotHere.find(name);
+    testing::internal::CaptureStderr();
+    std::string refusal;
+    try {
+      RunConfig::load(file, {});
+    } catch (const Error& e) {
+      refusal = e.what();
+    }
+    std::istringstream said(testing::internal::GetCapturedStderr());
+    for (std::string line; std::getline(said, line);)  // what its flash_block_sizes have that blocks here have not
+      EXPECT_NE(line.find("flash_block_sizes"), std::string::npos) << name << ": " << line;
+    if (missing == kFamilyThatIsNotHere.end()) {
+      EXPECT_EQ(refusal, "") << name;
+      continue;
+    }
+    EXPECT_TRUE(refusal.starts_with("config: " + file + ":")) << refusal;
+    EXPECT_NE(refusal.find(" of a model of the family " + missing->second + ", which is not here\n"), std::string::npos)
+        << refusal;
+    EXPECT_NE(refusal.find("families that are here: Stable Diffusion 1 and 2, SDXL, FLUX.1"), std::string::npos);
+  }
+}
+
+/// A value of one key, as `inspect config` prints it.
+std::string printed(const std::string& key, const std::string& yaml) {
+  RunConfig c;
+  KeyList keys;
+  keys.add(c);
+  keys.assign(ConfigSource::from_text(yaml));
+  return std::ranges::find(keys.keys(), key, &ConfigKey::name)->print();
+}
+
+/// Rows "| `key` | `there` | `here` | why |" of docs/keys.md, below "default of".
+std::map<std::string, std::pair<std::string, std::string>> listed_differences() {
+  std::map<std::string, std::pair<std::string, std::string>> rows;
+  std::ifstream in(MD_SOURCE_DIR "/docs/keys.md");
+  bool inside = false;
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("| default of | there | here |")) inside = true;
+    if (!line.starts_with("|")) inside = false;
+    if (!inside || !line.starts_with("| `")) continue;
+    std::vector<std::string> code;  // what stands between backquotes, in the first three cells
+    for (size_t at = line.find('`'); code.size() < 3 && at != std::string::npos; at = line.find('`', at)) {
+      const size_t end = line.find('`', at + 1);
+      code.push_back(line.substr(at + 1, end - at - 1));
+      at = end + 1;
+    }
+    EXPECT_EQ(code.size(), 3u) << line;
+    rows[code.at(0)] = {code.at(1), code.at(2)};
+  }
+  return rows;
+}
+
+/// Whether a cell is a value, or with … behind it its beginning.
+bool same(const std::string& cell, const std::string& value) {
+  const std::string dots = "…";
+  return cell == value || (cell.ends_with(dots) && value.starts_with(cell.substr(0, cell.size() - dots.size())));
+}
+
+TEST(ReferenceFiles, DefaultsThatDifferFromTheirsAreListed) {
+  // The file of SDXL, and for keys that it lacks those of Wan 2.1 and FLUX.1 dev.
+  std::map<std::string, std::string> theirs;
+  for (const char* name : {"base_flux_dev.yml", "base_wan_14b.yml", "base_xl.yml"})
+    for (const Fact& f : reference().facts)
+      if (std::ranges::any_of(f.files, [&](char letter) { return reference().names.at(letter) == name; }))
+        theirs[f.key] = f.value;
+  const auto listed = listed_differences();
+  std::map<std::string, std::pair<std::string, std::string>> found;
+  for (const auto& [key, value] : theirs) {
+    const std::string there = printed(key, key + ": " + value), here = printed(key, "");
+    if (there != here) found[key] = {there, here};
+  }
+  for (const auto& [key, values] : found) {
+    const auto row = listed.find(key);
+    EXPECT_TRUE(row != listed.end() && same(row->second.first, values.first) && same(row->second.second, values.second))
+        << "docs/keys.md must list: | `" << key << "` | `" << values.first << "` | `" << values.second << "` | why |";
+  }
+  for (const auto& [key, values] : listed) EXPECT_TRUE(found.contains(key)) << key << " is the same there and here";
+}
+
+/// Keys of which our files of the same names may say something else: those for which the table has the reason, and
+/// others.
+const std::set<std::string> kForTheReasonOfTheTable = {
+    "act_quantization_calibration_method", "bwd_quantization_calibration_method",
+    "weight_quantization_calibration_method", "clip_model_name_or_path", "t5xxl_model_name_or_path",
+    "controlnet_conditioning_scale", "controlnet_image", "controlnet_model_name_or_path", "data_sharding",
+    "dataset_name", "dataset_save_location", "dataset_type", "diffusion_scheduler_config", "from_pt", "hardware",
+    "logical_axis_rules", "lora_config", "no_records_per_shard", "output_dir", "revision", "synthetic_num_samples",
+    "tile_search_mode", "timestep_bias", "vae_logical_axis_rules",
+    // Texts are not in our table of facts, nor more of these lists than two numbers.
+    "prompt", "prompt_2", "negative_prompt", "mag_ratios_base", "mag_ratios_base_480p", "mag_ratios_base_720p"};
+const std::map<std::string, std::string> kForOtherReasons = {
+    {"attention", "tokamax_flash is another name of flash"},
+    {"flash_block_sizes", "without the members that have no effect; of Wan none, since sizes by chip are built in"},
+    {"gcs_metrics", "there is no bucket of ours"},
+    {"grain_worker_count", "0: as many as there are cores"},
+    {"guidance_rescale", "-1 and 0 are both off"},
+    {"log_period", "of gcs_metrics"},
+    {"num_train_epochs", "max_train_steps counts"},
+    {"use_base2_exp", "no effect"},
+    {"use_experimental_scheduler", "no effect"},
+};
+
+TEST(ReferenceFiles, OurFilesOfTheSameNamesSayTheSame) {
+  int compared = 0;
+  for (const auto& [letter, name] : reference().names) {
+    const std::string ours = std::string(MD_SOURCE_DIR "/configs/") + name;
+    if (!exists(ours)) continue;
+    RunConfig c;
+    KeyList keys;
+    keys.add(c);
+    keys.assign(ConfigSource::load(ours, {}));
+    ++compared;
+    for (const Fact& f : reference().facts) {
+      if (f.files.find(letter) == std::string::npos || kForTheReasonOfTheTable.contains(f.key) ||
+          kForOtherReasons.contains(f.key))
+        continue;
+      EXPECT_EQ(std::ranges::find(keys.keys(), f.key, &ConfigKey::name)->print(),
+                printed(f.key, f.key + ": " + f.value))
+          << name << ": " << f.key;
+    }
+  }
+  EXPECT_EQ(compared, 13);
+}
+
+TEST(ForeignKeys, AreNoneOfOursAndNameOneOfOurs) {
+  RunConfig c;
+  KeyList keys;
+  keys.add(c);
+  const auto is_ours = [&](const std::string& name) {
+    return std::ranges::find(keys.keys(), name, &ConfigKey::name) != keys.keys().end();
+  };
+  EXPECT_GE(foreign_keys().size(), 50u);
+  for (const auto& [theirs, hint] : foreign_keys()) {
+    EXPECT_FALSE(is_ours(theirs)) << theirs;
+    const size_t from = hint.find('`') + 1;
+    EXPECT_TRUE(is_ours(hint.substr(from, hint.find('`', from) - from))) << hint;
+  }
+  EXPECT_EQ(foreign_keys().at("train_batch_size"), "here it is `per_device_batch_size`");
+  EXPECT_EQ(foreign_keys().at("lr_warmup_steps"), "here it is `warmup_steps_fraction`, a part of all steps");
+}
+
+}  // namespace
+}  // namespace md
