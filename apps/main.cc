@@ -1,11 +1,17 @@
 // The command: finds the subcommand, hands it the remaining words, and is the one place where errors are caught.
 // A subcommand is one function and one line of kCommands.
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <initializer_list>
 #include <new>
 #include <string>
+#include <string_view>
+#include <system_error>
+#include <tuple>
 #include <vector>
 
 #include "maxdiffusion/base/error.h"
@@ -30,29 +36,49 @@ namespace {
 
 using Words = std::vector<std::string>;
 
+/// Reads the words from the `first` on as key=value.
+template <class... Keys>
+void assign(const Words& words, size_t first, Keys&... configs) {
+  md::KeyList keys;
+  (keys.add(configs), ...);
+  const Words given(words.begin() + static_cast<long>(first), words.end());
+  keys.assign(md::ConfigSource::from_text("", keys.overrides(given)));
+}
+
+/// The keys of prepare_emoji and prepare_moving_emoji.
+struct EmojiKeys : md::EmojiConfig {
+  template <class V>
+  void visit(V&& v) {
+    v("font", font, "the colour emoji font", md::KeyPath::input);
+    v("names", names, "Unicode's emoji-test.txt", md::KeyPath::input);
+    v("resolution", resolution, "pixels per side");
+  }
+};
+struct ClipKeys {
+  md::MovingEmojiConfig config;
+  template <class V>
+  void visit(V&& v) {
+    v("num_frames", config.num_frames, "frames of each clip");
+    v("fps", config.fps, "frames per second");
+  }
+};
+
 void prepare_emoji(const Words& words) {
   md::check(!words.empty(), md::Code::invalid_config, "prepare_emoji: the folder to write to is missing");
-  md::EmojiConfig config;
-  md::KeyList keys;
-  keys.key("font", config.font, "the colour emoji font");
-  keys.key("names", config.names, "Unicode's emoji-test.txt");
-  keys.key("resolution", config.resolution, "pixels per side");
-  keys.assign(md::ConfigSource::from_text("", Words(words.begin() + 1, words.end())));
+  EmojiKeys config;
+  assign(words, 1, config);
   int64_t count = md::prepare_emoji(words[0], config);
   fmt::print("{} pictures in {}\n", count, words[0]);
 }
 
 void prepare_moving_emoji(const Words& words) {
   md::check(!words.empty(), md::Code::invalid_config, "prepare_moving_emoji: the folder to write to is missing");
-  md::MovingEmojiConfig config;
-  md::KeyList keys;
-  keys.key("font", config.emoji.font, "the colour emoji font");
-  keys.key("names", config.emoji.names, "Unicode's emoji-test.txt");
-  keys.key("resolution", config.emoji.resolution, "pixels per side");
-  keys.key("num_frames", config.num_frames, "frames of each clip");
-  keys.key("fps", config.fps, "frames per second");
-  keys.assign(md::ConfigSource::from_text("", Words(words.begin() + 1, words.end())));
-  const int64_t count = md::prepare_moving_emoji(words[0], config);
+  EmojiKeys emoji;
+  ClipKeys clips;
+  emoji.resolution = clips.config.emoji.resolution;
+  assign(words, 1, emoji, clips);
+  clips.config.emoji = emoji;
+  const int64_t count = md::prepare_moving_emoji(words[0], clips.config);
   fmt::print("{} clips in {}\n", count, words[0]);
 }
 
@@ -60,6 +86,13 @@ void prepare_moving_emoji(const Words& words) {
 md::RunConfig config_of(const char* command, const Words& words) {
   md::check(!words.empty(), md::Code::invalid_config,
             "{}: the config file is missing; try: {} configs/quickstart.yml key=value …", command, command);
+  if (words[0].starts_with('-') || words[0].find('=') != std::string::npos) {
+    const auto file = std::ranges::find_if(words, [](const std::string& word) { return word.ends_with(".yml"); });
+    throw md::Error(md::Code::invalid_config,
+                    fmt::format("{}: expected the config file before keys, found '{}'", command, words[0]))
+        .note(
+            fmt::format("try: {} {} {} …", command, file == words.end() ? "configs/quickstart.yml" : *file, words[0]));
+  }
   return md::RunConfig::load(words[0], Words(words.begin() + 1, words.end()));
 }
 
@@ -79,14 +112,6 @@ void generate_controlnet(const Words& words) { md::generate(config_of("generate_
 void prepare_tfrecords(const Words& words) {
   const md::RunConfig c = config_of("prepare_tfrecords", words);
   fmt::print("{} records in {}\n", md::prepare_tfrecords(c), c.tfrecords.tfrecords_dir);
-}
-
-/// Reads the words from the `first` on as key=value.
-template <class... Keys>
-void assign(const Words& words, size_t first, Keys&... configs) {
-  md::KeyList keys;
-  (keys.add(configs), ...);
-  keys.assign(md::ConfigSource::from_text("", Words(words.begin() + static_cast<long>(first), words.end())));
 }
 
 void convert(const Words& words) {
@@ -141,36 +166,80 @@ void inspect(const Words& words) {
   md::inspect(words[0], c);
 }
 
+void print_keys(const char* title, const md::KeyList& keys) {
+  fmt::print("\n{}:\n", title);
+  for (const auto& k : keys.keys()) fmt::print("  {}: {}  # {}\n", k.name, k.print(), k.meaning);
+}
+
+/// Prints a command's own keys.
+template <class... Keys>
+void own_keys(const char* title = "keys") {
+  std::tuple<Keys...> configs;
+  md::KeyList keys;
+  std::apply([&](auto&... config) { (keys.add(config), ...); }, configs);
+  print_keys(title, keys);
+}
+
+/// Prints the groups of a config's keys that a command reads.
+void config_keys(std::initializer_list<std::string_view> titles) {
+  md::RunConfig defaults;
+  defaults.groups([&](const char* title, auto&... structs) {
+    if (std::ranges::find(titles, title) == titles.end()) return;
+    md::KeyList keys;
+    (keys.add(structs), ...);
+    print_keys(title, keys);
+  });
+}
+
+void all_keys() {
+  config_keys({"run", "devices", "model", "data", "training", "DreamBooth", "LoRA", "samples", "without effect"});
+}
+void generate_keys() { config_keys({"run", "devices", "model", "LoRA", "samples"}); }
+void record_keys() { config_keys({"run", "devices", "model", "data"}); }
+void lora_keys() {
+  own_keys<md::ConvertKeys, md::LoraKeys>("merge");
+  own_keys<md::ExtractKeys>("extract");
+  own_keys<md::ResizeKeys>("resize");
+}
+
 struct Command {
   const char *name, *arguments, *meaning;
   void (*run)(const Words&);
+  void (*keys)();      // prints them
   bool joint = false;  // several processes may do it together
 };
 
 constexpr Command kCommands[] = {
-    {"train", "CONFIG [key=value …]", "train as the config file says, from where its run stands", train, true},
+    {"train", "CONFIG [key=value …]", "train as the config file says, from where its run stands", train, all_keys,
+     true},
     {"train_dreambooth", "CONFIG [key=value …]", "train one subject beside pictures of its class (DreamBooth)",
-     train_dreambooth, true},
-    {"generate", "CONFIG [key=value …]", "draw pictures with a model folder, or with what a run has trained", generate},
+     train_dreambooth, all_keys, true},
+    {"generate", "CONFIG [key=value …]", "draw pictures with a model folder, or with what a run has trained", generate,
+     generate_keys},
     {"generate_controlnet", "CONFIG [key=value …]", "draw pictures with a ControlNet beside the model",
-     generate_controlnet},
+     generate_controlnet, generate_keys},
     {"compile", "CONFIG topology=v5p:2x2x1 | hardware=gpu topology=1x1x8 gpu=h100 [key=value …]",
-     "compile the training step for TPUs or GPUs that are not here, and say what it would take there", compile},
+     "compile the training step for TPUs or GPUs that are not here, and say what it would take there", compile,
+     all_keys},
     {"plan", "CONFIG [topology=v5p:2x2x1] [key=value …]",
-     "say what a training step takes on each device and, where that is too much, what would make it fit", plan},
+     "say what a training step takes on each device and, where that is too much, what would make it fit", plan,
+     all_keys},
     {"convert", "IN OUT [format=diffusers|single_file] [dtype=float16] [component=NAME] [ema=false] [key=value …]",
-     "write a model in the other layout: a folder as diffusers has it, or a single file", convert},
+     "write a model in the other layout: a folder as diffusers has it, or a single file", convert,
+     [] { own_keys<md::ConvertKeys>(); }},
     {"lora",
      "merge MODEL OUT lora_files=FILE,… [key=value …] | extract MODEL TUNED OUT [rank=16] [key=value …] | "
      "resize FILE OUT rank=8 [energy=0.9] | info FILE",
-     "put LoRA files into a model, take one out of two models, make one thinner, look at one", lora},
+     "put LoRA files into a model, take one out of two models, make one thinner, look at one", lora, lora_keys},
     {"inspect", "keys | config|mesh|params|batch|graph|program|memory CONFIG [key=value …]",
-     "print every key with its default and meaning, or the value of one stage of a run", inspect},
+     "print every key with its default and meaning, or the value of one stage of a run", inspect, all_keys},
     {"prepare_tfrecords", "CONFIG [key=value …]", "write the data of a config as TFRecord files, encoded or as it is",
-     prepare_tfrecords},
-    {"prepare_emoji", "FOLDER [resolution=64]", "write the colour emoji font as captioned pictures", prepare_emoji},
+     prepare_tfrecords, record_keys},
+    {"prepare_emoji", "FOLDER [resolution=64]", "write the colour emoji font as captioned pictures", prepare_emoji,
+     [] { own_keys<EmojiKeys>(); }},
     {"prepare_moving_emoji", "FOLDER [resolution=64] [num_frames=17] [fps=8]",
-     "write short clips of emoji that move, with captions that say how", prepare_moving_emoji},
+     "write short clips of emoji that move, with captions that say how", prepare_moving_emoji,
+     [] { own_keys<EmojiKeys, ClipKeys>(); }},
 };
 
 /// The reference has programs of each family ("train_" and its name), which are one here: the model folder differs.
@@ -186,27 +255,46 @@ std::string without_family(const std::string& name) {
 void print_help() {
   fmt::print("maxdiffusion {}\nusage: maxdiffusion COMMAND …\n\n", md::version());
   for (const auto& c : kCommands) fmt::print("  {} {}\n      {}\n", c.name, c.arguments, c.meaning);
-  fmt::print("  help\n      print this\n  --version\n      print the version\n");
+  fmt::print(
+      "  help [COMMAND], COMMAND --help\n      print this, or a command's keys with their defaults and meanings\n"
+      "  version\n      print the version\n\nkeys are given as key=value, --key=value or --key value\n");
 }
 
-void dispatch(const Words& words) {
-  if (words.empty() || words[0] == "help" || words[0] == "--help" || words[0] == "-h") return print_help();
-  if (words[0] == "--version") return fmt::print("maxdiffusion {}\n", md::version());
-  const std::string name = without_family(words[0]);
-  Words names = {"help"};
+void print_help(const Command& c) {
+  fmt::print("usage: maxdiffusion {} {}\n{}\n", c.name, c.arguments, c.meaning);
+  c.keys();
+}
+
+const Command& command_of(const std::string& word) {
+  const std::string name = without_family(word);
+  Words names = {"help", "version"};
   for (const auto& c : kCommands) {
-    if (name == c.name) {
-      if (const int64_t count = md::launch_of_environment().count; count > 1 && !c.joint)
-        throw md::Error(md::Code::invalid_config, fmt::format("{} is done by one process, not by {}", name, count))
-            .note("try: without the MPI launcher");
-      return c.run(Words(words.begin() + 1, words.end()));
-    }
+    if (name == c.name) return c;
     names.push_back(c.name);
   }
-  md::Error error(md::Code::invalid_config, fmt::format("there is no command '{}'", words[0]));
-  if (std::string near = md::nearest(words[0], names); !near.empty())
-    error.note(fmt::format("did you mean '{}'?", near));
+  md::Error error(md::Code::invalid_config, fmt::format("there is no command '{}'", word));
+  if (std::string near = md::nearest(word, names); !near.empty()) error.note(fmt::format("did you mean '{}'?", near));
   throw error.note("try: maxdiffusion help");
+}
+
+bool asks_for_help(const std::string& word) { return word == "--help" || word == "-h"; }
+
+void dispatch(const Words& words) {
+  if (words.empty() || words == Words{"help"} || asks_for_help(words[0])) return print_help();
+  if (words[0] == "help") return print_help(command_of(words[1]));
+  if (words[0] == "version" || words[0] == "--version" || words[0] == "-v")
+    return fmt::print("maxdiffusion {}\n", md::version());
+  const Command& c = command_of(words[0]);
+  if (std::ranges::any_of(words, asks_for_help)) return print_help(c);
+  if (const int64_t count = md::launch_of_environment().count; count > 1 && !c.joint)
+    throw md::Error(md::Code::invalid_config, fmt::format("{} is done by one process, not by {}", c.name, count))
+        .note("try: without the MPI launcher");
+  c.run(Words(words.begin() + 1, words.end()));
+}
+
+/// That what was printed could not be written.
+md::Error output_error(int error) {
+  return {md::Code::io, fmt::format("standard output cannot be written: {}", std::strerror(error))};
 }
 
 /// Prints one message with its notes; returns the exit status.
@@ -234,6 +322,7 @@ int main(int argc, char** argv) {
   const Leave leave;
   try {
     dispatch(Words(argv + 1, argv + argc));
+    if (std::fflush(stdout) != 0) throw output_error(errno);
     md::leave_processes(true);
     return 0;
   } catch (const md::Interrupted& e) {
@@ -244,6 +333,8 @@ int main(int argc, char** argv) {
     return report(e);
   } catch (const std::bad_alloc&) {
     return report({md::Code::out_of_memory, "the host's memory is used up"});
+  } catch (const std::system_error& e) {  // of fmt::print
+    return report(std::ferror(stdout) ? output_error(e.code().value()) : md::Error(md::Code::internal, e.what()));
   } catch (const std::exception& e) {
     return report({md::Code::internal, e.what()});
   }

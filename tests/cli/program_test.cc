@@ -9,6 +9,8 @@
 namespace md {
 namespace {
 
+const std::string kQuickstart = MD_SOURCE_DIR "/configs/quickstart.yml";
+
 TEST(Program, WithoutWordsSaysWhatItCanDo) {
   Outcome o = maxdiffusion({});
   EXPECT_EQ(o.status, 0);
@@ -18,9 +20,75 @@ TEST(Program, WithoutWordsSaysWhatItCanDo) {
   EXPECT_EQ(maxdiffusion({"--help"}).out, o.out);
 }
 
+TEST(Program, HelpOfACommandIsItsUsageAndItsKeysByGroup) {
+  const Outcome o = maxdiffusion({"train", "--help"});
+  EXPECT_EQ(o.status, 0);
+  EXPECT_TRUE(o.out.starts_with("usage: maxdiffusion train CONFIG [key=value …]\ntrain as the config file says"))
+      << o.out.substr(0, 200);
+  for (const char* title : {"run", "devices", "model", "data", "training", "DreamBooth", "LoRA", "samples"})
+    EXPECT_TRUE(contains(o.out, std::string("\n\n") + title + ":\n  ")) << title;
+  EXPECT_TRUE(contains(o.out, "\n  learning_rate: 1e-05  # "));
+  EXPECT_EQ(maxdiffusion({"help", "train"}).out, o.out);
+  EXPECT_EQ(maxdiffusion({"train", "a.yml", "-h"}).out, o.out);
+  EXPECT_TRUE(maxdiffusion({"train_sdxl", "--help"}).out == o.out);
+  const std::string generate = maxdiffusion({"generate", "-h"}).out;
+  EXPECT_TRUE(contains(generate, "\n  num_inference_steps: ")) << generate;
+  EXPECT_FALSE(contains(generate, "learning_rate")) << generate;
+  EXPECT_TRUE(contains(maxdiffusion({"help", "convert"}).out, "\nkeys:\n  "));
+  EXPECT_TRUE(contains(maxdiffusion({"help", "lora"}).out, "\n\nresize:\n  "));
+  const std::string clips = maxdiffusion({"prepare_moving_emoji", "--help"}).out;
+  EXPECT_TRUE(contains(clips, "  resolution: 64  # pixels per side\n  num_frames: 17  # frames of each clip\n"))
+      << clips;
+  EXPECT_TRUE(contains(maxdiffusion({"help", "trian"}).err, "did you mean 'train'?"));
+}
+
+TEST(Program, WhatItPrintsAndCannotWriteIsAnIoError) {
+  for (const char* words : {"inspect keys", "help", "version", "train --help"}) {
+    const Outcome o = shell(std::string(MD_BINARY_DIR "/maxdiffusion ") + words + " >/dev/full");
+    EXPECT_EQ(o.status, 4) << words;
+    EXPECT_EQ(o.err, "error: standard output cannot be written: No space left on device\n") << words;
+  }
+}
+
+TEST(Program, KeysMayBeWrittenAsOptions) {
+  TemporaryFolder folder;
+  write_file_atomic(folder / "a.yml", "");
+  const Outcome o = maxdiffusion({"inspect", "config", folder / "a.yml", "--prompt", "a red cat", "--seed=3",
+                                  "--enable-profiler", "--max_train_steps", "5", "sample_seed=4"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  for (const char* line :
+       {"prompt: [\"a red cat\"]", "seed: 3", "enable_profiler: true", "max_train_steps: 5", "sample_seed: 4"})
+    EXPECT_TRUE(contains(o.out, std::string("\n") + line + "\n")) << line << "\n" << o.out;
+  EXPECT_TRUE(contains(maxdiffusion({"prepare_emoji", folder / "b", "--resolution", "big"}).err,
+                       "resolution is `big`, expected a whole number"));
+}
+
+TEST(Program, TheConfigComesFirstAndOnce) {
+  Outcome o = maxdiffusion({"generate", "prompt=x", "configs/a.yml"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_EQ(o.err,
+            "error: generate: expected the config file before keys, found 'prompt=x'\n  try: generate configs/a.yml "
+            "prompt=x …\n");
+  o = maxdiffusion({"train", kQuickstart, "b.yml"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "'b.yml' is not of the form key=value\n  a command takes one config file; `base: "))
+      << o.err;
+}
+
+TEST(Program, AConfigIsReadFromAnyFolder) {
+  TemporaryFolder folder;
+  const std::string there = "cd " + folder.path() + " && " MD_BINARY_DIR "/maxdiffusion inspect config ";
+  const Outcome o = shell(there + kQuickstart);
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.out, "\npretrained_model_name_or_path: " MD_SOURCE_DIR "/configs/models/emoji\n")) << o.out;
+  EXPECT_TRUE(contains(o.out, "\noutput_dir: " + folder.path() + "/runs\n")) << o.out;
+}
+
 // P-14
 TEST(Program, SaysItsVersion) {
   const Outcome o = maxdiffusion({"--version"});
+  EXPECT_EQ(maxdiffusion({"-v"}).out, o.out);
+  EXPECT_EQ(maxdiffusion({"version"}).out, o.out);
   EXPECT_EQ(o.status, 0);
   EXPECT_EQ(o.out, std::string("maxdiffusion ") + version() + "\n");
   EXPECT_TRUE(maxdiffusion({"help"}).out.starts_with(o.out));
@@ -64,8 +132,6 @@ TEST(Program, PrepareEmojiRefusesBadWords) {
   EXPECT_TRUE(contains(o.err, "resolution: 33; expected an even number")) << o.err;
   EXPECT_FALSE(exists(folder / "a"));
 }
-
-const std::string kQuickstart = MD_SOURCE_DIR "/configs/quickstart.yml";
 
 /// Trains the quickstart with other keys, into `folder`.
 Outcome train(const TemporaryFolder& folder, std::vector<std::string> words) {
