@@ -25,7 +25,9 @@ Slice with_layer(const Slice& slice, int64_t layer) {
 CheckpointReader::CheckpointReader(const std::string& folder, FromBucket how)
     : origin_(folder),
       folder_(how == FromBucket::copies ? local_checkpoint(folder, CheckpointPart::component, kTrainingState) : folder),
-      checksums_(folder_),
+      checksums_(folder_,
+                 "a run that goes on does not read it: its model and scheduler are those of its model folder; "
+                 "give the checkpoint to a new run as pretrained_model_name_or_path to train on with it"),
       state_json_(checksums_.files().text(kState)),
       index_(checksums_.files().path_of(kIndex)) {
   check(nlohmann::json::accept(state_json_), Code::io, "read '{}': not JSON", checksums_.files().path_of(kState));
@@ -39,6 +41,8 @@ CheckpointReader::CheckpointReader(const std::string& folder, FromBucket how)
   for (const auto& [name, a] : file(kArrays).tensors())
     arrays_[name] = {a.shape(), {{Slice::all(a.dims()), kArrays, name}}};
 }
+
+void CheckpointReader::warn_of_configs() { checksums_.warn_of_configs(); }
 
 bool CheckpointReader::add_component(const std::string& component) {
   if (!checksums_.files().remote()) local_checkpoint(origin_, CheckpointPart::component, component);

@@ -32,6 +32,8 @@ class CheckpointReader {
   bool contains(const std::string& array) const { return arrays_.contains(array); }
   const Shape& shape(const std::string& array) const { return find(array).shape; }
 
+  /// For a run that goes on, which does not read them: warns of configs that were changed by hand.
+  void warn_of_configs();
   /// Makes the weights of a component known as arrays "weights/<component>/<name>": those of the folder in diffusers'
   /// layout, where the training state does not have them in pieces already. Returns whether there are any.
   bool add_component(const std::string& component);

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
 
 namespace md {
 namespace {
@@ -58,6 +59,11 @@ FileChecksum checksum_once(const std::string& path, uint64_t chunk_bytes) {
 
 bool is_below(const std::string& name, const std::string& part) {
   return part.empty() || name == part || name.starts_with(part + "/");
+}
+
+/// model_index.json, config.json, scheduler_config.json, …
+bool is_config(const std::string& name) {
+  return !name.starts_with("training_state/") && (name == "model_index.json" || name.ends_with("config.json"));
 }
 
 /// Of an object; of none where it is something else.
@@ -115,7 +121,8 @@ FileChecksums parse_checksums(const std::string& text, const std::string& file, 
   return sums;
 }
 
-Checksums::Checksums(const std::string& folder) : files_(folder) {
+Checksums::Checksums(const std::string& folder, std::string changed_config)
+    : files_(folder), changed_config_(std::move(changed_config)) {
   if (files_.size(kChecksums))
     said_ = parse_checksums(files_.text(kChecksums), files_.path_of(kChecksums), &chunk_bytes_);
 }
@@ -123,20 +130,24 @@ Checksums::Checksums(const std::string& folder) : files_(folder) {
 Checksums::~Checksums() = default;
 
 void Checksums::refuse(const std::string& name, const std::string& found, const std::string& expected) const {
+  if (is_config(name))
+    return log_line_once(LogLevel::warning, fmt::format("'{}' was changed after the checkpoint was written; {}",
+                                                        files_.path_of(name), changed_config_));
   throw Error(Code::io, fmt::format("read '{}': {}; {}", files_.path_of(name), found, expected))
       .note(fmt::format("try: another checkpoint; if the change is meant, remove '{}'", files_.path_of(kChecksums)));
 }
 
-void Checksums::verify_size(const std::string& name, const FileChecksum& said) const {
+bool Checksums::verify_size(const std::string& name, const FileChecksum& said) const {
   const std::optional<uint64_t> size = files_.size(name);
   check(size.has_value(), Code::io, "read '{}': there is no such file; it was written with this checkpoint",
         files_.path_of(name));
   if (*size != said.bytes)
     refuse(name, fmt::format("it has {} bytes", *size), fmt::format("{} were written", said.bytes));
+  return *size == said.bytes;
 }
 
 void Checksums::verify_file(const std::string& name, const FileChecksum& said) {
-  verify_size(name, said);
+  if (!verify_size(name, said)) return;
   std::string found;
   if (!files_.remote()) {
     found = hash_of_file(files_.path_of(name));
@@ -159,6 +170,11 @@ void Checksums::verify(const std::string& part, ChecksumsOf which) {
 void Checksums::verify_sizes(const std::string& part) const {
   for (const auto& [name, said] : said_)
     if (is_below(name, part)) verify_size(name, said);
+}
+
+void Checksums::warn_of_configs() {
+  for (const auto& [name, said] : said_)
+    if (is_config(name) && files_.size(name)) files_.remote() ? void(verify_size(name, said)) : verify_file(name, said);
 }
 
 void Checksums::verify_bytes(const std::string& name, uint64_t begin, uint64_t end) {

@@ -43,18 +43,22 @@ FileChecksums parse_checksums(const std::string& text, const std::string& file, 
 enum class ChecksumsOf { all, all_but_weights };
 
 /// The files of one checkpoint, and what its list says of them. Older checkpoints, and folders that are none, have no
-/// list: nothing is compared then. Errors are io and name the file of the checkpoint. Not thread safe.
+/// list: nothing is compared then. Errors are io and name the file of the checkpoint. Configs (model_index.json,
+/// config.json, scheduler_config.json, …) are for people to change: one that has changed is a warning. Not thread safe.
 class Checksums {
  public:
   /// `folder`: of this machine or in a bucket, of which only what is compared is fetched. Throws where the list itself
   /// is damaged.
-  explicit Checksums(const std::string& folder);
+  /// `changed_config`: what warnings say of a config that has changed.
+  explicit Checksums(const std::string& folder, std::string changed_config = "it is taken as it is now");
   ~Checksums();
   /// Throws for the first file at or below the relative path `part` (empty: any) that is missing, or whose bytes are
   /// not those that were written.
   void verify(const std::string& part = "", ChecksumsOf which = ChecksumsOf::all);
   /// Likewise for its size alone.
   void verify_sizes(const std::string& part) const;
+  /// Warns of each config that has changed; of a bucket, by its size alone.
+  void warn_of_configs();
   /// Compares the chunks of one file that hold its bytes [begin, end), each once; where the list has no chunks, the
   /// file. Bytes that a file does not have are not asked for.
   void verify_bytes(const std::string& name, uint64_t begin, uint64_t end);
@@ -69,11 +73,14 @@ class Checksums {
   uint64_t chunk_bytes() const { return chunk_bytes_; }
 
  private:
-  [[noreturn]] void refuse(const std::string& name, const std::string& found, const std::string& expected) const;
-  void verify_size(const std::string& name, const FileChecksum& said) const;
+  /// Throws, or warns of a config.
+  void refuse(const std::string& name, const std::string& found, const std::string& expected) const;
+  /// Whether the size is right; false: of a config, which has been warned of.
+  bool verify_size(const std::string& name, const FileChecksum& said) const;
   void verify_file(const std::string& name, const FileChecksum& said);
 
   CheckpointFiles files_;
+  std::string changed_config_;
   uint64_t chunk_bytes_ = kChunkBytes, bytes_read_ = 0;
   FileChecksums said_;
   std::map<std::string, std::vector<bool>> passed_;  // chunks

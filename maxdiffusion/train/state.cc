@@ -152,6 +152,7 @@ HostState read_state(const Devices& devices, const ParamTable& params, const Sta
   const std::string folder = checkpoint_folder(from.checkpoint_dir, at);
   // Of several processes none has a use for files that only others read.
   CheckpointReader reader(folder, processes().alone() ? FromBucket::copies : FromBucket::ranges);
+  reader.warn_of_configs();
   const StateInfo info = parse_state_info(reader.state_json(), below(folder, kState), at);
   StateReader read(devices, params, reader);
   NamedPieces values = read.arrays(step.ema_decay > 0);
