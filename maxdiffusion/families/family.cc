@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/ops/elementwise.h"
 
 namespace md {
@@ -21,15 +22,18 @@ std::vector<FamilyClass>& families() {
   static std::vector<FamilyClass> all = {
       {"StableDiffusionPipeline", make_stable_diffusion, {"sd", "replicated"}},
       {"StableDiffusionImg2ImgPipeline", make_stable_diffusion},
+      {"StableDiffusionInpaintPipeline", make_stable_diffusion},
       {"StableDiffusionControlNetPipeline", make_stable_diffusion},
       {"LatentConsistencyModelPipeline", make_stable_diffusion},
       {"StableDiffusionXLPipeline", make_stable_diffusion, {"sdxl", "sdxl_replicated", "lightning"}},
       {"StableDiffusionXLImg2ImgPipeline", make_stable_diffusion},
+      {"StableDiffusionXLInpaintPipeline", make_stable_diffusion},
       {"StableDiffusionXLControlNetPipeline", make_stable_diffusion},
       {"WanPipeline", make_wan, {"wan"}, {"wan_txt2vid_data_preprocessing"}},
       {"WanImageToVideoPipeline", make_wan},
       {"FluxPipeline", make_flux, {"flux", "flux_pipeline"}},
       {"FluxImg2ImgPipeline", make_flux},
+      {"FluxInpaintPipeline", make_flux},
   };
   return all;
 }
@@ -117,8 +121,14 @@ std::shared_ptr<const Family> make_family(const ModelFolder& folder) {
   if (name.starts_with("Flax")) name = name.substr(4);
   std::vector<std::string> known;
   for (const FamilyClass& f : families()) {
-    if (f.pipeline == name) return f.make(folder);
     known.push_back(f.pipeline);
+    if (f.pipeline != name) continue;
+    if (name.find("Img2Img") != name.npos || name.find("Inpaint") != name.npos)
+      log_line_once(LogLevel::warning,
+                    fmt::format("{}: a {} changes an image that it is given, which is not here yet; it is opened for "
+                                "text to image and begins with noise",
+                                folder.path(), folder.pipeline()));
+    return f.make(folder);
   }
   fail(Code::invalid_config, "{}/model_index.json: the pipeline class '{}' is not one of: {}", folder.path(),
        folder.pipeline(), fmt::join(known, ", "));

@@ -47,6 +47,7 @@ class Flux final : public Family {
         clip_(folder.config<ClipTextConfig>(kClip)),
         t5_(folder.config<T5Config>(kT5)),
         length_(folder.option<int64_t>("max_sequence_length", 512)) {
+    for (const char* tokenizer : {"tokenizer", "tokenizer_2"}) folder.require_tokenizer(tokenizer);
     const int64_t packed_channels = vae_.latent_channels * kPatch * kPatch;
     check(transformer_.in_channels == packed_channels && transformer_.patch_size == 1, Code::invalid_config,
           "the transformer takes tokens of {} channels in patches of {}; the autoencoder's latents make tokens of {}, "

@@ -236,6 +236,10 @@ const Component& ModelFolder::find(const std::string& component) const {
        pipeline_, fmt::join(names, ", "));
 }
 
+void ModelFolder::require_tokenizer(const std::string& name) const {
+  if (!path_.empty()) tokenizer(name);
+}
+
 const Tokenizer& ModelFolder::tokenizer(const std::string& name) const {
   const auto t = tokenizers_.find(name);
   check(t != tokenizers_.end(), Code::invalid_config, "{}: model_index.json has no {}; a {} needs it", path_, name,

@@ -70,6 +70,8 @@ class ModelFolder {
   }
   /// Throws invalid_config where model_index.json names no such tokenizer.
   const Tokenizer& tokenizer(const std::string& name) const;
+  /// Likewise, for a family that will need it. A folder given as texts has none, and is not asked.
+  void require_tokenizer(const std::string& name) const;
 
   /// Texts of model_index.json, scheduler/scheduler_config.json, every config.json and
   /// image_processor/preprocessor_config.json (data/images/image_processor.h), by path below the folder.

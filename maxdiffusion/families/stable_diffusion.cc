@@ -41,9 +41,16 @@ class StableDiffusion final : public Family {
           "StableDiffusionXLPipeline",
           folder.path(), folder.pipeline());
     if (folder.has(kControl)) control_ = folder.config<ControlNetConfig>(kControl);
+    // Throws: the condition on sizes comes with that encoder's pooled text.
+    if (micro() && texts_.size() == 1) folder.config<ClipTextConfig>("text_encoder_2");
+    for (const TextPath& t : texts_) folder.require_tokenizer(tokenizer_of(t));
+    check(unet_.in_channels != 2 * vae_.latent_channels + 1, Code::invalid_config,
+          "{}: this UNet takes {} channels: it is that of an inpainting model, which sees a mask and the masked image "
+          "beside the latents and is not supported; models of text to image take {}",
+          folder.path(), unet_.in_channels, vae_.latent_channels);
     check(unet_.in_channels == vae_.latent_channels, Code::invalid_config,
-          "the UNet takes {} channels, the autoencoder's latents have {}: inpainting and other models that take more "
-          "than latents are not supported",
+          "the UNet takes {} channels, the autoencoder's latents have {}: models that take more than latents are "
+          "not supported",
           unet_.in_channels, vae_.latent_channels);
   }
 
@@ -89,7 +96,7 @@ class StableDiffusion final : public Family {
     HostArrays out;
     int64_t cut = 0;
     for (const TextPath& t : texts_) {
-      const Tokenizer& tokenizer = folder_.tokenizer(t.component == "text_encoder" ? "tokenizer" : "tokenizer_2");
+      const Tokenizer& tokenizer = folder_.tokenizer(tokenizer_of(t));
       HostArray ids(Shape{DType::s32, {static_cast<int64_t>(captions.size()), length()}});
       auto v = ids.mutable_view<int32_t>();
       cut = 0;
@@ -243,6 +250,9 @@ class StableDiffusion final : public Family {
   /// A member of scheduler_config.json; null where there is none.
   nlohmann::json noise(const char* member) const {
     return parse_json(folder_.scheduler_config()).value(member, nlohmann::json());
+  }
+  static const char* tokenizer_of(const TextPath& t) {
+    return t.component == "text_encoder" ? "tokenizer" : "tokenizer_2";
   }
   bool micro() const { return unet_.addition_embed_type.has_value(); }
   int64_t length() const { return texts_[0].config.max_position_embeddings; }

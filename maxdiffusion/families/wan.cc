@@ -37,6 +37,7 @@ class Wan final : public Family {
         text_(folder.config<T5Config>(kText)),
         length_(folder.option<int64_t>("max_sequence_length", 512)),
         time_of_tokens_(folder.option("expand_timesteps", false)) {
+    folder.require_tokenizer("tokenizer");
     const int64_t with_image = 2 * vae_.z_dim + vae_.frame_scale();
     check(transformer_.in_channels == vae_.z_dim || transformer_.in_channels == with_image, Code::invalid_config,
           "the transformer takes {} channels; the autoencoder's latents have {}, {} with an image and its mask",
