@@ -26,6 +26,7 @@
 #include "maxdiffusion/processes/processes.h"
 #include "maxdiffusion/run/compile_ahead.h"
 #include "maxdiffusion/run/convert.h"
+#include "maxdiffusion/run/find_run.h"
 #include "maxdiffusion/run/generate.h"
 #include "maxdiffusion/run/lora_tools.h"
 #include "maxdiffusion/run/plan.h"
@@ -105,9 +106,25 @@ void train_dreambooth(const Words& words) {
   md::train(c);
 }
 
-void generate(const Words& words) { md::generate(config_of("generate", words)); }
+/// A config to sample with: a run's folder stands for its own.
+md::RunConfig config_to_sample(const char* command, Words words) {
+  if (!words.empty()) words[0] = md::config_file(words[0]);
+  return config_of(command, words);
+}
 
-void generate_controlnet(const Words& words) { md::generate(config_of("generate_controlnet", words), true); }
+void generate(const Words& words) { md::generate(config_to_sample("generate", words)); }
+
+void generate_controlnet(const Words& words) {
+  md::generate(config_to_sample("generate_controlnet", words), {.with_control = true});
+}
+
+void generate_as_reference(const Words& words) {
+  md::generate(config_to_sample("generate", words), {.as_reference = true});
+}
+
+void generate_controlnet_as_reference(const Words& words) {
+  md::generate(config_to_sample("generate_controlnet", words), {.with_control = true, .as_reference = true});
+}
 
 void prepare_tfrecords(const Words& words) {
   const md::RunConfig c = config_of("prepare_tfrecords", words);
@@ -205,8 +222,9 @@ void lora_keys() {
 struct Command {
   const char *name, *arguments, *meaning;
   void (*run)(const Words&);
-  void (*keys)();      // prints them
-  bool joint = false;  // several processes may do it together
+  void (*keys)();                                // prints them
+  bool joint = false;                            // several processes may do it together
+  void (*as_reference)(const Words&) = nullptr;  // under one of the reference's names; null: as `run`
 };
 
 constexpr Command kCommands[] = {
@@ -214,10 +232,10 @@ constexpr Command kCommands[] = {
      true},
     {"train_dreambooth", "CONFIG [key=value …]", "train one subject beside pictures of its class (DreamBooth)",
      train_dreambooth, all_keys, true},
-    {"generate", "CONFIG [key=value …]", "draw pictures with a model folder, or with what a run has trained", generate,
-     generate_keys},
-    {"generate_controlnet", "CONFIG [key=value …]", "draw pictures with a ControlNet beside the model",
-     generate_controlnet, generate_keys},
+    {"generate", "CONFIG|RUN [key=value …]", "draw pictures with a model folder, or with what a run has trained",
+     generate, generate_keys, false, generate_as_reference},
+    {"generate_controlnet", "CONFIG|RUN [key=value …]", "draw pictures with a ControlNet beside the model",
+     generate_controlnet, generate_keys, false, generate_controlnet_as_reference},
     {"compile", "CONFIG topology=v5p:2x2x1 | hardware=gpu topology=1x1x8 gpu=h100 [key=value …]",
      "compile the training step for TPUs or GPUs that are not here, and say what it would take there", compile,
      all_keys},
@@ -289,7 +307,8 @@ void dispatch(const Words& words) {
   if (const int64_t count = md::launch_of_environment().count; count > 1 && !c.joint)
     throw md::Error(md::Code::invalid_config, fmt::format("{} is done by one process, not by {}", c.name, count))
         .note("try: without the MPI launcher");
-  c.run(Words(words.begin() + 1, words.end()));
+  const bool as_reference = words[0] != c.name && c.as_reference;
+  (as_reference ? c.as_reference : c.run)(Words(words.begin() + 1, words.end()));
 }
 
 /// That what was printed could not be written.

@@ -1,10 +1,91 @@
 #include "maxdiffusion/base/parse_json.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 namespace md {
+namespace {
 
-nlohmann::json parse_json(std::string_view text) { return nlohmann::json::parse(text); }
-nlohmann::json parse_json_or_discard(std::string_view text) { return nlohmann::json::parse(text, nullptr, false); }
+using nlohmann::json;
+
+/// What Python's json writes where a number is none of JSON's.
+constexpr std::string_view kWords[] = {"-Infinity", "Infinity", "NaN"};
+constexpr double kValues[] = {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(),
+                              std::numeric_limits<double>::quiet_NaN()};
+/// Begins a string that stands for one of the words, in JSON and as it is.
+constexpr std::string_view kEscapedMark = "\\u0001";
+constexpr char kMark = '\1';
+
+/// The text with such words as strings; empty: it has none.
+std::string without_words(std::string_view text) {
+  std::string out;
+  bool quoted = false, found = false;
+  for (size_t i = 0; i < text.size();) {
+    const std::string_view rest = text.substr(i);
+    if (!quoted) {
+      const auto* word =
+          std::find_if(std::begin(kWords), std::end(kWords), [&](auto w) { return rest.starts_with(w); });
+      if (word != std::end(kWords)) {
+        out.append("\"").append(kEscapedMark).append(*word).append("\"");
+        i += word->size();
+        found = true;
+        continue;
+      }
+    }
+    const size_t taken = quoted && rest[0] == '\\' ? std::min<size_t>(2, rest.size()) : 1;
+    if (rest[0] == '"') quoted = !quoted;
+    out.append(rest.substr(0, taken));
+    i += taken;
+  }
+  return found ? out : "";
+}
+
+bool put_back(int, json::parse_event_t event, json& value) {
+  if (event != json::parse_event_t::value || !value.is_string()) return true;
+  const std::string text = value;
+  for (size_t i = 0; i < std::size(kWords); ++i)
+    if (text == kMark + std::string(kWords[i])) value = kValues[i];
+  return true;
+}
+
+void mark(json& value) {
+  if (value.is_structured()) {
+    for (json& member : value) mark(member);
+  } else if (value.is_number_float() && !std::isfinite(value.get<double>())) {
+    const double v = value;
+    value = kMark + std::string(kWords[std::isnan(v) ? 2 : v > 0 ? 1 : 0]);
+  }
+}
+
+}  // namespace
+
+json parse_json(std::string_view text) {
+  json value = json::parse(text, nullptr, false);
+  if (!value.is_discarded()) return value;
+  const std::string plain = without_words(text);
+  return plain.empty() ? json::parse(text) : json::parse(plain, put_back);
+}
+
+json parse_json_or_discard(std::string_view text) {
+  json value = json::parse(text, nullptr, false);
+  if (!value.is_discarded()) return value;
+  const std::string plain = without_words(text);
+  return plain.empty() ? value : json::parse(plain, put_back, false);
+}
+
+std::string dump_json(json value, int indent) {
+  mark(value);
+  std::string text = value.dump(indent);
+  for (const std::string_view word : kWords) {
+    const std::string marked = fmt::format("\"{}{}\"", kEscapedMark, word);
+    for (size_t at = 0; (at = text.find(marked, at)) != text.npos; at += word.size())
+      text.replace(at, marked.size(), word);
+  }
+  return text;
+}
 
 }  // namespace md

@@ -40,13 +40,18 @@ class ConfigSource {
   /// As load, from text; `base:` is relative to the working folder.
   static ConfigSource from_text(const std::string& yaml, const std::vector<std::string>& overrides = {});
   const std::map<std::string, ConfigValue>& values() const { return values_; }
+  /// What the files say of a key that an override replaces; null: nothing.
+  const ConfigValue* overridden(const std::string& key) const {
+    const auto found = overridden_.find(key);
+    return found == overridden_.end() ? nullptr : &found->second;
+  }
 
  private:
   void merge_file(const std::string& file, std::vector<std::string> chain);
   void merge_text(const std::string& yaml, const std::string& file, const std::vector<std::string>& chain);
   void merge_words(const std::vector<std::string>& overrides);
 
-  std::map<std::string, ConfigValue> values_;
+  std::map<std::string, ConfigValue> values_, overridden_;
   int64_t layers_ = 0;
 };
 

@@ -155,8 +155,9 @@ void ConfigSource::merge_words(const std::vector<std::string>& overrides) {
         error.note("try: quote values that contain spaces, as in 'prompt=a red apple'");
       throw error;
     }
-    values_[word.substr(0, split)] = {
-        .text = word.substr(split + 1), .where = kCommandLine, .kind = ConfigValue::Kind::word, .layer = layers_};
+    ConfigValue& value = values_[word.substr(0, split)];
+    if (!value.where.empty() && value.where != kCommandLine) overridden_[word.substr(0, split)] = value;
+    value = {.text = word.substr(split + 1), .where = kCommandLine, .kind = ConfigValue::Kind::word, .layer = layers_};
   }
 }
 

@@ -83,8 +83,7 @@ ModelWeights ModelWeights::for_training(const ModelFolder& folder, const Family&
 ModelWeights ModelWeights::for_sampling(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                         uint64_t seed) {
   ModelWeights w(folder, seed);
-  for (const auto& [name, component] : folder.components())
-    if (!random_by_key(family, keys, name) || has_weights(component.weights)) w.locations_[name] = component.weights;
+  for (const auto& [name, component] : folder.components()) w.locations_[name] = component.weights;
   if (const std::string files = replacement(family, keys); !files.empty()) w.locations_[family.denoiser()] = files;
   w.replace_autoencoder(family, keys);
   w.replace_text_encoders(folder, keys);
@@ -98,6 +97,18 @@ void ModelWeights::check_sizes(const ModelFolder& folder) const {
     OpenedWeights::File file = OpenedWeights::open(location);
     fitting_params(name, folder.components().at(name), *file, location);
     opened_->keep(name, location, std::move(file));
+  }
+}
+
+void ModelWeights::check_there(const std::vector<std::string>& components) const {
+  for (const std::string& name : components) {
+    const auto location = locations_.find(name);
+    if (location == locations_.end() || has_weights(location->second)) continue;
+    try {
+      OpenedWeights::open(location->second);
+    } catch (Error& e) {
+      throw e.note(fmt::format("the model's {} is needed; it is never replaced by random weights", name));
+    }
   }
 }
 

@@ -81,11 +81,12 @@ class ModelWeights {
   /// io where the config of another asks for other tensors than its weights have (fitting_params.h).
   static ModelWeights for_training(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                    uint64_t seed);
-  /// Weights that images are generated with. A component is random only where its key says so and the folder holds no
-  /// weights for it.
+  /// Weights that images are generated with, which are never random: what is to be opened must be there.
   static ModelWeights for_sampling(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                    uint64_t seed);
 
+  /// Throws io for the first of these components whose weights are not there.
+  void check_there(const std::vector<std::string>& components) const;
   /// Folder or file that a component's weights are read from; empty: they are drawn, or were set.
   std::string location(const std::string& component) const;
   /// The files that a component's weights are read from, an index among them, if a model folder with these files is one

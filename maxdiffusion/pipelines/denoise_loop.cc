@@ -165,6 +165,10 @@ HostArray read_latents(const std::string& path) {
 
 }  // namespace
 
+int64_t sampling_batch(double per_device_batch, int64_t devices) {
+  return std::max<int64_t>(devices, static_cast<int64_t>(per_device_batch * static_cast<double>(devices)));
+}
+
 SampleOptions sample_options(const SampleKeys& k, const Family& family, const MediaSize& size, double per_device_batch,
                              int64_t devices, uint64_t seed) {
   check(!k.prompt.empty(), Code::invalid_config, "prompt is empty; give prompt=\"…\"");
@@ -172,10 +176,13 @@ SampleOptions sample_options(const SampleKeys& k, const Family& family, const Me
   o.prompts = k.prompt;
   o.negative_prompts = k.negative_prompt;
   o.second_prompts = k.prompt_2;
-  if (!k.prompt_2.empty() && family.second_text_fields().empty()) {
-    log_warning("prompt_2 has no effect: this model has one text encoder");
-    o.second_prompts.clear();
-  }
+  o.second_negative_prompts = k.negative_prompt_2;
+  for (const auto& [key, texts] :
+       {std::pair{"prompt_2", &o.second_prompts}, {"negative_prompt_2", &o.second_negative_prompts}})
+    if (!texts->empty() && family.second_text_fields().empty()) {
+      log_warning("{} has no effect: this model has one text encoder", key);
+      texts->clear();
+    }
   const bool distilled = family.distilled_guidance();
   o.told_guidance = k.guidance_scale;
   o.guidance_scale = k.do_classifier_free_guidance ? (distilled ? k.true_cfg_scale : k.guidance_scale) : 1;
@@ -204,8 +211,7 @@ SampleOptions sample_options(const SampleKeys& k, const Family& family, const Me
             k.target_size.empty() ? whole : pair("target_size", k.target_size)};
   o.seed = k.sample_seed ? static_cast<uint64_t>(*k.sample_seed) : seed;
 
-  // As many samples of one prompt as the reference draws: the global batch.
-  o.batch = std::max<int64_t>(devices, static_cast<int64_t>(per_device_batch * static_cast<double>(devices)));
+  o.batch = sampling_batch(per_device_batch, devices);
   if (!k.latents.empty()) {
     o.latents = read_latents(k.latents);
     const int64_t n = o.latents.dims()[0], prompts = static_cast<int64_t>(o.prompts.size());
@@ -215,7 +221,7 @@ SampleOptions sample_options(const SampleKeys& k, const Family& family, const Me
           k.num_images_per_prompt ? prompts * *k.num_images_per_prompt : prompts);
     o.images_per_prompt = n / prompts;
   } else {
-    o.images_per_prompt = k.num_images_per_prompt.value_or(o.prompts.size() == 1 ? o.batch : 1);
+    o.images_per_prompt = k.num_images_per_prompt.value_or(1);
   }
   check(o.images_per_prompt >= 1, Code::invalid_config, "num_images_per_prompt is {}; expected 1 or more",
         o.images_per_prompt);
@@ -225,24 +231,33 @@ SampleOptions sample_options(const SampleKeys& k, const Family& family, const Me
 
 PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const SampleOptions& o) {
   PromptConditioning out;
-  std::vector<std::string> seconds = o.second_prompts;
-  check(seconds.size() <= 1 || seconds.size() == o.prompts.size(), Code::invalid_config,
-        "prompt_2 has {} texts for {} prompts; expected one for all, or one each", seconds.size(), o.prompts.size());
-  if (seconds.size() == 1) seconds.resize(o.prompts.size(), std::string(seconds[0]));
+  const size_t prompts = o.prompts.size();
+  auto counted = [prompts](const char* key, const std::vector<std::string>& texts) {
+    check(texts.size() <= 1 || texts.size() == prompts, Code::invalid_config,
+          "{} has {} texts for {} prompts; expected one for all, or one each", key, texts.size(), prompts);
+    return texts;
+  };
+  auto widened = [](std::vector<std::string> texts, size_t n) {
+    if (texts.size() == 1) texts.resize(n, std::string(texts[0]));
+    return texts;
+  };
   auto per_sample = [](HostArrays fields, int64_t times) {
     for (auto& [name, a] : fields) a = repeat_rows(a, times);
     return fields;
   };
-  out.positive = per_sample(text.encode(o.prompts, false, seconds), o.images_per_prompt);
+  out.positive = per_sample(text.encode(o.prompts, false, widened(counted("prompt_2", o.second_prompts), prompts)),
+                            o.images_per_prompt);
   if (!o.guided()) return out;
-  const size_t given = o.negative_prompts.size();
-  check(given <= 1 || given == o.prompts.size(), Code::invalid_config,
-        "negative_prompt has {} texts for {} prompts; expected one for all, or one each", given, o.prompts.size());
-  if (given == 0 && family.zeros_for_empty_prompt()) {
+  std::vector<std::string> negative = counted("negative_prompt", o.negative_prompts);
+  const std::vector<std::string> second = counted("negative_prompt_2", o.second_negative_prompts);
+  if (negative.empty() && family.zeros_for_empty_prompt()) {
+    if (!second.empty()) log_warning("negative_prompt_2 has no effect without negative_prompt: this model takes zeros");
     for (const auto& [name, a] : out.positive) out.negative[name] = zeros_as(a);
   } else {  // as in diffusers, clip_skip is not for these
-    out.negative = per_sample(text.encode(given == 0 ? std::vector<std::string>{""} : o.negative_prompts, true),
-                              given <= 1 ? o.samples() : o.images_per_prompt);
+    if (negative.empty()) negative = {""};
+    const size_t n = std::max(negative.size(), second.size());
+    out.negative = per_sample(text.encode(widened(negative, n), true, widened(second, n)),
+                              n == 1 ? o.samples() : o.images_per_prompt);
   }
   return out;
 }
@@ -256,7 +271,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         "latents are {}; {} of {}x{} pixels need {} ({}, channels, {}height, width)",
         o.latents ? to_string(channels_first(o.latents.shape())) : "", samples, o.size.height, o.size.width,
         to_string(channels_first(all)), latent.size() > 3 ? "videos" : "pictures", latent.size() > 3 ? "frames, " : "");
-  const std::unique_ptr<Scheduler> scheduler = make_scheduler(o.scheduler_config);
+  const std::shared_ptr<const Scheduler> scheduler = o.scheduler ? o.scheduler : make_scheduler(o.scheduler_config);
   const SampleTable table = scheduler->table(o.num_inference_steps);
   const int64_t columns = table.rows.dims()[1], total = table.rows.dims()[0];
   HostArray times(Shape{DType::f32, {total}}), scales = o.control ? control_scales(*o.control, total) : HostArray();
@@ -372,7 +387,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
 }
 
 std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOptions& o, const GraphOptions& placed) {
-  const std::unique_ptr<Scheduler> scheduler = make_scheduler(o.scheduler_config);
+  const std::shared_ptr<const Scheduler> scheduler = o.scheduler ? o.scheduler : make_scheduler(o.scheduler_config);
   const SampleTable table = scheduler->table(o.num_inference_steps);
   PromptConditioning prompts;
   std::vector<Field> fields = family.conditioning_fields();

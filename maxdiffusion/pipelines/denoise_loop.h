@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/encoders/text_encoder.h"
 #include "maxdiffusion/pipelines/sample_keys.h"
+#include "maxdiffusion/schedulers/scheduler.h"
 
 namespace md {
 
@@ -29,6 +31,8 @@ struct SampleOptions {
   std::vector<std::string> negative_prompts;
   /// Of Family::second_text_fields: one for all prompts, or one for each. Empty: the prompts.
   std::vector<std::string> second_prompts = {};
+  /// Likewise in place of the negative prompts.
+  std::vector<std::string> second_negative_prompts = {};
   double guidance_scale = 7.5;           // 1 or less: no guidance, the model runs once a step
   double told_guidance = 1;              // see Family::guidance_conditioning
   std::vector<double> guidance_scales;   // for each of Family::denoisers; empty: guidance_scale
@@ -42,6 +46,7 @@ struct SampleOptions {
   int64_t first_sample = 0;         // number of the first sample; its noise follows from seed and number
   HostArray latents;                // f32 [N, h, w, C], standard normal; absent: drawn from the seed, one by one
   nlohmann::json scheduler_config;  // after overrides
+  std::shared_ptr<const Scheduler> scheduler = {};  // of that config, where it has been made already
   std::optional<ControlOptions> control;
   ScopeOptions scope;
   CompileConfig compile;
@@ -58,16 +63,18 @@ struct SampleOptions {
 };
 
 /// The options that a run's keys ask for; the caller sets scheduler_config, scope, compile and control.
-/// `per_device_batch`, `devices`: for SampleOptions::batch. `seed`: used where the keys have none. Throws
-/// invalid_config.
+/// `per_device_batch`, `devices`: for SampleOptions::batch, which is sampling_batch or all samples. `seed`: used where
+/// the keys have none. Throws invalid_config.
 SampleOptions sample_options(const SampleKeys& keys, const Family& family, const MediaSize& size,
                              double per_device_batch, int64_t devices, uint64_t seed);
+/// Samples of a run of the program: at least one for each device.
+int64_t sampling_batch(double per_device_batch, int64_t devices);
 
 /// Conditioning by field, one row per sample, prompt-major: the samples of one prompt follow each other.
 struct PromptConditioning {
   HostArrays positive, negative;  // negative: with guidance only
 };
-/// Throws invalid_config where negative_prompts or second_prompts are neither none, one, nor as many as the prompts.
+/// Throws invalid_config where one of the other lists of prompts is neither none, one, nor as many as the prompts.
 PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const SampleOptions& options);
 
 /// Latents f32 [N, h, w, C], still scaled. `weights` is called on another thread while a program is

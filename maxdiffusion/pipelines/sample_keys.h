@@ -12,7 +12,7 @@ namespace md {
 
 struct SampleKeys {
   Texts prompt;
-  OptionalTexts negative_prompt, prompt_2;
+  OptionalTexts negative_prompt, prompt_2, negative_prompt_2;
   bool do_classifier_free_guidance = true;
   double guidance_scale = 7.5, guidance_rescale = 0, true_cfg_scale = 1;
   int64_t num_inference_steps = 30, clip_skip = 0;
@@ -30,6 +30,9 @@ struct SampleKeys {
       "what guidance steers away from: one text, or one for each prompt; null: nothing");
     v("prompt_2", prompt_2,
       "what a second text encoder reads instead of prompt: one text, or one for each prompt; null: prompt");
+    v("negative_prompt_2", negative_prompt_2,
+      "what a second text encoder reads instead of negative_prompt: one text, or one for each prompt; null: "
+      "negative_prompt");
     v("do_classifier_free_guidance", do_classifier_free_guidance, "false: the factor of guidance is not used");
     v("guidance_scale", guidance_scale,
       "classifier-free guidance; <= 1: off. Of a model distilled with guidance, what it is told");
@@ -42,7 +45,8 @@ struct SampleKeys {
     v("num_inference_steps", num_inference_steps, "denoising steps");
     v("scan_diffusion_loop", scan_diffusion_loop,
       "run all steps of videos as one program, as those of pictures, instead of one by one with progress");
-    v("num_images_per_prompt", num_images_per_prompt, "null: the global batch for one prompt, 1 for several");
+    v("num_images_per_prompt", num_images_per_prompt,
+      "null: 1; by the reference's commands (generate_sdxl, …) the global batch for one prompt");
     v("sample_seed", sample_seed, "seed of the initial noise; null: seed; -1: one that is drawn");
     v("height", height, "of the pictures or videos, pixels; null: resolution");
     v("width", width, "of the pictures or videos, pixels; null: resolution");

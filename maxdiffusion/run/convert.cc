@@ -20,6 +20,7 @@
 #include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/families/fitting_params.h"
 #include "maxdiffusion/families/model_weights.h"
+#include "maxdiffusion/run/find_run.h"
 #include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/storage/hub_cache.h"
 #include "maxdiffusion/storage/mirror.h"
@@ -58,25 +59,14 @@ struct Source {
 /// A copy on this machine of a model in a bucket: a file, a folder, a checkpoint, or a run's newest one.
 std::string copied(const std::string& from) {
   if (!is_remote(from)) return from;
-  const std::vector<int64_t> steps = list_checkpoints(below(from, "checkpoints"));
-  const std::string folder = steps.empty() ? from : checkpoint_folder(below(from, "checkpoints"), steps.back());
-  if (!steps.empty()) log_info("the run's newest checkpoint is of step {}", steps.back());
+  const std::string folder = newest_checkpoint(from);
   return find_file(below(folder, kState)) ? local_checkpoint(folder, CheckpointPart::all) : local_copy(folder);
-}
-
-/// A run's newest checkpoint, where `from` is a run's folder.
-std::string newest(const std::string& from) {
-  if (!fs::is_directory(from + "/checkpoints")) return from;
-  const std::vector<int64_t> steps = list_checkpoints(from + "/checkpoints");
-  check(!steps.empty(), Code::io, "the run '{}' has no checkpoint", from);
-  log_info("the run's newest checkpoint is of step {}", steps.back());
-  return checkpoint_folder(from + "/checkpoints", steps.back());
 }
 
 /// What a name on the command line means, as a path.
 std::string place_of(const std::string& from, const FolderKeys& k) {
   if (fs::is_regular_file(from)) return from;
-  return newest(fs::is_directory(from) ? from : local_folder(from, k.revision));
+  return newest_checkpoint(fs::is_directory(from) ? from : local_folder(from, k.revision));
 }
 
 /// Whether a path that need not be there would be in a folder or the folder itself.

@@ -3,11 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -16,9 +19,7 @@
 #include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/version.h"
-#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checksums.h"
-#include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/images/canny.h"
 #include "maxdiffusion/data/images/prepare.h"
@@ -27,6 +28,7 @@
 #include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/progress_bar.h"
+#include "maxdiffusion/run/find_run.h"
 #include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/run/values.h"
 #include "maxdiffusion/run/write_media.h"
@@ -40,25 +42,6 @@ namespace md {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// The model to draw with, and the config where it is the run's own checkpoint: that holds all weights.
-std::pair<std::string, RunConfig> chosen_model(RunConfig c) {
-  const std::string given = c.model.pretrained_model_name_or_path;
-  const std::string checkpoints = c.checkpoint_dir();
-  if (checkpoints.empty() || c.on_command_line.contains("pretrained_model_name_or_path")) return {given, c};
-  const std::vector<int64_t> steps = list_checkpoints(checkpoints);
-  if (steps.empty()) return {given, c};
-  for (int64_t newer : checkpoint_folders(checkpoints))
-    if (newer > steps.back())
-      log_warning("{}/{} is damaged: its state.json is missing, or no JSON", checkpoints, newer);
-  log_info("the run has trained: its checkpoint {} is used", shown(checkpoint_folder(checkpoints, steps.back())));
-  for (const auto& [key, place] :
-       {std::pair{"unet_checkpoint", &c.model.unet_checkpoint}, std::pair{"lightning_repo", &c.model.lightning_repo},
-        std::pair{"vae_file", &c.model.vae_file}, std::pair{"single_file_config", &c.model.single_file_config},
-        std::pair{"variant", &c.model.variant}})
-    if (!c.on_command_line.contains(key)) place->clear();
-  return {local_checkpoint(checkpoint_folder(checkpoints, steps.back()), CheckpointPart::model), c};
-}
 
 /// u8 [H, W, 3] → f32 [1, H, W, 3] in [0, 1].
 HostArray as_floats(const HostArray& rgb) {
@@ -99,8 +82,8 @@ ControlOptions control_options(RunConfig& c) {
   return o;
 }
 
-SampleOptions options_of(const RunModels& models) {
-  return planned_sampling(models, models.devices().mesh().devices());
+SampleOptions options_of(const RunModels& models, bool as_reference = false) {
+  return planned_sampling(models, models.devices().mesh().devices(), as_reference);
 }
 
 bool has_images(const RunModels& models) {
@@ -132,13 +115,14 @@ void add_images(const RunModels& models, MediaAutoencoder& autoencoder, const We
 /// A model folder on devices, drawing as a config says.
 class Sampler {
  public:
-  Sampler(RunConfig config, const std::string& model, bool with_control)
+  Sampler(RunConfig config, const std::string& model, const GenerateOptions& how)
       : config_(std::move(config)),
-        control_(control_folder(config_.control, with_control)),
+        control_(control_folder(config_.control, how.with_control)),
         models_(config_, model, Purpose::sampling, control_) {
+    models_.check_weights();
     std::optional<ControlOptions> control;
     if (!control_.empty()) control = control_options(config_);
-    options_ = options_of(models_);
+    options_ = options_of(models_, how.as_reference);
     options_.control = std::move(control);
     loras_ = read_loras(config_.lora, models_.folder(), *models_.family());
   }
@@ -228,7 +212,7 @@ class Sampler {
 
 }  // namespace
 
-SampleOptions planned_sampling(const RunModels& models, int64_t devices) {
+SampleOptions planned_sampling(const RunModels& models, int64_t devices, bool as_reference) {
   const RunConfig& c = models.config();
   const int64_t global = c.batches.global_batch_size;
   const double per_device = global > 0  // half a picture more, since what is over is cut off
@@ -239,10 +223,27 @@ SampleOptions planned_sampling(const RunModels& models, int64_t devices) {
     log_info_once("prompt_2 of the file is left aside, since prompt was given on the command line");
     keys.prompt_2.clear();
   }
-  SampleOptions o =
-      sample_options(keys, *models.family(), sample_size(c, *models.family()), per_device, devices, c.seed());
+  if (!keys.negative_prompt_2.empty() && c.on_command_line.contains("negative_prompt") &&
+      !c.on_command_line.contains("negative_prompt_2")) {
+    log_info_once("negative_prompt_2 of the file is left aside, since negative_prompt was given on the command line");
+    keys.negative_prompt_2.clear();
+  }
+  if (as_reference && !keys.num_images_per_prompt && keys.prompt.size() == 1 && keys.latents.empty())
+    keys.num_images_per_prompt = sampling_batch(per_device, devices);
+  const MediaSize size = sample_size(c, *models.family());
+  try {
+    models.family()->latent_dims(size);
+  } catch (Error& e) {
+    auto key = [&](bool own, const char* name) { return own ? name : "resolution"; };
+    throw e.note(fmt::format("height {} is that of the key {}, width {} that of the key {}", size.height,
+                             key(c.sample.height.has_value(), "height"), size.width,
+                             key(c.sample.width.has_value(), "width")));
+  }
+  SampleOptions o = sample_options(keys, *models.family(), size, per_device, devices, c.seed());
   o.scheduler_config =
       models.family()->sampler_config(sampling_config(models.folder().scheduler_config(), c.scheduler), o.size);
+  o.scheduler = make_scheduler(o.scheduler_config);
+  o.scheduler->table(o.num_inference_steps);  // throws what would be found out later
   o.scope = models.denoiser_options();
   o.compile = c.compile;
   o.cache = c.step_cache;
@@ -251,34 +252,71 @@ SampleOptions planned_sampling(const RunModels& models, int64_t devices) {
 
 namespace {
 
-void generate_into(const std::string& folder, const RunConfig& config, bool with_control) {
-  const auto [model, c] = chosen_model(config);
-  Sampler sampler(c, model, with_control);
+/// Names of what is directly in a folder, which may be in a bucket.
+std::set<std::string> names_in(const std::string& folder) {
+  std::set<std::string> names;
+  if (is_remote(folder)) {
+    const std::string head = below(parts_of(folder).path, "");
+    for (const FoundFile& f : all_below(folder)) {
+      const std::string path = parts_of(f.location).path;
+      if (path.starts_with(head)) names.insert(path.substr(head.size(), path.find('/', head.size()) - head.size()));
+    }
+    return names;
+  }
+  std::error_code none;
+  for (const auto& f : std::filesystem::directory_iterator(folder, none)) names.insert(f.path().filename());
+  return names;
+}
+
+/// Samples into `folder`; `place`: where its files are in the end, which may be a bucket.
+void generate_into(const std::string& folder, const std::string& place, const ModelToSample& what,
+                   const GenerateOptions& how) {
+  const RunConfig& c = what.config;
+  make_folders(folder);
+  check(::access(folder.c_str(), W_OK) == 0, Code::io, "'{}' cannot be written to: {}", folder, std::strerror(errno));
+  Sampler sampler(c, what.model, how);
   std::optional<Profile> profile;  // of all that follows
   if (c.profile.enable_profiler) profile.emplace(sampler.models().devices());
   const HostArray latents = sampler.denoise();
   const std::string& type = c.sample.output_type;
+  const HostArray media = type == "latent" ? HostArray() : sampler.decode(latents);
+  const std::set<std::string> taken = how.as_reference ? std::set<std::string>() : names_in(place);
   if (type == "latent")
-    write_latents(folder, latents);
+    write_latents(folder, latents, taken);
   else
-    write_media(folder + "/" + sampler.models().family()->file_prefix(sampler.seed()), type, sampler.decode(latents),
-                c.sample.fps, [&](int64_t i) { return sampler.texts_of(i); });
+    write_media(
+        folder + "/" + sampler.models().family()->file_prefix(sampler.seed()), type, media, c.sample.fps,
+        [&](int64_t i) { return sampler.texts_of(i); }, taken);
   if (profile) log_info("profile: {}", profile->write(folder + "/tensorboard"));
+}
+
+/// Likewise, where `place` is a folder of this machine or in a bucket.
+void generate_to(const std::string& place, const ModelToSample& what, const GenerateOptions& how) {
+  if (!is_remote(place)) return generate_into(place, place, what, how);
+  const std::string here = staging(below(place, fmt::format(".generated-{}", ::getpid())));
+  generate_into(here, place, what, how);
+  Mirror({{here, place}}, {}).settle();
+  log_info("all of it is in {}", shown(place));
+  remove_below(here);
 }
 
 }  // namespace
 
-void generate(const RunConfig& given, bool with_control) {
+void generate(const RunConfig& given, const GenerateOptions& how) {
   const RunConfig c = with_drawn_seeds(given);
   check_output_type(c.sample.output_type);
-  const std::string& place = c.run.output_dir;
+  const ModelToSample what = model_to_sample(c);
+  const std::string place = how.as_reference ? c.run.output_dir : what.folder;
   check(!place.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
-  if (!is_remote(place)) return generate_into(place, c, with_control);
-  const std::string here = staging(below(place, fmt::format(".generated-{}", ::getpid())));
-  generate_into(here, c, with_control);
-  Mirror({{here, place}}, {}).settle();
-  log_info("all of it is in {}", shown(place));
-  remove_below(here);
+  try {
+    generate_to(place, what, how);
+  } catch (Error& e) {
+    if (e.code() == Code::out_of_memory)
+      e.note(
+          "try: fewer pixels (height, width, resolution), vae_tiling=true for large images, vae_slicing=true and a "
+          "smaller per_device_batch_size for many, or activations_dtype=bfloat16");
+    throw;
+  }
 }
 
 void draw_class_images(const RunConfig& run) {
@@ -300,7 +338,7 @@ void draw_class_images(const RunConfig& run) {
   c.sample.do_classifier_free_guidance = true;
   c.sample.num_images_per_prompt = missing;
   c.sample.latents.clear();
-  Sampler sampler(c, c.model.pretrained_model_name_or_path, false);
+  Sampler sampler(c, c.model.pretrained_model_name_or_path, {});
   sampler.number_from(there);  // the seed has drawn those before
   if (sampler.models().family()->distilled_guidance()) sampler.tell_guidance(run.sample.guidance_scale);
   const HostArray images = sampler.decode(sampler.denoise());
@@ -313,7 +351,6 @@ void draw_class_images(const RunConfig& run) {
 HostArray draw_samples(RunModels& models, TextEncoder& text, const WeightsOf& weights) {
   const SampleKeys& keys = models.config().sample;
   SampleOptions o = options_of(models);
-  if (!keys.num_images_per_prompt && !o.latents) o.images_per_prompt = 1;
   o.batch = 0;  // sizes of training are small
   o.progress = [](int64_t, int64_t) { check_interrupt("the samples are left out"); };
   const Family& family = *models.family();

@@ -8,12 +8,18 @@
 
 namespace md {
 
-/// Generates what the keys ask for into output_dir. The model is the one given on the command line, else the newest
-/// checkpoint of the run, else the config's. `with_control`: the keys must name a ControlNet.
-void generate(const RunConfig& config, bool with_control = false);
+struct GenerateOptions {
+  bool with_control = false;  // the keys must name a ControlNet
+  /// As the reference's programs do: one prompt gives a whole global batch, and files are numbered from 0 in output_dir
+  /// whatever is there.
+  bool as_reference = false;
+};
+/// Generates what the keys ask for with model_to_sample (find_run.h), into the folder that it names. Files that are
+/// there stay.
+void generate(const RunConfig& config, const GenerateOptions& how = {});
 
-/// How the keys ask to sample on `devices` devices. Throws invalid_config.
-SampleOptions planned_sampling(const RunModels& models, int64_t devices);
+/// How the keys ask to sample on `devices` devices; `as_reference`: see GenerateOptions. Throws invalid_config.
+SampleOptions planned_sampling(const RunModels& models, int64_t devices, bool as_reference = false);
 
 /// DreamBooth: generates the images that class_data_dir lacks of num_class_images, with class_prompt, 50 steps and
 /// guidance 7.5.

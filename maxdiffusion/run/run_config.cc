@@ -12,6 +12,7 @@
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/run/foreign_keys.h"
 #include "maxdiffusion/run/values.h"
+#include "maxdiffusion/schedulers/sampler_words.h"
 #include "maxdiffusion/storage/hub.h"
 #include "maxdiffusion/storage/location.h"
 
@@ -69,13 +70,31 @@ void choose_data(const ConfigSource& source, DataSourceConfig& data) {
   }
 }
 
+void check_sampler(const std::string& given) {
+  if (given.empty() || !sampler_word(given).empty()) return;
+  const std::vector<std::string> known = sampler_words();
+  const bool missing = is_missing_sampler(given);
+  Error e(Code::invalid_config,
+          fmt::format("scheduler is '{}', {}; the samplers here are: {}", given,
+                      missing ? "a sampler that is not here yet" : "which is no sampler", fmt::join(known, ", ")));
+  constexpr const char* kOfRates[] = {"constant",   "constant_with_warmup", "linear", "cosine", "cosine_with_restarts",
+                                      "polynomial", "piecewise_constant"};
+  if (std::ranges::find(kOfRates, given) != std::end(kOfRates))
+    e.note(fmt::format("the schedule of the learning rate is another key: lr_scheduler={}", given));
+  else if (const std::string near = missing ? "" : nearest(given, known); !near.empty())
+    e.note(fmt::format("did you mean {}?", near));
+  throw e;
+}
+
 }  // namespace
 
 RunConfig RunConfig::load(const std::string& file, const std::vector<std::string>& overrides) {
-  RunConfig c;
+  RunConfig keys_only;
   KeyList keys;
-  keys.add(c);
-  return from_source(ConfigSource::load(file, keys.overrides(overrides)));
+  keys.add(keys_only);
+  RunConfig c = from_source(ConfigSource::load(file, keys.overrides(overrides)));
+  c.file = file;
+  return c;
 }
 
 RunConfig RunConfig::from_source(const ConfigSource& source) {
@@ -87,6 +106,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   choose_data(source, c.source);
   for (const auto& [key, value] : source.values())
     if (value.where == kCommandLine) c.on_command_line.insert(key);
+  if (const ConfigValue* replaced = source.overridden("output_dir")) c.output_dir_of_file = replaced->text;
   c.reference.validate();
   set_hub_token(c.reference.hf_access_token);
   c.step_cache.validate();
@@ -115,6 +135,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   low_precision_update(c.optim.low_precision_update);
   pjrt::platform_for(c.hardware.hardware);
   check_libtpu_flags(c);
+  check_sampler(c.scheduler.scheduler);
   check(c.denoise.caption_dropout >= 0 && c.denoise.caption_dropout < 1, Code::invalid_config,
         "caption_dropout {} is not in [0, 1)", c.denoise.caption_dropout);
   check(c.update.ema_decay >= 0 && c.update.ema_decay < 1, Code::invalid_config, "ema_decay {} is not in [0, 1)",

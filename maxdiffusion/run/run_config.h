@@ -115,6 +115,8 @@ struct RunConfig {
   CompileConfig compile;
   ReferenceKeys reference;
   std::set<std::string> on_command_line;  // keys given there
+  std::string file;                       // that was loaded; empty: none
+  std::string output_dir_of_file;         // where the command line gives another; empty: it does not
   /// What the keys name, where they have become folders of this machine that stand for buckets; see Outputs.
   struct Places {
     std::string output_dir, metrics_file, timing_metrics_file;

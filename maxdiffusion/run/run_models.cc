@@ -13,6 +13,7 @@
 #include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/families/single_file.h"
+#include "maxdiffusion/run/find_run.h"
 #include "maxdiffusion/runtime/memory.h"
 #include "maxdiffusion/storage/staging.h"
 #include "maxdiffusion/storage/write.h"
@@ -54,7 +55,8 @@ ModelFolder open_folder(const ModelKeys& keys, const std::string& model, const s
 
 }  // namespace
 
-std::string model_on_this_machine(const std::string& model) {
+std::string model_on_this_machine(const std::string& given) {
+  const std::string model = newest_checkpoint(given);
   if (!is_remote(model)) return model;
   log_info("the model of {} is kept in '{}' on this machine", shown(model), staging(model));
   return find_file(below(model, kState)) ? local_checkpoint(model, CheckpointPart::model) : local_copy(model);
@@ -79,6 +81,14 @@ RunModels::RunModels(const RunConfig& c, const std::string& model, Purpose purpo
 std::function<NamedPieces()> RunModels::open_weights(const ParamTable& params, const std::string& component) {
   if (component != family_->autoencoder()) return weights_.open(params, component);
   return [this, &params, component] { return as_pieces(of_component(params, component, autoencoder_values())); };
+}
+
+void RunModels::check_weights() const {
+  std::vector<std::string> components = family_->denoisers();
+  for (const std::string& encoder : family_->text_encoders()) components.push_back(encoder);
+  for (const std::string& other : {family_->autoencoder(), family_->image_encoder()})
+    if (!other.empty()) components.push_back(other);
+  weights_.check_there(components);
 }
 
 ScopeOptions RunModels::denoiser_options() const {
@@ -146,14 +156,14 @@ void RunModels::set_autoencoder(HostArrays values) {
 void RunModels::fit_autoencoder(const EachMoments& moments) {
   const std::string component = family_->autoencoder();
   const auto config = parse_json(folder_.files().at(component + "/config.json"));
-  folder_.set_config(component, family_->fitted_autoencoder(config, moments).dump(2) + "\n");
+  folder_.set_config(component, dump_json(family_->fitted_autoencoder(config, moments), 2) + "\n");
   family_ = make_family(folder_);
 }
 
 std::string RunModels::trained_scheduler_config() const {
   const std::string& text = folder_.scheduler_config();
   const nlohmann::json trained = training_config(text, config_.scheduler);
-  return trained == training_config(text, {}) ? text : trained.dump(2) + "\n";
+  return trained == training_config(text, {}) ? text : dump_json(trained, 2) + "\n";
 }
 
 void RunModels::complete(CheckpointContent& content) {

@@ -16,8 +16,8 @@ namespace md {
 /// What the weights are for; see ModelWeights.
 enum class Purpose { training, sampling };
 
-/// `model` itself, or, of a bucket (gs://, s3://), a copy on this machine: of a folder, a file, or a checkpoint without
-/// its training state. What is here already is not fetched again. Throws io.
+/// `model` itself, or, of a run's folder, its newest checkpoint; of a bucket (gs://, s3://), a copy on this machine: of
+/// a folder, a file, or a checkpoint without its training state. What is here already is not fetched again. Throws io.
 std::string model_on_this_machine(const std::string& model);
 
 /// Refers to `config`. Not thread safe.
@@ -44,6 +44,9 @@ class RunModels {
       return as_arrays(open_weights(params, component)());
     };
   }
+
+  /// Throws io where weights that sampling needs are not there.
+  void check_weights() const;
 
   /// What the keys ask of the denoiser's layers. Throws invalid_config where they are to be quantized and the devices
   /// cannot, or no layer is.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <filesystem>
 
 #include "maxdiffusion/base/error.h"
@@ -26,8 +27,25 @@ HostArray unit_range(const HostArray& media) {
   return out;
 }
 
-void write_tensor(const std::string& folder, const std::string& name, const HostArray& a) {
-  const std::string path = fmt::format("{}/{}.safetensors", folder, name);
+/// One more than the largest n of the names `prefix`n and `prefix`n.ending; 0: there is none.
+int64_t next_number(const std::set<std::string>& names, const std::string& prefix) {
+  int64_t next = 0;
+  for (const std::string& name : names) {
+    if (!name.starts_with(prefix)) continue;
+    const std::string rest = name.substr(prefix.size()), number = rest.substr(0, rest.find('.'));
+    constexpr size_t kDigits = 15;  // fit an int64_t
+    if (!number.empty() && number.size() <= kDigits && std::ranges::all_of(number, ::isdigit))
+      next = std::max<int64_t>(next, std::stoll(number) + 1);
+  }
+  return next;
+}
+
+void write_tensor(const std::string& folder, const std::string& name, const HostArray& a,
+                  const std::set<std::string>& taken) {
+  const std::string more = taken.contains(name + ".safetensors")
+                               ? fmt::format("_{}", std::max<int64_t>(next_number(taken, name + "_"), 1))
+                               : "";
+  const std::string path = fmt::format("{}/{}{}.safetensors", folder, name, more);
   make_folders(folder);
   write_safetensors(path, {{name, a}});
   log_info("wrote {}", path);
@@ -41,14 +59,15 @@ void check_output_type(const std::string& type) {
 }
 
 void write_media(const std::string& prefix, const std::string& type, const HostArray& media, double fps,
-                 const std::function<PngTexts(int64_t i)>& texts) {
+                 const std::function<PngTexts(int64_t i)>& texts, const std::set<std::string>& taken) {
   const bool videos = media.dims().size() == 5;
   const std::string folder = std::filesystem::path(prefix).parent_path();
-  if (type == "np") return write_tensor(folder, videos ? "video" : "images", unit_range(media));
+  if (type == "np") return write_tensor(folder, videos ? "video" : "images", unit_range(media), taken);
   check(videos || type != "mp4", Code::invalid_config, "output_type is mp4, but this model draws pictures; try: png");
   make_folders(folder);
+  const int64_t first = next_number(taken, std::filesystem::path(prefix).filename());
   for (int64_t i = 0; i < media.dims()[0]; ++i) {
-    std::string path = fmt::format("{}{}", prefix, i);
+    std::string path = fmt::format("{}{}", prefix, first + i);
     const HostArray one = image_of_batch(media, i);
     if (!videos)
       write_png(path += ".png", one, texts ? texts(i) : PngTexts());
@@ -62,8 +81,8 @@ void write_media(const std::string& prefix, const std::string& type, const HostA
 
 HostArray still_of(const HostArray& rgb) { return rgb.dims().size() == 4 ? film_strip(rgb, 5) : rgb; }
 
-void write_latents(const std::string& folder, const HostArray& latents) {
-  write_tensor(folder, "latents", channels_first(latents));
+void write_latents(const std::string& folder, const HostArray& latents, const std::set<std::string>& taken) {
+  write_tensor(folder, "latents", channels_first(latents), taken);
 }
 
 }  // namespace md

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/parse_json.h"
 
 namespace md {
 namespace {
@@ -19,7 +20,7 @@ template <class T, class Right>
 T read(const json& config, const char* name, T fallback, const char* expected, const Right& right) {
   const auto it = config.find(name);
   if (it == config.end() || it->is_null()) return fallback;
-  check(right(*it), Code::invalid_config, "scheduler config: {} is {}; expected {}", name, it->dump(), expected);
+  check(right(*it), Code::invalid_config, "scheduler config: {} is {}; expected {}", name, dump_json(*it), expected);
   return it->template get<T>();
 }
 
@@ -43,7 +44,8 @@ double member(const json& config, const char* name, double fallback) {
     if (*it == "Infinity") return HUGE_VAL;
     if (*it == "-Infinity") return -HUGE_VAL;
   }
-  return read(config, name, fallback, "a number", [](const json& v) { return v.is_number(); });
+  return read(config, name, fallback, "a number",
+              [](const json& v) { return v.is_number() && !std::isnan(v.get<double>()); });
 }
 template <>
 std::string member(const json& config, const char* name, std::string fallback) {

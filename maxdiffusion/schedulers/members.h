@@ -13,7 +13,8 @@
 
 namespace md {
 
-/// T: bool, int64_t, double ("Infinity" and "-Infinity" too), std::string, or a vector of the numbers.
+/// T: bool, int64_t, double (infinite too, also as the texts "Infinity" and "-Infinity", and no NaN), std::string, or a
+/// vector of the numbers.
 template <class T>
 T member(const nlohmann::json& config, const char* name, T fallback);
 template <>

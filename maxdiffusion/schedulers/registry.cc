@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/sampler_words.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 
 // clang-format off
@@ -48,24 +50,8 @@ constexpr const char* kMembers[] = {
 }  // namespace
 
 nlohmann::json parse_scheduler_config(const std::string& text) {
-  std::string strict;
-  bool quoted = false;
-  for (size_t i = 0; i < text.size();) {
-    const std::string_view rest = std::string_view(text).substr(i);
-    size_t taken = 1;
-    if (quoted) {
-      if (rest[0] == '\\') taken = std::min<size_t>(2, rest.size());
-    } else {
-      for (std::string_view word : {"-Infinity", "Infinity"})
-        if (rest.starts_with(word)) taken = word.size();
-    }
-    if (rest[0] == '"') quoted = !quoted;
-    const char* quote = !quoted && taken > 1 && rest[0] != '\\' ? "\"" : "";
-    strict += fmt::format("{}{}{}", quote, rest.substr(0, taken), quote);
-    i += taken;
-  }
   try {
-    return parse_json(strict);
+    return parse_json(text);
   } catch (const nlohmann::json::exception& e) {
     fail(Code::invalid_config, "scheduler config: {}", e.what());
   }
@@ -77,16 +63,21 @@ std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& config) {
   check(!name.empty(), Code::invalid_config, "scheduler config: the member _class_name is missing; expected one of: {}",
         fmt::join(scheduler_names(), ", "));
   if (name.starts_with("Flax")) name = name.substr(4);
+  const std::vector<std::string> known = scheduler_names();
+  if (std::ranges::count(known, name) == 0)
+    throw Error(Code::invalid_config, fmt::format("scheduler config: the sampler {} is not here; there are: {}", name,
+                                                  fmt::join(known, ", ")))
+        .note("try: scheduler=NAME, which samples with another: " +
+              fmt::format("{}", fmt::join(sampler_words(), ", ")));
   require_off(config, {"thresholding", "use_beta_sigmas", "use_dynamic_shifting"});
   for (const auto& [key, value] : config.items())
-    if (!key.starts_with('_') && std::find(std::begin(kMembers), std::end(kMembers), key) == std::end(kMembers))
+    if (!key.starts_with('_') && std::ranges::find(kMembers, key) == std::end(kMembers))
       log_warning("scheduler config: '{}' is not a member that samplers here know; it has no effect", key);
 #define MAKE(file, class_name) \
   if (name == (class_name)) return make_##file(config);
   SCHEDULERS(MAKE)
 #undef MAKE
-  fail(Code::invalid_config, "scheduler config: _class_name '{}' is not one of: {}", name,
-       fmt::join(scheduler_names(), ", "));
+  fail(Code::internal, "no sampler is called {}", name);
 }
 
 std::vector<std::string> scheduler_names() {

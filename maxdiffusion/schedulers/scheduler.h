@@ -69,8 +69,7 @@ class Scheduler {
                                    Rng noise) const = 0;
 };
 
-/// The text of scheduler_config.json. Python's Infinity and -Infinity, which JSON lacks, become strings of these names.
-/// Throws invalid_config.
+/// The text of scheduler_config.json. Throws invalid_config.
 nlohmann::json parse_scheduler_config(const std::string& text);
 
 /// By the `_class_name` of scheduler_config.json, with or without the prefix Flax; unknown names are refused with the

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/schedulers/process.h"
+#include "maxdiffusion/schedulers/sampler_words.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 
 namespace md {
@@ -45,6 +47,7 @@ void shift_by_size(json& config, const SchedulerKeys& keys) {
 json configured(const std::string& text, const SchedulerKeys& keys, bool training) {
   json config = parse_scheduler_config(text);
   static const std::map<std::string, std::string> kNothing;
+  std::set<std::string> fixed;  // members of the mapping
   for (const auto& [given, value_text] :
        is_for_others(config, keys.diffusion_scheduler_config) ? kNothing : keys.diffusion_scheduler_config) {
     const json value = parse_json(value_text);
@@ -52,19 +55,21 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
     const std::string name = given == "rescale_zero_terminal_snr" ? kZeroSnr : given;  // the reference's spelling
     if (training && std::ranges::find(kOfTraining, name) == std::end(kOfTraining)) continue;
     if (name == kZeroSnr) config.erase("rescale_zero_terminal_snr");
+    if (name == "_class_name" && !keys.scheduler.empty()) continue;
     config[name] = value;
-  }
-  const auto name_of = [](const json& c) { return c.value("_class_name", json("no scheduler")).dump(); };
-  if (const json file = parse_scheduler_config(text); !training) {
-    if (name_of(file) == name_of(config))
-      log_info_once("the scheduler that draws is {}, the model folder's", name_of(config));
-    else
-      log_info_once("the scheduler that draws is {}, as diffusion_scheduler_config says, in place of the folder's {}",
-                    name_of(config), name_of(file));
+    fixed.insert(name);
   }
   if (!keys.prediction_type.empty()) config["prediction_type"] = keys.prediction_type;
-  if (!training) shift_by_size(config, keys);
-  if (keys.flow_shift && !training) config["shift"] = config["flow_shift"] = *keys.flow_shift;  // each reads its own
+  if (training) return config;
+  if (!keys.scheduler.empty()) choose_sampler(config, keys.scheduler, fixed);
+  const auto name_of = [](const json& c) { return c.value("_class_name", json("no scheduler")).dump(); };
+  if (const json file = parse_scheduler_config(text); name_of(file) == name_of(config))
+    log_info_once("the scheduler that draws is {}, the model folder's", name_of(config));
+  else
+    log_info_once("the scheduler that draws is {}, as {} says, in place of the folder's {}", name_of(config),
+                  keys.scheduler.empty() ? "diffusion_scheduler_config" : "scheduler=" + keys.scheduler, name_of(file));
+  shift_by_size(config, keys);
+  if (keys.flow_shift) config["shift"] = config["flow_shift"] = *keys.flow_shift;  // each reads its own
   return config;
 }
 

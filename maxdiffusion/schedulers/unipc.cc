@@ -75,6 +75,11 @@ std::unique_ptr<Scheduler> make_unipc(const nlohmann::json& config) {
   check(solver.data || type != "flow_prediction", Code::invalid_config,
         "scheduler config: prediction_type is flow_prediction, which needs predict_x0");
   const bool low_at_end = member(config, "lower_order_final", true);
+  const nlohmann::json corrector = config.value("disable_corrector", nlohmann::json());
+  check(!corrector.is_boolean(), Code::invalid_config,
+        "scheduler config: disable_corrector is {}; expected the list of the steps that are not corrected, such as [0, "
+        "1], or [] for none",
+        corrector.dump());
   const auto uncorrected = member(config, "disable_corrector", std::vector<int64_t>{});
   check(!config.contains("solver_p") || config["solver_p"].is_null(), Code::invalid_config,
         "scheduler config: solver_p is given; another solver as predictor is not supported");

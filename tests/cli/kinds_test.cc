@@ -76,6 +76,7 @@ class Kinds : public testing::Test {
   /// The file that `generate` leaves in a folder of this name.
   std::string draw(const std::string& name, const std::vector<std::string>& more,
                    const std::string& command = "generate") {
+    fs::remove_all(t / name);  // files of an earlier call would stay
     std::vector<std::string> words = {command,
                                       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                       "pretrained_model_name_or_path=" + kModel,
@@ -438,7 +439,7 @@ TEST_F(Kinds, CheckpointsLieWhereTheirKeySaysAndAreGoneOnAndDrawnFrom) {
   const Outcome o = maxdiffusion({"generate", t / "moved/config.yml", "num_inference_steps=2", "prompt=heart",
                                   "num_images_per_prompt=1", "output_type=latent", "diffusion_scheduler_config={}"});
   ASSERT_EQ(o.status, 0) << o.err;
-  EXPECT_EQ(read_file(t / "latents.safetensors"),
+  EXPECT_EQ(read_file(t / "moved/latents.safetensors"),
             draw("folder", {"pretrained_model_name_or_path=" + (t / "elsewhere/3")}));
 }
 
@@ -535,18 +536,20 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
   EXPECT_EQ(
       draw("lightning", {"lightning_repo=" + tuned + "/unet", "lightning_ckpt=diffusion_pytorch_model.safetensors"}),
       wanted);
-  // With a run's config: its newest checkpoint, unless the command line names a model. Into output_dir itself.
+  // With a run's config: its newest checkpoint, unless the command line names a model.
   auto draw_with_run = [&](const std::vector<std::string>& more) {
+    fs::remove_all(t / "with_run");
     std::vector<std::string> words = {"generate",
                                       t / "tuned/config.yml",
                                       "num_inference_steps=2",
                                       "prompt=heart",
                                       "num_images_per_prompt=1",
                                       "output_type=latent",
+                                      "output_dir=" + (t / "with_run"),
                                       "diffusion_scheduler_config={}"};
     words.insert(words.end(), more.begin(), more.end());
     const Outcome o = maxdiffusion(words);
-    return o.status == 0 ? read_file(t / "latents.safetensors") : o.err;
+    return o.status == 0 ? read_file(t / "with_run/latents.safetensors") : o.err;
   };
   EXPECT_EQ(draw_with_run({}), wanted);
   EXPECT_EQ(draw_with_run({"pretrained_model_name_or_path=" + kModel}), plain);

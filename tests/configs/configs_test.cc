@@ -121,6 +121,7 @@ class ShippedConfig : public testing::TestWithParam<std::string> {
   }
   /// What a config draws of two prompts, two media: f32 in [0, 1].
   std::vector<HostArray> draw(const std::string& config, const Words& model, const std::string& prompts) {
+    std::filesystem::remove_all(t / "drawn");  // files of an earlier call would stay
     Words words = {"generate", config};
     words.insert(words.end(), model.begin(), model.end());
     const Words drawing = {"output_type=np", "num_inference_steps=2", "num_images_per_prompt=1", "prompt=" + prompts,

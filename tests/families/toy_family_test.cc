@@ -95,7 +95,7 @@ TEST_F(ToyFamily, LearnsIsEvaluatedByTimestepAndDrawsWhatThePromptSays) {
   RunConfig drawing = config("learns", {R"(prompt=["red", "green", "blue"])", "num_images_per_prompt=2"});
   drawing.on_command_line.clear();  // the run's own checkpoint
   generate(drawing);
-  const HostArray images = SafetensorsReader::open(*root_ / "images.safetensors").tensors().at("images");
+  const HostArray images = SafetensorsReader::open(*root_ / "learns/images.safetensors").tensors().at("images");
   ASSERT_EQ(to_string(images.shape()), "f32[6,8,8,3]");
   auto v = images.view<float>();
   for (size_t i = 0; i < 6; ++i) {

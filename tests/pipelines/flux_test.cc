@@ -53,7 +53,7 @@ TEST_F(FluxPictures, FollowTheirKeys) {
   write_file_atomic(t / "two.yml",
                     "base: " MD_SOURCE_DIR "/tests/pipelines/generate.yml\nprompt: red heart\nprompt_2: blue\n");
   auto of_file = [&](const Words& more) {
-    Words words = {"generate",
+    Words words = {"generate_flux",
                    t / "two.yml",
                    "pretrained_model_name_or_path=" + kDev,
                    "output_dir=" + t.path(),

@@ -139,6 +139,7 @@ struct TrainedLora : testing::Test {
   }
   /// The latents that `generate` draws with the model of a folder.
   std::vector<double> drawn(const std::string& model, const std::vector<std::string>& more = {}) {
+    std::filesystem::remove_all(t / "drawn");  // files of an earlier call would stay
     std::vector<std::string> words = {"generate",
                                       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                       "pretrained_model_name_or_path=" + model,

@@ -101,6 +101,7 @@ CASES = {
     # So many tokens that the schedule is another.
     "dev_large": ("dev", dict(height=64, width=96, num_inference_steps=3), False),
     "dev_true_guidance": ("dev", dict(negative_prompt="grey", true_cfg_scale=2.0), False),
+    "dev_second_negative": ("dev", dict(negative_prompt="grey", negative_prompt_2="blue", true_cfg_scale=2.0), False),
     "schnell": ("schnell", dict(guidance_scale=0.0), True),
     "schnell_batch": ("schnell", dict(guidance_scale=0.0, prompt=["red heart", "blue"], height=48), False),
 }

@@ -190,10 +190,14 @@ CASES = {
                                      crops_coords_top_left=[3, 5], target_size=[32, 16]), False),
     "sdxl_clip_skip": ("sdxl", {}, dict(NEGATIVE, clip_skip=1), False),
     "sdxl_second_prompt": ("sdxl", {}, dict(NEGATIVE, prompt_2="blue"), False),
+    "sdxl_second_negative": ("sdxl", {}, dict(prompt=["a red heart", "blue"], negative_prompt=["purple", "red"],
+                                              negative_prompt_2=["blue heart", "blue"]), False),
     "sdxl_lightning": ("sdxl", dict(_class_name="EulerDiscreteScheduler", timestep_spacing="trailing"),
                        dict(guidance_scale=0.0, num_inference_steps=4), False),
 }
-
+# Samplers by name, in place of the members of scheduler_config.json.
+NAMED = {"sd_unguided": "ddim", "sd_lms": "lms", "sd_dpm": "DPM++ 2M Karras", "sd_unipc": "unipc",
+         "sd_as_published": "pndm", "sdxl_as_published": "euler"}
 
 LORAS = [ROOT / "lora_peft.safetensors", ROOT / "lora_kohya.safetensors"]
 
@@ -276,6 +280,18 @@ def words_of(case):
     return {"name": case, "folder": folder, "control": control, "words": words}
 
 
+def named(case, sampler):
+    """The same case with its sampler by name."""
+    words = words_of(case)
+    words["words"] = [w for w in words["words"] if not w.startswith("diffusion_scheduler_config=")]
+    return words | {"name": f"{case}_by_name", "same_as": case, "words": words["words"] + [f"scheduler={sampler}"]}
+
+
+def write_cases():
+    cases = [words_of(c) for c in CASES] + [named(c, s) for c, s in NAMED.items()]
+    (ROOT / "cases.json").write_text(json.dumps(cases, indent=1) + "\n")
+
+
 def main():
     if not hasattr(CLIPTextModel, "text_model"):  # transformers 5 dropped the level that diffusers' clip_skip names
         CLIPTextModel.text_model = property(lambda self: self)
@@ -319,7 +335,7 @@ def main():
         arrays |= {f"{case}.{k}": v.contiguous() for k, v in narrow.items()}
         print(case, {k: list(v.shape) for k, v in narrow.items()}, f"noise floor {floor:.2g}")
     save_file(arrays, ROOT / "golden.safetensors", metadata=metadata)
-    (ROOT / "cases.json").write_text(json.dumps([words_of(c) for c in CASES], indent=1) + "\n")
+    write_cases()
 
 
 if __name__ == "__main__":

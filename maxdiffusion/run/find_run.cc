@@ -1,0 +1,177 @@
+#include "maxdiffusion/run/find_run.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
+#include "maxdiffusion/checkpoint/damaged.h"
+#include "maxdiffusion/storage/location.h"
+#include "maxdiffusion/storage/write.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char *kConfig = "config.yml", *kCheckpoints = "checkpoints";
+
+/// A place where a run may be.
+struct Place {
+  std::string folder, checkpoints;
+};
+
+bool is_same_place(const std::string& a, const std::string& b) {
+  if (is_remote(a) || is_remote(b)) return a == b;
+  return fs::weakly_canonical(fs::absolute(a)) == fs::weakly_canonical(fs::absolute(b));
+}
+
+/// Whether the config is the one that the run has saved.
+bool is_of_run(const RunConfig& c) {
+  return fs::path(c.file).filename() == kConfig && !c.run.run_name.empty() && !c.on_command_line.contains("run_name");
+}
+
+/// Folders of runs: beside the config, of the command line, of the file.
+std::vector<std::string> homes(const RunConfig& c) {
+  std::vector<std::string> all;
+  if (is_of_run(c)) all.push_back(fs::absolute(c.file).parent_path().parent_path());
+  for (const std::string& folder : {c.run.output_dir, c.output_dir_of_file})
+    if (!folder.empty() && std::ranges::none_of(all, [&](auto& other) { return is_same_place(other, folder); }))
+      all.push_back(folder);
+  return all;
+}
+
+/// Where the run of a config may be, in the order in which it is looked for.
+std::vector<Place> places(const RunConfig& c) {
+  if (!c.loop.checkpoint_dir.empty()) {
+    const std::string folder = c.run.run_name.empty() ? "" : c.place();
+    const bool there = !folder.empty() &&
+                       (is_remote(folder) ? find_file(below(folder, kConfig)).has_value() : fs::is_directory(folder));
+    return {{there ? folder : "", c.loop.checkpoint_dir}};
+  }
+  std::vector<std::string> folders;
+  if (is_of_run(c)) folders.push_back(fs::path(c.file).parent_path());
+  if (!c.run.run_name.empty())
+    for (const std::string& home : {c.run.output_dir, c.output_dir_of_file})
+      if (!home.empty()) folders.push_back(below(home, c.run.run_name));
+  std::vector<Place> all;
+  for (std::string& folder : folders) {
+    if (folder.empty()) folder = ".";
+    if (std::ranges::none_of(all, [&](auto& p) { return is_same_place(p.folder, folder); }))
+      all.push_back({folder, below(folder, kCheckpoints)});
+  }
+  return all;
+}
+
+/// Names of the runs in a folder of this machine that have checkpoints.
+std::vector<std::string> runs_in(const std::string& home) {
+  std::vector<std::string> names;
+  std::error_code ec;
+  if (!is_remote(home))
+    for (const auto& f : fs::directory_iterator(home, ec))
+      if (!list_checkpoints(f.path() / kCheckpoints).empty()) names.push_back(f.path().filename());
+  std::ranges::sort(names);
+  return names;
+}
+
+/// The keys by which a config asks for weights that only training makes.
+std::vector<std::string> made_by_training(const RunConfig& c) {
+  std::vector<std::string> keys;
+  for (const auto& [key, on] : {std::pair{"train_new_unet", c.model.train_new_unet},
+                                {"train_new_flux", c.model.train_new_flux},
+                                {"train_new_vae", c.model.train_new_vae},
+                                {"random_text_encoder", c.model.random_text_encoder},
+                                {"train_lora", c.lora.train_lora}})
+    if (on) keys.emplace_back(key);
+  return keys;
+}
+
+[[noreturn]] void refuse(const RunConfig& c, const std::vector<Place>& searched,
+                         const std::vector<std::string>& untrained) {
+  std::vector<std::string> where;
+  for (const Place& p : searched) where.push_back(fmt::format("'{}'", shown(p.checkpoints)));
+  const std::string run = c.run.run_name.empty() ? "" : fmt::format(" of the run '{}'", c.run.run_name);
+  Error e(Code::invalid_config,
+          where.empty()
+              ? fmt::format("the config trains a model ({}), and names no run that has", fmt::join(untrained, ", "))
+          : untrained.empty()
+              ? fmt::format("there is no checkpoint{} in {}", run, fmt::join(where, " or "))
+              : fmt::format(
+                    "there is no checkpoint{} in {}, and the config says how to train a model ({}), not where one is",
+                    run, fmt::join(where, " or "), fmt::join(untrained, ", ")));
+  std::string example = "FOLDER_OF_RUN";
+  for (const std::string& home : homes(c)) {
+    const std::vector<std::string> names = runs_in(home);
+    if (names.empty()) {
+      e.note(fmt::format("'{}' holds no run with a checkpoint", shown(home)));
+      continue;
+    }
+    e.note(fmt::format("runs with checkpoints in '{}': {}", shown(home), fmt::join(names, ", ")));
+    const std::string near = nearest(c.run.run_name, names);
+    if (example == "FOLDER_OF_RUN" || !near.empty()) example = below(home, near.empty() ? names[0] : near);
+  }
+  throw e.note(fmt::format(
+      "try: generate {} prompt=…, or pretrained_model_name_or_path=FOLDER for a model that is there", example));
+}
+
+}  // namespace
+
+std::string config_file(const std::string& name) {
+  if (!fs::is_directory(name)) return name;
+  std::string file = (fs::path(name) / kConfig).string();
+  if (exists(file)) return file;
+  Error e(Code::invalid_config,
+          fmt::format("'{}' is a folder without {}; expected a config file, or a run's folder", name, kConfig));
+  if (exists(name + "/model_index.json"))
+    e.note(fmt::format("try: a file of configs/ and pretrained_model_name_or_path={}", name));
+  throw e;
+}
+
+std::string newest_checkpoint(const std::string& from) {
+  const std::string checkpoints = below(from, kCheckpoints);
+  if (!is_remote(from) && !fs::is_directory(checkpoints)) return from;
+  const std::vector<int64_t> steps = list_checkpoints(checkpoints);
+  if (steps.empty() && is_remote(from)) return from;
+  check(!steps.empty(), Code::io, "the run '{}' has no checkpoint", from);
+  log_info_once("the run's newest checkpoint is of step {}", steps.back());
+  return checkpoint_folder(checkpoints, steps.back());
+}
+
+ModelToSample model_to_sample(const RunConfig& given) {
+  const std::string& model = given.model.pretrained_model_name_or_path;
+  if (given.on_command_line.contains("pretrained_model_name_or_path")) return {model, given, given.run.output_dir};
+  const std::vector<Place> searched = places(given);
+  for (const Place& p : searched) {
+    const std::vector<int64_t> steps = list_checkpoints(p.checkpoints);
+    if (steps.empty()) continue;
+    for (int64_t newer : checkpoint_folders(p.checkpoints))
+      if (newer > steps.back())
+        log_warning("{}/{} is damaged: its state.json is missing, or no JSON", p.checkpoints, newer);
+    ModelToSample out{checkpoint_folder(p.checkpoints, steps.back()), given, p.folder};
+    log_info("the run has trained: its checkpoint {} is used", shown(out.model));
+    ModelKeys& m = out.config.model;
+    for (const auto& [key, place] : {std::pair{"unet_checkpoint", &m.unet_checkpoint},
+                                     {"lightning_repo", &m.lightning_repo},
+                                     {"vae_file", &m.vae_file},
+                                     {"single_file_config", &m.single_file_config},
+                                     {"variant", &m.variant}})
+      if (!given.on_command_line.contains(key)) place->clear();
+    // The command line's output_dir says where images go, unless it says where the run is.
+    const bool is_home = !p.folder.empty() && !given.run.run_name.empty() && is_same_place(p.folder, given.place());
+    if (p.folder.empty() || (given.on_command_line.contains("output_dir") && !is_home))
+      out.folder = given.run.output_dir;
+    return out;
+  }
+  const std::vector<std::string> untrained = made_by_training(given);
+  if (!untrained.empty() || is_of_run(given)) refuse(given, searched, untrained);
+  if (!searched.empty())
+    log_warning("there is no checkpoint of the run '{}' in '{}'; the config's model '{}' is used as it is",
+                given.run.run_name, shown(searched[0].checkpoints), model);
+  return {model, given, given.run.output_dir};
+}
+
+}  // namespace md

@@ -1,0 +1,31 @@
+// Where a run is that a config or a path names, and its newest checkpoint.
+#pragma once
+
+#include <string>
+
+#include "maxdiffusion/run/run_config.h"
+
+namespace md {
+
+/// The config file that a command's first word names: itself, or, of a run's folder, the config.yml in it. Throws
+/// invalid_config for a folder without one.
+std::string config_file(const std::string& name);
+
+/// The newest checkpoint of the run whose folder `from` is; anything else is returned as it is. In buckets, too. Throws
+/// io for a run without a checkpoint.
+std::string newest_checkpoint(const std::string& from);
+
+/// What `generate` samples with.
+struct ModelToSample {
+  std::string model;   // as model_on_this_machine takes it
+  RunConfig config;    // without keys whose weights the run's checkpoint replaces
+  std::string folder;  // where its images go: the run's folder, or output_dir; may be in a bucket
+};
+/// The model given on the command line, else the run's newest checkpoint, else the config's model. The run of a
+/// config.yml is where that file is, whatever output_dir says; of any other config, in output_dir of the command line
+/// or, if it is not there, of the file. Throws invalid_config, naming the places that were searched and the runs that
+/// are there, where there is no checkpoint and the config says how to train a model (train_new_…,
+/// random_text_encoder, train_lora) or is a run's own.
+ModelToSample model_to_sample(const RunConfig& config);
+
+}  // namespace md

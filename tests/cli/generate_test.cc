@@ -1,0 +1,461 @@
+// Which model `generate` samples with, and where its files go.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/parse_json.h"
+#include "tests/cli/command.h"
+#include "tests/tiny_run.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+const std::string kModel = MD_SOURCE_DIR "/tests/golden/pipelines/sd",
+                  kNewModel = MD_SOURCE_DIR "/configs/models/emoji";
+
+/// A run as training leaves it, of a model that its config starts from random weights.
+class Generate : public testing::Test {
+ protected:
+  Generate() { write_run("mine", "train_new_unet: true\ntrain_new_vae: true\nrandom_text_encoder: true\n"); }
+  void write_run(const std::string& name, const std::string& keys, const std::string& model = kNewModel) {
+    const std::string run = t / ("runs/" + name), state = run + "/checkpoints/3/training_state";
+    make_folders(run + "/checkpoints");
+    fs::copy(kModel, run + "/checkpoints/3", fs::copy_options::recursive);
+    make_folders(state);
+    write_file_atomic(state + "/state.json", "{}");
+    write_file_atomic(run + "/config.yml",
+                      "base: " MD_SOURCE_DIR "/tests/pipelines/generate.yml\nrun_name: " + name +
+                          "\noutput_dir: " + (t / "runs") + "\npretrained_model_name_or_path: " + model + "\n" + keys +
+                          "resolution: 16\nper_device_batch_size: 4\nnum_inference_steps: 1\nprompt: heart\n");
+  }
+  Outcome generate(const std::string& config, std::vector<std::string> words = {},
+                   const std::string& command = "generate") {
+    words.insert(words.begin(), {command, config});
+    return maxdiffusion(words);
+  }
+  /// Names in a folder below the test's, without the run's own files.
+  std::vector<std::string> names_in(const std::string& folder) {
+    std::vector<std::string> names;
+    for (const auto& f : fs::directory_iterator(t / folder))
+      if (f.path().extension() != ".yml" && f.path().filename() != "checkpoints" && f.path().filename() != "mine")
+        names.push_back(f.path().filename());
+    std::ranges::sort(names);
+    return names;
+  }
+  using Names = std::vector<std::string>;
+  TemporaryFolder t;
+  const std::string run = t / "runs/mine", config = run + "/config.yml";
+};
+
+TEST_F(Generate, TakesTheRunBesideItsConfigOrOfItsFolderWhereverThatIs) {
+  Outcome o = generate(run);  // the folder
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "its checkpoint " + run + "/checkpoints/3 is used")) << o.err;
+  const std::string image = read_file(run + "/image_0.png");
+
+  fs::copy(run, t / "moved", fs::copy_options::recursive);
+  fs::remove_all(run);
+  o = generate(t / "moved/config.yml");
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "its checkpoint " + (t / "moved/checkpoints/3") + " is used")) << o.err;
+  EXPECT_EQ(read_file(t / "moved/image_1.png"), image);
+  // output_dir says where images go, not where the run is.
+  o = generate(t / "moved/config.yml", {"output_dir=" + (t / "images")});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(read_file(t / "images/image_0.png"), image);
+  EXPECT_EQ(names_in("moved"), (Names{"image_0.png", "image_1.png"}));
+  // A run's folder is a model, too.
+  o = generate(MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+               {"pretrained_model_name_or_path=" + (t / "moved"), "output_dir=" + (t / "model"), "resolution=16",
+                "num_inference_steps=1", "prompt=heart"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "the run's newest checkpoint is of step 3")) << o.err;
+  EXPECT_EQ(read_file(t / "model/image_0.png"), image);
+}
+
+TEST_F(Generate, FindsTheRunOfAnyOtherConfigByItsNameInEitherOutputDir) {
+  write_file_atomic(t / "own.yml", "base: " + config + "\n");
+  Outcome o = generate(t / "own.yml");
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(names_in("runs/mine"), Names{"image_0.png"});
+  // As it was trained: the run is below it, so it is not where images go.
+  o = generate(t / "own.yml", {"output_dir=" + (t / "runs")});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(names_in("runs/mine"), (Names{"image_0.png", "image_1.png"}));
+  o = generate(t / "own.yml", {"output_dir=" + (t / "images")});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(names_in("images"), Names{"image_0.png"});
+}
+
+TEST_F(Generate, IsRefusedWithoutACheckpointOfTheRunThatIsMeant) {
+  Outcome o = generate(config, {"run_name=mien"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_EQ(o.err, "error: there is no checkpoint of the run 'mien' in '" + (t / "runs/mien/checkpoints") +
+                       "', and the config says how to train a model (train_new_unet, train_new_vae, "
+                       "random_text_encoder), not where one is\n  runs with checkpoints in '" +
+                       (t / "runs") + "': mine\n  try: generate " + run +
+                       " prompt=…, or pretrained_model_name_or_path=FOLDER for a model that is there\n");
+  o = generate(MD_SOURCE_DIR "/configs/quickstart.yml", {"output_dir=" + (t / "empty"), "run_name=none"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "'" + (t / "empty") + "' holds no run with a checkpoint")) << o.err;
+  o = generate(config, {"run_name="});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "and names no run that has")) << o.err;
+  EXPECT_FALSE(exists(t / "empty"));
+
+  // Nor is the base model sampled in place of a run, with LoRA or without.
+  for (const char* keys : {"train_lora: true\n", ""}) {
+    write_run("tuned", keys, kModel);
+    fs::remove_all(t / "runs/tuned/checkpoints/3/training_state");  // no checkpoint any more
+    o = generate(t / "runs/tuned");
+    EXPECT_EQ(o.status, 2);
+    EXPECT_TRUE(contains(o.err, "there is no checkpoint of the run 'tuned' in '" + (t / "runs/tuned/checkpoints'")))
+        << o.err;
+    fs::remove_all(t / "runs/tuned");
+  }
+  // Where a config names a model and the command line any run, the model is sampled, and that is said.
+  write_file_atomic(t / "base.yml", "base: " MD_SOURCE_DIR
+                                    "/tests/pipelines/generate.yml\nresolution: 16\nnum_inference_steps: 1\nprompt: "
+                                    "heart\npretrained_model_name_or_path: " +
+                                        kModel + "\n");
+  o = generate(t / "base.yml", {"run_name=first", "output_dir=" + (t / "images")});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "there is no checkpoint of the run 'first' in '" + (t / "images/first/checkpoints") +
+                                  "'; the config's model '" + kModel + "' is used as it is"))
+      << o.err;
+  EXPECT_EQ(names_in("images"), Names{"image_0.png"});
+  o = generate(t / "runs");
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "'" + (t / "runs") + "' is a folder without config.yml")) << o.err;
+  o = generate(kModel);
+  EXPECT_TRUE(contains(o.err, "pretrained_model_name_or_path=" + kModel)) << o.err;
+}
+
+TEST_F(Generate, NeverSamplesWithRandomWeights) {
+  const std::string checkpoint = run + "/checkpoints/3";
+  for (const char* part : {"unet", "vae", "text_encoder"}) {
+    fs::rename(checkpoint + "/" + part, t / part);
+    make_folders(checkpoint + "/" + part);
+    fs::copy(t / part + "/config.json", checkpoint + "/" + part);
+    for (const std::string& model : {std::string(), "pretrained_model_name_or_path=" + checkpoint}) {
+      const Outcome o = generate(config, model.empty() ? Names() : Names{model});
+      EXPECT_EQ(o.status, 4) << o.err;
+      EXPECT_TRUE(contains(o.err, "read '" + checkpoint + "/" + part + "': the folder holds no ")) << o.err;
+      EXPECT_TRUE(contains(o.err, "the model's " + std::string(part) + " is needed; it is never replaced by random"))
+          << o.err;
+      EXPECT_FALSE(contains(o.err, "encoded after")) << "found out after work: " << o.err;
+    }
+    fs::remove_all(checkpoint + "/" + part);
+    fs::rename(t / part, checkpoint + "/" + part);
+  }
+  EXPECT_EQ(names_in("runs/mine"), Names());
+}
+
+TEST_F(Generate, MakesAsManyImagesAsItsKeySaysAndNumbersThemOn) {
+  ASSERT_EQ(generate(run, {"num_images_per_prompt=2"}).status, 0);
+  EXPECT_EQ(names_in("runs/mine"), (Names{"image_0.png", "image_1.png"}));
+  const std::string first = read_file(run + "/image_0.png"), second = read_file(run + "/image_1.png");
+  write_file_atomic(run + "/image_9.jpeg", "somebody's");
+  ASSERT_EQ(generate(run, {"prompt=[blue, red]", "seed=5"}).status, 0);  // whatever the batch of training is
+  EXPECT_EQ(names_in("runs/mine"),
+            (Names{"image_0.png", "image_1.png", "image_10.png", "image_11.png", "image_9.jpeg"}));
+  EXPECT_EQ(read_file(run + "/image_0.png"), first);
+  EXPECT_EQ(read_file(run + "/image_1.png"), second);
+  EXPECT_NE(read_file(run + "/image_10.png"), first);
+  // Arrays likewise.
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(generate(run, {"output_type=np", "output_dir=" + (t / "arrays")}).status, 0);
+  ASSERT_EQ(generate(run, {"output_type=latent", "output_dir=" + (t / "arrays")}).status, 0);
+  EXPECT_EQ(names_in("arrays"),
+            (Names{"images.safetensors", "images_1.safetensors", "images_2.safetensors", "latents.safetensors"}));
+}
+
+TEST_F(Generate, UnderTheReferencesNamesCountsAndNamesAsTheReference) {
+  // One prompt is a whole batch, in output_dir, from 0 on each time.
+  ASSERT_EQ(generate(config, {}, "generate_sd").status, 0);
+  EXPECT_EQ(names_in("runs"), (Names{"image_0.png", "image_1.png", "image_2.png", "image_3.png"}));
+  const std::string first = read_file(t / "runs/image_0.png");
+  ASSERT_EQ(generate(config, {"seed=5", "prompt=[blue, red]"}, "generate_sd").status, 0);
+  EXPECT_EQ(names_in("runs"), (Names{"image_0.png", "image_1.png", "image_2.png", "image_3.png"}));
+  EXPECT_NE(read_file(t / "runs/image_0.png"), first);
+}
+
+TEST_F(Generate, SaysBeforeItSamplesThatItCannotWrite) {
+  write_file_atomic(t / "file", "");
+  const Outcome o = generate(run, {"output_dir=" + (t / "file/images")});
+  EXPECT_EQ(o.status, 4);
+  EXPECT_TRUE(contains(o.err, t / "file/images")) << o.err;
+  EXPECT_FALSE(contains(o.err, "encoded after")) << o.err;
+}
+
+// --- Samplers -------------------------------------------------------------------------------------------------------
+
+const nlohmann::json& scheduler_configs() {
+  static const nlohmann::json all = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/scheduler_configs.json"));
+  return all;
+}
+std::string scheduler_config(const std::string& name) {
+  for (const auto& c : scheduler_configs())
+    if (c["name"] == name) return c["text"];
+  return "";
+}
+
+class Samplers : public testing::Test {
+ protected:
+  /// A copy of a model of the tests with this scheduler_config.json.
+  std::string model(const std::string& text, const std::string& from = kModel) {
+    const std::string folder = t / fmt::format("model_{}", ++models_);
+    fs::copy(from, folder, fs::copy_options::recursive);
+    auto index = parse_json(read_file(folder + "/model_index.json"));
+    const auto config = parse_json_or_discard(text);
+    if (config.is_object() && config.contains("_class_name")) index["scheduler"][1] = config["_class_name"];
+    write_file_atomic(folder + "/model_index.json", index.dump());
+    write_file_atomic(folder + "/scheduler/scheduler_config.json", text);
+    return folder;
+  }
+  /// What it says; the file that it leaves is returned where all is well.
+  Outcome sample(const std::string& model, std::vector<std::string> words = {}) {
+    words.insert(words.begin(),
+                 {"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "pretrained_model_name_or_path=" + model,
+                  "output_dir=" + (t / "out"), "output_type=latent", "prompt=heart", "num_inference_steps=2",
+                  "height=16", "width=16", "num_frames=1", "max_sequence_length=12"});
+    fs::remove_all(t / "out");
+    return maxdiffusion(words);
+  }
+  std::string latents() { return read_file(t / "out/latents.safetensors"); }
+  TemporaryFolder t;
+  int models_ = 0;
+};
+
+TEST_F(Samplers, EveryConfigThatDiffusersSavesIsOpenedSampledAndSavedLetterByLetter) {
+  int sampled = 0;
+  for (const auto& c : scheduler_configs()) {
+    const std::string name = c["name"], text = c["text"];
+    if (name == "sdxl_turbo") continue;  // of a class that is not here
+    SCOPED_TRACE(name);
+    const bool flux = text.find("FlowMatchEuler") != text.npos, wan = name == "wan";
+    const std::string folder = model(text, MD_SOURCE_DIR "/tests/golden/" + std::string(flux  ? "flux/dev"
+                                                                                        : wan ? "wan/t2v"
+                                                                                              : "pipelines/sd"));
+    const Outcome o = sample(folder);
+    ASSERT_EQ(o.status, 0) << o.err;
+    EXPECT_FALSE(contains(o.err, "\nW ")) << o.err;
+    EXPECT_TRUE(exists(t / "out/latents.safetensors"));
+    const std::string copy = folder + "_copy";
+    ASSERT_EQ(maxdiffusion({"convert", folder, copy}).status, 0);
+    EXPECT_EQ(read_file(copy + "/scheduler/scheduler_config.json"), text);
+    ++sampled;
+  }
+  EXPECT_EQ(sampled, 16);
+}
+
+TEST_F(Samplers, WhatTrainingSavesIsReadByPythonAsWell) {
+  const std::string folder = model(scheduler_config("sd_dpm"));
+  const Outcome o = maxdiffusion({"train", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "run_name=run",
+                                  "output_dir=" + t.path(), "pretrained_model_name_or_path=" + folder, "resolution=16",
+                                  "dataset_type=synthetic", "synthetic_num_samples=2", "per_device_batch_size=2",
+                                  "max_train_steps=1", "prediction_type=v_prediction"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const std::string saved = read_file(t / "run/checkpoints/1/scheduler/scheduler_config.json");
+  EXPECT_TRUE(contains(saved, "\"lambda_min_clipped\": -Infinity,")) << saved;
+  EXPECT_TRUE(contains(saved, "\"prediction_type\": \"v_prediction\"")) << saved;
+}
+
+TEST_F(Samplers, AClassThatIsNotHereIsToldBeforeItsMembersAndCanBeReplaced) {
+  const std::string turbo = model(scheduler_config("sdxl_turbo"));
+  Outcome o = sample(turbo);
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(
+      contains(o.err, "the sampler EulerAncestralDiscreteScheduler is not here; there are: DDPMScheduler, DDIM"))
+      << o.err;
+  EXPECT_TRUE(contains(o.err, "try: scheduler=NAME, which samples with another: ddpm, ddim, ")) << o.err;
+  EXPECT_FALSE(contains(o.err, "encoded after")) << "found out after work: " << o.err;
+  // LCM's own members do not come first.
+  o = sample(model(R"({"_class_name": "LCMScheduler", "original_inference_steps": 50, "thresholding": true})"));
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "the sampler LCMScheduler is not here")) << o.err;
+  EXPECT_FALSE(contains(o.err, "original_inference_steps") || contains(o.err, "thresholding")) << o.err;
+  o = sample(model(R"({"_class_name": "UniPCMultistepScheduler", "disable_corrector": true})"));
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "disable_corrector is true; expected the list of the steps that are not corrected"))
+      << o.err;
+
+  o = sample(turbo, {"scheduler=euler"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "\"EulerDiscreteScheduler\", as scheduler=euler says, in place of the folder's"))
+      << o.err;
+  const std::string euler = latents();
+  std::string text = scheduler_config("sdxl_turbo");
+  text.replace(text.find("EulerAncestral"), 14, "Euler");
+  ASSERT_EQ(sample(model(text)).status, 0);
+  EXPECT_EQ(latents(), euler);
+}
+
+TEST_F(Samplers, AreChosenByTheirNames) {
+  // What a mapping says otherwise, its class aside, stays; the word wins over the file's Karras levels.
+  const std::string karras = model(scheduler_config("sd_dpm"));
+  ASSERT_EQ(sample(karras).status, 0);
+  const std::string published = latents();
+  for (const char* word : {"scheduler=dpmpp_2m_karras", "scheduler=DPM++ 2M Karras"}) {
+    ASSERT_EQ(sample(karras, {word}).status, 0);
+    EXPECT_EQ(latents(), published) << word;
+  }
+  ASSERT_EQ(sample(karras, {"scheduler=dpm++"}).status, 0);
+  const std::string plain = latents();
+  EXPECT_NE(plain, published);
+  ASSERT_EQ(sample(karras, {"diffusion_scheduler_config={use_karras_sigmas: false}"}).status, 0);
+  EXPECT_EQ(latents(), plain);
+  ASSERT_EQ(sample(karras, {"scheduler=dpmpp_2m",
+                            "diffusion_scheduler_config={_class_name: DDIMScheduler, use_karras_sigmas: true}"})
+                .status,
+            0);
+  EXPECT_EQ(latents(), published);
+  // Nothing is clipped unless the file says so.
+  ASSERT_EQ(sample(karras, {"scheduler=ddim"}).status, 0);
+  const std::string ddim = latents();
+  ASSERT_EQ(sample(karras, {"diffusion_scheduler_config={_class_name: DDIMScheduler, use_karras_sigmas: false, "
+                            "clip_sample: false}"})
+                .status,
+            0);
+  EXPECT_EQ(latents(), ddim);
+
+  // Models that flow take those that can.
+  const std::string wan = MD_SOURCE_DIR "/tests/golden/wan/t2v", flux = MD_SOURCE_DIR "/tests/golden/flux/dev";
+  ASSERT_EQ(sample(wan, {"scheduler=euler", "flow_shift=3"}).status, 0);
+  const std::string euler = latents();
+  ASSERT_EQ(
+      sample(wan, {"diffusion_scheduler_config={_class_name: FlowMatchEulerDiscreteScheduler}", "flow_shift=3"}).status,
+      0);
+  EXPECT_EQ(latents(), euler);
+  for (const char* word : {"unipc", "dpmpp_2m", "flow_euler"}) {
+    const Outcome o = sample(flux, {std::string("scheduler=") + word});
+    EXPECT_EQ(o.status, 0) << o.err;
+  }
+  Outcome o = sample(flux, {"scheduler=ddim"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "but this one flows; try flow_euler, dpmpp_2m or unipc")) << o.err;
+  o = sample(karras, {"scheduler=flow_euler"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "but this one predicts epsilon; try euler, ddim")) << o.err;
+}
+
+TEST_F(Samplers, NamesThatAreNoneAreRefusedWithTheList) {
+  const std::string list = "the samplers here are: ddpm, ddim, pndm, lms, lms_karras, euler, ";
+  for (const auto& [name, said] : {std::pair{"eulr", "did you mean euler?"},
+                                   {"euler_a", "a sampler that is not here yet"},
+                                   {"lcm", "a sampler that is not here yet"},
+                                   {"Heun", "a sampler that is not here yet"},
+                                   {"cosine", "lr_scheduler=cosine"}}) {
+    const Outcome o = sample(kModel, {std::string("scheduler=") + name});
+    EXPECT_EQ(o.status, 2);
+    EXPECT_TRUE(contains(o.err, list) && contains(o.err, said)) << o.err;
+    EXPECT_EQ(contains(o.err, "did you mean"), std::string(name) == "eulr") << o.err;
+  }
+}
+
+// --- Folders --------------------------------------------------------------------------------------------------------
+
+TEST_F(Samplers, FoldersOfImageToImageSampleFromNoiseAndSaySo) {
+  const std::string folder = model(scheduler_config("sd15"));
+  auto index = parse_json(read_file(folder + "/model_index.json"));
+  ASSERT_EQ(sample(folder).status, 0);
+  const std::string plain = latents();
+  for (const char* name : {"StableDiffusionImg2ImgPipeline", "StableDiffusionInpaintPipeline"}) {
+    index["_class_name"] = name;
+    write_file_atomic(folder + "/model_index.json", index.dump());
+    const Outcome o = sample(folder);
+    ASSERT_EQ(o.status, 0) << o.err;
+    const std::string warning = "a " + std::string(name) + " changes an image that it is given, which is not here yet";
+    EXPECT_TRUE(contains(o.err, warning)) << o.err;
+    EXPECT_EQ(o.err.find(warning), o.err.rfind(warning)) << o.err;
+    EXPECT_EQ(latents(), plain);
+  }
+  change_config(folder, "unet", {{"in_channels", 9}});
+  const Outcome o = sample(folder);
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, folder + ": this UNet takes 9 channels: it is that of an inpainting model")) << o.err;
+}
+
+TEST_F(Samplers, SdxlWithoutItsSecondTextEncoderOrATokenizerIsRefusedByName) {
+  const std::string folder = t / "sdxl", config = MD_SOURCE_DIR "/tests/pipelines/generate.yml";
+  fs::copy(MD_SOURCE_DIR "/tests/golden/pipelines/sdxl", folder, fs::copy_options::recursive);
+  const auto index = parse_json(read_file(folder + "/model_index.json"));
+  const std::string model = "pretrained_model_name_or_path=" + folder;
+  for (const char* part : {"text_encoder_2", "tokenizer", "tokenizer_2"}) {
+    auto changed = index;
+    changed.erase(part);
+    write_file_atomic(folder + "/model_index.json", changed.dump());
+    const std::string said = folder + ": model_index.json has no " + part + "; a StableDiffusionXLPipeline needs it";
+    for (const std::vector<std::string>& words :
+         {std::vector<std::string>{"generate", config, model, "prompt=a", "output_dir=" + (t / "out")},
+          {"train", config, model, "run_name=run", "output_dir=" + (t / "out"), "dataset_type=synthetic",
+           "resolution=16", "max_train_steps=1"},
+          {"plan", config, model, "dataset_type=synthetic", "resolution=16"},
+          {"convert", folder, t / "copy"}}) {
+      const Outcome o = maxdiffusion(words);
+      EXPECT_EQ(o.status, 2) << words[0] << o.err;
+      EXPECT_TRUE(contains(o.err, said)) << words[0] << ": " << o.err;
+    }
+    EXPECT_FALSE(exists(t / "copy"));
+  }
+}
+
+TEST_F(Samplers, AChangedSchedulerOfACheckpointIsTakenWithAWarning) {
+  const std::vector<std::string> training = {"train",
+                                             MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                             "run_name=run",
+                                             "output_dir=" + t.path(),
+                                             "pretrained_model_name_or_path=" + kModel,
+                                             "resolution=16",
+                                             "dataset_type=synthetic",
+                                             "synthetic_num_samples=2",
+                                             "per_device_batch_size=2"};
+  auto train = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), training.begin(), training.end());
+    return maxdiffusion(more);
+  };
+  ASSERT_EQ(train({"max_train_steps=1"}).status, 0);
+  const std::string checkpoint = t / "run/checkpoints/1", file = checkpoint + "/scheduler/scheduler_config.json";
+  ASSERT_EQ(sample(checkpoint).status, 0);
+  const std::string before = latents();
+  write_file_atomic(file, scheduler_config("sd_dpm"));
+  auto index = parse_json(read_file(checkpoint + "/model_index.json"));
+  index["scheduler"][1] = "DPMSolverMultistepScheduler";
+  write_file_atomic(checkpoint + "/model_index.json", index.dump());
+  const std::string changed = "was changed after the checkpoint was written; ";
+  Outcome o = sample(checkpoint);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "'" + file + "' " + changed + "it is taken as it is now")) << o.err;
+  EXPECT_TRUE(contains(o.err, "'" + checkpoint + "/model_index.json' " + changed)) << o.err;
+  EXPECT_NE(latents(), before);
+  o = maxdiffusion({"convert", checkpoint, t / "copy"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "'" + file + "' " + changed)) << o.err;
+  EXPECT_EQ(read_file(t / "copy/scheduler/scheduler_config.json"), scheduler_config("sd_dpm"));
+  o = train({"max_train_steps=1", "run_name=other", "pretrained_model_name_or_path=" + checkpoint});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "'" + file + "' " + changed + "it is taken as it is now")) << o.err;
+  o = train({"max_train_steps=2"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "'" + file + "' " + changed + "a run that goes on does not read it")) << o.err;
+  // Weights stay protected.
+  const std::string weights = checkpoint + "/unet/diffusion_pytorch_model.safetensors";
+  std::string bytes = read_file(weights);
+  bytes.back() ^= 1;
+  write_file_atomic(weights, bytes);
+  o = sample(checkpoint);
+  EXPECT_EQ(o.status, 4);
+  EXPECT_TRUE(contains(o.err, weights + "': its bytes are not those that were written")) << o.err;
+}
+
+TEST_F(Samplers, SizesThatTheModelCannotTakeAreToldWithTheirKeys) {
+  const Outcome o = sample(kModel, {"width=15"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "height 16 is that of the key height, width 15 that of the key width")) << o.err;
+  EXPECT_FALSE(contains(o.err, "encoded after")) << o.err;
+}
+
+}  // namespace
+}  // namespace md
