@@ -256,11 +256,15 @@ TEST_F(Samplers, WhatTrainingSavesIsReadByPythonAsWell) {
   const Outcome o = maxdiffusion({"train", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "run_name=run",
                                   "output_dir=" + t.path(), "pretrained_model_name_or_path=" + folder, "resolution=16",
                                   "dataset_type=synthetic", "synthetic_num_samples=2", "per_device_batch_size=2",
-                                  "max_train_steps=1", "prediction_type=v_prediction"});
+                                  "max_train_steps=1", "prediction_type=v_prediction", "prompt=heart",
+                                  "sample_every=-1", "num_inference_steps=2", "scheduler=unipc"});
   ASSERT_EQ(o.status, 0) << o.err;
+  // The word is for the samples alone.
+  EXPECT_TRUE(contains(o.err, "\"UniPCMultistepScheduler\", as scheduler=unipc says")) << o.err;
   const std::string saved = read_file(t / "run/checkpoints/1/scheduler/scheduler_config.json");
   EXPECT_TRUE(contains(saved, "\"lambda_min_clipped\": -Infinity,")) << saved;
   EXPECT_TRUE(contains(saved, "\"prediction_type\": \"v_prediction\"")) << saved;
+  EXPECT_TRUE(contains(saved, "\"_class_name\": \"DPMSolverMultistepScheduler\"")) << saved;
 }
 
 TEST_F(Samplers, AClassThatIsNotHereIsToldBeforeItsMembersAndCanBeReplaced) {
