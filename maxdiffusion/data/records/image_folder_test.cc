@@ -273,8 +273,9 @@ TEST(ImageFolder, OtherFilesAndOddCaptionsAreTold) {
   EXPECT_EQ(items[2].caption, "gr\xc3\xbcn");
   EXPECT_NE(log.find("3 files of other kinds are left out: 2 .heic, 1 .md"), std::string::npos) << log;
   EXPECT_NE(log.find("1 captions are not UTF-8, the first is that of " + f.path + "/b.gif"), std::string::npos) << log;
-  f.put("metadata.jsonl",
-        "\xef\xbb\xbf{\"file_name\": \"a.png\", \"text\": \"with a mark\", \"score\": NaN}\r\n");  // as Python writes it
+  f.put(
+      "metadata.jsonl",
+      "\xef\xbb\xbf{\"file_name\": \"a.png\", \"text\": \"with a mark\", \"score\": NaN}\r\n");  // as Python writes it
   EXPECT_EQ(list_image_folder(f.path, {})[0].caption, "with a mark");
 }
 
