@@ -127,6 +127,7 @@ bool same(const std::string& cell, const std::string& value) {
   return cell == value || (cell.ends_with(dots) && value.starts_with(cell.substr(0, cell.size() - dots.size())));
 }
 
+// S4-75…77
 TEST(ReferenceFiles, DefaultsThatDifferFromTheirsAreListed) {
   // The file of SDXL, and for keys that it lacks those of Wan 2.1 and FLUX.1 dev.
   std::map<std::string, std::string> theirs;
