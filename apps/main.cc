@@ -64,22 +64,30 @@ struct ClipKeys {
   }
 };
 
+/// The folder that a command's words begin with.
+std::string folder_of(const char* command, const Words& words) {
+  md::check(!words.empty(), md::Code::invalid_config, "{}: the folder to write to is missing", command);
+  md::check(!words[0].starts_with('-'), md::Code::invalid_config,
+            "{}: expected the folder to write to before keys, found '{}'", command, words[0]);
+  return words[0];
+}
+
 void prepare_emoji(const Words& words) {
-  md::check(!words.empty(), md::Code::invalid_config, "prepare_emoji: the folder to write to is missing");
+  const std::string folder = folder_of("prepare_emoji", words);
   EmojiKeys config;
   assign(words, 1, config);
-  int64_t count = md::prepare_emoji(words[0], config);
+  int64_t count = md::prepare_emoji(folder, config);
   fmt::print("{} pictures in {}\n", count, words[0]);
 }
 
 void prepare_moving_emoji(const Words& words) {
-  md::check(!words.empty(), md::Code::invalid_config, "prepare_moving_emoji: the folder to write to is missing");
+  const std::string folder = folder_of("prepare_moving_emoji", words);
   EmojiKeys emoji;
   ClipKeys clips;
   emoji.resolution = clips.config.emoji.resolution;
   assign(words, 1, emoji, clips);
   clips.config.emoji = emoji;
-  const int64_t count = md::prepare_moving_emoji(words[0], clips.config);
+  const int64_t count = md::prepare_moving_emoji(folder, clips.config);
   fmt::print("{} clips in {}\n", count, words[0]);
 }
 

@@ -60,6 +60,8 @@ constexpr Row kRows[] = {
     {"rank", "lora_rank"},
     {"reg_data_dir", "class_data_dir"},
     {"sample_every_n_steps", "sample_every"},
+    {"sampler", "scheduler", ", as in scheduler=euler"},
+    {"sampler_name", "scheduler", ", as in scheduler=euler"},
     {"save_every_n_steps", "checkpoint_every", ", which counts samples"},
     {"steps", "num_inference_steps", " for samples, `max_train_steps` for training"},
     {"torch_dtype", "activations_dtype"},

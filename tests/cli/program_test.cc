@@ -82,6 +82,8 @@ TEST(Program, AConfigIsReadFromAnyFolder) {
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.out, "\npretrained_model_name_or_path: " MD_SOURCE_DIR "/configs/models/emoji\n")) << o.out;
   EXPECT_TRUE(contains(o.out, "\noutput_dir: " + folder.path() + "/runs\n")) << o.out;
+  write_file_atomic(folder / "saved.yml", o.out);  // as a run saves it
+  EXPECT_EQ(shell("cd / && " MD_BINARY_DIR "/maxdiffusion inspect config " + (folder / "saved.yml")).out, o.out);
 }
 
 // P-14
@@ -124,6 +126,8 @@ TEST(Program, PrepareEmojiRefusesBadWords) {
   o = maxdiffusion({"prepare_emoji", folder / "a", "resolution=big"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "resolution is `big`, expected a whole number")) << o.err;
+  EXPECT_TRUE(contains(maxdiffusion({"prepare_emoji", "--resolution", "32"}).err,
+                       "expected the folder to write to before keys, found '--resolution'"));
   o = maxdiffusion({"prepare_emoji", folder / "a", "resolution"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(maxdiffusion({"prepare_moving_emoji"}).err, "the folder to write to is missing"));
