@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/flux_transformer.h"
@@ -104,7 +105,7 @@ class Flux final : public Family {
         bool truncated = false;
         to = std::ranges::copy(tokenizer.encode(caption, length, &truncated), to).out;
         if (truncated && !first && ++cut == 1)
-          log_warning("caption longer than {} tokens is cut: \"{}\"", length, caption);
+          log_warning("caption longer than {} tokens is cut: \"{}\"", length, shortened(caption));
       }
       if (cut > 1) log_warning("{} captions are longer than {} tokens and are cut", cut, length);
       out[field.name] = ids;

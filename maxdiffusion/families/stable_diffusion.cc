@@ -9,6 +9,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/controlnet.h"
@@ -103,7 +104,8 @@ class StableDiffusion final : public Family {
       for (size_t i = 0; i < captions.size(); ++i) {
         bool truncated = false;
         const std::vector<int32_t> row = tokenizer.encode(captions[i], length(), &truncated);
-        if (truncated && ++cut == 1) log_warning("caption longer than {} tokens is cut: \"{}\"", length(), captions[i]);
+        if (truncated && ++cut == 1)
+          log_warning("caption longer than {} tokens is cut: \"{}\"", length(), shortened(captions[i]));
         std::copy(row.begin(), row.end(), v.begin() + static_cast<int64_t>(i) * length());
       }
       out[t.ids] = ids;

@@ -8,6 +8,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/data/images/image_processor.h"
 #include "maxdiffusion/data/text/clean_text.h"
 #include "maxdiffusion/families/family.h"
@@ -86,7 +87,8 @@ class Wan final : public Family {
     for (const std::string& caption : captions) {
       bool truncated = false;
       const std::vector<int32_t> row = tokenizer.tokens(clean_text(caption), length_, &truncated);
-      if (truncated && ++cut == 1) log_warning("caption longer than {} tokens is cut: \"{}\"", length_, caption);
+      if (truncated && ++cut == 1)
+        log_warning("caption longer than {} tokens is cut: \"{}\"", length_, shortened(caption));
       std::fill_n(id, length_, tokenizer.pad_id());
       std::ranges::copy(row, id);
       std::fill_n(real, length_, 0);

@@ -417,18 +417,21 @@ ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
 std::vector<int32_t> ClipTokenizer::tokens(std::string_view text, int64_t length, bool* truncated) const {
   check(length >= 2, Code::invalid_config, "tokenizer: length {}; expected at least 2, for the start and end tokens",
         length);
-  std::vector<int32_t> out{impl_->start};
-  const auto special = [&](int32_t id) { out.push_back(id); };
-  const auto words = [&](std::string_view normalized) {
-    split_clip_words(normalized, [&](std::string_view word) { impl_->append_word(word, out); });
-  };
-  impl_->specials.cut(
-      text, false,
-      [&](std::string_view raw) {
-        const std::string normalized = normalize_clip_text(raw);
-        impl_->specials.cut(normalized, true, words, special);
-      },
-      special);
+  std::vector<int32_t> out = tokens_of_beginning(text, static_cast<size_t>(length), [this](std::string_view beginning) {
+    std::vector<int32_t> ids{impl_->start};
+    const auto special = [&](int32_t id) { ids.push_back(id); };
+    const auto words = [&](std::string_view normalized) {
+      split_clip_words(normalized, [&](std::string_view word) { impl_->append_word(word, ids); });
+    };
+    impl_->specials.cut(
+        beginning, false,
+        [&](std::string_view raw) {
+          const std::string normalized = normalize_clip_text(raw);
+          impl_->specials.cut(normalized, true, words, special);
+        },
+        special);
+    return ids;
+  });
   const auto most = static_cast<size_t>(length) - 1;
   if (truncated) *truncated = out.size() > most;
   if (out.size() > most) out.resize(most);

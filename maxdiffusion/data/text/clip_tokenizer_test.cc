@@ -115,6 +115,16 @@ TEST(ClipTokenizer, TruncationKeepsTheEndAndIsTold) {
   EXPECT_THROW(clip().encode("a", 1), Error);
 }
 
+TEST(ClipTokenizer, ATextOfMegabytesTakesNoLongerThanItsBeginning) {
+  const auto start = std::chrono::steady_clock::now();
+  bool cut = false;
+  EXPECT_EQ(clip().encode(std::string(10 << 20, 'x'), 77, &cut), clip().encode(std::string(60'000, 'x'), 77));
+  EXPECT_TRUE(cut);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(3));
+  EXPECT_EQ(clip().encode(std::string(1 << 18, ' ') + "a red heart", 77, &cut), clip().encode("a red heart", 77));
+  EXPECT_FALSE(cut);
+}
+
 TEST(ClipTokenizer, BytesThatAreNotTextDoNoHarm) {
   EXPECT_EQ(clip().tokens("a\xff"
                           "b",

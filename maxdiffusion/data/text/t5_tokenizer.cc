@@ -244,14 +244,17 @@ T5Tokenizer T5Tokenizer::from_folder(const std::string& folder) {
 
 std::vector<int32_t> T5Tokenizer::tokens(std::string_view text, int64_t length, bool* truncated) const {
   check(length >= 1, Code::invalid_config, "tokenizer: length {}; expected at least 1, for the end token", length);
-  std::vector<int32_t> out;
-  const auto special = [&](int32_t id) { out.push_back(id); };
-  const auto words = [&](std::string_view normalized) {
-    for_each_word(normalized, [&](std::string_view word) { impl_->model.append(word, out); });
-  };
-  impl_->specials.cut(
-      valid_utf8(text), false,
-      [&](std::string_view raw) { impl_->specials.cut(impl_->charsmap.apply(raw), true, words, special); }, special);
+  std::vector<int32_t> out = tokens_of_beginning(text, static_cast<size_t>(length), [this](std::string_view beginning) {
+    std::vector<int32_t> ids;
+    const auto special = [&](int32_t id) { ids.push_back(id); };
+    const auto words = [&](std::string_view normalized) {
+      for_each_word(normalized, [&](std::string_view word) { impl_->model.append(word, ids); });
+    };
+    impl_->specials.cut(
+        valid_utf8(beginning), false,
+        [&](std::string_view raw) { impl_->specials.cut(impl_->charsmap.apply(raw), true, words, special); }, special);
+    return ids;
+  });
   const auto most = static_cast<size_t>(length) - 1;
   if (truncated) *truncated = out.size() > most;
   if (out.size() > most) out.resize(most);

@@ -63,6 +63,17 @@ void Tokenizer::save(const std::string& folder) const {
   for (const auto& [name, bytes] : files()) write_file_atomic(folder + "/" + name, bytes);
 }
 
+std::vector<int32_t> tokens_of_beginning(std::string_view text, size_t enough,
+                                         const std::function<std::vector<int32_t>(std::string_view)>& of) {
+  // Where the text is cut, tokens differ from those of the whole; not as far back as half of them.
+  for (size_t size = size_t{1} << 16; size < text.size(); size *= 4) {
+    size_t end = size;
+    while ((static_cast<unsigned char>(text[end]) & 0xC0) == 0x80 && end > size - 4) --end;  // within a letter
+    if (std::vector<int32_t> ids = of(text.substr(0, end)); ids.size() > 2 * enough) return ids;
+  }
+  return of(text);
+}
+
 std::vector<std::string> tokenizer_class_names() {
   std::vector<std::string> names;
   for (const TokenizerClass& c : kClasses) names.emplace_back(c.name);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -31,6 +32,11 @@ class Tokenizer {
   /// Writes files() into a folder.
   void save(const std::string& folder) const;
 };
+
+/// For tokenizers: `of(text)`, or of a beginning that has many more tokens than `enough`, so that a text of megabytes
+/// takes no longer than its beginning.
+std::vector<int32_t> tokens_of_beginning(std::string_view text, size_t enough,
+                                         const std::function<std::vector<int32_t>(std::string_view)>& of);
 
 /// "CLIPTokenizer", …: what open_tokenizer takes.
 std::vector<std::string> tokenizer_class_names();
