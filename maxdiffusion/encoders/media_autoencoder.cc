@@ -82,44 +82,46 @@ HostArray MediaAutoencoder::run(const Direction& direction, Stage& stage, const 
   return out;
 }
 
-HostArray MediaAutoencoder::run(Direction& direction, const HostArray& input) {
+HostArray MediaAutoencoder::run(Direction& direction, const HostArray& input, const Done& done) {
   HostArray whole;
-  for (int64_t n = input.dims()[0], from = 0; from < n; from += batch_)
+  for (int64_t n = input.dims()[0], from = 0; from < n; from += batch_) {
     add_rows(whole, n, from, run(direction, direction.whole, rows(input, from, batch_), nullptr));
+    if (done) done(std::min(batch_, n - from));
+  }
   return whole;
 }
 
 HostArray MediaAutoencoder::run_chunks(Direction& direction, const HostArray& input, int64_t chunk, int64_t in,
-                                       int64_t out) {
+                                       int64_t out, const Done& done) {
   const int64_t n = input.dims()[0], frames = input.dims()[1];
   check(input.dims().size() == 5 && (frames - 1) % in == 0, Code::invalid_config,
         "autoencoder: {} is not of videos whose frames are one and a multiple of {}", to_string(input.shape()), in);
   const int64_t latents = (frames - 1) / in;  // after the first
-  if (latents == 0 || chunk < 1) return run(direction, input);
+  if (latents == 0 || chunk < 1) return run(direction, input, done);
   HostArray whole;
   for (int64_t from = 0; from < n; from += batch_) {
     ArrayMap state;
-    for (int64_t done = 0; done <= latents; done += done > 0 ? chunk : 1) {
-      const bool first = done == 0;
-      const HostArray part =
-          run(direction, first ? direction.first : direction.next,
-              first ? block(input, from, batch_, 0, 1) : block(input, from, batch_, 1 + (done - 1) * in, chunk * in),
-              &state);
+    for (int64_t at = 0; at <= latents; at += at > 0 ? chunk : 1) {
+      const bool first = at == 0;
+      const HostArray part = run(
+          direction, first ? direction.first : direction.next,
+          first ? block(input, from, batch_, 0, 1) : block(input, from, batch_, 1 + (at - 1) * in, chunk * in), &state);
       if (!whole) {
         Dims dims = part.dims();
         dims[0] = n, dims[1] = 1 + latents * out;
         whole = HostArray(Shape{part.dtype(), dims});
       }
-      set_block(whole, from, first ? 0 : 1 + (done - 1) * out, part);
+      set_block(whole, from, first ? 0 : 1 + (at - 1) * out, part);
     }
+    if (done) done(std::min(batch_, n - from));
   }
   return whole;
 }
 
-HostArray MediaAutoencoder::encode(const HostArray& pixels) {
+HostArray MediaAutoencoder::encode(const HostArray& pixels, const Done& done) {
   if (const int64_t scale = family_->frame_scale(); scale > 0)
-    return run_chunks(encoder_, pixels, chunks_.encode, scale, 1);
-  return run(encoder_, pixels);
+    return run_chunks(encoder_, pixels, chunks_.encode, scale, 1, done);
+  return run(encoder_, pixels, done);
 }
 
 HostArray MediaAutoencoder::decode(const HostArray& latents, bool tiled) {

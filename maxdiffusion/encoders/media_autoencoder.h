@@ -43,7 +43,9 @@ class MediaAutoencoder {
                    MediaChunks chunks = {});
   /// u8 [N, H, W, 3], or f32 in [−1, 1] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
   /// Videos: [N, F, H, W, 3] → [N, F', h, w, 2C]. Throws invalid_config where F is not 1 + n·Family::frame_scale().
-  HostArray encode(const HostArray& pixels);
+  /// `done`: called with the samples of each batch that is encoded.
+  using Done = std::function<void(int64_t samples)>;
+  HostArray encode(const HostArray& pixels, const Done& done = {});
   /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error; videos: [N, F', h, w, C] →
   /// [N, F, H, W, 3]. `tiled`: images' latents larger than Family::decoder_tile are decoded in tiles (tiles.h).
   HostArray decode(const HostArray& latents, bool tiled = false);
@@ -56,9 +58,10 @@ class MediaAutoencoder {
     std::function<Tensor(const Models&, Tensor, MediaState&)> build;
     Stage whole, first, next;  // media at once; the first and the other chunks of a video
   };
-  HostArray run(Direction& direction, const HostArray& input);
+  HostArray run(Direction& direction, const HostArray& input, const Done& done = {});
   /// `chunk` latent frames at a time, each of which is `in` frames of the input and `out` of the result.
-  HostArray run_chunks(Direction& direction, const HostArray& input, int64_t chunk, int64_t in, int64_t out);
+  HostArray run_chunks(Direction& direction, const HostArray& input, int64_t chunk, int64_t in, int64_t out,
+                       const Done& done = {});
   /// `state`: what the chunk before left, by name; gets what this one leaves. Null: the media are whole.
   HostArray run(const Direction& direction, Stage& stage, const HostArray& input, ArrayMap* state);
   const Devices& devices_;

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdio>
 #include <deque>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "maxdiffusion/base/log.h"
@@ -18,8 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kTerminalInterval = 0.1, kPipeInterval = 10;  // seconds between lines
-constexpr double kWindow = 30;                                 // seconds that count as recent
+constexpr double kTerminalInterval = 0.1;  // seconds between lines
+constexpr double kWindow = 30;             // seconds that count as recent
 constexpr int64_t kWidestBar = 40, kNarrowestBar = 5;
 
 std::string duration_text(double seconds) {
@@ -74,25 +76,53 @@ std::string progress_line(const ProgressState& s, int64_t width) {
 struct ProgressBar::Impl {
   ProgressState state;
   bool terminal = ::isatty(STDERR_FILENO) != 0;
+  double interval = 0;  // seconds between lines
   bool finished = false;
   Clock::time_point began = Clock::now();
   double printed_at = 0;                          // seconds after `began`
   std::deque<std::pair<double, int64_t>> recent;  // (seconds after `began`, steps done)
+  std::mutex mutex;                               // of all this, where there is a thread
+  std::condition_variable_any ended;
+  std::jthread steady;
+
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - began).count(); }
+
+  /// Says how long it takes while nothing else is said.
+  void keep_saying(const std::stop_token& stop) {
+    std::unique_lock lock(mutex);
+    while (!ended.wait_for(lock, stop, std::chrono::duration<double>(printed_at + interval - seconds()),
+                           [&] { return stop.stop_requested(); })) {
+      if (stop.stop_requested()) return;
+      const double now = seconds();
+      if (now - printed_at < interval) continue;
+      printed_at = now;
+      ProgressState so_far = state;
+      so_far.text += fmt::format("{}{} so far", so_far.text.empty() ? "" : "  ", duration_text(now));
+      print_line(progress_line(so_far, 0));
+    }
+  }
 };
 
-ProgressBar::ProgressBar(std::string title, int64_t total, int64_t start) : impl_(std::make_unique<Impl>()) {
-  impl_->state = {.title = std::move(title), .done = start, .total = total};
-  impl_->recent.emplace_back(0, start);
-  impl_->finished = !logs(LogLevel::info);  // silent
-  if (impl_->terminal && !impl_->finished) set_status_line(progress_line(impl_->state, terminal_width()));
+ProgressBar::ProgressBar(std::string title, int64_t total, int64_t start, bool steady,
+                         std::chrono::milliseconds interval)
+    : impl_(std::make_unique<Impl>()) {
+  Impl& p = *impl_;
+  p.state = {.title = std::move(title), .done = start, .total = total};
+  p.recent.emplace_back(0, start);
+  p.finished = !logs(LogLevel::info);  // silent
+  p.interval = p.terminal ? kTerminalInterval : std::chrono::duration<double>(interval).count();
+  if (p.terminal && !p.finished) set_status_line(progress_line(p.state, terminal_width()));
+  if (steady && !p.terminal && !p.finished)
+    p.steady = std::jthread([&p](const std::stop_token& stop) { p.keep_saying(stop); });
 }
 
 ProgressBar::~ProgressBar() { finish(); }
 
 void ProgressBar::update(int64_t done, const std::string& text) {
   Impl& p = *impl_;
+  const std::lock_guard lock(p.mutex);
   if (p.finished) return;
-  const double now = std::chrono::duration<double>(Clock::now() - p.began).count();
+  const double now = p.seconds();
   p.state.done = done;
   p.state.seconds = now;
   p.recent.emplace_back(now, done);
@@ -100,7 +130,7 @@ void ProgressBar::update(int64_t done, const std::string& text) {
   if (auto [since, from] = p.recent.front(); done > from)
     p.state.seconds_per_step = (now - since) / static_cast<double>(done - from);
   p.state.text = text;
-  if (now - p.printed_at < (p.terminal ? kTerminalInterval : kPipeInterval)) return;
+  if (now - p.printed_at < p.interval) return;
   p.printed_at = now;
   if (p.terminal) {
     set_status_line(progress_line(p.state, terminal_width()));
@@ -111,10 +141,13 @@ void ProgressBar::update(int64_t done, const std::string& text) {
 
 void ProgressBar::finish() {
   Impl& p = *impl_;
+  if (p.steady.joinable()) {
+    p.steady.request_stop();
+    p.steady.join();
+  }
   if (std::exchange(p.finished, true)) return;
   set_status_line("");
-  const double now = std::chrono::duration<double>(Clock::now() - p.began).count();
-  p.state.seconds = now;
+  p.state.seconds = p.seconds();
   p.state.ended = true;
   if (auto [since, from] = p.recent.front(); p.state.done > from) print_line(progress_line(p.state, 0));
 }

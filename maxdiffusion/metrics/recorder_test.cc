@@ -45,6 +45,22 @@ TEST(JsonlWriter, KeepsLinesThroughTheStepItResumesFrom) {
   EXPECT_TRUE(lines_of(t / "m.jsonl").empty());
 }
 
+TEST(ProgressBar, OnAPipeSaysThatItGoesOnWhileNoStepEnds) {
+  testing::internal::CaptureStderr();
+  {
+    ProgressBar bar("caching", 30, 0, true, std::chrono::milliseconds(50));
+    std::this_thread::sleep_for(std::chrono::milliseconds(180));
+    bar.update(20, "");
+    std::this_thread::sleep_for(std::chrono::milliseconds(80));
+    bar.finish();
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(said.rfind("caching  0/30  0:00 so far\n", 0), 0u) << said;
+  EXPECT_NE(said.find("caching  20/30"), said.npos) << said;
+  EXPECT_NE(said.find(" left"), said.npos) << said;  // a rate is known by then
+  EXPECT_NE(said.find("ended after 0:00\n"), said.npos) << said;
+}
+
 TEST(ProgressLine, FitsTheWidthItIsGiven) {
   ProgressState s{.title = "train unet", .text = "loss 0.1234", .done = 512, .total = 1000, .seconds_per_step = 0.21};
   EXPECT_EQ(progress_line(s, 0), "train unet  512/1000  loss 0.1234  0.210 s/step  1:42 left");

@@ -15,7 +15,8 @@
 namespace md {
 
 /// Fields made of images that were decoded together, axis 0 for the images. "mirrored.x" is x of the mirrored image.
-using EncodeImages = std::function<HostArrays(const LoadedImages&)>;
+/// `done` may be called on the way with how many are made.
+using EncodeImages = std::function<HostArrays(const LoadedImages&, const std::function<void(int64_t)>& done)>;
 
 struct CacheConfig {
   std::string folder, key;  // see ArrayCache

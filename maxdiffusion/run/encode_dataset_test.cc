@@ -48,9 +48,10 @@ LoadedImages with_pixels(const HostArray& pixels) {
   return loaded;
 }
 CachedImages cached(const std::string& folder, const std::shared_ptr<const RecordSource>& source, int64_t together,
-                    const EncodeImages& encode, const ImageConfig& config = {.resolution = 8}) {
+                    const std::function<HostArrays(const LoadedImages&)>& encode,
+                    const ImageConfig& config = {.resolution = 8}) {
   return cache_images(sort_into_aspect_buckets(source, config, true), config, {folder, "key", "arrays", together},
-                      encode);
+                      [&](const LoadedImages& loaded, const auto&) { return encode(loaded); });
 }
 bool same(const HostArray& a, const HostArray& b) {
   return a.shape() == b.shape() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
