@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -70,11 +71,20 @@ PJRT_Error* wait_for_value(PJRT_KeyValueGetCallback_Args* args) {
   });
 }
 
+void check_present(const PlatformDef& platform) {
+  const char* assumed = std::getenv("MAXDIFFUSION_ASSUME_DEVICES");
+  if (!platform.absent || (assumed && *assumed)) return;
+  if (const std::string why = platform.absent(""); !why.empty())
+    throw Error(Code::device, fmt::format("hardware: {}: {}", platform.hardware, why))
+        .note("try: hardware=cpu; or, if there is one, MAXDIFFUSION_ASSUME_DEVICES=1 in the environment");
+}
+
 }  // namespace
 
 std::shared_ptr<Client> Client::open(const std::string& hardware, const Options& options,
                                      const std::string& plugin_path, std::shared_ptr<KeyValues> shared) {
   const PlatformDef& platform = platform_for(hardware);
+  if (plugin_path.empty()) check_present(platform);
   Options all = options;
   all.insert(platform.default_options.begin(), platform.default_options.end());
   auto plugin = Plugin::load(plugin_path.empty() ? Plugin::find(hardware) : plugin_path);

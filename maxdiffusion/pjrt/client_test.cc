@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/pjrt/every_cpu_plugin.h"
 #include "maxdiffusion/pjrt/platforms.h"
 
@@ -121,6 +124,35 @@ TEST(Platforms, PeaksAreKnownByDeviceKind) {
   EXPECT_EQ(kGpuPlatform.peak_flops("NVIDIA H100 80GB HBM3", DType::bf16), 989e12);
   EXPECT_FALSE(kTpuPlatform.peak_flops("TPU v99", DType::bf16));
   EXPECT_FALSE(kCpuPlatform.peak_flops("cpu", DType::f32));
+}
+
+TEST(Platforms, WithoutTheirDevicesSaySoWithoutTheirPlugin) {
+  const TemporaryFolder t;
+  const auto put = [&](const std::string& file, const std::string& text = "") {
+    make_folders((t / file).substr(0, (t / file).rfind('/')));
+    write_file_atomic(t / file, text);
+  };
+  put("dev/nvidiactl");
+  EXPECT_NE(kGpuPlatform.absent(t.path()).find("no NVIDIA GPU"), std::string::npos);
+  put("dev/nvidia0");
+  EXPECT_EQ(kGpuPlatform.absent(t.path()), "");
+  for (const char* name : {"TPU_NAME", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"})
+    ::unsetenv(name);
+  put("dev/vfio/vfio");
+  put("dev/accel");
+  put("sys/bus/pci/devices/0000:00:04.0/vendor", "0x1ae0\n");
+  put("sys/bus/pci/devices/0000:00:04.0/device", "0x0042\n");  // a network card of that cloud
+  EXPECT_NE(kTpuPlatform.absent(t.path()).find("no TPU"), std::string::npos);
+  put("sys/bus/pci/devices/0000:00:05.0/vendor", "0x1ae0\n");
+  put("sys/bus/pci/devices/0000:00:05.0/device", "0x0063\n");
+  EXPECT_EQ(kTpuPlatform.absent(t.path()), "");
+  put("sys/bus/pci/devices/0000:00:05.0/device", "0x001f\n");  // a disk
+  EXPECT_NE(kTpuPlatform.absent(t.path()), "");
+  put("dev/vfio/0");
+  EXPECT_EQ(kTpuPlatform.absent(t.path()), "");
+  ::setenv("TPU_NAME", "mine", 1);
+  EXPECT_EQ(kTpuPlatform.absent("/nowhere"), "");
+  ::unsetenv("TPU_NAME");
 }
 
 }  // namespace

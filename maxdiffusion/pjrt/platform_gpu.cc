@@ -2,6 +2,9 @@
 // compilers are told of absent ones is from openxla/xla, xla/backends/gpu/target_config/specs.
 #include <fmt/format.h>
 
+#include <cctype>
+#include <filesystem>
+
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/pjrt/client.h"
 #include "maxdiffusion/pjrt/platforms.h"
@@ -102,6 +105,17 @@ std::optional<DeviceRates> rates(std::string_view kind) {
 /// From Ada and Hopper on.
 bool has_float8(const Device& device) { return device.compute_capability >= 8.9; }
 
+/// Device files of the driver: of cards, of Jetson's GPUs, of Windows' GPUs under WSL.
+std::string absent(const std::string& root) {
+  std::error_code ec;
+  for (const auto& f : std::filesystem::directory_iterator(root + "/dev", ec)) {
+    const std::string name = f.path().filename();
+    const bool card = name.starts_with("nvidia") && name.size() > 6 && std::isdigit(name[6]) != 0;
+    if (card || name.starts_with("nvhost-gpu") || name.starts_with("nvgpu") || name == "dxg") return "";
+  }
+  return "this machine has no NVIDIA GPU, or its driver is not loaded: there is no /dev/nvidia0";
+}
+
 }  // namespace
 
 const PlatformDef kGpuPlatform = {
@@ -120,6 +134,7 @@ const PlatformDef kGpuPlatform = {
     .memory_is_the_hosts = false,
     .ffi_platform = "CUDA",
     .target = target,
+    .absent = absent,
 };
 
 }  // namespace md::pjrt

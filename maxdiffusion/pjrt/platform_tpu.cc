@@ -2,6 +2,9 @@
 // device per chip. A port has a chip's ICI bandwidth over its number of ports (4, of v4 and v5p 6); a mesh axis, which
 // is a ring, uses two. The network is a host's over its chips.
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
 #include "maxdiffusion/pjrt/client.h"
 #include "maxdiffusion/pjrt/platforms.h"
@@ -44,6 +47,34 @@ std::optional<DeviceRates> rates(std::string_view kind) {
 bool has_float8(const Device& device) {
   constexpr std::string_view kBefore[] = {"TPU v2", "TPU v3", "TPU v4", "TPU v5", "TPU v6"};
   return std::ranges::none_of(kBefore, [&](std::string_view kind) { return device.kind.starts_with(kind); });
+}
+
+std::string first_line(const std::filesystem::path& file) {
+  std::string line;
+  std::getline(std::ifstream(file) >> std::ws, line);
+  return line;
+}
+
+/// Chips show as /dev/accel0 … or, of newer generations, as /dev/vfio/0 …, and on the PCI bus as Google's; so do that
+/// cloud's network cards and disks. Where a runtime is elsewhere, or the machine is known to be a TPU's, variables say
+/// so.
+std::string absent(const std::string& root) {
+  namespace fs = std::filesystem;
+  for (const char* name : {"TPU_NAME", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"})
+    if (const char* value = std::getenv(name); value && *value) return "";
+  std::error_code ec;
+  for (const auto& [folder, prefix] : {std::pair{"/dev", "accel"}, {"/dev/vfio", ""}})
+    for (const auto& f : fs::directory_iterator(root + folder, ec)) {
+      const std::string number = f.path().filename().string();
+      const size_t at = std::string_view(prefix).size();
+      if (number.starts_with(prefix) && number.size() > at && number.find_first_not_of("0123456789", at) == number.npos)
+        return "";
+    }
+  constexpr std::string_view kGoogle = "0x1ae0", kOthers[] = {"0x001f", "0x0042"};  // disk, network card
+  for (const auto& f : fs::directory_iterator(root + "/sys/bus/pci/devices", ec))
+    if (first_line(f.path() / "vendor") == kGoogle && std::ranges::count(kOthers, first_line(f.path() / "device")) == 0)
+      return "";
+  return "this machine has no TPU: there is no /dev/accel0, no /dev/vfio/0 and none on the PCI bus";
 }
 
 /// MaxDiffusion's flags for Wan on v5p, for sampling and light work, for several hosts, and for Ulysses.
@@ -105,6 +136,7 @@ const PlatformDef kTpuPlatform = {
     .has_float8 = has_float8,
     .memory_is_the_hosts = false,
     .ffi_platform = nullptr,
+    .absent = absent,
 };
 
 }  // namespace md::pjrt

@@ -46,6 +46,9 @@ struct PlatformDef {
   /// What a compiler must be told of a device that is not there (create option target_config of a topology), by its
   /// name in the config; throws invalid_config with the known names. Null: names of topologies say it.
   std::string (*target)(std::string_view device) = nullptr;
+  /// Why no such device can be here, found without its plugin, which may wait for minutes; empty: one may be. `root`:
+  /// what /dev and /sys are below; empty but in tests. Null: there always is one.
+  std::string (*absent)(const std::string& root) = nullptr;
 };
 
 extern const PlatformDef kCpuPlatform, kGpuPlatform, kTpuPlatform;

@@ -2,11 +2,16 @@
 #include "maxdiffusion/pjrt/plugin.h"
 
 #include <dlfcn.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 
+#include "maxdiffusion/base/address_space.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/pjrt/api.h"
 #include "maxdiffusion/pjrt/platforms.h"
@@ -16,6 +21,38 @@ namespace {
 
 // 0.57 put the functions of PJRT_Api in the order they have now; every function used here is older.
 constexpr int kMinimumMinor = 57;
+// On two cores the CPU's plugin trains a model of 6 million parameters in 0.9 GB, and crashes in various ways with
+// less.
+constexpr int64_t kAddressSpace = int64_t{1} << 30;
+
+/// While it lives what is written to stderr waits; then all of it comes but one harmless line, which libtpu writes past
+/// every level of logging.
+class WithoutHarmlessLines {
+ public:
+  WithoutHarmlessLines() : held_(::memfd_create("stderr", MFD_CLOEXEC)), own_(::dup(STDERR_FILENO)) {
+    if (held_ >= 0 && own_ >= 0) ::dup2(held_, STDERR_FILENO);
+  }
+  ~WithoutHarmlessLines() {
+    if (held_ >= 0 && own_ >= 0) {
+      std::fflush(stderr);
+      ::dup2(own_, STDERR_FILENO);
+      std::string text(static_cast<size_t>(std::max<off_t>(::lseek(held_, 0, SEEK_END), 0)), '\0');
+      if (::pread(held_, text.data(), text.size(), 0) < 0) text.clear();
+      for (size_t from = 0; from < text.size();) {
+        const size_t to = std::min(text.find('\n', from), text.size() - 1) + 1;
+        const std::string line = text.substr(from, to - from);
+        if (line.find("hugepage_text.cc") == line.npos) std::fputs(line.c_str(), stderr);
+        from = to;
+      }
+    }
+    if (held_ >= 0) ::close(held_);
+    if (own_ >= 0) ::close(own_);
+  }
+  WithoutHarmlessLines(const WithoutHarmlessLines&) = delete;
+
+ private:
+  int held_, own_;
+};
 
 }  // namespace
 
@@ -42,8 +79,15 @@ std::shared_ptr<Plugin> Plugin::load(const std::string& path) {
   std::lock_guard lock(mutex);
   if (auto it = open.find(key); it != open.end()) return it->second;
 
+  if (const auto left = address_space_left(); left && *left < kAddressSpace)
+    throw Error(Code::out_of_memory, fmt::format("plugin '{}': a limit (ulimit -v) leaves {} MiB of address space; at "
+                                                 "least {} are needed",
+                                                 key, *left >> 20, kAddressSpace >> 20))
+        .note("try: ulimit -v unlimited");
   // Plugins narrate on stderr; warnings and worse are enough unless the user says otherwise.
   setenv("TF_CPP_MIN_LOG_LEVEL", "3", 0);
+  std::optional<WithoutHarmlessLines> quiet;
+  if (key.ends_with("/libtpu.so")) quiet.emplace();
   void* library = dlopen(key.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) fail(Code::io, "plugin '{}': cannot be loaded: {}", key, dlerror());
   auto* get = reinterpret_cast<const PJRT_Api* (*)()>(dlsym(library, "GetPjrtApi"));

@@ -54,6 +54,20 @@ TEST(Topology, CompilesForAbsentTpus) {
   EXPECT_NEAR(*c.flops(), 2.0 * 256 * 1024 * 1024, 1e7);
 }
 
+TEST(Topology, OneThatIsUnknownIsRefusedWithSomeThatAreKnown) {
+  if (libtpu().empty()) GTEST_SKIP() << kMissing;
+  try {
+    Topology::create("tpu", "foo", libtpu());
+    FAIL() << "foo is no topology";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    EXPECT_EQ(e.message(), "topology: 'foo' is none that the plugin knows");
+    EXPECT_EQ(e.notes().at(0).find("try: v4:2x2x1, v5e:2x2, v5p:2x2x1, v6e:2x4 or"), 0u) << e.what();
+  }
+  for (const char* known : {"v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x4"})
+    EXPECT_GE(Topology::create("tpu", known, libtpu()).devices().size(), 4u) << known;
+}
+
 // S0-2
 TEST(Topology, TheCompilerKnowsEveryFlagOfTheSetsAndNamesOthers) {
   if (libtpu().empty()) GTEST_SKIP() << kMissing;

@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/processes/processes.h"
 
 namespace md {
@@ -112,12 +113,13 @@ Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules
   if (keys.hardware == "cpu" && !all.alone()) {
     check_slices(mesh, all.count());
     devices.set_replica(all.rank(), all.count());
-    log_info("Found {} devices: {} processes, each {}", devices.count(), all.count(), devices.mesh().describe());
+    log_info("Found {}: {} processes, each {}", counted(devices.count(), "device"), all.count(),
+             devices.mesh().describe());
     return devices;
   }
   check_joint(devices, all);
   if (devices.joint()) log_info("{} of the devices are this process's, of {}", devices.local().size(), all.count());
-  log_info("Found {} devices: {}", devices.mesh().devices(), devices.mesh().describe());
+  log_info("Found {}: {}", counted(devices.mesh().devices(), "device"), devices.mesh().describe());
   return devices;
 }
 
