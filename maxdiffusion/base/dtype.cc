@@ -4,6 +4,7 @@
 #include <string>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/float_dtype.h"
 
 namespace md {
 namespace {
@@ -47,6 +48,16 @@ DType parse_dtype(std::string_view name) {
     known += (known.empty() ? "" : ", ") + std::string(r.python);
   }
   fail(Code::invalid_config, "dtype '{}' is not one of: {}", name, known);
+}
+
+DType parse_float_dtype(std::string_view key, std::string_view name) {
+  std::string known;
+  for (const Row& r : kRows) {
+    if (!is_float(r.type)) continue;
+    if (name == r.name || name == r.python) return r.type;
+    known += (known.empty() ? "" : ", ") + std::string(r.python);
+  }
+  fail(Code::invalid_config, "{} is '{}'; expected one of: {}", key, name, known);
 }
 
 bool is_float(DType t) { return t >= DType::f8e4m3fn; }

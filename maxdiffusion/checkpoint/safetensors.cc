@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cctype>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -32,6 +33,22 @@ constexpr size_t kLengthBytes = 8;
 [[noreturn]] void refuse(const std::string& file, const std::string& what) {
   throw Error(Code::io, fmt::format("read '{}': {}", file, what))
       .note("try: fetch or write the file again; it is damaged or is not a safetensors file");
+}
+
+/// Throws where a file begins with letters; a header's length ends in zeros.
+void refuse_text(const std::string& file, std::string_view begin) {
+  const auto letter = [](char c) { return (c >= ' ' && c <= '~') || c == '\n' || c == '\r' || c == '\t'; };
+  if (!std::ranges::all_of(begin.substr(0, kLengthBytes), letter)) return;
+  if (begin.starts_with("version https://git-lfs"))
+    throw Error(Code::io, fmt::format("read '{}': a pointer of git-lfs, not the file that it stands for", file))
+        .note("try: git lfs pull, in the folder that was cloned");
+  std::string first(begin.substr(0, begin.find_first_of("\r\n")));
+  std::string lower = first;
+  std::ranges::transform(lower, lower.begin(), [](char c) { return static_cast<char>(std::tolower(c)); });
+  if (lower.starts_with("<!doctype html") || lower.starts_with("<html"))
+    throw Error(Code::io, fmt::format("read '{}': a page of HTML, as a server sends in place of a file", file))
+        .note("try: fetch the file again, by the address that its download button has");
+  fail(Code::io, "read '{}': a text that begins with '{}', not safetensors", file, first);
 }
 
 /// JSON in which no object names a key twice at `unique_depth` or above; nlohmann would keep the last one silently.
@@ -124,6 +141,7 @@ struct SafetensorsReader::OneFile {
 
 SafetensorsReader::OneFile SafetensorsReader::read_one(const std::string& file, const MappedFile& m) {
   if (m.size < kLengthBytes) refuse(file, fmt::format("truncated: {} bytes hold no header length", m.size));
+  refuse_text(file, {reinterpret_cast<const char*>(m.data), std::min<size_t>(m.size, 64)});
   uint64_t header = 0;
   std::memcpy(&header, m.data, kLengthBytes);
   if (header > kMaxHeader)

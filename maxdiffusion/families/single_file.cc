@@ -65,11 +65,17 @@ void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout
     unneeded.insert(unneeded.end(), names.unneeded.begin(), names.unneeded.end());
     try {
       fitting_params(name, component, file, folder.path(), options);
-    } catch (Error& e) {
-      throw e.note(fmt::format("in the {} of what is taken for {}", name, layout.name))
-          .note(
-              "try: where its sizes are not the published ones, single_file_config=FOLDER with the configs of a model "
-              "folder in diffusers' layout");
+    } catch (const Error& e) {
+      if (!component.config_file.starts_with(folder.path())) throw;  // single_file_config's, which is named
+      Error first(e.code(), fmt::format("'{}' is taken for {}, but its {} has not the published sizes", folder.path(),
+                                        layout.name, name));
+      first.note(
+          "try: single_file_config=FOLDER, a model folder in diffusers' layout with its configs; the folder that the "
+          "file was made of is one");
+      first.note(e.message());
+      for (const std::string& note : e.notes())
+        if (note.find(component.config_file) == note.npos) first.note(note);  // there is no such file
+      throw first;
     }
   }
   std::vector<std::string> left, unknown;

@@ -8,6 +8,7 @@
 #include "maxdiffusion/autodiff/checkpoint.h"
 #include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/float_dtype.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/ops/attention.h"
 
@@ -65,8 +66,8 @@ AttentionBlocks attention_blocks(const std::map<std::string, std::string>& sizes
 }  // namespace
 
 ScopeOptions scope_options(const LayerKeys& k) {
-  ScopeOptions o{.weights = parse_dtype(k.weights_dtype),
-                 .activations = parse_dtype(k.activations_dtype),
+  ScopeOptions o{.weights = parse_float_dtype("weights_dtype", k.weights_dtype),
+                 .activations = parse_float_dtype("activations_dtype", k.activations_dtype),
                  .attention = k.attention,
                  .flash_min_seq_length = k.flash_min_seq_length,
                  .attention_blocks = attention_blocks(k.flash_block_sizes),
@@ -77,8 +78,6 @@ ScopeOptions scope_options(const LayerKeys& k) {
                  .quantization = make_quantization(k.quantization)};
   check(k.dropout >= 0 && k.dropout < 1, Code::invalid_config,
         "dropout is {}; expected a probability from 0 on and below 1", k.dropout);
-  for (DType type : {o.weights, o.activations})
-    check(is_float(type), Code::invalid_config, "dtype '{}' of weights or activations is no float", to_string(type));
   check_attention_kernel(k.attention);
   remat_policy(k.remat_policy);
   if (k.precision == "HIGHEST")

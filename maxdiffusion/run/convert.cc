@@ -10,6 +10,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/float_dtype.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
@@ -382,7 +383,7 @@ void convert(const std::string& given, const std::string& to, const ConvertKeys&
     check(!to.ends_with(other), Code::invalid_config,
           "'{}': {} files are not written; expected a name that ends in .safetensors, or a folder", to, other);
   check(!exists(to), Code::invalid_config, "'{}' is there already; remove it or give another name", to);
-  if (!k.dtype.empty()) check(is_float(parse_dtype(k.dtype)), Code::invalid_config, "dtype '{}' is no float", k.dtype);
+  if (!k.dtype.empty()) parse_float_dtype("dtype", k.dtype);
   const Source s = open_source(from, k, loras);
   check(!is_inside(to, s.path), Code::invalid_config, "'{}' is inside of '{}', which is read; give a place outside", to,
         s.path);

@@ -9,6 +9,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/float_dtype.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
@@ -23,12 +24,6 @@ namespace fs = std::filesystem;
 void check_new(const std::string& path) {
   check(!exists(path), Code::invalid_config, "'{}' is there already; remove it or give another name", path);
   check(path.ends_with(".safetensors"), Code::invalid_config, "'{}' does not end in .safetensors", path);
-}
-
-DType float_type(const std::string& name) {
-  const DType t = parse_dtype(name);
-  check(is_float(t), Code::invalid_config, "dtype '{}' is no float", name);
-  return t;
 }
 
 // --- extract
@@ -83,7 +78,7 @@ Extracted extract(const HostArrays& base, const HostArrays& tuned, const Extract
       return;
     }
     const ThinMatrices t = nearest_thin(d, rank);
-    const DType type = float_type(k.dtype);
+    const DType type = parse_float_dtype("dtype", k.dtype);
     const std::lock_guard lock(mutex);
     out.pairs[name] = {t.down.cast(type), t.up.cast(type), static_cast<double>(t.rank())};
     out.all += all, out.kept += all * t.kept;
@@ -126,7 +121,7 @@ std::string counted(const std::map<T, int>& values) {
 void extract_lora(const std::string& base, const std::string& tuned, const std::string& to, const ExtractKeys& k) {
   check(k.rank > 0 && k.conv_rank >= 0, Code::invalid_config, "rank is {} and conv_rank {}; expected 1 and 0 at least",
         k.rank, k.conv_rank);
-  float_type(k.dtype);
+  parse_float_dtype("dtype", k.dtype);
   check_new(to);
   const ModelFolder a = open_model(base, k.folder), b = open_model(tuned, k.folder);
   check(a.pipeline() == b.pipeline(), Code::invalid_config, "'{}' is a {}, '{}' a {}; a difference needs two of a kind",
@@ -174,7 +169,7 @@ void resize_lora(const std::string& from, const std::string& to, const ResizeKey
     const ThinMatrices t = resized(p.pair, k.rank.value_or(p.pair.rank()), k.energy);
     // The product counts as before: alpha / rank stays.
     const double alpha = p.pair.alpha / static_cast<double>(p.pair.rank()) * static_cast<double>(t.rank());
-    const DType type = k.dtype.empty() ? p.pair.down.dtype() : float_type(k.dtype);
+    const DType type = k.dtype.empty() ? p.pair.down.dtype() : parse_float_dtype("dtype", k.dtype);
     double all = 0;
     for (float v : t.up.view<float>()) all += static_cast<double>(v) * v;
     const std::lock_guard lock(mutex);

@@ -71,8 +71,8 @@ TEST(RunConfig, FallsBackToTheBaseOutputDirectory) {
 
 // S2-64, S3-28, S4-61
 TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
-  EXPECT_TRUE(contains(refusal({"weights_dtype=float31"}), "'float31' is not one of"));
-  EXPECT_TRUE(contains(refusal({"activations_dtype=int32"}), "is no float"));
+  EXPECT_TRUE(contains(refusal({"weights_dtype=float31"}), "weights_dtype is 'float31'; expected one of: float8"));
+  EXPECT_TRUE(contains(refusal({"activations_dtype=int32"}), "activations_dtype is 'int32'; expected one of: float8"));
   EXPECT_TRUE(contains(refusal({"precision=BEST"}), "is not one of: DEFAULT, HIGH, HIGHEST"));
   EXPECT_TRUE(contains(refusal({"attention=splash"}), "is not one of: dot_product, flash"));
   EXPECT_TRUE(contains(refusal({"remat_policy=MOST"}), "is not one of: NONE, FULL"));
@@ -80,9 +80,9 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
     EXPECT_TRUE(contains(refusal({key + "=[all]"}), key + ": 'all' is not one of: hidden_states, self_attn"));
   EXPECT_TRUE(contains(refusal({"names_which_can_be_saved=[xq_out]", "names_which_can_be_offloaded=[xq_out]"}),
                        "both have 'xq_out'"));
-  EXPECT_TRUE(contains(refusal({"text_encoder_dtype=int8"}), "text_encoder_dtype 'int8' is no float"));
-  EXPECT_TRUE(contains(refusal({"vae_dtype=int8"}), "vae_dtype 'int8' is no float"));
-  EXPECT_TRUE(contains(refusal({"vae_weights_dtype=int8"}), "vae_weights_dtype 'int8' is no float"));
+  EXPECT_TRUE(contains(refusal({"text_encoder_dtype=int8"}), "text_encoder_dtype is 'int8'; expected one of: float8"));
+  EXPECT_TRUE(contains(refusal({"vae_dtype=int8"}), "vae_dtype is 'int8'; expected one of: float8"));
+  EXPECT_TRUE(contains(refusal({"vae_weights_dtype=int8"}), "vae_weights_dtype is 'int8'; expected one of: float8"));
   EXPECT_TRUE(contains(refusal({"lr_scheduler=exponential"}), "expected one of: constant"));
   EXPECT_TRUE(contains(refusal({"hardware=npu"}), "is not one of cpu, gpu, tpu"));
   EXPECT_TRUE(contains(refusal({"caption_dropout=1"}), "caption_dropout"));

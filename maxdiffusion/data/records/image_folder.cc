@@ -330,8 +330,8 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
     log_warning("{} '{}': {} captions are not UTF-8, the first is that of {}; what is not is read as U+FFFD", what,
                 shown(folder), invalid, shown(first_invalid));
   if (bare > 0) {
-    log_warning("{} '{}': {} of {} {} have no caption ({} or .txt): they train with an empty one", what, shown(folder),
-                bare, items.size(), things, kMetadata);
+    log_warning("{} '{}': {} of {} {} {} no caption ({} or .txt): they train with an empty one", what, shown(folder),
+                bare, items.size(), things, bare == 1 ? "has" : "have", kMetadata);
   }
   if (!found.texts.empty() && captions.empty() && bare < static_cast<int64_t>(items.size())) {
     log_warning("{} '{}': {} .txt files have no {} beside them, the first is {}", what, shown(folder),
