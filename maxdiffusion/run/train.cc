@@ -14,6 +14,7 @@
 #include "maxdiffusion/lora/lora_scope.h"
 #include "maxdiffusion/metrics/similarity.h"
 #include "maxdiffusion/processes/processes.h"
+#include "maxdiffusion/run/changed_keys.h"
 #include "maxdiffusion/run/compatibility.h"
 #include "maxdiffusion/run/generate.h"
 #include "maxdiffusion/run/lora_files.h"
@@ -272,6 +273,7 @@ RunConfig own_config(const RunConfig& config) {
 
 void train_into(const Outputs& outputs) {
   const RunConfig c = own_config(outputs.config());
+  if (processes().leads()) report_changed_keys(c);
   const std::unique_ptr<RunModels> opened = open_models(c);
   RunModels& models = *opened;
   TrainingData data = open_data(models);

@@ -5,9 +5,8 @@
 #include <random>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/storage/write.h"
+#include "maxdiffusion/run/changed_keys.h"
 
 namespace md {
 namespace {
@@ -39,6 +38,8 @@ const Range kRanges[] = {
      "a number of steps, or -1 for num_train_epochs"},
     {"num_train_epochs", [](const RunConfig& c) { return static_cast<double>(c.loop.num_train_epochs); }, -1, kAny,
      "a number of passes over the data"},
+    {"cpu_device_count", [](const RunConfig& c) { return static_cast<double>(c.hardware.cpu_device_count); }, 1, 1024,
+     "1 to 1024"},
     {"guidance_scale", [](const RunConfig& c) { return c.sample.guidance_scale; }, 0, kAny,
      "0 or more (up to 1: no guidance)"},
     {"guidance_scale_high", [](const RunConfig& c) { return number(c.sample.guidance_scale_high); }},
@@ -62,21 +63,6 @@ int64_t drawn_seed() {
   return static_cast<int64_t>(device() & 0x7fff'ffffU);  // what other programs take as well
 }
 
-/// The seed in the config that an earlier start of the run has written.
-std::optional<int64_t> seed_of_run(const RunConfig& c) {
-  if (c.run.run_name.empty()) return std::nullopt;
-  try {
-    std::string file = c.folder() + "/config.yml";
-    if (!exists(file)) file = below(c.place(), "config.yml");
-    if (!find_file(file)) return std::nullopt;
-    const int64_t seed = RunConfig::from_source(ConfigSource::from_text(get_text(file))).run.seed;
-    return seed >= 0 ? std::optional(seed) : std::nullopt;
-  } catch (const Error& e) {
-    log_warning("the seed of the run before is not known: {}", e.what());
-    return std::nullopt;
-  }
-}
-
 }  // namespace
 
 void check_values(const RunConfig& config) {
@@ -91,9 +77,10 @@ void check_values(const RunConfig& config) {
 
 RunConfig with_drawn_seeds(RunConfig c) {
   if (c.run.seed == -1) {
-    const std::optional<int64_t> before = seed_of_run(c);
-    c.run.seed = before ? *before : drawn_seed();
-    log_info("seed=-1: the seed {} is {}", before ? "that this run has drawn" : "drawn", c.run.seed);
+    const std::optional<RunConfig> before = config_of_run(c);
+    const bool has_drawn = before && before->run.seed >= 0;
+    c.run.seed = has_drawn ? before->run.seed : drawn_seed();
+    log_info("seed=-1: the seed {} is {}", has_drawn ? "that this run has drawn" : "drawn", c.run.seed);
   }
   if (c.sample.sample_seed == -1) {
     c.sample.sample_seed = drawn_seed();

@@ -100,6 +100,10 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   if (state.step > 0)
     log_info("{}: continues from {}/{}, {:.1f} MB read", o.title, o.checkpoint_dir(), state.step,
              static_cast<double>(bytes_read) / 1e6);
+  if (state.step >= o.step.optim.max_train_steps)
+    log_line(state.step == o.step.optim.max_train_steps ? LogLevel::info : LogLevel::warning,
+             fmt::format("{}: there is nothing to do: step {} is reached, and {} are asked for", o.title, state.step,
+                         o.step.optim.max_train_steps));
   HostArrays constants = o.constants;
   constants["key"] = key_of_seed(o.seed);
   if (devices.replicas() > 1) constants["replica"] = scalar_s32(devices.replica());
