@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "maxdiffusion/base/address_space.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/exit_status.h"
 #include "maxdiffusion/base/interrupt.h"
@@ -114,6 +115,8 @@ void train_dreambooth(const Words& words) {
   md::train(c);
 }
 
+void check_run(const Words& words) { md::check_run(config_of("check", words)); }
+
 /// A config to sample with: a run's folder stands for its own.
 md::RunConfig config_to_sample(const char* command, Words words) {
   if (!words.empty()) words[0] = md::config_file(words[0]);
@@ -153,7 +156,8 @@ void lora(const Words& words) {
   md::check(tool != std::end(kTools), md::Code::invalid_config,
             "lora: say what: merge MODEL OUT, extract MODEL TUNED OUT, resize FILE OUT or info FILE");
   const size_t paths = tool->second;
-  md::check(words.size() > paths, md::Code::invalid_config, "lora {}: {} paths are needed", words[0], paths);
+  md::check(words.size() > paths, md::Code::invalid_config, "lora {}: {} needed", words[0],
+            paths == 1 ? "one path is" : std::to_string(paths) + " paths are");
   if (words[0] == "merge") {
     md::ConvertKeys config;
     md::LoraKeys files;
@@ -240,6 +244,8 @@ constexpr Command kCommands[] = {
      true},
     {"train_dreambooth", "CONFIG [key=value …]", "train one subject beside pictures of its class (DreamBooth)",
      train_dreambooth, all_keys, true},
+    {"check", "CONFIG [key=value …]",
+     "look at all that a training run needs up to its first step, and say what is wrong", check_run, all_keys},
     {"generate", "CONFIG|RUN [key=value …]", "draw pictures with a model folder, or with what a run has trained",
      generate, generate_keys, false, generate_as_reference},
     {"generate_controlnet", "CONFIG|RUN [key=value …]", "draw pictures with a ControlNet beside the model",
@@ -345,6 +351,7 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);  // `maxdiffusion inspect … | head` ends quietly
   std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of `ulimit -f` is an error that says so
   md::handle_interrupts();
+  md::explain_crashes_under_a_limit();
   const md::RemoteScope remote;
   const Leave leave;
   try {
@@ -360,9 +367,14 @@ int main(int argc, char** argv) {
     return report(e);
   } catch (const std::bad_alloc&) {
     return report({md::Code::out_of_memory, "the host's memory is used up"});
-  } catch (const std::system_error& e) {  // of fmt::print
-    return report(std::ferror(stdout) ? output_error(e.code().value()) : md::Error(md::Code::internal, e.what()));
+  } catch (const std::system_error& e) {  // of fmt::print; or a thread, where there is no room for its stack
+    if (std::ferror(stdout)) return report(output_error(e.code().value()));
+    if (e.code() != std::errc::resource_unavailable_try_again) return report({md::Code::internal, e.what()});
+    return report(md::Error(md::Code::out_of_memory, "no thread could be started")
+                      .note("try: a larger limit on address space (ulimit -v) or on processes (ulimit -u)"));
   } catch (const std::exception& e) {
     return report({md::Code::internal, e.what()});
+  } catch (...) {  // of a plugin, whose standard library is another: seen where it gets no memory
+    return report({md::Code::out_of_memory, "a plugin has thrown an exception of its own, as where memory is used up"});
   }
 }

@@ -93,6 +93,25 @@ void make_folders(const std::string& path) {
   if (ec) fail(Code::io, "make folder '{}': {}", path, ec.message());
 }
 
+void check_writable(const std::string& folder, std::string_view key) {
+  std::error_code ec;
+  std::filesystem::path there = std::filesystem::absolute(folder);
+  while (!std::filesystem::exists(there, ec) && there.has_relative_path()) there = there.parent_path();
+  try {
+    check(std::filesystem::is_directory(there, ec), Code::io, "write into '{}': not a folder", there.string());
+    const std::string probe = fmt::format("{}/.writable-{}", there.string(), ::getpid());
+    const int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    if (fd < 0) fail_io("write into", there);
+    const bool written = ::write(fd, "x", 1) == 1;
+    const int error = errno;
+    ::close(fd);
+    ::unlink(probe.c_str());
+    if (!written) fail_io("write into", there, error);
+  } catch (Error& e) {
+    throw e.note(fmt::format("{} is '{}'", key, folder));
+  }
+}
+
 FileWriter::FileWriter(const std::string& path, Open how) : path_(path) {
   struct stat st {};
   if (::stat(path.c_str(), &st) == 0 && S_ISFIFO(st.st_mode)) fail(Code::io, "write '{}': not a regular file", path);

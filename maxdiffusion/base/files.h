@@ -14,6 +14,9 @@ std::string read_file(const std::string& path);
 int open_to_read(const std::string& path);
 bool exists(const std::string& path);
 void make_folders(const std::string& path);
+/// Throws io, with a note on the key that names it, where no file can be written into a folder, or where it is to be
+/// made.
+void check_writable(const std::string& folder, std::string_view key);
 
 /// Replaces `path` by a whole new file: temporary name in the same folder, fsync, rename, fsync of the folder.
 void write_file_atomic(const std::string& path, std::string_view content);

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "maxdiffusion/base/address_space.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/temporary_folder.h"
 
@@ -60,6 +61,23 @@ TEST(Files, ErrorsNameThePath) {
   EXPECT_NE(io_message([&] { rename_durable(folder / "none", folder / "other"); }).find("none"), std::string::npos);
 }
 
+TEST(Files, WhatCannotBeWrittenIntoIsNamedWithItsKey) {
+  TemporaryFolder folder;
+  check_writable(folder / "a/b", "output_dir");
+  EXPECT_EQ(files_in(folder.path()), 0);  // nothing is made
+  write_file_atomic(folder / "file", "x");
+  try {
+    check_writable(folder / "file/sub", "output_dir");
+    FAIL() << "below a file";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::io);
+    EXPECT_EQ(std::string(e.what()),
+              "write into '" + (folder / "file") + "': not a folder\n  output_dir is '" + (folder / "file/sub") + "'");
+  }
+  EXPECT_NE(io_message([] { check_writable("/proc/self", "output_dir"); }).find("write into '/proc/self': "),
+            std::string::npos);
+}
+
 TEST(Files, AFifoIsRefusedWithoutWaiting) {
   TemporaryFolder folder;
   const std::string fifo = folder / "fifo";
@@ -79,6 +97,19 @@ TEST(Files, AFileOverTheLimitOfItsSizeIsAnIoError) {
     std::_Exit(files_in(folder.path()) == 0 ? 4 : 1);
   };
   EXPECT_EXIT(write(), testing::ExitedWithCode(4), "write '.*/a.tmp-.*': File too large");
+}
+
+TEST(AddressSpace, ACrashUnderALimitSaysSo) {
+  EXPECT_EQ(address_space_left(), std::nullopt);
+  const auto crash = [] {
+    const rlimit limit{rlim_t{1} << 44, RLIM_INFINITY};
+    ::setrlimit(RLIMIT_AS, &limit);
+    const auto left = address_space_left();
+    if (!left || *left <= 0 || *left >= int64_t{1} << 44) std::_Exit(1);
+    explain_crashes_under_a_limit();
+    ::raise(SIGSEGV);
+  };
+  EXPECT_EXIT(crash(), testing::ExitedWithCode(6), "crashed under a limit on its address space .ulimit -v.");
 }
 
 TEST(Files, AFailedReplacementKeepsTheOldFileAndLeavesNothing) {

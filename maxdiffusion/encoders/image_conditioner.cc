@@ -8,6 +8,14 @@
 
 namespace md {
 
+void check_images(const Family& family, int64_t given) {
+  const Family::ImageCount count = family.images();
+  check(given >= count.least, Code::invalid_config, "this model makes videos of {}; {} given",
+        count.least == 2 ? "a first and a last image" : "an image", given == 0 ? "none is" : "one is");
+  check(given <= count.most, Code::invalid_config, "this model takes {}, but {} given",
+        count.most == 0 ? "no images" : "no last image", given == 1 ? "one is" : "two are");
+}
+
 ImageConditioner::ImageConditioner(const Devices& devices, std::shared_ptr<const Family> family, WeightsOf weights,
                                    MediaAutoencoder& autoencoder, const ScopeOptions& scope,
                                    const CompileConfig& compile, int64_t batch)
@@ -37,12 +45,8 @@ HostArrays ImageConditioner::seen(const HostArray& prepared) {
 }
 
 HostArrays ImageConditioner::encode(const std::vector<std::vector<HostArray>>& samples, const MediaSize& size) {
-  const Family::ImageCount count = family_->images();
   const int64_t n = std::ssize(samples.at(0)), all = std::ssize(samples);
-  check(n >= count.least, Code::invalid_config, "this model makes videos of {}; {} given",
-        count.least == 2 ? "a first and a last image" : "an image", n == 0 ? "none is" : "one is");
-  check(n <= count.most, Code::invalid_config, "this model takes {}, but {} given",
-        count.most == 0 ? "no images" : "no last image", n == 1 ? "one is" : "two are");
+  check_images(*family_, n);
   if (n == 0) return {};
   HostArrays out;
   auto add = [&](int64_t sample, const HostArrays& fields) {

@@ -10,6 +10,9 @@
 
 namespace md {
 
+/// Throws invalid_config where a family's videos take more or fewer images than are given.
+void check_images(const Family& family, int64_t given);
+
 /// Refers to `devices` and `autoencoder`. Not thread safe.
 class ImageConditioner {
  public:

@@ -154,6 +154,24 @@ Shape channels_first(Shape s) {
   return s;
 }
 
+/// Throws invalid_config where the number of texts is none that the prompts take.
+void check_texts(const SampleOptions& o) {
+  for (const auto& [key, texts] :
+       {std::pair{"prompt_2", &o.second_prompts}, std::pair{"negative_prompt", &o.negative_prompts},
+        std::pair{"negative_prompt_2", &o.second_negative_prompts}})
+    check(texts->size() <= 1 || texts->size() == o.prompts.size(), Code::invalid_config,
+          "{} has {} texts for {} prompts; expected one for all, or one each", key, texts->size(), o.prompts.size());
+}
+
+/// Throws invalid_config where latents are given that are not of this shape, [N, (F,) h, w, C].
+void check_latents(const SampleOptions& o, const Shape& all) {
+  const bool videos = all.dims.size() > 4;
+  check(!o.latents || o.latents.shape() == all, Code::invalid_config,
+        "latents are {}; {} of {}x{} pixels need {} ({}, channels, {}height, width)",
+        o.latents ? to_string(channels_first(o.latents.shape())) : "", o.samples(), o.size.height, o.size.width,
+        to_string(channels_first(all)), videos ? "videos" : "pictures", videos ? "frames, " : "");
+}
+
 /// f32 [N, C, h, w] of a file, channels last.
 HostArray read_latents(const std::string& path) {
   const SafetensorsReader file = SafetensorsReader::open(path);
@@ -231,12 +249,8 @@ SampleOptions sample_options(const SampleKeys& k, const Family& family, const Me
 
 PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const SampleOptions& o) {
   PromptConditioning out;
+  check_texts(o);
   const size_t prompts = o.prompts.size();
-  auto counted = [prompts](const char* key, const std::vector<std::string>& texts) {
-    check(texts.size() <= 1 || texts.size() == prompts, Code::invalid_config,
-          "{} has {} texts for {} prompts; expected one for all, or one each", key, texts.size(), prompts);
-    return texts;
-  };
   auto widened = [](std::vector<std::string> texts, size_t n) {
     if (texts.size() == 1) texts.resize(n, std::string(texts[0]));
     return texts;
@@ -245,11 +259,10 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
     for (auto& [name, a] : fields) a = repeat_rows(a, times);
     return fields;
   };
-  out.positive = per_sample(text.encode(o.prompts, false, widened(counted("prompt_2", o.second_prompts), prompts)),
-                            o.images_per_prompt);
+  out.positive = per_sample(text.encode(o.prompts, false, widened(o.second_prompts, prompts)), o.images_per_prompt);
   if (!o.guided()) return out;
-  std::vector<std::string> negative = counted("negative_prompt", o.negative_prompts);
-  const std::vector<std::string> second = counted("negative_prompt_2", o.second_negative_prompts);
+  std::vector<std::string> negative = o.negative_prompts;
+  const std::vector<std::string>& second = o.second_negative_prompts;
   if (negative.empty() && family.zeros_for_empty_prompt()) {
     if (!second.empty()) log_warning("negative_prompt_2 has no effect without negative_prompt: this model takes zeros");
     for (const auto& [name, a] : out.positive) out.negative[name] = zeros_as(a);
@@ -262,15 +275,21 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
   return out;
 }
 
+void check_sampling(const Family& family, const SampleOptions& o) {
+  check_texts(o);
+  check_latents(o, batched(o.samples(), {DType::f32, family.latent_dims(o.size)}));
+  const SampleTable table =
+      (o.scheduler ? o.scheduler : make_scheduler(o.scheduler_config))->table(o.num_inference_steps);
+  make_step_cache(o.cache, sampling_plan(family, table, o));
+  if (o.control) control_scales(*o.control, 1);
+}
+
 HostArray denoise(const Devices& devices, const Family& family, const WeightsOf& weights,
                   const PromptConditioning& prompts, const SampleOptions& o) {
   const int64_t samples = o.samples(), batch = o.batch > 0 ? o.batch : samples;
   const Dims latent = family.latent_dims(o.size);
   const Shape all = batched(samples, {DType::f32, latent});
-  check(!o.latents || o.latents.shape() == all, Code::invalid_config,
-        "latents are {}; {} of {}x{} pixels need {} ({}, channels, {}height, width)",
-        o.latents ? to_string(channels_first(o.latents.shape())) : "", samples, o.size.height, o.size.width,
-        to_string(channels_first(all)), latent.size() > 3 ? "videos" : "pictures", latent.size() > 3 ? "frames, " : "");
+  check_latents(o, all);
   const std::shared_ptr<const Scheduler> scheduler = o.scheduler ? o.scheduler : make_scheduler(o.scheduler_config);
   const SampleTable table = scheduler->table(o.num_inference_steps);
   const int64_t columns = table.rows.dims()[1], total = table.rows.dims()[0];

@@ -70,6 +70,10 @@ SampleOptions sample_options(const SampleKeys& keys, const Family& family, const
 /// Samples of a run of the program: at least one for each device.
 int64_t sampling_batch(double per_device_batch, int64_t devices);
 
+/// What encode_prompts and denoise refuse of the options, before anything is computed: invalid_config (numbers of
+/// texts, sizes, steps, scheduler, latents, keys of caches and of a ControlNet).
+void check_sampling(const Family& family, const SampleOptions& options);
+
 /// Conditioning by field, one row per sample, prompt-major: the samples of one prompt follow each other.
 struct PromptConditioning {
   HostArrays positive, negative;  // negative: with guidance only

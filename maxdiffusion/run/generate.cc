@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -18,6 +17,7 @@
 #include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
@@ -91,9 +91,8 @@ bool has_images(const RunModels& models) {
   return models.family()->images().most > 0 || !(k.image + k.image_url + k.last_image).empty();
 }
 
-/// Adds what the images of the keys say; called where there are any, or the model takes any.
-void add_images(const RunModels& models, MediaAutoencoder& autoencoder, const WeightsOf& weights,
-                const SampleOptions& o, PromptConditioning& prompts) {
+/// The images of the keys, as many as the model takes. Throws invalid_config, and io naming a file.
+std::vector<HostArray> given_images(const RunModels& models) {
   const SampleKeys& k = models.config().sample;
   std::vector<HostArray> images;
   if (!k.image.empty() && !k.image_url.empty()) log_warning("image is given; image_url '{}' is not read", k.image_url);
@@ -104,6 +103,14 @@ void add_images(const RunModels& models, MediaAutoencoder& autoencoder, const We
           "image '{}': nothing is fetched; save the picture and give its file as image", file);
     if (!file.empty()) images.push_back(decode_image(file));
   }
+  check_images(*models.family(), std::ssize(images));
+  return images;
+}
+
+/// Adds what the images of the keys say; called where there are any, or the model takes any.
+void add_images(const RunModels& models, MediaAutoencoder& autoencoder, const WeightsOf& weights,
+                const SampleOptions& o, PromptConditioning& prompts) {
+  const std::vector<HostArray> images = given_images(models);
   const HostArrays fields =
       ImageConditioner(models.devices(), models.family(), weights, autoencoder, o.scope, o.compile)
           .encode({images}, o.size);
@@ -124,6 +131,8 @@ class Sampler {
     if (!control_.empty()) control = control_options(config_);
     options_ = options_of(models_, how.as_reference);
     options_.control = std::move(control);
+    check_sampling(*models_.family(), options_);
+    if (has_images(models_)) given_images(models_);
     loras_ = read_loras(config_.lora, models_.folder(), *models_.family());
   }
   const RunModels& models() const { return models_; }
@@ -160,7 +169,7 @@ class Sampler {
       prompts = encode_prompts(text, family, options_);
     }
     return_freed_memory();
-    log_info("{} prompts encoded after {:.1f} s", options_.prompts.size(), seconds());
+    log_info("{} encoded after {:.1f} s", counted(std::ssize(options_.prompts), "prompt"), seconds());
     if (has_images(models_)) {
       std::unique_ptr<MediaAutoencoder> coder = autoencoder(devices());
       add_images(models_, *coder, weights(), options_, prompts);
@@ -170,8 +179,9 @@ class Sampler {
     HostArray latents =
         family.with_images(md::denoise(models_.devices(), family, weights(), prompts, options_), prompts.positive);
     if (options_.step_by_step) bar.finish();
-    log_info("{} {} of {}x{} denoised after {:.1f} s", options_.samples(),
-             family.frame_scale() > 0 ? "videos" : "pictures", options_.size.height, options_.size.width, seconds());
+    log_info("{} of {}x{} denoised after {:.1f} s",
+             counted(options_.samples(), family.frame_scale() > 0 ? "video" : "image"), options_.size.height,
+             options_.size.width, seconds());
     return latents;
   }
   /// f32 [N, H, W, 3] in [−1, 1].
@@ -231,14 +241,7 @@ SampleOptions planned_sampling(const RunModels& models, int64_t devices, bool as
   if (as_reference && !keys.num_images_per_prompt && keys.prompt.size() == 1 && keys.latents.empty())
     keys.num_images_per_prompt = sampling_batch(per_device, devices);
   const MediaSize size = sample_size(c, *models.family());
-  try {
-    models.family()->latent_dims(size);
-  } catch (Error& e) {
-    auto key = [&](bool own, const char* name) { return own ? name : "resolution"; };
-    throw e.note(fmt::format("height {} is that of the key {}, width {} that of the key {}", size.height,
-                             key(c.sample.height.has_value(), "height"), size.width,
-                             key(c.sample.width.has_value(), "width")));
-  }
+  check_size(c, *models.family(), size);
   SampleOptions o = sample_options(keys, *models.family(), size, per_device, devices, c.seed());
   o.scheduler_config =
       models.family()->sampler_config(sampling_config(models.folder().scheduler_config(), c.scheduler), o.size);
@@ -247,6 +250,7 @@ SampleOptions planned_sampling(const RunModels& models, int64_t devices, bool as
   o.scope = models.denoiser_options();
   o.compile = c.compile;
   o.cache = c.step_cache;
+  check_sampling(*models.family(), o);
   return o;
 }
 
@@ -272,14 +276,16 @@ std::set<std::string> names_in(const std::string& folder) {
 void generate_into(const std::string& folder, const std::string& place, const ModelToSample& what,
                    const GenerateOptions& how) {
   const RunConfig& c = what.config;
+  check_writable(folder, "output_dir");
   make_folders(folder);
-  check(::access(folder.c_str(), W_OK) == 0, Code::io, "'{}' cannot be written to: {}", folder, std::strerror(errno));
   Sampler sampler(c, what.model, how);
   std::optional<Profile> profile;  // of all that follows
   if (c.profile.enable_profiler) profile.emplace(sampler.models().devices());
-  const HostArray latents = sampler.denoise();
+  const HostArray latents = naming_damaged_weights(sampler.models(), [&] { return sampler.denoise(); });
   const std::string& type = c.sample.output_type;
-  const HostArray media = type == "latent" ? HostArray() : sampler.decode(latents);
+  const HostArray media = type == "latent"
+                              ? HostArray()
+                              : naming_damaged_weights(sampler.models(), [&] { return sampler.decode(latents); });
   const std::set<std::string> taken = how.as_reference ? std::set<std::string>() : names_in(place);
   if (type == "latent")
     write_latents(folder, latents, taken);
@@ -317,6 +323,11 @@ void generate(const RunConfig& given, const GenerateOptions& how) {
           "smaller per_device_batch_size for many, or activations_dtype=bfloat16");
     throw;
   }
+}
+
+void check_samples_of_run(const RunModels& models) {
+  planned_sampling(models, models.devices().mesh().devices());
+  if (has_images(models)) given_images(models);
 }
 
 void draw_class_images(const RunConfig& run) {

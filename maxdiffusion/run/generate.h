@@ -21,6 +21,9 @@ void generate(const RunConfig& config, const GenerateOptions& how = {});
 /// How the keys ask to sample on `devices` devices; `as_reference`: see GenerateOptions. Throws invalid_config.
 SampleOptions planned_sampling(const RunModels& models, int64_t devices, bool as_reference = false);
 
+/// Throws what draw_samples would of the keys and the files that they name, before anything is computed.
+void check_samples_of_run(const RunModels& models);
+
 /// DreamBooth: generates the images that class_data_dir lacks of num_class_images, with class_prompt, 50 steps and
 /// guidance 7.5.
 void draw_class_images(const RunConfig& config);

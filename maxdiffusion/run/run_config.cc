@@ -202,6 +202,25 @@ MediaSize training_size(const RunConfig& c, const Family& family) {
   return sample_size(c, family);
 }
 
+void check_size(const RunConfig& c, const Family& family, const MediaSize& size) {
+  try {
+    family.latent_dims(size);
+  } catch (const Error& e) {
+    const bool videos = family.frame_scale() > 0;
+    std::string keys;
+    const auto add = [&](const char* key, int64_t value, const std::optional<int64_t>& given) {
+      const std::string text = fmt::format("{}={}", given == value ? key : "resolution", value);
+      if (keys.find(text) == std::string::npos) keys += (keys.empty() ? "" : ", ") + text;
+    };
+    add("height", size.height, c.sample.height);
+    add("width", size.width, c.sample.width);
+    if (videos) keys += fmt::format(", num_frames={}", size.frames);
+    Error named(e.code(), fmt::format("{}: {}", keys, e.message()));
+    for (const std::string& note : e.notes()) named.note(note);
+    throw named;
+  }
+}
+
 int64_t global_batch(double per_device, int64_t devices, const char* key) {
   double n = per_device * static_cast<double>(devices);
   check(n >= 1 && n == std::floor(n), Code::invalid_config,

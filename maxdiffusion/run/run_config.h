@@ -171,6 +171,8 @@ Devices open_devices(const RunConfig& config, const std::string& axis_rules = ""
 MediaSize sample_size(const RunConfig& config, const Family& family);
 /// Of what is learned: squares of `resolution`; of videos as sample_size.
 MediaSize training_size(const RunConfig& config, const Family& family);
+/// Throws invalid_config, naming the keys, where a family's models cannot take media of a size that they ask for.
+void check_size(const RunConfig& config, const Family& family, const MediaSize& size);
 /// Batch over all devices. Throws invalid_config when per_device × devices is not a whole positive number.
 int64_t global_batch(double per_device, int64_t devices, const char* key = "per_device_batch_size");
 /// global_batch_size where it is given, which the devices need not divide; otherwise per_device_batch_size × devices.

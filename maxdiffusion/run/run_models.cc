@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/finite.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/families/single_file.h"
 #include "maxdiffusion/run/find_run.h"
 #include "maxdiffusion/runtime/memory.h"
@@ -164,6 +167,25 @@ std::string RunModels::trained_scheduler_config() const {
   const std::string& text = folder_.scheduler_config();
   const nlohmann::json trained = training_config(text, config_.scheduler);
   return trained == training_config(text, {}) ? text : dump_json(trained, 2) + "\n";
+}
+
+void RunModels::note_damaged_weights(Error& e) const {
+  std::set<std::string> places;
+  for (const auto& [name, component] : folder_.components())
+    if (const std::string place = weights_.location(name); !place.empty()) places.insert(place);
+  for (const std::string& place : places) {
+    try {
+      const SafetensorsReader file = SafetensorsReader::open(place);
+      for (const auto& [tensor, a] : file.tensors())
+        if (const auto at = first_not_finite(a)) {
+          e.note(fmt::format("'{}' in {} holds a number that is not finite, the first at place {}: the file is damaged",
+                             tensor, file.file_of(tensor), *at));
+          return;
+        }
+    } catch (const Error& unread) {
+      log_debug("{}", unread.message());
+    }
+  }
 }
 
 void RunModels::complete(CheckpointContent& content) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/encoders/text_encoder.h"
 #include "maxdiffusion/run/run_config.h"
@@ -69,6 +70,9 @@ class RunModels {
   void fit_autoencoder(const EachMoments& moments);
   /// The text of scheduler_config.json for checkpoints; see training_config.
   std::string trained_scheduler_config() const;
+  /// After numbers that are not finite: a note for the first tensor of the model's files that holds one, where any
+  /// does.
+  void note_damaged_weights(Error& e) const;
   /// Adds what the content of a checkpoint lacks to be a whole model folder. Weights that came from files which
   /// diffusers reads are linked, not written.
   void complete(CheckpointContent& content);
@@ -83,5 +87,16 @@ class RunModels {
   std::unique_ptr<TextEncoder> text_encoder_;
   std::unique_ptr<MediaAutoencoder> media_autoencoder_;
 };
+
+/// What `act` returns; an error of the devices gets RunModels::note_damaged_weights.
+template <class F>
+auto naming_damaged_weights(const RunModels& models, F act) {
+  try {
+    return act();
+  } catch (Error& e) {
+    if (e.code() == Code::device) models.note_damaged_weights(e);
+    throw;
+  }
+}
 
 }  // namespace md

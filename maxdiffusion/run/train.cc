@@ -10,6 +10,8 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/shortened.h"
+#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/lora/lora_scope.h"
 #include "maxdiffusion/metrics/similarity.h"
@@ -132,12 +134,63 @@ void write_config(const RunConfig& c) {
   put_text(below(below(c.run.base_output_directory, c.run.run_name), "config.yml"), c.to_yaml());
 }
 
-/// Throws what a config cannot mean, before anything of the run is written.
-void check_plan(const RunModels& m) {
+/// Throws io, naming the key, where an output of a run cannot be written.
+void check_outputs(const RunConfig& c) {
+  const auto check = [](const std::string& folder, const char* key) {
+    if (!folder.empty() && !is_remote(folder)) check_writable(folder, key);
+  };
+  const auto check_file = [&](const std::string& file, const char* key) {
+    if (!file.empty()) check(std::filesystem::path(file).parent_path().string(), key);
+  };
+  for (const char* part : {"samples", "checkpoints", "tensorboard"}) check(below(c.folder(), part), "output_dir");
+  check(c.loop.checkpoint_dir, "checkpoint_dir");
+  if (c.denoise.cache_latents_text_encoder_outputs) check(c.batches.dataset_save_location, "dataset_save_location");
+  if (c.run.save_config_to_gcs) check(c.run.base_output_directory, "base_output_directory");
+  if (c.metrics.write_metrics) check_file(c.metrics.metrics_file, "metrics_file");
+  if (c.run.write_timing_metrics) check_file(c.run.timing_metrics_file, "timing_metrics_file");
+}
+
+/// Whether anything is sampled from the run's prompts, on the way or at the ends.
+bool takes_samples(const RunConfig& c) {
+  return !c.sample.prompt.empty() &&
+         (c.run.sample_every != 0 || c.run.enable_ssim || c.run.enable_generate_video_for_eval);
+}
+
+/// What is known of a run before its data is read, and what throws where it would fail by that: each part by name.
+using Part = std::pair<const char*, std::function<void()>>;
+std::vector<Part> parts_of_plan(const RunModels& m) {
   const RunConfig& c = m.config();
-  planned_training(m, m.devices().count(), m.devices().replicas());
-  if (c.model.train_new_vae)
-    global_batch(c.vae.vae_per_device_batch_size, m.devices().count(), "vae_per_device_batch_size");
+  const auto plan = [&m] { return planned_training(m, m.devices().count(), m.devices().replicas()); };
+  return {{"keys",
+           [&m, &c, plan] {
+             plan();
+             if (c.model.train_new_vae)
+               global_batch(c.vae.vae_per_device_batch_size, m.devices().count(), "vae_per_device_batch_size");
+           }},
+          {"sizes",
+           [&m, &c] {
+             if (c.is_dreambooth())
+               check_size(c, *m.family(), training_size(c, *m.family()));
+             else if (c.denoise.replay_batches.empty() && !c.reads_encoded_records() &&
+                      c.source.dataset_type != "synthetic")
+               image_config(c, *m.family());
+           }},
+          {"samples",
+           [&m, &c] {
+             if (takes_samples(c)) check_samples_of_run(m);
+           }},
+          {"evaluation",
+           [&c, plan] {
+             if (c.eval.eval_every > 0) open_source(held_out_source(c, plan().tasks[0]));
+           }},
+          {"outputs", [&c] {
+             if (processes().leads()) check_outputs(c);
+           }}};
+}
+
+/// Throws what the run would fail by, before anything of it is written.
+void check_plan(const RunModels& m) {
+  for (const auto& [name, part] : parts_of_plan(m)) part();
 }
 
 std::unique_ptr<RunModels> open_models(const RunConfig& c) {
@@ -245,8 +298,7 @@ RunConfig for_joint_devices(RunConfig c) {
   refuse(c.model.train_new_vae, "train_new_vae");
   refuse(c.lora.train_lora, "train_lora");
   refuse(c.is_dreambooth(), "instance_data_dir");
-  if (!c.sample.prompt.empty() &&
-      (c.run.sample_every != 0 || c.run.enable_ssim || c.run.enable_generate_video_for_eval))
+  if (takes_samples(c))
     log_warning(
         "prompt has no effect while processes with GPUs or TPUs train: convert makes a checkpoint a model folder, "
         "which generate draws with");
@@ -312,7 +364,8 @@ void train_into(const Outputs& outputs) {
   const bool draws = c.run.sample_every > 0 || c.run.enable_generate_video_for_eval;
   if (!draws || c.sample.prompt.empty()) models.free_text_encoder();
   std::optional<Phase> phase(std::in_place, c.run, "training");
-  const Trained t = train_loop(models.devices(), pointers(tasks), std::move(data.batches), o);
+  const Trained t = naming_damaged_weights(
+      models, [&] { return train_loop(models.devices(), pointers(tasks), std::move(data.batches), o); });
   phase.reset();
   if (c.sample.prompt.empty() || (c.run.sample_every == 0 && !compares)) return;
   const HostArray after = drawn(models, t.params, t.values);
@@ -322,6 +375,94 @@ void train_into(const Outputs& outputs) {
     write_grid(events ? &*events : nullptr, models, t.steps, after);
   }
   if (compares) compare(before, after);
+}
+
+/// What a check has found so far.
+class Faults {
+ public:
+  /// Says what `part` throws. Whether it threw nothing.
+  bool pass(const std::string& name, const std::function<void()>& part) {
+    try {
+      part();
+      return true;
+    } catch (const Error& e) {
+      log_error("{}: {}", name, e.what());
+      if (count_++ == 0) first_ = e.code();
+      return false;
+    }
+  }
+  void finish() const {
+    if (count_ > 0) throw Error(first_, fmt::format("check: {} found; a run would fail", counted(count_, "fault")));
+    log_info("check: nothing was found that a run would fail by");
+  }
+
+ private:
+  int64_t count_ = 0;
+  Code first_ = Code::internal;
+};
+
+/// Where a run's images are; none: its records hold no images.
+std::shared_ptr<const RecordSource> source_of_images(const RunConfig& c) {
+  if (c.is_dreambooth())
+    return open_source({.dataset_type = "image_folder", .train_data_dir = c.dreambooth.instance_data_dir});
+  if (!c.denoise.replay_batches.empty() || c.reads_encoded_records() || c.source.dataset_type == "synthetic") return {};
+  return open_source(source_config(c));
+}
+
+/// Says how long all captions are and which sizes all images have, with warnings where training has some.
+void look_at_all(const RunConfig& c, const Family& family) {
+  const std::shared_ptr<const RecordSource> source = source_of_images(c);
+  if (!source) return;
+  std::vector<std::string> captions;
+  int64_t images = 0, small = 0, empty = 0;
+  size_t longest = 0;
+  std::map<std::pair<int64_t, int64_t>, ImageSize> size_of;  // by pixels and height
+  std::string smallest;
+  const auto look = [&](const Record& r) {
+    captions.push_back(c.is_dreambooth() ? c.dreambooth.instance_prompt : r.caption);
+    longest = std::max(longest, captions.back().size());
+    empty += captions.back().empty() ? 1 : 0;
+    if (r.image.bytes.empty() || family.frame_scale() > 0) return;  // clips say nothing before they are read
+    try {
+      const ImageSize s =
+          decode_stored_image(r.image.bytes.data(), r.image.bytes.size(), r.name, {.only_size = true}).size;
+      ++images;
+      size_of[{s.height * s.width, s.height}] = s;
+      if (std::min(s.height, s.width) >= c.images.resolution) return;
+      if (small++ == 0) smallest = fmt::format("{} of {}", r.name, to_string(s));
+    } catch (const Error& e) {
+      log_warning("{}", e.message());
+    }
+  };
+  for (int64_t i = 0; source->shards() == 0 && i < source->size(); ++i) look(source->read(i));
+  for (int64_t shard = 0; shard < source->shards(); ++shard)
+    for (const auto reader = source->open(shard, 0);;) {
+      const std::optional<PendingRecord> next = reader->next();
+      if (!next) break;
+      look((*next)());
+    }
+  log_info("{}: {}, the longest of {}; {} empty", source->name(), counted(std::ssize(captions), "caption"),
+           counted(static_cast<int64_t>(longest), "byte"), empty);
+  family.tokenize(captions);  // warns of those that are cut
+  if (size_of.empty()) return;
+  log_info("{}: {} from {} to {}", source->name(), counted(images, "image"), to_string(size_of.begin()->second),
+           to_string(size_of.rbegin()->second));
+  if (small > 0 && !c.images.bucket_no_upscale)
+    log_warning("{} smaller than resolution={} and enlarged; the first is {}",
+                small == 1 ? "1 image is" : fmt::format("{} images are", small), c.images.resolution, smallest);
+}
+
+/// Traces the training step and opens all weights by name and shape. Of the autoencoder they are read.
+void check_weights(RunModels& m, const TrainingData& data) {
+  const std::vector<DenoiseTask> tasks = in_sizes(m.config(), data);
+  const StepPrograms programs(m.devices(), pointers(tasks), step_options(m, data), "train");
+  initial_values(m, programs.params());
+  for (const auto& [name, component] : m.folder().components()) {
+    const ParamTable params = m.folder().params(name);
+    m.open_weights(params, name);
+    if (name == m.family()->autoencoder()) m.autoencoder_values();
+    log_info("{}: {} parameters", name, params.count());
+  }
 }
 
 }  // namespace
@@ -334,6 +475,35 @@ void train(const RunConfig& config) {
   if (!is_remote(checkpoints) && !one_reads) check_shared(checkpoints);
   train_into(outputs);
   outputs.finish();
+}
+
+void check_run(const RunConfig& config) {
+  Faults faults;
+  const RunConfig c = with_drawn_seeds(config);
+  std::unique_ptr<RunModels> models;
+  const bool opened = faults.pass("devices and model folder", [&] {
+    models = std::make_unique<RunModels>(c, c.model.pretrained_model_name_or_path, Purpose::training);
+  });
+  if (!opened) {
+    faults.pass("outputs", [&] { check_outputs(c); });
+    faults.pass("data", [&] { source_of_images(c); });
+    return faults.finish();
+  }
+  for (const auto& [name, part] : parts_of_plan(*models)) faults.pass(name, part);
+  std::optional<TrainingData> data;
+  faults.pass("data", [&] {
+    data = open_training_data(*models, false);
+    for (const auto& [name, a] : data->batches->next()) log_info("first batch: {} {}", name, to_string(a.shape()));
+    look_at_all(c, *models->family());
+  });
+  if (data) faults.pass("weights", [&] { check_weights(*models, *data); });
+  faults.pass("the run before", [&] {
+    const std::vector<int64_t> steps = list_checkpoints(c.checkpoint_dir());
+    if (!steps.empty())
+      log_info("it would continue from {}", shown(checkpoint_folder(c.checkpoint_dir(), steps.back())));
+    report_changed_keys(c);
+  });
+  faults.finish();
 }
 
 }  // namespace md

@@ -70,10 +70,14 @@ class Pairs final : public Samples {
   std::shared_ptr<const Samples> instances_, classes_;
 };
 
+ImageConfig dreambooth_images(const RunConfig& c) {
+  return {.resolution = c.images.resolution, .center_crop = c.images.center_crop};
+}
+
 void open_dreambooth(RunModels& models, TrainingData& data) {
   const RunConfig& c = models.config();
   const DreamboothKeys& k = c.dreambooth;
-  const ImageConfig images{.resolution = c.images.resolution, .center_crop = c.images.center_crop};
+  const ImageConfig images = dreambooth_images(c);
   auto load = [&](const std::string& folder, const std::string& caption) {
     const auto source = open_source({.dataset_type = "image_folder", .train_data_dir = folder});
     return cached_samples(encode_dataset(models, source, images, text_of(data.task), &caption).buckets[0], images);
@@ -216,6 +220,13 @@ void open_images(const RunModels& models, const std::shared_ptr<const RecordSour
   data.batches = image_batches(std::move(sorted), images, batches, tokens);
 }
 
+/// The subject's pictures as they are read.
+void look_at_dreambooth(const RunModels& models, TrainingData& data) {
+  const DreamboothKeys& k = models.config().dreambooth;
+  const auto source = open_source({.dataset_type = "image_folder", .train_data_dir = k.instance_data_dir});
+  open_images(models, source, dreambooth_images(models.config()), data);
+}
+
 /// Images encoded beforehand, by an autoencoder that is trained first where a key asks for it.
 void open_encoded_images(RunModels& models, const std::shared_ptr<const RecordSource>& source,
                          const ImageConfig& images, TrainingData& data) {
@@ -263,7 +274,7 @@ ImageConfig image_config(const RunConfig& c, const Family& family) {
   std::set<int64_t> frames = {1};
   if (family.frame_scale() > 0) {
     const MediaSize size = training_size(c, family);
-    family.latent_dims(size);  // throws where the models cannot take it
+    check_size(c, family, size);
     frames = {size.frames};
     p.clip.emplace(ClipConfig{.frames = size.frames, .fps = c.sample.fps});
     if (!k.frame_buckets.empty()) frames = std::set(k.frame_buckets.begin(), k.frame_buckets.end());
@@ -279,11 +290,14 @@ ImageConfig image_config(const RunConfig& c, const Family& family) {
     }
     if (!k.enable_bucket) p.buckets = AspectBuckets::of(sizes);
   }
-  if (!k.enable_bucket) return p;
+  if (!k.enable_bucket) {
+    if (!p.buckets) check_size(c, family, training_size(c, family));
+    return p;
+  }
   check(k.bucket_reso_steps % family.size_multiple() == 0, Code::invalid_config,
         "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink a picture",
         k.bucket_reso_steps, family.size_multiple());
-  if (k.bucket_no_upscale) log_info("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
+  if (k.bucket_no_upscale) log_info_once("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
   p.buckets.emplace(AspectBucketConfig{k.resolution,
                                        k.min_bucket_reso,
                                        k.max_bucket_reso,
@@ -323,7 +337,7 @@ DataSourceConfig source_config(const RunConfig& c) {
   return s;
 }
 
-TrainingData open_training_data(RunModels& models) {
+TrainingData open_training_data(RunModels& models, bool encode) {
   const RunConfig& c = models.config();
   const Devices& devices = models.devices();
   TrainingData data{planned_task(c, models.family(), training_config(models.folder().scheduler_config(), c.scheduler),
@@ -338,7 +352,7 @@ TrainingData open_training_data(RunModels& models) {
   if (!c.denoise.replay_batches.empty()) {
     open_recorded(models, data);
   } else if (c.is_dreambooth()) {
-    open_dreambooth(models, data);
+    encode ? open_dreambooth(models, data) : look_at_dreambooth(models, data);
   } else if (c.reads_encoded_records()) {
     open_encoded_records(models, data);
   } else if (makes_samples(c, data.task)) {
@@ -346,7 +360,7 @@ TrainingData open_training_data(RunModels& models) {
   } else {
     const auto source = open_source(source_config(c));
     const ImageConfig images = image_config(c, *models.family());
-    if (c.denoise.cache_latents_text_encoder_outputs)
+    if (c.denoise.cache_latents_text_encoder_outputs && encode)
       open_encoded_images(models, source, images, data);
     else
       open_images(models, source, images, data);
@@ -367,17 +381,26 @@ std::vector<DenoiseTask> in_sizes(const RunConfig& c, const TrainingData& data) 
   return tasks;
 }
 
-HeldOut held_out_samples(RunModels& models, const DenoiseTask& task) {
-  const RunConfig& c = models.config();
-  const std::shared_ptr<const Family> family = models.family();
+DataSourceConfig held_out_source(const RunConfig& c, const DenoiseTask& task) {
   const bool made = makes_samples(c, task), encoded = c.reads_encoded_records() || made;
   DataSourceConfig where{.dataset_type = encoded && !made ? c.source.dataset_type : "",
                          .train_data_dir = c.eval.eval_data_dir,
                          .train_split = c.source.train_split,
                          .image_column = c.source.image_column,
                          .caption_column = c.source.caption_column};
-  if (!encoded) {
+  if (encoded)
+    where.array_columns = task.family->encoded_columns();
+  else
     where.max_train_samples = c.eval.eval_max_number_of_samples_in_bucket;
+  return where;
+}
+
+HeldOut held_out_samples(RunModels& models, const DenoiseTask& task) {
+  const RunConfig& c = models.config();
+  const std::shared_ptr<const Family> family = models.family();
+  DataSourceConfig where = held_out_source(c, task);
+  const std::string own_time = "timesteps";
+  if (where.array_columns.empty()) {
     const bool crop = c.images.center_crop || c.images.random_crop;
     ImageConfig config{.resolution = c.images.resolution, .center_crop = crop};
     if (family->frame_scale() > 0) {
@@ -392,8 +415,6 @@ HeldOut held_out_samples(RunModels& models, const DenoiseTask& task) {
     held.read = [samples, family](int64_t i) { return scaled(*family, batch_of(*samples, {{.index = i, .bits = 0}})); };
     return held;
   }
-  const std::string own_time = "timesteps";
-  where.array_columns = family->encoded_columns();
   where.array_columns.push_back(own_time + "|");
   const std::shared_ptr<const RecordSource> source = open_source(where);
   HeldOut held;

@@ -23,10 +23,13 @@ struct TrainingData {
   int64_t update_size(const UpdateKeys& keys) const { return batch_size() * keys.gradient_accumulation_steps; }
 };
 
-/// Opens the data of a run. With train_new_vae the autoencoder is trained first.
-TrainingData open_training_data(RunModels& models);
+/// Opens the data of a run. With train_new_vae the autoencoder is trained first. `encode`: false leaves that out, and
+/// what would be encoded beforehand: batches hold pixels and token ids, of DreamBooth those of the subject.
+TrainingData open_training_data(RunModels& models, bool encode = true);
 /// One task for each trained expert and bucket, of its size.
 std::vector<DenoiseTask> in_sizes(const RunConfig& config, const TrainingData& data);
+/// Where the held-out records of eval_data_dir are.
+DataSourceConfig held_out_source(const RunConfig& config, const DenoiseTask& task);
 /// The first held-out records as fields of the task, one row each.
 HeldOut held_out_samples(RunModels& models, const DenoiseTask& task);
 /// How images or clips are prepared. Throws invalid_config for sizes that the family's models cannot take.

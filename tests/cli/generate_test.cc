@@ -457,7 +457,7 @@ TEST_F(Samplers, AChangedSchedulerOfACheckpointIsTakenWithAWarning) {
 TEST_F(Samplers, SizesThatTheModelCannotTakeAreToldWithTheirKeys) {
   const Outcome o = sample(kModel, {"width=15"});
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "height 16 is that of the key height, width 15 that of the key width")) << o.err;
+  EXPECT_TRUE(contains(o.err, "height=16, width=15: size 16x15 is not a multiple of ")) << o.err;
   EXPECT_FALSE(contains(o.err, "encoded after")) << o.err;
 }
 
