@@ -6,13 +6,17 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <map>
+#include <mutex>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/interrupt.h"
+#include "maxdiffusion/base/mapped_memory.h"
 
 namespace md {
 namespace {
@@ -34,6 +38,18 @@ std::string folder_of(const std::string& path) {
   std::string f = std::filesystem::path(path).parent_path().string();
   return f.empty() ? "." : f;
 }
+
+/// Maps of files, by their first address. Never destroyed: arrays that borrow from one may outlive it.
+struct Maps {
+  std::mutex mutex;
+  std::map<uintptr_t, size_t> bytes;
+};
+Maps& maps() {
+  static auto& maps = *new Maps;
+  return maps;
+}
+
+constexpr size_t kWritten = size_t{64} << 20;  // bytes at a time
 
 }  // namespace
 
@@ -71,8 +87,16 @@ MappedFile map_file(const std::string& path) {
   int error = errno;
   ::close(fd);
   if (p == MAP_FAILED) fail_io("map", path, error);
-  size_t size = m.size;
-  m.owner = std::shared_ptr<const void>(p, [size](const void* q) { ::munmap(const_cast<void*>(q), size); });
+  const auto address = reinterpret_cast<uintptr_t>(p);
+  {
+    const std::lock_guard lock(maps().mutex);
+    maps().bytes[address] = m.size;
+  }
+  m.owner = std::shared_ptr<const void>(p, [size = m.size, address](const void* q) {
+    const std::lock_guard lock(maps().mutex);
+    maps().bytes.erase(address);
+    ::munmap(const_cast<void*>(q), size);
+  });
   m.data = static_cast<const std::byte*>(p);
   return m;
 }
@@ -126,13 +150,17 @@ FileWriter::~FileWriter() {
 void FileWriter::write(const void* data, size_t size) {
   const char* p = static_cast<const char*>(data);
   while (size > 0) {
-    size_t chunk = std::min<size_t>(size, size_t{64} << 20);
+    size_t chunk = std::min(size, kWritten);
     call_hook(path_, chunk);
     ssize_t n = ::write(fd_, p, chunk);
     if (n < 0) {
       if (errno == EINTR) continue;
       fail_io("write", path_);
     }
+    // The disk begins now, not at close(), and there is never much that waits for it.
+    const auto end = static_cast<size_t>(std::max<off_t>(::lseek(fd_, 0, SEEK_CUR), n)),
+               begin = end - static_cast<size_t>(n);
+    if (end / kWritten > begin / kWritten) ::sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);
     p += n;
     size -= static_cast<size_t>(n);
   }
@@ -150,6 +178,23 @@ void rename_durable(const std::string& from, const std::string& to) {
   call_hook(to, 0);
   if (::rename(from.c_str(), to.c_str()) != 0) fail_io("rename", from + "' to '" + to);
   sync_folder(folder_of(to));
+}
+
+void release_pages(const void* data, size_t bytes) {
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE)), begin = reinterpret_cast<uintptr_t>(data);
+  const std::lock_guard lock(maps().mutex);
+  auto map = maps().bytes.upper_bound(begin);
+  if (bytes == 0 || map == maps().bytes.begin()) return;
+  --map;
+  if (begin + bytes > map->first + map->second) return;
+  const uintptr_t first = begin / page * page;
+  ::madvise(reinterpret_cast<void*>(first), begin + bytes - first, MADV_DONTNEED);
+}
+
+HostArray cast_and_release(const HostArray& a, DType to) {
+  HostArray out = a.cast(to);
+  if (out.data() != a.data()) release_pages(a.data(), a.bytes());
+  return out;
 }
 
 void write_file_atomic(const std::string& path, std::string_view content) {

@@ -9,6 +9,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/interrupt.h"
+#include "maxdiffusion/base/mapped_memory.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/safetensors_dtype.h"
 
@@ -63,6 +64,7 @@ void write_plain(const std::string& path, const ArraysToWrite& tensors,
     check(values.shape() == array->shape, Code::internal, "write '{}': tensor '{}' is {}; expected {}", path, *name,
           to_string(values.shape()), to_string(array->shape));
     w.write(values.data(), values.bytes());
+    release_pages(values.data(), values.bytes());
   }
   w.close();
 }

@@ -12,6 +12,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/mapped_memory.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weight_format.h"
@@ -74,7 +75,9 @@ struct Taken {
   HostArray read(DType type) const {
     const HostArray values = format ? format->dequantize(array, beside, from.whole()) : array;
     const HostArray as_wanted = parts_of(values, from.part, from.parts).cast(type);
-    return from.transposed ? transposed(as_wanted) : as_wanted.reshaped(dims);
+    HostArray out = from.transposed ? transposed(as_wanted) : as_wanted.reshaped(dims);
+    if (out.owner() != array.owner()) release_pages(array.data(), array.bytes());
+    return out;
   }
 };
 
@@ -181,6 +184,7 @@ struct Found {
     for (const Taken& part : parts) {
       const HostArray layer = part.read(shape.dtype);
       std::memcpy(to, layer.data(), layer.bytes());
+      release_pages(layer.data(), layer.bytes());
       to += layer.bytes();
     }
     return all;
@@ -218,18 +222,45 @@ std::function<HostArrays()> open_weights(const std::string& path, const std::vec
   return open_weights(SafetensorsReader::open(path), path, wanted, options);
 }
 
-std::function<HostArrays()> open_weights(const SafetensorsReader& file, const std::string& path,
-                                         const std::vector<WantedWeight>& wanted, const LoadOptions& options) {
+namespace {
+
+std::vector<Found> match(const SafetensorsReader& file, const std::string& path,
+                         const std::vector<WantedWeight>& wanted, const LoadOptions& options) {
   Matcher matcher(file, options);
   std::vector<Found> found;
   for (const WantedWeight& w : wanted) found.push_back(find(matcher, w));
   matcher.finish(path);
-  return [found, path, keep = options.keep_types] {
+  return found;
+}
+
+}  // namespace
+
+std::function<HostArrays()> open_weights(const SafetensorsReader& file, const std::string& path,
+                                         const std::vector<WantedWeight>& wanted, const LoadOptions& options) {
+  return [found = match(file, path, wanted, options), path, keep = options.keep_types] {
     verify_component(path);
     HostArrays out;
     for (const Found& f : found) out[f.wanted.name] = f.read(keep);
     return out;
   };
+}
+
+ArraysToWrite open_each_weight(const SafetensorsReader& file, const std::string& path,
+                               const std::vector<WantedWeight>& wanted, const LoadOptions& options) {
+  const std::vector<Found> found = match(file, path, wanted, options);
+  verify_component(path);
+  ArraysToWrite out;
+  for (const Found& f : found) {
+    const size_t star = f.wanted.name.find('*');
+    for (size_t i = 0; i < f.parts.size(); ++i) {
+      const Taken& part = f.parts[i];
+      const Shape shape{options.keep_types && !part.format ? part.array.dtype() : f.wanted.shape.dtype, part.dims};
+      const std::string name =
+          star == std::string::npos ? f.wanted.name : layer_name(f.wanted.name, star, static_cast<int64_t>(i));
+      out[name] = {shape, [part, type = shape.dtype] { return part.read(type); }};
+    }
+  }
+  return out;
 }
 
 HostArrays load_weights(const std::string& path, const std::vector<WantedWeight>& wanted, const LoadOptions& options) {

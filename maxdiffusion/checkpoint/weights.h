@@ -15,6 +15,7 @@
 namespace md {
 
 class SafetensorsReader;
+struct ArrayToWrite;
 
 struct WantedWeight {
   std::string name;  // published name; one '*' stands for 0 … n−1 where shape's leading size n is a stack of layers
@@ -63,6 +64,12 @@ std::function<HostArrays()> open_weights(const std::string& path, const std::vec
 /// Likewise, of what was opened at `path`.
 std::function<HostArrays()> open_weights(const SafetensorsReader& file, const std::string& path,
                                          const std::vector<WantedWeight>& wanted, const LoadOptions& options = {});
+
+/// Likewise, but each array is read by itself, when it is asked for; layers of a stack under their own names. What a
+/// checkpoint's file is compared with is compared now. The memory map is left when an array was copied.
+std::map<std::string, ArrayToWrite> open_each_weight(const SafetensorsReader& file, const std::string& path,
+                                                     const std::vector<WantedWeight>& wanted,
+                                                     const LoadOptions& options = {});
 
 /// The files of what was opened at `path`, an index among them.
 std::vector<std::string> weight_files(const SafetensorsReader& file, const std::string& path);

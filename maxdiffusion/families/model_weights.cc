@@ -218,6 +218,14 @@ std::function<HostArrays()> open_component(const ParamTable& params, const std::
   };
 }
 
+ArraysToWrite open_each_stored(const ParamTable& params, const std::string& component, const SafetensorsReader& file,
+                               const std::string& path, const OtherNames& other_names) {
+  std::vector<WantedWeight> wanted;
+  for (const Param& p : params.params())
+    if (p.model == component) wanted.push_back({p.path, p.shape});
+  return open_each_weight(file, path, wanted, {.other_names = other_names, .keep_types = true});
+}
+
 NamedPieces published(const ParamTable& params, const std::string& component, const NamedPieces& values) {
   NamedPieces out;
   for (const Param& p : params.params())

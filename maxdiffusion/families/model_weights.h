@@ -130,6 +130,9 @@ HostArrays of_component(const ParamTable& params, const std::string& component, 
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
                                            const SafetensorsReader& file, const std::string& path,
                                            const OtherNames& other_names = {}, bool keep_types = false);
+/// Likewise, but each array by itself, by published name and of the file's type (open_each_weight).
+ArraysToWrite open_each_stored(const ParamTable& params, const std::string& component, const SafetensorsReader& file,
+                               const std::string& path, const OtherNames& other_names = {});
 /// Parameters under their published names: a stacked parameter becomes one array per layer.
 NamedPieces published(const ParamTable& params, const std::string& component, const NamedPieces& values);
 

@@ -3,110 +3,152 @@
 #include <dnnl.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <future>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/half.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/kernels/onednn.h"
 
 namespace md {
 namespace {
 
-/// One product, or one whole array, to be added at an offset of a parameter.
-struct Addend {
-  const LoraPair* pair;  // null: `whole` is added
-  const HostArray* whole;
-  double factor;
-  int64_t offset;  // elements: the layer of a stacked parameter
-};
+constexpr int64_t kElements = int64_t{1} << 18;  // of a weight, at a time
 
-struct Work {
-  HostArray* value;
-  std::vector<Addend> addends;
-};
-
-/// w += factor · whole, or factor · up·down as a matrix product [out, r] × [r, the rest].
-void add(const Addend& a, std::span<float> w) {
-  w = w.subspan(static_cast<size_t>(a.offset));
-  if (!a.pair) {
-    const HostArray whole = a.whole->cast(DType::f32);
-    const auto factor = static_cast<float>(a.factor);
-    std::ranges::transform(whole.view<float>(), w, w.begin(), [&](float d, float v) { return v + factor * d; });
-    return;
-  }
-  const HostArray up = a.pair->up.cast(DType::f32), down = a.pair->down.cast(DType::f32);
-  const int64_t out = up.dims()[0], r = up.dims()[1], rest = down.shape().elements() / r;
-  const auto status = dnnl_sgemm('N', 'N', out, rest, r, static_cast<float>(a.factor), up.view<float>().data(), r,
-                                 down.view<float>().data(), rest, 1.0f, w.data(), rest);
-  check(status == dnnl_success, Code::internal, "merge LoRA: oneDNN's product gives status {}",
-        static_cast<int>(status));
-}
-
-void work_on(const Work& w) {
-  HostArray sum(Shape{DType::f32, w.value->dims()});
-  const HostArray before = w.value->cast(DType::f32);
-  std::ranges::copy(before.view<float>(), sum.mutable_view<float>().begin());
-  for (const Addend& a : w.addends) add(a, sum.mutable_view<float>());
-  *w.value = sum.cast(w.value->dtype());
+/// Rows of a matrix, or of an array of any sizes as one, in f32.
+std::vector<float> rows_of(const HostArray& a, int64_t width, int64_t row, int64_t rows) {
+  std::vector<float> out(static_cast<size_t>(rows * width));
+  const size_t begin = static_cast<size_t>(row * width) * size_of(a.dtype());
+  convert_elements(a.dtype(), a.data() + begin, DType::f32, out.data(), out.size());
+  return out;
 }
 
 }  // namespace
 
-void merge_loras(const std::vector<ScaledLora>& loras, const ParamTable& params, HostArrays& values) {
-  struct Place {
-    const Param* param;
-    int64_t layer;
-  };
-  std::map<std::string, std::map<std::string, Place>> places;  // component → published path
+struct LoraSums::Rows {
+  const Addends* addends;
+  DType type;
+  int64_t row, rows, width;
+  const std::byte* from;  // of these rows
+  std::byte* to;
+
+  void add() const {
+    std::vector<float> w(static_cast<size_t>(rows * width));
+    convert_elements(type, from, DType::f32, w.data(), w.size());
+    for (const Addend& a : *addends) {
+      const auto factor = static_cast<float>(a.factor);
+      if (!a.pair) {
+        std::ranges::transform(rows_of(*a.whole, width, row, rows), w, w.begin(),
+                               [&](float d, float v) { return v + factor * d; });
+        continue;
+      }
+      // As matrices [rows, r] × [r, width].
+      const int64_t r = a.pair->rank();
+      const std::vector<float> up = rows_of(a.pair->up, r, row, rows), down = rows_of(a.pair->down, width, 0, r);
+      const auto status =
+          dnnl_sgemm('N', 'N', rows, width, r, factor, up.data(), r, down.data(), width, 1.0f, w.data(), width);
+      check(status == dnnl_success, Code::internal, "merge LoRA: oneDNN's product gives status {}",
+            static_cast<int>(status));
+    }
+    convert_elements(DType::f32, w.data(), type, to, w.size());
+  }
+};
+
+LoraSums::LoraSums(const std::vector<ScaledLora>& loras, const ParamTable& params) {
+  std::map<std::string, std::map<std::string, Dims>> weights;  // component → published path
   for (const Param& p : params.params())
     for (int64_t i = 0; i < std::max<int64_t>(p.stacked, 1); ++i)
-      places[p.model][p.stacked > 0 ? layer_path(p.path, i) : p.path] = {&p, i};
-
-  std::map<std::string, Work> work;
-  /// Lets `one` be added to a parameter, once `fits` has accepted its dims.
-  auto plan = [&](const std::string& file, const std::string& component, const std::string& path, Addend one,
-                  const std::function<void(const Dims& dims, const std::string& name)>& fits) {
-    const auto model = places.find(component);
-    if (model == places.end()) return;
+      weights[p.model][p.stacked > 0 ? layer_path(p.path, i) : p.path] = {
+          p.shape.dims.begin() + (p.stacked > 0 ? 1 : 0), p.shape.dims.end()};
+  /// Lets `one` be added to a weight, once `fits` has accepted its dims.
+  const auto plan = [&](const std::string& file, const std::string& component, const std::string& path, Addend one,
+                        const std::function<void(const Dims& dims, const std::string& name)>& fits) {
+    const auto model = weights.find(component);
+    if (model == weights.end()) return;
     const std::string name = fmt::format("{} of {} in '{}'", path, component, file);
-    const auto place = model->second.find(path);
-    check(place != model->second.end(), Code::io, "LoRA for {}: the model has no such weight", name);
-    const Param& p = *place->second.param;
-    const auto value = values.find(p.input);
-    check(value != values.end(), Code::internal, "LoRA for {}: there is no value of '{}'", name, p.input);
-    Dims dims = value->second.dims();
-    if (p.stacked > 0) dims.erase(dims.begin());
-    fits(dims, name);
-    one.offset = place->second.layer * Shape{DType::f32, dims}.elements();
-    Work& w = work[p.input];
-    w.value = &value->second;
-    w.addends.push_back(one);
+    const auto weight = model->second.find(path);
+    check(weight != model->second.end(), Code::io, "LoRA for {}: the model has no such weight", name);
+    fits(weight->second, name);
+    addends_[component][path].push_back(one);
   };
   for (const ScaledLora& lora : loras) {
     for (const auto& [component, pairs] : lora.file.pairs)
       for (const auto& [path, pair] : pairs)
         plan(lora.file.name, component, path,
-             {&pair, nullptr, lora.scale * pair.alpha / static_cast<double>(pair.rank()), 0},
+             {&pair, nullptr, lora.scale * pair.alpha / static_cast<double>(pair.rank())},
              [&p = pair](const Dims& dims, const std::string& name) { check_fits(p, dims, name); });
     for (const auto& [component, arrays] : lora.file.differences)
       for (const auto& [path, array] : arrays)
-        plan(lora.file.name, component, path, {nullptr, &array, lora.scale, 0},
+        plan(lora.file.name, component, path, {nullptr, &array, lora.scale},
              [&a = array](const Dims& dims, const std::string& name) {
                check(a.dims() == dims, Code::io, "LoRA for {}: the difference is {}, the parameter {}", name,
                      to_string(a.dims()), to_string(dims));
              });
   }
-  std::vector<const Work*> all;
-  for (const auto& [name, w] : work) all.push_back(&w);
+}
+
+void LoraSums::cut(const Addends& addends, const Dims& dims, DType type, const std::byte* from, std::byte* to,
+                   std::vector<Rows>& out) {
+  const int64_t rows = dims.empty() ? 1 : dims[0];
+  if (rows == 0) return;
+  const int64_t width = Shape{type, dims}.elements() / rows,
+                step = std::max<int64_t>(kElements / std::max<int64_t>(width, 1), 1);
+  for (int64_t row = 0; row < rows; row += step) {
+    const size_t begin = static_cast<size_t>(row * width) * size_of(type);
+    out.push_back({&addends, type, row, std::min(step, rows - row), width, from + begin, to + begin});
+  }
+}
+
+void LoraSums::add(const std::vector<Rows>& all) {
   std::async(std::launch::async,
              [&] {  // on a thread whose setting of OpenMP ends with it
-               parallel_for(static_cast<int64_t>(all.size()), [&](int64_t i, int) {
+               parallel_for(std::ssize(all), [&](int64_t i, int) {
                  use_one_thread();
-                 work_on(*all[static_cast<size_t>(i)]);
+                 all[static_cast<size_t>(i)].add();
                });
              })
       .get();
+}
+
+HostArray LoraSums::added(const std::string& component, const std::string& path, const HostArray& value) const {
+  const auto model = addends_.find(component);
+  if (model == addends_.end()) return value;
+  const auto addends = model->second.find(path);
+  if (addends == model->second.end()) return value;
+  HostArray sum(value.shape());
+  std::vector<Rows> rows;
+  cut(addends->second, value.dims(), value.dtype(), value.data(), sum.mutable_data(), rows);
+  add(rows);
+  return sum;
+}
+
+void merge_loras(const std::vector<ScaledLora>& loras, const ParamTable& params, HostArrays& values) {
+  const LoraSums sums(loras, params);
+  for (const Param& p : params.params()) {
+    const auto model = sums.addends_.find(p.model);
+    if (model == sums.addends_.end()) continue;
+    const auto value = values.find(p.input);
+    const Dims dims(p.shape.dims.begin() + (p.stacked > 0 ? 1 : 0), p.shape.dims.end());
+    HostArray sum;
+    std::vector<LoraSums::Rows> rows;
+    for (int64_t i = 0; i < std::max<int64_t>(p.stacked, 1); ++i) {
+      const auto addends = model->second.find(p.stacked > 0 ? layer_path(p.path, i) : p.path);
+      if (addends == model->second.end()) continue;
+      check(value != values.end(), Code::internal, "LoRA for {}: there is no value of '{}'", p.path, p.input);
+      const HostArray& before = value->second;
+      if (!sum) {
+        sum = HostArray(before.shape());
+        std::memcpy(sum.mutable_data(), before.data(), sum.bytes());
+      }
+      const auto layer = static_cast<size_t>(i * Shape{sum.dtype(), dims}.bytes());
+      LoraSums::cut(addends->second, dims, sum.dtype(), before.data() + layer, sum.mutable_data() + layer, rows);
+    }
+    if (!sum) continue;
+    LoraSums::add(rows);
+    value->second = std::move(sum);
+  }
 }
 
 }  // namespace md

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
@@ -13,6 +14,7 @@
 #include "maxdiffusion/base/float_dtype.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/mapped_memory.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
@@ -189,48 +191,48 @@ void replace_averages(const Source& s, const Part& part, ArraysToWrite& values, 
     for (const auto& [path, array] :
          unstacked(average.substr(beginning.size()), (own != state.end() ? own : master)->second)) {
       ArrayToWrite& value = values.at(path);
-      value.make = [array = array, type = value.shape.dtype] { return array.whole().cast(type); };
+      value.make = [array = array, type = value.shape.dtype] { return cast_and_release(array.whole(), type); };
       ++replaced;
     }
   }
 }
 
-/// By input name, of the files' types.
-HostArrays values_of_files(const Part& p) {
-  if (!p.pieces)
-    return open_component(p.params, p.name, *p.opened->take(p.name, p.weights), p.weights, p.other_names, true)();
-  HostArrays out;
-  for (const Param& param : p.params.params())
-    out[param.input] = p.pieces->read(array_of_weight(p.name, param.path)).whole();
-  return out;
-}
-
 /// By published name; what is in pieces is put together when it is written.
-ArraysToWrite stored(const Part& p, const std::vector<ScaledLora>& loras) {
-  if (!p.pieces || !loras.empty()) {
-    HostArrays values = values_of_files(p);
-    merge_loras(loras, p.params, values);
-    return to_write(as_arrays(published(p.params, p.name, as_pieces(values))));
-  }
+ArraysToWrite stored(const Part& p) {
+  if (!p.pieces)
+    return open_each_stored(p.params, p.name, *p.opened->take(p.name, p.weights), p.weights, p.other_names);
   ArraysToWrite out;
+  const auto mutex = std::make_shared<std::mutex>();
   for (const Param& param : p.params.params())
     for (int64_t i = 0; i < std::max<int64_t>(param.stacked, 1); ++i) {
       const std::string path = param.stacked > 0 ? layer_path(param.path, i) : param.path;
       const std::string array = array_of_weight(p.name, path);
-      out[path] = {p.pieces->shape(array), [pieces = p.pieces, array] { return pieces->read(array).whole(); }};
+      out[path] = {p.pieces->shape(array), [pieces = p.pieces, array, mutex] {
+                     const std::lock_guard lock(*mutex);
+                     return pieces->read(array).whole();
+                   }};
     }
   return out;
 }
 
 /// Published names → values.
 ArraysToWrite read(const Source& s, const Part& part, const ConvertKeys& k, int64_t& replaced) {
-  ArraysToWrite values = stored(part, s.loras);
+  ArraysToWrite values = stored(part);
+  if (!s.loras.empty()) {
+    const auto sums = std::make_shared<const LoraSums>(s.loras, part.params);
+    for (auto& [path, array] : values)
+      array.make = [make = array.make, sums, component = part.name, path] {
+        const HostArray before = make(), sum = sums->added(component, path, before);
+        if (sum.data() != before.data()) release_pages(before.data(), before.bytes());
+        return sum;
+      };
+  }
   if (!k.ema) replace_averages(s, part, values, replaced);
   if (!k.dtype.empty())
     for (auto& [name, array] : values) {
       if (!is_float(array.shape.dtype)) continue;
       array.shape.dtype = parse_dtype(k.dtype);
-      array.make = [make = array.make, type = array.shape.dtype] { return make().cast(type); };
+      array.make = [make = array.make, type = array.shape.dtype] { return cast_and_release(make(), type); };
     }
   return values;
 }
@@ -244,24 +246,42 @@ OtherName original_of(const Part& part, const std::string& name, const std::stri
        prefix.empty() ? "" : " behind '" + prefix + "'");
 }
 
-/// `from` under the original names, as its file holds it; parts of one array are put together.
-void add_original(const Part& part, const ArraysToWrite& values, const std::string& prefix, HostArrays& out) {
+/// `values` under the original names, as a file holds them; parts of one array are put together when it is written.
+void add_original(const Part& part, const ArraysToWrite& values, const std::string& prefix, ArraysToWrite& out) {
+  struct Parts {
+    int64_t parts;
+    std::vector<std::pair<std::vector<int64_t>, std::function<HostArray()>>> of;
+  };
+  std::map<std::string, std::shared_ptr<Parts>> joined;
   for (const auto& [name, array] : values) {
     const OtherName other = original_of(part, name, prefix);
     const std::string key = other.whole();
-    HostArray value = other.transposed ? transposed(array.make()) : array.make();
-    Dims dims = value.dims();
-    dims.insert(dims.end(), static_cast<size_t>(other.ones), 1);
-    value = value.reshaped(dims);
+    Shape shape = array.shape;
+    if (other.transposed) std::swap(shape.dims.at(0), shape.dims.at(1));
+    shape.dims.insert(shape.dims.end(), static_cast<size_t>(other.ones), 1);
+    const auto make = [make = array.make, transpose = other.transposed, dims = shape.dims] {
+      return (transpose ? transposed(make()) : make()).reshaped(dims);
+    };
     if (other.parts == 1) {
-      check(out.emplace(key, value).second, Code::internal, "convert: '{}' is written twice", key);
+      check(out.emplace(key, ArrayToWrite{shape, make}).second, Code::internal, "convert: '{}' is written twice", key);
       continue;
     }
-    dims[0] = dims[0] / std::ssize(other.part) * other.parts;
-    HostArray& whole = out.try_emplace(key, Shape{value.dtype(), dims}).first->second;
-    check(whole.dims() == dims && whole.dtype() == value.dtype(), Code::io,
-          "convert: the parts of '{}' are of different sizes or types", key);
-    set_parts(whole, other.part, other.parts, value);
+    shape.dims[0] = shape.dims[0] / std::ssize(other.part) * other.parts;
+    auto& parts = joined[key];
+    if (!parts) {
+      parts = std::make_shared<Parts>(Parts{other.parts, {}});
+      out[key] = {shape, [shape, parts] {
+                    HostArray whole(shape);
+                    for (const auto& [which, make] : parts->of) {
+                      const HostArray some = make();
+                      set_parts(whole, which, parts->parts, some);
+                      release_pages(some.data(), some.bytes());
+                    }
+                    return whole;
+                  }};
+    }
+    check(out.at(key).shape == shape, Code::io, "convert: the parts of '{}' are of different sizes or types", key);
+    parts->of.emplace_back(other.part, make);
   }
 }
 
@@ -285,7 +305,7 @@ class Writer {
           s_.path);
     check(!whole_ || !s_.single_file.prefixes.empty(), Code::invalid_config,
           "models of '{}' have no single-file layout; give component=NAME, or format=diffusers", s_.path);
-    HostArrays out = whole_ ? s_.single_file.more : HostArrays();
+    ArraysToWrite out = to_write(whole_ ? s_.single_file.more : HostArrays());
     std::vector<std::string> left;
     for (const Part& part : s_.parts) {
       const auto prefix = s_.single_file.prefixes.find(part.name);
@@ -358,9 +378,8 @@ ModelFolder open_model(const std::string& from, const FolderKeys& keys) {
   return ModelFolder::open(place_of(copied(from), keys), options_of(keys));
 }
 
-HostArrays stored_values(const ModelFolder& folder, const std::string& component) {
-  const Part p = part_of(folder, component);
-  return as_arrays(published(p.params, p.name, as_pieces(values_of_files(p))));
+ArraysToWrite stored_values(const ModelFolder& folder, const std::string& component) {
+  return stored(part_of(folder, component));
 }
 
 void convert(const std::string& given, const std::string& to, const ConvertKeys& k,

@@ -11,6 +11,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/float_dtype.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/mapped_memory.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/lora/lora_thin.h"
@@ -40,7 +41,7 @@ Kind kind_of(const std::string& path, const Dims& dims) {
 
 /// tuned − base in f32; empty where they are equal.
 HostArray difference_of(const HostArray& base, const HostArray& tuned) {
-  const HostArray a = base.cast(DType::f32), b = tuned.cast(DType::f32);
+  const HostArray a = cast_and_release(base, DType::f32), b = cast_and_release(tuned, DType::f32);
   HostArray d(a.shape());
   std::ranges::transform(b.view<float>(), a.view<float>(), d.mutable_view<float>().begin(), std::minus<>());
   return std::ranges::any_of(d.view<float>(), [](float v) { return v != 0; }) ? d : HostArray();
@@ -59,17 +60,16 @@ struct Extracted {
   double all = 0, kept = 0;       // sums of squares
 };
 
-Extracted extract(const HostArrays& base, const HostArrays& tuned, const ExtractKeys& k) {
+Extracted extract(const ArraysToWrite& base, const ArraysToWrite& tuned, const ExtractKeys& k) {
   Extracted out;
   std::vector<std::string> names;
   for (const auto& [name, array] : base) names.push_back(name);
   std::mutex mutex;
   parallel_for(static_cast<int64_t>(names.size()), [&](int64_t i, int) {
     const std::string& name = names[static_cast<size_t>(i)];
-    const HostArray& a = base.at(name);
-    const HostArray d = difference_of(a, tuned.at(name));
+    const HostArray d = difference_of(base.at(name).make(), tuned.at(name).make());
     if (!d) return;
-    const Kind kind = kind_of(name, a.dims());
+    const Kind kind = kind_of(name, d.dims());
     const int64_t rank = kind == Kind::linear ? k.rank : kind == Kind::convolution ? k.conv_rank : 0;
     const double all = squares(d);
     if (rank <= 0) {
@@ -129,10 +129,10 @@ void extract_lora(const std::string& base, const std::string& tuned, const std::
   const auto family = make_family(a);
   LoraFile lora{.name = to};
   for (const std::string& component : lora_components(*family)) {
-    const HostArrays before = stored_values(a, component), after = stored_values(b, component);
+    const ArraysToWrite before = stored_values(a, component), after = stored_values(b, component);
     for (const auto& [name, array] : before) {
       const auto found = after.find(name);
-      check(found != after.end() && found->second.dims() == array.dims(), Code::io,
+      check(found != after.end() && found->second.shape.dims == array.shape.dims, Code::io,
             "{} of '{}' and '{}' are of different sizes, '{}' among them", component, base, tuned, name);
     }
     Extracted e = extract(before, after, k);
