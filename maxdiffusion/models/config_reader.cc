@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "maxdiffusion/base/parse_json.h"
+
 namespace md {
 
 namespace {
@@ -37,7 +39,7 @@ const nlohmann::json* ConfigReader::find(const char* key) {
 }
 
 void ConfigReader::wrong_type(const char* key, const nlohmann::json& v, const char* expected) const {
-  fail(Code::invalid_config, "{}: '{}' is {}, expected {}", what_, key, v.dump(), expected);
+  fail(Code::invalid_config, "{}: '{}' is {}, expected {}", what_, key, dump_json(v), expected);
 }
 
 template <>

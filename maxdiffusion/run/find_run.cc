@@ -167,7 +167,8 @@ ModelToSample model_to_sample(const RunConfig& given) {
     return out;
   }
   const std::vector<std::string> untrained = made_by_training(given);
-  if (!untrained.empty() || is_of_run(given)) refuse(given, searched, untrained);
+  if (!untrained.empty() || is_of_run(given) || given.on_command_line.contains("checkpoint_dir"))
+    refuse(given, searched, untrained);
   if (!searched.empty())
     log_warning("there is no checkpoint of the run '{}' in '{}'; the config's model '{}' is used as it is",
                 given.run.run_name, shown(searched[0].checkpoints), model);

@@ -25,7 +25,7 @@ struct ModelToSample {
 /// config.yml is where that file is, whatever output_dir says; of any other config, in output_dir of the command line
 /// or, if it is not there, of the file. Throws invalid_config, naming the places that were searched and the runs that
 /// are there, where there is no checkpoint and the config says how to train a model (train_new_…,
-/// random_text_encoder, train_lora) or is a run's own.
+/// random_text_encoder, train_lora) or is a run's own, or the command line gives a checkpoint_dir.
 ModelToSample model_to_sample(const RunConfig& config);
 
 }  // namespace md

@@ -127,6 +127,9 @@ TEST_F(Generate, IsRefusedWithoutACheckpointOfTheRunThatIsMeant) {
                                   "'; the config's model '" + kModel + "' is used as it is"))
       << o.err;
   EXPECT_EQ(names_in("images"), Names{"image_0.png"});
+  o = generate(t / "base.yml", {"checkpoint_dir=" + (t / "nothing")});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "there is no checkpoint in '" + (t / "nothing'"))) << o.err;
   o = generate(t / "runs");
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "'" + (t / "runs") + "' is a folder without config.yml")) << o.err;
