@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 
 namespace md {
@@ -84,6 +86,18 @@ const std::vector<AxisRule>& batch_rules() {
   return rules;
 }
 
+bool is_batch(const std::string& name) { return name == axis::kBatch || name == axis::kConvBatch; }
+bool is_length(const std::string& name) {
+  return name == axis::kLength || name == axis::kSelfLength || name == axis::kCrossLength;
+}
+
+/// "data = 32, fsdp = 4".
+std::string sizes(const Mesh& mesh, const std::vector<std::string>& axes) {
+  std::vector<std::string> out;
+  for (const std::string& a : axes) out.push_back(fmt::format("{} = {}", a, mesh.size(a)));
+  return out.empty() ? "no axis" : fmt::format("{}", fmt::join(out, ", "));
+}
+
 const std::set<std::string>& vocabulary() {
   static const std::set<std::string> words(std::begin(axis::kAll), std::end(axis::kAll));
   return words;
@@ -107,7 +121,7 @@ AxisRules AxisRules::parse(const std::string& yaml, const std::vector<std::strin
   return AxisRules(std::move(rules));
 }
 
-AxisRules AxisRules::make(const ShardingKeys& keys, const std::vector<std::string>& mesh_axes) {
+AxisRules AxisRules::make(const ShardingKeys& keys, const std::vector<std::string>& mesh_axes, bool sequences) {
   std::vector<AxisRule> rules =
       given(keys.logical_axis_rules) ? parse(keys.logical_axis_rules.text, mesh_axes).rules() : unet_rules();
   if (keys.attention_sharding_uniform) {
@@ -130,7 +144,9 @@ AxisRules AxisRules::make(const ShardingKeys& keys, const std::vector<std::strin
       rules.insert(rules.begin(), batch);
   }
   if (std::ranges::count(mesh_axes, kFsdpBatch) > 0) split_as_fsdp(rules);
-  return AxisRules(std::move(rules));
+  AxisRules out(std::move(rules));
+  out.sequences_ = sequences;
+  return out;
 }
 
 AxisRules AxisRules::defaults() { return make({}, MeshConfig().mesh_axes); }
@@ -158,35 +174,78 @@ Sharding AxisRules::resolve(const Mesh& mesh, const std::vector<std::string>& na
   Sharding out;
   out.dims.resize(dims.size());
   std::vector<bool> assigned(dims.size(), false);
-  std::vector<std::string> refused(dims.size());  // the last rule that did not divide, for the message
+  std::vector<std::vector<std::string>> refused(dims.size());  // axes of the last rule that did not divide
   std::set<std::string> used;
+  auto parts_of = [&](const std::vector<std::string>& axes) {
+    int64_t parts = 1;
+    for (const auto& a : axes) parts *= mesh.size(a);
+    return parts;
+  };
+  auto free = [&](const std::vector<std::string>& axes) {
+    return std::ranges::none_of(axes, [&](const auto& a) { return used.contains(a); });
+  };
+  auto assign = [&](size_t d, std::vector<std::string> axes) {
+    used.insert(axes.begin(), axes.end());
+    out.dims[d] = std::move(axes);
+    assigned[d] = true;
+    refused[d].clear();
+  };
   for (const auto& rule : walk) {
     const auto at = std::find(names.begin(), names.end(), rule.logical);
     if (rule.logical.empty() || at == names.end()) continue;
     const auto d = static_cast<size_t>(at - names.begin());
     if (assigned[d]) continue;
-    std::vector<std::string> axes;
-    int64_t parts = 1;
-    for (const auto& a : rule.mesh) {
-      if (mesh.size(a) == 1) continue;
-      axes.push_back(a);
-      parts *= mesh.size(a);
-    }
-    if (std::any_of(axes.begin(), axes.end(), [&](const auto& a) { return used.contains(a); })) continue;
-    if (dims[d] % parts != 0) {
-      refused[d] = fmt::format("{} = {}", fmt::join(axes, " × "), parts);
-      continue;
-    }
-    used.insert(axes.begin(), axes.end());
-    out.dims[d] = std::move(axes);
-    assigned[d] = true;
+    std::vector<std::string> axes = rule.mesh;
+    std::erase_if(axes, [&](const auto& a) { return mesh.size(a) == 1; });
+    if (!free(axes)) continue;
+    if (dims[d] % parts_of(axes) == 0)
+      assign(d, std::move(axes));
+    else
+      refused[d] = std::move(axes);
   }
   if (strict) {
     for (size_t d = 0; d < dims.size(); ++d)
       check(assigned[d] || refused[d].empty(), Code::invalid_config,
-            "sharding: dim {} ('{}') of [{}] has size {}, which {} devices do not divide", d, names[d],
-            fmt::join(dims, ","), dims[d], refused[d]);
+            "sharding: dim {} ('{}') of [{}] has size {}, which {} = {} devices do not divide", d, names[d],
+            fmt::join(dims, ","), dims[d], fmt::join(refused[d], " × "), parts_of(refused[d]));
   }
+
+  // A batch takes of its axes those that divide it, and what is left of fsdp may go to the sequence.
+  const auto batch = static_cast<size_t>(std::ranges::find_if(names, is_batch) - names.begin());
+  const auto length = static_cast<size_t>(std::ranges::find_if(names, is_length) - names.begin());
+  if (batch < dims.size() && !refused[batch].empty()) {
+    std::vector<std::string> taken, left, of_sequence;
+    for (const auto& a : refused[batch]) {
+      taken.push_back(a);
+      if (dims[batch] % parts_of(taken) == 0) continue;
+      taken.pop_back();
+      (sequences_ && a.starts_with("fsdp") ? of_sequence : left).push_back(a);
+    }
+    assign(batch, std::move(taken));
+    refused[batch] = std::move(left);
+    if (length < dims.size() && !of_sequence.empty()) {
+      std::vector<std::string> all = of_sequence;
+      all.insert(all.end(), out.dims[length].begin(), out.dims[length].end());
+      if (free(of_sequence) && dims[length] % parts_of(all) == 0)
+        assign(length, std::move(all));
+      else
+        refused[length] = std::move(of_sequence);
+    }
+  }
+  if (sequences_ && batch < dims.size() && length < dims.size()) {
+    const bool rows = std::ranges::count(out.dims[batch], "fsdp") > 0;
+    if (rows || std::ranges::count(out.dims[length], "fsdp") > 0)
+      log_info_once("mesh: of a batch of {} each device computes {} ({}); fsdp = {} divides {}", dims[batch],
+                    dims[batch] / parts_of(out.dims[batch]), sizes(mesh, out.dims[batch]), mesh.size("fsdp"),
+                    rows ? "its rows" : "the sequence of each sample");
+  }
+  for (size_t d = 0; d < dims.size(); ++d)
+    if (!refused[d].empty() && (dims[d] > 1 || is_batch(names[d])))
+      log_line_once(
+          LogLevel::warning,
+          fmt::format("mesh: {} of size {} is not split over {}, which does not divide it: these devices hold "
+                      "and compute the same",
+                      names[d], dims[d], sizes(mesh, refused[d])));
   return out;
 }
 

@@ -45,23 +45,27 @@ class AxisRules {
   ///     layers whole; `['mlp', null]` does that);
   ///   a rule of `data_batch` first, where data_sharding names fewer than all mesh axes;
   ///   where mesh_axes has `fsdp_batch`, that beside `fsdp` in every rule.
+  /// With `sequences`, fsdp devices that a batch cannot be divided among divide the sequence of each sample.
   /// Throws invalid_config as parse().
-  static AxisRules make(const ShardingKeys& keys, const std::vector<std::string>& mesh_axes);
+  static AxisRules make(const ShardingKeys& keys, const std::vector<std::string>& mesh_axes, bool sequences = false);
   /// What make() gives without any key.
   static AxisRules defaults();
 
   /// Earlier rules win; a mesh axis is used once per tensor; "" is replicated. Mesh axes of size 1 are dropped.
   /// A rule that does not divide its dim, or whose axes another dim has taken, is passed over for the next rule of that
-  /// name; a dim without a rule left stays whole. With `strict`, a dim that stays whole because nothing divides it
-  /// throws invalid_config. `data_batch` has rules of its own unless the table names it: all mesh axes, else
-  /// data × fsdp, else data. Throws invalid_graph on a name that is neither in the vocabulary (mesh/logical_axes.h)
-  /// nor in the table, with the known names, and on a name used twice.
+  /// name; a dim without a rule left stays whole. A batch (activation_batch, conv_batch) that the last such rule does
+  /// not divide takes those of its axes that do, the first ones first; see make() for the others. What stays whole
+  /// because nothing divides it is named in a warning, once for each axis, name and size. With `strict`, a dim that
+  /// stays whole because nothing divides it throws invalid_config. `data_batch` has rules of its own unless the table
+  /// names it: all mesh axes, else data × fsdp, else data. Throws invalid_graph on a name that is neither in the
+  /// vocabulary (mesh/logical_axes.h) nor in the table, with the known names, and on a name used twice.
   Sharding resolve(const Mesh& mesh, const std::vector<std::string>& names, const std::vector<int64_t>& dims,
                    bool strict = false) const;
   const std::vector<AxisRule>& rules() const { return rules_; }
 
  private:
   std::vector<AxisRule> rules_;
+  bool sequences_ = false;
 };
 
 }  // namespace md

@@ -141,6 +141,73 @@ TEST(AxisRules, BatchArraysAreSplitAsFinelyAsTheyDivide) {
   EXPECT_EQ(own.resolve(m, {axis::kData}, {8}).dims, (Spec{{"fsdp"}}));
 }
 
+const std::vector<std::string> kActivation = {axis::kBatch, axis::kLength, axis::kHeadsAct};
+
+TEST(AxisRules, ABatchTakesAsManyAxesAsDivideIt) {
+  const auto rules = AxisRules::defaults();
+  const Mesh m = mesh(4, 2, 1, 1);
+  EXPECT_EQ(rules.resolve(m, kActivation, {8, 16, 64}).dims, (Spec{{"data", "fsdp"}, {}, {}}));
+  EXPECT_EQ(rules.resolve(m, kActivation, {4, 16, 64}).dims, (Spec{{"data"}, {}, {}}));
+  EXPECT_EQ(rules.resolve(m, kActivation, {2, 16, 64}).dims, (Spec{{"fsdp"}, {}, {}}));
+  EXPECT_EQ(rules.resolve(m, {axis::kConvBatch, "", "", axis::kOutChannels}, {4, 8, 8, 64}).dims,
+            (Spec{{"data"}, {}, {}, {}}));
+  EXPECT_TRUE(rules.resolve(m, kActivation, {3, 16, 64}).replicated());
+}
+
+TEST(AxisRules, WhatABatchLeavesOfFsdpDividesTheSequence) {
+  for (const char* table : {"",
+                            "[['activation_batch', ['data', 'fsdp']], ['activation_length', 'context'], "
+                            "['activation_heads', 'tensor'], ['embed', ['context', 'fsdp']]]"}) {
+    const AxisRules rules = AxisRules::make({.logical_axis_rules = {table}, .data_sharding = {}}, kMesh, true);
+    // The documents' command: 128 devices, a batch of 32.
+    const Mesh pod = mesh(32, 4, 1, 1);
+    EXPECT_EQ(rules.resolve(pod, kActivation, {32, 75600, 5120}).dims, (Spec{{"data"}, {"fsdp"}, {}}));
+    EXPECT_EQ(rules.resolve(pod, {axis::kBatch, axis::kSelfLength, axis::kSelfHeads}, {32, 75600, 40}).dims,
+              (Spec{{"data"}, {"fsdp"}, {}}));
+    EXPECT_EQ(rules.resolve(pod, {axis::kBatch, axis::kCrossLength, axis::kCrossHeads}, {32, 75600, 40}).dims,
+              (Spec{{"data"}, {"fsdp"}, {}}));
+    EXPECT_EQ(rules.resolve(pod, {axis::kHeads, axis::kEmbed}, {5120, 5120}).dims, (Spec{{}, {"fsdp"}}));
+    EXPECT_EQ(rules.resolve(pod, kActivation, {128, 75600, 5120}).dims, (Spec{{"data", "fsdp"}, {}, {}}));
+    EXPECT_EQ(rules.resolve(pod, {axis::kBatch, axis::kLength, "", ""}, {32, 1, 6, 64}).dims,
+              (Spec{{"data"}, {}, {}, {}}));
+    // Beside context, which has its part of the sequence already.
+    EXPECT_EQ(rules.resolve(mesh(1, 2, 2, 2), kActivation, {1, 16, 64}).dims,
+              (Spec{{}, {"fsdp", "context"}, {"tensor"}}));
+    EXPECT_EQ(rules.resolve(mesh(1, 2, 2, 2), kActivation, {1, 6, 64}).dims, (Spec{{}, {"context"}, {"tensor"}}));
+  }
+}
+
+TEST(AxisRules, SaysWhichOfTheTwoHappenedAndWhatStaysWhole) {
+  const AxisRules with = AxisRules::make({}, kMesh, true), without = AxisRules::defaults();
+  auto said = [](const AxisRules& rules, const Mesh& m, const std::vector<std::string>& names,
+                 const std::vector<int64_t>& dims) {
+    testing::internal::CaptureStderr();
+    rules.resolve(m, names, dims);
+    return testing::internal::GetCapturedStderr();
+  };
+  const Mesh m = mesh(2, 4, 1, 1);
+  EXPECT_THAT(
+      said(with, m, kActivation, {26, 16, 64}),
+      HasSubstr("mesh: of a batch of 26 each device computes 13 (data = 2); fsdp = 4 divides the sequence of each "
+                "sample"));
+  EXPECT_THAT(
+      said(with, m, kActivation, {208, 16, 64}),
+      HasSubstr("mesh: of a batch of 208 each device computes 26 (data = 2, fsdp = 4); fsdp = 4 divides its rows"));
+  EXPECT_THAT(
+      said(without, m, kActivation, {26, 16, 64}),
+      ::testing::AllOf(HasSubstr("W "), HasSubstr("mesh: activation_batch of size 26 is not split over fsdp = 4, "
+                                                  "which does not divide it: these devices hold and compute the "
+                                                  "same")));
+  EXPECT_EQ(said(without, m, kActivation, {26, 17, 64}), "");  // once
+  EXPECT_THAT(said(with, m, kActivation, {26, 17, 64}),
+              HasSubstr("mesh: activation_length of size 17 is not split over fsdp = 4"));
+  EXPECT_THAT(said(without, m, {axis::kHeads, axis::kEmbed}, {8, 10}),
+              HasSubstr("mesh: embed of size 10 is not split over fsdp = 4"));
+  EXPECT_THAT(said(without, m, kActivation, {1, 16, 64}),
+              HasSubstr("mesh: activation_batch of size 1 is not split over data = 2, fsdp = 4"));
+  EXPECT_EQ(said(without, m, {axis::kNorm, axis::kEmbed}, {7, 1}), "");  // nothing to split
+}
+
 // S0-101
 TEST(AxisRules, FsdpBatchSplitsWhatFsdpSplits) {
   const MeshConfig config{.ici_data_parallelism = 1,

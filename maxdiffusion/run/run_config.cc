@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/optim/rounding.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/run/foreign_keys.h"
@@ -180,7 +181,7 @@ std::string RunConfig::checkpoint_dir() const {
 AxisRules axis_rules(const RunConfig& c, const std::string& of_family) {
   ShardingKeys keys = c.sharding;
   if (keys.logical_axis_rules.text.empty()) keys.logical_axis_rules.text = of_family;
-  return AxisRules::make(keys, c.mesh.axes());
+  return AxisRules::make(keys, c.mesh.axes(), of_family.find(axis::kLength) != std::string::npos);
 }
 
 Devices open_devices(const RunConfig& c, const std::string& of_family) {

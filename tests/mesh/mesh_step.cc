@@ -19,8 +19,6 @@
 namespace md {
 namespace {
 
-constexpr int64_t kBatch = 8;
-
 UNetConfig small_unet() {
   return UNetConfig::from_json(parse_json(R"({
     "_class_name": "UNet2DConditionModel", "sample_size": 8, "in_channels": 4, "out_channels": 4,
@@ -67,10 +65,10 @@ struct Step {
 };
 
 /// Mean square error of the prediction against a given target; AdamW.
-void trace(Step& s, MeshModel model, ScopeOptions options) {
+void trace(Step& s, MeshModel model, int64_t rows, ScopeOptions options) {
   Graph& g = s.graph;
   auto batch = [&](const char* name, Dims dims) {
-    dims.insert(dims.begin(), kBatch);
+    dims.insert(dims.begin(), rows);
     LogicalAxes axes(dims.size());
     axes[0] = axis::kData;
     return g.input(name, {DType::f32, dims}, axes);
@@ -154,18 +152,18 @@ HostArray starting(const Step& s, const std::string& name, const Shape& shape) {
 }  // namespace
 
 MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model, const std::string& attention,
-               bool windows) {
+               bool windows, int64_t batch) {
   GraphOptions options = devices.graph_options(&rules);
   if (windows) options.memory_order = windows_first;
   Step s{Graph(options), {}};
-  trace(s, model, {.attention = attention, .flash_min_seq_length = 0});
+  trace(s, model, batch, {.attention = attention, .flash_min_seq_length = 0});
   // Compiled quickly: what is compared is the partitioning.
   const CompileConfig config{.jax_cache_dir = "", .xla_flags = "--xla_backend_optimization_level=0"};
   const Program program = compile(devices, s.graph, config, "mesh_step");
   MeshRun run;
   if (const auto told = program.compiled().operations())
     run.collectives = sum_collectives(told->collectives, devices.mesh());
-  ArrayMap state, batch;
+  ArrayMap state, given;
   for (size_t i = 0; i < program.input_names().size(); ++i) {
     const std::string& name = program.input_names()[i];
     const HostArray value = starting(s, name, program.input_shape(i));
@@ -173,10 +171,10 @@ MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshMo
     Array array = devices.put(value, program.input_sharding(i), name);
     run.bytes[name] = static_cast<int64_t>(value.bytes());
     run.bytes_per_device[name] = array.bytes_per_device();
-    (kept ? batch : state)[name] = std::move(array);
+    (kept ? given : state)[name] = std::move(array);
   }
   for (int k = 0; k < steps; ++k) {
-    ArrayMap out = program.run(state, batch);
+    ArrayMap out = program.run(state, given);
     run.loss = devices.get(out.at("loss")).to_doubles()[0];
     out.erase("loss");
     state = std::move(out);

@@ -19,9 +19,9 @@ struct MeshRun {
 };
 
 enum class MeshModel { unet, wan, flux };
-/// `steps` updates from the same starting values on the same batch of 8; `attention`: as the key; `windows`: weights of
+/// `steps` updates from the same starting values on the same batch; `attention`: as the key; `windows`: weights of
 /// convolutions lie in memory as on a TPU.
 MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model = MeshModel::unet,
-               const std::string& attention = "dot_product", bool windows = false);
+               const std::string& attention = "dot_product", bool windows = false, int64_t batch = 8);
 
 }  // namespace md

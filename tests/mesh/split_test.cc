@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "maxdiffusion/autodiff/grad.h"
@@ -13,8 +15,10 @@
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/resnet_block.h"
 #include "maxdiffusion/models/transformer2d.h"
+#include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/pjrt/topology.h"
 #include "maxdiffusion/runtime/idle_axes.h"
 #include "maxdiffusion/runtime/runtime.h"
 
@@ -45,7 +49,7 @@ MeshConfig eight_along(const std::string& axis) {
 }
 
 /// A step of gradient descent on a residual block and a transformer block: the annotated parts of a UNet.
-void trace(Graph& g) {
+void trace_unet(Graph& g) {
   ParamTable params;
   const Scope s(g, params, "unet");
   Tensor x = g.input("sample", {DType::f32, {kBatch, kSide, kSide, kWidth}}, {axis::kData, "", "", ""});
@@ -64,62 +68,96 @@ void trace(Graph& g) {
   g.output("loss", loss);
 }
 
+/// The loss of a block of Wan with its 40 heads, on videos of 16 tokens and texts of 12.
+constexpr int64_t kWanHeads = 40, kHeadSize = 6, kTokens = 16, kWords = 12, kWanHidden = 64;
+void trace_wan(Graph& g, int64_t batch) {
+  const WanTransformerConfig c{.num_attention_heads = kWanHeads,
+                               .attention_head_dim = kHeadSize,
+                               .in_channels = 4,
+                               .out_channels = 4,
+                               .text_dim = 16,
+                               .freq_dim = 16,
+                               .ffn_dim = kWanHidden,
+                               .num_layers = 1};
+  ParamTable params;
+  auto input = [&](const char* name, Dims dims) {
+    dims.insert(dims.begin(), batch);
+    return g.input(name, {DType::f32, dims}, axis::of_batch(dims.size()));
+  };
+  const WanInputs in{
+      .sample = input("sample", {2, 4, 8, 4}), .timestep = input("timestep", {}), .text = input("text", {kWords, 16})};
+  const ScopeOptions options{.attention = "dot_product"};
+  g.output("loss", mean(square(wan_transformer(Scope(g, params, "wan", options), c, in).sample)));
+}
+
 struct Compiled {
   std::map<std::string, Sharding> inputs;
-  std::string text;  // of the program of one device, after optimisation
+  std::string text;     // of the program of one device, after optimisation
+  bool of_tpu = false;  // products are convolutions there
   std::vector<std::string> idle;
   std::string warnings;
 
-  /// Sizes of the result of the first operation of this kind, in the forward pass, of the layer at `path`.
-  Dims sizes(const std::string& kind, const std::string& path) const {
-    const std::string name = path + "/" + (kind == "dot" ? "dot_general" : kind) + "\"";
+  /// Sizes of the results of the operations of this kind, in the forward pass, of the layer at `path`.
+  std::vector<Dims> all_sizes(const std::string& kind, const std::string& path) const {
+    const std::string name = path + (kind == "convolution" && !of_tpu ? "/convolution\"" : "/dot_general\"");
+    std::vector<Dims> all;
+    std::string others;
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
+      if (line.find(" " + kind + "(") != line.npos) others += line + "\n";
       const size_t open = line.find("= f32["), call = line.find("} " + kind + "(");
       if (open == line.npos || call == line.npos || line.find(name) == line.npos) continue;
-      Dims dims;
+      Dims& dims = all.emplace_back();
       std::istringstream list(line.substr(open + 6, line.find(']', open) - open - 6));
       for (std::string d; std::getline(list, d, ',');) dims.push_back(std::stoll(d));
-      return dims;
     }
-    std::string others;
-    lines.clear();
-    lines.seekg(0);
-    for (std::string line; std::getline(lines, line);)
-      if (line.find(" " + kind + "(") != line.npos) others += line + "\n";
-    ADD_FAILURE() << "no " << kind << " of " << path << " among\n" << others;
-    return {};
+    EXPECT_FALSE(all.empty()) << "no " << kind << " of " << path << " among\n" << others;
+    return all;
+  }
+  Dims sizes(const std::string& kind, const std::string& path) const {
+    const std::vector<Dims> all = all_sizes(kind, path);
+    return all.empty() ? Dims() : all[0];
   }
   int64_t elements(const std::string& kind, const std::string& path) const {
     return Shape{DType::f32, sizes(kind, path)}.elements();
   }
 };
 
-Compiled compiled(const MeshConfig& mesh, const ShardingKeys& keys) {
+CompileConfig dumping(const TemporaryFolder& folder) {
+  return {.jax_cache_dir = "off",
+          .xla_flags = "--xla_backend_optimization_level=0 --xla_dump_hlo_as_text=True --xla_dump_to=" + folder.path()};
+}
+std::string dumped(const TemporaryFolder& folder) {
+  std::string text;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    if (entry.path().string().ends_with("after_optimizations.txt")) text = read_file(entry.path().string());
+  EXPECT_FALSE(text.empty()) << "the compiler wrote no text into " << folder.path();
+  return text;
+}
+
+using Trace = std::function<void(Graph&)>;
+
+Compiled compiled(const MeshConfig& mesh, const AxisRules& rules, const Trace& trace) {
   const Devices devices = Devices::open("cpu", 8, mesh);
-  const AxisRules rules = AxisRules::make(keys, mesh.mesh_axes);
   GraphOptions options = devices.graph_options(&rules);
   options.cpu_kernels = {};  // products are read from the text
   Graph g(options);
   trace(g);
   const TemporaryFolder folder;
-  const CompileConfig config{.jax_cache_dir = "off",
-                             .xla_flags =
-                                 "--xla_backend_optimization_level=0 --xla_dump_hlo_as_text=True "
-                                 "--xla_dump_to=" +
-                                 folder.path()};
-  const Program program = compile(devices, g, config, "split");
+  const Program program = compile(devices, g, dumping(folder), "split");
   Compiled out;
   for (size_t i = 0; i < program.input_names().size(); ++i)
     out.inputs[program.input_names()[i]] = program.input_sharding(i);
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
-    if (entry.path().string().ends_with("after_optimizations.txt")) out.text = read_file(entry.path().string());
-  EXPECT_FALSE(out.text.empty()) << "the compiler wrote no text into " << folder.path();
+  out.text = dumped(folder);
   out.idle = idle_axes(g);
   testing::internal::CaptureStderr();
   warn_of_idle_axes(g, "step");
   out.warnings = testing::internal::GetCapturedStderr();
   return out;
+}
+
+Compiled compiled(const MeshConfig& mesh, const ShardingKeys& keys) {
+  return compiled(mesh, AxisRules::make(keys, mesh.mesh_axes), trace_unet);
 }
 
 class Split : public testing::TestWithParam<bool> {
@@ -178,6 +216,76 @@ TEST_P(Split, TensorSplitsHeadsFeedForwardAndChannels) {
   EXPECT_EQ(c.inputs.at("unet/" + kBlock + ".attn2.to_out.0.weight").dims, (Axes{{}, {"tensor"}}));
   EXPECT_EQ(c.inputs.at("unet/" + kBlock + ".ff.net.2.weight").dims, (Axes{{}, {"tensor"}}));
   EXPECT_EQ(c.warnings, "");
+}
+
+const std::string kWanBlock = "blocks.0";
+
+/// Weights are split over fsdp, whatever becomes of the batch.
+void expect_weights_over_fsdp(const Compiled& c) {
+  EXPECT_EQ(c.inputs.at("wan/" + kWanBlock + ".attn1.to_q.weight").dims, (Axes{{}, {"fsdp"}}));
+  EXPECT_EQ(c.inputs.at("wan/" + kWanBlock + ".ffn.net.2.weight").dims, (Axes{{"fsdp"}, {}}));
+  EXPECT_EQ(c.warnings, "");
+}
+
+Compiled wan_on_data2_fsdp4(int64_t batch) {
+  MeshConfig mesh = eight_along("fsdp");
+  mesh.ici_data_parallelism = 2, mesh.ici_fsdp_parallelism = 4;
+  const ShardingKeys keys{.logical_axis_rules = {kWanAxisRules}, .data_sharding = {}};
+  return compiled(mesh, AxisRules::make(keys, mesh.mesh_axes, true), [batch](Graph& g) { trace_wan(g, batch); });
+}
+
+TEST(SplitWan, FsdpDividesTheSequenceWhereABatchDoesNotReachIt) {
+  const Compiled c = wan_on_data2_fsdp4(4);
+  // Two rows; of their sequences a quarter, and in attention, where sequences are exchanged for heads, a quarter of
+  // these.
+  EXPECT_EQ(c.sizes("dot", kWanBlock + ".attn1"), (Dims{2, kWanHeads / 4, kTokens, kTokens}));
+  EXPECT_EQ(c.sizes("dot", kWanBlock + ".attn2"), (Dims{2, kWanHeads, kTokens / 4, kWords}));
+  EXPECT_EQ(c.elements("dot", kWanBlock + ".ffn.net.0.proj"), 2 * kTokens / 4 * kWanHidden);
+  EXPECT_EQ(c.elements("dot", kWanBlock + ".attn1.to_q"), 2 * kTokens / 4 * kWanHeads * kHeadSize);
+  expect_weights_over_fsdp(c);
+}
+
+/// The meshes of the documents' commands: what a device computes of a batch.
+struct OfDocuments {
+  const char* topology;
+  int64_t data, batch, tokens, heads;
+};
+class SplitWanOnTpus : public testing::TestWithParam<OfDocuments> {};
+TEST_P(SplitWanOnTpus, GivesEachDeviceItsRowsTokensAndHeads) {
+  const auto& [name, data, batch, tokens, heads] = GetParam();
+  const pjrt::Topology tpus = pjrt::Topology::create("tpu", name);
+  const MeshConfig config{.ici_data_parallelism = data, .ici_fsdp_parallelism = 4};
+  const Mesh mesh = Mesh::make(config, topology(tpus));
+  EXPECT_EQ(mesh.devices(), data * 4);
+  const ShardingKeys keys{.logical_axis_rules = {kWanAxisRules}, .data_sharding = {}};
+  const AxisRules rules = AxisRules::make(keys, config.mesh_axes, true);
+  Graph g(graph_options(mesh, topology(tpus), &rules));
+  trace_wan(g, batch);
+  const TemporaryFolder folder;
+  compile_ahead(tpus, mesh, g, dumping(folder), "split");
+  Compiled c;
+  c.text = dumped(folder);
+  c.of_tpu = true;
+  const int64_t rows = 1;
+  EXPECT_EQ(c.elements("convolution", kWanBlock + ".attn1.to_q"), rows * tokens * kWanHeads * kHeadSize);
+  EXPECT_EQ(c.elements("convolution", kWanBlock + ".ffn.net.0.proj"), rows * tokens * kWanHidden);
+  std::multiset<int64_t> attention;
+  for (const Dims& dims : c.all_sizes("convolution", kWanBlock + ".attn1"))
+    attention.insert(Shape{DType::f32, dims}.elements());
+  EXPECT_EQ(attention, (std::multiset<int64_t>{rows * heads * kTokens * kHeadSize, rows * heads * kTokens * kTokens}));
+}
+INSTANTIATE_TEST_SUITE_P(Documents, SplitWanOnTpus,
+                         testing::Values(OfDocuments{"v5p:2x2x1", 1, 1, kTokens / 4, kWanHeads / 4},
+                                         OfDocuments{"v5p:4x4x8", 32, 32, kTokens / 4, kWanHeads / 4},
+                                         OfDocuments{"v5p:4x4x8", 32, 128, kTokens, kWanHeads}),
+                         [](const auto& info) { return "BatchOf" + std::to_string(info.param.batch); });
+
+TEST(SplitWan, FsdpDividesTheRowsThatItCan) {
+  const Compiled c = wan_on_data2_fsdp4(16);
+  EXPECT_EQ(c.sizes("dot", kWanBlock + ".attn1"), (Dims{2, kWanHeads, kTokens, kTokens}));
+  EXPECT_EQ(c.sizes("dot", kWanBlock + ".attn2"), (Dims{2, kWanHeads, kTokens, kWords}));
+  EXPECT_EQ(c.elements("dot", kWanBlock + ".ffn.net.0.proj"), 2 * kTokens * kWanHidden);
+  expect_weights_over_fsdp(c);
 }
 
 // S4-19, P-13
