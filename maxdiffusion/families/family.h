@@ -167,6 +167,9 @@ class Family {
   /// invalid_config where the denoiser's blocks do not follow each other.
   virtual Denoised denoise_keeping(const Models& models, Tensor x, Tensor t, const Conditioning& conditioning,
                                    Tensor residual) const;
+  /// For use_magcache: measured ratios, two for each step, with prompt and without; empty: none are known. `images`:
+  /// the media begins with any.
+  virtual std::vector<double> magcache_ratios(const MediaSize& /*size*/, bool /*images*/) const { return {}; }
   /// What every step makes of the conditioning alone, [layers, B, …] each: it may be made once, and added to what
   /// denoise() is given. Empty: there is nothing.
   virtual Conditioning shared_context(const Models&, const Conditioning&) const { return {}; }

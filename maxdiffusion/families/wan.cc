@@ -12,6 +12,7 @@
 #include "maxdiffusion/data/images/image_processor.h"
 #include "maxdiffusion/data/text/clean_text.h"
 #include "maxdiffusion/families/family.h"
+#include "maxdiffusion/families/wan_ratios.h"
 #include "maxdiffusion/models/clip_vision.h"
 #include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/wan_transformer.h"
@@ -249,6 +250,10 @@ class Wan final : public Family {
                                             .context = context.text_keys ? &context : nullptr,
                                             .residual = residual});
     return {out.sample, out.residual};
+  }
+  std::vector<double> magcache_ratios(const MediaSize& size, bool images) const override {
+    return wan_magcache_ratios(transformer_,
+                               {.two_transformers = folder_.has(kSecond), .image = images, .height = size.height});
   }
   /// Keys and values of the text and the image.
   Conditioning shared_context(const Models& models, const Conditioning& c) const override {

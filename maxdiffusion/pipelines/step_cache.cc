@@ -89,10 +89,17 @@ class MagCache final : public StepCache {
       : threshold_(keys.magcache_thresh), most_(keys.magcache_K), retention_(keys.retention_ratio), plan_(plan) {
     const std::vector<double>* base = &keys.mag_ratios_base;
     if (base->empty()) base = plan.height >= 720 ? &keys.mag_ratios_base_720p : &keys.mag_ratios_base_480p;
-    check(!base->empty() && base->size() % 2 == 0, Code::invalid_config,
-          "use_magcache needs mag_ratios_base: two measured ratios for each step, with prompt and without; found {} "
-          "numbers",
-          base->size());
+    if (base->empty()) base = &plan.magcache_ratios;
+    if (base->empty())
+      throw Error(
+          Code::invalid_config,
+          "use_magcache needs measured ratios, and none are known of this model (docs/video.md lists those that "
+          "have been measured)")
+          .note(
+              "try: mag_ratios_base=[1, 1, …], for each step with prompt and without the mean size of what the "
+              "blocks add divided by that of the step before; or use_sen_cache=true, which needs none");
+    check(base->size() % 2 == 0, Code::invalid_config,
+          "mag_ratios_base has {} numbers; expected two for each step, with prompt and without", base->size());
     check(most_ >= 0 && retention_ >= 0 && retention_ <= 1, Code::invalid_config,
           "magcache_K is {} and retention_ratio is {}; expected 0 or more, and 0 to 1", most_, retention_);
     // Measured for another number of steps, each step takes the nearest one's.

@@ -23,8 +23,9 @@ struct Stretch {
 /// What is known of a sampling before it starts.
 struct SamplingPlan {
   std::vector<Stretch> stretches;
-  std::vector<double> times;  // of each step, as parts of all times: 0 to 1
-  int64_t height = 0;         // pixels
+  std::vector<double> times;                 // of each step, as parts of all times: 0 to 1
+  int64_t height = 0;                        // pixels
+  std::vector<double> magcache_ratios = {};  // of Family::magcache_ratios
   int64_t steps() const { return static_cast<int64_t>(times.size()); }
 };
 

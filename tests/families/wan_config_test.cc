@@ -2,9 +2,13 @@
 // reference's own style, which names every key, is read as it is.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/families/family.h"
 #include "maxdiffusion/run/run_config.h"
 
 namespace md {
@@ -49,6 +53,48 @@ TEST(WanFiles, DifferAsTheReferencesFilesDo) {
     EXPECT_EQ(c.sample.guidance_scale_low, 3) << name;
     EXPECT_EQ(c.sample.guidance_scale_high, 4) << name;
     EXPECT_EQ(c.sample.boundary_ratio, boundary) << name;
+  }
+}
+
+struct Measured {
+  const char *folder, *transformer;
+  int64_t height;
+  bool images;
+  size_t numbers;
+  double third, last;  // of the ratios with prompt and without
+};
+
+TEST(WanFamily, KnowsTheMagnitudeRatiosOfPublishedModels) {
+  // Of MagCache's and MaxDiffusion's repositories.
+  for (const auto& [folder, transformer, height, images, numbers, third, last] :
+       {Measured{"t2v", "wan21_t2v_14b", 720, false, 100, 1.02504, 0.86189},
+        Measured{"t2v", "wan21_t2v_1_3b", 480, false, 100, 1.0124, 0.81939},
+        Measured{"i2v", "wan21_i2v_14b", 720, true, 80, 0.99428, 0.86768},
+        Measured{"i2v", "wan21_i2v_14b", 480, true, 80, 0.98783, 0.92616},
+        Measured{"a14b", "wan21_t2v_14b", 720, false, 80, 1.00124, 0.80181},
+        Measured{"a14b", "wan22_i2v_a14b", 720, true, 80, 0.99191, 0.79902},
+        Measured{"ti2v", "wan22_ti2v_5b", 704, false, 100, 0.99505, 0.97015},
+        Measured{"ti2v", "wan22_ti2v_5b", 704, true, 100, 0.99512, 0.96616},
+        Measured{"flf2v", "wan21_flf2v_14b", 720, true, 0, 0, 0}}) {
+    const std::string goldens = MD_SOURCE_DIR "/tests/golden/";
+    TemporaryFolder t;
+    std::filesystem::copy(goldens + "wan/" + folder, t / "model", std::filesystem::copy_options::recursive);
+    auto put = [&](const std::string& part, const std::string& config) {
+      const std::string path = t / ("model/" + part + "/config.json");
+      if (exists(path)) write_file_atomic(path, read_file(goldens + "full/" + config + ".json"));
+    };
+    put("transformer", transformer);
+    put("transformer_2", transformer);
+    put("vae", std::string(folder) == "ti2v" ? "wan_vae_22" : "wan_vae_21");
+    put("text_encoder", "umt5_xxl");
+    put("image_encoder", "clip_vision_h");
+    const auto ratios = make_family(ModelFolder::open(t / "model"))->magcache_ratios({height, 1280, 81}, images);
+    ASSERT_EQ(ratios.size(), numbers) << folder << " " << transformer;
+    if (numbers == 0) continue;
+    EXPECT_EQ(ratios[0], 1);
+    EXPECT_EQ(ratios[1], 1);
+    EXPECT_NEAR(ratios[2], third, 1e-9) << folder << " " << transformer << " " << height;
+    EXPECT_NEAR(ratios.back(), last, 1e-9) << folder << " " << transformer << " " << height;
   }
 }
 

@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/image.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/video/decode_video.h"
 #include "maxdiffusion/data/video/write_video.h"
@@ -121,7 +124,11 @@ TEST_F(Video, CachesOfStepsSayWhatTheyLack) {
   };
   EXPECT_TRUE(contains(refusal({"use_cfg_cache=true", "guidance_scale=1"}),
                        "use_cfg_cache needs guidance in every step, but the scale of transformer is 1"));
-  EXPECT_TRUE(contains(refusal({"use_magcache=true"}), "use_magcache needs mag_ratios_base"));
+  const std::string lacks = refusal({"use_magcache=true"});
+  EXPECT_TRUE(contains(lacks, "use_magcache needs measured ratios, and none are known of this model")) << lacks;
+  EXPECT_TRUE(contains(lacks, "try: mag_ratios_base=[1, 1, …]")) << lacks;
+  EXPECT_TRUE(contains(refusal({"use_magcache=true", "mag_ratios_base=[1, 1, 1]"}),
+                       "mag_ratios_base has 3 numbers; expected two for each step"));
   EXPECT_TRUE(contains(refusal({"use_magcache=true", "use_sen_cache=true"}), "set one of them"));
 }
 
@@ -289,6 +296,27 @@ TEST_F(VideoTraining, DrawsAfterEachEvaluationAndComparesTheEndWithTheStart) {
   o = train("without", {"enable_generate_video_for_eval=true", "prompt=a", "max_train_steps=1"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "enable_generate_video_for_eval needs eval_every")) << o.err;
+}
+
+TEST_F(VideoTraining, MagCacheKnowsTheRatiosOfPublishedModels) {
+  // A narrow model with the blocks and heads of 1.3B.
+  std::filesystem::copy(kFolders + "t2v", t / "narrow", std::filesystem::copy_options::recursive);
+  auto config = parse_json(read_file(t / "narrow/transformer/config.json"));
+  config["num_layers"] = 30, config["num_attention_heads"] = 12, config["attention_head_dim"] = 6;
+  write_file_atomic(t / "narrow/transformer/config.json", config.dump());
+  Outcome o = train("narrow_run", {"pretrained_model_name_or_path=" + (t / "narrow"), "train_new_unet=true",
+                                   "dataset_name=", "dataset_type=synthetic", "max_train_steps=1", "scan_layers=true",
+                                   "xla_flags=--xla_backend_optimization_level=0"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  auto cached = [&](const std::string& ratios) {
+    o = maxdiffusion({"generate", t / "narrow_run/config.yml", "prompt=a red heart", "num_inference_steps=10",
+                      "guidance_scale=3", "use_magcache=true", "magcache_thresh=0.02", ratios});
+    EXPECT_EQ(o.status, 0) << o.err;
+    const size_t at = o.err.find("[MagCache] ");
+    return at == std::string::npos ? o.err : o.err.substr(at, o.err.find(" steps", at) - at);
+  };
+  EXPECT_EQ(cached("mag_ratios_base="), "[MagCache] Cached 3/10");
+  EXPECT_EQ(cached("mag_ratios_base=[1, 1]"), "[MagCache] Cached 6/10");  // two of three, after the first two
 }
 
 TEST_F(VideoTraining, AnAutoencoderOfSingleFramesBeginsWithVideosFrameByFrame) {
