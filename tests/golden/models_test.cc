@@ -119,22 +119,29 @@ TEST_P(Model, GivesTheOutputsAndGradientsOfTheReference) {
   EXPECT_LE(grads.value, kNoiseFloors * c.noise_floor_gradients) << "worst at " << grads.name;
 }
 
-class Bf16 : public testing::TestWithParam<Named> {};
+/// A model, and how far PyTorch's own run of it with activations in bf16 (autocast) is from its float64 run:
+/// tools/golden/models.py prints it.
+struct InBf16 {
+  Named model;
+  double outputs, gradients, of_all;
+};
+void PrintTo(const InBf16& n, std::ostream* os) { *os << n.model.name; }
 
-// Weights stay f32, activations are bf16 (8 bits): the direction of the gradient must survive, and roughly that of
-// every array. The worst are gradients that nearly cancel, of which rounding decides: as the orders of sums and the
-// places of rounding vary (without kernels, with kernels that widen, on processors that multiply bf16) one and the same
-// bias was seen at 0.18 to 0.39.
-// S0-81, S4-13
+class Bf16 : public testing::TestWithParam<InBf16> {};
+
+// Twice PyTorch's distances: orders of sums and places of rounding vary between the two and between processors (without
+// kernels, with kernels that widen, with products of bf16). The worst gradients nearly cancel, so that rounding decides
+// of them; one and the same bias of the Wan autoencoder was seen at 0.18 to 0.39. S0-81, S4-13
 TEST_P(Bf16, ActivationsGiveOutputsAndGradientsNearTheReference) {
-  const ModelCase c = load_case(GetParam().name);
-  const ModelRun run = run_case(c, GetParam().forward, {.activations = DType::bf16});
+  const ModelCase c = load_case(GetParam().model.name);
+  const ModelRun run = run_case(c, GetParam().model.forward, {.activations = DType::bf16});
   const Distance out = distance(run.outputs, c.outputs), grads = distance(run.grads, c.grads);
   fmt::print("  outputs {:.2g} ({}), gradients {:.2g} ({}), of all {:.2g}\n", out.value, out.name, grads.value,
              grads.name, grads.of_all);
-  EXPECT_LE(out.value, 0.05) << "worst at " << out.name;
-  EXPECT_LE(grads.of_all, 0.12);
-  EXPECT_LE(grads.value, 0.5) << "worst at " << grads.name;
+  EXPECT_GT(out.value, 1e-3) << "that is not bf16";
+  EXPECT_LE(out.value, 2 * GetParam().outputs) << "worst at " << out.name;
+  EXPECT_LE(grads.value, 2 * GetParam().gradients) << "worst at " << grads.name;
+  EXPECT_LE(grads.of_all, 2 * GetParam().of_all);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -152,10 +159,13 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Bf16,
-                         testing::Values(Named{"unet_no_mid", run_unet}, Named{"vae_no_attention", run_vae},
-                                         Named{"clip_projection", run_clip}, Named{"clip_vision", run_clip_vision},
-                                         Named{"umt5", run_t5}, Named{"wan_vae_attention", run_wan_vae}),
-                         [](const auto& info) { return info.param.name; });
+                         testing::Values(InBf16{{"unet_no_mid", run_unet}, 0.0242, 0.233, 0.0359},
+                                         InBf16{{"vae_no_attention", run_vae}, 0.00878, 0.0435, 0.0107},
+                                         InBf16{{"clip_projection", run_clip}, 0.00626, 0.018, 0.00556},
+                                         InBf16{{"clip_vision", run_clip_vision}, 0.00354, 0.0142, 0.00587},
+                                         InBf16{{"umt5", run_t5}, 0.0131, 0.104, 0.0512},
+                                         InBf16{{"wan_vae_attention", run_wan_vae}, 0.0103, 0.276, 0.0592}),
+                         [](const auto& info) { return info.param.model.name; });
 
 class Chunks : public testing::TestWithParam<const char*> {};
 

@@ -79,7 +79,10 @@ TEST_P(Training, FollowsPyTorchForSixSteps) {
   // Masters that differ in the last bit are now and then rounded to different bf16 weights, 2^-8 apart: PyTorch's own
   // runs then differ by this floor. Rounding without masters is off by 2e-2 here.
   const bool rounded = name.ends_with("_bf16");
-  EXPECT_LE(worst, rounded ? std::max(1e-4, 2 * floor) : 1e-4);
+  // Otherwise ten times the distance of PyTorch's own float32 run from its float64 run, and not tighter than 16
+  // roundings of a float32.
+  auto bound = [&](double noise) { return rounded ? std::max(1e-4, 2 * noise) : std::max(2e-6, 10 * noise); };
+  EXPECT_LE(worst, bound(floor));
   EXPECT_LE(worst_rate, 1e-9);  // of a peak of 1e-3
 
   const SafetensorsReader weights =
@@ -103,9 +106,10 @@ TEST_P(Training, FollowsPyTorchForSixSteps) {
     ++compared;
   }
   EXPECT_GE(compared, 16);
+  const double floor_of_weights = want["noise_floor"]["weights"];
   fmt::print("  metrics {:.2g} (noise floor {:.2g}), weights {:.2g} (noise floor {:.2g})\n", worst, floor, worst_weight,
-             want["noise_floor"]["weights"].get<double>());
-  EXPECT_LE(worst_weight, 1e-3);
+             floor_of_weights);
+  EXPECT_LE(worst_weight, bound(floor_of_weights));
 }
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Training,

@@ -9,7 +9,8 @@ For each case tests/golden/<case>/ gets
                        grad.*  gradients of the loss: every parameter by its name, and the floating inputs as in.*
                        metadata: noise_floor (below), versions
 The numbers are those of a float64 run. noise_floor is the largest relative distance of the same run in float32 from
-it, by the measure of the test (distance() below).
+it, by the measure of the test (distance() below). Printed: how far a run with activations in bf16 is, for the bounds of
+Bf16 in tests/golden/models_test.cc.
 tests/golden/wan_names.json gets the names of the original program's parameters beside those that diffusers' converter
 makes of them, wan_vae_names.json those of its autoencoders. tests/golden/full/ gets the published configs with the parameter names and shapes of the real models (no weights).
 
@@ -398,6 +399,17 @@ def run(model, inputs, dots, forward, dtype):
     return ({k: v.detach() for k, v in outputs.items()}, grads)
 
 
+IN_BF16 = {"unet_no_mid", "vae_no_attention", "clip_projection", "clip_vision", "umt5", "wan_vae_attention"}
+
+
+def autocast(forward):
+    def in_bf16(m, i):
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(m, i)
+
+    return in_bf16
+
+
 def write(case, model, inputs, forward, seed):
     generator = torch.Generator().manual_seed(seed)
     randomize(model, generator)
@@ -409,6 +421,13 @@ def write(case, model, inputs, forward, seed):
     grad32 = {k: v.clone() for k, v in grad32.items()}
     out64, grad64 = run(model, inputs, dots, forward, torch.float64)
     floors = distance(out32, out64), distance(grad32, grad64)
+    if case in IN_BF16:
+        out64, grad64 = ({k: v.clone() for k, v in group.items()} for group in (out64, grad64))
+        out16, grad16 = run(model, inputs, dots, autocast(forward), torch.float32)
+        of_all = sum((grad16[k].double() - v).norm() ** 2 for k, v in grad64.items()) / sum(
+            v.norm() ** 2 for v in grad64.values())
+        print(f"{case}: in bf16 outputs {distance(out16, out64):.3g}, gradients {distance(grad16, grad64):.3g}, of all "
+              f"{of_all.sqrt().item():.3g}")
 
     folder = ROOT / case
     folder.mkdir(parents=True, exist_ok=True)
