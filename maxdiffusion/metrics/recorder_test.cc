@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -131,13 +133,20 @@ class RecorderOnDevice : public testing::Test {
 
 // S2-85, S2-116…119, S4-71, S4-73, S4-104…107
 TEST_F(RecorderOnDevice, ReadsOneStepLateAndWritesEverything) {
+  using Clock = std::chrono::steady_clock;
+  std::chrono::duration<double> least{}, most{};
   {
+    const auto before = Clock::now();
     Recorder rec(options());
+    const auto begun = Clock::now();
     for (int64_t step = 1; step <= 6; ++step) {
       rec.push(step, devices, step_metrics(1.0f / static_cast<float>(step)), {{"learning_rate", 1e-3}});
       EXPECT_EQ(rec.loss().x.size(), static_cast<size_t>(step - 1));
+      if (step == 4) std::this_thread::sleep_for(std::chrono::milliseconds(40));
     }
+    least = Clock::now() - begun;
     rec.finish();
+    most = Clock::now() - before;
   }
   auto lines = lines_of(t / "run/metrics.jsonl");
   ASSERT_EQ(lines.size(), 6u);
@@ -145,7 +154,12 @@ TEST_F(RecorderOnDevice, ReadsOneStepLateAndWritesEverything) {
   EXPECT_FLOAT_EQ(lines[3]["loss"].get<float>(), 0.25f);
   EXPECT_FLOAT_EQ(lines[3]["grad_norm"].get<float>(), 0.5f);
   EXPECT_DOUBLE_EQ(lines[3]["learning_rate"].get<double>(), 1e-3);
-  EXPECT_GE(lines[3]["step_time_seconds"].get<double>(), 0);
+  // A step ends when its metrics are read, so the steps together took what passed; the fourth slept.
+  double total = 0;
+  for (const auto& line : lines) total += line["step_time_seconds"].get<double>();
+  EXPECT_GE(lines[3]["step_time_seconds"].get<double>(), 0.04);
+  EXPECT_GE(total, least.count() - 1e-6);
+  EXPECT_LE(total, most.count() + 1e-6);
   EXPECT_DOUBLE_EQ(lines[3]["per_device_tflops"].get<double>(), 3);
   EXPECT_NEAR(lines[3]["per_device_tflops_per_sec"].get<double>() * lines[3]["step_time_seconds"].get<double>(), 3,
               1e-6);
@@ -218,8 +232,19 @@ TEST_F(RecorderOnDevice, WritesBatchesOfMetricsAsTheReferenceUploadsThem) {
   o.config.gcs_metrics = true;
   o.config.log_period = 4;
   Recorder rec(o);
-  for (int64_t step = 1; step <= 6; ++step) rec.push(step, devices, step_metrics(static_cast<float>(step)));
+  // TensorBoard's file has what was recorded each time so many steps are.
+  auto shown = [&] {
+    const std::string text = read_file(std::filesystem::directory_iterator(t / "run/tensorboard")->path());
+    int count = 0;
+    for (size_t at = 0; (at = text.find("learning/loss", at)) != std::string::npos; ++at) ++count;
+    return count;
+  };
+  for (int64_t step = 1; step <= 6; ++step) {
+    rec.push(step, devices, step_metrics(static_cast<float>(step)));
+    EXPECT_EQ(shown(), step <= 4 ? 0 : 4) << step;  // read one step late
+  }
   rec.finish();
+  EXPECT_EQ(shown(), 6);
   const auto first = lines_of(t / "run/metrics/metrics_step_000001_to_step_000004.txt"),
              rest = lines_of(t / "run/metrics/metrics_step_000005_to_step_000006.txt");
   ASSERT_EQ(first.size(), 4u);

@@ -203,6 +203,8 @@ TEST(RunConfig, SaysToLayersWhatItsKeysSay) {
   EXPECT_EQ(o.remat, "full");
   EXPECT_TRUE(o.scan_layers);
   EXPECT_EQ(scope_options(parse("precision: HIGH").layers).precision, Precision::high);
+  EXPECT_EQ(scope_options(parse("remat_policy: 'HIDDEN_STATE_WITH_OFFLOAD'").layers).remat,
+            "HIDDEN_STATE_WITH_OFFLOAD");
   const LayerKeys custom = parse("", {"remat_policy=CUSTOM", "names_which_can_be_saved=['attn_output', 'query_proj']",
                                       "names_which_can_be_offloaded=['xq_out']"})
                                .layers;
@@ -272,6 +274,7 @@ TEST(RunConfig, DevicesAreThoseAndLieAsTheKeysSay) {
   const Devices d = open_devices(
       parse("", {"hardware=cpu", "cpu_device_count=4", "ici_data_parallelism=2", "ici_tensor_parallelism=2",
                  "logical_axis_rules=[['embed', 'tensor'], ['heads', None]]", "data_sharding=[['data']]"}));
+  EXPECT_EQ(d.client().platform_name(), "cpu");
   EXPECT_EQ(d.mesh().describe(), "data 2 × tensor 2 (4 devices)");
   using Axes = std::vector<std::vector<std::string>>;
   EXPECT_EQ(d.rules().resolve(d.mesh(), {axis::kEmbed, axis::kHeads}, {8, 8}).dims, (Axes{{"tensor"}, {}}));

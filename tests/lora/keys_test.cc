@@ -113,7 +113,7 @@ TEST_F(LoraKeyTest, NameFoldersInTheHuggingFaceCache) {
   unsetenv("HF_HUB_CACHE");
 }
 
-// S4-86, S4-87, S4-89, S4-90
+// S4-86…90
 TEST_F(LoraKeyTest, RefuseWhatDoesNotFit) {
   const std::string a = file("a.safetensors"), config = "lora_config: {lora_model_name_or_path: ['" + a + "'], ";
   const auto expect = [](const std::string& message, const std::string& part) {
@@ -128,6 +128,7 @@ TEST_F(LoraKeyTest, RefuseWhatDoesNotFit) {
   expect(refusal(config + "weight_name: ['b.safetensors']}"), "is not a folder");
   expect(refusal(config + "ranks: [4]}"), "'ranks' is not one of");
   expect(refusal(config + "rank: [4, 8]}"), "rank has 2 entries, lora_model_name_or_path has 1");
+  expect(refusal(config + "adapter_name: ['a', 'b']}"), "adapter_name has 2 entries, lora_model_name_or_path has 1");
 }
 
 TEST_F(LoraKeyTest, SayWhatIsTrained) {
