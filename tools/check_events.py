@@ -12,7 +12,8 @@ import sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 TAGS = {"loss": "learning/loss", "grad_norm": "learning/grad_norm", "learning_rate": "learning/current_learning_rate",
-        "step_time_seconds": "perf/step_time_seconds"}
+        "step_time_seconds": "perf/step_time_seconds", "per_device_tflops": "perf/per_device_tflops",
+        "per_device_tflops_per_sec": "perf/per_device_tflops_per_sec"}
 
 
 def to_f32(x):

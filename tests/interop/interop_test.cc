@@ -61,6 +61,9 @@ TEST_F(Interop, DiffusersLoadsCheckpointsWholeAndDrawsAndTensorBoardReadsTheMetr
   o = check("check_events.py", t / "run");
   EXPECT_EQ(o.status, 0) << o.out << o.err;
   EXPECT_TRUE(contains(o.out, "ok: 2 steps agree")) << o.out;
+  for (const char* tag :
+       {"learning/loss", "learning/current_learning_rate", "perf/per_device_tflops", "perf/step_time_seconds"})
+    EXPECT_TRUE(contains(o.out, tag)) << o.out;
 }
 
 TEST_F(Interop, DiffusersDrawsVideosWithCheckpoints) {
