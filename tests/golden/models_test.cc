@@ -129,9 +129,10 @@ void PrintTo(const InBf16& n, std::ostream* os) { *os << n.model.name; }
 
 class Bf16 : public testing::TestWithParam<InBf16> {};
 
+// S0-81, S4-13
 // Twice PyTorch's distances: orders of sums and places of rounding vary between the two and between processors (without
 // kernels, with kernels that widen, with products of bf16). The worst gradients nearly cancel, so that rounding decides
-// of them; one and the same bias of the Wan autoencoder was seen at 0.18 to 0.39. S0-81, S4-13
+// of them; one and the same bias of the Wan autoencoder was seen at 0.18 to 0.39.
 TEST_P(Bf16, ActivationsGiveOutputsAndGradientsNearTheReference) {
   const ModelCase c = load_case(GetParam().model.name);
   const ModelRun run = run_case(c, GetParam().model.forward, {.activations = DType::bf16});
