@@ -93,8 +93,9 @@ Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, KeysTravel travel, 
   p.parts = devices_along(g, p.sequence);
   const int64_t shares = devices_along(g, p.q[2]);
   check(heads % shares == 0, Code::invalid_config,
-        "attention: {} heads do not divide among the {} devices of the mesh axis {}, at {}; {} can share them", heads,
-        shares, fmt::join(p.q[2], " and "), q.graph().path(), fmt::join(divisors(heads), ", "));
+        "ici_{}_parallelism: {} heads do not divide among the {} devices of the mesh axis {}, at {}; {} can share them",
+        fmt::join(p.q[2], "_parallelism and ici_"), heads, shares, fmt::join(p.q[2], " and "), q.graph().path(),
+        fmt::join(divisors(heads), ", "));
   p.lq = q.dim(1), p.lk = k.dim(1);
   p.padded_q = round_up(p.lq, p.parts);
   p.way = way_for(p, travel, heads, heads / shares);

@@ -158,10 +158,10 @@ TEST(AttentionMesh, MemoryGrowsWithTheLengthAndNotItsSquare) {
 
 // S1-27, S1-51
 TEST(AttentionMesh, HeadsThatDoNotDivideAreRefusedWithNumbers) {
-  auto refusal = [](const MeshSizes& m, const char* kernel) {
+  auto refusal = [](const MeshSizes& m, const char* kernel, int64_t heads = 3) {
     const AxisRules rules = AxisRules::defaults();
     Graph g(open(m).graph_options(&rules));
-    Tensor q = g.input("q", f64({4, 16, 3, 6}));
+    Tensor q = g.input("q", f64({4, 16, heads, 6}));
     try {
       PathScope path(g, "blocks.0.attn1");
       attention(q, q, q, mesh_attention_options(kernel));
@@ -171,12 +171,13 @@ TEST(AttentionMesh, HeadsThatDoNotDivideAreRefusedWithNumbers) {
     }
     return std::string("none");
   };
-  const std::string tensor = refusal({"", 4, 1, 1, 2}, "flash");
-  EXPECT_NE(
-      tensor.find(
-          "3 heads do not divide among the 2 devices of the mesh axis tensor, at blocks.0.attn1; 1, 3 can share them"),
-      std::string::npos)
-      << tensor;
+  EXPECT_EQ(refusal({"", 4, 1, 1, 2}, "flash"),
+            "ici_tensor_parallelism: 3 heads do not divide among the 2 devices of the mesh axis tensor, at "
+            "blocks.0.attn1; 1, 3 can share them");
+  // S1-26, S1-27: the heads of Wan.
+  EXPECT_EQ(refusal({"", 1, 1, 1, 3}, "flash", 40),
+            "ici_tensor_parallelism: 40 heads do not divide among the 3 devices of the mesh axis tensor, at "
+            "blocks.0.attn1; 1, 2, 4, 5, 8, 10, 20, 40 can share them");
   const std::string ulysses = refusal({"", 4, 1, 2, 1}, "ulysses");
   EXPECT_NE(ulysses.find("got heads=3 and context_shards=2"), std::string::npos) << ulysses;
   EXPECT_EQ(refusal({"", 4, 1, 2, 1}, "ulysses_ring"), "none");
