@@ -57,9 +57,10 @@ AttentionBlocks attention_blocks(const std::map<std::string, std::string>& sizes
           "flash_block_sizes: {} is '{}'; expected a whole number above 0", name, text);
   }
   if (!tiles.empty())
-    log_info(
-        "flash_block_sizes: {} have no effect: blocks have no tiles inside; CPU kernels choose all sizes themselves",
-        fmt::join(tiles, ", "));
+    log_line_once(LogLevel::warning,
+                  fmt::format("flash_block_sizes: {} {} ignored: no kernel has tiles inside its blocks, or a fused "
+                              "backward pass, yet",
+                              fmt::join(tiles, ", "), tiles.size() == 1 ? "is" : "are"));
   return blocks;
 }
 
