@@ -30,14 +30,17 @@ HostArray control_scales(const ControlOptions& c, int64_t n) {
   return scales;
 }
 
-SamplingPlan sampling_plan(const Family& family, const SampleTable& table, const PromptConditioning& prompts,
-                           const SampleOptions& o) {
+/// Whether prompts come with images.
+bool has_images(const Family& family, const PromptConditioning& prompts, const SampleOptions& o) {
+  return family.images().most > 0 && std::ranges::any_of(family.image_fields(o.size), [&](const Field& f) {
+           return prompts.positive.contains(f.name);
+         });
+}
+
+SamplingPlan sampling_plan(const Family& family, const SampleTable& table, bool images, const SampleOptions& o) {
   const std::vector<std::string> denoisers = family.denoisers();
   const double boundary = family.boundary_time(o.boundary_ratio),
                times = o.scheduler_config.value("num_train_timesteps", 1000.0);
-  const bool images = family.images().most > 0 && std::ranges::any_of(family.image_fields(o.size), [&](const Field& f) {
-                        return prompts.positive.contains(f.name);
-                      });
   SamplingPlan plan{.stretches = {},
                     .times = table.timesteps,
                     .height = o.size.height,
@@ -287,7 +290,7 @@ void check_sampling(const Family& family, const SampleOptions& o) {
   check_latents(o, batched(o.samples(), {DType::f32, family.latent_dims(o.size)}));
   const SampleTable table =
       (o.scheduler ? o.scheduler : make_scheduler(o.scheduler_config))->table(o.num_inference_steps);
-  make_step_cache(o.cache, sampling_plan(family, table, o));
+  make_step_cache(o.cache, sampling_plan(family, table, family.images().most > 0, o));
   if (o.control) control_scales(*o.control, 1);
 }
 
@@ -312,7 +315,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   std::vector<ArrayMap> carries(static_cast<size_t>((samples + batch - 1) / batch));  // of each group of samples
   int64_t done = 0, reused = 0;
   const int64_t work = total * static_cast<int64_t>(carries.size());
-  const SamplingPlan plan = sampling_plan(family, table, prompts, o);
+  const SamplingPlan plan = sampling_plan(family, table, has_images(family, prompts, o), o);
   const std::unique_ptr<StepCache> cache = make_step_cache(o.cache, plan);
   const bool one_by_one = o.step_by_step || cache;
   for (const Stretch& stretch : plan.stretches) {
@@ -419,7 +422,7 @@ std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOpt
   std::vector<Field> fields = family.conditioning_fields();
   if (family.images().least > 0) std::ranges::copy(family.image_fields(o.size), std::back_inserter(fields));
   for (const Field& f : fields) prompts.positive[f.name] = HostArray(batched(1, f.shape));
-  const SamplingPlan plan = sampling_plan(family, table, prompts, o);
+  const SamplingPlan plan = sampling_plan(family, table, has_images(family, prompts, o), o);
   std::vector<SamplingGraph> graphs;
   for (const Stretch& stretch : plan.stretches) {
     if (std::ranges::count(graphs, stretch.denoiser, &SamplingGraph::denoiser) > 0) continue;

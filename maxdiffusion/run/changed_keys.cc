@@ -26,7 +26,7 @@ std::set<std::string> beside_learning() {
                                  "grain_worker_count",
                                  "replicate_vae"};
   const auto add = [&names](auto keys) {
-    keys.visit([&](const char* name, auto&, const char*) { names.insert(name); });
+    keys.visit([&](const char* name, auto&, const char*, auto...) { names.insert(name); });
   };
   add(RunKeys()), add(HardwareKeys()), add(MeshConfig()), add(ShardingKeys()), add(TfrecordKeys()), add(EvalKeys());
   add(LoopKeys()), add(MetricsConfig()), add(ProfileConfig()), add(SampleKeys()), add(MediaChunkKeys());
