@@ -103,11 +103,11 @@ TEST_P(LoraTraining, GivesTheOutputsAndGradientsOfPeft) {
   EXPECT_LE(all, GetParam().all_gradients);
 }
 
-// The reference's own float32 run is 1.8e-5 from its float64 run for the worst gradient of unet_no_mid; bf16 has 65536
-// times the rounding error, so there single gradients may only point the same way, and all together are held to the
-// bound of the models' own bf16 goldens; processors that multiply bf16 as it is also round the probabilities of
-// attention, and are a fifth further away (0.61 and 0.19 beside 0.50 and 0.14). Quantized weights are off by about a
-// percent a layer.
+// In bf16 twice what PyTorch's own runs are from its float64 run (tools/golden/lora.py prints them under autocast):
+// 0.0071, 0.017 and 0.0085 for the text encoder. Of the UNet PyTorch is 0.015, 0.15 and 0.038 away under autocast and
+// 0.031, 0.30 and 0.11 where all is bf16, as it is here; its bounds are 2.5 times these at most, since processors that
+// multiply bf16 as it is also round the probabilities of attention, and are a fifth further away (0.61 and 0.22 beside
+// 0.50 and 0.14). Quantized weights are off by about a percent a layer.
 INSTANTIATE_TEST_SUITE_P(
     Models, LoraTraining,
     testing::Values(
@@ -115,8 +115,8 @@ INSTANTIATE_TEST_SUITE_P(
         Variant{"Recomputed", "unet_no_mid", {.remat = "FULL"}},
         Variant{"ScannedAndRecomputed", "unet_no_mid", {.remat = "FULL", .scan_layers = true}},
         Variant{"Convolutions", "unet_plain", {}}, Variant{"TextEncoder", "clip_projection", {}},
-        Variant{"TextEncoderInBf16", "clip_projection", {.activations = DType::bf16}, 0.05, 0.1, 0.05},
-        Variant{"ScannedInBf16", "unet_no_mid", {.activations = DType::bf16, .scan_layers = true}, 0.05, 0.8, 0.25},
+        Variant{"TextEncoderInBf16", "clip_projection", {.activations = DType::bf16}, 0.014, 0.034, 0.017},
+        Variant{"ScannedInBf16", "unet_no_mid", {.activations = DType::bf16, .scan_layers = true}, 0.05, 0.75, 0.25},
         // 127 steps to a row's largest magnitude are several times as coarse as bf16 above.
         Variant{"OverQuantizedWeights", "unet_no_mid", over_int8(), 0.1, 1.2, 0.5}),
     [](const auto& info) { return info.param.name; });

@@ -298,15 +298,22 @@ def record_gradients(case, rank, alpha, targets):
                                              (n.split("/")[1] for n in found))]
     assert not missing, missing
 
-    def run(dtype):
+    def run(dtype, autocast=False):
         model.to(dtype).zero_grad(set_to_none=True)
         live = {k: v.to(dtype) if v.is_floating_point() else v.long() for k, v in inputs.items()}
-        out = forward(case, model, live)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = forward(case, model, live)
         sum((out[k] * d.to(dtype)).sum() for k, d in dots.items()).backward()
         return {k: v.detach().double() for k, v in out.items()}, {k: p.grad.double().clone() for k, p in found.items()}
 
-    single, wanted = run(torch.float32), run(torch.float64)
-    floors = [max(((a[k] - b[k]).norm() / b[k].norm()).item() for k in b) for a, b in zip(single, wanted)]
+    single, narrow, wanted = run(torch.float32), run(torch.float32, autocast=True), run(torch.float64)
+    relative = lambda a, b: [((a[k] - b[k]).norm() / b[k].norm()).item() for k in b]
+    together = lambda g: torch.cat([g[k].flatten() for k in wanted[1]])
+    outputs = [k for k in wanted[0] if k in ("sample", "text_embeds")]
+    print(f"{case}: in bf16 outputs {max(relative(narrow[0], {k: wanted[0][k] for k in outputs})):.3g}, gradients "
+          f"{max(relative(narrow[1], wanted[1])):.3g}, together "
+          f"{((together(narrow[1]) - together(wanted[1])).norm() / together(wanted[1]).norm()).item():.3g}")
+    floors = [max(relative(a, b)) for a, b in zip(single, wanted)]
     arrays = {k: p.detach().bfloat16() for k, p in found.items()}
     arrays |= {"grad." + k: g.float().contiguous() for k, g in wanted[1].items()}
     arrays |= {"out." + k: last(v.float()) for k, v in wanted[0].items() if k in ("sample", "text_embeds")}
