@@ -1,4 +1,5 @@
 // The program's command lines: help, exit statuses, and what bad words are answered with.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -107,12 +108,27 @@ TEST(Program, UnknownCommandNamesTheNearest) {
 
 // S0-90, S4-1
 TEST(Program, TheReferencesNamesOfProgramsAreKnown) {
-  for (const char* name :
-       {"train_sdxl", "train_sd", "train_dreambooth", "generate_sdxl", "generate_sd", "generate_lightning",
-        "generate_controlnet_sdxl_replicated", "generate_controlnet_replicated"}) {
-    const Outcome o = maxdiffusion({name});
-    EXPECT_EQ(o.status, 2) << name;
-    EXPECT_TRUE(contains(o.err, ": the config file is missing")) << o.err;
+  // They do what our names do: the same config is refused with the same words, after reading as far.
+  auto refusal = [](const std::string& name, const std::string& word) {
+    const Outcome o = maxdiffusion({name, MD_SOURCE_DIR "/configs/quickstart.yml", word});
+    const size_t at = o.err.find("error: ");
+    return at == o.err.npos ? "none: " + o.err : fmt::format("{} {}", o.status, o.err.substr(at));
+  };
+  for (const auto& [name, ours, word, said] :
+       {std::tuple{"train_sdxl", "train", "run_name=", "2 error: run_name is empty"},
+        {"train_sd", "train", "run_name=", "2 error: run_name is empty"},
+        {"train_sdxl", "train", "pretrained_model_name_or_path=/nowhere", "4 error: there is no folder '/nowhere'"},
+        {"generate_sdxl", "generate", "pretrained_model_name_or_path=/nowhere",
+         "4 error: there is no folder '/nowhere'"},
+        {"generate_sd", "generate", "pretrained_model_name_or_path=/nowhere", "4 error: there is no folder '/nowhere'"},
+        {"generate_lightning", "generate", "pretrained_model_name_or_path=/nowhere",
+         "4 error: there is no folder '/nowhere'"},
+        {"generate_controlnet_sdxl_replicated", "generate_controlnet",
+         "controlnet_model_name_or_path=", "2 error: controlnet_model_name_or_path"},
+        {"generate_controlnet_replicated", "generate_controlnet",
+         "controlnet_model_name_or_path=", "2 error: controlnet_model_name_or_path"}}) {
+    EXPECT_EQ(refusal(name, word), refusal(ours, word)) << name;
+    EXPECT_TRUE(refusal(name, word).starts_with(said)) << refusal(name, word);
   }
 }
 
