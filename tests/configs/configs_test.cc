@@ -1,6 +1,7 @@
 // Every file of configs/ is trained and drawn from, with a tiny folder in place of the model that it names: two steps,
-// few pixels, and all else as the file has it.
-#include <fmt/core.h>
+// few pixels, and all else as the file has it. So are the commands of README.md and docs/.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -92,9 +93,9 @@ std::vector<std::string> files() {
   return out;
 }
 
-class ShippedConfig : public testing::TestWithParam<std::string> {
+class Configs : public testing::Test {
  protected:
-  ShippedConfig() {
+  Configs() {
     make_folders(t / "pictures");
     make_folders(t / "lightning");
     for (int i = 0; i < 4; ++i) {
@@ -146,6 +147,8 @@ class ShippedConfig : public testing::TestWithParam<std::string> {
   }
   TemporaryFolder t;
 };
+
+class ShippedConfig : public Configs, public testing::WithParamInterface<std::string> {};
 
 bool equal(const HostArray& a, const HostArray& b) { return a.to_doubles() == b.to_doubles(); }
 
@@ -210,6 +213,126 @@ TEST_P(ShippedConfig, IsTrainedAndDrawnFrom) {
 
 INSTANTIATE_TEST_SUITE_P(All, ShippedConfig, testing::ValuesIn(files()),
                          [](const auto& info) { return info.param.substr(0, info.param.find('.')); });
+
+/// The commands in blocks of code of a page: their words after ./run.
+std::vector<Words> commands_of(const std::string& page) {
+  std::vector<Words> out;
+  std::ifstream f(MD_SOURCE_DIR "/" + page);
+  bool block = false;
+  for (std::string line, more; std::getline(f, line);) {
+    if (line.starts_with("```")) block = !block;
+    while (line.ends_with("\\") && std::getline(f, more)) line = line.substr(0, line.size() - 1) + more.substr(2);
+    const size_t at = line.find("./run ");
+    if (!block || at == line.npos) continue;
+    line = line.substr(at + 6);
+    line = line.substr(0, line.find("  "));  // what it does
+    Words words = {""};
+    bool quoted = false;
+    for (const char c : line) {
+      if (c == '"')
+        quoted = !quoted;
+      else if (c == ' ' && !quoted)
+        words.emplace_back();
+      else
+        words.back() += c;
+    }
+    out.push_back(words);
+  }
+  return out;
+}
+
+class DocumentedCommands : public Configs {
+ protected:
+  DocumentedCommands() {
+    fs::copy(kPictures + "lora_peft.safetensors", t / "style.safetensors");
+    fs::copy(kPictures + "lora_kohya.safetensors", t / "line.safetensors");
+  }
+  /// With what stands for its model, data and files, and nothing that takes long; and where its config is, or its end.
+  std::pair<Words, size_t> filled(const Words& words) {
+    const auto config = static_cast<size_t>(
+        std::ranges::find_if(words, [](const std::string& w) { return w.ends_with(".yml"); }) - words.begin());
+    const bool has_config = config < words.size();
+    const std::string file = has_config ? fs::path(words[config]).filename().string() : "";
+    const bool with_lora = std::ranges::any_of(words, [](const auto& w) { return w.starts_with("lora_files="); });
+    Tiny tiny = kModels.at("stabilityai/stable-diffusion-xl-base-1.0");
+    if (has_config && exists(kConfigs + file) && file != "quickstart.yml" && !with_lora)
+      tiny = kModels.at(
+          value_of(maxdiffusion({"inspect", "config", kConfigs + file}).out, "pretrained_model_name_or_path"));
+    const std::string model = "pretrained_model_name_or_path=" + tiny.folder, pictures = t / "pictures";
+    const std::map<std::string, std::string> stands = {
+        {"…", model},
+        {"pretrained_model_name_or_path=FOLDER", model},
+        {"train_data_dir=FOLDER", "train_data_dir=" + pictures},
+        {"train_data_dir=PICTURES", "train_data_dir=" + pictures},
+        {"instance_data_dir=…", "instance_data_dir=" + pictures},
+        {"controlnet_model_name_or_path=FOLDER", "controlnet_model_name_or_path=" + kPictures + "controlnet"},
+        {"controlnet_image=edges.png", "controlnet_image=" + pictures + "/0.png"},
+        {"CONFIG.yml", kConfigs + "quickstart.yml"},
+        {"FOLDER", words[0] == "convert" && words[2] == "FOLDER" ? t / "made" : tiny.folder},
+        {"TUNED_FOLDER", t / "merged"}};
+    Words out;
+    for (std::string word : words) {
+      if (const auto it = stands.find(word); it != stands.end()) word = it->second;
+      if (word.ends_with("=…")) word = word.substr(0, word.find('=')) + (word.starts_with("ici_") ? "=1" : "=some");
+      if (word.starts_with("configs/")) word = kConfigs + file;
+      if (word != "key=value") out.push_back(word);
+    }
+    // A file of a size that is not published says nothing of its configs.
+    if (words[0] == "convert" && words[1] == "model.safetensors") out.push_back("single_file_config=" + tiny.folder);
+    if (!has_config) return {out, config};
+    Words more = placed(tiny.words);
+    more.insert(more.end(), {model, "xla_flags=--xla_backend_optimization_level=0"});
+    if (words[0].starts_with("train"))
+      more.insert(more.end(), {"max_train_steps=2", "vae_max_train_steps=1", "per_device_batch_size=2",
+                               "sample_every=0", "num_class_images=2"});
+    else
+      more.insert(more.end(), {"num_inference_steps=2", "per_device_batch_size=1"});
+    // What the command says comes last.
+    out.insert(out.begin() + static_cast<std::ptrdiff_t>(config) + 1, more.begin(), more.end());
+    return {out, config};
+  }
+  /// In the test's folder.
+  Outcome run(const Words& words) {
+    std::string line = "cd " + t.path() + " && " MD_BINARY_DIR "/maxdiffusion";
+    for (const std::string& word : words) line += " '" + word + "'";
+    return shell(line);
+  }
+};
+
+// In full with small models, page by page.
+TEST_F(DocumentedCommands, OfTheReadmeAndOfFilesAndLoraRun) {
+  int ran = 0;
+  for (const char* page : {"README.md", "docs/files.md", "docs/lora.md"})
+    for (const Words& words : commands_of(page)) {
+      // A file of the original program: WanNames and Video.TakesItsTransformerFromAnotherFile have made ones.
+      if (words.size() > 1 && words[1] == "Wan2.1_T2V.safetensors") continue;
+      if (std::ranges::count(words, "run_name=mine") > 0) fs::remove_all(t / "runs/mine");
+      fs::remove(t / "thin.safetensors");
+      const Words command = filled(words).first;
+      const Outcome o = run(command);
+      EXPECT_EQ(o.status, 0) << page << ": "
+                             << fmt::format("{}\n as {}\n", fmt::join(words, " "), fmt::join(command, " ")) << o.err;
+      ++ran;
+    }
+  EXPECT_GT(ran, 20);
+}
+
+// As far as their config, whose file is trained and drawn from above: in full each takes minutes.
+TEST_F(DocumentedCommands, OfTheOtherPagesAreRead) {
+  int read = 0;
+  for (const auto& f : fs::directory_iterator(MD_SOURCE_DIR "/docs"))
+    for (const Words& words : commands_of("docs/" + f.path().filename().string())) {
+      EXPECT_FALSE(contains(maxdiffusion({words[0]}).err, "there is no command")) << words[0];
+      auto [command, config] = filled(words);
+      if (config >= words.size() || !exists(command[config])) continue;
+      command.erase(command.begin(), command.begin() + static_cast<std::ptrdiff_t>(config));
+      command.insert(command.begin(), {"inspect", "config"});
+      const Outcome o = run(command);
+      EXPECT_EQ(o.status, 0) << f.path() << fmt::format(": {}\n", fmt::join(words, " ")) << o.err;
+      ++read;
+    }
+  EXPECT_GT(read, 15);
+}
 
 }  // namespace
 }  // namespace md
