@@ -26,7 +26,9 @@ std::set<std::string> beside_learning() {
                                  "grain_worker_count",
                                  "replicate_vae"};
   const auto add = [&names](auto keys) {
-    keys.visit([&](const char* name, auto&, const char*, auto...) { names.insert(name); });
+    KeyList list;
+    list.add(keys);
+    for (const ConfigKey& key : list.keys()) names.insert(key.name);
   };
   add(RunKeys()), add(HardwareKeys()), add(MeshConfig()), add(ShardingKeys()), add(TfrecordKeys()), add(EvalKeys());
   add(LoopKeys()), add(MetricsConfig()), add(ProfileConfig()), add(SampleKeys()), add(MediaChunkKeys());
