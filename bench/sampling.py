@@ -59,35 +59,44 @@ SCHEDULER = dict(_class_name="EulerDiscreteScheduler", beta_start=0.00085, beta_
                  num_train_timesteps=1000, prediction_type="epsilon", timestep_spacing="leading", steps_offset=1)
 
 
-def write_folder(folder, parts):
-    for component, config in {**parts, "scheduler": SCHEDULER}.items():
+def write_folder(folder, parts, pipeline="StableDiffusionXLPipeline", scheduler=SCHEDULER):
+    """A model folder of configs by component; as many tokenizers as text encoders."""
+    index = {"_class_name": pipeline}
+    for component, config in {**parts, "scheduler": scheduler}.items():
         (folder / component).mkdir(parents=True)
         name = "scheduler_config.json" if component == "scheduler" else "config.json"
         (folder / component / name).write_text(json.dumps(config))
-    index = {component: ["", config.get("_class_name", config.get("architectures", [""])[0])]
-             for component, config in {**parts, "scheduler": SCHEDULER}.items()}
-    index |= {"_class_name": "StableDiffusionXLPipeline", "tokenizer": ["", "CLIPTokenizer"],
-              "tokenizer_2": ["", "CLIPTokenizer"]}
+        class_name = config.get("_class_name", config.get("architectures", [""])[0])
+        index[component] = ["diffusers" if "_class_name" in config else "transformers", class_name]
+        if component.startswith("text_encoder"):
+            kind = "T5TokenizerFast" if "T5" in class_name else "CLIPTokenizer"
+            index[component.replace("text_encoder", "tokenizer")] = ["transformers", kind]
     (folder / "model_index.json").write_text(json.dumps(index))
 
 
 def peak_mb(command):
-    """Runs it; wall seconds and peak resident memory."""
+    """Runs it; wall seconds, peak resident memory, and what it printed."""
     start = time.perf_counter()
     measured = [sys.executable, "-c", "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); "
-                "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(code)", *map(str, command)]
-    done = subprocess.run(measured, capture_output=True, text=True)
+                "used = resource.getrusage(resource.RUSAGE_CHILDREN); print('processors', used.ru_utime + used.ru_stime); "
+                "print('peak', used.ru_maxrss); sys.exit(code)", *map(str, command)]
+    done = subprocess.run(measured, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
-        sys.exit(f"failed: {' '.join(map(str, command))}\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}")
+        sys.exit(f"failed: {' '.join(map(str, command))}\n{done.stdout[-3000:]}")
     peak = int(done.stdout.rsplit("peak ", 1)[1]) * 1024 / 1e6
     return time.perf_counter() - start, peak, done.stdout
+
+
+def spans(folder):
+    """Of the newest profile below a folder."""
+    path = sorted(glob.glob(f"{folder}/**/*.trace.json.gz", recursive=True))[-1]
+    return [e for e in json.load(gzip.open(path))["traceEvents"] if e["ph"] == "X"]
 
 
 def from_profile(folder, steps):
     """Seconds that each program took, which run as they are called or while the host waits: text encoders, until others
     are compiled; the decoder, which runs last; between them denoising."""
-    path = sorted(glob.glob(f"{folder}/tensorboard/plugins/profile/*/*.trace.json.gz"))[-1]
-    events = [e for e in json.load(gzip.open(path))["traceEvents"] if e["ph"] == "X"]
+    events = spans(folder)
     compiled, runs = (sorted(e["ts"] for e in events if e["name"] == name) for name in ("compile", "run program"))
     seconds = [0.0, 0.0, 0.0]
     for e in events:

@@ -326,6 +326,10 @@ target_compile_definitions(model_bench PRIVATE MD_SOURCE_DIR="${CMAKE_SOURCE_DIR
 add_executable(checkpoint_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/checkpoint_bench.cc)
 target_link_libraries(checkpoint_bench PRIVATE md_allocator md_ops md_runtime md_checkpoint)
 
+# Model folders of the published sizes; see bench/real.py.
+add_executable(random_weights EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/random_weights.cc)
+target_link_libraries(random_weights PRIVATE md_allocator md_families)
+
 # A video autoencoder; see bench/video.py.
 add_executable(video_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/video_bench.cc)
 target_link_libraries(video_bench PRIVATE md_allocator md_encoders)
