@@ -88,7 +88,15 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
     const size_t n = paths.size();
     const auto names = member(keys, "weight_name", n, ""), scales = member(keys, "scale", n, 1.0),
                torch = member(keys, "from_pt", n, true);
-    member(keys, "adapter_name", n, ""), member(keys, "rank", n, 0);
+    // Of the reference; here files are merged in their order, each with the rank of its matrices.
+    for (const json& v : member(keys, "adapter_name", n, "")) text("adapter_name", v);
+    for (const json& v : member(keys, "rank", n, 0))
+      check(v.is_null() || (v.is_number_integer() && v.get<int64_t>() >= 0), Code::invalid_config,
+            "lora_config: rank holds {}, expected whole numbers", v.dump());
+    for (const char* name : {"adapter_name", "rank"})
+      if (n > 0 && keys.lora_config.contains(name))
+        log_info_once(
+            "lora_config: {} has no effect: a file's matrices say their rank, and files are told by their order", name);
     const bool apart = std::ranges::any_of(kOfDenoisers, [&](auto key) { return keys.lora_config.contains(key); });
     for (size_t i = 0; i < n; ++i) {
       check(scales[i].is_number(), Code::invalid_config, "lora_config: scale holds {}, expected numbers",

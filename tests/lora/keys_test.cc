@@ -66,8 +66,17 @@ TEST_F(LoraKeyTest, UnderstandTheReferencesMapping) {
   EXPECT_TRUE(chosen_loras(parsed(R"(lora_config: {lora_model_name_or_path: [], weight_name: [], adapter_name: [],
     scale: [], from_pt: []})"))
                   .empty());
-  const std::string named = "lora_config: {lora_model_name_or_path: ['" + more + "'], rank: [4]}";
+  // S2-99, S2-102: one for each file, and said to change nothing.
+  const std::string one = "lora_config: {lora_model_name_or_path: ['" + more + "'], ";
+  EXPECT_NE(refusal(one + "rank: [4, 8]}").find("rank has 2 entries, lora_model_name_or_path has 1"),
+            std::string::npos);
+  EXPECT_NE(refusal(one + "rank: ['a']}").find("rank holds \"a\", expected whole numbers"), std::string::npos);
+  EXPECT_NE(refusal(one + "adapter_name: [a, b, c]}").find("adapter_name has 3 entries"), std::string::npos);
+  EXPECT_NE(refusal(one + "adapter_name: [4]}").find("adapter_name holds 4, expected texts"), std::string::npos);
+  const std::string named = one + "rank: [4]}";
+  testing::internal::CaptureStderr();
   EXPECT_EQ(chosen_loras(parsed(named)).size(), 1u);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("lora_config: rank has no effect"), std::string::npos);
   EXPECT_TRUE(chosen_loras(parsed(named, {"enable_lora=false"})).empty());
   EXPECT_EQ(chosen_loras(parsed(named, {"enable_lora=false", "lora_files=" + more})).size(), 1u);
 }
