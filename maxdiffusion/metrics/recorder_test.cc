@@ -180,6 +180,30 @@ TEST_F(RecorderOnDevice, ReadsOneStepLateAndWritesEverything) {
   EXPECT_EQ(lines_of(t / "run/metrics.jsonl").size(), 5u);
 }
 
+TEST_F(RecorderOnDevice, MeasuresTheTimeOfAStepAndFlushesEachPeriod) {
+  auto o = options();
+  o.config.log_period = 2;
+  std::vector<size_t> flushed;  // lines in the file then: S2-87
+  o.flushed = [&] { flushed.push_back(lines_of(t / "run/metrics.jsonl").size()); };
+  const auto start = std::chrono::steady_clock::now();
+  Recorder rec(o);
+  for (int64_t step = 1; step <= 6; ++step) {
+    rec.push(step, devices, step_metrics(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(step == 4 ? 60 : 20));
+  }
+  rec.finish();
+  const std::chrono::duration<double> all = std::chrono::steady_clock::now() - start;
+  ASSERT_GE(flushed.size(), 3u);
+  EXPECT_EQ(std::vector<size_t>(flushed.begin(), flushed.begin() + 3), (std::vector<size_t>{2, 4, 6}));
+  double sum = 0;  // S2-119
+  for (const auto& line : lines_of(t / "run/metrics.jsonl")) {
+    const double seconds = line["step_time_seconds"];
+    EXPECT_GE(seconds, line["step"] == 4 ? 0.06 : 0.02) << line;
+    sum += seconds;
+  }
+  EXPECT_LE(sum, all.count());
+}
+
 TEST_F(RecorderOnDevice, StopsAtALossThatIsNotFinite) {
   Recorder rec(options());
   rec.push(1, devices, step_metrics(1));
