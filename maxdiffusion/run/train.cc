@@ -280,8 +280,8 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
                      const std::string name = m.family()->file_prefix(c.sample.sample_seed.value_or(c.seed()));
                      const HostArray media =
                          drawn(m, v.programs.params(), trained_values(v.devices, v.programs, v.state));
-                     write_media(fmt::format("{}/samples/{}-train_steps-{}", c.folder(), v.at.done, name), "", media,
-                                 c.sample.fps);
+                     write_media(fmt::format("{}/samples/{}-train_steps-{}", c.folder(), v.at.done, name),
+                                 c.sample.output_type == "png" ? "png" : "", media, c.sample.fps);
                      show(v.recorder.events(), m, v.at.done, "eval_samples", media, {});
                      v.recorder.restart_clock();
                    },
