@@ -78,8 +78,10 @@ ModelCase load_case(const std::string& name) {
   return c;
 }
 
-ModelRun run_case(const ModelCase& c, const Forward& forward, const ScopeOptions& options) {
-  Graph g(cpu().graph_options());
+ModelRun run_case(const ModelCase& c, const Forward& forward, const ScopeOptions& options, bool kernels) {
+  GraphOptions on = cpu().graph_options();
+  if (!kernels) on.cpu_kernels = {};
+  Graph g(on);
   ParamTable table;
   HostArrays feed;
   NamedTensors inputs, dots;

@@ -31,8 +31,8 @@ struct ModelRun {
   HostArrays outputs, grads;  // as in the case
 };
 /// The model of the case and the gradients of sum over outputs of sum(out · dot). Fails when parameters and weights
-/// are not the same set of names and shapes.
-ModelRun run_case(const ModelCase& c, const Forward& forward, const ScopeOptions& options = {});
+/// are not the same set of names and shapes. `kernels` false: of composed operations alone, as on other devices.
+ModelRun run_case(const ModelCase& c, const Forward& forward, const ScopeOptions& options = {}, bool kernels = true);
 
 /// Largest relative distance ‖got − want‖ / ‖want‖ of a tensor, and which. A tensor that is zero by analysis (a bias
 /// before a norm) counts by the largest norm of its group. Infinite when a name or a shape differs.
