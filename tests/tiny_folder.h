@@ -8,8 +8,9 @@
 
 namespace md {
 
-/// Text encoders of 5 tokens and widths 4 and 8; latents of 4 channels, a side of which is 8 pixels.
-inline std::shared_ptr<const Family> tiny_family() {
+/// Text encoders of 5 tokens and widths 4 and 8; latents of 4 channels, a side of which is 8 pixels. `channels`: of the
+/// UNet's two levels.
+inline std::shared_ptr<const Family> tiny_family(const std::string& channels = "[8, 16]") {
   const char* clip = R"({"vocab_size": 16, "hidden_size": %d, "intermediate_size": 8, "num_hidden_layers": 2,
     "num_attention_heads": 2, "max_position_embeddings": 5, "projection_dim": 10, "eos_token_id": 15)";
   auto text = [&](int width, const char* kind) {
@@ -23,8 +24,8 @@ inline std::shared_ptr<const Family> tiny_family() {
         "vae": ["diffusers", "AutoencoderKL"], "text_encoder": ["transformers", "CLIPTextModel"],
         "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"]})"},
       {"scheduler/scheduler_config.json", R"({"_class_name": "EulerDiscreteScheduler"})"},
-      {"unet/config.json", R"({
-        "in_channels": 4, "out_channels": 4, "sample_size": 8, "block_out_channels": [8, 16], "layers_per_block": 1,
+      {"unet/config.json", R"({"block_out_channels": )" + channels + R"(,
+        "in_channels": 4, "out_channels": 4, "sample_size": 8, "layers_per_block": 1,
         "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"],
         "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"], "norm_num_groups": 4, "cross_attention_dim": 12,
         "attention_head_dim": [1, 2], "use_linear_projection": true, "transformer_layers_per_block": [1, 1],

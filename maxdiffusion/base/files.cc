@@ -101,6 +101,29 @@ MappedFile map_file(const std::string& path) {
   return m;
 }
 
+void read_in_parts(const std::string& path, size_t most, const std::function<void(std::string_view)>& take) {
+  std::string part(most, '\0');
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) fail_io("open", path);
+  const std::shared_ptr<const void> closed(nullptr, [fd](const void*) { ::close(fd); });
+  for (size_t filled = 0;;) {
+    const ssize_t n = ::read(fd, part.data() + filled, most - filled);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_io("read", path);
+    filled += static_cast<size_t>(n);
+    if (n > 0 && filled < most) continue;
+    if (filled > 0) take(std::string_view(part).substr(0, filled));
+    if (n == 0) return;
+    filled = 0;
+  }
+}
+
+void let_go_of_pages(const MappedFile& file, size_t begin, size_t end) {
+  constexpr size_t kPage = 4096;
+  begin = begin / kPage * kPage;
+  if (end > begin) ::madvise(const_cast<std::byte*>(file.data) + begin, end - begin, MADV_DONTNEED);
+}
+
 std::string read_file(const std::string& path) {
   MappedFile m = map_file(path);
   return std::string(reinterpret_cast<const char*>(m.data), m.size);

@@ -51,6 +51,12 @@ HostArray HostArray::cast(DType to) const {
   return a;
 }
 
+HostArray copy_of(const HostArray& a) {
+  HostArray out(a.shape());
+  if (a.bytes() > 0) std::memcpy(out.mutable_data(), a.data(), a.bytes());
+  return out;
+}
+
 HostArray scalar_s32(int64_t value) {
   const auto v = static_cast<int32_t>(value);
   return HostArray::of<int32_t>({DType::s32, {}}, {&v, 1});

@@ -73,6 +73,8 @@ HostArray HostArray::of(Shape shape, std::span<const T> values) {
   return a;
 }
 
+/// The same values in memory of its own.
+HostArray copy_of(const HostArray& a);
 /// An s32 array without axes.
 HostArray scalar_s32(int64_t value);
 

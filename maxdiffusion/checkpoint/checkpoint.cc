@@ -201,49 +201,63 @@ void write_texts(NewFolder& folder, const CheckpointContent& c) {
 /// The arrays that this process holds.
 Written write_arrays(NewFolder& folder, const CheckpointContent& c, const CheckpointProcesses& of) {
   Written written;
-  HostArrays whole, pieces;
+  ArraysToWrite whole, pieces;
   const std::string file = piece_file(of.process, of.processes);
+  /// A part of an array of the content, `a`, that is read when it is written.
+  const auto part = [&c](const std::string& name, const ArrayPieces& a, const Slice& slice) {
+    return ArrayToWrite{{a.shape.dtype, slice.size}, [&c, &a, name, slice] {
+                          HostArray values = a.read(slice);
+                          if (c.inspect) c.inspect(name, values);
+                          return values;
+                        }};
+  };
+  const auto all_of = [&](const std::string& name, const ArrayPieces& a) {
+    return part(name, a, Slice::all(a.shape.dims));
+  };
   auto add = [&](const std::string& name, const ArrayPieces& a) {
     if (a.pieces.empty()) return;
     IndexedArray entry{a.shape, {}};
-    auto add_piece = [&](const Slice& slice, const HostArray& values) {
-      const Shape expected{a.shape.dtype, slice.size};
-      check(values.shape() == expected, Code::internal, "checkpoint: array '{}': the piece {} is {}; expected {}", name,
-            to_string(slice), to_string(values.shape()), to_string(expected));
+    auto add_piece = [&](const Slice& slice) {
       entry.pieces.push_back({slice, file, tensor_of_piece(name, slice)});
-      pieces[entry.pieces.back().tensor] = values;
+      pieces[entry.pieces.back().tensor] = part(name, a, slice);
     };
     if (a.complete()) {
-      add_piece(Slice::all(a.shape.dims), a.whole());
+      add_piece(Slice::all(a.shape.dims));
     } else {
-      for (const Piece& p : a.pieces) add_piece(p.slice, p.values);
+      for (const Piece& p : a.pieces) {
+        const Shape expected{a.shape.dtype, p.slice.size};
+        check(p.make || p.values.shape() == expected, Code::internal,
+              "checkpoint: array '{}': the piece {} is {}; expected {}", name, to_string(p.slice),
+              to_string(p.values.shape()), to_string(expected));
+        add_piece(p.slice);
+      }
     }
     check(written.pieces.emplace(name, std::move(entry)).second, Code::internal, "checkpoint: two arrays are '{}'",
           name);
   };
   for (const auto& [component, arrays] : c.weights) {
-    HostArrays tensors;
+    ArraysToWrite tensors;
     size_t none = 0;
     for (const auto& [name, a] : arrays) {
       none += a.pieces.empty();
-      if (a.complete()) tensors[name] = a.whole();
+      if (a.complete()) tensors[name] = all_of(component + "/" + name, a);
     }
     if (tensors.size() + none < arrays.size()) {
       for (const auto& [name, a] : arrays) add(array_of_weight(component, name), a);
     } else if (!tensors.empty() || of.alone()) {
       folder.prepare(component + "/weights");
-      for (const std::string& name :
+      for (const auto& [tensor, name] :
            write_sharded_safetensors(folder.path() + "/" + component, own_stem(component, of.process), tensors,
                                      of.leads() ? kMaxShardBytes : INT64_MAX)) {
-        const std::string shard = component + "/" + name;
-        for (const auto& [tensor, a] : SafetensorsReader::open(folder.path() + "/" + shard).tensors())
-          written.weights[array_of_weight(component, tensor)] = {a.shape(), {{Slice::all(a.dims()), shard, tensor}}};
+        const Shape& shape = tensors.at(tensor).shape;
+        written.weights[array_of_weight(component, tensor)] = {
+            shape, {{Slice::all(shape.dims), component + "/" + name, tensor}}};
       }
     }
   }
   for (const auto& [name, a] : c.state) {
     if (of.leads() && a.complete()) {
-      whole[name] = a.whole();
+      whole[name] = all_of(name, a);
       written.whole[name] = {a.shape, {{Slice::all(a.shape.dims), kArrays, name}}};
     } else {
       add(name, a);
@@ -519,7 +533,7 @@ CheckpointWriter::~CheckpointWriter() {
 }
 
 void CheckpointWriter::save(int64_t step, std::function<CheckpointContent()> content) {
-  if (impl_->under_way.valid()) impl_->under_way.get();
+  wait();
   impl_->under_way = std::async(std::launch::async, [i = impl_.get(), step, content = std::move(content)] {
     Span span("write checkpoint", step);
     if (i->uploads) i->uploads->announce(step);
@@ -532,8 +546,12 @@ void CheckpointWriter::save(int64_t step, std::function<CheckpointContent()> con
   });
 }
 
-void CheckpointWriter::finish() {
+void CheckpointWriter::wait() {
   if (impl_->under_way.valid()) impl_->under_way.get();
+}
+
+void CheckpointWriter::finish() {
+  wait();
   if (impl_->uploads) impl_->uploads->finish();
 }
 

@@ -30,7 +30,8 @@
 namespace md {
 
 /// Everything one checkpoint holds, on the host. Of arrays, the pieces that this process has: every element belongs to
-/// exactly one process. Everything else is taken from process 0.
+/// exactly one process. Pieces that are made when they are read are made one after the other, as they are written.
+/// Everything else is taken from process 0.
 struct CheckpointContent {
   /// Folder ("unet") → arrays by published name.
   std::map<std::string, NamedPieces> weights;
@@ -42,6 +43,9 @@ struct CheckpointContent {
   std::function<void(const std::string& folder)> more;
   /// Optimizer moments and whatever else a run needs, by name.
   NamedPieces state;
+  /// Called with each array of `weights` and `state`, or each piece of one, before it is written; may throw, or be
+  /// empty.
+  std::function<void(const std::string& name, const HostArray& values)> inspect;
   /// JSON text: step, data position, config.
   std::string state_json;
 };
@@ -101,7 +105,9 @@ class CheckpointWriter {
   ~CheckpointWriter();
   /// `content` is called on the writer's thread, so that fetching from the device overlaps with training.
   void save(int64_t step, std::function<CheckpointContent()> content);
-  /// Waits for the write under way. The destructor waits too, but can only log an error.
+  /// Waits for the write under way.
+  void wait();
+  /// Waits for it and, of a bucket, until all is there. The destructor waits too, but can only log an error.
   void finish();
 
  private:

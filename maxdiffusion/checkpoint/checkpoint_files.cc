@@ -86,6 +86,11 @@ CheckpointFiles::Memory& CheckpointFiles::memory(const std::string& name) {
 
 const MappedFile& CheckpointFiles::map(const std::string& name) { return memory(name).map; }
 
+void CheckpointFiles::let_go() const {
+  for (const auto& [name, m] : memory_)
+    if (!remote_) let_go_of_pages(m.map, 0, m.map.size);
+}
+
 void CheckpointFiles::fetch(const std::vector<Range>& ranges, uint64_t chunk_bytes) {
   if (!remote_) return;
   std::map<Memory*, std::vector<uint64_t>> chunks;

@@ -37,6 +37,8 @@ class CheckpointFiles {
   const std::string& text(const std::string& name);
   /// The file's memory. In a bucket, what was not fetched is zero.
   const MappedFile& map(const std::string& name);
+  /// Pages of files of this machine leave this process's memory; they come again when they are touched.
+  void let_go() const;
   /// Fetches what is not there yet, in whole chunks of `chunk_bytes`, with many requests at a time. Of files on this
   /// machine there is nothing to fetch.
   void fetch(const std::vector<Range>& ranges, uint64_t chunk_bytes);

@@ -47,6 +47,8 @@ class CheckpointReader {
   /// These parts of an array, borrowed from the file where that is possible.
   ArrayPieces read(const std::string& array, const std::vector<Slice>& slices);
   ArrayPieces read(const std::string& array) { return read(array, {Slice::all(shape(array).dims)}); }
+  /// Pages of files that are mapped leave this process's memory; they come again when they are touched.
+  void let_go_of_files() { checksums_.files().let_go(); }
   /// Of the files so far; each chunk that checksums are of counts whole, and once.
   uint64_t bytes_read() const { return checksums_.bytes_read(); }
   /// All pieces of an array, mapped and compared with nothing.

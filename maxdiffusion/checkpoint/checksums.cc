@@ -25,20 +25,20 @@ std::string_view bytes_of(const MappedFile& m, uint64_t begin, uint64_t end) {
 }
 
 std::string hash_of_file(const std::string& path) {
-  const MappedFile m = map_file(path);
-  return content_hash(bytes_of(m, 0, m.size));
+  RunningHash all;
+  read_in_parts(path, kChunkBytes, [&](std::string_view part) { all.add(part); });
+  return all.digest();
 }
 
 FileChecksum checksum_of_file(const std::string& path, uint64_t chunk_bytes) {
-  const MappedFile m = map_file(path);
-  if (!path.ends_with(".safetensors")) return {m.size, content_hash(bytes_of(m, 0, m.size)), {}};
-  FileChecksum sum{m.size, "", {}};
+  FileChecksum sum;
   RunningHash all;
-  for (uint64_t at = 0; at < m.size; at += chunk_bytes) {
-    const std::string_view chunk = bytes_of(m, at, std::min<uint64_t>(m.size, at + chunk_bytes));
+  const bool arrays = path.ends_with(".safetensors");
+  read_in_parts(path, chunk_bytes, [&](std::string_view chunk) {
+    sum.bytes += chunk.size();
     all.add(chunk);
-    sum.chunks.push_back(content_hash(chunk));  // while it is in the processor's cache
-  }
+    if (arrays) sum.chunks.push_back(content_hash(chunk));  // while it is in the processor's cache
+  });
   sum.hash = all.digest();
   return sum;
 }

@@ -65,13 +65,13 @@ inline void write_safetensors(const std::string& path, const HostArrays& tensors
 inline constexpr int64_t kMaxShardBytes = 10'000'000'000;
 /// Writes `stem.safetensors`, or shards `stem-00001-of-0000N.safetensors` with `stem.safetensors.index.json` when the
 /// arrays exceed `max_shard_bytes`; a tensor is never split. Files of an earlier write of this stem that the new one
-/// does not name are removed last. Returns the names of the files that hold the arrays.
-std::vector<std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
-                                                   const ArraysToWrite& tensors,
-                                                   int64_t max_shard_bytes = kMaxShardBytes);
-inline std::vector<std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
-                                                          const HostArrays& tensors,
-                                                          int64_t max_shard_bytes = kMaxShardBytes) {
+/// does not name are removed last. Returns the name of the file that holds each array.
+std::map<std::string, std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
+                                                             const ArraysToWrite& tensors,
+                                                             int64_t max_shard_bytes = kMaxShardBytes);
+inline std::map<std::string, std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
+                                                                    const HostArrays& tensors,
+                                                                    int64_t max_shard_bytes = kMaxShardBytes) {
   return write_sharded_safetensors(folder, stem, to_write(tensors), max_shard_bytes);
 }
 /// "stem.safetensors", or the name of the shard `i` (from 0) of several.

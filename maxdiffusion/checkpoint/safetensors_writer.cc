@@ -114,8 +114,8 @@ void write_safetensors(const std::string& path, const ArraysToWrite& tensors,
   }
 }
 
-std::vector<std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
-                                                   const ArraysToWrite& tensors, int64_t max_shard_bytes) {
+std::map<std::string, std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,
+                                                             const ArraysToWrite& tensors, int64_t max_shard_bytes) {
   std::vector<ArraysToWrite> shards(1);
   int64_t filled = 0;
   for (const auto& [name, array] : tensors) {
@@ -127,22 +127,20 @@ std::vector<std::string> write_sharded_safetensors(const std::string& folder, co
     shards.back().emplace(name, array);
     filled += bytes;
   }
-  std::vector<std::string> names;
+  std::map<std::string, std::string> shard_of;
+  std::set<std::string> written;
+  int64_t bytes = 0;
   for (size_t i = 0; i < shards.size(); ++i) {
-    names.push_back(shard_name(stem, i, shards.size()));
-    write_safetensors(fs::path(folder) / names.back(), shards[i]);
+    const std::string& name = *written.insert(shard_name(stem, i, shards.size())).first;
+    write_safetensors(fs::path(folder) / name, shards[i]);
+    for (const auto& [tensor, array] : shards[i]) shard_of[tensor] = name, bytes += array.shape.bytes();
   }
-  std::set<std::string> written(names.begin(), names.end());
   if (shards.size() > 1) {
-    std::map<std::string, std::string> shard_of;
-    int64_t bytes = 0;
-    for (size_t i = 0; i < shards.size(); ++i)
-      for (const auto& [tensor, array] : shards[i]) shard_of[tensor] = names[i], bytes += array.shape.bytes();
     written.insert(stem + ".safetensors.index.json");
     write_file_atomic(fs::path(folder) / (stem + ".safetensors.index.json"), shard_index(shard_of, bytes));
   }
   remove_stale(folder, stem, written);
-  return names;
+  return shard_of;
 }
 
 }  // namespace md

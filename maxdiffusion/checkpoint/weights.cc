@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -201,6 +202,25 @@ Found find(Matcher& matcher, const WantedWeight& w) {
   return found;
 }
 
+/// A stack that is made for its first layer that is read, and let go of after as many as it has. Thread safe.
+class MadeStack {
+ public:
+  explicit MadeStack(Piece piece) : piece_(std::move(piece)) {}
+  HostArray row(int64_t i) {
+    const std::lock_guard lock(mutex_);
+    if (!values_) values_ = piece_.get(), left_ = piece_.slice.size[0];
+    const HostArray row = row_of(values_, i);
+    if (--left_ == 0) values_ = {};
+    return row;
+  }
+
+ private:
+  Piece piece_;
+  std::mutex mutex_;
+  HostArray values_;
+  int64_t left_ = 0;
+};
+
 }  // namespace
 
 const std::vector<NameAlias>& published_aliases() {
@@ -285,10 +305,10 @@ NamedPieces unstacked(const std::string& name, const ArrayPieces& array) {
   std::vector<ArrayPieces> layers(static_cast<size_t>(array.shape.dims[0]), ArrayPieces(one, {}));
   for (const Piece& p : array.pieces) {
     const Slice slice{rest(p.slice.start), rest(p.slice.size)};
-    const Shape part{one.dtype, slice.size};
+    const std::shared_ptr<MadeStack> stack = p.make ? std::make_shared<MadeStack>(p) : nullptr;
     for (int64_t i = 0; i < p.slice.size[0]; ++i)
       layers[static_cast<size_t>(p.slice.start[0] + i)].pieces.push_back(
-          {slice, HostArray(part, p.values.owner(), p.values.data() + i * part.bytes())});
+          stack ? Piece{slice, {}, [stack, i] { return stack->row(i); }} : Piece{slice, row_of(p.values, i)});
   }
   NamedPieces out;
   for (size_t i = 0; i < layers.size(); ++i)

@@ -52,10 +52,11 @@ void walk(const Slice& part, std::initializer_list<const Slice*> holders, Act&& 
 
 /// Copies the elements of `part`, which both hold.
 void copy_part(const Slice& part, const Piece& from, const Slice& to_slice, std::byte* to) {
-  const size_t element = size_of(from.values.dtype());
+  const HostArray values = from.get();
+  const size_t element = size_of(values.dtype());
   walk(part, {&from.slice, &to_slice}, [&](const std::vector<int64_t>& at, int64_t run) {
     std::memcpy(to + static_cast<size_t>(index_in(to_slice, at)) * element,
-                from.values.data() + static_cast<size_t>(index_in(from.slice, at)) * element,
+                values.data() + static_cast<size_t>(index_in(from.slice, at)) * element,
                 static_cast<size_t>(run) * element);
   });
 }
@@ -75,7 +76,7 @@ bool ArrayPieces::complete() const {
 HostArray ArrayPieces::take(const Slice& slice) {
   const auto piece = std::ranges::find(pieces, slice, &Piece::slice);
   if (piece == pieces.end()) return read(slice);
-  HostArray values = std::move(piece->values);
+  HostArray values = piece->make ? piece->make() : std::move(piece->values);
   pieces.erase(piece);
   return values;
 }
@@ -90,7 +91,8 @@ HostArray ArrayPieces::read(const Slice& slice) const {
     if (!both) continue;
     if (*both == slice && elements_from(slice, first_dim_of_run(slice, {&p.slice})) == slice.elements()) {
       const auto offset = static_cast<size_t>(index_in(p.slice, slice.start)) * size_of(shape.dtype);
-      return offset == 0 && p.slice == slice ? p.values : HostArray(wanted, p.values.owner(), p.values.data() + offset);
+      HostArray values = p.get();
+      return offset == 0 && p.slice == slice ? values : HostArray(wanted, values.owner(), values.data() + offset);
     }
     if (!out) out = HostArray(wanted);
     copy_part(*both, p, slice, out.mutable_data());
@@ -142,13 +144,18 @@ std::string tiling_fault(const Dims& dims, const std::vector<Slice>& slices) {
 
 ArrayPieces ArrayPieces::cast(DType to) const {
   ArrayPieces out({to, shape.dims}, pieces);
-  for (Piece& p : out.pieces) p.values = p.values.cast(to);
+  if (to == shape.dtype) return out;
+  for (Piece& p : out.pieces)
+    if (p.make)
+      p.make = [make = std::move(p.make), to] { return make().cast(to); };
+    else
+      p.values = p.values.cast(to);
   return out;
 }
 
 ArrayPieces ArrayPieces::zeros() const {
   ArrayPieces out(shape, pieces);
-  for (Piece& p : out.pieces) p.values = zeros_as(p.values);
+  for (Piece& p : out.pieces) p = {p.slice, zeros_as(p.get())};
   return out;
 }
 

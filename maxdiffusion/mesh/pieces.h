@@ -14,10 +14,14 @@
 
 namespace md {
 
-/// A part of an array; `values` has the sizes of `slice`.
+/// A part of an array; its values have the sizes of `slice`. With `make` they are made each time that they are read,
+/// and `values` is empty.
 struct Piece {
   Slice slice;
   HostArray values;
+  std::function<HostArray()> make = {};
+
+  HostArray get() const { return make ? make() : values; }
 };
 
 /// An array, and those pieces of it that are here; they do not overlap. Copies share the bytes.
@@ -38,7 +42,7 @@ struct ArrayPieces {
   HostArray whole() const { return read(Slice::all(shape.dims)); }
   /// As read(); a piece that is just this slice is no longer here then.
   HostArray take(const Slice& slice);
-  /// The same pieces in another type; those of this type share their bytes.
+  /// The same pieces in another type; those of this type share their bytes, those that are made are cast when they are.
   ArrayPieces cast(DType to) const;
   /// The same pieces, of zeros.
   ArrayPieces zeros() const;

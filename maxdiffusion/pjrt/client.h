@@ -50,7 +50,7 @@ class Buffer {
   ~Buffer();
   explicit operator bool() const { return handle_ != nullptr; }
   int64_t bytes_on_device() const;
-  /// Address of the contents, to tell whether memory was reused; meaningless to read from.
+  /// Address of the contents. Only that of a CPU's buffer can be read from.
   uintptr_t address() const;
   /// True once the memory went to an output of a program (or was freed).
   bool deleted() const;

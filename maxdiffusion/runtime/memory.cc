@@ -3,24 +3,12 @@
 
 #include <malloc.h>
 
-#include <fstream>
-#include <string>
+#include "maxdiffusion/base/host_memory.h"
 
 // Of tcmalloc, where the program is linked to it (cmake/modules.cmake: md_allocator).
 extern "C" [[gnu::weak]] void MallocExtension_ReleaseFreeMemory();
 
 namespace md {
-namespace {
-
-/// The field of /proc/self/status, given in kB, as bytes.
-int64_t status_bytes(const std::string& field) {
-  std::ifstream file("/proc/self/status");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with(field + ":")) return std::stoll(line.substr(field.size() + 1)) * 1024;
-  return 0;
-}
-
-}  // namespace
 
 MemoryUse memory_use(const Devices& devices) {
   MemoryUse use{.host_now = status_bytes("VmRSS"), .host_peak = status_bytes("VmHWM")};

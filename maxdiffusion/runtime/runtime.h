@@ -138,6 +138,10 @@ class PendingPieces {
 enum class Which { local, owned };
 /// Starts copying to the host without waiting for the device.
 PendingPieces fetch_pieces(const Devices& devices, const Array& a, Which which = Which::owned);
+/// The same pieces, made when they are read: borrowed where the device's memory is the host's (CPU), else copied then,
+/// so that no more than what is read at a time is held twice. `a` stays where it is, and is not donated, for as long as
+/// anything of them is in use.
+ArrayPieces pieces_in_place(const Devices& devices, const Array& a, Which which = Which::owned);
 
 /// A copy of a whole array to the host that is under way.
 class PendingArray {

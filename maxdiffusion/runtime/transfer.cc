@@ -100,25 +100,60 @@ struct PendingPieces::State {
   std::once_flag turned;
 };
 
-static std::shared_ptr<PendingPieces::State> start_copies(const Devices& devices, const Array& a, Which which) {
+/// Calls take(slice, buffer) for each distinct piece of `which`.
+template <class Take>
+static void each_piece(const Devices& devices, const Array& a, Which which, Take&& take) {
   check(static_cast<bool>(a), Code::device, "fetch: the array is empty (donated to a program, or never filled)");
-  auto state = std::make_shared<PendingPieces::State>();
-  std::vector<Piece>& pieces = state->array.pieces;
-  state->array.shape = a.shape();
-  state->order = a.sharding().order;
+  std::vector<Slice> seen;
   for (size_t k = 0; k < a.shards().size(); ++k) {
     const int64_t device = devices.local()[k];
     if (which == Which::owned && !is_first_holder(devices.mesh(), a.sharding(), device)) continue;
     Slice slice = shard_of(devices.mesh(), a.sharding(), a.shape().dims, device);
-    if (std::ranges::find(pieces, slice, &Piece::slice) != pieces.end()) continue;
-    HostArray bytes(Shape{a.shape().dtype, in_order(slice.size, state->order)});
-    pjrt::Event done = a.shards()[k].copy_to_host(bytes.mutable_data(), bytes.bytes(), a.shape().rank());
-    done.keep_alive(bytes.owner());  // whoever asked may lose interest before the copy ends
-    pieces.push_back({std::move(slice), {}});
-    state->arrived.push_back(std::move(bytes));
-    state->done.push_back(std::move(done));
+    if (std::ranges::count(seen, slice)) continue;
+    take(seen.emplace_back(std::move(slice)), a.shards()[k]);
   }
+}
+
+static std::shared_ptr<PendingPieces::State> new_state(const Array& a) {
+  auto state = std::make_shared<PendingPieces::State>();
+  state->array.shape = a.shape();
+  state->order = a.sharding().order;
   return state;
+}
+
+static void start_copy(PendingPieces::State& state, const Slice& slice, const pjrt::Buffer& buffer) {
+  HostArray bytes(Shape{state.array.shape.dtype, in_order(slice.size, state.order)});
+  pjrt::Event done = buffer.copy_to_host(bytes.mutable_data(), bytes.bytes(), state.array.shape.rank());
+  done.keep_alive(bytes.owner());  // whoever asked may lose interest before the copy ends
+  state.array.pieces.push_back({slice, {}});
+  state.arrived.push_back(std::move(bytes));
+  state.done.push_back(std::move(done));
+}
+
+static std::shared_ptr<PendingPieces::State> start_copies(const Devices& devices, const Array& a, Which which) {
+  auto state = new_state(a);
+  each_piece(devices, a, which,
+             [&](const Slice& slice, const pjrt::Buffer& buffer) { start_copy(*state, slice, buffer); });
+  return state;
+}
+
+ArrayPieces pieces_in_place(const Devices& devices, const Array& a, Which which) {
+  const bool on_host = devices.platform() == Platform::cpu && a.sharding().order.empty();
+  ArrayPieces out(a.shape(), {});
+  each_piece(devices, a, which, [&](const Slice& slice, const pjrt::Buffer& buffer) {
+    const auto read = [&a, &buffer, slice, on_host] {
+      const Shape shape{a.shape().dtype, slice.size};
+      if (on_host && shape.bytes() > 0 && buffer.bytes_on_device() == shape.bytes()) {
+        buffer.wait();
+        return HostArray(shape, {}, reinterpret_cast<const void*>(buffer.address()));  // NOLINT: the plugin's number
+      }
+      auto state = new_state(a);
+      start_copy(*state, slice, buffer);
+      return PendingPieces(std::move(state)).wait().pieces[0].values;
+    };
+    out.pieces.push_back({slice, {}, read});
+  });
+  return out;
 }
 
 PendingPieces fetch_pieces(const Devices& devices, const Array& a, Which which) {

@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/processes/processes.h"
+#include "maxdiffusion/runtime/memory.h"
 
 namespace md {
 namespace {
@@ -97,6 +98,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
     bytes_read = host.bytes_read;
     return place_state(devices, programs, std::move(host), o.checkpoint_dir());
   }();
+  return_freed_memory();  // the compiler's, and what starting values were made of
   if (state.step > 0)
     log_info("{}: continues from {}/{}, {:.1f} MB read", o.title, o.checkpoint_dir(), state.step,
              static_cast<double>(bytes_read) / 1e6);
@@ -117,6 +119,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                    o.seed, o.complete, o.before_commit);
   if (!o.keys.save_optimizer)
     log_info("{}: save_optimizer=false: checkpoints are without moments, and a resumed run will differ", o.title);
+  saver.warn_of_room(state);
   std::map<std::string, std::string> texts = o.texts;
   texts["num_model_parameters"] = std::to_string(programs.params().count());
   Recorder recorder({.folder = o.folder,
@@ -196,7 +199,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   saver.finish();
   recorder.finish();
   if (stopped) throw stopped_after(at.done, saved, first, o);
-  return {programs.params(), trained_values(devices, programs, state), at.last};
+  return {programs.params(), last_trained_values(devices, programs, std::move(state)), at.last};
 }
 
 }  // namespace md

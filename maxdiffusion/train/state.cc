@@ -1,16 +1,19 @@
 #include "maxdiffusion/train/state.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/finite.h"
 #include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/host_memory.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/version.h"
@@ -20,6 +23,7 @@
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/processes/processes.h"
 #include "maxdiffusion/storage/location.h"
+#include "maxdiffusion/storage/staging.h"
 #include "maxdiffusion/train/state_info.h"
 
 namespace md {
@@ -69,16 +73,12 @@ bool start_moments(const ParamTable& params, NamedPieces& state) {
   return any;
 }
 
-/// "'adam_m/unet/conv_in.weight' holds nan at [3, 0, 1, 1]" for the first number that is not finite; empty: all are.
-std::string not_finite(const NamedPieces& arrays) {
-  for (const auto& [name, a] : arrays)
-    for (const Piece& p : a.pieces) {
-      const std::optional<int64_t> at = first_not_finite(p.values);
-      if (!at) continue;
-      const HostArray flat = p.values.reshaped({p.values.shape().elements()});
-      return fmt::format("'{}' holds {} at element {}", name, rows(flat, *at, 1).to_doubles()[0], *at);
-    }
-  return "";
+/// "'adam_m/unet/conv_in.weight' holds nan at element 30" for the first number that is not finite; empty: all are.
+std::string not_finite(const std::string& name, const HostArray& values) {
+  const std::optional<int64_t> at = first_not_finite(values);
+  if (!at) return "";
+  const HostArray flat = values.reshaped({values.shape().elements()});
+  return fmt::format("'{}' holds {} at element {}", name, rows(flat, *at, 1).to_doubles()[0], *at);
 }
 
 /// The parameter that an array of the state belongs to; null: none.
@@ -106,7 +106,7 @@ class StateReader {
     }
     from_.fetch(parts);
     NamedPieces values;
-    for (const auto& [name, slices] : parts) values[name] = from_.read(name, slices);
+    for (const auto& [name, slices] : parts) values[name] = read(name, slices);
     return values;
   }
 
@@ -128,10 +128,23 @@ class StateReader {
         inputs.push_back(p.input);
       }
     from_.fetch(parts);
-    for (size_t i = 0; i < parts.size(); ++i) values[inputs[i]] = from_.read(parts[i].first, parts[i].second);
+    for (size_t i = 0; i < parts.size(); ++i) values[inputs[i]] = read(parts[i].first, parts[i].second);
   }
 
  private:
+  /// Throws io where a number is not finite.
+  ArrayPieces read(const std::string& name, const std::vector<Slice>& slices) {
+    ArrayPieces a = from_.read(name, slices);
+    for (Piece& p : a.pieces) {
+      if (const std::string fault = not_finite(name, p.values); !fault.empty())
+        fail(Code::io, "read '{}': {}, which no training goes on from", from_.folder(), fault);
+      // Arrays of their own become the device's, where that is a CPU.
+      if (devices_.platform() == Platform::cpu && !p.values.sole()) p.values = copy_of(p.values);
+    }
+    from_.let_go_of_files();
+    return a;
+  }
+
   void add(CheckpointReader::Parts& parts, const std::string& name, const Param& p) const {
     const Shape& found = from_.shape(name);
     check(found.dims == p.shape.dims, Code::invalid_config,
@@ -157,8 +170,6 @@ HostState read_state(const Devices& devices, const ParamTable& params, const Sta
   StateReader read(devices, params, reader);
   NamedPieces values = read.arrays(step.ema_decay > 0);
   read.add_weights(values);
-  if (const std::string fault = not_finite(values); !fault.empty())
-    fail(Code::io, "read '{}': {}, which no training goes on from", folder, fault);
   if (info.seed != from.seed)
     log_warning("checkpoint {} was made with seed {}, this run has {}: random draws differ from here on", folder,
                 info.seed, from.seed);
@@ -222,8 +233,10 @@ void check_replicas(const NamedPieces& state, int64_t step) {
   std::string all;
   for (const auto& [name, a] : state) {
     all += name;
-    for (const Piece& p : a.pieces)
-      all += content_hash({reinterpret_cast<const char*>(p.values.data()), p.values.bytes()});
+    for (const Piece& p : a.pieces) {
+      const HostArray values = p.get();
+      all += content_hash({reinterpret_cast<const char*>(values.data()), values.bytes()});
+    }
   }
   const std::vector<std::string> hashes = processes().gather("state", content_hash(all));
   for (size_t i = 1; i < hashes.size(); ++i)
@@ -281,16 +294,23 @@ HostState newest_restored(const std::vector<int64_t>& saved, const std::string& 
 }
 
 /// The arrays' pieces, copied to the host without stopping the device: starts now, waits when called.
-std::function<NamedPieces()> fetch_all(const Devices& devices, const ArrayMap& arrays, Which which,
-                                       bool moments = true) {
+std::function<NamedPieces()> fetch_all(const Devices& devices, const std::map<std::string, const Array*>& arrays) {
   auto pending = std::make_shared<std::map<std::string, PendingPieces>>();
-  for (const auto& [name, a] : arrays)
-    if (moments || !is_moment(name)) (*pending)[name] = fetch_pieces(devices, a, which);
+  for (const auto& [name, a] : arrays) (*pending)[name] = fetch_pieces(devices, *a);
   return [pending] {
     NamedPieces v;
     for (auto& [name, p] : *pending) v[name] = p.wait();
     return v;
   };
+}
+
+std::string in_gib(int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30)); }
+
+int64_t bytes_of(const NamedPieces& pieces) {
+  int64_t bytes = 0;
+  for (const auto& [name, a] : pieces)
+    for (const Piece& p : a.pieces) bytes += Shape{a.shape.dtype, p.slice.size}.bytes();
+  return bytes;
 }
 
 }  // namespace
@@ -375,7 +395,24 @@ TrainState place_state(const Devices& devices, const StepPrograms& programs, Hos
 
 HostArrays trained_values(const Devices& devices, const StepPrograms& programs, const TrainState& state) {
   if (devices.joint()) return {};
-  return as_arrays(model_values(programs.params(), fetch_all(devices, state.arrays, Which::local)()));
+  NamedPieces values;
+  for (const auto& [name, a] : state.arrays)
+    if (!is_moment(name)) values[name] = pieces_in_place(devices, a, Which::local);
+  return as_arrays(model_values(programs.params(), values));
+}
+
+HostArrays last_trained_values(const Devices& devices, const StepPrograms& programs, TrainState state) {
+  struct Kept {
+    Devices devices;  // outlive the arrays
+    TrainState state;
+  };
+  const auto kept = std::make_shared<Kept>(Kept{devices, {}});
+  for (auto& [name, a] : state.arrays)
+    if (!is_moment(name) && !name.starts_with(state_prefix::kMaster)) kept->state.arrays[name] = std::move(a);
+  HostArrays values = trained_values(kept->devices, programs, kept->state);
+  for (auto& [name, a] : values)
+    a = HostArray(a.shape(), std::make_shared<std::pair<std::shared_ptr<const void>, HostArray>>(kept, a), a.data());
+  return values;
 }
 
 CheckpointContent state_content(const ParamTable& params, NamedPieces state, bool averaged,
@@ -403,22 +440,69 @@ StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, con
       checkpoint_dir_(std::move(checkpoint_dir)),
       seed_(seed),
       complete_(std::move(complete)),
-      writer_(checkpoint_dir_, static_cast<int>(keep), writers(), std::move(before_commit)) {}
+      writer_(checkpoint_dir_, static_cast<int>(keep), writers(), std::move(before_commit)) {
+  if (devices.platform() != Platform::cpu) return;
+  for (size_t i = 0; i < programs.count(); ++i)
+    if (const auto plan = programs.program(i).memory())
+      step_bytes_ = std::max(step_bytes_, plan->temporary * std::ssize(devices.local()));
+}
+
+std::map<std::string, const Array*> StateSaver::saved(const TrainState& state) const {
+  std::map<std::string, const Array*> arrays;
+  for (const auto& [name, a] : state.arrays)
+    if (moments_ || !is_moment(name)) arrays[name] = &a;
+  return arrays;
+}
+
+void StateSaver::warn_of_room(const TrainState& state) const {
+  int64_t all = 0, largest = 0;
+  for (const auto& [name, a] : saved(state)) all += a->shape().bytes(), largest = std::max(largest, a->shape().bytes());
+  const int64_t needed = step_bytes_ + largest, free = free_memory();
+  if (free < needed)
+    log_warning(
+        "a checkpoint will hardly fit: writing one takes up to {} of this machine's memory beside the step's {}, and "
+        "{} "
+        "are free; a smaller per_device_batch_size leaves more",
+        in_gib(largest), in_gib(step_bytes_), in_gib(free));
+  std::error_code ec;
+  const std::string dir = staging(checkpoint_dir_);
+  std::filesystem::path there = std::filesystem::absolute(dir);
+  while (!exists(there) && there.has_relative_path()) there = there.parent_path();
+  const auto space = std::filesystem::space(there, ec);
+  if (!ec && space.available < static_cast<uint64_t>(all))
+    log_warning("a checkpoint takes {}, and '{}' has {} left", in_gib(all), dir,
+                in_gib(static_cast<int64_t>(space.available)));
+}
 
 void StateSaver::save(const TrainState& state, int64_t at, Position position) {
-  const json info = info_of(at, position, seed_);
-  writer_.save(at, [values = fetch_all(devices_, state.arrays, Which::owned, moments_), info, at, this] {
+  writer_.wait();
+  const auto arrays = saved(state);
+  NamedPieces in_place;
+  for (const auto& [name, a] : arrays) in_place[name] = pieces_in_place(devices_, *a);
+  const int64_t bytes = bytes_of(in_place), needed = bytes + bytes / 20 + step_bytes_, free = free_memory();
+  const bool copied = free >= needed;
+  if (!copied && !std::exchange(waits_, true))
+    log_info(
+        "checkpoints are written while the run waits: a copy of the state, to write it while training goes on, takes "
+        "{} beside the step's {}, and {} of this machine's memory are free",
+        in_gib(bytes), in_gib(step_bytes_), in_gib(free));
+  std::function<NamedPieces()> values = [in_place] { return in_place; };
+  if (copied) values = fetch_all(devices_, arrays);
+  writer_.save(at, [values = std::move(values), info = info_of(at, position, seed_), at, this] {
     NamedPieces state = values();
     if (devices_.replicas() > 1) check_replicas(state, at);
     if (devices_.replica() > 0) return CheckpointContent();  // the first writes what all have
-    if (const std::string fault = not_finite(state); !fault.empty())
-      throw Error(Code::device, fmt::format("the state after step {} is not saved: {}", at, fault))
-          .note("try: a smaller learning_rate, more warm-up steps, a smaller max_grad_norm");
     CheckpointContent c = state_content(programs_.params(), std::move(state), averaged_,
                                         processes().leads() ? complete_ : CompleteCheckpoint());
     c.state_json = info.dump(2);
+    c.inspect = [at](const std::string& name, const HostArray& values) {
+      if (const std::string fault = not_finite(name, values); !fault.empty())
+        throw Error(Code::device, fmt::format("the state after step {} is not saved: {}", at, fault))
+            .note("try: a smaller learning_rate, more warm-up steps, a smaller max_grad_norm");
+    };
     return c;
   });
+  if (!copied) writer_.wait();  // the next step takes the arrays' memory
 }
 
 }  // namespace md

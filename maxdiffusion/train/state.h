@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -52,8 +53,11 @@ TrainState place_state(const Devices& devices, const StepPrograms& programs, Hos
                        const std::string& checkpoint_dir);
 
 /// The trained values that are sampled: the averages where they are kept. Waits for the devices. None of joint devices,
-/// of which no process has all.
+/// of which no process has all. On a CPU they are borrowed from the state, which must stay as it is while they are
+/// used.
 HostArrays trained_values(const Devices& devices, const StepPrograms& programs, const TrainState& state);
+/// The same of a state that no step follows; what they are borrowed from lives as long as they do.
+HostArrays last_trained_values(const Devices& devices, const StepPrograms& programs, TrainState state);
 
 /// Adds to a checkpoint what makes it a whole model folder: weights of other models, configs, tokenizers. `trained`:
 /// values of the trained parameters by input name (averages, where kept). Called on the writer's thread.
@@ -64,22 +68,30 @@ using CompleteCheckpoint = std::function<void(CheckpointContent&, const ParamTab
 CheckpointContent state_content(const ParamTable& params, NamedPieces state, bool averaged,
                                 const CompleteCheckpoint& complete = {});
 
-/// Writes checkpoints on a thread of its own while training goes on. Keeps references to its arguments.
+/// Writes checkpoints while training goes on, from a copy of the state, where the memory that is free
+/// (base/host_memory) holds one beside what a step takes; elsewhere while the run waits, array by array from where the
+/// state lies. Keeps references to its arguments.
 class StateSaver {
  public:
   /// `moments`: false leaves the optimizer's moments out. `before_commit`: see CheckpointWriter.
   StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step, std::string checkpoint_dir,
              int64_t keep, bool moments, uint64_t seed, CompleteCheckpoint complete,
              std::function<void()> before_commit = {});
+  /// Warns where memory or the disk will hardly take a checkpoint. Before the first step.
+  void warn_of_room(const TrainState& state) const;
   /// The state's arrays as they are now, as the checkpoint of step `at`, before the batch at `position`.
   void save(const TrainState& state, int64_t at, Position position);
   /// Waits for the write under way; throws its error.
   void finish() { writer_.finish(); }
 
  private:
+  std::map<std::string, const Array*> saved(const TrainState& state) const;
+
   const Devices& devices_;
   const StepPrograms& programs_;
+  int64_t step_bytes_ = 0;  // of this machine's memory that a step takes beside the state
   bool averaged_, moments_;
+  bool waits_ = false;  // and has said so
   std::string checkpoint_dir_;
   uint64_t seed_;
   CompleteCheckpoint complete_;

@@ -1,0 +1,112 @@
+// What a run takes of memory while it saves and while it goes on, in numbers: with a model whose state is so large
+// that a second copy of it would show.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <csignal>
+#include <fstream>
+
+#include "maxdiffusion/base/host_memory.h"
+#include "maxdiffusion/runtime/memory.h"
+#include "tests/resume/training.h"
+
+namespace md {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+/// 28 M parameters: 340 MB with moments.
+void make_wide(TinyRun& run) {
+  run.task.family = tiny_family("[64, 384]");
+  run.options.step.ema_decay = 0;
+  run.options.keys.checkpoint_every = 8;  // samples: every second step
+}
+
+int64_t state_bytes(const LoopView& v) {
+  int64_t bytes = 0;
+  for (const auto& [name, a] : v.state.arrays) bytes += a.shape().bytes();
+  return bytes;
+}
+
+/// The most that this process held since the last call, beyond what it held then.
+class Growth {
+ public:
+  void begin() {
+    std::ofstream("/proc/self/clear_refs") << "5";  // VmHWM begins anew
+    before_ = status_bytes("VmRSS");
+  }
+  int64_t end() const { return status_bytes("VmHWM") - before_; }
+
+ private:
+  int64_t before_ = 0;
+};
+
+/// Lets this process map no more than `bytes` beyond what it has; below 0: whatever it wants.
+void limit_memory(int64_t bytes) {
+  rlimit space{};
+  getrlimit(RLIMIT_AS, &space);
+  space.rlim_cur = bytes < 0 ? space.rlim_max : static_cast<rlim_t>(status_bytes("VmSize") + bytes);
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &space), 0);
+}
+
+/// Three steps of which the second is saved, within a twentieth of the state beyond what a step takes; then it dies.
+void save_and_die(const std::string& folder) {
+  TinyRun run;
+  make_wide(run);
+  run.options.folder = folder;
+  Growth growth;
+  int64_t state = 0;
+  run.options.hooks = {{every_steps(2),
+                        [&](LoopView& v) {
+                          v.recorder.flush();
+                          state = state_bytes(v);
+                          return_freed_memory();
+                          limit_memory(v.programs.program(0).memory()->temporary + state / 20);
+                          growth.begin();
+                        }},
+                       {every_steps(2),
+                        [&](LoopView&) {
+                          fmt::print(stderr, "state {} MiB, saved with {} MiB\n", state / kMiB, growth.end() / kMiB);
+                          if (state < 200 * kMiB || growth.end() > state / 20) std::_Exit(1);
+                        },
+                        true},
+                       {every_steps(3), [&](LoopView& v) {
+                          v.recorder.flush();
+                          std::raise(SIGKILL);
+                        }}};
+  run.train(4);
+}
+
+TEST(Memory, ASaveNeedsATwentiethMoreThanTheStepAndIsGoneOnFromToTheBit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  TemporaryFolder folder;
+  if (!std::getenv("MD_SAVED_IN")) setenv("MD_SAVED_IN", folder.path().c_str(), 1);
+  const std::string saved = std::getenv("MD_SAVED_IN");  // the process that dies begins this test, too
+  EXPECT_EXIT(save_and_die(saved), testing::KilledBySignal(SIGKILL), "checkpoints are written while the run waits");
+  unsetenv("MD_SAVED_IN");
+
+  TinyRun whole, parts;
+  make_wide(whole);
+  make_wide(parts);
+  whole.options.keys.save_final_checkpoint = false;
+  const Trained expected = whole.train(4);
+  parts.options.folder = saved;
+  ASSERT_EQ(list_checkpoints(parts.options.checkpoint_dir()), std::vector<int64_t>{2});
+
+  // What is read becomes the state: it is never there twice.
+  return_freed_memory();
+  Growth growth;
+  growth.begin();
+  int64_t state = 0, step = 0;
+  parts.options.hooks = {{every_steps(1), [&](LoopView& v) {
+                            state = state_bytes(v);
+                            step = v.programs.program(0).memory()->temporary;
+                          }}};
+  const Trained resumed = parts.train(4);
+  EXPECT_LT(growth.end(), state + step + 100 * kMiB) << state;
+  expect_same_bits(resumed.values, expected.values);
+}
+
+}  // namespace
+}  // namespace md
