@@ -1,6 +1,7 @@
 // Keys of the models around the one that is trained or sampled: the types that they store and compute in.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "maxdiffusion/nn/scope.h"
@@ -10,11 +11,15 @@ namespace md {
 struct EncoderKeys {
   std::string text_encoder_dtype = "float32", vae_dtype = "float32", vae_weights_dtype = "float32";
   bool replicate_vae = false;
+  int64_t encoder_batch_size = 0;
   template <class V>
   void visit(V&& v) {
     v("text_encoder_dtype", text_encoder_dtype, "dtype that frozen text encoders store and compute in");
     v("vae_dtype", vae_dtype, "dtype that the frozen autoencoder computes in");
     v("vae_weights_dtype", vae_weights_dtype, "dtype that the frozen autoencoder's parameters are stored in");
+    v("encoder_batch_size", encoder_batch_size,
+      "samples that the autoencoder and the text encoders around training take at a time on each device; 0: as many as "
+      "take no more memory than 1.5 GB, or a quarter of what a training step holds");
     v("replicate_vae", replicate_vae,
       "every device has the whole frozen autoencoder; false: its parameters are split as logical_axis_rules say");
   }

@@ -26,29 +26,35 @@ MediaChunks MediaChunkKeys::chunks(const Family& family) const {
 
 MediaAutoencoder::MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights,
                                    int64_t batch, const ScopeOptions& scope, const CompileConfig& compile,
-                                   const EncoderKeys& keys, MediaChunks chunks)
+                                   const EncoderKeys& keys, MediaChunks chunks, int64_t bytes)
     : devices_(devices),
       family_(std::move(family)),
       weights_(std::move(weights)),
       batch_(batch),
+      bytes_(bytes),
       scope_(autoencoder_options(scope, keys)),
       compile_(compile),
       chunks_(chunks) {
   const bool videos = family_->frame_scale() > 0;
   encoder_ = {.name = "media_encoder",
-              .build = [f = family_, videos](const Models& models, Tensor pixels, MediaState& state) {
-                const Tensor x = pixels.dtype() == DType::u8 ? pixels_to_float(pixels) : pixels;
-                const Posterior q = videos ? f->encode_chunk(models, x, state) : f->encode_media(models, x);
-                const Tensor mean = cast(q.mean, DType::f32);
-                return concatenate({mean, q.logvar ? exp(cast(q.logvar, DType::f32) * 0.5) : zeros_like(mean)}, -1);
-              }};
+              .build =
+                  [f = family_, videos](const Models& models, Tensor pixels, MediaState& state) {
+                    const Tensor x = pixels.dtype() == DType::u8 ? pixels_to_float(pixels) : pixels;
+                    const Posterior q = videos ? f->encode_chunk(models, x, state) : f->encode_media(models, x);
+                    const Tensor mean = cast(q.mean, DType::f32);
+                    return concatenate({mean, q.logvar ? exp(cast(q.logvar, DType::f32) * 0.5) : zeros_like(mean)}, -1);
+                  },
+              .scale = 1};
   decoder_ = {.name = "media_decoder",
-              .build = [f = family_, videos](const Models& models, Tensor latents, MediaState& state) {
-                return videos ? f->decode_chunk(models, latents, state) : f->decode_media(models, latents);
-              }};
+              .build =
+                  [f = family_, videos](const Models& models, Tensor latents, MediaState& state) {
+                    return videos ? f->decode_chunk(models, latents, state) : f->decode_media(models, latents);
+                  },
+              .scale = family_->downscale()};
 }
 
-HostArray MediaAutoencoder::run(const Direction& direction, Stage& stage, const HostArray& input, ArrayMap* state) {
+const Program& MediaAutoencoder::program(const Direction& direction, Stage& stage, const HostArray& input,
+                                         const ArrayMap* state) {
   auto name_of = [](size_t i) { return fmt::format("state.{}", i); };
   auto found = stage.find({input.dtype(), input.dims()});
   if (found == stage.end()) {
@@ -72,56 +78,83 @@ HostArray MediaAutoencoder::run(const Direction& direction, Stage& stage, const 
       if (!placed_.contains(name)) missing[name] = a;
     place(devices_, found->second, missing, placed_);
   }
+  return found->second;
+}
+
+HostArray MediaAutoencoder::run(const Direction& direction, Stage& stage, const HostArray& input, ArrayMap* state) {
+  const Program& made = program(direction, stage, input, state);
   ArrayMap feed;
   if (state) feed = std::move(*state);
-  place(devices_, found->second, HostArrays{{"in", input}}, feed);
-  ArrayMap results = found->second.run(feed, placed_);
+  place(devices_, made, HostArrays{{"in", input}}, feed);
+  ArrayMap results = made.run(feed, placed_);
   HostArray out = devices_.get(results.at("out"));
   results.erase("out");
   if (state) *state = std::move(results);
   return out;
 }
 
-HostArray MediaAutoencoder::run(Direction& direction, const HostArray& input, const Done& done) {
+int64_t MediaAutoencoder::together(Direction& direction, const HostArray& input, int64_t left, int64_t frames) {
+  // No autoencoder that is known takes more for a pixel; what takes less in any case need not be asked.
+  constexpr int64_t kMostOfPixel = 4096;
+  const size_t rank = input.dims().size();
+  const int64_t on_host = devices_.platform() == Platform::cpu ? devices_.mesh().devices() : 1;
+  const int64_t side = input.dims()[rank - 3] * direction.scale, other = input.dims()[rank - 2] * direction.scale,
+                one = devices_.mesh().devices(), most = std::max<int64_t>(batch_ / one, 1), bytes = bytes_ / on_host;
+  if (side * other * frames <= bytes / kMostOfPixel / most) return batch_;
+  if (rank == 5) return one;  // chunk by chunk the state counts, too
+  const auto plan = program(direction, direction.whole, rows(input, 0, one), nullptr).memory();
+  if (!plan) return one;
+  const int64_t each = std::max<int64_t>(plan->temporary + plan->outputs, 1);
+  const int64_t fit = std::clamp<int64_t>(bytes / each, 1, most) * one;
+  return left < fit ? one : fit;
+}
+
+HostArray MediaAutoencoder::run(Direction& direction, const HostArray& input) {
   HostArray whole;
-  for (int64_t n = input.dims()[0], from = 0; from < n; from += batch_) {
-    add_rows(whole, n, from, run(direction, direction.whole, rows(input, from, batch_), nullptr));
-    if (done) done(std::min(batch_, n - from));
+  const int64_t frames = input.dims().size() == 5 ? input.dims()[1] * std::max<int64_t>(family_->frame_scale(), 1) : 1;
+  for (int64_t n = input.dims()[0], from = 0; from < n;) {
+    const int64_t count = together(direction, input, n - from, frames);
+    add_rows(whole, n, from, run(direction, direction.whole, rows(input, from, count), nullptr));
+    from = std::min(from + count, n);
+    if (direction.done) direction.done(from);
   }
   return whole;
 }
 
 HostArray MediaAutoencoder::run_chunks(Direction& direction, const HostArray& input, int64_t chunk, int64_t in,
-                                       int64_t out, const Done& done) {
+                                       int64_t out) {
   const int64_t n = input.dims()[0], frames = input.dims()[1];
   check(input.dims().size() == 5 && (frames - 1) % in == 0, Code::invalid_config,
         "autoencoder: {} is not of videos whose frames are one and a multiple of {}", to_string(input.shape()), in);
   const int64_t latents = (frames - 1) / in;  // after the first
-  if (latents == 0 || chunk < 1) return run(direction, input, done);
+  if (latents == 0 || chunk < 1) return run(direction, input);
   HostArray whole;
-  for (int64_t from = 0; from < n; from += batch_) {
+  for (int64_t from = 0; from < n;) {
+    const int64_t count = together(direction, input, n - from, chunk * std::max(in, out));
     ArrayMap state;
-    for (int64_t at = 0; at <= latents; at += at > 0 ? chunk : 1) {
-      const bool first = at == 0;
+    for (int64_t done = 0; done <= latents; done += done > 0 ? chunk : 1) {
+      const bool first = done == 0;
       const HostArray part = run(
           direction, first ? direction.first : direction.next,
-          first ? block(input, from, batch_, 0, 1) : block(input, from, batch_, 1 + (at - 1) * in, chunk * in), &state);
+          first ? block(input, from, count, 0, 1) : block(input, from, count, 1 + (done - 1) * in, chunk * in), &state);
       if (!whole) {
         Dims dims = part.dims();
         dims[0] = n, dims[1] = 1 + latents * out;
         whole = HostArray(Shape{part.dtype(), dims});
       }
-      set_block(whole, from, first ? 0 : 1 + (at - 1) * out, part);
+      set_block(whole, from, first ? 0 : 1 + (done - 1) * out, part);
     }
-    if (done) done(std::min(batch_, n - from));
+    from = std::min(from + count, n);
+    if (direction.done) direction.done(from);
   }
   return whole;
 }
 
-HostArray MediaAutoencoder::encode(const HostArray& pixels, const Done& done) {
+HostArray MediaAutoencoder::encode(const HostArray& pixels, const std::function<void(int64_t)>& encoded) {
+  encoder_.done = encoded;
   if (const int64_t scale = family_->frame_scale(); scale > 0)
-    return run_chunks(encoder_, pixels, chunks_.encode, scale, 1, done);
-  return run(encoder_, pixels, done);
+    return run_chunks(encoder_, pixels, chunks_.encode, scale, 1);
+  return run(encoder_, pixels);
 }
 
 HostArray MediaAutoencoder::decode(const HostArray& latents, bool tiled) {

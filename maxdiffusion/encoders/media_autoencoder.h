@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -32,20 +33,21 @@ struct MediaChunkKeys {
   MediaChunks chunks(const Family& family) const;
 };
 
-/// Each direction is compiled on first use, for each size of media, for `batch` samples at a time. Refers to `devices`.
-/// Not thread safe.
+/// Each direction is compiled on first use, for each size of media, for `batch` samples at a time, a multiple of the
+/// devices; for fewer where a program of one sample on each device says that they would take more than `bytes` of
+/// memory there beside the weights. What is left over at the end goes through that one. Refers to `devices`. Not thread
+/// safe.
 class MediaAutoencoder {
  public:
   /// `weights`: of the autoencoder, by input name; placed on the devices once. `scope`, `keys`: see
   /// autoencoder_options.
   MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights, int64_t batch,
                    const ScopeOptions& scope, const CompileConfig& compile, const EncoderKeys& keys = {},
-                   MediaChunks chunks = {});
+                   MediaChunks chunks = {}, int64_t bytes = std::numeric_limits<int64_t>::max());
   /// u8 [N, H, W, 3], or f32 in [−1, 1] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
   /// Videos: [N, F, H, W, 3] → [N, F', h, w, 2C]. Throws invalid_config where F is not 1 + n·Family::frame_scale().
-  /// `done`: called with the samples of each batch that is encoded.
-  using Done = std::function<void(int64_t samples)>;
-  HostArray encode(const HostArray& pixels, const Done& done = {});
+  /// `encoded`: called with the number of samples that are done; may be empty.
+  HostArray encode(const HostArray& pixels, const std::function<void(int64_t)>& encoded = {});
   /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error; videos: [N, F', h, w, C] →
   /// [N, F, H, W, 3]. `tiled`: images' latents larger than Family::decoder_tile are decoded in tiles (tiles.h).
   HostArray decode(const HostArray& latents, bool tiled = false);
@@ -56,18 +58,22 @@ class MediaAutoencoder {
   struct Direction {
     std::string name;
     std::function<Tensor(const Models&, Tensor, MediaState&)> build;
+    int64_t scale;             // sides of the media, as multiples of those of the input
     Stage whole, first, next;  // media at once; the first and the other chunks of a video
+    std::function<void(int64_t)> done = {};
   };
-  HostArray run(Direction& direction, const HostArray& input, const Done& done = {});
+  HostArray run(Direction& direction, const HostArray& input);
   /// `chunk` latent frames at a time, each of which is `in` frames of the input and `out` of the result.
-  HostArray run_chunks(Direction& direction, const HostArray& input, int64_t chunk, int64_t in, int64_t out,
-                       const Done& done = {});
+  HostArray run_chunks(Direction& direction, const HostArray& input, int64_t chunk, int64_t in, int64_t out);
   /// `state`: what the chunk before left, by name; gets what this one leaves. Null: the media are whole.
   HostArray run(const Direction& direction, Stage& stage, const HostArray& input, ArrayMap* state);
+  const Program& program(const Direction& direction, Stage& stage, const HostArray& input, const ArrayMap* state);
+  /// Samples to take next of `left`, of media like `input`'s, whole or, of videos, `frames` of the result at a time.
+  int64_t together(Direction& direction, const HostArray& input, int64_t left, int64_t frames);
   const Devices& devices_;
   std::shared_ptr<const Family> family_;
   HostArrays weights_;
-  int64_t batch_;
+  int64_t batch_, bytes_;
   ScopeOptions scope_;
   CompileConfig compile_;
   MediaChunks chunks_;

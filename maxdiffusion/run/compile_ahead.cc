@@ -1,6 +1,5 @@
 #include "maxdiffusion/run/compile_ahead.h"
 
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,6 +7,7 @@
 #include <regex>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_memory.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/pjrt/topology.h"
@@ -37,14 +37,6 @@ void go_on_in_a_child() {
 std::string size(int64_t bytes) {
   const double mib = static_cast<double>(bytes) / (1 << 20);
   return mib < 1024 ? fmt::format("{:.1f} MiB", mib) : fmt::format("{:.2f} GiB", mib / 1024);
-}
-
-/// What this process may have, which virtual devices of a CPU share: the machine's memory, or less by `ulimit -v`.
-int64_t host_memory() {
-  const int64_t machine = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
-  rlimit allowed{};
-  if (getrlimit(RLIMIT_AS, &allowed) != 0 || allowed.rlim_cur == RLIM_INFINITY) return machine;
-  return std::min(machine, static_cast<int64_t>(allowed.rlim_cur));
 }
 
 /// Where the step would run: a topology, or the devices of this machine.
@@ -91,7 +83,7 @@ Place place_of(const RunConfig& c, const RunModels& models) {
     p.platform = &p.devices->client().platform();
     const auto held = p.devices->client().memory(p.mesh.device_ids()[0]);
     if (held && held->limit) p.memory = held->limit;
-    if (!p.memory && p.devices->platform() == Platform::cpu) p.memory = host_memory() / p.count();
+    if (!p.memory && p.devices->platform() == Platform::cpu) p.memory = memory_limit() / p.count();
     return p;
   }
   const HardwareKeys& keys = c.hardware;
@@ -255,6 +247,23 @@ void print_parts(const Held& h, const MemoryPlan& m) {
              size(std::max<int64_t>(0, m.temporary - h.gradients)));
 }
 
+/// What the run around the step takes: checkpoints, and making a data set ready.
+void print_beside(const Held& h, const Steps& steps, const StepGraph& step) {
+  int64_t largest = 0;
+  for (const GraphInput& in : step.graph->inputs()) largest = std::max(largest, in.value.shape().bytes());
+  const int64_t state = h.trained + h.moments + h.copies + h.averages;
+  fmt::print(
+      "saving a checkpoint: of {} on each device, {} of the host's memory at a time; all of them where they are free, "
+      "to "
+      "write while training goes on\n",
+      size(state), size(largest));
+  if (const RunConfig& c = steps.config; c.denoise.cache_latents_text_encoder_outputs)
+    fmt::print("encoding a data set: {} of memory at a time beside the autoencoder{}\n",
+               c.encoders.encoder_batch_size > 0 ? fmt::format("{} samples", c.encoders.encoder_batch_size)
+                                                 : size(steps.models.encoder_bytes()),
+               c.encoders.encoder_batch_size > 0 ? "" : ", or what one sample takes");
+}
+
 /// Seconds for one kind of message, all devices at once. Rings: what is gathered passes each device once, what is
 /// reduced twice, and what is exchanged goes a quarter of the way round.
 double seconds_of(const CollectiveSum& sum, const Mesh& mesh, const pjrt::DeviceRates& rates) {
@@ -350,7 +359,11 @@ void plan(const RunConfig& c) {
     try {
       const AheadOfTime ahead = fitting(steps, i);
       print_report(steps, ahead, step.flops);
-      if (ahead.memory) print_parts(held_by(step, steps.place.mesh, steps.step), *ahead.memory);
+      if (ahead.memory) {
+        const Held held = held_by(step, steps.place.mesh, steps.step);
+        print_parts(held, *ahead.memory);
+        if (!samples(c)) print_beside(held, steps, step);
+      }
       print_roofline(steps, ahead, step.flops);
     } catch (Error& e) {
       if (e.code() == Code::out_of_memory) try_changes(c, steps.place, e);

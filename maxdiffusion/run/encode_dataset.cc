@@ -135,13 +135,13 @@ CachedImages cache_here(const ImagesInBuckets& images, const ImageConfig& config
                        config.buckets ? &images.sizes[b] : nullptr);
   };
   ProgressBar bar(cache.title, total, done, true);
-  const auto made = [&](int64_t images) { bar.update(done + images, ""); };
+  const Encoded encoded = [&](int64_t n) { bar.update(done + n, ""); };
   std::future<LoadedImages> next;
   for (size_t i = 0; i < missing.size(); ++i) {
     const LoadedImages loaded = next.valid() ? next.get() : load(i);
     if (i + 1 < missing.size()) next = std::async(std::launch::async, load, i + 1);
     const auto& [b, part] = missing[i];
-    caches[b]->put(part, loaded.names.empty() ? HostArrays() : encode(loaded, made), loaded.skipped);
+    caches[b]->put(part, loaded.names.empty() ? HostArrays() : encode(loaded, encoded), loaded.skipped);
     bar.update(done += part.end - part.begin, "");
   }
   bar.finish();
@@ -188,8 +188,7 @@ CachedImages encode_dataset(RunModels& models, const std::shared_ptr<const Recor
   const ImagesInBuckets images = sort_into_aspect_buckets(source, config, true);
   const int64_t known = models.family()->images().least;
   std::optional<ImageConditioner> conditioner;
-  const auto encode = [&](const LoadedImages& loaded, const std::function<void(int64_t)>& done) {
-    int64_t encoded = 0;  // of all passes
+  const auto encode = [&](const LoadedImages& loaded, const Encoded& encoded) {
     if (known > 0 && !conditioner)
       conditioner.emplace(models.devices(), models.family(), models.weights_of(), models.media_autoencoder(),
                           scope_options(models.config().layers), models.config().compile, models.encoder_batch());
@@ -197,9 +196,11 @@ CachedImages encode_dataset(RunModels& models, const std::shared_ptr<const Recor
     if (caption) std::ranges::fill(captions, *caption);
     HostArrays out =
         text == CachedText::tokens ? models.family()->tokenize(captions) : models.text_encoder().encode(captions);
+    int64_t passes = 0;
     auto add = [&](const std::string& prefix, const HostArray& pixels, const HostArray& mask, const HostArray& sizes) {
-      out[prefix + "moments"] = models.media_autoencoder().encode(
-          pixels, [&](int64_t samples) { done((encoded += samples) / (config.random_flip ? 2 : 1)); });
+      const int64_t before = passes++ * pixels.dims()[0], times = config.random_flip ? 2 : 1;
+      out[prefix + "moments"] =
+          models.media_autoencoder().encode(pixels, [&](int64_t n) { encoded((before + n) / times); });
       if (mask) out[prefix + "mask"] = mask;
       if (sizes) out[prefix + "time_ids"] = sizes;
       if (known == 0) return;
@@ -226,7 +227,7 @@ CachedImages cache_pixels(const RunModels& models, const std::shared_ptr<const R
   plain.random_flip = plain.sizes = false;
   plain.mask = MaskFrom::none;
   return cache_images(images, plain, {cache_folder(models.config()), "pixels", "pixels", images_together(images.sizes)},
-                      [](const LoadedImages& loaded, const auto&) {
+                      [](const LoadedImages& loaded, const Encoded&) {
                         return HostArrays{{"pixels", loaded.pixels}};
                       });
 }

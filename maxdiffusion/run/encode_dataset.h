@@ -14,9 +14,10 @@
 
 namespace md {
 
+/// Told how many of the images are done.
+using Encoded = std::function<void(int64_t)>;
 /// Fields made of images that were decoded together, axis 0 for the images. "mirrored.x" is x of the mirrored image.
-/// `done` may be called on the way with how many are made.
-using EncodeImages = std::function<HostArrays(const LoadedImages&, const std::function<void(int64_t)>& done)>;
+using EncodeImages = std::function<HostArrays(const LoadedImages&, const Encoded&)>;
 
 struct CacheConfig {
   std::string folder, key;  // see ArrayCache

@@ -51,7 +51,7 @@ CachedImages cached(const std::string& folder, const std::shared_ptr<const Recor
                     const std::function<HostArrays(const LoadedImages&)>& encode,
                     const ImageConfig& config = {.resolution = 8}) {
   return cache_images(sort_into_aspect_buckets(source, config, true), config, {folder, "key", "arrays", together},
-                      [&](const LoadedImages& loaded, const auto&) { return encode(loaded); });
+                      [&](const LoadedImages& loaded, const Encoded&) { return encode(loaded); });
 }
 bool same(const HostArray& a, const HostArray& b) {
   return a.shape() == b.shape() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;

@@ -362,12 +362,13 @@ void draw_class_images(const RunConfig& run) {
 HostArray draw_samples(RunModels& models, TextEncoder& text, const WeightsOf& weights) {
   const SampleKeys& keys = models.config().sample;
   SampleOptions o = options_of(models);
-  o.batch = 0;  // sizes of training are small
+  constexpr int64_t kPixels = int64_t{1} << 19;  // at a time on each device
+  o.batch = std::max<int64_t>(kPixels / (o.size.height * o.size.width * o.size.frames), 1) * models.devices().count();
   o.progress = [](int64_t, int64_t) { check_interrupt("the samples are left out"); };
   const Family& family = *models.family();
   std::optional<TextEncoder> skipping;
   if (keys.clip_skip != 0)
-    skipping.emplace(models.devices(), models.family(), models.encoder_batch(), weights, o.scope, o.compile,
+    skipping.emplace(models.devices(), models.family(), models.text_batch(), weights, o.scope, o.compile,
                      keys.clip_skip, models.config().encoders);
   PromptConditioning prompts = encode_prompts(skipping ? *skipping : text, family, o);
   if (has_images(models)) add_images(models, models.media_autoencoder(), weights, o, prompts);

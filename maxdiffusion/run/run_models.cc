@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -16,6 +17,7 @@
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/families/single_file.h"
+#include "maxdiffusion/optim/rounding.h"
 #include "maxdiffusion/run/find_run.h"
 #include "maxdiffusion/runtime/memory.h"
 #include "maxdiffusion/storage/staging.h"
@@ -111,18 +113,43 @@ ScopeOptions RunModels::denoiser_options() const {
 int64_t RunModels::encoder_batch() const {
   // Media of one program: so many pixels at most on each device, of videos in a chunk.
   constexpr int64_t kPixels = int64_t{1} << 23, kMost = 32;
+  const int64_t given = config_.encoders.encoder_batch_size, devices = own_devices_.mesh().devices();
+  check(given >= 0, Code::invalid_config, "encoder_batch_size is {}; expected 0 or more", given);
+  if (given > 0) return given * devices;
   const MediaSize size = training_size(config_, *family_);
   const MediaChunks chunks = config_.media_chunks.chunks(*family_);
   const int64_t frames = chunks.encode < 0
                              ? size.frames
                              : std::min(size.frames, chunks.encode * std::max<int64_t>(family_->frame_scale(), 1));
-  return std::clamp(kPixels / (size.height * size.width * std::max<int64_t>(frames, 1)), int64_t{1}, kMost) *
-         own_devices_.mesh().devices();
+  return std::clamp(kPixels / (size.height * size.width * std::max<int64_t>(frames, 1)), int64_t{1}, kMost) * devices;
+}
+
+int64_t RunModels::text_batch() const {
+  constexpr int64_t kTokens = 4096;  // on each device: an encoder of 64 heads then takes some 500 MB for its attention
+  const int64_t devices = own_devices_.mesh().devices();
+  if (config_.encoders.encoder_batch_size > 0) return encoder_batch();
+  int64_t longest = 1;
+  for (const Field& f : family_->text_fields()) longest = std::max(longest, f.shape.elements());
+  return std::min(encoder_batch(), std::max<int64_t>(kTokens / longest, 1) * devices);
+}
+
+int64_t RunModels::encoder_bytes() const {
+  constexpr int64_t kLeast = 1'500'000'000;
+  if (config_.encoders.encoder_batch_size > 0) return std::numeric_limits<int64_t>::max();
+  const bool averages = config_.update.ema_decay > 0;
+  int64_t held = 0;
+  const ParamTable params = folder_.params(family_->denoisers(), scope_options(config_.layers));
+  for (const Param& p : params.params()) {
+    int64_t of_element = static_cast<int64_t>(size_of(p.shape.dtype));
+    if (!config_.lora.train_lora) of_element += 8 + (is_narrow(p.shape.dtype) ? 4 : 0) + (averages ? 4 : 0);
+    for (const Slice& slice : local_slices(devices_, p.axes, p.shape.dims)) held += slice.elements() * of_element;
+  }
+  return std::max(kLeast, held / std::ssize(devices_.local()) / 4);
 }
 
 TextEncoder& RunModels::text_encoder() {
   if (!text_encoder_)
-    text_encoder_ = std::make_unique<TextEncoder>(own_devices_, family_, encoder_batch(), weights_of(),
+    text_encoder_ = std::make_unique<TextEncoder>(own_devices_, family_, text_batch(), weights_of(),
                                                   scope_options(config_.layers), config_.compile, 0, config_.encoders);
   return *text_encoder_;
 }
@@ -135,11 +162,18 @@ void RunModels::free_text_encoder() {
   return_freed_memory();
 }
 
+void RunModels::free_autoencoder() {
+  if (weights_.location(family_->autoencoder()).empty()) return;
+  media_autoencoder_.reset();
+  autoencoder_values_.clear();
+  return_freed_memory();
+}
+
 MediaAutoencoder& RunModels::media_autoencoder() {
   if (!media_autoencoder_)
     media_autoencoder_ = std::make_unique<MediaAutoencoder>(
         own_devices_, family_, autoencoder_values(), encoder_batch(), scope_options(config_.layers), config_.compile,
-        config_.encoders, config_.media_chunks.chunks(*family_));
+        config_.encoders, config_.media_chunks.chunks(*family_), encoder_bytes());
   return *media_autoencoder_;
 }
 

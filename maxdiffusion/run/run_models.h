@@ -53,14 +53,20 @@ class RunModels {
   /// cannot, or no layer is.
   ScopeOptions denoiser_options() const;
 
-  /// Samples that the programs below take at a time.
+  /// Samples that the programs below take at a time, at most; text_batch: captions.
   int64_t encoder_batch() const;
+  int64_t text_batch() const;
+  /// Memory of one device that the autoencoder's programs may take beside their weights: 1.5 GB, or a quarter of what a
+  /// training step holds there between steps, if that is more. Without bound where encoder_batch_size is given.
+  int64_t encoder_bytes() const;
   /// With the text encoders' weights as they were before this run trained them.
   TextEncoder& text_encoder();
   MediaAutoencoder& media_autoencoder();
   /// Gives back the memory of the text encoders, on the devices and here; text_encoder() reads them again. They stay
   /// where their weights are in no file.
   void free_text_encoder();
+  /// Likewise of the autoencoder.
+  void free_autoencoder();
   /// The autoencoder's values by input name.
   const HostArrays& autoencoder_values();
 

@@ -99,7 +99,7 @@ HostArray drawn(RunModels& m, const ParamTable& params, const HostArrays& traine
   };
   std::optional<TextEncoder> own;
   if (c.denoise.train_text_encoder)
-    own.emplace(m.devices(), m.family(), m.encoder_batch(), weights, scope_options(c.layers), c.compile);
+    own.emplace(m.devices(), m.family(), m.text_batch(), weights, scope_options(c.layers), c.compile);
   return draw_samples(m, own ? *own : m.text_encoder(), weights);
 }
 
@@ -362,7 +362,10 @@ void train_into(const Outputs& outputs) {
                                     : HostArray();
 
   const bool draws = c.run.sample_every > 0 || c.run.enable_generate_video_for_eval;
-  if (!draws || c.sample.prompt.empty()) models.free_text_encoder();
+  if (!draws || c.sample.prompt.empty()) {
+    models.free_text_encoder();
+    models.free_autoencoder();
+  }
   std::optional<Phase> phase(std::in_place, c.run, "training");
   const Trained t = naming_damaged_weights(
       models, [&] { return train_loop(models.devices(), pointers(tasks), std::move(data.batches), o); });

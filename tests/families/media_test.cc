@@ -10,6 +10,7 @@
 #include "maxdiffusion/kernels/processor.h"
 #include "maxdiffusion/tasks/inputs.h"
 #include "tests/families/video_family.h"
+#include "tests/tiny_folder.h"
 
 namespace md {
 namespace {
@@ -119,6 +120,45 @@ TEST(Videos, HaveTheirAutoencoderWholeOnEveryDeviceOrSplitByTheRules) {
   EXPECT_GT(split, 1);
   EXPECT_EQ(none, 0);
   EXPECT_LT(part, whole);
+}
+
+TEST(Autoencoder, TakesAsManyAtATimeAsTheMemoryHolds) {
+  const Devices devices = Devices::open();
+  const auto images = tiny_family();
+  HostArrays weights;
+  {
+    Graph g(devices.graph_options());
+    ParamTable params;
+    images->encode_media([&](const std::string& component) { return Scope(g, params, component, {}); },
+                         g.input("in", {DType::f32, {1, 64, 64, 3}}));
+    for (const Param& p : params.params()) weights[p.input] = initial_value(p, 3);
+  }
+  HostArray many({DType::u8, {7, 64, 64, 3}});
+  auto v = many.mutable_view<uint8_t>();
+  for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<uint8_t>(i * i % 251);
+  const CompileConfig compile{.jax_cache_dir = {}, .xla_flags = "--xla_backend_optimization_level=0"};
+  std::vector<int64_t> done;  // after each run of a program
+  const auto encoded = [&](int64_t bytes) {
+    MediaAutoencoder coder(devices, images, weights, 7, {}, compile, {}, {}, bytes);
+    done.clear();
+    return coder.encode(many, [&](int64_t n) { done.push_back(n); });
+  };
+  const HostArray whole = encoded(int64_t{1} << 40);
+  EXPECT_EQ(done, std::vector<int64_t>{7});
+  // Of the most memory with which they come one by one, twice as much holds two, three times three.
+  int64_t one = 1;
+  for (int64_t more = int64_t{1} << 22; more > 4096; more /= 2) {
+    encoded(one + more);
+    if (done.front() == 1) one += more;
+  }
+  EXPECT_GT(one, int64_t{64} * 64 * 8 * 4);  // two of them are there at a time: the widest layer's output, f32
+  EXPECT_LT(one, int64_t{64} * 64 * 8 * 4 * 16);
+  for (const auto& [bytes, steps] : {std::pair{int64_t{1}, std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7}},
+                                     {one + 8192, {2, 4, 6, 7}},
+                                     {one * 3 / 2 + 16384, {3, 6, 7}}}) {
+    EXPECT_LE(difference(encoded(bytes), whole), 1e-5);
+    EXPECT_EQ(done, steps) << bytes;
+  }
 }
 
 TEST(Videos, LookBackOnly) {
