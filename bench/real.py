@@ -133,12 +133,14 @@ def our_training(o, model, folder, out, words):
              "cache_latents_text_encoder_outputs=true", "log_period=1", f"timing_metrics_file={out}/phases",
              f"metrics_file={out}/metrics.jsonl", *words]
     out.mkdir(parents=True, exist_ok=True)
-    whole, _ = program(o, "train", model, folder, out, words)
+    whole, log = program(o, "train", model, folder, out, words)
     after = time.time() - (out / "metrics.jsonl").stat().st_mtime  # the last step
     steps = [json.loads(line)["perf/step_time_seconds"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    compile_s = sum(map(float, re.findall(r"compiled in ([\d.]+) s", log)))
     data = logged((out / "phases").read_text(), r"Finished: data - Duration: ([\d.]+)")
     step = sorted(steps[1:])[len(steps[1:]) // 2] if steps[1:] else steps[0]
-    return dict(whole, images=1 / step, phases=dict(encode=data / o.images, first=steps[0], step=step, save=after))
+    return dict(whole, images=1 / step,
+                phases=dict(compile=compile_s, encode=data / o.images, first=steps[0], step=step, save=after))
 
 
 def our_lora(o, model, folder, out):
