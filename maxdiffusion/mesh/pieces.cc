@@ -155,7 +155,12 @@ ArrayPieces ArrayPieces::cast(DType to) const {
 
 ArrayPieces ArrayPieces::zeros() const {
   ArrayPieces out(shape, pieces);
-  for (Piece& p : out.pieces) p = {p.slice, zeros_as(p.get())};
+  for (Piece& p : out.pieces)
+    p = {p.slice, {}, [made = Shape{shape.dtype, p.slice.size}] {
+           HostArray zeros(made);
+           std::fill_n(zeros.mutable_data(), zeros.bytes(), std::byte{0});
+           return zeros;
+         }};
   return out;
 }
 

@@ -44,7 +44,7 @@ struct ArrayPieces {
   HostArray take(const Slice& slice);
   /// The same pieces in another type; those of this type share their bytes, those that are made are cast when they are.
   ArrayPieces cast(DType to) const;
-  /// The same pieces, of zeros.
+  /// The same pieces, of zeros that are made when they are read.
   ArrayPieces zeros() const;
 };
 

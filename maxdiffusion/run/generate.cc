@@ -364,6 +364,7 @@ HostArray draw_samples(RunModels& models, TextEncoder& text, const WeightsOf& we
   SampleOptions o = options_of(models);
   constexpr int64_t kPixels = int64_t{1} << 19;  // at a time on each device
   o.batch = std::max<int64_t>(kPixels / (o.size.height * o.size.width * o.size.frames), 1) * models.devices().count();
+  if (o.batch >= o.samples()) o.batch = 0;
   o.progress = [](int64_t, int64_t) { check_interrupt("the samples are left out"); };
   const Family& family = *models.family();
   std::optional<TextEncoder> skipping;
