@@ -275,6 +275,8 @@ md_tests(mesh USES models autodiff runtime optim SHARDS 4 COST 40)
 md_tests(faults USES train QUICK *)
 md_tests(resume USES train SHARDS 3 COST 30 QUICK Resume.EqualsNoInterruptionBitForBit)
 md_tests(families USES run QUICK ToyFamily.*:RunConfig.*:ReferenceKeys.*:WanFiles.*:DenoiseTask.*:ReferenceFiles.*:ForeignKeys.*:StepFlops.*)
+md_tests(keys DEVICE PLAIN_PROGRAMS USES run SHARDS 4 COST 40 QUICK Keys.*)
+add_dependencies(keys_tests profiling)
 md_tests(cli DEVICE USES data SHARDS 6 COST 60
          QUICK Docs*:FreshMachine.*:Program.*:Train.WritesEverythingARunPromises)
 add_dependencies(cli_tests profiling)

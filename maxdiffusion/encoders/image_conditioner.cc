@@ -12,7 +12,7 @@ void check_images(const Family& family, int64_t given) {
   const Family::ImageCount count = family.images();
   check(given >= count.least, Code::invalid_config, "this model makes videos of {}; {} given",
         count.least == 2 ? "a first and a last image" : "an image", given == 0 ? "none is" : "one is");
-  check(given <= count.most, Code::invalid_config, "this model takes {}, but {} given",
+  check(given <= count.most, Code::invalid_config, "image, image_url and last_image: this model takes {}, but {} given",
         count.most == 0 ? "no images" : "no last image", given == 1 ? "one is" : "two are");
 }
 

@@ -22,10 +22,20 @@ bool random_by_key(const Family& family, const ModelKeys& keys, const std::strin
 
 /// Files that replace the denoiser's weights; empty: none.
 std::string replacement(const Family& family, const ModelKeys& keys) {
-  if (!keys.lightning_repo.empty()) return local_file(keys.lightning_repo, keys.lightning_ckpt);
-  for (const std::string& name : {keys.wan_transformer_pretrained_model_name_or_path, keys.unet_checkpoint})
-    if (!name.empty()) return component_files(name, family.denoiser());
-  return "";
+  std::string files, taken;
+  for (const auto& [key, name] : std::vector<std::pair<std::string, std::string>>{
+           {"lightning_repo", keys.lightning_repo},
+           {"wan_transformer_pretrained_model_name_or_path", keys.wan_transformer_pretrained_model_name_or_path},
+           {"unet_checkpoint", keys.unet_checkpoint}}) {
+    if (name.empty()) continue;
+    if (!taken.empty()) {
+      log_warning("{} is ignored: {} says where the weights are", key, taken);
+      continue;
+    }
+    taken = key;
+    files = key == "lightning_repo" ? local_file(name, keys.lightning_ckpt) : component_files(name, family.denoiser());
+  }
+  return files;
 }
 
 bool has_weights(const std::string& folder) {

@@ -29,6 +29,7 @@
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/progress_bar.h"
 #include "maxdiffusion/run/find_run.h"
+#include "maxdiffusion/run/ignored_keys.h"
 #include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/run/values.h"
 #include "maxdiffusion/run/write_media.h"
@@ -66,7 +67,9 @@ std::string control_folder(const ControlKeys& k, bool required) {
 /// 64, are those of what is drawn.
 ControlOptions control_options(RunConfig& c) {
   const ControlKeys& k = c.control;
-  check(!k.controlnet_image.empty(), Code::invalid_config, "controlnet_image is empty; give controlnet_image=FILE");
+  check(!k.controlnet_image.empty(), Code::invalid_config,
+        "controlnet_image is empty, and the ControlNet of controlnet_model_name_or_path looks at one; give "
+        "controlnet_image=FILE");
   HostArray rgb = decode_image(k.controlnet_image);
   check(
       k.controlnet_preprocessor.empty() || k.controlnet_preprocessor == "none" || k.controlnet_preprocessor == "canny",
@@ -279,6 +282,7 @@ void generate_into(const std::string& folder, const std::string& place, const Mo
   check_writable(folder, "output_dir");
   make_folders(folder);
   Sampler sampler(c, what.model, how);
+  warn_of_ignored_keys(sampler.models(), "generate");
   std::optional<Profile> profile;  // of all that follows
   if (c.profile.enable_profiler) profile.emplace(sampler.models().devices());
   const HostArray latents = naming_damaged_weights(sampler.models(), [&] { return sampler.denoise(); });

@@ -9,6 +9,7 @@
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/run/compatibility.h"
 #include "maxdiffusion/run/encode_dataset.h"
+#include "maxdiffusion/run/ignored_keys.h"
 #include "maxdiffusion/run/train.h"
 #include "maxdiffusion/run/training_data.h"
 #include "maxdiffusion/storage/mirror.h"
@@ -50,6 +51,7 @@ std::map<std::string, int64_t> numbers_of(const RunConfig& c, int64_t record) {
 
 void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>& source, TfrecordShards& shards) {
   RunModels models(c, c.model.pretrained_model_name_or_path, Purpose::training);
+  warn_of_ignored_keys(models, "prepare_tfrecords");
   const Family& family = *models.family();
   const HostRng rng(c.seed(), "prepared posterior");
   const auto noise = [&](size_t n) {

@@ -19,6 +19,7 @@
 #include "maxdiffusion/run/changed_keys.h"
 #include "maxdiffusion/run/compatibility.h"
 #include "maxdiffusion/run/generate.h"
+#include "maxdiffusion/run/ignored_keys.h"
 #include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/run/outputs.h"
 #include "maxdiffusion/run/phase.h"
@@ -244,14 +245,6 @@ std::vector<const Task*> pointers(const std::vector<DenoiseTask>& tasks) {
   return all;
 }
 
-/// Names the keys of drawing that samples of a run do without.
-void warn_of_sample_keys(const RunConfig& c) {
-  if (c.sample.prompt.empty() || (c.run.sample_every == 0 && !c.run.enable_ssim)) return;
-  if (c.sample.vae_slicing) log_warning("vae_slicing has no effect while training: samples are decoded together");
-  if (std::filesystem::is_directory(c.control.controlnet_model_name_or_path))
-    log_warning("controlnet_model_name_or_path has no effect while training: samples are drawn without a ControlNet");
-}
-
 /// Evaluation and samples on the way.
 std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions& o) {
   const RunConfig& c = m.config();
@@ -328,6 +321,7 @@ void train_into(const Outputs& outputs) {
   if (processes().leads()) report_changed_keys(c);
   const std::unique_ptr<RunModels> opened = open_models(c);
   RunModels& models = *opened;
+  warn_of_ignored_keys(models, "train");
   TrainingData data = open_data(models);
   const std::vector<DenoiseTask> tasks = in_sizes(c, data);
 
@@ -352,7 +346,6 @@ void train_into(const Outputs& outputs) {
   o.hooks = hooks(models, data.task, o);
   o.flushed = outputs.flushed();
   o.before_commit = outputs.before_commit();
-  warn_of_sample_keys(c);
 
   const bool compares = c.run.enable_ssim;
   const HostArray before = compares ? draw_samples(models, models.text_encoder(),

@@ -298,12 +298,16 @@ ImageConfig image_config(const RunConfig& c, const Family& family) {
         "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink a picture",
         k.bucket_reso_steps, family.size_multiple());
   if (k.bucket_no_upscale) log_info_once("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
-  p.buckets.emplace(AspectBucketConfig{k.resolution,
-                                       k.min_bucket_reso,
-                                       k.max_bucket_reso,
-                                       k.bucket_reso_steps,
-                                       k.bucket_no_upscale,
-                                       {frames.begin(), frames.end()}});
+  try {
+    p.buckets.emplace(AspectBucketConfig{k.resolution,
+                                         k.min_bucket_reso,
+                                         k.max_bucket_reso,
+                                         k.bucket_reso_steps,
+                                         k.bucket_no_upscale,
+                                         {frames.begin(), frames.end()}});
+  } catch (Error& e) {
+    throw e.note("enable_bucket=true asks for buckets");
+  }
   return p;
 }
 

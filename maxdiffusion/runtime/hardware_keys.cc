@@ -107,8 +107,14 @@ std::vector<int64_t> gpus_of_process(int64_t rank, int64_t count, int64_t visibl
 Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules rules) {
   Processes& all = processes();
   const bool shares = keys.hardware == "gpu" && !all.alone();
-  auto client = pjrt::Client::open(keys.hardware, options_of(keys, all), keys.plugin,
-                                   shares ? std::make_shared<OfProcesses>() : nullptr);
+  auto client = [&] {
+    try {
+      return pjrt::Client::open(keys.hardware, options_of(keys, all), keys.plugin,
+                                shares ? std::make_shared<OfProcesses>() : nullptr);
+    } catch (Error& e) {
+      throw e.note(fmt::format("hardware is {}", keys.hardware));
+    }
+  }();
   Devices devices(client, Mesh::make(mesh, topology(*client)), std::move(rules));
   if (keys.hardware == "cpu" && !all.alone()) {
     check_slices(mesh, all.count());

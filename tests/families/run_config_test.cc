@@ -448,32 +448,5 @@ TEST(ReferenceKeys, GroupsOtherThanTheModelsAreWarnedAbout) {
 }
 
 // S2-15, S2-19, S2-21, S2-91, S4-15, S4-18, S4-20, S4-83, S4-92
-TEST(ReferenceKeys, WhatArrangesItselfHereIsReadInSilence) {
-  EXPECT_EQ(warnings({"jit_initializers=false",
-                      "from_pt=false",
-                      "controlnet_from_pt=false",
-                      "lightning_from_pt=false",
-                      "split_head_dim=false",
-                      "mask_padding_tokens=false",
-                      "skip_jax_distributed_system=true",
-                      "tokenize_captions_num_proc=1",
-                      "transform_images_num_proc=1",
-                      "tensorboard_dir=/a",
-                      "norm_num_groups=32",
-                      "cache_dreambooth_dataset=true",
-                      "offload_encoders=false",
-                      "use_base2_exp=false",
-                      "use_experimental_scheduler=false",
-                      "ulysses_attention_chunks=2",
-                      "tile_search_mode=full",
-                      "tile_search_iters=1",
-                      "tile_search_out=/a",
-                      "compile_text_encoder=true",
-                      "enable_jax_named_scopes=true",
-                      "vae_logical_axis_rules=[['conv_in', 'vae_spatial']]",
-                      "use_batched_text_encoder=true"}),
-            "");
-}
-
 }  // namespace
 }  // namespace md

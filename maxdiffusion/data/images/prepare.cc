@@ -151,7 +151,8 @@ HostArray fit_image(const HostArray& rgb, const ImageConfig& config, const Place
 void check_image_config(const ImageConfig& c) {
   check(c.resolution > 0, Code::invalid_config, "resolution: {}; expected > 0", c.resolution);
   check(!(c.center_crop && c.random_crop), Code::invalid_config, "center_crop and random_crop exclude each other");
-  check(!c.clip || c.mask == MaskFrom::none, Code::invalid_config, "clips are read without masks");
+  check(!c.clip || c.mask == MaskFrom::none, Code::invalid_config,
+        "masked_loss and alpha_mask: clips are read without masks");
   check(!c.clip || c.clip->frames > 0, Code::invalid_config, "frames of a clip: {}; expected > 0",
         c.clip ? c.clip->frames : 0);
 }

@@ -287,6 +287,12 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
   const auto place = [&](const std::string& name) { return shown(found.location(name)); };
   std::map<std::string, std::string> captions;
   for (const std::string& file : found.metadata) read_metadata(found, file, config, captions);
+  const bool usual = config.image_column == "image" || config.image_column == "video" ||
+                     config.image_column == ImageFolderConfig().image_column;
+  for (const auto& [key, renamed] :
+       {std::pair{"image_column", !usual}, {"caption_column", config.caption_column != "text"}})
+    if (found.metadata.empty() && renamed)
+      log_warning("{} is ignored: there is no {}, captions are in .txt files", key, kMetadata);
   const auto& [what, things, formats, extensions, clips] = *found.content;
   for (const auto& [picture, caption] : captions) found.items.insert(picture);
   if (found.items.empty()) {

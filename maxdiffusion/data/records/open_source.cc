@@ -19,17 +19,19 @@ struct Kind {
 constexpr Kind kKinds[] = {DATA_KINDS(KIND)};
 #undef KIND
 
-std::string location(const DataSourceConfig& c) {
-  for (const std::string* s : {&c.hf_train_files, &c.grain_train_files, &c.train_data_dir, &c.hf_data_dir}) {
-    if (!s->empty()) return *s;
-  }
+/// Where the data is, and the key that says so.
+std::pair<std::string, const char*> location(const DataSourceConfig& c) {
+  for (const auto& [key, where] :
+       {std::pair{"hf_train_files", &c.hf_train_files}, std::pair{"grain_train_files", &c.grain_train_files},
+        std::pair{"train_data_dir", &c.train_data_dir}, std::pair{"hf_data_dir", &c.hf_data_dir}})
+    if (!where->empty()) return {*where, key};
   check(!c.dataset_name.empty(), Code::invalid_config,
         "no data: give train_data_dir, hf_train_files or grain_train_files (dataset_type: one of {})",
         joined(data_kinds()));
   check(is_remote(c.dataset_name) || std::filesystem::exists(c.dataset_name), Code::invalid_config,
         "dataset_name '{}' is not a folder: nothing is fetched from a hub; fetch it, then give its folder",
         c.dataset_name);
-  return c.dataset_name;
+  return {c.dataset_name, "dataset_name"};
 }
 
 /// By the names of the files.
@@ -59,11 +61,17 @@ std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) 
   const Kind* kind = std::ranges::find(kKinds, config.dataset_type, &Kind::name);
   check(config.dataset_type.empty() || kind != std::end(kKinds), Code::invalid_config,
         "dataset_type '{}' is not one of: {}", config.dataset_type, joined(data_kinds()));
-  const std::string where = config.dataset_type == "synthetic" ? "" : location(config);
-  if (config.dataset_type.empty()) kind = &kind_of(where);
-  check(config.train_split == "train" || kind->splits, Code::invalid_config,
-        "train_split '{}': data of kind {} has no splits; leave it at train", config.train_split, kind->name);
-  SourcePtr source = kind->open(where, config);
+  const auto [where, key] =
+      config.dataset_type == "synthetic" ? std::pair{std::string(), "dataset_type"} : location(config);
+  SourcePtr source;
+  try {
+    if (config.dataset_type.empty()) kind = &kind_of(where);
+    check(config.train_split == "train" || kind->splits, Code::invalid_config,
+          "train_split '{}': data of kind {} has no splits; leave it at train", config.train_split, kind->name);
+    source = kind->open(where, config);
+  } catch (Error& e) {
+    throw e.note(fmt::format("{} says where the data is", key));
+  }
   check(source->size() != 0, Code::io, "{}: there are no records", source->name());
   check(config.conditioning_data_dir.empty() || source->masks(), Code::invalid_config,
         "{}: conditioning_data_dir ('{}') needs data that is an image folder; for other kinds try alpha_mask=true",

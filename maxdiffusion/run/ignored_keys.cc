@@ -1,0 +1,367 @@
+#include "maxdiffusion/run/ignored_keys.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/processes/processes.h"
+
+namespace md {
+namespace {
+
+using Keys = std::vector<std::string>;
+
+Keys operator+(Keys a, const Keys& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+Keys operator-(Keys a, const Keys& b) {
+  std::erase_if(a, [&](const std::string& key) { return std::ranges::count(b, key) > 0; });
+  return a;
+}
+
+Keys starting_with(const std::string& prefix, Keys a) {
+  std::erase_if(a, [&](const std::string& key) { return !key.starts_with(prefix); });
+  return a;
+}
+
+/// The keys of a struct.
+template <class T>
+Keys of() {
+  Keys names;
+  T{}.visit([&](const char* name, auto&, auto&&...) { names.emplace_back(name); });
+  return names;
+}
+
+/// A run, as the rules below ask about it.
+struct Situation {
+  const RunModels& models;
+  std::string_view command;
+  const RunConfig& c = models.config();
+  const Family& family = *models.family();
+  const Mesh& mesh = models.devices().mesh();
+
+  bool trains() const { return command == "train"; }
+  bool generates() const { return command == "generate"; }
+  bool videos() const { return family.frame_scale() > 0; }
+  /// Whether training makes samples.
+  bool samples_while_training() const {
+    return trains() && !c.sample.prompt.empty() &&
+           (c.run.sample_every != 0 || c.run.enable_ssim || c.run.enable_generate_video_for_eval);
+  }
+  bool samples() const { return generates() || samples_while_training() || (trains() && c.is_dreambooth()); }
+  bool flows() const { return md::flows(training_config(models.folder().scheduler_config(), c.scheduler)); }
+  bool guides() const {
+    if (!c.sample.do_classifier_free_guidance) return false;
+    if (family.distilled_guidance()) return c.sample.true_cfg_scale > 1;
+    return std::max(c.sample.guidance_scale_high.value_or(c.sample.guidance_scale),
+                    c.sample.guidance_scale_low.value_or(c.sample.guidance_scale)) > 1;
+  }
+  bool two() const { return family.denoisers().size() == 2; }
+  bool has_tokenizer() const {
+    for (const char* file : {"vocab.json", "tokenizer.json"})
+      if (std::filesystem::exists(models.folder().path() + "/tokenizer/" + file)) return true;
+    return false;
+  }
+  /// Whether scan_layers makes a loop of any layers.
+  bool repeats() const {
+    const ParamTable params = models.folder().params(family.denoisers(), scope_options(c.layers));
+    return std::ranges::any_of(params.params(), [](const Param& p) { return p.stacked > 0; });
+  }
+  /// Whether captions have as many tokens as the key says.
+  bool reads_length() const {
+    return std::ranges::any_of(family.text_fields(), [&](const Field& f) {
+      return f.shape.rank() == 1 && f.shape.dims[0] == c.model.max_sequence_length;
+    });
+  }
+  int64_t height() const { return sample_size(c, family).height; }
+  /// Whether a sample is decoded in tiles, where a key asks for them.
+  bool tiles() const {
+    const Dims latent = family.latent_dims(sample_size(c, family));
+    return !videos() && family.decoder_tile() > 0 && std::max(latent[0], latent[1]) > family.decoder_tile();
+  }
+  int64_t slices() const {
+    return std::max<int64_t>(topology(models.devices().client()).slices(), models.devices().replicas());
+  }
+  /// A size of the mesh's keys.
+  int64_t size(const std::string& key) const {
+    int64_t found = 1;
+    MeshConfig mesh = c.mesh;
+    mesh.visit([&](const char* name, auto& value, auto&&...) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(value)>, int64_t>)
+        if (name == key) found = value;
+    });
+    return found;
+  }
+  /// The first key that says where the data is, and the keys after it, which do not count.
+  std::string data_key() const {
+    if (!c.denoise.replay_batches.empty()) return "replay_batches";
+    if (c.is_dreambooth()) return "instance_data_dir";
+    if (!c.tfrecords.data_files_pattern.empty() && command == "prepare_tfrecords") return "data_files_pattern";
+    if (c.source.dataset_type == "synthetic") return "dataset_type=synthetic";
+    for (const auto& [key, place] : places())
+      if (!place.empty()) return key;
+    return "";
+  }
+  bool reads_data_of(const std::string& key) const { return data_key().empty() || data_key() == key; }
+  std::vector<std::pair<const char*, std::string>> places() const {
+    return {{"hf_train_files", c.source.hf_train_files},
+            {"grain_train_files", c.source.grain_train_files},
+            {"train_data_dir", c.source.train_data_dir},
+            {"hf_data_dir", c.source.hf_data_dir},
+            {"dataset_name", c.source.dataset_name}};
+  }
+};
+
+/// Keys that are ignored where the reason is not empty.
+struct Rule {
+  Keys keys;
+  std::string (*reason)(const Situation&, const std::string& key);
+  /// Whether the key may stand in a file that is right for another command, model or machine.
+  bool shared = false;
+};
+
+std::string unless(bool read, const char* reason) { return read ? "" : reason; }
+
+/// Reasons are functions of a situation `s` and a `key`.
+#define RULE(...)                                                                                   \
+  []([[maybe_unused]] const Situation& s, [[maybe_unused]] const std::string& key) -> std::string { \
+    return __VA_ARGS__;                                                                             \
+  }
+
+const std::vector<Rule>& rules() {
+  const Keys sizes = {"height", "width", "num_frames", "fps"};  // of videos that are learned as well
+  static const std::vector<Rule> all = {
+      // What other commands read.
+      {of<TfrecordKeys>(), RULE(unless(s.command == "prepare_tfrecords", "only prepare_tfrecords reads it")), true},
+      {{"compile_step", "compile_topology_num_slices"}, RULE("only compile and plan read it"), true},
+      {of<DataSourceConfig>() + (of<ImageKeys>() - Keys{"resolution"}) +
+           Keys{"timesteps_list", "encoder_batch_size", "dataset_save_location", "cache_latents_text_encoder_outputs"},
+       RULE(unless(!s.generates(), "generate reads no data")), true},
+      {of<OptimConfig>() + of<UpdateKeys>() + (of<LoopKeys>() - Keys{"checkpoint_dir"}) + of<ProcessKeys>() +
+           of<AutoencoderKeys>() + of<DreamboothKeys>() + of<SyntheticKeys>() + of<MetricsConfig>() +
+           (of<EvalKeys>() - Keys{"timesteps_list"}) +
+           (of<DenoiseKeys>() - Keys{"cache_latents_text_encoder_outputs", "masked_loss"}) +
+           Keys{"train_lora",
+                "lora_rank",
+                "lora_alpha",
+                "lora_target_modules",
+                "lora_init",
+                "sample_every",
+                "enable_generate_video_for_eval",
+                "enable_ssim",
+                "timing_metrics_file",
+                "write_timing_metrics",
+                "save_config_to_gcs",
+                "remat_policy",
+                "names_which_can_be_saved",
+                "names_which_can_be_offloaded",
+                "dropout",
+                "skip_first_n_steps_for_profiler",
+                "profiler_steps",
+                "train_expert",
+                "enable_data_shuffling",
+                "grain_worker_count",
+                "masked_loss",
+                "data_sharding"},
+       RULE(unless(s.trains(), "only training reads it")), true},
+      {Keys{"lora_files", "lora_scales", "lora_config", "enable_lora", "output_type", "vae_slicing"} +
+           of<ControlKeys>(),
+       RULE(unless(s.generates(), "only generate reads it")), true},
+      {(of<SampleKeys>() - sizes - Keys{"guidance_scale", "boundary_ratio"}) + of<StepCacheKeys>() +
+           Keys{"scheduler", "flow_shift", "time_shift", "base_shift", "max_shift", "vae_decode_chunk"},
+       RULE(unless(s.samples(), "no samples are made (sample_every=0, or no prompt)")), true},
+      {sizes, RULE(unless(s.samples() || s.videos(), "resolution is the size of what is learned")), true},
+      {{"guidance_scale"},
+       RULE(unless(s.samples() || s.family.distilled_guidance(), "no samples are made (sample_every=0, or no prompt)")),
+       true},
+      {{"boundary_ratio"},
+       RULE(unless(s.samples() || s.two(), "no samples are made (sample_every=0, or no prompt)")),
+       true},
+      {{"base_output_directory"},
+       RULE(unless(s.c.run.save_config_to_gcs || s.c.run.output_dir == s.c.run.base_output_directory,
+                   "output_dir is given, and save_config_to_gcs=false")),
+       true},
+
+      // Updates.
+      {{"max_grad_norm"},
+       RULE(unless(s.c.optim.opt_enable_grad_global_norm_clipping || s.family.always_clips_by_norm(),
+                   "gradient clipping by norm is off (opt_enable_grad_global_norm_clipping=false)"))},
+      {{"max_grad_value"},
+       RULE(unless(s.c.optim.opt_enable_grad_clipping,
+                   "gradient clipping by value is off (opt_enable_grad_clipping=false)"))},
+      {{"lr_num_cycles"},
+       RULE(unless(s.c.optim.lr_scheduler == "cosine_with_restarts",
+                   "only lr_scheduler=cosine_with_restarts reads it"))},
+      {{"lr_power"}, RULE(unless(s.c.optim.lr_scheduler == "polynomial", "only lr_scheduler=polynomial reads it"))},
+      {{"warmup_steps_fraction", "learning_rate_schedule_steps"},
+       RULE(unless(s.c.optim.lr_scheduler != "constant", "lr_scheduler=constant is the same at every step"))},
+      {{"low_precision_update"},
+       RULE(unless(parse_dtype(s.c.layers.weights_dtype) != DType::f32, "weights_dtype=float32 rounds no update"))},
+      {{"text_encoder_learning_rate"},
+       RULE(unless(s.c.denoise.train_text_encoder, "no text encoder is trained (train_text_encoder=false)"))},
+      {{"num_train_epochs"}, RULE(unless(s.c.optim.max_train_steps <= 0, "max_train_steps says when training ends"))},
+      {of<AutoencoderKeys>(), RULE(unless(s.c.model.train_new_vae, "no autoencoder is trained (train_new_vae=false)"))},
+      {{"vae_image_steps"}, RULE(unless(s.videos(), "this model's media are images"))},
+      {{"lora_rank", "lora_alpha", "lora_target_modules"},
+       RULE(unless(s.c.lora.train_lora, "no LoRA is trained (train_lora=false)"))},
+      {{"disable_training_weights", "train_flow_shift", "timestep_lookup"},
+       RULE(unless(s.flows(), "this model does not flow"))},
+
+      // Data.
+      {{"hf_train_files", "grain_train_files", "train_data_dir", "hf_data_dir", "dataset_name"},
+       RULE(s.reads_data_of(key) ? "" : s.data_key() + " says where the data is"),
+       true},
+      {{"dataset_type"},
+       RULE(unless(!s.c.is_dreambooth() && s.c.denoise.replay_batches.empty(), "the data is elsewhere"))},
+      {{"cache_dreambooth_dataset"}, RULE("latents of DreamBooth's images are always kept")},
+      {of<DreamboothKeys>() - Keys{"instance_data_dir"},
+       RULE(unless(s.c.is_dreambooth(), "the run is not DreamBooth (instance_data_dir is empty)"))},
+      {of<SyntheticKeys>() + Keys{"synthetic_num_samples"},
+       RULE(unless(s.c.source.dataset_type == "synthetic", "dataset_type is not synthetic"))},
+      {of<SyntheticKeys>(),
+       RULE(unless(s.c.denoise.cache_latents_text_encoder_outputs, "synthetic images are made, not encoded samples"))},
+      {{"synthetic_override_num_frames", "synthetic_override_vae_scale_factor_temporal"},
+       RULE(unless(s.videos(), "this model's media are images"))},
+      {{"load_tfrecord_cached"},
+       RULE(unless(s.c.source.dataset_type == "tfrecord" || s.c.source.dataset_type == "grain",
+                   "dataset_type is neither tfrecord nor grain"))},
+      {{"min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "bucket_no_upscale"},
+       RULE(unless(s.c.images.enable_bucket, "there are no buckets (enable_bucket=false)"))},
+      {{"center_crop"},
+       RULE(unless(!s.c.images.enable_bucket && !s.videos(),
+                   "clips, and images in buckets, are always cut around their centre"))},
+      {of<EvalKeys>() - Keys{"eval_every"},
+       RULE(unless(s.c.eval.eval_every > 0 || !s.trains(), "nothing is evaluated (eval_every=-1)"))},
+      {{"num_eval_samples"},
+       RULE(unless(s.c.tfrecords.enable_eval_timesteps, "enable_eval_timesteps=false: all samples are written"))},
+      {{"timesteps_list"},
+       RULE(unless(s.trains() || s.c.tfrecords.enable_eval_timesteps, "enable_eval_timesteps=false"))},
+      {{"per_device_batch_size"}, RULE(unless(s.c.batches.global_batch_size <= 0, "global_batch_size is given")), true},
+      {{"resolution"},
+       RULE(unless((!s.videos() && !s.generates()) || !s.c.sample.height || !s.c.sample.width,
+                   "height and width are given")),
+       true},
+
+      // What is written.
+      {{"sample_every"}, RULE(unless(!s.c.sample.prompt.empty(), "there is nothing to sample (prompt is empty)"))},
+      {{"metrics_file", "gcs_metrics"}, RULE(unless(s.c.metrics.write_metrics, "write_metrics=false"))},
+      {{"timing_metrics_file"}, RULE(unless(s.c.run.write_timing_metrics, "write_timing_metrics=false"))},
+      {{"write_timing_metrics"},
+       RULE(unless(!s.c.run.timing_metrics_file.empty(), "timing_metrics_file is empty")),
+       true},
+      {{"skip_first_n_steps_for_profiler", "profiler_steps"},
+       RULE(unless(s.c.profile.enable_profiler, "nothing is profiled (enable_profiler=false)"))},
+      {{"fps"},
+       RULE(unless(!s.generates() || s.c.sample.output_type.empty() || s.c.sample.output_type == "mp4",
+                   "only output_type=mp4 reads it")),
+       true},
+
+      // Devices.
+      {{"dcn_data_parallelism", "dcn_fsdp_parallelism", "dcn_fsdp_batch_parallelism", "dcn_context_parallelism",
+        "dcn_tensor_parallelism"},
+       RULE(unless(s.slices() > 1 || s.size(key) <= 1, "there is one slice"))},
+      {{"allow_split_physical_axes"},
+       RULE(unless(s.models.devices().platform() == Platform::tpu, "only TPUs lie on a torus"))},
+      {{"logical_axis_rules", "data_sharding", "replicate_vae"},
+       RULE(unless(s.mesh.devices() > 1, "there is one device")),
+       true},
+      {{"attention_sharding_uniform"},
+       RULE(unless(s.mesh.size("context") > 1, "no devices share sequences (ici_context_parallelism=1)")),
+       true},
+      {{"enable_single_replica_ckpt_restoring"}, RULE(unless(!processes().alone(), "there is one process")), true},
+
+      // Models and layers.
+      {{"revision"},
+       RULE(unless(!std::filesystem::exists(s.c.model.pretrained_model_name_or_path),
+                   "pretrained_model_name_or_path is a path, not a name in the Hugging Face cache"))},
+      {{"lightning_ckpt"}, RULE(unless(!s.c.model.lightning_repo.empty(), "lightning_repo is empty"))},
+      {starting_with("train_new_", of<ModelKeys>()) + Keys{"random_text_encoder"},
+       RULE(unless(s.trains(), "weights that are there are taken")), true},
+      {{"scan_layers"}, RULE(unless(s.repeats(), "no layers of this model repeat"))},
+      {{"max_sequence_length"},
+       RULE(unless(s.reads_length(), "the captions of this model have a length of their own"))},
+      {of<QuantizationKeys>() - Keys{"use_qwix_quantization", "quantization", "quantization_local_shard_count"},
+       RULE(unless(s.c.layers.quantization.use_qwix_quantization,
+                   "nothing is quantized (use_qwix_quantization=false)"))},
+      {{"names_which_can_be_saved", "names_which_can_be_offloaded"},
+       RULE(unless(s.c.layers.remat_policy == "CUSTOM", "only remat_policy=CUSTOM reads it"))},
+      {{"flash_min_seq_length", "flash_block_sizes"},
+       RULE(unless(s.c.layers.attention != "dot_product", "attention=dot_product has no blocks"))},
+      {{"attention", "flash_min_seq_length", "flash_block_sizes"},
+       RULE(unless(s.models.devices().platform() != Platform::cpu || (key == "attention" && s.mesh.size("context") > 1),
+                   "a CPU has one kernel, which keeps no logits")),
+       true},
+      {{"clip_bpe_file"}, RULE(unless(!s.has_tokenizer(), "the model folder has a tokenizer of its own"))},
+      {{"vae_encode_chunk", "vae_decode_chunk", "num_frames", "fps", "scan_diffusion_loop"},
+       RULE(unless(s.videos(), "this model's media are images"))},
+
+      // Samples.
+      {{"vae_encode_chunk"},
+       RULE(unless(!s.generates() || !(s.c.sample.image + s.c.sample.image_url).empty(), "no image is given"))},
+      {{"original_size", "crops_coords_top_left", "target_size"},
+       RULE(unless(!s.family.size_fields().empty(), "this model has no condition on sizes"))},
+      {{"negative_prompt", "negative_prompt_2", "guidance_rescale"},
+       RULE(unless(s.guides(), "there is no guidance (guidance_scale up to 1, or do_classifier_free_guidance=false)"))},
+      {{"magcache_thresh", "magcache_K", "retention_ratio", "mag_ratios_base", "mag_ratios_base_720p",
+        "mag_ratios_base_480p"},
+       RULE(unless(s.c.step_cache.use_magcache, "use_magcache=false"))},
+      {{"mag_ratios_base_720p", "mag_ratios_base_480p"},
+       RULE(unless(s.c.step_cache.mag_ratios_base.empty(), "mag_ratios_base is given"))},
+      {{"mag_ratios_base_720p"}, RULE(unless(s.height() >= 720, "the height is below 720"))},
+      {{"mag_ratios_base_480p"}, RULE(unless(s.height() < 720, "the height is 720 or more"))},
+      {{"use_batched_text_encoder"}, RULE("prompts are always encoded together")},
+      {{"enable_lora"}, RULE(unless(!s.c.lora.lora_config.empty(), "lora_config is empty")), true},
+      {{"sample_seed"}, RULE(unless(s.c.sample.latents.empty(), "latents are given"))},
+      {of<ControlKeys>() - Keys{"controlnet_model_name_or_path"},
+       RULE(unless(!s.c.control.controlnet_model_name_or_path.empty(), "controlnet_model_name_or_path is empty"))},
+      {{"vae_slicing", "per_device_batch_size", "global_batch_size"},
+       RULE(unless(!s.generates() || s.c.sample.num_images_per_prompt.value_or(2) * std::ssize(s.c.sample.prompt) > 1,
+                   "there is one sample")),
+       true},
+      {{"use_kv_cache"},
+       RULE(unless((s.videos() && !s.c.sample.scan_diffusion_loop) || !s.c.step_cache.step_cache().empty(),
+                   "all steps are one program"))},
+      {{"flow_shift"}, RULE(unless(s.flows(), "this model does not flow"))},
+      {{"vae_tiling"}, RULE(unless(s.tiles(), "the samples are not larger than a tile of the decoder"))},
+  };
+  return all;
+}
+
+#undef RULE
+
+/// The keys of a config with their values, as YAML.
+std::map<std::string, std::string> values(RunConfig c) {
+  KeyList list;
+  list.add(c);
+  std::map<std::string, std::string> all;
+  for (const ConfigKey& key : list.keys()) all[key.name] = key.print();
+  return all;
+}
+
+}  // namespace
+
+void warn_of_ignored_keys(const RunModels& models, std::string_view command) {
+  const Situation s{models, command};
+  const std::map<std::string, std::string> now = values(s.c), defaults = values({});
+  std::vector<std::pair<std::string, Keys>> ignored;  // by reason
+  std::set<std::string> named;
+  for (const Rule& rule : rules())
+    for (const std::string& key : rule.keys) {
+      const bool given = s.c.on_command_line.contains(key), differs = now.at(key) != defaults.at(key);
+      if (named.contains(key) || !(rule.shared ? given && differs : given || differs)) continue;
+      const std::string reason = rule.reason(s, key);
+      if (reason.empty()) continue;
+      named.insert(key);
+      const auto same = std::ranges::find(ignored, reason, [](const auto& i) { return i.first; });
+      (same == ignored.end() ? ignored.emplace_back(reason, Keys{}) : *same).second.push_back(key);
+    }
+  for (const auto& [reason, keys] : ignored)
+    log_warning("{} {} ignored: {}", fmt::join(keys, ", "), keys.size() == 1 ? "is" : "are", reason);
+}
+
+}  // namespace md
