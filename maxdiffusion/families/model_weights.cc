@@ -70,6 +70,16 @@ std::vector<std::string> published_names(const ParamTable& params, const std::st
 
 }  // namespace
 
+std::vector<std::string> random_weight_keys(const ModelKeys& k) {
+  std::vector<std::string> names;
+  for (const auto& [name, on] : {std::pair{"train_new_unet", k.train_new_unet},
+                                 {"train_new_flux", k.train_new_flux},
+                                 {"train_new_vae", k.train_new_vae},
+                                 {"random_text_encoder", k.random_text_encoder}})
+    if (on) names.emplace_back(name);
+  return names;
+}
+
 bool new_denoiser(const ModelKeys& keys) { return keys.train_new_unet || keys.train_new_flux; }
 
 ModelWeights::ModelWeights(const ModelFolder& folder, uint64_t seed) : opened_(folder.opened()), seed_(seed) {

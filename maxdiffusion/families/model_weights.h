@@ -69,6 +69,8 @@ struct ModelKeys {
 
 /// Whether the denoiser starts from random weights.
 bool new_denoiser(const ModelKeys& keys);
+/// Names of the keys that are set by which a component starts from random weights.
+std::vector<std::string> random_weight_keys(const ModelKeys& keys);
 
 /// Which parts of a parameter a process holds.
 using SlicesOf = std::function<std::vector<Slice>(const Param&)>;

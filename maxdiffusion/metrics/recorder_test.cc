@@ -180,6 +180,7 @@ TEST_F(RecorderOnDevice, ReadsOneStepLateAndWritesEverything) {
   EXPECT_EQ(lines_of(t / "run/metrics.jsonl").size(), 5u);
 }
 
+// S2-87, S2-119
 TEST_F(RecorderOnDevice, MeasuresTheTimeOfAStepAndFlushesEachPeriod) {
   auto o = options();
   o.config.log_period = 2;

@@ -46,7 +46,7 @@ struct SampleKeys {
     v("scan_diffusion_loop", scan_diffusion_loop,
       "run all steps of videos as one program, as those of pictures, instead of one by one with progress");
     v("num_images_per_prompt", num_images_per_prompt,
-      "null: 1; by the reference's commands (generate_sdxl, …) the global batch for one prompt");
+      "null: 1; under the reference's names of programs the global batch for one prompt");
     v("sample_seed", sample_seed, "seed of the initial noise; null: seed; -1: one that is drawn");
     v("height", height, "of the pictures or videos, pixels; null: resolution");
     v("width", width, "of the pictures or videos, pixels; null: resolution");
@@ -56,8 +56,8 @@ struct SampleKeys {
     v("crops_coords_top_left", crops_coords_top_left, "condition on size: top and left of the crop");
     v("target_size", target_size, "condition on size: height and width wanted; empty: the picture's");
     v("clip_skip", clip_skip, "layers of the text encoders left out at the end, for the prompt as in diffusers");
-    v("image", image, "picture that the video begins with", KeyPath::input);
-    v("image_url", image_url, "the same under the reference's name; only files are read", KeyPath::input);
+    v("image", image, "image that the video begins with: a file, or an https:// address", KeyPath::input);
+    v("image_url", image_url, "the same under the reference's name", KeyPath::input);
     v("last_image", last_image, "picture that the video ends with", KeyPath::input);
     v("latents", latents,
       "safetensors file whose tensor `latents` (standard normal, NCHW or NCFHW) is the initial noise", KeyPath::input);
@@ -104,7 +104,7 @@ struct ControlKeys {
     v("controlnet_model_name_or_path", controlnet_model_name_or_path,
       "ControlNet's folder; generate uses it where it is one, generate_controlnet also finds cached names",
       KeyPath::input_or_word);
-    v("controlnet_image", controlnet_image, "picture that the ControlNet sees", KeyPath::input);
+    v("controlnet_image", controlnet_image, "input of the ControlNet: a file, or an https:// address", KeyPath::input);
     v("controlnet_preprocessor", controlnet_preprocessor, "canny: its edges are shown instead; empty: as it is");
     v("controlnet_conditioning_scale", controlnet_conditioning_scale, "weight of what the ControlNet adds");
     v("control_guidance_start", control_guidance_start, "part of the steps before the ControlNet acts");

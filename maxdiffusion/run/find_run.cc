@@ -80,13 +80,8 @@ std::vector<std::string> runs_in(const std::string& home) {
 
 /// The keys by which a config asks for weights that only training makes.
 std::vector<std::string> made_by_training(const RunConfig& c) {
-  std::vector<std::string> keys;
-  for (const auto& [key, on] : {std::pair{"train_new_unet", c.model.train_new_unet},
-                                {"train_new_flux", c.model.train_new_flux},
-                                {"train_new_vae", c.model.train_new_vae},
-                                {"random_text_encoder", c.model.random_text_encoder},
-                                {"train_lora", c.lora.train_lora}})
-    if (on) keys.emplace_back(key);
+  std::vector<std::string> keys = random_weight_keys(c.model);
+  if (c.lora.train_lora) keys.emplace_back("train_lora");
   return keys;
 }
 

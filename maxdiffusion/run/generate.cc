@@ -34,6 +34,7 @@
 #include "maxdiffusion/run/values.h"
 #include "maxdiffusion/run/write_media.h"
 #include "maxdiffusion/runtime/memory.h"
+#include "maxdiffusion/storage/hub.h"
 #include "maxdiffusion/storage/hub_cache.h"
 #include "maxdiffusion/storage/mirror.h"
 #include "maxdiffusion/storage/staging.h"
@@ -63,6 +64,13 @@ std::string control_folder(const ControlKeys& k, bool required) {
   return folder;
 }
 
+/// The pixels of a file, or of an address of the web.
+HostArray image_at(const std::string& place) {
+  if (place.find("://") == std::string::npos) return decode_image(place);
+  const std::string bytes = download_image(place);
+  return decode_image_bytes(bytes.data(), bytes.size(), place);
+}
+
 /// What the ControlNet sees. Without height and width in the config, the image's own, rounded down to multiples of
 /// 64, are those of what is drawn.
 ControlOptions control_options(RunConfig& c) {
@@ -70,7 +78,7 @@ ControlOptions control_options(RunConfig& c) {
   check(!k.controlnet_image.empty(), Code::invalid_config,
         "controlnet_image is empty, and the ControlNet of controlnet_model_name_or_path looks at one; give "
         "controlnet_image=FILE");
-  HostArray rgb = decode_image(k.controlnet_image);
+  HostArray rgb = image_at(k.controlnet_image);
   check(
       k.controlnet_preprocessor.empty() || k.controlnet_preprocessor == "none" || k.controlnet_preprocessor == "canny",
       Code::invalid_config, "controlnet_preprocessor '{}' is not one of: none, canny", k.controlnet_preprocessor);
@@ -102,9 +110,7 @@ std::vector<HostArray> given_images(const RunModels& models) {
   const std::string& first = k.image.empty() ? k.image_url : k.image;
   check(k.last_image.empty() || !first.empty(), Code::invalid_config, "last_image is given without image");
   for (const std::string& file : {first, k.last_image}) {
-    check(file.find("://") == std::string::npos, Code::invalid_config,
-          "image '{}': nothing is fetched; save the picture and give its file as image", file);
-    if (!file.empty()) images.push_back(decode_image(file));
+    if (!file.empty()) images.push_back(image_at(file));
   }
   check_images(*models.family(), std::ssize(images));
   return images;

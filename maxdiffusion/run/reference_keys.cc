@@ -42,7 +42,6 @@ void ReferenceKeys::validate() const {
   warn(vae_spatial > 0, "vae_spatial", "the samples of a batch are split over the devices, not their width");
   warn(!converted_weights_dir.empty(), "converted_weights_dir", kWeights);
   warn(!pretrained_orbax_dir.empty(), "pretrained_orbax_dir", kWeights);
-  warn(!hf_access_token.empty(), "hf_access_token", "nothing is fetched from a hub");
   // What arranges itself here.
   const ReferenceKeys usual;
   constexpr const char *kFormat = "weights are those of .safetensors files",

@@ -321,7 +321,7 @@ void train_into(const Outputs& outputs) {
   if (processes().leads()) report_changed_keys(c);
   const std::unique_ptr<RunModels> opened = open_models(c);
   RunModels& models = *opened;
-  warn_of_ignored_keys(models, "train");
+  if (processes().leads()) warn_of_ignored_keys(models, "train");
   TrainingData data = open_data(models);
   const std::vector<DenoiseTask> tasks = in_sizes(c, data);
 

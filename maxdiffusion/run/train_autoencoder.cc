@@ -87,6 +87,7 @@ void begin_with_single_frames(const ParamTable& params, HostArrays& values) {
     if (d.size() != 5 || d[2] == 1) continue;
     const bool frames_alone = d[3] == 1 && d[4] == 1 && d[0] % d[1] == 0;
     HostArray& kernel = values.at(p.input);
+    kernel = copy_of(kernel);  // the values are read where the device has them
     auto v = kernel.mutable_view<float>();
     const int64_t of_frame = d[3] * d[4];
     for (int64_t i = 0; i < std::ssize(v); ++i) {
@@ -99,7 +100,7 @@ void begin_with_single_frames(const ParamTable& params, HostArrays& values) {
     }
     const std::string bias = p.input.substr(0, p.input.size() - std::string("weight").size()) + "bias";
     if (const auto found = values.find(bias); frames_alone && found != values.end())
-      std::ranges::fill(found->second.mutable_view<float>(), 0.0f);
+      found->second = zeros_as(found->second);
   }
 }
 

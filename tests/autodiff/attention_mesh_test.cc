@@ -156,7 +156,7 @@ TEST(AttentionMesh, MemoryGrowsWithTheLengthAndNotItsSquare) {
     EXPECT_LT(temporary(kernel, 4096), 2.2 * temporary(kernel, 2048)) << kernel;
 }
 
-// S1-27, S1-51
+// S1-27, S1-51, S1-26
 TEST(AttentionMesh, HeadsThatDoNotDivideAreRefusedWithNumbers) {
   auto refusal = [](const MeshSizes& m, const char* kernel, int64_t heads = 3) {
     const AxisRules rules = AxisRules::defaults();

@@ -145,7 +145,7 @@ std::string blocks_on(const std::string& kind, const AttentionBlocks& blocks = {
   return to_stablehlo(g);
 }
 
-// S0-41, S0-43…45, S0-50, S0-52…54
+// S0-41, S0-43…45, S0-50, S0-52…54, S0-39
 TEST(AttentionBlocks, OfChipsAreThoseOfTheDocumentsUnlessARunNamesOthers) {
   auto has = [](const std::string& text, const char* size) {
     return count(text, std::string("-> tensor<") + size + "xf32>") > 0;

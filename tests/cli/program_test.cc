@@ -124,9 +124,9 @@ TEST(Program, TheReferencesNamesOfProgramsAreKnown) {
         {"generate_lightning", "generate", "pretrained_model_name_or_path=/nowhere",
          "4 error: there is no folder '/nowhere'"},
         {"generate_controlnet_sdxl_replicated", "generate_controlnet",
-         "controlnet_model_name_or_path=", "2 error: controlnet_model_name_or_path"},
+         "controlnet_model_name_or_path=", "2 error: there is no checkpoint of the run 'quickstart'"},
         {"generate_controlnet_replicated", "generate_controlnet",
-         "controlnet_model_name_or_path=", "2 error: controlnet_model_name_or_path"}}) {
+         "controlnet_model_name_or_path=", "2 error: there is no checkpoint of the run 'quickstart'"}}) {
     EXPECT_EQ(refusal(name, word), refusal(ours, word)) << name;
     EXPECT_TRUE(refusal(name, word).starts_with(said)) << refusal(name, word);
   }

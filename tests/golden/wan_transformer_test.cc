@@ -70,6 +70,7 @@ NamedTensors run_flash_in_blocks(const Scope& s, const nlohmann::json& json, Nam
   return out;
 }
 
+// S0-61, S2-3
 TEST(WanTransformerFlash, InBlocksGivesTheOutputsAndGradientsOfTheReference) {
   const ModelCase c = load_case("wan_t2v");
   const AttentionBlocks blocks{2, 4, 3, 2};

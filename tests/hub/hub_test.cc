@@ -323,6 +323,7 @@ TEST_F(HubTest, AServerThatIsGoneLeavesTheCachedSnapshotInUse) {
   EXPECT_EQ(local_folder("hf://owner/name"), snapshot);
 }
 
+// S4-93, S4-94
 TEST_F(HubTest, ImagesComeFromPublicAddressesOnly) {
   Answer answer{200, "png bytes", {"Content-Type: image/png"}};
   Server images([&](const Server::Request& r) {

@@ -234,6 +234,7 @@ Compiled wan_on_data2_fsdp4(int64_t batch) {
   return compiled(mesh, AxisRules::make(keys, mesh.mesh_axes, true), [batch](Graph& g) { trace_wan(g, batch); });
 }
 
+// S0-86…89, S1-20, S1-21, S2-71
 TEST(SplitWan, FsdpDividesTheSequenceWhereABatchDoesNotReachIt) {
   const Compiled c = wan_on_data2_fsdp4(4);
   // Two rows; of their sequences a quarter, and in attention, where sequences are exchanged for heads, a quarter of
@@ -251,6 +252,7 @@ struct OfDocuments {
   int64_t data, batch, tokens, heads;
 };
 class SplitWanOnTpus : public testing::TestWithParam<OfDocuments> {};
+// S0-86…89, S1-20, S1-21, S3-23
 TEST_P(SplitWanOnTpus, GivesEachDeviceItsRowsTokensAndHeads) {
   const auto& [name, data, batch, tokens, heads] = GetParam();
   const pjrt::Topology tpus = pjrt::Topology::create("tpu", name);
@@ -280,6 +282,7 @@ INSTANTIATE_TEST_SUITE_P(Documents, SplitWanOnTpus,
                                          OfDocuments{"v5p:4x4x8", 32, 128, kTokens, kWanHeads}),
                          [](const auto& info) { return "BatchOf" + std::to_string(info.param.batch); });
 
+// S0-86…89
 TEST(SplitWan, FsdpDividesTheRowsThatItCan) {
   const Compiled c = wan_on_data2_fsdp4(16);
   EXPECT_EQ(c.sizes("dot", kWanBlock + ".attn1"), (Dims{2, kWanHeads, kTokens, kTokens}));

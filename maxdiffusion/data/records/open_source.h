@@ -20,7 +20,7 @@ struct DataSourceConfig {
   /// A member of data_kinds(); empty: told from the files of the location.
   std::string dataset_type;
   /// Where the data is, by kind; the first that is not empty counts. Each is a list as list_inputs() reads it. A
-  /// dataset_name must be a folder: nothing is fetched from a hub.
+  /// dataset_name must be a folder (storage/hub_cache.h makes a name of the hub one).
   std::string hf_train_files, grain_train_files, train_data_dir, hf_data_dir, dataset_name;
   std::string train_split = "train";
   /// Columns of tables, features of tf.Examples, keys of metadata files and of a tar's .json members.
