@@ -118,12 +118,6 @@ void read_in_parts(const std::string& path, size_t most, const std::function<voi
   }
 }
 
-void let_go_of_pages(const MappedFile& file, size_t begin, size_t end) {
-  constexpr size_t kPage = 4096;
-  begin = begin / kPage * kPage;
-  if (end > begin) ::madvise(const_cast<std::byte*>(file.data) + begin, end - begin, MADV_DONTNEED);
-}
-
 std::string read_file(const std::string& path) {
   MappedFile m = map_file(path);
   return std::string(reinterpret_cast<const char*>(m.data), m.size);

@@ -51,9 +51,6 @@ struct MappedFile {
 MappedFile map_file(const std::string& path);
 /// Calls take with the bytes of a file in order, `most` at a time but for the last, without mapping it.
 void read_in_parts(const std::string& path, size_t most, const std::function<void(std::string_view)>& take);
-/// The pages of bytes [begin, end) of a file that map_file has mapped leave this process's memory; they come again when
-/// they are touched.
-void let_go_of_pages(const MappedFile& file, size_t begin, size_t end);
 
 /// Hash of bytes (xxHash3, 128 bits) as 32 hex digits; for caches and fingerprints.
 std::string content_hash(std::string_view bytes);

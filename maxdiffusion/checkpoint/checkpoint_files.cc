@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/mapped_memory.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/storage/write.h"
 
@@ -88,7 +89,7 @@ const MappedFile& CheckpointFiles::map(const std::string& name) { return memory(
 
 void CheckpointFiles::let_go() const {
   for (const auto& [name, m] : memory_)
-    if (!remote_) let_go_of_pages(m.map, 0, m.map.size);
+    if (!remote_) release_pages(m.map.data, m.map.size);
 }
 
 void CheckpointFiles::fetch(const std::vector<Range>& ranges, uint64_t chunk_bytes) {

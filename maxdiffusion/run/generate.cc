@@ -255,7 +255,6 @@ SampleOptions planned_sampling(const RunModels& models, int64_t devices, bool as
   o.scheduler_config =
       models.family()->sampler_config(sampling_config(models.folder().scheduler_config(), c.scheduler), o.size);
   o.scheduler = make_scheduler(o.scheduler_config);
-  o.scheduler->table(o.num_inference_steps);  // throws what would be found out later
   o.scope = models.denoiser_options();
   o.compile = c.compile;
   o.cache = c.step_cache;
