@@ -17,7 +17,7 @@ add_custom_target(quick_tests)
 # md_ctest(<name> <command and its words>... [LABELS labels] [COST seconds] [ENVIRONMENT variables]): an entry of ctest.
 function(md_ctest name)
   cmake_parse_arguments(ARG "" "COST" "LABELS;ENVIRONMENT" ${ARGN})
-  list(APPEND ARG_ENVIRONMENT XDG_CACHE_HOME=${test_cache})
+  list(APPEND ARG_ENVIRONMENT XDG_CACHE_HOME=${test_cache} HF_HUB_OFFLINE=1)
   add_test(NAME ${name} COMMAND ${ARG_UNPARSED_ARGUMENTS})
   set_tests_properties(${name} PROPERTIES FIXTURES_REQUIRED test_cache LABELS "${ARG_LABELS}"
                        ENVIRONMENT "${ARG_ENVIRONMENT}")

@@ -36,10 +36,11 @@ json json_of(const std::string& path, const std::string& text) {
 /// does.
 std::string tokenizer_class(const std::string& folder, const std::string& in_index) {
   const std::string file = folder + "/tokenizer_config.json";
-  if (is_tokenizer_class(in_index) || !exists(file)) return in_index;
+  const bool any = in_index == "TokenizersBackend" || in_index == "PreTrainedTokenizerFast";  // of any tokenizer.json
+  if ((is_tokenizer_class(in_index) && !any) || !exists(file)) return in_index;
   const json config = json_of(file, read_file(file));
   const json name = config.is_object() ? config.value("tokenizer_class", json()) : json();
-  return name.is_string() ? name.get<std::string>() : in_index;
+  return name.is_string() && (!any || is_tokenizer_class(name)) ? name.get<std::string>() : in_index;
 }
 
 /// CLIP's folder may be missing: its vocabulary is always the same. `zero`: texts are padded with token 0, as OpenCLIP

@@ -256,6 +256,10 @@ const std::vector<Rule>& rules() {
        true},
       {{"skip_first_n_steps_for_profiler", "profiler_steps"},
        RULE(unless(s.c.profile.enable_profiler, "nothing is profiled (enable_profiler=false)"))},
+      {{"enable_profiler"},
+       RULE(unless(!s.trains() || s.c.optim.max_train_steps <= 0 ||
+                       s.c.optim.max_train_steps > s.c.profile.skip_first_n_steps_for_profiler,
+                   "the run ends before its profile begins (skip_first_n_steps_for_profiler)"))},
       {{"fps"},
        RULE(unless(!s.generates() || s.c.sample.output_type.empty() || s.c.sample.output_type == "mp4",
                    "only output_type=mp4 reads it")),

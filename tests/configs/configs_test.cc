@@ -258,6 +258,8 @@ class DocumentedCommands : public Configs {
     if (has_config && exists(kConfigs + file) && file != "quickstart.yml" && !with_lora)
       tiny = kModels.at(
           value_of(maxdiffusion({"inspect", "config", kConfigs + file}).out, "pretrained_model_name_or_path"));
+    // What has no weights is trained, and nothing is sampled from it.
+    if (words[0] == "generate" && tiny.folder.starts_with(kConfigs)) tiny = kModels.at("");
     const std::string model = "pretrained_model_name_or_path=" + tiny.folder, pictures = t / "pictures";
     const std::map<std::string, std::string> stands = {
         {"…", model},
@@ -287,6 +289,7 @@ class DocumentedCommands : public Configs {
                                "sample_every=0", "num_class_images=2"});
     else
       more.insert(more.end(), {"num_inference_steps=2", "per_device_batch_size=1"});
+    if (words[0] == "check") more.emplace_back("run_name=checked");
     // What the command says comes last.
     out.insert(out.begin() + static_cast<std::ptrdiff_t>(config) + 1, more.begin(), more.end());
     return {out, config};

@@ -117,7 +117,8 @@ TEST_F(LoraKeyTest, NameFoldersInTheHuggingFaceCache) {
       parsed("lora_config: {lora_model_name_or_path: ['owner/distilled'], weight_name: ['high.safetensors']}"));
   ASSERT_EQ(chosen.size(), 1u);
   EXPECT_EQ(chosen[0].path, folder / "hub/models--owner--distilled/snapshots/abc/high.safetensors");
-  EXPECT_NE(refusal("lora_config: {lora_model_name_or_path: ['owner/absent']}").find("huggingface-cli download"),
+  setenv("HF_HUB_OFFLINE", "1", 1);
+  EXPECT_NE(refusal("lora_config: {lora_model_name_or_path: ['owner/absent']}").find("HF_HUB_OFFLINE=0"),
             std::string::npos);
   unsetenv("HF_HUB_CACHE");
 }

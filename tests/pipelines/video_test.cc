@@ -444,7 +444,7 @@ TEST_F(VideoTraining, LearnsInTheStepAndFromTfrecordsWhatTheCacheHolds) {
   EXPECT_LE(farthest, 5);
 
   // Records say how long their texts are, so that the key changes nothing.
-  const std::vector<std::string> words = {"dataset_type=tfrecord", "train_data_dir=" + (t / "records"),
+  const std::vector<std::string> words = {"dataset_type=tfrecord", "dataset_name=", "train_data_dir=" + (t / "records"),
                                           "max_train_steps=2"};
   std::vector<std::string> others = words;
   others.push_back("max_sequence_length=9");

@@ -67,6 +67,7 @@ void save_and_die(const std::string& folder) {
                         }},
                        {every_steps(2),
                         [&](LoopView&) {
+                          limit_memory(-1);  // threads of later steps want address space of their own
                           fmt::print(stderr, "state {} MiB, saved with {} MiB\n", state / kMiB, growth.end() / kMiB);
                           if (state < 200 * kMiB || growth.end() > state / 20) std::_Exit(1);
                         },
