@@ -62,7 +62,8 @@ void save_and_die(const std::string& folder) {
                           v.recorder.flush();
                           state = state_bytes(v);
                           return_freed_memory();
-                          limit_memory(v.programs.program(0).memory()->temporary + state / 20);
+                          constexpr int64_t kStacks = 64 * kMiB;  // address space of threads that are started
+                          limit_memory(v.programs.program(0).memory()->temporary + state / 20 + kStacks);
                           growth.begin();
                         }},
                        {every_steps(2),
