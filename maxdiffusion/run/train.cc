@@ -33,14 +33,6 @@
 namespace md {
 namespace {
 
-/// Where a run's images are; none: its records hold no images.
-std::shared_ptr<const RecordSource> source_of_images(const RunConfig& c) {
-  if (c.is_dreambooth())
-    return open_source({.dataset_type = "image_folder", .train_data_dir = c.dreambooth.instance_data_dir});
-  if (!c.denoise.replay_batches.empty() || c.reads_encoded_records() || c.source.dataset_type == "synthetic") return {};
-  return open_source(source_config(c));
-}
-
 /// What matrices the trained denoisers get.
 LoraConfig lora_config(const RunModels& m) {
   return training_lora(m.config().lora, m.family()->lora_targets(m.family()->denoiser()));
@@ -191,7 +183,8 @@ std::vector<Part> parts_of_plan(const RunModels& m) {
           {"evaluation",
            [&c, plan] {
              if (c.eval.eval_every <= 0) return;
-             source_of_images(c);  // makes the data sets of emoji, which may be those that are held out
+             // Makes the datasets of emoji, which may be those that are held out.
+             if (!c.is_dreambooth() && c.denoise.replay_batches.empty()) source_config(c);
              open_source(held_out_source(c, plan().tasks[0]));
            }},
           {"outputs", [&c] {
@@ -406,6 +399,14 @@ class Faults {
   int64_t count_ = 0;
   Code first_ = Code::internal;
 };
+
+/// Where a run's images are; none: its records hold no images.
+std::shared_ptr<const RecordSource> source_of_images(const RunConfig& c) {
+  if (c.is_dreambooth())
+    return open_source({.dataset_type = "image_folder", .train_data_dir = c.dreambooth.instance_data_dir});
+  if (!c.denoise.replay_batches.empty() || c.reads_encoded_records() || c.source.dataset_type == "synthetic") return {};
+  return open_source(source_config(c));
+}
 
 /// Says how long all captions are and which sizes all images have, with warnings where training has some.
 void look_at_all(const RunConfig& c, const Family& family) {
