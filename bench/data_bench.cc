@@ -9,18 +9,18 @@
 #include <jpeglib.h>
 
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/batches/dataset.h"
 #include "maxdiffusion/data/batches/image_batches.h"
-#include "maxdiffusion/data/images/emoji.h"
+#include "maxdiffusion/data/demo/emoji.h"
 #include "maxdiffusion/data/images/load_images.h"
 #include "maxdiffusion/data/images/prepare.h"
 #include "maxdiffusion/data/records/image_folder.h"
 #include "maxdiffusion/data/records/open_source.h"
 #include "maxdiffusion/data/records/tfrecord_writer.h"
-#include "maxdiffusion/data/text/clip_tokenizer.h"
+#include "maxdiffusion/media/image.h"
+#include "maxdiffusion/tokenizers/clip_tokenizer.h"
 #include "tests/bucket_server.h"
 
 namespace md {

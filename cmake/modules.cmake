@@ -45,7 +45,7 @@ function(md_add_test name target)
   target_precompile_headers(${target} REUSE_FROM test_headers)
   set(labels ${ARG_LABELS})
   foreach(source ${ARG_SOURCES})
-    file(STRINGS ${source} opens_plugin REGEX "#include \"(maxdiffusion/(pjrt|runtime|encoders|pipelines|train|run)|tests/one_device)")
+    file(STRINGS ${source} opens_plugin REGEX "#include \"(maxdiffusion/(pjrt|runtime|encoders|pipelines|train|settings|run|convert|commands)|tests/one_device)")
     if(opens_plugin OR ARG_DEVICE)
       list(APPEND labels device)
     endif()
@@ -143,7 +143,7 @@ function(md_bench name)
   target_compile_definitions(${name} PRIVATE MD_SOURCE_DIR="${CMAKE_SOURCE_DIR}" MD_DEPS_DIR="${MD_DEPS}")
 endfunction()
 
-md_module(base LIBRARIES spdlog::spdlog yaml-cpp PNG::PNG PkgConfig::FREETYPE PkgConfig::XXHASH)
+md_module(base LIBRARIES spdlog::spdlog yaml-cpp PkgConfig::XXHASH)
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/base/version.cc PROPERTIES
                             COMPILE_DEFINITIONS MD_VERSION="${PROJECT_VERSION}")
 md_module(graph USES base)
@@ -154,7 +154,7 @@ md_module(processes USES base EXCLUDE mpi LIBRARIES ${CMAKE_DL_LIBS})
 md_module(pjrt USES base LIBRARIES dl protobuf::libprotobuf)
 # The only two that know where wheels are unpacked, so that other checkouts find the rest in ccache.
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/pjrt/plugin.cc
-                            ${CMAKE_SOURCE_DIR}/maxdiffusion/families/model_folder.cc
+                            ${CMAKE_SOURCE_DIR}/maxdiffusion/model_folder/model_folder.cc
                             PROPERTIES COMPILE_DEFINITIONS MD_DEPS_DIR="${MD_DEPS}")
 target_include_directories(md_pjrt SYSTEM PRIVATE ${MD_DEPS}/xla_plugins/xla_cpu_pjrt/include)
 # Libraries that tests open: a plugin too old, no plugin at all, a CPU plugin with a profiler, and one with clients of
@@ -188,15 +188,16 @@ md_module(nn USES autodiff mesh)
 md_module(models USES nn)
 md_module(schedulers USES ops)
 md_module(optim USES ops)
-md_module(data USES mesh storage EXCLUDE records/arrow video/libav
-          LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE PkgConfig::HARFBUZZ PkgConfig::ICU
-          PkgConfig::ZLIB protobuf::libprotobuf highwayhash)
+md_module(media USES storage EXCLUDE libav LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE
+          PkgConfig::ZLIB)
+md_module(tokenizers USES base LIBRARIES PkgConfig::ICU PkgConfig::ZLIB protobuf::libprotobuf)
+md_module(data USES mesh media EXCLUDE records/arrow LIBRARIES PkgConfig::HARFBUZZ protobuf::libprotobuf highwayhash)
 # Libraries that are opened when first needed, since what they link is large: md_arrow reads Parquet and Arrow files,
 # md_remote reads and writes gs:// and s3:// locations, md_video reads and writes videos, md_http downloads.
 pkg_check_modules(HTTP REQUIRED IMPORTED_TARGET libcurl libcrypto)
 pkg_check_modules(LIBAV REQUIRED IMPORTED_TARGET libavformat libavcodec libswscale libavutil)
 foreach(opened arrow:data/records/arrow:${MD_DEPS}/pyarrow/libparquet.so.2600
-               remote:storage/remote:${MD_DEPS}/pyarrow/libarrow_s3.so.2600 video:data/video/libav:PkgConfig::LIBAV
+               remote:storage/remote:${MD_DEPS}/pyarrow/libarrow_s3.so.2600 video:media/libav:PkgConfig::LIBAV
                http:storage/http:PkgConfig::HTTP)
   string(REGEX MATCH "^([a-z]+):([a-z]+)(/[a-z/]+):(.*)$" opened ${opened})  # name, module, folder in it, library
   set(name ${CMAKE_MATCH_1})
@@ -232,16 +233,21 @@ target_compile_definitions(md_processes PRIVATE MD_MPI_LIBRARY="$<TARGET_FILE:md
                            MD_PARTS_FOLDER="${MD_PARTS_FOLDER}")
 add_dependencies(md_processes md_mpi)
 # Tests make videos that the program does not write.
+target_link_libraries(media_test PRIVATE PkgConfig::LIBAV)
 target_link_libraries(data_test PRIVATE PkgConfig::LIBAV)
 md_module(checkpoint USES mesh storage)
 md_module(lora USES nn checkpoint)
-md_module(metrics USES runtime LIBRARIES PNG::PNG PkgConfig::ZLIB protobuf::libprotobuf)
-md_module(families USES models data checkpoint)
+md_module(metrics USES media runtime LIBRARIES protobuf::libprotobuf)
+md_module(model_folder USES models tokenizers checkpoint)
+md_module(families USES model_folder data)
 md_module(encoders USES families runtime)
 md_module(tasks USES encoders schedulers)
 md_module(pipelines USES encoders schedulers config)
 md_module(train USES tasks optim lora metrics)
-md_module(run USES train pipelines)
+md_module(settings USES train pipelines)
+md_module(run USES settings)
+md_module(convert USES run)
+md_module(commands USES run)
 # Modules that trace graphs and arrange runs have no loops worth more: a fifth of the time of compiling them. Headers that
 # nearly all of them include are compiled once, for all; a source includes what it uses all the same. The compiler wants
 # the same optimization for both.
@@ -249,8 +255,8 @@ add_library(module_headers OBJECT ${CMAKE_BINARY_DIR}/test_headers.cc)
 target_link_libraries(module_headers PRIVATE spdlog::spdlog fmt::fmt)
 target_precompile_headers(module_headers PRIVATE <algorithm> <cmath> <cstring> <filesystem> <functional> <map> <memory>
                           <numeric> <optional> <ranges> <set> <span> <string> <utility> <variant> <vector> <fmt/format.h>)
-set(plain_modules graph mesh config storage processes pjrt ops autodiff nn models schedulers optim data checkpoint lora metrics
-                  families encoders tasks pipelines train run)
+set(plain_modules graph mesh config storage processes pjrt ops autodiff nn models schedulers optim tokenizers data checkpoint
+                  lora metrics model_folder families encoders tasks pipelines train settings run convert commands)
 foreach(module ${plain_modules})
   target_precompile_headers(md_${module} REUSE_FROM module_headers)
 endforeach()
@@ -259,7 +265,7 @@ foreach(target module_headers ${plain_modules})
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endforeach()
 set(loops ${CMAKE_SOURCE_DIR}/maxdiffusion/lora/lora_thin.cc)
-file(GLOB pixels ${CMAKE_SOURCE_DIR}/maxdiffusion/data/images/*.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/data/video/*.cc)
+file(GLOB pixels ${CMAKE_SOURCE_DIR}/maxdiffusion/media/*.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/data/images/*.cc)
 list(FILTER pixels EXCLUDE REGEX "_test\\.cc$")
 set_source_files_properties(${loops} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O2> SKIP_PRECOMPILE_HEADERS ON)
 set_source_files_properties(${pixels} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O3> SKIP_PRECOMPILE_HEADERS ON)
@@ -274,16 +280,16 @@ md_tests(optim USES optim runtime)
 md_tests(mesh USES models autodiff runtime optim SHARDS 4 COST 40)
 md_tests(faults USES train QUICK *)
 md_tests(resume USES train SHARDS 3 COST 30 QUICK Resume.EqualsNoInterruptionBitForBit)
-md_tests(families USES run QUICK ToyFamily.*:RunConfig.*:ReferenceKeys.*:WanFiles.*:DenoiseTask.*:ReferenceFiles.*:ForeignKeys.*:StepFlops.*)
-md_tests(keys DEVICE PLAIN_PROGRAMS USES run SHARDS 4 COST 40 QUICK Keys.*)
+md_tests(families USES commands convert QUICK ToyFamily.*:RunConfig.*:ReferenceKeys.*:WanFiles.*:DenoiseTask.*:ReferenceFiles.*:ForeignKeys.*:StepFlops.*)
+md_tests(keys DEVICE PLAIN_PROGRAMS USES commands convert SHARDS 4 COST 40 QUICK Keys.*)
 add_dependencies(keys_tests profiling)
 md_tests(cli DEVICE USES data SHARDS 6 COST 60
          QUICK Docs*:FreshMachine.*:Program.*:Train.WritesEverythingARunPromises)
 add_dependencies(cli_tests profiling)
 md_tests(interop DEVICE USES base LABELS interop)  # run by `./run test interop` alone
-md_tests(configs DEVICE USES checkpoint SHARDS 3 COST 40)
+md_tests(configs DEVICE USES media checkpoint SHARDS 3 COST 40)
 md_tests(single_file DEVICE USES families COST 30)
-md_tests(processes DEVICE USES ops runtime SHARDS 2 COST 100)
+md_tests(processes DEVICE USES media ops runtime SHARDS 2 COST 100)
 add_dependencies(processes_tests several_processes)
 # A server of buckets, for tests and benches.
 add_library(bucket_server OBJECT ${CMAKE_SOURCE_DIR}/tests/bucket_server.cc)
@@ -292,10 +298,10 @@ md_tests(remote USES data checkpoint SHARDS 3 COST 30)
 target_link_libraries(remote_tests PRIVATE bucket_server)
 target_link_libraries(processes_tests PRIVATE bucket_server)
 md_tests(hub USES storage)
-md_tests(fuzz USES run SHARDS 4 COST 20)
+md_tests(fuzz USES commands convert SHARDS 4 COST 20)
 target_link_libraries(fuzz_tests PRIVATE PkgConfig::ZLIB)
 target_link_libraries(cli_tests PRIVATE bucket_server)
-md_tests(pipelines DEVICE USES run SHARDS 3 COST 30)
+md_tests(pipelines DEVICE USES commands convert SHARDS 3 COST 30)
 md_tests(layering USES base QUICK *)
 # A project outside this repository, built against an installed prefix.
 set(sanitizers "")
@@ -307,7 +313,7 @@ md_ctest(tests.consumer ${CMAKE_COMMAND} -DSOURCE=${CMAKE_SOURCE_DIR} -DBUILD=${
          -DFLAGS=${sanitizers}
          -P ${CMAKE_SOURCE_DIR}/tests/consumer/consumer.cmake LABELS device COST 20)
 
-md_bench(data_bench USES data)
+md_bench(data_bench USES data tokenizers)
 if(TARGET data_bench)
   target_link_libraries(data_bench PRIVATE bucket_server)
 endif()

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/media/image.h"
 
 namespace md {
 

@@ -25,11 +25,11 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/trace.h"
-#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checkpoint_reader.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/piece_files.h"
+#include "maxdiffusion/checkpoint/remote_checkpoints.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/storage/location.h"
 

@@ -5,8 +5,8 @@
 #include <set>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/checkpoint/remote_checkpoints.h"
 
 namespace md {
 namespace {

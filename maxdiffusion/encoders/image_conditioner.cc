@@ -4,7 +4,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
-#include "maxdiffusion/data/images/resize.h"
+#include "maxdiffusion/media/resize.h"
 
 namespace md {
 

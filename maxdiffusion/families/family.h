@@ -17,7 +17,7 @@
 
 #include "maxdiffusion/data/batches/dataset.h"
 #include "maxdiffusion/families/latent_scale.h"
-#include "maxdiffusion/families/model_folder.h"
+#include "maxdiffusion/model_folder/model_folder.h"
 #include "maxdiffusion/models/vae.h"
 #include "maxdiffusion/nn/scope.h"
 

@@ -8,7 +8,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
-#include "maxdiffusion/families/fitting_params.h"
+#include "maxdiffusion/model_folder/match_weights.h"
 #include "maxdiffusion/storage/hub_cache.h"
 
 namespace md {
@@ -115,7 +115,7 @@ void ModelWeights::check_sizes(const ModelFolder& folder) const {
   for (const auto& [name, location] : locations_) {
     if (location == folder.path() || !has_weights(location)) continue;  // a single file is checked when it is opened
     OpenedWeights::File file = OpenedWeights::open(location);
-    fitting_params(name, folder.components().at(name), *file, location);
+    match_weights(name, folder.components().at(name), *file, location);
     opened_->keep(name, location, std::move(file));
   }
 }

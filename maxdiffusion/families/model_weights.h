@@ -80,7 +80,7 @@ using WeightsOf = std::function<HostArrays(const ParamTable&, const std::string&
 class ModelWeights {
  public:
   /// Weights that training starts from. A component whose key says so (train_new_unet, …) is drawn from `seed`. Throws
-  /// io where the config of another asks for other tensors than its weights have (fitting_params.h).
+  /// io where the config of another asks for other tensors than its weights have (match_weights.h).
   static ModelWeights for_training(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                    uint64_t seed);
   /// Weights that images are generated with, which are never random: what is to be opened must be there.

@@ -9,16 +9,16 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/shortened.h"
-#include "maxdiffusion/data/images/image_processor.h"
-#include "maxdiffusion/data/text/clean_text.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/families/wan_ratios.h"
+#include "maxdiffusion/media/image_processor.h"
 #include "maxdiffusion/models/clip_vision.h"
 #include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_vae.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/tokenizers/clean_text.h"
 
 namespace md {
 namespace {

@@ -9,8 +9,8 @@
 #include <limits>
 #include <utility>
 
-#include "maxdiffusion/base/image.h"
-#include "maxdiffusion/base/text_raster.h"
+#include "maxdiffusion/media/image.h"
+#include "maxdiffusion/media/text_raster.h"
 
 namespace md {
 namespace {

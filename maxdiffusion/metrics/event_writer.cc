@@ -10,12 +10,12 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/base/gif.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/base/tfrecord.h"
 #include "maxdiffusion/base/version.h"
+#include "maxdiffusion/media/gif.h"
+#include "maxdiffusion/media/image.h"
 #include "maxdiffusion/metrics/event.pb.h"
+#include "maxdiffusion/storage/tfrecord.h"
 
 namespace md {
 namespace {

@@ -15,9 +15,9 @@
 #include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/shared_library.h"
-#include "maxdiffusion/processes/hub.h"
 #include "maxdiffusion/processes/launch.h"
 #include "maxdiffusion/processes/mpi_library.h"
+#include "maxdiffusion/processes/rendezvous.h"
 #include "maxdiffusion/processes/tpu_workers.h"
 
 namespace md {
@@ -65,12 +65,12 @@ std::string new_secret() {
 class Joined final : public Processes {
  public:
   explicit Joined(const Launch& launch) : launch_(launch) {
-    HubOptions options{.rank = launch.rank, .count = launch.count, .lost = end_job};
+    RendezvousOptions options{.rank = launch.rank, .count = launch.count, .lost = end_job};
     if (!launch.leader.empty()) {
       // Hosts are set up at their own pace. Whoever may reach this port is of the same network; nothing is kept secret.
       options.port = kTpuPort, options.secret = "tpu of " + launch.leader, options.joining = std::chrono::minutes(5);
-      hub_ = std::make_unique<Hub>(options);
-      hub_->join(launch.rank == 0 ? "" : Hub::address_of(launch.leader, kTpuPort));
+      rendezvous_ = std::make_unique<Rendezvous>(options);
+      rendezvous_->join(launch.rank == 0 ? "" : Rendezvous::address_of(launch.leader, kTpuPort));
       return;
     }
     mpi_ = &open_library<MpiLibrary>(MD_MPI_LIBRARY, "md_mpi_library", "several processes");
@@ -79,20 +79,20 @@ class Joined final : public Processes {
           "{} says that this is process {} of {}, MPI that it is {} of {}; is the launcher of another MPI than MPICH?",
           launch.by, launch.rank, launch.count, mpi_->rank(), mpi_->count());
     options.secret = mpi_->from_first(new_secret());
-    hub_ = std::make_unique<Hub>(options);
-    hub_->join(mpi_->from_first(launch.rank == 0 ? hub_->address() : ""));
+    rendezvous_ = std::make_unique<Rendezvous>(options);
+    rendezvous_->join(mpi_->from_first(launch.rank == 0 ? rendezvous_->address() : ""));
   }
 
   int64_t rank() const override { return launch_.rank; }
   int64_t count() const override { return launch_.count; }
   std::vector<std::string> gather(const std::string& topic, const std::string& mine) override {
-    return hub_->gather(topic, mine);
+    return rendezvous_->gather(topic, mine);
   }
   std::vector<std::string> gather_at_leader(const std::string& topic, const std::string& mine) override {
-    return hub_->gather(topic, mine, true);
+    return rendezvous_->gather(topic, mine, true);
   }
-  void put(const std::string& key, const std::string& value) override { hub_->put(key, value); }
-  std::optional<std::string> get(const std::string& key) override { return hub_->get(key); }
+  void put(const std::string& key, const std::string& value) override { rendezvous_->put(key, value); }
+  std::optional<std::string> get(const std::string& key) override { return rendezvous_->get(key); }
   void broadcast(std::span<std::byte> bytes) override {
     by_mpi([&] { mpi().broadcast(bytes); });
   }
@@ -105,7 +105,7 @@ class Joined final : public Processes {
       barrier("end");
       if (mpi_ != nullptr) mpi_->finish();
     }
-    hub_->leave(well);
+    rendezvous_->leave(well);
   }
 
  private:
@@ -114,7 +114,7 @@ class Joined final : public Processes {
     try {
       act();
     } catch (const Error&) {
-      // The library's words do not say which process it was; the hub finds out, and ends this one.
+      // The library's words do not say which process it was; the rendezvous finds out, and ends this one.
       std::this_thread::sleep_for(std::chrono::seconds(8));
       throw;
     }
@@ -127,7 +127,7 @@ class Joined final : public Processes {
 
   Launch launch_;
   MpiLibrary* mpi_ = nullptr;
-  std::unique_ptr<Hub> hub_;
+  std::unique_ptr<Rendezvous> rendezvous_;
 };
 
 std::unique_ptr<Joined>& joined() {

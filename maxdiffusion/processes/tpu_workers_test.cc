@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/processes/hub.h"
+#include "maxdiffusion/processes/rendezvous.h"
 
 namespace md {
 namespace {
@@ -136,12 +136,12 @@ TEST(TpuWorkers, MeetAtAPortThatAllKnowWhoeverComesFirst) {
     port = listener.port;
   }
   const auto hub = [port](int64_t rank) {
-    return std::make_unique<Hub>(
-        HubOptions{.rank = rank, .count = 2, .port = port, .secret = "s", .lost = [](const std::string&) {}});
+    return std::make_unique<Rendezvous>(
+        RendezvousOptions{.rank = rank, .count = 2, .port = port, .secret = "s", .lost = [](const std::string&) {}});
   };
   auto second = std::async(std::launch::async, [&] {
     const auto h = hub(1);
-    h->join(Hub::address_of("localhost", port));
+    h->join(Rendezvous::address_of("localhost", port));
     std::vector<std::string> all = h->gather("meet", "b");
     h->leave(true);
     return all;

@@ -16,9 +16,9 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array_rows.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/records/open_source.h"
+#include "maxdiffusion/media/image.h"
 
 namespace md {
 namespace {

@@ -8,8 +8,8 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/damaged.h"
+#include "maxdiffusion/checkpoint/remote_checkpoints.h"
 #include "maxdiffusion/storage/location.h"
 #include "maxdiffusion/storage/write.h"
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "maxdiffusion/run/run_config.h"
+#include "maxdiffusion/settings/run_config.h"
 
 namespace md {
 

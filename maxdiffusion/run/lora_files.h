@@ -8,7 +8,7 @@
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/lora/lora_merge.h"
-#include "maxdiffusion/run/run_config.h"
+#include "maxdiffusion/settings/run_config.h"
 
 namespace md {
 

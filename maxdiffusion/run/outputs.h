@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
-#include "maxdiffusion/run/run_config.h"
 #include "maxdiffusion/run/run_lock.h"
+#include "maxdiffusion/settings/run_config.h"
 #include "maxdiffusion/storage/claim.h"
 #include "maxdiffusion/storage/mirror.h"
 

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <string>
 
-#include "maxdiffusion/run/run_config.h"
+#include "maxdiffusion/settings/run_config.h"
 
 namespace md {
 

@@ -5,7 +5,7 @@
 
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/lora/lora_scope.h"
-#include "maxdiffusion/run/compatibility.h"
+#include "maxdiffusion/settings/compatibility.h"
 
 namespace md {
 

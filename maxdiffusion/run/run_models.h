@@ -10,7 +10,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/encoders/text_encoder.h"
-#include "maxdiffusion/run/run_config.h"
+#include "maxdiffusion/settings/run_config.h"
 
 namespace md {
 

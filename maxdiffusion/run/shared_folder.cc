@@ -7,8 +7,8 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/processes/hub.h"
 #include "maxdiffusion/processes/processes.h"
+#include "maxdiffusion/processes/rendezvous.h"
 
 namespace md {
 

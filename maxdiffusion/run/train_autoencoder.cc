@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "maxdiffusion/base/host_array_rows.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/media/image.h"
 #include "maxdiffusion/run/plan.h"
 #include "maxdiffusion/run/write_media.h"
 #include "maxdiffusion/storage/location.h"

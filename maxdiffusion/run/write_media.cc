@@ -12,7 +12,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
-#include "maxdiffusion/data/video/write_video.h"
+#include "maxdiffusion/media/write_video.h"
 
 namespace md {
 namespace {

@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "maxdiffusion/base/image.h"
+#include "maxdiffusion/media/image.h"
 
 namespace md {
 

@@ -10,7 +10,7 @@
 #include <set>
 
 #include "maxdiffusion/base/host_array.h"
-#include "maxdiffusion/base/image.h"
+#include "maxdiffusion/media/image.h"
 #include "tests/bucket_server.h"
 #include "tests/cli/command.h"
 

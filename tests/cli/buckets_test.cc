@@ -5,8 +5,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/media/image.h"
 #include "tests/cli/command.h"
 
 namespace md {

@@ -13,9 +13,9 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/data/records/open_source.h"
+#include "maxdiffusion/media/image.h"
 #include "tests/bucket_server.h"
 #include "tests/cli/command.h"
 

@@ -9,8 +9,8 @@
 #include <regex>
 #include <set>
 
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/media/image.h"
 #include "tests/cli/command.h"
 
 namespace md {

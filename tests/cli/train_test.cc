@@ -13,8 +13,8 @@
 #include <regex>
 #include <thread>
 
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/media/image.h"
 #include "tests/cli/command.h"
 #include "tests/tiny_run.h"
 

@@ -12,9 +12,9 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/media/image.h"
 #include "tests/cli/command.h"
 
 namespace md {

@@ -12,8 +12,8 @@
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/families/model_weights.h"
-#include "maxdiffusion/run/run_config.h"
 #include "maxdiffusion/schedulers/scheduler.h"
+#include "maxdiffusion/settings/run_config.h"
 
 namespace md {
 namespace {

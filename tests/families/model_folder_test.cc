@@ -1,5 +1,5 @@
 // What of a model folder is opened beside its models: tokenizers by their class, the image processor.
-#include "maxdiffusion/families/model_folder.h"
+#include "maxdiffusion/model_folder/model_folder.h"
 
 #include <gtest/gtest.h>
 

@@ -11,8 +11,8 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/temporary_folder.h"
-#include "maxdiffusion/run/foreign_keys.h"
-#include "maxdiffusion/run/run_config.h"
+#include "maxdiffusion/settings/foreign_keys.h"
+#include "maxdiffusion/settings/run_config.h"
 
 namespace md {
 namespace {

@@ -1,5 +1,5 @@
 // What a run's keys become: values, options of layers, devices, and the answers to the reference's keys.
-#include "maxdiffusion/run/run_config.h"
+#include "maxdiffusion/settings/run_config.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
 #include "maxdiffusion/run/outputs.h"
-#include "maxdiffusion/run/values.h"
+#include "maxdiffusion/settings/values.h"
 #include "tests/one_device.h"
 #include "tests/tiny_folder.h"
 

@@ -9,12 +9,12 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
-#include "maxdiffusion/run/generate.h"
-#include "maxdiffusion/run/train.h"
+#include "maxdiffusion/commands/generate.h"
+#include "maxdiffusion/commands/train.h"
+#include "maxdiffusion/media/image.h"
 
 namespace md {
 namespace {

@@ -9,7 +9,7 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/families/family.h"
-#include "maxdiffusion/run/run_config.h"
+#include "maxdiffusion/settings/run_config.h"
 
 namespace md {
 namespace {

@@ -17,11 +17,11 @@
 #include "maxdiffusion/data/images/prepare.h"
 #include "maxdiffusion/data/records/image_folder.h"
 #include "maxdiffusion/data/records/open_source.h"
-#include "maxdiffusion/data/text/tokenizer.h"
-#include "maxdiffusion/families/model_folder.h"
-#include "maxdiffusion/run/run_config.h"
+#include "maxdiffusion/model_folder/model_folder.h"
 #include "maxdiffusion/schedulers/process.h"
 #include "maxdiffusion/schedulers/scheduler.h"
+#include "maxdiffusion/settings/run_config.h"
+#include "maxdiffusion/tokenizers/tokenizer.h"
 #include "maxdiffusion/train/state_info.h"
 
 namespace md {

@@ -15,16 +15,16 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/commands/generate.h"
+#include "maxdiffusion/commands/train.h"
 #include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/media/image.h"
 #include "maxdiffusion/run/encode_dataset.h"
-#include "maxdiffusion/run/generate.h"
 #include "maxdiffusion/run/ignored_keys.h"
 #include "maxdiffusion/run/plan.h"
-#include "maxdiffusion/run/train.h"
 #include "maxdiffusion/run/write_media.h"
 
 namespace md {

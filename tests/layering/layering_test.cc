@@ -195,8 +195,9 @@ std::vector<std::string> names_of_families(const std::string& source, const std:
 
 // P-3
 TEST(Layering, WhatTrainsAndDrawsNamesNoFamily) {
-  for (const char* folder : {"maxdiffusion/encoders", "maxdiffusion/tasks", "maxdiffusion/pipelines",
-                             "maxdiffusion/train", "maxdiffusion/run", "apps"})
+  for (const char* folder :
+       {"maxdiffusion/encoders", "maxdiffusion/tasks", "maxdiffusion/pipelines", "maxdiffusion/train",
+        "maxdiffusion/settings", "maxdiffusion/run", "maxdiffusion/convert", "maxdiffusion/commands", "apps"})
     for (const auto& file : fs::recursive_directory_iterator(kRoot / folder)) {
       const std::string path = file.path().string();
       if (!file.is_regular_file() || path.ends_with("_test.cc")) continue;

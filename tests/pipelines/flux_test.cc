@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/media/image.h"
 #include "tests/cli/command.h"
 
 namespace md {

@@ -9,15 +9,15 @@
 #include <set>
 #include <sstream>
 
-#include "maxdiffusion/base/gif.h"
 #include "maxdiffusion/base/host_array_rows.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/images/prepare.h"
-#include "maxdiffusion/data/video/decode_video.h"
-#include "maxdiffusion/data/video/write_video.h"
 #include "maxdiffusion/encoders/image_conditioner.h"
+#include "maxdiffusion/media/decode_video.h"
+#include "maxdiffusion/media/gif.h"
+#include "maxdiffusion/media/image.h"
+#include "maxdiffusion/media/write_video.h"
 #include "maxdiffusion/run/encode_dataset.h"
 #include "maxdiffusion/run/training_data.h"
 #include "tests/cli/command.h"

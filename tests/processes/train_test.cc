@@ -17,9 +17,9 @@
 #include <thread>
 
 #include "maxdiffusion/base/host_array.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/user_cache.h"
+#include "maxdiffusion/media/image.h"
 #include "tests/bucket_server.h"
 #include "tests/processes/job.h"
 #include "tests/tiny_run.h"

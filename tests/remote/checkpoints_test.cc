@@ -9,11 +9,11 @@
 #include <set>
 #include <thread>
 
-#include "maxdiffusion/checkpoint/bucket_checkpoints.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/checkpoint_reader.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/damaged.h"
+#include "maxdiffusion/checkpoint/remote_checkpoints.h"
 #include "maxdiffusion/checkpoint/test_arrays.h"
 #include "maxdiffusion/checkpoint/test_processes.h"
 #include "maxdiffusion/storage/staging.h"

@@ -8,7 +8,7 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
-#include "maxdiffusion/families/model_folder.h"
+#include "maxdiffusion/model_folder/model_folder.h"
 
 namespace md {
 namespace {

@@ -9,14 +9,14 @@
 #include <set>
 #include <sstream>
 
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/test_processes.h"
-#include "maxdiffusion/families/model_folder.h"
 #include "maxdiffusion/families/model_weights.h"
-#include "maxdiffusion/families/single_file.h"
+#include "maxdiffusion/media/image.h"
+#include "maxdiffusion/model_folder/model_folder.h"
+#include "maxdiffusion/model_folder/single_file.h"
 #include "tests/cli/command.h"
 #include "tests/single_file/models.h"
 

@@ -2,7 +2,7 @@
 into tests/golden/data/clean_text.json, and writes the table of HTML's entities.
 
     python tools/golden/clean_text.py record tests/golden/data/clean_text.json
-    python tools/golden/clean_text.py entities maxdiffusion/data/text/html_entities.cc
+    python tools/golden/clean_text.py entities maxdiffusion/tokenizers/html_entities.cc
 
 Needs diffusers, ftfy and transformers; the texts must agree exactly. `fixed`: ftfy.fix_text alone; `cleaned`: all.
 """

@@ -13,9 +13,9 @@
 #include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/data/images/load_images.h"
 #include "maxdiffusion/data/records/open_source.h"
-#include "maxdiffusion/data/video/decode_video.h"
-#include "maxdiffusion/data/video/test_videos.h"
-#include "maxdiffusion/data/video/write_video.h"
+#include "maxdiffusion/media/decode_video.h"
+#include "maxdiffusion/media/test_videos.h"
+#include "maxdiffusion/media/write_video.h"
 
 namespace md {
 namespace {

@@ -14,10 +14,6 @@ int64_t rounded(double x) { return static_cast<int64_t>(std::floor(x + 0.5)); }
 
 }  // namespace
 
-std::string to_string(const ImageSize& s) {
-  return fmt::format("{}x{}{}", s.width, s.height, s.frames == 1 ? "" : fmt::format("x{}", s.frames));
-}
-
 AspectBuckets AspectBuckets::of(std::vector<ImageSize> sizes) {
   check(!sizes.empty(), Code::invalid_config, "buckets: there are none");
   AspectBuckets buckets;

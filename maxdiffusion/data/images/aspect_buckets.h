@@ -8,15 +8,9 @@
 #include <string>
 #include <vector>
 
-namespace md {
+#include "maxdiffusion/media/image_size.h"
 
-struct ImageSize {
-  int64_t height = 0, width = 0;  // pixels
-  int64_t frames = 1;             // of a clip
-  bool operator==(const ImageSize&) const = default;
-};
-/// "768x512", or of a clip "768x512x17": width, height, frames.
-std::string to_string(const ImageSize& size);
+namespace md {
 
 struct AspectBucketConfig {
   int64_t resolution = 512;  // no bucket has more than resolution² pixels

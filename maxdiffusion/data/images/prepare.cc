@@ -5,9 +5,9 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/data/images/image_rows.h"
-#include "maxdiffusion/data/images/resize.h"
 #include "maxdiffusion/data/records/shuffle.h"
-#include "maxdiffusion/data/video/decode_video.h"
+#include "maxdiffusion/media/decode_video.h"
+#include "maxdiffusion/media/resize.h"
 
 namespace md {
 namespace {

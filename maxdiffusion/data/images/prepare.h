@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/data/images/aspect_buckets.h"
 #include "maxdiffusion/data/records/records.h"
+#include "maxdiffusion/media/decode_image.h"
 
 namespace md {
 
@@ -36,26 +37,6 @@ struct ImageConfig {
   bool sizes = false;              // see PreparedImage
   std::optional<ClipConfig> clip;  // when given, records are clips
 };
-
-/// A decoded image.
-struct DecodedImage {
-  HostArray rgb;    // u8 [H, W, 3]
-  HostArray alpha;  // u8 [H, W, 3], alpha in all three channels; absent where the image has none
-  ImageSize size;   // upright, before DecodeOptions::side makes it smaller
-};
-struct DecodeOptions {
-  /// A JPEG whose sides are both at least four times this is decoded 2, 4 or 8 times smaller, to at least twice this.
-  /// 0: in full.
-  int64_t side = 0;
-  bool alpha = false;      // colours as they are stored, and alpha apart; otherwise colours over white, and no alpha
-  bool only_size = false;  // from the header; no pixels
-};
-/// Throws io naming the image and the reason.
-DecodedImage decode_stored_image(const void* data, size_t size, const std::string& name,
-                                 const DecodeOptions& options = {});
-/// Colours over white, u8 [H, W, 3].
-HostArray decode_image(const std::string& file);
-HostArray decode_image_bytes(const void* data, size_t size, const std::string& name, int64_t side = 0);
 
 /// What is random for one image: whether it is mirrored left to right, where its crop lies between top (0) and bottom
 /// (1), left (0) and right (1), and where a clip's frames lie between its start (0) and its end (1).

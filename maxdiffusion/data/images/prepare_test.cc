@@ -8,11 +8,11 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/images/test_images.h"
 #include "maxdiffusion/data/records/open_source.h"
+#include "maxdiffusion/media/image.h"
 
 namespace md {
 namespace {

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/images/prepare.h"
+#include "maxdiffusion/media/image.h"
 
 namespace md {
 

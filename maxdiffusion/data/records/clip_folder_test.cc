@@ -5,11 +5,11 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/base/image.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/data/records/open_source.h"
-#include "maxdiffusion/data/video/test_videos.h"
-#include "maxdiffusion/data/video/write_video.h"
+#include "maxdiffusion/media/image.h"
+#include "maxdiffusion/media/test_videos.h"
+#include "maxdiffusion/media/write_video.h"
 
 namespace md {
 namespace {

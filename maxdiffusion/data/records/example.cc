@@ -5,10 +5,10 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
-#include "maxdiffusion/base/tfrecord.h"
 #include "maxdiffusion/data/records/example.pb.h"
 #include "maxdiffusion/data/records/kinds.h"
 #include "maxdiffusion/data/records/tfrecord_writer.h"
+#include "maxdiffusion/storage/tfrecord.h"
 
 namespace md {
 namespace {

@@ -12,8 +12,8 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/utf8.h"
 #include "maxdiffusion/data/records/kinds.h"
-#include "maxdiffusion/data/text/utf8.h"
 #include "maxdiffusion/storage/links.h"
 
 namespace md {

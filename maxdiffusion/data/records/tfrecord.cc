@@ -2,9 +2,9 @@
 #include <cstring>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/base/tfrecord.h"
 #include "maxdiffusion/data/records/kinds.h"
 #include "maxdiffusion/data/records/sequential.h"
+#include "maxdiffusion/storage/tfrecord.h"
 
 namespace md {
 namespace {

@@ -1,0 +1,484 @@
+#include "maxdiffusion/checkpoint/remote_checkpoints.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/trace.h"
+#include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/checkpoint/checksums.h"
+#include "maxdiffusion/checkpoint/piece_files.h"
+#include "maxdiffusion/storage/repeater.h"
+#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/write.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char *kWaiting = ".waiting-", *kDamaged = ".damaged";
+constexpr std::chrono::seconds kPeriod{20};
+
+/// Steps with their files' paths below the step's folder.
+using Steps = std::map<int64_t, std::map<std::string, FoundFile>>;
+
+Steps steps_in_bucket(const std::string& checkpoint_dir) {
+  Steps steps;
+  const size_t root = parts_of(below(checkpoint_dir, "")).path.size();
+  for (FoundFile& f : all_below(checkpoint_dir)) {
+    const std::string path = parts_of(f.location).path.substr(root);
+    const size_t slash = std::min(path.find('/'), path.size());
+    if (const auto step = step_of(path.substr(0, slash)); step && slash + 1 < path.size())
+      steps[*step].emplace(path.substr(slash + 1), std::move(f));
+  }
+  return steps;
+}
+
+std::vector<int64_t> whole(const Steps& steps) {
+  std::vector<int64_t> numbers;
+  for (const auto& [step, files] : steps)
+    if (files.contains(kState)) numbers.push_back(step);
+  return numbers;
+}
+
+/// What the file .part of a folder says.
+struct Part {
+  std::string token;
+  int64_t processes = 0;
+};
+std::optional<Part> part_of(const std::string& folder) {
+  const std::string file = folder + "/" + kPart;
+  if (!exists(file)) return {};
+  Part part;
+  std::istringstream(read_file(file)) >> part.token >> part.processes;
+  return part;
+}
+
+/// Steps that process 0, or one process, has written on this machine and that were not put yet.
+std::vector<int64_t> waiting(const std::string& local) {
+  std::vector<int64_t> steps;
+  std::error_code ec;
+  for (const auto& f : fs::directory_iterator(local, ec)) {
+    const std::string name = f.path().filename();
+    if (!name.starts_with(kWaiting)) continue;
+    const auto step = step_of(name.substr(std::string_view(kWaiting).size()));
+    if (step && exists(checkpoint_folder(local, *step) + "/" + kState)) steps.push_back(*step);
+  }
+  std::ranges::sort(steps);
+  return steps;
+}
+
+std::string marker(const std::string& local, int64_t step) { return local + "/" + kWaiting + std::to_string(step); }
+
+/// Those that are in no more than one process's hands, and that the bucket has not gone beyond.
+std::vector<int64_t> newer(const std::string& local, std::vector<int64_t> waiting,
+                           const std::vector<int64_t>& in_bucket) {
+  std::erase_if(waiting, [&](int64_t step) {
+    return (!in_bucket.empty() && step <= in_bucket.back()) || part_of(checkpoint_folder(local, step));
+  });
+  return waiting;
+}
+
+/// Steps of which this process, not the first, has made its part.
+std::map<int64_t, Part> parts_in(const std::string& local) {
+  std::map<int64_t, Part> parts;
+  std::error_code ec;
+  for (const auto& f : fs::directory_iterator(local, ec))
+    if (const auto step = step_of(f.path().filename().string()))
+      if (const auto part = part_of(f.path())) parts[*step] = *part;
+  return parts;
+}
+
+constexpr const char* kProcessFolder = ".process-";
+
+/// Parts that processes of jobs of another size have made.
+void remove_strangers(const std::string& staging, int64_t processes) {
+  std::error_code ec;
+  std::vector<fs::path> found;
+  for (const auto& f : fs::directory_iterator(staging, ec)) found.push_back(f.path());
+  for (const fs::path& f : found) {
+    const std::string name = f.filename();
+    if (name.starts_with(kProcessFolder) && !name.ends_with(fmt::format("-of-{:05}", processes))) fs::remove_all(f, ec);
+  }
+}
+
+void remove_from_bucket(const std::string& folder, bool committed) {
+  if (committed) remove_file(below(folder, kState));
+  remove_below(folder);
+}
+
+}  // namespace
+
+std::vector<int64_t> bucket_checkpoints(const std::string& checkpoint_dir) {
+  std::vector<int64_t> steps = whole(steps_in_bucket(checkpoint_dir));
+  const std::string local = staging(checkpoint_dir);
+  for (int64_t step : newer(local, waiting(local), steps)) steps.push_back(step);
+  return steps;
+}
+
+std::string set_aside_in_bucket(const std::string& checkpoint_dir, int64_t step) {
+  const std::string state = below(checkpoint_folder(checkpoint_dir, step), kState),
+                    other = below(checkpoint_folder(checkpoint_dir, step), std::string(kState) + kDamaged);
+  const std::string local = staging(checkpoint_dir);
+  if (find_file(state)) {
+    put_text(other, get_text(state));
+    remove_file(state);
+  }
+  remove_file(marker(local, step));
+  remove_below(checkpoint_folder(local, step));
+  return shown(other);
+}
+
+std::string local_checkpoint(const std::string& folder, CheckpointPart part, const std::string& component) {
+  if (!is_remote(folder)) return folder;
+  std::string local = staging(folder);
+  const std::string step = fs::path(local).filename();
+  std::map<std::string, FoundFile> files;
+  const size_t root = parts_of(below(folder, "")).path.size();
+  for (FoundFile& f : all_below(folder)) files.emplace(parts_of(f.location).path.substr(root), f);
+  if (!files.contains(kState)) {
+    const std::string dir = fs::path(local).parent_path();
+    check(step_of(step) && exists(marker(dir, *step_of(step))) && exists(local + "/" + kState) && !part_of(local),
+          Code::io, "'{}' is no checkpoint: it has no {}", shown(folder), kState);
+    return local;
+  }
+  // What is here is of the same checkpoint, or goes.
+  std::string checksums;
+  if (const auto list = files.find(kChecksums); list != files.end()) checksums = get_text(list->second.location);
+  if (const std::string here = local + "/" + kChecksums;
+      checksums.empty() || !exists(here) || read_file(here) != checksums)
+    remove_below(local);
+  for (const auto& [name, found] : files) {
+    const bool text = name.ends_with(".json"), state = name.starts_with("training_state/");
+    const bool wanted = part == CheckpointPart::all || (state && text) ||
+                        (part == CheckpointPart::model ? !state : name.starts_with(component + "/"));
+    if (!wanted || name.ends_with(kDamaged)) continue;
+    const std::string path = local + "/" + name;
+    if (!checksums.empty() && exists(path) && is_as_said(path, name, checksums)) continue;
+    get_file(found, path);
+  }
+  return local;
+}
+
+std::string own_staging(const std::string& checkpoint_dir, const CheckpointProcesses& of) {
+  const std::string local = staging(checkpoint_dir);
+  return of.leads() ? local : fmt::format("{}/{}{:05}-of-{:05}", local, kProcessFolder, of.process, of.processes);
+}
+
+std::string part_text(const std::string& token, int64_t processes) { return fmt::format("{} {}\n", token, processes); }
+
+struct CheckpointUploads::Impl {
+  std::string dir, local;
+  int keep;
+  std::function<void()> before_commit;
+  CheckpointProcesses of;
+  /// Of a checkpoint that is not whole in the bucket yet, by the hash of its checksums, or the token of its write: what
+  /// this process has put.
+  struct Upload {
+    std::set<std::string> files;
+    bool cleared = false, told = false, all = false;
+  };
+  std::map<std::string, Upload> uploads;
+  std::unique_ptr<Repeater> repeater;  // ends first, since it uses the others
+
+  std::string folder(int64_t step) const { return checkpoint_folder(local, step); }
+  std::string key_of(int64_t step) const {
+    if (const auto part = part_of(folder(step))) return part->token;
+    return content_hash(read_file(folder(step) + "/" + kChecksums));
+  }
+
+  /// In process 0: empties the bucket's folder of what is not of this write.
+  void clear(int64_t step, const Steps& steps) {
+    Upload& upload = uploads[key_of(step)];
+    const auto before = steps.find(step);
+    if (before != steps.end() && (!upload.cleared || before->second.contains(kState))) {
+      upload = {.files = {}, .told = upload.told};
+      remove_from_bucket(checkpoint_folder(dir, step), before->second.contains(kState));
+    }
+    upload.cleared = true;
+  }
+
+  /// Puts this process's files but those that say that the checkpoint is whole.
+  void put_files(int64_t step, const Steps& steps) {
+    Upload& upload = uploads[key_of(step)];
+    if (upload.all) return;
+    const std::string from = folder(step), to = checkpoint_folder(dir, step);
+    // Weights that no run trains are in every checkpoint.
+    std::vector<int64_t> others = whole(steps);
+    std::erase(others, step);
+    const std::string other = others.empty() ? "" : checkpoint_folder(dir, others.back());
+    std::string checksums;
+    if (!other.empty() && steps.at(others.back()).contains(kChecksums)) checksums = get_text(below(other, kChecksums));
+    for (const std::string& name : names_below(from)) {
+      if (name == kIndex || name == kChecksums || name == kState || name == kPart || upload.files.contains(name))
+        continue;
+      const std::string file = from + "/" + name;
+      if (name.ends_with(".safetensors") && is_as_said(file, name, checksums))
+        put_file_like(below(other, name), file, below(to, name));
+      else
+        put_file(file, below(to, name));
+      upload.files.insert(name);
+    }
+    upload.all = true;
+  }
+
+  void commit(int64_t step) {
+    const std::string from = folder(step), to = checkpoint_folder(dir, step);
+    for (const char* name : {kIndex, kChecksums})
+      if (exists(from + "/" + name)) put_file(from + "/" + name, below(to, name));
+    if (before_commit) before_commit();
+    put_file(from + "/" + kState, below(to, kState));
+    end(step);
+    log_info("checkpoint {} is in {}", step, shown(to));
+    trim(steps_in_bucket(dir), step);
+  }
+
+  /// The checkpoint is committed, or given up.
+  void end(int64_t step) {
+    const std::string key = key_of(step);
+    if (of.put && part_of(folder(step))) of.put(key + " done", "");
+    uploads.erase(key);
+    remove_file(marker(local, step));
+  }
+
+  /// Puts a checkpoint of process 0; whether all of it is there by now.
+  bool put(int64_t step) {
+    Span span("put checkpoint", step);
+    const std::string key = key_of(step);
+    const auto part = part_of(folder(step));
+    if (!uploads[key].all || (part && !uploads[key].told)) {
+      const Steps steps = steps_in_bucket(dir);
+      clear(step, steps);
+      if (part && !std::exchange(uploads[key].told, true)) of.put(key + " go", "");
+      put_files(step, steps);
+    }
+    for (int64_t p = 1; part && p < of.processes; ++p)
+      if (!of.get(fmt::format("{} there {}", key, p))) return false;
+    commit(step);
+    return true;
+  }
+
+  /// Of checkpoints that nobody waits for any more.
+  void trim_waiting() {
+    std::vector<int64_t> all = waiting(local);
+    for (size_t i = 0; keep > 0 && i + static_cast<size_t>(keep) < all.size(); ++i) {
+      end(all[i]);
+      remove_below(folder(all[i]));
+    }
+  }
+
+  void trim(const Steps& steps, int64_t newest) const {
+    std::vector<int64_t> older = whole(steps);
+    std::erase(older, newest);  // what was just put stays, whatever its number
+    for (size_t i = 0; keep > 0 && i + static_cast<size_t>(keep) <= older.size(); ++i) {
+      remove_from_bucket(checkpoint_folder(dir, older[i]), true);
+      if (!exists(marker(local, older[i]))) remove_below(folder(older[i]));
+    }
+  }
+
+  /// Whether it waits for other processes.
+  bool put_all() {
+    if (!of.leads()) return put_parts();
+    trim_waiting();
+    for (int64_t step : waiting(local))
+      if (!put(step)) return true;
+    return false;
+  }
+
+  /// In processes but the first.
+  bool put_parts() {
+    bool waits = false;
+    for (const auto& [step, part] : parts_in(local)) {
+      if (of.get(part.token + " done")) {
+        drop(step);
+        continue;
+      }
+      Upload& upload = uploads[part.token];
+      if (upload.told) continue;
+      if (!upload.all && !of.get(part.token + " go")) {
+        waits = true;
+        continue;
+      }
+      put_files(step, {});
+      of.put(fmt::format("{} there {}", part.token, of.process), "");
+      upload.told = true;
+    }
+    return waits;
+  }
+  void drop(int64_t step) {
+    uploads.erase(key_of(step));
+    remove_below(folder(step));
+  }
+
+  /// What `act` throws, in process 0 or in any; all processes throw it.
+  void agree(const std::function<void()>& act) {
+    std::string trouble;
+    try {
+      act();
+    } catch (const std::exception& e) {
+      trouble = e.what();
+    }
+    const std::vector<std::string> all = of.gather(trouble);
+    for (size_t p = 1; of.leads() && p < all.size(); ++p)
+      if (trouble.empty() && !all[p].empty()) trouble = fmt::format("process {}: {}", p, all[p]);
+    trouble = of.gather(trouble).front();
+    if (!trouble.empty()) throw Error(Code::io, trouble);
+  }
+
+  /// Puts all that wait, in all processes at once, while none of them puts anything by itself.
+  void put_together() {
+    for (bool more = true; more;) {
+      std::string next;  // in process 0: the step and what its write is called
+      Steps steps;
+      agree([&] {
+        if (!of.leads()) return;
+        trim_waiting();
+        const std::vector<int64_t> all = waiting(local);
+        if (all.empty()) return;
+        steps = steps_in_bucket(dir);
+        clear(all[0], steps);
+        next = nlohmann::json{{"step", all[0]}, {"key", key_of(all[0])}}.dump();
+      });
+      next = of.gather(next).front();
+      more = !next.empty();
+      if (!more) break;
+      const nlohmann::json job = parse_json(next);
+      const int64_t step = job.at("step");
+      agree([&] {
+        const bool mine = of.leads() || (part_of(folder(step)) && key_of(step) == job.at("key"));
+        if (mine) put_files(step, steps);
+      });
+      agree([&] {
+        if (of.leads()) commit(step);
+      });
+    }
+    // Whatever is here still is in the bucket, or was given up.
+    if (!of.leads())
+      for (const auto& [step, part] : parts_in(local)) drop(step);
+  }
+};
+
+void put_what_waits(const std::string& checkpoint_dir, const CheckpointProcesses& of,
+                    const std::function<void()>& before_commit) {
+  CheckpointUploads::Impl u{checkpoint_dir, own_staging(checkpoint_dir, of), 0, before_commit, of, {}, nullptr};
+  std::map<int64_t, std::string> own;
+  std::vector<int64_t> in_bucket;
+  u.agree([&] {
+    if (!of.leads()) {
+      for (const auto& [step, part] : parts_in(u.local)) own[step] = part.token;
+      return;
+    }
+    in_bucket = whole(steps_in_bucket(checkpoint_dir));
+  });
+  const std::vector<std::string> told = of.gather(nlohmann::json(own).dump());
+  for (int64_t step : of.leads() ? waiting(u.local) : std::vector<int64_t>()) {
+    const auto part = part_of(u.folder(step));
+    const bool old = !in_bucket.empty() && step <= in_bucket.back();
+    std::string why;
+    if (part && part->processes != of.processes)
+      why = fmt::format("{} processes have made it, and {} are here", part->processes, of.processes);
+    for (size_t p = 1; part && why.empty() && p < told.size(); ++p) {
+      const auto has = parse_json(told[p]).get<std::map<int64_t, std::string>>();
+      if (const auto found = has.find(step); found == has.end() || found->second != part->token)
+        why = fmt::format("process {} does not have its part of it any more", p);
+    }
+    if (!old && why.empty()) {
+      log_info("checkpoint {} of an earlier run waits to be put into {}", step, shown(checkpoint_dir));
+      continue;
+    }
+    if (!old)
+      log_warning("checkpoint {} of an earlier run, which waits on this machine to be put into {}, is given up: {}",
+                  step, shown(checkpoint_dir), why);
+    u.end(step);
+    if (part) remove_below(u.folder(step));
+  }
+  u.put_together();
+}
+
+CheckpointUploads::CheckpointUploads(const std::string& checkpoint_dir, int keep, std::function<void()> before_commit,
+                                     CheckpointProcesses of)
+    : impl_(std::make_unique<Impl>(Impl{checkpoint_dir,
+                                        own_staging(checkpoint_dir, of),
+                                        keep,
+                                        std::move(before_commit),
+                                        std::move(of),
+                                        {},
+                                        nullptr})) {
+  Impl& u = *impl_;
+  remove_strangers(staging(checkpoint_dir), u.of.processes);
+  std::vector<int64_t> left;
+  if (u.of.leads()) {
+    const Steps steps = steps_in_bucket(u.dir);
+    const std::vector<int64_t> all = waiting(u.local);
+    left = newer(u.local, all, whole(steps));
+    for (int64_t step : all) {
+      if (std::ranges::count(left, step)) continue;
+      const bool part = part_of(u.folder(step)).has_value();
+      if (part && (whole(steps).empty() || step > whole(steps).back()))
+        log_warning(
+            "checkpoint {} of an earlier run, of which a part waits on this machine to be put into {}, is given up: it "
+            "takes the processes that have made it",
+            step, shown(u.dir));
+      remove_file(marker(u.local, step));
+      if (part) remove_below(u.folder(step));
+    }
+    for (const auto& [step, files] : steps) {
+      const bool damaged = files.contains(std::string(kState) + kDamaged);
+      if (files.contains(kState) || damaged || std::ranges::count(left, step)) continue;
+      log_info("checkpoint {}: removing what an interrupted run left in {}", step, shown(u.dir));
+      remove_from_bucket(checkpoint_folder(u.dir, step), false);
+    }
+    for (int64_t step : left) log_info("checkpoint {} of an earlier run waits to be put into {}", step, shown(u.dir));
+  }
+  u.repeater = std::make_unique<Repeater>(fmt::format("checkpoints for {} wait in '{}'", shown(u.dir), u.local),
+                                          kPeriod, [&u] { return u.put_all(); });
+  if (!left.empty()) u.repeater->poke();
+}
+
+CheckpointUploads::~CheckpointUploads() = default;
+
+void CheckpointUploads::announce(int64_t step) const {
+  if (!impl_->of.leads()) return;
+  make_folders(impl_->local);
+  write_file_atomic(marker(impl_->local, step), "");
+}
+
+void CheckpointUploads::between(const std::function<void()>& change) { impl_->repeater->between(change); }
+
+void CheckpointUploads::add(int64_t step) {
+  announce(step);  // what stood there before under this number may have been put meanwhile
+  impl_->repeater->poke();
+}
+
+void CheckpointUploads::finish() {
+  Impl& u = *impl_;
+  try {
+    if (u.of.alone())
+      u.repeater->now();
+    else
+      u.repeater->between([&] { u.put_together(); });
+  } catch (Error& e) {
+    const std::vector<int64_t> left = waiting(u.local);
+    const std::string where =
+        u.of.alone() ? fmt::format("checkpoint {} is whole in '{}' on this machine; the same command",
+                                   left.empty() ? 0 : left.back(), u.local)
+                     : fmt::format(
+                           "each process has its part of the newest checkpoint, this one in '{}'; the same "
+                           "command, with as many processes on these machines,",
+                           u.local);
+    throw e.note(fmt::format("{} puts it into {} and goes on from there", where, shown(u.dir)));
+  }
+}
+
+}  // namespace md

@@ -1,0 +1,375 @@
+#include "maxdiffusion/commands/compile_ahead.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <regex>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_memory.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/commands/generate.h"
+#include "maxdiffusion/pjrt/platforms.h"
+#include "maxdiffusion/pjrt/topology.h"
+#include "maxdiffusion/run/plan.h"
+#include "maxdiffusion/settings/memory_suggestions.h"
+
+namespace md {
+namespace {
+
+/// Goes on in a child process, whose exit status becomes this one's. A compiler that meets a program it cannot take may
+/// abort the process that it is in; here that becomes an error.
+void go_on_in_a_child() {
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  check(child >= 0, Code::device, "compile: no process could be started: {}", std::strerror(errno));
+  if (child == 0) return;
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
+  if (WIFEXITED(status)) _exit(WEXITSTATUS(status));
+  fail(Code::device,
+       "compile: the compiler ended its process with signal {} ({}); what it printed above says where. Another mesh, "
+       "remat_policy or attention may avoid it",
+       WTERMSIG(status), strsignal(WTERMSIG(status)));
+}
+
+std::string size(int64_t bytes) {
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  return mib < 1024 ? fmt::format("{:.1f} MiB", mib) : fmt::format("{:.2f} GiB", mib / 1024);
+}
+
+/// Where the step would run: a topology, or the devices of this machine.
+struct Place {
+  std::unique_ptr<pjrt::Topology> topology;  // null: devices
+  const Devices* devices = nullptr;
+  Topology seen;
+  Mesh mesh;
+  std::optional<int64_t> memory;  // of one device
+  const pjrt::PlatformDef* platform = nullptr;
+
+  int64_t count() const { return mesh.devices(); }
+  GraphOptions graph_options(const AxisRules& rules) const {
+    return topology ? md::graph_options(mesh, seen, &rules) : devices->graph_options(&rules);
+  }
+  AheadOfTime compile(const Graph& graph, const CompileConfig& config, const std::string& name) const {
+    return topology ? compile_ahead(*topology, mesh, graph, config, name)
+                    : compile_ahead(*devices, graph, config, name);
+  }
+};
+
+/// That what is said of GPUs and of TPUs agrees with `hardware`.
+void check_gpu_keys(const HardwareKeys& keys) {
+  check(keys.gpu.empty() || keys.hardware == "gpu", Code::invalid_config,
+        "gpu is '{}', but hardware is {}; give hardware=gpu, or no gpu", keys.gpu, keys.hardware);
+  check(keys.gpu.empty() || !keys.topology.empty(), Code::invalid_config,
+        "gpu is '{}', but topology is empty; give topology=1x1x8, or no gpu for those of this machine", keys.gpu);
+  if (keys.hardware != "gpu" || keys.topology.empty()) return;
+  static const std::regex form("[1-9][0-9]*x[1-9][0-9]*x[1-9][0-9]*");
+  check(std::regex_match(keys.topology, form), Code::invalid_config,
+        "topology: '{}' is none of GPUs; 1x1x8 is one NVLink domain of one host with 8 GPUs", keys.topology);
+  check(keys.compile_topology_num_slices <= 1, Code::invalid_config,
+        "compile_topology_num_slices is {}, which is for TPUs; of GPUs the first number of topology ('{}') says it",
+        keys.compile_topology_num_slices, keys.topology);
+}
+
+Place place_of(const RunConfig& c, const RunModels& models) {
+  Place p;
+  check_gpu_keys(c.hardware);
+  if (c.hardware.topology.empty()) {
+    p.devices = &models.devices();
+    p.seen = topology(p.devices->client());
+    p.mesh = p.devices->mesh();
+    p.platform = &p.devices->client().platform();
+    const auto held = p.devices->client().memory(p.mesh.device_ids()[0]);
+    if (held && held->limit) p.memory = held->limit;
+    if (!p.memory && p.devices->platform() == Platform::cpu) p.memory = memory_limit() / p.count();
+    return p;
+  }
+  const HardwareKeys& keys = c.hardware;
+  const std::string hardware = keys.hardware == "gpu" ? "gpu" : "tpu";
+  if (hardware == "tpu") {
+    // libtpu would ask the cloud which machine this is, and complain that there is no answer.
+    setenv("TPU_SKIP_MDS_QUERY", "1", 0);
+    setenv("TPU_ACCELERATOR_TYPE", "v5p-8", 0);
+    setenv("TPU_WORKER_HOSTNAMES", "localhost", 0);
+  }
+  p.topology = std::make_unique<pjrt::Topology>(
+      pjrt::Topology::create(hardware, keys.topology, keys.plugin, keys.compile_topology_num_slices, keys.gpu));
+  p.seen = topology(*p.topology);
+  p.mesh = Mesh::make(c.mesh, p.seen);
+  p.platform = &pjrt::platform_for(hardware);
+  p.memory = p.topology->devices().front().memory_limit;
+  return p;
+}
+
+/// Models are opened on this machine's own device, for their configs, where the step is compiled for others.
+RunConfig for_models(const RunConfig& c) {
+  RunConfig here = c;
+  if (!c.hardware.topology.empty()) here.hardware = {.compile_step = c.hardware.compile_step}, here.mesh = {};
+  return here;
+}
+
+/// Whether denoising is looked at, not training.
+bool samples(const RunConfig& c) {
+  const std::string& step = c.hardware.compile_step;
+  check(step == "training" || step == "sampling", Code::invalid_config,
+        "compile_step is '{}'; expected training or sampling", step);
+  return step == "sampling";
+}
+
+/// A run's programs, traced for a place: of its only denoiser, or of each expert.
+struct Steps {
+  explicit Steps(const RunConfig& c)
+      : config(for_models(c)),
+        models(config, c.model.pretrained_model_name_or_path, samples(c) ? Purpose::sampling : Purpose::training),
+        place(place_of(c, models)) {
+    const AxisRules rules = axis_rules(c, models.family()->axis_rules());
+    const GraphOptions placed = place.graph_options(rules);
+    if (samples(c)) {
+      const SampleOptions o = planned_sampling(models, place.count());
+      step.scope = o.scope;
+      config.compile.lean = true;
+      for (SamplingGraph& s : sampling_graphs(*models.family(), o, placed)) {
+        names.push_back(s.denoiser);
+        graphs.push_back({std::move(s.graph), std::move(s.params), {}, 0});
+        std::vector<Tensor> results;
+        for (const GraphOutput& out : graphs.back().graph->outputs()) results.push_back(out.value);
+        graphs.back().flops = count_flops(*graphs.back().graph, results);
+      }
+      return;
+    }
+    const PlannedTraining training = planned_training(models, place.count());
+    step = training.step;
+    for (const DenoiseTask& one : training.tasks) {
+      names.push_back(one.model());
+      graphs.push_back(trace_step(one, placed, step));
+    }
+  }
+  std::string what(size_t i) const {
+    return fmt::format("the {} of {}", samples(config) ? "sampling step" : "training step", names[i]);
+  }
+  AheadOfTime compile(size_t i) const {
+    log_info("compiling {} for {} × {}", what(i), place.count(), place.seen.device_kind);
+    // By the names that a run gives, so that it finds them in aot_cache_dir.
+    return place.compile(*graphs[i].graph, config.compile, samples(config) ? "denoise" : "train_" + names[i]);
+  }
+
+  RunConfig config;
+  RunModels models;
+  Place place;
+  StepOptions step;
+  std::vector<std::string> names;  // of the models
+  std::vector<StepGraph> graphs;
+};
+
+void print_report(const Steps& steps, const AheadOfTime& ahead, double flops) {
+  const Place& p = steps.place;
+  fmt::print("topology: {} × {}\n", p.count(), p.seen.device_kind);
+  fmt::print("mesh: {}\n", p.mesh.describe());
+  fmt::print("compiled in {:.1f} s, from {} bytes of StableHLO\n", ahead.report.compile_seconds,
+             ahead.report.program_bytes);
+  if (ahead.memory) {
+    const MemoryPlan& m = *ahead.memory;
+    fmt::print("on each device: arguments {}, outputs {} (in the arguments' place {}), temporary {}, code {}\n",
+               size(m.arguments), size(m.outputs), size(m.aliased), size(m.temporary), size(m.code));
+    if (m.host > 0) fmt::print("in the host's memory for each device: {}\n", size(m.host));
+    fmt::print("together {}{}\n", size(m.peak()), p.memory ? fmt::format(" of {}", size(*p.memory)) : "");
+  }
+  fmt::print("work of a step: {:.4f} TFLOP on each device by the products of the model",
+             flops / static_cast<double>(p.count()) / 1e12);
+  if (ahead.flops) fmt::print(", {:.4f} by the compiler's count", *ahead.flops / 1e12);
+  fmt::print("\n");
+  if (ahead.bytes_accessed && ahead.estimated_seconds.value_or(0) > 0)
+    fmt::print("by the compiler's count {} read and written, {:.3f} ms; loops as one trip\n",
+               size(static_cast<int64_t>(*ahead.bytes_accessed)), *ahead.estimated_seconds * 1e3);
+  if (!ahead.products.empty()) {
+    std::string products;
+    for (const auto& [types, n] : ahead.products)
+      products += fmt::format("{}{}: {}", products.empty() ? "" : ", ", types, n);
+    fmt::print("products {}\n", products);
+  }
+  if (ahead.pieces > 0)
+    fmt::print("pieces of program: {}, of which {} only change a type\n", ahead.pieces, ahead.type_changes);
+  if (!ahead.turned.empty()) {
+    double bytes = 0;
+    for (const pjrt::Turned& t : ahead.turned) bytes += static_cast<double>(t.bytes) * t.times;
+    fmt::print("arrays whose axes are put into another order in memory: {}, {}\n", ahead.turned.size(),
+               size(static_cast<int64_t>(bytes)));
+  }
+  if (!ahead.kept.empty()) fmt::print("kept for such devices: {}\n", ahead.kept);
+  for (const auto& [target, calls] : ahead.custom_calls)
+    fmt::print("custom calls of {}: {} operations, {:g} runs\n", target, calls.operations, calls.runs);
+  if (!ahead.collectives) return;
+  for (const CollectiveSum& sum : *ahead.collectives)
+    fmt::print("{}; most of it {}\n", to_string(sum), largest(sum, 3));
+}
+
+// ---- plan
+
+/// Bytes of a graph's inputs on one device, by what they are.
+struct Held {
+  int64_t trained = 0, frozen = 0, moments = 0, copies = 0, averages = 0, batch = 0, gradients = 0;
+};
+
+Held held_by(const StepGraph& s, const Mesh& mesh, const StepOptions& o) {
+  Held held;
+  std::map<std::string, const Param*> params;
+  for (const Param& p : s.params.params()) params[p.input] = &p;
+  for (const GraphInput& in : s.graph->inputs()) {
+    const int64_t elements = shard_of(mesh, Sharding{in.sharding}, in.value.dims(), 0, in.name).elements();
+    const int64_t bytes = elements * static_cast<int64_t>(size_of(in.value.dtype()));
+    const auto param = params.find(in.name);
+    if (param == params.end()) {
+      auto is = [&](const char* prefix) { return in.name.starts_with(prefix); };
+      (is_moment(in.name)           ? held.moments
+       : is(state_prefix::kMaster)  ? held.copies
+       : is(state_prefix::kAverage) ? held.averages
+                                    : held.batch) += bytes;
+    } else if (!param->second->trainable) {
+      held.frozen += bytes;
+    } else {
+      held.trained += bytes;
+      const DType type = o.accumulation > 1 ? DType::f32 : in.value.dtype();
+      held.gradients += elements * static_cast<int64_t>(std::max(size_of(type), size_of(o.scope.activations)));
+    }
+  }
+  return held;
+}
+
+void print_parts(const Held& h, const MemoryPlan& m) {
+  const int64_t named = h.trained + h.frozen + h.moments + h.copies + h.averages + h.batch;
+  fmt::print(
+      "arguments: weights {} trained and {} frozen, moments {}, f32 copies {}, averages {}, batch {}, padding {}\n",
+      size(h.trained), size(h.frozen), size(h.moments), size(h.copies), size(h.averages), size(h.batch),
+      size(std::max<int64_t>(0, m.arguments - named)));
+  fmt::print("temporary: gradients {}, activations and all else {}\n", size(h.gradients),
+             size(std::max<int64_t>(0, m.temporary - h.gradients)));
+}
+
+/// What the run around the step takes: checkpoints, and making a data set ready.
+void print_beside(const Held& h, const Steps& steps, const StepGraph& step) {
+  int64_t largest = 0;
+  for (const GraphInput& in : step.graph->inputs()) largest = std::max(largest, in.value.shape().bytes());
+  const int64_t state = h.trained + h.moments + h.copies + h.averages;
+  fmt::print(
+      "saving a checkpoint: of {} on each device, {} of the host's memory at a time; all of them where they are free, "
+      "to "
+      "write while training goes on\n",
+      size(state), size(largest));
+  if (const RunConfig& c = steps.config; c.denoise.cache_latents_text_encoder_outputs)
+    fmt::print("encoding a data set: {} of memory at a time beside the autoencoder{}\n",
+               c.encoders.encoder_batch_size > 0 ? fmt::format("{} samples", c.encoders.encoder_batch_size)
+                                                 : size(steps.models.encoder_bytes()),
+               c.encoders.encoder_batch_size > 0 ? "" : ", or what one sample takes");
+}
+
+/// Seconds for one kind of message, all devices at once. Rings: what is gathered passes each device once, what is
+/// reduced twice, and what is exchanged goes a quarter of the way round.
+double seconds_of(const CollectiveSum& sum, const Mesh& mesh, const pjrt::DeviceRates& rates) {
+  double n = 1;
+  for (const std::string& axis : sum.axes) n *= static_cast<double>(mesh.size(axis));
+  const double rate = sum.between_slices ? rates.network : rates.axis, part = (n - 1) / n;
+  if (sum.kind == "all-reduce") return 2 * part * sum.bytes / rate;
+  if (sum.kind == "all-to-all") return n / 4 * sum.bytes / rate;
+  if (sum.kind == "collective-permute") return 2 * sum.bytes / rate;  // one of the two directions
+  return part * sum.bytes / rate;
+}
+
+void print_roofline(const Steps& steps, const AheadOfTime& ahead, double flops) {
+  const Place& p = steps.place;
+  const auto rates = p.platform->rates(p.seen.device_kind);
+  auto peak = p.platform->peak_flops(p.seen.device_kind, steps.step.scope.activations);
+  // TPUs multiply f32 as bf16, unless they are asked for more.
+  if (!peak) peak = p.platform->peak_flops(p.seen.device_kind, DType::bf16);
+  if (!rates || !peak) {
+    fmt::print("predicted step time: no rates are known of {}\n", p.seen.device_kind);
+    return;
+  }
+  const double products = flops / static_cast<double>(p.count()) / *peak;
+  double within = 0, between = 0;
+  for (const CollectiveSum& sum : ahead.collectives.value_or(std::vector<CollectiveSum>()))
+    (sum.between_slices ? between : within) += seconds_of(sum, p.mesh, *rates);
+  const double memory = ahead.bytes_accessed.value_or(0) / rates->memory;
+  fmt::print(
+      "predicted step time: at least {:.4f} s (products {:.4f} at the peak, memory {:.4f}, messages within a slice "
+      "{:.4f}, between slices {:.4f}), {:.4f} s where none overlaps\n",
+      std::max({products, memory, within, between}), products, memory, within, between,
+      products + memory + within + between);
+}
+
+/// Throws out_of_memory when a step does not fit a device, as a compiler that knows the device does.
+void check_fits(const Steps& steps, size_t i, const AheadOfTime& ahead) {
+  const auto& limit = steps.place.memory;
+  check(!ahead.memory || !limit || ahead.memory->peak() <= *limit, Code::out_of_memory,
+        "{} takes {} on each device, which has {}", steps.what(i), size(ahead.memory ? ahead.memory->peak() : 0),
+        size(limit.value_or(0)));
+}
+
+AheadOfTime fitting(const Steps& steps, size_t i) {
+  AheadOfTime ahead = steps.compile(i);
+  check_fits(steps, i, ahead);
+  return ahead;
+}
+
+/// One line for each change up to the first that fits, which becomes a note of `e`.
+void try_changes(const RunConfig& c, const Place& place, Error& e) {
+  const bool offloads = place.seen.platform != "cpu";
+  for (const MemorySuggestion& change : memory_suggestions(c, place.mesh, !samples(c), offloads)) try {
+      const Steps steps(change.config);
+      int64_t most = 0;
+      for (size_t i = 0; i < steps.graphs.size(); ++i) {
+        const AheadOfTime ahead = fitting(steps, i);
+        if (ahead.memory) most = std::max(most, ahead.memory->peak());
+      }
+      fmt::print("with {}: it fits, {} on each device\n", change.words, size(most));
+      e.note(fmt::format("try: {}", change.words));
+      return;
+    } catch (const Error& refused) {
+      const std::string& why = refused.message();
+      fmt::print("with {}: {}\n", change.words, why.substr(0, why.find('\n')));
+    }
+  e.note("none of the changes above makes it fit; more devices, or a smaller model or size, would");
+}
+
+}  // namespace
+
+void compile_for_topology(const RunConfig& c) {
+  check(!c.hardware.topology.empty(), Code::invalid_config,
+        "compile: topology is empty; it names the hardware to compile for, such as topology=v5p:2x2x1, or hardware=gpu "
+        "topology=1x1x8 gpu=h100");
+  go_on_in_a_child();
+  const Steps steps(c);
+  for (size_t i = 0; i < steps.graphs.size(); ++i) {
+    const AheadOfTime ahead = steps.compile(i);
+    print_report(steps, ahead, steps.graphs[i].flops);
+    check_fits(steps, i, ahead);
+  }
+}
+
+void plan(const RunConfig& c) {
+  go_on_in_a_child();
+  const Steps steps(c);
+  for (size_t i = 0; i < steps.graphs.size(); ++i) {
+    const StepGraph& step = steps.graphs[i];
+    int64_t trained = 0;
+    for (const Param& p : step.params.params())
+      if (p.trainable) trained += p.shape.elements();
+    fmt::print("{}: {} parameters, of which {} are trained\n", steps.names[i], step.params.count(), trained);
+    try {
+      const AheadOfTime ahead = fitting(steps, i);
+      print_report(steps, ahead, step.flops);
+      if (ahead.memory) {
+        const Held held = held_by(step, steps.place.mesh, steps.step);
+        print_parts(held, *ahead.memory);
+        if (!samples(c)) print_beside(held, steps, step);
+      }
+      print_roofline(steps, ahead, step.flops);
+    } catch (Error& e) {
+      if (e.code() == Code::out_of_memory) try_changes(c, steps.place, e);
+      throw;
+    }
+  }
+}
+
+}  // namespace md

@@ -1,0 +1,125 @@
+#include <algorithm>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/commands/train.h"
+#include "maxdiffusion/data/images/load_images.h"
+#include "maxdiffusion/data/records/tfrecord_writer.h"
+#include "maxdiffusion/media/image.h"
+#include "maxdiffusion/ops/random.h"
+#include "maxdiffusion/run/encode_dataset.h"
+#include "maxdiffusion/run/ignored_keys.h"
+#include "maxdiffusion/run/training_data.h"
+#include "maxdiffusion/settings/compatibility.h"
+#include "maxdiffusion/storage/mirror.h"
+#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/write.h"
+
+namespace md {
+namespace {
+
+/// Row i of every array, without its axis.
+HostArrays row_of(const HostArrays& all, int64_t i) {
+  HostArrays out;
+  for (const auto& [name, a] : all) out[name] = md::row_of(a, i);
+  return out;
+}
+
+/// Pictures as they are stored.
+void write_stored(const std::shared_ptr<const RecordSource>& source, const DataSourceConfig& keys,
+                  TfrecordShards& shards) {
+  RecordStream stream(source, {.shuffle = false});
+  for (auto n = stream.next(); n.epoch == 0; n = stream.next()) {
+    const Record r = n.read();
+    if (!r.fault.empty()) {
+      log_warning("skipped {}", r.fault);
+      continue;
+    }
+    shards.add({{keys.image_column, r.pixels ? encode_png(r.pixels) : std::string(r.image.bytes)},
+                {keys.caption_column, r.caption}});
+  }
+}
+
+/// The features of the next record beside its arrays.
+std::map<std::string, int64_t> numbers_of(const RunConfig& c, int64_t record) {
+  if (!c.tfrecords.enable_eval_timesteps) return {};
+  const std::vector<int64_t>& all = c.eval.timesteps_list;
+  return {{"timesteps",
+           all[static_cast<size_t>(record * static_cast<int64_t>(all.size()) / c.tfrecords.num_eval_samples)]}};
+}
+
+void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>& source, TfrecordShards& shards) {
+  RunModels models(c, c.model.pretrained_model_name_or_path, Purpose::training);
+  warn_of_ignored_keys(models, "prepare_tfrecords");
+  const Family& family = *models.family();
+  const HostRng rng(c.seed(), "prepared posterior");
+  const auto noise = [&](size_t n) {
+    std::vector<float> drawn(n);
+    rng.fill(HostRng::Distribution::normal, 1, static_cast<uint64_t>(shards.count()) * n, drawn);
+    return drawn;
+  };
+  ImageConfig config{
+      .resolution = c.images.resolution, .center_crop = c.images.center_crop, .random_crop = c.images.random_crop};
+  if (family.frame_scale() > 0) config = image_config(c, family);
+  const ImagesInBuckets images = sort_into_aspect_buckets(source, config, true);
+  int64_t skipped = 0;
+  std::string first;
+  for (size_t bucket = 0; bucket < images.sizes.size(); ++bucket) {
+    const std::vector<int64_t>& records = images.records[bucket];
+    for (int64_t from = 0; from < std::ssize(records); from += models.encoder_batch()) {
+      const auto end = std::min(from + models.encoder_batch(), static_cast<int64_t>(std::ssize(records)));
+      const LoadedImages group = load_images(*images.source, {records.begin() + from, records.begin() + end}, config);
+      skipped += std::ssize(group.skipped);
+      if (first.empty() && skipped > 0) first = group.skipped[0];
+      if (group.names.empty()) continue;
+      std::vector<HostArray> moments = {models.media_autoencoder().encode(group.pixels)};
+      if (c.images.random_flip) moments.push_back(models.media_autoencoder().encode(mirrored(group.pixels)));
+      const HostArrays conditioning = models.text_encoder().encode(group.captions),
+                       tokens = family.tokenize(group.captions);
+      for (int64_t i = 0; i < std::ssize(group.names); ++i)
+        for (const HostArray& m : moments)
+          shards.add(family.to_encoded(md::row_of(m, i), row_of(tokens, i), row_of(conditioning, i), noise),
+                     numbers_of(c, shards.count()));
+    }
+  }
+  check(shards.count() > 0, Code::io, "{}: none of {} pictures decodes; the first: {}", source->name(), skipped, first);
+  if (skipped > 0) log_warning("{}: {} pictures do not decode and were skipped", source->name(), skipped);
+}
+
+}  // namespace
+
+int64_t prepare_tfrecords(const RunConfig& config) {
+  check_tfrecord_keys(config);
+  if (const std::string place = config.tfrecords.tfrecords_dir; is_remote(place)) {
+    check(all_below(place).empty(), Code::io, "'{}' holds something; name a new folder", shown(place));
+    RunConfig here = config;
+    here.tfrecords.tfrecords_dir = staging(place);
+    remove_below(here.tfrecords.tfrecords_dir);
+    const int64_t count = prepare_tfrecords(here);
+    Mirror({{here.tfrecords.tfrecords_dir, place}}, {}).settle();
+    return count;
+  }
+  RunConfig c = config;
+  if (!c.tfrecords.extracted_files_dir.empty())
+    log_warning("extracted_files_dir has no effect: .tar files are read where they lie");
+  if (!c.tfrecords.data_files_pattern.empty()) {
+    c.source.hf_train_files = c.tfrecords.data_files_pattern;
+    c.source.dataset_type.clear();
+  }
+  const bool for_evaluation = c.tfrecords.enable_eval_timesteps;
+  auto source = open_source(source_config(c));
+  if (for_evaluation) source = first_of(source, c.tfrecords.num_eval_samples);
+  TfrecordShards shards(c.tfrecords.tfrecords_dir, c.tfrecords.no_records_per_shard);
+  if (c.denoise.cache_latents_text_encoder_outputs)
+    write_encoded(c, source, shards);
+  else
+    write_stored(source, c.source, shards);
+  check(!for_evaluation || shards.count() == c.tfrecords.num_eval_samples, Code::io,
+        "{}: {} records could be encoded, num_eval_samples is {}", source->name(), shards.count(),
+        c.tfrecords.num_eval_samples);
+  shards.close();
+  return shards.count();
+}
+
+}  // namespace md

@@ -1,0 +1,417 @@
+#include "maxdiffusion/convert/convert.h"
+
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/float_dtype.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/mapped_memory.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/checkpoint/checkpoint_reader.h"
+#include "maxdiffusion/checkpoint/remote_checkpoints.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/weights.h"
+#include "maxdiffusion/families/model_weights.h"
+#include "maxdiffusion/model_folder/match_weights.h"
+#include "maxdiffusion/run/find_run.h"
+#include "maxdiffusion/run/lora_files.h"
+#include "maxdiffusion/storage/hub_cache.h"
+#include "maxdiffusion/storage/mirror.h"
+#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/write.h"
+#include "maxdiffusion/train/step.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kLora = "pytorch_lora_weights.safetensors";
+
+/// One model: where its weights are and what they are called.
+struct Part {
+  std::string name;    // "unet"; empty: of a folder of one model
+  std::string config;  // text of config.json
+  std::string weights, stem;
+  OtherNames other_names;
+  ParamTable params;
+  std::shared_ptr<OpenedWeights> opened;     // keeps the weights open until they are read
+  std::shared_ptr<CheckpointReader> pieces;  // where several processes wrote them; else null
+};
+
+/// All that is read.
+struct Source {
+  std::string path;
+  std::vector<Part> parts;
+  std::map<std::string, std::string> texts;  // of a whole folder, by path
+  SingleFile single_file;                    // of the family
+  std::vector<ScaledLora> loras;             // to be added
+};
+
+/// A copy on this machine of a model in a bucket: a file, a folder, a checkpoint, or a run's newest one.
+std::string copied(const std::string& from) {
+  if (!is_remote(from)) return from;
+  const std::string folder = newest_checkpoint(from);
+  return find_file(below(folder, kState)) ? local_checkpoint(folder, CheckpointPart::all) : local_copy(folder);
+}
+
+/// What a name on the command line means, as a path.
+std::string place_of(const std::string& from, const FolderKeys& k) {
+  if (fs::is_regular_file(from)) return from;
+  return newest_checkpoint(fs::is_directory(from) ? from : local_folder(from, k.revision));
+}
+
+/// Whether a path that need not be there would be in a folder or the folder itself.
+bool is_inside(const std::string& path, const std::string& folder) {
+  const fs::path outer = fs::weakly_canonical(folder + "/."), inner = fs::weakly_canonical(path);
+  return std::ranges::mismatch(outer, inner).in1 == outer.end();
+}
+
+FolderOptions options_of(const FolderKeys& k) {
+  return {.bpe_file = k.clip_bpe_file,
+          .revision = k.revision,
+          .variant = k.variant,
+          .single_file_config = k.single_file_config};
+}
+
+/// The checkpoint that a folder is, where it has a component's weights in pieces; else null.
+std::shared_ptr<CheckpointReader> pieces_of(const std::string& folder, const std::string& component) {
+  if (!exists(folder + "/" + kIndex)) return nullptr;
+  auto reader = std::make_shared<CheckpointReader>(folder);
+  const std::string prefix = array_of_weight(component, "");
+  const auto first = reader->arrays().lower_bound(prefix);
+  return first != reader->arrays().end() && first->first.starts_with(prefix) ? reader : nullptr;
+}
+
+/// A part of a checkpoint that several processes wrote.
+Part part_in_pieces(const std::string& name, const Component& c, ParamTable params,
+                    std::shared_ptr<CheckpointReader> pieces) {
+  for (const Param& p : params.params())
+    if (p.stacked > 0) pieces->add_stack(array_of_weight(name, p.path), p.stacked);
+  return {.name = name,
+          .config = c.config_text,
+          .weights = {},
+          .stem = weights_stem(name),
+          .other_names = other_names(c),
+          .params = std::move(params),
+          .opened = {},
+          .pieces = std::move(pieces)};
+}
+
+Part part_of(const std::string& name, const Component& c, const std::string& weights,
+             const std::shared_ptr<OpenedWeights>& opened) {
+  const OpenedWeights::File file = opened->take(name, weights);
+  ParamTable params = match_weights(name, c, *file, weights);
+  opened->keep(name, weights, file);
+  return {.name = name,
+          .config = c.config_text,
+          .weights = weights,
+          .stem = weights_stem(name),
+          .other_names = other_names(c),
+          .params = std::move(params),
+          .opened = opened,
+          .pieces = {}};
+}
+
+/// `weights`: empty: the component's own.
+Part part_of(const ModelFolder& folder, const std::string& name, const std::string& weights = "") {
+  const auto found = folder.components().find(name);
+  if (found == folder.components().end()) {
+    std::vector<std::string> names;
+    for (const auto& [known, component] : folder.components()) names.push_back(known);
+    fail(Code::invalid_config, "component '{}' is not one of: {}", name, fmt::join(names, ", "));
+  }
+  if (auto pieces = pieces_of(folder.path(), name); pieces && weights.empty())
+    return part_in_pieces(name, found->second, folder.params(name), std::move(pieces));
+  return part_of(name, found->second, weights.empty() ? found->second.weights : weights, folder.opened());
+}
+
+/// A folder with one model: its config.json says of which class.
+Part lone_part(const std::string& folder) {
+  const std::string file = folder + "/config.json", text = read_file(file);
+  const json config = parse_json_or_discard(text);
+  const json name = config.is_object() ? config.value("_class_name", json()) : json();
+  const ModelClass* known = name.is_string() ? find_model_class(name) : nullptr;
+  check(known, Code::invalid_config, "{}: _class_name is {}; expected one of: {}", file, name.dump(),
+        fmt::join(model_class_names(), ", "));
+  return part_of("", {known->name, known->read(config), folder, file, text}, folder, std::make_shared<OpenedWeights>());
+}
+
+Source open_source(const std::string& from, const ConvertKeys& k, const std::optional<LoraKeys>& loras) {
+  Source s{.path = place_of(from, k.folder)};
+  const bool file = fs::is_regular_file(from);
+  if (!file && !exists(s.path + "/model_index.json") && exists(s.path + "/config.json")) {
+    check(k.component.empty(), Code::invalid_config, "component is '{}', but '{}' is a folder of one model",
+          k.component, s.path);
+    s.parts.push_back(lone_part(s.path));
+    return s;
+  }
+  FolderOptions options = options_of(k.folder);
+  if (file && !k.component.empty()) {  // of one model: the folder says which
+    check(!k.folder.single_file_config.empty(), Code::invalid_config,
+          "component is '{}' and '{}' a file; single_file_config must name a model folder with its config.json",
+          k.component, from);
+    options.single_file_config.clear();
+    s.parts.push_back(part_of(ModelFolder::open(k.folder.single_file_config, options), k.component, from));
+    return s;
+  }
+  const ModelFolder folder = ModelFolder::open(s.path, options);
+  const auto family = make_family(folder);
+  s.single_file = family->single_file();
+  if (loras) s.loras = read_loras(*loras, folder, *family);
+  s.texts = folder.files();
+  s.texts.merge(folder.tokenizer_files());
+  for (const auto& [name, component] : folder.components())
+    if (k.component.empty() || name == k.component) s.parts.push_back(part_of(folder, name));
+  if (s.parts.empty()) part_of(folder, k.component);  // says which there are
+  return s;
+}
+
+/// The weights that were trained, where a checkpoint's folder holds their averages.
+void replace_averages(const Source& s, const Part& part, ArraysToWrite& values, int64_t& replaced) {
+  const NamedPieces state = read_training_state(s.path).state;
+  for (const auto& [average, pieces] : state) {
+    const std::string ema = state_prefix::kAverage, beginning = ema + part.name + "/";
+    if (!average.starts_with(beginning)) continue;
+    const std::string input = average.substr(ema.size());
+    const auto own = state.find(input), master = state.find(state_prefix::kMaster + input);
+    check(own != state.end() || master != state.end(), Code::io,
+          "'{}' holds the average of '{}', but not what was trained", s.path, input);
+    for (const auto& [path, array] :
+         unstacked(average.substr(beginning.size()), (own != state.end() ? own : master)->second)) {
+      ArrayToWrite& value = values.at(path);
+      value.make = [array = array, type = value.shape.dtype] { return cast_and_release(array.whole(), type); };
+      ++replaced;
+    }
+  }
+}
+
+/// By published name; what is in pieces is put together when it is written.
+ArraysToWrite stored(const Part& p) {
+  if (!p.pieces)
+    return open_each_stored(p.params, p.name, *p.opened->take(p.name, p.weights), p.weights, p.other_names);
+  ArraysToWrite out;
+  const auto mutex = std::make_shared<std::mutex>();
+  for (const Param& param : p.params.params())
+    for (int64_t i = 0; i < std::max<int64_t>(param.stacked, 1); ++i) {
+      const std::string path = param.stacked > 0 ? layer_path(param.path, i) : param.path;
+      const std::string array = array_of_weight(p.name, path);
+      out[path] = {p.pieces->shape(array), [pieces = p.pieces, array, mutex] {
+                     const std::lock_guard lock(*mutex);
+                     return pieces->read(array).whole();
+                   }};
+    }
+  return out;
+}
+
+/// Published names → values.
+ArraysToWrite read(const Source& s, const Part& part, const ConvertKeys& k, int64_t& replaced) {
+  ArraysToWrite values = stored(part);
+  if (!s.loras.empty()) {
+    const auto sums = std::make_shared<const LoraSums>(s.loras, part.params);
+    for (auto& [path, array] : values)
+      array.make = [make = array.make, sums, component = part.name, path] {
+        const HostArray before = make(), sum = sums->added(component, path, before);
+        if (sum.data() != before.data()) release_pages(before.data(), before.bytes());
+        return sum;
+      };
+  }
+  if (!k.ema) replace_averages(s, part, values, replaced);
+  if (!k.dtype.empty())
+    for (auto& [name, array] : values) {
+      if (!is_float(array.shape.dtype)) continue;
+      array.shape.dtype = parse_dtype(k.dtype);
+      array.make = [make = array.make, type = array.shape.dtype] { return cast_and_release(make(), type); };
+    }
+  return values;
+}
+
+/// The layout's name for a parameter, behind `prefix`.
+OtherName original_of(const Part& part, const std::string& name, const std::string& prefix) {
+  if (part.other_names.of)
+    for (const OtherName& other : part.other_names.of(name))
+      if (other.prefix == prefix) return other;
+  fail(Code::invalid_config, "{}: '{}' has no name in the original layout{}", part.name, name,
+       prefix.empty() ? "" : " behind '" + prefix + "'");
+}
+
+/// `values` under the original names, as a file holds them; parts of one array are put together when it is written.
+void add_original(const Part& part, const ArraysToWrite& values, const std::string& prefix, ArraysToWrite& out) {
+  struct Parts {
+    int64_t parts;
+    std::vector<std::pair<std::vector<int64_t>, std::function<HostArray()>>> of;
+  };
+  std::map<std::string, std::shared_ptr<Parts>> joined;
+  for (const auto& [name, array] : values) {
+    const OtherName other = original_of(part, name, prefix);
+    const std::string key = other.whole();
+    Shape shape = array.shape;
+    if (other.transposed) std::swap(shape.dims.at(0), shape.dims.at(1));
+    shape.dims.insert(shape.dims.end(), static_cast<size_t>(other.ones), 1);
+    const auto make = [make = array.make, transpose = other.transposed, dims = shape.dims] {
+      return (transpose ? transposed(make()) : make()).reshaped(dims);
+    };
+    if (other.parts == 1) {
+      check(out.emplace(key, ArrayToWrite{shape, make}).second, Code::internal, "convert: '{}' is written twice", key);
+      continue;
+    }
+    shape.dims[0] = shape.dims[0] / std::ssize(other.part) * other.parts;
+    auto& parts = joined[key];
+    if (!parts) {
+      parts = std::make_shared<Parts>(Parts{other.parts, {}});
+      out[key] = {shape, [shape, parts] {
+                    HostArray whole(shape);
+                    for (const auto& [which, make] : parts->of) {
+                      const HostArray some = make();
+                      set_parts(whole, which, parts->parts, some);
+                      release_pages(some.data(), some.bytes());
+                    }
+                    return whole;
+                  }};
+    }
+    check(out.at(key).shape == shape, Code::io, "convert: the parts of '{}' are of different sizes or types", key);
+    parts->of.emplace_back(other.part, make);
+  }
+}
+
+/// What a lone model's names begin with in a file: nothing where there are such files, else its usual prefix.
+std::string lone_prefix(const Part& part) {
+  const std::vector<OtherName> names =
+      part.other_names.of ? part.other_names.of(part.params.params().at(0).path) : std::vector<OtherName>();
+  check(!names.empty(), Code::invalid_config, "{} has no original layout; write it with format=diffusers", part.name);
+  const bool bare = std::ranges::any_of(names, [](const OtherName& n) { return n.prefix.empty(); });
+  return bare ? "" : names[0].prefix;
+}
+
+/// Says what the parts hold; a run's matrices beside them are not among them.
+class Writer {
+ public:
+  Writer(const Source& s, const ConvertKeys& k) : s_(s), k_(k), whole_(!s.texts.empty() && k.component.empty()) {}
+
+  void single_file(const std::string& to) {
+    check(!s_.loras.empty() || !exists(s_.path + "/" + kLora), Code::invalid_config,
+          "'{}' holds LoRA matrices beside the weights, which a single file does not; lora merge puts them in",
+          s_.path);
+    check(!whole_ || !s_.single_file.prefixes.empty(), Code::invalid_config,
+          "models of '{}' have no single-file layout; give component=NAME, or format=diffusers", s_.path);
+    ArraysToWrite out = to_write(whole_ ? s_.single_file.more : HostArrays());
+    std::vector<std::string> left;
+    for (const Part& part : s_.parts) {
+      const auto prefix = s_.single_file.prefixes.find(part.name);
+      if (whole_ && prefix == s_.single_file.prefixes.end())
+        left.push_back(part.name);
+      else
+        add_original(part, values(part), whole_ ? prefix->second : lone_prefix(part), out);
+    }
+    finish_reading();
+    if (!left.empty())
+      log_warning("such files do not hold {}; component=NAME writes one part alone", fmt::join(left, ", "));
+    const fs::path parent = fs::path(to).parent_path();
+    if (!parent.empty()) make_folders(parent.string());
+    write_safetensors(to, out);
+    log_info("{}: {} tensors in the original layout", to, out.size());
+    if (whole_)
+      log_info("where its sizes are not those of a published model, single_file_config={} says them", s_.path);
+  }
+
+  void diffusers(const std::string& to) {
+    const std::string temporary = fmt::format("{}.tmp-{}", to, ::getpid());
+    try {
+      make_folders(temporary);
+      for (const Part& part : s_.parts) {
+        const std::string folder = whole_ ? temporary + "/" + part.name : temporary;
+        make_folders(folder);
+        write_file_atomic(folder + "/config.json", part.config);
+        write_sharded_safetensors(folder, part.stem, values(part));
+      }
+      finish_reading();
+      for (const auto& [path, text] : whole_ ? s_.texts : std::map<std::string, std::string>()) {
+        make_folders((fs::path(temporary) / path).parent_path().string());
+        write_file_atomic(temporary + "/" + path, text);
+      }
+      for (const char* file : {kLora, "lora_kohya.safetensors", "lora_comfyui.safetensors"})
+        if (whole_ && s_.loras.empty() && exists(s_.path + "/" + file))
+          fs::copy_file(s_.path + "/" + file, temporary + "/" + file);
+      rename_durable(temporary, to);
+    } catch (...) {
+      std::error_code ec;
+      fs::remove_all(temporary, ec);
+      throw;
+    }
+    log_info("{}: in diffusers' layout", to);
+  }
+
+ private:
+  ArraysToWrite values(const Part& part) {
+    ArraysToWrite v = read(s_, part, k_, replaced_);
+    int64_t bytes = 0;
+    for (const auto& [name, array] : v) bytes += array.shape.bytes();
+    log_info("{}{}: {} tensors, {:.1f} MB", part.name, part.name.empty() ? "weights" : "", v.size(),
+             static_cast<double>(bytes) / 1e6);
+    return v;
+  }
+  void finish_reading() const {
+    check(k_.ema || replaced_ > 0, Code::invalid_config,
+          "ema=false, but '{}' has no averaged weights beside which there could be others", s_.path);
+  }
+
+  const Source& s_;
+  const ConvertKeys& k_;
+  bool whole_;
+  int64_t replaced_ = 0;
+};
+
+}  // namespace
+
+ModelFolder open_model(const std::string& from, const FolderKeys& keys) {
+  return ModelFolder::open(place_of(copied(from), keys), options_of(keys));
+}
+
+ArraysToWrite stored_values(const ModelFolder& folder, const std::string& component) {
+  return stored(part_of(folder, component));
+}
+
+void convert(const std::string& given, const std::string& to, const ConvertKeys& k,
+             const std::optional<LoraKeys>& loras) {
+  if (is_remote(to)) {
+    check(all_below(to).empty(), Code::invalid_config, "'{}' is there already; remove it or give another name",
+          shown(to));
+    remove_below(staging(to));
+    make_folders(fs::path(staging(to)).parent_path());
+    convert(given, staging(to), k, loras);
+    return Mirror({{staging(to), to}}, {}).settle();
+  }
+  const std::string from = copied(given);
+  check(k.format.empty() || k.format == "diffusers" || k.format == "single_file", Code::invalid_config,
+        "format is '{}'; expected diffusers or single_file", k.format);
+  const bool single = k.format.empty() ? to.ends_with(".safetensors") : k.format == "single_file";
+  check(!single || to.ends_with(".safetensors"), Code::invalid_config,
+        "'{}' does not end in .safetensors, as a single file does", to);
+  for (const char* other : {".ckpt", ".pt", ".pth", ".bin", ".gguf"})
+    check(!to.ends_with(other), Code::invalid_config,
+          "'{}': {} files are not written; expected a name that ends in .safetensors, or a folder", to, other);
+  check(!exists(to), Code::invalid_config, "'{}' is there already; remove it or give another name", to);
+  if (!k.dtype.empty()) parse_float_dtype("dtype", k.dtype);
+  const Source s = open_source(from, k, loras);
+  check(!is_inside(to, s.path), Code::invalid_config, "'{}' is inside of '{}', which is read; give a place outside", to,
+        s.path);
+  check(!loras || !s.loras.empty(), Code::invalid_config,
+        "there are no LoRA files to put in: give lora_files=FILE, or a checkpoint that was trained with train_lora");
+  check(k.ema || exists(s.path + "/training_state/state.json"), Code::invalid_config,
+        "ema=false is of a run's checkpoints, and '{}' is none", from);
+  Writer writer(s, k);
+  single ? writer.single_file(to) : writer.diffusers(to);
+}
+
+}  // namespace md

@@ -1,0 +1,57 @@
+// Models between layouts of files: a folder as diffusers has it, or a single file under the original program's names.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "maxdiffusion/base/key_path.h"
+#include "maxdiffusion/lora/lora_keys.h"
+#include "maxdiffusion/model_folder/model_folder.h"
+
+namespace md {
+
+/// How a model is opened: the keys of a run of the same names.
+struct FolderKeys {
+  std::string single_file_config, variant, revision, clip_bpe_file;
+  template <class V>
+  void visit(V&& v) {
+    v("single_file_config", single_file_config, "of a single file: model folder with all but the weights",
+      KeyPath::input);
+    v("variant", variant, "such as fp16: which files of a folder are read where it has them; empty: plain ones");
+    v("revision", revision, "of a name in the Hugging Face cache; empty: main");
+    v("clip_bpe_file", clip_bpe_file, "merges list for a model without tokenizer; empty: the installed one",
+      KeyPath::input);
+  }
+};
+
+/// A model folder, a name in the Hugging Face cache, a single file, or a run's folder, which stands for its newest
+/// checkpoint.
+ModelFolder open_model(const std::string& from, const FolderKeys& keys);
+/// A component's values by published name, in the types in which they are stored. Each is read when it is asked for;
+/// several threads may ask.
+ArraysToWrite stored_values(const ModelFolder& folder, const std::string& component);
+
+/// Words of the command, beside the two paths.
+struct ConvertKeys {
+  std::string format, dtype, component;
+  bool ema = true;
+  FolderKeys folder;
+  template <class V>
+  void visit(V&& v) {
+    v("format", format,
+      "what is written: diffusers (a folder) or single_file; empty: the second where the name ends in .safetensors");
+    v("dtype", dtype, "type of the floats that are written: float32, bfloat16, float16; empty: as they are");
+    v("component", component, "of a whole model the one part that is read and written, such as vae; empty: all");
+    v("ema", ema, "of a checkpoint with averaged weights: true those, false the ones that were trained");
+    folder.visit(v);
+  }
+};
+
+/// Reads `from` (a model folder, a name in the Hugging Face cache, a single file, a run's folder or one of its
+/// checkpoints, a folder of one model) and writes `to`, which must not be there. Every tensor of `from` is written or
+/// named. Throws invalid_config for keys that do not fit; io for files that do not. `loras`: added to the weights, with
+/// those that a checkpoint's run has trained.
+void convert(const std::string& from, const std::string& to, const ConvertKeys& keys,
+             const std::optional<LoraKeys>& loras = {});
+
+}  // namespace md

@@ -1,0 +1,34 @@
+// Decoding of stored images: PNG, JPEG and WebP, and what FFmpeg reads; the format is recognized by the first bytes,
+// not by a name. Thread safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/media/image_size.h"
+
+namespace md {
+
+/// A decoded image.
+struct DecodedImage {
+  HostArray rgb;    // u8 [H, W, 3]
+  HostArray alpha;  // u8 [H, W, 3], alpha in all three channels; absent where the image has none
+  ImageSize size;   // upright, before DecodeOptions::side makes it smaller
+};
+struct DecodeOptions {
+  /// A JPEG whose sides are both at least four times this is decoded 2, 4 or 8 times smaller, to at least twice this.
+  /// 0: in full.
+  int64_t side = 0;
+  bool alpha = false;      // colours as they are stored, and alpha apart; otherwise colours over white, and no alpha
+  bool only_size = false;  // from the header; no pixels
+};
+/// Throws io naming the image and the reason.
+DecodedImage decode_stored_image(const void* data, size_t size, const std::string& name,
+                                 const DecodeOptions& options = {});
+/// Colours over white, u8 [H, W, 3].
+HostArray decode_image(const std::string& file);
+HostArray decode_image_bytes(const void* data, size_t size, const std::string& name, int64_t side = 0);
+
+}  // namespace md

@@ -1,0 +1,84 @@
+// PNG through libpng's row interface, every colour type brought to 8-bit RGBA. Colours stay as stored (no gamma
+// correction), as Pillow leaves them.
+#include <png.h>
+
+#include <csetjmp>
+#include <cstring>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/media/decode.h"
+
+namespace md {
+namespace {
+
+struct PngSource {
+  std::span<const uint8_t> left;
+  std::string error;
+};
+
+void on_error(png_structp png, png_const_charp text) {
+  static_cast<PngSource*>(png_get_error_ptr(png))->error = text;
+  std::longjmp(png_jmpbuf(png), 1);
+}
+void on_warning(png_structp, png_const_charp) {}
+void on_read(png_structp png, png_bytep to, size_t size) {
+  auto& left = static_cast<PngSource*>(png_get_io_ptr(png))->left;
+  if (size > left.size()) png_error(png, "the file is truncated");
+  std::memcpy(to, left.data(), size);
+  left = left.subspan(size);
+}
+
+// Owns libpng's structures. The functions that libpng may leave by longjmp keep nothing with a destructor.
+struct PngReader {
+  PngSource source;
+  png_structp png;
+  png_infop info;
+
+  explicit PngReader(std::span<const uint8_t> bytes)
+      : source{bytes, ""},
+        png(png_create_read_struct(PNG_LIBPNG_VER_STRING, &source, on_error, on_warning)),
+        info(png ? png_create_info_struct(png) : nullptr) {
+    check(info != nullptr, Code::internal, "libpng gives no reader");
+    png_set_read_fn(png, &source, on_read);
+    png_set_user_limits(png, 0x7fffffff, 0x7fffffff);  // check_image_size judges
+  }
+  ~PngReader() { png_destroy_read_struct(&png, &info, nullptr); }
+  PngReader(const PngReader&) = delete;
+
+  bool read_header() {
+    if (setjmp(png_jmpbuf(png))) return false;
+    png_read_info(png, info);
+    return true;
+  }
+  bool read_pixels(uint8_t* to, size_t height, size_t stride) {
+    if (setjmp(png_jmpbuf(png))) return false;
+    png_set_expand(png);  // palettes, 1–4 bits, transparent colours
+    png_set_scale_16(png);
+    png_set_gray_to_rgb(png);
+    png_set_add_alpha(png, 255, PNG_FILLER_AFTER);
+    const int passes = png_set_interlace_handling(png);
+    png_read_update_info(png, info);
+    if (png_get_rowbytes(png, info) != stride) png_error(png, "unexpected row size");
+    for (int pass = 0; pass < passes; ++pass) {
+      for (size_t y = 0; y < height; ++y) png_read_row(png, to + y * stride, nullptr);
+    }
+    png_read_end(png, nullptr);
+    return true;
+  }
+};
+
+}  // namespace
+
+DecodedImage decode_png(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options) {
+  PngReader reader(bytes);
+  check(reader.read_header(), Code::io, "{}: PNG: {}", name, reader.source.error);
+  const int64_t h = png_get_image_height(reader.png, reader.info), w = png_get_image_width(reader.png, reader.info);
+  check_image_size(h, w, name);
+  if (options.only_size) return {.size = {h, w}};
+  HostArray rgba(Shape{DType::u8, {h, w, 4}});
+  check(reader.read_pixels(rgba.mutable_view<uint8_t>().data(), static_cast<size_t>(h), static_cast<size_t>(w) * 4),
+        Code::io, "{}: PNG: {}", name, reader.source.error);
+  return from_rgba(rgba, options.alpha);
+}
+
+}  // namespace md

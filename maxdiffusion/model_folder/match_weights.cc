@@ -1,0 +1,140 @@
+#include "maxdiffusion/model_folder/match_weights.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/models/config_reader.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+/// Files of other programs join up to three parameters in one tensor.
+constexpr size_t kParamsOfTensor = 3;
+constexpr size_t kNamed = 4;  // members of a config in one message
+
+/// Ends the trace of a model that asks for too much.
+struct Enough {};
+
+/// What a model asks for, until that is more than weights of so many tensors can have. `whole`: it was not stopped.
+ParamTable asked_for(const std::string& name, const Component& c, size_t tensors, bool& whole) {
+  Graph g;
+  ParamTable table;
+  const size_t most = kParamsOfTensor * tensors + 1;
+  const Scope scope = Scope(g, table, name).with_source([&table, most](const Scope& below, Param p) {
+    if (table.params().size() >= most) throw Enough();
+    return below.resolve(std::move(p));
+  });
+  try {
+    find_model_class(c.class_name)->trace(scope, c.config);
+    whole = true;
+  } catch (const Enough&) {
+    whole = false;
+  }
+  return table;
+}
+
+/// "key is value" of the members of a config, lists among them, that `takes` takes.
+class Members {
+ public:
+  Members(const json& config, std::function<bool(const std::string& key, int64_t value)> takes)
+      : takes_(std::move(takes)) {
+    for (const auto& [key, value] : config.items()) look(key, key, value);
+  }
+  std::vector<std::string> said;
+
+ private:
+  void look(const std::string& key, const std::string& place, const json& value) {
+    if (value.is_number_integer() && takes_(key, value.get<int64_t>()))
+      said.push_back(fmt::format("{} is {}", place, value.get<int64_t>()));
+    for (size_t i = 0; value.is_array() && i < value.size(); ++i) look(key, fmt::format("{}[{}]", place, i), value[i]);
+  }
+  std::function<bool(const std::string&, int64_t)> takes_;
+};
+
+/// Of paths "before.N.behind": "before." → one more than the largest N.
+using Repeats = std::map<std::string, int64_t>;
+void count_repeats(const std::string& path, Repeats& repeats) {
+  for (size_t from = 0, to; from < path.size(); from = to + 1) {
+    to = std::min(path.find('.', from), path.size());
+    const std::string part = path.substr(from, to - from);
+    if (part.empty() || part.size() > 9 || !std::ranges::all_of(part, [](char c) { return c >= '0' && c <= '9'; }))
+      continue;
+    int64_t& n = repeats[path.substr(0, from)];
+    n = std::max<int64_t>(n, std::stoll(part) + 1);
+  }
+}
+
+/// Where the first missing parameter is in a part that the config repeats more often than the weights.
+std::string about_repeats(const ParamTable& asked, bool whole, const std::vector<Misfit>& misfits, const json& config) {
+  const auto missing = std::ranges::find_if(misfits, [](const Misfit& m) { return !m.found; });
+  if (missing == misfits.end()) return "";
+  std::set<std::string> all_missing;
+  for (const Misfit& m : misfits)
+    if (!m.found) all_missing.insert(m.name);
+  Repeats wanted, there, of_missing;
+  for (const Param& p : asked.params()) {
+    count_repeats(p.path, wanted);
+    if (!all_missing.contains(p.path)) count_repeats(p.path, there);
+  }
+  count_repeats(missing->name, of_missing);
+  for (const auto& [before, n] : of_missing) {
+    const int64_t want = wanted.at(before), have = there.contains(before) ? there.at(before) : 0;
+    if (want == have) continue;
+    const Members members(
+        config, [&](const std::string& key, int64_t v) { return is_count(key) && (whole ? v == want : v >= want); });
+    return fmt::format("it asks for {}{} of {}N, the weights have {}{}", want, whole ? "" : " or more", before, have,
+                       members.said.empty() ? "" : fmt::format("; {}", fmt::join(members.said, ", ")));
+  }
+  return "";
+}
+
+/// The first parameter of another shape of which a member of the config holds a size that its tensor has not.
+std::string about_sizes(const std::vector<Misfit>& misfits, const json& config) {
+  for (const Misfit& m : misfits)
+    for (size_t i = 0; m.found && i < m.wanted.size(); ++i) {
+      const int64_t size = m.wanted[i];
+      if (i < m.found->size() && (*m.found)[i] == size) continue;
+      const Members members(config, [&](const std::string&, int64_t v) { return v == size; });
+      if (!members.said.empty() && members.said.size() <= kNamed)
+        return fmt::format("{} would be {}, the weights have {}: {}", m.name, to_string(m.wanted), to_string(*m.found),
+                           fmt::join(members.said, ", "));
+    }
+  return "";
+}
+
+}  // namespace
+
+ParamTable match_weights(const std::string& name, const Component& c, const SafetensorsReader& file,
+                         const std::string& path, LoadOptions options) {
+  const size_t tensors = file.tensors().size();
+  bool whole = true;
+  ParamTable asked = asked_for(name, c, tensors, whole);
+  options.allow_unused |= !whole;
+  std::vector<WantedWeight> wanted;
+  for (const Param& p : asked.params()) wanted.push_back({p.path, p.shape});
+  std::vector<Misfit> misfits;
+  options.misfits = &misfits;
+  options.other_names = other_names(c);
+  try {
+    open_weights(file, path, wanted, options);
+    check(whole, Code::internal, "{}: {} parameters fit {} tensors", c.config_file, wanted.size(), tensors);
+  } catch (Error& e) {
+    const json config = parse_json_or_discard(c.config_text);
+    if (!config.is_object()) throw;
+    for (const std::string& said : {about_sizes(misfits, config), about_repeats(asked, whole, misfits, config)})
+      if (!said.empty()) e.note(fmt::format("in {}: {}", c.config_file, said));
+    throw;
+  }
+  return asked;
+}
+
+}  // namespace md

@@ -1,0 +1,20 @@
+// What a config asks for, held against what the headers of its weights have, before anything else is built of either.
+#pragma once
+
+#include <string>
+
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/weights.h"
+#include "maxdiffusion/model_folder/model_folder.h"
+#include "maxdiffusion/nn/param.h"
+
+namespace md {
+
+/// The parameters that a component's config asks for of `file`, which was opened at `path`. Asking ends where there are
+/// more than the weights can have, so that a config of any size costs no more than its weights. Throws io where a
+/// parameter is missing, left over or of another shape, as open_weights does, and names the members of the config that
+/// say so. `options`: those of open_weights, without the names of other programs.
+ParamTable match_weights(const std::string& name, const Component& component, const SafetensorsReader& file,
+                         const std::string& path, LoadOptions options = {});
+
+}  // namespace md

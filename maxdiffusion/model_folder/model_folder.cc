@@ -1,0 +1,303 @@
+#include "maxdiffusion/model_folder/model_folder.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/checkpoint/checksums.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/model_folder/single_file.h"
+#include "maxdiffusion/storage/hub_cache.h"
+#include "maxdiffusion/tokenizers/clip_tokenizer.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kImageProcessors[] = {"CLIPImageProcessor", "CLIPImageProcessorFast",
+                                                 "CLIPImageProcessorPil", "CLIPFeatureExtractor"};
+/// Classes of files that sampling and training do without.
+constexpr std::string_view kUnused[] = {"StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChecker"};
+
+json json_of(const std::string& path, const std::string& text) {
+  try {
+    return parse_json(text);
+  } catch (const json::exception& e) {
+    fail(Code::invalid_config, "{}: not JSON: {}", path, e.what());
+  }
+}
+
+/// The class of a tokenizer: what model_index.json calls it, or, where that is not one of ours, what its own config
+/// does.
+std::string tokenizer_class(const std::string& folder, const std::string& in_index) {
+  const std::string file = folder + "/tokenizer_config.json";
+  const bool any = in_index == "TokenizersBackend" || in_index == "PreTrainedTokenizerFast";  // of any tokenizer.json
+  if ((is_tokenizer_class(in_index) && !any) || !exists(file)) return in_index;
+  const json config = json_of(file, read_file(file));
+  const json name = config.is_object() ? config.value("tokenizer_class", json()) : json();
+  return name.is_string() && (!any || is_tokenizer_class(name)) ? name.get<std::string>() : in_index;
+}
+
+/// CLIP's folder may be missing: its vocabulary is always the same. `zero`: texts are padded with token 0, as OpenCLIP
+/// does.
+std::shared_ptr<const Tokenizer> open_any_tokenizer(const std::string& class_name, const std::string& folder, bool zero,
+                                                    std::string bpe_file) {
+  const bool has_own = exists(folder + "/vocab.json") || exists(folder + "/tokenizer.json");
+  if (!class_name.starts_with("CLIP") || has_own) return open_tokenizer(class_name, folder);
+  if (bpe_file.empty()) bpe_file = MD_DEPS_DIR "/open_clip/bpe_simple_vocab_16e6.txt.gz";
+  auto t = std::make_shared<ClipTokenizer>(ClipTokenizer::from_bpe(bpe_file));
+  if (zero && !exists(folder)) t->set_pad_id(0);  // "!"
+  return t;
+}
+
+std::string without_flax(const std::string& name) { return name.starts_with("Flax") ? name.substr(4) : name; }
+
+/// `in_config`: the member _class_name of `where`, which model_index.json calls `class_name`. Models of transformers
+/// say theirs otherwise.
+void check_class(const std::string& class_name, const json& in_config, const std::string& where) {
+  if (in_config.is_null()) return;
+  const bool same = in_config.is_string() && without_flax(in_config) == without_flax(class_name);
+  check(same, Code::invalid_config, "{}: _class_name is {}, but model_index.json says {}; expected one of: {}", where,
+        in_config.dump(), class_name, class_name);
+}
+
+/// Members of model_index.json that are no parts must not be what parts are.
+void check_option(const std::string& where, const std::string& folder, const std::string& name, const json& value) {
+  if (name.starts_with('_')) {
+    check(value.is_string() || value.is_null(), Code::invalid_config, "{}: {} is {}; expected a text", where, name,
+          value.dump());
+    return;
+  }
+  const bool scalar = value.is_boolean() || value.is_number() || value.is_string() || value.is_null();
+  check(scalar && (folder.empty() || !std::filesystem::is_directory(folder + "/" + name)), Code::invalid_config,
+        "{}: {} is {}; expected [library, class]{}", where, name, value.dump(),
+        scalar ? ", since there is a folder of that name" : "");
+}
+
+}  // namespace
+
+std::string ModelFolder::place_of(const std::string& file) const { return path_.empty() ? file : path_ + "/" + file; }
+
+std::any ModelFolder::parse(const std::string& class_name, const std::string& text, const std::string& where) {
+  try {
+    const json config = json_of(where, text);
+    check_class(class_name, config.is_object() ? config.value("_class_name", json()) : json(), where);
+    return find_model_class(class_name)->read(config);
+  } catch (Error& e) {
+    throw e.note("in " + where);
+  } catch (const json::exception& e) {
+    fail(Code::invalid_config, "{}: {}", where, e.what());
+  }
+}
+
+void ModelFolder::read_index(const std::string& folder, const Read& read) {
+  const std::string where = folder + "/model_index.json";
+  index_ = std::make_shared<const json>(json_of(where, files_["model_index.json"] = read("model_index.json")));
+  check(index_->is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", where, index_->type_name());
+  const json name = index_->value("_class_name", json());
+  check(name.is_string(), Code::invalid_config, "{}: _class_name is {}; expected the name of a pipeline class", where,
+        name.dump());
+  pipeline_ = name;
+  for (const auto& [part, value] : index_->items()) {
+    if (!value.is_array()) {  // an option of the pipeline
+      check_option(where, path_, part, value);
+      continue;
+    }
+    check(value.size() == 2 && value[0].type() == value[1].type() && (value[1].is_null() || value[1].is_string()),
+          Code::invalid_config, "{}: {} is {}; expected [library, class]", where, part, value.dump());
+    if (value[1].is_null()) continue;
+    check(!part.empty() && part.find_first_of("/\\") == std::string::npos && part[0] != '.', Code::invalid_config,
+          "{}: '{}' is not the name of a folder inside the model's", where, part);
+    const std::string class_name = value[1];
+    if (part == "scheduler") {
+      const std::string config = folder + "/scheduler/scheduler_config.json";
+      const json scheduler = json_of(config, read("scheduler/scheduler_config.json"));
+      check(scheduler.is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", config,
+            scheduler.type_name());
+      check_class(class_name, scheduler.value("_class_name", json()), config);
+    } else if (find_model_class(class_name)) {
+      read(part + "/config.json");
+      const std::string config = part + "/config.json", text = files_.at(config);
+      components_[part] = {class_name, parse(class_name, text, place_of(config)), folder + "/" + part,
+                           folder + "/" + config, text};
+    } else if (const std::string name = tokenizer_class(folder + "/" + part, class_name); is_tokenizer_class(name)) {
+      tokenizer_classes_[part] = name;
+    } else if (std::ranges::count(kImageProcessors, class_name) > 0) {
+      // Under other names ("feature_extractor") it prepares what safety checkers see.
+      if (part == "image_processor") read(part + "/preprocessor_config.json");
+    } else if (std::ranges::count(kUnused, class_name) == 0) {
+      fail(Code::invalid_config, "{}: the class '{}' of {} is not one of: {}, {}", where, class_name, part,
+           fmt::join(model_class_names(), ", "), fmt::join(tokenizer_class_names(), ", "));
+    }
+  }
+  check(files_.contains("scheduler/scheduler_config.json"), Code::invalid_config,
+        "{}: there is no scheduler; expected \"scheduler\": [\"diffusers\", \"…Scheduler\"]", where);
+}
+
+template <>
+bool ModelFolder::option(const char* name, bool fallback) const {
+  return index_->value(name, fallback);
+}
+template <>
+int64_t ModelFolder::option(const char* name, int64_t fallback) const {
+  return index_->value(name, fallback);
+}
+template <>
+double ModelFolder::option(const char* name, double fallback) const {
+  return index_->value(name, fallback);
+}
+
+void ModelFolder::set_option(const char* name, int64_t value) {
+  json changed = *index_;
+  changed[name] = value;
+  index_ = std::make_shared<const json>(std::move(changed));
+}
+
+void ModelFolder::open_tokenizers(const std::string& folder, const FolderOptions& options) {
+  for (const auto& [part, name] : tokenizer_classes_) {
+    const auto config = files_.find(part + "/tokenizer_config.json");  // of a published model without a folder
+    const bool zero =
+        part != "tokenizer" || (config != files_.end() && config->second.find("\"!\"") != std::string::npos);
+    tokenizers_[part] = open_any_tokenizer(name, folder + "/" + part, zero, options.bpe_file);
+    files_.erase(part + "/tokenizer_config.json");  // the tokenizer has files of its own
+  }
+}
+
+void ModelFolder::choose_variant(const std::string& variant) {
+  if (variant.empty()) return;
+  size_t found = 0;
+  for (auto& [name, component] : components_)
+    if (const std::string file = file_of_variant(component.weights, variant); !file.empty())
+      component.weights = file, ++found;
+  check(found > 0, Code::io, "'{}' has no weights of the variant '{}'; such files are called model.{}.safetensors",
+        path_, variant, variant);
+}
+
+void ModelFolder::open_single_file(const FolderOptions& options) {
+  const OpenedWeights::File file = OpenedWeights::open(path_);
+  const HostArrays& tensors = file->tensors();
+  const SingleFileLayout& layout = find_single_file_layout(path_, tensors);
+  std::string folder;
+  if (!options.single_file_config.empty()) {
+    folder = local_folder(options.single_file_config, options.revision);
+    read_index(folder, [&](const std::string& file) { return files_[file] = read_file(folder + "/" + file); });
+  } else {
+    const std::map<std::string, std::string> texts = layout.texts(tensors);
+    files_ = texts;
+    read_index(path_, [&](const std::string& file) { return texts.at(file); });
+  }
+  for (auto& [name, component] : components_) {
+    component.weights = path_;
+    opened_->keep(name, path_, file);
+  }
+  check_single_file(*this, layout, *file);
+  open_tokenizers(folder, options);
+}
+
+ModelFolder ModelFolder::open(const std::string& name, const FolderOptions& options) {
+  check(!name.empty(), Code::invalid_config, "pretrained_model_name_or_path is empty; it names a model folder");
+  ModelFolder m;
+  if (std::filesystem::is_regular_file(name)) {
+    m.path_ = name;
+    m.open_single_file(options);
+    return m;
+  }
+  check(options.single_file_config.empty(), Code::invalid_config,
+        "single_file_config is given, but '{}' is not a file; a model folder has configs of its own", name);
+  m.path_ = local_folder(name, options.revision, "models", options.variant);
+  verify_checksums(m.path_, "", ChecksumsOf::all_but_weights);  // of a checkpoint; weights when they are read
+  m.read_index(m.path_, [&m](const std::string& file) { return m.files_[file] = read_file(m.path_ + "/" + file); });
+  m.choose_variant(options.variant);
+  m.open_tokenizers(m.path_, options);
+  return m;
+}
+
+ModelFolder ModelFolder::from_texts(std::map<std::string, std::string> files) {
+  ModelFolder m;
+  m.files_ = std::move(files);
+  m.read_index("", [&m](const std::string& file) {
+    const auto text = m.files_.find(file);
+    check(text != m.files_.end(), Code::io, "a model folder needs {}", file);
+    return text->second;
+  });
+  return m;
+}
+
+const Component& ModelFolder::find(const std::string& component) const {
+  const auto c = components_.find(component);
+  if (c != components_.end()) return c->second;
+  std::vector<std::string> names;
+  for (const auto& [name, other] : components_) names.push_back(name);
+  fail(Code::invalid_config, "{}: model_index.json has no {}; a {} needs it, there are: {}", path_, component,
+       pipeline_, fmt::join(names, ", "));
+}
+
+void ModelFolder::require_tokenizer(const std::string& name) const {
+  if (!path_.empty()) tokenizer(name);
+}
+
+const Tokenizer& ModelFolder::tokenizer(const std::string& name) const {
+  const auto t = tokenizers_.find(name);
+  check(t != tokenizers_.end(), Code::invalid_config, "{}: model_index.json has no {}; a {} needs it", path_, name,
+        pipeline_);
+  return *t->second;
+}
+
+std::map<std::string, std::string> ModelFolder::tokenizer_files() const {
+  std::map<std::string, std::string> out;
+  for (const auto& [name, t] : tokenizers_)
+    for (auto& [file, text] : t->files()) out[name + "/" + file] = std::move(text);
+  return out;
+}
+
+OtherNames other_names(const Component& c) {
+  const ModelClass* known = find_model_class(c.class_name);
+  return known->other_names ? known->other_names(c.config) : OtherNames();
+}
+
+void ModelFolder::add_component(const std::string& name, const std::string& folder) {
+  add_component(name, folder, read_file(folder + "/config.json"));
+}
+
+void ModelFolder::add_component(const std::string& name, const std::string& weights, const std::string& text) {
+  const std::string file = weights + (std::filesystem::is_directory(weights) ? "/config.json" : "'s config.json");
+  const json config = json_of(file, text);
+  const json found = config.is_object() ? config.value("_class_name", json()) : json();
+  const ModelClass* known = found.is_string() ? find_model_class(found) : nullptr;
+  check(known, Code::invalid_config, "{}: _class_name is {}; expected one of: {}", file, found.dump(),
+        fmt::join(model_class_names(), ", "));
+  try {
+    components_[name] = {known->name, known->read(config), weights, file, text};
+  } catch (Error& e) {
+    throw e.note("in " + file);
+  }
+}
+
+void ModelFolder::set_config(const std::string& component, const std::string& text, const std::string& from) {
+  const std::string file = component + "/config.json";
+  Component& c = components_.at(component);
+  c.config_file = from.empty() ? place_of(file) : from;
+  c.config = parse(c.class_name, text, c.config_file);
+  files_[file] = c.config_text = text;
+}
+
+ParamTable ModelFolder::params(const std::string& component, const ScopeOptions& options) const {
+  return params(std::vector<std::string>{component}, options);
+}
+
+ParamTable ModelFolder::params(const std::vector<std::string>& components, const ScopeOptions& options) const {
+  Graph g;
+  ParamTable table;
+  for (const std::string& name : components) {
+    const Component& c = find(name);
+    find_model_class(c.class_name)->trace(Scope(g, table, name, options), c.config);
+  }
+  return table;
+}
+
+}  // namespace md

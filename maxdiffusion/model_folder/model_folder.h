@@ -1,0 +1,123 @@
+// A model folder in diffusers' layout, opened: model_index.json says which class reads which subfolder, each config is
+// parsed by its class (models/registry.h), tokenizers are loaded, weights are found but not read.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <any>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/model_folder/opened_weights.h"
+#include "maxdiffusion/models/registry.h"
+#include "maxdiffusion/nn/param.h"
+#include "maxdiffusion/tokenizers/tokenizer.h"
+
+namespace md {
+
+/// A model of a folder.
+struct Component {
+  std::string class_name;  // "UNet2DConditionModel"
+  std::any config;         // the class's config struct
+  std::string weights;     // folder or file of its weights
+  std::string config_file, config_text;
+};
+/// What files of other programs call a component's parameters.
+OtherNames other_names(const Component& component);
+
+/// What else says what a model folder is; the keys of the same names.
+struct FolderOptions {
+  std::string bpe_file;            // merges list for CLIP tokenizers whose folder is missing; empty: the installed one
+  std::string revision;            // as local_folder takes it
+  std::string variant;             // "fp16": weights in files of this variant where a component has them; empty: plain
+  std::string single_file_config;  // for a single file: a folder, as local_folder takes it, with all but the weights
+};
+
+class ModelFolder {
+ public:
+  /// `name`: as local_folder takes it, or a single file with all models of a pipeline (single_file.h). Throws io where
+  /// the folder or a file is missing, or a single file holds other tensors than its models have; invalid_config, naming
+  /// the file, where it is damaged, or where it names a class that is not registered or describes no model of its
+  /// class.
+  static ModelFolder open(const std::string& name, const FolderOptions& options = {});
+  /// A folder given as texts by path ("model_index.json", "unet/config.json", …). It has no weights and no tokenizers.
+  static ModelFolder from_texts(std::map<std::string, std::string> files);
+
+  /// Of the folder, or of the single file.
+  const std::string& path() const { return path_; }
+  /// `_class_name` of model_index.json: "StableDiffusionXLPipeline".
+  const std::string& pipeline() const { return pipeline_; }
+  /// A member of model_index.json that is not a component: "force_zeros_for_empty_prompt". T: bool, int64_t or double.
+  template <class T>
+  T option(const char* name, T fallback) const;
+  /// Replaces or adds such a member, of what is opened alone.
+  void set_option(const char* name, int64_t value);
+
+  const std::map<std::string, Component>& components() const { return components_; }
+  bool has(const std::string& component) const { return components_.contains(component); }
+  /// Throws invalid_config where the folder has no such component, or one of another class than Config's.
+  template <class Config>
+  const Config& config(const std::string& component) const {
+    const Component& c = find(component);
+    const Config* config = std::any_cast<Config>(&c.config);
+    check(config, Code::invalid_config, "{}: {} is a {}, which a {} does not have there", path_, component,
+          c.class_name, pipeline_);
+    return *config;
+  }
+  /// Throws invalid_config where model_index.json names no such tokenizer.
+  const Tokenizer& tokenizer(const std::string& name) const;
+  /// Likewise, for a family that will need it. A folder given as texts has none, and is not asked.
+  void require_tokenizer(const std::string& name) const;
+
+  /// Texts of model_index.json, scheduler/scheduler_config.json, every config.json and
+  /// image_processor/preprocessor_config.json (media/image_processor.h), by path below the folder.
+  const std::map<std::string, std::string>& files() const { return files_; }
+  const std::string& scheduler_config() const { return files_.at("scheduler/scheduler_config.json"); }
+  /// Texts of the tokenizers' files, as transformers reads them, by path below the folder.
+  std::map<std::string, std::string> tokenizer_files() const;
+
+  /// A model beside the folder's own: `folder` has weights, and config.json, whose _class_name says what it is.
+  void add_component(const std::string& name, const std::string& folder);
+  /// Likewise, of weights in a file and the text of a config.json.
+  void add_component(const std::string& name, const std::string& file, const std::string& config);
+  /// Replaces a component's config.json. `from`: the file of the text, for messages; empty: the folder's own.
+  void set_config(const std::string& component, const std::string& text, const std::string& from = "");
+  OtherNames other_names(const std::string& component) const { return md::other_names(find(component)); }
+  /// Weights of this folder's components that are open.
+  const std::shared_ptr<OpenedWeights>& opened() const { return opened_; }
+  /// The table of a component's parameters.
+  ParamTable params(const std::string& component, const ScopeOptions& options = {}) const;
+  /// Tables of several components in one.
+  ParamTable params(const std::vector<std::string>& components, const ScopeOptions& options = {}) const;
+
+ private:
+  using Read = std::function<std::string(const std::string& file)>;
+  void read_index(const std::string& folder, const Read& read);
+  void open_tokenizers(const std::string& folder, const FolderOptions& options);
+  void choose_variant(const std::string& variant);
+  void open_single_file(const FolderOptions& options);
+  const Component& find(const std::string& component) const;
+  std::string place_of(const std::string& file) const;
+  static std::any parse(const std::string& class_name, const std::string& text, const std::string& where);
+
+  std::string path_, pipeline_;
+  std::shared_ptr<const nlohmann::json> index_;
+  std::map<std::string, Component> components_;
+  std::map<std::string, std::string> tokenizer_classes_;
+  std::map<std::string, std::shared_ptr<const Tokenizer>> tokenizers_;
+  std::map<std::string, std::string> files_;
+  std::shared_ptr<OpenedWeights> opened_ = std::make_shared<OpenedWeights>();
+};
+
+template <>
+bool ModelFolder::option(const char* name, bool fallback) const;
+template <>
+int64_t ModelFolder::option(const char* name, int64_t fallback) const;
+template <>
+double ModelFolder::option(const char* name, double fallback) const;
+
+}  // namespace md

@@ -1,0 +1,127 @@
+#include "maxdiffusion/model_folder/single_file.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/model_folder/match_weights.h"
+
+namespace md {
+
+std::vector<SingleFileLayout> stable_diffusion_layouts();
+
+namespace {
+
+const std::vector<SingleFileLayout>& layouts() {
+  static const std::vector<SingleFileLayout> all = stable_diffusion_layouts();
+  return all;
+}
+
+/// Names as "model_ema.* (686), betas, logvar": more than three with one beginning are counted.
+std::string in_groups(const std::vector<std::string>& names) {
+  std::map<std::string, std::vector<std::string>> groups;
+  for (const std::string& n : names) groups[n.substr(0, n.find('.'))].push_back(n);
+  std::vector<std::string> said;
+  for (const auto& [beginning, members] : groups)
+    said.push_back(members.size() > 3 ? fmt::format("{}.* ({})", beginning, members.size())
+                                      : fmt::format("{}", fmt::join(members, ", ")));
+  return fmt::format("{}", fmt::join(said, ", "));
+}
+
+}  // namespace
+
+const SingleFileLayout& find_single_file_layout(const std::string& file, const HostArrays& tensors) {
+  for (const SingleFileLayout& l : layouts())
+    if (l.is_of(tensors)) return l;
+  std::vector<std::string> names, first;
+  for (const SingleFileLayout& l : layouts()) names.push_back(l.name);
+  for (const auto& [name, tensor] : tensors)
+    if (first.size() < 3) first.push_back(name);
+  Error e(Code::invalid_config,
+          fmt::format("'{}' is not a file of a whole model in the original layout of {}; its {} tensors begin with: {}",
+                      file, fmt::join(names, ", "), tensors.size(), fmt::join(first, ", ")));
+  throw e.note(
+      "try: with a folder as pretrained_model_name_or_path, a file of one model replaces the folder's: "
+      "unet_checkpoint, "
+      "vae_file, wan_transformer_pretrained_model_name_or_path, controlnet_model_name_or_path; LoRA files are "
+      "lora_files");
+}
+
+void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout, const SafetensorsReader& file) {
+  std::set<std::string> taken;
+  std::vector<std::string> unneeded = layout.unneeded;
+  LoadOptions options;
+  options.taken = &taken;
+  for (const auto& [name, component] : folder.components()) {
+    if (component.weights != folder.path()) continue;
+    const OtherNames names = other_names(component);
+    unneeded.insert(unneeded.end(), names.unneeded.begin(), names.unneeded.end());
+    try {
+      match_weights(name, component, file, folder.path(), options);
+    } catch (const Error& e) {
+      if (!component.config_file.starts_with(folder.path())) throw;  // single_file_config's, which is named
+      Error first(e.code(), fmt::format("'{}' is taken for {}, but its {} has not the published sizes", folder.path(),
+                                        layout.name, name));
+      first.note(
+          "try: single_file_config=FOLDER, a model folder in diffusers' layout with its configs; the folder that the "
+          "file was made of is one");
+      first.note(e.message());
+      for (const std::string& note : e.notes())
+        if (note.find(component.config_file) == note.npos) first.note(note);  // there is no such file
+      throw first;
+    }
+  }
+  std::vector<std::string> left, unknown;
+  for (const auto& [name, tensor] : file.tensors()) {
+    if (taken.contains(name)) continue;
+    const bool known =
+        std::ranges::any_of(unneeded, [&n = name](const std::string& beginning) { return n.starts_with(beginning); }) ||
+        std::ranges::any_of(options.ignorable, [&n = name](const std::string& end) { return n.ends_with(end); });
+    (known ? left : unknown).push_back(name);
+  }
+  check(unknown.empty(), Code::io,
+        "'{}' is taken for {}, which has no place for {} of its tensors: {}; they may be of a method that is not "
+        "supported",
+        folder.path(), layout.name, unknown.size(), in_groups(unknown));
+  log_info("{}: {}{}", folder.path(), layout.name, left.empty() ? "" : "; not read: " + in_groups(left));
+}
+
+std::string control_config(const ModelFolder& folder, const std::string& file) {
+  const std::string beside = (std::filesystem::path(file).parent_path() / "config.json").string();
+  if (exists(beside)) return read_file(beside);
+  const HostArrays tensors = SafetensorsReader::open(file).tensors();
+  /// The first of these that is there, alone or behind the original program's prefix.
+  auto weight = [&](std::initializer_list<std::string> names) -> const HostArray* {
+    for (const char* prefix : {"", "control_model."})
+      for (const std::string& name : names)
+        if (const auto found = tensors.find(prefix + name + ".weight"); found != tensors.end()) return &found->second;
+    return nullptr;
+  };
+  const HostArray* first = weight({"controlnet_cond_embedding.conv_in", "input_hint_block.0"});
+  check(first && first->dims().size() == 4, Code::invalid_config,
+        "'{}' is not a file of a ControlNet: it has neither controlnet_cond_embedding.conv_in.weight nor "
+        "input_hint_block.0.weight",
+        file);
+  std::vector<int64_t> widths = {first->dims()[0]};
+  for (int64_t k = 1;; k += 2) {  // every other convolution halves the picture and has a width of its own
+    const HostArray* next =
+        weight({fmt::format("controlnet_cond_embedding.blocks.{}", k), fmt::format("input_hint_block.{}", 2 * k + 2)});
+    if (!next) break;
+    widths.push_back(next->dims()[0]);
+  }
+  nlohmann::json config = parse_json(folder.files().at("unet/config.json"));
+  for (const char* of_the_way_up : {"up_block_types", "out_channels", "sample_size"}) config.erase(of_the_way_up);
+  config["_class_name"] = "ControlNetModel";
+  config["conditioning_channels"] = first->dims()[1];
+  config["conditioning_embedding_out_channels"] = widths;
+  return config.dump(2) + "\n";
+}
+
+}  // namespace md

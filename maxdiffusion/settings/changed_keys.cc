@@ -1,0 +1,100 @@
+#include "maxdiffusion/settings/changed_keys.h"
+
+#include <filesystem>
+#include <set>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/shortened.h"
+#include "maxdiffusion/checkpoint/remote_checkpoints.h"
+#include "maxdiffusion/storage/write.h"
+
+namespace md {
+namespace {
+
+/// Names of keys that change how fast a run is, what it says and what it writes, not what is learned.
+std::set<std::string> beside_learning() {
+  std::set<std::string> names = {"attention",
+                                 "remat_policy",
+                                 "names_which_can_be_saved",
+                                 "names_which_can_be_offloaded",
+                                 "scan_layers",
+                                 "flash_min_seq_length",
+                                 "flash_block_sizes",
+                                 "max_train_steps",
+                                 "dataset_save_location",
+                                 "grain_worker_count",
+                                 "replicate_vae"};
+  const auto add = [&names](auto keys) {
+    KeyList list;
+    list.add(keys);
+    for (const ConfigKey& key : list.keys()) names.insert(key.name);
+  };
+  add(RunKeys()), add(HardwareKeys()), add(MeshConfig()), add(ShardingKeys()), add(TfrecordKeys()), add(EvalKeys());
+  add(LoopKeys()), add(MetricsConfig()), add(ProfileConfig()), add(SampleKeys()), add(MediaChunkKeys());
+  add(StepCacheKeys()), add(ControlKeys()), add(CompileConfig()), add(ReferenceKeys());
+  // Sizes of videos, which guidance is trained, which times belong to an expert; which batches come, what is resumed.
+  for (const char* name : {"height", "width", "num_frames", "fps", "guidance_scale", "boundary_ratio",
+                           "reuse_example_batch", "save_optimizer"})
+    names.erase(name);
+  return names;
+}
+
+/// Whether values are paths of one place.
+bool same_place(const std::string& a, const std::string& b) {
+  std::error_code ec;
+  return !a.empty() && !b.empty() && std::filesystem::equivalent(a, b, ec);
+}
+
+RunConfig keys_of(const std::string& yaml) {
+  RunConfig c;
+  KeyList keys;
+  keys.add(c);
+  keys.assign(ConfigSource::from_text(yaml));
+  return c;
+}
+
+/// config.yml of the run's folder, or of the place that it stands for; empty: there is none.
+std::string config_file(const RunConfig& c) {
+  if (c.run.run_name.empty()) return "";
+  for (const std::string& folder : {c.folder(), c.place()})
+    if (const std::string file = below(folder, "config.yml"); find_file(file)) return file;
+  return "";
+}
+
+}  // namespace
+
+std::optional<RunConfig> config_of_run(const RunConfig& c) {
+  std::string file;
+  try {
+    file = config_file(c);
+    if (!file.empty()) return keys_of(get_text(file));
+  } catch (const Error& e) {
+    log_warning("{}: what the run did before is not known: {}", shown(file), e.what());
+  }
+  return std::nullopt;
+}
+
+void report_changed_keys(const RunConfig& c) {
+  if (list_checkpoints(c.checkpoint_dir()).empty()) return;
+  std::optional<RunConfig> before = config_of_run(c);
+  if (!before) return;
+  RunConfig now = keys_of(c.to_yaml());
+  KeyList old_keys, new_keys;
+  old_keys.add(*before), new_keys.add(now);
+  const std::set<std::string> beside = beside_learning();
+  std::string others;
+  for (size_t i = 0; i < new_keys.keys().size(); ++i) {
+    const ConfigKey& key = new_keys.keys()[i];
+    const std::string is = key.print(), was = old_keys.keys()[i].print();
+    if (is == was || key.name == "seed" || (key.type == "text" && same_place(is, was))) continue;
+    const std::string line = fmt::format("{} is {}, was {}", key.name, shortened(is, 80), shortened(was, 80));
+    if (beside.contains(key.name))
+      others += (others.empty() ? "" : "; ") + line;
+    else
+      log_warning("{} in {}; the run goes on with the new value", line, shown(config_file(c)));
+  }
+  if (!others.empty()) log_info("{} in {}", others, shown(config_file(c)));
+}
+
+}  // namespace md

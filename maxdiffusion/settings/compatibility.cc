@@ -1,0 +1,182 @@
+#include "maxdiffusion/settings/compatibility.h"
+
+#include <algorithm>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/schedulers/scheduler.h"
+
+namespace md {
+namespace {
+
+/// An option as messages name it, and whether a config uses it.
+struct Option {
+  const char* name;
+  bool (*used)(const RunConfig&);
+};
+
+constexpr Option kOptions[] = {
+    {"DreamBooth (instance_data_dir)", [](const RunConfig& c) { return c.is_dreambooth(); }},
+    {"replay_batches", [](const RunConfig& c) { return !c.denoise.replay_batches.empty(); }},
+    {"encoded records (dataset_type tfrecord or grain with cache_latents_text_encoder_outputs)",
+     [](const RunConfig& c) { return c.reads_encoded_records(); }},
+    {"train_new_vae", [](const RunConfig& c) { return c.model.train_new_vae; }},
+    {"train_new_unet", [](const RunConfig& c) { return new_denoiser(c.model); }},
+    {"vae_file", [](const RunConfig& c) { return !c.model.vae_file.empty(); }},
+    {"unet_checkpoint (or another key that names the denoiser's weights)",
+     [](const RunConfig& c) { return c.model.names_denoiser_weights(); }},
+    {"train_text_encoder", [](const RunConfig& c) { return c.denoise.train_text_encoder; }},
+    {"train_expert=both", [](const RunConfig& c) { return c.model.train_expert == "both"; }},
+    {"train_lora", [](const RunConfig& c) { return c.lora.train_lora; }},
+    {"lora_init", [](const RunConfig& c) { return !c.lora.lora_init.empty(); }},
+    {"lora_files or lora_config", [](const RunConfig& c) { return !chosen_loras(c.lora).empty(); }},
+    {"cache_latents_text_encoder_outputs=false",
+     [](const RunConfig& c) { return !c.denoise.cache_latents_text_encoder_outputs; }},
+    {"cache_latents_text_encoder_outputs",
+     [](const RunConfig& c) { return c.denoise.cache_latents_text_encoder_outputs && !c.is_dreambooth(); }},
+    {"caption_dropout", [](const RunConfig& c) { return c.denoise.caption_dropout > 0; }},
+    {"noise_offset", [](const RunConfig& c) { return c.denoise.noise_offset != 0; }},
+    {"input_perturbation", [](const RunConfig& c) { return c.denoise.input_perturbation != 0; }},
+    {"timestep_bias",
+     [](const RunConfig& c) { return TimestepBias::from_members(c.process.timestep_bias).strategy != "none"; }},
+    {"snr_gamma", [](const RunConfig& c) { return c.process.snr_gamma > 0; }},
+    {"enable_bucket", [](const RunConfig& c) { return c.images.enable_bucket; }},
+    {"frame_buckets", [](const RunConfig& c) { return !c.images.frame_buckets.empty(); }},
+    {"masked_loss", [](const RunConfig& c) { return c.denoise.masked_loss; }},
+    {"alpha_mask", [](const RunConfig& c) { return c.images.alpha_mask; }},
+    {"conditioning_data_dir", [](const RunConfig& c) { return !c.source.conditioning_data_dir.empty(); }},
+    {"original_size_conditioning", [](const RunConfig& c) { return c.images.original_size_conditioning; }},
+    {"center_crop", [](const RunConfig& c) { return c.images.center_crop; }},
+    {"random_crop", [](const RunConfig& c) { return c.images.random_crop; }},
+    {"random_flip", [](const RunConfig& c) { return c.images.random_flip; }},
+    {"max_train_samples", [](const RunConfig& c) { return c.source.max_train_samples >= 0; }},
+    {"eval_every", [](const RunConfig& c) { return c.eval.eval_every > 0; }},
+    {"enable_generate_video_for_eval", [](const RunConfig& c) { return c.run.enable_generate_video_for_eval; }},
+    {"enable_ssim", [](const RunConfig& c) { return c.run.enable_ssim; }},
+    {"prompt", [](const RunConfig& c) { return !c.sample.prompt.empty(); }},
+    {"eval_data_dir", [](const RunConfig& c) { return !c.eval.eval_data_dir.empty(); }},
+    {"instance_prompt", [](const RunConfig& c) { return !c.dreambooth.instance_prompt.empty(); }},
+    {"class_prompt", [](const RunConfig& c) { return !c.dreambooth.class_prompt.empty(); }},
+    {"class_data_dir", [](const RunConfig& c) { return !c.dreambooth.class_data_dir.empty(); }},
+};
+
+const Option& option(std::string_view name) {
+  for (const Option& o : kOptions)
+    if (std::string_view(o.name).starts_with(name) &&
+        (std::string_view(o.name).size() == name.size() || o.name[name.size()] == ' '))
+      return o;
+  fail(Code::internal, "no option is called {}", name);
+}
+
+struct Rule {
+  std::string_view option;
+  std::vector<std::string_view> others;
+  const char* reason;
+};
+
+const std::vector<std::string_view> kImageOptions = {
+    "enable_bucket",        "frame_buckets", "masked_loss", "alpha_mask", "original_size_conditioning",
+    "conditioning_data_dir"};
+
+const std::vector<Rule>& exclusive() {
+  static const std::vector<Rule> rules = {
+      {"DreamBooth", {"replay_batches", "train_new_vae", "caption_dropout", "snr_gamma"}, "it has two losses a step"},
+      {"DreamBooth",
+       {"max_train_samples", "random_flip", "random_crop"},
+       "it takes every picture of both folders whole"},
+      {"DreamBooth", kImageOptions, "its pictures are squares of one size"},
+      {"replay_batches",
+       {"caption_dropout", "noise_offset", "input_perturbation", "timestep_bias", "train_new_vae"},
+       "the file holds what would be drawn"},
+      {"replay_batches", {"train_text_encoder"}, "the file holds what the text encoder has made"},
+      {"replay_batches", kImageOptions, "the file holds latents"},
+      {"replay_batches", {"eval_every"}, "the file says nothing of captions and pictures"},
+      {"encoded records", kImageOptions, "records hold latents"},
+      {"encoded records", {"center_crop", "random_crop", "random_flip"}, "records hold latents"},
+      {"encoded records", {"caption_dropout"}, "the embedding of the empty caption is not known"},
+      {"train_text_encoder",
+       {"cache_latents_text_encoder_outputs"},
+       "Cannot train text encoder and cache text encoder outputs. Set either train_text_encoder or "
+       "cache_latents_text_encoder_outputs to False"},
+      {"train_expert=both", {"train_text_encoder"}, "the text encoder would learn in the turns of both"},
+      {"train_expert=both", {"lora_init"}, "a file holds the matrices of one"},
+      {"train_new_vae", {"enable_bucket", "frame_buckets"}, "the autoencoder learns from pictures of one size"},
+      {"train_new_vae", {"cache_latents_text_encoder_outputs=false"}, "the scale of its latents would not be known"},
+      {"train_new_vae", {"vae_file"}, "the one starts from random weights, the other names some"},
+      {"train_new_unet", {"unet_checkpoint"}, "the one starts from random weights, the other names some"},
+      {"train_new_unet", {"train_lora"}, "its matrices change weights that are known, and a checkpoint names them"},
+      {"conditioning_data_dir", {"alpha_mask"}, "masks come from one of them"},
+  };
+  return rules;
+}
+
+/// An option and what it needs, one of them.
+const std::vector<Rule>& needs() {
+  static const std::vector<Rule> rules = {
+      {"DreamBooth", {"class_data_dir"}, "a folder for pictures of the subject's class"},
+      {"DreamBooth", {"instance_prompt"}, "the caption of the subject"},
+      {"DreamBooth", {"class_prompt"}, "the caption of its class"},
+      {"lora_init", {"train_lora"}, "there are no matrices to start otherwise"},
+      {"conditioning_data_dir", {"masked_loss"}, "masks are not used otherwise"},
+      {"masked_loss", {"alpha_mask", "conditioning_data_dir"}, "masks come from there"},
+      {"eval_every", {"eval_data_dir"}, "held-out data is read from there"},
+      {"enable_generate_video_for_eval", {"eval_every"}, "samples are drawn after each evaluation"},
+      {"enable_generate_video_for_eval", {"prompt"}, "that is what is drawn"},
+      {"enable_ssim", {"prompt"}, "its sample before training is compared with that after"},
+  };
+  return rules;
+}
+
+[[noreturn]] void cannot_combine(std::string_view a, std::string_view b, std::string_view reason) {
+  fail(Code::invalid_config, "{} cannot be combined with {}: {}", a, b, reason);
+}
+
+}  // namespace
+
+void check_training_keys(const RunConfig& c, const Family& family) {
+  check(!c.denoise.train_text_encoder || family.text_encoders().size() < 2 || c.lora.train_lora, Code::invalid_config,
+        "train_text_encoder: models with two text encoders are trained without them, except with train_lora");
+  for (const Rule& rule : exclusive())
+    for (std::string_view other : rule.others)
+      if (option(rule.option).used(c) && option(other).used(c))
+        cannot_combine(option(rule.option).name, option(other).name, rule.reason);
+  for (const Rule& rule : needs()) {
+    if (!option(rule.option).used(c)) continue;
+    std::string names;
+    for (std::string_view other : rule.others) names += (names.empty() ? "" : " or ") + std::string(other);
+    check(std::ranges::any_of(rule.others, [&](auto other) { return option(other).used(c); }), Code::invalid_config,
+          "{} needs {}: {}", option(rule.option).name, names, rule.reason);
+  }
+  check(!option("lora_files").used(c), Code::invalid_config,
+        "lora_files and lora_config are for generate; training starts from matrices given by lora_init");
+  check(c.images.frame_buckets.empty() || family.frame_scale() > 0, Code::invalid_config,
+        "frame_buckets are numbers of frames, but this model's media are pictures");
+  check(!c.model.train_new_vae || family.images().least == 0, Code::invalid_config,
+        "train_new_vae: the latents of the images that this model begins with need an autoencoder that is there");
+  check(!c.images.original_size_conditioning || !family.size_fields().empty(), Code::invalid_config,
+        "original_size_conditioning: this model has no condition on sizes");
+}
+
+void check_tfrecord_keys(const RunConfig& c) {
+  check(!c.tfrecords.tfrecords_dir.empty(), Code::invalid_config, "prepare_tfrecords: tfrecords_dir is empty");
+  check(c.tfrecords.no_records_per_shard > 0, Code::invalid_config, "no_records_per_shard is {}; expected at least 1",
+        c.tfrecords.no_records_per_shard);
+  if (const TfrecordKeys& k = c.tfrecords; k.enable_eval_timesteps) {
+    const auto times = static_cast<int64_t>(c.eval.timesteps_list.size());
+    check(times > 0 && k.num_eval_samples > 0 && k.num_eval_samples % times == 0, Code::invalid_config,
+          "num_eval_samples is {}; expected a multiple of the {} timesteps_list, as many records for each",
+          k.num_eval_samples, times);
+    if (!c.denoise.cache_latents_text_encoder_outputs)
+      cannot_combine("enable_eval_timesteps", "cache_latents_text_encoder_outputs=false",
+                     "timesteps belong to encoded records");
+    if (c.images.random_flip) cannot_combine("enable_eval_timesteps", "random_flip", "every record has one timestep");
+  }
+  if (c.model.train_new_vae)
+    cannot_combine("prepare_tfrecords", "train_new_vae", "the autoencoder must be there before");
+  for (std::string_view other : kImageOptions)
+    if (option(other).used(c)) cannot_combine("prepare_tfrecords", other, "it writes squares of one size");
+  if (!c.denoise.cache_latents_text_encoder_outputs && c.images.random_flip)
+    cannot_combine("prepare_tfrecords with cache_latents_text_encoder_outputs=false", "random_flip",
+                   "it writes pictures as they are stored; mirror them in training");
+}
+
+}  // namespace md

@@ -1,0 +1,244 @@
+#include "maxdiffusion/settings/run_config.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/optim/rounding.h"
+#include "maxdiffusion/pjrt/platforms.h"
+#include "maxdiffusion/schedulers/sampler_words.h"
+#include "maxdiffusion/settings/foreign_keys.h"
+#include "maxdiffusion/settings/values.h"
+#include "maxdiffusion/storage/hub.h"
+#include "maxdiffusion/storage/location.h"
+
+namespace md {
+namespace {
+
+void check_libtpu_flags(const RunConfig& c) {
+  const std::string& wanted = c.compile.libtpu_flags;
+  if (wanted.empty()) return;
+  std::vector<std::string> known;
+  for (const pjrt::FlagSet& set : pjrt::kTpuPlatform.flag_sets) known.emplace_back(set.name);
+  check(std::ranges::find(known, wanted) != known.end(), Code::invalid_config, "libtpu_flags '{}' is not one of {}",
+        wanted, fmt::join(known, ", "));
+  if (c.hardware.hardware != "tpu" && c.hardware.topology.empty())
+    log_warning("libtpu_flags has no effect: hardware is {}", c.hardware.hardware);
+}
+
+/// A run's name is one folder in output_dir.
+void check_run_name(const std::string& name) {
+  const bool control = std::ranges::any_of(name, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+  check(name != "." && name != ".." && name.find('/') == std::string::npos && !control, Code::invalid_config,
+        "run_name is '{}'; expected the name of one folder in output_dir, without /", name);
+}
+
+/// Of the keys that say where the data is, those count that the nearest place gives: the command line, the file, its
+/// parent. `source`: the keys' values, of which the others become empty. Throws invalid_config where the command line
+/// contradicts itself; a file that does is warned about, as files with a dataset_name of the reference do.
+void choose_data(const ConfigSource& source, DataSourceConfig& data) {
+  // In the order in which they are looked at.
+  const std::pair<const char*, std::string*> places[] = {{"hf_train_files", &data.hf_train_files},
+                                                         {"grain_train_files", &data.grain_train_files},
+                                                         {"train_data_dir", &data.train_data_dir},
+                                                         {"hf_data_dir", &data.hf_data_dir},
+                                                         {"dataset_name", &data.dataset_name}};
+  const auto given = [&](const auto& place) {
+    const auto it = source.values().find(place.first);
+    return place.second->empty() || it == source.values().end() ? nullptr : &it->second;
+  };
+  const ConfigValue* nearest = nullptr;
+  const char* chosen = nullptr;
+  for (const auto& place : places)
+    if (const ConfigValue* v = given(place); v && (!nearest || v->layer > nearest->layer))
+      nearest = v, chosen = place.first;
+  for (const auto& place : places) {
+    const ConfigValue* v = given(place);
+    if (!v || place.first == chosen) continue;
+    // The reference names a builder, such as parquet, beside its files.
+    const bool builder = place.first == std::string("dataset_name") && std::string(chosen).starts_with("hf_");
+    if (v->layer == nearest->layer && !builder) {
+      check(v->where != kCommandLine, Code::invalid_config, "{} and {} both say where the data is; give one of them",
+            chosen, place.first);
+      log_warning("{}: {} is not read: {} says where the data is", v->where, place.first, chosen);
+    }
+    place.second->clear();
+  }
+}
+
+void check_sampler(const std::string& given) {
+  if (given.empty() || !sampler_word(given).empty()) return;
+  const std::vector<std::string> known = sampler_words();
+  const bool missing = is_missing_sampler(given);
+  Error e(Code::invalid_config,
+          fmt::format("scheduler is '{}', {}; the samplers here are: {}", given,
+                      missing ? "a sampler that is not here yet" : "which is no sampler", fmt::join(known, ", ")));
+  constexpr const char* kOfRates[] = {"constant",   "constant_with_warmup", "linear", "cosine", "cosine_with_restarts",
+                                      "polynomial", "piecewise_constant"};
+  if (std::ranges::find(kOfRates, given) != std::end(kOfRates))
+    e.note(fmt::format("the schedule of the learning rate is another key: lr_scheduler={}", given));
+  else if (const std::string near = missing ? "" : nearest(given, known); !near.empty())
+    e.note(fmt::format("did you mean {}?", near));
+  throw e;
+}
+
+}  // namespace
+
+RunConfig RunConfig::load(const std::string& file, const std::vector<std::string>& overrides) {
+  RunConfig keys_only;
+  KeyList keys;
+  keys.add(keys_only);
+  RunConfig c = from_source(ConfigSource::load(file, keys.overrides(overrides)));
+  c.file = file;
+  return c;
+}
+
+RunConfig RunConfig::from_source(const ConfigSource& source) {
+  check_family_of_file(source);
+  RunConfig c;
+  KeyList keys;
+  keys.add(c);
+  keys.assign(source, foreign_keys());
+  choose_data(source, c.source);
+  for (const auto& [key, value] : source.values())
+    if (value.where == kCommandLine) c.on_command_line.insert(key);
+  if (const ConfigValue* replaced = source.overridden("output_dir")) c.output_dir_of_file = replaced->text;
+  c.reference.validate();
+  set_hub_token(c.reference.hf_access_token);
+  c.step_cache.validate();
+  c.layers.quantization.warn();
+  if (const char* job = std::getenv("JOBSET_NAME"); job && c.run.run_name.empty()) c.run.run_name = job;
+  if (c.run.output_dir.empty()) c.run.output_dir = c.run.base_output_directory;
+  check_run_name(c.run.run_name);
+  for (const ConfigKey& key : keys.keys()) {
+    if (key.path == KeyPath::none) continue;
+    const bool written = key.path == KeyPath::output || key.path == KeyPath::output_or_word;
+    for (const std::string* place : key.paths()) {
+      check(!written || is_remote(*place) || place->find("://") == std::string::npos, Code::invalid_config,
+            "{} is '{}'; folders of this machine, gs:// and s3:// are written to", key.name, shown(*place));
+      check(!has_secret(*place), Code::invalid_config,
+            "{} holds a secret key, which would be saved with the run; say it by AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY",
+            key.name);
+    }
+  }
+  // Names are checked before anything starts, each by the list that knows it.
+  text_encoder_options(autoencoder_options(scope_options(c.layers), c.encoders), c.encoders);
+  if (c.layers.attention == "cudnn_flash_te" && c.hardware.hardware != "gpu")
+    log_warning("attention=cudnn_flash_te: cuDNN is for GPUs, and hardware is {}; flash is taken in its place",
+                c.hardware.hardware);
+  learning_rate(c.optim, int64_t{0});
+  low_precision_update(c.optim.low_precision_update);
+  pjrt::platform_for(c.hardware.hardware);
+  check_libtpu_flags(c);
+  check_sampler(c.scheduler.scheduler);
+  check(c.denoise.caption_dropout >= 0 && c.denoise.caption_dropout < 1, Code::invalid_config,
+        "caption_dropout {} is not in [0, 1)", c.denoise.caption_dropout);
+  check(c.update.ema_decay >= 0 && c.update.ema_decay < 1, Code::invalid_config, "ema_decay {} is not in [0, 1)",
+        c.update.ema_decay);
+  check(!c.mesh.has_fsdp_batch() || c.batches.per_device_batch_size == std::floor(c.batches.per_device_batch_size),
+        Code::invalid_config,
+        "per_device_batch_size is {}; with ici_fsdp_batch_parallelism or dcn_fsdp_batch_parallelism it is a whole "
+        "number; ici_fsdp_parallelism and ici_context_parallelism take fractions",
+        c.batches.per_device_batch_size);
+  check(c.images.resolution > 0, Code::invalid_config, "resolution {} is not a positive number", c.images.resolution);
+  check_values(c);
+  return c;
+}
+
+std::string RunConfig::to_yaml() const {
+  KeyList keys;
+  RunConfig copy = *this;
+  copy.reference.hf_access_token.clear();  // what is printed and saved is read by others
+  if (places) {
+    copy.run.output_dir = places->output_dir;
+    copy.metrics.metrics_file = places->metrics_file;
+    copy.run.timing_metrics_file = places->timing_metrics_file;
+  }
+  keys.add(copy);
+  keys.make_paths_absolute();  // the run's config.yml is read from any folder
+  return keys.to_yaml();
+}
+
+std::string RunConfig::folder() const {
+  check(!run.run_name.empty(), Code::invalid_config, "run_name is empty; give run_name=NAME");
+  check(!run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
+  return below(run.output_dir, run.run_name);
+}
+
+std::string RunConfig::place() const { return places ? below(places->output_dir, run.run_name) : folder(); }
+
+std::string RunConfig::checkpoint_dir() const {
+  if (!loop.checkpoint_dir.empty()) return loop.checkpoint_dir;
+  return run.run_name.empty() ? "" : below(place(), "checkpoints");
+}
+
+AxisRules axis_rules(const RunConfig& c, const std::string& of_family) {
+  ShardingKeys keys = c.sharding;
+  if (keys.logical_axis_rules.text.empty()) keys.logical_axis_rules.text = of_family;
+  return AxisRules::make(keys, c.mesh.axes(), of_family.find(axis::kLength) != std::string::npos);
+}
+
+Devices open_devices(const RunConfig& c, const std::string& of_family) {
+  check(c.hardware.topology.empty(), Code::invalid_config,
+        "topology is '{}': hardware that is not attached can be compiled for (`compile`), nothing can run on it",
+        c.hardware.topology);
+  check(c.hardware.gpu.empty(), Code::invalid_config,
+        "gpu is '{}', which is for compile and plan; a run takes the GPUs that are there", c.hardware.gpu);
+  return open_devices(c.hardware, c.mesh, axis_rules(c, of_family));
+}
+
+MediaSize sample_size(const RunConfig& c, const Family& family) {
+  return {c.sample.height.value_or(c.images.resolution), c.sample.width.value_or(c.images.resolution),
+          c.sample.num_frames.value_or(family.default_frames())};
+}
+
+MediaSize training_size(const RunConfig& c, const Family& family) {
+  if (family.frame_scale() == 0) return {c.images.resolution, c.images.resolution};
+  return sample_size(c, family);
+}
+
+void check_size(const RunConfig& c, const Family& family, const MediaSize& size) {
+  try {
+    family.latent_dims(size);
+  } catch (const Error& e) {
+    const bool videos = family.frame_scale() > 0;
+    std::string keys;
+    const auto add = [&](const char* key, int64_t value, const std::optional<int64_t>& given) {
+      const std::string text = fmt::format("{}={}", given == value ? key : "resolution", value);
+      if (keys.find(text) == std::string::npos) keys += (keys.empty() ? "" : ", ") + text;
+    };
+    add("height", size.height, c.sample.height);
+    add("width", size.width, c.sample.width);
+    if (videos) keys += fmt::format(", num_frames={}", size.frames);
+    Error named(e.code(), fmt::format("{}: {}", keys, e.message()));
+    for (const std::string& note : e.notes()) named.note(note);
+    throw named;
+  }
+}
+
+int64_t global_batch(double per_device, int64_t devices, const char* key) {
+  double n = per_device * static_cast<double>(devices);
+  check(n >= 1 && n == std::floor(n), Code::invalid_config,
+        "{} {} times {} devices is {}, not a whole number of pictures", key, per_device, devices, n);
+  return static_cast<int64_t>(n);
+}
+
+int64_t global_batch(const BatchKeys& keys, int64_t devices) {
+  check(keys.global_batch_size >= 0, Code::invalid_config, "global_batch_size {} is not a number of pictures",
+        keys.global_batch_size);
+  return keys.global_batch_size > 0 ? keys.global_batch_size : global_batch(keys.per_device_batch_size, devices);
+}
+
+int64_t part_of_replica(int64_t batch, int64_t replicas) {
+  check(batch % replicas == 0, Code::invalid_config,
+        "a batch of {} samples does not divide into parts for {} processes", batch, replicas);
+  return batch / replicas;
+}
+
+}  // namespace md

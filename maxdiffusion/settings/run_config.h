@@ -1,0 +1,185 @@
+// RunConfig: every struct of keys that a run reads, composed. Flat in YAML; the key names are the reference's where it
+// has one. Each struct lives with the module that reads it. Parsing has no side effects. Source: MaxDiffusion's
+// `configs/base_xl.yml` and its siblings.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/config/config.h"
+#include "maxdiffusion/data/data_keys.h"
+#include "maxdiffusion/data/records/open_source.h"
+#include "maxdiffusion/encoders/encoder_keys.h"
+#include "maxdiffusion/encoders/media_autoencoder.h"
+#include "maxdiffusion/families/model_weights.h"
+#include "maxdiffusion/lora/lora_keys.h"
+#include "maxdiffusion/mesh/axis_rules.h"
+#include "maxdiffusion/nn/layer_keys.h"
+#include "maxdiffusion/pipelines/sample_keys.h"
+#include "maxdiffusion/runtime/hardware_keys.h"
+#include "maxdiffusion/schedulers/process.h"
+#include "maxdiffusion/schedulers/scheduler_keys.h"
+#include "maxdiffusion/settings/reference_keys.h"
+#include "maxdiffusion/tasks/autoencoder.h"
+#include "maxdiffusion/tasks/denoise.h"
+#include "maxdiffusion/train/evaluation.h"
+#include "maxdiffusion/train/loop.h"
+
+namespace md {
+
+struct RunKeys {
+  std::string run_name, output_dir = "runs", base_output_directory, timing_metrics_file;
+  int64_t seed = 0, sample_every = 0;
+  bool enable_generate_video_for_eval = false, enable_ssim = false;
+  bool save_config_to_gcs = false, write_timing_metrics = true;
+  template <class V>
+  void visit(V&& v) {
+    v("run_name", run_name, "names the run's folder under output_dir");
+    v("output_dir", output_dir, "root of outputs; empty: base_output_directory", KeyPath::output);
+    v("base_output_directory", base_output_directory, "see output_dir and save_config_to_gcs", KeyPath::output);
+    v("save_config_to_gcs", save_config_to_gcs, "also write config.yml into base_output_directory/run_name");
+    v("seed", seed, "seed of every random stream; -1: one that is drawn, and said");
+    v("sample_every", sample_every, "steps between sample grids while training; -1: only after the last step; 0: none");
+    v("enable_generate_video_for_eval", enable_generate_video_for_eval,
+      "draw the prompts after each evaluation too, into files of their own");
+    v("enable_ssim", enable_ssim, "how alike the first sample before and after training are (SSIM, PSNR), in the log");
+    v("timing_metrics_file", timing_metrics_file, "file that gets a line at start and end of each phase of a run",
+      KeyPath::output);
+    v("write_timing_metrics", write_timing_metrics, "false: timing_metrics_file is not written");
+  }
+};
+
+/// Training of one subject beside pictures of its class. Source: Ruiz et al. 2022 (DreamBooth).
+struct DreamboothKeys {
+  std::string instance_data_dir, class_data_dir, instance_prompt, class_prompt;
+  double prior_loss_weight = 1;
+  int64_t num_class_images = 100;
+  bool cache_dreambooth_dataset = false;
+  template <class V>
+  void visit(V&& v) {
+    v("instance_data_dir", instance_data_dir, "pictures of the subject; given: the run is DreamBooth", KeyPath::input);
+    v("class_data_dir", class_data_dir, "pictures of its class; what is missing of num_class_images is drawn first",
+      KeyPath::input);
+    v("instance_prompt", instance_prompt, "caption of every picture of the subject");
+    v("class_prompt", class_prompt, "caption of every picture of the class");
+    v("prior_loss_weight", prior_loss_weight, "weight of the class's loss beside the subject's");
+    v("num_class_images", num_class_images, "pictures of the class");
+    v("cache_dreambooth_dataset", cache_dreambooth_dataset, "latents are always kept; read for the reference's files");
+  }
+};
+
+/// How an update is made of steps, beside the optimizer's keys.
+struct UpdateKeys {
+  double ema_decay = 0, text_encoder_learning_rate = 4.25e-6;
+  int64_t gradient_accumulation_steps = 1;
+  template <class V>
+  void visit(V&& v) {
+    v("ema_decay", ema_decay, "exponential moving average of the weights, saved and sampled instead of them; 0: off");
+    v("text_encoder_learning_rate", text_encoder_learning_rate, "peak step size of the text encoder");
+    v("gradient_accumulation_steps", gradient_accumulation_steps, "batches per update");
+  }
+};
+
+struct RunConfig {
+  RunKeys run;
+  HardwareKeys hardware;
+  MeshConfig mesh;
+  ShardingKeys sharding;
+  ModelKeys model;
+  LayerKeys layers;
+  DataSourceConfig source;
+  ImageKeys images;
+  BatchKeys batches;
+  SyntheticKeys synthetic;
+  TfrecordKeys tfrecords;
+  DreamboothKeys dreambooth;
+  SchedulerKeys scheduler;
+  ProcessKeys process;
+  DenoiseKeys denoise;
+  AutoencoderKeys vae;
+  EncoderKeys encoders;
+  LoraKeys lora;
+  OptimConfig optim;
+  UpdateKeys update;
+  LoopKeys loop;
+  EvalKeys eval;
+  MetricsConfig metrics;
+  ProfileConfig profile;
+  SampleKeys sample;
+  MediaChunkKeys media_chunks;
+  StepCacheKeys step_cache;
+  ControlKeys control;
+  CompileConfig compile;
+  ReferenceKeys reference;
+  std::set<std::string> on_command_line;  // keys given there
+  std::string file;                       // that was loaded; empty: none
+  std::string output_dir_of_file;         // where the command line gives another; empty: it does not
+  /// What the keys name, where they have become folders of this machine that stand for buckets; see Outputs.
+  struct Places {
+    std::string output_dir, metrics_file, timing_metrics_file;
+  };
+  std::optional<Places> places;
+
+  /// Throws invalid_config: an unknown key or a value that it cannot take (naming file, line and key), or a name that
+  /// is in no list.
+  static RunConfig load(const std::string& file, const std::vector<std::string>& overrides);
+  static RunConfig from_source(const ConfigSource& source);
+  /// Without hf_access_token, and with the places that were given.
+  std::string to_yaml() const;
+  /// output_dir/run_name.
+  std::string folder() const;
+  /// The same where it is in the end, which may be a bucket.
+  std::string place() const;
+  /// Where the run's checkpoints are; empty: it has no name, and so none.
+  std::string checkpoint_dir() const;
+  uint64_t seed() const { return static_cast<uint64_t>(run.seed); }
+  bool is_dreambooth() const { return !dreambooth.instance_data_dir.empty(); }
+  /// Whether records are latents and embeddings that another program computed.
+  bool reads_encoded_records() const {
+    return denoise.cache_latents_text_encoder_outputs && source.load_tfrecord_cached &&
+           (source.dataset_type == "tfrecord" || source.dataset_type == "grain");
+  }
+
+  /// f(title, structs…) for each group of keys, as help prints them.
+  template <class F>
+  void groups(F&& f) {
+    f("run", run, loop, metrics, profile);
+    f("devices", hardware, mesh, sharding, compile);
+    f("model", model, layers, encoders);
+    f("data", source, images, batches, synthetic, tfrecords);
+    f("training", optim, update, process, denoise, vae, eval);
+    f("DreamBooth", dreambooth);
+    f("LoRA", lora);
+    f("samples", sample, scheduler, media_chunks, step_cache, control);
+    f("without effect", reference);
+  }
+  template <class V>
+  void visit(V&& v) {
+    groups([&v](const char*, auto&... structs) { (structs.visit(v), ...); });
+  }
+};
+
+/// The axis rules of the keys, or `of_family` where there are none. Throws invalid_config.
+AxisRules axis_rules(const RunConfig& config, const std::string& of_family);
+/// The devices of a run, under the axis rules of its keys, or `axis_rules` where there are none. Throws as
+/// pjrt::Client::open and Mesh::make do.
+Devices open_devices(const RunConfig& config, const std::string& axis_rules = "");
+/// Of what is drawn: height and width, or resolution; of videos num_frames.
+MediaSize sample_size(const RunConfig& config, const Family& family);
+/// Of what is learned: squares of `resolution`; of videos as sample_size.
+MediaSize training_size(const RunConfig& config, const Family& family);
+/// Throws invalid_config, naming the keys, where a family's models cannot take media of a size that they ask for.
+void check_size(const RunConfig& config, const Family& family, const MediaSize& size);
+/// Batch over all devices. Throws invalid_config when per_device × devices is not a whole positive number.
+int64_t global_batch(double per_device, int64_t devices, const char* key = "per_device_batch_size");
+/// global_batch_size where it is given, which the devices need not divide; otherwise per_device_batch_size × devices.
+/// Throws likewise.
+int64_t global_batch(const BatchKeys& keys, int64_t devices);
+/// The part of a batch that each of several replicas has (Devices::replicas). Throws invalid_config where it does not
+/// divide.
+int64_t part_of_replica(int64_t batch, int64_t replicas);
+
+}  // namespace md

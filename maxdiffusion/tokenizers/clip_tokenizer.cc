@@ -1,0 +1,487 @@
+#include "maxdiffusion/tokenizers/clip_tokenizer.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <queue>
+#include <shared_mutex>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/utf8.h"
+#include "maxdiffusion/tokenizers/clip_words.h"
+#include "maxdiffusion/tokenizers/special_tokens.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char *kStart = "<|startoftext|>", *kEnd = "<|endoftext|>", *kSuffix = "</w>";
+// Of OpenAI's list CLIP uses so many merges: 49152 ids less 256 bytes, less 256 bytes at a word's end, …
+constexpr size_t kClipMerges = 49152 - 256 - 2;
+constexpr size_t kMaxCachedWords = 1 << 16;
+
+std::string utf8_of(char32_t c) {
+  std::string out;
+  append_utf8(out, c);
+  return out;
+}
+
+// Bytes as printable characters, in the order of the vocabulary: what prints stands for itself, the rest is moved to
+// U+0100 and up. Source: GPT-2's byte-level vocabulary.
+struct ByteAlphabet {
+  std::array<std::string, 256> text;  // of each byte
+  std::vector<std::string> order;     // ids 0 to 255
+  ByteAlphabet() {
+    const auto prints = [](uint32_t b) {
+      return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || (b >= 174 && b <= 255);
+    };
+    for (uint32_t b = 0; b < 256; ++b) {
+      if (prints(b)) order.push_back(text[b] = utf8_of(b));
+    }
+    for (uint32_t b = 0, moved = 256; b < 256; ++b) {
+      if (!prints(b)) order.push_back(text[b] = utf8_of(moved++));
+    }
+  }
+};
+const ByteAlphabet& alphabet() {
+  static const ByteAlphabet a;
+  return a;
+}
+
+// The first lines of a gzip'd text.
+std::vector<std::string> gunzip_lines(const std::string& file, size_t count) {
+  check(exists(file), Code::io, "CLIP vocabulary '{}': no such file", file);
+  gzFile in = gzdopen(open_to_read(file), "rb");
+  check(in != nullptr, Code::io, "CLIP vocabulary '{}': cannot be opened", file);
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> closer(in, gzclose);
+  std::vector<std::string> lines;
+  std::string rest;
+  std::vector<char> block(1 << 17);
+  while (lines.size() < count) {
+    const int n = gzread(in, block.data(), static_cast<unsigned>(block.size()));
+    int code = 0;
+    check(n >= 0, Code::io, "CLIP vocabulary '{}': {}", file, gzerror(in, &code));
+    if (n == 0) break;
+    rest.append(block.data(), static_cast<size_t>(n));
+    size_t start = 0;
+    for (size_t end; lines.size() < count && (end = rest.find('\n', start)) != rest.npos; start = end + 1)
+      lines.push_back(rest.substr(start, end - start));
+    rest.erase(0, start);
+  }
+  return lines;
+}
+
+/// Lines of merges.txt.
+std::vector<std::string> read_merges(const std::string& file) {
+  std::vector<std::string> merges;
+  const std::string text = read_file(file);
+  for (size_t from = 0; from < text.size();) {
+    const size_t to = std::min(text.find('\n', from), text.size());
+    merges.push_back(text.substr(from, to - from));
+    if (merges.back().ends_with('\r')) merges.back().pop_back();
+    from = to + 1;
+  }
+  return merges;
+}
+
+/// What tokenizer.json says.
+struct WholeFile {
+  nlohmann::json vocab;
+  std::vector<std::string> merges;
+  std::vector<SpecialToken> added;
+};
+
+WholeFile read_whole(const nlohmann::json& whole, const std::string& file) {
+  using nlohmann::json;
+  const json model = whole.value("model", json());
+  check(model.is_object() && model.value("type", "") == "BPE" && model.value("end_of_word_suffix", "") == kSuffix &&
+            model.contains("vocab") && model["vocab"].is_object() && model.contains("merges") &&
+            model["merges"].is_array(),
+        Code::io, "tokenizer '{}': not the byte-pair model of CLIP (type BPE, suffix {}, vocab, merges)", file,
+        kSuffix);
+  WholeFile out{.vocab = model["vocab"], .merges = {}, .added = {}};
+  for (const json& m : model["merges"]) {  // "a b", or ["a", "b"] in newer files
+    const bool pair = m.is_array() && m.size() == 2 && m[0].is_string() && m[1].is_string();
+    check(pair || m.is_string(), Code::io, "tokenizer '{}': merge {} is not a pair", file, m.dump());
+    out.merges.push_back(pair ? m[0].get<std::string>() + " " + m[1].get<std::string>() : m.get<std::string>());
+  }
+  for (const json& token : whole.value("added_tokens", json::array())) {
+    const bool ok = token.is_object() && token.value("content", json()).is_string() &&
+                    token.value("id", json()).is_number_integer();
+    check(ok, Code::io, "tokenizer '{}': an added token has no content or id", file);
+    out.added.push_back({token["content"], token["id"], token.value("normalized", false)});
+  }
+  return out;
+}
+
+std::string json_quoted(const std::string& s) { return nlohmann::json(s).dump(); }
+
+}  // namespace
+
+struct ClipTokenizer::Impl {
+  struct Merge {
+    int32_t rank, id;
+  };
+
+  std::vector<std::string> tokens;  // by id; "" where an id is unused
+  std::unordered_map<std::string, int32_t> ids;
+  std::vector<std::string> merge_lines;              // "left right", by rank
+  std::unordered_map<uint64_t, Merge> merges;        // left id << 32 | right id
+  std::array<std::array<int32_t, 2>, 256> byte_ids;  // inside a word, at its end
+  int32_t start = 0, end = 0, unknown = 0, pad = 0;
+  std::vector<SpecialToken> added;  // of the model folder, beyond start, end, unknown and pad
+  SpecialTokens specials;           // all
+  mutable std::shared_mutex mutex;
+  mutable std::unordered_map<std::string, std::vector<int32_t>> cache;  // word → ids
+
+  int32_t id_of(const std::string& token) const {
+    auto it = ids.find(token);
+    return it == ids.end() ? -1 : it->second;
+  }
+  void set_token(const std::string& token, int32_t id) {
+    if (id >= static_cast<int32_t>(tokens.size())) tokens.resize(static_cast<size_t>(id) + 1);
+    tokens[static_cast<size_t>(id)] = token;
+    ids[token] = id;
+  }
+  // The id of a special token, a new one behind all others if the vocabulary lacks it.
+  int32_t special_id(const std::string& token) {
+    if (int32_t id = id_of(token); id >= 0) return id;
+    set_token(token, static_cast<int32_t>(tokens.size()));
+    return static_cast<int32_t>(tokens.size()) - 1;
+  }
+
+  void add_merge(const std::string& line, const std::string& file, size_t number) {
+    const size_t space = line.find(' ');
+    check(space != line.npos && space > 0 && space + 1 < line.size() && line.find(' ', space + 1) == line.npos,
+          Code::io, "{}:{}: expected two tokens, found '{}'", file, number, line.substr(0, 60));
+    const std::string left = line.substr(0, space), right = line.substr(space + 1);
+    const int32_t l = id_of(left), r = id_of(right), whole = id_of(left + right);
+    check(l >= 0 && r >= 0 && whole >= 0, Code::io, "{}:{}: '{}' is not in the vocabulary", file, number,
+          l < 0   ? left
+          : r < 0 ? right
+                  : left + right);
+    // A pair listed twice keeps its last rank, as in transformers.
+    merges[key(l, r)] = {static_cast<int32_t>(merge_lines.size()), whole};
+    merge_lines.push_back(line);
+  }
+  static uint64_t key(int32_t l, int32_t r) { return static_cast<uint64_t>(l) << 32 | static_cast<uint32_t>(r); }
+
+  /// What a list of merges that is cut short would do is make other ids, in silence: every entry of the vocabulary must
+  /// be a letter, made by a merge, or special.
+  void check_reachable(const std::string& merges_file) const {
+    std::unordered_set<int32_t> made;
+    for (const auto& [pair, merge] : merges) made.insert(merge.id);
+    for (const SpecialToken& s : specials.tokens()) made.insert(s.id);
+    int64_t lost = 0;
+    std::string first;
+    for (const auto& [token, id] : ids) {
+      std::string_view letters = token;
+      if (letters.ends_with(kSuffix)) letters.remove_suffix(std::string_view(kSuffix).size());
+      int64_t points = 0;
+      for (char c : letters) points += (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+      if (points <= 1 || made.contains(id)) continue;
+      if (lost++ == 0 || token < first) first = token;
+    }
+    check(lost == 0, Code::io,
+          "tokenizer '{}': {} merges make {} of {} tokens of the vocabulary impossible, such as '{}'; the list is cut, "
+          "or "
+          "of another vocabulary",
+          merges_file, merge_lines.size(), lost, ids.size(), first);
+  }
+  /// How a tokenizer.json differs from what was read of other files; empty: it does not.
+  std::string difference(const WholeFile& w) const {
+    nlohmann::json all = w.vocab;
+    for (const SpecialToken& t : w.added) all[t.text] = t.id;
+    for (const auto& [token, id] : all.items())
+      if (const int32_t own = id_of(token); own != id)
+        return fmt::format("'{}' is {} in tokenizer.json and {} in the other files", token, id.dump(), own);
+    for (const auto& [token, id] : ids)
+      if (!all.contains(token)) return fmt::format("'{}', which is {}, is not in tokenizer.json", token, id);
+    const auto [its, own] = std::ranges::mismatch(w.merges, merge_lines);
+    if (its == w.merges.end() && own == merge_lines.end()) return "";
+    return fmt::format("merge {} is '{}' in tokenizer.json and '{}' in merges.txt", its - w.merges.begin(),
+                       its == w.merges.end() ? "" : *its, own == merge_lines.end() ? "" : *own);
+  }
+  // Tables that follow from the vocabulary, the merges and the special tokens.
+  void finish() {
+    for (size_t b = 0; b < 256; ++b) {
+      const std::string& text = alphabet().text[b];
+      const int32_t inside = id_of(text), last = id_of(text + kSuffix);
+      byte_ids[b] = {inside < 0 ? unknown : inside, last < 0 ? unknown : last};
+    }
+    collect_specials();
+  }
+  void collect_specials() {
+    std::vector<SpecialToken> all = added;
+    for (int32_t id : {start, end, unknown, pad}) {
+      const std::string& text = tokens[static_cast<size_t>(id)];
+      if (std::ranges::none_of(all, [&](const SpecialToken& s) { return s.text == text; })) all.push_back({text, id});
+    }
+    specials = SpecialTokens(std::move(all));
+  }
+
+  // Byte-pair merges: always the pair of lowest rank, leftmost first. A heap of candidates keeps long words n·log n.
+  std::vector<int32_t> merge_word(std::string_view word) const {
+    struct Symbol {
+      int32_t id, before, behind;
+    };
+    struct Candidate {
+      int32_t rank, at, id;
+      bool operator<(const Candidate& o) const { return rank != o.rank ? rank > o.rank : at > o.at; }
+    };
+    const auto n = static_cast<int32_t>(word.size());
+    std::vector<Symbol> symbols;
+    symbols.reserve(word.size());
+    for (int32_t i = 0; i < n; ++i) {
+      symbols.push_back(
+          {byte_ids[static_cast<uint8_t>(word[static_cast<size_t>(i)])][i + 1 == n], i - 1, i + 1 == n ? -1 : i + 1});
+    }
+    const auto find = [&](int32_t at) -> const Merge* {
+      const Symbol& s = symbols[static_cast<size_t>(at)];
+      if (s.behind < 0) return nullptr;
+      auto it = merges.find(key(s.id, symbols[static_cast<size_t>(s.behind)].id));
+      return it == merges.end() ? nullptr : &it->second;
+    };
+    std::priority_queue<Candidate> queue;
+    const auto offer = [&](int32_t at) {
+      if (at < 0) return;
+      if (const Merge* m = find(at)) queue.push({m->rank, at, m->id});
+    };
+    for (int32_t i = 0; i + 1 < n; ++i) offer(i);
+    while (!queue.empty()) {
+      const Candidate c = queue.top();
+      queue.pop();
+      Symbol& s = symbols[static_cast<size_t>(c.at)];
+      if (s.id < 0) continue;  // swallowed by its left neighbour
+      const Merge* m = find(c.at);
+      if (!m || m->id != c.id) continue;  // the pair changed since it was offered
+      Symbol& right = symbols[static_cast<size_t>(s.behind)];
+      s.id = c.id;
+      s.behind = right.behind;
+      right.id = -1;
+      if (s.behind >= 0) symbols[static_cast<size_t>(s.behind)].before = c.at;
+      offer(s.before);
+      offer(c.at);
+    }
+    std::vector<int32_t> out;
+    for (const Symbol& s : symbols) {
+      if (s.id >= 0) out.push_back(s.id);
+    }
+    return out;
+  }
+
+  void append_word(std::string_view word, std::vector<int32_t>& out) const {
+    std::string key(word);
+    {
+      const std::shared_lock lock(mutex);
+      if (auto it = cache.find(key); it != cache.end()) {
+        out.insert(out.end(), it->second.begin(), it->second.end());
+        return;
+      }
+    }
+    std::vector<int32_t> made = merge_word(word);
+    out.insert(out.end(), made.begin(), made.end());
+    const std::unique_lock lock(mutex);
+    if (cache.size() < kMaxCachedWords && key.size() < 256) cache.emplace(std::move(key), std::move(made));
+  }
+};
+
+ClipTokenizer::ClipTokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ClipTokenizer::ClipTokenizer(ClipTokenizer&&) noexcept = default;
+ClipTokenizer::~ClipTokenizer() = default;
+
+ClipTokenizer ClipTokenizer::from_bpe(const std::string& file) {
+  // The first line is a version.
+  const std::vector<std::string> lines = gunzip_lines(file, kClipMerges + 1);
+  check(lines.size() == kClipMerges + 1, Code::io, "CLIP vocabulary '{}': {} lines, expected at least {}", file,
+        lines.size(), kClipMerges + 1);
+  auto impl = std::make_unique<Impl>();
+  impl->tokens.reserve(49408);
+  impl->ids.reserve(49408);
+  impl->merges.reserve(kClipMerges);
+  const auto append = [&](const std::string& token) {
+    impl->set_token(token, static_cast<int32_t>(impl->tokens.size()));
+  };
+  for (const std::string& c : alphabet().order) append(c);
+  for (const std::string& c : alphabet().order) append(c + kSuffix);
+  for (size_t i = 1; i < lines.size(); ++i) {
+    std::string whole = lines[i];
+    std::erase(whole, ' ');
+    append(whole);
+    impl->add_merge(lines[i], file, i + 1);
+  }
+  append(kStart);
+  append(kEnd);
+  impl->start = impl->id_of(kStart);
+  impl->end = impl->unknown = impl->pad = impl->id_of(kEnd);
+  impl->finish();
+  return ClipTokenizer(std::move(impl));
+}
+
+ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
+  using nlohmann::json;
+  const auto path = [&](const char* name) { return (fs::path(folder) / name).string(); };
+  const auto read_json = [&](const char* name) {
+    json j = parse_json_or_discard(read_file(path(name)));
+    check(j.is_object(), Code::io, "tokenizer '{}': not a JSON object", path(name));
+    return j;
+  };
+  // One file of the tokenizers library, or the two of OpenAI's release.
+  const bool one_file = !exists(path("vocab.json")) && exists(path("tokenizer.json"));
+  for (const char* name : {"vocab.json", "merges.txt"}) {
+    if (!one_file && !exists(path(name))) {
+      throw Error(Code::io, fmt::format("tokenizer folder '{}': no {}", folder, name))
+          .note("try: a folder with tokenizer.json, or with vocab.json and merges.txt, as transformers saves CLIP's");
+    }
+  }
+  auto impl = std::make_unique<Impl>();
+  const char* vocab_file = one_file ? "tokenizer.json" : "vocab.json";
+  WholeFile whole;
+  if (exists(path("tokenizer.json"))) {
+    try {
+      whole = read_whole(read_json("tokenizer.json"), path("tokenizer.json"));
+    } catch (const Error& e) {
+      if (one_file) throw;
+      log_warning("{}; vocab.json and merges.txt are read instead", e.message());
+    }
+  }
+  json vocab = one_file ? whole.vocab : read_json(vocab_file);
+  const std::vector<std::string> merges = one_file ? whole.merges : read_merges(path("merges.txt"));
+  std::vector<SpecialToken> added;
+  if (one_file) {
+    for (const SpecialToken& t : added = whole.added) vocab[t.text] = t.id;
+  }
+  impl->ids.reserve(vocab.size());
+  for (const auto& [token, id] : vocab.items()) {
+    check(id.is_number_integer() && id >= 0 && id < 10'000'000, Code::io, "tokenizer '{}': the id of '{}' is {}",
+          path(vocab_file), token, id.dump());
+    impl->set_token(token, id.get<int32_t>());
+  }
+  for (size_t i = 0; i < merges.size(); ++i)
+    if (!merges[i].empty() && !merges[i].starts_with("#version"))
+      impl->add_merge(merges[i], path(one_file ? "tokenizer.json" : "merges.txt"), i + 1);
+  impl->added = std::move(added);
+
+  // Special tokens: tokenizer_config.json first, then the older special_tokens_map.json; each a string or an object.
+  std::vector<json> sources;
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+    if (exists(path(name))) sources.push_back(read_json(name));
+  }
+  const auto flag = [](const json& j) { return j.is_object() && j.value("normalized", false); };
+  const auto special = [&](const char* name, const char* fallback) {
+    for (const json& source : sources) {
+      auto it = source.find(name);
+      if (it == source.end() || it->is_null()) continue;
+      const json& content = it->is_object() ? it->value("content", json()) : *it;
+      check(content.is_string(), Code::io, "tokenizer folder '{}': {} must be a string", folder, name);
+      const int32_t id = impl->special_id(content.get<std::string>());
+      std::erase_if(impl->added, [&](const SpecialToken& s) { return s.id == id; });
+      impl->added.push_back({content.get<std::string>(), id, flag(*it)});
+      return id;
+    }
+    return impl->special_id(fallback);
+  };
+  for (const json& source : sources) {
+    if (!source.contains("added_tokens_decoder") || !source["added_tokens_decoder"].is_object()) continue;
+    for (const auto& [id, token] : source["added_tokens_decoder"].items()) {
+      const bool ok = token.is_object() && token.value("content", json()).is_string() && !id.empty() && id.size() < 8 &&
+                      std::ranges::all_of(id, [](char c) { return c >= '0' && c <= '9'; });
+      check(ok, Code::io, "tokenizer folder '{}': added_tokens_decoder: '{}' must be an id with a content", folder, id);
+      const std::string content = token["content"];
+      if (content.empty()) continue;
+      impl->set_token(content, std::stoi(id));
+      impl->added.push_back({content, std::stoi(id), flag(token)});
+    }
+  }
+  impl->start = special("bos_token", kStart);
+  impl->end = special("eos_token", kEnd);
+  impl->unknown = special("unk_token", kEnd);
+  impl->pad = special("pad_token", kEnd);
+  impl->finish();
+  impl->check_reachable(path(one_file ? "tokenizer.json" : "merges.txt"));
+  if (const std::string d = one_file || whole.vocab.is_null() ? "" : impl->difference(whole); !d.empty())
+    log_warning("tokenizer folder '{}': {}; vocab.json and merges.txt are read, tokenizer.json is not", folder, d);
+  return ClipTokenizer(std::move(impl));
+}
+
+std::vector<int32_t> ClipTokenizer::tokens(std::string_view text, int64_t length, bool* truncated) const {
+  check(length >= 2, Code::invalid_config, "tokenizer: length {}; expected at least 2, for the start and end tokens",
+        length);
+  std::vector<int32_t> out = tokens_of_beginning(text, static_cast<size_t>(length), [this](std::string_view beginning) {
+    std::vector<int32_t> ids{impl_->start};
+    const auto special = [&](int32_t id) { ids.push_back(id); };
+    const auto words = [&](std::string_view normalized) {
+      split_clip_words(normalized, [&](std::string_view word) { impl_->append_word(word, ids); });
+    };
+    impl_->specials.cut(
+        beginning, false,
+        [&](std::string_view raw) {
+          const std::string normalized = normalize_clip_text(raw);
+          impl_->specials.cut(normalized, true, words, special);
+        },
+        special);
+    return ids;
+  });
+  const auto most = static_cast<size_t>(length) - 1;
+  if (truncated) *truncated = out.size() > most;
+  if (out.size() > most) out.resize(most);
+  out.push_back(impl_->end);
+  return out;
+}
+
+int32_t ClipTokenizer::pad_id() const { return impl_->pad; }
+int32_t ClipTokenizer::end_id() const { return impl_->end; }
+int64_t ClipTokenizer::size() const { return static_cast<int64_t>(impl_->tokens.size()); }
+
+void ClipTokenizer::set_pad_id(int32_t id) {
+  check(id >= 0 && id < size() && !impl_->tokens[static_cast<size_t>(id)].empty(), Code::invalid_config,
+        "tokenizer: pad id {} is not in the vocabulary of {} tokens", id, size());
+  std::erase_if(impl_->added, [&](const SpecialToken& s) {
+    return s.id == impl_->pad && s.id != impl_->start && s.id != impl_->end && s.id != impl_->unknown;
+  });
+  impl_->pad = id;
+  impl_->collect_specials();
+}
+
+std::map<std::string, std::string> ClipTokenizer::files() const {
+  std::map<std::string, std::string> out;
+  std::string vocab = "{";
+  for (size_t id = 0; id < impl_->tokens.size(); ++id) {
+    if (impl_->tokens[id].empty()) continue;
+    vocab += fmt::format("{}{}:{}", vocab.size() > 1 ? "," : "", json_quoted(impl_->tokens[id]), id);
+  }
+  out["vocab.json"] = vocab + "}\n";
+  std::string& merges = out["merges.txt"] = "#version: 0.2\n";
+  for (const std::string& line : impl_->merge_lines) merges += line + "\n";
+
+  using json = nlohmann::ordered_json;
+  const auto text = [&](int32_t id) { return impl_->tokens[static_cast<size_t>(id)]; };
+  json map{{"bos_token", text(impl_->start)},
+           {"eos_token", text(impl_->end)},
+           {"pad_token", text(impl_->pad)},
+           {"unk_token", text(impl_->unknown)}};
+  out["special_tokens_map.json"] = map.dump(2) + "\n";
+  json decoder = json::object();
+  for (const SpecialToken& s : impl_->specials.tokens()) {
+    decoder[std::to_string(s.id)] = {{"content", s.text}, {"lstrip", false},      {"normalized", s.normalized},
+                                     {"rstrip", false},   {"single_word", false}, {"special", true}};
+  }
+  json config{{"add_prefix_space", false}, {"added_tokens_decoder", decoder}};
+  config.update(map);
+  config.update(json{
+      {"do_lower_case", true}, {"errors", "replace"}, {"model_max_length", 77}, {"tokenizer_class", "CLIPTokenizer"}});
+  out["tokenizer_config.json"] = config.dump(2) + "\n";
+  return out;
+}
+
+}  // namespace md
