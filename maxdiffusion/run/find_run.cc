@@ -126,16 +126,6 @@ std::string config_file(const std::string& name) {
   throw e;
 }
 
-std::string newest_checkpoint(const std::string& from) {
-  const std::string checkpoints = below(from, kCheckpoints);
-  if (!is_remote(from) && !fs::is_directory(checkpoints)) return from;
-  const std::vector<int64_t> steps = list_checkpoints(checkpoints);
-  if (steps.empty() && is_remote(from)) return from;
-  check(!steps.empty(), Code::io, "the run '{}' has no checkpoint", from);
-  log_info_once("the run's newest checkpoint is of step {}", steps.back());
-  return checkpoint_folder(checkpoints, steps.back());
-}
-
 ModelToSample model_to_sample(const RunConfig& given) {
   const std::string& model = given.model.pretrained_model_name_or_path;
   if (given.on_command_line.contains("pretrained_model_name_or_path")) return {model, given, given.run.output_dir};

@@ -1,4 +1,4 @@
-// Where a run is that a config or a path names, and its newest checkpoint.
+// Where the run is that a config or a path names.
 #pragma once
 
 #include <string>
@@ -11,13 +11,9 @@ namespace md {
 /// invalid_config for a folder without one.
 std::string config_file(const std::string& name);
 
-/// The newest checkpoint of the run whose folder `from` is; anything else is returned as it is. In buckets, too. Throws
-/// io for a run without a checkpoint.
-std::string newest_checkpoint(const std::string& from);
-
 /// What `generate` samples with.
 struct ModelToSample {
-  std::string model;   // as model_on_this_machine takes it
+  std::string model;   // as open_model takes it
   RunConfig config;    // without keys whose weights the run's checkpoint replaces
   std::string folder;  // where its images go: the run's folder, or output_dir; may be in a bucket
 };

@@ -3,97 +3,44 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/finite.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
-#include "maxdiffusion/checkpoint/remote_checkpoints.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
-#include "maxdiffusion/model_folder/single_file.h"
 #include "maxdiffusion/optim/rounding.h"
-#include "maxdiffusion/run/find_run.h"
 #include "maxdiffusion/runtime/memory.h"
-#include "maxdiffusion/storage/staging.h"
-#include "maxdiffusion/storage/write.h"
 
 namespace md {
-namespace {
-
-/// An autoencoder of another file comes with its own config.json, where it has one.
-void take_autoencoders_config(ModelFolder& folder, const ModelKeys& keys) {
-  const std::string component = make_family(folder)->autoencoder();
-  if (keys.vae_file.empty() || component.empty()) return;
-  const std::string files = component_files(keys.vae_file, component),
-                    beside = std::filesystem::is_directory(files)
-                                 ? files
-                                 : std::filesystem::absolute(files).parent_path().string();
-  const std::string config = beside + "/config.json";
-  if (!exists(config)) return;
-  const auto parsed = parse_json_or_discard(read_file(config));
-  const std::string class_name = folder.components().at(component).class_name;
-  if (beside != files && (!parsed.is_object() || parsed.value("_class_name", nlohmann::json()) != class_name))
-    return;  // of something else that lies there
-  folder.set_config(component, read_file(config), config);
-  log_info("vae_file: {} is read with {}", files, config);
-}
-
-ModelFolder open_folder(const ModelKeys& keys, const std::string& model, const std::string& controlnet) {
-  ModelFolder folder = ModelFolder::open(model, {.bpe_file = keys.clip_bpe_file,
-                                                 .revision = keys.revision,
-                                                 .variant = keys.variant,
-                                                 .single_file_config = keys.single_file_config});
-  if (std::filesystem::is_regular_file(controlnet))
-    folder.add_component("controlnet", controlnet, control_config(folder, controlnet));
-  else if (!controlnet.empty())
-    folder.add_component("controlnet", controlnet);
-  take_autoencoders_config(folder, keys);
-  if (keys.max_sequence_length) folder.set_option("max_sequence_length", *keys.max_sequence_length);
-  return folder;
-}
-
-}  // namespace
-
-std::string model_on_this_machine(const std::string& given) {
-  const std::string model = newest_checkpoint(given);
-  if (!is_remote(model)) return model;
-  log_info("the model of {} is kept in '{}' on this machine", shown(model), staging(model));
-  return find_file(below(model, kState)) ? local_checkpoint(model, CheckpointPart::model) : local_copy(model);
-}
 
 RunModels::RunModels(const RunConfig& c, const std::string& model, Purpose purpose, const std::string& controlnet)
     : config_(c),
-      folder_(open_folder(c.model, model_on_this_machine(model), controlnet)),
-      family_(make_family(folder_)),
-      devices_(open_devices(c, family_->axis_rules())),
-      own_devices_(devices_.own()),
-      weights_(purpose == Purpose::training ? ModelWeights::for_training(folder_, *family_, c.model, c.seed())
-                                            : ModelWeights::for_sampling(folder_, *family_, c.model, c.seed())) {
-  check_kind(c.model, folder_, *family_);
-  family_->check_repeated_keys(c.reference.norm_num_groups);
-  weights_.set_slices([this](const Param& p) {
-    const bool trained = std::ranges::count(family_->denoisers(), p.model) > 0;
+      model_(open_model(model, c.model, purpose, c.seed(), controlnet)),
+      devices_(open_devices(c, model_.family->axis_rules())),
+      own_devices_(devices_.own()) {
+  model_.family->check_repeated_keys(c.reference.norm_num_groups);
+  model_.weights.set_slices([this](const Param& p) {
+    const bool trained = std::ranges::count(model_.family->denoisers(), p.model) > 0;
     return local_slices(trained ? devices_ : own_devices_, p.axes, p.shape.dims);
   });
 }
 
 std::function<NamedPieces()> RunModels::open_weights(const ParamTable& params, const std::string& component) {
-  if (component != family_->autoencoder()) return weights_.open(params, component);
+  if (component != model_.family->autoencoder()) return model_.weights.open(params, component);
   return [this, &params, component] { return as_pieces(of_component(params, component, autoencoder_values())); };
 }
 
 void RunModels::check_weights() const {
-  std::vector<std::string> components = family_->denoisers();
-  for (const std::string& encoder : family_->text_encoders()) components.push_back(encoder);
-  for (const std::string& other : {family_->autoencoder(), family_->image_encoder()})
+  std::vector<std::string> components = model_.family->denoisers();
+  for (const std::string& encoder : model_.family->text_encoders()) components.push_back(encoder);
+  for (const std::string& other : {model_.family->autoencoder(), model_.family->image_encoder()})
     if (!other.empty()) components.push_back(other);
-  weights_.check_there(components);
+  model_.weights.check_there(components);
 }
 
 ScopeOptions RunModels::denoiser_options() const {
@@ -103,9 +50,9 @@ ScopeOptions RunModels::denoiser_options() const {
     check(!is_float8(q->operands) || client.has_float8(), Code::invalid_config,
           "quantization={}: device '{}' has no 8-bit floats; try quantization=int8", q->name,
           client.devices().front().kind);
-    const QuantizedCount count = count_quantized(*q, folder_.params(family_->denoisers(), options));
+    const QuantizedCount count = count_quantized(*q, model_.folder.params(model_.family->denoisers(), options));
     log_info("quantization {}: {} of {} layers of {}", q->name, count.quantized, count.all,
-             fmt::join(family_->denoisers(), " and "));
+             fmt::join(model_.family->denoisers(), " and "));
   }
   return options;
 }
@@ -116,11 +63,11 @@ int64_t RunModels::encoder_batch() const {
   const int64_t given = config_.encoders.encoder_batch_size, devices = own_devices_.mesh().devices();
   check(given >= 0, Code::invalid_config, "encoder_batch_size is {}; expected 0 or more", given);
   if (given > 0) return given * devices;
-  const MediaSize size = training_size(config_, *family_);
-  const MediaChunks chunks = config_.media_chunks.chunks(*family_);
-  const int64_t frames = chunks.encode < 0
-                             ? size.frames
-                             : std::min(size.frames, chunks.encode * std::max<int64_t>(family_->frame_scale(), 1));
+  const MediaSize size = training_size(config_, *model_.family);
+  const MediaChunks chunks = config_.media_chunks.chunks(*model_.family);
+  const int64_t frames =
+      chunks.encode < 0 ? size.frames
+                        : std::min(size.frames, chunks.encode * std::max<int64_t>(model_.family->frame_scale(), 1));
   return std::clamp(kPixels / (size.height * size.width * std::max<int64_t>(frames, 1)), int64_t{1}, kMost) * devices;
 }
 
@@ -129,7 +76,7 @@ int64_t RunModels::text_batch() const {
   const int64_t devices = own_devices_.mesh().devices();
   if (config_.encoders.encoder_batch_size > 0) return encoder_batch();
   int64_t longest = 1;
-  for (const Field& f : family_->text_fields()) longest = std::max(longest, f.shape.elements());
+  for (const Field& f : model_.family->text_fields()) longest = std::max(longest, f.shape.elements());
   return std::min(encoder_batch(), std::max<int64_t>(kTokens / longest, 1) * devices);
 }
 
@@ -138,7 +85,7 @@ int64_t RunModels::encoder_bytes() const {
   if (config_.encoders.encoder_batch_size > 0) return std::numeric_limits<int64_t>::max();
   const bool averages = config_.update.ema_decay > 0;
   int64_t held = 0;
-  const ParamTable params = folder_.params(family_->denoisers(), scope_options(config_.layers));
+  const ParamTable params = model_.folder.params(model_.family->denoisers(), scope_options(config_.layers));
   for (const Param& p : params.params()) {
     int64_t of_element = static_cast<int64_t>(size_of(p.shape.dtype));
     if (!config_.lora.train_lora) of_element += 8 + (is_narrow(p.shape.dtype) ? 4 : 0) + (averages ? 4 : 0);
@@ -149,21 +96,22 @@ int64_t RunModels::encoder_bytes() const {
 
 TextEncoder& RunModels::text_encoder() {
   if (!text_encoder_)
-    text_encoder_ = std::make_unique<TextEncoder>(own_devices_, family_, text_batch(), weights_of(),
+    text_encoder_ = std::make_unique<TextEncoder>(own_devices_, model_.family, text_batch(), weights_of(),
                                                   scope_options(config_.layers), config_.compile, 0, config_.encoders);
   return *text_encoder_;
 }
 
 void RunModels::free_text_encoder() {
-  const std::vector<std::string> encoders = family_->text_encoders();
-  if (!text_encoder_ || std::ranges::any_of(encoders, [&](auto& e) { return weights_.location(e).empty(); })) return;
+  const std::vector<std::string> encoders = model_.family->text_encoders();
+  if (!text_encoder_ || std::ranges::any_of(encoders, [&](auto& e) { return model_.weights.location(e).empty(); }))
+    return;
   log_info("the text encoders leave the devices");
   text_encoder_.reset();
   return_freed_memory();
 }
 
 void RunModels::free_autoencoder() {
-  if (weights_.location(family_->autoencoder()).empty()) return;
+  if (model_.weights.location(model_.family->autoencoder()).empty()) return;
   media_autoencoder_.reset();
   autoencoder_values_.clear();
   return_freed_memory();
@@ -172,41 +120,41 @@ void RunModels::free_autoencoder() {
 MediaAutoencoder& RunModels::media_autoencoder() {
   if (!media_autoencoder_)
     media_autoencoder_ = std::make_unique<MediaAutoencoder>(
-        own_devices_, family_, autoencoder_values(), encoder_batch(), scope_options(config_.layers), config_.compile,
-        config_.encoders, config_.media_chunks.chunks(*family_), encoder_bytes());
+        own_devices_, model_.family, autoencoder_values(), encoder_batch(), scope_options(config_.layers),
+        config_.compile, config_.encoders, config_.media_chunks.chunks(*model_.family), encoder_bytes());
   return *media_autoencoder_;
 }
 
 const HostArrays& RunModels::autoencoder_values() {
-  const std::string component = family_->autoencoder();
+  const std::string component = model_.family->autoencoder();
   if (autoencoder_values_.empty() && !component.empty())
-    autoencoder_values_ = weights_.read(folder_.params(component), component);
+    autoencoder_values_ = model_.weights.read(model_.folder.params(component), component);
   return autoencoder_values_;
 }
 
 void RunModels::set_autoencoder(HostArrays values) {
-  weights_.set(family_->autoencoder(), values);
+  model_.weights.set(model_.family->autoencoder(), values);
   autoencoder_values_ = std::move(values);
   media_autoencoder_.reset();
 }
 
 void RunModels::fit_autoencoder(const EachMoments& moments) {
-  const std::string component = family_->autoencoder();
-  const auto config = parse_json(folder_.files().at(component + "/config.json"));
-  folder_.set_config(component, dump_json(family_->fitted_autoencoder(config, moments), 2) + "\n");
-  family_ = make_family(folder_);
+  const std::string component = model_.family->autoencoder();
+  const auto config = parse_json(model_.folder.files().at(component + "/config.json"));
+  model_.folder.set_config(component, dump_json(model_.family->fitted_autoencoder(config, moments), 2) + "\n");
+  model_.family = make_family(model_.folder);
 }
 
 std::string RunModels::trained_scheduler_config() const {
-  const std::string& text = folder_.scheduler_config();
+  const std::string& text = model_.folder.scheduler_config();
   const nlohmann::json trained = training_config(text, config_.scheduler);
   return trained == training_config(text, {}) ? text : dump_json(trained, 2) + "\n";
 }
 
 void RunModels::note_damaged_weights(Error& e) const {
   std::set<std::string> places;
-  for (const auto& [name, component] : folder_.components())
-    if (const std::string place = weights_.location(name); !place.empty()) places.insert(place);
+  for (const auto& [name, component] : model_.folder.components())
+    if (const std::string place = model_.weights.location(name); !place.empty()) places.insert(place);
   for (const std::string& place : places) {
     try {
       const SafetensorsReader file = SafetensorsReader::open(place);
@@ -223,17 +171,17 @@ void RunModels::note_damaged_weights(Error& e) const {
 }
 
 void RunModels::complete(CheckpointContent& content) {
-  for (const auto& [path, text] : folder_.files()) content.files[path] = text;
+  for (const auto& [path, text] : model_.folder.files()) content.files[path] = text;
   content.files["scheduler/scheduler_config.json"] = trained_scheduler_config();
-  content.files.merge(folder_.tokenizer_files());
-  for (const auto& [name, component] : folder_.components()) {
+  content.files.merge(model_.folder.tokenizer_files());
+  for (const auto& [name, component] : model_.folder.components()) {
     if (content.weights.contains(name)) continue;
-    const ParamTable params = folder_.params(name);
-    if (const auto files = weights_.linkable(params, name); !files.empty()) {
+    const ParamTable params = model_.folder.params(name);
+    if (const auto files = model_.weights.linkable(params, name); !files.empty()) {
       for (const std::string& file : files) content.linked[name + file.substr(file.rfind('/'))] = file;
-    } else if (!weights_.location(name).empty()) {
-      content.weights[name] = published(params, name, weights_.open(params, name, true)());
-    } else if (name == family_->autoencoder()) {
+    } else if (!model_.weights.location(name).empty()) {
+      content.weights[name] = published(params, name, model_.weights.open(params, name, true)());
+    } else if (name == model_.family->autoencoder()) {
       content.weights[name] = published(params, name, as_pieces(autoencoder_values()));
     } else {
       content.weights[name] = as_pieces(text_encoder().weights().at(name));

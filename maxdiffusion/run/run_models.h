@@ -10,27 +10,21 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/encoders/text_encoder.h"
+#include "maxdiffusion/families/open_model.h"
 #include "maxdiffusion/settings/run_config.h"
 
 namespace md {
 
-/// What the weights are for; see ModelWeights.
-enum class Purpose { training, sampling };
-
-/// `model` itself, or, of a run's folder, its newest checkpoint; of a bucket (gs://, s3://), a copy on this machine: of
-/// a folder, a file, or a checkpoint without its training state. What is here already is not fetched again. Throws io.
-std::string model_on_this_machine(const std::string& model);
-
 /// Refers to `config`. Not thread safe.
 class RunModels {
  public:
-  /// `model`: the folder, which may be in a bucket. `controlnet`: a ControlNet's folder, or empty.
+  /// `model`, `controlnet`: see open_model.
   RunModels(const RunConfig& config, const std::string& model, Purpose purpose, const std::string& controlnet = "");
   RunModels(const RunModels&) = delete;
 
   const RunConfig& config() const { return config_; }
-  const ModelFolder& folder() const { return folder_; }
-  const std::shared_ptr<const Family>& family() const { return family_; }
+  const ModelFolder& folder() const { return model_.folder; }
+  const std::shared_ptr<const Family>& family() const { return model_.family; }
   const Devices& devices() const { return devices_; }
   /// What models around the trained one run on: this process's, which it may use by itself.
   const Devices& own_devices() const { return own_devices_; }
@@ -38,7 +32,7 @@ class RunModels {
   std::function<NamedPieces()> open_weights(const ParamTable& params, const std::string& component);
   /// Random values, whatever else there is.
   std::function<NamedPieces()> open_random(const ParamTable& params, const std::string& component) const {
-    return weights_.open(params, component);
+    return model_.weights.open(params, component);
   }
   WeightsOf weights_of() {
     return [this](const ParamTable& params, const std::string& component) {
@@ -85,10 +79,8 @@ class RunModels {
 
  private:
   const RunConfig& config_;
-  ModelFolder folder_;
-  std::shared_ptr<const Family> family_;
+  OpenedModel model_;
   Devices devices_, own_devices_;
-  ModelWeights weights_;
   HostArrays autoencoder_values_;
   std::unique_ptr<TextEncoder> text_encoder_;
   std::unique_ptr<MediaAutoencoder> media_autoencoder_;

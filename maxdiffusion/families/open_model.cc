@@ -1,0 +1,79 @@
+#include "maxdiffusion/families/open_model.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/checkpoint/remote_checkpoints.h"
+#include "maxdiffusion/model_folder/single_file.h"
+#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/write.h"
+
+namespace md {
+namespace {
+
+/// An autoencoder of another file comes with its own config.json, where it has one.
+void take_autoencoders_config(ModelFolder& folder, const std::string& component, const std::string& vae_file) {
+  if (vae_file.empty() || component.empty()) return;
+  const std::string files = component_files(vae_file, component),
+                    beside = std::filesystem::is_directory(files)
+                                 ? files
+                                 : std::filesystem::absolute(files).parent_path().string();
+  const std::string config = beside + "/config.json";
+  if (!exists(config)) return;
+  const auto parsed = parse_json_or_discard(read_file(config));
+  const std::string class_name = folder.components().at(component).class_name;
+  if (beside != files && (!parsed.is_object() || parsed.value("_class_name", nlohmann::json()) != class_name))
+    return;  // of something else that lies there
+  folder.set_config(component, read_file(config), config);
+  log_info("vae_file: {} is read with {}", files, config);
+}
+
+ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const std::string& controlnet) {
+  ModelFolder folder = ModelFolder::open(model, {.bpe_file = keys.clip_bpe_file,
+                                                 .revision = keys.revision,
+                                                 .variant = keys.variant,
+                                                 .single_file_config = keys.single_file_config});
+  if (std::filesystem::is_regular_file(controlnet))
+    folder.add_component("controlnet", controlnet, control_config(folder, controlnet));
+  else if (!controlnet.empty())
+    folder.add_component("controlnet", controlnet);
+  take_autoencoders_config(folder, make_family(folder)->autoencoder(), keys.vae_file);
+  if (keys.max_sequence_length) folder.set_option("max_sequence_length", *keys.max_sequence_length);
+  return folder;
+}
+
+}  // namespace
+
+std::string newest_checkpoint(const std::string& from) {
+  const std::string checkpoints = below(from, "checkpoints");
+  if (!is_remote(from) && !std::filesystem::is_directory(checkpoints)) return from;
+  const std::vector<int64_t> steps = list_checkpoints(checkpoints);
+  if (steps.empty() && is_remote(from)) return from;
+  check(!steps.empty(), Code::io, "the run '{}' has no checkpoint", from);
+  log_info_once("the run's newest checkpoint is of step {}", steps.back());
+  return checkpoint_folder(checkpoints, steps.back());
+}
+
+std::string model_on_this_machine(const std::string& given) {
+  const std::string model = newest_checkpoint(given);
+  if (!is_remote(model)) return model;
+  log_info("the model of {} is kept in '{}' on this machine", shown(model), staging(model));
+  return find_file(below(model, kState)) ? local_checkpoint(model, CheckpointPart::model) : local_copy(model);
+}
+
+OpenedModel open_model(const std::string& model, const ModelKeys& keys, Purpose purpose, uint64_t seed,
+                       const std::string& controlnet) {
+  ModelFolder folder = open_folder(model_on_this_machine(model), keys, controlnet);
+  std::shared_ptr<const Family> family = make_family(folder);
+  check_kind(keys, folder, *family);
+  ModelWeights weights = purpose == Purpose::training ? ModelWeights::for_training(folder, *family, keys, seed)
+                                                      : ModelWeights::for_sampling(folder, *family, keys, seed);
+  return {std::move(folder), std::move(family), std::move(weights)};
+}
+
+}  // namespace md
