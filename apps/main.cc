@@ -185,7 +185,7 @@ void inspect(const Words& words) {
     md::RunConfig defaults;
     md::KeyList keys;
     keys.add(defaults);
-    for (const auto& k : keys.keys()) fmt::print("{}: {}  # {}\n", k.name, k.print(), k.meaning);
+    for (const auto& k : keys.keys()) fmt::print("{}\n", k.line());
     return;
   }
   md::check(!words.empty(), md::Code::invalid_config,
@@ -197,7 +197,7 @@ void inspect(const Words& words) {
 
 void print_keys(const char* title, const md::KeyList& keys) {
   fmt::print("\n{}:\n", title);
-  for (const auto& k : keys.keys()) fmt::print("  {}: {}  # {}\n", k.name, k.print(), k.meaning);
+  for (const auto& k : keys.keys()) fmt::print("  {}\n", k.line());
 }
 
 /// Prints a command's own keys.

@@ -1,19 +1,21 @@
 // Configuration: a flat mapping of typed keys from YAML, a parent file (`base:`), and key=value words; structs declare
-// their keys with `visit(v)`, calling v("key", member, "meaning") for each; v("key", member, "meaning", KeyPath::input)
-// where the text is a path.
-// A declared member is also its key's type. Nothing here knows any particular key.
+// their keys with `visit(v)`, calling v("key", member, "meaning") for each. A fourth word says what the key takes: a
+// range of numbers or a list of words (base/key_values.h), or that its text is a path (base/key_path.h). A declared
+// member is also its key's type. Nothing here knows any particular key.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "maxdiffusion/base/json_text.h"
 #include "maxdiffusion/base/key_path.h"
+#include "maxdiffusion/base/key_values.h"
 
 namespace md {
 
@@ -72,10 +74,15 @@ struct OptionalTexts : Texts {
 /// One key as declared by a struct.
 struct ConfigKey {
   std::string name, meaning, type;
-  std::function<void(const ConfigValue&)> set;  // throws invalid_config for a value of another type
+  std::function<void(const ConfigValue&)> set;  // throws invalid_config for a value that the key does not take
   std::function<std::string()> print;           // the present value as YAML flow text
   KeyPath path = KeyPath::none;
   std::function<std::vector<std::string*>()> paths = {};  // the texts, where they are paths
+  std::optional<KeyRange> range = {};
+  std::optional<KeyWords> words = {};
+
+  /// "adam_b1: 0.9  # decay of the first moment [at least 0 and below 1]".
+  std::string line() const;
 };
 
 /// Collects the keys of structs, which must outlive it: `KeyList keys; keys.add(optim); keys.add(mesh);
@@ -84,16 +91,16 @@ class KeyList {
  public:
   template <class T>
   void add(T& config) {
-    config.visit([this](const char* name, auto& member, const char* meaning, auto... path) {
-      key(name, member, meaning, path...);
+    config.visit([this](const char* name, auto& member, const char* meaning, auto&&... takes) {
+      key(name, member, meaning, takes...);
     });
   }
   /// Command-line words with `--key=value`, `--key value` and, of a key that is true or false, `--key` written as
   /// key=value; `-` in a key counts as `_`. Throws invalid_config for a key without its value.
   std::vector<std::string> overrides(const std::vector<std::string>& words) const;
   /// Sets every member named by the source. Throws invalid_config for an unknown key (file, line, and the hint that
-  /// `hints` has for it, or the nearest known key) and for a value of the wrong type (file, line, key, text, expected
-  /// type).
+  /// `hints` has for it, or the nearest known key) and for a value that its key does not take (file, line, key, text,
+  /// expected).
   void assign(const ConfigSource& source, const std::map<std::string, std::string>& hints = {});
   /// Relative paths become absolute, so that they mean the same from any folder.
   void make_paths_absolute();
@@ -102,19 +109,20 @@ class KeyList {
   const std::vector<ConfigKey>& keys() const { return keys_; }
 
   void key(const char* name, bool& m, const char* meaning);
-  void key(const char* name, int64_t& m, const char* meaning);
-  void key(const char* name, double& m, const char* meaning);
+  void key(const char* name, int64_t& m, const char* meaning, const std::optional<KeyRange>& range = {});
+  void key(const char* name, double& m, const char* meaning, const std::optional<KeyRange>& range = {});
   void key(const char* name, std::string& m, const char* meaning, KeyPath path = KeyPath::none);  // null, None: empty
-  void key(const char* name, std::optional<bool>& m, const char* meaning);                        // null: none
-  void key(const char* name, std::optional<int64_t>& m, const char* meaning);
-  void key(const char* name, std::optional<double>& m, const char* meaning);
+  void key(const char* name, std::string& m, const char* meaning, const KeyWords& words);
+  void key(const char* name, std::optional<bool>& m, const char* meaning);  // null: none
+  void key(const char* name, std::optional<int64_t>& m, const char* meaning, const std::optional<KeyRange>& range = {});
+  void key(const char* name, std::optional<double>& m, const char* meaning, const std::optional<KeyRange>& range = {});
   /// Names and paths. One text is a list of one; on the command line a list needs no quotes: [a, b].
   void key(const char* name, std::vector<std::string>& m, const char* meaning, KeyPath path = KeyPath::none);
   void key(const char* name, Texts& m, const char* meaning);
   void key(const char* name, OptionalTexts& m, const char* meaning);
   /// On the command line numbers need no brackets: 1,2.
-  void key(const char* name, std::vector<int64_t>& m, const char* meaning);
-  void key(const char* name, std::vector<double>& m, const char* meaning);
+  void key(const char* name, std::vector<int64_t>& m, const char* meaning, const std::optional<KeyRange>& range = {});
+  void key(const char* name, std::vector<double>& m, const char* meaning, const std::optional<KeyRange>& range = {});
   /// Each member as one line of JSON: 0.25, "later", true, [1, 2].
   void key(const char* name, std::map<std::string, std::string>& m, const char* meaning);
   void key(const char* name, JsonText& m, const char* meaning);

@@ -409,7 +409,7 @@ TEST(Config, UnknownKeyNamesPlaceAndNearestKey) {
 
 TEST(Config, WrongTypeNamesPlaceKeyTextAndExpectation) {
   std::string message = refusal("run_name: a\n\nmax_train_steps: many\n");
-  EXPECT_EQ(message, "config: text:3: max_train_steps is `many`, expected a whole number");
+  EXPECT_EQ(message, "config: text:3: max_train_steps is `many`, expected a whole number\n  max_train_steps: a count");
   EXPECT_TRUE(contains(refusal("max_train_steps: '5'"), "quoted"));
   EXPECT_TRUE(contains(refusal("learning_rate: [1]"), "learning_rate is `[1]`, expected a number"));
   EXPECT_TRUE(contains(refusal("run_name: [1]"), "expected text"));
@@ -691,6 +691,105 @@ TEST(Config, AHintStandsInTheSuggestionsPlace) {
   } catch (const Error& e) {
     EXPECT_STREQ(e.what(), "config: text:1: there is no key `learning_rat`\n  here it is `x`");
   }
+}
+
+/// Keys that say what they take.
+struct Limited {
+  double part = 0.5, decay = 0.9, shift = 1, rate = 1, least = 0;
+  int64_t count = 1;
+  std::optional<int64_t> seed;
+  std::optional<double> scale;
+  std::vector<int64_t> crops;
+  std::string method = "fast", form;
+
+  template <class V>
+  void visit(V&& v) {
+    v("part", part, "a part", in_range(0, 1));
+    v("decay", decay, "a decay", in_range(0, below(1)));
+    v("shift", shift, "a shift", finite());
+    v("rate", rate, "a rate", at_least(above(0)));
+    v("least", least, "a bound", at_most(1));
+    v("count", count, "a count", in_range(1, 1024));
+    v("seed", seed, "a seed; -1: any", at_least(-1));
+    v("scale", scale, "a factor", at_least(0));
+    v("crops", crops, "offsets", at_least(0));
+    v("method", method, "how", one_of({"fast", "careful"}));
+    v("form", form, "what; empty: either", one_of_or_empty({"png", "mp4"}));
+  }
+};
+
+/// What is said of a word, or "accepted".
+std::string taken(const std::string& word, const std::string& yaml = "") {
+  Limited l;
+  KeyList keys;
+  keys.add(l);
+  try {
+    keys.assign(ConfigSource::from_text(yaml, word.empty() ? std::vector<std::string>() : std::vector{word}));
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    return e.what();
+  }
+  return "accepted";
+}
+
+TEST(KeyRange, BothEndsAreTakenAndWhatIsBeyondIsRefusedWithTheRange) {
+  for (const char* word : {"part=0", "part=1", "decay=0", "decay=0.999999", "shift=-1e300", "shift=1e300",
+                           "rate=1e-300", "least=1", "least=-1e300", "count=1", "count=1024", "seed=-1", "seed=null",
+                           "scale=0", "scale=null", "crops=[]", "crops=0,7"})
+    EXPECT_EQ(taken(word), "accepted") << word;
+  const std::pair<const char*, const char*> refused[] = {
+      {"part=-1e-9", "part is `-1e-9`, expected a number, 0 to 1"},
+      {"part=1.0001", "part is `1.0001`, expected a number, 0 to 1"},
+      {"decay=1", "decay is `1`, expected a number, at least 0 and below 1"},
+      {"decay=-0.1", "decay is `-0.1`, expected a number, at least 0 and below 1"},
+      {"rate=0", "rate is `0`, expected a finite number, above 0"},
+      {"least=1.5", "least is `1.5`, expected a finite number, up to 1"},
+      {"count=0", "count is `0`, expected a whole number, 1 to 1024"},
+      {"count=1025", "count is `1025`, expected a whole number, 1 to 1024"},
+      {"seed=-2", "seed is `-2`, expected a whole number, -1 or more, or null"},
+      {"scale=-0.5", "scale is `-0.5`, expected a finite number, 0 or more, or null"},
+      {"crops=0,-1", "crops is `0,-1`, expected a list of whole numbers, as in [1, 2], each 0 or more"}};
+  for (const auto& [word, text] : refused)
+    EXPECT_TRUE(taken(word).starts_with(fmt::format("config: command line: {}\n", text))) << taken(word);
+  EXPECT_EQ(taken("", "part: 0.5\nseed: -2\n"),
+            "config: text:2: seed is `-2`, expected a whole number, -1 or more, or null\n  seed: a seed; -1: any");
+  for (const char* key : {"part", "decay", "shift", "rate", "least", "scale", "count", "crops"})
+    for (const char* value : {"nan", "inf", "-inf", ".inf"})
+      EXPECT_TRUE(contains(taken(fmt::format("{}={}", key, value)), "expected a")) << key << value;
+  EXPECT_TRUE(contains(taken("shift=inf"), "expected a finite number\n"));
+}
+
+TEST(KeyWords, AWordOfNoListIsRefusedWithTheListAndTheNearest) {
+  for (const char* word : {"method=careful", "form=png", "form="}) EXPECT_EQ(taken(word), "accepted") << word;
+  EXPECT_EQ(taken("", "form: null"), "accepted");
+  EXPECT_EQ(taken("method=carefull"),
+            "config: command line: method is `carefull`, expected one of: fast, careful\n  did you mean `careful`?\n"
+            "  method: how");
+  EXPECT_EQ(taken("", "form: jpg"),
+            "config: text:1: form is `jpg`, expected one of: png, mp4, or empty\n"
+            "  form: what; empty: either");
+  for (const char* word : {"method=", "method=FAST", "form=fast"})
+    EXPECT_TRUE(contains(taken(word), "expected one of: ")) << word;
+}
+
+TEST(ConfigKey, ALineSaysDefaultMeaningAndWhatIsTaken) {
+  Limited l;
+  KeyList keys;
+  keys.add(l);
+  std::string lines;
+  for (const ConfigKey& key : keys.keys()) lines += key.line() + "\n";
+  EXPECT_EQ(lines,
+            "part: 0.5  # a part [0 to 1]\n"
+            "decay: 0.9  # a decay [at least 0 and below 1]\n"
+            "shift: 1.0  # a shift\n"
+            "rate: 1.0  # a rate [above 0]\n"
+            "least: 0.0  # a bound [up to 1]\n"
+            "count: 1  # a count [1 to 1024]\n"
+            "seed: null  # a seed; -1: any [-1 or more]\n"
+            "scale: null  # a factor [0 or more]\n"
+            "crops: []  # offsets [0 or more]\n"
+            "method: fast  # how [one of: fast, careful]\n"
+            "form: \"\"  # what; empty: either [one of: png, mp4, or empty]\n");
 }
 
 }  // namespace

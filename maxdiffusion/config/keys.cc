@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -24,15 +25,19 @@ bool is_unquoted(const ConfigValue& v) { return v.kind == Kind::plain || v.kind 
 bool is_word(const ConfigValue& v) { return v.kind == Kind::word; }
 bool is_none(const ConfigValue& v) { return is_unquoted(v) && (v.is_null || reads_as_null(v.text)); }
 
-[[noreturn]] void wrong_type(const std::string& name, const ConfigValue& v, const char* expected) {
+Error refusal(const std::string& name, const ConfigValue& v, const std::string& expected) {
   std::string found = v.is_null ? "null" : v.kind == Kind::quoted ? '"' + v.text + '"' : v.text;
-  Error error(Code::invalid_config, fmt::format("config: {}: {} is `{}`, expected {}", v.where, name, found, expected));
+  return {Code::invalid_config, fmt::format("config: {}: {} is `{}`, expected {}", v.where, name, found, expected)};
+}
+
+[[noreturn]] void wrong_type(const std::string& name, const ConfigValue& v, const std::string& expected) {
+  Error error = refusal(name, v, expected);
   if (v.kind == Kind::quoted) error.note("it is quoted, which makes it text");
   throw error;
 }
 
 /// The value as YAML. Only command-line text can be malformed here.
-YAML::Node parsed(const std::string& name, const ConfigValue& v, const char* expected) {
+YAML::Node parsed(const std::string& name, const ConfigValue& v, const std::string& expected) {
   try {
     return parse_flow(v.text);
   } catch (const YAML::Exception&) {
@@ -43,7 +48,8 @@ YAML::Node parsed(const std::string& name, const ConfigValue& v, const char* exp
 /// A list whose items `read` accepts; items with quotes are offered to `read` only if `quotes` says so. On the command
 /// line its brackets may be left out.
 template <class T, class Read>
-std::vector<T> read_list(const std::string& name, const ConfigValue& v, const char* expected, bool quotes, Read read) {
+std::vector<T> read_list(const std::string& name, const ConfigValue& v, const std::string& expected, bool quotes,
+                         Read read) {
   if (v.kind == Kind::plain || v.kind == Kind::quoted || v.kind == Kind::mapping) wrong_type(name, v, expected);
   ConfigValue list = v;
   if (v.kind == Kind::word && !v.text.starts_with('[') && !v.text.starts_with('(')) list.text = "[" + v.text + "]";
@@ -125,6 +131,64 @@ Texts read_texts(const std::string& name, const ConfigValue& v, const char* expe
   return Texts(read_list<std::string>(name, v, expected, true, read_text));
 }
 
+/// "a finite number, 0 or more, or null".
+std::string expected_number(std::string type, const std::optional<KeyRange>& range, bool or_null) {
+  if (!range) return type + (or_null ? " or null" : "");
+  const bool bounded = std::isfinite(range->least.value) && std::isfinite(range->most.value);
+  if (type == "a number" && !bounded) type = "a finite number";
+  if (const std::string text = range->text(); !text.empty()) type += ", " + text;
+  return type + (or_null ? ", or null" : "");
+}
+
+/// `read`, for numbers of the range.
+template <class Read>
+auto within(const std::optional<KeyRange>& range, Read read) {
+  return [range, read](const std::string& text) {
+    auto value = read(text);
+    return !value || !range || range->contains(static_cast<double>(*value)) ? value : std::nullopt;
+  };
+}
+
+/// Of a number, or an optional one.
+template <class T, class Read, class Print>
+ConfigKey number_key(const char* name, T& m, const char* meaning, const std::string& type,
+                     const std::optional<KeyRange>& range, Read read, Print print) {
+  constexpr bool optional = !std::is_arithmetic_v<T>;
+  const std::string expected = expected_number(type, range, optional);
+  return {.name = name,
+          .meaning = meaning,
+          .type = type + (optional ? " or null" : ""),
+          .set =
+              [=, &m, read = within(range, read)](const ConfigValue& v) {
+                const auto value = is_unquoted(v) ? read(v.text) : std::nullopt;
+                if (!value && !(optional && is_none(v))) wrong_type(name, v, expected);
+                if constexpr (optional)
+                  m = value;
+                else
+                  m = *value;
+              },
+          .print = [=, &m]() -> std::string {
+            if constexpr (optional)
+              return m ? print(*m) : "null";
+            else
+              return print(m);
+          },
+          .range = range};
+}
+
+template <class T, class Read, class Print>
+ConfigKey numbers_key(const char* name, std::vector<T>& m, const char* meaning, const char* type,
+                      const std::optional<KeyRange>& range, Read read, Print print) {
+  const std::string expected = type + (range ? ", each " + range->text() : "");
+  return {.name = name,
+          .meaning = meaning,
+          .type = type,
+          .set = [=, &m, read = within(range, read)](
+                     const ConfigValue& v) { m = read_list<T>(name, v, expected, false, read); },
+          .print = [=, &m] { return print_list(m, print); },
+          .range = range};
+}
+
 std::string print_bool(bool b) { return b ? "true" : "false"; }
 std::string print_int(int64_t i) { return std::to_string(i); }
 /// Edit distance with neighbours swapped counted as one edit.
@@ -144,6 +208,11 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 
 }  // namespace
 
+std::string ConfigKey::line() const {
+  const std::string takes = range ? range->text() : words ? words->text() : "";
+  return fmt::format("{}: {}  # {}{}", name, print(), meaning, takes.empty() ? "" : " [" + takes + "]");
+}
+
 void KeyList::declare(ConfigKey key) {
   for (const auto& k : keys_) check(k.name != key.name, Code::internal, "config: key {} is declared twice", key.name);
   keys_.push_back(std::move(key));
@@ -158,22 +227,12 @@ void KeyList::key(const char* name, bool& m, const char* meaning) {
            [&m] { return print_bool(m); }});
 }
 
-void KeyList::key(const char* name, int64_t& m, const char* meaning) {
-  declare({name, meaning, "a whole number",
-           [name, &m](const ConfigValue& v) {
-             auto value = is_unquoted(v) ? read_whole(v.text) : std::nullopt;
-             value ? void(m = *value) : wrong_type(name, v, "a whole number");
-           },
-           [&m] { return print_int(m); }});
+void KeyList::key(const char* name, int64_t& m, const char* meaning, const std::optional<KeyRange>& range) {
+  declare(number_key(name, m, meaning, "a whole number", range, read_whole, print_int));
 }
 
-void KeyList::key(const char* name, double& m, const char* meaning) {
-  declare({name, meaning, "a number",
-           [name, &m](const ConfigValue& v) {
-             auto value = is_unquoted(v) ? read_number(v.text) : std::nullopt;
-             value ? void(m = *value) : wrong_type(name, v, "a number");
-           },
-           [&m] { return print_double(m); }});
+void KeyList::key(const char* name, double& m, const char* meaning, const std::optional<KeyRange>& range) {
+  declare(number_key(name, m, meaning, "a number", range, read_number, print_double));
 }
 
 void KeyList::key(const char* name, std::string& m, const char* meaning, KeyPath path) {
@@ -187,6 +246,20 @@ void KeyList::key(const char* name, std::string& m, const char* meaning, KeyPath
            [&m] { return print_string(m); }, path, [&m] { return std::vector<std::string*>{&m}; }});
 }
 
+void KeyList::key(const char* name, std::string& m, const char* meaning, const KeyWords& words) {
+  key(name, m, meaning);
+  ConfigKey& declared = keys_.back();
+  declared.words = words;
+  declared.set = [name, words, &m, any = declared.set](const ConfigValue& v) {
+    any(v);
+    if (m.empty() ? words.or_empty : std::ranges::count(words.words, m) > 0) return;
+    Error error = refusal(name, v, words.text());
+    if (const std::string near = nearest(m, words.words); !near.empty())
+      error.note(fmt::format("did you mean `{}`?", near));
+    throw error;
+  };
+}
+
 void KeyList::key(const char* name, std::optional<bool>& m, const char* meaning) {
   declare({name, meaning, "true, false or null",
            [name, &m](const ConfigValue& v) {
@@ -197,24 +270,14 @@ void KeyList::key(const char* name, std::optional<bool>& m, const char* meaning)
            [&m] { return m ? print_bool(*m) : "null"; }});
 }
 
-void KeyList::key(const char* name, std::optional<int64_t>& m, const char* meaning) {
-  declare({name, meaning, "a whole number or null",
-           [name, &m](const ConfigValue& v) {
-             auto value = is_unquoted(v) ? read_whole(v.text) : std::nullopt;
-             if (!value && !is_none(v)) wrong_type(name, v, "a whole number or null");
-             m = value;
-           },
-           [&m] { return m ? print_int(*m) : "null"; }});
+void KeyList::key(const char* name, std::optional<int64_t>& m, const char* meaning,
+                  const std::optional<KeyRange>& range) {
+  declare(number_key(name, m, meaning, "a whole number", range, read_whole, print_int));
 }
 
-void KeyList::key(const char* name, std::optional<double>& m, const char* meaning) {
-  declare({name, meaning, "a number or null",
-           [name, &m](const ConfigValue& v) {
-             auto value = is_unquoted(v) ? read_number(v.text) : std::nullopt;
-             if (!value && !is_none(v)) wrong_type(name, v, "a number or null");
-             m = value;
-           },
-           [&m] { return m ? print_double(*m) : "null"; }});
+void KeyList::key(const char* name, std::optional<double>& m, const char* meaning,
+                  const std::optional<KeyRange>& range) {
+  declare(number_key(name, m, meaning, "a number", range, read_number, print_double));
 }
 
 void KeyList::key(const char* name, std::vector<std::string>& m, const char* meaning, KeyPath path) {
@@ -252,18 +315,13 @@ void KeyList::key(const char* name, OptionalTexts& m, const char* meaning) {
            [&m] { return print_list(m, print_string); }});
 }
 
-void KeyList::key(const char* name, std::vector<int64_t>& m, const char* meaning) {
-  constexpr auto kType = "a list of whole numbers, as in [1, 2]";
-  declare({name, meaning, kType,
-           [name, &m](const ConfigValue& v) { m = read_list<int64_t>(name, v, kType, false, read_whole); },
-           [&m] { return print_list(m, print_int); }});
+void KeyList::key(const char* name, std::vector<int64_t>& m, const char* meaning,
+                  const std::optional<KeyRange>& range) {
+  declare(numbers_key(name, m, meaning, "a list of whole numbers, as in [1, 2]", range, read_whole, print_int));
 }
 
-void KeyList::key(const char* name, std::vector<double>& m, const char* meaning) {
-  constexpr auto kType = "a list of numbers, as in [1.0, 2.5]";
-  declare({name, meaning, kType,
-           [name, &m](const ConfigValue& v) { m = read_list<double>(name, v, kType, false, read_number); },
-           [&m] { return print_list(m, print_double); }});
+void KeyList::key(const char* name, std::vector<double>& m, const char* meaning, const std::optional<KeyRange>& range) {
+  declare(numbers_key(name, m, meaning, "a list of numbers, as in [1.0, 2.5]", range, read_number, print_double));
 }
 
 void KeyList::key(const char* name, std::map<std::string, std::string>& m, const char* meaning) {
@@ -325,7 +383,11 @@ void KeyList::assign(const ConfigSource& source, const std::map<std::string, std
   for (const auto& [name, value] : source.values()) {
     auto key = std::ranges::find(keys_, name, &ConfigKey::name);
     if (key != keys_.end()) {
-      key->set(value);
+      try {
+        key->set(value);
+      } catch (Error& e) {
+        throw e.note(fmt::format("{}: {}", name, key->meaning));
+      }
       continue;
     }
     Error error(Code::invalid_config, fmt::format("config: {}: there is no key `{}`", value.where, name));

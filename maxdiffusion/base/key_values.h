@@ -1,0 +1,42 @@
+// What values a key takes, as its declaration in `visit` says: v("adam_b1", adam_b1, "decay of the first moment",
+// in_range(0, below(1))).
+#pragma once
+
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace md {
+
+/// The least or the most of a range.
+struct RangeEnd {
+  constexpr RangeEnd(double v, bool is_excluded = false) : value(v), excluded(is_excluded) {}  // NOLINT: from a number
+  double value;
+  bool excluded;
+};
+constexpr RangeEnd below(double value) { return {value, true}; }
+constexpr RangeEnd above(double value) { return {value, true}; }
+
+/// Finite numbers from one end to the other; of a list, for each of its numbers.
+struct KeyRange {
+  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  RangeEnd least = -kInfinity, most = kInfinity;
+  bool contains(double value) const;
+  std::string text() const;  // "0 or more", "at least 0 and below 1"
+};
+constexpr KeyRange in_range(RangeEnd least, RangeEnd most) { return {least, most}; }
+constexpr KeyRange at_least(RangeEnd least) { return {.least = least}; }
+constexpr KeyRange at_most(RangeEnd most) { return {.most = most}; }
+constexpr KeyRange finite() { return {}; }
+
+/// The words that a text may be.
+struct KeyWords {
+  std::vector<std::string> words;
+  bool or_empty = false;
+  std::string text() const;  // "one of: png, mp4"
+};
+inline KeyWords one_of(std::vector<std::string> words) { return {std::move(words)}; }
+inline KeyWords one_of_or_empty(std::vector<std::string> words) { return {std::move(words), true}; }
+
+}  // namespace md
