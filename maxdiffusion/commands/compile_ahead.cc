@@ -122,7 +122,8 @@ bool samples(const RunConfig& c) {
 struct Steps {
   explicit Steps(const RunConfig& c)
       : config(for_models(c)),
-        models(config, c.model.pretrained_model_name_or_path, samples(c) ? Purpose::sampling : Purpose::training),
+        run(make_run_info(c, processes())),
+        models(config, run, c.model.pretrained_model_name_or_path, samples(c) ? Purpose::sampling : Purpose::training),
         place(place_of(c, models)) {
     const AxisRules rules = axis_rules(c, models.family()->axis_rules());
     const GraphOptions placed = place.graph_options(rules);
@@ -156,6 +157,7 @@ struct Steps {
   }
 
   RunConfig config;
+  RunInfo run;
   RunModels models;
   Place place;
   StepOptions step;

@@ -33,7 +33,6 @@
 #include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/run/write_media.h"
 #include "maxdiffusion/runtime/memory.h"
-#include "maxdiffusion/settings/values.h"
 #include "maxdiffusion/storage/hub.h"
 #include "maxdiffusion/storage/hub_cache.h"
 #include "maxdiffusion/storage/mirror.h"
@@ -131,10 +130,10 @@ void add_images(const RunModels& models, MediaAutoencoder& autoencoder, const We
 /// A model folder on devices, drawing as a config says.
 class Sampler {
  public:
-  Sampler(RunConfig config, const std::string& model, const GenerateOptions& how)
+  Sampler(RunConfig config, const RunInfo& run, const std::string& model, const GenerateOptions& how)
       : config_(std::move(config)),
         control_(control_folder(config_.control, how.with_control)),
-        models_(config_, model, Purpose::sampling, control_) {
+        models_(config_, run, model, Purpose::sampling, control_) {
     models_.check_weights();
     std::optional<ControlOptions> control;
     if (!control_.empty()) control = control_options(config_);
@@ -238,6 +237,7 @@ SampleOptions planned_sampling(const RunModels& models, int64_t devices, bool as
                                 ? (static_cast<double>(global) + 0.5) / static_cast<double>(devices)
                                 : c.batches.per_device_batch_size;
   SampleKeys keys = c.sample;
+  keys.sample_seed = static_cast<int64_t>(models.run().sample_seed);
   if (!keys.prompt_2.empty() && c.on_command_line.contains("prompt") && !c.on_command_line.contains("prompt_2")) {
     log_info_once("prompt_2 of the file is left aside, since prompt was given on the command line");
     keys.prompt_2.clear();
@@ -251,7 +251,7 @@ SampleOptions planned_sampling(const RunModels& models, int64_t devices, bool as
     keys.num_images_per_prompt = sampling_batch(per_device, devices);
   const MediaSize size = sample_size(c, *models.family());
   check_size(c, *models.family(), size);
-  SampleOptions o = sample_options(keys, *models.family(), size, per_device, devices, c.seed());
+  SampleOptions o = sample_options(keys, *models.family(), size, per_device, devices, models.run().seed);
   o.scheduler_config =
       models.family()->sampler_config(sampling_config(models.folder().scheduler_config(), c.scheduler), o.size);
   o.scheduler = make_scheduler(o.scheduler_config);
@@ -281,12 +281,12 @@ std::set<std::string> names_in(const std::string& folder) {
 }
 
 /// Samples into `folder`; `place`: where its files are in the end, which may be a bucket.
-void generate_into(const std::string& folder, const std::string& place, const ModelToSample& what,
+void generate_into(const std::string& folder, const std::string& place, const RunInfo& run, const ModelToSample& what,
                    const GenerateOptions& how) {
   const RunConfig& c = what.config;
   check_writable(folder, "output_dir");
   make_folders(folder);
-  Sampler sampler(c, what.model, how);
+  Sampler sampler(c, run, what.model, how);
   warn_of_ignored_keys(sampler.models(), "generate");
   std::optional<Profile> profile;  // of all that follows
   if (c.profile.enable_profiler) profile.emplace(sampler.models().devices());
@@ -306,10 +306,10 @@ void generate_into(const std::string& folder, const std::string& place, const Mo
 }
 
 /// Likewise, where `place` is a folder of this machine or in a bucket.
-void generate_to(const std::string& place, const ModelToSample& what, const GenerateOptions& how) {
-  if (!is_remote(place)) return generate_into(place, place, what, how);
+void generate_to(const std::string& place, const RunInfo& run, const ModelToSample& what, const GenerateOptions& how) {
+  if (!is_remote(place)) return generate_into(place, place, run, what, how);
   const std::string here = staging(below(place, fmt::format(".generated-{}", ::getpid())));
-  generate_into(here, place, what, how);
+  generate_into(here, place, run, what, how);
   Mirror({{here, place}}, {}).settle();
   log_info("all of it is in {}", shown(place));
   remove_below(here);
@@ -317,14 +317,14 @@ void generate_to(const std::string& place, const ModelToSample& what, const Gene
 
 }  // namespace
 
-void generate(const RunConfig& given, const GenerateOptions& how) {
-  const RunConfig c = with_drawn_seeds(given);
+void generate(const RunConfig& c, const GenerateOptions& how) {
+  const RunInfo run = make_run_info(c, processes());
   check_output_type(c.sample.output_type);
   const ModelToSample what = model_to_sample(c);
   const std::string place = how.as_reference ? c.run.output_dir : what.folder;
   check(!place.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
   try {
-    generate_to(place, what, how);
+    generate_to(place, run, what, how);
   } catch (Error& e) {
     if (e.code() == Code::out_of_memory)
       e.note(
@@ -339,8 +339,8 @@ void check_samples_of_run(const RunModels& models) {
   if (has_images(models)) given_images(models);
 }
 
-void draw_class_images(const RunConfig& run) {
-  const DreamboothKeys& k = run.dreambooth;
+void draw_class_images(const RunConfig& config, const RunInfo& run) {
+  const DreamboothKeys& k = config.dreambooth;
   if (k.class_data_dir.empty()) return;  // refused with the rest of the config
   make_folders(k.class_data_dir);
   const int64_t there = std::filesystem::is_empty(k.class_data_dir)
@@ -349,7 +349,7 @@ void draw_class_images(const RunConfig& run) {
   const int64_t missing = k.num_class_images - there;
   if (missing <= 0) return;
   log_info("DreamBooth: drawing {} pictures of '{}' into {}", missing, k.class_prompt, k.class_data_dir);
-  RunConfig c = run;
+  RunConfig c = config;
   c.sample.prompt = {k.class_prompt};
   c.sample.negative_prompt = {};
   c.sample.num_inference_steps = 50;
@@ -358,9 +358,9 @@ void draw_class_images(const RunConfig& run) {
   c.sample.do_classifier_free_guidance = true;
   c.sample.num_images_per_prompt = missing;
   c.sample.latents.clear();
-  Sampler sampler(c, c.model.pretrained_model_name_or_path, {});
+  Sampler sampler(c, run, c.model.pretrained_model_name_or_path, {});
   sampler.number_from(there);  // the seed has drawn those before
-  if (sampler.models().family()->distilled_guidance()) sampler.tell_guidance(run.sample.guidance_scale);
+  if (sampler.models().family()->distilled_guidance()) sampler.tell_guidance(config.sample.guidance_scale);
   const HostArray images = sampler.decode(sampler.denoise());
   for (int64_t i = 0; i < missing; ++i) {
     const std::string bytes = encode_png(image_of_batch(images, i));

@@ -26,7 +26,7 @@ void check_samples_of_run(const RunModels& models);
 
 /// DreamBooth: generates the images that class_data_dir lacks of num_class_images, with class_prompt, 50 steps and
 /// guidance 7.5.
-void draw_class_images(const RunConfig& config);
+void draw_class_images(const RunConfig& config, const RunInfo& run);
 
 /// Media of the prompts, drawn with the models of a run that is training: f32 [N, (F,) H, W, 3] in [−1, 1], one of each
 /// prompt where no key says how many. `weights`: of the denoiser.

@@ -12,12 +12,14 @@ namespace {
 /// A run's training steps, traced: one, or one of each expert.
 struct Planned {
   explicit Planned(const RunConfig& c)
-      : models(c, c.model.pretrained_model_name_or_path, Purpose::training),
+      : run(make_run_info(c, processes())),
+        models(c, run, c.model.pretrained_model_name_or_path, Purpose::training),
         training(planned_training(models, models.devices().mesh().devices())) {
     std::vector<const Task*> all;
     for (const DenoiseTask& t : training.tasks) all.push_back(&t);
     steps = std::make_unique<StepPrograms>(models.devices(), all, training.step, "train");
   }
+  RunInfo run;
   RunModels models;
   PlannedTraining training;
   std::unique_ptr<StepPrograms> steps;

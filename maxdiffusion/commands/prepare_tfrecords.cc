@@ -50,10 +50,11 @@ std::map<std::string, int64_t> numbers_of(const RunConfig& c, int64_t record) {
 }
 
 void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>& source, TfrecordShards& shards) {
-  RunModels models(c, c.model.pretrained_model_name_or_path, Purpose::training);
+  const RunInfo run = make_run_info(c, processes());
+  RunModels models(c, run, c.model.pretrained_model_name_or_path, Purpose::training);
   warn_of_ignored_keys(models, "prepare_tfrecords");
   const Family& family = *models.family();
-  const HostRng rng(c.seed(), "prepared posterior");
+  const HostRng rng(run.seed, "prepared posterior");
   const auto noise = [&](size_t n) {
     std::vector<float> drawn(n);
     rng.fill(HostRng::Distribution::normal, 1, static_cast<uint64_t>(shards.count()) * n, drawn);

@@ -27,7 +27,6 @@
 #include "maxdiffusion/run/write_media.h"
 #include "maxdiffusion/settings/changed_keys.h"
 #include "maxdiffusion/settings/compatibility.h"
-#include "maxdiffusion/settings/values.h"
 #include "maxdiffusion/storage/write.h"
 
 namespace md {
@@ -47,8 +46,7 @@ std::function<NamedPieces()> initial_matrices(const RunModels& m, const ParamTab
     targets.insert(targets.end(), more.begin(), more.end());
   }
   check_lora_targets(targets, params);
-  if (keys.lora_init.empty())
-    return [&params, seed = m.config().seed()] { return as_pieces(initial_lora(params, seed)); };
+  if (keys.lora_init.empty()) return [&params, seed = m.run().seed] { return as_pieces(initial_lora(params, seed)); };
   const LoraFile file =
       read_lora(keys.lora_init, lora_targets(m.folder(), *m.family()), trained_denoisers(m.config(), *m.family())[0]);
   return [values = as_pieces(initial_lora(params, file, lora_config(m)))] { return values; };
@@ -84,7 +82,7 @@ void complete_checkpoint(RunModels& m, CheckpointContent& content, const ParamTa
       const std::string folder = denoisers.size() == 1 ? to : to + "/" + kExpertFolders[i];
       write_peft_lora(folder, own, lora_names(m.folder(), family));
       write_lora_layout(fmt::format("{}/lora_{}.safetensors", folder, layout), own, m.folder(), family, layout,
-                        kohya_metadata(m.config(), family));
+                        kohya_metadata(m.config(), m.run(), family));
     }
   };
 }
@@ -114,7 +112,7 @@ void show(EventWriter* events, const RunModels& m, int64_t step, const std::stri
 }
 
 void write_grid(EventWriter* events, const RunModels& m, int64_t step, const HostArray& media) {
-  const std::string path = fmt::format("{}/samples/step_{:06}", m.config().folder(), step);
+  const std::string path = fmt::format("{}/samples/step_{:06}", m.run().folder, step);
   show(events, m, step, "samples", media, write_sample_grid(m, media, path));
   log_info("samples of step {}: {}.png", step, path);
 }
@@ -126,35 +124,28 @@ void compare(const HostArray& before, const HostArray& after) {
   log_info("PSNR after training is {:.2f} dB", peak_signal_to_noise(a, b));
 }
 
-void write_config(const RunConfig& c) {
-  if (!processes().leads()) return;
-  make_folders(c.folder() + "/samples");
-  write_file_atomic(c.folder() + "/config.yml", c.to_yaml());
-  if (!c.run.save_config_to_gcs) return;
-  check(!c.run.base_output_directory.empty(), Code::invalid_config, "save_config_to_gcs needs base_output_directory");
-  put_text(below(below(c.run.base_output_directory, c.run.run_name), "config.yml"), c.to_yaml());
+void write_config(const RunInfo& run) {
+  if (!run.is_coordinator) return;
+  make_folders(run.folder + "/samples");
+  write_file_atomic(run.folder + "/config.yml", run.config_yaml);
+  if (!run.config_copy.empty()) put_text(run.config_copy, run.config_yaml);
 }
 
 /// Throws io, naming the key, where an output of a run cannot be written.
-void check_outputs(const RunConfig& c) {
+void check_outputs(const RunConfig& c, const RunInfo& run) {
+  check_has_folder(run);
   const auto check = [](const std::string& folder, const char* key) {
     if (!folder.empty() && !is_remote(folder)) check_writable(folder, key);
   };
   const auto check_file = [&](const std::string& file, const char* key) {
     if (!file.empty()) check(std::filesystem::path(file).parent_path().string(), key);
   };
-  for (const char* part : {"samples", "checkpoints", "tensorboard"}) check(below(c.folder(), part), "output_dir");
+  for (const char* part : {"samples", "checkpoints", "tensorboard"}) check(below(run.place, part), "output_dir");
   check(c.loop.checkpoint_dir, "checkpoint_dir");
   if (c.denoise.cache_latents_text_encoder_outputs) check(c.batches.dataset_save_location, "dataset_save_location");
   if (c.run.save_config_to_gcs) check(c.run.base_output_directory, "base_output_directory");
-  if (c.metrics.write_metrics) check_file(c.metrics.metrics_file, "metrics_file");
-  if (c.run.write_timing_metrics) check_file(c.run.timing_metrics_file, "timing_metrics_file");
-}
-
-/// Whether anything is sampled from the run's prompts, on the way or at the ends.
-bool takes_samples(const RunConfig& c) {
-  return !c.sample.prompt.empty() &&
-         (c.run.sample_every != 0 || c.run.enable_ssim || c.run.enable_generate_video_for_eval);
+  if (run.metrics.write_metrics) check_file(run.metrics.metrics_file, "metrics_file");
+  check_file(run.timing_file, "timing_metrics_file");
 }
 
 /// What is known of a run before its data is read, and what throws where it would fail by that: each part by name.
@@ -178,7 +169,7 @@ std::vector<Part> parts_of_plan(const RunModels& m) {
            }},
           {"samples",
            [&m, &c] {
-             if (takes_samples(c)) check_samples_of_run(m);
+             if (planned_samples(c, m.run())) check_samples_of_run(m);
            }},
           {"evaluation",
            [&c, plan] {
@@ -187,8 +178,8 @@ std::vector<Part> parts_of_plan(const RunModels& m) {
              if (!c.is_dreambooth() && c.denoise.replay_batches.empty()) source_config(c);
              open_source(held_out_source(c, plan().tasks[0]));
            }},
-          {"outputs", [&c] {
-             if (processes().leads()) check_outputs(c);
+          {"outputs", [&m, &c] {
+             if (m.run().is_coordinator) check_outputs(c, m.run());
            }}};
 }
 
@@ -197,27 +188,27 @@ void check_plan(const RunModels& m) {
   for (const auto& [name, part] : parts_of_plan(m)) part();
 }
 
-std::unique_ptr<RunModels> open_models(const RunConfig& c) {
-  Phase phase(c.run, "devices and model folder");
-  auto open = [&c] {
-    auto models = std::make_unique<RunModels>(c, c.model.pretrained_model_name_or_path, Purpose::training);
+std::unique_ptr<RunModels> open_models(const RunConfig& c, const RunInfo& run) {
+  Phase phase("devices and model folder", run.timing_file);
+  auto open = [&] {
+    auto models = std::make_unique<RunModels>(c, run, c.model.pretrained_model_name_or_path, Purpose::training);
     check_plan(*models);
     return models;
   };
   processes().leader_first("model", [&] { model_on_this_machine(c.model.pretrained_model_name_or_path); });
   if (c.is_dreambooth()) {
     open();  // and closed: what draws has the devices for itself
-    processes().leader_first("class images", [&] { draw_class_images(c); });
+    processes().leader_first("class images", [&] { draw_class_images(c, run); });
   }
   auto models = open();
-  make_folders(c.folder() + "/samples");
+  make_folders(run.folder + "/samples");
   // The config of a run that is there already is replaced when this one is known to start.
-  if (!exists(c.folder() + "/config.yml")) write_config(c);
+  if (!exists(run.folder + "/config.yml")) write_config(run);
   return models;
 }
 
 TrainingData open_data(RunModels& models) {
-  Phase phase(models.config().run, "data");
+  Phase phase("data", models.run().timing_file);
   return open_training_data(models);
 }
 
@@ -260,8 +251,9 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
                      v.recorder.read_pending([&] { return evaluation->run(v.at.done, v.state); });
                    }});
   }
-  if (!c.sample.prompt.empty())
-    all.push_back({every_steps_before_the_last(c.run.sample_every),
+  const std::optional<SamplePlan> samples = planned_samples(c, m.run());
+  if (samples)
+    all.push_back({every_steps_before_the_last(samples->every),
                    [&m](LoopView& v) {
                      v.recorder.flush();
                      write_grid(v.recorder.events(), m, v.at.done,
@@ -269,14 +261,14 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
                      v.recorder.restart_clock();
                    },
                    true});
-  if (c.run.enable_generate_video_for_eval)
+  if (samples && samples->after_evaluation)
     all.push_back({every_steps(c.eval.eval_every),
                    [&m, &c](LoopView& v) {
                      v.recorder.flush();
-                     const std::string name = m.family()->file_prefix(c.sample.sample_seed.value_or(c.seed()));
+                     const std::string name = m.family()->file_prefix(m.run().sample_seed);
                      const HostArray media =
                          drawn(m, v.programs.params(), trained_values(v.devices, v.programs, v.state));
-                     write_media(fmt::format("{}/samples/{}-train_steps-{}", c.folder(), v.at.done, name),
+                     write_media(fmt::format("{}/samples/{}-train_steps-{}", m.run().folder, v.at.done, name),
                                  c.sample.output_type == "png" ? "png" : "", media, c.sample.fps);
                      show(v.recorder.events(), m, v.at.done, "eval_samples", media, {});
                      v.recorder.restart_clock();
@@ -285,8 +277,8 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
   return all;
 }
 
-/// What processes whose devices are one mesh cannot do yet: nobody has the trained weights whole.
-RunConfig for_joint_devices(RunConfig c) {
+/// What processes whose devices are one mesh cannot do yet: none has the trained weights whole.
+void check_joint_devices(const RunConfig& c) {
   const auto refuse = [](bool set, const char* key) {
     check(!set, Code::invalid_config,
           "{}: not yet by several processes with GPUs or TPUs, of which none has all weights", key);
@@ -294,37 +286,18 @@ RunConfig for_joint_devices(RunConfig c) {
   refuse(c.model.train_new_vae, "train_new_vae");
   refuse(c.lora.train_lora, "train_lora");
   refuse(c.is_dreambooth(), "instance_data_dir");
-  if (takes_samples(c))
+  if (planned_samples(c, {}))
     log_warning(
         "prompt has no effect while processes with GPUs or TPUs train: convert makes a checkpoint a model folder, "
         "which generate draws with");
-  c.sample.prompt.clear();
-  c.run.enable_ssim = c.run.enable_generate_video_for_eval = false;
-  return c;
 }
 
-/// The config of this process: all have the leader's seeds, and only the leader writes and draws.
-RunConfig own_config(const RunConfig& config) {
-  Processes& all = processes();
-  RunConfig c = with_drawn_seeds(config);
-  if (!all.alone() && c.hardware.hardware != "cpu") c = for_joint_devices(std::move(c));
-  if (all.leads()) {
-    all.from_leader("seed", std::to_string(c.run.seed));
-    return c;
-  }
-  c.run.seed = std::stoll(all.from_leader("seed", ""));
-  c.run.write_timing_metrics = c.run.enable_ssim = c.run.enable_generate_video_for_eval = false;
-  c.metrics.write_metrics = c.profile.enable_profiler = false;
-  c.sample.prompt.clear();
-  return c;
-}
-
-void train_into(const Outputs& outputs) {
-  const RunConfig c = own_config(outputs.config());
-  if (processes().leads()) report_changed_keys(c);
-  const std::unique_ptr<RunModels> opened = open_models(c);
+void train_into(const RunConfig& c, const RunInfo& run, const Outputs& outputs) {
+  if (!run.has_all_weights) check_joint_devices(c);
+  if (run.is_coordinator) report_changed_keys(run);
+  const std::unique_ptr<RunModels> opened = open_models(c, run);
   RunModels& models = *opened;
-  if (processes().leads()) warn_of_ignored_keys(models, "train");
+  if (run.is_coordinator) warn_of_ignored_keys(models, "train");
   TrainingData data = open_data(models);
   const std::vector<DenoiseTask> tasks = in_sizes(c, data);
 
@@ -334,9 +307,9 @@ void train_into(const Outputs& outputs) {
       tflops > 0)
     log_info("Calculated TFLOPs per pass: {:.4f} (MaxDiffusion's count; ours follows)", tflops);
   const std::vector<std::string> denoisers = trained_denoisers(c, *models.family());
-  LoopOptions o = loop_options(c, c.folder(), denoisers.size() == 1 ? "train " + denoisers[0] : "train");
+  LoopOptions o = loop_options(models, "", denoisers.size() == 1 ? "train " + denoisers[0] : "train");
   o.step = step_options(models, data);
-  write_config(c);
+  write_config(run);
   log_info("***** Running training *****");
   log_info("  Instantaneous batch size per device = {}", static_cast<double>(data.task.batch_size) / devices);
   log_info("  Total train batch size (w. parallel & distributed) = {}", data.update_size(c.update));
@@ -350,27 +323,27 @@ void train_into(const Outputs& outputs) {
   o.flushed = outputs.flushed();
   o.before_commit = outputs.before_commit();
 
-  const bool compares = c.run.enable_ssim;
+  const std::optional<SamplePlan> samples = planned_samples(c, run);
+  const bool compares = samples && samples->compares;
   const HostArray before = compares ? draw_samples(models, models.text_encoder(),
                                                    [&](const ParamTable& p, const std::string& component) {
                                                      return as_arrays(models.open_weights(p, component)());
                                                    })
                                     : HostArray();
 
-  const bool draws = c.run.sample_every > 0 || c.run.enable_generate_video_for_eval;
-  if (!draws || c.sample.prompt.empty()) {
+  if (!samples || (samples->every <= 0 && !samples->after_evaluation)) {
     models.free_text_encoder();
     models.free_autoencoder();
   }
-  std::optional<Phase> phase(std::in_place, c.run, "training");
+  std::optional<Phase> phase(std::in_place, "training", run.timing_file);
   const Trained t = naming_damaged_weights(
       models, [&] { return train_loop(models.devices(), pointers(tasks), std::move(data.batches), o); });
   phase.reset();
-  if (c.sample.prompt.empty() || (c.run.sample_every == 0 && !compares)) return;
+  if (!samples || (samples->every == 0 && !compares)) return;
   const HostArray after = drawn(models, t.params, t.values);
-  if (c.run.sample_every != 0) {
+  if (samples->every != 0) {
     std::optional<EventWriter> events;
-    if (c.metrics.write_metrics) events.emplace(c.folder() + "/tensorboard");
+    if (run.metrics.write_metrics) events.emplace(run.folder + "/tensorboard");
     write_grid(events ? &*events : nullptr, models, t.steps, after);
   }
   if (compares) compare(before, after);
@@ -468,23 +441,24 @@ void check_weights(RunModels& m, const TrainingData& data) {
 
 void train(const RunConfig& config) {
   join_processes(config.hardware.hardware == "tpu");
-  Outputs outputs(config, processes().leads());
-  const std::string checkpoints = config.loop.checkpoint_dir.empty() ? config.folder() : config.loop.checkpoint_dir;
+  const RunInfo run = make_run_info(config, processes());
+  Outputs outputs(run);
+  const std::string checkpoints = config.loop.checkpoint_dir.empty() ? run.place : run.checkpoint_dir;
   const bool one_reads = config.hardware.hardware == "cpu" && config.loop.enable_single_replica_ckpt_restoring;
   if (!is_remote(checkpoints) && !one_reads) check_shared(checkpoints);
-  train_into(outputs);
+  train_into(config, run, outputs);
   outputs.finish();
 }
 
-void check_run(const RunConfig& config) {
+void check_run(const RunConfig& c) {
   Faults faults;
-  const RunConfig c = with_drawn_seeds(config);
+  const RunInfo run = make_run_info(c, processes());
   std::unique_ptr<RunModels> models;
   const bool opened = faults.pass("devices and model folder", [&] {
-    models = std::make_unique<RunModels>(c, c.model.pretrained_model_name_or_path, Purpose::training);
+    models = std::make_unique<RunModels>(c, run, c.model.pretrained_model_name_or_path, Purpose::training);
   });
   if (!opened) {
-    faults.pass("outputs", [&] { check_outputs(c); });
+    faults.pass("outputs", [&] { check_outputs(c, run); });
     faults.pass("data", [&] { source_of_images(c); });
     return faults.finish();
   }
@@ -497,10 +471,10 @@ void check_run(const RunConfig& config) {
   });
   if (data) faults.pass("weights", [&] { check_weights(*models, *data); });
   faults.pass("the run before", [&] {
-    const std::vector<int64_t> steps = list_checkpoints(c.checkpoint_dir());
+    const std::vector<int64_t> steps = list_checkpoints(run.checkpoint_dir);
     if (!steps.empty())
-      log_info("it would continue from {}", shown(checkpoint_folder(c.checkpoint_dir(), steps.back())));
-    report_changed_keys(c);
+      log_info("it would continue from {}", shown(checkpoint_folder(run.checkpoint_dir, steps.back())));
+    report_changed_keys(run);
   });
   faults.finish();
 }

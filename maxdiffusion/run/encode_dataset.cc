@@ -59,9 +59,9 @@ std::string models_key(RunModels& models) {
   return key;
 }
 
-std::string cache_folder(const RunConfig& c) {
-  const std::string& place = c.batches.dataset_save_location;
-  return below(place.empty() ? c.place() : place, "cache");
+std::string cache_folder(const RunModels& models) {
+  const std::string& place = models.config().batches.dataset_save_location;
+  return below(place.empty() ? models.run().place : place, "cache");
 }
 
 /// Images of a part: as many as fit into some memory, of which two parts are there at a time.
@@ -215,9 +215,9 @@ CachedImages encode_dataset(RunModels& models, const std::shared_ptr<const Recor
   std::string key = models_key(models);
   if (text == CachedText::tokens) key += "\ntokens";
   if (caption) key += "\ncaption " + *caption;
-  return cache_images(
-      images, config,
-      {cache_folder(models.config()), key, "latents and text embeddings", images_together(images.sizes)}, encode);
+  return cache_images(images, config,
+                      {cache_folder(models), key, "latents and text embeddings", images_together(images.sizes)},
+                      encode);
 }
 
 CachedImages cache_pixels(const RunModels& models, const std::shared_ptr<const RecordSource>& source,
@@ -226,7 +226,7 @@ CachedImages cache_pixels(const RunModels& models, const std::shared_ptr<const R
   ImageConfig plain = config;
   plain.random_flip = plain.sizes = false;
   plain.mask = MaskFrom::none;
-  return cache_images(images, plain, {cache_folder(models.config()), "pixels", "pixels", images_together(images.sizes)},
+  return cache_images(images, plain, {cache_folder(models), "pixels", "pixels", images_together(images.sizes)},
                       [](const LoadedImages& loaded, const Encoded&) {
                         return HostArrays{{"pixels", loaded.pixels}};
                       });

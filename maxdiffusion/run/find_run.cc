@@ -45,10 +45,15 @@ std::vector<std::string> homes(const RunConfig& c) {
   return all;
 }
 
+std::string place_of(const RunConfig& c) {
+  check(!c.run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
+  return below(c.run.output_dir, c.run.run_name);
+}
+
 /// Where the run of a config may be, in the order in which it is looked for.
 std::vector<Place> places(const RunConfig& c) {
   if (!c.loop.checkpoint_dir.empty()) {
-    const std::string folder = c.run.run_name.empty() ? "" : c.place();
+    const std::string folder = c.run.run_name.empty() ? "" : place_of(c);
     const bool there = !folder.empty() &&
                        (is_remote(folder) ? find_file(below(folder, kConfig)).has_value() : fs::is_directory(folder));
     return {{there ? folder : "", c.loop.checkpoint_dir}};
@@ -146,7 +151,7 @@ ModelToSample model_to_sample(const RunConfig& given) {
                                      {"variant", &m.variant}})
       if (!given.on_command_line.contains(key)) place->clear();
     // The command line's output_dir says where images go, unless it says where the run is.
-    const bool is_home = !p.folder.empty() && !given.run.run_name.empty() && is_same_place(p.folder, given.place());
+    const bool is_home = !p.folder.empty() && !given.run.run_name.empty() && is_same_place(p.folder, place_of(given));
     if (p.folder.empty() || (given.on_command_line.contains("output_dir") && !is_home))
       out.folder = given.run.output_dir;
     return out;

@@ -68,7 +68,7 @@ void write_lora_layout(const std::string& path, const LoraFile& lora, const Mode
   }
 }
 
-std::map<std::string, std::string> kohya_metadata(const RunConfig& c, const Family& family) {
+std::map<std::string, std::string> kohya_metadata(const RunConfig& c, const RunInfo& run, const Family& family) {
   auto number = [](auto v) { return fmt::format("{}", v); };
   const std::string none = "None";  // as Python writes it
   const MediaSize size = training_size(c, family);
@@ -89,7 +89,7 @@ std::map<std::string, std::string> kohya_metadata(const RunConfig& c, const Fami
       {"ss_resolution", fmt::format("({}, {})", size.width, size.height)},
       {"ss_enable_bucket", c.images.enable_bucket ? "True" : "False"},
       {"ss_mixed_precision", c.layers.activations_dtype == "bfloat16" ? "bf16" : "no"},
-      {"ss_seed", number(c.run.seed)},
+      {"ss_seed", number(run.seed)},
       {"ss_noise_offset", c.denoise.noise_offset != 0 ? number(c.denoise.noise_offset) : none},
       {"ss_min_snr_gamma", c.process.snr_gamma > 0 ? number(c.process.snr_gamma) : none},
       {"ss_caption_dropout_rate", number(c.denoise.caption_dropout)},

@@ -8,7 +8,7 @@
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/lora/lora_merge.h"
-#include "maxdiffusion/settings/run_config.h"
+#include "maxdiffusion/settings/run_info.h"
 
 namespace md {
 
@@ -28,6 +28,6 @@ void write_lora_layout(const std::string& path, const LoraFile& lora, const Mode
                        const std::string& layout, const std::map<std::string, std::string>& metadata);
 /// What kohya's programs say of a training in the metadata of LoRA files, of those keys that have a like.
 /// Source: kohya-ss sd-scripts, train_network.py.
-std::map<std::string, std::string> kohya_metadata(const RunConfig& config, const Family& family);
+std::map<std::string, std::string> kohya_metadata(const RunConfig& config, const RunInfo& run, const Family& family);
 
 }  // namespace md

@@ -4,7 +4,6 @@
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/storage/staging.h"
 #include "maxdiffusion/storage/write.h"
 
 namespace md {
@@ -20,42 +19,28 @@ void bring(const FoundFile& found, const std::string& to) {
 
 }  // namespace
 
-RunConfig on_this_machine(const RunConfig& given) {
-  RunConfig c = given;
-  if (!is_remote(c.run.output_dir) && !is_remote(c.metrics.metrics_file) && !is_remote(c.run.timing_metrics_file))
-    return c;
-  c.places = {c.run.output_dir, c.metrics.metrics_file, c.run.timing_metrics_file};
-  for (std::string* place : {&c.run.output_dir, &c.metrics.metrics_file, &c.run.timing_metrics_file}) {
-    const bool remote = is_remote(*place);
-    *place = staging(*place);
-    if (remote) make_folders(std::filesystem::path(*place).parent_path());
-  }
-  return c;
-}
-
-Outputs::Outputs(const RunConfig& given, bool leads) : config_(on_this_machine(given)) {
-  if (!leads) return;
-  lock_.emplace(config_.folder());
-  if (!config_.places) return;
+Outputs::Outputs(const RunInfo& run) {
+  check_has_folder(run);
+  if (!run.is_coordinator) return;
+  lock_.emplace(run.folder);
   std::vector<Mirror::Pair> pairs;
-  if (const std::string place = config_.place(); is_remote(place)) {
-    log_info("{} is made in '{}' on this machine", shown(place), config_.folder());
-    claim_.emplace(place, this_process());
-    const size_t root = parts_of(below(place, "")).path.size();
-    for (const FoundFile& f : all_below(place)) {
+  if (is_remote(run.place)) {
+    log_info("{} is made in '{}' on this machine", shown(run.place), run.folder);
+    claim_.emplace(run.place, this_process());
+    const size_t root = parts_of(below(run.place, "")).path.size();
+    for (const FoundFile& f : all_below(run.place)) {
       const std::string name = parts_of(f.location).path.substr(root);
       if (name == "config.yml" || name == "metrics.jsonl" || name.ends_with("/metrics.jsonl"))
-        bring(f, config_.folder() + "/" + name);
+        bring(f, run.folder + "/" + name);
     }
-    pairs.push_back({config_.folder(), place});
+    pairs.push_back({run.folder, run.place});
   }
-  for (const auto& [local, location] :
-       {std::pair{config_.metrics.metrics_file, config_.places->metrics_file},
-        std::pair{config_.run.timing_metrics_file, config_.places->timing_metrics_file}}) {
-    if (!is_remote(location)) continue;
+  for (const auto& [local, location] : run.uploads) {
+    make_folders(std::filesystem::path(local).parent_path());
     if (const auto found = find_file(location)) bring(*found, local);
     pairs.push_back({local, location});
   }
+  if (pairs.empty()) return;
   mirror_ = std::make_unique<Mirror>(std::move(pairs), std::set<std::string>{"checkpoints", "cache"});
 }
 

@@ -6,8 +6,7 @@
 
 namespace md {
 
-Phase::Phase(const RunKeys& keys, std::string name) : name_(std::move(name)) {
-  if (keys.write_timing_metrics) file_ = keys.timing_metrics_file;
+Phase::Phase(std::string name, std::string file) : name_(std::move(name)), file_(std::move(file)) {
   tell(fmt::format("Starting: {}...", name_));
 }
 

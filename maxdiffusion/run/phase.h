@@ -1,17 +1,16 @@
-// A phase of a run: its start, end and duration are logged and, with timing_metrics_file, written to that file.
+// A phase of a run: its start, end and duration are logged and written to the file of timing_metrics_file.
 #pragma once
 
 #include <chrono>
 #include <string>
-
-#include "maxdiffusion/settings/run_config.h"
 
 namespace md {
 
 /// The phase lasts as long as the object.
 class Phase {
  public:
-  Phase(const RunKeys& keys, std::string name);
+  /// `file`: empty: none.
+  Phase(std::string name, std::string file);
   Phase(const Phase&) = delete;
   ~Phase();
 

@@ -105,6 +105,12 @@ PlannedTraining planned_training(const RunModels& m, int64_t devices, int64_t re
   return {of_experts(c, task), planned_step(m, task.batch_size * replicas * c.update.gradient_accumulation_steps)};
 }
 
+std::optional<SamplePlan> planned_samples(const RunConfig& c, const RunInfo& run) {
+  if (c.sample.prompt.empty() || !run.is_coordinator || !run.has_all_weights) return std::nullopt;
+  if (c.run.sample_every == 0 && !c.run.enable_ssim && !c.run.enable_generate_video_for_eval) return std::nullopt;
+  return SamplePlan{c.run.sample_every, c.run.enable_generate_video_for_eval, c.run.enable_ssim};
+}
+
 double scaled_rate(const OptimConfig& optim, double rate, int64_t samples) {
   return optim.scale_lr ? rate * static_cast<double>(samples) : rate;
 }

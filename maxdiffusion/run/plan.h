@@ -34,6 +34,14 @@ PlannedTraining planned_training(const RunModels& models, int64_t devices, int64
 /// `rate`, with `scale_lr` multiplied by the samples of an update.
 double scaled_rate(const OptimConfig& optim, double rate, int64_t samples);
 
+/// What a run generates from its prompts while it trains.
+struct SamplePlan {
+  int64_t every = 0;                                // steps between sample grids; -1: after the last step; 0: none
+  bool after_evaluation = false, compares = false;  // enable_generate_video_for_eval, enable_ssim
+};
+/// None: nothing, or not by this process.
+std::optional<SamplePlan> planned_samples(const RunConfig& config, const RunInfo& run);
+
 /// Prints one stage's value to standard output. `what`: mesh, params, batch, graph, program or memory. Throws
 /// invalid_config for another.
 void inspect(const std::string& what, const RunConfig& config);

@@ -18,9 +18,11 @@
 
 namespace md {
 
-RunModels::RunModels(const RunConfig& c, const std::string& model, Purpose purpose, const std::string& controlnet)
+RunModels::RunModels(const RunConfig& c, const RunInfo& run, const std::string& model, Purpose purpose,
+                     const std::string& controlnet)
     : config_(c),
-      model_(open_model(model, c.model, purpose, c.seed(), controlnet)),
+      run_(run),
+      model_(open_model(model, c.model, purpose, run.seed, controlnet)),
       devices_(open_devices(c, model_.family->axis_rules())),
       own_devices_(devices_.own()) {
   model_.family->check_repeated_keys(c.reference.norm_num_groups);

@@ -11,18 +11,20 @@
 #include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/encoders/text_encoder.h"
 #include "maxdiffusion/families/open_model.h"
-#include "maxdiffusion/settings/run_config.h"
+#include "maxdiffusion/settings/run_info.h"
 
 namespace md {
 
-/// Refers to `config`. Not thread safe.
+/// Refers to `config` and `run`. Not thread safe.
 class RunModels {
  public:
   /// `model`, `controlnet`: see open_model.
-  RunModels(const RunConfig& config, const std::string& model, Purpose purpose, const std::string& controlnet = "");
+  RunModels(const RunConfig& config, const RunInfo& run, const std::string& model, Purpose purpose,
+            const std::string& controlnet = "");
   RunModels(const RunModels&) = delete;
 
   const RunConfig& config() const { return config_; }
+  const RunInfo& run() const { return run_; }
   const ModelFolder& folder() const { return model_.folder; }
   const std::shared_ptr<const Family>& family() const { return model_.family; }
   const Devices& devices() const { return devices_; }
@@ -79,6 +81,7 @@ class RunModels {
 
  private:
   const RunConfig& config_;
+  const RunInfo& run_;
   OpenedModel model_;
   Devices devices_, own_devices_;
   HostArrays autoencoder_values_;

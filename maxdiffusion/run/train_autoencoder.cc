@@ -41,23 +41,26 @@ void write_reconstructions(MediaAutoencoder& coder, const Samples& images, const
 
 }  // namespace
 
-LoopOptions loop_options(const RunConfig& c, const std::string& folder, const std::string& title) {
+LoopOptions loop_options(const RunModels& models, const std::string& stage, const std::string& title) {
+  const RunConfig& c = models.config();
+  const RunInfo& run = models.run();
+  const auto in_stage = [&](const std::string& folder) { return stage.empty() ? folder : below(folder, stage); };
   LoopOptions o;
   o.title = title;
-  o.folder = folder;
-  if (c.places) o.place = folder == c.folder() ? c.place() : below(c.place(), folder.substr(c.folder().size() + 1));
+  o.folder = in_stage(run.folder);
+  o.place = in_stage(run.place);
   o.step.optim = c.optim;
   o.step.scope = scope_options(c.layers);
   o.step.scope.quantization = nullptr;
   o.step.scope.dropout = 0;  // of the denoiser
-  o.seed = c.seed();
+  o.seed = run.seed;
   o.keys = c.loop;
-  o.metrics = c.metrics;
-  o.profile = c.profile;
+  o.metrics = run.metrics;
+  o.profile = run.profile;
   o.compile = c.compile;
-  o.run_name = c.run.run_name;
+  o.run_name = run.name;
   const char* libtpu = std::getenv("LIBTPU_INIT_ARGS");  // read by the plugin itself
-  o.texts = {{"config", "```yaml\n" + c.to_yaml() + "```"}, {"libtpu_init_args", libtpu ? libtpu : ""}};
+  o.texts = {{"config", "```yaml\n" + run.config_yaml + "```"}, {"libtpu_init_args", libtpu ? libtpu : ""}};
   return o;
 }
 
@@ -109,7 +112,7 @@ void train_stage(RunModels& models, const AutoencoderTask& task, const std::shar
                  const std::string& stage, int64_t steps, HostArrays& values) {
   const RunConfig& c = models.config();
   const std::string component = task.model();
-  LoopOptions o = loop_options(c, c.folder() + "/" + stage, "train " + stage);
+  LoopOptions o = loop_options(models, stage, "train " + stage);
   o.keys.save_final_checkpoint = true;  // the next stage's start
   if (!o.keys.checkpoint_dir.empty()) o.keys.checkpoint_dir = below(o.keys.checkpoint_dir, stage);
   o.step.optim = c.optim.with_switches(true);
@@ -169,7 +172,7 @@ void train_autoencoder(RunModels& models, const std::shared_ptr<const Samples>& 
   complete(values);
   models.set_autoencoder(std::move(values));
   if (devices.replica() > 0) return;
-  const std::string path = c.folder() + "/samples/reconstructions.png";
+  const std::string path = models.run().folder + "/samples/reconstructions.png";
   write_reconstructions(models.media_autoencoder(), *images, path);
   log_info("autoencoder: originals above reconstructions in {}", path);
 }

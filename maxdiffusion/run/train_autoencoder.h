@@ -6,8 +6,9 @@
 
 namespace md {
 
-/// Options of a loop that are common to all stages of a run; outputs go to `folder`.
-LoopOptions loop_options(const RunConfig& c, const std::string& folder, const std::string& title);
+/// Options of a loop that are common to all stages of a run; outputs go to `stage` in the run's
+/// folder, or where it is empty to that.
+LoopOptions loop_options(const RunModels& models, const std::string& stage, const std::string& title);
 /// Trains the autoencoder of `models` on samples with the field pixels. The stage's files go to vae/ in the run's
 /// folder, and an image of originals above their reconstructions to samples/.
 void train_autoencoder(RunModels& models, const std::shared_ptr<const Samples>& images);

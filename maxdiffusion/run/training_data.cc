@@ -46,7 +46,7 @@ HostArrays constants_of(const HostArrays& one_caption) {
 
 BatchConfig batch_config(const RunModels& models, int64_t update) {
   const RunConfig& c = models.config();
-  return {.stream = {.seed = c.seed(),
+  return {.stream = {.seed = models.run().seed,
                      .shuffle = c.batches.enable_data_shuffling,
                      .share = share_of_update(models.devices(), update, c.update.gradient_accumulation_steps)},
           .batch = update,
@@ -178,7 +178,7 @@ void open_made_samples(const RunModels& models, TrainingData& data) {
     compare_size("synthetic_override_vae_scale_factor_temporal", k.synthetic_override_vae_scale_factor_temporal,
                  (task.size.frames - 1) / (latent[0] - 1));
   DataSourceConfig where = source_config(c);
-  where.synthetic_seed = c.seed();
+  where.synthetic_seed = models.run().seed;
   where.synthetic_arrays["latents"] = {DType::f32, latent};
   std::optional<int64_t> length;
   for (Field f : task.family->conditioning_fields()) {

@@ -55,19 +55,19 @@ RunConfig keys_of(const std::string& yaml) {
 }
 
 /// config.yml of the run's folder, or of the place that it stands for; empty: there is none.
-std::string config_file(const RunConfig& c) {
-  if (c.run.run_name.empty()) return "";
-  for (const std::string& folder : {c.folder(), c.place()})
+std::string config_file(const RunInfo& run) {
+  if (run.folder.empty()) return "";
+  for (const std::string& folder : {run.folder, run.place})
     if (const std::string file = below(folder, "config.yml"); find_file(file)) return file;
   return "";
 }
 
 }  // namespace
 
-std::optional<RunConfig> config_of_run(const RunConfig& c) {
+std::optional<RunConfig> config_of_run(const RunInfo& run) {
   std::string file;
   try {
-    file = config_file(c);
+    file = config_file(run);
     if (!file.empty()) return keys_of(get_text(file));
   } catch (const Error& e) {
     log_warning("{}: what the run did before is not known: {}", shown(file), e.what());
@@ -75,11 +75,11 @@ std::optional<RunConfig> config_of_run(const RunConfig& c) {
   return std::nullopt;
 }
 
-void report_changed_keys(const RunConfig& c) {
-  if (list_checkpoints(c.checkpoint_dir()).empty()) return;
-  std::optional<RunConfig> before = config_of_run(c);
+void report_changed_keys(const RunInfo& run) {
+  if (list_checkpoints(run.checkpoint_dir).empty()) return;
+  std::optional<RunConfig> before = config_of_run(run);
   if (!before) return;
-  RunConfig now = keys_of(c.to_yaml());
+  RunConfig now = keys_of(run.config_yaml);
   KeyList old_keys, new_keys;
   old_keys.add(*before), new_keys.add(now);
   const std::set<std::string> beside = beside_learning();
@@ -92,9 +92,9 @@ void report_changed_keys(const RunConfig& c) {
     if (beside.contains(key.name))
       others += (others.empty() ? "" : "; ") + line;
     else
-      log_warning("{} in {}; the run goes on with the new value", line, shown(config_file(c)));
+      log_warning("{} in {}; the run goes on with the new value", line, shown(config_file(run)));
   }
-  if (!others.empty()) log_info("{} in {}", others, shown(config_file(c)));
+  if (!others.empty()) log_info("{} in {}", others, shown(config_file(run)));
 }
 
 }  // namespace md

@@ -155,27 +155,9 @@ std::string RunConfig::to_yaml() const {
   KeyList keys;
   RunConfig copy = *this;
   copy.reference.hf_access_token.clear();  // what is printed and saved is read by others
-  if (places) {
-    copy.run.output_dir = places->output_dir;
-    copy.metrics.metrics_file = places->metrics_file;
-    copy.run.timing_metrics_file = places->timing_metrics_file;
-  }
   keys.add(copy);
   keys.make_paths_absolute();  // the run's config.yml is read from any folder
   return keys.to_yaml();
-}
-
-std::string RunConfig::folder() const {
-  check(!run.run_name.empty(), Code::invalid_config, "run_name is empty; give run_name=NAME");
-  check(!run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
-  return below(run.output_dir, run.run_name);
-}
-
-std::string RunConfig::place() const { return places ? below(places->output_dir, run.run_name) : folder(); }
-
-std::string RunConfig::checkpoint_dir() const {
-  if (!loop.checkpoint_dir.empty()) return loop.checkpoint_dir;
-  return run.run_name.empty() ? "" : below(place(), "checkpoints");
 }
 
 AxisRules axis_rules(const RunConfig& c, const std::string& of_family) {

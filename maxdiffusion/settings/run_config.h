@@ -117,25 +117,13 @@ struct RunConfig {
   std::set<std::string> on_command_line;  // keys given there
   std::string file;                       // that was loaded; empty: none
   std::string output_dir_of_file;         // where the command line gives another; empty: it does not
-  /// What the keys name, where they have become folders of this machine that stand for buckets; see Outputs.
-  struct Places {
-    std::string output_dir, metrics_file, timing_metrics_file;
-  };
-  std::optional<Places> places;
 
   /// Throws invalid_config: an unknown key or a value that it cannot take (naming file, line and key), or a name that
   /// is in no list.
   static RunConfig load(const std::string& file, const std::vector<std::string>& overrides);
   static RunConfig from_source(const ConfigSource& source);
-  /// Without hf_access_token, and with the places that were given.
+  /// Without hf_access_token.
   std::string to_yaml() const;
-  /// output_dir/run_name.
-  std::string folder() const;
-  /// The same where it is in the end, which may be a bucket.
-  std::string place() const;
-  /// Where the run's checkpoints are; empty: it has no name, and so none.
-  std::string checkpoint_dir() const;
-  uint64_t seed() const { return static_cast<uint64_t>(run.seed); }
   bool is_dreambooth() const { return !dreambooth.instance_data_dir.empty(); }
   /// Whether records are latents and embeddings that another program computed.
   bool reads_encoded_records() const {

@@ -2,11 +2,8 @@
 
 #include <cmath>
 #include <limits>
-#include <random>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/base/log.h"
-#include "maxdiffusion/settings/changed_keys.h"
 
 namespace md {
 namespace {
@@ -58,11 +55,6 @@ const Range kRanges[] = {
      "0 or more, or -1 for one that is drawn"},
 };
 
-int64_t drawn_seed() {
-  std::random_device device;
-  return static_cast<int64_t>(device() & 0x7fff'ffffU);  // what other programs take as well
-}
-
 }  // namespace
 
 void check_values(const RunConfig& config) {
@@ -73,20 +65,6 @@ void check_values(const RunConfig& config) {
   }
   for (const int64_t crop : config.sample.crops_coords_top_left)
     check(crop >= 0, Code::invalid_config, "crops_coords_top_left holds {}; expected 0 or more", crop);
-}
-
-RunConfig with_drawn_seeds(RunConfig c) {
-  if (c.run.seed == -1) {
-    const std::optional<RunConfig> before = config_of_run(c);
-    const bool has_drawn = before && before->run.seed >= 0;
-    c.run.seed = has_drawn ? before->run.seed : drawn_seed();
-    log_info("seed=-1: the seed {} is {}", has_drawn ? "that this run has drawn" : "drawn", c.run.seed);
-  }
-  if (c.sample.sample_seed == -1) {
-    c.sample.sample_seed = drawn_seed();
-    log_info("sample_seed=-1: the seed drawn is {}", *c.sample.sample_seed);
-  }
-  return c;
 }
 
 }  // namespace md

@@ -12,8 +12,7 @@
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
-#include "maxdiffusion/run/outputs.h"
-#include "maxdiffusion/settings/values.h"
+#include "maxdiffusion/settings/run_info.h"
 #include "tests/one_device.h"
 #include "tests/tiny_folder.h"
 
@@ -23,6 +22,8 @@ namespace {
 RunConfig parse(const std::string& yaml, const std::vector<std::string>& words = {}) {
   return RunConfig::from_source(ConfigSource::from_text(yaml, words));
 }
+
+RunInfo info(const std::string& yaml) { return make_run_info(parse(yaml), processes()); }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -60,14 +61,15 @@ TEST(RunConfig, TakesTheNameOfTheJobWhereItHasNone) {
   EXPECT_EQ(parse("run_name: mine").run.run_name, "mine");
   ::unsetenv("JOBSET_NAME");
   EXPECT_EQ(parse("").run.run_name, "");
-  EXPECT_THROW(parse("").folder(), Error);
+  EXPECT_THROW(check_has_folder(info("")), Error);
 }
 
 // S2-6, S2-7, S4-7, S4-8
 TEST(RunConfig, FallsBackToTheBaseOutputDirectory) {
-  EXPECT_EQ(parse("{run_name: a, output_dir: '', base_output_directory: /b}").folder(), "/b/a");
-  EXPECT_EQ(parse("{run_name: a, output_dir: /o, base_output_directory: /b}").folder(), "/o/a");
-  EXPECT_THROW(parse("{run_name: a, output_dir: ''}").folder(), Error);
+  EXPECT_EQ(info("{run_name: a, output_dir: '', base_output_directory: /b}").folder, "/b/a");
+  EXPECT_EQ(info("{run_name: a, output_dir: /o, base_output_directory: /b}").folder, "/o/a");
+  EXPECT_THROW(check_has_folder(info("{run_name: a, output_dir: ''}")), Error);
+  EXPECT_THROW(info("{run_name: a, save_config_to_gcs: true}"), Error);
 }
 
 // S2-64, S3-28, S4-61
@@ -117,17 +119,19 @@ TEST(RunConfig, SeedsOfMinusOneAreDrawnAndSaidAndKeptByTheRun) {
   const TemporaryFolder t;
   const RunConfig c = parse("", {"seed=-1", "sample_seed=-1", "run_name=mine", "output_dir=" + t.path()});
   testing::internal::CaptureStderr();
-  const RunConfig one = with_drawn_seeds(c), two = with_drawn_seeds(c);
+  const RunInfo one = make_run_info(c, processes()), two = make_run_info(c, processes());
   const std::string log = testing::internal::GetCapturedStderr();
-  EXPECT_GE(one.run.seed, 0);
-  EXPECT_NE(one.run.seed, two.run.seed);
-  EXPECT_NE(*one.sample.sample_seed, *two.sample.sample_seed);
-  EXPECT_TRUE(contains(log, fmt::format("seed=-1: the seed drawn is {}", one.run.seed))) << log;
-  EXPECT_TRUE(contains(log, fmt::format("sample_seed=-1: the seed drawn is {}", *two.sample.sample_seed))) << log;
-  make_folders(one.folder());
-  write_file_atomic(one.folder() + "/config.yml", one.to_yaml());
-  EXPECT_EQ(with_drawn_seeds(c).run.seed, one.run.seed);
-  EXPECT_EQ(with_drawn_seeds(parse("", {"seed=5"})).run.seed, 5);
+  EXPECT_NE(one.seed, two.seed);
+  EXPECT_NE(one.sample_seed, two.sample_seed);
+  EXPECT_TRUE(contains(log, fmt::format("seed=-1: the seed drawn is {}", one.seed))) << log;
+  EXPECT_TRUE(contains(log, fmt::format("sample_seed=-1: the seed drawn is {}", two.sample_seed))) << log;
+  EXPECT_TRUE(contains(one.config_yaml, fmt::format("\nseed: {}\n", one.seed))) << one.config_yaml;
+  make_folders(one.folder);
+  write_file_atomic(one.folder + "/config.yml", one.config_yaml);
+  EXPECT_EQ(make_run_info(c, processes()).seed, one.seed);
+  EXPECT_EQ(info("{seed: 5}").seed, 5u);
+  EXPECT_EQ(info("{seed: 5}").sample_seed, 5u);
+  EXPECT_EQ(info("{seed: 5, sample_seed: 6}").sample_seed, 6u);
 }
 
 TEST(RunConfig, TheLogSaysWhichSchedulerDrawsAndWhy) {
@@ -175,14 +179,18 @@ TEST(RunConfig, PlacesInBucketsAreFoldersOfThisMachineMeanwhile) {
   ::setenv("XDG_CACHE_HOME", t.path().c_str(), 1);
   const RunConfig given =
       parse("{run_name: a, output_dir: 'gs://bucket/runs/', metrics_file: 's3://other/lines.jsonl'}");
-  EXPECT_EQ(given.checkpoint_dir(), "gs://bucket/runs/a/checkpoints");
-  const RunConfig c = on_this_machine(given);
-  EXPECT_TRUE(c.folder().starts_with(t / "maxdiffusion/places/gs/") && c.folder().ends_with("/bucket/runs/a"));
-  EXPECT_TRUE(c.metrics.metrics_file.starts_with(t / "maxdiffusion/places/s3/")) << c.metrics.metrics_file;
-  EXPECT_EQ(c.place(), "gs://bucket/runs/a");
-  EXPECT_EQ(c.checkpoint_dir(), given.checkpoint_dir());
-  EXPECT_EQ(c.to_yaml(), given.to_yaml());
-  EXPECT_FALSE(on_this_machine(parse("{run_name: a, output_dir: runs}")).places.has_value());
+  const RunInfo run = make_run_info(given, processes());
+  EXPECT_EQ(run.checkpoint_dir, "gs://bucket/runs/a/checkpoints");
+  EXPECT_TRUE(run.folder.starts_with(t / "maxdiffusion/places/gs/") && run.folder.ends_with("/bucket/runs/a"));
+  EXPECT_TRUE(run.metrics.metrics_file.starts_with(t / "maxdiffusion/places/s3/")) << run.metrics.metrics_file;
+  EXPECT_EQ(run.place, "gs://bucket/runs/a");
+  ASSERT_EQ(run.uploads.size(), 1u);
+  EXPECT_EQ(run.uploads[0], (std::pair<std::string, std::string>(run.metrics.metrics_file, "s3://other/lines.jsonl")));
+  EXPECT_EQ(run.config_yaml, given.to_yaml());
+  const RunInfo here = info("{run_name: a, output_dir: runs}");
+  EXPECT_EQ(here.folder, "runs/a");
+  EXPECT_EQ(here.place, "runs/a");
+  EXPECT_TRUE(here.uploads.empty());
   before ? ::setenv("XDG_CACHE_HOME", cache.c_str(), 1) : ::unsetenv("XDG_CACHE_HOME");
 }
 
@@ -232,10 +240,10 @@ TEST(RunConfig, SaysToFrozenModelsWhatTheirKeysSay) {
 
 // S2-75
 TEST(RunConfig, CheckpointsLieInTheRunsFolderUnlessAKeySaysWhere) {
-  EXPECT_EQ(parse("{run_name: a, output_dir: /o}").checkpoint_dir(), "/o/a/checkpoints");
-  EXPECT_EQ(parse("{run_name: a, output_dir: /o, checkpoint_dir: /c}").checkpoint_dir(), "/c");
-  EXPECT_EQ(parse("checkpoint_dir: /c").checkpoint_dir(), "/c");
-  EXPECT_EQ(parse("").checkpoint_dir(), "");
+  EXPECT_EQ(info("{run_name: a, output_dir: /o}").checkpoint_dir, "/o/a/checkpoints");
+  EXPECT_EQ(info("{run_name: a, output_dir: /o, checkpoint_dir: /c}").checkpoint_dir, "/c");
+  EXPECT_EQ(info("checkpoint_dir: /c").checkpoint_dir, "/c");
+  EXPECT_EQ(info("").checkpoint_dir, "");
 }
 
 // S2-50

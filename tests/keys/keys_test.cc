@@ -168,7 +168,8 @@ Outcome planned(Kind kind, const Words& words, bool trace) {
   return watched(kind, words, out.path(), [&](const RunConfig& c, Outcome& o) {
     const std::string command = command_of(kind);
     const bool samples = command == "generate";
-    const RunModels m(c, c.model.pretrained_model_name_or_path, samples ? Purpose::sampling : Purpose::training);
+    const RunInfo run = make_run_info(c, processes());
+    const RunModels m(c, run, c.model.pretrained_model_name_or_path, samples ? Purpose::sampling : Purpose::training);
     warn_of_ignored_keys(m, command);
     if (!trace) return;
     const GraphOptions placed = m.devices().graph_options(&m.devices().rules());
@@ -742,7 +743,9 @@ TEST(Keys, OfTheQuickstartsAreAllRead) {
     const RunConfig c = RunConfig::load(MD_SOURCE_DIR "/configs/" + std::string(file), {});
     testing::internal::CaptureStderr();
     for (const char* command : {"train", "generate"})
-      warn_of_ignored_keys(RunModels(c, c.model.pretrained_model_name_or_path, Purpose::training), command);
+      warn_of_ignored_keys(
+          RunModels(c, make_run_info(c, processes()), c.model.pretrained_model_name_or_path, Purpose::training),
+          command);
     const std::string said = testing::internal::GetCapturedStderr();
     EXPECT_EQ(said.find("ignored"), said.npos) << file << "\n" << said;
   }

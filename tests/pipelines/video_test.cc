@@ -414,7 +414,8 @@ TEST_F(VideoTraining, LearnsInTheStepAndFromTfrecordsWhatTheCacheHolds) {
       {"run_name=read", "output_dir=" + (t / "read"), "pretrained_model_name_or_path=" + kFolders + "t2v",
        "max_sequence_length=12", "dataset_name=moving-emoji", "dataset_save_location=" + (t / "data"),
        "max_train_samples=8", "height=32", "width=32", "num_frames=5", "fps=8"});
-  RunModels models(c, c.model.pretrained_model_name_or_path, Purpose::training);
+  const RunInfo run = make_run_info(c, processes());
+  RunModels models(c, run, c.model.pretrained_model_name_or_path, Purpose::training);
   const CachedImages cache = encode_dataset(models, open_source(source_config(c)), image_config(c, *models.family()));
   ASSERT_EQ(cache.size(), 8);
   RecordStream records(open_source({.dataset_type = "tfrecord",
@@ -545,7 +546,8 @@ TEST_F(ImageTraining, TakesTheFramesOfAClipAsGenerateTakesImages) {
                         {"run_name=cached", "output_dir=" + (t / folder), "pretrained_model_name_or_path=" + model,
                          "max_sequence_length=12", "dataset_name=moving-emoji", "dataset_save_location=" + (t / "data"),
                          "max_train_samples=3", "height=32", "width=32", "num_frames=5", "fps=8", "random_flip=true"});
-    RunModels models(c, model, Purpose::training);
+    const RunInfo run = make_run_info(c, processes());
+    RunModels models(c, run, model, Purpose::training);
     const ImageConfig config = image_config(c, *models.family());
     const auto source = open_source(source_config(c));
     const CachedImages cached = encode_dataset(models, source, config);

@@ -1,0 +1,84 @@
+#include "maxdiffusion/settings/run_info.h"
+
+#include <random>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/settings/changed_keys.h"
+#include "maxdiffusion/storage/location.h"
+#include "maxdiffusion/storage/staging.h"
+
+namespace md {
+namespace {
+
+int64_t random_seed() {
+  std::random_device device;
+  return static_cast<int64_t>(device() & 0x7fff'ffffU);  // what other programs take as well
+}
+
+int64_t seed_of(const RunConfig& c, const RunInfo& run) {
+  if (c.run.seed != -1) return c.run.seed;
+  const std::optional<RunConfig> before = config_of_run(run);
+  const bool has_drawn = before && before->run.seed >= 0;
+  const int64_t seed = has_drawn ? before->run.seed : random_seed();
+  log_info("seed=-1: the seed {} is {}", has_drawn ? "that this run has drawn" : "drawn", seed);
+  return seed;
+}
+
+std::optional<int64_t> sample_seed_of(const RunConfig& c) {
+  if (c.sample.sample_seed != -1) return c.sample.sample_seed;
+  const int64_t seed = random_seed();
+  log_info("sample_seed=-1: the seed drawn is {}", seed);
+  return seed;
+}
+
+}  // namespace
+
+RunInfo make_run_info(const RunConfig& c, Processes& all) {
+  RunInfo run{.name = c.run.run_name,
+              .checkpoint_dir = c.loop.checkpoint_dir,
+              .is_coordinator = all.leads(),
+              .has_all_weights = all.alone() || c.hardware.hardware == "cpu",
+              .metrics = c.metrics,
+              .profile = c.profile,
+              .timing_file = c.run.write_timing_metrics ? c.run.timing_metrics_file : ""};
+  if (!run.name.empty() && !c.run.output_dir.empty()) {
+    run.place = below(c.run.output_dir, run.name);
+    run.folder = below(staging(c.run.output_dir), run.name);
+    if (run.checkpoint_dir.empty()) run.checkpoint_dir = below(run.place, "checkpoints");
+  }
+  for (std::string* file : {&run.metrics.metrics_file, &run.timing_file}) {
+    const std::string given = std::exchange(*file, staging(*file));
+    if (is_remote(given)) run.uploads.emplace_back(*file, given);
+  }
+  if (c.run.save_config_to_gcs) {
+    check(!c.run.base_output_directory.empty(), Code::invalid_config, "save_config_to_gcs needs base_output_directory");
+    run.config_copy = below(below(c.run.base_output_directory, run.name), "config.yml");
+  }
+  RunConfig saved = c;
+  if (run.is_coordinator) {
+    saved.run.seed = seed_of(c, run);
+    saved.sample.sample_seed = sample_seed_of(c);
+  } else {
+    run.metrics.write_metrics = run.profile.enable_profiler = false;
+    run.timing_file.clear();
+  }
+  if (!all.alone()) {
+    const int64_t sample_seed = saved.sample.sample_seed.value_or(-1);  // -1: none, now that it is chosen
+    const std::string seeds = all.from_leader("seed", fmt::format("{} {}", saved.run.seed, sample_seed));
+    saved.run.seed = std::stoll(seeds);
+    if (const int64_t agreed = std::stoll(seeds.substr(seeds.find(' '))); agreed != -1)
+      saved.sample.sample_seed = agreed;
+  }
+  run.seed = static_cast<uint64_t>(saved.run.seed);
+  run.sample_seed = static_cast<uint64_t>(saved.sample.sample_seed.value_or(saved.run.seed));
+  run.config_yaml = saved.to_yaml();
+  return run;
+}
+
+void check_has_folder(const RunInfo& run) {
+  check(!run.name.empty(), Code::invalid_config, "run_name is empty; give run_name=NAME");
+  check(!run.folder.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
+}
+
+}  // namespace md
