@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
     o.folder = argv[1];  // the same folder again: goes on where it stopped
     o.step.optim.learning_rate = 0.01;
     o.step.optim.max_train_steps = 3000;
-    o.step.optim.adam_weight_decay = 0;
+    o.step.optim.own<double>("adam_weight_decay") = 0;
     o.step.optim.lr_scheduler = "cosine";
     o.initial = [](const md::ParamTable& params) {
       return [&params] {

@@ -218,13 +218,15 @@ Held held_by(const StepGraph& s, const Mesh& mesh, const StepOptions& o) {
   Held held;
   std::map<std::string, const Param*> params;
   for (const Param& p : s.params.params()) params[p.input] = &p;
+  const std::vector<StateSlot> slots = make_optimizer(o.optim)->slots();
   for (const GraphInput& in : s.graph->inputs()) {
     const int64_t elements = shard_of(mesh, Sharding{in.sharding}, in.value.dims(), 0, in.name).elements();
     const int64_t bytes = elements * static_cast<int64_t>(size_of(in.value.dtype()));
     const auto param = params.find(in.name);
     if (param == params.end()) {
       auto is = [&](const char* prefix) { return in.name.starts_with(prefix); };
-      (is_moment(in.name)           ? held.moments
+      const bool slot = std::ranges::any_of(slots, [&](const StateSlot& k) { return is(k.prefix); });
+      (slot                         ? held.moments
        : is(state_prefix::kMaster)  ? held.copies
        : is(state_prefix::kAverage) ? held.averages
                                     : held.batch) += bytes;

@@ -1,15 +1,42 @@
-// Optimizers and learning-rate schedules as graph functions. Source: Loshchilov and Hutter 2019 (AdamW); schedules have
-// the names and formulas of diffusers' `optimization`.
+// Optimizers and learning-rate schedules as graph functions; schedules have the names and formulas of diffusers'
+// `optimization`. What clips, averages and refuses an update that is not finite is train/update.h.
 #pragma once
 
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/graph/graph.h"
 
 namespace md {
 
+/// A key that one optimizer reads, and its value.
+struct OptimizerKey {
+  const char *optimizer, *name;
+  std::variant<bool, double> value;
+  const char* meaning;
+  /// Numbers from `least` to `most`, both included.
+  struct Range {
+    double least = 0, most = std::numeric_limits<double>::infinity();
+    const char* expected = "0 or more";
+  } range = {};
+};
+/// Of all optimizers, with their defaults.
+std::vector<OptimizerKey> optimizer_keys();
+/// The values of the key `optimizer`.
+std::vector<std::string> optimizer_names();
+/// The same for people: "adamw, sgd".
+const char* list_of_optimizers();
+
 struct OptimConfig {
+  std::string optimizer = "adamw";
   double learning_rate = 1e-5;
   bool scale_lr = false;
   int64_t max_train_steps = 1500;
@@ -17,17 +44,25 @@ struct OptimConfig {
   double warmup_steps_fraction = 0.1;
   std::string lr_scheduler = "constant_with_warmup";
   double lr_num_cycles = 1, lr_power = 1;
-  double adam_b1 = 0.9, adam_b2 = 0.999, adam_eps = 1e-8, adam_weight_decay = 1e-2;
   double max_grad_norm = 1.0;   // ≤ 0: no clipping
   double max_grad_value = 1.0;  // ≤ 0: no clipping
   bool opt_enable_grad_clipping = false, opt_enable_grad_global_norm_clipping = false;
   std::string low_precision_update = "master";
+  std::vector<OptimizerKey> own_keys = optimizer_keys();
 
+  /// The value of one of own_keys: double or bool.
+  template <class T>
+  T& own(std::string_view key) {
+    for (OptimizerKey& k : own_keys)
+      if (k.name == key) return std::get<T>(k.value);
+    fail(Code::internal, "no optimizer reads a key '{}'", key);
+  }
   /// A copy in which max_grad_value and max_grad_norm are 0 where their switches are off. `always_by_norm`: clipping by
   /// norm needs no switch.
   OptimConfig with_switches(bool always_by_norm) const;
   template <class V>
   void visit(V&& v) {
+    v("optimizer", optimizer, list_of_optimizers());
     v("learning_rate", learning_rate, "peak step size");
     v("scale_lr", scale_lr, "multiply the learning rate by the global batch size");
     v("max_train_steps", max_train_steps, "optimizer updates");
@@ -37,10 +72,7 @@ struct OptimConfig {
       "constant, constant_with_warmup, linear, cosine, cosine_with_restarts, polynomial (diffusers' formulas)");
     v("lr_num_cycles", lr_num_cycles, "restarts of cosine_with_restarts");
     v("lr_power", lr_power, "exponent of polynomial");
-    v("adam_b1", adam_b1, "decay of the first moment");
-    v("adam_b2", adam_b2, "decay of the second moment");
-    v("adam_eps", adam_eps, "added outside the root");
-    v("adam_weight_decay", adam_weight_decay, "decoupled weight decay");
+    for (OptimizerKey& k : own_keys) std::visit([&](auto& value) { v(k.name, value, k.meaning); }, k.value);
     v("max_grad_norm", max_grad_norm,
       "clip the global norm of the gradients to this; <= 0: off; SDXL: with opt_enable_grad_global_norm_clipping");
     v("max_grad_value", max_grad_value, "clip each gradient element to this, with opt_enable_grad_clipping");
@@ -57,22 +89,51 @@ Tensor learning_rate(const OptimConfig& config, Tensor step);
 /// The learning rate computed on the host.
 double learning_rate(const OptimConfig& config, int64_t step);
 
-struct Update {
-  std::vector<Tensor> params, first_moments, second_moments, averages;  // as given, f32
-  Tensor grad_norm;                                                     // f32 scalar, before clipping
-  Tensor applied;  // pred scalar: the norm is finite, and `healthy` is true
+/// An array that an optimizer keeps of every parameter: f32, of its shape.
+struct StateSlot {
+  const char* prefix;  // the state calls it this and the parameter's own name; no other optimizer has it: "adam_m/"
+  enum class Start { zeros, copy } start = Start::zeros;  // copy: of the parameter
 };
-/// Exponential moving averages of the parameters, f32: average ← param + (average − param)·keep, with the new param.
-struct MovingAverages {
-  std::vector<Tensor> values;  // of every parameter, or empty
-  Tensor keep;                 // f32 scalar
+
+/// Of one update, shared by all its parameters.
+struct StepScalars {
+  Tensor learning_rate, updates;  // f32 scalars; updates of these parameters before this one
 };
-/// AdamW with clipping by value, then by global norm. `step` counts from 0. Parameters and moments are f32, gradients
-/// of any float type. `updates`: number of this update of these parameters, where it is another than `step`, which the
-/// learning rate follows. An empty gradient leaves its parameter, moments and average unchanged; a norm that is not
-/// finite, or a false `healthy` (pred scalar; empty: true), leaves all of them unchanged.
-Update adamw(const OptimConfig& config, Tensor step, const std::vector<Tensor>& params,
-             const std::vector<Tensor>& grads, const std::vector<Tensor>& first, const std::vector<Tensor>& second,
-             Tensor healthy = {}, Tensor updates = {}, const MovingAverages& averages = {});
+/// One parameter's update from f32 arrays: the new parameter and its new slots, in their order.
+using UpdateRule = std::function<std::vector<Tensor>(Tensor param, Tensor grad, const std::vector<Tensor>& slots)>;
+
+/// What a kernel that updates many parameters in one pass does besides.
+struct FusedScalars {
+  double max_grad_value;  // ≤ 0: no clipping by value
+  Tensor clip;            // f32 scalar: factor on the gradients after that
+  Tensor applied;         // pred scalar; false: nothing changes
+  bool averages;          // whether there are moving averages: average ← param + (average − param)·keep
+  Tensor keep;            // f32 scalar
+};
+/// A call of such a kernel. Its operands are `scalars` (f32 [n]), then lists of one length: gradients, parameters,
+/// arrays of each slot, and averages where there are any; its results all lists but the first, in place.
+struct FusedCall {
+  const char* kernel;
+  std::string config;  // its attributes
+  Tensor scalars;
+};
+
+/// How gradients move parameters. Immutable; made from keys.
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  virtual std::vector<StateSlot> slots() const = 0;
+  /// What depends on scalars alone is traced here, once for all parameters.
+  virtual UpdateRule rule(const StepScalars& s) const = 0;
+  /// The same by a CPU kernel, where there is one: a rule of its own for every parameter is slow to compile.
+  virtual std::optional<FusedCall> fused(const StepScalars&, const FusedScalars&) const { return {}; }
+  /// Class and arguments as kohya's metadata names them: "torch.optim.sgd.SGD(momentum=0.9)".
+  virtual std::string full_name() const = 0;
+};
+
+/// The optimizer that config.optimizer names. Throws invalid_config, listing the names, for another.
+std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& config);
+/// The optimizer that keeps arrays of this name in the state, by a slot's prefix; empty: none.
+std::string optimizer_of_array(std::string_view name);
 
 }  // namespace md

@@ -37,6 +37,12 @@ Keys of() {
   return names;
 }
 
+Keys keys_of_optimizers() {
+  Keys names;
+  for (const OptimizerKey& k : optimizer_keys()) names.emplace_back(k.name);
+  return names;
+}
+
 /// A run, as the rules below ask about it.
 struct Situation {
   const RunModels& models;
@@ -77,6 +83,12 @@ struct Situation {
     return std::ranges::any_of(family.text_fields(), [&](const Field& f) {
       return f.shape.rank() == 1 && f.shape.dims[0] == c.model.max_sequence_length;
     });
+  }
+  std::string ignored_by_optimizer(const std::string& key) const {
+    for (const OptimizerKey& k : c.optim.own_keys)
+      if (key == k.name && c.optim.optimizer != k.optimizer)
+        return fmt::format("only optimizer={} reads it", k.optimizer);
+    return "";
   }
   int64_t height() const { return sample_size(c, family).height; }
   /// Whether a sample is decoded in tiles, where a key asks for them.
@@ -188,6 +200,7 @@ const std::vector<Rule>& rules() {
        true},
 
       // Updates.
+      {keys_of_optimizers(), RULE(s.ignored_by_optimizer(key))},
       {{"max_grad_norm"},
        RULE(unless(s.c.optim.opt_enable_grad_global_norm_clipping || s.family.always_clips_by_norm(),
                    "gradient clipping by norm is off (opt_enable_grad_global_norm_clipping=false)"))},

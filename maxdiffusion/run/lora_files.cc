@@ -82,7 +82,7 @@ std::map<std::string, std::string> kohya_metadata(const RunConfig& c, const RunI
       {"ss_max_train_steps", number(c.optim.max_train_steps)},
       {"ss_lr_scheduler", c.optim.lr_scheduler},
       {"ss_lr_warmup_steps", number(static_cast<int64_t>(warmup))},
-      {"ss_optimizer", "AdamW"},
+      {"ss_optimizer", make_optimizer(c.optim)->full_name()},
       {"ss_max_grad_norm", number(c.optim.max_grad_norm)},
       {"ss_gradient_accumulation_steps", number(c.update.gradient_accumulation_steps)},
       {"ss_batch_size_per_device", number(c.batches.per_device_batch_size)},

@@ -70,7 +70,7 @@ constexpr Row kRows[] = {
     {"vae", "vae_file"},
     {"validation_prompt", "prompt"},
     {"validation_steps", "sample_every"},
-    {"weight_decay", "adam_weight_decay"},
+    {"weight_decay", "adam_weight_decay", ", with optimizer=sgd `sgd_weight_decay`"},
     {"with_prior_preservation", "class_data_dir", ": the folder of the class's pictures"},
 };
 

@@ -26,10 +26,6 @@ const Range kRanges[] = {
     {"vae_learning_rate", [](const RunConfig& c) { return c.vae.vae_learning_rate; }},
     {"vae_kl_weight", [](const RunConfig& c) { return c.vae.vae_kl_weight; }},
     {"checkpoints_to_keep", [](const RunConfig& c) { return static_cast<double>(c.loop.checkpoints_to_keep); }},
-    {"adam_eps", [](const RunConfig& c) { return c.optim.adam_eps; }},
-    {"adam_weight_decay", [](const RunConfig& c) { return c.optim.adam_weight_decay; }},
-    {"adam_b1", [](const RunConfig& c) { return c.optim.adam_b1; }, 0, std::nextafter(1, 0), "at least 0 and below 1"},
-    {"adam_b2", [](const RunConfig& c) { return c.optim.adam_b2; }, 0, std::nextafter(1, 0), "at least 0 and below 1"},
     {"warmup_steps_fraction", [](const RunConfig& c) { return c.optim.warmup_steps_fraction; }, 0, 1, "0 to 1"},
     {"max_train_steps", [](const RunConfig& c) { return static_cast<double>(c.optim.max_train_steps); }, -1, kAny,
      "a number of steps, or -1 for num_train_epochs"},
@@ -63,6 +59,12 @@ void check_values(const RunConfig& config) {
     check(std::isfinite(value), Code::invalid_config, "{} is {}; expected a finite number", r.key, value);
     check(value >= r.least && value <= r.most, Code::invalid_config, "{} is {}; expected {}", r.key, value, r.expected);
   }
+  for (const OptimizerKey& k : config.optim.own_keys)
+    if (const double* value = std::get_if<double>(&k.value)) {
+      check(std::isfinite(*value), Code::invalid_config, "{} is {}; expected a finite number", k.name, *value);
+      check(*value >= k.range.least && *value <= k.range.most, Code::invalid_config, "{} is {}; expected {}", k.name,
+            *value, k.range.expected);
+    }
   for (const int64_t crop : config.sample.crops_coords_top_left)
     check(crop >= 0, Code::invalid_config, "crops_coords_top_left holds {}; expected 0 or more", crop);
 }

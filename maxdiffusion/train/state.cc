@@ -61,18 +61,6 @@ HostState beginning(const StepPrograms& programs, NamedPieces values, const Step
   return {.values = std::move(values)};
 }
 
-/// Zeros for moments that the state lacks; whether there are any.
-bool start_moments(const ParamTable& params, NamedPieces& state) {
-  bool any = false;
-  for (const Param& p : params.params()) {
-    const std::string first = state_prefix::kFirstMoment + p.input, second = state_prefix::kSecondMoment + p.input;
-    if (!p.trainable || state.contains(first) || !state.contains(p.input)) continue;
-    state[first] = state[second] = state.at(p.input).cast(DType::f32).zeros();
-    any = true;
-  }
-  return any;
-}
-
 /// "'adam_m/unet/conv_in.weight' holds nan at element 30" for the first number that is not finite; empty: all are.
 std::string not_finite(const std::string& name, const HostArray& values) {
   const std::optional<int64_t> at = first_not_finite(values);
@@ -81,26 +69,17 @@ std::string not_finite(const std::string& name, const HostArray& values) {
   return fmt::format("'{}' holds {} at element {}", name, rows(flat, *at, 1).to_doubles()[0], *at);
 }
 
-/// The parameter that an array of the state belongs to; null: none.
-const Param* owner_of(const ParamTable& params, const std::string& array) {
-  for (const std::string kind :
-       {state_prefix::kFirstMoment, state_prefix::kSecondMoment, state_prefix::kAverage, state_prefix::kMaster})
-    if (array.starts_with(kind)) return params.find(array.substr(kind.size()));
-  return params.find(array);
-}
-
 /// Reads what belongs to parameters, for devices of this process.
 class StateReader {
  public:
   StateReader(const Devices& devices, const ParamTable& params, CheckpointReader& from)
       : devices_(devices), params_(params), from_(from) {}
 
-  /// The arrays of the training state. Averages are left out where this run keeps none.
-  NamedPieces arrays(bool averages) {
+  /// The arrays of the training state that a run with these slots has.
+  NamedPieces arrays(const std::vector<StateSlot>& slots) {
     CheckpointReader::Parts parts;
     for (const auto& [name, array] : from_.arrays()) {
-      if (name.starts_with(state_prefix::kAverage) && !averages) continue;
-      const Param* p = owner_of(params_, name);
+      const Param* p = owner_of(name, slots);
       if (p) add(parts, name, *p);
       if (!p && array.shape.rank() == 0) parts.emplace_back(name, std::vector<Slice>{Slice::all({})});
     }
@@ -132,6 +111,13 @@ class StateReader {
   }
 
  private:
+  /// The parameter that an array of the state belongs to; null: none.
+  const Param* owner_of(const std::string& array, const std::vector<StateSlot>& slots) const {
+    for (const StateSlot& slot : slots)
+      if (array.starts_with(slot.prefix)) return params_.find(array.substr(std::string(slot.prefix).size()));
+    return params_.find(array);
+  }
+
   /// Throws io where a number is not finite.
   ArrayPieces read(const std::string& name, const std::vector<Slice>& slices) {
     ArrayPieces a = from_.read(name, slices);
@@ -159,6 +145,16 @@ class StateReader {
   std::set<std::string> opened_;
 };
 
+/// Throws invalid_config where another optimizer has made a checkpoint's state.
+void check_optimizer(const CheckpointReader& reader, const std::string& optimizer) {
+  for (const auto& [name, array] : reader.arrays())
+    if (const std::string found = optimizer_of_array(name); !found.empty() && found != optimizer)
+      throw Error(Code::invalid_config,
+                  fmt::format("optimizer is '{}', but checkpoint {} holds the state of '{}', such as '{}'", optimizer,
+                              reader.folder(), found, name))
+          .note(fmt::format("try: optimizer={}, or another run_name", found));
+}
+
 /// What one checkpoint holds, as it is there: parts that lie on devices of this process. Throws io where it is damaged.
 HostState read_state(const Devices& devices, const ParamTable& params, const StateSource& from, int64_t at,
                      const StepOptions& step) {
@@ -167,8 +163,11 @@ HostState read_state(const Devices& devices, const ParamTable& params, const Sta
   CheckpointReader reader(folder, processes().alone() ? FromBucket::copies : FromBucket::ranges);
   reader.warn_of_configs();
   const StateInfo info = parse_state_info(reader.state_json(), below(folder, kState), at);
+  check_optimizer(reader, step.optim.optimizer);
   StateReader read(devices, params, reader);
-  NamedPieces values = read.arrays(step.ema_decay > 0);
+  std::vector<StateSlot> slots = state_slots(step);
+  slots.push_back({state_prefix::kMaster});
+  NamedPieces values = read.arrays(slots);
   read.add_weights(values);
   if (info.seed != from.seed)
     log_warning("checkpoint {} was made with seed {}, this run has {}: random draws differ from here on", folder,
@@ -220,7 +219,7 @@ HostState restored(const ParamTable& params, HostState read, const StepOptions& 
                    NamedPieces frozen) {
   NamedPieces& values = read.values;
   values = restored_state(params, std::move(values), step);
-  if (start_moments(params, values))
+  if (add_slots(params, make_optimizer(step.optim)->slots(), values))
     log_warning("checkpoint {}/{} has no moments of the optimizer, as save_optimizer=false asks: they start from zero",
                 checkpoint_dir, read.step);
   values.merge(frozen);
@@ -338,10 +337,14 @@ StateInfo parse_state_info(const std::string& text, const std::string& file, int
   return s;
 }
 
+std::string TrainState::saved_name(const std::string& input) const {
+  const std::string average = state_prefix::kAverage + input;
+  return arrays.contains(average) ? average : input;
+}
+
 Array* TrainState::saved_value(const std::string& input) {
-  for (const std::string& key : {state_prefix::kAverage + input, input})
-    if (auto a = arrays.find(key); a != arrays.end()) return &a->second;
-  return &kept.at(input);
+  const auto a = arrays.find(saved_name(input));
+  return a != arrays.end() ? &a->second : &kept.at(input);
 }
 
 std::function<HostState()> open_state(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
@@ -396,8 +399,9 @@ TrainState place_state(const Devices& devices, const StepPrograms& programs, Hos
 HostArrays trained_values(const Devices& devices, const StepPrograms& programs, const TrainState& state) {
   if (devices.joint()) return {};
   NamedPieces values;
-  for (const auto& [name, a] : state.arrays)
-    if (!is_moment(name)) values[name] = pieces_in_place(devices, a, Which::local);
+  for (const Param& p : programs.params().params())
+    if (const std::string name = state.saved_name(p.input); p.trainable)
+      values[name] = pieces_in_place(devices, state.arrays.at(name), Which::local);
   return as_arrays(model_values(programs.params(), values));
 }
 
@@ -407,8 +411,9 @@ HostArrays last_trained_values(const Devices& devices, const StepPrograms& progr
     TrainState state;
   };
   const auto kept = std::make_shared<Kept>(Kept{devices, {}});
-  for (auto& [name, a] : state.arrays)
-    if (!is_moment(name) && !name.starts_with(state_prefix::kMaster)) kept->state.arrays[name] = std::move(a);
+  for (const Param& p : programs.params().params())
+    if (const std::string name = state.saved_name(p.input); p.trainable)
+      kept->state.arrays[name] = std::move(state.arrays.at(name));
   HostArrays values = trained_values(kept->devices, programs, kept->state);
   for (auto& [name, a] : values)
     a = HostArray(a.shape(), std::make_shared<std::pair<std::shared_ptr<const void>, HostArray>>(kept, a), a.data());
@@ -436,7 +441,7 @@ StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, con
     : devices_(devices),
       programs_(programs),
       averaged_(step.ema_decay > 0),
-      moments_(moments),
+      left_out_(moments ? std::vector<StateSlot>() : make_optimizer(step.optim)->slots()),
       checkpoint_dir_(std::move(checkpoint_dir)),
       seed_(seed),
       complete_(std::move(complete)),
@@ -450,7 +455,8 @@ StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, con
 std::map<std::string, const Array*> StateSaver::saved(const TrainState& state) const {
   std::map<std::string, const Array*> arrays;
   for (const auto& [name, a] : state.arrays)
-    if (moments_ || !is_moment(name)) arrays[name] = &a;
+    if (std::ranges::none_of(left_out_, [&](const StateSlot& slot) { return name.starts_with(slot.prefix); }))
+      arrays[name] = &a;
   return arrays;
 }
 

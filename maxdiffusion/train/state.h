@@ -19,6 +19,7 @@ struct TrainState {
   Position data;     // before the batch of the next step
 
   /// The array of a parameter as it would be saved: its average, where one is kept.
+  std::string saved_name(const std::string& input) const;
   Array* saved_value(const std::string& input);
 };
 
@@ -90,7 +91,8 @@ class StateSaver {
   const Devices& devices_;
   const StepPrograms& programs_;
   int64_t step_bytes_ = 0;  // of this machine's memory that a step takes beside the state
-  bool averaged_, moments_;
+  bool averaged_;
+  std::vector<StateSlot> left_out_;
   bool waits_ = false;  // and has said so
   std::string checkpoint_dir_;
   uint64_t seed_;

@@ -13,8 +13,8 @@
 #include "maxdiffusion/ops/per_device.h"
 #include "maxdiffusion/ops/process_sum.h"
 #include "maxdiffusion/ops/shape.h"
-#include "maxdiffusion/optim/gradient_norm.h"
 #include "maxdiffusion/optim/rounding.h"
+#include "maxdiffusion/train/update.h"
 
 namespace md {
 namespace {
@@ -174,10 +174,13 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   Tensor updates = step;
   if (o.own_count) updates = g.input("updates/" + task.model(), {DType::s32, {}});
   // One optimizer per component; none moves where one of them would not.
+  const std::unique_ptr<Optimizer> optimizer = make_optimizer(o.optim);
+  const std::vector<StateSlot> slots = optimizer->slots();
   struct Group {
     std::vector<Param> params;
-    std::vector<Tensor> values, grads, first, second, averages;  // f32, except the gradients
-    Update update;
+    std::vector<Tensor> grads;
+    UpdateGroup values;
+    ClippedGradients clipped;
   };
   std::map<std::string, Group> groups;
   for (size_t i = 0; i < gradients.of.size(); ++i) {
@@ -187,65 +190,59 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
       return g.input(kind + p.input, {DType::f32, p.shape.dims}, p.axes);
     };
     group.params.push_back(p);
-    group.values.push_back(has_master(p, o) ? of_parameter(state_prefix::kMaster) : cast(p.value, DType::f32));
     group.grads.push_back(gradients.values[i]);
-    group.first.push_back(of_parameter(state_prefix::kFirstMoment));
-    group.second.push_back(of_parameter(state_prefix::kSecondMoment));
-    if (o.ema_decay > 0) group.averages.push_back(of_parameter(state_prefix::kAverage));
+    group.values.params.push_back(has_master(p, o) ? of_parameter(state_prefix::kMaster) : cast(p.value, DType::f32));
+    group.values.slots.resize(slots.size());
+    for (size_t k = 0; k < slots.size(); ++k) group.values.slots[k].push_back(of_parameter(slots[k].prefix));
+    if (o.ema_decay > 0) group.values.averages.push_back(of_parameter(state_prefix::kAverage));
+    group.values.axes.push_back(dim_axes(p.value, p.axes));
   }
   Tensor good = bit_and(healthy, is_finite(gradients.loss)), squares;
-  if (groups.size() > 1)
-    for (const auto& [name, group] : groups) good = bit_and(good, has_finite_norm(group.grads, group.first));
+  for (auto& [name, group] : groups) {
+    group.clipped = clip(g, o.optim, group.grads, group.values.axes);
+    good = bit_and(good, is_finite(group.clipped.norm));
+    const Tensor square_ = square(group.clipped.norm);
+    squares = squares ? squares + square_ : square_;
+  }
   // The average begins with the first update and forgets it quickly: decay min(d, (1 + n) / (10 + n)), as diffusers'.
   Tensor n = cast(updates, DType::f32), keep;
   if (o.ema_decay > 0)
     keep = where(gt(n, scalar_like(n, 0)), minimum((n + 1.0) / (n + 10.0), scalar_like(n, o.ema_decay)),
                  scalar_like(n, 0));
-  Tensor applied;
   for (auto& [name, group] : groups) {
     OptimConfig optim = o.optim;
     if (auto rate = o.learning_rates.find(name); rate != o.learning_rates.end()) optim.learning_rate = rate->second;
-    group.update =
-        adamw(optim, step, group.values, group.grads, group.first, group.second, good, updates, {group.averages, keep});
-    applied = applied ? bit_and(applied, group.update.applied) : group.update.applied;
-    Tensor square_ = square(group.update.grad_norm);
-    squares = squares ? squares + square_ : square_;
+    group.values = updated(*optimizer, {{learning_rate(optim, step), n}, good, keep}, group.clipped, group.values);
   }
 
-  state("step", where(applied, step + 1.0, step));
-  state("healthy", applied);
-  if (o.own_count) state("updates/" + task.model(), where(applied, updates + 1.0, updates));
+  state("step", where(good, step + 1.0, step));
+  state("healthy", good);
+  if (o.own_count) state("updates/" + task.model(), where(good, updates + 1.0, updates));
   auto stored = [&](const std::string& component, const Group& group) {
     std::vector<Tensor> out;
     const DType type = group.params[0].shape.dtype;  // of the component, or of all matrices of its LoRA
     if (is_narrow(type) && narrow_update == LowPrecisionUpdate::stochastic)
-      return round_stochastically(group.update.params, type,
+      return round_stochastically(group.values.params, type,
                                   Rng(key).at(step).for_("stochastic rounding").for_(component));
     for (size_t i = 0; i < group.params.size(); ++i)
-      out.push_back(cast(group.update.params[i], group.params[i].shape.dtype));
+      out.push_back(cast(group.values.params[i], group.params[i].shape.dtype));
     return out;
   };
   for (auto& [name, group] : groups) {
-    const Update& u = group.update;
     const std::vector<Tensor> weights = stored(name, group);
     for (size_t i = 0; i < group.params.size(); ++i) {
       const std::string& input = group.params[i].input;
       state(input, weights[i]);
-      if (has_master(group.params[i], o)) state(state_prefix::kMaster + input, u.params[i]);
-      state(state_prefix::kFirstMoment + input, u.first_moments[i]);
-      state(state_prefix::kSecondMoment + input, u.second_moments[i]);
-      if (o.ema_decay > 0) state(state_prefix::kAverage + input, u.averages[i]);
+      if (has_master(group.params[i], o)) state(state_prefix::kMaster + input, group.values.params[i]);
+      for (size_t k = 0; k < slots.size(); ++k) state(slots[k].prefix + input, group.values.slots[k][i]);
+      if (o.ema_decay > 0) state(state_prefix::kAverage + input, group.values.averages[i]);
     }
   }
   g.output("loss", gradients.loss);
   if (o.own_count) g.output("loss_" + task.model(), gradients.loss);
-  g.output("grad_norm", groups.size() == 1 ? groups.begin()->second.update.grad_norm : sqrt(squares));
+  g.output("grad_norm", groups.size() == 1 ? groups.begin()->second.clipped.norm : sqrt(squares));
   g.output("learning_rate", learning_rate(o.optim, step));
   return s;
-}
-
-bool is_moment(const std::string& name) {
-  return name.starts_with(state_prefix::kFirstMoment) || name.starts_with(state_prefix::kSecondMoment);
 }
 
 ParamTable in_f32(const ParamTable& params) {
@@ -257,22 +254,36 @@ ParamTable in_f32(const ParamTable& params) {
   return out;
 }
 
+std::vector<StateSlot> state_slots(const StepOptions& o) {
+  std::vector<StateSlot> slots = make_optimizer(o.optim)->slots();
+  if (o.ema_decay > 0) slots.push_back({state_prefix::kAverage, StateSlot::Start::copy});
+  return slots;
+}
+
+bool add_slots(const ParamTable& params, const std::vector<StateSlot>& slots, NamedPieces& state) {
+  bool any = false;
+  for (const Param& p : params.params())
+    for (const StateSlot& slot : slots) {
+      if (!p.trainable || !state.contains(p.input) || state.contains(slot.prefix + p.input)) continue;
+      const ArrayPieces start = state.at(p.input).cast(DType::f32);
+      state[slot.prefix + p.input] = slot.start == StateSlot::Start::copy ? start : start.zeros();
+      any = true;
+    }
+  return any;
+}
+
 NamedPieces fresh_state(const ParamTable& params, NamedPieces values, const StepOptions& o) {
-  for (const Param& p : params.params()) {
-    if (!p.trainable) continue;
-    const ArrayPieces start = values.at(p.input).cast(DType::f32);
-    values[state_prefix::kFirstMoment + p.input] = values[state_prefix::kSecondMoment + p.input] = start.zeros();
-    if (o.ema_decay > 0) values[state_prefix::kAverage + p.input] = start;
-  }
+  add_slots(params, state_slots(o), values);
   return restored_state(params, std::move(values), o);
 }
 
 NamedPieces restored_state(const ParamTable& params, NamedPieces state, const StepOptions& o) {
+  std::vector<StateSlot> f32 = state_slots(o);
+  f32.push_back({state_prefix::kMaster});
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
-    for (const char* kind :
-         {state_prefix::kFirstMoment, state_prefix::kSecondMoment, state_prefix::kAverage, state_prefix::kMaster})
-      if (auto a = state.find(kind + p.input); a != state.end()) a->second = a->second.cast(DType::f32);
+    for (const StateSlot& slot : f32)
+      if (auto a = state.find(slot.prefix + p.input); a != state.end()) a->second = a->second.cast(DType::f32);
     const auto value = state.find(p.input);
     if (has_master(p, o) && value != state.end())
       state.try_emplace(state_prefix::kMaster + p.input, value->second.cast(DType::f32));

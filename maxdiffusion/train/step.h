@@ -21,14 +21,13 @@
 
 namespace md {
 
-/// What the state calls an array that belongs to a trained parameter: one of these and the parameter's own name.
+/// What the state calls an array that belongs to a trained parameter: one of these, or the prefix of a slot of the
+/// optimizer, and the parameter's own name.
 namespace state_prefix {
-inline constexpr char kFirstMoment[] = "adam_m/", kSecondMoment[] = "adam_v/";
 inline constexpr char kAverage[] = "ema/";    // with ema_decay > 0
 inline constexpr char kMaster[] = "master/";  // of which the parameter is the rounding, where it is narrower than f32
                                               // and low_precision_update is master
 }  // namespace state_prefix
-bool is_moment(const std::string& name);
 
 struct StepOptions {
   ScopeOptions scope;
@@ -57,6 +56,10 @@ struct StepGraph {
 /// The table with f32 in place of narrower types of trained parameters. Starting values have these types, so that
 /// masters and averages start from exactly what the files hold.
 ParamTable in_f32(const ParamTable& params);
+/// What belongs to each trained parameter: slots of the optimizer, and the average where there is one.
+std::vector<StateSlot> state_slots(const StepOptions& step);
+/// Starts these slots of trained parameters that a state has, where it lacks them; whether it lacked any.
+bool add_slots(const ParamTable& params, const std::vector<StateSlot>& slots, NamedPieces& state);
 /// The state before the first step, by name, made of starting values of all parameters (of the types of in_f32). `step`
 /// and `healthy` are not in it.
 NamedPieces fresh_state(const ParamTable& params, NamedPieces values, const StepOptions& step);

@@ -61,8 +61,8 @@ TEST(FluxFiles, SayWhatTheReferencesFilesSay) {
   EXPECT_EQ(schnell.optim.max_train_steps, 200);
   EXPECT_EQ(dev.optim.warmup_steps_fraction, 0.1);
   EXPECT_EQ(schnell.optim.warmup_steps_fraction, 0);
-  EXPECT_EQ(dev.optim.adam_weight_decay, 0);
-  EXPECT_EQ(schnell.optim.adam_weight_decay, 0.01);
+  EXPECT_EQ(dev.optim.own<double>("adam_weight_decay"), 0);
+  EXPECT_EQ(schnell.optim.own<double>("adam_weight_decay"), 0.01);
   EXPECT_EQ(dev.mesh.dcn_fsdp_parallelism, -1);
   EXPECT_EQ(schnell.mesh.dcn_data_parallelism, -1);
   EXPECT_TRUE(dev.reads_encoded_records());

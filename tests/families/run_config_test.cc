@@ -87,6 +87,9 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
   EXPECT_TRUE(contains(refusal({"vae_dtype=int8"}), "vae_dtype is 'int8'; expected one of: float8"));
   EXPECT_TRUE(contains(refusal({"vae_weights_dtype=int8"}), "vae_weights_dtype is 'int8'; expected one of: float8"));
   EXPECT_TRUE(contains(refusal({"lr_scheduler=exponential"}), "expected one of: constant"));
+  EXPECT_TRUE(contains(refusal({"optimizer=lion"}), "optimizer is 'lion'; expected one of: adamw, sgd"));
+  EXPECT_TRUE(contains(refusal({"optimizer=AdamW"}), "did you mean adamw?"));
+  EXPECT_TRUE(contains(refusal({"optimizer=sgd", "sgd_nesterov=true", "sgd_momentum=0"}), "sgd_nesterov needs"));
   EXPECT_TRUE(contains(refusal({"hardware=npu"}), "is not one of cpu, gpu, tpu"));
   EXPECT_TRUE(contains(refusal({"caption_dropout=1"}), "caption_dropout"));
   EXPECT_TRUE(contains(refusal({"ema_decay=1"}), "ema_decay"));
@@ -100,8 +103,8 @@ TEST(RunConfig, NumbersThatNoRunCanUseAreRefused) {
     EXPECT_TRUE(contains(refusal({word}), " is inf; expected a finite number")) << refusal({word});
   for (const char* word :
        {"vae_kl_weight=-1", "checkpoints_to_keep=-1", "learning_rate=-1", "text_encoder_learning_rate=-1e-6",
-        "vae_learning_rate=-1", "adam_eps=-1", "guidance_scale=-3", "guidance_scale_low=-0.5", "noise_offset=-0.1",
-        "prior_loss_weight=-1"}) {
+        "vae_learning_rate=-1", "adam_eps=-1", "sgd_momentum=-1", "guidance_scale=-3", "guidance_scale_low=-0.5",
+        "noise_offset=-0.1", "prior_loss_weight=-1"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(refusal({word}), key + " is ") && contains(refusal({word}), "expected 0 or more")) << word;
   }

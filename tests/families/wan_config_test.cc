@@ -115,7 +115,7 @@ TEST(WanFiles, ShareWhatTheReferencesFilesShare) {
     EXPECT_EQ(c.optim.learning_rate, 1e-5);
     EXPECT_EQ(c.optim.warmup_steps_fraction, 0.1);
     EXPECT_EQ(c.optim.max_train_steps, 1500);
-    EXPECT_EQ(c.optim.adam_weight_decay, 0);
+    EXPECT_EQ(c.optim.own<double>("adam_weight_decay"), 0);
     EXPECT_EQ(c.profile.skip_first_n_steps_for_profiler, 5);
     EXPECT_EQ(c.profile.profiler_steps, 10);
     EXPECT_FALSE(c.loop.save_optimizer);

@@ -512,6 +512,10 @@ const std::vector<Row>& rows() {
       {"lr_scheduler", "cosine"},
       {"lr_num_cycles", "2", Kind::images, {"lr_scheduler=cosine_with_restarts"}},
       {"lr_power", "2", Kind::images, {"lr_scheduler=polynomial"}},
+      {"optimizer", "sgd"},
+      {"sgd_momentum", "0.5", Kind::images, {"optimizer=sgd"}},
+      {"sgd_nesterov", "true", Kind::images, {"optimizer=sgd"}},
+      {"sgd_weight_decay", "0.1", Kind::images, {"optimizer=sgd"}},
       {"adam_b1", "0.8"},
       {"adam_b2", "0.9"},
       {"adam_eps", "1e-4"},
@@ -800,6 +804,16 @@ FirstUpdate first_update(const Words& more) {
   u.norm = std::sqrt(squares);
   u.reported = parse_json(read_file(out / "run/metrics.jsonl")).at("grad_norm");
   return u;
+}
+
+TEST(Keys, OfTheOtherOptimizerAreNamed) {
+  const Outcome adamw = opened(Kind::images, {"sgd_momentum=0.5", "adam_b1=0.8"});
+  EXPECT_NE(adamw.lines.find("sgd_momentum is ignored: only optimizer=sgd reads it"), std::string::npos) << adamw.lines;
+  EXPECT_FALSE(names(adamw.log, "adam_b1"));
+  const Outcome sgd = opened(Kind::images, {"optimizer=sgd", "sgd_momentum=0.5", "adam_b1=0.8", "adam_eps=1e-4"});
+  EXPECT_NE(sgd.lines.find("adam_b1, adam_eps are ignored: only optimizer=adamw reads it"), std::string::npos)
+      << sgd.lines;
+  EXPECT_FALSE(names(sgd.log, "sgd_momentum"));
 }
 
 // max_grad_norm and max_grad_value, each with its switch and without it.

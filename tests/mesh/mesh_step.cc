@@ -3,7 +3,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/mesh/logical_axes.h"
@@ -13,8 +12,8 @@
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/ops/reduce.h"
-#include "maxdiffusion/optim/optimizer.h"
 #include "maxdiffusion/pjrt/executable.h"
+#include "tests/mesh/update_step.h"
 
 namespace md {
 namespace {
@@ -105,28 +104,13 @@ void trace(Step& s, MeshModel model, int64_t rows, ScopeOptions options) {
     difference = wan_transformer(scope, small_wan(), in).sample - target;
   }
   const Tensor loss = mean(square(difference));
-  std::vector<Tensor> values, first, second;
-  for (const Param& p : s.params.params()) {
-    values.push_back(p.value);
-    first.push_back(g.input("adam_m/" + p.input, p.shape, p.axes));
-    second.push_back(g.input("adam_v/" + p.input, p.shape, p.axes));
-  }
   OptimConfig optim;
   optim.learning_rate = 1e-3;
   optim.lr_scheduler = "constant";
-  optim.adam_eps = 1e-4;  // large enough that noise in a gradient near zero does not become a whole step
-  const Update u = adamw(optim, step, values, grad(loss, values), first, second);
-  auto state = [&](const std::string& name, Tensor value) {
-    g.output(name, value, name);
-    g.alias(name, name);
-  };
-  for (size_t i = 0; i < values.size(); ++i) {
-    const std::string& name = s.params.params()[i].input;
-    state(name, u.params[i]);
-    state("adam_m/" + name, u.first_moments[i]);
-    state("adam_v/" + name, u.second_moments[i]);
-  }
-  state("step", step + 1.0);
+  optim.own<double>("adam_eps") = 1e-4;  // large enough that noise in a gradient near zero is not a whole step
+  update_step(g, s.params, loss, optim, step);
+  g.output("step", step + 1.0, "step");
+  g.alias("step", "step");
   g.output("loss", loss);
 }
 

@@ -14,9 +14,9 @@
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/sharding.h"
-#include "maxdiffusion/optim/optimizer.h"
 #include "maxdiffusion/pjrt/topology.h"
 #include "maxdiffusion/runtime/runtime.h"
+#include "tests/mesh/update_step.h"
 
 namespace md {
 namespace {
@@ -37,23 +37,7 @@ void trace(Graph& g, const std::string& quantization) {
   y = laid(nn::conv2d(s / "conv2", y * y, {.out = kChannels}));
   y = laid(nn::linear(s / "to_q", y * y, {.out = kChannels, .in_axis = axis::kEmbed, .out_axis = axis::kHeads}));
   const Tensor loss = mean(square(cast(y, DType::f32)));
-  std::vector<Tensor> values, first, second;
-  for (const Param& p : params.params()) {
-    values.push_back(p.value);
-    first.push_back(g.input("adam_m/" + p.input, p.shape, p.axes));
-    second.push_back(g.input("adam_v/" + p.input, p.shape, p.axes));
-  }
-  const Update u = adamw(OptimConfig(), step, values, grad(loss, values), first, second);
-  auto state = [&](const std::string& name, Tensor after) {
-    g.output(name, after, name);
-    g.alias(name, name);
-  };
-  for (size_t i = 0; i < values.size(); ++i) {
-    const std::string& name = params.params()[i].input;
-    state(name, u.params[i]);
-    state("adam_m/" + name, u.first_moments[i]);
-    state("adam_v/" + name, u.second_moments[i]);
-  }
+  update_step(g, params, loss, OptimConfig(), step);
   g.output("loss", loss);
 }
 

@@ -1,16 +1,17 @@
-// The optimizer on the device, against torch.optim.AdamW (tools/golden/adamw.py).
+// Optimizers on the device, against torch.optim (tools/golden/optimizers.py).
 
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/ops/elementwise.h"
-#include "maxdiffusion/optim/optimizer.h"
+#include "maxdiffusion/ops/per_device.h"
+#include "maxdiffusion/train/update.h"
 #include "tests/one_device.h"
 
 namespace md {
@@ -19,11 +20,12 @@ namespace {
 using nlohmann::json;
 
 struct State {
-  std::vector<HostArray> params, first, second;
+  std::vector<HostArray> params;
+  std::vector<std::vector<HostArray>> slots;  // for each slot, as params
 };
 
-/// Graphs of one CPU device may call the AdamW kernel; without it, every parameter is updated by its own statements, as
-/// on other devices and meshes.
+/// Graphs of one CPU device may call an optimizer's kernel; without it, every parameter is updated by its own
+/// statements, as on other devices and meshes.
 GraphOptions options(bool kernel) {
   GraphOptions o = one_device().graph_options();
   o.cpu_kernels.callable &= kernel;
@@ -39,19 +41,21 @@ class Updater {
 
   std::pair<State, double> operator()(int32_t step, const State& s, const std::vector<HostArray>& grads) const {
     std::vector<HostArray> feed = {HostArray::of<int32_t>({DType::s32, {}}, {&step, 1})};
-    for (const auto* list : {&s.params, &grads, &s.first, &s.second})
+    for (const auto* list : {&s.params, &grads})
       for (const auto& a : *list)
         if (a) feed.push_back(a);
+    for (const auto& slot : s.slots) feed.insert(feed.end(), slot.begin(), slot.end());
     std::vector<Array> arrays;
     for (const auto& a : feed) arrays.push_back(one_device().put(a));
     std::vector<Array*> pointers;
     for (auto& a : arrays) pointers.push_back(&a);
     const auto out = program_.run(pointers);
     State next;
-    for (size_t i = 0; i < s.params.size(); ++i) {
-      next.params.push_back(one_device().get(out[3 * i]));
-      next.first.push_back(one_device().get(out[3 * i + 1]));
-      next.second.push_back(one_device().get(out[3 * i + 2]));
+    size_t at = 0;
+    for (size_t i = 0; i < s.params.size(); ++i) next.params.push_back(one_device().get(out[at++]));
+    for (const auto& slot : s.slots) {
+      next.slots.emplace_back();
+      for (size_t i = 0; i < slot.size(); ++i) next.slots.back().push_back(one_device().get(out[at++]));
     }
     return {next, one_device().get(out.back()).to_doubles()[0]};
   }
@@ -65,15 +69,21 @@ class Updater {
       return tensors;
     };
     Tensor k = graph_.input("step", {DType::s32, {}});
-    auto p = inputs("p", s.params), d = inputs("g", grads), m = inputs("m", s.first), v = inputs("v", s.second);
-    const Update u = adamw(config, k, p, d, m, v);
-    for (size_t i = 0; i < p.size(); ++i) {
-      graph_.output("p" + std::to_string(i), u.params[i]);
-      graph_.output("m" + std::to_string(i), u.first_moments[i]);
-      graph_.output("v" + std::to_string(i), u.second_moments[i]);
-    }
-    graph_.output("norm", u.grad_norm);
-    return compile(one_device(), graph_, {.jax_cache_dir = "off", .xla_flags = ""}, "adamw");
+    UpdateGroup group;
+    group.params = inputs("p", s.params);
+    const std::vector<Tensor> gradients = inputs("g", grads);
+    for (size_t i = 0; i < s.slots.size(); ++i) group.slots.push_back(inputs(fmt::format("slot{}_", i), s.slots[i]));
+    for (const Tensor p : group.params) group.axes.push_back(dim_axes(p, {}));
+    const ClippedGradients clipped = clip(graph_, config, gradients, group.axes);
+    group =
+        updated(*make_optimizer(config),
+                {{learning_rate(config, k), cast(k, DType::f32)}, is_finite(clipped.norm), Tensor()}, clipped, group);
+    for (size_t i = 0; i < group.params.size(); ++i) graph_.output("p" + std::to_string(i), group.params[i]);
+    for (size_t k = 0; k < group.slots.size(); ++k)
+      for (size_t i = 0; i < group.slots[k].size(); ++i)
+        graph_.output(fmt::format("slot{}_{}", k, i), group.slots[k][i]);
+    graph_.output("norm", clipped.norm);
+    return compile(one_device(), graph_, {.jax_cache_dir = "off", .xla_flags = ""}, "update");
   }
 
   Graph graph_;
@@ -93,11 +103,11 @@ HostArray zeros(const Shape& shape) {
   std::fill_n(a.mutable_data(), a.bytes(), std::byte{0});
   return a;
 }
-State start(std::vector<HostArray> params) {
-  State s{std::move(params), {}, {}};
-  for (const auto& p : s.params) {
-    s.first.push_back(zeros(p.shape()));
-    s.second.push_back(zeros(p.shape()));
+State start(std::vector<HostArray> params, size_t slots = 2) {
+  State s{std::move(params), {}};
+  for (size_t k = 0; k < slots; ++k) {
+    s.slots.emplace_back();
+    for (const auto& p : s.params) s.slots[k].push_back(zeros(p.shape()));
   }
   return s;
 }
@@ -117,22 +127,36 @@ void expect_near(const HostArray& found, const json& expected, double tolerance,
     EXPECT_NEAR(values[i], expected[i].get<double>(), tolerance) << what << " element " << i;
 }
 
-void expect_golden(bool kernel) {
-  const json golden = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/adamw.json"));
+/// The options of a golden as keys.
+OptimConfig config_of(const std::string& optimizer, const json& o) {
+  OptimConfig c = plain();
+  c.optimizer = optimizer;
+  c.learning_rate = o["lr"];
+  c.max_grad_norm = o.value("max_grad_norm", 0.0);
+  c.max_grad_value = o.value("max_grad_value", 0.0);
+  if (optimizer == "sgd") {
+    c.own<double>("sgd_momentum") = o["momentum"];
+    c.own<bool>("sgd_nesterov") = o["nesterov"];
+    c.own<double>("sgd_weight_decay") = o["weight_decay"];
+  } else {
+    c.own<double>("adam_b1") = o["betas"][0];
+    c.own<double>("adam_b2") = o["betas"][1];
+    c.own<double>("adam_eps") = o["eps"];
+    c.own<double>("adam_weight_decay") = o["weight_decay"];
+  }
+  return c;
+}
+
+void expect_golden(const std::string& optimizer, bool kernel) {
+  const json golden = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/" + optimizer + ".json"));
   for (const auto& [name, c] : golden["cases"].items()) {
-    const json& o = c["options"];
-    OptimConfig config = plain();
-    config.learning_rate = o["lr"];
-    config.adam_b1 = o["betas"][0];
-    config.adam_b2 = o["betas"][1];
-    config.adam_eps = o["eps"];
-    config.adam_weight_decay = o["weight_decay"];
-    config.max_grad_norm = o.value("max_grad_norm", 0.0);
-    config.max_grad_value = o.value("max_grad_value", 0.0);
+    const OptimConfig config = config_of(optimizer, c["options"]);
+    const size_t slots = make_optimizer(config)->slots().size();
+    ASSERT_EQ(slots, c["steps"][0]["slots"].size()) << name;
     const auto shapes = c["shapes"].get<std::vector<Dims>>();
     std::vector<HostArray> params;
     for (size_t i = 0; i < shapes.size(); ++i) params.push_back(array(c["start"][i], shapes[i]));
-    State s = start(params);
+    State s = start(params, slots);
     const Updater updater(config, s, params, kernel);  // gradients have the shapes of the parameters
     for (int k = 0; k < 10; ++k) {
       const json& step = c["steps"][static_cast<size_t>(k)];
@@ -145,16 +169,47 @@ void expect_golden(bool kernel) {
       for (size_t i = 0; i < shapes.size(); ++i) {
         // Float32 rounding of ten updates of size 0.02 on values near 1.
         expect_near(s.params[i], step["params"][i], 2e-6, what + " parameter " + std::to_string(i));
-        expect_near(s.first[i], step["first"][i], 1e-6, what + " first moment " + std::to_string(i));
-        expect_near(s.second[i], step["second"][i], 1e-6, what + " second moment " + std::to_string(i));
+        for (size_t slot = 0; slot < slots; ++slot)
+          expect_near(s.slots[slot][i], step["slots"][slot][i], 1e-6, fmt::format("{} slot {} of {}", what, slot, i));
       }
     }
   }
 }
 
 // S2-32…36, S4-32…36
-TEST(AdamW, TenUpdatesMatchTorch) { expect_golden(false); }
-TEST(AdamW, TenUpdatesOfTheKernelMatchTorch) { expect_golden(true); }
+TEST(AdamW, TenUpdatesMatchTorch) { expect_golden("adamw", false); }
+TEST(AdamW, TenUpdatesOfTheKernelMatchTorch) { expect_golden("adamw", true); }
+TEST(Sgd, TenUpdatesMatchTorch) {
+  for (bool kernel : {true, false}) expect_golden("sgd", kernel);  // of the norm; SGD has none of its own
+}
+
+TEST(Sgd, LooksAheadOnlyAlongASum) {
+  OptimConfig c;
+  c.optimizer = "sgd";
+  c.own<bool>("sgd_nesterov") = true;
+  EXPECT_EQ(make_optimizer(c)->full_name(), "torch.optim.sgd.SGD(momentum=0.9,weight_decay=0,nesterov=True)");
+  c.own<double>("sgd_momentum") = 0;
+  try {
+    make_optimizer(c);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    EXPECT_EQ(e.message(), "sgd_nesterov needs sgd_momentum, which is 0; expected more than 0");
+  }
+}
+
+TEST(Optimizers, OwnTheirArraysAndTheirKeys) {
+  std::set<std::string> keys;
+  for (const OptimizerKey& k : optimizer_keys()) EXPECT_TRUE(keys.insert(k.name).second) << k.name;
+  for (const std::string& name : optimizer_names()) {
+    OptimConfig c;
+    c.optimizer = name;
+    for (const StateSlot& slot : make_optimizer(c)->slots())
+      EXPECT_EQ(optimizer_of_array(slot.prefix + std::string("unet/conv_in.weight")), name);
+  }
+  for (const char* array : {"unet/conv_in.weight", "ema/unet/conv_in.weight", "master/unet/conv_in.weight", "step"})
+    EXPECT_EQ(optimizer_of_array(array), "");
+}
 
 TEST(AdamW, KernelIsDeterministicOverManyPieces) {
   // Sizes around the pieces that threads take in turns; norm and update must not depend on who took which.
@@ -192,11 +247,11 @@ TEST(AdamW, KernelIsDeterministicOverManyPieces) {
 TEST(AdamW, AnEmptyGradientLeavesEverythingAsItIs) {
   const std::vector<float> values = {1, -2, 3};
   State s = start({HostArray::of<float>({DType::f32, {3}}, values), HostArray::of<float>({DType::f32, {3}}, values)});
-  s.first[1] = HostArray::of<float>({DType::f32, {3}}, values);
+  s.slots[0][1] = HostArray::of<float>({DType::f32, {3}}, values);
   const auto [next, norm] = update(plain(), 0, s, {HostArray::of<float>({DType::f32, {3}}, values), HostArray()});
   EXPECT_NE(next.params[0].to_doubles(), s.params[0].to_doubles());
   EXPECT_EQ(next.params[1].to_doubles(), s.params[1].to_doubles());
-  EXPECT_EQ(next.first[1].to_doubles(), s.first[1].to_doubles());
+  EXPECT_EQ(next.slots[0][1].to_doubles(), s.slots[0][1].to_doubles());
   EXPECT_NEAR(norm, std::sqrt(14.0), 1e-6);
   EXPECT_EQ(update(plain(), 0, s, {HostArray(), HostArray()}).second, 0);
 }
@@ -204,8 +259,8 @@ TEST(AdamW, AnEmptyGradientLeavesEverythingAsItIs) {
 TEST(AdamW, FirstUpdateMovesByTheLearningRateWhateverTheScale) {
   for (float scale : {1e-6f, 1.0f, 1e6f}) {
     OptimConfig c = plain();
-    c.adam_weight_decay = 0;
-    c.adam_eps = 1e-12;
+    c.own<double>("adam_weight_decay") = 0;
+    c.own<double>("adam_eps") = 1e-12;
     const float one = 1.0f;
     const auto [next, norm] = update(c, 0, start({HostArray::of<float>({DType::f32, {}}, {&one, 1})}),
                                      {HostArray::of<float>({DType::f32, {}}, {&scale, 1})});
@@ -223,20 +278,23 @@ TEST(AdamW, ZeroGradientsDoNotDivideByTheirNorm) {
   EXPECT_NEAR(next.params[0].to_doubles()[0], 1 - 0.1 * 0.01, 1e-6);  // decay alone
 }
 
-TEST(AdamW, ANormThatIsNotFiniteChangesNothing) {
-  OptimConfig c = plain();
-  c.max_grad_norm = 1;
+TEST(Optimizers, ANormThatIsNotFiniteChangesNothing) {
   const std::vector<float> values = {1, 2};
-  const State s = start({HostArray::of<float>({DType::f32, {2}}, values)});
-  for (bool kernel : {true, false})
-    for (float bad : {NAN, INFINITY}) {
-      const std::vector<HostArray> grads = {HostArray::of<float>({DType::f32, {2}}, std::vector<float>{1, bad})};
-      const auto [next, norm] = Updater(c, s, grads, kernel)(0, s, grads);
-      EXPECT_FALSE(std::isfinite(norm));
-      EXPECT_EQ(next.params[0].to_doubles(), s.params[0].to_doubles());
-      EXPECT_EQ(next.first[0].to_doubles(), s.first[0].to_doubles());
-      EXPECT_EQ(next.second[0].to_doubles(), s.second[0].to_doubles());
-    }
+  for (const std::string& optimizer : optimizer_names()) {
+    OptimConfig c = plain();
+    c.optimizer = optimizer;
+    c.max_grad_norm = 1;
+    const State s = start({HostArray::of<float>({DType::f32, {2}}, values)}, make_optimizer(c)->slots().size());
+    for (bool kernel : {true, false})
+      for (float bad : {NAN, INFINITY}) {
+        const std::vector<HostArray> grads = {HostArray::of<float>({DType::f32, {2}}, std::vector<float>{1, bad})};
+        const auto [next, norm] = Updater(c, s, grads, kernel)(0, s, grads);
+        EXPECT_FALSE(std::isfinite(norm));
+        EXPECT_EQ(next.params[0].to_doubles(), s.params[0].to_doubles()) << optimizer;
+        for (size_t k = 0; k < s.slots.size(); ++k)
+          EXPECT_EQ(next.slots[k][0].to_doubles(), s.slots[k][0].to_doubles()) << optimizer;
+      }
+  }
 }
 
 // The first update without decay is one of ± the learning rate wherever there is a gradient: 3.5 becomes 4, within 1e-5
@@ -244,8 +302,8 @@ TEST(AdamW, ANormThatIsNotFiniteChangesNothing) {
 // cache at once.
 TEST(MovingAverage, MovesTowardsTheNewParametersWhereAppliedAndOnlyThere) {
   OptimConfig c = plain();
-  c.adam_weight_decay = 0;
-  c.adam_eps = 0;
+  c.own<double>("adam_weight_decay") = 0;
+  c.own<double>("adam_eps") = 0;
   c.learning_rate = 0.5;
   for (bool kernel : {true, false})
     for (int64_t n : {3, 70'003}) {
@@ -256,11 +314,16 @@ TEST(MovingAverage, MovesTowardsTheNewParametersWhereAppliedAndOnlyThere) {
              average_of_still = g.input("average_of_still", shape), param = g.input("param", shape),
              gradient = g.input("gradient", shape), moment = g.input("moment", shape),
              average = g.input("average", shape);
-      const Update u = adamw(c, step, {param, still}, {gradient, Tensor()}, {moment, still}, {moment, still}, healthy,
-                             {}, {.values = {average, average_of_still}, .keep = keep});
-      g.output("p", u.params[0]);
-      g.output("average", u.averages[0]);
-      g.output("average_of_still", u.averages[1]);
+      UpdateGroup group{.params = {param, still},
+                        .slots = {{moment, still}, {moment, still}},
+                        .averages = {average, average_of_still},
+                        .axes = {dim_axes(param, {}), dim_axes(still, {})}};
+      const ClippedGradients clipped = clip(g, c, {gradient, Tensor()}, group.axes);
+      group = updated(*make_optimizer(c), {{learning_rate(c, step), cast(step, DType::f32)}, healthy, keep}, clipped,
+                      group);
+      g.output("p", group.params[0]);
+      g.output("average", group.averages[0]);
+      g.output("average_of_still", group.averages[1]);
       auto filled = [&](const std::vector<float>& pattern) {
         std::vector<float> values(static_cast<size_t>(n));
         for (size_t i = 0; i < values.size(); ++i) values[i] = pattern[i % pattern.size()];
@@ -294,7 +357,7 @@ TEST(AdamW, TakesGradientsOfBf16AsTheNumbersThatTheyAre) {
   const auto [exact, exact_norm] = update(plain(), 0, start({f32}), {f32});
   EXPECT_EQ(norm, exact_norm);
   EXPECT_EQ(next.params[0].to_doubles(), exact.params[0].to_doubles());
-  EXPECT_EQ(next.second[0].to_doubles(), exact.second[0].to_doubles());
+  EXPECT_EQ(next.slots[1][0].to_doubles(), exact.slots[1][0].to_doubles());
 }
 
 TEST(AdamW, WeightsAndMomentsOfBf16AreAMistake) {

@@ -53,10 +53,44 @@ TEST(Resume, WithoutSavedMomentsGoesOnWithFreshOnes) {
   }
 }
 
+TEST(Resume, WithAnotherOptimizerIsRefusedWhereThereIsStateOfTheFirst) {
+  TinyRun run;
+  run.train(2);
+  run.options.step.optim.optimizer = "sgd";
+  try {
+    run.train(4);
+    FAIL();
+  } catch (const Error& e) {
+    const std::string said = e.what();
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    EXPECT_NE(said.find("optimizer is 'sgd', but checkpoint "), said.npos) << said;
+    EXPECT_NE(said.find(" holds the state of 'adamw', such as 'adam_m/unet/"), said.npos) << said;
+    EXPECT_NE(said.find("try: optimizer=adamw, or another run_name"), said.npos) << said;
+  }
+  // Without that state, and back again, both as save_optimizer=false has it.
+  for (const char* optimizer : {"sgd", "adamw"}) {
+    TinyRun other;
+    other.options.keys.save_optimizer = false;
+    other.options.step.optim.optimizer = std::string(optimizer) == "sgd" ? "adamw" : "sgd";
+    other.train(2);
+    other.options.step.optim.optimizer = optimizer;
+    other.options.keys.save_optimizer = true;
+    testing::internal::CaptureStderr();
+    other.train(3);
+    EXPECT_NE(testing::internal::GetCapturedStderr().find("has no moments of the optimizer"), std::string::npos);
+    const HostArrays state = as_arrays(read_training_state(other.options.checkpoint_dir(), 3).state);
+    for (const char* prefix : {"adam_m/", "adam_v/", "sgd_momentum/"})
+      EXPECT_EQ(std::ranges::any_of(state, [&](const auto& a) { return a.first.starts_with(prefix); }),
+                std::string(prefix).starts_with(std::string(optimizer).substr(0, 3)))
+          << optimizer << " " << prefix;
+  }
+}
+
 // S4-101, S4-102, P-6
 TEST(Resume, EqualsNoInterruptionBitForBit) {
-  for (double ema : {0.0, 0.9}) {
+  for (const auto& [optimizer, ema] : {std::pair("adamw", 0.0), {"adamw", 0.9}, {"sgd", 0.9}}) {
     TinyRun whole, parts;
+    whole.options.step.optim.optimizer = parts.options.step.optim.optimizer = optimizer;
     whole.options.step.ema_decay = parts.options.step.ema_decay = ema;
     Trained expected = whole.train(8);
     Trained half = parts.train(4);

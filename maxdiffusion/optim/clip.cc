@@ -1,4 +1,4 @@
-#include "maxdiffusion/optim/gradient_norm.h"
+#include "maxdiffusion/optim/clip.h"
 
 #include <fmt/format.h>
 
@@ -17,6 +17,12 @@
 
 namespace md {
 namespace {
+
+/// Sums over all elements of all gradients, f32 scalars.
+struct GradientSquares {
+  Tensor as_given;  // Σ g²
+  Tensor limited;   // Σ clamp(g, ±max_value)²; the same where max_value ≤ 0
+};
 
 using AxisNames = std::vector<std::string>;
 
@@ -74,8 +80,6 @@ Tensor squares_on_mesh(const std::vector<Tensor>& grads, const std::vector<DimAx
   })[0];
 }
 
-}  // namespace
-
 GradientSquares gradient_squares(const std::vector<Tensor>& grads, const std::vector<DimAxes>& axes, double max_value) {
   const GraphOptions& o = grads[0].graph().options();
   const bool split = std::ranges::any_of(axes, [](const DimAxes& a) { return !splitting(a).empty(); });
@@ -85,23 +89,32 @@ GradientSquares gradient_squares(const std::vector<Tensor>& grads, const std::ve
   return {element(0), element(squares.dim(0) - 1)};
 }
 
-Tensor has_finite_norm(const std::vector<Tensor>& grads, const std::vector<Tensor>& inputs) {
-  std::vector<Tensor> live, of_live;
-  for (size_t i = 0; i < grads.size(); ++i) {
-    if (!grads[i]) continue;
-    live.push_back(cast(grads[i], DType::f32));
-    of_live.push_back(inputs.at(i));
-  }
-  if (live.empty()) return constant(inputs.at(0).graph(), 1, DType::pred);
-  return is_finite(gradient_squares(live, axes_of_inputs(of_live), 0).as_given);
+}  // namespace
+
+Tensor ClippedGradients::clipped(size_t i) const {
+  Tensor g = given[i];
+  if (max_value > 0) g = clamp(g, -max_value, max_value);
+  return factor ? g * factor : g;
 }
 
-std::vector<DimAxes> axes_of_inputs(const std::vector<Tensor>& values) {
-  std::map<Tensor, DimAxes> lies;
-  for (const GraphInput& in : values.at(0).graph().inputs()) lies[in.value] = in.sharding;
-  std::vector<DimAxes> axes;
-  for (Tensor t : values) axes.push_back(lies[t]);
-  return axes;
+ClippedGradients clip(Graph& g, const OptimConfig& config, const std::vector<Tensor>& grads,
+                      const std::vector<DimAxes>& axes) {
+  ClippedGradients c{.given = {}, .max_value = config.max_grad_value, .norm = {}, .factor = {}};
+  std::vector<Tensor> live;
+  std::vector<DimAxes> axes_of_live;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    c.given.push_back(grads[i] ? cast(grads[i], DType::f32) : Tensor());
+    if (!grads[i]) continue;
+    live.push_back(c.given[i]);
+    axes_of_live.push_back(axes[i]);
+  }
+  c.norm = constant(g, 0.0);
+  if (live.empty()) return c;
+  const GradientSquares squares = gradient_squares(live, axes_of_live, config.max_grad_value);
+  c.norm = sqrt(squares.as_given);
+  if (const Tensor norm = sqrt(squares.limited); config.max_grad_norm > 0)
+    c.factor = minimum(config.max_grad_norm / norm, scalar_like(norm, 1.0));
+  return c;
 }
 
 }  // namespace md

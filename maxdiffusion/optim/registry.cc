@@ -1,0 +1,60 @@
+// The list of optimizers: a new one is a file of its own and one entry here.
+#include <fmt/ranges.h>
+
+#include "maxdiffusion/optim/optimizer_entry.h"
+
+#define OPTIMIZERS(X) X(adamw) X(sgd)
+
+namespace md {
+
+#define DECLARE(name) OptimizerEntry name();
+OPTIMIZERS(DECLARE)
+#undef DECLARE
+
+namespace {
+
+const std::vector<OptimizerEntry>& entries() {
+#define ENTRY(name) name(),
+  static const std::vector<OptimizerEntry> all = {OPTIMIZERS(ENTRY)};
+#undef ENTRY
+  return all;
+}
+
+}  // namespace
+
+std::vector<OptimizerKey> optimizer_keys() {
+  std::vector<OptimizerKey> keys;
+  for (const OptimizerEntry& e : entries()) keys.insert(keys.end(), e.keys.begin(), e.keys.end());
+  return keys;
+}
+
+std::vector<std::string> optimizer_names() {
+  std::vector<std::string> names;
+  for (const OptimizerEntry& e : entries()) names.emplace_back(e.name);
+  return names;
+}
+
+const char* list_of_optimizers() {
+  static const std::string text = fmt::format("{}", fmt::join(optimizer_names(), ", "));
+  return text.c_str();
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& config) {
+  for (const OptimizerEntry& e : entries())
+    if (config.optimizer == e.name) return e.make(config);
+  fail(Code::invalid_config, "optimizer is '{}'; expected one of: {}", config.optimizer, list_of_optimizers());
+}
+
+std::string optimizer_of_array(std::string_view name) {
+  static const std::vector<std::pair<std::string, std::string>> prefixes = [] {
+    std::vector<std::pair<std::string, std::string>> all;
+    for (const OptimizerEntry& e : entries())
+      for (const StateSlot& slot : e.make({})->slots()) all.emplace_back(slot.prefix, e.name);
+    return all;
+  }();
+  for (const auto& [prefix, optimizer] : prefixes)
+    if (name.starts_with(prefix)) return optimizer;
+  return "";
+}
+
+}  // namespace md
