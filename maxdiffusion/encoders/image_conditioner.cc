@@ -9,11 +9,12 @@
 namespace md {
 
 void check_images(const Family& family, int64_t given) {
-  const Family::ImageCount count = family.images();
-  check(given >= count.least, Code::invalid_config, "this model makes videos of {}; {} given",
-        count.least == 2 ? "a first and a last image" : "an image", given == 0 ? "none is" : "one is");
-  check(given <= count.most, Code::invalid_config, "image, image_url and last_image: this model takes {}, but {} given",
-        count.most == 0 ? "no images" : "no last image", given == 1 ? "one is" : "two are");
+  const ImageConditioning* images = family.image_conditioning();
+  const int64_t least = images ? images->least : 0, most = images ? images->most : 0;
+  check(given >= least, Code::invalid_config, "this model makes videos of {}; {} given",
+        least == 2 ? "a first and a last image" : "an image", given == 0 ? "none is" : "one is");
+  check(given <= most, Code::invalid_config, "image, image_url and last_image: this model takes {}, but {} given",
+        most == 0 ? "no images" : "no last image", given == 1 ? "one is" : "two are");
 }
 
 ImageConditioner::ImageConditioner(const Devices& devices, std::shared_ptr<const Family> family, WeightsOf weights,
@@ -29,13 +30,14 @@ ImageConditioner::ImageConditioner(const Devices& devices, std::shared_ptr<const
 
 HostArrays ImageConditioner::seen(const HostArray& prepared) {
   if (!program_) {
+    const ImageConditioning& conditioning = *family_->image_conditioning();
     Graph g(devices_.graph_options());
     ParamTable params;
     const Models models = [&](const std::string& component) { return Scope(g, params, component, scope_); };
-    for (const auto& [name, tensor] : family_->encode_images(models, g.input("images", prepared.shape())))
+    for (const auto& [name, tensor] : conditioning.encode(models, g.input("images", prepared.shape())))
       g.output(name, tensor);
     program_.emplace(md::compile(devices_, g, compile_, "image_encoder"));
-    place(devices_, *program_, weights_(params, family_->image_encoder()), kept_);
+    place(devices_, *program_, weights_(params, conditioning.encoder), kept_);
   }
   ArrayMap feed;
   place(devices_, *program_, HostArrays{{"images", prepared}}, feed);
@@ -48,6 +50,7 @@ HostArrays ImageConditioner::encode(const std::vector<std::vector<HostArray>>& s
   const int64_t n = std::ssize(samples.at(0)), all = std::ssize(samples);
   check_images(*family_, n);
   if (n == 0) return {};
+  const ImageConditioning& conditioning = *family_->image_conditioning();
   HostArrays out;
   auto add = [&](int64_t sample, const HostArrays& fields) {
     for (const auto& [name, a] : fields) add_rows(out[name], all, sample, a);
@@ -57,14 +60,14 @@ HostArrays ImageConditioner::encode(const std::vector<std::vector<HostArray>>& s
     HostArray videos;  // grey but for the images
     for (int64_t i = 0; i < together; ++i) {
       const std::vector<HostArray>& images = samples[static_cast<size_t>(from + i)];
-      if (!family_->image_encoder().empty()) add(from + i, seen(family_->prepare_images(images)));
+      if (!conditioning.encoder.empty()) add(from + i, seen(conditioning.prepare(images)));
       std::vector<HostArray> frames;
       for (const HostArray& image : images)
         frames.push_back(resize_rgb8(image, size.height, size.width, Filter::lanczos));
-      add_rows(videos, together, i, family_->image_pixels(frames, size));
+      add_rows(videos, together, i, conditioning.pixels(frames, size));
     }
     const HostArray moments = autoencoder_.encode(videos);
-    for (int64_t i = 0; i < together; ++i) add(from + i, family_->image_conditioning(rows(moments, i, 1), n, size));
+    for (int64_t i = 0; i < together; ++i) add(from + i, conditioning.from_moments(rows(moments, i, 1), n));
   }
   return out;
 }

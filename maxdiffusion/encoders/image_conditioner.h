@@ -21,7 +21,7 @@ class ImageConditioner {
                    MediaAutoencoder& autoencoder, const ScopeOptions& scope, const CompileConfig& compile,
                    int64_t batch = 1);
   /// Of each sample the images, u8 [H, W, 3] of any size, the first and perhaps the last; all have as many →
-  /// Family::image_fields, one row for each sample. Throws invalid_config where the family takes more or fewer.
+  /// ImageConditioning::fields, one row for each sample. Throws invalid_config where the family takes more or fewer.
   HostArrays encode(const std::vector<std::vector<HostArray>>& samples, const MediaSize& size);
 
  private:

@@ -16,7 +16,7 @@ namespace md {
 Tensor pixels_to_float(Tensor pixels) { return cast(pixels, DType::f32) / 127.5 - 1.0; }
 
 MediaChunks MediaChunkKeys::chunks(const Family& family) const {
-  const int64_t scale = std::max<int64_t>(family.frame_scale(), 1);
+  const int64_t scale = std::max<int64_t>(family.spec().autoencoder->frame_scale, 1);
   check(vae_encode_chunk == -1 || vae_encode_chunk > 0, Code::invalid_config,
         "vae_encode_chunk is {}; expected -1 or at least 1", vae_encode_chunk);
   check(vae_decode_chunk == -1 || vae_decode_chunk > 0, Code::invalid_config,
@@ -28,29 +28,26 @@ MediaAutoencoder::MediaAutoencoder(const Devices& devices, std::shared_ptr<const
                                    int64_t batch, const ScopeOptions& scope, const CompileConfig& compile,
                                    const EncoderKeys& keys, MediaChunks chunks, int64_t bytes)
     : devices_(devices),
-      family_(std::move(family)),
+      autoencoder_(family->spec().autoencoder),
       weights_(std::move(weights)),
       batch_(batch),
       bytes_(bytes),
       scope_(autoencoder_options(scope, keys)),
       compile_(compile),
       chunks_(chunks) {
-  const bool videos = family_->frame_scale() > 0;
   encoder_ = {.name = "media_encoder",
               .build =
-                  [f = family_, videos](const Models& models, Tensor pixels, MediaState& state) {
+                  [a = autoencoder_](const Models& models, Tensor pixels, MediaState* state) {
                     const Tensor x = pixels.dtype() == DType::u8 ? pixels_to_float(pixels) : pixels;
-                    const Posterior q = videos ? f->encode_chunk(models, x, state) : f->encode_media(models, x);
+                    const Posterior q = a->encode(models, x, state);
                     const Tensor mean = cast(q.mean, DType::f32);
                     return concatenate({mean, q.logvar ? exp(cast(q.logvar, DType::f32) * 0.5) : zeros_like(mean)}, -1);
                   },
               .scale = 1};
   decoder_ = {.name = "media_decoder",
-              .build =
-                  [f = family_, videos](const Models& models, Tensor latents, MediaState& state) {
-                    return videos ? f->decode_chunk(models, latents, state) : f->decode_media(models, latents);
-                  },
-              .scale = family_->downscale()};
+              .build = [a = autoencoder_](const Models& models, Tensor latents,
+                                          MediaState* state) { return a->decode(models, latents, state); },
+              .scale = autoencoder_->downscale};
 }
 
 const Program& MediaAutoencoder::program(const Direction& direction, Stage& stage, const HostArray& input,
@@ -66,7 +63,7 @@ const Program& MediaAutoencoder::program(const Direction& direction, Stage& stag
     for (size_t i = 0; state && state->contains(name_of(i)); ++i)
       memory.push_back(g.input(name_of(i), state->at(name_of(i)).shape(), axes));
     const bool goes_on = !memory.empty();
-    g.output("out", direction.build(models, g.input("in", input.shape(), axes), memory));
+    g.output("out", direction.build(models, g.input("in", input.shape(), axes), &memory));
     for (size_t i = 0; state && i < memory.size(); ++i) {
       g.output(name_of(i), memory[i], goes_on ? name_of(i) : "in");
       if (goes_on) g.alias(name_of(i), name_of(i));
@@ -74,7 +71,7 @@ const Program& MediaAutoencoder::program(const Direction& direction, Stage& stag
     found =
         stage.emplace(std::pair{input.dtype(), input.dims()}, md::compile(devices_, g, compile_, direction.name)).first;
     HostArrays missing;
-    for (const auto& [name, a] : of_component(params, family_->autoencoder(), weights_))
+    for (const auto& [name, a] : of_component(params, autoencoder_->component, weights_))
       if (!placed_.contains(name)) missing[name] = a;
     place(devices_, found->second, missing, placed_);
   }
@@ -111,7 +108,8 @@ int64_t MediaAutoencoder::together(Direction& direction, const HostArray& input,
 
 HostArray MediaAutoencoder::run(Direction& direction, const HostArray& input) {
   HostArray whole;
-  const int64_t frames = input.dims().size() == 5 ? input.dims()[1] * std::max<int64_t>(family_->frame_scale(), 1) : 1;
+  const int64_t frames =
+      input.dims().size() == 5 ? input.dims()[1] * std::max<int64_t>(autoencoder_->frame_scale, 1) : 1;
   for (int64_t n = input.dims()[0], from = 0; from < n;) {
     const int64_t count = together(direction, input, n - from, frames);
     add_rows(whole, n, from, run(direction, direction.whole, rows(input, from, count), nullptr));
@@ -152,17 +150,18 @@ HostArray MediaAutoencoder::run_chunks(Direction& direction, const HostArray& in
 
 HostArray MediaAutoencoder::encode(const HostArray& pixels, const std::function<void(int64_t)>& encoded) {
   encoder_.done = encoded;
-  if (const int64_t scale = family_->frame_scale(); scale > 0)
+  if (const int64_t scale = autoencoder_->frame_scale; scale > 0)
     return run_chunks(encoder_, pixels, chunks_.encode, scale, 1);
   return run(encoder_, pixels);
 }
 
 HostArray MediaAutoencoder::decode(const HostArray& latents, bool tiled) {
-  if (const int64_t scale = family_->frame_scale(); scale > 0)
+  if (const int64_t scale = autoencoder_->frame_scale; scale > 0)
     return run_chunks(decoder_, latents, chunks_.decode, 1, scale);
-  const int64_t tile = family_->decoder_tile();
+  const int64_t tile = autoencoder_->decoder_tile;
   if (tiled && tile > 0 && std::max(latents.dims()[1], latents.dims()[2]) > tile)
-    return decode_in_tiles(latents, tile, family_->downscale(), [this](const HostArray& part) { return decode(part); });
+    return decode_in_tiles(latents, tile, autoencoder_->downscale,
+                           [this](const HostArray& part) { return decode(part); });
   return run(decoder_, latents);
 }
 

@@ -45,11 +45,11 @@ class MediaAutoencoder {
                    const ScopeOptions& scope, const CompileConfig& compile, const EncoderKeys& keys = {},
                    MediaChunks chunks = {}, int64_t bytes = std::numeric_limits<int64_t>::max());
   /// u8 [N, H, W, 3], or f32 in [−1, 1] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
-  /// Videos: [N, F, H, W, 3] → [N, F', h, w, 2C]. Throws invalid_config where F is not 1 + n·Family::frame_scale().
+  /// Videos: [N, F, H, W, 3] → [N, F', h, w, 2C]. Throws invalid_config where F is not 1 + n·Autoencoder::frame_scale.
   /// `encoded`: called with the number of samples that are done; may be empty.
   HostArray encode(const HostArray& pixels, const std::function<void(int64_t)>& encoded = {});
   /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error; videos: [N, F', h, w, C] →
-  /// [N, F, H, W, 3]. `tiled`: images' latents larger than Family::decoder_tile are decoded in tiles (tiles.h).
+  /// [N, F, H, W, 3]. `tiled`: images' latents larger than Autoencoder::decoder_tile are decoded in tiles (tiles.h).
   HostArray decode(const HostArray& latents, bool tiled = false);
 
  private:
@@ -57,7 +57,7 @@ class MediaAutoencoder {
   using Stage = std::map<std::pair<DType, Dims>, Program>;
   struct Direction {
     std::string name;
-    std::function<Tensor(const Models&, Tensor, MediaState&)> build;
+    std::function<Tensor(const Models&, Tensor, MediaState*)> build;
     int64_t scale;             // sides of the media, as multiples of those of the input
     Stage whole, first, next;  // media at once; the first and the other chunks of a video
     std::function<void(int64_t)> done = {};
@@ -71,7 +71,7 @@ class MediaAutoencoder {
   /// Samples to take next of `left`, of media like `input`'s, whole or, of videos, `frames` of the result at a time.
   int64_t together(Direction& direction, const HostArray& input, int64_t left, int64_t frames);
   const Devices& devices_;
-  std::shared_ptr<const Family> family_;
+  std::shared_ptr<const Autoencoder> autoencoder_;
   HostArrays weights_;
   int64_t batch_, bytes_;
   ScopeOptions scope_;

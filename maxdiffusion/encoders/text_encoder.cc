@@ -18,7 +18,7 @@ TextEncoder::TextEncoder(const Devices& devices, std::shared_ptr<const Family> f
   ParamTable params;
   build(g, params, clip_skip);
   const auto& program = programs_.emplace(clip_skip, md::compile(devices, g, compile_, "text_encoder")).first->second;
-  for (const std::string& component : family_->text_encoders()) {
+  for (const std::string& component : family_->spec().text_components()) {
     const HostArrays values = weights(params, component);
     place(devices, program, values, arrays_);
     weights_[component] = as_arrays(published(params, component, as_pieces(values)));
@@ -27,7 +27,7 @@ TextEncoder::TextEncoder(const Devices& devices, std::shared_ptr<const Family> f
 
 void TextEncoder::build(Graph& g, ParamTable& params, int64_t clip_skip) const {
   Conditioning text;
-  for (const Field& f : family_->text_fields()) {
+  for (const Field& f : family_->spec().text_fields()) {
     const Shape shape = batched(batch_, f.shape);
     text[f.name] = g.input(f.name, shape, axis::of_batch(shape.dims.size()));
   }
@@ -49,7 +49,7 @@ HostArrays TextEncoder::encode(const std::vector<std::string>& captions, bool al
   HostArrays text = family_->tokenize(captions);
   if (!seconds.empty()) {
     HostArrays others = family_->tokenize(seconds);
-    for (const std::string& name : family_->second_text_fields()) text.at(name) = others.at(name);
+    for (const std::string& name : family_->spec().second_text_fields()) text.at(name) = others.at(name);
   }
   const int64_t n = static_cast<int64_t>(captions.size());
   HostArrays out;

@@ -20,8 +20,8 @@ class TextEncoder {
   TextEncoder(const Devices& devices, std::shared_ptr<const Family> family, int64_t batch, const WeightsOf& weights,
               const ScopeOptions& scope, const CompileConfig& compile, int64_t clip_skip = 0,
               const EncoderKeys& keys = {});
-  /// Family::conditioning_fields of every caption, axis 0 = captions. `all_layers`: clip_skip is not applied.
-  /// `seconds`: texts of Family::second_text_fields, as many as captions; empty: the captions.
+  /// FamilySpec::conditioning of every caption, axis 0 = captions. `all_layers`: clip_skip is not applied.
+  /// `seconds`: texts of FamilySpec::second_text_fields, as many as captions; empty: the captions.
   HostArrays encode(const std::vector<std::string>& captions, bool all_layers = false,
                     const std::vector<std::string>& seconds = {});
   /// Published name → array, by component: for checkpoints.

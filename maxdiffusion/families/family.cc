@@ -1,14 +1,15 @@
-// What most families share, and the list of families: a new one is a file of its own and one line here for each
-// pipeline class.
+// What families share, and the list of families: a new one is a file of its own and one row here.
 #include "maxdiffusion/families/family.h"
 
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/base/shortened.h"
 
 namespace md {
 
@@ -20,109 +21,120 @@ namespace {
 
 std::vector<FamilyClass>& families() {
   static std::vector<FamilyClass> all = {
-      {"StableDiffusionPipeline", make_stable_diffusion, {"sd", "replicated"}},
-      {"StableDiffusionImg2ImgPipeline", make_stable_diffusion},
-      {"StableDiffusionInpaintPipeline", make_stable_diffusion},
-      {"StableDiffusionControlNetPipeline", make_stable_diffusion},
-      {"LatentConsistencyModelPipeline", make_stable_diffusion},
-      {"StableDiffusionXLPipeline", make_stable_diffusion, {"sdxl", "sdxl_replicated", "lightning"}},
-      {"StableDiffusionXLImg2ImgPipeline", make_stable_diffusion},
-      {"StableDiffusionXLInpaintPipeline", make_stable_diffusion},
-      {"StableDiffusionXLControlNetPipeline", make_stable_diffusion},
-      {"WanPipeline", make_wan, {"wan"}, {"wan_txt2vid_data_preprocessing"}},
-      {"WanImageToVideoPipeline", make_wan},
-      {"FluxPipeline", make_flux, {"flux", "flux_pipeline"}},
-      {"FluxImg2ImgPipeline", make_flux},
-      {"FluxInpaintPipeline", make_flux},
+      {{"StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline", "StableDiffusionInpaintPipeline",
+        "StableDiffusionControlNetPipeline", "LatentConsistencyModelPipeline", "StableDiffusionXLPipeline",
+        "StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline", "StableDiffusionXLControlNetPipeline"},
+       make_stable_diffusion},
+      {{"WanPipeline", "WanImageToVideoPipeline"}, make_wan},
+      {{"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"}, make_flux},
   };
   return all;
 }
 
 }  // namespace
 
-std::vector<std::string> Family::lora_targets(const std::string& component) const {
-  const std::vector<std::string> encoders = text_encoders();
-  if (std::ranges::count(encoders, component) > 0) return {"q_proj", "k_proj", "v_proj", "out_proj"};
-  return {"to_k", "to_q", "to_v", "to_out.0"};
-}
-
-Denoised Family::denoise_keeping(const Models&, Tensor, Tensor, const Conditioning&, Tensor) const {
-  throw Error(Code::invalid_config,
-              fmt::format("use_magcache: {} has no sequence of blocks that could be left out", denoiser()));
-}
-
-MediaSize Family::media_size(const Dims& latent) const {
-  const int64_t down = downscale(), frames = frame_scale();
-  if (frames == 0) return {latent[0] * down, latent[1] * down};
-  return {latent[1] * down, latent[2] * down, 1 + (latent[0] - 1) * frames};
-}
-
-Dims Family::pixel_dims(const MediaSize& size) const {
-  if (frame_scale() == 0) return {size.height, size.width, 3};
-  return {size.frames, size.height, size.width, 3};
-}
-
-Posterior Family::encode_media(const Models& models, Tensor pixels) const {
-  MediaState whole;
-  return encode_chunk(models, pixels, whole);
-}
-
-Tensor Family::decode_media(const Models& models, Tensor latents) const {
-  MediaState whole;
-  return decode_chunk(models, latents, whole);
-}
-
-Posterior Family::encode_chunk(const Models&, Tensor pixels, MediaState&) const {
-  return {cast(pixels, DType::f32), {}};
-}
-
-Tensor Family::decode_chunk(const Models&, Tensor latents, MediaState&) const { return cast(latents, DType::f32); }
-
-nlohmann::json Family::fitted_autoencoder(nlohmann::json config, const EachMoments&) const { return config; }
-
-nlohmann::json Family::sampler_config(nlohmann::json config, const MediaSize&) const { return config; }
-
-std::vector<std::string> Family::encoded_columns() const {
-  std::vector<std::string> names = {"moments"};
-  for (const Field& f : conditioning_fields()) names.push_back(f.name);
+std::vector<std::string> FamilySpec::text_components() const {
+  std::vector<std::string> names;
+  for (const TextEncoderSpec& e : text_encoders)
+    if (!e.component.empty()) names.push_back(e.component);
   return names;
 }
 
-HostArrays Family::from_encoded(const HostArrays& records) const {
+std::vector<Field> FamilySpec::text_fields() const {
+  std::vector<Field> fields;
+  for (const TextEncoderSpec& e : text_encoders)
+    for (const std::string& name : {e.ids, e.mask})
+      if (!name.empty()) fields.push_back({name, {DType::s32, {e.max_tokens}}});
+  return fields;
+}
+
+std::vector<std::string> FamilySpec::second_text_fields() const {
+  std::vector<std::string> names;
+  for (const TextEncoderSpec& e : text_encoders)
+    if (e.second_prompt) names.push_back(e.ids);
+  return names;
+}
+
+std::vector<std::string> FamilySpec::lora_targets(const std::string& component) const {
+  const auto e = std::ranges::find(text_encoders, component, &TextEncoderSpec::component);
+  return e == text_encoders.end() ? lora.targets : e->lora_targets;
+}
+
+HostArrays Family::tokenize(const std::vector<std::string>& captions) const {
   HostArrays out;
-  for (const auto& [name, a] : records)
-    out[name] = name == "moments" ? latent_scale().apply_to_moments(a.cast(DType::f32)) : a.cast(DType::f32);
+  std::set<size_t> cut;
+  int64_t limit = 0;
+  for (const TextEncoderSpec& e : spec_.text_encoders) {
+    check(e.tokenizer != nullptr, Code::invalid_config, "a model folder given as texts has no tokenizers");
+    HostArray ids(Shape{DType::s32, {std::ssize(captions), e.max_tokens}}), mask = zeros_as(ids);
+    auto id = ids.mutable_view<int32_t>().begin(), real = mask.mutable_view<int32_t>().begin();
+    for (size_t i = 0; i < captions.size(); ++i, id += e.max_tokens, real += e.max_tokens) {
+      bool truncated = false;
+      const std::vector<int32_t> row =
+          e.tokenizer->tokens(e.prepare ? e.prepare(captions[i]) : captions[i], e.max_tokens, &truncated);
+      std::fill_n(std::ranges::copy(row, id).out, e.max_tokens - std::ssize(row), e.tokenizer->pad_id());
+      std::fill_n(real, row.size(), 1);
+      if (truncated && !e.pooled) cut.insert(i), limit = e.max_tokens;
+    }
+    out[e.ids] = ids;
+    if (!e.mask.empty()) out[e.mask] = mask;
+  }
+  if (!cut.empty())
+    log_warning("caption longer than {} tokens is cut: \"{}\"", limit, shortened(captions[*cut.begin()]));
+  if (cut.size() > 1) log_warning("{} captions are longer than {} tokens and are cut", cut.size(), limit);
   return out;
 }
 
-HostArrays Family::to_encoded(const HostArray& moments, const HostArrays&, const HostArrays& conditioning,
-                              const std::function<std::vector<float>(size_t)>&) const {
-  HostArrays out = conditioning;
-  out["moments"] = moments;
-  return out;
+Dims Family::latent_dims(const MediaSize& size) const {
+  const Autoencoder& a = *spec_.autoencoder;
+  const int64_t multiple = a.downscale * spec_.patch, scale = a.frame_scale;
+  auto nearest = [&](int64_t n) { return std::max<int64_t>((n + multiple / 2) / multiple, 1) * multiple; };
+  check(size.height > 0 && size.width > 0 && size.height % multiple == 0 && size.width % multiple == 0,
+        Code::invalid_config, "size {}x{} is not a multiple of {}, {}", size.height, size.width, multiple,
+        spec_.patch == 1
+            ? "the autoencoder's downscale"
+            : fmt::format("as this model needs; the nearest is {}x{}", nearest(size.height), nearest(size.width)));
+  if (scale == 0)
+    check(size.frames == 1, Code::invalid_config, "{} frames are asked for; this model draws pictures", size.frames);
+  else
+    check(size.frames > 0 && (size.frames - 1) % scale == 0 && ((size.frames - 1) / scale + 1) % spec_.frame_patch == 0,
+          Code::invalid_config, "num_frames is {}; this model needs one and a multiple of {}: the nearest is {}",
+          size.frames, scale * spec_.frame_patch,
+          1 + std::max<int64_t>(size.frames - 1 + scale / 2, 0) / scale * scale);
+  check_size(size);
+  return a.latent_dims(size);
+}
+
+nlohmann::json Family::sampler_config(nlohmann::json config, const MediaSize&) const { return config; }
+
+nlohmann::json Family::fitted_autoencoder(nlohmann::json config, const EachMoments& moments) const {
+  return spec_.autoencoder->with_measured_latent_scale(std::move(config), moments);
+}
+
+std::string Family::file_prefix(uint64_t seed) const {
+  return fmt::format(fmt::runtime(spec_.reference.file_prefix), seed);
+}
+
+void Family::check_repeated_keys(int64_t norm_num_groups) const {
+  constexpr int64_t kEverywhere = 32;  // in every file of the reference
+  const std::optional<int64_t>& groups = spec_.reference.norm_num_groups;
+  if (norm_num_groups != kEverywhere && groups && norm_num_groups != *groups)
+    log_warning("norm_num_groups={} has no effect: the UNet's config.json says {}", norm_num_groups, *groups);
 }
 
 void add_family(FamilyClass family) { families().push_back(std::move(family)); }
 
-std::vector<std::string> family_commands() {
+std::vector<std::string> family_pipelines() {
   std::vector<std::string> names;
-  for (const FamilyClass& f : families()) names.insert(names.end(), f.commands.begin(), f.commands.end());
-  return names;
-}
-
-std::vector<std::string> family_converters() {
-  std::vector<std::string> names;
-  for (const FamilyClass& f : families()) names.insert(names.end(), f.converters.begin(), f.converters.end());
+  for (const FamilyClass& f : families()) names.insert(names.end(), f.pipelines.begin(), f.pipelines.end());
   return names;
 }
 
 std::shared_ptr<const Family> make_family(const ModelFolder& folder) {
   std::string name = folder.pipeline();
   if (name.starts_with("Flax")) name = name.substr(4);
-  std::vector<std::string> known;
   for (const FamilyClass& f : families()) {
-    known.push_back(f.pipeline);
-    if (f.pipeline != name) continue;
+    if (std::ranges::count(f.pipelines, name) == 0) continue;
     if (name.find("Img2Img") != name.npos || name.find("Inpaint") != name.npos)
       log_line_once(LogLevel::warning,
                     fmt::format("{}: a {} changes an image that it is given, which is not here yet; it is opened for "
@@ -131,7 +143,7 @@ std::shared_ptr<const Family> make_family(const ModelFolder& folder) {
     return f.make(folder);
   }
   fail(Code::invalid_config, "{}/model_index.json: the pipeline class '{}' is not one of: {}", folder.path(),
-       folder.pipeline(), fmt::join(known, ", "));
+       folder.pipeline(), fmt::join(family_pipelines(), ", "));
 }
 
 }  // namespace md

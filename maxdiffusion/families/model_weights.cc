@@ -15,9 +15,10 @@ namespace md {
 namespace {
 
 bool random_by_key(const Family& family, const ModelKeys& keys, const std::string& component) {
-  if (std::ranges::count(family.denoisers(), component) > 0) return new_denoiser(keys);
-  if (component == family.autoencoder()) return keys.train_new_vae;
-  return std::ranges::count(family.text_encoders(), component) > 0 && keys.random_text_encoder;
+  if (std::ranges::count(family.spec().denoisers, component) > 0) return new_denoiser(keys);
+  if (component == family.spec().autoencoder->component) return keys.train_new_vae;
+  return std::ranges::count(family.spec().text_encoders, component, &TextEncoderSpec::component) > 0 &&
+         keys.random_text_encoder;
 }
 
 /// Files that replace the denoiser's weights; empty: none.
@@ -33,7 +34,8 @@ std::string replacement(const Family& family, const ModelKeys& keys) {
       continue;
     }
     taken = key;
-    files = key == "lightning_repo" ? local_file(name, keys.lightning_ckpt) : component_files(name, family.denoiser());
+    files = key == "lightning_repo" ? local_file(name, keys.lightning_ckpt)
+                                    : component_files(name, family.spec().denoiser());
   }
   return files;
 }
@@ -91,7 +93,7 @@ ModelWeights ModelWeights::for_training(const ModelFolder& folder, const Family&
   ModelWeights w(folder, seed);
   for (const auto& [name, component] : folder.components())
     if (!random_by_key(family, keys, name)) w.locations_[name] = component.weights;
-  const auto denoiser = w.locations_.find(family.denoiser());
+  const auto denoiser = w.locations_.find(family.spec().denoiser());
   if (const std::string files = replacement(family, keys); !files.empty() && denoiser != w.locations_.end())
     denoiser->second = files;
   w.replace_autoencoder(family, keys);
@@ -104,7 +106,8 @@ ModelWeights ModelWeights::for_sampling(const ModelFolder& folder, const Family&
                                         uint64_t seed) {
   ModelWeights w(folder, seed);
   for (const auto& [name, component] : folder.components()) w.locations_[name] = component.weights;
-  if (const std::string files = replacement(family, keys); !files.empty()) w.locations_[family.denoiser()] = files;
+  if (const std::string files = replacement(family, keys); !files.empty())
+    w.locations_[family.spec().denoiser()] = files;
   w.replace_autoencoder(family, keys);
   w.replace_text_encoders(folder, keys);
   w.check_sizes(folder);
@@ -134,8 +137,9 @@ void ModelWeights::check_there(const std::vector<std::string>& components) const
 
 void ModelWeights::replace_autoencoder(const Family& family, const ModelKeys& keys) {
   if (keys.vae_file.empty()) return;
-  check(!family.autoencoder().empty(), Code::invalid_config, "vae_file is given, but the model has no autoencoder");
-  locations_[family.autoencoder()] = component_files(keys.vae_file, family.autoencoder());
+  const std::string& component = family.spec().autoencoder->component;
+  check(!component.empty(), Code::invalid_config, "vae_file is given, but the model has no autoencoder");
+  locations_[component] = component_files(keys.vae_file, component);
 }
 
 void ModelWeights::replace_text_encoders(const ModelFolder& folder, const ModelKeys& keys) {
@@ -163,9 +167,10 @@ void check_kind(const ModelKeys& keys, const ModelFolder& folder, const Family& 
           "{} is '{}', but {} is a {}; expected {}", key, value, folder.path(), folder.pipeline(),
           accepted.empty() ? "none" : fmt::format("{}", fmt::join(accepted, " or ")));
   };
-  compare("model_name", keys.model_name, family.model_names());
-  compare("flux_name", keys.flux_name, family.model_names());
-  compare("model_type", keys.model_type, family.model_types());
+  const ReferenceConventions& reference = family.spec().reference;
+  compare("model_name", keys.model_name, reference.names);
+  compare("flux_name", keys.flux_name, reference.names);
+  compare("model_type", keys.model_type, reference.types);
 }
 
 std::string ModelWeights::location(const std::string& component) const {

@@ -22,13 +22,12 @@ constexpr const char* kConfig = R"({"num_attention_heads": 1, "attention_head_di
 
 /// What where weights come from asks of a family.
 class OneDenoiser final : public Family {
-  std::string denoiser() const override { return "transformer"; }
-  std::vector<Field> text_fields() const override { return {}; }
-  HostArrays tokenize(const std::vector<std::string>&) const override { return {}; }
-  std::vector<Field> conditioning_fields() const override { return {}; }
+ public:
+  OneDenoiser() : Family({.denoisers = {"transformer"}}) {}
   Conditioning encode_text(const Models&, const Conditioning&, int64_t) const override { return {}; }
-  Dims latent_dims(const MediaSize&) const override { return {}; }
-  Tensor denoise(const Models&, Tensor x, Tensor, const Conditioning&) const override { return x; }
+  Prediction predict(const Models&, Tensor x, Tensor, const Conditioning&, const PredictOptions&) const override {
+    return {x, {}};
+  }
 };
 
 class OriginalNames : public testing::Test {

@@ -51,7 +51,7 @@ struct LoraChoice {
 /// pytorch_lora_weights.safetensors, a name in the Hugging Face cache for its folder. Throws invalid_config for lists
 /// of different lengths, unknown members, from_pt false and pickled files; io for a path that is not there.
 std::vector<LoraChoice> chosen_loras(const LoraKeys& keys);
-/// What is trained of one component, of `targets` (Family::lora_targets) where the keys name none. Throws
+/// What is trained of one component, of `targets` (FamilySpec::lora_targets) where the keys name none. Throws
 /// invalid_config for a rank or alpha that is not positive.
 LoraConfig training_lora(const LoraKeys& keys, const std::vector<std::string>& targets);
 

@@ -27,7 +27,7 @@ struct LoraPlace {
 
 /// What files call a family's models and parameters, beside the published names.
 struct LoraNames {
-  /// Family::denoisers. Names that say no component, or only that it is the denoiser, mean the first of them unless
+  /// FamilySpec::denoisers. Names that say no component, or only that it is the denoiser, mean the first of them unless
   /// something else says which.
   std::vector<std::string> denoisers;
   /// ModelClass::other_names of components that have any.

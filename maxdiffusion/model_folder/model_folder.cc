@@ -237,15 +237,22 @@ const Component& ModelFolder::find(const std::string& component) const {
        pipeline_, fmt::join(names, ", "));
 }
 
-void ModelFolder::require_tokenizer(const std::string& name) const {
-  if (!path_.empty()) tokenizer(name);
+std::shared_ptr<const Autoencoder> ModelFolder::autoencoder(const std::string& component, bool videos) const {
+  const Component& c = find(component);
+  const ModelClass* known = find_model_class(c.class_name);
+  const std::shared_ptr<Autoencoder> made = known->autoencoder ? known->autoencoder(c.config) : nullptr;
+  check(made && videos == (made->frame_scale > 0), Code::invalid_config,
+        "{}: {} is a {}, which a {} does not have there", path_, component, c.class_name, pipeline_);
+  made->component = component;
+  return made;
 }
 
-const Tokenizer& ModelFolder::tokenizer(const std::string& name) const {
+std::shared_ptr<const Tokenizer> ModelFolder::tokenizer(const std::string& name) const {
+  if (path_.empty()) return nullptr;
   const auto t = tokenizers_.find(name);
   check(t != tokenizers_.end(), Code::invalid_config, "{}: model_index.json has no {}; a {} needs it", path_, name,
         pipeline_);
-  return *t->second;
+  return t->second;
 }
 
 std::map<std::string, std::string> ModelFolder::tokenizer_files() const {

@@ -68,10 +68,10 @@ class ModelFolder {
           c.class_name, pipeline_);
     return *config;
   }
-  /// Throws invalid_config where model_index.json names no such tokenizer.
-  const Tokenizer& tokenizer(const std::string& name) const;
-  /// Likewise, for a family that will need it. A folder given as texts has none, and is not asked.
-  void require_tokenizer(const std::string& name) const;
+  /// Throws invalid_config where the folder has no such component, or one that is no autoencoder of `videos` or images.
+  std::shared_ptr<const Autoencoder> autoencoder(const std::string& component, bool videos = false) const;
+  /// Throws invalid_config where model_index.json names no such tokenizer. Null in a folder given as texts.
+  std::shared_ptr<const Tokenizer> tokenizer(const std::string& name) const;
 
   /// Texts of model_index.json, scheduler/scheduler_config.json, every config.json and
   /// image_processor/preprocessor_config.json (media/image_processor.h), by path below the folder.

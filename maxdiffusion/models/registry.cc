@@ -17,7 +17,7 @@ namespace {
 std::vector<ModelClass>& classes() {
   static std::vector<ModelClass> all = {
       model_class("UNet2DConditionModel", trace_unet2d, original_unet_names),
-      model_class("AutoencoderKL", trace_vae, original_vae_names),
+      model_class("AutoencoderKL", trace_vae, original_vae_names, kl_autoencoder),
       model_class("CLIPTextModel", trace_clip_text, original_clip_text_names),
       model_class("CLIPTextModelWithProjection", trace_clip_text, original_clip_text_names),
       model_class("ControlNetModel", trace_controlnet, original_controlnet_names),
@@ -25,7 +25,7 @@ std::vector<ModelClass>& classes() {
       model_class("UMT5EncoderModel", trace_t5_encoder),
       model_class("CLIPVisionModel", trace_clip_vision),
       model_class("CLIPVisionModelWithProjection", trace_clip_vision),
-      model_class("AutoencoderKLWan", trace_wan_vae, original_wan_vae_names),
+      model_class("AutoencoderKLWan", trace_wan_vae, original_wan_vae_names, wan_autoencoder),
       model_class("FluxTransformer2DModel", trace_flux_transformer, original_flux_names),
       model_class("WanTransformer3DModel", trace_wan_transformer, original_wan_names),
   };

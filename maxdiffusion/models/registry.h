@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/other_name.h"
-#include "maxdiffusion/nn/scope.h"
+#include "maxdiffusion/models/autoencoder.h"
 
 namespace md {
 
@@ -22,16 +22,21 @@ struct ModelClass {
   std::function<void(const Scope& s, const std::any& config)> trace;
   /// What files of another program call the parameters. May be empty: there are none.
   std::function<OtherNames(const std::any& config)> other_names = {};
+  /// Of autoencoders: what they answer. Empty: the class is none.
+  std::function<std::shared_ptr<Autoencoder>(const std::any& config)> autoencoder = {};
 };
 
 /// A class whose config struct has a `static Config from_json(const nlohmann::json&)`.
 template <class Config>
 ModelClass model_class(std::string name, void (*trace)(const Scope&, const Config&),
-                       OtherNames (*other_names)(const Config&) = nullptr) {
+                       OtherNames (*other_names)(const Config&) = nullptr,
+                       std::shared_ptr<Autoencoder> (*autoencoder)(const Config&) = nullptr) {
   ModelClass c{std::move(name), [](const nlohmann::json& j) -> std::any { return Config::from_json(j); },
                [trace](const Scope& s, const std::any& c) { trace(s, std::any_cast<const Config&>(c)); }};
   if (other_names)
     c.other_names = [other_names](const std::any& config) { return other_names(std::any_cast<const Config&>(config)); };
+  if (autoencoder)
+    c.autoencoder = [autoencoder](const std::any& config) { return autoencoder(std::any_cast<const Config&>(config)); };
   return c;
 }
 

@@ -6,10 +6,15 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <string>
+#include <vector>
 
 #include "maxdiffusion/nn/scope.h"
 
 namespace md {
+
+/// Ends of the names of the layers that LoRA usually changes.
+inline const std::vector<std::string> kT5LoraTargets = {"SelfAttention.q", "SelfAttention.k", "SelfAttention.v",
+                                                        "SelfAttention.o"};
 
 struct T5Config {
   int64_t vocab_size = 250112, d_model = 512, d_kv = 64, d_ff = 1024, num_layers = 8, num_heads = 6,

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/models/config_reader.h"
 #include "maxdiffusion/models/resnet_block.h"
 #include "maxdiffusion/nn/attention.h"
@@ -44,6 +47,37 @@ Tensor out(const Scope& s, Tensor h, const VaeConfig& c, int64_t channels) {
 Tensor conv1x1(const Scope& s, Tensor x) {
   return annotated_conv(s, x, {.out = x.dim(-1), .kernel = 1, .padding = 0}, false);
 }
+
+class KlAutoencoder final : public Autoencoder {
+ public:
+  explicit KlAutoencoder(const VaeConfig& config) : config_(config) {
+    channels = config.latent_channels, downscale = config.downscale();
+    decoder_tile = config.sample_size / downscale;
+    latent_scale = {{config.shift_factor}, {config.scaling_factor}};
+  }
+  Posterior encode(const Models& models, Tensor pixels, MediaState*) const override {
+    return vae_encode(models(component), config_, pixels);
+  }
+  Tensor decode(const Models& models, Tensor latents, MediaState*) const override {
+    return cast(vae_decode(models(component), config_, latents), DType::f32);
+  }
+  /// scaling_factor: one over the latents' standard deviation (Rombach et al. 2022, appendix G).
+  nlohmann::json with_measured_latent_scale(nlohmann::json config, const EachMoments& each) const override {
+    const Spread spread = spread_of(each);
+    const double scale = 1 / spread.deviation;
+    config["scaling_factor"] = scale;
+    if (const auto shift = config.find("shift_factor"); shift != config.end() && !shift->is_null()) {
+      *shift = spread.mean;
+      log_info("autoencoder: shift_factor {:.5f}, scaling_factor {:.5f}", spread.mean, scale);
+    } else {
+      log_info("autoencoder: scaling_factor {:.5f} (one over the latents' standard deviation)", scale);
+    }
+    return config;
+  }
+
+ private:
+  VaeConfig config_;
+};
 
 }  // namespace
 
@@ -136,6 +170,8 @@ Tensor kl_divergence(const Posterior& p) {
   Tensor terms = square(p.mean) + exp(p.logvar) - p.logvar - 1.0;
   return sum(terms) * (0.5 / static_cast<double>(p.mean.dim(0)));
 }
+
+std::shared_ptr<Autoencoder> kl_autoencoder(const VaeConfig& c) { return std::make_shared<KlAutoencoder>(c); }
 
 void trace_vae(const Scope& s, const VaeConfig& c) {
   const int64_t side = c.downscale();

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/nn/scope.h"
+#include "maxdiffusion/models/autoencoder.h"
 
 namespace md {
 
@@ -23,10 +23,7 @@ struct VaeConfig {
   static VaeConfig from_json(const nlohmann::json& config);
 };
 
-struct Posterior {
-  Tensor mean, logvar;  // [B, h, w, latent_channels], f32; logvar clipped to [−30, 20]
-};
-/// pixels: [B, H, W, 3] in [−1, 1]. Latents are unscaled; callers apply scaling_factor.
+/// pixels: [B, H, W, 3] in [−1, 1] → [B, h, w, latent_channels], unscaled; logvar is clipped to [−30, 20].
 Posterior vae_encode(const Scope& s, const VaeConfig& config, Tensor pixels);
 /// latents: [B, h, w, latent_channels], unscaled → [B, H, W, 3].
 Tensor vae_decode(const Scope& s, const VaeConfig& config, Tensor latents);
@@ -34,7 +31,9 @@ Tensor vae_decode(const Scope& s, const VaeConfig& config, Tensor latents);
 Tensor sample_posterior(const Posterior& p, Tensor noise);
 /// KL(q ‖ N(0, I)), mean over the batch of the sum over elements. Scalar f32.
 Tensor kl_divergence(const Posterior& p);
-/// Asks for every parameter (registry.h).
+/// For the registry (registry.h): what asks for every parameter; the autoencoder, whose measured scale has a shift
+/// where config.json has one.
 void trace_vae(const Scope& s, const VaeConfig& config);
+std::shared_ptr<Autoencoder> kl_autoencoder(const VaeConfig& config);
 
 }  // namespace md

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/models/config_reader.h"
@@ -194,6 +196,43 @@ Tensor decode_levels(const Scope& s, const WanVaeConfig& c, Tensor h, FrameMemor
   return h;
 }
 
+class WanAutoencoder final : public Autoencoder {
+ public:
+  explicit WanAutoencoder(const WanVaeConfig& config) : config_(config) {
+    channels = config.z_dim, downscale = config.downscale(), frame_scale = config.frame_scale();
+    latent_scale = {config.latents_mean, config.latents_std};
+    for (double& v : latent_scale.scale) v = 1 / v;
+  }
+  Posterior encode(const Models& models, Tensor pixels, MediaState* state) const override {
+    return wan_vae_encode(models(component), config_, pixels, state);
+  }
+  Tensor decode(const Models& models, Tensor latents, MediaState* state) const override {
+    return wan_vae_decode(models(component), config_, latents, state);
+  }
+  /// latents_mean and latents_std of each channel.
+  nlohmann::json with_measured_latent_scale(nlohmann::json config, const EachMoments& each) const override {
+    const auto c = static_cast<size_t>(channels);
+    std::vector<double> sums(c), squares(c);
+    double n = 0;  // positions
+    each([&](const HostArray& moments) { n += static_cast<double>(moments.shape().elements()) / (2.0 * c); });
+    each([&](const HostArray& moments) {
+      auto v = moments.view<float>();
+      for (size_t i = 0; i < v.size(); i += 2 * c)
+        for (size_t k = 0; k < c; ++k) {
+          const double mean = v[i + k], deviation = v[i + c + k];
+          sums[k] += mean / n, squares[k] += (mean * mean + deviation * deviation) / n;
+        }
+    });
+    for (size_t k = 0; k < c; ++k) squares[k] = std::sqrt(std::max(squares[k] - sums[k] * sums[k], 1e-12));
+    config["latents_mean"] = sums;
+    config["latents_std"] = squares;
+    return config;
+  }
+
+ private:
+  WanVaeConfig config_;
+};
+
 }  // namespace
 
 int64_t WanVaeConfig::frame_scale() const { return int64_t{1} << std::ranges::count(temperal_downsample, true); }
@@ -243,9 +282,9 @@ WanVaeConfig WanVaeConfig::from_json(const nlohmann::json& config) {
   return c;
 }
 
-Posterior wan_vae_encode(const Scope& root, const WanVaeConfig& c, Tensor pixels, WanVaeCache* cache) {
+Posterior wan_vae_encode(const Scope& root, const WanVaeConfig& c, Tensor pixels, MediaState* state) {
   auto path = root.path_scope();
-  FrameMemory memory(cache ? *cache : WanVaeCache{});
+  FrameMemory memory(state ? *state : MediaState{});
   const int64_t side = c.downscale(), channels = c.in_channels / (c.patch_size * c.patch_size);
   const int64_t before = memory.first() ? 1 : 0;
   check(pixels.rank() == 5 && pixels.dim(-1) == channels && pixels.dim(2) % side == 0 && pixels.dim(3) % side == 0 &&
@@ -258,13 +297,13 @@ Posterior wan_vae_encode(const Scope& root, const WanVaeConfig& c, Tensor pixels
   h = (c.is_residual ? encode_residual_levels : encode_levels)(s / "down_blocks", c, h, memory);
   h = out(s, mid(s / "mid_block", h, memory), 2 * c.z_dim, memory);
   h = cast(pointwise(root / "quant_conv", h, 2 * c.z_dim), DType::f32);
-  if (cache) *cache = memory.kept();
+  if (state) *state = memory.kept();
   return {.mean = slice_axis(h, -1, 0, c.z_dim), .logvar = clamp(slice_axis(h, -1, c.z_dim, 2 * c.z_dim), -30, 20)};
 }
 
-Tensor wan_vae_decode(const Scope& root, const WanVaeConfig& c, Tensor latents, WanVaeCache* cache) {
+Tensor wan_vae_decode(const Scope& root, const WanVaeConfig& c, Tensor latents, MediaState* state) {
   auto path = root.path_scope();
-  FrameMemory memory(cache ? *cache : WanVaeCache{});
+  FrameMemory memory(state ? *state : MediaState{});
   check(latents.rank() == 5 && latents.dim(-1) == c.z_dim, Code::invalid_graph,
         "wan vae: latents are {}, expected [B, F, h, w, {}]", to_string(latents.shape()), c.z_dim);
   const Scope s = root / "decoder";
@@ -272,9 +311,11 @@ Tensor wan_vae_decode(const Scope& root, const WanVaeConfig& c, Tensor latents, 
   h = conv(s / "conv_in", h, c.decoder_base_dim * c.dim_mult.back(), memory);
   h = decode_levels(s / "up_blocks", c, mid(s / "mid_block", h, memory), memory);
   h = cast(unpatchify(out(s, h, c.out_channels, memory), c.patch_size), DType::f32);
-  if (cache) *cache = memory.kept();
+  if (state) *state = memory.kept();
   return c.clip_output ? clamp(h, -1, 1) : h;
 }
+
+std::shared_ptr<Autoencoder> wan_autoencoder(const WanVaeConfig& c) { return std::make_shared<WanAutoencoder>(c); }
 
 void trace_wan_vae(const Scope& s, const WanVaeConfig& c) {
   const int64_t side = c.downscale(), channels = c.in_channels / (c.patch_size * c.patch_size);

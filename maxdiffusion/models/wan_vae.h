@@ -9,8 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "maxdiffusion/models/vae.h"
-#include "maxdiffusion/nn/scope.h"
+#include "maxdiffusion/models/autoencoder.h"
 
 namespace md {
 
@@ -35,17 +34,13 @@ struct WanVaeConfig {
   static WanVaeConfig from_json(const nlohmann::json& config);
 };
 
-/// What the layers keep between the chunks of one video; empty before the first.
-using WanVaeCache = std::vector<Tensor>;
-
 /// pixels: [B, F, H, W, 3] in [−1, 1], F = 1 + n·frame_scale() → latents [B, 1 + n, h, w, z_dim], unscaled.
-/// With a cache pixels are one chunk of a video: what is in the cache is what the chunk before left there, and this one
-/// leaves its own, of the same shapes. Chunks after the first have n·frame_scale() frames and become n.
-Posterior wan_vae_encode(const Scope& s, const WanVaeConfig& config, Tensor pixels, WanVaeCache* cache = nullptr);
-/// latents: [B, 1 + n, h, w, z_dim], unscaled → [B, 1 + n·frame_scale(), H, W, 3], f32. Chunks as in wan_vae_encode:
-/// the first has one latent frame or more, the others n, which become n·frame_scale() frames.
-Tensor wan_vae_decode(const Scope& s, const WanVaeConfig& config, Tensor latents, WanVaeCache* cache = nullptr);
-/// Asks for every parameter (registry.h).
+/// With a state pixels are one chunk of a video, as Autoencoder::encode has it.
+Posterior wan_vae_encode(const Scope& s, const WanVaeConfig& config, Tensor pixels, MediaState* state = nullptr);
+/// latents: [B, 1 + n, h, w, z_dim], unscaled → [B, 1 + n·frame_scale(), H, W, 3], f32. Chunks as in wan_vae_encode.
+Tensor wan_vae_decode(const Scope& s, const WanVaeConfig& config, Tensor latents, MediaState* state = nullptr);
+/// For the registry (registry.h): what asks for every parameter; the autoencoder, whose scale is that of each channel.
 void trace_wan_vae(const Scope& s, const WanVaeConfig& config);
+std::shared_ptr<Autoencoder> wan_autoencoder(const WanVaeConfig& config);
 
 }  // namespace md

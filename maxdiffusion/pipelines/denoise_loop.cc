@@ -32,29 +32,27 @@ HostArray control_scales(const ControlOptions& c, int64_t n) {
 
 /// Whether prompts come with images.
 bool has_images(const Family& family, const PromptConditioning& prompts, const SampleOptions& o) {
-  return family.images().most > 0 && std::ranges::any_of(family.image_fields(o.size), [&](const Field& f) {
-           return prompts.positive.contains(f.name);
-         });
+  const ImageConditioning* images = family.image_conditioning();
+  return images &&
+         std::ranges::any_of(images->fields(o.size), [&](const Field& f) { return prompts.positive.contains(f.name); });
 }
 
 SamplingPlan sampling_plan(const Family& family, const SampleTable& table, bool images, const SampleOptions& o) {
-  const std::vector<std::string> denoisers = family.denoisers();
-  const double boundary = family.boundary_time(o.boundary_ratio),
-               times = o.scheduler_config.value("num_train_timesteps", 1000.0);
-  SamplingPlan plan{.stretches = {},
-                    .times = table.timesteps,
-                    .height = o.size.height,
-                    .magcache_ratios = family.magcache_ratios(o.size, images)};
+  const FamilySpec& spec = family.spec();
+  const double times = o.scheduler_config.value("num_train_timesteps", 1000.0),
+               boundary = spec.boundary_ratio ? o.boundary_ratio.value_or(*spec.boundary_ratio) * times : 0;
+  SamplingPlan plan{.stretches = {}, .times = table.timesteps, .height = o.size.height, .magcache_ratios = {}};
+  if (spec.magcache_ratios) plan.magcache_ratios = spec.magcache_ratios(o.size, images);
   for (double& t : plan.times) t /= times;
   std::vector<Stretch>& out = plan.stretches;
   for (size_t i = 0; i < table.timesteps.size(); ++i) {
     const size_t which = table.timesteps[i] < boundary ? 1 : 0;
-    if (!out.empty() && out.back().denoiser == denoisers.at(which)) {
+    if (!out.empty() && out.back().denoiser == spec.denoisers.at(which)) {
       ++out.back().steps;
       continue;
     }
     const double guidance = o.guidance_scales.empty() ? o.guidance_scale : o.guidance_scales.at(which);
-    out.push_back({denoisers[which], guidance, static_cast<int64_t>(i), 1});
+    out.push_back({spec.denoisers[which], guidance, static_cast<int64_t>(i), 1});
   }
   return plan;
 }
@@ -90,13 +88,13 @@ Program compile_with_weights(const Devices& devices, const WeightsOf& weights, c
   return program;
 }
 
-/// Family::shared_context of each group of samples, whose conditioning `of_group` gives; fills steps.context. The
+/// Family::prompt_cache of each group of samples, whose conditioning `of_group` gives; fills steps.context. The
 /// weights that only it needs leave the devices again. Nothing where the family has none.
 std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& weights, StretchSetup& steps,
                                     size_t groups, const std::function<HostArrays(size_t)>& of_group) {
   std::map<std::string, Shape> shapes;
   auto build = [&](Graph& g, const ScopeOf& scope) {
-    for (const auto& [name, x] : steps.family.shared_context(steps.models(scope, g), prompt_inputs(g, steps))) {
+    for (const auto& [name, x] : steps.family.prompt_cache(steps.models(scope, g), prompt_inputs(g, steps))) {
       shapes[name] = x.shape();
       g.output(name, x);
     }
@@ -209,18 +207,18 @@ SampleOptions sample_options(const SampleKeys& k, const Family& family, const Me
   o.second_negative_prompts = k.negative_prompt_2;
   for (const auto& [key, texts] :
        {std::pair{"prompt_2", &o.second_prompts}, {"negative_prompt_2", &o.second_negative_prompts}})
-    if (!texts->empty() && family.second_text_fields().empty()) {
+    if (!texts->empty() && family.spec().second_text_fields().empty()) {
       log_warning("{} has no effect: this model has one text encoder", key);
       texts->clear();
     }
-  const bool distilled = family.distilled_guidance();
+  const bool distilled = family.spec().embedded_guidance;
   o.told_guidance = k.guidance_scale;
   o.guidance_scale = k.do_classifier_free_guidance ? (distilled ? k.true_cfg_scale : k.guidance_scale) : 1;
   if (distilled && !k.negative_prompt.empty() && !o.guided())
     log_warning("negative_prompt has no effect: this model was distilled with guidance; try true_cfg_scale above 1");
   if (!distilled && k.true_cfg_scale != 1)
     log_warning("true_cfg_scale has no effect: it is guidance_scale that guides this model");
-  if (family.denoisers().size() == 2) {
+  if (family.spec().denoisers.size() == 2) {
     o.guidance_scales = {k.guidance_scale_high.value_or(k.guidance_scale),
                          k.guidance_scale_low.value_or(k.guidance_scale)};
     if (!k.do_classifier_free_guidance) o.guidance_scales = {1, 1};
@@ -234,7 +232,7 @@ SampleOptions sample_options(const SampleKeys& k, const Family& family, const Me
   o.guidance_rescale = k.guidance_rescale;
   o.num_inference_steps = k.num_inference_steps;
   o.size = size;
-  o.step_by_step = family.frame_scale() > 0 && !k.scan_diffusion_loop;
+  o.step_by_step = family.spec().autoencoder->frame_scale > 0 && !k.scan_diffusion_loop;
   const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
   o.said = {k.original_size.empty() ? whole : pair("original_size", k.original_size),
             pair("crops_coords_top_left", k.crops_coords_top_left),
@@ -275,7 +273,7 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
   if (!o.guided()) return out;
   std::vector<std::string> negative = o.negative_prompts;
   const std::vector<std::string>& second = o.second_negative_prompts;
-  if (negative.empty() && family.zeros_for_empty_prompt()) {
+  if (negative.empty() && family.spec().zero_empty_prompt) {
     if (!second.empty()) log_warning("negative_prompt_2 has no effect without negative_prompt: this model takes zeros");
     for (const auto& [name, a] : out.positive) out.negative[name] = zeros_as(a);
   } else {  // as in diffusers, clip_skip is not for these
@@ -292,7 +290,7 @@ void check_sampling(const Family& family, const SampleOptions& o) {
   check_latents(o, batched(o.samples(), {DType::f32, family.latent_dims(o.size)}));
   const SampleTable table =
       (o.scheduler ? o.scheduler : make_scheduler(o.scheduler_config))->table(o.num_inference_steps);
-  make_step_cache(o.cache, sampling_plan(family, table, family.images().most > 0, o));
+  make_step_cache(o.cache, sampling_plan(family, table, family.image_conditioning() != nullptr, o));
   if (o.control) control_scales(*o.control, 1);
 }
 
@@ -421,8 +419,9 @@ std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOpt
   const std::shared_ptr<const Scheduler> scheduler = o.scheduler ? o.scheduler : make_scheduler(o.scheduler_config);
   const SampleTable table = scheduler->table(o.num_inference_steps);
   PromptConditioning prompts;
-  std::vector<Field> fields = family.conditioning_fields();
-  if (family.images().least > 0) std::ranges::copy(family.image_fields(o.size), std::back_inserter(fields));
+  std::vector<Field> fields = family.spec().conditioning;
+  if (const ImageConditioning* images = family.image_conditioning(); images && images->least > 0)
+    std::ranges::copy(images->fields(o.size), std::back_inserter(fields));
   for (const Field& f : fields) prompts.positive[f.name] = HostArray(batched(1, f.shape));
   const SamplingPlan plan = sampling_plan(family, table, has_images(family, prompts, o), o);
   std::vector<SamplingGraph> graphs;
@@ -444,7 +443,7 @@ std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOpt
 }
 
 HostArray decode_latents(MediaAutoencoder& coder, const Family& family, const HostArray& latents, bool tiled) {
-  HostArray media = coder.decode(family.latent_scale().undo(latents), tiled);
+  HostArray media = coder.decode(family.spec().autoencoder->latent_scale.undo(latents), tiled);
   check_finite("pixels", media, "try: another autoencoder; the weights of this one may be damaged");
   return media;
 }

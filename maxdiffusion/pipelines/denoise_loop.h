@@ -27,16 +27,16 @@ struct ControlOptions {
 
 struct SampleOptions {
   std::vector<std::string> prompts;
-  /// One for all prompts, or one for each. Empty: see Family::zeros_for_empty_prompt.
+  /// One for all prompts, or one for each. Empty: see FamilySpec::zero_empty_prompt.
   std::vector<std::string> negative_prompts;
-  /// Of Family::second_text_fields: one for all prompts, or one for each. Empty: the prompts.
+  /// Of FamilySpec::second_text_fields: one for all prompts, or one for each. Empty: the prompts.
   std::vector<std::string> second_prompts = {};
   /// Likewise in place of the negative prompts.
   std::vector<std::string> second_negative_prompts = {};
   double guidance_scale = 7.5;           // 1 or less: no guidance, the model runs once a step
-  double told_guidance = 1;              // see Family::guidance_conditioning
-  std::vector<double> guidance_scales;   // for each of Family::denoisers; empty: guidance_scale
-  std::optional<double> boundary_ratio;  // see Family::boundary_time
+  double told_guidance = 1;              // see FamilySpec::embedded_guidance
+  std::vector<double> guidance_scales;   // for each of FamilySpec::denoisers; empty: guidance_scale
+  std::optional<double> boundary_ratio;  // absent: FamilySpec::boundary_ratio
   double guidance_rescale = 0;           // 0: off
   int64_t num_inference_steps = 30, images_per_prompt = 1;
   int64_t batch = 0;  // samples per run of the program; 0: all of them

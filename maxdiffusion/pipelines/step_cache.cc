@@ -111,7 +111,7 @@ class MagCache final : public StepCache {
     }
   }
   Tensor compute(const DenoisingStep& step, std::vector<Tensor>& kept) const override {
-    const Denoised d = step.predict_keeping({});
+    const Prediction d = step.predict_keeping({});
     kept = {d.residual};
     const std::vector<Tensor> halves = split(d.sample, 2, 0);
     return step.guide(halves[0], halves[1]);

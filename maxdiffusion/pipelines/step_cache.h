@@ -25,7 +25,7 @@ struct SamplingPlan {
   std::vector<Stretch> stretches;
   std::vector<double> times;                 // of each step, as parts of all times: 0 to 1
   int64_t height = 0;                        // pixels
-  std::vector<double> magcache_ratios = {};  // of Family::magcache_ratios
+  std::vector<double> magcache_ratios = {};  // of FamilySpec::magcache_ratios
   int64_t steps() const { return static_cast<int64_t>(times.size()); }
 };
 
@@ -34,7 +34,7 @@ struct DenoisingStep {
   /// The model's prediction: of both halves, in rows [negative, positive], or of the positive one.
   std::function<Tensor(bool both)> predict;
   /// Of both halves, with what the blocks added; a residual that was kept replaces the blocks.
-  std::function<Denoised(Tensor residual)> predict_keeping;
+  std::function<Prediction(Tensor residual)> predict_keeping;
   /// One prediction of the two halves: guidance.
   std::function<Tensor(Tensor negative, Tensor positive)> guide;
   Tensor sample;  // [B, …]

@@ -34,8 +34,8 @@ Conditioning step_inputs(Graph& g, const StretchSetup& steps) {
   }
   const SampleOptions& o = steps.options;
   const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
-  given.merge(steps.family.guidance_conditioning(g, steps.calls(), o.told_guidance));
-  given.merge(steps.family.size_conditioning(g, steps.calls(), o.said.value_or(SizeHints{whole, {0, 0}, whole})));
+  given.merge(steps.family.extra_conditioning(g, steps.calls(),
+                                              {o.said.value_or(SizeHints{whole, {0, 0}, whole}), o.told_guidance}));
   if (o.control) {
     Tensor image = batch_input(g, steps, "control_image", o.control->image.shape());
     given["control_image"] = steps.guided() ? concatenate({image, image}, 0) : image;
@@ -54,20 +54,19 @@ DenoisingStep step_graph(const StretchSetup& steps, Models models, const Conditi
                          Tensor time, Tensor control_scale) {
   DenoisingStep g;
   g.sample = sample;
-  auto run = [=, &steps](bool both, const auto& denoise) {
+  auto run = [=, &steps](bool both, const PredictOptions& options) {
     Conditioning c = both || !steps.guided() ? given : positive_half(steps, given);
     if (control_scale) c["control_scale"] = control_scale;
     Tensor x = steps.scheduler.scale_input(sample, row);
     if (both) x = concatenate({x, x}, 0);
-    return denoise(x, broadcast_to(reshape(time, {1}), {x.dim(0)}), c);
+    return steps.family.predict(models, x, broadcast_to(reshape(time, {1}), {x.dim(0)}), c, options);
   };
-  g.predict = [=, &steps](bool both) {
-    return run(both, [&](Tensor x, Tensor t, const Conditioning& c) { return steps.family.denoise(models, x, t, c); });
-  };
+  g.predict = [=](bool both) { return run(both, {}).sample; };
   g.predict_keeping = [=, &steps](Tensor residual) {
-    return run(true, [&](Tensor x, Tensor t, const Conditioning& c) {
-      return steps.family.denoise_keeping(models, x, t, c, residual);
-    });
+    Prediction p = run(true, {.residual = residual});
+    check(static_cast<bool>(p.residual), Code::invalid_config,
+          "use_magcache: {} has no sequence of blocks that could be left out", steps.family.spec().denoiser());
+    return p;
   };
   g.guide = [&steps](Tensor negative, Tensor positive) {
     Tensor guided = negative + (positive - negative) * steps.stretch.guidance;
@@ -105,7 +104,7 @@ void build_steps(Graph& g, const ScopeOf& scope, const StretchSetup& steps, int6
   const SampleOptions& o = steps.options;
   Conditioning given = step_inputs(g, steps);
   if (o.cache.use_kv_cache && steps.context.empty())
-    given.merge(steps.family.shared_context(steps.models(scope, g), given));
+    given.merge(steps.family.prompt_cache(steps.models(scope, g), given));
   Tensor scales;
   if (o.control) scales = g.input("scales", {DType::f32, {count}});
   const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at(g.input("first", {DType::s32, {}}));

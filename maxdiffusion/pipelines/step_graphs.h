@@ -21,13 +21,13 @@ struct StretchSetup {
   const PromptConditioning& prompts;
   const SampleOptions& options;
   int64_t batch, columns;                // columns: of the scheduler's table
-  std::map<std::string, Shape> context;  // Family::shared_context where a graph of its own makes it
+  std::map<std::string, Shape> context;  // Family::prompt_cache where a graph of its own makes it
 
   bool guided() const { return stretch.guidance > 1; }
   int64_t calls() const { return guided() ? 2 * batch : batch; }
   Models models(const ScopeOf& scope, Graph& g) const {
     return [this, &scope, &g](const std::string& component) {
-      return scope(component == family.denoiser() ? stretch.denoiser : component).in_graph(g);
+      return scope(component == family.spec().denoiser() ? stretch.denoiser : component).in_graph(g);
     };
   }
 };

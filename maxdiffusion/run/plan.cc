@@ -50,8 +50,8 @@ std::vector<std::string> trained_denoisers(const RunConfig& c, const Family& fam
 std::vector<DenoiseTask> of_experts(const RunConfig& c, const DenoiseTask& task) {
   const std::vector<std::string> all = task.family->denoisers(), trained = trained_denoisers(c, *task.family);
   if (all.size() == 1) return {task};
-  const double boundary = task.family->boundary_time(c.sample.boundary_ratio),
-               end = static_cast<double>(task.process->num_train_timesteps());
+  const auto end = static_cast<double>(task.process->num_train_timesteps());
+  const double boundary = c.sample.boundary_ratio.value_or(*task.family->spec().boundary_ratio) * end;
   std::vector<DenoiseTask> tasks;
   for (const std::string& expert : trained) {
     DenoiseTask& t = tasks.emplace_back(task);

@@ -1,22 +1,24 @@
 #include "maxdiffusion/tasks/autoencoder.h"
 
 #include "maxdiffusion/encoders/media_autoencoder.h"
+#include "maxdiffusion/models/vae.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 
 namespace md {
 
 std::vector<BatchField> AutoencoderTask::batch() const {
-  return {batch_field(batch_size, {"pixels", {DType::u8, family->pixel_dims(size)}})};
+  return {batch_field(batch_size, {"pixels", {DType::u8, family->spec().autoencoder->pixel_dims(size)}})};
 }
 
 Tensor AutoencoderTask::loss(const Models& models, const Feed& feed, Rng rng) const {
   const Scope own = models(model());  // for both directions
   const Models both = [&own](const std::string&) { return Scope(own); };
   Tensor x = pixels_to_float(feed.at("pixels"));
-  const Posterior q = family->encode_media(both, x);
+  const Autoencoder& a = *family->spec().autoencoder;
+  const Posterior q = a.encode(both, x, nullptr);
   Tensor z = sample_posterior(q, random_normal(rng.for_("posterior"), q.mean.shape()));
-  Tensor reconstruction = mean(abs(family->decode_media(both, z) - x));
+  Tensor reconstruction = mean(abs(a.decode(both, z, nullptr) - x));
   const int64_t of_sample = x.shape().elements() / batch_size;
   const auto values = static_cast<double>(of_sample);
   return reconstruction + kl_divergence(q) * (kl_weight / values);

@@ -29,8 +29,8 @@ struct AutoencoderTask : Task {
   MediaSize size;           // of the media, pixels
   double kl_weight = 1e-6;  // times the KL per pixel value
 
-  std::string model() const override { return family->autoencoder(); }
-  /// pixels: u8 [B] + Family::pixel_dims.
+  std::string model() const override { return family->spec().autoencoder->component; }
+  /// pixels: u8 [B] + Autoencoder::pixel_dims.
   std::vector<BatchField> batch() const override;
   Tensor loss(const Models& models, const Feed& feed, Rng rng) const override;
 };

@@ -39,9 +39,9 @@ std::vector<BatchField> DenoiseTask::batch() const {
     add({batch_field(batch_size, {"mask", {DType::f32, dims}})});
   }
   if (sizes)
-    for (const Field& field : family->size_fields()) add({batch_field(batch_size, field)});
+    for (const Field& field : family->spec().size_conditioning) add({batch_field(batch_size, field)});
   if (images)
-    for (const Field& field : family->image_fields(size)) add({batch_field(batch_size, field)});
+    for (const Field& field : family->image_conditioning()->fields(size)) add({batch_field(batch_size, field)});
   if (prior_loss_weight)
     for (size_t i = 0, n = f.size(); i < n; ++i) f.push_back({"class_" + f[i].name, f[i].shape});
   if (caption_dropout > 0)
@@ -87,22 +87,18 @@ Tensor DenoiseTask::sample_losses(const Models& models, const Feed& feed, Rng rn
     }
   }
   Conditioning conditioning = text->read(*family, models, all);
-  if (sizes) {
-    for (const Field& field : family->size_fields()) conditioning[field.name] = all.at(field.name);
-  } else {
-    const MediaSize s = said.value_or(size);
-    const std::array<int64_t, 2> whole = {s.height, s.width};
-    conditioning.merge(family->size_conditioning(x0.graph(), b, {whole, {0, 0}, whole}));
-  }
-
-  conditioning.merge(family->guidance_conditioning(x0.graph(), b, guidance));
+  if (sizes)
+    for (const Field& field : family->spec().size_conditioning) conditioning[field.name] = all.at(field.name);
+  const MediaSize s = said.value_or(size);
+  const std::array<int64_t, 2> whole = {s.height, s.width};
+  conditioning.merge(family->extra_conditioning(x0.graph(), b, {{whole, {0, 0}, whole}, guidance}));
   if (images)
-    for (const Field& field : family->image_fields(size)) conditioning[field.name] = all.at(field.name);
+    for (const Field& field : family->image_conditioning()->fields(size)) conditioning[field.name] = all.at(field.name);
   const Tensor noisy = process->noisy(x0, draws.added, draws.t);
   const Models with_expert = [&](const std::string& component) {
-    return models(component == family->denoiser() ? model() : component);
+    return models(component == family->spec().denoiser() ? model() : component);
   };
-  const Tensor prediction = family->denoise(with_expert, noisy, process->model_time(draws.t), conditioning);
+  const Tensor prediction = family->predict(with_expert, noisy, process->model_time(draws.t), conditioning, {}).sample;
   Tensor error = square(process->target(x0, draws.noise, draws.t) - prediction);
   if (masked) error = error * all.at("mask");
   Axes axes;

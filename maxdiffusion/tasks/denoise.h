@@ -45,17 +45,17 @@ struct DenoiseTask : Task {
   /// What the denoiser is conditioned on where batches hold no sizes. Absent: `size`.
   std::optional<MediaSize> said;
   double caption_dropout = 0;
-  double guidance = 1;          // see Family::guidance_conditioning
+  double guidance = 1;          // see FamilySpec::embedded_guidance
   bool masked = false;          // every batch has masks
-  bool sizes = false;           // every batch has Family::size_fields
-  bool images = false;          // every batch has Family::image_fields
-  std::string expert = {};      // of Family::denoisers, the one that is trained; empty: Family::denoiser
+  bool sizes = false;           // every batch has FamilySpec::size_conditioning
+  bool images = false;          // every batch has ImageConditioning::fields
+  std::string expert = {};      // of FamilySpec::denoisers, the one that is trained; empty: FamilySpec::denoiser
   bool takes_turns = false;     // the run has tasks of other experts
   bool one_of_several = false;  // the run has tasks of other sizes
   /// DreamBooth: the weight of the loss of a second batch, whose fields have the prefix class_. Absent: there is none.
   std::optional<double> prior_loss_weight;
 
-  std::string model() const override { return expert.empty() ? family->denoiser() : expert; }
+  std::string model() const override { return expert.empty() ? family->spec().denoiser() : expert; }
   std::string variant() const override;  // the expert, width x height in pixels
   double share() const override { return process->part(); }
   /// Where the batch says times: those of the process. Throws invalid_config where it has some of them.

@@ -24,11 +24,13 @@ Tensor draw(Tensor mean, Tensor deviation, Rng rng) {
 class Pixels final : public MediaInput {
  public:
   std::vector<BatchField> fields(const Family& family, const InputSizes& s) const override {
-    return {batch_field(s.batch, {"pixels", {DType::u8, family.pixel_dims(family.media_size(s.latent))}})};
+    const Autoencoder& a = *family.spec().autoencoder;
+    return {batch_field(s.batch, {"pixels", {DType::u8, a.pixel_dims(a.media_size(s.latent))}})};
   }
   Tensor read(const Family& family, const Models& models, const Feed& feed, Rng rng) const override {
-    const Posterior q = family.encode_media(models, pixels_to_float(feed.at("pixels")));
-    const LatentScale scale = family.latent_scale();
+    const Autoencoder& a = *family.spec().autoencoder;
+    const Posterior q = a.encode(models, pixels_to_float(feed.at("pixels")), nullptr);
+    const LatentScale& scale = a.latent_scale;
     const Tensor mean = cast(q.mean, DType::f32), logvar = q.logvar ? cast(q.logvar, DType::f32) : Tensor();
     return draw(scale.apply(mean), logvar ? scale.apply_to_deviation(exp(logvar * 0.5)) : Tensor(), rng);
   }
@@ -57,13 +59,13 @@ class Tokens final : public TextInput {
  public:
   std::vector<BatchField> fields(const Family& family, int64_t batch) const override {
     std::vector<BatchField> out;
-    for (const Field& f : family.text_fields()) out.push_back(batch_field(batch, f));
+    for (const Field& f : family.spec().text_fields()) out.push_back(batch_field(batch, f));
     return out;
   }
   Conditioning read(const Family& family, const Models& models, const Feed& feed) const override {
     Conditioning text;
-    for (const Field& f : family.text_fields()) text[f.name] = feed.at(f.name);
-    return family.encode_text(models, text);
+    for (const Field& f : family.spec().text_fields()) text[f.name] = feed.at(f.name);
+    return family.encode_text(models, text, 0);
   }
   bool tokens() const override { return true; }
 };
@@ -73,7 +75,7 @@ class Embeddings final : public TextInput {
   explicit Embeddings(int64_t length) : length_(length) {}
   std::vector<BatchField> fields(const Family& family, int64_t batch) const override {
     std::vector<BatchField> out;
-    for (const Field& f : family.conditioning_fields()) {
+    for (const Field& f : family.spec().conditioning) {
       out.push_back(batch_field(batch, f));
       if (length_ > 0 && f.shape.rank() == 2) out.back().shape.dims[1] = length_;
     }
@@ -81,7 +83,7 @@ class Embeddings final : public TextInput {
   }
   Conditioning read(const Family& family, const Models&, const Feed& feed) const override {
     Conditioning c;
-    for (const Field& f : family.conditioning_fields()) c[f.name] = feed.at(f.name);
+    for (const Field& f : family.spec().conditioning) c[f.name] = feed.at(f.name);
     return c;
   }
 

@@ -23,7 +23,7 @@ class MediaInput {
   /// Scaled latents, f32 [B, …].
   virtual Tensor read(const Family& family, const Models& models, const Feed& feed, Rng rng) const = 0;
 };
-/// pixels, u8 [B] + Family::pixel_dims: the autoencoder runs in the step.
+/// pixels, u8 [B] + Autoencoder::pixel_dims: the autoencoder runs in the step.
 std::shared_ptr<const MediaInput> pixels_input();
 /// moments, f32 [B, …, 2C]: means and deviations, scaled; a latent is drawn in the step.
 std::shared_ptr<const MediaInput> moments_input();
@@ -39,9 +39,9 @@ class TextInput {
   /// Whether the fields are tokenized captions, not encoded ones.
   virtual bool tokens() const { return false; }
 };
-/// Token ids (Family::text_fields): the text encoders run in the step.
+/// Token ids (FamilySpec::text_fields): the text encoders run in the step.
 std::shared_ptr<const TextInput> tokens_input();
-/// Encoded captions (Family::conditioning_fields). `length` > 0: the size of their first axis, where a file holds
+/// Encoded captions (FamilySpec::conditioning). `length` > 0: the size of their first axis, where a file holds
 /// captions of another length than the family's.
 std::shared_ptr<const TextInput> embeddings_input(int64_t length = 0);
 

@@ -69,11 +69,11 @@ Replay open_replay(const std::string& path, const Family& family, std::shared_pt
     wanted.back() = {.field = "timesteps", .tensor = "sigmas", .rank = 1, .sigmas = true};
   r.latent = Dims(latents.begin() + 2, latents.end());
   r.latent.push_back(latents[1]);
-  for (const auto& fields : {family.conditioning_fields(), family.size_fields()})
+  for (const auto& fields : {family.spec().conditioning, family.spec().size_conditioning})
     for (const Field& f : fields)
       wanted.push_back({f.name, f.name == "prompt_embeds" ? "encoder_hidden_states" : f.name, f.shape.rank() + 1});
-  if (family.images().least > 0)
-    for (const Field& f : family.image_fields(family.media_size(r.latent)))
+  if (const ImageConditioning* images = family.image_conditioning(); images && images->least > 0)
+    for (const Field& f : images->fields(family.spec().autoencoder->media_size(r.latent)))
       wanted.push_back({f.name, f.name, f.shape.rank() + 1, DType::f32, f.shape.rank() == rank - 1});
   for (int64_t i = 0; i < r.steps; ++i)
     for (const Wanted& w : wanted) {

@@ -103,16 +103,10 @@ TEST(MaskedLoss, IsWeighedByTheSignalAsWell) {
 /// A "model" that predicts what it sees: the noisy sample, shifted by a thousandth of its caption's number.
 class Echo final : public Family {
  public:
-  std::string denoiser() const override { return "echo"; }
-  std::vector<std::string> model_names() const override { return {"echo"}; }
-  std::vector<std::string> model_types() const override { return {"T2I"}; }
-  std::vector<Field> text_fields() const override { return {{"caption", {DType::f32, {}}}}; }
-  std::vector<Field> conditioning_fields() const override { return text_fields(); }
-  HostArrays tokenize(const std::vector<std::string>&) const override { return {}; }
+  Echo() : Family({.denoisers = {"echo"}, .conditioning = {{"caption", {DType::f32, {}}}}}) {}
   Conditioning encode_text(const Models&, const Conditioning& text, int64_t) const override { return text; }
-  Dims latent_dims(const MediaSize&) const override { return {3, 5, 4}; }
-  Tensor denoise(const Models&, Tensor x, Tensor, const Conditioning& c) const override {
-    return x + reshape(c.at("caption"), {x.dim(0), 1, 1, 1}) * 1e-3;
+  Prediction predict(const Models&, Tensor x, Tensor, const Conditioning& c, const PredictOptions&) const override {
+    return {x + reshape(c.at("caption"), {x.dim(0), 1, 1, 1}) * 1e-3, {}};
   }
 };
 
@@ -123,9 +117,10 @@ struct EchoLoss {
   int dropped;
 };
 EchoLoss echo_loss(double offset, double perturbation, double dropout, std::optional<double> prior) {
-  constexpr int64_t kBatch = 6, kChannels = 4, kEach = kChannels * 3 * 5;
+  constexpr int64_t kBatch = 6, kChannels = 3, kEach = kChannels * 3 * 5;
   DenoiseTask task = tiny();
   task.family = std::make_shared<Echo>();
+  task.size = {3, 5};
   task.noise = drawn_noise_input(offset, perturbation);
   task.batch_size = kBatch;
   task.caption_dropout = dropout;

@@ -98,7 +98,7 @@ TEST(Videos, HaveTheirAutoencoderWholeOnEveryDeviceOrSplitByTheRules) {
       return Scope(g, params, component, autoencoder_options({}, keys));
     };
     MediaState state;
-    g.output("y", wide.decode_chunk(models, g.input("x", {DType::f32, {1, 1, 2, 2, 2}}), state));
+    g.output("y", wide.spec().autoencoder->decode(models, g.input("x", {DType::f32, {1, 1, 2, 2, 2}}), &state));
     const HostArrays weights = wide.random_weights();
     ArrayMap arrays;
     for (const GraphInput& in : g.inputs())

@@ -50,8 +50,8 @@ TEST_F(Folder, TokenizersAreThoseThatTheIndexNames) {
   index["tokenizer"] = {"transformers", "T5TokenizerFast"};
   index["tokenizer_2"] = {"transformers", "CLIPTokenizer"};
   const ModelFolder m = open();
-  EXPECT_EQ(m.tokenizer("tokenizer").tokens("hello world", 9), (std::vector<int32_t>{48, 74, 1}));
-  EXPECT_EQ(m.tokenizer("tokenizer_2").end_id(), 49407);  // there is no folder: the published vocabulary
+  EXPECT_EQ(m.tokenizer("tokenizer")->tokens("hello world", 9), (std::vector<int32_t>{48, 74, 1}));
+  EXPECT_EQ(m.tokenizer("tokenizer_2")->end_id(), 49407);  // there is no folder: the published vocabulary
   const auto files = m.tokenizer_files();
   for (const char* file : {"tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"})
     EXPECT_EQ(files.at(file), read_file(t / file));
@@ -79,7 +79,7 @@ TEST_F(Folder, OfTwoTextEncodersWhoseClassHasOneIsRefused) {
 TEST_F(Folder, TokenizersOfNoClassOfOursAreThoseThatTheirOwnConfigNames) {
   std::filesystem::copy(MD_SOURCE_DIR "/tests/golden/data/t5/whole", t / "tokenizer");
   index["tokenizer"] = {"transformers", "TokenizersBackend"};
-  EXPECT_EQ(open().tokenizer("tokenizer").size(), 180);
+  EXPECT_EQ(open().tokenizer("tokenizer")->size(), 180);
   index["tokenizer"] = {"transformers", "WordPieces"};
   write("tokenizer/tokenizer_config.json", R"({"tokenizer_class": "WordPieces"})");
   EXPECT_NE(refusal().find("the class 'WordPieces' of tokenizer is not one of: UNet2DConditionModel"),

@@ -67,30 +67,34 @@ void trace_toy(const Scope& s, const ToyConfig& c) {
 
 // --- The family ----------------------------------------------------------------------------------------------------
 
+/// A caption is a token: the number of its class.
+class ToyTokenizer final : public Tokenizer {
+  std::vector<int32_t> tokens(std::string_view text, int64_t, bool*) const override {
+    return {static_cast<int32_t>(std::ranges::find(kToyClasses, text) - kToyClasses.begin())};
+  }
+  int32_t pad_id() const override { return 0; }
+  int32_t end_id() const override { return 0; }
+  int64_t size() const override { return std::ssize(kToyClasses) + 1; }
+  std::map<std::string, std::string> files() const override { return {}; }
+};
+
 class Toy final : public Family {
  public:
-  explicit Toy(const ModelFolder& folder) : config_(folder.config<ToyConfig>("transformer")) {}
+  explicit Toy(const ModelFolder& folder)
+      : Family({.denoisers = {"transformer"},
+                .text_encoders = {{.tokenizer = std::make_shared<ToyTokenizer>(), .ids = "label", .max_tokens = 1}},
+                .conditioning = {{"label", {DType::s32, {1}}}},
+                .reference = {.names = {"toy", "toy1"}, .types = {"T2I"}}}),
+        config_(folder.config<ToyConfig>("transformer")) {}
 
-  std::string denoiser() const override { return "transformer"; }
-  std::vector<std::string> model_names() const override { return {"toy", "toy1"}; }
-  std::vector<std::string> model_types() const override { return {"T2I"}; }
-  std::vector<Field> text_fields() const override { return {{"label", {DType::s32, {}}}}; }
-  std::vector<Field> conditioning_fields() const override { return text_fields(); }
-  HostArrays tokenize(const std::vector<std::string>& captions) const override {
-    HostArray labels(Shape{DType::s32, {static_cast<int64_t>(captions.size())}});
-    for (size_t i = 0; i < captions.size(); ++i)
-      labels.mutable_view<int32_t>()[i] =
-          static_cast<int32_t>(std::ranges::find(kToyClasses, captions[i]) - kToyClasses.begin());
-    return {{"label", labels}};
-  }
   Conditioning encode_text(const Models&, const Conditioning& text, int64_t) const override { return text; }
-  Dims latent_dims(const MediaSize& size) const override {
-    check(size.height == config_.size && size.width == config_.size, Code::invalid_config,
-          "size {}x{}; this model draws {}x{}", size.height, size.width, config_.size, config_.size);
-    return {config_.size, config_.size, 3};
+  Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
+                     const PredictOptions&) const override {
+    return {toy_transformer(models("transformer"), config_, x, t, reshape(c.at("label"), {x.dim(0)})), {}};
   }
-  Tensor denoise(const Models& models, Tensor x, Tensor t, const Conditioning& c) const override {
-    return toy_transformer(models("transformer"), config_, x, t, c.at("label"));
+  void check_size(const MediaSize& size) const override {
+    check(size.height == config_.size && size.width == config_.size, Code::invalid_config,
+          "size {}x{}; this model makes {}x{}", size.height, size.width, config_.size, config_.size);
   }
 
  private:
@@ -101,7 +105,7 @@ class Toy final : public Family {
 
 void add_toy_family() {
   add_model_class(model_class("ToyTransformer", trace_toy));
-  add_family({"ToyPipeline", [](const ModelFolder& folder) { return std::make_shared<Toy>(folder); }});
+  add_family({{"ToyPipeline"}, [](const ModelFolder& folder) { return std::make_shared<Toy>(folder); }});
 }
 
 void write_toy_folder(const std::string& folder) {

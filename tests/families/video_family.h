@@ -12,27 +12,13 @@ namespace md {
 
 class VideoFamily final : public Family {
  public:
-  explicit VideoFamily(const nlohmann::json& config) : config_(WanVaeConfig::from_json(config)) {}
+  explicit VideoFamily(const nlohmann::json& config)
+      : Family({.autoencoder = video_autoencoder(config)}), config_(WanVaeConfig::from_json(config)) {}
 
-  std::string autoencoder() const override { return "vae"; }
-  int64_t downscale() const override { return config_.downscale(); }
-  int64_t frame_scale() const override { return config_.frame_scale(); }
-  Dims latent_dims(const MediaSize& size) const override {
-    return {1 + (size.frames - 1) / frame_scale(), size.height / downscale(), size.width / downscale(), config_.z_dim};
-  }
-  Posterior encode_chunk(const Models& models, Tensor pixels, MediaState& state) const override {
-    return wan_vae_encode(models("vae"), config_, pixels, &state);
-  }
-  Tensor decode_chunk(const Models& models, Tensor latents, MediaState& state) const override {
-    return wan_vae_decode(models("vae"), config_, latents, &state);
-  }
-
-  std::string denoiser() const override { return ""; }
-  std::vector<Field> text_fields() const override { return {}; }
-  HostArrays tokenize(const std::vector<std::string>&) const override { return {}; }
-  std::vector<Field> conditioning_fields() const override { return {}; }
   Conditioning encode_text(const Models&, const Conditioning&, int64_t) const override { return {}; }
-  Tensor denoise(const Models&, Tensor x, Tensor, const Conditioning&) const override { return x; }
+  Prediction predict(const Models&, Tensor x, Tensor, const Conditioning&, const PredictOptions&) const override {
+    return {x, {}};
+  }
 
   /// Of the autoencoder, by input name.
   HostArrays random_weights() const {
@@ -45,6 +31,12 @@ class VideoFamily final : public Family {
   }
 
  private:
+  static std::shared_ptr<const Autoencoder> video_autoencoder(const nlohmann::json& config) {
+    const std::shared_ptr<Autoencoder> a = wan_autoencoder(WanVaeConfig::from_json(config));
+    a->component = "vae";
+    return a;
+  }
+
   WanVaeConfig config_;
 };
 

@@ -88,7 +88,7 @@ TEST(WanFamily, KnowsTheMagnitudeRatiosOfPublishedModels) {
     put("vae", std::string(folder) == "ti2v" ? "wan_vae_22" : "wan_vae_21");
     put("text_encoder", "umt5_xxl");
     put("image_encoder", "clip_vision_h");
-    const auto ratios = make_family(ModelFolder::open(t / "model"))->magcache_ratios({height, 1280, 81}, images);
+    const auto ratios = make_family(ModelFolder::open(t / "model"))->spec().magcache_ratios({height, 1280, 81}, images);
     ASSERT_EQ(ratios.size(), numbers) << folder << " " << transformer;
     if (numbers == 0) continue;
     EXPECT_EQ(ratios[0], 1);

@@ -68,7 +68,7 @@ NamedTensors run_wan_vae_in_chunks(const Scope& s, const nlohmann::json& json, N
     return t ? t : t = below.resolve(std::move(p));
   });
   std::vector<Tensor> means, logvars, frames;
-  WanVaeCache encoder, decoder;
+  MediaState encoder, decoder;
   for (int64_t k = 0, at = 0; k < latents.dim(1); ++k) {
     const int64_t end = at + (k ? config.frame_scale() : 1);
     const Posterior p = wan_vae_encode(again, config, slice_axis(pixels, 1, at, end), &encoder);

@@ -106,11 +106,11 @@ TEST_P(PublishedFile, IsToldByItsTensorsAndReadToTheLast) {
   EXPECT_TRUE(contains(log, std::string(p.layout) + "; not read: ")) << log;
   const auto noise = parse_json(folder.scheduler_config());
   EXPECT_EQ(noise.at("prediction_type"), p.prediction);
-  EXPECT_EQ(folder.tokenizer("tokenizer").size(), 49408);
+  EXPECT_EQ(folder.tokenizer("tokenizer")->size(), 49408);
   // "!" is what OpenCLIP pads with, and SDXL's second encoder.
-  EXPECT_EQ(folder.tokenizer("tokenizer").pad_id(), p.model == std::string("sd21") ? 0 : 49407);
+  EXPECT_EQ(folder.tokenizer("tokenizer")->pad_id(), p.model == std::string("sd21") ? 0 : 49407);
   if (folder.has("text_encoder_2")) {
-    EXPECT_EQ(folder.tokenizer("tokenizer_2").pad_id(), 0);
+    EXPECT_EQ(folder.tokenizer("tokenizer_2")->pad_id(), 0);
   }
 
   if (p.model != std::string("sd15")) return;  // what follows is the same for all

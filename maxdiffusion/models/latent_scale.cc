@@ -1,4 +1,4 @@
-#include "maxdiffusion/families/latent_scale.h"
+#include "maxdiffusion/models/latent_scale.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,0 +1,30 @@
+// What MaxDiffusion calls the models of a folder, and what it does with them that no key says: one row for each kind of
+// pipeline, in reference_conventions.cc.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/model_folder/model_folder.h"
+
+namespace md {
+
+struct ReferenceConventions {
+  std::vector<std::string> names = {}, types = {};  // values of the keys model_name (flux_name) and model_type
+  std::string file_prefix = "image_";  // names of files that generate writes begin with this; {} stands for the seed
+  bool always_clips_by_norm = false;   // to max_grad_norm, also where opt_enable_grad_global_norm_clipping is off
+  std::optional<int64_t> norm_num_groups = {};  // in config.json, which the key of that name repeats
+  /// TFLOP of a training step on one sample with latents of these sizes, for comparisons; empty: as counted here.
+  std::function<double(const Dims& latent)> tflops = {};
+};
+
+/// By the folder's pipeline class; one that MaxDiffusion does not know has none.
+ReferenceConventions reference_conventions(const ModelFolder& folder);
+/// Names behind train_ and generate_ that its users type: "sdxl", …
+std::vector<std::string> reference_commands();
+/// Names of its programs that are prepare_tfrecords here.
+std::vector<std::string> reference_converters();
+
+}  // namespace md
