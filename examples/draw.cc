@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
     keys.num_inference_steps = 20;
     const int64_t side = argc > 4 ? std::atoi(argv[4]) : 512;
     md::SampleOptions o = md::sample_options(keys, *family, {side, side}, 1, 1, 0);
-    o.scheduler_config = family->sampler_config(md::sampling_config(folder.scheduler_config(), {}), o.size);
+    o.scheduler_config = md::sampling_config(folder.scheduler_config(), {});
 
     md::TextEncoder text(devices, family, 1, weights_of, o.scope, o.compile);
     const md::PromptConditioning prompts = md::encode_prompts(text, *family, o);

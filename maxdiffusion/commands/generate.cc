@@ -252,9 +252,8 @@ SampleOptions planned_sampling(const RunModels& models, int64_t devices, bool as
   const MediaSize size = sample_size(c, *models.family());
   check_size(c, *models.family(), size);
   SampleOptions o = sample_options(keys, *models.family(), size, per_device, devices, models.run().seed);
-  o.scheduler_config =
-      models.family()->sampler_config(sampling_config(models.folder().scheduler_config(), c.scheduler), o.size);
-  o.scheduler = make_scheduler(o.scheduler_config);
+  o.scheduler_config = sampling_config(models.folder().scheduler_config(), c.scheduler);
+  o.scheduler = sampler_of(*models.family(), o);
   o.scope = models.denoiser_options();
   o.compile = c.compile;
   o.cache = c.step_cache;

@@ -105,8 +105,6 @@ Dims Family::latent_dims(const MediaSize& size) const {
   return a.latent_dims(size);
 }
 
-nlohmann::json Family::sampler_config(nlohmann::json config, const MediaSize&) const { return config; }
-
 nlohmann::json Family::fitted_autoencoder(nlohmann::json config, const EachMoments& moments) const {
   return spec_.autoencoder->with_measured_latent_scale(std::move(config), moments);
 }

@@ -84,9 +84,6 @@ class Family {
   virtual const ImageConditioning* image_conditioning() const { return nullptr; }
   /// Throws invalid_config for media that the models cannot take, beyond what latent_dims asks.
   virtual void check_size(const MediaSize&) const {}
-  /// `config`, of scheduler_config.json after the keys, for drawing media of this size: how the levels of noise lie
-  /// where that depends on the size.
-  virtual nlohmann::json sampler_config(nlohmann::json config, const MediaSize&) const;
 
   /// Captions as text_fields, one row each. Logs how many were longer than the text encoders read, and so are cut.
   HostArrays tokenize(const std::vector<std::string>& captions) const;

@@ -64,6 +64,7 @@ struct FamilySpec {
   bool embedded_guidance = false;
   int64_t patch = 1, frame_patch = 1;  // sides and frames of latents are multiples of these
   int64_t training_patch = 0;          // sides of training images' latents are multiples of this; 0: patch
+  bool even_flow_steps = false;        // SampleFacts::even_flow_steps of the published pipeline
   int64_t default_frames = 1;          // of media where no key says how many
   /// For use_magcache: measured ratios, two for each step, with prompt and without; empty: none are known.
   std::function<std::vector<double>(const MediaSize&, bool images)> magcache_ratios = {};

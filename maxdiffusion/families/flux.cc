@@ -57,6 +57,7 @@ FamilySpec flux_spec(const ModelFolder& folder) {
       .conditioning = {{kPrompt, {DType::f32, {length, t5.d_model}}}, {kPooled, {DType::f32, {clip.hidden_size}}}},
       .embedded_guidance = true,
       .patch = kPatch,
+      .even_flow_steps = true,
       .axis_rules = kFluxAxisRules,
       // Of every block, feed-forward layers too, as diffusers' training programs have it.
       .lora = {.targets = {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj",
@@ -112,30 +113,6 @@ class Flux final : public Family {
   Conditioning extra_conditioning(Graph& g, int64_t batch, const SampleSettings& settings) const override {
     if (!transformer_.guidance_embeds) return {};
     return {{kGuidance, full(g, settings.embedded_guidance, {DType::f32, {batch}})}};
-  }
-
-  /// Levels go from 1 to 1/n in n even steps, and are then shifted; with use_dynamic_shifting by e^μ (linear: by μ),
-  /// where μ grows with the number of tokens.
-  nlohmann::json sampler_config(nlohmann::json config, const MediaSize& size) const override {
-    if (config.value("_class_name", std::string()).ends_with("FlowMatchEulerDiscreteScheduler"))
-      config["timestep_spacing"] = "trailing";
-    if (!config.value("use_dynamic_shifting", false)) return config;
-    auto number = [&](const char* name, double fallback) {
-      const auto found = config.find(name);
-      return found == config.end() || found->is_null() ? fallback : found->get<double>();
-    };
-    const Dims latent = latent_dims(size);
-    const int64_t rows = latent[0] / kPatch, columns = latent[1] / kPatch;
-    const auto tokens = static_cast<double>(rows * columns);
-    const double least = number("base_image_seq_len", 256), most = number("max_image_seq_len", 4096),
-                 low = number("base_shift", 0.5), high = number("max_shift", 1.15);
-    check(least < most, Code::invalid_config, "scheduler config: base_image_seq_len is {}, max_image_seq_len {}", least,
-          most);
-    const double mu = low + (high - low) * (tokens - least) / (most - least);
-    const bool linear = config.value("time_shift_type", std::string("exponential")) == "linear";
-    config["shift"] = config["flow_shift"] = linear ? mu : std::exp(mu);
-    config["use_dynamic_shifting"] = false;
-    return config;
   }
 
  private:

@@ -285,11 +285,20 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
   return out;
 }
 
+std::shared_ptr<const Scheduler> sampler_of(const Family& family, const SampleOptions& o) {
+  if (o.scheduler) return o.scheduler;
+  const Dims latent = family.latent_dims(o.size);  // channels last
+  int64_t cells = 1;
+  for (size_t i = 0; i + 1 < latent.size(); ++i) cells *= latent[i];
+  const FamilySpec& spec = family.spec();
+  return make_scheduler(o.scheduler_config, {.tokens = cells / (spec.patch * spec.patch * spec.frame_patch),
+                                             .even_flow_steps = spec.even_flow_steps});
+}
+
 void check_sampling(const Family& family, const SampleOptions& o) {
   check_texts(o);
   check_latents(o, batched(o.samples(), {DType::f32, family.latent_dims(o.size)}));
-  const SampleTable table =
-      (o.scheduler ? o.scheduler : make_scheduler(o.scheduler_config))->table(o.num_inference_steps);
+  const SampleTable table = sampler_of(family, o)->table(o.num_inference_steps);
   make_step_cache(o.cache, sampling_plan(family, table, family.image_conditioning() != nullptr, o));
   if (o.control) control_scales(*o.control, 1);
 }
@@ -300,7 +309,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   const Dims latent = family.latent_dims(o.size);
   const Shape all = batched(samples, {DType::f32, latent});
   check_latents(o, all);
-  const std::shared_ptr<const Scheduler> scheduler = o.scheduler ? o.scheduler : make_scheduler(o.scheduler_config);
+  const std::shared_ptr<const Scheduler> scheduler = sampler_of(family, o);
   const SampleTable table = scheduler->table(o.num_inference_steps);
   const int64_t columns = table.rows.dims()[1], total = table.rows.dims()[0];
   HostArray times(Shape{DType::f32, {total}}), scales = o.control ? control_scales(*o.control, total) : HostArray();
@@ -416,7 +425,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
 }
 
 std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOptions& o, const GraphOptions& placed) {
-  const std::shared_ptr<const Scheduler> scheduler = o.scheduler ? o.scheduler : make_scheduler(o.scheduler_config);
+  const std::shared_ptr<const Scheduler> scheduler = sampler_of(family, o);
   const SampleTable table = scheduler->table(o.num_inference_steps);
   PromptConditioning prompts;
   std::vector<Field> fields = family.spec().conditioning;

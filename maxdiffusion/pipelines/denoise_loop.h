@@ -62,6 +62,10 @@ struct SampleOptions {
   int64_t samples() const { return static_cast<int64_t>(prompts.size()) * images_per_prompt; }
 };
 
+/// The sampler of `options`: their own, or of their scheduler_config for samples of this family and size. Throws
+/// invalid_config.
+std::shared_ptr<const Scheduler> sampler_of(const Family& family, const SampleOptions& options);
+
 /// The options that a run's keys ask for; the caller sets scheduler_config, scope, compile and control.
 /// `per_device_batch`, `devices`: for SampleOptions::batch, which is sampling_batch or all samples. `seed`: used where
 /// the keys have none. Throws invalid_config.

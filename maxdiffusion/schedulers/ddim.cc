@@ -6,11 +6,15 @@
 
 #include "maxdiffusion/schedulers/linear.h"
 #include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/spacing.h"
 
 namespace md {
+namespace {
 
-std::unique_ptr<Scheduler> make_ddim(const nlohmann::json& config) {
+constexpr const char* kName = "DDIMScheduler";
+
+std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, kSigmaSwitches);
   const auto noise = NoiseSchedule::from_json(config);
   const auto spacing = choice(config, "timestep_spacing", "leading", {"linspace", "leading", "trailing"});
@@ -37,7 +41,13 @@ std::unique_ptr<Scheduler> make_ddim(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = "DDIMScheduler", .clip = clip, .stochastic = eta > 0, .plan = plan});
+  return linear_sampler({.name = kName, .clip = clip, .stochastic = eta > 0, .plan = plan});
+}
+
+}  // namespace
+
+SamplerClass ddim_sampler() {
+  return {.name = kName, .make = make, .words = {{"ddim"}}, .fields = {"eta", "set_alpha_to_one"}};
 }
 
 }  // namespace md

@@ -8,11 +8,15 @@
 
 #include "maxdiffusion/schedulers/linear.h"
 #include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/spacing.h"
 
 namespace md {
+namespace {
 
-std::unique_ptr<Scheduler> make_ddpm(const nlohmann::json& config) {
+constexpr const char* kName = "DDPMScheduler";
+
+std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, kSigmaSwitches);
   const auto noise = NoiseSchedule::from_json(config);
   const auto spacing = choice(config, "timestep_spacing", "leading", {"linspace", "leading", "trailing"});
@@ -40,7 +44,11 @@ std::unique_ptr<Scheduler> make_ddpm(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = "DDPMScheduler", .clip = clip, .stochastic = true, .plan = plan});
+  return linear_sampler({.name = kName, .clip = clip, .stochastic = true, .plan = plan});
 }
+
+}  // namespace
+
+SamplerClass ddpm_sampler() { return {.name = kName, .make = make, .words = {{"ddpm"}}, .fields = {"variance_type"}}; }
 
 }  // namespace md

@@ -6,10 +6,13 @@
 #include <cmath>
 
 #include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/sigmas.h"
 
 namespace md {
 namespace {
+
+constexpr const char* kName = "DPMSolverMultistepScheduler";
 
 struct Solver {
   bool data, sde, heun;  // data: of x0, else of noise
@@ -40,9 +43,7 @@ struct Solver {
   }
 };
 
-}  // namespace
-
-std::unique_ptr<Scheduler> make_dpmsolver_multistep(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   SigmaGrid grid = SigmaGrid::from_json(config);
   const std::string type = grid.noise.prediction_type;
   // The names of other solvers' settings stand for the defaults, as in diffusers.
@@ -97,8 +98,29 @@ std::unique_ptr<Scheduler> make_dpmsolver_multistep(const nlohmann::json& config
     }
     return p;
   };
-  return linear_sampler(
-      {.name = "DPMSolverMultistepScheduler", .history = order - 1, .stochastic = solver.sde, .plan = plan});
+  return linear_sampler({.name = kName, .history = order - 1, .stochastic = solver.sde, .plan = plan});
+}
+
+nlohmann::json dpmpp(int order, bool sde = false, bool karras = false) {
+  return {{"algorithm_type", sde ? "sde-dpmsolver++" : "dpmsolver++"},
+          {"solver_order", order},
+          {"use_karras_sigmas", karras}};
+}
+
+}  // namespace
+
+SamplerClass dpmsolver_multistep_sampler() {
+  return {.name = kName,
+          .make = make,
+          .words = {{"dpmpp_2m", dpmpp(2), {"dpmpp", "dpmsolverpp"}},
+                    {"dpmpp_2m_karras", dpmpp(2, false, true), {"dpmpp_karras"}},
+                    {"dpmpp_2m_sde", dpmpp(2, true)},
+                    {"dpmpp_2m_sde_karras", dpmpp(2, true, true)},
+                    {"dpmpp_3m", dpmpp(3)}},
+          .fields = {"algorithm_type", "solver_type", "solver_order", "variance_type", "lower_order_final",
+                     "euler_at_final", "lambda_min_clipped"},
+          .models = SamplerClass::noise_or_flow,
+          .shift = "flow_shift"};
 }
 
 }  // namespace md

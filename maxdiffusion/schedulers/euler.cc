@@ -4,11 +4,15 @@
 #include <cmath>
 
 #include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/sigmas.h"
 
 namespace md {
+namespace {
 
-std::unique_ptr<Scheduler> make_euler(const nlohmann::json& config) {
+constexpr const char* kName = "EulerDiscreteScheduler";
+
+std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas", "use_flow_sigmas"});
   SigmaGrid grid = SigmaGrid::from_json(config);
   grid.log_linear = choice(config, "interpolation_type", "linear", {"linear", "log_linear"}) == "log_linear";
@@ -30,7 +34,16 @@ std::unique_ptr<Scheduler> make_euler(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = "EulerDiscreteScheduler", .plan = plan});
+  return linear_sampler({.name = kName, .plan = plan});
+}
+
+}  // namespace
+
+SamplerClass euler_sampler() {
+  return {.name = kName,
+          .make = make,
+          .words = {{.word = "euler", .flow_word = "flow_euler"}, {"euler_karras", {{"use_karras_sigmas", true}}}},
+          .fields = {"interpolation_type", "timestep_type"}};
 }
 
 }  // namespace md

@@ -3,17 +3,18 @@
 // diffusers does; with timestep_spacing trailing they lie evenly from 1 to 1/n before the shift, as pipelines of some
 // models ask diffusers for. Sources: Lipman et al. 2023; Esser et al. 2024, equation 23 (shift).
 #include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/sigmas.h"
 #include "maxdiffusion/schedulers/spacing.h"
 
 namespace md {
 namespace {
 
+constexpr const char* kName = "FlowMatchEulerDiscreteScheduler";
+
 double shifted(double shift, double sigma) { return shift * sigma / (1 + (shift - 1) * sigma); }
 
-}  // namespace
-
-std::unique_ptr<Scheduler> make_flow_match_euler(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas"});
   const auto T = member<int64_t>(config, "num_train_timesteps", 1000);
   const double shift = member(config, "shift", 1.0);
@@ -26,13 +27,15 @@ std::unique_ptr<Scheduler> make_flow_match_euler(const nlohmann::json& config) {
   const bool karras = member(config, "use_karras_sigmas", false),
              exponential = member(config, "use_exponential_sigmas", false),
              inverted = member(config, "invert_sigmas", false), drawn = member(config, "stochastic_sampling", false),
-             trailing = member<std::string>(config, "timestep_spacing", "") == "trailing";
+             trailing = member<std::string>(config, "timestep_spacing", "") == "trailing",
+             by_size = member(config, "use_dynamic_shifting", false);  // `shift` is of the size, not of training
   check(!karras || !exponential, Code::invalid_config,
         "scheduler config: use_karras_sigmas and use_exponential_sigmas are true; set one to false");
 
   auto plan = [=](int64_t steps, const Knowns& k) {
     check_steps(steps, T);
-    const double least = trailing ? 1 / static_cast<double>(steps) : shifted(shift, 1 / static_cast<double>(T));
+    const double first = 1 / static_cast<double>(T);
+    const double least = trailing ? 1 / static_cast<double>(steps) : by_size ? first : shifted(shift, first);
     std::vector<double> sigmas;
     for (int64_t i = 0; i < steps; ++i) {
       const double part = steps == 1 ? 0 : static_cast<double>(i) / static_cast<double>(steps - 1);
@@ -55,7 +58,18 @@ std::unique_ptr<Scheduler> make_flow_match_euler(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = "FlowMatchEulerDiscreteScheduler", .stochastic = drawn, .plan = plan});
+  return linear_sampler({.name = kName, .stochastic = drawn, .plan = plan});
+}
+
+}  // namespace
+
+SamplerClass flow_match_euler_sampler() {
+  return {.name = kName,
+          .make = make,
+          .words = {{.word = "flow_euler", .aliases = {"flow_match_euler", "flowmatch_euler"}}},
+          .fields = {"shift", "invert_sigmas", "stochastic_sampling"},
+          .models = SamplerClass::flow,
+          .shift = "shift"};
 }
 
 }  // namespace md

@@ -7,10 +7,13 @@
 #include <span>
 
 #include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/sigmas.h"
 
 namespace md {
 namespace {
+
+constexpr const char* kName = "LMSDiscreteScheduler";
 
 constexpr size_t kOrder = 4;
 
@@ -28,9 +31,7 @@ double integral(std::span<const double> nodes, size_t which, double a, double b)
   return sum * (b - a) / 2;
 }
 
-}  // namespace
-
-std::unique_ptr<Scheduler> make_lms(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas", "use_flow_sigmas"});
   choice(config, "interpolation_type", "linear", {"linear"});
   choice(config, "timestep_type", "discrete", {"discrete"});
@@ -52,7 +53,16 @@ std::unique_ptr<Scheduler> make_lms(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = "LMSDiscreteScheduler", .history = kOrder - 1, .plan = plan});
+  return linear_sampler({.name = kName, .history = kOrder - 1, .plan = plan});
+}
+
+}  // namespace
+
+SamplerClass lms_sampler() {
+  return {.name = kName,
+          .make = make,
+          .words = {{"lms"}, {"lms_karras", {{"use_karras_sigmas", true}}}},
+          .fields = {"interpolation_type", "timestep_type"}};
 }
 
 }  // namespace md

@@ -8,10 +8,13 @@
 
 #include "maxdiffusion/schedulers/linear.h"
 #include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/spacing.h"
 
 namespace md {
 namespace {
+
+constexpr const char* kName = "PNDMScheduler";
 
 constexpr size_t kPrkCalls = 12;  // three steps of four
 
@@ -25,9 +28,7 @@ std::vector<double> visited(const std::vector<double>& spaced, bool skip_prk, do
   return t;
 }
 
-}  // namespace
-
-std::unique_ptr<Scheduler> make_pndm(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, kSigmaSwitches);
   choice(config, "prediction_type", "epsilon", {"epsilon", "v_prediction"});
   const auto noise = NoiseSchedule::from_json(config);
@@ -86,7 +87,16 @@ std::unique_ptr<Scheduler> make_pndm(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = "PNDMScheduler", .history = skip_prk ? 4 : 5, .plan = plan});
+  return linear_sampler({.name = kName, .history = skip_prk ? 4 : 5, .plan = plan});
+}
+
+}  // namespace
+
+SamplerClass pndm_sampler() {
+  return {.name = kName,
+          .make = make,
+          .words = {{.word = "pndm", .fields = {{"skip_prk_steps", true}}, .aliases = {"plms"}}},
+          .fields = {"set_alpha_to_one", "skip_prk_steps"}};
 }
 
 }  // namespace md

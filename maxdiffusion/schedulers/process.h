@@ -67,7 +67,7 @@ class NoiseProcess {
 /// Whether a scheduler_config.json is of a model that is trained by flow matching.
 bool flows(const nlohmann::json& scheduler_config);
 /// The process of a scheduler_config.json: flow_match where its prediction_type is flow_prediction or, without
-/// one, its sampler is FlowMatchEulerDiscreteScheduler; else ddpm. Throws
+/// one, its sampler takes flow-matching models alone (FlowMatchEulerDiscreteScheduler); else ddpm. Throws
 /// invalid_config for members and keys whose values it cannot take, and for keys that this process would not obey.
 std::shared_ptr<const NoiseProcess> make_process(const nlohmann::json& scheduler_config, const ProcessKeys& keys);
 /// "ddpm", "flow_match".

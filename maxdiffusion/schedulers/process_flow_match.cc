@@ -10,7 +10,7 @@
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/schedulers/members.h"
 #include "maxdiffusion/schedulers/process.h"
-#include "maxdiffusion/schedulers/scheduler.h"
+#include "maxdiffusion/schedulers/sampler_class.h"
 
 namespace md {
 namespace {
@@ -22,10 +22,6 @@ double least_level(const std::string& lookup) {
   check(lookup == "exact" || lookup == "reference_table", Code::invalid_config,
         "timestep_lookup '{}' is not one of: exact, reference_table", lookup);
   return lookup == "exact" ? 0 : kSigmaMin;
-}
-
-bool euler(const nlohmann::json& config) {
-  return member<std::string>(config, "_class_name", "").ends_with("FlowMatchEulerDiscreteScheduler");
 }
 
 class FlowMatch final : public NoiseProcess {
@@ -131,8 +127,9 @@ class FlowMatch final : public NoiseProcess {
 }  // namespace
 
 bool flows(const nlohmann::json& config) {
-  return member<std::string>(config, "prediction_type", euler(config) ? "flow_prediction" : "epsilon") ==
-         "flow_prediction";
+  const SamplerClass* sampler = find_sampler(member<std::string>(config, "_class_name", ""));
+  const bool only_flow = sampler && sampler->models == SamplerClass::flow;
+  return member<std::string>(config, "prediction_type", only_flow ? "flow_prediction" : "epsilon") == "flow_prediction";
 }
 
 std::shared_ptr<const NoiseProcess> make_flow_match(const nlohmann::json& config, const ProcessKeys& keys) {

@@ -1,51 +1,85 @@
-// The list of schedulers: a new one is a file of its own and one entry here.
+// The list of samplers: a new one is a file of its own, which says all about it (sampler_class.h), and one row here.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/process.h"
+#include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/sampler_words.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 
-// clang-format off
-#define SCHEDULERS(X)                                   \
-  X(ddpm, "DDPMScheduler")                              \
-  X(ddim, "DDIMScheduler")                              \
-  X(pndm, "PNDMScheduler")                              \
-  X(lms, "LMSDiscreteScheduler")                        \
-  X(euler, "EulerDiscreteScheduler")                    \
-  X(flow_match_euler, "FlowMatchEulerDiscreteScheduler") \
-  X(dpmsolver_multistep, "DPMSolverMultistepScheduler") \
-  X(unipc, "UniPCMultistepScheduler")
-// clang-format on
+// In the order of the lists in messages.
+#define SAMPLERS(X)      \
+  X(ddpm)                \
+  X(ddim)                \
+  X(pndm)                \
+  X(lms)                 \
+  X(euler)               \
+  X(flow_match_euler)    \
+  X(dpmsolver_multistep) \
+  X(unipc)
 
 namespace md {
 
-#define DECLARE(file, class_name) std::unique_ptr<Scheduler> make_##file(const nlohmann::json& config);
-SCHEDULERS(DECLARE)
+#define DECLARE(file) SamplerClass file##_sampler();
+SAMPLERS(DECLARE)
 #undef DECLARE
+
+const std::vector<SamplerClass>& sampler_classes() {
+#define ROW(file) file##_sampler(),
+  static const std::vector<SamplerClass> all = {SAMPLERS(ROW)};
+#undef ROW
+  return all;
+}
+
+const SamplerClass* find_sampler(const std::string& class_name) {
+  const std::string name = class_name.starts_with("Flax") ? class_name.substr(4) : class_name;
+  const auto found = std::ranges::find(sampler_classes(), name, &SamplerClass::name);
+  return found == sampler_classes().end() ? nullptr : &*found;
+}
 
 namespace {
 
-/// Members that diffusers' schedulers exchange: a file written for one sampler is given to another, which then reads
-/// what it knows. Those that begin with '_' are diffusers' own notes.
+/// Fields that shared parts read: NoiseSchedule, spacings, clip_range, SigmaGrid, and make_scheduler.
 // clang-format off
-constexpr const char* kMembers[] = {
-    "algorithm_type", "base_image_seq_len", "base_shift", "beta_end", "beta_schedule", "beta_start", "clip_sample",
-    "clip_sample_range", "disable_corrector", "dynamic_thresholding_ratio", "eta", "euler_at_final",
-    "final_sigmas_type", "flow_shift", "interpolation_type", "invert_sigmas", "lambda_min_clipped",
-    "lower_order_final", "max_image_seq_len", "max_shift", "num_train_timesteps", "predict_x0", "prediction_type",
-    "rescale_betas_zero_snr", "rescale_zero_terminal_snr", "sample_max_value", "set_alpha_to_one", "shift",
-    "shift_terminal", "sigma_max", "sigma_min", "skip_prk_steps", "solver_order", "solver_p", "solver_type",
-    "steps_offset", "stochastic_sampling", "thresholding", "time_shift_type", "timestep_spacing", "timestep_type",
-    "trained_betas", "use_beta_sigmas", "use_dynamic_shifting", "use_exponential_sigmas", "use_flow_sigmas",
-    "use_karras_sigmas", "use_lu_lambdas", "variance_type"};
+constexpr const char* kShared[] = {
+    "num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "trained_betas", "rescale_betas_zero_snr",
+    "rescale_zero_terminal_snr", "prediction_type", "timestep_spacing", "steps_offset", "clip_sample",
+    "clip_sample_range", "use_karras_sigmas", "use_exponential_sigmas", "use_lu_lambdas", "use_flow_sigmas",
+    "sigma_min", "sigma_max", "final_sigmas_type", "flow_shift", "shift_terminal", "thresholding",
+    "dynamic_thresholding_ratio", "sample_max_value", "use_beta_sigmas", "use_dynamic_shifting", "base_shift",
+    "max_shift", "base_image_seq_len", "max_image_seq_len", "time_shift_type"};
 // clang-format on
+
+/// diffusers' samplers exchange their files: one that was written for another is read as far as this one knows it.
+/// Fields that begin with '_' are diffusers' own notes.
+bool is_known(const std::string& field) {
+  return field.starts_with('_') || std::ranges::find(kShared, field) != std::end(kShared) ||
+         std::ranges::any_of(sampler_classes(), [&](const SamplerClass& s) {
+           return std::ranges::find(s.fields, field) != s.fields.end();
+         });
+}
+
+/// The shift e^μ (time_shift_type linear: μ), where μ is linear in the number of tokens.
+/// Source: Esser et al. 2024, section 5.3.2; `calculate_shift` of diffusers' pipelines.
+double shift_by_size(const nlohmann::json& config, int64_t tokens) {
+  check(tokens > 0, Code::invalid_config,
+        "scheduler config: use_dynamic_shifting is true, but the number of tokens of a sample is not given; set it to "
+        "false");
+  const double least = member(config, "base_image_seq_len", 256.0), most = member(config, "max_image_seq_len", 4096.0),
+               low = member(config, "base_shift", 0.5), high = member(config, "max_shift", 1.15);
+  check(least < most, Code::invalid_config, "scheduler config: base_image_seq_len is {}, max_image_seq_len {}", least,
+        most);
+  const double mu = low + (high - low) * (static_cast<double>(tokens) - least) / (most - least);
+  return choice(config, "time_shift_type", "exponential", {"exponential", "linear"}) == "linear" ? mu : std::exp(mu);
+}
 
 }  // namespace
 
@@ -57,33 +91,35 @@ nlohmann::json parse_scheduler_config(const std::string& text) {
   }
 }
 
-std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& config) {
-  check(config.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", config.dump());
-  std::string name = member<std::string>(config, "_class_name", "");
+std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& given, const SampleFacts& facts) {
+  check(given.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", given.dump());
+  const std::string name = member<std::string>(given, "_class_name", "");
   check(!name.empty(), Code::invalid_config, "scheduler config: the member _class_name is missing; expected one of: {}",
         fmt::join(scheduler_names(), ", "));
-  if (name.starts_with("Flax")) name = name.substr(4);
-  const std::vector<std::string> known = scheduler_names();
-  if (std::ranges::count(known, name) == 0)
-    throw Error(Code::invalid_config, fmt::format("scheduler config: the sampler {} is not here; there are: {}", name,
-                                                  fmt::join(known, ", ")))
+  const SamplerClass* sampler = find_sampler(name);
+  if (!sampler)
+    throw Error(Code::invalid_config,
+                fmt::format("scheduler config: the sampler {} is not here; there are: {}",
+                            name.starts_with("Flax") ? name.substr(4) : name, fmt::join(scheduler_names(), ", ")))
         .note("try: scheduler=NAME, which samples with another: " +
               fmt::format("{}", fmt::join(sampler_words(), ", ")));
-  require_off(config, {"thresholding", "use_beta_sigmas", "use_dynamic_shifting"});
-  for (const auto& [key, value] : config.items())
-    if (!key.starts_with('_') && std::ranges::find(kMembers, key) == std::end(kMembers))
+  require_off(given, {"thresholding", "use_beta_sigmas"});
+  const bool flow = flows(given) && sampler->shift;
+  if (!flow) require_off(given, {"use_dynamic_shifting"});
+  for (const auto& [key, value] : given.items())
+    if (!is_known(key))
       log_warning("scheduler config: '{}' is not a member that samplers here know; it has no effect", key);
-#define MAKE(file, class_name) \
-  if (name == (class_name)) return make_##file(config);
-  SCHEDULERS(MAKE)
-#undef MAKE
-  fail(Code::internal, "no sampler is called {}", name);
+
+  nlohmann::json config = given;
+  if (sampler->models == SamplerClass::flow && facts.even_flow_steps) config["timestep_spacing"] = "trailing";
+  if (member(config, "use_dynamic_shifting", false)) config[sampler->shift] = shift_by_size(config, facts.tokens);
+  return sampler->make(config);
 }
 
 std::vector<std::string> scheduler_names() {
-#define NAME(file, class_name) class_name,
-  return {SCHEDULERS(NAME)};
-#undef NAME
+  std::vector<std::string> names;
+  for (const SamplerClass& s : sampler_classes()) names.emplace_back(s.name);
+  return names;
 }
 
 }  // namespace md

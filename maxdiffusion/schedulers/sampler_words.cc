@@ -8,56 +8,13 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/schedulers/process.h"
-#include "maxdiffusion/schedulers/scheduler.h"
+#include "maxdiffusion/schedulers/sampler_class.h"
 
 namespace md {
 namespace {
 
 using nlohmann::json;
 
-constexpr const char *kFlowEuler = "FlowMatchEulerDiscreteScheduler", *kDpm = "DPMSolverMultistepScheduler",
-                     *kUniPc = "UniPCMultistepScheduler";
-
-struct Sampler {
-  const char* word;
-  const char* class_name;
-  json members = json::object();
-};
-
-json dpmpp(int order, bool sde = false, bool karras = false) {
-  return {{"algorithm_type", sde ? "sde-dpmsolver++" : "dpmsolver++"},
-          {"solver_order", order},
-          {"use_karras_sigmas", karras}};
-}
-
-const std::vector<Sampler>& samplers() {
-  static const json karras = {{"use_karras_sigmas", true}};
-  static const std::vector<Sampler> all = {
-      {"ddpm", "DDPMScheduler"},
-      {"ddim", "DDIMScheduler"},
-      {"pndm", "PNDMScheduler", {{"skip_prk_steps", true}}},
-      {"lms", "LMSDiscreteScheduler"},
-      {"lms_karras", "LMSDiscreteScheduler", karras},
-      {"euler", "EulerDiscreteScheduler"},
-      {"euler_karras", "EulerDiscreteScheduler", karras},
-      {"flow_euler", kFlowEuler},
-      {"dpmpp_2m", kDpm, dpmpp(2)},
-      {"dpmpp_2m_karras", kDpm, dpmpp(2, false, true)},
-      {"dpmpp_2m_sde", kDpm, dpmpp(2, true)},
-      {"dpmpp_2m_sde_karras", kDpm, dpmpp(2, true, true)},
-      {"dpmpp_3m", kDpm, dpmpp(3)},
-      {"unipc", kUniPc},
-      {"unipc_karras", kUniPc, karras},
-  };
-  return all;
-}
-
-/// Other words for the same, in the spelling that `spelled` gives.
-constexpr std::pair<const char*, const char*> kOthers[] = {
-    {"dpmpp", "dpmpp_2m"}, {"dpmpp_karras", "dpmpp_2m_karras"}, {"dpmsolverpp", "dpmpp_2m"},
-    {"plms", "pndm"},      {"flow_match_euler", "flow_euler"},  {"flowmatch_euler", "flow_euler"},
-    {"uni_pc", "unipc"},
-};
 constexpr const char* kMissing[] = {"euler_a",
                                     "euler_ancestral",
                                     "heun",
@@ -100,26 +57,43 @@ std::string spelled(const std::string& given) {
   return out;
 }
 
-const Sampler* find(const std::string& word) {
-  const auto found = std::ranges::find(samplers(), word, &Sampler::word);
-  return found == samplers().end() ? nullptr : &*found;
+struct Choice {
+  const SamplerClass* sampler;
+  const SamplerWord* word;
+};
+
+/// By a word in its own spelling or an alias; nulls: there is none.
+Choice find(const std::string& word) {
+  for (const SamplerClass& s : sampler_classes())
+    for (const SamplerWord& w : s.words)
+      if (word == w.word || std::ranges::find(w.aliases, word) != w.aliases.end()) return {&s, &w};
+  return {};
+}
+
+/// "flow_euler, dpmpp_2m or unipc": the first word of each sampler that takes such models.
+std::string words_for(bool flow) {
+  std::vector<std::string> words;
+  for (const SamplerClass& s : sampler_classes())
+    if (s.models == SamplerClass::noise_or_flow || (s.models == SamplerClass::flow) == flow)
+      words.emplace_back(s.words.front().word);
+  const std::string last = words.back();
+  words.pop_back();
+  return fmt::format("{} or {}", fmt::join(words, ", "), last);
 }
 
 }  // namespace
 
 std::vector<std::string> sampler_words() {
   std::vector<std::string> words;
-  for (const Sampler& s : samplers()) words.emplace_back(s.word);
+  for (const SamplerClass& s : sampler_classes())
+    for (const SamplerWord& w : s.words) words.emplace_back(w.word);
   return words;
 }
 
 std::string sampler_word(const std::string& given) {
-  const std::vector<std::string> classes = scheduler_names();
-  if (std::ranges::count(classes, given) > 0) return given;
-  std::string word = spelled(given);
-  for (const auto& [other, same] : kOthers)
-    if (word == other) word = same;
-  return find(word) ? word : "";
+  if (std::ranges::count(scheduler_names(), given) > 0) return given;
+  const SamplerWord* word = find(spelled(given)).word;
+  return word ? word->word : "";
 }
 
 bool is_missing_sampler(const std::string& given) {
@@ -128,35 +102,33 @@ bool is_missing_sampler(const std::string& given) {
 
 void choose_sampler(json& config, const std::string& given, const std::set<std::string>& fixed) {
   const bool flow = flows(config);
-  std::string word = sampler_word(given);
-  if (flow && word == "euler") word = "flow_euler";
-  const Sampler* sampler = find(word);
-  const std::string class_name = sampler ? sampler->class_name : word;
-  const bool takes_flow = class_name == kFlowEuler || class_name == kDpm || class_name == kUniPc;
-  check(takes_flow || !flow, Code::invalid_config,
-        "scheduler is '{}', which samples models that predict noise, but this one flows; try flow_euler, dpmpp_2m or "
-        "unipc",
-        given);
-  check(class_name != kFlowEuler || flow, Code::invalid_config,
-        "scheduler is '{}', which samples models that flow, but this one predicts {}; try euler, ddim, dpmpp_2m or "
-        "unipc",
-        given, config.value("prediction_type", "epsilon"));
-  config["_class_name"] = class_name;
-  if (!sampler) return;
-  json members = {{"use_karras_sigmas", false},
-                  {"use_exponential_sigmas", false},
-                  {"use_beta_sigmas", false},
-                  {"use_lu_lambdas", false},
-                  {"use_flow_sigmas", flow && class_name != kFlowEuler}};
+  Choice chosen = find(sampler_word(given));
+  if (flow && chosen.word && chosen.word->flow_word) chosen = find(chosen.word->flow_word);
+  const SamplerClass* sampler = chosen.word ? chosen.sampler : find_sampler(given);
+  check(sampler, Code::invalid_config, "scheduler is '{}', which is no sampler", given);
+  check(sampler->models != SamplerClass::noise || !flow, Code::invalid_config,
+        "scheduler is '{}', which samples models that predict noise, but this one flows; try {}", given,
+        words_for(true));
+  check(sampler->models != SamplerClass::flow || flow, Code::invalid_config,
+        "scheduler is '{}', which samples models that flow, but this one predicts {}; try {}", given,
+        config.value("prediction_type", "epsilon"), words_for(false));
+  config["_class_name"] = sampler->name;
+  if (!chosen.word) return;
+  json fields = {{"use_karras_sigmas", false},
+                 {"use_exponential_sigmas", false},
+                 {"use_beta_sigmas", false},
+                 {"use_lu_lambdas", false},
+                 {"use_flow_sigmas", flow && sampler->models != SamplerClass::flow}};
   if (flow) {
-    members["prediction_type"] = "flow_prediction";
-    // Each class has a member of its own for the shift.
-    for (const auto& [from, to] : {std::pair{"shift", "flow_shift"}, {"flow_shift", "shift"}})
-      if (config.contains(from) && !config.contains(to)) members[to] = config[from];
+    fields["prediction_type"] = "flow_prediction";
+    // The shift of the file's sampler, under this one's name for it.
+    for (const SamplerClass& other : sampler_classes())
+      if (sampler->shift && other.shift && config.contains(other.shift) && !config.contains(sampler->shift))
+        fields[sampler->shift] = config[other.shift];
   }
-  if (!config.contains("clip_sample")) members["clip_sample"] = false;
-  members.update(sampler->members);
-  for (const auto& [name, value] : members.items())
+  if (!config.contains("clip_sample")) fields["clip_sample"] = false;
+  fields.update(chosen.word->fields);
+  for (const auto& [name, value] : fields.items())
     if (!fixed.contains(name)) config[name] = value;
 }
 

@@ -72,10 +72,19 @@ class Scheduler {
 /// The text of scheduler_config.json. Throws invalid_config.
 nlohmann::json parse_scheduler_config(const std::string& text);
 
+/// What is sampled, as far as noise levels depend on it.
+struct SampleFacts {
+  int64_t tokens = 0;  // of one sample in the denoiser, for use_dynamic_shifting; 0: not known, and that is refused
+  /// Before the shift, flow-matching Euler's levels go from 1 to 0 in even steps, as pipelines of some models give
+  /// them to diffusers' sampler (sigmas = linspace(1, 1/n, n)), and not from 1 to that of the first training timestep.
+  bool even_flow_steps = false;
+};
+
 /// By the `_class_name` of scheduler_config.json, with or without the prefix Flax; unknown names are refused with the
 /// list of known ones. Members that no sampler here knows are named in a warning, switches that this one does not
-/// know are refused.
-std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& config);
+/// know are refused. use_dynamic_shifting of a flow-matching model replaces the sampler's shift by one that grows with
+/// the number of tokens.
+std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& config, const SampleFacts& facts = {});
 std::vector<std::string> scheduler_names();
 
 }  // namespace md

@@ -6,9 +6,10 @@
 
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/schedulers/members.h"
 #include "maxdiffusion/schedulers/process.h"
+#include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/sampler_words.h"
-#include "maxdiffusion/schedulers/scheduler.h"
 
 namespace md {
 namespace {
@@ -69,7 +70,8 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
     log_info_once("the scheduler that draws is {}, as {} says, in place of the folder's {}", name_of(config),
                   keys.scheduler.empty() ? "diffusion_scheduler_config" : "scheduler=" + keys.scheduler, name_of(file));
   shift_by_size(config, keys);
-  if (keys.flow_shift) config["shift"] = config["flow_shift"] = *keys.flow_shift;  // each reads its own
+  const SamplerClass* sampler = find_sampler(member<std::string>(config, "_class_name", ""));
+  if (keys.flow_shift && sampler && sampler->shift) config[sampler->shift] = *keys.flow_shift;
   return config;
 }
 

@@ -7,9 +7,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
 
 namespace md {
 namespace {
@@ -334,6 +338,45 @@ TEST(Schedulers, UnknownMembersAreNamedInAWarning) {
   EXPECT_THAT(log, HasSubstr("flow_shift has no effect without use_flow_sigmas"));
   EXPECT_THAT(log, HasSubstr("sigma_min and sigma_max have no effect"));
   EXPECT_THAT(log, testing::Not(HasSubstr("_note")));
+}
+
+TEST(Schedulers, EveryMemberThatASamplerReadsIsKnown) {
+  const std::regex reads(R"re((?:member(?:<[^(]*>)?|choice|optional_number)\(config, "(\w+)")re");
+  std::set<std::string> names;
+  for (const auto& file : std::filesystem::directory_iterator(MD_SOURCE_DIR "/maxdiffusion/schedulers")) {
+    if (file.path().extension() != ".cc" || file.path().stem() == "scheduler_test") continue;
+    const std::string text = read_file(file.path().string());
+    for (std::sregex_iterator at(text.begin(), text.end(), reads), end; at != end; ++at) names.insert((*at)[1]);
+  }
+  EXPECT_GT(names.size(), 40);
+  for (const std::string& name : names) {
+    testing::internal::CaptureStderr();
+    make_scheduler(euler({{name, name == "_class_name" ? json("EulerDiscreteScheduler") : json()}}));
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << name;
+  }
+}
+
+TEST(Schedulers, AShiftBySizeIsThatOfTheTokens) {
+  json flow = {{"_class_name", "FlowMatchEulerDiscreteScheduler"}, {"use_dynamic_shifting", true}};
+  auto times = [&](int64_t tokens) { return make_scheduler(flow, {.tokens = tokens})->table(4).timesteps; };
+  // As FlowMatchEulerDiscreteScheduler.set_timesteps(4, mu=…) of diffusers: from 1 to 1/1000, then shifted.
+  auto expect = [&](int64_t tokens, double shift) {
+    for (size_t i = 0; const double t : times(tokens)) {
+      const double u = 1 + (0.001 - 1) * static_cast<double>(i++) / 3;
+      EXPECT_NEAR(t, 1000 * shift * u / (1 + (shift - 1) * u), 1e-9) << tokens;
+    }
+  };
+  expect(256, std::exp(0.5));
+  expect(4096, std::exp(1.15));
+  flow["time_shift_type"] = "linear";
+  expect(4096, 1.15);
+  EXPECT_THAT(refusal([&] { times(0); }), HasSubstr("the number of tokens of a sample is not given"));
+  flow["base_image_seq_len"] = 4096;
+  EXPECT_THAT(refusal([&] { times(1); }), HasSubstr("base_image_seq_len is 4096, max_image_seq_len 4096"));
+  const json unipc = {
+      {"_class_name", "UniPCMultistepScheduler"}, {"prediction_type", "flow_prediction"}, {"use_flow_sigmas", true}};
+  EXPECT_EQ(make_scheduler(with(unipc, {{"use_dynamic_shifting", true}}), {.tokens = 4096})->table(4).timesteps,
+            make_scheduler(with(unipc, {{"flow_shift", std::exp(1.15)}}))->table(4).timesteps);
 }
 
 TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {

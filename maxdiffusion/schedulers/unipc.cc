@@ -7,10 +7,13 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/sigmas.h"
 
 namespace md {
 namespace {
+
+constexpr const char* kName = "UniPCMultistepScheduler";
 
 /// ρ with Σ_j r_j^i ρ_j = b_i for i = 0 … n−1; r distinct, n ≥ 1.
 std::vector<double> solve_powers(const std::vector<double>& r, std::vector<double> b) {
@@ -60,9 +63,7 @@ struct Solver {
   }
 };
 
-}  // namespace
-
-std::unique_ptr<Scheduler> make_unipc(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas"});
   const SigmaGrid grid = SigmaGrid::from_json(config);
   const std::string type = grid.noise.prediction_type;
@@ -112,7 +113,18 @@ std::unique_ptr<Scheduler> make_unipc(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = "UniPCMultistepScheduler", .history = order + 1, .plan = plan});
+  return linear_sampler({.name = kName, .history = order + 1, .plan = plan});
+}
+
+}  // namespace
+
+SamplerClass unipc_sampler() {
+  return {.name = kName,
+          .make = make,
+          .words = {{.word = "unipc", .aliases = {"uni_pc"}}, {"unipc_karras", {{"use_karras_sigmas", true}}}},
+          .fields = {"predict_x0", "solver_type", "solver_order", "lower_order_final", "disable_corrector", "solver_p"},
+          .models = SamplerClass::noise_or_flow,
+          .shift = "flow_shift"};
 }
 
 }  // namespace md

@@ -348,7 +348,7 @@ TEST_F(Samplers, AreChosenByTheirNames) {
   EXPECT_TRUE(contains(o.err, "but this one flows; try flow_euler, dpmpp_2m or unipc")) << o.err;
   o = sample(karras, {"scheduler=flow_euler"});
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "but this one predicts epsilon; try euler, ddim")) << o.err;
+  EXPECT_TRUE(contains(o.err, "but this one predicts epsilon; try ddpm, ddim, pndm, lms, euler, ")) << o.err;
 }
 
 TEST_F(Samplers, NamesThatAreNoneAreRefusedWithTheList) {
