@@ -22,6 +22,7 @@
   X(pndm)                \
   X(lms)                 \
   X(euler)               \
+  X(euler_ancestral)     \
   X(flow_match_euler)    \
   X(dpmsolver_multistep) \
   X(unipc)

@@ -15,9 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kMissing[] = {"euler_a",
-                                    "euler_ancestral",
-                                    "heun",
+constexpr const char* kMissing[] = {"heun",
                                     "heunpp2",
                                     "dpm2",
                                     "dpm_2",

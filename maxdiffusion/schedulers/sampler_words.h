@@ -14,7 +14,7 @@ std::vector<std::string> sampler_words();
 /// The word that `given` means in any spelling ("DPM++ 2M Karras", "Euler"), or the class that it is the name of
 /// ("EulerDiscreteScheduler"); empty: neither.
 std::string sampler_word(const std::string& given);
-/// Whether `given` means a sampler of other programs that is not here (euler_a, heun, lcm, …).
+/// Whether `given` means a sampler of other programs that is not here (heun, lcm, …).
 bool is_missing_sampler(const std::string& given);
 /// Makes the config that of the sampler `given`, as diffusers' from_config would, and sets the members that the word
 /// stands for, except those in `fixed`. Levels are those of training unless the word says karras; nothing is clipped

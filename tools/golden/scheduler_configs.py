@@ -29,7 +29,8 @@ PUBLISHED = {
     "wan": ("UniPCMultistepScheduler", dict(flow_shift=3.0, prediction_type="flow_prediction", use_flow_sigmas=True)),
 }
 CLASSES = ["DDPMScheduler", "DDIMScheduler", "PNDMScheduler", "LMSDiscreteScheduler", "EulerDiscreteScheduler",
-           "FlowMatchEulerDiscreteScheduler", "DPMSolverMultistepScheduler", "UniPCMultistepScheduler"]
+           "EulerAncestralDiscreteScheduler", "FlowMatchEulerDiscreteScheduler", "DPMSolverMultistepScheduler",
+           "UniPCMultistepScheduler"]
 
 
 def saved(kind, members):

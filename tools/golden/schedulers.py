@@ -128,6 +128,19 @@ def noising(config):
     }
 
 
+def ancestral():
+    """With v prediction no step divides by the signal, so zero terminal SNR is exact."""
+    name = "EulerAncestralDiscreteScheduler"
+    for spacing in SPACINGS:
+        for prediction in PREDICTIONS[:2]:  # diffusers refuses the third
+            yield from run(name, {**SD, "timestep_spacing": spacing, "prediction_type": prediction,
+                                  "steps_offset": 1}, 5)
+    yield from run(name, {**SD, "timestep_spacing": "trailing"}, 1, 2, 20)
+    yield from run(name, {**SD, "beta_schedule": "squaredcos_cap_v2"}, 8)
+    yield from run(name, {**SD, "rescale_betas_zero_snr": True, "prediction_type": "v_prediction",
+                          "timestep_spacing": "trailing"}, 10)
+
+
 def runs():
     # With v prediction no step divides by the signal, so zero terminal SNR is exact.
     zero = {**SD, "rescale_betas_zero_snr": True, "prediction_type": "v_prediction", "timestep_spacing": "trailing"}
@@ -152,6 +165,8 @@ def runs():
     yield from run(name, {**SD, **karras, **video, "timestep_spacing": "leading", "steps_offset": 1}, 1, 8)
     yield from run(name, {**SD, **karras, "interpolation_type": "log_linear", "timestep_type": "continuous"}, 4)
     yield from run(name, zero, 10)
+
+    yield from ancestral()
 
     name = "FlowMatchEulerDiscreteScheduler"
     for shift in (1.0, 3.0, 5.0):

@@ -1,0 +1,39 @@
+// Euler's method in σ that steps further down than the next level and adds noise to come back up to it.
+// Source: Karras et al. 2022, algorithm 2; the levels are k-diffusion's `get_ancestral_step` with η = 1.
+
+#include <cmath>
+
+#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/sampler_class.h"
+#include "maxdiffusion/schedulers/sigmas.h"
+
+namespace md {
+namespace {
+
+constexpr const char* kName = "EulerAncestralDiscreteScheduler";
+
+std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+  require_off(config, kSigmaSwitches);
+  choice(config, "final_sigmas_type", "zero", {"zero"});
+
+  auto plan = [grid = SigmaGrid::from_json(config)](int64_t steps, const Knowns& k) {
+    const SigmaLevels l = grid.spaced(steps);
+    LinearPlan p{.timesteps = l.timesteps, .steps = {}, .init_noise_sigma = sigma_init_noise(grid, l)};
+    for (size_t i = 0; i < l.timesteps.size(); ++i) {
+      const double s = l.sigmas[i], next = l.sigmas[i + 1];
+      const double up = next / s * std::sqrt(s * s - next * next), down = next * next / s;
+      const Form slope = sigma_derivative(grid.noise.prediction_type, s, k);
+      p.steps.push_back({.input_scale = sigma_input_scale(s), .next = {k.sample + (down - s) * slope}, .noise = up});
+    }
+    return p;
+  };
+  return linear_sampler({.name = kName, .stochastic = true, .plan = plan});
+}
+
+}  // namespace
+
+SamplerClass euler_ancestral_sampler() {
+  return {.name = kName, .make = make, .words = {{.word = "euler_ancestral", .aliases = {"euler_a"}}}};
+}
+
+}  // namespace md
