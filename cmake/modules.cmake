@@ -247,7 +247,7 @@ md_module(train USES tasks optim lora metrics)
 md_module(settings USES train pipelines)
 md_module(run USES settings)
 md_module(convert USES run)
-md_module(commands USES run)
+md_module(commands USES convert)
 # Modules that trace graphs and arrange runs have no loops worth more: a fifth of the time of compiling them. Headers that
 # nearly all of them include are compiled once, for all; a source includes what it uses all the same. The compiler wants
 # the same optimization for both.

@@ -1,0 +1,39 @@
+#include "maxdiffusion/commands/command.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+
+RunConfig config_of(const char* command, const Words& words) {
+  check(!words.empty(), Code::invalid_config,
+        "{}: the config file is missing; try: {} configs/quickstart.yml key=value …", command, command);
+  if (words[0].starts_with('-') || words[0].find('=') != std::string::npos) {
+    const auto file = std::ranges::find_if(words, [](const std::string& word) { return word.ends_with(".yml"); });
+    throw Error(Code::invalid_config,
+                fmt::format("{}: expected the config file before keys, found '{}'", command, words[0]))
+        .note(
+            fmt::format("try: {} {} {} …", command, file == words.end() ? "configs/quickstart.yml" : *file, words[0]));
+  }
+  return RunConfig::load(words[0], Words(words.begin() + 1, words.end()));
+}
+
+void print_keys(const char* title, const KeyList& keys) {
+  fmt::print("\n{}:\n", title);
+  for (const auto& k : keys.keys()) fmt::print("  {}\n", k.line());
+}
+
+void print_config_keys(std::initializer_list<std::string_view> titles) {
+  RunConfig defaults;
+  defaults.groups([&](const char* title, auto&... structs) {
+    if (std::ranges::find(titles, title) == titles.end()) return;
+    KeyList keys;
+    (keys.add(structs), ...);
+    print_keys(title, keys);
+  });
+}
+
+}  // namespace md

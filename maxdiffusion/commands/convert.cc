@@ -1,0 +1,21 @@
+#include "maxdiffusion/convert/convert.h"
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/commands/command.h"
+
+namespace md {
+
+Command convert_command() {
+  return {"convert", "IN OUT [format=diffusers|single_file] [dtype=float16] [component=NAME] [ema=false] [key=value …]",
+          "write a model in the other layout: a folder as diffusers has it, or a single file",
+          [](const Words& words) {
+            check(words.size() >= 2, Code::invalid_config,
+                  "convert: two paths are needed; try: convert FOLDER FILE.safetensors");
+            ConvertKeys keys;
+            assign(words, 2, keys);
+            convert(words[0], words[1], keys);
+          },
+          [] { print_own_keys<ConvertKeys>(); }};
+}
+
+}  // namespace md

@@ -1,0 +1,96 @@
+// The list of commands, and how words find theirs: a new one is a file of its own and one row here.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/version.h"
+#include "maxdiffusion/commands/command.h"
+#include "maxdiffusion/families/family.h"
+#include "maxdiffusion/processes/launch.h"
+
+// In the order of help.
+#define COMMANDS(X)      \
+  X(train)               \
+  X(train_dreambooth)    \
+  X(check)               \
+  X(generate)            \
+  X(generate_controlnet) \
+  X(compile)             \
+  X(plan)                \
+  X(convert)             \
+  X(lora)                \
+  X(inspect)             \
+  X(prepare_tfrecords)   \
+  X(prepare_emoji)       \
+  X(prepare_moving_emoji)
+
+namespace md {
+
+#define DECLARE(name) Command name##_command();
+COMMANDS(DECLARE)
+#undef DECLARE
+
+const std::vector<Command>& commands() {
+#define ROW(name) name##_command(),
+  static const std::vector<Command> all = {COMMANDS(ROW)};
+#undef ROW
+  return all;
+}
+
+namespace {
+
+/// MaxDiffusion has programs of each family ("train_" and its name), which are one here: the model folder differs.
+std::string without_family(const std::string& name) {
+  for (const char* command : {"train", "generate", "generate_controlnet"})
+    for (const std::string& family : family_commands())
+      if (name == std::string(command) + "_" + family) return command;
+  for (const std::string& converter : family_converters())
+    if (name == converter) return "prepare_tfrecords";
+  return name;
+}
+
+void print_help() {
+  fmt::print("maxdiffusion {}\nusage: maxdiffusion COMMAND …\n\n", version());
+  for (const Command& c : commands()) fmt::print("  {} {}\n      {}\n", c.name, c.arguments, c.meaning);
+  fmt::print(
+      "  help [COMMAND], COMMAND --help\n      print this, or a command's keys with their defaults and meanings\n"
+      "  version\n      print the version\n\nkeys are given as key=value, --key=value or --key value\n");
+}
+
+void print_help(const Command& c) {
+  fmt::print("usage: maxdiffusion {} {}\n{}\n", c.name, c.arguments, c.meaning);
+  c.keys();
+}
+
+const Command& command_of(const std::string& word) {
+  const std::string name = without_family(word);
+  Words names = {"help", "version"};
+  for (const Command& c : commands()) {
+    if (name == c.name) return c;
+    names.push_back(c.name);
+  }
+  Error error(Code::invalid_config, fmt::format("there is no command '{}'", word));
+  if (std::string near = nearest(word, names); !near.empty()) error.note(fmt::format("did you mean '{}'?", near));
+  throw error.note("try: maxdiffusion help");
+}
+
+bool asks_for_help(const std::string& word) { return word == "--help" || word == "-h"; }
+
+}  // namespace
+
+void run_command(const Words& words) {
+  if (words.empty() || words == Words{"help"} || asks_for_help(words[0])) return print_help();
+  if (words[0] == "help") return print_help(command_of(words[1]));
+  if (words[0] == "version" || words[0] == "--version" || words[0] == "-v")
+    return fmt::print("maxdiffusion {}\n", version());
+  const Command& c = command_of(words[0]);
+  if (std::ranges::any_of(words, asks_for_help)) return print_help(c);
+  if (const int64_t count = launch_of_environment().count; count > 1 && !c.joint)
+    throw Error(Code::invalid_config, fmt::format("{} is done by one process, not by {}", c.name, count))
+        .note("try: without the MPI launcher");
+  const bool as_reference = words[0] != c.name && c.as_reference;
+  (as_reference ? c.as_reference : c.run)(Words(words.begin() + 1, words.end()));
+}
+
+}  // namespace md
