@@ -2,6 +2,7 @@
 // knows by name.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,9 @@ inline constexpr const char* kNotForCpuKernels = "the arrays are not f32 or bf16
 /// For records that are a call on some platforms. Calls of maxdiffusion/kernels that write over nothing may become one.
 std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operands, const CustomCall& call);
 
+/// Arrays of each kind per call of a kernel that takes many. The compiler's analysis of results that share memory with
+/// operands is cubic in this number: 400 cost 5 s, 50 nothing.
+inline constexpr size_t kPerCall = 48;
 /// No gradient of its own: wrap it with custom_vjp for one.
 std::vector<Tensor> custom_call(Graph& g, const std::vector<Tensor>& inputs, CustomCall call);
 

@@ -16,11 +16,10 @@ struct AdamwKeys {
   double adam_b1 = 0.9, adam_b2 = 0.999, adam_eps = 1e-8, adam_weight_decay = 1e-2;
   template <class V>
   void visit(V&& v) {
-    const OptimizerKey::Range below_one{0, std::nextafter(1, 0), "at least 0 and below 1"};
-    v("adam_b1", adam_b1, "decay of the first moment", below_one);
-    v("adam_b2", adam_b2, "decay of the second moment", below_one);
-    v("adam_eps", adam_eps, "added outside the root");
-    v("adam_weight_decay", adam_weight_decay, "decoupled weight decay");
+    v("adam_b1", adam_b1, "decay of the first moment", in_range(0, below(1)));
+    v("adam_b2", adam_b2, "decay of the second moment", in_range(0, below(1)));
+    v("adam_eps", adam_eps, "added outside the root", at_least(0));
+    v("adam_weight_decay", adam_weight_decay, "decoupled weight decay", at_least(0));
   }
 };
 
@@ -46,16 +45,16 @@ class Adamw final : public Optimizer {
   }
 
   /// For a UNet's thousand parameters, XLA's own code costs tens of seconds of compilation.
-  std::optional<FusedCall> fused(const StepScalars& s, const FusedScalars& f) const override {
+  std::optional<FusedCall> fused(const StepScalars& s, double max_value, Tensor factor) const override {
     return FusedCall{
         .kernel = kAdamwKernel,
         .config = fmt::format("b1 = {:.17e} : f64, b2 = {:.17e} : f64, eps = {:.17e} : f64, weight_decay = {:.17e} : "
                               "f64, max_value = {:.17e} : f64, averages = {} : i64",
-                              k_.adam_b1, k_.adam_b2, k_.adam_eps, k_.adam_weight_decay, f.max_grad_value,
-                              f.averages ? 1 : 0),
-        .scalars = stack({s.learning_rate, bias_correction(k_.adam_b1, s.updates),
-                          bias_correction(k_.adam_b2, s.updates), f.clip, cast(f.applied, DType::f32), f.keep},
-                         0)};
+                              k_.adam_b1, k_.adam_b2, k_.adam_eps, k_.adam_weight_decay, max_value, s.keep ? 1 : 0),
+        .scalars =
+            stack({s.learning_rate, bias_correction(k_.adam_b1, s.updates), bias_correction(k_.adam_b2, s.updates),
+                   factor, cast(s.applied, DType::f32), s.keep ? s.keep : scalar_like(s.learning_rate, 1.0)},
+                  0)};
   }
 
   std::string full_name() const override {

@@ -13,7 +13,6 @@
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/ops/sharding.h"
-#include "maxdiffusion/optim/kernel_call.h"
 
 namespace md {
 namespace {
@@ -108,8 +107,10 @@ ClippedGradients clip(Graph& g, const OptimConfig& config, const std::vector<Ten
     live.push_back(c.given[i]);
     axes_of_live.push_back(axes[i]);
   }
-  c.norm = constant(g, 0.0);
-  if (live.empty()) return c;
+  if (live.empty()) {
+    c.norm = constant(g, 0.0);
+    return c;
+  }
   const GradientSquares squares = gradient_squares(live, axes_of_live, config.max_grad_value);
   c.norm = sqrt(squares.as_given);
   if (const Tensor norm = sqrt(squares.limited); config.max_grad_norm > 0)

@@ -1,9 +1,8 @@
 // Optimizers and learning-rate schedules as graph functions; schedules have the names and formulas of diffusers'
-// `optimization`. What clips, averages and refuses an update that is not finite is train/update.h.
+// `optimization`. What clips, averages and leaves out updates is train/update.h.
 #pragma once
 
 #include <functional>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/graph/graph.h"
 
 namespace md {
@@ -22,18 +22,12 @@ struct OptimizerKey {
   const char *optimizer, *name;
   std::variant<bool, double> value;
   const char* meaning;
-  /// Numbers from `least` to `most`, both included.
-  struct Range {
-    double least = 0, most = std::numeric_limits<double>::infinity();
-    const char* expected = "0 or more";
-  } range = {};
+  std::optional<KeyRange> range = {};
 };
 /// Of all optimizers, with their defaults.
 std::vector<OptimizerKey> optimizer_keys();
 /// The values of the key `optimizer`.
 std::vector<std::string> optimizer_names();
-/// The same for people: "adamw, sgd".
-const char* list_of_optimizers();
 
 struct OptimConfig {
   std::string optimizer = "adamw";
@@ -62,7 +56,7 @@ struct OptimConfig {
   OptimConfig with_switches(bool always_by_norm) const;
   template <class V>
   void visit(V&& v) {
-    v("optimizer", optimizer, list_of_optimizers());
+    v("optimizer", optimizer, "how gradients move the weights", one_of(optimizer_names()));
     v("learning_rate", learning_rate, "peak step size");
     v("scale_lr", scale_lr, "multiply the learning rate by the global batch size");
     v("max_train_steps", max_train_steps, "optimizer updates");
@@ -72,7 +66,11 @@ struct OptimConfig {
       "constant, constant_with_warmup, linear, cosine, cosine_with_restarts, polynomial (diffusers' formulas)");
     v("lr_num_cycles", lr_num_cycles, "restarts of cosine_with_restarts");
     v("lr_power", lr_power, "exponent of polynomial");
-    for (OptimizerKey& k : own_keys) std::visit([&](auto& value) { v(k.name, value, k.meaning); }, k.value);
+    for (OptimizerKey& k : own_keys)
+      if (bool* flag = std::get_if<bool>(&k.value))
+        v(k.name, *flag, k.meaning);
+      else
+        v(k.name, std::get<double>(k.value), k.meaning, k.range);
     v("max_grad_norm", max_grad_norm,
       "clip the global norm of the gradients to this; <= 0: off; SDXL: with opt_enable_grad_global_norm_clipping");
     v("max_grad_value", max_grad_value, "clip each gradient element to this, with opt_enable_grad_clipping");
@@ -98,20 +96,15 @@ struct StateSlot {
 /// Of one update, shared by all its parameters.
 struct StepScalars {
   Tensor learning_rate, updates;  // f32 scalars; updates of these parameters before this one
+  Tensor applied;                 // pred scalar; false: nothing changes
+  Tensor keep;  // f32 scalar: average ← param + (average − param)·keep, with the new param; empty: no moving averages
 };
 /// One parameter's update from f32 arrays: the new parameter and its new slots, in their order.
 using UpdateRule = std::function<std::vector<Tensor>(Tensor param, Tensor grad, const std::vector<Tensor>& slots)>;
 
-/// What a kernel that updates many parameters in one pass does besides.
-struct FusedScalars {
-  double max_grad_value;  // ≤ 0: no clipping by value
-  Tensor clip;            // f32 scalar: factor on the gradients after that
-  Tensor applied;         // pred scalar; false: nothing changes
-  bool averages;          // whether there are moving averages: average ← param + (average − param)·keep
-  Tensor keep;            // f32 scalar
-};
-/// A call of such a kernel. Its operands are `scalars` (f32 [n]), then lists of one length: gradients, parameters,
-/// arrays of each slot, and averages where there are any; its results all lists but the first, in place.
+/// A call of a kernel that clips and updates many parameters in one pass, and their averages. Its operands are
+/// `scalars` (f32 [n]), then lists of one length: gradients, parameters, arrays of each slot, and averages where there
+/// are any; its results all lists but the first, in place.
 struct FusedCall {
   const char* kernel;
   std::string config;  // its attributes
@@ -123,17 +116,18 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
   virtual std::vector<StateSlot> slots() const = 0;
-  /// What depends on scalars alone is traced here, once for all parameters.
+  /// Reads the first two scalars; what depends on them alone is traced once for all parameters.
   virtual UpdateRule rule(const StepScalars& s) const = 0;
-  /// The same by a CPU kernel, where there is one: a rule of its own for every parameter is slow to compile.
-  virtual std::optional<FusedCall> fused(const StepScalars&, const FusedScalars&) const { return {}; }
+  /// The same by a CPU kernel, where there is one: a rule for every parameter is slow to compile. It multiplies
+  /// gradients by the f32 scalar `factor` after clipping their elements to max_value (≤ 0: not at all).
+  virtual std::optional<FusedCall> fused(const StepScalars&, double /*max_value*/, Tensor /*factor*/) const {
+    return {};
+  }
   /// Class and arguments as kohya's metadata names them: "torch.optim.sgd.SGD(momentum=0.9)".
   virtual std::string full_name() const = 0;
 };
 
 /// The optimizer that config.optimizer names. Throws invalid_config, listing the names, for another.
 std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& config);
-/// The optimizer that keeps arrays of this name in the state, by a slot's prefix; empty: none.
-std::string optimizer_of_array(std::string_view name);
 
 }  // namespace md

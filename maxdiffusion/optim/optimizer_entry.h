@@ -15,8 +15,7 @@ struct OptimizerEntry {
   std::unique_ptr<Optimizer> (*make)(OptimConfig);
 };
 
-/// `T` is an Optimizer made from `Keys`: a struct of doubles and bools with `visit`, as other keys have it; after the
-/// meaning of a double follows its OptimizerKey::Range.
+/// `T` is an Optimizer made from `Keys`: a struct of doubles and bools with `visit`, as other keys have it.
 template <class T, class Keys>
 OptimizerEntry optimizer_entry(const char* name) {
   OptimizerEntry entry{

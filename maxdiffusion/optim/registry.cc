@@ -1,6 +1,4 @@
 // The list of optimizers: a new one is a file of its own and one entry here.
-#include <fmt/ranges.h>
-
 #include "maxdiffusion/optim/optimizer_entry.h"
 
 #define OPTIMIZERS(X) X(adamw) X(sgd)
@@ -34,27 +32,10 @@ std::vector<std::string> optimizer_names() {
   return names;
 }
 
-const char* list_of_optimizers() {
-  static const std::string text = fmt::format("{}", fmt::join(optimizer_names(), ", "));
-  return text.c_str();
-}
-
 std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& config) {
   for (const OptimizerEntry& e : entries())
     if (config.optimizer == e.name) return e.make(config);
-  fail(Code::invalid_config, "optimizer is '{}'; expected one of: {}", config.optimizer, list_of_optimizers());
-}
-
-std::string optimizer_of_array(std::string_view name) {
-  static const std::vector<std::pair<std::string, std::string>> prefixes = [] {
-    std::vector<std::pair<std::string, std::string>> all;
-    for (const OptimizerEntry& e : entries())
-      for (const StateSlot& slot : e.make({})->slots()) all.emplace_back(slot.prefix, e.name);
-    return all;
-  }();
-  for (const auto& [prefix, optimizer] : prefixes)
-    if (name.starts_with(prefix)) return optimizer;
-  return "";
+  fail(Code::invalid_config, "optimizer is '{}'; expected {}", config.optimizer, one_of(optimizer_names()).text());
 }
 
 }  // namespace md

@@ -14,9 +14,10 @@ struct SgdKeys {
   bool sgd_nesterov = false;
   template <class V>
   void visit(V&& v) {
-    v("sgd_momentum", sgd_momentum, "decay of the sum of gradients that moves the weights; 0: the gradient does");
+    v("sgd_momentum", sgd_momentum, "decay of the sum of gradients that moves the weights; 0: the gradient does",
+      at_least(0));
     v("sgd_nesterov", sgd_nesterov, "look ahead along that sum (Nesterov)");
-    v("sgd_weight_decay", sgd_weight_decay, "part of the weights that is added to their gradients");
+    v("sgd_weight_decay", sgd_weight_decay, "part of the weights that is added to their gradients", at_least(0));
   }
 };
 

@@ -87,19 +87,6 @@ void check_sampler(const std::string& given) {
   throw e;
 }
 
-void check_optimizer(const OptimConfig& c) {
-  const std::vector<std::string> known = optimizer_names();
-  if (std::ranges::count(known, c.optimizer) > 0) {
-    make_optimizer(c);  // throws what its keys cannot be together
-    return;
-  }
-  Error e(Code::invalid_config,
-          fmt::format("optimizer is '{}'; expected one of: {}", c.optimizer, list_of_optimizers()));
-  if (const std::string near = nearest(c.optimizer, known); !near.empty())
-    e.note(fmt::format("did you mean {}?", near));
-  throw e;
-}
-
 }  // namespace
 
 RunConfig RunConfig::load(const std::string& file, const std::vector<std::string>& overrides) {
@@ -124,7 +111,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   c.reference.validate();
   set_hub_token(c.reference.hf_access_token);
   c.step_cache.validate();
-  check_optimizer(c.optim);
+  make_optimizer(c.optim);  // refuses what its keys cannot be together
   c.layers.quantization.warn();
   if (const char* job = std::getenv("JOBSET_NAME"); job && c.run.run_name.empty()) c.run.run_name = job;
   if (c.run.output_dir.empty()) c.run.output_dir = c.run.base_output_directory;

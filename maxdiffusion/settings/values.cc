@@ -59,12 +59,6 @@ void check_values(const RunConfig& config) {
     check(std::isfinite(value), Code::invalid_config, "{} is {}; expected a finite number", r.key, value);
     check(value >= r.least && value <= r.most, Code::invalid_config, "{} is {}; expected {}", r.key, value, r.expected);
   }
-  for (const OptimizerKey& k : config.optim.own_keys)
-    if (const double* value = std::get_if<double>(&k.value)) {
-      check(std::isfinite(*value), Code::invalid_config, "{} is {}; expected a finite number", k.name, *value);
-      check(*value >= k.range.least && *value <= k.range.most, Code::invalid_config, "{} is {}; expected {}", k.name,
-            *value, k.range.expected);
-    }
   for (const int64_t crop : config.sample.crops_coords_top_left)
     check(crop >= 0, Code::invalid_config, "crops_coords_top_left holds {}; expected 0 or more", crop);
 }

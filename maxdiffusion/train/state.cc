@@ -147,12 +147,17 @@ class StateReader {
 
 /// Throws invalid_config where another optimizer has made a checkpoint's state.
 void check_optimizer(const CheckpointReader& reader, const std::string& optimizer) {
-  for (const auto& [name, array] : reader.arrays())
-    if (const std::string found = optimizer_of_array(name); !found.empty() && found != optimizer)
-      throw Error(Code::invalid_config,
-                  fmt::format("optimizer is '{}', but checkpoint {} holds the state of '{}', such as '{}'", optimizer,
-                              reader.folder(), found, name))
-          .note(fmt::format("try: optimizer={}, or another run_name", found));
+  for (const std::string& other : optimizer_names()) {
+    OptimConfig config;
+    config.optimizer = other;
+    for (const StateSlot& slot : make_optimizer(config)->slots())
+      if (const auto a = reader.arrays().lower_bound(slot.prefix);
+          other != optimizer && a != reader.arrays().end() && a->first.starts_with(slot.prefix))
+        throw Error(Code::invalid_config,
+                    fmt::format("optimizer is '{}', but checkpoint {} holds the state of '{}', such as '{}'", optimizer,
+                                reader.folder(), other, a->first))
+            .note(fmt::format("try: optimizer={}, or another run_name", other));
+  }
 }
 
 /// What one checkpoint holds, as it is there: parts that lie on devices of this process. Throws io where it is damaged.

@@ -212,7 +212,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   for (auto& [name, group] : groups) {
     OptimConfig optim = o.optim;
     if (auto rate = o.learning_rates.find(name); rate != o.learning_rates.end()) optim.learning_rate = rate->second;
-    group.values = updated(*optimizer, {{learning_rate(optim, step), n}, good, keep}, group.clipped, group.values);
+    group.values = updated(*optimizer, {learning_rate(optim, step), n, good, keep}, group.clipped, group.values);
   }
 
   state("step", where(good, step + 1.0, step));

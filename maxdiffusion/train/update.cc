@@ -6,7 +6,6 @@
 #include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/per_device.h"
-#include "maxdiffusion/optim/kernel_call.h"
 
 namespace md {
 namespace {
@@ -65,18 +64,13 @@ void update_by_kernel(const FusedCall& fused, const ClippedGradients& grads, con
 
 }  // namespace
 
-UpdateGroup updated(const Optimizer& optimizer, const UpdateScalars& s, const ClippedGradients& grads,
+UpdateGroup updated(const Optimizer& optimizer, const StepScalars& s, const ClippedGradients& grads,
                     UpdateGroup group) {
   const std::vector<size_t> all = live(grads, group);
   if (all.empty()) return group;
   if (kernels_take_parts({grads.given[all[0]]})) {
-    const Tensor one = scalar_like(s.learning_rate, 1.0);
-    const FusedScalars f{.max_grad_value = grads.max_value,
-                         .clip = grads.factor ? grads.factor : one,
-                         .applied = s.applied,
-                         .averages = !group.averages.empty(),
-                         .keep = s.keep ? s.keep : one};
-    if (const auto fused = optimizer.fused(s, f)) {
+    const Tensor factor = grads.factor ? grads.factor : scalar_like(s.learning_rate, 1.0);
+    if (const auto fused = optimizer.fused(s, grads.max_value, factor)) {
       update_by_kernel(*fused, grads, all, group);
       return group;
     }

@@ -16,12 +16,7 @@ struct UpdateGroup {
   std::vector<Tensor> averages;            // as params, or empty
   std::vector<DimAxes> axes;               // mesh axes of each parameter
 };
-struct UpdateScalars : StepScalars {
-  Tensor applied;  // pred scalar; false: nothing changes
-  Tensor keep;     // f32 scalar, for averages: average ← param + (average − param)·keep, with the new param
-};
 /// The group after an update. An absent gradient leaves its parameter, slots and average as they are.
-UpdateGroup updated(const Optimizer& optimizer, const UpdateScalars& s, const ClippedGradients& grads,
-                    UpdateGroup group);
+UpdateGroup updated(const Optimizer& optimizer, const StepScalars& s, const ClippedGradients& grads, UpdateGroup group);
 
 }  // namespace md

@@ -87,8 +87,8 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
   EXPECT_TRUE(contains(refusal({"vae_dtype=int8"}), "vae_dtype is 'int8'; expected one of: float8"));
   EXPECT_TRUE(contains(refusal({"vae_weights_dtype=int8"}), "vae_weights_dtype is 'int8'; expected one of: float8"));
   EXPECT_TRUE(contains(refusal({"lr_scheduler=exponential"}), "expected one of: constant"));
-  EXPECT_TRUE(contains(refusal({"optimizer=lion"}), "optimizer is 'lion'; expected one of: adamw, sgd"));
-  EXPECT_TRUE(contains(refusal({"optimizer=AdamW"}), "did you mean adamw?"));
+  EXPECT_TRUE(contains(refusal({"optimizer=lion"}), "optimizer is `lion`, expected one of: adamw, sgd"));
+  EXPECT_TRUE(contains(refusal({"optimizer=AdamW"}), "did you mean `adamw`?"));
   EXPECT_TRUE(contains(refusal({"optimizer=sgd", "sgd_nesterov=true", "sgd_momentum=0"}), "sgd_nesterov needs"));
   EXPECT_TRUE(contains(refusal({"hardware=npu"}), "is not one of cpu, gpu, tpu"));
   EXPECT_TRUE(contains(refusal({"caption_dropout=1"}), "caption_dropout"));
@@ -99,19 +99,22 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
 TEST(RunConfig, NumbersThatNoRunCanUseAreRefused) {
   for (const char* word : {"learning_rate=nan", "guidance_scale=nan", "adam_b1=.nan", "guidance_scale_high=nan"})
     EXPECT_TRUE(contains(refusal({word}), "expected a number")) << word;
-  for (const char* word : {"learning_rate=inf", "adam_weight_decay=inf"})
-    EXPECT_TRUE(contains(refusal({word}), " is inf; expected a finite number")) << refusal({word});
-  for (const char* word :
-       {"vae_kl_weight=-1", "checkpoints_to_keep=-1", "learning_rate=-1", "text_encoder_learning_rate=-1e-6",
-        "vae_learning_rate=-1", "adam_eps=-1", "sgd_momentum=-1", "guidance_scale=-3", "guidance_scale_low=-0.5",
-        "noise_offset=-0.1", "prior_loss_weight=-1"}) {
+  EXPECT_TRUE(contains(refusal({"learning_rate=inf"}), " is inf; expected a finite number"));
+  for (const std::string key : {"adam_eps", "adam_weight_decay", "sgd_momentum", "sgd_weight_decay"})
+    for (const std::string value : {"inf", "-1"})
+      EXPECT_TRUE(
+          contains(refusal({key + "=" + value}), key + " is `" + value + "`, expected a finite number, 0 or more"))
+          << key << value;
+  for (const char* word : {"vae_kl_weight=-1", "checkpoints_to_keep=-1", "learning_rate=-1",
+                           "text_encoder_learning_rate=-1e-6", "vae_learning_rate=-1", "guidance_scale=-3",
+                           "guidance_scale_low=-0.5", "noise_offset=-0.1", "prior_loss_weight=-1"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(refusal({word}), key + " is ") && contains(refusal({word}), "expected 0 or more")) << word;
   }
   EXPECT_TRUE(
       contains(refusal({"crops_coords_top_left=[-1,99999]"}), "crops_coords_top_left holds -1; expected 0 or more"));
   EXPECT_TRUE(contains(refusal({"max_train_steps=-5"}), "max_train_steps is -5; expected a number of steps, or -1"));
-  EXPECT_TRUE(contains(refusal({"adam_b2=1"}), "adam_b2 is 1; expected at least 0 and below 1"));
+  EXPECT_TRUE(contains(refusal({"adam_b2=1"}), "adam_b2 is `1`, expected a number, at least 0 and below 1"));
   EXPECT_TRUE(contains(refusal({"warmup_steps_fraction=1.5"}), "expected 0 to 1"));
   EXPECT_TRUE(contains(refusal({"seed=-2"}), "seed is -2; expected 0 or more, or -1"));
   EXPECT_EQ(parse("", {"max_train_steps=1e3"}).optim.max_train_steps, 1000);

@@ -816,6 +816,18 @@ TEST(Keys, OfTheOtherOptimizerAreNamed) {
   EXPECT_FALSE(names(sgd.log, "sgd_momentum"));
 }
 
+TEST(Lora, MetadataNamesTheOptimizerAsKohyaDoes) {
+  const std::pair<Words, const char*> runs[] = {
+      {{}, "torch.optim.adamw.AdamW(betas=(0.9, 0.999),eps=1e-08,weight_decay=0.01)"},
+      {{"optimizer=sgd", "sgd_nesterov=true"}, "torch.optim.sgd.SGD(momentum=0.9,weight_decay=0,nesterov=True)"}};
+  for (const auto& [words, name] : runs) {
+    const TemporaryFolder out;
+    watched(Kind::lora, words + Words{"max_train_steps=1"}, out.path(), [](const RunConfig& c, Outcome&) { train(c); });
+    const std::string file = out / "run/checkpoints/1/lora_kohya.safetensors";
+    EXPECT_EQ(SafetensorsReader::open(file).metadata().at("ss_optimizer"), name);
+  }
+}
+
 // max_grad_norm and max_grad_value, each with its switch and without it.
 // S2-36, S4-36
 TEST(Clipping, FollowsItsSwitchesByNumber) {

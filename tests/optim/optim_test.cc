@@ -75,9 +75,8 @@ class Updater {
     for (size_t i = 0; i < s.slots.size(); ++i) group.slots.push_back(inputs(fmt::format("slot{}_", i), s.slots[i]));
     for (const Tensor p : group.params) group.axes.push_back(dim_axes(p, {}));
     const ClippedGradients clipped = clip(graph_, config, gradients, group.axes);
-    group =
-        updated(*make_optimizer(config),
-                {{learning_rate(config, k), cast(k, DType::f32)}, is_finite(clipped.norm), Tensor()}, clipped, group);
+    group = updated(*make_optimizer(config),
+                    {learning_rate(config, k), cast(k, DType::f32), is_finite(clipped.norm), Tensor()}, clipped, group);
     for (size_t i = 0; i < group.params.size(); ++i) graph_.output("p" + std::to_string(i), group.params[i]);
     for (size_t k = 0; k < group.slots.size(); ++k)
       for (size_t i = 0; i < group.slots[k].size(); ++i)
@@ -198,17 +197,14 @@ TEST(Sgd, LooksAheadOnlyAlongASum) {
   }
 }
 
-TEST(Optimizers, OwnTheirArraysAndTheirKeys) {
-  std::set<std::string> keys;
-  for (const OptimizerKey& k : optimizer_keys()) EXPECT_TRUE(keys.insert(k.name).second) << k.name;
+TEST(Optimizers, HaveArraysOfTheirOwnInTheState) {
+  std::set<std::string> prefixes = {"ema/", "master/", "updates/"};
   for (const std::string& name : optimizer_names()) {
     OptimConfig c;
     c.optimizer = name;
     for (const StateSlot& slot : make_optimizer(c)->slots())
-      EXPECT_EQ(optimizer_of_array(slot.prefix + std::string("unet/conv_in.weight")), name);
+      EXPECT_TRUE(prefixes.insert(slot.prefix).second && std::string(slot.prefix).ends_with("/")) << slot.prefix;
   }
-  for (const char* array : {"unet/conv_in.weight", "ema/unet/conv_in.weight", "master/unet/conv_in.weight", "step"})
-    EXPECT_EQ(optimizer_of_array(array), "");
 }
 
 TEST(AdamW, KernelIsDeterministicOverManyPieces) {
@@ -319,8 +315,8 @@ TEST(MovingAverage, MovesTowardsTheNewParametersWhereAppliedAndOnlyThere) {
                         .averages = {average, average_of_still},
                         .axes = {dim_axes(param, {}), dim_axes(still, {})}};
       const ClippedGradients clipped = clip(g, c, {gradient, Tensor()}, group.axes);
-      group = updated(*make_optimizer(c), {{learning_rate(c, step), cast(step, DType::f32)}, healthy, keep}, clipped,
-                      group);
+      group =
+          updated(*make_optimizer(c), {learning_rate(c, step), cast(step, DType::f32), healthy, keep}, clipped, group);
       g.output("p", group.params[0]);
       g.output("average", group.averages[0]);
       g.output("average_of_still", group.averages[1]);
