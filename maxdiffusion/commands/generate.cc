@@ -78,9 +78,6 @@ ControlOptions control_options(RunConfig& c) {
         "controlnet_image is empty, and the ControlNet of controlnet_model_name_or_path looks at one; give "
         "controlnet_image=FILE");
   HostArray rgb = image_at(k.controlnet_image);
-  check(
-      k.controlnet_preprocessor.empty() || k.controlnet_preprocessor == "none" || k.controlnet_preprocessor == "canny",
-      Code::invalid_config, "controlnet_preprocessor '{}' is not one of: none, canny", k.controlnet_preprocessor);
   if (k.controlnet_preprocessor == "canny") rgb = canny_edges(rgb, 100, 200);
   if (!c.sample.height) c.sample.height = std::max<int64_t>(64, rgb.dims()[0] / 64 * 64);
   if (!c.sample.width) c.sample.width = std::max<int64_t>(64, rgb.dims()[1] / 64 * 64);
@@ -318,7 +315,6 @@ void generate_to(const std::string& place, const RunInfo& run, const ModelToSamp
 
 void generate(const RunConfig& c, const GenerateOptions& how) {
   const RunInfo run = make_run_info(c, processes());
-  check_output_type(c.sample.output_type);
   const ModelToSample what = model_to_sample(c);
   const std::string place = how.as_reference ? c.run.output_dir : what.folder;
   check(!place.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");

@@ -393,8 +393,6 @@ void convert(const std::string& given, const std::string& to, const ConvertKeys&
     return Mirror({{staging(to), to}}, {}).settle();
   }
   const std::string from = copied(given);
-  check(k.format.empty() || k.format == "diffusers" || k.format == "single_file", Code::invalid_config,
-        "format is '{}'; expected diffusers or single_file", k.format);
   const bool single = k.format.empty() ? to.ends_with(".safetensors") : k.format == "single_file";
   check(!single || to.ends_with(".safetensors"), Code::invalid_config,
         "'{}' does not end in .safetensors, as a single file does", to);

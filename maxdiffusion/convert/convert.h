@@ -5,6 +5,7 @@
 #include <string>
 
 #include "maxdiffusion/base/key_path.h"
+#include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/model_folder/model_folder.h"
 
@@ -39,7 +40,8 @@ struct ConvertKeys {
   template <class V>
   void visit(V&& v) {
     v("format", format,
-      "what is written: diffusers (a folder) or single_file; empty: the second where the name ends in .safetensors");
+      "what is written: diffusers (a folder) or single_file; empty: the second where the name ends in .safetensors",
+      one_of_or_empty({"diffusers", "single_file"}));
     v("dtype", dtype, "type of the floats that are written: float32, bfloat16, float16; empty: as they are");
     v("component", component, "of a whole model the one part that is read and written, such as vae; empty: all");
     v("ema", ema, "of a checkpoint with averaged weights: true those, false the ones that were trained");

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/convert/convert.h"
 #include "maxdiffusion/lora/lora_keys.h"
 
@@ -19,7 +20,8 @@ struct ExtractKeys {
   void visit(V&& v) {
     v("rank", rank, "of the matrices of linear layers");
     v("conv_rank", conv_rank, "of convolutions that see more than a point; 0: they are left out");
-    v("layout", layout, "kohya, comfyui or diffusers; empty: what the model's other programs read");
+    v("layout", layout, "whose names; empty: what the model's other programs read",
+      one_of_or_empty({"kohya", "comfyui", "diffusers"}));
     v("dtype", dtype, "type that is written: float32, bfloat16, float16");
     folder.visit(v);
   }

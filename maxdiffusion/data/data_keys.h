@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/key_path.h"
+#include "maxdiffusion/base/key_values.h"
 
 namespace md {
 
@@ -19,7 +20,7 @@ struct ImageKeys {
   std::vector<int64_t> frame_buckets;
   template <class V>
   void visit(V&& v) {
-    v("resolution", resolution, "side of the training pictures, pixels");
+    v("resolution", resolution, "side of the training pictures, pixels", at_least(1));
     v("center_crop", center_crop, "crop the centre square instead of squeezing");
     v("random_crop", random_crop, "crop a square anywhere, another each time (encoding in the step)");
     v("random_flip", random_flip, "mirror pictures with probability 1/2");

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "maxdiffusion/base/key_path.h"
+#include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/mesh/pieces.h"
 
@@ -56,7 +57,8 @@ struct ModelKeys {
     v("max_sequence_length", max_sequence_length,
       "tokens of a caption, where the model takes any; null: the model's own number");
     v("train_expert", train_expert,
-      "which of two denoisers is trained: high (of the noisy steps), low, or both in turns");
+      "which of two denoisers is trained: high (of the noisy steps), low, or both in turns",
+      one_of_or_empty({"high", "low", "both"}));
     v("lightning_repo", lightning_repo, "folder or cached name that holds lightning_ckpt; empty: off",
       KeyPath::input_or_word);
     v("lightning_ckpt", lightning_ckpt, "file of a whole UNet whose weights replace the model's");

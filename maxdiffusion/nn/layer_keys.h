@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/nn/quantization_keys.h"
 
 namespace md {
@@ -21,7 +22,7 @@ struct LayerKeys {
   void visit(V&& v) {
     v("weights_dtype", weights_dtype, "dtype parameters are stored in");
     v("activations_dtype", activations_dtype, "compute dtype given to layers");
-    v("precision", precision, "matrix product precision: DEFAULT, HIGH, HIGHEST");
+    v("precision", precision, "matrix product precision", one_of({"DEFAULT", "HIGH", "HIGHEST"}));
     v("attention", attention, "attention kernel");
     v("remat_policy", remat_policy,
       "what the forward pass keeps: NONE (all), FULL (block inputs), MATMUL_WITHOUT_BATCH, HIDDEN_STATE_WITH_OFFLOAD, "
@@ -34,7 +35,8 @@ struct LayerKeys {
     v("flash_block_sizes", flash_block_sizes,
       "sizes of blocks of flash attention, as {block_q: 1024, block_kv: 2048, block_q_dkv: 512, block_kv_dkv: 512}");
     quantization.visit(v);
-    v("dropout", dropout, "probability with which the trained model's dropout layers drop a value; 0: none");
+    v("dropout", dropout, "probability with which the trained model's dropout layers drop a value; 0: none",
+      in_range(0, below(1)));
   }
 };
 

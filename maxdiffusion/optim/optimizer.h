@@ -57,13 +57,13 @@ struct OptimConfig {
   template <class V>
   void visit(V&& v) {
     v("optimizer", optimizer, "how gradients move the weights", one_of(optimizer_names()));
-    v("learning_rate", learning_rate, "peak step size");
+    v("learning_rate", learning_rate, "peak step size", at_least(0));
     v("scale_lr", scale_lr, "multiply the learning rate by the global batch size");
-    v("max_train_steps", max_train_steps, "optimizer updates");
+    v("max_train_steps", max_train_steps, "optimizer updates; -1: num_train_epochs passes over the data", at_least(-1));
     v("learning_rate_schedule_steps", learning_rate_schedule_steps, "length of the schedule; -1: max_train_steps");
-    v("warmup_steps_fraction", warmup_steps_fraction, "part of the schedule spent warming up");
-    v("lr_scheduler", lr_scheduler,
-      "constant, constant_with_warmup, linear, cosine, cosine_with_restarts, polynomial (diffusers' formulas)");
+    v("warmup_steps_fraction", warmup_steps_fraction, "part of the schedule spent warming up", in_range(0, 1));
+    v("lr_scheduler", lr_scheduler, "schedule of the learning rate, by diffusers' formulas",
+      one_of({"constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial"}));
     v("lr_num_cycles", lr_num_cycles, "restarts of cosine_with_restarts");
     v("lr_power", lr_power, "exponent of polynomial");
     for (OptimizerKey& k : own_keys)
@@ -78,7 +78,8 @@ struct OptimConfig {
     v("opt_enable_grad_global_norm_clipping", opt_enable_grad_global_norm_clipping, "clip by max_grad_norm");
     v("low_precision_update", low_precision_update,
       "weights_dtype narrower than float32: master (a float32 copy is updated), stochastic (updated weights are "
-      "rounded at random) or plain (to nearest: small updates are lost)");
+      "rounded at random) or plain (to nearest: small updates are lost)",
+      one_of({"master", "stochastic", "plain"}));
   }
 };
 

@@ -35,25 +35,29 @@ struct SampleKeys {
       "negative_prompt");
     v("do_classifier_free_guidance", do_classifier_free_guidance, "false: the factor of guidance is not used");
     v("guidance_scale", guidance_scale,
-      "classifier-free guidance; <= 1: off. Of a model distilled with guidance, what it is told");
-    v("true_cfg_scale", true_cfg_scale, "classifier-free guidance of such a model, at twice the work; <= 1: off");
-    v("guidance_scale_high", guidance_scale_high, "of the denoiser of the noisy steps, of two; null: guidance_scale");
-    v("guidance_scale_low", guidance_scale_low, "of the denoiser of the cleaner steps, of two; null: guidance_scale");
+      "classifier-free guidance; <= 1: off. Of a model distilled with guidance, what it is told", at_least(0));
+    v("true_cfg_scale", true_cfg_scale, "classifier-free guidance of such a model, at twice the work; <= 1: off",
+      at_least(0));
+    v("guidance_scale_high", guidance_scale_high, "of the denoiser of the noisy steps, of two; null: guidance_scale",
+      at_least(0));
+    v("guidance_scale_low", guidance_scale_low, "of the denoiser of the cleaner steps, of two; null: guidance_scale",
+      at_least(0));
     v("boundary_ratio", boundary_ratio,
       "part of the times below which the second of two denoisers acts; null: the model's");
-    v("guidance_rescale", guidance_rescale, "part of the prediction's deviation restored after guidance; <= 0: off");
+    v("guidance_rescale", guidance_rescale, "part of the prediction's deviation restored after guidance; <= 0: off",
+      at_most(1));
     v("num_inference_steps", num_inference_steps, "denoising steps");
     v("scan_diffusion_loop", scan_diffusion_loop,
       "run all steps of videos as one program, as those of pictures, instead of one by one with progress");
     v("num_images_per_prompt", num_images_per_prompt,
       "null: 1; under the reference's names of programs the global batch for one prompt");
-    v("sample_seed", sample_seed, "seed of the initial noise; null: seed; -1: one that is drawn");
+    v("sample_seed", sample_seed, "seed of the initial noise; null: seed; -1: one that is drawn", at_least(-1));
     v("height", height, "of the pictures or videos, pixels; null: resolution");
     v("width", width, "of the pictures or videos, pixels; null: resolution");
     v("num_frames", num_frames, "of videos; null: the model's own number");
     v("fps", fps, "frames per second of videos");
     v("original_size", original_size, "condition on size: height and width before cropping; empty: the picture's");
-    v("crops_coords_top_left", crops_coords_top_left, "condition on size: top and left of the crop");
+    v("crops_coords_top_left", crops_coords_top_left, "condition on size: top and left of the crop", at_least(0));
     v("target_size", target_size, "condition on size: height and width wanted; empty: the picture's");
     v("clip_skip", clip_skip, "layers of the text encoders left out at the end, for the prompt as in diffusers");
     v("image", image, "image that the video begins with: a file, or an https:// address", KeyPath::input);
@@ -62,8 +66,9 @@ struct SampleKeys {
     v("latents", latents,
       "safetensors file whose tensor `latents` (standard normal, NCHW or NCFHW) is the initial noise", KeyPath::input);
     v("output_type", output_type,
-      "png, mp4, np (images.safetensors, video.safetensors) or latent (latents.safetensors); empty: png, or mp4 of "
-      "videos");
+      "what is written; np: images.safetensors, video.safetensors; latent: latents.safetensors; empty: png, or mp4 of "
+      "videos",
+      one_of_or_empty({"png", "mp4", "np", "latent"}));
     v("vae_slicing", vae_slicing, "decode picture by picture");
     v("vae_tiling", vae_tiling, "decode pictures larger than the autoencoder's own in tiles that overlap");
   }
@@ -105,7 +110,8 @@ struct ControlKeys {
       "ControlNet's folder; generate uses it where it is one, generate_controlnet also finds cached names",
       KeyPath::input_or_word);
     v("controlnet_image", controlnet_image, "input of the ControlNet: a file, or an https:// address", KeyPath::input);
-    v("controlnet_preprocessor", controlnet_preprocessor, "canny: its edges are shown instead; empty: as it is");
+    v("controlnet_preprocessor", controlnet_preprocessor, "canny: its edges are shown instead; empty: as it is",
+      one_of_or_empty({"none", "canny"}));
     v("controlnet_conditioning_scale", controlnet_conditioning_scale, "weight of what the ControlNet adds");
     v("control_guidance_start", control_guidance_start, "part of the steps before the ControlNet acts");
     v("control_guidance_end", control_guidance_end, "part of the steps after which it does not act any more");

@@ -57,8 +57,6 @@ void write_lora_layout(const std::string& path, const LoraFile& lora, const Mode
   } else if (layout == "comfyui" || (layout.empty() && family.original_lora_names())) {
     write_comfyui_lora(path, lora, names);
   } else {
-    check(layout.empty() || layout == "kohya", Code::invalid_config,
-          "layout '{}' is not one of: kohya, comfyui, diffusers", layout);
     std::map<std::string, std::string> said = metadata;
     if (const std::string version = family.kohya_version(); !version.empty()) {
       said["ss_base_model_version"] = version;

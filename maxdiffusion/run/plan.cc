@@ -41,8 +41,8 @@ std::vector<std::string> trained_denoisers(const RunConfig& c, const Family& fam
     check(expert.empty(), Code::invalid_config, "train_expert is '{}', but this model has one denoiser", expert);
     return all;
   }
-  check(expert == "high" || expert == "low" || expert == "both", Code::invalid_config,
-        "train_expert is '{}'; this model has two denoisers: expected high, low or both", expert);
+  check(!expert.empty(), Code::invalid_config,
+        "train_expert is ''; this model has two denoisers: expected high, low or both");
   if (expert == "both") return all;
   return {all[expert == "high" ? 0 : 1]};
 }

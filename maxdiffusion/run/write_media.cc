@@ -1,9 +1,6 @@
 #include "maxdiffusion/run/write_media.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <filesystem>
 
@@ -16,8 +13,6 @@
 
 namespace md {
 namespace {
-
-constexpr std::array<std::string_view, 4> kTypes = {"png", "mp4", "np", "latent"};
 
 /// f32 [−1, 1] → f32 [0, 1], clipped.
 HostArray unit_range(const HostArray& media) {
@@ -52,11 +47,6 @@ void write_tensor(const std::string& folder, const std::string& name, const Host
 }
 
 }  // namespace
-
-void check_output_type(const std::string& type) {
-  check(type.empty() || std::ranges::count(kTypes, type) > 0, Code::invalid_config,
-        "output_type '{}' is not one of: {}", type, fmt::join(kTypes, ", "));
-}
 
 void write_media(const std::string& prefix, const std::string& type, const HostArray& media, double fps,
                  const std::function<PngTexts(int64_t i)>& texts, const std::set<std::string>& taken) {

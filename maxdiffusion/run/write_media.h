@@ -9,8 +9,6 @@
 
 namespace md {
 
-/// Throws invalid_config where `type` is none of the key output_type's values.
-void check_output_type(const std::string& type);
 /// media: f32 [N, H, W, 3] or, of videos, [N, F, H, W, 3], in [−1, 1] → files `prefix`0.png, … as `type` says: png (of
 /// videos a folder of frames each), mp4 of `fps` frames per second, np (images.safetensors or video.safetensors in the
 /// prefix's folder, in [0, 1]); empty: png, or mp4 of videos. `texts`, if given: what the file of image i says of it.

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/ops/random.h"
 
 namespace md {
@@ -30,7 +31,8 @@ struct ProcessKeys {
     v("disable_training_weights", disable_training_weights, "flow matching: all times weigh the same");
     v("timestep_lookup", timestep_lookup,
       "flow matching: the time of a noise level σ; exact: 1000 σ, as sampling has it; reference_table: that of "
-      "MaxDiffusion's training, whose level at time 0 is 0.003");
+      "MaxDiffusion's training, whose level at time 0 is 0.003",
+      one_of({"exact", "reference_table"}));
   }
 };
 

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 
+#include "maxdiffusion/base/key_values.h"
+
 namespace md {
 
 struct SchedulerKeys {
@@ -25,8 +27,8 @@ struct SchedulerKeys {
     v("time_shift", time_shift,
       "a shift that grows with the size of what is drawn, of models that know one; flow_shift takes its place; null: "
       "the scheduler's use_dynamic_shifting");
-    v("base_shift", base_shift, "logarithm of that shift at 256 tokens of a picture; null: the scheduler's");
-    v("max_shift", max_shift, "logarithm of that shift at 4096 tokens; null: the scheduler's");
+    v("base_shift", base_shift, "logarithm of that shift at 256 tokens of a picture; null: the scheduler's", finite());
+    v("max_shift", max_shift, "logarithm of that shift at 4096 tokens; null: the scheduler's", finite());
     v("diffusion_scheduler_config", diffusion_scheduler_config,
       "overrides members of scheduler_config.json, for sampling and, where training reads them, for training");
   }

@@ -9,11 +9,9 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/mesh/logical_axes.h"
-#include "maxdiffusion/optim/rounding.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/schedulers/sampler_words.h"
 #include "maxdiffusion/settings/foreign_keys.h"
-#include "maxdiffusion/settings/values.h"
 #include "maxdiffusion/storage/hub.h"
 #include "maxdiffusion/storage/location.h"
 
@@ -133,22 +131,14 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   if (c.layers.attention == "cudnn_flash_te" && c.hardware.hardware != "gpu")
     log_warning("attention=cudnn_flash_te: cuDNN is for GPUs, and hardware is {}; flash is taken in its place",
                 c.hardware.hardware);
-  learning_rate(c.optim, int64_t{0});
-  low_precision_update(c.optim.low_precision_update);
   pjrt::platform_for(c.hardware.hardware);
   check_libtpu_flags(c);
   check_sampler(c.scheduler.scheduler);
-  check(c.denoise.caption_dropout >= 0 && c.denoise.caption_dropout < 1, Code::invalid_config,
-        "caption_dropout {} is not in [0, 1)", c.denoise.caption_dropout);
-  check(c.update.ema_decay >= 0 && c.update.ema_decay < 1, Code::invalid_config, "ema_decay {} is not in [0, 1)",
-        c.update.ema_decay);
   check(!c.mesh.has_fsdp_batch() || c.batches.per_device_batch_size == std::floor(c.batches.per_device_batch_size),
         Code::invalid_config,
         "per_device_batch_size is {}; with ici_fsdp_batch_parallelism or dcn_fsdp_batch_parallelism it is a whole "
         "number; ici_fsdp_parallelism and ici_context_parallelism take fractions",
         c.batches.per_device_batch_size);
-  check(c.images.resolution > 0, Code::invalid_config, "resolution {} is not a positive number", c.images.resolution);
-  check_values(c);
   return c;
 }
 

@@ -41,7 +41,7 @@ struct RunKeys {
     v("output_dir", output_dir, "root of outputs; empty: base_output_directory", KeyPath::output);
     v("base_output_directory", base_output_directory, "see output_dir and save_config_to_gcs", KeyPath::output);
     v("save_config_to_gcs", save_config_to_gcs, "also write config.yml into base_output_directory/run_name");
-    v("seed", seed, "seed of every random stream; -1: one that is drawn, and said");
+    v("seed", seed, "seed of every random stream; -1: one that is drawn, and said", at_least(-1));
     v("sample_every", sample_every, "steps between sample grids while training; -1: only after the last step; 0: none");
     v("enable_generate_video_for_eval", enable_generate_video_for_eval,
       "draw the prompts after each evaluation too, into files of their own");
@@ -65,7 +65,7 @@ struct DreamboothKeys {
       KeyPath::input);
     v("instance_prompt", instance_prompt, "caption of every picture of the subject");
     v("class_prompt", class_prompt, "caption of every picture of the class");
-    v("prior_loss_weight", prior_loss_weight, "weight of the class's loss beside the subject's");
+    v("prior_loss_weight", prior_loss_weight, "weight of the class's loss beside the subject's", at_least(0));
     v("num_class_images", num_class_images, "pictures of the class");
     v("cache_dreambooth_dataset", cache_dreambooth_dataset, "latents are always kept; read for the reference's files");
   }
@@ -77,8 +77,9 @@ struct UpdateKeys {
   int64_t gradient_accumulation_steps = 1;
   template <class V>
   void visit(V&& v) {
-    v("ema_decay", ema_decay, "exponential moving average of the weights, saved and sampled instead of them; 0: off");
-    v("text_encoder_learning_rate", text_encoder_learning_rate, "peak step size of the text encoder");
+    v("ema_decay", ema_decay, "exponential moving average of the weights, saved and sampled instead of them; 0: off",
+      in_range(0, below(1)));
+    v("text_encoder_learning_rate", text_encoder_learning_rate, "peak step size of the text encoder", at_least(0));
     v("gradient_accumulation_steps", gradient_accumulation_steps, "batches per update");
   }
 };

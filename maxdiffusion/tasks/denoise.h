@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "maxdiffusion/base/key_path.h"
+#include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/tasks/inputs.h"
 
 namespace md {
@@ -20,9 +21,11 @@ struct DenoiseKeys {
   std::string replay_batches;
   template <class V>
   void visit(V&& v) {
-    v("noise_offset", noise_offset, "deviation of one shift of the noise per picture and channel; 0: off");
-    v("input_perturbation", input_perturbation, "deviation of noise added to the noise, unknown to the target; 0: off");
-    v("caption_dropout", caption_dropout, "probability of training a picture with the empty caption");
+    v("noise_offset", noise_offset, "deviation of one shift of the noise per picture and channel; 0: off", at_least(0));
+    v("input_perturbation", input_perturbation, "deviation of noise added to the noise, unknown to the target; 0: off",
+      at_least(0));
+    v("caption_dropout", caption_dropout, "probability of training a picture with the empty caption",
+      in_range(0, below(1)));
     v("train_text_encoder", train_text_encoder, "train the text encoder as well (models with one)");
     v("cache_latents_text_encoder_outputs", cache_latents_text_encoder_outputs,
       "encode pictures and captions once; false: in every step");

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "maxdiffusion/base/key_path.h"
+#include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/recorder.h"
 #include "maxdiffusion/storage/location.h"
@@ -26,7 +27,7 @@ struct LoopKeys {
   template <class V>
   void visit(V&& v) {
     v("checkpoint_every", checkpoint_every, "samples between checkpoints; -1: none before the end");
-    v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all");
+    v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all", at_least(0));
     v("checkpoint_dir", checkpoint_dir,
       "where checkpoints are, also in a bucket; empty: output_dir/run_name/checkpoints", KeyPath::output);
     v("save_final_checkpoint", save_final_checkpoint,
@@ -38,7 +39,7 @@ struct LoopKeys {
     v("reuse_example_batch", reuse_example_batch,
       "feed the first batch of the data for ever, also after resuming (for benchmarks)");
     v("log_sharding", log_sharding, "log how each array of the training step lies on the mesh");
-    v("num_train_epochs", num_train_epochs, "passes over the data where max_train_steps <= 0");
+    v("num_train_epochs", num_train_epochs, "passes over the data where max_train_steps <= 0", at_least(-1));
   }
 };
 

@@ -127,7 +127,7 @@ TEST(CompileAhead, SettingsThatCannotBeAreRefused) {
   EXPECT_TRUE(contains(o.err, "'wan' is not one of wan_v5p_train, wan_light, multihost, ulysses")) << o.err;
   o = compile({"topology=v5p:2x2x1", "compile_step=both"});
   EXPECT_EQ(o.status, 2) << o.err;
-  EXPECT_TRUE(contains(o.err, "compile_step is 'both'; expected training or sampling")) << o.err;
+  EXPECT_TRUE(contains(o.err, "compile_step is `both`, expected one of: training, sampling")) << o.err;
   const TemporaryFolder folder;
   o = maxdiffusion({"train", kConfig, kModel, "topology=v5p:2x2x1", "output_dir=" + folder.path()});
   EXPECT_EQ(o.status, 2) << o.err;

@@ -592,7 +592,7 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
                                "pretrained_model_name_or_path=" + kModel, "prompt=heart"});
   const Outcome o = maxdiffusion(sobel);
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "'sobel' is not one of: none, canny")) << o.err;
+  EXPECT_TRUE(contains(o.err, "controlnet_preprocessor is `sobel`, expected one of: none, canny")) << o.err;
 
   ASSERT_EQ(train("from", {"unet_checkpoint=" + tuned}).status, 0);
   ASSERT_EQ(train("from_folder", {"pretrained_model_name_or_path=" + tuned}).status, 0);

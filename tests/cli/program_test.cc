@@ -221,7 +221,7 @@ TEST(Program, InspectPrintsEveryKeyWithItsDefaultAsAConfig) {
   TemporaryFolder folder;
   const Outcome o = maxdiffusion({"inspect", "keys"});
   EXPECT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.out, "\nadam_b1: 0.9  # decay of the first moment\n")) << o.out;
+  EXPECT_TRUE(contains(o.out, "\nadam_b1: 0.9  # decay of the first moment [at least 0 and below 1]\n")) << o.out;
   write_file_atomic(folder / "keys.yml", o.out);
   write_file_atomic(folder / "empty.yml", "");
   const Outcome all = maxdiffusion({"inspect", "config", folder / "keys.yml"});
@@ -252,7 +252,9 @@ TEST(Program, BadConfigsAreRefusedWithFileLineAndKey) {
   write_file_atomic(folder / "b.yml", "base: " + kQuickstart + "\nmax_train_steps: some\n");
   o = maxdiffusion({"train", folder / "b.yml"});
   EXPECT_EQ(o.status, 2);
-  EXPECT_EQ(o.err, "error: config: " + (folder / "b.yml") + ":2: max_train_steps is `some`, expected a whole number\n");
+  EXPECT_EQ(o.err, "error: config: " + (folder / "b.yml") +
+                       ":2: max_train_steps is `some`, expected a whole number, -1 or more\n"
+                       "  max_train_steps: optimizer updates; -1: num_train_epochs passes over the data\n");
   EXPECT_TRUE(contains(maxdiffusion({"train", folder / "none.yml"}).err, folder / "none.yml"));
   EXPECT_TRUE(contains(maxdiffusion({"train"}).err, "the config file is missing"));
   EXPECT_TRUE(contains(train(folder, {"seeed=1"}).err, "command line: there is no key `seeed`"));

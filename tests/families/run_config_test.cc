@@ -76,7 +76,7 @@ TEST(RunConfig, FallsBackToTheBaseOutputDirectory) {
 TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
   EXPECT_TRUE(contains(refusal({"weights_dtype=float31"}), "weights_dtype is 'float31'; expected one of: float8"));
   EXPECT_TRUE(contains(refusal({"activations_dtype=int32"}), "activations_dtype is 'int32'; expected one of: float8"));
-  EXPECT_TRUE(contains(refusal({"precision=BEST"}), "is not one of: DEFAULT, HIGH, HIGHEST"));
+  EXPECT_TRUE(contains(refusal({"precision=BEST"}), "expected one of: DEFAULT, HIGH, HIGHEST"));
   EXPECT_TRUE(contains(refusal({"attention=splash"}), "is not one of: dot_product, flash"));
   EXPECT_TRUE(contains(refusal({"remat_policy=MOST"}), "is not one of: NONE, FULL"));
   for (const std::string key : {"names_which_can_be_saved", "names_which_can_be_offloaded"})
@@ -97,26 +97,35 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
 }
 
 TEST(RunConfig, NumbersThatNoRunCanUseAreRefused) {
-  for (const char* word : {"learning_rate=nan", "guidance_scale=nan", "adam_b1=.nan", "guidance_scale_high=nan"})
-    EXPECT_TRUE(contains(refusal({word}), "expected a number")) << word;
-  EXPECT_TRUE(contains(refusal({"learning_rate=inf"}), " is inf; expected a finite number"));
+  for (const char* word : {"learning_rate=nan", "guidance_scale=nan", "guidance_scale_high=nan"})
+    EXPECT_TRUE(contains(refusal({word}), "expected a finite number")) << word;
+  EXPECT_TRUE(contains(refusal({"adam_b1=.nan"}), "expected a number"));
+  for (const char* word : {"learning_rate=inf", "adam_weight_decay=inf"})
+    EXPECT_TRUE(contains(refusal({word}), " is `inf`, expected a finite number")) << refusal({word});
   for (const std::string key : {"adam_eps", "adam_weight_decay", "sgd_momentum", "sgd_weight_decay"})
     for (const std::string value : {"inf", "-1"})
       EXPECT_TRUE(
           contains(refusal({key + "=" + value}), key + " is `" + value + "`, expected a finite number, 0 or more"))
           << key << value;
-  for (const char* word : {"vae_kl_weight=-1", "checkpoints_to_keep=-1", "learning_rate=-1",
-                           "text_encoder_learning_rate=-1e-6", "vae_learning_rate=-1", "guidance_scale=-3",
-                           "guidance_scale_low=-0.5", "noise_offset=-0.1", "prior_loss_weight=-1"}) {
+  for (const char* word :
+       {"vae_kl_weight=-1", "checkpoints_to_keep=-1", "learning_rate=-1", "text_encoder_learning_rate=-1e-6",
+        "vae_learning_rate=-1", "adam_eps=-1", "guidance_scale=-3", "guidance_scale_low=-0.5", "noise_offset=-0.1",
+        "prior_loss_weight=-1"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
-    EXPECT_TRUE(contains(refusal({word}), key + " is ") && contains(refusal({word}), "expected 0 or more")) << word;
+    EXPECT_TRUE(contains(refusal({word}), "command line: " + key + " is ") && contains(refusal({word}), ", 0 or more"))
+        << refusal({word});
   }
   EXPECT_TRUE(
-      contains(refusal({"crops_coords_top_left=[-1,99999]"}), "crops_coords_top_left holds -1; expected 0 or more"));
-  EXPECT_TRUE(contains(refusal({"max_train_steps=-5"}), "max_train_steps is -5; expected a number of steps, or -1"));
+      contains(refusal({"crops_coords_top_left=[-1,99999]"}),
+               "crops_coords_top_left is `[-1,99999]`, expected a list of whole numbers, as in [1, 2], each 0"));
+  EXPECT_TRUE(contains(refusal({"max_train_steps=-5"}),
+                       "max_train_steps is `-5`, expected a whole number, -1 or more\n"
+                       "  max_train_steps: optimizer updates; -1: num_train_epochs passes over the data"));
   EXPECT_TRUE(contains(refusal({"adam_b2=1"}), "adam_b2 is `1`, expected a number, at least 0 and below 1"));
-  EXPECT_TRUE(contains(refusal({"warmup_steps_fraction=1.5"}), "expected 0 to 1"));
-  EXPECT_TRUE(contains(refusal({"seed=-2"}), "seed is -2; expected 0 or more, or -1"));
+  EXPECT_TRUE(contains(refusal({"warmup_steps_fraction=1.5"}), "expected a number, 0 to 1"));
+  EXPECT_TRUE(contains(refusal({"seed=-2"}),
+                       "seed is `-2`, expected a whole number, -1 or more\n  seed: seed of every "
+                       "random stream; -1: one that is"));
   EXPECT_EQ(parse("", {"max_train_steps=1e3"}).optim.max_train_steps, 1000);
   EXPECT_EQ(parse("", {"max_train_steps=-1", "learning_rate=0", "guidance_scale=0"}).optim.max_train_steps, -1);
 }

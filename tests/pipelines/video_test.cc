@@ -194,7 +194,7 @@ TEST_F(Video, OfSizesThatTheModelCannotTakeIsRefusedWithTheNearest) {
            {{"num_frames=7"}, "num_frames is 7; this model needs one and a multiple of 4: the nearest is 9"},
            {{"num_frames=0"}, "num_frames is 0"},
            {{"height=40"}, "size 40x48 is not a multiple of 16, as this model needs; the nearest is 48x48"},
-           {{"output_type=gif"}, "output_type 'gif' is not one of: png, mp4, np, latent"},
+           {{"output_type=gif"}, "output_type is `gif`, expected one of: png, mp4, np, latent"},
            {{"image=" + (t / "picture.png")}, "this model takes no images"},
            {{"last_image=" + (t / "picture.png")}, "last_image is given without image"}}) {
     write_png(t / "picture.png", HostArray(Shape{DType::u8, {8, 8, 3}}));

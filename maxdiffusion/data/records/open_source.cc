@@ -52,11 +52,6 @@ std::vector<std::string> data_kinds() {
   return names;
 }
 
-const char* data_kinds_or_empty() {
-  static const std::string text = joined(data_kinds()) + "; empty: by the files";
-  return text.c_str();
-}
-
 std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) {
   const Kind* kind = std::ranges::find(kKinds, config.dataset_type, &Kind::name);
   check(config.dataset_type.empty() || kind != std::end(kKinds), Code::invalid_config,

@@ -7,14 +7,13 @@
 #include <vector>
 
 #include "maxdiffusion/base/key_path.h"
+#include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/data/records/records.h"
 
 namespace md {
 
 /// "image_folder", "hf", …: the values of dataset_type.
 std::vector<std::string> data_kinds();
-/// The same for people: "image_folder, hf, …; empty: by the files".
-const char* data_kinds_or_empty();
 
 struct DataSourceConfig {
   /// A member of data_kinds(); empty: told from the files of the location.
@@ -43,7 +42,7 @@ struct DataSourceConfig {
   /// The keys of a run; array_columns, resolution, synthetic_arrays and synthetic_seed are the caller's.
   template <class V>
   void visit(V&& v) {
-    v("dataset_type", dataset_type, data_kinds_or_empty());
+    v("dataset_type", dataset_type, "kind of the data; empty: by its files", one_of_or_empty(data_kinds()));
     v("dataset_name", dataset_name,
       "a folder or a data set in the Hugging Face cache; noto-emoji: pictures of the emoji font, made on first use",
       KeyPath::input_or_word);
