@@ -8,7 +8,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -106,6 +105,8 @@ class KeyList {
   void make_paths_absolute();
   /// All keys with their present values as YAML, sorted; reads back to the same values.
   std::string to_yaml() const;
+  /// The same by name.
+  std::map<std::string, std::string> values() const;
   const std::vector<ConfigKey>& keys() const { return keys_; }
 
   void key(const char* name, bool& m, const char* meaning);
@@ -132,6 +133,25 @@ class KeyList {
   void declare(ConfigKey key);
 
   std::vector<ConfigKey> keys_;
+};
+
+/// The keys of a struct beside their defaults.
+class KeyChanges {
+ public:
+  template <class T>
+  explicit KeyChanges(T config) {
+    T defaults;
+    KeyList now, before;
+    now.add(config), before.add(defaults);
+    values_ = now.values(), defaults_ = before.values();
+  }
+  /// Whether the key's value differs from its default. Throws internal where there is no such key, as value() does.
+  bool changed(const std::string& key) const { return value(key) != defaults_.at(key); }
+  /// As YAML.
+  const std::string& value(const std::string& key) const;
+
+ private:
+  std::map<std::string, std::string> values_, defaults_;
 };
 
 /// The known word nearest to `word` by edit distance, capitals apart, or "" when none is near.

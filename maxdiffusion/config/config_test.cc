@@ -693,6 +693,26 @@ TEST(Config, AHintStandsInTheSuggestionsPlace) {
   }
 }
 
+TEST(KeyChanges, NameWhatDiffersFromItsDefault) {
+  Sample s;
+  const KeyChanges none(s);
+  for (const char* key : {"run_name", "limit", "mesh_axes", "logical_axis_rules"}) EXPECT_FALSE(none.changed(key));
+  s.limit = 3;
+  s.axes = {"data"};
+  s.flag = true;
+  const KeyChanges changes(s);
+  for (const char* key : {"limit", "mesh_axes", "enable_profiler"}) EXPECT_TRUE(changes.changed(key)) << key;
+  EXPECT_FALSE(changes.changed("max_train_steps"));
+  EXPECT_EQ(changes.value("mesh_axes"), "[data]");
+  EXPECT_EQ(changes.value("max_train_steps"), "10");
+  try {
+    changes.changed("max_steps");
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::internal);
+  }
+}
+
 /// Keys that say what they take.
 struct Limited {
   double part = 0.5, decay = 0.9, shift = 1, rate = 1, least = 0;

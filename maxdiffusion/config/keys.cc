@@ -413,12 +413,22 @@ void KeyList::make_paths_absolute() {
   }
 }
 
+std::map<std::string, std::string> KeyList::values() const {
+  std::map<std::string, std::string> values;
+  for (const ConfigKey& key : keys_) values[key.name] = key.print();
+  return values;
+}
+
 std::string KeyList::to_yaml() const {
-  std::map<std::string, std::string> lines;
-  for (const auto& k : keys_) lines[k.name] = k.print();
   std::string out;
-  for (const auto& [name, value] : lines) out += name + ": " + value + "\n";
+  for (const auto& [name, value] : values()) out += name + ": " + value + "\n";
   return out;
+}
+
+const std::string& KeyChanges::value(const std::string& key) const {
+  const auto found = values_.find(key);
+  check(found != values_.end(), Code::internal, "config: there is no key {}", key);
+  return found->second;
 }
 
 std::string nearest(const std::string& word, const std::vector<std::string>& known) {

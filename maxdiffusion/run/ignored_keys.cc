@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -48,6 +49,7 @@ struct Situation {
   const RunModels& models;
   std::string_view command;
   const RunConfig& c = models.config();
+  const KeyChanges keys{c};
   const Family& family = *models.family();
   const Mesh& mesh = models.devices().mesh();
 
@@ -129,15 +131,27 @@ struct Situation {
   }
 };
 
-/// Keys that are ignored where the reason is not empty.
+/// Why a key is ignored; empty: it is not.
+using Reason = std::function<std::string(const Situation&, const std::string& key)>;
+
 struct Rule {
   Keys keys;
-  std::string (*reason)(const Situation&, const std::string& key);
+  Reason reason;
   /// Whether the key may stand in a file that is right for another command, model or machine.
   bool shared = false;
 };
 
 std::string unless(bool read, const char* reason) { return read ? "" : reason; }
+Reason always(const char* reason) {
+  return [=](const Situation&, const std::string&) { return reason; };
+}
+/// Where another key has its default, or has another value.
+Reason unless_set(const char* other, const char* reason) {
+  return [=](const Situation& s, const std::string&) { return unless(s.keys.changed(other), reason); };
+}
+Reason if_set(const char* other, const char* reason) {
+  return [=](const Situation& s, const std::string&) { return unless(!s.keys.changed(other), reason); };
+}
 
 /// Reasons are functions of a situation `s` and a `key`.
 #define RULE(...)                                                                                   \
@@ -205,8 +219,7 @@ const std::vector<Rule>& rules() {
        RULE(unless(s.c.optim.opt_enable_grad_global_norm_clipping || s.family.always_clips_by_norm(),
                    "gradient clipping by norm is off (opt_enable_grad_global_norm_clipping=false)"))},
       {{"max_grad_value"},
-       RULE(unless(s.c.optim.opt_enable_grad_clipping,
-                   "gradient clipping by value is off (opt_enable_grad_clipping=false)"))},
+       unless_set("opt_enable_grad_clipping", "gradient clipping by value is off (opt_enable_grad_clipping=false)")},
       {{"lr_num_cycles"},
        RULE(unless(s.c.optim.lr_scheduler == "cosine_with_restarts",
                    "only lr_scheduler=cosine_with_restarts reads it"))},
@@ -216,12 +229,12 @@ const std::vector<Rule>& rules() {
       {{"low_precision_update"},
        RULE(unless(parse_dtype(s.c.layers.weights_dtype) != DType::f32, "weights_dtype=float32 rounds no update"))},
       {{"text_encoder_learning_rate"},
-       RULE(unless(s.c.denoise.train_text_encoder, "no text encoder is trained (train_text_encoder=false)"))},
+       unless_set("train_text_encoder", "no text encoder is trained (train_text_encoder=false)")},
       {{"num_train_epochs"}, RULE(unless(s.c.optim.max_train_steps <= 0, "max_train_steps says when training ends"))},
-      {of<AutoencoderKeys>(), RULE(unless(s.c.model.train_new_vae, "no autoencoder is trained (train_new_vae=false)"))},
+      {of<AutoencoderKeys>(), unless_set("train_new_vae", "no autoencoder is trained (train_new_vae=false)")},
       {{"vae_image_steps"}, RULE(unless(s.videos(), "this model's media are images"))},
       {{"lora_rank", "lora_alpha", "lora_target_modules"},
-       RULE(unless(s.c.lora.train_lora, "no LoRA is trained (train_lora=false)"))},
+       unless_set("train_lora", "no LoRA is trained (train_lora=false)")},
       {{"disable_training_weights", "train_flow_shift", "timestep_lookup"},
        RULE(unless(s.flows(), "this model does not flow"))},
 
@@ -231,44 +244,42 @@ const std::vector<Rule>& rules() {
        true},
       {{"dataset_type"},
        RULE(unless(!s.c.is_dreambooth() && s.c.denoise.replay_batches.empty(), "the data is elsewhere"))},
-      {{"cache_dreambooth_dataset"}, RULE("latents of DreamBooth's images are always kept")},
+      {{"cache_dreambooth_dataset"}, always("latents of DreamBooth's images are always kept")},
       {of<DreamboothKeys>() - Keys{"instance_data_dir"},
-       RULE(unless(s.c.is_dreambooth(), "the run is not DreamBooth (instance_data_dir is empty)"))},
+       unless_set("instance_data_dir", "the run is not DreamBooth (instance_data_dir is empty)")},
       {of<SyntheticKeys>() + Keys{"synthetic_num_samples"},
        RULE(unless(s.c.source.dataset_type == "synthetic", "dataset_type is not synthetic"))},
       {of<SyntheticKeys>(),
-       RULE(unless(s.c.denoise.cache_latents_text_encoder_outputs, "synthetic images are made, not encoded samples"))},
+       if_set("cache_latents_text_encoder_outputs", "synthetic images are made, not encoded samples")},
       {{"synthetic_override_num_frames", "synthetic_override_vae_scale_factor_temporal"},
        RULE(unless(s.videos(), "this model's media are images"))},
       {{"load_tfrecord_cached"},
        RULE(unless(s.c.source.dataset_type == "tfrecord" || s.c.source.dataset_type == "grain",
                    "dataset_type is neither tfrecord nor grain"))},
       {{"min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "bucket_no_upscale"},
-       RULE(unless(s.c.images.enable_bucket, "there are no buckets (enable_bucket=false)"))},
+       unless_set("enable_bucket", "there are no buckets (enable_bucket=false)")},
       {{"center_crop"},
        RULE(unless(!s.c.images.enable_bucket && !s.videos(),
                    "clips, and images in buckets, are always cut around their centre"))},
       {of<EvalKeys>() - Keys{"eval_every"},
        RULE(unless(s.c.eval.eval_every > 0 || !s.trains(), "nothing is evaluated (eval_every=-1)"))},
       {{"num_eval_samples"},
-       RULE(unless(s.c.tfrecords.enable_eval_timesteps, "enable_eval_timesteps=false: all samples are written"))},
+       unless_set("enable_eval_timesteps", "enable_eval_timesteps=false: all samples are written")},
       {{"timesteps_list"},
        RULE(unless(s.trains() || s.c.tfrecords.enable_eval_timesteps, "enable_eval_timesteps=false"))},
-      {{"per_device_batch_size"}, RULE(unless(s.c.batches.global_batch_size <= 0, "global_batch_size is given")), true},
+      {{"per_device_batch_size"}, if_set("global_batch_size", "global_batch_size is given"), true},
       {{"resolution"},
        RULE(unless((!s.videos() && !s.generates()) || !s.c.sample.height || !s.c.sample.width,
                    "height and width are given")),
        true},
 
       // What is written.
-      {{"sample_every"}, RULE(unless(!s.c.sample.prompt.empty(), "there is nothing to sample (prompt is empty)"))},
-      {{"metrics_file", "gcs_metrics"}, RULE(unless(s.c.metrics.write_metrics, "write_metrics=false"))},
-      {{"timing_metrics_file"}, RULE(unless(s.c.run.write_timing_metrics, "write_timing_metrics=false"))},
-      {{"write_timing_metrics"},
-       RULE(unless(!s.c.run.timing_metrics_file.empty(), "timing_metrics_file is empty")),
-       true},
+      {{"sample_every"}, unless_set("prompt", "there is nothing to sample (prompt is empty)")},
+      {{"metrics_file", "gcs_metrics"}, if_set("write_metrics", "write_metrics=false")},
+      {{"timing_metrics_file"}, if_set("write_timing_metrics", "write_timing_metrics=false")},
+      {{"write_timing_metrics"}, unless_set("timing_metrics_file", "timing_metrics_file is empty"), true},
       {{"skip_first_n_steps_for_profiler", "profiler_steps"},
-       RULE(unless(s.c.profile.enable_profiler, "nothing is profiled (enable_profiler=false)"))},
+       unless_set("enable_profiler", "nothing is profiled (enable_profiler=false)")},
       {{"enable_profiler"},
        RULE(unless(!s.trains() || s.c.optim.max_train_steps <= 0 ||
                        s.c.optim.max_train_steps > s.c.profile.skip_first_n_steps_for_profiler,
@@ -296,19 +307,17 @@ const std::vector<Rule>& rules() {
       {{"revision"},
        RULE(unless(!std::filesystem::exists(s.c.model.pretrained_model_name_or_path),
                    "pretrained_model_name_or_path is a path, not a name in the Hugging Face cache"))},
-      {{"lightning_ckpt"}, RULE(unless(!s.c.model.lightning_repo.empty(), "lightning_repo is empty"))},
+      {{"lightning_ckpt"}, unless_set("lightning_repo", "lightning_repo is empty")},
       {starting_with("train_new_", of<ModelKeys>()) + Keys{"random_text_encoder"},
        RULE(unless(s.trains(), "weights that are there are taken")), true},
       {{"scan_layers"}, RULE(unless(s.repeats(), "no layers of this model repeat"))},
       {{"max_sequence_length"},
        RULE(unless(s.reads_length(), "the captions of this model have a length of their own"))},
       {of<QuantizationKeys>() - Keys{"use_qwix_quantization", "quantization", "quantization_local_shard_count"},
-       RULE(unless(s.c.layers.quantization.use_qwix_quantization,
-                   "nothing is quantized (use_qwix_quantization=false)"))},
+       unless_set("use_qwix_quantization", "nothing is quantized (use_qwix_quantization=false)")},
       {{"names_which_can_be_saved", "names_which_can_be_offloaded"},
        RULE(unless(s.c.layers.remat_policy == "CUSTOM", "only remat_policy=CUSTOM reads it"))},
-      {{"flash_min_seq_length", "flash_block_sizes"},
-       RULE(unless(s.c.layers.attention != "dot_product", "attention=dot_product has no blocks"))},
+      {{"flash_min_seq_length", "flash_block_sizes"}, unless_set("attention", "attention=dot_product has no blocks")},
       {{"attention", "flash_min_seq_length", "flash_block_sizes"},
        RULE(unless(s.models.devices().platform() != Platform::cpu || (key == "attention" && s.mesh.size("context") > 1),
                    "a CPU has one kernel, which keeps no logits")),
@@ -326,16 +335,15 @@ const std::vector<Rule>& rules() {
        RULE(unless(s.guides(), "there is no guidance (guidance_scale up to 1, or do_classifier_free_guidance=false)"))},
       {{"magcache_thresh", "magcache_K", "retention_ratio", "mag_ratios_base", "mag_ratios_base_720p",
         "mag_ratios_base_480p"},
-       RULE(unless(s.c.step_cache.use_magcache, "use_magcache=false"))},
-      {{"mag_ratios_base_720p", "mag_ratios_base_480p"},
-       RULE(unless(s.c.step_cache.mag_ratios_base.empty(), "mag_ratios_base is given"))},
+       unless_set("use_magcache", "use_magcache=false")},
+      {{"mag_ratios_base_720p", "mag_ratios_base_480p"}, if_set("mag_ratios_base", "mag_ratios_base is given")},
       {{"mag_ratios_base_720p"}, RULE(unless(s.height() >= 720, "the height is below 720"))},
       {{"mag_ratios_base_480p"}, RULE(unless(s.height() < 720, "the height is 720 or more"))},
-      {{"use_batched_text_encoder"}, RULE("prompts are always encoded together")},
-      {{"enable_lora"}, RULE(unless(!s.c.lora.lora_config.empty(), "lora_config is empty")), true},
-      {{"sample_seed"}, RULE(unless(s.c.sample.latents.empty(), "latents are given"))},
+      {{"use_batched_text_encoder"}, always("prompts are always encoded together")},
+      {{"enable_lora"}, unless_set("lora_config", "lora_config is empty"), true},
+      {{"sample_seed"}, if_set("latents", "latents are given")},
       {of<ControlKeys>() - Keys{"controlnet_model_name_or_path"},
-       RULE(unless(!s.c.control.controlnet_model_name_or_path.empty(), "controlnet_model_name_or_path is empty"))},
+       unless_set("controlnet_model_name_or_path", "controlnet_model_name_or_path is empty")},
       {{"vae_slicing", "per_device_batch_size", "global_batch_size"},
        RULE(unless(!s.generates() || s.c.sample.num_images_per_prompt.value_or(2) * std::ssize(s.c.sample.prompt) > 1,
                    "there is one sample")),
@@ -351,25 +359,15 @@ const std::vector<Rule>& rules() {
 
 #undef RULE
 
-/// The keys of a config with their values, as YAML.
-std::map<std::string, std::string> values(RunConfig c) {
-  KeyList list;
-  list.add(c);
-  std::map<std::string, std::string> all;
-  for (const ConfigKey& key : list.keys()) all[key.name] = key.print();
-  return all;
-}
-
 }  // namespace
 
 void warn_of_ignored_keys(const RunModels& models, std::string_view command) {
   const Situation s{models, command};
-  const std::map<std::string, std::string> now = values(s.c), defaults = values({});
   std::vector<std::pair<std::string, Keys>> ignored;  // by reason
   std::set<std::string> named;
   for (const Rule& rule : rules())
     for (const std::string& key : rule.keys) {
-      const bool given = s.c.on_command_line.contains(key), differs = now.at(key) != defaults.at(key);
+      const bool given = s.c.on_command_line.contains(key), differs = s.keys.changed(key);
       if (named.contains(key) || !(rule.shared ? given && differs : given || differs)) continue;
       const std::string reason = rule.reason(s, key);
       if (reason.empty()) continue;

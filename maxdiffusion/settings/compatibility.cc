@@ -8,64 +8,52 @@
 namespace md {
 namespace {
 
-/// An option as messages name it, and whether a config uses it.
+/// What is no key, or a key that only some of its values make an option, as messages name it. Other options are keys
+/// that differ from their defaults, or key=value.
 struct Option {
-  const char* name;
+  std::string_view name;
   bool (*used)(const RunConfig&);
 };
-
 constexpr Option kOptions[] = {
     {"DreamBooth (instance_data_dir)", [](const RunConfig& c) { return c.is_dreambooth(); }},
-    {"replay_batches", [](const RunConfig& c) { return !c.denoise.replay_batches.empty(); }},
     {"encoded records (dataset_type tfrecord or grain with cache_latents_text_encoder_outputs)",
      [](const RunConfig& c) { return c.reads_encoded_records(); }},
-    {"train_new_vae", [](const RunConfig& c) { return c.model.train_new_vae; }},
     {"train_new_unet", [](const RunConfig& c) { return new_denoiser(c.model); }},
-    {"vae_file", [](const RunConfig& c) { return !c.model.vae_file.empty(); }},
     {"unet_checkpoint (or another key that names the denoiser's weights)",
      [](const RunConfig& c) { return c.model.names_denoiser_weights(); }},
-    {"train_text_encoder", [](const RunConfig& c) { return c.denoise.train_text_encoder; }},
-    {"train_expert=both", [](const RunConfig& c) { return c.model.train_expert == "both"; }},
-    {"train_lora", [](const RunConfig& c) { return c.lora.train_lora; }},
-    {"lora_init", [](const RunConfig& c) { return !c.lora.lora_init.empty(); }},
     {"lora_files or lora_config", [](const RunConfig& c) { return !chosen_loras(c.lora).empty(); }},
-    {"cache_latents_text_encoder_outputs=false",
-     [](const RunConfig& c) { return !c.denoise.cache_latents_text_encoder_outputs; }},
     {"cache_latents_text_encoder_outputs",
      [](const RunConfig& c) { return c.denoise.cache_latents_text_encoder_outputs && !c.is_dreambooth(); }},
-    {"caption_dropout", [](const RunConfig& c) { return c.denoise.caption_dropout > 0; }},
-    {"noise_offset", [](const RunConfig& c) { return c.denoise.noise_offset != 0; }},
-    {"input_perturbation", [](const RunConfig& c) { return c.denoise.input_perturbation != 0; }},
     {"timestep_bias",
      [](const RunConfig& c) { return TimestepBias::from_members(c.process.timestep_bias).strategy != "none"; }},
     {"snr_gamma", [](const RunConfig& c) { return c.process.snr_gamma > 0; }},
-    {"enable_bucket", [](const RunConfig& c) { return c.images.enable_bucket; }},
-    {"frame_buckets", [](const RunConfig& c) { return !c.images.frame_buckets.empty(); }},
-    {"masked_loss", [](const RunConfig& c) { return c.denoise.masked_loss; }},
-    {"alpha_mask", [](const RunConfig& c) { return c.images.alpha_mask; }},
-    {"conditioning_data_dir", [](const RunConfig& c) { return !c.source.conditioning_data_dir.empty(); }},
-    {"original_size_conditioning", [](const RunConfig& c) { return c.images.original_size_conditioning; }},
-    {"center_crop", [](const RunConfig& c) { return c.images.center_crop; }},
-    {"random_crop", [](const RunConfig& c) { return c.images.random_crop; }},
-    {"random_flip", [](const RunConfig& c) { return c.images.random_flip; }},
     {"max_train_samples", [](const RunConfig& c) { return c.source.max_train_samples >= 0; }},
     {"eval_every", [](const RunConfig& c) { return c.eval.eval_every > 0; }},
-    {"enable_generate_video_for_eval", [](const RunConfig& c) { return c.run.enable_generate_video_for_eval; }},
-    {"enable_ssim", [](const RunConfig& c) { return c.run.enable_ssim; }},
-    {"prompt", [](const RunConfig& c) { return !c.sample.prompt.empty(); }},
-    {"eval_data_dir", [](const RunConfig& c) { return !c.eval.eval_data_dir.empty(); }},
-    {"instance_prompt", [](const RunConfig& c) { return !c.dreambooth.instance_prompt.empty(); }},
-    {"class_prompt", [](const RunConfig& c) { return !c.dreambooth.class_prompt.empty(); }},
-    {"class_data_dir", [](const RunConfig& c) { return !c.dreambooth.class_data_dir.empty(); }},
 };
 
-const Option& option(std::string_view name) {
-  for (const Option& o : kOptions)
-    if (std::string_view(o.name).starts_with(name) &&
-        (std::string_view(o.name).size() == name.size() || o.name[name.size()] == ' '))
-      return o;
-  fail(Code::internal, "no option is called {}", name);
+const Option* option(std::string_view name) {
+  const auto* found = std::ranges::find_if(
+      kOptions, [&](const Option& o) { return o.name == name || o.name.starts_with(std::string(name) + " "); });
+  return found == std::end(kOptions) ? nullptr : found;
 }
+
+std::string_view shown_name(std::string_view name) { return option(name) ? option(name)->name : name; }
+
+/// The options of a run.
+class Options {
+ public:
+  explicit Options(const RunConfig& c) : config_(c), keys_(c) {}
+  bool use(std::string_view name) const {
+    if (const Option* o = option(name)) return o->used(config_);
+    const size_t value = name.find('=');
+    const std::string key(name.substr(0, value));
+    return value == name.npos ? keys_.changed(key) : keys_.value(key) == name.substr(value + 1);
+  }
+
+ private:
+  const RunConfig& config_;
+  KeyChanges keys_;
+};
 
 struct Rule {
   std::string_view option;
@@ -135,18 +123,19 @@ const std::vector<Rule>& needs() {
 void check_training_keys(const RunConfig& c, const Family& family) {
   check(!c.denoise.train_text_encoder || family.text_encoders().size() < 2 || c.lora.train_lora, Code::invalid_config,
         "train_text_encoder: models with two text encoders are trained without them, except with train_lora");
+  const Options options(c);
   for (const Rule& rule : exclusive())
     for (std::string_view other : rule.others)
-      if (option(rule.option).used(c) && option(other).used(c))
-        cannot_combine(option(rule.option).name, option(other).name, rule.reason);
+      if (options.use(rule.option) && options.use(other))
+        cannot_combine(shown_name(rule.option), shown_name(other), rule.reason);
   for (const Rule& rule : needs()) {
-    if (!option(rule.option).used(c)) continue;
+    if (!options.use(rule.option)) continue;
     std::string names;
     for (std::string_view other : rule.others) names += (names.empty() ? "" : " or ") + std::string(other);
-    check(std::ranges::any_of(rule.others, [&](auto other) { return option(other).used(c); }), Code::invalid_config,
-          "{} needs {}: {}", option(rule.option).name, names, rule.reason);
+    check(std::ranges::any_of(rule.others, [&](auto other) { return options.use(other); }), Code::invalid_config,
+          "{} needs {}: {}", shown_name(rule.option), names, rule.reason);
   }
-  check(!option("lora_files").used(c), Code::invalid_config,
+  check(!options.use("lora_files"), Code::invalid_config,
         "lora_files and lora_config are for generate; training starts from matrices given by lora_init");
   check(c.images.frame_buckets.empty() || family.frame_scale() > 0, Code::invalid_config,
         "frame_buckets are numbers of frames, but this model's media are pictures");
@@ -172,8 +161,9 @@ void check_tfrecord_keys(const RunConfig& c) {
   }
   if (c.model.train_new_vae)
     cannot_combine("prepare_tfrecords", "train_new_vae", "the autoencoder must be there before");
+  const Options options(c);
   for (std::string_view other : kImageOptions)
-    if (option(other).used(c)) cannot_combine("prepare_tfrecords", other, "it writes squares of one size");
+    if (options.use(other)) cannot_combine("prepare_tfrecords", other, "it writes squares of one size");
   if (!c.denoise.cache_latents_text_encoder_outputs && c.images.random_flip)
     cannot_combine("prepare_tfrecords with cache_latents_text_encoder_outputs=false", "random_flip",
                    "it writes pictures as they are stored; mirror them in training");
