@@ -93,7 +93,7 @@ class MagCache final : public StepCache {
     if (base->empty())
       throw Error(
           Code::invalid_config,
-          "use_magcache needs measured ratios, and none are known of this model (docs/video.md lists those that "
+          "use_magcache needs measured ratios, and none are known of this model (docs/wan.md lists those that "
           "have been measured)")
           .note(
               "try: mag_ratios_base=[1, 1, …], for each step with prompt and without the mean size of what the "

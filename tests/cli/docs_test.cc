@@ -1,4 +1,4 @@
-// What docs/keys.md, docs/checklist.md and docs/training.md name exists: keys, files, functions, tests, headings.
+// What docs/keys.md, docs/checklist.md and the pages of docs/ name exists: keys, files, functions, tests, headings.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -358,6 +358,46 @@ TEST(Docs, TablesOfFiguresNameTheCommandThatPrintsThem) {
   EXPECT_GT(tables, 10);
 }
 
+/// A source in which string literals that follow each other on several lines are one, and \" is ".
+std::string with_joined_literals(const std::string& source) {
+  std::string out;
+  for (size_t at = 0; at < source.size(); ++at) {
+    const size_t next = source[at] == '"' ? source.find_first_not_of(" \n", at + 1) : std::string::npos;
+    if (next != std::string::npos && source[next] == '"' && source.find('\n', at) < next)
+      at = next;
+    else if (source[at] != '\\')
+      out += source[at];
+  }
+  return out;
+}
+
+/// Parts of the messages of docs/troubleshooting.md, cut at …, that no source prints.
+std::vector<std::string> check_messages(const std::string& markdown, const std::string& sources) {
+  std::vector<std::string> faults;
+  for (const Row& row : rows_of(markdown, "message"))
+    for (const std::string& message : code_of(row[0])) {
+      std::string rest = message;
+      while (!rest.empty()) {
+        const size_t cut = std::min(rest.find("…"), rest.size());
+        const std::string part = rest.substr(0, cut);
+        if (!contains(sources, part)) faults.push_back(message + ": no source prints '" + part + "'");
+        rest = rest.substr(std::min(cut + std::string("…").size(), rest.size()));
+      }
+    }
+  return faults;
+}
+
+TEST(Docs, TheMessagesOfTroubleshootingArePrinted) {
+  std::string sources;
+  for (const char* folder : {"maxdiffusion", "apps"})
+    for (const auto& f : fs::recursive_directory_iterator(kRoot + folder))
+      if (f.path().extension() == ".cc" && !f.path().string().ends_with("_test.cc"))
+        sources += with_joined_literals(read_file(f.path()));
+  const std::string page = read_file(kRoot + "docs/troubleshooting.md");
+  EXPECT_GT(rows_of(page, "message").size(), 40u);
+  EXPECT_EQ(joined(check_messages(page, sources)), "");
+}
+
 // The checks above can fail.
 
 const std::string kSource =
@@ -432,6 +472,15 @@ TEST(DocsCheck, RowsWithoutProofAreNamed) {
   EXPECT_EQ(faults("| S1-1…2 | x | `A.B` |\n", first), "S1-2: none of the tests that its row cites names it\n");
   EXPECT_EQ(faults("| S1-1 | x | `A.B` |\n| S1-2 | x | [a](a.md#of-it-all) |\n", both),
             "A.B names S1-2, whose row does not cite it\n");
+}
+
+TEST(DocsCheck, MessagesThatNobodyPrintsAreNamed) {
+  const std::string source = with_joined_literals("f(\"the size \"\n  \"is {}; \\\"x\\\"\"); g(\"a\", \"b\")");
+  EXPECT_EQ(source, "f(\"the size is {}; \"x\"\"); g(\"a\", \"b\")");
+  const std::string head = "| message | cause |\n| --- | --- |\n";
+  EXPECT_EQ(joined(check_messages(head + "| `the size is …; \"x\"`, `a` | |\n", source)), "");
+  EXPECT_EQ(joined(check_messages(head + "| `a` | |\n| `the size … ab` | |\n", source)),
+            "the size … ab: no source prints ' ab'\n");
 }
 
 TEST(DocsCheck, RowsAreCountedByState) {

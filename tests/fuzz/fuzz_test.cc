@@ -2,7 +2,7 @@
 // read. Each parser runs in a process of its own, so that a crash, a hang, or a mountain of memory is counted, and the
 // bytes that made it are kept. The files are the same in every run. MD_FUZZ_SECONDS: how long all parsers together are
 // tried, instead of a fixed number of files; MD_FUZZ_SEED: another beginning. `./run fuzz` prints the table of
-// docs/reliability.md.
+// docs/dev/faults.md.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>

@@ -80,7 +80,7 @@ TEST(TpuProgram, TurnsNoWeightsOfConvolutionsNorTheirMoments) {
   EXPECT_EQ(turned_weights(compiled(kFsdp), 4), 0);
 }
 
-// Forward, three products of 8-bit copies; the gradients of int8 are those without (docs/training.md).
+// Forward, three products of 8-bit copies; the gradients of int8 are those without (docs/memory.md).
 // S2-105
 TEST(TpuProgram, OfInt8MultipliesBytesAndGathersBytes) {
   const AheadOfTime wide = compiled(kFsdp), narrow = compiled(kFsdp, "int8");
