@@ -41,7 +41,7 @@ std::string refusal(const F& f) {
 }
 
 TEST(FluxFiles, SayWhatTheReferencesFilesSay) {
-  const RunConfig dev = load("base_flux_dev"), schnell = load("base_flux_schnell");
+  RunConfig dev = load("base_flux_dev"), schnell = load("base_flux_schnell");
   EXPECT_EQ(dev.model.pretrained_model_name_or_path, "black-forest-labs/FLUX.1-dev");
   EXPECT_EQ(schnell.model.pretrained_model_name_or_path, "black-forest-labs/FLUX.1-schnell");
   EXPECT_EQ(dev.model.flux_name, "flux-dev");

@@ -100,7 +100,7 @@ TEST(WanFamily, KnowsTheMagnitudeRatiosOfPublishedModels) {
 
 TEST(WanFiles, ShareWhatTheReferencesFilesShare) {
   for (const WanFile& f : kFiles) {
-    const RunConfig c = RunConfig::load(path_of(f.name), {});
+    RunConfig c = RunConfig::load(path_of(f.name), {});
     EXPECT_EQ(c.layers.weights_dtype, "bfloat16");
     EXPECT_EQ(c.layers.activations_dtype, "bfloat16");
     EXPECT_EQ(c.layers.attention, "flash");
