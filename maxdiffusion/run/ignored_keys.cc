@@ -63,6 +63,11 @@ struct Situation {
   }
   bool samples() const { return generates() || samples_while_training() || (trains() && c.is_dreambooth()); }
   bool flows() const { return md::flows(training_config(models.folder().scheduler_config(), c.scheduler)); }
+  /// Whether levels of noise are shifted by the size of the sample.
+  bool shifts_by_size() const {
+    return sampling_config(models.folder().scheduler_config(), c.scheduler).value("use_dynamic_shifting", false);
+  }
+  bool flows() const { return md::flows(training_config(models.folder().scheduler_config(), c.scheduler)); }
   bool guides() const {
     if (!c.sample.do_classifier_free_guidance) return false;
     if (family.distilled_guidance()) return c.sample.true_cfg_scale > 1;
@@ -352,6 +357,9 @@ const std::vector<Rule>& rules() {
        RULE(unless((s.videos() && !s.c.sample.scan_diffusion_loop) || !s.c.step_cache.step_cache().empty(),
                    "all steps are one program"))},
       {{"flow_shift"}, RULE(unless(s.flows(), "this model does not flow"))},
+      {{"time_shift", "base_shift", "max_shift"}, if_set("flow_shift", "flow_shift takes its place")},
+      {{"base_shift", "max_shift"},
+       RULE(unless(!s.flows() || s.shifts_by_size(), "no shift grows with the size (time_shift=true makes one)"))},
       {{"vae_tiling"}, RULE(unless(s.tiles(), "the samples are not larger than a tile of the decoder"))},
   };
   return all;

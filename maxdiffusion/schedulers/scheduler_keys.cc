@@ -1,5 +1,7 @@
 #include "maxdiffusion/schedulers/scheduler_keys.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -49,6 +51,7 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
   json config = parse_scheduler_config(text);
   static const std::map<std::string, std::string> kNothing;
   std::set<std::string> fixed;  // members of the mapping
+  std::vector<std::string> unread;
   for (const auto& [given, value_text] :
        is_for_others(config, keys.diffusion_scheduler_config) ? kNothing : keys.diffusion_scheduler_config) {
     const json value = parse_json(value_text);
@@ -57,10 +60,16 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
     if (training && std::ranges::find(kOfTraining, name) == std::end(kOfTraining)) continue;
     if (name == kZeroSnr) config.erase("rescale_zero_terminal_snr");
     if (name == "_class_name" && !keys.scheduler.empty()) continue;
+    if (name.starts_with("beta_") || name == "trained_betas" || (name == kZeroSnr && value != false))
+      if (!config.contains(name) || config[name] != value) unread.push_back(given);
     config[name] = value;
     fixed.insert(name);
   }
   if (!keys.prediction_type.empty()) config["prediction_type"] = keys.prediction_type;
+  if (flows(config) && !unread.empty())
+    log_line_once(LogLevel::warning,
+                  fmt::format("diffusion_scheduler_config: {} {} ignored: a model that flows has no betas",
+                              fmt::join(unread, ", "), unread.size() == 1 ? "is" : "are"));
   if (training) return config;
   if (!keys.scheduler.empty()) choose_sampler(config, keys.scheduler, fixed);
   const auto name_of = [](const json& c) { return c.value("_class_name", json("no scheduler")).dump(); };

@@ -742,6 +742,26 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(std::array{"images", "lora", "videos", "generate"}[static_cast<size_t>(kind.param)]);
     });
 
+TEST(Keys, OfShiftsAndBetasAreNamedOnVideos) {
+  std::string log;
+  for (const auto& [key, value] : {std::pair{"time_shift", "true"}, {"base_shift", "0.7"}, {"max_shift", "2"}}) {
+    EXPECT_EQ(effect(Kind::videos, {}, key, value, log), Effect::named) << key << "\n" << log;
+    EXPECT_EQ(effect(Kind::generate_video, {"flow_shift=2"}, key, value, log), Effect::named) << key << "\n" << log;
+    const Effect alone = effect(Kind::generate_video, {}, key, value, log);
+    EXPECT_EQ(alone, key == std::string("time_shift") ? Effect::acts : Effect::named) << key << "\n" << log;
+  }
+  EXPECT_EQ(effect(Kind::generate_video, {"time_shift=true"}, "base_shift", "0.7", log), Effect::acts) << log;
+  for (const auto& [kind, members] :
+       {std::pair{Kind::videos, "beta_start"}, {Kind::generate_video, "beta_end"}, {Kind::videos, "trained_betas"}}) {
+    const std::string value = members == std::string("trained_betas") ? "[0.1, 0.2]" : "0.015";
+    EXPECT_EQ(effect(kind, {}, "diffusion_scheduler_config", fmt::format("{{{}: {}}}", members, value), log),
+              Effect::named);
+    EXPECT_NE(log.find(fmt::format("diffusion_scheduler_config: {} is ignored: a model that flows has no", members)),
+              log.npos)
+        << log;
+  }
+}
+
 TEST(Keys, OfTheQuickstartsAreAllRead) {
   for (const char* file : {"quickstart.yml", "quickstart_video.yml"}) {
     const RunConfig c = RunConfig::load(MD_SOURCE_DIR "/configs/" + std::string(file), {});
