@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -46,6 +47,8 @@ struct Leave {
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);  // `maxdiffusion inspect … | head` ends quietly
   std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of `ulimit -f` is an error that says so
+  if (const char* level = std::getenv("MAXDIFFUSION_LOG"); level && level == std::string_view("debug"))
+    md::set_log_level(md::LogLevel::debug);
   md::handle_interrupts();
   md::explain_crashes_under_a_limit();
   const md::RemoteScope remote;

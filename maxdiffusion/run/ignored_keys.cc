@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/processes/processes.h"
@@ -67,7 +66,6 @@ struct Situation {
   bool shifts_by_size() const {
     return sampling_config(models.folder().scheduler_config(), c.scheduler).value("use_dynamic_shifting", false);
   }
-  bool flows() const { return md::flows(training_config(models.folder().scheduler_config(), c.scheduler)); }
   bool guides() const {
     if (!c.sample.do_classifier_free_guidance) return false;
     if (family.distilled_guidance()) return c.sample.true_cfg_scale > 1;
@@ -367,24 +365,42 @@ const std::vector<Rule>& rules() {
 
 #undef RULE
 
+/// Ignored keys by reason.
+using Ignored = std::vector<std::pair<std::string, Keys>>;
+
+void add(Ignored& all, const std::string& reason, const std::string& key) {
+  const auto same = std::ranges::find(all, reason, [](const auto& i) { return i.first; });
+  (same == all.end() ? all.emplace_back(reason, Keys{}) : *same).second.push_back(key);
+}
+
+void log_each(LogLevel level, const Ignored& all) {
+  for (const auto& [reason, keys] : all)
+    log_line(level, fmt::format("{} {} ignored: {}", fmt::join(keys, ", "), keys.size() == 1 ? "is" : "are", reason));
+}
+
 }  // namespace
 
 void warn_of_ignored_keys(const RunModels& models, std::string_view command) {
   const Situation s{models, command};
-  std::vector<std::pair<std::string, Keys>> ignored;  // by reason
-  std::set<std::string> named;
+  Ignored of_words, of_file;
+  Keys named, named_of_file;
   for (const Rule& rule : rules())
     for (const std::string& key : rule.keys) {
       const bool given = s.c.on_command_line.contains(key), differs = s.keys.changed(key);
-      if (named.contains(key) || !(rule.shared ? given && differs : given || differs)) continue;
+      if (std::ranges::count(named, key) > 0 || !(rule.shared ? given && differs : given || differs)) continue;
       const std::string reason = rule.reason(s, key);
       if (reason.empty()) continue;
-      named.insert(key);
-      const auto same = std::ranges::find(ignored, reason, [](const auto& i) { return i.first; });
-      (same == ignored.end() ? ignored.emplace_back(reason, Keys{}) : *same).second.push_back(key);
+      named.push_back(key);
+      add(given ? of_words : of_file, reason, key);
+      if (!given) named_of_file.push_back(key);
     }
-  for (const auto& [reason, keys] : ignored)
-    log_warning("{} {} ignored: {}", fmt::join(keys, ", "), keys.size() == 1 ? "is" : "are", reason);
+  log_each(LogLevel::warning, of_words);
+  constexpr size_t kLines = 5;  // a file that several commands, models and machines share may have many
+  const bool many = of_file.size() > kLines;
+  if (many)
+    log_warning("{} keys of {} are ignored in this run: {} (MAXDIFFUSION_LOG=debug says why)", named_of_file.size(),
+                s.c.file.empty() ? "the config" : s.c.file, fmt::join(named_of_file, ", "));
+  log_each(many ? LogLevel::debug : LogLevel::warning, of_file);
 }
 
 }  // namespace md

@@ -15,6 +15,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
@@ -760,6 +761,35 @@ TEST(Keys, OfShiftsAndBetasAreNamedOnVideos) {
               log.npos)
         << log;
   }
+}
+
+TEST(Keys, OfAFileThatAreIgnoredTakeFewLines) {
+  const auto said = [](const std::string& yaml, const Words& words) {
+    const RunConfig c =
+        RunConfig::from_source(ConfigSource::from_text(yaml, filled(base(Kind::images) + words, world().path())));
+    const RunModels models(c, c.model.pretrained_model_name_or_path, Purpose::training);
+    testing::internal::CaptureStderr();
+    warn_of_ignored_keys(models, "train");
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string five = "{max_grad_value: 2, lr_power: 2, lora_rank: 8, vae_kl_weight: 0, magcache_K: 3, ";
+  std::string log = said(five + "lora_alpha: 2}", {"lr_num_cycles=3"});
+  EXPECT_EQ(std::ranges::count(log, '\n'), 6) << log;
+  EXPECT_NE(log.find("lora_rank, lora_alpha are ignored: no LoRA is trained"), log.npos) << log;
+  const std::string six = five + "profiler_steps: 3}";
+  log = said(six, {"lr_num_cycles=3"});
+  EXPECT_EQ(std::ranges::count(log, '\n'), 2) << log;
+  EXPECT_NE(log.find("lr_num_cycles is ignored: only lr_scheduler=cosine_with_restarts reads it"), log.npos) << log;
+  EXPECT_NE(
+      log.find("6 keys of the config are ignored in this run: max_grad_value, lr_power, vae_kl_weight, lora_rank, "
+               "profiler_steps, magcache_K (MAXDIFFUSION_LOG=debug says why)"),
+      log.npos)
+      << log;
+  set_log_level(LogLevel::debug);
+  log = said(six, {});
+  set_log_level(LogLevel::info);
+  EXPECT_EQ(std::ranges::count(log, '\n'), 7) << log;
+  EXPECT_NE(log.find("magcache_K is ignored: use_magcache=false"), log.npos) << log;
 }
 
 TEST(Keys, OfTheQuickstartsAreAllRead) {
