@@ -468,8 +468,12 @@ std::string download_snapshot(const HubName& n, const std::string& variant, cons
     });
   } else {
     std::string index;
-    if (const auto it = find("model_index.json"); it != all.files.end())
-      index = get_text(n, page_of(n) + "/resolve/" + all.commit + "/model_index.json", "model_index.json");
+    if (const auto it = find("model_index.json"); it != all.files.end()) {
+      make_folders(entry + "/blobs");
+      Progress progress("downloading " + n.repository, 0, it->size);
+      download_blob(n, all.commit, *it, progress);
+      index = read_file(entry + "/blobs/" + name_of_blob(*it));
+    }
     wanted = needed_files(all.files, index, variant);
   }
   check(!wanted.empty(), Code::io, "download '{}': it holds no file that is needed; the first of {} is {}", shown(n),
