@@ -53,10 +53,10 @@ constexpr WeightFormat kFormats[] = {{"scaled float8", scale_beside, is_scale_ex
 
 }  // namespace
 
-const WeightFormat* format_of(const HostArrays& file, const std::string& tensor) {
-  const auto* const found =
-      std::ranges::find_if(kFormats, [&](const WeightFormat& f) { return f.beside(file, tensor).has_value(); });
-  return found == std::end(kFormats) ? nullptr : found;
+FoundFormat format_of(const HostArrays& file, const std::string& tensor) {
+  for (const WeightFormat& f : kFormats)
+    if (auto beside = f.beside(file, tensor)) return {&f, std::move(*beside)};
+  return {};
 }
 
 bool is_format_extra(const std::string& tensor) {

@@ -22,8 +22,12 @@ struct WeightFormat {
   HostArray (*dequantize)(const HostArray& values, const std::vector<HostArray>& beside, const std::string& tensor);
 };
 
-/// The first format that a tensor of a file is in; null: it is a plain array.
-const WeightFormat* format_of(const HostArrays& file, const std::string& tensor);
+/// The first format that a tensor of a file is in, with the names of the tensors beside it; null: it is a plain array.
+struct FoundFormat {
+  const WeightFormat* format = nullptr;
+  std::vector<std::string> beside;
+};
+FoundFormat format_of(const HostArrays& file, const std::string& tensor);
 /// Whether a tensor of a file that holds a format's weights is one of its extras.
 bool is_format_extra(const std::string& tensor);
 

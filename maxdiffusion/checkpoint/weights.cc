@@ -113,10 +113,9 @@ class Matcher {
                       found->parts > 1 ? fmt::format("of {} equal parts ", found->parts) : "", to_string(shape)));
       return {};
     }
-    Taken taken{array, *found, shape.dims, format_of(file_.tensors(), key)};
-    if (!taken.format) return taken;
-    const std::vector<std::string> beside = *taken.format->beside(file_.tensors(), key);
-    for (const std::string& other : beside) {
+    const FoundFormat format = format_of(file_.tensors(), key);
+    Taken taken{array, *found, shape.dims, format.format};
+    for (const std::string& other : format.beside) {
       taken.beside.push_back(file_.tensors().at(other));
       unused_.erase(other);
       if (options_.taken) options_.taken->insert(other);
