@@ -52,7 +52,7 @@ inline std::unique_ptr<Task> make_bench_task(const std::string& model, int64_t b
     auto task = std::make_unique<DenoiseTask>();
     task->family = make_video_family(config);
     task->process = make_process({{"_class_name", "FlowMatchEulerDiscreteScheduler"}}, ProcessKeys{});
-    task->size = task->family->media_size({5, 32, 32, 16});  // 1,280 tokens
+    task->size = task->family->spec().autoencoder->media_size({5, 32, 32, 16});  // 1,280 tokens
     if (batch > 0) task->batch_size = batch;
     return task;
   }
@@ -62,8 +62,8 @@ inline std::unique_ptr<Task> make_bench_task(const std::string& model, int64_t b
     task->process =
         make_process({{"beta_schedule", "scaled_linear"}, {"beta_start", 0.00085}, {"beta_end", 0.012}}, ProcessKeys{});
     task->batch_size = batch > 0 ? batch : 2;
-    task->size = task->family->media_size({pixels, pixels, 4});
-    task->said = MediaSize{8 * pixels, 8 * pixels};
+    task->size = task->family->spec().autoencoder->media_size({pixels, pixels, 4});
+    task->conditioning_size = MediaSize{8 * pixels, 8 * pixels};
     return task;
   }
   check(model == "vae", Code::invalid_config, "bench: '{}' is not one of: unet, vae, wan", model);

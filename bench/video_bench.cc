@@ -88,7 +88,7 @@ const CompileConfig kCompile{.jax_cache_dir = "off", .xla_flags = {}};
 void autoencode(const std::string& what, const nlohmann::json& config, const Bench& b) {
   const auto family = std::make_shared<const VideoFamily>(config);
   const bool encode = what == "encode";
-  Dims dims = encode ? family->pixel_dims(b.size) : family->latent_dims(b.size);
+  Dims dims = encode ? family->spec().autoencoder->pixel_dims(b.size) : family->latent_dims(b.size);
   dims.insert(dims.begin(), 1);
   const HostArray input = counted({encode ? DType::u8 : DType::f32, dims});
   const Devices devices = Devices::open();

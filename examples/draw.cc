@@ -26,8 +26,9 @@ int main(int argc, char** argv) {
     md::TextEncoder text(devices, family, 1, weights_of, o.scope, o.compile);
     const md::PromptConditioning prompts = md::encode_prompts(text, *family, o);
     const md::HostArray latents = md::denoise(devices, *family, weights_of, prompts, o);
-    const md::ParamTable params = folder.params(family->autoencoder());
-    md::MediaAutoencoder coder(devices, family, weights.read(params, family->autoencoder()), 1, o.scope, o.compile);
+    const md::ParamTable params = folder.params(family->spec().autoencoder->component);
+    md::MediaAutoencoder coder(devices, family, weights.read(params, family->spec().autoencoder->component), 1, o.scope,
+                               o.compile);
     md::write_png(argv[3], md::image_of_batch(md::decode_latents(coder, *family, latents), 0));
     std::printf("%s: %s\n", argv[3], argv[2]);
     return 0;

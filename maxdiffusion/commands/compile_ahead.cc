@@ -120,7 +120,7 @@ struct Steps {
         run(make_run_info(c, processes())),
         models(config, run, c.model.pretrained_model_name_or_path, samples(c) ? Purpose::sampling : Purpose::training),
         place(place_of(c, models)) {
-    const AxisRules rules = axis_rules(c, models.family()->axis_rules());
+    const AxisRules rules = axis_rules(c, models.family()->spec().axis_rules);
     const GraphOptions placed = place.graph_options(rules);
     if (samples(c)) {
       const SampleOptions o = planned_sampling(models, place.count());

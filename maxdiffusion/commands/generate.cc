@@ -95,7 +95,7 @@ SampleOptions options_of(const RunModels& models, bool as_reference = false) {
 
 bool has_images(const RunModels& models) {
   const SampleKeys& k = models.config().sample;
-  return models.family()->images().most > 0 || !(k.image + k.image_url + k.last_image).empty();
+  return models.family()->image_conditioning() || !(k.image + k.image_url + k.last_image).empty();
 }
 
 /// The images of the keys, as many as the model takes. Throws invalid_config, and io naming a file.
@@ -157,8 +157,8 @@ class Sampler {
         "\nSteps: {}, Sampler: {}, CFG scale: {}, {}Seed: {}, Size: {}x{}, Model: {}, Picture: {}, Version: "
         "maxdiffusion {}",
         o.num_inference_steps, o.scheduler_config.value("_class_name", std::string()), o.guidance_scale,
-        models_.family()->distilled_guidance() ? fmt::format("Distilled CFG Scale: {}, ", o.told_guidance) : "", o.seed,
-        o.size.width, o.size.height, std::filesystem::path(models_.folder().path()).filename().string(),
+        models_.family()->spec().embedded_guidance ? fmt::format("Distilled CFG Scale: {}, ", o.told_guidance) : "",
+        o.seed, o.size.width, o.size.height, std::filesystem::path(models_.folder().path()).filename().string(),
         o.first_sample + picture, version());
     return {{"parameters", text}};
   }
@@ -181,11 +181,10 @@ class Sampler {
     }
     ProgressBar bar("denoising", options_.num_inference_steps * ((options_.samples() - 1) / options_.batch + 1));
     if (options_.step_by_step) options_.progress = [&](int64_t done, int64_t) { bar.update(done, ""); };
-    HostArray latents =
-        family.with_images(md::denoise(models_.devices(), family, weights(), prompts, options_), prompts.positive);
+    HostArray latents = md::denoise(models_.devices(), family, weights(), prompts, options_);
     if (options_.step_by_step) bar.finish();
     log_info("{} of {}x{} denoised after {:.1f} s",
-             counted(options_.samples(), family.frame_scale() > 0 ? "video" : "image"), options_.size.height,
+             counted(options_.samples(), family.spec().videos() ? "video" : "image"), options_.size.height,
              options_.size.width, seconds());
     return latents;
   }
@@ -296,8 +295,8 @@ void generate_into(const std::string& folder, const std::string& place, const Ru
     write_latents(folder, latents, taken);
   else
     write_media(
-        folder + "/" + sampler.models().family()->file_prefix(sampler.seed()), type, media, c.sample.fps,
-        [&](int64_t i) { return sampler.texts_of(i); }, taken);
+        folder + "/" + sampler.models().family()->spec().reference.prefix_of_files(sampler.seed()), type, media,
+        c.sample.fps, [&](int64_t i) { return sampler.texts_of(i); }, taken);
   if (profile) log_info("profile: {}", profile->write(folder + "/tensorboard"));
 }
 
@@ -355,7 +354,7 @@ void draw_class_images(const RunConfig& config, const RunInfo& run) {
   c.sample.latents.clear();
   Sampler sampler(c, run, c.model.pretrained_model_name_or_path, {});
   sampler.number_from(there);  // the seed has drawn those before
-  if (sampler.models().family()->distilled_guidance()) sampler.tell_guidance(config.sample.guidance_scale);
+  if (sampler.models().family()->spec().embedded_guidance) sampler.tell_guidance(config.sample.guidance_scale);
   const HostArray images = sampler.decode(sampler.denoise());
   for (int64_t i = 0; i < missing; ++i) {
     const std::string bytes = encode_png(image_of_batch(images, i));
@@ -377,8 +376,7 @@ HostArray draw_samples(RunModels& models, TextEncoder& text, const WeightsOf& we
                      keys.clip_skip, models.config().encoders);
   PromptConditioning prompts = encode_prompts(skipping ? *skipping : text, family, o);
   if (has_images(models)) add_images(models, models.media_autoencoder(), weights, o, prompts);
-  const HostArray latents =
-      family.with_images(denoise(models.devices(), family, weights, prompts, o), prompts.positive);
+  const HostArray latents = denoise(models.devices(), family, weights, prompts, o);
   return decode_latents(models.media_autoencoder(), family, latents, keys.vae_tiling);
 }
 

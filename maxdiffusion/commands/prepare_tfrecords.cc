@@ -62,7 +62,7 @@ void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>
   };
   ImageConfig config{
       .resolution = c.images.resolution, .center_crop = c.images.center_crop, .random_crop = c.images.random_crop};
-  if (family.frame_scale() > 0) config = image_config(c, family);
+  if (family.spec().videos()) config = image_config(c, family);
   const ImagesInBuckets images = sort_into_aspect_buckets(source, config, true);
   int64_t skipped = 0;
   std::string first;
@@ -80,7 +80,8 @@ void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>
                        tokens = family.tokenize(group.captions);
       for (int64_t i = 0; i < std::ssize(group.names); ++i)
         for (const HostArray& m : moments)
-          shards.add(family.to_encoded(md::row_of(m, i), row_of(tokens, i), row_of(conditioning, i), noise),
+          shards.add(family.spec().records->to_record(family.spec(), md::row_of(m, i), row_of(tokens, i),
+                                                      row_of(conditioning, i), noise),
                      numbers_of(c, shards.count()));
     }
   }

@@ -34,7 +34,7 @@ namespace {
 
 /// What matrices the trained denoisers get.
 LoraConfig lora_config(const RunModels& m) {
-  return training_lora(m.config().lora, m.family()->lora_targets(m.family()->denoiser()));
+  return training_lora(m.config().lora, m.family()->spec().lora_targets(m.family()->spec().denoiser()));
 }
 
 /// Starting values of the LoRA matrices, of `lora_init` or drawn; made when called.
@@ -42,7 +42,7 @@ std::function<NamedPieces()> initial_matrices(const RunModels& m, const ParamTab
   const LoraKeys& keys = m.config().lora;
   std::vector<std::string> targets = lora_config(m).targets;
   if (m.config().denoise.train_text_encoder && keys.lora_target_modules.empty()) {
-    const std::vector<std::string> more = m.family()->lora_targets(m.family()->text_encoders().at(0));
+    const std::vector<std::string> more = m.family()->spec().lora_targets(m.family()->spec().text_components().at(0));
     targets.insert(targets.end(), more.begin(), more.end());
   }
   check_lora_targets(targets, params);
@@ -74,7 +74,7 @@ void complete_checkpoint(RunModels& m, CheckpointContent& content, const ParamTa
   content.more = [&m, file = trained_lora(params, as_arrays(trained), lora_config(m))](const std::string& to) {
     const Family& family = *m.family();
     const std::vector<std::string> denoisers = trained_denoisers(m.config(), family);
-    const char* layout = family.original_lora_names() ? "comfyui" : "kohya";
+    const char* layout = family.spec().lora.original_names ? "comfyui" : "kohya";
     for (size_t i = 0; i < denoisers.size(); ++i) {
       LoraFile own = file;  // and the text encoders'
       for (const std::string& other : denoisers)
@@ -265,7 +265,7 @@ std::vector<Hook> hooks(RunModels& m, const DenoiseTask& task, const LoopOptions
     all.push_back({every_steps(c.eval.eval_every),
                    [&m, &c](LoopView& v) {
                      v.recorder.flush();
-                     const std::string name = m.family()->file_prefix(m.run().sample_seed);
+                     const std::string name = m.family()->spec().reference.prefix_of_files(m.run().sample_seed);
                      const HostArray media =
                          drawn(m, v.programs.params(), trained_values(v.devices, v.programs, v.state));
                      write_media(fmt::format("{}/samples/{}-train_steps-{}", m.run().folder, v.at.done, name),
@@ -302,10 +302,10 @@ void train_into(const RunConfig& c, const RunInfo& run, const Outputs& outputs) 
   const std::vector<DenoiseTask> tasks = in_sizes(c, data);
 
   const double devices = static_cast<double>(models.devices().mesh().devices());  // of one replica, as the task's batch
-  if (const double tflops =
-          models.family()->reference_tflops(data.task.size, static_cast<double>(data.task.batch_size) / devices);
-      tflops > 0)
-    log_info("Calculated TFLOPs per pass: {:.4f} (MaxDiffusion's count; ours follows)", tflops);
+  if (const auto& tflops = models.family()->spec().reference.tflops)
+    log_info(
+        "Calculated TFLOPs per pass: {:.4f} (MaxDiffusion's count; ours follows)",
+        tflops(models.family()->latent_dims(data.task.size)) * static_cast<double>(data.task.batch_size) / devices);
   const std::vector<std::string> denoisers = trained_denoisers(c, *models.family());
   LoopOptions o = loop_options(models, "", denoisers.size() == 1 ? "train " + denoisers[0] : "train");
   o.step = step_options(models, data);
@@ -394,7 +394,7 @@ void look_at_all(const RunConfig& c, const Family& family) {
     captions.push_back(c.is_dreambooth() ? c.dreambooth.instance_prompt : r.caption);
     longest = std::max(longest, captions.back().size());
     empty += captions.back().empty() ? 1 : 0;
-    if (r.image.bytes.empty() || family.frame_scale() > 0) return;  // clips say nothing before they are read
+    if (r.image.bytes.empty() || family.spec().videos()) return;  // clips say nothing before they are read
     try {
       const ImageSize s =
           decode_stored_image(r.image.bytes.data(), r.image.bytes.size(), r.name, {.only_size = true}).size;
@@ -432,7 +432,7 @@ void check_weights(RunModels& m, const TrainingData& data) {
   for (const auto& [name, component] : m.folder().components()) {
     const ParamTable params = m.folder().params(name);
     m.open_weights(params, name);
-    if (name == m.family()->autoencoder()) m.autoencoder_values();
+    if (name == m.family()->spec().autoencoder->component) m.autoencoder_values();
     log_info("{}: {} parameters", name, params.count());
   }
 }

@@ -17,7 +17,7 @@ void train(const RunConfig& config);
 void check_run(const RunConfig& config);
 
 /// Writes the data set of a config as TFRecord files into `tfrecords_dir`; see TfrecordShards. With
-/// cache_latents_text_encoder_outputs the records hold encoded samples (Family::to_encoded), from which
+/// cache_latents_text_encoder_outputs the records hold encoded samples (RecordFormat::to_record), from which
 /// dataset_type=tfrecord trains. Otherwise they hold images as they are stored and captions, under image_column and
 /// caption_column. random_flip adds every image mirrored. Returns the number of records.
 int64_t prepare_tfrecords(const RunConfig& config);

@@ -168,7 +168,7 @@ Source open_source(const std::string& from, const ConvertKeys& k, const std::opt
   }
   const ModelFolder folder = ModelFolder::open(s.path, options);
   const auto family = make_family(folder);
-  s.single_file = family->single_file();
+  s.single_file = family->spec().single_file;
   if (loras) s.loras = read_loras(*loras, folder, *family);
   s.texts = folder.files();
   s.texts.merge(folder.tokenizer_files());

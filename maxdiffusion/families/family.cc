@@ -105,21 +105,6 @@ Dims Family::latent_dims(const MediaSize& size) const {
   return a.latent_dims(size);
 }
 
-nlohmann::json Family::fitted_autoencoder(nlohmann::json config, const EachMoments& moments) const {
-  return spec_.autoencoder->with_measured_latent_scale(std::move(config), moments);
-}
-
-std::string Family::file_prefix(uint64_t seed) const {
-  return fmt::format(fmt::runtime(spec_.reference.file_prefix), seed);
-}
-
-void Family::check_repeated_keys(int64_t norm_num_groups) const {
-  constexpr int64_t kEverywhere = 32;  // in every file of the reference
-  const std::optional<int64_t>& groups = spec_.reference.norm_num_groups;
-  if (norm_num_groups != kEverywhere && groups && norm_num_groups != *groups)
-    log_warning("norm_num_groups={} has no effect: the UNet's config.json says {}", norm_num_groups, *groups);
-}
-
 void add_family(FamilyClass family) { families().push_back(std::move(family)); }
 
 std::vector<std::string> family_pipelines() {

@@ -90,58 +90,8 @@ class Family {
   /// Sizes of the latents of one sample of this size. Throws invalid_config for a size that the models cannot take.
   Dims latent_dims(const MediaSize& size) const;
 
-  struct ImageCount {
-    int64_t least = 0, most = 0;
-  };
-  std::string denoiser() const { return spec_.denoiser(); }
-  std::vector<std::string> denoisers() const { return spec_.denoisers; }
-  std::string autoencoder() const { return spec_.autoencoder->component; }
-  std::vector<std::string> text_encoders() const { return spec_.text_components(); }
-  std::vector<std::string> lora_targets(const std::string& component) const { return spec_.lora_targets(component); }
-  bool original_lora_names() const { return spec_.lora.original_names; }
-  std::string kohya_version() const { return spec_.lora.kohya_version; }
-  std::string axis_rules() const { return spec_.axis_rules; }
-  SingleFile single_file() const { return spec_.single_file; }
-  std::vector<Field> text_fields() const { return spec_.text_fields(); }
-  std::vector<std::string> second_text_fields() const { return spec_.second_text_fields(); }
-  std::vector<Field> conditioning_fields() const { return spec_.conditioning; }
-  bool zeros_for_empty_prompt() const { return spec_.zero_empty_prompt; }
-  MediaSize media_size(const Dims& latent) const { return spec_.autoencoder->media_size(latent); }
-  int64_t downscale() const { return spec_.autoencoder->downscale; }
-  int64_t frame_scale() const { return spec_.autoencoder->frame_scale; }
-  Dims pixel_dims(const MediaSize& size) const { return spec_.autoencoder->pixel_dims(size); }
-  int64_t default_frames() const { return spec_.default_frames; }
-  int64_t size_multiple() const { return spec_.size_multiple(); }
-  int64_t decoder_tile() const { return spec_.autoencoder->decoder_tile; }
-  Posterior encode_media(const Models& m, Tensor x) const { return spec_.autoencoder->encode(m, x, nullptr); }
-  Tensor decode_media(const Models& m, Tensor x) const { return spec_.autoencoder->decode(m, x, nullptr); }
-  LatentScale latent_scale() const { return spec_.autoencoder->latent_scale; }
-  nlohmann::json fitted_autoencoder(nlohmann::json config, const EachMoments& moments) const;
-  ImageCount images() const {
-    const ImageConditioning* i = image_conditioning();
-    return i ? ImageCount{i->least, i->most} : ImageCount{};
-  }
-  std::vector<Field> image_fields(const MediaSize& size) const {
-    return image_conditioning() ? image_conditioning()->fields(size) : std::vector<Field>();
-  }
-  std::string image_encoder() const { return image_conditioning() ? image_conditioning()->encoder : ""; }
-  HostArray with_images(HostArray latents, const HostArrays& c) const {
-    return image_conditioning() ? image_conditioning()->restored(std::move(latents), c) : latents;
-  }
-  bool distilled_guidance() const { return spec_.embedded_guidance; }
-  std::vector<Field> size_fields() const { return spec_.size_conditioning; }
-  std::string file_prefix(uint64_t seed) const;
-  double reference_tflops(const MediaSize& size, double samples) const {
-    return spec_.reference.tflops ? spec_.reference.tflops(latent_dims(size)) * samples : 0;
-  }
-  bool always_clips_by_norm() const { return spec_.reference.always_clips_by_norm; }
-  void check_repeated_keys(int64_t norm_num_groups) const;
-  std::vector<std::string> encoded_columns() const { return spec_.records->columns(spec_); }
-  HostArrays from_encoded(const HostArrays& records) const { return spec_.records->from_records(spec_, records); }
-  HostArrays to_encoded(const HostArray& moments, const HostArrays& text, const HostArrays& conditioning,
-                        const std::function<std::vector<float>(size_t n)>& noise) const {
-    return spec_.records->to_record(spec_, moments, text, conditioning, noise);
-  }
+  /// How many images media must begin with.
+  int64_t required_images() const { return image_conditioning() ? image_conditioning()->least : 0; }
 
  protected:
   explicit Family(FamilySpec spec) : spec_(std::move(spec)) {}

@@ -75,6 +75,7 @@ struct FamilySpec {
   ReferenceConventions reference = {};
 
   const std::string& denoiser() const { return denoisers.front(); }
+  bool videos() const { return autoencoder->frame_scale > 0; }
   /// Both sides of training images are multiples of this, in pixels.
   int64_t size_multiple() const { return autoencoder->downscale * std::max(patch, training_patch); }
   /// Components that captions go through, in order.

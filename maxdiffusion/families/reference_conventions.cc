@@ -1,5 +1,6 @@
 #include "maxdiffusion/families/reference_conventions.h"
 
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/wan_transformer.h"
@@ -63,6 +64,17 @@ std::vector<std::string> all(std::vector<std::string> Row::*names) {
 }
 
 }  // namespace
+
+std::string ReferenceConventions::prefix_of_files(uint64_t seed) const {
+  return fmt::format(fmt::runtime(file_prefix), seed);
+}
+
+void check_repeated_keys(const ReferenceConventions& reference, int64_t norm_num_groups) {
+  constexpr int64_t kEverywhere = 32;  // in every file of MaxDiffusion
+  const int64_t groups = reference.norm_num_groups.value_or(norm_num_groups);
+  if (norm_num_groups != kEverywhere && norm_num_groups != groups)
+    log_warning("norm_num_groups={} has no effect: the UNet's config.json says {}", norm_num_groups, groups);
+}
 
 ReferenceConventions reference_conventions(const ModelFolder& folder) {
   const std::string& name = folder.pipeline();

@@ -18,7 +18,11 @@ struct ReferenceConventions {
   std::optional<int64_t> norm_num_groups = {};  // in config.json, which the key of that name repeats
   /// TFLOP of a training step on one sample with latents of these sizes, for comparisons; empty: as counted here.
   std::function<double(const Dims& latent)> tflops = {};
+
+  std::string prefix_of_files(uint64_t seed) const;
 };
+/// Warns where a run's key repeats a member of config.json with another value.
+void check_repeated_keys(const ReferenceConventions& reference, int64_t norm_num_groups);
 
 /// By the folder's pipeline class; one that MaxDiffusion does not know has none.
 ReferenceConventions reference_conventions(const ModelFolder& folder);

@@ -3,8 +3,16 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/reduce.h"
 
 namespace md {
+
+Tensor sample_posterior(const Posterior& p, Tensor noise) { return p.mean + exp(p.logvar * 0.5) * noise; }
+
+Tensor kl_divergence(const Posterior& p) {
+  Tensor terms = square(p.mean) + exp(p.logvar) - p.logvar - 1.0;
+  return sum(terms) * (0.5 / static_cast<double>(p.mean.dim(0)));
+}
 
 Dims Autoencoder::pixel_dims(const MediaSize& size) const {
   if (frame_scale == 0) return {size.height, size.width, 3};

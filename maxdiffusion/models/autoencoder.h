@@ -28,6 +28,10 @@ using MediaState = std::vector<Tensor>;
 struct Posterior {
   Tensor mean, logvar;
 };
+/// mean + exp(logvar/2)·noise.
+Tensor sample_posterior(const Posterior& p, Tensor noise);
+/// KL(q ‖ N(0, I)), mean over the batch of the sum over elements. Scalar f32.
+Tensor kl_divergence(const Posterior& p);
 
 /// This class itself is that of models of pixels: their latents are the media. Constant once made; thread safe.
 class Autoencoder {

@@ -10,7 +10,6 @@
 #include "maxdiffusion/models/resnet_block.h"
 #include "maxdiffusion/nn/attention.h"
 #include "maxdiffusion/ops/elementwise.h"
-#include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
 
 namespace md {
@@ -162,13 +161,6 @@ Tensor vae_decode(const Scope& root, const VaeConfig& c, Tensor latents) {
     if (i + 1 < levels) h = upsample(block, h, 2 * h.dim(1), 2 * h.dim(2), false);
   }
   return out(s, h, c, c.out_channels);
-}
-
-Tensor sample_posterior(const Posterior& p, Tensor noise) { return p.mean + exp(p.logvar * 0.5) * noise; }
-
-Tensor kl_divergence(const Posterior& p) {
-  Tensor terms = square(p.mean) + exp(p.logvar) - p.logvar - 1.0;
-  return sum(terms) * (0.5 / static_cast<double>(p.mean.dim(0)));
 }
 
 std::shared_ptr<Autoencoder> kl_autoencoder(const VaeConfig& c) { return std::make_shared<KlAutoencoder>(c); }

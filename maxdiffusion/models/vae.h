@@ -27,10 +27,6 @@ struct VaeConfig {
 Posterior vae_encode(const Scope& s, const VaeConfig& config, Tensor pixels);
 /// latents: [B, h, w, latent_channels], unscaled → [B, H, W, 3].
 Tensor vae_decode(const Scope& s, const VaeConfig& config, Tensor latents);
-/// mean + exp(logvar/2)·noise.
-Tensor sample_posterior(const Posterior& p, Tensor noise);
-/// KL(q ‖ N(0, I)), mean over the batch of the sum over elements. Scalar f32.
-Tensor kl_divergence(const Posterior& p);
 /// For the registry (registry.h): what asks for every parameter; the autoencoder, whose measured scale has a shift
 /// where config.json has one.
 void trace_vae(const Scope& s, const VaeConfig& config);

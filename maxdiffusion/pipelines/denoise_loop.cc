@@ -232,7 +232,7 @@ SampleOptions sample_options(const SampleKeys& k, const Family& family, const Me
   o.guidance_rescale = k.guidance_rescale;
   o.num_inference_steps = k.num_inference_steps;
   o.size = size;
-  o.step_by_step = family.spec().autoencoder->frame_scale > 0 && !k.scan_diffusion_loop;
+  o.step_by_step = family.spec().videos() && !k.scan_diffusion_loop;
   const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
   o.said = {k.original_size.empty() ? whole : pair("original_size", k.original_size),
             pair("crops_coords_top_left", k.crops_coords_top_left),
@@ -421,6 +421,8 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   check_finite("latents", latents,
                "try: activations_dtype=float32; a prediction_type and timestep_spacing that fit the model (a schedule "
                "of zero terminal SNR needs v_prediction)");
+  if (const ImageConditioning* images = family.image_conditioning())
+    return images->restored(std::move(latents), prompts.positive);
   return latents;
 }
 
@@ -429,8 +431,8 @@ std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOpt
   const SampleTable table = scheduler->table(o.num_inference_steps);
   PromptConditioning prompts;
   std::vector<Field> fields = family.spec().conditioning;
-  if (const ImageConditioning* images = family.image_conditioning(); images && images->least > 0)
-    std::ranges::copy(images->fields(o.size), std::back_inserter(fields));
+  if (family.required_images() > 0)
+    std::ranges::copy(family.image_conditioning()->fields(o.size), std::back_inserter(fields));
   for (const Field& f : fields) prompts.positive[f.name] = HostArray(batched(1, f.shape));
   const SamplingPlan plan = sampling_plan(family, table, has_images(family, prompts, o), o);
   std::vector<SamplingGraph> graphs;

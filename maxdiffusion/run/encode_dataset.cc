@@ -36,7 +36,7 @@ std::string models_key(RunModels& models) {
     if constexpr (std::is_same_v<decltype(value), const std::string&>)  // where weights lie changes nothing
       if (value != "float32") key += fmt::format(" {} {}", name, value);
   });
-  const std::vector<std::string> denoisers = models.family()->denoisers();
+  const std::vector<std::string> denoisers = models.family()->spec().denoisers;
   for (const auto& files : {models.folder().files(), models.folder().tokenizer_files()})
     for (const auto& [path, content] : files)
       if (std::ranges::count(denoisers, path.substr(0, path.find('/'))) == 0 && !path.starts_with("scheduler/") &&
@@ -49,12 +49,13 @@ std::string models_key(RunModels& models) {
   for (const auto& [component, weights] : models.text_encoder().weights())
     for (const auto& [name, a] : weights) add(component + "/" + name, a);
   const Family& family = *models.family();
-  if (family.images().least == 0) return key;
+  if (family.required_images() == 0) return key;
   // Models of one autoencoder may want other images.
-  key += fmt::format("\nimages {}", family.images().least);
-  for (const Field& f : family.image_fields(training_size(models.config(), family)))
+  const ImageConditioning& images = *family.image_conditioning();
+  key += fmt::format("\nimages {}", images.least);
+  for (const Field& f : images.fields(training_size(models.config(), family)))
     key += fmt::format(" {} {}", f.name, to_string(f.shape));
-  if (const std::string encoder = family.image_encoder(); !encoder.empty())
+  if (const std::string& encoder = images.encoder; !encoder.empty())
     for (const auto& [name, a] : models.weights_of()(models.folder().params({encoder}), encoder)) add(name, a);
   return key;
 }
@@ -186,7 +187,7 @@ std::shared_ptr<const Samples> cached_samples(std::shared_ptr<const ArrayCache> 
 CachedImages encode_dataset(RunModels& models, const std::shared_ptr<const RecordSource>& source,
                             const ImageConfig& config, CachedText text, const std::string* caption) {
   const ImagesInBuckets images = sort_into_aspect_buckets(source, config, true);
-  const int64_t known = models.family()->images().least;
+  const int64_t known = models.family()->required_images();
   std::optional<ImageConditioner> conditioner;
   const auto encode = [&](const LoadedImages& loaded, const Encoded& encoded) {
     if (known > 0 && !conditioner)

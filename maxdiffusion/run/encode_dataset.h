@@ -42,7 +42,7 @@ std::shared_ptr<const Samples> cached_samples(std::shared_ptr<const ArrayCache> 
 /// What of captions is kept: what the text encoders make of them, or, where these are trained, token ids.
 enum class CachedText { embeddings, tokens };
 /// moments (unscaled) and `text` of every image, its mask and sizes as asked for, and what the denoiser sees of first
-/// and last frames (Family::image_fields). `caption`: in place of each image's own, unless null.
+/// and last frames (ImageConditioning::fields). `caption`: in place of each image's own, unless null.
 CachedImages encode_dataset(RunModels& models, const std::shared_ptr<const RecordSource>& source,
                             const ImageConfig& config, CachedText text = CachedText::embeddings,
                             const std::string* caption = nullptr);

@@ -54,7 +54,7 @@ struct Situation {
 
   bool trains() const { return command == "train"; }
   bool generates() const { return command == "generate"; }
-  bool videos() const { return family.frame_scale() > 0; }
+  bool videos() const { return family.spec().videos(); }
   /// Whether training makes samples.
   bool samples_while_training() const {
     return trains() && !c.sample.prompt.empty() &&
@@ -68,11 +68,11 @@ struct Situation {
   }
   bool guides() const {
     if (!c.sample.do_classifier_free_guidance) return false;
-    if (family.distilled_guidance()) return c.sample.true_cfg_scale > 1;
+    if (family.spec().embedded_guidance) return c.sample.true_cfg_scale > 1;
     return std::max(c.sample.guidance_scale_high.value_or(c.sample.guidance_scale),
                     c.sample.guidance_scale_low.value_or(c.sample.guidance_scale)) > 1;
   }
-  bool two() const { return family.denoisers().size() == 2; }
+  bool two() const { return family.spec().denoisers.size() == 2; }
   bool has_tokenizer() const {
     for (const char* file : {"vocab.json", "tokenizer.json"})
       if (std::filesystem::exists(models.folder().path() + "/tokenizer/" + file)) return true;
@@ -80,12 +80,12 @@ struct Situation {
   }
   /// Whether scan_layers makes a loop of any layers.
   bool repeats() const {
-    const ParamTable params = models.folder().params(family.denoisers(), scope_options(c.layers));
+    const ParamTable params = models.folder().params(family.spec().denoisers, scope_options(c.layers));
     return std::ranges::any_of(params.params(), [](const Param& p) { return p.stacked > 0; });
   }
   /// Whether captions have as many tokens as the key says.
   bool reads_length() const {
-    return std::ranges::any_of(family.text_fields(), [&](const Field& f) {
+    return std::ranges::any_of(family.spec().text_fields(), [&](const Field& f) {
       return f.shape.rank() == 1 && f.shape.dims[0] == c.model.max_sequence_length;
     });
   }
@@ -99,7 +99,8 @@ struct Situation {
   /// Whether a sample is decoded in tiles, where a key asks for them.
   bool tiles() const {
     const Dims latent = family.latent_dims(sample_size(c, family));
-    return !videos() && family.decoder_tile() > 0 && std::max(latent[0], latent[1]) > family.decoder_tile();
+    return !videos() && family.spec().autoencoder->decoder_tile > 0 &&
+           std::max(latent[0], latent[1]) > family.spec().autoencoder->decoder_tile;
   }
   int64_t slices() const {
     return std::max<int64_t>(topology(models.devices().client()).slices(), models.devices().replicas());
@@ -206,7 +207,8 @@ const std::vector<Rule>& rules() {
        RULE(unless(s.samples(), "no samples are made (sample_every=0, or no prompt)")), true},
       {sizes, RULE(unless(s.samples() || s.videos(), "resolution is the size of what is learned")), true},
       {{"guidance_scale"},
-       RULE(unless(s.samples() || s.family.distilled_guidance(), "no samples are made (sample_every=0, or no prompt)")),
+       RULE(unless(s.samples() || s.family.spec().embedded_guidance,
+                   "no samples are made (sample_every=0, or no prompt)")),
        true},
       {{"boundary_ratio"},
        RULE(unless(s.samples() || s.two(), "no samples are made (sample_every=0, or no prompt)")),
@@ -219,7 +221,7 @@ const std::vector<Rule>& rules() {
       // Updates.
       {keys_of_optimizers(), RULE(s.ignored_by_optimizer(key))},
       {{"max_grad_norm"},
-       RULE(unless(s.c.optim.opt_enable_grad_global_norm_clipping || s.family.always_clips_by_norm(),
+       RULE(unless(s.c.optim.opt_enable_grad_global_norm_clipping || s.family.spec().reference.always_clips_by_norm,
                    "gradient clipping by norm is off (opt_enable_grad_global_norm_clipping=false)"))},
       {{"max_grad_value"},
        unless_set("opt_enable_grad_clipping", "gradient clipping by value is off (opt_enable_grad_clipping=false)")},
@@ -333,7 +335,7 @@ const std::vector<Rule>& rules() {
       {{"vae_encode_chunk"},
        RULE(unless(!s.generates() || !(s.c.sample.image + s.c.sample.image_url).empty(), "no image is given"))},
       {{"original_size", "crops_coords_top_left", "target_size"},
-       RULE(unless(!s.family.size_fields().empty(), "this model has no condition on sizes"))},
+       RULE(unless(!s.family.spec().size_conditioning.empty(), "this model has no condition on sizes"))},
       {{"negative_prompt", "negative_prompt_2", "guidance_rescale"},
        RULE(unless(s.guides(), "there is no guidance (guidance_scale up to 1, or do_classifier_free_guidance=false)"))},
       {{"magcache_thresh", "magcache_K", "retention_ratio", "mag_ratios_base", "mag_ratios_base_720p",

@@ -12,13 +12,13 @@
 namespace md {
 
 std::vector<std::string> lora_components(const Family& family) {
-  std::vector<std::string> components = family.text_encoders();
-  for (const std::string& denoiser : family.denoisers()) components.push_back(denoiser);
+  std::vector<std::string> components = family.spec().text_components();
+  for (const std::string& denoiser : family.spec().denoisers) components.push_back(denoiser);
   return components;
 }
 
 LoraNames lora_names(const ModelFolder& folder, const Family& family) {
-  LoraNames names{.denoisers = family.denoisers()};
+  LoraNames names{.denoisers = family.spec().denoisers};
   for (const auto& [name, component] : folder.components()) names.others[name] = folder.other_names(name);
   return names;
 }
@@ -37,7 +37,7 @@ std::vector<ScaledLora> read_loras(const LoraKeys& keys, const ModelFolder& fold
   std::vector<ScaledLora> loras;
   if (chosen.empty()) return loras;
   const LoraTargets targets = lora_targets(folder, family);
-  const std::vector<std::string> denoisers = family.denoisers();
+  const std::vector<std::string> denoisers = family.spec().denoisers;
   for (const LoraChoice& l : chosen) {
     check(!l.denoiser || *l.denoiser < denoisers.size(), Code::invalid_config,
           "lora_config names '{}' for a second denoiser, but this model has one", l.path);
@@ -54,15 +54,15 @@ void write_lora_layout(const std::string& path, const LoraFile& lora, const Mode
     const TemporaryFolder t;
     const std::string written = write_peft_lora(t.path(), lora, names);
     std::filesystem::copy_file(written, path);
-  } else if (layout == "comfyui" || (layout.empty() && family.original_lora_names())) {
+  } else if (layout == "comfyui" || (layout.empty() && family.spec().lora.original_names)) {
     write_comfyui_lora(path, lora, names);
   } else {
     std::map<std::string, std::string> said = metadata;
-    if (const std::string version = family.kohya_version(); !version.empty()) {
+    if (const std::string version = family.spec().lora.kohya_version; !version.empty()) {
       said["ss_base_model_version"] = version;
       said["ss_v2"] = version.starts_with("sd_v2") ? "True" : "False";
     }
-    write_kohya_lora(path, lora, names, family.text_encoders().size() == 2, said);
+    write_kohya_lora(path, lora, names, family.spec().text_components().size() == 2, said);
   }
 }
 

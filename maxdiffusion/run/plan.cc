@@ -16,13 +16,13 @@ DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> famil
   t.family = std::move(family);
   t.process = make_process(scheduler_config, c.process);
   trained_denoisers(c, *t.family);  // refuses a train_expert that the model does not have
-  t.images = t.family->images().least > 0;
+  t.images = t.family->required_images() > 0;
   t.noise = drawn_noise_input(c.denoise.noise_offset, c.denoise.input_perturbation);
   if (in_step) t.media = pixels_input();
   if (in_step || c.denoise.train_text_encoder) t.text = tokens_input();
   t.batch_size = part_of_replica(global_batch(c.batches, devices), replicas);
   t.size = training_size(c, *t.family);
-  t.said = t.size;
+  t.conditioning_size = t.size;
   t.guidance = c.sample.guidance_scale;
   if (c.is_dreambooth()) {
     t.prior_loss_weight = c.dreambooth.prior_loss_weight;
@@ -35,7 +35,7 @@ DenoiseTask planned_task(const RunConfig& c, std::shared_ptr<const Family> famil
 }
 
 std::vector<std::string> trained_denoisers(const RunConfig& c, const Family& family) {
-  std::vector<std::string> all = family.denoisers();
+  std::vector<std::string> all = family.spec().denoisers;
   const std::string& expert = c.model.train_expert;
   if (all.size() != 2) {
     check(expert.empty(), Code::invalid_config, "train_expert is '{}', but this model has one denoiser", expert);
@@ -48,7 +48,7 @@ std::vector<std::string> trained_denoisers(const RunConfig& c, const Family& fam
 }
 
 std::vector<DenoiseTask> of_experts(const RunConfig& c, const DenoiseTask& task) {
-  const std::vector<std::string> all = task.family->denoisers(), trained = trained_denoisers(c, *task.family);
+  const std::vector<std::string> all = task.family->spec().denoisers, trained = trained_denoisers(c, *task.family);
   if (all.size() == 1) return {task};
   const auto end = static_cast<double>(task.process->num_train_timesteps());
   const double boundary = c.sample.boundary_ratio.value_or(*task.family->spec().boundary_ratio) * end;
@@ -64,33 +64,35 @@ std::vector<DenoiseTask> of_experts(const RunConfig& c, const DenoiseTask& task)
 
 bool is_trained(const RunModels& m, const std::string& component) {
   return std::ranges::count(trained_denoisers(m.config(), *m.family()), component) > 0 ||
-         (m.config().denoise.train_text_encoder && std::ranges::count(m.family()->text_encoders(), component) > 0);
+         (m.config().denoise.train_text_encoder &&
+          std::ranges::count(m.family()->spec().text_components(), component) > 0);
 }
 
 StepOptions planned_step(const RunModels& m, int64_t samples) {
   const RunConfig& c = m.config();
   StepOptions s;
   s.scope = m.denoiser_options();
-  s.optim = c.optim.with_switches(m.family()->always_clips_by_norm());
+  s.optim = c.optim.with_switches(m.family()->spec().reference.always_clips_by_norm);
   s.optim.learning_rate = scaled_rate(c.optim, c.optim.learning_rate, samples);
   s.accumulation = c.update.gradient_accumulation_steps;
   s.ema_decay = c.update.ema_decay;
   s.own_count = trained_denoisers(c, *m.family()).size() > 1;
-  for (const std::string& encoder : m.family()->text_encoders())
+  for (const std::string& encoder : m.family()->spec().text_components())
     s.learning_rates[encoder] = scaled_rate(c.optim, c.update.text_encoder_learning_rate, samples);
   s.variation = [&m](const std::string& component, const Scope& scope) {
     if (!is_trained(m, component)) {
-      const bool autoencoder = component == m.family()->autoencoder();
+      const bool autoencoder = component == m.family()->spec().autoencoder->component;
       const EncoderKeys& keys = m.config().encoders;
       return scope
           .with(autoencoder ? autoencoder_options(scope.options(), keys) : text_encoder_options(scope.options(), keys))
           .frozen();
     }
     ScopeOptions options = scope.options();
-    if (std::ranges::count(m.family()->denoisers(), component) == 0) options.quantization = nullptr;
+    if (std::ranges::count(m.family()->spec().denoisers, component) == 0) options.quantization = nullptr;
     const LoraKeys& lora = m.config().lora;
-    return lora.train_lora ? lora_scope(scope.with(options), training_lora(lora, m.family()->lora_targets(component)))
-                           : scope.with(options);
+    return lora.train_lora
+               ? lora_scope(scope.with(options), training_lora(lora, m.family()->spec().lora_targets(component)))
+               : scope.with(options);
   };
   return s;
 }

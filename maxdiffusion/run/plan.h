@@ -14,11 +14,11 @@ namespace md {
 /// replicas has. Sizes that follow from the data are `resolution` here.
 DenoiseTask planned_task(const RunConfig& config, std::shared_ptr<const Family> family,
                          const nlohmann::json& scheduler_config, int64_t devices, int64_t replicas = 1);
-/// The components that are trained, of Family::denoisers: the only one, or those that train_expert names.
+/// The components that are trained, of FamilySpec::denoisers: the only one, or those that train_expert names.
 std::vector<std::string> trained_denoisers(const RunConfig& config, const Family& family);
 /// A task for each of them, on its part of the times.
 std::vector<DenoiseTask> of_experts(const RunConfig& config, const DenoiseTask& task);
-/// Where a checkpoint has the LoRA files of the experts, of Family::denoisers, where a run trains both.
+/// Where a checkpoint has the LoRA files of the experts, of FamilySpec::denoisers, where a run trains both.
 inline constexpr const char* kExpertFolders[] = {"high_noise", "low_noise"};
 /// Whether any part of a component is trained.
 bool is_trained(const RunModels& models, const std::string& component);

@@ -23,25 +23,26 @@ RunModels::RunModels(const RunConfig& c, const RunInfo& run, const std::string& 
     : config_(c),
       run_(run),
       model_(open_model(model, c.model, purpose, run.seed, controlnet)),
-      devices_(open_devices(c, model_.family->axis_rules())),
+      devices_(open_devices(c, model_.family->spec().axis_rules)),
       own_devices_(devices_.own()) {
-  model_.family->check_repeated_keys(c.reference.norm_num_groups);
+  check_repeated_keys(model_.family->spec().reference, c.reference.norm_num_groups);
   model_.weights.set_slices([this](const Param& p) {
-    const bool trained = std::ranges::count(model_.family->denoisers(), p.model) > 0;
+    const bool trained = std::ranges::count(model_.family->spec().denoisers, p.model) > 0;
     return local_slices(trained ? devices_ : own_devices_, p.axes, p.shape.dims);
   });
 }
 
 std::function<NamedPieces()> RunModels::open_weights(const ParamTable& params, const std::string& component) {
-  if (component != model_.family->autoencoder()) return model_.weights.open(params, component);
+  if (component != model_.family->spec().autoencoder->component) return model_.weights.open(params, component);
   return [this, &params, component] { return as_pieces(of_component(params, component, autoencoder_values())); };
 }
 
 void RunModels::check_weights() const {
-  std::vector<std::string> components = model_.family->denoisers();
-  for (const std::string& encoder : model_.family->text_encoders()) components.push_back(encoder);
-  for (const std::string& other : {model_.family->autoencoder(), model_.family->image_encoder()})
-    if (!other.empty()) components.push_back(other);
+  std::vector<std::string> components = model_.family->spec().denoisers;
+  for (const std::string& encoder : model_.family->spec().text_components()) components.push_back(encoder);
+  components.push_back(model_.family->spec().autoencoder->component);
+  if (const ImageConditioning* images = model_.family->image_conditioning()) components.push_back(images->encoder);
+  std::erase(components, "");
   model_.weights.check_there(components);
 }
 
@@ -52,9 +53,9 @@ ScopeOptions RunModels::denoiser_options() const {
     check(!is_float8(q->operands) || client.has_float8(), Code::invalid_config,
           "quantization={}: device '{}' has no 8-bit floats; try quantization=int8", q->name,
           client.devices().front().kind);
-    const QuantizedCount count = count_quantized(*q, model_.folder.params(model_.family->denoisers(), options));
+    const QuantizedCount count = count_quantized(*q, model_.folder.params(model_.family->spec().denoisers, options));
     log_info("quantization {}: {} of {} layers of {}", q->name, count.quantized, count.all,
-             fmt::join(model_.family->denoisers(), " and "));
+             fmt::join(model_.family->spec().denoisers, " and "));
   }
   return options;
 }
@@ -68,8 +69,9 @@ int64_t RunModels::encoder_batch() const {
   const MediaSize size = training_size(config_, *model_.family);
   const MediaChunks chunks = config_.media_chunks.chunks(*model_.family);
   const int64_t frames =
-      chunks.encode < 0 ? size.frames
-                        : std::min(size.frames, chunks.encode * std::max<int64_t>(model_.family->frame_scale(), 1));
+      chunks.encode < 0
+          ? size.frames
+          : std::min(size.frames, chunks.encode * std::max<int64_t>(model_.family->spec().autoencoder->frame_scale, 1));
   return std::clamp(kPixels / (size.height * size.width * std::max<int64_t>(frames, 1)), int64_t{1}, kMost) * devices;
 }
 
@@ -78,7 +80,7 @@ int64_t RunModels::text_batch() const {
   const int64_t devices = own_devices_.mesh().devices();
   if (config_.encoders.encoder_batch_size > 0) return encoder_batch();
   int64_t longest = 1;
-  for (const Field& f : model_.family->text_fields()) longest = std::max(longest, f.shape.elements());
+  for (const Field& f : model_.family->spec().text_fields()) longest = std::max(longest, f.shape.elements());
   return std::min(encoder_batch(), std::max<int64_t>(kTokens / longest, 1) * devices);
 }
 
@@ -87,7 +89,7 @@ int64_t RunModels::encoder_bytes() const {
   if (config_.encoders.encoder_batch_size > 0) return std::numeric_limits<int64_t>::max();
   const bool averages = config_.update.ema_decay > 0;
   int64_t held = 0;
-  const ParamTable params = model_.folder.params(model_.family->denoisers(), scope_options(config_.layers));
+  const ParamTable params = model_.folder.params(model_.family->spec().denoisers, scope_options(config_.layers));
   for (const Param& p : params.params()) {
     int64_t of_element = static_cast<int64_t>(size_of(p.shape.dtype));
     if (!config_.lora.train_lora) of_element += 8 + (is_narrow(p.shape.dtype) ? 4 : 0) + (averages ? 4 : 0);
@@ -104,7 +106,7 @@ TextEncoder& RunModels::text_encoder() {
 }
 
 void RunModels::free_text_encoder() {
-  const std::vector<std::string> encoders = model_.family->text_encoders();
+  const std::vector<std::string> encoders = model_.family->spec().text_components();
   if (!text_encoder_ || std::ranges::any_of(encoders, [&](auto& e) { return model_.weights.location(e).empty(); }))
     return;
   log_info("the text encoders leave the devices");
@@ -113,7 +115,7 @@ void RunModels::free_text_encoder() {
 }
 
 void RunModels::free_autoencoder() {
-  if (model_.weights.location(model_.family->autoencoder()).empty()) return;
+  if (model_.weights.location(model_.family->spec().autoencoder->component).empty()) return;
   media_autoencoder_.reset();
   autoencoder_values_.clear();
   return_freed_memory();
@@ -128,22 +130,23 @@ MediaAutoencoder& RunModels::media_autoencoder() {
 }
 
 const HostArrays& RunModels::autoencoder_values() {
-  const std::string component = model_.family->autoencoder();
+  const std::string component = model_.family->spec().autoencoder->component;
   if (autoencoder_values_.empty() && !component.empty())
     autoencoder_values_ = model_.weights.read(model_.folder.params(component), component);
   return autoencoder_values_;
 }
 
 void RunModels::set_autoencoder(HostArrays values) {
-  model_.weights.set(model_.family->autoencoder(), values);
+  model_.weights.set(model_.family->spec().autoencoder->component, values);
   autoencoder_values_ = std::move(values);
   media_autoencoder_.reset();
 }
 
 void RunModels::fit_autoencoder(const EachMoments& moments) {
-  const std::string component = model_.family->autoencoder();
-  const auto config = parse_json(model_.folder.files().at(component + "/config.json"));
-  model_.folder.set_config(component, dump_json(model_.family->fitted_autoencoder(config, moments), 2) + "\n");
+  const std::shared_ptr<const Autoencoder> autoencoder = model_.family->spec().autoencoder;
+  const auto config = parse_json(model_.folder.files().at(autoencoder->component + "/config.json"));
+  model_.folder.set_config(autoencoder->component,
+                           dump_json(autoencoder->with_measured_latent_scale(config, moments), 2) + "\n");
   model_.family = make_family(model_.folder);
 }
 
@@ -183,7 +186,7 @@ void RunModels::complete(CheckpointContent& content) {
       for (const std::string& file : files) content.linked[name + file.substr(file.rfind('/'))] = file;
     } else if (!model_.weights.location(name).empty()) {
       content.weights[name] = published(params, name, model_.weights.open(params, name, true)());
-    } else if (name == model_.family->autoencoder()) {
+    } else if (name == model_.family->spec().autoencoder->component) {
       content.weights[name] = published(params, name, as_pieces(autoencoder_values()));
     } else {
       content.weights[name] = as_pieces(text_encoder().weights().at(name));

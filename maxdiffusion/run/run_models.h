@@ -68,7 +68,7 @@ class RunModels {
 
   /// Replaces the autoencoder's weights by values, by input name, that this run has trained.
   void set_autoencoder(HostArrays values);
-  /// Sets the scale of its latents; see Family::fitted_autoencoder.
+  /// Sets the scale of its latents; see Autoencoder::with_measured_latent_scale.
   void fit_autoencoder(const EachMoments& moments);
   /// The text of scheduler_config.json for checkpoints; see training_config.
   std::string trained_scheduler_config() const;

@@ -159,7 +159,7 @@ void train_autoencoder(RunModels& models, const std::shared_ptr<const Samples>& 
   };
   HostArrays values;
   if (c.vae.vae_image_steps > 0) {
-    check(task.family->frame_scale() > 0, Code::invalid_config,
+    check(task.family->spec().videos(), Code::invalid_config,
           "vae_image_steps is {}, but this model's media are images; set it to 0", c.vae.vae_image_steps);
     AutoencoderTask frames = task;
     frames.batch_size *= std::exchange(frames.size.frames, 1);

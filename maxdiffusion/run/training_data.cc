@@ -26,7 +26,7 @@ namespace {
 /// Scales the moments of a batch for the denoiser.
 Batch scaled(const Family& family, Batch batch) {
   for (auto& [name, a] : batch)
-    if (name.ends_with("moments")) a = family.latent_scale().apply_to_moments(a);
+    if (name.ends_with("moments")) a = family.spec().autoencoder->latent_scale.apply_to_moments(a);
   return batch;
 }
 std::unique_ptr<Dataset> scaled(const std::shared_ptr<const Family>& family, std::unique_ptr<Dataset> batches) {
@@ -107,7 +107,7 @@ void open_recorded(const RunModels& models, TrainingData& data) {
   task.noise = recorded_noise_input();
   task.sizes = true;
   task.batch_size = part_of_replica(replay.batch_size / accumulation, data.replicas);
-  task.size = task.family->media_size(replay.latent);
+  task.size = task.family->spec().autoencoder->media_size(replay.latent);
   data.batches = std::move(replay.data);
   if (data.replicas == 1) return;
   const BatchShare share = share_of_update(models.devices(), replay.batch_size, accumulation);
@@ -125,10 +125,10 @@ void open_encoded_records(const RunModels& models, TrainingData& data) {
   const RunConfig& c = models.config();
   DenoiseTask& task = data.task;
   DataSourceConfig where = source_config(c);
-  where.array_columns = task.family->encoded_columns();
-  data.batches =
-      mapped(array_batches(open_source(where), batch_config(models, data.update_size(models.config().update))),
-             [family = task.family](const Batch& b) { return family->from_encoded(b); });
+  where.array_columns = task.family->spec().records->columns(task.family->spec());
+  data.batches = mapped(
+      array_batches(open_source(where), batch_config(models, data.update_size(models.config().update))),
+      [family = task.family](const Batch& b) { return family->spec().records->from_records(family->spec(), b); });
   const Batch first = data.batches->next();
   data.batches->seek({});
   const bool drawn = first.contains("latents");
@@ -136,8 +136,8 @@ void open_encoded_records(const RunModels& models, TrainingData& data) {
   Dims latent = first.at(drawn ? "latents" : "moments").dims();
   latent.erase(latent.begin());
   if (!drawn) latent.back() /= 2;
-  task.size = task.family->media_size(latent);
-  const std::vector<Field> fields = task.family->conditioning_fields();
+  task.size = task.family->spec().autoencoder->media_size(latent);
+  const std::vector<Field> fields = task.family->spec().conditioning;
   if (!fields.empty() && fields[0].shape.rank() == 2) task.text = embeddings_input(first.at(fields[0].name).dims()[1]);
 }
 
@@ -167,7 +167,7 @@ void open_made_samples(const RunModels& models, TrainingData& data) {
   task.size = {k.synthetic_override_height.value_or(task.size.height),
                k.synthetic_override_width.value_or(task.size.width),
                k.synthetic_override_num_frames.value_or(task.size.frames)};
-  task.said = task.size;
+  task.conditioning_size = task.size;
   task.media = latents_input();
   const Dims latent = task.family->latent_dims(task.size);
   const size_t rows = latent.size() - 3;
@@ -181,7 +181,7 @@ void open_made_samples(const RunModels& models, TrainingData& data) {
   where.synthetic_seed = models.run().seed;
   where.synthetic_arrays["latents"] = {DType::f32, latent};
   std::optional<int64_t> length;
-  for (Field f : task.family->conditioning_fields()) {
+  for (Field f : task.family->spec().conditioning) {
     if (f.shape.rank() == 2 && !length) {
       length = f.shape.dims[0] = k.synthetic_override_max_sequence_length.value_or(f.shape.dims[0]);
       compare_size("synthetic_override_text_embed_dim", k.synthetic_override_text_embed_dim, f.shape.dims[1]);
@@ -190,7 +190,8 @@ void open_made_samples(const RunModels& models, TrainingData& data) {
     where.synthetic_arrays[f.name] = f.shape;
   }
   if (task.images)
-    for (const Field& f : task.family->image_fields(task.size)) where.synthetic_arrays[f.name] = f.shape;
+    for (const Field& f : task.family->image_conditioning()->fields(task.size))
+      where.synthetic_arrays[f.name] = f.shape;
   log_info("{} Synthetic Data Iterator Configuration:", models.folder().pipeline());
   log_info("  samples: {}", where.synthetic_num_samples ? std::to_string(*where.synthetic_num_samples) : "without end");
   log_info("  height {}, width {}, frames {}", task.size.height, task.size.width, task.size.frames);
@@ -269,10 +270,10 @@ ImageConfig image_config(const RunConfig& c, const Family& family) {
                 .mask = k.alpha_mask            ? MaskFrom::alpha
                         : c.denoise.masked_loss ? MaskFrom::record
                                                 : MaskFrom::none,
-                .mask_downscale = family.downscale(),
-                .sizes = !family.size_fields().empty() && (k.enable_bucket || k.original_size_conditioning)};
+                .mask_downscale = family.spec().autoencoder->downscale,
+                .sizes = !family.spec().size_conditioning.empty() && (k.enable_bucket || k.original_size_conditioning)};
   std::set<int64_t> frames = {1};
-  if (family.frame_scale() > 0) {
+  if (family.spec().videos()) {
     const MediaSize size = training_size(c, family);
     check_size(c, family, size);
     frames = {size.frames};
@@ -294,9 +295,9 @@ ImageConfig image_config(const RunConfig& c, const Family& family) {
     if (!p.buckets) check_size(c, family, training_size(c, family));
     return p;
   }
-  check(k.bucket_reso_steps % family.size_multiple() == 0, Code::invalid_config,
+  check(k.bucket_reso_steps % family.spec().size_multiple() == 0, Code::invalid_config,
         "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink a picture",
-        k.bucket_reso_steps, family.size_multiple());
+        k.bucket_reso_steps, family.spec().size_multiple());
   if (k.bucket_no_upscale) log_info_once("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
   try {
     p.buckets.emplace(AspectBucketConfig{k.resolution,
@@ -393,7 +394,7 @@ DataSourceConfig held_out_source(const RunConfig& c, const DenoiseTask& task) {
                          .image_column = c.source.image_column,
                          .caption_column = c.source.caption_column};
   if (encoded)
-    where.array_columns = task.family->encoded_columns();
+    where.array_columns = task.family->spec().records->columns(task.family->spec());
   else
     where.max_train_samples = c.eval.eval_max_number_of_samples_in_bucket;
   return where;
@@ -407,7 +408,7 @@ HeldOut held_out_samples(RunModels& models, const DenoiseTask& task) {
   if (where.array_columns.empty()) {
     const bool crop = c.images.center_crop || c.images.random_crop;
     ImageConfig config{.resolution = c.images.resolution, .center_crop = crop};
-    if (family->frame_scale() > 0) {
+    if (family->spec().videos()) {
       config = image_config(c, *family);
       config.random_flip = false;
       config.buckets = AspectBuckets::of({{task.size.height, task.size.width, task.size.frames}});
@@ -460,7 +461,7 @@ HeldOut held_out_samples(RunModels& models, const DenoiseTask& task) {
     r.arrays.erase(own_time);
     HostArrays one;
     for (const auto& [name, a] : r.arrays) one[name] = a.reshaped(batched(1, a.shape()).dims);
-    return family->from_encoded(one);
+    return family->spec().records->from_records(family->spec(), one);
   };
   return held;
 }

@@ -121,7 +121,8 @@ const std::vector<Rule>& needs() {
 }  // namespace
 
 void check_training_keys(const RunConfig& c, const Family& family) {
-  check(!c.denoise.train_text_encoder || family.text_encoders().size() < 2 || c.lora.train_lora, Code::invalid_config,
+  check(!c.denoise.train_text_encoder || family.spec().text_components().size() < 2 || c.lora.train_lora,
+        Code::invalid_config,
         "train_text_encoder: models with two text encoders are trained without them, except with train_lora");
   const Options options(c);
   for (const Rule& rule : exclusive())
@@ -137,11 +138,11 @@ void check_training_keys(const RunConfig& c, const Family& family) {
   }
   check(!options.use("lora_files"), Code::invalid_config,
         "lora_files and lora_config are for generate; training starts from matrices given by lora_init");
-  check(c.images.frame_buckets.empty() || family.frame_scale() > 0, Code::invalid_config,
+  check(c.images.frame_buckets.empty() || family.spec().videos(), Code::invalid_config,
         "frame_buckets are numbers of frames, but this model's media are pictures");
-  check(!c.model.train_new_vae || family.images().least == 0, Code::invalid_config,
+  check(!c.model.train_new_vae || family.required_images() == 0, Code::invalid_config,
         "train_new_vae: the latents of the images that this model begins with need an autoencoder that is there");
-  check(!c.images.original_size_conditioning || !family.size_fields().empty(), Code::invalid_config,
+  check(!c.images.original_size_conditioning || !family.spec().size_conditioning.empty(), Code::invalid_config,
         "original_size_conditioning: this model has no condition on sizes");
 }
 

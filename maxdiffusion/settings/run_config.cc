@@ -168,11 +168,11 @@ Devices open_devices(const RunConfig& c, const std::string& of_family) {
 
 MediaSize sample_size(const RunConfig& c, const Family& family) {
   return {c.sample.height.value_or(c.images.resolution), c.sample.width.value_or(c.images.resolution),
-          c.sample.num_frames.value_or(family.default_frames())};
+          c.sample.num_frames.value_or(family.spec().default_frames)};
 }
 
 MediaSize training_size(const RunConfig& c, const Family& family) {
-  if (family.frame_scale() == 0) return {c.images.resolution, c.images.resolution};
+  if (!family.spec().videos()) return {c.images.resolution, c.images.resolution};
   return sample_size(c, family);
 }
 
@@ -180,7 +180,7 @@ void check_size(const RunConfig& c, const Family& family, const MediaSize& size)
   try {
     family.latent_dims(size);
   } catch (const Error& e) {
-    const bool videos = family.frame_scale() > 0;
+    const bool videos = family.spec().videos();
     std::string keys;
     const auto add = [&](const char* key, int64_t value, const std::optional<int64_t>& given) {
       const std::string text = fmt::format("{}={}", given == value ? key : "resolution", value);

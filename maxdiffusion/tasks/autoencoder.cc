@@ -1,7 +1,6 @@
 #include "maxdiffusion/tasks/autoencoder.h"
 
 #include "maxdiffusion/encoders/media_autoencoder.h"
-#include "maxdiffusion/models/vae.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 

@@ -89,7 +89,7 @@ Tensor DenoiseTask::sample_losses(const Models& models, const Feed& feed, Rng rn
   Conditioning conditioning = text->read(*family, models, all);
   if (sizes)
     for (const Field& field : family->spec().size_conditioning) conditioning[field.name] = all.at(field.name);
-  const MediaSize s = said.value_or(size);
+  const MediaSize s = conditioning_size.value_or(size);
   const std::array<int64_t, 2> whole = {s.height, s.width};
   conditioning.merge(family->extra_conditioning(x0.graph(), b, {{whole, {0, 0}, whole}, guidance}));
   if (images)

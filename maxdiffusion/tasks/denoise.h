@@ -46,7 +46,7 @@ struct DenoiseTask : Task {
   int64_t batch_size = 1;
   MediaSize size;  // of the media, pixels
   /// What the denoiser is conditioned on where batches hold no sizes. Absent: `size`.
-  std::optional<MediaSize> said;
+  std::optional<MediaSize> conditioning_size;
   double caption_dropout = 0;
   double guidance = 1;          // see FamilySpec::embedded_guidance
   bool masked = false;          // every batch has masks

@@ -72,8 +72,8 @@ Replay open_replay(const std::string& path, const Family& family, std::shared_pt
   for (const auto& fields : {family.spec().conditioning, family.spec().size_conditioning})
     for (const Field& f : fields)
       wanted.push_back({f.name, f.name == "prompt_embeds" ? "encoder_hidden_states" : f.name, f.shape.rank() + 1});
-  if (const ImageConditioning* images = family.image_conditioning(); images && images->least > 0)
-    for (const Field& f : images->fields(family.spec().autoencoder->media_size(r.latent)))
+  if (family.required_images() > 0)
+    for (const Field& f : family.image_conditioning()->fields(family.spec().autoencoder->media_size(r.latent)))
       wanted.push_back({f.name, f.name, f.shape.rank() + 1, DType::f32, f.shape.rank() == rank - 1});
   for (int64_t i = 0; i < r.steps; ++i)
     for (const Wanted& w : wanted) {

@@ -129,8 +129,8 @@ TEST(Autoencoder, TakesAsManyAtATimeAsTheMemoryHolds) {
   {
     Graph g(devices.graph_options());
     ParamTable params;
-    images->encode_media([&](const std::string& component) { return Scope(g, params, component, {}); },
-                         g.input("in", {DType::f32, {1, 64, 64, 3}}));
+    images->spec().autoencoder->encode([&](const std::string& component) { return Scope(g, params, component, {}); },
+                                       g.input("in", {DType::f32, {1, 64, 64, 3}}), nullptr);
     for (const Param& p : params.params()) weights[p.input] = initial_value(p, 3);
   }
   HostArray many({DType::u8, {7, 64, 64, 3}});
@@ -184,7 +184,8 @@ TEST(Videos, OfOtherLengthsAreRefused) {
 TEST(Videos, AreFieldsOfBatchesWithAnAxisOfFrames) {
   const MediaSize size{16, 24, 9};
   const Dims latent = family()->latent_dims(size);
-  EXPECT_EQ(family()->pixel_dims(family()->media_size(latent)), (Dims{9, 16, 24, 3}));
+  EXPECT_EQ(family()->spec().autoencoder->pixel_dims(family()->spec().autoencoder->media_size(latent)),
+            (Dims{9, 16, 24, 3}));
   EXPECT_EQ(to_string(pixels_input()->fields(*family(), {2, latent})[0].shape), "u8[2,9,16,24,3]");
 }
 

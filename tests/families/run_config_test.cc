@@ -463,7 +463,7 @@ TEST(RunConfig, QuantizationKeysWithoutEffectAreWarnedAboutByName) {
 TEST(ReferenceKeys, GroupsOtherThanTheModelsAreWarnedAbout) {
   auto said = [](const std::vector<std::string>& words) {
     testing::internal::CaptureStderr();
-    tiny_family()->check_repeated_keys(parse("", words).reference.norm_num_groups);
+    check_repeated_keys(tiny_family()->spec().reference, parse("", words).reference.norm_num_groups);
     return testing::internal::GetCapturedStderr();
   };
   EXPECT_EQ(said({}), "");

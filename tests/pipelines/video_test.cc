@@ -429,7 +429,7 @@ TEST_F(VideoTraining, LearnsInTheStepAndFromTfrecordsWhatTheCacheHolds) {
     EXPECT_LE(largest_difference(text.reshaped(kept.at("prompt_embeds").dims()), kept.at("prompt_embeds")), 1e-5) << i;
     const HostArray& latents = record.at("latents");
     ASSERT_EQ(latents.dims(), (Dims{4, 2, 4, 4}));
-    const HostArray moments = models.family()->latent_scale().apply_to_moments(kept.at("moments"));
+    const HostArray moments = models.family()->spec().autoencoder->latent_scale.apply_to_moments(kept.at("moments"));
     const std::vector<double> x = latents.to_doubles(), m = moments.to_doubles();
     ASSERT_EQ(m.size(), 2 * x.size());
     for (size_t channel = 0; channel < 4; ++channel)

@@ -1,0 +1,105 @@
+// What a family says of itself in its FamilySpec is what its functions take and return, for every pipeline class.
+#include "maxdiffusion/families/family_spec.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/families/family.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "tests/families/toy_family.h"
+
+namespace md {
+namespace {
+
+/// A tiny folder of tests/golden for classes whose names begin so; the first row that fits.
+constexpr std::pair<const char*, const char*> kFolders[] = {{"StableDiffusionXL", "pipelines/sdxl"},
+                                                            {"StableDiffusion", "pipelines/sd"},
+                                                            {"LatentConsistency", "pipelines/sd"},
+                                                            {"WanImageToVideo", "wan/i2v"},
+                                                            {"Wan", "wan/t2v"},
+                                                            {"Flux", "flux/dev"}};
+
+ModelFolder tiny_folder(const std::string& pipeline) {
+  if (pipeline == "ToyPipeline") {
+    TemporaryFolder t;
+    write_toy_folder(t / "toy");
+    return ModelFolder::open(t / "toy");
+  }
+  for (const auto& [beginning, folder] : kFolders) {
+    if (!pipeline.starts_with(beginning)) continue;
+    std::map<std::string, std::string> files =
+        ModelFolder::open(std::string(MD_SOURCE_DIR "/tests/golden/") + folder).files();
+    nlohmann::json index = parse_json(files.at("model_index.json"));
+    index["_class_name"] = pipeline;
+    files["model_index.json"] = index.dump();
+    return ModelFolder::from_texts(files);
+  }
+  throw Error(Code::invalid_config, pipeline + " has no tiny folder in this test");
+}
+
+TEST(FamilySpec, OfEveryPipelineIsWhatItsFunctionsTakeAndReturn) {
+  constexpr int64_t kBatch = 2;
+  add_toy_family();
+  for (const std::string& pipeline : family_pipelines()) {
+    SCOPED_TRACE(pipeline);
+    const std::shared_ptr<const Family> family = make_family(tiny_folder(pipeline));
+    const FamilySpec& spec = family->spec();
+    Graph g;
+    ParamTable params;
+    const Models models = [&](const std::string& component) { return Scope(g, params, component); };
+    auto expect = [&](const std::vector<Field>& fields, const Conditioning& found) {
+      for (const Field& f : fields) {
+        ASSERT_TRUE(found.contains(f.name)) << f.name;
+        EXPECT_EQ(to_string(found.at(f.name).shape()), to_string(batched(kBatch, f.shape))) << f.name;
+      }
+      EXPECT_EQ(found.size(), fields.size());
+    };
+    Conditioning text;
+    for (const Field& f : spec.text_fields()) text[f.name] = g.input(f.name, batched(kBatch, f.shape));
+    Conditioning given = family->encode_text(models, text, 0);
+    expect(spec.conditioning, given);
+
+    const int64_t side = std::max<int64_t>(spec.size_multiple(), 8);
+    const MediaSize size{side, side, spec.autoencoder->frame_scale > 0 ? spec.autoencoder->frame_scale + 1 : 1};
+    Conditioning extra = family->extra_conditioning(g, kBatch, {{{{side, side}}, {{0, 0}}, {{side, side}}}, 3.5});
+    for (const auto& [name, x] : extra) EXPECT_EQ(x.dim(0), kBatch) << name;
+    given.merge(extra);  // leaves what the spec says, and embedded guidance, which is no field
+    for (const Field& f : spec.size_conditioning)
+      EXPECT_EQ(to_string(given.at(f.name).shape()), to_string(batched(kBatch, f.shape))) << f.name;
+    if (const ImageConditioning* images = family->image_conditioning(); images && images->least > 0)
+      for (const Field& f : images->fields(size)) given[f.name] = g.input(f.name, batched(kBatch, f.shape));
+
+    const Dims latent = family->latent_dims(size);
+    EXPECT_EQ(latent, spec.autoencoder->latent_dims(size));
+    EXPECT_EQ(spec.autoencoder->pixel_dims(spec.autoencoder->media_size(latent)), spec.autoencoder->pixel_dims(size));
+    const Shape noisy = batched(kBatch, {DType::f32, latent});
+    const Tensor predicted =
+        family->predict(models, g.input("x", noisy), g.input("t", {DType::f32, {kBatch}}), given, {}).sample;
+    EXPECT_EQ(to_string(predicted.shape()), to_string(noisy));
+    for (const Param& p : params.params())
+      EXPECT_TRUE(p.model == spec.denoiser() || std::ranges::count(spec.text_components(), p.model) > 0) << p.input;
+    const Tensor decoded = spec.autoencoder->decode(models, g.input("z", noisy), nullptr);
+    EXPECT_EQ(to_string(decoded.shape()), to_string(batched(kBatch, {DType::f32, spec.autoencoder->pixel_dims(size)})));
+  }
+}
+
+TEST(FamilySpec, LeavesFewQuestionsToVirtualFunctions) {
+  const std::string header = read_file(MD_SOURCE_DIR "/maxdiffusion/families/family.h");
+  const size_t begin = header.find("class Family {");
+  const std::string declaration = header.substr(begin, header.find("\n};", begin) - begin);
+  auto count = [&](const char* pattern) {
+    const std::regex regex(pattern);
+    return std::distance(std::sregex_iterator(declaration.begin(), declaration.end(), regex), std::sregex_iterator());
+  };
+  EXPECT_LE(count(R"(\bvirtual\b)"), 8);
+  EXPECT_EQ(count(R"(\) const = 0;)"), 2);
+}
+
+}  // namespace
+}  // namespace md
