@@ -338,6 +338,26 @@ TEST(Docs, KeysInTheTextExist) {
   EXPECT_GT(found, 250);
 }
 
+TEST(Docs, LinksLeadToFilesAndHeadings) {
+  int found = 0;
+  std::map<std::string, std::string> pages = documents();
+  for (const char* page : {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}) pages[page] = read_file(kRoot + page);
+  for (const auto& [file, text] : pages) {
+    const fs::path folder = fs::path(kRoot) / (exists(kRoot + "docs/" + file) ? "docs" : "");
+    static const std::regex link(R"(\]\(([^)#\s]*)(?:#([\w-]+))?\))");
+    for (std::sregex_iterator i(text.begin(), text.end(), link), end; i != end; ++i, ++found) {
+      const std::string to = (*i)[1].str(), heading = (*i)[2].str();
+      if (to.starts_with("https://")) continue;
+      const fs::path target = to.empty() ? folder / file : folder / to;
+      ASSERT_TRUE(fs::exists(target)) << file << ": " << to;
+      if (!heading.empty()) {
+        EXPECT_TRUE(anchors_of(read_file(target)).contains(heading)) << file << ": " << to << "#" << heading;
+      }
+    }
+  }
+  EXPECT_GT(found, 150);
+}
+
 TEST(Docs, TablesOfFiguresNameTheCommandThatPrintsThem) {
   int tables = 0;
   for (const auto& [file, text] : documents()) {
