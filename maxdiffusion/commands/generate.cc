@@ -142,7 +142,7 @@ class Sampler {
   }
   const RunModels& models() const { return models_; }
   uint64_t seed() const { return options_.seed; }
-  void tell_guidance(double scale) { options_.told_guidance = scale; }
+  void set_embedded_guidance(double scale) { options_.embedded_guidance = scale; }
   /// The samples have the numbers from `first` on, instead of from 0.
   void number_from(int64_t first) { options_.first_sample = first; }
 
@@ -157,7 +157,7 @@ class Sampler {
         "\nSteps: {}, Sampler: {}, CFG scale: {}, {}Seed: {}, Size: {}x{}, Model: {}, Picture: {}, Version: "
         "maxdiffusion {}",
         o.num_inference_steps, o.scheduler_config.value("_class_name", std::string()), o.guidance_scale,
-        models_.family()->spec().embedded_guidance ? fmt::format("Distilled CFG Scale: {}, ", o.told_guidance) : "",
+        models_.family()->spec().embedded_guidance ? fmt::format("Distilled CFG Scale: {}, ", o.embedded_guidance) : "",
         o.seed, o.size.width, o.size.height, std::filesystem::path(models_.folder().path()).filename().string(),
         o.first_sample + picture, version());
     return {{"parameters", text}};
@@ -354,7 +354,7 @@ void draw_class_images(const RunConfig& config, const RunInfo& run) {
   c.sample.latents.clear();
   Sampler sampler(c, run, c.model.pretrained_model_name_or_path, {});
   sampler.number_from(there);  // the seed has drawn those before
-  if (sampler.models().family()->spec().embedded_guidance) sampler.tell_guidance(config.sample.guidance_scale);
+  if (sampler.models().family()->spec().embedded_guidance) sampler.set_embedded_guidance(config.sample.guidance_scale);
   const HostArray images = sampler.decode(sampler.denoise());
   for (int64_t i = 0; i < missing; ++i) {
     const std::string bytes = encode_png(image_of_batch(images, i));

@@ -43,9 +43,9 @@ namespace {
 /// MaxDiffusion has programs of each family ("train_" and its name), which are one here: the model folder differs.
 std::string without_family(const std::string& name) {
   for (const char* command : {"train", "generate", "generate_controlnet"})
-    for (const std::string& family : family_commands())
+    for (const std::string& family : reference_commands())
       if (name == std::string(command) + "_" + family) return command;
-  for (const std::string& converter : family_converters())
+  for (const std::string& converter : reference_converters())
     if (name == converter) return "prepare_tfrecords";
   return name;
 }

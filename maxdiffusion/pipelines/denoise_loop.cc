@@ -212,7 +212,7 @@ SampleOptions sample_options(const SampleKeys& k, const Family& family, const Me
       texts->clear();
     }
   const bool distilled = family.spec().embedded_guidance;
-  o.told_guidance = k.guidance_scale;
+  o.embedded_guidance = k.guidance_scale;
   o.guidance_scale = k.do_classifier_free_guidance ? (distilled ? k.true_cfg_scale : k.guidance_scale) : 1;
   if (distilled && !k.negative_prompt.empty() && !o.guided())
     log_warning("negative_prompt has no effect: this model was distilled with guidance; try true_cfg_scale above 1");
@@ -234,9 +234,9 @@ SampleOptions sample_options(const SampleKeys& k, const Family& family, const Me
   o.size = size;
   o.step_by_step = family.spec().videos() && !k.scan_diffusion_loop;
   const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
-  o.said = {k.original_size.empty() ? whole : pair("original_size", k.original_size),
-            pair("crops_coords_top_left", k.crops_coords_top_left),
-            k.target_size.empty() ? whole : pair("target_size", k.target_size)};
+  o.size_hints = {k.original_size.empty() ? whole : pair("original_size", k.original_size),
+                  pair("crops_coords_top_left", k.crops_coords_top_left),
+                  k.target_size.empty() ? whole : pair("target_size", k.target_size)};
   o.seed = k.sample_seed ? static_cast<uint64_t>(*k.sample_seed) : seed;
 
   o.batch = sampling_batch(per_device_batch, devices);

@@ -34,14 +34,14 @@ struct SampleOptions {
   /// Likewise in place of the negative prompts.
   std::vector<std::string> second_negative_prompts = {};
   double guidance_scale = 7.5;           // 1 or less: no guidance, the model runs once a step
-  double told_guidance = 1;              // see FamilySpec::embedded_guidance
+  double embedded_guidance = 1;          // see FamilySpec::embedded_guidance
   std::vector<double> guidance_scales;   // for each of FamilySpec::denoisers; empty: guidance_scale
   std::optional<double> boundary_ratio;  // absent: FamilySpec::boundary_ratio
   double guidance_rescale = 0;           // 0: off
   int64_t num_inference_steps = 30, images_per_prompt = 1;
   int64_t batch = 0;  // samples per run of the program; 0: all of them
   MediaSize size;
-  std::optional<SizeHints> said;  // what the denoiser is conditioned on; absent: `size`, not cropped
+  std::optional<SizeHints> size_hints;  // what the denoiser is conditioned on; absent: `size`, not cropped
   uint64_t seed = 0;
   int64_t first_sample = 0;         // number of the first sample; its noise follows from seed and number
   HostArray latents;                // f32 [N, h, w, C], standard normal; absent: drawn from the seed, one by one

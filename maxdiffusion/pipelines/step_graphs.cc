@@ -34,8 +34,8 @@ Conditioning step_inputs(Graph& g, const StretchSetup& steps) {
   }
   const SampleOptions& o = steps.options;
   const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
-  given.merge(steps.family.extra_conditioning(g, steps.calls(),
-                                              {o.said.value_or(SizeHints{whole, {0, 0}, whole}), o.told_guidance}));
+  given.merge(steps.family.extra_conditioning(
+      g, steps.calls(), {o.size_hints.value_or(SizeHints{whole, {0, 0}, whole}), o.embedded_guidance}));
   if (o.control) {
     Tensor image = batch_input(g, steps, "control_image", o.control->image.shape());
     given["control_image"] = steps.guided() ? concatenate({image, image}, 0) : image;
