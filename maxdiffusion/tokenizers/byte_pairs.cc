@@ -115,4 +115,17 @@ void BytePairs::append(std::string_view word, std::vector<int32_t>& ids) const {
     if (s.id >= 0) ids.push_back(s.id);
 }
 
+const std::array<std::string, 256>& byte_letters() {
+  static const std::array<std::string, 256> all = [] {
+    std::array<std::string, 256> text;
+    char32_t moved = 256;
+    for (uint32_t b = 0; b < 256; ++b) {
+      const bool prints = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
+      append_utf8(text[b], prints ? b : moved++);
+    }
+    return text;
+  }();
+  return all;
+}
+
 }  // namespace md

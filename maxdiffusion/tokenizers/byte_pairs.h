@@ -2,6 +2,7 @@
 // merges is joined until no pair is in the list. Sources: Sennrich et al. 2016; the tokenizers library, models/bpe.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -52,5 +53,8 @@ class BytePairs {
   int32_t unknown_ = -1;
   int64_t size_ = 0;
 };
+
+/// Byte-level BPE's letter for each byte: what prints in Latin-1 stands for itself, the rest is moved to U+0100 and up.
+const std::array<std::string, 256>& byte_letters();
 
 }  // namespace md

@@ -3,12 +3,8 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
-#include <mutex>
 #include <nlohmann/json.hpp>
-#include <queue>
-#include <shared_mutex>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -17,6 +13,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/utf8.h"
+#include "maxdiffusion/tokenizers/byte_pairs.h"
 #include "maxdiffusion/tokenizers/clip_words.h"
 #include "maxdiffusion/tokenizers/special_tokens.h"
 
@@ -28,35 +25,6 @@ namespace fs = std::filesystem;
 constexpr const char *kStart = "<|startoftext|>", *kEnd = "<|endoftext|>", *kSuffix = "</w>";
 // Of OpenAI's list CLIP uses so many merges: 49152 ids less 256 bytes, less 256 bytes at a word's end, …
 constexpr size_t kClipMerges = 49152 - 256 - 2;
-constexpr size_t kMaxCachedWords = 1 << 16;
-
-std::string utf8_of(char32_t c) {
-  std::string out;
-  append_utf8(out, c);
-  return out;
-}
-
-// Bytes as printable characters, in the order of the vocabulary: what prints stands for itself, the rest is moved to
-// U+0100 and up. Source: GPT-2's byte-level vocabulary.
-struct ByteAlphabet {
-  std::array<std::string, 256> text;  // of each byte
-  std::vector<std::string> order;     // ids 0 to 255
-  ByteAlphabet() {
-    const auto prints = [](uint32_t b) {
-      return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || (b >= 174 && b <= 255);
-    };
-    for (uint32_t b = 0; b < 256; ++b) {
-      if (prints(b)) order.push_back(text[b] = utf8_of(b));
-    }
-    for (uint32_t b = 0, moved = 256; b < 256; ++b) {
-      if (!prints(b)) order.push_back(text[b] = utf8_of(moved++));
-    }
-  }
-};
-const ByteAlphabet& alphabet() {
-  static const ByteAlphabet a;
-  return a;
-}
 
 // The first lines of a gzip'd text.
 std::vector<std::string> gunzip_lines(const std::string& file, size_t count) {
@@ -128,21 +96,13 @@ std::string json_quoted(const std::string& s) { return nlohmann::json(s).dump();
 
 }  // namespace
 
-struct ClipTokenizer::Impl {
-  struct Merge {
-    int32_t rank, id;
-  };
-
+struct ClipTokenizer::Vocabulary {
   std::vector<std::string> tokens;  // by id; "" where an id is unused
   std::unordered_map<std::string, int32_t> ids;
-  std::vector<std::string> merge_lines;              // "left right", by rank
-  std::unordered_map<uint64_t, Merge> merges;        // left id << 32 | right id
-  std::array<std::array<int32_t, 2>, 256> byte_ids;  // inside a word, at its end
+  std::vector<std::string> merge_lines;                     // "left right", by rank
+  std::vector<std::pair<std::string, std::string>> merges;  // the same
   int32_t start = 0, end = 0, unknown = 0, pad = 0;
   std::vector<SpecialToken> added;  // of the model folder, beyond start, end, unknown and pad
-  SpecialTokens specials;           // all
-  mutable std::shared_mutex mutex;
-  mutable std::unordered_map<std::string, std::vector<int32_t>> cache;  // word → ids
 
   int32_t id_of(const std::string& token) const {
     auto it = ids.find(token);
@@ -165,23 +125,18 @@ struct ClipTokenizer::Impl {
     check(space != line.npos && space > 0 && space + 1 < line.size() && line.find(' ', space + 1) == line.npos,
           Code::io, "{}:{}: expected two tokens, found '{}'", file, number, line.substr(0, 60));
     const std::string left = line.substr(0, space), right = line.substr(space + 1);
-    const int32_t l = id_of(left), r = id_of(right), whole = id_of(left + right);
-    check(l >= 0 && r >= 0 && whole >= 0, Code::io, "{}:{}: '{}' is not in the vocabulary", file, number,
-          l < 0   ? left
-          : r < 0 ? right
-                  : left + right);
-    // A pair listed twice keeps its last rank, as in transformers.
-    merges[key(l, r)] = {static_cast<int32_t>(merge_lines.size()), whole};
+    for (const std::string& token : {left, right, left + right})
+      check(id_of(token) >= 0, Code::io, "{}:{}: '{}' is not in the vocabulary", file, number, token);
+    merges.emplace_back(left, right);
     merge_lines.push_back(line);
   }
-  static uint64_t key(int32_t l, int32_t r) { return static_cast<uint64_t>(l) << 32 | static_cast<uint32_t>(r); }
 
   /// What a list of merges that is cut short would do is make other ids, in silence: every entry of the vocabulary must
   /// be a letter, made by a merge, or special.
   void check_reachable(const std::string& merges_file) const {
     std::unordered_set<int32_t> made;
-    for (const auto& [pair, merge] : merges) made.insert(merge.id);
-    for (const SpecialToken& s : specials.tokens()) made.insert(s.id);
+    for (const auto& [left, right] : merges) made.insert(id_of(left + right));
+    for (const SpecialToken& s : specials()) made.insert(s.id);
     int64_t lost = 0;
     std::string first;
     for (const auto& [token, id] : ids) {
@@ -212,91 +167,42 @@ struct ClipTokenizer::Impl {
     return fmt::format("merge {} is '{}' in tokenizer.json and '{}' in merges.txt", its - w.merges.begin(),
                        its == w.merges.end() ? "" : *its, own == merge_lines.end() ? "" : *own);
   }
-  // Tables that follow from the vocabulary, the merges and the special tokens.
-  void finish() {
-    for (size_t b = 0; b < 256; ++b) {
-      const std::string& text = alphabet().text[b];
-      const int32_t inside = id_of(text), last = id_of(text + kSuffix);
-      byte_ids[b] = {inside < 0 ? unknown : inside, last < 0 ? unknown : last};
-    }
-    collect_specials();
-  }
-  void collect_specials() {
+  std::vector<SpecialToken> specials() const {
     std::vector<SpecialToken> all = added;
     for (int32_t id : {start, end, unknown, pad}) {
       const std::string& text = tokens[static_cast<size_t>(id)];
       if (std::ranges::none_of(all, [&](const SpecialToken& s) { return s.text == text; })) all.push_back({text, id});
     }
-    specials = SpecialTokens(std::move(all));
+    return all;
   }
 
-  // Byte-pair merges: always the pair of lowest rank, leftmost first. A heap of candidates keeps long words n·log n.
-  std::vector<int32_t> merge_word(std::string_view word) const {
-    struct Symbol {
-      int32_t id, before, behind;
-    };
-    struct Candidate {
-      int32_t rank, at, id;
-      bool operator<(const Candidate& o) const { return rank != o.rank ? rank > o.rank : at > o.at; }
-    };
-    const auto n = static_cast<int32_t>(word.size());
-    std::vector<Symbol> symbols;
-    symbols.reserve(word.size());
-    for (int32_t i = 0; i < n; ++i) {
-      symbols.push_back(
-          {byte_ids[static_cast<uint8_t>(word[static_cast<size_t>(i)])][i + 1 == n], i - 1, i + 1 == n ? -1 : i + 1});
-    }
-    const auto find = [&](int32_t at) -> const Merge* {
-      const Symbol& s = symbols[static_cast<size_t>(at)];
-      if (s.behind < 0) return nullptr;
-      auto it = merges.find(key(s.id, symbols[static_cast<size_t>(s.behind)].id));
-      return it == merges.end() ? nullptr : &it->second;
-    };
-    std::priority_queue<Candidate> queue;
-    const auto offer = [&](int32_t at) {
-      if (at < 0) return;
-      if (const Merge* m = find(at)) queue.push({m->rank, at, m->id});
-    };
-    for (int32_t i = 0; i + 1 < n; ++i) offer(i);
-    while (!queue.empty()) {
-      const Candidate c = queue.top();
-      queue.pop();
-      Symbol& s = symbols[static_cast<size_t>(c.at)];
-      if (s.id < 0) continue;  // swallowed by its left neighbour
-      const Merge* m = find(c.at);
-      if (!m || m->id != c.id) continue;  // the pair changed since it was offered
-      Symbol& right = symbols[static_cast<size_t>(s.behind)];
-      s.id = c.id;
-      s.behind = right.behind;
-      right.id = -1;
-      if (s.behind >= 0) symbols[static_cast<size_t>(s.behind)].before = c.at;
-      offer(s.before);
-      offer(c.at);
-    }
-    std::vector<int32_t> out;
-    for (const Symbol& s : symbols) {
-      if (s.id >= 0) out.push_back(s.id);
-    }
-    return out;
-  }
-
-  void append_word(std::string_view word, std::vector<int32_t>& out) const {
-    std::string key(word);
-    {
-      const std::shared_lock lock(mutex);
-      if (auto it = cache.find(key); it != cache.end()) {
-        out.insert(out.end(), it->second.begin(), it->second.end());
-        return;
-      }
-    }
-    std::vector<int32_t> made = merge_word(word);
-    out.insert(out.end(), made.begin(), made.end());
-    const std::unique_lock lock(mutex);
-    if (cache.size() < kMaxCachedWords && key.size() < 256) cache.emplace(std::move(key), std::move(made));
+  /// Takes `ids` and `merges`.
+  WordTokenizerParts parts() {
+    const auto pairs = std::make_shared<const BytePairs>(
+        std::move(ids), merges,
+        BytePairOptions{
+            .unknown = tokens[static_cast<size_t>(unknown)], .continuation_prefix = "", .end_suffix = kSuffix},
+        "CLIP's vocabulary");
+    merges.clear();
+    return {.normalize = normalize_clip_text,
+            .cut = [](std::string_view text, bool, const auto& visit) { split_clip_words(text, visit); },
+            .append =
+                [pairs](std::string_view word, std::vector<int32_t>& out) {
+                  std::string letters;
+                  for (const char c : word) letters += byte_letters()[static_cast<uint8_t>(c)];
+                  pairs->append(letters, out);
+                },
+            .specials = SpecialTokens(specials()),
+            .before = {start},
+            .behind = {end},
+            .is_local = true,
+            .end = end,
+            .pad = pad,
+            .size = static_cast<int64_t>(tokens.size())};
   }
 };
 
-ClipTokenizer::ClipTokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ClipTokenizer::ClipTokenizer(std::unique_ptr<Vocabulary> v) : WordTokenizer(v->parts()), vocabulary_(std::move(v)) {}
 ClipTokenizer::ClipTokenizer(ClipTokenizer&&) noexcept = default;
 ClipTokenizer::~ClipTokenizer() = default;
 
@@ -305,27 +211,26 @@ ClipTokenizer ClipTokenizer::from_bpe(const std::string& file) {
   const std::vector<std::string> lines = gunzip_lines(file, kClipMerges + 1);
   check(lines.size() == kClipMerges + 1, Code::io, "CLIP vocabulary '{}': {} lines, expected at least {}", file,
         lines.size(), kClipMerges + 1);
-  auto impl = std::make_unique<Impl>();
-  impl->tokens.reserve(49408);
-  impl->ids.reserve(49408);
-  impl->merges.reserve(kClipMerges);
-  const auto append = [&](const std::string& token) {
-    impl->set_token(token, static_cast<int32_t>(impl->tokens.size()));
-  };
-  for (const std::string& c : alphabet().order) append(c);
-  for (const std::string& c : alphabet().order) append(c + kSuffix);
+  auto v = std::make_unique<Vocabulary>();
+  v->tokens.reserve(49408);
+  v->ids.reserve(49408);
+  const auto append = [&](const std::string& token) { v->set_token(token, static_cast<int32_t>(v->tokens.size())); };
+  // Bytes, then bytes at a word's end; those that stand for themselves first.
+  std::vector<std::string> letters(byte_letters().begin(), byte_letters().end());
+  std::ranges::stable_partition(letters, [](const std::string& c) { return c < "\u0100"; });
+  for (const std::string& c : letters) append(c);
+  for (const std::string& c : letters) append(c + kSuffix);
   for (size_t i = 1; i < lines.size(); ++i) {
     std::string whole = lines[i];
     std::erase(whole, ' ');
     append(whole);
-    impl->add_merge(lines[i], file, i + 1);
+    v->add_merge(lines[i], file, i + 1);
   }
   append(kStart);
   append(kEnd);
-  impl->start = impl->id_of(kStart);
-  impl->end = impl->unknown = impl->pad = impl->id_of(kEnd);
-  impl->finish();
-  return ClipTokenizer(std::move(impl));
+  v->start = v->id_of(kStart);
+  v->end = v->unknown = v->pad = v->id_of(kEnd);
+  return ClipTokenizer(std::move(v));
 }
 
 ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
@@ -344,7 +249,7 @@ ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
           .note("try: a folder with tokenizer.json, or with vocab.json and merges.txt, as transformers saves CLIP's");
     }
   }
-  auto impl = std::make_unique<Impl>();
+  auto v = std::make_unique<Vocabulary>();
   const char* vocab_file = one_file ? "tokenizer.json" : "vocab.json";
   WholeFile whole;
   if (exists(path("tokenizer.json"))) {
@@ -361,16 +266,16 @@ ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
   if (one_file) {
     for (const SpecialToken& t : added = whole.added) vocab[t.text] = t.id;
   }
-  impl->ids.reserve(vocab.size());
+  v->ids.reserve(vocab.size());
   for (const auto& [token, id] : vocab.items()) {
     check(id.is_number_integer() && id >= 0 && id < 10'000'000, Code::io, "tokenizer '{}': the id of '{}' is {}",
           path(vocab_file), token, id.dump());
-    impl->set_token(token, id.get<int32_t>());
+    v->set_token(token, id.get<int32_t>());
   }
   for (size_t i = 0; i < merges.size(); ++i)
     if (!merges[i].empty() && !merges[i].starts_with("#version"))
-      impl->add_merge(merges[i], path(one_file ? "tokenizer.json" : "merges.txt"), i + 1);
-  impl->added = std::move(added);
+      v->add_merge(merges[i], path(one_file ? "tokenizer.json" : "merges.txt"), i + 1);
+  v->added = std::move(added);
 
   // Special tokens: tokenizer_config.json first, then the older special_tokens_map.json; each a string or an object.
   std::vector<json> sources;
@@ -384,12 +289,12 @@ ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
       if (it == source.end() || it->is_null()) continue;
       const json& content = it->is_object() ? it->value("content", json()) : *it;
       check(content.is_string(), Code::io, "tokenizer folder '{}': {} must be a string", folder, name);
-      const int32_t id = impl->special_id(content.get<std::string>());
-      std::erase_if(impl->added, [&](const SpecialToken& s) { return s.id == id; });
-      impl->added.push_back({content.get<std::string>(), id, flag(*it)});
+      const int32_t id = v->special_id(content.get<std::string>());
+      std::erase_if(v->added, [&](const SpecialToken& s) { return s.id == id; });
+      v->added.push_back({content.get<std::string>(), id, flag(*it)});
       return id;
     }
-    return impl->special_id(fallback);
+    return v->special_id(fallback);
   };
   for (const json& source : sources) {
     if (!source.contains("added_tokens_decoder") || !source["added_tokens_decoder"].is_object()) continue;
@@ -399,80 +304,52 @@ ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
       check(ok, Code::io, "tokenizer folder '{}': added_tokens_decoder: '{}' must be an id with a content", folder, id);
       const std::string content = token["content"];
       if (content.empty()) continue;
-      impl->set_token(content, std::stoi(id));
-      impl->added.push_back({content, std::stoi(id), flag(token)});
+      v->set_token(content, std::stoi(id));
+      v->added.push_back({content, std::stoi(id), flag(token)});
     }
   }
-  impl->start = special("bos_token", kStart);
-  impl->end = special("eos_token", kEnd);
-  impl->unknown = special("unk_token", kEnd);
-  impl->pad = special("pad_token", kEnd);
-  impl->finish();
-  impl->check_reachable(path(one_file ? "tokenizer.json" : "merges.txt"));
-  if (const std::string d = one_file || whole.vocab.is_null() ? "" : impl->difference(whole); !d.empty())
+  v->start = special("bos_token", kStart);
+  v->end = special("eos_token", kEnd);
+  v->unknown = special("unk_token", kEnd);
+  v->pad = special("pad_token", kEnd);
+  v->check_reachable(path(one_file ? "tokenizer.json" : "merges.txt"));
+  if (const std::string d = one_file || whole.vocab.is_null() ? "" : v->difference(whole); !d.empty())
     log_warning("tokenizer folder '{}': {}; vocab.json and merges.txt are read, tokenizer.json is not", folder, d);
-  return ClipTokenizer(std::move(impl));
+  return ClipTokenizer(std::move(v));
 }
-
-std::vector<int32_t> ClipTokenizer::tokens(std::string_view text, int64_t length, bool* truncated) const {
-  check(length >= 2, Code::invalid_config, "tokenizer: length {}; expected at least 2, for the start and end tokens",
-        length);
-  std::vector<int32_t> out = tokens_of_beginning(text, static_cast<size_t>(length), [this](std::string_view beginning) {
-    std::vector<int32_t> ids{impl_->start};
-    const auto special = [&](int32_t id) { ids.push_back(id); };
-    const auto words = [&](std::string_view normalized) {
-      split_clip_words(normalized, [&](std::string_view word) { impl_->append_word(word, ids); });
-    };
-    impl_->specials.cut(
-        beginning, false,
-        [&](std::string_view raw) {
-          const std::string normalized = normalize_clip_text(raw);
-          impl_->specials.cut(normalized, true, words, special);
-        },
-        special);
-    return ids;
-  });
-  const auto most = static_cast<size_t>(length) - 1;
-  if (truncated) *truncated = out.size() > most;
-  if (out.size() > most) out.resize(most);
-  out.push_back(impl_->end);
-  return out;
-}
-
-int32_t ClipTokenizer::pad_id() const { return impl_->pad; }
-int32_t ClipTokenizer::end_id() const { return impl_->end; }
-int64_t ClipTokenizer::size() const { return static_cast<int64_t>(impl_->tokens.size()); }
 
 void ClipTokenizer::set_pad_id(int32_t id) {
-  check(id >= 0 && id < size() && !impl_->tokens[static_cast<size_t>(id)].empty(), Code::invalid_config,
+  check(id >= 0 && id < size() && !vocabulary_->tokens[static_cast<size_t>(id)].empty(), Code::invalid_config,
         "tokenizer: pad id {} is not in the vocabulary of {} tokens", id, size());
-  std::erase_if(impl_->added, [&](const SpecialToken& s) {
-    return s.id == impl_->pad && s.id != impl_->start && s.id != impl_->end && s.id != impl_->unknown;
+  std::erase_if(vocabulary_->added, [&](const SpecialToken& s) {
+    return s.id == vocabulary_->pad && s.id != vocabulary_->start && s.id != vocabulary_->end &&
+           s.id != vocabulary_->unknown;
   });
-  impl_->pad = id;
-  impl_->collect_specials();
+  vocabulary_->pad = id;
+  parts_.specials = SpecialTokens(vocabulary_->specials());
+  parts_.pad = id;
 }
 
 std::map<std::string, std::string> ClipTokenizer::files() const {
   std::map<std::string, std::string> out;
   std::string vocab = "{";
-  for (size_t id = 0; id < impl_->tokens.size(); ++id) {
-    if (impl_->tokens[id].empty()) continue;
-    vocab += fmt::format("{}{}:{}", vocab.size() > 1 ? "," : "", json_quoted(impl_->tokens[id]), id);
+  for (size_t id = 0; id < vocabulary_->tokens.size(); ++id) {
+    if (vocabulary_->tokens[id].empty()) continue;
+    vocab += fmt::format("{}{}:{}", vocab.size() > 1 ? "," : "", json_quoted(vocabulary_->tokens[id]), id);
   }
   out["vocab.json"] = vocab + "}\n";
   std::string& merges = out["merges.txt"] = "#version: 0.2\n";
-  for (const std::string& line : impl_->merge_lines) merges += line + "\n";
+  for (const std::string& line : vocabulary_->merge_lines) merges += line + "\n";
 
   using json = nlohmann::ordered_json;
-  const auto text = [&](int32_t id) { return impl_->tokens[static_cast<size_t>(id)]; };
-  json map{{"bos_token", text(impl_->start)},
-           {"eos_token", text(impl_->end)},
-           {"pad_token", text(impl_->pad)},
-           {"unk_token", text(impl_->unknown)}};
+  const auto text = [&](int32_t id) { return vocabulary_->tokens[static_cast<size_t>(id)]; };
+  json map{{"bos_token", text(vocabulary_->start)},
+           {"eos_token", text(vocabulary_->end)},
+           {"pad_token", text(vocabulary_->pad)},
+           {"unk_token", text(vocabulary_->unknown)}};
   out["special_tokens_map.json"] = map.dump(2) + "\n";
   json decoder = json::object();
-  for (const SpecialToken& s : impl_->specials.tokens()) {
+  for (const SpecialToken& s : parts_.specials.tokens()) {
     decoder[std::to_string(s.id)] = {{"content", s.text}, {"lstrip", false},      {"normalized", s.normalized},
                                      {"rstrip", false},   {"single_word", false}, {"special", true}};
   }

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <functional>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <shared_mutex>
 #include <unordered_map>
 
 #include "maxdiffusion/base/error.h"
@@ -25,7 +23,6 @@ using Ids = std::vector<int32_t>;
 
 constexpr const char *kWhole = "tokenizer.json", *kConfig = "tokenizer_config.json", *kVocab = "vocab.json",
                      *kMerges = "merges.txt";
-constexpr size_t kMaxCachedWords = 1 << 16, kMaxCachedBytes = 256;
 constexpr int64_t kMaxId = 10'000'000;
 
 json read_object(const std::string& file) {
@@ -176,40 +173,6 @@ json with_vocabulary(json steps, const std::string& folder) {
 
 }  // namespace
 
-struct JsonTokenizer::Impl {
-  Normalizer normalize;
-  PreTokenizer cut;
-  Model model;
-  SpecialTokens specials;
-  Frame frame;
-  std::optional<int32_t> end, pad;
-  int64_t size = 0;
-  std::map<std::string, std::string> files;
-  std::string config;  // its path, for messages
-  mutable std::shared_mutex mutex;
-  mutable std::unordered_map<std::string, Ids> cache;  // word → ids
-
-  void append(const std::string& word, Ids& out) const {
-    {
-      const std::shared_lock lock(mutex);
-      if (const auto it = cache.find(word); it != cache.end()) {
-        out.insert(out.end(), it->second.begin(), it->second.end());
-        return;
-      }
-    }
-    Ids made;
-    model.append(word, made);
-    out.insert(out.end(), made.begin(), made.end());
-    if (word.size() > kMaxCachedBytes) return;
-    const std::unique_lock lock(mutex);
-    if (cache.size() < kMaxCachedWords) cache.emplace(word, std::move(made));
-  }
-};
-
-JsonTokenizer::JsonTokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-JsonTokenizer::JsonTokenizer(JsonTokenizer&&) noexcept = default;
-JsonTokenizer::~JsonTokenizer() = default;
-
 JsonTokenizer JsonTokenizer::from_folder(const std::string& folder, std::string_view steps) {
   const auto path = [&](const char* name) { return folder + "/" + name; };
   const bool whole = exists(path(kWhole));
@@ -220,13 +183,21 @@ JsonTokenizer JsonTokenizer::from_folder(const std::string& folder, std::string_
   const std::string file = path(whole ? kWhole : kMerges);
   const json j = whole ? read_object(file) : with_vocabulary(parse_json(steps), folder);
   const json config = exists(path(kConfig)) ? read_object(path(kConfig)) : json::object();
-  auto impl = std::make_unique<Impl>();
-  impl->config = path(kConfig);
-  impl->normalize = make_normalizer(j.value("normalizer", json()), file);
-  impl->cut = make_pre_tokenizer(j.value("pre_tokenizer", json()), file);
-  impl->model = make_model(j.value("model", json()), file);
-  add_frame(j.value("post_processor", json()), file, impl->frame);
-  impl->size = impl->model.size;
+  const Normalizer normalize = make_normalizer(j.value("normalizer", json()), file);
+  const PreTokenizer cut = make_pre_tokenizer(j.value("pre_tokenizer", json()), file);
+  const Model model = make_model(j.value("model", json()), file);
+  Frame frame;
+  add_frame(j.value("post_processor", json()), file, frame);
+  WordTokenizerParts parts{.normalize = [normalize](std::string_view text) { return normalize(std::string(text)); },
+                           .cut =
+                               [cut](std::string_view text, bool first, const auto& visit) {
+                                 for (const TextPart& word : cut({{std::string(text), first}})) visit(word.text);
+                               },
+                           .append = model.append,
+                           .before = frame.before,
+                           .behind = frame.behind,
+                           .size = model.size,
+                           .config = path(kConfig)};
 
   // Added tokens: the file's, then those of tokenizer_config.json, which count where both name one; a named token that
   // is in neither list and no token of the model gets the next id.
@@ -237,12 +208,12 @@ JsonTokenizer JsonTokenizer::from_folder(const std::string& folder, std::string_
     const std::string content = text_of(token, "content");
     check(!flag_of(token, "single_word"), Code::io,
           "{}: the added token '{}' is looked for as a single word only, which is not supported", where, content);
-    if (!id) id = impl->model.find(content);
-    if (*id < 0) id = impl->size;
+    if (!id) id = model.find(content);
+    if (*id < 0) id = parts.size;
     check(*id < kMaxId, Code::io, "{}: the id of the added token '{}' is {}", where, content, *id);
-    impl->size = std::max(impl->size, *id + 1);
+    parts.size = std::max(parts.size, *id + 1);
     const bool normalized = flag_of(token, "normalized", !flag_of(token, "special"));
-    added[content] = {.text = normalized ? impl->normalize(content) : content,
+    added[content] = {.text = normalized ? normalize(content) : content,
                       .id = static_cast<int32_t>(*id),
                       .normalized = normalized,
                       .strips_left = flag_of(token, "lstrip"),
@@ -272,53 +243,15 @@ JsonTokenizer JsonTokenizer::from_folder(const std::string& folder, std::string_
     return added.at(content).id;
   };
   for (const char* name : {"bos_token", "unk_token", "sep_token", "cls_token", "mask_token"}) named(name);
-  impl->end = named("eos_token");
-  impl->pad = named("pad_token");
+  parts.end = named("eos_token");
+  parts.pad = named("pad_token");
   std::vector<SpecialToken> specials;
   for (const auto& [content, token] : added) specials.push_back(token);
-  impl->specials = SpecialTokens(std::move(specials));
+  parts.specials = SpecialTokens(std::move(specials));
   for (const char* name :
        {kWhole, kConfig, kVocab, kMerges, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"})
-    if (exists(path(name))) impl->files[name] = read_file(path(name));
-  return JsonTokenizer(std::move(impl));
+    if (exists(path(name))) parts.files[name] = read_file(path(name));
+  return JsonTokenizer(std::move(parts));
 }
-
-std::vector<int32_t> JsonTokenizer::tokens(std::string_view text, int64_t length, bool* truncated) const {
-  const Frame& frame = impl_->frame;
-  const auto around = static_cast<int64_t>(frame.before.size() + frame.behind.size());
-  check(length >= around, Code::invalid_config,
-        "tokenizer: length {}; expected at least {}, for the tokens around a text", length, around);
-  Ids out = frame.before;
-  const auto special = [&](int32_t id) { out.push_back(id); };
-  const std::string valid = valid_utf8(text);
-  const char* start = nullptr;  // of the text, once it is normalized; null: it starts with an added token
-  const auto words = [&](std::string_view part) {
-    for (const TextPart& word : impl_->cut({{std::string(part), part.data() == start}})) impl_->append(word.text, out);
-  };
-  impl_->specials.cut(
-      valid, false,
-      [&](std::string_view raw) {
-        const std::string normalized = impl_->normalize(std::string(raw));
-        start = raw.data() == valid.data() ? normalized.data() : nullptr;
-        impl_->specials.cut(normalized, true, words, special);
-      },
-      special);
-  const auto room = static_cast<size_t>(length) - frame.behind.size();
-  if (truncated) *truncated = out.size() > room;
-  if (out.size() > room) out.resize(room);
-  out.insert(out.end(), frame.behind.begin(), frame.behind.end());
-  return out;
-}
-
-int32_t JsonTokenizer::pad_id() const {
-  check(impl_->pad.has_value(), Code::io, "{}: no pad_token", impl_->config);
-  return *impl_->pad;
-}
-int32_t JsonTokenizer::end_id() const {
-  check(impl_->end.has_value(), Code::io, "{}: no eos_token", impl_->config);
-  return *impl_->end;
-}
-int64_t JsonTokenizer::size() const { return impl_->size; }
-std::map<std::string, std::string> JsonTokenizer::files() const { return impl_->files; }
 
 }  // namespace md

@@ -3,11 +3,7 @@
 #include <unicode/uchar.h>
 
 #include <algorithm>
-#include <mutex>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <shared_mutex>
-#include <unordered_map>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -151,21 +147,6 @@ void for_each_word(std::string_view text, const std::function<void(std::string_v
 
 }  // namespace
 
-struct T5Tokenizer::Impl {
-  Impl(Vocabulary v) : model(std::move(v.pieces), kUnknown), charsmap(std::move(v.charsmap)) {}
-
-  Unigram model;
-  Charsmap charsmap;
-  SpecialTokens specials;
-  int32_t end = 0, pad = 0;
-  int64_t size = 0;
-  std::map<std::string, std::string> files;
-};
-
-T5Tokenizer::T5Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-T5Tokenizer::T5Tokenizer(T5Tokenizer&&) noexcept = default;
-T5Tokenizer::~T5Tokenizer() = default;
-
 T5Tokenizer T5Tokenizer::from_folder(const std::string& folder) {
   const auto path = [&](const char* name) { return folder + "/" + name; };
   const bool whole = exists(path(kWhole));
@@ -193,23 +174,28 @@ T5Tokenizer T5Tokenizer::from_folder(const std::string& folder) {
         folder, vocabulary.pieces.size());
   const json added = std::move(vocabulary.added);
   const std::vector<std::string> from_model = std::move(vocabulary.specials);
-  auto impl = std::make_unique<Impl>(std::move(vocabulary));
-  impl->size = static_cast<int64_t>(impl->model.pieces().size());
+  const auto model = std::make_shared<const Unigram>(std::move(vocabulary.pieces), kUnknown);
+  WordTokenizerParts parts{
+      .normalize = [charsmap = std::move(vocabulary.charsmap)](std::string_view raw) { return charsmap.apply(raw); },
+      .cut = [](std::string_view text, bool, const auto& visit) { for_each_word(text, visit); },
+      .append = [model](std::string_view word, std::vector<int32_t>& ids) { model->append(word, ids); },
+      .is_local = true,
+      .size = static_cast<int64_t>(model->pieces().size())};
   for (const char* name : {kWhole, kModel, kConfig, kMap})
-    if (exists(path(name))) impl->files[name] = read_file(path(name));
+    if (exists(path(name))) parts.files[name] = read_file(path(name));
 
   // Special tokens are first those that the files list with their flags, then the named ones, then the extra ones; one
   // that is no piece gets the next id.
   std::vector<SpecialToken> specials;
   const auto id_of = [&](const std::string& text) {
     const auto known = std::ranges::find(specials, text, &SpecialToken::text);
-    return known == specials.end() ? impl->model.find(text) : known->id;
+    return known == specials.end() ? model->find(text) : known->id;
   };
   const auto add = [&](const SpecialToken& given) {
     SpecialToken t = given;
     if (t.text.empty() || std::ranges::count(specials, t.text, &SpecialToken::text) > 0) return;
     t.id = id_of(t.text);
-    if (t.id < 0) t.id = static_cast<int32_t>(impl->size++);
+    if (t.id < 0) t.id = static_cast<int32_t>(parts.size++);
     specials.push_back(std::move(t));
   };
   if (config.contains("additional_special_tokens") && !config.contains("extra_special_tokens")) {
@@ -232,39 +218,15 @@ T5Tokenizer T5Tokenizer::from_folder(const std::string& folder) {
     return t.text.empty() ? -1 : id_of(t.text);
   };
   named("bos_token", "");
-  impl->end = named("eos_token", "</s>");
+  parts.end = named("eos_token", "</s>");
   named("unk_token", "<unk>");
   named("sep_token", "");
-  impl->pad = named("pad_token", "<pad>");
+  parts.pad = named("pad_token", "<pad>");
   for (const char* name : {"cls_token", "mask_token"}) named(name, "");
   for (const json& token : extra_tokens(config, from_model, extra)) add(read_token(token, path(kConfig)));
-  impl->specials = SpecialTokens(std::move(specials));
-  return T5Tokenizer(std::move(impl));
+  parts.behind = {*parts.end};
+  parts.specials = SpecialTokens(std::move(specials));
+  return T5Tokenizer(std::move(parts));
 }
-
-std::vector<int32_t> T5Tokenizer::tokens(std::string_view text, int64_t length, bool* truncated) const {
-  check(length >= 1, Code::invalid_config, "tokenizer: length {}; expected at least 1, for the end token", length);
-  std::vector<int32_t> out = tokens_of_beginning(text, static_cast<size_t>(length), [this](std::string_view beginning) {
-    std::vector<int32_t> ids;
-    const auto special = [&](int32_t id) { ids.push_back(id); };
-    const auto words = [&](std::string_view normalized) {
-      for_each_word(normalized, [&](std::string_view word) { impl_->model.append(word, ids); });
-    };
-    impl_->specials.cut(
-        valid_utf8(beginning), false,
-        [&](std::string_view raw) { impl_->specials.cut(impl_->charsmap.apply(raw), true, words, special); }, special);
-    return ids;
-  });
-  const auto most = static_cast<size_t>(length) - 1;
-  if (truncated) *truncated = out.size() > most;
-  if (out.size() > most) out.resize(most);
-  out.push_back(impl_->end);
-  return out;
-}
-
-int32_t T5Tokenizer::pad_id() const { return impl_->pad; }
-int32_t T5Tokenizer::end_id() const { return impl_->end; }
-int64_t T5Tokenizer::size() const { return impl_->size; }
-std::map<std::string, std::string> T5Tokenizer::files() const { return impl_->files; }
 
 }  // namespace md

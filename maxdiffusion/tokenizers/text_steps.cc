@@ -6,12 +6,12 @@
 #include <unicode/unistr.h>
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/utf8.h"
+#include "maxdiffusion/tokenizers/byte_pairs.h"
 #include "maxdiffusion/tokenizers/charsmap.h"
 
 namespace md {
@@ -204,20 +204,6 @@ PreTokenizer splitter(Matcher matcher, Split how, bool invert = false) {
   };
 }
 
-// Bytes as printable characters: what prints in Latin-1 stands for itself, the rest is moved to U+0100 and up.
-const std::array<std::string, 256>& byte_characters() {
-  static const std::array<std::string, 256> all = [] {
-    std::array<std::string, 256> text;
-    char32_t moved = 256;
-    for (uint32_t b = 0; b < 256; ++b) {
-      const bool prints = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
-      append_utf8(text[b], prints ? b : moved++);
-    }
-    return text;
-  }();
-  return all;
-}
-
 // The words of GPT-2.
 constexpr const char* kByteLevelWords = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
@@ -233,7 +219,7 @@ PreTokenizer byte_level(const json& j, const std::string& file) {
     parts = words(std::move(parts));
     for (TextPart& p : parts) {
       std::string out;
-      for (const char c : p.text) out += byte_characters()[static_cast<uint8_t>(c)];
+      for (const char c : p.text) out += byte_letters()[static_cast<uint8_t>(c)];
       p.text = std::move(out);
     }
     return parts;
