@@ -767,7 +767,7 @@ TEST(Keys, OfAFileThatAreIgnoredTakeFewLines) {
   const auto said = [](const std::string& yaml, const Words& words) {
     const RunConfig c =
         RunConfig::from_source(ConfigSource::from_text(yaml, filled(base(Kind::images) + words, world().path())));
-    const RunModels models(c, c.model.pretrained_model_name_or_path, Purpose::training);
+    const RunModels models(c, make_run_info(c, processes()), c.model.pretrained_model_name_or_path, Purpose::training);
     testing::internal::CaptureStderr();
     warn_of_ignored_keys(models, "train");
     return testing::internal::GetCapturedStderr();
