@@ -146,7 +146,10 @@ class KeyChanges {
     values_ = now.values(), defaults_ = before.values();
   }
   /// Whether the key's value differs from its default. Throws internal where there is no such key, as value() does.
-  bool changed(const std::string& key) const { return value(key) != defaults_.at(key); }
+  bool changed(const std::string& key) const {
+    const std::string& now = value(key);
+    return now != defaults_.at(key);
+  }
   /// As YAML.
   const std::string& value(const std::string& key) const;
 
