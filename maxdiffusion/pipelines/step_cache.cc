@@ -91,10 +91,9 @@ class MagCache final : public StepCache {
     if (base->empty()) base = plan.height >= 720 ? &keys.mag_ratios_base_720p : &keys.mag_ratios_base_480p;
     if (base->empty()) base = &plan.magcache_ratios;
     if (base->empty())
-      throw Error(
-          Code::invalid_config,
-          "use_magcache needs measured ratios, and none are known of this model (docs/wan.md lists those that "
-          "have been measured)")
+      throw Error(Code::invalid_config,
+                  "use_magcache needs measured ratios, and none are known of this model (its page in docs/ lists "
+                  "those that have been measured)")
           .note(
               "try: mag_ratios_base=[1, 1, …], for each step with prompt and without the mean size of what the "
               "blocks add divided by that of the step before; or use_sen_cache=true, which needs none");
