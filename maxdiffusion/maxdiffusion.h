@@ -16,7 +16,7 @@
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
-#include "maxdiffusion/pipelines/denoise_loop.h"
+#include "maxdiffusion/pipelines/pipeline.h"
 #include "maxdiffusion/runtime/runtime.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 #include "maxdiffusion/train/loop.h"

@@ -99,7 +99,7 @@ HostArray drawn(RunModels& m, const ParamTable& params, const HostArrays& traine
   std::optional<TextEncoder> own;
   if (c.denoise.train_text_encoder)
     own.emplace(m.devices(), m.family(), m.text_batch(), weights, scope_options(c.layers), c.compile);
-  return draw_samples(m, own ? *own : m.text_encoder(), weights);
+  return sample_images(m, own ? *own : m.text_encoder(), weights);
 }
 
 /// Shows videos one by one, and `grid` of pictures, in TensorBoard; `events`: null where nothing is written.
@@ -162,7 +162,7 @@ std::vector<Part> parts_of_plan(const RunModels& m) {
           {"sizes",
            [&m, &c] {
              if (c.is_dreambooth())
-               check_size(c, *m.family(), training_size(c, *m.family()));
+               check_size(c.sample, *m.family(), training_size(c, *m.family()));
              else if (c.denoise.replay_batches.empty() && !c.reads_encoded_records() &&
                       c.source.dataset_type != "synthetic")
                image_config(c, *m.family());
@@ -198,7 +198,7 @@ std::unique_ptr<RunModels> open_models(const RunConfig& c, const RunInfo& run) {
   processes().leader_first("model", [&] { model_on_this_machine(c.model.pretrained_model_name_or_path); });
   if (c.is_dreambooth()) {
     open();  // and closed: what draws has the devices for itself
-    processes().leader_first("class images", [&] { draw_class_images(c, run); });
+    processes().leader_first("class images", [&] { generate_class_images(c, run); });
   }
   auto models = open();
   make_folders(run.folder + "/samples");
@@ -325,10 +325,10 @@ void train_into(const RunConfig& c, const RunInfo& run, const Outputs& outputs) 
 
   const std::optional<SamplePlan> samples = planned_samples(c, run);
   const bool compares = samples && samples->compares;
-  const HostArray before = compares ? draw_samples(models, models.text_encoder(),
-                                                   [&](const ParamTable& p, const std::string& component) {
-                                                     return as_arrays(models.open_weights(p, component)());
-                                                   })
+  const HostArray before = compares ? sample_images(models, models.text_encoder(),
+                                                    [&](const ParamTable& p, const std::string& component) {
+                                                      return as_arrays(models.open_weights(p, component)());
+                                                    })
                                     : HostArray();
 
   if (!samples || (samples->every <= 0 && !samples->after_evaluation)) {

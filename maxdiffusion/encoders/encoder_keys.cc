@@ -1,8 +1,27 @@
 #include "maxdiffusion/encoders/encoder_keys.h"
 
+#include <fmt/ranges.h>
+
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/float_dtype.h"
+#include "maxdiffusion/base/log.h"
 
 namespace md {
+
+ScopeOptions denoiser_options(const LayerKeys& keys, const Devices& devices, const ModelFolder& folder,
+                              const Family& family) {
+  ScopeOptions options = scope_options(keys);
+  if (const Quantization* q = options.quantization.get()) {
+    const pjrt::Client& client = devices.client();
+    check(!is_float8(q->operands) || client.has_float8(), Code::invalid_config,
+          "quantization={}: device '{}' has no 8-bit floats; try quantization=int8", q->name,
+          client.devices().front().kind);
+    const QuantizedCount count = count_quantized(*q, folder.params(family.spec().denoisers, options));
+    log_info("quantization {}: {} of {} layers of {}", q->name, count.quantized, count.all,
+             fmt::join(family.spec().denoisers, " and "));
+  }
+  return options;
+}
 
 ScopeOptions text_encoder_options(ScopeOptions scope, const EncoderKeys& keys) {
   scope.weights = scope.activations = parse_float_dtype("text_encoder_dtype", keys.text_encoder_dtype);

@@ -1,10 +1,13 @@
-// Keys of the models around the one that is trained or sampled: the types that they store and compute in.
+// How models store and compute: the one that is trained or sampled, and those around it.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
+#include "maxdiffusion/families/family.h"
+#include "maxdiffusion/nn/layer_keys.h"
 #include "maxdiffusion/nn/scope.h"
+#include "maxdiffusion/runtime/runtime.h"
 
 namespace md {
 
@@ -25,6 +28,10 @@ struct EncoderKeys {
   }
 };
 
+/// What the keys ask of a folder's denoisers, trained or sampled. Throws invalid_config where layers are to be
+/// quantized and the devices cannot, or no layer is.
+ScopeOptions denoiser_options(const LayerKeys& keys, const Devices& devices, const ModelFolder& folder,
+                              const Family& family);
 /// Options of frozen text encoders, and of the frozen autoencoder: the types of the keys, no gradients, no dropout,
 /// nothing quantized, where the autoencoder's parameters lie, everything else as in `scope`. Throw invalid_config for a
 /// name that is no float type.

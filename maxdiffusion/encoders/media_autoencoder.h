@@ -44,6 +44,8 @@ class MediaAutoencoder {
   MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights, int64_t batch,
                    const ScopeOptions& scope, const CompileConfig& compile, const EncoderKeys& keys = {},
                    MediaChunks chunks = {}, int64_t bytes = std::numeric_limits<int64_t>::max());
+  /// Samples at a time from now on.
+  void set_batch(int64_t batch) { batch_ = batch; }
   /// u8 [N, H, W, 3], or f32 in [−1, 1] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
   /// Videos: [N, F, H, W, 3] → [N, F', h, w, 2C]. Throws invalid_config where F is not 1 + n·Autoencoder::frame_scale.
   /// `encoded`: called with the number of samples that are done; may be empty.

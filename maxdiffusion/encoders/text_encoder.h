@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "maxdiffusion/encoders/encoder_keys.h"
@@ -12,30 +13,30 @@
 
 namespace md {
 
-/// Refers to `devices`. Not thread safe.
+/// Weights are read and placed on the devices once, when first needed; each number of captions at a time and each
+/// clip_skip is a program, compiled on first use. Refers to `devices`. Not thread safe.
 class TextEncoder {
  public:
-  /// Compiled for `batch` captions at a time. `clip_skip`: see Family::encode_text. `scope`, `keys`: see
-  /// text_encoder_options.
-  TextEncoder(const Devices& devices, std::shared_ptr<const Family> family, int64_t batch, const WeightsOf& weights,
-              const ScopeOptions& scope, const CompileConfig& compile, int64_t clip_skip = 0,
-              const EncoderKeys& keys = {});
-  /// FamilySpec::conditioning of every caption, axis 0 = captions. `all_layers`: clip_skip is not applied.
-  /// `seconds`: texts of FamilySpec::second_text_fields, as many as captions; empty: the captions.
-  HostArrays encode(const std::vector<std::string>& captions, bool all_layers = false,
-                    const std::vector<std::string>& seconds = {});
+  /// For `batch` captions at a time. `scope`, `keys`: see text_encoder_options.
+  TextEncoder(const Devices& devices, std::shared_ptr<const Family> family, int64_t batch, WeightsOf weights,
+              const ScopeOptions& scope, const CompileConfig& compile, const EncoderKeys& keys = {});
+  /// FamilySpec::conditioning of every caption, axis 0 = captions. `seconds`: texts of FamilySpec::second_text_fields,
+  /// as many as captions; empty: the captions. `clip_skip`: see Family::encode_text. `batch`: captions at a time, a
+  /// multiple of the devices; 0: the constructor's.
+  HostArrays encode(const std::vector<std::string>& captions, const std::vector<std::string>& seconds = {},
+                    int64_t clip_skip = 0, int64_t batch = 0);
   /// Published name → array, by component: for checkpoints.
-  const std::map<std::string, HostArrays>& weights() const { return weights_; }
+  const std::map<std::string, HostArrays>& weights();
 
  private:
-  void build(Graph& g, ParamTable& params, int64_t clip_skip) const;
-  const Program& program(int64_t clip_skip);
+  const Program& program(int64_t clip_skip, int64_t batch);
   const Devices& devices_;
   std::shared_ptr<const Family> family_;
-  int64_t batch_, clip_skip_;
+  int64_t batch_;
+  WeightsOf read_;
   ScopeOptions scope_;
   CompileConfig compile_;
-  std::map<int64_t, Program> programs_;  // by clip_skip
+  std::map<std::pair<int64_t, int64_t>, Program> programs_;  // by clip_skip and captions
   ArrayMap arrays_;
   std::map<std::string, HostArrays> weights_;
 };

@@ -2,13 +2,16 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/finite.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/model_folder/single_file.h"
 #include "maxdiffusion/storage/staging.h"
 #include "maxdiffusion/storage/write.h"
@@ -74,6 +77,35 @@ OpenedModel open_model(const std::string& model, const ModelKeys& keys, Purpose 
   ModelWeights weights = purpose == Purpose::training ? ModelWeights::for_training(folder, *family, keys, seed)
                                                       : ModelWeights::for_sampling(folder, *family, keys, seed);
   return {std::move(folder), std::move(family), std::move(weights)};
+}
+
+void check_weights(const OpenedModel& model) {
+  const FamilySpec& spec = model.family->spec();
+  std::vector<std::string> components = spec.denoisers;
+  for (const std::string& encoder : spec.text_components()) components.push_back(encoder);
+  const ImageConditioning* images = model.family->image_conditioning();
+  for (const std::string& other : {spec.autoencoder->component, images ? images->encoder : ""})
+    if (!other.empty()) components.push_back(other);
+  model.weights.check_there(components);
+}
+
+void note_damaged_weights(const OpenedModel& model, Error& e) {
+  std::set<std::string> places;
+  for (const auto& [name, component] : model.folder.components())
+    if (const std::string place = model.weights.location(name); !place.empty()) places.insert(place);
+  for (const std::string& place : places) {
+    try {
+      const SafetensorsReader file = SafetensorsReader::open(place);
+      for (const auto& [tensor, a] : file.tensors())
+        if (const auto at = first_not_finite(a)) {
+          e.note(fmt::format("'{}' in {} holds a number that is not finite, the first at place {}: the file is damaged",
+                             tensor, file.file_of(tensor), *at));
+          return;
+        }
+    } catch (const Error& unread) {
+      log_debug("{}", unread.message());
+    }
+  }
 }
 
 }  // namespace md

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/model_folder/model_folder.h"
@@ -25,6 +26,11 @@ struct OpenedModel {
 /// folder that has no family, or is not what `keys` say.
 OpenedModel open_model(const std::string& model, const ModelKeys& keys, Purpose purpose, uint64_t seed = 0,
                        const std::string& controlnet = "");
+
+/// Throws io for the first of the components that sampling needs whose weights are not there.
+void check_weights(const OpenedModel& model);
+/// After numbers that are not finite: a note for the first tensor of the model's files that holds one, where any does.
+void note_damaged_weights(const OpenedModel& model, Error& e);
 
 /// `model` itself, or, of a run's folder, its newest checkpoint; of a bucket (gs://, s3://), a copy on this machine: of
 /// a folder, a file, or a checkpoint without its training state. What is here already is not fetched again. Throws io.

@@ -149,6 +149,12 @@ AxisRules AxisRules::make(const ShardingKeys& keys, const std::vector<std::strin
   return out;
 }
 
+AxisRules AxisRules::for_family(ShardingKeys keys, const std::vector<std::string>& mesh_axes,
+                                const std::string& of_family) {
+  if (keys.logical_axis_rules.text.empty()) keys.logical_axis_rules.text = of_family;
+  return make(keys, mesh_axes, of_family.find(axis::kLength) != std::string::npos);
+}
+
 AxisRules AxisRules::defaults() { return make({}, MeshConfig().mesh_axes); }
 
 Sharding AxisRules::resolve(const Mesh& mesh, const std::vector<std::string>& names, const std::vector<int64_t>& dims,

@@ -48,6 +48,9 @@ class AxisRules {
   /// With `sequences`, fsdp devices that a batch cannot be divided among divide the sequence of each sample.
   /// Throws invalid_config as parse().
   static AxisRules make(const ShardingKeys& keys, const std::vector<std::string>& mesh_axes, bool sequences = false);
+  /// make() where the table of a family (Family::axis_rules) takes the place of the documented one; empty: it has none.
+  static AxisRules for_family(ShardingKeys keys, const std::vector<std::string>& mesh_axes,
+                              const std::string& of_family);
   /// What make() gives without any key.
   static AxisRules defaults();
 

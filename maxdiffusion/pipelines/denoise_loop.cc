@@ -71,27 +71,43 @@ ParamTable params_of(Graph& g, const Build& build, const ScopeOptions& options) 
   return params;
 }
 
-/// A program whose weights are read while it is compiled, and put into `kept`.
-Program compile_with_weights(const Devices& devices, const WeightsOf& weights, const SampleOptions& o,
-                             const std::string& name, const Build& build, ArrayMap& kept) {
+/// The weights that the program of a graph takes and `on_devices` does not hold in its sharding: input → component.
+std::map<std::string, std::string> missing_weights(const Graph& g, const ParamTable& params,
+                                                   const ArrayMap& on_devices) {
+  std::map<std::string, std::string> missing;
+  for (const Param& p : params.params()) missing[p.input] = p.model;
+  for (const GraphInput& in : g.inputs())
+    if (const auto a = on_devices.find(in.name);
+        a != on_devices.end() && a->second.sharding() == Sharding{in.sharding, in.order})
+      missing.erase(in.name);
+  return missing;
+}
+
+/// A program; the weights that `resident` lacks are read while it is compiled.
+std::shared_ptr<const Program> compile_with_weights(const Devices& devices, const WeightsOf& weights,
+                                                    const SampleOptions& o, const std::string& name, const Build& build,
+                                                    ResidentDenoiser& resident) {
   Graph g(devices.graph_options(&devices.rules()));
   const ParamTable params = params_of(g, build, o.scope);
+  const std::map<std::string, std::string> missing = missing_weights(g, params, resident.weights);
   auto values = std::async(std::launch::async, [&] {
     std::set<std::string> components;
-    for (const Param& p : params.params()) components.insert(p.model);
+    for (const auto& [input, component] : missing) components.insert(component);
     HostArrays read;
     for (const std::string& component : components) read.merge(weights(params, component));
+    std::erase_if(read, [&](const auto& a) { return !missing.contains(a.first); });
     return read;
   });
-  Program program = compile(devices, g, lean(o.compile), name);
-  place(devices, program, values.get(), kept);
+  std::shared_ptr<const Program> program = resident.programs.compile(devices, g, lean(o.compile), name);
+  place(devices, *program, values.get(), resident.weights);
   return program;
 }
 
-/// Family::prompt_cache of each group of samples, whose conditioning `of_group` gives; fills steps.context. The
-/// weights that only it needs leave the devices again. Nothing where the family has none.
+/// Family::prompt_cache of each group of samples, whose conditioning `of_group` gives; fills steps.context. Nothing
+/// where the family has none.
 std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& weights, StretchSetup& steps,
-                                    size_t groups, const std::function<HostArrays(size_t)>& of_group) {
+                                    size_t groups, const std::function<HostArrays(size_t)>& of_group,
+                                    ResidentDenoiser& resident) {
   std::map<std::string, Shape> shapes;
   auto build = [&](Graph& g, const ScopeOf& scope) {
     for (const auto& [name, x] : steps.family.prompt_cache(steps.models(scope, g), prompt_inputs(g, steps))) {
@@ -107,12 +123,11 @@ std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& wei
     return contexts;
   }
   log_info("keys and values of the prompt are made once for all steps of {}", steps.stretch.denoiser);
-  ArrayMap kept;
-  const Program program = compile_with_weights(devices, weights, steps.options, "context", build, kept);
+  const auto program = compile_with_weights(devices, weights, steps.options, "context", build, resident);
   for (size_t group = 0; group < groups; ++group) {
-    place(devices, program, of_group(group), kept);
-    ArrayMap none;
-    contexts[group] = program.run(none, kept);
+    ArrayMap given;
+    place(devices, *program, of_group(group), given);
+    contexts[group] = program->run(given, resident.weights);
   }
   steps.context = std::move(shapes);
   return contexts;
@@ -150,12 +165,6 @@ void check_finite(const char* what, const HostArray& samples, const char* advice
       .note(advice);
 }
 
-std::array<int64_t, 2> pair(const char* key, const std::vector<int64_t>& values) {
-  check(values.size() == 2, Code::invalid_config, "{} has {} numbers; expected two, as in [1024, 1024]", key,
-        values.size());
-  return {values[0], values[1]};
-}
-
 /// The shape as files hold it.
 Shape channels_first(Shape s) {
   std::rotate(s.dims.begin() + 1, s.dims.end() - 1, s.dims.end());
@@ -180,82 +189,7 @@ void check_latents(const SampleOptions& o, const Shape& all) {
         to_string(channels_first(all)), videos ? "videos" : "pictures", videos ? "frames, " : "");
 }
 
-/// f32 [N, C, h, w] of a file, channels last.
-HostArray read_latents(const std::string& path) try {
-  const SafetensorsReader file = SafetensorsReader::open(path);
-  auto it = file.tensors().find("latents");
-  check(it != file.tensors().end() && it->second.shape().rank() >= 4 && it->second.shape().rank() <= 5, Code::io,
-        "'{}' has no tensor 'latents' of four axes (pictures, channels, height, width) or five (of videos)", path);
-  return channels_last(it->second.cast(DType::f32));
-} catch (Error& e) {
-  throw e.note("latents names this file");
-}
-
 }  // namespace
-
-int64_t sampling_batch(double per_device_batch, int64_t devices) {
-  return std::max<int64_t>(devices, static_cast<int64_t>(per_device_batch * static_cast<double>(devices)));
-}
-
-SampleOptions sample_options(const SampleKeys& k, const Family& family, const MediaSize& size, double per_device_batch,
-                             int64_t devices, uint64_t seed) {
-  check(!k.prompt.empty(), Code::invalid_config, "prompt is empty; give prompt=\"…\"");
-  SampleOptions o;
-  o.prompts = k.prompt;
-  o.negative_prompts = k.negative_prompt;
-  o.second_prompts = k.prompt_2;
-  o.second_negative_prompts = k.negative_prompt_2;
-  for (const auto& [key, texts] :
-       {std::pair{"prompt_2", &o.second_prompts}, {"negative_prompt_2", &o.second_negative_prompts}})
-    if (!texts->empty() && family.spec().second_text_fields().empty()) {
-      log_warning("{} has no effect: this model has one text encoder", key);
-      texts->clear();
-    }
-  const bool distilled = family.spec().embedded_guidance;
-  o.embedded_guidance = k.guidance_scale;
-  o.guidance_scale = k.do_classifier_free_guidance ? (distilled ? k.true_cfg_scale : k.guidance_scale) : 1;
-  if (distilled && !k.negative_prompt.empty() && !o.guided())
-    log_warning("negative_prompt has no effect: this model was distilled with guidance; try true_cfg_scale above 1");
-  if (!distilled && k.true_cfg_scale != 1)
-    log_warning("true_cfg_scale has no effect: it is guidance_scale that guides this model");
-  if (family.spec().denoisers.size() == 2) {
-    o.guidance_scales = {k.guidance_scale_high.value_or(k.guidance_scale),
-                         k.guidance_scale_low.value_or(k.guidance_scale)};
-    if (!k.do_classifier_free_guidance) o.guidance_scales = {1, 1};
-    check(!k.boundary_ratio || (*k.boundary_ratio >= 0 && *k.boundary_ratio <= 1), Code::invalid_config,
-          "boundary_ratio is {}; expected 0 to 1", k.boundary_ratio.value_or(0));
-    o.boundary_ratio = k.boundary_ratio;
-  } else if (k.guidance_scale_high || k.guidance_scale_low || k.boundary_ratio) {
-    log_warning(
-        "guidance_scale_high, guidance_scale_low and boundary_ratio have no effect: this model has one denoiser");
-  }
-  o.guidance_rescale = k.guidance_rescale;
-  o.num_inference_steps = k.num_inference_steps;
-  o.size = size;
-  o.step_by_step = family.spec().videos() && !k.scan_diffusion_loop;
-  const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
-  o.size_hints = {k.original_size.empty() ? whole : pair("original_size", k.original_size),
-                  pair("crops_coords_top_left", k.crops_coords_top_left),
-                  k.target_size.empty() ? whole : pair("target_size", k.target_size)};
-  o.seed = k.sample_seed ? static_cast<uint64_t>(*k.sample_seed) : seed;
-
-  o.batch = sampling_batch(per_device_batch, devices);
-  if (!k.latents.empty()) {
-    o.latents = read_latents(k.latents);
-    const int64_t n = o.latents.dims()[0], prompts = static_cast<int64_t>(o.prompts.size());
-    check(n % prompts == 0 && (!k.num_images_per_prompt || n == prompts * *k.num_images_per_prompt),
-          Code::invalid_config, "latents '{}' are of {} pictures; {} prompts{} ask for {}", k.latents, n, prompts,
-          k.num_images_per_prompt ? fmt::format(" with num_images_per_prompt={}", *k.num_images_per_prompt) : "",
-          k.num_images_per_prompt ? prompts * *k.num_images_per_prompt : prompts);
-    o.images_per_prompt = n / prompts;
-  } else {
-    o.images_per_prompt = k.num_images_per_prompt.value_or(1);
-  }
-  check(o.images_per_prompt >= 1, Code::invalid_config, "num_images_per_prompt is {}; expected 1 or more",
-        o.images_per_prompt);
-  o.batch = std::min(o.batch, (o.samples() + devices - 1) / devices * devices);
-  return o;
-}
 
 PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const SampleOptions& o) {
   PromptConditioning out;
@@ -269,7 +203,8 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
     for (auto& [name, a] : fields) a = repeat_rows(a, times);
     return fields;
   };
-  out.positive = per_sample(text.encode(o.prompts, false, widened(o.second_prompts, prompts)), o.images_per_prompt);
+  out.positive = per_sample(text.encode(o.prompts, widened(o.second_prompts, prompts), o.clip_skip, o.text_batch),
+                            o.images_per_prompt);
   if (!o.guided()) return out;
   std::vector<std::string> negative = o.negative_prompts;
   const std::vector<std::string>& second = o.second_negative_prompts;
@@ -279,7 +214,7 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
   } else {  // as in diffusers, clip_skip is not for these
     if (negative.empty()) negative = {""};
     const size_t n = std::max(negative.size(), second.size());
-    out.negative = per_sample(text.encode(widened(negative, n), true, widened(second, n)),
+    out.negative = per_sample(text.encode(widened(negative, n), widened(second, n), 0, o.text_batch),
                               n == 1 ? o.samples() : o.images_per_prompt);
   }
   return out;
@@ -304,7 +239,7 @@ void check_sampling(const Family& family, const SampleOptions& o) {
 }
 
 HostArray denoise(const Devices& devices, const Family& family, const WeightsOf& weights,
-                  const PromptConditioning& prompts, const SampleOptions& o) {
+                  const PromptConditioning& prompts, const SampleOptions& o, ResidentDenoiser* resident) {
   const int64_t samples = o.samples(), batch = o.batch > 0 ? o.batch : samples;
   const Dims latent = family.latent_dims(o.size);
   const Shape all = batched(samples, {DType::f32, latent});
@@ -327,6 +262,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   const SamplingPlan plan = sampling_plan(family, table, has_images(family, prompts, o), o);
   const std::unique_ptr<StepCache> cache = make_step_cache(o.cache, plan);
   const bool one_by_one = o.step_by_step || cache;
+  if (o.progress) o.progress(done, work);
   for (const Stretch& stretch : plan.stretches) {
     const int64_t at_once = one_by_one ? 1 : stretch.steps;
     StretchSetup steps{family, *scheduler, stretch, prompts, o, batch, columns, {}};
@@ -335,6 +271,8 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
       for (const auto& [name, a] : per_sample) in[name] = rows(a, static_cast<int64_t>(group) * batch, batch);
       return in;
     };
+    ResidentDenoiser own;  // leaves the devices before the next
+    ResidentDenoiser& here = resident ? *resident : own;
     std::vector<ArrayMap> contexts(carries.size());
     WeightsOf read = weights;
     if (o.cache.use_kv_cache && one_by_one) {
@@ -347,11 +285,11 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         if (!models->contains(component)) (*models)[component] = weights(whole, component);
         return models->at(component);
       };
-      contexts = make_contexts(devices, read, steps, carries.size(), of_group);
+      ResidentDenoiser of_context;  // what only it needs leaves before the steps
+      contexts = make_contexts(devices, read, steps, carries.size(), of_group, resident ? *resident : of_context);
     }
-    ArrayMap kept;
     std::vector<Shape> of_steps;  // shapes of what the cache keeps
-    const Program program = compile_with_weights(
+    const std::shared_ptr<const Program> program = compile_with_weights(
         devices, read, o, "denoise",
         [&](Graph& g, const ScopeOf& scope) {
           if (cache)
@@ -359,9 +297,9 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
           else
             build_steps(g, scope, steps, at_once, latent);
         },
-        kept);
+        here);
     read = nullptr;
-    std::optional<Program> reusing;
+    std::shared_ptr<const Program> reusing;
     if (cache) {
       Graph g(devices.graph_options(&devices.rules()));
       params_of(
@@ -370,24 +308,21 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
             build_cached_step(step, scope, steps, latent, *cache, true, of_steps);
           },
           o.scope);
-      reusing.emplace(compile(devices, g, lean(o.compile), "denoise from the step before"));
+      reusing = here.programs.compile(devices, g, lean(o.compile), "denoise from the step before");
     }
-    if (auto memory = program.memory()) log_info("denoising: {}", to_string(*memory));
+    if (auto memory = program->memory()) log_info("denoising: {}", to_string(*memory));
     for (size_t group = 0; group < carries.size(); ++group) {
       const int64_t first = static_cast<int64_t>(group) * batch;
       HostArrays in = of_group(group);
       in["key"] = key_of_seed(o.seed), in["first"] = scalar_s32(o.first_sample + first);
-      if (carries[group].empty()) {
+      ArrayMap& feed = carries[group];
+      if (feed.empty()) {
         in["sample"] = rows(noise, first, batch);
         for (int64_t i = 0; i < scheduler->history(); ++i) in[fmt::format("history{}", i)] = zeros_as(in["sample"]);
       }
       for (size_t i = 0; i < of_steps.size(); ++i) in[fmt::format("kept{}", i)] = zeros_as(HostArray(of_steps[i]));
-      ArrayMap feed;
-      place(devices, program, in, feed);
-      for (auto& [name, a] : feed)
-        (name == "sample" || name.starts_with("history") || name.starts_with("kept") ? carries[group] : kept)[name] =
-            std::move(a);
-      for (auto& [name, a] : contexts[group]) kept[name] = placed_as_input(devices, program, name, std::move(a));
+      place(devices, *program, in, feed);
+      for (auto& [name, a] : contexts[group]) feed[name] = placed_as_input(devices, *program, name, std::move(a));
       if (cache) cache->begin(stretch);
       PendingArray last, moved;
       for (int64_t i = stretch.first; i < stretch.first + stretch.steps; i += at_once) {
@@ -396,20 +331,20 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
             {"rows", rows(table.rows, i, at_once)}, {"timesteps", rows(times, i, at_once)}, {"start", scalar_s32(i)}};
         if (o.control) of_step["scales"] = rows(scales, i, at_once);
         if (reuse) of_step["factors"] = HostArray::of<float>({DType::f32, {2}}, cache->factors(i));
-        const Program& runs = reuse ? *reusing : program;
-        place(devices, runs, of_step, kept);
-        ArrayMap out = runs.run(carries[group], kept);
+        const Program& runs = reuse ? *reusing : *program;
+        place(devices, runs, of_step, feed);
+        ArrayMap out = runs.run(feed, here.weights);
         PendingArray now = fetch(devices, out.at("done"));
         if (const auto m = out.find("moved"); m != out.end()) moved = fetch(devices, m->second), out.erase(m);
         out.erase("done");
-        for (auto& [name, a] : out) carries[group][name] = std::move(a);  // a reused step leaves kept0 … there
-        if (i > stretch.first) last.wait();                               // the device has the next step already
+        for (auto& [name, a] : out) feed[name] = std::move(a);  // a reused step leaves kept0 … there
+        if (i > stretch.first) last.wait();                     // the device has the next step already
         last = now;
         done += at_once;
         reused += reuse ? 1 : 0;
         if (o.progress) o.progress(done, work);
       }
-      std::erase_if(carries[group], [](const auto& item) { return item.first.starts_with("kept"); });
+      std::erase_if(feed, [](const auto& a) { return a.first != "sample" && !a.first.starts_with("history"); });
     }
   }
   if (cache)

@@ -39,7 +39,9 @@ struct SampleOptions {
   std::optional<double> boundary_ratio;  // absent: FamilySpec::boundary_ratio
   double guidance_rescale = 0;           // 0: off
   int64_t num_inference_steps = 30, images_per_prompt = 1;
-  int64_t batch = 0;  // samples per run of the program; 0: all of them
+  int64_t clip_skip = 0;   // of the prompts, not of the negative ones, as in diffusers
+  int64_t text_batch = 0;  // captions that are encoded at a time; see TextEncoder::encode
+  int64_t batch = 0;       // samples per run of the program; 0: all of them
   MediaSize size;
   std::optional<SizeHints> size_hints;  // what the denoiser is conditioned on; absent: `size`, not cropped
   uint64_t seed = 0;
@@ -54,7 +56,7 @@ struct SampleOptions {
   /// One program runs one step, so that progress is known, instead of all.
   bool step_by_step = false;
   StepCacheKeys cache;  // with a step cache, too, one program runs one step
-  /// Called after every run of the program with the steps done and all steps.
+  /// Called before the first and after every run of the program with the steps done and all steps.
   std::function<void(int64_t done, int64_t total)> progress;
 
   /// Whether any step is guided.
@@ -65,14 +67,6 @@ struct SampleOptions {
 /// The sampler of `options`: their own, or of their scheduler_config for samples of this family and size. Throws
 /// invalid_config.
 std::shared_ptr<const Scheduler> sampler_of(const Family& family, const SampleOptions& options);
-
-/// The options that a run's keys ask for; the caller sets scheduler_config, scope, compile and control.
-/// `per_device_batch`, `devices`: for SampleOptions::batch, which is sampling_batch or all samples. `seed`: used where
-/// the keys have none. Throws invalid_config.
-SampleOptions sample_options(const SampleKeys& keys, const Family& family, const MediaSize& size,
-                             double per_device_batch, int64_t devices, uint64_t seed);
-/// Samples of a run of the program: at least one for each device.
-int64_t sampling_batch(double per_device_batch, int64_t devices);
 
 /// What encode_prompts and denoise refuse of the options, before anything is computed: invalid_config (numbers of
 /// texts, sizes, steps, scheduler, latents, keys of caches and of a ControlNet).
@@ -85,11 +79,19 @@ struct PromptConditioning {
 /// Throws invalid_config where one of the other lists of prompts is neither none, one, nor as many as the prompts.
 PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const SampleOptions& options);
 
-/// Latents f32 [N, h, w, C], still scaled. `weights` is called on another thread while a program is
-/// compiled; of a family with several denoisers one is on the devices at a time. Throws invalid_config (sizes, steps,
-/// scheduler, latents), device where latents are not finite.
+/// What calls of `denoise` on the same devices, with the same weights, scope and compile, leave for the next: programs,
+/// and on the devices the weights of all denoisers.
+struct ResidentDenoiser {
+  ProgramCache programs;
+  ArrayMap weights;  // by input name
+};
+/// Latents f32 [N, h, w, C], still scaled. `weights` is called on another thread while a program is compiled. Of a
+/// family with several denoisers one is on the devices at a time, and none stays there, without `resident`; with it
+/// nothing is compiled or read again. Throws invalid_config (sizes, steps, scheduler, latents), device where latents
+/// are not finite, what options.progress throws; `resident` can be used after any error.
 HostArray denoise(const Devices& devices, const Family& family, const WeightsOf& weights,
-                  const PromptConditioning& prompts, const SampleOptions& options);
+                  const PromptConditioning& prompts, const SampleOptions& options,
+                  ResidentDenoiser* resident = nullptr);
 
 /// A program of `denoise`: the first of each denoiser, by its name.
 struct SamplingGraph {

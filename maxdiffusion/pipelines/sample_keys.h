@@ -10,6 +10,7 @@
 
 namespace md {
 
+/// What is asked of a sampling.
 struct SampleKeys {
   Texts prompt;
   OptionalTexts negative_prompt, prompt_2, negative_prompt_2;
@@ -18,10 +19,8 @@ struct SampleKeys {
   int64_t num_inference_steps = 30, clip_skip = 0;
   std::optional<int64_t> num_images_per_prompt, sample_seed, height, width, num_frames;
   std::optional<double> guidance_scale_high, guidance_scale_low, boundary_ratio;
-  double fps = 16;
   bool scan_diffusion_loop = false;
   std::vector<int64_t> original_size, crops_coords_top_left = {0, 0}, target_size;
-  std::string latents, output_type, image, image_url, last_image;
   bool vae_slicing = false, vae_tiling = false;
   template <class V>
   void visit(V&& v) {
@@ -55,11 +54,23 @@ struct SampleKeys {
     v("height", height, "of the pictures or videos, pixels; null: resolution");
     v("width", width, "of the pictures or videos, pixels; null: resolution");
     v("num_frames", num_frames, "of videos; null: the model's own number");
-    v("fps", fps, "frames per second of videos");
     v("original_size", original_size, "condition on size: height and width before cropping; empty: the picture's");
     v("crops_coords_top_left", crops_coords_top_left, "condition on size: top and left of the crop", at_least(0));
     v("target_size", target_size, "condition on size: height and width wanted; empty: the picture's");
     v("clip_skip", clip_skip, "layers of the text encoders left out at the end, for the prompt as in diffusers");
+    v("vae_slicing", vae_slicing, "decode picture by picture");
+    v("vae_tiling", vae_tiling, "decode pictures larger than the autoencoder's own in tiles that overlap");
+  }
+};
+
+/// The same with the files that are read and written.
+struct SampleFileKeys : SampleKeys {
+  std::string latents, output_type, image, image_url, last_image;
+  double fps = 16;
+  template <class V>
+  void visit(V&& v) {
+    SampleKeys::visit(v);
+    v("fps", fps, "frames per second of videos");
     v("image", image, "image that the video begins with: a file, or an https:// address", KeyPath::input);
     v("image_url", image_url, "the same under the reference's name", KeyPath::input);
     v("last_image", last_image, "picture that the video ends with", KeyPath::input);
@@ -69,8 +80,6 @@ struct SampleKeys {
       "what is written; np: images.safetensors, video.safetensors; latent: latents.safetensors; empty: png, or mp4 of "
       "videos",
       one_of_or_empty({"png", "mp4", "np", "latent"}));
-    v("vae_slicing", vae_slicing, "decode picture by picture");
-    v("vae_tiling", vae_tiling, "decode pictures larger than the autoencoder's own in tiles that overlap");
   }
 };
 

@@ -133,7 +133,8 @@ std::string config_file(const std::string& name) {
 
 ModelToSample model_to_sample(const RunConfig& given) {
   const std::string& model = given.model.pretrained_model_name_or_path;
-  if (given.on_command_line.contains("pretrained_model_name_or_path")) return {model, given, given.run.output_dir};
+  if (given.on_command_line.contains("pretrained_model_name_or_path"))
+    return {model, given.model, given.run.output_dir};
   const std::vector<Place> searched = places(given);
   for (const Place& p : searched) {
     const std::vector<int64_t> steps = list_checkpoints(p.checkpoints);
@@ -141,9 +142,9 @@ ModelToSample model_to_sample(const RunConfig& given) {
     for (int64_t newer : checkpoint_folders(p.checkpoints))
       if (newer > steps.back())
         log_warning("{}/{} is damaged: its state.json is missing, or no JSON", p.checkpoints, newer);
-    ModelToSample out{checkpoint_folder(p.checkpoints, steps.back()), given, p.folder};
+    ModelToSample out{checkpoint_folder(p.checkpoints, steps.back()), given.model, p.folder};
     log_info("the run has trained: its checkpoint {} is used", shown(out.model));
-    ModelKeys& m = out.config.model;
+    ModelKeys& m = out.keys;
     for (const auto& [key, place] : {std::pair{"unet_checkpoint", &m.unet_checkpoint},
                                      {"lightning_repo", &m.lightning_repo},
                                      {"vae_file", &m.vae_file},
@@ -162,7 +163,7 @@ ModelToSample model_to_sample(const RunConfig& given) {
   if (!searched.empty())
     log_warning("there is no checkpoint of the run '{}' in '{}'; the config's model '{}' is used as it is",
                 given.run.run_name, shown(searched[0].checkpoints), model);
-  return {model, given, given.run.output_dir};
+  return {model, given.model, given.run.output_dir};
 }
 
 }  // namespace md

@@ -14,7 +14,7 @@ std::string config_file(const std::string& name);
 /// What `generate` samples with.
 struct ModelToSample {
   std::string model;   // as open_model takes it
-  RunConfig config;    // without keys whose weights the run's checkpoint replaces
+  ModelKeys keys;      // without those whose weights the run's checkpoint replaces
   std::string folder;  // where its images go: the run's folder, or output_dir; may be in a bucket
 };
 /// The model given on the command line, else the run's newest checkpoint, else the config's model. The run of a

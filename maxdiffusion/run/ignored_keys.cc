@@ -45,12 +45,12 @@ Keys keys_of_optimizers() {
 
 /// A run, as the rules below ask about it.
 struct Situation {
-  const RunModels& models;
+  const OpenedRun& run;
   std::string_view command;
-  const RunConfig& c = models.config();
+  const RunConfig& c = run.config;
   const KeyChanges keys{c};
-  const Family& family = *models.family();
-  const Mesh& mesh = models.devices().mesh();
+  const Family& family = run.family;
+  const Mesh& mesh = run.devices.mesh();
 
   bool trains() const { return command == "train"; }
   bool generates() const { return command == "generate"; }
@@ -61,10 +61,10 @@ struct Situation {
            (c.run.sample_every != 0 || c.run.enable_ssim || c.run.enable_generate_video_for_eval);
   }
   bool samples() const { return generates() || samples_while_training() || (trains() && c.is_dreambooth()); }
-  bool flows() const { return md::flows(training_config(models.folder().scheduler_config(), c.scheduler)); }
+  bool flows() const { return md::flows(training_config(run.folder.scheduler_config(), c.scheduler)); }
   /// Whether levels of noise are shifted by the size of the sample.
   bool shifts_by_size() const {
-    return sampling_config(models.folder().scheduler_config(), c.scheduler).value("use_dynamic_shifting", false);
+    return sampling_config(run.folder.scheduler_config(), c.scheduler).value("use_dynamic_shifting", false);
   }
   bool guides() const {
     if (!c.sample.do_classifier_free_guidance) return false;
@@ -75,12 +75,12 @@ struct Situation {
   bool two() const { return family.spec().denoisers.size() == 2; }
   bool has_tokenizer() const {
     for (const char* file : {"vocab.json", "tokenizer.json"})
-      if (std::filesystem::exists(models.folder().path() + "/tokenizer/" + file)) return true;
+      if (std::filesystem::exists(run.folder.path() + "/tokenizer/" + file)) return true;
     return false;
   }
   /// Whether scan_layers makes a loop of any layers.
   bool repeats() const {
-    const ParamTable params = models.folder().params(family.spec().denoisers, scope_options(c.layers));
+    const ParamTable params = run.folder.params(family.spec().denoisers, scope_options(c.layers));
     return std::ranges::any_of(params.params(), [](const Param& p) { return p.stacked > 0; });
   }
   /// Whether captions have as many tokens as the key says.
@@ -95,16 +95,14 @@ struct Situation {
         return fmt::format("only optimizer={} reads it", k.optimizer);
     return "";
   }
-  int64_t height() const { return sample_size(c, family).height; }
+  int64_t height() const { return run.samples.height; }
   /// Whether a sample is decoded in tiles, where a key asks for them.
   bool tiles() const {
-    const Dims latent = family.latent_dims(sample_size(c, family));
+    const Dims latent = family.latent_dims(run.samples);
     return !videos() && family.spec().autoencoder->decoder_tile > 0 &&
            std::max(latent[0], latent[1]) > family.spec().autoencoder->decoder_tile;
   }
-  int64_t slices() const {
-    return std::max<int64_t>(topology(models.devices().client()).slices(), models.devices().replicas());
-  }
+  int64_t slices() const { return std::max<int64_t>(topology(run.devices.client()).slices(), run.devices.replicas()); }
   /// A size of the mesh's keys.
   int64_t size(const std::string& key) const {
     int64_t found = 1;
@@ -202,7 +200,7 @@ const std::vector<Rule>& rules() {
       {Keys{"lora_files", "lora_scales", "lora_config", "enable_lora", "output_type", "vae_slicing"} +
            of<ControlKeys>(),
        RULE(unless(s.generates(), "only generate reads it")), true},
-      {(of<SampleKeys>() - sizes - Keys{"guidance_scale", "boundary_ratio"}) + of<StepCacheKeys>() +
+      {(of<SampleFileKeys>() - sizes - Keys{"guidance_scale", "boundary_ratio"}) + of<StepCacheKeys>() +
            Keys{"scheduler", "flow_shift", "time_shift", "base_shift", "max_shift", "vae_decode_chunk"},
        RULE(unless(s.samples(), "no samples are made (sample_every=0, or no prompt)")), true},
       {sizes, RULE(unless(s.samples() || s.videos(), "resolution is the size of what is learned")), true},
@@ -299,7 +297,7 @@ const std::vector<Rule>& rules() {
         "dcn_tensor_parallelism"},
        RULE(unless(s.slices() > 1 || s.size(key) <= 1, "there is one slice"))},
       {{"allow_split_physical_axes"},
-       RULE(unless(s.models.devices().platform() == Platform::tpu, "only TPUs lie on a torus"))},
+       RULE(unless(s.run.devices.platform() == Platform::tpu, "only TPUs lie on a torus"))},
       {{"logical_axis_rules", "data_sharding", "replicate_vae"},
        RULE(unless(s.mesh.devices() > 1, "there is one device")),
        true},
@@ -324,7 +322,7 @@ const std::vector<Rule>& rules() {
        RULE(unless(s.c.layers.remat_policy == "CUSTOM", "only remat_policy=CUSTOM reads it"))},
       {{"flash_min_seq_length", "flash_block_sizes"}, unless_set("attention", "attention=dot_product has no blocks")},
       {{"attention", "flash_min_seq_length", "flash_block_sizes"},
-       RULE(unless(s.models.devices().platform() != Platform::cpu || (key == "attention" && s.mesh.size("context") > 1),
+       RULE(unless(s.run.devices.platform() != Platform::cpu || (key == "attention" && s.mesh.size("context") > 1),
                    "a CPU has one kernel, which keeps no logits")),
        true},
       {{"clip_bpe_file"}, RULE(unless(!s.has_tokenizer(), "the model folder has a tokenizer of its own"))},
@@ -383,7 +381,14 @@ void log_each(LogLevel level, const Ignored& all) {
 }  // namespace
 
 void warn_of_ignored_keys(const RunModels& models, std::string_view command) {
-  const Situation s{models, command};
+  const RunConfig& c = models.config();
+  const Family& family = *models.family();
+  warn_of_ignored_keys(
+      {c, models.folder(), family, models.devices(), sample_size(c.sample, c.images.resolution, family)}, command);
+}
+
+void warn_of_ignored_keys(const OpenedRun& run, std::string_view command) {
+  const Situation s{run, command};
   Ignored of_words, of_file;
   Keys named, named_of_file;
   for (const Rule& rule : rules())

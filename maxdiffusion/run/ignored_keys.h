@@ -8,10 +8,19 @@
 
 namespace md {
 
+/// A run whose models are open.
+struct OpenedRun {
+  const RunConfig& config;
+  const ModelFolder& folder;
+  const Family& family;
+  const Devices& devices;
+  MediaSize samples;  // size of what is sampled
+};
 /// Warns, naming the keys first, of each that is not its default, or stands on the command line, and is without effect
 /// in this run: its switch is off, or the model has nothing that reads it. Keys that another command reads, as those of
 /// training in a config that samples, are named where they stand on the command line only. `command`: train, generate
 /// or prepare_tfrecords.
+void warn_of_ignored_keys(const OpenedRun& run, std::string_view command);
 void warn_of_ignored_keys(const RunModels& models, std::string_view command);
 
 }  // namespace md

@@ -18,8 +18,6 @@ DenoiseTask planned_task(const RunConfig& config, std::shared_ptr<const Family> 
 std::vector<std::string> trained_denoisers(const RunConfig& config, const Family& family);
 /// A task for each of them, on its part of the times.
 std::vector<DenoiseTask> of_experts(const RunConfig& config, const DenoiseTask& task);
-/// Where a checkpoint has the LoRA files of the experts, of FamilySpec::denoisers, where a run trains both.
-inline constexpr const char* kExpertFolders[] = {"high_noise", "low_noise"};
 /// Whether any part of a component is trained.
 bool is_trained(const RunModels& models, const std::string& component);
 /// How an update of `samples` samples is made. `models` must outlive the result.

@@ -1,18 +1,13 @@
 #include "maxdiffusion/run/run_models.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/base/finite.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
-#include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/optim/rounding.h"
 #include "maxdiffusion/runtime/memory.h"
 
@@ -37,27 +32,8 @@ std::function<NamedPieces()> RunModels::open_weights(const ParamTable& params, c
   return [this, &params, component] { return as_pieces(of_component(params, component, autoencoder_values())); };
 }
 
-void RunModels::check_weights() const {
-  std::vector<std::string> components = model_.family->spec().denoisers;
-  for (const std::string& encoder : model_.family->spec().text_components()) components.push_back(encoder);
-  components.push_back(model_.family->spec().autoencoder->component);
-  if (const ImageConditioning* images = model_.family->image_conditioning()) components.push_back(images->encoder);
-  std::erase(components, "");
-  model_.weights.check_there(components);
-}
-
 ScopeOptions RunModels::denoiser_options() const {
-  ScopeOptions options = scope_options(config_.layers);
-  if (const Quantization* q = options.quantization.get()) {
-    const pjrt::Client& client = devices_.client();
-    check(!is_float8(q->operands) || client.has_float8(), Code::invalid_config,
-          "quantization={}: device '{}' has no 8-bit floats; try quantization=int8", q->name,
-          client.devices().front().kind);
-    const QuantizedCount count = count_quantized(*q, model_.folder.params(model_.family->spec().denoisers, options));
-    log_info("quantization {}: {} of {} layers of {}", q->name, count.quantized, count.all,
-             fmt::join(model_.family->spec().denoisers, " and "));
-  }
-  return options;
+  return md::denoiser_options(config_.layers, devices_, model_.folder, *model_.family);
 }
 
 int64_t RunModels::encoder_batch() const {
@@ -101,7 +77,7 @@ int64_t RunModels::encoder_bytes() const {
 TextEncoder& RunModels::text_encoder() {
   if (!text_encoder_)
     text_encoder_ = std::make_unique<TextEncoder>(own_devices_, model_.family, text_batch(), weights_of(),
-                                                  scope_options(config_.layers), config_.compile, 0, config_.encoders);
+                                                  scope_options(config_.layers), config_.compile, config_.encoders);
   return *text_encoder_;
 }
 
@@ -154,25 +130,6 @@ std::string RunModels::trained_scheduler_config() const {
   const std::string& text = model_.folder.scheduler_config();
   const nlohmann::json trained = training_config(text, config_.scheduler);
   return trained == training_config(text, {}) ? text : dump_json(trained, 2) + "\n";
-}
-
-void RunModels::note_damaged_weights(Error& e) const {
-  std::set<std::string> places;
-  for (const auto& [name, component] : model_.folder.components())
-    if (const std::string place = model_.weights.location(name); !place.empty()) places.insert(place);
-  for (const std::string& place : places) {
-    try {
-      const SafetensorsReader file = SafetensorsReader::open(place);
-      for (const auto& [tensor, a] : file.tensors())
-        if (const auto at = first_not_finite(a)) {
-          e.note(fmt::format("'{}' in {} holds a number that is not finite, the first at place {}: the file is damaged",
-                             tensor, file.file_of(tensor), *at));
-          return;
-        }
-    } catch (const Error& unread) {
-      log_debug("{}", unread.message());
-    }
-  }
 }
 
 void RunModels::complete(CheckpointContent& content) {

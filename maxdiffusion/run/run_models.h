@@ -42,11 +42,7 @@ class RunModels {
     };
   }
 
-  /// Throws io where weights that sampling needs are not there.
-  void check_weights() const;
-
-  /// What the keys ask of the denoiser's layers. Throws invalid_config where they are to be quantized and the devices
-  /// cannot, or no layer is.
+  /// See md::denoiser_options.
   ScopeOptions denoiser_options() const;
 
   /// Samples that the programs below take at a time, at most; text_batch: captions.
@@ -72,9 +68,7 @@ class RunModels {
   void fit_autoencoder(const EachMoments& moments);
   /// The text of scheduler_config.json for checkpoints; see training_config.
   std::string trained_scheduler_config() const;
-  /// After numbers that are not finite: a note for the first tensor of the model's files that holds one, where any
-  /// does.
-  void note_damaged_weights(Error& e) const;
+  void note_damaged_weights(Error& e) const { md::note_damaged_weights(model_, e); }
   /// Adds what the content of a checkpoint lacks to be a whole model folder. Weights that came from files which
   /// diffusers reads are linked, not written.
   void complete(CheckpointContent& content);

@@ -275,7 +275,7 @@ ImageConfig image_config(const RunConfig& c, const Family& family) {
   std::set<int64_t> frames = {1};
   if (family.spec().videos()) {
     const MediaSize size = training_size(c, family);
-    check_size(c, family, size);
+    check_size(c.sample, family, size);
     frames = {size.frames};
     p.clip.emplace(ClipConfig{.frames = size.frames, .fps = c.sample.fps});
     if (!k.frame_buckets.empty()) frames = std::set(k.frame_buckets.begin(), k.frame_buckets.end());
@@ -292,7 +292,7 @@ ImageConfig image_config(const RunConfig& c, const Family& family) {
     if (!k.enable_bucket) p.buckets = AspectBuckets::of(sizes);
   }
   if (!k.enable_bucket) {
-    if (!p.buckets) check_size(c, family, training_size(c, family));
+    if (!p.buckets) check_size(c.sample, family, training_size(c, family));
     return p;
   }
   check(k.bucket_reso_steps % family.spec().size_multiple() == 0, Code::invalid_config,

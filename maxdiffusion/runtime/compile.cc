@@ -23,6 +23,10 @@
 #include "maxdiffusion/runtime/program_impl.h"
 
 namespace md {
+
+Program compile_text(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name,
+                     const std::string& text, CompileReport report);
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -135,9 +139,34 @@ void on_leader_first(const Devices& devices, const CompileConfig& config, const 
 }
 
 Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name) {
-  Span span("compile");
   CompileReport report;
   const std::string text = print(graph, devices.mesh(), name, report);
+  return compile_text(devices, graph, config, name, text, report);
+}
+
+std::shared_ptr<const Program> ProgramCache::compile(const Devices& devices, const Graph& graph,
+                                                     const CompileConfig& config, const std::string& name) {
+  CompileReport report;
+  const std::string text = print(graph, devices.mesh(), name, report);
+  std::string key = text;
+  for (const GraphInput& in : graph.inputs()) key += "\n" + in.name;
+  for (const GraphOutput& out : graph.outputs()) key += "\n" + out.name;
+  key = content_hash(key);
+  if (const auto found = std::ranges::find(programs_, key, [](const auto& p) { return p.first; });
+      found != programs_.end()) {
+    programs_.splice(programs_.begin(), programs_, found);
+  } else {
+    auto program = std::make_shared<const Program>(compile_text(devices, graph, config, name, text, report));
+    programs_.emplace_front(std::move(key), std::move(program));
+    if (programs_.size() > most_) programs_.pop_back();
+  }
+  return programs_.front().second;
+}
+
+/// `text`: of the graph.
+Program compile_text(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name,
+                     const std::string& text, CompileReport report) {
+  Span span("compile");
   auto start = Clock::now();
   const pjrt::Client& client = devices.client();
   pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(), .flags = flags_of(config, client.platform())};

@@ -129,4 +129,14 @@ Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules
   return devices;
 }
 
+Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, const ShardingKeys& sharding,
+                     const std::string& of_family) {
+  check(keys.topology.empty(), Code::invalid_config,
+        "topology is '{}': hardware that is not attached can be compiled for (`compile`), nothing can run on it",
+        keys.topology);
+  check(keys.gpu.empty(), Code::invalid_config,
+        "gpu is '{}', which is for compile and plan; a run takes the GPUs that are there", keys.gpu);
+  return open_devices(keys, mesh, AxisRules::for_family(sharding, mesh.axes(), of_family));
+}
+
 }  // namespace md

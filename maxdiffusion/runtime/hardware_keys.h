@@ -33,6 +33,11 @@ struct HardwareKeys {
 /// processes are one mesh, of which each process gives work to its own. Throws as pjrt::Client::open and Mesh::make do.
 Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules rules);
 
+/// Those on which a model runs, whose family has the axis rules `of_family`. Throws invalid_config for hardware that is
+/// not attached.
+Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, const ShardingKeys& sharding,
+                     const std::string& of_family);
+
 /// Which of the GPUs that its host shows a process takes, where it is number `rank` of `count` processes there: an
 /// equal part, in their order. Empty: all of them. `visible`: how many there are; 0: nobody knows, and each takes one.
 /// Throws invalid_config where they do not divide.

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
@@ -232,7 +234,8 @@ class Program {
   const pjrt::Compiled& compiled() const;
 
  private:
-  friend Program compile(const Devices&, const Graph&, const CompileConfig&, const std::string&);
+  friend Program compile_text(const Devices&, const Graph&, const CompileConfig&, const std::string&,
+                              const std::string&, CompileReport);
   struct Impl;
   explicit Program(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
@@ -241,6 +244,20 @@ class Program {
 /// StableHLO text → executable, through the cache (key: program text, options, plugin version).
 /// `name` appears in logs and profiles. Throws invalid_graph with the compiler's words, out_of_memory, device.
 Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name);
+
+/// Compiled programs that stay in memory: a graph whose text, inputs and outputs are those of an earlier one gets its
+/// program again. For one config and the same devices; the `most` that were used last are kept. Not thread safe.
+class ProgramCache {
+ public:
+  explicit ProgramCache(size_t most = 16) : most_(most) {}
+  /// As md::compile.
+  std::shared_ptr<const Program> compile(const Devices& devices, const Graph& graph, const CompileConfig& config,
+                                         const std::string& name);
+
+ private:
+  size_t most_;
+  std::list<std::pair<std::string, std::shared_ptr<const Program>>> programs_;  // by hash; the last used first
+};
 
 /// Puts host values on the devices with the sharding of the program's inputs, by name. Inputs without a value are
 /// skipped. On a CPU, values that nobody else holds are not copied: move them here.

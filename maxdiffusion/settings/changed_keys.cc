@@ -31,7 +31,7 @@ std::set<std::string> beside_learning() {
     for (const ConfigKey& key : list.keys()) names.insert(key.name);
   };
   add(RunKeys()), add(HardwareKeys()), add(MeshConfig()), add(ShardingKeys()), add(TfrecordKeys()), add(EvalKeys());
-  add(LoopKeys()), add(MetricsConfig()), add(ProfileConfig()), add(SampleKeys()), add(MediaChunkKeys());
+  add(LoopKeys()), add(MetricsConfig()), add(ProfileConfig()), add(SampleFileKeys()), add(MediaChunkKeys());
   add(StepCacheKeys()), add(ControlKeys()), add(CompileConfig()), add(ReferenceKeys());
   // Sizes of videos, which guidance is trained, which times belong to an expert; which batches come, what is resumed.
   for (const char* name : {"height", "width", "num_frames", "fps", "guidance_scale", "boundary_ratio",

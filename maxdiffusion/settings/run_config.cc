@@ -8,7 +8,6 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/schedulers/sampler_words.h"
 #include "maxdiffusion/settings/foreign_keys.h"
@@ -152,47 +151,16 @@ std::string RunConfig::to_yaml() const {
 }
 
 AxisRules axis_rules(const RunConfig& c, const std::string& of_family) {
-  ShardingKeys keys = c.sharding;
-  if (keys.logical_axis_rules.text.empty()) keys.logical_axis_rules.text = of_family;
-  return AxisRules::make(keys, c.mesh.axes(), of_family.find(axis::kLength) != std::string::npos);
+  return AxisRules::for_family(c.sharding, c.mesh.axes(), of_family);
 }
 
 Devices open_devices(const RunConfig& c, const std::string& of_family) {
-  check(c.hardware.topology.empty(), Code::invalid_config,
-        "topology is '{}': hardware that is not attached can be compiled for (`compile`), nothing can run on it",
-        c.hardware.topology);
-  check(c.hardware.gpu.empty(), Code::invalid_config,
-        "gpu is '{}', which is for compile and plan; a run takes the GPUs that are there", c.hardware.gpu);
-  return open_devices(c.hardware, c.mesh, axis_rules(c, of_family));
-}
-
-MediaSize sample_size(const RunConfig& c, const Family& family) {
-  return {c.sample.height.value_or(c.images.resolution), c.sample.width.value_or(c.images.resolution),
-          c.sample.num_frames.value_or(family.spec().default_frames)};
+  return open_devices(c.hardware, c.mesh, c.sharding, of_family);
 }
 
 MediaSize training_size(const RunConfig& c, const Family& family) {
   if (!family.spec().videos()) return {c.images.resolution, c.images.resolution};
-  return sample_size(c, family);
-}
-
-void check_size(const RunConfig& c, const Family& family, const MediaSize& size) {
-  try {
-    family.latent_dims(size);
-  } catch (const Error& e) {
-    const bool videos = family.spec().videos();
-    std::string keys;
-    const auto add = [&](const char* key, int64_t value, const std::optional<int64_t>& given) {
-      const std::string text = fmt::format("{}={}", given == value ? key : "resolution", value);
-      if (keys.find(text) == std::string::npos) keys += (keys.empty() ? "" : ", ") + text;
-    };
-    add("height", size.height, c.sample.height);
-    add("width", size.width, c.sample.width);
-    if (videos) keys += fmt::format(", num_frames={}", size.frames);
-    Error named(e.code(), fmt::format("{}: {}", keys, e.message()));
-    for (const std::string& note : e.notes()) named.note(note);
-    throw named;
-  }
+  return sample_size(c.sample, c.images.resolution, family);
 }
 
 int64_t global_batch(double per_device, int64_t devices, const char* key) {

@@ -18,7 +18,7 @@
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/nn/layer_keys.h"
-#include "maxdiffusion/pipelines/sample_keys.h"
+#include "maxdiffusion/pipelines/sample_request.h"
 #include "maxdiffusion/runtime/hardware_keys.h"
 #include "maxdiffusion/schedulers/process.h"
 #include "maxdiffusion/schedulers/scheduler_keys.h"
@@ -109,7 +109,7 @@ struct RunConfig {
   EvalKeys eval;
   MetricsConfig metrics;
   ProfileConfig profile;
-  SampleKeys sample;
+  SampleFileKeys sample;
   MediaChunkKeys media_chunks;
   StepCacheKeys step_cache;
   ControlKeys control;
@@ -156,12 +156,8 @@ AxisRules axis_rules(const RunConfig& config, const std::string& of_family);
 /// The devices of a run, under the axis rules of its keys, or `axis_rules` where there are none. Throws as
 /// pjrt::Client::open and Mesh::make do.
 Devices open_devices(const RunConfig& config, const std::string& axis_rules = "");
-/// Of what is drawn: height and width, or resolution; of videos num_frames.
-MediaSize sample_size(const RunConfig& config, const Family& family);
 /// Of what is learned: squares of `resolution`; of videos as sample_size.
 MediaSize training_size(const RunConfig& config, const Family& family);
-/// Throws invalid_config, naming the keys, where a family's models cannot take media of a size that they ask for.
-void check_size(const RunConfig& config, const Family& family, const MediaSize& size);
 /// Batch over all devices. Throws invalid_config when per_device × devices is not a whole positive number.
 int64_t global_batch(double per_device, int64_t devices, const char* key = "per_device_batch_size");
 /// global_batch_size where it is given, which the devices need not divide; otherwise per_device_batch_size × devices.

@@ -104,6 +104,18 @@ TEST_F(ToyFamily, LearnsIsEvaluatedByTimestepAndDrawsWhatThePromptSays) {
     for (size_t channel = 0; channel < 3; ++channel)
       EXPECT_NEAR(mean[channel], channel == i / 2 ? 0.88 : 0.08, 0.15) << "image " << i << ", channel " << channel;
   }
+  // The same, and anything else, by a pipeline that stays.
+  PipelineOptions options;
+  options.layers.activations_dtype = "float32";
+  options.batch.per_device = 12;
+  DiffusionPipeline pipeline = DiffusionPipeline::load(*root_ / "learns", options);
+  SampleRequest request;
+  request.resolution = 8, request.num_inference_steps = 12, request.guidance_scale = 2;
+  request.prompt = {"red", "green", "blue"}, request.num_images_per_prompt = 2;
+  const HostArray media = pipeline.generate(request).media;
+  for (size_t i = 0; i < v.size(); ++i) ASSERT_EQ(std::clamp(media.view<float>()[i] / 2 + 0.5f, 0.0f, 1.0f), v[i]) << i;
+  request.prompt = {"blue"};
+  EXPECT_EQ(to_string(pipeline.generate(request).media.shape()), "f32[2,8,8,3]");
 }
 
 TEST_F(ToyFamily, IsNotTrainedWithDropoutLayersThatItDoesNotHave) {

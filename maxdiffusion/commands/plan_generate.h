@@ -1,0 +1,47 @@
+// What `generate` does, decided from the keys before anything is opened; and what runs that train sample.
+#pragma once
+
+#include <string>
+
+#include "maxdiffusion/pipelines/pipeline.h"
+#include "maxdiffusion/settings/run_info.h"
+
+namespace md {
+
+struct GenerateOptions {
+  bool with_control = false;  // the keys must name a ControlNet
+  /// As the reference's programs do: one prompt gives a whole global batch, and files are numbered from 0 in output_dir
+  /// whatever is there.
+  bool as_reference = false;
+};
+
+/// Files that complete a request: paths, or addresses of the web; empty: none.
+struct SampleFiles {
+  std::string latents, first_image, last_image, control_image, control_preprocessor;
+};
+
+struct GeneratePlan {
+  std::string model, folder;  // what is loaded; where images go, which may be in a bucket
+  PipelineOptions pipeline;
+  SampleRequest request;  // without what is in the files
+  SampleFiles files;
+  std::string output_type;  // of write_media
+  double fps = 16;
+  bool as_reference = false;  // see GenerateOptions
+  bool profile = false;
+};
+/// Looks for the run whose checkpoint is sampled
+/// (run/find_run.h), and for the ControlNet's folder. Throws invalid_config, io.
+GeneratePlan plan_generate(const RunConfig& config, const RunInfo& run, const GenerateOptions& how = {});
+
+/// What the keys ask a model for.
+SampleRequest sample_request(const RunConfig& config, const RunInfo& run);
+SampleFiles sample_files(const RunConfig& config);
+SampleBatch sample_batch(const BatchKeys& keys);
+/// `replacements`: the keys of the model that is loaded.
+PipelineOptions pipeline_options(const RunConfig& config, const ModelKeys& replacements, bool with_control = false);
+/// `request` with what the files hold. A ControlNet's image is read where `control`. Throws io naming a file;
+/// invalid_config.
+SampleRequest with_files(SampleRequest request, const SampleFiles& files, bool control = false);
+
+}  // namespace md

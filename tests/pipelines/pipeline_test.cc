@@ -1,0 +1,324 @@
+// One loaded pipeline for many requests: what is compiled and read again, what a cancelled request leaves, and that its
+// media are those of the command.
+#include "maxdiffusion/pipelines/pipeline.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "maxdiffusion/commands/plan_generate.h"
+#include "maxdiffusion/media/image.h"
+#include "tests/cli/command.h"
+
+namespace md {
+namespace {
+
+const std::string kGoldens = MD_SOURCE_DIR "/tests/golden/", kSd = kGoldens + "pipelines/sd",
+                  kSdxl = kGoldens + "pipelines/sdxl", kWan = kGoldens + "wan/t2v", kWan2 = kGoldens + "wan/a14b",
+                  kFlux = kGoldens + "flux/dev";
+
+class LoadedPipeline : public testing::Test {
+ protected:
+  LoadedPipeline() {
+    options.layers.activations_dtype = "float32";
+    options.layers.precision = "HIGHEST";
+    options.compile.xla_flags = "--xla_backend_optimization_level=0";
+    options.compile.uses = [this](const std::string&) { ++compiled; };
+    options.model.max_sequence_length = 12;
+    request.prompt = {"a red heart"};
+    request.num_inference_steps = 4;
+    request.height = request.width = 16;
+    request.sample_seed = 5;
+  }
+  /// Of videos.
+  void ask_for_video() {
+    request.height = request.width = 32;
+    request.num_frames = 5;
+    request.scheduler.flow_shift = 3;
+  }
+  /// What the command makes of the same words.
+  std::string image_of_command(const std::string& model, std::vector<std::string> words,
+                               const std::string& command = "generate") {
+    std::filesystem::remove_all(t / "out");
+    const std::vector<std::string> all = {command,
+                                          MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                          "pretrained_model_name_or_path=" + model,
+                                          "output_dir=" + (t / "out"),
+                                          "prompt=a red heart",
+                                          "num_inference_steps=4",
+                                          "seed=5"};
+    words.insert(words.begin(), all.begin(), all.end());
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return all_files(t / "out");  // one
+  }
+  static std::string png(const SampleResult& r) {
+    return encode_png(image_of_batch(r.media, 0), {{"parameters", r.parameters.at(0)}});
+  }
+  static bool same(const HostArray& a, const HostArray& b) {
+    return a.shape() == b.shape() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
+  }
+  /// The message of what `f` throws.
+  static std::string refusal(const std::function<void()>& f) {
+    try {
+      f();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::invalid_config) << e.what();
+      return e.what();
+    }
+    return "";
+  }
+
+  TemporaryFolder t;
+  int compiled = 0;
+  PipelineOptions options;
+  SampleRequest request;
+};
+
+TEST_F(LoadedPipeline, CompilesAndReadsNothingForASecondRequestOfTheSameSizes) {
+  std::filesystem::copy(kSd, t / "model", std::filesystem::copy_options::recursive);
+  DiffusionPipeline pipeline = DiffusionPipeline::load(t / "model", options);
+  EXPECT_EQ(compiled, 0);
+  const SampleResult first = pipeline.generate(request);
+  EXPECT_EQ(compiled, 3);  // text encoder, denoiser, decoder
+  for (const char* part : {"unet", "vae", "text_encoder"}) std::filesystem::remove_all((t / "model/") + part);
+  SampleRequest other = request;
+  other.prompt = {"blue"}, other.negative_prompt = {"purple"}, other.sample_seed = 6;
+  const SampleResult second = pipeline.generate(other);
+  EXPECT_EQ(compiled, 3);
+  EXPECT_FALSE(same(first.media, second.media));
+  // Another size is another denoiser and decoder; the text encoder does not see it.
+  other.width = 24;
+  EXPECT_EQ(to_string(pipeline.generate(other).media.shape()), "f32[1,16,24,3]");
+  EXPECT_EQ(compiled, 5);
+  // Nothing that was asked between changes a bit.
+  const SampleResult again = pipeline.generate(request);
+  EXPECT_EQ(compiled, 5);
+  EXPECT_TRUE(same(again.media, first.media));
+  EXPECT_TRUE(same(again.latents, first.latents));
+  EXPECT_EQ(again.parameters, first.parameters);
+  // Step by step the number of steps is no part of the program.
+  request.step_by_step = true;
+  pipeline.generate(request);
+  EXPECT_EQ(compiled, 6);
+  request.num_inference_steps = 7;
+  pipeline.generate(request);
+  EXPECT_EQ(compiled, 6);
+}
+
+TEST_F(LoadedPipeline, GivesTheCommandsImagesWhetherItStaysOrNot) {
+  struct Model {
+    std::string folder;
+    std::vector<std::string> words;
+    int64_t side;
+  };
+  for (const auto& [folder, words, side] :
+       {Model{kSd, {"height=16", "width=16"}, 16}, Model{kSdxl, {"height=16", "width=16"}, 16},
+        Model{kFlux, {"height=32", "width=32", "max_sequence_length=12"}, 32}}) {
+    const std::string wanted = image_of_command(folder, words);
+    request.height = request.width = side;
+    for (const bool keep : {true, false}) {
+      options.keep_loaded = keep;
+      DiffusionPipeline pipeline = DiffusionPipeline::load(folder, options);
+      for (int i = 0; i < 2; ++i) EXPECT_TRUE(png(pipeline.generate(request)) == wanted) << folder << keep << i;
+    }
+  }
+}
+
+TEST_F(LoadedPipeline, ACancelledRequestEndsBetweenStepsAndLeavesNoTrace) {
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSd, options);
+  request.step_by_step = true;
+  const SampleResult wanted = DiffusionPipeline::load(kSd, options).generate(request);
+  std::stop_source before;
+  before.request_stop();
+  request.stop = before.get_token();
+  compiled = 0;
+  EXPECT_THROW(pipeline.generate(request), Cancelled);
+  EXPECT_EQ(compiled, 0);
+
+  std::stop_source source;
+  request.stop = source.get_token();
+  int64_t last = 0;
+  request.progress = [&](SampleStage stage, int64_t done, int64_t total) {
+    if (stage != SampleStage::step) return;
+    last = done;
+    if (done == 2) std::thread([&] { source.request_stop(); }).join();
+    EXPECT_GT(total, 3);
+  };
+  EXPECT_THROW(pipeline.generate(request), Cancelled);
+  EXPECT_EQ(last, 2);
+  // What a callback throws ends the request as well.
+  request.stop = {};
+  request.progress = [](SampleStage, int64_t done, int64_t) {
+    if (done == 3) throw std::runtime_error("enough");
+  };
+  EXPECT_THROW(pipeline.generate(request), std::runtime_error);
+
+  request.progress = {};
+  const SampleResult next = pipeline.generate(request);
+  EXPECT_TRUE(same(next.media, wanted.media));
+  EXPECT_TRUE(same(next.latents, wanted.latents));
+}
+
+TEST_F(LoadedPipeline, SaysHowFarItIsAndGivesLatentsAlone) {
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSdxl, options);
+  request.prompt = {"red", "blue"};
+  request.num_images_per_prompt = 2;
+  request.scheduler.scheduler = "euler";
+  std::vector<std::string> stages;
+  request.progress = [&](SampleStage stage, int64_t done, int64_t total) {
+    stages.push_back(fmt::format("{} {}/{}", static_cast<int>(stage), done, total));
+  };
+  const SampleResult whole = pipeline.generate(request);
+  EXPECT_EQ(stages,
+            (std::vector<std::string>{"0 2/2", "1 0/16", "1 4/16", "1 8/16", "1 12/16", "1 16/16", "2 4/4", "3 4/4"}));
+  EXPECT_EQ(to_string(whole.media.shape()), "f32[4,16,16,3]");
+  EXPECT_EQ(whole.parameters.size(), 4U);
+  EXPECT_TRUE(contains(whole.parameters[2],
+                       "blue\nSteps: 4, Sampler: EulerDiscreteScheduler, CFG scale: 7.5, Seed: 5, "
+                       "Size: 16x16, Model: sdxl, Picture: 2"))
+      << whole.parameters[2];
+  request.decode = false;
+  const SampleResult latents = pipeline.generate(request);
+  EXPECT_FALSE(latents.media);
+  EXPECT_TRUE(same(latents.latents, whole.latents));
+  // The second of each prompt alone is the same image.
+  request.num_images_per_prompt = 1, request.prompt = {"red"}, request.first_sample = 1;
+  EXPECT_TRUE(contains(pipeline.generate(request).parameters.at(0), "Picture: 1"));
+}
+
+TEST_F(LoadedPipeline, TakesLoraFilesAndAControlNet) {
+  const std::string lora = kGoldens + "pipelines/lora_peft.safetensors";
+  const std::string plain = png(DiffusionPipeline::load(kSdxl, options).generate(request));
+  PipelineOptions tuned = options;
+  tuned.lora = {.lora_files = {lora}, .lora_scales = {0.8}};
+  const std::string with_lora = png(DiffusionPipeline::load(kSdxl, tuned).generate(request));
+  EXPECT_TRUE(with_lora != plain);
+  EXPECT_TRUE(with_lora ==
+              image_of_command(kSdxl, {"height=16", "width=16", "lora_files=" + lora, "lora_scales=[0.8]"}));
+
+  HostArray image(Shape{DType::u8, {70, 140, 3}});
+  for (size_t i = 0; i < image.bytes(); ++i) image.mutable_view<uint8_t>()[i] = static_cast<uint8_t>(i * 7 % 251);
+  write_png(t / "control.png", image);
+  options.controlnet = kGoldens + "pipelines/controlnet";
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSd, options);
+  EXPECT_TRUE(contains(refusal([&] { pipeline.generate(request); }), "controlnet_image is empty"));
+  request.control = {.image = image, .scale = 0.7};
+  request.height.reset(), request.width.reset();  // those of the image, as multiples of 64
+  const SampleResult controlled = pipeline.generate(request);
+  EXPECT_EQ(to_string(controlled.media.shape()), "f32[1,64,128,3]");
+  EXPECT_TRUE(png(controlled) ==
+              image_of_command(kSd,
+                               {"controlnet_model_name_or_path=" + options.controlnet,
+                                "controlnet_image=" + (t / "control.png"), "controlnet_conditioning_scale=0.7"},
+                               "generate_controlnet"));
+  const int before = compiled;
+  request.control.image = HostArray(image.shape());
+  EXPECT_FALSE(same(pipeline.generate(request).media, controlled.media));
+  EXPECT_EQ(compiled, before);
+}
+
+TEST_F(LoadedPipeline, VideosOfBothExpertsStayOnTheDevices) {
+  ask_for_video();
+  for (const auto& [folder, most] : {std::pair{kWan, 4}, {kWan2, 5}}) {
+    options.keep_loaded = false;
+    const SampleResult wanted = DiffusionPipeline::load(folder, options).generate(request);
+    EXPECT_EQ(to_string(wanted.media.shape()), "f32[1,5,32,32,3]");
+    options.keep_loaded = true;
+    std::filesystem::remove_all(t / "model");
+    std::filesystem::copy(folder, t / "model", std::filesystem::copy_options::recursive);
+    DiffusionPipeline pipeline = DiffusionPipeline::load(t / "model", options);
+    compiled = 0;
+    EXPECT_TRUE(same(pipeline.generate(request).media, wanted.media)) << folder;
+    EXPECT_EQ(compiled, most)
+        << folder;  // text encoder, one or two denoisers, the decoder of the first chunk and others
+    for (const char* part : {"transformer", "transformer_2", "vae", "text_encoder"})
+      std::filesystem::remove_all((t / "model/") + part);
+    EXPECT_TRUE(same(pipeline.generate(request).media, wanted.media)) << folder;
+    EXPECT_EQ(compiled, most) << folder;
+  }
+}
+
+TEST_F(LoadedPipeline, CachesOfStepsAndPromptsFindTheirWeights) {
+  ask_for_video();
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kWan, options);
+  const SampleResult plain = pipeline.generate(request);
+  request.cache.use_kv_cache = true;
+  options.keep_loaded = false;
+  const SampleResult wanted = DiffusionPipeline::load(kWan, options).generate(request);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(same(pipeline.generate(request).media, wanted.media)) << i;
+  const int before = compiled;
+  request.cache.use_kv_cache = false;
+  EXPECT_TRUE(same(pipeline.generate(request).media, plain.media));
+  EXPECT_EQ(compiled, before);
+}
+
+TEST_F(LoadedPipeline, WorksOnSeveralDevices) {
+  options.hardware.cpu_device_count = 2;
+  request.prompt = {"red", "blue", "heart"};
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSd, options);
+  const SampleResult first = pipeline.generate(request);
+  EXPECT_EQ(to_string(first.media.shape()), "f32[3,16,16,3]");
+  const int before = compiled;
+  EXPECT_TRUE(same(pipeline.generate(request).media, first.media));
+  EXPECT_EQ(compiled, before);
+  request.prompt = {"red"};
+  pipeline.generate(request);
+}
+
+TEST_F(LoadedPipeline, RefusesWhatTheModelCannotDoAndTakesTheNextRequest) {
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSd, options);
+  const auto refused = [&](auto&& change) {
+    SampleRequest r = request;
+    change(r);
+    return refusal([&] { pipeline.generate(r); });
+  };
+  EXPECT_TRUE(contains(refused([](auto& r) { r.prompt = {}; }), "prompt is empty"));
+  EXPECT_TRUE(contains(refused([](auto& r) { r.height = 17; }), "height=17"));
+  EXPECT_TRUE(contains(refused([](auto& r) { r.sample_seed = -1; }), "sample_seed is -1; expected 0 or more"));
+  EXPECT_TRUE(contains(refused([](auto& r) {
+                         r.images = {HostArray(Shape{DType::u8, {8, 8, 3}})};
+                       }),
+                       "this model takes no images"));
+  EXPECT_TRUE(contains(refused([](auto& r) {
+                         r.control.image = HostArray(Shape{DType::u8, {8, 8, 3}});
+                       }),
+                       "an image for a ControlNet is given"));
+  EXPECT_TRUE(contains(refused([](auto& r) {
+                         r.latents = HostArray(Shape{DType::f32, {3, 2, 2, 4}}), r.prompt = {"a", "b"};
+                       }),
+                       "latents are of 3 pictures; 2 prompts ask for 2"));
+  EXPECT_TRUE(contains(refused([](auto& r) { r.scheduler.scheduler = "flow_euler"; }), "this one predicts epsilon"));
+  EXPECT_EQ(compiled, 0);
+  EXPECT_EQ(to_string(pipeline.generate(request).media.shape()), "f32[1,16,16,3]");
+}
+
+TEST(PlanGenerate, IsMadeOfTheKeysAlone) {
+  const RunConfig c = RunConfig::from_source(ConfigSource::from_text(
+      "prompt: red\nprompt_2: blue\nresolution: 64\nseed: 3\noutput_dir: images\nper_device_batch_size: 2\n"
+      "controlnet_conditioning_scale: 0.5\nimage: a.png\noutput_type: latent\nlora_files: [b.safetensors]\n",
+      {"pretrained_model_name_or_path=nowhere", "prompt=green", "cpu_device_count=2", "width=32"}));
+  const RunInfo run = make_run_info(c, processes());
+  const GeneratePlan plan = plan_generate(c, run);
+  EXPECT_EQ(plan.model, "nowhere");
+  EXPECT_EQ(plan.folder, "images");
+  EXPECT_EQ(plan.request.prompt, Texts{"green"});
+  EXPECT_TRUE(plan.request.prompt_2.empty());  // of another prompt
+  EXPECT_EQ(plan.request.sample_seed, 3);
+  EXPECT_EQ(plan.request.resolution, 64);
+  EXPECT_EQ(plan.request.width, 32);
+  EXPECT_FALSE(plan.request.height);
+  EXPECT_FALSE(plan.request.decode);
+  EXPECT_EQ(plan.request.control.scale, 0.5);
+  EXPECT_EQ(plan.files.first_image, "a.png");
+  EXPECT_EQ(plan.pipeline.lora.lora_files, std::vector<std::string>{"b.safetensors"});
+  EXPECT_EQ(plan.pipeline.hardware.cpu_device_count, 2);
+  EXPECT_EQ(plan.pipeline.batch.per_device, 2);
+  EXPECT_FALSE(plan.pipeline.keep_loaded);
+  EXPECT_EQ(plan.pipeline.controlnet, "");
+  EXPECT_THROW(plan_generate(c, run, {.with_control = true}), Error);
+}
+
+}  // namespace
+}  // namespace md
