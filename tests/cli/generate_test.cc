@@ -194,6 +194,18 @@ TEST_F(Generate, SaysBeforeItSamplesThatItCannotWrite) {
   EXPECT_FALSE(contains(o.err, "encoded after")) << o.err;
 }
 
+TEST_F(Generate, SaysWhatWouldTakeLessMemory) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the sanitizer reserves more memory than a process of this test may have";
+#endif
+  // 11.5 GiB for one image.
+  const Outcome o = shell("ulimit -v 3000000; exec " MD_BINARY_DIR "/maxdiffusion generate " + run +
+                          " resolution=8192 num_inference_steps=4 guidance_scale=1");
+  EXPECT_EQ(o.status, 6) << o.err;
+  EXPECT_TRUE(contains(o.err, "  try: fewer pixels (height, width, resolution), vae_tiling=true ")) << o.err;
+  EXPECT_EQ(names_in("runs/mine"), Names());
+}
+
 // --- Samplers -------------------------------------------------------------------------------------------------------
 
 const nlohmann::json& scheduler_configs() {
