@@ -12,7 +12,7 @@
 #include "maxdiffusion/commands/generate.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/pjrt/topology.h"
-#include "maxdiffusion/run/plan.h"
+#include "maxdiffusion/run/train_plan.h"
 #include "maxdiffusion/settings/memory_suggestions.h"
 
 namespace md {
@@ -73,7 +73,7 @@ void check_gpu_keys(const HardwareKeys& keys) {
         keys.compile_topology_num_slices, keys.topology);
 }
 
-Place place_of(const RunConfig& c, const RunModels& models) {
+Place place_of(const RunConfig& c, const ModelComponents& models) {
   Place p;
   check_gpu_keys(c.hardware);
   if (c.hardware.topology.empty()) {
@@ -103,29 +103,31 @@ Place place_of(const RunConfig& c, const RunModels& models) {
   return p;
 }
 
-/// Models are opened on this machine's own device, for their configs, where the step is compiled for others.
-RunConfig for_models(const RunConfig& c) {
-  RunConfig here = c;
-  if (!c.hardware.topology.empty()) here.hardware = {.compile_step = c.hardware.compile_step}, here.mesh = {};
-  return here;
-}
-
 /// Whether denoising is looked at, not training.
 bool samples(const RunConfig& c) { return c.hardware.compile_step == "sampling"; }
+
+/// Models are opened on this machine's own device, for their configs, where the step is compiled for others.
+ComponentsRequest request_of(const RunConfig& c, const RunInfo& run) {
+  ComponentsRequest r = components_request(c, run, samples(c) ? Purpose::sampling : Purpose::training);
+  if (!c.hardware.topology.empty()) r.devices.hardware = {}, r.devices.mesh = {};
+  return r;
+}
 
 /// A run's programs, traced for a place: of its only denoiser, or of each expert.
 struct Steps {
   explicit Steps(const RunConfig& c)
-      : config(for_models(c)),
-        run(make_run_info(c, processes())),
-        models(config, run, c.model.pretrained_model_name_or_path, samples(c) ? Purpose::sampling : Purpose::training),
-        place(place_of(c, models)) {
-    const AxisRules rules = axis_rules(c, models.family()->spec().axis_rules);
+      : run(make_run_info(c, processes())),
+        models(request_of(c, run)),
+        place(place_of(c, models)),
+        of_sampling(samples(c)),
+        encodes(c.denoise.cache_latents_text_encoder_outputs),
+        compiling(c.compile) {
+    const AxisRules rules = axis_rules(device_request(c), models.family()->spec().axis_rules);
     const GraphOptions placed = place.graph_options(rules);
-    if (samples(c)) {
-      const SampleOptions o = planned_sampling(models, place.count());
+    if (of_sampling) {
+      const SampleOptions o = planned_sampling(models, sampling_request(c, run), place.count());
       step.scope = o.scope;
-      config.compile.lean = true;
+      compiling.lean = true;
       for (SamplingGraph& s : sampling_graphs(*models.family(), o, placed)) {
         names.push_back(s.denoiser);
         graphs.push_back({std::move(s.graph), std::move(s.params), {}, 0});
@@ -135,26 +137,28 @@ struct Steps {
       }
       return;
     }
-    const PlannedTraining training = planned_training(models, place.count());
-    step = training.step;
-    for (const DenoiseTask& one : training.tasks) {
+    step.scope = models.denoiser_options();  // refuses what the devices cannot quantize
+    const TrainPlan plan = plan_training(c, run, models.folder(), models.family(), {place.count()});
+    step = plan.loop.step;
+    for (const DenoiseTask& one : plan.tasks) {
       names.push_back(one.model());
       graphs.push_back(trace_step(one, placed, step));
     }
   }
   std::string what(size_t i) const {
-    return fmt::format("the {} of {}", samples(config) ? "sampling step" : "training step", names[i]);
+    return fmt::format("the {} of {}", of_sampling ? "sampling step" : "training step", names[i]);
   }
   AheadOfTime compile(size_t i) const {
     log_info("compiling {} for {} × {}", what(i), place.count(), place.seen.device_kind);
     // By the names that a run gives, so that it finds them in aot_cache_dir.
-    return place.compile(*graphs[i].graph, config.compile, samples(config) ? "denoise" : "train_" + names[i]);
+    return place.compile(*graphs[i].graph, compiling, of_sampling ? "denoise" : "train_" + names[i]);
   }
 
-  RunConfig config;
   RunInfo run;
-  RunModels models;
+  ModelComponents models;
   Place place;
+  bool of_sampling, encodes;
+  CompileConfig compiling;
   StepOptions step;
   std::vector<std::string> names;  // of the models
   std::vector<StepGraph> graphs;
@@ -256,11 +260,11 @@ void print_beside(const Held& h, const Steps& steps, const StepGraph& step) {
       "to "
       "write while training goes on\n",
       size(state), size(largest));
-  if (const RunConfig& c = steps.config; c.denoise.cache_latents_text_encoder_outputs)
+  const int64_t batch = steps.models.options().keys.encoder_batch_size;
+  if (steps.encodes)
     fmt::print("encoding a data set: {} of memory at a time beside the autoencoder{}\n",
-               c.encoders.encoder_batch_size > 0 ? fmt::format("{} samples", c.encoders.encoder_batch_size)
-                                                 : size(steps.models.encoder_bytes()),
-               c.encoders.encoder_batch_size > 0 ? "" : ", or what one sample takes");
+               batch > 0 ? fmt::format("{} samples", batch) : size(steps.models.encoder_bytes()),
+               batch > 0 ? "" : ", or what one sample takes");
 }
 
 /// Seconds for one kind of message, all devices at once. Rings: what is gathered passes each device once, what is

@@ -5,9 +5,9 @@
 #include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/commands/compile_ahead.h"
 #include "maxdiffusion/commands/generate.h"
+#include "maxdiffusion/commands/inspect.h"
 #include "maxdiffusion/commands/train.h"
 #include "maxdiffusion/run/find_run.h"
-#include "maxdiffusion/run/plan.h"
 
 namespace md {
 namespace {
@@ -30,7 +30,7 @@ void generate_of(const Words& words) {
 
 void train_one_subject(const Words& words) {
   const RunConfig c = config_of("train_dreambooth", words);
-  check(c.is_dreambooth(), Code::invalid_config,
+  check(!c.dreambooth.instance_data_dir.empty(), Code::invalid_config,
         "train_dreambooth: instance_data_dir is empty; it names the subject's pictures");
   train(c);
 }
@@ -100,7 +100,7 @@ Command plan_command() {
 }
 
 Command inspect_command() {
-  return {"inspect", "keys | config|mesh|params|batch|graph|program|memory CONFIG [key=value …]",
+  return {"inspect", "keys | config|mesh|plan|params|batch|graph|program|memory CONFIG [key=value …]",
           "print every key with its default and meaning, or the value of one stage of a run", inspect_stage,
           print_all_keys};
 }

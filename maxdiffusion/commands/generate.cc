@@ -20,8 +20,8 @@
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/progress_bar.h"
-#include "maxdiffusion/run/ignored_keys.h"
 #include "maxdiffusion/run/write_media.h"
+#include "maxdiffusion/settings/ignored_keys.h"
 #include "maxdiffusion/storage/mirror.h"
 #include "maxdiffusion/storage/staging.h"
 #include "maxdiffusion/storage/write.h"
@@ -73,7 +73,7 @@ void generate_into(const std::string& folder, const std::string& place, const Ge
   make_folders(folder);
   DiffusionPipeline pipeline = DiffusionPipeline::load(plan.model, plan.pipeline);
   const Family& family = *pipeline.family();
-  SampleRequest request = with_files(plan.request, plan.files, !plan.pipeline.controlnet.empty());
+  SampleRequest request = with_files(plan.sampling.request, plan.sampling.files, !plan.pipeline.controlnet.empty());
   if (plan.as_reference && !request.num_images_per_prompt && request.prompt.size() == 1 && !request.latents)
     request.num_images_per_prompt = sampling_batch(plan.pipeline.batch, pipeline.devices().count());
   request.progress = logged(request, family);
@@ -87,7 +87,7 @@ void generate_into(const std::string& folder, const std::string& place, const Ge
   else
     write_media(
         folder + "/" + family.spec().reference.prefix_of_files(static_cast<uint64_t>(*request.sample_seed)),
-        plan.output_type, result.media, plan.fps,
+        plan.sampling.output_type, result.media, plan.sampling.fps,
         [&](int64_t i) -> PngTexts {
           return {{"parameters", result.parameters[static_cast<size_t>(i)]}};
         },
@@ -121,20 +121,18 @@ void generate(const RunConfig& c, const GenerateOptions& how) {
   }
 }
 
-SampleOptions planned_sampling(const RunModels& models, int64_t devices) {
-  const RunConfig& c = models.config();
+SampleOptions planned_sampling(const ModelComponents& models, const SamplingRequest& sampling, int64_t devices) {
   SampleOptions o =
-      sample_options(with_files(sample_request(c, models.run()), {.latents = c.sample.latents}), *models.family(),
-                     models.folder().scheduler_config(), sample_batch(c.batches), devices);
+      sample_options(with_files(sampling.request, {.latents = sampling.files.latents}), *models.family(),
+                     models.folder().scheduler_config(), sampling.batch, devices);
   o.scope = models.denoiser_options();
-  o.compile = c.compile;
+  o.compile = models.options().compile;
   return o;
 }
 
-void check_samples_of_run(const RunModels& models) {
-  const RunConfig& c = models.config();
-  planned_sampling(models, models.devices().count());
-  check_images(*models.family(), std::ssize(with_files(sample_request(c, models.run()), sample_files(c)).images));
+void check_samples_of_run(const ModelComponents& models, const SamplingRequest& sampling) {
+  planned_sampling(models, sampling, models.devices().count());
+  check_images(*models.family(), std::ssize(with_files(sampling.request, sampling.files).images));
 }
 
 void generate_class_images(const RunConfig& c, const RunInfo& run) {
@@ -149,9 +147,9 @@ void generate_class_images(const RunConfig& c, const RunInfo& run) {
   log_info("DreamBooth: drawing {} pictures of '{}' into {}", missing, k.class_prompt, k.class_data_dir);
   const PipelineOptions options = pipeline_options(c, c.model);
   DiffusionPipeline pipeline = DiffusionPipeline::load(c.model.pretrained_model_name_or_path, options);
-  SampleFiles files = sample_files(c);
-  files.latents.clear();
-  SampleRequest request = with_files(sample_request(c, run), files, !options.controlnet.empty());
+  SamplingRequest sampling = sampling_request(c, run);
+  sampling.files.latents.clear();
+  SampleRequest request = with_files(sampling.request, sampling.files, !options.controlnet.empty());
   request.prompt = {k.class_prompt};
   request.negative_prompt = {};
   request.num_inference_steps = 50;
@@ -169,9 +167,9 @@ void generate_class_images(const RunConfig& c, const RunInfo& run) {
   }
 }
 
-HostArray sample_images(RunModels& models, TextEncoder& text, const WeightsOf& weights) {
-  const RunConfig& c = models.config();
-  SampleRequest request = with_files(sample_request(c, models.run()), sample_files(c));
+HostArray sample_images(ModelComponents& models, const SamplingRequest& sampling, TextEncoder& text,
+                        const WeightsOf& weights) {
+  SampleRequest request = with_files(sampling.request, sampling.files);
   request.decode = true;
   request.progress = [](SampleStage, int64_t, int64_t) { check_interrupt("the samples are left out"); };
   return DiffusionPipeline({.devices = models.devices(),
@@ -182,20 +180,20 @@ HostArray sample_images(RunModels& models, TextEncoder& text, const WeightsOf& w
                             .text_encoder = [&]() -> TextEncoder& { return text; },
                             .autoencoder = [&]() -> MediaAutoencoder& { return models.media_autoencoder(); },
                             .scope = models.denoiser_options(),
-                            .compile = c.compile,
+                            .compile = models.options().compile,
                             .batch = {.pixels_per_device = int64_t{1} << 19}})
       .generate(request)
       .media;
 }
 
-HostArray write_sample_grid(const RunModels& models, const HostArray& media, const std::string& path) {
-  const SampleFileKeys& keys = models.config().sample;
-  const int64_t n = media.dims()[0], of_prompt = n / std::ssize(keys.prompt);
+HostArray write_sample_grid(const SamplingRequest& sampling, const HostArray& media, const std::string& path) {
+  const Texts& prompts = sampling.request.prompt;
+  const int64_t n = media.dims()[0], of_prompt = n / std::ssize(prompts);
   std::vector<GridCell> cells;
   for (int64_t i = 0; i < n; ++i)
-    cells.push_back({still_of(image_of_batch(media, i)), keys.prompt[static_cast<size_t>(i / of_prompt)]});
+    cells.push_back({still_of(image_of_batch(media, i)), prompts[static_cast<size_t>(i / of_prompt)]});
   const bool videos = media.dims().size() == 5;
-  if (videos) write_media(path + "_", "mp4", media, keys.fps);
+  if (videos) write_media(path + "_", "mp4", media, sampling.fps);
   const auto columns = videos ? 2 : static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(n))));
   const int64_t height = media.dims()[media.dims().size() - 3];
   HostArray grid = make_grid(cells, columns, std::max<int64_t>(1, (videos ? 64 : 128) / height));

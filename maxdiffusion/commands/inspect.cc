@@ -2,8 +2,9 @@
 #include <fmt/ranges.h>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/commands/inspect.h"
 #include "maxdiffusion/graph/emit.h"
-#include "maxdiffusion/run/plan.h"
+#include "maxdiffusion/run/train_plan.h"
 #include "maxdiffusion/train/programs.h"
 
 namespace md {
@@ -13,16 +14,13 @@ namespace {
 struct Planned {
   explicit Planned(const RunConfig& c)
       : run(make_run_info(c, processes())),
-        models(c, run, c.model.pretrained_model_name_or_path, Purpose::training),
-        training(planned_training(models, models.devices().mesh().devices())) {
-    std::vector<const Task*> all;
-    for (const DenoiseTask& t : training.tasks) all.push_back(&t);
-    steps = std::make_unique<StepPrograms>(models.devices(), all, training.step, "train");
-  }
+        models(components_request(c, run)),
+        plan(plan_training(c, run, models)),
+        steps(models.devices(), pointers(plan.tasks), plan.loop.step, "train") {}
   RunInfo run;
-  RunModels models;
-  PlannedTraining training;
-  std::unique_ptr<StepPrograms> steps;
+  ModelComponents models;
+  TrainPlan plan;
+  StepPrograms steps;
 };
 
 std::string axes_of(const Sharding& sharding, size_t rank) {
@@ -35,7 +33,7 @@ std::string axes_of(const Sharding& sharding, size_t rank) {
 }
 
 void print_mesh(const RunConfig& c) {
-  const Devices devices = open_devices(c);
+  const Devices devices = open_devices(device_request(c));
   const Topology t = topology(devices.client());
   fmt::print("{}\n", devices.mesh().describe());
   for (const MeshAxis& axis : devices.mesh().axes()) fmt::print("  {}: {}\n", axis.name, axis.size);
@@ -48,10 +46,15 @@ void print_mesh(const RunConfig& c) {
   }
 }
 
+void print_plan(const RunConfig& c) {
+  const RunInfo run = make_run_info(c, processes());
+  fmt::print("{}", describe(plan_training(c, run, ModelComponents(components_request(c, run)))));
+}
+
 void print_params(const RunConfig& c) {
   const Planned run(c);
   std::map<std::string, std::pair<int64_t, int64_t>> counts;  // trained, frozen
-  for (const Param& p : run.steps->params().params()) {
+  for (const Param& p : run.steps.params().params()) {
     fmt::print("{} {} [{}]{}\n", p.input, to_string(p.shape), fmt::join(p.axes, ", "), p.trainable ? "" : " frozen");
     (p.trainable ? counts[p.model].first : counts[p.model].second) += p.shape.elements();
   }
@@ -60,20 +63,20 @@ void print_params(const RunConfig& c) {
 
 void print_batch(const RunConfig& c) {
   const Planned run(c);
-  for (const BatchField& f : run.steps->step(0).fields)
+  for (const BatchField& f : run.steps.step(0).fields)
     fmt::print("{} {}{}\n", f.name, to_string(f.shape), f.batched ? "" : " (the same every step)");
 }
 
 void print_graph(const RunConfig& c) {
   const Planned run(c);
-  for (size_t i = 0; i < run.steps->count(); ++i) fmt::print("{}", to_stablehlo(*run.steps->step(i).graph, "train"));
+  for (size_t i = 0; i < run.steps.count(); ++i) fmt::print("{}", to_stablehlo(*run.steps.step(i).graph, "train"));
 }
 
 void print_program(const RunConfig& c) {
-  const Planned run(c);
-  run.steps->compile(c.compile, false);
-  for (size_t k = 0; k < run.steps->count(); ++k) {
-    const Program& program = run.steps->program(k);
+  Planned run(c);
+  run.steps.compile(c.compile, false);
+  for (size_t k = 0; k < run.steps.count(); ++k) {
+    const Program& program = run.steps.program(k);
     const CompileReport& r = program.report();
     fmt::print("{} bytes of StableHLO, {} in {:.1f} s\n", r.program_bytes,
                r.from_cache ? "loaded from the cache" : "compiled", r.compile_seconds + r.load_seconds);
@@ -87,16 +90,16 @@ void print_program(const RunConfig& c) {
 }
 
 void print_memory(const RunConfig& c) {
-  const Planned run(c);
-  run.steps->compile(c.compile, false);
-  for (size_t i = 0; i < run.steps->count(); ++i) {
-    const auto plan = run.steps->program(i).memory();
+  Planned run(c);
+  run.steps.compile(c.compile, false);
+  for (size_t i = 0; i < run.steps.count(); ++i) {
+    const auto plan = run.steps.program(i).memory();
     check(plan.has_value(), Code::device, "this plugin does not say how much memory a program takes");
-    const std::string expert = run.steps->count() > 1 ? " of " + run.training.tasks[i].model() : "";
+    const std::string expert = run.steps.count() > 1 ? " of " + run.plan.tasks[i].model() : "";
     fmt::print("training step{}: {}\n", expert, to_string(*plan));
     fmt::print("  arguments {}, outputs {}, of these in the same place {}, temporary {}, code {} bytes\n",
                plan->arguments, plan->outputs, plan->aliased, plan->temporary, plan->code);
-    if (const int64_t beside = run.steps->bytes_beside(i); beside > 0)
+    if (const int64_t beside = run.steps.bytes_beside(i); beside > 0)
       fmt::print("  beside them {} bytes of the other models that are trained, {:.2f} GiB in all\n", beside,
                  static_cast<double>(plan->peak() + beside) / (1 << 30));
   }
@@ -106,13 +109,14 @@ void print_memory(const RunConfig& c) {
 
 void inspect(const std::string& what, const RunConfig& c) {
   if (what == "mesh") return print_mesh(c);
+  if (what == "plan") return print_plan(c);
   if (what == "params") return print_params(c);
   if (what == "batch") return print_batch(c);
   if (what == "graph") return print_graph(c);
   if (what == "program") return print_program(c);
   if (what == "memory") return print_memory(c);
-  fail(Code::invalid_config, "inspect: '{}' is not one of: keys, config, mesh, params, batch, graph, program, memory",
-       what);
+  fail(Code::invalid_config,
+       "inspect: '{}' is not one of: keys, config, mesh, plan, params, batch, graph, program, memory", what);
 }
 
 }  // namespace md

@@ -46,38 +46,6 @@ HostArray read_latents(const std::string& path) try {
 
 }  // namespace
 
-SampleBatch sample_batch(const BatchKeys& keys) { return {keys.per_device_batch_size, keys.global_batch_size}; }
-
-SampleRequest sample_request(const RunConfig& c, const RunInfo& run) {
-  SampleRequest r{c.sample};
-  const auto& given = c.on_command_line;
-  for (const auto& [key, first, texts] :
-       {std::tuple{"prompt_2", "prompt", &r.prompt_2}, {"negative_prompt_2", "negative_prompt", &r.negative_prompt_2}})
-    if (!texts->empty() && given.contains(first) && !given.contains(key)) {
-      log_info_once("{} of the file is left aside, since {} was given on the command line", key, first);
-      texts->clear();
-    }
-  r.sample_seed = static_cast<int64_t>(run.sample_seed);
-  r.resolution = c.images.resolution;
-  r.scheduler = c.scheduler;
-  r.cache = c.step_cache;
-  r.control = {.scale = c.control.controlnet_conditioning_scale,
-               .start = c.control.control_guidance_start,
-               .end = c.control.control_guidance_end};
-  r.decode = c.sample.output_type != "latent";
-  return r;
-}
-
-SampleFiles sample_files(const RunConfig& c) {
-  const SampleFileKeys& k = c.sample;
-  if (!k.image.empty() && !k.image_url.empty()) log_warning("image is given; image_url '{}' is not read", k.image_url);
-  return {.latents = k.latents,
-          .first_image = k.image.empty() ? k.image_url : k.image,
-          .last_image = k.last_image,
-          .control_image = c.control.controlnet_image,
-          .control_preprocessor = c.control.controlnet_preprocessor};
-}
-
 SampleRequest with_files(SampleRequest r, const SampleFiles& files, bool control) {
   if (control && !files.control_image.empty()) {
     r.control.image = image_at(files.control_image);
@@ -102,7 +70,7 @@ PipelineOptions pipeline_options(const RunConfig& c, const ModelKeys& replacemen
           .encoders = c.encoders,
           .media_chunks = c.media_chunks,
           .compile = c.compile,
-          .batch = sample_batch(c.batches),
+          .batch = {c.batches.per_device_batch_size, c.batches.global_batch_size},
           .keep_loaded = false};
 }
 
@@ -111,10 +79,7 @@ GeneratePlan plan_generate(const RunConfig& c, const RunInfo& run, const Generat
   GeneratePlan plan{.model = what.model,
                     .folder = how.as_reference ? c.run.output_dir : what.folder,
                     .pipeline = pipeline_options(c, what.keys, how.with_control),
-                    .request = sample_request(c, run),
-                    .files = sample_files(c),
-                    .output_type = c.sample.output_type,
-                    .fps = c.sample.fps,
+                    .sampling = sampling_request(c, run),
                     .as_reference = how.as_reference,
                     .profile = c.profile.enable_profiler};
   check(!plan.folder.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "maxdiffusion/pipelines/pipeline.h"
-#include "maxdiffusion/settings/run_info.h"
+#include "maxdiffusion/settings/requests.h"
 
 namespace md {
 
@@ -15,29 +15,16 @@ struct GenerateOptions {
   bool as_reference = false;
 };
 
-/// Files that complete a request: paths, or addresses of the web; empty: none.
-struct SampleFiles {
-  std::string latents, first_image, last_image, control_image, control_preprocessor;
-};
-
 struct GeneratePlan {
   std::string model, folder;  // what is loaded; where images go, which may be in a bucket
   PipelineOptions pipeline;
-  SampleRequest request;  // without what is in the files
-  SampleFiles files;
-  std::string output_type;  // of write_media
-  double fps = 16;
+  SamplingRequest sampling;
   bool as_reference = false;  // see GenerateOptions
   bool profile = false;
 };
-/// Looks for the run whose checkpoint is sampled
-/// (run/find_run.h), and for the ControlNet's folder. Throws invalid_config, io.
+/// Looks for the run whose checkpoint is sampled (run/find_run.h), and for the ControlNet's folder. Throws invalid_config, io.
 GeneratePlan plan_generate(const RunConfig& config, const RunInfo& run, const GenerateOptions& how = {});
 
-/// What the keys ask a model for.
-SampleRequest sample_request(const RunConfig& config, const RunInfo& run);
-SampleFiles sample_files(const RunConfig& config);
-SampleBatch sample_batch(const BatchKeys& keys);
 /// `replacements`: the keys of the model that is loaded.
 PipelineOptions pipeline_options(const RunConfig& config, const ModelKeys& replacements, bool with_control = false);
 /// `request` with what the files hold. A ControlNet's image is read where `control`. Throws io naming a file;

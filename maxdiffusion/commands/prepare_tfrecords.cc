@@ -4,14 +4,15 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/commands/train.h"
+#include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/data/images/load_images.h"
 #include "maxdiffusion/data/records/tfrecord_writer.h"
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/ops/random.h"
-#include "maxdiffusion/run/encode_dataset.h"
-#include "maxdiffusion/run/ignored_keys.h"
-#include "maxdiffusion/run/training_data.h"
+#include "maxdiffusion/run/data_plan.h"
+#include "maxdiffusion/run/model_components.h"
 #include "maxdiffusion/settings/compatibility.h"
+#include "maxdiffusion/settings/ignored_keys.h"
 #include "maxdiffusion/storage/mirror.h"
 #include "maxdiffusion/storage/staging.h"
 #include "maxdiffusion/storage/write.h"
@@ -51,8 +52,8 @@ std::map<std::string, int64_t> numbers_of(const RunConfig& c, int64_t record) {
 
 void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>& source, TfrecordShards& shards) {
   const RunInfo run = make_run_info(c, processes());
-  RunModels models(c, run, c.model.pretrained_model_name_or_path, Purpose::training);
-  warn_of_ignored_keys(models, "prepare_tfrecords");
+  ModelComponents models(components_request(c, run));
+  warn_of_ignored_keys({c, models.folder(), *models.family(), models.devices(), sample_size(c.sample, c.images.resolution, *models.family())}, "prepare_tfrecords");
   const Family& family = *models.family();
   const HostRng rng(run.seed, "prepared posterior");
   const auto noise = [&](size_t n) {
@@ -62,7 +63,7 @@ void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>
   };
   ImageConfig config{
       .resolution = c.images.resolution, .center_crop = c.images.center_crop, .random_crop = c.images.random_crop};
-  if (family.spec().videos()) config = image_config(c, family);
+  if (family.spec().videos()) config = plan_images(c, family);
   const ImagesInBuckets images = sort_into_aspect_buckets(source, config, true);
   int64_t skipped = 0;
   std::string first;
@@ -89,39 +90,42 @@ void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>
   if (skipped > 0) log_warning("{}: {} pictures do not decode and were skipped", source->name(), skipped);
 }
 
-}  // namespace
-
-int64_t prepare_tfrecords(const RunConfig& config) {
-  check_tfrecord_keys(config);
-  if (const std::string place = config.tfrecords.tfrecords_dir; is_remote(place)) {
-    check(all_below(place).empty(), Code::io, "'{}' holds something; name a new folder", shown(place));
-    RunConfig here = config;
-    here.tfrecords.tfrecords_dir = staging(place);
-    remove_below(here.tfrecords.tfrecords_dir);
-    const int64_t count = prepare_tfrecords(here);
-    Mirror({{here.tfrecords.tfrecords_dir, place}}, {}).settle();
-    return count;
-  }
-  RunConfig c = config;
-  if (!c.tfrecords.extracted_files_dir.empty())
-    log_warning("extracted_files_dir has no effect: .tar files are read where they lie");
+int64_t write_records(const RunConfig& c, const std::string& folder) {
+  SourcePlan from = plan_source(c);
   if (!c.tfrecords.data_files_pattern.empty()) {
-    c.source.hf_train_files = c.tfrecords.data_files_pattern;
-    c.source.dataset_type.clear();
+    from = {.config = c.source};
+    from.config.hf_train_files = c.tfrecords.data_files_pattern;
+    from.config.dataset_type.clear();
   }
   const bool for_evaluation = c.tfrecords.enable_eval_timesteps;
-  auto source = open_source(source_config(c));
+  auto source = open_source(prepare_source(from));
   if (for_evaluation) source = first_of(source, c.tfrecords.num_eval_samples);
-  TfrecordShards shards(c.tfrecords.tfrecords_dir, c.tfrecords.no_records_per_shard);
+  TfrecordShards shards(folder, c.tfrecords.no_records_per_shard);
   if (c.denoise.cache_latents_text_encoder_outputs)
     write_encoded(c, source, shards);
   else
-    write_stored(source, c.source, shards);
+    write_stored(source, from.config, shards);
   check(!for_evaluation || shards.count() == c.tfrecords.num_eval_samples, Code::io,
         "{}: {} records could be encoded, num_eval_samples is {}", source->name(), shards.count(),
         c.tfrecords.num_eval_samples);
   shards.close();
   return shards.count();
+}
+
+}  // namespace
+
+int64_t prepare_tfrecords(const RunConfig& c) {
+  check_tfrecord_keys(c);
+  if (!c.tfrecords.extracted_files_dir.empty())
+    log_warning("extracted_files_dir has no effect: .tar files are read where they lie");
+  const std::string& place = c.tfrecords.tfrecords_dir;
+  if (!is_remote(place)) return write_records(c, place);
+  check(all_below(place).empty(), Code::io, "'{}' holds something; name a new folder", shown(place));
+  const std::string here = staging(place);
+  remove_below(here);
+  const int64_t count = write_records(c, here);
+  Mirror({{here, place}}, {}).settle();
+  return count;
 }
 
 }  // namespace md

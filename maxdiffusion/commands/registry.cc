@@ -6,7 +6,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/commands/command.h"
-#include "maxdiffusion/families/family.h"
+#include "maxdiffusion/families/reference_conventions.h"
 #include "maxdiffusion/processes/launch.h"
 
 // In the order of help.

@@ -11,7 +11,6 @@
 #include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/metrics/progress_bar.h"
 #include "maxdiffusion/processes/processes.h"
-#include "maxdiffusion/storage/location.h"
 
 namespace md {
 namespace {
@@ -29,9 +28,9 @@ std::string options_key(const ImageConfig& c) {
 
 /// What the encoded arrays depend on beside the images and captions: the weights, configs and tokenizers that make
 /// them.
-std::string models_key(RunModels& models) {
+std::string models_key(ModelComponents& models) {
   std::string key = "v3";
-  EncoderKeys types = models.config().encoders;
+  EncoderKeys types = models.options().keys;
   types.visit([&key](const char* name, const auto& value, const char*) {
     if constexpr (std::is_same_v<decltype(value), const std::string&>)  // where weights lie changes nothing
       if (value != "float32") key += fmt::format(" {} {}", name, value);
@@ -53,16 +52,12 @@ std::string models_key(RunModels& models) {
   // Models of one autoencoder may want other images.
   const ImageConditioning& images = *family.image_conditioning();
   key += fmt::format("\nimages {}", images.least);
-  for (const Field& f : images.fields(training_size(models.config(), family)))
+  const EncoderOptions& o = models.options();
+  for (const Field& f : images.fields(training_size(o.sizes, o.resolution, family)))
     key += fmt::format(" {} {}", f.name, to_string(f.shape));
   if (const std::string& encoder = images.encoder; !encoder.empty())
     for (const auto& [name, a] : models.weights_of()(models.folder().params({encoder}), encoder)) add(name, a);
   return key;
-}
-
-std::string cache_folder(const RunModels& models) {
-  const std::string& place = models.config().batches.dataset_save_location;
-  return below(place.empty() ? models.run().place : place, "cache");
 }
 
 /// Images of a part: as many as fit into some memory, of which two parts are there at a time.
@@ -184,15 +179,16 @@ std::shared_ptr<const Samples> cached_samples(std::shared_ptr<const ArrayCache> 
   return std::make_shared<Cached>(std::move(cache), config);
 }
 
-CachedImages encode_dataset(RunModels& models, const std::shared_ptr<const RecordSource>& source,
-                            const ImageConfig& config, CachedText text, const std::string* caption) {
+CachedImages encode_dataset(ModelComponents& models, const std::string& cache_dir,
+                            const std::shared_ptr<const RecordSource>& source, const ImageConfig& config,
+                            CachedText text, const std::string* caption) {
   const ImagesInBuckets images = sort_into_aspect_buckets(source, config, true);
   const int64_t known = models.family()->required_images();
   std::optional<ImageConditioner> conditioner;
   const auto encode = [&](const LoadedImages& loaded, const Encoded& encoded) {
     if (known > 0 && !conditioner)
       conditioner.emplace(models.devices(), models.family(), models.weights_of(), models.media_autoencoder(),
-                          scope_options(models.config().layers), models.config().compile, models.encoder_batch());
+                          scope_options(models.options().layers), models.options().compile, models.encoder_batch());
     std::vector<std::string> captions = loaded.captions;
     if (caption) std::ranges::fill(captions, *caption);
     HostArrays out =
@@ -216,18 +212,17 @@ CachedImages encode_dataset(RunModels& models, const std::shared_ptr<const Recor
   std::string key = models_key(models);
   if (text == CachedText::tokens) key += "\ntokens";
   if (caption) key += "\ncaption " + *caption;
-  return cache_images(images, config,
-                      {cache_folder(models), key, "latents and text embeddings", images_together(images.sizes)},
+  return cache_images(images, config, {cache_dir, key, "latents and text embeddings", images_together(images.sizes)},
                       encode);
 }
 
-CachedImages cache_pixels(const RunModels& models, const std::shared_ptr<const RecordSource>& source,
+CachedImages cache_pixels(const std::string& cache_dir, const std::shared_ptr<const RecordSource>& source,
                           const ImageConfig& config) {
   const ImagesInBuckets images = sort_into_aspect_buckets(source, config, true);
   ImageConfig plain = config;
   plain.random_flip = plain.sizes = false;
   plain.mask = MaskFrom::none;
-  return cache_images(images, plain, {cache_folder(models), "pixels", "pixels", images_together(images.sizes)},
+  return cache_images(images, plain, {cache_dir, "pixels", "pixels", images_together(images.sizes)},
                       [](const LoadedImages& loaded, const Encoded&) {
                         return HostArrays{{"pixels", loaded.pixels}};
                       });

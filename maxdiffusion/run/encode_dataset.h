@@ -10,7 +10,7 @@
 #include "maxdiffusion/checkpoint/array_cache.h"
 #include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/data/images/load_images.h"
-#include "maxdiffusion/run/run_models.h"
+#include "maxdiffusion/run/model_components.h"
 
 namespace md {
 
@@ -42,12 +42,13 @@ std::shared_ptr<const Samples> cached_samples(std::shared_ptr<const ArrayCache> 
 /// What of captions is kept: what the text encoders make of them, or, where these are trained, token ids.
 enum class CachedText { embeddings, tokens };
 /// moments (unscaled) and `text` of every image, its mask and sizes as asked for, and what the denoiser sees of first
-/// and last frames (ImageConditioning::fields). `caption`: in place of each image's own, unless null.
-CachedImages encode_dataset(RunModels& models, const std::shared_ptr<const RecordSource>& source,
-                            const ImageConfig& config, CachedText text = CachedText::embeddings,
-                            const std::string* caption = nullptr);
+/// and last frames (Family::image_fields). `cache_dir`: may be in a bucket. `caption`: in place of each image's own,
+/// unless null.
+CachedImages encode_dataset(ModelComponents& models, const std::string& cache_dir,
+                            const std::shared_ptr<const RecordSource>& source, const ImageConfig& config,
+                            CachedText text = CachedText::embeddings, const std::string* caption = nullptr);
 /// The pixels alone, as they are prepared, for what learns from them.
-CachedImages cache_pixels(const RunModels& models, const std::shared_ptr<const RecordSource>& source,
+CachedImages cache_pixels(const std::string& cache_dir, const std::shared_ptr<const RecordSource>& source,
                           const ImageConfig& config);
 
 }  // namespace md

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "maxdiffusion/families/loras.h"
-#include "maxdiffusion/settings/run_info.h"
 
 namespace md {
 
@@ -15,8 +14,5 @@ namespace md {
 /// another.
 void write_lora_layout(const std::string& path, const LoraFile& lora, const ModelFolder& folder, const Family& family,
                        const std::string& layout, const std::map<std::string, std::string>& metadata);
-/// What kohya's programs say of a training in the metadata of LoRA files, of those keys that have a like.
-/// Source: kohya-ss sd-scripts, train_network.py.
-std::map<std::string, std::string> kohya_metadata(const RunConfig& config, const RunInfo& run, const Family& family);
 
 }  // namespace md

@@ -61,4 +61,20 @@ void Outputs::finish() {
   if (mirror_) mirror_->settle();
 }
 
+void check_outputs(const RunInfo& run, const std::string& cache_dir) {
+  check_has_folder(run);
+  const auto check = [](const std::string& folder, const char* key) {
+    if (!folder.empty() && !is_remote(folder)) check_writable(folder, key);
+  };
+  const auto check_parent = [&](const std::string& file, const char* key) {
+    if (!file.empty() && !is_remote(file)) check(std::filesystem::path(file).parent_path().string(), key);
+  };
+  for (const char* part : {"samples", "checkpoints", "tensorboard"}) check(below(run.place, part), "output_dir");
+  if (run.checkpoint_dir != below(run.place, "checkpoints")) check(run.checkpoint_dir, "checkpoint_dir");
+  if (cache_dir != below(run.place, "cache")) check_parent(cache_dir, "dataset_save_location");
+  check_parent(run.config_copy, "base_output_directory");
+  if (run.metrics.write_metrics) check_parent(run.metrics.metrics_file, "metrics_file");
+  check_parent(run.timing_file, "timing_metrics_file");
+}
+
 }  // namespace md

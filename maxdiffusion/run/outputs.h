@@ -32,4 +32,8 @@ class Outputs {
   std::unique_ptr<Mirror> mirror_;
 };
 
+/// Throws io, naming the key, where an output of a run cannot be written. `cache_dir`: of what is encoded once; may be
+/// empty.
+void check_outputs(const RunInfo& run, const std::string& cache_dir);
+
 }  // namespace md

@@ -1,16 +1,13 @@
 #include "maxdiffusion/run/train_autoencoder.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/media/image.h"
-#include "maxdiffusion/run/plan.h"
 #include "maxdiffusion/run/write_media.h"
 #include "maxdiffusion/storage/location.h"
-#include "maxdiffusion/tasks/autoencoder.h"
 
 namespace md {
 namespace {
@@ -38,33 +35,6 @@ void write_reconstructions(MediaAutoencoder& coder, const Samples& images, const
   for (int64_t i = 0; i < n; ++i) cells.push_back({still_of(image_of_batch(decoded, i)), ""});
   write_png(path, make_grid(cells, n, 2));
 }
-
-}  // namespace
-
-LoopOptions loop_options(const RunModels& models, const std::string& stage, const std::string& title) {
-  const RunConfig& c = models.config();
-  const RunInfo& run = models.run();
-  const auto in_stage = [&](const std::string& folder) { return stage.empty() ? folder : below(folder, stage); };
-  LoopOptions o;
-  o.title = title;
-  o.folder = in_stage(run.folder);
-  o.place = in_stage(run.place);
-  o.step.optim = c.optim;
-  o.step.scope = scope_options(c.layers);
-  o.step.scope.quantization = nullptr;
-  o.step.scope.dropout = 0;  // of the denoiser
-  o.seed = run.seed;
-  o.keys = c.loop;
-  o.metrics = run.metrics;
-  o.profile = run.profile;
-  o.compile = c.compile;
-  o.run_name = run.name;
-  const char* libtpu = std::getenv("LIBTPU_INIT_ARGS");  // read by the plugin itself
-  o.texts = {{"config", "```yaml\n" + run.config_yaml + "```"}, {"libtpu_init_args", libtpu ? libtpu : ""}};
-  return o;
-}
-
-namespace {
 
 /// The frames of videos, each as a video of one frame.
 class SingleFrames final : public Samples {
@@ -108,18 +78,20 @@ void begin_with_single_frames(const ParamTable& params, HostArrays& values) {
 }
 
 /// Trains on `pixels` from `values`, and from random ones where there are none; adds what comes out to `values`.
-void train_stage(RunModels& models, const AutoencoderTask& task, const std::shared_ptr<const Samples>& pixels,
-                 const std::string& stage, int64_t steps, HostArrays& values) {
-  const RunConfig& c = models.config();
+void train_stage(ModelComponents& models, const TrainPlan& plan, const AutoencoderTask& task,
+                 const std::shared_ptr<const Samples>& pixels, const std::string& stage, int64_t steps,
+                 HostArrays& values) {
   const std::string component = task.model();
-  LoopOptions o = loop_options(models, stage, "train " + stage);
-  o.keys.save_final_checkpoint = true;  // the next stage's start
+  const int64_t batch = task.batch_size * plan.replicas;
+  LoopOptions o = plan.loop;
+  o.title = "train " + stage;
+  o.folder = below(o.folder, stage);
+  o.place = below(o.place, stage);
   if (!o.keys.checkpoint_dir.empty()) o.keys.checkpoint_dir = below(o.keys.checkpoint_dir, stage);
-  o.step.optim = c.optim.with_switches(true);
+  o.keys.save_final_checkpoint = true;  // the next stage's start
+  o.step = {.scope = plan.autoencoder->scope, .optim = plan.autoencoder->optim};
   o.step.optim.max_train_steps = steps;
-  o.step.optim.learning_rate_schedule_steps = -1;
-  const int64_t batch = task.batch_size * models.devices().replicas();
-  o.step.optim.learning_rate = scaled_rate(c.optim, c.vae.vae_learning_rate, batch);
+  o.step.optim.learning_rate = scaled_rate(o.step.optim, o.step.optim.learning_rate, batch);
   o.initial = [&](const ParamTable& params) {
     return [random = models.open_random(params, component), &values] {
       NamedPieces start = random();
@@ -131,25 +103,17 @@ void train_stage(RunModels& models, const AutoencoderTask& task, const std::shar
   o.complete = [&](CheckpointContent& content, const ParamTable&, const NamedPieces&) {
     content.files[component + "/config.json"] = models.folder().files().at(component + "/config.json");
   };
-  for (auto& [name, value] : train_loop(models.devices(), {&task},
-                                        sample_batches(pixels, batch, o.seed, c.batches.enable_data_shuffling,
-                                                       share_of_update(models.devices(), batch)),
-                                        o)
-                                 .values)
+  for (auto& [name, value] :
+       train_loop(models.devices(), {&task},
+                  sample_batches(pixels, batch, o.seed, plan.data.shuffle, share_of_update(models.devices(), batch)), o)
+           .values)
     values[name] = std::move(value);
 }
 
 }  // namespace
 
-void train_autoencoder(RunModels& models, const std::shared_ptr<const Samples>& images) {
-  const RunConfig& c = models.config();
-  AutoencoderTask task;
-  task.family = models.family();
-  const Devices& devices = models.devices();
-  task.batch_size = part_of_replica(
-      global_batch(c.vae.vae_per_device_batch_size, devices.count(), "vae_per_device_batch_size"), devices.replicas());
-  task.size = training_size(c, *task.family);
-  task.kl_weight = c.vae.vae_kl_weight;
+void train_autoencoder(ModelComponents& models, const TrainPlan& plan, const std::shared_ptr<const Samples>& images) {
+  const AutoencoderTask& task = plan.autoencoder->task;
   const std::string component = task.model();
   const ParamTable whole = models.folder().params({component});
   // Layers over time are not in a program for one frame.
@@ -158,21 +122,19 @@ void train_autoencoder(RunModels& models, const std::shared_ptr<const Samples>& 
       values.merge(as_arrays(models.open_random(whole, component)()));
   };
   HostArrays values;
-  if (c.vae.vae_image_steps > 0) {
-    check(task.family->spec().videos(), Code::invalid_config,
-          "vae_image_steps is {}, but this model's media are images; set it to 0", c.vae.vae_image_steps);
+  if (plan.autoencoder->image_steps > 0) {
     AutoencoderTask frames = task;
     frames.batch_size *= std::exchange(frames.size.frames, 1);
-    train_stage(models, frames, std::make_shared<SingleFrames>(images, task.size.frames), component + "_images",
-                c.vae.vae_image_steps, values);
+    train_stage(models, plan, frames, std::make_shared<SingleFrames>(images, task.size.frames), component + "_images",
+                plan.autoencoder->image_steps, values);
     complete(values);
     begin_with_single_frames(whole, values);
   }
-  train_stage(models, task, images, component, c.vae.vae_max_train_steps, values);
+  train_stage(models, plan, task, images, component, plan.autoencoder->steps, values);
   complete(values);
   models.set_autoencoder(std::move(values));
-  if (devices.replica() > 0) return;
-  const std::string path = models.run().folder + "/samples/reconstructions.png";
+  if (models.devices().replica() > 0) return;
+  const std::string path = plan.run.folder + "/samples/reconstructions.png";
   write_reconstructions(models.media_autoencoder(), *images, path);
   log_info("autoencoder: originals above reconstructions in {}", path);
 }

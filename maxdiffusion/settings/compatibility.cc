@@ -4,6 +4,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/schedulers/scheduler.h"
+#include "maxdiffusion/settings/data_mode.h"
 
 namespace md {
 namespace {
@@ -15,15 +16,17 @@ struct Option {
   bool (*used)(const RunConfig&);
 };
 constexpr Option kOptions[] = {
-    {"DreamBooth (instance_data_dir)", [](const RunConfig& c) { return c.is_dreambooth(); }},
+    {"DreamBooth (instance_data_dir)", [](const RunConfig& c) { return !c.dreambooth.instance_data_dir.empty(); }},
     {"encoded records (dataset_type tfrecord or grain with cache_latents_text_encoder_outputs)",
-     [](const RunConfig& c) { return c.reads_encoded_records(); }},
+     [](const RunConfig& c) { return reads_encoded_records(c); }},
     {"train_new_unet", [](const RunConfig& c) { return new_denoiser(c.model); }},
     {"unet_checkpoint (or another key that names the denoiser's weights)",
      [](const RunConfig& c) { return c.model.names_denoiser_weights(); }},
     {"lora_files or lora_config", [](const RunConfig& c) { return !chosen_loras(c.lora).empty(); }},
     {"cache_latents_text_encoder_outputs",
-     [](const RunConfig& c) { return c.denoise.cache_latents_text_encoder_outputs && !c.is_dreambooth(); }},
+     [](const RunConfig& c) {
+       return c.denoise.cache_latents_text_encoder_outputs && c.dreambooth.instance_data_dir.empty();
+     }},
     {"timestep_bias",
      [](const RunConfig& c) { return TimestepBias::from_members(c.process.timestep_bias).strategy != "none"; }},
     {"snr_gamma", [](const RunConfig& c) { return c.process.snr_gamma > 0; }},

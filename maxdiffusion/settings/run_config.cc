@@ -150,17 +150,9 @@ std::string RunConfig::to_yaml() const {
   return keys.to_yaml();
 }
 
-AxisRules axis_rules(const RunConfig& c, const std::string& of_family) {
-  return AxisRules::for_family(c.sharding, c.mesh.axes(), of_family);
-}
-
-Devices open_devices(const RunConfig& c, const std::string& of_family) {
-  return open_devices(c.hardware, c.mesh, c.sharding, of_family);
-}
-
-MediaSize training_size(const RunConfig& c, const Family& family) {
-  if (!family.spec().videos()) return {c.images.resolution, c.images.resolution};
-  return sample_size(c.sample, c.images.resolution, family);
+MediaSize training_size(const SampleKeys& keys, int64_t resolution, const Family& family) {
+  if (!family.spec().videos()) return {resolution, resolution};
+  return sample_size(keys, resolution, family);
 }
 
 int64_t global_batch(double per_device, int64_t devices, const char* key) {

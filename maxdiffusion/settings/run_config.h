@@ -125,12 +125,6 @@ struct RunConfig {
   static RunConfig from_source(const ConfigSource& source);
   /// Without hf_access_token.
   std::string to_yaml() const;
-  bool is_dreambooth() const { return !dreambooth.instance_data_dir.empty(); }
-  /// Whether records are latents and embeddings that another program computed.
-  bool reads_encoded_records() const {
-    return denoise.cache_latents_text_encoder_outputs && source.load_tfrecord_cached &&
-           (source.dataset_type == "tfrecord" || source.dataset_type == "grain");
-  }
 
   /// f(title, structs…) for each group of keys, as help prints them.
   template <class F>
@@ -151,13 +145,8 @@ struct RunConfig {
   }
 };
 
-/// The axis rules of the keys, or `of_family` where there are none. Throws invalid_config.
-AxisRules axis_rules(const RunConfig& config, const std::string& of_family);
-/// The devices of a run, under the axis rules of its keys, or `axis_rules` where there are none. Throws as
-/// pjrt::Client::open and Mesh::make do.
-Devices open_devices(const RunConfig& config, const std::string& axis_rules = "");
-/// Of what is learned: squares of `resolution`; of videos as sample_size.
-MediaSize training_size(const RunConfig& config, const Family& family);
+/// Of what is trained on: squares of `resolution`; of videos as sample_size.
+MediaSize training_size(const SampleKeys& keys, int64_t resolution, const Family& family);
 /// Batch over all devices. Throws invalid_config when per_device × devices is not a whole positive number.
 int64_t global_batch(double per_device, int64_t devices, const char* key = "per_device_batch_size");
 /// global_batch_size where it is given, which the devices need not divide; otherwise per_device_batch_size × devices.

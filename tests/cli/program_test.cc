@@ -172,7 +172,8 @@ TEST(Program, InspectPrintsAConfigThatReadsBack) {
   EXPECT_EQ(maxdiffusion({"inspect"}).status, 2);
   o = maxdiffusion({"inspect", "nothing", kQuickstart});
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "'nothing' is not one of: keys, config, mesh, params, batch, graph, program, memory"));
+  EXPECT_TRUE(
+      contains(o.err, "'nothing' is not one of: keys, config, mesh, plan, params, batch, graph, program, memory"));
 }
 
 // S3-28, P-11
@@ -189,6 +190,10 @@ TEST(Program, InspectPrintsEachStageOfARun) {
       inspect("mesh", {"cpu_device_count=8", "ici_data_parallelism=2", "ici_tensor_parallelism=4"});
   EXPECT_TRUE(contains(mesh, "data 2 × tensor 4 (8 devices)")) << mesh;
   EXPECT_TRUE(contains(mesh, "device 5 (cpu): process 0, slice 0, at [1, 0, 0, 1]")) << mesh;
+  const std::string plan = inspect("plan", {"per_device_batch_size=3", "cpu_device_count=2", "output_dir=/nowhere"});
+  for (const char* line : {"folder: /nowhere/quickstart\n", "data: images, encoded once\n", "size: 48x48\n",
+                           "batch: 6\n", "steps: 6300\n", "trained: unet\n"})
+    EXPECT_TRUE(contains(plan, line)) << line << plan;
   const std::string params = inspect("params");
   EXPECT_TRUE(contains(params, "\nunet/conv_out.weight f32[4,64,3,3] [")) << params.substr(0, 500);
   EXPECT_TRUE(contains(params, "unet: 5850020 trained, 0 frozen\n"));

@@ -14,6 +14,7 @@
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
 #include "maxdiffusion/schedulers/scheduler.h"
+#include "maxdiffusion/settings/data_mode.h"
 #include "maxdiffusion/settings/run_config.h"
 
 namespace md {
@@ -66,8 +67,8 @@ TEST(FluxFiles, SayWhatTheReferencesFilesSay) {
   EXPECT_EQ(schnell.optim.own<double>("adam_weight_decay"), 0.01);
   EXPECT_EQ(dev.mesh.dcn_fsdp_parallelism, -1);
   EXPECT_EQ(schnell.mesh.dcn_data_parallelism, -1);
-  EXPECT_TRUE(dev.reads_encoded_records());
-  EXPECT_FALSE(schnell.reads_encoded_records());
+  EXPECT_TRUE(reads_encoded_records(dev));
+  EXPECT_FALSE(reads_encoded_records(schnell));
   EXPECT_TRUE(dev.sharding.logical_axis_rules.text.empty());  // the model's own
   EXPECT_TRUE(contains(schnell.sharding.logical_axis_rules.text, "batch"));
   for (const RunConfig& c : {dev, schnell}) {

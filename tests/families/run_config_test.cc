@@ -12,6 +12,8 @@
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
+#include "maxdiffusion/settings/data_mode.h"
+#include "maxdiffusion/settings/requests.h"
 #include "maxdiffusion/settings/run_info.h"
 #include "tests/one_device.h"
 #include "tests/tiny_folder.h"
@@ -263,11 +265,11 @@ TEST(RunConfig, CheckpointsLieInTheRunsFolderUnlessAKeySaysWhere) {
 
 // S2-50
 TEST(RunConfig, RecordsHoldPicturesWhereAKeySaysSo) {
-  EXPECT_TRUE(parse("dataset_type: tfrecord").reads_encoded_records());
-  EXPECT_TRUE(parse("dataset_type: grain").reads_encoded_records());
-  EXPECT_FALSE(parse("dataset_type: hf").reads_encoded_records());
-  EXPECT_FALSE(parse("{dataset_type: tfrecord, load_tfrecord_cached: false}").reads_encoded_records());
-  EXPECT_FALSE(parse("{dataset_type: tfrecord, cache_latents_text_encoder_outputs: false}").reads_encoded_records());
+  EXPECT_TRUE(reads_encoded_records(parse("dataset_type: tfrecord")));
+  EXPECT_TRUE(reads_encoded_records(parse("dataset_type: grain")));
+  EXPECT_FALSE(reads_encoded_records(parse("dataset_type: hf")));
+  EXPECT_FALSE(reads_encoded_records(parse("{dataset_type: tfrecord, load_tfrecord_cached: false}")));
+  EXPECT_FALSE(reads_encoded_records(parse("{dataset_type: tfrecord, cache_latents_text_encoder_outputs: false}")));
 }
 
 // S0-91, S0-92, S1-47, S1-48, S1-50, S2-28, S4-29
@@ -295,15 +297,15 @@ TEST(RunConfig, AGlobalBatchIsTakenAsItIs) {
 
 // S1-35, S1-39, S4-61, S2-64
 TEST(RunConfig, DevicesAreThoseAndLieAsTheKeysSay) {
-  const Devices d = open_devices(
+  const Devices d = open_devices(device_request(
       parse("", {"hardware=cpu", "cpu_device_count=4", "ici_data_parallelism=2", "ici_tensor_parallelism=2",
-                 "logical_axis_rules=[['embed', 'tensor'], ['heads', None]]", "data_sharding=[['data']]"}));
+                 "logical_axis_rules=[['embed', 'tensor'], ['heads', None]]", "data_sharding=[['data']]"})));
   EXPECT_EQ(d.client().platform_name(), "cpu");
   EXPECT_EQ(d.mesh().describe(), "data 2 × tensor 2 (4 devices)");
   using Axes = std::vector<std::vector<std::string>>;
   EXPECT_EQ(d.rules().resolve(d.mesh(), {axis::kEmbed, axis::kHeads}, {8, 8}).dims, (Axes{{"tensor"}, {}}));
   EXPECT_EQ(d.rules().resolve(d.mesh(), {axis::kData, ""}, {8, 8}).dims, (Axes{{"data"}, {}}));
-  const Devices plain = open_devices(parse("", {"cpu_device_count=4", "ici_tensor_parallelism=2"}));
+  const Devices plain = open_devices(device_request(parse("", {"cpu_device_count=4", "ici_tensor_parallelism=2"})));
   EXPECT_EQ(plain.rules().resolve(plain.mesh(), {axis::kData, ""}, {8, 8}).dims, (Axes{{"data", "tensor"}, {}}));
   EXPECT_EQ(plain.rules().resolve(plain.mesh(), {"", axis::kHeads}, {8, 8}).dims, (Axes{{}, {"tensor"}}));
 }
@@ -311,9 +313,9 @@ TEST(RunConfig, DevicesAreThoseAndLieAsTheKeysSay) {
 // S2-20
 TEST(RunConfig, AttentionShardingUniformSplitsTheSequence) {
   for (bool uniform : {true, false}) {
-    const Devices d = open_devices(
+    const Devices d = open_devices(device_request(
         parse("", {"cpu_device_count=2", "ici_context_parallelism=2", "logical_axis_rules=[['embed', 'fsdp']]",
-                   uniform ? "attention_sharding_uniform=true" : "attention_sharding_uniform=false"}));
+                   uniform ? "attention_sharding_uniform=true" : "attention_sharding_uniform=false"})));
     EXPECT_EQ(d.rules().resolve(d.mesh(), {axis::kLength}, {8}).replicated(), !uniform);
   }
 }

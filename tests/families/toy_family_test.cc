@@ -131,7 +131,7 @@ TEST_F(ToyFamily, IsNotTrainedWithDropoutLayersThatItDoesNotHave) {
 TEST_F(ToyFamily, AnswersToItsNamesAndTypes) {
   auto open = [](const std::vector<std::string>& words) {
     const RunConfig c = config("named", words);
-    RunModels(c, make_run_info(c, processes()), c.model.pretrained_model_name_or_path, Purpose::training);
+    ModelComponents(components_request(c, make_run_info(c, processes())));
   };
   EXPECT_NO_THROW(open({"model_name=toy1", "model_type=T2I"}));
   for (const auto& [word, message] :

@@ -9,6 +9,7 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/families/family.h"
+#include "maxdiffusion/settings/data_mode.h"
 #include "maxdiffusion/settings/run_config.h"
 
 namespace md {
@@ -110,7 +111,7 @@ TEST(WanFiles, ShareWhatTheReferencesFilesShare) {
     EXPECT_EQ(c.mesh.ici_context_parallelism, -1);
     EXPECT_EQ(c.mesh.dcn_data_parallelism, 1);
     EXPECT_EQ(c.mesh.dcn_context_parallelism, -1);
-    EXPECT_TRUE(c.reads_encoded_records());
+    EXPECT_TRUE(reads_encoded_records(c));
     EXPECT_EQ(c.batches.per_device_batch_size, 1);
     EXPECT_EQ(c.optim.learning_rate, 1e-5);
     EXPECT_EQ(c.optim.warmup_steps_fraction, 0.1);

@@ -24,9 +24,9 @@
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/run/encode_dataset.h"
-#include "maxdiffusion/run/ignored_keys.h"
-#include "maxdiffusion/run/plan.h"
+#include "maxdiffusion/run/train_plan.h"
 #include "maxdiffusion/run/write_media.h"
+#include "maxdiffusion/settings/ignored_keys.h"
 
 namespace md {
 namespace {
@@ -170,18 +170,18 @@ Outcome planned(Kind kind, const Words& words, bool trace) {
     const std::string command = command_of(kind);
     const bool samples = command == "generate";
     const RunInfo run = make_run_info(c, processes());
-    const RunModels m(c, run, c.model.pretrained_model_name_or_path, samples ? Purpose::sampling : Purpose::training);
-    warn_of_ignored_keys(m, command);
+    const ModelComponents m(components_request(c, run, samples ? Purpose::sampling : Purpose::training));
+    warn_of_ignored_keys({c, m.folder(), *m.family(), m.devices(), sample_size(c.sample, c.images.resolution, *m.family())}, command);
     if (!trace) return;
     const GraphOptions placed = m.devices().graph_options(&m.devices().rules());
     if (samples) {
-      const SampleOptions options = planned_sampling(m, m.devices().mesh().devices());
+      const SampleOptions options = planned_sampling(m, sampling_request(c, run), m.devices().mesh().devices());
       for (const SamplingGraph& g : sampling_graphs(*m.family(), options, placed))
         o.made[g.denoiser] = to_stablehlo(*g.graph, "denoise");
     } else if (command == "train") {
-      const PlannedTraining training = planned_training(m, m.devices().count(), m.devices().replicas());
-      for (const DenoiseTask& task : training.tasks) {
-        const StepGraph g = trace_step(task, placed, training.step);
+      const TrainPlan plan = plan_training(c, run, m);
+      for (const DenoiseTask& task : plan.tasks) {
+        const StepGraph g = trace_step(task, placed, plan.loop.step);
         o.made[task.model()] = to_stablehlo(*g.graph, "train");
       }
     }
@@ -767,9 +767,9 @@ TEST(Keys, OfAFileThatAreIgnoredTakeFewLines) {
   const auto said = [](const std::string& yaml, const Words& words) {
     const RunConfig c =
         RunConfig::from_source(ConfigSource::from_text(yaml, filled(base(Kind::images) + words, world().path())));
-    const RunModels models(c, make_run_info(c, processes()), c.model.pretrained_model_name_or_path, Purpose::training);
+    const ModelComponents models(components_request(c, make_run_info(c, processes())));
     testing::internal::CaptureStderr();
-    warn_of_ignored_keys(models, "train");
+    warn_of_ignored_keys({c, models.folder(), *models.family(), models.devices(), sample_size(c.sample, c.images.resolution, *models.family())}, "train");
     return testing::internal::GetCapturedStderr();
   };
   const std::string five = "{max_grad_value: 2, lr_power: 2, lora_rank: 8, vae_kl_weight: 0, magcache_K: 3, ";
@@ -796,10 +796,9 @@ TEST(Keys, OfTheQuickstartsAreAllRead) {
   for (const char* file : {"quickstart.yml", "quickstart_video.yml"}) {
     const RunConfig c = RunConfig::load(MD_SOURCE_DIR "/configs/" + std::string(file), {});
     testing::internal::CaptureStderr();
+    const ModelComponents m(components_request(c, make_run_info(c, processes())));
     for (const char* command : {"train", "generate"})
-      warn_of_ignored_keys(
-          RunModels(c, make_run_info(c, processes()), c.model.pretrained_model_name_or_path, Purpose::training),
-          command);
+      warn_of_ignored_keys({c, m.folder(), *m.family(), m.devices(), sample_size(c.sample, c.images.resolution, *m.family())}, command);
     const std::string said = testing::internal::GetCapturedStderr();
     EXPECT_EQ(said.find("ignored"), said.npos) << file << "\n" << said;
   }

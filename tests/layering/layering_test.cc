@@ -205,6 +205,41 @@ TEST(Layering, WhatTrainsAndDrawsNamesNoFamily) {
     }
 }
 
+/// Lines of a source above settings/ that copy the config: it is handed down by reference, and nothing edits it.
+std::vector<std::string> copies_of_config(const std::string& source, const std::string& path) {
+  static const std::regex copy(R"(\bRunConfig \w+\s*(,|\)|;|=|\{))"),
+      made(R"(\bRunConfig \w+ = (md::)?(config_of|RunConfig::load)\()");
+  std::vector<std::string> found;
+  std::istringstream lines(source);
+  for (auto [line, n] = std::pair{std::string(), 1}; std::getline(lines, line); ++n)
+    if (std::regex_search(line, copy) && !std::regex_search(line, made) && line.find("defaults") == line.npos)
+      found.push_back(path + ":" + std::to_string(n) + ": " + line);
+  return found;
+}
+
+TEST(Layering, KeysEndWithTheRequestsAndPlansThatAreMadeOfThem) {
+  static const std::regex named(R"(\bRunConfig\b)");
+  // Commands begin with a config. Their stages take plans and requests.
+  const Names run = {"data_plan.h", "data_plan.cc", "train_plan.h", "train_plan.cc", "find_run.h", "find_run.cc"};
+  const Names commands = {"command.h",    "command.cc",  "config_commands.cc",  "train.h",         "train.cc",
+                          "generate.h",   "inspect.h",   "inspect.cc",          "compile_ahead.h", "compile_ahead.cc",
+                          "check_run.cc", "generate.cc", "prepare_tfrecords.cc"};
+  for (const auto& file : fs::recursive_directory_iterator(kRoot / "maxdiffusion")) {
+    const std::string folder = file.path().parent_path().filename(), name = file.path().filename();
+    if (!file.is_regular_file() || folder == "settings" || name.ends_with("_test.cc")) continue;
+    const std::string source = read(file.path());
+    const bool may_name = folder == "run" ? run.contains(name) : folder == "commands" && commands.contains(name);
+    EXPECT_TRUE(may_name || !std::regex_search(source, named)) << file.path() << " names RunConfig";
+    if (name == "generate.cc" || name == "find_run.h") continue;  // generate replaces keys of the file
+    for (const std::string& line : copies_of_config(source, file.path())) ADD_FAILURE() << line;
+  }
+}
+
+TEST(LayeringCheck, FindsCopiesOfTheConfig) {
+  EXPECT_EQ(copies_of_config("void f(RunConfig c);\nvoid g(const RunConfig& c);\nconst RunConfig d = c;\n", "f"),
+            (std::vector<std::string>{"f:1: void f(RunConfig c);", "f:3: const RunConfig d = c;"}));
+}
+
 TEST(LayeringCheck, FindsNamesOfFamiliesInCodeOnly) {
   EXPECT_EQ(names_of_families("int a;  // as SDXL\nUNetConfig c;\nif (is_flux) return;\nint want;\n", "f"),
             (std::vector<std::string>{"f:2: UNetConfig c;", "f:3: if (is_flux) return;"}));

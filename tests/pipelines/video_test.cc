@@ -415,8 +415,10 @@ TEST_F(VideoTraining, LearnsInTheStepAndFromTfrecordsWhatTheCacheHolds) {
        "max_sequence_length=12", "dataset_name=moving-emoji", "dataset_save_location=" + (t / "data"),
        "max_train_samples=8", "height=32", "width=32", "num_frames=5", "fps=8"});
   const RunInfo run = make_run_info(c, processes());
-  RunModels models(c, run, c.model.pretrained_model_name_or_path, Purpose::training);
-  const CachedImages cache = encode_dataset(models, open_source(source_config(c)), image_config(c, *models.family()));
+  ModelComponents models(components_request(c, run));
+  const DataPlan data = plan_data(c, run, *models.family());
+  const CachedImages cache =
+      encode_dataset(models, data.cache_dir, open_source(prepare_source(data.source)), data.images);
   ASSERT_EQ(cache.size(), 8);
   RecordStream records(open_source({.dataset_type = "tfrecord",
                                     .train_data_dir = t / "records",
@@ -547,10 +549,11 @@ TEST_F(ImageTraining, TakesTheFramesOfAClipAsGenerateTakesImages) {
                          "max_sequence_length=12", "dataset_name=moving-emoji", "dataset_save_location=" + (t / "data"),
                          "max_train_samples=3", "height=32", "width=32", "num_frames=5", "fps=8", "random_flip=true"});
     const RunInfo run = make_run_info(c, processes());
-    RunModels models(c, run, model, Purpose::training);
-    const ImageConfig config = image_config(c, *models.family());
-    const auto source = open_source(source_config(c));
-    const CachedImages cached = encode_dataset(models, source, config);
+    ModelComponents models(components_request(c, run));
+    const DataPlan data = plan_data(c, run, *models.family());
+    const ImageConfig& config = data.images;
+    const auto source = open_source(prepare_source(data.source));
+    const CachedImages cached = encode_dataset(models, data.cache_dir, source, config);
     ASSERT_EQ(cached.size(), 3);
     const HostArray pixels = load_images(source, config).pixels, turned = mirrored(pixels);
     ImageConditioner generate(models.devices(), models.family(), models.weights_of(), models.media_autoencoder(),

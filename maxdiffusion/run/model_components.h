@@ -11,25 +11,25 @@
 #include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/encoders/text_encoder.h"
 #include "maxdiffusion/families/open_model.h"
-#include "maxdiffusion/settings/run_info.h"
+#include "maxdiffusion/settings/requests.h"
 
 namespace md {
 
-/// Refers to `config` and `run`. Not thread safe.
-class RunModels {
+/// Not thread safe.
+class ModelComponents {
  public:
-  /// `model`, `controlnet`: see open_model.
-  RunModels(const RunConfig& config, const RunInfo& run, const std::string& model, Purpose purpose,
-            const std::string& controlnet = "");
-  RunModels(const RunModels&) = delete;
+  explicit ModelComponents(const ComponentsRequest& request)
+      : ModelComponents(request.model, request.devices, request.encoders) {}
+  ModelComponents(const ModelRequest& model, const DeviceRequest& devices, const EncoderOptions& encoders);
+  ModelComponents(const ModelComponents&) = delete;
 
-  const RunConfig& config() const { return config_; }
-  const RunInfo& run() const { return run_; }
+  const EncoderOptions& options() const { return options_; }
   const ModelFolder& folder() const { return model_.folder; }
   const std::shared_ptr<const Family>& family() const { return model_.family; }
   const Devices& devices() const { return devices_; }
   /// What models around the trained one run on: this process's, which it may use by itself.
   const Devices& own_devices() const { return own_devices_; }
+  DeviceCounts device_counts() const { return {devices_.count(), devices_.replicas()}; }
   /// As ModelWeights::open. Of the autoencoder, the table may hold only some parameters, such as the encoder's.
   std::function<NamedPieces()> open_weights(const ParamTable& params, const std::string& component);
   /// Random values, whatever else there is.
@@ -74,8 +74,8 @@ class RunModels {
   void complete(CheckpointContent& content);
 
  private:
-  const RunConfig& config_;
-  const RunInfo& run_;
+  EncoderOptions options_;
+  SchedulerKeys scheduler_;
   OpenedModel model_;
   Devices devices_, own_devices_;
   HostArrays autoencoder_values_;
@@ -83,9 +83,9 @@ class RunModels {
   std::unique_ptr<MediaAutoencoder> media_autoencoder_;
 };
 
-/// What `act` returns; an error of the devices gets RunModels::note_damaged_weights.
+/// What `act` returns; an error of the devices gets ModelComponents::note_damaged_weights.
 template <class F>
-auto naming_damaged_weights(const RunModels& models, F act) {
+auto naming_damaged_weights(const ModelComponents& models, F act) {
   try {
     return act();
   } catch (Error& e) {

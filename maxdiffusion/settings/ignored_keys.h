@@ -4,12 +4,12 @@
 
 #include <string_view>
 
-#include "maxdiffusion/run/run_models.h"
+#include "maxdiffusion/settings/run_config.h"
 
 namespace md {
 
-/// A run whose models are open.
-struct OpenedRun {
+/// What the keys are read beside: the models of a run, opened.
+struct OpenedModels {
   const RunConfig& config;
   const ModelFolder& folder;
   const Family& family;
@@ -20,7 +20,6 @@ struct OpenedRun {
 /// in this run: its switch is off, or the model has nothing that reads it. Keys that another command reads, as those of
 /// training in a config that samples, are named where they stand on the command line only. `command`: train, generate
 /// or prepare_tfrecords.
-void warn_of_ignored_keys(const OpenedRun& run, std::string_view command);
-void warn_of_ignored_keys(const RunModels& models, std::string_view command);
+void warn_of_ignored_keys(const OpenedModels& opened, std::string_view command);
 
 }  // namespace md

@@ -1,4 +1,4 @@
-#include "maxdiffusion/run/run_models.h"
+#include "maxdiffusion/run/model_components.h"
 
 #include <algorithm>
 #include <limits>
@@ -13,37 +13,37 @@
 
 namespace md {
 
-RunModels::RunModels(const RunConfig& c, const RunInfo& run, const std::string& model, Purpose purpose,
-                     const std::string& controlnet)
-    : config_(c),
-      run_(run),
-      model_(open_model(model, c.model, purpose, run.seed, controlnet)),
-      devices_(open_devices(c, model_.family->spec().axis_rules)),
+ModelComponents::ModelComponents(const ModelRequest& model, const DeviceRequest& devices,
+                                 const EncoderOptions& encoders)
+    : options_(encoders),
+      scheduler_(model.scheduler),
+      model_(open_model(model.folder, model.keys, model.purpose, model.seed, model.controlnet)),
+      devices_(open_devices(devices, model_.family->spec().axis_rules)),
       own_devices_(devices_.own()) {
-  check_repeated_keys(model_.family->spec().reference, c.reference.norm_num_groups);
+  check_repeated_keys(model_.family->spec().reference, model.norm_num_groups);
   model_.weights.set_slices([this](const Param& p) {
     const bool trained = std::ranges::count(model_.family->spec().denoisers, p.model) > 0;
     return local_slices(trained ? devices_ : own_devices_, p.axes, p.shape.dims);
   });
 }
 
-std::function<NamedPieces()> RunModels::open_weights(const ParamTable& params, const std::string& component) {
+std::function<NamedPieces()> ModelComponents::open_weights(const ParamTable& params, const std::string& component) {
   if (component != model_.family->spec().autoencoder->component) return model_.weights.open(params, component);
   return [this, &params, component] { return as_pieces(of_component(params, component, autoencoder_values())); };
 }
 
-ScopeOptions RunModels::denoiser_options() const {
-  return md::denoiser_options(config_.layers, devices_, model_.folder, *model_.family);
+ScopeOptions ModelComponents::denoiser_options() const {
+  return md::denoiser_options(options_.layers, devices_, model_.folder, *model_.family);
 }
 
-int64_t RunModels::encoder_batch() const {
+int64_t ModelComponents::encoder_batch() const {
   // Media of one program: so many pixels at most on each device, of videos in a chunk.
   constexpr int64_t kPixels = int64_t{1} << 23, kMost = 32;
-  const int64_t given = config_.encoders.encoder_batch_size, devices = own_devices_.mesh().devices();
+  const int64_t given = options_.keys.encoder_batch_size, devices = own_devices_.mesh().devices();
   check(given >= 0, Code::invalid_config, "encoder_batch_size is {}; expected 0 or more", given);
   if (given > 0) return given * devices;
-  const MediaSize size = training_size(config_, *model_.family);
-  const MediaChunks chunks = config_.media_chunks.chunks(*model_.family);
+  const MediaSize size = training_size(options_.sizes, options_.resolution, *model_.family);
+  const MediaChunks chunks = options_.chunks.chunks(*model_.family);
   const int64_t frames =
       chunks.encode < 0
           ? size.frames
@@ -51,37 +51,36 @@ int64_t RunModels::encoder_batch() const {
   return std::clamp(kPixels / (size.height * size.width * std::max<int64_t>(frames, 1)), int64_t{1}, kMost) * devices;
 }
 
-int64_t RunModels::text_batch() const {
+int64_t ModelComponents::text_batch() const {
   constexpr int64_t kTokens = 4096;  // on each device: an encoder of 64 heads then takes some 500 MB for its attention
   const int64_t devices = own_devices_.mesh().devices();
-  if (config_.encoders.encoder_batch_size > 0) return encoder_batch();
+  if (options_.keys.encoder_batch_size > 0) return encoder_batch();
   int64_t longest = 1;
   for (const Field& f : model_.family->spec().text_fields()) longest = std::max(longest, f.shape.elements());
   return std::min(encoder_batch(), std::max<int64_t>(kTokens / longest, 1) * devices);
 }
 
-int64_t RunModels::encoder_bytes() const {
+int64_t ModelComponents::encoder_bytes() const {
   constexpr int64_t kLeast = 1'500'000'000;
-  if (config_.encoders.encoder_batch_size > 0) return std::numeric_limits<int64_t>::max();
-  const bool averages = config_.update.ema_decay > 0;
+  if (options_.keys.encoder_batch_size > 0) return std::numeric_limits<int64_t>::max();
   int64_t held = 0;
-  const ParamTable params = model_.folder.params(model_.family->spec().denoisers, scope_options(config_.layers));
+  const ParamTable params = model_.folder.params(model_.family->spec().denoisers, scope_options(options_.layers));
   for (const Param& p : params.params()) {
     int64_t of_element = static_cast<int64_t>(size_of(p.shape.dtype));
-    if (!config_.lora.train_lora) of_element += 8 + (is_narrow(p.shape.dtype) ? 4 : 0) + (averages ? 4 : 0);
+    if (!options_.trains_lora) of_element += 8 + (is_narrow(p.shape.dtype) ? 4 : 0) + (options_.averages ? 4 : 0);
     for (const Slice& slice : local_slices(devices_, p.axes, p.shape.dims)) held += slice.elements() * of_element;
   }
   return std::max(kLeast, held / std::ssize(devices_.local()) / 4);
 }
 
-TextEncoder& RunModels::text_encoder() {
+TextEncoder& ModelComponents::text_encoder() {
   if (!text_encoder_)
     text_encoder_ = std::make_unique<TextEncoder>(own_devices_, model_.family, text_batch(), weights_of(),
-                                                  scope_options(config_.layers), config_.compile, config_.encoders);
+                                                  scope_options(options_.layers), options_.compile, options_.keys);
   return *text_encoder_;
 }
 
-void RunModels::free_text_encoder() {
+void ModelComponents::free_text_encoder() {
   const std::vector<std::string> encoders = model_.family->spec().text_components();
   if (!text_encoder_ || std::ranges::any_of(encoders, [&](auto& e) { return model_.weights.location(e).empty(); }))
     return;
@@ -90,35 +89,35 @@ void RunModels::free_text_encoder() {
   return_freed_memory();
 }
 
-void RunModels::free_autoencoder() {
+void ModelComponents::free_autoencoder() {
   if (model_.weights.location(model_.family->spec().autoencoder->component).empty()) return;
   media_autoencoder_.reset();
   autoencoder_values_.clear();
   return_freed_memory();
 }
 
-MediaAutoencoder& RunModels::media_autoencoder() {
+MediaAutoencoder& ModelComponents::media_autoencoder() {
   if (!media_autoencoder_)
     media_autoencoder_ = std::make_unique<MediaAutoencoder>(
-        own_devices_, model_.family, autoencoder_values(), encoder_batch(), scope_options(config_.layers),
-        config_.compile, config_.encoders, config_.media_chunks.chunks(*model_.family), encoder_bytes());
+        own_devices_, model_.family, autoencoder_values(), encoder_batch(), scope_options(options_.layers),
+        options_.compile, options_.keys, options_.chunks.chunks(*model_.family), encoder_bytes());
   return *media_autoencoder_;
 }
 
-const HostArrays& RunModels::autoencoder_values() {
+const HostArrays& ModelComponents::autoencoder_values() {
   const std::string component = model_.family->spec().autoencoder->component;
   if (autoencoder_values_.empty() && !component.empty())
     autoencoder_values_ = model_.weights.read(model_.folder.params(component), component);
   return autoencoder_values_;
 }
 
-void RunModels::set_autoencoder(HostArrays values) {
+void ModelComponents::set_autoencoder(HostArrays values) {
   model_.weights.set(model_.family->spec().autoencoder->component, values);
   autoencoder_values_ = std::move(values);
   media_autoencoder_.reset();
 }
 
-void RunModels::fit_autoencoder(const EachMoments& moments) {
+void ModelComponents::fit_autoencoder(const EachMoments& moments) {
   const std::shared_ptr<const Autoencoder> autoencoder = model_.family->spec().autoencoder;
   const auto config = parse_json(model_.folder.files().at(autoencoder->component + "/config.json"));
   model_.folder.set_config(autoencoder->component,
@@ -126,13 +125,13 @@ void RunModels::fit_autoencoder(const EachMoments& moments) {
   model_.family = make_family(model_.folder);
 }
 
-std::string RunModels::trained_scheduler_config() const {
+std::string ModelComponents::trained_scheduler_config() const {
   const std::string& text = model_.folder.scheduler_config();
-  const nlohmann::json trained = training_config(text, config_.scheduler);
+  const nlohmann::json trained = training_config(text, scheduler_);
   return trained == training_config(text, {}) ? text : dump_json(trained, 2) + "\n";
 }
 
-void RunModels::complete(CheckpointContent& content) {
+void ModelComponents::complete(CheckpointContent& content) {
   for (const auto& [path, text] : model_.folder.files()) content.files[path] = text;
   content.files["scheduler/scheduler_config.json"] = trained_scheduler_config();
   content.files.merge(model_.folder.tokenizer_files());

@@ -1,4 +1,4 @@
-#include "maxdiffusion/run/ignored_keys.h"
+#include "maxdiffusion/settings/ignored_keys.h"
 
 #include <fmt/ranges.h>
 
@@ -45,26 +45,29 @@ Keys keys_of_optimizers() {
 
 /// A run, as the rules below ask about it.
 struct Situation {
-  const OpenedRun& run;
+  const RunConfig& c;
+  const ModelFolder& folder;
+  const Family& family;
+  const Devices& devices;
+  const MediaSize& sampled;
   std::string_view command;
-  const RunConfig& c = run.config;
   const KeyChanges keys{c};
-  const Family& family = run.family;
-  const Mesh& mesh = run.devices.mesh();
+  const Mesh& mesh = devices.mesh();
 
   bool trains() const { return command == "train"; }
   bool generates() const { return command == "generate"; }
+  bool is_dreambooth() const { return !c.dreambooth.instance_data_dir.empty(); }
   bool videos() const { return family.spec().videos(); }
   /// Whether training makes samples.
   bool samples_while_training() const {
     return trains() && !c.sample.prompt.empty() &&
            (c.run.sample_every != 0 || c.run.enable_ssim || c.run.enable_generate_video_for_eval);
   }
-  bool samples() const { return generates() || samples_while_training() || (trains() && c.is_dreambooth()); }
-  bool flows() const { return md::flows(training_config(run.folder.scheduler_config(), c.scheduler)); }
+  bool samples() const { return generates() || samples_while_training() || (trains() && is_dreambooth()); }
+  bool flows() const { return md::flows(training_config(folder.scheduler_config(), c.scheduler)); }
   /// Whether levels of noise are shifted by the size of the sample.
   bool shifts_by_size() const {
-    return sampling_config(run.folder.scheduler_config(), c.scheduler).value("use_dynamic_shifting", false);
+    return sampling_config(folder.scheduler_config(), c.scheduler).value("use_dynamic_shifting", false);
   }
   bool guides() const {
     if (!c.sample.do_classifier_free_guidance) return false;
@@ -75,12 +78,12 @@ struct Situation {
   bool two() const { return family.spec().denoisers.size() == 2; }
   bool has_tokenizer() const {
     for (const char* file : {"vocab.json", "tokenizer.json"})
-      if (std::filesystem::exists(run.folder.path() + "/tokenizer/" + file)) return true;
+      if (std::filesystem::exists(folder.path() + "/tokenizer/" + file)) return true;
     return false;
   }
   /// Whether scan_layers makes a loop of any layers.
   bool repeats() const {
-    const ParamTable params = run.folder.params(family.spec().denoisers, scope_options(c.layers));
+    const ParamTable params = folder.params(family.spec().denoisers, scope_options(c.layers));
     return std::ranges::any_of(params.params(), [](const Param& p) { return p.stacked > 0; });
   }
   /// Whether captions have as many tokens as the key says.
@@ -95,14 +98,14 @@ struct Situation {
         return fmt::format("only optimizer={} reads it", k.optimizer);
     return "";
   }
-  int64_t height() const { return run.samples.height; }
+  int64_t height() const { return sampled.height; }
   /// Whether a sample is decoded in tiles, where a key asks for them.
   bool tiles() const {
-    const Dims latent = family.latent_dims(run.samples);
+    const Dims latent = family.latent_dims(sampled);
     return !videos() && family.spec().autoencoder->decoder_tile > 0 &&
            std::max(latent[0], latent[1]) > family.spec().autoencoder->decoder_tile;
   }
-  int64_t slices() const { return std::max<int64_t>(topology(run.devices.client()).slices(), run.devices.replicas()); }
+  int64_t slices() const { return std::max<int64_t>(topology(devices.client()).slices(), devices.replicas()); }
   /// A size of the mesh's keys.
   int64_t size(const std::string& key) const {
     int64_t found = 1;
@@ -116,7 +119,7 @@ struct Situation {
   /// The first key that says where the data is, and the keys after it, which do not count.
   std::string data_key() const {
     if (!c.denoise.replay_batches.empty()) return "replay_batches";
-    if (c.is_dreambooth()) return "instance_data_dir";
+    if (is_dreambooth()) return "instance_data_dir";
     if (!c.tfrecords.data_files_pattern.empty() && command == "prepare_tfrecords") return "data_files_pattern";
     if (c.source.dataset_type == "synthetic") return "dataset_type=synthetic";
     for (const auto& [key, place] : places())
@@ -246,7 +249,7 @@ const std::vector<Rule>& rules() {
        RULE(s.reads_data_of(key) ? "" : s.data_key() + " says where the data is"),
        true},
       {{"dataset_type"},
-       RULE(unless(!s.c.is_dreambooth() && s.c.denoise.replay_batches.empty(), "the data is elsewhere"))},
+       RULE(unless(!s.is_dreambooth() && s.c.denoise.replay_batches.empty(), "the data is elsewhere"))},
       {{"cache_dreambooth_dataset"}, always("latents of DreamBooth's images are always kept")},
       {of<DreamboothKeys>() - Keys{"instance_data_dir"},
        unless_set("instance_data_dir", "the run is not DreamBooth (instance_data_dir is empty)")},
@@ -296,8 +299,7 @@ const std::vector<Rule>& rules() {
       {{"dcn_data_parallelism", "dcn_fsdp_parallelism", "dcn_fsdp_batch_parallelism", "dcn_context_parallelism",
         "dcn_tensor_parallelism"},
        RULE(unless(s.slices() > 1 || s.size(key) <= 1, "there is one slice"))},
-      {{"allow_split_physical_axes"},
-       RULE(unless(s.run.devices.platform() == Platform::tpu, "only TPUs lie on a torus"))},
+      {{"allow_split_physical_axes"}, RULE(unless(s.devices.platform() == Platform::tpu, "only TPUs lie on a torus"))},
       {{"logical_axis_rules", "data_sharding", "replicate_vae"},
        RULE(unless(s.mesh.devices() > 1, "there is one device")),
        true},
@@ -322,7 +324,7 @@ const std::vector<Rule>& rules() {
        RULE(unless(s.c.layers.remat_policy == "CUSTOM", "only remat_policy=CUSTOM reads it"))},
       {{"flash_min_seq_length", "flash_block_sizes"}, unless_set("attention", "attention=dot_product has no blocks")},
       {{"attention", "flash_min_seq_length", "flash_block_sizes"},
-       RULE(unless(s.run.devices.platform() != Platform::cpu || (key == "attention" && s.mesh.size("context") > 1),
+       RULE(unless(s.devices.platform() != Platform::cpu || (key == "attention" && s.mesh.size("context") > 1),
                    "a CPU has one kernel, which keeps no logits")),
        true},
       {{"clip_bpe_file"}, RULE(unless(!s.has_tokenizer(), "the model folder has a tokenizer of its own"))},
@@ -380,15 +382,9 @@ void log_each(LogLevel level, const Ignored& all) {
 
 }  // namespace
 
-void warn_of_ignored_keys(const RunModels& models, std::string_view command) {
-  const RunConfig& c = models.config();
-  const Family& family = *models.family();
-  warn_of_ignored_keys(
-      {c, models.folder(), family, models.devices(), sample_size(c.sample, c.images.resolution, family)}, command);
-}
-
-void warn_of_ignored_keys(const OpenedRun& run, std::string_view command) {
-  const Situation s{run, command};
+void warn_of_ignored_keys(const OpenedModels& opened, std::string_view command) {
+  const RunConfig& c = opened.config;
+  const Situation s{c, opened.folder, opened.family, opened.devices, opened.samples, command};
   Ignored of_words, of_file;
   Keys named, named_of_file;
   for (const Rule& rule : rules())

@@ -1,0 +1,146 @@
+#include <memory>
+#include <optional>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/shortened.h"
+#include "maxdiffusion/checkpoint/remote_checkpoints.h"
+#include "maxdiffusion/commands/generate.h"
+#include "maxdiffusion/commands/train.h"
+#include "maxdiffusion/media/decode_image.h"
+#include "maxdiffusion/run/outputs.h"
+#include "maxdiffusion/run/trained_model.h"
+#include "maxdiffusion/run/training_data.h"
+#include "maxdiffusion/settings/changed_keys.h"
+
+namespace md {
+namespace {
+
+/// What a check has found so far.
+class Faults {
+ public:
+  /// Says what `part` throws. Whether it threw nothing.
+  bool pass(const std::string& name, const std::function<void()>& part) {
+    try {
+      part();
+      return true;
+    } catch (const Error& e) {
+      log_error("{}: {}", name, e.what());
+      if (count_++ == 0) first_ = e.code();
+      return false;
+    }
+  }
+  void finish() const {
+    if (count_ > 0) throw Error(first_, fmt::format("check: {} found; a run would fail", counted(count_, "fault")));
+    log_info("check: nothing was found that a run would fail by");
+  }
+
+ private:
+  int64_t count_ = 0;
+  Code first_ = Code::internal;
+};
+
+/// Says how long all captions are and which sizes all images have, with warnings where training has some.
+void look_at_all(const DataPlan& plan, bool upscales, const Family& family) {
+  if (!plan.reads_images()) return;
+  const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.source));
+  std::vector<std::string> captions;
+  int64_t images = 0, small = 0, empty = 0;
+  size_t longest = 0;
+  std::map<std::pair<int64_t, int64_t>, ImageSize> size_of;  // by pixels and height
+  std::string smallest;
+  const auto look = [&](const Record& r) {
+    captions.push_back(plan.dreambooth ? plan.dreambooth->instance_prompt : r.caption);
+    longest = std::max(longest, captions.back().size());
+    empty += captions.back().empty() ? 1 : 0;
+    if (r.image.bytes.empty() || family.spec().videos()) return;  // clips say nothing before they are read
+    try {
+      const ImageSize s =
+          decode_stored_image(r.image.bytes.data(), r.image.bytes.size(), r.name, {.only_size = true}).size;
+      ++images;
+      size_of[{s.height * s.width, s.height}] = s;
+      if (std::min(s.height, s.width) >= plan.images.resolution) return;
+      if (small++ == 0) smallest = fmt::format("{} of {}", r.name, to_string(s));
+    } catch (const Error& e) {
+      log_warning("{}", e.message());
+    }
+  };
+  for (int64_t i = 0; source->shards() == 0 && i < source->size(); ++i) look(source->read(i));
+  for (int64_t shard = 0; shard < source->shards(); ++shard)
+    for (const auto reader = source->open(shard, 0);;) {
+      const std::optional<PendingRecord> next = reader->next();
+      if (!next) break;
+      look((*next)());
+    }
+  log_info("{}: {}, the longest of {}; {} empty", source->name(), counted(std::ssize(captions), "caption"),
+           counted(static_cast<int64_t>(longest), "byte"), empty);
+  family.tokenize(captions);  // warns of those that are cut
+  if (size_of.empty()) return;
+  log_info("{}: {} from {} to {}", source->name(), counted(images, "image"), to_string(size_of.begin()->second),
+           to_string(size_of.rbegin()->second));
+  if (small > 0 && upscales)
+    log_warning("{} smaller than resolution={} and enlarged; the first is {}",
+                small == 1 ? "1 image is" : fmt::format("{} images are", small), plan.images.resolution, smallest);
+}
+
+/// Traces the training step and opens all weights by name and shape. Of the autoencoder they are read.
+void check_weights(ModelComponents& m, const TrainPlan& plan) {
+  const StepPrograms programs(m.devices(), pointers(plan.tasks), plan.loop.step, "train");
+  initial_values(m, plan, programs.params());
+  for (const auto& [name, component] : m.folder().components()) {
+    const ParamTable params = m.folder().params(name);
+    m.open_weights(params, name);
+    if (name == m.family()->spec().autoencoder->component) m.autoencoder_values();
+    log_info("{}: {} parameters", name, params.count());
+  }
+}
+
+/// What can be checked where the model does not open.
+void check_without_model(const RunConfig& c, const RunInfo& run, Faults& faults) {
+  faults.pass("outputs", [&] { check_outputs(run, ""); });
+  faults.pass("data", [&] {
+    if (!c.dreambooth.instance_data_dir.empty())
+      open_source({.dataset_type = "image_folder", .train_data_dir = c.dreambooth.instance_data_dir});
+    else if (c.denoise.replay_batches.empty() && !reads_encoded_records(c))
+      open_source(prepare_source(plan_source(c)));
+  });
+}
+
+}  // namespace
+
+void check_run(const RunConfig& c) {
+  Faults faults;
+  const RunInfo run = make_run_info(c, processes());
+  std::unique_ptr<ModelComponents> models;
+  if (!faults.pass("devices and model folder",
+                   [&] { models = std::make_unique<ModelComponents>(components_request(c, run)); })) {
+    check_without_model(c, run, faults);
+    return faults.finish();
+  }
+  TrainPlan plan;
+  bool planned = faults.pass("keys", [&] { models->denoiser_options(); });
+  for (const auto& [name, part] : plan_parts(c, run, models->folder(), models->family(), models->device_counts()))
+    planned &= faults.pass(name, [&, &part = part] { part(plan); });
+  if (plan.samples) faults.pass("samples", [&] { check_samples_of_run(*models, plan.samples->sampling); });
+  if (plan.eval) faults.pass("evaluation", [&] { check_held_out(plan); });
+  faults.pass("outputs", [&] { check_outputs(run, plan.data.cache_dir); });
+  std::optional<TrainingData> data;
+  if (planned)
+    faults.pass("data", [&] {
+      data = open_training_data(*models, plan, false);
+      for (const auto& [name, a] : data->batches->next()) log_info("first batch: {} {}", name, to_string(a.shape()));
+      look_at_all(plan.data, !c.images.bucket_no_upscale, *models->family());
+    });
+  if (data)
+    faults.pass("weights",
+                [&] { check_weights(*models, with_data(plan, data->task, data->buckets, data->batches->size())); });
+  faults.pass("the run before", [&] {
+    const std::vector<int64_t> steps = list_checkpoints(run.checkpoint_dir);
+    if (!steps.empty())
+      log_info("it would continue from {}", shown(checkpoint_folder(run.checkpoint_dir, steps.back())));
+    report_changed_keys(run);
+  });
+  faults.finish();
+}
+
+}  // namespace md

@@ -1,0 +1,99 @@
+#include "maxdiffusion/commands/train_hooks.h"
+
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/commands/generate.h"
+#include "maxdiffusion/media/image.h"
+#include "maxdiffusion/metrics/similarity.h"
+#include "maxdiffusion/run/trained_model.h"
+#include "maxdiffusion/run/training_data.h"
+#include "maxdiffusion/run/write_media.h"
+#include "maxdiffusion/train/evaluation.h"
+
+namespace md {
+namespace {
+
+/// The prompts' media, generated with what is trained so far.
+HostArray sampled(ModelComponents& m, const TrainPlan& plan, const ParamTable& params, const HostArrays& trained) {
+  const WeightsOf weights = weights_with(m, plan, params, trained);
+  std::optional<TextEncoder> own;
+  if (plan.trains_text_encoders)
+    own.emplace(m.devices(), m.family(), m.text_batch(), weights, scope_options(m.options().layers),
+                m.options().compile);
+  return sample_images(m, plan.samples->sampling, own ? *own : m.text_encoder(), weights);
+}
+HostArray sampled(ModelComponents& m, const TrainPlan& plan, LoopView& v) {
+  return sampled(m, plan, v.programs.params(), trained_values(v.devices, v.programs, v.state));
+}
+
+/// Shows videos one by one, and `grid` of images, in TensorBoard; `events`: null where nothing is written.
+void show(EventWriter* events, const TrainPlan& plan, int64_t step, const std::string& tag, const HostArray& media,
+          const HostArray& grid) {
+  if (!events) return;
+  if (grid) events->image(tag, grid, step);
+  for (int64_t i = 0; media.dims().size() == 5 && i < media.dims()[0]; ++i)
+    events->video(fmt::format("{}/{}", tag, i), image_of_batch(media, i), plan.samples->sampling.fps, step);
+}
+
+void write_grid(EventWriter* events, const TrainPlan& plan, int64_t step, const HostArray& media) {
+  const std::string path = fmt::format("{}/samples/step_{:06}", plan.run.folder, step);
+  show(events, plan, step, "samples", media, write_sample_grid(plan.samples->sampling, media, path));
+  log_info("samples of step {}: {}.png", step, path);
+}
+
+}  // namespace
+
+std::vector<Hook> train_hooks(ModelComponents& m, const TrainPlan& plan) {
+  std::vector<Hook> all;
+  if (plan.eval) {
+    const std::vector<DenoiseTask> experts = tasks_per_expert(plan);
+    auto evaluation = std::make_shared<Evaluation>(m.devices(), pointers(experts), held_out_samples(m, plan),
+                                                   plan.eval->keys, plan.loop.step, plan.loop.seed, plan.loop.compile);
+    all.push_back({every_steps(plan.eval->keys.eval_every), [evaluation](LoopView& v) {
+                     v.recorder.read_pending([&] { return evaluation->run(v.at.done, v.state); });
+                   }});
+  }
+  if (!plan.samples) return all;
+  all.push_back({every_steps_before_the_last(plan.samples->every),
+                 [&m, &plan](LoopView& v) {
+                   v.recorder.flush();
+                   write_grid(v.recorder.events(), plan, v.at.done, sampled(m, plan, v));
+                   v.recorder.restart_clock();
+                 },
+                 true});
+  if (plan.samples->after_evaluation)
+    all.push_back({every_steps(plan.eval ? plan.eval->keys.eval_every : 0),
+                   [&m, &plan](LoopView& v) {
+                     v.recorder.flush();
+                     const SamplingRequest& sampling = plan.samples->sampling;
+                     const HostArray media = sampled(m, plan, v);
+                     write_media(fmt::format("{}/samples/{}-train_steps-{}", plan.run.folder, v.at.done,
+                                             m.family()->spec().reference.prefix_of_files(plan.run.sample_seed)),
+                                 sampling.output_type == "png" ? "png" : "", media, sampling.fps);
+                     show(v.recorder.events(), plan, v.at.done, "eval_samples", media, {});
+                     v.recorder.restart_clock();
+                   },
+                   true});
+  return all;
+}
+
+HostArray samples_before(ModelComponents& m, const TrainPlan& plan) {
+  if (!plan.samples || !plan.samples->compares) return {};
+  return sample_images(m, plan.samples->sampling, m.text_encoder(), m.weights_of());
+}
+
+void write_last_samples(ModelComponents& m, const TrainPlan& plan, const Trained& trained, const HostArray& before) {
+  if (!plan.samples || (plan.samples->every == 0 && !plan.samples->compares)) return;
+  const HostArray after = sampled(m, plan, trained.params, trained.values);
+  if (plan.samples->every != 0) {
+    std::optional<EventWriter> events;
+    if (plan.run.metrics.write_metrics) events.emplace(plan.run.folder + "/tensorboard");
+    write_grid(events ? &*events : nullptr, plan, trained.steps, after);
+  }
+  if (!plan.samples->compares) return;
+  const HostArray a = image_of_batch(before, 0), b = image_of_batch(after, 0);
+  log_info("SSIM score after training is {:.6f}", structural_similarity(a, b));
+  log_info("PSNR after training is {:.2f} dB", peak_signal_to_noise(a, b));
+}
+
+}  // namespace md

@@ -1,0 +1,173 @@
+#include "maxdiffusion/run/data_plan.h"
+
+#include <set>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/processes/processes.h"
+#include "maxdiffusion/storage/hub_cache.h"
+#include "maxdiffusion/storage/location.h"
+
+namespace md {
+namespace {
+
+/// Whether another key than dataset_name says where the records are.
+bool is_elsewhere(const DataSourceConfig& s) {
+  return !(s.hf_train_files + s.grain_train_files + s.train_data_dir + s.hf_data_dir).empty() ||
+         s.dataset_type == "synthetic";
+}
+
+/// Checks a size of the model against the key that says what it should be.
+void compare_size(const char* key, const std::optional<int64_t>& said, int64_t size) {
+  check(!said || *said == size, Code::invalid_config, "{} is {}, but this model's is {}", key, said.value_or(0), size);
+}
+
+}  // namespace
+
+SourcePlan plan_source(const RunConfig& c) {
+  SourcePlan plan{.config = c.source};
+  DataSourceConfig& s = plan.config;
+  s.resolution = c.images.resolution;
+  plan.emoji_move = s.dataset_name == "moving-emoji";
+  if (is_elsewhere(s) || (s.dataset_name != "noto-emoji" && !plan.emoji_move)) return plan;
+  const std::string& place = c.batches.dataset_save_location;
+  check(!place.empty(), Code::invalid_config, "dataset_name={} needs dataset_save_location", s.dataset_name);
+  MovingEmojiConfig& e = plan.emoji.emplace();
+  e.emoji.resolution = plan.emoji_move ? c.sample.height.value_or(s.resolution) : s.resolution;
+  e.num_frames = c.sample.num_frames.value_or(17);
+  e.fps = c.sample.fps;
+  s.dataset_name = plan.emoji_move
+                       ? fmt::format("{}/moving-emoji-{}-{}-{}", place, e.emoji.resolution, e.num_frames, e.fps)
+                       : fmt::format("{}/noto-emoji-{}", place, s.resolution);
+  return plan;
+}
+
+DataSourceConfig prepare_source(const SourcePlan& plan) {
+  DataSourceConfig s = plan.config;
+  if (!plan.emoji) {
+    if (!is_elsewhere(s) && !s.dataset_name.empty() && !is_remote(s.dataset_name))
+      s.dataset_name = local_folder(s.dataset_name, "", "datasets");
+    return s;
+  }
+  processes().leader_first("emoji", [&] {
+    if (exists(s.dataset_name + "/metadata.jsonl")) return;
+    log_info("drawing the emoji into {}", s.dataset_name);
+    if (plan.emoji_move)
+      prepare_moving_emoji(s.dataset_name, *plan.emoji);
+    else
+      log_info("{} pictures", prepare_emoji(s.dataset_name, plan.emoji->emoji));
+  });
+  return s;
+}
+
+DataPlan plan_data(const RunConfig& c, const RunInfo& run, const Family& family) {
+  const std::string& saved = c.batches.dataset_save_location.empty() ? run.place : c.batches.dataset_save_location;
+  DataPlan plan{.mode = data_mode(c, family),
+                .replay = c.denoise.replay_batches,
+                .cache_dir = saved.empty() ? "" : below(saved, "cache"),
+                .shuffle = c.batches.enable_data_shuffling,
+                .workers = static_cast<int>(c.batches.grain_worker_count)};
+  if (plan.mode == DataMode::replay) return plan;
+  if (plan.mode == DataMode::dreambooth) {
+    check_size(c.sample, family, training_size(c.sample, c.images.resolution, family));
+    plan.source.config = {.dataset_type = "image_folder", .train_data_dir = c.dreambooth.instance_data_dir};
+    plan.images = {.resolution = c.images.resolution, .center_crop = c.images.center_crop};
+    plan.dreambooth = {c.dreambooth.class_data_dir, c.dreambooth.instance_prompt, c.dreambooth.class_prompt};
+    return plan;
+  }
+  plan.source = plan_source(c);
+  if (plan.mode == DataMode::encoded_records)
+    plan.source.config.array_columns = family.spec().records->columns(family.spec());
+  else if (plan.mode != DataMode::synthetic_latents)
+    plan.images = plan_images(c, family);
+  return plan;
+}
+
+ImageConfig plan_images(const RunConfig& c, const Family& family) {
+  const ImageKeys& k = c.images;
+  ImageConfig p{.resolution = k.resolution,
+                .center_crop = k.center_crop,
+                .random_crop = k.random_crop,
+                .random_flip = k.random_flip,
+                .mask = k.alpha_mask            ? MaskFrom::alpha
+                        : c.denoise.masked_loss ? MaskFrom::record
+                                                : MaskFrom::none,
+                .mask_downscale = family.spec().autoencoder->downscale,
+                .sizes = !family.spec().size_conditioning.empty() && (k.enable_bucket || k.original_size_conditioning)};
+  std::set<int64_t> frames = {1};
+  if (family.spec().videos()) {
+    const MediaSize size = training_size(c.sample, c.images.resolution, family);
+    check_size(c.sample, family, size);
+    frames = {size.frames};
+    p.clip.emplace(ClipConfig{.frames = size.frames, .fps = c.sample.fps});
+    if (!k.frame_buckets.empty()) frames = std::set(k.frame_buckets.begin(), k.frame_buckets.end());
+    std::vector<ImageSize> sizes;
+    for (int64_t f : frames) {
+      try {
+        family.latent_dims({size.height, size.width, f});
+      } catch (Error& e) {
+        e.note(fmt::format("{} is one of frame_buckets", f));
+        throw;
+      }
+      sizes.push_back({size.height, size.width, f});
+    }
+    if (!k.enable_bucket) p.buckets = AspectBuckets::of(sizes);
+  }
+  if (!k.enable_bucket) {
+    if (!p.buckets) check_size(c.sample, family, training_size(c.sample, c.images.resolution, family));
+    return p;
+  }
+  check(k.bucket_reso_steps % family.spec().size_multiple() == 0, Code::invalid_config,
+        "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink a picture",
+        k.bucket_reso_steps, family.spec().size_multiple());
+  if (k.bucket_no_upscale) log_info_once("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
+  try {
+    p.buckets.emplace(AspectBucketConfig{k.resolution,
+                                         k.min_bucket_reso,
+                                         k.max_bucket_reso,
+                                         k.bucket_reso_steps,
+                                         k.bucket_no_upscale,
+                                         {frames.begin(), frames.end()}});
+  } catch (Error& e) {
+    throw e.note("enable_bucket=true asks for buckets");
+  }
+  return p;
+}
+
+void plan_synthetic(const RunConfig& c, const RunInfo& run, DenoiseTask& task, DataSourceConfig& source) {
+  const SyntheticKeys& k = c.synthetic;
+  check(
+      task.caption_dropout == 0 && !task.masked && !task.sizes && c.images.frame_buckets.empty(), Code::invalid_config,
+      "dataset_type synthetic makes encoded samples here, which have no masks, no sizes and no empty caption; try "
+      "without caption_dropout, masked_loss, alpha_mask, enable_bucket, frame_buckets and original_size_conditioning");
+  task.size = {k.synthetic_override_height.value_or(task.size.height),
+               k.synthetic_override_width.value_or(task.size.width),
+               k.synthetic_override_num_frames.value_or(task.size.frames)};
+  task.conditioning_size = task.size;
+  task.media = latents_input();
+  const Dims latent = task.family->latent_dims(task.size);
+  const size_t rows = latent.size() - 3;
+  compare_size("synthetic_override_num_channels_latents", k.synthetic_override_num_channels_latents, latent.back());
+  compare_size("synthetic_override_vae_scale_factor_spatial", k.synthetic_override_vae_scale_factor_spatial,
+               task.size.height / latent[rows]);
+  if (rows > 0 && latent[0] > 1)
+    compare_size("synthetic_override_vae_scale_factor_temporal", k.synthetic_override_vae_scale_factor_temporal,
+                 (task.size.frames - 1) / (latent[0] - 1));
+  source.synthetic_seed = run.seed;
+  source.synthetic_arrays["latents"] = {DType::f32, latent};
+  std::optional<int64_t> length;
+  for (Field f : task.family->spec().conditioning) {
+    if (f.shape.rank() == 2 && !length) {
+      length = f.shape.dims[0] = k.synthetic_override_max_sequence_length.value_or(f.shape.dims[0]);
+      compare_size("synthetic_override_text_embed_dim", k.synthetic_override_text_embed_dim, f.shape.dims[1]);
+      task.text = embeddings_input(*length);
+    }
+    source.synthetic_arrays[f.name] = f.shape;
+  }
+  if (task.images)
+    for (const Field& f : task.family->image_conditioning()->fields(task.size))
+      source.synthetic_arrays[f.name] = f.shape;
+}
+
+}  // namespace md

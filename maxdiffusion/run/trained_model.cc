@@ -1,0 +1,69 @@
+#include "maxdiffusion/run/trained_model.h"
+
+#include <algorithm>
+#include <set>
+
+#include "maxdiffusion/lora/lora_merge.h"
+#include "maxdiffusion/lora/lora_scope.h"
+#include "maxdiffusion/run/lora_files.h"
+
+namespace md {
+namespace {
+
+/// Starting values of the LoRA matrices; made when called.
+std::function<NamedPieces()> initial_matrices(const ModelComponents& m, const TrainPlan& plan,
+                                              const ParamTable& params) {
+  check_lora_targets(plan.lora->targets, params);
+  if (plan.lora->init.empty()) return [&params, seed = plan.run.seed] { return as_pieces(initial_lora(params, seed)); };
+  const LoraFile file = read_lora(plan.lora->init, lora_targets(m.folder(), *m.family()), plan.denoisers[0]);
+  return [values = as_pieces(initial_lora(params, file, plan.lora->config))] { return values; };
+}
+
+}  // namespace
+
+std::function<NamedPieces()> initial_values(ModelComponents& m, const TrainPlan& plan, const ParamTable& params) {
+  auto base = std::make_shared<const ParamTable>(base_params(params));
+  std::set<std::string> components;
+  for (const Param& p : base->params()) components.insert(p.model);
+  std::vector<std::function<NamedPieces()>> parts;
+  parts.reserve(components.size() + 1);
+  for (const std::string& component : components) parts.push_back(m.open_weights(*base, component));
+  if (std::ranges::any_of(params.params(), is_lora)) parts.push_back(initial_matrices(m, plan, params));
+  return [parts, base] {
+    NamedPieces all;
+    for (const auto& part : parts) all.merge(part());
+    return all;
+  };
+}
+
+void complete_checkpoint(ModelComponents& m, const TrainPlan& plan, CheckpointContent& content,
+                         const ParamTable& params, const NamedPieces& trained) {
+  m.complete(content);
+  if (!plan.lora) return;
+  content.more = [&m, &plan,
+                  file = trained_lora(params, as_arrays(trained), plan.lora->config)](const std::string& to) {
+    const Family& family = *m.family();
+    const char* layout = family.spec().lora.original_names ? "comfyui" : "kohya";
+    for (size_t i = 0; i < plan.denoisers.size(); ++i) {
+      LoraFile own = file;  // and the text encoders'
+      for (const std::string& other : plan.denoisers)
+        if (other != plan.denoisers[i]) own.pairs.erase(other);
+      const std::string folder = plan.denoisers.size() == 1 ? to : to + "/" + kExpertFolders[i];
+      write_peft_lora(folder, own, lora_names(m.folder(), family));
+      write_lora_layout(fmt::format("{}/lora_{}.safetensors", folder, layout), own, m.folder(), family, layout,
+                        plan.lora->metadata);
+    }
+  };
+}
+
+WeightsOf weights_with(ModelComponents& m, const TrainPlan& plan, const ParamTable& params, const HostArrays& trained) {
+  return [&](const ParamTable& p, const std::string& component) {
+    const bool changes = plan.trains(component);
+    if (changes && !plan.lora) return of_component(p, component, trained);
+    HostArrays values = as_arrays(m.open_weights(p, component)());
+    if (changes) merge_loras({{trained_lora(params, trained, plan.lora->config), 1}}, p, values);
+    return values;
+  };
+}
+
+}  // namespace md

@@ -1,0 +1,35 @@
+#include "maxdiffusion/settings/data_mode.h"
+
+namespace md {
+
+const char* name_of(DataMode mode) {
+  constexpr const char* kNames[] = {"images, encoded in each step",
+                                    "images, encoded once",
+                                    "encoded records",
+                                    "synthetic latents",
+                                    "DreamBooth",
+                                    "recorded batches"};
+  return kNames[static_cast<size_t>(mode)];
+}
+
+DataMode data_mode(const RunConfig& c, const Family& family) {
+  const bool encoded = c.denoise.cache_latents_text_encoder_outputs;
+  if (!c.denoise.replay_batches.empty()) return DataMode::replay;
+  if (!c.dreambooth.instance_data_dir.empty()) return DataMode::dreambooth;
+  if (reads_encoded_records(c)) return DataMode::encoded_records;
+  // Samples are made encoded where a key gives their sizes, and where the model makes videos.
+  if (c.source.dataset_type == "synthetic" && encoded) {
+    bool sized = false;
+    SyntheticKeys keys = c.synthetic;
+    keys.visit([&](const char*, const std::optional<int64_t>& value, auto&&...) { sized |= value.has_value(); });
+    if (sized || family.spec().videos()) return DataMode::synthetic_latents;
+  }
+  return encoded ? DataMode::cached_latents : DataMode::images;
+}
+
+bool reads_encoded_records(const RunConfig& c) {
+  return c.denoise.cache_latents_text_encoder_outputs && c.source.load_tfrecord_cached &&
+         (c.source.dataset_type == "tfrecord" || c.source.dataset_type == "grain");
+}
+
+}  // namespace md

@@ -1,0 +1,21 @@
+// What the batches of a training run are made of: one answer for everything that asks.
+#pragma once
+
+#include "maxdiffusion/settings/run_config.h"
+
+namespace md {
+
+enum class DataMode {
+  images,             // images and captions, encoded in each step
+  cached_latents,     // images and captions, encoded once
+  encoded_records,    // latents and embeddings that another program computed
+  synthetic_latents,  // random latents and embeddings
+  dreambooth,         // images of a subject and of its class
+  replay,             // recorded batches
+};
+const char* name_of(DataMode mode);
+DataMode data_mode(const RunConfig& config, const Family& family);
+/// Whether the keys say that records, where a run reads some, are latents and embeddings.
+bool reads_encoded_records(const RunConfig& config);
+
+}  // namespace md
