@@ -122,9 +122,8 @@ void generate(const RunConfig& c, const GenerateOptions& how) {
 }
 
 SampleOptions planned_sampling(const ModelComponents& models, const SamplingRequest& sampling, int64_t devices) {
-  SampleOptions o =
-      sample_options(with_files(sampling.request, {.latents = sampling.files.latents}), *models.family(),
-                     models.folder().scheduler_config(), sampling.batch, devices);
+  SampleOptions o = sample_options(with_files(sampling.request, {.latents = sampling.files.latents}), *models.family(),
+                                   models.folder().scheduler_config(), sampling.batch, devices);
   o.scope = models.denoiser_options();
   o.compile = models.options().compile;
   return o;

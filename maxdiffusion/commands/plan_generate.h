@@ -22,7 +22,8 @@ struct GeneratePlan {
   bool as_reference = false;  // see GenerateOptions
   bool profile = false;
 };
-/// Looks for the run whose checkpoint is sampled (run/find_run.h), and for the ControlNet's folder. Throws invalid_config, io.
+/// Looks for the run whose checkpoint is sampled (run/find_run.h), and for the ControlNet's folder. Throws
+/// invalid_config, io.
 GeneratePlan plan_generate(const RunConfig& config, const RunInfo& run, const GenerateOptions& how = {});
 
 /// `replacements`: the keys of the model that is loaded.

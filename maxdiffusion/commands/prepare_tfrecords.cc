@@ -53,7 +53,9 @@ std::map<std::string, int64_t> numbers_of(const RunConfig& c, int64_t record) {
 void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>& source, TfrecordShards& shards) {
   const RunInfo run = make_run_info(c, processes());
   ModelComponents models(components_request(c, run));
-  warn_of_ignored_keys({c, models.folder(), *models.family(), models.devices(), sample_size(c.sample, c.images.resolution, *models.family())}, "prepare_tfrecords");
+  warn_of_ignored_keys({c, models.folder(), *models.family(), models.devices(),
+                        sample_size(c.sample, c.images.resolution, *models.family())},
+                       "prepare_tfrecords");
   const Family& family = *models.family();
   const HostRng rng(run.seed, "prepared posterior");
   const auto noise = [&](size_t n) {

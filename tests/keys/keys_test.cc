@@ -171,7 +171,8 @@ Outcome planned(Kind kind, const Words& words, bool trace) {
     const bool samples = command == "generate";
     const RunInfo run = make_run_info(c, processes());
     const ModelComponents m(components_request(c, run, samples ? Purpose::sampling : Purpose::training));
-    warn_of_ignored_keys({c, m.folder(), *m.family(), m.devices(), sample_size(c.sample, c.images.resolution, *m.family())}, command);
+    warn_of_ignored_keys(
+        {c, m.folder(), *m.family(), m.devices(), sample_size(c.sample, c.images.resolution, *m.family())}, command);
     if (!trace) return;
     const GraphOptions placed = m.devices().graph_options(&m.devices().rules());
     if (samples) {
@@ -769,7 +770,9 @@ TEST(Keys, OfAFileThatAreIgnoredTakeFewLines) {
         RunConfig::from_source(ConfigSource::from_text(yaml, filled(base(Kind::images) + words, world().path())));
     const ModelComponents models(components_request(c, make_run_info(c, processes())));
     testing::internal::CaptureStderr();
-    warn_of_ignored_keys({c, models.folder(), *models.family(), models.devices(), sample_size(c.sample, c.images.resolution, *models.family())}, "train");
+    warn_of_ignored_keys({c, models.folder(), *models.family(), models.devices(),
+                          sample_size(c.sample, c.images.resolution, *models.family())},
+                         "train");
     return testing::internal::GetCapturedStderr();
   };
   const std::string five = "{max_grad_value: 2, lr_power: 2, lora_rank: 8, vae_kl_weight: 0, magcache_K: 3, ";
@@ -798,7 +801,8 @@ TEST(Keys, OfTheQuickstartsAreAllRead) {
     testing::internal::CaptureStderr();
     const ModelComponents m(components_request(c, make_run_info(c, processes())));
     for (const char* command : {"train", "generate"})
-      warn_of_ignored_keys({c, m.folder(), *m.family(), m.devices(), sample_size(c.sample, c.images.resolution, *m.family())}, command);
+      warn_of_ignored_keys(
+          {c, m.folder(), *m.family(), m.devices(), sample_size(c.sample, c.images.resolution, *m.family())}, command);
     const std::string said = testing::internal::GetCapturedStderr();
     EXPECT_EQ(said.find("ignored"), said.npos) << file << "\n" << said;
   }

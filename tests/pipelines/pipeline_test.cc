@@ -303,15 +303,15 @@ TEST(PlanGenerate, IsMadeOfTheKeysAlone) {
   const GeneratePlan plan = plan_generate(c, run);
   EXPECT_EQ(plan.model, "nowhere");
   EXPECT_EQ(plan.folder, "images");
-  EXPECT_EQ(plan.request.prompt, Texts{"green"});
-  EXPECT_TRUE(plan.request.prompt_2.empty());  // of another prompt
-  EXPECT_EQ(plan.request.sample_seed, 3);
-  EXPECT_EQ(plan.request.resolution, 64);
-  EXPECT_EQ(plan.request.width, 32);
-  EXPECT_FALSE(plan.request.height);
-  EXPECT_FALSE(plan.request.decode);
-  EXPECT_EQ(plan.request.control.scale, 0.5);
-  EXPECT_EQ(plan.files.first_image, "a.png");
+  EXPECT_EQ(plan.sampling.request.prompt, Texts{"green"});
+  EXPECT_TRUE(plan.sampling.request.prompt_2.empty());  // of another prompt
+  EXPECT_EQ(plan.sampling.request.sample_seed, 3);
+  EXPECT_EQ(plan.sampling.request.resolution, 64);
+  EXPECT_EQ(plan.sampling.request.width, 32);
+  EXPECT_FALSE(plan.sampling.request.height);
+  EXPECT_FALSE(plan.sampling.request.decode);
+  EXPECT_EQ(plan.sampling.request.control.scale, 0.5);
+  EXPECT_EQ(plan.sampling.files.first_image, "a.png");
   EXPECT_EQ(plan.pipeline.lora.lora_files, std::vector<std::string>{"b.safetensors"});
   EXPECT_EQ(plan.pipeline.hardware.cpu_device_count, 2);
   EXPECT_EQ(plan.pipeline.batch.per_device, 2);
