@@ -9,9 +9,9 @@ namespace {
 
 std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.')); }
 
-// --- scaled numbers of 8 bits: values · scale, the scale of the tensor or of each row
-// ------------------------------------ ComfyUI calls it MODULE.scale_weight, Black Forest Labs' files and others
-// MODULE.weight_scale. Source: diffusers, quantizers/bfl (dequantize_fp8r).
+// Scaled numbers of 8 bits: values · scale, the scale of the tensor or of each row. ComfyUI calls it
+// MODULE.scale_weight, Black Forest Labs' files and others MODULE.weight_scale. Source: diffusers, quantizers/bfl
+// (dequantize_fp8r).
 
 std::optional<std::vector<std::string>> scale_beside(const HostArrays& file, const std::string& tensor) {
   const DType type = file.at(tensor).dtype();
@@ -46,9 +46,7 @@ HostArray times_scale(const HostArray& values, const std::vector<HostArray>& bes
   return out;
 }
 
-// --- the formats, the first that takes a tensor reads it
-// ---------------------------------------------------------------
-
+// The first that takes a tensor reads it.
 constexpr WeightFormat kFormats[] = {{"scaled float8", scale_beside, is_scale_extra, times_scale}};
 
 }  // namespace

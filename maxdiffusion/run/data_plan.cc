@@ -32,11 +32,11 @@ SourcePlan plan_source(const RunConfig& c) {
   plan.emoji_move = s.dataset_name == "moving-emoji";
   if (is_elsewhere(s) || (s.dataset_name != "noto-emoji" && !plan.emoji_move)) return plan;
   const std::string& place = c.batches.dataset_save_location;
-  check(!place.empty(), Code::invalid_config, "dataset_name={} needs dataset_save_location", s.dataset_name);
   MovingEmojiConfig& e = plan.emoji.emplace();
   e.emoji.resolution = plan.emoji_move ? c.sample.height.value_or(s.resolution) : s.resolution;
   e.num_frames = c.sample.num_frames.value_or(17);
   e.fps = c.sample.fps;
+  if (place.empty()) return plan;  // refused when the data is made
   s.dataset_name = plan.emoji_move
                        ? fmt::format("{}/moving-emoji-{}-{}-{}", place, e.emoji.resolution, e.num_frames, e.fps)
                        : fmt::format("{}/noto-emoji-{}", place, s.resolution);
@@ -50,6 +50,8 @@ DataSourceConfig prepare_source(const SourcePlan& plan) {
       s.dataset_name = local_folder(s.dataset_name, "", "datasets");
     return s;
   }
+  check(s.dataset_name.find('/') != std::string::npos, Code::invalid_config,
+        "dataset_name={} needs dataset_save_location", s.dataset_name);
   processes().leader_first("emoji", [&] {
     if (exists(s.dataset_name + "/metadata.jsonl")) return;
     log_info("drawing the emoji into {}", s.dataset_name);

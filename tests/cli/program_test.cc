@@ -278,6 +278,13 @@ TEST(Program, MissingDataIsAnIoErrorThatNamesTheFolder) {
   EXPECT_TRUE(contains(o.err, folder / "empty")) << o.err;
 }
 
+TEST(Program, ADatasetThatIsGeneratedNeedsAFolder) {
+  TemporaryFolder folder;
+  const Outcome o = train(folder, {"dataset_name=noto-emoji", "dataset_save_location="});
+  EXPECT_EQ(o.status, 2) << o.err;
+  EXPECT_TRUE(contains(o.err, "dataset_name=noto-emoji needs dataset_save_location")) << o.err;
+}
+
 // S1-52
 TEST(Program, BadMeshesAndPluginsAreRefused) {
   TemporaryFolder folder;

@@ -150,7 +150,7 @@ TEST_F(Robustness, AResumedRunNamesTheKeysThatChanged) {
 TEST_F(Robustness, DevicesThatAreNotThereAreSaidWithinSeconds) {
   Outcome o = within(20, words("train", "many", {"cpu_device_count=100000"}));
   EXPECT_EQ(o.status, 2) << o.err;
-  EXPECT_TRUE(contains(o.err, "cpu_device_count is 100000; expected 1 to 1024")) << o.err;
+  EXPECT_TRUE(contains(o.err, "cpu_device_count is `100000`, expected a whole number, 1 to 1024")) << o.err;
   for (const auto& [hardware, missing] : {std::pair{"tpu", "no TPU"}, {"gpu", "no NVIDIA GPU"}}) {
     o = within(20, words("train", "absent", {std::string("hardware=") + hardware}),
                "-u TPU_NAME -u TPU_WORKER_ID -u TPU_WORKER_HOSTNAMES -u TPU_ACCELERATOR_TYPE");
