@@ -31,7 +31,7 @@ void generate_of(const Words& words) {
 void train_one_subject(const Words& words) {
   const RunConfig c = config_of("train_dreambooth", words);
   check(!c.dreambooth.instance_data_dir.empty(), Code::invalid_config,
-        "train_dreambooth: instance_data_dir is empty; it names the subject's pictures");
+        "train_dreambooth: instance_data_dir is empty; expected the folder of the subject's images");
   train(c);
 }
 
@@ -44,7 +44,7 @@ void inspect_stage(const Words& words) {
     return;
   }
   check(!words.empty(), Code::invalid_config,
-        "inspect: say what; try: inspect keys, or: inspect config configs/quickstart.yml");
+        "inspect: what is missing; try: inspect keys, or: inspect config configs/quickstart.yml");
   const RunConfig c = config_of(("inspect " + words[0]).c_str(), Words(words.begin() + 1, words.end()));
   if (words[0] == "config") return fmt::print("{}", c.to_yaml());
   inspect(words[0], c);
@@ -55,26 +55,27 @@ void inspect_stage(const Words& words) {
 Command train_command() {
   return {"train",
           kArguments,
-          "train as the config file says, from where its run stands",
+          "train a model as the config says; a run that exists resumes from its newest checkpoint",
           [](const Words& words) { train(config_of("train", words)); },
           print_all_keys,
           true};
 }
 
 Command train_dreambooth_command() {
-  return {"train_dreambooth", kArguments,     "train one subject beside pictures of its class (DreamBooth)",
+  return {"train_dreambooth", kArguments,     "train one subject with images of its class (DreamBooth)",
           train_one_subject,  print_all_keys, true};
 }
 
 Command check_command() {
-  return {"check", kArguments, "look at all that a training run needs up to its first step, and say what is wrong",
+  return {"check", kArguments,
+          "check everything that a training run needs up to its first step, and report what is wrong",
           [](const Words& words) { check_run(config_of("check", words)); }, print_all_keys};
 }
 
 Command generate_command() {
   return {"generate",
           "CONFIG|RUN [key=value …]",
-          "draw pictures with a model folder, or with what a run has trained",
+          "generate images or videos with a model folder, or with what a run has trained",
           generate_of<false, false>,
           print_generate_keys,
           false,
@@ -82,31 +83,31 @@ Command generate_command() {
 }
 
 Command generate_controlnet_command() {
-  return {"generate_controlnet",    "CONFIG|RUN [key=value …]", "draw pictures with a ControlNet beside the model",
+  return {"generate_controlnet",    "CONFIG|RUN [key=value …]", "generate images with a model and a ControlNet",
           generate_of<true, false>, print_generate_keys,        false,
           generate_of<true, true>};
 }
 
 Command compile_command() {
   return {"compile", "CONFIG topology=v5p:2x2x1 | hardware=gpu topology=1x1x8 gpu=h100 [key=value …]",
-          "compile the training step for TPUs or GPUs that are not here, and say what it would take there",
+          "compile the training step for TPUs or GPUs that are not attached, and report its memory and work",
           [](const Words& words) { compile_for_topology(config_of("compile", words)); }, print_all_keys};
 }
 
 Command plan_command() {
-  return {"plan", "CONFIG [topology=v5p:2x2x1] [key=value …]",
-          "say what a training step takes on each device and, where that is too much, what would make it fit",
-          [](const Words& words) { plan(config_of("plan", words)); }, print_all_keys};
+  return {
+      "plan", "CONFIG [topology=v5p:2x2x1] [key=value …]",
+      "report the memory and time of a training step on each device and, if it does not fit, what would make it fit",
+      [](const Words& words) { plan(config_of("plan", words)); }, print_all_keys};
 }
 
 Command inspect_command() {
   return {"inspect", "keys | config|mesh|plan|params|batch|graph|program|memory CONFIG [key=value …]",
-          "print every key with its default and meaning, or the value of one stage of a run", inspect_stage,
-          print_all_keys};
+          "print every key with its default and meaning, or one stage of a run", inspect_stage, print_all_keys};
 }
 
 Command prepare_tfrecords_command() {
-  return {"prepare_tfrecords", kArguments, "write the data of a config as TFRecord files, encoded or as it is",
+  return {"prepare_tfrecords", kArguments, "write the dataset of a config as TFRecord files, encoded or unencoded",
           [](const Words& words) {
             const RunConfig c = config_of("prepare_tfrecords", words);
             fmt::print("{} records in {}\n", prepare_tfrecords(c), c.tfrecords.tfrecords_dir);

@@ -7,7 +7,7 @@ namespace md {
 
 Command convert_command() {
   return {"convert", "IN OUT [format=diffusers|single_file] [dtype=float16] [component=NAME] [ema=false] [key=value …]",
-          "write a model in the other layout: a folder as diffusers has it, or a single file",
+          "convert a model to diffusers' folder layout, or to a single file",
           [](const Words& words) {
             check(words.size() >= 2, Code::invalid_config,
                   "convert: two paths are needed; try: convert FOLDER FILE.safetensors");

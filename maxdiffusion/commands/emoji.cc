@@ -39,7 +39,7 @@ void images(const Words& words) {
   EmojiKeys keys;
   assign(words, 1, keys);
   const int64_t count = prepare_emoji(folder, keys);
-  fmt::print("{} pictures in {}\n", count, folder);
+  fmt::print("{} images in {}\n", count, folder);
 }
 
 void clips(const Words& words) {
@@ -56,14 +56,13 @@ void clips(const Words& words) {
 }  // namespace
 
 Command prepare_emoji_command() {
-  return {"prepare_emoji", "FOLDER [resolution=64]", "write the colour emoji font as captioned pictures", images,
+  return {"prepare_emoji", "FOLDER [resolution=64]", "render the colour emoji font as captioned images", images,
           [] { print_own_keys<EmojiKeys>(); }};
 }
 
 Command prepare_moving_emoji_command() {
   return {"prepare_moving_emoji", "FOLDER [resolution=64] [num_frames=17] [fps=8]",
-          "write short clips of emoji that move, with captions that say how", clips,
-          [] { print_own_keys<EmojiKeys, ClipKeys>(); }};
+          "render short clips of moving emoji with captions", clips, [] { print_own_keys<EmojiKeys, ClipKeys>(); }};
 }
 
 }  // namespace md

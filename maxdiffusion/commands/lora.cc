@@ -47,7 +47,7 @@ void lora(const Words& words) {
           tool.paths == 1 ? "one path is" : std::to_string(tool.paths) + " paths are");
     return tool.run(words);
   }
-  fail(Code::invalid_config, "lora: say what: merge MODEL OUT, extract MODEL TUNED OUT, resize FILE OUT or info FILE");
+  fail(Code::invalid_config, "lora: expected merge MODEL OUT, extract MODEL TUNED OUT, resize FILE OUT or info FILE");
 }
 
 void print_tools_keys() {
@@ -62,7 +62,7 @@ Command lora_command() {
   return {"lora",
           "merge MODEL OUT lora_files=FILE,… [key=value …] | extract MODEL TUNED OUT [rank=16] [key=value …] | "
           "resize FILE OUT rank=8 [energy=0.9] | info FILE",
-          "put LoRA files into a model, take one out of two models, make one thinner, look at one", lora,
+          "merge LoRA files into a model, extract one from two models, reduce the rank of one, or print one", lora,
           print_tools_keys};
 }
 

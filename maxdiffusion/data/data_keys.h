@@ -20,20 +20,20 @@ struct ImageKeys {
   std::vector<int64_t> frame_buckets;
   template <class V>
   void visit(V&& v) {
-    v("resolution", resolution, "side of the training pictures, pixels", at_least(1));
+    v("resolution", resolution, "side of the training images, pixels", at_least(1));
     v("center_crop", center_crop, "crop the centre square instead of squeezing");
-    v("random_crop", random_crop, "crop a square anywhere, another each time (encoding in the step)");
-    v("random_flip", random_flip, "mirror pictures with probability 1/2");
-    v("enable_bucket", enable_bucket, "train pictures in sizes of about their own aspect ratio, of resolution's area");
+    v("random_crop", random_crop, "crop a square at a random place, another each time (with encoding in the step)");
+    v("random_flip", random_flip, "mirror images with probability 1/2");
+    v("enable_bucket", enable_bucket, "train images in sizes of about their own aspect ratio, of resolution's area");
     v("min_bucket_reso", min_bucket_reso, "shortest side of a bucket, pixels");
     v("max_bucket_reso", max_bucket_reso, "longest side of a bucket, pixels");
     v("bucket_reso_steps", bucket_reso_steps, "both sides of a bucket are multiples of this");
-    v("bucket_no_upscale", bucket_no_upscale, "never enlarge pictures; buckets follow from their sizes");
+    v("bucket_no_upscale", bucket_no_upscale, "never enlarge images; buckets follow from their sizes");
     v("frame_buckets", frame_buckets,
       "numbers of frames of clips: each is trained with the most of these that it has; empty: num_frames");
     v("original_size_conditioning", original_size_conditioning,
-      "condition on each picture's own size and crop (buckets: always); false: on resolution and no crop");
-    v("alpha_mask", alpha_mask, "masked loss by the pictures' alpha channel; those without one count everywhere");
+      "condition on each image's own size and crop (buckets: always); false: on resolution and no crop");
+    v("alpha_mask", alpha_mask, "masked loss by the images' alpha channel; those without one count everywhere");
   }
 };
 
@@ -44,13 +44,14 @@ struct BatchKeys {
   std::string dataset_save_location;
   template <class V>
   void visit(V&& v) {
-    v("per_device_batch_size", per_device_batch_size, "pictures per device and step; times devices must be whole");
+    v("per_device_batch_size", per_device_batch_size,
+      "images per device and step; times the devices must be a whole number");
     v("global_batch_size", global_batch_size,
-      "pictures per step on all devices together; 0: per_device_batch_size says");
+      "images per step on all devices together; 0: per_device_batch_size times the devices");
     v("grain_worker_count", grain_worker_count, "threads that read and decode; 0: the cores");
     v("enable_data_shuffling", enable_data_shuffling, "new seeded order every epoch");
     v("dataset_save_location", dataset_save_location,
-      "where made pictures and caches of latents are kept; empty: caches in the run's folder", KeyPath::output);
+      "folder of generated datasets and caches of latents; empty: caches in the run's folder", KeyPath::output);
   }
 };
 
@@ -89,7 +90,7 @@ struct TfrecordKeys {
     v("data_files_pattern", data_files_pattern,
       "prepare_tfrecords: reads these files, whose kind follows from their names, instead of the config's data",
       KeyPath::input);
-    v("extracted_files_dir", extracted_files_dir, "read for the reference's files; .tar files are read where they lie");
+    v("extracted_files_dir", extracted_files_dir, "accepted for MaxDiffusion's files; .tar files are read in place");
   }
 };
 

@@ -35,13 +35,14 @@ struct ModelKeys {
       KeyPath::input_or_word);
     v("single_file_config", single_file_config,
       "of such a file: model folder with all but the weights; empty: the published model's sizes", KeyPath::input);
-    v("variant", variant, "such as fp16: weights in files of this variant where the folder has them; empty: plain");
+    v("variant", variant,
+      "such as fp16: read the weight files of this variant if the folder has them; empty: the plain ones");
     v("vae_file", vae_file, "file or folder of an autoencoder in place of the model's, by published or original names",
       KeyPath::input);
     v("model_name", model_name, "what the folder must be, as the reference names it; empty: anything");
     v("flux_name", flux_name, "the same as model_name in the reference's files for FLUX.1: flux-dev or flux-schnell");
     v("clip_model_name_or_path", clip_model_name_or_path,
-      "file, folder or cached name of weights in place of the CLIP text encoder's; not here: the model's, with a "
+      "file, folder or cached name of weights in place of the CLIP text encoder's; if not found: the model's, with a "
       "warning",
       KeyPath::input_or_word);
     v("t5xxl_model_name_or_path", t5xxl_model_name_or_path, "the same for the T5 text encoder", KeyPath::input_or_word);
@@ -55,7 +56,7 @@ struct ModelKeys {
     v("wan_transformer_pretrained_model_name_or_path", wan_transformer_pretrained_model_name_or_path,
       "file or folder whose weights replace the transformer's, by published or original names", KeyPath::input_or_word);
     v("max_sequence_length", max_sequence_length,
-      "tokens of a caption, where the model takes any; null: the model's own number");
+      "tokens per caption, for models that take any number; null: the model's");
     v("train_expert", train_expert,
       "which of two denoisers is trained: high (of the noisy steps), low, or both in turns",
       one_of_or_empty({"high", "low", "both"}));

@@ -29,15 +29,14 @@ struct LoraKeys {
       "LoRA files as lists: lora_model_name_or_path, weight_name (of two denoisers: high_noise_weight_name, "
       "low_noise_weight_name), adapter_name, rank, scale, from_pt");
     v("enable_lora", enable_lora, "false: lora_config is left out");
-    v("train_lora", train_lora, "train low-rank matrices beside frozen weights");
+    v("train_lora", train_lora, "train low-rank matrices (LoRA), with the weights frozen");
     v("lora_rank", lora_rank, "rank of the trained matrices");
     v("lora_alpha", lora_alpha, "their product counts lora_alpha / lora_rank; null: lora_rank");
     v("lora_target_modules", lora_target_modules,
       "ends of the names of the layers that get matrices; a list, or one text with commas; empty: attention "
-      "projections, and feed-forward layers where the family of the model says so");
+      "projections, and feed-forward layers for some families");
     v("lora_init", lora_init,
-      "LoRA file whose matrices training starts from; empty: random A, zero B. An alpha in the file must be "
-      "lora_alpha",
+      "LoRA file whose matrices training starts from; empty: random A, zero B. An alpha in the file must be lora_alpha",
       KeyPath::input);
   }
 };

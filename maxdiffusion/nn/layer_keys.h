@@ -25,11 +25,11 @@ struct LayerKeys {
     v("precision", precision, "matrix product precision", one_of({"DEFAULT", "HIGH", "HIGHEST"}));
     v("attention", attention, "attention kernel");
     v("remat_policy", remat_policy,
-      "what the forward pass keeps: NONE (all), FULL (block inputs), MATMUL_WITHOUT_BATCH, HIDDEN_STATE_WITH_OFFLOAD, "
+      "what the forward pass saves: NONE (all), FULL (block inputs), MATMUL_WITHOUT_BATCH, HIDDEN_STATE_WITH_OFFLOAD, "
       "OFFLOAD_MATMUL_WITHOUT_BATCH, FLUX_OPTIMIZED, CUSTOM");
-    v("names_which_can_be_saved", names_which_can_be_saved, "values that remat_policy CUSTOM keeps on the device");
+    v("names_which_can_be_saved", names_which_can_be_saved, "values that remat_policy CUSTOM saves on the device");
     v("names_which_can_be_offloaded", names_which_can_be_offloaded,
-      "values that remat_policy CUSTOM keeps in the host's memory");
+      "values that remat_policy CUSTOM offloads to the host's memory");
     v("scan_layers", scan_layers, "repeated blocks as one loop over stacked parameters");
     v("flash_min_seq_length", flash_min_seq_length, "below this length flash attention falls back to dot_product");
     v("flash_block_sizes", flash_block_sizes,

@@ -30,7 +30,7 @@ struct QuantizationKeys {
     v("act_quantization_calibration_method", act_quantization_calibration_method, kOfFp8Full);
     v("bwd_quantization_calibration_method", bwd_quantization_calibration_method, kOfFp8Full);
     v("quantization_local_shard_count", quantization_local_shard_count,
-      "read for the reference's files; ranges are those of whole tensors, wherever their parts lie");
+      "accepted for MaxDiffusion's files; ranges are those of whole tensors, sharded or not");
   }
 
   /// Warns by name of keys that have no effect.

@@ -24,42 +24,41 @@ struct SampleKeys {
   bool vae_slicing = false, vae_tiling = false;
   template <class V>
   void visit(V&& v) {
-    v("prompt", prompt, "what to draw: one text or a list");
+    v("prompt", prompt, "what to generate: one text or a list");
     v("negative_prompt", negative_prompt,
-      "what guidance steers away from: one text, or one for each prompt; null: nothing");
-    v("prompt_2", prompt_2,
-      "what a second text encoder reads instead of prompt: one text, or one for each prompt; null: prompt");
+      "negative prompt of classifier-free guidance: one text, or one for each prompt; null: none");
+    v("prompt_2", prompt_2, "prompt of a second text encoder: one text, or one for each prompt; null: prompt");
     v("negative_prompt_2", negative_prompt_2,
-      "what a second text encoder reads instead of negative_prompt: one text, or one for each prompt; null: "
-      "negative_prompt");
+      "negative prompt of a second text encoder: one text, or one for each prompt; null: negative_prompt");
     v("do_classifier_free_guidance", do_classifier_free_guidance, "false: the factor of guidance is not used");
     v("guidance_scale", guidance_scale,
-      "classifier-free guidance; <= 1: off. Of a model distilled with guidance, what it is told", at_least(0));
-    v("true_cfg_scale", true_cfg_scale, "classifier-free guidance of such a model, at twice the work; <= 1: off",
+      "classifier-free guidance; <= 1: off. For a guidance-distilled model: the scale that it receives as an input",
       at_least(0));
+    v("true_cfg_scale", true_cfg_scale,
+      "classifier-free guidance of a guidance-distilled model, at twice the work; <= 1: off", at_least(0));
     v("guidance_scale_high", guidance_scale_high, "of the denoiser of the noisy steps, of two; null: guidance_scale",
       at_least(0));
     v("guidance_scale_low", guidance_scale_low, "of the denoiser of the cleaner steps, of two; null: guidance_scale",
       at_least(0));
     v("boundary_ratio", boundary_ratio,
-      "part of the times below which the second of two denoisers acts; null: the model's");
-    v("guidance_rescale", guidance_rescale, "part of the prediction's deviation restored after guidance; <= 0: off",
-      at_most(1));
+      "part of the timesteps below which the second of two denoisers predicts; null: the model's");
+    v("guidance_rescale", guidance_rescale,
+      "part of the prediction's standard deviation that is restored after guidance; <= 0: off", at_most(1));
     v("num_inference_steps", num_inference_steps, "denoising steps");
     v("scan_diffusion_loop", scan_diffusion_loop,
-      "run all steps of videos as one program, as those of pictures, instead of one by one with progress");
+      "run all steps of videos as one program, as for images, instead of one step at a time with progress");
     v("num_images_per_prompt", num_images_per_prompt,
       "null: 1; under the reference's names of programs the global batch for one prompt");
-    v("sample_seed", sample_seed, "seed of the initial noise; null: seed; -1: one that is drawn", at_least(-1));
-    v("height", height, "of the pictures or videos, pixels; null: resolution");
-    v("width", width, "of the pictures or videos, pixels; null: resolution");
+    v("sample_seed", sample_seed, "seed of the initial noise; null: seed; -1: random, logged", at_least(-1));
+    v("height", height, "of the images or videos, pixels; null: resolution");
+    v("width", width, "of the images or videos, pixels; null: resolution");
     v("num_frames", num_frames, "of videos; null: the model's own number");
-    v("original_size", original_size, "condition on size: height and width before cropping; empty: the picture's");
-    v("crops_coords_top_left", crops_coords_top_left, "condition on size: top and left of the crop", at_least(0));
-    v("target_size", target_size, "condition on size: height and width wanted; empty: the picture's");
-    v("clip_skip", clip_skip, "layers of the text encoders left out at the end, for the prompt as in diffusers");
-    v("vae_slicing", vae_slicing, "decode picture by picture");
-    v("vae_tiling", vae_tiling, "decode pictures larger than the autoencoder's own in tiles that overlap");
+    v("original_size", original_size, "size conditioning: height and width before cropping; empty: the image's");
+    v("crops_coords_top_left", crops_coords_top_left, "size conditioning: top and left of the crop", at_least(0));
+    v("target_size", target_size, "size conditioning: target height and width; empty: the image's");
+    v("clip_skip", clip_skip, "last layers of the text encoders to skip, as in diffusers");
+    v("vae_slicing", vae_slicing, "decode image by image");
+    v("vae_tiling", vae_tiling, "decode images larger than the autoencoder's own in tiles that overlap");
   }
 };
 
@@ -73,7 +72,7 @@ struct SampleFileKeys : SampleKeys {
     v("fps", fps, "frames per second of videos");
     v("image", image, "image that the video begins with: a file, or an https:// address", KeyPath::input);
     v("image_url", image_url, "the same under the reference's name", KeyPath::input);
-    v("last_image", last_image, "picture that the video ends with", KeyPath::input);
+    v("last_image", last_image, "image that the video ends with", KeyPath::input);
     v("latents", latents,
       "safetensors file whose tensor `latents` (standard normal, NCHW or NCFHW) is the initial noise", KeyPath::input);
     v("output_type", output_type,
@@ -116,7 +115,7 @@ struct ControlKeys {
   template <class V>
   void visit(V&& v) {
     v("controlnet_model_name_or_path", controlnet_model_name_or_path,
-      "ControlNet's folder; generate uses it where it is one, generate_controlnet also finds cached names",
+      "ControlNet's folder; generate uses it if it is one, generate_controlnet also finds cached names",
       KeyPath::input_or_word);
     v("controlnet_image", controlnet_image, "input of the ControlNet: a file, or an https:// address", KeyPath::input);
     v("controlnet_preprocessor", controlnet_preprocessor, "canny: its edges are shown instead; empty: as it is",

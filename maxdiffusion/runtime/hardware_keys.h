@@ -19,7 +19,7 @@ struct HardwareKeys {
     v("hardware", hardware, "cpu, gpu or tpu");
     v("plugin", plugin, "path of a PJRT plugin; empty: the one of `hardware`", KeyPath::input);
     v("cpu_device_count", cpu_device_count, "virtual devices of the CPU plugin", in_range(1, 1024));
-    v("compile_step", compile_step, "for compile and plan: whose program", one_of({"training", "sampling"}));
+    v("compile_step", compile_step, "for compile and plan: which program", one_of({"training", "sampling"}));
     v("topology", topology,
       "for compile and plan: devices that are not attached: TPUs of a slice, as v5p:4x4x4; with hardware gpu 1x1x8: "
       "NVLink domains, hosts of each, GPUs of each");

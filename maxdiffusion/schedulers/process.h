@@ -25,12 +25,12 @@ struct ProcessKeys {
   void visit(V&& v) {
     v("snr_gamma", snr_gamma, "min-SNR loss weighting; <= 0: off");
     v("timestep_bias", timestep_bias,
-      "timesteps drawn more often: strategy (none, earlier, later, range), multiplier, "
-      "portion, begin, end (exclusive)");
-    v("train_flow_shift", train_flow_shift, "flow matching: shift of the times drawn, towards noise where above 1");
+      "timesteps sampled more often: strategy (none, earlier, later, range), multiplier, portion, begin, end "
+      "(exclusive)");
+    v("train_flow_shift", train_flow_shift, "flow matching: shift of the sampled timesteps; above 1: towards noise");
     v("disable_training_weights", disable_training_weights, "flow matching: all times weigh the same");
     v("timestep_lookup", timestep_lookup,
-      "flow matching: the time of a noise level σ; exact: 1000 σ, as sampling has it; reference_table: that of "
+      "flow matching: the timestep of a noise level σ; exact: 1000 σ, as in sampling; reference_table: that of "
       "MaxDiffusion's training, whose level at time 0 is 0.003",
       one_of({"exact", "reference_table"}));
   }

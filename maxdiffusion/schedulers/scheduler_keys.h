@@ -23,14 +23,14 @@ struct SchedulerKeys {
     v("scheduler", scheduler,
       "sampler by name (euler, ddim, dpmpp_2m_karras, unipc, …), in place of the model folder's; empty: the folder's");
     v("flow_shift", flow_shift,
-      "shift of sampling towards noise where the model flows (1: none); null: the scheduler's");
+      "shift of sampling towards noise, for flow-matching models (1: none); null: the scheduler's");
     v("time_shift", time_shift,
-      "a shift that grows with the size of what is drawn, of models that know one; flow_shift takes its place; null: "
-      "the scheduler's use_dynamic_shifting");
-    v("base_shift", base_shift, "logarithm of that shift at 256 tokens of a picture; null: the scheduler's", finite());
+      "a shift that grows with the size of the sample (dynamic shifting); flow_shift replaces it; null: the "
+      "scheduler's use_dynamic_shifting");
+    v("base_shift", base_shift, "logarithm of that shift at 256 tokens of an image; null: the scheduler's", finite());
     v("max_shift", max_shift, "logarithm of that shift at 4096 tokens; null: the scheduler's", finite());
     v("diffusion_scheduler_config", diffusion_scheduler_config,
-      "overrides members of scheduler_config.json, for sampling and, where training reads them, for training");
+      "overrides fields of scheduler_config.json, for sampling and, if training reads them, for training");
   }
 };
 

@@ -31,8 +31,8 @@ struct ReferenceKeys {
 
   template <class V>
   void visit(V&& v) {
-    constexpr const char* kAny = "read for the reference's files; has no effect";
-    constexpr const char* kNeutral = "read for the reference's files; other values are refused or warned about";
+    constexpr const char* kAny = "accepted for MaxDiffusion's files; has no effect";
+    constexpr const char* kNeutral = "accepted for MaxDiffusion's files; other values are refused or warned about";
     v("jit_initializers", jit_initializers, kAny);
     v("from_pt", from_pt, kAny);
     v("controlnet_from_pt", controlnet_from_pt, kAny);
@@ -41,7 +41,7 @@ struct ReferenceKeys {
     v("mask_padding_tokens", mask_padding_tokens, kAny);
     v("skip_jax_distributed_system", skip_jax_distributed_system, kAny);
     v("offload_encoders", offload_encoders,
-      "read for the reference's files; text encoders leave the devices before the denoiser comes");
+      "accepted for MaxDiffusion's files; text encoders leave the devices before the denoiser comes");
     v("tokenize_captions_num_proc", tokenize_captions_num_proc, kAny);
     v("transform_images_num_proc", transform_images_num_proc, kAny);
     v("tensorboard_dir", tensorboard_dir, kAny);
@@ -52,15 +52,15 @@ struct ReferenceKeys {
     v("tile_search_iters", tile_search_iters, kAny);
     v("tile_search_out", tile_search_out, kAny);
     v("compile_text_encoder", compile_text_encoder,
-      "read for the reference's files; text encoders always are compiled");
+      "accepted for MaxDiffusion's files; text encoders always are compiled");
     v("enable_jax_named_scopes", enable_jax_named_scopes,
-      "read for the reference's files; operations always carry the paths of their layers");
+      "accepted for MaxDiffusion's files; operations always carry the paths of their layers");
     v("vae_logical_axis_rules", vae_logical_axis_rules,
-      "read for the reference's files; the autoencoder has no mesh of its own, and follows logical_axis_rules");
+      "accepted for MaxDiffusion's files; the autoencoder has no mesh of its own, and follows logical_axis_rules");
     v("hf_access_token", hf_access_token,
       "token of the Hugging Face hub, never printed; empty: HF_TOKEN or the hub's token file");
     v("norm_num_groups", norm_num_groups,
-      "read for the reference's files; the value in the UNet's config.json is used");
+      "accepted for MaxDiffusion's files; the value in the UNet's config.json is used");
     v("enable_mllog", enable_mllog, kNeutral);
     v("enable_ml_diagnostics", enable_ml_diagnostics, kNeutral);
     v("enable_ondemand_xprof", enable_ondemand_xprof, kNeutral);

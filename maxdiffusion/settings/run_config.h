@@ -41,10 +41,10 @@ struct RunKeys {
     v("output_dir", output_dir, "root of outputs; empty: base_output_directory", KeyPath::output);
     v("base_output_directory", base_output_directory, "see output_dir and save_config_to_gcs", KeyPath::output);
     v("save_config_to_gcs", save_config_to_gcs, "also write config.yml into base_output_directory/run_name");
-    v("seed", seed, "seed of every random stream; -1: one that is drawn, and said", at_least(-1));
+    v("seed", seed, "seed of every random stream; -1: random, logged and saved", at_least(-1));
     v("sample_every", sample_every, "steps between sample grids while training; -1: only after the last step; 0: none");
     v("enable_generate_video_for_eval", enable_generate_video_for_eval,
-      "draw the prompts after each evaluation too, into files of their own");
+      "also sample the prompts after each evaluation, into separate files");
     v("enable_ssim", enable_ssim, "how alike the first sample before and after training are (SSIM, PSNR), in the log");
     v("timing_metrics_file", timing_metrics_file, "file that gets a line at start and end of each phase of a run",
       KeyPath::output);
@@ -60,14 +60,15 @@ struct DreamboothKeys {
   bool cache_dreambooth_dataset = false;
   template <class V>
   void visit(V&& v) {
-    v("instance_data_dir", instance_data_dir, "pictures of the subject; given: the run is DreamBooth", KeyPath::input);
-    v("class_data_dir", class_data_dir, "pictures of its class; what is missing of num_class_images is drawn first",
+    v("instance_data_dir", instance_data_dir, "images of the subject; given: the run is DreamBooth", KeyPath::input);
+    v("class_data_dir", class_data_dir, "images of its class; those missing of num_class_images are generated first",
       KeyPath::input);
-    v("instance_prompt", instance_prompt, "caption of every picture of the subject");
-    v("class_prompt", class_prompt, "caption of every picture of the class");
-    v("prior_loss_weight", prior_loss_weight, "weight of the class's loss beside the subject's", at_least(0));
-    v("num_class_images", num_class_images, "pictures of the class");
-    v("cache_dreambooth_dataset", cache_dreambooth_dataset, "latents are always kept; read for the reference's files");
+    v("instance_prompt", instance_prompt, "caption of every image of the subject");
+    v("class_prompt", class_prompt, "caption of every image of the class");
+    v("prior_loss_weight", prior_loss_weight, "weight of the class's loss, added to the subject's", at_least(0));
+    v("num_class_images", num_class_images, "images of the class");
+    v("cache_dreambooth_dataset", cache_dreambooth_dataset,
+      "latents are always cached; accepted for MaxDiffusion's files");
   }
 };
 

@@ -19,9 +19,9 @@ struct AutoencoderKeys {
     v("vae_image_steps", vae_image_steps,
       "before these, updates on single frames of videos, as many as a batch of videos has; layers over time wait");
     v("vae_learning_rate", vae_learning_rate, "peak step size of the autoencoder stage", at_least(0));
-    v("vae_kl_weight", vae_kl_weight, "weight of KL(q || N(0, 1)) per pixel value beside the reconstruction error",
+    v("vae_kl_weight", vae_kl_weight, "weight of KL(q || N(0, 1)) per pixel value, added to the reconstruction error",
       at_least(0));
-    v("vae_per_device_batch_size", vae_per_device_batch_size, "pictures or videos per device in the autoencoder stage");
+    v("vae_per_device_batch_size", vae_per_device_batch_size, "images or videos per device in the autoencoder stage");
   }
 };
 

@@ -21,18 +21,17 @@ struct DenoiseKeys {
   std::string replay_batches;
   template <class V>
   void visit(V&& v) {
-    v("noise_offset", noise_offset, "deviation of one shift of the noise per picture and channel; 0: off", at_least(0));
+    v("noise_offset", noise_offset, "deviation of one shift of the noise per image and channel; 0: off", at_least(0));
     v("input_perturbation", input_perturbation, "deviation of noise added to the noise, unknown to the target; 0: off",
       at_least(0));
-    v("caption_dropout", caption_dropout, "probability of training a picture with the empty caption",
-      in_range(0, below(1)));
+    v("caption_dropout", caption_dropout, "probability of training with the empty caption", in_range(0, below(1)));
     v("train_text_encoder", train_text_encoder, "train the text encoder as well (models with one)");
     v("cache_latents_text_encoder_outputs", cache_latents_text_encoder_outputs,
-      "encode pictures and captions once; false: in every step");
+      "encode images and captions once; false: in every step");
     v("masked_loss", masked_loss, "weigh the loss by masks, of alpha_mask or conditioning_data_dir");
     v("replay_batches", replay_batches,
       "safetensors file whose step{i}.latents, .noise, .timesteps, .encoder_hidden_states, .text_embeds and .time_ids "
-      "take the place of data and random draws",
+      "replace data and random numbers",
       KeyPath::input);
   }
 };

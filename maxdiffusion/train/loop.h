@@ -29,17 +29,17 @@ struct LoopKeys {
     v("checkpoint_every", checkpoint_every, "samples between checkpoints; -1: none before the end");
     v("checkpoints_to_keep", checkpoints_to_keep, "older ones are removed; 0 keeps all", at_least(0));
     v("checkpoint_dir", checkpoint_dir,
-      "where checkpoints are, also in a bucket; empty: output_dir/run_name/checkpoints", KeyPath::output);
+      "folder of checkpoints, local or gs://, s3://; empty: output_dir/run_name/checkpoints", KeyPath::output);
     v("save_final_checkpoint", save_final_checkpoint,
-      "write a checkpoint after the last step, also where checkpoint_every asks for none");
+      "write a checkpoint after the last step, also with checkpoint_every=-1");
     v("save_optimizer", save_optimizer, "false: checkpoints are without moments, which start anew on resuming");
     v("enable_single_replica_ckpt_restoring", enable_single_replica_ckpt_restoring,
       "of processes that hold the same state one reads the checkpoint, and the others get it from there");
-    v("prefetch_depth", prefetch_depth, "batches made ready ahead of the step");
+    v("prefetch_depth", prefetch_depth, "batches prepared ahead of the step");
     v("reuse_example_batch", reuse_example_batch,
       "feed the first batch of the data for ever, also after resuming (for benchmarks)");
-    v("log_sharding", log_sharding, "log how each array of the training step lies on the mesh");
-    v("num_train_epochs", num_train_epochs, "passes over the data where max_train_steps <= 0", at_least(-1));
+    v("log_sharding", log_sharding, "log the sharding of each array of the training step");
+    v("num_train_epochs", num_train_epochs, "passes over the data if max_train_steps <= 0", at_least(-1));
   }
 };
 

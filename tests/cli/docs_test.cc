@@ -436,6 +436,31 @@ TEST(Docs, TheLicenceIsNamedByItsIdentifier) {
   EXPECT_TRUE(read_file(kRoot + "LICENSE").starts_with("SPDX-License-Identifier: Apache-2.0\n"));
 }
 
+/// Words that the field does not use for what they meant here, in lines that people read first.
+std::vector<std::string> words_out_of_use(const std::string& text) {
+  static const std::regex word(
+      "\\b(draws?|drawn|drawing|pictures?|told|tells|beside|steers?|obeys?|thin(ner)?|gone on|goes on|not "
+      "here|lies|judges?|"
+      "told|anew|whoever|nobody)\\b");
+  std::vector<std::string> found;
+  for (const std::string& line : lines_of(text))
+    if (std::smatch m; std::regex_search(line, m, word)) found.push_back(m.str() + ": " + line);
+  return found;
+}
+
+TEST(Docs, HelpAndKeysUseTheWordsOfTheField) {
+  std::string text = read_file(kRoot + "run").substr(0, 6000) + maxdiffusion({"help"}).out;
+  for (const char* command : {"train", "generate", "convert", "lora", "prepare_emoji", "prepare_moving_emoji"})
+    text += maxdiffusion({"help", command}).out;
+  EXPECT_GT(lines_of(text).size(), 400u);
+  EXPECT_EQ(joined(words_out_of_use(text)), "");
+}
+
+TEST(DocsCheck, WordsOutOfUseAreNamed) {
+  EXPECT_EQ(words_out_of_use("generate images\ndraw pictures\nthinking withdraws\n"),
+            std::vector<std::string>{"draw: draw pictures"});
+}
+
 TEST(DocsCheck, DefinitionsAreFoundAtTheMargin) {
   EXPECT_EQ(definitions(kSource, "other"), "int other(const C& c) {\n  return c.seed;\n}\n");
   EXPECT_TRUE(says(definitions(kSource, "f"), "run_name"));

@@ -24,7 +24,7 @@ TEST(Program, WithoutWordsSaysWhatItCanDo) {
 TEST(Program, HelpOfACommandIsItsUsageAndItsKeysByGroup) {
   const Outcome o = maxdiffusion({"train", "--help"});
   EXPECT_EQ(o.status, 0);
-  EXPECT_TRUE(o.out.starts_with("usage: maxdiffusion train CONFIG [key=value …]\ntrain as the config file says"))
+  EXPECT_TRUE(o.out.starts_with("usage: maxdiffusion train CONFIG [key=value …]\ntrain a model as the config says"))
       << o.out.substr(0, 200);
   for (const char* title : {"run", "devices", "model", "data", "training", "DreamBooth", "LoRA", "samples"})
     EXPECT_TRUE(contains(o.out, std::string("\n\n") + title + ":\n  ")) << title;

@@ -127,7 +127,7 @@ TEST(RunConfig, NumbersThatNoRunCanUseAreRefused) {
   EXPECT_TRUE(contains(refusal({"warmup_steps_fraction=1.5"}), "expected a number, 0 to 1"));
   EXPECT_TRUE(contains(refusal({"seed=-2"}),
                        "seed is `-2`, expected a whole number, -1 or more\n  seed: seed of every "
-                       "random stream; -1: one that is"));
+                       "random stream; -1: random, logged"));
   EXPECT_EQ(parse("", {"max_train_steps=1e3"}).optim.max_train_steps, 1000);
   EXPECT_EQ(parse("", {"max_train_steps=-1", "learning_rate=0", "guidance_scale=0"}).optim.max_train_steps, -1);
 }

@@ -44,25 +44,25 @@ struct DataSourceConfig {
   void visit(V&& v) {
     v("dataset_type", dataset_type, "kind of the data; empty: by its files", one_of_or_empty(data_kinds()));
     v("dataset_name", dataset_name,
-      "a folder or a data set in the Hugging Face cache; noto-emoji: pictures of the emoji font, made on first use",
+      "a folder or a data set in the Hugging Face cache; noto-emoji: images of the emoji font, generated on first use",
       KeyPath::input_or_word);
-    v("train_data_dir", train_data_dir, "pictures with metadata.jsonl or .txt captions, or files of a kind",
+    v("train_data_dir", train_data_dir, "images with metadata.jsonl or .txt captions, or files of a kind",
       KeyPath::input);
     v("hf_train_files", hf_train_files, "Parquet or Arrow files: names with * and ?, separated by commas",
       KeyPath::input);
     v("hf_data_dir", hf_data_dir, "folder of such files", KeyPath::input);
     v("grain_train_files", grain_train_files, "ArrayRecord files", KeyPath::input);
     v("train_split", train_split, "split of a data set with several");
-    v("image_column", image_column, "column of the picture; in metadata.jsonl also file_name");
+    v("image_column", image_column, "column of the image; in metadata.jsonl also file_name");
     v("caption_column", caption_column, "column of the caption");
     v("conditioning_data_dir", conditioning_data_dir,
-      "folder with a mask (red, 0 to 255) for each picture of train_data_dir, of the same name; with masked_loss",
+      "folder with a mask (red, 0 to 255) for each image of train_data_dir, of the same name; with masked_loss",
       KeyPath::input);
-    v("max_train_samples", max_train_samples, "take only the first N pictures; -1: all");
+    v("max_train_samples", max_train_samples, "use only the first N images; -1: all");
     v("synthetic_num_samples", synthetic_num_samples,
-      "samples of dataset_type synthetic; null: 1000 pictures, or encoded samples without end");
+      "samples of dataset_type synthetic; null: 1000 images, or endless encoded samples");
     v("load_tfrecord_cached", load_tfrecord_cached,
-      "false: records of dataset_type tfrecord and grain hold pictures, which are encoded first");
+      "false: records of dataset_type tfrecord and grain hold images, which are encoded first");
   }
 };
 
