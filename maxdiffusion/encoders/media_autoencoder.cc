@@ -24,9 +24,10 @@ MediaChunks MediaChunkKeys::chunks(const Family& family) const {
   return {vae_encode_chunk < 0 ? -1 : std::max<int64_t>(vae_encode_chunk / scale, 1), vae_decode_chunk};
 }
 
-MediaAutoencoder::MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights,
-                                   int64_t batch, const ScopeOptions& scope, const CompileConfig& compile,
-                                   const EncoderKeys& keys, MediaChunks chunks, int64_t bytes)
+MediaAutoencoder::MediaAutoencoder(const Devices& devices, const std::shared_ptr<const Family>& family,
+                                   HostArrays weights, int64_t batch, const ScopeOptions& scope,
+                                   const CompileConfig& compile, const EncoderKeys& keys, MediaChunks chunks,
+                                   int64_t bytes)
     : devices_(devices),
       autoencoder_(family->spec().autoencoder),
       weights_(std::move(weights)),

@@ -41,8 +41,8 @@ class MediaAutoencoder {
  public:
   /// `weights`: of the autoencoder, by input name; placed on the devices once. `scope`, `keys`: see
   /// autoencoder_options.
-  MediaAutoencoder(const Devices& devices, std::shared_ptr<const Family> family, HostArrays weights, int64_t batch,
-                   const ScopeOptions& scope, const CompileConfig& compile, const EncoderKeys& keys = {},
+  MediaAutoencoder(const Devices& devices, const std::shared_ptr<const Family>& family, HostArrays weights,
+                   int64_t batch, const ScopeOptions& scope, const CompileConfig& compile, const EncoderKeys& keys = {},
                    MediaChunks chunks = {}, int64_t bytes = std::numeric_limits<int64_t>::max());
   /// Samples at a time from now on.
   void set_batch(int64_t batch) { batch_ = batch; }

@@ -63,7 +63,7 @@ std::string newest_checkpoint(const std::string& from) {
 }
 
 std::string model_on_this_machine(const std::string& given) {
-  const std::string model = newest_checkpoint(given);
+  std::string model = newest_checkpoint(given);
   if (!is_remote(model)) return model;
   log_info("the model of {} is kept in '{}' on this machine", shown(model), staging(model));
   return find_file(below(model, kState)) ? local_checkpoint(model, CheckpointPart::model) : local_copy(model);

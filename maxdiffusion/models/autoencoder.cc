@@ -20,7 +20,7 @@ Dims Autoencoder::pixel_dims(const MediaSize& size) const {
 }
 
 Dims Autoencoder::latent_dims(const MediaSize& size) const {
-  const Dims image = {size.height / downscale, size.width / downscale, channels};
+  Dims image = {size.height / downscale, size.width / downscale, channels};
   if (frame_scale == 0) return image;
   return {1 + (size.frames - 1) / frame_scale, image[0], image[1], channels};
 }

@@ -21,10 +21,11 @@ HostArray low_pass(int64_t n, int64_t below) {
   HostArray p(Shape{DType::f32, {n, n}});
   auto v = p.mutable_view<float>();
   for (int64_t i = 0; i < n * n; ++i) {
+    const int64_t row = i / n, column = i % n;
     double sum = 1;
     for (int64_t k = 1; k < below; ++k)
       sum += (2 * k == n ? 1 : 2) *
-             std::cos(2 * std::numbers::pi * static_cast<double>(k * (i / n - i % n)) / static_cast<double>(n));
+             std::cos(2 * std::numbers::pi * static_cast<double>(k * (row - column)) / static_cast<double>(n));
     v[static_cast<size_t>(i)] = static_cast<float>(sum / static_cast<double>(n));
   }
   return p;

@@ -50,8 +50,8 @@ Conditioning positive_half(const StretchSetup& steps, Conditioning given) {
 }
 
 /// One step's model and guidance. row: of the scheduler's table; time: f32 []; control_scale: f32 [] or absent.
-DenoisingStep step_graph(const StretchSetup& steps, Models models, const Conditioning& given, Tensor sample, Tensor row,
-                         Tensor time, Tensor control_scale) {
+DenoisingStep step_graph(const StretchSetup& steps, const Models& models, const Conditioning& given, Tensor sample,
+                         Tensor row, Tensor time, Tensor control_scale) {
   DenoisingStep g;
   g.sample = sample;
   auto run = [=, &steps](bool both, const PredictOptions& options) {

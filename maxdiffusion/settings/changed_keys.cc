@@ -58,7 +58,7 @@ RunConfig keys_of(const std::string& yaml) {
 std::string config_file(const RunInfo& run) {
   if (run.folder.empty()) return "";
   for (const std::string& folder : {run.folder, run.place})
-    if (const std::string file = below(folder, "config.yml"); find_file(file)) return file;
+    if (std::string file = below(folder, "config.yml"); find_file(file)) return file;
   return "";
 }
 

@@ -40,7 +40,10 @@ const Option* option(std::string_view name) {
   return found == std::end(kOptions) ? nullptr : found;
 }
 
-std::string_view shown_name(std::string_view name) { return option(name) ? option(name)->name : name; }
+std::string_view shown_name(std::string_view name) {
+  if (const Option* o = option(name)) return o->name;
+  return name;
+}
 
 /// The options of a run.
 class Options {

@@ -118,7 +118,7 @@ Normalizer unicode_form(const char* data, UNormalization2Mode mode) {
   };
 }
 
-std::string lowercase(std::string s) {
+std::string lowercase(const std::string& s) {
   std::string out;
   for_each_code_point(s, [&](char32_t c, size_t, size_t) {
     append_utf8(out, static_cast<char32_t>(u_tolower(static_cast<UChar32>(c))));
@@ -197,7 +197,7 @@ void cut(const TextPart& part, const std::vector<Match>& matches, Split how, boo
 }
 
 PreTokenizer splitter(Matcher matcher, Split how, bool invert = false) {
-  return [matcher = std::move(matcher), how, invert](std::vector<TextPart> parts) {
+  return [matcher = std::move(matcher), how, invert](const std::vector<TextPart>& parts) {
     std::vector<TextPart> out;
     for (const TextPart& p : parts) cut(p, matcher(p.text), how, invert, out);
     return out;
@@ -273,13 +273,14 @@ Normalizer make_normalizer(const json& j, const std::string& file) {
   if (type == "Lowercase") return lowercase;
   if (type == "StripAccents") return without_marks;
   if (type == "Strip")
-    return [left = field(j, "strip_left", true, file), right = field(j, "strip_right", true, file)](std::string s) {
-      return strip(s, left, right);
-    };
+    return [left = field(j, "strip_left", true, file),
+            right = field(j, "strip_right", true, file)](const std::string& s) { return strip(s, left, right); };
   if (type == "Prepend")
-    return [before = field<std::string>(j, "prepend", "", file)](std::string s) { return s.empty() ? s : before + s; };
+    return [before = field<std::string>(j, "prepend", "", file)](const std::string& s) {
+      return s.empty() ? s : before + s;
+    };
   if (type == "Replace")
-    return [matcher = pattern_of(j, file), by = field<std::string>(j, "content", "", file)](std::string s) {
+    return [matcher = pattern_of(j, file), by = field<std::string>(j, "content", "", file)](const std::string& s) {
       std::string out;
       size_t at = 0;
       for (const Match& m : matcher(s)) {
@@ -291,7 +292,7 @@ Normalizer make_normalizer(const json& j, const std::string& file) {
   if (type == "Precompiled") {
     const auto map = std::make_shared<const Charsmap>(
         Charsmap::from_base64(field<std::string>(j, "precompiled_charsmap", "", file), file));
-    return [map](std::string s) { return map->apply(s); };
+    return [map](const std::string& s) { return map->apply(s); };
   }
   fail(
       Code::io,
