@@ -14,7 +14,7 @@ bool KeyRange::contains(double v) const {
 std::string KeyRange::text() const {
   const bool from = std::isfinite(least.value), to = std::isfinite(most.value);
   if (from && to && !least.excluded && !most.excluded) return fmt::format("{} to {}", least.value, most.value);
-  const std::string end = to ? fmt::format("{} {}", most.excluded ? "below" : "up to", most.value) : "";
+  std::string end = to ? fmt::format("{} {}", most.excluded ? "below" : "up to", most.value) : "";
   if (!from) return end;
   if (!to) return least.excluded ? fmt::format("above {}", least.value) : fmt::format("{} or more", least.value);
   return fmt::format("{} {} and {}", least.excluded ? "above" : "at least", least.value, end);

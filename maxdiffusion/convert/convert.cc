@@ -221,8 +221,9 @@ ArraysToWrite read(const Source& s, const Part& part, const ConvertKeys& k, int6
   if (!s.loras.empty()) {
     const auto sums = std::make_shared<const LoraSums>(s.loras, part.params);
     for (auto& [path, array] : values)
-      array.make = [make = array.make, sums, component = part.name, path] {
-        const HostArray before = make(), sum = sums->added(component, path, before);
+      array.make = [make = array.make, sums, component = part.name, path = path] {
+        const HostArray before = make();
+        HostArray sum = sums->added(component, path, before);
         if (sum.data() != before.data()) release_pages(before.data(), before.bytes());
         return sum;
       };

@@ -77,7 +77,8 @@ TEST(LoraSums, TakeAFewMegabytesBesideTheirResult) {
   HostArray weight(shape), up(Shape{DType::f32, {4096, 2}}), down(Shape{DType::f32, {2, 4096}});
   std::ranges::fill(weight.mutable_view<uint16_t>(), 0x3f80);  // 1
   std::ranges::fill(up.mutable_view<float>(), 0.5f);
-  for (size_t i = 0; i < 2 * 4096; ++i) down.mutable_view<float>()[i] = static_cast<float>(i % 4096 / 1024);
+  const auto quarter = [](size_t i) { return i % 4096 / 1024; };
+  for (size_t i = 0; i < size_t{2} * 4096; ++i) down.mutable_view<float>()[i] = static_cast<float>(quarter(i));
   const std::vector<ScaledLora> loras = {{{.name = "file", .pairs = {{"unet", {{"w", {down, up, 2}}}}}}, 3}};
   const LoraSums sums(loras, params);
   HostArray sum;
@@ -85,7 +86,7 @@ TEST(LoraSums, TakeAFewMegabytesBesideTheirResult) {
   // 1 + 3 · 2/2 · (0.5 c + 0.5 c)
   const HostArray values = sum.cast(DType::f32);
   for (size_t i : {0, 1023, 1024, 4095, 4096 * 3000 + 2048, 4096 * 4096 - 1})
-    EXPECT_EQ(values.view<float>()[i], static_cast<float>(1 + 3 * (i % 4096 / 1024))) << i;
+    EXPECT_EQ(values.view<float>()[i], static_cast<float>(1 + 3 * quarter(i))) << i;
   EXPECT_EQ(sums.added("unet", "other", weight).data(), weight.data());
 }
 

@@ -8,7 +8,10 @@ namespace md {
 
 std::vector<MemorySuggestion> memory_suggestions(const RunConfig& c, const Mesh& mesh, bool trains, bool offloads) {
   std::vector<MemorySuggestion> all;
-  auto add = [&](const std::string& words, auto change) { change(all.emplace_back(words, c).config); };
+  auto add = [&](const std::string& words, auto change) {
+    all.push_back({words, c});
+    change(all.back().config);
+  };
   const std::string& policy = c.layers.remat_policy;
   constexpr const char* kOffload = "HIDDEN_STATE_WITH_OFFLOAD";
   const bool offloaded = policy == kOffload && c.layers.scan_layers;

@@ -460,7 +460,8 @@ StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, con
 std::map<std::string, const Array*> StateSaver::saved(const TrainState& state) const {
   std::map<std::string, const Array*> arrays;
   for (const auto& [name, a] : state.arrays)
-    if (std::ranges::none_of(left_out_, [&](const StateSlot& slot) { return name.starts_with(slot.prefix); }))
+    if (std::ranges::none_of(left_out_,
+                             [&array = name](const StateSlot& slot) { return array.starts_with(slot.prefix); }))
       arrays[name] = &a;
   return arrays;
 }
