@@ -32,7 +32,7 @@ struct LoopKeys {
       "folder of checkpoints, local or gs://, s3://; empty: output_dir/run_name/checkpoints", KeyPath::output);
     v("save_final_checkpoint", save_final_checkpoint,
       "write a checkpoint after the last step, also with checkpoint_every=-1");
-    v("save_optimizer", save_optimizer, "false: checkpoints are without moments, which start anew on resuming");
+    v("save_optimizer", save_optimizer, "false: checkpoints have no moments; they start from zero on resuming");
     v("enable_single_replica_ckpt_restoring", enable_single_replica_ckpt_restoring,
       "of processes that hold the same state one reads the checkpoint, and the others get it from there");
     v("prefetch_depth", prefetch_depth, "batches prepared ahead of the step");
