@@ -67,6 +67,12 @@ std::set<std::string> names_in(const std::string& folder) {
   return names;
 }
 
+/// Throws as sample_options does.
+SampleOptions options_of(const ModelComponents& models, const SampleRequest& request, const SampleBatch& batch,
+                         int64_t devices) {
+  return sample_options(request, *models.family(), models.folder().scheduler_config(), batch, devices);
+}
+
 /// Samples into `folder`; `place`: where its files are in the end, which may be a bucket.
 void generate_into(const std::string& folder, const std::string& place, const GeneratePlan& plan, const RunConfig& c) {
   check_writable(folder, "output_dir");
@@ -122,16 +128,17 @@ void generate(const RunConfig& c, const GenerateOptions& how) {
 }
 
 SampleOptions planned_sampling(const ModelComponents& models, const SamplingRequest& sampling, int64_t devices) {
-  SampleOptions o = sample_options(with_files(sampling.request, {.latents = sampling.files.latents}), *models.family(),
-                                   models.folder().scheduler_config(), sampling.batch, devices);
+  SampleOptions o =
+      options_of(models, with_files(sampling.request, {.latents = sampling.files.latents}), sampling.batch, devices);
   o.scope = models.denoiser_options();
   o.compile = models.options().compile;
   return o;
 }
 
 void check_samples_of_run(const ModelComponents& models, const SamplingRequest& sampling) {
-  planned_sampling(models, sampling, models.devices().count());
-  check_images(*models.family(), std::ssize(with_files(sampling.request, sampling.files).images));
+  const SampleRequest request = with_files(sampling.request, sampling.files);
+  options_of(models, request, sampling.batch, models.devices().count());
+  check_images(*models.family(), std::ssize(request.images));
 }
 
 void generate_class_images(const RunConfig& c, const RunInfo& run) {
@@ -143,7 +150,7 @@ void generate_class_images(const RunConfig& c, const RunInfo& run) {
                             : static_cast<int64_t>(list_image_folder(k.class_data_dir, {}).size());
   const int64_t missing = k.num_class_images - there;
   if (missing <= 0) return;
-  log_info("DreamBooth: drawing {} pictures of '{}' into {}", missing, k.class_prompt, k.class_data_dir);
+  log_info("DreamBooth: generating {} images of '{}' into {}", missing, k.class_prompt, k.class_data_dir);
   const PipelineOptions options = pipeline_options(c, c.model);
   DiffusionPipeline pipeline = DiffusionPipeline::load(c.model.pretrained_model_name_or_path, options);
   SamplingRequest sampling = sampling_request(c, run);

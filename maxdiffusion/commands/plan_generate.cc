@@ -38,7 +38,7 @@ HostArray read_latents(const std::string& path) try {
   const SafetensorsReader file = SafetensorsReader::open(path);
   auto it = file.tensors().find("latents");
   check(it != file.tensors().end() && it->second.shape().rank() >= 4 && it->second.shape().rank() <= 5, Code::io,
-        "'{}' has no tensor 'latents' of four axes (pictures, channels, height, width) or five (of videos)", path);
+        "'{}' has no tensor 'latents' of four axes (images, channels, height, width) or five (of videos)", path);
   return channels_last(it->second.cast(DType::f32));
 } catch (Error& e) {
   throw e.note("latents names this file");

@@ -375,7 +375,7 @@ class Writer {
 
 }  // namespace
 
-ModelFolder open_model(const std::string& from, const FolderKeys& keys) {
+ModelFolder open_folder(const std::string& from, const FolderKeys& keys) {
   return ModelFolder::open(place_of(copied(from), keys), options_of(keys));
 }
 

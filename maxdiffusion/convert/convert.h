@@ -27,7 +27,7 @@ struct FolderKeys {
 
 /// A model folder, a name in the Hugging Face cache, a single file, or a run's folder, which stands for its newest
 /// checkpoint.
-ModelFolder open_model(const std::string& from, const FolderKeys& keys);
+ModelFolder open_folder(const std::string& from, const FolderKeys& keys);
 /// A component's values by published name, in the types in which they are stored. Each is read when it is asked for;
 /// several threads may ask.
 ArraysToWrite stored_values(const ModelFolder& folder, const std::string& component);

@@ -123,7 +123,7 @@ void extract_lora(const std::string& base, const std::string& tuned, const std::
         k.rank, k.conv_rank);
   parse_float_dtype("dtype", k.dtype);
   check_new(to);
-  const ModelFolder a = open_model(base, k.folder), b = open_model(tuned, k.folder);
+  const ModelFolder a = open_folder(base, k.folder), b = open_folder(tuned, k.folder);
   check(a.pipeline() == b.pipeline(), Code::invalid_config, "'{}' is a {}, '{}' a {}; a difference needs two of a kind",
         base, a.pipeline(), tuned, b.pipeline());
   const auto family = make_family(a);

@@ -95,7 +95,7 @@ Dims Family::latent_dims(const MediaSize& size) const {
             ? "the autoencoder's downscale"
             : fmt::format("as this model needs; the nearest is {}x{}", nearest(size.height), nearest(size.width)));
   if (scale == 0)
-    check(size.frames == 1, Code::invalid_config, "{} frames are asked for; this model draws pictures", size.frames);
+    check(size.frames == 1, Code::invalid_config, "{} frames are requested; this model generates images", size.frames);
   else
     check(size.frames > 0 && (size.frames - 1) % scale == 0 && ((size.frames - 1) / scale + 1) % spec_.frame_patch == 0,
           Code::invalid_config, "num_frames is {}; this model needs one and a multiple of {}: the nearest is {}",

@@ -70,7 +70,7 @@ FamilySpec flux_spec(const ModelFolder& folder) {
   const int64_t packed_channels = vae->channels * kPatch * kPatch;
   check(transformer.in_channels == packed_channels && transformer.patch_size == 1, Code::invalid_config,
         "the transformer takes tokens of {} channels in patches of {}; the autoencoder's latents make tokens of {}, "
-        "in patches of 1: models that see pictures beside the latents are not supported",
+        "in patches of 1: models that receive images next to the latents are not supported",
         transformer.in_channels, transformer.patch_size, packed_channels);
   check(transformer.joint_attention_dim == t5.d_model, Code::invalid_config,
         "the transformer takes texts of {} features, the second text encoder gives {}", transformer.joint_attention_dim,

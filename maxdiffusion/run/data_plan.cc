@@ -54,11 +54,11 @@ DataSourceConfig prepare_source(const SourcePlan& plan) {
         "dataset_name={} needs dataset_save_location", s.dataset_name);
   processes().leader_first("emoji", [&] {
     if (exists(s.dataset_name + "/metadata.jsonl")) return;
-    log_info("drawing the emoji into {}", s.dataset_name);
+    log_info("rendering the emoji into {}", s.dataset_name);
     if (plan.emoji_move)
       prepare_moving_emoji(s.dataset_name, *plan.emoji);
     else
-      log_info("{} pictures", prepare_emoji(s.dataset_name, plan.emoji->emoji));
+      log_info("{} images", prepare_emoji(s.dataset_name, plan.emoji->emoji));
   });
   return s;
 }
