@@ -21,18 +21,13 @@ RunConfig config_of(const char* command, const Words& words) {
   return RunConfig::load(words[0], Words(words.begin() + 1, words.end()));
 }
 
-void print_keys(const char* title, const KeyList& keys) {
-  fmt::print("\n{}:\n", title);
-  for (const auto& k : keys.keys()) fmt::print("  {}\n", k.line());
-}
-
-void print_config_keys(std::initializer_list<std::string_view> titles) {
+void print_config_keys(const KeyPrinter& print, std::initializer_list<std::string_view> titles) {
   RunConfig defaults;
   defaults.groups([&](const char* title, auto&... structs) {
     if (std::ranges::find(titles, title) == titles.end()) return;
     KeyList keys;
     (keys.add(structs), ...);
-    print_keys(title, keys);
+    print(title, keys);
   });
 }
 

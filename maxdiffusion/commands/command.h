@@ -1,6 +1,7 @@
 // A command of the program: a file here that gives a Command, and a row of registry.cc.
 #pragma once
 
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -15,10 +16,13 @@ namespace md {
 /// What follows the command's name.
 using Words = std::vector<std::string>;
 
+/// Prints a group of keys under its title.
+using KeyPrinter = std::function<void(const char* title, const KeyList& keys)>;
+
 struct Command {
   const char *name, *arguments, *meaning;  // as help prints them
   void (*run)(const Words&);
-  void (*keys)();                                // prints them with their defaults and meanings
+  void (*keys)(const KeyPrinter& print);         // prints its keys, a group after the other
   bool joint = false;                            // several processes may do it together
   void (*as_reference)(const Words&) = nullptr;  // under one of MaxDiffusion's names; null: as `run`
 };
@@ -40,16 +44,20 @@ void assign(const Words& words, size_t first, Keys&... configs) {
 /// The config that a command's words name: a file, then key=value words.
 RunConfig config_of(const char* command, const Words& words);
 
-void print_keys(const char* title, const KeyList& keys);
+/// The title of a command's own keys, where it has one group of them.
+inline constexpr const char* kOwnKeys = "keys";
 /// Prints a command's own keys.
 template <class... Keys>
-void print_own_keys(const char* title = "keys") {
+void print_own_keys(const KeyPrinter& print, const char* title = kOwnKeys) {
   std::tuple<Keys...> configs;
   KeyList keys;
   std::apply([&](auto&... config) { (keys.add(config), ...); }, configs);
-  print_keys(title, keys);
+  print(title, keys);
 }
 /// Prints the groups of a config's keys (RunConfig::groups) that a command reads.
-void print_config_keys(std::initializer_list<std::string_view> titles);
+void print_config_keys(const KeyPrinter& print, std::initializer_list<std::string_view> titles);
+
+/// Prints docs/keys.md: every key of a config and of a command, and what other programs call them.
+void print_key_reference();
 
 }  // namespace md

@@ -14,10 +14,13 @@ namespace {
 
 constexpr const char* kArguments = "CONFIG [key=value …]";
 
-void print_all_keys() {
-  print_config_keys({"run", "devices", "model", "data", "training", "DreamBooth", "LoRA", "samples", "without effect"});
+void print_all_keys(const KeyPrinter& print) {
+  print_config_keys(print,
+                    {"run", "devices", "model", "data", "training", "DreamBooth", "LoRA", "samples", "without effect"});
 }
-void print_generate_keys() { print_config_keys({"run", "devices", "model", "LoRA", "samples"}); }
+void print_generate_keys(const KeyPrinter& print) {
+  print_config_keys(print, {"run", "devices", "model", "LoRA", "samples"});
+}
 
 /// Generates with a config; a run's folder stands for its own.
 template <bool kControl, bool kAsReference>
@@ -36,6 +39,7 @@ void train_one_subject(const Words& words) {
 }
 
 void inspect_stage(const Words& words) {
+  if (words == Words{"keys", "--markdown"}) return print_key_reference();
   if (words == Words{"keys"}) {
     RunConfig defaults;
     KeyList keys;
@@ -102,7 +106,7 @@ Command plan_command() {
 }
 
 Command inspect_command() {
-  return {"inspect", "keys | config|mesh|plan|params|batch|graph|program|memory CONFIG [key=value …]",
+  return {"inspect", "keys [--markdown] | config|mesh|plan|params|batch|graph|program|memory CONFIG [key=value …]",
           "print every key with its default and meaning, or one stage of a run", inspect_stage, print_all_keys};
 }
 
@@ -112,8 +116,8 @@ Command prepare_tfrecords_command() {
             const RunConfig c = config_of("prepare_tfrecords", words);
             fmt::print("{} records in {}\n", prepare_tfrecords(c), c.tfrecords.tfrecords_dir);
           },
-          [] {
-            print_config_keys({"run", "devices", "model", "data"});
+          [](const KeyPrinter& print) {
+            print_config_keys(print, {"run", "devices", "model", "data"});
           }};
 }
 

@@ -15,7 +15,7 @@ Command convert_command() {
             assign(words, 2, keys);
             convert(words[0], words[1], keys);
           },
-          [] { print_own_keys<ConvertKeys>(); }};
+          [](const KeyPrinter& print) { print_own_keys<ConvertKeys>(print); }};
 }
 
 }  // namespace md

@@ -57,12 +57,13 @@ void clips(const Words& words) {
 
 Command prepare_emoji_command() {
   return {"prepare_emoji", "FOLDER [resolution=64]", "render the colour emoji font as captioned images", images,
-          [] { print_own_keys<EmojiKeys>(); }};
+          [](const KeyPrinter& print) { print_own_keys<EmojiKeys>(print); }};
 }
 
 Command prepare_moving_emoji_command() {
   return {"prepare_moving_emoji", "FOLDER [resolution=64] [num_frames=17] [fps=8]",
-          "render short clips of moving emoji with captions", clips, [] { print_own_keys<EmojiKeys, ClipKeys>(); }};
+          "render short clips of moving emoji with captions", clips,
+          [](const KeyPrinter& print) { print_own_keys<EmojiKeys, ClipKeys>(print); }};
 }
 
 }  // namespace md

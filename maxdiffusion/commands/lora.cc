@@ -50,10 +50,10 @@ void lora(const Words& words) {
   fail(Code::invalid_config, "lora: expected merge MODEL OUT, extract MODEL TUNED OUT, resize FILE OUT or info FILE");
 }
 
-void print_tools_keys() {
-  print_own_keys<ConvertKeys, LoraKeys>("merge");
-  print_own_keys<ExtractKeys>("extract");
-  print_own_keys<ResizeKeys>("resize");
+void print_tools_keys(const KeyPrinter& print) {
+  print_own_keys<ConvertKeys, LoraKeys>(print, "merge");
+  print_own_keys<ExtractKeys>(print, "extract");
+  print_own_keys<ResizeKeys>(print, "resize");
 }
 
 }  // namespace

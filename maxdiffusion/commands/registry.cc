@@ -60,7 +60,10 @@ void print_help() {
 
 void print_help(const Command& c) {
   fmt::print("usage: maxdiffusion {} {}\n{}\n", c.name, c.arguments, c.meaning);
-  c.keys();
+  c.keys([](const char* title, const KeyList& keys) {
+    fmt::print("\n{}:\n", title);
+    for (const ConfigKey& key : keys.keys()) fmt::print("  {}\n", key.line());
+  });
 }
 
 const Command& command_of(const std::string& word) {

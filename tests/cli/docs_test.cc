@@ -1,4 +1,5 @@
-// What docs/keys.md, docs/checklist.md and the pages of docs/ name exists: keys, files, functions, tests, headings.
+// What docs/dev/keys.md, docs/dev/checklist.md and the pages of docs/ name exists: keys, files, functions, tests,
+// headings. docs/keys.md is what the program prints.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -100,8 +101,8 @@ std::vector<std::string> ids_of(const std::string& cell) {
   return out;
 }
 
-/// By name, as Suite.Name: the rows of docs/checklist.md that a test says it proves, in a comment right above it that
-/// holds nothing else: "// S4-2, S4-7…9".
+/// By name, as Suite.Name: the rows of docs/dev/checklist.md that a test says it proves, in a comment right above it
+/// that holds nothing else: "// S4-2, S4-7…9".
 using Tests = std::map<std::string, Names>;
 
 Tests tests_in(const std::string& source) {
@@ -142,7 +143,7 @@ std::vector<std::string> check_tests(const std::string& where, const std::string
   return faults;
 }
 
-/// docs/keys.md: every declared key has one row; each row names functions that read its keys, and tests.
+/// docs/dev/keys.md: every declared key has one row; each row names functions that read its keys, and tests.
 std::vector<std::string> check_keys(const std::string& markdown, const Names& declared, const Tests& tests,
                                     const Reader& read) {
   std::vector<std::string> faults;
@@ -205,7 +206,7 @@ struct Proof {
 };
 
 Proof proof_of(const std::string& cell) {
-  static const std::regex link(R"(\]\([\w.]+#[\w-]+\))"), excuse("not yet: ...");
+  static const std::regex link(R"(\]\([\w./]+#[\w-]+\))"), excuse("not yet: ...");
   return {.tests = code_of(cell),
           .headings = static_cast<int>(std::distance(std::sregex_iterator(cell.begin(), cell.end(), link), {})),
           .not_yet = std::regex_search(cell, excuse)};
@@ -216,8 +217,8 @@ bool names(const Tests& tests, const std::string& test, const std::string& id) {
   return it != tests.end() && it->second.contains(id);
 }
 
-/// docs/checklist.md: every wanted id once; each row has a test, a link to a heading, or says "not yet: …". A row and
-/// the tests that it cites name each other.
+/// docs/dev/checklist.md: every wanted id once; each row has a test, a link to a heading, or says "not yet: …". A row
+/// and the tests that it cites name each other.
 std::vector<std::string> check_checklist(const std::string& markdown, const Names& wanted, const Tests& tests,
                                          const Reader& read_doc) {
   std::vector<std::string> faults;
@@ -237,7 +238,7 @@ std::vector<std::string> check_checklist(const std::string& markdown, const Name
           std::ranges::none_of(proof.tests, [&](const auto& test) { return names(tests, test, id); }))
         faults.push_back(id + ": none of the tests that its row cites names it");
     }
-    static const std::regex link(R"(\]\(([\w.]+)#([\w-]+)\))");
+    static const std::regex link(R"(\]\(([\w./]+)#([\w-]+)\))");
     for (std::sregex_iterator i(row.back().begin(), row.back().end(), link), end; i != end; ++i)
       if (!anchors_of(read_doc((*i)[1])).contains((*i)[2]))
         faults.push_back(row[0] + ": there is no heading " + (*i)[1].str() + "#" + (*i)[2].str());
@@ -254,7 +255,7 @@ std::vector<std::string> check_checklist(const std::string& markdown, const Name
   return faults;
 }
 
-/// The line at the head of docs/checklist.md: how many rows of the documents are proved how.
+/// The line at the head of docs/dev/checklist.md: how many rows of the documents are proved how.
 std::string states_of(const std::string& markdown, const Tests& tests) {
   int proved = 0, in_part = 0, said = 0, not_yet = 0, own = 0;
   for (const Row& row : rows_of(markdown, "row")) {
@@ -283,31 +284,41 @@ Names declared_keys() {
   return out;
 }
 
-/// README.md and the pages of docs/, by name.
+/// README.md and its kin, and the pages of docs/, by path.
 std::map<std::string, std::string> documents() {
-  std::map<std::string, std::string> out = {{"README.md", read_file(kRoot + "README.md")}};
-  for (const auto& f : fs::directory_iterator(kRoot + "docs"))
-    if (f.path().extension() == ".md") out[f.path().filename()] = read_file(f.path());
+  std::map<std::string, std::string> out;
+  for (const char* page : {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"})
+    out[page] = read_file(kRoot + page);
+  for (const auto& f : fs::recursive_directory_iterator(kRoot + "docs"))
+    if (f.path().extension() == ".md") out[fs::relative(f.path(), kRoot)] = read_file(f.path());
   return out;
+}
+
+TEST(Docs, TheReferenceOfKeysIsWhatTheProgramPrints) {
+  const std::string path = kRoot + "docs/keys.md", page = maxdiffusion({"inspect", "keys", "--markdown"}).out;
+  if (std::getenv("MD_UPDATE_DOCS")) write_file_atomic(path, page);
+  EXPECT_TRUE(read_file(path) == page) << "docs/keys.md is not what `inspect keys --markdown` prints; "
+                                          "MD_UPDATE_DOCS=1 writes it";
+  for (const std::string& key : declared_keys()) EXPECT_TRUE(contains(page, "| `" + key + "` |")) << key;
 }
 
 TEST(Docs, EveryKeyHasARowWithItsReaderAndItsTest) {
   const Names keys = declared_keys();
   EXPECT_GT(keys.size(), 150u);
-  EXPECT_EQ(joined(check_keys(read_file(kRoot + "docs/keys.md"), keys, all_tests(), read_source)), "");
+  EXPECT_EQ(joined(check_keys(read_file(kRoot + "docs/dev/keys.md"), keys, all_tests(), read_source)), "");
 }
 
 TEST(Docs, EveryRowOfTheChecklistHasAProofOrSaysThatItHasNone) {
   Names wanted;
   for (const auto& [document, rows] : {std::pair{"S0-", 102}, {"S1-", 57}, {"S2-", 120}, {"S3-", 31}, {"S4-", 107}})
     for (int n = 1; n <= rows; ++n) wanted.insert(document + std::to_string(n));
-  EXPECT_EQ(joined(check_checklist(read_file(kRoot + "docs/checklist.md"), wanted, all_tests(),
-                                   [](const std::string& file) { return read_source("docs/" + file); })),
+  EXPECT_EQ(joined(check_checklist(read_file(kRoot + "docs/dev/checklist.md"), wanted, all_tests(),
+                                   [](const std::string& file) { return read_source("docs/dev/" + file); })),
             "");
 }
 
 TEST(Docs, TheChecklistCountsItsRowsByState) {
-  const std::string path = kRoot + "docs/checklist.md", line = states_of(read_file(path), all_tests());
+  const std::string path = kRoot + "docs/dev/checklist.md", line = states_of(read_file(path), all_tests());
   if (std::getenv("MD_UPDATE_DOCS")) {
     static const std::regex old("\\n[0-9]+ rows: [^\n]*\n");
     write_file_atomic(path, std::regex_replace(read_file(path), old, "\n" + line));
@@ -330,7 +341,7 @@ TEST(Docs, KeysInTheTextExist) {
           EXPECT_TRUE(keys.contains((*i)[1])) << file << ": " << (*i)[1] << " in " << code;
       }
     }
-    if (file == "keys.md") continue;  // it has a test of its own
+    if (file.ends_with("/keys.md")) continue;  // they have tests of their own
     for (const Row& row : rows_of(text, "key"))
       for (const std::string& key : code_of(row[0]))
         EXPECT_TRUE(keys.contains(key.substr(0, key.find('=')))) << file << ": " << key;
@@ -340,15 +351,13 @@ TEST(Docs, KeysInTheTextExist) {
 
 TEST(Docs, LinksLeadToFilesAndHeadings) {
   int found = 0;
-  std::map<std::string, std::string> pages = documents();
-  for (const char* page : {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}) pages[page] = read_file(kRoot + page);
-  for (const auto& [file, text] : pages) {
-    const fs::path folder = fs::path(kRoot) / (exists(kRoot + "docs/" + file) ? "docs" : "");
+  for (const auto& [file, text] : documents()) {
+    const fs::path page = kRoot + file;
     static const std::regex link(R"(\]\(([^)#\s]*)(?:#([\w-]+))?\))");
     for (std::sregex_iterator i(text.begin(), text.end(), link), end; i != end; ++i, ++found) {
       const std::string to = (*i)[1].str(), heading = (*i)[2].str();
       if (to.starts_with("https://")) continue;
-      const fs::path target = to.empty() ? folder / file : folder / to;
+      const fs::path target = to.empty() ? page : page.parent_path() / to;
       ASSERT_TRUE(fs::exists(target)) << file << ": " << to;
       if (!heading.empty()) {
         EXPECT_TRUE(anchors_of(read_file(target)).contains(heading)) << file << ": " << to << "#" << heading;
@@ -361,7 +370,7 @@ TEST(Docs, LinksLeadToFilesAndHeadings) {
 TEST(Docs, TablesOfFiguresNameTheCommandThatPrintsThem) {
   int tables = 0;
   for (const auto& [file, text] : documents()) {
-    if (file != "performance.md" && file != "scale.md") continue;
+    if (file != "docs/performance.md" && file != "docs/scale.md") continue;
     std::string heading;
     bool figures = false, command = false;
     auto check = [&] {

@@ -1,5 +1,5 @@
 // The reference's configuration files, by their keys and values (reference_files.tsv): read, or refused with the name
-// of the family that is not here; and where the defaults differ from theirs, docs/keys.md says so.
+// of the family that is not here; and where the defaults differ from theirs, docs/dev/keys.md says so.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -102,10 +102,10 @@ std::string printed(const std::string& key, const std::string& yaml) {
   return std::ranges::find(keys.keys(), key, &ConfigKey::name)->print();
 }
 
-/// Rows "| `key` | `there` | `here` | why |" of docs/keys.md, below "default of".
+/// Rows "| `key` | `there` | `here` | why |" of docs/dev/keys.md, below "default of".
 std::map<std::string, std::pair<std::string, std::string>> listed_differences() {
   std::map<std::string, std::pair<std::string, std::string>> rows;
-  std::ifstream in(MD_SOURCE_DIR "/docs/keys.md");
+  std::ifstream in(MD_SOURCE_DIR "/docs/dev/keys.md");
   bool inside = false;
   for (std::string line; std::getline(in, line);) {
     if (line.starts_with("| default of | there | here |")) inside = true;
@@ -146,7 +146,7 @@ TEST(ReferenceFiles, DefaultsThatDifferFromTheirsAreListed) {
   for (const auto& [key, values] : found) {
     const auto row = listed.find(key);
     EXPECT_TRUE(row != listed.end() && same(row->second.first, values.first) && same(row->second.second, values.second))
-        << "docs/keys.md must list: | `" << key << "` | `" << values.first << "` | `" << values.second << "` | why |";
+        << "docs/dev/keys.md must list: | `" << key << "` | `" << values.first << "` | `" << values.second << "` | why |";
   }
   for (const auto& [key, values] : listed) EXPECT_TRUE(found.contains(key)) << key << " is the same there and here";
 }
