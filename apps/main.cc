@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
     md::leave_processes(true);
     return 0;
   } catch (const md::Interrupted& e) {
-    if (md::processes().leads()) fmt::print(stderr, "{}\n", e.what());
+    if (md::processes().is_coordinator()) fmt::print(stderr, "{}\n", e.what());
     md::leave_processes(true);
     return 128 + md::interrupt_signal();
   } catch (const md::Error& e) {

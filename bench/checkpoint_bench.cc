@@ -69,13 +69,13 @@ void bench(const std::string& folder, int64_t megabytes) {
     for (; !done; std::this_thread::sleep_for(std::chrono::milliseconds(2))) most = std::max(most.load(), anonymous());
   });
   const auto begun = Clock::now();
-  std::map<std::string, PendingPieces> pending;
-  for (const auto& [name, a] : state) pending[name] = fetch_pieces(devices, a);
+  std::map<std::string, PendingShards> pending;
+  for (const auto& [name, a] : state) pending[name] = fetch_shards(devices, a);
   writer.save(1, [pending = std::move(pending)] {
     CheckpointContent c;
     for (const auto& [name, p] : pending) c.state[name] = p.wait();
     for (const auto& [name, a] : c.state)
-      check(!first_not_finite(a.pieces.at(0).values), Code::device, "'{}' is not finite", name);
+      check(!first_not_finite(a.shards.at(0).values), Code::device, "'{}' is not finite", name);
     c.state_json = "{}";
     return c;
   });

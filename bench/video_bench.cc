@@ -143,9 +143,9 @@ void denoise(const nlohmann::json& text, const Bench& b) {
   const Scope s = Scope(g, params, "transformer", scope).frozen();
   const bool pictures = text.value("_class_name", "") == "FluxTransformer2DModel";
   g.output("sample", pictures ? flux(s, text, b, input) : wan(s, text, b, input));
-  CompileConfig lean = kCompile;
-  lean.lean = true;
-  const Program program = compile(devices, g, lean, "denoise");
+  CompileConfig minimize_memory = kCompile;
+  minimize_memory.minimize_memory = true;
+  const Program program = compile(devices, g, minimize_memory, "denoise");
   ArrayMap inputs, none;
   for (const Param& p : params.params()) place(devices, program, HostArrays{{p.input, initial_value(p, 0)}}, inputs);
   place(devices, program, given, inputs);

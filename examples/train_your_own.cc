@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
     o.step.optim.lr_scheduler = "cosine";
     o.initial = [](const md::ParamTable& params) {
       return [&params] {
-        md::NamedPieces values;
+        md::NamedShards values;
         for (const md::Param& p : params.params()) values[p.input] = md::initial_value(p, 0);
         return values;
       };

@@ -101,7 +101,7 @@ MappedFile map_file(const std::string& path) {
   return m;
 }
 
-void read_in_parts(const std::string& path, size_t most, const std::function<void(std::string_view)>& take) {
+void read_chunks(const std::string& path, size_t most, const std::function<void(std::string_view)>& take) {
   std::string part(most, '\0');
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) fail_io("open", path);

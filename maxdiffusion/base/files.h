@@ -50,7 +50,7 @@ struct MappedFile {
 };
 MappedFile map_file(const std::string& path);
 /// Calls take with the bytes of a file in order, `most` at a time but for the last, without mapping it.
-void read_in_parts(const std::string& path, size_t most, const std::function<void(std::string_view)>& take);
+void read_chunks(const std::string& path, size_t most, const std::function<void(std::string_view)>& take);
 
 /// Hash of bytes (xxHash3, 128 bits) as 32 hex digits; for caches and fingerprints.
 std::string content_hash(std::string_view bytes);

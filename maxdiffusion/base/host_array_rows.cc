@@ -52,10 +52,10 @@ void set_rows(HostArray& whole, int64_t from, const HostArray& part) {
   std::memcpy(whole.mutable_data() + static_cast<size_t>(from) * row, part.data(), static_cast<size_t>(n) * row);
 }
 
-HostArray parts_of(const HostArray& a, const std::vector<int64_t>& which, int64_t parts) {
+HostArray select_parts(const HostArray& a, const std::vector<int64_t>& which, int64_t parts) {
   if (parts == 1) return a;
   Dims dims = a.dims();
-  check(!dims.empty() && dims[0] % parts == 0, Code::internal, "parts_of: {} has no {} equal parts",
+  check(!dims.empty() && dims[0] % parts == 0, Code::internal, "select_parts: {} has no {} equal parts",
         to_string(a.shape()), parts);
   dims[0] = dims[0] / parts * std::ssize(which);
   const Shape shape{a.dtype(), dims};
@@ -118,7 +118,7 @@ Shape batched(int64_t n, Shape row) {
 
 HostArray without_batch(const HostArray& a) { return a.reshaped(Dims(a.dims().begin() + 1, a.dims().end())); }
 
-HostArray zeros_as(const HostArray& a) {
+HostArray zeros_like(const HostArray& a) {
   HostArray out(a.shape());
   std::fill_n(out.mutable_data(), out.bytes(), std::byte{0});
   return out;

@@ -15,8 +15,8 @@ HostArray row_of(const HostArray& a, int64_t i);
 void set_rows(HostArray& whole, int64_t from, const HostArray& part);
 /// Of `parts` equal parts of axis 0 those in `which`, in that order; where they follow one another it borrows the
 /// bytes.
-HostArray parts_of(const HostArray& a, const std::vector<int64_t>& which, int64_t parts);
-/// Writes `some` to where parts_of takes it from.
+HostArray select_parts(const HostArray& a, const std::vector<int64_t>& which, int64_t parts);
+/// Writes `some` to where select_parts takes it from.
 void set_parts(HostArray& whole, const std::vector<int64_t>& which, int64_t parts, const HostArray& some);
 /// Elements [from, from + count) of axis 1 of the rows [row, row + rows); past the ends the last repeat.
 HostArray block(const HostArray& a, int64_t row, int64_t rows, int64_t from, int64_t count);
@@ -29,7 +29,7 @@ Shape batched(int64_t n, Shape row);
 /// Without axis 0, which must be 1.
 HostArray without_batch(const HostArray& a);
 /// Zeros of the shape of `a`.
-HostArray zeros_as(const HostArray& a);
+HostArray zeros_like(const HostArray& a);
 /// Makes `whole`, where it is absent, of `n` rows like those of `part`; then as set_rows.
 void add_rows(HostArray& whole, int64_t n, int64_t from, const HostArray& part);
 /// f32 [N, C, …] → [N, …, C], and back.

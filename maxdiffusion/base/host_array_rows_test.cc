@@ -52,7 +52,7 @@ TEST(HostArrayRows, WithoutBatchOnlyTheFirstAxisGoes) {
 }
 
 TEST(HostArrayRows, ZerosHaveTheShape) {
-  const HostArray a = zeros_as(counted({2, 2}));
+  const HostArray a = zeros_like(counted({2, 2}));
   EXPECT_EQ(a.shape(), (Shape{DType::f32, {2, 2}}));
   EXPECT_EQ(values(a), std::vector<double>(4, 0));
 }

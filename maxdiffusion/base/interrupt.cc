@@ -57,9 +57,9 @@ void handle_interrupts() {
 
 int interrupt_signal() { return told; }
 
-void agree_on_interrupts() { agreed = true; }
-int own_interrupt_signal() { return own; }
-void take_interrupt(int signal) { told = signal; }
+void share_interrupts() { agreed = true; }
+int local_interrupt_signal() { return own; }
+void set_shared_interrupt(int signal) { told = signal; }
 
 const char* interrupt_name() { return name_of(told); }
 

@@ -17,11 +17,11 @@ void handle_interrupts();
 int interrupt_signal();
 /// "SIGINT", "SIGTERM".
 const char* interrupt_name();
-/// For a program of several processes that stop together: from now on interrupt_signal() is what take_interrupt() was
-/// called with, and own_interrupt_signal() what this process alone was told.
-void agree_on_interrupts();
-int own_interrupt_signal();
-void take_interrupt(int signal);
+/// For a program of several processes that stop together: from now on interrupt_signal() is what set_shared_interrupt()
+/// was called with, and local_interrupt_signal() what this process alone was told.
+void share_interrupts();
+int local_interrupt_signal();
+void set_shared_interrupt(int signal);
 /// Thrown where a signal ends a program; no fault of anybody. apps/main.cc maps it to 128 and the signal's number.
 class Interrupted : public Error {
  public:

@@ -13,7 +13,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
-#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/write.h"
 
 namespace md {
@@ -73,12 +73,13 @@ ArrayCache::ArrayCache(const std::string& folder, const std::string& key, int64_
         samples, part_size);
   const std::string whole_key = fmt::format("latent cache 2: {} samples in parts of {}\n{}\n", samples, part_size, key);
   const std::string location = below(folder, content_hash(whole_key));
-  path_ = staging(location);
+  path_ = local_cache_path(location);
   make_folders(path_);
   std::map<std::string, FoundFile> there;  // in a bucket, by name
   if (is_remote(folder)) {
     place_ = location;
-    for (FoundFile& f : all_below(place_)) there.emplace(fs::path(parts_of(f.location).path).filename(), std::move(f));
+    for (FoundFile& f : list_all_files(place_))
+      there.emplace(fs::path(split_location(f.location).path).filename(), std::move(f));
     if (!there.contains("key.txt")) put_text(below(place_, "key.txt"), whole_key);
   }
   if (const std::string file = (fs::path(path_) / "key.txt").string(); !exists(file))

@@ -29,8 +29,8 @@ class ArrayCache {
 
   /// Opens or makes `folder`/<hash of key and sizes>. `key`: text that changes whenever the values would; it is written
   /// to key.txt for people. Every part is read once, on all cores, and compared with its checksum; one that is damaged
-  /// is named in a warning and counts as missing. A folder in a bucket has a copy on this machine (storage/staging.h),
-  /// to which parts are fetched, and from which they are put.
+  /// is named in a warning and counts as missing. A folder in a bucket has a copy on this machine
+  /// (storage/local_cache.h), to which parts are fetched, and from which they are put.
   ArrayCache(const std::string& folder, const std::string& key, int64_t samples, int64_t part_size = 256);
 
   bool complete() const { return !next_missing(); }

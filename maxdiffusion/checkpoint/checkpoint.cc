@@ -28,9 +28,9 @@
 #include "maxdiffusion/checkpoint/checkpoint_reader.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/damaged.h"
-#include "maxdiffusion/checkpoint/piece_files.h"
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/shard_files.h"
 #include "maxdiffusion/storage/location.h"
 
 namespace md {
@@ -134,29 +134,29 @@ class NewFolder {
 
 /// Which arrays are in which files that one process has written. The others tell it to process 0.
 struct Written {
-  PieceIndex whole;   // in arrays.safetensors, of process 0
-  PieceIndex pieces;  // in the process's own file of pieces
+  ShardIndex whole;   // in arrays.safetensors, of process 0
+  ShardIndex shards;  // in the process's own file of shards
   /// In files of components, by array_of_weight.
-  PieceIndex weights;
+  ShardIndex weights;
   FileChecksums checksums;  // of all files, for the others
 
   std::set<std::string> files() const {
     std::set<std::string> names;
-    for (const PieceIndex* index : {&pieces, &weights})
+    for (const ShardIndex* index : {&shards, &weights})
       for (const auto& [name, a] : *index)
-        for (const FilePiece& p : a.pieces) names.insert(p.file);
+        for (const FileShard& p : a.shards) names.insert(p.file);
     return names;
   }
   std::string text() const {
     return nlohmann::json{
-        {"pieces", to_json(pieces)}, {"weights", to_json(weights)}, {"checksums", md::to_json(checksums)}}
+        {"pieces", to_json(shards)}, {"weights", to_json(weights)}, {"checksums", md::to_json(checksums)}}
         .dump();
   }
   static Written from(const std::string& text, int64_t process) {
     const std::string of = fmt::format("what process {} says", process);
     const nlohmann::json j = parse_json(text);
     return {.whole = {},
-            .pieces = parse_index(j.at("pieces"), of),
+            .shards = parse_index(j.at("pieces"), of),
             .weights = parse_index(j.at("weights"), of),
             .checksums = parse_checksums(j.at("checksums"), of)};
   }
@@ -201,45 +201,45 @@ void write_texts(NewFolder& folder, const CheckpointContent& c) {
 /// The arrays that this process holds.
 Written write_arrays(NewFolder& folder, const CheckpointContent& c, const CheckpointProcesses& of) {
   Written written;
-  ArraysToWrite whole, pieces;
-  const std::string file = piece_file(of.process, of.processes);
+  ArraysToWrite whole, shards;
+  const std::string file = shard_file(of.process, of.processes);
   /// A part of an array of the content, `a`, that is read when it is written.
-  const auto part = [&c](const std::string& name, const ArrayPieces& a, const Slice& slice) {
+  const auto part = [&c](const std::string& name, const ShardedArray& a, const Slice& slice) {
     return ArrayToWrite{{a.shape.dtype, slice.size}, [&c, &a, name, slice] {
                           HostArray values = a.read(slice);
                           if (c.inspect) c.inspect(name, values);
                           return values;
                         }};
   };
-  const auto all_of = [&](const std::string& name, const ArrayPieces& a) {
+  const auto all_of = [&](const std::string& name, const ShardedArray& a) {
     return part(name, a, Slice::all(a.shape.dims));
   };
-  auto add = [&](const std::string& name, const ArrayPieces& a) {
-    if (a.pieces.empty()) return;
+  auto add = [&](const std::string& name, const ShardedArray& a) {
+    if (a.shards.empty()) return;
     IndexedArray entry{a.shape, {}};
-    auto add_piece = [&](const Slice& slice) {
-      entry.pieces.push_back({slice, file, tensor_of_piece(name, slice)});
-      pieces[entry.pieces.back().tensor] = part(name, a, slice);
+    auto add_shard = [&](const Slice& slice) {
+      entry.shards.push_back({slice, file, tensor_of_shard(name, slice)});
+      shards[entry.shards.back().tensor] = part(name, a, slice);
     };
     if (a.complete()) {
-      add_piece(Slice::all(a.shape.dims));
+      add_shard(Slice::all(a.shape.dims));
     } else {
-      for (const Piece& p : a.pieces) {
+      for (const Shard& p : a.shards) {
         const Shape expected{a.shape.dtype, p.slice.size};
         check(p.make || p.values.shape() == expected, Code::internal,
-              "checkpoint: array '{}': the piece {} is {}; expected {}", name, to_string(p.slice),
+              "checkpoint: array '{}': the shard {} is {}; expected {}", name, to_string(p.slice),
               to_string(p.values.shape()), to_string(expected));
-        add_piece(p.slice);
+        add_shard(p.slice);
       }
     }
-    check(written.pieces.emplace(name, std::move(entry)).second, Code::internal, "checkpoint: two arrays are '{}'",
+    check(written.shards.emplace(name, std::move(entry)).second, Code::internal, "checkpoint: two arrays are '{}'",
           name);
   };
   for (const auto& [component, arrays] : c.weights) {
     ArraysToWrite tensors;
     size_t none = 0;
     for (const auto& [name, a] : arrays) {
-      none += a.pieces.empty();
+      none += a.shards.empty();
       if (a.complete()) tensors[name] = all_of(component + "/" + name, a);
     }
     if (tensors.size() + none < arrays.size()) {
@@ -248,7 +248,7 @@ Written write_arrays(NewFolder& folder, const CheckpointContent& c, const Checkp
       folder.prepare(component + "/weights");
       for (const auto& [tensor, name] :
            write_sharded_safetensors(folder.path() + "/" + component, own_stem(component, of.process), tensors,
-                                     of.leads() ? kMaxShardBytes : INT64_MAX)) {
+                                     of.is_coordinator() ? kMaxShardBytes : INT64_MAX)) {
         const Shape& shape = tensors.at(tensor).shape;
         written.weights[array_of_weight(component, tensor)] = {
             shape, {{Slice::all(shape.dims), component + "/" + name, tensor}}};
@@ -256,15 +256,15 @@ Written write_arrays(NewFolder& folder, const CheckpointContent& c, const Checkp
     }
   }
   for (const auto& [name, a] : c.state) {
-    if (of.leads() && a.complete()) {
+    if (of.is_coordinator() && a.complete()) {
       whole[name] = all_of(name, a);
       written.whole[name] = {a.shape, {{Slice::all(a.shape.dims), kArrays, name}}};
     } else {
       add(name, a);
     }
   }
-  if (of.leads()) write_safetensors(folder.prepare(kArrays), whole);
-  if (!pieces.empty()) write_safetensors(folder.prepare(file), pieces);
+  if (of.is_coordinator()) write_safetensors(folder.prepare(kArrays), whole);
+  if (!shards.empty()) write_safetensors(folder.prepare(file), shards);
   return written;
 }
 
@@ -287,21 +287,21 @@ std::vector<std::string> final_names(const std::string& component, const std::ve
 }
 
 /// What process 0 does when it knows what all have written: gives weights the names of one set of shards, makes the
-/// index of what is in pieces, and writes what says that the checkpoint is whole.
+/// index of what is in shards, and writes what says that the checkpoint is whole.
 Plan join_files(NewFolder& folder, const Written& mine, const std::vector<std::string>& told,
                 const std::string& state_json) {
   std::vector<Written> all = {mine};
   for (size_t p = 1; p < told.size(); ++p) all.push_back(Written::from(told[p], static_cast<int64_t>(p)));
   Plan plan{.renames = {}, .token = new_token()};
-  PieceIndex pieces, weights;
+  ShardIndex shards, weights;
   std::map<std::string, std::vector<std::string>> components;  // their files, in the order of processes
   for (size_t p = 0; p < all.size(); ++p) {
     const std::string of = fmt::format("what process {} says", p);
-    merge_index(pieces, all[p].pieces, of);
+    merge_index(shards, all[p].shards, of);
     merge_index(weights, all[p].weights, of);
     for (const auto& [name, a] : all[p].weights) {
-      std::vector<std::string>& files = components[fs::path(a.pieces[0].file).parent_path()];
-      if (std::ranges::count(files, a.pieces[0].file) == 0) files.push_back(a.pieces[0].file);
+      std::vector<std::string>& files = components[fs::path(a.shards[0].file).parent_path()];
+      if (std::ranges::count(files, a.shards[0].file) == 0) files.push_back(a.shards[0].file);
     }
     plan.joint = plan.joint || (p > 0 && !all[p].checksums.empty());
   }
@@ -309,20 +309,20 @@ Plan join_files(NewFolder& folder, const Written& mine, const std::vector<std::s
   for (const auto& [component, files] : components) {
     const std::string prefix = array_of_weight(component, ""),
                       index = own_stem(component, 0) + ".safetensors.index.json";
-    const auto first = pieces.lower_bound(prefix);
-    const bool split = first != pieces.end() && first->first.starts_with(prefix);
+    const auto first = shards.lower_bound(prefix);
+    const bool split = first != shards.end() && first->first.starts_with(prefix);
     const std::vector<std::string> names = final_names(component, files, split);
     for (size_t i = 0; i < files.size(); ++i)
       if (files[i] != names[i]) plan.renames[files[i]] = names[i];
     std::map<std::string, std::string> shard_of;
     int64_t bytes = 0;
     for (auto a = weights.lower_bound(prefix); a != weights.end() && a->first.starts_with(prefix); ++a) {
-      FilePiece piece = a->second.pieces[0];
-      if (const auto renamed = plan.renames.find(piece.file); renamed != plan.renames.end())
-        piece.file = renamed->second;
-      shard_of[piece.tensor] = fs::path(piece.file).filename();
+      FileShard shard = a->second.shards[0];
+      if (const auto renamed = plan.renames.find(shard.file); renamed != plan.renames.end())
+        shard.file = renamed->second;
+      shard_of[shard.tensor] = fs::path(shard.file).filename();
       bytes += a->second.shape.bytes();
-      if (split) merge_index(pieces, {{a->first, {a->second.shape, {piece}}}}, piece.file);
+      if (split) merge_index(shards, {{a->first, {a->second.shape, {shard}}}}, shard.file);
     }
     if (split) {
       fs::remove(fmt::format("{}/{}/{}", folder.path(), component, index));
@@ -331,10 +331,10 @@ Plan join_files(NewFolder& folder, const Written& mine, const std::vector<std::s
     }
   }
   rename_files(folder, mine.files(), plan);
-  if (!pieces.empty()) {
-    merge_index(pieces, mine.whole, kArrays);
-    check_tiled(pieces, fmt::format("write '{}'", kIndex));
-    folder.write(kIndex, to_json(pieces));
+  if (!shards.empty()) {
+    merge_index(shards, mine.whole, kArrays);
+    check_tiled(shards, fmt::format("write '{}'", kIndex));
+    folder.write(kIndex, to_json(shards));
   }
 
   // Files of others may be in this folder, too.
@@ -440,12 +440,12 @@ namespace {
 /// `uploads`: null where `dir` is one folder that all processes see; otherwise each has its own, for a bucket.
 void write_in(const std::string& dir, int64_t step, const CheckpointContent& content, const CheckpointProcesses& of,
               CheckpointUploads* uploads) {
-  const bool leads = of.leads(), shared = uploads == nullptr;
+  const bool is_coordinator = of.is_coordinator(), shared = uploads == nullptr;
   check(step >= 0, Code::internal, "checkpoint: step {} is negative", step);
   check(of.process >= 0 && of.process < of.processes && (of.alone() || of.gather), Code::internal,
         "checkpoint: process {} of {}{}", of.process, of.processes, of.gather ? "" : ", without a connection");
-  check(!leads || nlohmann::json::accept(content.state_json), Code::internal, "checkpoint {}: state_json is not JSON",
-        step);
+  check(!is_coordinator || nlohmann::json::accept(content.state_json), Code::internal,
+        "checkpoint {}: state_json is not JSON", step);
   const auto gather = [&](const std::string& mine) {
     return of.alone() ? std::vector<std::string>{mine} : of.gather(mine);
   };
@@ -453,7 +453,7 @@ void write_in(const std::string& dir, int64_t step, const CheckpointContent& con
   const std::string temporary = of.alone() || !shared ? side_name(dir, "tmp", step)
                                                       : fmt::format("{}/.tmp-{}-shared", dir, step),
                     target = checkpoint_folder(dir, step);
-  const bool makes = leads || !shared;
+  const bool makes = is_coordinator || !shared;
   std::error_code ec;
   const auto name_it = [&] {
     if (!exists(target)) return rename_durable(temporary, target);
@@ -470,21 +470,21 @@ void write_in(const std::string& dir, int64_t step, const CheckpointContent& con
       lock.emplace(temporary);
     }
     if (shared) gather("");  // the folder is there, and nothing of an earlier write
-    if (leads) write_texts(folder, content);
+    if (is_coordinator) write_texts(folder, content);
     Written written = write_arrays(folder, content, of);
-    if (leads && content.more) content.more(temporary);
-    if (!leads) written.checksums = checksums_of(temporary, written.files());
-    const std::vector<std::string> told = gather(leads ? "" : written.text());  // all files are there
+    if (is_coordinator && content.more) content.more(temporary);
+    if (!is_coordinator) written.checksums = checksums_of(temporary, written.files());
+    const std::vector<std::string> told = gather(is_coordinator ? "" : written.text());  // all files are there
     Plan plan;
-    if (leads) plan = join_files(folder, written, told, content.state_json);
+    if (is_coordinator) plan = join_files(folder, written, told, content.state_json);
     plan = Plan::from(gather(plan.text()).front());
-    if (!leads) rename_files(folder, written.files(), plan);
+    if (!is_coordinator) rename_files(folder, written.files(), plan);
     if (!shared && plan.joint) folder.write(kPart, part_text(plan.token, of.processes));
     folder.sync();
-    if (!leads && !shared && plan.joint) name_it();
-    if (!leads && !shared && !plan.joint) fs::remove_all(temporary, ec);
+    if (!is_coordinator && !shared && plan.joint) name_it();
+    if (!is_coordinator && !shared && !plan.joint) fs::remove_all(temporary, ec);
     gather("");  // all files have their names
-    if (leads) name_it();
+    if (is_coordinator) name_it();
     gather("");  // so has the checkpoint
   } catch (Error& e) {
     if (makes) fs::remove_all(temporary, ec);
@@ -514,7 +514,7 @@ CheckpointWriter::CheckpointWriter(const std::string& checkpoint_dir, int keep, 
                                    std::function<void()> before_commit)
     : impl_(std::make_unique<Impl>(Impl{checkpoint_dir, keep, std::move(processes), nullptr, {}})) {
   if (!is_remote(checkpoint_dir)) {
-    if (impl_->processes.leads()) clean_leftovers(impl_->dir);
+    if (impl_->processes.is_coordinator()) clean_leftovers(impl_->dir);
     return;
   }
   impl_->dir = own_staging(checkpoint_dir, impl_->processes);
@@ -539,7 +539,7 @@ void CheckpointWriter::save(int64_t step, std::function<CheckpointContent()> con
     if (i->uploads) i->uploads->announce(step);
     write_in(i->dir, step, content(), i->processes, i->uploads.get());
     if (i->uploads) return i->uploads->add(step);
-    if (i->keep <= 0 || !i->processes.leads()) return;
+    if (i->keep <= 0 || !i->processes.is_coordinator()) return;
     auto steps = list_checkpoints(i->dir);
     std::erase(steps, step);  // what was just written stays, whatever its number
     for (size_t k = 0; k + static_cast<size_t>(i->keep) <= steps.size(); ++k) remove_checkpoint(i->dir, steps[k]);

@@ -6,12 +6,12 @@
 //
 // In a bucket (gs://, s3://) the files are the same, and the rule of what is whole another: bucket_checkpoints.h.
 //
-// Several processes write one checkpoint together, each the pieces of arrays that it holds. Where process 0 holds every
+// Several processes write one checkpoint together, each the shards of arrays that it holds. Where process 0 holds every
 // array, the files are as above. Otherwise there are also
 //
-//   <checkpoint_dir>/<step>/training_state/{index.json, pieces-<process>-of-<processes>.safetensors}
+//   <checkpoint_dir>/<step>/training_state/{index.json, shards-<process>-of-<processes>.safetensors}
 //
-// (piece_files.h), from which any number of processes read any parts. Weights of a component of which each tensor is
+// (shard_files.h), from which any number of processes read any parts. Weights of a component of which each tensor is
 // whole in one process are the shards of diffusers' layout, with its index; a component of which a tensor is split
 // among processes is not in that layout: its weights are arrays of the training state, "weights/<component>/<name>".
 #pragma once
@@ -25,16 +25,16 @@
 #include <string_view>
 #include <vector>
 
-#include "maxdiffusion/mesh/pieces.h"
+#include "maxdiffusion/mesh/shards.h"
 
 namespace md {
 
-/// Everything one checkpoint holds, on the host. Of arrays, the pieces that this process has: every element belongs to
+/// Everything one checkpoint holds, on the host. Of arrays, the shards that this process has: every element belongs to
 /// exactly one process. Pieces that are made when they are read are made one after the other, as they are written.
 /// Everything else is taken from process 0.
 struct CheckpointContent {
   /// Folder ("unet") → arrays by published name.
-  std::map<std::string, NamedPieces> weights;
+  std::map<std::string, NamedShards> weights;
   /// Relative path ("unet/config.json", "model_index.json") → text.
   std::map<std::string, std::string> files;
   /// Relative path → file that becomes it: a hard link where the file system allows one, else a copy.
@@ -42,8 +42,8 @@ struct CheckpointContent {
   /// Writes more files into the folder before it gets its final name; may be empty.
   std::function<void(const std::string& folder)> more;
   /// Optimizer moments and whatever else a run needs, by name.
-  NamedPieces state;
-  /// Called with each array of `weights` and `state`, or each piece of one, before it is written; may throw, or be
+  NamedShards state;
+  /// Called with each array of `weights` and `state`, or each shard of one, before it is written; may throw, or be
   /// empty.
   std::function<void(const std::string& name, const HostArray& values)> inspect;
   /// JSON text: step, data position, config.
@@ -65,7 +65,7 @@ struct CheckpointProcesses {
   std::function<std::optional<std::string>(const std::string& key)> get;
 
   bool alone() const { return processes == 1; }
-  bool leads() const { return process == 0; }
+  bool is_coordinator() const { return process == 0; }
 };
 
 /// The file of a checkpoint that says that the others are there.
@@ -78,8 +78,8 @@ std::string checkpoint_folder(const std::string& checkpoint_dir, int64_t step);
 /// folder that a killed run was still writing. None where the folder is missing.
 std::vector<int64_t> list_checkpoints(const std::string& checkpoint_dir);
 /// Reads, of one checkpoint's folder, state.json and the arrays of training_state (`state` and `state_json` of the
-/// result; weights in diffusers' layout stay where they are). All pieces of all processes are there, mapped, not read:
-/// ArrayPieces::read gives any part. Throws io naming the file that is missing or damaged.
+/// result; weights in diffusers' layout stay where they are). All shards of all processes are there, mapped, not read:
+/// ShardedArray::read gives any part. Throws io naming the file that is missing or damaged.
 CheckpointContent read_training_state(const std::string& folder);
 inline CheckpointContent read_training_state(const std::string& checkpoint_dir, int64_t step) {
   return read_training_state(checkpoint_folder(checkpoint_dir, step));

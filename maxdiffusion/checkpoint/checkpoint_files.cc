@@ -25,8 +25,9 @@ constexpr int kRequests = 16;                          // at a time
 
 CheckpointFiles::CheckpointFiles(const std::string& folder) : folder_(folder), remote_(is_remote(folder)) {
   if (!remote_) return;
-  const size_t root = parts_of(below(folder, "")).path.size();
-  for (FoundFile& f : all_below(folder)) found_.emplace(parts_of(f.location).path.substr(root), std::move(f));
+  const size_t root = split_location(below(folder, "")).path.size();
+  for (FoundFile& f : list_all_files(folder))
+    found_.emplace(split_location(f.location).path.substr(root), std::move(f));
 }
 
 std::string CheckpointFiles::path_of(const std::string& name) const {

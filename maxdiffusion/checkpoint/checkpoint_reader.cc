@@ -51,7 +51,7 @@ bool CheckpointReader::add_component(const std::string& component) {
   const std::string prefix = array_of_weight(component, "");
   if (const auto there = arrays_.lower_bound(prefix); there != arrays_.end() && there->first.starts_with(prefix))
     return true;
-  PieceIndex weights;
+  ShardIndex weights;
   for (const std::string& name : checksums_.files().in(component)) {
     if (!name.ends_with(".safetensors")) continue;
     for (const auto& [tensor, a] : file(name).tensors())
@@ -74,10 +74,10 @@ void CheckpointReader::add_stack(const std::string& array, int64_t layers) {
     if (i == 0) stack.shape = expected;
     check(stack.shape == expected, Code::io, "read '{}': '{}' is {}, and others of its layers are of another shape",
           folder_, name, to_string(layer.shape));
-    for (FilePiece piece : layer.pieces) {
-      piece.slice = with_layer(piece.slice, i);
-      piece.layer = true;
-      stack.pieces.push_back(std::move(piece));
+    for (FileShard shard : layer.shards) {
+      shard.slice = with_layer(shard.slice, i);
+      shard.layer = true;
+      stack.shards.push_back(std::move(shard));
     }
   }
   arrays_[array] = std::move(stack);
@@ -106,17 +106,17 @@ const SafetensorsReader& CheckpointReader::file(const std::string& name) {
 }
 
 CheckpointReader::Tensor CheckpointReader::tensor(const std::string& array, const Shape& shape,
-                                                  const FilePiece& piece) {
-  const SafetensorsReader& reader = file(piece.file);
-  const auto found = reader.tensors().find(piece.tensor);
+                                                  const FileShard& shard) {
+  const SafetensorsReader& reader = file(shard.file);
+  const auto found = reader.tensors().find(shard.tensor);
   check(found != reader.tensors().end(), Code::io,
-        "read '{}': array '{}': '{}' should be in '{}', which does not hold it", index_, array, piece.tensor,
-        piece.file);
-  Shape expected{shape.dtype, piece.slice.size};
-  if (piece.layer) expected.dims.erase(expected.dims.begin());
+        "read '{}': array '{}': '{}' should be in '{}', which does not hold it", index_, array, shard.tensor,
+        shard.file);
+  Shape expected{shape.dtype, shard.slice.size};
+  if (shard.layer) expected.dims.erase(expected.dims.begin());
   check(found->second.shape() == expected, Code::io, "read '{}': array '{}': '{}' in '{}' is {}; expected {}", index_,
-        array, piece.tensor, piece.file, to_string(found->second.shape()), to_string(expected));
-  return {found->second.reshaped(piece.slice.size), reader.offset_of(piece.tensor)};
+        array, shard.tensor, shard.file, to_string(found->second.shape()), to_string(expected));
+  return {found->second.reshaped(shard.slice.size), reader.offset_of(shard.tensor)};
 }
 
 template <class F>
@@ -125,13 +125,13 @@ void CheckpointReader::each_stretch(const std::string& array, const Slice& part,
   check(part.within(indexed.shape.dims), Code::internal, "'{}': {} is not a part of {}", array, to_string(part),
         to_string(indexed.shape));
   const auto element = static_cast<int64_t>(size_of(indexed.shape.dtype));
-  for (const FilePiece& piece : indexed.pieces) {
-    const auto both = overlap(part, piece.slice);
+  for (const FileShard& shard : indexed.shards) {
+    const auto both = overlap(part, shard.slice);
     if (!both) continue;
-    const Tensor t = tensor(array, indexed.shape, piece);
-    each_run(*both, piece.slice, [&](int64_t first, int64_t count) {
+    const Tensor t = tensor(array, indexed.shape, shard);
+    each_run(*both, shard.slice, [&](int64_t first, int64_t count) {
       const uint64_t begin = t.offset + static_cast<uint64_t>(first * element);
-      take(piece, t.values, begin, begin + static_cast<uint64_t>(count * element));
+      take(shard, t.values, begin, begin + static_cast<uint64_t>(count * element));
     });
   }
 }
@@ -141,9 +141,9 @@ void CheckpointReader::fetch(const Parts& parts) {
   // What says how files are laid out is in their first chunks.
   std::set<std::string> files;
   for (const auto& [array, slices] : parts)
-    for (const FilePiece& piece : find(array).pieces)
-      if (std::ranges::any_of(slices, [&](const Slice& s) { return overlap(s, piece.slice).has_value(); }))
-        files.insert(piece.file);
+    for (const FileShard& shard : find(array).shards)
+      if (std::ranges::any_of(slices, [&](const Slice& s) { return overlap(s, shard.slice).has_value(); }))
+        files.insert(shard.file);
   std::vector<CheckpointFiles::Range> ranges;
   for (const std::string& name : files)
     if (!files_.contains(name) && checksums_.files().size(name)) ranges.push_back({name, 0, 1});
@@ -152,38 +152,38 @@ void CheckpointReader::fetch(const Parts& parts) {
   const uint64_t chunk = checksums_.chunk_bytes();
   for (const auto& [array, slices] : parts)
     for (const Slice& slice : slices)
-      each_stretch(array, slice, [&](const FilePiece& piece, const HostArray&, uint64_t begin, uint64_t end) {
+      each_stretch(array, slice, [&](const FileShard& shard, const HostArray&, uint64_t begin, uint64_t end) {
         // Stretches are many and short; those of a chunk, or of the next, are one range.
-        const bool goes_on = !ranges.empty() && ranges.back().name == piece.file && begin >= ranges.back().begin &&
+        const bool goes_on = !ranges.empty() && ranges.back().name == shard.file && begin >= ranges.back().begin &&
                              begin / chunk <= (ranges.back().end - 1) / chunk + 1;
         if (goes_on)
           ranges.back().end = std::max(ranges.back().end, end);
         else
-          ranges.push_back({piece.file, begin, end});
+          ranges.push_back({shard.file, begin, end});
       });
   checksums_.fetch(ranges);
 }
 
-ArrayPieces CheckpointReader::read(const std::string& array, const std::vector<Slice>& slices) {
+ShardedArray CheckpointReader::read(const std::string& array, const std::vector<Slice>& slices) {
   const IndexedArray& indexed = find(array);
   if (checksums_.files().remote()) fetch({{array, slices}});
-  ArrayPieces out{indexed.shape, {}}, here{indexed.shape, {}};
-  std::set<const FilePiece*> opened;
+  ShardedArray out{indexed.shape, {}}, here{indexed.shape, {}};
+  std::set<const FileShard*> opened;
   for (const Slice& slice : slices) {
-    each_stretch(array, slice, [&](const FilePiece& piece, const HostArray& values, uint64_t begin, uint64_t end) {
-      if (opened.insert(&piece).second) here.pieces.push_back({piece.slice, values});
-      checksums_.verify_bytes(piece.file, begin, end);
+    each_stretch(array, slice, [&](const FileShard& shard, const HostArray& values, uint64_t begin, uint64_t end) {
+      if (opened.insert(&shard).second) here.shards.push_back({shard.slice, values});
+      checksums_.verify_bytes(shard.file, begin, end);
     });
-    out.pieces.push_back({slice, here.read(slice)});
+    out.shards.push_back({slice, here.read(slice)});
   }
   return out;
 }
 
-ArrayPieces CheckpointReader::mapped(const std::string& array) {
+ShardedArray CheckpointReader::mapped(const std::string& array) {
   const IndexedArray& indexed = find(array);
-  ArrayPieces out{indexed.shape, {}};
-  for (const FilePiece& piece : indexed.pieces)
-    out.pieces.push_back({piece.slice, tensor(array, indexed.shape, piece).values});
+  ShardedArray out{indexed.shape, {}};
+  for (const FileShard& shard : indexed.shards)
+    out.shards.push_back({shard.slice, tensor(array, indexed.shape, shard).values});
   return out;
 }
 

@@ -1,5 +1,5 @@
 // One checkpoint, opened for reading parts of it: what arrays there are is known, and of their bytes those are read
-// that somebody asks for, from whatever files and pieces they lie in.
+// that somebody asks for, from whatever files and shards they lie in.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "maxdiffusion/checkpoint/checksums.h"
-#include "maxdiffusion/checkpoint/piece_files.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/shard_files.h"
 
 namespace md {
 
@@ -28,14 +28,14 @@ class CheckpointReader {
   /// On this machine; of ranges, in the bucket.
   const std::string& folder() const { return folder_; }
   const std::string& state_json() const { return state_json_; }
-  const PieceIndex& arrays() const { return arrays_; }
+  const ShardIndex& arrays() const { return arrays_; }
   bool contains(const std::string& array) const { return arrays_.contains(array); }
   const Shape& shape(const std::string& array) const { return find(array).shape; }
 
   /// For a run that goes on, which does not read them: warns of configs that were changed by hand.
   void warn_of_configs();
   /// Makes the weights of a component known as arrays "weights/<component>/<name>": those of the folder in diffusers'
-  /// layout, where the training state does not have them in pieces already. Returns whether there are any.
+  /// layout, where the training state does not have them in shards already. Returns whether there are any.
   bool add_component(const std::string& component);
   /// Makes the layers of `array`, in whose name one '*' stands for their numbers, known as one array with an axis for
   /// them.
@@ -45,14 +45,14 @@ class CheckpointReader {
   using Parts = std::vector<std::pair<std::string, std::vector<Slice>>>;
   void fetch(const Parts& parts);
   /// These parts of an array, borrowed from the file where that is possible.
-  ArrayPieces read(const std::string& array, const std::vector<Slice>& slices);
-  ArrayPieces read(const std::string& array) { return read(array, {Slice::all(shape(array).dims)}); }
+  ShardedArray read(const std::string& array, const std::vector<Slice>& slices);
+  ShardedArray read(const std::string& array) { return read(array, {Slice::all(shape(array).dims)}); }
   /// Pages of files that are mapped leave this process's memory; they come again when they are touched.
   void let_go_of_files() { checksums_.files().let_go(); }
   /// Of the files so far; each chunk that checksums are of counts whole, and once.
   uint64_t bytes_read() const { return checksums_.bytes_read(); }
-  /// All pieces of an array, mapped and compared with nothing.
-  ArrayPieces mapped(const std::string& array);
+  /// All shards of an array, mapped and compared with nothing.
+  ShardedArray mapped(const std::string& array);
 
  private:
   struct Tensor {
@@ -61,15 +61,15 @@ class CheckpointReader {
   };
   const IndexedArray& find(const std::string& array) const;
   const SafetensorsReader& file(const std::string& name);
-  Tensor tensor(const std::string& array, const Shape& shape, const FilePiece& piece);
-  /// Calls take(piece, its tensor, begin, end) for each stretch of bytes of the piece's file that a part lies in.
+  Tensor tensor(const std::string& array, const Shape& shape, const FileShard& shard);
+  /// Calls take(shard, its tensor, begin, end) for each stretch of bytes of the shard's file that a part lies in.
   template <class F>
   void each_stretch(const std::string& array, const Slice& part, F&& take);
 
   std::string origin_, folder_;
   Checksums checksums_;
   std::string state_json_, index_;
-  PieceIndex arrays_;
+  ShardIndex arrays_;
   std::map<std::string, SafetensorsReader> files_;
 };
 

@@ -48,11 +48,11 @@ struct Saved {
     const auto errors = as_processes(n, [&](const CheckpointProcesses& of) {
       const auto rows = [&](const HostArray& a) {
         const Slice s = part(a.dims(), 0, of.process, n);
-        return ArrayPieces(a.shape(), {{s, ArrayPieces(a).read(s)}});
+        return ShardedArray(a.shape(), {{s, ShardedArray(a).read(s)}});
       };
       CheckpointContent c;
       c.state["adam_m/unet/w"] = rows(moments);
-      c.state["step"] = of.process == 0 ? ArrayPieces(step) : ArrayPieces(step.shape(), {});
+      c.state["step"] = of.process == 0 ? ShardedArray(step) : ShardedArray(step.shape(), {});
       c.weights["unet"]["blocks.0.w"] = rows(layer0);
       c.weights["unet"]["blocks.1.w"] = rows(layer1);
       c.files["unet/config.json"] = "{}";
@@ -81,24 +81,24 @@ TEST(CheckpointReader, ReadsTheBytesOfThePartsThatAreAskedForAndNoOthers) {
   EXPECT_TRUE(reader.add_component("unet"));
   reader.add_stack("weights/unet/blocks.*.w", 2);
   // Rows 2 and 3 are the second process's; columns 2 and 3 are in all files.
-  EXPECT_TRUE(same(reader.read("adam_m/unet/w", {part({8, 6}, 0, 1, 4)}).pieces[0].values,
-                   ArrayPieces(s.moments).read(part({8, 6}, 0, 1, 4))));
+  EXPECT_TRUE(same(reader.read("adam_m/unet/w", {part({8, 6}, 0, 1, 4)}).shards[0].values,
+                   ShardedArray(s.moments).read(part({8, 6}, 0, 1, 4))));
   uint64_t expected = s.header("training_state/pieces-00001-of-00004.safetensors") + sizeof(float[2][6]);
   EXPECT_EQ(reader.bytes_read(), expected);
-  EXPECT_TRUE(same(reader.read("adam_m/unet/w", {part({8, 6}, 1, 1, 3)}).pieces[0].values,
-                   ArrayPieces(s.moments).read(part({8, 6}, 1, 1, 3))));
+  EXPECT_TRUE(same(reader.read("adam_m/unet/w", {part({8, 6}, 1, 1, 3)}).shards[0].values,
+                   ShardedArray(s.moments).read(part({8, 6}, 1, 1, 3))));
   for (int p : {0, 2, 3}) expected += s.header(fmt::format("training_state/pieces-0000{}-of-00004.safetensors", p));
   expected += sizeof(float[8 - 2][2]);  // two rows were there
   EXPECT_EQ(reader.bytes_read(), expected);
   // One row of each layer, as one array.
   const Slice row{{0, 7, 0}, {2, 1, 4}};
-  const ArrayPieces stack = reader.read("weights/unet/blocks.*.w", {row});
+  const ShardedArray stack = reader.read("weights/unet/blocks.*.w", {row});
   EXPECT_EQ(stack.shape, (Shape{DType::f32, {2, 8, 4}}));
   const Slice last{{7, 0}, {1, 4}};
-  EXPECT_TRUE(same(stack.pieces[0].values.reshaped({2, 4}), [&] {
+  EXPECT_TRUE(same(stack.shards[0].values.reshaped({2, 4}), [&] {
     HostArray both(Shape{DType::f32, {2, 4}});
-    std::memcpy(both.mutable_data(), ArrayPieces(s.layer0).read(last).data(), 16);
-    std::memcpy(both.mutable_data() + 16, ArrayPieces(s.layer1).read(last).data(), 16);
+    std::memcpy(both.mutable_data(), ShardedArray(s.layer0).read(last).data(), 16);
+    std::memcpy(both.mutable_data() + 16, ShardedArray(s.layer1).read(last).data(), 16);
     return both;
   }()));
   expected += sizeof(float[2][4]);
@@ -117,7 +117,7 @@ TEST(CheckpointReader, ReadsPartsOfWholeFilesToo) {
   const uint64_t headers = s.header("training_state/arrays.safetensors") + s.header(weights);
   EXPECT_EQ(reader.bytes_read(), headers);
   const Slice half = part({8, 4}, 0, 1, 2);
-  EXPECT_TRUE(same(reader.read("weights/unet/blocks.1.w", {half}).pieces[0].values, ArrayPieces(s.layer1).read(half)));
+  EXPECT_TRUE(same(reader.read("weights/unet/blocks.1.w", {half}).shards[0].values, ShardedArray(s.layer1).read(half)));
   EXPECT_EQ(reader.bytes_read(), headers + sizeof(float[4][4]));
   s.chunks_of(50);
   CheckpointReader coarse(s.folder);
@@ -184,12 +184,12 @@ TEST(CheckpointReader, ComparesWholeFilesWhereChecksumsAreOfThoseAlone) {
   for (auto& [name, file] : j["files"].items()) file.erase("chunks");
   write_file_atomic(list, j.dump());
   EXPECT_EQ(fault_of(s.folder, 0, 2) + fault_of(s.folder, 1, 2), "");
-  const std::string pieces = s.folder + "/training_state/pieces-00001-of-00002.safetensors";
-  std::string bytes = read_file(pieces);
+  const std::string shards = s.folder + "/training_state/pieces-00001-of-00002.safetensors";
+  std::string bytes = read_file(shards);
   bytes.back() ^= 1;
-  write_file_atomic(pieces, bytes);
+  write_file_atomic(shards, bytes);
   EXPECT_EQ(fault_of(s.folder, 0, 2), "") << "it does not open that file";
-  EXPECT_NE(fault_of(s.folder, 1, 2).find(pieces + "': its bytes are not"), std::string::npos);
+  EXPECT_NE(fault_of(s.folder, 1, 2).find(shards + "': its bytes are not"), std::string::npos);
 }
 
 }  // namespace

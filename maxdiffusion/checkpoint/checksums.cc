@@ -26,7 +26,7 @@ std::string_view bytes_of(const MappedFile& m, uint64_t begin, uint64_t end) {
 
 std::string hash_of_file(const std::string& path) {
   RunningHash all;
-  read_in_parts(path, kChunkBytes, [&](std::string_view part) { all.add(part); });
+  read_chunks(path, kChunkBytes, [&](std::string_view part) { all.add(part); });
   return all.digest();
 }
 
@@ -34,7 +34,7 @@ FileChecksum checksum_of_file(const std::string& path, uint64_t chunk_bytes) {
   FileChecksum sum;
   RunningHash all;
   const bool arrays = path.ends_with(".safetensors");
-  read_in_parts(path, chunk_bytes, [&](std::string_view chunk) {
+  read_chunks(path, chunk_bytes, [&](std::string_view chunk) {
     sum.bytes += chunk.size();
     all.add(chunk);
     if (arrays) sum.chunks.push_back(content_hash(chunk));  // while it is in the processor's cache
@@ -225,7 +225,7 @@ void verify_checksums(const std::string& folder, const std::string& part, Checks
   Checksums(folder).verify(part, which);
 }
 
-bool is_as_said(const std::string& path, const std::string& name, const std::string& checksums) {
+bool matches_checksums(const std::string& path, const std::string& name, const std::string& checksums) {
   const Json said = member(member(Json::parse(checksums, nullptr, false), "files"), name.c_str());
   std::error_code ec;
   return member(said, "bytes") == fs::file_size(path, ec) && !ec && member(said, "hash") == hash_of_file(path);

@@ -89,7 +89,7 @@ class Checksums {
 /// Checksums::verify.
 void verify_checksums(const std::string& folder, const std::string& part = "", ChecksumsOf which = ChecksumsOf::all);
 /// Whether the file `path` has the bytes that a text of checksums.json says `name` has.
-bool is_as_said(const std::string& path, const std::string& name, const std::string& checksums);
+bool matches_checksums(const std::string& path, const std::string& name, const std::string& checksums);
 /// verify_checksums for a component's folder, or a file in one, where that lies in a checkpoint.
 void verify_component(const std::string& path);
 

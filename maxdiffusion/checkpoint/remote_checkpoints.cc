@@ -17,9 +17,9 @@
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/checksums.h"
-#include "maxdiffusion/checkpoint/piece_files.h"
-#include "maxdiffusion/storage/repeater.h"
-#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/checkpoint/shard_files.h"
+#include "maxdiffusion/storage/local_cache.h"
+#include "maxdiffusion/storage/periodic_thread.h"
 #include "maxdiffusion/storage/write.h"
 
 namespace md {
@@ -35,9 +35,9 @@ using Steps = std::map<int64_t, std::map<std::string, FoundFile>>;
 
 Steps steps_in_bucket(const std::string& checkpoint_dir) {
   Steps steps;
-  const size_t root = parts_of(below(checkpoint_dir, "")).path.size();
-  for (FoundFile& f : all_below(checkpoint_dir)) {
-    const std::string path = parts_of(f.location).path.substr(root);
+  const size_t root = split_location(below(checkpoint_dir, "")).path.size();
+  for (FoundFile& f : list_all_files(checkpoint_dir)) {
+    const std::string path = split_location(f.location).path.substr(root);
     const size_t slash = std::min(path.find('/'), path.size());
     if (const auto step = step_of(path.substr(0, slash)); step && slash + 1 < path.size())
       steps[*step].emplace(path.substr(slash + 1), std::move(f));
@@ -115,14 +115,14 @@ void remove_strangers(const std::string& staging, int64_t processes) {
 
 void remove_from_bucket(const std::string& folder, bool committed) {
   if (committed) remove_file(below(folder, kState));
-  remove_below(folder);
+  remove_folder(folder);
 }
 
 }  // namespace
 
 std::vector<int64_t> bucket_checkpoints(const std::string& checkpoint_dir) {
   std::vector<int64_t> steps = whole(steps_in_bucket(checkpoint_dir));
-  const std::string local = staging(checkpoint_dir);
+  const std::string local = local_cache_path(checkpoint_dir);
   for (int64_t step : newer(local, waiting(local), steps)) steps.push_back(step);
   return steps;
 }
@@ -130,23 +130,23 @@ std::vector<int64_t> bucket_checkpoints(const std::string& checkpoint_dir) {
 std::string set_aside_in_bucket(const std::string& checkpoint_dir, int64_t step) {
   const std::string state = below(checkpoint_folder(checkpoint_dir, step), kState),
                     other = below(checkpoint_folder(checkpoint_dir, step), std::string(kState) + kDamaged);
-  const std::string local = staging(checkpoint_dir);
+  const std::string local = local_cache_path(checkpoint_dir);
   if (find_file(state)) {
     put_text(other, get_text(state));
     remove_file(state);
   }
   remove_file(marker(local, step));
-  remove_below(checkpoint_folder(local, step));
+  remove_folder(checkpoint_folder(local, step));
   return shown(other);
 }
 
 std::string local_checkpoint(const std::string& folder, CheckpointPart part, const std::string& component) {
   if (!is_remote(folder)) return folder;
-  std::string local = staging(folder);
+  std::string local = local_cache_path(folder);
   const std::string step = fs::path(local).filename();
   std::map<std::string, FoundFile> files;
-  const size_t root = parts_of(below(folder, "")).path.size();
-  for (FoundFile& f : all_below(folder)) files.emplace(parts_of(f.location).path.substr(root), f);
+  const size_t root = split_location(below(folder, "")).path.size();
+  for (FoundFile& f : list_all_files(folder)) files.emplace(split_location(f.location).path.substr(root), f);
   if (!files.contains(kState)) {
     const std::string dir = fs::path(local).parent_path();
     check(step_of(step) && exists(marker(dir, *step_of(step))) && exists(local + "/" + kState) && !part_of(local),
@@ -158,22 +158,23 @@ std::string local_checkpoint(const std::string& folder, CheckpointPart part, con
   if (const auto list = files.find(kChecksums); list != files.end()) checksums = get_text(list->second.location);
   if (const std::string here = local + "/" + kChecksums;
       checksums.empty() || !exists(here) || read_file(here) != checksums)
-    remove_below(local);
+    remove_folder(local);
   for (const auto& [name, found] : files) {
     const bool text = name.ends_with(".json"), state = name.starts_with("training_state/");
     const bool wanted = part == CheckpointPart::all || (state && text) ||
                         (part == CheckpointPart::model ? !state : name.starts_with(component + "/"));
     if (!wanted || name.ends_with(kDamaged)) continue;
     const std::string path = local + "/" + name;
-    if (!checksums.empty() && exists(path) && is_as_said(path, name, checksums)) continue;
+    if (!checksums.empty() && exists(path) && matches_checksums(path, name, checksums)) continue;
     get_file(found, path);
   }
   return local;
 }
 
 std::string own_staging(const std::string& checkpoint_dir, const CheckpointProcesses& of) {
-  const std::string local = staging(checkpoint_dir);
-  return of.leads() ? local : fmt::format("{}/{}{:05}-of-{:05}", local, kProcessFolder, of.process, of.processes);
+  const std::string local = local_cache_path(checkpoint_dir);
+  return of.is_coordinator() ? local
+                             : fmt::format("{}/{}{:05}-of-{:05}", local, kProcessFolder, of.process, of.processes);
 }
 
 std::string part_text(const std::string& token, int64_t processes) { return fmt::format("{} {}\n", token, processes); }
@@ -190,7 +191,7 @@ struct CheckpointUploads::Impl {
     bool cleared = false, told = false, all = false;
   };
   std::map<std::string, Upload> uploads;
-  std::unique_ptr<Repeater> repeater;  // ends first, since it uses the others
+  std::unique_ptr<PeriodicThread> thread;  // ends first, since it uses the others
 
   std::string folder(int64_t step) const { return checkpoint_folder(local, step); }
   std::string key_of(int64_t step) const {
@@ -224,7 +225,7 @@ struct CheckpointUploads::Impl {
       if (name == kIndex || name == kChecksums || name == kState || name == kPart || upload.files.contains(name))
         continue;
       const std::string file = from + "/" + name;
-      if (name.ends_with(".safetensors") && is_as_said(file, name, checksums))
+      if (name.ends_with(".safetensors") && matches_checksums(file, name, checksums))
         put_file_like(below(other, name), file, below(to, name));
       else
         put_file(file, below(to, name));
@@ -274,7 +275,7 @@ struct CheckpointUploads::Impl {
     std::vector<int64_t> all = waiting(local);
     for (size_t i = 0; keep > 0 && i + static_cast<size_t>(keep) < all.size(); ++i) {
       end(all[i]);
-      remove_below(folder(all[i]));
+      remove_folder(folder(all[i]));
     }
   }
 
@@ -283,13 +284,13 @@ struct CheckpointUploads::Impl {
     std::erase(older, newest);  // what was just put stays, whatever its number
     for (size_t i = 0; keep > 0 && i + static_cast<size_t>(keep) <= older.size(); ++i) {
       remove_from_bucket(checkpoint_folder(dir, older[i]), true);
-      if (!exists(marker(local, older[i]))) remove_below(folder(older[i]));
+      if (!exists(marker(local, older[i]))) remove_folder(folder(older[i]));
     }
   }
 
   /// Whether it waits for other processes.
   bool put_all() {
-    if (!of.leads()) return put_parts();
+    if (!of.is_coordinator()) return put_parts();
     trim_waiting();
     for (int64_t step : waiting(local))
       if (!put(step)) return true;
@@ -318,7 +319,7 @@ struct CheckpointUploads::Impl {
   }
   void drop(int64_t step) {
     uploads.erase(key_of(step));
-    remove_below(folder(step));
+    remove_folder(folder(step));
   }
 
   /// What `act` throws, in process 0 or in any; all processes throw it.
@@ -330,7 +331,7 @@ struct CheckpointUploads::Impl {
       trouble = e.what();
     }
     const std::vector<std::string> all = of.gather(trouble);
-    for (size_t p = 1; of.leads() && p < all.size(); ++p)
+    for (size_t p = 1; of.is_coordinator() && p < all.size(); ++p)
       if (trouble.empty() && !all[p].empty()) trouble = fmt::format("process {}: {}", p, all[p]);
     trouble = of.gather(trouble).front();
     if (!trouble.empty()) throw Error(Code::io, trouble);
@@ -342,7 +343,7 @@ struct CheckpointUploads::Impl {
       std::string next;  // in process 0: the step and what its write is called
       Steps steps;
       agree([&] {
-        if (!of.leads()) return;
+        if (!of.is_coordinator()) return;
         trim_waiting();
         const std::vector<int64_t> all = waiting(local);
         if (all.empty()) return;
@@ -356,33 +357,33 @@ struct CheckpointUploads::Impl {
       const nlohmann::json job = parse_json(next);
       const int64_t step = job.at("step");
       agree([&] {
-        const bool mine = of.leads() || (part_of(folder(step)) && key_of(step) == job.at("key"));
+        const bool mine = of.is_coordinator() || (part_of(folder(step)) && key_of(step) == job.at("key"));
         if (mine) put_files(step, steps);
       });
       agree([&] {
-        if (of.leads()) commit(step);
+        if (of.is_coordinator()) commit(step);
       });
     }
     // Whatever is here still is in the bucket, or was given up.
-    if (!of.leads())
+    if (!of.is_coordinator())
       for (const auto& [step, part] : parts_in(local)) drop(step);
   }
 };
 
-void put_what_waits(const std::string& checkpoint_dir, const CheckpointProcesses& of,
-                    const std::function<void()>& before_commit) {
+void flush_pending_uploads(const std::string& checkpoint_dir, const CheckpointProcesses& of,
+                           const std::function<void()>& before_commit) {
   CheckpointUploads::Impl u{checkpoint_dir, own_staging(checkpoint_dir, of), 0, before_commit, of, {}, nullptr};
   std::map<int64_t, std::string> own;
   std::vector<int64_t> in_bucket;
   u.agree([&] {
-    if (!of.leads()) {
+    if (!of.is_coordinator()) {
       for (const auto& [step, part] : parts_in(u.local)) own[step] = part.token;
       return;
     }
     in_bucket = whole(steps_in_bucket(checkpoint_dir));
   });
   const std::vector<std::string> told = of.gather(nlohmann::json(own).dump());
-  for (int64_t step : of.leads() ? waiting(u.local) : std::vector<int64_t>()) {
+  for (int64_t step : of.is_coordinator() ? waiting(u.local) : std::vector<int64_t>()) {
     const auto part = part_of(u.folder(step));
     const bool old = !in_bucket.empty() && step <= in_bucket.back();
     std::string why;
@@ -401,7 +402,7 @@ void put_what_waits(const std::string& checkpoint_dir, const CheckpointProcesses
       log_warning("checkpoint {} of an earlier run, which waits on this machine to be put into {}, is given up: {}",
                   step, shown(checkpoint_dir), why);
     u.end(step);
-    if (part) remove_below(u.folder(step));
+    if (part) remove_folder(u.folder(step));
   }
   u.put_together();
 }
@@ -416,9 +417,9 @@ CheckpointUploads::CheckpointUploads(const std::string& checkpoint_dir, int keep
                                         {},
                                         nullptr})) {
   Impl& u = *impl_;
-  remove_strangers(staging(checkpoint_dir), u.of.processes);
+  remove_strangers(local_cache_path(checkpoint_dir), u.of.processes);
   std::vector<int64_t> left;
-  if (u.of.leads()) {
+  if (u.of.is_coordinator()) {
     const Steps steps = steps_in_bucket(u.dir);
     const std::vector<int64_t> all = waiting(u.local);
     left = newer(u.local, all, whole(steps));
@@ -431,7 +432,7 @@ CheckpointUploads::CheckpointUploads(const std::string& checkpoint_dir, int keep
             "takes the processes that have made it",
             step, shown(u.dir));
       remove_file(marker(u.local, step));
-      if (part) remove_below(u.folder(step));
+      if (part) remove_folder(u.folder(step));
     }
     for (const auto& [step, files] : steps) {
       const bool damaged = files.contains(std::string(kState) + kDamaged);
@@ -441,33 +442,33 @@ CheckpointUploads::CheckpointUploads(const std::string& checkpoint_dir, int keep
     }
     for (int64_t step : left) log_info("checkpoint {} of an earlier run waits to be put into {}", step, shown(u.dir));
   }
-  u.repeater = std::make_unique<Repeater>(fmt::format("checkpoints for {} wait in '{}'", shown(u.dir), u.local),
-                                          kPeriod, [&u] { return u.put_all(); });
-  if (!left.empty()) u.repeater->poke();
+  u.thread = std::make_unique<PeriodicThread>(fmt::format("checkpoints for {} wait in '{}'", shown(u.dir), u.local),
+                                              kPeriod, [&u] { return u.put_all(); });
+  if (!left.empty()) u.thread->trigger();
 }
 
 CheckpointUploads::~CheckpointUploads() = default;
 
 void CheckpointUploads::announce(int64_t step) const {
-  if (!impl_->of.leads()) return;
+  if (!impl_->of.is_coordinator()) return;
   make_folders(impl_->local);
   write_file_atomic(marker(impl_->local, step), "");
 }
 
-void CheckpointUploads::between(const std::function<void()>& change) { impl_->repeater->between(change); }
+void CheckpointUploads::between(const std::function<void()>& change) { impl_->thread->while_idle(change); }
 
 void CheckpointUploads::add(int64_t step) {
   announce(step);  // what stood there before under this number may have been put meanwhile
-  impl_->repeater->poke();
+  impl_->thread->trigger();
 }
 
 void CheckpointUploads::finish() {
   Impl& u = *impl_;
   try {
     if (u.of.alone())
-      u.repeater->now();
+      u.thread->run_now();
     else
-      u.repeater->between([&] { u.put_together(); });
+      u.thread->while_idle([&] { u.put_together(); });
   } catch (Error& e) {
     const std::vector<int64_t> left = waiting(u.local);
     const std::string where =

@@ -1,7 +1,7 @@
 // Checkpoints in buckets: the same files. A bucket renames nothing, so the rule is another: training_state/state.json
 // is put last and removed first, and a checkpoint without it is none. Checkpoints are made in the folder of this
-// machine that stands for the bucket's (storage/staging.h), and put from there on a thread of its own. Until one is in
-// the bucket there is a file .waiting-<step> beside it, by which the next run of the same place finds it.
+// machine that stands for the bucket's (storage/local_cache.h), and put from there on a thread of its own. Until one is
+// in the bucket there is a file .waiting-<step> beside it, by which the next run of the same place finds it.
 //
 // Of several processes each makes what it holds on its own machine, and puts it from there; process 0 puts what says
 // that the checkpoint is whole when all others have said that theirs is there. They tell each other by keys of the
@@ -42,8 +42,8 @@ std::string part_text(const std::string& token, int64_t processes);
 
 /// Called by all processes before they ask which checkpoints there are: puts what an earlier run of as many has left
 /// waiting, if each still has its part of it, and removes it with a warning if not. Throws io where it cannot be put.
-void put_what_waits(const std::string& checkpoint_dir, const CheckpointProcesses& of,
-                    const std::function<void()>& before_commit);
+void flush_pending_uploads(const std::string& checkpoint_dir, const CheckpointProcesses& of,
+                           const std::function<void()>& before_commit);
 
 /// Puts checkpoints into a bucket, oldest first. Of those that wait, only the newest `keep` (0: all) stay, and as many
 /// are left in the bucket. What fails is tried again. Thread safe.
@@ -64,7 +64,7 @@ class CheckpointUploads {
   void finish();
 
  private:
-  friend void put_what_waits(const std::string&, const CheckpointProcesses&, const std::function<void()>&);
+  friend void flush_pending_uploads(const std::string&, const CheckpointProcesses&, const std::function<void()>&);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

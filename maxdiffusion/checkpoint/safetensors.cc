@@ -16,8 +16,8 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/checkpoint/piece_files.h"
 #include "maxdiffusion/checkpoint/safetensors_dtype.h"
+#include "maxdiffusion/checkpoint/shard_files.h"
 
 namespace md {
 namespace {
@@ -267,7 +267,7 @@ std::string find_in_folder(const std::string& folder) {
   auto first = [&](auto&& is) { return std::find_if(here.begin(), here.end(), is); };
   if (const fs::path checkpoint = fs::path(folder).parent_path(); exists(checkpoint / kIndex))
     throw e.note(
-        fmt::format("several processes wrote '{0}' in pieces; try: convert {0} FOLDER, which makes it a model "
+        fmt::format("several processes wrote '{0}' in shards; try: convert {0} FOLDER, which makes it a model "
                     "folder",
                     checkpoint.string()));
   if (auto f = first([](auto& s) { return s == "model_index.json"; }); f != here.end()) {

@@ -68,14 +68,14 @@ std::string listed(const std::vector<std::string>& names) {
 /// An array of a file, or what it is made of when read.
 struct Taken {
   HostArray array;
-  OtherName from = {};
+  WeightAlias from = {};
   Dims dims = {};                        // of what is made of it
   const WeightFormat* format = nullptr;  // of the array; null: it is plain
   std::vector<HostArray> beside = {};    // what the format reads it with
 
   HostArray read(DType type) const {
     const HostArray values = format ? format->dequantize(array, beside, from.whole()) : array;
-    const HostArray as_wanted = parts_of(values, from.part, from.parts).cast(type);
+    const HostArray as_wanted = select_parts(values, from.part, from.parts).cast(type);
     HostArray out = from.transposed ? transposed(as_wanted) : as_wanted.reshaped(dims);
     if (out.owner() != array.owner()) release_pages(array.data(), array.bytes());
     return out;
@@ -91,7 +91,7 @@ class Matcher {
 
   /// As the file holds it; an empty array, and a noted trouble, where the file cannot give it.
   Taken take(const std::string& name, const Shape& shape) {
-    const std::optional<OtherName> found = find(name);
+    const std::optional<WeightAlias> found = find(name);
     if (!found) {
       if (options_.misfits) options_.misfits->push_back({name, shape.dims, std::nullopt});
       missing_.push_back(name);
@@ -143,26 +143,26 @@ class Matcher {
 
  private:
   bool is_ignorable(const std::string& n) const {
-    const auto& beginnings = options_.other_names.unneeded;
+    const auto& beginnings = options_.weight_names.unneeded;
     return std::ranges::any_of(options_.ignorable, [&](auto& end) { return n.ends_with(end); }) || is_format_extra(n) ||
            std::ranges::any_of(beginnings, [&](auto& beginning) { return n.starts_with(beginning); }) ||
            (!prefixes_.empty() && std::ranges::none_of(prefixes_, [&](auto& p) { return n.starts_with(p); }));
   }
 
-  std::optional<OtherName> find(const std::string& name) const {
-    if (file_.tensors().contains(name)) return OtherName{.name = name};
+  std::optional<WeightAlias> find(const std::string& name) const {
+    if (file_.tensors().contains(name)) return WeightAlias{.name = name};
     for (const NameAlias& alias : options_.aliases)
       if (auto other = respelled(name, alias); other && file_.tensors().contains(*other))
-        return OtherName{.name = *other};
-    if (options_.other_names.of)
-      for (const OtherName& other : options_.other_names.of(name))
+        return WeightAlias{.name = *other};
+    if (options_.weight_names.of)
+      for (const WeightAlias& other : options_.weight_names.of(name))
         if (file_.tensors().contains(other.whole())) return other;
     return std::nullopt;
   }
 
   const SafetensorsReader& file_;
   const LoadOptions& options_;
-  std::set<std::string> unused_, prefixes_;  // of OtherName
+  std::set<std::string> unused_, prefixes_;  // of WeightAlias
   std::vector<std::string> missing_, other_shape_;
 };
 
@@ -204,17 +204,17 @@ Found find(Matcher& matcher, const WantedWeight& w) {
 /// A stack that is made for its first layer that is read, and let go of after as many as it has. Thread safe.
 class MadeStack {
  public:
-  explicit MadeStack(Piece piece) : piece_(std::move(piece)) {}
+  explicit MadeStack(Shard shard) : shard_(std::move(shard)) {}
   HostArray row(int64_t i) {
     const std::lock_guard lock(mutex_);
-    if (!values_) values_ = piece_.get(), left_ = piece_.slice.size[0];
+    if (!values_) values_ = shard_.get(), left_ = shard_.slice.size[0];
     const HostArray row = row_of(values_, i);
     if (--left_ == 0) values_ = {};
     return row;
   }
 
  private:
-  Piece piece_;
+  Shard shard_;
   std::mutex mutex_;
   HostArray values_;
   int64_t left_ = 0;
@@ -295,28 +295,28 @@ std::vector<std::string> weight_files(const SafetensorsReader& file, const std::
   return {files.begin(), files.end()};
 }
 
-NamedPieces unstacked(const std::string& name, const ArrayPieces& array) {
+NamedShards unstacked(const std::string& name, const ShardedArray& array) {
   const size_t star = name.find('*');
   if (star == std::string::npos) return {{name, array}};
   check(!array.shape.dims.empty(), Code::internal, "weight '{}': a stack of layers needs a leading size", name);
   auto rest = [](const std::vector<int64_t>& v) { return std::vector<int64_t>(v.begin() + 1, v.end()); };
   const Shape one{array.shape.dtype, rest(array.shape.dims)};
-  std::vector<ArrayPieces> layers(static_cast<size_t>(array.shape.dims[0]), ArrayPieces(one, {}));
-  for (const Piece& p : array.pieces) {
+  std::vector<ShardedArray> layers(static_cast<size_t>(array.shape.dims[0]), ShardedArray(one, {}));
+  for (const Shard& p : array.shards) {
     const Slice slice{rest(p.slice.start), rest(p.slice.size)};
     const std::shared_ptr<MadeStack> stack = p.make ? std::make_shared<MadeStack>(p) : nullptr;
     for (int64_t i = 0; i < p.slice.size[0]; ++i)
-      layers[static_cast<size_t>(p.slice.start[0] + i)].pieces.push_back(
-          stack ? Piece{slice, {}, [stack, i] { return stack->row(i); }} : Piece{slice, row_of(p.values, i)});
+      layers[static_cast<size_t>(p.slice.start[0] + i)].shards.push_back(
+          stack ? Shard{slice, {}, [stack, i] { return stack->row(i); }} : Shard{slice, row_of(p.values, i)});
   }
-  NamedPieces out;
+  NamedShards out;
   for (size_t i = 0; i < layers.size(); ++i)
     out.emplace(layer_name(name, star, static_cast<int64_t>(i)), std::move(layers[i]));
   return out;
 }
 
 HostArrays unstacked(const std::string& name, const HostArray& array) {
-  return as_arrays(unstacked(name, ArrayPieces(array)));
+  return as_arrays(unstacked(name, ShardedArray(array)));
 }
 
 }  // namespace md

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/base/other_name.h"
-#include "maxdiffusion/mesh/pieces.h"
+#include "maxdiffusion/base/weight_name_map.h"
+#include "maxdiffusion/mesh/shards.h"
 
 namespace md {
 
@@ -46,7 +46,7 @@ struct LoadOptions {
   bool allow_unused = false;  // for a file that holds more than this model
   /// Names of files of another program, tried last. Where they have a prefix, what the file holds under others is of
   /// other models.
-  OtherNames other_names = {};
+  WeightNameMap weight_names = {};
   bool keep_types = false;                 // of the file, not those wanted
   std::set<std::string>* taken = nullptr;  // gets the names of the file's tensors that were matched
   std::vector<Misfit>* misfits = nullptr;  // gets what does not fit, before the error is thrown
@@ -77,7 +77,7 @@ std::vector<std::string> weight_files(const SafetensorsReader& file, const std::
 /// The layers of a stacked array under their published names: "blocks.*.w" [n, …] → "blocks.0.w" […], …; they share the
 /// array's memory. A name without '*' comes back alone.
 HostArrays unstacked(const std::string& name, const HostArray& array);
-/// The layers of an array of which this process has pieces: all are named, some may have no pieces.
-NamedPieces unstacked(const std::string& name, const ArrayPieces& array);
+/// The layers of an array of which this process has shards: all are named, some may have no shards.
+NamedShards unstacked(const std::string& name, const ShardedArray& array);
 
 }  // namespace md

@@ -115,17 +115,17 @@ TEST_F(Weights, LayersAreStackedAndUnstacked) {
 }
 
 TEST(Unstacked, PiecesOfAStackArePiecesOfItsLayers) {
-  const ArrayPieces stack = counting({4, 2, 6}, 0);
+  const ShardedArray stack = counting({4, 2, 6}, 0);
   const Slice lower{{1, 0, 0}, {2, 2, 3}}, upper{{3, 0, 3}, {1, 2, 3}};
-  const NamedPieces layers =
-      unstacked("blocks.*.w", ArrayPieces(stack.shape, {{lower, stack.read(lower)}, {upper, stack.read(upper)}}));
+  const NamedShards layers =
+      unstacked("blocks.*.w", ShardedArray(stack.shape, {{lower, stack.read(lower)}, {upper, stack.read(upper)}}));
   ASSERT_EQ(layers.size(), 4u);
-  EXPECT_TRUE(layers.at("blocks.0.w").pieces.empty());
+  EXPECT_TRUE(layers.at("blocks.0.w").shards.empty());
   EXPECT_EQ(layers.at("blocks.0.w").shape.dims, (Dims{2, 6}));
   for (int64_t i : {1, 2, 3}) {
     const int64_t half = i == 3 ? 3 : 0;
-    const ArrayPieces& layer = layers.at("blocks." + std::to_string(i) + ".w");
-    ASSERT_EQ(layer.pieces.size(), 1u);
+    const ShardedArray& layer = layers.at("blocks." + std::to_string(i) + ".w");
+    ASSERT_EQ(layer.shards.size(), 1u);
     EXPECT_EQ(layer.read({{0, half}, {2, 3}}).to_doubles(), stack.read({{i, 0, half}, {1, 2, 3}}).to_doubles());
     EXPECT_THROW(layer.whole(), Error);
   }

@@ -127,7 +127,7 @@ struct Steps {
     if (of_sampling) {
       const SampleOptions o = planned_sampling(models, sampling_request(c, run), place.count());
       step.scope = o.scope;
-      compiling.lean = true;
+      compiling.minimize_memory = true;
       for (SamplingGraph& s : sampling_graphs(*models.family(), o, placed)) {
         names.push_back(s.denoiser);
         graphs.push_back({std::move(s.graph), std::move(s.params), {}, 0});
@@ -190,8 +190,9 @@ void print_report(const Steps& steps, const AheadOfTime& ahead, double flops) {
       products += fmt::format("{}{}: {}", products.empty() ? "" : ", ", types, n);
     fmt::print("products {}\n", products);
   }
-  if (ahead.pieces > 0)
-    fmt::print("pieces of program: {}, of which {} only change a type\n", ahead.pieces, ahead.type_changes);
+  if (ahead.instructions > 0)
+    fmt::print("instructions that the program starts: {}, of which {} only change a type\n", ahead.instructions,
+               ahead.type_changes);
   if (!ahead.turned.empty()) {
     double bytes = 0;
     for (const pjrt::Turned& t : ahead.turned) bytes += static_cast<double>(t.bytes) * t.times;

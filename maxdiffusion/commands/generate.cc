@@ -22,8 +22,8 @@
 #include "maxdiffusion/metrics/progress_bar.h"
 #include "maxdiffusion/run/write_media.h"
 #include "maxdiffusion/settings/ignored_keys.h"
-#include "maxdiffusion/storage/mirror.h"
-#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/local_cache.h"
+#include "maxdiffusion/storage/remote_sync.h"
 #include "maxdiffusion/storage/write.h"
 
 namespace md {
@@ -55,9 +55,9 @@ SampleProgress logged(const SampleRequest& request, const Family& family) {
 std::set<std::string> names_in(const std::string& folder) {
   std::set<std::string> names;
   if (is_remote(folder)) {
-    const std::string head = below(parts_of(folder).path, "");
-    for (const FoundFile& f : all_below(folder)) {
-      const std::string path = parts_of(f.location).path;
+    const std::string head = below(split_location(folder).path, "");
+    for (const FoundFile& f : list_all_files(folder)) {
+      const std::string path = split_location(f.location).path;
       if (path.starts_with(head)) names.insert(path.substr(head.size(), path.find('/', head.size()) - head.size()));
     }
     return names;
@@ -105,11 +105,11 @@ void generate_into(const std::string& folder, const std::string& place, const Ge
 void generate_to_place(const GeneratePlan& plan, const RunConfig& c) {
   const std::string& place = plan.folder;
   if (!is_remote(place)) return generate_into(place, place, plan, c);
-  const std::string here = staging(below(place, fmt::format(".generated-{}", ::getpid())));
+  const std::string here = local_cache_path(below(place, fmt::format(".generated-{}", ::getpid())));
   generate_into(here, place, plan, c);
-  Mirror({{here, place}}, {}).settle();
+  RemoteSync({{here, place}}, {}).settle();
   log_info("all of it is in {}", shown(place));
-  remove_below(here);
+  remove_folder(here);
 }
 
 }  // namespace

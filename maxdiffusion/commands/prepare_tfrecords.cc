@@ -13,8 +13,8 @@
 #include "maxdiffusion/run/model_components.h"
 #include "maxdiffusion/settings/compatibility.h"
 #include "maxdiffusion/settings/ignored_keys.h"
-#include "maxdiffusion/storage/mirror.h"
-#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/local_cache.h"
+#include "maxdiffusion/storage/remote_sync.h"
 #include "maxdiffusion/storage/write.h"
 
 namespace md {
@@ -122,11 +122,11 @@ int64_t prepare_tfrecords(const RunConfig& c) {
     log_warning("extracted_files_dir has no effect: .tar files are read where they lie");
   const std::string& place = c.tfrecords.tfrecords_dir;
   if (!is_remote(place)) return write_records(c, place);
-  check(all_below(place).empty(), Code::io, "'{}' holds something; name a new folder", shown(place));
-  const std::string here = staging(place);
-  remove_below(here);
+  check(list_all_files(place).empty(), Code::io, "'{}' holds something; name a new folder", shown(place));
+  const std::string here = local_cache_path(place);
+  remove_folder(here);
   const int64_t count = write_records(c, here);
-  Mirror({{here, place}}, {}).settle();
+  RemoteSync({{here, place}}, {}).settle();
   return count;
 }
 

@@ -50,10 +50,10 @@ OpenedRun open_models(const RunConfig& c, const RunInfo& run) {
 
 OpenedRun open_run(const RunConfig& c, const RunInfo& run) {
   const Phase phase("devices and model folder", run.timing_file);
-  processes().leader_first("model", [&] { model_on_this_machine(c.model.pretrained_model_name_or_path); });
+  processes().coordinator_first("model", [&] { model_on_this_machine(c.model.pretrained_model_name_or_path); });
   if (!c.dreambooth.instance_data_dir.empty()) {
     open_models(c, run);  // and closed: what generates has the devices for itself
-    processes().leader_first("class images", [&] { generate_class_images(c, run); });
+    processes().coordinator_first("class images", [&] { generate_class_images(c, run); });
   }
   OpenedRun opened = open_models(c, run);
   make_folders(run.folder + "/samples");
@@ -86,7 +86,7 @@ void run_loop(ModelComponents& models, const TrainPlan& plan, TrainingData data,
   LoopOptions o = plan.loop;
   o.constants = data.constants;
   o.initial = [&](const ParamTable& params) { return initial_values(models, plan, params); };
-  o.complete = [&](CheckpointContent& content, const ParamTable& params, const NamedPieces& trained) {
+  o.complete = [&](CheckpointContent& content, const ParamTable& params, const NamedShards& trained) {
     complete_checkpoint(models, plan, content, params, trained);
   };
   o.hooks = train_hooks(models, plan);

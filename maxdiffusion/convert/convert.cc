@@ -26,8 +26,8 @@
 #include "maxdiffusion/model_folder/match_weights.h"
 #include "maxdiffusion/run/lora_files.h"
 #include "maxdiffusion/storage/hub_cache.h"
-#include "maxdiffusion/storage/mirror.h"
-#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/local_cache.h"
+#include "maxdiffusion/storage/remote_sync.h"
 #include "maxdiffusion/storage/write.h"
 #include "maxdiffusion/train/step.h"
 
@@ -44,10 +44,10 @@ struct Part {
   std::string name;    // "unet"; empty: of a folder of one model
   std::string config;  // text of config.json
   std::string weights, stem;
-  OtherNames other_names;
+  WeightNameMap weight_names;
   ParamTable params;
   std::shared_ptr<OpenedWeights> opened;     // keeps the weights open until they are read
-  std::shared_ptr<CheckpointReader> pieces;  // where several processes wrote them; else null
+  std::shared_ptr<CheckpointReader> shards;  // where several processes wrote them; else null
 };
 
 /// All that is read.
@@ -85,8 +85,8 @@ FolderOptions options_of(const FolderKeys& k) {
           .single_file_config = k.single_file_config};
 }
 
-/// The checkpoint that a folder is, where it has a component's weights in pieces; else null.
-std::shared_ptr<CheckpointReader> pieces_of(const std::string& folder, const std::string& component) {
+/// The checkpoint that a folder is, where it has a component's weights in shards; else null.
+std::shared_ptr<CheckpointReader> shards_of(const std::string& folder, const std::string& component) {
   if (!exists(folder + "/" + kIndex)) return nullptr;
   auto reader = std::make_shared<CheckpointReader>(folder);
   const std::string prefix = array_of_weight(component, "");
@@ -95,18 +95,18 @@ std::shared_ptr<CheckpointReader> pieces_of(const std::string& folder, const std
 }
 
 /// A part of a checkpoint that several processes wrote.
-Part part_in_pieces(const std::string& name, const Component& c, ParamTable params,
-                    std::shared_ptr<CheckpointReader> pieces) {
+Part sharded_part(const std::string& name, const Component& c, ParamTable params,
+                  std::shared_ptr<CheckpointReader> shards) {
   for (const Param& p : params.params())
-    if (p.stacked > 0) pieces->add_stack(array_of_weight(name, p.path), p.stacked);
+    if (p.stacked > 0) shards->add_stack(array_of_weight(name, p.path), p.stacked);
   return {.name = name,
           .config = c.config_text,
           .weights = {},
           .stem = weights_stem(name),
-          .other_names = other_names(c),
+          .weight_names = weight_names(c),
           .params = std::move(params),
           .opened = {},
-          .pieces = std::move(pieces)};
+          .shards = std::move(shards)};
 }
 
 Part part_of(const std::string& name, const Component& c, const std::string& weights,
@@ -118,10 +118,10 @@ Part part_of(const std::string& name, const Component& c, const std::string& wei
           .config = c.config_text,
           .weights = weights,
           .stem = weights_stem(name),
-          .other_names = other_names(c),
+          .weight_names = weight_names(c),
           .params = std::move(params),
           .opened = opened,
-          .pieces = {}};
+          .shards = {}};
 }
 
 /// `weights`: empty: the component's own.
@@ -132,8 +132,8 @@ Part part_of(const ModelFolder& folder, const std::string& name, const std::stri
     for (const auto& [known, component] : folder.components()) names.push_back(known);
     fail(Code::invalid_config, "component '{}' is not one of: {}", name, fmt::join(names, ", "));
   }
-  if (auto pieces = pieces_of(folder.path(), name); pieces && weights.empty())
-    return part_in_pieces(name, found->second, folder.params(name), std::move(pieces));
+  if (auto shards = shards_of(folder.path(), name); shards && weights.empty())
+    return sharded_part(name, found->second, folder.params(name), std::move(shards));
   return part_of(name, found->second, weights.empty() ? found->second.weights : weights, folder.opened());
 }
 
@@ -180,8 +180,8 @@ Source open_source(const std::string& from, const ConvertKeys& k, const std::opt
 
 /// The weights that were trained, where a checkpoint's folder holds their averages.
 void replace_averages(const Source& s, const Part& part, ArraysToWrite& values, int64_t& replaced) {
-  const NamedPieces state = read_training_state(s.path).state;
-  for (const auto& [average, pieces] : state) {
+  const NamedShards state = read_training_state(s.path).state;
+  for (const auto& [average, shards] : state) {
     const std::string ema = state_prefix::kAverage, beginning = ema + part.name + "/";
     if (!average.starts_with(beginning)) continue;
     const std::string input = average.substr(ema.size());
@@ -197,19 +197,19 @@ void replace_averages(const Source& s, const Part& part, ArraysToWrite& values, 
   }
 }
 
-/// By published name; what is in pieces is put together when it is written.
+/// By published name; what is in shards is put together when it is written.
 ArraysToWrite stored(const Part& p) {
-  if (!p.pieces)
-    return open_each_stored(p.params, p.name, *p.opened->take(p.name, p.weights), p.weights, p.other_names);
+  if (!p.shards)
+    return open_each_stored(p.params, p.name, *p.opened->take(p.name, p.weights), p.weights, p.weight_names);
   ArraysToWrite out;
   const auto mutex = std::make_shared<std::mutex>();
   for (const Param& param : p.params.params())
     for (int64_t i = 0; i < std::max<int64_t>(param.stacked, 1); ++i) {
       const std::string path = param.stacked > 0 ? layer_path(param.path, i) : param.path;
       const std::string array = array_of_weight(p.name, path);
-      out[path] = {p.pieces->shape(array), [pieces = p.pieces, array, mutex] {
+      out[path] = {p.shards->shape(array), [shards = p.shards, array, mutex] {
                      const std::lock_guard lock(*mutex);
-                     return pieces->read(array).whole();
+                     return shards->read(array).whole();
                    }};
     }
   return out;
@@ -239,9 +239,9 @@ ArraysToWrite read(const Source& s, const Part& part, const ConvertKeys& k, int6
 }
 
 /// The layout's name for a parameter, behind `prefix`.
-OtherName original_of(const Part& part, const std::string& name, const std::string& prefix) {
-  if (part.other_names.of)
-    for (const OtherName& other : part.other_names.of(name))
+WeightAlias original_of(const Part& part, const std::string& name, const std::string& prefix) {
+  if (part.weight_names.of)
+    for (const WeightAlias& other : part.weight_names.of(name))
       if (other.prefix == prefix) return other;
   fail(Code::invalid_config, "{}: '{}' has no name in the original layout{}", part.name, name,
        prefix.empty() ? "" : " behind '" + prefix + "'");
@@ -255,7 +255,7 @@ void add_original(const Part& part, const ArraysToWrite& values, const std::stri
   };
   std::map<std::string, std::shared_ptr<Parts>> joined;
   for (const auto& [name, array] : values) {
-    const OtherName other = original_of(part, name, prefix);
+    const WeightAlias other = original_of(part, name, prefix);
     const std::string key = other.whole();
     Shape shape = array.shape;
     if (other.transposed) std::swap(shape.dims.at(0), shape.dims.at(1));
@@ -288,10 +288,10 @@ void add_original(const Part& part, const ArraysToWrite& values, const std::stri
 
 /// What a lone model's names begin with in a file: nothing where there are such files, else its usual prefix.
 std::string lone_prefix(const Part& part) {
-  const std::vector<OtherName> names =
-      part.other_names.of ? part.other_names.of(part.params.params().at(0).path) : std::vector<OtherName>();
+  const std::vector<WeightAlias> names =
+      part.weight_names.of ? part.weight_names.of(part.params.params().at(0).path) : std::vector<WeightAlias>();
   check(!names.empty(), Code::invalid_config, "{} has no original layout; write it with format=diffusers", part.name);
-  const bool bare = std::ranges::any_of(names, [](const OtherName& n) { return n.prefix.empty(); });
+  const bool bare = std::ranges::any_of(names, [](const WeightAlias& n) { return n.prefix.empty(); });
   return bare ? "" : names[0].prefix;
 }
 
@@ -386,12 +386,12 @@ ArraysToWrite stored_values(const ModelFolder& folder, const std::string& compon
 void convert(const std::string& given, const std::string& to, const ConvertKeys& k,
              const std::optional<LoraKeys>& loras) {
   if (is_remote(to)) {
-    check(all_below(to).empty(), Code::invalid_config, "'{}' is there already; remove it or give another name",
+    check(list_all_files(to).empty(), Code::invalid_config, "'{}' is there already; remove it or give another name",
           shown(to));
-    remove_below(staging(to));
-    make_folders(fs::path(staging(to)).parent_path());
-    convert(given, staging(to), k, loras);
-    return Mirror({{staging(to), to}}, {}).settle();
+    remove_folder(local_cache_path(to));
+    make_folders(fs::path(local_cache_path(to)).parent_path());
+    convert(given, local_cache_path(to), k, loras);
+    return RemoteSync({{local_cache_path(to), to}}, {}).settle();
   }
   const std::string from = copied(given);
   const bool single = k.format.empty() ? to.ends_with(".safetensors") : k.format == "single_file";

@@ -14,7 +14,7 @@
 #include "maxdiffusion/base/mapped_memory.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
-#include "maxdiffusion/lora/lora_thin.h"
+#include "maxdiffusion/lora/low_rank.h"
 #include "maxdiffusion/run/lora_files.h"
 
 namespace md {
@@ -77,7 +77,7 @@ Extracted extract(const ArraysToWrite& base, const ArraysToWrite& tuned, const E
       out.left.push_back(name), out.all += all;
       return;
     }
-    const ThinMatrices t = nearest_thin(d, rank);
+    const LowRankFactors t = truncated_svd(d, rank);
     const DType type = parse_float_dtype("dtype", k.dtype);
     const std::lock_guard lock(mutex);
     out.pairs[name] = {t.down.cast(type), t.up.cast(type), static_cast<double>(t.rank())};
@@ -166,7 +166,7 @@ void resize_lora(const std::string& from, const std::string& to, const ResizeKey
   int64_t largest = 0;
   parallel_for(std::ssize(file.pairs), [&](int64_t i, int) {
     const NamedPair& p = file.pairs[static_cast<size_t>(i)];
-    const ThinMatrices t = resized(p.pair, k.rank.value_or(p.pair.rank()), k.energy);
+    const LowRankFactors t = resized(p.pair, k.rank.value_or(p.pair.rank()), k.energy);
     // The product counts as before: alpha / rank stays.
     const double alpha = p.pair.alpha / static_cast<double>(p.pair.rank()) * static_cast<double>(t.rank());
     const DType type = k.dtype.empty() ? p.pair.down.dtype() : parse_float_dtype("dtype", k.dtype);

@@ -31,7 +31,7 @@ const Program& TextEncoder::program(int64_t clip_skip, int64_t batch) {
   for (const std::string& component : family_->spec().text_components()) {
     const HostArrays values = read_(params, component);
     place(devices_, made->second, values, arrays_);
-    weights_[component] = as_arrays(published(params, component, as_pieces(values)));
+    weights_[component] = as_arrays(published(params, component, as_shards(values)));
   }
   return made->second;
 }

@@ -66,7 +66,7 @@ HostArrays Family::tokenize(const std::vector<std::string>& captions) const {
   int64_t limit = 0;
   for (const TextEncoderSpec& e : spec_.text_encoders) {
     check(e.tokenizer != nullptr, Code::invalid_config, "a model folder given as texts has no tokenizers");
-    HostArray ids(Shape{DType::s32, {std::ssize(captions), e.max_tokens}}), mask = zeros_as(ids);
+    HostArray ids(Shape{DType::s32, {std::ssize(captions), e.max_tokens}}), mask = zeros_like(ids);
     auto id = ids.mutable_view<int32_t>().begin(), real = mask.mutable_view<int32_t>().begin();
     for (size_t i = 0; i < captions.size(); ++i, id += e.max_tokens, real += e.max_tokens) {
       bool truncated = false;

@@ -15,7 +15,7 @@ std::vector<std::string> lora_components(const Family& family) {
 
 LoraNames lora_names(const ModelFolder& folder, const Family& family) {
   LoraNames names{.denoisers = family.spec().denoisers};
-  for (const auto& [name, component] : folder.components()) names.others[name] = folder.other_names(name);
+  for (const auto& [name, component] : folder.components()) names.others[name] = folder.weight_names(name);
   return names;
 }
 

@@ -85,7 +85,7 @@ std::vector<std::string> random_weight_keys(const ModelKeys& k) {
 bool new_denoiser(const ModelKeys& keys) { return keys.train_new_unet || keys.train_new_flux; }
 
 ModelWeights::ModelWeights(const ModelFolder& folder, uint64_t seed) : opened_(folder.opened()), seed_(seed) {
-  for (const auto& [name, component] : folder.components()) other_names_[name] = folder.other_names(name);
+  for (const auto& [name, component] : folder.components()) other_names_[name] = folder.weight_names(name);
 }
 
 ModelWeights ModelWeights::for_training(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
@@ -182,10 +182,10 @@ std::vector<std::string> ModelWeights::linkable(const ParamTable& params, const 
   const std::string from = location(component);
   if (from.empty() || !std::filesystem::is_directory(from)) return {};
   const SafetensorsReader file = SafetensorsReader::open(from);
-  if (const OtherNames& others = other_names_.at(component); others.of) {
+  if (const WeightNameMap& others = other_names_.at(component); others.of) {
     const HostArrays& found = file.tensors();
     for (const std::string& name : published_names(params, component))
-      for (const OtherName& other : others.of(name))
+      for (const WeightAlias& other : others.of(name))
         if (!found.contains(name) && other.whole() != name && found.contains(other.whole())) return {};
   }
   std::vector<std::string> files = weight_files(file, from);
@@ -193,20 +193,20 @@ std::vector<std::string> ModelWeights::linkable(const ParamTable& params, const 
   return std::ranges::any_of(files, has_variant) ? std::vector<std::string>() : files;
 }
 
-std::function<NamedPieces()> ModelWeights::open(const ParamTable& params, const std::string& component,
+std::function<NamedShards()> ModelWeights::open(const ParamTable& params, const std::string& component,
                                                 bool keep_types) const {
   if (const auto given = given_.find(component); given != given_.end())
-    return [&params, component, &values = given->second] { return as_pieces(of_component(params, component, values)); };
+    return [&params, component, &values = given->second] { return as_shards(of_component(params, component, values)); };
   if (const std::string files = location(component); !files.empty())
     return [read = open_component(params, component, *opened_->take(component, files), files,
-                                  other_names_.at(component), keep_types)] { return as_pieces(read()); };
+                                  other_names_.at(component), keep_types)] { return as_shards(read()); };
   return [&params, component, slices = slices_, seed = seed_] {
-    NamedPieces out;
+    NamedShards out;
     for (const Param& p : params.params()) {
       if (p.model != component) continue;
-      std::vector<Piece> pieces;
-      for (const Slice& slice : slices(p)) pieces.push_back({slice, initial_value(p, seed, slice)});
-      out[p.input] = {p.shape, std::move(pieces)};
+      std::vector<Shard> shards;
+      for (const Slice& slice : slices(p)) shards.push_back({slice, initial_value(p, seed, slice)});
+      out[p.input] = {p.shape, std::move(shards)};
     }
     return out;
   };
@@ -227,7 +227,7 @@ HostArrays of_component(const ParamTable& params, const std::string& component, 
 
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
                                            const SafetensorsReader& file, const std::string& path,
-                                           const OtherNames& other_names, bool keep_types) {
+                                           const WeightNameMap& weight_names, bool keep_types) {
   std::vector<const Param*> own;
   std::vector<WantedWeight> wanted;
   for (const Param& p : params.params())
@@ -236,7 +236,7 @@ std::function<HostArrays()> open_component(const ParamTable& params, const std::
       wanted.push_back({p.path, p.shape});
     }
   if (own.empty()) return [] { return HostArrays(); };
-  return [own, read = open_weights(file, path, wanted, {.other_names = other_names, .keep_types = keep_types})] {
+  return [own, read = open_weights(file, path, wanted, {.weight_names = weight_names, .keep_types = keep_types})] {
     HostArrays out, found = read();
     for (const Param* p : own) out[p->input] = found.at(p->path);
     return out;
@@ -244,15 +244,15 @@ std::function<HostArrays()> open_component(const ParamTable& params, const std::
 }
 
 ArraysToWrite open_each_stored(const ParamTable& params, const std::string& component, const SafetensorsReader& file,
-                               const std::string& path, const OtherNames& other_names) {
+                               const std::string& path, const WeightNameMap& weight_names) {
   std::vector<WantedWeight> wanted;
   for (const Param& p : params.params())
     if (p.model == component) wanted.push_back({p.path, p.shape});
-  return open_each_weight(file, path, wanted, {.other_names = other_names, .keep_types = true});
+  return open_each_weight(file, path, wanted, {.weight_names = weight_names, .keep_types = true});
 }
 
-NamedPieces published(const ParamTable& params, const std::string& component, const NamedPieces& values) {
-  NamedPieces out;
+NamedShards published(const ParamTable& params, const std::string& component, const NamedShards& values) {
+  NamedShards out;
   for (const Param& p : params.params())
     if (p.model == component) out.merge(unstacked(p.path, values.at(p.input)));
   return out;

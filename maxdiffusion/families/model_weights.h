@@ -10,7 +10,7 @@
 #include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/families/family.h"
-#include "maxdiffusion/mesh/pieces.h"
+#include "maxdiffusion/mesh/shards.h"
 
 namespace md {
 
@@ -104,7 +104,7 @@ class ModelWeights {
   /// Throws io now where there are no weights, or naming every missing, unused or misshapen tensor; reads or draws when
   /// the result is called. The table must live until then. Values have the table's storage types.
   /// keep_types: values that come from files have the files' types.
-  std::function<NamedPieces()> open(const ParamTable& params, const std::string& component,
+  std::function<NamedShards()> open(const ParamTable& params, const std::string& component,
                                     bool keep_types = false) const;
   HostArrays read(const ParamTable& params, const std::string& component) const {
     return as_arrays(open(params, component)());
@@ -117,7 +117,7 @@ class ModelWeights {
   void check_sizes(const ModelFolder& folder) const;
 
   std::map<std::string, std::string> locations_;  // components without one are random
-  std::map<std::string, OtherNames> other_names_;
+  std::map<std::string, WeightNameMap> other_names_;
   std::map<std::string, HostArrays> given_;
   std::shared_ptr<OpenedWeights> opened_;
   SlicesOf slices_ = [](const Param& p) { return std::vector<Slice>{Slice::all(p.shape.dims)}; };
@@ -131,14 +131,14 @@ std::string component_files(const std::string& name, const std::string& componen
 /// The values, out of those of several components, of this component's parameters, in their storage types.
 HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all);
 /// Matches what `file`, opened at `path`, holds with the component's parameters now; the result reads it. Throws as
-/// ModelWeights::open does. `other_names`: of the component's class.
+/// ModelWeights::open does. `weight_names`: of the component's class.
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
                                            const SafetensorsReader& file, const std::string& path,
-                                           const OtherNames& other_names = {}, bool keep_types = false);
+                                           const WeightNameMap& weight_names = {}, bool keep_types = false);
 /// Likewise, but each array by itself, by published name and of the file's type (open_each_weight).
 ArraysToWrite open_each_stored(const ParamTable& params, const std::string& component, const SafetensorsReader& file,
-                               const std::string& path, const OtherNames& other_names = {});
+                               const std::string& path, const WeightNameMap& weight_names = {});
 /// Parameters under their published names: a stacked parameter becomes one array per layer.
-NamedPieces published(const ParamTable& params, const std::string& component, const NamedPieces& values);
+NamedShards published(const ParamTable& params, const std::string& component, const NamedShards& values);
 
 }  // namespace md

@@ -57,7 +57,7 @@ class OriginalNames : public testing::Test {
   HostArrays renamed(const std::string& prefix) const {
     const ModelFolder opened = folder();
     const Component& c = opened.components().at("transformer");
-    const OtherNames others = find_model_class(c.class_name)->other_names(c.config);
+    const WeightNameMap others = find_model_class(c.class_name)->weight_names(c.config);
     HostArrays out;
     for (const auto& [name, value] : values_) out[prefix + others.of(name).front().name] = value;
     return out;
@@ -138,7 +138,7 @@ TEST(WanAutoencoder, IsReadTheSameToTheBitUnderItsOriginalNames) {
     const std::string golden = MD_SOURCE_DIR "/tests/golden/wan_vae_" + version;
     const ModelClass* known = find_model_class("AutoencoderKLWan");
     const std::any config = known->read(parse_json(read_file(golden + "/config.json")));
-    const OtherNames names = known->other_names(config);
+    const WeightNameMap names = known->weight_names(config);
     Graph g;
     ParamTable params;
     known->trace(Scope(g, params, "vae"), config);

@@ -13,7 +13,7 @@
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/model_folder/single_file.h"
-#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/write.h"
 
 namespace md {
@@ -65,7 +65,7 @@ std::string newest_checkpoint(const std::string& from) {
 std::string model_on_this_machine(const std::string& given) {
   std::string model = newest_checkpoint(given);
   if (!is_remote(model)) return model;
-  log_info("the model of {} is kept in '{}' on this machine", shown(model), staging(model));
+  log_info("the model of {} is kept in '{}' on this machine", shown(model), local_cache_path(model));
   return find_file(below(model, kState)) ? local_checkpoint(model, CheckpointPart::model) : local_copy(model);
 }
 

@@ -14,7 +14,7 @@ using Noise = std::function<std::vector<float>(size_t n)>;
 
 /// A latent sampled and scaled, a batch of one.
 HostArray scaled_latent(const FamilySpec& spec, const HostArray& moments, const Noise& noise) {
-  return spec.autoencoder->latent_scale.apply(drawn_latent(moments, noise));
+  return spec.autoencoder->latent_scale.apply(sample_latent(moments, noise));
 }
 
 /// Mean and log-variance, unscaled. Source of these formats: MaxDiffusion's feature descriptions.
@@ -109,7 +109,7 @@ class FluxRecords final : public RecordFormat {
     const HostArray tokens = with_axes(z.reshaped({rows, patch, columns, patch, c}), {0, 2, 4, 1, 3});
     const HostArray& text = conditioning.at("prompt_embeds");
     return {{"pixel_values", tokens.reshaped({rows * columns, c * patch * patch}).cast(DType::bf16)},
-            {"input_ids", zeros_as(HostArray(Shape{DType::bf16, {text.dims()[0], 3}}))},
+            {"input_ids", zeros_like(HostArray(Shape{DType::bf16, {text.dims()[0], 3}}))},
             {"text_embeds", text},
             {"prompt_embeds", conditioning.at("pooled_projections")},
             {"img_ids", positions}};

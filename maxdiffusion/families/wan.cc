@@ -110,7 +110,7 @@ class WanImages final : public ImageConditioning {
     const int64_t frames = first_frame_ ? 1 : size.frames;
     check(std::ssize(images) <= frames, Code::invalid_config, "num_frames is {}; {} images need as many at least",
           size.frames, images.size());
-    HostArray video = zeros_as(HostArray(Shape{DType::f32, {frames, size.height, size.width, 3}}));
+    HostArray video = zeros_like(HostArray(Shape{DType::f32, {frames, size.height, size.width, 3}}));
     for (size_t i = 0; i < images.size(); ++i)
       std::ranges::transform(images[i].view<uint8_t>(),
                              video.mutable_view<float>().end() - (i == 0 ? frames : 1) * size.height * size.width * 3,

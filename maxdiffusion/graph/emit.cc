@@ -218,7 +218,7 @@ std::vector<Value> EmitCtx::emit_call(const CustomCall& call, const std::vector<
   return printer_.block_.add_call(call, operands, printer_.loc_, printer_.next_);
 }
 
-bool EmitCtx::is_of_call(int i) const { return printer_.block_.is_of_call(in(i)); }
+bool EmitCtx::is_call_result(int i) const { return printer_.block_.is_call_result(in(i)); }
 
 std::string EmitCtx::region(const std::vector<Shape>& arguments,
                             const std::function<std::vector<Value>(EmitCtx&, const std::vector<Value>&)>& fill,

@@ -49,7 +49,7 @@ class EmitCtx {
   /// Prints the call and returns its results.
   std::vector<Value> emit_call(const CustomCall& call, const std::vector<Value>& operands);
   /// Whether input i comes from a call that may be joined with its neighbours.
-  bool is_of_call(int i) const;
+  bool is_call_result(int i) const;
   /// Text of a region `({ ^bb0(args): … "terminator"(results) })`; `fill` prints the block and returns the operands of
   /// its terminator. An isolated region uses nothing from outside, constants included.
   std::string region(const std::vector<Shape>& arguments,

@@ -168,7 +168,7 @@ std::vector<Value> Statements::add_call(const CustomCall& call, const std::vecto
   append(text_, names_of(out), "stablehlo.custom_call", operands, call.results, attributes_of(call, operands),
          location);
   s.end = text_.size();
-  if (!call.joined_by.empty()) {
+  if (!call.fused_by.empty()) {
     s.call = static_cast<int>(calls_.size());
     for (int i = 0; i < s.results; ++i) of_calls_.insert(s.first + i);
     calls_.push_back({call, operands, out, std::string(location)});
@@ -177,7 +177,7 @@ std::vector<Value> Statements::add_call(const CustomCall& call, const std::vecto
   return out;
 }
 
-bool Statements::is_of_call(const Value& v) const { return of_calls_.contains(number_of(v)); }
+bool Statements::is_call_result(const Value& v) const { return of_calls_.contains(number_of(v)); }
 
 std::vector<int> Statements::uses() const {
   std::vector<int> all;
@@ -263,7 +263,7 @@ class Statements::Joining {
       const bool waits = any(of_behind);
       if (x.call != kNone) {
         if (waits || members.size() == kMost ||
-            (!members.empty() && call(members[0]).call.joined_by != call(s).call.joined_by))
+            (!members.empty() && call(members[0]).call.fused_by != call(s).call.fused_by))
           close();
         members.push_back(s);
         for (int i = 0; i < x.results; ++i) of_run.insert(x.first + i);
@@ -312,7 +312,7 @@ class Statements::Joining {
         }
       }
     }
-    CustomCall joined{.target = std::string(call(members[0]).call.joined_by), .results = {}, .backend_config = {}};
+    CustomCall joined{.target = std::string(call(members[0]).call.fused_by), .results = {}, .backend_config = {}};
     if (turns.bytes() > 0) results.push_back({"%" + std::to_string(next_number_++), Shape{DType::u8, {turns.bytes()}}});
     for (const Value& v : results) joined.results.push_back(v.shape);
     const int shared = static_cast<int>(operands.size() + results.size()) - 1;

@@ -28,8 +28,9 @@ struct CustomCall {
   std::vector<Axes> layouts = {};  // of each result, axes from the fastest to the slowest; empty: row-major
   bool has_side_effect = false;
   std::vector<std::pair<int, int>> in_place = {};  // (result, operand): the result is written over the operand
-  /// The handler that can make this call among others (kRunKernel in kernels/kernels.h); empty: it stays by itself.
-  std::string_view joined_by = {};
+  /// The handler that can make this call among others (kFusedCallsKernel in kernels/kernels.h); empty: it stays by
+  /// itself.
+  std::string_view fused_by = {};
 };
 
 /// "tensor<2x3xf32>" behind `text`.
@@ -50,9 +51,9 @@ class Statements {
                               int& next_number);
 
   /// Whether the value is, or shows under other dims, the result of a call that may be joined.
-  bool is_of_call(const Value& v) const;
+  bool is_call_result(const Value& v) const;
 
-  /// The text of all. Calls with one `joined_by` between which no other statement must stand are one call of it;
+  /// The text of all. Calls with one `fused_by` between which no other statement must stand are one call of it;
   /// results that only calls of the same run read take turns in a part of memory that is the run's last result. Where
   /// any are joined, statements that nothing uses are left out.
   std::string text(int& next_number) const;

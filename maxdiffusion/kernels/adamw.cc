@@ -74,12 +74,12 @@ MD_VECTORIZED void average(float keep, const float* __restrict p, float* __restr
 
 /// Partial sums are added in order, so that the result does not depend on which thread did what.
 double total_of_squares(ffi::ThreadPool& pool, const Arrays& arrays, float max_value) {
-  const auto pieces = pieces_of(arrays.sizes);
-  std::vector<double> sums(pieces.size());
-  parallel_for(pool, static_cast<int64_t>(pieces.size()), [&](int64_t i) {
-    const Piece& piece = pieces[static_cast<size_t>(i)];
-    const float* data = static_cast<const float*>(arrays.data[piece.array]) + piece.start;
-    sums[static_cast<size_t>(i)] = sum_of_squares(data, piece.size, max_value);
+  const auto chunks = chunks_of(arrays.sizes);
+  std::vector<double> sums(chunks.size());
+  parallel_for(pool, static_cast<int64_t>(chunks.size()), [&](int64_t i) {
+    const Chunk& chunk = chunks[static_cast<size_t>(i)];
+    const float* data = static_cast<const float*>(arrays.data[chunk.array]) + chunk.start;
+    sums[static_cast<size_t>(i)] = sum_of_squares(data, chunk.size, max_value);
   });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
@@ -97,13 +97,13 @@ ffi::Error sum_of_squares_kernel(ffi::ThreadPool pool, ffi::RemainingArgs args, 
 }
 
 void update_all(ffi::ThreadPool& pool, const Options& o, const Scalars& s, const std::vector<Arrays>& lists) {
-  const auto pieces = pieces_of(lists[0].sizes);
-  parallel_for(pool, static_cast<int64_t>(pieces.size()), [&](int64_t i) {
-    const Piece& piece = pieces[static_cast<size_t>(i)];
+  const auto chunks = chunks_of(lists[0].sizes);
+  parallel_for(pool, static_cast<int64_t>(chunks.size()), [&](int64_t i) {
+    const Chunk& chunk = chunks[static_cast<size_t>(i)];
     constexpr int64_t kInCache = 1 << 13;  // of the first level, when the average reads what was just written
-    for (int64_t at = 0; at < piece.size; at += kInCache) {
-      const int64_t n = std::min(kInCache, piece.size - at);
-      auto part = [&](size_t list) { return static_cast<float*>(lists[list].data[piece.array]) + piece.start + at; };
+    for (int64_t at = 0; at < chunk.size; at += kInCache) {
+      const int64_t n = std::min(kInCache, chunk.size - at);
+      auto part = [&](size_t list) { return static_cast<float*>(lists[list].data[chunk.array]) + chunk.start + at; };
       update(o, s, part(0), part(1), part(2), part(3), n);
       if (lists.size() > 4) average(s.keep, part(1), part(4), n);
     }

@@ -1,4 +1,4 @@
-// Shared by kernels over lists of arrays: addresses, elements as float, and pieces of work for threads.
+// Shared by kernels over lists of arrays: addresses, elements as float, and chunks of work for threads.
 #pragma once
 
 #include <xla/ffi/api/ffi.h>
@@ -20,18 +20,18 @@ inline float load(uint16_t v) { return std::bit_cast<float>(uint32_t{v} << 16); 
 inline void store(float& to, float v) { to = v; }
 inline void store(uint16_t& to, float v) { to = float_to_bf16(v); }
 
-struct Piece {
+struct Chunk {
   size_t array;
   int64_t start, size;
 };
 
-/// A quarter of a second-level cache per array and piece.
-inline std::vector<Piece> pieces_of(const std::vector<int64_t>& sizes) {
-  constexpr int64_t kPiece = 1 << 16;  // elements
-  std::vector<Piece> pieces;
+/// A quarter of a second-level cache per array and chunk.
+inline std::vector<Chunk> chunks_of(const std::vector<int64_t>& sizes) {
+  constexpr int64_t kChunk = 1 << 16;  // elements
+  std::vector<Chunk> chunks;
   for (size_t a = 0; a < sizes.size(); ++a)
-    for (int64_t at = 0; at < sizes[a]; at += kPiece) pieces.push_back({a, at, std::min(kPiece, sizes[a] - at)});
-  return pieces;
+    for (int64_t at = 0; at < sizes[a]; at += kChunk) chunks.push_back({a, at, std::min(kChunk, sizes[a] - at)});
+  return chunks;
 }
 
 /// Addresses and sizes of a run of operands.

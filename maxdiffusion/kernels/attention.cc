@@ -187,7 +187,7 @@ MD_VECTORIZED void divide_rows(int64_t rows, int64_t d, const float* sum, float*
   }
 }
 
-/// T: of the arrays; E: of the products' operands. A piece is a head, or a run of its queries, for as many pieces as
+/// T: of the arrays; E: of the products' operands. A chunk is a head, or a run of its queries, for as many chunks as
 /// keep the threads busy: each makes its own copies of keys and values.
 template <class T, class E>
 ffi::Error attention(ffi::ThreadPool& pool, const Problem& p, const T* q, const T* k, const T* v, T* y, float* lse) {
@@ -267,8 +267,8 @@ struct Gradient {
   T *dq, *dk, *dv;
 };
 
-/// A piece is a head, or a run of its keys where heads are few: then it adds to a dq of its own, and those are summed
-/// in order. How many pieces there are depends on the shapes alone, so the result does not depend on the threads.
+/// A chunk is a head, or a run of its keys where heads are few: then it adds to a dq of its own, and those are summed
+/// in order. How many chunks there are depends on the shapes alone, so the result does not depend on the threads.
 template <class T, class E>
 ffi::Error attention_grad(ffi::ThreadPool& pool, const Problem& p, const Gradient<T>& g) {
   const Blocks queries(p.lq, kQueries<E>), keys(p.lk, kKeys);

@@ -12,7 +12,7 @@
 namespace md {
 namespace {
 
-constexpr int64_t kRows = 128;  // of a piece, which is summed in float
+constexpr int64_t kRows = 128;  // of a chunk, which is summed in float
 
 template <class T>
 MD_VECTORIZED void add_rows(const T* x, int64_t rows, int64_t width, float* sums) {
@@ -24,16 +24,16 @@ MD_VECTORIZED void add_rows(const T* x, int64_t rows, int64_t width, float* sums
 
 template <class T>
 void sum(ffi::ThreadPool& pool, const T* x, int64_t groups, int64_t rows, int64_t width, float* y) {
-  const int64_t pieces = (rows + kRows - 1) / kRows;
-  std::vector<float> sums(static_cast<size_t>(groups * pieces * width));
-  parallel_for(pool, groups * pieces, [&](int64_t i) {
-    const int64_t first = i % pieces * kRows;
-    add_rows(x + (i / pieces * rows + first) * width, std::min(kRows, rows - first), width, sums.data() + i * width);
+  const int64_t chunks = (rows + kRows - 1) / kRows;
+  std::vector<float> sums(static_cast<size_t>(groups * chunks * width));
+  parallel_for(pool, groups * chunks, [&](int64_t i) {
+    const int64_t first = i % chunks * kRows;
+    add_rows(x + (i / chunks * rows + first) * width, std::min(kRows, rows - first), width, sums.data() + i * width);
   });
   std::vector<double> totals(static_cast<size_t>(width));
   for (int64_t g = 0; g < groups; ++g, y += width) {
     std::ranges::fill(totals, 0.0);
-    for (int64_t i = g * pieces; i < (g + 1) * pieces; ++i)
+    for (int64_t i = g * chunks; i < (g + 1) * chunks; ++i)
       for (int64_t c = 0; c < width; ++c)
         totals[static_cast<size_t>(c)] += static_cast<double>(sums[static_cast<size_t>(i * width + c)]);
     for (int64_t c = 0; c < width; ++c) y[c] = static_cast<float>(totals[static_cast<size_t>(c)]);

@@ -387,9 +387,9 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, T* x, float* w, T* y) 
       done += own.batch;
     }
   });
-  constexpr size_t kPiece = 1 << 15;
-  parallel_for(pool, static_cast<int64_t>((size + kPiece - 1) / kPiece), [&](int64_t piece) {
-    const size_t from = static_cast<size_t>(piece) * kPiece, to = std::min(size, from + kPiece);
+  constexpr size_t kChunk = 1 << 15;
+  parallel_for(pool, static_cast<int64_t>((size + kChunk - 1) / kChunk), [&](int64_t chunk) {
+    const size_t from = static_cast<size_t>(chunk) * kChunk, to = std::min(size, from + kChunk);
     for (size_t k = 0; k + 1 < parts.size(); ++k)
       for (size_t j = from; j < to; ++j) w[j] += sums[k * size + j];
   });
@@ -397,11 +397,11 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, T* x, float* w, T* y) 
 
 /// Weights of bf16 in f32.
 std::unique_ptr<float[]> widened(ffi::ThreadPool& pool, const uint16_t* w, int64_t n) {
-  constexpr int64_t kPiece = 1 << 16;
+  constexpr int64_t kChunk = 1 << 16;
   auto wide = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(n));
-  parallel_for(pool, (n + kPiece - 1) / kPiece, [&](int64_t i) {
-    const int64_t from = i * kPiece;
-    widen(w + from, 1, std::min(kPiece, n - from), 0, wide.get() + from, 0);
+  parallel_for(pool, (n + kChunk - 1) / kChunk, [&](int64_t i) {
+    const int64_t from = i * kChunk;
+    widen(w + from, 1, std::min(kChunk, n - from), 0, wide.get() + from, 0);
   });
   return wide;
 }

@@ -98,9 +98,9 @@ MD_VECTORIZED void backward(const T* x, const T* dy, int64_t rows, int64_t width
     }
 }
 
-/// f(first row, rows) for pieces of rows of about 32,768 elements.
+/// f(first row, rows) for chunks of rows of about 32,768 elements.
 template <class F>
-void each_piece(ffi::ThreadPool& pool, int64_t rows, int64_t width, const F& f) {
+void each_shard(ffi::ThreadPool& pool, int64_t rows, int64_t width, const F& f) {
   const int64_t most = std::max<int64_t>((int64_t{1} << 15) / width, 1);
   parallel_for(pool, (rows + most - 1) / most, [&](int64_t i) { f(i * most, std::min(most, rows - i * most)); });
 }
@@ -138,7 +138,7 @@ ffi::Error gelu_kernel(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::
   return with_types(by, x.element_type(), [&]<class By, class T>(By*, T*) {
     const auto* from = static_cast<const T*>(x.untyped_data());
     auto* to = static_cast<T*>(y->untyped_data());
-    each_piece(pool, size / width, width, [&](int64_t first, int64_t rows) {
+    each_shard(pool, size / width, width, [&](int64_t first, int64_t rows) {
       const auto run = gated ? forward<By, true, T> : forward<By, false, T>;
       run(from + first * of_x, rows, width, to + first * width);
     });
@@ -156,7 +156,7 @@ ffi::Error gelu_grad_kernel(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuff
     const auto* from = static_cast<const T*>(x.untyped_data());
     const auto* cotangents = static_cast<const T*>(dy.untyped_data());
     auto* to = static_cast<T*>(dx->untyped_data());
-    each_piece(pool, size / width, width, [&](int64_t first, int64_t rows) {
+    each_shard(pool, size / width, width, [&](int64_t first, int64_t rows) {
       const auto run = gated ? backward<By, true, T> : backward<By, false, T>;
       run(from + first * of_x, cotangents + first * width, rows, width, to + first * of_x);
     });

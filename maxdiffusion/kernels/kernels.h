@@ -12,14 +12,14 @@ struct Kernel {
 };
 const std::vector<Kernel>& cpu_kernels();
 
-/// Makes calls of the other kernels, one after the other: a piece of a program instead of several.
+/// Makes calls of the other kernels, one after the other: a chunk of a program instead of several.
 ///   operands  the operands of all calls that no call makes
 ///   results   the results of calls that are wanted; and memory for those that only calls read (u8), where there are
 ///   any attributes c0000, c0001, …: a dictionary for each call, in order:
 ///               kernel (text), attributes (dictionary: the kernel's own), operands (i64: how many there are),
 ///               arrays (i64 array: for each operand and then each result the number of the operand or result of the
 ///               run, counted in one, in which it lies, bytes from its start, XLA_FFI_DataType, rank, dims)
-inline constexpr const char* kRunKernel = "md_run";
+inline constexpr const char* kFusedCallsKernel = "md_fused_calls";
 
 /// Sums of squares over all elements of n arrays.
 ///   operands  n arrays, f32

@@ -13,7 +13,7 @@
 namespace md {
 namespace {
 
-constexpr int64_t kRows = 32;  // of a piece; the backward adds so many in float, pieces in double
+constexpr int64_t kRows = 32;  // of a chunk; the backward adds so many in float, chunks in double
 
 template <class T>
 MD_VECTORIZED void forward_rows(const T* x, const float* w, const float* b, T* y, float* mean, float* rstd,
@@ -68,7 +68,7 @@ MD_VECTORIZED void backward_rows(const T* x, const T* dy, const float* w, const 
 
 struct Sizes {
   int64_t rows, width;
-  int64_t pieces() const { return (rows + kRows - 1) / kRows; }
+  int64_t chunks() const { return (rows + kRows - 1) / kRows; }
 };
 Sizes sizes_of(const ffi::AnyBuffer& x) {
   const auto width = static_cast<int64_t>(x.dimensions().back());
@@ -78,18 +78,18 @@ Sizes sizes_of(const ffi::AnyBuffer& x) {
 template <class T>
 void forward(ffi::ThreadPool& pool, const Sizes& s, double eps, const void* x, const float* w, const float* b, void* y,
              float* mean, float* rstd) {
-  parallel_for(pool, s.pieces(), [&](int64_t i) {
+  parallel_for(pool, s.chunks(), [&](int64_t i) {
     const int64_t row = i * kRows, at = row * s.width;
     forward_rows(static_cast<const T*>(x) + at, w, b, static_cast<T*>(y) + at, mean + row, rstd + row,
                  std::min(kRows, s.rows - row), s.width, static_cast<float>(eps));
   });
 }
 
-/// sums: dw, then db, of every piece.
+/// sums: dw, then db, of every chunk.
 template <class T>
 void backward(ffi::ThreadPool& pool, const Sizes& s, const void* x, const void* dy, const float* w, const float* mean,
               const float* rstd, void* dx, float* sums) {
-  parallel_for(pool, s.pieces(), [&](int64_t i) {
+  parallel_for(pool, s.chunks(), [&](int64_t i) {
     const int64_t row = i * kRows, at = row * s.width;
     float* dw = sums + 2 * i * s.width;
     backward_rows(static_cast<const T*>(x) + at, static_cast<const T*>(dy) + at, w, mean + row, rstd + row,
@@ -113,7 +113,7 @@ ffi::Error backward_kernel(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffe
   Span span("layer norm gradient");
   const Sizes s = sizes_of(x);
   const auto both = static_cast<size_t>(2 * s.width);
-  std::vector<float> sums(both * static_cast<size_t>(s.pieces()));
+  std::vector<float> sums(both * static_cast<size_t>(s.chunks()));
   const auto run = x.element_type() == ffi::BF16 ? backward<uint16_t> : backward<float>;
   run(pool, s, x.untyped_data(), dy.untyped_data(), w.typed_data(), mean.typed_data(), rstd.typed_data(),
       dx->untyped_data(), sums.data());

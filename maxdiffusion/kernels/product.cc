@@ -68,12 +68,12 @@ struct Part {
 };
 std::vector<Part> split(const Batch& b, int64_t threads, int64_t most) {
   const int64_t m = b.problem.m;
-  int64_t pieces = std::max((m + most - 1) / most, (threads + b.count - 1) / b.count);
-  if (b.count < threads) pieces = (pieces + threads - 1) / threads * threads;
-  pieces = std::clamp<int64_t>(pieces, 1, (m + 15) / 16);
+  int64_t chunks = std::max((m + most - 1) / most, (threads + b.count - 1) / b.count);
+  if (b.count < threads) chunks = (chunks + threads - 1) / threads * threads;
+  chunks = std::clamp<int64_t>(chunks, 1, (m + 15) / 16);
   std::vector<Part> parts;
   for (int64_t i = 0; i < b.count; ++i)
-    for (int64_t j = 0; j < pieces; ++j) parts.push_back({i, m * j / pieces, m * (j + 1) / pieces});
+    for (int64_t j = 0; j < chunks; ++j) parts.push_back({i, m * j / chunks, m * (j + 1) / chunks});
   return parts;
 }
 
@@ -82,9 +82,9 @@ std::vector<Part> split(const Batch& b, int64_t threads, int64_t most) {
 template <class From, class To, class Convert>
 void convert_all(ffi::ThreadPool& pool, const From* from, int64_t count, int64_t step, const Lines& lines, To* to,
                  int64_t to_stride, const Convert& convert) {
-  const int64_t most = std::max<int64_t>((1 << 16) / lines.length, 1), pieces = (lines.lines + most - 1) / most;
-  parallel_for(pool, count * pieces, [&](int64_t i) {
-    const int64_t which = i / pieces, first = i % pieces * most, n = std::min(most, lines.lines - first);
+  const int64_t most = std::max<int64_t>((1 << 16) / lines.length, 1), chunks = (lines.lines + most - 1) / most;
+  parallel_for(pool, count * chunks, [&](int64_t i) {
+    const int64_t which = i / chunks, first = i % chunks * most, n = std::min(most, lines.lines - first);
     convert(from + which * step + first * lines.stride, n, lines.length, lines.stride,
             to + (which * lines.lines + first) * to_stride, to_stride);
   });

@@ -23,7 +23,7 @@ void* layer_norm_grad_handler();
 void* process_sum_handler();
 
 const std::vector<Kernel>& cpu_kernels() {
-  static const std::vector<Kernel> kernels = {{kRunKernel, run_handler()},
+  static const std::vector<Kernel> kernels = {{kFusedCallsKernel, run_handler()},
                                               {kSumOfSquaresKernel, sum_of_squares_handler()},
                                               {kAdamwKernel, adamw_handler()},
                                               {kConvolutionKernel, convolution_handler()},

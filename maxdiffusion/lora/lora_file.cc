@@ -182,7 +182,7 @@ HostArray rows_for(const LoraPlace& place, const HostArray& a, const std::string
   check(!a.dims().empty() && a.dims()[0] == part * place.parts, Code::io,
         "LoRA '{}': '{}' is {}; expected {} rows, {} of which are for {} of {}", path, key, to_string(a.dims()),
         part * place.parts, place.target->dims[0], place.target->path, place.target->component);
-  return parts_of(a, place.part, place.parts);
+  return select_parts(a, place.part, place.parts);
 }
 
 /// The columns of `up` between which all others are zeros: the first, and one past the last.
@@ -258,7 +258,7 @@ using Pairs = std::map<std::string, LoraPair>;
 
 /// A weight's matrices, and where in another program's tensor the weight is.
 struct Member {
-  OtherName at;
+  WeightAlias at;
   const LoraPair* pair;
 };
 
@@ -285,7 +285,7 @@ LoraPair side_by_side(const std::vector<Member>& members) {
     rank += m.pair->rank();
     same &= strength(*m.pair) == strength(first);
   }
-  auto zeros = [](DType type, Dims dims) { return zeros_as(HostArray(Shape{type, std::move(dims)})); };
+  auto zeros = [](DType type, Dims dims) { return zeros_like(HostArray(Shape{type, std::move(dims)})); };
   Dims down = first.down.dims(), up = first.up.dims();
   down[0] = up[1] = rank;
   up[0] = up[0] / std::ssize(members.front().at.part) * members.front().at.parts;
@@ -312,7 +312,7 @@ Pairs for_other_programs(const std::string& component, const Pairs& pairs, const
   Pairs out;
   std::map<std::string, std::vector<Member>> parts;
   for (const auto& [weight, pair] : pairs) {
-    std::vector<OtherName> all;
+    std::vector<WeightAlias> all;
     if (others != names.others.end() && others->second.of) all = others->second.of(weight);
     if (all.empty() || !all.front().prefix.empty())
       out[module_of(weight)] = pair;

@@ -56,7 +56,7 @@ LoraTargets::LoraTargets(const ParamTable& params, LoraNames names) : names_(std
     const std::string end = dot == t.path.npos ? "" : t.path.substr(dot);
     std::vector<std::string> all = {t.path}, originals;
     if (const auto others = names_.others.find(t.component); others != names_.others.end() && others->second.of)
-      for (const OtherName& other : others->second.of(t.path)) {
+      for (const WeightAlias& other : others->second.of(t.path)) {
         if (other.transposed) continue;  // nobody has such matrices
         const std::string name = other.whole();
         if (other.parts > 1) {

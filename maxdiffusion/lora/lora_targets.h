@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/base/other_name.h"
+#include "maxdiffusion/base/weight_name_map.h"
 #include "maxdiffusion/nn/param.h"
 
 namespace md {
@@ -30,8 +30,8 @@ struct LoraNames {
   /// FamilySpec::denoisers. Names that say no component, or only that it is the denoiser, mean the first of them unless
   /// something else says which.
   std::vector<std::string> denoisers;
-  /// ModelClass::other_names of components that have any.
-  std::map<std::string, OtherNames> others = {};
+  /// ModelClass::weight_names of components that have any.
+  std::map<std::string, WeightNameMap> others = {};
 };
 
 class LoraTargets {

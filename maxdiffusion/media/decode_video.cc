@@ -93,11 +93,11 @@ void check_times(const FrameTimes& t) {
 std::unique_ptr<VideoReader> open_video(std::string_view bytes, const std::string& name, int threads) {
   check(!bytes.empty(), Code::io, "{}: the file is empty", name);
   if (is_animated_webp(bytes)) return open_animated_webp(bytes, name);
-  if (is_picture(bytes)) return open_pictures({Blob{nullptr, bytes}}, name, 1);
+  if (is_picture(bytes)) return open_image_sequence({Blob{nullptr, bytes}}, name, 1);
   return video_library().open(bytes, name, threads);
 }
 
-std::unique_ptr<VideoReader> open_pictures(std::vector<Blob> pictures, const std::string& name, double fps) {
+std::unique_ptr<VideoReader> open_image_sequence(std::vector<Blob> pictures, const std::string& name, double fps) {
   return std::make_unique<Pictures>(std::move(pictures), name, fps > 0 ? fps : 1);
 }
 

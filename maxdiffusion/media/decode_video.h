@@ -34,7 +34,7 @@ constexpr int64_t kMaxVideoBytes = int64_t{8} << 30;
 /// Opens a video for reading frame by frame. `bytes` must outlive the reader. Throws io.
 std::unique_ptr<VideoReader> open_video(std::string_view bytes, const std::string& name, int threads);
 /// Pictures (PNG, JPEG or WebP, all of one size) as a video of `fps`; they are decoded one by one.
-std::unique_ptr<VideoReader> open_pictures(std::vector<Blob> pictures, const std::string& name, double fps);
+std::unique_ptr<VideoReader> open_image_sequence(std::vector<Blob> pictures, const std::string& name, double fps);
 
 /// Calls `take` for each of the frames, in order, and returns how many there were. A frame that is repeated comes
 /// twice.

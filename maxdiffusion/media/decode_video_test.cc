@@ -361,7 +361,7 @@ TEST(DecodeVideo, PicturesAreAVideoAndOnePictureIsOneFrame) {
   write_frames(folder / "frames", frames);
   std::vector<Blob> pictures;
   for (int i = 0; i < 4; ++i) pictures.push_back(Blob::of(read_file(folder / fmt::format("frames/{:04}.png", i))));
-  const auto video = open_pictures(pictures, "it", 8);
+  const auto video = open_image_sequence(pictures, "it", 8);
   EXPECT_EQ(video->size(), (ImageSize{20, 30}));
   EXPECT_EQ(frames_in(video->times(), 8), 4);
   int64_t i = 0;
@@ -373,7 +373,7 @@ TEST(DecodeVideo, PicturesAreAVideoAndOnePictureIsOneFrame) {
   EXPECT_EQ(i, 4);
   EXPECT_EQ(distance(decode_video(folder / "frames/0002.png"), rows(frames, 2, 1)), 0);
   pictures.push_back(Blob::of(encode_png(without_batch(rows(grey_frames(1, 20, 20), 0, 1)))));
-  const auto other = open_pictures(pictures, "it", 8);
+  const auto other = open_image_sequence(pictures, "it", 8);
   EXPECT_THROW(each_frame(*other, {.fps = 8},
                           [&](const VideoFrame& f) {
                             HostArray rgb(Shape{DType::u8, {20, 30, 3}});

@@ -128,9 +128,9 @@ TEST(Text, WrappedLinesFitAndKeepEveryWord) {
   EXPECT_TRUE(cut[1].ends_with("…")) << cut[1];
   EXPECT_LE(text_width(cut[1], 12), 100);
   // A word wider than the line is cut inside, between characters; invalid UTF-8 does no harm.
-  const auto pieces = wrap_text("ßßßßßßßßßßßßßßßßßßßß", 12, 40, 9);
-  EXPECT_GT(pieces.size(), 1u);
-  for (const auto& p : pieces) EXPECT_EQ(p.size() % 2, 0u);
+  const auto lines = wrap_text("ßßßßßßßßßßßßßßßßßßßß", 12, 40, 9);
+  EXPECT_GT(lines.size(), 1u);
+  for (const auto& p : lines) EXPECT_EQ(p.size() % 2, 0u);
   EXPECT_NO_THROW(wrap_text("\xff\xfe\xe2\x82 x\xc3", 12, 40, 3));
   EXPECT_TRUE(wrap_text("   ", 12, 40, 3).empty());
 }

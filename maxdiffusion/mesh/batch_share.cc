@@ -24,9 +24,9 @@ std::vector<int64_t> BatchShare::rows(int64_t batch) const {
   return out;
 }
 
-ArrayPieces BatchShare::pieces(const HostArray& rows) const {
+ShardedArray BatchShare::shards(const HostArray& rows) const {
   if (processes == 1) return rows;
-  ArrayPieces out{rows.shape(), {}};
+  ShardedArray out{rows.shape(), {}};
   out.shape.dims.at(0) *= processes;
   const std::vector<int64_t> all = this->rows(out.shape.dims[0]);
   const int64_t n = rows.dims()[0];
@@ -37,7 +37,7 @@ ArrayPieces BatchShare::pieces(const HostArray& rows) const {
     slice.size[0] = to - from;
     const Shape shape{rows.dtype(), slice.size};
     slice.start[0] = row(from);
-    out.pieces.push_back({slice, HostArray(shape, rows.owner(), rows.data() + shape.bytes() / (to - from) * from)});
+    out.shards.push_back({slice, HostArray(shape, rows.owner(), rows.data() + shape.bytes() / (to - from) * from)});
   }
   return out;
 }

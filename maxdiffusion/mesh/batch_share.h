@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "maxdiffusion/mesh/pieces.h"
+#include "maxdiffusion/mesh/shards.h"
 
 namespace md {
 
@@ -18,8 +18,8 @@ struct BatchShare {
 
   /// Rows of a batch of all processes, ascending. Throws invalid_config where it does not divide.
   std::vector<int64_t> rows(int64_t batch) const;
-  /// An array of these rows as pieces of the batch of all processes; nothing is copied.
-  ArrayPieces pieces(const HostArray& rows) const;
+  /// An array of these rows as shards of the batch of all processes; nothing is copied.
+  ShardedArray shards(const HostArray& rows) const;
   bool operator==(const BatchShare&) const = default;
 };
 

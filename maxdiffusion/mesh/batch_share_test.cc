@@ -86,18 +86,18 @@ TEST(BatchShare, ItsRowsArePiecesOfTheBatch) {
   HostArray batch(Shape{DType::s32, {8, 3}});
   auto v = batch.mutable_view<int32_t>();
   std::iota(v.begin(), v.end(), 0);
-  const ArrayPieces whole = batch;
+  const ShardedArray whole = batch;
   for (const BatchShare& share : {BatchShare{}, BatchShare{1, 2, {}}, BatchShare{0, 2, {0, 2}}, BatchShare{1, 4, {}}}) {
     const Rows rows = share.rows(8);
     HostArray mine(Shape{DType::s32, {static_cast<int64_t>(rows.size()), 3}});
     for (size_t i = 0; i < rows.size(); ++i)
       for (size_t k = 0; k < 3; ++k) mine.mutable_view<int32_t>()[i * 3 + k] = v[static_cast<size_t>(rows[i]) * 3 + k];
-    const ArrayPieces pieces = share.pieces(mine);
-    EXPECT_EQ(pieces.shape, whole.shape);
+    const ShardedArray shards = share.shards(mine);
+    EXPECT_EQ(shards.shape, whole.shape);
     for (int64_t r : rows)
-      EXPECT_EQ(pieces.read({{r, 0}, {1, 3}}).to_doubles(), whole.read({{r, 0}, {1, 3}}).to_doubles());
-    EXPECT_EQ(pieces.complete(), share.processes == 1);
-    EXPECT_EQ(pieces.pieces.size(), share.parts.empty() ? 1u : 2u);
+      EXPECT_EQ(shards.read({{r, 0}, {1, 3}}).to_doubles(), whole.read({{r, 0}, {1, 3}}).to_doubles());
+    EXPECT_EQ(shards.complete(), share.processes == 1);
+    EXPECT_EQ(shards.shards.size(), share.parts.empty() ? 1u : 2u);
   }
 }
 

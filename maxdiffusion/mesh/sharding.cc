@@ -38,7 +38,7 @@ Slice shard_of(const Mesh& mesh, const Sharding& sharding, const std::vector<int
   check(sharding.dims.size() <= dims.size(), Code::invalid_config, "{} [{}]: a sharding of {} dims for {} dims", name,
         fmt::join(dims, ","), sharding.dims.size(), dims.size());
   const auto at = mesh.position(device);
-  Slice piece{std::vector<int64_t>(dims.size(), 0), dims};
+  Slice shard{std::vector<int64_t>(dims.size(), 0), dims};
   for (size_t d = 0; d < sharding.dims.size(); ++d) {
     int64_t parts = 1, index = 0;
     for (const auto& axis : sharding.dims[d]) {
@@ -51,10 +51,10 @@ Slice shard_of(const Mesh& mesh, const Sharding& sharding, const std::vector<int
     }
     check(dims[d] % parts == 0, Code::invalid_config, "{} [{}]: dim {} of size {} does not divide into {} parts ({})",
           name, fmt::join(dims, ","), d, dims[d], parts, fmt::join(sharding.dims[d], " × "));
-    piece.size[d] = dims[d] / parts;
-    piece.start[d] = index * piece.size[d];
+    shard.size[d] = dims[d] / parts;
+    shard.start[d] = index * shard.size[d];
   }
-  return piece;
+  return shard;
 }
 
 bool is_first_holder(const Mesh& mesh, const Sharding& sharding, int64_t device) {

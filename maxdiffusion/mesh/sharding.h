@@ -1,4 +1,4 @@
-// Sharding: which mesh axes split each dim of an array, which piece each device then holds, and how it lies there.
+// Sharding: which mesh axes split each dim of an array, which shard each device then holds, and how it lies there.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +31,11 @@ struct Slice {
 /// "[0:2,16:32]": from the first element to the one behind the last, per dim.
 std::string to_string(const Slice& s);
 
-/// Piece held by the device at `device` in mesh order. Throws invalid_config naming `name` when a dim does not divide.
+/// Shard held by the device at `device` in mesh order. Throws invalid_config naming `name` when a dim does not divide.
 Slice shard_of(const Mesh& mesh, const Sharding& sharding, const std::vector<int64_t>& dims, int64_t device,
                const std::string& name = "array");
 
-/// Whether the device at `device` in mesh order is the first of those that hold the same piece. Each piece of an array
+/// Whether the device at `device` in mesh order is the first of those that hold the same shard. Each shard of an array
 /// has one such device: the process of that device is the one that saves it.
 bool is_first_holder(const Mesh& mesh, const Sharding& sharding, int64_t device);
 

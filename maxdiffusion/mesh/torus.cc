@@ -14,8 +14,8 @@ struct Factor {
   int64_t size, stride;
 };
 
-/// Physical axes in pieces: whole, or (split) as their prime factors, smallest stride last used first.
-std::vector<Factor> pieces(const std::vector<int64_t>& grid, bool split) {
+/// Factors of the physical axes: whole, or (split) as their prime factors, smallest stride last used first.
+std::vector<Factor> factors(const std::vector<int64_t>& grid, bool split) {
   std::vector<Factor> out;
   for (size_t a = 0; a < grid.size(); ++a) {
     if (!split) {
@@ -30,7 +30,7 @@ std::vector<Factor> pieces(const std::vector<int64_t>& grid, bool split) {
   return out;
 }
 
-/// Pieces for each mesh axis, the innermost mesh axis choosing first; depth-first over subsets.
+/// Factors for each mesh axis, the innermost mesh axis choosing first; depth-first over subsets.
 bool assign(const std::vector<int64_t>& sizes, size_t remaining_axes, const std::vector<Factor>& free,
             std::vector<bool>& used, std::vector<std::vector<Factor>>& chosen);
 
@@ -100,7 +100,7 @@ std::vector<int> torus_order(const std::vector<DeviceInfo>& devices, const std::
   // Cores of a chip are the nearest neighbours of all, so they are offered first; then x, y, z.
   std::vector<int64_t> physical = grid->sizes;
   std::rotate(physical.begin(), physical.end() - 1, physical.end());
-  const auto free = pieces(physical, split);
+  const auto free = factors(physical, split);
   std::vector<bool> used(free.size());
   std::vector<std::vector<Factor>> chosen(sizes.size());
   if (!assign(sizes, sizes.size(), free, used, chosen)) return order;
@@ -110,7 +110,7 @@ std::vector<int> torus_order(const std::vector<DeviceInfo>& devices, const std::
     for (size_t axis = sizes.size(); axis-- > 0;) {
       int64_t along = rest % sizes[axis];
       rest /= sizes[axis];
-      for (const auto& f : chosen[axis]) {  // first piece fastest
+      for (const auto& f : chosen[axis]) {  // first factor fastest
         point[f.axis] += (along % f.size) * f.stride;
         along /= f.size;
       }

@@ -146,13 +146,13 @@ std::string tick_text(double v, double spacing, double largest) {
 /// exponents; plain round numbers where not even that gives three.
 std::vector<double> log_ticks(double low, double high) {
   std::vector<double> out;
-  if (high - low > 3) return nice_ticks(low, high, 7);
+  if (high - low > 3) return axis_ticks(low, high, 7);
   for (int e = static_cast<int>(std::floor(low)); e <= static_cast<int>(std::ceil(high)); ++e)
     for (double m : {1.0, 2.0, 5.0})
       if (double v = e + std::log10(m); v >= low && v <= high) out.push_back(v);
   if (out.size() >= 3) return out;
   out.clear();
-  for (double v : nice_ticks(std::pow(10, low), std::pow(10, high), 6))
+  for (double v : axis_ticks(std::pow(10, low), std::pow(10, high), 6))
     if (v > 0) out.push_back(std::log10(v));
   return out;
 }
@@ -178,7 +178,7 @@ std::vector<double> smoothed(const std::vector<double>& values, double horizon) 
   return sum;
 }
 
-std::vector<double> nice_ticks(double low, double high, int most) {
+std::vector<double> axis_ticks(double low, double high, int most) {
   if (!(high > low) || most < 1) return {};
   const double rough = (high - low) / most, unit = std::pow(10, std::floor(std::log10(rough)));
   double spacing = unit * 10;
@@ -208,7 +208,7 @@ void write_curve_png(const std::string& path, const std::string& title, const st
   auto py = [&](double y) { return kTop + (yr.high - y) / (yr.high - yr.low) * plot_h; };  // y in drawing units
 
   auto spacing_of = [](const std::vector<double>& t) { return t.size() > 1 ? t[1] - t[0] : 1.0; };
-  const auto y_ticks = log_y ? log_ticks(yr.low, yr.high) : nice_ticks(yr.low, yr.high, 7);
+  const auto y_ticks = log_y ? log_ticks(yr.low, yr.high) : axis_ticks(yr.low, yr.high, 7);
   for (double t : y_ticks) {
     const int64_t y = std::llround(py(t));
     canvas.box(kLeft, y, kWidth - kRight, y, kGrid);
@@ -216,7 +216,7 @@ void write_curve_png(const std::string& path, const std::string& title, const st
                                    : tick_text(t, spacing_of(y_ticks), std::max(std::abs(yr.low), std::abs(yr.high)));
     canvas.text(kLeft - 9, y - line_height(kTickSize) / 2, text, kTickSize, 1);
   }
-  const auto x_ticks = nice_ticks(xr.low, xr.high, 9);
+  const auto x_ticks = axis_ticks(xr.low, xr.high, 9);
   for (double t : x_ticks) {
     const int64_t x = std::llround(px(t));
     canvas.box(x, kTop, x, kHeight - kBottom, kGrid);

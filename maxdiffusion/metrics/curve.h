@@ -20,6 +20,6 @@ void write_curve_png(const std::string& path, const std::string& title, const st
 std::vector<double> smoothed(const std::vector<double>& values, double horizon);
 
 /// Round numbers (1, 2 or 5 times a power of ten apart) inside [low, high], at most `most` of them.
-std::vector<double> nice_ticks(double low, double high, int most);
+std::vector<double> axis_ticks(double low, double high, int most);
 
 }  // namespace md

@@ -80,12 +80,12 @@ TEST(ProgressLine, FitsTheWidthItIsGiven) {
 }
 
 TEST(NiceTicks, AreRoundAndInside) {
-  EXPECT_EQ(nice_ticks(0, 1000, 5), (std::vector<double>{0, 200, 400, 600, 800, 1000}));
-  EXPECT_EQ(nice_ticks(0, 0.9, 5).size(), 5u);
-  EXPECT_TRUE(nice_ticks(1, 1, 5).empty());
+  EXPECT_EQ(axis_ticks(0, 1000, 5), (std::vector<double>{0, 200, 400, 600, 800, 1000}));
+  EXPECT_EQ(axis_ticks(0, 0.9, 5).size(), 5u);
+  EXPECT_TRUE(axis_ticks(1, 1, 5).empty());
   for (double low : {-3.7, 0.0, 12.34, 1e-6})
     for (double span : {1e-7, 0.013, 1.0, 77.0, 1e6})
-      for (double t : nice_ticks(low, low + span, 6)) {
+      for (double t : axis_ticks(low, low + span, 6)) {
         EXPECT_GE(t, low - 1e-6 * span);
         EXPECT_LE(t, low + span * (1 + 1e-6));
       }

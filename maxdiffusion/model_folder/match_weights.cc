@@ -123,7 +123,7 @@ ParamTable match_weights(const std::string& name, const Component& c, const Safe
   for (const Param& p : asked.params()) wanted.push_back({p.path, p.shape});
   std::vector<Misfit> misfits;
   options.misfits = &misfits;
-  options.other_names = other_names(c);
+  options.weight_names = weight_names(c);
   try {
     open_weights(file, path, wanted, options);
     check(whole, Code::internal, "{}: {} parameters fit {} tensors", c.config_file, wanted.size(), tensors);

@@ -262,9 +262,9 @@ std::map<std::string, std::string> ModelFolder::tokenizer_files() const {
   return out;
 }
 
-OtherNames other_names(const Component& c) {
+WeightNameMap weight_names(const Component& c) {
   const ModelClass* known = find_model_class(c.class_name);
-  return known->other_names ? known->other_names(c.config) : OtherNames();
+  return known->weight_names ? known->weight_names(c.config) : WeightNameMap();
 }
 
 void ModelFolder::add_component(const std::string& name, const std::string& folder) {

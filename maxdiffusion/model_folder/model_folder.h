@@ -27,7 +27,7 @@ struct Component {
   std::string config_file, config_text;
 };
 /// What files of other programs call a component's parameters.
-OtherNames other_names(const Component& component);
+WeightNameMap weight_names(const Component& component);
 
 /// What else says what a model folder is; the keys of the same names.
 struct FolderOptions {
@@ -86,7 +86,7 @@ class ModelFolder {
   void add_component(const std::string& name, const std::string& file, const std::string& config);
   /// Replaces a component's config.json. `from`: the file of the text, for messages; empty: the folder's own.
   void set_config(const std::string& component, const std::string& text, const std::string& from = "");
-  OtherNames other_names(const std::string& component) const { return md::other_names(find(component)); }
+  WeightNameMap weight_names(const std::string& component) const { return md::weight_names(find(component)); }
   /// Weights of this folder's components that are open.
   const std::shared_ptr<OpenedWeights>& opened() const { return opened_; }
   /// The table of a component's parameters.

@@ -61,7 +61,7 @@ void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout
   options.taken = &taken;
   for (const auto& [name, component] : folder.components()) {
     if (component.weights != folder.path()) continue;
-    const OtherNames names = other_names(component);
+    const WeightNameMap names = weight_names(component);
     unneeded.insert(unneeded.end(), names.unneeded.begin(), names.unneeded.end());
     try {
       match_weights(name, component, file, folder.path(), options);

@@ -99,7 +99,7 @@ Heads heads_of(const Scope& s, const Config& c, Tensor x, const HeadNames& names
 }
 
 /// [B, L, D].
-Tensor attend(const Scope& s, const Heads& h, const nn::Rotary& positions) {
+Tensor local_attention(const Scope& s, const Heads& h, const nn::Rotary& positions) {
   Tensor y = nn::self_attend(nn::rotated(h.q, positions), nn::rotated(h.k, positions), h.v,
                              nn::attention_options(s, {.batch = axis::kBatch,
                                                        .length = axis::kLength,
@@ -140,7 +140,7 @@ std::vector<Tensor> double_block(const Scope& s, const Config& c, const std::vec
                                 of_text = modulations(s / "norm1_context", c, conditions, 2);
   const Heads i = heads_of(attn, c, modulated(s / "norm1", image, of_image[0]), kOfImage),
               t = heads_of(attn, c, modulated(s / "norm1_context", text, of_text[0]), kOfText);
-  Tensor y = attend(attn, {joined(t.q, i.q), joined(t.k, i.k), joined(t.v, i.v)}, positions);
+  Tensor y = local_attention(attn, {joined(t.q, i.q), joined(t.k, i.k), joined(t.v, i.v)}, positions);
   const int64_t length = text.dim(1);
   Tensor to_image =
              linear(attn / "to_out.0", slice_axis(y, 1, length, y.dim(1)), c.width(), axis::kHeads, axis::kEmbed),
@@ -155,7 +155,7 @@ Tensor single_block(const Scope& s, const Config& c, Tensor x, Tensor conditions
   x = stream(x);
   const Modulation m = modulations(s / "norm", c, conditions, 1)[0];
   Tensor n = modulated(s / "norm", x, m);
-  Tensor attended = attend(s / "attn", heads_of(s / "attn", c, n, kOfBoth), positions);
+  Tensor attended = local_attention(s / "attn", heads_of(s / "attn", c, n, kOfBoth), positions);
   Tensor both = concatenate({attended, widened(s / "proj_mlp", c, n)}, 2);
   return gated(x, named(linear(s / "proj_out", both, c.width(), axis::kMlp, axis::kEmbed), value::kLin2Hidden), m);
 }
@@ -227,7 +227,7 @@ Tensor flux_transformer(const Scope& s, const FluxTransformerConfig& c, const Fl
          text = stream(linear(s / "context_embedder", cast(in.text, s.dtype()), c.width(), "", axis::kEmbed));
   const int64_t length = text.dim(1);
   const nn::Rotary positions =
-      nn::behind_unturned(length, nn::grid_rotary(s.graph(), {1, in.rows, in.columns}, c.axes_dims_rope));
+      nn::with_unrotated_prefix(length, nn::grid_rotary(s.graph(), {1, in.rows, in.columns}, c.axes_dims_rope));
 
   const std::vector<Tensor> streams = nn::repeat(
       s / "transformer_blocks", c.num_layers, std::vector{text, image},

@@ -63,7 +63,7 @@ HostArray LatentScale::apply_to_moments(const HostArray& moments) const {
                       [this, c](double v, size_t k) { return (v - (k < c ? at(shift, k) : 0)) * at(scale, k % c); });
 }
 
-Spread spread_of(const EachMoments& each) {
+MeanAndStd mean_and_std(const EachMoments& each) {
   double sum = 0, squares = 0, n = 0;
   each([&](const HostArray& moments) {
     const size_t c = channels(moments) / 2;
@@ -77,7 +77,7 @@ Spread spread_of(const EachMoments& each) {
   return {sum / n, std::sqrt(std::max(squares / n - (sum / n) * (sum / n), 1e-12))};
 }
 
-HostArray drawn_latent(const HostArray& moments, const std::function<std::vector<float>(size_t)>& noise) {
+HostArray sample_latent(const HostArray& moments, const std::function<std::vector<float>(size_t)>& noise) {
   Dims dims = moments.dims();
   const size_t c = channels(moments) / 2;
   dims.back() /= 2;

@@ -27,13 +27,13 @@ struct LatentScale {
 /// Calls `take` for the moments of one group of samples after the other, each f32 [N, …, 2C].
 using EachMoments = std::function<void(const std::function<void(const HostArray&)>& take)>;
 /// Mean and standard deviation of all latents whose moments these are, over all channels.
-struct Spread {
+struct MeanAndStd {
   double mean = 0, deviation = 1;
 };
-Spread spread_of(const EachMoments& each);
+MeanAndStd mean_and_std(const EachMoments& each);
 
 /// A latent drawn from moments [..., 2C] (means, standard deviations), as a batch of one: f32 [1, ..., C]. `noise(n)`
 /// gives n standard normal numbers.
-HostArray drawn_latent(const HostArray& moments, const std::function<std::vector<float>(size_t n)>& noise);
+HostArray sample_latent(const HostArray& moments, const std::function<std::vector<float>(size_t n)>& noise);
 
 }  // namespace md

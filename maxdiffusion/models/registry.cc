@@ -3,13 +3,13 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/models/clip_vision.h"
-#include "maxdiffusion/models/flux_names.h"
 #include "maxdiffusion/models/flux_transformer.h"
-#include "maxdiffusion/models/original_names.h"
+#include "maxdiffusion/models/flux_weight_names.h"
+#include "maxdiffusion/models/original_weight_names.h"
 #include "maxdiffusion/models/t5.h"
-#include "maxdiffusion/models/wan_names.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_vae.h"
+#include "maxdiffusion/models/wan_weight_names.h"
 
 namespace md {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/base/other_name.h"
+#include "maxdiffusion/base/weight_name_map.h"
 #include "maxdiffusion/models/autoencoder.h"
 
 namespace md {
@@ -21,7 +21,7 @@ struct ModelClass {
   /// Asks `s` for every parameter, by building the model for inputs of the smallest sizes.
   std::function<void(const Scope& s, const std::any& config)> trace;
   /// What files of another program call the parameters. May be empty: there are none.
-  std::function<OtherNames(const std::any& config)> other_names = {};
+  std::function<WeightNameMap(const std::any& config)> weight_names = {};
   /// Of autoencoders: what they answer. Empty: the class is none.
   std::function<std::shared_ptr<Autoencoder>(const std::any& config)> autoencoder = {};
 };
@@ -29,12 +29,14 @@ struct ModelClass {
 /// A class whose config struct has a `static Config from_json(const nlohmann::json&)`.
 template <class Config>
 ModelClass model_class(std::string name, void (*trace)(const Scope&, const Config&),
-                       OtherNames (*other_names)(const Config&) = nullptr,
+                       WeightNameMap (*weight_names)(const Config&) = nullptr,
                        std::shared_ptr<Autoencoder> (*autoencoder)(const Config&) = nullptr) {
   ModelClass c{std::move(name), [](const nlohmann::json& j) -> std::any { return Config::from_json(j); },
                [trace](const Scope& s, const std::any& c) { trace(s, std::any_cast<const Config&>(c)); }};
-  if (other_names)
-    c.other_names = [other_names](const std::any& config) { return other_names(std::any_cast<const Config&>(config)); };
+  if (weight_names)
+    c.weight_names = [weight_names](const std::any& config) {
+      return weight_names(std::any_cast<const Config&>(config));
+    };
   if (autoencoder)
     c.autoencoder = [autoencoder](const std::any& config) { return autoencoder(std::any_cast<const Config&>(config)); };
   return c;

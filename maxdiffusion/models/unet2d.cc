@@ -27,7 +27,8 @@ Tensor resnet(const Scope& s, Tensor x, const Conditioning& cond, const ResnetOp
 
 /// The transformer of level `level`, counted from the finest. That of the mid block has self-attention in any case, as
 /// diffusers' has.
-Tensor attend(const Scope& s, Tensor x, const Conditioning& cond, const UNetConfig& c, size_t level, bool mid = false) {
+Tensor local_attention(const Scope& s, Tensor x, const Conditioning& cond, const UNetConfig& c, size_t level,
+                       bool mid = false) {
   check(cond.text.dim(-1) == c.cross_attention_dim[level], Code::invalid_graph,
         "unet: encoder_hidden_states is {}, level {} expects cross_attention_dim {}", to_string(cond.text.shape()),
         level, c.cross_attention_dim[level]);
@@ -82,7 +83,7 @@ Tensor down_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioni
     const bool attention = c.down_block_types[level] == "CrossAttnDownBlock2D";
     for (int64_t i = 0; i < c.layers_per_block[level]; ++i) {
       h = resnet(block / "resnets" / i, h, cond, resnet_options(c, c.block_out_channels[level]));
-      if (attention) h = attend(block / "attentions" / i, h, cond, c, level);
+      if (attention) h = local_attention(block / "attentions" / i, h, cond, c, level);
       skips.push_back(h);
     }
     if (level + 1 == levels) break;
@@ -98,7 +99,7 @@ Tensor mid_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditionin
   o.scale_factor = c.mid_block_scale_factor;
   h = resnet(s / "mid_block.resnets.0", h, cond, o);
   if (*c.mid_block_type == "UNetMidBlock2D") return h;
-  h = attend(s / "mid_block.attentions.0", h, cond, c, c.block_out_channels.size() - 1, true);
+  h = local_attention(s / "mid_block.attentions.0", h, cond, c, c.block_out_channels.size() - 1, true);
   return resnet(s / "mid_block.resnets.1", h, cond, o);
 }
 
@@ -112,7 +113,7 @@ Tensor up_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioning
       h = concatenate({h, skips.back()}, -1);
       skips.pop_back();
       h = resnet(block / "resnets" / k, h, cond, resnet_options(c, c.block_out_channels[level]));
-      if (attention) h = attend(block / "attentions" / k, h, cond, c, level);
+      if (attention) h = local_attention(block / "attentions" / k, h, cond, c, level);
     }
     if (level > 0) h = upsample(block, h, skips.back().dim(1), skips.back().dim(2), true);
   }

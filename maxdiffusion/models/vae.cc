@@ -24,7 +24,7 @@ Tensor resnet(const Scope& s, Tensor x, const VaeConfig& c, int64_t out) {
 }
 
 /// One head over all pixels, with a residual.
-Tensor attend(const Scope& s, Tensor x, const VaeConfig& c) {
+Tensor local_attention(const Scope& s, Tensor x, const VaeConfig& c) {
   auto path = s.path_scope();
   Tensor n = reshape(nn::group_norm(s / "group_norm", x, c.norm_num_groups, kEps, "", false),
                      {x.dim(0), x.dim(1) * x.dim(2), x.dim(3)});
@@ -34,7 +34,7 @@ Tensor attend(const Scope& s, Tensor x, const VaeConfig& c) {
 
 Tensor mid(const Scope& s, Tensor h, const VaeConfig& c) {
   h = resnet(s / "resnets.0", h, c, h.dim(-1));
-  if (c.mid_block_add_attention) h = attend(s / "attentions.0", h, c);
+  if (c.mid_block_add_attention) h = local_attention(s / "attentions.0", h, c);
   return resnet(s / "resnets.1", h, c, h.dim(-1));
 }
 
@@ -62,7 +62,7 @@ class KlAutoencoder final : public Autoencoder {
   }
   /// scaling_factor: one over the latents' standard deviation (Rombach et al. 2022, appendix G).
   nlohmann::json with_measured_latent_scale(nlohmann::json config, const EachMoments& each) const override {
-    const Spread spread = spread_of(each);
+    const MeanAndStd spread = mean_and_std(each);
     const double scale = 1 / spread.deviation;
     config["scaling_factor"] = scale;
     if (const auto shift = config.find("shift_factor"); shift != config.end() && !shift->is_null()) {

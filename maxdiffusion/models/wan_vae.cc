@@ -51,7 +51,7 @@ Tensor resnet(const Scope& s, Tensor x, int64_t out, FrameMemory& memory) {
 }
 
 /// One head over the pixels of each frame, with a residual.
-Tensor attend(const Scope& s, Tensor x) {
+Tensor local_attention(const Scope& s, Tensor x) {
   auto path = s.path_scope();
   return x + per_frame(x, [&s](Tensor frame) {
            const int64_t n = frame.dim(0), length = frame.dim(1) * frame.dim(2), c = frame.dim(3);
@@ -66,7 +66,7 @@ Tensor attend(const Scope& s, Tensor x) {
 
 Tensor mid(const Scope& s, Tensor h, FrameMemory& memory) {
   h = resnet(s / "resnets.0", h, h.dim(-1), memory);
-  h = attend(s / "attentions.0", h);
+  h = local_attention(s / "attentions.0", h);
   return resnet(s / "resnets.1", h, h.dim(-1), memory);
 }
 
@@ -159,7 +159,7 @@ Tensor encode_levels(const Scope& s, const WanVaeConfig& c, Tensor h, FrameMemor
     const bool attention = std::ranges::find(c.attn_scales, scale) != c.attn_scales.end();
     for (int64_t i = 0; i < c.num_res_blocks; ++i) {
       h = resnet(s / block++, h, c.base_dim * c.dim_mult[level], memory);
-      if (attention) h = attend(s / block++, h);
+      if (attention) h = local_attention(s / block++, h);
     }
     if (level + 1 < c.dim_mult.size()) h = downsample(s / block++, h, c.temperal_downsample[level], memory);
   }

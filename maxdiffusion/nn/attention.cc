@@ -20,17 +20,17 @@ AttentionOptions attention_options(const Scope& s, AttentionAxes axes) {
 
 namespace {
 
-Tensor attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o, const char* name) {
+Tensor local_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& o, const char* name) {
   return named(named(attention(named(q, value::kXqOut), named(k, value::kXkOut), v, o), name), value::kAttnOutput);
 }
 
 }  // namespace
 
 Tensor self_attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
-  return attend(q, k, v, o, value::kSelfAttn);
+  return local_attention(q, k, v, o, value::kSelfAttn);
 }
 Tensor cross_attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
-  return attend(q, k, v, o, value::kCrossAttn);
+  return local_attention(q, k, v, o, value::kCrossAttn);
 }
 
 Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const MultiHeadOptions& o) {

@@ -145,7 +145,7 @@ struct LayerNormCall {
 };
 constexpr KernelRow<LayerNormCall, Tensor> kLayerNorms[] = {
     {kLayerNormKernel,
-     [](const LayerNormCall& c) { return kernels_take_parts({c.x}) ? nullptr : kNoPartsForCpuKernels; },
+     [](const LayerNormCall& c) { return kernels_support_shards({c.x}) ? nullptr : kNoPartsForCpuKernels; },
      [](const LayerNormCall& c) { return last_by_kernel(c.x, c.w, c.b, c.eps, c.axes()); }},
     {"composed", never, [](const LayerNormCall& c) { return normalize_last(c.x, c.w, c.b, c.eps); }},
 };
@@ -167,7 +167,7 @@ Tensor activated(const GroupNormCall& c, Tensor y) { return c.activation.empty()
 
 constexpr KernelRow<GroupNormCall, Tensor> kGroupNorms[] = {
     {kGroupNormKernel,
-     [](const GroupNormCall& c) { return kernels_take_parts({c.x}) ? nullptr : kNoPartsForCpuKernels; },
+     [](const GroupNormCall& c) { return kernels_support_shards({c.x}) ? nullptr : kNoPartsForCpuKernels; },
      [](const GroupNormCall& c) {
        const bool silu = c.activation == "silu" || c.activation == "swish";
        Tensor y = groups_by_kernel(c.x, c.w, c.b, c.groups, c.eps, silu, c.axes());

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/mesh/pieces.h"
+#include "maxdiffusion/mesh/shards.h"
 
 namespace md {
 namespace {
@@ -68,7 +68,7 @@ TEST(InitialValue, OfAPartIsThatPartOfTheWhole) {
       for (int64_t stacked : {0, 6}) {
         Param p = make(stacked ? "blocks.*.w" : "w", {6, 5, 8, 3}, init, stacked);
         p.shape.dtype = type;
-        const ArrayPieces whole = initial_value(p, 11);
+        const ShardedArray whole = initial_value(p, 11);
         for (const Slice& s : {Slice::all(p.shape.dims), Slice{{2, 0, 0, 0}, {3, 5, 8, 3}},
                                Slice{{1, 2, 0, 0}, {1, 2, 8, 3}}, Slice{{0, 1, 4, 0}, {6, 3, 4, 3}},
                                Slice{{3, 0, 0, 2}, {2, 5, 8, 1}}, Slice{{5, 4, 7, 2}, {1, 1, 1, 1}}}) {
@@ -81,7 +81,7 @@ TEST(InitialValue, OfAPartIsThatPartOfTheWhole) {
 
 TEST(InitialValue, OfALargePartIsThatPartOfTheWhole) {  // drawn by several threads, whose runs end within rows
   const Param p = make("w", {500, 333}, init::normal(1));
-  const ArrayPieces whole = initial_value(p, 3);
+  const ShardedArray whole = initial_value(p, 3);
   for (const Slice& s : {Slice{{100, 0}, {400, 333}}, Slice{{7, 100}, {450, 201}}}) {
     const HostArray part = initial_value(p, 3, s), expected = whole.read(s);
     EXPECT_EQ(0, std::memcmp(part.data(), expected.data(), part.bytes())) << to_string(s);

@@ -83,7 +83,7 @@ Grads wide_gradients(const Quantization& q, Tensor x, Tensor w, const LogicalAxe
     b = gather_weight(b, axes);
   }
   const Grads d = vjp({f(a, b)}, {dy}, {a, b});
-  return {d[0], split_as_stored(d[1], axes)};
+  return {d[0], shard_as_stored(d[1], axes)};
 }
 
 /// Cotangents where dy is quantized too: for each operand anew, once it holds the other's scale. All operands are one
@@ -99,7 +99,7 @@ Grads narrow_gradients(const Quantization& q, DType type, Tensor x, Tensor w, co
     const Tensor d = vjp({f(a, b)}, {cast(g.values, wide)}, {mine})[0];
     return cast(cast(d, DType::f32) * reshape(g.scale, {}), wide);
   };
-  Grads grads = {of(a, o.w), split_as_stored(of(b, o.x), axes)};
+  Grads grads = {of(a, o.w), shard_as_stored(of(b, o.x), axes)};
   if (w.rank() != 2) return grads;
   auto where_kept = [](Tensor d, Tensor operand, Tensor bound, const Calibration& c) {
     return c.clips() ? where(le(abs(cast(operand, DType::f32)), bound), d, zeros_like(d)) : d;

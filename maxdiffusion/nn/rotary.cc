@@ -37,7 +37,7 @@ Rotary grid_rotary(Graph& g, const Dims& grid, const Dims& sizes) {
   return {reshape(concatenate(cosines, axis), tokens), reshape(concatenate(sines, axis), tokens)};
 }
 
-Rotary behind_unturned(int64_t tokens, const Rotary& r) {
+Rotary with_unrotated_prefix(int64_t tokens, const Rotary& r) {
   const Dims before = {0, tokens, 0, 0}, after = {0, 0, 0, 0};
   return {pad(r.cosines, 1, before, after), pad(r.sines, 0, before, after)};
 }

@@ -15,7 +15,7 @@ struct Rotary {
 /// place along grid axis 0, and so on; those of axis i by angles place · 10000^(−2k/sizes[i]). Sizes are even.
 Rotary grid_rotary(Graph& g, const Dims& grid, const Dims& sizes);
 /// The same behind `tokens` more, which are not turned.
-Rotary behind_unturned(int64_t tokens, const Rotary& r);
+Rotary with_unrotated_prefix(int64_t tokens, const Rotary& r);
 
 /// Turns x [B, S, N, d]. The result holds all first members of the pairs, then all second ones: products of queries
 /// with keys do not see an order that both have. Computed in f32.

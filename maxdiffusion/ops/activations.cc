@@ -16,7 +16,7 @@ Tensor silu(Tensor x) { return x * sigmoid(x); }
 
 namespace {
 
-bool kernel_takes(Tensor x) { return x.rank() > 0 && kernels_take({x}); }
+bool kernel_takes(Tensor x) { return x.rank() > 0 && kernels_support({x}); }
 
 /// x, or its gated half, by the kernel.
 Tensor call_gelu(Tensor x, const char* by, bool gated) {

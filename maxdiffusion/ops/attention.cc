@@ -29,24 +29,24 @@ namespace {
 struct KernelName {
   const char* name;
   bool flash;  // keep no logits
-  KeysTravel travel = KeysTravel::least_sent;
+  ContextParallelism travel = ContextParallelism::automatic;
 };
 constexpr KernelName kNames[] = {
     {"dot_product", false},
     {"flash", true},
-    {"ring", true, KeysTravel::ring},
-    {"ulysses", true, KeysTravel::exchanged},
-    {"ulysses_ring", true, KeysTravel::exchanged_or_ring},
+    {"ring", true, ContextParallelism::ring},
+    {"ulysses", true, ContextParallelism::ulysses},
+    {"ulysses_ring", true, ContextParallelism::ulysses_or_ring},
     // The reference's names for other programs of the same exact attention.
     {"tokamax_flash", true},
     {"cudnn_flash_te", true},
-    {"tokamax_ring", true, KeysTravel::ring},
-    {"tokamax_ring_custom", true, KeysTravel::ring},
-    {"ulysses_custom", true, KeysTravel::exchanged},
-    {"ulysses_custom_fixed_m", true, KeysTravel::exchanged},
-    {"ulysses_ring_custom", true, KeysTravel::exchanged_or_ring},
-    {"ulysses_ring_custom_bidir", true, KeysTravel::exchanged_or_ring},
-    {"ulysses_ring_custom_fixed_m", true, KeysTravel::exchanged_or_ring},
+    {"tokamax_ring", true, ContextParallelism::ring},
+    {"tokamax_ring_custom", true, ContextParallelism::ring},
+    {"ulysses_custom", true, ContextParallelism::ulysses},
+    {"ulysses_custom_fixed_m", true, ContextParallelism::ulysses},
+    {"ulysses_ring_custom", true, ContextParallelism::ulysses_or_ring},
+    {"ulysses_ring_custom_bidir", true, ContextParallelism::ulysses_or_ring},
+    {"ulysses_ring_custom_fixed_m", true, ContextParallelism::ulysses_or_ring},
 };
 
 const KernelName& kernel_named(const std::string& name) {
@@ -95,7 +95,7 @@ const char* mesh_refuses(const AttentionCall& c) { return mesh_attention_refuses
 
 const char* cpu_kernel_refuses(const AttentionCall& c) {
   if (c.options.bias) return "there is a bias";
-  return kernels_take({c.q, c.k, c.v}) ? nullptr : kNotForCpuKernels;
+  return kernels_support({c.q, c.k, c.v}) ? nullptr : kNotForCpuKernels;
 }
 
 const char* flash_refuses(const AttentionCall& c) {
@@ -110,11 +110,11 @@ Tensor with_its_gradient(const AttentionCall& c, bool in_blocks) {
   return custom_vjp(
       {c.q, c.k, c.v},
       [how](const std::vector<Tensor>& x) {
-        const AttentionResult r = attend(x[0], x[1], x[2], how);
+        const AttentionResult r = local_attention(x[0], x[1], x[2], how);
         return std::vector<Tensor>{cast(r.y, x[0].dtype()), r.lse};
       },
       [how](const std::vector<Tensor>& x, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
-        const AttentionGradient g = attend_gradient(x[0], x[1], x[2], out[0], out[1], dys[0], how);
+        const AttentionGradient g = local_attention_gradient(x[0], x[1], x[2], out[0], out[1], dys[0], how);
         const DType type = x[0].dtype();
         return {cast(g.q, type), cast(g.k, type), cast(g.v, type)};
       })[0];
@@ -128,7 +128,7 @@ Tensor dot_product(const AttentionCall& c) {
   LocalAttention how = c.how(false);
   how.bias = c.options.bias;
   while (how.bias.rank() < 4) how.bias = expand_dims(how.bias, 0);
-  return cast(attend(c.q, c.k, c.v, how).y, c.q.dtype());
+  return cast(local_attention(c.q, c.k, c.v, how).y, c.q.dtype());
 }
 
 constexpr AttentionRow kKernels[] = {
@@ -136,7 +136,8 @@ constexpr AttentionRow kKernels[] = {
      [](const AttentionCall& c) {
        return mesh_attention(c.q, c.k, c.v, c.options, c.asked.travel, c.asked.flash && c.is_long());
      }},
-    {kAttentionKernel, cpu_kernel_refuses, [](const AttentionCall& c) { return attend(c.q, c.k, c.v, c.how(true)).y; }},
+    {kAttentionKernel, cpu_kernel_refuses,
+     [](const AttentionCall& c) { return local_attention(c.q, c.k, c.v, c.how(true)).y; }},
     {"flash", flash_refuses, flash},
     {"dot_product", never, dot_product},
 };
@@ -157,7 +158,7 @@ Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
   const AttentionRow& row = kernel_for(kKernels, call);
   if (asked.flash && &row == std::end(kKernels) - 1)
     log_info_once("attention={}: {} is used where {}", options.kernel, row.name, flash_refuses(call));
-  else if (asked.travel != KeysTravel::least_sent && &row != kKernels)
+  else if (asked.travel != ContextParallelism::automatic && &row != kKernels)
     log_info_once("attention={}: {} is used where {}", options.kernel, row.name, mesh_refuses(call));
   return row.build(call);
 }

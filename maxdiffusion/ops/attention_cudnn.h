@@ -15,7 +15,7 @@ inline constexpr const char* kCudnnAttentionGradCall = "__cudnn$fmhaSoftmaxBackw
 /// Why cuDNN cannot take these arrays; null: it can.
 const char* cudnn_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
 
-/// As attend() and attend_gradient(); all in the type of q, lse in f32.
+/// As local_attention() and local_attention_gradient(); all in the type of q, lse in f32.
 AttentionResult cudnn_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
 AttentionGradient cudnn_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
                                            const LocalAttention& how);

@@ -60,17 +60,18 @@ struct Plan {
   LocalAttention how;
 };
 
-Way way_for(const Plan& p, KeysTravel travel, int64_t heads, int64_t heads_here) {
+Way way_for(const Plan& p, ContextParallelism travel, int64_t heads, int64_t heads_here) {
   if (p.parts == 1 || p.lq != p.lk) return Way::local;
   const bool heads_divide = heads_here % p.parts == 0;
   // Over n devices, of L keys in all, gathering brings (n − 1) / n · 2 L to each and exchanging (n − 1) / n · 4 L / n.
-  if (travel == KeysTravel::least_sent)
+  if (travel == ContextParallelism::automatic)
     return p.sequence.size() == 1 && p.parts > 2 && heads_divide ? Way::exchange : Way::gather;
   if (p.sequence.size() > 1) {
     log_info_once("attention: the sequence is split over {}; keys are gathered", fmt::join(p.sequence, " and "));
     return Way::gather;
   }
-  if (travel == KeysTravel::ring || (travel == KeysTravel::exchanged_or_ring && !heads_divide)) return Way::ring;
+  if (travel == ContextParallelism::ring || (travel == ContextParallelism::ulysses_or_ring && !heads_divide))
+    return Way::ring;
   check(heads_divide, Code::invalid_config,
         "Ulysses attention requires the number of heads to be divisible by the context shard count, got heads={} and "
         "context_shards={}{}; use attention=ring, or another ici_context_parallelism",
@@ -79,7 +80,7 @@ Way way_for(const Plan& p, KeysTravel travel, int64_t heads, int64_t heads_here)
   return Way::exchange;
 }
 
-Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, KeysTravel travel, bool in_blocks) {
+Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, ContextParallelism travel, bool in_blocks) {
   const GraphOptions& g = q.graph().options();
   const int64_t devices = g.devices(), heads = q.dim(2);
   Plan p;
@@ -127,11 +128,11 @@ Tensor all_keys(const Plan& p, Tensor x) {
 }
 
 AttentionResult gathered(const Plan& p, Tensor q, Tensor k, Tensor v) {
-  return attend(q, all_keys(p, k), all_keys(p, v), seen(p, q.graph(), {}));
+  return local_attention(q, all_keys(p, k), all_keys(p, v), seen(p, q.graph(), {}));
 }
 
 AttentionGradient gathered_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy) {
-  AttentionGradient g = attend_gradient(q, all_keys(p, k), all_keys(p, v), y, lse, dy, seen(p, q.graph(), {}));
+  AttentionGradient g = local_attention_gradient(q, all_keys(p, k), all_keys(p, v), y, lse, dy, seen(p, q.graph(), {}));
   for (Tensor* d : {&g.k, &g.v})
     *d = p.way == Way::gather ? scatter_sum_over(pad_end(*d, 1, p.padded_k), p.sequence, 1)
                               : all_reduce_sum(*d, p.sequence);
@@ -165,8 +166,8 @@ AttentionResult ring(const Plan& p, Tensor q, Tensor k, Tensor v) {
   const auto out =
       scan(p.parts, {k, v, full(g, 0, {type, q.dims()}), none}, [&](ScanStep& step, const std::vector<Tensor>& c) {
         Tensor next_k = passed_on(p, c[0]), next_v = passed_on(p, c[1]);
-        const AttentionResult part = attend(step.body().capture(q), c[0], c[1], seen_on_hop(p, step.index()));
-        const AttentionResult sum = sum_of_parts({c[2], c[3]}, part, beside);
+        const AttentionResult part = local_attention(step.body().capture(q), c[0], c[1], seen_on_hop(p, step.index()));
+        const AttentionResult sum = merge_attention({c[2], c[3]}, part, beside);
         return ScanResult{{next_k, next_v, sum.y, sum.lse}, {}};
       }).carry;
   return {out[2], out[3]};
@@ -178,8 +179,8 @@ AttentionGradient ring_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Ten
   const auto out = scan(p.parts, {k, v, no_keys, no_keys, none}, [&](ScanStep& step, const std::vector<Tensor>& c) {
                      Tensor next_k = passed_on(p, c[0]), next_v = passed_on(p, c[1]);
                      auto here = [&](Tensor x) { return step.body().capture(x); };
-                     const AttentionGradient part = attend_gradient(here(q), c[0], c[1], here(y), here(lse), here(dy),
-                                                                    seen_on_hop(p, step.index()));
+                     const AttentionGradient part = local_attention_gradient(here(q), c[0], c[1], here(y), here(lse),
+                                                                             here(dy), seen_on_hop(p, step.index()));
                      return ScanResult{{next_k, next_v, passed_on(p, c[2] + cast(part.k, type)),
                                         passed_on(p, c[3] + cast(part.v, type)), c[4] + cast(part.q, type)},
                                        {}};
@@ -198,14 +199,15 @@ Tensor whole_heads(const Plan& p, Tensor x, int64_t padded_length) {
 }
 
 AttentionResult exchanged(const Plan& p, Tensor q, Tensor k, Tensor v) {
-  AttentionResult r = attend(whole_sequence(p, q, p.lq), whole_sequence(p, k, p.lk), whole_sequence(p, v, p.lk), p.how);
+  AttentionResult r =
+      local_attention(whole_sequence(p, q, p.lq), whole_sequence(p, k, p.lk), whole_sequence(p, v, p.lk), p.how);
   return {whole_heads(p, cast(r.y, q.dtype()), p.padded_q), r.lse};
 }
 
 AttentionGradient exchanged_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy) {
   auto here = [&](Tensor x, int64_t length) { return whole_sequence(p, x, length); };
   const AttentionGradient g =
-      attend_gradient(here(q, p.lq), here(k, p.lk), here(v, p.lk), here(y, p.lq), lse, here(dy, p.lq), p.how);
+      local_attention_gradient(here(q, p.lq), here(k, p.lk), here(v, p.lk), here(y, p.lq), lse, here(dy, p.lq), p.how);
   auto back = [&](Tensor x, int64_t length) { return whole_heads(p, cast(x, q.dtype()), length); };
   return {back(g.q, p.padded_q), back(g.k, p.padded_k), back(g.v, p.padded_k)};
 }
@@ -219,7 +221,7 @@ const char* mesh_attention_refuses(Tensor q, const AttentionOptions& options) {
   return options.bias ? "there is a bias" : nullptr;
 }
 
-Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, KeysTravel travel,
+Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, ContextParallelism travel,
                       bool in_blocks) {
   const Plan p = plan_for(q, k, options, travel, in_blocks);
   const DType type = q.dtype();

@@ -189,7 +189,7 @@ AttentionResult in_blocks(Tensor q, Tensor k, Tensor v, const LocalAttention& gi
                                                           first, for_keys(how, cols, col));
                     if (cols.count == 1) return ScanResult{{part.y, part.lse}, {}};
                     const AttentionResult sum =
-                        sum_of_parts({sums[0], sums[1]}, part, [](Tensor lse) { return expand_dims(lse, -1); });
+                        merge_attention({sums[0], sums[1]}, part, [](Tensor lse) { return expand_dims(lse, -1); });
                     return ScanResult{{sum.y, sum.lse}, {}};
                   })
           .carry;
@@ -286,7 +286,7 @@ struct Functions {
 const char* kernel_refuses(const Call& c) {
   if (c.how.bias) return "there is a bias";
   if (c.how.first_query || c.how.first_key || c.how.keys >= 0) return "positions are told";
-  return kernels_take({c.q, c.k, c.v}) ? nullptr : kNotForCpuKernels;
+  return kernels_support({c.q, c.k, c.v}) ? nullptr : kNotForCpuKernels;
 }
 
 constexpr Functions kKernel = {
@@ -337,18 +337,18 @@ double attention_flops(const Node& n, double products) {
 
 DType attention_sum_type(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
 
-AttentionResult sum_of_parts(const AttentionResult& a, const AttentionResult& b, Tensor (*beside)(Tensor lse)) {
+AttentionResult merge_attention(const AttentionResult& a, const AttentionResult& b, Tensor (*beside)(Tensor lse)) {
   Tensor most = maximum(a.lse, b.lse), of_a = exp(a.lse - most), of_b = exp(b.lse - most), total = of_a + of_b;
   const DType type = total.dtype();
   return {(cast(a.y, type) * beside(of_a) + cast(b.y, type) * beside(of_b)) / beside(total), most + log(total)};
 }
 
-AttentionResult attend(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
+AttentionResult local_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
   return functions_for({q, k, v, how}).forward(q, k, v, how);
 }
 
-AttentionGradient attend_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                                  const LocalAttention& how) {
+AttentionGradient local_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
+                                           const LocalAttention& how) {
   return functions_for({q, k, v, how}).gradient(q, k, v, y, lse, dy, how);
 }
 

@@ -35,17 +35,17 @@ struct AttentionResult {
   Tensor lse;  // f32 (f64) [B, H, Lq]: logarithm of each row's sum of exponentials
 };
 /// Of two parts of the keys together. `beside` gives lse the shape of y. y in f32 (f64).
-AttentionResult sum_of_parts(const AttentionResult& a, const AttentionResult& b, Tensor (*beside)(Tensor lse));
+AttentionResult merge_attention(const AttentionResult& a, const AttentionResult& b, Tensor (*beside)(Tensor lse));
 
 /// A query that sees no key gets a finite y, and an lse so small that the part counts nothing in a sum of parts.
-AttentionResult attend(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
+AttentionResult local_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
 
 /// Gradients of q, k and v, in f32 (f64) or like q, from this part of the keys: y and lse are those of all keys.
 struct AttentionGradient {
   Tensor q, k, v;
 };
-AttentionGradient attend_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                                  const LocalAttention& how);
+AttentionGradient local_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
+                                           const LocalAttention& how);
 
 /// Of a node whose first inputs are q and k: operations of `products` matrix products of the size of q·kᵀ.
 double attention_flops(const Node& n, double products);

@@ -70,18 +70,18 @@ void emit_scan(EmitCtx& c) {
       const Value& x = c.in(static_cast<int>(a.carries + i));
       Shape one = x.shape;
       one.dims[0] = 1;
-      Value piece =
+      Value slice =
           r.emit("stablehlo.dynamic_slice", at_row(x, x.shape.rank()), one, "slice_sizes = " + mlir_array(one.dims));
-      inner.push_back(r.emit("stablehlo.reshape", {piece}, row_shape(x.shape)));
+      inner.push_back(r.emit("stablehlo.reshape", {slice}, row_shape(x.shape)));
     }
     std::vector<Value> results = r.inline_body(body, inner);
     std::vector<Value> next = {r.emit("stablehlo.add", {args[0], r.constant_int(1, counter)}, counter)};
     next.insert(next.end(), results.begin(), results.begin() + static_cast<int64_t>(a.carries));
     for (size_t i = a.carries; i < results.size(); ++i) {
       const Value& buffer = args[1 + i];
-      Value piece = r.emit("stablehlo.reshape", {results[i]}, stacked_shape(1, results[i].shape));
+      Value slice = r.emit("stablehlo.reshape", {results[i]}, stacked_shape(1, results[i].shape));
       std::vector<Value> operands = at_row(buffer, buffer.shape.rank());
-      operands.insert(operands.begin() + 1, piece);
+      operands.insert(operands.begin() + 1, slice);
       next.push_back(r.emit("stablehlo.dynamic_update_slice", operands, buffer.shape));
     }
     return next;

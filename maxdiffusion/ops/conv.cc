@@ -379,7 +379,7 @@ const char* dot_refuses(const ConvCall& c) {
 const char* parts_refuse(const ConvCall& c) {
   if (c.x.graph().options().one_device()) return "there is one device";
   if (c.options.axes.empty()) return "nobody says how the result lies on the mesh";
-  if (!kernels_take_parts({c.x, c.w})) return kNoPartsForCpuKernels;
+  if (!kernels_support_shards({c.x, c.w})) return kNoPartsForCpuKernels;
   return cpu_kernel_refuses(c.options, c.w.dims(), c.x.dtype(), sum_type(c.x.dtype()));
 }
 

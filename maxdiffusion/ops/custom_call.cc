@@ -29,7 +29,7 @@ std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operan
   CustomCall own = call;
   if (call.in_place.empty() && !call.has_side_effect &&
       std::ranges::any_of(cpu_kernels(), [&](const Kernel& k) { return call.target == k.name; }))
-    own.joined_by = kRunKernel;
+    own.fused_by = kFusedCallsKernel;
   return c.emit_call(own, operands);
 }
 
@@ -39,7 +39,7 @@ bool one_kernel_type(const std::vector<Tensor>& arrays) {
          std::ranges::all_of(arrays, [&](Tensor t) { return t.dtype() == type; });
 }
 
-bool kernels_take(const std::vector<Tensor>& arrays) {
+bool kernels_support(const std::vector<Tensor>& arrays) {
   return arrays.front().graph().options().calls_cpu_kernels() && one_kernel_type(arrays);
 }
 

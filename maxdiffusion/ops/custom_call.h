@@ -16,8 +16,8 @@ namespace md {
 bool one_kernel_type(const std::vector<Tensor>& arrays);
 /// Whether the CPU kernels of maxdiffusion/kernels can be called on these arrays: the graph is for one CPU device
 /// (CpuKernels::callable), and the arrays are of one_kernel_type. On meshes: ops/per_device.h.
-bool kernels_take(const std::vector<Tensor>& arrays);
-/// Why a row of a table (ops/kernel_table.h) refuses a call that kernels_take() does not take.
+bool kernels_support(const std::vector<Tensor>& arrays);
+/// Why a row of a table (ops/kernel_table.h) refuses a call that kernels_support() does not take.
 inline constexpr const char* kNotForCpuKernels = "the arrays are not f32 or bf16 on one CPU device";
 
 /// For records that are a call on some platforms. Calls of maxdiffusion/kernels that write over nothing may become one.

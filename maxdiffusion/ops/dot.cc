@@ -271,7 +271,7 @@ constexpr OpDef kAddBias = {
             if (!cpu_kernel_refuses(product) && product.product->sizes[2] == b.dim(0))
               return c.set_out(call_cpu_kernel(product, c.out().dtype, {c.in(1)}));
           }
-          if (c.is_of_call(0) && kernels_take({y}) && (b.dtype() == DType::f32 || b.dtype() == DType::bf16))
+          if (c.is_call_result(0) && kernels_support({y}) && (b.dtype() == DType::f32 || b.dtype() == DType::bf16))
             return c.set_out(emit_custom_call(c, {c.in(0), c.unrounded(1)},
                                               {.target = kAddKernel, .results = {c.out()}, .backend_config = {}})[0]);
           const Value bias =

@@ -72,9 +72,9 @@ std::vector<OpSample> small_integers() { return {{.inputs = {s32({5}), s32({5})}
 bool add_is_kernel(EmitCtx& c) {
   constexpr int64_t kSmall = 4096;
   const Node& n = c.node();
-  if (!kernels_take(n.inputs) || c.out().elements() < kSmall) return false;
-  auto written = [&](int i) { return c.is_of_call(i) || c.uses(n.inputs[static_cast<size_t>(i)]) > 1; };
-  return (c.is_of_call(0) || c.is_of_call(1)) && written(0) && written(1);
+  if (!kernels_support(n.inputs) || c.out().elements() < kSmall) return false;
+  auto written = [&](int i) { return c.is_call_result(i) || c.uses(n.inputs[static_cast<size_t>(i)]) > 1; };
+  return (c.is_call_result(0) || c.is_call_result(1)) && written(0) && written(1);
 }
 
 constexpr OpDef kAdd = {

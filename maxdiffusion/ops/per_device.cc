@@ -19,7 +19,7 @@ DimAxes dim_axes(Tensor x, const LogicalAxes& names) {
   return o.one_device() || !o.resolve || names.empty() ? DimAxes(x.dims().size()) : o.resolve(names, x.dims());
 }
 
-bool kernels_take_parts(const std::vector<Tensor>& arrays) {
+bool kernels_support_shards(const std::vector<Tensor>& arrays) {
   const GraphOptions& o = arrays.front().graph().options();
   return o.cpu_kernels.callable && (o.one_device() || o.resolve) && one_kernel_type(arrays);
 }

@@ -11,9 +11,9 @@ namespace md {
 /// Mesh axes of an array whose dims have these logical names, which must be as many; no names, or one device: whole.
 DimAxes dim_axes(Tensor x, const LogicalAxes& names);
 
-/// As kernels_take() (ops/custom_call.h), on one device or on each of a mesh.
-bool kernels_take_parts(const std::vector<Tensor>& arrays);
-/// Why a row of a table refuses a call that kernels_take_parts() does not take.
+/// As kernels_support() (ops/custom_call.h), on one device or on each of a mesh.
+bool kernels_support_shards(const std::vector<Tensor>& arrays);
+/// Why a row of a table refuses a call that kernels_support_shards() does not take.
 inline constexpr const char* kNoPartsForCpuKernels = "the arrays are not f32 or bf16 on CPU devices";
 
 /// body(inputs) where there is one device. On a mesh each device has the parts of the inputs that `in` says, one entry

@@ -24,7 +24,7 @@ Tensor plain(Tensor x, Tensor w, Precision precision) {
 const char* parts_refuse(const Call& c) {
   const GraphOptions& o = c.x.graph().options();
   if (o.one_device()) return "there is one device";
-  if (!kernels_take_parts({c.x, c.w})) return kNoPartsForCpuKernels;
+  if (!kernels_support_shards({c.x, c.w})) return kNoPartsForCpuKernels;
   const auto size = static_cast<double>(c.x.shape().elements()) * static_cast<double>(c.w.dim(0));
   return product_kernel_pays(o, c.x.dtype(), size / static_cast<double>(o.devices()))
              ? nullptr

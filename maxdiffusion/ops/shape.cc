@@ -89,7 +89,7 @@ constexpr OpDef kTranspose = {
     },
 };
 
-struct Spread {
+struct MeanAndStd {
   Dims to;
   Axes dims;  // axis i of the operand becomes axis dims[i]
 };
@@ -98,7 +98,7 @@ constexpr OpDef kBroadcast = {
     .name = "broadcast_in_dim",
     .infer =
         [](const InferCtx& c) {
-          const auto& s = c.attrs<Spread>();
+          const auto& s = c.attrs<MeanAndStd>();
           bool ok = s.dims.size() == c.in[0].dims.size();
           for (size_t i = 0; ok && i < s.dims.size(); ++i)
             ok = s.dims[i] >= 0 && s.dims[i] < static_cast<int64_t>(s.to.size()) &&
@@ -108,9 +108,9 @@ constexpr OpDef kBroadcast = {
           require_distinct(c, s.dims);
           return std::vector<Shape>{{c.in[0].dtype, s.to}};
         },
-    .emit = [](EmitCtx& c) { c.set_out(c.broadcast(c.in(), c.out().dims, c.attrs<Spread>().dims)); },
+    .emit = [](EmitCtx& c) { c.set_out(c.broadcast(c.in(), c.out().dims, c.attrs<MeanAndStd>().dims)); },
     .vjp = [](const VjpCtx& c) -> Grads {
-      const auto& s = c.attrs<Spread>();
+      const auto& s = c.attrs<MeanAndStd>();
       Tensor x = c.in();
       Axes summed, kept;  // of the result
       for (int64_t a = 0; a < static_cast<int64_t>(s.to.size()); ++a) {
@@ -126,10 +126,10 @@ constexpr OpDef kBroadcast = {
       return {reshape(transpose(g, order), x.dims())};
     },
     .samples = []() -> std::vector<OpSample> {
-      return {{{f64({3})}, Spread{{2, 3}, {1}}},
-              {{f64({2, 1})}, Spread{{2, 4, 3}, {0, 2}}},
-              {{f64({})}, Spread{{2, 2}, {}}},
-              {{f64({2, 3})}, Spread{{3, 4, 2}, {2, 0}}}};
+      return {{{f64({3})}, MeanAndStd{{2, 3}, {1}}},
+              {{f64({2, 1})}, MeanAndStd{{2, 4, 3}, {0, 2}}},
+              {{f64({})}, MeanAndStd{{2, 2}, {}}},
+              {{f64({2, 3})}, MeanAndStd{{3, 4, 2}, {2, 0}}}};
     },
     .cheap = true,
 };
@@ -261,9 +261,9 @@ constexpr OpDef kConcatenate = {
           bool of_call = false;  // else the compiler may make what it concatenates where it puts it
           for (int i = 0; i < c.in_count(); ++i) {
             parts.push_back(c.in(i));
-            of_call = of_call || c.is_of_call(i);
+            of_call = of_call || c.is_call_result(i);
           }
-          if (of_call && c.out().elements() >= kSmall && kernels_take(c.node().inputs))
+          if (of_call && c.out().elements() >= kSmall && kernels_support(c.node().inputs))
             return c.set_out(emit_custom_call(c, parts,
                                               {.target = kConcatenateKernel,
                                                .results = {c.out()},
@@ -402,7 +402,7 @@ Tensor broadcast_in_dim(Tensor x, Dims to, Axes dims) {
   dims = normalized(std::move(dims), static_cast<int64_t>(to.size()));
   if (to == x.dims() && dims == counting(x.rank())) return x;
   if (auto value = splat_value(x); value && x.rank() == 0) return full(x.graph(), *value, {x.dtype(), to});
-  return apply(kBroadcast, {x}, Spread{std::move(to), std::move(dims)});
+  return apply(kBroadcast, {x}, MeanAndStd{std::move(to), std::move(dims)});
 }
 
 Tensor expand_dims(Tensor x, int64_t axis) {

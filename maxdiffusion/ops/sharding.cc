@@ -450,7 +450,7 @@ Tensor gather_weight(Tensor weight, const LogicalAxes& names) {
   return shard_axes(weight, used, stored);
 }
 
-Tensor split_as_stored(Tensor gradient, const LogicalAxes& names) {
+Tensor shard_as_stored(Tensor gradient, const LogicalAxes& names) {
   const GraphOptions& o = gradient.graph().options();
   if (o.devices() == 1 || !o.resolve || names.empty()) return gradient;
   return shard_axes(gradient, o.resolve(names, gradient.dims()));

@@ -24,7 +24,7 @@ DimAxes axes_in_use(Tensor weight, const LogicalAxes& names);
 /// are split over the same axis, picks poor plans, and on three axes a wrong one (its dots then permute the batch).
 Tensor gather_weight(Tensor weight, const LogicalAxes& names);
 /// A weight's gradient, split as the weight with these logical names is stored.
-Tensor split_as_stored(Tensor gradient, const LogicalAxes& names);
+Tensor shard_as_stored(Tensor gradient, const LogicalAxes& names);
 
 /// Code per device over `manual` mesh axes (sdy.manual_computation): the body sees local shapes and may use the
 /// collectives below. `in`/`out`: mesh axes per dim of each argument and result.

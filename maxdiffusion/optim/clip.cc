@@ -42,7 +42,7 @@ Tensor squares_by_kernel(const std::vector<Tensor>& grads, double max_value) {
 
 /// The same on one device, or f32[1] without a limit.
 Tensor squares_here(const std::vector<Tensor>& grads, double max_value) {
-  if (kernels_take(grads)) return squares_by_kernel(grads, max_value);
+  if (kernels_support(grads)) return squares_by_kernel(grads, max_value);
   std::vector<Tensor> sums = {sum_of_squares(grads)};
   if (max_value > 0) {
     std::vector<Tensor> limited;
@@ -82,7 +82,7 @@ Tensor squares_on_mesh(const std::vector<Tensor>& grads, const std::vector<DimAx
 GradientSquares gradient_squares(const std::vector<Tensor>& grads, const std::vector<DimAxes>& axes, double max_value) {
   const GraphOptions& o = grads[0].graph().options();
   const bool split = std::ranges::any_of(axes, [](const DimAxes& a) { return !splitting(a).empty(); });
-  const bool by_parts = !o.one_device() && (split || kernels_take_parts(grads));
+  const bool by_parts = !o.one_device() && (split || kernels_support_shards(grads));
   const Tensor squares = by_parts ? squares_on_mesh(grads, axes, max_value) : squares_here(grads, max_value);
   auto element = [&](int64_t i) { return squeeze(slice_axis(squares, 0, i, i + 1), 0); };
   return {element(0), element(squares.dim(0) - 1)};

@@ -41,10 +41,10 @@ SamplingPlan sampling_plan(const Family& family, const SampleTable& table, bool 
   const FamilySpec& spec = family.spec();
   const double times = o.scheduler_config.value("num_train_timesteps", 1000.0),
                boundary = spec.boundary_ratio ? o.boundary_ratio.value_or(*spec.boundary_ratio) * times : 0;
-  SamplingPlan plan{.stretches = {}, .times = table.timesteps, .height = o.size.height, .magcache_ratios = {}};
+  SamplingPlan plan{.stages = {}, .times = table.timesteps, .height = o.size.height, .magcache_ratios = {}};
   if (spec.magcache_ratios) plan.magcache_ratios = spec.magcache_ratios(o.size, images);
   for (double& t : plan.times) t /= times;
-  std::vector<Stretch>& out = plan.stretches;
+  std::vector<SamplingStage>& out = plan.stages;
   for (size_t i = 0; i < table.timesteps.size(); ++i) {
     const size_t which = table.timesteps[i] < boundary ? 1 : 0;
     if (!out.empty() && out.back().denoiser == spec.denoisers.at(which)) {
@@ -57,8 +57,8 @@ SamplingPlan sampling_plan(const Family& family, const SampleTable& table, bool 
   return plan;
 }
 
-CompileConfig lean(CompileConfig config) {
-  config.lean = true;
+CompileConfig minimize_memory(CompileConfig config) {
+  config.minimize_memory = true;
   return config;
 }
 
@@ -98,16 +98,15 @@ std::shared_ptr<const Program> compile_with_weights(const Devices& devices, cons
     std::erase_if(read, [&](const auto& a) { return !missing.contains(a.first); });
     return read;
   });
-  std::shared_ptr<const Program> program = resident.programs.compile(devices, g, lean(o.compile), name);
+  std::shared_ptr<const Program> program = resident.programs.compile(devices, g, minimize_memory(o.compile), name);
   place(devices, *program, values.get(), resident.weights);
   return program;
 }
 
 /// Family::prompt_cache of each group of samples, whose conditioning `of_group` gives; fills steps.context. Nothing
 /// where the family has none.
-std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& weights, StretchSetup& steps,
-                                    size_t groups, const std::function<HostArrays(size_t)>& of_group,
-                                    ResidentDenoiser& resident) {
+std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& weights, StageGraph& steps, size_t groups,
+                                    const std::function<HostArrays(size_t)>& of_group, ResidentDenoiser& resident) {
   std::map<std::string, Shape> shapes;
   auto build = [&](Graph& g, const ScopeOf& scope) {
     for (const auto& [name, x] : steps.family.prompt_cache(steps.models(scope, g), prompt_inputs(g, steps))) {
@@ -122,7 +121,7 @@ std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& wei
     log_warning("use_kv_cache has no effect on this model");
     return contexts;
   }
-  log_info("keys and values of the prompt are made once for all steps of {}", steps.stretch.denoiser);
+  log_info("keys and values of the prompt are made once for all steps of {}", steps.stage.denoiser);
   const auto program = compile_with_weights(devices, weights, steps.options, "context", build, resident);
   for (size_t group = 0; group < groups; ++group) {
     ArrayMap given;
@@ -210,7 +209,7 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
   const std::vector<std::string>& second = o.second_negative_prompts;
   if (negative.empty() && family.spec().zero_empty_prompt) {
     if (!second.empty()) log_warning("negative_prompt_2 has no effect without negative_prompt: this model takes zeros");
-    for (const auto& [name, a] : out.positive) out.negative[name] = zeros_as(a);
+    for (const auto& [name, a] : out.positive) out.negative[name] = zeros_like(a);
   } else {  // as in diffusers, clip_skip is not for these
     if (negative.empty()) negative = {""};
     const size_t n = std::max(negative.size(), second.size());
@@ -263,9 +262,9 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   const std::unique_ptr<StepCache> cache = make_step_cache(o.cache, plan);
   const bool one_by_one = o.step_by_step || cache;
   if (o.progress) o.progress(done, work);
-  for (const Stretch& stretch : plan.stretches) {
-    const int64_t at_once = one_by_one ? 1 : stretch.steps;
-    StretchSetup steps{family, *scheduler, stretch, prompts, o, batch, columns, {}};
+  for (const SamplingStage& stage : plan.stages) {
+    const int64_t at_once = one_by_one ? 1 : stage.steps;
+    StageGraph steps{family, *scheduler, stage, prompts, o, batch, columns, {}};
     auto of_group = [&](size_t group) {
       HostArrays in;
       for (const auto& [name, a] : per_sample) in[name] = rows(a, static_cast<int64_t>(group) * batch, batch);
@@ -308,7 +307,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
             build_cached_step(step, scope, steps, latent, *cache, true, of_steps);
           },
           o.scope);
-      reusing = here.programs.compile(devices, g, lean(o.compile), "denoise from the step before");
+      reusing = here.programs.compile(devices, g, minimize_memory(o.compile), "denoise from the step before");
     }
     if (auto memory = program->memory()) log_info("denoising: {}", to_string(*memory));
     for (size_t group = 0; group < carries.size(); ++group) {
@@ -318,15 +317,15 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
       ArrayMap& feed = carries[group];
       if (feed.empty()) {
         in["sample"] = rows(noise, first, batch);
-        for (int64_t i = 0; i < scheduler->history(); ++i) in[fmt::format("history{}", i)] = zeros_as(in["sample"]);
+        for (int64_t i = 0; i < scheduler->history(); ++i) in[fmt::format("history{}", i)] = zeros_like(in["sample"]);
       }
-      for (size_t i = 0; i < of_steps.size(); ++i) in[fmt::format("kept{}", i)] = zeros_as(HostArray(of_steps[i]));
+      for (size_t i = 0; i < of_steps.size(); ++i) in[fmt::format("kept{}", i)] = zeros_like(HostArray(of_steps[i]));
       place(devices, *program, in, feed);
       for (auto& [name, a] : contexts[group]) feed[name] = placed_as_input(devices, *program, name, std::move(a));
-      if (cache) cache->begin(stretch);
+      if (cache) cache->begin(stage);
       PendingArray last, moved;
-      for (int64_t i = stretch.first; i < stretch.first + stretch.steps; i += at_once) {
-        const bool reuse = cache && cache->reuses(stretch, i, [&] { return moved.wait().to_doubles()[0]; });
+      for (int64_t i = stage.first; i < stage.first + stage.steps; i += at_once) {
+        const bool reuse = cache && cache->reuses(stage, i, [&] { return moved.wait().to_doubles()[0]; });
         HostArrays of_step = {
             {"rows", rows(table.rows, i, at_once)}, {"timesteps", rows(times, i, at_once)}, {"start", scalar_s32(i)}};
         if (o.control) of_step["scales"] = rows(scales, i, at_once);
@@ -338,7 +337,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         if (const auto m = out.find("moved"); m != out.end()) moved = fetch(devices, m->second), out.erase(m);
         out.erase("done");
         for (auto& [name, a] : out) feed[name] = std::move(a);  // a reused step leaves kept0 … there
-        if (i > stretch.first) last.wait();                     // the device has the next step already
+        if (i > stage.first) last.wait();                       // the device has the next step already
         last = now;
         done += at_once;
         reused += reuse ? 1 : 0;
@@ -371,17 +370,17 @@ std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOpt
   for (const Field& f : fields) prompts.positive[f.name] = HostArray(batched(1, f.shape));
   const SamplingPlan plan = sampling_plan(family, table, has_images(family, prompts, o), o);
   std::vector<SamplingGraph> graphs;
-  for (const Stretch& stretch : plan.stretches) {
-    if (std::ranges::count(graphs, stretch.denoiser, &SamplingGraph::denoiser) > 0) continue;
-    const StretchSetup steps{
-        family, *scheduler, stretch, prompts, o, o.batch > 0 ? o.batch : o.samples(), table.rows.dims()[1], {}};
+  for (const SamplingStage& stage : plan.stages) {
+    if (std::ranges::count(graphs, stage.denoiser, &SamplingGraph::denoiser) > 0) continue;
+    const StageGraph steps{
+        family, *scheduler, stage, prompts, o, o.batch > 0 ? o.batch : o.samples(), table.rows.dims()[1], {}};
     SamplingGraph& s = graphs.emplace_back();
-    s.denoiser = stretch.denoiser;
+    s.denoiser = stage.denoiser;
     s.graph = std::make_unique<Graph>(placed);
     s.params = params_of(
         *s.graph,
         [&](Graph& g, const ScopeOf& scope) {
-          build_steps(g, scope, steps, o.step_by_step ? 1 : stretch.steps, family.latent_dims(o.size));
+          build_steps(g, scope, steps, o.step_by_step ? 1 : stage.steps, family.latent_dims(o.size));
         },
         o.scope);
   }

@@ -50,10 +50,10 @@ class CfgCache final : public StepCache {
   explicit CfgCache(const SamplingPlan& plan) {
     constexpr int64_t kEvery = 5;
     const int64_t n = plan.steps(), from = n / 3;
-    const bool two = plan.stretches.size() > 1;
+    const bool two = plan.stages.size() > 1;
     const int64_t to = plan.height >= 720 ? static_cast<int64_t>(static_cast<double>(n) * 0.9) : n - (two ? 1 : 2);
     reused_.resize(static_cast<size_t>(n));
-    const Stretch& last = plan.stretches.back();
+    const SamplingStage& last = plan.stages.back();
     for (int64_t s = last.first + 1; s < to; ++s)
       reused_[static_cast<size_t>(s)] = s >= from && (s - from) % kEvery != 0;
     slow_until_ = two ? last.first : n / 2;
@@ -69,7 +69,7 @@ class CfgCache final : public StepCache {
     auto times = [](Tensor x, Tensor y) { return x * broadcast_to(y, x.dims()); };
     return step.guide(positive + times(slow, factor(0)) + times(kept[0] - slow, factor(1)), positive);
   }
-  bool reuses(const Stretch&, int64_t step, const std::function<double()>&) override {
+  bool reuses(const SamplingStage&, int64_t step, const std::function<double()>&) override {
     return reused_[static_cast<size_t>(step)];
   }
   std::vector<float> factors(int64_t step) const override {
@@ -120,10 +120,10 @@ class MagCache final : public StepCache {
     const std::vector<Tensor> halves = split(step.predict_keeping(kept[0]).sample, 2, 0);
     return step.guide(halves[0], halves[1]);
   }
-  void begin(const Stretch&) override { reset(); }
-  bool reuses(const Stretch& stretch, int64_t step, const std::function<double()>&) override {
-    const int64_t since = step - stretch.first;
-    if (since == 0 || since < static_cast<int64_t>(static_cast<double>(stretch.steps) * retention_)) return false;
+  void begin(const SamplingStage&) override { reset(); }
+  bool reuses(const SamplingStage& stage, int64_t step, const std::function<double()>&) override {
+    const int64_t since = step - stage.first;
+    if (since == 0 || since < static_cast<int64_t>(static_cast<double>(stage.steps) * retention_)) return false;
     std::array<double, 2> ratio = ratio_, error = error_;
     for (size_t i = 0; i < 2; ++i) {
       ratio[i] *= ratios_[static_cast<size_t>(step)][i];
@@ -138,8 +138,8 @@ class MagCache final : public StepCache {
   }
   std::string name() const override { return "MagCache"; }
   std::string details() const override {
-    return fmt::format(", high_noise_steps={}, thresh={}, K={}",
-                       plan_.stretches.size() > 1 ? plan_.stretches[0].steps : 0, threshold_, most_);
+    return fmt::format(", high_noise_steps={}, thresh={}, K={}", plan_.stages.size() > 1 ? plan_.stages[0].steps : 0,
+                       threshold_, most_);
   }
 
  private:
@@ -168,12 +168,12 @@ class SenCache final : public StepCache {
     for (int64_t i = 0; i < next.rank(); ++i) all.push_back(i);
     return sqrt(mean(square(next - kept[1]), all, false));
   }
-  bool reuses(const Stretch& stretch, int64_t step, const std::function<double()>& moved) override {
+  bool reuses(const SamplingStage& stage, int64_t step, const std::function<double()>& moved) override {
     constexpr double kTolerance = 0.1, kFirst = 0.3, kLast = 0.9;
     constexpr int64_t kMost = 3;
     const double n = static_cast<double>(plan_.steps()), time = plan_.times[static_cast<size_t>(step)];
     const bool computed =
-        step == stretch.first || step < static_cast<int64_t>(n * kFirst) || step >= static_cast<int64_t>(n * kLast);
+        step == stage.first || step < static_cast<int64_t>(n * kFirst) || step >= static_cast<int64_t>(n * kLast);
     if (!computed) {
       score_ += moved() + std::abs(time - time_);
       if (score_ <= kTolerance && count_ < kMost) {
@@ -202,7 +202,7 @@ Tensor low_frequencies(Tensor x) {
 
 std::unique_ptr<StepCache> make_step_cache(const StepCacheKeys& keys, const SamplingPlan& plan) {
   const std::string key = keys.step_cache();
-  for (const Stretch& s : plan.stretches)
+  for (const SamplingStage& s : plan.stages)
     check(key.empty() || s.guidance > 1, Code::invalid_config,
           "{} needs guidance in every step, but the scale of {} is {}", key, s.denoiser, s.guidance);
   if (keys.use_cfg_cache) return std::make_unique<CfgCache>(plan);

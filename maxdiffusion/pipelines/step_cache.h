@@ -14,7 +14,7 @@
 namespace md {
 
 /// Steps in a row that one component predicts.
-struct Stretch {
+struct SamplingStage {
   std::string denoiser;
   double guidance;
   int64_t first, steps;  // numbers of steps of the whole sampling
@@ -22,7 +22,7 @@ struct Stretch {
 
 /// What is known of a sampling before it starts.
 struct SamplingPlan {
-  std::vector<Stretch> stretches;
+  std::vector<SamplingStage> stages;
   std::vector<double> times;                 // of each step, as parts of all times: 0 to 1
   int64_t height = 0;                        // pixels
   std::vector<double> magcache_ratios = {};  // of FamilySpec::magcache_ratios
@@ -55,10 +55,10 @@ class StepCache {
   virtual Tensor moved(Tensor /*next*/, const std::vector<Tensor>& /*kept*/) const { return {}; }
 
   // --- Decisions, step by step
-  /// Called before the first step of each stretch.
-  virtual void begin(const Stretch&) {}
-  /// Whether a step of this stretch reuses; asked once for each, in order. `moved`: what the step before it gave.
-  virtual bool reuses(const Stretch& stretch, int64_t step, const std::function<double()>& moved) = 0;
+  /// Called before the first step of each stage.
+  virtual void begin(const SamplingStage&) {}
+  /// Whether a step of this stage reuses; asked once for each, in order. `moved`: what the step before it gave.
+  virtual bool reuses(const SamplingStage& stage, int64_t step, const std::function<double()>& moved) = 0;
   /// Numbers that reuse() reads at this step.
   virtual std::vector<float> factors(int64_t /*step*/) const { return {0, 0}; }
   /// Of the log: "MagCache", and what stands behind the counts.

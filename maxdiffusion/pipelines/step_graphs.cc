@@ -18,14 +18,14 @@ Tensor rescaled(Tensor guided, Tensor positive, double phi) {
   return guided * (deviation(positive) / deviation(guided) * phi + (1 - phi));
 }
 
-Tensor batch_input(Graph& g, const StretchSetup& steps, const std::string& name, Shape shape) {
+Tensor batch_input(Graph& g, const StageGraph& steps, const std::string& name, Shape shape) {
   shape.dims[0] = steps.batch;
   return g.input(name, shape, axis::of_batch(shape.dims.size()));
 }
 
 /// Everything that all steps are given, as inputs: prompt_inputs, the shared context, with a ControlNet control_image
 /// [B, H, W, C].
-Conditioning step_inputs(Graph& g, const StretchSetup& steps) {
+Conditioning step_inputs(Graph& g, const StageGraph& steps) {
   Conditioning given = prompt_inputs(g, steps);
   for (const auto& [name, shape] : steps.context) {
     std::vector<std::string> axes(shape.dims.size());
@@ -44,13 +44,13 @@ Conditioning step_inputs(Graph& g, const StretchSetup& steps) {
 }
 
 /// The rows of the positive half.
-Conditioning positive_half(const StretchSetup& steps, Conditioning given) {
+Conditioning positive_half(const StageGraph& steps, Conditioning given) {
   for (auto& [name, x] : given) x = slice_axis(x, steps.context.contains(name) ? 1 : 0, steps.batch, 2 * steps.batch);
   return given;
 }
 
 /// One step's model and guidance. row: of the scheduler's table; time: f32 []; control_scale: f32 [] or absent.
-DenoisingStep step_graph(const StretchSetup& steps, const Models& models, const Conditioning& given, Tensor sample,
+DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Conditioning& given, Tensor sample,
                          Tensor row, Tensor time, Tensor control_scale) {
   DenoisingStep g;
   g.sample = sample;
@@ -69,7 +69,7 @@ DenoisingStep step_graph(const StretchSetup& steps, const Models& models, const 
     return p;
   };
   g.guide = [&steps](Tensor negative, Tensor positive) {
-    Tensor guided = negative + (positive - negative) * steps.stretch.guidance;
+    Tensor guided = negative + (positive - negative) * steps.stage.guidance;
     const double rescale = steps.options.guidance_rescale;
     return rescale > 0 ? rescaled(guided, positive, rescale) : guided;
   };
@@ -91,7 +91,7 @@ void hand_on(Graph& g, const std::string& name, Tensor value) {
 
 }  // namespace
 
-Conditioning prompt_inputs(Graph& g, const StretchSetup& steps) {
+Conditioning prompt_inputs(Graph& g, const StageGraph& steps) {
   Conditioning given;
   for (const auto& [name, rows] : steps.prompts.positive) {
     Tensor x = batch_input(g, steps, name, rows.shape());
@@ -100,7 +100,7 @@ Conditioning prompt_inputs(Graph& g, const StretchSetup& steps) {
   return given;
 }
 
-void build_steps(Graph& g, const ScopeOf& scope, const StretchSetup& steps, int64_t count, const Dims& latent) {
+void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_t count, const Dims& latent) {
   const SampleOptions& o = steps.options;
   Conditioning given = step_inputs(g, steps);
   if (o.cache.use_kv_cache && steps.context.empty())
@@ -131,7 +131,7 @@ void build_steps(Graph& g, const ScopeOf& scope, const StretchSetup& steps, int6
   g.output("done", start);
 }
 
-void build_cached_step(Graph& g, const ScopeOf& scope, const StretchSetup& steps, const Dims& latent,
+void build_cached_step(Graph& g, const ScopeOf& scope, const StageGraph& steps, const Dims& latent,
                        const StepCache& cache, bool reused, std::vector<Shape>& kept) {
   const Conditioning given = step_inputs(g, steps);
   Tensor scale;

@@ -31,7 +31,7 @@ const char* code_name(PJRT_Error_Code code) {
 
 }  // namespace
 
-std::string take_message(const PJRT_Api* api, PJRT_Error* error) {
+std::string take_error_message(const PJRT_Api* api, PJRT_Error* error) {
   if (!error) return {};
   PJRT_Error_Message_Args text{};
   text.struct_size = PJRT_Error_Message_Args_STRUCT_SIZE;
@@ -52,11 +52,11 @@ void throw_if(const PJRT_Api* api, PJRT_Error* error, const char* call) {
   args.struct_size = PJRT_Error_GetCode_Args_STRUCT_SIZE;
   args.error = error;
   if (PJRT_Error* second = api->PJRT_Error_GetCode(&args)) {
-    take_message(api, second);
+    take_error_message(api, second);
     args.code = PJRT_Error_Code_UNKNOWN;
   }
   const Code code = args.code == PJRT_Error_Code_RESOURCE_EXHAUSTED ? Code::out_of_memory : Code::device;
-  fail(code, "{}: {}: {}", call, code_name(args.code), take_message(api, error));
+  fail(code, "{}: {}: {}", call, code_name(args.code), take_error_message(api, error));
 }
 
 PJRT_Buffer_Type buffer_type(DType t) {

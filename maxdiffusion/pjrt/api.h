@@ -17,14 +17,14 @@ namespace md::pjrt {
 /// `error` may be null; otherwise it is freed and thrown as device (or out_of_memory) with `call` in the message.
 void throw_if(const PJRT_Api* api, PJRT_Error* error, const char* call);
 /// The text of an owned error, freed.
-std::string take_message(const PJRT_Api* api, PJRT_Error* error);
+std::string take_error_message(const PJRT_Api* api, PJRT_Error* error);
 
 #define PJRT_CALL(api, fn, args) \
   ((args).struct_size = fn##_Args_STRUCT_SIZE, ::md::pjrt::throw_if((api), (api)->fn(&(args)), #fn))
 
 /// For destructors: an error is freed and forgotten.
 #define PJRT_CALL_QUIET(api, fn, args) \
-  ((args).struct_size = fn##_Args_STRUCT_SIZE, (void)::md::pjrt::take_message((api), (api)->fn(&(args))))
+  ((args).struct_size = fn##_Args_STRUCT_SIZE, (void)::md::pjrt::take_error_message((api), (api)->fn(&(args))))
 
 PJRT_Buffer_Type buffer_type(DType t);
 

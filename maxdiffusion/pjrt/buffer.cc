@@ -52,7 +52,7 @@ void Event::keep_alive(std::shared_ptr<const void> owner) const {
   args.user_arg = kept.get();
   args.callback = [](PJRT_Error* error, void* arg) {
     auto* k = static_cast<Kept*>(arg);
-    take_message(k->api, error);  // whoever waits for the contents gets the error
+    take_error_message(k->api, error);  // whoever waits for the contents gets the error
     delete k;
   };
   PJRT_CALL(api_, PJRT_Event_OnReady, args);

@@ -141,31 +141,31 @@ Client::Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, cons
 struct Client::Work {
   std::mutex mutex;
   std::condition_variable none;
-  int64_t pieces = 0;
+  int64_t pending = 0;
 };
 
 std::shared_ptr<const void> Client::track(std::shared_ptr<const void> owner) const {
   {
     std::lock_guard lock(work_->mutex);
-    ++work_->pieces;
+    ++work_->pending;
   }
-  struct Piece {
+  struct Pending {
     std::shared_ptr<Work> work;
     std::shared_ptr<const void> owner;
-    ~Piece() {
+    ~Pending() {
       owner.reset();
       std::lock_guard lock(work->mutex);
-      if (--work->pieces == 0) work->none.notify_all();
+      if (--work->pending == 0) work->none.notify_all();
     }
   };
-  return std::shared_ptr<Piece>(new Piece{work_, std::move(owner)});
+  return std::shared_ptr<Pending>(new Pending{work_, std::move(owner)});
 }
 
 Client::~Client() {
   // A CPU plugin was seen to crash when its client went before the last copy to the host was done.
   {
     std::unique_lock lock(work_->mutex);
-    work_->none.wait(lock, [&] { return work_->pieces == 0; });
+    work_->none.wait(lock, [&] { return work_->pending == 0; });
   }
   PJRT_Client_Destroy_Args args{};
   args.client = static_cast<PJRT_Client*>(handle_);
@@ -183,7 +183,7 @@ std::optional<DeviceMemory> Client::memory(int device_id) const {
   args.struct_size = PJRT_Device_MemoryStats_Args_STRUCT_SIZE;
   args.device = static_cast<PJRT_Device*>(device(device_id).handle);
   if (PJRT_Error* error = api()->PJRT_Device_MemoryStats(&args)) {  // optional in the API
-    take_message(api(), error);
+    take_error_message(api(), error);
     return {};
   }
   DeviceMemory m{.in_use = args.bytes_in_use, .peak = {}, .limit = {}};

@@ -127,7 +127,7 @@ class Client {
   friend class Executable;
   /// Work that the plugin does on its own threads; the client waits for its end before it goes.
   struct Work;
-  /// Something to be held until a piece of work is over; holds `owner` too.
+  /// Something to be held until an asynchronous operation is over; holds `owner` too.
   std::shared_ptr<const void> track(std::shared_ptr<const void> owner = {}) const;
   Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, const Options& options,
          std::shared_ptr<KeyValues> shared);

@@ -220,13 +220,13 @@ struct Reader {
            std::ranges::any_of(inside, [](const auto& i) { return i.opcode() == "convert"; });
   }
 
-  /// `started`: whether the program starts the computation's instructions one by one, and not within a piece.
+  /// `started`: whether the program starts the computation's instructions one by one, and not within a fusion.
   void read(int64_t id, double times, bool unknown, bool started) {
     std::map<int64_t, const proto::HloInstruction*> by_id;
     for (const auto& op : computation(id).instructions()) {
       by_id[op.id()] = &op;
       if (started && !moves_nothing(op)) {
-        ++found.pieces;
+        ++found.instructions;
         found.type_changes += only_changes_type(op);
       }
       if (std::string kind = kind_of(op.opcode()); !kind.empty()) {
@@ -271,7 +271,7 @@ struct Reader {
           calls.runs += times;
         };
         count(op.custom_call_target());
-        // A run of kernels (kernels/kernels.h, kRunKernel) names those that it calls.
+        // A run of kernels (kernels/kernels.h, kFusedCallsKernel) names those that it calls.
         constexpr std::string_view kNames = "kernel = \"";
         const std::string& config = op.backend_config();
         for (size_t at = config.find(kNames); at != config.npos; at = config.find(kNames, at)) {

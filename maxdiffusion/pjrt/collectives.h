@@ -44,7 +44,7 @@ struct Operations {
   std::map<std::string, int64_t> products;  // matrix products and convolutions by their types: "s8 × s8 → s32"
   /// What the program starts one by one, loops' bodies included once: calls, and loops that the compiler made; and how
   /// many of these do nothing but change an array's type.
-  int64_t pieces = 0, type_changes = 0;
+  int64_t instructions = 0, type_changes = 0;
 };
 
 /// `program`: HloModuleProto or HloModuleProtoWithConfig, as `format` says ("hlo", "hlo_with_config"). Throws device on

@@ -41,7 +41,7 @@ std::optional<MemoryStats> Compiled::memory() const {
   args.struct_size = PJRT_Executable_GetCompiledMemoryStats_Args_STRUCT_SIZE;
   args.executable = static_cast<PJRT_Executable*>(handle_);
   if (PJRT_Error* error = api_->PJRT_Executable_GetCompiledMemoryStats(&args)) {  // optional in the API
-    take_message(api_, error);
+    take_error_message(api_, error);
     return {};
   }
   return MemoryStats{.arguments = args.argument_size_in_bytes,
@@ -57,7 +57,7 @@ std::optional<double> Compiled::cost(const char* property) const {
   args.struct_size = PJRT_Executable_GetCostAnalysis_Args_STRUCT_SIZE;
   args.executable = static_cast<PJRT_Executable*>(handle_);
   if (PJRT_Error* error = api_->PJRT_Executable_GetCostAnalysis(&args)) {  // optional in the API
-    take_message(api_, error);
+    take_error_message(api_, error);
     return {};
   }
   const Options properties = from_named_values(args.properties, args.num_properties);
@@ -76,7 +76,7 @@ std::optional<Operations> Compiled::operations() const {
   args.executable = static_cast<PJRT_Executable*>(handle_);
   args.program = &program;
   if (PJRT_Error* error = api_->PJRT_Executable_OptimizedProgram(&args)) {  // optional in the API
-    take_message(api_, error);
+    take_error_message(api_, error);
     return {};
   }
   std::string bytes(program.code_size, '\0');

@@ -93,12 +93,12 @@ TEST_P(Executables, PartitionsOverDevicesInTheOrderGiven) {
   for (size_t i : {2, 0, 3, 1}) ids.push_back(client->devices()[i].id);
   auto exe = Executable::compile(*client, text, {.device_ids = ids, .flags = {}});
   ASSERT_EQ(exe.device_ids().size(), 4u);
-  std::vector<Buffer> pieces;
+  std::vector<Buffer> shards;
   std::vector<std::vector<const Buffer*>> inputs;
   for (int id : exe.device_ids())
     for (size_t i = 0; i < 4; ++i)
-      if (client->devices()[i].id == id) pieces.push_back(counting(*client, i));
-  for (const Buffer& b : pieces) inputs.push_back({&b});
+      if (client->devices()[i].id == id) shards.push_back(counting(*client, i));
+  for (const Buffer& b : shards) inputs.push_back({&b});
   for (auto& out : exe.run(inputs)) {
     float sum = 0;
     out[0].copy_to_host(&sum, sizeof sum, 0).wait();

@@ -33,14 +33,14 @@ struct FfiExtension {
 
 }  // namespace
 
-bool takes_ffi_handlers(const Client& client) {
+bool supports_ffi_handlers(const Client& client) {
   return find_extension(client.api(), PJRT_Extension_Type_FFI) && client.platform().ffi_platform &&
          client.plugin().api_minor() > kLastMinorThatForgets;
 }
 
 void register_ffi_handler(const Client& client, const std::string& name, void* handler) {
-  check(takes_ffi_handlers(client), Code::device, "custom call '{}': plugin '{}' (API {}.{}) takes no handlers", name,
-        client.plugin().path(), client.plugin().api_major(), client.plugin().api_minor());
+  check(supports_ffi_handlers(client), Code::device, "custom call '{}': plugin '{}' (API {}.{}) takes no handlers",
+        name, client.plugin().path(), client.plugin().api_major(), client.plugin().api_minor());
   const auto* ffi = reinterpret_cast<const FfiExtension*>(find_extension(client.api(), PJRT_Extension_Type_FFI));
   const char* platform = client.platform().ffi_platform;
   RegisterHandlerArgs args{};

@@ -8,11 +8,11 @@
 namespace md::pjrt {
 
 /// Whether programs of this client can call handlers. Where they cannot, print another statement instead.
-bool takes_ffi_handlers(const Client& client);
+bool supports_ffi_handlers(const Client& client);
 
 /// Makes `handler` (a function made with XLA_FFI_DEFINE_HANDLER, cast to void*) answer
 /// `stablehlo.custom_call @name {api_version = 4}` in programs compiled or loaded from now on. It stays for the life of
-/// the process; the same handler may be registered again. Throws device where takes_ffi_handlers() is false.
+/// the process; the same handler may be registered again. Throws device where supports_ffi_handlers() is false.
 void register_ffi_handler(const Client& client, const std::string& name, void* handler);
 
 }  // namespace md::pjrt

@@ -29,7 +29,7 @@ constexpr const char* kText = R"(module @m {
 
 TEST(Handlers, AreCalledAndTheirErrorsSurface) {
   auto client = Client::open("cpu");
-  ASSERT_TRUE(takes_ffi_handlers(*client));
+  ASSERT_TRUE(supports_ffi_handlers(*client));
   register_ffi_handler(*client, "md_test_scale", reinterpret_cast<void*>(kScale));
   register_ffi_handler(*client, "md_test_scale", reinterpret_cast<void*>(kScale));
   auto exe = Executable::compile(*client, kText, {.device_ids = {client->devices()[0].id}, .flags = {}});
@@ -54,7 +54,7 @@ TEST(Handlers, AreCalledAndTheirErrorsSurface) {
 
 TEST(Handlers, AreRefusedWhereTheyWouldNotBeFound) {
   auto client = Client::open("cpu", {}, MD_DEPS_DIR "/xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so");
-  EXPECT_FALSE(takes_ffi_handlers(*client));
+  EXPECT_FALSE(supports_ffi_handlers(*client));
   EXPECT_THROW(register_ffi_handler(*client, "md_test_scale", reinterpret_cast<void*>(kScale)), Error);
 }
 

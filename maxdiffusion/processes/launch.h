@@ -10,8 +10,8 @@ namespace md {
 /// Where a process stands among those that were started together.
 struct Launch {
   int64_t rank = 0, count = 1;
-  std::string by;      // what says so; empty: nothing, it is alone
-  std::string leader;  // the host of process 0; empty: MPI knows
+  std::string by;           // what says so; empty: nothing, it is alone
+  std::string coordinator;  // the host of process 0; empty: MPI knows
 };
 
 /// Reads the variables of MPICH's mpiexec and of srun --mpi=pmi2 (PMI_RANK, PMI_SIZE). Throws invalid_config where they

@@ -28,7 +28,9 @@ class Alone final : public Processes {
   int64_t rank() const override { return 0; }
   int64_t count() const override { return 1; }
   std::vector<std::string> gather(const std::string&, const std::string& mine) override { return {mine}; }
-  std::vector<std::string> gather_at_leader(const std::string&, const std::string& mine) override { return {mine}; }
+  std::vector<std::string> gather_at_coordinator(const std::string&, const std::string& mine) override {
+    return {mine};
+  }
   void put(const std::string& key, const std::string& value) override {
     const std::lock_guard lock(mutex_);
     values_[key] = value;
@@ -66,11 +68,12 @@ class Joined final : public Processes {
  public:
   explicit Joined(const Launch& launch) : launch_(launch) {
     RendezvousOptions options{.rank = launch.rank, .count = launch.count, .lost = end_job};
-    if (!launch.leader.empty()) {
+    if (!launch.coordinator.empty()) {
       // Hosts are set up at their own pace. Whoever may reach this port is of the same network; nothing is kept secret.
-      options.port = kTpuPort, options.secret = "tpu of " + launch.leader, options.joining = std::chrono::minutes(5);
+      options.port = kTpuPort, options.secret = "tpu of " + launch.coordinator,
+      options.joining = std::chrono::minutes(5);
       rendezvous_ = std::make_unique<Rendezvous>(options);
-      rendezvous_->join(launch.rank == 0 ? "" : Rendezvous::address_of(launch.leader, kTpuPort));
+      rendezvous_->join(launch.rank == 0 ? "" : Rendezvous::address_of(launch.coordinator, kTpuPort));
       return;
     }
     mpi_ = &open_library<MpiLibrary>(MD_MPI_LIBRARY, "md_mpi_library", "several processes");
@@ -88,7 +91,7 @@ class Joined final : public Processes {
   std::vector<std::string> gather(const std::string& topic, const std::string& mine) override {
     return rendezvous_->gather(topic, mine);
   }
-  std::vector<std::string> gather_at_leader(const std::string& topic, const std::string& mine) override {
+  std::vector<std::string> gather_at_coordinator(const std::string& topic, const std::string& mine) override {
     return rendezvous_->gather(topic, mine, true);
   }
   void put(const std::string& key, const std::string& value) override { rendezvous_->put(key, value); }
@@ -148,7 +151,7 @@ int64_t Processes::largest(const std::string& topic, int64_t mine) {
   return most;
 }
 
-PlaceOnHost place_on_host(Processes& all) {
+LocalRank local_rank(Processes& all) {
   const std::vector<std::string> hosts = all.gather("hosts", host_name());
   const auto own = hosts.begin() + all.rank();
   return {std::count(hosts.begin(), own, *own), std::ranges::count(hosts, *own)};
@@ -169,7 +172,7 @@ void join_processes(bool on_tpus) {
     set_log_level(LogLevel::warning);
   }
   joined() = std::make_unique<Joined>(launch);
-  agree_on_interrupts();
+  share_interrupts();
   log_info("process 0 of {}, as {} says", launch.count, launch.by);
 }
 

@@ -21,24 +21,26 @@ class Processes {
   virtual int64_t count() const = 0;
   bool alone() const { return count() == 1; }
   /// The one that writes the run's files and its log.
-  bool leads() const { return rank() == 0; }
+  bool is_coordinator() const { return rank() == 0; }
 
   /// What every process gives, by rank; returns when all have called it with this topic. The calls of a topic belong to
   /// each other in their order. Throws device where a process is lost.
   virtual std::vector<std::string> gather(const std::string& topic, const std::string& mine) = 0;
-  /// The same, of which the others hear what the leader gives alone.
-  virtual std::vector<std::string> gather_at_leader(const std::string& topic, const std::string& mine) = 0;
+  /// The same, of which the others hear what the coordinator gives alone.
+  virtual std::vector<std::string> gather_at_coordinator(const std::string& topic, const std::string& mine) = 0;
   void barrier(const std::string& topic) { gather(topic, ""); }
-  /// The leader's text.
-  std::string from_leader(const std::string& topic, const std::string& mine) { return gather(topic, mine).front(); }
+  /// The coordinator's text.
+  std::string from_coordinator(const std::string& topic, const std::string& mine) {
+    return gather(topic, mine).front();
+  }
   /// The largest of all.
   int64_t largest(const std::string& topic, int64_t mine);
-  /// Calls `act` in the leader, then in the others, which find in files what it has left there.
+  /// Calls `act` in the coordinator, then in the others, which find in files what it has left there.
   template <class F>
-  void leader_first(const std::string& topic, F&& act) {
-    if (!leads()) barrier(topic);
+  void coordinator_first(const std::string& topic, F&& act) {
+    if (!is_coordinator()) barrier(topic);
     act();
-    if (leads()) barrier(topic);
+    if (is_coordinator()) barrier(topic);
   }
 
   /// Texts by key that all processes see. A key is put once.
@@ -46,7 +48,7 @@ class Processes {
   /// Nothing: no process has put it yet. Throws device where a process is lost.
   virtual std::optional<std::string> get(const std::string& key) = 0;
 
-  /// Replaces bytes by those of the leader. All processes make these calls in one order. Throws device.
+  /// Replaces bytes by those of the coordinator. All processes make these calls in one order. Throws device.
   virtual void broadcast(std::span<std::byte> bytes) = 0;
   /// Makes ready for sums of so many devices. Called by all processes, at the same place.
   virtual void open_sums(int64_t devices) = 0;
@@ -60,16 +62,16 @@ class Processes {
 Processes& processes();
 
 /// This process's number among those of its host, and how many these are. Called by all processes.
-struct PlaceOnHost {
+struct LocalRank {
   int64_t rank = 0, count = 1;
 };
-PlaceOnHost place_on_host(Processes& all);
+LocalRank local_rank(Processes& all);
 
 /// Joins the processes that an MPI launcher has started with this one or, with `on_tpus` and no launcher, those of the
 /// other hosts of a slice (tpu_workers.h), where sum() and broadcast() are refused; alone, nothing. From then on a
 /// process that is lost ends this one with a message that names it and the exit status of Code::device, wherever it is;
-/// the log of all but the leader has only warnings and errors, with the rank in front; and a signal is told by
-/// interrupt_signal() when take_interrupt() has been called (base/interrupt.h). Throws invalid_config or device.
+/// the log of all but the coordinator has only warnings and errors, with the rank in front; and a signal is told by
+/// interrupt_signal() when set_shared_interrupt() has been called (base/interrupt.h). Throws invalid_config or device.
 void join_processes(bool on_tpus = false);
 /// Ends what join_processes() began. `well`: waits until all have come here; else the others are told that this process
 /// has failed.

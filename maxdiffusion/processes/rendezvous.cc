@@ -219,7 +219,7 @@ struct Rendezvous::Impl {
   void connect_to(const std::string& address);
   void serve();
   void read_from(int64_t rank, Peer& peer);
-  void take_message(int64_t rank, Peer& peer, const Message& m);
+  void take_error_message(int64_t rank, Peer& peer, const Message& m);
   void complete(const std::string& topic);
   void give_up(const std::string& why, int64_t because);
 };
@@ -321,23 +321,23 @@ void Rendezvous::Impl::connect_to(const std::string& address) {
   if (host == host_name()) ips.emplace_back("127.0.0.1");
   while (words >> ip) ips.push_back(ip);
   const auto end = Clock::now() + o.joining;
-  Peer& leader = peers[0];
-  while (!leader.socket) {
+  Peer& coordinator = peers[0];
+  while (!coordinator.socket) {
     for (const std::string& at : ips)
-      if (leader.socket = connected(at, port); leader.socket) break;
+      if (coordinator.socket = connected(at, port); coordinator.socket) break;
     check(Clock::now() < end, Code::device, "processes: process {} does not reach process 0 at {} within {} seconds",
           o.rank, address, o.joining.count() / 1000);
-    if (!leader.socket) std::this_thread::sleep_for(milliseconds(100));
+    if (!coordinator.socket) std::this_thread::sleep_for(milliseconds(100));
   }
-  leader.place = host;
+  coordinator.place = host;
   std::optional<Message> answer;
-  if (leader.socket.send(framed(Kind::hello, joined({o.secret, std::to_string(o.rank), this_place()}))))
-    while (!answer && leader.socket.receive(leader.read)) answer = take(leader.read);
+  if (coordinator.socket.send(framed(Kind::hello, joined({o.secret, std::to_string(o.rank), this_place()}))))
+    while (!answer && coordinator.socket.receive(coordinator.read)) answer = take(coordinator.read);
   const std::vector<std::string> said = answer ? parted(answer->text) : std::vector<std::string>();
   check(said.size() == 3 && said[0] == o.secret, Code::device, "processes: {} did not wait for process {}", name(0),
         o.rank);
-  leader.place = said[2];
-  leader.heard = Clock::now();
+  coordinator.place = said[2];
+  coordinator.heard = Clock::now();
 }
 
 /// Reads, says that this process lives, and looks who has not said so.
@@ -376,7 +376,7 @@ void Rendezvous::Impl::serve() {
 
 void Rendezvous::Impl::read_from(int64_t rank, Peer& peer) {
   const bool open = peer.socket.receive(peer.read);
-  while (std::optional<Message> m = take(peer.read)) take_message(rank, peer, *m);
+  while (std::optional<Message> m = take(peer.read)) take_error_message(rank, peer, *m);
   peer.heard = Clock::now();
   if (open) return;
   bool expected = false;
@@ -388,7 +388,7 @@ void Rendezvous::Impl::read_from(int64_t rank, Peer& peer) {
   if (!expected) give_up(fmt::format("{} is lost: its connection has ended", name(rank)), rank);
 }
 
-void Rendezvous::Impl::take_message(int64_t rank, Peer& peer, const Message& m) {
+void Rendezvous::Impl::take_error_message(int64_t rank, Peer& peer, const Message& m) {
   switch (m.kind) {
     case Kind::gather: {
       std::vector<std::string> parts = parted(m.text);
@@ -471,11 +471,11 @@ void Rendezvous::Impl::give_up(const std::string& why, int64_t because) {
   if (o.lost) o.lost(why);
 }
 
-std::vector<std::string> Rendezvous::gather(const std::string& topic, const std::string& mine, bool leader_alone) {
+std::vector<std::string> Rendezvous::gather(const std::string& topic, const std::string& mine, bool coordinator_only) {
   Impl& h = *impl_;
   std::unique_lock lock(h.mutex);
   if (h.o.rank == 0) {
-    if (leader_alone) h.to_leader.insert(topic);
+    if (coordinator_only) h.to_leader.insert(topic);
     h.given[topic][0].push_back(mine);
     h.complete(topic);
   } else if (h.peers.at(0).socket) {

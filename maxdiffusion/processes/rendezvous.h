@@ -45,9 +45,9 @@ class Rendezvous {
   void join(const std::string& address);
   /// What every process gives, by rank; returns when all have called it with this topic. The calls of a topic belong to
   /// each other in their order, and each process makes them one after the other. Throws device where a process is lost.
-  /// `leader_alone`: what the others have given is told to process 0 alone, and to them what process 0 has; a topic is
-  /// always called in one of these ways. Large texts may go one way at a time.
-  std::vector<std::string> gather(const std::string& topic, const std::string& mine, bool leader_alone = false);
+  /// `coordinator_only`: what the others have given is told to process 0 alone, and to them what process 0 has; a topic
+  /// is always called in one of these ways. Large texts may go one way at a time.
+  std::vector<std::string> gather(const std::string& topic, const std::string& mine, bool coordinator_only = false);
   /// Texts by key, which process 0 holds; a key is put once. get: nothing where nobody has put it yet. Throw device
   /// where a process is lost.
   void put(const std::string& key, const std::string& value);

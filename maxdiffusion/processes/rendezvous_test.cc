@@ -154,10 +154,10 @@ TEST(Rendezvous, AProcessThatLeavesWellIsNotMissed) {
 }
 
 TEST(Rendezvous, AStrangerDoesNotJoin) {
-  Rendezvous leader({.rank = 0, .count = 2, .secret = "right", .joining = 300ms});
+  Rendezvous coordinator({.rank = 0, .count = 2, .secret = "right", .joining = 300ms});
   Rendezvous stranger({.rank = 1, .count = 2, .secret = "wrong", .joining = 300ms});
-  auto joined = std::async(std::launch::async, [&] { stranger.join(leader.address()); });
-  EXPECT_THROW(leader.join(leader.address()), Error);
+  auto joined = std::async(std::launch::async, [&] { stranger.join(coordinator.address()); });
+  EXPECT_THROW(coordinator.join(coordinator.address()), Error);
   EXPECT_THROW(joined.get(), Error);
 }
 

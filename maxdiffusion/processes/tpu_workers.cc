@@ -79,13 +79,13 @@ Launch tpu_worker_of(const std::function<const char*(const char*)>& variable,
   };
   launch.count = std::ssize(hosts);
   launch.rank = number(launch.by, *id, launch.count);
-  launch.leader = hosts.front();
+  launch.coordinator = hosts.front();
   if (const auto slices = of_slices("MEGASCALE_NUM_SLICES"), coordinator = of_slices("MEGASCALE_COORDINATOR_ADDRESS");
       slices && coordinator) {
     const int64_t all = number("MEGASCALE_NUM_SLICES", *slices, kMost);
     launch.rank += launch.count * number("MEGASCALE_SLICE_ID", of_slices("MEGASCALE_SLICE_ID").value_or(""), all);
     launch.count *= all;
-    launch.leader = parts_of(*coordinator, ':').front();
+    launch.coordinator = parts_of(*coordinator, ':').front();
   }
   return launch;
 }

@@ -31,10 +31,10 @@ Launch worker(const Texts& environment, const Texts& machine = {}) {
       });
 }
 
-void expect(const Launch& l, int64_t rank, int64_t count, const std::string& leader) {
+void expect(const Launch& l, int64_t rank, int64_t count, const std::string& coordinator) {
   EXPECT_EQ(l.rank, rank);
   EXPECT_EQ(l.count, count);
-  EXPECT_EQ(l.leader, leader);
+  EXPECT_EQ(l.coordinator, coordinator);
 }
 
 // S3-19

@@ -52,7 +52,7 @@ DataSourceConfig prepare_source(const SourcePlan& plan) {
   }
   check(s.dataset_name.find('/') != std::string::npos, Code::invalid_config,
         "dataset_name={} needs dataset_save_location", s.dataset_name);
-  processes().leader_first("emoji", [&] {
+  processes().coordinator_first("emoji", [&] {
     if (exists(s.dataset_name + "/metadata.jsonl")) return;
     log_info("rendering the emoji into {}", s.dataset_name);
     if (plan.emoji_move)

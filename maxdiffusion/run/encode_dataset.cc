@@ -171,7 +171,7 @@ int64_t CachedImages::size() const {
 CachedImages cache_images(const ImagesInBuckets& images, const ImageConfig& config, const CacheConfig& cache,
                           const EncodeImages& encode) {
   CachedImages out;
-  processes().leader_first("cached " + cache.title, [&] { out = cache_here(images, config, cache, encode); });
+  processes().coordinator_first("cached " + cache.title, [&] { out = cache_here(images, config, cache, encode); });
   return out;
 }
 

@@ -32,7 +32,7 @@ std::shared_ptr<const RecordSource> synthetic(int64_t samples) {
 HostArrays made(const LoadedImages& loaded, int64_t floats = 16) {
   const int64_t n = loaded.pixels.dims()[0];
   auto of = [&](const HostArray& pixels) {
-    HostArray out = zeros_as(HostArray(Shape{DType::f32, {n, floats}}));
+    HostArray out = zeros_like(HostArray(Shape{DType::f32, {n, floats}}));
     auto v = out.mutable_view<float>();
     const auto p = pixels.view<uint8_t>();
     for (int64_t i = 0; i < n; ++i)

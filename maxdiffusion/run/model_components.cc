@@ -8,7 +8,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
-#include "maxdiffusion/optim/rounding.h"
+#include "maxdiffusion/optim/low_precision.h"
 #include "maxdiffusion/runtime/memory.h"
 
 namespace md {
@@ -27,9 +27,9 @@ ModelComponents::ModelComponents(const ModelRequest& model, const DeviceRequest&
   });
 }
 
-std::function<NamedPieces()> ModelComponents::open_weights(const ParamTable& params, const std::string& component) {
+std::function<NamedShards()> ModelComponents::open_weights(const ParamTable& params, const std::string& component) {
   if (component != model_.family->spec().autoencoder->component) return model_.weights.open(params, component);
-  return [this, &params, component] { return as_pieces(of_component(params, component, autoencoder_values())); };
+  return [this, &params, component] { return as_shards(of_component(params, component, autoencoder_values())); };
 }
 
 ScopeOptions ModelComponents::denoiser_options() const {
@@ -67,7 +67,8 @@ int64_t ModelComponents::encoder_bytes() const {
   const ParamTable params = model_.folder.params(model_.family->spec().denoisers, scope_options(options_.layers));
   for (const Param& p : params.params()) {
     int64_t of_element = static_cast<int64_t>(size_of(p.shape.dtype));
-    if (!options_.trains_lora) of_element += 8 + (is_narrow(p.shape.dtype) ? 4 : 0) + (options_.averages ? 4 : 0);
+    if (!options_.trains_lora)
+      of_element += 8 + (is_low_precision(p.shape.dtype) ? 4 : 0) + (options_.averages ? 4 : 0);
     for (const Slice& slice : local_slices(devices_, p.axes, p.shape.dims)) held += slice.elements() * of_element;
   }
   return std::max(kLeast, held / std::ssize(devices_.local()) / 4);
@@ -143,9 +144,9 @@ void ModelComponents::complete(CheckpointContent& content) {
     } else if (!model_.weights.location(name).empty()) {
       content.weights[name] = published(params, name, model_.weights.open(params, name, true)());
     } else if (name == model_.family->spec().autoencoder->component) {
-      content.weights[name] = published(params, name, as_pieces(autoencoder_values()));
+      content.weights[name] = published(params, name, as_shards(autoencoder_values()));
     } else {
-      content.weights[name] = as_pieces(text_encoder().weights().at(name));
+      content.weights[name] = as_shards(text_encoder().weights().at(name));
     }
   }
 }

@@ -31,9 +31,9 @@ class ModelComponents {
   const Devices& own_devices() const { return own_devices_; }
   DeviceCounts device_counts() const { return {devices_.count(), devices_.replicas()}; }
   /// As ModelWeights::open. Of the autoencoder, the table may hold only some parameters, such as the encoder's.
-  std::function<NamedPieces()> open_weights(const ParamTable& params, const std::string& component);
+  std::function<NamedShards()> open_weights(const ParamTable& params, const std::string& component);
   /// Random values, whatever else there is.
-  std::function<NamedPieces()> open_random(const ParamTable& params, const std::string& component) const {
+  std::function<NamedShards()> open_random(const ParamTable& params, const std::string& component) const {
     return model_.weights.open(params, component);
   }
   WeightsOf weights_of() {

@@ -23,13 +23,13 @@ Outputs::Outputs(const RunInfo& run) {
   check_has_folder(run);
   if (!run.is_coordinator) return;
   lock_.emplace(run.folder);
-  std::vector<Mirror::Pair> pairs;
+  std::vector<RemoteSync::Pair> pairs;
   if (is_remote(run.place)) {
     log_info("{} is made in '{}' on this machine", shown(run.place), run.folder);
     claim_.emplace(run.place, this_process());
-    const size_t root = parts_of(below(run.place, "")).path.size();
-    for (const FoundFile& f : all_below(run.place)) {
-      const std::string name = parts_of(f.location).path.substr(root);
+    const size_t root = split_location(below(run.place, "")).path.size();
+    for (const FoundFile& f : list_all_files(run.place)) {
+      const std::string name = split_location(f.location).path.substr(root);
       if (name == "config.yml" || name == "metrics.jsonl" || name.ends_with("/metrics.jsonl"))
         bring(f, run.folder + "/" + name);
     }
@@ -41,7 +41,7 @@ Outputs::Outputs(const RunInfo& run) {
     pairs.push_back({local, location});
   }
   if (pairs.empty()) return;
-  mirror_ = std::make_unique<Mirror>(std::move(pairs), std::set<std::string>{"checkpoints", "cache"});
+  mirror_ = std::make_unique<RemoteSync>(std::move(pairs), std::set<std::string>{"checkpoints", "cache"});
 }
 
 std::function<void()> Outputs::flushed() const {

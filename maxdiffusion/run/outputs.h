@@ -7,8 +7,8 @@
 
 #include "maxdiffusion/run/run_lock.h"
 #include "maxdiffusion/settings/run_info.h"
-#include "maxdiffusion/storage/claim.h"
-#include "maxdiffusion/storage/mirror.h"
+#include "maxdiffusion/storage/lease.h"
+#include "maxdiffusion/storage/remote_sync.h"
 
 namespace md {
 
@@ -28,8 +28,8 @@ class Outputs {
 
  private:
   std::optional<RunLock> lock_;
-  std::optional<Claim> claim_;
-  std::unique_ptr<Mirror> mirror_;
+  std::optional<Lease> claim_;
+  std::unique_ptr<RemoteSync> mirror_;
 };
 
 /// Throws io, naming the key, where an output of a run cannot be written. `cache_dir`: of what is encoded once; may be

@@ -17,18 +17,18 @@ void check_shared(const std::string& folder) {
   if (all.alone()) return;
   std::random_device bits;
   std::string file;
-  if (all.leads()) {
+  if (all.is_coordinator()) {
     file = fmt::format("{}/.seen-{:08x}{:08x}", folder, bits(), bits());
     make_folders(folder);
     write_file_atomic(file, "");
   }
   // The path is the leader's: a relative one may lead elsewhere from here, and so may the same one on another host.
-  const std::string name = std::filesystem::path(all.from_leader("shared folder", file)).filename();
+  const std::string name = std::filesystem::path(all.from_coordinator("shared folder", file)).filename();
   bool seen = false;
   for (int i = 0; i < 30 && !(seen = exists(folder + "/" + name)); ++i)  // file systems of networks may be late
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   const std::vector<std::string> told = all.gather("shared folder", (seen ? "+" : "-") + host_name());
-  if (all.leads()) std::filesystem::remove(file);
+  if (all.is_coordinator()) std::filesystem::remove(file);
   for (size_t p = 0; p < told.size(); ++p)
     if (told[p].starts_with('-'))
       throw Error(Code::io,

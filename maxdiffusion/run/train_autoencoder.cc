@@ -73,7 +73,7 @@ void begin_with_single_frames(const ParamTable& params, HostArrays& values) {
     }
     const std::string bias = p.input.substr(0, p.input.size() - std::string("weight").size()) + "bias";
     if (const auto found = values.find(bias); frames_alone && found != values.end())
-      found->second = zeros_as(found->second);
+      found->second = zeros_like(found->second);
   }
 }
 
@@ -94,13 +94,13 @@ void train_stage(ModelComponents& models, const TrainPlan& plan, const Autoencod
   o.step.optim.learning_rate = scaled_rate(o.step.optim, o.step.optim.learning_rate, batch);
   o.initial = [&](const ParamTable& params) {
     return [random = models.open_random(params, component), &values] {
-      NamedPieces start = random();
-      for (auto& [name, pieces] : as_pieces(values))
-        if (const auto there = start.find(name); there != start.end()) there->second = std::move(pieces);
+      NamedShards start = random();
+      for (auto& [name, shards] : as_shards(values))
+        if (const auto there = start.find(name); there != start.end()) there->second = std::move(shards);
       return start;
     };
   };
-  o.complete = [&](CheckpointContent& content, const ParamTable&, const NamedPieces&) {
+  o.complete = [&](CheckpointContent& content, const ParamTable&, const NamedShards&) {
     content.files[component + "/config.json"] = models.folder().files().at(component + "/config.json");
   };
   for (auto& [name, value] :

@@ -71,7 +71,7 @@ StepOptions plan_step(const RunConfig& c, const TrainPlan& plan) {
   s.optim = plan.optim;
   s.accumulation = c.update.gradient_accumulation_steps;
   s.ema_decay = c.update.ema_decay;
-  s.own_count = plan.denoisers.size() > 1;
+  s.per_model_step_count = plan.denoisers.size() > 1;
   std::vector<std::string> trained = plan.denoisers;
   if (plan.trains_text_encoders)
     for (const std::string& encoder : family->spec().text_components()) trained.push_back(encoder);
@@ -308,7 +308,8 @@ std::vector<DenoiseTask> tasks_per_expert(const TrainPlan& plan) {
     DenoiseTask& t = tasks.emplace_back(task);
     t.expert = expert;
     t.takes_turns = plan.denoisers.size() > 1;
-    t.process = expert == all[0] ? task.process->between(boundary, end) : task.process->between(0, boundary);
+    t.process =
+        expert == all[0] ? task.process->restricted_to(boundary, end) : task.process->restricted_to(0, boundary);
   }
   return tasks;
 }

@@ -11,33 +11,33 @@ namespace md {
 namespace {
 
 /// Starting values of the LoRA matrices; made when called.
-std::function<NamedPieces()> initial_matrices(const ModelComponents& m, const TrainPlan& plan,
+std::function<NamedShards()> initial_matrices(const ModelComponents& m, const TrainPlan& plan,
                                               const ParamTable& params) {
   check_lora_targets(plan.lora->targets, params);
-  if (plan.lora->init.empty()) return [&params, seed = plan.run.seed] { return as_pieces(initial_lora(params, seed)); };
+  if (plan.lora->init.empty()) return [&params, seed = plan.run.seed] { return as_shards(initial_lora(params, seed)); };
   const LoraFile file = read_lora(plan.lora->init, lora_targets(m.folder(), *m.family()), plan.denoisers[0]);
-  return [values = as_pieces(initial_lora(params, file, plan.lora->config))] { return values; };
+  return [values = as_shards(initial_lora(params, file, plan.lora->config))] { return values; };
 }
 
 }  // namespace
 
-std::function<NamedPieces()> initial_values(ModelComponents& m, const TrainPlan& plan, const ParamTable& params) {
+std::function<NamedShards()> initial_values(ModelComponents& m, const TrainPlan& plan, const ParamTable& params) {
   auto base = std::make_shared<const ParamTable>(base_params(params));
   std::set<std::string> components;
   for (const Param& p : base->params()) components.insert(p.model);
-  std::vector<std::function<NamedPieces()>> parts;
+  std::vector<std::function<NamedShards()>> parts;
   parts.reserve(components.size() + 1);
   for (const std::string& component : components) parts.push_back(m.open_weights(*base, component));
   if (std::ranges::any_of(params.params(), is_lora)) parts.push_back(initial_matrices(m, plan, params));
   return [parts, base] {
-    NamedPieces all;
+    NamedShards all;
     for (const auto& part : parts) all.merge(part());
     return all;
   };
 }
 
 void complete_checkpoint(ModelComponents& m, const TrainPlan& plan, CheckpointContent& content,
-                         const ParamTable& params, const NamedPieces& trained) {
+                         const ParamTable& params, const NamedShards& trained) {
   m.complete(content);
   if (!plan.lora) return;
   content.more = [&m, &plan,

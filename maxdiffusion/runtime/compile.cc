@@ -57,7 +57,7 @@ std::map<std::string, std::string> flags_of(const CompileConfig& config, const p
   std::map<std::string, std::string> flags = parse_flags(config.xla_flags);
   for (const pjrt::FlagSet& set : platform.flag_sets)
     if (set.name == config.libtpu_flags) flags.insert(set.flags.begin(), set.flags.end());
-  if (config.lean) flags.insert(platform.lean_flags.begin(), platform.lean_flags.end());
+  if (config.minimize_memory) flags.insert(platform.lean_flags.begin(), platform.lean_flags.end());
   flags.insert(platform.compile_flags.begin(), platform.compile_flags.end());
   return flags;
 }
@@ -108,23 +108,23 @@ std::string print(const Graph& graph, const Mesh& mesh, const std::string& name,
 void share(const ExecutableCache& cache, const std::set<std::string>& entries, const std::string& topic) {
   constexpr size_t kTogether = size_t{1} << 20;  // so that signs of life find their way between
   Processes& all = processes();
-  std::istringstream names(all.from_leader(topic, fmt::format("{}", fmt::join(entries, "\n"))));
+  std::istringstream names(all.from_coordinator(topic, fmt::format("{}", fmt::join(entries, "\n"))));
   for (std::string name; std::getline(names, name);) {
     const bool here = cache.get(name).has_value();
     const std::vector<std::string> told = all.gather(topic, here ? "here" : "");
     if (told[0].empty() || std::ranges::count(told, "") == 0) continue;
-    std::string bytes = all.leads() ? cache.get(name).value_or("") : "", got;
-    const size_t size = std::stoull(all.from_leader(topic, std::to_string(bytes.size())));
+    std::string bytes = all.is_coordinator() ? cache.get(name).value_or("") : "", got;
+    const size_t size = std::stoull(all.from_coordinator(topic, std::to_string(bytes.size())));
     for (size_t at = 0; at < size; at += kTogether)
-      got += all.from_leader(topic, all.leads() ? bytes.substr(at, kTogether) : "");
+      got += all.from_coordinator(topic, all.is_coordinator() ? bytes.substr(at, kTogether) : "");
     if (!here) cache.keep(name, got);
   }
 }
 
 }  // namespace
 
-void on_leader_first(const Devices& devices, const CompileConfig& config, const std::string& topic,
-                     const std::function<void(const CompileConfig&)>& compiles) {
+void on_coordinator_first(const Devices& devices, const CompileConfig& config, const std::string& topic,
+                          const std::function<void(const CompileConfig&)>& compiles) {
   if ((devices.replicas() == 1 && !devices.joint()) || cache_folder(config) == "off") return compiles(config);
   std::mutex mutex;
   std::set<std::string> used;
@@ -133,9 +133,9 @@ void on_leader_first(const Devices& devices, const CompileConfig& config, const 
     const std::lock_guard lock(mutex);
     used.insert(entry);
   };
-  if (processes().leads()) compiles(own);
+  if (processes().is_coordinator()) compiles(own);
   share(ExecutableCache(cache_folder(config)), used, topic);
-  if (!processes().leads()) compiles(own);
+  if (!processes().is_coordinator()) compiles(own);
 }
 
 Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name) {
@@ -254,7 +254,7 @@ void describe(const pjrt::Compiled& compiled, const Mesh& mesh, AheadOfTime& out
     out.custom_calls = std::move(told->custom_calls);
     out.turned = std::move(told->turned);
     out.products = std::move(told->products);
-    out.pieces = told->pieces;
+    out.instructions = told->instructions;
     out.type_changes = told->type_changes;
   }
 }

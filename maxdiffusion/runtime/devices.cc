@@ -37,12 +37,12 @@ Platform platform_of(const std::string& name) {
 /// A plugin of the CPU may stand for one of GPUs.
 bool calls_cpu_kernels(const pjrt::Client& client) {
   return client.platform_name() == "cpu" && client.platform().hardware == std::string_view("cpu") &&
-         pjrt::takes_ffi_handlers(client);
+         pjrt::supports_ffi_handlers(client);
 }
 
 }  // namespace
 
-Axes windows_first(const LogicalAxes& axes, const Dims& dims) {
+Axes filters_before_channels(const LogicalAxes& axes, const Dims& dims) {
   const std::string_view of_windows[] = {axis::kWindowFrames, axis::kWindowHeight, axis::kWindowWidth};
   const auto window = std::ranges::find_first_of(axes, of_windows);
   const auto is_one = [](int64_t d) { return d == 1; };
@@ -67,7 +67,7 @@ GraphOptions graph_options(const Mesh& mesh, const Topology& topology, const Axi
       return rules.resolve(mesh, axes, dims).dims;
     };
   options.platform = platform_of(topology.platform);
-  if (options.platform == Platform::tpu) options.memory_order = windows_first;
+  if (options.platform == Platform::tpu) options.memory_order = filters_before_channels;
   options.device_kind = topology.device_kind;
   options.cudnn_attention = topology.compute_capability >= 8;
   return options;
@@ -85,7 +85,7 @@ Devices::Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh, AxisRules rule
     for (const Kernel& k : cpu_kernels()) pjrt::register_ffi_handler(*client_, k.name, k.handler);
 }
 
-Devices Devices::seen_by(int process, std::vector<int> processes) const {
+Devices Devices::as_process(int process, std::vector<int> processes) const {
   check(processes.size() == mesh_.device_ids().size(), Code::internal, "mesh {}: processes of {} devices",
         mesh_.describe(), processes.size());
   Devices d = *this;
@@ -145,7 +145,7 @@ BatchShare share_of_update(const Devices& devices, int64_t samples, int64_t accu
   return share;
 }
 
-void place(const Devices& devices, const Program& program, NamedPieces values, ArrayMap& out) {
+void place(const Devices& devices, const Program& program, NamedShards values, ArrayMap& out) {
   Span span("to device");
   for (size_t i = 0; i < program.input_names().size(); ++i) {
     const std::string& name = program.input_names()[i];
@@ -157,7 +157,7 @@ void place(const Devices& devices, const Program& program, NamedPieces values, A
 }
 
 void place(const Devices& devices, const Program& program, HostArrays values, ArrayMap& out) {
-  place(devices, program, as_pieces(std::move(values)), out);
+  place(devices, program, as_shards(std::move(values)), out);
 }
 
 }  // namespace md

@@ -12,7 +12,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/user_cache.h"
-#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/write.h"
 
 namespace md {
@@ -29,7 +29,7 @@ constexpr size_t kHashDigits = 32;
 ExecutableCache::ExecutableCache(const std::string& folder, uint64_t limit)
     : folder_(folder == "off"  ? ""
               : folder.empty() ? user_cache_folder()
-                               : staging(folder)),
+                               : local_cache_path(folder)),
       place_(is_remote(folder) ? folder : ""),
       limit_(limit) {}
 

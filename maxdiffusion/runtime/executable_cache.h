@@ -12,8 +12,8 @@ namespace md {
 class ExecutableCache {
  public:
   /// `folder`: "" is $XDG_CACHE_HOME/maxdiffusion or ~/.cache/maxdiffusion, "off" caches nothing. One in a bucket has a
-  /// copy on this machine (storage/staging.h): entries that are not in it are looked for in the bucket, and new ones
-  /// are put there too. `limit`: bytes of all entries together, on this machine.
+  /// copy on this machine (storage/local_cache.h): entries that are not in it are looked for in the bucket, and new
+  /// ones are put there too. `limit`: bytes of all entries together, on this machine.
   explicit ExecutableCache(const std::string& folder, uint64_t limit = uint64_t{8} << 30);
   std::optional<std::string> get(const std::string& key) const;
   void put(const std::string& key, std::string_view executable) const;

@@ -66,7 +66,7 @@ pjrt::Options options_of(const HardwareKeys& keys, Processes& all) {
   if (keys.hardware != "gpu" || all.alone()) return options;
   options["node_id"] = all.rank();
   options["num_nodes"] = all.count();
-  const PlaceOnHost here = place_on_host(all);
+  const LocalRank here = local_rank(all);
   if (std::vector<int64_t> own = gpus_of_process(here.rank, here.count, visible_gpus()); !own.empty())
     options["visible_devices"] = std::move(own);
   return options;

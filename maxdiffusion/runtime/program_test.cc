@@ -183,7 +183,7 @@ TEST(Program, RefusesFlagsItDoesNotUnderstand) {
 
 TEST(Program, RunAndFetchReturnBeforeTheDeviceIsDone) {
   const Devices devices = Devices::open();
-  if (!pjrt::takes_ffi_handlers(devices.client())) GTEST_SKIP() << "this plugin cannot call back";
+  if (!pjrt::supports_ffi_handlers(devices.client())) GTEST_SKIP() << "this plugin cannot call back";
   pjrt::register_ffi_handler(devices.client(), "md_test_gate", reinterpret_cast<void*>(kGate));
   Graph g(devices.graph_options());
   Tensor x = g.input("x", {DType::f32, {256, 256}});
@@ -203,7 +203,7 @@ TEST(Program, RunAndFetchReturnBeforeTheDeviceIsDone) {
 // Two runs under way would each hold temporary memory.
 TEST(Program, OnTheHostWaitsForItsLastRun) {
   const Devices devices = Devices::open();
-  if (!pjrt::takes_ffi_handlers(devices.client())) GTEST_SKIP() << "this plugin cannot call back";
+  if (!pjrt::supports_ffi_handlers(devices.client())) GTEST_SKIP() << "this plugin cannot call back";
   pjrt::register_ffi_handler(devices.client(), "md_test_gate", reinterpret_cast<void*>(kGate));
   Graph g(devices.graph_options());
   Tensor x = g.input("x", {DType::f32, {256, 256}});
@@ -226,7 +226,7 @@ TEST(Program, OnTheHostWaitsForItsLastRun) {
 
 TEST(Program, FetchMayBeForgotten) {
   const Devices devices = Devices::open();
-  if (!pjrt::takes_ffi_handlers(devices.client())) GTEST_SKIP() << "this plugin cannot call back";
+  if (!pjrt::supports_ffi_handlers(devices.client())) GTEST_SKIP() << "this plugin cannot call back";
   pjrt::register_ffi_handler(devices.client(), "md_test_gate", reinterpret_cast<void*>(kGate));
   Graph g(devices.graph_options());
   Tensor x = g.input("x", {DType::f32, {256, 256}});
@@ -284,7 +284,7 @@ TEST(Program, FetchedArrayMayBeDonatedBeforeTheCopyIsDone) {
 
 TEST(Program, FailureWhileRunningReachesWhoeverReads) {
   const Devices devices = Devices::open();
-  if (!pjrt::takes_ffi_handlers(devices.client())) GTEST_SKIP() << "this plugin cannot call back";
+  if (!pjrt::supports_ffi_handlers(devices.client())) GTEST_SKIP() << "this plugin cannot call back";
   pjrt::register_ffi_handler(devices.client(), "md_test_broken", reinterpret_cast<void*>(kBroken));
   Graph g(devices.graph_options());
   g.output("out", apply(kTestCall, {g.input("x", {DType::f32, {3}})}, std::string("md_test_broken")));

@@ -17,8 +17,8 @@
 #include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/mesh/batch_share.h"
 #include "maxdiffusion/mesh/mesh.h"
-#include "maxdiffusion/mesh/pieces.h"
 #include "maxdiffusion/mesh/sharding.h"
+#include "maxdiffusion/mesh/shards.h"
 #include "maxdiffusion/pjrt/client.h"
 #include "maxdiffusion/runtime/collectives.h"
 
@@ -83,7 +83,7 @@ class Devices {
   int64_t count() const { return mesh_.devices() * replicas_; }
   /// As process `process` would see these devices if they belonged to `processes`, in mesh order: for tests of several
   /// processes in one. Programs do not run on it.
-  Devices seen_by(int process, std::vector<int> processes) const;
+  Devices as_process(int process, std::vector<int> processes) const;
   /// Whether devices of other processes are among these: programs run on them when all processes run them.
   bool joint() const { return local_.size() < processes_.size(); }
   /// Those of this process, along the axis data.
@@ -115,7 +115,7 @@ class Devices {
 /// How TPUs' convolutions read their weights, which are [out, in, window…]: as [window…, in, out], if the window has
 /// more than one place. Layers of a stack come first. Empty for other arrays. (GraphOptions::memory_order; the compiler
 /// chooses the same where it is left to.)
-Axes windows_first(const LogicalAxes& axes, const Dims& dims);
+Axes filters_before_channels(const LogicalAxes& axes, const Dims& dims);
 
 /// The devices of a client, or of hardware that is not attached (pjrt/topology.h), as the mesh sees them.
 Topology topology(const pjrt::Client& client);
@@ -123,38 +123,38 @@ Topology topology(const pjrt::Topology& absent);
 /// What graphs for this mesh are opened with; `rules` may be null (everything whole).
 GraphOptions graph_options(const Mesh& mesh, const Topology& topology, const AxisRules* rules = nullptr);
 
-/// A copy of pieces of an array to the host that is under way. Copies of this object are the same transfer.
-class PendingPieces {
+/// A copy of shards of an array to the host that is under way. Copies of this object are the same transfer.
+class PendingShards {
  public:
-  PendingPieces() = default;
+  PendingShards() = default;
   bool ready() const;
-  ArrayPieces wait() const;  // throws device on failure
+  ShardedArray wait() const;  // throws device on failure
   struct State;
-  explicit PendingPieces(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  explicit PendingShards(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
  private:
   std::shared_ptr<State> state_;
 };
-/// The distinct pieces on devices of this process: all, or those whose first holder (mesh/sharding.h) is among them,
-/// so that each piece of an array is of one process.
+/// The distinct shards on devices of this process: all, or those whose first holder (mesh/sharding.h) is among them,
+/// so that each shard of an array is of one process.
 enum class Which { local, owned };
 /// Starts copying to the host without waiting for the device.
-PendingPieces fetch_pieces(const Devices& devices, const Array& a, Which which = Which::owned);
-/// The same pieces, made when they are read: borrowed where the device's memory is the host's (CPU), else copied then,
+PendingShards fetch_shards(const Devices& devices, const Array& a, Which which = Which::owned);
+/// The same shards, made when they are read: borrowed where the device's memory is the host's (CPU), else copied then,
 /// so that no more than what is read at a time is held twice. `a` stays where it is, and is not donated, for as long as
 /// anything of them is in use.
-ArrayPieces pieces_in_place(const Devices& devices, const Array& a, Which which = Which::owned);
+ShardedArray shards_in_place(const Devices& devices, const Array& a, Which which = Which::owned);
 
 /// A copy of a whole array to the host that is under way.
 class PendingArray {
  public:
   PendingArray() = default;
-  explicit PendingArray(PendingPieces pieces) : pieces_(std::move(pieces)) {}
-  bool ready() const { return pieces_.ready(); }
-  HostArray wait() const { return pieces_.wait().whole(); }  // throws device on failure
+  explicit PendingArray(PendingShards shards) : shards_(std::move(shards)) {}
+  bool ready() const { return shards_.ready(); }
+  HostArray wait() const { return shards_.wait().whole(); }  // throws device on failure
 
  private:
-  PendingPieces pieces_;
+  PendingShards shards_;
 };
 /// Throws device where devices of other processes hold a part of the array.
 PendingArray fetch(const Devices& devices, const Array& a);
@@ -168,11 +168,11 @@ BatchShare share_of_program(const Devices& devices, int64_t rows);
 BatchShare share_of_update(const Devices& devices, int64_t samples, int64_t accumulation = 1);
 
 struct CompileConfig {
-  std::string jax_cache_dir;  // executable cache on disk; "" = default folder, "off" = none
-  std::string xla_flags;      // extra "--xla_…=value" words
-  std::string libtpu_flags;   // name of a set of flags for TPUs (pjrt/platform_tpu.cc)
-  std::string aot_cache_dir;  // in place of jax_cache_dir, and where programs for devices that are not here go
-  bool lean = false;          // no key: rather little temporary memory than operations side by side
+  std::string jax_cache_dir;     // executable cache on disk; "" = default folder, "off" = none
+  std::string xla_flags;         // extra "--xla_…=value" words
+  std::string libtpu_flags;      // name of a set of flags for TPUs (pjrt/platform_tpu.cc)
+  std::string aot_cache_dir;     // in place of jax_cache_dir, and where programs for devices that are not here go
+  bool minimize_memory = false;  // no key: rather little temporary memory than operations side by side
   /// No key: told the name in the cache of each program that is compiled or found there. Thread safe, or empty.
   std::function<void(const std::string& entry)> uses;
   template <class V>
@@ -191,8 +191,8 @@ struct CompileConfig {
 /// Calls `compiles` in one of the processes that run the program, then in the others, which find in the cache what it
 /// has compiled: the same, or what it has sent them over the processes' connection. Where there is no cache in all of
 /// them at once. What `compiles` is given is the config to compile with.
-void on_leader_first(const Devices& devices, const CompileConfig& config, const std::string& topic,
-                     const std::function<void(const CompileConfig&)>& compiles);
+void on_coordinator_first(const Devices& devices, const CompileConfig& config, const std::string& topic,
+                          const std::function<void(const CompileConfig&)>& compiles);
 
 struct CompileReport {
   double emit_seconds = 0, compile_seconds = 0, load_seconds = 0;
@@ -261,7 +261,7 @@ class ProgramCache {
 
 /// Puts host values on the devices with the sharding of the program's inputs, by name. Inputs without a value are
 /// skipped. On a CPU, values that nobody else holds are not copied: move them here.
-void place(const Devices& devices, const Program& program, NamedPieces values, ArrayMap& out);
+void place(const Devices& devices, const Program& program, NamedShards values, ArrayMap& out);
 void place(const Devices& devices, const Program& program, HostArrays values, ArrayMap& out);
 
 /// What a program takes, on devices that are there or are not.
@@ -273,7 +273,7 @@ struct AheadOfTime {
   std::map<std::string, pjrt::CustomCalls> custom_calls;  // by target; the compiler's count of FLOPs may lack theirs
   std::vector<pjrt::Turned> turned;                       // what the program puts into another order in memory
   std::map<std::string, int64_t> products;                // by types, as pjrt::Operations has them
-  int64_t pieces = 0, type_changes = 0;                   // as pjrt::Operations has them; 0: the compiler does not say
+  int64_t instructions = 0, type_changes = 0;             // as pjrt::Operations has them; 0: the compiler does not say
   CompileReport report;
   std::string kept;  // the file of the executable, where one was asked for (aot_cache_dir)
 };

@@ -40,10 +40,10 @@ TEST(Sharded, PutAndGetAreInverse) {
     const Array put = devices.put(a, s);
     ASSERT_EQ(put.shards().size(), 8u);
     EXPECT_TRUE(same(devices.get(put), a));
-    int64_t pieces = 1;
+    int64_t shards = 1;
     for (const auto& axes : s.dims)
-      for (const auto& axis : axes) pieces *= devices.mesh().size(axis);
-    EXPECT_EQ(put.bytes_per_device(), static_cast<int64_t>(a.bytes()) / pieces);
+      for (const auto& axis : axes) shards *= devices.mesh().size(axis);
+    EXPECT_EQ(put.bytes_per_device(), static_cast<int64_t>(a.bytes()) / shards);
   }
 }
 
@@ -76,7 +76,7 @@ TEST(Sharded, UnevenSplitNamesTheArray) {
 
 // Several processes, as each of them would see the eight devices.
 
-TEST(Pieces, OfAllProcessesMakeUpEachArrayOnce) {
+TEST(Shards, OfAllProcessesMakeUpEachArrayOnce) {
   const Devices devices = eight(2, 2, 2);
   const HostArray a = counting({8, 12, 16});
   for (const std::vector<int>& processes :
@@ -87,34 +87,34 @@ TEST(Pieces, OfAllProcessesMakeUpEachArrayOnce) {
                                                           {{{}, {}, {"tensor"}}},
                                                           {{{"data"}, {"fsdp"}, {"tensor"}}},
                                                           {{{"tensor"}, {}, {"fsdp", "data"}}}}) {
-      ArrayPieces all{a.shape(), {}};
+      ShardedArray all{a.shape(), {}};
       std::vector<Slice> slices;
       for (int process = 0; process < 4; ++process) {
         if (std::ranges::find(processes, process) == processes.end()) continue;
-        const Devices mine = devices.seen_by(process, processes);
+        const Devices mine = devices.as_process(process, processes);
         std::vector<Slice> asked;
         const Array put = mine.put(
             a.shape(),
             [&](const Slice& s) {
               asked.push_back(s);
-              return ArrayPieces(a).read(s);
+              return ShardedArray(a).read(s);
             },
             sharding);
         EXPECT_EQ(put.shards().size(), mine.local().size());
-        const ArrayPieces local = fetch_pieces(mine, put, Which::local).wait();
-        ASSERT_EQ(local.pieces.size(), asked.size());
+        const ShardedArray local = fetch_shards(mine, put, Which::local).wait();
+        ASSERT_EQ(local.shards.size(), asked.size());
         for (size_t i = 0; i < asked.size(); ++i) {
-          EXPECT_EQ(local.pieces[i].slice, asked[i]);
-          EXPECT_TRUE(same(local.pieces[i].values, ArrayPieces(a).read(asked[i])));
+          EXPECT_EQ(local.shards[i].slice, asked[i]);
+          EXPECT_TRUE(same(local.shards[i].values, ShardedArray(a).read(asked[i])));
         }
         if (local.complete()) {
           EXPECT_TRUE(same(mine.get(put), a));
         } else {
           EXPECT_THROW(mine.get(put), Error);
         }
-        for (const Piece& p : fetch_pieces(mine, put).wait().pieces) {
+        for (const Shard& p : fetch_shards(mine, put).wait().shards) {
           slices.push_back(p.slice);
-          all.pieces.push_back(p);
+          all.shards.push_back(p);
         }
       }
       EXPECT_EQ(tiling_fault(a.dims(), slices), "");
@@ -123,19 +123,19 @@ TEST(Pieces, OfAllProcessesMakeUpEachArrayOnce) {
   }
 }
 
-TEST(Pieces, ThoseOnSeveralDevicesAreOwnedByTheFirst) {
+TEST(Shards, ThoseOnSeveralDevicesAreOwnedByTheFirst) {
   const Devices devices = eight(2, 2, 2);
   const std::vector<int> processes = {0, 0, 0, 0, 1, 1, 1, 1};  // the two halves of data
-  const Devices first = devices.seen_by(0, processes), second = devices.seen_by(1, processes);
+  const Devices first = devices.as_process(0, processes), second = devices.as_process(1, processes);
   for (const Sharding& sharding : {Sharding{}, Sharding{{{"fsdp"}, {"tensor"}}}}) {
     const Array a = first.put(counting({4, 4}), sharding), b = second.put(counting({4, 4}), sharding);
-    EXPECT_TRUE(fetch_pieces(first, a).wait().complete());
-    EXPECT_TRUE(fetch_pieces(second, b).wait().pieces.empty());
-    EXPECT_TRUE(fetch_pieces(second, b, Which::local).wait().complete());
+    EXPECT_TRUE(fetch_shards(first, a).wait().complete());
+    EXPECT_TRUE(fetch_shards(second, b).wait().shards.empty());
+    EXPECT_TRUE(fetch_shards(second, b, Which::local).wait().complete());
   }
 }
 
-TEST(Pieces, OfAnotherShapeThanAskedForAreRefused) {
+TEST(Shards, OfAnotherShapeThanAskedForAreRefused) {
   const Devices devices = eight(8, 1, 1);
   try {
     devices.put(
@@ -144,7 +144,7 @@ TEST(Pieces, OfAnotherShapeThanAskedForAreRefused) {
           return counting({16, 2});
         },
         {{{"data"}}}, "latents");
-    FAIL() << "the whole was taken for a piece";
+    FAIL() << "the whole was taken for a shard";
   } catch (const Error& e) {
     EXPECT_NE(e.message().find("latents: [0:2,0:2] of f32[16,2] was given as f32[16,2]"), std::string::npos)
         << e.message();
@@ -205,11 +205,12 @@ TEST(Sharded, StateKeepsItsShardingAndItsMemory) {
 
 TEST(WindowsFirst, IsTheOrderOfConvolutionWeightsAlone) {
   const LogicalAxes flat = {"conv_out", "conv_in", "window_height", "window_width"};
-  EXPECT_EQ(windows_first(flat, {8, 4, 3, 3}), (Axes{2, 3, 1, 0}));
-  EXPECT_EQ(windows_first(flat, {8, 4, 1, 1}), Axes());
-  EXPECT_EQ(windows_first({"", "conv_out", "", "window_frames", "window_height", "window_width"}, {2, 8, 4, 3, 1, 1}),
+  EXPECT_EQ(filters_before_channels(flat, {8, 4, 3, 3}), (Axes{2, 3, 1, 0}));
+  EXPECT_EQ(filters_before_channels(flat, {8, 4, 1, 1}), Axes());
+  EXPECT_EQ(filters_before_channels({"", "conv_out", "", "window_frames", "window_height", "window_width"},
+                                    {2, 8, 4, 3, 1, 1}),
             (Axes{0, 3, 4, 5, 2, 1}));
-  EXPECT_EQ(windows_first({"embed", "heads"}, {4, 4}), Axes());
+  EXPECT_EQ(filters_before_channels({"embed", "heads"}, {4, 4}), Axes());
 }
 
 // As on a TPU: state that lies in memory in another order of its axes, put, stepped, donated, fetched.
@@ -221,7 +222,7 @@ TEST(Sharded, StateInAnotherOrderOfItsAxesGivesTheSame) {
     const Devices devices = data * fsdp > 1 ? eight(data, fsdp, 1) : Devices::open();
     GraphOptions options = devices.graph_options(&rules);
     EXPECT_EQ(options.memory_order, nullptr);
-    options.memory_order = windows_first;
+    options.memory_order = filters_before_channels;
     Graph g(options);
     Tensor s = g.input("state", shape, {"conv_out", "conv_in", "window_height", "window_width"}),
            d = g.input("delta", shape);

@@ -1,5 +1,5 @@
 // The only code that moves data between host and devices. A shard is a strided window of the host array, so nothing is
-// cut up on the host before a transfer; on the way back each distinct piece is copied once, from one device that has
+// cut up on the host before a transfer; on the way back each distinct shard is copied once, from one device that has
 // it. Axes that a device has in another order are turned by the plugin on the way there and by us on the way back,
 // because not every plugin heeds the order that is asked for.
 #include <algorithm>
@@ -29,7 +29,7 @@ int64_t offset_of(const Slice& slice, const std::vector<int64_t>& strides) {
   return offset;
 }
 
-/// Where the bytes of a piece lie in host memory; empty strides: dense. `given`: nobody else has them.
+/// Where the bytes of a shard lie in host memory; empty strides: dense. `given`: nobody else has them.
 struct Source {
   const std::byte* data;
   std::vector<int64_t> strides;
@@ -53,14 +53,14 @@ Array put_shards(const Devices& devices, const Shape& shape, const Sharding& sha
     if (from == sources.end()) from = sources.insert(from, {slice, source(slice)});
     try {
       const Source& s = from->second;
-      Shape piece{shape.dtype, slice.size};
+      Shape shard{shape.dtype, slice.size};
       std::vector<int64_t> strides = s.strides;
       if (!sharding.order.empty()) {
-        strides = in_order(strides.empty() ? dense_strides(piece) : strides, sharding.order);
-        piece.dims = in_order(piece.dims, sharding.order);
+        strides = in_order(strides.empty() ? dense_strides(shard) : strides, sharding.order);
+        shard.dims = in_order(shard.dims, sharding.order);
       }
       const bool given = s.given && strides.empty() && std::ranges::count(slices, slice) == 1;
-      shards.push_back(devices.client().put(id, piece, s.data, strides, s.owner, given));
+      shards.push_back(devices.client().put(id, shard, s.data, strides, s.owner, given));
     } catch (Error& e) {
       e.note(fmt::format("copying '{}' {}, {} of it to device {}", name, to_string(shape), to_string(slice), id));
       throw;
@@ -92,17 +92,17 @@ Array Devices::put(const Shape& shape, const std::function<HostArray(const Slice
   });
 }
 
-struct PendingPieces::State {
-  ArrayPieces array;
+struct PendingShards::State {
+  ShardedArray array;
   std::vector<pjrt::Event> done;
   Axes order;  // of the axes of `arrived`
   std::vector<HostArray> arrived;
   std::once_flag turned;
 };
 
-/// Calls take(slice, buffer) for each distinct piece of `which`.
+/// Calls take(slice, buffer) for each distinct shard of `which`.
 template <class Take>
-static void each_piece(const Devices& devices, const Array& a, Which which, Take&& take) {
+static void each_shard(const Devices& devices, const Array& a, Which which, Take&& take) {
   check(static_cast<bool>(a), Code::device, "fetch: the array is empty (donated to a program, or never filled)");
   std::vector<Slice> seen;
   for (size_t k = 0; k < a.shards().size(); ++k) {
@@ -114,33 +114,33 @@ static void each_piece(const Devices& devices, const Array& a, Which which, Take
   }
 }
 
-static std::shared_ptr<PendingPieces::State> new_state(const Array& a) {
-  auto state = std::make_shared<PendingPieces::State>();
+static std::shared_ptr<PendingShards::State> new_state(const Array& a) {
+  auto state = std::make_shared<PendingShards::State>();
   state->array.shape = a.shape();
   state->order = a.sharding().order;
   return state;
 }
 
-static void start_copy(PendingPieces::State& state, const Slice& slice, const pjrt::Buffer& buffer) {
+static void start_copy(PendingShards::State& state, const Slice& slice, const pjrt::Buffer& buffer) {
   HostArray bytes(Shape{state.array.shape.dtype, in_order(slice.size, state.order)});
   pjrt::Event done = buffer.copy_to_host(bytes.mutable_data(), bytes.bytes(), state.array.shape.rank());
   done.keep_alive(bytes.owner());  // whoever asked may lose interest before the copy ends
-  state.array.pieces.push_back({slice, {}});
+  state.array.shards.push_back({slice, {}});
   state.arrived.push_back(std::move(bytes));
   state.done.push_back(std::move(done));
 }
 
-static std::shared_ptr<PendingPieces::State> start_copies(const Devices& devices, const Array& a, Which which) {
+static std::shared_ptr<PendingShards::State> start_copies(const Devices& devices, const Array& a, Which which) {
   auto state = new_state(a);
-  each_piece(devices, a, which,
+  each_shard(devices, a, which,
              [&](const Slice& slice, const pjrt::Buffer& buffer) { start_copy(*state, slice, buffer); });
   return state;
 }
 
-ArrayPieces pieces_in_place(const Devices& devices, const Array& a, Which which) {
+ShardedArray shards_in_place(const Devices& devices, const Array& a, Which which) {
   const bool on_host = devices.platform() == Platform::cpu && a.sharding().order.empty();
-  ArrayPieces out(a.shape(), {});
-  each_piece(devices, a, which, [&](const Slice& slice, const pjrt::Buffer& buffer) {
+  ShardedArray out(a.shape(), {});
+  each_shard(devices, a, which, [&](const Slice& slice, const pjrt::Buffer& buffer) {
     const auto read = [&a, &buffer, slice, on_host] {
       const Shape shape{a.shape().dtype, slice.size};
       if (on_host && shape.bytes() > 0 && buffer.bytes_on_device() == shape.bytes()) {
@@ -149,35 +149,35 @@ ArrayPieces pieces_in_place(const Devices& devices, const Array& a, Which which)
       }
       auto state = new_state(a);
       start_copy(*state, slice, buffer);
-      return PendingPieces(std::move(state)).wait().pieces[0].values;
+      return PendingShards(std::move(state)).wait().shards[0].values;
     };
-    out.pieces.push_back({slice, {}, read});
+    out.shards.push_back({slice, {}, read});
   });
   return out;
 }
 
-PendingPieces fetch_pieces(const Devices& devices, const Array& a, Which which) {
-  return PendingPieces(start_copies(devices, a, which));
+PendingShards fetch_shards(const Devices& devices, const Array& a, Which which) {
+  return PendingShards(start_copies(devices, a, which));
 }
 
 PendingArray fetch(const Devices& devices, const Array& a) {
   auto state = start_copies(devices, a, Which::local);
   int64_t here = 0;
-  for (const Piece& p : state->array.pieces) here += p.slice.elements();
+  for (const Shard& p : state->array.shards) here += p.slice.elements();
   check(here == a.shape().elements(), Code::device, "fetch: {} of {} elements of {} lie on devices of this process",
         here, a.shape().elements(), to_string(a.shape()));
-  return PendingArray(PendingPieces(std::move(state)));
+  return PendingArray(PendingShards(std::move(state)));
 }
 
-bool PendingPieces::ready() const { return std::ranges::all_of(state_->done, &pjrt::Event::ready); }
+bool PendingShards::ready() const { return std::ranges::all_of(state_->done, &pjrt::Event::ready); }
 
-ArrayPieces PendingPieces::wait() const {
+ShardedArray PendingShards::wait() const {
   Span span("wait for device");
   for (const auto& done : state_->done) done.wait();
   std::call_once(state_->turned, [this] {
     const Axes back = inverse(state_->order);
     for (size_t i = 0; i < state_->arrived.size(); ++i)
-      state_->array.pieces[i].values =
+      state_->array.shards[i].values =
           back.empty() ? std::move(state_->arrived[i]) : with_axes(state_->arrived[i], back);
     state_->arrived.clear();
   });

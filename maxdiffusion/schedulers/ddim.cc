@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/linear.h"
-#include "maxdiffusion/schedulers/members.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/spacing.h"
 
@@ -18,14 +18,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, kSigmaSwitches);
   const auto noise = NoiseSchedule::from_json(config);
   const auto spacing = choice(config, "timestep_spacing", "leading", {"linspace", "leading", "trailing"});
-  const auto offset = member<int64_t>(config, "steps_offset", 0);
-  const bool alpha_to_one = member(config, "set_alpha_to_one", true);
-  const double clip = clip_range(config), eta = member(config, "eta", 0.0);
+  const auto offset = field<int64_t>(config, "steps_offset", 0);
+  const bool alpha_to_one = field(config, "set_alpha_to_one", true);
+  const double clip = clip_range(config), eta = field(config, "eta", 0.0);
   check(eta >= 0, Code::invalid_config, "scheduler config: eta is {}; expected 0 or more", eta);
 
   auto plan = [=](int64_t steps, const Knowns& k) {
     const int64_t T = noise.num_train_timesteps;
-    LinearPlan p{.timesteps = whole_timesteps(spacing, steps, T, offset), .steps = {}};
+    LinearPlan p{.timesteps = integer_timesteps(spacing, steps, T, offset), .steps = {}};
     for (double t : p.timesteps) {
       const double a = noise.alphas_cumprod[static_cast<size_t>(t)];
       const int64_t previous = static_cast<int64_t>(t) - T / steps;

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/linear.h"
-#include "maxdiffusion/schedulers/members.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/spacing.h"
 
@@ -20,7 +20,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, kSigmaSwitches);
   const auto noise = NoiseSchedule::from_json(config);
   const auto spacing = choice(config, "timestep_spacing", "leading", {"linspace", "leading", "trailing"});
-  const auto offset = member<int64_t>(config, "steps_offset", 0);
+  const auto offset = field<int64_t>(config, "steps_offset", 0);
   const double clip = clip_range(config);
   // Those of the same size differ in diffusers only by how they are computed.
   const bool small = choice(config, "variance_type", "fixed_small",
@@ -28,7 +28,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
                          .starts_with("fixed_small");
 
   auto plan = [=](int64_t steps, const Knowns& k) {
-    LinearPlan p{.timesteps = whole_timesteps(spacing, steps, noise.num_train_timesteps, offset), .steps = {}};
+    LinearPlan p{.timesteps = integer_timesteps(spacing, steps, noise.num_train_timesteps, offset), .steps = {}};
     for (size_t i = 0; i < p.timesteps.size(); ++i) {
       const bool last = i + 1 == p.timesteps.size();
       const double a = noise.alphas_cumprod[static_cast<size_t>(p.timesteps[i])];

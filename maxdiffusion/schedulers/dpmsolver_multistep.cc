@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/sigmas.h"
 
@@ -53,7 +53,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   const Solver solver{.data = algorithm == "deis" || algorithm.ends_with("++"),
                       .sde = algorithm.starts_with("sde"),
                       .heun = kind == "heun"};
-  const auto order = member<int64_t>(config, "solver_order", 2);
+  const auto order = field<int64_t>(config, "solver_order", 2);
   check(order >= 1 && order <= 3, Code::invalid_config, "scheduler config: solver_order is {}; expected 1, 2 or 3",
         order);
   check(solver.data || !solver.sde || order < 3, Code::invalid_config,
@@ -64,15 +64,15 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
         algorithm, algorithm);
   check(grid.ends_at_zero || !grid.flow, Code::invalid_config,
         "scheduler config: final_sigmas_type is sigma_min beside use_flow_sigmas; set it to zero");
-  const auto variance = member<std::string>(config, "variance_type", "");
+  const auto variance = field<std::string>(config, "variance_type", "");
   check(!variance.starts_with("learned"), Code::invalid_config,
         "scheduler config: variance_type is '{}'; a model with a learned variance is not supported", variance);
 
-  const bool low_at_end = member(config, "lower_order_final", true);
-  const bool euler_at_end = member(config, "euler_at_final", false);
-  grid.cut_karras = member<std::string>(config, "beta_schedule", "linear") == "squaredcos_cap_v2";
+  const bool low_at_end = field(config, "lower_order_final", true);
+  const bool euler_at_end = field(config, "euler_at_final", false);
+  grid.cut_karras = field<std::string>(config, "beta_schedule", "linear") == "squaredcos_cap_v2";
   grid.flow_from_one = false;
-  const double lowest = member(config, "lambda_min_clipped", -HUGE_VAL);
+  const double lowest = field(config, "lambda_min_clipped", -HUGE_VAL);
   while (grid.end > 0 && -std::log(grid.training_sigma(static_cast<double>(grid.end - 1))) < lowest) --grid.end;
   check(grid.end > 0, Code::invalid_config, "scheduler config: lambda_min_clipped is {}, above all of training",
         lowest);

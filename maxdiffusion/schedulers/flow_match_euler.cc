@@ -2,7 +2,7 @@
 // x += (σ' − σ)·(ε − x0). Levels lie evenly between the shifted ends of training and are then shifted themselves, as
 // diffusers does; with timestep_spacing trailing they lie evenly from 1 to 1/n before the shift, as pipelines of some
 // models ask diffusers for. Sources: Lipman et al. 2023; Esser et al. 2024, equation 23 (shift).
-#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/sigmas.h"
 #include "maxdiffusion/schedulers/spacing.h"
@@ -16,19 +16,19 @@ double shifted(double shift, double sigma) { return shift * sigma / (1 + (shift 
 
 std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas"});
-  const auto T = member<int64_t>(config, "num_train_timesteps", 1000);
-  const double shift = member(config, "shift", 1.0);
+  const auto T = field<int64_t>(config, "num_train_timesteps", 1000);
+  const double shift = field(config, "shift", 1.0);
   check(T >= 1 && T <= 1'000'000, Code::invalid_config,
         "scheduler config: num_train_timesteps is {}; expected 1 or more, up to a million", T);
   check(shift > 0, Code::invalid_config, "scheduler config: shift is {}; expected a number above 0", shift);
   const std::optional<double> terminal = optional_number(config, "shift_terminal");
   check(!terminal || *terminal < 1, Code::invalid_config,
         "scheduler config: shift_terminal is {}; expected a number below 1", terminal.value_or(0));
-  const bool karras = member(config, "use_karras_sigmas", false),
-             exponential = member(config, "use_exponential_sigmas", false),
-             inverted = member(config, "invert_sigmas", false), drawn = member(config, "stochastic_sampling", false),
-             trailing = member<std::string>(config, "timestep_spacing", "") == "trailing",
-             by_size = member(config, "use_dynamic_shifting", false);  // `shift` is of the size, not of training
+  const bool karras = field(config, "use_karras_sigmas", false),
+             exponential = field(config, "use_exponential_sigmas", false),
+             inverted = field(config, "invert_sigmas", false), drawn = field(config, "stochastic_sampling", false),
+             trailing = field<std::string>(config, "timestep_spacing", "") == "trailing",
+             by_size = field(config, "use_dynamic_shifting", false);  // `shift` is of the size, not of training
   check(!karras || !exponential, Code::invalid_config,
         "scheduler config: use_karras_sigmas and use_exponential_sigmas are true; set one to false");
 
@@ -41,7 +41,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
       const double part = steps == 1 ? 0 : static_cast<double>(i) / static_cast<double>(steps - 1);
       sigmas.push_back(shifted(shift, 1 + (least - 1) * part));
     }
-    if (terminal && *terminal != 0) stretch_to(*terminal, sigmas);
+    if (terminal && *terminal != 0) stretch_shift_to_terminal(*terminal, sigmas);
     if (karras || exponential) sigmas = even_levels(karras, sigmas.front(), sigmas.back(), steps);
     LinearPlan p;
     for (double& s : sigmas) {

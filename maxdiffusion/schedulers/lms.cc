@@ -6,7 +6,7 @@
 #include <cmath>
 #include <span>
 
-#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/sigmas.h"
 

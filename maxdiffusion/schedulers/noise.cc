@@ -13,7 +13,7 @@
 #include "maxdiffusion/ops/gather.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
-#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 
 namespace md {
@@ -24,13 +24,13 @@ double lerp(double a, double b, int64_t i, int64_t n) {
 }
 
 std::vector<double> make_betas(const nlohmann::json& config, int64_t T) {
-  auto betas = member(config, "trained_betas", std::vector<double>{});
+  auto betas = field(config, "trained_betas", std::vector<double>{});
   if (!betas.empty()) {
     check(static_cast<int64_t>(betas.size()) == T, Code::invalid_config,
           "scheduler config: trained_betas has {} entries, num_train_timesteps is {}", betas.size(), T);
     return betas;
   }
-  const double first = member(config, "beta_start", 1e-4), last = member(config, "beta_end", 0.02);
+  const double first = field(config, "beta_start", 1e-4), last = field(config, "beta_end", 0.02);
   const std::string kind = choice(config, "beta_schedule", "linear", {"linear", "scaled_linear", "squaredcos_cap_v2"});
   auto alpha_bar = [](double u) {
     const double c = std::cos((u + 0.008) / 1.008 * std::numbers::pi / 2);
@@ -91,7 +91,7 @@ Tensor noise_part(const NoiseSchedule& n, Tensor x, Tensor t) {
 NoiseSchedule NoiseSchedule::from_json(const nlohmann::json& config, bool flow) {
   check(config.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", config.dump());
   NoiseSchedule n;
-  n.num_train_timesteps = member<int64_t>(config, "num_train_timesteps", 1000);
+  n.num_train_timesteps = field<int64_t>(config, "num_train_timesteps", 1000);
   check(n.num_train_timesteps >= 1 && n.num_train_timesteps <= 1'000'000, Code::invalid_config,
         "scheduler config: num_train_timesteps is {}; expected 1 or more, up to a million", n.num_train_timesteps);
   n.prediction_type =
@@ -107,7 +107,7 @@ NoiseSchedule NoiseSchedule::from_json(const nlohmann::json& config, bool flow) 
     n.alphas_cumprod.push_back(product *= 1 - n.betas[i]);
   }
   // diffusers and MaxDiffusion spell the same switch differently.
-  if (member(config, "rescale_betas_zero_snr", false) || member(config, "rescale_zero_terminal_snr", false)) {
+  if (field(config, "rescale_betas_zero_snr", false) || field(config, "rescale_zero_terminal_snr", false)) {
     check(n.num_train_timesteps > 1, Code::invalid_config,
           "scheduler config: zero terminal SNR needs more than one training timestep");
     rescale_to_zero_terminal_snr(n.betas, n.alphas_cumprod);
@@ -138,9 +138,9 @@ Tensor snr_weight(const NoiseSchedule& n, Tensor t, double gamma) {
   return at_timestep(weights, t, 1);
 }
 
-TimestepBias TimestepBias::from_members(const std::map<std::string, std::string>& members) {
+TimestepBias TimestepBias::from_map(const std::map<std::string, std::string>& fields) {
   TimestepBias bias;
-  for (const auto& [name, text] : members) {
+  for (const auto& [name, text] : fields) {
     const auto value = parse_json(text);
     auto number = [&, &name = name, &text = text] {
       check(value.is_number(), Code::invalid_config, "timestep_bias: {} is {}; expected a number", name, text);

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/linear.h"
-#include "maxdiffusion/schedulers/members.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/spacing.h"
 
@@ -33,9 +33,9 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   choice(config, "prediction_type", "epsilon", {"epsilon", "v_prediction"});
   const auto noise = NoiseSchedule::from_json(config);
   const auto spacing = choice(config, "timestep_spacing", "leading", {"linspace", "leading", "trailing"});
-  const auto offset = member<int64_t>(config, "steps_offset", 0);
-  const bool skip_prk = member(config, "skip_prk_steps", false);
-  const double after_last = member(config, "set_alpha_to_one", false) ? 1.0 : noise.alphas_cumprod[0];
+  const auto offset = field<int64_t>(config, "steps_offset", 0);
+  const bool skip_prk = field(config, "skip_prk_steps", false);
+  const double after_last = field(config, "set_alpha_to_one", false) ? 1.0 : noise.alphas_cumprod[0];
 
   auto transfer = [=](const Form& x, double from, double to, const Form& output) -> Form {
     auto abar = [&](double t) {
@@ -50,7 +50,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
 
   auto plan = [=](int64_t steps, const Knowns& k) {
     const int64_t T = noise.num_train_timesteps;
-    LinearPlan p{.timesteps = whole_timesteps(spacing, steps, T, offset), .steps = {}};
+    LinearPlan p{.timesteps = integer_timesteps(spacing, steps, T, offset), .steps = {}};
     check(skip_prk || steps >= 4, Code::invalid_config,
           "PNDMScheduler: {} inference steps; expected 4 or more without skip_prk_steps", steps);
     const int64_t whole = T / steps, middle = whole / 2;

@@ -4,7 +4,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/config_fields.h"
 
 #define PROCESSES(X) X(flow_match) X(ddpm)
 
@@ -15,11 +15,11 @@ namespace md {
 PROCESSES(DECLARE)
 #undef DECLARE
 
-HostArray NoiseProcess::times_of_sigmas(const HostArray&) const {
+HostArray NoiseProcess::timesteps_from_sigmas(const HostArray&) const {
   fail(Code::invalid_config, "batches hold noise levels (sigmas), but this model is trained on timesteps");
 }
 
-std::shared_ptr<const NoiseProcess> NoiseProcess::between(double, double) const {
+std::shared_ptr<const NoiseProcess> NoiseProcess::restricted_to(double, double) const {
   fail(Code::invalid_config, "this model is not trained by flow matching, so its times cannot be divided");
 }
 

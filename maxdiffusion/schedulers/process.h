@@ -42,35 +42,35 @@ class NoiseProcess {
   virtual ~NoiseProcess() = default;
   /// Times are in [0, num_train_timesteps), of this type: s32 or f32.
   virtual int64_t num_train_timesteps() const = 0;
-  virtual DType time_type() const = 0;
+  virtual DType timestep_dtype() const = 0;
   /// Times of a batch, [B].
-  virtual Tensor sample_t(Rng rng, int64_t batch) const = 0;
+  virtual Tensor sample_timesteps(Rng rng, int64_t batch) const = 0;
   /// x0, noise: [B, …] f32; t: [B].
-  virtual Tensor noisy(Tensor x0, Tensor noise, Tensor t) const = 0;
+  virtual Tensor add_noise(Tensor x0, Tensor noise, Tensor t) const = 0;
   /// What the model should predict, of x0's shape.
   virtual Tensor target(Tensor x0, Tensor noise, Tensor t) const = 0;
   /// Factors of the samples' losses, [B]; empty where all are 1.
   virtual Tensor weight(Tensor t) const = 0;
   /// Times at which samples have these noise levels σ, for batches that other programs recorded. Throws invalid_config
   /// where the process has no such levels.
-  virtual HostArray times_of_sigmas(const HostArray& sigmas) const;
+  virtual HostArray timesteps_from_sigmas(const HostArray& sigmas) const;
   /// This process with times in [from, to) alone, drawn as often as before among each other. Throws invalid_config
   /// where it cannot.
-  virtual std::shared_ptr<const NoiseProcess> between(double from, double to) const;
-  /// Of a process between() two times: how often the whole one draws a time of it, and whether it has time t.
-  virtual double part() const { return 1; }
-  virtual bool has(double /*t*/) const { return true; }
+  virtual std::shared_ptr<const NoiseProcess> restricted_to(double from, double to) const;
+  /// Of a process that restricted_to() returned: how often the whole one draws a time of it, and whether it has time t.
+  virtual double probability() const { return 1; }
+  virtual bool contains(double /*t*/) const { return true; }
   /// What the model takes as its time, [B].
-  virtual Tensor model_time(Tensor t) const { return t; }
+  virtual Tensor model_timestep(Tensor t) const { return t; }
   /// This process without loss weights and without a bias of times: for evaluation.
   virtual std::shared_ptr<const NoiseProcess> unweighted() const = 0;
 };
 
 /// Whether a scheduler_config.json is of a model that is trained by flow matching.
-bool flows(const nlohmann::json& scheduler_config);
+bool is_flow_matching(const nlohmann::json& scheduler_config);
 /// The process of a scheduler_config.json: flow_match where its prediction_type is flow_prediction or, without
 /// one, its sampler takes flow-matching models alone (FlowMatchEulerDiscreteScheduler); else ddpm. Throws
-/// invalid_config for members and keys whose values it cannot take, and for keys that this process would not obey.
+/// invalid_config for fields and keys whose values it cannot take, and for keys that this process would not obey.
 std::shared_ptr<const NoiseProcess> make_process(const nlohmann::json& scheduler_config, const ProcessKeys& keys);
 /// "ddpm", "flow_match".
 std::vector<std::string> process_names();

@@ -8,7 +8,7 @@
 #include "maxdiffusion/ops/gather.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
-#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/process.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
 
@@ -27,7 +27,7 @@ double least_level(const std::string& lookup) {
 class FlowMatch final : public NoiseProcess {
  public:
   FlowMatch(const nlohmann::json& config, const ProcessKeys& keys)
-      : T_(member<int64_t>(config, "num_train_timesteps", 1000)),
+      : T_(field<int64_t>(config, "num_train_timesteps", 1000)),
         shift_(keys.train_flow_shift),
         least_(least_level(keys.timestep_lookup)),
         weighted_(!keys.disable_training_weights && T_ > 1) {
@@ -38,20 +38,20 @@ class FlowMatch final : public NoiseProcess {
     check(keys.snr_gamma <= 0, Code::invalid_config,
           "snr_gamma is {}, but this model is trained by flow matching, which has weights of its own; set it to -1",
           keys.snr_gamma);
-    check(TimestepBias::from_members(keys.timestep_bias).strategy == "none", Code::invalid_config,
+    check(TimestepBias::from_map(keys.timestep_bias).strategy == "none", Code::invalid_config,
           "timestep_bias is set, but this model is trained by flow matching; train_flow_shift says which times come "
           "more often");
     make_table();
   }
   int64_t num_train_timesteps() const override { return T_; }
-  DType time_type() const override { return DType::f32; }
+  DType timestep_dtype() const override { return DType::f32; }
 
-  Tensor sample_t(Rng rng, int64_t batch) const override {
+  Tensor sample_timesteps(Rng rng, int64_t batch) const override {
     Tensor u = random_uniform(rng, {DType::f32, {batch}});
     if (first_ > 0 || last_ < 1) u = u * (last_ - first_) + first_;
     return (u * shift_) / (u * (shift_ - 1) + 1.0) * static_cast<double>(T_);
   }
-  Tensor noisy(Tensor x0, Tensor noise, Tensor t) const override {
+  Tensor add_noise(Tensor x0, Tensor noise, Tensor t) const override {
     const Tensor s = sigma(t, x0.rank());
     return x0 * (1.0 - s) + noise * s;
   }
@@ -64,7 +64,7 @@ class FlowMatch final : public NoiseProcess {
     Tensor index = sum(cast(lt(reshape(t, {t.dim(0), 1}), middles), DType::s32), {1});
     return take(constant(t.graph(), HostArray::of<float>({DType::f32, {n}}, weights_)), index);
   }
-  HostArray times_of_sigmas(const HostArray& sigmas) const override {
+  HostArray timesteps_from_sigmas(const HostArray& sigmas) const override {
     HostArray out = sigmas.cast(DType::f32);
     HostArray times(out.shape());
     std::ranges::transform(out.view<float>(), times.mutable_view<float>().begin(), [this](float s) {
@@ -72,7 +72,7 @@ class FlowMatch final : public NoiseProcess {
     });
     return times;
   }
-  std::shared_ptr<const NoiseProcess> between(double from, double to) const override {
+  std::shared_ptr<const NoiseProcess> restricted_to(double from, double to) const override {
     auto part = std::make_shared<FlowMatch>(*this);
     auto unshifted = [this](double t) {
       const double tau = t / static_cast<double>(T_);
@@ -82,8 +82,8 @@ class FlowMatch final : public NoiseProcess {
     part->from_ = from, part->to_ = to;
     return part;
   }
-  double part() const override { return last_ - first_; }
-  bool has(double t) const override { return (first_ == 0 || t >= from_) && (last_ == 1 || t < to_); }
+  double probability() const override { return last_ - first_; }
+  bool contains(double t) const override { return (first_ == 0 || t >= from_) && (last_ == 1 || t < to_); }
   std::shared_ptr<const NoiseProcess> unweighted() const override {
     auto plain = std::make_shared<FlowMatch>(*this);
     plain->weighted_ = false;
@@ -126,14 +126,14 @@ class FlowMatch final : public NoiseProcess {
 
 }  // namespace
 
-bool flows(const nlohmann::json& config) {
-  const SamplerClass* sampler = find_sampler(member<std::string>(config, "_class_name", ""));
+bool is_flow_matching(const nlohmann::json& config) {
+  const SamplerClass* sampler = find_sampler(field<std::string>(config, "_class_name", ""));
   const bool only_flow = sampler && sampler->models == SamplerClass::flow;
-  return member<std::string>(config, "prediction_type", only_flow ? "flow_prediction" : "epsilon") == "flow_prediction";
+  return field<std::string>(config, "prediction_type", only_flow ? "flow_prediction" : "epsilon") == "flow_prediction";
 }
 
 std::shared_ptr<const NoiseProcess> make_flow_match(const nlohmann::json& config, const ProcessKeys& keys) {
-  return flows(config) ? std::make_shared<FlowMatch>(config, keys) : nullptr;
+  return is_flow_matching(config) ? std::make_shared<FlowMatch>(config, keys) : nullptr;
 }
 
 }  // namespace md

@@ -9,10 +9,10 @@
 
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
-#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/process.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
-#include "maxdiffusion/schedulers/sampler_words.h"
+#include "maxdiffusion/schedulers/sampler_names.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 
 // In the order of the lists in messages.
@@ -74,8 +74,8 @@ double shift_by_size(const nlohmann::json& config, int64_t tokens) {
   check(tokens > 0, Code::invalid_config,
         "scheduler config: use_dynamic_shifting is true, but the number of tokens of a sample is not given; set it to "
         "false");
-  const double least = member(config, "base_image_seq_len", 256.0), most = member(config, "max_image_seq_len", 4096.0),
-               low = member(config, "base_shift", 0.5), high = member(config, "max_shift", 1.15);
+  const double least = field(config, "base_image_seq_len", 256.0), most = field(config, "max_image_seq_len", 4096.0),
+               low = field(config, "base_shift", 0.5), high = field(config, "max_shift", 1.15);
   check(least < most, Code::invalid_config, "scheduler config: base_image_seq_len is {}, max_image_seq_len {}", least,
         most);
   const double mu = low + (high - low) * (static_cast<double>(tokens) - least) / (most - least);
@@ -94,7 +94,7 @@ nlohmann::json parse_scheduler_config(const std::string& text) {
 
 std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& given, const SampleFacts& facts) {
   check(given.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", given.dump());
-  const std::string name = member<std::string>(given, "_class_name", "");
+  const std::string name = field<std::string>(given, "_class_name", "");
   check(!name.empty(), Code::invalid_config, "scheduler config: the member _class_name is missing; expected one of: {}",
         fmt::join(scheduler_names(), ", "));
   const SamplerClass* sampler = find_sampler(name);
@@ -103,9 +103,9 @@ std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& given, const Sam
                 fmt::format("scheduler config: the sampler {} is not here; there are: {}",
                             name.starts_with("Flax") ? name.substr(4) : name, fmt::join(scheduler_names(), ", ")))
         .note("try: scheduler=NAME, which samples with another: " +
-              fmt::format("{}", fmt::join(sampler_words(), ", ")));
+              fmt::format("{}", fmt::join(sampler_names(), ", ")));
   require_off(given, {"thresholding", "use_beta_sigmas"});
-  const bool flow = flows(given) && sampler->shift;
+  const bool flow = is_flow_matching(given) && sampler->shift;
   if (!flow) require_off(given, {"use_dynamic_shifting"});
   for (const auto& [key, value] : given.items())
     if (!is_known(key))
@@ -113,7 +113,7 @@ std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& given, const Sam
 
   nlohmann::json config = given;
   if (sampler->models == SamplerClass::flow && facts.even_flow_steps) config["timestep_spacing"] = "trailing";
-  if (member(config, "use_dynamic_shifting", false)) config[sampler->shift] = shift_by_size(config, facts.tokens);
+  if (field(config, "use_dynamic_shifting", false)) config[sampler->shift] = shift_by_size(config, facts.tokens);
   return sampler->make(config);
 }
 

@@ -11,10 +11,10 @@
 namespace md {
 
 /// A word of the key `scheduler`, and what it makes of a scheduler_config.json.
-struct SamplerWord {
+struct SamplerName {
   const char* word;
   nlohmann::json fields = nlohmann::json::object();  // set to these values
-  std::vector<const char*> aliases = {};             // as sampler_word() spells them
+  std::vector<const char*> aliases = {};             // as sampler_name() spells them
   const char* flow_word = nullptr;                   // the word in its place for a flow-matching model; null: itself
 };
 
@@ -23,7 +23,7 @@ struct SamplerClass {
 
   const char* name;  // of diffusers' class, without the prefix Flax
   std::unique_ptr<Scheduler> (*make)(const nlohmann::json& config);
-  std::vector<SamplerWord> words;
+  std::vector<SamplerName> words;
   /// Fields of scheduler_config.json that this file reads; those that NoiseSchedule, SigmaGrid, spacings and
   /// make_scheduler read are known for all.
   std::vector<const char*> fields = {};

@@ -1,5 +1,5 @@
 // Schedulers: host tables in double, and the graph steps that read one row of them. No member changes while sampling.
-// Source: Ho et al. 2020 (DDPM); Karras et al. 2022 (Euler); names of config members as diffusers writes them.
+// Source: Ho et al. 2020 (DDPM); Karras et al. 2022 (Euler); names of config fields as diffusers writes them.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -39,7 +39,7 @@ struct TimestepBias {
   double multiplier = 1, portion = 0.25;
   int64_t begin = 0, end = 1000;
   /// From the key timestep_bias: member → its value as JSON. Throws invalid_config naming the member.
-  static TimestepBias from_members(const std::map<std::string, std::string>& members);
+  static TimestepBias from_map(const std::map<std::string, std::string>& fields);
   /// Throws invalid_config naming the member that does not fit T timesteps.
   std::vector<double> weights(int64_t T) const;
 };

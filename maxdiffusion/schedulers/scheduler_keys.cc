@@ -8,10 +8,10 @@
 
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
-#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/process.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
-#include "maxdiffusion/schedulers/sampler_words.h"
+#include "maxdiffusion/schedulers/sampler_names.h"
 
 namespace md {
 namespace {
@@ -26,7 +26,7 @@ constexpr const char* kOfTraining[] = {"num_train_timesteps", "beta_start", "bet
 /// that flow: it reads the mapping for others only.
 bool is_for_others(const json& config, const std::map<std::string, std::string>& mapping) {
   const auto type = mapping.find("prediction_type");
-  if (!flows(config) || type == mapping.end()) return false;
+  if (!is_flow_matching(config) || type == mapping.end()) return false;
   const json said = parse_json(type->second);
   if (said == json("") || said == "flow_prediction") return false;
   log_info_once("diffusion_scheduler_config is left aside: it is for a model that predicts {}, and this one flows",
@@ -34,9 +34,9 @@ bool is_for_others(const json& config, const std::map<std::string, std::string>&
   return true;
 }
 
-/// The keys of a shift by size, in the members of the same meaning.
+/// The keys of a shift by size, in the fields of the same meaning.
 void shift_by_size(json& config, const SchedulerKeys& keys) {
-  if (!flows(config)) {
+  if (!is_flow_matching(config)) {
     if (keys.time_shift || keys.base_shift || keys.max_shift)
       log_warning("time_shift, base_shift and max_shift have no effect: this model does not flow");
     return;
@@ -50,7 +50,7 @@ void shift_by_size(json& config, const SchedulerKeys& keys) {
 json configured(const std::string& text, const SchedulerKeys& keys, bool training) {
   json config = parse_scheduler_config(text);
   static const std::map<std::string, std::string> kNothing;
-  std::set<std::string> fixed;  // members of the mapping
+  std::set<std::string> fixed;  // fields of the mapping
   std::vector<std::string> unread;
   for (const auto& [given, value_text] :
        is_for_others(config, keys.diffusion_scheduler_config) ? kNothing : keys.diffusion_scheduler_config) {
@@ -66,7 +66,7 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
     fixed.insert(name);
   }
   if (!keys.prediction_type.empty()) config["prediction_type"] = keys.prediction_type;
-  if (flows(config) && !unread.empty())
+  if (is_flow_matching(config) && !unread.empty())
     log_line_once(LogLevel::warning,
                   fmt::format("diffusion_scheduler_config: {} {} ignored: a model that flows has no betas",
                               fmt::join(unread, ", "), unread.size() == 1 ? "is" : "are"));
@@ -79,7 +79,7 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
     log_info_once("the scheduler that draws is {}, as {} says, in place of the folder's {}", name_of(config),
                   keys.scheduler.empty() ? "diffusion_scheduler_config" : "scheduler=" + keys.scheduler, name_of(file));
   shift_by_size(config, keys);
-  const SamplerClass* sampler = find_sampler(member<std::string>(config, "_class_name", ""));
+  const SamplerClass* sampler = find_sampler(field<std::string>(config, "_class_name", ""));
   if (keys.flow_shift && sampler && sampler->shift) config[sampler->shift] = *keys.flow_shift;
   return config;
 }

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/spacing.h"
 
 namespace md {
@@ -20,7 +20,7 @@ std::vector<double> even_levels(bool karras, double top, double bottom, int64_t 
   return sigmas;
 }
 
-void stretch_to(double terminal, std::vector<double>& sigmas) {
+void stretch_shift_to_terminal(double terminal, std::vector<double>& sigmas) {
   if (sigmas.size() < 2) return;  // diffusers divides by zero
   const double scale = (1 - sigmas.back()) / (1 - terminal);
   for (double& s : sigmas) s = 1 - (1 - s) / scale;
@@ -28,19 +28,19 @@ void stretch_to(double terminal, std::vector<double>& sigmas) {
 
 SigmaGrid SigmaGrid::from_json(const nlohmann::json& config) {
   SigmaGrid g;
-  g.flow = member(config, "use_flow_sigmas", false);
+  g.flow = field(config, "use_flow_sigmas", false);
   g.noise = NoiseSchedule::from_json(config, g.flow);
   g.spacing = choice(config, "timestep_spacing", "linspace", {"linspace", "leading", "trailing"});
-  g.offset = member<int64_t>(config, "steps_offset", 0);
+  g.offset = field<int64_t>(config, "steps_offset", 0);
   g.sigma_min = optional_number(config, "sigma_min");
   g.sigma_max = optional_number(config, "sigma_max");
   g.ends_at_zero = choice(config, "final_sigmas_type", "zero", {"zero", "sigma_min"}) == "zero";
-  g.flow_shift = member(config, "flow_shift", 1.0);
+  g.flow_shift = field(config, "flow_shift", 1.0);
   g.shift_terminal = optional_number(config, "shift_terminal");
   g.kind = "training";
   for (const auto& [name, kind] : std::initializer_list<std::pair<const char*, std::string>>{
            {"use_karras_sigmas", "karras"}, {"use_exponential_sigmas", "exponential"}, {"use_lu_lambdas", "lu"}}) {
-    if (!member(config, name, false)) continue;
+    if (!field(config, name, false)) continue;
     check(g.kind == "training", Code::invalid_config, "scheduler config: {} is true beside {} levels; set one to false",
           name, g.kind);
     check(!g.flow || kind == "karras", Code::invalid_config,
@@ -116,7 +116,7 @@ std::vector<double> SigmaGrid::flow_levels(int64_t steps) const {
     const double u = flow_from_one ? x * stride + 1 : 1 - (i == 0 ? 1 / T : (n - x) * stride + 1);
     sigmas.push_back(flow_shift * u / (1 + (flow_shift - 1) * u));
   }
-  if (shift_terminal) stretch_to(*shift_terminal, sigmas);
+  if (shift_terminal) stretch_shift_to_terminal(*shift_terminal, sigmas);
   sigmas[0] = std::min(sigmas[0], 1 - 1e-6);  // the SNR of 1 is 0
   return sigmas;
 }

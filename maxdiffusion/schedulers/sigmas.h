@@ -26,7 +26,7 @@ struct SigmaGrid {
   bool ends_at_zero = true, flow = false;
   double flow_shift = 1;
   std::optional<double> shift_terminal;
-  // Set by single samplers, not by members of the file.
+  // Set by single samplers, not by fields of the file.
   bool log_linear = false;    // Euler: levels of training evenly in log σ, whatever the timesteps
   int64_t end = 0;            // DPM-Solver: see multistep_timesteps; from_json: T
   bool cut_karras = false;    // DPM-Solver: timesteps of Karras levels are cut, not rounded
@@ -51,7 +51,7 @@ struct SigmaGrid {
 /// `n` levels from `top` to `bottom`, evenly in σ^(1/7) (Karras) or in log σ; `top` alone for one.
 std::vector<double> even_levels(bool karras, double top, double bottom, int64_t n);
 /// Stretches falling flow σ so that the last of them is `terminal`; one level alone stays.
-void stretch_to(double terminal, std::vector<double>& sigmas);
+void stretch_shift_to_terminal(double terminal, std::vector<double>& sigmas);
 
 /// Euler and LMS: the derivative of the sample x0 + σ·ε by σ, which is ε.
 Form sigma_derivative(const std::string& prediction_type, double sigma, const Knowns& k);

@@ -33,7 +33,7 @@ std::vector<double> spaced_timesteps(const std::string& spacing, int64_t steps, 
   return t;
 }
 
-std::vector<double> whole_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset) {
+std::vector<double> integer_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset) {
   std::vector<double> t = spaced_timesteps(spacing, steps, T, offset);
   for (double& v : t) v = std::nearbyint(v);
   return t;
@@ -44,13 +44,13 @@ std::vector<double> multistep_timesteps(const std::string& spacing, int64_t step
   check_steps(steps, T);
   std::vector<double> t;
   if (spacing == "trailing") {
-    for (double v : whole_timesteps(spacing, steps, T, 0))
+    for (double v : integer_timesteps(spacing, steps, T, 0))
       if (v - static_cast<double>(T - end) >= 0) t.push_back(v - static_cast<double>(T - end));
   } else {
     check(steps < end, Code::invalid_config,
           "scheduler: {} inference steps with timestep_spacing {}; this sampler takes at most {}", steps, spacing,
           end - 1);
-    t = whole_timesteps(spacing, steps + 1, end, offset);
+    t = integer_timesteps(spacing, steps + 1, end, offset);
     t.pop_back();
   }
   const auto twice = std::adjacent_find(t.begin(), t.end());

@@ -19,7 +19,7 @@ void check_steps(int64_t steps, int64_t T);
 std::vector<double> spaced_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset);
 
 /// spaced_timesteps() rounded to whole numbers (half to even).
-std::vector<double> whole_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset);
+std::vector<double> integer_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset);
 
 /// Timesteps of DPM-Solver and UniPC: whole, and for linspace and leading the first `steps` of steps + 1, because the
 /// last step leads to no noise. Only those below `end` are spaced (T: all); trailing keeps its stride T/steps, so there

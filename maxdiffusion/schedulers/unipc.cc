@@ -6,7 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "maxdiffusion/schedulers/members.h"
+#include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/sigmas.h"
 
@@ -69,19 +69,19 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   const std::string type = grid.noise.prediction_type;
   // The names of DPM-Solver's types stand for bh2, as in diffusers.
   const auto kind = choice(config, "solver_type", "bh2", {"bh1", "bh2", "midpoint", "heun", "logrho"});
-  const Solver solver{.data = member(config, "predict_x0", true), .bh1 = kind == "bh1"};
-  const auto order = member<int64_t>(config, "solver_order", 2);
+  const Solver solver{.data = field(config, "predict_x0", true), .bh1 = kind == "bh1"};
+  const auto order = field<int64_t>(config, "solver_order", 2);
   check(order >= 1 && order <= 3, Code::invalid_config, "scheduler config: solver_order is {}; expected 1, 2 or 3",
         order);
   check(solver.data || type != "flow_prediction", Code::invalid_config,
         "scheduler config: prediction_type is flow_prediction, which needs predict_x0");
-  const bool low_at_end = member(config, "lower_order_final", true);
+  const bool low_at_end = field(config, "lower_order_final", true);
   const nlohmann::json corrector = config.value("disable_corrector", nlohmann::json());
   check(!corrector.is_boolean(), Code::invalid_config,
         "scheduler config: disable_corrector is {}; expected the list of the steps that are not corrected, such as [0, "
         "1], or [] for none",
         corrector.dump());
-  const auto uncorrected = member(config, "disable_corrector", std::vector<int64_t>{});
+  const auto uncorrected = field(config, "disable_corrector", std::vector<int64_t>{});
   check(!config.contains("solver_p") || config["solver_p"].is_null(), Code::invalid_config,
         "scheduler config: solver_p is given; another solver as predictor is not supported");
 

@@ -28,7 +28,7 @@ constexpr Option kOptions[] = {
        return c.denoise.cache_latents_text_encoder_outputs && c.dreambooth.instance_data_dir.empty();
      }},
     {"timestep_bias",
-     [](const RunConfig& c) { return TimestepBias::from_members(c.process.timestep_bias).strategy != "none"; }},
+     [](const RunConfig& c) { return TimestepBias::from_map(c.process.timestep_bias).strategy != "none"; }},
     {"snr_gamma", [](const RunConfig& c) { return c.process.snr_gamma > 0; }},
     {"max_train_samples", [](const RunConfig& c) { return c.source.max_train_samples >= 0; }},
     {"eval_every", [](const RunConfig& c) { return c.eval.eval_every > 0; }},

@@ -64,7 +64,9 @@ struct Situation {
            (c.run.sample_every != 0 || c.run.enable_ssim || c.run.enable_generate_video_for_eval);
   }
   bool samples() const { return generates() || samples_while_training() || (trains() && is_dreambooth()); }
-  bool flows() const { return md::flows(training_config(folder.scheduler_config(), c.scheduler)); }
+  bool is_flow_matching() const {
+    return md::is_flow_matching(training_config(folder.scheduler_config(), c.scheduler));
+  }
   /// Whether levels of noise are shifted by the size of the sample.
   bool shifts_by_size() const {
     return sampling_config(folder.scheduler_config(), c.scheduler).value("use_dynamic_shifting", false);
@@ -242,7 +244,7 @@ const std::vector<Rule>& rules() {
       {{"lora_rank", "lora_alpha", "lora_target_modules"},
        unless_set("train_lora", "no LoRA is trained (train_lora=false)")},
       {{"disable_training_weights", "train_flow_shift", "timestep_lookup"},
-       RULE(unless(s.flows(), "this model does not flow"))},
+       RULE(unless(s.is_flow_matching(), "this model does not flow"))},
 
       // Data.
       {{"hf_train_files", "grain_train_files", "train_data_dir", "hf_data_dir", "dataset_name"},
@@ -356,10 +358,11 @@ const std::vector<Rule>& rules() {
       {{"use_kv_cache"},
        RULE(unless((s.videos() && !s.c.sample.scan_diffusion_loop) || !s.c.step_cache.step_cache().empty(),
                    "all steps are one program"))},
-      {{"flow_shift"}, RULE(unless(s.flows(), "this model does not flow"))},
+      {{"flow_shift"}, RULE(unless(s.is_flow_matching(), "this model does not flow"))},
       {{"time_shift", "base_shift", "max_shift"}, if_set("flow_shift", "flow_shift takes its place")},
       {{"base_shift", "max_shift"},
-       RULE(unless(!s.flows() || s.shifts_by_size(), "no shift grows with the size (time_shift=true makes one)"))},
+       RULE(unless(!s.is_flow_matching() || s.shifts_by_size(),
+                   "no shift grows with the size (time_shift=true makes one)"))},
       {{"vae_tiling"}, RULE(unless(s.tiles(), "the samples are not larger than a tile of the decoder"))},
   };
   return all;

@@ -9,7 +9,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/pjrt/platforms.h"
-#include "maxdiffusion/schedulers/sampler_words.h"
+#include "maxdiffusion/schedulers/sampler_names.h"
 #include "maxdiffusion/settings/foreign_keys.h"
 #include "maxdiffusion/storage/hub.h"
 #include "maxdiffusion/storage/location.h"
@@ -69,9 +69,9 @@ void choose_data(const ConfigSource& source, DataSourceConfig& data) {
 }
 
 void check_sampler(const std::string& given) {
-  if (given.empty() || !sampler_word(given).empty()) return;
-  const std::vector<std::string> known = sampler_words();
-  const bool missing = is_missing_sampler(given);
+  if (given.empty() || !sampler_name(given).empty()) return;
+  const std::vector<std::string> known = sampler_names();
+  const bool missing = is_unsupported_sampler(given);
   Error e(Code::invalid_config,
           fmt::format("scheduler is '{}', {}; the samplers here are: {}", given,
                       missing ? "a sampler that is not here yet" : "which is no sampler", fmt::join(known, ", ")));

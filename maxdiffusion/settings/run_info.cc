@@ -5,8 +5,8 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/settings/changed_keys.h"
+#include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/location.h"
-#include "maxdiffusion/storage/staging.h"
 
 namespace md {
 namespace {
@@ -37,18 +37,18 @@ std::optional<int64_t> sample_seed_of(const RunConfig& c) {
 RunInfo make_run_info(const RunConfig& c, Processes& all) {
   RunInfo run{.name = c.run.run_name,
               .checkpoint_dir = c.loop.checkpoint_dir,
-              .is_coordinator = all.leads(),
+              .is_coordinator = all.is_coordinator(),
               .has_all_weights = all.alone() || c.hardware.hardware == "cpu",
               .metrics = c.metrics,
               .profile = c.profile,
               .timing_file = c.run.write_timing_metrics ? c.run.timing_metrics_file : ""};
   if (!run.name.empty() && !c.run.output_dir.empty()) {
     run.place = below(c.run.output_dir, run.name);
-    run.folder = below(staging(c.run.output_dir), run.name);
+    run.folder = below(local_cache_path(c.run.output_dir), run.name);
     if (run.checkpoint_dir.empty()) run.checkpoint_dir = below(run.place, "checkpoints");
   }
   for (std::string* file : {&run.metrics.metrics_file, &run.timing_file}) {
-    const std::string given = std::exchange(*file, staging(*file));
+    const std::string given = std::exchange(*file, local_cache_path(*file));
     if (is_remote(given)) run.uploads.emplace_back(*file, given);
   }
   if (c.run.save_config_to_gcs) {
@@ -65,7 +65,7 @@ RunInfo make_run_info(const RunConfig& c, Processes& all) {
   }
   if (!all.alone()) {
     const int64_t sample_seed = saved.sample.sample_seed.value_or(-1);  // -1: none, now that it is chosen
-    const std::string seeds = all.from_leader("seed", fmt::format("{} {}", saved.run.seed, sample_seed));
+    const std::string seeds = all.from_coordinator("seed", fmt::format("{} {}", saved.run.seed, sample_seed));
     saved.run.seed = std::stoll(seeds);
     if (const int64_t agreed = std::stoll(seeds.substr(seeds.find(' '))); agreed != -1)
       saved.sample.sample_seed = agreed;

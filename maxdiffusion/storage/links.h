@@ -10,11 +10,11 @@
 namespace md {
 
 /// Links that are not followed, and FIFOs, sockets and devices: path → why.
-using LinksLeftOut = std::map<std::string, std::string>;
+using SkippedLinks = std::map<std::string, std::string>;
 inline constexpr const char* kNoRegularFile = "no regular file";
-/// files_below, with links out of the folder, to folders in it and to nothing left out, which `left_out` gets, with
+/// list_files, with links out of the folder, to folders in it and to nothing left out, which `left_out` gets, with
 /// what is no regular file. Files of a snapshot in the Hugging Face cache are links to that repository's blobs: they
 /// stay.
-std::vector<FoundFile> files_below(const std::string& location, LinksLeftOut& left_out);
+std::vector<FoundFile> list_files(const std::string& location, SkippedLinks& left_out);
 
 }  // namespace md

@@ -4,7 +4,7 @@ namespace md {
 
 bool is_remote(const std::string& location) { return location.starts_with("gs://") || location.starts_with("s3://"); }
 
-LocationParts parts_of(const std::string& location) {
+LocationParts split_location(const std::string& location) {
   if (!is_remote(location)) return {location, ""};
   // The '?' of a pattern has no '=' behind it.
   const size_t q = location.rfind('?');
@@ -13,13 +13,13 @@ LocationParts parts_of(const std::string& location) {
 }
 
 std::string beside(const std::string& location, const std::string& name) {
-  const LocationParts p = parts_of(location);
+  const LocationParts p = split_location(location);
   const size_t slash = p.path.rfind('/');
   return (slash == std::string::npos ? "" : p.path.substr(0, slash + 1)) + name + p.query;
 }
 
 std::string below(const std::string& location, const std::string& name) {
-  const LocationParts p = parts_of(location);
+  const LocationParts p = split_location(location);
   return p.path + (p.path.ends_with('/') ? "" : "/") + name + p.query;
 }
 
@@ -33,7 +33,7 @@ bool has_secret(const std::string& locations) {
 }
 
 std::string shown(const std::string& location) {
-  std::string path = parts_of(location).path;
+  std::string path = split_location(location).path;
   const size_t scheme = path.find("://"), at = path.find('@');
   if (scheme == std::string::npos || at == std::string::npos || at > path.find('/', scheme + 3)) return path;
   return path.substr(0, scheme + 3) + path.substr(at + 1);

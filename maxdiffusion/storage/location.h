@@ -13,7 +13,7 @@ struct LocationParts {
   std::string path;   // with scheme and user
   std::string query;  // "?…" of a URI, or ""
 };
-LocationParts parts_of(const std::string& location);
+LocationParts split_location(const std::string& location);
 /// `name` beside `location` (a file): in the same folder.
 std::string beside(const std::string& location, const std::string& name);
 /// `location` / `name`.

@@ -29,7 +29,7 @@ class RemoteLibrary {
   /// Nothing where it is gone already.
   virtual void remove(const std::string& location) const = 0;
   /// Every file below a location.
-  virtual void remove_below(const std::string& location) const = 0;
+  virtual void remove_folder(const std::string& location) const = 0;
   /// Ends threads and connections; whatever is asked afterwards throws.
   virtual void close() = 0;
 };

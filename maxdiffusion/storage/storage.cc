@@ -70,14 +70,14 @@ std::string fault_of_link(const fs::path& link, const fs::path& folder) {
 }
 
 // Not sorted. Links are followed wherever they lead, without `left_out`.
-std::vector<FoundFile> walk(const std::string& location, LinksLeftOut* left_out = nullptr) {
+std::vector<FoundFile> walk(const std::string& location, SkippedLinks* left_out = nullptr) {
   std::vector<FoundFile> found;
   check_scheme(location);
   if (is_remote(location)) {
     found = remote_library().list(location, true);
-    const size_t root = parts_of(location).path.size();
+    const size_t root = split_location(location).path.size();
     std::erase_if(found, [&](const FoundFile& f) {
-      const std::string path = parts_of(f.location).path;
+      const std::string path = split_location(f.location).path;
       return path.size() > root && hidden(path.substr(path[root] == '/' ? root + 1 : root));
     });
     return found;
@@ -110,7 +110,7 @@ std::vector<FoundFile> walk(const std::string& location, LinksLeftOut* left_out 
 }
 
 std::vector<FoundFile> list_one(const std::string& location) {
-  const LocationParts p = parts_of(location);
+  const LocationParts p = split_location(location);
   std::vector<FoundFile> found;
   if (first_wildcard(p.path) != std::string::npos) {
     // Everything below the last folder before the first wildcard, sieved.
@@ -121,7 +121,7 @@ std::vector<FoundFile> list_one(const std::string& location) {
     const std::string pattern = root_end == std::string::npos ? "./" + p.path : p.path;
     const bool crosses = pattern.find("**") != std::string::npos;
     for (FoundFile& f : walk(root + p.query)) {
-      const std::string path = parts_of(f.location).path;
+      const std::string path = split_location(f.location).path;
       if (::fnmatch(pattern.c_str(), path.c_str(), crosses ? 0 : FNM_PATHNAME) == 0) found.push_back(std::move(f));
     }
     check(!found.empty(), Code::io, "'{}': no file matches", shown(location));
@@ -150,13 +150,13 @@ std::shared_ptr<const InputFile> open_input(const FoundFile& file) {
   return std::make_shared<LocalFile>(file.location);
 }
 
-std::vector<FoundFile> files_below(const std::string& location) {
+std::vector<FoundFile> list_files(const std::string& location) {
   std::vector<FoundFile> found = walk(location);
   std::ranges::sort(found, {}, &FoundFile::location);
   return found;
 }
 
-std::vector<FoundFile> files_below(const std::string& location, LinksLeftOut& left_out) {
+std::vector<FoundFile> list_files(const std::string& location, SkippedLinks& left_out) {
   std::vector<FoundFile> found = walk(location, &left_out);
   std::ranges::sort(found, {}, &FoundFile::location);
   return found;

@@ -43,7 +43,7 @@ std::shared_ptr<const InputFile> open_input(const std::string& location);
 std::shared_ptr<const InputFile> open_input(const FoundFile& file);
 /// Every file below a folder, or the file itself, sorted, as list_inputs(). Empty where there is neither, or nothing
 /// below it. Throws io for a remote location where there is neither.
-std::vector<FoundFile> files_below(const std::string& location);
+std::vector<FoundFile> list_files(const std::string& location);
 /// The files that a location stands for, sorted: one file; every file below a folder (names that start with a dot left
 /// out); those that match a pattern with *, ? or [ (** also crosses folders); or several of these with commas between.
 /// Throws io where one of these names no file.

@@ -155,12 +155,12 @@ void get_file(const FoundFile& found, const std::string& path) {
 }
 
 std::optional<FoundFile> find_file(const std::string& location) {
-  for (const FoundFile& f : all_below(location))
-    if (parts_of(f.location).path == parts_of(location).path) return f;
+  for (const FoundFile& f : list_all_files(location))
+    if (split_location(f.location).path == split_location(location).path) return f;
   return {};
 }
 
-std::vector<FoundFile> all_below(const std::string& folder) {
+std::vector<FoundFile> list_all_files(const std::string& folder) {
   if (is_remote(folder)) return remote_library().list(folder, false);
   std::vector<FoundFile> found;
   std::error_code ec;
@@ -181,8 +181,8 @@ void remove_file(const std::string& location) {
   check(!ec, Code::io, "remove '{}': {}", location, ec.message());
 }
 
-void remove_below(const std::string& folder) {
-  if (is_remote(folder)) return patiently([&] { remote_library().remove_below(folder); });
+void remove_folder(const std::string& folder) {
+  if (is_remote(folder)) return patiently([&] { remote_library().remove_folder(folder); });
   std::error_code ec;
   fs::remove_all(folder, ec);
   check(!ec, Code::io, "remove '{}': {}", folder, ec.message());

@@ -31,10 +31,10 @@ void get_file(const FoundFile& found, const std::string& path);
 /// The file, where there is one.
 std::optional<FoundFile> find_file(const std::string& location);
 /// Every file below a folder, hidden ones too, in no particular order; none where there is no folder.
-std::vector<FoundFile> all_below(const std::string& folder);
+std::vector<FoundFile> list_all_files(const std::string& folder);
 /// Does nothing where it is gone already.
 void remove_file(const std::string& location);
 /// Removes a folder and all below it.
-void remove_below(const std::string& folder);
+void remove_folder(const std::string& folder);
 
 }  // namespace md

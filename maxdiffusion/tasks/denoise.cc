@@ -16,10 +16,10 @@ std::string DenoiseTask::variant() const {
          (size.frames > 1 ? fmt::format("x{}", size.frames) : "");
 }
 
-bool DenoiseTask::takes(const NamedPieces& batch) const {
+bool DenoiseTask::takes(const NamedShards& batch) const {
   if (!noise->recorded()) return true;
   const std::vector<double> times = batch.at(kTimesteps).whole().to_doubles();
-  const int64_t own = std::ranges::count_if(times, [this](double t) { return process->has(t); });
+  const int64_t own = std::ranges::count_if(times, [this](double t) { return process->contains(t); });
   check(own == 0 || own == std::ssize(times), Code::invalid_config,
         "a batch has {} times of {} for {}; with two experts all times of a batch are those of one", own, times.size(),
         model());
@@ -94,11 +94,12 @@ Tensor DenoiseTask::sample_losses(const Models& models, const Feed& feed, Rng rn
   conditioning.merge(family->extra_conditioning(x0.graph(), b, {{whole, {0, 0}, whole}, guidance}));
   if (images)
     for (const Field& field : family->image_conditioning()->fields(size)) conditioning[field.name] = all.at(field.name);
-  const Tensor noisy = process->noisy(x0, draws.added, draws.t);
+  const Tensor noisy = process->add_noise(x0, draws.added, draws.t);
   const Models with_expert = [&](const std::string& component) {
     return models(component == family->spec().denoiser() ? model() : component);
   };
-  const Tensor prediction = family->predict(with_expert, noisy, process->model_time(draws.t), conditioning, {}).sample;
+  const Tensor prediction =
+      family->predict(with_expert, noisy, process->model_timestep(draws.t), conditioning, {}).sample;
   Tensor error = square(process->target(x0, draws.noise, draws.t) - prediction);
   if (masked) error = error * all.at("mask");
   Axes axes;
@@ -118,7 +119,7 @@ std::optional<TimedLosses> DenoiseTask::timed_losses(const HostArrays& samples) 
   plain.process = process->unweighted();
   return TimedLosses{
       plain.batch(), process->num_train_timesteps(),
-      [p = process](int64_t t) { return p->has(static_cast<double>(t)); },
+      [p = process](int64_t t) { return p->contains(static_cast<double>(t)); },
       [plain](const Models& models, const Feed& feed, Rng rng) { return plain.sample_losses(models, feed, rng); }};
 }
 

@@ -59,9 +59,9 @@ struct DenoiseTask : Task {
 
   std::string model() const override { return expert.empty() ? family->spec().denoiser() : expert; }
   std::string variant() const override;  // the expert, width x height in pixels
-  double share() const override { return process->part(); }
+  double share() const override { return process->probability(); }
   /// Where the batch says times: those of the process. Throws invalid_config where it has some of them.
-  bool takes(const NamedPieces& batch) const override;
+  bool takes(const NamedShards& batch) const override;
   /// Fields of `media`, `text` and `noise`; mask f32 [B, h, w, 1]; the family's size fields; with caption_dropout those
   /// of `text` for the empty caption, without B and with the prefix empty_.
   std::vector<BatchField> batch() const override;

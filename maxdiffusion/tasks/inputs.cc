@@ -98,7 +98,7 @@ class Drawn final : public NoiseInput {
   Draws read(const NoiseProcess& process, const Shape& latents, const Feed&, Rng rng) const override {
     Draws d;
     d.noise = random_normal(rng.for_("noise"), latents);
-    d.t = process.sample_t(rng.for_("timestep"), latents.dims[0]);
+    d.t = process.sample_timesteps(rng.for_("timestep"), latents.dims[0]);
     if (offset_ > 0) {
       Dims dims(latents.dims.size(), 1);
       dims.front() = latents.dims.front(), dims.back() = latents.dims.back();
@@ -116,7 +116,7 @@ class Drawn final : public NoiseInput {
 class GivenTimes final : public NoiseInput {
  public:
   std::vector<BatchField> fields(const NoiseProcess& process, const InputSizes& s) const override {
-    return {{kTimesteps, {process.time_type(), {s.batch}}}};
+    return {{kTimesteps, {process.timestep_dtype(), {s.batch}}}};
   }
   Draws read(const NoiseProcess&, const Shape& latents, const Feed& feed, Rng rng) const override {
     const Tensor noise = random_normal(rng.for_("noise"), latents);
@@ -127,7 +127,7 @@ class GivenTimes final : public NoiseInput {
 class Recorded final : public NoiseInput {
  public:
   std::vector<BatchField> fields(const NoiseProcess& process, const InputSizes& s) const override {
-    return {{"noise", latent_shape(s)}, {kTimesteps, {process.time_type(), {s.batch}}}};
+    return {{"noise", latent_shape(s)}, {kTimesteps, {process.timestep_dtype(), {s.batch}}}};
   }
   Draws read(const NoiseProcess&, const Shape&, const Feed& feed, Rng) const override {
     return {feed.at("noise"), feed.at(kTimesteps), feed.at("noise")};

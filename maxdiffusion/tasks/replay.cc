@@ -35,7 +35,7 @@ class Recorded final : public Dataset {
     Batch b;
     for (const Wanted& w : wanted_) {
       const HostArray a = file_.tensors().at(fmt::format("step{}.{}", step, w.tensor)).cast(w.type);
-      b[w.field] = w.sigmas ? process_->times_of_sigmas(a) : w.channels_first ? channels_last(a) : a;
+      b[w.field] = w.sigmas ? process_->timesteps_from_sigmas(a) : w.channels_first ? channels_last(a) : a;
     }
     at_.index += batch_;
     return b;
@@ -64,7 +64,7 @@ Replay open_replay(const std::string& path, const Family& family, std::shared_pt
   const int64_t rank = static_cast<int64_t>(latents.size());
   std::vector<Wanted> wanted = {{"latents", "latents", rank, DType::f32, true},
                                 {"noise", "noise", rank, DType::f32, true},
-                                {"timesteps", "timesteps", 1, process->time_type()}};
+                                {"timesteps", "timesteps", 1, process->timestep_dtype()}};
   if (file.tensors().contains("step0.sigmas"))
     wanted.back() = {.field = "timesteps", .tensor = "sigmas", .rank = 1, .sigmas = true};
   r.latent = Dims(latents.begin() + 2, latents.end());

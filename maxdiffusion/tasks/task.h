@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "maxdiffusion/families/family.h"
-#include "maxdiffusion/mesh/pieces.h"
+#include "maxdiffusion/mesh/shards.h"
 #include "maxdiffusion/ops/random.h"
 
 namespace md {
@@ -51,7 +51,7 @@ class Task {
   /// Of tasks of one run that take the same batch each step has one, drawn by these weights.
   virtual double share() const { return 1; }
   /// Whether the task takes a batch of its shapes.
-  virtual bool takes(const NamedPieces& /*batch*/) const { return true; }
+  virtual bool takes(const NamedShards& /*batch*/) const { return true; }
   /// Losses on `samples`, which are fields with one sample in each row. Absent: the task has no losses by time.
   virtual std::optional<TimedLosses> timed_losses(const HostArrays& /*samples*/) const { return {}; }
 };

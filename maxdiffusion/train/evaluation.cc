@@ -83,7 +83,7 @@ void Evaluation::compile_part(Part& part, const Task& task, const TimedLosses& t
   for (const BatchField& f : timed.batch) {
     feed[f.name] = g.input(f.name, f.shape, axis::of_batch(f.shape.dims.size()));
     part.batch = f.shape.dims[0];
-    if (f.name == kTimesteps) part.time_type = f.shape.dtype;
+    if (f.name == kTimesteps) part.timestep_dtype = f.shape.dtype;
   }
   const Models models = [&](const std::string& component) {
     Scope root(g, params, component, step.scope);
@@ -99,7 +99,7 @@ void Evaluation::compile_part(Part& part, const Task& task, const TimedLosses& t
   const Tensor numbers = g.input("number", {DType::s32, {part.batch}}, axis::of_batch(1));
   g.output("losses", timed.losses(models, feed, rng.with_rows(numbers)));
   const std::string name = "evaluate_" + task.model();
-  on_leader_first(devices_, config, name, [&](const CompileConfig& with) {
+  on_coordinator_first(devices_, config, name, [&](const CompileConfig& with) {
     part.program = std::make_unique<Program>(compile(devices_, g, with, name));
   });
 }
@@ -113,7 +113,7 @@ HostArrays Evaluation::batch_of(const Part& part, int64_t from) const {
     numbers.mutable_view<int32_t>()[static_cast<size_t>(i)] = static_cast<int32_t>(sample);
     for (const auto& [name, one] : samples_.read(sample)) add_rows(batch[name], part.batch, i, one);
   }
-  batch[kTimesteps] = timesteps.cast(part.time_type);
+  batch[kTimesteps] = timesteps.cast(part.timestep_dtype);
   batch["number"] = numbers;
   return batch;
 }

@@ -56,7 +56,7 @@ class Evaluation {
   struct Part {
     std::unique_ptr<Program> program;
     std::vector<std::pair<int64_t, int64_t>> points;  // timestep and sample, by timestep
-    DType time_type = DType::s32;
+    DType timestep_dtype = DType::s32;
     int64_t batch = 1;
   };
   void compile_part(Part& part, const Task& task, const TimedLosses& timed, const StepOptions& step,

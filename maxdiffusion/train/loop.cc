@@ -65,7 +65,7 @@ Interrupted stopped_after(int64_t done, int64_t saved, int64_t first, const Loop
 /// The signal that ends the run before its next step. Processes agree on it, so that all do the same steps.
 int stop_signal() {
   Processes& all = processes();
-  if (!all.alone()) take_interrupt(static_cast<int>(all.largest("signal", own_interrupt_signal())));
+  if (!all.alone()) set_shared_interrupt(static_cast<int>(all.largest("signal", local_interrupt_signal())));
   return interrupt_signal();
 }
 
@@ -155,7 +155,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   }
   const BatchShare share = share_of_program(devices, at.samples / devices.replicas());
   RecentPositions positions;
-  NamedPieces batch;
+  NamedShards batch;
   const GracefulStop graceful;
   auto steps = [&] {
     while (state.step < at.last && stop_signal() == 0) {
@@ -166,7 +166,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
         Span span("train", state.step);
         if (batch.empty() || !o.keys.reuse_example_batch) {
           Span wait("wait for data");
-          for (const auto& [name, rows] : data->next()) batch[name] = share.pieces(rows);
+          for (const auto& [name, rows] : data->next()) batch[name] = share.shards(rows);
         }
         which = programs.choose(batch, o.seed, state.step);
         place(devices, programs.program(which), batch, state.kept);

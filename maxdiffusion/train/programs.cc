@@ -9,7 +9,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/processes/processes.h"
-#include "maxdiffusion/runtime/idle_axes.h"
+#include "maxdiffusion/runtime/unused_mesh_axes.h"
 
 namespace md {
 namespace {
@@ -25,9 +25,9 @@ void log_shardings(const Devices& devices, const Program& program, const ParamTa
     for (size_t d = 0; d < shape.dims.size(); ++d)
       axes += fmt::format("{}{}→{}", d ? ", " : "", p && d < p->axes.size() && !p->axes[d].empty() ? p->axes[d] : "-",
                           d < split.size() && !split[d].empty() ? fmt::format("{}", fmt::join(split[d], "×")) : "-");
-    const Slice piece = shard_of(devices.mesh(), program.input_sharding(i), shape.dims, 0, name);
+    const Slice shard = shard_of(devices.mesh(), program.input_sharding(i), shape.dims, 0, name);
     log_info("sharding: {} {} [{}], {} on each device", name, to_string(shape), axes,
-             to_string(Shape{shape.dtype, piece.size}));
+             to_string(Shape{shape.dtype, shard.size}));
   }
 }
 
@@ -71,13 +71,13 @@ void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
     log_info("{}: program {} in {:.1f} s", titles_[i], report.from_cache ? "loaded from the cache" : "compiled",
              report.compile_seconds + report.load_seconds);
   };
-  on_leader_first(devices_, config, "compile " + titles_[0], [&](const CompileConfig& with) {
+  on_coordinator_first(devices_, config, "compile " + titles_[0], [&](const CompileConfig& with) {
     parallel_for(
         n, [&](int64_t i, int) { make(with, i); }, static_cast<int>(std::min(n, kTogether)));
   });
   for (size_t i = 0; i < count(); ++i) {
     programs_.push_back(std::move(*made[i]));
-    warn_of_idle_axes(*graphs_[i].graph, titles_[i]);
+    warn_of_unused_mesh_axes(*graphs_[i].graph, titles_[i]);
     if (auto plan = programs_[i].memory()) log_info("{}: {}", titles_[i], to_string(*plan));
   }
   for (size_t i = 0; i < count(); ++i)
@@ -89,7 +89,7 @@ void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
     if (logged.insert(tasks_[i]->model()).second) log_shardings(devices_, programs_[i], params());
 }
 
-size_t StepPrograms::choose(const NamedPieces& batch, uint64_t seed, int64_t step) const {
+size_t StepPrograms::choose(const NamedShards& batch, uint64_t seed, int64_t step) const {
   if (count() == 1) return 0;
   std::vector<size_t> takers;
   double all = 0;
@@ -119,8 +119,8 @@ int64_t StepPrograms::bytes_beside(size_t i) const {
     for (const GraphInput& in : s.graph->inputs()) {
       const bool of_batch = std::ranges::any_of(s.fields, [&](const BatchField& f) { return f.name == in.name; });
       if (of_batch || !seen.insert(in.name).second) continue;
-      const Dims piece = shard_of(devices_.mesh(), {in.sharding}, in.value.dims(), 0, in.name).size;
-      bytes += Shape{in.value.dtype(), piece}.bytes();
+      const Dims shard = shard_of(devices_.mesh(), {in.sharding}, in.value.dims(), 0, in.name).size;
+      bytes += Shape{in.value.dtype(), shard}.bytes();
     }
     return bytes;
   };

@@ -32,7 +32,7 @@ class StepPrograms {
   size_t count() const { return graphs_.size(); }
   /// The number of the program for a batch. Where tasks take turns, the one that has the batch's times, or one drawn
   /// from (seed, step) by the tasks' shares. Throws internal, with the batch's shapes, where there is none.
-  size_t choose(const NamedPieces& batch, uint64_t seed, int64_t step) const;
+  size_t choose(const NamedShards& batch, uint64_t seed, int64_t step) const;
   const Program& program(size_t i) const { return programs_[i]; }
   const StepGraph& step(size_t i) const { return graphs_[i]; }
   double device_flops(size_t i) const;

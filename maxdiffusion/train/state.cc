@@ -22,8 +22,8 @@
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/processes/processes.h"
+#include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/location.h"
-#include "maxdiffusion/storage/staging.h"
 #include "maxdiffusion/train/state_info.h"
 
 namespace md {
@@ -53,7 +53,7 @@ std::vector<std::string> whole_components(const ParamTable& params) {
   return names;
 }
 
-HostState beginning(const StepPrograms& programs, NamedPieces values, const StepOptions& step) {
+HostState beginning(const StepPrograms& programs, NamedShards values, const StepOptions& step) {
   values = fresh_state(programs.params(), std::move(values), step);
   for (const std::string& name : programs.state_names())
     if (name == "step" || name.starts_with("updates/")) values[name] = scalar_s32(0);
@@ -76,7 +76,7 @@ class StateReader {
       : devices_(devices), params_(params), from_(from) {}
 
   /// The arrays of the training state that a run with these slots has.
-  NamedPieces arrays(const std::vector<StateSlot>& slots) {
+  NamedShards arrays(const std::vector<StateSlot>& slots) {
     CheckpointReader::Parts parts;
     for (const auto& [name, array] : from_.arrays()) {
       const Param* p = owner_of(name, slots);
@@ -84,13 +84,13 @@ class StateReader {
       if (!p && array.shape.rank() == 0) parts.emplace_back(name, std::vector<Slice>{Slice::all({})});
     }
     from_.fetch(parts);
-    NamedPieces values;
+    NamedShards values;
     for (const auto& [name, slices] : parts) values[name] = read(name, slices);
     return values;
   }
 
   /// Parameters that the arrays do not hold: they are in the models' own files, unless those hold their averages.
-  void add_weights(NamedPieces& values) {
+  void add_weights(NamedShards& values) {
     CheckpointReader::Parts parts;
     std::vector<std::string> inputs;
     for (const std::string& component : whole_components(params_))
@@ -119,9 +119,9 @@ class StateReader {
   }
 
   /// Throws io where a number is not finite.
-  ArrayPieces read(const std::string& name, const std::vector<Slice>& slices) {
-    ArrayPieces a = from_.read(name, slices);
-    for (Piece& p : a.pieces) {
+  ShardedArray read(const std::string& name, const std::vector<Slice>& slices) {
+    ShardedArray a = from_.read(name, slices);
+    for (Shard& p : a.shards) {
       if (const std::string fault = not_finite(name, p.values); !fault.empty())
         fail(Code::io, "read '{}': {}, which no training goes on from", from_.folder(), fault);
       // Arrays of their own become the device's, where that is a CPU.
@@ -172,7 +172,7 @@ HostState read_state(const Devices& devices, const ParamTable& params, const Sta
   StateReader read(devices, params, reader);
   std::vector<StateSlot> slots = state_slots(step);
   slots.push_back({state_prefix::kMaster});
-  NamedPieces values = read.arrays(slots);
+  NamedShards values = read.arrays(slots);
   read.add_weights(values);
   if (info.seed != from.seed)
     log_warning("checkpoint {} was made with seed {}, this run has {}: random draws differ from here on", folder,
@@ -199,30 +199,30 @@ void share(HostState& state) {
   for (const auto& [name, a] : state.values) {
     json& array = told["arrays"][name] = {
         {"dtype", static_cast<int>(a.shape.dtype)}, {"dims", a.shape.dims}, {"pieces", json::array()}};
-    for (const Piece& p : a.pieces) array["pieces"].push_back({p.slice.start, p.slice.size});
+    for (const Shard& p : a.shards) array["pieces"].push_back({p.slice.start, p.slice.size});
   }
-  told = parse_json(all.from_leader("restored state", told.dump()));
-  if (!all.leads()) {
+  told = parse_json(all.from_coordinator("restored state", told.dump()));
+  if (!all.is_coordinator()) {
     state.step = told.at("step");
     state.data = {told.at("epoch"), told.at("index"), told.at("shard"), told.at("offset"), told.at("taken")};
     for (const auto& [name, array] : told.at("arrays").items()) {
-      ArrayPieces& a = state.values[name];
+      ShardedArray& a = state.values[name];
       a.shape = {static_cast<DType>(array.at("dtype").get<int>()), array.at("dims").get<Dims>()};
       for (const json& p : array.at("pieces")) {
         const Slice slice{p.at(0).get<Dims>(), p.at(1).get<Dims>()};
-        a.pieces.push_back({slice, HostArray(Shape{a.shape.dtype, slice.size})});
+        a.shards.push_back({slice, HostArray(Shape{a.shape.dtype, slice.size})});
       }
     }
   }
   for (auto& [name, a] : state.values)
-    for (Piece& p : a.pieces)  // the leader's bytes are only read
+    for (Shard& p : a.shards)  // the leader's bytes are only read
       all.broadcast({const_cast<std::byte*>(p.values.data()), p.values.bytes()});
 }
 
 /// The state of this run's step, of what a checkpoint holds and the values that it does not.
 HostState restored(const ParamTable& params, HostState read, const StepOptions& step, const std::string& checkpoint_dir,
-                   NamedPieces frozen) {
-  NamedPieces& values = read.values;
+                   NamedShards frozen) {
+  NamedShards& values = read.values;
   values = restored_state(params, std::move(values), step);
   if (add_slots(params, make_optimizer(step.optim)->slots(), values))
     log_warning("checkpoint {}/{} has no moments of the optimizer, as save_optimizer=false asks: they start from zero",
@@ -233,11 +233,11 @@ HostState restored(const ParamTable& params, HostState read, const StepOptions& 
 }
 
 /// Replicas have the same bits, or something is broken that no checkpoint should keep.
-void check_replicas(const NamedPieces& state, int64_t step) {
+void check_replicas(const NamedShards& state, int64_t step) {
   std::string all;
   for (const auto& [name, a] : state) {
     all += name;
-    for (const Piece& p : a.pieces) {
+    for (const Shard& p : a.shards) {
       const HostArray values = p.get();
       all += content_hash({reinterpret_cast<const char*>(values.data()), values.bytes()});
     }
@@ -255,14 +255,14 @@ CheckpointProcesses writers() {
   if (all.alone()) return {};
   return {.process = all.rank(),
           .processes = all.count(),
-          .gather = [&all](const std::string& mine) { return all.gather_at_leader("checkpoint", mine); },
+          .gather = [&all](const std::string& mine) { return all.gather_at_coordinator("checkpoint", mine); },
           .put = [&all](const std::string& key, const std::string& value) { all.put(key, value); },
           .get = [&all](const std::string& key) { return all.get(key); }};
 }
 
-/// The state of the newest checkpoint that no process finds damaged. Those after it are set aside. `by_leader`: it
+/// The state of the newest checkpoint that no process finds damaged. Those after it are set aside. `by_coordinator`: it
 /// alone reads.
-HostState newest_restored(const std::vector<int64_t>& saved, const std::string& checkpoint_dir, bool by_leader,
+HostState newest_restored(const std::vector<int64_t>& saved, const std::string& checkpoint_dir, bool by_coordinator,
                           const std::function<HostState(int64_t at)>& restore) {
   Processes& all = processes();
   std::vector<Error> faults;  // of the newest ones
@@ -277,7 +277,7 @@ HostState newest_restored(const std::vector<int64_t>& saved, const std::string& 
         fault = e;
       }
     };
-    if (all.leads() || !by_leader) attempt();
+    if (all.is_coordinator() || !by_coordinator) attempt();
     // What another process has found, where this one has found nothing.
     for (const std::string& found : all.gather(fmt::format("restored {}", *at), fault ? fault->what() : ""))
       if (!found.empty() && !fault) fault = Error(Code::io, found);
@@ -285,10 +285,10 @@ HostState newest_restored(const std::vector<int64_t>& saved, const std::string& 
       faults.push_back(*fault);
       continue;
     }
-    for (size_t i = 0; all.leads() && i < faults.size(); ++i)
+    for (size_t i = 0; all.is_coordinator() && i < faults.size(); ++i)
       log_warning("damaged checkpoint: {}\n  it is '{}' now", faults[i].what(),
                   set_aside(checkpoint_dir, saved[saved.size() - 1 - i]));
-    if (!faults.empty() && all.leads())
+    if (!faults.empty() && all.is_coordinator())
       log_warning("training goes on from the checkpoint before: {}", checkpoint_folder(checkpoint_dir, *at));
     return state;
   }
@@ -297,12 +297,12 @@ HostState newest_restored(const std::vector<int64_t>& saved, const std::string& 
   throw faults[0].note("try: another run_name, or move that folder away to start anew");
 }
 
-/// The arrays' pieces, copied to the host without stopping the device: starts now, waits when called.
-std::function<NamedPieces()> fetch_all(const Devices& devices, const std::map<std::string, const Array*>& arrays) {
-  auto pending = std::make_shared<std::map<std::string, PendingPieces>>();
-  for (const auto& [name, a] : arrays) (*pending)[name] = fetch_pieces(devices, *a);
+/// The arrays' shards, copied to the host without stopping the device: starts now, waits when called.
+std::function<NamedShards()> fetch_all(const Devices& devices, const std::map<std::string, const Array*>& arrays) {
+  auto pending = std::make_shared<std::map<std::string, PendingShards>>();
+  for (const auto& [name, a] : arrays) (*pending)[name] = fetch_shards(devices, *a);
   return [pending] {
-    NamedPieces v;
+    NamedShards v;
     for (auto& [name, p] : *pending) v[name] = p.wait();
     return v;
   };
@@ -310,10 +310,10 @@ std::function<NamedPieces()> fetch_all(const Devices& devices, const std::map<st
 
 std::string in_gib(int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30)); }
 
-int64_t bytes_of(const NamedPieces& pieces) {
+int64_t bytes_of(const NamedShards& shards) {
   int64_t bytes = 0;
-  for (const auto& [name, a] : pieces)
-    for (const Piece& p : a.pieces) bytes += Shape{a.shape.dtype, p.slice.size}.bytes();
+  for (const auto& [name, a] : shards)
+    for (const Shard& p : a.shards) bytes += Shape{a.shape.dtype, p.slice.size}.bytes();
   return bytes;
 }
 
@@ -356,10 +356,10 @@ std::function<HostState()> open_state(const Devices& devices, const StepPrograms
                                       const StateSource& from, const InitialValues& initial) {
   Processes& all = processes();
   if (is_remote(from.checkpoint_dir) && !all.alone())
-    put_what_waits(from.checkpoint_dir, writers(), from.before_commit);
+    flush_pending_uploads(from.checkpoint_dir, writers(), from.before_commit);
   // One process looks, and sets aside what is damaged.
-  const json found = all.leads() ? json(checkpoint_folders(from.checkpoint_dir)) : json();
-  const auto saved = parse_json(all.from_leader("checkpoints", found.dump())).get<std::vector<int64_t>>();
+  const json found = all.is_coordinator() ? json(checkpoint_folders(from.checkpoint_dir)) : json();
+  const auto saved = parse_json(all.from_coordinator("checkpoints", found.dump())).get<std::vector<int64_t>>();
   const ParamTable& params = programs.params();
   if (saved.empty()) {
     auto wide = std::make_shared<const ParamTable>(in_f32(params));
@@ -371,11 +371,11 @@ std::function<HostState()> open_state(const Devices& devices, const StepPrograms
         "reads what its devices hold");
   auto frozen = std::make_shared<const ParamTable>(frozen_part(params));
   return [&devices, &params, step, from, saved, frozen, make = initial(*frozen)] {
-    NamedPieces others = make();
-    const bool by_leader = from.single_replica && devices.replicas() > 1;
-    HostState read = newest_restored(saved, from.checkpoint_dir, by_leader,
+    NamedShards others = make();
+    const bool by_coordinator = from.single_replica && devices.replicas() > 1;
+    HostState read = newest_restored(saved, from.checkpoint_dir, by_coordinator,
                                      [&](int64_t at) { return read_state(devices, params, from, at, step); });
-    if (by_leader) share(read);
+    if (by_coordinator) share(read);
     return restored(params, std::move(read), step, from.checkpoint_dir, std::move(others));
   };
 }
@@ -386,7 +386,7 @@ TrainState place_state(const Devices& devices, const StepPrograms& programs, Hos
   state.step = host.step;
   state.data = host.data;
   for (size_t i = 0; i < programs.count(); ++i) {
-    NamedPieces own;
+    NamedShards own;
     for (const std::string& name : programs.program(i).input_names())
       if (auto value = host.values.extract(name)) own.insert(std::move(value));
     place(devices, programs.program(i), std::move(own), state.arrays);
@@ -403,10 +403,10 @@ TrainState place_state(const Devices& devices, const StepPrograms& programs, Hos
 
 HostArrays trained_values(const Devices& devices, const StepPrograms& programs, const TrainState& state) {
   if (devices.joint()) return {};
-  NamedPieces values;
+  NamedShards values;
   for (const Param& p : programs.params().params())
     if (const std::string name = state.saved_name(p.input); p.trainable)
-      values[name] = pieces_in_place(devices, state.arrays.at(name), Which::local);
+      values[name] = shards_in_place(devices, state.arrays.at(name), Which::local);
   return as_arrays(model_values(programs.params(), values));
 }
 
@@ -425,11 +425,11 @@ HostArrays last_trained_values(const Devices& devices, const StepPrograms& progr
   return values;
 }
 
-CheckpointContent state_content(const ParamTable& params, NamedPieces state, bool averaged,
+CheckpointContent state_content(const ParamTable& params, NamedShards state, bool averaged,
                                 const CompleteCheckpoint& complete) {
   CheckpointContent c;
   c.state = std::move(state);
-  const NamedPieces trained = model_values(params, c.state);
+  const NamedShards trained = model_values(params, c.state);
   for (const std::string& component : whole_components(params)) {
     c.weights[component] = published(params, component, trained);
     for (const Param& p : params.params())  // what the model's file or the master says already
@@ -477,7 +477,7 @@ void StateSaver::warn_of_room(const TrainState& state) const {
         "are free; a smaller per_device_batch_size leaves more",
         in_gib(largest), in_gib(step_bytes_), in_gib(free));
   std::error_code ec;
-  const std::string dir = staging(checkpoint_dir_);
+  const std::string dir = local_cache_path(checkpoint_dir_);
   std::filesystem::path there = std::filesystem::absolute(dir);
   while (!exists(there) && there.has_relative_path()) there = there.parent_path();
   const auto space = std::filesystem::space(there, ec);
@@ -489,8 +489,8 @@ void StateSaver::warn_of_room(const TrainState& state) const {
 void StateSaver::save(const TrainState& state, int64_t at, Position position) {
   writer_.wait();
   const auto arrays = saved(state);
-  NamedPieces in_place;
-  for (const auto& [name, a] : arrays) in_place[name] = pieces_in_place(devices_, *a);
+  NamedShards in_place;
+  for (const auto& [name, a] : arrays) in_place[name] = shards_in_place(devices_, *a);
   const int64_t bytes = bytes_of(in_place), needed = bytes + bytes / 20 + step_bytes_, free = free_memory();
   const bool copied = free >= needed;
   if (!copied && !std::exchange(waits_, true))
@@ -498,14 +498,14 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
         "checkpoints are written while the run waits: a copy of the state, to write it while training goes on, takes "
         "{} beside the step's {}, and {} of this machine's memory are free",
         in_gib(bytes), in_gib(step_bytes_), in_gib(free));
-  std::function<NamedPieces()> values = [in_place] { return in_place; };
+  std::function<NamedShards()> values = [in_place] { return in_place; };
   if (copied) values = fetch_all(devices_, arrays);
   writer_.save(at, [values = std::move(values), info = info_of(at, position, seed_), at, this] {
-    NamedPieces state = values();
+    NamedShards state = values();
     if (devices_.replicas() > 1) check_replicas(state, at);
     if (devices_.replica() > 0) return CheckpointContent();  // the first writes what all have
     CheckpointContent c = state_content(programs_.params(), std::move(state), averaged_,
-                                        processes().leads() ? complete_ : CompleteCheckpoint());
+                                        processes().is_coordinator() ? complete_ : CompleteCheckpoint());
     c.state_json = info.dump(2);
     c.inspect = [at](const std::string& name, const HostArray& values) {
       if (const std::string fault = not_finite(name, values); !fault.empty())

@@ -26,11 +26,11 @@ struct TrainState {
 /// Starting values of the parameters in a table, by input name, in two calls. The first throws where there are none;
 /// the second, of what the first returned, makes them while the program is compiled. The table holds all parameters, or
 /// only the frozen ones where a checkpoint has the others; it lives until the second call has returned.
-using InitialValues = std::function<std::function<NamedPieces()>(const ParamTable&)>;
+using InitialValues = std::function<std::function<NamedShards()>(const ParamTable&)>;
 
 /// The state that a run starts from, in host memory: what lies on devices of this process.
 struct HostState {
-  NamedPieces values;
+  NamedShards values;
   int64_t step = 0;
   Position data;
   uint64_t bytes_read = 0;  // of the checkpoint's files
@@ -62,11 +62,11 @@ HostArrays last_trained_values(const Devices& devices, const StepPrograms& progr
 
 /// Adds to a checkpoint what makes it a whole model folder: weights of other models, configs, tokenizers. `trained`:
 /// values of the trained parameters by input name (averages, where kept). Called on the writer's thread.
-using CompleteCheckpoint = std::function<void(CheckpointContent&, const ParamTable&, const NamedPieces& trained)>;
+using CompleteCheckpoint = std::function<void(CheckpointContent&, const ParamTable&, const NamedShards& trained)>;
 
-/// What a checkpoint holds of a state of which this process has pieces: of a model whose every parameter is trained its
+/// What a checkpoint holds of a state of which this process has shards: of a model whose every parameter is trained its
 /// weights, as a model folder has them, and what else the state is. `averaged`: the weights are averages.
-CheckpointContent state_content(const ParamTable& params, NamedPieces state, bool averaged,
+CheckpointContent state_content(const ParamTable& params, NamedShards state, bool averaged,
                                 const CompleteCheckpoint& complete = {});
 
 /// Writes checkpoints while training goes on, from a copy of the state, where the memory that is free

@@ -13,7 +13,7 @@
 #include "maxdiffusion/ops/per_device.h"
 #include "maxdiffusion/ops/process_sum.h"
 #include "maxdiffusion/ops/shape.h"
-#include "maxdiffusion/optim/rounding.h"
+#include "maxdiffusion/optim/low_precision.h"
 #include "maxdiffusion/train/update.h"
 
 namespace md {
@@ -34,7 +34,7 @@ std::vector<Param> trained(const ParamTable& params, const Task& task) {
 }
 
 bool has_master(const Param& p, const StepOptions& o) {
-  return p.trainable && is_narrow(p.shape.dtype) &&
+  return p.trainable && is_low_precision(p.shape.dtype) &&
          low_precision_update(o.optim.low_precision_update) == LowPrecisionUpdate::master;
 }
 
@@ -49,7 +49,7 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Gr
     if (&in != s.graph.get()) root = root.in_graph(in);
     if (o.scope.dropout > 0) root = root.with_random(rng.for_("dropout").for_(component));
     root = root.with_source([&](const Scope& below, Param p) {
-      const bool widened = p.trainable && below.options().trainable && is_narrow(p.shape.dtype) &&
+      const bool widened = p.trainable && below.options().trainable && is_low_precision(p.shape.dtype) &&
                            size_of(p.shape.dtype) < size_of(o.scope.activations);
       const std::string input = p.model + "/" + p.path;
       const Tensor value = in.capture(below.resolve(std::move(p)));
@@ -172,7 +172,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     g.alias(name, name);
   };
   Tensor updates = step;
-  if (o.own_count) updates = g.input("updates/" + task.model(), {DType::s32, {}});
+  if (o.per_model_step_count) updates = g.input("updates/" + task.model(), {DType::s32, {}});
   // One optimizer per component; none moves where one of them would not.
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(o.optim);
   const std::vector<StateSlot> slots = optimizer->slots();
@@ -217,11 +217,11 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
 
   state("step", where(good, step + 1.0, step));
   state("healthy", good);
-  if (o.own_count) state("updates/" + task.model(), where(good, updates + 1.0, updates));
+  if (o.per_model_step_count) state("updates/" + task.model(), where(good, updates + 1.0, updates));
   auto stored = [&](const std::string& component, const Group& group) {
     std::vector<Tensor> out;
     const DType type = group.params[0].shape.dtype;  // of the component, or of all matrices of its LoRA
-    if (is_narrow(type) && narrow_update == LowPrecisionUpdate::stochastic)
+    if (is_low_precision(type) && narrow_update == LowPrecisionUpdate::stochastic)
       return round_stochastically(group.values.params, type,
                                   Rng(key).at(step).for_("stochastic rounding").for_(component));
     for (size_t i = 0; i < group.params.size(); ++i)
@@ -239,7 +239,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     }
   }
   g.output("loss", gradients.loss);
-  if (o.own_count) g.output("loss_" + task.model(), gradients.loss);
+  if (o.per_model_step_count) g.output("loss_" + task.model(), gradients.loss);
   g.output("grad_norm", groups.size() == 1 ? groups.begin()->second.clipped.norm : sqrt(squares));
   g.output("learning_rate", learning_rate(o.optim, step));
   return s;
@@ -248,7 +248,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
 ParamTable in_f32(const ParamTable& params) {
   ParamTable out;
   for (Param p : params.params()) {
-    if (p.trainable && is_narrow(p.shape.dtype)) p.shape.dtype = DType::f32;
+    if (p.trainable && is_low_precision(p.shape.dtype)) p.shape.dtype = DType::f32;
     out.add(std::move(p));
   }
   return out;
@@ -260,24 +260,24 @@ std::vector<StateSlot> state_slots(const StepOptions& o) {
   return slots;
 }
 
-bool add_slots(const ParamTable& params, const std::vector<StateSlot>& slots, NamedPieces& state) {
+bool add_slots(const ParamTable& params, const std::vector<StateSlot>& slots, NamedShards& state) {
   bool any = false;
   for (const Param& p : params.params())
     for (const StateSlot& slot : slots) {
       if (!p.trainable || !state.contains(p.input) || state.contains(slot.prefix + p.input)) continue;
-      const ArrayPieces start = state.at(p.input).cast(DType::f32);
+      const ShardedArray start = state.at(p.input).cast(DType::f32);
       state[slot.prefix + p.input] = slot.start == StateSlot::Start::copy ? start : start.zeros();
       any = true;
     }
   return any;
 }
 
-NamedPieces fresh_state(const ParamTable& params, NamedPieces values, const StepOptions& o) {
+NamedShards fresh_state(const ParamTable& params, NamedShards values, const StepOptions& o) {
   add_slots(params, state_slots(o), values);
   return restored_state(params, std::move(values), o);
 }
 
-NamedPieces restored_state(const ParamTable& params, NamedPieces state, const StepOptions& o) {
+NamedShards restored_state(const ParamTable& params, NamedShards state, const StepOptions& o) {
   std::vector<StateSlot> f32 = state_slots(o);
   f32.push_back({state_prefix::kMaster});
   for (const Param& p : params.params()) {
@@ -295,8 +295,8 @@ NamedPieces restored_state(const ParamTable& params, NamedPieces state, const St
   return state;
 }
 
-NamedPieces model_values(const ParamTable& params, const NamedPieces& state) {
-  NamedPieces out;
+NamedShards model_values(const ParamTable& params, const NamedShards& state) {
+  NamedShards out;
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
     const auto average = state.find(state_prefix::kAverage + p.input);

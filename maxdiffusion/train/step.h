@@ -1,12 +1,12 @@
 // One training step as one graph: loss → gradients → update. The state goes in and comes out under the same names, and
 // its memory is reused.
 //   step s32 [], healthy pred []             the clock; false from the first loss that is not finite on
-//   updates/<model> s32 []                   of this model alone, with own_count
+//   updates/<model> s32 []                   of this model alone, with per_model_step_count
 //   <model>/<path>                           trained parameters
 //   and behind the prefixes below            what belongs to each of them, f32
 // Beside the state: key u32 [2] of the run's seed, the frozen parameters, and the task's batch; of several replicas
 // replica s32 [], the number of this one. Out: state, loss,
-// grad_norm, learning_rate; with own_count also loss_<model>.
+// grad_norm, learning_rate; with per_model_step_count also loss_<model>.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "maxdiffusion/mesh/pieces.h"
+#include "maxdiffusion/mesh/shards.h"
 #include "maxdiffusion/optim/optimizer.h"
 #include "maxdiffusion/tasks/task.h"
 
@@ -38,7 +38,7 @@ struct StepOptions {
   /// Batches of the task in one update, one after the other; their gradients are averaged.
   int64_t accumulation = 1;
   /// The run's tasks train different models in turns: optimizer and averages count the updates of their own model.
-  bool own_count = false;
+  bool per_model_step_count = false;
   /// Peak learning rates of components that do not have the optimizer's. Each component is clipped and updated by
   /// itself.
   std::map<std::string, double> learning_rates;
@@ -59,16 +59,16 @@ ParamTable in_f32(const ParamTable& params);
 /// What belongs to each trained parameter: slots of the optimizer, and the average where there is one.
 std::vector<StateSlot> state_slots(const StepOptions& step);
 /// Starts these slots of trained parameters that a state has, where it lacks them; whether it lacked any.
-bool add_slots(const ParamTable& params, const std::vector<StateSlot>& slots, NamedPieces& state);
+bool add_slots(const ParamTable& params, const std::vector<StateSlot>& slots, NamedShards& state);
 /// The state before the first step, by name, made of starting values of all parameters (of the types of in_f32). `step`
 /// and `healthy` are not in it.
-NamedPieces fresh_state(const ParamTable& params, NamedPieces values, const StepOptions& step);
+NamedShards fresh_state(const ParamTable& params, NamedShards values, const StepOptions& step);
 /// The state of a checkpoint in the types of this run's step: parameters are rounded from their masters, masters that
 /// the checkpoint lacks start from the parameters.
-NamedPieces restored_state(const ParamTable& params, NamedPieces state, const StepOptions& step);
+NamedShards restored_state(const ParamTable& params, NamedShards state, const StepOptions& step);
 /// The trained parameters, by name, as they are sampled and saved as the model: their averages where the state has
 /// them, in the parameters' types.
-NamedPieces model_values(const ParamTable& params, const NamedPieces& state);
+NamedShards model_values(const ParamTable& params, const NamedShards& state);
 
 /// A step whose loss or gradient norm is not finite changes nothing but `healthy`, and neither do the steps after it:
 /// the state stays what it was before the bad step.

@@ -68,7 +68,7 @@ UpdateGroup updated(const Optimizer& optimizer, const StepScalars& s, const Clip
                     UpdateGroup group) {
   const std::vector<size_t> all = live(grads, group);
   if (all.empty()) return group;
-  if (kernels_take_parts({grads.given[all[0]]})) {
+  if (kernels_support_shards({grads.given[all[0]]})) {
     const Tensor factor = grads.factor ? grads.factor : scalar_like(s.learning_rate, 1.0);
     if (const auto fused = optimizer.fused(s, grads.max_value, factor)) {
       update_by_kernel(*fused, grads, all, group);

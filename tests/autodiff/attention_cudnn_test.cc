@@ -6,13 +6,13 @@
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/attention_cudnn.h"
 #include "maxdiffusion/pjrt/topology.h"
-#include "tests/autodiff/judge.h"
+#include "tests/autodiff/gradient_check.h"
 #include "tests/autodiff/mesh_attention.h"
 
 namespace md {
 namespace {
 
-using namespace judge;  // NOLINT
+using namespace gradient_check;  // NOLINT
 
 GraphOptions on_gpu() {
   GraphOptions o;

@@ -2,13 +2,13 @@
 
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/mesh/axis_rules.h"
-#include "tests/autodiff/judge.h"
+#include "tests/autodiff/gradient_check.h"
 #include "tests/autodiff/mesh_attention.h"
 
 namespace md {
 namespace {
 
-using namespace judge;  // NOLINT
+using namespace gradient_check;  // NOLINT
 
 struct Case {
   const char* name;

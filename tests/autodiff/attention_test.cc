@@ -3,12 +3,12 @@
 #include <fmt/core.h>
 
 #include "maxdiffusion/ops/control_flow.h"
-#include "tests/autodiff/judge.h"
+#include "tests/autodiff/gradient_check.h"
 
 namespace md {
 namespace {
 
-using namespace judge;  // NOLINT
+using namespace gradient_check;  // NOLINT
 
 /// softmax(scale · q·kᵀ + bias) · v on the host, in double.
 std::vector<double> expected(const std::vector<HostArray>& in, bool causal, double scale, bool bias) {

@@ -1,10 +1,10 @@
 #include "maxdiffusion/ops/custom_vjp.h"
-#include "tests/autodiff/judge.h"
+#include "tests/autodiff/gradient_check.h"
 
 namespace md {
 namespace {
 
-using namespace judge;  // NOLINT
+using namespace gradient_check;  // NOLINT
 
 std::vector<Tensor> block(const std::vector<Tensor>& v) {
   return {v[0] + 0.3 * matmul(tanh(matmul(v[0], v[1])), v[2])};

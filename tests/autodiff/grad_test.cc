@@ -1,10 +1,10 @@
 #include "maxdiffusion/ops/custom_vjp.h"
-#include "tests/autodiff/judge.h"
+#include "tests/autodiff/gradient_check.h"
 
 namespace md {
 namespace {
 
-using namespace judge;  // NOLINT
+using namespace gradient_check;  // NOLINT
 
 TEST(Grad, SecondUseAccumulates) {
   check_gradients({f64({3}), f64({3})}, [](Graph&, const std::vector<Tensor>& x) {

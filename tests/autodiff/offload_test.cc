@@ -6,12 +6,12 @@
 #include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/pjrt/topology.h"
-#include "tests/autodiff/judge.h"
+#include "tests/autodiff/gradient_check.h"
 
 namespace md {
 namespace {
 
-using namespace judge;  // NOLINT
+using namespace gradient_check;  // NOLINT
 
 constexpr int64_t kLayers = 8, kRows = 4096, kWidth = 512, kHidden = 1024;
 

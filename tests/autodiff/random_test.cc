@@ -4,12 +4,12 @@
 #include <map>
 #include <set>
 
-#include "tests/autodiff/judge.h"
+#include "tests/autodiff/gradient_check.h"
 
 namespace md {
 namespace {
 
-using namespace judge;  // NOLINT
+using namespace gradient_check;  // NOLINT
 
 using Words = std::array<uint32_t, 2>;
 

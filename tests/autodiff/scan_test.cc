@@ -1,9 +1,9 @@
-#include "tests/autodiff/judge.h"
+#include "tests/autodiff/gradient_check.h"
 
 namespace md {
 namespace {
 
-using namespace judge;  // NOLINT
+using namespace gradient_check;  // NOLINT
 
 // carry h [3], rows w [n, 3, 3] and stacked results; captured b is used twice.
 Tensor recurrent(const std::vector<Tensor>& x, int64_t n, bool reverse, bool full_remat = false) {

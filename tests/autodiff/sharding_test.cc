@@ -2,12 +2,12 @@
 
 #include "maxdiffusion/mesh/axis_rules.h"
 #include "maxdiffusion/ops/random.h"
-#include "tests/autodiff/judge.h"
+#include "tests/autodiff/gradient_check.h"
 
 namespace md {
 namespace {
 
-using namespace judge;  // NOLINT
+using namespace gradient_check;  // NOLINT
 
 /// Eight virtual CPU devices: data 2 × fsdp 2 × context 1 × tensor 2.
 SharedDevices& kEight = SharedDevices::add([] {
@@ -158,15 +158,15 @@ TEST(Collectives, AllReduceSumsOverTheAxis) {
                }});
 }
 
-TEST(Collectives, RingSum) {  // every device passes its piece on until all have seen all
+TEST(Collectives, RingSum) {  // every device passes its shard on until all have seen all
   const std::vector<Shape> s = {f64({4, 3})};
   expect_same({s,
                [](Graph&, const std::vector<Tensor>& x) {
                  return std::vector<Tensor>{per_device(x, {{{"data"}}}, {{}}, {"data"}, [](auto& v) {
-                   Tensor total = v[0], piece = v[0];
+                   Tensor total = v[0], part = v[0];
                    for (int i = 1; i < 2; ++i) {
-                     piece = collective_permute(piece, "data", 1);
-                     total = total + piece;
+                     part = collective_permute(part, "data", 1);
+                     total = total + part;
                    }
                    return total;
                  })};

@@ -151,7 +151,7 @@ EchoLoss echo_loss(double offset, double perturbation, double dropout, std::opti
   g.output("noise", random_normal(rng.for_("noise"), latents));
   g.output("offset", random_normal(rng.for_("noise offset"), {DType::f32, {all, 1, 1, kChannels}}));
   g.output("perturbation", random_normal(rng.for_("perturbation"), latents));
-  g.output("t", task.process->sample_t(rng.for_("timestep"), all));
+  g.output("t", task.process->sample_timesteps(rng.for_("timestep"), all));
   g.output("drop", random_uniform(rng.for_("caption"), {DType::f32, {all}}));
   const std::vector<HostArray> out = evaluate(devices, g, inputs);
   const auto noise = out[1].to_doubles(), shift = out[2].to_doubles(), more = out[3].to_doubles(),

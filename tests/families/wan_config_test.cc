@@ -376,7 +376,7 @@ TEST(WanFiles, OfTheReferenceAreReadAsTheyAre) {
   EXPECT_EQ(training_config(scheduler, c.scheduler), wanted);
   wanted["flow_shift"] = 5.0;
   EXPECT_EQ(sampling_config(scheduler, c.scheduler), wanted);
-  EXPECT_EQ(make_process(training_config(scheduler, c.scheduler), c.process)->time_type(), DType::f32);
+  EXPECT_EQ(make_process(training_config(scheduler, c.scheduler), c.process)->timestep_dtype(), DType::f32);
 }
 
 // S2-59…63

@@ -119,12 +119,12 @@ namespace fs = std::filesystem;
 /// so that a mixture of two would show.
 CheckpointContent content_of(int64_t p, int64_t n, float value, const std::string& linked) {
   auto rows = [&](int64_t all) {
-    return ArrayPieces({DType::f32, {all, 3}}, {{Slice{{p * all / n, 0}, {all / n, 3}}, filled({all / n, 3}, value)}});
+    return ShardedArray({DType::f32, {all, 3}}, {{Slice{{p * all / n, 0}, {all / n, 3}}, filled({all / n, 3}, value)}});
   };
   CheckpointContent c;
   c.state["adam_m/unet/w"] = rows(8);
   c.weights["unet"]["w"] = rows(4);
-  c.weights["vae"]["w"] = ArrayPieces({DType::f32, {5}}, {});
+  c.weights["vae"]["w"] = ShardedArray({DType::f32, {5}}, {});
   if (p == 0) c.weights["vae"]["w"] = filled({5}, value);
   c.files["model_index.json"] = "{}";
   c.linked["tokenizer/vocab.json"] = linked;

@@ -159,7 +159,7 @@ TEST(Corpus, FilesThatWereFaultsAreNoneAnyMore) {
   const std::string corpus = MD_SOURCE_DIR "/tests/fuzz/corpus/";
   const std::map<std::string, std::string> files = {{"config.json of AutoencoderKLWan", "res_blocks.json"},
                                                     {"scheduler_config.json", "timesteps.json"},
-                                                    {"index of pieces", "offset.json"}};
+                                                    {"index of shards", "offset.json"}};
   size_t found = 0;
   for (const FuzzTarget& target : targets()) {
     const auto file = files.find(target.name);

@@ -12,8 +12,8 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/checksums.h"
-#include "maxdiffusion/checkpoint/piece_files.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/shard_files.h"
 #include "maxdiffusion/data/images/prepare.h"
 #include "maxdiffusion/data/records/image_folder.h"
 #include "maxdiffusion/data/records/open_source.h"
@@ -217,7 +217,7 @@ std::vector<FuzzTarget> fuzz_targets() {
                    verify_checksums(folder);
                  }});
   all.push_back(
-      {"index of pieces",
+      {"index of shards",
        100000,
        {R"({"arrays": {"a": {"dtype": "F32", "shape": [4, 2], "pieces": [{"file": "training_state/p.safetensors", "tensor": "a@0,0", "offset": [0, 0], "size": [2, 2]}, {"file": "training_state/p.safetensors", "tensor": "a@2,0", "offset": [2, 0], "size": [2, 2]}]}}})"},
        [](const std::string& bytes, const std::string&) { check_tiled(parse_index(bytes, "index.json"), "read"); }});

@@ -11,8 +11,8 @@
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
-#include "maxdiffusion/models/flux_names.h"
-#include "maxdiffusion/models/original_names.h"
+#include "maxdiffusion/models/flux_weight_names.h"
+#include "maxdiffusion/models/original_weight_names.h"
 #include "maxdiffusion/models/registry.h"
 #include "tests/golden/model_case.h"
 
@@ -22,7 +22,7 @@ namespace {
 struct Traced {
   Graph graph;
   ParamTable params;
-  OtherNames names;
+  WeightNameMap names;
   std::vector<WantedWeight> wanted;
 };
 /// A model by the config.json at `config`, below tests/golden.
@@ -31,7 +31,7 @@ std::unique_ptr<Traced> traced(const std::string& class_name, const std::string&
   const ModelClass& c = *find_model_class(class_name);
   const std::any read = c.read(parse_json(read_file(golden_path(config))));
   c.trace(Scope(t->graph, t->params, "model", {.weights = weights}), read);
-  t->names = c.other_names(read);
+  t->names = c.weight_names(read);
   for (const Param& p : t->params.params()) t->wanted.push_back({p.path, p.shape});
   return t;
 }
@@ -40,7 +40,7 @@ std::unique_ptr<Traced> tiny(DType weights = DType::f32) {
 }
 
 HostArrays load(const Traced& t, const std::string& path) {
-  return load_weights(path, t.wanted, {.other_names = t.names});
+  return load_weights(path, t.wanted, {.weight_names = t.names});
 }
 
 void expect_same(const HostArrays& got, const HostArrays& want) {
@@ -59,7 +59,7 @@ TEST(FluxNames, GiveEveryPartOfEveryPublishedTensorOnce) {
     std::map<std::string, std::multiset<int64_t>> parts;
     std::map<std::string, int64_t> counts;
     for (const WantedWeight& w : t->wanted) {
-      const std::vector<OtherName> names = t->names.of(w.name);
+      const std::vector<WeightAlias> names = t->names.of(w.name);
       ASSERT_GE(names.size(), 3U) << w.name;
       EXPECT_EQ(names[1].whole(), "model.diffusion_model." + names[0].whole());
       parts[names[0].name].insert(names[0].part.begin(), names[0].part.end());
@@ -72,7 +72,7 @@ TEST(FluxNames, GiveEveryPartOfEveryPublishedTensorOnce) {
       EXPECT_EQ(found, all) << name;
     }
   }
-  const OtherNames names = original_flux_names({});
+  const WeightNameMap names = original_flux_names({});
   EXPECT_TRUE(names.of("transformer_blocks.0.attn").empty());
   EXPECT_TRUE(names.of("proj_output.weight").empty());
 }

@@ -5,8 +5,8 @@
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
-#include "maxdiffusion/models/wan_names.h"
 #include "maxdiffusion/models/wan_transformer.h"
+#include "maxdiffusion/models/wan_weight_names.h"
 #include "tests/golden/model_case.h"
 #include "tests/golden/wan_case.h"
 
@@ -129,11 +129,11 @@ TEST(WanNames, AreThoseThatTheConverterOfTheReferenceReads) {
 TEST(WanNames, OfAutoencodersAreThoseThatTheConverterOfTheReferenceReads) {
   const auto record = parse_json(read_file(golden_path("wan_vae_names.json")));
   for (const auto& [version, size] : {std::pair{"2.1", 194U}, std::pair{"2.2", 196U}}) {
-    const OtherNames names = original_wan_vae_names(WanVaeConfig::from_json(record.at(version).at("config")));
+    const WeightNameMap names = original_wan_vae_names(WanVaeConfig::from_json(record.at(version).at("config")));
     const auto& pairs = record.at(version).at("names");
     EXPECT_EQ(pairs.size(), size);
     for (const auto& [original, diffusers] : pairs.items()) {
-      const std::vector<OtherName> found = names.of(diffusers);
+      const std::vector<WeightAlias> found = names.of(diffusers);
       ASSERT_FALSE(found.empty()) << diffusers;
       EXPECT_EQ(found[0].whole(), original);
       EXPECT_EQ(found[1].whole(), "first_stage_model." + original);

@@ -23,7 +23,7 @@ std::vector<HostArray> inputs(const Case& c, DType type = DType::f32) {
   const Shape q{type, {c.batch, c.lq, c.heads, c.d}}, k{type, {c.batch, c.lk, c.heads, c.d}};
   return {normal(q, 1, c.logits), normal(k, 2), normal(k, 3)};
 }
-TensorFn attend(bool causal = false) {
+TensorFn local_attention(bool causal = false) {
   return [causal](const Tensors& x) { return Tensors{attention(x[0], x[1], x[2], {.causal = causal})}; };
 }
 
@@ -31,7 +31,7 @@ class AttentionKernel : public testing::TestWithParam<Case> {};
 
 TEST_P(AttentionKernel, AgreesWithComposedOperationsInF64) {
   const Case& c = GetParam();
-  expect_agreement(attend(c.causal), inputs(c), c.logits > 1 ? 1.5e-5 : 2e-6, kCalls);
+  expect_agreement(local_attention(c.causal), inputs(c), c.logits > 1 ? 1.5e-5 : 2e-6, kCalls);
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, AttentionKernel,
@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, AttentionKernel,
 
 TEST(AttentionKernelInBf16, RoundsOnlyItsResults) {
   for (const Case& c : {Case{130, 77, 40, 3, 2}, Case{130, 130, 80, 1, 2, true}, Case{64, 1100, 8, 1, 1}})
-    expect_agreement(attend(c.causal), inputs(c, DType::bf16), 6e-3, kCalls);
+    expect_agreement(local_attention(c.causal), inputs(c, DType::bf16), 6e-3, kCalls);
 }
 
 TEST(AttentionKernelInBf16, MultipliesBf16WhereThatIsFaster) {
@@ -63,18 +63,18 @@ TEST(AttentionKernelInBf16, MultipliesBf16WhereThatIsFaster) {
        {Case{130, 77, 40, 3, 2}, Case{130, 130, 80, 1, 2, true}, Case{64, 1100, 8, 1, 1}, Case{1, 1, 8, 1, 1},
         Case{600, 300, 64, 1, 1}, Case{600, 600, 40, 3, 1, true}, Case{300, 1100, 8, 1, 1, true}}) {
     SCOPED_TRACE(testing::Message() << c.lq << " queries, " << c.lk << " keys");
-    expect_agreement(attend(c.causal), inputs(c, DType::bf16), 1.2e-2, kCalls, true);
+    expect_agreement(local_attention(c.causal), inputs(c, DType::bf16), 1.2e-2, kCalls, true);
   }
 }
 
 TEST(AttentionKernelInGraphs, IsCalledAgainUnderCheckpoint) {
   const auto in = inputs({130, 77, 40, 3, 2});
   const std::vector<HostArray> dy = {normal(in[0].shape(), 4)};
-  const auto kept = outputs_and_gradients(attend(), in, dy, {.callable = true}, kCalls);
+  const auto kept = outputs_and_gradients(local_attention(), in, dy, {.callable = true}, kCalls);
   int calls = 0;
   auto again = [&](const Tensors& x) {
     return checkpoint([&](const Node& n) { return calls += n.op->name == std::string("attention"), Keep::recompute; },
-                      attend(), x);
+                      local_attention(), x);
   };
   const auto recomputed = outputs_and_gradients(again, in, dy, {.callable = true}, kCalls);
   EXPECT_EQ(calls, 1);

@@ -13,7 +13,7 @@
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/lora/lora_merge.h"
-#include "maxdiffusion/models/original_names.h"
+#include "maxdiffusion/models/original_weight_names.h"
 #include "tests/lora/models.h"
 
 namespace md {

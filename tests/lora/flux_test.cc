@@ -10,7 +10,7 @@
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/models/clip_text.h"
-#include "maxdiffusion/models/flux_names.h"
+#include "maxdiffusion/models/flux_weight_names.h"
 #include "tests/lora/models.h"
 
 namespace md {
@@ -34,7 +34,7 @@ struct FluxLora : testing::Test {
     names.others["transformer"] = original_flux_names(transformer);
     trace_flux_transformer(Scope(graph, params, "transformer"), transformer);
     trace_clip_text(Scope(graph, params, "text_encoder"), ClipTextConfig::from_json(config("text_encoder")));
-    for (const Param& p : params.params()) zeros[p.input] = zeros_as(HostArray(p.shape));
+    for (const Param& p : params.params()) zeros[p.input] = zeros_like(HostArray(p.shape));
   }
   LoraFile read(const std::string& path) const { return read_lora(path, LoraTargets(params, names)); }
   /// By input name, of parameters that are changed.

@@ -7,7 +7,7 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/models/clip_text.h"
-#include "maxdiffusion/models/original_names.h"
+#include "maxdiffusion/models/original_weight_names.h"
 #include "maxdiffusion/models/unet2d.h"
 
 namespace md {

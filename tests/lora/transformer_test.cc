@@ -10,8 +10,8 @@
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/lora/lora_scope.h"
-#include "maxdiffusion/models/wan_names.h"
 #include "maxdiffusion/models/wan_transformer.h"
+#include "maxdiffusion/models/wan_weight_names.h"
 #include "tests/lora/models.h"
 
 namespace md {
@@ -49,7 +49,7 @@ struct TransformerLora : testing::Test {
                                                          {"num_layers", 2},
                                                          {"rope_max_seq_len", 32}});
     for (const std::string& name : names.denoisers) trace_wan_transformer(Scope(graph, params, name), config);
-    for (const Param& p : params.params()) zeros[p.input] = zeros_as(HostArray(p.shape));
+    for (const Param& p : params.params()) zeros[p.input] = zeros_like(HostArray(p.shape));
   }
   std::string file(const HostArrays& arrays, const std::map<std::string, std::string>& metadata = {}) {
     write_safetensors(folder / "lora.safetensors", arrays, metadata);

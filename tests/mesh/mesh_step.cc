@@ -138,7 +138,7 @@ HostArray starting(const Step& s, const std::string& name, const Shape& shape) {
 MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model, const std::string& attention,
                bool windows, int64_t batch) {
   GraphOptions options = devices.graph_options(&rules);
-  if (windows) options.memory_order = windows_first;
+  if (windows) options.memory_order = filters_before_channels;
   Step s{Graph(options), {}};
   trace(s, model, batch, {.attention = attention, .flash_min_seq_length = 0});
   // Compiled quickly: what is compared is the partitioning.

@@ -21,7 +21,7 @@ struct Sizes {
   double held;  // at most this part of parameters and moments lies on one device
   const char* attention = "dot_product";
   int64_t fsdp_batch = 1;
-  bool windows_first = false;  // convolution weights lie in memory as on a TPU
+  bool filters_before_channels = false;  // convolution weights lie in memory as on a TPU
   int64_t batch = 8;
 };
 void PrintTo(const Sizes& s, std::ostream* os) { *os << s.name; }
@@ -52,7 +52,7 @@ const MeshRun& run_of(const Sizes& s, MeshModel model = MeshModel::unet) {
   if (it == runs.end()) {
     const int64_t devices = s.data * s.fsdp * s.fsdp_batch * s.context * s.tensor;
     it = runs.emplace(key, run_on(Devices::open("cpu", devices, config(s)), rules_of(config(s), model), 2, model,
-                                  s.attention, s.windows_first, s.batch))
+                                  s.attention, s.filters_before_channels, s.batch))
              .first;
   }
   return it->second;

@@ -126,7 +126,7 @@ TEST(PerDevice, KernelsOnAMeshGiveTheResultsAndGradientsOfOneDevice) {
 TEST(PerDevice, NothingIsCalledWhereNobodySaysHowArraysLie) {
   Graph g(eight().graph_options());
   Tensor x = g.input("x", {DType::f32, {8, 4, 4, 8}});
-  EXPECT_FALSE(kernels_take_parts({x}));
+  EXPECT_FALSE(kernels_support_shards({x}));
   ParamTable table;
   g.output("y", nn::conv2d(Scope(g, table, "m"), x, {.out = 4}));
   EXPECT_EQ(count(to_stablehlo(g), "custom_call"), 0);

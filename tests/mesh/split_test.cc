@@ -19,8 +19,8 @@
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/pjrt/topology.h"
-#include "maxdiffusion/runtime/idle_axes.h"
 #include "maxdiffusion/runtime/runtime.h"
+#include "maxdiffusion/runtime/unused_mesh_axes.h"
 
 namespace md {
 namespace {
@@ -149,9 +149,9 @@ Compiled compiled(const MeshConfig& mesh, const AxisRules& rules, const Trace& t
   for (size_t i = 0; i < program.input_names().size(); ++i)
     out.inputs[program.input_names()[i]] = program.input_sharding(i);
   out.text = dumped(folder);
-  out.idle = idle_axes(g);
+  out.idle = unused_mesh_axes(g);
   testing::internal::CaptureStderr();
-  warn_of_idle_axes(g, "step");
+  warn_of_unused_mesh_axes(g, "step");
   out.warnings = testing::internal::GetCapturedStderr();
   return out;
 }
@@ -310,7 +310,7 @@ TEST(IdleAxes, BatchesCountWhereNothingIsAnnotated) {
   };
   Graph g(options);
   g.output("y", square(g.input("x", {DType::f32, {8}}, {axis::kData})));
-  EXPECT_EQ(idle_axes(g), std::vector<std::string>{"context"});
+  EXPECT_EQ(unused_mesh_axes(g), std::vector<std::string>{"context"});
 }
 
 }  // namespace

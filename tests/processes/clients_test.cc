@@ -38,13 +38,13 @@ TEST(Member, DISABLED_OpensDevicesTwice) {
     for (int64_t d = 0; d < each; ++d) local.push_back(all.rank() * each + d);
     EXPECT_EQ(devices.local(), local);
     EXPECT_EQ(share_of_program(devices, 24).rows(24).size(), static_cast<size_t>(24 / all.count()));
-    // A piece on each device, put and fetched by the process that has it.
+    // A shard on each device, put and fetched by the process that has it.
     HostArray a(Shape{DType::s32, {24, 2}});
     for (int32_t k = 0; k < 48; ++k) a.mutable_view<int32_t>()[static_cast<size_t>(k)] = k;
     const Array put = devices.put(a, {{{"fsdp"}}}, "a");
-    const ArrayPieces pieces = fetch_pieces(devices, put).wait();
-    ASSERT_EQ(std::ssize(pieces.pieces), each);
-    for (const Piece& p : pieces.pieces) EXPECT_EQ(p.values.to_doubles(), ArrayPieces(a).read(p.slice).to_doubles());
+    const ShardedArray shards = fetch_shards(devices, put).wait();
+    ASSERT_EQ(std::ssize(shards.shards), each);
+    for (const Shard& p : shards.shards) EXPECT_EQ(p.values.to_doubles(), ShardedArray(a).read(p.slice).to_doubles());
     EXPECT_THROW(devices.get(put), Error);
     // A transfer to a device of another process would be refused by the plugin.
     const Devices own = devices.own();

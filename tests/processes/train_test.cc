@@ -278,14 +278,14 @@ TEST(JointTraining, LearnsWhatOneProcessLearnsAndGoesOnByOthers) {
 
   // Two processes find a flipped bit in what one of the four wrote, and go on from the checkpoint before; from theirs
   // goes on one without GPUs.
-  const std::string pieces = folder + "/training_state/pieces-00001-of-00004.safetensors";
-  std::string bytes = read_file(pieces);
+  const std::string shards = folder + "/training_state/pieces-00001-of-00004.safetensors";
+  std::string bytes = read_file(shards);
   bytes[bytes.size() - 3] ^= 4;
-  write_file_atomic(pieces, bytes);
+  write_file_atomic(shards, bytes);
   const JobResult two =
       run_job(2, on_gpus("joint", steps + "ici_data_parallelism=1 ici_fsdp_parallelism=2 max_train_steps=5"));
   ASSERT_EQ(two.status, 0) << two.output;
-  EXPECT_NE(two.output.find(pieces + "': its bytes are not those that were written"), std::string::npos) << two.output;
+  EXPECT_NE(two.output.find(shards + "': its bytes are not those that were written"), std::string::npos) << two.output;
   EXPECT_TRUE(fs::exists(folder + ".damaged"));
   const JobResult one = run_job(1, on_latents("joint", steps + "max_train_steps=6"));
   ASSERT_EQ(one.status, 0) << one.output;
@@ -351,7 +351,7 @@ TEST_F(JointTrainingWithABucketAlone, EndsAfterAKillAsARunWithASharedFolder) {
   const std::string steps =
       "checkpoint_every=4 checkpoints_to_keep=0 eval_every=0 max_train_steps=6 ici_data_parallelism=1 "
       "ici_fsdp_parallelism=2 pretrained_model_name_or_path=s3://runs/model";
-  // The second process puts pieces only.
+  // The second process puts shards only.
   const JobResult killed = this->killed("alone_in_bucket", "checkpoints/3/training_state/pieces-00001",
                                         words("s3://runs", "$PMI_RANK", on_gpus("alone_in_bucket", steps)));
   EXPECT_EQ(killed.statuses, (std::vector<int>{5, 128 + SIGKILL})) << killed.output;

@@ -16,7 +16,7 @@
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
 #include "maxdiffusion/checkpoint/test_arrays.h"
 #include "maxdiffusion/checkpoint/test_processes.h"
-#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/write.h"
 #include "tests/remote/world.h"
 
@@ -117,7 +117,7 @@ TEST_P(BucketCheckpoints, OnlyWhatIsNeededIsFetchedAndOnlyOnce) {
   EXPECT_EQ(fetched(CheckpointPart::model, ""), "vae/diffusion_pytorch_model.safetensors ");
   EXPECT_EQ(fetched(CheckpointPart::component, "training_state"), "training_state/arrays.safetensors ");
   // What has become other bytes on this machine is fetched again.
-  const std::string file = staging(checkpoint_folder(dir, 1)) + "/vae/diffusion_pytorch_model.safetensors";
+  const std::string file = local_cache_path(checkpoint_folder(dir, 1)) + "/vae/diffusion_pytorch_model.safetensors";
   std::string bytes = read_file(file);
   bytes.back() ^= 1;
   write_file_atomic(file, bytes);
@@ -129,8 +129,8 @@ TEST_P(BucketCheckpoints, OnlyWhatIsNeededIsFetchedAndOnlyOnce) {
 TEST_P(BucketCheckpoints, KilledAtAnyRequestTheOneBeforeIsWholeAndTheNextRunPutsWhatWaits) {
   save(1, 1);
   const int64_t writes = writes_of([&] { save(2, 2); });
-  remove_below(below(dir, "2"));
-  remove_below(staging(dir));
+  remove_folder(below(dir, "2"));
+  remove_folder(local_cache_path(dir));
   ASSERT_GE(writes, 7);
   for (int64_t k = 0; k < writes; ++k) {
     SCOPED_TRACE(k);
@@ -150,7 +150,7 @@ TEST_P(BucketCheckpoints, KilledAtAnyRequestTheOneBeforeIsWholeAndTheNextRunPuts
     another_machine();
     EXPECT_EQ(list_checkpoints(dir), (Steps{1, 2}));
     EXPECT_EQ(value_of(dir, 2), 2);
-    remove_below(below(dir, "2"));
+    remove_folder(below(dir, "2"));
   }
 }
 
@@ -261,7 +261,7 @@ CheckpointContent part_of_content(int64_t p, int64_t n, float value) {
   CheckpointContent c;
   c.state["adam_m/unet/conv_in.weight"] = {{DType::f32, {8, 3}},
                                            {{Slice{{p * 8 / n, 0}, {8 / n, 3}}, filled({8 / n, 3}, value)}}};
-  c.state["step"] = p == 0 ? ArrayPieces(filled({}, value)) : ArrayPieces({DType::f32, {}}, {});
+  c.state["step"] = p == 0 ? ShardedArray(filled({}, value)) : ShardedArray({DType::f32, {}}, {});
   c.weights["unet"]["conv_in.weight"] = c.state.begin()->second;
   c.weights["text_encoder"][fmt::format("layers.{}.weight", p)] = filled({4}, value);
   if (p == 0) {
@@ -275,7 +275,7 @@ const std::vector<std::string> kNoErrors(4);
 
 /// Four processes that have nothing in common but the bucket; as far as their folders for caches go, they are on one
 /// machine.
-class PiecesInBuckets : public BucketCheckpoints {
+class ShardsInBuckets : public BucketCheckpoints {
  protected:
   std::vector<std::string> save_by_four(int64_t step, float value, int keep = 0) const {
     return as_processes(4, [&](const CheckpointProcesses& of) {
@@ -287,12 +287,12 @@ class PiecesInBuckets : public BucketCheckpoints {
   /// As the next run of four begins.
   std::vector<std::string> begin_again() const {
     return as_processes(4, [&](const CheckpointProcesses& of) {
-      put_what_waits(dir, of, {});
+      flush_pending_uploads(dir, of, {});
       CheckpointWriter(dir, 0, of).finish();
     });
   }
   /// The value of a checkpoint that is whole in every file, as any number of processes finds it.
-  float value_of_pieces(int64_t step) const {
+  float value_of_shards(int64_t step) const {
     CheckpointReader reader(checkpoint_folder(dir, step), FromBucket::ranges);
     reader.add_component("text_encoder");
     reader.add_component("vae");
@@ -309,16 +309,16 @@ class PiecesInBuckets : public BucketCheckpoints {
   }
   std::set<std::string> parts_here() const {
     std::set<std::string> found;
-    for (const auto& f : fs::recursive_directory_iterator(staging(dir)))
+    for (const auto& f : fs::recursive_directory_iterator(local_cache_path(dir)))
       if (f.path().string().find(".process-") != std::string::npos && f.is_regular_file()) found.insert(f.path());
     return found;
   }
 };
-INSTANTIATE_TEST_SUITE_P(, PiecesInBuckets, testing::Values("s3", "gs"),
+INSTANTIATE_TEST_SUITE_P(, ShardsInBuckets, testing::Values("s3", "gs"),
                          [](const auto& i) { return std::string(i.param); });
 
 // S3-6
-TEST_P(PiecesInBuckets, AreThoseOfASharedFolderByteForByte) {
+TEST_P(ShardsInBuckets, AreThoseOfASharedFolderByteForByte) {
   ASSERT_EQ(save_by_four(9, 1), kNoErrors);
   const std::string local = t / "local";
   ASSERT_EQ(
@@ -338,16 +338,16 @@ TEST_P(PiecesInBuckets, AreThoseOfASharedFolderByteForByte) {
   EXPECT_EQ(parts_here(), std::set<std::string>()) << "what is there is of no use here";
   another_machine();
   EXPECT_EQ(list_checkpoints(dir), Steps{9});
-  EXPECT_EQ(value_of_pieces(9), 1);
+  EXPECT_EQ(value_of_shards(9), 1);
   // One process reads them as ever.
   EXPECT_EQ(read_training_state(dir, 9).state.at("adam_m/unet/conv_in.weight").whole().view<float>()[23], 1);
 }
 
 // S3-29
-TEST_P(PiecesInBuckets, KilledAtAnyRequestTheOneBeforeIsWholeAndAllOrNoneOfTheWaitingPartsCount) {
+TEST_P(ShardsInBuckets, KilledAtAnyRequestTheOneBeforeIsWholeAndAllOrNoneOfTheWaitingPartsCount) {
   ASSERT_EQ(save_by_four(1, 1), kNoErrors);
   const int64_t writes = writes_of([&] { ASSERT_EQ(save_by_four(2, 2), kNoErrors); });
-  remove_below(below(dir, "2"));
+  remove_folder(below(dir, "2"));
   ASSERT_GE(writes, 12);
   for (int64_t k = 0; k < writes; ++k) {
     SCOPED_TRACE(k);
@@ -363,23 +363,23 @@ TEST_P(PiecesInBuckets, KilledAtAnyRequestTheOneBeforeIsWholeAndAllOrNoneOfTheWa
     EXPECT_EQ(list_checkpoints(dir), Steps{1});
     another_machine();
     EXPECT_EQ(list_checkpoints(dir), Steps{1});
-    EXPECT_EQ(value_of_pieces(1), 1);
+    EXPECT_EQ(value_of_shards(1), 1);
     machine(killed);
-    EXPECT_EQ(parts_here().size(), 3u * 3u);  // pieces, weights and what they are of
+    EXPECT_EQ(parts_here().size(), 3u * 3u);  // shards, weights and what they are of
     const bool lost = k % 3 == 0;
-    if (lost) remove_below(staging(dir) + "/.process-00002-of-00004");
+    if (lost) remove_folder(local_cache_path(dir) + "/.process-00002-of-00004");
     ASSERT_EQ(begin_again(), kNoErrors);
     EXPECT_EQ(parts_here(), std::set<std::string>());
     another_machine();
     EXPECT_EQ(list_checkpoints(dir), (lost ? Steps{1} : Steps{1, 2}));
-    EXPECT_EQ(value_of_pieces(lost ? 1 : 2), lost ? 1 : 2);
+    EXPECT_EQ(value_of_shards(lost ? 1 : 2), lost ? 1 : 2);
     for (const std::string& key : server().keys("runs"))
       EXPECT_FALSE(lost && !key.ends_with('/') && key.find("checkpoints/2/") != key.npos) << key;
-    remove_below(below(dir, "2"));
+    remove_folder(below(dir, "2"));
   }
 }
 
-TEST_P(PiecesInBuckets, ThatWaitAreOfNoUseToAnotherNumberOfProcesses) {
+TEST_P(ShardsInBuckets, ThatWaitAreOfNoUseToAnotherNumberOfProcesses) {
   ASSERT_EQ(save_by_four(1, 1), kNoErrors);
   for (int64_t n : {1, 2}) {
     another_machine();
@@ -388,7 +388,7 @@ TEST_P(PiecesInBuckets, ThatWaitAreOfNoUseToAnotherNumberOfProcesses) {
     server().fail_writes(WriteFault::none, 0);
     EXPECT_EQ(as_processes(n,
                            [&](const CheckpointProcesses& of) {
-                             if (n > 1) put_what_waits(dir, of, {});
+                             if (n > 1) flush_pending_uploads(dir, of, {});
                              CheckpointWriter(dir, 0, n > 1 ? of : CheckpointProcesses()).finish();
                            }),
               std::vector<std::string>(static_cast<size_t>(n)));
@@ -399,7 +399,7 @@ TEST_P(PiecesInBuckets, ThatWaitAreOfNoUseToAnotherNumberOfProcesses) {
   }
 }
 
-TEST_P(PiecesInBuckets, NobodyWaitsForUploadsButFinishAndOldOnesGo) {
+TEST_P(ShardsInBuckets, NobodyWaitsForUploadsButFinishAndOldOnesGo) {
   server().fail_writes(WriteFault::busy, 1 << 20);
   std::atomic<int> saved = 0;
   EXPECT_EQ(as_processes(4,
@@ -419,11 +419,11 @@ TEST_P(PiecesInBuckets, NobodyWaitsForUploadsButFinishAndOldOnesGo) {
   EXPECT_EQ(parts_here(), std::set<std::string>());
   another_machine();
   EXPECT_EQ(list_checkpoints(dir), (Steps{3, 4}));
-  EXPECT_EQ(value_of_pieces(3), 3);
-  EXPECT_EQ(value_of_pieces(4), 4);
+  EXPECT_EQ(value_of_shards(3), 3);
+  EXPECT_EQ(value_of_shards(4), 4);
 }
 
-TEST_P(PiecesInBuckets, OfTheSameStepReplaceEachOtherWhole) {
+TEST_P(ShardsInBuckets, OfTheSameStepReplaceEachOtherWhole) {
   EXPECT_EQ(as_processes(4,
                          [&](const CheckpointProcesses& of) {
                            CheckpointWriter writer(dir, 0, of);
@@ -435,38 +435,39 @@ TEST_P(PiecesInBuckets, OfTheSameStepReplaceEachOtherWhole) {
             kNoErrors);
   another_machine();
   EXPECT_EQ(list_checkpoints(dir), Steps{1});
-  EXPECT_EQ(value_of_pieces(1), 6);
+  EXPECT_EQ(value_of_shards(1), 6);
 }
 
-TEST_P(PiecesInBuckets, ArePutWhileTheRunGoesOnAndCountWhenAllAreThere) {
+TEST_P(ShardsInBuckets, ArePutWhileTheRunGoesOnAndCountWhenAllAreThere) {
   std::atomic<bool> counts = false;
   std::latch there(4);
-  EXPECT_EQ(as_processes(
-                4,
-                [&](const CheckpointProcesses& of) {
-                  CheckpointWriter writer(dir, 0, of, [&] {
-                    counts = true;
-                    for (int p : {0, 1, 2, 3})
-                      EXPECT_NE(server().object("runs", fmt::format("a/checkpoints/7/training_state/pieces-0000"
-                                                                    "{}-of-00004.safetensors",
-                                                                    p)),
-                                "");
-                    EXPECT_EQ(server().object("runs", "a/checkpoints/7/training_state/checksums.json").empty(), false);
-                    EXPECT_EQ(server().object("runs", "a/checkpoints/7/training_state/state.json"), "");
-                  });
-                  writer.save(7, [&] { return part_of_content(of.process, 4, 1); });
-                  // Nobody calls finish() before it is there.
-                  while (of.leads() && server().object("runs", "a/checkpoints/7/training_state/state.json").empty())
-                    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-                  there.arrive_and_wait();
-                  writer.finish();
-                }),
-            kNoErrors);
+  EXPECT_EQ(
+      as_processes(
+          4,
+          [&](const CheckpointProcesses& of) {
+            CheckpointWriter writer(dir, 0, of, [&] {
+              counts = true;
+              for (int p : {0, 1, 2, 3})
+                EXPECT_NE(server().object("runs", fmt::format("a/checkpoints/7/training_state/pieces-0000"
+                                                              "{}-of-00004.safetensors",
+                                                              p)),
+                          "");
+              EXPECT_EQ(server().object("runs", "a/checkpoints/7/training_state/checksums.json").empty(), false);
+              EXPECT_EQ(server().object("runs", "a/checkpoints/7/training_state/state.json"), "");
+            });
+            writer.save(7, [&] { return part_of_content(of.process, 4, 1); });
+            // Nobody calls finish() before it is there.
+            while (of.is_coordinator() && server().object("runs", "a/checkpoints/7/training_state/state.json").empty())
+              std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            there.arrive_and_wait();
+            writer.finish();
+          }),
+      kNoErrors);
   EXPECT_TRUE(counts);
-  EXPECT_EQ(value_of_pieces(7), 1);
+  EXPECT_EQ(value_of_shards(7), 1);
 }
 
-TEST_P(PiecesInBuckets, AreReadByTheChunksInWhichWhatIsAskedForLies) {
+TEST_P(ShardsInBuckets, AreReadByTheChunksInWhichWhatIsAskedForLies) {
   constexpr int64_t kRow = 655'360;  // 2.5 MiB
   HostArray values(Shape{DType::f32, {4, kRow}});
   float next = 0;
@@ -476,7 +477,7 @@ TEST_P(PiecesInBuckets, AreReadByTheChunksInWhichWhatIsAskedForLies) {
       as_processes(4,
                    [&](const CheckpointProcesses& of) {
                      CheckpointContent c;
-                     c.state["a"] = {values.shape(), {{row(of.process), ArrayPieces(values).read(row(of.process))}}};
+                     c.state["a"] = {values.shape(), {{row(of.process), ShardedArray(values).read(row(of.process))}}};
                      c.state_json = "{}";
                      CheckpointWriter writer(dir, 0, of);
                      writer.save(1, [&] { return c; });
@@ -492,7 +493,7 @@ TEST_P(PiecesInBuckets, AreReadByTheChunksInWhichWhatIsAskedForLies) {
   ASSERT_GT(size, 5 * kChunk / 2);
   ASSERT_LT(size, 3 * kChunk);
   const auto same = [&](CheckpointReader& reader, const Slice& slice) {
-    const HostArray found = reader.read("a", {slice}).pieces[0].values, wanted = ArrayPieces(values).read(slice);
+    const HostArray found = reader.read("a", {slice}).shards[0].values, wanted = ShardedArray(values).read(slice);
     return found.shape() == wanted.shape() && std::memcmp(found.data(), wanted.data(), wanted.bytes()) == 0;
   };
   server().bytes_sent("");
@@ -524,7 +525,7 @@ TEST_P(PiecesInBuckets, AreReadByTheChunksInWhichWhatIsAskedForLies) {
   }
   EXPECT_TRUE(same(other, row(0)) && same(other, row(3)));
   EXPECT_EQ(server().bytes_sent("safetensors"), 0);
-  EXPECT_FALSE(exists(staging(dir) + "/1")) << "nothing is kept on this machine";
+  EXPECT_FALSE(exists(local_cache_path(dir) + "/1")) << "nothing is kept on this machine";
 
   // A flipped bit is named by whoever reads its chunk, and by no other.
   std::string bytes = server().object("runs", file(1));

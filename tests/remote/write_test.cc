@@ -8,10 +8,10 @@
 #include <map>
 #include <thread>
 
-#include "maxdiffusion/storage/claim.h"
-#include "maxdiffusion/storage/mirror.h"
+#include "maxdiffusion/storage/lease.h"
+#include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/remote_library.h"
-#include "maxdiffusion/storage/staging.h"
+#include "maxdiffusion/storage/remote_sync.h"
 #include "maxdiffusion/storage/write.h"
 #include "tests/remote/world.h"
 
@@ -51,7 +51,7 @@ INSTANTIATE_TEST_SUITE_P(, WritingToBuckets, testing::Values("s3", "gs"),
 
 TEST_P(Writing, FilesArePutFoundReplacedAndRemoved) {
   EXPECT_FALSE(find_file(at("a/ü b.txt")));
-  EXPECT_TRUE(all_below(at("a")).empty());
+  EXPECT_TRUE(list_all_files(at("a")).empty());
   put_text(at("a/ü b.txt"), "first");
   put_text(at("a/.hidden"), "");
   put_text(at("ab"), "beside");
@@ -59,15 +59,15 @@ TEST_P(Writing, FilesArePutFoundReplacedAndRemoved) {
   ASSERT_TRUE(find_file(at("a/ü b.txt")));
   EXPECT_EQ(find_file(at("a/ü b.txt"))->size, 5);
   EXPECT_FALSE(find_file(at("a")));
-  EXPECT_EQ(all_below(at("a")).size(), 2u);
+  EXPECT_EQ(list_all_files(at("a")).size(), 2u);
   put_text(at("a/ü b.txt"), "second, longer");
   EXPECT_EQ(get_text(at("a/ü b.txt")), "second, longer");
   remove_file(at("a/.hidden"));
   remove_file(at("a/.hidden"));
-  EXPECT_EQ(all_below(at("a")).size(), 1u);
-  remove_below(at("a"));
-  remove_below(at("a"));
-  EXPECT_TRUE(all_below(at("a")).empty());
+  EXPECT_EQ(list_all_files(at("a")).size(), 1u);
+  remove_folder(at("a"));
+  remove_folder(at("a"));
+  EXPECT_TRUE(list_all_files(at("a")).empty());
   EXPECT_EQ(get_text(at("ab")), "beside");
 }
 
@@ -145,7 +145,7 @@ TEST_P(WritingToBuckets, AMirrorHasWhatTheFolderHas) {
   put(".lock", "no");
   put("checkpoints/1/weights", "no");
   {
-    Mirror mirror({{folder, at("run")}, {t / "lines.txt", at("elsewhere/lines.txt")}}, {"checkpoints"});
+    RemoteSync mirror({{folder, at("run")}, {t / "lines.txt", at("elsewhere/lines.txt")}}, {"checkpoints"});
     mirror.settle();
     EXPECT_EQ(server().keys("out"), (std::vector<std::string>{"run/metrics.jsonl", "run/tensorboard/events"}));
     server().requests();
@@ -165,7 +165,7 @@ TEST_P(WritingToBuckets, AMirrorHasWhatTheFolderHas) {
   // Another process of the same folder puts only what is new.
   server().requests();
   put("metrics.jsonl", "1\n2\n3\n");
-  Mirror({{folder, at("run")}}, {"checkpoints"}).settle();
+  RemoteSync({{folder, at("run")}}, {"checkpoints"}).settle();
   for (const std::string& r : server().requests()) {
     const bool unchanged = r.find("samples") != r.npos || r.find("tensorb") != r.npos;
     EXPECT_FALSE(r.starts_with("P") && unchanged) << r;
@@ -178,7 +178,7 @@ TEST_P(WritingToBuckets, NothingIsLostThatAMirrorCannotPut) {
   make_folders(folder);
   write_file_atomic(folder + "/a", "text");
   server().fail_writes(WriteFault::busy, 1 << 20);
-  Mirror mirror({{folder, at("run", 1)}}, {});
+  RemoteSync mirror({{folder, at("run", 1)}}, {});
   mirror.changed();
   expect_says(failure_of([&] { mirror.settle(); }), {"out/run/a'", "attempts"});
   server().fail_writes(WriteFault::none, 0);
@@ -189,28 +189,28 @@ TEST_P(WritingToBuckets, NothingIsLostThatAMirrorCannotPut) {
 
 TEST_P(WritingToBuckets, AFolderHasOneOwnerAtATime) {
   {
-    const Claim first(at("run"), "process 1 on a");
+    const Lease first(at("run"), "process 1 on a");
     first.check();
-    const Failure f = failure_of([&] { Claim(at("run"), "process 2 on b", std::chrono::seconds(0)); });
+    const Failure f = failure_of([&] { Lease(at("run"), "process 2 on b", std::chrono::seconds(0)); });
     expect_says(f, {"out/run' is in use by process 1 on a", "another run_name"});
     first.check();
-    const Claim other(at("run2"), "process 2 on b");
+    const Lease other(at("run2"), "process 2 on b");
     // The storage says that somebody has taken it meanwhile.
     put_text(at("run/.lock/other"), "process 3 on c\n");
     expect_says(failure_of([&] { first.check(); }), {"in use by process 3 on c too"});
     remove_file(at("run/.lock/other"));
-    for (const FoundFile& f : all_below(at("run/.lock"))) remove_file(f.location);
+    for (const FoundFile& f : list_all_files(at("run/.lock"))) remove_file(f.location);
     expect_says(failure_of([&] { first.check(); }), {"was taken from this run"});
   }
-  EXPECT_TRUE(all_below(at("run")).empty());
+  EXPECT_TRUE(list_all_files(at("run")).empty());
 }
 
 TEST_P(WritingToBuckets, TheClaimOfADeadProcessCountsForNothing) {
   server().put("out", "run/.lock/old", "process 1 on elsewhere\n", 1'700'000'000);
   std::string text;
   {
-    const Claim claim(at("run"), "process 2 on b");
-    const auto left = all_below(at("run/.lock"));
+    const Lease claim(at("run"), "process 2 on b");
+    const auto left = list_all_files(at("run/.lock"));
     ASSERT_EQ(left.size(), 1u);  // the one that was silent for long is gone
     text = get_text(left[0].location);
   }
@@ -218,19 +218,19 @@ TEST_P(WritingToBuckets, TheClaimOfADeadProcessCountsForNothing) {
   const std::string me = " " + std::to_string(::getpid()) + " ";
   text.replace(text.find(me), me.size(), " 999999999 ");
   put_text(at("run/.lock/dead"), text);
-  const Claim claim(at("run"), "process 2 on b");
-  EXPECT_EQ(all_below(at("run/.lock")).size(), 1u);
+  const Lease claim(at("run"), "process 2 on b");
+  EXPECT_EQ(list_all_files(at("run/.lock")).size(), 1u);
 }
 
 TEST_P(WritingToBuckets, AProcessOfThisMachineThatEndsIsWaitedFor) {
-  auto first = std::make_unique<Claim>(at("run"), "process 1 on a");
+  auto first = std::make_unique<Lease>(at("run"), "process 1 on a");
   const std::jthread ending([&] {
     std::this_thread::sleep_for(
         std::chrono::milliseconds(3500));  // longer than all attempts of those that begin at once
     first.reset();
   });
-  const Claim second(at("run"), "process 2 on a");
-  EXPECT_EQ(all_below(at("run/.lock")).size(), 1u);
+  const Lease second(at("run"), "process 2 on a");
+  EXPECT_EQ(list_all_files(at("run/.lock")).size(), 1u);
 }
 
 TEST_P(WritingToBuckets, OfManyWhoClaimAtOnceOneAtMostHasIt) {
@@ -239,7 +239,7 @@ TEST_P(WritingToBuckets, OfManyWhoClaimAtOnceOneAtMostHasIt) {
   for (int i = 0; i < 4; ++i)
     threads.emplace_back([&, i] {
       try {
-        const Claim claim(at("race"), "process " + std::to_string(i));
+        const Lease claim(at("race"), "process " + std::to_string(i));
         const int now = ++holding;
         for (int before = most; before < now && !most.compare_exchange_weak(before, now);) {
         }
@@ -256,14 +256,14 @@ TEST_P(WritingToBuckets, OfManyWhoClaimAtOnceOneAtMostHasIt) {
 TEST(Staging, StandsForALocationAndWhatIsBelowIt) {
   const TemporaryFolder t;
   ::setenv("XDG_CACHE_HOME", t.path().c_str(), 1);
-  EXPECT_EQ(staging("runs/a"), "runs/a");
-  const std::string a = staging("s3://bucket/runs/");
+  EXPECT_EQ(local_cache_path("runs/a"), "runs/a");
+  const std::string a = local_cache_path("s3://bucket/runs/");
   EXPECT_TRUE(a.starts_with(t.path() + "/maxdiffusion/places/s3/")) << a;
   EXPECT_TRUE(a.ends_with("/bucket/runs")) << a;
-  EXPECT_EQ(staging("s3://who:hush@bucket/runs/b"), a + "/b");
-  EXPECT_NE(staging("s3://bucket/runs?endpoint_override=other"), a);
-  EXPECT_NE(staging("gs://bucket/runs"), a);
-  expect_says(failure_of([] { staging("s3://bucket/../../etc"); }), {"'..' are no names"});
+  EXPECT_EQ(local_cache_path("s3://who:hush@bucket/runs/b"), a + "/b");
+  EXPECT_NE(local_cache_path("s3://bucket/runs?endpoint_override=other"), a);
+  EXPECT_NE(local_cache_path("gs://bucket/runs"), a);
+  expect_says(failure_of([] { local_cache_path("s3://bucket/../../etc"); }), {"'..' are no names"});
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ struct TinyRun {
     options.step.optim.max_train_steps = steps;
     options.initial = [](const ParamTable& params) {
       return [&params] {
-        NamedPieces v;
+        NamedShards v;
         for (const Param& p : params.params()) v[p.input] = initial_value(p, 3);
         return v;
       };

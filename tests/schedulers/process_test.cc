@@ -51,10 +51,10 @@ ProcessKeys looked_up(const std::string& how) {
 
 // P-5
 TEST(Process, FollowsFromThePredictionType) {
-  EXPECT_EQ(make_process(kFlow, {})->time_type(), DType::f32);
-  EXPECT_EQ(make_process({{"_class_name", "FlowMatchEulerDiscreteScheduler"}}, {})->time_type(), DType::f32);
-  EXPECT_EQ(make_process({{"prediction_type", "v_prediction"}}, {})->time_type(), DType::s32);
-  EXPECT_EQ(make_process(json::object(), {})->time_type(), DType::s32);
+  EXPECT_EQ(make_process(kFlow, {})->timestep_dtype(), DType::f32);
+  EXPECT_EQ(make_process({{"_class_name", "FlowMatchEulerDiscreteScheduler"}}, {})->timestep_dtype(), DType::f32);
+  EXPECT_EQ(make_process({{"prediction_type", "v_prediction"}}, {})->timestep_dtype(), DType::s32);
+  EXPECT_EQ(make_process(json::object(), {})->timestep_dtype(), DType::s32);
   EXPECT_EQ(process_names(), (std::vector<std::string>{"flow_match", "ddpm"}));
 }
 
@@ -86,7 +86,7 @@ TEST(FlowMatch, TimesAreShiftedTowardsNoise) {
     const auto process = make_process(kFlow, keys);
     std::vector<double> t = computed([&](Graph& g) {
       const uint32_t key[2] = {1, 2};
-      return process->sample_t(Rng(constant(g, HostArray::of<uint32_t>({DType::u32, {2}}, key))), 20000);
+      return process->sample_timesteps(Rng(constant(g, HostArray::of<uint32_t>({DType::u32, {2}}, key))), 20000);
     });
     std::ranges::sort(t);
     EXPECT_GE(t.front(), 0);
@@ -98,17 +98,17 @@ TEST(FlowMatch, TimesAreShiftedTowardsNoise) {
 
 TEST(FlowMatch, PartsOfTheTimesHaveTheirShareOfTheDraws) {
   const auto whole = make_process(kFlow, {});
-  const auto low = whole->between(0, 875), high = whole->between(875, 1000);
-  std::vector<double> t = computed([&](Graph& g) { return whole->sample_t(Rng::seed(g, 3), 20000); });
+  const auto low = whole->restricted_to(0, 875), high = whole->restricted_to(875, 1000);
+  std::vector<double> t = computed([&](Graph& g) { return whole->sample_timesteps(Rng::seed(g, 3), 20000); });
   const auto above = static_cast<double>(std::ranges::count_if(t, [](double v) { return v >= 875; }));
-  EXPECT_EQ(whole->part(), 1);
-  EXPECT_NEAR(high->part(), above / 20000, 0.013);  // four deviations
-  EXPECT_NEAR(low->part() + high->part(), 1, 1e-12);
-  for (double v : t) EXPECT_NE(low->has(v), high->has(v)) << v;
-  EXPECT_TRUE(high->has(1000));
-  EXPECT_TRUE(low->has(0));
-  t = computed([&](Graph& g) { return high->sample_t(Rng::seed(g, 3), 1000); });
-  for (double v : t) EXPECT_TRUE(high->has(v)) << v;
+  EXPECT_EQ(whole->probability(), 1);
+  EXPECT_NEAR(high->probability(), above / 20000, 0.013);  // four deviations
+  EXPECT_NEAR(low->probability() + high->probability(), 1, 1e-12);
+  for (double v : t) EXPECT_NE(low->contains(v), high->contains(v)) << v;
+  EXPECT_TRUE(high->contains(1000));
+  EXPECT_TRUE(low->contains(0));
+  t = computed([&](Graph& g) { return high->sample_timesteps(Rng::seed(g, 3), 1000); });
+  for (double v : t) EXPECT_TRUE(high->contains(v)) << v;
 }
 
 // P-5
@@ -133,7 +133,7 @@ TEST(FlowMatch, MixesDataAndNoiseOnAStraightLine) {
       const auto process = make_process(kFlow, looked_up(how));
       Tensor x0 = reshape(times(g, {2, 2}), {2, 1}), noise = reshape(times(g, {-1, -1}), {2, 1});
       Tensor t = times(g, {0, 500});
-      return concatenate({process->noisy(x0, noise, t), process->target(x0, noise, t)}, 0);
+      return concatenate({process->add_noise(x0, noise, t), process->target(x0, noise, t)}, 0);
     });
     EXPECT_NEAR(y[0], 2 - 3 * least, 1e-6) << how;
     EXPECT_NEAR(y[1], 2 - 3 * (1 + least) / 2, 1e-6) << how;
@@ -177,10 +177,10 @@ TEST(FlowMatch, ALevelHasTheTimeThatSamplingGivesIt) {
       ProcessKeys keys;
       keys.train_flow_shift = shift;
       const auto process = make_process(config, keys);
-      const HostArray trained = process->times_of_sigmas(HostArray::of<float>({DType::f32, {6}}, levels));
+      const HostArray trained = process->timesteps_from_sigmas(HostArray::of<float>({DType::f32, {6}}, levels));
       const std::vector<double> seen = computed([&](Graph& g) {
-        const Tensor t = process->model_time(constant(g, trained)), one = reshape(t * 0.0 + 1.0, {6, 1});
-        return concatenate({reshape(t, {6, 1}), process->noisy(one * 0.0, one, t)}, 0);
+        const Tensor t = process->model_timestep(constant(g, trained)), one = reshape(t * 0.0 + 1.0, {6, 1});
+        return concatenate({reshape(t, {6, 1}), process->add_noise(one * 0.0, one, t)}, 0);
       });
       for (size_t i = 0; i < 6; ++i) {
         const auto [level, time] = sampling[i];
@@ -192,8 +192,9 @@ TEST(FlowMatch, ALevelHasTheTimeThatSamplingGivesIt) {
     }
   const float middle[] = {0.5F};
   const HostArray half = HostArray::of<float>({DType::f32, {1}}, middle);
-  EXPECT_NEAR(make_process(kFlow, {})->times_of_sigmas(half).to_doubles()[0], 500, 1e-4);
-  EXPECT_NEAR(make_process(kFlow, looked_up("reference_table"))->times_of_sigmas(half).to_doubles()[0], 498.4985, 1e-3);
+  EXPECT_NEAR(make_process(kFlow, {})->timesteps_from_sigmas(half).to_doubles()[0], 500, 1e-4);
+  EXPECT_NEAR(make_process(kFlow, looked_up("reference_table"))->timesteps_from_sigmas(half).to_doubles()[0], 498.4985,
+              1e-3);
 }
 
 // S4-43, S4-45, S4-46, P-2

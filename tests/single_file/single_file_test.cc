@@ -445,17 +445,17 @@ TEST_P(OneModel, OfACheckpointInPiecesIsPutTogetherAndDrawnWith) {
   const std::string run =
       train("run", {"pretrained_model_name_or_path=" + folder, "ema_decay=0.5", "learning_rate=0.01"});
   // As three processes would have written it: of all that is trained each has a third of the rows, where they divide.
-  const std::string pieces = t / "pieces";
+  const std::string shards = t / "pieces";
   const CheckpointContent state = read_training_state(run);
   const HostArrays unet = SafetensorsReader::open(run + "/unet").tensors();
   const auto errors = as_processes(3, [&](const CheckpointProcesses& of) {
-    const auto part = [&](const ArrayPieces& whole) {
+    const auto part = [&](const ShardedArray& whole) {
       const Dims& dims = whole.shape.dims;
-      if (dims.empty() || dims[0] % 3 != 0) return of.process == 0 ? whole : ArrayPieces(whole.shape, {});
+      if (dims.empty() || dims[0] % 3 != 0) return of.process == 0 ? whole : ShardedArray(whole.shape, {});
       Slice s = Slice::all(dims);
       s.size[0] /= 3;
       s.start[0] = of.process * s.size[0];
-      return ArrayPieces(whole.shape, {{s, whole.read(s)}});
+      return ShardedArray(whole.shape, {{s, whole.read(s)}});
     };
     CheckpointContent c;
     for (const auto& [name, a] : state.state) c.state[name] = part(a);
@@ -467,20 +467,20 @@ TEST_P(OneModel, OfACheckpointInPiecesIsPutTogetherAndDrawnWith) {
         c.linked[name] = f.path();
     }
     c.state_json = state.state_json;
-    write_checkpoint(pieces, 2, c, of);
+    write_checkpoint(shards, 2, c, of);
   });
   ASSERT_EQ(errors, std::vector<std::string>(3));
-  ASSERT_FALSE(exists(pieces + "/2/unet/diffusion_pytorch_model.safetensors"));
+  ASSERT_FALSE(exists(shards + "/2/unet/diffusion_pytorch_model.safetensors"));
 
   const Outcome refused =
       maxdiffusion({"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
-                    "pretrained_model_name_or_path=" + pieces + "/2", "output_dir=" + t.path(), "prompt=a"});
+                    "pretrained_model_name_or_path=" + shards + "/2", "output_dir=" + t.path(), "prompt=a"});
   EXPECT_NE(refused.status, 0);
-  EXPECT_TRUE(contains(refused.err, "try: convert " + pieces + "/2 FOLDER")) << refused.err;
+  EXPECT_TRUE(contains(refused.err, "try: convert " + shards + "/2 FOLDER")) << refused.err;
   for (const std::string words : {"ema=true", "ema=false", "dtype=bfloat16"}) {
     SCOPED_TRACE(words);
     const std::string a = t / "a_" + words, b = t / "b_" + words;
-    for (const auto& [from, to] : {std::pair{run, a}, std::pair{pieces + "/2", b}}) {
+    for (const auto& [from, to] : {std::pair{run, a}, std::pair{shards + "/2", b}}) {
       const Outcome o = convert(from, to, {words});
       ASSERT_EQ(o.status, 0) << o.err;
     }
@@ -493,7 +493,7 @@ TEST_P(OneModel, OfACheckpointInPiecesIsPutTogetherAndDrawnWith) {
     EXPECT_GT(files, 10u);
   }
   const std::string one = t / "one.safetensors", other = t / "other.safetensors";
-  for (const auto& [from, to] : {std::pair{run, one}, std::pair{pieces + "/2", other}})
+  for (const auto& [from, to] : {std::pair{run, one}, std::pair{shards + "/2", other}})
     ASSERT_EQ(convert(from, to, {}).status, 0);
   EXPECT_EQ(read_file(one), read_file(other));
   expect_equal(draw("made", {"pretrained_model_name_or_path=" + (t / "b_ema=true")}),

@@ -81,7 +81,7 @@ HostArray time_ids(ImageSize original, const Fit& f, bool flip) {
 std::unique_ptr<VideoReader> open_clip(const Record& r, const ClipConfig& c) {
   check(r.fault.empty(), Code::io, "{}", r.fault);
   check(!r.pixels, Code::invalid_config, "{}: pictures that are made have no frames; expected clips", r.name);
-  return r.frames.empty() ? open_video(r.image.bytes, r.name, c.threads) : open_pictures(r.frames, r.name, c.fps);
+  return r.frames.empty() ? open_video(r.image.bytes, r.name, c.threads) : open_image_sequence(r.frames, r.name, c.fps);
 }
 
 /// With as many frames as it has at the rate asked for.

@@ -107,7 +107,7 @@ std::string path_inside(const fs::path& path) {
 }
 
 /// Says what of a folder is not read.
-void tell_left_out(const std::string& what, const LinksLeftOut& links, const std::map<std::string, int64_t>& others) {
+void tell_left_out(const std::string& what, const SkippedLinks& links, const std::map<std::string, int64_t>& others) {
   if (!links.empty())
     log_warning("{}: {} not followed; the first is {}: {}", what,
                 links.size() == 1 ? "1 link is" : fmt::format("{} links are", links.size()), links.begin()->first,
@@ -129,19 +129,19 @@ Listing listing_of(const std::string& folder, const Content& content, const char
   Listing all{.content = &content, .root = is_remote(folder) ? folder : fs::path(folder).lexically_normal().string()};
   std::error_code ec;
   const bool is_folder = is_remote(folder) || fs::is_directory(folder, ec);
-  LinksLeftOut links;
+  SkippedLinks links;
   std::map<std::string, int64_t> others;  // by extension
-  const std::vector<FoundFile> found = is_folder ? files_below(all.root, links) : std::vector<FoundFile>();
+  const std::vector<FoundFile> found = is_folder ? list_files(all.root, links) : std::vector<FoundFile>();
   if (const auto n = std::erase_if(links, [](const auto& l) { return l.second == kNoRegularFile; }); n > 0)
     others[kNoRegularFile] = static_cast<int64_t>(n);
-  const std::string before = parts_of(below(all.root, "")).path;
+  const std::string before = split_location(below(all.root, "")).path;
   if (!is_folder || (!found.empty() && !found[0].location.starts_with(before))) {
     throw Error(Code::io, fmt::format("{} '{}': {}", what ? what : content.folder, shown(folder),
                                       is_folder || fs::exists(folder, ec) ? "not a folder" : "no such folder"))
         .note(hint ? hint : fmt::format("try: train_data_dir names a folder of {} with captions", content.items));
   }
   for (const FoundFile& f : found) {
-    const fs::path p = parts_of(f.location).path.substr(before.size());
+    const fs::path p = split_location(f.location).path.substr(before.size());
     const std::string e = lower_extension(p);
     all.files[p.string()] = f;
     if (p.filename() == kMetadata || p.filename() == kMetadataCsv) all.metadata.insert(p.string());
@@ -434,8 +434,9 @@ SourcePtr clip_folder_source(const std::string& folder, const DataSourceConfig& 
 
 bool holds_clips(const Files& files) {
   const auto any = [&](const auto& extensions) {
-    return std::ranges::any_of(
-        files, [&](const FoundFile& f) { return extensions.contains(lower_extension(parts_of(f.location).path)); });
+    return std::ranges::any_of(files, [&](const FoundFile& f) {
+      return extensions.contains(lower_extension(split_location(f.location).path));
+    });
   };
   std::set<std::string> videos = kClips.extensions;
   videos.erase(".webp");

@@ -66,7 +66,7 @@ struct Arrays {
     for (const auto& [name, shape] : shapes) {
       key = mix(key);
       r.arrays[name] =
-          is_float(shape.dtype) ? normal_numbers(shape.dims, key).cast(shape.dtype) : zeros_as(HostArray(shape));
+          is_float(shape.dtype) ? normal_numbers(shape.dims, key).cast(shape.dtype) : zeros_like(HostArray(shape));
     }
     return r;
   }

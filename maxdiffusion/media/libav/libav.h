@@ -45,7 +45,7 @@ using ScalerPtr = std::unique_ptr<SwsContext, Destroy<sws_freeContext>>;
 
 /// What FFmpeg last complained about on this thread, and forgets it; else what the error code means.
 std::string reason_of(int error);
-void forget_complaints();
+void clear_ffmpeg_log();
 
 /// Throws io "<name>: <what>: <reason>" for an error code.
 inline int require(int result, const std::string& name, const char* what) {

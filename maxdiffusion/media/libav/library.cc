@@ -35,7 +35,7 @@ class Library : public VideoLibrary {
 
 }  // namespace
 
-void forget_complaints() { complaint.clear(); }
+void clear_ffmpeg_log() { complaint.clear(); }
 
 std::string reason_of(int error) {
   std::string said;

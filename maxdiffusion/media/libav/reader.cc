@@ -16,7 +16,7 @@ constexpr const char* kNames = "mp4, mov, mkv, webm, avi or gif";
 class Input {
  public:
   Input(std::string_view bytes, const std::string& name) : memory_{bytes} {
-    forget_complaints();
+    clear_ffmpeg_log();
     constexpr int kBuffer = 1 << 16;
     io_.reset(avio_alloc_context(static_cast<uint8_t*>(av_malloc(kBuffer)), kBuffer, 0, &memory_, read, nullptr, seek));
     AVFormatContext* format = avformat_alloc_context();
@@ -253,7 +253,7 @@ class Reader : public VideoReader {
   /// The next frame; null at the end. `tolerant`: what does not decode before the first frame is passed over, as behind
   /// a jump.
   FramePtr decode(bool tolerant) {
-    forget_complaints();
+    clear_ffmpeg_log();
     FramePtr frame(av_frame_alloc());
     const PacketPtr packet(av_packet_alloc());
     check(frame && packet, Code::out_of_memory, "{}: no memory for a frame", name_);

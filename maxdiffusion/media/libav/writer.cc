@@ -58,7 +58,7 @@ int close_again(AVFormatContext*, AVIOContext* io) {
 
 std::string encode_mp4_bytes(const uint8_t* rgb, int64_t frames, ImageSize size, const Mp4Config& config,
                              const std::string& name) {
-  forget_complaints();
+  clear_ffmpeg_log();
   const auto w = static_cast<int>(size.width), h = static_cast<int>(size.height);
   const AVCodec* encoder = avcodec_find_encoder_by_name("libx264");
   check(encoder != nullptr, Code::io, "{}: this libavcodec has no encoder libx264", name);

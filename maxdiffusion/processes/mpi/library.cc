@@ -1,4 +1,4 @@
-// Sums by MPI: each process adds the pieces of one part of the elements, in the order of ranks, and gives the sums to
+// Sums by MPI: each process adds the parts of one part of the elements, in the order of ranks, and gives the sums to
 // all, so that every process has the same bits.
 #include <mpi.h>
 
@@ -130,7 +130,7 @@ class Mpi final : public MpiLibrary {
  private:
   struct Device {
     MPI_Comm processes = MPI_COMM_NULL;
-    std::vector<float> block, pieces;  // elements of one block; what the processes have of this one's part of it
+    std::vector<float> block, parts;  // elements of one block; what the processes have of this one's part of it
   };
   static constexpr size_t kMostBytes = size_t{1} << 28;  // of a broadcast at a time
   static constexpr int64_t kBlock = int64_t{1} << 22;    // elements that are sent at a time: 16 MiB
@@ -145,18 +145,18 @@ class Mpi final : public MpiLibrary {
     std::vector<int> own_sizes(static_cast<size_t>(count_), static_cast<int>(own)), own_starts;
     for (int64_t r = 0; r < count_; ++r) own_starts.push_back(static_cast<int>(own) * static_cast<int>(r));
     d.block.resize(static_cast<size_t>(n));
-    d.pieces.resize(own * static_cast<size_t>(count_));
+    d.parts.resize(own * static_cast<size_t>(count_));
     float* at = d.block.data();
     from.next(n, [&](const float* memory, int64_t part) { at = std::copy_n(memory, part, at); });
 
     MPI_Request request = MPI_REQUEST_NULL;
-    succeed(MPI_Ialltoallv(d.block.data(), sizes.data(), starts.data(), MPI_FLOAT, d.pieces.data(), own_sizes.data(),
+    succeed(MPI_Ialltoallv(d.block.data(), sizes.data(), starts.data(), MPI_FLOAT, d.parts.data(), own_sizes.data(),
                            own_starts.data(), MPI_FLOAT, d.processes, &request),
             "MPI_Ialltoallv");
     wait(request, "MPI_Ialltoallv");
-    float* sums = d.pieces.data();
+    float* sums = d.parts.data();
     for (size_t r = 1; r < static_cast<size_t>(count_); ++r)
-      for (size_t i = 0; i < own; ++i) sums[i] += d.pieces[r * own + i];
+      for (size_t i = 0; i < own; ++i) sums[i] += d.parts[r * own + i];
     for (size_t i = 0; i < own; ++i) sums[i] *= scale;
     succeed(MPI_Iallgatherv(sums, static_cast<int>(own), MPI_FLOAT, d.block.data(), sizes.data(), starts.data(),
                             MPI_FLOAT, d.processes, &request),

@@ -47,7 +47,7 @@ struct Place {
   std::string path() const { return key.empty() ? bucket : bucket + "/" + key; }
 };
 Place place_of(const std::string& location) {
-  const LocationParts p = parts_of(location);
+  const LocationParts p = split_location(location);
   Place out{.scheme = location.substr(0, 2), .query = p.query};
   std::string rest = p.path.substr(5);
   const size_t slash = std::min(rest.find('/'), rest.size()), at = rest.substr(0, slash).rfind('@');
@@ -220,7 +220,7 @@ class Library : public RemoteLibrary {
     if (!s.ok() && require(fs->GetFileInfo(path), location).IsFile()) refuse(location, s);
   }
 
-  void remove_below(const std::string& location) const override {
+  void remove_folder(const std::string& location) const override {
     const auto fs = system_of(location);
     const Place p = place_of(location);
     check(!p.key.empty(), Code::internal, "'{}': a whole bucket is not removed", shown(location));

@@ -1,0 +1,48 @@
+// Where the shards of arrays lie among the files of a checkpoint: the index that several processes make together.
+//
+//   {"arrays": {"adam_m/unet/conv_in.weight": {"dtype": "F32", "shape": [320, 4, 3, 3], "shards": [
+//     {"file": "training_state/shards-00000-of-00002.safetensors", "tensor": "adam_m/unet/conv_in.weight@0,0,0,0",
+//      "offset": [0, 0, 0, 0], "size": [160, 4, 3, 3]}, …]}}}
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/mesh/shards.h"
+
+namespace md {
+
+/// Arrays that process 0 holds whole, and the index of what is in shards.
+inline constexpr const char* kArrays = "training_state/arrays.safetensors";
+inline constexpr const char* kIndex = "training_state/index.json";
+
+struct FileShard {
+  Slice slice;
+  std::string file;    // a .safetensors file, relative to the folder of the checkpoint
+  std::string tensor;  // its name there; it has the sizes of the slice
+  bool layer = false;  // of a stack of layers, and has no axis for that
+};
+struct IndexedArray {
+  Shape shape;
+  std::vector<FileShard> shards;
+};
+/// By the name of the array.
+using ShardIndex = std::map<std::string, IndexedArray>;
+
+/// "training_state/shards-00003-of-00016.safetensors", counted from 0.
+std::string shard_file(int64_t process, int64_t processes);
+/// "name@0,160".
+std::string tensor_of_shard(const std::string& array, const Slice& slice);
+
+std::string to_json(const ShardIndex& index);
+/// Throws io naming `file`, from which the text is, and the array whose entry is damaged.
+ShardIndex parse_index(const std::string& text, const std::string& file);
+/// Adds the entries of `from`, which was read from `file`. Throws io where an array has two shapes.
+void merge_index(ShardIndex& into, const ShardIndex& from, const std::string& file);
+/// Throws io naming the first array whose shards leave a hole, overlap or lie outside. `act`: "read '<file>'".
+void check_tiled(const ShardIndex& index, const std::string& act);
+/// "weights/unet/conv_in.weight": the array that a weight of a component is.
+std::string array_of_weight(const std::string& component, const std::string& weight);
+
+}  // namespace md

@@ -1,0 +1,141 @@
+#include "maxdiffusion/models/flux_weight_names.h"
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace md {
+namespace {
+
+struct Respelling {
+  std::string_view diffusers, original;
+  std::vector<int64_t> part = {0};
+  int64_t parts = 1;
+};
+using Table = std::vector<Respelling>;
+
+const Table& of_model() {
+  static const Table t = {
+      {"x_embedder", "img_in"},
+      {"context_embedder", "txt_in"},
+      {"time_text_embed.timestep_embedder.linear_1", "time_in.in_layer"},
+      {"time_text_embed.timestep_embedder.linear_2", "time_in.out_layer"},
+      {"time_text_embed.guidance_embedder.linear_1", "guidance_in.in_layer"},
+      {"time_text_embed.guidance_embedder.linear_2", "guidance_in.out_layer"},
+      {"time_text_embed.text_embedder.linear_1", "vector_in.in_layer"},
+      {"time_text_embed.text_embedder.linear_2", "vector_in.out_layer"},
+      {"norm_out.linear", "final_layer.adaLN_modulation.1", {1, 0}, 2},  // there the shift is first
+      {"proj_out", "final_layer.linear"},
+  };
+  return t;
+}
+
+/// Behind "transformer_blocks.N." and "double_blocks.N.".
+const Table& of_double_block() {
+  static const Table t = {
+      {"norm1.linear", "img_mod.lin"},
+      {"norm1_context.linear", "txt_mod.lin"},
+      {"attn.to_q", "img_attn.qkv", {0}, 3},
+      {"attn.to_k", "img_attn.qkv", {1}, 3},
+      {"attn.to_v", "img_attn.qkv", {2}, 3},
+      {"attn.add_q_proj", "txt_attn.qkv", {0}, 3},
+      {"attn.add_k_proj", "txt_attn.qkv", {1}, 3},
+      {"attn.add_v_proj", "txt_attn.qkv", {2}, 3},
+      {"attn.norm_q.weight", "img_attn.norm.query_norm.scale"},
+      {"attn.norm_k.weight", "img_attn.norm.key_norm.scale"},
+      {"attn.norm_added_q.weight", "txt_attn.norm.query_norm.scale"},
+      {"attn.norm_added_k.weight", "txt_attn.norm.key_norm.scale"},
+      {"attn.to_out.0", "img_attn.proj"},
+      {"attn.to_add_out", "txt_attn.proj"},
+      {"ff.net.0.proj", "img_mlp.0"},
+      {"ff.net.2", "img_mlp.2"},
+      {"ff_context.net.0.proj", "txt_mlp.0"},
+      {"ff_context.net.2", "txt_mlp.2"},
+  };
+  return t;
+}
+
+/// Behind "single_transformer_blocks.N." and "single_blocks.N.". The first layer makes queries, keys, values and the
+/// middle of the feed-forward part, which is four times as wide.
+const Table& of_single_block() {
+  static const Table t = {
+      {"norm.linear", "modulation.lin"},
+      {"attn.to_q", "linear1", {0}, 7},
+      {"attn.to_k", "linear1", {1}, 7},
+      {"attn.to_v", "linear1", {2}, 7},
+      {"proj_mlp", "linear1", {3, 4, 5, 6}, 7},
+      {"proj_out", "linear2"},
+      {"attn.norm_q.weight", "norm.query_norm.scale"},
+      {"attn.norm_k.weight", "norm.key_norm.scale"},
+  };
+  return t;
+}
+
+/// XLabs': processors of attention, the first of the image, the second of the text. Their word "processor" is left out.
+const Table& of_double_processors() {
+  static const Table t = {
+      {"attn.to_q", "qkv_lora1", {0}, 3},       {"attn.to_k", "qkv_lora1", {1}, 3},
+      {"attn.to_v", "qkv_lora1", {2}, 3},       {"attn.add_q_proj", "qkv_lora2", {0}, 3},
+      {"attn.add_k_proj", "qkv_lora2", {1}, 3}, {"attn.add_v_proj", "qkv_lora2", {2}, 3},
+      {"attn.to_out.0", "proj_lora1"},          {"attn.to_add_out", "proj_lora2"},
+  };
+  return t;
+}
+const Table& of_single_processors() {
+  static const Table t = {
+      {"attn.to_q", "qkv", {0}, 3}, {"attn.to_k", "qkv", {1}, 3}, {"attn.to_v", "qkv", {2}, 3}, {"proj_out", "proj"}};
+  return t;
+}
+
+/// `name` with the row respelled that it begins with, up to a whole part.
+std::optional<WeightAlias> respelled(std::string_view name, const Table& table) {
+  for (const Respelling& r : table)
+    if (name.starts_with(r.diffusers) && (name.size() == r.diffusers.size() || name[r.diffusers.size()] == '.'))
+      return WeightAlias{
+          .name = std::string(r.original).append(name.substr(r.diffusers.size())), .part = r.part, .parts = r.parts};
+  return std::nullopt;
+}
+
+struct Blocks {
+  std::string_view diffusers, original;
+  const Table &layers, &processors;
+};
+
+/// Without a prefix; behind a block's number.
+std::optional<WeightAlias> in_block(const std::string& name, const Blocks& blocks, const Table& table) {
+  const size_t dot = name.find('.', blocks.diffusers.size());
+  if (dot == std::string::npos) return std::nullopt;
+  std::optional<WeightAlias> out = respelled(std::string_view(name).substr(dot + 1), table);
+  if (out) {
+    const size_t number = blocks.diffusers.size();
+    out->name = std::string(blocks.original).append(name, number, dot + 1 - number) + out->name;
+  }
+  return out;
+}
+
+std::vector<WeightAlias> names_of(const std::string& name) {
+  const Blocks all[] = {{"transformer_blocks.", "double_blocks.", of_double_block(), of_double_processors()},
+                        {"single_transformer_blocks.", "single_blocks.", of_single_block(), of_single_processors()}};
+  std::optional<WeightAlias> original, processor;
+  for (const Blocks& blocks : all)
+    if (name.starts_with(blocks.diffusers)) {
+      original = in_block(name, blocks, blocks.layers);
+      if (name.ends_with(".weight")) processor = in_block(name, blocks, blocks.processors);
+    }
+  if (!original) original = respelled(name, of_model());
+  std::vector<WeightAlias> names;
+  if (original)
+    for (const char* prefix : {"", "model.diffusion_model.", "diffusion_model."}) {
+      original->prefix = prefix;
+      names.push_back(*original);
+    }
+  if (processor) names.push_back(*processor);
+  return names;
+}
+
+}  // namespace
+
+WeightNameMap original_flux_names(const FluxTransformerConfig&) { return {.of = names_of}; }
+
+}  // namespace md

@@ -1,0 +1,46 @@
+// Members of scheduler_config.json with defaults: null and absent are the default, a wrong type is an error naming the
+// member, what it is and what it should be.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "maxdiffusion/base/error.h"
+
+namespace md {
+
+/// T: bool, int64_t, double (infinite too, also as the texts "Infinity" and "-Infinity", and no NaN), std::string, or a
+/// vector of the numbers.
+template <class T>
+T field(const nlohmann::json& config, const char* name, T fallback);
+template <>
+bool field(const nlohmann::json& config, const char* name, bool fallback);
+template <>
+int64_t field(const nlohmann::json& config, const char* name, int64_t fallback);
+template <>
+double field(const nlohmann::json& config, const char* name, double fallback);
+template <>
+std::string field(const nlohmann::json& config, const char* name, std::string fallback);
+template <>
+std::vector<double> field(const nlohmann::json& config, const char* name, std::vector<double> fallback);
+template <>
+std::vector<int64_t> field(const nlohmann::json& config, const char* name, std::vector<int64_t> fallback);
+
+std::optional<double> optional_number(const nlohmann::json& config, const char* name);
+/// A string member out of a few.
+std::string choice(const nlohmann::json& config, const char* name, const std::string& fallback,
+                   std::initializer_list<const char*> known);
+/// A switch that changes the mathematics and that this sampler does not know must be off.
+void require_off(const nlohmann::json& config, std::initializer_list<const char*> names);
+/// Range that x0 is clipped to; 0: it is not.
+double clip_range(const nlohmann::json& config);
+
+/// Switches that only samplers with levels σ know; the others require them off.
+inline constexpr std::initializer_list<const char*> kSigmaSwitches = {"use_karras_sigmas", "use_exponential_sigmas",
+                                                                      "use_lu_lambdas", "use_flow_sigmas"};
+
+}  // namespace md

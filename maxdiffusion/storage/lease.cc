@@ -1,0 +1,151 @@
+// A claim's file: a line saying who, for people, and a line by which others on the same machine know the process.
+#include "maxdiffusion/storage/lease.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/storage/periodic_thread.h"
+#include "maxdiffusion/storage/write.h"
+
+namespace md {
+namespace {
+
+constexpr std::chrono::seconds kPeriod{15}, kDead{60};
+constexpr int kAttempts = 3;
+
+/// First line of a file of the system, or "".
+std::string line_of(const std::string& path) {
+  std::string line;
+  if (FILE* f = std::fopen(path.c_str(), "r")) {
+    for (int c; (c = std::fgetc(f)) != EOF && c != '\n';) line += static_cast<char>(c);
+    std::fclose(f);
+  }
+  return line;
+}
+
+/// When a process was started; "" where it is none.
+std::string start_of(int64_t process) {
+  const std::string line = line_of(fmt::format("/proc/{}/stat", process));
+  size_t at = line.rfind(')');  // the name may hold blanks
+  for (int field = 2; field < 22 && at != std::string::npos; ++field) at = line.find(' ', at + 1);
+  return at == std::string::npos ? "" : line.substr(at + 1, line.find(' ', at + 1) - at - 1);
+}
+
+/// This machine since it was started, and the numbers of processes that are known here.
+std::string machine() {
+  std::error_code ec;
+  return line_of("/proc/sys/kernel/random/boot_id") + " " +
+         std::filesystem::read_symlink("/proc/self/ns/pid", ec).string();
+}
+
+struct Other {
+  std::string who;
+  int64_t quiet = 0;  // ns since its last sign
+  bool here = false;  // a process of this machine
+};
+
+}  // namespace
+
+struct Lease::Impl {
+  std::string folder, file, text;
+  std::unique_ptr<PeriodicThread> signs;  // ends first, since it uses the others
+
+  void sign() const { put_text(file, text); }
+
+  void check_own(bool there) const {
+    md::check(there, Code::io, "'{}' was taken from this run, which had given no sign for too long", shown(folder));
+  }
+
+  /// Number and start of a process of this machine; empty: of another.
+  static std::string process_here(const std::string& text) {
+    const std::string where = machine();
+    std::string line = text.substr(std::min(text.find('\n') + 1, text.size()));
+    while (line.ends_with('\n')) line.pop_back();
+    return line.starts_with(where + " ") ? line.substr(where.size() + 1) : "";
+  }
+  static bool is_dead(const std::string& process) {
+    const size_t blank = process.find(' ');
+    return blank != std::string::npos && start_of(std::atoll(process.c_str())) != process.substr(blank + 1);
+  }
+
+  /// Another claim that counts. Removes those that do not.
+  std::optional<Other> other() const {
+    const std::vector<FoundFile> all = list_all_files(below(folder, ".lock"));
+    const auto path = [](const FoundFile& f) { return split_location(f.location).path; };
+    const auto own = std::ranges::find(all, split_location(file).path, path);
+    check_own(own != all.end());
+    for (const FoundFile& f : all) {
+      if (path(f) == path(*own)) continue;
+      std::string said = "another process";
+      try {
+        said = get_text(f.location);
+      } catch (const Error&) {  // it let go just now
+        if (!find_file(f.location)) continue;
+      }
+      const int64_t quiet = own->modified - f.modified;
+      const std::string here = process_here(said);
+      if (quiet <= std::chrono::nanoseconds(kDead).count() && !is_dead(here))
+        return Other{said.substr(0, said.find('\n')), std::max<int64_t>(quiet, 0), !here.empty()};
+      log_info("'{}': {} has left its claim behind", shown(folder), said.substr(0, said.find('\n')));
+      remove_file(f.location);
+    }
+    return {};
+  }
+};
+
+Lease::Lease(const std::string& folder, const std::string& who, std::chrono::seconds patience)
+    : impl_(std::make_unique<Impl>()) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  std::random_device random;
+  const int64_t process = ::getpid();
+  impl_->folder = folder;
+  impl_->file = below(folder, fmt::format(".lock/{:08x}{:08x}", random(), random()));
+  impl_->text = fmt::format("{}\n{} {} {}\n", who, machine(), process, start_of(process));
+  for (int attempt = 1;; ++attempt) {
+    impl_->sign();
+    const std::optional<Other> other = impl_->other();
+    if (!other) break;
+    remove_file(impl_->file);
+    // Two that begin at once both step back; and a process of this machine may be ending.
+    if (attempt < kAttempts || (other->here && std::chrono::steady_clock::now() < end)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100 + random() % 900));
+      continue;
+    }
+    throw Error(Code::io, fmt::format("'{}' is in use by {}, which gave a sign {} s ago", shown(folder), other->who,
+                                      other->quiet / 1'000'000'000))
+        .note(fmt::format("try: another run_name, or wait: a run that has died holds it for {} s", kDead.count()));
+  }
+  impl_->signs = std::make_unique<PeriodicThread>(fmt::format("'{}' is held by this run", shown(folder)), kPeriod,
+                                                  [impl = impl_.get()] {
+                                                    impl->check_own(find_file(impl->file).has_value());
+                                                    impl->sign();
+                                                    return false;
+                                                  });
+}
+
+Lease::~Lease() {
+  impl_->signs.reset();
+  try {
+    remove_file(impl_->file);
+  } catch (const std::exception& e) {
+    log_warning("'{}': the claim stays there: {}", shown(impl_->folder), e.what());
+  }
+}
+
+void Lease::check() const {
+  const std::optional<Other> other = impl_->other();
+  md::check(!other, Code::io, "'{}' is in use by {} too; nothing more is put there", shown(impl_->folder),
+            other ? other->who : "");
+}
+
+}  // namespace md
