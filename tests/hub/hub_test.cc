@@ -327,11 +327,44 @@ TEST_F(HubTest, AServerThatIsGoneLeavesTheCachedSnapshotInUse) {
   EXPECT_EQ(local_folder("hf://owner/name"), snapshot);
 }
 
+TEST_F(HubTest, ADiskThatIsFullLeavesNothingThatIsTakenForAFile) {
+  static int64_t room;
+  room = 1'000'000;
+  set_write_hook([](const std::string& path, size_t bytes) {
+    room -= path.ends_with(".incomplete") ? static_cast<int64_t>(bytes) : 0;
+    if (room < 0) throw Error(Code::io, fmt::format("write '{}': No space left on device", path));
+  });
+  EXPECT_TRUE(has(refusal(), "No space left on device"));
+  set_write_hook(nullptr);
+  EXPECT_TRUE(cached_snapshot(hub_name("owner/name")).empty());
+  EXPECT_FALSE(exists(entry + "/blobs/" + digest("sha256", kWeights)));
+  // With room again it is resumed.
+  EXPECT_EQ(read_file(local_folder("owner/name") + "/unet/diffusion_pytorch_model.safetensors"), kWeights);
+  EXPECT_TRUE(cdn.requests().back().headers.contains("Range"));
+}
+
+TEST_F(HubTest, DatasetsAreDownloadedWithAllTheirData) {
+  files = {{"data/train-00000-of-00001.parquet", "PAR1 rows PAR1"}, {"README.md", "unwanted"}, {"load.py", "unwanted"}};
+  on_hub = [&](const Server::Request& r) -> std::optional<Answer> {
+    if (r.path.starts_with("/api/datasets/owner/name/revision/main")) return list();
+    const std::string resolve = std::string("/datasets/owner/name/resolve/") + kCommit + "/";
+    if (!r.path.starts_with(resolve)) return Answer{404, "", {"X-Error-Code: RepoNotFound"}};
+    return part_of(files.at(r.path.substr(resolve.size())), r);
+  };
+  for (const char* name : {"hf://datasets/owner/name", "hf://owner/name", "owner/name"}) {
+    const std::string folder = local_folder(name, "", "datasets");
+    EXPECT_EQ(folder, cache / "datasets--owner--name/snapshots/" + kCommit) << name;
+    EXPECT_EQ(read_file(folder + "/data/train-00000-of-00001.parquet"), "PAR1 rows PAR1");
+    EXPECT_FALSE(exists(folder + "/load.py"));
+  }
+}
+
 // S4-93, S4-94
 TEST_F(HubTest, ImagesComeFromPublicAddressesOnly) {
   Answer answer{200, "png bytes", {"Content-Type: image/png"}};
   Server images([&](const Server::Request& r) {
     if (r.path == "/away") return Answer{302, "", {"Location: file:///etc/passwd"}};
+    if (r.path == "/round") return Answer{302, "", {"Location: /round"}};
     return answer;
   });
   const auto refused = [](const std::string& url, int64_t limit, bool local) {
@@ -346,6 +379,10 @@ TEST_F(HubTest, ImagesComeFromPublicAddressesOnly) {
   EXPECT_TRUE(has(refused(url, 8, true), "more than 8 bytes"));
   EXPECT_TRUE(has(refused(url, 99, false), "an address of this machine or of a private network"));
   EXPECT_TRUE(has(refused(images.url() + "/away", 99, true), "image '"));
+  EXPECT_TRUE(has(refused(images.url() + "/round", 99, true), "image '"));
+  EXPECT_TRUE(has(refused("http://[::1]:9/a.png", 99, false), "an address of this machine"));
+  EXPECT_TRUE(has(refused("http://10.1.2.3/a.png", 99, false), "an address of this machine or of a private network"));
+  EXPECT_TRUE(has(refused("http://169.254.169.254/latest", 99, false), "a private network"));
   EXPECT_TRUE(has(refused("file:///etc/passwd", 99, true), "expected a file, or an address"));
   answer.headers = {"Content-Type: text/html"};
   EXPECT_TRUE(has(refused(url, 99, true), "its content type is text/html"));
