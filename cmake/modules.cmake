@@ -159,7 +159,7 @@ set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/pjrt/plugin.cc
 target_include_directories(md_pjrt SYSTEM PRIVATE ${MD_DEPS}/xla_plugins/xla_cpu_pjrt/include)
 # Libraries that tests open: a plugin too old, no plugin at all, a CPU plugin with a profiler, and one with clients of
 # several processes.
-foreach(library old_api not_a_plugin profiling several_processes)
+foreach(library old_api not_a_plugin profiling several_processes hanging aborting)
   add_library(${library} MODULE ${CMAKE_SOURCE_DIR}/tests/plugins/${library}.cc)
   target_include_directories(${library} SYSTEM PRIVATE ${MD_DEPS}/xla_plugins/xla_cpu_pjrt/include)
   set_target_properties(${library} PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/test_plugins)
@@ -247,7 +247,8 @@ md_module(train USES tasks optim lora metrics)
 md_module(settings USES train pipelines)
 md_module(run USES settings)
 md_module(convert USES run)
-md_module(commands USES convert)
+md_module(probes USES pjrt kernels storage)
+md_module(commands USES convert probes)
 # Modules that trace graphs and arrange runs have no loops worth more: a fifth of the time of compiling them. Headers that
 # nearly all of them include are compiled once, for all; a source includes what it uses all the same. The compiler wants
 # the same optimization for both.
@@ -256,7 +257,8 @@ target_link_libraries(module_headers PRIVATE spdlog::spdlog fmt::fmt)
 target_precompile_headers(module_headers PRIVATE <algorithm> <cmath> <cstring> <filesystem> <functional> <map> <memory>
                           <numeric> <optional> <ranges> <set> <span> <string> <utility> <variant> <vector> <fmt/format.h>)
 set(plain_modules graph mesh config storage processes pjrt ops autodiff nn models schedulers optim tokenizers data checkpoint
-                  lora metrics model_folder families encoders tasks pipelines train settings run convert commands)
+                  lora metrics model_folder families encoders tasks pipelines train settings run convert probes
+                  commands)
 foreach(module ${plain_modules})
   target_precompile_headers(md_${module} REUSE_FROM module_headers)
 endforeach()
@@ -285,7 +287,7 @@ md_tests(keys DEVICE PLAIN_PROGRAMS USES commands convert SHARDS 4 COST 40 QUICK
 add_dependencies(keys_tests profiling)
 md_tests(cli DEVICE USES data SHARDS 6 COST 60
          QUICK Docs*:FreshMachine.*:Program.*:Train.WritesEverythingARunPromises)
-add_dependencies(cli_tests profiling)
+add_dependencies(cli_tests profiling old_api not_a_plugin hanging aborting)
 md_tests(interop DEVICE USES base LABELS interop)  # run by `./run test interop` alone
 md_tests(configs DEVICE USES media checkpoint SHARDS 3 COST 40)
 md_tests(single_file DEVICE USES families COST 30)

@@ -14,6 +14,7 @@
   X(train)               \
   X(train_dreambooth)    \
   X(check)               \
+  X(doctor)              \
   X(generate)            \
   X(generate_controlnet) \
   X(compile)             \

@@ -162,6 +162,13 @@ Processes& processes() {
   return joined() ? static_cast<Processes&>(*joined()) : alone;
 }
 
+std::string mpi_problem() try {
+  open_library<MpiLibrary>(MD_MPI_LIBRARY, "md_mpi_library", "several processes");
+  return "";
+} catch (const Error& e) {
+  return e.message();
+}
+
 void join_processes(bool on_tpus) {
   if (joined()) return;
   Launch launch = launch_of_environment();

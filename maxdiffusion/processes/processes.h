@@ -67,6 +67,9 @@ struct LocalRank {
 };
 LocalRank local_rank(Processes& all);
 
+/// Why the library that joins several processes by MPI cannot be opened; empty: it can. It is opened.
+std::string mpi_problem();
+
 /// Joins the processes that an MPI launcher has started with this one or, with `on_tpus` and no launcher, those of the
 /// other hosts of a slice (tpu_workers.h), where sum() and broadcast() are refused; alone, nothing. From then on a
 /// process that is lost ends this one with a message that names it and the exit status of Code::device, wherever it is;
