@@ -238,6 +238,7 @@ target_link_libraries(data_test PRIVATE PkgConfig::LIBAV)
 md_module(checkpoint USES mesh storage)
 md_module(lora USES nn checkpoint)
 md_module(metrics USES media runtime LIBRARIES protobuf::libprotobuf)
+target_include_directories(metrics_test SYSTEM PRIVATE ${CMAKE_BINARY_DIR}/generated)
 md_module(model_folder USES models tokenizers checkpoint)
 md_module(families USES model_folder media lora)
 md_module(encoders USES families runtime)
@@ -287,6 +288,16 @@ md_tests(keys DEVICE PLAIN_PROGRAMS USES commands convert SHARDS 4 COST 40 QUICK
 add_dependencies(keys_tests profiling)
 md_tests(cli DEVICE USES data SHARDS 6 COST 60
          QUICK Docs*:FreshMachine.*:Program.*:Train.WritesEverythingARunPromises)
+# What `maxdiffusion accelerator_check` runs on a device: records beside the CPU, collectives, random numbers, attention,
+# goldens. It starts without the build's folder, with its goldens where MD_TEST_GOLDENS says.
+file(GLOB device_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/device/*.cc)
+add_executable(device_tests EXCLUDE_FROM_ALL ${device_sources}
+  "$<FILTER:$<TARGET_OBJECTS:golden_tests>,INCLUDE,/(models_test|flux_transformer_test|wan_transformer_test|model_case).cc>"
+  "$<FILTER:$<TARGET_OBJECTS:autodiff_tests>,INCLUDE,/random_test.cc>")
+target_link_libraries(device_tests PRIVATE md_models md_autodiff md_runtime md_checkpoint GTest::gtest_main)
+target_compile_options(device_tests PRIVATE $<$<CONFIG:Release>:-O0>)
+target_precompile_headers(device_tests REUSE_FROM test_headers)
+add_dependencies(cli_tests device_tests random_weights)
 add_dependencies(cli_tests profiling old_api not_a_plugin hanging aborting)
 md_tests(interop DEVICE USES base LABELS interop)  # run by `./run test interop` alone
 md_tests(configs DEVICE USES media checkpoint SHARDS 3 COST 40)

@@ -5,8 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "maxdiffusion/runtime/runtime.h"
@@ -33,9 +35,16 @@ class SharedDevices : public testing::Environment {
   std::optional<Devices> devices_;
 };
 
-inline SharedDevices& kOneDevice = SharedDevices::add([] { return Devices::open(); });
+/// The hardware of $MD_TEST_HARDWARE: gpu or tpu where these tests are to run on one (`maxdiffusion
+/// accelerator_check`).
+inline std::string test_hardware() {
+  const char* named = std::getenv("MD_TEST_HARDWARE");
+  return named && *named ? named : "cpu";
+}
 
-/// One CPU device for tests that run graphs.
+inline SharedDevices& kOneDevice = SharedDevices::add([] { return Devices::open(test_hardware()); });
+
+/// One device for tests that run graphs: of the CPU, but see test_hardware().
 inline const Devices& one_device() { return kOneDevice.get(); }
 
 }  // namespace md

@@ -10,21 +10,22 @@
 #include "maxdiffusion/processes/launch.h"
 
 // In the order of help.
-#define COMMANDS(X)      \
-  X(train)               \
-  X(train_dreambooth)    \
-  X(check)               \
-  X(doctor)              \
-  X(generate)            \
-  X(generate_controlnet) \
-  X(compile)             \
-  X(plan)                \
-  X(convert)             \
-  X(lora)                \
-  X(inspect)             \
-  X(prepare_tfrecords)   \
-  X(prepare_emoji)       \
-  X(prepare_moving_emoji)
+#define COMMANDS(X)       \
+  X(train)                \
+  X(train_dreambooth)     \
+  X(check)                \
+  X(doctor)               \
+  X(generate)             \
+  X(generate_controlnet)  \
+  X(compile)              \
+  X(plan)                 \
+  X(convert)              \
+  X(lora)                 \
+  X(inspect)              \
+  X(prepare_tfrecords)    \
+  X(prepare_emoji)        \
+  X(prepare_moving_emoji) \
+  X(accelerator_check)
 
 namespace md {
 

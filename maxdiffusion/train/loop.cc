@@ -69,6 +69,20 @@ int stop_signal() {
   return interrupt_signal();
 }
 
+/// How much of the devices' memory was in use, where the plugin counts.
+void log_memory_in_use(const Devices& devices, const std::string& title) {
+  int64_t most = 0, limit = 0;
+  for (const int64_t position : devices.local()) {
+    const auto memory = devices.client().memory(devices.mesh().device_ids()[static_cast<size_t>(position)]);
+    if (!memory || memory->peak.value_or(0) <= most) continue;
+    most = *memory->peak, limit = memory->limit.value_or(0);
+  }
+  constexpr double kGib = 1 << 30;
+  if (most > 0)
+    log_info("{}: at most {:.2f} GiB of the device's {:.2f} were in use", title, static_cast<double>(most) / kGib,
+             static_cast<double>(limit) / kGib);
+}
+
 }  // namespace
 
 Due every_steps(int64_t n) {
@@ -198,6 +212,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   if (o.keys.save_final_checkpoint || stopped) save();
   saver.finish();
   recorder.finish();
+  log_memory_in_use(devices, o.title);
   if (stopped) throw stopped_after(at.done, saved, first, o);
   return {programs.params(), last_trained_values(devices, programs, std::move(state)), at.last};
 }

@@ -328,8 +328,9 @@ TEST(Docs, TheChecklistCountsItsRowsByState) {
 
 TEST(Docs, KeysInTheTextExist) {
   Names keys = declared_keys();
-  // Words of `convert` and `lora`, a word that stands for any, and one of diffusers.
-  keys.merge(Names{"component", "dtype", "ema", "format", "rank", "energy", "key", "load_into_transformer_2"});
+  // Words of `convert`, `lora` and `accelerator_check`, a word that stands for any, and one of diffusers.
+  keys.merge(Names{"component", "dtype", "ema", "format", "rank", "energy", "key", "load_into_transformer_2", "minutes",
+                   "output", "sizes", "python"});
   int found = 0;
   for (const auto& [file, text] : documents()) {
     bool block = false;

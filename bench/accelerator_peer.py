@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""A training step of a denoiser with diffusers' modules, for `maxdiffusion accelerator_check`: prints one JSON line.
+
+accelerator_peer.py CONFIG.json --batch N --height H --width W [--frames F] [--mode eager|compile] [--optimizer adamw|sgd]
+                    [--steps N] [--device cuda|cpu]
+
+Random weights in bf16, latents and text embeddings of noise, the loss of the published recipe, clipping, the optimizer.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import time
+
+
+def loss_of(o, config, torch):
+    import diffusers
+
+    kind = torch.bfloat16
+    with torch.device(o.device):
+        net = getattr(diffusers, config["_class_name"]).from_config(config).to(kind)
+    net.train()
+    net.enable_gradient_checkpointing()
+    height, width = o.height // 8, o.width // 8
+    normal = lambda *sizes: torch.randn(o.batch, *sizes, dtype=kind, device=o.device)
+
+    def of_unet(latent, noise):
+        alpha = torch.rand(o.batch, 1, 1, 1, device=o.device, dtype=kind)
+        noisy = alpha.sqrt() * latent + (1 - alpha).sqrt() * noise
+        t = torch.randint(0, 1000, (o.batch,), device=o.device)
+        named = {}
+        if config.get("addition_embed_type") == "text_time":
+            pooled = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
+            named = dict(added_cond_kwargs=dict(text_embeds=normal(pooled), time_ids=normal(6)))
+        return net(noisy, t, normal(77, config["cross_attention_dim"]), return_dict=False, **named)[0], noise
+
+    def flow(latent, noise):
+        sigma = torch.rand(o.batch, device=o.device, dtype=kind)
+        wide = sigma.view(-1, *[1] * (latent.dim() - 1))
+        return (1 - wide) * latent + wide * noise, sigma
+
+    def of_wan(latent, noise):
+        noisy, sigma = flow(latent, noise)
+        return net(noisy, 1000 * sigma, normal(512, config["text_dim"]), return_dict=False)[0], noise - latent
+
+    def of_flux(latent, noise):
+        noisy, sigma = flow(latent, noise)
+        places = torch.zeros(latent.shape[1], 3, device=o.device)
+        guidance = torch.full((o.batch,), 3.5, device=o.device) if config.get("guidance_embeds") else None
+        return net(noisy, normal(512, config["joint_attention_dim"]), normal(config["pooled_projection_dim"]), sigma, places,
+                   torch.zeros(512, 3, device=o.device), guidance=guidance, return_dict=False)[0], noise - latent
+
+    if config["_class_name"].startswith("Wan"):
+        sizes, f = (config["in_channels"], 1 + (o.frames - 1) // 4, height, width), of_wan
+    elif config["_class_name"].startswith("Flux"):
+        sizes, f = (height * width // 4, config["in_channels"]), of_flux
+    else:
+        sizes, f = (config["in_channels"], height, width), of_unet
+
+    def loss():
+        prediction, target = f(normal(*sizes), normal(*sizes))
+        return torch.nn.functional.mse_loss(prediction.float(), target.float())
+
+    return net, loss
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("config")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--height", type=int, default=1024)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--frames", type=int, default=1)
+    parser.add_argument("--mode", choices=["eager", "compile"], default="eager")
+    parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    o = parser.parse_args()
+
+    import torch
+
+    torch.manual_seed(0)
+    net, loss = loss_of(o, json.loads(pathlib.Path(o.config).read_text()), torch)
+    if o.mode == "compile":
+        net.compile()
+    parameters = list(net.parameters())
+    optimizer = (torch.optim.AdamW if o.optimizer == "adamw" else torch.optim.SGD)(parameters, lr=1e-5)
+    seconds = []
+    for _ in range(o.steps + 2):
+        start = time.perf_counter()
+        loss().backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if o.device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    steps = seconds[2:] or seconds
+    peak = torch.cuda.max_memory_allocated() if o.device == "cuda" else None
+    print(json.dumps(dict(torch=torch.__version__, mode=o.mode, batch=o.batch, first_s=seconds[0],
+                          step_s=statistics.median(steps), images_s=o.batch / statistics.median(steps), peak_bytes=peak)))
+
+
+if __name__ == "__main__":
+    main()

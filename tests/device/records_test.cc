@@ -1,0 +1,96 @@
+// Every record, forward and gradient, on a device ($MD_TEST_HARDWARE) beside this machine's CPU: the same inputs in the
+// types of its samples. On the CPU the two are one, and this tests itself.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "maxdiffusion/autodiff/grad.h"
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/registry.h"
+#include "tests/device/host.h"
+
+namespace md {
+namespace {
+
+// Products of f32 are made of bf16 on TPUs, and of ten bits on GPUs: 8 and 10 bits, summed over the samples' few terms.
+constexpr double kLargest = 2e-2;
+
+HostArray draw(const Shape& shape, double low, double high, std::mt19937& random) {
+  std::uniform_real_distribution<double> uniform(low, high);
+  HostArray a(Shape{DType::f64, shape.dims});
+  for (double& v : a.mutable_view<double>()) v = is_float(shape.dtype) ? uniform(random) : std::round(uniform(random));
+  if (shape.dtype == DType::pred)
+    for (double& v : a.mutable_view<double>()) v = v > 0;
+  return a.cast(shape.dtype);
+}
+
+struct Results {
+  std::vector<HostArray> outputs, gradients;
+};
+
+/// The sample's outputs and the gradients of Σ weightᵢ · outᵢ over its floating outputs, on a device.
+Results run(const Devices& devices, const OpDef& op, const OpSample& sample, unsigned seed) {
+  std::mt19937 random(seed);
+  Graph g(devices.graph_options());
+  std::vector<Tensor> in, wanted;
+  std::vector<HostArray> values;
+  for (size_t i = 0; i < sample.inputs.size(); ++i) {
+    in.push_back(g.input("x" + std::to_string(i), sample.inputs[i]));
+    values.push_back(draw(sample.inputs[i], sample.low, sample.high, random));
+    const bool wants = sample.differentiate.empty() ? is_float(sample.inputs[i].dtype) : sample.differentiate[i];
+    if (wants && op.vjp && op.vjp != no_gradient) wanted.push_back(in.back());
+  }
+  const std::vector<Tensor> out =
+      in.empty() ? std::vector<Tensor>{apply_in(g, op, sample.attributes)} : apply_multi(op, in, sample.attributes);
+  Tensor loss;
+  for (size_t i = 0; i < out.size(); ++i) {
+    g.output("y" + std::to_string(i), out[i]);
+    if (!is_float(out[i].dtype()) || wanted.empty()) continue;
+    const Tensor term =
+        sum(cast(out[i], DType::f32) * constant(g, draw({DType::f32, out[i].dims()}, 0.5, 1.5, random)));
+    loss = loss ? loss + term : term;
+  }
+  if (loss) {
+    const std::vector<Tensor> grads = grad(loss, wanted);
+    for (size_t i = 0; i < grads.size(); ++i)
+      if (grads[i]) g.output("g" + std::to_string(i), grads[i]);
+  }
+  const std::vector<HostArray> all = evaluate(devices, g, values);
+  const auto middle = all.begin() + static_cast<long>(out.size());
+  return {{all.begin(), middle}, {middle, all.end()}};
+}
+
+class RecordsOnDevice : public testing::TestWithParam<const OpDef*> {};
+
+TEST_P(RecordsOnDevice, GiveWhatTheCpuGives) {
+  const OpDef& op = *GetParam();
+  double outputs = 0, gradients = 0;
+  unsigned seed = 20260229;
+  for (const OpSample& sample : op.samples()) try {
+      const Results device = run(one_device(), op, sample, ++seed), host = run(host_device(), op, sample, seed);
+      ASSERT_EQ(device.gradients.size(), host.gradients.size());
+      outputs = std::max(outputs, device_distance(device.outputs, host.outputs));
+      gradients = std::max(gradients, device_distance(device.gradients, host.gradients));
+    } catch (const Error& e) {
+      ADD_FAILURE() << e.what();
+    }
+  fmt::print("  outputs {:.2g} ({}), gradients {:.2g} ({})\n", outputs, op.name, gradients, op.name);
+  EXPECT_LE(outputs, kLargest);
+  EXPECT_LE(gradients, kLargest);
+}
+
+std::vector<const OpDef*> with_samples() {
+  std::vector<const OpDef*> out;
+  for (const OpDef* op : all_ops())
+    if (op->samples) out.push_back(op);
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RecordsOnDevice, testing::ValuesIn(with_samples()),
+                         [](const auto& info) { return std::to_string(info.index) + "_" + info.param->name; });
+
+}  // namespace
+}  // namespace md
