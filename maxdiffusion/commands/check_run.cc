@@ -5,6 +5,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
+#include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/commands/generate.h"
 #include "maxdiffusion/commands/train.h"
 #include "maxdiffusion/media/decode_image.h"
@@ -96,30 +97,28 @@ void check_weights(ModelComponents& m, const TrainPlan& plan) {
 }
 
 /// What can be checked where the model does not open.
-void check_without_model(const RunConfig& c, const RunInfo& run, Faults& faults) {
-  faults.pass("outputs", [&] { check_outputs(run, ""); });
+void check_without_model(const TrainingRequest& r, Faults& faults) {
+  faults.pass("outputs", [&] { check_outputs(r.run, ""); });
   faults.pass("data", [&] {
-    if (!c.dreambooth.instance_data_dir.empty())
-      open_source({.dataset_type = "image_folder", .train_data_dir = c.dreambooth.instance_data_dir});
-    else if (c.denoise.replay_batches.empty() && !reads_encoded_records(c))
-      open_source(prepare_source(plan_source(c)));
+    const DataMode mode = data_mode(r.data, false);
+    if (mode == DataMode::replay || mode == DataMode::encoded_records) return;
+    open_source(prepare_source(plan_source(r.data, mode)));
   });
 }
 
 }  // namespace
 
-void check_run(const RunConfig& c) {
+void check_run(const TrainingRequest& r) {
   Faults faults;
-  const RunInfo run = make_run_info(c, processes());
+  const RunInfo& run = r.run;
   std::unique_ptr<ModelComponents> models;
-  if (!faults.pass("devices and model folder",
-                   [&] { models = std::make_unique<ModelComponents>(components_request(c, run)); })) {
-    check_without_model(c, run, faults);
+  if (!faults.pass("devices and model folder", [&] { models = std::make_unique<ModelComponents>(r.components); })) {
+    check_without_model(r, faults);
     return faults.finish();
   }
   TrainPlan plan;
   bool planned = faults.pass("keys", [&] { models->denoiser_options(); });
-  for (const auto& [name, part] : plan_parts(c, run, models->folder(), models->family(), models->device_counts()))
+  for (const auto& [name, part] : plan_parts(r, models->folder(), models->family(), models->device_counts()))
     planned &= faults.pass(name, [&, &part = part] { part(plan); });
   if (plan.samples) faults.pass("samples", [&] { check_samples_of_run(*models, plan.samples->sampling); });
   if (plan.eval) faults.pass("evaluation", [&] { check_held_out(plan); });
@@ -129,7 +128,7 @@ void check_run(const RunConfig& c) {
     faults.pass("data", [&] {
       data = open_training_data(*models, plan, false);
       for (const auto& [name, a] : data->batches->next()) log_info("first batch: {} {}", name, to_string(a.shape()));
-      look_at_all(plan.data, !c.images.bucket_no_upscale, *models->family());
+      look_at_all(plan.data, !r.data.images.bucket_no_upscale, *models->family());
     });
   if (data)
     faults.pass("weights",
@@ -141,6 +140,12 @@ void check_run(const RunConfig& c) {
     report_changed_keys(run);
   });
   faults.finish();
+}
+
+Command check_command() {
+  return {"check", kConfigArguments,
+          "check everything that a training run needs up to its first step, and report what is wrong",
+          [](const Words& words) { check_run(training_request(config_of("check", words))); }, print_all_config_keys};
 }
 
 }  // namespace md

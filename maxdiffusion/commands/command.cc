@@ -31,4 +31,9 @@ void print_config_keys(const KeyPrinter& print, std::initializer_list<std::strin
   });
 }
 
+void print_all_config_keys(const KeyPrinter& print) {
+  print_config_keys(print,
+                    {"run", "devices", "model", "data", "training", "DreamBooth", "LoRA", "samples", "without effect"});
+}
+
 }  // namespace md

@@ -56,6 +56,10 @@ void print_own_keys(const KeyPrinter& print, const char* title = kOwnKeys) {
 }
 /// Prints the groups of a config's keys (RunConfig::groups) that a command reads.
 void print_config_keys(const KeyPrinter& print, std::initializer_list<std::string_view> titles);
+/// All groups, as a command prints them that trains or looks at training.
+void print_all_config_keys(const KeyPrinter& print);
+/// What such a command is given.
+inline constexpr const char* kConfigArguments = "CONFIG [key=value …]";
 
 /// Prints docs/keys.md: every key of a config and of a command, and what other programs call them.
 void print_key_reference();

@@ -1,5 +1,4 @@
-#include "maxdiffusion/commands/compile_ahead.h"
-
+// `compile` and `plan`: what a run's training step takes, by its compiler, before anything of the run is there.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_memory.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/commands/generate.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/pjrt/topology.h"
@@ -73,10 +73,11 @@ void check_gpu_keys(const HardwareKeys& keys) {
         keys.compile_topology_num_slices, keys.topology);
 }
 
-Place place_of(const RunConfig& c, const ModelComponents& models) {
+Place place_of(const DeviceRequest& r, const ModelComponents& models) {
   Place p;
-  check_gpu_keys(c.hardware);
-  if (c.hardware.topology.empty()) {
+  const HardwareKeys& keys = r.hardware;
+  check_gpu_keys(keys);
+  if (keys.topology.empty()) {
     p.devices = &models.devices();
     p.seen = topology(p.devices->client());
     p.mesh = p.devices->mesh();
@@ -86,7 +87,6 @@ Place place_of(const RunConfig& c, const ModelComponents& models) {
     if (!p.memory && p.devices->platform() == Platform::cpu) p.memory = memory_limit() / p.count();
     return p;
   }
-  const HardwareKeys& keys = c.hardware;
   const std::string hardware = keys.hardware == "gpu" ? "gpu" : "tpu";
   if (hardware == "tpu") {
     // libtpu would ask the cloud which machine this is, and complain that there is no answer.
@@ -97,35 +97,35 @@ Place place_of(const RunConfig& c, const ModelComponents& models) {
   p.topology = std::make_unique<pjrt::Topology>(
       pjrt::Topology::create(hardware, keys.topology, keys.plugin, keys.compile_topology_num_slices, keys.gpu));
   p.seen = topology(*p.topology);
-  p.mesh = Mesh::make(c.mesh, p.seen);
+  p.mesh = Mesh::make(r.mesh, p.seen);
   p.platform = &pjrt::platform_for(hardware);
   p.memory = p.topology->devices().front().memory_limit;
   return p;
 }
 
 /// Whether denoising is looked at, not training.
-bool samples(const RunConfig& c) { return c.hardware.compile_step == "sampling"; }
+bool samples(const TrainingRequest& r) { return r.components.devices.hardware.compile_step == "sampling"; }
 
 /// Models are opened on this machine's own device, for their configs, where the step is compiled for others.
-ComponentsRequest request_of(const RunConfig& c, const RunInfo& run) {
-  ComponentsRequest r = components_request(c, run, samples(c) ? Purpose::sampling : Purpose::training);
-  if (!c.hardware.topology.empty()) r.devices.hardware = {}, r.devices.mesh = {};
+ComponentsRequest opened_for(const TrainingRequest& given) {
+  ComponentsRequest r = given.components;
+  if (samples(given)) r.model.purpose = Purpose::sampling;
+  if (!r.devices.hardware.topology.empty()) r.devices.hardware = {}, r.devices.mesh = {};
   return r;
 }
 
 /// A run's programs, traced for a place: of its only denoiser, or of each expert.
 struct Steps {
-  explicit Steps(const RunConfig& c)
-      : run(make_run_info(c, processes())),
-        models(request_of(c, run)),
-        place(place_of(c, models)),
-        of_sampling(samples(c)),
-        encodes(c.denoise.cache_latents_text_encoder_outputs),
-        compiling(c.compile) {
-    const AxisRules rules = axis_rules(device_request(c), models.family()->spec().axis_rules);
+  explicit Steps(const TrainingRequest& r)
+      : models(opened_for(r)),
+        place(place_of(r.components.devices, models)),
+        of_sampling(samples(r)),
+        encodes(r.data.denoise.cache_latents_text_encoder_outputs),
+        compiling(r.components.encoders.compile) {
+    const AxisRules rules = axis_rules(r.components.devices, models.family()->spec().axis_rules);
     const GraphOptions placed = place.graph_options(rules);
     if (of_sampling) {
-      const SampleOptions o = planned_sampling(models, sampling_request(c, run), place.count());
+      const SampleOptions o = planned_sampling(models, r.sampling, place.count());
       step.scope = o.scope;
       compiling.minimize_memory = true;
       for (SamplingGraph& s : sampling_graphs(*models.family(), o, placed)) {
@@ -138,7 +138,7 @@ struct Steps {
       return;
     }
     step.scope = models.denoiser_options();  // refuses what the devices cannot quantize
-    const TrainPlan plan = plan_training(c, run, models.folder(), models.family(), {place.count()});
+    const TrainPlan plan = plan_training(r, models.folder(), models.family(), {place.count()});
     step = plan.loop.step;
     for (const DenoiseTask& one : plan.tasks) {
       names.push_back(one.model());
@@ -154,7 +154,6 @@ struct Steps {
     return place.compile(*graphs[i].graph, compiling, of_sampling ? "denoise" : "train_" + names[i]);
   }
 
-  RunInfo run;
   ModelComponents models;
   Place place;
   bool of_sampling, encodes;
@@ -316,11 +315,20 @@ AheadOfTime fitting(const Steps& steps, size_t i) {
   return ahead;
 }
 
+TrainingRequest changed(TrainingRequest r, const MemoryKeys& keys) {
+  r.components.encoders.layers = keys.layers;
+  r.components.devices.mesh = keys.mesh;
+  r.data.batches = keys.batches;
+  r.sampling.batch = {keys.batches.per_device_batch_size, keys.batches.global_batch_size};
+  return r;
+}
+
 /// One line for each change up to the first that fits, which becomes a note of `e`.
-void try_changes(const RunConfig& c, const Place& place, Error& e) {
+void try_changes(const TrainingRequest& r, const Place& place, Error& e) {
   const bool offloads = place.seen.platform != "cpu";
-  for (const MemorySuggestion& change : memory_suggestions(c, place.mesh, !samples(c), offloads)) try {
-      const Steps steps(change.config);
+  const MemoryKeys keys{r.components.encoders.layers, r.components.devices.mesh, r.data.batches};
+  for (const MemorySuggestion& change : memory_suggestions(keys, place.mesh, !samples(r), offloads)) try {
+      const Steps steps(changed(r, change.keys));
       int64_t most = 0;
       for (size_t i = 0; i < steps.graphs.size(); ++i) {
         const AheadOfTime ahead = fitting(steps, i);
@@ -336,14 +344,16 @@ void try_changes(const RunConfig& c, const Place& place, Error& e) {
   e.note("none of the changes above makes it fit; more devices, or a smaller model or size, would");
 }
 
-}  // namespace
-
-void compile_for_topology(const RunConfig& c) {
-  check(!c.hardware.topology.empty(), Code::invalid_config,
+/// Compiles the training step for the devices of the key `topology`, with no such device here and without weights or
+/// data, and prints what it would take there: bytes on each device, work, and what the devices tell each other. Throws
+/// invalid_config (no topology, a mesh that does not fit it), device (no compiler for it; the compiler crashed),
+/// out_of_memory where the step does not fit a device, with the compiler's numbers.
+void compile_for_topology(const TrainingRequest& r) {
+  check(!r.components.devices.hardware.topology.empty(), Code::invalid_config,
         "compile: topology is empty; it names the hardware to compile for, such as topology=v5p:2x2x1, or hardware=gpu "
         "topology=1x1x8 gpu=h100");
   go_on_in_a_child();
-  const Steps steps(c);
+  const Steps steps(r);
   for (size_t i = 0; i < steps.graphs.size(); ++i) {
     const AheadOfTime ahead = steps.compile(i);
     print_report(steps, ahead, steps.graphs[i].flops);
@@ -351,9 +361,12 @@ void compile_for_topology(const RunConfig& c) {
   }
 }
 
-void plan(const RunConfig& c) {
+/// The same for the devices of the keys, which are this machine's where they name no topology. Also prints the parts of
+/// the memory, and of a chip whose rates are known the least seconds that a step can take. Where the step does not fit,
+/// the changes that commonly help are tried one by one, and out_of_memory says which of them makes it fit.
+void plan(const TrainingRequest& r) {
   go_on_in_a_child();
-  const Steps steps(c);
+  const Steps steps(r);
   for (size_t i = 0; i < steps.graphs.size(); ++i) {
     const StepGraph& step = steps.graphs[i];
     int64_t trained = 0;
@@ -366,14 +379,30 @@ void plan(const RunConfig& c) {
       if (ahead.memory) {
         const Held held = held_by(step, steps.place.mesh, steps.step);
         print_parts(held, *ahead.memory);
-        if (!samples(c)) print_beside(held, steps, step);
+        if (!samples(r)) print_beside(held, steps, step);
       }
       print_roofline(steps, ahead, step.flops);
     } catch (Error& e) {
-      if (e.code() == Code::out_of_memory) try_changes(c, steps.place, e);
+      if (e.code() == Code::out_of_memory) try_changes(r, steps.place, e);
       throw;
     }
   }
+}
+
+}  // namespace
+
+Command compile_command() {
+  return {"compile", "CONFIG topology=v5p:2x2x1 | hardware=gpu topology=1x1x8 gpu=h100 [key=value …]",
+          "compile the training step for TPUs or GPUs that are not attached, and report its memory and work",
+          [](const Words& words) { compile_for_topology(training_request(config_of("compile", words))); },
+          print_all_config_keys};
+}
+
+Command plan_command() {
+  return {
+      "plan", "CONFIG [topology=v5p:2x2x1] [key=value …]",
+      "report the memory and time of a training step on each device and, if it does not fit, what would make it fit",
+      [](const Words& words) { plan(training_request(config_of("plan", words))); }, print_all_config_keys};
 }
 
 }  // namespace md

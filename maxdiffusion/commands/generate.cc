@@ -15,13 +15,14 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/checkpoint/checksums.h"
+#include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/data/records/image_folder.h"
 #include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/progress_bar.h"
+#include "maxdiffusion/run/find_run.h"
 #include "maxdiffusion/run/write_media.h"
-#include "maxdiffusion/settings/ignored_keys.h"
 #include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/remote_sync.h"
 #include "maxdiffusion/storage/write.h"
@@ -74,7 +75,7 @@ SampleOptions options_of(const ModelComponents& models, const SampleRequest& req
 }
 
 /// Samples into `folder`; `place`: where its files are in the end, which may be a bucket.
-void generate_into(const std::string& folder, const std::string& place, const GeneratePlan& plan, const RunConfig& c) {
+void generate_into(const std::string& folder, const std::string& place, const GeneratePlan& plan) {
   check_writable(folder, "output_dir");
   make_folders(folder);
   DiffusionPipeline pipeline = DiffusionPipeline::load(plan.model, plan.pipeline);
@@ -83,7 +84,7 @@ void generate_into(const std::string& folder, const std::string& place, const Ge
   if (plan.as_reference && !request.num_images_per_prompt && request.prompt.size() == 1 && !request.latents)
     request.num_images_per_prompt = sampling_batch(plan.pipeline.batch, pipeline.devices().count());
   request.progress = logged(request, family);
-  warn_of_ignored_keys({c, pipeline.folder(), family, pipeline.devices(), sample_size(request, family)}, "generate");
+  plan.rules.warn_of_ignored({pipeline.folder(), family, pipeline.devices(), sample_size(request, family)}, "generate");
   std::optional<Profile> profile;  // of all that follows
   if (plan.profile) profile.emplace(pipeline.devices());
   const SampleResult result = pipeline.generate(request);
@@ -102,11 +103,11 @@ void generate_into(const std::string& folder, const std::string& place, const Ge
 }
 
 /// Likewise, where the plan's folder is one of this machine or in a bucket.
-void generate_to_place(const GeneratePlan& plan, const RunConfig& c) {
+void generate_to_place(const GeneratePlan& plan) {
   const std::string& place = plan.folder;
-  if (!is_remote(place)) return generate_into(place, place, plan, c);
+  if (!is_remote(place)) return generate_into(place, place, plan);
   const std::string here = local_cache_path(below(place, fmt::format(".generated-{}", ::getpid())));
-  generate_into(here, place, plan, c);
+  generate_into(here, place, plan);
   RemoteSync({{here, place}}, {}).settle();
   log_info("all of it is in {}", shown(place));
   remove_folder(here);
@@ -114,10 +115,10 @@ void generate_to_place(const GeneratePlan& plan, const RunConfig& c) {
 
 }  // namespace
 
-void generate(const RunConfig& c, const GenerateOptions& how) {
-  const GeneratePlan plan = plan_generate(c, make_run_info(c, processes()), how);
+void generate(const GenerateRequest& request, const GenerateOptions& how) {
+  const GeneratePlan plan = plan_generate(request, how);
   try {
-    generate_to_place(plan, c);
+    generate_to_place(plan);
   } catch (Error& e) {
     if (e.code() == Code::out_of_memory)
       e.note(
@@ -141,8 +142,8 @@ void check_samples_of_run(const ModelComponents& models, const SamplingRequest& 
   check_images(*models.family(), std::ssize(request.images));
 }
 
-void generate_class_images(const RunConfig& c, const RunInfo& run) {
-  const DreamboothKeys& k = c.dreambooth;
+void generate_class_images(const TrainingRequest& r) {
+  const DreamboothKeys& k = r.data.dreambooth;
   if (k.class_data_dir.empty()) return;  // refused with the rest of the config
   make_folders(k.class_data_dir);
   const int64_t there = std::filesystem::is_empty(k.class_data_dir)
@@ -151,9 +152,9 @@ void generate_class_images(const RunConfig& c, const RunInfo& run) {
   const int64_t missing = k.num_class_images - there;
   if (missing <= 0) return;
   log_info("DreamBooth: generating {} images of '{}' into {}", missing, k.class_prompt, k.class_data_dir);
-  const PipelineOptions options = pipeline_options(c, c.model);
-  DiffusionPipeline pipeline = DiffusionPipeline::load(c.model.pretrained_model_name_or_path, options);
-  SamplingRequest sampling = sampling_request(c, run);
+  const PipelineOptions options = with_control_folder(r.pipeline);
+  DiffusionPipeline pipeline = DiffusionPipeline::load(r.components.model.folder, options);
+  SamplingRequest sampling = r.sampling;
   sampling.files.latents.clear();
   SampleRequest request = with_files(sampling.request, sampling.files, !options.controlnet.empty());
   request.prompt = {k.class_prompt};
@@ -205,6 +206,39 @@ HostArray write_sample_grid(const SamplingRequest& sampling, const HostArray& me
   HostArray grid = make_grid(cells, columns, std::max<int64_t>(1, (videos ? 64 : 128) / height));
   write_png(path + ".png", grid);
   return grid;
+}
+
+namespace {
+
+/// A run's folder stands for its own config.
+template <bool kControl, bool kAsReference>
+void generate_of(const Words& words) {
+  Words w = words;
+  if (!w.empty()) w[0] = config_file(w[0]);
+  generate(generate_request(config_of(kControl ? "generate_controlnet" : "generate", w)),
+           {.with_control = kControl, .as_reference = kAsReference});
+}
+
+void print_generate_keys(const KeyPrinter& print) {
+  print_config_keys(print, {"run", "devices", "model", "LoRA", "samples"});
+}
+
+}  // namespace
+
+Command generate_command() {
+  return {"generate",
+          "CONFIG|RUN [key=value …]",
+          "generate images or videos with a model folder, or with what a run has trained",
+          generate_of<false, false>,
+          print_generate_keys,
+          false,
+          generate_of<false, true>};
+}
+
+Command generate_controlnet_command() {
+  return {"generate_controlnet",    "CONFIG|RUN [key=value …]", "generate images with a model and a ControlNet",
+          generate_of<true, false>, print_generate_keys,        false,
+          generate_of<true, true>};
 }
 
 }  // namespace md

@@ -9,7 +9,7 @@
 namespace md {
 
 /// Generates what the keys ask for, into the folder of their plan. Files that are there stay.
-void generate(const RunConfig& config, const GenerateOptions& how = {});
+void generate(const GenerateRequest& request, const GenerateOptions& how = {});
 
 /// How the keys ask to sample on `devices` devices, without a ControlNet. Throws invalid_config; io for files that they
 /// name.
@@ -20,7 +20,7 @@ void check_samples_of_run(const ModelComponents& models, const SamplingRequest& 
 
 /// DreamBooth: generates the images that class_data_dir lacks of num_class_images, with class_prompt, 50 steps and
 /// guidance 7.5.
-void generate_class_images(const RunConfig& config, const RunInfo& run);
+void generate_class_images(const TrainingRequest& request);
 
 /// Media of the prompts, sampled with the models of a run that is training: f32 [N, (F,) H, W, 3] in [−1, 1], one of
 /// each prompt where no key says how many. `weights`: of the denoiser.

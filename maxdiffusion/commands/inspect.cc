@@ -2,7 +2,7 @@
 #include <fmt/ranges.h>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/commands/inspect.h"
+#include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/run/train_plan.h"
 #include "maxdiffusion/train/programs.h"
@@ -12,12 +12,10 @@ namespace {
 
 /// A run's training steps, traced: one, or one of each expert.
 struct Planned {
-  explicit Planned(const RunConfig& c)
-      : run(make_run_info(c, processes())),
-        models(components_request(c, run)),
-        plan(plan_training(c, run, models)),
+  explicit Planned(const TrainingRequest& r)
+      : models(r.components),
+        plan(plan_training(r, models)),
         steps(models.devices(), pointers(plan.tasks), plan.loop.step, "train") {}
-  RunInfo run;
   ModelComponents models;
   TrainPlan plan;
   StepPrograms steps;
@@ -32,8 +30,8 @@ std::string axes_of(const Sharding& sharding, size_t rank) {
   return fmt::format("[{}]", fmt::join(dims, ", "));
 }
 
-void print_mesh(const RunConfig& c) {
-  const Devices devices = open_devices(device_request(c));
+void print_mesh(const TrainingRequest& r) {
+  const Devices devices = open_devices(r.components.devices);
   const Topology t = topology(devices.client());
   fmt::print("{}\n", devices.mesh().describe());
   for (const MeshAxis& axis : devices.mesh().axes()) fmt::print("  {}: {}\n", axis.name, axis.size);
@@ -46,13 +44,12 @@ void print_mesh(const RunConfig& c) {
   }
 }
 
-void print_plan(const RunConfig& c) {
-  const RunInfo run = make_run_info(c, processes());
-  fmt::print("{}", describe(plan_training(c, run, ModelComponents(components_request(c, run)))));
+void print_plan(const TrainingRequest& r) {
+  fmt::print("{}", describe(plan_training(r, ModelComponents(r.components))));
 }
 
-void print_params(const RunConfig& c) {
-  const Planned run(c);
+void print_params(const TrainingRequest& r) {
+  const Planned run(r);
   std::map<std::string, std::pair<int64_t, int64_t>> counts;  // trained, frozen
   for (const Param& p : run.steps.params().params()) {
     fmt::print("{} {} [{}]{}\n", p.input, to_string(p.shape), fmt::join(p.axes, ", "), p.trainable ? "" : " frozen");
@@ -61,20 +58,20 @@ void print_params(const RunConfig& c) {
   for (const auto& [model, n] : counts) fmt::print("{}: {} trained, {} frozen\n", model, n.first, n.second);
 }
 
-void print_batch(const RunConfig& c) {
-  const Planned run(c);
+void print_batch(const TrainingRequest& r) {
+  const Planned run(r);
   for (const BatchField& f : run.steps.step(0).fields)
     fmt::print("{} {}{}\n", f.name, to_string(f.shape), f.batched ? "" : " (the same every step)");
 }
 
-void print_graph(const RunConfig& c) {
-  const Planned run(c);
+void print_graph(const TrainingRequest& r) {
+  const Planned run(r);
   for (size_t i = 0; i < run.steps.count(); ++i) fmt::print("{}", to_stablehlo(*run.steps.step(i).graph, "train"));
 }
 
-void print_program(const RunConfig& c) {
-  Planned run(c);
-  run.steps.compile(c.compile, false);
+void print_program(const TrainingRequest& r) {
+  Planned run(r);
+  run.steps.compile(r.components.encoders.compile, false);
   for (size_t k = 0; k < run.steps.count(); ++k) {
     const Program& program = run.steps.program(k);
     const CompileReport& r = program.report();
@@ -89,9 +86,9 @@ void print_program(const RunConfig& c) {
   }
 }
 
-void print_memory(const RunConfig& c) {
-  Planned run(c);
-  run.steps.compile(c.compile, false);
+void print_memory(const TrainingRequest& r) {
+  Planned run(r);
+  run.steps.compile(r.components.encoders.compile, false);
   for (size_t i = 0; i < run.steps.count(); ++i) {
     const auto plan = run.steps.program(i).memory();
     check(plan.has_value(), Code::device, "this plugin does not say how much memory a program takes");
@@ -105,18 +102,37 @@ void print_memory(const RunConfig& c) {
   }
 }
 
-}  // namespace
-
-void inspect(const std::string& what, const RunConfig& c) {
-  if (what == "mesh") return print_mesh(c);
-  if (what == "plan") return print_plan(c);
-  if (what == "params") return print_params(c);
-  if (what == "batch") return print_batch(c);
-  if (what == "graph") return print_graph(c);
-  if (what == "program") return print_program(c);
-  if (what == "memory") return print_memory(c);
+void inspect_stage(const std::string& what, const TrainingRequest& r) {
+  if (what == "mesh") return print_mesh(r);
+  if (what == "plan") return print_plan(r);
+  if (what == "params") return print_params(r);
+  if (what == "batch") return print_batch(r);
+  if (what == "graph") return print_graph(r);
+  if (what == "program") return print_program(r);
+  if (what == "memory") return print_memory(r);
   fail(Code::invalid_config,
        "inspect: '{}' is not one of: keys, config, mesh, plan, params, batch, graph, program, memory", what);
+}
+
+void inspect(const Words& words) {
+  if (words == Words{"keys", "--markdown"}) return print_key_reference();
+  if (words == Words{"keys"})
+    return print_all_config_keys([](const char*, const KeyList& keys) {
+      for (const ConfigKey& key : keys.keys()) fmt::print("{}\n", key.line());
+    });
+  check(!words.empty(), Code::invalid_config,
+        "inspect: what is missing; try: inspect keys, or: inspect config configs/quickstart.yml");
+  const std::string command = "inspect " + words[0];
+  const Words config(words.begin() + 1, words.end());
+  if (words[0] == "config") return fmt::print("{}", config_of(command.c_str(), config).to_yaml());
+  inspect_stage(words[0], training_request(config_of(command.c_str(), config)));
+}
+
+}  // namespace
+
+Command inspect_command() {
+  return {"inspect", "keys [--markdown] | config|mesh|plan|params|batch|graph|program|memory CONFIG [key=value …]",
+          "print every key with its default and meaning, or one stage of a run", inspect, print_all_config_keys};
 }
 
 }  // namespace md

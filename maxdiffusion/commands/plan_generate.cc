@@ -59,29 +59,21 @@ SampleRequest with_files(SampleRequest r, const SampleFiles& files, bool control
   return r;
 }
 
-PipelineOptions pipeline_options(const RunConfig& c, const ModelKeys& replacements, bool with_control) {
-  return {.model = replacements,
-          .controlnet = control_folder(c.control.controlnet_model_name_or_path, with_control),
-          .lora = c.lora,
-          .hardware = c.hardware,
-          .mesh = c.mesh,
-          .sharding = c.sharding,
-          .layers = c.layers,
-          .encoders = c.encoders,
-          .media_chunks = c.media_chunks,
-          .compile = c.compile,
-          .batch = {c.batches.per_device_batch_size, c.batches.global_batch_size},
-          .keep_loaded = false};
+PipelineOptions with_control_folder(PipelineOptions options, bool required) {
+  options.controlnet = control_folder(options.controlnet, required);
+  return options;
 }
 
-GeneratePlan plan_generate(const RunConfig& c, const RunInfo& run, const GenerateOptions& how) {
-  const ModelToSample what = model_to_sample(c);
+GeneratePlan plan_generate(const GenerateRequest& r, const GenerateOptions& how) {
+  const ModelToSample what = model_to_sample(r.search);
   GeneratePlan plan{.model = what.model,
-                    .folder = how.as_reference ? c.run.output_dir : what.folder,
-                    .pipeline = pipeline_options(c, what.keys, how.with_control),
-                    .sampling = sampling_request(c, run),
+                    .folder = how.as_reference ? r.search.output_dir : what.folder,
+                    .pipeline = with_control_folder(r.pipeline, how.with_control),
+                    .sampling = r.sampling,
                     .as_reference = how.as_reference,
-                    .profile = c.profile.enable_profiler};
+                    .profile = r.profile,
+                    .rules = r.rules};
+  plan.pipeline.model = what.keys;
   check(!plan.folder.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
   return plan;
 }

@@ -21,13 +21,14 @@ struct GeneratePlan {
   SamplingRequest sampling;
   bool as_reference = false;  // see GenerateOptions
   bool profile = false;
+  KeyRules rules;
 };
 /// Looks for the run whose checkpoint is sampled (run/find_run.h), and for the ControlNet's folder. Throws
 /// invalid_config, io.
-GeneratePlan plan_generate(const RunConfig& config, const RunInfo& run, const GenerateOptions& how = {});
+GeneratePlan plan_generate(const GenerateRequest& request, const GenerateOptions& how = {});
 
-/// `replacements`: the keys of the model that is loaded.
-PipelineOptions pipeline_options(const RunConfig& config, const ModelKeys& replacements, bool with_control = false);
+/// The options with the folder of the ControlNet that they name; none, where it is none and not `required`.
+PipelineOptions with_control_folder(PipelineOptions options, bool required = false);
 /// `request` with what the files hold. A ControlNet's image is read where `control`. Throws io naming a file;
 /// invalid_config.
 SampleRequest with_files(SampleRequest request, const SampleFiles& files, bool control = false);

@@ -3,6 +3,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/commands/train.h"
 #include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/data/images/load_images.h"
@@ -11,8 +12,6 @@
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/run/data_plan.h"
 #include "maxdiffusion/run/model_components.h"
-#include "maxdiffusion/settings/compatibility.h"
-#include "maxdiffusion/settings/ignored_keys.h"
 #include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/remote_sync.h"
 #include "maxdiffusion/storage/write.h"
@@ -43,29 +42,27 @@ void write_stored(const std::shared_ptr<const RecordSource>& source, const DataS
 }
 
 /// The features of the next record beside its arrays.
-std::map<std::string, int64_t> numbers_of(const RunConfig& c, int64_t record) {
-  if (!c.tfrecords.enable_eval_timesteps) return {};
-  const std::vector<int64_t>& all = c.eval.timesteps_list;
+std::map<std::string, int64_t> numbers_of(const TrainingRequest& r, int64_t record) {
+  if (!r.data.tfrecords.enable_eval_timesteps) return {};
+  const std::vector<int64_t>& all = r.learning.eval.timesteps_list;
   return {{"timesteps",
-           all[static_cast<size_t>(record * static_cast<int64_t>(all.size()) / c.tfrecords.num_eval_samples)]}};
+           all[static_cast<size_t>(record * static_cast<int64_t>(all.size()) / r.data.tfrecords.num_eval_samples)]}};
 }
 
-void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>& source, TfrecordShards& shards) {
-  const RunInfo run = make_run_info(c, processes());
-  ModelComponents models(components_request(c, run));
-  warn_of_ignored_keys({c, models.folder(), *models.family(), models.devices(),
-                        sample_size(c.sample, c.images.resolution, *models.family())},
-                       "prepare_tfrecords");
+void write_encoded(const TrainingRequest& r, const std::shared_ptr<const RecordSource>& source,
+                   TfrecordShards& shards) {
+  ModelComponents models(r.components);
+  r.rules.warn_of_ignored(models.opened(), "prepare_tfrecords");
+  const ImageKeys& keys = r.data.images;
   const Family& family = *models.family();
-  const HostRng rng(run.seed, "prepared posterior");
+  const HostRng rng(r.run.seed, "prepared posterior");
   const auto noise = [&](size_t n) {
     std::vector<float> drawn(n);
     rng.fill(HostRng::Distribution::normal, 1, static_cast<uint64_t>(shards.count()) * n, drawn);
     return drawn;
   };
-  ImageConfig config{
-      .resolution = c.images.resolution, .center_crop = c.images.center_crop, .random_crop = c.images.random_crop};
-  if (family.spec().videos()) config = plan_images(c, family);
+  ImageConfig config{.resolution = keys.resolution, .center_crop = keys.center_crop, .random_crop = keys.random_crop};
+  if (family.spec().videos()) config = plan_images(r.data, family);
   const ImagesInBuckets images = sort_into_aspect_buckets(source, config, true);
   int64_t skipped = 0;
   std::string first;
@@ -78,56 +75,69 @@ void write_encoded(const RunConfig& c, const std::shared_ptr<const RecordSource>
       if (first.empty() && skipped > 0) first = group.skipped[0];
       if (group.names.empty()) continue;
       std::vector<HostArray> moments = {models.media_autoencoder().encode(group.pixels)};
-      if (c.images.random_flip) moments.push_back(models.media_autoencoder().encode(mirrored(group.pixels)));
+      if (keys.random_flip) moments.push_back(models.media_autoencoder().encode(mirrored(group.pixels)));
       const HostArrays conditioning = models.text_encoder().encode(group.captions),
                        tokens = family.tokenize(group.captions);
       for (int64_t i = 0; i < std::ssize(group.names); ++i)
         for (const HostArray& m : moments)
           shards.add(family.spec().records->to_record(family.spec(), md::row_of(m, i), row_of(tokens, i),
                                                       row_of(conditioning, i), noise),
-                     numbers_of(c, shards.count()));
+                     numbers_of(r, shards.count()));
     }
   }
   check(shards.count() > 0, Code::io, "{}: none of {} pictures decodes; the first: {}", source->name(), skipped, first);
   if (skipped > 0) log_warning("{}: {} pictures do not decode and were skipped", source->name(), skipped);
 }
 
-int64_t write_records(const RunConfig& c, const std::string& folder) {
-  SourcePlan from = plan_source(c);
-  if (!c.tfrecords.data_files_pattern.empty()) {
-    from = {.config = c.source};
-    from.config.hf_train_files = c.tfrecords.data_files_pattern;
+int64_t write_records(const TrainingRequest& r, const std::string& folder) {
+  const TfrecordKeys& keys = r.data.tfrecords;
+  SourcePlan from = plan_source(r.data, DataMode::images);
+  if (!keys.data_files_pattern.empty()) {
+    from = {.config = r.data.source};
+    from.config.hf_train_files = keys.data_files_pattern;
     from.config.dataset_type.clear();
   }
-  const bool for_evaluation = c.tfrecords.enable_eval_timesteps;
+  const bool for_evaluation = keys.enable_eval_timesteps;
   auto source = open_source(prepare_source(from));
-  if (for_evaluation) source = first_of(source, c.tfrecords.num_eval_samples);
-  TfrecordShards shards(folder, c.tfrecords.no_records_per_shard);
-  if (c.denoise.cache_latents_text_encoder_outputs)
-    write_encoded(c, source, shards);
+  if (for_evaluation) source = first_of(source, keys.num_eval_samples);
+  TfrecordShards shards(folder, keys.no_records_per_shard);
+  if (r.data.denoise.cache_latents_text_encoder_outputs)
+    write_encoded(r, source, shards);
   else
     write_stored(source, from.config, shards);
-  check(!for_evaluation || shards.count() == c.tfrecords.num_eval_samples, Code::io,
+  check(!for_evaluation || shards.count() == keys.num_eval_samples, Code::io,
         "{}: {} records could be encoded, num_eval_samples is {}", source->name(), shards.count(),
-        c.tfrecords.num_eval_samples);
+        keys.num_eval_samples);
   shards.close();
   return shards.count();
 }
 
 }  // namespace
 
-int64_t prepare_tfrecords(const RunConfig& c) {
-  check_tfrecord_keys(c);
-  if (!c.tfrecords.extracted_files_dir.empty())
+int64_t prepare_tfrecords(const TrainingRequest& r) {
+  r.rules.check_tfrecords();
+  if (!r.data.tfrecords.extracted_files_dir.empty())
     log_warning("extracted_files_dir has no effect: .tar files are read where they lie");
-  const std::string& place = c.tfrecords.tfrecords_dir;
-  if (!is_remote(place)) return write_records(c, place);
+  const std::string& place = r.data.tfrecords.tfrecords_dir;
+  if (!is_remote(place)) return write_records(r, place);
   check(list_all_files(place).empty(), Code::io, "'{}' holds something; name a new folder", shown(place));
   const std::string here = local_cache_path(place);
   remove_folder(here);
-  const int64_t count = write_records(c, here);
+  const int64_t count = write_records(r, here);
   RemoteSync({{here, place}}, {}).settle();
   return count;
+}
+
+Command prepare_tfrecords_command() {
+  return {"prepare_tfrecords", kConfigArguments,
+          "write the dataset of a config as TFRecord files, encoded or unencoded",
+          [](const Words& words) {
+            const TrainingRequest request = training_request(config_of("prepare_tfrecords", words));
+            fmt::print("{} records in {}\n", prepare_tfrecords(request), request.data.tfrecords.tfrecords_dir);
+          },
+          [](const KeyPrinter& print) {
+            print_config_keys(print, {"run", "devices", "model", "data"});
+          }};
 }
 
 }  // namespace md

@@ -6,6 +6,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/commands/generate.h"
 #include "maxdiffusion/commands/train_hooks.h"
 #include "maxdiffusion/run/outputs.h"
@@ -14,7 +15,6 @@
 #include "maxdiffusion/run/trained_model.h"
 #include "maxdiffusion/run/training_data.h"
 #include "maxdiffusion/settings/changed_keys.h"
-#include "maxdiffusion/settings/ignored_keys.h"
 #include "maxdiffusion/storage/write.h"
 
 namespace md {
@@ -28,10 +28,17 @@ void write_config(const RunInfo& run) {
 }
 
 /// Throws io where processes do not see one folder of checkpoints, but each reads them.
-void check_shared_checkpoints(const RunConfig& c, const RunInfo& run) {
-  const std::string& folder = c.loop.checkpoint_dir.empty() ? run.place : run.checkpoint_dir;
-  const bool one_reads = c.hardware.hardware == "cpu" && c.loop.enable_single_replica_ckpt_restoring;
+void check_shared_checkpoints(const TrainingRequest& r) {
+  const LoopKeys& keys = r.learning.loop;
+  const std::string& folder = keys.checkpoint_dir.empty() ? r.run.place : r.run.checkpoint_dir;
+  const bool one_reads = r.components.devices.hardware.hardware == "cpu" && keys.enable_single_replica_ckpt_restoring;
   if (!is_remote(folder) && !one_reads) check_shared(folder);
+}
+
+/// Of a run that may be there already.
+void check_before(const TrainingRequest& r) {
+  check_shared_checkpoints(r);
+  if (r.run.is_coordinator) report_changed_keys(r.run);
 }
 
 struct OpenedRun {
@@ -39,26 +46,28 @@ struct OpenedRun {
   TrainPlan plan;
 };
 /// Throws what the run would fail by before its data is read, before anything of it is written.
-OpenedRun open_models(const RunConfig& c, const RunInfo& run) {
-  auto models = std::make_unique<ModelComponents>(components_request(c, run));
-  TrainPlan plan = plan_training(c, run, *models);
+OpenedRun open_models(const TrainingRequest& r) {
+  auto models = std::make_unique<ModelComponents>(r.components);
+  TrainPlan plan = plan_training(r, *models);
   if (plan.samples) check_samples_of_run(*models, plan.samples->sampling);
   if (plan.eval) check_held_out(plan);
-  if (run.is_coordinator) check_outputs(run, plan.data.cache_dir);
+  if (r.run.is_coordinator) check_outputs(r.run, plan.data.cache_dir);
   return {std::move(models), std::move(plan)};
 }
 
-OpenedRun open_run(const RunConfig& c, const RunInfo& run) {
-  const Phase phase("devices and model folder", run.timing_file);
-  processes().coordinator_first("model", [&] { model_on_this_machine(c.model.pretrained_model_name_or_path); });
-  if (!c.dreambooth.instance_data_dir.empty()) {
-    open_models(c, run);  // and closed: what generates has the devices for itself
-    processes().coordinator_first("class images", [&] { generate_class_images(c, run); });
+OpenedRun open_run(const TrainingRequest& r) {
+  std::optional<Phase> phase(std::in_place, "devices and model folder", r.run.timing_file);
+  processes().coordinator_first("model", [&] { model_on_this_machine(r.components.model.folder); });
+  if (!r.data.dreambooth.instance_data_dir.empty()) {
+    open_models(r);  // and closed: what generates has the devices for itself
+    processes().coordinator_first("class images", [&] { generate_class_images(r); });
   }
-  OpenedRun opened = open_models(c, run);
-  make_folders(run.folder + "/samples");
+  OpenedRun opened = open_models(r);
+  make_folders(r.run.folder + "/samples");
   // The config of a run that is there already is replaced when this one is known to start.
-  if (!exists(run.folder + "/config.yml")) write_config(run);
+  if (!exists(r.run.folder + "/config.yml")) write_config(r.run);
+  phase.reset();
+  if (r.run.is_coordinator) r.rules.warn_of_ignored(opened.models->opened(), "train");
   return opened;
 }
 
@@ -79,6 +88,14 @@ void log_plan(const ModelComponents& models, const TrainPlan& plan) {
   log_info("  Instantaneous batch size per device = {}", on_each);
   log_info("  Total train batch size (w. parallel & distributed) = {}", plan.update_size());
   log_info("  Total optimization steps = {}", optim.max_train_steps);
+}
+
+/// The plan with what the data turned out to be; from here on the run is known to start.
+TrainPlan started(const TrainPlan& plan, const ModelComponents& models, const TrainingData& data) {
+  TrainPlan whole = with_data(plan, data.task, data.buckets, data.batches->size());
+  write_config(plan.run);
+  log_plan(models, whole);
+  return whole;
 }
 
 /// The loop with its hooks, and the samples around it.
@@ -106,25 +123,23 @@ void run_loop(ModelComponents& models, const TrainPlan& plan, TrainingData data,
 
 }  // namespace
 
-void train(const RunConfig& config) {
-  join_processes(config.hardware.hardware == "tpu");
-  const RunInfo run = make_run_info(config, processes());
-  Outputs outputs(run);
-  check_shared_checkpoints(config, run);
-  if (run.is_coordinator) report_changed_keys(run);
-  const auto [models, planned] = open_run(config, run);
-  if (run.is_coordinator) {
-    const Family& family = *models->family();
-    warn_of_ignored_keys({config, models->folder(), family, models->devices(),
-                          sample_size(config.sample, config.images.resolution, family)},
-                         "train");
-  }
+void train(const TrainingRequest& request) {
+  Outputs outputs(request.run);
+  check_before(request);
+  const auto [models, planned] = open_run(request);
   TrainingData data = open_data(*models, planned);
-  const TrainPlan plan = with_data(planned, data.task, data.buckets, data.batches->size());
-  write_config(run);
-  log_plan(*models, plan);
+  const TrainPlan plan = started(planned, *models, data);
   run_loop(*models, plan, std::move(data), outputs);
   outputs.finish();
+}
+
+Command train_command() {
+  return {"train",
+          kConfigArguments,
+          "train a model as the config says; a run that exists resumes from its newest checkpoint",
+          [](const Words& words) { train(training_request(config_of("train", words), true)); },
+          print_all_config_keys,
+          true};
 }
 
 }  // namespace md

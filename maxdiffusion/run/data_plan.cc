@@ -25,17 +25,19 @@ void compare_size(const char* key, const std::optional<int64_t>& said, int64_t s
 
 }  // namespace
 
-SourcePlan plan_source(const RunConfig& c) {
-  SourcePlan plan{.config = c.source};
+SourcePlan plan_source(const DataKeys& keys, DataMode mode) {
+  if (mode == DataMode::dreambooth)
+    return {.config = {.dataset_type = "image_folder", .train_data_dir = keys.dreambooth.instance_data_dir}};
+  SourcePlan plan{.config = keys.source};
   DataSourceConfig& s = plan.config;
-  s.resolution = c.images.resolution;
+  s.resolution = keys.images.resolution;
   plan.emoji_move = s.dataset_name == "moving-emoji";
   if (is_elsewhere(s) || (s.dataset_name != "noto-emoji" && !plan.emoji_move)) return plan;
-  const std::string& place = c.batches.dataset_save_location;
+  const std::string& place = keys.batches.dataset_save_location;
   MovingEmojiConfig& e = plan.emoji.emplace();
-  e.emoji.resolution = plan.emoji_move ? c.sample.height.value_or(s.resolution) : s.resolution;
-  e.num_frames = c.sample.num_frames.value_or(17);
-  e.fps = c.sample.fps;
+  e.emoji.resolution = plan.emoji_move ? keys.sample.height.value_or(s.resolution) : s.resolution;
+  e.num_frames = keys.sample.num_frames.value_or(17);
+  e.fps = keys.sample.fps;
   if (place.empty()) return plan;  // refused when the data is made
   s.dataset_name = plan.emoji_move
                        ? fmt::format("{}/moving-emoji-{}-{}-{}", place, e.emoji.resolution, e.num_frames, e.fps)
@@ -63,46 +65,46 @@ DataSourceConfig prepare_source(const SourcePlan& plan) {
   return s;
 }
 
-DataPlan plan_data(const RunConfig& c, const RunInfo& run, const Family& family) {
-  const std::string& saved = c.batches.dataset_save_location.empty() ? run.place : c.batches.dataset_save_location;
-  DataPlan plan{.mode = data_mode(c, family),
-                .replay = c.denoise.replay_batches,
+DataPlan plan_data(const DataKeys& keys, DataMode mode, const RunInfo& run, const Family& family) {
+  const std::string& saved =
+      keys.batches.dataset_save_location.empty() ? run.place : keys.batches.dataset_save_location;
+  DataPlan plan{.mode = mode,
+                .replay = keys.denoise.replay_batches,
                 .cache_dir = saved.empty() ? "" : below(saved, "cache"),
-                .shuffle = c.batches.enable_data_shuffling,
-                .workers = static_cast<int>(c.batches.grain_worker_count)};
-  if (plan.mode == DataMode::replay) return plan;
-  if (plan.mode == DataMode::dreambooth) {
-    check_size(c.sample, family, training_size(c.sample, c.images.resolution, family));
-    plan.source.config = {.dataset_type = "image_folder", .train_data_dir = c.dreambooth.instance_data_dir};
-    plan.images = {.resolution = c.images.resolution, .center_crop = c.images.center_crop};
-    plan.dreambooth = {c.dreambooth.class_data_dir, c.dreambooth.instance_prompt, c.dreambooth.class_prompt};
+                .shuffle = keys.batches.enable_data_shuffling,
+                .workers = static_cast<int>(keys.batches.grain_worker_count)};
+  if (mode == DataMode::replay) return plan;
+  plan.source = plan_source(keys, mode);
+  if (mode == DataMode::dreambooth) {
+    check_size(keys.sample, family, training_size(keys.sample, keys.images.resolution, family));
+    plan.images = {.resolution = keys.images.resolution, .center_crop = keys.images.center_crop};
+    plan.dreambooth = {keys.dreambooth.class_data_dir, keys.dreambooth.instance_prompt, keys.dreambooth.class_prompt};
     return plan;
   }
-  plan.source = plan_source(c);
-  if (plan.mode == DataMode::encoded_records)
+  if (mode == DataMode::encoded_records)
     plan.source.config.array_columns = family.spec().records->columns(family.spec());
-  else if (plan.mode != DataMode::synthetic_latents)
-    plan.images = plan_images(c, family);
+  else if (mode != DataMode::synthetic_latents)
+    plan.images = plan_images(keys, family);
   return plan;
 }
 
-ImageConfig plan_images(const RunConfig& c, const Family& family) {
-  const ImageKeys& k = c.images;
+ImageConfig plan_images(const DataKeys& keys, const Family& family) {
+  const ImageKeys& k = keys.images;
   ImageConfig p{.resolution = k.resolution,
                 .center_crop = k.center_crop,
                 .random_crop = k.random_crop,
                 .random_flip = k.random_flip,
-                .mask = k.alpha_mask            ? MaskFrom::alpha
-                        : c.denoise.masked_loss ? MaskFrom::record
-                                                : MaskFrom::none,
+                .mask = k.alpha_mask               ? MaskFrom::alpha
+                        : keys.denoise.masked_loss ? MaskFrom::record
+                                                   : MaskFrom::none,
                 .mask_downscale = family.spec().autoencoder->downscale,
                 .sizes = !family.spec().size_conditioning.empty() && (k.enable_bucket || k.original_size_conditioning)};
   std::set<int64_t> frames = {1};
   if (family.spec().videos()) {
-    const MediaSize size = training_size(c.sample, c.images.resolution, family);
-    check_size(c.sample, family, size);
+    const MediaSize size = training_size(keys.sample, keys.images.resolution, family);
+    check_size(keys.sample, family, size);
     frames = {size.frames};
-    p.clip.emplace(ClipConfig{.frames = size.frames, .fps = c.sample.fps});
+    p.clip.emplace(ClipConfig{.frames = size.frames, .fps = keys.sample.fps});
     if (!k.frame_buckets.empty()) frames = std::set(k.frame_buckets.begin(), k.frame_buckets.end());
     std::vector<ImageSize> sizes;
     for (int64_t f : frames) {
@@ -117,7 +119,7 @@ ImageConfig plan_images(const RunConfig& c, const Family& family) {
     if (!k.enable_bucket) p.buckets = AspectBuckets::of(sizes);
   }
   if (!k.enable_bucket) {
-    if (!p.buckets) check_size(c.sample, family, training_size(c.sample, c.images.resolution, family));
+    if (!p.buckets) check_size(keys.sample, family, training_size(keys.sample, keys.images.resolution, family));
     return p;
   }
   check(k.bucket_reso_steps % family.spec().size_multiple() == 0, Code::invalid_config,
@@ -137,10 +139,11 @@ ImageConfig plan_images(const RunConfig& c, const Family& family) {
   return p;
 }
 
-void plan_synthetic(const RunConfig& c, const RunInfo& run, DenoiseTask& task, DataSourceConfig& source) {
-  const SyntheticKeys& k = c.synthetic;
+void plan_synthetic(const DataKeys& keys, const RunInfo& run, DenoiseTask& task, DataSourceConfig& source) {
+  const SyntheticKeys& k = keys.synthetic;
   check(
-      task.caption_dropout == 0 && !task.masked && !task.sizes && c.images.frame_buckets.empty(), Code::invalid_config,
+      task.caption_dropout == 0 && !task.masked && !task.sizes && keys.images.frame_buckets.empty(),
+      Code::invalid_config,
       "dataset_type synthetic makes encoded samples here, which have no masks, no sizes and no empty caption; try "
       "without caption_dropout, masked_loss, alpha_mask, enable_bucket, frame_buckets and original_size_conditioning");
   task.size = {k.synthetic_override_height.value_or(task.size.height),

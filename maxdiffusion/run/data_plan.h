@@ -20,7 +20,7 @@ struct SourcePlan {
   bool emoji_move = false;                 // clips, not images
 };
 /// Throws invalid_config.
-SourcePlan plan_source(const RunConfig& config);
+SourcePlan plan_source(const DataKeys& keys, DataMode mode);
 /// Makes the emoji that are not there yet; finds names of the hub in its cache. Called by all processes. Throws io.
 DataSourceConfig prepare_source(const SourcePlan& plan);
 
@@ -45,10 +45,10 @@ struct DataPlan {
   }
 };
 /// Pure. Throws invalid_config, as for sizes that the family's models cannot take.
-DataPlan plan_data(const RunConfig& config, const RunInfo& run, const Family& family);
+DataPlan plan_data(const DataKeys& keys, DataMode mode, const RunInfo& run, const Family& family);
 /// How images or clips are prepared. Throws likewise.
-ImageConfig plan_images(const RunConfig& config, const Family& family);
+ImageConfig plan_images(const DataKeys& keys, const Family& family);
 /// Of random latents and embeddings: their shapes in `source`, and what `task` reads. Throws likewise.
-void plan_synthetic(const RunConfig& config, const RunInfo& run, DenoiseTask& task, DataSourceConfig& source);
+void plan_synthetic(const DataKeys& keys, const RunInfo& run, DenoiseTask& task, DataSourceConfig& source);
 
 }  // namespace md

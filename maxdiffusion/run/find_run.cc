@@ -31,38 +31,38 @@ bool is_same_place(const std::string& a, const std::string& b) {
 }
 
 /// Whether the config is the one that the run has saved.
-bool is_of_run(const RunConfig& c) {
-  return fs::path(c.file).filename() == kConfig && !c.run.run_name.empty() && !c.on_command_line.contains("run_name");
+bool is_of_run(const RunSearch& s) {
+  return fs::path(s.file).filename() == kConfig && !s.run_name.empty() && !s.on_command_line.contains("run_name");
 }
 
 /// Folders of runs: beside the config, of the command line, of the file.
-std::vector<std::string> homes(const RunConfig& c) {
+std::vector<std::string> homes(const RunSearch& s) {
   std::vector<std::string> all;
-  if (is_of_run(c)) all.push_back(fs::absolute(c.file).parent_path().parent_path());
-  for (const std::string& folder : {c.run.output_dir, c.output_dir_of_file})
+  if (is_of_run(s)) all.push_back(fs::absolute(s.file).parent_path().parent_path());
+  for (const std::string& folder : {s.output_dir, s.output_dir_of_file})
     if (!folder.empty() && std::ranges::none_of(all, [&](auto& other) { return is_same_place(other, folder); }))
       all.push_back(folder);
   return all;
 }
 
-std::string place_of(const RunConfig& c) {
-  check(!c.run.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
-  return below(c.run.output_dir, c.run.run_name);
+std::string place_of(const RunSearch& s) {
+  check(!s.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
+  return below(s.output_dir, s.run_name);
 }
 
 /// Where the run of a config may be, in the order in which it is looked for.
-std::vector<Place> places(const RunConfig& c) {
-  if (!c.loop.checkpoint_dir.empty()) {
-    const std::string folder = c.run.run_name.empty() ? "" : place_of(c);
+std::vector<Place> places(const RunSearch& s) {
+  if (!s.checkpoint_dir.empty()) {
+    const std::string folder = s.run_name.empty() ? "" : place_of(s);
     const bool there = !folder.empty() &&
                        (is_remote(folder) ? find_file(below(folder, kConfig)).has_value() : fs::is_directory(folder));
-    return {{there ? folder : "", c.loop.checkpoint_dir}};
+    return {{there ? folder : "", s.checkpoint_dir}};
   }
   std::vector<std::string> folders;
-  if (is_of_run(c)) folders.push_back(fs::path(c.file).parent_path());
-  if (!c.run.run_name.empty())
-    for (const std::string& home : {c.run.output_dir, c.output_dir_of_file})
-      if (!home.empty()) folders.push_back(below(home, c.run.run_name));
+  if (is_of_run(s)) folders.push_back(fs::path(s.file).parent_path());
+  if (!s.run_name.empty())
+    for (const std::string& home : {s.output_dir, s.output_dir_of_file})
+      if (!home.empty()) folders.push_back(below(home, s.run_name));
   std::vector<Place> all;
   for (std::string& folder : folders) {
     if (folder.empty()) folder = ".";
@@ -83,35 +83,27 @@ std::vector<std::string> runs_in(const std::string& home) {
   return names;
 }
 
-/// The keys by which a config asks for weights that only training makes.
-std::vector<std::string> made_by_training(const RunConfig& c) {
-  std::vector<std::string> keys = random_weight_keys(c.model);
-  if (c.lora.train_lora) keys.emplace_back("train_lora");
-  return keys;
-}
-
-[[noreturn]] void refuse(const RunConfig& c, const std::vector<Place>& searched,
-                         const std::vector<std::string>& untrained) {
+[[noreturn]] void refuse(const RunSearch& s, const std::vector<Place>& searched) {
   std::vector<std::string> where;
   for (const Place& p : searched) where.push_back(fmt::format("'{}'", shown(p.checkpoints)));
-  const std::string run = c.run.run_name.empty() ? "" : fmt::format(" of the run '{}'", c.run.run_name);
+  const std::string run = s.run_name.empty() ? "" : fmt::format(" of the run '{}'", s.run_name);
   Error e(Code::invalid_config,
           where.empty()
-              ? fmt::format("the config trains a model ({}), and names no run that has", fmt::join(untrained, ", "))
-          : untrained.empty()
+              ? fmt::format("the config trains a model ({}), and names no run that has", fmt::join(s.untrained, ", "))
+          : s.untrained.empty()
               ? fmt::format("there is no checkpoint{} in {}", run, fmt::join(where, " or "))
               : fmt::format(
                     "there is no checkpoint{} in {}, and the config says how to train a model ({}), not where one is",
-                    run, fmt::join(where, " or "), fmt::join(untrained, ", ")));
+                    run, fmt::join(where, " or "), fmt::join(s.untrained, ", ")));
   std::string example = "FOLDER_OF_RUN";
-  for (const std::string& home : homes(c)) {
+  for (const std::string& home : homes(s)) {
     const std::vector<std::string> names = runs_in(home);
     if (names.empty()) {
       e.note(fmt::format("'{}' holds no run with a checkpoint", shown(home)));
       continue;
     }
     e.note(fmt::format("runs with checkpoints in '{}': {}", shown(home), fmt::join(names, ", ")));
-    const std::string near = nearest(c.run.run_name, names);
+    const std::string near = nearest(s.run_name, names);
     if (example == "FOLDER_OF_RUN" || !near.empty()) example = below(home, near.empty() ? names[0] : near);
   }
   throw e.note(fmt::format(
@@ -131,18 +123,17 @@ std::string config_file(const std::string& name) {
   throw e;
 }
 
-ModelToSample model_to_sample(const RunConfig& given) {
-  const std::string& model = given.model.pretrained_model_name_or_path;
-  if (given.on_command_line.contains("pretrained_model_name_or_path"))
-    return {model, given.model, given.run.output_dir};
-  const std::vector<Place> searched = places(given);
+ModelToSample model_to_sample(const RunSearch& s) {
+  const std::string& model = s.model.pretrained_model_name_or_path;
+  if (s.on_command_line.contains("pretrained_model_name_or_path")) return {model, s.model, s.output_dir};
+  const std::vector<Place> searched = places(s);
   for (const Place& p : searched) {
     const std::vector<int64_t> steps = list_checkpoints(p.checkpoints);
     if (steps.empty()) continue;
     for (int64_t newer : checkpoint_folders(p.checkpoints))
       if (newer > steps.back())
         log_warning("{}/{} is damaged: its state.json is missing, or no JSON", p.checkpoints, newer);
-    ModelToSample out{checkpoint_folder(p.checkpoints, steps.back()), given.model, p.folder};
+    ModelToSample out{checkpoint_folder(p.checkpoints, steps.back()), s.model, p.folder};
     log_info("the run has trained: its checkpoint {} is used", shown(out.model));
     ModelKeys& m = out.keys;
     for (const auto& [key, place] : {std::pair{"unet_checkpoint", &m.unet_checkpoint},
@@ -150,20 +141,17 @@ ModelToSample model_to_sample(const RunConfig& given) {
                                      {"vae_file", &m.vae_file},
                                      {"single_file_config", &m.single_file_config},
                                      {"variant", &m.variant}})
-      if (!given.on_command_line.contains(key)) place->clear();
+      if (!s.on_command_line.contains(key)) place->clear();
     // The command line's output_dir says where images go, unless it says where the run is.
-    const bool is_home = !p.folder.empty() && !given.run.run_name.empty() && is_same_place(p.folder, place_of(given));
-    if (p.folder.empty() || (given.on_command_line.contains("output_dir") && !is_home))
-      out.folder = given.run.output_dir;
+    const bool is_home = !p.folder.empty() && !s.run_name.empty() && is_same_place(p.folder, place_of(s));
+    if (p.folder.empty() || (s.on_command_line.contains("output_dir") && !is_home)) out.folder = s.output_dir;
     return out;
   }
-  const std::vector<std::string> untrained = made_by_training(given);
-  if (!untrained.empty() || is_of_run(given) || given.on_command_line.contains("checkpoint_dir"))
-    refuse(given, searched, untrained);
+  if (!s.untrained.empty() || is_of_run(s) || s.on_command_line.contains("checkpoint_dir")) refuse(s, searched);
   if (!searched.empty())
-    log_warning("there is no checkpoint of the run '{}' in '{}'; the config's model '{}' is used as it is",
-                given.run.run_name, shown(searched[0].checkpoints), model);
-  return {model, given.model, given.run.output_dir};
+    log_warning("there is no checkpoint of the run '{}' in '{}'; the config's model '{}' is used as it is", s.run_name,
+                shown(searched[0].checkpoints), model);
+  return {model, s.model, s.output_dir};
 }
 
 }  // namespace md

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "maxdiffusion/settings/run_config.h"
+#include "maxdiffusion/settings/requests.h"
 
 namespace md {
 
@@ -22,6 +22,6 @@ struct ModelToSample {
 /// or, if it is not there, of the file. Throws invalid_config, naming the places that were searched and the runs that
 /// are there, where there is no checkpoint and the config says how to train a model (train_new_…,
 /// random_text_encoder, train_lora) or is a run's own, or the command line gives a checkpoint_dir.
-ModelToSample model_to_sample(const RunConfig& config);
+ModelToSample model_to_sample(const RunSearch& search);
 
 }  // namespace md

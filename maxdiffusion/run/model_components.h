@@ -23,6 +23,9 @@ class ModelComponents {
   ModelComponents(const ModelRequest& model, const DeviceRequest& devices, const EncoderOptions& encoders);
   ModelComponents(const ModelComponents&) = delete;
 
+  OpenedModels opened() const {
+    return {folder(), *family(), devices_, sample_size(options_.sizes, options_.resolution, *family())};
+  }
   const EncoderOptions& options() const { return options_; }
   const ModelFolder& folder() const { return model_.folder; }
   const std::shared_ptr<const Family>& family() const { return model_.family; }

@@ -10,7 +10,6 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/lora/lora_scope.h"
-#include "maxdiffusion/settings/compatibility.h"
 
 namespace md {
 namespace {
@@ -28,25 +27,25 @@ std::vector<std::string> trained_denoisers(const std::string& expert, const Fami
   return {all[expert == "high" ? 0 : 1]};
 }
 
-DenoiseTask plan_task(const RunConfig& c, const ModelFolder& folder, const std::shared_ptr<const Family>& family,
-                      DataMode mode, const DeviceCounts& counts) {
+DenoiseTask plan_task(const DataKeys& d, const LearningKeys& l, const ModelFolder& folder,
+                      const std::shared_ptr<const Family>& family, DataMode mode, const DeviceCounts& counts) {
   DenoiseTask t;
   t.family = family;
-  t.process = make_process(training_config(folder.scheduler_config(), c.scheduler), c.process);
+  t.process = make_process(training_config(folder.scheduler_config(), l.scheduler), l.process);
   t.images = family->required_images() > 0;
-  t.noise = drawn_noise_input(c.denoise.noise_offset, c.denoise.input_perturbation);
+  t.noise = drawn_noise_input(d.denoise.noise_offset, d.denoise.input_perturbation);
   if (mode == DataMode::images) t.media = pixels_input();
-  if (mode == DataMode::images || c.denoise.train_text_encoder) t.text = tokens_input();
-  t.batch_size = part_of_replica(global_batch(c.batches, counts.devices), counts.replicas);
-  t.size = training_size(c.sample, c.images.resolution, *family);
+  if (mode == DataMode::images || d.denoise.train_text_encoder) t.text = tokens_input();
+  t.batch_size = part_of_replica(global_batch(d.batches, counts.devices), counts.replicas);
+  t.size = training_size(d.sample, d.images.resolution, *family);
   t.conditioning_size = t.size;
-  t.guidance = c.sample.guidance_scale;
+  t.guidance = d.sample.guidance_scale;
   if (mode == DataMode::dreambooth) {
-    t.prior_loss_weight = c.dreambooth.prior_loss_weight;
+    t.prior_loss_weight = d.dreambooth.prior_loss_weight;
   } else {
-    t.caption_dropout = c.denoise.caption_dropout;
-    t.masked = c.denoise.masked_loss || c.images.alpha_mask;
-    t.sizes = c.images.enable_bucket || c.images.original_size_conditioning;
+    t.caption_dropout = d.denoise.caption_dropout;
+    t.masked = d.denoise.masked_loss || d.images.alpha_mask;
+    t.sizes = d.images.enable_bucket || d.images.original_size_conditioning;
   }
   if (mode == DataMode::replay) {
     t.media = latents_input();
@@ -64,19 +63,19 @@ void set_rates(TrainPlan& plan) {
     s.learning_rates[encoder] = scaled_rate(plan.optim, plan.text_encoder_rate, plan.update_size());
 }
 
-StepOptions plan_step(const RunConfig& c, const TrainPlan& plan) {
+StepOptions plan_step(const LearningKeys& l, const EncoderOptions& models, const TrainPlan& plan) {
   const std::shared_ptr<const Family> family = plan.task.family;
   StepOptions s;
-  s.scope = scope_options(c.layers);
+  s.scope = scope_options(models.layers);
   s.optim = plan.optim;
-  s.accumulation = c.update.gradient_accumulation_steps;
-  s.ema_decay = c.update.ema_decay;
+  s.accumulation = l.update.gradient_accumulation_steps;
+  s.ema_decay = l.update.ema_decay;
   s.per_model_step_count = plan.denoisers.size() > 1;
   std::vector<std::string> trained = plan.denoisers;
   if (plan.trains_text_encoders)
     for (const std::string& encoder : family->spec().text_components()) trained.push_back(encoder);
-  s.variation = [family, trained, encoders = c.encoders, lora = c.lora](const std::string& component,
-                                                                        const Scope& scope) {
+  s.variation = [family, trained, encoders = models.keys, lora = l.lora](const std::string& component,
+                                                                         const Scope& scope) {
     ScopeOptions options = scope.options();
     if (std::ranges::count(trained, component) == 0)
       return scope
@@ -91,32 +90,33 @@ StepOptions plan_step(const RunConfig& c, const TrainPlan& plan) {
   return s;
 }
 
-LoopOptions plan_loop(const RunConfig& c, const RunInfo& run) {
+LoopOptions plan_loop(const RunInfo& run, const LoopKeys& keys, const CompileConfig& compile) {
   const char* libtpu = std::getenv("LIBTPU_INIT_ARGS");  // read by the plugin itself
   LoopOptions o;
   o.folder = run.folder;
   o.place = run.place;
   o.seed = run.seed;
-  o.keys = c.loop;
+  o.keys = keys;
   o.metrics = run.metrics;
   o.profile = run.profile;
-  o.compile = c.compile;
+  o.compile = compile;
   o.run_name = run.name;
   o.texts = {{"config", "```yaml\n" + run.config_yaml + "```"}, {"libtpu_init_args", libtpu ? libtpu : ""}};
   return o;
 }
 
-AutoencoderPlan plan_autoencoder(const RunConfig& c, const DenoiseTask& task, const DeviceCounts& counts) {
-  AutoencoderPlan plan{.steps = c.vae.vae_max_train_steps,
-                       .image_steps = c.vae.vae_image_steps,
-                       .optim = c.optim.with_switches(true),
-                       .scope = scope_options(c.layers)};
+AutoencoderPlan plan_autoencoder(const LearningKeys& l, const LayerKeys& layers, const DenoiseTask& task,
+                                 const DeviceCounts& counts) {
+  AutoencoderPlan plan{.steps = l.vae.vae_max_train_steps,
+                       .image_steps = l.vae.vae_image_steps,
+                       .optim = l.optim.with_switches(true),
+                       .scope = scope_options(layers)};
   plan.task.family = task.family;
   plan.task.batch_size = part_of_replica(
-      global_batch(c.vae.vae_per_device_batch_size, counts.devices, "vae_per_device_batch_size"), counts.replicas);
+      global_batch(l.vae.vae_per_device_batch_size, counts.devices, "vae_per_device_batch_size"), counts.replicas);
   plan.task.size = task.size;
-  plan.task.kl_weight = c.vae.vae_kl_weight;
-  plan.optim.learning_rate = c.vae.vae_learning_rate;
+  plan.task.kl_weight = l.vae.vae_kl_weight;
+  plan.optim.learning_rate = l.vae.vae_learning_rate;
   plan.optim.learning_rate_schedule_steps = -1;
   plan.scope.quantization = nullptr;
   plan.scope.dropout = 0;  // of the denoiser
@@ -126,85 +126,80 @@ AutoencoderPlan plan_autoencoder(const RunConfig& c, const DenoiseTask& task, co
 }
 
 /// Of those keys that have a like. Source: kohya-ss sd-scripts, train_network.py.
-std::map<std::string, std::string> kohya_metadata(const RunConfig& c, const RunInfo& run, const Family& family) {
+std::map<std::string, std::string> kohya_metadata(const TrainingRequest& r, const Family& family) {
+  const auto& [d, l] = std::tie(r.data, r.learning);
   auto number = [](auto v) { return fmt::format("{}", v); };
   const std::string none = "None";  // as Python writes it
-  const MediaSize size = training_size(c.sample, c.images.resolution, family);
-  const auto warmup = c.optim.warmup_steps_fraction * static_cast<double>(c.optim.max_train_steps);
+  const MediaSize size = training_size(d.sample, d.images.resolution, family);
+  const auto warmup = l.optim.warmup_steps_fraction * static_cast<double>(l.optim.max_train_steps);
   return {
-      {"ss_sd_model_name", std::filesystem::path(c.model.pretrained_model_name_or_path).filename().string()},
-      {"ss_output_name", run.name},
-      {"ss_learning_rate", number(c.optim.learning_rate)},
-      {"ss_unet_lr", number(c.optim.learning_rate)},
-      {"ss_text_encoder_lr", c.denoise.train_text_encoder ? number(c.update.text_encoder_learning_rate) : none},
-      {"ss_max_train_steps", number(c.optim.max_train_steps)},
-      {"ss_lr_scheduler", c.optim.lr_scheduler},
+      {"ss_sd_model_name",
+       std::filesystem::path(r.components.model.keys.pretrained_model_name_or_path).filename().string()},
+      {"ss_output_name", r.run.name},
+      {"ss_learning_rate", number(l.optim.learning_rate)},
+      {"ss_unet_lr", number(l.optim.learning_rate)},
+      {"ss_text_encoder_lr", d.denoise.train_text_encoder ? number(l.update.text_encoder_learning_rate) : none},
+      {"ss_max_train_steps", number(l.optim.max_train_steps)},
+      {"ss_lr_scheduler", l.optim.lr_scheduler},
       {"ss_lr_warmup_steps", number(static_cast<int64_t>(warmup))},
-      {"ss_optimizer", make_optimizer(c.optim)->full_name()},
-      {"ss_max_grad_norm", number(c.optim.max_grad_norm)},
-      {"ss_gradient_accumulation_steps", number(c.update.gradient_accumulation_steps)},
-      {"ss_batch_size_per_device", number(c.batches.per_device_batch_size)},
+      {"ss_optimizer", make_optimizer(l.optim)->full_name()},
+      {"ss_max_grad_norm", number(l.optim.max_grad_norm)},
+      {"ss_gradient_accumulation_steps", number(l.update.gradient_accumulation_steps)},
+      {"ss_batch_size_per_device", number(d.batches.per_device_batch_size)},
       {"ss_resolution", fmt::format("({}, {})", size.width, size.height)},
-      {"ss_enable_bucket", c.images.enable_bucket ? "True" : "False"},
-      {"ss_mixed_precision", c.layers.activations_dtype == "bfloat16" ? "bf16" : "no"},
-      {"ss_seed", number(run.seed)},
-      {"ss_noise_offset", c.denoise.noise_offset != 0 ? number(c.denoise.noise_offset) : none},
-      {"ss_min_snr_gamma", c.process.snr_gamma > 0 ? number(c.process.snr_gamma) : none},
-      {"ss_caption_dropout_rate", number(c.denoise.caption_dropout)},
+      {"ss_enable_bucket", d.images.enable_bucket ? "True" : "False"},
+      {"ss_mixed_precision", r.components.encoders.layers.activations_dtype == "bfloat16" ? "bf16" : "no"},
+      {"ss_seed", number(r.run.seed)},
+      {"ss_noise_offset", d.denoise.noise_offset != 0 ? number(d.denoise.noise_offset) : none},
+      {"ss_min_snr_gamma", l.process.snr_gamma > 0 ? number(l.process.snr_gamma) : none},
+      {"ss_caption_dropout_rate", number(d.denoise.caption_dropout)},
   };
 }
 
-LoraPlan plan_lora(const RunConfig& c, const RunInfo& run, const Family& family) {
-  LoraPlan lora{.config = training_lora(c.lora, family.spec().lora_targets(family.spec().denoiser())),
-                .init = c.lora.lora_init,
-                .metadata = kohya_metadata(c, run, family)};
+LoraPlan plan_lora(const TrainingRequest& r, const Family& family) {
+  const LoraKeys& keys = r.learning.lora;
+  LoraPlan lora{.config = training_lora(keys, family.spec().lora_targets(family.spec().denoiser())),
+                .init = keys.lora_init,
+                .metadata = kohya_metadata(r, family)};
   lora.targets = lora.config.targets;
-  if (c.denoise.train_text_encoder && c.lora.lora_target_modules.empty())
+  if (r.data.denoise.train_text_encoder && keys.lora_target_modules.empty())
     for (const std::string& more : family.spec().lora_targets(family.spec().text_components().at(0)))
       lora.targets.push_back(more);
   return lora;
 }
 
-EvalPlan plan_evaluation(const RunConfig& c, const TrainPlan& plan) {
+EvalPlan plan_evaluation(const DataKeys& d, const EvalKeys& keys, const TrainPlan& plan) {
   const Family& family = *plan.task.family;
   const bool records = plan.data.mode == DataMode::encoded_records;
-  EvalPlan eval{.keys = c.eval,
-                .source = {.dataset_type = records ? c.source.dataset_type : "",
-                           .train_data_dir = c.eval.eval_data_dir,
-                           .train_split = c.source.train_split,
-                           .image_column = c.source.image_column,
-                           .caption_column = c.source.caption_column}};
+  EvalPlan eval{.keys = keys,
+                .source = {.dataset_type = records ? d.source.dataset_type : "",
+                           .train_data_dir = keys.eval_data_dir,
+                           .train_split = d.source.train_split,
+                           .image_column = d.source.image_column,
+                           .caption_column = d.source.caption_column}};
   if (records || plan.data.mode == DataMode::synthetic_latents) {
     eval.source.array_columns = family.spec().records->columns(family.spec());
     return eval;
   }
-  eval.source.max_train_samples = c.eval.eval_max_number_of_samples_in_bucket;
-  eval.images = {.resolution = c.images.resolution, .center_crop = c.images.center_crop || c.images.random_crop};
+  eval.source.max_train_samples = keys.eval_max_number_of_samples_in_bucket;
+  eval.images = {.resolution = d.images.resolution, .center_crop = d.images.center_crop || d.images.random_crop};
   if (!family.spec().videos()) return eval;
-  eval.images = plan_images(c, family);
+  eval.images = plan_images(d, family);
   eval.images.random_flip = false;
   eval.images.buckets = AspectBuckets::of({{plan.task.size.height, plan.task.size.width, plan.task.size.frames}});
   return eval;
 }
 
-/// None: nothing, or not by this process.
-std::optional<SamplePlan> plan_samples(const RunConfig& c, const RunInfo& run) {
-  if (c.sample.prompt.empty() || !run.is_coordinator || !run.has_all_weights) return std::nullopt;
-  if (c.run.sample_every == 0 && !c.run.enable_ssim && !c.run.enable_generate_video_for_eval) return std::nullopt;
-  return SamplePlan{c.run.sample_every, c.run.enable_generate_video_for_eval, c.run.enable_ssim,
-                    sampling_request(c, run)};
-}
-
 /// What processes whose devices are one mesh cannot do yet: none has the trained weights whole.
-void check_joint_devices(const RunConfig& c) {
+void check_joint_devices(const TrainingRequest& r) {
   const auto refuse = [](bool set, const char* key) {
     check(!set, Code::invalid_config,
           "{}: not yet by several processes with GPUs or TPUs, of which none has all weights", key);
   };
-  refuse(c.model.train_new_vae, "train_new_vae");
-  refuse(c.lora.train_lora, "train_lora");
-  refuse(!c.dreambooth.instance_data_dir.empty(), "instance_data_dir");
-  if (plan_samples(c, {}))
+  refuse(r.components.model.keys.train_new_vae, "train_new_vae");
+  refuse(r.learning.lora.train_lora, "train_lora");
+  refuse(!r.data.dreambooth.instance_data_dir.empty(), "instance_data_dir");
+  if (r.samples)
     log_warning(
         "prompt has no effect while processes with GPUs or TPUs train: convert makes a checkpoint a model folder, "
         "which generate draws with");
@@ -212,58 +207,61 @@ void check_joint_devices(const RunConfig& c) {
 
 }  // namespace
 
-PlanParts plan_parts(const RunConfig& c, const RunInfo& run, const ModelFolder& folder,
-                     const std::shared_ptr<const Family>& family, const DeviceCounts& counts) {
+PlanParts plan_parts(const TrainingRequest& r, const ModelFolder& folder, const std::shared_ptr<const Family>& family,
+                     const DeviceCounts& counts) {
   return {{"keys",
-           [&c, &run, family](TrainPlan&) {
-             if (!run.has_all_weights) check_joint_devices(c);
-             check_training_keys(c, *family);
-             check(c.update.gradient_accumulation_steps >= 1, Code::invalid_config,
-                   "gradient_accumulation_steps is {}; expected 1 or more", c.update.gradient_accumulation_steps);
+           [&r, family](TrainPlan&) {
+             if (!r.run.has_all_weights) check_joint_devices(r);
+             r.rules.check_training(*family);
+             const int64_t batches = r.learning.update.gradient_accumulation_steps;
+             check(batches >= 1, Code::invalid_config, "gradient_accumulation_steps is {}; expected 1 or more",
+                   batches);
            }},
           {"keys",
-           [&c, &run, &folder, family, counts](TrainPlan& plan) {
-             plan.run = run;
-             plan.data.mode = data_mode(c, *family);
-             plan.denoisers = trained_denoisers(c.model.train_expert, *family);
-             plan.trains_text_encoders = c.denoise.train_text_encoder;
-             plan.boundary_ratio = c.sample.boundary_ratio;
+           [&r, &folder, family, counts](TrainPlan& plan) {
+             const auto& [data, learning, model] = std::tie(r.data, r.learning, r.components.model.keys);
+             const EncoderOptions& models = r.components.encoders;
+             plan.run = r.run;
+             plan.data.mode = data_mode(data, family->spec().videos());
+             plan.denoisers = trained_denoisers(model.train_expert, *family);
+             plan.trains_text_encoders = data.denoise.train_text_encoder;
+             plan.boundary_ratio = data.sample.boundary_ratio;
              plan.replicas = counts.replicas;
-             plan.optim = c.optim.with_switches(family->spec().reference.always_clips_by_norm);
-             plan.text_encoder_rate = c.update.text_encoder_learning_rate;
-             plan.task = plan_task(c, folder, family, plan.data.mode, counts);
-             plan.loop = plan_loop(c, run);
+             plan.optim = learning.optim.with_switches(family->spec().reference.always_clips_by_norm);
+             plan.text_encoder_rate = learning.update.text_encoder_learning_rate;
+             plan.task = plan_task(data, learning, folder, family, plan.data.mode, counts);
+             plan.loop = plan_loop(r.run, learning.loop, models.compile);
              plan.loop.title = plan.denoisers.size() == 1 ? "train " + plan.denoisers[0] : "train";
-             plan.loop.step = plan_step(c, plan);
+             plan.loop.step = plan_step(learning, models, plan);
              set_rates(plan);
              plan.tasks = tasks_per_expert(plan);
-             if (c.lora.train_lora) plan.lora = plan_lora(c, run, *family);
-             if (c.model.train_new_vae && plan.data.mode == DataMode::cached_latents)
-               plan.autoencoder = plan_autoencoder(c, plan.task, counts);
-             plan.samples = plan_samples(c, run);
+             if (learning.lora.train_lora) plan.lora = plan_lora(r, *family);
+             if (model.train_new_vae && plan.data.mode == DataMode::cached_latents)
+               plan.autoencoder = plan_autoencoder(learning, models.layers, plan.task, counts);
+             if (r.run.is_coordinator && r.run.has_all_weights) plan.samples = r.samples;
            }},
           {"sizes",
-           [&c, &run, family](TrainPlan& plan) {
-             plan.data = plan_data(c, run, *family);
+           [&r, family](TrainPlan& plan) {
+             plan.data = plan_data(r.data, plan.data.mode, r.run, *family);
              if (plan.data.mode != DataMode::synthetic_latents) return;
-             plan_synthetic(c, run, plan.task, plan.data.source.config);
+             plan_synthetic(r.data, r.run, plan.task, plan.data.source.config);
              plan.tasks = tasks_per_expert(plan);
            }},
-          {"evaluation", [&c](TrainPlan& plan) {
-             if (c.eval.eval_every > 0) plan.eval = plan_evaluation(c, plan);
+          {"evaluation", [&r](TrainPlan& plan) {
+             if (r.learning.eval.eval_every > 0) plan.eval = plan_evaluation(r.data, r.learning.eval, plan);
            }}};
 }
 
-TrainPlan plan_training(const RunConfig& config, const RunInfo& run, const ModelFolder& folder,
+TrainPlan plan_training(const TrainingRequest& request, const ModelFolder& folder,
                         const std::shared_ptr<const Family>& family, const DeviceCounts& counts) {
   TrainPlan plan;
-  for (const auto& [name, part] : plan_parts(config, run, folder, family, counts)) part(plan);
+  for (const auto& [name, part] : plan_parts(request, folder, family, counts)) part(plan);
   return plan;
 }
 
-TrainPlan plan_training(const RunConfig& config, const RunInfo& run, const ModelComponents& models) {
+TrainPlan plan_training(const TrainingRequest& request, const ModelComponents& models) {
   models.denoiser_options();
-  return plan_training(config, run, models.folder(), models.family(), models.device_counts());
+  return plan_training(request, models.folder(), models.family(), models.device_counts());
 }
 
 TrainPlan with_data(TrainPlan plan, const DenoiseTask& task, const std::vector<ImageSize>& buckets, int64_t samples) {

@@ -37,13 +37,6 @@ struct EvalPlan {
   DataSourceConfig source;  // with array_columns: of encoded samples
   ImageConfig images;       // otherwise
 };
-/// What is generated from the run's prompts while it trains.
-struct SamplePlan {
-  int64_t every = 0;                                // steps between sample grids; -1: after the last step; 0: none
-  bool after_evaluation = false, compares = false;  // enable_generate_video_for_eval, enable_ssim
-  SamplingRequest sampling;
-};
-
 struct TrainPlan {
   RunInfo run;
   DataPlan data;
@@ -71,13 +64,13 @@ struct TrainPlan {
 /// Pure: no file is written, no device asked, nothing logged but warnings. What only the data knows (sizes of buckets
 /// and of recorded batches, steps where epochs count) is not in it yet: see with_data. Throws invalid_config for what a
 /// run would fail by.
-TrainPlan plan_training(const RunConfig& config, const RunInfo& run, const ModelFolder& folder,
+TrainPlan plan_training(const TrainingRequest& request, const ModelFolder& folder,
                         const std::shared_ptr<const Family>& family, const DeviceCounts& counts);
 /// For the models and devices that are open. Throws likewise where these cannot quantize as the keys ask.
-TrainPlan plan_training(const RunConfig& config, const RunInfo& run, const ModelComponents& models);
+TrainPlan plan_training(const TrainingRequest& request, const ModelComponents& models);
 /// The same in parts with names, each of which adds to the plan or throws.
 using PlanParts = std::vector<std::pair<const char*, std::function<void(TrainPlan&)>>>;
-PlanParts plan_parts(const RunConfig& config, const RunInfo& run, const ModelFolder& folder,
+PlanParts plan_parts(const TrainingRequest& request, const ModelFolder& folder,
                      const std::shared_ptr<const Family>& family, const DeviceCounts& counts);
 /// The plan with what its data turned out to be: the task on it, the sizes of its buckets (none: all have the task's
 /// size), and the number of its samples (-1: not known). Throws invalid_config where a batch has more, or epochs cannot

@@ -1,10 +1,9 @@
-#include "maxdiffusion/settings/compatibility.h"
-
 #include <algorithm>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 #include "maxdiffusion/settings/data_mode.h"
+#include "maxdiffusion/settings/key_rules.h"
 
 namespace md {
 namespace {
@@ -126,7 +125,8 @@ const std::vector<Rule>& needs() {
 
 }  // namespace
 
-void check_training_keys(const RunConfig& c, const Family& family) {
+void KeyRules::check_training(const Family& family) const {
+  const RunConfig& c = *config_;
   check(!c.denoise.train_text_encoder || family.spec().text_components().size() < 2 || c.lora.train_lora,
         Code::invalid_config,
         "train_text_encoder: models with two text encoders are trained without them, except with train_lora");
@@ -152,7 +152,8 @@ void check_training_keys(const RunConfig& c, const Family& family) {
         "original_size_conditioning: this model has no condition on sizes");
 }
 
-void check_tfrecord_keys(const RunConfig& c) {
+void KeyRules::check_tfrecords() const {
+  const RunConfig& c = *config_;
   check(!c.tfrecords.tfrecords_dir.empty(), Code::invalid_config, "prepare_tfrecords: tfrecords_dir is empty");
   check(c.tfrecords.no_records_per_shard > 0, Code::invalid_config, "no_records_per_shard is {}; expected at least 1",
         c.tfrecords.no_records_per_shard);

@@ -12,24 +12,24 @@ const char* name_of(DataMode mode) {
   return kNames[static_cast<size_t>(mode)];
 }
 
-DataMode data_mode(const RunConfig& c, const Family& family) {
-  const bool encoded = c.denoise.cache_latents_text_encoder_outputs;
-  if (!c.denoise.replay_batches.empty()) return DataMode::replay;
-  if (!c.dreambooth.instance_data_dir.empty()) return DataMode::dreambooth;
-  if (reads_encoded_records(c)) return DataMode::encoded_records;
+DataMode data_mode(const DataKeys& k, bool videos) {
+  const bool encoded = k.denoise.cache_latents_text_encoder_outputs;
+  if (!k.denoise.replay_batches.empty()) return DataMode::replay;
+  if (!k.dreambooth.instance_data_dir.empty()) return DataMode::dreambooth;
+  if (reads_encoded_records(k)) return DataMode::encoded_records;
   // Samples are made encoded where a key gives their sizes, and where the model makes videos.
-  if (c.source.dataset_type == "synthetic" && encoded) {
+  if (k.source.dataset_type == "synthetic" && encoded) {
     bool sized = false;
-    SyntheticKeys keys = c.synthetic;
+    SyntheticKeys keys = k.synthetic;
     keys.visit([&](const char*, const std::optional<int64_t>& value, auto&&...) { sized |= value.has_value(); });
-    if (sized || family.spec().videos()) return DataMode::synthetic_latents;
+    if (sized || videos) return DataMode::synthetic_latents;
   }
   return encoded ? DataMode::cached_latents : DataMode::images;
 }
 
-bool reads_encoded_records(const RunConfig& c) {
-  return c.denoise.cache_latents_text_encoder_outputs && c.source.load_tfrecord_cached &&
-         (c.source.dataset_type == "tfrecord" || c.source.dataset_type == "grain");
+bool reads_encoded_records(const DataKeys& k) {
+  return k.denoise.cache_latents_text_encoder_outputs && k.source.load_tfrecord_cached &&
+         (k.source.dataset_type == "tfrecord" || k.source.dataset_type == "grain");
 }
 
 }  // namespace md

@@ -14,8 +14,9 @@ enum class DataMode {
   replay,             // recorded batches
 };
 const char* name_of(DataMode mode);
-DataMode data_mode(const RunConfig& config, const Family& family);
+/// `videos`: whether the model makes them.
+DataMode data_mode(const DataKeys& keys, bool videos);
 /// Whether the keys say that records, where a run reads some, are latents and embeddings.
-bool reads_encoded_records(const RunConfig& config);
+bool reads_encoded_records(const DataKeys& keys);
 
 }  // namespace md

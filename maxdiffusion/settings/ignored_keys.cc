@@ -1,5 +1,3 @@
-#include "maxdiffusion/settings/ignored_keys.h"
-
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/processes/processes.h"
+#include "maxdiffusion/settings/key_rules.h"
 
 namespace md {
 namespace {
@@ -349,6 +348,7 @@ const std::vector<Rule>& rules() {
       {{"use_batched_text_encoder"}, always("prompts are always encoded together")},
       {{"enable_lora"}, unless_set("lora_config", "lora_config is empty"), true},
       {{"sample_seed"}, if_set("latents", "latents are given")},
+      {{"image_url"}, if_set("image", "image is given")},
       {of<ControlKeys>() - Keys{"controlnet_model_name_or_path"},
        unless_set("controlnet_model_name_or_path", "controlnet_model_name_or_path is empty")},
       {{"vae_slicing", "per_device_batch_size", "global_batch_size"},
@@ -385,9 +385,8 @@ void log_each(LogLevel level, const Ignored& all) {
 
 }  // namespace
 
-void warn_of_ignored_keys(const OpenedModels& opened, std::string_view command) {
-  const RunConfig& c = opened.config;
-  const Situation s{c, opened.folder, opened.family, opened.devices, opened.samples, command};
+void KeyRules::warn_of_ignored(const OpenedModels& opened, std::string_view command) const {
+  const Situation s{*config_, opened.folder, opened.family, opened.devices, opened.samples, command};
   Ignored of_words, of_file;
   Keys named, named_of_file;
   for (const Rule& rule : rules())

@@ -10,27 +10,27 @@ namespace {
 using Words = std::vector<std::string>;
 constexpr const char* kOffload = "remat_policy=HIDDEN_STATE_WITH_OFFLOAD scan_layers=true";
 
-Words words(const RunConfig& c, bool trains, bool offloads) {
+Words words(const MemoryKeys& k, bool trains, bool offloads) {
   Words all;
-  for (const MemorySuggestion& change : memory_suggestions(c, Mesh::single(), trains, offloads))
+  for (const MemorySuggestion& change : memory_suggestions(k, Mesh::single(), trains, offloads))
     all.push_back(change.words);
   return all;
 }
 
 TEST(MemorySuggestions, TryTheHostsMemoryWhereDevicesHaveTheirOwn) {
-  RunConfig c;
-  c.batches.per_device_batch_size = 2;
-  EXPECT_EQ(words(c, true, true),
+  MemoryKeys k;
+  k.batches.per_device_batch_size = 2;
+  EXPECT_EQ(words(k, true, true),
             (Words{"remat_policy=FULL", "attention=flash", kOffload, "remat_policy=FULL per_device_batch_size=1"}));
-  EXPECT_EQ(words(c, true, false),
+  EXPECT_EQ(words(k, true, false),
             (Words{"remat_policy=FULL", "attention=flash", "remat_policy=FULL per_device_batch_size=1"}));
-  EXPECT_EQ(words(c, false, true), (Words{"attention=flash", "per_device_batch_size=1"}));
-  const auto changes = memory_suggestions(c, Mesh::single(), true, true);
-  EXPECT_EQ(changes[2].config.layers.remat_policy, "HIDDEN_STATE_WITH_OFFLOAD");
-  EXPECT_TRUE(changes[2].config.layers.scan_layers);
+  EXPECT_EQ(words(k, false, true), (Words{"attention=flash", "per_device_batch_size=1"}));
+  const auto changes = memory_suggestions(k, Mesh::single(), true, true);
+  EXPECT_EQ(changes[2].keys.layers.remat_policy, "HIDDEN_STATE_WITH_OFFLOAD");
+  EXPECT_TRUE(changes[2].keys.layers.scan_layers);
   // What is so already is not tried, and nothing is taken back.
-  c = changes[2].config;
-  EXPECT_EQ(words(c, true, true), (Words{"attention=flash", "per_device_batch_size=1"}));
+  k = changes[2].keys;
+  EXPECT_EQ(words(k, true, true), (Words{"attention=flash", "per_device_batch_size=1"}));
 }
 
 }  // namespace

@@ -17,10 +17,11 @@ Devices open_devices(const DeviceRequest& r, const std::string& of_family) {
 
 DeviceRequest device_request(const RunConfig& c) { return {c.hardware, c.mesh, c.sharding}; }
 
-ComponentsRequest components_request(const RunConfig& c, const RunInfo& run, Purpose purpose) {
+namespace {
+
+ComponentsRequest components_request(const RunConfig& c, const RunInfo& run) {
   return {.model = {.keys = c.model,
                     .folder = c.model.pretrained_model_name_or_path,
-                    .purpose = purpose,
                     .seed = run.seed,
                     .scheduler = c.scheduler,
                     .norm_num_groups = c.reference.norm_num_groups},
@@ -35,9 +36,67 @@ ComponentsRequest components_request(const RunConfig& c, const RunInfo& run, Pur
                        .averages = c.update.ema_decay > 0}};
 }
 
+PipelineOptions pipeline_options(const RunConfig& c) {
+  return {.model = c.model,
+          .controlnet = c.control.controlnet_model_name_or_path,
+          .lora = c.lora,
+          .hardware = c.hardware,
+          .mesh = c.mesh,
+          .sharding = c.sharding,
+          .layers = c.layers,
+          .encoders = c.encoders,
+          .media_chunks = c.media_chunks,
+          .compile = c.compile,
+          .batch = {c.batches.per_device_batch_size, c.batches.global_batch_size},
+          .keep_loaded = false};
+}
+
+std::optional<SamplePlan> samples_of(const RunConfig& c, const SamplingRequest& sampling) {
+  const RunKeys& k = c.run;
+  if (c.sample.prompt.empty() || (k.sample_every == 0 && !k.enable_ssim && !k.enable_generate_video_for_eval))
+    return {};
+  return SamplePlan{k.sample_every, k.enable_generate_video_for_eval, k.enable_ssim, sampling};
+}
+
+RunSearch run_search(const RunConfig& c) {
+  RunSearch s{.model = c.model,
+              .file = c.file,
+              .run_name = c.run.run_name,
+              .output_dir = c.run.output_dir,
+              .output_dir_of_file = c.output_dir_of_file,
+              .checkpoint_dir = c.loop.checkpoint_dir,
+              .untrained = random_weight_keys(c.model),
+              .on_command_line = c.on_command_line};
+  if (c.lora.train_lora) s.untrained.emplace_back("train_lora");
+  return s;
+}
+
+}  // namespace
+
+TrainingRequest training_request(const RunConfig& c, bool joins) {
+  if (joins) join_processes(c.hardware.hardware == "tpu");
+  const RunInfo run = make_run_info(c, processes());
+  const SamplingRequest sampling = sampling_request(c, run);
+  return {.run = run,
+          .components = components_request(c, run),
+          .data = c,
+          .learning = c,
+          .sampling = sampling,
+          .samples = samples_of(c, sampling),
+          .pipeline = pipeline_options(c),
+          .rules = KeyRules(c)};
+}
+
+GenerateRequest generate_request(const RunConfig& c) {
+  return {.search = run_search(c),
+          .pipeline = pipeline_options(c),
+          .sampling = sampling_request(c, make_run_info(c, processes())),
+          .profile = c.profile.enable_profiler,
+          .rules = KeyRules(c)};
+}
+
 SamplingRequest sampling_request(const RunConfig& c, const RunInfo& run) {
   const SampleFileKeys& k = c.sample;
-  if (!k.image.empty() && !k.image_url.empty()) log_warning("image is given; image_url '{}' is not read", k.image_url);
   SampleRequest r{k};
   const auto& given = c.on_command_line;
   for (const auto& [key, first, texts] :

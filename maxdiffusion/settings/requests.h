@@ -1,9 +1,15 @@
-// What the keys ask of a run's devices and models, as values for run/model_components.h.
+// What the keys ask of a command, as values: made once, before anything is opened. Nothing above settings/ reads a
+// RunConfig.
 #pragma once
 
+#include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "maxdiffusion/families/open_model.h"
+#include "maxdiffusion/pipelines/pipeline.h"
+#include "maxdiffusion/settings/key_rules.h"
 #include "maxdiffusion/settings/run_info.h"
 
 namespace md {
@@ -54,12 +60,48 @@ struct SamplingRequest {
   double fps = 16;
 };
 SamplingRequest sampling_request(const RunConfig& config, const RunInfo& run);
+
+/// What is sampled from the prompts of a run while it trains.
+struct SamplePlan {
+  int64_t every = 0;                                // steps between sample grids; -1: after the last step; 0: none
+  bool after_evaluation = false, compares = false;  // enable_generate_video_for_eval, enable_ssim
+  SamplingRequest sampling;
+};
+/// Everything that the keys say of a run that trains, before anything is opened: what `train`, and whatever looks at
+/// its stages, are given.
+struct TrainingRequest {
+  RunInfo run;
+  ComponentsRequest components;
+  DataKeys data;
+  LearningKeys learning;
+  SamplingRequest sampling;
+  std::optional<SamplePlan> samples;  // none: nothing is sampled, whichever process
+  PipelineOptions pipeline;           // of DreamBooth's class images
+  KeyRules rules;
+};
+/// `joins`: the processes that were started with this one are joined first.
+TrainingRequest training_request(const RunConfig& config, bool joins = false);
+
+/// Where the run may be whose checkpoint `generate` samples with, and the model that is taken otherwise.
+struct RunSearch {
+  ModelKeys model;
+  std::string file, run_name, output_dir, output_dir_of_file, checkpoint_dir;  // as in RunConfig
+  std::vector<std::string> untrained;     // keys that ask for weights which only training makes
+  std::set<std::string> on_command_line;  // keys
+};
+struct GenerateRequest {
+  RunSearch search;
+  PipelineOptions pipeline;  // of the model that the keys name; `controlnet` as they name it
+  SamplingRequest sampling;
+  bool profile = false;
+  KeyRules rules;
+};
+GenerateRequest generate_request(const RunConfig& config);
+
 /// The axis rules of the keys, or `of_family` where there are none. Throws invalid_config.
 AxisRules axis_rules(const DeviceRequest& request, const std::string& of_family);
 /// The devices, under these rules. Throws as pjrt::Client::open and Mesh::make do.
 Devices open_devices(const DeviceRequest& request, const std::string& of_family = "");
 DeviceRequest device_request(const RunConfig& config);
-/// Of the model that the keys name.
-ComponentsRequest components_request(const RunConfig& config, const RunInfo& run, Purpose purpose = Purpose::training);
 
 }  // namespace md

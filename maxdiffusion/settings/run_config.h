@@ -85,32 +85,40 @@ struct UpdateKeys {
   }
 };
 
-struct RunConfig {
-  RunKeys run;
-  HardwareKeys hardware;
-  MeshConfig mesh;
-  ShardingKeys sharding;
-  ModelKeys model;
-  LayerKeys layers;
+/// What batches are made of.
+struct DataKeys {
   DataSourceConfig source;
   ImageKeys images;
   BatchKeys batches;
   SyntheticKeys synthetic;
   TfrecordKeys tfrecords;
   DreamboothKeys dreambooth;
+  DenoiseKeys denoise;    // what is encoded beforehand, masked, recorded
+  SampleFileKeys sample;  // sizes of videos
+};
+
+/// What is learned from them, and how.
+struct LearningKeys {
   SchedulerKeys scheduler;
   ProcessKeys process;
-  DenoiseKeys denoise;
   AutoencoderKeys vae;
-  EncoderKeys encoders;
   LoraKeys lora;
   OptimConfig optim;
   UpdateKeys update;
   LoopKeys loop;
   EvalKeys eval;
+};
+
+struct RunConfig : DataKeys, LearningKeys {
+  RunKeys run;
+  HardwareKeys hardware;
+  MeshConfig mesh;
+  ShardingKeys sharding;
+  ModelKeys model;
+  LayerKeys layers;
+  EncoderKeys encoders;
   MetricsConfig metrics;
   ProfileConfig profile;
-  SampleFileKeys sample;
   MediaChunkKeys media_chunks;
   StepCacheKeys step_cache;
   ControlKeys control;

@@ -71,6 +71,9 @@ output_type: np
 )",
                                                           words));
   }
+  static TrainingRequest request(const std::string& run, const std::vector<std::string>& words) {
+    return training_request(config(run, words));
+  }
   static std::vector<nlohmann::json> metrics(const std::string& run) {
     std::vector<nlohmann::json> lines;
     std::istringstream in(read_file(*root_ / run + "/metrics.jsonl"));
@@ -83,7 +86,7 @@ TemporaryFolder* ToyFamily::root_ = nullptr;
 
 // P-4
 TEST_F(ToyFamily, LearnsIsEvaluatedByTimestepAndDrawsWhatThePromptSays) {
-  train(config("learns", {"max_train_steps=240", "eval_every=120"}));
+  train(request("learns", {"max_train_steps=240", "eval_every=120"}));
   const std::vector<nlohmann::json> lines = metrics("learns");
   ASSERT_EQ(lines.size(), 240u);
   for (const char* name : {"eval_loss_timestep_100", "eval_loss_timestep_500", "eval_loss_timestep_900"}) {
@@ -94,7 +97,7 @@ TEST_F(ToyFamily, LearnsIsEvaluatedByTimestepAndDrawsWhatThePromptSays) {
 
   RunConfig drawing = config("learns", {R"(prompt=["red", "green", "blue"])", "num_images_per_prompt=2"});
   drawing.on_command_line.clear();  // the run's own checkpoint
-  generate(drawing);
+  generate(generate_request(drawing));
   const HostArray images = SafetensorsReader::open(*root_ / "learns/images.safetensors").tensors().at("images");
   ASSERT_EQ(to_string(images.shape()), "f32[6,8,8,3]");
   auto v = images.view<float>();
@@ -120,7 +123,7 @@ TEST_F(ToyFamily, LearnsIsEvaluatedByTimestepAndDrawsWhatThePromptSays) {
 
 TEST_F(ToyFamily, IsNotTrainedWithDropoutLayersThatItDoesNotHave) {
   try {
-    train(config("drops", {"max_train_steps=1", "dropout=0.1"}));
+    train(request("drops", {"max_train_steps=1", "dropout=0.1"}));
     ADD_FAILURE();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::invalid_config);
@@ -129,10 +132,7 @@ TEST_F(ToyFamily, IsNotTrainedWithDropoutLayersThatItDoesNotHave) {
 }
 
 TEST_F(ToyFamily, AnswersToItsNamesAndTypes) {
-  auto open = [](const std::vector<std::string>& words) {
-    const RunConfig c = config("named", words);
-    ModelComponents(components_request(c, make_run_info(c, processes())));
-  };
+  auto open = [](const std::vector<std::string>& words) { ModelComponents(request("named", words).components); };
   EXPECT_NO_THROW(open({"model_name=toy1", "model_type=T2I"}));
   for (const auto& [word, message] :
        {std::pair{"model_name=toy2", "model_name is 'toy2', but "}, std::pair{"model_type=T2V", "expected T2I"}})
@@ -148,9 +148,9 @@ TEST_F(ToyFamily, AnswersToItsNamesAndTypes) {
 
 // P-4
 TEST_F(ToyFamily, ResumesToTheBit) {
-  train(config("whole", {"max_train_steps=6"}));
-  train(config("parts", {"max_train_steps=3"}));
-  train(config("parts", {"max_train_steps=6"}));
+  train(request("whole", {"max_train_steps=6"}));
+  train(request("parts", {"max_train_steps=3"}));
+  train(request("parts", {"max_train_steps=6"}));
   for (const char* file : {"transformer/diffusion_pytorch_model.safetensors", "training_state/arrays.safetensors",
                            "training_state/state.json"})
     EXPECT_EQ(read_file(*root_ / "whole/checkpoints/6/" + file), read_file(*root_ / "parts/checkpoints/6/" + file))
@@ -165,7 +165,7 @@ TEST_F(ToyFamily, FoldersOfUnknownPipelinesAndClassesAreRefusedWithTheList) {
     write_toy_folder(*root_ / "other");
     write_file_atomic(*root_ / "other/model_index.json", index);
     try {
-      train(config("refused", {"pretrained_model_name_or_path=" + *root_ / "other", "max_train_steps=1"}));
+      train(request("refused", {"pretrained_model_name_or_path=" + *root_ / "other", "max_train_steps=1"}));
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Code::invalid_config);
       return std::string(e.what());

@@ -40,7 +40,7 @@ TrainPlan plan_of(const std::string& file, std::vector<std::string> words = {}, 
   const RunConfig c = RunConfig::load(kConfigs + file, words);
   ModelFolder folder = ModelFolder::open(folder_of(c.model.pretrained_model_name_or_path));
   if (c.model.max_sequence_length) folder.set_option("max_sequence_length", *c.model.max_sequence_length);
-  return plan_training(c, make_run_info(c, processes()), folder, make_family(folder), counts);
+  return plan_training(training_request(c), folder, make_family(folder), counts);
 }
 
 std::string refusal(const std::string& file, const std::vector<std::string>& words) {

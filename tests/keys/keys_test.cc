@@ -26,7 +26,6 @@
 #include "maxdiffusion/run/encode_dataset.h"
 #include "maxdiffusion/run/train_plan.h"
 #include "maxdiffusion/run/write_media.h"
-#include "maxdiffusion/settings/ignored_keys.h"
 
 namespace md {
 namespace {
@@ -169,18 +168,18 @@ Outcome planned(Kind kind, const Words& words, bool trace) {
   return watched(kind, words, out.path(), [&](const RunConfig& c, Outcome& o) {
     const std::string command = command_of(kind);
     const bool samples = command == "generate";
-    const RunInfo run = make_run_info(c, processes());
-    const ModelComponents m(components_request(c, run, samples ? Purpose::sampling : Purpose::training));
-    warn_of_ignored_keys(
-        {c, m.folder(), *m.family(), m.devices(), sample_size(c.sample, c.images.resolution, *m.family())}, command);
+    TrainingRequest r = training_request(c);
+    r.components.model.purpose = samples ? Purpose::sampling : Purpose::training;
+    const ModelComponents m(r.components);
+    r.rules.warn_of_ignored(m.opened(), command);
     if (!trace) return;
     const GraphOptions placed = m.devices().graph_options(&m.devices().rules());
     if (samples) {
-      const SampleOptions options = planned_sampling(m, sampling_request(c, run), m.devices().mesh().devices());
+      const SampleOptions options = planned_sampling(m, r.sampling, m.devices().mesh().devices());
       for (const SamplingGraph& g : sampling_graphs(*m.family(), options, placed))
         o.made[g.denoiser] = to_stablehlo(*g.graph, "denoise");
     } else if (command == "train") {
-      const TrainPlan plan = plan_training(c, run, m);
+      const TrainPlan plan = plan_training(r, m);
       for (const DenoiseTask& task : plan.tasks) {
         const StepGraph g = trace_step(task, placed, plan.loop.step);
         o.made[task.model()] = to_stablehlo(*g.graph, "train");
@@ -211,9 +210,9 @@ Outcome done(Kind kind, const Words& words) {
   const TemporaryFolder out;
   Outcome o = watched(kind, words, out.path(), [&](const RunConfig& c, Outcome&) {
     const std::string command = command_of(kind);
-    if (command == "train") train(c);
-    if (command == "generate") generate(c);
-    if (command == "prepare_tfrecords") prepare_tfrecords(c);
+    if (command == "train") train(training_request(c));
+    if (command == "generate") generate(generate_request(c));
+    if (command == "prepare_tfrecords") prepare_tfrecords(training_request(c));
   });
   static const std::regex number("[0-9]{6,}[^/]*");
   for (const auto& f : fs::recursive_directory_iterator(out.path())) {
@@ -768,11 +767,10 @@ TEST(Keys, OfAFileThatAreIgnoredTakeFewLines) {
   const auto said = [](const std::string& yaml, const Words& words) {
     const RunConfig c =
         RunConfig::from_source(ConfigSource::from_text(yaml, filled(base(Kind::images) + words, world().path())));
-    const ModelComponents models(components_request(c, make_run_info(c, processes())));
+    const TrainingRequest r = training_request(c);
+    const ModelComponents models(r.components);
     testing::internal::CaptureStderr();
-    warn_of_ignored_keys({c, models.folder(), *models.family(), models.devices(),
-                          sample_size(c.sample, c.images.resolution, *models.family())},
-                         "train");
+    r.rules.warn_of_ignored(models.opened(), "train");
     return testing::internal::GetCapturedStderr();
   };
   const std::string five = "{max_grad_value: 2, lr_power: 2, lora_rank: 8, vae_kl_weight: 0, magcache_K: 3, ";
@@ -799,10 +797,9 @@ TEST(Keys, OfTheQuickstartsAreAllRead) {
   for (const char* file : {"quickstart.yml", "quickstart_video.yml"}) {
     const RunConfig c = RunConfig::load(MD_SOURCE_DIR "/configs/" + std::string(file), {});
     testing::internal::CaptureStderr();
-    const ModelComponents m(components_request(c, make_run_info(c, processes())));
-    for (const char* command : {"train", "generate"})
-      warn_of_ignored_keys(
-          {c, m.folder(), *m.family(), m.devices(), sample_size(c.sample, c.images.resolution, *m.family())}, command);
+    const TrainingRequest r = training_request(c);
+    const ModelComponents m(r.components);
+    for (const char* command : {"train", "generate"}) r.rules.warn_of_ignored(m.opened(), command);
     const std::string said = testing::internal::GetCapturedStderr();
     EXPECT_EQ(said.find("ignored"), said.npos) << file << "\n" << said;
   }
@@ -844,7 +841,8 @@ FirstUpdate first_update(const Words& more) {
   Words words = {"max_train_steps=1"};
   words.insert(words.end(), more.begin(), more.end());
   FirstUpdate u;
-  u.log = watched(Kind::images, words, out.path(), [](const RunConfig& c, Outcome&) { train(c); }).log;
+  u.log =
+      watched(Kind::images, words, out.path(), [](const RunConfig& c, Outcome&) { train(training_request(c)); }).log;
   double squares = 0;
   const SafetensorsReader state = SafetensorsReader::open(out / "run/checkpoints/1/training_state/arrays.safetensors");
   for (const auto& [name, array] : state.tensors()) {
@@ -875,7 +873,8 @@ TEST(Lora, MetadataNamesTheOptimizerAsKohyaDoes) {
       {{"optimizer=sgd", "sgd_nesterov=true"}, "torch.optim.sgd.SGD(momentum=0.9,weight_decay=0,nesterov=True)"}};
   for (const auto& [words, name] : runs) {
     const TemporaryFolder out;
-    watched(Kind::lora, words + Words{"max_train_steps=1"}, out.path(), [](const RunConfig& c, Outcome&) { train(c); });
+    watched(Kind::lora, words + Words{"max_train_steps=1"}, out.path(),
+            [](const RunConfig& c, Outcome&) { train(training_request(c)); });
     const std::string file = out / "run/checkpoints/1/lora_kohya.safetensors";
     EXPECT_EQ(SafetensorsReader::open(file).metadata().at("ss_optimizer"), name);
   }

@@ -299,8 +299,8 @@ TEST(PlanGenerate, IsMadeOfTheKeysAlone) {
       "prompt: red\nprompt_2: blue\nresolution: 64\nseed: 3\noutput_dir: images\nper_device_batch_size: 2\n"
       "controlnet_conditioning_scale: 0.5\nimage: a.png\noutput_type: latent\nlora_files: [b.safetensors]\n",
       {"pretrained_model_name_or_path=nowhere", "prompt=green", "cpu_device_count=2", "width=32"}));
-  const RunInfo run = make_run_info(c, processes());
-  const GeneratePlan plan = plan_generate(c, run);
+  const GenerateRequest request = generate_request(c);
+  const GeneratePlan plan = plan_generate(request);
   EXPECT_EQ(plan.model, "nowhere");
   EXPECT_EQ(plan.folder, "images");
   EXPECT_EQ(plan.sampling.request.prompt, Texts{"green"});
@@ -317,7 +317,7 @@ TEST(PlanGenerate, IsMadeOfTheKeysAlone) {
   EXPECT_EQ(plan.pipeline.batch.per_device, 2);
   EXPECT_FALSE(plan.pipeline.keep_loaded);
   EXPECT_EQ(plan.pipeline.controlnet, "");
-  EXPECT_THROW(plan_generate(c, run, {.with_control = true}), Error);
+  EXPECT_THROW(plan_generate(request, {.with_control = true}), Error);
 }
 
 }  // namespace

@@ -414,9 +414,9 @@ TEST_F(VideoTraining, LearnsInTheStepAndFromTfrecordsWhatTheCacheHolds) {
       {"run_name=read", "output_dir=" + (t / "read"), "pretrained_model_name_or_path=" + kFolders + "t2v",
        "max_sequence_length=12", "dataset_name=moving-emoji", "dataset_save_location=" + (t / "data"),
        "max_train_samples=8", "height=32", "width=32", "num_frames=5", "fps=8"});
-  const RunInfo run = make_run_info(c, processes());
-  ModelComponents models(components_request(c, run));
-  const DataPlan data = plan_data(c, run, *models.family());
+  const TrainingRequest r = training_request(c);
+  ModelComponents models(r.components);
+  const DataPlan data = plan_data(r.data, DataMode::cached_latents, r.run, *models.family());
   const CachedImages cache =
       encode_dataset(models, data.cache_dir, open_source(prepare_source(data.source)), data.images);
   ASSERT_EQ(cache.size(), 8);
@@ -548,9 +548,9 @@ TEST_F(ImageTraining, TakesTheFramesOfAClipAsGenerateTakesImages) {
                         {"run_name=cached", "output_dir=" + (t / folder), "pretrained_model_name_or_path=" + model,
                          "max_sequence_length=12", "dataset_name=moving-emoji", "dataset_save_location=" + (t / "data"),
                          "max_train_samples=3", "height=32", "width=32", "num_frames=5", "fps=8", "random_flip=true"});
-    const RunInfo run = make_run_info(c, processes());
-    ModelComponents models(components_request(c, run));
-    const DataPlan data = plan_data(c, run, *models.family());
+    const TrainingRequest r = training_request(c);
+    ModelComponents models(r.components);
+    const DataPlan data = plan_data(r.data, DataMode::cached_latents, r.run, *models.family());
     const ImageConfig& config = data.images;
     const auto source = open_source(prepare_source(data.source));
     const CachedImages cached = encode_dataset(models, data.cache_dir, source, config);
