@@ -68,7 +68,7 @@ inline std::unique_ptr<Task> make_bench_task(const std::string& model, int64_t b
   }
   check(model == "vae", Code::invalid_config, "bench: '{}' is not one of: unet, vae, wan", model);
   auto task = std::make_unique<AutoencoderTask>();
-  task->family = make_bench_family("");
+  task->autoencoder = make_bench_family("")->spec().autoencoder;
   task->batch_size = batch > 0 ? batch : 2;
   task->size = {128, 128};
   return task;

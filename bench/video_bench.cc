@@ -92,7 +92,7 @@ void autoencode(const std::string& what, const nlohmann::json& config, const Ben
   dims.insert(dims.begin(), 1);
   const HostArray input = counted({encode ? DType::u8 : DType::f32, dims});
   const Devices devices = Devices::open();
-  MediaAutoencoder coder(devices, family, family->random_weights(), 1, {}, kCompile, {},
+  MediaAutoencoder coder(devices, family->spec().autoencoder, family->random_weights(), 1, {}, kCompile, {},
                          {.encode = b.chunk, .decode = b.chunk});
   print_times(what, b, [&] { encode ? coder.encode(input) : coder.decode(input); });
 }

@@ -153,7 +153,7 @@ void generate_class_images(const TrainingRequest& r) {
   if (missing <= 0) return;
   log_info("DreamBooth: generating {} images of '{}' into {}", missing, k.class_prompt, k.class_data_dir);
   const PipelineOptions options = with_control_folder(r.pipeline);
-  DiffusionPipeline pipeline = DiffusionPipeline::load(r.components.model.folder, options);
+  DiffusionPipeline pipeline = DiffusionPipeline::load(options.model.pretrained_model_name_or_path, options);
   SamplingRequest sampling = r.sampling;
   sampling.files.latents.clear();
   SampleRequest request = with_files(sampling.request, sampling.files, !options.controlnet.empty());

@@ -57,7 +57,8 @@ OpenedRun open_models(const TrainingRequest& r) {
 
 OpenedRun open_run(const TrainingRequest& r) {
   std::optional<Phase> phase(std::in_place, "devices and model folder", r.run.timing_file);
-  processes().coordinator_first("model", [&] { model_on_this_machine(r.components.model.folder); });
+  processes().coordinator_first("model",
+                                [&] { model_on_this_machine(r.components.model.keys.pretrained_model_name_or_path); });
   if (!r.data.dreambooth.instance_data_dir.empty()) {
     open_models(r);  // and closed: what generates has the devices for itself
     processes().coordinator_first("class images", [&] { generate_class_images(r); });

@@ -78,13 +78,6 @@ bool is_inside(const std::string& path, const std::string& folder) {
   return std::ranges::mismatch(outer, inner).in1 == outer.end();
 }
 
-FolderOptions options_of(const FolderKeys& k) {
-  return {.bpe_file = k.clip_bpe_file,
-          .revision = k.revision,
-          .variant = k.variant,
-          .single_file_config = k.single_file_config};
-}
-
 /// The checkpoint that a folder is, where it has a component's weights in shards; else null.
 std::shared_ptr<CheckpointReader> shards_of(const std::string& folder, const std::string& component) {
   if (!exists(folder + "/" + kIndex)) return nullptr;
@@ -157,16 +150,16 @@ Source open_source(const std::string& from, const ConvertKeys& k, const std::opt
     s.parts.push_back(lone_part(s.path));
     return s;
   }
-  FolderOptions options = options_of(k.folder);
+  FolderKeys keys = k.folder;
   if (file && !k.component.empty()) {  // of one model: the folder says which
     check(!k.folder.single_file_config.empty(), Code::invalid_config,
           "component is '{}' and '{}' a file; single_file_config must name a model folder with its config.json",
           k.component, from);
-    options.single_file_config.clear();
-    s.parts.push_back(part_of(ModelFolder::open(k.folder.single_file_config, options), k.component, from));
+    keys.single_file_config.clear();
+    s.parts.push_back(part_of(ModelFolder::open(k.folder.single_file_config, keys), k.component, from));
     return s;
   }
-  const ModelFolder folder = ModelFolder::open(s.path, options);
+  const ModelFolder folder = ModelFolder::open(s.path, keys);
   const auto family = make_family(folder);
   s.single_file = family->spec().single_file;
   if (loras) s.loras = read_loras(*loras, folder, *family);
@@ -376,7 +369,7 @@ class Writer {
 }  // namespace
 
 ModelFolder open_folder(const std::string& from, const FolderKeys& keys) {
-  return ModelFolder::open(place_of(copied(from), keys), options_of(keys));
+  return ModelFolder::open(place_of(copied(from), keys), keys);
 }
 
 ArraysToWrite stored_values(const ModelFolder& folder, const std::string& component) {

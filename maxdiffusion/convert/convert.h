@@ -4,26 +4,11 @@
 #include <optional>
 #include <string>
 
-#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/model_folder/model_folder.h"
 
 namespace md {
-
-/// How a model is opened: the keys of a run of the same names.
-struct FolderKeys {
-  std::string single_file_config, variant, revision, clip_bpe_file;
-  template <class V>
-  void visit(V&& v) {
-    v("single_file_config", single_file_config, "of a single file: model folder with all but the weights",
-      KeyPath::input);
-    v("variant", variant, "such as fp16: which files of a folder are read where it has them; empty: plain ones");
-    v("revision", revision, "of a name in the Hugging Face cache; empty: main");
-    v("clip_bpe_file", clip_bpe_file, "merges list for a model without tokenizer; empty: the installed one",
-      KeyPath::input);
-  }
-};
 
 /// A model folder, a name in the Hugging Face cache, a single file, or a run's folder, which stands for its newest
 /// checkpoint.

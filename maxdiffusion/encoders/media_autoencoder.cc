@@ -15,8 +15,8 @@ namespace md {
 
 Tensor pixels_to_float(Tensor pixels) { return cast(pixels, DType::f32) / 127.5 - 1.0; }
 
-MediaChunks MediaChunkKeys::chunks(const Family& family) const {
-  const int64_t scale = std::max<int64_t>(family.spec().autoencoder->frame_scale, 1);
+MediaChunks MediaChunkKeys::chunks(const Autoencoder& autoencoder) const {
+  const int64_t scale = std::max<int64_t>(autoencoder.frame_scale, 1);
   check(vae_encode_chunk == -1 || vae_encode_chunk > 0, Code::invalid_config,
         "vae_encode_chunk is {}; expected -1 or at least 1", vae_encode_chunk);
   check(vae_decode_chunk == -1 || vae_decode_chunk > 0, Code::invalid_config,
@@ -24,12 +24,12 @@ MediaChunks MediaChunkKeys::chunks(const Family& family) const {
   return {vae_encode_chunk < 0 ? -1 : std::max<int64_t>(vae_encode_chunk / scale, 1), vae_decode_chunk};
 }
 
-MediaAutoencoder::MediaAutoencoder(const Devices& devices, const std::shared_ptr<const Family>& family,
+MediaAutoencoder::MediaAutoencoder(const Devices& devices, std::shared_ptr<const Autoencoder> autoencoder,
                                    HostArrays weights, int64_t batch, const ScopeOptions& scope,
                                    const CompileConfig& compile, const EncoderKeys& keys, MediaChunks chunks,
                                    int64_t bytes)
     : devices_(devices),
-      autoencoder_(family->spec().autoencoder),
+      autoencoder_(std::move(autoencoder)),
       weights_(std::move(weights)),
       batch_(batch),
       bytes_(bytes),

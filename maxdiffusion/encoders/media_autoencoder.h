@@ -30,7 +30,7 @@ struct MediaChunkKeys {
     v("vae_decode_chunk", vae_decode_chunk,
       "latent frames of a video that are decoded at a time, after the first; -1: all");
   }
-  MediaChunks chunks(const Family& family) const;
+  MediaChunks chunks(const Autoencoder& autoencoder) const;
 };
 
 /// Each direction is compiled on first use, for each size of media, for `batch` samples at a time, a multiple of the
@@ -41,7 +41,7 @@ class MediaAutoencoder {
  public:
   /// `weights`: of the autoencoder, by input name; placed on the devices once. `scope`, `keys`: see
   /// autoencoder_options.
-  MediaAutoencoder(const Devices& devices, const std::shared_ptr<const Family>& family, HostArrays weights,
+  MediaAutoencoder(const Devices& devices, std::shared_ptr<const Autoencoder> autoencoder, HostArrays weights,
                    int64_t batch, const ScopeOptions& scope, const CompileConfig& compile, const EncoderKeys& keys = {},
                    MediaChunks chunks = {}, int64_t bytes = std::numeric_limits<int64_t>::max());
   /// Samples at a time from now on.

@@ -15,10 +15,9 @@
 namespace md {
 
 /// Keys of the model folder and of what replaces its weights.
-struct ModelKeys {
-  std::string pretrained_model_name_or_path, model_name, model_type, revision, clip_bpe_file, unet_checkpoint,
-      lightning_repo, lightning_ckpt, single_file_config, variant, vae_file, flux_name, clip_model_name_or_path,
-      t5xxl_model_name_or_path;
+struct ModelKeys : FolderKeys {
+  std::string pretrained_model_name_or_path, model_name, model_type, unet_checkpoint, lightning_repo, lightning_ckpt,
+      vae_file, flux_name, clip_model_name_or_path, t5xxl_model_name_or_path;
   std::string wan_transformer_pretrained_model_name_or_path;
   std::optional<int64_t> max_sequence_length;
   std::string train_expert;
@@ -33,10 +32,7 @@ struct ModelKeys {
       "model folder in diffusers' layout, the name of one that the Hugging Face cache holds, or a .safetensors file "
       "with all models in the original layout",
       KeyPath::input_or_word);
-    v("single_file_config", single_file_config,
-      "of such a file: model folder with all but the weights; empty: the published model's sizes", KeyPath::input);
-    v("variant", variant,
-      "such as fp16: read the weight files of this variant if the folder has them; empty: the plain ones");
+    FolderKeys::visit(v);
     v("vae_file", vae_file, "file or folder of an autoencoder in place of the model's, by published or original names",
       KeyPath::input);
     v("model_name", model_name, "what the folder must be, as the reference names it; empty: anything");
@@ -47,9 +43,6 @@ struct ModelKeys {
       KeyPath::input_or_word);
     v("t5xxl_model_name_or_path", t5xxl_model_name_or_path, "the same for the T5 text encoder", KeyPath::input_or_word);
     v("model_type", model_type, "what it must make, such as T2V or I2V; empty: anything");
-    v("revision", revision, "of a name in the Hugging Face cache; empty: main");
-    v("clip_bpe_file", clip_bpe_file, "merges list for a model folder without tokenizer; empty: the installed one",
-      KeyPath::input);
     v("unet_checkpoint", unet_checkpoint,
       "folder with unet/, the UNet's own, or a .safetensors file, whose weights replace the model's",
       KeyPath::input_or_word);

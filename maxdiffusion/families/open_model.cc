@@ -37,10 +37,7 @@ void take_autoencoders_config(ModelFolder& folder, const std::string& component,
 }
 
 ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const std::string& controlnet) {
-  ModelFolder folder = ModelFolder::open(model, {.bpe_file = keys.clip_bpe_file,
-                                                 .revision = keys.revision,
-                                                 .variant = keys.variant,
-                                                 .single_file_config = keys.single_file_config});
+  ModelFolder folder = ModelFolder::open(model, keys);
   if (std::filesystem::is_regular_file(controlnet))
     folder.add_component("controlnet", controlnet, control_config(folder, controlnet));
   else if (!controlnet.empty())

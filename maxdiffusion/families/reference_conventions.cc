@@ -83,6 +83,18 @@ ReferenceConventions reference_conventions(const ModelFolder& folder) {
   return {};
 }
 
+const std::vector<MissingFamily>& missing_families() {
+  static const std::vector<MissingFamily> families = {
+      {"LTX-2", "model_name", "ltx2"},
+      {"LTX-Video", "first_pass"},
+      {"LTX-Video", "pretrained_model_name_or_path", "Lightricks/LTX-Video"},
+      {"FLUX.2-klein", "flux_name", "flux2klein"},
+      {"Z-Image", "model_name", "z_image"},
+      {"Wan Animate", "mode", "animate"},
+  };
+  return families;
+}
+
 std::vector<std::string> reference_commands() { return all(&Row::commands); }
 std::vector<std::string> reference_converters() { return all(&Row::converters); }
 

@@ -26,6 +26,14 @@ void check_repeated_keys(const ReferenceConventions& reference, int64_t norm_num
 
 /// By the folder's pipeline class; one that MaxDiffusion does not know has none.
 ReferenceConventions reference_conventions(const ModelFolder& folder);
+/// What tells a file of a family that is not here: a key, and how its value begins.
+struct MissingFamily {
+  const char *name, *key, *value = "";
+};
+const std::vector<MissingFamily>& missing_families();
+/// Those that are here, as messages name them.
+inline constexpr const char* kFamiliesHere = "Stable Diffusion 1 and 2, SDXL, FLUX.1, Wan 2.1 and 2.2";
+
 /// Names behind train_ and generate_ that its users type: "sdxl", …
 std::vector<std::string> reference_commands();
 /// Names of its programs that are prepare_tfrecords here.

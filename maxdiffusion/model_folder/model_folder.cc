@@ -158,12 +158,12 @@ void ModelFolder::set_option(const char* name, int64_t value) {
   index_ = std::make_shared<const json>(std::move(changed));
 }
 
-void ModelFolder::open_tokenizers(const std::string& folder, const FolderOptions& options) {
+void ModelFolder::open_tokenizers(const std::string& folder, const FolderKeys& keys) {
   for (const auto& [part, name] : tokenizer_classes_) {
     const auto config = files_.find(part + "/tokenizer_config.json");  // of a published model without a folder
     const bool zero =
         part != "tokenizer" || (config != files_.end() && config->second.find("\"!\"") != std::string::npos);
-    tokenizers_[part] = open_any_tokenizer(name, folder + "/" + part, zero, options.bpe_file);
+    tokenizers_[part] = open_any_tokenizer(name, folder + "/" + part, zero, keys.clip_bpe_file);
     files_.erase(part + "/tokenizer_config.json");  // the tokenizer has files of its own
   }
 }
@@ -178,13 +178,13 @@ void ModelFolder::choose_variant(const std::string& variant) {
         path_, variant, variant);
 }
 
-void ModelFolder::open_single_file(const FolderOptions& options) {
+void ModelFolder::open_single_file(const FolderKeys& keys) {
   const OpenedWeights::File file = OpenedWeights::open(path_);
   const HostArrays& tensors = file->tensors();
   const SingleFileLayout& layout = find_single_file_layout(path_, tensors);
   std::string folder;
-  if (!options.single_file_config.empty()) {
-    folder = local_folder(options.single_file_config, options.revision);
+  if (!keys.single_file_config.empty()) {
+    folder = local_folder(keys.single_file_config, keys.revision);
     read_index(folder, [&](const std::string& file) { return files_[file] = read_file(folder + "/" + file); });
   } else {
     const std::map<std::string, std::string> texts = layout.texts(tensors);
@@ -196,24 +196,24 @@ void ModelFolder::open_single_file(const FolderOptions& options) {
     opened_->keep(name, path_, file);
   }
   check_single_file(*this, layout, *file);
-  open_tokenizers(folder, options);
+  open_tokenizers(folder, keys);
 }
 
-ModelFolder ModelFolder::open(const std::string& name, const FolderOptions& options) {
+ModelFolder ModelFolder::open(const std::string& name, const FolderKeys& keys) {
   check(!name.empty(), Code::invalid_config, "pretrained_model_name_or_path is empty; it names a model folder");
   ModelFolder m;
   if (std::filesystem::is_regular_file(name)) {
     m.path_ = name;
-    m.open_single_file(options);
+    m.open_single_file(keys);
     return m;
   }
-  check(options.single_file_config.empty(), Code::invalid_config,
+  check(keys.single_file_config.empty(), Code::invalid_config,
         "single_file_config is given, but '{}' is not a file; a model folder has configs of its own", name);
-  m.path_ = local_folder(name, options.revision, "models", options.variant);
+  m.path_ = local_folder(name, keys.revision, "models", keys.variant);
   verify_checksums(m.path_, "", ChecksumsOf::all_but_weights);  // of a checkpoint; weights when they are read
   m.read_index(m.path_, [&m](const std::string& file) { return m.files_[file] = read_file(m.path_ + "/" + file); });
-  m.choose_variant(options.variant);
-  m.open_tokenizers(m.path_, options);
+  m.choose_variant(keys.variant);
+  m.open_tokenizers(m.path_, keys);
   return m;
 }
 

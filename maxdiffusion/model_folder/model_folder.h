@@ -12,6 +12,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/model_folder/opened_weights.h"
 #include "maxdiffusion/models/registry.h"
 #include "maxdiffusion/nn/param.h"
@@ -29,12 +30,19 @@ struct Component {
 /// What files of other programs call a component's parameters.
 WeightNameMap weight_names(const Component& component);
 
-/// What else says what a model folder is; the keys of the same names.
-struct FolderOptions {
-  std::string bpe_file;            // merges list for CLIP tokenizers whose folder is missing; empty: the installed one
-  std::string revision;            // as local_folder takes it
-  std::string variant;             // "fp16": weights in files of this variant where a component has them; empty: plain
-  std::string single_file_config;  // for a single file: a folder, as local_folder takes it, with all but the weights
+/// What else says what a model folder is.
+struct FolderKeys {
+  std::string single_file_config, variant, revision, clip_bpe_file;
+  template <class V>
+  void visit(V&& v) {
+    v("single_file_config", single_file_config,
+      "of a single file: model folder with all but the weights; empty: the published model's sizes", KeyPath::input);
+    v("variant", variant,
+      "such as fp16: read the weight files of this variant if the folder has them; empty: the plain ones");
+    v("revision", revision, "of a name in the Hugging Face cache; empty: main");
+    v("clip_bpe_file", clip_bpe_file, "merges list for a model folder without tokenizer; empty: the installed one",
+      KeyPath::input);
+  }
 };
 
 class ModelFolder {
@@ -43,7 +51,7 @@ class ModelFolder {
   /// the folder or a file is missing, or a single file holds other tensors than its models have; invalid_config, naming
   /// the file, where it is damaged, or where it names a class that is not registered or describes no model of its
   /// class.
-  static ModelFolder open(const std::string& name, const FolderOptions& options = {});
+  static ModelFolder open(const std::string& name, const FolderKeys& keys = {});
   /// A folder given as texts by path ("model_index.json", "unet/config.json", …). It has no weights and no tokenizers.
   static ModelFolder from_texts(std::map<std::string, std::string> files);
 
@@ -97,9 +105,9 @@ class ModelFolder {
  private:
   using Read = std::function<std::string(const std::string& file)>;
   void read_index(const std::string& folder, const Read& read);
-  void open_tokenizers(const std::string& folder, const FolderOptions& options);
+  void open_tokenizers(const std::string& folder, const FolderKeys& keys);
   void choose_variant(const std::string& variant);
-  void open_single_file(const FolderOptions& options);
+  void open_single_file(const FolderKeys& keys);
   const Component& find(const std::string& component) const;
   std::string place_of(const std::string& file) const;
   static std::any parse(const std::string& class_name, const std::string& text, const std::string& where);

@@ -46,7 +46,7 @@ struct DiffusionPipeline::Impl {
                o.compile,
                o.batch},
         encoders(o.encoders),
-        chunks(o.media_chunks.chunks(*opened->family)),
+        chunks(o.media_chunks.chunks(*opened->family->spec().autoencoder)),
         keep_loaded(o.keep_loaded) {
     check_weights(*opened);
     loras = read_loras(o.lora, opened->folder, *opened->family);
@@ -68,10 +68,10 @@ struct DiffusionPipeline::Impl {
   }
   MediaAutoencoder& own_autoencoder() {
     if (!autoencoder) {
-      const std::string component = models.family->spec().autoencoder->component;
+      const std::shared_ptr<const Autoencoder>& its = models.family->spec().autoencoder;
       HostArrays values;
-      if (!component.empty()) values = read(opened->folder.params(component), component);
-      autoencoder = std::make_unique<MediaAutoencoder>(models.devices, models.family, std::move(values), per_device(1),
+      if (!its->component.empty()) values = read(opened->folder.params(its->component), its->component);
+      autoencoder = std::make_unique<MediaAutoencoder>(models.devices, its, std::move(values), per_device(1),
                                                        models.scope, models.compile, encoders, chunks);
     }
     return *autoencoder;

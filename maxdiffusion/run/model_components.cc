@@ -17,7 +17,7 @@ ModelComponents::ModelComponents(const ModelRequest& model, const DeviceRequest&
                                  const EncoderOptions& encoders)
     : options_(encoders),
       scheduler_(model.scheduler),
-      model_(open_model(model.folder, model.keys, model.purpose, model.seed, model.controlnet)),
+      model_(open_model(model.keys.pretrained_model_name_or_path, model.keys, model.purpose, model.seed)),
       devices_(open_devices(devices, model_.family->spec().axis_rules)),
       own_devices_(devices_.own()) {
   check_repeated_keys(model_.family->spec().reference, model.norm_num_groups);
@@ -43,7 +43,7 @@ int64_t ModelComponents::encoder_batch() const {
   check(given >= 0, Code::invalid_config, "encoder_batch_size is {}; expected 0 or more", given);
   if (given > 0) return given * devices;
   const MediaSize size = training_size(options_.sizes, options_.resolution, *model_.family);
-  const MediaChunks chunks = options_.chunks.chunks(*model_.family);
+  const MediaChunks chunks = options_.chunks.chunks(*model_.family->spec().autoencoder);
   const int64_t frames =
       chunks.encode < 0
           ? size.frames
@@ -100,8 +100,9 @@ void ModelComponents::free_autoencoder() {
 MediaAutoencoder& ModelComponents::media_autoencoder() {
   if (!media_autoencoder_)
     media_autoencoder_ = std::make_unique<MediaAutoencoder>(
-        own_devices_, model_.family, autoencoder_values(), encoder_batch(), scope_options(options_.layers),
-        options_.compile, options_.keys, options_.chunks.chunks(*model_.family), encoder_bytes());
+        own_devices_, model_.family->spec().autoencoder, autoencoder_values(), encoder_batch(),
+        scope_options(options_.layers), options_.compile, options_.keys,
+        options_.chunks.chunks(*model_.family->spec().autoencoder), encoder_bytes());
   return *media_autoencoder_;
 }
 

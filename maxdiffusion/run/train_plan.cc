@@ -111,7 +111,7 @@ AutoencoderPlan plan_autoencoder(const LearningKeys& l, const LayerKeys& layers,
                        .image_steps = l.vae.vae_image_steps,
                        .optim = l.optim.with_switches(true),
                        .scope = scope_options(layers)};
-  plan.task.family = task.family;
+  plan.task.autoencoder = task.family->spec().autoencoder;
   plan.task.batch_size = part_of_replica(
       global_batch(l.vae.vae_per_device_batch_size, counts.devices, "vae_per_device_batch_size"), counts.replicas);
   plan.task.size = task.size;

@@ -2,7 +2,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
-#include "maxdiffusion/families/missing_families.h"
+#include "maxdiffusion/families/reference_conventions.h"
 
 namespace md {
 namespace {

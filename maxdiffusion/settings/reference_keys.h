@@ -1,5 +1,3 @@
-// Keys of the reference's configuration files that ask for nothing here, so that its files are read as they are. A
-// value that would change something there is refused or warned about by name.
 // Keys of the reference's configuration files that ask for nothing here, so that its files are read. A value that would
 // change something there is refused or warned about by name, never ignored.
 #pragma once

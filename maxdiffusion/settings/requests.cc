@@ -21,7 +21,6 @@ namespace {
 
 ComponentsRequest components_request(const RunConfig& c, const RunInfo& run) {
   return {.model = {.keys = c.model,
-                    .folder = c.model.pretrained_model_name_or_path,
                     .seed = run.seed,
                     .scheduler = c.scheduler,
                     .norm_num_groups = c.reference.norm_num_groups},

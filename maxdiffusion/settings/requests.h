@@ -16,7 +16,6 @@ namespace md {
 
 struct ModelRequest {
   ModelKeys keys;
-  std::string folder, controlnet;  // see open_model
   Purpose purpose = Purpose::training;
   uint64_t seed = 0;  // of random weights
   SchedulerKeys scheduler;

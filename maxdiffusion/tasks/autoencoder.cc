@@ -7,14 +7,14 @@
 namespace md {
 
 std::vector<BatchField> AutoencoderTask::batch() const {
-  return {batch_field(batch_size, {"pixels", {DType::u8, family->spec().autoencoder->pixel_dims(size)}})};
+  return {batch_field(batch_size, {"pixels", {DType::u8, autoencoder->pixel_dims(size)}})};
 }
 
 Tensor AutoencoderTask::loss(const Models& models, const Feed& feed, Rng rng) const {
   const Scope own = models(model());  // for both directions
   const Models both = [&own](const std::string&) { return Scope(own); };
   Tensor x = pixels_to_float(feed.at("pixels"));
-  const Autoencoder& a = *family->spec().autoencoder;
+  const Autoencoder& a = *autoencoder;
   const Posterior q = a.encode(both, x, nullptr);
   Tensor z = sample_posterior(q, random_normal(rng.for_("posterior"), q.mean.shape()));
   Tensor reconstruction = mean(abs(a.decode(both, z, nullptr) - x));

@@ -26,12 +26,12 @@ struct AutoencoderKeys {
 };
 
 struct AutoencoderTask : Task {
-  std::shared_ptr<const Family> family;
+  std::shared_ptr<const Autoencoder> autoencoder;
   int64_t batch_size = 1;
   MediaSize size;           // of the media, pixels
   double kl_weight = 1e-6;  // times the KL per pixel value
 
-  std::string model() const override { return family->spec().autoencoder->component; }
+  std::string model() const override { return autoencoder->component; }
   /// pixels: u8 [B] + Autoencoder::pixel_dims.
   std::vector<BatchField> batch() const override;
   Tensor loss(const Models& models, const Feed& feed, Rng rng) const override;

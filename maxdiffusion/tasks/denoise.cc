@@ -31,7 +31,7 @@ std::vector<BatchField> DenoiseTask::batch() const {
   std::vector<BatchField> f = text->fields(*family, batch_size);
   const size_t texts = f.size();
   auto add = [&f](const std::vector<BatchField>& more) { f.insert(f.end(), more.begin(), more.end()); };
-  add(media->fields(*family, s));
+  add(media->fields(*family->spec().autoencoder, s));
   add(noise->fields(*process, s));
   if (masked) {
     Dims dims = s.latent;
@@ -74,7 +74,7 @@ Tensor DenoiseTask::sample_losses(const Models& models, const Feed& feed, Rng rn
       if (const auto other = feed.find("class_" + name); other != feed.end())
         all[name] = concatenate({x, other->second}, 0);
 
-  const Tensor x0 = media->read(*family, models, all, rng);
+  const Tensor x0 = media->read(*family->spec().autoencoder, models, all, rng);
   const NoiseInput::Draws draws = noise->read(*process, x0.shape(), all, rng);
 
   if (caption_dropout > 0 && !noise->recorded()) {

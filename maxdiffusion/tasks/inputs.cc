@@ -23,12 +23,10 @@ Tensor draw(Tensor mean, Tensor deviation, Rng rng) {
 
 class Pixels final : public MediaInput {
  public:
-  std::vector<BatchField> fields(const Family& family, const InputSizes& s) const override {
-    const Autoencoder& a = *family.spec().autoencoder;
+  std::vector<BatchField> fields(const Autoencoder& a, const InputSizes& s) const override {
     return {batch_field(s.batch, {"pixels", {DType::u8, a.pixel_dims(a.media_size(s.latent))}})};
   }
-  Tensor read(const Family& family, const Models& models, const Feed& feed, Rng rng) const override {
-    const Autoencoder& a = *family.spec().autoencoder;
+  Tensor read(const Autoencoder& a, const Models& models, const Feed& feed, Rng rng) const override {
     const Posterior q = a.encode(models, pixels_to_float(feed.at("pixels")), nullptr);
     const LatentScale& scale = a.latent_scale;
     const Tensor mean = cast(q.mean, DType::f32), logvar = q.logvar ? cast(q.logvar, DType::f32) : Tensor();
@@ -38,10 +36,10 @@ class Pixels final : public MediaInput {
 
 class Moments final : public MediaInput {
  public:
-  std::vector<BatchField> fields(const Family&, const InputSizes& s) const override {
+  std::vector<BatchField> fields(const Autoencoder&, const InputSizes& s) const override {
     return {{"moments", latent_shape(s, 2)}};
   }
-  Tensor read(const Family&, const Models&, const Feed& feed, Rng rng) const override {
+  Tensor read(const Autoencoder&, const Models&, const Feed& feed, Rng rng) const override {
     const std::vector<Tensor> halves = split(feed.at("moments"), 2, -1);
     return draw(halves[0], halves[1], rng);
   }
@@ -49,10 +47,10 @@ class Moments final : public MediaInput {
 
 class Latents final : public MediaInput {
  public:
-  std::vector<BatchField> fields(const Family&, const InputSizes& s) const override {
+  std::vector<BatchField> fields(const Autoencoder&, const InputSizes& s) const override {
     return {{"latents", latent_shape(s)}};
   }
-  Tensor read(const Family&, const Models&, const Feed& feed, Rng) const override { return feed.at("latents"); }
+  Tensor read(const Autoencoder&, const Models&, const Feed& feed, Rng) const override { return feed.at("latents"); }
 };
 
 class Tokens final : public TextInput {

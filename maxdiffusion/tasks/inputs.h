@@ -19,9 +19,9 @@ struct InputSizes {
 class MediaInput {
  public:
   virtual ~MediaInput() = default;
-  virtual std::vector<BatchField> fields(const Family& family, const InputSizes& sizes) const = 0;
+  virtual std::vector<BatchField> fields(const Autoencoder& autoencoder, const InputSizes& sizes) const = 0;
   /// Scaled latents, f32 [B, …].
-  virtual Tensor read(const Family& family, const Models& models, const Feed& feed, Rng rng) const = 0;
+  virtual Tensor read(const Autoencoder& autoencoder, const Models& models, const Feed& feed, Rng rng) const = 0;
 };
 /// pixels, u8 [B] + Autoencoder::pixel_dims: the autoencoder runs in the step.
 std::shared_ptr<const MediaInput> pixels_input();

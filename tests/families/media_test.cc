@@ -27,7 +27,14 @@ std::shared_ptr<const VideoFamily> family() {
 }
 
 MediaAutoencoder coder(const Devices& devices, MediaChunks chunks) {
-  return {devices, family(), family()->random_weights(), 2, {}, {.jax_cache_dir = "off", .xla_flags = {}}, {}, chunks};
+  return {devices,
+          family()->spec().autoencoder,
+          family()->random_weights(),
+          2,
+          {},
+          {.jax_cache_dir = "off", .xla_flags = {}},
+          {},
+          chunks};
 }
 
 HostArray pixels(int64_t frames = kFrames) {
@@ -139,7 +146,7 @@ TEST(Autoencoder, TakesAsManyAtATimeAsTheMemoryHolds) {
   const CompileConfig compile{.jax_cache_dir = {}, .xla_flags = "--xla_backend_optimization_level=0"};
   std::vector<int64_t> done;  // after each run of a program
   const auto encoded = [&](int64_t bytes) {
-    MediaAutoencoder coder(devices, images, weights, 7, {}, compile, {}, {}, bytes);
+    MediaAutoencoder coder(devices, images->spec().autoencoder, weights, 7, {}, compile, {}, {}, bytes);
     done.clear();
     return coder.encode(many, [&](int64_t n) { done.push_back(n); });
   };
@@ -186,7 +193,7 @@ TEST(Videos, AreFieldsOfBatchesWithAnAxisOfFrames) {
   const Dims latent = family()->latent_dims(size);
   EXPECT_EQ(family()->spec().autoencoder->pixel_dims(family()->spec().autoencoder->media_size(latent)),
             (Dims{9, 16, 24, 3}));
-  EXPECT_EQ(to_string(pixels_input()->fields(*family(), {2, latent})[0].shape), "u8[2,9,16,24,3]");
+  EXPECT_EQ(to_string(pixels_input()->fields(*family()->spec().autoencoder, {2, latent})[0].shape), "u8[2,9,16,24,3]");
 }
 
 }  // namespace
