@@ -110,6 +110,7 @@ void append(std::string& t, std::string_view names, std::string_view op, const s
 /// XLA_FFI_DataType of the element types that kernels know.
 int ffi_type(DType t) {
   switch (t) {
+    case DType::s32: return 4;
     case DType::f32: return 11;
     case DType::bf16: return 16;
     default: fail(Code::internal, "a run of kernels: no kernel takes arrays of {}", to_string(t));

@@ -34,6 +34,7 @@ struct Problem {
   int64_t batch, heads, lq, lk, d;
   float scale;
   bool causal;
+  const int32_t* lengths;                       // of the keys of each sample; null: all keys are seen
   int64_t stride() const { return heads * d; }  // from one row of a head to the next
 };
 
@@ -144,20 +145,23 @@ class Products {
 };
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-/// How many of the `cols` keys from `first_key` on a query may see.
-inline int64_t visible(const Problem& p, int64_t query, int64_t first_key, int64_t cols) {
-  return p.causal ? std::clamp<int64_t>(query + 1 - first_key, 0, cols) : cols;
+/// How many of the `cols` keys from `first_key` on a query of sample b may see.
+inline int64_t visible(const Problem& p, int64_t b, int64_t query, int64_t first_key, int64_t cols) {
+  const int64_t n = p.causal ? std::clamp<int64_t>(query + 1 - first_key, 0, cols) : cols;
+  return p.lengths ? std::min(n, std::clamp<int64_t>(p.lengths[b] - first_key, 0, cols)) : n;
 }
+/// What the logarithm of an empty sum is taken for.
+constexpr float kNothing = -1e30f;
 
 /// Running softmax: logits s [rows, cols] in lines of whole vectors become exp(s − max); what was summed under an older
 /// max, `sum` and y [rows, d], is scaled.
 template <class E>
-MD_VECTORIZED void exp_of_logits(const Problem& p, int64_t first_query, int64_t first_key, int64_t rows, int64_t cols,
-                                 float* s, float* max, float* sum, float* y) {
+MD_VECTORIZED void exp_of_logits(const Problem& p, int64_t b, int64_t first_query, int64_t first_key, int64_t rows,
+                                 int64_t cols, float* s, float* max, float* sum, float* y) {
   const int64_t width = round_up(cols, kVector);
   for (int64_t r = 0; r < rows; ++r) {
     float* __restrict row = s + r * width;
-    const int64_t n = visible(p, first_query + r, first_key, cols), end = round_up(n, kVector);
+    const int64_t n = visible(p, b, first_query + r, first_key, cols), end = round_up(n, kVector);
     for (int64_t j = n; j < end; ++j) row[j] = -kInfinity;
     float top = max[r];
 #pragma omp simd reduction(max : top)
@@ -182,7 +186,7 @@ MD_VECTORIZED void exp_of_logits(const Problem& p, int64_t first_query, int64_t 
 
 MD_VECTORIZED void divide_rows(int64_t rows, int64_t d, const float* sum, float* y) {
   for (int64_t r = 0; r < rows; ++r) {
-    const float factor = 1.0f / sum[r];
+    const float factor = sum[r] > 0 ? 1.0f / sum[r] : 0.0f;
     for (int64_t i = 0; i < d; ++i) y[r * d + i] *= factor;
   }
 }
@@ -214,16 +218,20 @@ ffi::Error attention(ffi::ThreadPool& pool, const Problem& p, const T* q, const 
       std::fill_n(sum, rows, 0.0f);
       for (int64_t j = 0; j < keys.count; ++j) {
         const int64_t first_key = keys.begin(j), cols = keys.rows(j), n = keys_in_products<E>(cols);
-        if (visible(p, first + rows - 1, first_key, cols) == 0) break;
+        if (visible(p, b, first + rows - 1, first_key, cols) == 0) {
+          if (j == 0) std::fill_n(sums, rows * p.d, 0.0f);
+          break;
+        }
         const int64_t width = round_up(cols, kVector);
         products("NT", rows, n, p.d, p.scale, qs.from(first - queries.begin(begin)), ks.from(first_key), 0, s, width);
-        exp_of_logits<E>(p, first, first_key, rows, cols, s, max, sum, sums);
+        exp_of_logits<E>(p, b, first, first_key, rows, cols, s, max, sum, sums);
         products("NN", rows, p.d, n, 1, block_of<E>(s, rows, width, of_p), vs.from(first_key), j == 0 ? 0.0f : 1.0f,
                  sums, p.d);
       }
       divide_rows(rows, p.d, sum, sums);
       write_rows(p, sums, head_of(p, y, p.lq, b, h), first, rows);
-      for (int64_t r = 0; r < rows; ++r) lse[(b * p.heads + h) * p.lq + first + r] = max[r] + std::log(sum[r]);
+      for (int64_t r = 0; r < rows; ++r)
+        lse[(b * p.heads + h) * p.lq + first + r] = sum[r] > 0 ? max[r] + std::log(sum[r]) : kNothing;
     }
   });
   return products.result();
@@ -241,13 +249,13 @@ MD_VECTORIZED void row_products(Rows<float> dy, Rows<float> y, int64_t rows, int
 
 /// Logits s become probabilities; their cotangents dp become those of the logits.
 template <class E>
-MD_VECTORIZED void logit_gradients(const Problem& p, int64_t first_query, int64_t first_key, int64_t rows, int64_t cols,
-                                   const float* lse, const float* delta, float* s, float* dp) {
+MD_VECTORIZED void logit_gradients(const Problem& p, int64_t b, int64_t first_query, int64_t first_key, int64_t rows,
+                                   int64_t cols, const float* lse, const float* delta, float* s, float* dp) {
   const int64_t width = round_up(cols, kVector);
   for (int64_t r = 0; r < rows; ++r) {
     float* __restrict row = s + r * width;
     float* __restrict grad = dp + r * width;
-    const int64_t n = visible(p, first_query + r, first_key, cols), end = round_up(n, kVector);
+    const int64_t n = visible(p, b, first_query + r, first_key, cols), end = round_up(n, kVector);
     for (int64_t j = n; j < end; ++j) row[j] = -kInfinity, grad[j] = 0;
     const float shift = lse[r] * kLog2E, mean = delta[r];
 #pragma omp simd
@@ -304,11 +312,11 @@ ffi::Error attention_grad(ffi::ThreadPool& pool, const Problem& p, const Gradien
       std::fill_n(dv, n * p.d, 0.0f);
       for (int64_t block = 0; block < queries.count; ++block) {
         const int64_t first = queries.begin(block), rows = queries.rows(block);
-        if (visible(p, first + rows - 1, first_key, cols) == 0) continue;
+        if (visible(p, b, first + rows - 1, first_key, cols) == 0) continue;
         const Rows<E> block_q = qs.from(first), block_dy = dys.from(first);
         products("NT", rows, n, p.d, p.scale, block_q, block_k, 0, s, width);
         products("NT", rows, n, p.d, 1, block_dy, block_v, 0, dp, width);
-        logit_gradients<E>(p, first, first_key, rows, cols, lse + first, delta + first, s, dp);
+        logit_gradients<E>(p, b, first, first_key, rows, cols, lse + first, delta + first, s, dp);
         const Rows<E> ps = block_of<E>(s, rows, width, of_p), ds = block_of<E>(dp, rows, width, of_ds);
         products("TN", n, p.d, rows, 1, ps, block_dy, 1, dv, p.d);
         products("TN", n, p.d, rows, p.scale, ds, block_q, 1, dk, p.d);
@@ -331,13 +339,23 @@ ffi::Error attention_grad(ffi::ThreadPool& pool, const Problem& p, const Gradien
   return products.result();
 }
 
-ffi::ErrorOr<Problem> problem(ffi::AnyBuffer q, ffi::AnyBuffer k, double scale, bool causal) {
+/// `more`: lengths s32 [B], or nothing.
+ffi::ErrorOr<Problem> problem(ffi::AnyBuffer q, ffi::AnyBuffer k, const ffi::RemainingArgs& more, double scale,
+                              bool causal) {
   const auto a = q.dimensions(), b = k.dimensions();
   const auto type = q.element_type();
   if (a.size() != 4 || b.size() != 4 || a[0] != b[0] || a[2] != b[2] || a[3] != b[3] || type != k.element_type() ||
       (type != ffi::F32 && type != ffi::BF16))
     return ffi::Unexpected(ffi::Error::InvalidArgument("attention: q and k are not [B, L, H, D] of f32 or bf16"));
-  return Problem{a[0], a[2], a[1], b[1], a[3], static_cast<float>(scale), causal};
+  const int32_t* lengths = nullptr;
+  if (more.size() > 0) {
+    const auto given = more.get<ffi::Buffer<ffi::S32>>(0);
+    if (given.has_error()) return ffi::Unexpected(given.error());
+    if (given->dimensions().size() != 1 || given->dimensions()[0] != a[0])
+      return ffi::Unexpected(ffi::Error::InvalidArgument("attention: lengths are not s32 [B]"));
+    lengths = given->typed_data();
+  }
+  return Problem{a[0], a[2], a[1], b[1], a[3], static_cast<float>(scale), causal, lengths};
 }
 
 /// f of null pointers to the types of the arrays and of the products' operands.
@@ -350,10 +368,10 @@ ffi::Error with_types(bool bf16, bool in_bf16, const F& f) {
 }
 
 ffi::Error attention_kernel(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
-                            ffi::Result<ffi::AnyBuffer> y, ffi::ResultBuffer<ffi::F32> lse, double scale, bool causal,
-                            bool in_bf16) {
+                            ffi::RemainingArgs more, ffi::Result<ffi::AnyBuffer> y, ffi::ResultBuffer<ffi::F32> lse,
+                            double scale, bool causal, bool in_bf16) {
   Span span("attention");
-  const auto p = problem(q, k, scale, causal);
+  const auto p = problem(q, k, more, scale, causal);
   if (p.has_error()) return p.error();
   auto of = [&]<class T, class E>(T*, E*) {
     auto at = [](auto& x) { return static_cast<T*>(x.untyped_data()); };
@@ -364,10 +382,11 @@ ffi::Error attention_kernel(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuff
 
 ffi::Error attention_grad_kernel(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
                                  ffi::AnyBuffer y, ffi::Buffer<ffi::F32> lse, ffi::AnyBuffer dy,
-                                 ffi::Result<ffi::AnyBuffer> dq, ffi::Result<ffi::AnyBuffer> dk,
-                                 ffi::Result<ffi::AnyBuffer> dv, double scale, bool causal, bool in_bf16) {
+                                 ffi::RemainingArgs more, ffi::Result<ffi::AnyBuffer> dq,
+                                 ffi::Result<ffi::AnyBuffer> dk, ffi::Result<ffi::AnyBuffer> dv, double scale,
+                                 bool causal, bool in_bf16) {
   Span span("attention gradient");
-  const auto p = problem(q, k, scale, causal);
+  const auto p = problem(q, k, more, scale, causal);
   if (p.has_error()) return p.error();
   auto of = [&]<class T, class E>(T*, E*) {
     auto at = [](auto& x) { return static_cast<T*>(x.untyped_data()); };
@@ -383,6 +402,7 @@ XLA_FFI_DEFINE_HANDLER(kAttention, attention_kernel,
                            .Arg<ffi::AnyBuffer>()
                            .Arg<ffi::AnyBuffer>()
                            .Arg<ffi::AnyBuffer>()
+                           .RemainingArgs()
                            .Ret<ffi::AnyBuffer>()
                            .Ret<ffi::Buffer<ffi::F32>>()
                            .Attr<double>("scale")
@@ -398,6 +418,7 @@ XLA_FFI_DEFINE_HANDLER(kAttentionGrad, attention_grad_kernel,
                            .Arg<ffi::AnyBuffer>()
                            .Arg<ffi::Buffer<ffi::F32>>()
                            .Arg<ffi::AnyBuffer>()
+                           .RemainingArgs()
                            .Ret<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>()

@@ -86,7 +86,8 @@ struct AttentionCall {
             .precision = options.precision,
             .in_blocks = in_blocks,
             .blocks = options.blocks,
-            .causal = options.causal};
+            .causal = options.causal,
+            .lengths = options.lengths};
   }
 };
 using AttentionRow = KernelRow<AttentionCall, Tensor>;
@@ -106,17 +107,25 @@ const char* flash_refuses(const AttentionCall& c) {
 }
 
 Tensor with_its_gradient(const AttentionCall& c, bool in_blocks) {
-  const LocalAttention how = c.how(in_blocks);
+  std::vector<Tensor> in = {c.q, c.k, c.v};
+  if (c.options.lengths) in.push_back(c.options.lengths);
+  const auto with_lengths = [how = c.how(in_blocks)](const std::vector<Tensor>& x) {
+    LocalAttention local = how;
+    if (local.lengths) local.lengths = x[3];
+    return local;
+  };
   return custom_vjp(
-      {c.q, c.k, c.v},
-      [how](const std::vector<Tensor>& x) {
-        const AttentionResult r = local_attention(x[0], x[1], x[2], how);
+      in,
+      [with_lengths](const std::vector<Tensor>& x) {
+        const AttentionResult r = local_attention(x[0], x[1], x[2], with_lengths(x));
         return std::vector<Tensor>{cast(r.y, x[0].dtype()), r.lse};
       },
-      [how](const std::vector<Tensor>& x, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
-        const AttentionGradient g = local_attention_gradient(x[0], x[1], x[2], out[0], out[1], dys[0], how);
+      [with_lengths](const std::vector<Tensor>& x, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
+        const AttentionGradient g = local_attention_gradient(x[0], x[1], x[2], out[0], out[1], dys[0], with_lengths(x));
         const DType type = x[0].dtype();
-        return {cast(g.q, type), cast(g.k, type), cast(g.v, type)};
+        Grads grads = {cast(g.q, type), cast(g.k, type), cast(g.v, type)};
+        grads.resize(x.size());
+        return grads;
       })[0];
 }
 
@@ -129,6 +138,13 @@ Tensor dot_product(const AttentionCall& c) {
   how.bias = c.options.bias;
   while (how.bias.rank() < 4) how.bias = expand_dims(how.bias, 0);
   return cast(local_attention(c.q, c.k, c.v, how).y, c.q.dtype());
+}
+
+/// Each head `times` times, one after the other: [B, L, H, D] → [B, L, times · H, D].
+Tensor repeated_heads(Tensor x, int64_t times) {
+  if (times == 1) return x;
+  const Dims& d = x.dims();
+  return reshape(broadcast_to(expand_dims(x, 3), {d[0], d[1], d[2], times, d[3]}), {d[0], d[1], d[2] * times, d[3]});
 }
 
 constexpr AttentionRow kKernels[] = {
@@ -148,10 +164,15 @@ void check_attention_kernel(const std::string& name) { kernel_named(name); }
 
 Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
   const KernelName& asked = kernel_named(options.kernel);
-  check(q.rank() == 4 && k.rank() == 4 && k.shape() == v.shape() && q.dim(0) == k.dim(0) && q.dim(2) == k.dim(2) &&
+  check(q.rank() == 4 && k.rank() == 4 && k.shape() == v.shape() && q.dim(0) == k.dim(0) && q.dim(2) % k.dim(2) == 0 &&
             q.dim(3) == k.dim(3) && q.dtype() == k.dtype(),
-        Code::invalid_graph, "attention: q {}, k {}, v {} are not [B, Lq, H, D] and [B, Lk, H, D]",
+        Code::invalid_graph, "attention: q {}, k {}, v {} are not [B, Lq, H, D] and [B, Lk, H / G, D]",
         to_string(q.shape()), to_string(k.shape()), to_string(v.shape()));
+  check(!options.lengths || options.lengths.shape() == Shape{DType::s32, {q.dim(0)}}, Code::invalid_graph,
+        "attention: lengths are {}, expected s32 [{}]", options.lengths ? to_string(options.lengths.shape()) : "",
+        q.dim(0));
+  const int64_t group = q.dim(2) / k.dim(2);
+  k = repeated_heads(k, group), v = repeated_heads(v, group);
   if (options.blocks == AttentionBlocks()) options.blocks = blocks_of_chip(q.graph().options().device_kind);
   if (options.scale == 0) options.scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
   const AttentionCall call{q, k, v, options, asked};

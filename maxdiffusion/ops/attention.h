@@ -21,7 +21,8 @@ struct AttentionOptions {
   AttentionBlocks blocks = {};         // where there are blocks; the CPU kernel chooses its own
   double scale = 0;                    // 0: 1/sqrt(D)
   bool causal = false;
-  Tensor bias = {};  // added to the logits, broadcast to [B, H, Lq, Lk]
+  Tensor bias = {};     // added to the logits, broadcast to [B, H, Lq, Lk]
+  Tensor lengths = {};  // s32 [B]: keys of a sample at this position and behind it are padding; absent: none are
   Precision precision = Precision::default_;
   AttentionAxes axes = {};
 };
@@ -36,7 +37,9 @@ struct AttentionOptions {
 /// heads.
 /// With a bias or without `axes` the compiler divides "dot_product".
 /// No second derivative, but with a bias.
-/// q: [B, Lq, H, D]   k, v: [B, Lk, H, D]   result: [B, Lq, H, D], dtype of q; softmax in f32.
+/// cuDNN's takes no lengths; the log says what is used in its place. Grouped heads: k and v may have G times fewer
+/// heads than q, and head h of q attends with head h / G of theirs, which are repeated. q: [B, Lq, H, D]   k, v: [B,
+/// Lk, H / G, D]   result: [B, Lq, H, D], dtype of q; softmax in f32.
 Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options = {});
 /// Throws invalid_config with the known names when this is none.
 void check_attention_kernel(const std::string& name);

@@ -121,6 +121,7 @@ const char* cudnn_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAtt
   if (!how.in_blocks) return "all logits are asked for";
   if (how.bias) return "there is a bias";
   if (how.first_query || how.first_key || how.keys >= 0) return "keys are masked by positions on the mesh";
+  if (how.lengths) return "samples have keys of different lengths";
   if (q.dtype() != DType::bf16 && q.dtype() != DType::f16) return "cuDNN takes bf16 and f16";
   if (k.dtype() != q.dtype() || v.dtype() != q.dtype()) return "cuDNN takes one type";
   if (q.dim(3) > 128) return "cuDNN takes heads of at most 128 values";

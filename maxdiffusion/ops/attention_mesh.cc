@@ -144,11 +144,18 @@ AttentionGradient gathered_gradient(const Plan& p, Tensor q, Tensor k, Tensor v,
 /// Keys that have come `hop` devices on, their positions told where that matters.
 LocalAttention seen_on_hop(const Plan& p, Tensor hop) {
   const bool pads = p.padded_k != p.lk;
-  if (!p.how.causal && !pads) return p.how;
+  if (!p.how.causal && !pads && !p.how.lengths) return p.how;
   Graph& g = hop.graph();
   const auto n = static_cast<double>(p.parts);
   Tensor from = rem(index_over(g, p.sequence) - hop + n, scalar_like(hop, n));
   const int64_t keys = p.padded_k / p.parts;  // of a device
+  if (!p.how.causal && p.how.lengths) {       // lengths of the part say it all, and every way to attend reads them
+    LocalAttention of_part = p.how;
+    Tensor lengths = p.how.lengths;
+    if (pads) lengths = minimum(lengths, scalar_like(lengths, static_cast<double>(p.lk)));
+    of_part.lengths = lengths - broadcast_to(from * static_cast<double>(keys), lengths.dims());
+    return of_part;
+  }
   LocalAttention how = seen(p, g, from * static_cast<double>(keys));
   if (pads) how.keys = p.lk;
   return how;
@@ -156,6 +163,13 @@ LocalAttention seen_on_hop(const Plan& p, Tensor hop) {
 
 /// [B, H, L] beside [B, L, H, D].
 Tensor beside(Tensor rows) { return expand_dims(transpose(rows, {0, 2, 1}), -1); }
+
+/// Plan of a device that has these arguments; those of padded keys end with their lengths.
+Plan with_lengths(const Plan& p, const std::vector<Tensor>& in, size_t others) {
+  Plan own = p;
+  if (in.size() > others) own.how.lengths = in[others];
+  return own;
+}
 
 Tensor passed_on(const Plan& p, Tensor x) { return collective_permute(x, p.sequence[0], 1); }
 
@@ -226,24 +240,32 @@ Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& opti
   const Plan p = plan_for(q, k, options, travel, in_blocks);
   const DType type = q.dtype();
   auto forward = [p, type](const std::vector<Tensor>& in) {
-    return manual_computation(in, {p.q, p.kv, p.kv}, {p.q, p.lse}, p.all, [&](const std::vector<Tensor>& x) {
-      const AttentionResult r = p.way == Way::ring       ? ring(p, x[0], x[1], x[2])
-                                : p.way == Way::exchange ? exchanged(p, x[0], x[1], x[2])
-                                                         : gathered(p, x[0], x[1], x[2]);
+    std::vector<DimAxes> axes = {p.q, p.kv, p.kv};
+    if (in.size() > axes.size()) axes.push_back({p.q[0]});
+    return manual_computation(in, axes, {p.q, p.lse}, p.all, [&](const std::vector<Tensor>& x) {
+      const Plan own = with_lengths(p, x, 3);
+      const AttentionResult r = p.way == Way::ring       ? ring(own, x[0], x[1], x[2])
+                                : p.way == Way::exchange ? exchanged(own, x[0], x[1], x[2])
+                                                         : gathered(own, x[0], x[1], x[2]);
       return std::vector<Tensor>{cast(r.y, type), r.lse};
     });
   };
   auto gradient = [p, type](const std::vector<Tensor>& in, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
-    return manual_computation({in[0], in[1], in[2], out[0], out[1], dys[0]}, {p.q, p.kv, p.kv, p.q, p.lse, p.q},
-                              {p.q, p.kv, p.kv}, p.all, [&](const std::vector<Tensor>& x) {
-                                const AttentionGradient g =
-                                    p.way == Way::ring       ? ring_gradient(p, x[0], x[1], x[2], x[3], x[4], x[5])
-                                    : p.way == Way::exchange ? exchanged_gradient(p, x[0], x[1], x[2], x[3], x[4], x[5])
-                                                             : gathered_gradient(p, x[0], x[1], x[2], x[3], x[4], x[5]);
-                                return std::vector<Tensor>{cast(g.q, type), cast(g.k, type), cast(g.v, type)};
-                              });
+    std::vector<Tensor> read = {in[0], in[1], in[2], out[0], out[1], dys[0]};
+    std::vector<DimAxes> axes = {p.q, p.kv, p.kv, p.q, p.lse, p.q};
+    if (in.size() > 3) read.push_back(in[3]), axes.push_back({p.q[0]});
+    Grads grads = manual_computation(read, axes, {p.q, p.kv, p.kv}, p.all, [&](const std::vector<Tensor>& x) {
+      const Plan own = with_lengths(p, x, 6);
+      const AttentionGradient g = p.way == Way::ring       ? ring_gradient(own, x[0], x[1], x[2], x[3], x[4], x[5])
+                                  : p.way == Way::exchange ? exchanged_gradient(own, x[0], x[1], x[2], x[3], x[4], x[5])
+                                                           : gathered_gradient(own, x[0], x[1], x[2], x[3], x[4], x[5]);
+      return std::vector<Tensor>{cast(g.q, type), cast(g.k, type), cast(g.v, type)};
+    });
+    grads.resize(in.size());
+    return grads;
   };
-  const std::vector<Tensor> in = {pad_end(q, 1, p.padded_q), pad_end(k, 1, p.padded_k), pad_end(v, 1, p.padded_k)};
+  std::vector<Tensor> in = {pad_end(q, 1, p.padded_q), pad_end(k, 1, p.padded_k), pad_end(v, 1, p.padded_k)};
+  if (options.lengths) in.push_back(options.lengths);
   return cut(custom_vjp(in, forward, gradient)[0], 1, p.lq);
 }
 

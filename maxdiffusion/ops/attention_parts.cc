@@ -42,7 +42,8 @@ Tensor columns_by_columns(Tensor a, Tensor b, const LocalAttention& how, DType t
   return dot(a, b, {{a.rank() - 2}, {b.rank() - 2}, batch, batch, how.precision}, type);
 }
 
-/// Scaled logits, −1e30 where a key is not seen. `first`: the first query's position, of the part; absent: 0.
+/// Scaled logits, −1e30 where a key is not seen. `first`: the first query's position, of the part; absent: 0. Of one
+/// head, how.lengths is a scalar.
 Tensor logits(Tensor q, Tensor k, Tensor first, const LocalAttention& how) {
   const DType type = attention_sum_type(q.dtype());
   // Scaling bf16 queries would round them once more.
@@ -54,6 +55,12 @@ Tensor logits(Tensor q, Tensor k, Tensor first, const LocalAttention& how) {
   auto keep = [&](Tensor seen) { s = where(broadcast_to(seen, s.dims()), s, scalar_like(s, -1e30)); };
   if (how.causal) keep(le(key, from(from(iota(s.graph(), positions, 0), how.first_query), first)));
   if (how.keys >= 0) keep(lt(key, scalar_like(key, static_cast<double>(how.keys))));
+  if (how.lengths && how.lengths.rank() == 0) keep(lt(key, broadcast_to(how.lengths, key.dims())));
+  if (how.lengths && how.lengths.rank() == 1) {  // without a mask of queries and keys
+    const Dims dims = {s.dim(0), 1, 1, s.dim(3)};
+    Tensor place = from(iota(s.graph(), {DType::s32, dims}, 3), how.first_key);
+    keep(lt(place, broadcast_to(reshape(how.lengths, {s.dim(0), 1, 1, 1}), dims)));
+  }
   return s;
 }
 
@@ -166,9 +173,21 @@ std::vector<Tensor> each(int64_t n, Tensor like, const std::function<std::vector
 /// `how` for the step's block of keys.
 LocalAttention for_keys(const LocalAttention& how, const Blocks& keys, ScanStep& step) {
   LocalAttention block = how;
-  if (keys.count == 1 || (!how.causal && how.keys < 0)) return block;
+  if (keys.count == 1 || (!how.causal && how.keys < 0 && !how.lengths)) return block;
   block.first_key = how.first_key ? keys.first(step) + how.first_key : keys.first(step);
   return block;
+}
+
+/// Lengths of the keys of every head, [B·H]; absent where there are none.
+Tensor lengths_of_heads(const LocalAttention& how, int64_t batch, int64_t heads) {
+  if (!how.lengths) return {};
+  return reshape(broadcast_to(expand_dims(how.lengths, 1), {batch, heads}), {batch * heads});
+}
+/// `how` for the step's head.
+LocalAttention for_head(const LocalAttention& how, Tensor lengths, ScanStep& head) {
+  LocalAttention own = how;
+  if (lengths) own.lengths = head.slice(lengths);
+  return own;
 }
 
 AttentionResult in_blocks(Tensor q, Tensor k, Tensor v, const LocalAttention& given) {
@@ -177,16 +196,18 @@ AttentionResult in_blocks(Tensor q, Tensor k, Tensor v, const LocalAttention& gi
   const DType type = attention_sum_type(q.dtype());
   const Blocks rows = blocks_of_queries(q.dim(1), first_set({how.blocks.queries, kQueries})),
                cols = blocks_of_keys(k.dim(1), how.blocks.keys, how);
-  Tensor queries = rows.cut(q), keys = cols.cut(k), values = cols.cut(v);
+  Tensor queries = rows.cut(q), keys = cols.cut(k), values = cols.cut(v),
+         lengths = lengths_of_heads(how, batch, q.dim(2));
   const std::vector<Tensor> out = each(queries.dim(0), q, [&](ScanStep& head) {
     Tensor qh = head.slice(queries), kh = head.slice(keys), vh = head.slice(values);
+    const LocalAttention own = for_head(how, lengths, head);
     return each(rows.count, qh, [&](ScanStep& row) {
       Tensor block = row.slice(qh), first = rows.first(row);
       Tensor y = full(block.graph(), 0, {type, block.dims()}), none = full(block.graph(), -1e30, {type, {rows.size}});
       return scan(cols.count, {y, none},
                   [&](ScanStep& col, const std::vector<Tensor>& sums) {
                     const AttentionResult part = composed(col.body().capture(block), col.slice(kh), col.slice(vh),
-                                                          first, for_keys(how, cols, col));
+                                                          first, for_keys(own, cols, col));
                     if (cols.count == 1) return ScanResult{{part.y, part.lse}, {}};
                     const AttentionResult sum =
                         merge_attention({sums[0], sums[1]}, part, [](Tensor lse) { return expand_dims(lse, -1); });
@@ -207,15 +228,17 @@ AttentionGradient in_blocks_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Ten
                cols = blocks_of_keys(k.dim(1), first_set({most.gradient_keys, most.keys}), how);
   const DType type = attention_sum_type(q.dtype());
   Tensor queries = rows.cut(q), slopes = rows.cut(dy), totals = rows.cut_rows(lse),
-         sums = rows.cut_rows(transpose(row_sums(y, dy), {0, 2, 1})), keys = cols.cut(k), values = cols.cut(v);
+         sums = rows.cut_rows(transpose(row_sums(y, dy), {0, 2, 1})), keys = cols.cut(k), values = cols.cut(v),
+         lengths = lengths_of_heads(how, batch, q.dim(2));
   const std::vector<Tensor> out = each(queries.dim(0), q, [&](ScanStep& head) {
     Tensor qh = head.slice(queries), dh = head.slice(slopes), lh = head.slice(totals), sh = head.slice(sums),
            kh = head.slice(keys), vh = head.slice(values);
+    const LocalAttention own = for_head(how, lengths, head);
     // A block of keys meets all queries, whose gradients add up over the blocks.
     const ScanResult of_head =
         scan(cols.count, {full(qh.graph(), 0, {type, qh.dims()})}, [&](ScanStep& col, const std::vector<Tensor>& dq) {
           Tensor kb = col.slice(kh), vb = col.slice(vh), none = full(kb.graph(), 0, {type, kb.dims()});
-          const LocalAttention seen = for_keys(how, cols, col);
+          const LocalAttention seen = for_keys(own, cols, col);
           const ScanResult r = scan(rows.count, {none, none}, [&](ScanStep& row, const std::vector<Tensor>& sum) {
             const AttentionGradient g =
                 composed_gradient(row.slice(qh), row.body().capture(kb), row.body().capture(vb), row.slice(lh),
@@ -248,7 +271,7 @@ void emit_kernel(EmitCtx& c, const char* target) {
   for (size_t i = 0; i < out.size(); ++i) c.set_out(out[i], static_cast<int>(i));
 }
 
-/// in: q, k, v, y, lse, dy.
+/// in: q, k, v, y, lse, dy, perhaps lengths.
 constexpr OpDef kAttentionGrad = {
     .name = "attention_grad",
     .infer = [](const InferCtx& c) { return std::vector<Shape>(c.in.begin(), c.in.begin() + 3); },
@@ -256,7 +279,8 @@ constexpr OpDef kAttentionGrad = {
     .flops = [](const Node& n) { return attention_flops(n, 4); },  // the logits are made again, which does not count
 };
 
-/// in: q, k, v; out: y and the logarithm of each row's sum of exponentials, which only the gradient reads.
+/// in: q, k, v, perhaps lengths; out: y and the logarithm of each row's sum of exponentials, which only the gradient
+/// reads.
 constexpr OpDef kAttention = {
     .name = "attention",
     .infer =
@@ -266,8 +290,11 @@ constexpr OpDef kAttention = {
         },
     .emit = [](EmitCtx& c) { emit_kernel(c, kAttentionKernel); },
     .vjp = [](const VjpCtx& c) -> Grads {
-      return apply_multi(kAttentionGrad, {c.in(0), c.in(1), c.in(2), c.out(0), c.out(1), c.dy(0)},
-                         c.attrs<KernelOptions>());
+      std::vector<Tensor> in = {c.in(0), c.in(1), c.in(2), c.out(0), c.out(1), c.dy(0)};
+      if (c.in_count() > 3) in.push_back(c.in(3));
+      Grads grads = apply_multi(kAttentionGrad, in, c.attrs<KernelOptions>());
+      grads.resize(c.in_count());
+      return grads;
     },
     .flops = [](const Node& n) { return attention_flops(n, 2); },
 };
@@ -291,12 +318,15 @@ const char* kernel_refuses(const Call& c) {
 
 constexpr Functions kKernel = {
     [](Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
-      const auto out = apply_multi(kAttention, {q, k, v}, KernelOptions{how.scale, how.causal});
+      std::vector<Tensor> in = {q, k, v};
+      if (how.lengths) in.push_back(how.lengths);
+      const auto out = apply_multi(kAttention, in, KernelOptions{how.scale, how.causal});
       return AttentionResult{out[0], out[1]};
     },
     [](Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy, const LocalAttention& how) {
-      const auto out = apply_multi(kAttentionGrad, {q, k, v, cast(y, q.dtype()), lse, cast(dy, q.dtype())},
-                                   KernelOptions{how.scale, how.causal});
+      std::vector<Tensor> in = {q, k, v, cast(y, q.dtype()), lse, cast(dy, q.dtype())};
+      if (how.lengths) in.push_back(how.lengths);
+      const auto out = apply_multi(kAttentionGrad, in, KernelOptions{how.scale, how.causal});
       return AttentionGradient{out[0], out[1], out[2]};
     }};
 

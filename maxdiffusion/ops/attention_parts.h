@@ -28,6 +28,9 @@ struct LocalAttention {
   Tensor first_query = {}, first_key = {};
   /// Keys at this position and behind it are padding; -1: none.
   int64_t keys = -1;
+  /// s32 [B]: keys of a sample at this position, counted as first_key is, and behind it are padding; absent: none. May
+  /// be 0 and less: the sample sees no key.
+  Tensor lengths = {};
 };
 
 struct AttentionResult {

@@ -14,9 +14,15 @@ struct Case {
   const char* name;
   int64_t queries, keys;
   bool causal;
+  bool lengths = false;  // of the samples' keys: all, and fewer and fewer
 };
-constexpr Case kCases[] = {
-    {"self", 16, 16, false}, {"odd self", 13, 13, false}, {"odd causal", 13, 13, true}, {"cross", 16, 5, false}};
+constexpr Case kCases[] = {{"self", 16, 16, false},
+                           {"odd self", 13, 13, false},
+                           {"odd causal", 13, 13, true},
+                           {"cross", 16, 5, false},
+                           {"lengths", 13, 13, false, true},
+                           {"causal lengths", 16, 16, true, true},
+                           {"cross lengths", 16, 5, false, true}};
 constexpr const char* kKernels[] = {"dot_product", "flash", "ring", "ulysses", "ulysses_ring"};
 
 /// For each case and kernel: y and the gradients of a function of y by q, k and v. Inputs of a case lie in 0, 1, 2.
@@ -24,13 +30,18 @@ Traced attentions(DType type, const std::vector<const char*>& kernels, int64_t h
   std::vector<Shape> shapes;
   for (const Case& c : kCases)
     for (int64_t length : {c.queries, c.keys, c.keys}) shapes.push_back({type, {4, length, heads, 6}});
-  return {shapes, [kernels](Graph&, const std::vector<Tensor>& x) {
+  return {shapes, [kernels](Graph& g, const std::vector<Tensor>& x) {
             std::vector<Tensor> out;
             for (size_t i = 0; i < std::size(kCases); ++i)
               for (const char* kernel : kernels) {
                 const std::vector<Tensor> in(x.begin() + static_cast<int64_t>(3 * i),
                                              x.begin() + static_cast<int64_t>(3 * i) + 3);
-                Tensor y = attention(in[0], in[1], in[2], mesh_attention_options(kernel, kCases[i].causal));
+                AttentionOptions o = mesh_attention_options(kernel, kCases[i].causal);
+                const auto n = static_cast<int32_t>(kCases[i].keys);
+                if (kCases[i].lengths)
+                  o.lengths = constant(
+                      g, HostArray::of<int32_t>(Shape{DType::s32, {4}}, std::vector<int32_t>{n, n - 1, n / 2 + 1, 2}));
+                Tensor y = attention(in[0], in[1], in[2], o);
                 out.push_back(y);
                 for (Tensor d : grad(sum(square(y) + sin(y)), in)) out.push_back(d);
               }
@@ -100,10 +111,11 @@ TEST(AttentionMesh, UsesTheCpuKernelOnEachDevice) {
   const AxisRules rules = AxisRules::defaults();
   Graph g(devices.graph_options(&rules));
   attentions(DType::f32, {"ring"}, 8).trace(g);
-  // The cross attention and the self attention that divides; positions are told to the others.
+  // Cross attention, the self attention that divides, and those with lengths that are not causal; positions are told to
+  // the others.
   EXPECT_EQ(count(to_stablehlo(g), std::string("@") + kAttentionKernel + "\""), 0);
-  EXPECT_EQ(count(to_stablehlo(g), std::string("\"") + kAttentionKernel + "\""), 2);
-  EXPECT_EQ(count(to_stablehlo(g), std::string("\"") + kAttentionGradKernel + "\""), 2);
+  EXPECT_EQ(count(to_stablehlo(g), std::string("\"") + kAttentionKernel + "\""), 4);
+  EXPECT_EQ(count(to_stablehlo(g), std::string("\"") + kAttentionGradKernel + "\""), 4);
 }
 
 /// The compiler's text before it is partitioned, of self attention and its gradient.

@@ -80,6 +80,88 @@ TEST_P(Attention, GradientEqualsFiniteDifferences) {
       });
 }
 
+/// Positions in a place of a mask of 1 where the key is one of the sample's first `lengths`, 0 where it is not.
+HostArray mask_of(const std::vector<int32_t>& lengths, int64_t keys) {
+  HostArray mask(f64({std::ssize(lengths), 1, 1, keys}));
+  auto v = mask.mutable_view<double>();
+  for (size_t i = 0; i < v.size(); ++i)
+    v[i] = static_cast<int64_t>(i) % keys < lengths[i / static_cast<size_t>(keys)] ? 0 : -1e30;
+  return mask;
+}
+HostArray as_array(const std::vector<int32_t>& lengths) {
+  return HostArray::of<int32_t>(Shape{DType::s32, {std::ssize(lengths)}}, lengths);
+}
+
+TEST_P(Attention, WithLengthsIsAttentionWithKeysMasked) {
+  const std::vector<int32_t> lengths = {4, 7};
+  for (const bool causal : {false, true})
+    for (const AttentionBlocks& blocks : {AttentionBlocks{}, AttentionBlocks{3, 2}}) {
+      auto run = [&](const std::function<void(Graph&, AttentionOptions&)>& with) {
+        return with_gradients({f64({2, 7, 3, 4}), f64({2, 7, 3, 4}), f64({2, 7, 3, 4})},
+                              [&](Graph& g, const std::vector<Tensor>& x) {
+                                AttentionOptions o = options();
+                                o.causal = causal;
+                                o.blocks = blocks;
+                                with(g, o);
+                                Tensor y = attention(x[0], x[1], x[2], o);
+                                return sum(square(y) + sin(y));
+                              })
+            .run();
+      };
+      const auto out = run([&](Graph&g, AttentionOptions&o) { o.lengths = constant(g, as_array(lengths)); }),
+                 expected = run([&](Graph&g, AttentionOptions&o) {
+                   o.kernel = "dot_product";
+                   o.bias = constant(g, mask_of(lengths, 7));
+                 });
+      for (size_t i = 0; i < out.size(); ++i)
+        expect_close(out[i].to_doubles(), expected[i].to_doubles(), 1e-12,
+                     fmt::format("causal {}, blocks of {}, output {}", causal, blocks.keys, i));
+    }
+}
+
+TEST_P(Attention, OfGroupedHeadsIsThatOfRepeatedOnes) {
+  const Shape q = f64({2, 5, 6, 4}), k = f64({2, 5, 2, 4});
+  auto run = [&](bool grouped) {
+    return with_gradients({q, k, k},
+                          [&](Graph&, const std::vector<Tensor>& x) {
+                            auto repeated = [&](Tensor t) {  // heads 0, 0, 0, 1, 1, 1
+                              if (grouped) return t;
+                              const Tensor first = slice_axis(t, 2, 0, 1), second = slice_axis(t, 2, 1, 2);
+                              return concatenate({first, first, first, second, second, second}, 2);
+                            };
+                            AttentionOptions o = options();
+                            o.causal = true;
+                            Tensor y = attention(x[0], repeated(x[1]), repeated(x[2]), o);
+                            return sum(square(y) + sin(y));
+                          })
+        .run();
+  };
+  const auto out = run(true), expected = run(false);
+  for (size_t i = 0; i < out.size(); ++i) {
+    EXPECT_EQ(out[i].shape(), expected[i].shape());
+    expect_close(out[i].to_doubles(), expected[i].to_doubles(), 1e-13, fmt::format("output {}", i));
+  }
+}
+
+TEST_P(Attention, RefusesHeadsThatDoNotDivideAndLengthsOfAnotherBatch) {
+  Graph g;
+  Tensor q = g.input("q", f32({2, 4, 6, 8})), k = g.input("k", f32({2, 4, 4, 8})),
+         all = g.input("a", f32({2, 4, 6, 8}));
+  auto message = [](const std::function<void()>& f) -> std::string {
+    try {
+      f();
+    } catch (const Error& e) {
+      return e.message();
+    }
+    return "";
+  };
+  EXPECT_NE(message([&] { attention(q, k, k, options()); }).find("are not [B, Lq, H, D] and [B, Lk, H / G, D]"),
+            std::string::npos);
+  AttentionOptions o = options();
+  o.lengths = g.input("lengths", Shape{DType::s32, {3}});
+  EXPECT_NE(message([&] { attention(q, all, all, o); }).find("expected s32 [2]"), std::string::npos);
+}
+
 TEST_P(Attention, BlocksOfQueriesAgree) {  // 1540 queries: two blocks of 770
   Traced traced{{f32({1, 1540, 2, 8}), f32({1, 1540, 2, 8}), f32({1, 1540, 2, 8})},
                 [&](Graph&, const std::vector<Tensor>& x) {

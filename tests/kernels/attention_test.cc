@@ -67,6 +67,22 @@ TEST(AttentionKernelInBf16, MultipliesBf16WhereThatIsFaster) {
   }
 }
 
+// Of a sample that sees all keys, one that sees some, and one that sees a single one.
+TEST(AttentionKernelWithLengths, AgreesWithComposedOperationsInF64) {
+  for (const Case& c :
+       {Case{7, 7, 8, 3, 3}, Case{300, 300, 64, 2, 3}, Case{300, 300, 64, 1, 3, true}, Case{64, 1100, 40, 1, 3}}) {
+    SCOPED_TRACE(testing::Message() << c.lq << " queries, " << c.lk << " keys");
+    auto masked = [&](const Tensors& x) {
+      const std::vector<int32_t> each = {static_cast<int32_t>(c.lk), static_cast<int32_t>(c.lk / 2 + 1), 1};
+      Tensor lengths = constant(x[0].graph(), HostArray::of<int32_t>(Shape{DType::s32, {3}}, each));
+      return Tensors{attention(x[0], x[1], x[2], {.causal = c.causal, .lengths = lengths})};
+    };
+    expect_agreement(masked, inputs(c), 1e-5,
+                     kCalls);  // gradients where a sample sees one key are differences of equals
+    expect_agreement(masked, inputs(c, DType::bf16), 6e-3, kCalls);
+  }
+}
+
 TEST(AttentionKernelInGraphs, IsCalledAgainUnderCheckpoint) {
   const auto in = inputs({130, 77, 40, 3, 2});
   const std::vector<HostArray> dy = {normal(in[0].shape(), 4)};
