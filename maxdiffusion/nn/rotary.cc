@@ -7,11 +7,34 @@
 
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/gather.h"
 #include "maxdiffusion/ops/shape.h"
 
 namespace md::nn {
+namespace {
 
-Rotary grid_rotary(Graph& g, const Dims& grid, const Dims& sizes) {
+struct Tables {
+  HostArray cosines, sines;  // f32 [places, size / 2]
+};
+
+/// Of the places first, first + 1, …
+Tables tables_of(int64_t first, int64_t places, int64_t size, double theta) {
+  const int64_t half = size / 2;
+  const Shape shape{DType::f32, {places, half}};
+  Tables t{HostArray(shape), HostArray(shape)};
+  auto cosines = t.cosines.mutable_view<float>(), sines = t.sines.mutable_view<float>();
+  for (int64_t k = 0; k < places * half; ++k) {
+    const double exponent = static_cast<double>(2 * (k % half)) / static_cast<double>(size);
+    const double angle = static_cast<double>(first + k / half) / std::pow(theta, exponent);
+    cosines[static_cast<size_t>(k)] = static_cast<float>(std::cos(angle));
+    sines[static_cast<size_t>(k)] = static_cast<float>(std::sin(angle));
+  }
+  return t;
+}
+
+}  // namespace
+
+Rotary grid_rotary(Graph& g, const Dims& grid, const Dims& sizes, double theta, const Dims& offsets) {
   std::vector<Tensor> cosines, sines;
   for (size_t i = 0; i < grid.size(); ++i) {
     const int64_t half = sizes.at(i) / 2;
@@ -19,17 +42,9 @@ Rotary grid_rotary(Graph& g, const Dims& grid, const Dims& sizes) {
     Dims dims(grid.size() + 1, 1), all = grid;  // small tables, which the program spreads over the grid
     dims[i] = grid[i], dims.back() = half;
     all.push_back(half);
-    HostArray cos_table({DType::f32, dims}), sin_table({DType::f32, dims});
-    auto cos_row = cos_table.mutable_view<float>(), sin_row = sin_table.mutable_view<float>();
-    for (int64_t k = 0; k < grid[i] * half; ++k) {
-      const double exponent = static_cast<double>(2 * (k % half)) / static_cast<double>(sizes[i]);
-      const int64_t place = k / half;
-      const double angle = static_cast<double>(place) / std::pow(10000.0, exponent);
-      cos_row[static_cast<size_t>(k)] = static_cast<float>(std::cos(angle));
-      sin_row[static_cast<size_t>(k)] = static_cast<float>(std::sin(angle));
-    }
-    cosines.push_back(broadcast_to(constant(g, cos_table), all));
-    sines.push_back(broadcast_to(constant(g, sin_table), all));
+    const Tables t = tables_of(offsets.empty() ? 0 : offsets.at(i), grid[i], sizes[i], theta);
+    cosines.push_back(broadcast_to(constant(g, t.cosines.reshaped(dims)), all));
+    sines.push_back(broadcast_to(constant(g, t.sines.reshaped(dims)), all));
   }
   const auto axis = static_cast<int64_t>(grid.size());
   const int64_t features = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
@@ -42,10 +57,27 @@ Rotary with_unrotated_prefix(int64_t tokens, const Rotary& r) {
   return {pad(r.cosines, 1, before, after), pad(r.sines, 0, before, after)};
 }
 
-Tensor rotated(Tensor x, const Rotary& r) {
-  const Dims& dims = x.dims();
-  Tensor pairs = reshape(cast(x, DType::f32), {dims[0], dims[1], dims[2], dims[3] / 2, 2});
-  Tensor a = squeeze(slice_axis(pairs, -1, 0, 1), -1), b = squeeze(slice_axis(pairs, -1, 1, 2), -1);
+Rotary rotary_at(Tensor places, const Dims& limits, const Dims& sizes, double theta) {
+  std::vector<Tensor> cosines, sines;
+  Graph& g = places.graph();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) continue;
+    const auto axis = static_cast<int64_t>(i);
+    Tensor at = squeeze(slice_axis(places, 2, axis, axis + 1), 2);  // [B, S]
+    const Tables t = tables_of(0, limits.at(i), sizes[i], theta);
+    cosines.push_back(take(constant(g, t.cosines), at));
+    sines.push_back(take(constant(g, t.sines), at));
+  }
+  return {expand_dims(concatenate(cosines, 2), 2), expand_dims(concatenate(sines, 2), 2)};
+}
+
+Tensor rotated(Tensor x, const Rotary& r, RotaryPairs pairs) {
+  const Dims& d = x.dims();
+  const bool halves = pairs == RotaryPairs::halves;
+  const int64_t axis = halves ? 3 : 4;  // of the members of a pair
+  Tensor members =
+      reshape(cast(x, DType::f32), halves ? Dims{d[0], d[1], d[2], 2, d[3] / 2} : Dims{d[0], d[1], d[2], d[3] / 2, 2});
+  Tensor a = squeeze(slice_axis(members, axis, 0, 1), axis), b = squeeze(slice_axis(members, axis, 1, 2), axis);
   return cast(concatenate({a * r.cosines - b * r.sines, a * r.sines + b * r.cosines}, 3), x.dtype());
 }
 
