@@ -27,13 +27,13 @@ import diffusers
 import torch
 import transformers
 from diffusers import (AutoencoderKL, AutoencoderKLWan, ControlNetModel, FluxTransformer2DModel, UNet2DConditionModel,
-                       WanTransformer3DModel)
+                       WanTransformer3DModel, ZImageTransformer2DModel)
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers, convert_wan_vae_to_diffusers
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock, WanUpsample
 from safetensors.torch import save_file
 from transformers import (CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionConfig,
-                          CLIPVisionModel, CLIPVisionModelWithProjection, T5Config, T5EncoderModel, UMT5Config,
-                          UMT5EncoderModel)
+                          CLIPVisionModel, CLIPVisionModelWithProjection, Qwen3Config, Qwen3Model, T5Config,
+                          T5EncoderModel, UMT5Config, UMT5EncoderModel)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 CROSS_DOWN, CROSS_UP = "CrossAttnDownBlock2D", "CrossAttnUpBlock2D"
@@ -201,6 +201,44 @@ T5S = {
         dict(vocab_size=30, d_model=12, d_kv=4, d_ff=20, num_layers=2, num_heads=2, feed_forward_proj="relu",
              layer_norm_epsilon=1e-5),
         (40, [40]),
+    ),
+}
+
+QWEN3S = {
+    # The published shape in small: heads in groups, wider together than the model. Texts shorter than the sequence.
+    "qwen3": (
+        dict(vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=6, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
+        (24, [24, 9, 1], [1, 2, 3]),
+    ),
+    # One group, biases, another theta and activation.
+    "qwen3_bias": (
+        dict(vocab_size=30, hidden_size=12, intermediate_size=20, num_hidden_layers=2, num_attention_heads=3,
+             num_key_value_heads=1, head_dim=4, attention_bias=True, hidden_act="gelu", rms_norm_eps=1e-5,
+             rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+        (17, [17, 5], [0, 2]),
+    ),
+}
+
+# Rows and columns of latents; tokens of each text, and how many fields have.
+Z_IMAGES = {
+    # Texts of different lengths; image tokens that do not fill 32.
+    "z_image": (
+        dict(dim=24, n_heads=2, n_kv_heads=2, axes_dims=[4, 4, 4], axes_lens=[80, 16, 16], in_channels=4, n_layers=2,
+             n_refiner_layers=2, cap_feat_dim=7),
+        (6, 10), [5, 40], 64,
+    ),
+    # A width that 3 does not divide, uneven axes, no norms of queries and keys; image tokens fill 32, and one text does.
+    "z_image_odd": (
+        dict(dim=16, n_heads=1, n_kv_heads=1, axes_dims=[4, 8, 4], axes_lens=[120, 8, 20], in_channels=3, n_layers=3,
+             n_refiner_layers=1, cap_feat_dim=5, qk_norm=False, rope_theta=100.0, t_scale=500.0, norm_eps=1e-6),
+        (8, 16), [33, 32, 1], 96,
+    ),
+    # Texts as long as there is room.
+    "z_image_full": (
+        dict(dim=12, n_heads=2, n_kv_heads=2, axes_dims=[2, 2, 2], axes_lens=[40, 8, 8], in_channels=2, n_layers=1,
+             n_refiner_layers=1, cap_feat_dim=6),
+        (6, 6), [32, 32], 32,
     ),
 }
 
@@ -570,6 +608,37 @@ def t5(case, model, config, length, real, seed=0):
           lambda m, i: {"last": m(i["ids"], i["mask"]).last_hidden_state}, seed)
 
 
+def qwen3(case, config, length, real, layers, seed=0):
+    generator = torch.Generator().manual_seed(seed + 1)
+    ids = torch.randint(2, config["vocab_size"], (len(real), length), generator=generator)
+    mask = (torch.arange(length)[None] < torch.tensor(real)[:, None]).long()
+    model = Qwen3Model(Qwen3Config(**config))
+
+    def forward(m, i):
+        states = m(i["ids"], attention_mask=mask, output_hidden_states=True).hidden_states
+        return {f"state{n}": states[n] * mask[..., None] for n in layers}  # what padding gives, nobody reads
+
+    write(case, model, {"ids": ids * mask, "mask": mask}, forward, seed)
+
+
+def z_image(case, config, size, lengths, room, seed=0):
+    model = ZImageTransformer2DModel(**config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    c, batch = model.config, len(lengths)
+    inputs = {"sample": draw(batch, c.in_channels, *size), "time": torch.tensor([0.2, 0.95, 0.5])[:batch],
+              "text": draw(batch, room, c.cap_feat_dim), "lengths": torch.tensor(lengths)}
+
+    def forward(m, i):
+        images = list(i["sample"].unsqueeze(2).unbind(0))
+        texts = [text[:n] for text, n in zip(i["text"], lengths)]
+        with kept_precision():
+            y = m(images, i["time"].detach(), texts, return_dict=False)[0]
+        return {"sample": torch.stack(y).squeeze(2)}
+
+    write(case, model, inputs, forward, seed)
+
+
 def flux(case, config, size, text=5, seed=0):
     model = FluxTransformer2DModel(**config)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -731,6 +800,12 @@ def main(wanted):
     for seed, (case, (config, (length, real))) in enumerate(T5S.items()):
         if not wanted or case in wanted:
             t5(case, T5EncoderModel(T5Config(**config)), config, length, real, seed=6000 + 100 * seed)
+    for seed, (case, (config, (length, real, layers))) in enumerate(QWEN3S.items()):
+        if not wanted or case in wanted:
+            qwen3(case, config, length, real, layers, seed=8000 + 100 * seed)
+    for seed, (case, (config, size, lengths, room)) in enumerate(Z_IMAGES.items()):
+        if not wanted or case in wanted:
+            z_image(case, config, size, lengths, room, seed=9000 + 100 * seed)
     for seed, (case, (config, size)) in enumerate(FLUXES.items()):
         if not wanted or case in wanted:
             flux(case, config, size, seed=7000 + 100 * seed)
