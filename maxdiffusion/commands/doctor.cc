@@ -143,7 +143,7 @@ Findings join(const Findings& own) {
                                  hosts = all.gather("hosts of doctor", host_name()),
                                  found = all.gather("findings", dump_json(mine));
   Findings out;
-  if (!all.leads()) return out;
+  if (!all.is_coordinator()) return out;
   double least = 0, most = 0;
   for (const std::string& clock : clocks) {
     least = std::min(least, std::stod(clock) - now);
@@ -243,7 +243,7 @@ void doctor(const Words& words) {
     if (f.status == Finding::Status::error && errors++ == 0) first = f.code;
     lines.push_back(to_json(f));
   }
-  if (k.json && processes().leads())
+  if (k.json && processes().is_coordinator())
     fmt::print("{}\n", dump_json({{"version", version()}, {"errors", errors}, {"findings", lines}}, 2));
   std::fflush(stdout);
   if (errors > 0)

@@ -311,13 +311,13 @@ Findings probe_hosts() {
                 ? ok("hosts", fmt::format("process 0 of {}; port {} is free for the others", launch.count, kTpuPort))
                 : error("hosts", fmt::format("port {}, where the others find process 0, is taken", kTpuPort),
                         fmt::format("ss -ltnp 'sport = :{}', which names the process that holds it", kTpuPort))};
-  const std::string what = fmt::format("process 0 of {} at {}:{}", launch.count, launch.leader, kTpuPort);
-  switch (reach(launch.leader, kTpuPort)) {
+  const std::string what = fmt::format("process 0 of {} at {}:{}", launch.count, launch.coordinator, kTpuPort);
+  switch (reach(launch.coordinator, kTpuPort)) {
     case Reach::answers: return {ok("hosts", what + " answers")};
     case Reach::refuses: return {ok("hosts", what + " can be reached; nothing listens there before a run starts")};
     case Reach::unknown:
-      return {error("hosts", fmt::format("nobody knows the address of {}", launch.leader),
-                    fmt::format("getent hosts {}", launch.leader))};
+      return {error("hosts", fmt::format("nobody knows the address of {}", launch.coordinator),
+                    fmt::format("getent hosts {}", launch.coordinator))};
     case Reach::silent: break;
   }
   return {error("hosts", what + " does not answer",
