@@ -205,7 +205,9 @@ foreach(opened arrow:data/records/arrow:${MD_DEPS}/pyarrow/libparquet.so.2600
   set(library ${CMAKE_MATCH_4})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/maxdiffusion/${module}${CMAKE_MATCH_3}/*.cc)
   add_library(md_${name} MODULE ${sources} ${CMAKE_SOURCE_DIR}/maxdiffusion/base/error.cc
-              ${CMAKE_SOURCE_DIR}/maxdiffusion/base/dtype.cc ${CMAKE_SOURCE_DIR}/maxdiffusion/storage/location.cc)
+              ${CMAKE_SOURCE_DIR}/maxdiffusion/base/dtype.cc
+              ${CMAKE_SOURCE_DIR}/maxdiffusion/base/nearest.cc
+              ${CMAKE_SOURCE_DIR}/maxdiffusion/storage/location.cc)
   target_include_directories(md_${name} PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(md_${name} PRIVATE fmt::fmt ${library})
   if(NOT MD_SANITIZE)

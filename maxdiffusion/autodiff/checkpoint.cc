@@ -5,6 +5,7 @@
 
 #include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/ops/projection.h"
 
 namespace md {
@@ -48,15 +49,17 @@ std::vector<Tensor> checkpoint(const RematPolicy& policy, const GraphFn& f, cons
 
 RematPolicy remat_policy(const std::string& name, const RematNames& names) {
   auto policy = [](const Choice& choice) { return [choice](const Node& n) { return chosen(choice, n); }; };
-  std::string upper = name, known = "NONE";
+  std::string upper = name;
+  std::vector<std::string> known = {"NONE"};
   std::transform(upper.begin(), upper.end(), upper.begin(), [](unsigned char c) { return std::toupper(c); });
   if (upper == "NONE") return {};
   if (upper == "CUSTOM") return policy({.names = names});
   for (const auto& [candidate, choice] : choices()) {
     if (upper == candidate) return policy(choice);
-    known += ", " + candidate;
+    known.push_back(candidate);
   }
-  fail(Code::invalid_config, "remat_policy: '{}' is not one of: {}, CUSTOM", name, known);
+  known.emplace_back("CUSTOM");
+  fail(Code::invalid_config, "remat_policy is '{}'; expected one of: {}", name, nearest_first(name, known));
 }
 
 bool remat_is_none(const std::string& name) { return !remat_policy(name); }

@@ -1,4 +1,4 @@
-// Rematerialisation: what a region of the forward pass keeps for the backward pass.
+// Rematerialization: which values of a region the forward pass stores for the backward pass.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace md {
 
-/// ys = f(xs). On the way back, what the policy does not keep is computed again, behind an optimization barrier tied
-/// to the arriving cotangent. Inputs of the region are always kept. An empty policy calls f as it is. The region is
-/// of the innermost graph among xs (the body of a loop, when f is called in one). Regions nest.
+/// ys = f(xs). The backward pass recomputes what the policy does not store, behind an optimization barrier with the
+/// incoming cotangent. Inputs of the region are always stored. An empty policy just calls f. The region belongs to the
+/// innermost graph among xs (the body of a loop, if f is called in one). Regions nest.
 std::vector<Tensor> checkpoint(const RematPolicy& policy, const GraphFn& f, const std::vector<Tensor>& xs);
 
-/// Values by name (named_values.h) that a policy keeps on the device, and that it keeps in the host's memory.
+/// Names (named_values.h) of values that a policy stores on the device, and of those that it offloads.
 struct RematNames {
   std::vector<std::string> saved, offloaded;
   bool operator==(const RematNames&) const = default;
@@ -27,8 +27,8 @@ struct RematNames {
 ///   HIDDEN_STATE_WITH_OFFLOAD     offloads values named hidden_states, self_attn and cross_attn
 ///   FLUX_OPTIMIZED                keeps values named attn_output and lin1_norm_hidden_states
 ///   CUSTOM                        keeps and offloads `names`
-/// A name on one result of an operation stands for all its results. What is offloaded waits in the host's memory and
-/// comes back before the region is computed again; where the device's memory is the host's (CPU), it is kept.
+/// A name on one result of an operation applies to all its results. Offloaded values are copied to the host's memory
+/// and back before the region is recomputed; on CPUs they are stored.
 RematPolicy remat_policy(const std::string& name, const RematNames& names = {});
 bool remat_is_none(const std::string& name);
 

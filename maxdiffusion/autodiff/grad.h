@@ -1,4 +1,4 @@
-// Reverse-mode differentiation of a graph: one sweep from the outputs back, adding nodes to the same graph.
+// Reverse-mode differentiation of a graph: one sweep from the outputs, which adds nodes to the same graph.
 #pragma once
 
 #include <vector>

@@ -10,11 +10,11 @@ namespace md {
 
 namespace {
 
-/// What the policy says of each node that makes values of its own; absent: computed again.
+/// The policy's decision for each node with results; absent: recomputed.
 using Kept = std::unordered_map<const Node*, Keep>;
 
 /// Marks what makes the results of `n`. A name on one result of an operation keeps all its results: the others would
-/// cost the operation again. A value with two names stays on the device if one of them says so.
+/// cost the operation again. A value with two names is stored on the device if either name requests it.
 void mark(const Node& n, Keep keep, Kept& kept) {
   const bool looks_through = n.op->same_as || (n.op->cheap && n.inputs.size() == 1);
   if (n.op->cheap && n.inputs.empty()) return;
@@ -129,7 +129,7 @@ ForwardView& Recompute::view(int region) {
   return *slot;
 }
 
-/// A value that lies in host memory between the passes, back on the device.
+/// Copies an offloaded value back to the device.
 Tensor Recompute::fetched(Tensor forward, ForwardView& outer) {
   if (outer.at_hand(forward)) return outer.value(forward);
   Tensor& moved = in_host_memory_[forward];

@@ -1,5 +1,5 @@
-// The backward side of `checkpoint`: when the sweep reaches a region, what its policy does not keep is copied behind
-// one optimization barrier, tied to the cotangents that have arrived.
+// The backward side of `checkpoint`: when the sweep reaches a region, the values that its policy does not store are
+// cloned behind one optimization barrier with the incoming cotangents.
 #pragma once
 
 #include <map>
@@ -19,7 +19,7 @@ class Recompute {
   /// The view of a node in `region`. The first call for a region copies it and replaces the cotangents of its values
   /// by the barrier's.
   ForwardView& view(int region);
-  /// Drops what nothing in `results` needs from the barriers, so that they keep no value alive for nothing.
+  /// Removes operands that `results` do not need from the barriers, so that they do not extend lifetimes.
   void finish(std::vector<Tensor>& results);
 
  private:
@@ -32,7 +32,7 @@ class Recompute {
   size_t forward_end_, into_start_;
   std::map<int, std::unique_ptr<Region>> regions_;
   std::vector<Node*> barriers_;
-  std::map<Tensor, Tensor> in_host_memory_;  // of values that a policy offloads
+  std::map<Tensor, Tensor> in_host_memory_;  // offloaded values
 };
 
 }  // namespace md

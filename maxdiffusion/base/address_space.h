@@ -1,4 +1,4 @@
-// The limit on address space (`ulimit -v`), under which programs that were never tried with one crash.
+// The limit on address space (`ulimit -v`), under which many programs crash.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,10 @@
 
 namespace md {
 
-/// Bytes that this process may still map; none: there is no limit.
+/// Bytes that this process may still map; none if unlimited.
 std::optional<int64_t> address_space_left();
-/// Where there is a limit: a crash (SIGSEGV, SIGBUS, SIGABRT, SIGILL) says so, and ends the process with the exit
-/// status of out_of_memory. Without one: nothing.
+/// If there is a limit: a crash (SIGSEGV, SIGBUS, SIGABRT, SIGILL) reports it, and the exit status is that of
+/// out_of_memory.
 void explain_crashes_under_a_limit();
 
 }  // namespace md

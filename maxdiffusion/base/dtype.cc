@@ -5,6 +5,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/float_dtype.h"
+#include "maxdiffusion/base/nearest.h"
 
 namespace md {
 namespace {
@@ -42,22 +43,22 @@ std::string_view to_string(DType t) { return row(t).name; }
 std::string_view mlir_name(DType t) { return row(t).mlir; }
 
 DType parse_dtype(std::string_view name) {
-  std::string known;
+  std::vector<std::string> known;
   for (const Row& r : kRows) {
     if (name == r.name || name == r.python) return r.type;
-    known += (known.empty() ? "" : ", ") + std::string(r.python);
+    known.emplace_back(r.python);
   }
-  fail(Code::invalid_config, "dtype '{}' is not one of: {}", name, known);
+  fail(Code::invalid_config, "dtype is '{}'; expected one of: {}", name, nearest_first(std::string(name), known));
 }
 
 DType parse_float_dtype(std::string_view key, std::string_view name) {
-  std::string known;
+  std::vector<std::string> known;
   for (const Row& r : kRows) {
     if (!is_float(r.type)) continue;
     if (name == r.name || name == r.python) return r.type;
-    known += (known.empty() ? "" : ", ") + std::string(r.python);
+    known.emplace_back(r.python);
   }
-  fail(Code::invalid_config, "{} is '{}'; expected one of: {}", key, name, known);
+  fail(Code::invalid_config, "{} is '{}'; expected one of: {}", key, name, nearest_first(std::string(name), known));
 }
 
 bool is_float(DType t) { return t >= DType::f8e4m3fn; }

@@ -1,4 +1,4 @@
-// What a program that ends by an error returns.
+// Exit status of each error code.
 #pragma once
 
 #include "maxdiffusion/base/error.h"

@@ -11,19 +11,18 @@
 namespace md {
 
 std::string read_file(const std::string& path);
-/// A descriptor, which the caller closes. Throws io for what is not a regular file; a FIFO is not waited for.
+/// A descriptor, which the caller closes. Throws io unless it is a regular file; does not block on a FIFO.
 int open_to_read(const std::string& path);
 bool exists(const std::string& path);
 void make_folders(const std::string& path);
-/// Throws io, with a note on the key that names it, where no file can be written into a folder, or where it is to be
-/// made.
+/// Throws io, with a note naming `key`, if the folder, or the parent in which it would be created, is not writable.
 void check_writable(const std::string& folder, std::string_view key);
 
 /// Replaces `path` by a whole new file: temporary name in the same folder, fsync, rename, fsync of the folder.
 void write_file_atomic(const std::string& path, std::string_view content);
 
-/// Writes a file in order. close() fsyncs. Destruction without close() leaves what was written under the name given, so
-/// give a temporary one where a reader must never see a part. A full disk is io, naming the path.
+/// Writes a file in order. close() fsyncs. Without close(), the partial file stays; use a temporary name if readers
+/// must not see it. Throws io, naming the path, if the disk is full.
 class FileWriter {
  public:
   enum class Open { truncate, append };
@@ -38,9 +37,9 @@ class FileWriter {
   std::string path_;
   int fd_ = -1;
 };
-/// rename(2) and fsync of the folder it lands in.
+/// rename(2), then fsync of the target folder.
 void rename_durable(const std::string& from, const std::string& to);
-/// Makes the names inside a folder survive a power cut.
+/// fsync of a folder: its entries survive a power failure.
 void sync_folder(const std::string& folder);
 
 struct MappedFile {
@@ -49,12 +48,12 @@ struct MappedFile {
   size_t size = 0;
 };
 MappedFile map_file(const std::string& path);
-/// Calls take with the bytes of a file in order, `most` at a time but for the last, without mapping it.
+/// Calls take(bytes) for consecutive chunks of a file, of `most` bytes except the last, without mapping it.
 void read_chunks(const std::string& path, size_t most, const std::function<void(std::string_view)>& take);
 
 /// Hash of bytes (xxHash3, 128 bits) as 32 hex digits; for caches and fingerprints.
 std::string content_hash(std::string_view bytes);
-/// content_hash of bytes that come in parts.
+/// content_hash of bytes that are added in chunks.
 class RunningHash {
  public:
   RunningHash();

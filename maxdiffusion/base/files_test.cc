@@ -99,7 +99,7 @@ TEST(Files, AFileOverTheLimitOfItsSizeIsAnIoError) {
   EXPECT_EXIT(write(), testing::ExitedWithCode(4), "write '.*/a.tmp-.*': File too large");
 }
 
-TEST(AddressSpace, ACrashUnderALimitSaysSo) {
+TEST(AddressSpace, CrashUnderALimitIsExplained) {
   EXPECT_EQ(address_space_left(), std::nullopt);
   const auto crash = [] {
     const rlimit limit{rlim_t{1} << 44, RLIM_INFINITY};
@@ -112,7 +112,7 @@ TEST(AddressSpace, ACrashUnderALimitSaysSo) {
   EXPECT_EXIT(crash(), testing::ExitedWithCode(6), "crashed under a limit on its address space .ulimit -v.");
 }
 
-TEST(Files, AFailedReplacementKeepsTheOldFileAndLeavesNothing) {
+TEST(Files, FailedReplacementKeepsTheOldFile) {
   TemporaryFolder folder;
   std::string path = folder / "state";
   write_file_atomic(path, "old");
@@ -166,7 +166,7 @@ TEST(Files, AMapOutlivesTheNameOfItsFile) {
   EXPECT_EQ(map_file(folder / "empty").size, 0u);
 }
 
-TEST(Files, ContentHashTellsContentsApart) {
+TEST(Files, ContentHashDistinguishesContents) {
   EXPECT_EQ(content_hash("").size(), 32u);
   EXPECT_EQ(content_hash("a"), content_hash("a"));
   EXPECT_NE(content_hash("a"), content_hash("b"));

@@ -1,4 +1,4 @@
-// Numbers that are not finite, found at the speed of memory.
+// Search for NaN and infinity.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace md {
 
-/// The place (row-major) of the first infinity or NaN; none where there is none, as in arrays of whole numbers.
+/// Row-major index of the first NaN or infinity; none if all are finite, as in integer arrays.
 std::optional<int64_t> first_not_finite(const HostArray& array);
 
 }  // namespace md

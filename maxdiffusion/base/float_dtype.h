@@ -1,4 +1,4 @@
-// Element types of computations, by name.
+// Floating-point element types by name.
 #pragma once
 
 #include <string_view>
@@ -7,7 +7,7 @@
 
 namespace md {
 
-/// parse_dtype of a key's value. Throws invalid_config naming the key and the names of floats where it is none.
+/// parse_dtype of a key's value. Throws invalid_config naming the key, with the float types, for other names.
 DType parse_float_dtype(std::string_view key, std::string_view name);
 
 }  // namespace md

@@ -138,7 +138,7 @@ Convert conversion_from(DType to) {
     default: return nullptr;
   }
 }
-/// Null where there is no vector code.
+/// Null without vector code.
 Convert conversion(DType from, DType to) {
   switch (from) {
     case DType::f32: return conversion_from<F32>(to);

@@ -22,7 +22,7 @@ float f16_to_float(uint16_t bits);
 double load_element(DType t, const void* data);
 void store_element(DType t, void* data, double value);
 /// store_element of load_element for n elements, with the same bits (but bf16 to f32 leaves a NaN's as they are).
-/// Between f32 and the small floats in vector code.
+/// Vectorized between f32 and the small floats.
 void convert_elements(DType from, const void* in, DType to, void* out, size_t n);
 
 }  // namespace md

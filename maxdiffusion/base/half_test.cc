@@ -90,8 +90,8 @@ TEST(SmallFloats, F16AgreesWithTheCompilersOwn) {
   for (int i = 0; i < 200000; ++i) {
     float v = std::bit_cast<float>(static_cast<uint32_t>(rng()));
     if (std::isnan(v)) continue;
-    _Float16 judge = static_cast<_Float16>(v);
-    ASSERT_EQ(float_to_f16(v), std::bit_cast<uint16_t>(judge)) << v;
+    _Float16 expected = static_cast<_Float16>(v);
+    ASSERT_EQ(float_to_f16(v), std::bit_cast<uint16_t>(expected)) << v;
   }
 }
 #endif

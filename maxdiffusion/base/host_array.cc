@@ -32,8 +32,8 @@ void HostArray::require_size(size_t element) const {
 HostArray HostArray::reshaped(Dims dims) const {
   HostArray a = *this;
   a.shape_.dims = std::move(dims);
-  check(a.shape_.elements() == shape_.elements(), Code::internal, "array {}: cannot become {}", to_string(shape_),
-        to_string(a.shape_));
+  check(a.shape_.elements() == shape_.elements(), Code::internal, "array {}: cannot be reshaped to {}",
+        to_string(shape_), to_string(a.shape_));
   return a;
 }
 

@@ -1,5 +1,5 @@
-// HostArray: a dense row-major array in host memory; the currency between readers, initialisers, files and devices.
-// Copies share the bytes; writers make a fresh one. Thread safe for reading.
+// HostArray: a dense row-major array in host memory; used between readers, initialisers, files and devices. Copies
+// share the bytes; writers make a fresh one. Thread safe for reading.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ class HostArray {
   const std::byte* data() const { return data_; }
   /// Throws internal if the bytes are borrowed.
   std::byte* mutable_data();
-  /// Whether the bytes were allocated for an array and nobody but this object holds them.
+  /// Whether the bytes were allocated for an array and this object is their only owner.
   bool sole() const { return owned_ && owner_.use_count() == 1; }
   /// Keeps the bytes alive; for asynchronous transfers.
   const std::shared_ptr<const void>& owner() const { return owner_; }
@@ -73,7 +73,7 @@ HostArray HostArray::of(Shape shape, std::span<const T> values) {
   return a;
 }
 
-/// The same values in memory of its own.
+/// A deep copy.
 HostArray copy_of(const HostArray& a);
 /// An s32 array without axes.
 HostArray scalar_s32(int64_t value);

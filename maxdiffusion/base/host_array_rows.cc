@@ -170,7 +170,7 @@ HostArray with_axes(const HostArray& a, const Axes& order) {
 }
 
 HostArray transposed(const HostArray& matrix) {
-  check(matrix.dims().size() == 2, Code::internal, "transposed: {} is no matrix", to_string(matrix.shape()));
+  check(matrix.dims().size() == 2, Code::internal, "transposed: {} is not a matrix", to_string(matrix.shape()));
   return with_axes(matrix, {1, 0});
 }
 

@@ -17,14 +17,14 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-/// The number in a file of one; nothing where it is "max", or there is no such file.
+/// The number in a file; none if it is "max" or the file is missing.
 std::optional<int64_t> number_in(const fs::path& file) {
   int64_t number = 0;
   if (std::ifstream in(file); in >> number) return number;
   return {};
 }
 
-/// The number behind a word at the start of a line; 0: there is no such line.
+/// The number after a word at the start of a line; 0 if there is no such line.
 int64_t number_after(const fs::path& file, const std::string& word) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);)
@@ -43,11 +43,11 @@ struct Memory {
   }
 };
 
-/// The limits of a cgroup and of those above it, as the files of version 1 or 2 say them.
+/// The limits of a cgroup and of those above it, of version 1 or 2.
 void take_cgroups(Memory& m, const fs::path& root, const std::string& own, bool second) {
   const char *limit = second ? "memory.max" : "memory.limit_in_bytes",
              *usage = second ? "memory.current" : "memory.usage_in_bytes", *kept = second ? "" : "total_";
-  const auto files = [&](const fs::path& at) {  // that the system keeps, and gives up where memory is wanted
+  const auto files = [&](const fs::path& at) {  // page cache, which is reclaimable
     return number_after(at / "memory.stat", kept + std::string("inactive_file ")) +
            number_after(at / "memory.stat", kept + std::string("active_file "));
   };

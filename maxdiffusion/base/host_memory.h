@@ -1,4 +1,4 @@
-// The host's memory: what this process may have, and what of it is free.
+// Limits and use of the host's memory.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,11 @@
 
 namespace md {
 
-/// Bytes that this process may have: the machine's memory, or less by a cgroup or by `ulimit -v`.
+/// Bytes that this process may use: the machine's memory, or the limit of a cgroup or of `ulimit -v` if smaller.
 int64_t memory_limit();
-/// Bytes that this process may still take before it meets one of these limits. What the system keeps of files does not
-/// count as taken.
+/// Bytes that this process may still allocate within these limits. The page cache counts as free.
 int64_t free_memory();
-/// A field of /proc/self/status that is given in kB ("VmRSS", "VmHWM", "VmSize"), as bytes; 0: there is none.
+/// A field of /proc/self/status that is given in kB ("VmRSS", "VmHWM", "VmSize"), in bytes; 0 if it is missing.
 int64_t status_bytes(const std::string& field);
 
 }  // namespace md

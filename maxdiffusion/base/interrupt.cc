@@ -10,9 +10,9 @@
 namespace md {
 namespace {
 
-// Read and written by a handler: without locks.
-// `own`: what a GracefulStop was told of in this process; `told`: what interrupt_signal() says.
-std::atomic<int> first_signal = 0, own = 0, told = 0, graceful = 0, files = 0;
+// Read and written by a handler: without locks. `own`: the signal that this process received; `shared`: the result of
+// interrupt_signal().
+std::atomic<int> first_signal = 0, own = 0, shared = 0, graceful = 0, files = 0;
 std::atomic<bool> agreed = false;
 static_assert(std::atomic<bool>::is_always_lock_free);
 static_assert(std::atomic<int>::is_always_lock_free);
@@ -27,13 +27,13 @@ void say(std::initializer_list<std::string_view> parts) {
 void handle(int signal) {
   const int error = errno;
   if (first_signal.exchange(signal) != 0) {
-    say({name_of(signal), " again: stopped at once\n"});
+    say({name_of(signal), " again: stopped\n"});
     ::_exit(128 + signal);
   }
   if (graceful > 0) {
     own = signal;
-    if (!agreed) told = signal;
-    say({name_of(signal), ": this step is finished and saved first; again: stop at once\n"});
+    if (!agreed) shared = signal;
+    say({name_of(signal), ": finishing and saving this step; send it again to stop at once\n"});
   } else {
     say({"stopped by ", name_of(signal), "\n"});
     if (files == 0) ::_exit(128 + signal);
@@ -55,16 +55,16 @@ void handle_interrupts() {
   }
 }
 
-int interrupt_signal() { return told; }
+int interrupt_signal() { return shared; }
 
 void share_interrupts() { agreed = true; }
 int local_interrupt_signal() { return own; }
-void set_shared_interrupt(int signal) { told = signal; }
+void set_shared_interrupt(int signal) { shared = signal; }
 
-const char* interrupt_name() { return name_of(told); }
+const char* interrupt_name() { return name_of(shared); }
 
 void check_interrupt(std::string_view doing) {
-  if (told != 0) throw Interrupted(fmt::format("stopped by {}: {}", interrupt_name(), doing));
+  if (shared != 0) throw Interrupted(fmt::format("stopped by {}: {}", interrupt_name(), doing));
 }
 
 GracefulStop::GracefulStop() { ++graceful; }
@@ -72,7 +72,7 @@ GracefulStop::~GracefulStop() { --graceful; }
 
 WholeFile::WholeFile() { ++files; }
 WholeFile::~WholeFile() {
-  // A signal of which nobody was told has been waiting for this.
+  // Handle a signal that arrived meanwhile.
   if (--files == 0 && first_signal != 0 && own == 0) ::_exit(128 + first_signal);
 }
 

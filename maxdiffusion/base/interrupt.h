@@ -1,7 +1,7 @@
-// SIGINT and SIGTERM. A program that calls handle_interrupts() ends by the first one as soon as no file is
-// half-written, and where a GracefulStop is alive goes on until that scope has saved what it did. The second one ends
-// it at once: files get their names only when they are whole, so what was saved stays. A library without that call is
-// not touched. Thread safe.
+// SIGINT and SIGTERM. After handle_interrupts(), the first signal ends the program as soon as no file is partly
+// written; while a GracefulStop is alive, that scope first saves its work. The second signal ends it at once: files are
+// renamed only when complete, so saved files stay. Without that call the library does not change signal handling.
+// Thread safe.
 #pragma once
 
 #include <string>
@@ -11,26 +11,26 @@
 
 namespace md {
 
-/// Takes over both signals for the whole process; one that is ignored (as by nohup) stays ignored.
+/// Handles both signals for the whole process; an ignored one (nohup) stays ignored.
 void handle_interrupts();
-/// The signal that a GracefulStop was told of, or 0.
+/// The signal received while a GracefulStop was alive, or 0.
 int interrupt_signal();
 /// "SIGINT", "SIGTERM".
 const char* interrupt_name();
-/// For a program of several processes that stop together: from now on interrupt_signal() is what set_shared_interrupt()
-/// was called with, and local_interrupt_signal() what this process alone was told.
+/// For several processes that stop together: from now on interrupt_signal() is the argument of set_shared_interrupt(),
+/// and local_interrupt_signal() the signal that this process received.
 void share_interrupts();
 int local_interrupt_signal();
 void set_shared_interrupt(int signal);
-/// Thrown where a signal ends a program; no fault of anybody. apps/main.cc maps it to 128 and the signal's number.
+/// Thrown when a signal ends the program. apps/main.cc maps it to 128 and the signal's number.
 class Interrupted : public Error {
  public:
   explicit Interrupted(std::string message) : Error(Code::internal, std::move(message)) {}
 };
-/// Throws Interrupted, saying what was being done, where a GracefulStop was told of a signal.
+/// Throws Interrupted, naming the operation, if a signal arrived while a GracefulStop is alive.
 void check_interrupt(std::string_view doing);
 
-/// While one is alive, the first signal only makes interrupt_signal() say so.
+/// While one is alive, the first signal only sets interrupt_signal().
 class GracefulStop {
  public:
   GracefulStop();
@@ -39,7 +39,7 @@ class GracefulStop {
   GracefulStop& operator=(const GracefulStop&) = delete;
 };
 
-/// While one is alive, the first signal does not end the process; it ends with the last of them.
+/// While one is alive, the first signal does not end the process; it ends when the last one is destroyed.
 class WholeFile {
  public:
   WholeFile();

@@ -19,7 +19,7 @@ TEST(InterruptDeathTest, ASignalEndsTheProcessWithItsStatus) {
                 std::string("stopped by ") + name);
 }
 
-TEST(InterruptDeathTest, WorkThatSavesIsToldFirstAndTheSecondSignalEndsIt) {
+TEST(InterruptDeathTest, FirstSignalSavesAndSecondSignalEnds) {
   EXPECT_EXIT(
       {
         handle_interrupts();
@@ -36,7 +36,7 @@ TEST(InterruptDeathTest, WorkThatSavesIsToldFirstAndTheSecondSignalEndsIt) {
         std::raise(SIGINT);
         std::exit(4);
       },
-      ExitedWithCode(130), "SIGTERM: this step is finished and saved first; again: stop at once\nSIGINT again");
+      ExitedWithCode(130), "SIGTERM: finishing and saving this step; send it again to stop at once\nSIGINT again");
 }
 
 TEST(InterruptDeathTest, AFileThatIsBeingWrittenIsFinishedFirst) {

@@ -1,4 +1,4 @@
-// What values a key takes, as its declaration in `visit` says: v("adam_b1", adam_b1, "decay of the first moment",
+// The values that a key accepts, part of its declaration in `visit`: v("adam_b1", adam_b1, "decay of the first moment",
 // in_range(0, below(1))).
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace md {
 
-/// The least or the most of a range.
+/// One end of a range.
 struct RangeEnd {
   constexpr RangeEnd(double v, bool is_excluded = false) : value(v), excluded(is_excluded) {}  // NOLINT: from a number
   double value;
@@ -18,7 +18,7 @@ struct RangeEnd {
 constexpr RangeEnd below(double value) { return {value, true}; }
 constexpr RangeEnd above(double value) { return {value, true}; }
 
-/// Finite numbers from one end to the other; of a list, for each of its numbers.
+/// Finite numbers between two ends. For a list key: each of its numbers.
 struct KeyRange {
   static constexpr double kInfinity = std::numeric_limits<double>::infinity();
   RangeEnd least = -kInfinity, most = kInfinity;
@@ -30,7 +30,7 @@ constexpr KeyRange at_least(RangeEnd least) { return {.least = least}; }
 constexpr KeyRange at_most(RangeEnd most) { return {.most = most}; }
 constexpr KeyRange finite() { return {}; }
 
-/// The words that a text may be.
+/// The words that a text key accepts.
 struct KeyWords {
   std::vector<std::string> words;
   bool or_empty = false;

@@ -14,7 +14,7 @@ namespace {
 
 std::mutex mutex;  // orders everything that this file prints
 std::string line_prefix;
-std::string status_line;  // what stands at the bottom of the terminal now
+std::string status_line;  // current status line of the terminal
 
 constexpr const char* kEraseLine = "\r\x1b[K";
 

@@ -14,15 +14,16 @@ enum class LogLevel { debug, info, warning, error };
 void set_log_level(LogLevel level);
 /// Whether lines of this level are printed.
 bool logs(LogLevel level);
-/// Stands before the text of every log line from now on: the number of a process among several.
+/// Sets a prefix for every later log line: the rank of the process.
 void set_log_prefix(std::string prefix);
 std::string log_prefix();
 void log_line(LogLevel level, std::string_view text);
-/// As log_line; a text that this process has logged so before is left out.
+/// As log_line, but each text is logged once per process.
 void log_line_once(LogLevel level, const std::string& text);
 /// A line on stderr without level or time.
 void print_line(std::string_view text);
-/// One line kept at the bottom of the terminal; log lines scroll above it. Empty: gone. Only for a terminal.
+/// Sets the status line at the bottom of the terminal; log lines scroll above it. Empty: removes it. No effect if
+/// stderr is not a terminal.
 void set_status_line(std::string_view text);
 
 template <class... A>

@@ -1,4 +1,4 @@
-// What of mapped files lies in this process's memory, and counts for it.
+// Resident pages of memory-mapped files.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,11 @@
 
 namespace md {
 
-/// Gives these bytes' pages back where they are of a file that map_file mapped: whoever reads them again gets them from
-/// the file. Other memory stays as it is. Thread safe.
+/// Releases the resident pages of these bytes if map_file mapped them; a later read loads them from the file again. No
+/// effect on other memory. Thread safe.
 void release_pages(const void* data, size_t bytes);
 
-/// a.cast(to) of an array that nobody reads soon again: a copy leaves none of a mapped file behind.
+/// a.cast(to), then releases the mapped pages of `a` if the cast made a copy.
 HostArray cast_and_release(const HostArray& a, DType to);
 
 }  // namespace md

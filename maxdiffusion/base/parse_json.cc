@@ -12,11 +12,11 @@ namespace {
 
 using nlohmann::json;
 
-/// What Python's json writes where a number is none of JSON's.
+/// Python's names of NaN and infinity.
 constexpr std::string_view kWords[] = {"-Infinity", "Infinity", "NaN"};
 constexpr double kValues[] = {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(),
                               std::numeric_limits<double>::quiet_NaN()};
-/// Begins a string that stands for one of the words, in JSON and as it is.
+/// Marks a string that replaces one of these names.
 constexpr std::string_view kEscapedMark = "\\u0001";
 constexpr char kMark = '\1';
 

@@ -8,11 +8,11 @@
 
 namespace md {
 
-/// Throws nlohmann::json::parse_error, which says where.
+/// Throws nlohmann::json::parse_error, with the position.
 nlohmann::json parse_json(std::string_view text);
-/// Text that is no JSON gives a value that is_discarded().
+/// Returns a value that is_discarded() if the text is not JSON.
 nlohmann::json parse_json_or_discard(std::string_view text);
-/// As Python's json writes it; numbers that are not finite, too. `indent`: as nlohmann's dump.
+/// Formats as Python's json does, including NaN and Infinity. `indent`: as nlohmann's dump.
 std::string dump_json(nlohmann::json value, int indent = -1);
 
 }  // namespace md

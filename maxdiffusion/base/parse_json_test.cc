@@ -23,7 +23,7 @@ TEST(ParseJson, NumbersThatPythonWritesAreRead) {
   EXPECT_EQ(dump_json({{"a", 1.5}, {"b", "Infinity"}}, 1), "{\n \"a\": 1.5,\n \"b\": \"Infinity\"\n}");
 }
 
-TEST(ParseJson, WhatIsNoJsonIsRefusedWithItsPlace) {
+TEST(ParseJson, InvalidJsonIsRefusedWithItsPosition) {
   for (const char* text :
        {"{\"a\": Infinit}", "{\"a\": NaNs}", "{\"a\": +Infinity}", "{\"a\": inf}", "NaN NaN", "{\"a"}) {
     EXPECT_TRUE(parse_json_or_discard(text).is_discarded()) << text;

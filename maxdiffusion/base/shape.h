@@ -30,7 +30,7 @@ std::string to_string(const Shape& s);
 std::string to_string(const Dims& d);
 /// "tensor<2x77x768xf32>".
 std::string mlir_type(const Shape& s);
-/// What stands for each axis, in another order of the axes; as it is where `order` is empty.
+/// Permutes per-axis values: result[i] = values[order[i]]. An empty `order` is the identity.
 template <class T>
 std::vector<T> in_order(const std::vector<T>& of_axes, const Axes& order) {
   if (order.empty()) return of_axes;
@@ -38,7 +38,7 @@ std::vector<T> in_order(const std::vector<T>& of_axes, const Axes& order) {
   for (int64_t a : order) out.push_back(of_axes[static_cast<size_t>(a)]);
   return out;
 }
-/// The order that undoes `order`.
+/// The inverse permutation.
 Axes inverse(const Axes& order);
 /// Axis i of a tensor of this rank as a number in [0, rank). Throws invalid_graph when out of range.
 int64_t normalize_axis(int64_t axis, int64_t rank);

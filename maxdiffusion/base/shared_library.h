@@ -1,4 +1,4 @@
-// Opens the libraries of ours that link what most runs do without: Arrow, MPI.
+// Opens this project's shared libraries with optional dependencies (Arrow, MPI, FFmpeg).
 #pragma once
 
 #include <dlfcn.h>
@@ -10,7 +10,7 @@
 
 namespace md {
 
-/// The library that was installed with this program, where that is PREFIX/bin/NAME; else `built`.
+/// The installed library if this program is PREFIX/bin/NAME; else `built`.
 inline std::string installed_or(const char* built) {
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error),
@@ -19,8 +19,8 @@ inline std::string installed_or(const char* built) {
   return std::filesystem::exists(installed, error) ? installed.string() : built;
 }
 
-/// Opens the library `built`, or the one installed with the program, until the process ends, and returns what its
-/// function `maker` makes. Throws io where it cannot be opened; `who` needs it, for the message.
+/// Opens the library `built`, or the one installed with the program, until the process ends, and returns the result of
+/// its function `maker`. Throws io if it cannot be opened; the message names `who`, which needs it.
 template <class Interface>
 Interface& open_library(const char* built, const char* maker, const char* who) {
   const std::string file = installed_or(built);

@@ -6,9 +6,9 @@
 
 namespace md {
 
-/// UTF-8 text of `most` bytes at most, and what was left out: "a red hea… (3145728 bytes)".
+/// UTF-8 text truncated to at most `most` bytes, with the full size: "a red hea… (3145728 bytes)".
 std::string shortened(std::string_view text, size_t most = 200);
-/// "1 picture", "2 pictures".
+/// "1 image", "2 images".
 std::string counted(int64_t n, std::string_view one);
 
 }  // namespace md

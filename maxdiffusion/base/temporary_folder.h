@@ -1,4 +1,4 @@
-// A folder for one test or one shard of scratch work, removed with everything in it at the end of its scope.
+// A folder for one test or one scratch task, removed with everything in it at the end of its scope.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Spans of time by thread, recorded while a profile is taken. Otherwise a span costs one load.
+// Time spans by thread, recorded while a profile is active. Otherwise a span costs one load.
 #pragma once
 
 #include <atomic>
@@ -20,15 +20,15 @@ struct TracedThread {
   int64_t dropped = 0;            // spans past the first million
 };
 
-/// Forgets what was recorded before.
+/// Discards earlier recordings.
 void start_tracing();
-/// Threads with spans that began after start_tracing() and are over.
+/// Finished spans that began after start_tracing(), by thread.
 std::vector<TracedThread> stop_tracing();
 
 /// From construction to destruction, on this thread. Thread safe.
 class Span {
  public:
-  /// `name` is a literal; `number` tells spans of one name apart.
+  /// `name`: a string literal. `number` distinguishes spans of one name.
   explicit Span(const char* name, int64_t number = -1) {
     if (on_.load(std::memory_order_relaxed)) begin(name, number);
   }

@@ -9,8 +9,8 @@ namespace md {
 
 bool is_ascii(std::string_view text);
 void append_utf8(std::string& out, char32_t c);
-/// Calls visit(c, from, to) for each code point, which stands in bytes [from, to). Bytes that are not UTF-8 are visited
-/// as U+FFFD, one for each longest beginning of a code point, as Unicode recommends.
+/// Calls visit(c, from, to) for each code point, at bytes [from, to). Bytes that are not UTF-8 are visited as U+FFFD,
+/// one for each maximal prefix of a code point, as Unicode recommends.
 void for_each_code_point(std::string_view text, const std::function<void(char32_t c, size_t from, size_t to)>& visit);
 /// The text with those bytes replaced.
 std::string valid_utf8(std::string_view text);

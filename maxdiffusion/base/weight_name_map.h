@@ -1,4 +1,4 @@
-// What files of other programs call an array that has a published name here, and where in theirs it lies.
+// Names of weights in the files of other programs, for each name that diffusers or transformers publish.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,21 @@
 namespace md {
 
 struct WeightAlias {
-  std::string prefix = {};  // what files that hold several models put before the names of this one; may be empty
-  std::string name;         // behind the prefix
-  std::vector<int64_t> part = {0};  // the array is these, in this order, of the file's equal parts along the first axis
+  std::string prefix = {};          // prefix of this model in files that hold several models; may be empty
+  std::string name;                 // after the prefix
+  std::vector<int64_t> part = {0};  // indices of the parts, in order, that are concatenated to this array
   int64_t parts = 1;
-  bool transposed = false;  // of a matrix
-  int64_t ones = 0;         // sizes of 1 that the file has behind the array's own
+  bool transposed = false;  // whether the file's matrix is transposed
+  int64_t ones = 0;         // number of trailing dims of size 1 in the file's array
 
   std::string whole() const { return prefix + name; }
 };
 
-/// Of one model.
+/// Names of one model's weights.
 struct WeightNameMap {
-  /// Those of the array that is published as `name`, likeliest first. Empty: there are none.
+  /// Aliases of the weight published as `name`, the likeliest first; may return none.
   std::function<std::vector<WeightAlias>(const std::string& name)> of = {};
-  /// Beginnings, with their prefix, of names in such files that the model does without.
+  /// Prefixes of names in such files that the model does not need.
   std::vector<std::string> unneeded = {};
 };
 

@@ -9,7 +9,7 @@
 // Several processes write one checkpoint together, each the shards of arrays that it holds. Where process 0 holds every
 // array, the files are as above. Otherwise there are also
 //
-//   <checkpoint_dir>/<step>/training_state/{index.json, shards-<process>-of-<processes>.safetensors}
+//   <checkpoint_dir>/<step>/training_state/{index.json, pieces-<process>-of-<processes>.safetensors}
 //
 // (shard_files.h), from which any number of processes read any parts. Weights of a component of which each tensor is
 // whole in one process are the shards of diffusers' layout, with its index; a component of which a tensor is split

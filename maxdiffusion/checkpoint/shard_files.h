@@ -1,7 +1,7 @@
 // Where the shards of arrays lie among the files of a checkpoint: the index that several processes make together.
 //
-//   {"arrays": {"adam_m/unet/conv_in.weight": {"dtype": "F32", "shape": [320, 4, 3, 3], "shards": [
-//     {"file": "training_state/shards-00000-of-00002.safetensors", "tensor": "adam_m/unet/conv_in.weight@0,0,0,0",
+//   {"arrays": {"adam_m/unet/conv_in.weight": {"dtype": "F32", "shape": [320, 4, 3, 3], "pieces": [
+//     {"file": "training_state/pieces-00000-of-00002.safetensors", "tensor": "adam_m/unet/conv_in.weight@0,0,0,0",
 //      "offset": [0, 0, 0, 0], "size": [160, 4, 3, 3]}, …]}}}
 #pragma once
 
@@ -30,7 +30,7 @@ struct IndexedArray {
 /// By the name of the array.
 using ShardIndex = std::map<std::string, IndexedArray>;
 
-/// "training_state/shards-00003-of-00016.safetensors", counted from 0.
+/// "training_state/pieces-00003-of-00016.safetensors", counted from 0.
 std::string shard_file(int64_t process, int64_t processes);
 /// "name@0,160".
 std::string tensor_of_shard(const std::string& array, const Slice& slice);

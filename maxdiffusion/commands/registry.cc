@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/families/reference_conventions.h"

@@ -1,7 +1,7 @@
 // Configuration: a flat mapping of typed keys from YAML, a parent file (`base:`), and key=value words; structs declare
-// their keys with `visit(v)`, calling v("key", member, "meaning") for each. A fourth word says what the key takes: a
-// range of numbers or a list of words (base/key_values.h), or that its text is a path (base/key_path.h). A declared
-// member is also its key's type. Nothing here knows any particular key.
+// their keys with `visit(v)`, calling v("key", member, "meaning") for each. A fourth argument restricts the value: a
+// range of numbers or a list of words (base/key_values.h), or marks it as a path (base/key_path.h). The member's type
+// is the key's type.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ struct ConfigValue {
   std::string where;
   Kind kind = Kind::plain;
   bool is_null = false;     // YAML's null; a command-line "null" is decided by the key's type
-  std::string folder = {};  // of the file, as its name was given; empty: the working folder
-  int64_t layer = 0;        // greater for what replaces: parents, the file, the command line
+  std::string folder = {};  // folder of the file; empty: the working folder
+  int64_t layer = 0;        // priority: parents, the file, the command line
 };
 
 /// Raw keys of one run, merged: parents first, then the file, then overrides (the last wins).
@@ -35,13 +35,13 @@ struct ConfigValue {
 class ConfigSource {
  public:
   /// `base: other.yml` in a file names its parent, relative to that file. A key written twice in one file is logged as
-  /// a warning, the last wins. Throws invalid_config: unreadable file, not one mapping, a tag of its own (!!python/…),
+  /// a warning, the last wins. Throws invalid_config: unreadable file, not one mapping, a custom tag (!!python/…),
   /// cyclic `base:`, an override without '='. Overrides are split at their first '='.
   static ConfigSource load(const std::string& file, const std::vector<std::string>& overrides);
   /// As load, from text; `base:` is relative to the working folder.
   static ConfigSource from_text(const std::string& yaml, const std::vector<std::string>& overrides = {});
   const std::map<std::string, ConfigValue>& values() const { return values_; }
-  /// What the files say of a key that an override replaces; null: nothing.
+  /// The files' value of a key that an override replaces; null: none.
   const ConfigValue* overridden(const std::string& key) const {
     const auto found = overridden_.find(key);
     return found == overridden_.end() ? nullptr : &found->second;
@@ -56,15 +56,14 @@ class ConfigSource {
   int64_t layers_ = 0;
 };
 
-/// Texts of which any letter may be part: prompts. A value is one text as it stands, brackets, commas and parentheses
-/// included. It is a list only as a YAML list; on the command line, where all of it is one list of quoted texts, ["a",
-/// "b"] (Python's ['a', 'b'] and ('a', 'b') as well), or a YAML list of two or more texts, [a, b]. [bad] is a text
-/// there, and [] the empty list.
+/// Prompts. A value is one text, including brackets, commas and parentheses. It is a list only as a YAML list; on the
+/// command line, if all of it is a list of quoted texts, ["a", "b"] (Python's ['a', 'b'] and ('a', 'b') as well), or a
+/// YAML list of two or more texts, [a, b]. [bad] is a text there, and [] the empty list.
 struct Texts : std::vector<std::string> {
   using std::vector<std::string>::vector;
   explicit Texts(std::vector<std::string> texts) : vector(std::move(texts)) {}
 };
-/// Texts where null, also on the command line, is the empty list.
+/// A list of texts for which null, also on the command line, is the empty list.
 struct OptionalTexts : Texts {
   using Texts::Texts;
   explicit OptionalTexts(Texts texts) : Texts(std::move(texts)) {}
@@ -73,10 +72,10 @@ struct OptionalTexts : Texts {
 /// One key as declared by a struct.
 struct ConfigKey {
   std::string name, meaning, type;
-  std::function<void(const ConfigValue&)> set;  // throws invalid_config for a value that the key does not take
-  std::function<std::string()> print;           // the present value as YAML flow text
+  std::function<void(const ConfigValue&)> set;  // throws invalid_config for an invalid value
+  std::function<std::string()> print;           // the current value as YAML flow text
   KeyPath path = KeyPath::none;
-  std::function<std::vector<std::string*>()> paths = {};  // the texts, where they are paths
+  std::function<std::vector<std::string*>()> paths = {};  // its texts, if they are paths
   std::optional<KeyRange> range = {};
   std::optional<KeyWords> words = {};
 
@@ -94,18 +93,17 @@ class KeyList {
       key(name, member, meaning, takes...);
     });
   }
-  /// Command-line words with `--key=value`, `--key value` and, of a key that is true or false, `--key` written as
-  /// key=value; `-` in a key counts as `_`. Throws invalid_config for a key without its value.
+  /// Rewrites `--key=value`, `--key value` and, for boolean keys, `--key` as key=value; `-` in a key becomes `_`.
+  /// Throws invalid_config for a key without its value.
   std::vector<std::string> overrides(const std::vector<std::string>& words) const;
-  /// Sets every member named by the source. Throws invalid_config for an unknown key (file, line, and the hint that
-  /// `hints` has for it, or the nearest known key) and for a value that its key does not take (file, line, key, text,
-  /// expected).
+  /// Sets every member named by the source. Throws invalid_config for an unknown key (with file, line, and its hint in
+  /// `hints` or the nearest known key) and for an invalid value (file, line, key, text, expected).
   void assign(const ConfigSource& source, const std::map<std::string, std::string>& hints = {});
-  /// Relative paths become absolute, so that they mean the same from any folder.
+  /// Makes relative paths absolute.
   void make_paths_absolute();
-  /// All keys with their present values as YAML, sorted; reads back to the same values.
+  /// All keys with their current values as YAML, sorted; reads back to the same values.
   std::string to_yaml() const;
-  /// The same by name.
+  /// Values by name.
   std::map<std::string, std::string> values() const;
   const std::vector<ConfigKey>& keys() const { return keys_; }
 
@@ -124,18 +122,18 @@ class KeyList {
   /// On the command line numbers need no brackets: 1,2.
   void key(const char* name, std::vector<int64_t>& m, const char* meaning, const std::optional<KeyRange>& range = {});
   void key(const char* name, std::vector<double>& m, const char* meaning, const std::optional<KeyRange>& range = {});
-  /// Each member as one line of JSON: 0.25, "later", true, [1, 2].
+  /// Each field as one line of JSON: 0.25, "later", true, [1, 2].
   void key(const char* name, std::map<std::string, std::string>& m, const char* meaning);
   void key(const char* name, JsonText& m, const char* meaning);
 
  private:
-  /// Keeps one key; declaring a name twice is an internal error.
+  /// Adds a key; declaring a name twice is an internal error.
   void declare(ConfigKey key);
 
   std::vector<ConfigKey> keys_;
 };
 
-/// The keys of a struct beside their defaults.
+/// The keys of a struct compared with their defaults.
 class KeyChanges {
  public:
   template <class T>
@@ -145,7 +143,7 @@ class KeyChanges {
     now.add(config), before.add(defaults);
     values_ = now.values(), defaults_ = before.values();
   }
-  /// Whether the key's value differs from its default. Throws internal where there is no such key, as value() does.
+  /// Whether the key's value differs from its default. Throws internal for an unknown key, as value() does.
   bool changed(const std::string& key) const {
     const std::string& now = value(key);
     return now != defaults_.at(key);
@@ -156,8 +154,5 @@ class KeyChanges {
  private:
   std::map<std::string, std::string> values_, defaults_;
 };
-
-/// The known word nearest to `word` by edit distance, capitals apart, or "" when none is near.
-std::string nearest(const std::string& word, const std::vector<std::string>& known);
 
 }  // namespace md

@@ -12,6 +12,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/base/temporary_folder.h"
 
 namespace md {
@@ -154,7 +155,7 @@ TEST(Config, WholeNumbersMayBeWrittenAsFloats) {
   }
 }
 
-TEST(Config, NumbersThatAreNoNumbersAreRefused) {
+TEST(Config, InvalidNumbersAreRefused) {
   for (std::string t : {"1e", "1.5.2", "one", "0x10", "--1", "+-1", "1_", "1 2", "", "1e999999", "nan", ".nan"}) {
     EXPECT_NE(refusal("", {"learning_rate=" + t}), "accepted") << t;
   }
@@ -292,7 +293,7 @@ TEST(Texts, FromYamlAreItsScalarsAndLists) {
   EXPECT_EQ(prompts("prompt: []").prompt, Texts{});
 }
 
-TEST(Texts, NullIsNoneWhereTheKeySaysSo) {
+TEST(Texts, NullIsTheEmptyListOfOptionalTexts) {
   EXPECT_EQ(prompts("", {"negative_prompt=null"}).negative, OptionalTexts{});
   EXPECT_EQ(prompts("negative_prompt: null").negative, OptionalTexts{});
   EXPECT_EQ(prompts("negative_prompt: 'null'").negative, OptionalTexts{"null"});
@@ -329,7 +330,7 @@ TEST(Config, AWordWithoutEqualsSignIsNamed) {
   EXPECT_TRUE(contains(refusal("", {"=5"}), "'=5'"));
 }
 
-TEST(Config, WordsThatAreNoOverridesAreAnsweredEachWithWhatIsMissing) {
+TEST(Config, WordsWithoutKeyAndValueAreRefusedWithAdvice) {
   EXPECT_TRUE(contains(refusal("", {"cat"}), "try: quote values that contain spaces"));
   EXPECT_TRUE(contains(refusal("", {"b.yml"}), "a command takes one config file"));
   EXPECT_TRUE(contains(refusal("", {"-n"}), "try: key=value, --key=value or --key value"));
@@ -391,7 +392,7 @@ TEST(Config, MembersOfMappingsAreJson) {
                                                         {"j", "3"}}));
 }
 
-TEST(Config, AMappingOverrideReplacesTheWhole) {
+TEST(Config, MappingOverrideReplacesTheMapping) {
   Sample s = parse("timestep_bias: {strategy: none, begin: 0}", {R"(timestep_bias={"strategy":"later"})"});
   EXPECT_EQ(s.bias, (std::map<std::string, std::string>{{"strategy", R"("later")"}}));
 }
@@ -427,7 +428,7 @@ TEST(Config, WrongTypeNamesPlaceKeyTextAndExpectation) {
 
 TEST(Config, AnAliasToItselfNamesTheLine) {
   EXPECT_TRUE(contains(refusal("# a comment\nmesh_axes: &a [*a, *a]"),
-                       "config: text:2 cannot be read as YAML: an alias stands"));
+                       "config: text:2 cannot be read as YAML: an alias refers"));
   EXPECT_TRUE(contains(refusal("max: 1\nmesh_axes: [x, &b {c: [*b]}]"), "text:2 cannot be read as YAML: an alias"));
   EXPECT_TRUE(contains(refusal("", {"logical_axis_rules=&a [*a]"}), "command line"));
   // Nine lists of ten of the one before: a billion.
@@ -446,9 +447,9 @@ TEST(Config, TagsAndSecondDocumentsAreRefused) {
                "text:2 cannot be read as YAML: the tag tag:yaml.org,2002:python/object:os.system is not known"));
   EXPECT_TRUE(contains(refusal("mesh_axes: [!local a]"), "the tag !local is not known"));
   EXPECT_EQ(parse("run_name: !!str 5\nsizes: !!seq [1]").run_name, "5");
-  EXPECT_TRUE(contains(refusal("limit: 1\n---\nlimit: 2\n"), "config: text:2: a second document begins"));
-  EXPECT_TRUE(contains(refusal("--- {limit: 1}\n--- {limit: 2}\n"), "config: text:2: a second document begins"));
-  EXPECT_TRUE(contains(refusal("limit: 1\n...\n# more\n---\nlimit: 2\n"), ": a second document begins"));
+  EXPECT_TRUE(contains(refusal("limit: 1\n---\nlimit: 2\n"), "config: text:2: a second YAML document begins"));
+  EXPECT_TRUE(contains(refusal("--- {limit: 1}\n--- {limit: 2}\n"), "config: text:2: a second YAML document begins"));
+  EXPECT_TRUE(contains(refusal("limit: 1\n...\n# more\n---\nlimit: 2\n"), ": a second YAML document begins"));
   EXPECT_EQ(parse("%YAML 1.2\n---\n# one\nlimit: 1\n...\n---\n# nothing\n").limit, 1);
   EXPECT_EQ(parse("# one\n---\nrun_name: |\n  ---\n  a\n").run_name, "---\na\n");
 }
@@ -527,7 +528,7 @@ TEST_F(ConfigFiles, PathsOfInputsAreRelativeToTheFileThatNamesThem) {
   EXPECT_EQ(places(write("sub/d.yml", "model: owner/name")).model, "owner/name");
 }
 
-TEST_F(ConfigFiles, InputsOfTheWorkingFolderOnlyAreTakenFromThereAndSaid) {
+TEST_F(ConfigFiles, InputsInTheWorkingFolderAreUsedAndLogged) {
   std::ofstream("only_here.bin") << "";
   const std::string file = write("a.yml", "\ndata: only_here.bin\n");
   testing::internal::CaptureStderr();
@@ -535,7 +536,7 @@ TEST_F(ConfigFiles, InputsOfTheWorkingFolderOnlyAreTakenFromThereAndSaid) {
   const std::string log = testing::internal::GetCapturedStderr();
   std::filesystem::remove("only_here.bin");
   EXPECT_TRUE(contains(log, "config: " + file + ":2: data 'only_here.bin' is not in '" + folder_.path() +
-                                "', and is taken from the working folder"))
+                                "'; the one in the working folder is used"))
       << log;
 }
 
@@ -681,7 +682,7 @@ TEST(Nearest, FindsTyposAndKeepsSilentOtherwise) {
   EXPECT_EQ(nearest("foo", {"fps"}), "");
 }
 
-TEST(Config, AHintStandsInTheSuggestionsPlace) {
+TEST(Config, HintReplacesTheSuggestion) {
   Sample s;
   KeyList keys;
   keys.add(s);
@@ -752,7 +753,7 @@ std::string taken(const std::string& word, const std::string& yaml = "") {
   return "accepted";
 }
 
-TEST(KeyRange, BothEndsAreTakenAndWhatIsBeyondIsRefusedWithTheRange) {
+TEST(KeyRange, EndsAreValidAndOthersRefusedWithTheRange) {
   for (const char* word : {"part=0", "part=1", "decay=0", "decay=0.999999", "shift=-1e300", "shift=1e300",
                            "rate=1e-300", "least=1", "least=-1e300", "count=1", "count=1024", "seed=-1", "seed=null",
                            "scale=0", "scale=null", "crops=[]", "crops=0,7"})
@@ -792,7 +793,7 @@ TEST(KeyWords, AWordOfNoListIsRefusedWithTheListAndTheNearest) {
     EXPECT_TRUE(contains(taken(word), "expected one of: ")) << word;
 }
 
-TEST(ConfigKey, ALineSaysDefaultMeaningAndWhatIsTaken) {
+TEST(ConfigKey, LineHasDefaultMeaningAndRange) {
   Limited l;
   KeyList keys;
   keys.add(l);

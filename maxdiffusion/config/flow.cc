@@ -44,7 +44,7 @@ std::string_view without_spaces_before(std::string_view text) {
   return text.substr(std::min(text.find_first_not_of(" \t\n"), text.size()));
 }
 
-/// Takes one quoted text from the front of `rest`; none, if there is none.
+/// Removes one quoted text from the front of `rest`; none if there is none.
 std::optional<std::string> take_quoted(std::string_view& rest) {
   if (rest.empty() || (rest[0] != '"' && rest[0] != '\'')) return std::nullopt;
   const char quote = rest[0];
@@ -66,8 +66,8 @@ std::optional<std::string> take_quoted(std::string_view& rest) {
   return std::nullopt;
 }
 
-/// Letters, digits and signs that mean nothing to YAML wherever they stand. Whatever starts like a number is left out:
-/// hexadecimal, base-60 and date forms are numbers to some readers.
+/// Characters without a meaning in YAML at any position. Excludes what starts like a number: hexadecimal, base-60 and
+/// date forms are numbers to some readers.
 bool is_bare_word(const std::string& text) {
   if (text.empty() || (!std::isalpha(static_cast<unsigned char>(text[0])) && text[0] != '/')) return false;
   return std::all_of(text.begin(), text.end(), [](unsigned char c) {
@@ -94,7 +94,7 @@ std::string print(const YAML::Node& node, Word word) {
   }
 }
 
-/// The tags of YAML's own types, which say nothing that the value does not.
+/// The tags of YAML's own types, which are implied by the value.
 bool is_plain_tag(const std::string& tag) {
   constexpr std::string_view kCore = "tag:yaml.org,2002:";
   if (!tag.starts_with(kCore)) return false;
@@ -103,7 +103,7 @@ bool is_plain_tag(const std::string& tag) {
          type == "map";
 }
 
-/// `above`: the nodes that this one is part of. `count`: of the values seen, aliases followed.
+/// `above`: the ancestors of this node. `count`: values visited, with aliases expanded.
 void check_tree(const YAML::Node& node, std::vector<YAML::Node>& above, int64_t& count) {
   constexpr int64_t kMost = 1'000'000;
   if (++count > kMost) throw YAML::ParserException(node.Mark(), "aliases make more than a million values of it");
@@ -111,7 +111,7 @@ void check_tree(const YAML::Node& node, std::vector<YAML::Node>& above, int64_t&
     throw YAML::ParserException(node.Mark(), "the tag " + tag + " is not known");
   if (!node.IsSequence() && !node.IsMap()) return;
   for (const YAML::Node& other : above)
-    if (other.is(node)) throw YAML::ParserException(node.Mark(), "an alias stands for what it is part of");
+    if (other.is(node)) throw YAML::ParserException(node.Mark(), "an alias refers to a node that contains it");
   above.push_back(node);
   for (const auto& item : node) {
     if (node.IsMap()) {
@@ -146,7 +146,7 @@ std::optional<std::vector<std::string>> read_quoted_list(std::string_view text) 
   if (!rest.starts_with('[') && !rest.starts_with('(')) return std::nullopt;
   const bool tuple = rest[0] == '(';
   std::vector<std::string> out;
-  bool comma = true;  // before the next member
+  bool comma = true;  // before the next item
   for (rest = without_spaces_before(rest.substr(1)); !rest.starts_with(tuple ? ')' : ']');
        rest = without_spaces_before(rest)) {
     std::optional<std::string> member = comma ? take_quoted(rest) : std::nullopt;

@@ -1,5 +1,5 @@
-// One-line YAML ("flow" text): how scalars, lists and mappings are told apart, read and written. Understands what users
-// paste from Python as well: True/False/None, single quotes, trailing commas, parentheses for lists.
+// One-line YAML ("flow" text): classification, parsing and printing of scalars, lists and mappings. Also accepts Python
+// syntax: True/False/None, single quotes, trailing commas, parentheses for lists.
 #pragma once
 
 #include <yaml-cpp/yaml.h>
@@ -12,23 +12,23 @@
 
 namespace md {
 
-/// Parses the first document. Throws YAML::Exception, also where an alias stands for what it is part of (`&a [*a]`),
-/// where aliases make more than a million values of a few, and for tags other than those of YAML's own types.
+/// Parses the first document. Throws YAML::Exception, also for recursive aliases (`&a [*a]`), aliases that expand to
+/// more than a million values, and tags of types that YAML does not define.
 YAML::Node load_yaml(const std::string& text);
-/// Parses one line of flow text. Throws likewise.
+/// Parses one line of flow text. Throws as above.
 YAML::Node parse_flow(const std::string& text);
 /// One line of JSON, which is YAML as well. Unquoted words are typed: numbers, booleans (Python's too), null, None.
 std::string print_json(const YAML::Node& node);
-/// One line of YAML with unquoted words kept letter by letter; reads back to the same node.
+/// One line of YAML with unquoted words unchanged; reads back to the same node.
 std::string print_flow(const YAML::Node& node);
-/// The members of a list of quoted texts, where `text` is that and nothing else: ["a", "b"], ['a', 'b',], ('a',).
-/// Between double quotes a text is read as JSON, between single quotes letter by letter, '' for one quote.
+/// The items of a list of quoted texts, if `text` is exactly that: ["a", "b"], ['a', 'b',], ('a',). Double-quoted texts
+/// are JSON; single-quoted ones are literal, with '' for a quote.
 std::optional<std::vector<std::string>> read_quoted_list(std::string_view text);
-/// The members of a YAML list of at least two texts and nothing else, where `text` is that and nothing else: [a, b].
+/// The items of a YAML list of at least two texts, if `text` is exactly that: [a, b].
 std::optional<std::vector<std::string>> read_plain_list(const std::string& text);
 /// A string as JSON writes it.
 std::string quoted(const std::string& text);
-/// A string as YAML: bare where it reads back as the same string, quoted otherwise.
+/// A string as YAML: unquoted if it reads back as the same string.
 std::string print_string(const std::string& text);
 
 bool is_quoted(const YAML::Node& scalar);
@@ -38,11 +38,11 @@ std::optional<bool> read_bool(const std::string& text);
 std::optional<int64_t> read_int(const std::string& text);
 /// 1, 1.5, 1.e-8, 1e-8, .5, inf, .inf, nan.
 std::optional<double> read_double(const std::string& text);
-/// As read_double, but nan is no number.
+/// As read_double, but without nan.
 std::optional<double> read_number(const std::string& text);
-/// As read_int; also what read_double reads where that is whole and exact: 1e3, 1000.0.
+/// As read_int; also whole numbers in floating-point form: 1e3, 1000.0.
 std::optional<int64_t> read_whole(const std::string& text);
-/// Shortest text that reads back to the same double, never to a whole number: 1.0, 1e-08, .inf.
+/// Shortest text that reads back to the same double, never like an integer: 1.0, 1e-08, .inf.
 std::string print_double(double d);
 /// Empty, ~, null or none, any case.
 bool reads_as_null(const std::string& text);

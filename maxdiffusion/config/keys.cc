@@ -11,6 +11,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/config/flow.h"
 
@@ -45,8 +46,8 @@ YAML::Node parsed(const std::string& name, const ConfigValue& v, const std::stri
   }
 }
 
-/// A list whose items `read` accepts; items with quotes are offered to `read` only if `quotes` says so. On the command
-/// line its brackets may be left out.
+/// A list whose items `read` accepts; quoted items are passed to `read` only if `quotes`. On the command line its
+/// brackets may be left out.
 template <class T, class Read>
 std::vector<T> read_list(const std::string& name, const ConfigValue& v, const std::string& expected, bool quotes,
                          Read read) {
@@ -95,7 +96,7 @@ bool is_relative(const std::string& path) {
   return !path.empty() && !path.starts_with('/') && path.find("://") == std::string::npos;
 }
 
-/// `f` of each of several paths with commas between, or of the whole where that is a path itself.
+/// `f` of each of several comma-separated paths, or of the whole text if that is a path.
 template <class F>
 std::string of_each(const std::string& paths, F f) {
   if (paths.find(',') == std::string::npos || is_there(paths)) return f(paths);
@@ -107,17 +108,18 @@ std::string of_each(const std::string& paths, F f) {
   return out;
 }
 
-/// The paths in `text` as the working folder sees them.
+/// The paths in `text`, relative to the working folder.
 std::string placed_path(const char* name, const std::string& text, const ConfigValue& v, KeyPath path) {
   if (path == KeyPath::none) return text;
   const bool input = path == KeyPath::input || path == KeyPath::input_or_word;
   return of_each(with_home(text), [&](const std::string& one) {
     std::string here = with_home(one);
     if (!input || v.folder.empty() || !is_relative(here)) return here;
-    std::string beside = (std::filesystem::path(v.folder) / here).lexically_normal();
-    if (is_there(beside)) return beside;
-    if (!is_there(here)) return path == KeyPath::input ? beside : here;
-    log_info("config: {}: {} '{}' is not in '{}', and is taken from the working folder", v.where, name, here, v.folder);
+    std::string in_folder = (std::filesystem::path(v.folder) / here).lexically_normal();
+    if (is_there(in_folder)) return in_folder;
+    if (!is_there(here)) return path == KeyPath::input ? in_folder : here;
+    log_info("config: {}: {} '{}' is not in '{}'; the one in the working folder is used", v.where, name, here,
+             v.folder);
     return here;
   });
 }
@@ -191,20 +193,6 @@ ConfigKey numbers_key(const char* name, std::vector<T>& m, const char* meaning, 
 
 std::string print_bool(bool b) { return b ? "true" : "false"; }
 std::string print_int(int64_t i) { return std::to_string(i); }
-/// Edit distance with neighbours swapped counted as one edit.
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
-  for (size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
-  for (size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    for (size_t j = 1; j <= b.size(); ++j) {
-      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
-    }
-  }
-  return d[a.size()][b.size()];
-}
 
 }  // namespace
 
@@ -239,7 +227,7 @@ void KeyList::key(const char* name, std::string& m, const char* meaning, KeyPath
   declare({name, meaning, "text",
            [name, &m, path](const ConfigValue& v) {
              if (!is_scalar(v) && !v.is_null) wrong_type(name, v, "text");
-             // Python's word for nothing, which YAML takes for a text.
+             // Python's None, which is a text in YAML.
              const bool none = v.text == "None" && (v.kind == Kind::plain || (is_word(v) && path != KeyPath::none));
              m = v.is_null || none ? "" : placed_path(name, v.text, v, path);
            },
@@ -371,7 +359,7 @@ std::vector<std::string> KeyList::overrides(const std::vector<std::string>& word
     const bool has_next = i + 1 < words.size() && !words[i + 1].starts_with("--");
     if (has_next && (!is_switch || read_bool(words[i + 1]) || reads_as_null(words[i + 1])))
       out.push_back(name + "=" + words[++i]);
-    else if (is_switch || known == keys_.end())  // a key that is not known is said by assign()
+    else if (is_switch || known == keys_.end())  // assign() reports unknown keys
       out.push_back(name + "=true");
     else
       fail(Code::invalid_config, "config: command line: {} has no value; expected {}", words[i], known->type);
@@ -429,21 +417,6 @@ const std::string& KeyChanges::value(const std::string& key) const {
   const auto found = values_.find(key);
   check(found != values_.end(), Code::internal, "config: there is no key {}", key);
   return found->second;
-}
-
-std::string nearest(const std::string& word, const std::vector<std::string>& known) {
-  const auto small = [](std::string s) {
-    std::ranges::transform(s, s.begin(), [](unsigned char c) { return std::tolower(c); });
-    return s;
-  };
-  // A third of the letters may differ: beyond that a guess is noise.
-  size_t best = std::max<size_t>(1, word.size() / 3) + 1;
-  std::string found;
-  for (const auto& k : known) {
-    size_t distance = edit_distance(small(word), small(k));
-    if (distance < best && distance < std::max(word.size(), k.size())) best = distance, found = k;
-  }
-  return found;
 }
 
 }  // namespace md

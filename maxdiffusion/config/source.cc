@@ -32,7 +32,7 @@ ConfigValue value_of(const YAML::Node& node, const std::string& file) {
   return v;
 }
 
-/// The line, from 1, after whose marker a second document begins; 0: there is none.
+/// The line, from 1, after which a second document begins; 0: none.
 int64_t second_document(const std::string& yaml) {
   std::istringstream lines(yaml);
   int64_t number = 0, ended = 0;
@@ -82,7 +82,7 @@ void ConfigSource::merge_file(const std::string& file, std::vector<std::string> 
   for (const auto& other : chain) seen |= fs::weakly_canonical(other) == fs::weakly_canonical(name);
   chain.push_back(name);
   if (seen) {
-    throw Error(Code::invalid_config, fmt::format("config: `base:` goes in a circle: {}", chain_text(chain)));
+    throw Error(Code::invalid_config, fmt::format("config: `base:` is cyclic: {}", chain_text(chain)));
   }
   std::string text;
   try {
@@ -104,8 +104,8 @@ void ConfigSource::merge_text(const std::string& yaml, const std::string& file, 
     fail(Code::invalid_config, "config: {} cannot be read as YAML: {}", place(file, e.mark), e.msg);
   }
   if (const int64_t line = second_document(yaml))
-    fail(Code::invalid_config, "config: {}:{}: a second document begins; a config is one", file, line);
-  if (root.IsNull()) return;  // an empty file, or comments alone
+    fail(Code::invalid_config, "config: {}:{}: a second YAML document begins; expected one", file, line);
+  if (root.IsNull()) return;  // an empty file, or only comments
   check(root.IsMap(), Code::invalid_config, "config: {} holds {} at its top level, expected a mapping of `key: value`",
         file, root.IsSequence() ? "a list" : "a single value");
 
@@ -148,7 +148,7 @@ void ConfigSource::merge_words(const std::vector<std::string>& overrides) {
     if (split == std::string::npos || split == 0) {
       Error error(Code::invalid_config, fmt::format("config: command line: '{}' is not of the form key=value", word));
       if (word.ends_with(".yml") || word.ends_with(".yaml"))
-        error.note("a command takes one config file; `base: OTHER.yml` in it names what it builds on");
+        error.note("a command takes one config file; `base: OTHER.yml` in it names its parent");
       else if (word.starts_with('-'))
         error.note("try: key=value, --key=value or --key value; COMMAND --help prints the keys");
       else

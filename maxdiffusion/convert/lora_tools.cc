@@ -201,7 +201,7 @@ void print_lora(const std::string& path) {
     Part& part = parts[part_of(p.module)];
     ++part.pairs, ++part.ranks[p.pair.rank()], ++part.targets[target_of(p.module)];
     ++part.types[std::string(to_string(p.pair.down.dtype()))];
-    if (p.pair.alpha_said) ++part.alphas[p.pair.alpha];
+    if (p.pair.alpha_in_file) ++part.alphas[p.pair.alpha];
   }
   fmt::print("{}: {:.1f} MB\n", path, static_cast<double>(fs::file_size(path)) / 1e6);
   for (const auto& [name, p] : parts)

@@ -1,4 +1,4 @@
-// Copies of nodes: what recomputation and the gradients of loops are made of.
+// Copies of nodes, for recomputation and gradients of loops.
 #pragma once
 
 #include <functional>
@@ -7,11 +7,11 @@
 
 namespace md {
 
-/// Value in the target graph of a value the copied node reads.
+/// Maps a value that the copied node reads to its value in the target graph.
 using ValueMap = std::function<Tensor(Tensor)>;
 
-/// A copy of `node` in `into` with mapped inputs, the same path and name. Bodies are copied whole, their captures
-/// mapped; nodes inside them keep their rematerialisation regions.
+/// A copy of `node` in `into` with mapped inputs, the same path and name. Copies bodies, with mapped captures; nodes
+/// inside them keep their rematerialisation regions.
 Node* clone_node(const Node& node, Graph& into, const ValueMap& value);
 /// A copy of a loop body, as a body of a loop in `parent`.
 std::shared_ptr<Graph> clone_body(const Graph& body, Graph& parent, const ValueMap& outer_value);

@@ -171,7 +171,7 @@ std::string Printer::module(std::string_view name) {
     outs.push_back(out.value);
     std::string type = mlir_type({out.value.dtype(), in_order(out.value.dims(), out.order)});
     results += (i ? ", " : "") + type;
-    if (!axes.empty())  // without a word of its own an output comes out whole on every device
+    if (!axes.empty())  // an output without a sharding is replicated
       results += " {" + stored_sharding(out.sharding, out.value.rank(), out.order) + "}";
   }
   std::vector<Value> values = print_nodes(graph_, outs);
@@ -311,7 +311,7 @@ void EmitCtx::set_scoped(const std::string& name, Value v) { printer_.scoped_[na
 
 const Value& EmitCtx::scoped(const std::string& name) const {
   auto it = printer_.scoped_.find(name);
-  check(it != printer_.scoped_.end(), Code::invalid_graph, "{} at {}: no enclosing node gives '{}'", node_.op->name,
+  check(it != printer_.scoped_.end(), Code::invalid_graph, "{} at {}: no enclosing node provides '{}'", node_.op->name,
         *node_.path, name);
   return it->second;
 }

@@ -29,12 +29,12 @@ class EmitCtx {
 
   int in_count() const { return static_cast<int>(node_.inputs.size()); }
   const Value& in(int i = 0) const;
-  /// What input i was rounded from, if the record that made it has said so; else the input.
+  /// The value that input i was rounded from, if its record called set_unrounded; else input i.
   const Value& unrounded(int i = 0) const;
-  /// The same of a tensor of this node's graph that is printed already: for a record that takes over what the node of
-  /// its operand does. What that node printed then has no user, and compilers drop it.
+  /// The same for any printed tensor of this node's graph: for a record that fuses the operation of its operand. The
+  /// operand's statement then has no user and is eliminated.
   const Value& unrounded(Tensor t) const;
-  /// How many operands of live nodes, and results, a tensor of this node's graph is.
+  /// Number of uses of a tensor: as operands of live nodes and as results.
   int uses(Tensor t) const;
   const Shape& out(int i = 0) const { return node_.outputs[static_cast<size_t>(i)]; }
 
@@ -48,7 +48,7 @@ class EmitCtx {
                                 const std::vector<std::string>& regions = {});
   /// Prints the call and returns its results.
   std::vector<Value> emit_call(const CustomCall& call, const std::vector<Value>& operands);
-  /// Whether input i comes from a call that may be joined with its neighbours.
+  /// Whether input i is the result of a call that may be fused with its neighbours.
   bool is_call_result(int i) const;
   /// Text of a region `({ ^bb0(args): … "terminator"(results) })`; `fill` prints the block and returns the operands of
   /// its terminator. An isolated region uses nothing from outside, constants included.
@@ -61,13 +61,13 @@ class EmitCtx {
   /// A scalar or splat constant; printed once per value and block.
   Value constant(double value, const Shape& shape);
   Value constant_int(int64_t value, const Shape& shape);
-  /// A constant with an element each; its bytes are printed.
+  /// A constant with different elements; its bytes are printed.
   Value table(const HostArray& values);
-  /// A value that an enclosing node leaves for the nodes of its body (the position along a mesh axis, say).
+  /// A named value that an enclosing node provides to its body, such as the index along a mesh axis.
   void set_scoped(const std::string& name, Value v);
   const Value& scoped(const std::string& name) const;
   Value broadcast(const Value& v, const Dims& to, const Axes& dims);
-  /// Output i is `v` rounded to a narrower type. Readers that round as they read, or widen, may take it instead.
+  /// Declares that output i is `v` rounded to a narrower type. Consumers that round or widen it may use `v` instead.
   void set_unrounded(Value v, int i = 0);
   /// Binds output i. An op of one output must bind it once.
   void set_out(Value v, int i = 0);

@@ -94,8 +94,7 @@ void Graph::alias(const std::string& input, const std::string& output) {
   const GraphOutput& out = outputs_[static_cast<size_t>(o)];
   check(in.value.shape() == out.value.shape(), Code::invalid_graph, "alias '{}' {} to '{}' {}: shapes differ", input,
         to_string(in.value.shape()), output, to_string(out.value.shape()));
-  check(in.order == out.order, Code::invalid_graph, "alias '{}' to '{}': their axes lie in another order in memory",
-        input, output);
+  check(in.order == out.order, Code::invalid_graph, "alias '{}' to '{}': their memory layouts differ", input, output);
   in.alias = o;
 }
 
@@ -143,7 +142,7 @@ Tensor Graph::capture(Tensor outer) {
         "{}: a value of another graph is used here; values made inside a loop leave it only as results",
         outer.node()->op->name);
   const Node& made = *outer.node();
-  // A constant, or a bias spread over a picture: repeated here, it is no large argument of the loop.
+  // A constant or a broadcast: clone it here instead of passing a large argument to the loop.
   int64_t read = 0;
   for (Tensor t : made.inputs) read += t.shape().bytes();
   const bool repeated = made.op->cheap && outer.shape().bytes() > read;

@@ -25,18 +25,17 @@ enum class Platform { cpu, gpu, tpu };
 
 /// Whether and how a graph may call the kernels of maxdiffusion/kernels.
 struct CpuKernels {
-  bool callable = false;       // the plugin is the CPU's and takes them
-  bool f32_products = false;   // products of f32 are faster as calls than the compiler's own (kernels/processor.h)
-  bool bf16_products = false;  // products of bf16 are faster as they are than widened to f32 (likewise)
+  bool callable = false;       // the plugin is the CPU's and supports FFI handlers
+  bool f32_products = false;   // f32 matrix products are faster as calls than compiled (kernels/processor.h)
+  bool bf16_products = false;  // bf16 matrix products are faster than widened to f32
 };
 
-/// What a graph is opened with. Plain data, so that graph and mesh stay strangers.
+/// Target of a graph. Plain data, so that graph/ and mesh/ do not include each other.
 struct GraphOptions {
   std::vector<std::pair<std::string, int64_t>> mesh_axes;  // empty: one device
-  /// Logical names and sizes to mesh axes; throws on a name without a rule. Null: everything whole.
+  /// Logical names and sizes to mesh axes; throws on a name without a rule. Null: everything is replicated.
   std::function<DimAxes(const LogicalAxes&, const Dims&)> resolve;
-  /// In which order the axes of an input with these names and sizes follow each other in the memory of a device,
-  /// outermost first. Empty: as they are named. Null: always so.
+  /// Memory layout of an input with these logical axes and sizes: its axes, outermost first. Empty or null: row-major.
   std::function<Axes(const LogicalAxes&, const Dims&)> memory_order;
   Platform platform = Platform::cpu;
   std::string device_kind;
@@ -45,8 +44,8 @@ struct GraphOptions {
   bool manual = false;           // the body of a manual computation over all axes: shapes are those of one device
   int64_t devices() const;       // of the whole mesh
   bool one_device() const { return manual || devices() == 1; }
-  /// Whether nodes of this graph may be calls of CPU kernels: the partitioner does not see into those, and over several
-  /// devices would gather every operand.
+  /// Whether nodes of this graph may be calls of CPU kernels: the partitioner cannot partition those, and would gather
+  /// every operand.
   bool calls_cpu_kernels() const { return cpu_kernels.callable && one_device(); }
 };
 
@@ -62,7 +61,7 @@ struct RematRegion {
 class Node {
  public:
   const OpDef* op = nullptr;
-  std::vector<Tensor> inputs;  // operands, then what the bodies capture, body by body
+  std::vector<Tensor> inputs;  // operands, then the captures of each body
   std::any attributes;
   std::vector<Shape> outputs;
   std::vector<std::shared_ptr<Graph>> bodies;  // of loops
@@ -71,8 +70,8 @@ class Node {
   int id = 0;
   int remat_region = 0;     // 0: none; otherwise set by autodiff/checkpoint
   std::string name;         // given by `named(x, "attn_output")`, read by remat policies
-  bool backward = false;    // made by a gradient rule
-  bool recomputed = false;  // a copy, made on the way back, of what the forward pass did not keep
+  bool backward = false;    // created by a gradient rule
+  bool recomputed = false;  // a copy for the backward pass of a value that was not stored
 
   template <class T>
   const T& attrs() const {
@@ -91,14 +90,14 @@ struct GraphInput {
   Tensor value;
   LogicalAxes axes;          // empty: replicated
   DimAxes sharding;          // resolved from axes when the input was made
-  Axes order;                // of its axes in memory, likewise (GraphOptions::memory_order)
-  std::optional<int> alias;  // index of the output that takes over this input's memory (donation)
+  Axes order;                // memory layout (GraphOptions::memory_order)
+  std::optional<int> alias;  // index of the output that reuses this input's memory (donation)
 };
 struct GraphOutput {
   std::string name;
   Tensor value;
   DimAxes sharding;  // empty: compiler's choice
-  Axes order;        // of its axes in memory
+  Axes order;        // memory layout
 };
 
 class Graph {
@@ -115,9 +114,9 @@ class Graph {
   /// Whether this is the body of a loop, or of a computation over all axes of the mesh in one.
   bool in_loop() const;
 
-  /// Names are unique. Throws invalid_graph when one is taken.
+  /// Names are unique. Throws invalid_graph if the name exists.
   Tensor input(const std::string& name, const Shape& shape, const LogicalAxes& axes = {});
-  /// The output lies on the mesh and in memory as `like` if that names an input: state comes out as it went in.
+  /// If `like` names an input, the output has its sharding and layout, as state that is updated in a loop needs.
   void output(const std::string& name, Tensor value, const std::string& like = "");
   /// Donates input `input` to output `output`: shapes and shardings must agree.
   void alias(const std::string& input, const std::string& output);
@@ -137,7 +136,7 @@ class Graph {
   Tensor add_capture(Tensor outer);
   /// Outer values captured so far, in order, with the inner argument of each.
   const std::vector<std::pair<Tensor, Tensor>>& captures() const { return captures_; }
-  /// Forgets captures whose inner value is not in `live`. For loop ops, before their node is made.
+  /// Removes captures whose inner value is not in `live`. For loop ops, before their node is made.
   void prune_captures(const std::unordered_set<const Node*>& live);
   /// Replaces the outer side of every capture.
   void map_captures(const std::function<Tensor(Tensor)>& outer);
@@ -191,7 +190,7 @@ Graph& innermost(const std::vector<Tensor>& tensors);
 std::unordered_set<const Node*> live_nodes(const Graph& graph, const std::vector<Tensor>& results);
 
 /// Floating-point operations of the nodes of `graph` that `results` depend on, as their records count them
-/// (OpDef::flops). What is recomputed is not counted again.
+/// (OpDef::flops). Recomputation is not counted.
 double count_flops(const Graph& graph, const std::vector<Tensor>& results);
 
 /// Gives nodes made during its life a scope path ("down_blocks.1.attentions.0"). Nests.

@@ -193,7 +193,7 @@ TEST(Printer, PutsThePathOfEveryStatementInItsLocation) {
   EXPECT_EQ(count(text, "\"unet.conv_in/twin (grad)\""), 1u) << text;
 }
 
-TEST(Printer, ConstantsAreSharedInABlockAndVisibleInItsRegionsOnly) {
+TEST(Printer, ConstantsAreSharedWithinABlock) {
   Graph g;
   Tensor x = g.input("x", kVector);
   Tensor a = apply_multi(kPair, {x})[1], b = apply_multi(kPair, {a})[0];
@@ -206,7 +206,7 @@ TEST(Printer, ConstantsAreSharedInABlockAndVisibleInItsRegionsOnly) {
   EXPECT_EQ(count(text, "#1"), 1u) << text;
 }
 
-TEST(Printer, CatchesARecordWhoseTextDisagreesWithItsShapeRule) {
+TEST(Printer, CatchesTextThatDisagreesWithTheShapeRule) {
   Graph g;
   PathScope scope(g, "somewhere");
   g.output("y", apply(kForgetful, {g.input("x", kVector)}));
@@ -239,7 +239,7 @@ TEST(MlirFloat, ReadsBackAsTheSameNumber) {
   EXPECT_NE(message_of([&] { mlir_float(infinity, DType::f8e4m3fn); }), "no error");
 }
 
-TEST(Printer, ValuesLieInMemoryInTheOrderThatTheOptionsSay) {
+TEST(Printer, ValuesHaveTheLayoutOfTheOptions) {
   GraphOptions options;
   options.mesh_axes = {{"fsdp", 2}};
   options.resolve = [](const LogicalAxes&, const Dims&) { return DimAxes{{"fsdp"}}; };
@@ -260,7 +260,7 @@ TEST(Printer, ValuesLieInMemoryInTheOrderThatTheOptionsSay) {
   EXPECT_EQ(count(text, "\"stablehlo.transpose\"(%arg0) {permutation = array<i64: 2, 1, 0>}"), 1u) << text;
   EXPECT_EQ(count(text, "stablehlo.transpose"), 2u) << text;
   g.output("z", w);
-  EXPECT_EQ(message_of([&] { g.alias("w", "z"); }), "alias 'w' to 'z': their axes lie in another order in memory");
+  EXPECT_EQ(message_of([&] { g.alias("w", "z"); }), "alias 'w' to 'z': their memory layouts differ");
 }
 
 TEST(MlirText, ArraysAndShardings) {

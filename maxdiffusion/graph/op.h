@@ -1,5 +1,5 @@
-// OpDef: one record per operation, beside the function users call. It holds the shape rule, the StableHLO text it
-// prints, and its gradient; nothing else in the system knows what an op is.
+// OpDef: one record per operation, in addition to the function that users call. It holds the shape rule, the StableHLO
+// text and the gradient.
 #pragma once
 
 #include <any>
@@ -16,12 +16,12 @@ namespace md {
 struct OpDef;
 class EmitCtx;
 
-/// Mesh axes that split each dim of a tensor, major first; an empty list means the dim is whole on every device.
+/// Mesh axes that shard each dim of a tensor, major first; an empty list: replicated.
 using DimAxes = std::vector<std::vector<std::string>>;
 /// One cotangent per input of a node; an empty Tensor is zero.
 using Grads = std::vector<Tensor>;
 
-/// What a shape rule sees. Throws invalid_graph with the shapes in the message.
+/// Inputs of a shape rule. The rule throws invalid_graph with the shapes in the message.
 struct InferCtx {
   const OpDef& op;
   std::span<const Shape> in;
@@ -32,17 +32,16 @@ struct InferCtx {
   }
 };
 
-/// How the sweep sees the forward pass: directly, recomputed (checkpoint), or stored by a loop.
+/// The backward sweep's access to the forward pass: direct, recomputed (checkpoint), or stored by a loop.
 class ForwardView {
  public:
   virtual ~ForwardView() = default;
   /// A forward value, as a value of the graph that backward nodes go to.
   virtual Tensor value(Tensor forward) = 0;
   /// The node behind this one's values: itself, or its recomputed copy. Outputs added to it (residuals of a loop) are
-  /// seen through `value`.
+  /// accessed through `value`.
   virtual Node& home(Node& forward) = 0;
-  /// Whether a forward value is there on the way back without being stored for it: an input, a row of what a loop
-  /// reads.
+  /// Whether a forward value is available in the backward pass without a residual: an input, a row of a loop's input.
   virtual bool at_hand(Tensor forward) = 0;
 };
 /// The forward pass of the graph itself.
@@ -57,7 +56,7 @@ class DirectView final : public ForwardView {
 using SweepFn = Grads (*)(const std::vector<Tensor>& ys, const Grads& dys, const std::vector<Tensor>& xs, Graph& into,
                           ForwardView& view);
 
-/// What a gradient rule sees. Under `checkpoint` the inputs and outputs are the recomputed ones, so rules must use
+/// Inputs of a gradient rule. Under `checkpoint` the inputs and outputs are the recomputed ones, so rules must use
 /// in()/out() and never reach around them.
 class VjpCtx {
  public:
@@ -70,7 +69,7 @@ class VjpCtx {
   size_t out_count() const { return out_.size(); }
   /// Cotangent of output i; may be empty for ops of several outputs, never for ops of one.
   Tensor dy(int i = 0) const { return dys_[static_cast<size_t>(i)]; }
-  /// Whether anyone wants the cotangent of input i; expensive rules skip what nobody wants.
+  /// Whether the cotangent of input i is needed; expensive rules skip it otherwise.
   bool needs(int i) const { return needs_[static_cast<size_t>(i)]; }
   template <class T>
   const T& attrs() const;
@@ -93,7 +92,7 @@ class VjpCtx {
 struct OpSample {
   std::vector<Shape> inputs;
   std::any attributes = {};
-  double low = -1.0, high = 1.0;         // inputs are drawn uniformly from [low, high] (integers: rounded)
+  double low = -1.0, high = 1.0;         // inputs are sampled uniformly from [low, high] (integers: rounded)
   std::vector<bool> differentiate = {};  // empty: every floating input
 };
 
@@ -101,18 +100,18 @@ struct OpDef {
   const char* name;
   std::vector<Shape> (*infer)(const InferCtx&);
   void (*emit)(EmitCtx&);
-  /// Null: asking for the gradient is an error naming op and path. `no_gradient`: zero by definition.
+  /// Null: grad() throws an error naming op and path. `no_gradient`: zero by definition.
   Grads (*vjp)(const VjpCtx&) = nullptr;
   std::vector<OpSample> (*samples)() = nullptr;
-  /// Cheaper to compute again than to keep (constants, iota, broadcast, reshape): never stored as a residual.
+  /// Cheaper to recompute than to store (constants, iota, broadcast, reshape): never a residual.
   bool cheap = false;
   /// For ops that compute nothing: the input that output `i` is. Null: outputs are values of their own.
   size_t (*same_as)(const Node&, int i) = nullptr;
   /// Floating-point operations of matrix products inside, a multiply-add being two. Null: none, or too few to count.
   double (*flops)(const Node&) = nullptr;
-  /// A matrix product, whose attributes are DotDims (ops/dot.h): what remat policies that keep products look for.
+  /// A matrix product, whose attributes are DotDims (ops/dot.h): used by remat policies that save matrix products.
   bool is_dot = false;
-  /// How the op itself lays values on the mesh, an entry per value. Null: it leaves that to the compiler.
+  /// Shardings that the op sets, one entry per value. Null: the compiler chooses.
   std::vector<DimAxes> (*shardings)(const Node&) = nullptr;
 };
 

@@ -113,7 +113,7 @@ int ffi_type(DType t) {
     case DType::s32: return 4;
     case DType::f32: return 11;
     case DType::bf16: return 16;
-    default: fail(Code::internal, "a run of kernels: no kernel takes arrays of {}", to_string(t));
+    default: fail(Code::internal, "fused calls: no kernel supports arrays of {}", to_string(t));
   }
 }
 
@@ -193,7 +193,7 @@ class Statements::Joining {
   std::string text() {
     find_live();
     group();
-    find_live();  // views that only calls of their own run read are not printed
+    find_live();  // views that only calls of the same fused call read are not printed
     std::string out;
     for (const std::vector<int>& item : order_) {
       const auto live = [&](int s) { return live_.contains(s); };
@@ -213,7 +213,7 @@ class Statements::Joining {
   const Statement& at(int s) const { return b_.all_[static_cast<size_t>(s)]; }
   const Call& call(int s) const { return b_.calls_[static_cast<size_t>(at(s).call)]; }
 
-  /// The value of the same run whose bytes a call reads when it reads `number`; `number` where that is no view of one.
+  /// The value of the same fused call that `number` is a view of; else `number`.
   int origin(int reader, int number) const {
     const auto of_reader = run_.find(reader);
     if (of_reader == run_.end()) return number;
@@ -280,7 +280,7 @@ class Statements::Joining {
     close();
   }
 
-  /// Where a value of the run lies: operand or result number `array`, or the part of memory they take turns in.
+  /// Location of a value of the fused call: index of an operand or result, or an offset in the scratch memory.
   struct Place {
     int array;
     int64_t offset = 0;
@@ -343,7 +343,7 @@ class Statements::Joining {
            call(members[0]).location);
   }
 
-  /// Memory that values take in turns: each has its bytes from the call that makes it to the last that reads it.
+  /// Scratch memory: each value has its bytes from the call that computes it to the last that reads it.
   class Turns {
    public:
     int64_t take(int64_t bytes, int first, int last) {

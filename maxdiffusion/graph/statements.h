@@ -1,5 +1,5 @@
-// The text of a block, statement by statement, as the printer makes it; and the joining of neighbouring calls of
-// kernels into one: what a program takes to compile, to load and to start grows with the number of its pieces.
+// The text of a block, statement by statement, as the printer makes it; and the fusion of neighbouring kernel calls
+// into one, because compile, load and start times grow with the number of calls.
 #pragma once
 
 #include <string>
@@ -19,21 +19,20 @@ struct Value {
 };
 
 /// A call of a handler registered with the plugin (XLA FFI, typed API version 4), or of a library that a compiler knows
-/// by name. Operands and results are dense; operands are row-major, and so are results unless they say otherwise.
+/// by name. Operands and results are dense; operands are row-major, and so are results unless `layouts` is set.
 struct CustomCall {
   std::string target;  // the name it was registered under
   std::vector<Shape> results;
   std::string backend_config;      // inside of an MLIR dictionary: `scale = 1.0 : f32`
-  bool config_is_text = false;     // backend_config is a text of the target's own, as before FFI (API version 2)
+  bool config_is_text = false;     // backend_config is opaque text, as before FFI (API version 2)
   std::vector<Axes> layouts = {};  // of each result, axes from the fastest to the slowest; empty: row-major
   bool has_side_effect = false;
   std::vector<std::pair<int, int>> in_place = {};  // (result, operand): the result is written over the operand
-  /// The handler that can make this call among others (kFusedCallsKernel in kernels/kernels.h); empty: it stays by
-  /// itself.
+  /// The handler that can run this call with others (kFusedCallsKernel in kernels/kernels.h); empty: it is not fused.
   std::string_view fused_by = {};
 };
 
-/// "tensor<2x3xf32>" behind `text`.
+/// Appends "tensor<2x3xf32>".
 void append_type(std::string& text, const Shape& shape);
 
 /// Statements of one block, in the order in which they were printed. Values have numbers: "%12" and "%12#1" are of 12,
@@ -50,12 +49,12 @@ class Statements {
   std::vector<Value> add_call(const CustomCall& call, const std::vector<Value>& operands, std::string_view location,
                               int& next_number);
 
-  /// Whether the value is, or shows under other dims, the result of a call that may be joined.
+  /// Whether the value is the result, or a reshaped result, of a call that may be fused.
   bool is_call_result(const Value& v) const;
 
-  /// The text of all. Calls with one `fused_by` between which no other statement must stand are one call of it;
-  /// results that only calls of the same run read take turns in a part of memory that is the run's last result. Where
-  /// any are joined, statements that nothing uses are left out.
+  /// The text of the block. Calls with the same `fused_by` that can be adjacent become one call of it. Results that
+  /// only these calls read share scratch memory, the fused call's last result. If any calls were fused, unused
+  /// statements are omitted.
   std::string text(int& next_number) const;
   /// Numbers of all values that statements use.
   std::vector<int> uses() const;
@@ -64,10 +63,10 @@ class Statements {
   struct Statement {
     size_t begin = 0, end = 0;  // of text_
     std::vector<int> uses;
-    int first = 0, results = 0;  // numbers of the values that it makes
+    int first = 0, results = 0;  // numbers of its results
     bool kept = false;
-    bool is_view = false;  // the bytes of its operand under other dims
-    int call = -1;         // of calls_, if it may be joined
+    bool is_view = false;  // a reshape of its operand
+    int call = -1;         // index into calls_ if it may be fused
   };
   struct Call {
     CustomCall call;

@@ -1,4 +1,4 @@
-// Tensor: a cheap value naming one output of one node. Everything sees this header, so it stays light.
+// Tensor: a cheap value naming one output of one node. Widely included, so it stays small.
 #pragma once
 
 #include "maxdiffusion/base/shape.h"

@@ -29,7 +29,7 @@ inline float limited(float g, float max_value) { return std::min(std::max(g, -ma
 /// What `limited` leaves as it is, too.
 constexpr float kNoLimit = std::numeric_limits<float>::infinity();
 
-/// Sum of squares in lanes of their own, so that vectors do not reorder a sum.
+/// Sum of squares in separate lanes, so that vectorization does not reorder a sum.
 MD_VECTORIZED double sum_of_squares(const float* g, int64_t n, float max_value) {
   constexpr int64_t kLanes = 64;
   float lanes[kLanes] = {};

@@ -34,7 +34,7 @@ inline std::vector<Chunk> chunks_of(const std::vector<int64_t>& sizes) {
   return chunks;
 }
 
-/// Addresses and sizes of a run of operands.
+/// Addresses and sizes of consecutive operands.
 struct Arrays {
   std::vector<void*> data;
   std::vector<int64_t> sizes;

@@ -20,15 +20,15 @@
 namespace md {
 namespace {
 
-/// Loops over logits take whole vectors: what is beyond the last is −∞, whose exponential is 0.
+/// Loops over logits use whole vectors: the padding is −∞, whose exponential is 0.
 constexpr int64_t kVector = 16;
 /// Rows of keys per block at most, and of queries by the type of the products' operands E: the logits stay in the
 /// second-level cache, and oneDNN's products of such sizes are fastest.
 constexpr int64_t kKeys = 128;
 template <class E>
 constexpr int64_t kQueries = std::is_same_v<E, float> ? 128 : 256;
-/// Pieces of work, if the keys are long enough, that a gradient is split into.
-constexpr int64_t kPieces = 8;
+/// Number of chunks of a gradient, if the keys are long enough.
+constexpr int64_t kChunks = 8;
 
 struct Problem {
   int64_t batch, heads, lq, lk, d;
@@ -275,13 +275,13 @@ struct Gradient {
   T *dq, *dk, *dv;
 };
 
-/// A chunk is a head, or a run of its keys where heads are few: then it adds to a dq of its own, and those are summed
-/// in order. How many chunks there are depends on the shapes alone, so the result does not depend on the threads.
+/// A chunk is a head, or a run of its keys where heads are few: then it has a separate dq, and those are summed in
+/// order. The number of chunks depends only on the shapes, so the result does not depend on the threads.
 template <class T, class E>
 ffi::Error attention_grad(ffi::ThreadPool& pool, const Problem& p, const Gradient<T>& g) {
   const Blocks queries(p.lq, kQueries<E>), keys(p.lk, kKeys);
   const int64_t heads = p.batch * p.heads;
-  const int64_t runs = std::clamp<int64_t>((kPieces + heads - 1) / heads, 1, (keys.count + 3) / 4);
+  const int64_t runs = std::clamp<int64_t>((kChunks + heads - 1) / heads, 1, (keys.count + 3) / 4);
   const std::unique_ptr<float[]> partial(runs == 1 ? nullptr
                                                    : new float[static_cast<size_t>(heads * runs * p.lq * p.d)]);
   Products products;

@@ -1,4 +1,4 @@
-// Products of dense matrices of bf16 through oneDNN, for kernels that cut larger ones into such.
+// Products of dense matrices of bf16 through oneDNN, for kernels that tile larger ones.
 #pragma once
 
 #include <compare>
@@ -6,7 +6,7 @@
 
 namespace md {
 
-/// c = alpha·a·b + bias, or that added to what is in c. Everything that compiled code depends on.
+/// c = alpha·a·b + bias, or added to c. All that the compiled code depends on.
 struct Bf16Product {
   int64_t m, n, k;
   bool a_transposed = false, b_transposed = false;  // in memory: a [k, m], b [n, k]
@@ -16,8 +16,8 @@ struct Bf16Product {
   auto operator<=>(const Bf16Product&) const = default;
 };
 
-/// a [m, k], b [k, n], bias f32 [n] (null without one), c [m, n], all dense: lines of other lengths than these sizes
-/// are what oneDNN has much slower code for. On the calling thread only. False if oneDNN fails.
+/// a [m, k], b [k, n], bias f32 [n] (null without one), c [m, n], all dense: oneDNN is much slower for other strides.
+/// Runs on the calling thread. False if oneDNN fails.
 bool multiply(const Bf16Product& p, const uint16_t* a, const uint16_t* b, const float* bias, void* c) noexcept;
 
 }  // namespace md

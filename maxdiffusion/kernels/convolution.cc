@@ -37,7 +37,7 @@ struct Problem {
   int64_t x_rows = 0, y_rows = 0;
   bool bf16 = false;     // x, w and y, but not a gradient of w
   bool widened = false;  // x and y are bf16, but multiplied in copies of f32; w is f32
-  bool wide_w = false;   // w is f32 whatever the others are: it is rounded as it is put into the code's layout
+  bool wide_w = false;   // w is f32 whatever the others are: it is rounded when reordered
   auto operator<=>(const Problem&) const = default;
   bool flat() const { return depth * kernel_d == 1; }  // two dimensions
   int64_t out_depth() const { return (depth + front + back - kernel_d) / stride_d + 1; }
@@ -58,7 +58,7 @@ struct Problem {
 /// Floats of x and y that one call of oneDNN should copy at most.
 constexpr int64_t kCopied = 1 << 23;
 
-/// Some images, or some frames of one, or some rows of one in all of its frames, as a problem of its own.
+/// A part of a problem: some images, some frames of one, or some rows in all frames of one.
 struct Part {
   Problem problem;
   int64_t image, x_row, y_row;  // where it starts
@@ -100,7 +100,7 @@ Part rows_of_input(const Problem& p, int64_t image, int64_t first, int64_t last)
   Part part = rows(p, image, std::min(begin, end - 1), end);
   part.keep_from = first;
   part.keep_to = last;
-  if (!p.flat()) part.problem.x_rows = part.problem.height;  // in memory of its own
+  if (!p.flat()) part.problem.x_rows = part.problem.height;  // in separate memory
   return part;
 }
 
@@ -117,7 +117,7 @@ std::vector<Part> split(const Problem& p, int64_t threads, int64_t most) {
     }
     return parts;
   }
-  // Frames lie side by side in memory, rows of several frames do not.
+  // Frames are adjacent in memory, rows of several frames are not.
   if (p.batch < threads && p.kind != Kind::input_grad && p.out_depth() >= threads) {
     const int64_t n = std::min((count + p.batch - 1) / p.batch, p.out_depth());
     for (int64_t image = 0; image < p.batch; ++image)
@@ -136,7 +136,7 @@ std::vector<Part> split(const Problem& p, int64_t threads, int64_t most) {
 
 dnnl::engine& engine() { return onednn_engine(); }
 
-/// Compiled code of a problem, which wants arrays in layouts of its own.
+/// Compiled code of a problem, with its own array layouts.
 struct Code {
   struct Operand {
     memory::desc plain, own;
@@ -146,7 +146,7 @@ struct Code {
   dnnl::primitive run;
   Operand x, w, y;
   memory::desc scratch;
-  int64_t channels;  // output channels of w that its reorder takes at once
+  int64_t channels;  // output channels of w per reorder
 };
 
 Code::Operand operand(const memory::desc& plain, const memory::desc& own, bool result) {
@@ -270,7 +270,7 @@ void execute(const Problem& p, const Code& code, void* x, void* w, void* y) {
   if (forward && own_y != y) reorder(code.y.reorder, code.y.own, own_y, code.y.plain, y);
 }
 
-/// The same with x and y as the problem says that they lie in memory.
+/// As above, with x and y in the memory layout of the problem.
 void execute_on_arrays(const Problem& p, const Code& code, void* x, void* w, void* y) {
   if (!p.widened) return execute(p, code, x, w, y);
   thread_local Scratch x_copy, y_copy;
@@ -340,7 +340,7 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, T* x, T* w, T* y) {
       execute_on_arrays(own, code, x + part.x_at(p), weights[static_cast<size_t>(i)], y_part);
       return;
     }
-    // The part's x overlaps its neighbours': only its own rows are kept, zeros where no output sees them.
+    // The part's x overlaps its neighbours': only its own rows are stored, with zeros where no output reads them.
     thread_local Scratch rows;
     T* own_x = reinterpret_cast<T*>(rows.floats(own.x_image()));
     execute_on_arrays(own, code, own_x, weights[static_cast<size_t>(i)], y_part);

@@ -1,5 +1,5 @@
-// Several calls of kernels as one instruction of a program. Each call gets a frame of its own, with the arrays that the
-// run's attributes name; kernels do not know of it.
+// Several calls of kernels as one instruction of a program. Each call gets a separate frame, with the arrays that the
+// attributes name.
 #include <xla/ffi/api/c_api.h>
 
 #include <string>
@@ -95,10 +95,10 @@ XLA_FFI_Error* make_call(const XLA_FFI_CallFrame& run, const XLA_FFI_Attrs& call
 }
 
 XLA_FFI_Error* make_calls(XLA_FFI_CallFrame* frame) {
-  // XLA asks once what version of the interface this is; any kernel knows.
+  // XLA queries the interface version once; any kernel answers.
   if (frame->extension_start) return handler_of(kProductKernel)(frame);
   for (int64_t i = 0; i < frame->attrs.size; ++i) {
-    if (frame->attrs.types[i] != XLA_FFI_AttrType_DICTIONARY) return refuse(frame, "an attribute is no call");
+    if (frame->attrs.types[i] != XLA_FFI_AttrType_DICTIONARY) return refuse(frame, "an attribute is not a call");
     if (XLA_FFI_Error* error = make_call(*frame, *static_cast<const XLA_FFI_Attrs*>(frame->attrs.attrs[i])))
       return error;
   }

@@ -1,4 +1,4 @@
-// GELU and its approximations on the CPU, alone or as a gate, and their gradients. XLA makes several loops of each, and
+// GELU and its approximations on the CPU, plain or gated, and their gradients. XLA makes several loops of each, and
 // writes and reads again what is between them.
 
 #include <cmath>

@@ -146,7 +146,7 @@ void forward(ffi::ThreadPool& pool, const Sizes& s, double eps, const void* x, c
   });
 }
 
-/// What the backward knows of each channel of an image.
+/// Inputs of the backward pass for each channel of an image.
 struct Channels {
   const float *mean, *rstd, *w, *b;
 };

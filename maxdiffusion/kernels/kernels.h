@@ -1,5 +1,5 @@
-// Kernels: handlers of custom calls for the CPU plugin, for work that XLA compiles or runs badly there. A program names
-// them; runtime/ registers them with the plugin; GraphOptions::cpu_kernels says that they may be named.
+// Kernels: handlers of custom calls for the CPU plugin, for operations that XLA compiles or runs slowly on CPUs. A
+// program names them; runtime/ registers them with the plugin; GraphOptions::cpu_kernels enables them.
 #pragma once
 
 #include <vector>
@@ -12,42 +12,43 @@ struct Kernel {
 };
 const std::vector<Kernel>& cpu_kernels();
 
-/// Makes calls of the other kernels, one after the other: a chunk of a program instead of several.
-///   operands  the operands of all calls that no call makes
-///   results   the results of calls that are wanted; and memory for those that only calls read (u8), where there are
-///   any attributes c0000, c0001, …: a dictionary for each call, in order:
-///               kernel (text), attributes (dictionary: the kernel's own), operands (i64: how many there are),
+/// Calls other kernels in sequence: one instruction of a program instead of several.
+///   operands  the inputs of the calls, except results of these calls
+///   results   the results that are used outside; then, if needed, scratch memory (u8) for results that only these
+///             calls use
+///   attributes c0000, c0001, …: a dictionary for each call, in order:
+///               kernel (text), attributes (dictionary of the kernel), operands (i64: their number),
 ///               arrays (i64 array: for each operand and then each result the number of the operand or result of the
-///               run, counted in one, in which it lies, bytes from its start, XLA_FFI_DataType, rank, dims)
+///               fused call, counted together; byte offset in it, XLA_FFI_DataType, rank, dims)
 inline constexpr const char* kFusedCallsKernel = "md_fused_calls";
 
 /// Sums of squares over all elements of n arrays.
 ///   operands  n arrays, f32
-///   result    f32[2]: of the elements as they are, and limited to ±max_value
+///   result    f32[2]: of the elements, and of the elements clipped to ±max_value
 ///   attribute max_value (f64; ≤ 0: no limit)
-/// The result does not depend on the number of threads, to the bit.
+/// Bit-identical for any number of threads.
 inline constexpr const char* kSumOfSquaresKernel = "md_sum_of_squares";
 
 /// AdamW over n parameters at once, in place: results share the memory of their operands.
-///   operands  f32[6]: learning rate, 1 − β₁ᵏ, 1 − β₂ᵏ, factor on the gradients, 0 to leave everything as it is, and
-///             what moving averages keep of themselves; then n gradients, n parameters, n first and n second moments,
-///             and n moving averages or none, f32
+///   operands  f32[6]: learning rate, 1 − β₁ᵏ, 1 − β₂ᵏ, factor on the gradients, 0 to change nothing, and the decay of
+///             moving averages; then n gradients, n parameters, n first and n second moments, and n moving averages or
+///             none, f32
 ///   results   n parameters, n first, n second moments, and the averages: parameter + (average − parameter)·keep
-///   attributes b1, b2, eps, weight_decay, max_value (f64; max_value ≤ 0: no limit), averages (i64: 1 where there are)
+///   attributes b1, b2, eps, weight_decay, max_value (f64; max_value ≤ 0: no limit), averages (i64: 1 if present)
 inline constexpr const char* kAdamwKernel = "md_adamw";
 
-/// Sums of n arrays over all processes of a job (processes/processes.h), in place. Every process makes the call.
+/// Sums of n arrays over all processes of a job (processes/processes.h), in place. Collective.
 ///   operands  n arrays, f32
-///   results   n sums, times `scale`: the same bits in every process
+///   results   n sums, times `scale`: bit-identical in every process
 ///   attribute scale (f64)
 inline constexpr const char* kProcessSumKernel = "md_process_sum";
 
-/// Convolution over two or three spatial axes and its gradients: all f32, or all bf16 with sums in f32, which a
-/// gradient of w keeps. Beside bf16 w may be f32.
+/// Convolution over two or three spatial axes and its gradients: all f32, or all bf16 with sums in f32, the type of
+/// gradients of w. With bf16, w may be f32.
 ///   operands, result  of md_convolution: x [B, (F,) H, W, Ci], w [Co, Ci, (kf,) kh, kw] → y [B, (F',) H', W', Co]
 ///                     of md_convolution_input_grad: dy, w → dx     of md_convolution_weight_grad: x, dy → dw
 ///   attributes window  i64[6 or 9]: the stride of each axis; then zeros before and after, axis by axis
-///              in_bf16 (i1): bf16 is multiplied as it is, and f32 weights beside it are rounded; else it is widened
+///              in_bf16 (i1): bf16 is multiplied as it is, and f32 weights are rounded; else bf16 is widened
 /// Results are reproducible to the bit on one machine with one number of threads; other numbers may round differently.
 inline constexpr const char* kConvolutionKernel = "md_convolution";
 inline constexpr const char* kConvolutionInputGradKernel = "md_convolution_input_grad";
@@ -66,7 +67,7 @@ inline constexpr const char* kProductKernel = "md_product";
 /// Sums of rows.
 ///   operands  x [groups…, rows…, C], f32 or bf16
 ///   result    f32 [groups…, C]
-/// The result does not depend on the number of threads, to the bit.
+/// Bit-identical for any number of threads.
 inline constexpr const char* kColumnSumsKernel = "md_column_sums";
 
 /// y = a + b, rounded once.
@@ -76,16 +77,17 @@ inline constexpr const char* kColumnSumsKernel = "md_column_sums";
 ///   result    y like a
 inline constexpr const char* kAddKernel = "md_add";
 
-/// Arrays behind each other along one axis.
-///   operands  n arrays, f32 or bf16, that differ along that axis alone
+/// Concatenates arrays along one axis.
+///   operands  n arrays, f32 or bf16, that differ only along that axis
 ///   result    y
 ///   attribute axis (i64)
 inline constexpr const char* kConcatenateKernel = "md_concatenate";
 
-/// y = g·s(g), where s is, `by` "erf", (1 + erf(g/√2))/2, by "tanh" its approximation, by "sigmoid" sigmoid(1.702·g).
+/// y = g·s(g); s(g) by `by`: "erf": (1 + erf(g/√2))/2, "tanh": its approximation, "sigmoid": sigmoid(1.702·g).
 /// Arithmetic is f32.
-///   operands  x [rows…, C], f32 or bf16: g. Where gated: x [rows…, 2·C], whose halves are a and g, and y is a times
-///   that result    y [rows…, C], like x attributes by (string), gated (i1)
+///   operands  x [rows…, C], f32 or bf16: g; gated: x [rows…, 2·C] with the halves a and g, and y = a·g·s(g)
+///   result    y [rows…, C], like x
+///   attributes by (string), gated (i1)
 inline constexpr const char* kGeluKernel = "md_gelu";
 /// Its gradient.
 ///   operands  x, dy
@@ -93,7 +95,7 @@ inline constexpr const char* kGeluKernel = "md_gelu";
 ///   attributes those of md_gelu
 inline constexpr const char* kGeluGradKernel = "md_gelu_grad";
 
-/// softmax(scale · q·kᵀ) · v; where `causal`, query i sees keys 0 to i.
+/// softmax(scale · q·kᵀ) · v; `causal`: query i attends to keys 0 to i.
 ///   operands  q [B, Lq, H, D], k and v [B, Lk, H, D], all f32 or all bf16; arithmetic f32, but see in_bf16
 ///   results   y like q; f32[B, H, Lq]: logarithms of the sums of exponentials
 ///   attributes scale (f64), causal (i1), in_bf16 (i1): of bf16, operands of products are not widened to f32, and

@@ -1,4 +1,4 @@
-// What callers of oneDNN share. Every call of oneDNN uses one thread; work is divided among threads by the plugin's
+// Shared by callers of oneDNN. Every call of oneDNN uses one thread; work is divided among threads by the plugin's
 // thread pool only.
 #pragma once
 
@@ -22,11 +22,11 @@ inline dnnl::engine& onednn_engine() {
   return cpu;
 }
 
-/// What `compile` makes of a problem; once in this process, on first use. Thread safe.
+/// The result of `compile` for a problem, cached per process. Thread safe.
 template <class Problem, class Code>
 const Code& compiled(const Problem& p, Code (*compile)(const Problem&)) {
   static std::mutex mutex;
-  static std::map<Problem, Code> codes;  // its entries do not move
+  static std::map<Problem, Code> codes;  // references to entries stay valid
   use_one_thread();
   std::lock_guard lock(mutex);
   auto found = codes.find(p);
@@ -38,7 +38,7 @@ inline int64_t floats_in(const dnnl::memory::desc& d) {
   return static_cast<int64_t>((d.get_size() + sizeof(float) - 1) / sizeof(float));
 }
 
-/// Memory that a thread keeps for its next call; aligned for vectors. Contents are undefined.
+/// Thread-local scratch memory, aligned for vectors. Contents are undefined.
 class Scratch {
  public:
   float* floats(int64_t n) {

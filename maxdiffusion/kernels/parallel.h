@@ -1,4 +1,4 @@
-// A loop over chunks on the plugin's thread pool. The caller works too, so that it never waits for a free thread.
+// A loop over chunks on the plugin's thread pool. The caller takes part, so it never waits for a free thread.
 #pragma once
 
 #include <xla/ffi/api/ffi.h>
@@ -20,7 +20,7 @@ inline void pause_processor() {
 /// body(i) for i in [0, n), in any order, on any thread; returns when all are done. `body` must not throw.
 inline void parallel_for(xla::ffi::ThreadPool& pool, int64_t n, const std::function<void(int64_t)>& body) {
   struct Shared {
-    std::function<void(int64_t)> body;  // a copy: a late thread may look at it after the caller has left
+    std::function<void(int64_t)> body;  // a copy: a late thread may read it after the caller returned
     int64_t n;
     std::atomic<int64_t> next{0}, done{0};
     std::mutex mutex;

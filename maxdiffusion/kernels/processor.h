@@ -1,4 +1,4 @@
-// What the kernels gain from on the processor that they run on. It is asked, never recognised by its name.
+// Processor features that the kernels use, detected at run time.
 #pragma once
 
 #include <string>
@@ -6,17 +6,16 @@
 namespace md {
 
 struct Processor {
-  std::string isa;            // the instruction set that oneDNN uses, by its own word: "avx2", "avx512_core_bf16"
-  bool wide_vectors = false;  // that is some AVX-512
-  /// Whether products of bf16 are faster in the processor's own instructions than widened to f32: it has tiles for them
-  /// (AMX), or instructions that are. That it has instructions is not enough: where tiles are switched off, processors
-  /// that were made with them take four times as long for one as for a product of f32.
+  std::string isa;            // the instruction set of oneDNN: "avx2", "avx512_core_bf16"
+  bool wide_vectors = false;  // it has AVX-512
+  /// Whether bf16 products are faster in native instructions (AMX, or fast AVX-512 ones) than widened to f32.
+  /// Instructions alone are not enough: with AMX disabled, AMX processors need four times as long as for f32.
   bool bf16_products = false;
-  /// One line, part of the names of cached executables.
+  /// One line, part of the keys of cached executables.
   std::string describe() const;
 };
 
-/// Of this process; found out on the first call. Thread safe.
+/// Cached on the first call. Thread safe.
 const Processor& processor();
 
 }  // namespace md

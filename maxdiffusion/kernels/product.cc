@@ -39,13 +39,13 @@ struct Lines {
   bool transposed;
 };
 Lines lines_of(int64_t first, int64_t second, int64_t first_stride, int64_t second_stride) {
-  // With one element along an axis, that axis' stride says nothing.
+  // With one element along an axis, its stride is arbitrary.
   if (second_stride == 1 || second == 1) return {first, second, first == 1 ? second : first_stride, false};
   return {second, first, second_stride, true};
 }
 
 /// How far apart lines of this length are widened to: lines that are some KiB apart share places in the cache, and with
-/// AVX2 oneDNN reads smaller operands where they lie, down the lines.
+/// AVX2 oneDNN reads smaller operands in place.
 int64_t spread(int64_t length) { return length % 512 == 0 ? length + 32 : length; }
 
 /// sums [m, n] = a · c + bias, all f32.

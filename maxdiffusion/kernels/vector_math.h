@@ -31,9 +31,8 @@ constexpr float kLog2E = std::numbers::log2e_v<float>;
   return x < -87.0f ? 0.0f : (x > 88.0f ? __builtin_inff() : y);
 }
 
-/// 2ˣ of x ≤ 127 with a relative error of 2⁻²³, or of 2⁻¹³ where what comes of it is rounded to `To`, uint16_t for
-/// bf16, anyway; 0 below −126.5, NaN of NaN. Without branches. The polynomials are the best of their degree for 2ʳ, |r|
-/// ≤ ½, by relative error.
+/// 2ˣ of x ≤ 127 with a relative error of 2⁻²³, or of 2⁻¹³ if the result is rounded to `To` = uint16_t (bf16); 0 below
+/// −126.5, NaN of NaN. Without branches. Minimax polynomials of 2ʳ, |r| ≤ ½, for the relative error.
 template <class To>
 [[gnu::always_inline]] inline float vector_exp2(float x) {
   constexpr float kRound = 12582912.0f;  // as above

@@ -19,7 +19,7 @@
 namespace md {
 namespace {
 
-constexpr size_t kListed = 20;  // keys told of each kind of trouble
+constexpr size_t kListed = 20;  // keys listed for each kind of error
 
 enum class Part { down, up, alpha, weight, bias, modulation };
 
@@ -64,7 +64,7 @@ constexpr std::pair<const char*, const char*> kOtherMethods[] = {
 };
 
 struct Key {
-  std::string component, module;  // component "": not said
+  std::string component, module;  // component "": none
   Part part;
 };
 
@@ -222,7 +222,7 @@ void keep_own_ranks(std::map<const LoraTarget*, Found>& found) {
   }
 }
 
-/// The denoiser that names mean which do not say which.
+/// The default denoiser of names without a component.
 std::string meant_denoiser(const SafetensorsReader& file, const LoraTargets& targets, const std::string& asked) {
   if (!asked.empty()) return asked;
   const auto said = file.metadata().find(kComponent);
@@ -305,8 +305,8 @@ LoraPair side_by_side(const std::vector<Member>& members) {
   return out;
 }
 
-/// Module → matrices, as other programs have them: where files of the original program hold this model alone, by its
-/// names and with its tensors; else by the published names.
+/// Module → matrices in other layouts: if original files hold only this model, by its names and with its tensors; else
+/// by the published names.
 Pairs for_other_programs(const std::string& component, const Pairs& pairs, const LoraNames& names) {
   const auto others = names.others.find(component);
   Pairs out;
@@ -419,11 +419,11 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
     check_fits(f.pair, target->dims, name);
     check(f.pair.rank() > 0, Code::io, "LoRA for {}: the rank is 0", name);
     const bool said = metadata.covers(f.said);
-    check(f.alpha_key.empty() || !said, Code::io, "LoRA for {}: alpha is said twice, by '{}' and by the metadata", name,
-          f.alpha_key);
+    check(f.alpha_key.empty() || !said, Code::io, "LoRA for {}: alpha is given twice, by '{}' and by the metadata",
+          name, f.alpha_key);
     if (said)
       f.pair.alpha = metadata.alpha(f.said, f.module, f.pair.rank());
-    else if (f.pair.alpha_said = f.pair.alpha != 0; !f.pair.alpha_said)
+    else if (f.pair.alpha_in_file = f.pair.alpha != 0; !f.pair.alpha_in_file)
       f.pair.alpha = static_cast<double>(f.pair.rank());
     check(std::isfinite(f.pair.alpha), Code::io, "LoRA for {}: alpha is {}", name, f.pair.alpha);
   }
@@ -484,7 +484,7 @@ LoraContents read_lora_contents(const std::string& path) {
     }
   }
   for (auto& [module, p] : pairs) {
-    check(p.pair.down && p.pair.up, Code::io, "LoRA '{}': {} has not both matrices", path, module);
+    check(p.pair.down && p.pair.up, Code::io, "LoRA '{}': {} lacks one of its two matrices", path, module);
     Dims weight = p.pair.down.dims();
     check(weight.size() >= 2 && p.pair.up.dims().size() >= 2, Code::io, "LoRA '{}': the matrices of {} are {} and {}",
           path, module, to_string(p.pair.down.dims()), to_string(p.pair.up.dims()));
@@ -496,7 +496,7 @@ LoraContents read_lora_contents(const std::string& path) {
     const std::string component = dot == std::string::npos ? "" : module.substr(0, dot);
     if (p.alpha_key.empty() && metadata.covers(component))
       p.pair.alpha = metadata.alpha(component, module.substr(component.empty() ? 0 : dot + 1), p.pair.rank());
-    else if (p.pair.alpha_said = p.pair.alpha != 0; !p.pair.alpha_said)
+    else if (p.pair.alpha_in_file = p.pair.alpha != 0; !p.pair.alpha_in_file)
       p.pair.alpha = static_cast<double>(p.pair.rank());
     out.pairs.push_back(std::move(p));
   }

@@ -22,9 +22,9 @@ constexpr const char* kFileName = "pytorch_lora_weights.safetensors";
 constexpr const char* kPaths = "lora_model_name_or_path";
 /// Of the first and of the second denoiser.
 constexpr const char* kOfDenoisers[] = {"high_noise_weight_name", "low_noise_weight_name"};
-/// Of these, names tell adapters apart in memory, which merged ones need not, and ranks are those of the files.
-constexpr const char* kMembers[] = {kPaths,         "weight_name", kOfDenoisers[0], kOfDenoisers[1],
-                                    "adapter_name", "rank",        "scale",         "from_pt"};
+/// Ignored keys: adapter names, which merged files do not need, and ranks, which the files have.
+constexpr const char* kFields[] = {kPaths,         "weight_name", kOfDenoisers[0], kOfDenoisers[1],
+                                   "adapter_name", "rank",        "scale",         "from_pt"};
 
 /// Entries, each of which may hold several between commas.
 std::vector<std::string> split_at_commas(const std::vector<std::string>& texts) {
@@ -56,8 +56,8 @@ std::string file_of(std::string path, const std::string& weight_name) {
   return file;
 }
 
-/// One member of lora_config as a list as long as the paths; empty: all `fallback`.
-std::vector<json> member(const LoraKeys& keys, const char* name, size_t count, const json& fallback) {
+/// One field of lora_config as a list as long as the paths; empty: all `fallback`.
+std::vector<json> field(const LoraKeys& keys, const char* name, size_t count, const json& fallback) {
   auto it = keys.lora_config.find(name);
   json list = it == keys.lora_config.end() ? json() : parse_json(it->second);
   if (list.is_null() || list.empty()) return std::vector<json>(count, fallback);
@@ -79,24 +79,26 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
   if (!keys.enable_lora) keys.lora_config.clear();
   std::vector<LoraChoice> out;
   for (const auto& [name, value] : keys.lora_config)
-    check(std::ranges::count(kMembers, name) > 0, Code::invalid_config, "lora_config: '{}' is not one of: {}", name,
-          fmt::join(kMembers, ", "));
+    check(std::ranges::count(kFields, name) > 0, Code::invalid_config,
+          "lora_config: unknown field '{}'; expected one of: {}", name, fmt::join(kFields, ", "));
   if (!keys.lora_config.empty()) {
     auto given = keys.lora_config.find(kPaths);
     const json paths = given == keys.lora_config.end() ? json::array() : parse_json(given->second);
     check(paths.is_array(), Code::invalid_config, "lora_config: {} is {}, expected a list", kPaths, paths.dump());
     const size_t n = paths.size();
-    const auto names = member(keys, "weight_name", n, ""), scales = member(keys, "scale", n, 1.0),
-               torch = member(keys, "from_pt", n, true);
+    const auto names = field(keys, "weight_name", n, ""), scales = field(keys, "scale", n, 1.0),
+               torch = field(keys, "from_pt", n, true);
     // Of the reference; here files are merged in their order, each with the rank of its matrices.
-    for (const json& v : member(keys, "adapter_name", n, "")) text("adapter_name", v);
-    for (const json& v : member(keys, "rank", n, 0))
+    for (const json& v : field(keys, "adapter_name", n, "")) text("adapter_name", v);
+    for (const json& v : field(keys, "rank", n, 0))
       check(v.is_null() || (v.is_number_integer() && v.get<int64_t>() >= 0), Code::invalid_config,
             "lora_config: rank holds {}, expected whole numbers", v.dump());
     for (const char* name : {"adapter_name", "rank"})
       if (n > 0 && keys.lora_config.contains(name))
         log_info_once(
-            "lora_config: {} has no effect: a file's matrices say their rank, and files are told by their order", name);
+            "lora_config: {} has no effect: the rank is that of the file's matrices, and files are identified by their "
+            "order",
+            name);
     const bool apart = std::ranges::any_of(kOfDenoisers, [&](auto key) { return keys.lora_config.contains(key); });
     for (size_t i = 0; i < n; ++i) {
       check(scales[i].is_number(), Code::invalid_config, "lora_config: scale holds {}, expected numbers",
@@ -111,10 +113,10 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
         out.push_back({file_of(path, name), scale});
         continue;
       }
-      check(name.empty(), Code::invalid_config, "lora_config: weight_name holds '{}' beside {}", name,
+      check(name.empty(), Code::invalid_config, "lora_config: weight_name holds '{}' and {}", name,
             fmt::join(kOfDenoisers, " and "));
       for (size_t d = 0; d < std::size(kOfDenoisers); ++d) {
-        const std::string own = text(kOfDenoisers[d], member(keys, kOfDenoisers[d], n, "")[i]);
+        const std::string own = text(kOfDenoisers[d], field(keys, kOfDenoisers[d], n, "")[i]);
         if (own.empty())
           log_info("LoRA '{}': {} is empty, so that denoiser gets none", path, kOfDenoisers[d]);
         else

@@ -1,4 +1,4 @@
-// Configuration keys of LoRA, and what follows from them. The mapping `lora_config` is the reference's.
+// Configuration keys of LoRA. The mapping `lora_config` is MaxDiffusion's.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct LoraKeys {
     v("lora_config", lora_config,
       "LoRA files as lists: lora_model_name_or_path, weight_name (of two denoisers: high_noise_weight_name, "
       "low_noise_weight_name), adapter_name, rank, scale, from_pt");
-    v("enable_lora", enable_lora, "false: lora_config is left out");
+    v("enable_lora", enable_lora, "false: lora_config is ignored");
     v("train_lora", train_lora, "train low-rank matrices (LoRA), with the weights frozen");
     v("lora_rank", lora_rank, "rank of the trained matrices");
     v("lora_alpha", lora_alpha, "their product counts lora_alpha / lora_rank; null: lora_rank");
@@ -44,14 +44,14 @@ struct LoraKeys {
 struct LoraChoice {
   std::string path;  // of a .safetensors file
   double scale = 1;
-  std::optional<size_t> denoiser = {};  // by number, from noisy to clean; none: the file says it, or it is the first
+  std::optional<size_t> denoiser = {};  // index, from high noise to low noise; none: from the file, else the first
 };
-/// The files to add, in order: those of lora_config, then lora_files. A folder stands for its
-/// pytorch_lora_weights.safetensors, a name in the Hugging Face cache for its folder. Throws invalid_config for lists
-/// of different lengths, unknown members, from_pt false and pickled files; io for a path that is not there.
+/// The files to add, in order: those of lora_config, then lora_files. A folder means its
+/// pytorch_lora_weights.safetensors, a Hugging Face name its cached folder. Throws invalid_config for lists of
+/// different lengths, unknown fields, from_pt=false and pickled files; io if a path does not exist.
 std::vector<LoraChoice> chosen_loras(const LoraKeys& keys);
-/// What is trained of one component, of `targets` (FamilySpec::lora_targets) where the keys name none. Throws
-/// invalid_config for a rank or alpha that is not positive.
+/// The LoRA settings of one component; `targets` (FamilySpec::lora_targets) is the default of lora_target_modules.
+/// Throws invalid_config for a rank or alpha that is not positive.
 LoraConfig training_lora(const LoraKeys& keys, const std::vector<std::string>& targets);
 
 }  // namespace md

@@ -65,7 +65,7 @@ void refuse(const std::string& where, const json& config) {
   if (!start.is_string()) return;
   for (const char* method : {"pissa", "olora", "corda", "loftq"})
     check(!start.get<std::string>().starts_with(method), Code::invalid_config,
-          "{}: 'init_lora_weights' is {}, which changes the base weights as well; convert the file to plain LoRA with "
+          "{}: 'init_lora_weights' is {}, which also changes the base weights; convert the file to plain LoRA with "
           "PEFT",
           where, start.dump());
 }
@@ -104,10 +104,10 @@ LoraMetadata LoraMetadata::read(const std::string& path, const std::map<std::str
     for (const auto& [component, config] : apart)
       m.components_[component] = std::make_shared<Component>(where + " of " + component, config);
   }
-  const std::filesystem::path file(path), beside = file.parent_path() / "adapter_config.json";
-  if (file.filename() == "adapter_model.safetensors" && exists(beside.string()))
+  const std::filesystem::path file(path), config = file.parent_path() / "adapter_config.json";
+  if (file.filename() == "adapter_model.safetensors" && exists(config.string()))
     m.components_[""] =
-        std::make_shared<Component>(beside.string(), parse(beside.string(), read_file(beside.string())));
+        std::make_shared<Component>(config.string(), parse(config.string(), read_file(config.string())));
   return m;
 }
 

@@ -1,4 +1,4 @@
-// What PEFT says about LoRA matrices beside them: LoraConfig, in the JSON that diffusers and PEFT write.
+// PEFT's LoraConfig, in the JSON that diffusers and PEFT write.
 #pragma once
 
 #include <map>
@@ -9,13 +9,13 @@ namespace md {
 
 class LoraMetadata {
  public:
-  /// From the metadata of the safetensors file at `path`, and from adapter_config.json beside it where the file has
-  /// PEFT's own name. Throws invalid_config for text that is not JSON and for options that change the formula (DoRA, a
-  /// bias, base weights changed at the start), naming them.
+  /// From the metadata of the safetensors file at `path`, and from adapter_config.json in its folder if the file has
+  /// PEFT's name. Throws invalid_config for text that is not JSON and for options that change the formula (DoRA, a
+  /// bias, changed base weights), naming them.
   static LoraMetadata read(const std::string& path, const std::map<std::string, std::string>& file_metadata);
-  /// Whether the metadata says anything about the component (or about every component).
+  /// Whether the metadata has values for the component (or for every component).
   bool covers(const std::string& component) const;
-  /// alpha of a module named as in the file, without the component: the product counts alpha / rank.
+  /// alpha of a module named as in the file, without the component: the product is scaled by alpha / rank.
   double alpha(const std::string& component, const std::string& module, int64_t rank) const;
 
  private:

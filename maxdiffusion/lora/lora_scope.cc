@@ -77,7 +77,7 @@ void check_lora_targets(const std::vector<std::string>& targets, const ParamTabl
           fmt::format("lora_target_modules: no linear or convolution layer is called {}", fmt::join(unmatched, ", ")));
   e.note("names are ends of module paths, as in to_q, to_out.0, conv1");
   if (std::ranges::any_of(params.params(), [](const Param& p) { return p.stacked > 0; }))
-    e.note("with scan_layers '*' stands for the number of a block");
+    e.note("with scan_layers '*' is the number of a block");
   throw e;
 }
 
@@ -99,7 +99,7 @@ HostArrays initial_lora(const ParamTable& params, uint64_t seed) {
 
 HostArrays initial_lora(const ParamTable& params, const LoraFile& file, const LoraConfig& config) {
   check(file.differences.empty(), Code::invalid_config,
-        "lora_init '{}': it also holds differences of whole weights or biases, which are not trained", file.name);
+        "lora_init '{}': it also holds full-rank differences of weights or biases, which are not trained", file.name);
   HostArrays out;
   std::vector<std::string> missing, unused;
   std::map<std::string, std::map<std::string, LoraPair>> left = file.pairs;
@@ -117,7 +117,7 @@ HostArrays initial_lora(const ParamTable& params, const LoraFile& file, const Lo
       }
       const LoraPair& pair = component->second.at(path);
       // Files of kohya hold alpha in f32.
-      const bool same_alpha = !pair.alpha_said || static_cast<float>(pair.alpha) == static_cast<float>(config.alpha);
+      const bool same_alpha = !pair.alpha_in_file || static_cast<float>(pair.alpha) == static_cast<float>(config.alpha);
       check(pair.rank() == config.rank && same_alpha, Code::invalid_config,
             "lora_init '{}': {} of {} has rank {} and alpha {}, this run has lora_rank {} and lora_alpha {}", file.name,
             path, p.model, pair.rank(), pair.alpha, config.rank, config.alpha);

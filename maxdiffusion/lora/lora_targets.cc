@@ -57,7 +57,7 @@ LoraTargets::LoraTargets(const ParamTable& params, LoraNames names) : names_(std
     std::vector<std::string> all = {t.path}, originals;
     if (const auto others = names_.others.find(t.component); others != names_.others.end() && others->second.of)
       for (const WeightAlias& other : others->second.of(t.path)) {
-        if (other.transposed) continue;  // nobody has such matrices
+        if (other.transposed) continue;  // no files have such matrices
         const std::string name = other.whole();
         if (other.parts > 1) {
           add(t.component, name, {index, other.part, other.parts});
@@ -76,7 +76,7 @@ void LoraTargets::add(const std::string& component, const std::string& name, Pla
   std::vector<Place>& there = by_name_[component][underscored(name)];
   for (const Place& other : there) {
     if (targets_[other.target].path == targets_[place.target].path) return;
-    check(other.parts > 1 && other.parts == place.parts, Code::internal, "{}: '{}' and '{}' are both called {}",
+    check(other.parts > 1 && other.parts == place.parts, Code::internal, "{}: '{}' and '{}' have the same name {}",
           component, targets_[other.target].path, targets_[place.target].path, name);
   }
   there.push_back(std::move(place));

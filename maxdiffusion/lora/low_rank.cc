@@ -68,7 +68,7 @@ LowRankFactors thin(const Vector& values, const Matrix& left, const Matrix& righ
 }  // namespace
 
 LowRankFactors truncated_svd(const HostArray& change, int64_t rank) {
-  check(change.dims().size() >= 2 && rank > 0, Code::internal, "nearest_thin: rank {} of {}", rank,
+  check(change.dims().size() >= 2 && rank > 0, Code::internal, "truncated_svd: rank {} of {}", rank,
         to_string(change.shape()));
   const Matrix d = matrix_of(change);
   // The squares of the singular values are the eigenvalues of the smaller of D·Dᵀ and Dᵀ·D. In double, of float32
@@ -76,7 +76,7 @@ LowRankFactors truncated_svd(const HostArray& change, int64_t rank) {
   const bool wide = d.rows() <= d.cols();
   const Matrix square = wide ? Matrix(d * d.transpose()) : Matrix(d.transpose() * d);
   const Eigen::SelfAdjointEigenSolver<Matrix> solver(square);
-  check(solver.info() == Eigen::Success, Code::internal, "nearest_thin: no eigenvalues of {}",
+  check(solver.info() == Eigen::Success, Code::internal, "truncated_svd: no eigenvalues of {}",
         to_string(change.shape()));
   const Vector values = solver.eigenvalues().reverse().cwiseMax(0).cwiseSqrt();
   const Matrix own = solver.eigenvectors().rowwise().reverse();

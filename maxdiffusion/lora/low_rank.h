@@ -1,5 +1,5 @@
-// Thin matrices that come nearest to a given product: of a change of a weight (extraction) and of other thin matrices
-// of a larger rank (resizing). Nearest in the sum of squares, by the largest singular values (Eckart and Young 1936).
+// Low-rank approximation by truncated SVD (Eckart and Young 1936): of the change of a weight (extraction), and of LoRA
+// matrices of a larger rank (resizing).
 #pragma once
 
 #include "maxdiffusion/base/host_array.h"
@@ -8,15 +8,15 @@
 namespace md {
 
 struct LowRankFactors {
-  HostArray down, up;  // f32, of check_fits' sizes; the roots of the singular values are in both
-  double kept = 1;     // of the sum of squares of what they stand for
+  HostArray down, up;  // f32, sizes as in check_fits; both contain the square roots of the singular values
+  double kept = 1;     // explained variance: kept share of the sum of squares
   int64_t rank() const { return down.dims()[0]; }
 };
 
-/// Of a matrix [out, in] or a convolution [out, in, k, k] of any float type. The rank is `rank`, or the number of
-/// singular values that are not zero where that is less (but 1 at least).
+/// Of a matrix [out, in] or a convolution [out, in, k, k] of any float type. The rank is the smaller of `rank` and the
+/// number of nonzero singular values, at least 1.
 LowRankFactors truncated_svd(const HostArray& change, int64_t rank);
-/// Of up·down, without alpha: the smallest rank, of `rank` at most, that keeps `energy` of the sum of squares.
+/// Of up·down, without alpha: the smallest rank, at most `rank`, that keeps the share `energy` of the sum of squares.
 LowRankFactors resized(const LoraPair& pair, int64_t rank, double energy = 1);
 
 }  // namespace md

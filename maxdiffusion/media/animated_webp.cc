@@ -56,7 +56,7 @@ class Reader : public VideoReader {
     const HostArray canvas(Shape{DType::u8, {size_.height, size_.width, 4}}, nullptr, rgba);
     return std::make_unique<Frame>(from_rgba(canvas, false).rgb, times_[at_++]);
   }
-  void skip_to(double) override {}  // each frame is drawn over those before
+  void skip_to(double) override {}  // each frame is composed over the previous ones
   std::vector<double> times() const override { return times_; }
 
  private:

@@ -1,4 +1,4 @@
-// Animated WebP as a video, through libwebp's own demuxer: FFmpeg's libraries read still ones only.
+// Animated WebP as a video, through libwebp's own demuxer: FFmpeg's libraries read still images only.
 #pragma once
 
 #include <memory>

@@ -6,7 +6,7 @@
 namespace md {
 
 /// rgb: u8 [H, W, 3] → u8 [H, W, 3], 255 on edges, else 0. Gradients are Sobel's 3×3 of the channel where |gx| + |gy|
-/// is largest; edges start where that is above `high` and go on while it is above `low`. No blur.
+/// is largest; edges start above `high` and continue above `low` (hysteresis). No blur.
 HostArray canny_edges(const HostArray& rgb, int low, int high);
 
 }  // namespace md

@@ -26,7 +26,7 @@ std::vector<uint8_t> bytes_of(const json& hex) {
   return out;
 }
 
-HostArray picture_of(const json& row) {
+HostArray image_of(const json& row) {
   return HostArray::of<uint8_t>(Shape{DType::u8, {row["height"], row["width"], 3}}, bytes_of(row["rgb"]));
 }
 
@@ -37,14 +37,14 @@ TEST(Canny, FindsTheEdgesThatOpenCvFinds) {
     SCOPED_TRACE(row["height"].dump() + "x" + row["width"].dump());
     std::vector<uint8_t> want;
     for (uint8_t v : bytes_of(row["out"])) want.insert(want.end(), 3, v);
-    EXPECT_EQ(values(canny_edges(picture_of(row), 100, 200)), want);
+    EXPECT_EQ(values(canny_edges(image_of(row), 100, 200)), want);
   }
 }
 
 TEST(Resize, LanczosAgreesWithPillowByteForByte) {
   for (const json& row : golden()["resized"]) {
     SCOPED_TRACE(row["height"].dump() + "x" + row["width"].dump());
-    EXPECT_EQ(values(resize_rgb8(picture_of(row), row["to_height"], row["to_width"], Filter::lanczos)),
+    EXPECT_EQ(values(resize_rgb8(image_of(row), row["to_height"], row["to_width"], Filter::lanczos)),
               bytes_of(row["out"]));
   }
 }

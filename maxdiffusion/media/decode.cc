@@ -14,13 +14,13 @@ namespace {
 
 constexpr int64_t kMaxPixels = 200'000'000;  // 600 MB as RGB; above any camera's
 
-/// The first frame; what is transparent lies over white.
+/// The first frame; transparent pixels over white.
 DecodedImage decode_by_libav(std::string_view bytes, const std::string& name) {
   const std::unique_ptr<VideoReader> reader = video_library().open(bytes, name, 1);
   const ImageSize size = reader->size();
   check_image_size(size.height, size.width, name);
   const std::unique_ptr<VideoFrame> frame = reader->next();
-  check(frame != nullptr, Code::io, "{}: it holds no picture", name);
+  check(frame != nullptr, Code::io, "{}: it holds no image", name);
   DecodedImage p{.rgb = HostArray(Shape{DType::u8, {size.height, size.width, 3}}), .size = {size.height, size.width}};
   frame->rgb(p.rgb.mutable_view<uint8_t>().data());
   return p;
@@ -65,7 +65,7 @@ DecodedImage decode_stored_image(const void* data, size_t size, const std::strin
   std::string start;
   for (uint8_t b : bytes.first(std::min<size_t>(size, 8)))
     start += fmt::format("{}{:02x}", start.empty() ? "" : " ", b);
-  fail(Code::io, "{}: not a PNG, JPEG, WebP, GIF, BMP, TIFF or AVIF picture (starts with {})", name, start);
+  fail(Code::io, "{}: not a PNG, JPEG, WebP, GIF, BMP, TIFF or AVIF image (starts with {})", name, start);
 }
 
 HostArray decode_image_bytes(const void* data, size_t size, const std::string& name, int64_t side) {

@@ -1,5 +1,5 @@
-// Decoding of stored images: PNG, JPEG and WebP, and what FFmpeg reads; the format is recognized by the first bytes,
-// not by a name. Thread safe.
+// Decoding of stored images: PNG, JPEG, WebP, and the formats of FFmpeg. The first bytes decide the format, not the
+// name. Thread safe.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,14 @@ namespace md {
 struct DecodedImage {
   HostArray rgb;    // u8 [H, W, 3]
   HostArray alpha;  // u8 [H, W, 3], alpha in all three channels; absent where the image has none
-  ImageSize size;   // upright, before DecodeOptions::side makes it smaller
+  ImageSize size;   // after EXIF rotation, before DecodeOptions::side
 };
 struct DecodeOptions {
   /// A JPEG whose sides are both at least four times this is decoded 2, 4 or 8 times smaller, to at least twice this.
-  /// 0: in full.
+  /// 0: full size.
   int64_t side = 0;
-  bool alpha = false;      // colours as they are stored, and alpha apart; otherwise colours over white, and no alpha
-  bool only_size = false;  // from the header; no pixels
+  bool alpha = false;      // true: stored colours and alpha; false: colours over white
+  bool only_size = false;  // reads only the header
 };
 /// Throws io naming the image and the reason.
 DecodedImage decode_stored_image(const void* data, size_t size, const std::string& name,

@@ -38,9 +38,9 @@ struct PngReader {
       : source{bytes, ""},
         png(png_create_read_struct(PNG_LIBPNG_VER_STRING, &source, on_error, on_warning)),
         info(png ? png_create_info_struct(png) : nullptr) {
-    check(info != nullptr, Code::internal, "libpng gives no reader");
+    check(info != nullptr, Code::internal, "libpng cannot create a reader");
     png_set_read_fn(png, &source, on_read);
-    png_set_user_limits(png, 0x7fffffff, 0x7fffffff);  // check_image_size judges
+    png_set_user_limits(png, 0x7fffffff, 0x7fffffff);  // check_image_size checks
   }
   ~PngReader() { png_destroy_read_struct(&png, &info, nullptr); }
   PngReader(const PngReader&) = delete;

@@ -12,68 +12,66 @@
 namespace md {
 namespace {
 
-/// A frame that is decoded when it is asked for.
-class PictureFrame : public VideoFrame {
+/// A frame that is decoded on demand.
+class ImageFrame : public VideoFrame {
  public:
-  PictureFrame(double time, const Blob& picture, const std::string& name, ImageSize size)
-      : time_(time), picture_(picture), name_(name), size_(size) {}
+  ImageFrame(double time, const Blob& image, const std::string& name, ImageSize size)
+      : time_(time), image_(image), name_(name), size_(size) {}
   double time() const override { return time_; }
   void rgb(uint8_t* to) const override {
-    const HostArray a = decode_image_bytes(picture_.bytes.data(), picture_.bytes.size(), name_);
+    const HostArray a = decode_image_bytes(image_.bytes.data(), image_.bytes.size(), name_);
     const ImageSize now{a.dims()[0], a.dims()[1]};
-    check(now == size_, Code::io, "{}: the size changes: it has {} pixels, the first picture {}", name_, to_string(now),
+    check(now == size_, Code::io, "{}: its size differs: it has {} pixels, the first image {}", name_, to_string(now),
           to_string(size_));
     std::ranges::copy(a.view<uint8_t>(), to);
   }
 
  private:
   double time_;
-  const Blob& picture_;
+  const Blob& image_;
   std::string name_;
   ImageSize size_;
 };
 
-class Pictures : public VideoReader {
+class ImageSequence : public VideoReader {
  public:
-  Pictures(std::vector<Blob> pictures, const std::string& name, double fps)
-      : pictures_(std::move(pictures)), name_(name), fps_(fps) {
-    check(!pictures_.empty(), Code::io, "{}: no pictures", name);
-    const Blob& first = pictures_[0];
+  ImageSequence(std::vector<Blob> images, const std::string& name, double fps)
+      : images_(std::move(images)), name_(name), fps_(fps) {
+    check(!images_.empty(), Code::io, "{}: no images", name);
+    const Blob& first = images_[0];
     size_ = decode_stored_image(first.bytes.data(), first.bytes.size(), name_of(0), {.only_size = true}).size;
   }
   ImageSize size() const override { return size_; }
   std::unique_ptr<VideoFrame> next() override {
-    if (at_ == pictures_.size()) return nullptr;
+    if (at_ == images_.size()) return nullptr;
     const size_t i = at_++;
-    return std::make_unique<PictureFrame>(static_cast<double>(i) / fps_, pictures_[i], name_of(i), size_);
+    return std::make_unique<ImageFrame>(static_cast<double>(i) / fps_, images_[i], name_of(i), size_);
   }
   void skip_to(double time) override {
-    const double i = std::clamp(std::floor(time * fps_), 0.0, static_cast<double>(pictures_.size() - 1));
+    const double i = std::clamp(std::floor(time * fps_), 0.0, static_cast<double>(images_.size() - 1));
     at_ = std::max(at_, static_cast<size_t>(i));
   }
   std::vector<double> times() const override {
-    std::vector<double> all(pictures_.size());
+    std::vector<double> all(images_.size());
     for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<double>(i) / fps_;
     return all;
   }
 
  private:
-  std::string name_of(size_t i) const {
-    return pictures_.size() == 1 ? name_ : fmt::format("{} picture {}", name_, i + 1);
-  }
-  std::vector<Blob> pictures_;
+  std::string name_of(size_t i) const { return images_.size() == 1 ? name_ : fmt::format("{} image {}", name_, i + 1); }
+  std::vector<Blob> images_;
   std::string name_;
   double fps_;
   ImageSize size_;
   size_t at_ = 0;
 };
 
-bool is_picture(std::string_view bytes) {
+bool is_image(std::string_view bytes) {
   return bytes.starts_with("\x89PNG\r\n\x1a\n") || bytes.starts_with("\xff\xd8\xff") ||
          (bytes.starts_with("RIFF") && bytes.size() >= 12 && bytes.substr(8, 4) == "WEBP");
 }
 
-/// When a video ends: `last`, of its last frame, `gap` after the one before; 0: there is none, or at the same time.
+/// End of a video: `last`: time of the last frame, `gap`: time since the one before; 0: none, or the same time.
 double end_of(double last, double gap, double fps) {
   constexpr double kShown = 0.75;  // of the gap
   return last + kShown * (gap > 0 ? gap : 1 / fps);
@@ -82,9 +80,9 @@ double end_of(double last, double gap, double fps) {
 constexpr double kLongest = 1e9;  // seconds
 
 void check_times(const FrameTimes& t) {
-  check(std::isfinite(t.fps) && t.fps >= 0 && t.fps <= 1000, Code::invalid_config, "fps: {}; expected 0 to 1000",
+  check(std::isfinite(t.fps) && t.fps >= 0 && t.fps <= 1000, Code::invalid_config, "fps is {}; expected 0 to 1000",
         t.fps);
-  check(t.start >= 0 && t.start <= kLongest, Code::invalid_config, "start: {} seconds; expected 0 to {}", t.start,
+  check(t.start >= 0 && t.start <= kLongest, Code::invalid_config, "start is {} seconds; expected 0 to {}", t.start,
         kLongest);
 }
 
@@ -93,12 +91,12 @@ void check_times(const FrameTimes& t) {
 std::unique_ptr<VideoReader> open_video(std::string_view bytes, const std::string& name, int threads) {
   check(!bytes.empty(), Code::io, "{}: the file is empty", name);
   if (is_animated_webp(bytes)) return open_animated_webp(bytes, name);
-  if (is_picture(bytes)) return open_image_sequence({Blob{nullptr, bytes}}, name, 1);
+  if (is_image(bytes)) return open_image_sequence({Blob{nullptr, bytes}}, name, 1);
   return video_library().open(bytes, name, threads);
 }
 
-std::unique_ptr<VideoReader> open_image_sequence(std::vector<Blob> pictures, const std::string& name, double fps) {
-  return std::make_unique<Pictures>(std::move(pictures), name, fps > 0 ? fps : 1);
+std::unique_ptr<VideoReader> open_image_sequence(std::vector<Blob> images, const std::string& name, double fps) {
+  return std::make_unique<ImageSequence>(std::move(images), name, fps > 0 ? fps : 1);
 }
 
 int64_t each_frame(VideoReader& video, const FrameTimes& times, const std::function<void(const VideoFrame&)>& take) {

@@ -1,6 +1,6 @@
-// Videos as frames: mp4, mov, mkv, webm, avi and gif through FFmpeg's libraries, animated WebP, and single pictures as
-// videos of one frame; told by their first bytes, not by a name. Nothing that a header says is believed: what counts is
-// what decodes. Frames are u8 [H, W, 3], RGB, upright, with square pixels, what is transparent over white.
+// Videos as frames: mp4, mov, mkv, webm, avi and gif through FFmpeg's libraries, animated WebP, and single images as
+// videos of one frame. The first bytes decide the format, not the name. Sizes and times come from decoded frames, not
+// from headers. Frames are u8 [H, W, 3], RGB, upright, with square pixels, over white.
 #pragma once
 
 #include <cstdint>
@@ -16,28 +16,27 @@
 
 namespace md {
 
-/// Which frames are taken. Frame i is the stored frame nearest in time to start + i / fps, the earlier of two equally
-/// near; so frames are left out or repeated where the rates differ. A video ends when its last frame has been shown for
-/// as long as the one before it (a quarter less, since files round their times).
+/// Selection of frames. Frame i is the stored frame nearest to the time start + i / fps, the earlier of two equally
+/// near ones; frames are skipped or repeated if the rates differ. The last frame has the duration of the one before it
+/// (less a quarter, because files round times).
 struct FrameTimes {
   double fps = 0;     // 0: every stored frame
   double start = 0;   // seconds since the first frame
   int64_t most = -1;  // frames; −1: to the end
 };
 
-/// u8 [F, H, W, 3]. `threads`: 0: the cores. Throws io "<name>: <reason>": not a video, no video stream, a size that
-/// changes, a frame that does not decode, nothing at `start`, more memory than kMaxVideoBytes.
+/// u8 [F, H, W, 3]. `threads`: 0: the cores. Throws io "<name>: <reason>": not a video, no video stream, a changing
+/// size, a corrupt frame, `start` after the end, more memory than kMaxVideoBytes.
 HostArray decode_video(std::string_view bytes, const std::string& name, const FrameTimes& times = {}, int threads = 0);
 HostArray decode_video(const std::string& file, const FrameTimes& times = {});
 constexpr int64_t kMaxVideoBytes = int64_t{8} << 30;
 
 /// Opens a video for reading frame by frame. `bytes` must outlive the reader. Throws io.
 std::unique_ptr<VideoReader> open_video(std::string_view bytes, const std::string& name, int threads);
-/// Pictures (PNG, JPEG or WebP, all of one size) as a video of `fps`; they are decoded one by one.
-std::unique_ptr<VideoReader> open_image_sequence(std::vector<Blob> pictures, const std::string& name, double fps);
+/// Images (PNG, JPEG or WebP, all of one size) as a video of `fps`; decoded one by one.
+std::unique_ptr<VideoReader> open_image_sequence(std::vector<Blob> images, const std::string& name, double fps);
 
-/// Calls `take` for each of the frames, in order, and returns how many there were. A frame that is repeated comes
-/// twice.
+/// Calls `take` for each of the frames, in order, and returns how many there were. A repeated frame is passed twice.
 int64_t each_frame(VideoReader& video, const FrameTimes& times, const std::function<void(const VideoFrame&)>& take);
 /// How many frames each_frame finds in a video whose frames have these times, if all decode.
 int64_t frames_in(const std::vector<double>& stored, double fps, double start = 0);

@@ -355,13 +355,13 @@ TEST(DecodeVideo, DamageAnywhereIsAnErrorOrHarmless) {
   EXPECT_GT(errors, 150);
 }
 
-TEST(DecodeVideo, PicturesAreAVideoAndOnePictureIsOneFrame) {
+TEST(DecodeVideo, ImagesAreFrames) {
   const TemporaryFolder folder;
   const HostArray frames = grey_frames(4, 20, 30);
   write_frames(folder / "frames", frames);
-  std::vector<Blob> pictures;
-  for (int i = 0; i < 4; ++i) pictures.push_back(Blob::of(read_file(folder / fmt::format("frames/{:04}.png", i))));
-  const auto video = open_image_sequence(pictures, "it", 8);
+  std::vector<Blob> images;
+  for (int i = 0; i < 4; ++i) images.push_back(Blob::of(read_file(folder / fmt::format("frames/{:04}.png", i))));
+  const auto video = open_image_sequence(images, "it", 8);
   EXPECT_EQ(video->size(), (ImageSize{20, 30}));
   EXPECT_EQ(frames_in(video->times(), 8), 4);
   int64_t i = 0;
@@ -372,8 +372,8 @@ TEST(DecodeVideo, PicturesAreAVideoAndOnePictureIsOneFrame) {
   });
   EXPECT_EQ(i, 4);
   EXPECT_EQ(distance(decode_video(folder / "frames/0002.png"), rows(frames, 2, 1)), 0);
-  pictures.push_back(Blob::of(encode_png(without_batch(rows(grey_frames(1, 20, 20), 0, 1)))));
-  const auto other = open_image_sequence(pictures, "it", 8);
+  images.push_back(Blob::of(encode_png(without_batch(rows(grey_frames(1, 20, 20), 0, 1)))));
+  const auto other = open_image_sequence(images, "it", 8);
   EXPECT_THROW(each_frame(*other, {.fps = 8},
                           [&](const VideoFrame& f) {
                             HostArray rgb(Shape{DType::u8, {20, 30, 3}});

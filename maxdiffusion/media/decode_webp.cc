@@ -1,4 +1,4 @@
-// WebP, lossy and lossless, still pictures only.
+// WebP, lossy and lossless, still images only.
 #include <webp/decode.h>
 
 #include "maxdiffusion/base/error.h"
@@ -28,7 +28,7 @@ DecodedImage decode_webp(std::span<const uint8_t> bytes, const std::string& name
   check(WebPInitDecoderConfig(&config) != 0, Code::internal, "libwebp's version differs from its header's");
   VP8StatusCode status = WebPGetFeatures(bytes.data(), bytes.size(), &config.input);
   check(status == VP8_STATUS_OK, Code::io, "{}: WebP: {}", name, reason(status));
-  check(!config.input.has_animation, Code::io, "{}: WebP: animations are not read; expected a still picture", name);
+  check(!config.input.has_animation, Code::io, "{}: WebP: animations are not read; expected a still image", name);
   const int64_t h = config.input.height, w = config.input.width, channels = config.input.has_alpha ? 4 : 3;
   check_image_size(h, w, name);
   if (options.only_size) return {.size = {h, w}};

@@ -44,7 +44,7 @@ Box box_of(const std::vector<Counted>& all, size_t begin, size_t end) {
   return box;
 }
 
-/// At most kColours, and of every colour that is there the place of the one that stands for it.
+/// At most kColours colours, and the palette index of every colour.
 std::vector<Colour> palette_of(std::vector<Counted> all, std::unordered_map<uint32_t, uint8_t>& place) {
   std::vector<Box> boxes = {box_of(all, 0, all.size())};
   while (boxes.size() < kColours) {
@@ -114,7 +114,7 @@ class Bits {
   int count_ = 0;
 };
 
-/// LZW of GIF: strings get codes as they come first, until there are 4096, and then all begin anew.
+/// LZW of GIF: new strings get codes until there are 4096, then the table is reset.
 void put_pixels(std::string& out, const std::vector<uint8_t>& pixels) {
   constexpr uint32_t kClear = 256, kEnd = 257, kFirst = 258, kMost = 4096;
   out += '\x08';

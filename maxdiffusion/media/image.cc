@@ -16,12 +16,12 @@ namespace md {
 namespace {
 
 constexpr int64_t kGap = 6;             // white pixels around each cell of a grid
-constexpr int64_t kCaptionHeight = 12;  // pixels per em: legible, and ~10 letters fit a 64 pixel picture
+constexpr int64_t kCaptionHeight = 12;  // pixels per em: legible, and ~10 letters fit a 64 pixel image
 constexpr int64_t kCaptionLines = 3;
 
 void require_rgb8(const HostArray& a, const char* who) {
   check(a.dtype() == DType::u8 && a.shape().rank() == 3 && a.dims()[2] == 3 && a.dims()[0] > 0 && a.dims()[1] > 0,
-        Code::internal, "{}: expected a u8[H,W,3] picture, found {}", who, to_string(a.shape()));
+        Code::internal, "{}: expected a u8[H,W,3] image, found {}", who, to_string(a.shape()));
 }
 
 struct PngSink {
@@ -77,7 +77,7 @@ std::string encode_png(const HostArray& rgb, const PngTexts& texts) {
   }
   PngSink sink;
   png_structp png = png_create_write_struct(PNG_LIBPNG_VER_STRING, &sink, on_error, on_warning);
-  check(png != nullptr, Code::internal, "encode_png: libpng gives no writer");
+  check(png != nullptr, Code::internal, "encode_png: libpng cannot create a writer");
   png_infop info = png_create_info_struct(png);
   png_set_write_fn(png, &sink, on_write, nullptr);
   const bool ok =

@@ -1,4 +1,4 @@
-// Pictures as files: PNG in and out of u8 [H, W, 3] arrays, grids of them with captions.
+// PNG files and grids of images with captions. Images are u8 [H, W, 3].
 #pragma once
 
 #include <map>
@@ -9,9 +9,9 @@
 
 namespace md {
 
-/// What a picture's file says of it: keyword (Latin letters, at most 79) → UTF-8.
+/// Text metadata of a PNG file: keyword (Latin-1, at most 79 bytes) → UTF-8.
 using PngTexts = std::map<std::string, std::string>;
-/// rgb: u8 [H, W, 3] → the bytes of a PNG file, the same for the same picture and texts (iTXt chunks).
+/// rgb: u8 [H, W, 3] → the bytes of a PNG file, with the texts as iTXt chunks. Deterministic.
 std::string encode_png(const HostArray& rgb, const PngTexts& texts = {});
 /// rgb: u8 [H, W, 3]. Written to a temporary name and renamed. Throws io.
 void write_png(const std::string& path, const HostArray& rgb, const PngTexts& texts = {});
@@ -22,16 +22,16 @@ HostArray image_of_batch(const HostArray& images, int64_t i);
 
 struct GridCell {
   HostArray rgb;        // u8 [H, W, 3], all of one size
-  std::string caption;  // printed under the picture when not empty, wrapped to its width
+  std::string caption;  // printed under the image if not empty, wrapped to its width
 };
-/// Row-major grid on white with `columns` columns, pictures enlarged by the whole number `zoom` (nearest neighbour).
-/// Captions of more than three lines end with an ellipsis. Throws internal when cells differ in size.
+/// Row-major grid on white with `columns` columns, images enlarged by the integer `zoom` (nearest neighbour). Captions
+/// of more than three lines end with an ellipsis. Throws internal when cells differ in size.
 HostArray make_grid(const std::vector<GridCell>& cells, int64_t columns, int64_t zoom = 1);
-/// `count` frames of a clip (u8 [F, H, W, 3]) side by side, evenly spread from the first to the last; fewer where it
-/// has no more. With strips as its pictures, make_grid gives a contact sheet of clips.
+/// `count` frames of a clip (u8 [F, H, W, 3]) side by side, evenly spaced from the first to the last; all frames if
+/// there are fewer. make_grid of strips is a contact sheet of clips.
 HostArray film_strip(const HostArray& frames, int64_t count);
-/// One line of text in DejaVu Sans (FreeType), black on the picture, cut at its edges. x, y: top left; height: pixels
-/// per em. Without the font nothing is drawn and one warning says so.
+/// One line of text in DejaVu Sans (FreeType), black on the image, clipped at its edges. x, y: top left; height: pixels
+/// per em. Without the font: no text and one warning.
 void draw_text(HostArray& rgb, int64_t x, int64_t y, const std::string& utf8, int64_t height);
 
 }  // namespace md

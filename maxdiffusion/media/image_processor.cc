@@ -33,8 +33,7 @@ Filter filter_of(const json& v) {
        v.dump());
 }
 
-/// Cut from the middle; zeros where it reaches over the picture. When the rest is odd, the greater half is cut off
-/// behind, or stands before.
+/// Centre crop, padded with zeros. If the difference is odd, crops one more at the end, or pads one more at the start.
 HostArray centre(const HostArray& rgb, const ImageSize& size) {
   const auto half = [](int64_t rest) { return rest >= 0 ? rest / 2 : -((1 - rest) / 2); };
   const int64_t h = rgb.dims()[0], w = rgb.dims()[1], top = half(h - size.height), left = half(w - size.width);
@@ -97,15 +96,15 @@ ImageProcessor ImageProcessor::from_json(const json& config) {
 }
 
 HostArray ImageProcessor::apply(const HostArray& rgb) const {
-  HostArray picture = rgb;
+  HostArray image = rgb;
   if (do_resize) {
     const int64_t h = rgb.dims()[0], w = rgb.dims()[1], edge = shortest_edge;
     const ImageSize to = size ? *size : w <= h ? ImageSize{edge * h / w, edge} : ImageSize{edge, edge * w / h};
-    picture = resize_rgb8(rgb, to.height, to.width, filter);
+    image = resize_rgb8(rgb, to.height, to.width, filter);
   }
-  if (do_center_crop) picture = centre(picture, crop);
-  HostArray out(Shape{DType::f32, picture.dims()});
-  const auto from = picture.view<uint8_t>();
+  if (do_center_crop) image = centre(image, crop);
+  HostArray out(Shape{DType::f32, image.dims()});
+  const auto from = image.view<uint8_t>();
   auto to = out.mutable_view<float>();
   for (size_t i = 0; i < to.size(); ++i) {
     to[i] = do_rescale ? static_cast<float>(from[i] * rescale_factor) : static_cast<float>(from[i]);

@@ -1,4 +1,4 @@
-// How an image encoder wants its pictures, as preprocessor_config.json says. Source: transformers, CLIPImageProcessor
+// Preprocessing of images for image encoders, by preprocessor_config.json. Source: transformers, CLIPImageProcessor
 // (the one that works with Pillow).
 #pragma once
 
@@ -15,17 +15,17 @@
 namespace md {
 
 struct ImageProcessor {
-  int64_t shortest_edge = 224;    // pixels of the shorter side after resizing, where `size` is not given
+  int64_t shortest_edge = 224;    // pixels of the shorter side after resizing, if `size` is absent
   std::optional<ImageSize> size;  // after resizing
-  ImageSize crop = {224, 224};    // cut from the middle; black where the picture is smaller
+  ImageSize crop = {224, 224};    // centre crop; smaller images are padded with black
   bool do_resize = true, do_center_crop = true, do_rescale = true, do_normalize = true;
   Filter filter = Filter::bicubic;
   double rescale_factor = 1.0 / 255;
   std::array<double, 3> mean = {0.48145466, 0.4578275, 0.40821073}, std = {0.26862954, 0.26130258, 0.27577711};
 
-  /// The members above by transformers' names, those that are absent as above. Throws invalid_config.
+  /// Reads these fields by transformers' names; absent ones keep their defaults. Throws invalid_config.
   static ImageProcessor from_json(const nlohmann::json& config);
-  /// rgb: u8 [H, W, 3] → f32 [height, width, 3] of the crop: (value · rescale_factor − mean) / std, channel by channel.
+  /// rgb: u8 [H, W, 3] → f32 [height, width, 3] of the crop: (value · rescale_factor − mean) / std, for each channel.
   HostArray apply(const HostArray& rgb) const;
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-HostArray picture(const json& row) {
+HostArray image(const json& row) {
   const int64_t h = row["height"], w = row["width"];
   HostArray rgb(Shape{DType::u8, {h, w, 3}});
   auto v = rgb.mutable_view<uint8_t>();
@@ -31,7 +31,7 @@ TEST(ImageProcessor, GivesTheNumbersOfTransformers) {
   const json golden = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/image_processor.json"));
   ASSERT_GT(golden["rows"].size(), 10u);
   for (const json& row : golden["rows"]) {
-    const HostArray out = ImageProcessor::from_json(row["config"]).apply(picture(row));
+    const HostArray out = ImageProcessor::from_json(row["config"]).apply(image(row));
     ASSERT_EQ(out.dims(), (Dims{row["out_height"], row["out_width"], 3})) << row["config"];
     const auto got = out.view<float>();
     const size_t step = row["step"];

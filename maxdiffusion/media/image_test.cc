@@ -53,7 +53,7 @@ TEST(Image, PngHoldsTheVeryPixels) {
   EXPECT_EQ(encode_png(a), read_file(path));
 }
 
-TEST(Image, AFileSaysWhatItIsToldToOfThePicture) {
+TEST(Image, FileHasTheTextsOfTheImage) {
   const HostArray a = filled(2, 2, {1, 2, 3});
   const std::string bytes = encode_png(a, {{"parameters", "ein Kätzchen\nSteps: 3"}});
   // Keyword, no compression, no language, no translated keyword, text.
@@ -61,7 +61,7 @@ TEST(Image, AFileSaysWhatItIsToldToOfThePicture) {
   EXPECT_EQ(encode_png(a).find("iTXt"), std::string::npos);
 }
 
-TEST(Image, WritingWhereNoFolderIsSaysSo) {
+TEST(Image, WritingToAMissingFolderIsRefused) {
   EXPECT_THROW(write_png("/nowhere/at/all.png", filled(2, 2, {1, 2, 3})), Error);
 }
 
@@ -76,7 +76,7 @@ TEST(Image, FloatsAreClippedAndRounded) {
   EXPECT_EQ(std::vector<uint8_t>(u.begin(), u.end()), (std::vector<uint8_t>{0, 0, 128, 255, 255, 0, 1, 1, 255}));
 }
 
-TEST(Grid, PicturesSitInRowsEnlarged) {
+TEST(Grid, ImagesAreInEnlargedRows) {
   const std::vector<GridCell> cells{
       {filled(4, 4, {255, 0, 0}), ""}, {filled(4, 4, {0, 255, 0}), ""}, {filled(4, 4, {0, 0, 255}), ""}};
   const HostArray g = make_grid(cells, 2, 8);
@@ -90,7 +90,7 @@ TEST(Grid, PicturesSitInRowsEnlarged) {
   EXPECT_EQ(at(g, 60, 60)[0], 255);  // the empty fourth cell
 }
 
-TEST(Grid, CaptionsAreWrappedUnderTheirPicture) {
+TEST(Grid, CaptionsAreWrappedUnderTheirImage) {
   if (!have_font()) GTEST_SKIP() << "needs fonts-dejavu-core";
   const HostArray white = filled(64, 64, {255, 255, 255});
   const HostArray one = make_grid({{white, "a pot"}}, 1, 1);

@@ -106,8 +106,8 @@ HostArray resize_height(const HostArray& rgb, int64_t height, Filter filter) {
 HostArray resize_rgb8(const HostArray& rgb, int64_t height, int64_t width, Filter filter) {
   check(rgb.shape().rank() == 3 && rgb.dtype() == DType::u8 && rgb.dims()[2] == 3 && rgb.dims()[0] > 0 &&
             rgb.dims()[1] > 0 && height > 0 && width > 0,
-        Code::internal, "resize: {} to {}x{}: expected a u8[H,W,3] picture and sizes > 0", to_string(rgb.shape()),
-        height, width);
+        Code::internal, "resize: {} to {}x{}: expected a u8[H,W,3] image and sizes > 0", to_string(rgb.shape()), height,
+        width);
   HostArray out = rgb;
   if (width != rgb.dims()[1]) out = resize_width(out, width, filter);
   if (height != rgb.dims()[0]) out = resize_height(out, height, filter);
@@ -116,7 +116,7 @@ HostArray resize_rgb8(const HostArray& rgb, int64_t height, int64_t width, Filte
 
 HostArray crop_rgb8(const HostArray& rgb, int64_t y, int64_t x, int64_t height, int64_t width) {
   check(y >= 0 && x >= 0 && y + height <= rgb.dims()[0] && x + width <= rgb.dims()[1], Code::internal,
-        "crop: {}x{} at ({}, {}) leaves the picture {}", height, width, y, x, to_string(rgb.shape()));
+        "crop: {}x{} at ({}, {}) is outside the image {}", height, width, y, x, to_string(rgb.shape()));
   HostArray out(Shape{DType::u8, {height, width, 3}});
   const auto from = rgb.view<uint8_t>();
   auto to = out.mutable_view<uint8_t>().begin();

@@ -12,9 +12,9 @@ enum class Filter { bilinear, bicubic, lanczos };  // Pillow's Image.BILINEAR, I
 
 /// rgb: u8 [H, W, 3] → u8 [height, width, 3].
 HostArray resize_rgb8(const HostArray& rgb, int64_t height, int64_t width, Filter filter = Filter::bilinear);
-/// The rectangle [y, y+height) × [x, x+width). Throws internal when it leaves the image.
+/// The rectangle [y, y+height) × [x, x+width). Throws internal if it is not inside the image.
 HostArray crop_rgb8(const HostArray& rgb, int64_t y, int64_t x, int64_t height, int64_t width);
-/// Mirrored left to right.
+/// Flips left to right.
 HostArray flip_rgb8(const HostArray& rgb);
 
 }  // namespace md

@@ -22,7 +22,7 @@ struct Font {
     if (FT_Init_FreeType(&library) != 0) library = nullptr;
     if (!library || FT_New_Face(library, kFont, 0, &face) != 0) {
       face = nullptr;
-      log_warning("{} cannot be read: pictures get no captions (Debian package fonts-dejavu-core)", kFont);
+      log_warning("{} cannot be read: images get no captions (Debian package fonts-dejavu-core)", kFont);
     }
   }
   ~Font() {
@@ -95,7 +95,7 @@ void raster_text(std::string_view utf8, int64_t height, const std::function<void
 
 std::vector<std::string> wrap_text(std::string_view utf8, int64_t height, int64_t width, int64_t max_lines) {
   const auto fits = [&](const std::string& s) { return text_width(s, height) <= width; };
-  // The longest prefix of s that fits beside `tail`; at least one character so that wrapping always ends.
+  // The longest prefix of s that fits with `tail`; at least one character, so that wrapping terminates.
   const auto fitting = [&](std::string_view s, std::string_view tail, size_t least) {
     size_t end = 0;
     for (size_t i = 0; i < s.size();) {

@@ -1,5 +1,5 @@
-// Lines of text as grey coverage: DejaVu Sans through FreeType. The font is found once per process; without it nothing
-// is drawn and one warning names the package. Thread safe (one lock: text is never on a hot path).
+// Lines of text as grey coverage: DejaVu Sans through FreeType. The font is opened once per process; without it there
+// is no text, and one warning names the package. Thread safe.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ bool have_font();
 int64_t text_width(std::string_view utf8, int64_t height);
 /// Distance of two baselines, and of the top to the first baseline, in pixels.
 int64_t line_height(int64_t height);
-/// Calls plot(x, y, coverage 0…255) for every inked pixel of one line whose top left corner is (0, 0).
+/// Calls plot(x, y, coverage 0…255) for every covered pixel of one line whose top left corner is (0, 0).
 void raster_text(std::string_view utf8, int64_t height, const std::function<void(int64_t, int64_t, uint8_t)>& plot);
 /// Breaks at spaces to lines no wider than `width`; longer words are cut. More than `max_lines`: the last line ends
 /// with an ellipsis.

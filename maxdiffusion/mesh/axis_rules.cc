@@ -12,6 +12,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 
 namespace md {
@@ -136,7 +137,7 @@ AxisRules AxisRules::make(const ShardingKeys& keys, const std::vector<std::strin
   if (std::none_of(rules.begin(), rules.end(), [](const AxisRule& r) { return r.logical == axis::kMlp; }))
     rules.push_back({axis::kMlp, {"tensor"}});
   if (given(keys.data_sharding)) {
-    // One list of axes, which is dim 0's of every batch; the built-in rules take fewer where not all divide.
+    // One list of axes, of dim 0 of every batch; the default rules use fewer axes if not all divide.
     const std::string& text = keys.data_sharding.text;
     const AxisRule batch =
         parse(fmt::format("[['{}', {}]]", axis::kData, text.substr(1, text.size() - 2)), mesh_axes).rules()[0];
@@ -172,7 +173,7 @@ Sharding AxisRules::resolve(const Mesh& mesh, const std::vector<std::string>& na
     std::set<std::string> known = vocabulary();
     for (const auto& r : rules_) known.insert(r.logical);
     fail(Code::invalid_graph, "sharding: no rule for the logical name '{}'; expected one of: {}", name,
-         fmt::join(known, ", "));
+         nearest_first(name, {known.begin(), known.end()}));
   }
 
   std::vector<AxisRule> walk = rules_;
@@ -216,7 +217,7 @@ Sharding AxisRules::resolve(const Mesh& mesh, const std::vector<std::string>& na
             fmt::join(dims, ","), dims[d], fmt::join(refused[d], " × "), parts_of(refused[d]));
   }
 
-  // A batch takes of its axes those that divide it, and what is left of fsdp may go to the sequence.
+  // A batch uses those of its axes that divide it; the rest of fsdp may shard the sequence.
   const auto batch = static_cast<size_t>(std::ranges::find_if(names, is_batch) - names.begin());
   const auto length = static_cast<size_t>(std::ranges::find_if(names, is_length) - names.begin());
   if (batch < dims.size() && !refused[batch].empty()) {
@@ -241,17 +242,15 @@ Sharding AxisRules::resolve(const Mesh& mesh, const std::vector<std::string>& na
   if (sequences_ && batch < dims.size() && length < dims.size()) {
     const bool rows = std::ranges::count(out.dims[batch], "fsdp") > 0;
     if (rows || std::ranges::count(out.dims[length], "fsdp") > 0)
-      log_info_once("mesh: of a batch of {} each device computes {} ({}); fsdp = {} divides {}", dims[batch],
+      log_info_once("mesh: each device computes {1} of {0} samples ({2}); fsdp = {3} shards {4}", dims[batch],
                     dims[batch] / parts_of(out.dims[batch]), sizes(mesh, out.dims[batch]), mesh.size("fsdp"),
                     rows ? "its rows" : "the sequence of each sample");
   }
   for (size_t d = 0; d < dims.size(); ++d)
     if (!refused[d].empty() && (dims[d] > 1 || is_batch(names[d])))
-      log_line_once(
-          LogLevel::warning,
-          fmt::format("mesh: {} of size {} is not split over {}, which does not divide it: these devices hold "
-                      "and compute the same",
-                      names[d], dims[d], sizes(mesh, refused[d])));
+      log_line_once(LogLevel::warning,
+                    fmt::format("mesh: {} of size {} is replicated over {}, which does not divide it", names[d],
+                                dims[d], sizes(mesh, refused[d])));
   return out;
 }
 

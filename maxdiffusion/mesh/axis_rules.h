@@ -16,7 +16,7 @@ struct AxisRule {
   bool operator==(const AxisRule&) const = default;
 };
 
-/// Which mesh axes split what.
+/// Keys of the logical-axis rules.
 struct ShardingKeys {
   JsonText logical_axis_rules, data_sharding;
   bool attention_sharding_uniform = true;
@@ -27,7 +27,7 @@ struct ShardingKeys {
     v("data_sharding", data_sharding,
       "mesh axes over which batches are split, as [['data', 'fsdp']]; empty: all that divide");
     v("attention_sharding_uniform", attention_sharding_uniform,
-      "split the sequence in attention over context; false: only as logical_axis_rules say");
+      "split the sequence in attention over context; false: only by logical_axis_rules");
   }
 };
 
@@ -40,28 +40,28 @@ class AxisRules {
   /// The table of `keys.logical_axis_rules`, or the documented one of UNet models where that is empty, and
   ///   with attention_sharding_uniform, as in MaxDiffusion: `activation_length: context` and `activation_kv_length:
   ///     context` after it, and before it the rules of self and cross attention (queries over context, keys and
-  ///     values whole, heads over tensor, where MaxDiffusion keeps them whole);
-  ///   `mlp: tensor` where the table does not name `mlp` (MaxDiffusion's tables for UNets do not: it keeps feed-forward
-  ///     layers whole; `['mlp', null]` does that);
-  ///   a rule of `data_batch` first, where data_sharding names fewer than all mesh axes;
-  ///   where mesh_axes has `fsdp_batch`, that beside `fsdp` in every rule.
-  /// With `sequences`, fsdp devices that a batch cannot be divided among divide the sequence of each sample.
-  /// Throws invalid_config as parse().
+  ///     values replicated, heads over tensor, where MaxDiffusion replicates them);
+  ///   `mlp: tensor` unless the table names `mlp` (MaxDiffusion's tables for UNets do not, and replicate feed-forward
+  ///     layers, as `['mlp', null]` does);
+  ///   a rule of `data_batch` first, if data_sharding names fewer than all mesh axes;
+  ///   `fsdp_batch` after `fsdp` in every rule, if mesh_axes has it.
+  /// With `sequences`, fsdp devices shard the sequence of each sample if the batch is not divisible by them. Throws
+  /// invalid_config as parse().
   static AxisRules make(const ShardingKeys& keys, const std::vector<std::string>& mesh_axes, bool sequences = false);
-  /// make() where the table of a family (Family::axis_rules) takes the place of the documented one; empty: it has none.
+  /// As make(), with the default table of a family (Family::axis_rules); empty: the table of UNet models.
   static AxisRules for_family(ShardingKeys keys, const std::vector<std::string>& mesh_axes,
                               const std::string& of_family);
-  /// What make() gives without any key.
+  /// make() with default keys.
   static AxisRules defaults();
 
-  /// Earlier rules win; a mesh axis is used once per tensor; "" is replicated. Mesh axes of size 1 are dropped.
-  /// A rule that does not divide its dim, or whose axes another dim has taken, is passed over for the next rule of that
-  /// name; a dim without a rule left stays whole. A batch (activation_batch, conv_batch) that the last such rule does
-  /// not divide takes those of its axes that do, the first ones first; see make() for the others. What stays whole
-  /// because nothing divides it is named in a warning, once for each axis, name and size. With `strict`, a dim that
-  /// stays whole because nothing divides it throws invalid_config. `data_batch` has rules of its own unless the table
-  /// names it: all mesh axes, else data × fsdp, else data. Throws invalid_graph on a name that is neither in the
-  /// vocabulary (mesh/logical_axes.h) nor in the table, with the known names, and on a name used twice.
+  /// Earlier rules win; a mesh axis is used once per tensor; "" is replicated. Mesh axes of size 1 are dropped. A rule
+  /// that does not divide its dim, or whose axes another dim uses, is skipped for the next rule of that name; a dim
+  /// without another rule is replicated. A batch dim (activation_batch, conv_batch) that the last rule does not divide
+  /// uses the axes of that rule that do, in order. A dim that is replicated because no rule divides it is reported in a
+  /// warning, once for each axis, name and size; with `strict`, it throws invalid_config. `data_batch` has default
+  /// rules unless the table names it: all mesh axes, else data × fsdp, else data. Throws invalid_graph on a name that
+  /// is neither in the vocabulary (mesh/logical_axes.h) nor in the table, with the known names, and on a name used
+  /// twice.
   Sharding resolve(const Mesh& mesh, const std::vector<std::string>& names, const std::vector<int64_t>& dims,
                    bool strict = false) const;
   const std::vector<AxisRule>& rules() const { return rules_; }

@@ -92,7 +92,7 @@ TEST(AxisRules, AxesOfSizeOneAreDropped) {
 }
 
 // S1-26
-TEST(AxisRules, ADimThatNothingDividesStaysWholeOrIsRefused) {
+TEST(AxisRules, IndivisibleDimIsReplicatedOrRefused) {
   const auto rules = AxisRules::defaults();
   const Mesh m = mesh(1, 4, 1, 2);
   EXPECT_TRUE(rules.resolve(m, {"embed"}, {6}).replicated());
@@ -105,7 +105,7 @@ TEST(AxisRules, ADimThatNothingDividesStaysWholeOrIsRefused) {
   EXPECT_NO_THROW(rules.resolve(m, {"norm", ""}, {7, 3}, true));  // no rule wants to split them
 }
 
-TEST(AxisRules, KnownWordsWithoutARuleStayWhole) {
+TEST(AxisRules, KnownNamesWithoutARuleAreReplicated) {
   const auto rules = AxisRules::parse("[['embed', 'fsdp']]", kMesh);
   EXPECT_TRUE(rules.resolve(mesh(2, 2, 1, 1), {axis::kConvIn, "", axis::kHeads}, {8, 8, 8}).replicated());
 }
@@ -177,7 +177,7 @@ TEST(AxisRules, WhatABatchLeavesOfFsdpDividesTheSequence) {
   }
 }
 
-TEST(AxisRules, SaysWhichOfTheTwoHappenedAndWhatStaysWhole) {
+TEST(AxisRules, LogsHowBatchesAreShardedAndWhatIsReplicated) {
   const AxisRules with = AxisRules::make({}, kMesh, true), without = AxisRules::defaults();
   auto said = [](const AxisRules& rules, const Mesh& m, const std::vector<std::string>& names,
                  const std::vector<int64_t>& dims) {
@@ -186,25 +186,22 @@ TEST(AxisRules, SaysWhichOfTheTwoHappenedAndWhatStaysWhole) {
     return testing::internal::GetCapturedStderr();
   };
   const Mesh m = mesh(2, 4, 1, 1);
-  EXPECT_THAT(
-      said(with, m, kActivation, {26, 16, 64}),
-      HasSubstr("mesh: of a batch of 26 each device computes 13 (data = 2); fsdp = 4 divides the sequence of each "
-                "sample"));
-  EXPECT_THAT(
-      said(with, m, kActivation, {208, 16, 64}),
-      HasSubstr("mesh: of a batch of 208 each device computes 26 (data = 2, fsdp = 4); fsdp = 4 divides its rows"));
+  EXPECT_THAT(said(with, m, kActivation, {26, 16, 64}),
+              HasSubstr("mesh: each device computes 13 of 26 samples (data = 2); fsdp = 4 shards the sequence of each "
+                        "sample"));
+  EXPECT_THAT(said(with, m, kActivation, {208, 16, 64}),
+              HasSubstr("mesh: each device computes 26 of 208 samples (data = 2, fsdp = 4); fsdp = 4 shards its rows"));
   EXPECT_THAT(
       said(without, m, kActivation, {26, 16, 64}),
-      ::testing::AllOf(HasSubstr("W "), HasSubstr("mesh: activation_batch of size 26 is not split over fsdp = 4, "
-                                                  "which does not divide it: these devices hold and compute the "
-                                                  "same")));
+      ::testing::AllOf(HasSubstr("W "), HasSubstr("mesh: activation_batch of size 26 is replicated over fsdp = 4, "
+                                                  "which does not divide it")));
   EXPECT_EQ(said(without, m, kActivation, {26, 17, 64}), "");  // once
   EXPECT_THAT(said(with, m, kActivation, {26, 17, 64}),
-              HasSubstr("mesh: activation_length of size 17 is not split over fsdp = 4"));
+              HasSubstr("mesh: activation_length of size 17 is replicated over fsdp = 4"));
   EXPECT_THAT(said(without, m, {axis::kHeads, axis::kEmbed}, {8, 10}),
-              HasSubstr("mesh: embed of size 10 is not split over fsdp = 4"));
+              HasSubstr("mesh: embed of size 10 is replicated over fsdp = 4"));
   EXPECT_THAT(said(without, m, kActivation, {1, 16, 64}),
-              HasSubstr("mesh: activation_batch of size 1 is not split over data = 2, fsdp = 4"));
+              HasSubstr("mesh: activation_batch of size 1 is replicated over data = 2, fsdp = 4"));
   EXPECT_EQ(said(without, m, {axis::kNorm, axis::kEmbed}, {7, 1}), "");  // nothing to split
 }
 
@@ -246,7 +243,7 @@ TEST(AxisRules, UniformAttentionAddsTheSequence) {
   EXPECT_EQ(rules, expected);
 }
 
-TEST(AxisRules, WithoutUniformAttentionTheSequenceIsAsTheTableSays) {
+TEST(AxisRules, WithoutUniformAttentionTheTableRulesTheSequence) {
   ShardingKeys keys{.logical_axis_rules = {"[['activation_heads', 'tensor'], ['mlp', null]]"},
                     .data_sharding = {"[['data', 'fsdp']]"},
                     .attention_sharding_uniform = false};

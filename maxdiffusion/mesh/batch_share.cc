@@ -62,8 +62,8 @@ BatchShare batch_share(const Mesh& mesh, const Sharding& batch, const std::vecto
   const auto n = static_cast<int64_t>(shares.size());
   for (const auto& [p, parts] : parts_of)
     check(shares.at(*parts.begin()) == parts && parts.size() == mine.size() && held == all, Code::invalid_config,
-          "mesh {}: of {} parts of a batch process {} holds [{}] and process {} [{}]; processes must hold the same "
-          "parts, or as many others",
+          "mesh {}: of {} parts of a batch process {} holds [{}] and process {} [{}]; expected the same parts in all "
+          "processes, or as many different ones",
           mesh.describe(), all, process, fmt::join(mine, ","), p, fmt::join(parts, ","));
   BatchShare share{std::distance(shares.begin(), shares.find(*mine.begin())), n, {}};
   const bool block = *mine.rbegin() - *mine.begin() + 1 == all / n && *mine.begin() == share.process * (all / n);

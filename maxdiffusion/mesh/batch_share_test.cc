@@ -21,7 +21,7 @@ Mesh mesh(int64_t data, int64_t fsdp, int64_t tensor) {
 using Rows = std::vector<int64_t>;
 const Sharding kDataAndFsdp{{{"data", "fsdp"}}};
 
-TEST(IsFirstHolder, OneDeviceOfEachPieceIs) {
+TEST(IsFirstHolder, OneDeviceOfEachShardIs) {
   const Mesh m = mesh(2, 2, 2);
   for (const Sharding& s : {Sharding{}, Sharding{{{"data"}}}, Sharding{{{}, {"tensor", "data"}}},
                             Sharding{{{"fsdp"}, {"data"}, {"tensor"}}}}) {
@@ -82,7 +82,7 @@ TEST(BatchShare, SharesThatOverlapInPartAreRefused) {
   EXPECT_THROW(BatchShare({1, 2, {1, 3}}).rows(6), Error);
 }
 
-TEST(BatchShare, ItsRowsArePiecesOfTheBatch) {
+TEST(BatchShare, RowsAreShardsOfTheBatch) {
   HostArray batch(Shape{DType::s32, {8, 3}});
   auto v = batch.mutable_view<int32_t>();
   std::iota(v.begin(), v.end(), 0);

@@ -1,4 +1,4 @@
-// The words that name what an axis means. A tensor axis without meaning for sharding is "".
+// Names of logical axes. "" is an axis that is never sharded.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ inline constexpr const char* kLength = "activation_length";
 inline constexpr const char* kKvLength = "activation_kv_length";
 inline constexpr const char* kHeadsAct = "activation_heads";  // heads × head size of an activation
 inline constexpr const char* kKv = "activation_kv";
-// Heads and lengths inside self and cross attention, where a model keeps the two apart.
+// Heads and lengths inside self and cross attention, for models that distinguish them.
 inline constexpr const char* kSelfHeads = "activation_self_attn_heads";
 inline constexpr const char* kSelfLength = "activation_self_attn_q_length";
 inline constexpr const char* kSelfKvLength = "activation_self_attn_kv_length";
@@ -25,7 +25,7 @@ inline constexpr const char* kHeads = "heads";  // heads × head size of a param
 inline constexpr const char* kMlp = "mlp";
 inline constexpr const char* kConvIn = "conv_in";
 inline constexpr const char* kConvOut = "conv_out";
-// Of a convolution's weight: the places that it looks at.
+// Spatial axes of a convolution's weight.
 inline constexpr const char* kWindowFrames = "window_frames";
 inline constexpr const char* kWindowHeight = "window_height";
 inline constexpr const char* kWindowWidth = "window_width";
@@ -35,13 +35,13 @@ inline constexpr const char* kNorm = "norm";
 inline constexpr const char* kVocab = "vocab";
 inline constexpr const char* kData = "data_batch";  // axis 0 of every batch array: over all mesh axes
 
-/// The whole vocabulary. A word without a rule leaves its axis whole; any other word must have a rule.
+/// All names. An axis whose name has no rule is replicated; a name outside this list needs a rule.
 inline constexpr const char* kAll[] = {
     kBatch,        kConvBatch,   kLength,        kKvLength, kHeadsAct, kKv,    kSelfHeads, kSelfLength, kSelfKvLength,
     kCrossHeads,   kCrossLength, kCrossKvLength, kEmbed,    kHeads,    kMlp,   kConvIn,    kConvOut,    kWindowFrames,
     kWindowHeight, kWindowWidth, kOutChannels,   kHidden,   kNorm,     kVocab, kData};
 
-/// Of an array of a batch: axis 0 is kData, the others are whole.
+/// Axes of a batch array: axis 0 is kData, the others are replicated.
 inline std::vector<std::string> of_batch(size_t rank) {
   std::vector<std::string> axes(rank);
   axes.at(0) = kData;

@@ -44,9 +44,9 @@ Sizes fill(Sizes sizes, const char* link, int64_t target) {
   };
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] == 0 || sizes[i] < -1)
-      throw with_notes(
-          fmt::format("{}_{}_parallelism is {}; a size is 1 or more, or -1 for the rest", link, kAxes[i], sizes[i]),
-          "1 leaves the axis unused");
+      throw with_notes(fmt::format("{}_{}_parallelism is {}; expected 1 or more, or -1 for the remaining devices", link,
+                                   kAxes[i], sizes[i]),
+                       "1 leaves the axis unused");
   }
   const auto unspecified = std::count(sizes.begin(), sizes.end(), -1);
   if (unspecified > 1)
@@ -66,7 +66,7 @@ Sizes fill(Sizes sizes, const char* link, int64_t target) {
   if (product(sizes) != target)
     throw with_notes(fmt::format("Number of {} {} does not match the product of the {} parallelism {}", what, target,
                                  upper, product(sizes)),
-                     fmt::format("-1 for one of them: {}_data_parallelism=-1 takes what the others leave", link));
+                     fmt::format("-1 for one of them: {}_data_parallelism=-1 uses the remaining devices", link));
   return sizes;
 }
 
@@ -89,7 +89,7 @@ void check_axis_names(const std::vector<std::string>& names, const Sizes& ici, c
   for (size_t i = 0; i < kAxes.size(); ++i) {
     if (seen[i]) continue;
     for (auto [link, size] : {std::pair{"ici", ici[i]}, std::pair{"dcn", dcn[i]}}) {
-      // dcn_data_parallelism=-1 is the default and stands for 1 on one slice, so only a real size is a contradiction.
+      // dcn_data_parallelism=-1 is the default and means 1 on one slice, so only sizes above 1 are a contradiction.
       if (size == 1 || (size == -1 && std::string(link) == "dcn")) continue;
       Error e(Code::invalid_config,
               fmt::format("mesh_axes leaves out '{}', but {}_{}_parallelism is {}", kAxes[i], link, kAxes[i], size));
@@ -156,7 +156,7 @@ Mesh Mesh::make(const MeshConfig& config, const Topology& topology) {
   const auto slices = by_slice(topology);
   const auto slice_count = static_cast<int64_t>(slices.size());
   const Sizes ici = fill(given_ici, "ici", static_cast<int64_t>(slices[0].size()));
-  // Like the documented behaviour: the DCN list is not looked at on one slice.
+  // As in MaxDiffusion, the DCN sizes are ignored on one slice.
   const Sizes dcn = slice_count > 1 ? fill(given_dcn, "dcn", slice_count) : Sizes{1, 1, 1, 1, 1};
 
   Mesh mesh;

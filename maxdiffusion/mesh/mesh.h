@@ -8,7 +8,7 @@
 
 namespace md {
 
-/// Where a device sits. Slices are joined by DCN, devices of a slice by ICI.
+/// Position of a device. DCN connects slices, ICI the devices of a slice.
 struct DeviceInfo {
   int id = 0;
   int process = 0;
@@ -36,9 +36,9 @@ struct MeshConfig {
   int64_t dcn_data_parallelism = -1, dcn_fsdp_parallelism = 1, dcn_context_parallelism = 1, dcn_tensor_parallelism = 1;
   bool allow_split_physical_axes = false;
 
-  /// Whether there is a further axis, fsdp_batch, which splits batches and weights as fsdp does.
+  /// Whether the axis fsdp_batch exists, which shards batches and weights as fsdp does.
   bool has_fsdp_batch() const { return ici_fsdp_batch_parallelism != 1 || dcn_fsdp_batch_parallelism != 1; }
-  /// mesh_axes, with fsdp_batch where it has a size.
+  /// mesh_axes, with fsdp_batch if it is used.
   std::vector<std::string> axes() const;
 
   template <class V>
@@ -61,7 +61,7 @@ struct MeshConfig {
 
 class Mesh {
  public:
-  /// Throws invalid_config: two −1, sizes that do not divide, product that does not match (messages as the seeds say).
+  /// Throws invalid_config: two −1, sizes that do not divide, product that does not match .
   static Mesh make(const MeshConfig& config, const Topology& topology);
   /// One device, all axes of size 1.
   static Mesh single();
@@ -73,7 +73,7 @@ class Mesh {
   const std::vector<int>& device_ids() const { return device_ids_; }
   /// Position along each axis of the i-th device in mesh order.
   std::vector<int64_t> position(int64_t device) const;
-  /// The slice that the i-th device in mesh order is of.
+  /// Slice of the i-th device in mesh order.
   int slice(int64_t device) const { return slices_.at(static_cast<size_t>(device)); }
   /// "data 2 × fsdp 4 (8 devices)".
   std::string describe() const;

@@ -161,7 +161,7 @@ TEST(Mesh, UnequalSlicesAreRefused) {
 }
 
 // S1-2, S2-65, S4-62
-TEST(Mesh, AxisNamesMayBeLeftOutButNotInventedRepeatedOrReordered) {
+TEST(Mesh, AxisNamesMayBeOmittedOnly) {
   MeshConfig c;
   c.mesh_axes = {"data", "fsdp", "tensor"};
   EXPECT_EQ(Mesh::make(c, devices(4)).axes().size(), 3u);
@@ -211,7 +211,7 @@ TEST(Torus, EveryDeviceAppearsOnce) {
   }
 }
 
-TEST(ShardOf, PiecesTileTheArray) {
+TEST(ShardOf, ShardsTileTheArray) {
   MeshConfig c;
   c.ici_data_parallelism = c.ici_fsdp_parallelism = c.ici_tensor_parallelism = 2;
   const Mesh m = Mesh::make(c, devices(8));

@@ -13,7 +13,7 @@
 namespace md {
 namespace {
 
-/// Number of an element of the whole array among those of `shard`.
+/// Index in `shard` of an element of the whole array.
 int64_t index_in(const Slice& shard, const std::vector<int64_t>& element) {
   int64_t index = 0;
   for (size_t d = 0; d < shard.size.size(); ++d) index = index * shard.size[d] + element[d] - shard.start[d];
@@ -35,7 +35,7 @@ int64_t elements_from(const Slice& s, size_t dim) {
                          std::multiplies<>());
 }
 
-/// Calls act(first element, elements) for each stretch of `part` that lies together in all of `holders`.
+/// Calls act(first element, count) for each range of `part` that is contiguous in all of `holders`.
 template <class Act>
 void walk(const Slice& part, std::initializer_list<const Slice*> holders, Act&& act) {
   const size_t run_dim = first_dim_of_run(part, holders);
@@ -133,7 +133,7 @@ std::string tiling_fault(const Dims& dims, const std::vector<Slice>& slices) {
   int64_t here = 0;
   for (size_t i = 0; i < slices.size(); ++i) {
     const Slice& s = slices[i];
-    if (!s.within(dims)) return fmt::format("the shard {} lies outside {}", to_string(s), to_string(dims));
+    if (!s.within(dims)) return fmt::format("the shard {} is outside {}", to_string(s), to_string(dims));
     for (size_t k = 0; k < i; ++k)
       if (overlap(s, slices[k])) return fmt::format("the shards {} and {} overlap", to_string(slices[k]), to_string(s));
     here += s.elements();

@@ -14,8 +14,8 @@
 
 namespace md {
 
-/// A part of an array; its values have the sizes of `slice`. With `make` they are made each time that they are read,
-/// and `values` is empty.
+/// A region of an array; `values` has the sizes of `slice`. With `make`, `values` is empty and make() computes them at
+/// each read.
 struct Shard {
   Slice slice;
   HostArray values;
@@ -24,42 +24,42 @@ struct Shard {
   HostArray get() const { return make ? make() : values; }
 };
 
-/// An array, and those shards of it that are here; they do not overlap. Copies share the bytes.
+/// An array of which this process holds some shards; they do not overlap. Copies share the bytes.
 struct ShardedArray {
-  Shape shape;  // of the array
+  Shape shape;  // of the whole array
   std::vector<Shard> shards;
 
   ShardedArray() = default;
   ShardedArray(Shape shape, std::vector<Shard> shards) : shape(std::move(shape)), shards(std::move(shards)) {}
-  /// One shard that is all of the array.
-  ShardedArray(HostArray whole);  // NOLINT: an array is the simple case of its shards
+  /// One shard: the whole array.
+  ShardedArray(HostArray whole);  // NOLINT: implicit
 
-  /// Whether all of the array is here.
+  /// Whether the shards cover the whole array.
   bool complete() const;
-  /// Any part of what is here, across shards: borrowed where it lies in one shard without gaps, else copied. Throws
-  /// internal where an element is not here.
+  /// Any region of the held shards. Borrows the bytes if the region is contiguous in one shard, else copies. Throws
+  /// internal if an element is not held.
   HostArray read(const Slice& slice) const;
   HostArray whole() const { return read(Slice::all(shape.dims)); }
-  /// As read(); a shard that is just this slice is no longer here then.
+  /// As read(), and removes the shard if it is exactly this slice.
   HostArray take(const Slice& slice);
-  /// The same shards in another type; those of this type share their bytes, those that are made are cast when they are.
+  /// The shards in another type. Shards of that type share their bytes; computed ones are cast when read.
   ShardedArray cast(DType to) const;
-  /// The same shards, of zeros that are made when they are read.
+  /// The same shards with zeros, which are allocated when read.
   ShardedArray zeros() const;
 };
 
 using NamedShards = std::map<std::string, ShardedArray>;
-/// Between arrays that are whole and their shards.
+/// Converts whole arrays to shards, and back.
 NamedShards as_shards(HostArrays arrays);
 HostArrays as_arrays(const NamedShards& shards);
 
-/// What two slices have in common; nothing where they do not meet.
+/// The intersection of two slices; none if it is empty.
 std::optional<Slice> overlap(const Slice& a, const Slice& b);
-/// The elements of `part` as they lie in the memory of `holder`, a slice that it is within: calls run(first, elements),
-/// numbers among the holder's elements, for each stretch of neighbours, in order.
+/// Calls run(first, count) for each contiguous range of `part` in the row-major memory of `holder`, which contains it;
+/// `first` counts the holder's elements.
 void each_run(const Slice& part, const Slice& holder, const std::function<void(int64_t first, int64_t count)>& run);
 
-/// Empty where the slices make up an array of these sizes without hole or overlap; else what is wrong.
+/// Empty if the slices cover an array of these sizes without gap or overlap; else what is wrong.
 std::string tiling_fault(const Dims& dims, const std::vector<Slice>& slices);
 
 }  // namespace md

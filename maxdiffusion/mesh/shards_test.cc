@@ -27,7 +27,7 @@ std::vector<int32_t> expected(const Slice& s) {
   return out;
 }
 
-TEST(ShardedArray, AnyPartIsReadFromAnyPieces) {
+TEST(ShardedArray, AnySliceIsReadFromAnyShards) {
   ShardedArray whole = counting({3, 4});
   ShardedArray rows{whole.shape, {}}, columns = rows, mixed = rows;
   for (int64_t y = 0; y < 3; ++y) rows.shards.push_back({{{y, 0}, {1, 4}}, whole.read({{y, 0}, {1, 4}})});
@@ -48,7 +48,7 @@ TEST(ShardedArray, AnyPartIsReadFromAnyPieces) {
         }
 }
 
-TEST(ShardedArray, NothingIsCopiedWhereAPieceHoldsThePartWithoutGaps) {
+TEST(ShardedArray, ContiguousSlicesAreNotCopied) {
   const HostArray a = counting({3, 4});
   const ShardedArray whole = a;
   EXPECT_EQ(whole.whole().data(), a.data());
@@ -58,7 +58,7 @@ TEST(ShardedArray, NothingIsCopiedWhereAPieceHoldsThePartWithoutGaps) {
   EXPECT_TRUE(column.data() < a.data() || column.data() >= a.data() + a.bytes());
 }
 
-TEST(ShardedArray, APieceThatIsTakenIsNobodyElses) {
+TEST(ShardedArray, TakenShardHasOneOwner) {
   ShardedArray a = counting({3, 4});
   EXPECT_EQ(values(a.take({{1, 0}, {2, 4}})), expected({{1, 0}, {2, 4}}));
   EXPECT_TRUE(a.complete()) << "a part of a shard was taken";
@@ -70,13 +70,13 @@ TEST(ShardedArray, APieceThatIsTakenIsNobodyElses) {
   EXPECT_FALSE(whole.sole());
 }
 
-TEST(ShardedArray, ScalarsAreOnePiece) {
+TEST(ShardedArray, ScalarsAreOneShard) {
   const ShardedArray scalar = counting({});
   EXPECT_TRUE(scalar.complete());
   EXPECT_EQ(values(scalar.read({})), std::vector<int32_t>{0});
 }
 
-TEST(ShardedArray, WhatIsNotHereIsNotRead) {
+TEST(ShardedArray, MissingShardsAreNotRead) {
   ShardedArray a = counting({3, 4});
   a.shards[0] = {{{0, 0}, {2, 4}}, a.read({{0, 0}, {2, 4}})};
   EXPECT_FALSE(a.complete());
@@ -89,13 +89,13 @@ TEST(ShardedArray, WhatIsNotHereIsNotRead) {
   EXPECT_FALSE((ShardedArray{{DType::f32, {}}, {}}).complete());
 }
 
-TEST(TilingFault, NamesHolesOverlapsAndWhatLiesOutside) {
+TEST(TilingFault, NamesGapsOverlapsAndShardsOutside) {
   EXPECT_EQ(tiling_fault({3, 4}, {{{0, 0}, {3, 2}}, {{0, 2}, {3, 2}}}), "");
   EXPECT_EQ(tiling_fault({}, {{}}), "");
   EXPECT_EQ(tiling_fault({3, 4}, {{{0, 0}, {3, 2}}}), "the shards hold 6 of 12 elements of [3,4]");
   EXPECT_EQ(tiling_fault({3, 4}, {{{0, 0}, {3, 2}}, {{2, 1}, {1, 3}}}), "the shards [0:3,0:2] and [2:3,1:4] overlap");
-  EXPECT_EQ(tiling_fault({3, 4}, {{{0, 3}, {3, 2}}}), "the shard [0:3,3:5] lies outside [3,4]");
-  EXPECT_EQ(tiling_fault({3, 4}, {{{0}, {3}}}), "the shard [0:3] lies outside [3,4]");
+  EXPECT_EQ(tiling_fault({3, 4}, {{{0, 3}, {3, 2}}}), "the shard [0:3,3:5] is outside [3,4]");
+  EXPECT_EQ(tiling_fault({3, 4}, {{{0}, {3}}}), "the shard [0:3] is outside [3,4]");
 }
 
 }  // namespace

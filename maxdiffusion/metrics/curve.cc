@@ -107,8 +107,8 @@ struct Range {
   }
 };
 
-/// Values in drawing units (log10 with log_y). Of faint curves the outermost hundredth at each end may leave the
-/// picture: one wild step must not flatten all others.
+/// Values in plot units (log10 with log_y). The outermost hundredth of faint curves may be clipped, so that outliers do
+/// not flatten the plot.
 Range y_range(const std::vector<Curve>& curves, bool log_y) {
   Range r;
   for (const Curve& c : curves) {
@@ -142,8 +142,8 @@ std::string tick_text(double v, double spacing, double largest) {
   return fmt::format("{:.{}f}{}", v / scale, digits, unit);
 }
 
-/// Ticks of a logarithmic axis as exponents: 1, 2 and 5 of each decade where there are few decades, else round
-/// exponents; plain round numbers where not even that gives three.
+/// Ticks of a logarithmic axis as exponents: 1, 2 and 5 of each decade for few decades, else whole exponents; linear
+/// ticks if these are fewer than three.
 std::vector<double> log_ticks(double low, double high) {
   std::vector<double> out;
   if (high - low > 3) return axis_ticks(low, high, 7);
@@ -205,7 +205,7 @@ void write_curve_png(const std::string& path, const std::string& title, const st
   const Range yr = y_range(curves, log_y);
   const double plot_w = kWidth - kLeft - kRight, plot_h = kHeight - kTop - kBottom;
   auto px = [&](double x) { return kLeft + (x - xr.low) / (xr.high - xr.low) * plot_w; };
-  auto py = [&](double y) { return kTop + (yr.high - y) / (yr.high - yr.low) * plot_h; };  // y in drawing units
+  auto py = [&](double y) { return kTop + (yr.high - y) / (yr.high - yr.low) * plot_h; };  // y in plot units
 
   auto spacing_of = [](const std::vector<double>& t) { return t.size() > 1 ? t[1] - t[0] : 1.0; };
   const auto y_ticks = log_y ? log_ticks(yr.low, yr.high) : axis_ticks(yr.low, yr.high, 7);
@@ -252,7 +252,7 @@ void write_curve_png(const std::string& path, const std::string& title, const st
   canvas.text(kLeft + plot_w / 2, kHeight - 30, x_label, kLabelSize, 0.5);
   canvas.upward_text(12, kTop + static_cast<int64_t>(plot_h) / 2, y_label, kLabelSize);
 
-  // The legend stands in the corner with the least ink.
+  // The legend is in the corner with the fewest points.
   std::vector<std::pair<std::string, Color>> named;
   color = 0;
   for (const Curve& c : curves) {

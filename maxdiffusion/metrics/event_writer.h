@@ -9,12 +9,12 @@
 
 namespace md {
 
-/// One TensorBoard event file, events.out.tfevents.<time>.<host>.<process>.<count>. Thread safe. What is written
-/// reaches the file at flush(), at destruction, or when a few seconds or many bytes have gathered.
+/// One TensorBoard event file, events.out.tfevents.<time>.<host>.<process>.<count>. Thread safe. Writes are buffered
+/// until flush(), destruction, a few seconds or many bytes.
 class EventWriter {
  public:
-  /// The file begins with the text `maxdiffusion_version`.
-  /// `resumed_from` > 0: TensorBoard drops what earlier files of the folder hold for later steps.
+  /// The file begins with the text `maxdiffusion_version`. `resumed_from` > 0: TensorBoard discards later steps of
+  /// earlier files in the folder.
   explicit EventWriter(const std::string& folder, int64_t resumed_from = 0);
   ~EventWriter();
   void scalar(const std::string& tag, double value, int64_t step);

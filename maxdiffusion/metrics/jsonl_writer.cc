@@ -63,7 +63,7 @@ void JsonlWriter::write(int64_t step, const std::map<std::string, double>& value
   auto out = std::back_inserter(impl_->waiting);
   fmt::format_to(out, "{{\"step\": {}, \"run_name\": {}", step, Json(run_name).dump());
   for (const auto& [key, value] : values) {
-    // Nine digits tell any two f32 apart.
+    // Nine digits distinguish any two f32.
     fmt::format_to(out, ", {}: {}", Json(key).dump(), std::isfinite(value) ? fmt::format("{:.9g}", value) : "null");
   }
   impl_->waiting += "}\n";

@@ -9,18 +9,18 @@
 
 namespace md {
 
-/// One JSON object per line, appended: {"step": 12, "run_name": "…", "loss": 0.5, …}. Not thread safe. Lines reach the
-/// file at flush(), at destruction, or when a few seconds or many bytes have gathered.
+/// One JSON object per line, appended: {"step": 12, "run_name": "…", "loss": 0.5, …}. Not thread safe. Lines are
+/// buffered until flush(), destruction, a few seconds or many bytes.
 class JsonlWriter {
  public:
-  /// Of an existing file, whole lines of steps 1 … keep_through_step are kept; a resumed run writes the later ones
-  /// again. 0 starts a new file.
+  /// Keeps complete lines of steps 1 … keep_through_step of an existing file; a resumed run writes later ones again. 0:
+  /// starts a new file.
   JsonlWriter(const std::string& path, int64_t keep_through_step);
   ~JsonlWriter();
-  /// A value that is not finite is written as null, because JSON has no other word for it.
+  /// NaN and infinity are written as null, which JSON allows.
   void write(int64_t step, const std::map<std::string, double>& values, const std::string& run_name);
   void flush();
-  /// Step and numbers of each kept line.
+  /// Step and values of each kept line.
   std::vector<std::pair<int64_t, std::map<std::string, double>>> kept() const;
 
  private:

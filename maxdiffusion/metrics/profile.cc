@@ -86,7 +86,7 @@ std::string gzipped(const std::string& text) {
   z_stream z{};
   constexpr int kGzip = 16 + MAX_WBITS, kMemory = 8;
   check(deflateInit2(&z, Z_DEFAULT_COMPRESSION, Z_DEFLATED, kGzip, kMemory, Z_DEFAULT_STRATEGY) == Z_OK, Code::internal,
-        "zlib does not start");
+        "zlib cannot be initialised");
   std::string out(deflateBound(&z, text.size()), '\0');
   z.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
   z.avail_in = static_cast<uInt>(text.size());
@@ -120,7 +120,7 @@ std::string Profile::write(const std::string& folder) {
   impl_->tracing = false;
   int64_t dropped = 0;
   for (const TracedThread& t : threads) dropped += t.dropped;
-  if (dropped > 0) log_warning("profile: {} spans past the first million of a thread are left out", dropped);
+  if (dropped > 0) log_warning("profile: {} spans are not recorded: a thread records at most a million", dropped);
   char host[256] = "localhost";
   ::gethostname(host, sizeof host - 1);
   xplane::XSpace space;
@@ -141,7 +141,7 @@ ProfileWindow::ProfileWindow(const Devices& devices, const ProfileConfig& config
     : devices_(devices), folder_(std::move(folder)) {
   if (!config.enable_profiler) return;
   check(config.skip_first_n_steps_for_profiler >= 0 && config.profiler_steps > 0, Code::invalid_config,
-        "enable_profiler with skip_first_n_steps_for_profiler={} and profiler_steps={}: there is no step to record",
+        "enable_profiler with skip_first_n_steps_for_profiler={} and profiler_steps={}: no step is recorded",
         config.skip_first_n_steps_for_profiler, config.profiler_steps);
   begin_ = first + config.skip_first_n_steps_for_profiler;
   end_ = begin_ + config.profiler_steps;
@@ -152,7 +152,7 @@ void ProfileWindow::before(int64_t step) {
   try {
     profile_ = std::make_unique<Profile>(devices_);
   } catch (const Error& e) {
-    log_warning("no profile, the run goes on: {}", e.what());
+    log_warning("profile: not written, and training continues: {}", e.what());
   }
 }
 
@@ -161,7 +161,7 @@ void ProfileWindow::finish(int64_t done) {
     try {
       log_info("profile of steps {} to {}: {}", begin_ + 1, done, profile->write(folder_));
     } catch (const Error& e) {
-      log_warning("no profile, the run goes on: {}", e.what());
+      log_warning("profile: not written, and training continues: {}", e.what());
     }
   }
 }

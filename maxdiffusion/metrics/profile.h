@@ -1,4 +1,4 @@
-// Profiles of some steps of a run: what each host thread did, and what the plugin records of its devices.
+// Profiles of some steps of a run: spans of host threads, and the plugin's device profile.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,12 @@ struct ProfileConfig {
 /// From construction to write(). One at a time in a process.
 class Profile {
  public:
-  /// Throws device when the plugin refuses.
+  /// Throws device on an error of the plugin.
   explicit Profile(const Devices& devices);
   ~Profile();
   /// Writes `folder`/plugins/profile/<time>/<host>.xplane.pb, which TensorBoard's profile plugin reads when `folder` is
-  /// its log folder, and <host>.trace.json.gz beside it, which Perfetto and chrome://tracing read (host threads only).
-  /// Wait for the devices first. Returns the folder of the two. Throws io.
+  /// its log folder, and <host>.trace.json.gz, which Perfetto and chrome://tracing read (host threads only). Wait for
+  /// the devices first. Returns the folder of both files. Throws io.
   std::string write(const std::string& folder);
 
  private:
@@ -39,14 +39,14 @@ class Profile {
 /// The profile of a loop's steps. A failure is logged and ends the profile, not the run.
 class ProfileWindow {
  public:
-  /// `first`: the loop's first step. Throws invalid_config for steps that are negative or none.
+  /// `first`: the loop's first step. Throws invalid_config for negative or empty ranges of steps.
   ProfileWindow(const Devices& devices, const ProfileConfig& config, std::string folder, int64_t first);
   /// Before step `step` is dispatched.
   void before(int64_t step);
-  /// Whether the profile is to end now that `done` steps are dispatched.
+  /// Whether the profile ends after `done` dispatched steps.
   bool ends(int64_t done) const { return profile_ && done >= end_; }
   bool open() const { return profile_ != nullptr; }
-  /// Writes what is there. The devices have been waited for.
+  /// Writes the profile. Wait for the devices first.
   void finish(int64_t done);
 
  private:

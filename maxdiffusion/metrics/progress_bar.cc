@@ -81,13 +81,13 @@ struct ProgressBar::Impl {
   Clock::time_point began = Clock::now();
   double printed_at = 0;                          // seconds after `began`
   std::deque<std::pair<double, int64_t>> recent;  // (seconds after `began`, steps done)
-  std::mutex mutex;                               // of all this, where there is a thread
+  std::mutex mutex;                               // guards all members if there is a thread
   std::condition_variable_any ended;
   std::jthread steady;
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
-  /// Says how long it takes while nothing else is said.
+  /// Prints the elapsed time while nothing else is printed.
   void keep_saying(const std::stop_token& stop) {
     std::unique_lock lock(mutex);
     while (!ended.wait_for(lock, stop, std::chrono::duration<double>(printed_at + interval - seconds()),

@@ -25,14 +25,14 @@ std::string tag_of(const std::string& name) {
   return name.find('/') == std::string::npos ? "learning/" + name : name;
 }
 
-/// Runs a writer; the first failure (a full disk) is told once and ends that writer, for a run outlives its log.
+/// Runs a writer; the first error (a full disk) is logged and closes that writer, and the run continues.
 template <class Writer, class F>
 void write_or_drop(std::unique_ptr<Writer>& writer, const char* what, F&& f) {
   if (!writer) return;
   try {
     f(*writer);
   } catch (const Error& e) {
-    log_warning("{} ends here, the run goes on: {}", what, e.what());
+    log_warning("{} is closed and training continues: {}", what, e.what());
     writer.reset();
   }
 }

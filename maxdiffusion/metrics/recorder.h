@@ -1,5 +1,5 @@
-// What a run says about itself: scalars to the progress bar, to metrics.jsonl and to TensorBoard, and the curve of its
-// loss at the end. The devices are never waited for: values of step n are read when step n+1 has been started.
+// Metrics of a run: scalars in the progress bar, metrics.jsonl and TensorBoard, and the loss curve at the end. Never
+// waits for the devices: reads the values of step n after step n+1 is dispatched.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 namespace md {
 
 struct MetricsConfig {
-  std::string metrics_file;  // also one JSON object a step here
+  std::string metrics_file;  // additional JSONL file, one object per step
   bool write_metrics = true, gcs_metrics = false;
   int64_t log_period = 100;  // steps between flushes
   template <class V>
@@ -36,55 +36,53 @@ struct MetricsConfig {
 };
 
 struct RecorderOptions {
-  std::string folder;  // output_dir/run_name: gets tensorboard/, metrics.jsonl, loss.png
+  std::string folder;  // output_dir/run_name: tensorboard/, metrics.jsonl and loss.png are written there
   std::string run_name;
   std::string title = "train";  // of the progress bar
   int64_t total_steps = 0;
-  int64_t start_step = 0;                   // steps done before; what the files hold of later ones is dropped
-  double device_flops = 0;                  // floating-point operations of one step on one device; 0: not known
-  std::optional<double> device_peak_flops;  // a second
+  int64_t start_step = 0;                   // steps done before; later steps in existing files are discarded
+  double device_flops = 0;                  // floating-point operations of one step on one device; 0: unknown
+  std::optional<double> device_peak_flops;  // per second
   MetricsConfig config;
-  std::string curve = "loss.png";            // empty: none is drawn
+  std::string curve = "loss.png";            // empty: no curve
   std::map<std::string, std::string> texts;  // for TensorBoard: tag → Markdown, such as the config
-  std::function<void()> flushed;             // called when the files have what was recorded; may be empty
+  std::function<void()> flushed;             // called after each flush; may be empty
 };
 
 /// Metrics are named scalars. "loss", "grad_norm" and "learning_rate" become TensorBoard's learning/loss,
-/// learning/grad_norm and learning/current_learning_rate; any other name x becomes learning/x, a name with '/' stays.
-/// A step's time, perf/step_time_seconds, runs from the reading of the step before it to its own; with device_flops
-/// there are perf/per_device_tflops, perf/per_device_tflops_per_sec and, where the peak is known, perf/mfu beside it.
-/// Names that begin with eval_loss are drawn together at the end, in eval_loss.png.
-/// Not thread safe.
+/// learning/grad_norm and learning/current_learning_rate; another name x becomes learning/x; a name with '/' is
+/// unchanged. A step's time, perf/step_time_seconds, is the time between the readings of the previous step and of this
+/// one; with device_flops also perf/per_device_tflops, perf/per_device_tflops_per_sec and, if the peak is known,
+/// perf/mfu. Names that begin with eval_loss are plotted at the end, in eval_loss.png. Not thread safe.
 class Recorder {
  public:
   using Scalars = std::map<std::string, double>;
 
   explicit Recorder(RecorderOptions options);
-  /// Closes the files without drawing the curve; throws nothing. A run that succeeds calls finish() before.
+  /// Closes the files without plotting the curve; does not throw. Call finish() first after a successful run.
   ~Recorder();
 
   /// `step` counts updates done, this one included: start_step + 1, …, total_steps. Starts copying `metrics` (scalars
-  /// on the devices) to the host and reads those of the previous push. `known`: values the host has. Throws device,
-  /// naming the step, when a loss or a gradient norm read is not finite; the files then hold it.
+  /// on the devices) to the host and reads those of the previous push. `known`: host values. Throws device, naming the
+  /// step, if a loss or gradient norm is not finite; it is written first.
   void push(int64_t step, const Devices& devices, const ArrayMap& metrics, const Scalars& known = {});
   void push(int64_t step, std::map<std::string, PendingArray> metrics, const Scalars& known = {});
-  /// RecorderOptions::device_flops of the steps pushed from now on, where steps differ.
+  /// RecorderOptions::device_flops of later steps, if steps differ.
   void set_device_flops(double flops);
-  /// Values that the host has, at once.
+  /// Records host values immediately.
   void record(int64_t step, Scalars values, double step_seconds);
-  /// Waits for the metrics of the last push and records them. `more`: further values of that step, from an evaluation;
-  /// the time it takes does not count as the step's.
+  /// Waits for the metrics of the last push and records them. `more`: further values of that step, from an evaluation,
+  /// whose time is excluded from the step time.
   void read_pending(const std::function<Scalars()>& more = {});
-  /// Reads what is pending and writes it to the files, so that metrics of steps before a checkpoint are not lost with
-  /// the process.
+  /// Reads pending metrics and flushes the files, before a checkpoint.
   void flush();
-  /// Keeps the time since the last reading (an evaluation, a compilation) out of the next step's time.
+  /// Excludes the time since the last reading (an evaluation, a compilation) from the next step time.
   void restart_clock();
-  /// For texts and images of the run. Null where nothing is written.
+  /// For texts and images of the run. Null if nothing is written.
   EventWriter* events();
-  /// Reads the last step, draws the curve, closes the files and the bar.
+  /// Reads the last step, plots the curve, closes the files and the bar.
   void finish();
-  /// (step, loss) of this run and of what it resumed, by step.
+  /// (step, loss) of this run and of the run that it resumed, by step.
   const Curve& loss() const;
 
  private:

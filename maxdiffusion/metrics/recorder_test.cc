@@ -47,7 +47,7 @@ TEST(JsonlWriter, KeepsLinesThroughTheStepItResumesFrom) {
   EXPECT_TRUE(lines_of(t / "m.jsonl").empty());
 }
 
-TEST(ProgressBar, OnAPipeSaysThatItGoesOnWhileNoStepEnds) {
+TEST(ProgressBar, PrintsOnAPipeWhileNoStepEnds) {
   testing::internal::CaptureStderr();
   {
     ProgressBar bar("caching", 30, 0, true, std::chrono::milliseconds(50));
@@ -99,7 +99,7 @@ TEST(Smoothed, DoesNotLagAndSkipsNan) {
   EXPECT_LT(s[0], s[2]);
 }
 
-TEST(Curve, DrawsEmptyConstantAndBrokenCurves) {
+TEST(Curve, PlotsEmptyConstantAndBrokenCurves) {
   TemporaryFolder t;
   write_curve_png(t / "a.png", "nothing", "x", "y", {});
   write_curve_png(t / "b.png", "constant", "x", "y", {{.name = "c", .x = {1, 2}, .y = {3, 3}}});
@@ -238,7 +238,7 @@ TEST_F(RecorderOnDevice, OutlivesAFullDisk) {
 }
 
 // S4-71
-TEST_F(RecorderOnDevice, WritesNothingWhenToldSo) {
+TEST_F(RecorderOnDevice, WritesNothingIfDisabled) {
   auto o = options();
   o.config.write_metrics = false;
   o.config.gcs_metrics = true;
@@ -252,7 +252,7 @@ TEST_F(RecorderOnDevice, WritesNothingWhenToldSo) {
 }
 
 // S2-86, S2-87, S4-72, S4-74
-TEST_F(RecorderOnDevice, WritesBatchesOfMetricsAsTheReferenceUploadsThem) {
+TEST_F(RecorderOnDevice, WritesTheMetricsOfMaxDiffusion) {
   auto o = options();
   o.config.gcs_metrics = true;
   o.config.log_period = 4;

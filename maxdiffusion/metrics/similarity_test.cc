@@ -19,7 +19,7 @@ HostArray made(const Dims& dims, uint64_t seed) {
 }
 
 // S2-84
-TEST(Similarity, OfPicturesAndVideosIsWhatScikitImageSays) {
+TEST(Similarity, OfImagesAndVideosEqualsScikitImage) {
   struct Case {
     Dims dims;
     double near_ssim, near_psnr, far_ssim, far_psnr;

@@ -12,7 +12,7 @@ namespace {
 
 /// Standard deviations of starting values. As in CLIP, those of residual branches shrink with the depth. The values and
 /// output of attention are wider, because random_text_encoder uses the starting values untrained and the end token,
-/// equal in all captions, sees the text through them.
+/// equal in all captions, attends to the text through them.
 struct Inits {
   Inits(double width, double depth)
       : into(init::normal(std::pow(width, -0.5) * std::pow(2 * depth, -0.5))),

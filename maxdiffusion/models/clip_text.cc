@@ -43,8 +43,7 @@ ClipTextConfig ClipTextConfig::from_json(const nlohmann::json& config) {
           name);
     c.with_projection = name == "CLIPTextModelWithProjection";
   }
-  // transformers writes many members that say nothing about the model, and more with every version, so unknown ones
-  // are not refused here.
+  // transformers writes many fields that do not affect the model, so unknown ones are not refused here.
   check(c.num_attention_heads > 0 && c.hidden_size % c.num_attention_heads == 0, Code::invalid_config,
         "{}: 'hidden_size' {} does not divide into 'num_attention_heads' {}", r.what(), c.hidden_size,
         c.num_attention_heads);
@@ -57,7 +56,7 @@ ClipTextOutput clip_text(const Scope& root, const ClipTextConfig& c, Tensor ids,
         "clip_text: ids are {}, expected integers [B, L] with L up to {}", to_string(ids.shape()),
         c.max_position_embeddings);
   const Scope s = root / "text_model";
-  // Wider than CLIP's 0.02: random_text_encoder uses starting values untrained, and tokens would be lost beside the
+  // Wider than CLIP's 0.02: random_text_encoder uses initial values untrained, and tokens would be lost next to the
   // rest.
   const Init token = init::normal(1);
   Tensor x = nn::embedding(s / "embeddings.token_embedding", ids, c.vocab_size, c.hidden_size, token);

@@ -27,9 +27,10 @@ struct ClipTextOutput {
   Tensor pooled;                      // [B, width] at the position of the end token
   Tensor text_embeds;                 // [B, projection_dim], with_projection only
 };
-/// ids: [B, L] s32. `skip`: layers left out of `skipped`, in [0, n] ("clip skip"). Throws invalid_config for another.
+/// ids: [B, L] s32. `skip`: layers left out of `skipped`, in [0, n] ("clip skip"). Throws invalid_config for other
+/// values.
 ClipTextOutput clip_text(const Scope& s, const ClipTextConfig& config, Tensor ids, int64_t skip = 0);
-/// Asks for every parameter (registry.h).
+/// Creates every parameter (registry.h).
 void trace_clip_text(const Scope& s, const ClipTextConfig& config);
 
 }  // namespace md

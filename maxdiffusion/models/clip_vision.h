@@ -31,7 +31,7 @@ struct ClipVisionOutput {
 };
 /// pixels: [B, image_size, image_size, num_channels], normalised as the model's image processor does.
 ClipVisionOutput clip_vision(const Scope& s, const ClipVisionConfig& config, Tensor pixels);
-/// Asks for every parameter (registry.h).
+/// Creates every parameter (registry.h).
 void trace_clip_vision(const Scope& s, const ClipVisionConfig& config);
 
 }  // namespace md

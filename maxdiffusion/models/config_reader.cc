@@ -12,7 +12,7 @@ namespace md {
 
 namespace {
 
-/// A size that no model has would take a machine's memory or days before any weights are looked at.
+/// Limits on sizes, because absurd ones would allocate all memory before the weights are checked.
 int64_t sane(const std::string& what, std::string_view key, const nlohmann::json& v) {
   const int64_t most = is_count(key) ? 1000 : 1 << 24;
   const bool fits = v.is_number_unsigned() ? v.get<uint64_t>() <= static_cast<uint64_t>(most)
@@ -110,7 +110,8 @@ void ConfigReader::ignore(std::initializer_list<const char*> keys) { read_.inser
 void ConfigReader::finish() const {
   for (const auto& [key, value] : config_.items())
     check(read_.contains(key) || key.starts_with('_'), Code::invalid_config,
-          "{}: member '{}' (value {}) is not known, so what it changes would be missing", what_, key, value.dump());
+          "{}: unknown field '{}' (value {}); expected only fields that this program supports", what_, key,
+          value.dump());
 }
 
 }  // namespace md

@@ -1,5 +1,5 @@
-// Reads a model's config.json member by member and remembers which were read, so that none is ignored by accident:
-// members that change the architecture in ways not implemented are refused unless they have their neutral value.
+// Reads the fields of a model's config.json and records which were read, so that none is ignored: unsupported fields
+// that change the architecture must have their default.
 #pragma once
 
 #include <initializer_list>
@@ -15,13 +15,13 @@
 
 namespace md {
 
-/// Whether a member of a config says how often something is repeated, not how large it is: "num_layers".
+/// Whether a config field is a count of layers or blocks ("num_layers"), not a size.
 bool is_count(std::string_view key);
 
-/// A value that a member of a config may have.
+/// A value of a config field.
 struct PlainValue {
   std::variant<bool, int64_t, double, std::string> value;
-  PlainValue(bool v) : value(v) {}                      // NOLINT: it is its value
+  PlainValue(bool v) : value(v) {}                      // NOLINT: implicit
   PlainValue(int v) : value(int64_t{v}) {}              // NOLINT
   PlainValue(double v) : value(v) {}                    // NOLINT
   PlainValue(const char* v) : value(std::string(v)) {}  // NOLINT
@@ -32,7 +32,7 @@ class ConfigReader {
   /// `what` opens every message: "UNet2DConditionModel config". `config` must outlive the reader.
   ConfigReader(const nlohmann::json& config, std::string what);
 
-  /// The member, or `fallback` when it is absent or null. Throws invalid_config when the type is wrong.
+  /// The field, or `fallback` if it is absent or null. Throws invalid_config when the type is wrong.
   template <class T>
   T get(const char* key, T fallback) {
     const nlohmann::json* v = find(key);
@@ -53,11 +53,11 @@ class ConfigReader {
           key, list.size(), levels);
     return list;
   }
-  /// Refuses the member unless it is absent, null or one of `values`.
+  /// Throws unless the field is absent, null or one of `values`.
   void neutral(const char* key, std::initializer_list<PlainValue> values = {});
-  /// Members that say nothing about the graph.
+  /// Fields that do not affect the graph.
   void ignore(std::initializer_list<const char*> keys);
-  /// Refuses members that nobody read; those that begin with '_' are diffusers' own notes.
+  /// Throws for unread fields, except those that begin with '_', which are diffusers' notes.
   void finish() const;
 
   const std::string& what() const { return what_; }

@@ -1,5 +1,5 @@
-// ControlNetModel: a copy of the UNet's way down that sees a control image; what it computes is added to the UNet's
-// skips. Source: Zhang et al. 2023 (ControlNet); diffusers, ControlNetModel, whose names and config.json these are.
+// ControlNetModel: a copy of the UNet's encoder with a control image as input; its outputs are added to the UNet's skip
+// connections. Source: Zhang et al. 2023 (ControlNet); diffusers, ControlNetModel, whose names and config.json it uses.
 #pragma once
 
 #include "maxdiffusion/models/unet2d.h"
@@ -7,13 +7,13 @@
 namespace md {
 
 struct ControlNetConfig {
-  UNetConfig unet;  // its way up is not used
+  UNetConfig unet;  // its decoder is unused
   int64_t conditioning_channels = 3;
   std::vector<int64_t> conditioning_embedding_out_channels = {16, 32, 96, 256};
-  bool bgr = false;                     // the image's channels are reversed first
+  bool bgr = false;                     // the channel order of the image is reversed
   bool global_pool_conditions = false;  // residuals are averaged over height and width
 
-  /// Pixels of the image on the side of one latent cell.
+  /// Pixels of the image per latent cell along a side.
   int64_t downscale() const { return int64_t{1} << (conditioning_embedding_out_channels.size() - 1); }
   /// Throws invalid_config as UNetConfig::from_json does.
   static ControlNetConfig from_json(const nlohmann::json& config);
@@ -25,7 +25,7 @@ struct ControlResiduals {
 };
 /// `image`: [B, H·downscale, W·downscale, conditioning_channels] in [0, 1], where `in.sample` is [B, H, W, C].
 ControlResiduals controlnet(const Scope& s, const ControlNetConfig& config, const UNetInputs& in, Tensor image);
-/// Asks for every parameter (registry.h).
+/// Creates every parameter (registry.h).
 void trace_controlnet(const Scope& s, const ControlNetConfig& config);
 
 }  // namespace md

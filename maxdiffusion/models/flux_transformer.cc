@@ -109,7 +109,7 @@ Tensor local_attention(const Scope& s, const Heads& h, const nn::Rotary& positio
   return stream(reshape(y, {y.dim(0), y.dim(1), y.dim(2) * y.dim(3)}));
 }
 
-/// A text's tokens, then a picture's.
+/// Text tokens, then image tokens.
 Tensor joined(Tensor text, Tensor image) { return concatenate({text, image}, 1); }
 
 /// Wide in the middle, before the projection back.

@@ -1,5 +1,5 @@
-// FluxTransformer2DModel: the denoiser of Flux dev and schnell, a transformer over packed latents of a picture and the
-// embeddings of a text: blocks where they are two streams that attend to one another, then blocks where they are one.
+// FluxTransformer2DModel: the denoiser of Flux dev and schnell, a transformer over packed latents of an image and the
+// embeddings of a text: double-stream blocks with joint attention, then single-stream blocks.
 // All sizes come from config.json as diffusers writes it; parameter names are diffusers'. Sources: Black Forest Labs
 // 2024 (Flux); diffusers 0.42, transformer_flux.py.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace md {
 
-/// How its axes lie on a mesh, the key logical_axis_rules. Source: MaxDiffusion, configs/base_flux_dev.yml.
+/// Default of the key logical_axis_rules. Source: MaxDiffusion, configs/base_flux_dev.yml.
 inline constexpr const char* kFluxAxisRules = R"([
   ['batch', ['data', 'fsdp']], ['activation_batch', ['data', 'fsdp']], ['activation_heads', 'tensor'],
   ['activation_length', 'context'], ['activation_kv_length', 'context'], ['activation_kv', 'tensor'],
@@ -24,7 +24,7 @@ struct FluxTransformerConfig {
   int64_t patch_size = 1, in_channels = 64, num_layers = 19, num_single_layers = 38, attention_head_dim = 128,
           num_attention_heads = 24, joint_attention_dim = 4096, pooled_projection_dim = 768;
   bool guidance_embeds = false;
-  std::vector<int64_t> axes_dims_rope = {16, 56, 56};  // features of a head that turn with nothing, row and column
+  std::vector<int64_t> axes_dims_rope = {16, 56, 56};  // rotary features of a head for (unused), row and column
   std::optional<int64_t> out_channels;                 // absent: in_channels
 
   /// D: features of a token.
@@ -39,13 +39,13 @@ struct FluxInputs {
   Tensor timestep;        // [B], f32, from 0 (data) to 1000 (noise)
   Tensor text;            // [B, L, joint_attention_dim]
   Tensor pooled;          // [B, pooled_projection_dim]
-  Tensor guidance = {};   // [B], f32, the guidance scale itself (3.5); given with guidance_embeds, and only then
+  Tensor guidance = {};   // [B], f32, the guidance scale (3.5); present if and only if guidance_embeds
 };
-/// [B, S, out_channels], f32. What the conditions are embedded to, norms, modulation and the last projection are
+/// [B, S, out_channels], f32. Condition embeddings, norms, modulation and the last projection are
 /// computed in f32.
 Tensor flux_transformer(const Scope& s, const FluxTransformerConfig& config, const FluxInputs& in);
 
-/// Asks for every parameter (registry.h).
+/// Creates every parameter (registry.h).
 void trace_flux_transformer(const Scope& s, const FluxTransformerConfig& config);
 
 }  // namespace md

@@ -88,7 +88,7 @@ const Table& of_single_processors() {
   return t;
 }
 
-/// `name` with the row respelled that it begins with, up to a whole part.
+/// `name` with its prefix replaced by the table row that matches up to a dot.
 std::optional<WeightAlias> respelled(std::string_view name, const Table& table) {
   for (const Respelling& r : table)
     if (name.starts_with(r.diffusers) && (name.size() == r.diffusers.size() || name[r.diffusers.size()] == '.'))

@@ -84,10 +84,10 @@ HostArray sample_latent(const HostArray& moments, const std::function<std::vecto
   HostArray z(batched(1, {DType::f32, dims}));
   auto v = moments.view<float>();
   auto to = z.mutable_view<float>();
-  const std::vector<float> drawn = noise(to.size());
+  const std::vector<float> normal = noise(to.size());
   for (size_t k = 0; k < to.size(); ++k) {
     const size_t mean = k / c * 2 * c + k % c;
-    to[k] = static_cast<float>(v[mean] + static_cast<double>(v[mean + c]) * drawn[k]);
+    to[k] = static_cast<float>(v[mean] + static_cast<double>(v[mean + c]) * normal[k]);
   }
   return z;
 }

@@ -1,5 +1,5 @@
-// The scale of latents: the denoiser sees (z − shift)·scale. Every use of an autoencoder's statistics goes through
-// here. Source: Rombach et al. 2022, appendix G (rescaling of the latent space).
+// Normalization of latents: the denoiser receives (z − shift)·scale. Source: Rombach et al. 2022, appendix G (rescaling
+// of the latent space).
 #pragma once
 
 #include <functional>
@@ -18,22 +18,22 @@ struct LatentScale {
   Tensor apply(Tensor z) const;
   HostArray apply(const HostArray& z) const;
   HostArray undo(const HostArray& z) const;
-  /// Standard deviations are multiplied by the scale and not shifted.
+  /// Standard deviations are scaled, not shifted.
   Tensor apply_to_deviation(Tensor deviation) const;
   /// Moments, f32 [..., 2C]: means, then standard deviations.
   HostArray apply_to_moments(const HostArray& moments) const;
 };
 
-/// Calls `take` for the moments of one group of samples after the other, each f32 [N, …, 2C].
+/// Calls `take` for the moments of successive groups of samples, each f32 [N, …, 2C].
 using EachMoments = std::function<void(const std::function<void(const HostArray&)>& take)>;
-/// Mean and standard deviation of all latents whose moments these are, over all channels.
+/// Mean and standard deviation of all latents with these moments, over all channels.
 struct MeanAndStd {
   double mean = 0, deviation = 1;
 };
 MeanAndStd mean_and_std(const EachMoments& each);
 
-/// A latent drawn from moments [..., 2C] (means, standard deviations), as a batch of one: f32 [1, ..., C]. `noise(n)`
-/// gives n standard normal numbers.
+/// Samples a latent from moments [..., 2C] (means, standard deviations): f32 [1, ..., C]. `noise(n)` returns n standard
+/// normal numbers.
 HostArray sample_latent(const HostArray& moments, const std::function<std::vector<float>(size_t n)>& noise);
 
 }  // namespace md

@@ -13,7 +13,7 @@ struct Respelling {
 };
 using Table = std::vector<Respelling>;
 
-/// `name` with the first row that it begins with, up to a whole part, respelled.
+/// `name` with its prefix replaced by the first table row that matches up to a dot.
 std::optional<std::string> beginning_respelled(const std::string& name, const Table& table) {
   for (const auto& [published, original] : table)
     if (name.starts_with(published) && (name.size() == published.size() || name[published.size()] == '.'))
@@ -21,7 +21,7 @@ std::optional<std::string> beginning_respelled(const std::string& name, const Ta
   return std::nullopt;
 }
 
-/// `name` with the first row respelled that stands in it between dots, or at its beginning.
+/// `name` with the first matching table row replaced, between dots or at the start.
 std::string inner_respelled(const std::string& name, const Table& table) {
   const std::string dotted = "." + name;
   for (const auto& [published, original] : table)

@@ -1,8 +1,8 @@
-// What the original programs of latent diffusion, and the many files that follow them, call the parameters of models
-// that have diffusers' and transformers' names here. `name`: published. Names that have no original come back empty.
-// Sources: CompVis/latent-diffusion and CompVis/stable-diffusion (openaimodel.py, model.py); Stability-AI/generative-
-// models; lllyasviel/ControlNet (cldm.py); mlfoundations/open_clip (transformer.py); diffusers 0.42,
-// loaders/single_file_utils.py and scripts/convert_diffusers_to_original_*.py.
+// Names of parameters in the original latent-diffusion programs and in files with their layout, for the names of
+// diffusers and transformers. Unknown names give no alias. Sources: CompVis/latent-diffusion and
+// CompVis/stable-diffusion (openaimodel.py, model.py); Stability-AI/generative- models; lllyasviel/ControlNet
+// (cldm.py); mlfoundations/open_clip (transformer.py); diffusers 0.42, loaders/single_file_utils.py and
+// scripts/convert_diffusers_to_original_*.py.
 #pragma once
 
 #include "maxdiffusion/base/weight_name_map.h"
@@ -16,8 +16,8 @@ namespace md {
 WeightNameMap original_unet_names(const UNetConfig& config);
 WeightNameMap original_controlnet_names(const ControlNetConfig& config);
 WeightNameMap original_vae_names(const VaeConfig& config);
-/// Of both kinds of text encoders: OpenAI's, which keep transformers' names, and OpenCLIP's, which hold queries, keys
-/// and values as one.
+/// For both kinds of text encoders: OpenAI's, with transformers' names, and OpenCLIP's, with fused queries, keys and
+/// values.
 WeightNameMap original_clip_text_names(const ClipTextConfig& config);
 
 }  // namespace md

@@ -1,5 +1,5 @@
-// Model classes by the names that model_index.json and config.json give them: how a config is read, and what
-// parameters the model has. A model folder is opened through this list, so no part of a run has a list of its own.
+// Model classes by their names in model_index.json and config.json: how to read a config, and the parameters of the
+// model. The only list of models.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -16,13 +16,13 @@ namespace md {
 
 struct ModelClass {
   std::string name;  // "UNet2DConditionModel"
-  /// The config struct of the model. Throws invalid_config where config.json does not describe such a model.
+  /// The config struct of the model. Throws invalid_config if config.json does not describe such a model.
   std::function<std::any(const nlohmann::json& config)> read;
-  /// Asks `s` for every parameter, by building the model for inputs of the smallest sizes.
+  /// Creates every parameter in `s` by tracing the model with the smallest inputs.
   std::function<void(const Scope& s, const std::any& config)> trace;
-  /// What files of another program call the parameters. May be empty: there are none.
+  /// Parameter names in files of the original program. May be empty.
   std::function<WeightNameMap(const std::any& config)> weight_names = {};
-  /// Of autoencoders: what they answer. Empty: the class is none.
+  /// Constructor of the Autoencoder; empty for other models.
   std::function<std::shared_ptr<Autoencoder>(const std::any& config)> autoencoder = {};
 };
 
@@ -42,10 +42,10 @@ ModelClass model_class(std::string name, void (*trace)(const Scope&, const Confi
   return c;
 }
 
-/// For classes of other programs; those of this library are always there. Not thread safe: call it before anything is
-/// opened. Replaces a class of the same name.
+/// Registers a class of another program, or replaces one of the same name. Not thread safe: call it before models are
+/// opened.
 void add_model_class(ModelClass c);
-/// By name, with or without the prefix Flax; null where there is none.
+/// By name, with or without the prefix Flax; null if unknown.
 const ModelClass* find_model_class(const std::string& name);
 std::vector<std::string> model_class_names();
 

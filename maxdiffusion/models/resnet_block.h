@@ -24,7 +24,7 @@ Tensor downsample(const Scope& block, Tensor x, int64_t padding, bool annotated)
 /// x or one less, as a stride-2 convolution leaves it for odd sizes. Throws invalid_graph otherwise.
 Tensor upsample(const Scope& block, Tensor x, int64_t height, int64_t width, bool annotated);
 
-/// Convolution with the logical axes of the family when `annotated`: weight and result.
+/// Convolution, with logical axes of weight and result if `annotated`.
 Tensor annotated_conv(const Scope& s, Tensor x, nn::Conv2dOptions o, bool annotated);
 
 }  // namespace md

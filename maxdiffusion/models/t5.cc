@@ -125,14 +125,14 @@ bool is_t5(ConfigReader& r) {
                umt5 = name == "umt5" || name == "UMT5EncoderModel" || name == "UMT5ForConditionalGeneration" ||
                       name == "UMT5Model";
     check(t5 || umt5, Code::invalid_config,
-          "{}: 'architectures' or 'model_type' says '{}'; expected T5EncoderModel (t5) or UMT5EncoderModel (umt5)",
+          "{}: 'architectures' or 'model_type' is '{}'; expected T5EncoderModel (t5) or UMT5EncoderModel (umt5)",
           r.what(), name);
     check(found.value_or(t5) == t5, Code::invalid_config, "{}: 'architectures' and 'model_type' name different models",
           r.what());
     found = t5;
   }
   check(found.has_value(), Code::invalid_config,
-        "{}: neither 'architectures' nor 'model_type' says which it is; expected T5EncoderModel (t5) or "
+        "{}: 'architectures' and 'model_type' are missing; expected T5EncoderModel (t5) or "
         "UMT5EncoderModel (umt5)",
         r.what());
   return *found;

@@ -1,6 +1,6 @@
-// T5's text encoder, and UMT5's, which has a table of relative positions in every layer where T5 has one for all.
-// Sources: Raffel et al. 2020 (T5), section 2.1; Chung et al. 2023 (UniMax); transformers, modeling_t5 (T5EncoderModel)
-// and modeling_umt5 (UMT5EncoderModel).
+// T5's text encoder, and UMT5's, which has a table of relative positions in every layer; T5 shares one. Sources: Raffel
+// et al. 2020 (T5), section 2.1; Chung et al. 2023 (UniMax); transformers, modeling_t5 (T5EncoderModel) and
+// modeling_umt5 (UMT5EncoderModel).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -12,7 +12,7 @@
 
 namespace md {
 
-/// Ends of the names of the layers that LoRA usually changes.
+/// Suffixes of the layers that LoRA usually trains.
 inline const std::vector<std::string> kT5LoraTargets = {"SelfAttention.q", "SelfAttention.k", "SelfAttention.v",
                                                         "SelfAttention.o"};
 
@@ -22,23 +22,21 @@ struct T5Config {
   double layer_norm_epsilon = 1e-6;
   std::string dense_act_fn = "gelu_new";
   bool is_gated_act = true;
-  bool shared_positions = false;  // the first layer's table of relative positions is that of all: T5, not UMT5
+  bool shared_positions = false;  // all layers share the first layer's table of relative positions: T5, not UMT5
 
-  /// Which of the two it is say `model_type` ("t5", "umt5") or the class in `architectures`. Throws invalid_config
-  /// where neither does, and for other models.
+  /// `model_type` ("t5", "umt5") or the class in `architectures` selects the model. Throws invalid_config without
+  /// either, and for other models.
   static T5Config from_json(const nlohmann::json& config);
 };
 
-/// ids: [B, L] s32; mask: [B, L], not 0 where there is a token, 0 where there is padding, or absent: nothing is
-/// padding → [B, L, d_model] f32, also where there is padding. Sums over layers are f32 whatever the activations are,
-/// and so is the product with wo, whose inputs are large.
+/// ids: [B, L] s32; mask: [B, L], nonzero for tokens, 0 for padding; absent: no padding → [B, L, d_model] f32. The
+/// residual stream and the product with wo, whose inputs are large, are f32.
 Tensor t5_encoder(const Scope& s, const T5Config& config, Tensor ids, Tensor mask = {});
-/// Asks for every parameter (registry.h).
+/// Creates every parameter (registry.h).
 void trace_t5_encoder(const Scope& s, const T5Config& config);
 
-/// The row of the table for a key `distance` tokens behind the query (negative: before it), of `buckets` rows: half of
-/// them are for keys behind, and of a half one half is for single distances, the other for ranges that grow up to
-/// `max_distance` and beyond.
+/// The row, of `buckets`, for a key `distance` tokens after the query (negative: before it). Half of the rows are for
+/// later keys; in each half, one half is for single distances, the other for logarithmic ranges up to `max_distance`.
 int64_t relative_position_bucket(int64_t distance, int64_t buckets, int64_t max_distance);
 
 }  // namespace md

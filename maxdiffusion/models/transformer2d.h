@@ -8,7 +8,7 @@ namespace md {
 struct Transformer2DOptions {
   int64_t heads = 8, layers = 1, groups = 32;
   bool linear_projection = false;     // proj_in and proj_out over tokens, else 1×1 convolutions
-  bool only_cross_attention = false;  // attn1 reads the context too
+  bool only_cross_attention = false;  // attn1 attends to the context too
   bool upcast_attention = false;
 };
 /// x: [B, H, W, C]   context: [B, L, D] → [B, H, W, C].

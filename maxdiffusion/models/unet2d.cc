@@ -11,7 +11,7 @@
 namespace md {
 namespace {
 
-/// What every block sees: the time embedding after its activation [B, T] and the text [B, L, D].
+/// Inputs of every block: the time embedding after its activation [B, T] and the text [B, L, D].
 struct Conditioning {
   Tensor temb, text;
 };

@@ -31,13 +31,13 @@ struct UNetConfig {
   int64_t addition_time_embed_dim = 256, projection_class_embeddings_input_dim = 0;
   std::optional<int64_t> time_cond_proj_dim;
 
-  /// P of UNetInputs::text_embeds; 0 where the model has no micro-conditioning.
+  /// P of UNetInputs::text_embeds; 0 without micro-conditioning.
   int64_t pooled_width() const {
     return addition_embed_type ? projection_class_embeddings_input_dim - 6 * addition_time_embed_dim : 0;
   }
 
-  /// Throws invalid_config naming the member, its value and what is supported. Members that change the architecture
-  /// in ways not implemented are refused when set to anything but their neutral value; none is ignored.
+  /// Throws invalid_config naming the field, its value and the supported values. Unsupported fields that change the
+  /// architecture must have their default; none is ignored.
   static UNetConfig from_json(const nlohmann::json& config);
 };
 
@@ -46,26 +46,26 @@ struct UNetInputs {
   Tensor timestep;                          // [B] f32 or s32
   Tensor encoder_hidden_states;             // [B, L, cross_attention_dim]
   Tensor text_embeds = {};                  // [B, P]   with addition_embed_type text_time
-  Tensor time_ids = {};                     // [B, 6]   likewise
+  Tensor time_ids = {};                     // [B, 6]   with addition_embed_type text_time
   std::vector<Tensor> down_residuals = {};  // ControlNet: added to the skips, in order
   Tensor mid_residual = {};
   Tensor timestep_cond = {};  // [B, time_cond_proj_dim]   with time_cond_proj_dim (guidance embedding of LCM)
 };
-/// The half that a ControlNet copies: what every level leaves for the way up, and what the mid block makes.
+/// Results of the encoder half, which a ControlNet copies: skip connections and the output of the mid block.
 struct UNetFeatures {
   std::vector<Tensor> skips;  // [B, h, w, C] each, finest first
   Tensor mid;
-  Tensor temb, text;  // what every block sees: the time embedding [B, T] after its activation, the text [B, L, D]
+  Tensor temb, text;  // inputs of every block: the time embedding [B, T] after its activation, the text [B, L, D]
 };
-/// `hint` [B, H, W, block_out_channels[0]], when given, is added behind conv_in.
+/// `hint` [B, H, W, block_out_channels[0]], if present, is added after conv_in.
 UNetFeatures unet2d_features(const Scope& s, const UNetConfig& config, const UNetInputs& in, Tensor hint = {});
 
 /// Prediction [B, H, W, out_channels], f32.
 Tensor unet2d(const Scope& s, const UNetConfig& config, const UNetInputs& in);
 
-/// Zeros of the smallest sizes that the model takes, one sample: for tracing its parameters.
+/// Zero inputs of the smallest supported sizes, for tracing the parameters.
 UNetInputs smallest_unet_inputs(Graph& g, const UNetConfig& config);
-/// Asks for every parameter (registry.h).
+/// Creates every parameter (registry.h).
 void trace_unet2d(const Scope& s, const UNetConfig& config);
 
 }  // namespace md

@@ -27,8 +27,8 @@ struct VaeConfig {
 Posterior vae_encode(const Scope& s, const VaeConfig& config, Tensor pixels);
 /// latents: [B, h, w, latent_channels], unscaled → [B, H, W, 3].
 Tensor vae_decode(const Scope& s, const VaeConfig& config, Tensor latents);
-/// For the registry (registry.h): what asks for every parameter; the autoencoder, whose measured scale has a shift
-/// where config.json has one.
+/// For the registry (registry.h): creates every parameter; the autoencoder, whose measured scale has a shift if
+/// config.json has one.
 void trace_vae(const Scope& s, const VaeConfig& config);
 std::shared_ptr<Autoencoder> kl_autoencoder(const VaeConfig& config);
 

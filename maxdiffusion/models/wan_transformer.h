@@ -1,6 +1,6 @@
 // WanTransformer3DModel: the denoiser of Wan 2.1 and 2.2, a transformer over patches of video latents. All sizes come
 // from config.json as diffusers writes it; parameter names are diffusers'. Sources: Wan Team 2025 (Wan); diffusers
-// 0.42, transformer_wan.py; for what is computed in f32, the original program.
+// 0.42, transformer_wan.py; for computations in f32, the original program.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -12,7 +12,7 @@
 
 namespace md {
 
-/// How its axes lie on a mesh, the key logical_axis_rules. Source: MaxDiffusion, configs/base_wan_14b.yml.
+/// Default of the key logical_axis_rules. Source: MaxDiffusion, configs/base_wan_14b.yml.
 inline constexpr const char* kWanAxisRules = R"([
   ['batch', ['data', 'fsdp']], ['activation_batch', ['data', 'fsdp']],
   ['activation_self_attn_heads', ['context', 'tensor']], ['activation_cross_attn_q_length', ['context', 'tensor']],
@@ -26,10 +26,11 @@ struct WanTransformerConfig {
           freq_dim = 256, ffn_dim = 13824, num_layers = 40;
   bool cross_attn_norm = true;
   double eps = 1e-6;
-  std::optional<int64_t> image_dim;          // given: the model takes an image's embeddings
-  std::optional<int64_t> added_kv_proj_dim;  // given: the image has keys and values of its own; else it joins the text
-  int64_t rope_max_seq_len = 1024;           // tokens along frames, rows or columns, at most
-  std::optional<int64_t> pos_embed_seq_len;  // given: the image's embeddings are so many and have learned positions
+  std::optional<int64_t> image_dim;  // set: the model has an image input (embeddings)
+  std::optional<int64_t>
+      added_kv_proj_dim;            // set: separate keys and values for the image; else it is concatenated to the text
+  int64_t rope_max_seq_len = 1024;  // tokens along frames, rows or columns, at most
+  std::optional<int64_t> pos_embed_seq_len;  // set: number of image embeddings, with learned positions
 
   /// D: features of a token.
   int64_t width() const { return num_attention_heads * attention_head_dim; }
@@ -37,34 +38,34 @@ struct WanTransformerConfig {
   static WanTransformerConfig from_json(const nlohmann::json& config);
 };
 
-/// Keys and values of what the blocks attend to, of all blocks, in the dtype of activations. They depend on the text
-/// and the image alone, so that the steps of one sampling can share them.
+/// Keys and values of cross attention for all blocks, in the dtype of activations. They depend only on text and image,
+/// so sampling steps share them.
 struct WanContext {
   Tensor text_keys, text_values;              // [num_layers, B, L, D]
   Tensor image_keys = {}, image_values = {};  // [num_layers, B, N, D]   with added_kv_proj_dim
 };
 
 struct WanInputs {
-  Tensor sample;                   // [B, F, H, W, in_channels]; F, H and W are multiples of patch_size
-  Tensor timestep;                 // [B], or [B, S] with a time for each token (frames first, then rows); f32 or s32
-  Tensor text = {};                // [B, L, text_dim]
-  Tensor image = {};               // [B, N, image_dim]   with image_dim; two images are 2N embeddings
+  Tensor sample;      // [B, F, H, W, in_channels]; F, H and W are multiples of patch_size
+  Tensor timestep;    // [B], or [B, S] with a timestep for each token (frames first, then rows); f32 or s32
+  Tensor text = {};   // [B, L, text_dim]
+  Tensor image = {};  // [B, N, image_dim]   with image_dim; two images are 2N embeddings
   const WanContext* context = {};  // replaces text and image
-  /// What the blocks added to their input at an earlier step: it is added again and no block runs, so that text, image
-  /// and context are not read (MagCache).
+  /// Residual of the blocks from an earlier step (MagCache): it is added instead of running the blocks; text, image and
+  /// context are unused.
   Tensor residual = {};  // [B, S, D]
 };
 struct WanOutputs {
   Tensor sample;    // [B, F, H, W, out_channels], f32
   Tensor residual;  // [B, S, D], in the dtype of activations: output of the blocks minus their input
 };
-/// The condition embedder, norms, modulation and the last projection compute in f32; parameters of all but the last
-/// are stored in f32 whatever the scope says.
+/// The condition embedder, norms, modulation and the last projection compute in f32; parameters of all but the last are
+/// stored in f32.
 WanOutputs wan_transformer(const Scope& s, const WanTransformerConfig& config, const WanInputs& in);
-/// Keys and values of `text` [B, L, text_dim] and, where the config has one, `image` [B, N, image_dim].
+/// Keys and values of `text` [B, L, text_dim] and, if the config has an image input, `image` [B, N, image_dim].
 WanContext wan_context(const Scope& s, const WanTransformerConfig& config, Tensor text, Tensor image = {});
 
-/// Asks for every parameter (registry.h).
+/// Creates every parameter (registry.h).
 void trace_wan_transformer(const Scope& s, const WanTransformerConfig& config);
 
 }  // namespace md

@@ -94,7 +94,7 @@ Tensor double_frames(const Scope& s, Tensor x, FrameMemory& memory) {
 }
 
 /// Twice the height and width, `out` channels and, if `frames`, twice the frames; the first frame of a video stays one,
-/// and is not seen by the convolution over time.
+/// and skips the temporal convolution.
 Tensor upsample(const Scope& s, Tensor x, int64_t out, bool frames, FrameMemory& memory) {
   auto path = s.path_scope();
   if (frames) {
@@ -112,7 +112,7 @@ Tensor upsample(const Scope& s, Tensor x, int64_t out, bool frames, FrameMemory&
   });
 }
 
-/// Means over blocks of `ft` frames, fs × fs pixels and neighbouring channels, without parameters. Zeros stand before a
+/// Means over blocks of `ft` frames, fs × fs pixels and neighbouring channels, without parameters. Zeros precede a
 /// first chunk whose frames do not divide.
 Tensor average_down(Tensor x, int64_t out, int64_t ft, int64_t fs) {
   check(x.dim(-1) * ft * fs * fs % out == 0, Code::invalid_config,
@@ -319,7 +319,7 @@ std::shared_ptr<Autoencoder> wan_autoencoder(const WanVaeConfig& c) { return std
 
 void trace_wan_vae(const Scope& s, const WanVaeConfig& c) {
   const int64_t side = c.downscale(), channels = c.in_channels / (c.patch_size * c.patch_size);
-  // The first frame alone does not go through the convolutions over time.
+  // The first frame skips the temporal convolutions.
   const Shape pixels{DType::f32, {1, 1 + c.frame_scale(), side, side, channels}};
   wan_vae_decode(s, c, wan_vae_encode(s, c, full(s.graph(), 0, pixels)).mean);
 }

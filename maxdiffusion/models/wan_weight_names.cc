@@ -59,7 +59,7 @@ bool begins_with(std::string_view name, std::string_view beginning) {
   return name.starts_with(beginning) && (name.size() == beginning.size() || name[beginning.size()] == '.');
 }
 
-/// `name` with the first row that it begins with, up to a whole part, respelled.
+/// `name` with its prefix replaced by the first table row that matches up to a dot.
 template <size_t N>
 std::string respelled(std::string_view name, const Respelling (&table)[N]) {
   for (const auto& [diffusers, original] : table)

@@ -6,20 +6,20 @@
 
 namespace md::nn {
 
-/// As the scope's options say; `axes`: how the operands lie on a mesh.
+/// Attention options of the scope; `axes`: logical axes of the operands.
 AttentionOptions attention_options(const Scope& s, AttentionAxes axes = {});
 
-/// attention() with names for remat policies (autodiff/named_values.h) on what it reads and makes.
+/// attention() with names for remat policies (autodiff/named_values.h) on its inputs and output.
 Tensor self_attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o);
 Tensor cross_attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o);
 
 struct MultiHeadOptions {
   int64_t heads = 1;
   bool qkv_bias = false;
-  bool upcast = false;    // q and k in f32 whatever the activations are
+  bool upcast = false;    // q and k in f32
   bool annotated = true;  // logical axes on weights and activations; false: everything replicated
 };
-/// x: [B, L, C]   context: [B, Lk, D], or x itself for self attention → [B, L, C]. C must divide by the heads.
+/// x: [B, L, C]   context: [B, Lk, D], or x for self attention → [B, L, C]. C must be divisible by the heads.
 Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const MultiHeadOptions& o);
 
 }  // namespace md::nn

@@ -23,7 +23,7 @@ Tensor FrameMemory::recall(Tensor x, int64_t n) {
   Tensor seen = x;
   if (!first()) {
     check(after_.size() < before_.size(), Code::invalid_graph,
-          "a chunk of frames asks for more than the {} arrays that the chunk before it left", before_.size());
+          "a chunk of frames needs more than the {} cached arrays of the chunk before it", before_.size());
     seen = concatenate({before_[after_.size()], x}, 1);
   }
   const int64_t frames = seen.dim(1);

@@ -1,5 +1,5 @@
-// Layers over frames that look back only, and what they remember between chunks of one sequence: given to a model chunk
-// by chunk, a sequence comes out as it does in one piece, and the memory needed is that of a chunk.
+// Causal layers over frames, and their cache between chunks of a sequence: processing in chunks gives the result of the
+// whole sequence in the memory of one chunk.
 #pragma once
 
 #include <vector>
@@ -8,18 +8,19 @@
 
 namespace md::nn {
 
-/// The last frames that each layer of a model has seen. Layers use it in the order in which they are called, which must
-/// be the same for every chunk; sizes, frames aside, too.
+/// The last input frames of each layer (feature cache). The order of layer calls, and all sizes except the frames, must
+/// be the same for every chunk.
 class FrameMemory {
  public:
-  /// `kept`: what the chunk before left; nothing for the first chunk of a sequence, or for all of it in one piece.
+  /// `kept`: the cache after the previous chunk; empty for the first chunk, or for a whole sequence.
   explicit FrameMemory(std::vector<Tensor> kept = {}) : before_(std::move(kept)) {}
   bool first() const { return before_.empty(); }
-  /// x [B, F, …] behind the last `n` frames that this layer saw; in the first chunk x alone, where zeros go before it.
+  /// x [B, F, …] preceded by the last `n` input frames of this layer; in the first chunk only x, which the layer pads
+  /// with zeros.
   Tensor recall(Tensor x, int64_t n);
-  /// For a layer that the first chunk does not reach: it has seen `n` zeros of the sizes of x's frames.
+  /// For a layer that the first chunk skips: caches `n` zero frames of the sizes of x's frames.
   void start(Tensor x, int64_t n);
-  /// For the next chunk.
+  /// The cache for the next chunk.
   const std::vector<Tensor>& kept() const { return after_; }
 
  private:
@@ -30,8 +31,8 @@ struct CausalConvOptions {
   int64_t out = 0;
   std::array<int64_t, 3> kernel = {3, 3, 3};  // frames, height, width; height and width odd
 };
-/// Convolution of stride 1 whose result at a frame depends on that frame and the kernel[0] − 1 before it; height and
-/// width stay.   x: [B, F, H, W, in] → [B, F, H, W, out].
+/// Causal convolution of stride 1: the result at a frame depends on that frame and the kernel[0] − 1 before it; height
+/// and width are unchanged.   x: [B, F, H, W, in] → [B, F, H, W, out].
 Tensor causal_conv3d(const Scope& s, Tensor x, const CausalConvOptions& o, FrameMemory& memory);
 
 }  // namespace md::nn

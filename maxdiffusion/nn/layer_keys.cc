@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/float_dtype.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/ops/attention.h"
 
 namespace md {
@@ -19,13 +20,14 @@ RematNames remat_names(const LayerKeys& k) {
   auto check_names = [](const char* key, const std::vector<std::string>& names) {
     for (const std::string& name : names)
       check(std::ranges::find(value::kAll, name) != std::end(value::kAll), Code::invalid_config,
-            "{}: '{}' is not one of: {}", key, name, fmt::join(value::kAll, ", "));
+            "{} holds '{}'; expected one of: {}", key, name,
+            nearest_first(name, {std::begin(value::kAll), std::end(value::kAll)}));
   };
   check_names("names_which_can_be_saved", k.names_which_can_be_saved);
   check_names("names_which_can_be_offloaded", k.names_which_can_be_offloaded);
   for (const std::string& name : k.names_which_can_be_saved)
     check(std::ranges::count(k.names_which_can_be_offloaded, name) == 0, Code::invalid_config,
-          "names_which_can_be_saved and names_which_can_be_offloaded both have '{}'; a value is kept on the device or "
+          "names_which_can_be_saved and names_which_can_be_offloaded both have '{}'; a value is saved on the device or "
           "offloaded to the host",
           name);
   return {k.names_which_can_be_saved, k.names_which_can_be_offloaded};
@@ -46,7 +48,7 @@ AttentionBlocks attention_blocks(const std::map<std::string, std::string>& sizes
   names.insert(names.end(), std::begin(kTiles), std::end(kTiles));
   for (const auto& [name, text] : sizes) {
     check(std::ranges::find(names, name) != names.end(), Code::invalid_config,
-          "flash_block_sizes: '{}' is not one of: {}", name, fmt::join(names, ", "));
+          "flash_block_sizes: unknown field '{}'; expected one of: {}", name, fmt::join(names, ", "));
     const auto found = ours.find(name);
     if (found == ours.end()) {
       tiles.push_back(name);
@@ -78,7 +80,7 @@ ScopeOptions scope_options(const LayerKeys& k) {
                  .dropout = k.dropout,
                  .quantization = make_quantization(k.quantization)};
   check(k.dropout >= 0 && k.dropout < 1, Code::invalid_config,
-        "dropout is {}; expected a probability from 0 on and below 1", k.dropout);
+        "dropout is {}; expected a probability of at least 0 and below 1", k.dropout);
   check_attention_kernel(k.attention);
   remat_policy(k.remat_policy);
   if (k.precision == "HIGHEST")
@@ -86,7 +88,7 @@ ScopeOptions scope_options(const LayerKeys& k) {
   else if (k.precision == "HIGH")
     o.precision = Precision::high;
   else
-    check(k.precision == "DEFAULT", Code::invalid_config, "precision '{}' is not one of: DEFAULT, HIGH, HIGHEST",
+    check(k.precision == "DEFAULT", Code::invalid_config, "precision is '{}'; expected one of: DEFAULT, HIGH, HIGHEST",
           k.precision);
   return o;
 }

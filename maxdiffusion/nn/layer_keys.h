@@ -1,4 +1,4 @@
-// Keys of how layers store and compute.
+// Keys of data types, attention, remat and dropout of layers.
 #pragma once
 
 #include <map>
@@ -40,7 +40,7 @@ struct LayerKeys {
   }
 };
 
-/// The options of layers that the keys ask for. Throws invalid_config for an unknown name.
+/// The layer options of the keys. Throws invalid_config for an unknown name.
 ScopeOptions scope_options(const LayerKeys& keys);
 
 }  // namespace md

@@ -6,6 +6,7 @@
 #include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/conv.h"
@@ -20,7 +21,7 @@ namespace {
 
 Tensor add_bias(const Scope& s, Tensor y) { return md::add_bias(y, s.param("bias", {y.dim(-1)}, {""}, init::zeros())); }
 
-/// x's rows are tokens, or, of layers without logical axes, lie as batches do.
+/// x's rows are tokens, or, without logical axes, sharded as batches.
 Product projection(Precision precision, const LinearOptions& o) {
   const bool annotated = !o.in_axis.empty() || !o.out_axis.empty();
   return [precision, annotated, of_w = LogicalAxes{o.out_axis, o.in_axis}](Tensor x, Tensor weight) {
@@ -61,7 +62,7 @@ Tensors remat_all(const Scope& s, const std::function<Tensors(const Tensors&)>& 
   return checkpoint(policy, block, xs);
 }
 
-/// All repeats: blocks that take what the block before gave, and rows of `stacked`.
+/// All repeats: blocks of the previous block's result and rows of `stacked`.
 using BlockOfAll = std::function<Tensors(const Scope&, const Tensors& xs, const Tensors& rows)>;
 Tensors repeat_all(const Scope& s, int64_t n, Tensors xs, const Tensors& stacked, const BlockOfAll& block) {
   for (Tensor t : stacked)
@@ -88,7 +89,7 @@ Tensors repeat_all(const Scope& s, int64_t n, Tensors xs, const Tensors& stacked
       .carry;
 }
 
-/// How the result of a convolution over `rank` − 2 axes lies, by those of its weight.
+/// Logical axes of the result of a convolution over `rank` − 2 axes, from those of its weight.
 LogicalAxes axes_of_result(int64_t rank, const std::string& in_axis, const std::string& out_axis) {
   const bool annotated = !in_axis.empty() || !out_axis.empty();
   LogicalAxes axes(static_cast<size_t>(rank));
@@ -184,18 +185,17 @@ Tensor activation(const std::string& name, Tensor x) {
   if (name == "relu") return relu(x);
   // softplus(x) = max(x, 0) + log(1 + exp(−|x|)), which does not overflow.
   if (name == "mish") return x * tanh(relu(x) + log1p(exp(-abs(x))));
-  fail(Code::invalid_config,
-       "activation '{}' is not one of: silu, swish, gelu, quick_gelu, gelu_tanh, gelu_new, gelu_pytorch_tanh, relu, "
-       "mish",
-       name);
+  fail(Code::invalid_config, "activation is '{}'; expected one of: {}", name,
+       nearest_first(name, {"silu", "swish", "gelu", "quick_gelu", "gelu_tanh", "gelu_new", "gelu_pytorch_tanh", "relu",
+                            "mish"}));
 }
 
 Tensor dropout(const Scope& s, Tensor x) {
   const double p = s.options().dropout;
   if (p == 0 || !s.random()) return x;
   auto path = s.path_scope();
-  const Tensor drawn = random_uniform(s.random()->for_(s.path()), {DType::f32, x.dims()});
-  const Tensor keep = ge(drawn, scalar_like(drawn, p));
+  const Tensor uniform = random_uniform(s.random()->for_(s.path()), {DType::f32, x.dims()});
+  const Tensor keep = ge(uniform, scalar_like(uniform, p));
   return named(where(keep, x / (1 - p), zeros_like(x)), kDropout);
 }
 

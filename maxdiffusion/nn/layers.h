@@ -1,5 +1,5 @@
-// Layers. Images are channels last inside the graph: [B, H, W, C]. Weights keep PyTorch's layouts.
-// Parameters are cast to the dtype of x where they are used; statistics are f32 always.
+// Layers. Images are channels last inside the graph: [B, H, W, C]. Weights keep PyTorch's layouts. Parameters are cast
+// to the dtype of x; statistics are f32.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ Tensor linear(const Scope& s, Tensor x, const LinearOptions& o);
 struct Conv2dOptions {
   int64_t out = 0, kernel = 3, stride = 1, padding = 1;
   bool bias = true;
-  std::string in_axis = "conv_in", out_axis = "conv_out";  // both empty: the result lies on meshes as batches do
+  std::string in_axis = "conv_in", out_axis = "conv_out";  // both empty: only the batch axis is sharded
   bool pad_right_bottom = false;                           // zeros after only (the VAE encoder's downsampler)
 };
 /// x: [B, H, W, in]   weight: [out, in, k, k].
@@ -38,8 +38,8 @@ struct Conv3dOptions {
 Tensor conv3d(const Scope& s, Tensor x, const Conv3dOptions& o);
 
 /// Over the channels (last axis) in `groups`, statistics over space and the group's channels; then the activation of
-/// that config name (below), if any. weight, bias: [C]. `annotated`: x lies on meshes as the results of convolutions
-/// with logical axes do; false: as batches do.
+/// that config name (below), if any. weight, bias: [C]. `annotated`: x is sharded as results of convolutions; false:
+/// only along the batch.
 Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const std::string& activation = "",
                   bool annotated = true);
 /// Over the last axis. `affine`: weight, bias [C].
@@ -47,7 +47,7 @@ Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine = true);
 /// x / sqrt(mean(x²) + eps) · weight over the last axis. `axis`: logical axis of the weight [C].
 Tensor rms_norm(const Scope& s, Tensor x, double eps, const std::string& axis = "");
 /// x / max(‖x‖, 1e-12) · sqrt(C) · gamma over the last axis, then the activation of that config name, if any. gamma:
-/// [C] with `ones` more axes of size 1, as it is published for channels first.
+/// [C] with `ones` trailing axes of size 1, as in channels-first models.
 Tensor unit_norm(const Scope& s, Tensor x, int64_t ones, const std::string& activation = "");
 /// weight: [rows, width]; ids: any integer shape I → I + [width], in the scope's dtype.
 Tensor embedding(const Scope& s, Tensor ids, int64_t rows, int64_t width, Init init = init::normal(0.02));
@@ -60,26 +60,26 @@ Tensor upsample_nearest(Tensor x);
 /// By config name: "silu"/"swish", "gelu", "quick_gelu", "gelu_tanh"/"gelu_new", "relu", "mish".
 Tensor activation(const std::string& name, Tensor x);
 
-/// In training (Scope::with_random), with probability p = ScopeOptions::dropout each value of x becomes 0, and the
-/// others x / (1 − p); else x itself. Masks follow from the step and the layer's path, so that they are the same when
+/// In training (Scope::with_random), each value of x becomes 0 with probability p = ScopeOptions::dropout, else x / (1
+/// − p). Without random numbers: x. Masks depend on the step and the layer's path, so they are the same when
 /// recomputed, on every mesh and after resuming. The result is named kDropout. x: [B, …].
 Tensor dropout(const Scope& s, Tensor x);
 inline constexpr const char* kDropout = "dropout";
 
-/// f(x) as a checkpoint region of the scope's remat policy, x named hidden_states; f itself when that is NONE.
+/// f(x) as a checkpoint region of the scope's remat policy, x named hidden_states; just f(x) if that is NONE.
 Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x);
 
 /// `n` blocks whose parameters are `s / i / …`, or, with scan_layers, one loop over stacked parameters `s / "*" / …`.
-/// Each block is a checkpoint region (remat above). A repeat inside a stacked block is written out.
+/// Each block is a checkpoint region (remat above). A repeat inside a stacked block is unrolled.
 using Block = std::function<Tensor(const Scope&, Tensor)>;
 Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block);
-/// The same, of blocks that take row i of every tensor of `stacked` [n, …] besides.
+/// As above; block i also receives row i of every tensor of `stacked` [n, …].
 using BlockOfRows = std::function<Tensor(const Scope&, Tensor, const std::vector<Tensor>& rows)>;
 Tensor repeat(const Scope& s, int64_t n, Tensor x, const std::vector<Tensor>& stacked, const BlockOfRows& block);
-/// The same, of blocks that take and give several values, all of which go from block to block.
+/// As above, for blocks that pass several values to the next block.
 using BlockOfStreams = std::function<std::vector<Tensor>(const Scope&, const std::vector<Tensor>&)>;
 std::vector<Tensor> repeat(const Scope& s, int64_t n, const std::vector<Tensor>& xs, const BlockOfStreams& block);
-/// f of the scopes of the same `n` blocks: each of its results [..], of all blocks, as [n, ..].
+/// Maps f over the scopes of `n` blocks and stacks each result [..] to [n, ..].
 using LayerResults = std::function<std::vector<Tensor>(const Scope&)>;
 std::vector<Tensor> per_layer(const Scope& s, int64_t n, const LayerResults& f);
 

@@ -71,7 +71,7 @@ Tensor normalize_groups(Tensor x, Tensor w, Tensor b, int64_t groups, double eps
   return custom_vjp({x, w, b}, forward, backward)[0];
 }
 
-/// As normalize_last. `axes`: of the mesh, that split x; its last dim is whole.
+/// As normalize_last. `axes`: mesh axes of x; its last dim is replicated.
 Tensor last_by_kernel(Tensor x, Tensor w, Tensor b, double eps, const DimAxes& axes) {
   DimAxes rows(1);  // of the statistics; only this order, which is each device's own, is ever read
   for (const auto& of_dim : axes) rows[0].insert(rows[0].end(), of_dim.begin(), of_dim.end());
@@ -97,7 +97,7 @@ Tensor last_by_kernel(Tensor x, Tensor w, Tensor b, double eps, const DimAxes& a
 }
 
 /// As normalize_groups, followed by SiLU if `silu`. `axes`: of the mesh, that split x in batch and channels; channels
-/// are whole where a group would be on two devices.
+/// are replicated if a group would span devices.
 Tensor groups_by_kernel(Tensor x, Tensor w, Tensor b, int64_t groups, double eps, bool silu, DimAxes axes) {
   const int64_t shares = devices_along(x.graph().options(), axes.back());
   if (groups % shares == 0)
@@ -155,7 +155,7 @@ struct GroupNormCall {
   int64_t groups;
   double eps;
   const std::string& activation;  // of the result; empty: none
-  bool annotated;                 // batch and channels lie as those of annotated convolutions
+  bool annotated;                 // batch and channels are sharded as in annotated convolutions
   DimAxes axes() const {
     LogicalAxes names(x.dims().size());
     names[0] = annotated ? axis::kConvBatch : axis::kData;

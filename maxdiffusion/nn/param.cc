@@ -15,7 +15,7 @@ constexpr double kCutStddev = 0.87962566103423978;
 // Elements below which a thread costs more than it saves.
 constexpr int64_t kMinPerThread = 1 << 14;
 
-/// The elements of a part, in order, as runs of neighbours in the whole array.
+/// The elements of a slice as contiguous ranges of the whole array.
 class Runs {
  public:
   Runs(const Dims& dims, const Slice& slice) : dims_(dims), slice_(slice) {
@@ -26,7 +26,7 @@ class Runs {
   }
   /// Elements of a run.
   int64_t length() const { return length_; }
-  /// The place in the whole array of element i of the part.
+  /// Index in the whole array of element i of the slice.
   int64_t place(int64_t i) const {
     int64_t place = 0, stride = 1;
     for (size_t d = dims_.size(); d-- > 0;) {
@@ -46,14 +46,14 @@ class Runs {
 /// The part `slice` of an array of these sizes.
 void fill(const Init& init, uint64_t seed, const std::string& name, const Dims& dims, const Slice& slice,
           std::span<float> out) {
-  using Draw = HostRng::Distribution;
+  using Distribution = HostRng::Distribution;
   const HostRng rng(seed, name);
   const auto n = static_cast<int64_t>(out.size());
   const Runs runs(dims, slice);
   auto part = [&](int64_t from, int64_t to) {
     const std::span<float> mine = out.subspan(static_cast<size_t>(from), static_cast<size_t>(to - from));
     auto all = [&](double value) { std::ranges::fill(mine, static_cast<float>(value)); };
-    auto draw = [&](Draw d, double scale) {
+    auto sample = [&](Distribution d, double scale) {
       for (int64_t i = from, end; i < to; i = end) {
         end = std::min(to, (i / runs.length() + 1) * runs.length());
         rng.fill(d, scale, static_cast<uint64_t>(runs.place(i)),
@@ -64,9 +64,9 @@ void fill(const Init& init, uint64_t seed, const std::string& name, const Dims& 
       case Init::Kind::zeros: return all(0);
       case Init::Kind::ones: return all(1);
       case Init::Kind::constant: return all(init.scale);
-      case Init::Kind::normal: return draw(Draw::normal, init.scale);
-      case Init::Kind::uniform: return draw(Draw::symmetric_uniform, init.scale);
-      case Init::Kind::truncated_normal: return draw(Draw::truncated_normal, init.scale / kCutStddev);
+      case Init::Kind::normal: return sample(Distribution::normal, init.scale);
+      case Init::Kind::uniform: return sample(Distribution::symmetric_uniform, init.scale);
+      case Init::Kind::truncated_normal: return sample(Distribution::truncated_normal, init.scale / kCutStddev);
     }
   };
   static const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());  // read from files

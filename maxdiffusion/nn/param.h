@@ -1,5 +1,5 @@
-// What one trace of a model says about its parameters: the single source for initialisation, sharding, optimizer
-// state, checkpoint layout, weight loading and the parameter count in the log.
+// The parameter table of one trace of a model: used for initialisation, sharding, optimizer state, checkpoint layout,
+// weight loading and the parameter count in the log.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace md {
 
-/// How a parameter starts. Drawn on the host from (seed, path) with a counter-based generator, so that a value does
-/// not depend on the device count or on other parameters.
+/// Initialiser of a parameter. Values come from (seed, path) with a counter-based generator on the host, independent of
+/// the device count and of other parameters.
 struct Init {
   enum class Kind { zeros, ones, constant, normal, uniform, truncated_normal };
   Kind kind = Kind::zeros;
@@ -50,7 +50,7 @@ struct Param {
 
 class ParamTable {
  public:
-  /// In the order in which the model asked. References stay valid.
+  /// In the order of Scope::param calls. References stay valid.
   const std::deque<Param>& params() const { return params_; }
   /// Throws invalid_graph when the path exists already.
   Param& add(Param p);
@@ -66,10 +66,10 @@ class ParamTable {
 /// Path of one layer of a stacked parameter: "blocks.*.norm.weight" → "blocks.3.norm.weight".
 std::string layer_path(const std::string& path, int64_t layer);
 
-/// The starting value. Drawn from (seed, input), so a layer of a stacked parameter starts as it would unstacked.
-/// Uses all cores.
+/// The initial value, from (seed, input); layers of a stacked parameter have the values of unstacked ones. Uses all
+/// cores.
 HostArray initial_value(const Param& p, uint64_t seed);
-/// The starting value of a part of the parameter; the rest is not drawn.
+/// The initial value of a slice of the parameter; computes only that slice.
 HostArray initial_value(const Param& p, uint64_t seed, const Slice& slice);
 
 }  // namespace md

@@ -60,7 +60,7 @@ TEST(InitialValue, DependsOnSeedAndNameAndIndexAlone) {
   EXPECT_NE(small.view<float>()[0], initial_value(make("v", {64}, init), 3).view<float>()[0]);
 }
 
-TEST(InitialValue, OfAPartIsThatPartOfTheWhole) {
+TEST(InitialValue, OfASliceIsThatSlice) {
   const Init kinds[] = {init::zeros(),     init::ones(),      init::constant(3),
                         init::normal(0.5), init::uniform(.1), {Init::Kind::truncated_normal, 0.02}};
   for (const Init& init : kinds)
@@ -79,7 +79,7 @@ TEST(InitialValue, OfAPartIsThatPartOfTheWhole) {
       }
 }
 
-TEST(InitialValue, OfALargePartIsThatPartOfTheWhole) {  // drawn by several threads, whose runs end within rows
+TEST(InitialValue, OfALargeSliceIsThatSlice) {  // drawn by several threads, whose runs end within rows
   const Param p = make("w", {500, 333}, init::normal(1));
   const ShardedArray whole = initial_value(p, 3);
   for (const Slice& s : {Slice{{100, 0}, {400, 333}}, Slice{{7, 100}, {450, 201}}}) {

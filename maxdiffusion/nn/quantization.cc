@@ -44,7 +44,7 @@ Tensor bound_of(Tensor x, const Axes& shared, const Calibration& c) {
   return c.factor == 1 ? size : size * c.factor;
 }
 
-/// Axes with ranges of their own.
+/// Axes with separate ranges.
 Axes own_axes(Tensor x, bool per_channel, bool rows) {
   if (!per_channel) return {};
   Axes axes = {0};
@@ -86,7 +86,7 @@ Grads wide_gradients(const Quantization& q, Tensor x, Tensor w, const LogicalAxe
   return {d[0], shard_as_stored(d[1], axes)};
 }
 
-/// Cotangents where dy is quantized too: for each operand anew, once it holds the other's scale. All operands are one
+/// Cotangents with quantized dy: quantized for each operand after scaling by the other's scale. All operands are one
 /// tensor times one number here. 8-bit floats are exact in every type that layers compute in; a compiler that knows
 /// products of such floats finds them behind the conversions.
 Grads narrow_gradients(const Quantization& q, DType type, Tensor x, Tensor w, const LogicalAxes& axes, Tensor dy,

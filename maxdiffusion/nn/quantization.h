@@ -1,6 +1,6 @@
-// Dynamic quantization: products of layers computed on 8-bit copies of their input and weight, which are made anew each
-// time from the values as they are stored. Ranges, rounding and gradients are those of qwix 0.1 (QtProvider under the
-// rules of MaxDiffusion's wan_pipeline.py), except that scales are f32 whatever the layer computes in.
+// Dynamic quantization: products of layers use 8-bit copies of their input and weight, quantized at each use. Ranges,
+// rounding and gradients are those of qwix 0.1 (QtProvider under the rules of MaxDiffusion's wan_pipeline.py), except
+// that scales are always f32.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace md {
 
-/// How far a tensor is taken to reach from zero; what lies beyond is clipped.
+/// The range of a tensor: larger magnitudes are clipped.
 struct Calibration {
   enum class Method { absmax, rms, fixed };
   Method method = Method::absmax;
@@ -24,38 +24,38 @@ Calibration parse_calibration(const std::string& key, const std::string& text);
 
 /// A tensor as integers or 8-bit floats times a scale.
 struct Quantized {
-  Tensor values;  // in the type asked for, shape of x
+  Tensor values;  // in the requested type, shape of x
   Tensor scale;   // f32, rank of x, sizes of 1 along axes that share a range
   Tensor bound;   // like scale: the largest magnitude that is not clipped
 };
-/// x ≈ values · scale. `own`: axes whose positions have ranges of their own. Floats round to nearest even; integers
-/// too, to 127.5 of the bound, so that the last of them is used as much as the others; the bound itself is ±127.
+/// x ≈ values · scale. `own`: axes with separate ranges (per-channel). Rounds to nearest even; integers: the bound is
+/// ±127.5, clipped to ±127.
 Quantized quantize(Tensor x, DType type, const Axes& own = {}, const Calibration& calibration = {});
 
-/// What the key `quantization` names, for the modules that the key `qwix_module_path` matches.
+/// Settings of the key `quantization`, for the modules that the key `qwix_module_path` matches.
 struct Quantization {
   std::string name;
   DType operands = DType::s8;
   /// Types of the cotangents in the gradients' products. Absent: those products are not quantized.
   std::optional<DType> linear_gradient, convolution_gradient;
-  /// Ranges of their own for each row of a linear layer's input, each sample of a convolution's, each output of a
-  /// weight. Otherwise one range for a tensor, which is what quantized gradients need.
+  /// Separate ranges for each row of a linear layer's input, each sample of a convolution's, each output of a weight.
+  /// false: one range per tensor, as quantized gradients need.
   bool per_channel = true;
   Calibration weight, activation, gradient;
-  std::string module_path = ".*";  // as the key says it
+  std::string module_path = ".*";  // value of the key
   std::regex modules{".*"};
 
-  /// Whether the whole path of a module, as in "blocks.0.attn1.to_q", is matched. A stacked block counts as its first.
+  /// Whether the whole path of a module, as in "blocks.0.attn1.to_q", is matched. A stacked block is matched by its
+  /// first layer.
   bool covers(const std::string& path) const;
 };
 bool is_float8(DType type);
 
-/// f(x, w) of quantized operands, in the type of x. f is of a linear layer where w has two sizes, else of a
-/// convolution, whose samples lie along axis 0 of x. Gradients, as in qwix:
-/// linear layers: those of f at x and w themselves; convolutions: at what the quantized ones stand for; with types of
-/// their own for cotangents: of f at the quantized operands, for a quantized cotangent, and none where a linear layer's
-/// operand was clipped. w is as it is stored on the mesh, by the logical `axes`; what is gathered is quantized, but for
-/// the gradients of linear layers that are not. Keeps q and f.
+/// f(x, w) with quantized operands, in the type of x. f is a linear layer if w has rank 2, else a convolution with the
+/// batch on axis 0 of x. Gradients, as in qwix: linear layers: of f at x and w; convolutions: at the dequantized
+/// operands; with cotangent types: of f at the quantized operands for a quantized cotangent, and zero where a linear
+/// layer's operand was clipped. w is sharded as stored, by the logical `axes`; its quantized form is gathered, except
+/// for unquantized gradients of linear layers. Stores q and f.
 Tensor quantized_product(std::shared_ptr<const Quantization> q, Tensor x, Tensor w, const LogicalAxes& axes,
                          const Product& f);
 

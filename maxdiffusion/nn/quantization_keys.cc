@@ -11,7 +11,7 @@ struct Kind {
   const char* name;
   DType operands;
   std::optional<DType> linear_gradient, convolution_gradient;
-  bool per_channel;  // and so ranges by absmax, whatever the keys say
+  bool per_channel;  // then always absmax ranges
 };
 constexpr Kind kKinds[] = {
     {"int8", DType::s8, {}, {}, true},
@@ -32,7 +32,7 @@ const Kind& kind_of(const QuantizationKeys& k) {
       k.quantization);
 }
 
-/// A key for one kind of tensor, and what it says, or the key for all of them.
+/// The key of one kind of tensor and its value; default: the key for all.
 std::pair<std::string, std::string> said(const QuantizationKeys& k, const char* key, const std::string& value) {
   if (value.empty()) return {"quantization_calibration_method", k.quantization_calibration_method};
   return {key, value};

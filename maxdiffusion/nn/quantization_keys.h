@@ -18,14 +18,14 @@ struct QuantizationKeys {
   void visit(V&& v) {
     constexpr const char* kOfFp8Full = "of fp8_full; empty: quantization_calibration_method";
     v("use_qwix_quantization", use_qwix_quantization,
-      "linear and convolution layers of the denoiser multiply 8-bit copies, as `quantization` says");
+      "linear and convolution layers of the denoiser multiply 8-bit copies (see `quantization`)");
     v("quantization", quantization,
       "int8, fp8 (both: ranges for rows and channels, gradients as without) or fp8_full (ranges for tensors, gradients "
       "too)");
     v("qwix_module_path", qwix_module_path,
       "regular expression of whole module names (blocks.0.attn1.to_q): what is quantized");
     v("quantization_calibration_method", quantization_calibration_method,
-      "how far fp8_full takes tensors to reach: absmax[,FACTOR], rms,FACTOR, fixed,-BOUND,BOUND");
+      "range of tensors of fp8_full: absmax[,FACTOR], rms,FACTOR, fixed,-BOUND,BOUND");
     v("weight_quantization_calibration_method", weight_quantization_calibration_method, kOfFp8Full);
     v("act_quantization_calibration_method", act_quantization_calibration_method, kOfFp8Full);
     v("bwd_quantization_calibration_method", bwd_quantization_calibration_method, kOfFp8Full);
@@ -33,11 +33,11 @@ struct QuantizationKeys {
       "accepted for MaxDiffusion's files; ranges are those of whole tensors, sharded or not");
   }
 
-  /// Warns by name of keys that have no effect.
+  /// Warns of keys that have no effect.
   void warn() const;
 };
 
-/// What the keys ask for; null: nothing. Throws invalid_config for a name or an expression that is none.
+/// The quantization of the keys; null: none. Throws invalid_config for an unknown name or an invalid expression.
 std::shared_ptr<const Quantization> make_quantization(const QuantizationKeys& keys);
 
 }  // namespace md

@@ -72,7 +72,7 @@ TEST_F(QuantizationTest, FloatsAreMultipliedIntoWideSums) {
 }
 
 // S2-110
-TEST_F(QuantizationTest, OnlyModulesThatThePathMatchesWhole) {
+TEST_F(QuantizationTest, OnlyModulesThatThePathMatchesFully) {
   const std::string text = program(model(root(keys("int8", R"(blocks\.1\..*|conv)"))));
   EXPECT_EQ(times(text, "-> tensor<2x4x4x3xi32>"), 1U) << text;
 }
@@ -136,7 +136,7 @@ TEST(QuantizationKeys, WhatTheyCannotMeanIsRefused) {
          "bwd_quantization_calibration_method 'none'");
 }
 
-TEST(QuantizationKeys, OneMethodStandsForThoseThatAreNotGiven) {
+TEST(QuantizationKeys, OneMethodIsTheDefaultOfTheOthers) {
   QuantizationKeys k = keys("fp8_full");
   k.quantization_calibration_method = "absmax,0.5";
   k.act_quantization_calibration_method = "RMS, 3";

@@ -1,5 +1,5 @@
-// Scope: where a layer asks for its parameters. A value: path, options, and the table it fills. Layers are functions
-// of a scope; variations (frozen, LoRA, quantized) are scopes, not edits to models.
+// Scope: provides a layer's parameters. A value: path, options, and the parameter table that it fills. Layers are
+// functions of a scope; variations (frozen, LoRA, quantized) are scopes, not changes to models.
 #pragma once
 
 #include <functional>
@@ -29,20 +29,20 @@ struct ScopeOptions {
   RematNames remat_names = {};  // of remat CUSTOM
   bool scan_layers = false;     // repeated blocks as one loop over stacked parameters
   bool trainable = true;
-  bool replicated = false;  // parameters lie whole on every device, whatever their axes are
-  double dropout = 0;       // probability that dropout layers drop a value, in [0, 1); none does without with_random
+  bool replicated = false;  // parameters are replicated, whatever their axes
+  double dropout = 0;       // probability of dropout layers, in [0, 1); no dropout without with_random
   std::shared_ptr<const Quantization> quantization = {};  // of products; null: none
 };
 
-/// A parameter as a layer asks for it: arguments of Scope::param.
+/// Arguments of Scope::param.
 struct Weight {
   std::string name;
   Dims dims;
   LogicalAxes axes;
   Init init;
 };
-/// What a layer makes of its input and weight: linear in the weight, whose first size, which may be any, is the last
-/// size of the result. It may be called again later, for gradients: what it holds, it holds by value.
+/// A layer's function of input and weight: linear in the weight, whose dim 0, of any size, becomes the last dim of the
+/// result. It may be called later for gradients, so it must capture by value.
 using Product = std::function<Tensor(Tensor x, Tensor weight)>;
 
 class Scope {
@@ -54,16 +54,15 @@ class Scope {
   Scope operator/(std::string_view name) const;
   Scope operator/(int64_t index) const { return *this / std::to_string(index); }
 
-  /// A parameter, in storage dtype. `axes`: one logical name per dim or empty. Throws when asked twice.
-  /// In the body of a loop the parameter belongs to the root graph and is captured.
+  /// A parameter, in storage dtype. `axes`: one logical name per dim or empty. Throws if it exists. In the body of a
+  /// loop the parameter belongs to the root graph and is captured.
   Tensor param(std::string_view name, Dims dims, LogicalAxes axes, Init init) const;
-  /// The tensor of a parameter whose record is whole, its path counted from the root. Sources call it on the scope
-  /// below to get what that scope would have returned.
+  /// The tensor of a complete parameter record, with its path from the root. Sources call it on the scope below for the
+  /// unmodified tensor.
   Tensor resolve(Param p) const;
 
-  /// f(x, w) for the parameter `w`, in the dtype of x. Layers say what they compute by f, not with which tensor, so
-  /// that a variation may add a product of its own without ever making the whole weight. Quantized where the options
-  /// say so.
+  /// f(x, w) for the parameter `w`, in the dtype of x. Layers pass f instead of using the weight's tensor, so that a
+  /// variation can add a product without materializing the sum of weights. Quantized if the options say so.
   Tensor product(const Weight& w, Tensor x, const Product& f) const;
 
   const std::string& path() const { return path_; }
@@ -77,22 +76,21 @@ class Scope {
   /// Parameters below get no gradient and no optimizer state.
   Scope frozen() const;
 
-  /// Makes the tensor of each parameter that is asked for; variations (frozen, LoRA) put theirs here. `below` is the
-  /// scope without this source: below.resolve(p) is the tensor as it would have been.
+  /// Creates the tensor of each parameter; variations (frozen, LoRA) override it. `below` is the scope without this
+  /// source: below.resolve(p) is the unmodified tensor.
   using Source = std::function<Tensor(const Scope& below, Param)>;
   Scope with_source(Source source) const;
-  /// Computes product(); variations put theirs here. `before` is the scope at the layer's path without this source.
+  /// Computes product(); variations override it. `before` is the scope at the layer's path without this source.
   using ProductSource = std::function<Tensor(const Scope& before, const Weight& w, Tensor x, const Product& f)>;
   Scope with_product(ProductSource source) const;
-  /// With random numbers for layers that draw (nn::dropout), which derive their own by their paths. Sampling and
-  /// evaluation have scopes without.
+  /// With random numbers for dropout layers, derived by their paths. Not used for sampling and evaluation.
   Scope with_random(Rng rng) const;
   const std::optional<Rng>& random() const { return random_; }
   /// This scope for the body of a loop: path_scope() then names nodes of `body`.
   Scope in_graph(Graph& body) const;
 
  private:
-  /// A parameter as it is stored: split over the mesh as `axes`, which become those of its record, say.
+  /// A stored parameter, sharded by `axes`, which become those of its record.
   Tensor stored(std::string_view name, Dims dims, LogicalAxes& axes, Init init) const;
 
   Graph* graph_;

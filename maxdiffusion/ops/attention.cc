@@ -11,6 +11,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/attention_mesh.h"
 #include "maxdiffusion/ops/attention_parts.h"
@@ -25,11 +26,11 @@ namespace {
 
 // ---- the table
 
-// The names that the key `attention` takes: what each asks for.
+// The values of the key `attention`.
 struct KernelName {
   const char* name;
   bool flash;  // keep no logits
-  ContextParallelism travel = ContextParallelism::automatic;
+  ContextParallelism parallelism = ContextParallelism::automatic;
 };
 constexpr KernelName kNames[] = {
     {"dot_product", false},
@@ -50,12 +51,12 @@ constexpr KernelName kNames[] = {
 };
 
 const KernelName& kernel_named(const std::string& name) {
-  std::string known;
+  std::vector<std::string> known;
   for (const KernelName& candidate : kNames) {
     if (name == candidate.name) return candidate;
-    known += (known.empty() ? "" : ", ") + std::string(candidate.name);
+    known.emplace_back(candidate.name);
   }
-  fail(Code::invalid_config, "attention: '{}' is not one of: {}", name, known);
+  fail(Code::invalid_config, "attention is '{}'; expected one of: {}", name, nearest_first(name, known));
 }
 
 // Blocks on chips that MaxDiffusion's documents name sizes for, where a run names none.
@@ -78,7 +79,7 @@ AttentionBlocks blocks_of_chip(const std::string& kind) {
 struct AttentionCall {
   Tensor q, k, v;
   const AttentionOptions& options;
-  const KernelName& asked;
+  const KernelName& requested;
 
   bool is_long() const { return std::min(q.dim(1), k.dim(1)) >= options.flash_min_seq_length; }
   LocalAttention how(bool in_blocks) const {
@@ -100,9 +101,9 @@ const char* cpu_kernel_refuses(const AttentionCall& c) {
 }
 
 const char* flash_refuses(const AttentionCall& c) {
-  if (!c.asked.flash) return "it is not asked for";
+  if (!c.requested.flash) return "it is not requested";
   if (c.options.bias) return "there is a bias";
-  if (!c.q.graph().options().one_device()) return "the model does not say how attention lies on the mesh";
+  if (!c.q.graph().options().one_device()) return "the model sets no logical axes of attention";
   return c.is_long() ? nullptr : "a length is below flash_min_seq_length";
 }
 
@@ -131,7 +132,7 @@ Tensor with_its_gradient(const AttentionCall& c, bool in_blocks) {
 
 Tensor flash(const AttentionCall& c) { return with_its_gradient(c, true); }
 
-/// With a bias: by autodiff, which gives the bias a gradient and keeps the logits.
+/// With a bias: by autodiff, which has a gradient of the bias and stores the logits.
 Tensor dot_product(const AttentionCall& c) {
   if (!c.options.bias) return with_its_gradient(c, false);
   LocalAttention how = c.how(false);
@@ -150,7 +151,7 @@ Tensor repeated_heads(Tensor x, int64_t times) {
 constexpr AttentionRow kKernels[] = {
     {"attention by device", mesh_refuses,
      [](const AttentionCall& c) {
-       return mesh_attention(c.q, c.k, c.v, c.options, c.asked.travel, c.asked.flash && c.is_long());
+       return mesh_attention(c.q, c.k, c.v, c.options, c.requested.parallelism, c.requested.flash && c.is_long());
      }},
     {kAttentionKernel, cpu_kernel_refuses,
      [](const AttentionCall& c) { return local_attention(c.q, c.k, c.v, c.how(true)).y; }},
@@ -163,7 +164,7 @@ constexpr AttentionRow kKernels[] = {
 void check_attention_kernel(const std::string& name) { kernel_named(name); }
 
 Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
-  const KernelName& asked = kernel_named(options.kernel);
+  const KernelName& requested = kernel_named(options.kernel);
   check(q.rank() == 4 && k.rank() == 4 && k.shape() == v.shape() && q.dim(0) == k.dim(0) && q.dim(2) % k.dim(2) == 0 &&
             q.dim(3) == k.dim(3) && q.dtype() == k.dtype(),
         Code::invalid_graph, "attention: q {}, k {}, v {} are not [B, Lq, H, D] and [B, Lk, H / G, D]",
@@ -175,11 +176,11 @@ Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
   k = repeated_heads(k, group), v = repeated_heads(v, group);
   if (options.blocks == AttentionBlocks()) options.blocks = blocks_of_chip(q.graph().options().device_kind);
   if (options.scale == 0) options.scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
-  const AttentionCall call{q, k, v, options, asked};
+  const AttentionCall call{q, k, v, options, requested};
   const AttentionRow& row = kernel_for(kKernels, call);
-  if (asked.flash && &row == std::end(kKernels) - 1)
+  if (requested.flash && &row == std::end(kKernels) - 1)
     log_info_once("attention={}: {} is used where {}", options.kernel, row.name, flash_refuses(call));
-  else if (asked.travel != ContextParallelism::automatic && &row != kKernels)
+  else if (requested.parallelism != ContextParallelism::automatic && &row != kKernels)
     log_info_once("attention={}: {} is used where {}", options.kernel, row.name, mesh_refuses(call));
   return row.build(call);
 }

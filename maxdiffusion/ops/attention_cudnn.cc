@@ -30,7 +30,7 @@ Json product(int64_t left, int64_t right, const Axes& left_batch, const Axes& ri
           {"rhs_batch_dimensions", numbers(right_batch)}};
 }
 
-/// The products of q, k, v, y [B, L, H, D] and the logits [B, H, Lq, Lk] that the call stands for.
+/// The products of q, k, v, y [B, L, H, D] and the logits [B, H, Lq, Lk] that the call computes.
 Json products(bool backward) {
   const Axes outside = {0, 2}, logits = {0, 1};
   if (!backward)
@@ -67,7 +67,8 @@ std::string config(const Shape& q, const Shape& k, const CudnnOptions& o, bool b
       .dump();
 }
 
-/// The first `attended` results are [B, L, H, D]; the call gives them as [B, H, L, D], with H beside D in memory.
+/// The first `attended` results are [B, L, H, D]; the call returns them as [B, H, L, D], with memory layout [B, L, H,
+/// D].
 void emit(EmitCtx& c, const char* target, size_t attended, bool backward) {
   const auto& o = c.attrs<CudnnOptions>();
   std::vector<Value> in;
@@ -81,7 +82,7 @@ void emit(EmitCtx& c, const char* target, size_t attended, bool backward) {
     if (i < attended) std::swap(dims[1], dims[2]);
     call.layouts.push_back(i < attended ? Axes{3, 1, 2, 0} : Axes{2, 1, 0});
   }
-  call.results.push_back({DType::u8, {0}});  // scratch memory: the compiler gives it a size
+  call.results.push_back({DType::u8, {0}});  // scratch memory: the compiler sets its size
   call.layouts.push_back({0});
   const auto out = emit_custom_call(c, in, call);
   for (size_t i = 0; i + 1 < out.size(); ++i) {
@@ -116,16 +117,16 @@ constexpr OpDef kCudnnAttention = {
 
 const char* cudnn_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
   const GraphOptions& o = q.graph().options();
-  if (!o.cudnn_attention) return "the device is no NVIDIA GPU from Ampere on";
-  if (!o.one_device()) return "the call does not stand in a manual computation";
-  if (!how.in_blocks) return "all logits are asked for";
+  if (!o.cudnn_attention) return "the device is not an NVIDIA GPU from Ampere on";
+  if (!o.one_device()) return "the call is not inside a manual computation";
+  if (!how.in_blocks) return "all logits are requested";
   if (how.bias) return "there is a bias";
   if (how.first_query || how.first_key || how.keys >= 0) return "keys are masked by positions on the mesh";
   if (how.lengths) return "samples have keys of different lengths";
-  if (q.dtype() != DType::bf16 && q.dtype() != DType::f16) return "cuDNN takes bf16 and f16";
-  if (k.dtype() != q.dtype() || v.dtype() != q.dtype()) return "cuDNN takes one type";
-  if (q.dim(3) > 128) return "cuDNN takes heads of at most 128 values";
-  if (q.dim(3) % 8 != 0) return "cuDNN takes heads whose size is a multiple of 8";
+  if (q.dtype() != DType::bf16 && q.dtype() != DType::f16) return "cuDNN supports bf16 and f16";
+  if (k.dtype() != q.dtype() || v.dtype() != q.dtype()) return "cuDNN supports one type";
+  if (q.dim(3) > 128) return "cuDNN supports heads of at most 128 values";
+  if (q.dim(3) % 8 != 0) return "cuDNN supports heads whose size is a multiple of 8";
   return nullptr;
 }
 

@@ -1,8 +1,7 @@
-// Attention as one call of cuDNN's fused kernel, forward and back, which keeps no logits. The compiler knows the calls
-// by name and gives them to cuDNN, on NVIDIA GPUs from Ampere on. The partitioner would gather their operands, so on
-// meshes they stand in bodies of manual computations (attention_mesh.h). Source:
-// jax/_src/cudnn/fused_attention_stablehlo.py and xla/service/gpu/cublas_cudnn.h (what the calls look like and what
-// cuDNN takes).
+// Attention as one call of cuDNN's fused kernel, forward and backward, which stores no logits. XLA maps the calls to
+// cuDNN on NVIDIA GPUs from Ampere on. The partitioner would gather their operands, so on meshes they are inside manual
+// computations (attention_mesh.h). Source: jax/_src/cudnn/fused_attention_stablehlo.py and
+// xla/service/gpu/cublas_cudnn.h (form of the calls, supported arrays).
 #pragma once
 
 #include "maxdiffusion/ops/attention_parts.h"
@@ -12,7 +11,7 @@ namespace md {
 inline constexpr const char* kCudnnAttentionCall = "__cudnn$fmhaSoftmax";
 inline constexpr const char* kCudnnAttentionGradCall = "__cudnn$fmhaSoftmaxBackward";
 
-/// Why cuDNN cannot take these arrays; null: it can.
+/// Why cuDNN does not support these arrays; null if it does.
 const char* cudnn_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
 
 /// As local_attention() and local_attention_gradient(); all in the type of q, lse in f32.

@@ -48,39 +48,39 @@ std::vector<int64_t> divisors(int64_t n) {
   return all;
 }
 
-enum class Way { local, gather, ring, exchange };
+enum class Method { local, gather, ring, ulysses };
 
-/// How one call lies on the mesh. Batch, heads and queries are split; so are keys, unless they are whole.
+/// Sharding of one call. Batch, heads and queries are sharded; so are keys, unless replicated.
 struct Plan {
   DimAxes q, kv, lse;
   AxisNames all, sequence;  // mesh axes; those that split the queries
-  Way way = Way::local;
+  Method method = Method::local;
   int64_t parts = 1, lq = 0, lk = 0;  // of the sequence; true lengths
   int64_t padded_q = 0, padded_k = 0;
   LocalAttention how;
 };
 
-Way way_for(const Plan& p, ContextParallelism travel, int64_t heads, int64_t heads_here) {
-  if (p.parts == 1 || p.lq != p.lk) return Way::local;
+Method method_for(const Plan& p, ContextParallelism parallelism, int64_t heads, int64_t heads_here) {
+  if (p.parts == 1 || p.lq != p.lk) return Method::local;
   const bool heads_divide = heads_here % p.parts == 0;
   // Over n devices, of L keys in all, gathering brings (n − 1) / n · 2 L to each and exchanging (n − 1) / n · 4 L / n.
-  if (travel == ContextParallelism::automatic)
-    return p.sequence.size() == 1 && p.parts > 2 && heads_divide ? Way::exchange : Way::gather;
+  if (parallelism == ContextParallelism::automatic)
+    return p.sequence.size() == 1 && p.parts > 2 && heads_divide ? Method::ulysses : Method::gather;
   if (p.sequence.size() > 1) {
     log_info_once("attention: the sequence is split over {}; keys are gathered", fmt::join(p.sequence, " and "));
-    return Way::gather;
+    return Method::gather;
   }
-  if (travel == ContextParallelism::ring || (travel == ContextParallelism::ulysses_or_ring && !heads_divide))
-    return Way::ring;
+  if (parallelism == ContextParallelism::ring || (parallelism == ContextParallelism::ulysses_or_ring && !heads_divide))
+    return Method::ring;
   check(heads_divide, Code::invalid_config,
         "Ulysses attention requires the number of heads to be divisible by the context shard count, got heads={} and "
         "context_shards={}{}; use attention=ring, or another ici_context_parallelism",
         heads, p.parts,
         heads_here == heads ? "" : fmt::format(" ({} heads on each device of the other axes)", heads_here));
-  return Way::exchange;
+  return Method::ulysses;
 }
 
-Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, ContextParallelism travel, bool in_blocks) {
+Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, ContextParallelism parallelism, bool in_blocks) {
   const GraphOptions& g = q.graph().options();
   const int64_t devices = g.devices(), heads = q.dim(2);
   Plan p;
@@ -99,12 +99,12 @@ Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, ContextParallelism 
         fmt::join(divisors(heads), ", "));
   p.lq = q.dim(1), p.lk = k.dim(1);
   p.padded_q = round_up(p.lq, p.parts);
-  p.way = way_for(p, travel, heads, heads / shares);
-  p.padded_k = p.way == Way::local ? p.lk : p.padded_q;
+  p.method = method_for(p, parallelism, heads, heads / shares);
+  p.padded_k = p.method == Method::local ? p.lk : p.padded_q;
   p.kv = p.q;
-  if (p.way == Way::local) p.kv[1].clear();
+  if (p.method == Method::local) p.kv[1].clear();
   p.lse = {p.q[0], p.q[2], p.q[1]};
-  if (p.way == Way::exchange) {
+  if (p.method == Method::ulysses) {
     p.lse[1].insert(p.lse[1].end(), p.sequence.begin(), p.sequence.end());
     p.lse[2].clear();
   }
@@ -124,7 +124,7 @@ LocalAttention seen(const Plan& p, Graph& g, Tensor first_key) {
 // ---- all keys on every device
 
 Tensor all_keys(const Plan& p, Tensor x) {
-  return p.way == Way::gather ? cut(gather_over(x, p.sequence, 1), 1, p.lk) : x;
+  return p.method == Method::gather ? cut(gather_over(x, p.sequence, 1), 1, p.lk) : x;
 }
 
 AttentionResult gathered(const Plan& p, Tensor q, Tensor k, Tensor v) {
@@ -134,14 +134,14 @@ AttentionResult gathered(const Plan& p, Tensor q, Tensor k, Tensor v) {
 AttentionGradient gathered_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy) {
   AttentionGradient g = local_attention_gradient(q, all_keys(p, k), all_keys(p, v), y, lse, dy, seen(p, q.graph(), {}));
   for (Tensor* d : {&g.k, &g.v})
-    *d = p.way == Way::gather ? scatter_sum_over(pad_end(*d, 1, p.padded_k), p.sequence, 1)
-                              : all_reduce_sum(*d, p.sequence);
+    *d = p.method == Method::gather ? scatter_sum_over(pad_end(*d, 1, p.padded_k), p.sequence, 1)
+                                    : all_reduce_sum(*d, p.sequence);
   return g;
 }
 
 // ---- keys in a ring
 
-/// Keys that have come `hop` devices on, their positions told where that matters.
+/// Keys that moved by `hop` devices, with their positions if needed.
 LocalAttention seen_on_hop(const Plan& p, Tensor hop) {
   const bool pads = p.padded_k != p.lk;
   if (!p.how.causal && !pads && !p.how.lengths) return p.how;
@@ -161,8 +161,8 @@ LocalAttention seen_on_hop(const Plan& p, Tensor hop) {
   return how;
 }
 
-/// [B, H, L] beside [B, L, H, D].
-Tensor beside(Tensor rows) { return expand_dims(transpose(rows, {0, 2, 1}), -1); }
+/// [B, H, L] → [B, L, H, 1].
+Tensor as_column(Tensor rows) { return expand_dims(transpose(rows, {0, 2, 1}), -1); }
 
 /// Plan of a device that has these arguments; those of padded keys end with their lengths.
 Plan with_lengths(const Plan& p, const std::vector<Tensor>& in, size_t others) {
@@ -181,7 +181,7 @@ AttentionResult ring(const Plan& p, Tensor q, Tensor k, Tensor v) {
       scan(p.parts, {k, v, full(g, 0, {type, q.dims()}), none}, [&](ScanStep& step, const std::vector<Tensor>& c) {
         Tensor next_k = passed_on(p, c[0]), next_v = passed_on(p, c[1]);
         const AttentionResult part = local_attention(step.body().capture(q), c[0], c[1], seen_on_hop(p, step.index()));
-        const AttentionResult sum = merge_attention({c[2], c[3]}, part, beside);
+        const AttentionResult sum = merge_attention({c[2], c[3]}, part, as_column);
         return ScanResult{{next_k, next_v, sum.y, sum.lse}, {}};
       }).carry;
   return {out[2], out[3]};
@@ -202,7 +202,7 @@ AttentionGradient ring_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Ten
   return {out[4], out[2], out[3]};
 }
 
-// ---- sequences exchanged for heads
+// ---- Ulysses
 
 /// [B, L/n, H, D] → [B, L, H/n, D], cut to the true length.
 Tensor whole_sequence(const Plan& p, Tensor x, int64_t length) {
@@ -212,13 +212,13 @@ Tensor whole_heads(const Plan& p, Tensor x, int64_t padded_length) {
   return all_to_all(pad_end(x, 1, padded_length), p.sequence[0], 1, 2);
 }
 
-AttentionResult exchanged(const Plan& p, Tensor q, Tensor k, Tensor v) {
+AttentionResult ulysses_attention(const Plan& p, Tensor q, Tensor k, Tensor v) {
   AttentionResult r =
       local_attention(whole_sequence(p, q, p.lq), whole_sequence(p, k, p.lk), whole_sequence(p, v, p.lk), p.how);
   return {whole_heads(p, cast(r.y, q.dtype()), p.padded_q), r.lse};
 }
 
-AttentionGradient exchanged_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy) {
+AttentionGradient ulysses_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy) {
   auto here = [&](Tensor x, int64_t length) { return whole_sequence(p, x, length); };
   const AttentionGradient g =
       local_attention_gradient(here(q, p.lq), here(k, p.lk), here(v, p.lk), here(y, p.lq), lse, here(dy, p.lq), p.how);
@@ -231,22 +231,22 @@ AttentionGradient exchanged_gradient(const Plan& p, Tensor q, Tensor k, Tensor v
 const char* mesh_attention_refuses(Tensor q, const AttentionOptions& options) {
   const GraphOptions& g = q.graph().options();
   if (g.one_device()) return "there is one device";
-  if (!g.resolve || options.axes.batch.empty()) return "the model does not say how attention lies on the mesh";
+  if (!g.resolve || options.axes.batch.empty()) return "the model sets no logical axes of attention";
   return options.bias ? "there is a bias" : nullptr;
 }
 
-Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, ContextParallelism travel,
+Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, ContextParallelism parallelism,
                       bool in_blocks) {
-  const Plan p = plan_for(q, k, options, travel, in_blocks);
+  const Plan p = plan_for(q, k, options, parallelism, in_blocks);
   const DType type = q.dtype();
   auto forward = [p, type](const std::vector<Tensor>& in) {
     std::vector<DimAxes> axes = {p.q, p.kv, p.kv};
     if (in.size() > axes.size()) axes.push_back({p.q[0]});
     return manual_computation(in, axes, {p.q, p.lse}, p.all, [&](const std::vector<Tensor>& x) {
       const Plan own = with_lengths(p, x, 3);
-      const AttentionResult r = p.way == Way::ring       ? ring(own, x[0], x[1], x[2])
-                                : p.way == Way::exchange ? exchanged(own, x[0], x[1], x[2])
-                                                         : gathered(own, x[0], x[1], x[2]);
+      const AttentionResult r = p.method == Method::ring      ? ring(own, x[0], x[1], x[2])
+                                : p.method == Method::ulysses ? ulysses_attention(own, x[0], x[1], x[2])
+                                                              : gathered(own, x[0], x[1], x[2]);
       return std::vector<Tensor>{cast(r.y, type), r.lse};
     });
   };
@@ -256,9 +256,10 @@ Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& opti
     if (in.size() > 3) read.push_back(in[3]), axes.push_back({p.q[0]});
     Grads grads = manual_computation(read, axes, {p.q, p.kv, p.kv}, p.all, [&](const std::vector<Tensor>& x) {
       const Plan own = with_lengths(p, x, 6);
-      const AttentionGradient g = p.way == Way::ring       ? ring_gradient(own, x[0], x[1], x[2], x[3], x[4], x[5])
-                                  : p.way == Way::exchange ? exchanged_gradient(own, x[0], x[1], x[2], x[3], x[4], x[5])
-                                                           : gathered_gradient(own, x[0], x[1], x[2], x[3], x[4], x[5]);
+      const AttentionGradient g = p.method == Method::ring ? ring_gradient(own, x[0], x[1], x[2], x[3], x[4], x[5])
+                                  : p.method == Method::ulysses
+                                      ? ulysses_gradient(own, x[0], x[1], x[2], x[3], x[4], x[5])
+                                      : gathered_gradient(own, x[0], x[1], x[2], x[3], x[4], x[5]);
       return std::vector<Tensor>{cast(g.q, type), cast(g.k, type), cast(g.v, type)};
     });
     grads.resize(in.size());

@@ -1,26 +1,26 @@
-// Attention on meshes: each device attends with queries of its own, batch, heads and queries being split as the rules
-// say; keys and values come to it along the axes that split the sequence.
+// Attention on meshes: each device computes its shard of batch, heads and queries; keys and values are communicated
+// along the mesh axes that shard the sequence.
 #pragma once
 
 #include "maxdiffusion/ops/attention.h"
 
 namespace md {
 
-/// How keys and values of a split sequence come to the queries.
+/// How keys and values of a sharded sequence are communicated.
 enum class ContextParallelism {
-  automatic,        // exchanged where heads divide among more than two devices, else gathered on every device
-  ring,             // from device to device, and on the way back their gradients with them
-  ulysses,          // sequences for heads (Ulysses): each device has the whole sequence of some heads
-  ulysses_or_ring,  // exchanged where the heads divide, else ring
+  automatic,        // ulysses if the heads are divisible by more than two devices, else all-gather
+  ring,             // passed from device to device; in the backward pass with their gradients
+  ulysses,          // all-to-all: each device has the whole sequence of some heads
+  ulysses_or_ring,  // ulysses if the heads are divisible, else ring
 };
 
-/// Why attention cannot be laid on the mesh by logical names (null: it can).
+/// Why attention cannot be sharded by logical axes; null if it can.
 const char* mesh_attention_refuses(Tensor q, const AttentionOptions& options);
 
-/// Lengths that do not divide are padded; padded keys count nothing. Keys whose length is another than that of the
-/// queries are whole along the sequence's axes. `in_blocks`: keep no logits. Throws invalid_config, with the numbers,
-/// where heads do not divide among the devices that share them.
-Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, ContextParallelism travel,
+/// Pads lengths that are not divisible; padded keys are masked. Keys of another length than the queries are replicated
+/// along the axes of the sequence. `in_blocks`: store no logits. Throws invalid_config, with the numbers, if the heads
+/// are not divisible by their devices.
+Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, ContextParallelism parallelism,
                       bool in_blocks);
 
 }  // namespace md

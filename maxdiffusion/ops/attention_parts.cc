@@ -42,7 +42,7 @@ Tensor columns_by_columns(Tensor a, Tensor b, const LocalAttention& how, DType t
   return dot(a, b, {{a.rank() - 2}, {b.rank() - 2}, batch, batch, how.precision}, type);
 }
 
-/// Scaled logits, −1e30 where a key is not seen. `first`: the first query's position, of the part; absent: 0. Of one
+/// Scaled logits, −1e30 for masked keys. `first`: the first query's position, of the part; absent: 0. For one
 /// head, how.lengths is a scalar.
 Tensor logits(Tensor q, Tensor k, Tensor first, const LocalAttention& how) {
   const DType type = attention_sum_type(q.dtype());
@@ -135,7 +135,7 @@ struct Blocks {
  private:
   Tensor padded(Tensor x) const { return pad_end(x, 2, count * size); }
 };
-constexpr int64_t kQueries = 1024;  // of a block, where nobody says
+constexpr int64_t kQueries = 1024;  // default of a block
 
 /// The first size that is given; 0: none.
 int64_t first_set(std::initializer_list<int64_t> sizes) {
@@ -150,8 +150,8 @@ Blocks blocks_of_queries(int64_t length, int64_t most) {
   return {length, count, (length + count - 1) / count};
 }
 /// Blocks of keys of a size that divides the length, so that nothing is masked. Where the largest such size is less
-/// than half of `most`, they end in zeros, which `how` is told to mask; but not where it knows positions, which are not
-/// those of these zeros.
+/// than half of `most`, they are padded with zeros, which `how` masks; not with positions, which are not those of these
+/// zeros.
 Blocks blocks_of_keys(int64_t length, int64_t most, LocalAttention& how) {
   most = most > 0 ? std::min(most, length) : length;
   int64_t size = most;
@@ -312,7 +312,7 @@ struct Functions {
 
 const char* kernel_refuses(const Call& c) {
   if (c.how.bias) return "there is a bias";
-  if (c.how.first_query || c.how.first_key || c.how.keys >= 0) return "positions are told";
+  if (c.how.first_query || c.how.first_key || c.how.keys >= 0) return "positions are set";
   return kernels_support({c.q, c.k, c.v}) ? nullptr : kNotForCpuKernels;
 }
 
@@ -338,7 +338,7 @@ constexpr KernelRow<Call, Functions> kRows[] = {
      [](const Call&) {
        return Functions{cudnn_attention, cudnn_attention_gradient};
      }},
-    {"blocks", [](const Call& c) { return c.how.in_blocks ? nullptr : "all logits are asked for"; },
+    {"blocks", [](const Call& c) { return c.how.in_blocks ? nullptr : "all logits are requested"; },
      [](const Call&) {
        return Functions{in_blocks, in_blocks_gradient};
      }},
@@ -354,7 +354,7 @@ Functions functions_for(const Call& call) {
       (std::string_view(row.name) == kAttentionKernel || std::string_view(row.name) == "cuDNN"))
     log_info_once("flash_block_sizes has no effect where attention is {}, which chooses sizes itself", row.name);
   if (call.q.graph().options().cudnn_attention && call.how.in_blocks && std::string_view(row.name) != "cuDNN")
-    log_info_once("attention: q {} and k {} are attended to in {}, not by cuDNN: {}", to_string(call.q.shape()),
+    log_info_once("attention: q {} and k {} use {} instead of cuDNN: {}", to_string(call.q.shape()),
                   to_string(call.k.shape()), row.name, cudnn_refuses(call));
   return row.build(call);
 }
@@ -367,10 +367,11 @@ double attention_flops(const Node& n, double products) {
 
 DType attention_sum_type(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
 
-AttentionResult merge_attention(const AttentionResult& a, const AttentionResult& b, Tensor (*beside)(Tensor lse)) {
+AttentionResult merge_attention(const AttentionResult& a, const AttentionResult& b, Tensor (*broadcast)(Tensor lse)) {
   Tensor most = maximum(a.lse, b.lse), of_a = exp(a.lse - most), of_b = exp(b.lse - most), total = of_a + of_b;
   const DType type = total.dtype();
-  return {(cast(a.y, type) * beside(of_a) + cast(b.y, type) * beside(of_b)) / beside(total), most + log(total)};
+  return {(cast(a.y, type) * broadcast(of_a) + cast(b.y, type) * broadcast(of_b)) / broadcast(total),
+          most + log(total)};
 }
 
 AttentionResult local_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {

@@ -1,6 +1,6 @@
-// Attention as two functions, the result and its gradient, which share no more than the result and the logarithms of
-// the sums of exponentials. What goes over several devices is put together of them (attention_mesh.h), part by part.
-// Sources: Dao et al. 2022 (FlashAttention), algorithms 1 and 2; Liu et al. 2023 (ring attention).
+// Attention as two functions, the result and its gradient, which share only the result and the log-sum-exp of each row.
+// Attention over several devices combines them (attention_mesh.h). Sources: Dao et al. 2022 (FlashAttention),
+// algorithms 1 and 2; Liu et al. 2023 (ring attention).
 #pragma once
 
 #include "maxdiffusion/graph/graph.h"
@@ -8,8 +8,8 @@
 
 namespace md {
 
-/// How many queries and keys at most have their logits made at a time; 0: 1024 queries, and all keys. The last two are
-/// of the gradient; 0: as the first two. All 0: as a table says for some TPUs (attention.cc).
+/// Block sizes of queries and keys; 0: 1024 queries, and all keys. The last two are for the gradient; 0: as the first
+/// two. All 0: defaults of a table for some TPUs (attention.cc).
 struct AttentionBlocks {
   int64_t queries = 0, keys = 0, gradient_queries = 0, gradient_keys = 0;
   bool operator==(const AttentionBlocks&) const = default;
@@ -19,14 +19,15 @@ struct AttentionBlocks {
 struct LocalAttention {
   double scale = 1;
   Precision precision = Precision::default_;
-  /// Keeps no logits: head by head and block by block. False: all logits at once.
+  /// true: stores no logits, by head and block. false: all logits at once.
   bool in_blocks = true;
   AttentionBlocks blocks = {};
   bool causal = false;
-  Tensor bias = {};  // added to the logits, broadcast to [B, H, Lq, Lk]; with all logits at once, and by autodiff, only
-  /// Positions of the first query and the first key among all, s32; absent: 0.
+  Tensor bias = {};  // added to the logits, broadcast to [B, H, Lq, Lk]; only with in_blocks=false, and differentiated
+                     // by autodiff
+  /// Global positions of the first query and the first key, s32; absent: 0.
   Tensor first_query = {}, first_key = {};
-  /// Keys at this position and behind it are padding; -1: none.
+  /// Keys from this position on are padding; -1: none.
   int64_t keys = -1;
   /// s32 [B]: keys of a sample at this position, counted as first_key is, and behind it are padding; absent: none. May
   /// be 0 and less: the sample sees no key.
@@ -34,13 +35,13 @@ struct LocalAttention {
 };
 
 struct AttentionResult {
-  Tensor y;    // like q; f32 (f64 of f64) where it was summed in it
-  Tensor lse;  // f32 (f64) [B, H, Lq]: logarithm of each row's sum of exponentials
+  Tensor y;    // like q; or f32 (f64 for f64), the type of the sum
+  Tensor lse;  // f32 (f64) [B, H, Lq]: log-sum-exp of each row
 };
-/// Of two parts of the keys together. `beside` gives lse the shape of y. y in f32 (f64).
-AttentionResult merge_attention(const AttentionResult& a, const AttentionResult& b, Tensor (*beside)(Tensor lse));
+/// Combines the results of two parts of the keys. `broadcast` expands lse to the shape of y. y is f32 (f64).
+AttentionResult merge_attention(const AttentionResult& a, const AttentionResult& b, Tensor (*broadcast)(Tensor lse));
 
-/// A query that sees no key gets a finite y, and an lse so small that the part counts nothing in a sum of parts.
+/// A query without keys gets a finite y, and an lse so small that merge_attention ignores it.
 AttentionResult local_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
 
 /// Gradients of q, k and v, in f32 (f64) or like q, from this part of the keys: y and lse are those of all keys.
@@ -50,10 +51,10 @@ struct AttentionGradient {
 AttentionGradient local_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
                                            const LocalAttention& how);
 
-/// Of a node whose first inputs are q and k: operations of `products` matrix products of the size of q·kᵀ.
+/// FLOPs of `products` matrix products of the size of q·kᵀ; q and k are the first inputs of the node.
 double attention_flops(const Node& n, double products);
 
-/// f32, or f64 of f64: what sums are made in.
+/// Accumulation type: f64 for f64, else f32.
 DType attention_sum_type(DType type);
 
 }  // namespace md

@@ -92,8 +92,8 @@ void emit_scan(EmitCtx& c) {
   for (size_t i = 0; i < a.outputs.size(); ++i) c.set_out(out[1 + i], static_cast<int>(i));
 }
 
-// How the body of the reversed loop sees the values of the forward body: rows and captures directly, cheap values
-// computed again, the rest stored by the forward loop and read by row ("residuals").
+// Access of the reversed loop's body to values of the forward body: rows and captures directly, cheap values computed
+// again, the rest stored by the forward loop and read by row ("residuals").
 class BodyView final : public ForwardView {
  public:
   BodyView(const VjpCtx& c, const ScanAttrs& attrs, const Graph& forward, Graph& backward, Tensor index)

@@ -1,4 +1,4 @@
-// Loops. A body is traced once, into a graph of its own; outer values it uses are captured.
+// Loops. A body is traced once, into its own graph; outer values are captured.
 #pragma once
 
 #include <functional>
@@ -8,10 +8,10 @@
 
 namespace md {
 
-/// What a scan body sees beside the carry.
+/// Inputs of a scan body in addition to the carry.
 class ScanStep {
  public:
-  /// Scalar s32: 0 … n−1 (counting up also when reversed: the row being visited).
+  /// Scalar s32: 0 … n−1 (the row; if reversed, n−1 … 0).
   Tensor index() const { return index_; }
   /// Row `index` of a stacked outer value [n, …]; the same outer value gives the same argument.
   Tensor slice(Tensor stacked);
@@ -31,8 +31,8 @@ struct ScanResult {
 };
 using ScanBody = std::function<ScanResult(ScanStep& step, const std::vector<Tensor>& carry)>;
 
-/// carry, y_i = body(i, carry) for i = 0 … length−1 (backwards when `reverse`). `init` must not be empty.
-/// Gradient: a reversed scan; what the body computes is kept or recomputed as its checkpoint regions say.
+/// carry, y_i = body(i, carry) for i = 0 … length−1 (backwards when `reverse`). `init` must not be empty. Gradient: a
+/// reversed scan; checkpoint regions decide what is stored or recomputed.
 ScanResult scan(int64_t length, const std::vector<Tensor>& init, const ScanBody& body, bool reverse = false);
 
 /// carry = body(carry) while condition(carry). No gradient.

@@ -62,7 +62,7 @@ Shape infer_forward(const ConvOptions& o, const Shape& x, const Shape& w) {
     check(static_cast<int64_t>(d->size()) == spatial, Code::invalid_graph,
           "conv: an option has {} numbers for {} spatial axes of x {}", d->size(), spatial, to_string(x));
   check(o.groups > 0 && w.dim(1) * o.groups == x.dim(-1) && w.dim(0) % o.groups == 0, Code::invalid_graph,
-        "conv: x {} has {} channels; w {} in {} groups takes {}", to_string(x), x.dim(-1), to_string(w), o.groups,
+        "conv: x {} has {} channels; w {} in {} groups expects {}", to_string(x), x.dim(-1), to_string(w), o.groups,
         w.dim(1) * o.groups);
   Shape y{sum_type(x.dtype), {x.dim(0)}};
   for (const Line& l : lines(o, x.dims, w.dims)) {
@@ -83,7 +83,7 @@ struct Window {
   int64_t feature_groups = 1, batch_groups = 1;
 };
 
-/// "b01f" → "[b, 0, 1, f]": S stands for the spatial axes.
+/// "b01f" → "[b, 0, 1, f]": S: the spatial axes.
 std::string layout(const char* letters, size_t spatial) {
   std::string s = "[";
   for (const char* p = letters; *p; ++p) {
@@ -135,7 +135,7 @@ const char* cpu_kernel_refuses(const ConvOptions& o, const Dims& w, DType in, DT
   if (!all(o.lhs_dilation, is_one) || !all(o.rhs_dilation, is_one)) return "something is dilated";
   if (!all(o.pad_low, not_negative) || !all(o.pad_high, not_negative)) return "something is cropped";
   for (size_t i = 0; i < o.stride.size(); ++i)
-    if (o.pad_low[i] >= w[i + 2] || o.pad_high[i] >= w[i + 2]) return "a window sees no input";
+    if (o.pad_low[i] >= w[i + 2] || o.pad_high[i] >= w[i + 2]) return "a window covers only padding";
   return nullptr;
 }
 
@@ -192,8 +192,8 @@ Value swap_groups(EmitCtx& c, const Value& w, int64_t groups) {
   return c.emit("stablehlo.reshape", {v}, {t, merged});
 }
 
-/// The kernel read backwards. A statement of its own: convolution's window_reversal sends XLA's CPU code down a path
-/// two orders of magnitude slower.
+/// The reversed kernel, as a separate statement: convolution's window_reversal sends XLA's CPU code down a path two
+/// orders of magnitude slower.
 Value reversed(EmitCtx& c, const Value& w) {
   Axes spatial;
   bool any = false;
@@ -242,7 +242,7 @@ Tensor weight_grad(Tensor x, Tensor dy, const ConvOptions& o, Dims w) {
   return apply(kConvWeightGrad, {x, dy}, ConvGrad{o, std::move(w)});
 }
 
-/// Of a convolution and of either gradient: every output element y sees one input channel group under the whole kernel.
+/// Of a convolution and of either gradient: every output element reads one input channel group under the kernel.
 double flops_of(const Shape& y, const Dims& w) {
   double terms = 2;
   for (size_t i = 1; i < w.size(); ++i) terms *= static_cast<double>(w[i]);
@@ -361,7 +361,7 @@ struct ConvCall {
   const ConvOptions& options;
 };
 
-/// Where every output element sees one input element, a convolution is a matrix product over channels.
+/// If every output element reads one input element, a convolution is a matrix product over channels.
 const char* dot_refuses(const ConvCall& c) {
   const ConvOptions& o = c.options;
   if (o.groups != 1 || c.w.rank() != c.x.rank() || c.x.rank() < 3 || c.x.dim(-1) != c.w.dim(1))
@@ -378,7 +378,7 @@ const char* dot_refuses(const ConvCall& c) {
 
 const char* parts_refuse(const ConvCall& c) {
   if (c.x.graph().options().one_device()) return "there is one device";
-  if (c.options.axes.empty()) return "nobody says how the result lies on the mesh";
+  if (c.options.axes.empty()) return "the result has no logical axes";
   if (!kernels_support_shards({c.x, c.w})) return kNoPartsForCpuKernels;
   return cpu_kernel_refuses(c.options, c.w.dims(), c.x.dtype(), sum_type(c.x.dtype()));
 }

@@ -13,13 +13,13 @@ struct ConvOptions {
   Dims rhs_dilation = {};            // kernel dilation
   int64_t groups = 1;
   Precision precision = Precision::default_;
-  LogicalAxes axes = {};  // of the result, batch and channels split at most; empty: kernels are for one device only
+  LogicalAxes axes =
+      {};  // logical axes of the result, of which batch and channels may be sharded; empty: kernels on one device only
   bool operator==(const ConvOptions&) const = default;
 };
 
-/// x: [B, spatial…, Ci] (channels last)   w: [Co, Ci/groups, k…] (PyTorch's layout)   y: [B, spatial…, Co], of the
-/// sum_type (ops/dot.h) of both.
-/// y's spatial size: floor((dilated x + pads − dilated k) / stride) + 1. Gradient in x and w.
+/// x: [B, spatial…, Ci] (channels last)   w: [Co, Ci/groups, k…] (PyTorch's layout)   y: [B, spatial…, Co], of sum_type
+/// (ops/dot.h). y's spatial size: floor((dilated x + pads − dilated k) / stride) + 1. Gradient in x and w.
 Tensor conv(Tensor x, Tensor w, ConvOptions options = {});
 
 }  // namespace md

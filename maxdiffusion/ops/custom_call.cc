@@ -1,4 +1,4 @@
-// Calls into compiled handlers: the graph knows the name and the shapes, nothing else.
+// Calls into compiled handlers: the graph has only the name and the shapes.
 #include "maxdiffusion/ops/custom_call.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace md {
 namespace {
 
-/// No `vjp`: asking for the gradient is an error that names the call's path.
+/// No `vjp`: the gradient is an error that names the call's path.
 constexpr OpDef kCustomCall = {
     .name = "custom_call",
     .infer = [](const InferCtx& c) { return c.attrs<CustomCall>().results; },

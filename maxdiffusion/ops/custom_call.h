@@ -1,5 +1,5 @@
-// Calls into handlers registered with the plugin (XLA FFI, typed API version 4), or into libraries that a compiler
-// knows by name.
+// Calls into handlers registered with the plugin (XLA FFI, typed API version 4), or into libraries known to the
+// compiler.
 #pragma once
 
 #include <cstddef>
@@ -17,16 +17,16 @@ bool one_kernel_type(const std::vector<Tensor>& arrays);
 /// Whether the CPU kernels of maxdiffusion/kernels can be called on these arrays: the graph is for one CPU device
 /// (CpuKernels::callable), and the arrays are of one_kernel_type. On meshes: ops/per_device.h.
 bool kernels_support(const std::vector<Tensor>& arrays);
-/// Why a row of a table (ops/kernel_table.h) refuses a call that kernels_support() does not take.
+/// The reason of a row (ops/kernel_table.h) if kernels_support() is false.
 inline constexpr const char* kNotForCpuKernels = "the arrays are not f32 or bf16 on one CPU device";
 
-/// For records that are a call on some platforms. Calls of maxdiffusion/kernels that write over nothing may become one.
+/// For records that are a call on some platforms. Calls of maxdiffusion/kernels without in-place results may be fused.
 std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operands, const CustomCall& call);
 
-/// Arrays of each kind per call of a kernel that takes many. The compiler's analysis of results that share memory with
-/// operands is cubic in this number: 400 cost 5 s, 50 nothing.
+/// Arrays per list in one call of a kernel on many arrays. XLA's aliasing analysis is cubic in this number: 5 s for
+/// 400.
 inline constexpr size_t kPerCall = 48;
-/// No gradient of its own: wrap it with custom_vjp for one.
+/// No gradient; wrap it with custom_vjp.
 std::vector<Tensor> custom_call(Graph& g, const std::vector<Tensor>& inputs, CustomCall call);
 
 }  // namespace md

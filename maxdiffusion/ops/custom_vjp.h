@@ -1,5 +1,4 @@
-// A composition of operations with a gradient of its own: for kernels, and where the gradient that its parts would give
-// costs more memory or communication, or rounds worse.
+// Functions with a custom gradient: for kernels, or to save memory, communication or rounding error.
 #pragma once
 
 #include <functional>

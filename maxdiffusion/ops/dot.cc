@@ -82,7 +82,7 @@ std::optional<Joined> joined(const Dims& dims, const Axes& axes) {
   return all;
 }
 
-/// A product as the CPU kernel takes it.
+/// A product in the form of the CPU kernel.
 struct Product {
   Dims sizes, strides;
 };
@@ -99,7 +99,7 @@ std::optional<Product> as_product(const Dims& a, const Dims& b, const DotDims& d
                  {ab->stride, am->stride, ak->stride, bb->stride, bk->stride, bn->stride}};
 }
 
-/// The product `n`: the node of `c`, or one that the node of `c` takes over.
+/// The product `n`: the node of `c`, or one that the node of `c` fuses.
 struct PrintCall {
   EmitCtx& c;
   const Node& n;

@@ -5,7 +5,7 @@
 
 namespace md {
 
-/// What XLA may do to float32 products on TPU and GPU; DEFAULT lets it use bf16/tf32. Read from the key `precision`.
+/// Precision of float32 products on TPU and GPU; DEFAULT allows bf16/tf32. From the key `precision`.
 enum class Precision { default_, high, highest };
 
 struct DotDims {
@@ -15,11 +15,10 @@ struct DotDims {
   bool operator==(const DotDims&) const = default;
 };
 
-/// The type of sums of products: s32 of 8-bit integers, f32 of 8-bit floats, else the type itself.
+/// Accumulation type of products: s32 for 8-bit integers, f32 for 8-bit floats, else the type itself.
 DType sum_type(DType t);
 
-/// Whether a product of so many multiplications is better a call of the CPU kernel than the compiler's own code, where
-/// kernels can be called.
+/// Whether the CPU kernel is faster than compiled code for a product with this number of multiplications.
 bool product_kernel_pays(const GraphOptions& options, DType type, double multiplications);
 
 /// General dot: result axes are batch, then lhs free, then rhs free. dtypes must agree; the result has their sum_type
@@ -27,8 +26,8 @@ bool product_kernel_pays(const GraphOptions& options, DType type, double multipl
 /// Gradient: two dots and a transpose each. Throws invalid_graph with both shapes and axes.
 Tensor dot(Tensor a, Tensor b, DotDims dims);
 Tensor dot(Tensor a, Tensor b, DotDims dims, DType accumulate);
-/// y + b over the last axis of y; b: [n], or [y's first axis, n] where y has more than two. b is of y's type or
-/// another, which is rounded to it or added as it is.
+/// y + b over the last axis of y; b: [n], or [y's first axis, n] where y has more than two. b has y's type, or another,
+/// which is converted or added unconverted.
 Tensor add_bias(Tensor y, Tensor b);
 /// [..., M, K] × [..., K, N] with equal leading axes.
 Tensor matmul(Tensor a, Tensor b, Precision p = Precision::default_);

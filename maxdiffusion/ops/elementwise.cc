@@ -1,5 +1,5 @@
 // Arithmetic, comparison and choice, element by element. Records see equal shapes: the functions users call broadcast
-// first, so a cotangent is summed back by broadcast's own rule and no record here knows about it.
+// first, so a cotangent is summed back by broadcast's own rule and not by the records here.
 #include "maxdiffusion/ops/elementwise.h"
 
 #include <fmt/format.h>
@@ -497,7 +497,7 @@ constexpr OpDef kSelect = {
 
 // ---- broadcasting
 
-/// NumPy's common shape; nothing when there is none, which the record's shape rule then reports.
+/// NumPy's broadcast shape; none if incompatible, which the shape rule reports.
 std::optional<Dims> common_dims(const Dims& a, const Dims& b) {
   const Dims &wide = a.size() >= b.size() ? a : b, &narrow = a.size() >= b.size() ? b : a;
   Dims out = wide;

@@ -52,7 +52,7 @@ Tensor clamp(Tensor x, double low, double high);
 /// Elementwise conversion; to itself it is the identity (no node). Floats round to nearest even.
 /// Gradient: the cotangent cast back.
 Tensor cast(Tensor x, DType to);
-/// Whether x is what a cast has made.
+/// Whether x is the result of cast().
 bool is_cast(Tensor x);
 /// Same bits as another type of the same size.
 Tensor bitcast(Tensor x, DType to);
@@ -67,16 +67,16 @@ Tensor ge(Tensor a, Tensor b);
 /// where(c, a, b): a where c, else b; all broadcast.
 Tensor where(Tensor c, Tensor a, Tensor b);
 
-/// The identity forward, no gradient back.
+/// The identity, without a gradient.
 Tensor stop_gradient(Tensor x);
 /// The identity; the node carries `name` for remat policies.
 Tensor named(Tensor x, std::string name);
 
-/// Kinds of memory that a device reaches.
+/// Memory kinds of a device.
 enum class Memory { device, host };
-/// The identity; from there on the value lies in this memory. On CPUs there is one kind, and the log says so once.
+/// The identity; the result is stored in this memory. No effect on CPUs, which is logged once.
 Tensor place(Tensor x, Memory memory);
-/// Ties values so that the compiler moves no computation across.
+/// An optimization barrier: the compiler moves no computation across.
 std::vector<Tensor> optimization_barrier(const std::vector<Tensor>& xs);
 
 // Activations (composites).
@@ -92,7 +92,7 @@ Tensor constant(Graph& g, double value, DType dtype = DType::f32);  // scalar
 Tensor full(Graph& g, double value, Shape shape);
 Tensor full_like(Tensor x, double value);
 Tensor zeros_like(Tensor x);
-/// The value of a constant made by `constant` or `full`; nothing for any other tensor.
+/// The value of a constant made by `constant` or `full`; none for any other tensor.
 std::optional<double> splat_value(Tensor x);
 /// Values of a table; bytes are printed into the program, so keep it small.
 Tensor constant(Graph& g, const HostArray& values);

@@ -25,7 +25,7 @@ std::string axes_text(int64_t from, int64_t to) {
   return s;
 }
 
-/// Gather clamps by itself; scatter drops what is outside, so its indices are clamped here.
+/// Gather clamps indices; scatter drops those outside, so they are clamped here.
 Value clamped(EmitCtx& c, const Value& indices, int64_t rows) {
   Shape scalar{indices.shape.dtype, {}};
   return c.emit("stablehlo.clamp", {c.constant_int(0, scalar), indices, c.constant_int(rows - 1, scalar)},

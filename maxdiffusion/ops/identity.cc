@@ -32,8 +32,8 @@ constexpr OpDef kNamed = {
     .same_as = [](const Node&, int) { return size_t{0}; },
 };
 
-// What JAX writes for device_put with a kind of memory: the compiler moves the value beside other work, and where it is
-// stored into a loop's buffer or read from one, the whole buffer lies in that memory.
+// What JAX writes for device_put with a kind of memory: the compiler overlaps the copy with other work; if the value is
+// stored into a loop's buffer or read from one, the whole buffer is in that memory.
 constexpr OpDef kPlace = {
     .name = "place",
     .infer = same_as_inputs,
@@ -86,7 +86,7 @@ Tensor named(Tensor x, std::string name) {
 
 Tensor place(Tensor x, Memory memory) {
   if (memory == Memory::host && x.graph().options().platform == Platform::cpu)
-    log_info_once("remat_policy: what it offloads stays where it is, since a CPU's memory is the host's");
+    log_info_once("remat_policy: offloading has no effect on CPUs");
   return apply(kPlace, {x}, memory);
 }
 

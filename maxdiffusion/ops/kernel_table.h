@@ -1,5 +1,5 @@
-// The table by which an operation chooses how it is done. Each operation with more than one way (attention, norms,
-// convolution) keeps such a table; its last row, the composed operations, takes every call.
+// Kernel selection. Each operation with several implementations (attention, norms, convolution) has a table; its last
+// row, composed operations, supports every call.
 #pragma once
 
 #include <cstddef>
@@ -8,22 +8,22 @@
 
 namespace md {
 
-/// One way to do an operation. `Call` holds the arguments: tensors (their shapes and element types, and through
+/// One implementation of an operation. `Call` holds the arguments: tensors (their shapes and element types, and through
 /// graph().options() the platform and the mesh) and the operation's options.
 template <class Call, class Result>
 struct KernelRow {
   const char* name;                     // in logs
-  const char* (*refuses)(const Call&);  // why this row cannot take the call; null: it can
+  const char* (*refuses)(const Call&);  // why this row does not support the call; null if it does
   Result (*build)(const Call&);
 };
 
-/// Refuses no call: for last rows.
+/// For last rows, which support every call.
 template <class Call>
 const char* never(const Call&) {
   return nullptr;
 }
 
-/// The first row that takes the call.
+/// The first row that supports the call.
 template <class Call, class Result, size_t N>
 const KernelRow<Call, Result>& kernel_for(const KernelRow<Call, Result> (&table)[N], const Call& call) {
   for (const auto& row : table)

@@ -1,5 +1,5 @@
-// Calls of kernels on meshes. The partitioner does not see into a call and would gather every operand of it, so each
-// device calls the kernel with the parts that it holds (sdy.manual_computation).
+// Kernel calls on meshes. The partitioner cannot partition a call and would gather every operand, so each device calls
+// the kernel with its shards (sdy.manual_computation).
 #pragma once
 
 #include <vector>
@@ -8,20 +8,20 @@
 
 namespace md {
 
-/// Mesh axes of an array whose dims have these logical names, which must be as many; no names, or one device: whole.
+/// Mesh axes of an array with these logical axes, one per dim; no names, or one device: replicated.
 DimAxes dim_axes(Tensor x, const LogicalAxes& names);
 
 /// As kernels_support() (ops/custom_call.h), on one device or on each of a mesh.
 bool kernels_support_shards(const std::vector<Tensor>& arrays);
-/// Why a row of a table refuses a call that kernels_support_shards() does not take.
+/// The reason of a row if kernels_support_shards() is false.
 inline constexpr const char* kNoPartsForCpuKernels = "the arrays are not f32 or bf16 on CPU devices";
 
-/// body(inputs) where there is one device. On a mesh each device has the parts of the inputs that `in` says, one entry
-/// for each, and `body` makes of them its parts of the results. Gradient: differentiate outside (ops/custom_vjp.h).
+/// body(inputs) on one device. On a mesh, `body` maps each device's shards of the inputs (`in`, one entry each) to its
+/// shards of the results (`out`). No gradient inside (ops/custom_vjp.h).
 std::vector<Tensor> each_part(const std::vector<Tensor>& inputs, const std::vector<DimAxes>& in,
                               const std::vector<DimAxes>& out, const GraphFn& body);
 
-/// The same, and as in Einstein's notation a result is summed over mesh axes that split an input and do not split it.
+/// As each_part; results are also summed over mesh axes that shard an input but not the result (as in einsum).
 std::vector<Tensor> per_device(const std::vector<Tensor>& inputs, const std::vector<DimAxes>& in,
                                const std::vector<DimAxes>& out, const GraphFn& body);
 

@@ -10,7 +10,7 @@ namespace md {
 std::vector<Tensor> process_sum(const std::vector<Tensor>& xs, const std::vector<DimAxes>& axes, double scale) {
   const Graph& g = innermost(xs);
   check(g.options().cpu_kernels.callable, Code::invalid_config,
-        "several processes without a common client: their sums are calls that only the CPU's plugin takes");
+        "several processes without a common client: their sums are calls that only the CPU plugin supports");
   return each_part(xs, axes, axes, [&](const std::vector<Tensor>& parts) {
     CustomCall call{.target = kProcessSumKernel,
                     .results = {},

@@ -1,4 +1,4 @@
-// Sums over the processes of a job (processes/), each of which runs the same program on devices of its own.
+// Sums over the processes of a job (processes/) that run the same program on separate devices.
 #pragma once
 
 #include <vector>
@@ -7,10 +7,9 @@
 
 namespace md {
 
-/// The sums of f32 arrays over all processes, times `scale`; the same bits in each. One call for all arrays: of several
-/// independent ones, two processes might make different ones first, and wait for ever. `axes`: mesh axes of each, of
-/// which each device sums its part with the device of the same number elsewhere. Programs with it run on CPU devices
-/// only. No gradient.
+/// Sums of f32 arrays over all processes, times `scale`, bit-identical in each. All arrays are in one call: several
+/// independent calls could deadlock if processes order them differently. `axes`: mesh axes of each array; each device
+/// sums its shard with the device of the same index in other processes. CPU devices only. No gradient.
 std::vector<Tensor> process_sum(const std::vector<Tensor>& xs, const std::vector<DimAxes>& axes, double scale);
 
 }  // namespace md

@@ -1,17 +1,17 @@
-// The product of a linear layer, which knows how its arrays lie on meshes.
+// The matrix product of a linear layer, with the sharding of its arrays.
 #pragma once
 
 #include "maxdiffusion/ops/dot.h"
 
 namespace md {
 
-/// The name (ops/elementwise.h: named) of a product that devices make of their parts, so that remat policies know it.
+/// The name (ops/elementwise.h: named) of a product computed per device, for remat policies.
 inline constexpr const char* kProjection = "projection";
 
-/// y = x · wᵀ.   x: [..., in]   w: [out, in]   y: [..., out]. Nothing is flattened, so that sharded leading axes stay
-/// apart. Logical names: `rows` of the first dims of x, those behind it and the last being whole or as w says, and
-/// `of_w` of both dims of w as it is stored. They are read on meshes of CPU devices, where each calls the kernel with
-/// its parts; elsewhere the partitioner splits what is a plain dot.
+/// y = x · wᵀ.   x: [..., in]   w: [out, in]   y: [..., out]. Leading axes are not flattened, so their sharding is
+/// kept. Logical axes: `rows` of the first dims of x (further ones are replicated, the last is as in w), `of_w` of both
+/// dims of the stored w. Only meshes of CPU devices use them, to call the kernel per device; elsewhere the partitioner
+/// partitions a plain dot.
 Tensor project(Tensor x, Tensor w, Precision precision, const LogicalAxes& rows, const LogicalAxes& of_w);
 
 }  // namespace md

@@ -84,8 +84,8 @@ constexpr OpDef kRandomBits = {
           infer_key(c);
           const Shape out{DType::u32, c.attrs<Dims>()};
           check(c.in.size() == 1 || (out.rank() > 0 && c.in[1] == Shape{DType::u32, {out.dim(0)}}), Code::invalid_graph,
-                "random_bits: numbers of rows are {}, the draw is {}", c.in.size() == 1 ? "absent" : to_string(c.in[1]),
-                to_string(out));
+                "random_bits: numbers of rows are {}, the result is {}",
+                c.in.size() == 1 ? "absent" : to_string(c.in[1]), to_string(out));
           return std::vector<Shape>{out};
         },
     .emit =
@@ -104,7 +104,7 @@ constexpr OpDef kRandomBits = {
             if (stride != 1) i = c.emit("stablehlo.multiply", {i, c.constant_int(stride, shape)}, shape);
             counter = stride == 1 ? i : c.emit("stablehlo.add", {counter, i}, shape);
           }
-          const Value use = is_large(shape) ? index(0) : c.constant_int(kDraw, shape);
+          const Value use = is_large(shape) ? index(0) : c.constant_int(kSample, shape);
           c.set_out(
               print_threefry(c, key_word(c, c.in(), 0, shape.dims), key_word(c, c.in(), 1, shape.dims), use, counter)
                   .x0);

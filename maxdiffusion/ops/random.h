@@ -1,6 +1,6 @@
 // Random numbers from a counter: Threefry-2x32 with 20 rounds over an iota, in plain integer operations, so that the
-// same key gives the same bits on every device and under every sharding.
-// Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+// same key yields the same bits on every device and under every sharding. Source: Salmon et al., "Parallel random
+// numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
 
 #include <array>
@@ -16,22 +16,22 @@ namespace md {
 /// The block cipher itself, on the host: two words from a key and a counter.
 std::array<uint32_t, 2> threefry(std::array<uint32_t, 2> key, std::array<uint32_t, 2> counter);
 
-/// The key of a seed that is known only when the program runs: u32[2], low word first, to feed as Rng's key. Its
-/// numbers are not those of Rng::seed and HostRng, which take the high word first.
+/// The key of a seed that is an input of the program: u32[2], low word first. Its numbers differ from those of
+/// Rng::seed and HostRng, which put the high word first.
 HostArray key_of_seed(uint64_t seed);
 
-/// A key is u32[2]. Values, never state: derive a new one for every use.
+/// A key is u32[2]. A value without state: derive a new one for every use.
 class Rng {
  public:
   explicit Rng(Tensor key, Tensor rows = {}) : key_(key), rows_(rows) {}
-  /// From a seed known when the graph is built.
+  /// From a seed that is constant in the graph.
   static Rng seed(Graph& g, uint64_t seed);
   /// Key of step `step` (scalar integer tensor), of purpose `purpose` (hashed by name), of the i-th use.
   Rng at(Tensor step) const;
   Rng for_(std::string_view purpose) const;
   Rng fold(uint32_t i) const;
-  /// For draws whose axis 0 is the batch: its rows are numbered so, s32 or u32 [B], in place of 0 … B − 1. A sample is
-  /// then given the same wherever in a batch it is.
+  /// For arrays whose axis 0 is the batch: row numbers, s32 or u32 [B], instead of 0 … B − 1. A sample then gets the
+  /// same numbers at any position of a batch.
   Rng with_rows(Tensor numbers) const { return Rng(key_, numbers); }
   Tensor key() const { return key_; }
   Tensor rows() const { return rows_; }
@@ -54,8 +54,8 @@ class HostRng {
   uint32_t bits(uint64_t index) const;
   double uniform(uint64_t index) const;  // [0, 1)
   enum class Distribution { normal, truncated_normal, symmetric_uniform };
-  /// Elements `from` … of a unit normal, of one cut at ±2 (not rescaled), or uniform in [−1, 1), times `scale`. The
-  /// same bits on every processor.
+  /// Elements `from` … of a unit normal, of one truncated at ±2 (not rescaled), or uniform in [−1, 1), times `scale`.
+  /// Bit-identical on every processor.
   void fill(Distribution d, double scale, uint64_t from, std::span<float> out) const;
   uint64_t below(uint64_t index, uint64_t bound) const;  // in [0, bound), bound ≤ 2^32
 

@@ -86,7 +86,7 @@ Tensor keep_axes(Tensor y, const Dims& dims, const Axes& axes) {
   return reshape(y, kept);
 }
 
-/// y stretched back over the reduced axes.
+/// y broadcast over the reduced axes.
 Tensor spread(Tensor y, const Dims& dims, const Axes& axes) {
   Axes remaining;
   for (int64_t a = 0; a < static_cast<int64_t>(dims.size()); ++a)
@@ -326,7 +326,7 @@ constexpr OpDef kSort = {
     .infer =
         [](const InferCtx& c) {
           for (const Shape& s : c.in)
-            check(s.dims == c.in[0].dims, Code::invalid_graph, "sort: values {} beside keys {}", to_string(s),
+            check(s.dims == c.in[0].dims, Code::invalid_graph, "sort: values {} with keys {}", to_string(s),
                   to_string(c.in[0]));
           return std::vector<Shape>(c.in.begin(), c.in.end());
         },

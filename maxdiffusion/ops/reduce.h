@@ -1,5 +1,5 @@
-// Reductions and what is made of them. Axes may be negative; empty `axes` means all.
-// bf16/f16 inputs accumulate in f32 and come back in their own dtype.
+// Reductions and functions composed of them. Axes may be negative; empty `axes` means all. bf16/f16 inputs accumulate
+// in f32; the result has the input's dtype.
 #pragma once
 
 #include "maxdiffusion/graph/graph.h"
@@ -18,7 +18,7 @@ Tensor cumsum(Tensor x, int64_t axis);
 /// exp(x − max) / sum along `axis`, computed in f32, returned in x's dtype.
 Tensor softmax(Tensor x, int64_t axis = -1);
 Tensor logsumexp(Tensor x, int64_t axis, bool keep = false);
-/// Sorts `keys` ascending along `axis` (stable) and carries the values along.
+/// Sorts `keys` ascending along `axis` (stable) and permutes the values likewise.
 std::vector<Tensor> sort(Tensor keys, const std::vector<Tensor>& values, int64_t axis, bool descending = false);
 /// Sum in f32 of |x|² over all tensors: the square of the global norm.
 Tensor sum_of_squares(const std::vector<Tensor>& xs);

@@ -247,8 +247,8 @@ constexpr OpDef kConcatenate = {
             check(s.rank() == out.rank(), Code::invalid_graph, "concatenate: ranks differ: {} and {}",
                   to_string(c.in[0]), to_string(s));
             rest.dims[at(axis)] = out.dims[at(axis)];
-            check(rest == out, Code::invalid_graph, "concatenate: {} and {} differ beside axis {}", to_string(c.in[0]),
-                  to_string(s), axis);
+            check(rest == out, Code::invalid_graph, "concatenate: {} and {} differ in more than axis {}",
+                  to_string(c.in[0]), to_string(s), axis);
             out.dims[at(axis)] += s.dims[at(axis)];
           }
           return std::vector<Shape>{out};
@@ -293,7 +293,7 @@ void require_starts(const InferCtx& c, size_t first) {
         c.in.size() - first, to_string(c.in[0]));
   for (const Shape& s : c.in.subspan(first))
     check(s.rank() == 0 && is_integer(s.dtype) && s.dtype == c.in[first].dtype, Code::invalid_graph,
-          "{}: start indices must be integer scalars of one type, found {} beside {}", c.op.name, to_string(s),
+          "{}: start indices must be integer scalars of one type, found {} and {}", c.op.name, to_string(s),
           to_string(c.in[first]));
 }
 

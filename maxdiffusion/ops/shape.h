@@ -26,7 +26,7 @@ Tensor pad(Tensor x, double value, Dims low, Dims high, Dims interior = {});
 /// Zeros at the end of an axis, up to `length`. No node when the length is already right.
 Tensor pad_end(Tensor x, int64_t axis, int64_t length);
 Tensor reverse(Tensor x, Axes axes);
-/// Start indices are scalar integer tensors, clamped as StableHLO says.
+/// Start indices are scalar integer tensors, clamped as in StableHLO.
 Tensor dynamic_slice(Tensor x, const std::vector<Tensor>& start, Dims sizes);
 Tensor dynamic_update_slice(Tensor x, Tensor update, const std::vector<Tensor>& start);
 /// x[i, ...] for a scalar integer i: drops axis 0.

@@ -325,8 +325,8 @@ void emit_manual(EmitCtx& c) {
   for (size_t i = 0; i < out.size(); ++i) c.set_out(out[i], static_cast<int>(i));
 }
 
-// Per device: the body again, then its gradient. A result that every device along an axis holds whole is one value,
-// so its cotangent is shared out among them; a whole argument collects the cotangents of all of them.
+// Per device: the body again, then its gradient. The cotangent of a result that is replicated along an axis is divided
+// among its devices; that of a replicated argument is summed over them.
 Grads manual_vjp(const VjpCtx& c) {
   const auto& a = c.attrs<Manual>();
   const Graph& body = *c.view().home(const_cast<Node&>(c.node())).bodies[0];
@@ -381,7 +381,7 @@ const OpDef kManualComputation = {
     .vjp = manual_vjp,
     .flops =
         [](const Node& n) {
-          // What devices along an axis that splits nothing do alike is work of one.
+          // FLOPs are not multiplied along axes that shard nothing.
           const auto& a = n.attrs<Manual>();
           AxisNames split;
           for (const auto* all : {&a.in, &a.out})

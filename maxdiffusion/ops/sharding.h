@@ -1,4 +1,4 @@
-// Where tensors live on the mesh, and code that runs per device. Prints Shardy (sdy) text.
+// Sharding constraints, per-device code and collectives. Prints Shardy (sdy) text.
 #pragma once
 
 #include <functional>
@@ -9,21 +9,20 @@
 
 namespace md {
 
-/// Sharding constraint by logical names, resolved by the rules the graph was opened with; "" keeps an axis whole.
-/// The identity on one device. Throws invalid_graph on a name without a rule. Gradient: this constraint on the
-/// cotangent.
+/// Sharding constraint by logical names, resolved by the rules the graph was opened with; "" replicates an axis. The
+/// identity on one device. Throws invalid_graph on a name without a rule. Gradient: this constraint on the cotangent.
 Tensor shard(Tensor x, const LogicalAxes& names);
 /// Sharding constraint by mesh axes, on the value and on its cotangent.
 Tensor shard_axes(Tensor x, DimAxes axes);
 /// Sharding constraint by mesh axes: `axes` on the value, `cotangent` on its cotangent.
 Tensor shard_axes(Tensor x, DimAxes axes, DimAxes cotangent);
-/// Mesh axes of a weight with these logical names while computation uses it: of those that it is stored over, `tensor`.
+/// Mesh axes of a weight with these logical axes during computation: only `tensor` of those that shard its storage.
 DimAxes axes_in_use(Tensor weight, const LogicalAxes& names);
-/// A stored weight as computation uses it: whole along every mesh axis but `tensor` (gathered, as ZeRO-3 does), while
-/// its gradient is split as it is stored. Said outright because XLA's partitioner, left to choose when batch and weight
-/// are split over the same axis, picks poor plans, and on three axes a wrong one (its dots then permute the batch).
+/// Gathers a stored weight for computation: replicated along every mesh axis but `tensor` (as ZeRO-3); its gradient is
+/// sharded as the weight is stored. Explicit, because XLA's partitioner chooses poor plans if batch and weight are
+/// sharded over the same axis, and a wrong one on three axes (its dots permute the batch).
 Tensor gather_weight(Tensor weight, const LogicalAxes& names);
-/// A weight's gradient, split as the weight with these logical names is stored.
+/// Shards a weight's gradient as the weight with these logical axes is stored.
 Tensor shard_as_stored(Tensor gradient, const LogicalAxes& names);
 
 /// Code per device over `manual` mesh axes (sdy.manual_computation): the body sees local shapes and may use the
@@ -32,7 +31,7 @@ std::vector<Tensor> manual_computation(const std::vector<Tensor>& inputs, const 
                                        const std::vector<DimAxes>& out, const std::vector<std::string>& manual,
                                        const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& body);
 
-/// How many devices these mesh axes have together.
+/// Number of devices along these mesh axes.
 int64_t devices_along(const GraphOptions& options, const std::vector<std::string>& axes);
 
 /// Collectives, inside manual_computation only: over all of `axes` at once, or over one mesh axis.

@@ -62,7 +62,7 @@ std::set<std::string> splitting(const DimAxes& axes) {
 Tensor squares_on_mesh(const std::vector<Tensor>& grads, const std::vector<DimAxes>& axes, double max_value) {
   std::set<std::string> all;
   for (const DimAxes& a : axes) all.merge(splitting(a));
-  // Gradients that lie alike are summed together. What several devices hold counts once.
+  // Gradients with equal sharding are summed together. Replicated values count once.
   return per_device(grads, axes, {{}}, [&](const std::vector<Tensor>& parts) {
     std::map<std::set<std::string>, std::vector<Tensor>> alike;
     for (size_t i = 0; i < parts.size(); ++i) alike[splitting(axes[i])].push_back(parts[i]);

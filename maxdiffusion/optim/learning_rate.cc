@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/optim/optimizer.h"
 
@@ -12,7 +13,7 @@ namespace {
 
 constexpr double kPolynomialEnd = 1e-7;  // the rate at which diffusers' polynomial decay ends
 
-/// Updates of warm-up and of the whole schedule.
+/// Numbers of updates of the warm-up and of the schedule.
 struct Span {
   double warmup, total;
 };
@@ -64,10 +65,9 @@ auto factor(const OptimConfig& c, const Math& m) {
     const double end = kPolynomialEnd / c.learning_rate;
     return with_warmup(m.power(1.0 - progress, c.lr_power) * (1 - end) + end);
   }
-  fail(Code::invalid_config,
-       "lr_scheduler is '{}'; expected one of: constant, constant_with_warmup, linear, cosine, cosine_with_restarts, "
-       "polynomial",
-       c.lr_scheduler);
+  fail(Code::invalid_config, "lr_scheduler is '{}'; expected one of: {}", c.lr_scheduler,
+       nearest_first(c.lr_scheduler,
+                     {"constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial"}));
 }
 
 }  // namespace

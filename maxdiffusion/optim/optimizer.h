@@ -1,5 +1,5 @@
 // Optimizers and learning-rate schedules as graph functions; schedules have the names and formulas of diffusers'
-// `optimization`. What clips, averages and leaves out updates is train/update.h.
+// `optimization`. Clipping, averages and skipped updates are in train/update.h.
 #pragma once
 
 #include <functional>
@@ -17,14 +17,14 @@
 
 namespace md {
 
-/// A key that one optimizer reads, and its value.
+/// A key of one optimizer, and its value.
 struct OptimizerKey {
   const char *optimizer, *name;
   std::variant<bool, double> value;
   const char* meaning;
   std::optional<KeyRange> range = {};
 };
-/// Of all optimizers, with their defaults.
+/// The keys of all optimizers, with their defaults.
 std::vector<OptimizerKey> optimizer_keys();
 /// The values of the key `optimizer`.
 std::vector<std::string> optimizer_names();
@@ -49,10 +49,10 @@ struct OptimConfig {
   T& own(std::string_view key) {
     for (OptimizerKey& k : own_keys)
       if (k.name == key) return std::get<T>(k.value);
-    fail(Code::internal, "no optimizer reads a key '{}'", key);
+    fail(Code::internal, "no optimizer reads the key '{}'", key);
   }
-  /// A copy in which max_grad_value and max_grad_norm are 0 where their switches are off. `always_by_norm`: clipping by
-  /// norm needs no switch.
+  /// A copy with max_grad_value and max_grad_norm set to 0 if their switches are off. `always_by_norm`: clipping by
+  /// norm has no switch.
   OptimConfig with_switches(bool always_by_norm) const;
   template <class V>
   void visit(V&& v) {
@@ -85,42 +85,42 @@ struct OptimConfig {
 
 /// Learning rate of update number `step` (scalar s32, from 0), f32 scalar.
 Tensor learning_rate(const OptimConfig& config, Tensor step);
-/// The learning rate computed on the host.
+/// The learning rate, computed on the host.
 double learning_rate(const OptimConfig& config, int64_t step);
 
-/// An array that an optimizer keeps of every parameter: f32, of its shape.
+/// An optimizer state for every parameter: f32, of the parameter's shape.
 struct StateSlot {
-  const char* prefix;  // the state calls it this and the parameter's own name; no other optimizer has it: "adam_m/"
-  enum class Start { zeros, copy } start = Start::zeros;  // copy: of the parameter
+  const char* prefix;  // prefix of its name in the training state, unique among optimizers: "adam_m/"
+  enum class Start { zeros, copy } start = Start::zeros;  // copy: the parameter's value
 };
 
-/// Of one update, shared by all its parameters.
+/// Scalars of one update, shared by all parameters.
 struct StepScalars {
-  Tensor learning_rate, updates;  // f32 scalars; updates of these parameters before this one
+  Tensor learning_rate, updates;  // f32 scalars; number of earlier updates of these parameters
   Tensor applied;                 // pred scalar; false: nothing changes
   Tensor keep;  // f32 scalar: average ← param + (average − param)·keep, with the new param; empty: no moving averages
 };
 /// One parameter's update from f32 arrays: the new parameter and its new slots, in their order.
 using UpdateRule = std::function<std::vector<Tensor>(Tensor param, Tensor grad, const std::vector<Tensor>& slots)>;
 
-/// A call of a kernel that clips and updates many parameters in one pass, and their averages. Its operands are
-/// `scalars` (f32 [n]), then lists of one length: gradients, parameters, arrays of each slot, and averages where there
-/// are any; its results all lists but the first, in place.
+/// A kernel call that clips and updates many parameters, and their averages, in one pass. Operands: `scalars` (f32
+/// [n]), then lists of equal length: gradients, parameters, each slot, and averages if any. Results: all lists but the
+/// gradients, in place.
 struct FusedCall {
   const char* kernel;
   std::string config;  // its attributes
   Tensor scalars;
 };
 
-/// How gradients move parameters. Immutable; made from keys.
+/// The update rule. Immutable; made from keys.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
   virtual std::vector<StateSlot> slots() const = 0;
-  /// Reads the first two scalars; what depends on them alone is traced once for all parameters.
+  /// Reads the first two scalars; values that depend only on them are traced once for all parameters.
   virtual UpdateRule rule(const StepScalars& s) const = 0;
-  /// The same by a CPU kernel, where there is one: a rule for every parameter is slow to compile. It multiplies
-  /// gradients by the f32 scalar `factor` after clipping their elements to max_value (≤ 0: not at all).
+  /// The rule as a CPU kernel, if there is one, because a traced rule for every parameter compiles slowly. It clips the
+  /// elements of gradients to max_value (≤ 0: no limit), then multiplies them by the f32 scalar `factor`.
   virtual std::optional<FusedCall> fused(const StepScalars&, double /*max_value*/, Tensor /*factor*/) const {
     return {};
   }

@@ -1,4 +1,4 @@
-// What an optimizer's file ends with: its name, its keys, and how it is made from them.
+// The registry entry of an optimizer: name, keys, constructor.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ struct OptimizerEntry {
   std::unique_ptr<Optimizer> (*make)(OptimConfig);
 };
 
-/// `T` is an Optimizer made from `Keys`: a struct of doubles and bools with `visit`, as other keys have it.
+/// `T`: an Optimizer constructed from `Keys`, a struct of doubles and bools with `visit`.
 template <class T, class Keys>
 OptimizerEntry optimizer_entry(const char* name) {
   OptimizerEntry entry{

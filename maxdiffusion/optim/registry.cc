@@ -1,4 +1,4 @@
-// The list of optimizers: a new one is a file of its own and one entry here.
+// The list of optimizers: a new one is a file and one entry here.
 #include "maxdiffusion/optim/optimizer_entry.h"
 
 #define OPTIMIZERS(X) X(adamw) X(sgd)

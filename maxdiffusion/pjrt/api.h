@@ -1,5 +1,5 @@
-// Internal to pjrt/: the C API header and the one way to call it. PJRT_CALL fills in the struct size, calls, and turns
-// an owned PJRT_Error into md::Error naming the call.
+// Internal to pjrt/: calls of the C API. PJRT_CALL fills in the struct size, calls, and turns an owned PJRT_Error into
+// md::Error naming the call.
 #pragma once
 
 #include <pjrt_c_api.h>

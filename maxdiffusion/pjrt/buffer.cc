@@ -1,4 +1,4 @@
-// Buffers on a device, and the events that say when they are filled or copied.
+// Buffers on a device, and the events of their computation and copies.
 #include <numeric>
 #include <utility>
 
@@ -52,7 +52,7 @@ void Event::keep_alive(std::shared_ptr<const void> owner) const {
   args.user_arg = kept.get();
   args.callback = [](PJRT_Error* error, void* arg) {
     auto* k = static_cast<Kept*>(arg);
-    take_error_message(k->api, error);  // whoever waits for the contents gets the error
+    take_error_message(k->api, error);  // a wait for the contents returns the error
     delete k;
   };
   PJRT_CALL(api_, PJRT_Event_OnReady, args);
@@ -105,7 +105,7 @@ Event Buffer::ready() const {
 void Buffer::wait() const { ready().wait(); }
 
 Event Buffer::copy_to_host(void* to, size_t bytes, int64_t rank) const {
-  // Devices may tile or transpose; the host's order is asked for explicitly.
+  // Devices may tile or transpose; request the host's layout explicitly.
   std::vector<int64_t> minor_to_major(static_cast<size_t>(rank));
   std::iota(minor_to_major.rbegin(), minor_to_major.rend(), 0);
   PJRT_Buffer_MemoryLayout layout{};

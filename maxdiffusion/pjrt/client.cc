@@ -52,7 +52,8 @@ PJRT_Error* put_value(PJRT_KeyValuePutCallback_Args* args) {
 PJRT_Error* try_get_value(PJRT_KeyValueTryGetCallback_Args* args) {
   return answer(args, [&](KeyValues& shared, const std::string& key) {
     const std::optional<std::string> value = shared.get(key);
-    return value ? give(args, *value) : refuse(args, PJRT_Error_Code_NOT_FOUND, fmt::format("no value of '{}'", key));
+    return value ? give(args, *value)
+                 : refuse(args, PJRT_Error_Code_NOT_FOUND, fmt::format("there is no value of '{}'", key));
   });
 }
 
@@ -64,7 +65,7 @@ PJRT_Error* wait_for_value(PJRT_KeyValueGetCallback_Args* args) {
       if (const std::optional<std::string> value = shared.get(key)) return give(args, *value);
       if (Clock::now() >= end)
         return refuse(args, PJRT_Error_Code_DEADLINE_EXCEEDED,
-                      fmt::format("no process has given '{}' in {} ms: not all processes of the run have started", key,
+                      fmt::format("'{}' was not set within {} ms; have all processes of the run started?", key,
                                   args->timeout_in_ms));
       std::this_thread::sleep_for(pause);
     }
@@ -162,7 +163,7 @@ std::shared_ptr<const void> Client::track(std::shared_ptr<const void> owner) con
 }
 
 Client::~Client() {
-  // A CPU plugin was seen to crash when its client went before the last copy to the host was done.
+  // A CPU plugin crashed when its client was destroyed before the last copy to the host finished.
   {
     std::unique_lock lock(work_->mutex);
     work_->none.wait(lock, [&] { return work_->pending == 0; });

@@ -19,7 +19,7 @@ namespace md::pjrt {
 class Client;
 struct PlatformDef;
 
-/// Something under way on the device or in a copy. Move only.
+/// Completion of work on a device or of a copy. Move only.
 class Event {
  public:
   Event() = default;
@@ -28,11 +28,11 @@ class Event {
   Event& operator=(Event&&) noexcept;
   ~Event();
   explicit operator bool() const { return handle_ != nullptr; }
-  /// Whether it is over, well or badly.
+  /// Whether it is complete, with success or failure.
   bool ready() const;
   /// Blocks; throws device with the reason when it failed.
   void wait() const;
-  /// Holds `owner` until the event is over. Does not block. Nothing to hold for an empty event.
+  /// Keeps `owner` alive until the event completes. Does not block. No effect for an empty event.
   void keep_alive(std::shared_ptr<const void> owner) const;
 
  private:
@@ -50,15 +50,15 @@ class Buffer {
   ~Buffer();
   explicit operator bool() const { return handle_ != nullptr; }
   int64_t bytes_on_device() const;
-  /// Address of the contents. Only that of a CPU's buffer can be read from.
+  /// Address of the contents. Readable only for buffers of a CPU.
   uintptr_t address() const;
   /// True once the memory went to an output of a program (or was freed).
   bool deleted() const;
-  /// Over when the contents are there.
+  /// Completes when the contents are computed.
   Event ready() const;
-  /// Blocks until the contents are there; throws device with the error of what computed them.
+  /// Blocks until the contents are computed; throws device with the error of the computation.
   void wait() const;
-  /// Starts copying the contents, dense and row-major, to `to`, which must stay valid until the event is over.
+  /// Starts copying the contents, dense and row-major, to `to`, which must stay valid until the event completes.
   Event copy_to_host(void* to, size_t bytes, int64_t rank) const;
 
  private:
@@ -75,13 +75,13 @@ struct Device {
   int slice = 0;                        // slices are joined by a data-centre network
   std::string kind;                     // "cpu", "NVIDIA H100 80GB HBM3", "TPU v5p"
   std::vector<int> coords;              // position in the torus of a TPU, else empty
-  double compute_capability = 0;        // of a GPU by NVIDIA: 9 for Hopper
+  double compute_capability = 0;        // of NVIDIA GPUs: 9 for Hopper
   bool addressable = true;              // by this process
-  std::optional<int64_t> memory_limit;  // bytes; where the description has them
-  void* handle = nullptr;               // PJRT_Device*; null in a topology that is not attached
+  std::optional<int64_t> memory_limit;  // bytes; if known
+  void* handle = nullptr;               // PJRT_Device*; null for unattached topologies
 };
 
-/// Bytes of one device's allocator; not every plugin counts.
+/// Bytes of one device's allocator, if the plugin reports them.
 struct DeviceMemory {
   int64_t in_use = 0;
   std::optional<int64_t> peak, limit;
@@ -90,12 +90,12 @@ struct DeviceMemory {
 class Client {
  public:
   /// `hardware`: cpu, gpu or tpu. `options` override the platform's defaults ("cpu_device_count" for virtual devices);
-  /// `plugin_path` replaces the search for the plugin. `shared`: where the processes of a client of several find each
-  /// other ("node_id" and "num_nodes" among the options say which this is, of how many); returns when all are there.
+  /// `plugin_path` replaces the search for the plugin. `shared`: key-value store of the processes of a multi-process
+  /// client (options "node_id" and "num_nodes"); returns when all have connected.
   static std::shared_ptr<Client> open(const std::string& hardware, const Options& options = {},
                                       const std::string& plugin_path = "", std::shared_ptr<KeyValues> shared = nullptr);
   Client(const Client&) = delete;
-  /// Waits for copies and programs that are under way.
+  /// Waits for running copies and programs.
   ~Client();
 
   const Plugin& plugin() const { return *plugin_; }
@@ -106,7 +106,7 @@ class Client {
   int process_index() const { return process_index_; }
   /// All devices of all processes, in the plugin's order.
   const std::vector<Device>& devices() const { return devices_; }
-  /// Throws device when there is none with this id.
+  /// Throws device for an unknown id.
   const Device& device(int id) const;
   std::optional<DeviceMemory> memory(int device_id) const;
   /// Dense FLOP/s of one device, where known; see PlatformDef.
@@ -115,9 +115,8 @@ class Client {
   bool has_float8() const;
 
   /// Copies `shape` elements from `data` to a device and returns at once. `byte_strides`: bytes between neighbours
-  /// along each dim of `data`; empty: dense. `owner` is held until the copy is done. `given`: nobody else reads or
-  /// writes the bytes any more; where the device's memory is the host's they become the array's, and `owner` is held as
-  /// long.
+  /// along each dim of `data`; empty: dense. `owner` is held until the copy is done. `given`: no other code uses the
+  /// bytes; if the device's memory is the host's, the buffer adopts them and keeps `owner`.
   Buffer put(int device_id, const Shape& shape, const void* data, const std::vector<int64_t>& byte_strides,
              std::shared_ptr<const void> owner, bool given = false) const;
   void* handle() const { return handle_; }
@@ -125,9 +124,9 @@ class Client {
  private:
   friend class Buffer;
   friend class Executable;
-  /// Work that the plugin does on its own threads; the client waits for its end before it goes.
+  /// Work on the plugin's threads; the destructor waits for it.
   struct Work;
-  /// Something to be held until an asynchronous operation is over; holds `owner` too.
+  /// A handle to hold until an asynchronous operation completes; keeps `owner` alive.
   std::shared_ptr<const void> track(std::shared_ptr<const void> owner = {}) const;
   Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, const Options& options,
          std::shared_ptr<KeyValues> shared);

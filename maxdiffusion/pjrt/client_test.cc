@@ -39,7 +39,7 @@ bool same_bytes(const HostArray& a, const HostArray& b) {
   return a.bytes() == b.bytes() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
 }
 
-TEST_P(Clients, HasAsManyDevicesAsAskedFor) {
+TEST_P(Clients, HasTheRequestedNumberOfDevices) {
   auto one = Client::open("cpu", {}, path());
   EXPECT_EQ(one->devices().size(), 1u);
   auto eight = open(8);

@@ -115,7 +115,8 @@ using Groups = std::vector<std::vector<int64_t>>;
 Groups iota_groups(const proto::HloIotaGroups& list) {
   const std::vector<int64_t> dims(list.iota_reshape_dims().begin(), list.iota_reshape_dims().end());
   std::vector<size_t> order(list.iota_transpose_perm().begin(), list.iota_transpose_perm().end());
-  check(order.empty() || order.size() == dims.size(), Code::device, "a compiled program has groups of no known form");
+  check(order.empty() || order.size() == dims.size(), Code::device,
+        "a compiled program has replica groups of an unknown form");
   if (order.empty())
     for (size_t i = 0; i < dims.size(); ++i) order.push_back(i);
   std::vector<int64_t> stride(dims.size(), 1);
@@ -145,7 +146,7 @@ Groups mesh_groups(const proto::HloMeshGroups& list) {
     int64_t first = p, order = 0;
     for (const auto& ref : list.axes()) {
       check(ref.axis() >= 0 && ref.axis() < axes.size(), Code::device,
-            "a compiled program has groups along an axis that its mesh has not");
+            "a compiled program has replica groups along an axis that its mesh lacks");
       const int64_t whole = axes[static_cast<int>(ref.axis())].size(),
                     size = ref.has_part() ? ref.part().size() : whole,
                     inner = ref.has_part() ? whole / std::max<int64_t>(ref.part().before() * size, 1) : 1,
@@ -188,7 +189,7 @@ struct Reader {
     return *it->second;
   }
 
-  /// As the compiler says them, or by the condition: a counter, which starts at 0, below a constant.
+  /// The compiler's trip count, or from the condition: a counter from 0 below a constant.
   std::optional<double> trips_of(const proto::HloInstruction& loop) const {
     const auto config = parse_json_or_discard(loop.backend_config());
     if (config.is_object() && config.contains("known_trip_count")) {
@@ -279,7 +280,7 @@ struct Reader {
           count(config.substr(at, config.find('"', at) - at));
         }
       }
-      if (op.opcode() == "async-update" || op.opcode() == "async-done") continue;  // told at the start
+      if (op.opcode() == "async-update" || op.opcode() == "async-done") continue;  // counted at the start
       double inside = times;
       bool lost = unknown;
       if (op.opcode() == "while") {

@@ -12,7 +12,7 @@ std::string CompileOptions::serialize() const {
   proto::CompileOptions options;
   proto::ExecutableBuildOptions& build = *options.mutable_executable_build_options();
   const auto partitions = static_cast<int64_t>(device_ids.size());
-  build.set_device_ordinal(-1);  // not chosen: the assignment below says where
+  build.set_device_ordinal(-1);  // unset: see the assignment below
   build.set_num_replicas(1);
   build.set_num_partitions(partitions);
   build.set_use_spmd_partitioning(partitions > 1);
@@ -24,7 +24,7 @@ std::string CompileOptions::serialize() const {
   for (const auto& [name, value] : flags) {
     auto& flag = (*options.mutable_env_option_overrides())[name];
     const bool yes = value == "true" || value == "True", no = value == "false" || value == "False";
-    // Numbers and names are read from text by the plugin; of truth values it takes only Python's spelling.
+    // The plugin parses numbers and names from text, and booleans only in Python's spelling.
     if (yes || no)
       flag.set_bool_field(yes);
     else

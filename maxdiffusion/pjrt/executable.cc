@@ -106,10 +106,10 @@ struct LastRun {
     for (const Event& e : events) {
       try {
         e.wait();
-      } catch (const Error&) {  // its results say so
+      } catch (const Error&) {  // its results report the error
       }
     }
-    // The plugin's thread frees the memory just after it says that the run is over: it may need this thread's core.
+    // The plugin's thread frees the memory just after it signals completion: yield the core to it.
     if (!events.empty()) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   void set(std::vector<Event> events) {

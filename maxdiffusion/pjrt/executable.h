@@ -17,38 +17,38 @@ namespace md::pjrt {
 struct CompileOptions {
   std::vector<int> device_ids = {0};         // one partition each, in mesh order
   std::map<std::string, std::string> flags;  // compiler flags without the leading dashes
-  /// The message the C API takes. Same options, same bytes.
+  /// The options as a serialized protobuf message. Deterministic.
   std::string serialize() const;
 };
 
-/// The compiler's plan, bytes on one device. `aliased`: part of arguments that outputs take over. `host`: temporary
-/// memory of the host for it.
+/// The compiler's plan, bytes on one device. `aliased`: argument bytes that outputs reuse. `host`: temporary host
+/// memory.
 struct MemoryStats {
   int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0, host = 0;
 };
 
-/// What is known of a compiled program, loaded or not.
+/// Properties of a compiled program, loaded or not.
 class Compiled {
  public:
   Compiled(const PJRT_Api* api, void* handle) : api_(api), handle_(handle) {}
   Compiled(Compiled&&) noexcept;
   Compiled& operator=(Compiled&&) noexcept;
   ~Compiled();
-  /// For Executable::load on the same plugin. Throws device where the plugin cannot.
+  /// For Executable::load on the same plugin. Throws device if the plugin does not support it.
   std::string serialize() const;
   std::optional<MemoryStats> memory() const;
   /// The compiler's own count for one run of one device.
   std::optional<double> flops() const { return cost("flops"); }
-  /// Bytes that its operations read and write, likewise.
+  /// Bytes read and written in one run of one device, by the compiler's estimate.
   std::optional<double> bytes_accessed() const { return cost("bytes accessed"); }
-  /// Seconds of one run by the compiler's model of the device, likewise.
+  /// Seconds of one run by the compiler's model of the device.
   std::optional<double> estimated_seconds() const { return cost("optimal_seconds"); }
-  /// What its devices do together, and its calls; nothing where the plugin does not show its programs.
+  /// Its collectives and custom calls; none if the plugin does not expose its programs.
   std::optional<Operations> operations() const;
   size_t output_count() const;
 
  private:
-  /// A property of the plugin's cost analysis, where it has one.
+  /// A property of the plugin's cost analysis, if present.
   std::optional<double> cost(const char* property) const;
 
   const PJRT_Api* api_;
@@ -69,11 +69,11 @@ class Executable {
   ~Executable();
 
   const Compiled& compiled() const { return compiled_; }
-  /// Ids of the devices of this process it runs on, in the order run() takes them.
+  /// Ids of its devices in this process, in the order of run().
   const std::vector<int>& device_ids() const { return device_ids_; }
   /// inputs[device][argument] → outputs[device][result]. Returns before the device is done. Buffers of aliased
-  /// arguments are given away: they are deleted() afterwards. On a device whose memory is the host's it waits
-  /// for the last run of this program: each that is under way would hold temporary memory of its own.
+  /// arguments are donated: they are deleted() afterwards. If the device's memory is the host's, waits for the previous
+  /// run of this program, because each run allocates temporary memory.
   std::vector<std::vector<Buffer>> run(const std::vector<std::vector<const Buffer*>>& inputs) const;
 
  private:
@@ -83,7 +83,7 @@ class Executable {
   Compiled compiled_;
   std::vector<int> device_ids_;
   size_t outputs_ = 0;
-  std::unique_ptr<LastRun> last_run_;  // of a program whose runs wait for each other
+  std::unique_ptr<LastRun> last_run_;  // set if runs wait for each other
 };
 
 }  // namespace md::pjrt

@@ -39,8 +39,9 @@ bool supports_ffi_handlers(const Client& client) {
 }
 
 void register_ffi_handler(const Client& client, const std::string& name, void* handler) {
-  check(supports_ffi_handlers(client), Code::device, "custom call '{}': plugin '{}' (API {}.{}) takes no handlers",
-        name, client.plugin().path(), client.plugin().api_major(), client.plugin().api_minor());
+  check(supports_ffi_handlers(client), Code::device,
+        "custom call '{}': plugin '{}' (API {}.{}) does not support FFI handlers", name, client.plugin().path(),
+        client.plugin().api_major(), client.plugin().api_minor());
   const auto* ffi = reinterpret_cast<const FfiExtension*>(find_extension(client.api(), PJRT_Extension_Type_FFI));
   const char* platform = client.platform().ffi_platform;
   RegisterHandlerArgs args{};

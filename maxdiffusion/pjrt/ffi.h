@@ -7,12 +7,12 @@
 
 namespace md::pjrt {
 
-/// Whether programs of this client can call handlers. Where they cannot, print another statement instead.
+/// Whether programs of this client can call handlers.
 bool supports_ffi_handlers(const Client& client);
 
-/// Makes `handler` (a function made with XLA_FFI_DEFINE_HANDLER, cast to void*) answer
-/// `stablehlo.custom_call @name {api_version = 4}` in programs compiled or loaded from now on. It stays for the life of
-/// the process; the same handler may be registered again. Throws device where supports_ffi_handlers() is false.
+/// Makes `handler` (a function made with XLA_FFI_DEFINE_HANDLER, cast to void*) the target of `stablehlo.custom_call
+/// @name {api_version = 4}` in programs compiled or loaded later. It stays registered for the life of the process; the
+/// same handler may be registered again. Throws device if supports_ffi_handlers() is false.
 void register_ffi_handler(const Client& client, const std::string& name, void* handler);
 
 }  // namespace md::pjrt

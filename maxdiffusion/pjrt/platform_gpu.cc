@@ -1,11 +1,12 @@
-// NVIDIA GPUs. Peaks are the dense tensor-core figures of the vendor's data sheets (SXM where there are several), what
-// compilers are told of absent ones is from openxla/xla, xla/backends/gpu/target_config/specs.
+// NVIDIA GPUs. Peaks are the dense tensor-core figures of the vendor's data sheets (SXM where there are several),
+// target configs of unattached GPUs are from openxla/xla, xla/backends/gpu/target_config/specs.
 #include <fmt/format.h>
 
 #include <cctype>
 #include <filesystem>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/pjrt/client.h"
 #include "maxdiffusion/pjrt/platforms.h"
 
@@ -60,8 +61,8 @@ const Card* card(std::string_view kind) {
   return nullptr;
 }
 
-/// The text of a GpuTargetConfigProto. Limits that all cards share stand in it; versions are those of the toolkit whose
-/// compiler is taken (cmake/wheels_gpu.txt) and the least cuDNN whose calls are written (ops/attention_cudnn.cc).
+/// The text of a GpuTargetConfigProto. Limits are common to all GPUs; versions are those of the toolkit
+/// (cmake/wheels_gpu.txt) and the oldest supported cuDNN (ops/attention_cudnn.cc).
 std::string description(const Card& card) {
   const Chip& c = card.chip;
   return fmt::format(
@@ -79,13 +80,13 @@ std::string description(const Card& card) {
 }
 
 std::string target(std::string_view device) {
-  std::string known;
+  std::vector<std::string> known;
   for (const Card& c : kCards) {
     if (!c.chip.key) continue;
     if (device == c.chip.key) return description(c);
-    known += std::string(known.empty() ? "" : ", ") + c.chip.key;
+    known.emplace_back(c.chip.key);
   }
-  fail(Code::invalid_config, "gpu: '{}' is not one of {}", device, known);
+  fail(Code::invalid_config, "gpu is '{}'; expected one of: {}", device, nearest_first(std::string(device), known));
 }
 
 std::optional<double> peak(std::string_view kind, DType type) {
@@ -124,8 +125,8 @@ const PlatformDef kGpuPlatform = {
                      "xla_plugins/xla_cuda13_pjrt/xla_cuda13_pjrt.so"},
     .wheel = "jax-cuda13-pjrt",
     .default_options = {},
-    // Messages run beside products. Triton's tiles are chosen by timing them on the card, which is not always there:
-    // without it they are tiny, and cuBLAS is the better choice.
+    // Collectives overlap with computation. Triton's tiles are chosen by timing them on the card, which is not always
+    // there: without it they are tiny, and cuBLAS is the better choice.
     .compile_flags = {{"xla_gpu_enable_latency_hiding_scheduler", "True"}, {"xla_gpu_enable_triton_gemm", "False"}},
     .environment = {"XLA_FLAGS"},
     .peak_flops = peak,

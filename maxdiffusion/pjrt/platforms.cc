@@ -2,6 +2,7 @@
 #include "maxdiffusion/pjrt/platforms.h"
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/nearest.h"
 
 namespace md::pjrt {
 
@@ -11,12 +12,13 @@ const std::vector<const PlatformDef*>& platforms() {
 }
 
 const PlatformDef& platform_for(std::string_view hardware) {
-  std::string known;
+  std::vector<std::string> known;
   for (const PlatformDef* p : platforms()) {
     if (hardware == p->hardware) return *p;
-    known += std::string(known.empty() ? "" : ", ") + p->hardware;
+    known.emplace_back(p->hardware);
   }
-  fail(Code::invalid_config, "hardware: '{}' is not one of {}", hardware, known);
+  fail(Code::invalid_config, "hardware is '{}'; expected one of: {}", hardware,
+       nearest_first(std::string(hardware), known));
 }
 
 }  // namespace md::pjrt

@@ -1,4 +1,4 @@
-// What differs between kinds of hardware, one record per kind, one file per record.
+// Properties of each kind of hardware: one record per kind, one file per record.
 #pragma once
 
 #include <optional>
@@ -14,40 +14,41 @@ namespace md::pjrt {
 
 struct Device;
 
-/// What limits a device beside its products, bytes a second.
+/// Bandwidths of a device, bytes per second.
 struct DeviceRates {
-  double memory;   // its own
+  double memory;   // of its memory
   double axis;     // to the other devices along one mesh axis of a slice (TPU: both directions of a ring; GPU: NVLink)
   double network;  // to other slices or hosts
 };
 
-/// Options of the compiler under one name, for one kind of work.
+/// A named set of compiler options.
 struct FlagSet {
   const char* name;
   std::vector<std::pair<const char*, const char*>> flags;
 };
 
 struct PlatformDef {
-  const char* hardware;                                            // as in the config
-  std::vector<const char*> plugin_files;                           // inside the folder of unpacked wheels, best first
-  const char* wheel;                                               // brings the first of them
-  Options default_options;                                         // for the client; the caller's win
-  std::vector<std::pair<const char*, const char*>> compile_flags;  // for the compiler; those of the config win
-  std::vector<std::pair<const char*, const char*>> lean_flags;     // instead, for programs that favour little memory
-  std::vector<FlagSet> flag_sets;                                  // by name, those of the config win
-  std::vector<const char*> environment;  // variables that the plugin reads itself and that change what it compiles
+  const char* hardware;                   // as in the config
+  std::vector<const char*> plugin_files;  // inside the folder of unpacked wheels, best first
+  const char* wheel;                      // contains the first of them
+  Options default_options;                // for the client; the caller's take precedence
+  std::vector<std::pair<const char*, const char*>>
+      compile_flags;                                            // for the compiler; those of the config take precedence
+  std::vector<std::pair<const char*, const char*>> lean_flags;  // instead, for programs that minimize memory
+  std::vector<FlagSet> flag_sets;                               // by name; those of the config take precedence
+  std::vector<const char*> environment;  // variables that the plugin reads and that change compilation
   /// Dense FLOP/s of one device for matrix products of this type; absent when not known for the kind.
   std::optional<double> (*peak_flops)(std::string_view device_kind, DType type);
   std::optional<DeviceRates> (*rates)(std::string_view device_kind);
-  /// Whether a device multiplies 8-bit floats, or its compiler stands in for it.
+  /// Whether a device multiplies 8-bit floats, in hardware or emulated by its compiler.
   bool (*has_float8)(const Device& device);
   bool memory_is_the_hosts;  // devices compute in memory that the host reads and writes
   const char* ffi_platform;  // name under which custom-call handlers are registered; null: none
-  /// What a compiler must be told of a device that is not there (create option target_config of a topology), by its
-  /// name in the config; throws invalid_config with the known names. Null: names of topologies say it.
+  /// Description of an unattached device for the compiler (create option target_config of a topology), by its name in
+  /// the config; throws invalid_config with the known names. Null: implied by the topology's name.
   std::string (*target)(std::string_view device) = nullptr;
-  /// Why no such device can be here, found without its plugin, which may wait for minutes; empty: one may be. `root`:
-  /// what /dev and /sys are below; empty but in tests. Null: there always is one.
+  /// Why no such device is attached, found without loading the plugin, which may block for minutes; empty: one may be
+  /// attached. `root`: parent of /dev and /sys, for tests. Null: always attached.
   std::string (*absent)(const std::string& root) = nullptr;
 };
 

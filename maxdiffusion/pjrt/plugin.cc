@@ -19,7 +19,7 @@
 namespace md::pjrt {
 namespace {
 
-// 0.57 put the functions of PJRT_Api in the order they have now; every function used here is older.
+// The order of functions in PJRT_Api is fixed since 0.57; every function used here is older.
 constexpr int kMinimumMinor = 57;
 // On two cores the CPU's plugin trains a model of 6 million parameters in 0.9 GB, and crashes in various ways with
 // less.
@@ -84,19 +84,19 @@ std::shared_ptr<Plugin> Plugin::load(const std::string& path) {
                                                  "least {} are needed",
                                                  key, *left >> 20, kAddressSpace >> 20))
         .note("try: ulimit -v unlimited");
-  // Plugins narrate on stderr; warnings and worse are enough unless the user says otherwise.
+  // Plugins log to stderr; show only warnings and errors by default.
   setenv("TF_CPP_MIN_LOG_LEVEL", "3", 0);
   std::optional<WithoutHarmlessLines> quiet;
   if (key.ends_with("/libtpu.so")) quiet.emplace();
   void* library = dlopen(key.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) fail(Code::io, "plugin '{}': cannot be loaded: {}", key, dlerror());
   auto* get = reinterpret_cast<const PJRT_Api* (*)()>(dlsym(library, "GetPjrtApi"));
-  check(get != nullptr, Code::device, "plugin '{}': exports no GetPjrtApi, so it is no PJRT plugin", key);
+  check(get != nullptr, Code::device, "plugin '{}': it exports no GetPjrtApi; expected a PJRT plugin", key);
   const PJRT_Api* api = get();
   check(api != nullptr, Code::device, "plugin '{}': GetPjrtApi returned nothing", key);
   const int major = api->pjrt_api_version.major_version, minor = api->pjrt_api_version.minor_version;
   if (major != PJRT_API_MAJOR || minor < kMinimumMinor)
-    throw Error(Code::device, fmt::format("plugin '{}': speaks PJRT API {}.{}, expected {}.{} or newer", key, major,
+    throw Error(Code::device, fmt::format("plugin '{}': implements PJRT API {}.{}; expected {}.{} or newer", key, major,
                                           minor, PJRT_API_MAJOR, kMinimumMinor))
         .note("try: a newer build of the plugin");
   auto plugin = std::shared_ptr<Plugin>(new Plugin(key, api));

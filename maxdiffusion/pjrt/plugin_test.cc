@@ -61,7 +61,7 @@ TEST(Plugin, SharedLibraryWithoutTheSymbolIsRefused) {
   EXPECT_NE(e.message().find("GetPjrtApi"), std::string::npos) << e.message();
 }
 
-TEST(Plugin, FileThatIsNoLibraryIsRefused) {
+TEST(Plugin, InvalidLibraryIsRefused) {
   const Error e = error_of([] { Plugin::load(MD_SOURCE_DIR "/CMakeLists.txt"); });
   EXPECT_EQ(e.code(), Code::io);
   EXPECT_NE(e.message().find("cannot be loaded"), std::string::npos) << e.message();

@@ -58,7 +58,7 @@ std::string take_words(const ProfilerApi& api, void* error) {
   const std::string words(args.message, args.message_size);
   args.struct_size = offsetof(ErrorArgs, message);
   api.error_destroy(&args);
-  return words.empty() ? "it gives no reason" : words;
+  return words.empty() ? "no reason given" : words;
 }
 
 }  // namespace
@@ -98,7 +98,7 @@ Profiler::~Profiler() {
 std::string Profiler::stop() {
   ProfilerArgs args{sizeof(ProfilerArgs), impl_->handle};
   impl_->call(impl_->api.stop(&args), "stop");
-  // Plugins give either their own buffer or, asked without one, only its size.
+  // Plugins return either their own buffer or, without one, its size.
   CollectArgs collect{sizeof(CollectArgs), impl_->handle, nullptr, 0};
   impl_->call(impl_->api.collect_data(&collect), "collect");
   if (collect.buffer) return {reinterpret_cast<const char*>(collect.buffer), collect.buffer_size};

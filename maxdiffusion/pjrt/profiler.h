@@ -1,4 +1,4 @@
-// What a plugin records of its devices while a profile is taken.
+// Device profiles recorded by a plugin.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace md::pjrt {
 /// One profile: records from construction on. The client must outlive it.
 class Profiler {
  public:
-  /// Nothing where the plugin cannot record (no CPU plugin can). Throws device with the plugin's words.
+  /// None if the plugin has no profiler (CPU plugins). Throws device with the plugin's words.
   static std::unique_ptr<Profiler> start(const Client& client);
   ~Profiler();
   /// A serialized XSpace. Call once. Throws device.

@@ -28,12 +28,12 @@ Topology Topology::create(const std::string& hardware, const std::string& name, 
       return Topology(std::move(plugin), platform, platform.target ? "" : name, options);
     } catch (const Error& e) {
       if (platform.target) throw;
-      throw Error(Code::invalid_config, fmt::format("topology: '{}' is none that the plugin knows", name))
+      throw Error(Code::invalid_config, fmt::format("topology: '{}' is not a topology of this plugin", name))
           .note("try: v4:2x2x1, v5e:2x2, v5p:2x2x1, v6e:2x4 or larger ones: the chips of a slice in each direction")
           .note(e.message());
     }
   }();
-  // The CUDA plugin puts all GPUs in one slice, whatever it is told.
+  // The CUDA plugin puts all GPUs in one slice.
   const auto partitions = platform.target ? std::strtoull(name.c_str(), nullptr, 10) : 1;
   for (size_t i = 0; partitions > 1 && i < t.devices_.size(); ++i)
     t.devices_[i].slice = static_cast<int>(i * partitions / t.devices_.size());

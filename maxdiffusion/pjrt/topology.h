@@ -14,8 +14,8 @@ namespace md::pjrt {
 
 class Topology {
  public:
-  /// `name` as the plugin of `hardware` knows it; `slices` of it, if more than 1; `device`: h100 or another card, where
-  /// `hardware` is gpu. Throws device with the plugin's words, invalid_config on an unknown card.
+  /// `name`: a topology of the plugin of `hardware`; `slices`: number of slices; `device`: GPU model such as h100, if
+  /// `hardware` is gpu. Throws device with the plugin's words, invalid_config for an unknown GPU.
   static Topology create(const std::string& hardware, const std::string& name, const std::string& plugin_path = "",
                          int64_t slices = 1, const std::string& device = "");
   Topology(Topology&&) noexcept;
@@ -26,7 +26,7 @@ class Topology {
   const std::string& platform_name() const { return platform_name_; }
   const std::string& platform_version() const { return platform_version_; }
   const std::vector<Device>& devices() const { return devices_; }
-  /// Not loaded and not runnable here: its memory and cost can be asked for.
+  /// Compiled but not loaded: memory and cost are available, it cannot run.
   Compiled compile(std::string_view mlir, const CompileOptions& options) const;
 
  private:

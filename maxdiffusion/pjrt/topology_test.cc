@@ -61,7 +61,7 @@ TEST(Topology, OneThatIsUnknownIsRefusedWithSomeThatAreKnown) {
     FAIL() << "foo is no topology";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::invalid_config);
-    EXPECT_EQ(e.message(), "topology: 'foo' is none that the plugin knows");
+    EXPECT_EQ(e.message(), "topology: 'foo' is not a topology of this plugin");
     EXPECT_EQ(e.notes().at(0).find("try: v4:2x2x1, v5e:2x2, v5p:2x2x1, v6e:2x4 or"), 0u) << e.what();
   }
   for (const char* known : {"v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x4"})
@@ -69,7 +69,7 @@ TEST(Topology, OneThatIsUnknownIsRefusedWithSomeThatAreKnown) {
 }
 
 // S0-2
-TEST(Topology, TheCompilerKnowsEveryFlagOfTheSetsAndNamesOthers) {
+TEST(Topology, FlagSetsAreKnownToTheCompiler) {
   if (libtpu().empty()) GTEST_SKIP() << kMissing;
   const Topology t = Topology::create("tpu", "v5p:2x2x1", libtpu());
   constexpr const char* text = R"(module @one {
@@ -168,7 +168,7 @@ TEST(Topology, FlagsForGpusAreTakenAndOthersRefusedByName) {
     }
 }
 
-TEST(Topology, HostsOfAbsentGpusAreProcessesAndPartitionsSlices) {
+TEST(Topology, HostsOfUnattachedGpusAreProcesses) {
   MD_NEEDS_GPU_COMPILER();
   const Topology t = Topology::create("gpu", "2x2x4", path, 1, "h100");
   ASSERT_EQ(t.devices().size(), 16u);
@@ -182,7 +182,7 @@ TEST(Topology, AnUnknownCardIsRefusedWithTheKnown) {
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::invalid_config);
-    EXPECT_EQ(e.message(), "gpu: 'v100' is not one of b200, h200, h100, a100");
+    EXPECT_EQ(e.message(), "gpu is 'v100'; expected one of: h100, b200, h200, a100");
   }
 }
 

@@ -25,14 +25,12 @@ Launch launch_of(const std::function<const char*(const char*)>& variable) {
   const char* size = variable("PMI_SIZE");
   if (rank != nullptr && size != nullptr) {
     launch = {number("PMI_RANK", rank), number("PMI_SIZE", size), "PMI_RANK", ""};
-    check(launch.rank < launch.count, Code::invalid_config, "PMI_RANK is {}, of PMI_SIZE {}", launch.rank,
-          launch.count);
+    check(launch.rank < launch.count, Code::invalid_config, "PMI_RANK is {}; expected less than PMI_SIZE = {}",
+          launch.rank, launch.count);
     return launch;
   }
   if (const char* open = variable("OMPI_COMM_WORLD_SIZE"); open != nullptr && number("OMPI_COMM_WORLD_SIZE", open) > 1)
-    throw Error(Code::invalid_config, fmt::format("Open MPI's launcher has started {} processes, which join a job by "
-                                                  "MPICH here",
-                                                  open))
+    throw Error(Code::invalid_config, fmt::format("Open MPI's launcher started {} processes; expected MPICH's", open))
         .note("try: mpiexec.mpich in place of this mpiexec");
   return launch;
 }

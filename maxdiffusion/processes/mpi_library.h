@@ -1,4 +1,4 @@
-// What md_mpi.so does: sums between processes by MPI. The program opens it only where a launcher has started several.
+// Interface of md_mpi.so: sums over processes by MPI. Opened only if a launcher started several processes.
 #pragma once
 
 #include <cstddef>
@@ -16,16 +16,16 @@ class MpiLibrary {
   virtual void start() = 0;
   virtual int64_t rank() const = 0;
   virtual int64_t count() const = 0;
-  /// The text of process 0, in all processes.
+  /// Broadcasts the text of process 0.
   virtual std::string from_first(const std::string& text) = 0;
-  /// Replaces bytes by those of process 0. Throws device with MPI's words.
+  /// Broadcasts the bytes of process 0. Throws device with MPI's message.
   virtual void broadcast(std::span<std::byte> bytes) = 0;
-  /// A communicator for each of so many devices. Called by all processes, at the same place.
+  /// Creates one communicator per device. Collective.
   virtual void open(int64_t devices) = 0;
   /// Replaces the arrays by their sums over the processes in the order of their ranks, times `scale`. Sums of different
-  /// devices may be under way at once. Throws device with MPI's words.
+  /// devices may run concurrently. Throws device with MPI's message.
   virtual void sum(int64_t device, std::span<const std::span<float>> arrays, float scale) = 0;
-  /// MPI_Finalize, by all processes.
+  /// MPI_Finalize. Collective.
   virtual void finish() = 0;
 };
 

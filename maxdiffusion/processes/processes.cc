@@ -57,10 +57,10 @@ std::string new_secret() {
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", bits(), bits(), bits(), bits());
 }
 
-/// A thread of this process may be anywhere, also waiting for the one that is lost: nothing else can end it.
+/// Exits at once, because threads may wait for the lost process.
 [[noreturn]] void end_job(const std::string& why) {
   set_status_line("");
-  log_error("{}\n  this process ends, too; the same command goes on from the newest checkpoint", why);
+  log_error("{}\n  this process exits too; the same command resumes from the newest checkpoint", why);
   std::_Exit(exit_status(Code::device));
 }
 
@@ -69,7 +69,7 @@ class Joined final : public Processes {
   explicit Joined(const Launch& launch) : launch_(launch) {
     RendezvousOptions options{.rank = launch.rank, .count = launch.count, .lost = end_job};
     if (!launch.coordinator.empty()) {
-      // Hosts are set up at their own pace. Whoever may reach this port is of the same network; nothing is kept secret.
+      // Hosts start at different times. The port is open within the network, without a secret.
       options.port = kTpuPort, options.secret = "tpu of " + launch.coordinator,
       options.joining = std::chrono::minutes(5);
       rendezvous_ = std::make_unique<Rendezvous>(options);
@@ -79,8 +79,8 @@ class Joined final : public Processes {
     mpi_ = &open_library<MpiLibrary>(MD_MPI_LIBRARY, "md_mpi_library", "several processes");
     mpi_->start();
     check(mpi_->rank() == launch.rank && mpi_->count() == launch.count, Code::device,
-          "{} says that this is process {} of {}, MPI that it is {} of {}; is the launcher of another MPI than MPICH?",
-          launch.by, launch.rank, launch.count, mpi_->rank(), mpi_->count());
+          "{}: process {} of {}; MPI: process {} of {}; expected the same; is the launcher MPICH's?", launch.by,
+          launch.rank, launch.count, mpi_->rank(), mpi_->count());
     options.secret = mpi_->from_first(new_secret());
     rendezvous_ = std::make_unique<Rendezvous>(options);
     rendezvous_->join(mpi_->from_first(launch.rank == 0 ? rendezvous_->address() : ""));
@@ -117,7 +117,7 @@ class Joined final : public Processes {
     try {
       act();
     } catch (const Error&) {
-      // The library's words do not say which process it was; the rendezvous finds out, and ends this one.
+      // MPI's message does not name the process; the rendezvous does, and ends this one.
       std::this_thread::sleep_for(std::chrono::seconds(8));
       throw;
     }
@@ -180,7 +180,7 @@ void join_processes(bool on_tpus) {
   }
   joined() = std::make_unique<Joined>(launch);
   share_interrupts();
-  log_info("process 0 of {}, as {} says", launch.count, launch.by);
+  log_info("process 0 of {} ({})", launch.count, launch.by);
 }
 
 void leave_processes(bool well) {

@@ -1,7 +1,6 @@
-// The processes that were started to train together, as each of them sees it. CPU clients are of one
-// process, so each process of such a job has devices of its own, which do not know those of the others: what crosses
-// goes through here. Clients of GPUs are of all processes, and find each other through here. Alone, a process has rank
-// 0 of 1, and every call returns at once.
+// Communication of the processes of one run. A CPU client belongs to one process, so sums over processes go through
+// this interface. GPU clients span all processes and use it as their key-value store. A single process has rank 0 of 1,
+// and every call returns at once.
 #pragma once
 
 #include <cstddef>
@@ -20,22 +19,22 @@ class Processes {
   virtual int64_t rank() const = 0;
   virtual int64_t count() const = 0;
   bool alone() const { return count() == 1; }
-  /// The one that writes the run's files and its log.
+  /// Process 0, which writes the run's files and log.
   bool is_coordinator() const { return rank() == 0; }
 
-  /// What every process gives, by rank; returns when all have called it with this topic. The calls of a topic belong to
-  /// each other in their order. Throws device where a process is lost.
+  /// All-gather of texts, by rank; returns when all processes have called it with this topic. The n-th calls of a topic
+  /// match. Throws device if a process is lost.
   virtual std::vector<std::string> gather(const std::string& topic, const std::string& mine) = 0;
-  /// The same, of which the others hear what the coordinator gives alone.
+  /// Gathers all texts at process 0; the others receive only the text of process 0.
   virtual std::vector<std::string> gather_at_coordinator(const std::string& topic, const std::string& mine) = 0;
   void barrier(const std::string& topic) { gather(topic, ""); }
-  /// The coordinator's text.
+  /// Broadcasts the text of process 0.
   std::string from_coordinator(const std::string& topic, const std::string& mine) {
     return gather(topic, mine).front();
   }
-  /// The largest of all.
+  /// The maximum over all processes.
   int64_t largest(const std::string& topic, int64_t mine);
-  /// Calls `act` in the coordinator, then in the others, which find in files what it has left there.
+  /// Calls `act` in process 0, then in the others, which read the files that it wrote.
   template <class F>
   void coordinator_first(const std::string& topic, F&& act) {
     if (!is_coordinator()) barrier(topic);
@@ -43,41 +42,39 @@ class Processes {
     if (is_coordinator()) barrier(topic);
   }
 
-  /// Texts by key that all processes see. A key is put once.
+  /// Key-value store of all processes. A key is set once.
   virtual void put(const std::string& key, const std::string& value) = 0;
-  /// Nothing: no process has put it yet. Throws device where a process is lost.
+  /// None if it is not set yet. Throws device if a process is lost.
   virtual std::optional<std::string> get(const std::string& key) = 0;
 
-  /// Replaces bytes by those of the coordinator. All processes make these calls in one order. Throws device.
+  /// Broadcasts the bytes of process 0. Collective. Throws device.
   virtual void broadcast(std::span<std::byte> bytes) = 0;
-  /// Makes ready for sums of so many devices. Called by all processes, at the same place.
+  /// Prepares sums of this number of devices. Collective.
   virtual void open_sums(int64_t devices) = 0;
-  /// Replaces the arrays by their sums over all processes, added in the order of ranks, times `scale`: the same bits
-  /// everywhere. Returns when all have called it for device `device`. Throws device.
+  /// Replaces the arrays by their sums over all processes, added in the order of ranks, times `scale`: bit-identical in
+  /// all processes. Returns when all have called it for device `device`. Throws device.
   virtual void sum(int64_t device, std::span<const std::span<float>> arrays, float scale) = 0;
 };
 
-/// Those of this process. It is of one job or of none from its start to its end, whatever it runs: the one value that
-/// is not handed down.
+/// The processes of this run. A global, because a process belongs to one job from start to end.
 Processes& processes();
 
-/// This process's number among those of its host, and how many these are. Called by all processes.
+/// Local rank of this process on its host, and number of processes there. Collective.
 struct LocalRank {
   int64_t rank = 0, count = 1;
 };
 LocalRank local_rank(Processes& all);
 
-/// Why the library that joins several processes by MPI cannot be opened; empty: it can. It is opened.
+/// Why the library that joins several processes by MPI cannot be opened; empty if it can. Opens it.
 std::string mpi_problem();
 
-/// Joins the processes that an MPI launcher has started with this one or, with `on_tpus` and no launcher, those of the
-/// other hosts of a slice (tpu_workers.h), where sum() and broadcast() are refused; alone, nothing. From then on a
-/// process that is lost ends this one with a message that names it and the exit status of Code::device, wherever it is;
-/// the log of all but the coordinator has only warnings and errors, with the rank in front; and a signal is told by
-/// interrupt_signal() when set_shared_interrupt() has been called (base/interrupt.h). Throws invalid_config or device.
+/// Connects to the processes of an MPI launcher or, with `on_tpus` and no launcher, of the other hosts of a slice
+/// (tpu_workers.h), without sum() and broadcast(). No effect for a single process. Afterwards: a lost process ends this
+/// one with a message that names it and the exit status of Code::device; processes other than 0 log only warnings and
+/// errors, with their rank as prefix; interrupt_signal() returns the signal of set_shared_interrupt()
+/// (base/interrupt.h). Throws invalid_config or device.
 void join_processes(bool on_tpus = false);
-/// Ends what join_processes() began. `well`: waits until all have come here; else the others are told that this process
-/// has failed.
+/// Disconnects. `well`: waits for all processes; otherwise reports to the others that this process failed.
 void leave_processes(bool well);
 
 }  // namespace md

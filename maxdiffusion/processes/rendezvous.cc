@@ -46,7 +46,7 @@ enum class Kind : char {
   all = 'a',
   put = 'p',
   ask = 'q',
-  value = 'v',  // an answer: the number of the question, and the value where there is one
+  value = 'v',  // an answer: the number of the question, and the value, if any
   lost = 'l',
   failed = 'f',
   bye = 'e'
@@ -63,7 +63,7 @@ std::string framed(Kind kind, const std::string& text) {
   return out + static_cast<char>(kind) + text;
 }
 
-/// Takes the first whole message from what has been read.
+/// Removes the first complete message from the received bytes.
 std::optional<Message> take(std::string& buffer) {
   uint32_t size = 0;
   if (buffer.size() < sizeof size) return {};
@@ -84,7 +84,7 @@ std::vector<std::string> parted(const std::string& text) {
   std::vector<std::string> out;
   for (size_t at = 0; at < text.size();) {
     const size_t colon = text.find(':', at);
-    check(colon != text.npos, Code::device, "processes: a message of another kind of program");
+    check(colon != text.npos, Code::device, "processes: received a message of another program");
     const size_t size = std::strtoull(text.c_str() + at, nullptr, 10);
     out.push_back(text.substr(colon + 1, size));
     at = colon + 1 + size;
@@ -162,7 +162,7 @@ Socket new_socket() {
   return s;
 }
 
-/// Nothing where nobody listens there.
+/// None if nothing listens there.
 Socket connected(const std::string& ip, int port) {
   Socket s = new_socket();
   sockaddr_in to{};
@@ -185,7 +185,7 @@ Socket connected(const std::string& ip, int port) {
 
 struct Peer {
   Socket socket;
-  std::string place, read;  // host and pid; bytes of a message that is not whole yet
+  std::string place, read;  // host and pid; bytes of an incomplete message
   Clock::time_point heard = Clock::now();
   bool left = false;
 };
@@ -205,11 +205,11 @@ struct Rendezvous::Impl {
 
   std::mutex mutex;  // of what follows, and of sending
   std::condition_variable changed;
-  std::string lost;  // why the job cannot go on; empty: it can
+  std::string lost;  // why the job ends; empty: it continues
   bool ending = false;
   std::map<std::string, std::map<int64_t, std::deque<std::string>>> given;  // process 0: topic, rank
   std::map<std::string, std::deque<std::vector<std::string>>> gathered;     // by topic
-  std::set<std::string> to_leader;                                          // process 0: topics
+  std::set<std::string> to_coordinator;                                     // process 0: topics
   std::map<std::string, std::string> values;                                // process 0: by key
   std::map<std::string, std::vector<std::string>> answers;                  // by number of the question
   int64_t questions = 0;
@@ -283,7 +283,7 @@ void Rendezvous::Impl::accept_all() {
     const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now()).count();
     pollfd wait{listener.fd(), POLLIN, 0};
     check(left > 0 && ::poll(&wait, 1, static_cast<int>(left)) >= 0, Code::device,
-          "processes: {} of {} have come to process 0 within {} seconds", peers.size() + 1, o.count,
+          "processes: {} of {} connected to process 0 within {} seconds", peers.size() + 1, o.count,
           o.joining.count() / 1000);
     if (wait.revents == 0) continue;
     Socket s(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC));
@@ -325,8 +325,9 @@ void Rendezvous::Impl::connect_to(const std::string& address) {
   while (!coordinator.socket) {
     for (const std::string& at : ips)
       if (coordinator.socket = connected(at, port); coordinator.socket) break;
-    check(Clock::now() < end, Code::device, "processes: process {} does not reach process 0 at {} within {} seconds",
-          o.rank, address, o.joining.count() / 1000);
+    check(Clock::now() < end, Code::device,
+          "processes: process {} could not connect to process 0 at {} within {} seconds", o.rank, address,
+          o.joining.count() / 1000);
     if (!coordinator.socket) std::this_thread::sleep_for(milliseconds(100));
   }
   coordinator.place = host;
@@ -340,7 +341,7 @@ void Rendezvous::Impl::connect_to(const std::string& address) {
   coordinator.heard = Clock::now();
 }
 
-/// Reads, says that this process lives, and looks who has not said so.
+/// Reads messages, sends heartbeats, and checks those of the others.
 void Rendezvous::Impl::serve() {
   auto last = Clock::now(), next_beat = last;
   while (true) {
@@ -352,7 +353,7 @@ void Rendezvous::Impl::serve() {
     for (size_t i = 0; i < ranks.size(); ++i)
       if (fds[i + 1].revents != 0) read_from(ranks[i], peers.at(ranks[i]));
     const auto now = Clock::now();
-    // After a stop of its own this process has heard of nobody; the others may be well.
+    // After a suspension this process has received no heartbeats; the others may be alive.
     if (const auto gap = now - last; gap > 4 * o.beat)
       for (auto& [rank, peer] : peers) peer.heard += gap;
     last = now;
@@ -430,7 +431,7 @@ void Rendezvous::Impl::take_error_message(int64_t rank, Peer& peer, const Messag
     case Kind::lost: give_up(m.text, rank); break;
     case Kind::failed:
       peer.left = true;
-      if (failed.empty()) failed = name(rank) + " has failed; what it says is above", failed_at = Clock::now();
+      if (failed.empty()) failed = name(rank) + " failed; its messages are above", failed_at = Clock::now();
       break;
     case Kind::bye: peer.left = true; break;
     case Kind::hello:
@@ -449,7 +450,7 @@ void Rendezvous::Impl::complete(const std::string& topic) {
     all.push_back(std::move(queue.front()));
     queue.pop_front();
   }
-  const std::string answer = framed(Kind::all, to_leader.contains(topic) ? joined({all[0], all[1]}) : joined(all));
+  const std::string answer = framed(Kind::all, to_coordinator.contains(topic) ? joined({all[0], all[1]}) : joined(all));
   for (auto& [rank, peer] : peers)
     if (peer.socket) peer.socket.send(answer);  // where it fails, reading will, too
   all.erase(all.begin());
@@ -457,7 +458,7 @@ void Rendezvous::Impl::complete(const std::string& topic) {
   changed.notify_all();
 }
 
-/// The job cannot go on: tells the others, and whoever waits here.
+/// Ends the job: notifies the other processes and waiting threads.
 void Rendezvous::Impl::give_up(const std::string& why, int64_t because) {
   {
     std::lock_guard lock(mutex);
@@ -475,7 +476,7 @@ std::vector<std::string> Rendezvous::gather(const std::string& topic, const std:
   Impl& h = *impl_;
   std::unique_lock lock(h.mutex);
   if (h.o.rank == 0) {
-    if (coordinator_only) h.to_leader.insert(topic);
+    if (coordinator_only) h.to_coordinator.insert(topic);
     h.given[topic][0].push_back(mine);
     h.complete(topic);
   } else if (h.peers.at(0).socket) {

@@ -47,7 +47,7 @@ struct Job {
       all.push_back(std::async(std::launch::async, [&, r] { act(static_cast<int64_t>(r), *meetings[r]); }));
     for (auto& a : all) a.get();
   }
-  std::string told(int64_t rank) {
+  std::string received(int64_t rank) {
     for (int i = 0; i < 500; ++i) {
       {
         std::lock_guard lock(mutex);
@@ -59,7 +59,7 @@ struct Job {
   }
 };
 
-TEST(Rendezvous, GathersTextsInTheOrderOfRanksOnEveryTopicByItself) {
+TEST(Rendezvous, GathersTextsByRankAndTopic) {
   Job job(4);
   job.each([](int64_t rank, Rendezvous& rendezvous) {
     std::thread other([&] {
@@ -77,17 +77,17 @@ TEST(Rendezvous, GathersTextsInTheOrderOfRanksOnEveryTopicByItself) {
   EXPECT_TRUE(job.lost.empty()) << job.lost.begin()->second;
 }
 
-TEST(Rendezvous, TellsTheLeaderWhatAllGiveAndTheOthersWhatTheLeaderGives) {
+TEST(Rendezvous, GathersAtProcessZero) {
   Job job(3);
   job.each([](int64_t rank, Rendezvous& rendezvous) {
     const std::string mine = std::string(1 << 20, static_cast<char>('a' + rank));
     for (int i = 0; i < 3; ++i) {
-      const auto told = rendezvous.gather("to the leader", rank == 0 ? fmt::format("plan {}", i) : mine, true);
-      ASSERT_EQ(told.size(), rank == 0 ? 3u : 1u);
-      EXPECT_EQ(told[0], fmt::format("plan {}", i));
+      const auto received = rendezvous.gather("to the leader", rank == 0 ? fmt::format("plan {}", i) : mine, true);
+      ASSERT_EQ(received.size(), rank == 0 ? 3u : 1u);
+      EXPECT_EQ(received[0], fmt::format("plan {}", i));
       if (rank == 0) {
-        EXPECT_EQ(told[1], std::string(1 << 20, 'b'));
-        EXPECT_EQ(told[2], std::string(1 << 20, 'c'));
+        EXPECT_EQ(received[1], std::string(1 << 20, 'b'));
+        EXPECT_EQ(received[2], std::string(1 << 20, 'c'));
       }
     }
     rendezvous.gather("end", "");
@@ -122,7 +122,7 @@ TEST(Rendezvous, GivesEveryProcessWhatAnotherHasPut) {
   EXPECT_TRUE(job.lost.empty()) << job.lost.begin()->second;
 }
 
-TEST(Rendezvous, AProcessThatFailsEndsTheWaitOfAllOthersByItsName) {
+TEST(Rendezvous, FailedProcessEndsAllWaits) {
   for (int64_t bad : {0, 2}) {
     Job job(3);
     job.each([&](int64_t rank, Rendezvous& rendezvous) {
@@ -137,7 +137,7 @@ TEST(Rendezvous, AProcessThatFailsEndsTheWaitOfAllOthersByItsName) {
     });
     for (int64_t r = 0; r < 3; ++r)
       if (r != bad) {
-        EXPECT_NE(job.told(r).find(fmt::format("process {} (", bad)), std::string::npos) << job.told(r);
+        EXPECT_NE(job.received(r).find(fmt::format("process {} (", bad)), std::string::npos) << job.received(r);
       }
   }
 }

@@ -38,7 +38,7 @@ void expect(const Launch& l, int64_t rank, int64_t count, const std::string& coo
 }
 
 // S3-19
-TEST(TpuWorkers, AreToldByTheEnvironmentOrElseByTheMachine) {
+TEST(TpuWorkers, AreReadFromEnvironmentOrMetadata) {
   expect(worker({}), 0, 1, "");
   EXPECT_EQ(worker({}).by, "");
   const Texts machine = {{"agent-worker-number", "1"},
@@ -49,7 +49,7 @@ TEST(TpuWorkers, AreToldByTheEnvironmentOrElseByTheMachine) {
   expect(worker({{"TPU_WORKER_ID", "0"}, {"TPU_WORKER_HOSTNAMES", "localhost"}}), 0, 1, "localhost");
 }
 
-TEST(TpuWorkers, OfSeveralSlicesAreNumberedOneSliceAfterTheOther) {
+TEST(TpuWorkers, OfSeveralSlicesAreNumberedBySlice) {
   const Texts two = {{"TPU_WORKER_ID", "1"}, {"TPU_WORKER_HOSTNAMES", "b-0,b-1"}};
   Texts sliced = two;
   sliced.merge(
@@ -100,7 +100,7 @@ struct Listener {
   ~Listener() { ::close(fd); }
 };
 
-TEST(TpuWorkers, MetadataIsAskedForAsGooglesServerWantsIt) {
+TEST(TpuWorkers, MetadataRequestsHaveGooglesHeader) {
   const Listener listener;
   std::thread server([&listener] {
     for (int i = 0; i < 2; ++i) {
@@ -129,7 +129,7 @@ TEST(TpuWorkers, MetadataIsAskedForAsGooglesServerWantsIt) {
 }
 
 // S3-19
-TEST(TpuWorkers, MeetAtAPortThatAllKnowWhoeverComesFirst) {
+TEST(TpuWorkers, MeetAtAFixedPortInAnyOrder) {
   int port = 0;
   {
     const Listener listener;

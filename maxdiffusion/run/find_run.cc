@@ -8,6 +8,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
 #include "maxdiffusion/storage/location.h"

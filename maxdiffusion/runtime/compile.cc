@@ -103,16 +103,16 @@ std::string print(const Graph& graph, const Mesh& mesh, const std::string& name,
   throw out;
 }
 
-/// Gives the others those of the leader's entries that they do not have: hosts may have nothing in common. Either all
-/// load what one has compiled or, where that cannot be kept, each compiles.
+/// Sends missing cache entries of process 0 to the others, which may not share a file system. Either all load what one
+/// has compiled or, where that cannot be kept, each compiles.
 void share(const ExecutableCache& cache, const std::set<std::string>& entries, const std::string& topic) {
   constexpr size_t kTogether = size_t{1} << 20;  // so that signs of life find their way between
   Processes& all = processes();
   std::istringstream names(all.from_coordinator(topic, fmt::format("{}", fmt::join(entries, "\n"))));
   for (std::string name; std::getline(names, name);) {
     const bool here = cache.get(name).has_value();
-    const std::vector<std::string> told = all.gather(topic, here ? "here" : "");
-    if (told[0].empty() || std::ranges::count(told, "") == 0) continue;
+    const std::vector<std::string> found = all.gather(topic, here ? "here" : "");
+    if (found[0].empty() || std::ranges::count(found, "") == 0) continue;
     std::string bytes = all.is_coordinator() ? cache.get(name).value_or("") : "", got;
     const size_t size = std::stoull(all.from_coordinator(topic, std::to_string(bytes.size())));
     for (size_t at = 0; at < size; at += kTogether)
@@ -191,7 +191,7 @@ Program compile_text(const Devices& devices, const Graph& graph, const CompileCo
         report.from_cache = true;
         report.load_seconds = seconds_since(start);
       } catch (const Error& e) {
-        log_warning("executable cache: '{}' does not load and is compiled again: {}", cache.path(key), e.message());
+        log_warning("executable cache: '{}' cannot be loaded and is compiled again: {}", cache.path(key), e.message());
       }
     }
   }
@@ -207,7 +207,7 @@ Program compile_text(const Devices& devices, const Graph& graph, const CompileCo
       try {
         cache.put(key, executable->compiled().serialize());
       } catch (const Error& e) {  // not every plugin can
-        log_warning("executable cache: '{}' is not kept: {}", name, e.message());
+        log_warning("executable cache: '{}' is not saved: {}", name, e.message());
       }
     }
   }
@@ -236,7 +236,7 @@ Program compile_text(const Devices& devices, const Graph& graph, const CompileCo
         "compile '{}': the program runs on {} devices of this process, the mesh has {}", name, impl->shard.size(),
         devices.local().size());
   Program program(std::move(impl));
-  // Many small blocks that the compiler freed are no use to the large ones that the program will ask for.
+  // Return the compiler's freed small blocks before the program allocates large ones.
   constexpr int64_t kLarge = int64_t{1} << 26;
   if (const auto plan = program.memory(); plan && plan->temporary >= kLarge) return_freed_memory();
   return program;
@@ -249,13 +249,13 @@ void describe(const pjrt::Compiled& compiled, const Mesh& mesh, AheadOfTime& out
   out.flops = compiled.flops();
   out.bytes_accessed = compiled.bytes_accessed();
   out.estimated_seconds = compiled.estimated_seconds();
-  if (auto told = compiled.operations()) {
-    out.collectives = sum_collectives(told->collectives, mesh);
-    out.custom_calls = std::move(told->custom_calls);
-    out.turned = std::move(told->turned);
-    out.products = std::move(told->products);
-    out.instructions = told->instructions;
-    out.type_changes = told->type_changes;
+  if (auto found = compiled.operations()) {
+    out.collectives = sum_collectives(found->collectives, mesh);
+    out.custom_calls = std::move(found->custom_calls);
+    out.turned = std::move(found->turned);
+    out.products = std::move(found->products);
+    out.instructions = found->instructions;
+    out.type_changes = found->type_changes;
   }
 }
 
@@ -285,7 +285,7 @@ AheadOfTime compile_ahead(const pjrt::Topology& topology, const Mesh& mesh, cons
       const std::string key = executable_key(text, options,
                                              {topology.platform(), topology.platform_version(),
                                               cache.hash_of_file(topology.plugin().path()), topology.devices()});
-      cache.put(key, compiled.serialize());  // which warns where it cannot
+      cache.put(key, compiled.serialize());  // which warns on failure
       if (exists(cache.path(key))) out.kept = cache.path(key);
     }
   } catch (const Error& e) {

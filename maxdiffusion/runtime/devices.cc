@@ -34,7 +34,7 @@ Platform platform_of(const std::string& name) {
   return Platform::gpu;  // "cuda", "rocm", "gpu"
 }
 
-/// A plugin of the CPU may stand for one of GPUs.
+/// A CPU plugin may emulate GPUs in tests.
 bool calls_cpu_kernels(const pjrt::Client& client) {
   return client.platform_name() == "cpu" && client.platform().hardware == std::string_view("cpu") &&
          pjrt::supports_ffi_handlers(client);

@@ -1,4 +1,4 @@
-// The whole chain in one call.
+// Compiles and runs a graph in one call.
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/runtime/runtime.h"
 

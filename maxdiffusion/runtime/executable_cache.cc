@@ -49,10 +49,10 @@ std::optional<std::string> ExecutableCache::get(const std::string& key) const {
     std::string bytes = read_file(file);
     const size_t head = kMagic.size() + kHashDigits + 1;
     const std::string_view view = bytes;
-    check(view.size() > head && view.starts_with(kMagic), Code::io, "not an entry of this cache, or cut short");
+    check(view.size() > head && view.starts_with(kMagic), Code::io, "not an entry of this cache, or truncated");
     check(view.substr(kMagic.size(), kHashDigits) == content_hash(view.substr(head)), Code::io,
           "the contents do not match their hash");
-    std::error_code ignored;  // the time says when it was last of use; see trim()
+    std::error_code ignored;  // time of last use; see trim()
     fs::last_write_time(file, fs::file_time_type::clock::now(), ignored);
     return bytes.substr(head);
   } catch (const Error& e) {
@@ -68,7 +68,7 @@ void ExecutableCache::put(const std::string& key, std::string_view executable) c
   try {
     put_file(file, below(place_, key + kExtension));
   } catch (const Error& e) {
-    log_warning("executable cache: '{}' stays on this machine: {}", file, e.what());
+    log_warning("executable cache: '{}' is not uploaded: {}", file, e.what());
   }
 }
 
@@ -90,7 +90,7 @@ void ExecutableCache::keep(const std::string& key, std::string_view executable) 
 
 std::string ExecutableCache::hash_of_file(const std::string& path) const {
   struct stat st {};
-  check(::stat(path.c_str(), &st) == 0, Code::io, "executable cache: '{}' is not there any more", path);
+  check(::stat(path.c_str(), &st) == 0, Code::io, "executable cache: '{}' was removed", path);
   const std::string seen =
       fmt::format("maxdiffusion hash 1\n{}\n{} {} {}.{:09} {}.{:09}\n", path, st.st_ino, st.st_size, st.st_mtim.tv_sec,
                   st.st_mtim.tv_nsec, st.st_ctim.tv_sec, st.st_ctim.tv_nsec);

@@ -156,7 +156,7 @@ TEST_F(Cache, PluginsAreKnownByTheirContent) {
   EXPECT_TRUE(is_cached(devices_));
 }
 
-TEST_F(Cache, HashesOfFilesAreKeptWhileTheFileIsTheSame) {
+TEST_F(Cache, HashesOfUnchangedFilesAreCached) {
   const ExecutableCache cache(folder_);
   const std::string a = folder_ + "/a", b = folder_ + "/b";
   write_file_atomic(a, "one");
@@ -194,7 +194,7 @@ TEST_F(Cache, DamagedEntriesAreCompiledAgain) {
   }
 }
 
-TEST_F(Cache, EntryWithAValidHashThatDoesNotLoadIsCompiledAgain) {
+TEST_F(Cache, UnloadableEntryIsCompiledAgain) {
   build();
   const std::string key = entries().at(0).stem().string();
   ExecutableCache(folder_).put(key, "no executable, but hashed");
@@ -204,7 +204,7 @@ TEST_F(Cache, EntryWithAValidHashThatDoesNotLoadIsCompiledAgain) {
   EXPECT_TRUE(build().report().from_cache);
 }
 
-TEST_F(Cache, FolderThatCannotBeWrittenIsNoFailure) {
+TEST_F(Cache, UnwritableFolderIsNotAnError) {
   write_file_atomic(folder_ + "/file", "x");
   EXPECT_NO_THROW(check_runs(build({.jax_cache_dir = folder_ + "/file/below", .xla_flags = ""})));
 }

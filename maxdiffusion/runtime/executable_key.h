@@ -1,4 +1,4 @@
-// What an executable depends on, as one name: the key of the executable cache.
+// The key of the executable cache: a hash of all that an executable depends on.
 #pragma once
 
 #include <string>
@@ -9,18 +9,17 @@
 
 namespace md {
 
-/// What compiles: a plugin for devices that are there (pjrt::Client) or are not (pjrt::Topology).
+/// The compiler: a plugin for attached (pjrt::Client) or unattached (pjrt::Topology) devices.
 struct Compiler {
   const pjrt::PlatformDef& platform;
-  std::string version, plugin_hash;  // of its platform, in its own words; of its file
+  std::string version, plugin_hash;  // platform version; hash of its file
   std::vector<pjrt::Device> devices;
 };
 
 /// 32 hex digits that change with the program's text, the options, the devices (those of options.device_ids, in that
-/// order: id, process, slice, kind, coordinates), the plugin, the environment variables that it reads itself
-/// (PlatformDef::environment; of one that names a file of flags, the file), and, where code is compiled for that, the
-/// processor of this machine and what the kernels gain from on it (kernels/processor.h).
-/// Throws invalid_config for a device that the compiler does not have.
+/// order: id, process, slice, kind, coordinates), the plugin, the environment variables that it reads
+/// (PlatformDef::environment; if one names a file of flags, its content) and, for CPU code, the processor and its
+/// features for kernels (kernels/processor.h). Throws invalid_config for an unknown device.
 std::string executable_key(const std::string& program, const pjrt::CompileOptions& options, const Compiler& compiler);
 
 }  // namespace md

@@ -14,7 +14,7 @@
 namespace md {
 namespace {
 
-/// Processes are slices that only batches are split over.
+/// CPU processes shard only batches.
 void check_slices(const MeshConfig& c, int64_t processes) {
   const std::pair<const char*, int64_t> others[] = {{"dcn_fsdp_parallelism", c.dcn_fsdp_parallelism},
                                                     {"dcn_fsdp_batch_parallelism", c.dcn_fsdp_batch_parallelism},
@@ -33,7 +33,7 @@ void check_slices(const MeshConfig& c, int64_t processes) {
         .note("try: dcn_data_parallelism=-1, which is their number");
 }
 
-/// Where the processes' clients find each other: the job's own connections.
+/// Key-value store of the processes' clients.
 class OfProcesses final : public pjrt::KeyValues {
  public:
   void put(const std::string& key, const std::string& value) override { processes().put(prefix_ + key, value); }
@@ -47,7 +47,7 @@ class OfProcesses final : public pjrt::KeyValues {
   const std::string prefix_ = next();  // all processes open the same clients, one after the other
 };
 
-/// Of this host; 0: nobody says.
+/// GPUs of this host; 0: unknown.
 int64_t visible_gpus() {
   const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES");
   if (const std::string list = chosen ? chosen : ""; !list.empty()) return std::ranges::count(list, ',') + 1;
@@ -72,21 +72,21 @@ pjrt::Options options_of(const HardwareKeys& keys, Processes& all) {
   return options;
 }
 
-/// What processes see of one client must be what the launcher has started.
+/// The processes of a client must be those that the launcher started.
 void check_joint(const Devices& devices, Processes& all) {
   const std::set<int> of(devices.processes().begin(), devices.processes().end());
   if (all.alone()) {
     if (devices.joint())
       throw Error(Code::invalid_config,
-                  fmt::format("the devices are those of {} processes, which do not know each other", of.size()))
+                  fmt::format("the devices belong to {} processes that are not connected", of.size()))
           .note("try: an MPI launcher, which starts the program on every host: mpiexec -hosts …, or srun --mpi=pmi2");
     return;
   }
   check(static_cast<int64_t>(of.size()) == all.count() && devices.process() == all.rank(), Code::device,
-        "the launcher has started this process as {} of {}, but to the devices' plugin it is {} of {}", all.rank(),
+        "the launcher has started this process as {} of {}, but the plugin reports process {} of {}", all.rank(),
         all.count(), devices.process(), of.size());
   check(devices.processes().front() == 0, Code::invalid_config,
-        "the first device of the mesh belongs to process {}; expected 0, which writes for all",
+        "the first device of the mesh belongs to process {}; expected process 0, which writes checkpoints",
         devices.processes().front());
 }
 
@@ -95,7 +95,7 @@ void check_joint(const Devices& devices, Processes& all) {
 std::vector<int64_t> gpus_of_process(int64_t rank, int64_t count, int64_t visible) {
   if (count == 1) return {};
   if (visible == 0) return {rank};
-  if (visible == 1) return {0};  // the launcher shows each process its own
+  if (visible == 1) return {0};  // the launcher assigns one to each process
   check(visible % count == 0, Code::invalid_config,
         "{} GPUs do not divide into equal parts for the {} processes of this host; start as many as divide them",
         visible, count);
@@ -124,7 +124,8 @@ Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules
     return devices;
   }
   check_joint(devices, all);
-  if (devices.joint()) log_info("{} of the devices are this process's, of {}", devices.local().size(), all.count());
+  if (devices.joint())
+    log_info("this process has {} of the devices; there are {} processes", devices.local().size(), all.count());
   log_info("Found {}: {}", counted(devices.mesh().devices(), "device"), devices.mesh().describe());
   return devices;
 }
@@ -132,10 +133,10 @@ Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules
 Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, const ShardingKeys& sharding,
                      const std::string& of_family) {
   check(keys.topology.empty(), Code::invalid_config,
-        "topology is '{}': hardware that is not attached can be compiled for (`compile`), nothing can run on it",
+        "topology is '{}': programs run on attached hardware only; try: the command compile, or an empty topology",
         keys.topology);
-  check(keys.gpu.empty(), Code::invalid_config,
-        "gpu is '{}', which is for compile and plan; a run takes the GPUs that are there", keys.gpu);
+  check(keys.gpu.empty(), Code::invalid_config, "gpu is '{}', which only compile and plan read; expected nothing",
+        keys.gpu);
   return open_devices(keys, mesh, AxisRules::for_family(sharding, mesh.axes(), of_family));
 }
 

@@ -1,4 +1,4 @@
-// Keys of the devices that a run takes.
+// Keys of the devices of a run.
 #pragma once
 
 #include <cstdint>
@@ -28,19 +28,17 @@ struct HardwareKeys {
   }
 };
 
-/// The devices of `hardware` as the mesh keys arrange them. CPU devices of several processes (processes/processes.h)
-/// are replicas; between them only dcn_data_parallelism may split, and it is their number. GPUs and TPUs of several
-/// processes are one mesh, of which each process gives work to its own. Throws as pjrt::Client::open and Mesh::make do.
+/// Opens the devices of `hardware` with the mesh of the keys. CPU devices of several processes (processes/processes.h)
+/// are replicas: between processes only dcn_data_parallelism may be above 1, and is their number. GPUs and TPUs of
+/// several processes form one mesh. Throws as pjrt::Client::open and Mesh::make do.
 Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules rules);
 
-/// Those on which a model runs, whose family has the axis rules `of_family`. Throws invalid_config for hardware that is
-/// not attached.
+/// The devices for a model whose family has the axis rules `of_family`. Throws invalid_config for unattached hardware.
 Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, const ShardingKeys& sharding,
                      const std::string& of_family);
 
-/// Which of the GPUs that its host shows a process takes, where it is number `rank` of `count` processes there: an
-/// equal part, in their order. Empty: all of them. `visible`: how many there are; 0: nobody knows, and each takes one.
-/// Throws invalid_config where they do not divide.
+/// The GPUs of the process with local rank `rank` of `count` on a host: an equal part, in order. Empty: all. `visible`:
+/// number of GPUs; 0: unknown, one each. Throws invalid_config if they are not divisible.
 std::vector<int64_t> gpus_of_process(int64_t rank, int64_t count, int64_t visible);
 
 }  // namespace md

@@ -8,7 +8,7 @@
 namespace md {
 namespace {
 
-/// Dims that are split, without the whole ones at the end, so that equal shardings compare equal.
+/// Dims without trailing replicated ones, so that equal shardings compare equal.
 bool same_sharding(const Sharding& a, const Sharding& b) {
   const size_t n = std::max(a.dims.size(), b.dims.size());
   for (size_t i = 0; i < n; ++i) {
@@ -57,7 +57,7 @@ const pjrt::Compiled& Program::compiled() const { return impl_->executable.compi
 std::vector<Array> Program::run(const std::vector<Array*>& inputs) const {
   Span span("run program");
   const Impl& p = *impl_;
-  check(inputs.size() == p.inputs.size(), Code::device, "run '{}': {} inputs given, the program takes {}", p.name,
+  check(inputs.size() == p.inputs.size(), Code::device, "run '{}': {} inputs given, the program expects {}", p.name,
         inputs.size(), p.inputs.size());
   std::vector<std::vector<const pjrt::Buffer*>> buffers(p.shard.size());
   for (auto& b : buffers) b.reserve(inputs.size());
@@ -65,16 +65,14 @@ std::vector<Array> Program::run(const std::vector<Array*>& inputs) const {
     const Array* a = inputs[i];
     check(a && *a, Code::device, "run '{}': input '{}' is empty (donated to a program, or never filled)", p.name,
           p.input_names[i]);
-    if (a->shape() != p.inputs[i].shape)  // the shapes are put into words on failure only: there may be thousands
-      fail(Code::device, "run '{}': input '{}' is {}, the program takes {}", p.name, p.input_names[i],
+    if (a->shape() != p.inputs[i].shape)  // format shapes only on failure: there may be thousands
+      fail(Code::device, "run '{}': input '{}' is {}, the program expects {}", p.name, p.input_names[i],
            to_string(a->shape()), to_string(p.inputs[i].shape));
     check(a->sharding().order == p.inputs[i].sharding.order, Code::device,
-          "run '{}': input '{}' lies in memory in another order of its axes than the program takes it", p.name,
-          p.input_names[i]);
+          "run '{}': input '{}' has another memory layout than the program expects", p.name, p.input_names[i]);
     check(a->shards().size() == p.shard.size() &&
               (p.shard.size() == 1 || same_sharding(a->sharding(), p.inputs[i].sharding)),
-          Code::device, "run '{}': input '{}' is split over devices in another way than the program takes it", p.name,
-          p.input_names[i]);
+          Code::device, "run '{}': input '{}' has another sharding than the program expects", p.name, p.input_names[i]);
     for (size_t d = 0; d < p.shard.size(); ++d) buffers[d].push_back(&a->shards()[p.shard[d]]);
   }
   std::vector<std::vector<pjrt::Buffer>> results;
@@ -111,7 +109,7 @@ ArrayMap Program::run(ArrayMap& donated, const ArrayMap& kept) const {
     auto it = kept.find(name);
     check(it != kept.end(), Code::device, "run '{}': input '{}' is not given", p.name, name);
     check(!p.inputs[i].aliased, Code::device,
-          "run '{}': input '{}' gives its memory to an output, so it must be among the donated arrays", p.name, name);
+          "run '{}': input '{}' is aliased to an output; expected among the donated arrays", p.name, name);
     inputs.push_back(const_cast<Array*>(&it->second));  // not aliased, so run() leaves it alone
   }
   std::vector<Array> results = run(inputs);

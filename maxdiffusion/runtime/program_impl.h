@@ -1,4 +1,4 @@
-// Internal to runtime/: what a Program holds. compile.cc fills it, program.cc runs it.
+// Internal to runtime/: the implementation of Program. compile.cc fills it, program.cc runs it.
 #pragma once
 
 #include <optional>
@@ -16,14 +16,14 @@ struct Program::Impl {
   struct Port {
     Shape shape;
     Sharding sharding;
-    bool aliased = false;  // of inputs: given to an output
+    bool aliased = false;  // inputs: donated to an output
   };
   Devices devices;
   std::string name;
   std::vector<std::string> input_names, output_names;
   std::vector<Port> inputs, outputs;
   pjrt::Executable executable;
-  std::vector<size_t> shard;  // of the k-th device of the executable
+  std::vector<size_t> shard;  // shard of the k-th device of the executable
   CompileReport report;
 };
 

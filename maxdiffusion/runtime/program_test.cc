@@ -106,7 +106,7 @@ TEST(Program, DonationReusesMemoryAndEmptiesTheArray) {
 }
 
 // On a CPU a state that is moved to its program is not copied, and the program writes its results where it lies.
-TEST(Program, TakesValuesThatNobodyElseHoldsWithoutACopy) {
+TEST(Program, SolelyOwnedValuesAreNotCopied) {
   const Devices devices = Devices::open();
   Graph g(devices.graph_options());
   Tensor state = g.input("state", {DType::f32, {1000}}), step = g.input("step", {DType::f32, {1000}});
@@ -282,7 +282,7 @@ TEST(Program, FetchedArrayMayBeDonatedBeforeTheCopyIsDone) {
   }
 }
 
-TEST(Program, FailureWhileRunningReachesWhoeverReads) {
+TEST(Program, RuntimeErrorIsThrownAtTheRead) {
   const Devices devices = Devices::open();
   if (!pjrt::supports_ffi_handlers(devices.client())) GTEST_SKIP() << "this plugin cannot call back";
   pjrt::register_ffi_handler(devices.client(), "md_test_broken", reinterpret_cast<void*>(kBroken));

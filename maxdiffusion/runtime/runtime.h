@@ -55,51 +55,50 @@ class Array {
 /// Named arrays: parameters, optimizer state, a batch, outputs.
 using ArrayMap = std::map<std::string, Array>;
 
-/// Client and mesh together: everything a stage needs to place data. Outlives the arrays and programs it makes.
+/// Client and mesh. Must outlive its arrays and programs.
 class Devices {
  public:
-  /// `rules`: how logical axes lie on the mesh.
+  /// `rules`: logical axes to mesh axes.
   Devices(std::shared_ptr<pjrt::Client> client, Mesh mesh, AxisRules rules = AxisRules::defaults());
   /// One device of this hardware, or the mesh of `config` over `cpu_devices` virtual CPU devices (other hardware: over
-  /// all it has). What most tests and tools open.
+  /// all it has). For tests and tools.
   static Devices open(const std::string& hardware = "cpu", int64_t cpu_devices = 1, const MeshConfig& config = {});
   pjrt::Client& client() const { return *client_; }
   const Mesh& mesh() const { return mesh_; }
   const AxisRules& rules() const { return rules_; }
-  /// Positions in mesh order of the devices of this process: shard k of an Array lies on device local()[k].
+  /// Positions in mesh order of the devices of this process: shard k of an Array is on device local()[k].
   const std::vector<int64_t>& local() const { return local_; }
   /// The process of each device, in mesh order, and this one.
   const std::vector<int>& processes() const { return processes_; }
   int process() const { return process_; }
-  /// The rows of a batch that devices of this process hold, where axis 0 lies on the mesh as that of `batch`.
+  /// The rows of a batch on devices of this process, if axis 0 is sharded as `batch`.
   BatchShare batch_share(const Sharding& batch) const { return md::batch_share(mesh_, batch, processes_, process_); }
-  /// Several processes of which each has a client of its own (CPU) are replicas: each runs the same programs on devices
-  /// like these, with its rows of every batch, and gradients are summed over all (ops/process_sum.h). This one's
-  /// number, and how many there are.
+  /// Processes with separate clients (CPU) are replicas: each runs the same programs on its rows of every batch, and
+  /// gradients are summed over all (ops/process_sum.h). Index of this replica, and their number.
   int64_t replica() const { return replica_; }
   int64_t replicas() const { return replicas_; }
   void set_replica(int64_t replica, int64_t replicas) { replica_ = replica, replicas_ = replicas; }
-  /// Of all replicas.
+  /// Number of devices of all replicas.
   int64_t count() const { return mesh_.devices() * replicas_; }
-  /// As process `process` would see these devices if they belonged to `processes`, in mesh order: for tests of several
-  /// processes in one. Programs do not run on it.
+  /// These devices as seen by process `process` if device i, in mesh order, belonged to processes[i]: for tests.
+  /// Programs do not run on it.
   Devices as_process(int process, std::vector<int> processes) const;
-  /// Whether devices of other processes are among these: programs run on them when all processes run them.
+  /// Whether devices of other processes are included: all processes must then run every program.
   bool joint() const { return local_.size() < processes_.size(); }
-  /// Those of this process, along the axis data.
+  /// The devices of this process, along the axis data.
   Devices own() const;
   Platform platform() const;
-  /// What graphs for these devices are opened with; `rules` may be null (everything whole).
+  /// Options of graphs for these devices; `rules` may be null (all replicated).
   GraphOptions graph_options(const AxisRules* rules = nullptr) const;
 
-  /// Asynchronous: returns at once; the bytes of `a` are kept alive until the transfer is done.
+  /// Asynchronous; keeps the bytes of `a` alive until the transfer is complete.
   Array put(const HostArray& a, const Sharding& sharding = {}, const std::string& name = "array") const;
-  /// Puts an array that this process need not have whole: `values` gives the bytes of a slice, in its sizes and the
-  /// type of `shape`, and is called once for each distinct slice on devices of this process, on this thread. On a CPU
-  /// with one device, bytes that nobody else holds (HostArray::sole) become the device's without a copy.
+  /// Puts an array by slices: `values` returns a slice in the type of `shape`; it is called on this thread once for
+  /// each distinct slice on devices of this process. On a CPU with one device, bytes with one owner (HostArray::sole)
+  /// are not copied.
   Array put(const Shape& shape, const std::function<HostArray(const Slice&)>& values, const Sharding& sharding = {},
             const std::string& name = "array") const;
-  /// Waits for the device. Throws device where devices of other processes hold a part of the array.
+  /// Waits for the device. Throws device if devices of other processes hold a part of the array.
   HostArray get(const Array& a) const;
 
  private:
@@ -112,18 +111,18 @@ class Devices {
   int64_t replica_ = 0, replicas_ = 1;
 };
 
-/// How TPUs' convolutions read their weights, which are [out, in, window…]: as [window…, in, out], if the window has
-/// more than one place. Layers of a stack come first. Empty for other arrays. (GraphOptions::memory_order; the compiler
-/// chooses the same where it is left to.)
+/// Memory layout of convolution weights [out, in, window…] on TPUs: [window…, in, out] if the window is larger than 1,
+/// after a layer axis. Empty (row-major) for other arrays. It is the layout that the compiler would choose. For
+/// GraphOptions::memory_order.
 Axes filters_before_channels(const LogicalAxes& axes, const Dims& dims);
 
-/// The devices of a client, or of hardware that is not attached (pjrt/topology.h), as the mesh sees them.
+/// The devices of a client, or of unattached hardware (pjrt/topology.h), for Mesh::make.
 Topology topology(const pjrt::Client& client);
 Topology topology(const pjrt::Topology& absent);
-/// What graphs for this mesh are opened with; `rules` may be null (everything whole).
+/// Options of graphs for this mesh; `rules` may be null (all replicated).
 GraphOptions graph_options(const Mesh& mesh, const Topology& topology, const AxisRules* rules = nullptr);
 
-/// A copy of shards of an array to the host that is under way. Copies of this object are the same transfer.
+/// A running copy of an array's shards to the host. Copies of this object share the transfer.
 class PendingShards {
  public:
   PendingShards() = default;
@@ -135,17 +134,16 @@ class PendingShards {
  private:
   std::shared_ptr<State> state_;
 };
-/// The distinct shards on devices of this process: all, or those whose first holder (mesh/sharding.h) is among them,
-/// so that each shard of an array is of one process.
+/// The distinct shards on devices of this process: all, or those whose first holder (mesh/sharding.h) is a device of
+/// this process, so that each shard is owned by one process.
 enum class Which { local, owned };
 /// Starts copying to the host without waiting for the device.
 PendingShards fetch_shards(const Devices& devices, const Array& a, Which which = Which::owned);
-/// The same shards, made when they are read: borrowed where the device's memory is the host's (CPU), else copied then,
-/// so that no more than what is read at a time is held twice. `a` stays where it is, and is not donated, for as long as
-/// anything of them is in use.
+/// As fetch_shards, but shards are read lazily: borrowed if the device's memory is the host's (CPU), else copied at
+/// each read. `a` must not be moved or donated while they are in use.
 ShardedArray shards_in_place(const Devices& devices, const Array& a, Which which = Which::owned);
 
-/// A copy of a whole array to the host that is under way.
+/// A running copy of a whole array to the host.
 class PendingArray {
  public:
   PendingArray() = default;
@@ -156,24 +154,24 @@ class PendingArray {
  private:
   PendingShards shards_;
 };
-/// Throws device where devices of other processes hold a part of the array.
+/// Throws device if devices of other processes hold a part of the array.
 PendingArray fetch(const Devices& devices, const Array& a);
 
-/// The distinct parts of an array of these logical axes that devices of this process hold.
+/// The distinct slices, on devices of this process, of an array with these logical axes.
 std::vector<Slice> local_slices(const Devices& devices, const LogicalAxes& axes, const Dims& dims);
-/// The rows of a program's batch of `rows` samples that devices of this process hold.
+/// The rows of a program's batch of `rows` samples on devices of this process.
 BatchShare share_of_program(const Devices& devices, int64_t rows);
-/// The rows of the samples of one update that this process reads: `accumulation` batches, one after the other, of each
-/// of which every replica has a part.
+/// The rows that this process reads for one update of `accumulation` consecutive batches, each divided among the
+/// replicas.
 BatchShare share_of_update(const Devices& devices, int64_t samples, int64_t accumulation = 1);
 
 struct CompileConfig {
   std::string jax_cache_dir;     // executable cache on disk; "" = default folder, "off" = none
   std::string xla_flags;         // extra "--xla_…=value" words
-  std::string libtpu_flags;      // name of a set of flags for TPUs (pjrt/platform_tpu.cc)
-  std::string aot_cache_dir;     // in place of jax_cache_dir, and where programs for devices that are not here go
-  bool minimize_memory = false;  // no key: rather little temporary memory than operations side by side
-  /// No key: told the name in the cache of each program that is compiled or found there. Thread safe, or empty.
+  std::string libtpu_flags;      // name of a set of TPU flags (pjrt/platform_tpu.cc)
+  std::string aot_cache_dir;     // replaces jax_cache_dir; also holds programs for unattached devices
+  bool minimize_memory = false;  // not a key: prefers less temporary memory to concurrent operations
+  /// Not a key: called with the cache entry of each compiled or cached program. Thread safe, or empty.
   std::function<void(const std::string& entry)> uses;
   template <class V>
   void visit(V&& v) {
@@ -188,9 +186,9 @@ struct CompileConfig {
   }
 };
 
-/// Calls `compiles` in one of the processes that run the program, then in the others, which find in the cache what it
-/// has compiled: the same, or what it has sent them over the processes' connection. Where there is no cache in all of
-/// them at once. What `compiles` is given is the config to compile with.
+/// Calls `compiles` in one process of the program, then in the others, which load the result from the cache, shared or
+/// sent over the processes' connection. Without a cache: in all at once. The argument of `compiles` is the config to
+/// compile with.
 void on_coordinator_first(const Devices& devices, const CompileConfig& config, const std::string& topic,
                           const std::function<void(const CompileConfig&)>& compiles);
 
@@ -199,7 +197,7 @@ struct CompileReport {
   bool from_cache = false;
   int64_t program_bytes = 0;  // of StableHLO text
 };
-/// Bytes per device, as the compiler plans them. `host`: what waits in the host's memory (remat policies that offload).
+/// Planned bytes per device. `host`: offloaded values in the host's memory.
 struct MemoryPlan {
   int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0, host = 0;
   int64_t peak() const { return arguments + outputs - aliased + temporary; }
@@ -219,13 +217,12 @@ class Program {
   const Sharding& input_sharding(size_t i) const;
   const Sharding& output_sharding(size_t i) const;
 
-  /// Runs with inputs in the order of input_names(); returns outputs in the order of output_names(). Returns before
-  /// the device is done; where that is the host, not before the last run of this program is over. Aliased inputs are
-  /// consumed: their Array becomes empty.
+  /// Runs with inputs in the order of input_names(); returns outputs in the order of output_names(). Asynchronous; on a
+  /// CPU it first waits for the previous run of this program. Aliased inputs are donated: their Array becomes empty.
   /// Throws device naming an input that is empty or has another shape.
   std::vector<Array> run(const std::vector<Array*>& inputs) const;
-  /// By name: looks up every input in `donated` first, then in `kept`. Aliased inputs must be in `donated`, and leave
-  /// that map.
+  /// By name: looks up every input in `donated` first, then in `kept`. Aliased inputs must be in `donated`, from which
+  /// they are removed.
   ArrayMap run(ArrayMap& donated, const ArrayMap& kept = {}) const;
 
   const CompileReport& report() const;
@@ -241,12 +238,12 @@ class Program {
   std::unique_ptr<Impl> impl_;
 };
 
-/// StableHLO text → executable, through the cache (key: program text, options, plugin version).
-/// `name` appears in logs and profiles. Throws invalid_graph with the compiler's words, out_of_memory, device.
+/// StableHLO text → executable, through the cache (key: program text, options, plugin version). `name` appears in logs
+/// and profiles. Throws invalid_graph with the compiler's message, out_of_memory, device.
 Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name);
 
-/// Compiled programs that stay in memory: a graph whose text, inputs and outputs are those of an earlier one gets its
-/// program again. For one config and the same devices; the `most` that were used last are kept. Not thread safe.
+/// Compiled programs that stay in memory: graphs with equal text, inputs and outputs share a program. For one config
+/// and one set of devices; keeps the `most` recently used ones. Not thread safe.
 class ProgramCache {
  public:
   explicit ProgramCache(size_t most = 16) : most_(most) {}
@@ -256,26 +253,26 @@ class ProgramCache {
 
  private:
   size_t most_;
-  std::list<std::pair<std::string, std::shared_ptr<const Program>>> programs_;  // by hash; the last used first
+  std::list<std::pair<std::string, std::shared_ptr<const Program>>> programs_;  // by hash, most recently used first
 };
 
-/// Puts host values on the devices with the sharding of the program's inputs, by name. Inputs without a value are
-/// skipped. On a CPU, values that nobody else holds are not copied: move them here.
+/// Puts host values on the devices with the sharding of the program's inputs, by name. Skips inputs without a value. On
+/// a CPU, values with one owner are not copied: move them.
 void place(const Devices& devices, const Program& program, NamedShards values, ArrayMap& out);
 void place(const Devices& devices, const Program& program, HostArrays values, ArrayMap& out);
 
-/// What a program takes, on devices that are there or are not.
+/// Cost of a compiled program, on attached or unattached devices.
 struct AheadOfTime {
   std::optional<MemoryPlan> memory;
   // One run, one device; the compiler counts a loop's body once.
   std::optional<double> flops, bytes_accessed, estimated_seconds;
   std::optional<std::vector<CollectiveSum>> collectives;
-  std::map<std::string, pjrt::CustomCalls> custom_calls;  // by target; the compiler's count of FLOPs may lack theirs
-  std::vector<pjrt::Turned> turned;                       // what the program puts into another order in memory
-  std::map<std::string, int64_t> products;                // by types, as pjrt::Operations has them
-  int64_t instructions = 0, type_changes = 0;             // as pjrt::Operations has them; 0: the compiler does not say
+  std::map<std::string, pjrt::CustomCalls> custom_calls;  // by target; the compiler's FLOP count may exclude theirs
+  std::vector<pjrt::Turned> turned;                       // changes of memory layout
+  std::map<std::string, int64_t> products;                // by types, as in pjrt::Operations
+  int64_t instructions = 0, type_changes = 0;             // as in pjrt::Operations; 0: unknown
   CompileReport report;
-  std::string kept;  // the file of the executable, where one was asked for (aot_cache_dir)
+  std::string kept;  // file of the executable (aot_cache_dir)
 };
 /// Compiles for devices, or without loading for a topology; errors as compile().
 AheadOfTime compile_ahead(const Devices& devices, const Graph& graph, const CompileConfig& config,

@@ -135,7 +135,7 @@ TEST(Shards, ThoseOnSeveralDevicesAreOwnedByTheFirst) {
   }
 }
 
-TEST(Shards, OfAnotherShapeThanAskedForAreRefused) {
+TEST(Shards, OfAnotherShapeAreRefused) {
   const Devices devices = eight(8, 1, 1);
   try {
     devices.put(
@@ -197,9 +197,9 @@ TEST(Sharded, StateKeepsItsShardingAndItsMemory) {
   Array whole = devices.put(counting({64, 16})), delta = devices.put(counting({64, 16}));
   try {
     p.run({&whole, &delta});
-    FAIL() << "an array split in another way was taken";
+    FAIL() << "an array with another sharding was accepted";
   } catch (const Error& e) {
-    EXPECT_NE(e.message().find("'state' is split"), std::string::npos) << e.message();
+    EXPECT_NE(e.message().find("'state' has another sharding"), std::string::npos) << e.message();
   }
 }
 
@@ -214,7 +214,7 @@ TEST(WindowsFirst, IsTheOrderOfConvolutionWeightsAlone) {
 }
 
 // As on a TPU: state that lies in memory in another order of its axes, put, stepped, donated, fetched.
-TEST(Sharded, StateInAnotherOrderOfItsAxesGivesTheSame) {
+TEST(Sharded, StateInAnotherLayoutIsEqual) {
   const AxisRules rules = AxisRules::parse("[['conv_out', 'fsdp']]", {"data", "fsdp", "context", "tensor"});
   const Shape shape{DType::f32, {16, 3, 2, 5}};
   const HostArray start = counting(shape.dims), delta = counting(shape.dims, 7);
@@ -244,9 +244,9 @@ TEST(Sharded, StateInAnotherOrderOfItsAxesGivesTheSame) {
     Array plain = devices.put(start, {p.input_sharding(0).dims}), more = devices.put(delta);
     try {
       p.run({&plain, &more});
-      FAIL() << "an array in another order was taken";
+      FAIL() << "an array with another layout was accepted";
     } catch (const Error& e) {
-      EXPECT_NE(e.message().find("'state' lies in memory in another order"), std::string::npos) << e.message();
+      EXPECT_NE(e.message().find("'state' has another memory layout"), std::string::npos) << e.message();
     }
   }
 }

@@ -1,4 +1,4 @@
-// For tests only: three records of the tests' own, so that the runtime is tested without the library of ops.
+// For tests only: operation records, so that the runtime is tested without ops/.
 #pragma once
 
 #include <span>
@@ -38,7 +38,7 @@ inline const OpDef kTestCall = {
                    "call_target_name = \"" + c.attrs<std::string>() + "\", api_version = 4 : i32, backend_config = {}");
         },
 };
-/// A statement the compiler refuses.
+/// A statement that does not compile.
 inline const OpDef kTestNonsense = {
     .name = "test_nonsense",
     .infer = [](const InferCtx& c) { return std::vector<Shape>{c.in[0]}; },

@@ -1,7 +1,7 @@
 // The only code that moves data between host and devices. A shard is a strided window of the host array, so nothing is
 // cut up on the host before a transfer; on the way back each distinct shard is copied once, from one device that has
 // it. Axes that a device has in another order are turned by the plugin on the way there and by us on the way back,
-// because not every plugin heeds the order that is asked for.
+// because not every plugin supports a requested layout.
 #include <algorithm>
 #include <mutex>
 
@@ -29,7 +29,7 @@ int64_t offset_of(const Slice& slice, const std::vector<int64_t>& strides) {
   return offset;
 }
 
-/// Where the bytes of a shard lie in host memory; empty strides: dense. `given`: nobody else has them.
+/// Bytes of a shard in host memory; empty strides: dense. `given`: sole owner.
 struct Source {
   const std::byte* data;
   std::vector<int64_t> strides;
@@ -124,7 +124,7 @@ static std::shared_ptr<PendingShards::State> new_state(const Array& a) {
 static void start_copy(PendingShards::State& state, const Slice& slice, const pjrt::Buffer& buffer) {
   HostArray bytes(Shape{state.array.shape.dtype, in_order(slice.size, state.order)});
   pjrt::Event done = buffer.copy_to_host(bytes.mutable_data(), bytes.bytes(), state.array.shape.rank());
-  done.keep_alive(bytes.owner());  // whoever asked may lose interest before the copy ends
+  done.keep_alive(bytes.owner());  // the caller may drop the result before the copy ends
   state.array.shards.push_back({slice, {}});
   state.arrived.push_back(std::move(bytes));
   state.done.push_back(std::move(done));
@@ -164,7 +164,7 @@ PendingArray fetch(const Devices& devices, const Array& a) {
   auto state = start_copies(devices, a, Which::local);
   int64_t here = 0;
   for (const Shard& p : state->array.shards) here += p.slice.elements();
-  check(here == a.shape().elements(), Code::device, "fetch: {} of {} elements of {} lie on devices of this process",
+  check(here == a.shape().elements(), Code::device, "fetch: {} of {} elements of {} are on devices of this process",
         here, a.shape().elements(), to_string(a.shape()));
   return PendingArray(PendingShards(std::move(state)));
 }

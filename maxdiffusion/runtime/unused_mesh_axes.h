@@ -1,4 +1,4 @@
-// Mesh axes along which every device of a program does the same work.
+// Mesh axes along which all devices of a program compute the same.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace md {
 
-/// Mesh axes of more than one device that split no parameter, no state and nothing that the graph lays on the mesh by
-/// itself (constraints, code per device), in mesh order. That batches are stored in shards does not count, because the
-/// first constraint lays them anew; in a graph without constraints it does, because their split then carries on.
+/// Mesh axes of size > 1 that shard no parameter, no state, and no value with a sharding constraint or per-device code,
+/// in mesh order. The sharding of batches counts only in graphs without constraints, because the first constraint
+/// reshards them.
 std::vector<std::string> unused_mesh_axes(const Graph& graph);
 
 /// Logs a warning for each of them; `name` is the program's.

@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-/// The member as a T; `right`: whether its JSON is of that type, `expected` in words.
+/// The field as a T; `right`: whether the JSON has that type; `expected`: text for messages.
 template <class T, class Right>
 T read(const json& config, const char* name, T fallback, const char* expected, const Right& right) {
   const auto it = config.find(name);

@@ -1,5 +1,5 @@
-// Members of scheduler_config.json with defaults: null and absent are the default, a wrong type is an error naming the
-// member, what it is and what it should be.
+// Fields of scheduler_config.json with defaults: null and absent give the default; a wrong type is an error naming the
+// field, its value and the expected type.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,7 @@
 
 namespace md {
 
-/// T: bool, int64_t, double (infinite too, also as the texts "Infinity" and "-Infinity", and no NaN), std::string, or a
-/// vector of the numbers.
+/// T: bool, int64_t, double (also "Infinity" and "-Infinity", but not NaN), std::string, or a vector of numbers.
 template <class T>
 T field(const nlohmann::json& config, const char* name, T fallback);
 template <>
@@ -31,15 +30,15 @@ template <>
 std::vector<int64_t> field(const nlohmann::json& config, const char* name, std::vector<int64_t> fallback);
 
 std::optional<double> optional_number(const nlohmann::json& config, const char* name);
-/// A string member out of a few.
+/// A string field with one of the known values.
 std::string choice(const nlohmann::json& config, const char* name, const std::string& fallback,
                    std::initializer_list<const char*> known);
-/// A switch that changes the mathematics and that this sampler does not know must be off.
+/// Throws if an unsupported switch that would change the result is on.
 void require_off(const nlohmann::json& config, std::initializer_list<const char*> names);
-/// Range that x0 is clipped to; 0: it is not.
+/// x0 is clipped to ± this; 0: not clipped.
 double clip_range(const nlohmann::json& config);
 
-/// Switches that only samplers with levels σ know; the others require them off.
+/// Switches of samplers with sigmas; the others require them off.
 inline constexpr std::initializer_list<const char*> kSigmaSwitches = {"use_karras_sigmas", "use_exponential_sigmas",
                                                                       "use_lu_lambdas", "use_flow_sigmas"};
 

@@ -33,7 +33,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
       const bool last = i + 1 == p.timesteps.size();
       const double a = noise.alphas_cumprod[static_cast<size_t>(p.timesteps[i])];
       const double b = last ? 1.0 : noise.alphas_cumprod[static_cast<size_t>(p.timesteps[i + 1])];
-      const double alpha = a / b, beta = 1 - alpha;  // of the whole jump
+      const double alpha = a / b, beta = 1 - alpha;  // from this timestep to the previous one
       const Form x0 = predicted_x0(noise.prediction_type, std::sqrt(a), std::sqrt(1 - a), k);
       const Form& start = clip > 0 ? k.clipped : x0;
       const double variance = small ? std::max(1e-20, (1 - b) / (1 - a) * beta) : beta;

@@ -33,7 +33,7 @@ struct Solver {
         const double r1 = (levels[i - 1].lambda - levels[i - 2].lambda) / h;
         const Form curve = (d0 - (m[1] - m[2]) / r1) / (r0 + r1);
         d += r0 * curve;
-        // The expansion says −1/2 always; diffusers' SDE adds.
+        // The expansion has −1/2 always; diffusers' SDE adds.
         next -= scale * ((std::expm1(u) - u) / (u * u) + (sde ? 0.5 : -0.5)) * curve;
       }
       next -= scale * slope * d;
@@ -46,7 +46,7 @@ struct Solver {
 std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   SigmaGrid grid = SigmaGrid::from_json(config);
   const std::string type = grid.noise.prediction_type;
-  // The names of other solvers' settings stand for the defaults, as in diffusers.
+  // The names of other solvers' settings mean the defaults, as in diffusers.
   const auto algorithm = choice(config, "algorithm_type", "dpmsolver++",
                                 {"dpmsolver", "dpmsolver++", "sde-dpmsolver", "sde-dpmsolver++", "deis"});
   const auto kind = choice(config, "solver_type", "midpoint", {"midpoint", "heun", "logrho", "bh1", "bh2"});
@@ -57,13 +57,13 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   check(order >= 1 && order <= 3, Code::invalid_config, "scheduler config: solver_order is {}; expected 1, 2 or 3",
         order);
   check(solver.data || !solver.sde || order < 3, Code::invalid_config,
-        "scheduler config: solver_order is 3; sde-dpmsolver knows 1 and 2");
+        "scheduler config: solver_order is 3; sde-dpmsolver supports 1 and 2");
   check(solver.data || (!grid.ends_at_zero && type != "flow_prediction"), Code::invalid_config,
         "scheduler config: algorithm_type {} cannot step to no noise and needs epsilon, v_prediction or sample; set "
         "final_sigmas_type to sigma_min, or use {}++",
         algorithm, algorithm);
   check(grid.ends_at_zero || !grid.flow, Code::invalid_config,
-        "scheduler config: final_sigmas_type is sigma_min beside use_flow_sigmas; set it to zero");
+        "scheduler config: final_sigmas_type is sigma_min with use_flow_sigmas; set it to zero");
   const auto variance = field<std::string>(config, "variance_type", "");
   check(!variance.starts_with("learned"), Code::invalid_config,
         "scheduler config: variance_type is '{}'; a model with a learned variance is not supported", variance);

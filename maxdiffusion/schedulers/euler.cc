@@ -16,7 +16,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas", "use_flow_sigmas"});
   SigmaGrid grid = SigmaGrid::from_json(config);
   grid.log_linear = choice(config, "interpolation_type", "linear", {"linear", "log_linear"}) == "log_linear";
-  // EDM's models are told log σ. With other prediction types the switch says nothing, as in diffusers.
+  // EDM models receive log σ. With other prediction types the switch has no effect, as in diffusers.
   const bool continuous = choice(config, "timestep_type", "discrete", {"discrete", "continuous"}) == "continuous" &&
                           grid.noise.prediction_type == "v_prediction";
 

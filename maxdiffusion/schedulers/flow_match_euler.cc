@@ -1,7 +1,7 @@
-// Euler's method on straight paths from noise to data: x = (1 − σ)·x0 + σ·ε, the model predicts ε − x0, and
-// x += (σ' − σ)·(ε − x0). Levels lie evenly between the shifted ends of training and are then shifted themselves, as
-// diffusers does; with timestep_spacing trailing they lie evenly from 1 to 1/n before the shift, as pipelines of some
-// models ask diffusers for. Sources: Lipman et al. 2023; Esser et al. 2024, equation 23 (shift).
+// Euler's method on straight paths from noise to data: x = (1 − σ)·x0 + σ·ε, the model predicts ε − x0, and x += (σ' −
+// σ)·(ε − x0). Sigmas are evenly spaced between the shifted ends of training and then shifted, as in diffusers; with
+// timestep_spacing trailing they are evenly spaced from 1 to 1/n before the shift, as pipelines of some models ask
+// diffusers for. Sources: Lipman et al. 2023; Esser et al. 2024, equation 23 (shift).
 #include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
 #include "maxdiffusion/schedulers/sigmas.h"
@@ -26,7 +26,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
         "scheduler config: shift_terminal is {}; expected a number below 1", terminal.value_or(0));
   const bool karras = field(config, "use_karras_sigmas", false),
              exponential = field(config, "use_exponential_sigmas", false),
-             inverted = field(config, "invert_sigmas", false), drawn = field(config, "stochastic_sampling", false),
+             inverted = field(config, "invert_sigmas", false), stochastic = field(config, "stochastic_sampling", false),
              trailing = field<std::string>(config, "timestep_spacing", "") == "trailing",
              by_size = field(config, "use_dynamic_shifting", false);  // `shift` is of the size, not of training
   check(!karras || !exponential, Code::invalid_config,
@@ -51,14 +51,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     sigmas.push_back(inverted ? 1 : 0);
     for (size_t i = 0; i < p.timesteps.size(); ++i) {
       const double s = sigmas[i], next = sigmas[i + 1];
-      if (drawn)
+      if (stochastic)
         p.steps.push_back({.next = {(1 - next) * (k.sample - s * k.output)}, .noise = next});
       else
         p.steps.push_back({.next = {k.sample + (next - s) * k.output}});
     }
     return p;
   };
-  return linear_sampler({.name = kName, .stochastic = drawn, .plan = plan});
+  return linear_sampler({.name = kName, .stochastic = stochastic, .plan = plan});
 }
 
 }  // namespace

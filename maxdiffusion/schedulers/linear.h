@@ -1,7 +1,7 @@
-// Samplers whose step is a sum: the new sample and the carried arrays are linear in the sample, the model's output,
-// the clipped x0, the arrays carried so far, and a draw of noise. A sampler is therefore only a plan: on the host, in
-// double, it writes its update with forms (below) as if they were arrays. The coefficients of the forms become rows of
-// a table, and one graph step, shared by all samplers, adds up its inputs with the coefficients of its row.
+// Samplers whose step is a sum: the new sample and the carried arrays are linear in the sample, the model's output, the
+// clipped x0, the carried arrays, and Gaussian noise. A sampler is therefore only a plan: on the host, in double, it
+// writes its update as linear forms (below). Their coefficients become rows of a table; one graph step, shared by all
+// samplers, computes the linear combination of its row.
 #pragma once
 
 #include <functional>
@@ -11,10 +11,10 @@
 
 namespace md {
 
-/// Coefficients of a sum over what a step knows. Forms add, subtract and scale as the arrays that they stand for.
+/// A linear form: coefficients of a step's inputs. Forms add, subtract and scale as arrays do.
 using Form = std::valarray<double>;
 
-/// What a step knows. `clipped` is LinearStep::x0 within ±clip; empty where the sampler does not clip.
+/// Inputs of a step. `clipped` is LinearStep::x0 within ±clip; empty if the sampler does not clip.
 struct Knowns {
   Form sample, output, clipped;
   std::vector<Form> history;
@@ -22,9 +22,9 @@ struct Knowns {
 
 struct LinearStep {
   double input_scale = 1;  // model input = sample × this
-  Form x0;                 // what is clipped: in sample and output only; empty without clip
+  Form x0;                 // the form that is clipped, of sample and output only; empty without clip
   std::vector<Form> next;  // the new sample, then the carried arrays, zeros at first
-  double noise = 0;        // deviation of the noise added to the new sample
+  double noise = 0;        // standard deviation of the noise added to the new sample
 };
 
 struct LinearPlan {
@@ -37,7 +37,7 @@ struct LinearSampler {
   std::string name;
   int64_t history = 0;
   double clip = 0;          // > 0: x0 is clipped to ±clip
-  bool stochastic = false;  // LinearStep::noise is obeyed
+  bool stochastic = false;  // LinearStep::noise is used
   std::function<LinearPlan(int64_t steps, const Knowns&)> plan;
 };
 
@@ -45,11 +45,11 @@ struct LinearSampler {
 /// `next` over sample, output, clipped x0 (with clip), history; when stochastic, noise. Arithmetic is f32.
 std::unique_ptr<Scheduler> linear_sampler(LinearSampler sampler);
 
-/// ᾱ for formulas that divide by √ᾱ_T, which is 0 under zero terminal SNR: 2^−24 in its place, as in diffusers.
+/// ᾱ for formulas that divide by √ᾱ_T, which is 0 under zero terminal SNR: then 2^−24, as in diffusers.
 inline double divisible(double alpha_bar) { return alpha_bar > 0 ? alpha_bar : 0x1p-24; }
 
-/// x0 and ε where the sample is α·x0 + σ·ε and the model predicts `prediction_type`: epsilon, v_prediction
-/// (α·ε − σ·x0), sample, or, for x0 only, flow_prediction (ε − x0, where α = 1 − σ).
+/// x0 and ε, if the sample is α·x0 + σ·ε and the model predicts `prediction_type`: epsilon, v_prediction (α·ε − σ·x0),
+/// sample, or, for x0 only, flow_prediction (ε − x0, where α = 1 − σ).
 Form predicted_x0(const std::string& prediction_type, double alpha, double sigma, const Knowns& k);
 Form predicted_noise(const std::string& prediction_type, double alpha, double sigma, const Knowns& k);
 

@@ -158,7 +158,8 @@ TimestepBias TimestepBias::from_map(const std::map<std::string, std::string>& fi
     } else if (name == "end") {
       bias.end = static_cast<int64_t>(number());
     } else {
-      fail(Code::invalid_config, "timestep_bias: '{}' is not one of: strategy, multiplier, portion, begin, end", name);
+      fail(Code::invalid_config,
+           "timestep_bias: unknown field '{}'; expected one of: strategy, multiplier, portion, begin, end", name);
     }
   }
   return bias;
@@ -179,7 +180,7 @@ std::vector<double> TimestepBias::weights(int64_t T) const {
     from = begin, to = end;
   } else {
     check(strategy == "none", Code::invalid_config,
-          "timestep_bias: strategy '{}' is not one of: none, earlier, later, range", strategy);
+          "timestep_bias: strategy is '{}'; expected one of: none, earlier, later, range", strategy);
   }
   std::vector<double> w(static_cast<size_t>(T), 1.0);
   for (int64_t t = from; t < to; ++t) w[static_cast<size_t>(t)] = multiplier;
@@ -188,7 +189,7 @@ std::vector<double> TimestepBias::weights(int64_t T) const {
 
 Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch, const TimestepBias& bias) {
   if (bias.strategy == "none") return random_integers(rng, {batch}, 0, n.num_train_timesteps);
-  // The number of ends of the cumulative distribution at or below a uniform draw.
+  // Inverse transform sampling: the number of cumulative probabilities at or below a uniform number.
   HostArray ends(Shape{DType::f32, {1, n.num_train_timesteps}});
   const std::vector<double> w = bias.weights(n.num_train_timesteps);
   const double total = std::accumulate(w.begin(), w.end(), 0.0);

@@ -52,7 +52,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     const int64_t T = noise.num_train_timesteps;
     LinearPlan p{.timesteps = integer_timesteps(spacing, steps, T, offset), .steps = {}};
     check(skip_prk || steps >= 4, Code::invalid_config,
-          "PNDMScheduler: {} inference steps; expected 4 or more without skip_prk_steps", steps);
+          "num_inference_steps is {}; PNDMScheduler expects 4 or more without skip_prk_steps", steps);
     const int64_t whole = T / steps, middle = whole / 2;
     const auto stride = static_cast<double>(whole), half = static_cast<double>(middle);
     p.timesteps = visited(p.timesteps, skip_prk, half);

@@ -1,4 +1,4 @@
-// The list of noise processes: a new one is a file of its own and one entry here.
+// The list of noise processes: a new one is a file and one entry here.
 #include "maxdiffusion/schedulers/process.h"
 
 #include <fmt/ranges.h>
@@ -10,7 +10,7 @@
 
 namespace md {
 
-// Each returns null where the config asks for another process.
+// Each returns null if the config selects another process.
 #define DECLARE(name) std::shared_ptr<const NoiseProcess> make_##name(const nlohmann::json&, const ProcessKeys&);
 PROCESSES(DECLARE)
 #undef DECLARE
@@ -20,7 +20,8 @@ HostArray NoiseProcess::timesteps_from_sigmas(const HostArray&) const {
 }
 
 std::shared_ptr<const NoiseProcess> NoiseProcess::restricted_to(double, double) const {
-  fail(Code::invalid_config, "this model is not trained by flow matching, so its times cannot be divided");
+  fail(Code::invalid_config,
+       "this model is not trained by flow matching; its timesteps cannot be divided between experts");
 }
 
 std::shared_ptr<const NoiseProcess> make_process(const nlohmann::json& config, const ProcessKeys& keys) {
@@ -29,7 +30,7 @@ std::shared_ptr<const NoiseProcess> make_process(const nlohmann::json& config, c
   if (auto process = make_##name(config, keys)) return process;
   PROCESSES(MAKE)
 #undef MAKE
-  fail(Code::invalid_config, "scheduler config: no noise process takes it; expected one of: {}",
+  fail(Code::invalid_config, "scheduler config: no noise process supports it; expected one of: {}",
        fmt::join(process_names(), ", "));
 }
 

@@ -20,8 +20,8 @@ class Ddpm final : public NoiseProcess {
     bias_.weights(noise_.num_train_timesteps);  // throws where they do not fit
     if (snr_gamma_ > 0 && noise_.alphas_cumprod.back() == 0 && noise_.prediction_type != "epsilon")
       log_warning(
-          "snr_gamma={} and rescale_betas_zero_snr: losses of the last timesteps weigh 0 or nearly so, and sampling "
-          "starts there; snr_gamma=-1 weighs all alike",
+          "snr_gamma={} and rescale_betas_zero_snr: the losses of the last timesteps have weights near 0, and sampling "
+          "starts there; snr_gamma=-1 weighs all equally",
           snr_gamma_);
   }
   int64_t num_train_timesteps() const override { return noise_.num_train_timesteps; }

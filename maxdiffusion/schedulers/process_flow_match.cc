@@ -17,10 +17,10 @@ namespace {
 
 constexpr double kSigmaMax = 1, kSigmaMin = 0.003 / 1.002;
 
-/// The level at time 0. Samplers give a level σ the time T·σ; in MaxDiffusion's training time 0 has a level of its own.
+/// Sigma at timestep 0. Samplers map σ to the timestep T·σ; MaxDiffusion's training has a separate sigma at timestep 0.
 double least_level(const std::string& lookup) {
   check(lookup == "exact" || lookup == "reference_table", Code::invalid_config,
-        "timestep_lookup '{}' is not one of: exact, reference_table", lookup);
+        "timestep_lookup is '{}'; expected one of: exact, reference_table", lookup);
   return lookup == "exact" ? 0 : kSigmaMin;
 }
 
@@ -36,11 +36,9 @@ class FlowMatch final : public NoiseProcess {
     check(std::isfinite(shift_) && shift_ > 0, Code::invalid_config,
           "train_flow_shift is {}; expected a number above 0", shift_);
     check(keys.snr_gamma <= 0, Code::invalid_config,
-          "snr_gamma is {}, but this model is trained by flow matching, which has weights of its own; set it to -1",
-          keys.snr_gamma);
+          "snr_gamma is {}, but flow matching has its own loss weights; try: snr_gamma=-1", keys.snr_gamma);
     check(TimestepBias::from_map(keys.timestep_bias).strategy == "none", Code::invalid_config,
-          "timestep_bias is set, but this model is trained by flow matching; train_flow_shift says which times come "
-          "more often");
+          "timestep_bias is set, but flow matching does not support it; try: train_flow_shift");
     make_table();
   }
   int64_t num_train_timesteps() const override { return T_; }
@@ -58,7 +56,7 @@ class FlowMatch final : public NoiseProcess {
   Tensor target(Tensor x0, Tensor noise, Tensor) const override { return noise - x0; }
   Tensor weight(Tensor t) const override {
     if (!weighted_) return {};
-    // The entry of the nearest time of the grid: as many middles lie above t.
+    // The nearest timestep of the grid: the number of midpoints above t.
     const int64_t n = static_cast<int64_t>(weights_.size());
     Tensor middles = constant(t.graph(), HostArray::of<float>({DType::f32, {1, n - 1}}, middles_));
     Tensor index = sum(cast(lt(reshape(t, {t.dim(0), 1}), middles), DType::s32), {1});
@@ -118,7 +116,7 @@ class FlowMatch final : public NoiseProcess {
 
   int64_t T_;
   double shift_, least_;
-  double first_ = 0, last_ = 1;  // of the numbers that are drawn and then shifted
+  double first_ = 0, last_ = 1;  // range of the uniform numbers before the shift
   double from_ = 0, to_ = 0;     // the times that they become, where not all
   bool weighted_;
   std::vector<float> middles_, weights_;

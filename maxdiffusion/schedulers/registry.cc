@@ -1,4 +1,4 @@
-// The list of samplers: a new one is a file of its own, which says all about it (sampler_class.h), and one row here.
+// The list of samplers: a new one is a file (sampler_class.h) and one row here.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/process.h"
@@ -59,8 +60,8 @@ constexpr const char* kShared[] = {
     "max_shift", "base_image_seq_len", "max_image_seq_len", "time_shift_type"};
 // clang-format on
 
-/// diffusers' samplers exchange their files: one that was written for another is read as far as this one knows it.
-/// Fields that begin with '_' are diffusers' own notes.
+/// diffusers' samplers share config files: fields of other samplers are accepted. Fields that begin with '_' are
+/// diffusers' own notes.
 bool is_known(const std::string& field) {
   return field.starts_with('_') || std::ranges::find(kShared, field) != std::end(kShared) ||
          std::ranges::any_of(sampler_classes(), [&](const SamplerClass& s) {
@@ -95,21 +96,20 @@ nlohmann::json parse_scheduler_config(const std::string& text) {
 std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& given, const SampleFacts& facts) {
   check(given.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", given.dump());
   const std::string name = field<std::string>(given, "_class_name", "");
-  check(!name.empty(), Code::invalid_config, "scheduler config: the member _class_name is missing; expected one of: {}",
+  check(!name.empty(), Code::invalid_config, "scheduler config: the field _class_name is missing; expected one of: {}",
         fmt::join(scheduler_names(), ", "));
   const SamplerClass* sampler = find_sampler(name);
-  if (!sampler)
+  if (const std::string plain = name.starts_with("Flax") ? name.substr(4) : name; !sampler)
     throw Error(Code::invalid_config,
-                fmt::format("scheduler config: the sampler {} is not here; there are: {}",
-                            name.starts_with("Flax") ? name.substr(4) : name, fmt::join(scheduler_names(), ", ")))
+                fmt::format("scheduler config: the sampler {} is not supported; expected one of: {}", plain,
+                            nearest_first(plain, scheduler_names())))
         .note("try: scheduler=NAME, which samples with another: " +
               fmt::format("{}", fmt::join(sampler_names(), ", ")));
   require_off(given, {"thresholding", "use_beta_sigmas"});
   const bool flow = is_flow_matching(given) && sampler->shift;
   if (!flow) require_off(given, {"use_dynamic_shifting"});
   for (const auto& [key, value] : given.items())
-    if (!is_known(key))
-      log_warning("scheduler config: '{}' is not a member that samplers here know; it has no effect", key);
+    if (!is_known(key)) log_warning("scheduler config: '{}' is an unknown field; it has no effect", key);
 
   nlohmann::json config = given;
   if (sampler->models == SamplerClass::flow && facts.even_flow_steps) config["timestep_spacing"] = "trailing";

@@ -60,7 +60,7 @@ struct Choice {
   const SamplerName* word;
 };
 
-/// By a word in its own spelling or an alias; nulls: there is none.
+/// By name or alias, normalized; null if unknown.
 Choice find(const std::string& word) {
   for (const SamplerClass& s : sampler_classes())
     for (const SamplerName& w : s.words)
@@ -68,7 +68,7 @@ Choice find(const std::string& word) {
   return {};
 }
 
-/// "flow_euler, dpmpp_2m or unipc": the first word of each sampler that takes such models.
+/// "flow_euler, dpmpp_2m or unipc": the first name of each sampler that supports such models.
 std::string words_for(bool flow) {
   std::vector<std::string> words;
   for (const SamplerClass& s : sampler_classes())
@@ -103,12 +103,12 @@ void choose_sampler(json& config, const std::string& given, const std::set<std::
   Choice chosen = find(sampler_name(given));
   if (flow && chosen.word && chosen.word->flow_word) chosen = find(chosen.word->flow_word);
   const SamplerClass* sampler = chosen.word ? chosen.sampler : find_sampler(given);
-  check(sampler, Code::invalid_config, "scheduler is '{}', which is no sampler", given);
+  check(sampler, Code::invalid_config, "scheduler is '{}', which is not a sampler", given);
   check(sampler->models != SamplerClass::noise || !flow, Code::invalid_config,
-        "scheduler is '{}', which samples models that predict noise, but this one flows; try {}", given,
+        "scheduler is '{}', which samples models that predict noise; this is a flow-matching model; try {}", given,
         words_for(true));
   check(sampler->models != SamplerClass::flow || flow, Code::invalid_config,
-        "scheduler is '{}', which samples models that flow, but this one predicts {}; try {}", given,
+        "scheduler is '{}', which samples flow-matching models; this one predicts {}; try {}", given,
         config.value("prediction_type", "epsilon"), words_for(false));
   config["_class_name"] = sampler->name;
   if (!chosen.word) return;

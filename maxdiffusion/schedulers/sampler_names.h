@@ -1,4 +1,4 @@
-// Samplers by the words that people use (euler, dpmpp_2m_karras), and what a word makes of a scheduler_config.json.
+// Short names of samplers (euler, dpmpp_2m_karras), and the scheduler_config.json of each.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -9,17 +9,17 @@
 
 namespace md {
 
-/// The words; each stands for a class of scheduler.h and some of its fields.
+/// All names; each is a scheduler class with some of its fields.
 std::vector<std::string> sampler_names();
-/// The word that `given` means in any spelling ("DPM++ 2M Karras", "Euler"), or the class that it is the name of
-/// ("EulerDiscreteScheduler"); empty: neither.
+/// The name of `given` in any spelling ("DPM++ 2M Karras", "Euler"), or its class ("EulerDiscreteScheduler"); empty if
+/// unknown.
 std::string sampler_name(const std::string& given);
-/// Whether `given` means a sampler of other programs that is not here (heun, lcm, …).
+/// Whether `given` is a known but unsupported sampler (heun, lcm, …).
 bool is_unsupported_sampler(const std::string& given);
-/// Makes the config that of the sampler `given`, as diffusers' from_config would, and sets the fields that the word
-/// stands for, except those in `fixed`. Levels are those of training unless the word says karras; nothing is clipped
-/// unless the config says so. Of a config that flows, euler is flow matching's. Throws invalid_config where the sampler
-/// cannot take the model, which flows or does not.
+/// Changes the config to the sampler `given`, as diffusers' from_config does, and sets the fields of the name, except
+/// those in `fixed`. Sigmas are those of training unless the name contains karras; clipping is as in the config. For a
+/// flow-matching model, euler is FlowMatchEulerDiscreteScheduler. Throws invalid_config if the sampler does not support
+/// the model (flow matching or not).
 void choose_sampler(nlohmann::json& config, const std::string& given, const std::set<std::string>& fixed);
 
 }  // namespace md

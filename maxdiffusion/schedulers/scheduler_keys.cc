@@ -22,15 +22,16 @@ constexpr const char* kZeroSnr = "rescale_betas_zero_snr";
 constexpr const char* kOfTraining[] = {"num_train_timesteps", "beta_start", "beta_end",       "beta_schedule",
                                        "trained_betas",       kZeroSnr,     "prediction_type"};
 
-/// Whether the mapping speaks of another kind of model than that of the folder, as in the reference's files for models
-/// that flow: it reads the mapping for others only.
+/// Whether the mapping is for another kind of model than the folder's, as in MaxDiffusion's files for flow-matching
+/// models, which do not read it.
 bool is_for_others(const json& config, const std::map<std::string, std::string>& mapping) {
   const auto type = mapping.find("prediction_type");
   if (!is_flow_matching(config) || type == mapping.end()) return false;
   const json said = parse_json(type->second);
   if (said == json("") || said == "flow_prediction") return false;
-  log_info_once("diffusion_scheduler_config is left aside: it is for a model that predicts {}, and this one flows",
-                said.dump());
+  log_info_once(
+      "diffusion_scheduler_config is ignored: it is for models that predict {}; this is a flow-matching model",
+      said.dump());
   return true;
 }
 
@@ -38,7 +39,7 @@ bool is_for_others(const json& config, const std::map<std::string, std::string>&
 void shift_by_size(json& config, const SchedulerKeys& keys) {
   if (!is_flow_matching(config)) {
     if (keys.time_shift || keys.base_shift || keys.max_shift)
-      log_warning("time_shift, base_shift and max_shift have no effect: this model does not flow");
+      log_warning("time_shift, base_shift and max_shift have no effect: this is not a flow-matching model");
     return;
   }
   if (keys.time_shift) config["use_dynamic_shifting"] = *keys.time_shift;
@@ -68,15 +69,15 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
   if (!keys.prediction_type.empty()) config["prediction_type"] = keys.prediction_type;
   if (is_flow_matching(config) && !unread.empty())
     log_line_once(LogLevel::warning,
-                  fmt::format("diffusion_scheduler_config: {} {} ignored: a model that flows has no betas",
+                  fmt::format("diffusion_scheduler_config: {} {} ignored: a flow-matching model has no betas",
                               fmt::join(unread, ", "), unread.size() == 1 ? "is" : "are"));
   if (training) return config;
   if (!keys.scheduler.empty()) choose_sampler(config, keys.scheduler, fixed);
   const auto name_of = [](const json& c) { return c.value("_class_name", json("no scheduler")).dump(); };
   if (const json file = parse_scheduler_config(text); name_of(file) == name_of(config))
-    log_info_once("the scheduler that draws is {}, the model folder's", name_of(config));
+    log_info_once("scheduler: {} (from the model folder)", name_of(config));
   else
-    log_info_once("the scheduler that draws is {}, as {} says, in place of the folder's {}", name_of(config),
+    log_info_once("scheduler: {} (from {}; the model folder has {})", name_of(config),
                   keys.scheduler.empty() ? "diffusion_scheduler_config" : "scheduler=" + keys.scheduler, name_of(file));
   shift_by_size(config, keys);
   const SamplerClass* sampler = find_sampler(field<std::string>(config, "_class_name", ""));

@@ -1,5 +1,5 @@
 // Keys that change a model's scheduler_config.json, and the two configs that result: one for sampling, one for training
-// and checkpoints. Both have the fields that training depends on, so that a checkpoint is sampled as it was trained.
+// and checkpoints. Both have the fields on which training depends, so that a checkpoint is sampled as it was trained.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -34,14 +34,14 @@ struct SchedulerKeys {
   }
 };
 
-/// `text`: of scheduler_config.json. Every member of diffusion_scheduler_config replaces the file's (an empty text
-/// leaves it), then prediction_type, scheduler (sampler_names.h; fields of the mapping stay, its class does not),
-/// time_shift (use_dynamic_shifting), base_shift, max_shift, then flow_shift (which is `shift` for some samplers, and
-/// ends a shift by size). A mapping whose prediction_type is another than the flow that the file says is left aside
-/// whole, with a line in the log: the reference's files hold one that its models do not read. Throws invalid_config.
+/// `text`: scheduler_config.json. Fields of diffusion_scheduler_config replace the file's (except empty ones), then
+/// prediction_type, scheduler (sampler_names.h; keeps fields of the mapping but not its class), time_shift
+/// (use_dynamic_shifting), base_shift, max_shift, then flow_shift (`shift` for some samplers; disables dynamic
+/// shifting). Ignores a mapping for models that are not flow-matching if the model is one, and logs it. Throws
+/// invalid_config.
 nlohmann::json sampling_config(const std::string& text, const SchedulerKeys& keys);
-/// Likewise, but only fields that training depends on are replaced (num_train_timesteps, beta_…, trained_betas,
-/// rescale_betas_zero_snr, prediction_type); the sampler and its options stay the file's.
+/// As above, but replaces only fields on which training depends (num_train_timesteps, beta_…, trained_betas,
+/// rescale_betas_zero_snr, prediction_type), not the sampler and its options.
 nlohmann::json training_config(const std::string& text, const SchedulerKeys& keys);
 
 }  // namespace md

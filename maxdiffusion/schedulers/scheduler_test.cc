@@ -160,8 +160,8 @@ TEST(Schedulers, StepsOutsideTheScheduleAreRefused) {
     const auto s = make_scheduler(with(kSd, {{"_class_name", name}}));
     EXPECT_EQ(s->name(), name);
     EXPECT_THAT(refusal([&] { s->table(0); }),
-                HasSubstr("0 inference steps; expected 1 to num_train_timesteps = 1000"));
-    EXPECT_THAT(refusal([&] { s->table(1001); }), HasSubstr("1001 inference steps"));
+                HasSubstr("num_inference_steps is 0; expected 1 to num_train_timesteps = 1000"));
+    EXPECT_THAT(refusal([&] { s->table(1001); }), HasSubstr("num_inference_steps is 1001"));
   }
 }
 
@@ -169,8 +169,8 @@ TEST(Schedulers, StepsOutsideTheScheduleAreRefused) {
 TEST(Schedulers, NamesAreKnownWithAndWithoutFlax) {
   EXPECT_EQ(make_scheduler(euler({{"_class_name", "FlaxEulerDiscreteScheduler"}}))->name(), "EulerDiscreteScheduler");
   const auto what = refusal([] { make_scheduler({{"_class_name", "HeunDiscreteScheduler"}}); });
-  EXPECT_THAT(what,
-              HasSubstr("the sampler HeunDiscreteScheduler is not here; there are: DDPMScheduler, DDIMScheduler, "));
+  EXPECT_THAT(what, HasSubstr("the sampler HeunDiscreteScheduler is not supported; expected one of: "
+                              "LMSDiscreteScheduler, DDPMScheduler, "));
   EXPECT_THAT(refusal([] { make_scheduler(json::object()); }), HasSubstr("_class_name is missing"));
 }
 
@@ -334,14 +334,14 @@ TEST(Schedulers, UnknownMembersAreNamedInAWarning) {
   testing::internal::CaptureStderr();
   make_scheduler(euler({{"timestep_spacng", "trailing"}, {"_note", 1}, {"flow_shift", 3.0}, {"sigma_min", 0.1}}));
   const std::string log = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(log, HasSubstr("'timestep_spacng' is not a member that samplers here know"));
+  EXPECT_THAT(log, HasSubstr("'timestep_spacng' is an unknown field"));
   EXPECT_THAT(log, HasSubstr("flow_shift has no effect without use_flow_sigmas"));
   EXPECT_THAT(log, HasSubstr("sigma_min and sigma_max have no effect"));
   EXPECT_THAT(log, testing::Not(HasSubstr("_note")));
 }
 
-TEST(Schedulers, EveryMemberThatASamplerReadsIsKnown) {
-  const std::regex reads(R"re((?:member(?:<[^(]*>)?|choice|optional_number)\(config, "(\w+)")re");
+TEST(Schedulers, EveryFieldThatASamplerReadsIsKnown) {
+  const std::regex reads(R"re((?:field(?:<[^(]*>)?|choice|optional_number)\(config, "(\w+)")re");
   std::set<std::string> names;
   for (const auto& file : std::filesystem::directory_iterator(MD_SOURCE_DIR "/maxdiffusion/schedulers")) {
     if (file.path().extension() != ".cc" || file.path().stem() == "scheduler_test") continue;
@@ -396,7 +396,7 @@ TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {
   EXPECT_THAT(refused(unipc, {{"use_lu_lambdas", true}}), HasSubstr("use_lu_lambdas is true"));
   EXPECT_THAT(refused(e, {{"timestep_spacing", "random"}}), HasSubstr("timestep_spacing is 'random'"));
   EXPECT_THAT(refused(e, {{"use_karras_sigmas", true}, {"use_exponential_sigmas", true}}),
-              HasSubstr("use_exponential_sigmas is true beside karras levels"));
+              HasSubstr("use_exponential_sigmas is true with karras levels"));
   EXPECT_THAT(refused(dpm, {{"use_exponential_sigmas", true}, {"use_flow_sigmas", true}}),
               HasSubstr("use_exponential_sigmas and use_flow_sigmas are true"));
   EXPECT_THAT(refused(e, {{"use_karras_sigmas", true}, {"sigma_min", -1}}), HasSubstr("sigma_min is -1"));
@@ -411,7 +411,8 @@ TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {
   EXPECT_THAT(refused(ddim, {{"eta", -1}}), HasSubstr("eta is -1"));
   EXPECT_THAT(refused(pndm, {{"prediction_type", "sample"}}),
               HasSubstr("prediction_type is 'sample'; expected one of:"));
-  EXPECT_THAT(refused(pndm, json::object()), HasSubstr("3 inference steps; expected 4 or more without skip_prk_steps"));
+  EXPECT_THAT(refused(pndm, json::object()),
+              HasSubstr("num_inference_steps is 3; PNDMScheduler expects 4 or more without skip_prk_steps"));
   for (const char* sampler : {dpm, unipc}) {
     EXPECT_THAT(refused(sampler, {{"solver_order", 4}}), HasSubstr("solver_order is 4; expected 1, 2 or 3"));
     EXPECT_THAT(refused(sampler, {{"solver_type", "rk4"}}), HasSubstr("solver_type is 'rk4'"));
@@ -419,9 +420,9 @@ TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {
                 HasSubstr("'flow_prediction'; expected one of:"));
   }
   EXPECT_THAT(refused(dpm, {{"algorithm_type", "dpmsolver"}}), HasSubstr("dpmsolver cannot step to no noise"));
-  EXPECT_THAT(refused(dpm, {{"algorithm_type", "sde-dpmsolver"}, {"solver_order", 3}}), HasSubstr("knows 1 and 2"));
+  EXPECT_THAT(refused(dpm, {{"algorithm_type", "sde-dpmsolver"}, {"solver_order", 3}}), HasSubstr("supports 1 and 2"));
   EXPECT_THAT(refused(dpm, {{"use_flow_sigmas", true}, {"final_sigmas_type", "sigma_min"}}),
-              HasSubstr("final_sigmas_type is sigma_min beside use_flow_sigmas"));
+              HasSubstr("final_sigmas_type is sigma_min with use_flow_sigmas"));
   EXPECT_THAT(refused(dpm, {{"lambda_min_clipped", 9}}), HasSubstr("lambda_min_clipped is 9"));
   EXPECT_THAT(refused(unipc, {{"solver_p", {{"a", 1}}}}), HasSubstr("solver_p is given"));
   EXPECT_THAT(refused(unipc, {{"shift_terminal", 0.1}}), HasSubstr("shift_terminal needs use_flow_sigmas"));
@@ -432,13 +433,13 @@ TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {
   EXPECT_THAT(refusal([&] {
                 make_scheduler(with(kSd, {{"_class_name", unipc}}))->table(1000);
               }),
-              HasSubstr("this sampler takes at most 999"));
+              HasSubstr("expected at most 999"));
   EXPECT_THAT(
       refusal([&] {
         make_scheduler(with(kSd, {{"_class_name", dpm}, {"timestep_spacing", "leading"}, {"steps_offset", 1}}))
             ->table(999);
       }),
-      HasSubstr("999 inference steps with timestep_spacing leading and steps_offset 1 visit timestep 999 twice"));
+      HasSubstr("num_inference_steps is 999 with timestep_spacing leading and steps_offset 1: timestep 999 repeats"));
 }
 
 // S4-38…42

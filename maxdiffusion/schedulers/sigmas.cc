@@ -41,7 +41,7 @@ SigmaGrid SigmaGrid::from_json(const nlohmann::json& config) {
   for (const auto& [name, kind] : std::initializer_list<std::pair<const char*, std::string>>{
            {"use_karras_sigmas", "karras"}, {"use_exponential_sigmas", "exponential"}, {"use_lu_lambdas", "lu"}}) {
     if (!field(config, name, false)) continue;
-    check(g.kind == "training", Code::invalid_config, "scheduler config: {} is true beside {} levels; set one to false",
+    check(g.kind == "training", Code::invalid_config, "scheduler config: {} is true with {} levels; set one to false",
           name, g.kind);
     check(!g.flow || kind == "karras", Code::invalid_config,
           "scheduler config: {} and use_flow_sigmas are true; set one to false", name);
@@ -107,7 +107,7 @@ SigmaLevels SigmaGrid::spaced(int64_t steps) const {
 }
 
 std::vector<double> SigmaGrid::flow_levels(int64_t steps) const {
-  // In diffusers' order of operations: timesteps are cut from these, and some are whole but for rounding.
+  // In diffusers' order of operations: timesteps are truncated from these.
   const auto n = static_cast<double>(steps), T = static_cast<double>(noise.num_train_timesteps);
   const double stride = (1 / T - 1) / n;
   std::vector<double> sigmas;

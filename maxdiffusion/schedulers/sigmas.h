@@ -1,4 +1,4 @@
-// Noise levels of the samplers whose formulas are in σ: of training, at spaced timesteps, or respaced.
+// Noise levels σ of samplers: those of training, at spaced timesteps, or respaced (Karras, exponential, log SNR).
 // Sources: Karras et al. 2022, equation 5 (Karras σ); Lu et al. 2022 (uniform log SNR); Esser et al. 2024, equation 23
 // (shifted flow σ).
 #pragma once
@@ -13,24 +13,24 @@ namespace md {
 
 struct SigmaLevels {
   std::vector<double> timesteps;
-  std::vector<double> sigmas;  // at least one more than timesteps: where the last step ends
+  std::vector<double> sigmas;  // one per timestep, then the final σ
 };
 
-/// Members of scheduler_config.json. The sample is α·x0 + σ'·ε: without flow σ = σ'/α and α² + σ'² = 1, with flow
-/// σ = σ' and α = 1 − σ.
+/// Fields of scheduler_config.json. The sample is α·x0 + σ'·ε: without flow σ = σ'/α and α² + σ'² = 1, with flow σ = σ'
+/// and α = 1 − σ.
 struct SigmaGrid {
   NoiseSchedule noise;
   std::string spacing, kind;  // kind: training, karras, exponential, lu
   int64_t offset = 0;
-  std::optional<double> sigma_min, sigma_max;  // ends of the respaced kinds; else those of what they respace
+  std::optional<double> sigma_min, sigma_max;  // ends of respaced sigmas; default: those of training
   bool ends_at_zero = true, flow = false;
   double flow_shift = 1;
   std::optional<double> shift_terminal;
-  // Set by single samplers, not by fields of the file.
-  bool log_linear = false;    // Euler: levels of training evenly in log σ, whatever the timesteps
+  // Set by samplers, not by fields of the file.
+  bool log_linear = false;    // Euler: training sigmas, evenly spaced in log σ
   int64_t end = 0;            // DPM-Solver: see multistep_timesteps; from_json: T
-  bool cut_karras = false;    // DPM-Solver: timesteps of Karras levels are cut, not rounded
-  bool flow_from_one = true;  // DPM-Solver: false, flow levels go down from 1 − 1/T to 0, not from 1 to 1/T
+  bool cut_karras = false;    // DPM-Solver: timesteps of Karras sigmas are truncated, not rounded
+  bool flow_from_one = true;  // DPM-Solver: false: flow sigmas go from 1 − 1/T to 0, not from 1 to 1/T
 
   /// Throws invalid_config; refuses flow_prediction without flow σ.
   static SigmaGrid from_json(const nlohmann::json& config);
@@ -50,14 +50,14 @@ struct SigmaGrid {
 
 /// `n` levels from `top` to `bottom`, evenly in σ^(1/7) (Karras) or in log σ; `top` alone for one.
 std::vector<double> even_levels(bool karras, double top, double bottom, int64_t n);
-/// Stretches falling flow σ so that the last of them is `terminal`; one level alone stays.
+/// Stretches decreasing flow sigmas so that the last one is `terminal`; no effect on a single one.
 void stretch_shift_to_terminal(double terminal, std::vector<double>& sigmas);
 
 /// Euler and LMS: the derivative of the sample x0 + σ·ε by σ, which is ε.
 Form sigma_derivative(const std::string& prediction_type, double sigma, const Knowns& k);
 /// Euler and LMS: 1/√(σ² + 1), the scale of the model's input.
 double sigma_input_scale(double sigma);
-/// Euler and LMS: deviation of the initial noise.
+/// Euler and LMS: standard deviation of the initial noise.
 double sigma_init_noise(const SigmaGrid& grid, const SigmaLevels& levels);
 
 /// DPM-Solver and UniPC: α, σ' and half the log SNR (infinite without noise).

@@ -9,7 +9,7 @@ namespace md {
 
 void check_steps(int64_t steps, int64_t T) {
   check(steps >= 1 && steps <= T, Code::invalid_config,
-        "scheduler: {} inference steps; expected 1 to num_train_timesteps = {}", steps, T);
+        "num_inference_steps is {}; expected 1 to num_train_timesteps = {}", steps, T);
 }
 
 std::vector<double> spaced_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset) {
@@ -47,17 +47,16 @@ std::vector<double> multistep_timesteps(const std::string& spacing, int64_t step
     for (double v : integer_timesteps(spacing, steps, T, 0))
       if (v - static_cast<double>(T - end) >= 0) t.push_back(v - static_cast<double>(T - end));
   } else {
-    check(steps < end, Code::invalid_config,
-          "scheduler: {} inference steps with timestep_spacing {}; this sampler takes at most {}", steps, spacing,
-          end - 1);
+    check(steps < end, Code::invalid_config, "num_inference_steps is {} with timestep_spacing {}; expected at most {}",
+          steps, spacing, end - 1);
     t = integer_timesteps(spacing, steps + 1, end, offset);
     t.pop_back();
   }
   const auto twice = std::adjacent_find(t.begin(), t.end());
-  check(
-      twice == t.end(), Code::invalid_config,
-      "scheduler: {} inference steps with timestep_spacing {} and steps_offset {} visit timestep {} twice; take fewer",
-      steps, spacing, offset, twice == t.end() ? 0 : *twice);
+  check(twice == t.end(), Code::invalid_config,
+        "num_inference_steps is {} with timestep_spacing {} and steps_offset {}: timestep {} repeats; expected fewer "
+        "steps",
+        steps, spacing, offset, twice == t.end() ? 0 : *twice);
   return t;
 }
 

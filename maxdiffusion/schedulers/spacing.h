@@ -1,5 +1,5 @@
-// Which training timesteps a sampler visits. Source: Lin et al. 2023, "Common diffusion noise schedules and sample
-// steps are flawed", table 2.
+// Timesteps of inference steps (timestep_spacing). Source: Lin et al. 2023, "Common diffusion noise schedules and
+// sample steps are flawed", table 2.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ std::vector<double> spaced_timesteps(const std::string& spacing, int64_t steps, 
 std::vector<double> integer_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset);
 
 /// Timesteps of DPM-Solver and UniPC: whole, and for linspace and leading the first `steps` of steps + 1, because the
-/// last step leads to no noise. Only those below `end` are spaced (T: all); trailing keeps its stride T/steps, so there
-/// may be fewer. Throws invalid_config also where two would be equal.
+/// last step ends without noise. Only timesteps below `end` are used (T: all); trailing keeps its stride T/steps, so
+/// there may be fewer. Also throws invalid_config if a timestep repeats.
 std::vector<double> multistep_timesteps(const std::string& spacing, int64_t steps, int64_t T, int64_t offset,
                                         int64_t end);
 

@@ -67,7 +67,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas"});
   const SigmaGrid grid = SigmaGrid::from_json(config);
   const std::string type = grid.noise.prediction_type;
-  // The names of DPM-Solver's types stand for bh2, as in diffusers.
+  // The names of DPM-Solver's types mean bh2, as in diffusers.
   const auto kind = choice(config, "solver_type", "bh2", {"bh1", "bh2", "midpoint", "heun", "logrho"});
   const Solver solver{.data = field(config, "predict_x0", true), .bh1 = kind == "bh1"};
   const auto order = field<int64_t>(config, "solver_order", 2);

@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/schedulers/sampler_names.h"
 #include "maxdiffusion/settings/foreign_keys.h"

@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
 constexpr int kAttempts = 6;        // without a byte between them
-constexpr int64_t kPatience = 300;  // seconds that a busy server may ask for
+constexpr int64_t kPatience = 300;  // longest accepted Retry-After, in seconds
 constexpr auto kReportEvery = std::chrono::seconds(10);
 
 std::string variable(const char* name) {
@@ -81,14 +81,15 @@ std::string shown(const HubName& n) {
   return n.revision.empty() || n.revision == "main" ? n.repository : n.repository + "@" + n.revision;
 }
 
-/// What an answer that is no success means, and what to do.
+/// The error of an unsuccessful answer, with advice.
 Error refusal(const HubName& n, const std::string& what, const HttpAnswer& a) {
   const auto code = a.headers.find("x-error-code");
   const std::string kind = code == a.headers.end() ? "" : code->second;
   const std::string text = fmt::format("download '{}': {}: ", shown(n), what);
   if (a.status == 0)
     return Error(Code::io, text + a.failure)
-        .note(fmt::format("try: again, which goes on where it stopped; is {} reachable from here?", endpoint()));
+        .note(fmt::format("try: the same command, which resumes the download; is {} reachable from this machine?",
+                          endpoint()));
   if (kind == "GatedRepo" || (a.status == 403 && kind.empty()))
     return Error(Code::io, text + fmt::format("status {}: access is restricted", a.status))
         .note(fmt::format("try: visit {} and accept its terms, then give a token of that account (HF_TOKEN)",
@@ -96,7 +97,7 @@ Error refusal(const HubName& n, const std::string& what, const HttpAnswer& a) {
   if (kind == "RevisionNotFound")
     return Error(Code::io, text + fmt::format("there is no revision '{}'", n.revision)).note("try: revision=main");
   if (a.status == 401 && hub_token().empty())
-    return Error(Code::io, text + "status 401: there is no such repository, or it wants a token")
+    return Error(Code::io, text + "status 401: no such repository, or it needs a token")
         .note(fmt::format("try: check the name at {}; for a private or gated one set HF_TOKEN=… or hf_access_token=…",
                           page_of(n)));
   if (a.status == 401)
@@ -137,10 +138,10 @@ std::string get_text(const HubName& n, const std::string& url, const std::string
       return text.size() <= kMost;
     });
     if (a.status == 200) return text;
-    const int most = a.status == 0 ? 2 : kAttempts;  // a host that is not there is said at once
+    const int most = a.status == 0 ? 2 : kAttempts;  // fail early if the host is unreachable
     if (!may_pass(a) || attempt >= most) throw refusal(n, what, a);
     const int64_t pause = pause_of(a, attempt);
-    if (pause > 1) log_info("the hub answers {}; the next attempt is in {} s", a.status, pause);
+    if (pause > 1) log_info("the hub replied {}; retrying in {} s", a.status, pause);
     wait_seconds(pause);
   }
 }
@@ -150,7 +151,7 @@ struct Listing {
   std::vector<HubFile> files;
 };
 
-/// A path within a snapshot: no part of it leads out.
+/// A path within a snapshot, without "..".
 bool is_safe(const std::string& path) {
   if (path.empty() || path[0] == '/' || path.find('\0') != path.npos) return false;
   for (const fs::path& part : fs::path(path))
@@ -167,7 +168,7 @@ Listing list_repository(const HubName& n) {
       n, fmt::format("{}/api/{}/{}/revision/{}?blobs=true", endpoint(), n.kind, n.repository, escaped(revision)),
       "its list of files"));
   const auto text = [](const json& o, const char* name) {
-    const auto it = o.find(name);  // of what is no object: the end
+    const auto it = o.find(name);  // end() if it is not an object
     return it != o.end() && it->is_string() ? it->get<std::string>() : std::string();
   };
   Listing out;
@@ -202,7 +203,7 @@ std::string digest_of(const std::string& file, const HubFile& f) {
   return digest->hex();
 }
 
-/// Held while a blob is downloaded, by whichever program: the lock file that huggingface_hub takes.
+/// Lock of a blob during its download: the lock file of huggingface_hub.
 class BlobLock {
  public:
   explicit BlobLock(const std::string& file) {
@@ -293,7 +294,7 @@ void download_blob(const HubName& n, const std::string& commit, const HubFile& f
       writer->close();
       check(!too_long, Code::io, "download '{}': {}: more than the {} bytes of its list were sent", shown(n), f.path,
             f.size);
-      if (have > most) attempt = 1;  // what moves is not given up
+      if (have > most) attempt = 1;  // progress resets the attempts
       most = std::max(most, have);
     }
     if (have == f.size && (a.status == 200 || a.status == 206)) {
@@ -304,7 +305,7 @@ void download_blob(const HubName& n, const std::string& commit, const HubFile& f
       check(!damaged, Code::io, "download '{}': {}: the digest of what was sent is {}, expected {}; it was removed",
             shown(n), f.path, digest, name_of_blob(f));
       damaged = true;
-      log_warning("download '{}': {} arrived damaged; it is downloaded again", shown(n), f.path);
+      log_warning("download '{}': {} is corrupt; it is downloaded again", shown(n), f.path);
       continue;
     }
     if (a.status == 416) {
@@ -315,8 +316,7 @@ void download_blob(const HubName& n, const std::string& commit, const HubFile& f
     if ((!may_pass(a) && a.status != 416) || attempt >= kAttempts) throw refusal(n, f.path, a);
     const int64_t pause = pause_of(a, attempt);
     if (pause > 1)
-      log_info("{}: {}; the next attempt is in {} s", f.path, a.status ? fmt::format("status {}", a.status) : a.failure,
-               pause);
+      log_info("{}: {}; retrying in {} s", f.path, a.status ? fmt::format("status {}", a.status) : a.failure, pause);
     wait_seconds(pause);
   }
 }
@@ -505,7 +505,7 @@ std::string download_snapshot(const HubName& n, const std::string& variant, cons
     Progress progress("downloading " + n.repository, total - left, total);
     for (const HubFile& f : missing) download_blob(n, all.commit, f, progress);
   }
-  // A snapshot that is new gets its name when it is whole.
+  // A new snapshot is renamed when it is complete.
   const bool fresh = !fs::is_directory(snapshot);
   const std::string folder = fresh ? fmt::format("{}/snapshots/.new-{}-{}", entry, all.commit, ::getpid()) : snapshot;
   for (const HubFile& f : missing) {

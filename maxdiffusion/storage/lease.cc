@@ -1,4 +1,4 @@
-// A claim's file: a line saying who, for people, and a line by which others on the same machine know the process.
+// The lease file: a line with the owner for people, and a line that identifies the process on its machine.
 #include "maxdiffusion/storage/lease.h"
 
 #include <signal.h>
@@ -33,7 +33,7 @@ std::string line_of(const std::string& path) {
   return line;
 }
 
-/// When a process was started; "" where it is none.
+/// Start time of a process; "" if it does not exist.
 std::string start_of(int64_t process) {
   const std::string line = line_of(fmt::format("/proc/{}/stat", process));
   size_t at = line.rfind(')');  // the name may hold blanks
@@ -63,7 +63,7 @@ struct Lease::Impl {
   void sign() const { put_text(file, text); }
 
   void check_own(bool there) const {
-    md::check(there, Code::io, "'{}' was taken from this run, which had given no sign for too long", shown(folder));
+    md::check(there, Code::io, "'{}': another run uses it now; the lease of this run expired", shown(folder));
   }
 
   /// Number and start of a process of this machine; empty: of another.
@@ -78,7 +78,7 @@ struct Lease::Impl {
     return blank != std::string::npos && start_of(std::atoll(process.c_str())) != process.substr(blank + 1);
   }
 
-  /// Another claim that counts. Removes those that do not.
+  /// Another valid lease. Removes expired ones.
   std::optional<Other> other() const {
     const std::vector<FoundFile> all = list_all_files(below(folder, ".lock"));
     const auto path = [](const FoundFile& f) { return split_location(f.location).path; };
@@ -89,14 +89,14 @@ struct Lease::Impl {
       std::string said = "another process";
       try {
         said = get_text(f.location);
-      } catch (const Error&) {  // it let go just now
+      } catch (const Error&) {  // it was released just now
         if (!find_file(f.location)) continue;
       }
       const int64_t quiet = own->modified - f.modified;
       const std::string here = process_here(said);
       if (quiet <= std::chrono::nanoseconds(kDead).count() && !is_dead(here))
         return Other{said.substr(0, said.find('\n')), std::max<int64_t>(quiet, 0), !here.empty()};
-      log_info("'{}': {} has left its claim behind", shown(folder), said.substr(0, said.find('\n')));
+      log_info("'{}': the lease of {} has expired", shown(folder), said.substr(0, said.find('\n')));
       remove_file(f.location);
     }
     return {};
@@ -116,14 +116,14 @@ Lease::Lease(const std::string& folder, const std::string& who, std::chrono::sec
     const std::optional<Other> other = impl_->other();
     if (!other) break;
     remove_file(impl_->file);
-    // Two that begin at once both step back; and a process of this machine may be ending.
+    // Two processes that start at once both withdraw; and a process of this machine may be ending.
     if (attempt < kAttempts || (other->here && std::chrono::steady_clock::now() < end)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100 + random() % 900));
       continue;
     }
-    throw Error(Code::io, fmt::format("'{}' is in use by {}, which gave a sign {} s ago", shown(folder), other->who,
+    throw Error(Code::io, fmt::format("'{}' is in use by {}; its lease was renewed {} s ago", shown(folder), other->who,
                                       other->quiet / 1'000'000'000))
-        .note(fmt::format("try: another run_name, or wait: a run that has died holds it for {} s", kDead.count()));
+        .note(fmt::format("try: another run_name, or wait {} s: then the lease of a dead run expires", kDead.count()));
   }
   impl_->signs = std::make_unique<PeriodicThread>(fmt::format("'{}' is held by this run", shown(folder)), kPeriod,
                                                   [impl = impl_.get()] {
@@ -138,13 +138,13 @@ Lease::~Lease() {
   try {
     remove_file(impl_->file);
   } catch (const std::exception& e) {
-    log_warning("'{}': the claim stays there: {}", shown(impl_->folder), e.what());
+    log_warning("'{}': the lease cannot be removed: {}", shown(impl_->folder), e.what());
   }
 }
 
 void Lease::check() const {
   const std::optional<Other> other = impl_->other();
-  md::check(!other, Code::io, "'{}' is in use by {} too; nothing more is put there", shown(impl_->folder),
+  md::check(!other, Code::io, "'{}' is also in use by {}; this run writes nothing more there", shown(impl_->folder),
             other ? other->who : "");
 }
 

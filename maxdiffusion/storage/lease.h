@@ -1,4 +1,4 @@
-// One owner at a time of a folder in a bucket.
+// A lease: at most one process owns a folder of an object store.
 #pragma once
 
 #include <chrono>
@@ -7,20 +7,18 @@
 
 namespace md {
 
-/// Held while it lives. Arrow's filesystems cannot create a file only where there is none, so each who asks puts a file
-/// of its own into <folder>/.lock/ and then lists it: storages show at once what was written, so that of two, one at
-/// least sees the other, and who sees another steps back. The file is written anew every few seconds; one that was not
-/// for a minute by the storage's own clock, or whose process this machine knows to be dead, counts for nothing. Thread
-/// safe.
+/// Held from construction to destruction. Arrow's filesystems have no create-if-absent, so each process writes its own
+/// file into <folder>/.lock/ and then lists that folder. Listings are consistent, so at least one of two processes sees
+/// the other and withdraws. The file is renewed every few seconds. A lease expires a minute after its last renewal, by
+/// the storage's clock, or if its process on this machine is dead. Thread safe.
 class Lease {
  public:
-  /// Where a process of this machine has the folder, it may be ending: it is waited for. Throws io naming who has the
-  /// folder then.
+  /// Waits up to `patience` for an owner on this machine to end. Throws io naming the owner.
   Lease(const std::string& folder, const std::string& who, std::chrono::seconds patience = std::chrono::seconds(10));
-  /// Lets go.
+  /// Releases the lease.
   ~Lease();
   Lease(const Lease&) = delete;
-  /// Throws io where another has the folder by now, because this process gave no sign for too long.
+  /// Throws io if another process took the folder because this lease expired.
   void check() const;
 
  private:

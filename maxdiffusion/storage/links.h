@@ -1,4 +1,4 @@
-// Folders of this machine in which there may be links.
+// Local folders with symbolic links.
 #pragma once
 
 #include <map>
@@ -9,12 +9,11 @@
 
 namespace md {
 
-/// Links that are not followed, and FIFOs, sockets and devices: path → why.
+/// Skipped links, FIFOs, sockets and devices: path → reason.
 using SkippedLinks = std::map<std::string, std::string>;
 inline constexpr const char* kNoRegularFile = "no regular file";
-/// list_files, with links out of the folder, to folders in it and to nothing left out, which `left_out` gets, with
-/// what is no regular file. Files of a snapshot in the Hugging Face cache are links to that repository's blobs: they
-/// stay.
+/// list_files without dangling links, links out of the folder, links to its folders, and special files; `left_out`
+/// receives those. Links from a snapshot of the Hugging Face cache to that repository's blobs are followed.
 std::vector<FoundFile> list_files(const std::string& location, SkippedLinks& left_out);
 
 }  // namespace md

@@ -14,7 +14,7 @@ namespace md {
 std::string local_cache_path(const std::string& location) {
   if (!is_remote(location)) return location;
   const std::string cache = user_cache_folder();
-  check(!cache.empty(), Code::io, "'{}': files are made on this machine first; say where by XDG_CACHE_HOME",
+  check(!cache.empty(), Code::io, "'{}': no folder for the local copies of its files; try: XDG_CACHE_HOME=FOLDER",
         shown(location));
   // Another server may have a bucket of the same name.
   std::string server = split_location(location).query;
@@ -24,7 +24,7 @@ std::string local_cache_path(const std::string& location) {
       server += std::string(" ") + value;
   std::filesystem::path path = shown(location).substr(5);
   check(std::ranges::none_of(path, [](const auto& part) { return part == ".." || part == "."; }), Code::io,
-        "'{}': '.' and '..' are no names in a bucket", shown(location));
+        "'{}': '.' and '..' are not names in a bucket", shown(location));
   if (!path.has_filename()) path = path.parent_path();
   return cache + "/places/" + location.substr(0, 2) + "/" +
          (server.empty() ? "" : content_hash(server).substr(0, 8) + "/") + path.string();

@@ -1,18 +1,18 @@
-// The folder of this machine that stands for a location in a bucket: what is written there is made here first, and what
-// was read from there is kept here.
+// Local copies of files in object stores: files are written locally before the upload, and downloads are cached.
 #pragma once
 
 #include <string>
 
 namespace md {
 
-/// `location` itself where it is local; otherwise a path below $XDG_CACHE_HOME/maxdiffusion/places (or ~/.cache), the
-/// same for the same location, and that of what lies below a location lies below its own. Throws io where there is no
-/// folder for caches, or the location leads out of it.
+/// The local path for a location: `location` itself if it is local, else a path below
+/// $XDG_CACHE_HOME/maxdiffusion/places (or ~/.cache). It is stable, and keeps the hierarchy of locations. Throws io if
+/// there is no cache folder or the location contains "..".
 std::string local_cache_path(const std::string& location);
 
-/// `location` itself where it is local; otherwise its staging, with a copy of the file, or of every file below it. What
-/// is there in the same size, and not older, is not fetched again. Throws io where there is nothing.
+/// `location` itself if it is local; else downloads the file, or every file below it, and returns
+/// local_cache_path(location). A local file of the same size that is not older is not downloaded again. Throws io if
+/// the location is empty.
 std::string local_copy(const std::string& location);
 
 }  // namespace md

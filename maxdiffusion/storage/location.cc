@@ -12,7 +12,7 @@ LocationParts split_location(const std::string& location) {
   return {location.substr(0, q), location.substr(q)};
 }
 
-std::string beside(const std::string& location, const std::string& name) {
+std::string sibling(const std::string& location, const std::string& name) {
   const LocationParts p = split_location(location);
   const size_t slash = p.path.rfind('/');
   return (slash == std::string::npos ? "" : p.path.substr(0, slash + 1)) + name + p.query;

@@ -1,6 +1,6 @@
 // Where files are: a path, or a URI of the schemes gs:// and s3:// with the options that Arrow reads from its query
-// (endpoint_override=…, region=…, scheme=http; "gs://anonymous@bucket/…" and "s3://key:secret@bucket/…" name who asks;
-// otherwise the environment does).
+// (endpoint_override=…, region=…, scheme=http; "gs://anonymous@bucket/…" and "s3://key:secret@bucket/…" set
+// credentials; otherwise the environment does).
 #pragma once
 
 #include <string>
@@ -14,13 +14,13 @@ struct LocationParts {
   std::string query;  // "?…" of a URI, or ""
 };
 LocationParts split_location(const std::string& location);
-/// `name` beside `location` (a file): in the same folder.
-std::string beside(const std::string& location, const std::string& name);
+/// The sibling `name` of the file `location`.
+std::string sibling(const std::string& location, const std::string& name);
 /// `location` / `name`.
 std::string below(const std::string& location, const std::string& name);
-/// Whether one of several locations with commas between holds a secret ("s3://key:secret@…").
+/// Whether one of several comma-separated locations holds a secret ("s3://key:secret@…").
 bool has_secret(const std::string& locations);
-/// Without user, key and query: for messages.
+/// The location without user, key and query, for messages.
 std::string shown(const std::string& location);
 
 }  // namespace md

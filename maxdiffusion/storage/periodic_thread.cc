@@ -35,7 +35,7 @@ struct PeriodicThread::Impl {
       } catch (const std::exception& e) {
         error = e.what();
       }
-      if (!error.empty() && error != reported) log_warning("{}: {}; it is tried again", title, error);
+      if (!error.empty() && error != reported) log_warning("{}: {}; retrying", title, error);
       reported = error;
       lock.lock();
     }

@@ -1,4 +1,4 @@
-// Something that is done again and again beside the work of the program.
+// A background thread that calls a function periodically.
 #pragma once
 
 #include <chrono>
@@ -11,17 +11,16 @@ namespace md {
 /// Thread safe.
 class PeriodicThread {
  public:
-  /// Calls `act` on a thread of its own, after every trigger() and every `period`, never twice at a time, and again
-  /// after kSoon where it returns true. What it throws is a warning that begins with `title`, unless the call before
-  /// ended with the same words.
+  /// Calls `act` on a separate thread after every trigger() and every `period`, one call at a time; after kSoon if it
+  /// returned true. An exception is logged as a warning with the prefix `title`, unless it repeats the previous one.
   static constexpr std::chrono::milliseconds kSoon{100};
   PeriodicThread(std::string title, std::chrono::milliseconds period, std::function<bool()> act);
-  /// Waits for a call that is under way.
+  /// Waits for the running call.
   ~PeriodicThread();
   void trigger();
-  /// Calls `act` on this thread, when a call that is under way has ended; what it throws comes out.
+  /// Calls `act` on this thread after the running call; its exceptions propagate.
   void run_now();
-  /// Calls something else on this thread, while no call is under way.
+  /// Calls `other` on this thread while `act` is not running.
   void while_idle(const std::function<void()>& other);
 
  private:

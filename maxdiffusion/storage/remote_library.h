@@ -1,6 +1,6 @@
-// Files of buckets through Arrow's filesystems, in a shared library of their own (maxdiffusion/storage/remote/) that is
-// opened when the first gs:// or s3:// location is read or written. Errors are md::Error, io, without key and secret.
-// Thread safe.
+// Files of object stores through Arrow's filesystems, in a separate shared library (maxdiffusion/storage/remote/) that
+// is opened when the first gs:// or s3:// location is read or written. Errors are md::Error, io, without key and
+// secret. Thread safe.
 #pragma once
 
 #include <functional>
@@ -15,22 +15,22 @@ namespace md {
 class RemoteLibrary {
  public:
   virtual ~RemoteLibrary() = default;
-  /// The file that a location names, or every file below it, hidden ones too, in no particular order. Where there is
-  /// neither, none; or an error, where it `must_exist`.
+  /// The file at a location, or every file below it including hidden ones, in any order. Without either: empty, or an
+  /// error if `must_exist`.
   virtual std::vector<FoundFile> list(const std::string& location, bool must_exist) const = 0;
-  /// `size`: of the file, from a listing; −1: the storage is asked for it.
+  /// `size`: file size from a listing; −1: queries the storage.
   virtual std::shared_ptr<const InputFile> open(const std::string& location, int64_t size) const = 0;
-  /// Bytes [offset, offset + size) of what is to be written.
+  /// Bytes [offset, offset + size) to write.
   using Source = std::function<std::string(int64_t offset, int64_t size)>;
-  /// Makes or replaces a file, whole or not at all. Larger ones go in parts, of which a few are in memory.
+  /// Creates or replaces a file atomically. Large files are uploaded in parts, a few of which are in memory.
   virtual void write(const std::string& location, int64_t size, const Source& source) const = 0;
-  /// Copies a file within one bucket without its bytes coming here. S3 copies no file over 5 GB.
+  /// Copies a file within a bucket on the server. S3 does not copy files over 5 GB.
   virtual void copy(const std::string& from, const std::string& to) const = 0;
-  /// Nothing where it is gone already.
+  /// No effect if it does not exist.
   virtual void remove(const std::string& location) const = 0;
   /// Every file below a location.
   virtual void remove_folder(const std::string& location) const = 0;
-  /// Ends threads and connections; whatever is asked afterwards throws.
+  /// Ends threads and connections; later calls throw.
   virtual void close() = 0;
 };
 

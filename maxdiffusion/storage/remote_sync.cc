@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr std::chrono::seconds kPeriod{5};
 
-/// What tells one state of a file from another.
+/// Identifies a version of a file.
 using Stamp = std::tuple<ino_t, int64_t, int64_t>;  // inode, size, ns since 1970
 
 std::optional<Stamp> stamp_of(const std::string& path) {
@@ -61,7 +61,7 @@ struct RemoteSync::Impl {
       for (FoundFile& f : list_all_files(place.location))
         place.before->emplace(split_location(f.location).path, std::move(f));
     }
-    constexpr int64_t kSecond = 1'000'000'000;  // S3 knows no parts of one
+    constexpr int64_t kSecond = 1'000'000'000;  // S3 has whole seconds
     const auto found = place.before->find(split_location(location).path);
     return found != place.before->end() && found->second.size == std::get<1>(now) &&
            found->second.modified / kSecond >= std::get<2>(now) / kSecond;
@@ -97,7 +97,7 @@ RemoteSync::~RemoteSync() {
     settle();
   } catch (const std::exception& e) {
     for (const auto& place : impl_->places)
-      log_error("{} has not all that is in '{}': {}", shown(place.location), place.local, e.what());
+      log_error("{} lacks files of '{}': {}", shown(place.location), place.local, e.what());
   }
 }
 

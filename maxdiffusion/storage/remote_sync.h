@@ -1,4 +1,4 @@
-// A bucket's copy of what is written to folders of this machine.
+// Uploads local folders to an object store in the background.
 #pragma once
 
 #include <memory>
@@ -8,23 +8,22 @@
 
 namespace md {
 
-/// Carries over, on a thread of its own, every file that appears or changes; nothing that writes waits for it. A file
-/// is in the bucket as it was at some moment: one that only grows is so whole up to there. Files whose names begin with
-/// a dot, and temporary ones, stay here. Nothing is removed from the bucket. What fails is tried again, and is here all
-/// the while. Thread safe.
+/// Uploads new and changed files on a separate thread; writers do not wait. Each upload is a snapshot of the file, so a
+/// growing file is complete up to some point. Skips temporary files and names that begin with a dot. Removes nothing
+/// from the bucket. Retries failed uploads; the local files stay. Thread safe.
 class RemoteSync {
  public:
-  /// A folder of this machine, or a file, and the location that is to hold the same.
+  /// A local folder or file, and its location in the object store.
   struct Pair {
     std::string local, location;
   };
-  /// `left_out`: names of folders, anywhere below, that somebody else takes care of.
+  /// `left_out`: names of folders, at any depth, that are not uploaded.
   RemoteSync(std::vector<Pair> pairs, std::set<std::string> left_out);
-  /// Settles; logs what fails.
+  /// Calls settle(); logs its error.
   ~RemoteSync();
-  /// There is something new. What nobody says is found within seconds.
+  /// Hint that a file changed; other changes are found within seconds.
   void changed();
-  /// Returns when what is here now is there too. Throws io.
+  /// Returns when the current files are uploaded. Throws io.
   void settle();
 
  private:

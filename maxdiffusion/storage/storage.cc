@@ -24,7 +24,7 @@ class LocalFile : public InputFile {
   int64_t size() const override { return static_cast<int64_t>(map_.size); }
   Blob read(int64_t offset, int64_t size) const override {
     check(offset >= 0 && size >= 0 && offset <= this->size() && size <= this->size() - offset, Code::io,
-          "{}: the file is truncated: bytes {} to {} of {} are asked for", name_, offset, offset + size, this->size());
+          "{}: the file is truncated: bytes {} to {} of {} are needed", name_, offset, offset + size, this->size());
     return {map_.owner, {reinterpret_cast<const char*>(map_.data) + offset, static_cast<size_t>(size)}};
   }
   bool local() const override { return true; }
@@ -86,7 +86,7 @@ std::vector<FoundFile> walk(const std::string& location, SkippedLinks* left_out 
   if (fs::is_regular_file(location, ec)) return {local_file(location)};
   if (!fs::is_directory(location, ec)) return found;
   const fs::path folder = fs::canonical(location, ec);
-  std::set<fs::path> seen = {folder};  // folders, by what links to them lead to
+  std::set<fs::path> seen = {folder};  // visited folders, with links resolved
   fs::recursive_directory_iterator it(location, fs::directory_options::follow_directory_symlink, ec), end;
   for (; !ec && it != end; it.increment(ec)) {
     std::string fault;

@@ -11,7 +11,7 @@
 
 namespace md {
 
-/// Bytes, and what keeps them alive.
+/// Bytes and their owner.
 struct Blob {
   std::shared_ptr<const void> owner;
   std::string_view bytes;
@@ -27,7 +27,7 @@ class InputFile {
   virtual int64_t size() const = 0;
   /// Exactly [offset, offset + size). Throws io when the file ends before.
   virtual Blob read(int64_t offset, int64_t size) const = 0;
-  /// Whether the file is mapped into memory, so that reading small parts in any order is cheap.
+  /// Whether the file is memory-mapped: small random reads are cheap.
   virtual bool local() const = 0;
 };
 
@@ -41,22 +41,22 @@ struct FoundFile {
 std::shared_ptr<const InputFile> open_input(const std::string& location);
 /// Opens a file that a listing found, without asking a remote storage for its size again.
 std::shared_ptr<const InputFile> open_input(const FoundFile& file);
-/// Every file below a folder, or the file itself, sorted, as list_inputs(). Empty where there is neither, or nothing
-/// below it. Throws io for a remote location where there is neither.
+/// Every file below a folder, or the file itself, sorted, as list_inputs(). Empty if it does not exist or is empty.
+/// Throws io if a remote location does not exist.
 std::vector<FoundFile> list_files(const std::string& location);
-/// The files that a location stands for, sorted: one file; every file below a folder (names that start with a dot left
-/// out); those that match a pattern with *, ? or [ (** also crosses folders); or several of these with commas between.
-/// Throws io where one of these names no file.
+/// The files of a location, sorted: one file; every file below a folder (except names that start with a dot); the
+/// matches of a pattern with *, ? or [ (** also crosses folders); or several of these separated by commas. Throws io if
+/// one of them names no file.
 std::vector<FoundFile> list_inputs(const std::string& locations);
-/// Held in main around everything that reads: its destructor ends the threads and connections of remote storages, which
-/// their libraries require before the process ends. No InputFile may be left by then.
+/// Created in main before any read: its destructor ends the threads and connections of object stores, as their
+/// libraries require. No InputFile may outlive it.
 class RemoteScope {
  public:
   RemoteScope() = default;
   RemoteScope(const RemoteScope&) = delete;
   ~RemoteScope();
 };
-/// Names, sizes and times of files as a short key: changes when the files do.
+/// A short hash of the names, sizes and times of files.
 std::string fingerprint_of(const std::vector<FoundFile>& files);
 
 }  // namespace md

@@ -12,7 +12,7 @@ constexpr size_t kTfrecordHead = 12, kTfrecordFoot = 4;  // bytes before and aft
 
 /// CRC-32C (Castagnoli).
 uint32_t crc32c(std::string_view bytes);
-/// CRC-32C turned and shifted: keeps a checksum of data that holds checksums from being weak.
+/// CRC-32C rotated and shifted, so that checksums of data with embedded checksums stay strong.
 uint32_t masked_crc32c(std::string_view bytes);
 /// Adds one record with its frame to `file`.
 void append_tfrecord(std::string& file, std::string_view record);

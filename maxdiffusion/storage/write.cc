@@ -60,7 +60,7 @@ class Bytes {
   int64_t size_ = 0;
 };
 
-/// Tries again what the storage refused, unless it says that no patience will help.
+/// Retries a failed operation, unless the error is permanent.
 void patiently(const std::function<void()>& act) {
   for (int attempt = 1;; ++attempt) {
     try {

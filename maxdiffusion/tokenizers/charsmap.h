@@ -1,7 +1,7 @@
 // SentencePiece's compiled table of text normalization (nmt_nfkc and the like), applied as the tokenizers library does
-// it, which is not how SentencePiece does: a grapheme of less than six bytes is replaced as a whole by what the table
-// says of its shortest beginning; other text code point by code point. Sources: tokenizers (Precompiled) and its crate
-// spm_precompiled; darts-clone (the trie).
+// it, which differs from SentencePiece: a grapheme of less than six bytes is replaced by the entry of its shortest
+// prefix; other text is replaced by code point. Sources: tokenizers (Precompiled) and its crate spm_precompiled;
+// darts-clone (the trie).
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@ namespace md {
 
 class Charsmap {
  public:
-  /// Changes nothing.
+  /// The identity.
   Charsmap() = default;
-  /// `bytes`: precompiled_charsmap of a SentencePiece model. Throws io, naming `file`, where it is damaged.
+  /// `bytes`: precompiled_charsmap of a SentencePiece model. Throws io, naming `file`, if it is corrupt.
   Charsmap(std::string_view bytes, const std::string& file);
-  /// Of the bytes as tokenizer.json writes them. Throws io likewise.
+  /// From base64, as in tokenizer.json. Throws io as above.
   static Charsmap from_base64(std::string_view text, const std::string& file);
   /// `text`: valid UTF-8. Thread safe.
   std::string apply(std::string_view text) const;

@@ -46,8 +46,8 @@ bool is_space(char32_t c) { return u_isUWhiteSpace(static_cast<UChar32>(c)) || (
 bool is_letter(char32_t c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; }
 bool is_alphanumeric(char32_t c) { return is_letter(c) || (c >= '0' && c <= '9'); }
 
-/// What a reference behind '&' and before ';' stands for. Names in capitals are known as well where no other name is
-/// meant: "EACUTE" is "É".
+/// The character of a reference between '&' and ';'. Names in capitals are known as well where no other name is meant:
+/// "EACUTE" is "É".
 std::optional<std::u32string> reference(const std::string& name) {
   if (name.starts_with('#')) {
     std::optional<std::u32string> value = numeric_reference(to_utf32(name));
@@ -96,7 +96,7 @@ constexpr std::pair<char32_t, Text> kLigatures[] = {
     {U'ﬃ', U"ffi"}, {U'ﬄ', U"ffl"}, {U'ﬅ', U"ſt"}, {U'ﬆ', U"st"},
 };
 
-/// Each character by itself; what is dropped gives nothing.
+/// Maps each character; dropped ones give nothing.
 std::u32string mended(char32_t c) {
   if (c >= 0x80 && c <= 0x9F) c = windows_1252(static_cast<uint8_t>(c));
   const auto* ligature = std::ranges::find(kLigatures, c, &std::pair<char32_t, Text>::first);

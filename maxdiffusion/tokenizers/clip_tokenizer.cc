@@ -62,7 +62,7 @@ std::vector<std::string> read_merges(const std::string& file) {
   return merges;
 }
 
-/// What tokenizer.json says.
+/// Contents of tokenizer.json.
 struct WholeFile {
   nlohmann::json vocab;
   std::vector<std::string> merges;
@@ -147,11 +147,12 @@ struct ClipTokenizer::Vocabulary {
       if (points <= 1 || made.contains(id)) continue;
       if (lost++ == 0 || token < first) first = token;
     }
-    check(lost == 0, Code::io,
-          "tokenizer '{}': {} merges make {} of {} tokens of the vocabulary impossible, such as '{}'; the list is cut, "
-          "or "
-          "of another vocabulary",
-          merges_file, merge_lines.size(), lost, ids.size(), first);
+    check(
+        lost == 0, Code::io,
+        "tokenizer '{}': {} merges make {} of {} tokens of the vocabulary unreachable, such as '{}'; the list is cut, "
+        "or "
+        "of another vocabulary",
+        merges_file, merge_lines.size(), lost, ids.size(), first);
   }
   /// How a tokenizer.json differs from what was read of other files; empty: it does not.
   std::string difference(const WholeFile& w) const {
@@ -215,7 +216,7 @@ ClipTokenizer ClipTokenizer::from_bpe(const std::string& file) {
   v->tokens.reserve(49408);
   v->ids.reserve(49408);
   const auto append = [&](const std::string& token) { v->set_token(token, static_cast<int32_t>(v->tokens.size())); };
-  // Bytes, then bytes at a word's end; those that stand for themselves first.
+  // Bytes, then bytes at a word's end; unchanged ones first.
   std::vector<std::string> letters(byte_letters().begin(), byte_letters().end());
   std::ranges::stable_partition(letters, [](const std::string& c) { return c < "\u0100"; });
   for (const std::string& c : letters) append(c);

@@ -91,7 +91,7 @@ TEST(ClipTokenizer, SavedFolderReadsBackTheSame) {
   EXPECT_EQ(read_file(folder + "/vocab.json"), read_file(second + "/vocab.json"));
 }
 
-TEST(ClipTokenizer, AddedTokensOfAFolderAreKept) {
+TEST(ClipTokenizer, AddedTokensOfAFolderAreRead) {
   const std::string folder = fresh_folder("tokenizer_added"), again = fresh_folder("tokenizer_added_2");
   clip().save(folder);
   json config = parse_json(read_file(folder + "/tokenizer_config.json"));
@@ -106,7 +106,7 @@ TEST(ClipTokenizer, AddedTokensOfAFolderAreKept) {
   EXPECT_EQ(ClipTokenizer::from_folder(again).encode("a<my-cat>a", 6), t.encode("a<my-cat>a", 6));
 }
 
-TEST(ClipTokenizer, TruncationKeepsTheEndAndIsTold) {
+TEST(ClipTokenizer, TruncationKeepsTheEndAndIsReported) {
   bool cut = false;
   EXPECT_EQ(clip().encode("a a a", 5, &cut), (Ids{49406, 320, 320, 320, 49407}));
   EXPECT_FALSE(cut);
@@ -152,7 +152,7 @@ TEST(ClipTokenizer, SmallVocabularyFallsBackToTheUnknownToken) {
 }
 
 // P-20
-TEST(ClipTokenizer, ATokenizerJsonBesideTheTwoFilesIsNamedWhereItSaysOtherwise) {
+TEST(ClipTokenizer, ContradictingTokenizerJsonIsReported) {
   const std::string folder = fresh_folder("tokenizer_both");
   const json vocab = parse_json(R"({"l":0,"o":1,"o</w>":2,"lo":3,"lo</w>":4,"<|startoftext|>":5,"<|endoftext|>":6})");
   std::ofstream(folder + "/vocab.json") << vocab.dump();
@@ -201,7 +201,7 @@ TEST(ClipTokenizer, AListOfMergesThatIsCutIsNamed) {
     std::ofstream(folder + "/merges.txt") << merges.substr(0, end);
     const std::string e = error_of([&] { ClipTokenizer::from_folder(folder); });
     EXPECT_NE(e.find("merges.txt': "), std::string::npos) << e;
-    EXPECT_NE(e.find(" of 49408 tokens of the vocabulary impossible, such as '"), std::string::npos) << e;
+    EXPECT_NE(e.find(" of 49408 tokens of the vocabulary unreachable, such as '"), std::string::npos) << e;
   }
 }
 
@@ -222,7 +222,7 @@ TEST(ClipTokenizer, BadFilesAreNamed) {
   EXPECT_NE(error_of([&] { ClipTokenizer::from_bpe(cut); }).find(cut), std::string::npos);
 }
 
-TEST(ClipWords, AreCutAsTheExpressionSays) {
+TEST(ClipWords, MatchTheRegularExpression) {
   const auto words = [](std::string_view text) {
     std::vector<std::string> out;
     split_clip_words(normalize_clip_text(text), [&](std::string_view w) { out.emplace_back(w); });

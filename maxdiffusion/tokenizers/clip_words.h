@@ -1,7 +1,7 @@
-// How CLIP's tokenizer cuts text into words, before any vocabulary: NFC, lower case, then runs of letters, single
-// digits, runs of signs and English contractions; white space only separates. Same results as transformers'
-// CLIPTokenizer (its "tokenizers" backend: code points lower-cased one by one, without context), measured on every code
-// point: only letters that Unicode gained after the installed ICU's version (15.0 in Debian 12) are cut differently.
+// CLIP's pre-tokenizer: NFC, lower case, then runs of letters, single digits, runs of signs and English contractions;
+// white space only separates. Same results as transformers' CLIPTokenizer (its "tokenizers" backend: code points
+// lower-cased one by one, without context), except for letters that are newer than the Unicode version of the installed
+// ICU (15.0 in Debian 12).
 #pragma once
 
 #include <functional>

@@ -298,7 +298,7 @@ const std::unordered_map<std::string, Entity>& entities() {
   return table;
 }
 
-/// What a number stands for. C1 controls are what Windows-1252 has there; what no text holds is nothing.
+/// The character of a number. C1 controls are Windows-1252; invalid code points give nothing.
 std::u32string of_number(uint64_t n) {
   if (n == 0 || (n >= 0xD800 && n <= 0xDFFF) || n > 0x10FFFF) return U"\uFFFD";
   if (n >= 0x80 && n <= 0x9F) return {windows_1252(static_cast<uint8_t>(n))};
@@ -312,7 +312,7 @@ bool is_digit(char32_t c, bool hex) {
   return (c >= '0' && c <= '9') || (hex && ((c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F')));
 }
 
-/// Characters of `s` from `at` on that belong to a number, "x" and digits; 0 where there is no digit.
+/// Length of a number in `s` at `at` ("x" and digits); 0 without a digit.
 size_t number_length(std::u32string_view s, size_t at) {
   const bool hex = at < s.size() && (s[at] == 'x' || s[at] == 'X');
   size_t end = at + hex;
@@ -330,7 +330,7 @@ uint64_t number(std::u32string_view digits) {
   return n;
 }
 
-/// Behind an '&': appends what the reference stands for and returns its length, or 0.
+/// After an '&': appends the referenced character and returns the length of the reference, or 0.
 size_t reference(std::u32string_view s, std::u32string& out) {
   if (!s.empty() && s[0] == '#') {
     const size_t digits = number_length(s, 1);

@@ -104,13 +104,13 @@ Model unigram_model(const json& model, const std::string& file) {
 Model make_model(const json& model, const std::string& file) {
   check(model.is_object(), Code::io, "{}: no model", file);
   std::string type = text_of(model, "type");
-  if (type.empty()) type = model.contains("merges") ? "BPE" : "Unigram";  // older files do not say
+  if (type.empty()) type = model.contains("merges") ? "BPE" : "Unigram";  // missing in older files
   if (type == "BPE") return byte_pair_model(model, file);
   if (type == "Unigram") return unigram_model(model, file);
   fail(Code::io, "{}: the model '{}' is not one of: BPE, Unigram", file, type);
 }
 
-/// Ids that a post-processor puts before and behind a text.
+/// Ids that a post-processor adds before and after a text.
 struct Frame {
   Ids before, behind;
 };

@@ -16,7 +16,7 @@ namespace {
 
 using Text = std::u32string_view;
 
-// ---- characters that do not belong beside each other
+// ---- improbable adjacent characters
 
 /// Sets of characters. Those up to kBox are the characters that misread UTF-8 is made of.
 enum Set : uint32_t {
@@ -117,7 +117,7 @@ const Rule kUnlikely[] = {
     {{kAccented}, {kOpening | kClosing}, {kWord}},
     {{0, U"Œœ"}, {kNotLetter}},
     {{kUpperAccented}, {0, U"°"}},
-    // Windows-1252: Latin and other letters; Arabic, of which two are asked for; South Asian scripts.
+    // Windows-1252: Latin and other letters; Arabic, at least two characters; South Asian scripts.
     {{0, U"ÂÃÎÐ"}, {kOpening | kClosing, U"€œŠš¢£Ÿž\u00a0\u00ad®©°·»–—´"}},
     {{0, U"×"}, {0, U"²³"}},
     {{0, U"ØÙ"}, kArabic, {0, U"ØÙ"}, kArabic},
@@ -160,7 +160,7 @@ std::array<uint8_t, 6> peek(const std::string& bytes, size_t at) {
   return b;
 }
 
-/// The length of a sequence that would be UTF-8 if its one space were a no-break space, 0 where there is none.
+/// The length of a sequence that would be UTF-8 if its one space were a no-break space, 0 if there is none.
 size_t spaced_sequence(const std::array<uint8_t, 6>& b) {
   const auto inner = [](uint8_t c) { return is_continuation(c) && c != 0x85 && c != 0xA0; };
   switch (b[0]) {
@@ -277,7 +277,7 @@ bool may_be(char32_t c, int low, int high) {
   return false;
 }
 bool may_continue(char32_t c) { return c == ' ' || may_be(c, 0x80, 0xBF); }
-/// Without those that stand for themselves beside such text: dashes, quotation marks, bullets, ellipses.
+/// Without characters that are common in plain text: dashes, quotation marks, bullets, ellipses.
 bool continues_only(char32_t c) { return may_be(c, 0x80, 0xBF) && !contains(U"–—―‘’‚“”„•…", c); }
 
 /// The length of the run of sequences at `at` that look like UTF-8.
@@ -305,7 +305,7 @@ size_t misread_run(Text text, size_t at) {
   return end - at;
 }
 
-/// The runs within the text that look misread, each read again by itself.
+/// Decodes each run that looks like mojibake separately.
 std::u32string fix_runs(Text text) {
   std::u32string out;
   for (size_t at = 0; at < text.size();) {

@@ -1,5 +1,5 @@
-// UTF-8 that was read in another encoding ("Ã©" for "é"), found and read again. Source: ftfy 6 (R. Speer),
-// fix_encoding: the same rules of what is unlikely in any text.
+// UTF-8 that was read in another encoding ("Ã©" for "é"), detected and decoded again. Source: ftfy 6 (R. Speer),
+// fix_encoding.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace md {
 
-/// Whether characters stand beside each other that hardly ever do except in such text.
+/// Whether the text has adjacent characters that are improbable except in mojibake.
 bool looks_misread(std::u32string_view text);
-/// Read again until nothing in it looks misread or nothing more can be done: the whole text in the first encoding that
-/// fits and gives UTF-8, also where no-break spaces have become spaces or single bytes were lost (U+FFFD); else the
-/// parts of it that look like UTF-8; else C1 controls as Windows-1252.
+/// Decodes again until the text is not mojibake or does not change: the whole text in the first encoding that gives
+/// UTF-8, also if no-break spaces became spaces or single bytes were lost (U+FFFD); else the substrings that look like
+/// UTF-8; else C1 controls as Windows-1252.
 std::u32string fix_encoding(std::u32string text);
 
 }  // namespace md

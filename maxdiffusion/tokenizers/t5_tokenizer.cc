@@ -23,9 +23,9 @@ using nlohmann::json;
 constexpr const char *kSpace = "▁", *kModel = "spiece.model", *kWhole = "tokenizer.json",
                      *kConfig = "tokenizer_config.json", *kMap = "special_tokens_map.json";
 constexpr int32_t kUnknown = 2;        // the id of what is unknown in all of T5's vocabularies
-constexpr int32_t kExtraTokens = 100;  // <extra_id_0> …, unless tokenizer_config.json says how many
+constexpr int32_t kExtraTokens = 100;  // <extra_id_0> …, default; else from tokenizer_config.json
 
-/// The vocabulary, and what else its file says.
+/// The vocabulary and other fields of its file.
 struct Vocabulary {
   std::vector<Unigram::Piece> pieces;
   Charsmap charsmap;
@@ -47,10 +47,10 @@ Vocabulary read_tokenizer_json(const std::string& file) {
   const json model = whole.value("model", json());
   check(
       model.is_object() && model.value("type", "") == "Unigram" && model.contains("vocab") && model["vocab"].is_array(),
-      Code::io, "{}: 'model' is not a Unigram with a list of pieces", file);
+      Code::io, "{}: 'model' is not a Unigram with a list of tokens", file);
   for (const json& piece : model["vocab"]) {
     check(piece.is_array() && piece.size() == 2 && piece[0].is_string() && piece[1].is_number(), Code::io,
-          "{}: piece {} is {}; expected [text, score]", file, v.pieces.size(), piece.dump());
+          "{}: token {} is {}; expected [text, score]", file, v.pieces.size(), piece.dump());
     v.pieces.push_back({piece[0], piece[1]});
   }
   json normalizers = whole.value("normalizer", json());
@@ -85,13 +85,13 @@ Vocabulary read_sentencepiece(const std::string& file, int64_t extra) {
 
 /// How a spiece.model differs from tokenizer.json, which has the extra tokens too; empty: it does not.
 std::string difference(const Vocabulary& whole, const Vocabulary& model) {
-  // The first three have names of their own in each.
+  // The first three have different names in each.
   for (size_t i = kUnknown + 1; i < model.pieces.size(); ++i) {
-    if (i >= whole.pieces.size()) return fmt::format("piece {} is not in {}", i, kWhole);
+    if (i >= whole.pieces.size()) return fmt::format("token {} is not in {}", i, kWhole);
     const Unigram::Piece &a = whole.pieces[i], &b = model.pieces[i];
     const bool special = std::ranges::count(model.specials, b.text) > 0;
     if (a.text != b.text || (!special && static_cast<float>(a.score) != static_cast<float>(b.score)))
-      return fmt::format("piece {} is '{}' ({}) in {} and '{}' ({}) in {}", i, a.text, a.score, kWhole, b.text, b.score,
+      return fmt::format("token {} is '{}' ({}) in {} and '{}' ({}) in {}", i, a.text, a.score, kWhole, b.text, b.score,
                          kModel);
   }
   return "";
@@ -155,7 +155,7 @@ T5Tokenizer T5Tokenizer::from_folder(const std::string& folder) {
         .note("try: a folder as transformers saves T5's tokenizer");
   json config = exists(path(kConfig)) ? parse(path(kConfig)) : json::object();
   check(config.value("padding_side", "right") == "right" && config.value("truncation_side", "right") == "right",
-        Code::io, "{}: texts are padded and cut on the right here, not on the left", path(kConfig));
+        Code::io, "{}: padding and truncation on the left are not supported; expected right", path(kConfig));
   const int64_t extra = config.value("extra_ids", int64_t{kExtraTokens});
   check(extra >= 0 && extra <= 1'000'000, Code::io, "{}: extra_ids is {}", path(kConfig), extra);
   Vocabulary vocabulary = whole ? read_tokenizer_json(path(kWhole)) : read_sentencepiece(path(kModel), extra);
@@ -169,7 +169,7 @@ T5Tokenizer T5Tokenizer::from_folder(const std::string& folder) {
     if (!said.empty()) log_warning("tokenizer folder '{}': {}; {} is read, {} is not", folder, said, kWhole, kModel);
   }
   check(vocabulary.pieces.size() > kUnknown, Code::io,
-        "tokenizer folder '{}': {} pieces; expected <pad>, </s>, <unk> "
+        "tokenizer folder '{}': {} tokens; expected <pad>, </s>, <unk> "
         "and more",
         folder, vocabulary.pieces.size());
   const json added = std::move(vocabulary.added);
@@ -185,7 +185,7 @@ T5Tokenizer T5Tokenizer::from_folder(const std::string& folder) {
     if (exists(path(name))) parts.files[name] = read_file(path(name));
 
   // Special tokens are first those that the files list with their flags, then the named ones, then the extra ones; one
-  // that is no piece gets the next id.
+  // that is not a piece gets the next id.
   std::vector<SpecialToken> specials;
   const auto id_of = [&](const std::string& text) {
     const auto known = std::ranges::find(specials, text, &SpecialToken::text);

@@ -161,9 +161,9 @@ TEST(T5Tokenizer, BadFilesAreNamed) {
   write_file_atomic(whole, R"({"model": {"type": "BPE", "vocab": {}}})");
   EXPECT_TRUE(has(error_of(folder.path()), whole + ": 'model' is not a Unigram"));
   write_file_atomic(whole, R"({"model": {"type": "Unigram", "vocab": [["a", 0], ["b"]]}})");
-  EXPECT_TRUE(has(error_of(folder.path()), "piece 1 is [\"b\"]"));
+  EXPECT_TRUE(has(error_of(folder.path()), "token 1 is [\"b\"]"));
   write_file_atomic(whole, R"({"model": {"type": "Unigram", "vocab": [["a", 0]]}})");
-  EXPECT_TRUE(has(error_of(folder.path()), "1 pieces"));
+  EXPECT_TRUE(has(error_of(folder.path()), "1 tokens"));
   write_file_atomic(whole, R"({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////fw=="},
                                "model": {"type": "Unigram", "vocab": [["a", 0], ["b", 0], ["c", 0]]}})");
   EXPECT_TRUE(has(error_of(folder.path()), "table of text normalization is damaged")) << error_of(folder.path());

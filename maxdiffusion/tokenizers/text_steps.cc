@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-/// The value of a field; an absent one, or null, gives the fallback.
+/// The value of a field; absent or null: the fallback.
 template <class T>
 T field(const json& j, const char* name, const T& fallback, const std::string& file) {
   const auto it = j.find(name);
@@ -37,7 +37,7 @@ struct Match {
 };
 using Matcher = std::function<std::vector<Match>(std::string_view)>;
 
-/// Matches of characters for which `test` is true, each by itself.
+/// Matches of characters for which `test` is true, one match each.
 Matcher of_characters(bool (*test)(UChar32)) {
   return [test](std::string_view s) {
     std::vector<Match> out;
@@ -150,7 +150,7 @@ std::string strip(const std::string& s, bool left, bool right) {
 // --- pre-tokenizers
 // ---------------------------------------------------------------------------------------------------
 
-/// What becomes of the parts that match a pattern, beside those that do not.
+/// How matches of a pattern are split off.
 enum class Split { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
 Split split_of(const std::string& name, const std::string& file) {

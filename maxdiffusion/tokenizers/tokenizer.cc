@@ -6,6 +6,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/tokenizers/clip_tokenizer.h"
 #include "maxdiffusion/tokenizers/json_tokenizer.h"
 #include "maxdiffusion/tokenizers/t5_tokenizer.h"
@@ -65,7 +66,7 @@ void Tokenizer::save(const std::string& folder) const {
 
 std::vector<int32_t> tokens_of_beginning(std::string_view text, size_t enough,
                                          const std::function<std::vector<int32_t>(std::string_view)>& of) {
-  // Where the text is cut, tokens differ from those of the whole; not as far back as half of them.
+  // Tokens near the cut differ from those of the whole text, but not those of the first half.
   for (size_t size = size_t{1} << 16; size < text.size(); size *= 4) {
     size_t end = size;
     while ((static_cast<unsigned char>(text[end]) & 0xC0) == 0x80 && end > size - 4) --end;  // within a letter
@@ -88,7 +89,7 @@ std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& class_name, c
   for (const TokenizerClass& c : kClasses)
     if (c.name == class_name) return c.open(folder);
   fail(Code::invalid_config, "tokenizer '{}': the class '{}' is not one of: {}", folder, class_name,
-       fmt::join(tokenizer_class_names(), ", "));
+       nearest_first(class_name, tokenizer_class_names()));
 }
 
 }  // namespace md

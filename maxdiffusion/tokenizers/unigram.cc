@@ -16,7 +16,7 @@ constexpr double kUnknownPenalty = 10;  // below the least probable piece
 Unigram::Unigram(std::vector<Piece> pieces, int32_t unknown)
     : pieces_(std::move(pieces)), sorted_(pieces_.size()), unknown_(unknown) {
   check(unknown >= 0 && unknown < static_cast<int32_t>(pieces_.size()), Code::io,
-        "a unigram model of {} pieces has no piece {} for what is unknown", pieces_.size(), unknown);
+        "unigram model: the unknown token {} is not one of the {} tokens", pieces_.size(), unknown);
   const auto text = [this](int32_t id) -> const std::string& { return pieces_[static_cast<size_t>(id)].text; };
   std::iota(sorted_.begin(), sorted_.end(), 0);
   std::ranges::sort(sorted_, [&](int32_t a, int32_t b) { return text(a) != text(b) ? text(a) < text(b) : a > b; });
@@ -32,10 +32,10 @@ int32_t Unigram::find(std::string_view piece) const {
 }
 
 void Unigram::append(std::string_view word, std::vector<int32_t>& ids) const {
-  struct Node {  // the best way to cut the word up to here ends with a piece
+  struct Node {  // the best split of the prefix up to here ends with a piece
     double score = 0;
     int32_t id = 0;
-    int64_t from = -1;  // where that piece starts; −1: no way yet
+    int64_t from = -1;  // start of that piece; −1: no split yet
   };
   std::vector<Node> best(word.size() + 1);
   for_each_code_point(word, [&](char32_t, size_t at, size_t next) {

@@ -1,5 +1,5 @@
-// A unigram language model of pieces: a word is cut where the sum of its pieces' log-probabilities is largest. Sources:
-// Kudo 2018 (Subword Regularization), section 3; the tokenizers library, Unigram.
+// A unigram language model of pieces: a word is split so that the sum of its pieces' log-probabilities is largest.
+// Sources: Kudo 2018 (Subword Regularization), section 3; the tokenizers library, Unigram.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ class Unigram {
 
   /// Ids are positions; of equal pieces the last counts. `unknown` must be one of them.
   Unigram(std::vector<Piece> pieces, int32_t unknown);
-  /// Appends the ids of a word, valid UTF-8. A code point that is no piece of its own may be `unknown`, less probable
-  /// than any piece; a run of them is one. Of equally good cuts the first found from the left wins.
+  /// Appends the ids of a word, valid UTF-8. A code point that is not a piece is `unknown`, less probable than any
+  /// piece; consecutive ones are one. Ties: the first split from the left.
   void append(std::string_view word, std::vector<int32_t>& ids) const;
   /// −1: not a piece.
   int32_t find(std::string_view piece) const;

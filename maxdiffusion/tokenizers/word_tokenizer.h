@@ -1,5 +1,5 @@
-// What tokenizers of words share: added tokens are taken out of a text, the rest is normalized and cut into words, and
-// a model gives each word's ids. A kind of tokenizer reads its files and sets these parts.
+// The common pipeline of tokenizers: match added tokens, normalize the rest, split it into words, map each word to ids.
+// Each class of tokenizer reads its files and sets these parts.
 #pragma once
 
 #include <optional>
@@ -11,12 +11,12 @@ namespace md {
 
 struct WordTokenizerParts {
   std::function<std::string(std::string_view)> normalize;  // of valid UTF-8
-  /// Calls visit for each word of a normalized text. `first`: it starts where the whole text does.
+  /// Calls visit for each word of a normalized text. `first`: it is at the start of the text.
   std::function<void(std::string_view text, bool first, const std::function<void(std::string_view)>& visit)> cut;
   std::function<void(std::string_view word, std::vector<int32_t>& ids)> append;  // a word's ids; they are cached
   SpecialTokens specials = {};
   std::vector<int32_t> before = {}, behind = {};  // ids around every text
-  /// The words at the beginning of a text do not depend on what is a megabyte behind them, so that this is not read.
+  /// The words at the start of a text do not depend on text a megabyte later, which is not read.
   bool is_local = false;
   std::optional<int32_t> end = {}, pad = {};
   int64_t size = 0;
@@ -30,9 +30,9 @@ class WordTokenizer : public Tokenizer {
   WordTokenizer(WordTokenizer&&) noexcept;
 
   std::vector<int32_t> tokens(std::string_view text, int64_t length, bool* truncated = nullptr) const final;
-  /// Throws io where the files name no pad_token.
+  /// Throws io if the files name no pad_token.
   int32_t pad_id() const final;
-  /// Throws io where the files name no eos_token.
+  /// Throws io if the files name no eos_token.
   int32_t end_id() const final;
   int64_t size() const final { return parts_.size; }
   std::map<std::string, std::string> files() const override { return parts_.files; }

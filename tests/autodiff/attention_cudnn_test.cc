@@ -134,7 +134,7 @@ AheadOfTime compiled(const pjrt::Topology& gpus, const MeshConfig& config, const
 }
 
 // S0-100, S1-45, S4-3
-TEST(CudnnAttention, CompiledForGpusThatAreNotHereGathersNothing) {
+TEST(CudnnAttention, AheadOfTimeProgramsGatherNothing) {
   std::string path;
   try {
     path = pjrt::Plugin::find("gpu");

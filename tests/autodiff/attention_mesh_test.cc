@@ -130,7 +130,7 @@ std::string text_of(const char* kernel, int64_t heads) {
 }
 
 // S2-18
-TEST(AttentionMesh, KeysTravelAsTheKernelsNameSays) {
+TEST(AttentionMesh, KernelNameSelectsTheCollectives) {
   struct Collectives {
     const char* kernel;
     int64_t heads;  // half of them on a device, before 4 share a sequence

@@ -228,7 +228,7 @@ std::string blocks_on(const std::string& kind, const AttentionBlocks& blocks = {
 }
 
 // S0-41, S0-43…45, S0-50, S0-52…54, S0-39
-TEST(AttentionBlocks, OfChipsAreThoseOfTheDocumentsUnlessARunNamesOthers) {
+TEST(AttentionBlocks, DefaultsOfChipsAreTheDocumentedOnes) {
   auto has = [](const std::string& text, const char* size) {
     return count(text, std::string("-> tensor<") + size + "xf32>") > 0;
   };
@@ -243,7 +243,7 @@ TEST(AttentionBlocks, OfChipsAreThoseOfTheDocumentsUnlessARunNamesOthers) {
   EXPECT_FALSE(has(blocks_on("TPU v5", {512, 256}), "1024x3072"));
 }
 
-TEST(AttentionBlocks, AreSaidToHaveNoEffectWhereAKernelChooses) {
+TEST(AttentionBlocks, NoEffectIsLoggedIfAKernelChooses) {
   GraphOptions on;
   on.platform = Platform::gpu;
   on.cudnn_attention = true;
@@ -292,7 +292,7 @@ TEST(AttentionTable, DotProductKeepsNoLogitsForTheWayBack) {
   EXPECT_LT((many - few) / 4, 2 << 20) << few << " " << many;
 }
 
-TEST(AttentionTable, DotProductInALoopMayShareLogitsWithWhatIsMadeAgainThere) {
+TEST(AttentionTable, DotProductInALoopSharesLogitsWithRecomputation) {
   auto barriers = [](bool loop) {
     GraphOptions on;
     on.platform = Platform::tpu;
@@ -310,7 +310,7 @@ TEST(AttentionTable, DotProductInALoopMayShareLogitsWithWhatIsMadeAgainThere) {
   EXPECT_EQ(barriers(true), 0);
 }
 
-TEST(AttentionTable, SaysOnceWhereFlashIsDotProduct) {
+TEST(AttentionTable, LogsOnceThatFlashIsDotProduct) {
   auto said = [](int64_t devices, AttentionOptions o) {
     GraphOptions options;
     if (devices > 1) options.mesh_axes = {{"data", devices}};
@@ -324,8 +324,8 @@ TEST(AttentionTable, SaysOnceWhereFlashIsDotProduct) {
   EXPECT_EQ(said(1, {.kernel = "flash"}), "");
   EXPECT_EQ(said(2, {.kernel = "dot_product"}), "");
   const std::string first = said(2, {.kernel = "flash"});
-  EXPECT_NE(first.find("attention=flash: dot_product is used where the model does not say how "
-                       "attention lies on the mesh"),
+  EXPECT_NE(first.find("attention=flash: dot_product is used where the model sets no "
+                       "logical axes of attention"),
             std::string::npos)
       << first;
   EXPECT_EQ(said(2, {.kernel = "flash"}), "");
@@ -344,7 +344,7 @@ TEST(AttentionTable, NamesItsKernelsAndShapes) {
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::invalid_config);
-    EXPECT_NE(e.message().find("dot_product, flash"), std::string::npos) << e.what();
+    EXPECT_NE(e.message().find("flash, dot_product"), std::string::npos) << e.what();
   }
   EXPECT_THROW(attention(q, k, k), Error);
 }

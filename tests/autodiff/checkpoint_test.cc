@@ -28,7 +28,7 @@ TEST(Checkpoint, GivesTheSameValuesAndGradients) {
   EXPECT_EQ(a[0].to_doubles(), b[0].to_doubles());  // the forward pass is the same program
 }
 
-TEST(Checkpoint, TheProgramComputesTheRegionAgainBehindOneBarrier) {
+TEST(Checkpoint, RegionIsRecomputedBehindOneBarrier) {
   const std::string full = with_gradients(kSmall, chain(4, remat_policy("FULL"))).text();
   const std::string none = with_gradients(kSmall, chain(4, remat_policy("NONE"))).text();
   EXPECT_EQ(count(full, "stablehlo.tanh"), 8);
@@ -106,7 +106,7 @@ TEST(Checkpoint, NamedPoliciesKeepWhatTheySay) {
   }
 }
 
-TEST(Checkpoint, ANameStandsForAllThatAnOperationMakesHoweverItIsShaped) {
+TEST(Checkpoint, NameAppliesToAllResultsOfAnOperation) {
   // Two names on a reshaped result of a function with a gradient of its own, which reads its other result as well.
   auto loss = [](const RematPolicy& policy) -> Loss {
     return [=](Graph&, const std::vector<Tensor>& x) {
@@ -142,7 +142,7 @@ TEST(Checkpoint, ANameStandsForAllThatAnOperationMakesHoweverItIsShaped) {
   EXPECT_EQ(count(with_gradients(shapes, loss(remat_policy("FULL"))).text(), "stablehlo.exponential"), 2);
 }
 
-TEST(Checkpoint, WhatIsOffloadedGoesToTheHostOnceAndComesBackForEachUse) {
+TEST(Checkpoint, OffloadsOnceAndLoadsForEachUse) {
   Graph g(GraphOptions{.platform = Platform::tpu});
   with_gradients(kSmall, [](Graph& graph, const std::vector<Tensor>& x) {
     return chain(3, remat_policy("OFFLOAD_MATMUL_WITHOUT_BATCH"))(graph, x);

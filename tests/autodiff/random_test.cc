@@ -44,7 +44,7 @@ TEST(Random, BitsAreTheHostsForTheSameSeedAndPurpose) {
   }
 }
 
-TEST(Random, OfNumberedRowsIsWhatThoseRowsGetInAWholeBatch) {
+TEST(Random, NumberedRowsEqualThoseOfTheBatch) {
   const auto out = draw([](Rng r) {
     const std::vector<int32_t> numbers = {4, 0, 4, 2};
     const Rng some = r.with_rows(constant(r.key().graph(), HostArray::of<int32_t>({DType::s32, {4}}, numbers)));

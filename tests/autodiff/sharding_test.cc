@@ -48,7 +48,7 @@ Tensor per_device(const std::vector<Tensor>& x, const std::vector<DimAxes>& in, 
 
 const std::vector<std::string> kTwo = {"data", "tensor"};
 
-TEST(Sharding, ConstraintIsNoNodeOnOneDevice) {
+TEST(Sharding, ConstraintOnOneDeviceAddsNoNode) {
   Graph g;
   Tensor x = g.input("x", f32({4, 4}));
   EXPECT_EQ(shard_axes(x, {{"data"}, {}}), x);
@@ -56,7 +56,7 @@ TEST(Sharding, ConstraintIsNoNodeOnOneDevice) {
   EXPECT_THROW(shard(x, {"batch"}), Error);
 }
 
-TEST(Barriers, AreLeftOutOfLoopsOnCpusAlsoOnAMeshAndNowhereElse) {
+TEST(Barriers, AreOmittedInLoopsOnCpusOnly) {
   auto barriers = [](bool on_mesh, bool in_loop) {
     GraphOptions options;
     options.mesh_axes = {{"data", 2}, {"tensor", 4}};
@@ -226,7 +226,7 @@ TEST(Collectives, Gradients) {
   expect_same(with_gradients(s, manual), with_gradients(s, plain), 1e-11);
 }
 
-TEST(Collectives, GradientsThroughWholeResultsAndLoops) {
+TEST(Collectives, GradientsThroughReplicatedResultsAndLoops) {
   const std::vector<Shape> s = {f64({4, 6}), f64({6})};
   auto manual = [](Graph&, const std::vector<Tensor>& x) {
     Tensor y = per_device(x, {{{"tensor", "data"}}, {}}, {}, kTwo, [](auto& v) {

@@ -279,7 +279,7 @@ TEST_F(Kinds, ProfileHoldsItsStepsForTensorBoardAndPerfetto) {
   none[2] = "profiler_steps=0";
   o = train("none", none);
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "there is no step to record")) << o.err;
+  EXPECT_TRUE(contains(o.err, "no step is recorded")) << o.err;
 }
 
 TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {

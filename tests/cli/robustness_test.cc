@@ -87,7 +87,7 @@ TEST_F(Robustness, WhatTheEndOfARunNeedsIsCheckedBeforeItsData) {
   write_file_atomic(t / "file", "x");
   const std::tuple<std::vector<std::string>, int, std::string> cases[] = {
       {{sampled, "sample_every=-1", "width=1"}, 2, "resolution=16, width=1: size 16x1 is not a multiple of 2"},
-      {{sampled, "sample_every=-1", "num_inference_steps=0"}, 2, "0 inference steps; expected 1 to"},
+      {{sampled, "sample_every=-1", "num_inference_steps=0"}, 2, "num_inference_steps is 0; expected 1 to"},
       {{sampled, "sample_every=-1", "negative_prompt=[\"a\", \"b\", \"c\"]"},
        2,
        "negative_prompt has 3 texts for 2 prompts"},

@@ -169,7 +169,7 @@ TEST(Train, ASignalSavesTheStepsDoneAndSaysWhere) {
   EXPECT_EQ(WEXITSTATUS(status), 143) << said;
   const int64_t done = lines(run + "/metrics.jsonl");
   const std::string saved = run + "/checkpoints/" + std::to_string(done);
-  EXPECT_TRUE(contains(said, "SIGTERM: this step is finished and saved first")) << said;
+  EXPECT_TRUE(contains(said, "SIGTERM: finishing and saving this step")) << said;
   EXPECT_TRUE(
       contains(said, "stopped by SIGTERM after step " + std::to_string(done) + " of 1000000\n  saved in " + saved))
       << said;

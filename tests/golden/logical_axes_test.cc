@@ -46,7 +46,7 @@ std::map<std::string, int64_t> parts_of(const Graph& g, const ParamTable& table,
 }
 
 // S1-4, S1-6, S1-23
-TEST(UnetLogicalAxes, SplitAttentionFeedForwardAndConvolutionsOverFsdpAndTensor) {
+TEST(UnetLogicalAxes, ShardOverFsdpAndTensor) {
   const Mesh mesh = mesh_of(2, 2, 2);
   const AxisRules rules = AxisRules::defaults();
   Graph g(on_mesh(mesh, rules));
@@ -77,7 +77,7 @@ TEST(UnetLogicalAxes, SplitAttentionFeedForwardAndConvolutionsOverFsdpAndTensor)
   EXPECT_GT(static_cast<double>(split) / static_cast<double>(table.count()), 0.95);
 }
 
-TEST(WanLogicalAxes, SplitEveryMatrixOfTheBlocksOverContextFsdpAndTensor) {
+TEST(WanLogicalAxes, ShardEveryMatrixOfTheBlocks) {
   const Mesh mesh = mesh_of(1, 2, 2, 2);
   const AxisRules rules =
       AxisRules::make({.logical_axis_rules = {kWanAxisRules}, .data_sharding = {}}, MeshConfig().mesh_axes);

@@ -170,7 +170,7 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Bf16,
 
 class Chunks : public testing::TestWithParam<const char*> {};
 
-TEST_P(Chunks, OfFramesGiveTheOutputsAndGradientsOfTheReference) {
+TEST_P(Chunks, MatchReferenceOutputsAndGradients) {
   const ModelCase c = load_case(GetParam());
   const ModelRun run = run_case(c, run_wan_vae_in_chunks);
   const Distance out = distance(run.outputs, c.outputs), grads = distance(run.grads, c.grads);

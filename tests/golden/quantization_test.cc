@@ -98,7 +98,7 @@ TEST(Quantize, MakesTheNumbersOfQwixToTheBit) {
 // operand, and 0.8 for a product. Some ten products lie between input and output, but each block adds to what passes it
 // by: between one product's error and √10 times that.
 // S2-105
-TEST(Quantized, ATransformerIsOffByTheNoiseOfItsProductsInEveryWayThatBlocksAreRun) {
+TEST(Quantized, TransformerErrorIsQuantizationNoise) {
   const ModelCase c = load_case("wan_t2v");
   ScopeOptions options = quantized("int8");
   const ModelRun r = run_case(c, run_wan, options);
@@ -128,7 +128,7 @@ TEST(Quantized, ATransformerIsOffByTheNoiseOfItsProductsInEveryWayThatBlocksAreR
 }
 
 // As above; what is not in a block is left as it is.
-TEST(Quantized, BlocksOfTwoStreamsAndOfOneAreOffByTheNoiseOfTheirProducts) {
+TEST(Quantized, DoubleAndSingleStreamErrorIsQuantizationNoise) {
   const ModelCase c = load_case("flux_schnell");
   const ModelRun r = run_case(c, run_flux, quantized("int8", R"((single_)?transformer_blocks\..*)"));
   const Distance out = distance(r.outputs, c.outputs), grads = distance(r.grads, c.grads);

@@ -88,7 +88,7 @@ std::map<std::string, std::set<std::string>> names_in(const Model& m) {
 }
 
 // S0-74…80, S2-43
-TEST(NamedValues, StandAtTheSamePlacesInAllModels) {
+TEST(NamedValues, AreAtTheSamePlacesInAllModels) {
   const std::set<std::string> of_the_documents = {value::kAttnOutput,    value::kQueryProj,   value::kKeyProj,
                                                   value::kValueProj,     value::kXqOut,       value::kXkOut,
                                                   value::kFfnActivation, value::kHiddenStates};
@@ -153,7 +153,7 @@ int products(const Model& m, const ScopeOptions& options) {
 // A block of one stream has three projections to queries, keys and values in one, which are kept; a block of two has
 // them made again. Both keep what attention gave, which two products make.
 // S0-63
-TEST(FluxOptimized, KeepsProjectionsWhereTheStreamsAreOneAndAttention) {
+TEST(FluxOptimized, SavesSingleStreamProjectionsAndAttention) {
   EXPECT_EQ(products(kFlux, with("flux_optimized")) + 3 + 2 * 2, products(kFlux, with("FULL")));
   EXPECT_EQ(products(kFlux, with("CUSTOM", {.saved = {value::kTxtQkvProj}, .offloaded = {}})) + 3,
             products(kFlux, with("FULL")));

@@ -71,7 +71,7 @@ NamedTensors run_flash_in_blocks(const Scope& s, const nlohmann::json& json, Nam
 }
 
 // S0-61, S2-3
-TEST(WanTransformerFlash, InBlocksGivesTheOutputsAndGradientsOfTheReference) {
+TEST(WanTransformerFlash, MatchesReferenceOutputsAndGradients) {
   const ModelCase c = load_case("wan_t2v");
   const AttentionBlocks blocks{2, 4, 3, 2};
   expect_near_reference(
@@ -126,7 +126,7 @@ TEST(WanNames, AreThoseThatTheConverterOfTheReferenceReads) {
 /// Of both published versions: recorded names of diffusers, and what its converter, or the original program, calls
 /// them.
 // P-17
-TEST(WanNames, OfAutoencodersAreThoseThatTheConverterOfTheReferenceReads) {
+TEST(WanNames, OfAutoencodersAreThoseOfTheReferenceConverter) {
   const auto record = parse_json(read_file(golden_path("wan_vae_names.json")));
   for (const auto& [version, size] : {std::pair{"2.1", 194U}, std::pair{"2.2", 196U}}) {
     const WeightNameMap names = original_wan_vae_names(WanVaeConfig::from_json(record.at(version).at("config")));
@@ -142,7 +142,7 @@ TEST(WanNames, OfAutoencodersAreThoseThatTheConverterOfTheReferenceReads) {
   }
 }
 
-TEST(WanResidual, StandsForTheBlocksAndAllThatOnlyTheyRead) {
+TEST(WanResidual, ReplacesTheBlocksAndTheirInputs) {
   ModelCase c = load_case("wan_i2v");
   auto forward = [](const Scope& s, const nlohmann::json& json, NamedTensors& in) -> NamedTensors {
     const WanOutputs out = wan_transformer(s, WanTransformerConfig::from_json(json),

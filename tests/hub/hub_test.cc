@@ -190,7 +190,7 @@ class HubTest : public testing::Test {
 };
 
 // S4-9, S4-48
-TEST_F(HubTest, DownloadsWhatAModelNeedsWhereTheHubsToolsLookForIt) {
+TEST_F(HubTest, DownloadsIntoTheCacheOfTheHubsTools) {
   EXPECT_EQ(local_folder("owner/name"), snapshot);
   EXPECT_EQ(read_file(snapshot + "/unet/diffusion_pytorch_model.safetensors"), kWeights);
   EXPECT_EQ(read_file(entry + "/refs/main"), kCommit);
@@ -250,7 +250,7 @@ TEST_F(HubTest, ACutConnectionIsResumedWhereItStopped) {
   EXPECT_EQ(asked[2].headers.at("Range"), "bytes=2000000-");
 }
 
-TEST_F(HubTest, APartOfAnEarlierRunIsGoneOnWithAndAServerWithoutRangesStartsAnew) {
+TEST_F(HubTest, ResumesPartialDownloadsAndRestartsWithoutRanges) {
   make_folders(entry + "/blobs");
   const std::string part = entry + "/blobs/" + digest("sha256", kWeights) + ".incomplete";
   write_file_atomic(part, kWeights.substr(0, 2'999'000));
@@ -306,7 +306,7 @@ TEST_F(HubTest, RefusalsSayWhatToDo) {
   EXPECT_TRUE(has(refused(404, {"X-Error-Code: RepoNotFound"}), "status 404"));
   ::setenv("HF_TOKEN", " ", 1);
   ::setenv("HF_TOKEN_PATH", "/nowhere/token", 1);
-  EXPECT_TRUE(has(refused(401, {}), "it wants a token"));
+  EXPECT_TRUE(has(refused(401, {}), "it needs a token"));
   ::unsetenv("HF_TOKEN_PATH");
   on_hub = [](const Server::Request&) { return Answer{200, "<html>", {}}; };
   EXPECT_TRUE(has(refusal(), "is not a list of files"));

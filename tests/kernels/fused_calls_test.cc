@@ -31,7 +31,7 @@ std::vector<Tensor> chain(const std::vector<Tensor>& in) {
 const std::vector<Dims> kChain = {{64, 48}, {48, 64}, {32, 40}, {64, 64}};
 
 // P-22
-TEST(Runs, CallsThatReadEachOthersResultsAreOne) {
+TEST(FusedCalls, CallsThatReadEachOthersResultsAreOne) {
   const std::string text = text_of(chain, kChain);
   EXPECT_EQ(count(text, "stablehlo.custom_call"), 1u);
   EXPECT_EQ(count(text, "call_target_name = \"md_fused_calls\""), 1u);
@@ -42,7 +42,7 @@ TEST(Runs, CallsThatReadEachOthersResultsAreOne) {
 }
 
 // P-22
-TEST(Runs, GiveWhatTheCompilerGives) {
+TEST(FusedCalls, GiveWhatTheCompilerGives) {
   for (DType type : {DType::f32, DType::bf16}) {
     std::vector<HostArray> xs;
     for (const Dims& dims : kChain) xs.push_back(normal({type, dims}, static_cast<unsigned>(xs.size()) + 1));
@@ -50,7 +50,7 @@ TEST(Runs, GiveWhatTheCompilerGives) {
   }
 }
 
-TEST(Runs, TakeTurnsInTheMemoryOfWhatOnlyTheyRead) {
+TEST(FusedCalls, TakeTurnsInTheMemoryOfWhatOnlyTheyRead) {
   auto long_chain = [](const std::vector<Tensor>& in) {
     Tensor y = in[0];
     for (int i = 0; i < 8; ++i) y = product(y, in[1]);
@@ -62,7 +62,7 @@ TEST(Runs, TakeTurnsInTheMemoryOfWhatOnlyTheyRead) {
                    {"md_fused_calls"});
 }
 
-TEST(Runs, EndWhereAnotherStatementStandsBetween) {
+TEST(FusedCalls, EndAtAnotherStatement) {
   auto f = [](const std::vector<Tensor>& in) { return std::vector{product(sin(product(in[0], in[1])), in[1])}; };
   const std::string text = text_of(f, {{64, 64}, {64, 64}});
   EXPECT_EQ(count(text, "md_fused_calls"), 0u);
@@ -70,7 +70,7 @@ TEST(Runs, EndWhereAnotherStatementStandsBetween) {
 }
 
 // What comes from one run through another statement is read by the next; a third product depends on nothing of these.
-TEST(Runs, OfAProgramComeInAnOrderInWhichAllHaveWhatTheyRead) {
+TEST(FusedCalls, AreInDependencyOrder) {
   auto f = [](const std::vector<Tensor>& in) {
     const Tensor a = product(in[0], in[1]), b = product(in[1], in[0]);
     const Tensor c = product(sin(a), b), d = product(in[0], in[0]);
@@ -81,7 +81,7 @@ TEST(Runs, OfAProgramComeInAnOrderInWhichAllHaveWhatTheyRead) {
                    {"md_fused_calls"});
 }
 
-TEST(Runs, AreAsLongAsTheirLimit) {
+TEST(FusedCalls, AreAsLongAsTheirLimit) {
   auto f = [](const std::vector<Tensor>& in) {
     Tensor y = in[0];
     for (int i = 0; i < 33; ++i) y = product(y, in[1]);
@@ -92,7 +92,7 @@ TEST(Runs, AreAsLongAsTheirLimit) {
   EXPECT_EQ(count(text, "call_target_name = \"md_product\""), 1u);
 }
 
-TEST(Runs, AreMadeInTheBodiesOfLoops) {
+TEST(FusedCalls, AreMadeInTheBodiesOfLoops) {
   auto f = [](const std::vector<Tensor>& in) {
     auto body = [&](ScanStep&, const std::vector<Tensor>& y) {
       return ScanResult{{product(product(y[0], in[1]), in[1])}, {}};
@@ -103,7 +103,7 @@ TEST(Runs, AreMadeInTheBodiesOfLoops) {
   EXPECT_EQ(count(text, "call_target_name = \"md_fused_calls\""), 1u);
 }
 
-TEST(Runs, OfUnknownKernelsAreRefusedByName) {
+TEST(FusedCalls, OfUnknownKernelsAreRefusedByName) {
   auto message = [](const std::string& config) -> std::string {
     Graph g(one_device().graph_options());
     const Tensor x = g.input("x", {DType::f32, {4}});

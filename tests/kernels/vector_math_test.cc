@@ -19,14 +19,14 @@ double error(float (*f)(float)) {
   return worst;
 }
 
-TEST(PowersOfTwo, HaveTheErrorsThatTheirHeaderSays) {
+TEST(PowersOfTwo, HaveTheDocumentedErrors) {
   EXPECT_LT(error([](float x) { return vector_exp2<float>(x); }), std::ldexp(1.0, -23));
   const double coarse = error([](float x) { return vector_exp2<uint16_t>(x); });
   EXPECT_LT(coarse, std::ldexp(1.0, -13));
   EXPECT_GT(coarse, std::ldexp(1.0, -15));  // a shorter polynomial than the other's
 }
 
-TEST(PowersOfTwo, HaveZeroWhereNothingIsSeenAndKeepWhatIsNoNumber) {
+TEST(PowersOfTwo, AreZeroForMaskedLogitsAndKeepNan) {
   for (const float x : {-126.6f, -127.0f, -1000.0f, -kInfinity}) {
     EXPECT_EQ(vector_exp2<float>(x), 0) << x;
     EXPECT_EQ(vector_exp2<uint16_t>(x), 0) << x;

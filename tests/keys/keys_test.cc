@@ -757,7 +757,7 @@ TEST(Keys, OfShiftsAndBetasAreNamedOnVideos) {
     const std::string value = members == std::string("trained_betas") ? "[0.1, 0.2]" : "0.015";
     EXPECT_EQ(effect(kind, {}, "diffusion_scheduler_config", fmt::format("{{{}: {}}}", members, value), log),
               Effect::named);
-    EXPECT_NE(log.find(fmt::format("diffusion_scheduler_config: {} is ignored: a model that flows has no", members)),
+    EXPECT_NE(log.find(fmt::format("diffusion_scheduler_config: {} is ignored: a flow-matching model has no", members)),
               log.npos)
         << log;
   }

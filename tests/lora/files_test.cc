@@ -142,7 +142,7 @@ TEST_F(LoraFiles, OfScaleZeroChangeNothing) {
   EXPECT_EQ(distance(values, models.values).value, 0);
 }
 
-TEST_F(LoraFiles, OfLinearFormFitOneByOneConvolutionsAndTheOtherWayRound) {
+TEST_F(LoraFiles, LinearAndOneByOneConvolutionsAreInterchangeable) {
   const LoraFile before = read_lora(write_layout(layout, folder.path()), targets);
   const LoraFile after = read_lora(changed([](HostArrays& arrays) {
                                      for (auto& [key, a] : arrays) {
@@ -219,7 +219,7 @@ TEST_F(LoraFiles, OfOtherMethodsAreRefusedByName) {
   EXPECT_TRUE(contains(refused(R"({"unet.init_lora_weights": "pissa_niter_4"})"), "pissa"));
   EXPECT_TRUE(contains(refused(R"({"unet.lora_alpha": "much"})"), "lora_adapter_metadata of unet"));
   EXPECT_TRUE(contains(refused("nonsense"), "expected a JSON object"));
-  EXPECT_TRUE(contains(refused(R"({"unet.r": 2, "unet.lora_alpha": 2})"), "alpha is said twice"));
+  EXPECT_TRUE(contains(refused(R"({"unet.r": 2, "unet.lora_alpha": 2})"), "alpha is given twice"));
 }
 
 TEST_F(LoraFiles, OfOtherShapesAreRefusedWithBoth) {

@@ -76,7 +76,7 @@ TEST_F(FluxLora, OfEveryLayoutChangesWeightsAsInDiffusers) {
   EXPECT_LE(xlabs.value, 1e-6) << xlabs.name;
 }
 
-TEST_F(FluxLora, TakesTensorsApartWithTheRanksThatTheirPartsHave) {
+TEST_F(FluxLora, SplitsTensorsWithTheRanksOfTheirParts) {
   for (const char* layout : {"kohya", "kohya_sparse"}) {
     const LoraFile lora = read(lora_path(layout));
     for (const auto& [path, pair] : lora.pairs.at("transformer")) {
@@ -86,7 +86,7 @@ TEST_F(FluxLora, TakesTensorsApartWithTheRanksThatTheirPartsHave) {
   }
 }
 
-TEST_F(FluxLora, WrittenForOtherProgramsHasTheOriginalNamesAndReadsBack) {
+TEST_F(FluxLora, OriginalNamesRoundTrip) {
   const LoraFile lora = read(lora_path("diffusers"));
   const std::string comfyui = folder / "comfyui.safetensors", kohya = folder / "kohya.safetensors";
   write_comfyui_lora(comfyui, lora, names);
@@ -112,7 +112,7 @@ TEST_F(FluxLora, WrittenForOtherProgramsHasTheOriginalNamesAndReadsBack) {
   }
 }
 
-TEST_F(FluxLora, OfSomePartsOfATensorIsWrittenAndReadBackAsThese) {
+TEST_F(FluxLora, PartsOfATensorRoundTrip) {
   LoraFile lora = read(lora_path("diffusers")), some;
   for (const char* layer : {"to_q", "to_v"}) {
     const std::string path = std::string("single_transformer_blocks.1.attn.") + layer + ".weight";

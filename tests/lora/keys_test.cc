@@ -104,7 +104,7 @@ TEST_F(LoraKeyTest, NameFilesOfTwoDenoisers) {
       chosen_loras(parsed("lora_config: {lora_model_name_or_path: ['absent']}", {"enable_lora=false"})).empty());
   EXPECT_NE(refusal("lora_config: {lora_model_name_or_path: ['" + (folder / "more") +
                     "'], low_noise_weight_name: ['low.safetensors'], weight_name: ['low.safetensors']}")
-                .find("weight_name holds 'low.safetensors' beside"),
+                .find("weight_name holds 'low.safetensors' and"),
             std::string::npos);
 }
 
@@ -136,7 +136,7 @@ TEST_F(LoraKeyTest, RefuseWhatDoesNotFit) {
   expect(refusal(config + "scale: ['big']}"), "expected numbers");
   expect(refusal(config + "from_pt: ['false']}"), "only true is supported");
   expect(refusal(config + "weight_name: ['b.safetensors']}"), "is not a folder");
-  expect(refusal(config + "ranks: [4]}"), "'ranks' is not one of");
+  expect(refusal(config + "ranks: [4]}"), "unknown field 'ranks'");
   expect(refusal(config + "rank: [4, 8]}"), "rank has 2 entries, lora_model_name_or_path has 1");
   expect(refusal(config + "adapter_name: ['a', 'b']}"), "adapter_name has 2 entries, lora_model_name_or_path has 1");
 }

@@ -42,7 +42,7 @@ void expect_near(const std::vector<double>& got, const HostArray& want) {
   for (size_t i = 0; i < w.size(); ++i) ASSERT_NEAR(got[i], w[i], 1e-5) << i;
 }
 
-TEST(LoraThin, NearestMatricesKeepTheLargestSingularValues) {
+TEST(LowRank, NearestMatricesKeepTheLargestSingularValues) {
   for (const auto& [rows, columns] : {std::pair{6, 9}, {9, 6}, {7, 7}}) {
     const HostArray change = with_singular_values(rows, columns, {5, 3, 2, 1});
     const LowRankFactors two = truncated_svd(change, 2);
@@ -58,7 +58,7 @@ TEST(LoraThin, NearestMatricesKeepTheLargestSingularValues) {
   EXPECT_EQ(truncated_svd(with_singular_values(4, 4, {0}), 2).rank(), 1);
 }
 
-TEST(LoraThin, ConvolutionsHaveTheSizesOfTheirLayer) {
+TEST(LowRank, ConvolutionsHaveTheSizesOfTheirLayer) {
   const HostArray change = with_singular_values(6, 18, {5, 3, 2}).reshaped({6, 2, 3, 3});
   const LowRankFactors t = truncated_svd(change, 3);
   EXPECT_EQ(t.down.dims(), (Dims{3, 2, 3, 3}));
@@ -66,7 +66,7 @@ TEST(LoraThin, ConvolutionsHaveTheSizesOfTheirLayer) {
   expect_near(product(t.down, t.up), change);
 }
 
-TEST(LoraThin, ResizedMatricesKeepTheProductsLargestSingularValues) {
+TEST(LowRank, ResizedMatricesKeepTheLargestSingularValues) {
   // The product of these is known by its singular values, the matrices themselves are not balanced.
   const HostArray change = with_singular_values(8, 10, {6, 4, 2, 1});
   const LowRankFactors whole = truncated_svd(change, 4);

@@ -215,7 +215,7 @@ TEST(LoraScope, TakesMatricesFromAFileAndGivesThemBack) {
   }
 }
 
-TEST(LoraScope, TheRunSaysAlphaWhereTheFileDoesNot) {
+TEST(LoraScope, ConfigSetsAlphaIfTheFileDoesNot) {
   LoraCase c = lora_case("unet_plain");
   c.config.alpha = 0.25;
   const TemporaryFolder folder;
@@ -223,7 +223,7 @@ TEST(LoraScope, TheRunSaysAlphaWhereTheFileDoesNot) {
   const std::string path = folder / "bare.safetensors";  // the same without metadata
   write_safetensors(path, SafetensorsReader::open(write_peft_lora(folder.path(), file_of(c), kUnet)).tensors());
   const LoraFile read = read_lora(path, LoraTargets(t.params, kUnet));
-  EXPECT_FALSE(read.pairs.at("unet").begin()->second.alpha_said);
+  EXPECT_FALSE(read.pairs.at("unet").begin()->second.alpha_in_file);
   const LoraFile back = trained_lora(t.params, initial_lora(t.params, read, c.config), c.config);
   EXPECT_EQ(back.pairs.at("unet").begin()->second.alpha, 0.25);
 }
@@ -244,7 +244,7 @@ TEST(LoraScope, RefusesMatricesThatDoNotFitTheRun) {
   EXPECT_TRUE(contains(message, "not trained: unet/mid_block.attentions.9.weight")) << message;
 }
 
-TEST(LoraScope, NamesTargetsThatAreNoLayer) {
+TEST(LoraScope, NamesTargetsWithoutALayer) {
   const LoraCase c = lora_case("unet_plain");
   const Traced t(c);
   check_lora_targets(c.config.targets, t.params);

@@ -161,10 +161,11 @@ TEST_F(TransformerLora, DifferencesThatDoNotFitAreRefused) {
   HostArrays both = pair("diffusion_model.blocks.1.cross_attn.o");
   both[bias] = counted({8});
   const LoraFile f = read(both);
-  EXPECT_TRUE(contains(message_of([&] { initial_lora(params, f, {.rank = 2, .alpha = 2}); }), "holds differences"));
+  EXPECT_TRUE(
+      contains(message_of([&] { initial_lora(params, f, {.rank = 2, .alpha = 2}); }), "holds full-rank differences"));
 }
 
-TEST_F(TransformerLora, OfOneOfTwoDenoisersIsWrittenForOthersAndReadBackAsThatOnes) {
+TEST_F(TransformerLora, FilesOfOneOfTwoDenoisersRoundTrip) {
   const std::string path = "blocks.1.attn2.to_out.0.weight";
   for (const char* component : {"transformer", "transformer_2"}) {
     const bool second = component == std::string("transformer_2");

@@ -159,7 +159,7 @@ std::set<std::string> layers_that_drop(const Graph& g) {
   return paths;
 }
 
-TEST(Dropout, StandsWhereTheModelsHaveIt) {
+TEST(Dropout, IsWhereTheModelsHaveIt) {
   const WanTransformerConfig wan{.num_attention_heads = 2,
                                  .attention_head_dim = 12,
                                  .in_channels = 4,

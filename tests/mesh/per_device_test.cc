@@ -101,7 +101,7 @@ int count(const std::string& text, const std::string& word) {
 }
 
 // P-21
-TEST(PerDevice, KernelsOnAMeshGiveTheResultsAndGradientsOfOneDevice) {
+TEST(PerDevice, KernelsOnAMeshEqualOneDevice) {
   const Traced split(eight()), whole(one_device());
   const std::string text = to_stablehlo(split.graph);
   for (const char* kernel : {kGroupNormKernel, kGroupNormGradKernel})
@@ -123,7 +123,7 @@ TEST(PerDevice, KernelsOnAMeshGiveTheResultsAndGradientsOfOneDevice) {
   }
 }
 
-TEST(PerDevice, NothingIsCalledWhereNobodySaysHowArraysLie) {
+TEST(PerDevice, NoKernelWithoutLogicalAxes) {
   Graph g(eight().graph_options());
   Tensor x = g.input("x", {DType::f32, {8, 4, 4, 8}});
   EXPECT_FALSE(kernels_support_shards({x}));

@@ -235,7 +235,7 @@ Compiled wan_on_data2_fsdp4(int64_t batch) {
 }
 
 // S0-86…89, S1-20, S1-21, S2-71
-TEST(SplitWan, FsdpDividesTheSequenceWhereABatchDoesNotReachIt) {
+TEST(SplitWan, FsdpShardsTheSequenceOfSmallBatches) {
   const Compiled c = wan_on_data2_fsdp4(4);
   // Two rows; of their sequences a quarter, and in attention, where sequences are exchanged for heads, a quarter of
   // these.

@@ -211,7 +211,7 @@ TEST(Dot, BatchAndSeveralContractedAxesAgreeWithLoops) {
   expect_near(out[0], y, 1e-13);
 }
 
-TEST(Dot, AccumulatesInTheTypeAskedFor) {
+TEST(Dot, AccumulatesInTheRequestedType) {
   // 1 + 4096 · 2⁻¹⁰: every partial sum above 4 is lost in bf16, none in f32.
   Doubles row(4097, 0x1p-10);
   row[0] = 1;

@@ -261,7 +261,7 @@ TEST(Constants, TablesKeepEveryElementOfEveryType) {
   }
 }
 
-TEST(Constants, ANumberBesideATensorPrintsOneSplat) {
+TEST(Constants, NumberWithATensorPrintsOneSplat) {
   Graph g;
   Tensor x = g.input("x", {DType::f32, {2, 3}});
   g.output("y", (x * 2.0 + 1.0) * 2.0);

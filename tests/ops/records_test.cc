@@ -142,7 +142,7 @@ void check_sample(const OpDef& op, const OpSample& sample, std::mt19937& random)
 
 class Records : public testing::TestWithParam<const OpDef*> {};
 
-TEST_P(Records, ShapesAgreeWithTheCompilerAndGradientsWithFiniteDifferences) {
+TEST_P(Records, ShapesAndGradientsAreRight) {
   const OpDef& op = *GetParam();
   ASSERT_TRUE(op.samples != nullptr) << op.name << " has no samples and is not listed as tested elsewhere";
   std::mt19937 random(20240229);

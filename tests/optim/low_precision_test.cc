@@ -90,7 +90,7 @@ TEST(StochasticRounding, LeavesWhatTheTypeCanHold) {
   EXPECT_TRUE(std::isnan(rounded(f32({NAN}), DType::bf16)[0]));
 }
 
-TEST(StochasticRounding, DrawsAnewForEveryElementParameterStepAndSeed) {
+TEST(StochasticRounding, IsIndependentByElementParameterStepAndSeed) {
   const HostArray half = repeated(1 + 0.5f / 128);
   const auto both = rounded(one_device(), {half, half}, DType::bf16);
   const std::vector<std::vector<double>> all = {both[0], both[1], rounded(one_device(), {half}, DType::bf16, 4)[0],

@@ -207,7 +207,7 @@ TEST(Optimizers, HaveArraysOfTheirOwnInTheState) {
   }
 }
 
-TEST(AdamW, KernelIsDeterministicOverManyPieces) {
+TEST(AdamW, KernelIsDeterministicOverManyChunks) {
   // Sizes around the pieces that threads take in turns; norm and update must not depend on who took which.
   OptimConfig c = plain();
   c.max_grad_norm = 0.5;
@@ -252,7 +252,7 @@ TEST(AdamW, AnEmptyGradientLeavesEverythingAsItIs) {
   EXPECT_EQ(update(plain(), 0, s, {HostArray(), HostArray()}).second, 0);
 }
 
-TEST(AdamW, FirstUpdateMovesByTheLearningRateWhateverTheScale) {
+TEST(AdamW, FirstUpdateIsTheLearningRateAtAnyScale) {
   for (float scale : {1e-6f, 1.0f, 1e6f}) {
     OptimConfig c = plain();
     c.own<double>("adam_weight_decay") = 0;
@@ -296,7 +296,7 @@ TEST(Optimizers, ANormThatIsNotFiniteChangesNothing) {
 // The first update without decay is one of ± the learning rate wherever there is a gradient: 3.5 becomes 4, within 1e-5
 // since 1 − β of f32 has an error of 3e-5. Sizes of a part of a vector, and of more than what the kernel holds in the
 // cache at once.
-TEST(MovingAverage, MovesTowardsTheNewParametersWhereAppliedAndOnlyThere) {
+TEST(MovingAverage, MovesOnlyWithAppliedUpdates) {
   OptimConfig c = plain();
   c.own<double>("adam_weight_decay") = 0;
   c.own<double>("adam_eps") = 0;

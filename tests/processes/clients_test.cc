@@ -67,7 +67,7 @@ TEST(Member, DISABLED_WaitsForOneMore) {
                        std::make_shared<Values>());
     ADD_FAILURE() << "a process less was enough";
   } catch (const Error& e) {
-    EXPECT_NE(e.message().find("no process has given 'local_topology/2' in 300 ms"), std::string::npos) << e.message();
+    EXPECT_NE(e.message().find("'local_topology/2' was not set within 300 ms"), std::string::npos) << e.message();
   }
   leave_processes(!HasFailure());
 }

@@ -151,7 +151,7 @@ Signalled signalled(const std::string& name, int processes, int rank, int signal
 }
 
 // S3-1, S3-2, S3-19
-TEST(ProcessesTrain, LearnWhatOneProcessLearns) {
+TEST(ProcessesTrain, EqualOneProcess) {
   const std::string both = "gradient_accumulation_steps=2 ";
   const JobResult alone = run_job(1, on_latents("alone", both));
   ASSERT_EQ(alone.status, 0) << alone.output;
@@ -174,7 +174,7 @@ TEST(ProcessesTrain, LearnWhatOneProcessLearns) {
   }
 }
 
-TEST(ProcessesTrain, EncodeLearnDrawAndEvaluateAsOneProcessDoes) {
+TEST(ProcessesTrain, EncodingTrainingSamplingAndEvaluationEqualOneProcess) {
   on_latents("");  // the run of one process
   const JobResult job =
       run_job(2, on_pictures("pictures", 2, "cpu_device_count=2 ici_data_parallelism=2 vae_per_device_batch_size=1"));
@@ -190,7 +190,7 @@ TEST(ProcessesTrain, EncodeLearnDrawAndEvaluateAsOneProcessDoes) {
   EXPECT_EQ(job.output.find("[1]"), std::string::npos) << job.output;
 }
 
-TEST(ProcessesTrain, GoesOnAfterAKillAsIfNothingHadHappened) {
+TEST(ProcessesTrain, ResumeAfterAKillIsBitExact) {
   const Signalled killed = signalled("killed", 2, 1, SIGKILL, 4);
   EXPECT_LT(killed.seconds, 10);
   EXPECT_EQ(killed.job.statuses, (std::vector<int>{5, 128 + SIGKILL})) << killed.job.output;
@@ -211,7 +211,7 @@ TEST(ProcessesTrain, GoesOnAfterAKillAsIfNothingHadHappened) {
 }
 
 // S2-76, S4-70
-TEST(ProcessesTrain, OneReadsTheCheckpointForAllWhereAKeySaysSo) {
+TEST(ProcessesTrain, OneReadsTheCheckpointForAllIfConfigured) {
   const JobResult whole = run_job(2, on_latents("two", "checkpoint_every=8"));
   ASSERT_EQ(whole.status, 0) << whole.output;
   // Only the leader finds a checkpoint in its folder.
@@ -262,7 +262,7 @@ std::string on_gpus(const std::string& name, const std::string& more) {
 }
 
 // S3-1, S3-2
-TEST(JointTraining, LearnsWhatOneProcessLearnsAndGoesOnByOthers) {
+TEST(JointTraining, EqualsOneProcessAndResumesWithOthers) {
   const std::string two_by_two = "ici_data_parallelism=2 ici_fsdp_parallelism=2 ",
                     steps = "checkpoint_every=4 checkpoints_to_keep=0 eval_every=0 ";
   const JobResult alone = run_job(1, on_latents("alone_6", steps + "max_train_steps=6"));
@@ -271,7 +271,8 @@ TEST(JointTraining, LearnsWhatOneProcessLearnsAndGoesOnByOthers) {
   const JobResult four = run_job(4, on_gpus("joint", steps + two_by_two));
   ASSERT_EQ(four.status, 0) << four.output;
   expect_close(metric("joint"), {expected.begin(), expected.begin() + 4});
-  EXPECT_NE(four.output.find("1 of the devices are this process's, of 4"), std::string::npos) << four.output;
+  EXPECT_NE(four.output.find("this process has 1 of the devices; there are 4 processes"), std::string::npos)
+      << four.output;
   const std::string folder = shared().run("joint") + "/checkpoints/4";
   EXPECT_TRUE(fs::exists(folder + "/training_state/pieces-00001-of-00004.safetensors"));
   EXPECT_FALSE(fs::exists(folder + "/unet/diffusion_pytorch_model.safetensors"));

@@ -126,7 +126,7 @@ TEST_P(BucketCheckpoints, OnlyWhatIsNeededIsFetchedAndOnlyOnce) {
 }
 
 // S3-29
-TEST_P(BucketCheckpoints, KilledAtAnyRequestTheOneBeforeIsWholeAndTheNextRunPutsWhatWaits) {
+TEST_P(BucketCheckpoints, KillAtAnyRequestKeepsTheLastOneAndTheNextRunUploads) {
   save(1, 1);
   const int64_t writes = writes_of([&] { save(2, 2); });
   remove_folder(below(dir, "2"));
@@ -185,7 +185,7 @@ TEST_P(BucketCheckpoints, WeightsThatAreThereAlreadyAreCopiedThere) {
   EXPECT_EQ(value_of(dir, 2), 2);
 }
 
-TEST_P(BucketCheckpoints, NobodyWaitsForUploadsButFinish) {
+TEST_P(BucketCheckpoints, OnlyFinishWaitsForUploads) {
   CheckpointWriter writer(dir, 2);
   server().fail_writes(WriteFault::busy, 1 << 20);
   for (int64_t step : {1, 2, 3, 4}) writer.save(step, [step] { return content_of(static_cast<float>(step)); });
@@ -344,7 +344,7 @@ TEST_P(ShardsInBuckets, AreThoseOfASharedFolderByteForByte) {
 }
 
 // S3-29
-TEST_P(ShardsInBuckets, KilledAtAnyRequestTheOneBeforeIsWholeAndAllOrNoneOfTheWaitingPartsCount) {
+TEST_P(ShardsInBuckets, KillAtAnyRequestKeepsTheLastOneAndUploadsAllOrNone) {
   ASSERT_EQ(save_by_four(1, 1), kNoErrors);
   const int64_t writes = writes_of([&] { ASSERT_EQ(save_by_four(2, 2), kNoErrors); });
   remove_folder(below(dir, "2"));
@@ -399,7 +399,7 @@ TEST_P(ShardsInBuckets, ThatWaitAreOfNoUseToAnotherNumberOfProcesses) {
   }
 }
 
-TEST_P(ShardsInBuckets, NobodyWaitsForUploadsButFinishAndOldOnesGo) {
+TEST_P(ShardsInBuckets, OnlyFinishWaitsForUploadsAndOldOnesAreRemoved) {
   server().fail_writes(WriteFault::busy, 1 << 20);
   std::atomic<int> saved = 0;
   EXPECT_EQ(as_processes(4,
@@ -423,7 +423,7 @@ TEST_P(ShardsInBuckets, NobodyWaitsForUploadsButFinishAndOldOnesGo) {
   EXPECT_EQ(value_of_shards(4), 4);
 }
 
-TEST_P(ShardsInBuckets, OfTheSameStepReplaceEachOtherWhole) {
+TEST_P(ShardsInBuckets, OfTheSameStepReplaceEachOther) {
   EXPECT_EQ(as_processes(4,
                          [&](const CheckpointProcesses& of) {
                            CheckpointWriter writer(dir, 0, of);
@@ -438,7 +438,7 @@ TEST_P(ShardsInBuckets, OfTheSameStepReplaceEachOtherWhole) {
   EXPECT_EQ(value_of_shards(1), 6);
 }
 
-TEST_P(ShardsInBuckets, ArePutWhileTheRunGoesOnAndCountWhenAllAreThere) {
+TEST_P(ShardsInBuckets, AreUploadedInTheBackgroundAndValidWhenComplete) {
   std::atomic<bool> counts = false;
   std::latch there(4);
   EXPECT_EQ(
@@ -467,7 +467,7 @@ TEST_P(ShardsInBuckets, ArePutWhileTheRunGoesOnAndCountWhenAllAreThere) {
   EXPECT_EQ(value_of_shards(7), 1);
 }
 
-TEST_P(ShardsInBuckets, AreReadByTheChunksInWhichWhatIsAskedForLies) {
+TEST_P(ShardsInBuckets, AreReadByTheNeededChunks) {
   constexpr int64_t kRow = 655'360;  // 2.5 MiB
   HostArray values(Shape{DType::f32, {4, kRow}});
   float next = 0;

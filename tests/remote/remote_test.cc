@@ -70,7 +70,7 @@ TEST_P(Buckets, EveryKindReadsAsFromDisk) {
   }
 }
 
-TEST_P(Buckets, FilesAreListedOverPagesByPatternAndWithoutHiddenOnes) {
+TEST_P(Buckets, ListingsHavePagesPatternsAndNoHiddenFiles) {
   for (const char* key : {"d/a.x", "d/b.x", "d/c.y", "d/s/d.x", "d/s/e.x", "d/s/.f.x", "d/.t/g.x", "d2/h.x", "d/ü i.x"})
     server().put("list", key, key);
   const auto names = [&](const std::string& path) {
@@ -106,7 +106,7 @@ TEST_P(Buckets, FingerprintsFollowTimesAndSizes) {
   EXPECT_NE(print(), first);
 }
 
-TEST_P(Buckets, FoldersOfPicturesAreListedOnceAndEachFileIsAskedForOnce) {
+TEST_P(Buckets, ImageFoldersAreListedOnceAndFilesReadOnce) {
   server().requests();
   const DataSourceConfig config{.dataset_type = "image_folder", .train_data_dir = at("files/data/pictures")};
   const auto records = told(config);
@@ -124,12 +124,13 @@ TEST_P(Buckets, WhatIsMissingOrForbiddenIsNamed) {
   server().put("locked", "a.tar", "x");
   server().lock("locked", "");
   expect_says(failure_of([&] { open_source({.train_data_dir = at("files/data/none.tar")}); }),
-              {at("files/data/none.tar"), "nothing there is called 'data/none.tar'"});
+              {at("files/data/none.tar"), "it has no 'data/none.tar'"});
   expect_says(failure_of([&] { open_input(at("files/data/none.tar")); }), {at("files/data/none.tar"), "none.tar'"});
   expect_says(failure_of([&] { open_source({.train_data_dir = at("nowhere")}); }),
               {at("nowhere"), "is 'nowhere' the bucket's name?"});
   for (const char* path : {"locked", "locked/a.tar", "locked/*.tar"})
-    expect_says(failure_of([&] { open_source({.train_data_dir = at(path)}); }), {at("locked"), "who asks is said by"});
+    expect_says(failure_of([&] { open_source({.train_data_dir = at(path)}); }),
+                {at("locked"), "try: set the credentials"});
   expect_says(failure_of([&] { list_inputs(at("/a")); }), {"no bucket"});
   expect_says(failure_of([&] {
                 open_source({.dataset_type = "image_folder", .train_data_dir = at("files/data/plain.arrow")});
@@ -147,7 +148,7 @@ TEST_P(Buckets, AConnectionLostForAMomentIsNotNoticed) {
   server().fail(BucketServer::Fault::none, 0);
 }
 
-TEST_P(Buckets, AConnectionLostForGoodIsToldInTime) {
+TEST_P(Buckets, PermanentDisconnectionIsReportedInTime) {
   // Google's library may try for as long as the location says.
   const DataSourceConfig config{.train_data_dir = at("files/data/shard-000000.tar") +
                                                   (GetParam() == std::string("gs") ? "?retry_limit_seconds=2" : "")};
@@ -161,7 +162,7 @@ TEST_P(Buckets, AConnectionLostForGoodIsToldInTime) {
   EXPECT_FALSE(told(config).empty());
 }
 
-TEST_P(Buckets, APictureThatIsLostIsSkippedAndNamed) {
+TEST_P(Buckets, MissingImageIsSkippedWithAWarning) {
   const std::string png = read_file(kFiles + "/pictures/" + [] {
     for (const FoundFile& f : list_inputs(kFiles + "/pictures"))
       if (f.location.ends_with(".png")) return f.location.substr(f.location.rfind('/') + 1);

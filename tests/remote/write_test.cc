@@ -101,7 +101,7 @@ TEST_P(WritingToBuckets, RequestsThatFailForAMomentAreTriedAgain) {
   }
 }
 
-TEST_P(WritingToBuckets, WhatFailsForGoodIsToldInTimeAndLeavesWhatWasThere) {
+TEST_P(WritingToBuckets, PermanentErrorIsReportedInTimeAndKeepsTheOldFile) {
   put_text(at("keep.txt"), "as it was");
   const std::string file = t / "big";
   write_file_atomic(file, bytes_of(size_t{13} << 20));
@@ -112,7 +112,7 @@ TEST_P(WritingToBuckets, WhatFailsForGoodIsToldInTimeAndLeavesWhatWasThere) {
   expect_says(f, {"out/new.bin'", "attempts", "try: is the network up"});
   EXPECT_LT(f.seconds, 40);
   server().fail_writes(WriteFault::forbidden, 1 << 20);
-  expect_says(failure_of([&] { put_text(at("keep.txt"), "other"); }), {"out/keep.txt'", "who asks is said by"});
+  expect_says(failure_of([&] { put_text(at("keep.txt"), "other"); }), {"out/keep.txt'", "try: set the credentials"});
   server().fail_writes(WriteFault::none, 0);
   EXPECT_EQ(get_text(at("keep.txt")), "as it was");
   EXPECT_FALSE(find_file(at("new.bin")));
@@ -200,7 +200,7 @@ TEST_P(WritingToBuckets, AFolderHasOneOwnerAtATime) {
     expect_says(failure_of([&] { first.check(); }), {"in use by process 3 on c too"});
     remove_file(at("run/.lock/other"));
     for (const FoundFile& f : list_all_files(at("run/.lock"))) remove_file(f.location);
-    expect_says(failure_of([&] { first.check(); }), {"was taken from this run"});
+    expect_says(failure_of([&] { first.check(); }), {"another run uses it now"});
   }
   EXPECT_TRUE(list_all_files(at("run")).empty());
 }
@@ -253,7 +253,7 @@ TEST_P(WritingToBuckets, OfManyWhoClaimAtOnceOneAtMostHasIt) {
   EXPECT_LE(most, 1);
 }
 
-TEST(Staging, StandsForALocationAndWhatIsBelowIt) {
+TEST(LocalCache, PathIsStableAndKeepsTheHierarchy) {
   const TemporaryFolder t;
   ::setenv("XDG_CACHE_HOME", t.path().c_str(), 1);
   EXPECT_EQ(local_cache_path("runs/a"), "runs/a");
@@ -263,7 +263,7 @@ TEST(Staging, StandsForALocationAndWhatIsBelowIt) {
   EXPECT_EQ(local_cache_path("s3://who:hush@bucket/runs/b"), a + "/b");
   EXPECT_NE(local_cache_path("s3://bucket/runs?endpoint_override=other"), a);
   EXPECT_NE(local_cache_path("gs://bucket/runs"), a);
-  expect_says(failure_of([] { local_cache_path("s3://bucket/../../etc"); }), {"'..' are no names"});
+  expect_says(failure_of([] { local_cache_path("s3://bucket/../../etc"); }), {"'..' are not names"});
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ TEST(Process, FollowsFromThePredictionType) {
 }
 
 // P-9
-TEST(Process, RefusesKeysThatItWouldNotObey) {
+TEST(Process, RefusesUnsupportedKeys) {
   ProcessKeys snr, bias, shift;
   snr.snr_gamma = 5;
   bias.timestep_bias = {{"strategy", "\"later\""}};
@@ -67,8 +67,9 @@ TEST(Process, RefusesKeysThatItWouldNotObey) {
   EXPECT_NE(refusal(kFlow, snr).find("snr_gamma is 5"), std::string::npos);
   EXPECT_NE(refusal(kFlow, bias).find("timestep_bias is set"), std::string::npos);
   EXPECT_NE(refusal(kFlow, shift).find("train_flow_shift is 0"), std::string::npos);
-  EXPECT_NE(refusal(kFlow, looked_up("table")).find("timestep_lookup 'table' is not one of: exact, reference_table"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal(kFlow, looked_up("table")).find("timestep_lookup is 'table'; expected one of: exact, reference_table"),
+      std::string::npos);
   EXPECT_NE(refusal(json::object(), looked_up("reference_table")).find("timestep_lookup is 'reference_table'"),
             std::string::npos);
   bias.timestep_bias = {{"strategy", "\"none\""}, {"portion", "0.5"}};
@@ -96,7 +97,7 @@ TEST(FlowMatch, TimesAreShiftedTowardsNoise) {
   }
 }
 
-TEST(FlowMatch, PartsOfTheTimesHaveTheirShareOfTheDraws) {
+TEST(FlowMatch, RestrictedTimestepsHaveTheirProbability) {
   const auto whole = make_process(kFlow, {});
   const auto low = whole->restricted_to(0, 875), high = whole->restricted_to(875, 1000);
   std::vector<double> t = computed([&](Graph& g) { return whole->sample_timesteps(Rng::seed(g, 3), 20000); });
@@ -218,7 +219,7 @@ TEST(SchedulerKeys, WhatTrainingReadsIsTheSameInBothConfigs) {
                                                {"prediction_type", "v_prediction"}}));
 }
 
-TEST(SchedulerKeys, AMappingForModelsThatPredictNoiseIsNotForOneThatFlows) {
+TEST(SchedulerKeys, MappingForNoiseModelsIsIgnoredByFlowMatching) {
   const std::string file = R"({"_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction"})";
   SchedulerKeys keys{.diffusion_scheduler_config = {{"_class_name", "\"EulerDiscreteScheduler\""},
                                                     {"prediction_type", "\"epsilon\""}}};

@@ -178,7 +178,7 @@ TEST(Schedulers, MatchDiffusers) {
   for (const auto& [name, error] : worst) std::cout << name << " is at most " << error << " away\n";
 }
 
-TEST(Schedulers, OneGraphHoldsTheWholeLoop) {
+TEST(Schedulers, OneGraphHoldsTheLoop) {
   int compared = 0;
   for (const auto& r : golden()["runs"]) {
     const auto& c = r["config"];
@@ -207,7 +207,7 @@ TEST(Schedulers, OneGraphHoldsTheWholeLoop) {
   EXPECT_GE(compared, 5);
 }
 
-TEST(Ddpm, StepDrawsTheMeanAndDeviationOfItsRow) {
+TEST(Ddpm, StepHasTheMeanAndDeviationOfItsRow) {
   const auto scheduler = make_scheduler(sd({{"_class_name", "DDPMScheduler"}, {"clip_sample", false}}));
   const SampleTable table = scheduler->table(10);
   const int64_t n = 1 << 16;
@@ -289,7 +289,7 @@ TEST(Noise, MinSnrWeights) {
   }
 }
 
-TEST(Noise, MinSnrWeightsThatLeaveOutTheLastTimestepAreNamed) {
+TEST(Noise, MinSnrWeightsNearZeroAreWarnedOf) {
   auto said = [](const char* type, bool zero, double gamma) {
     testing::internal::CaptureStderr();
     make_process(sd({{"prediction_type", type}, {"rescale_betas_zero_snr", zero}}), {.snr_gamma = gamma});
@@ -317,7 +317,7 @@ TEST(Noise, TimestepsCoverTheScheduleUniformly) {
 }
 
 // S4-38, S4-39
-TEST(Noise, TimestepsAreDrawnAsOftenAsTheirBiasSays) {
+TEST(Noise, TimestepsFollowTheirBias) {
   const auto n = NoiseSchedule::from_json(json::object());
   Graph g(one_device().graph_options());
   g.input("unused", {DType::f32, {}});

@@ -142,8 +142,7 @@ TEST(Decode, SizesThatNoPictureHasAreRefusedBeforeMemoryIsTaken) {
 }
 
 TEST(Decode, OtherFilesAreNamedForWhatTheyStartWith) {
-  EXPECT_ERROR(decode("8BPS 2"),
-               "not a PNG, JPEG, WebP, GIF, BMP, TIFF or AVIF picture (starts with 38 42 50 53 20 32)");
+  EXPECT_ERROR(decode("8BPS 2"), "not a PNG, JPEG, WebP, GIF, BMP, TIFF or AVIF image (starts with 38 42 50 53 20 32)");
   EXPECT_ERROR(decode("GIF89a"), "it: ");
   EXPECT_ERROR(decode(""), "empty");
   EXPECT_ERROR(decode_image("/nowhere/a.png"), "/nowhere/a.png");

@@ -115,7 +115,7 @@ class Tables : public RecordSource, public std::enable_shared_from_this<Tables> 
       r.image = picture.bytes;
     } else {
       try {
-        const auto file_of = open_input(path.starts_with('/') || is_remote(path) ? path : beside(file.location, path));
+        const auto file_of = open_input(path.starts_with('/') || is_remote(path) ? path : sibling(file.location, path));
         r.image = file_of->read(0, file_of->size());
       } catch (const Error& e) {
         r.fault = r.name + ": " + e.message();

@@ -30,7 +30,7 @@ struct Destroy {
   requires std::is_invocable_v<decltype(destroy), T**>
   void operator()(T* p) const { destroy(&p); }
 };
-/// Of memory that FFmpeg may have replaced by its own.
+/// Frees memory that FFmpeg may have reallocated.
 inline void free_io(AVIOContext* io) {
   if (io) av_freep(&io->buffer);
   avio_context_free(&io);
@@ -43,7 +43,7 @@ using PacketPtr = std::unique_ptr<AVPacket, Destroy<av_packet_free>>;
 using FramePtr = std::unique_ptr<AVFrame, Destroy<av_frame_free>>;
 using ScalerPtr = std::unique_ptr<SwsContext, Destroy<sws_freeContext>>;
 
-/// What FFmpeg last complained about on this thread, and forgets it; else what the error code means.
+/// FFmpeg's last log message of this thread, which is cleared; else the text of the error code.
 std::string reason_of(int error);
 void clear_ffmpeg_log();
 

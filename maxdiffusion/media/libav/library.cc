@@ -1,4 +1,4 @@
-// What the library of video_library.h gives.
+// Implementation of video_library.h.
 #include <array>
 #include <cstdarg>
 
@@ -15,7 +15,7 @@ void take_complaint(void* context, int level, const char* format, va_list argume
   int prefix = 0;
   av_log_format_line2(context, level, format, arguments, line.data(), line.size(), &prefix);
   std::string text = line.data();
-  // "[mov,mp4 @ 0x7f…] what it says\n"
+  // "[mov,mp4 @ 0x7f…] message\n"
   if (text.starts_with('[') && text.find("] ") != text.npos) text.erase(0, text.find("] ") + 2);
   while (!text.empty() && (text.back() == '\n' || text.back() == '.')) text.pop_back();
   if (!text.empty() && complaint.empty()) complaint = text;

@@ -98,7 +98,7 @@ class Converter {
         SWS_BICUBIC | SWS_ACCURATE_RND | SWS_FULL_CHR_H_INT | SWS_BITEXACT, nullptr, nullptr, nullptr));
     check(scaler_ != nullptr, Code::io, "{}: frames of pixel format {} cannot be read", name_,
           what ? what->name : "unknown");
-    // Colours as the frame says; BT.601 where it says nothing, as FFmpeg's own tools take it.
+    // Colour space of the frame; default BT.601, as in FFmpeg's tools.
     const bool full = from.color_range == AVCOL_RANGE_JPEG;
     sws_setColorspaceDetails(scaler_.get(), sws_getCoefficients(from.colorspace), full,
                              sws_getCoefficients(SWS_CS_DEFAULT), 1, 0, 1 << 16, 1 << 16);
@@ -121,7 +121,7 @@ class Converter {
 
  private:
   void place(int64_t y, int64_t x, bool alpha, uint8_t* to) const {
-    // Where the upright pixel lies in the stored picture, which is turned clockwise by turns_ quarters.
+    // Position of the upright pixel in the stored image, which is rotated clockwise by turns_ quarters.
     const int64_t last_y = rgb_->height - 1, last_x = rgb_->width - 1;
     const auto [row, column] = turns_ == 0   ? std::pair(y, x)
                                : turns_ == 1 ? std::pair(last_y - x, y)
@@ -242,7 +242,7 @@ class Reader : public VideoReader {
   int quarter_turns() const {
     const uint8_t* matrix = av_stream_get_side_data(input_->stream(), AV_PKT_DATA_DISPLAYMATRIX, nullptr);
     if (!matrix) return 0;
-    // Counterclockwise degrees by which the stored picture is turned to be shown.
+    // Counterclockwise rotation of the stored image for display, in degrees.
     const double degrees = av_display_rotation_get(reinterpret_cast<const int32_t*>(matrix));
     if (std::isnan(degrees)) return 0;
     return static_cast<int>(((std::lround(-degrees / 90) % 4) + 4) % 4);

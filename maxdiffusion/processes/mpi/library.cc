@@ -1,5 +1,5 @@
-// Sums by MPI: each process adds the parts of one part of the elements, in the order of ranks, and gives the sums to
-// all, so that every process has the same bits.
+// Sums by MPI: each process adds one part of the elements, in the order of ranks, and sends the sums to all, so that
+// every process has the same bits.
 #include <mpi.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ void succeed(int result, const char* what) {
   fail(Code::device, "{}: {}", what, std::string(text.data(), static_cast<size_t>(length)));
 }
 
-/// Waits without taking a core from whoever computes: the library's own waiting spins.
+/// Waits without spinning, because the library's own wait occupies a core.
 void wait(MPI_Request& request, const char* what) {
   using namespace std::chrono_literals;
   auto pause = 5us;
@@ -39,7 +39,7 @@ void wait(MPI_Request& request, const char* what) {
 class Joined {
  public:
   explicit Joined(std::span<const std::span<float>> arrays) : arrays_(arrays) {}
-  /// Calls act(memory, elements) for each stretch of the next n elements.
+  /// Calls act(memory, elements) for each range of the next n elements.
   template <class F>
   void next(int64_t n, F&& act) {
     while (n > 0) {
@@ -60,14 +60,14 @@ class Joined {
 class Mpi final : public MpiLibrary {
  public:
   void start() override {
-    // A process that is gone must not take this one with it before it has said so: UCX aborts where it reads the memory
-    // of such a one, and Hydra tells the others by this signal.
+    // A lost process must not kill this one before it logs the reason: UCX aborts when it reads that process's memory,
+    // and Hydra sends this signal.
     ::setenv("UCX_TLS", "^cma", 0);
     struct sigaction before {};
     if (::sigaction(SIGUSR1, nullptr, &before) == 0 && before.sa_handler == SIG_DFL) std::signal(SIGUSR1, SIG_IGN);
     int provided = 0;
     succeed(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
-    check(provided == MPI_THREAD_MULTIPLE, Code::device, "MPI: this library takes calls from one thread only");
+    check(provided == MPI_THREAD_MULTIPLE, Code::device, "MPI: this library supports calls from one thread only");
     succeed(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     succeed(MPI_Comm_dup(MPI_COMM_WORLD, &all_), "MPI_Comm_dup");
     succeed(MPI_Comm_set_errhandler(all_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");

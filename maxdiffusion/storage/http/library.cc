@@ -1,4 +1,4 @@
-// What the library of http_library.h gives.
+// Implementation of http_library.h.
 #include <arpa/inet.h>
 #include <curl/curl.h>
 #include <netinet/in.h>

@@ -1,6 +1,5 @@
-// What the library of remote_library.h gives: Arrow's S3FileSystem and GcsFileSystem. Source of the environment
-// variables: AWS's "SDKs and tools reference"; Google's "application default credentials" and its C++ client's
-// GetEmulator().
+// Implementation of remote_library.h: Arrow's S3FileSystem and GcsFileSystem. Source of the environment variables:
+// AWS's "SDKs and tools reference"; Google's "application default credentials" and its C++ client's GetEmulator().
 #include <arrow/buffer.h>
 #include <arrow/filesystem/gcsfs.h>
 #include <arrow/filesystem/s3fs.h>
@@ -25,7 +24,7 @@ constexpr int kRetries = 3;
 constexpr double kPatience = 20;  // seconds: to connect, without a byte, and of all attempts at Google
 constexpr int64_t kChunk = int64_t{8} << 20, kChunksInMemory = 4;  // of a file that is written
 
-/// Which failures may pass is what AWS's library says; how often and how soon is ours.
+/// AWS's library decides which errors are retryable; this class sets attempts and delays.
 class Retries : public afs::S3RetryStrategy {
  public:
   bool ShouldRetry(const AWSErrorDetail& error, int64_t attempted) override {
@@ -59,7 +58,7 @@ Place place_of(const std::string& location) {
   return out;
 }
 
-/// What Arrow says, without what nobody should read, and what to try.
+/// Arrow's error without secrets, with advice.
 [[noreturn]] void refuse(const std::string& location, const arrow::Status& s) {
   const Place p = place_of(location);
   std::string text = s.message();
@@ -82,10 +81,10 @@ Place place_of(const std::string& location) {
       (says({"status 404", "NOT_FOUND", "Path does not exist"}) && p.key.empty())) {
     e.note(fmt::format("try: is '{}' the bucket's name?", p.bucket));
   } else if (says({"NO_SUCH_KEY", "RESOURCE_NOT_FOUND", "status 404", "NOT_FOUND", "Path does not exist"})) {
-    e.note(fmt::format("try: list bucket '{}'; nothing there is called '{}'", p.bucket, p.key));
+    e.note(fmt::format("try: list bucket '{}'; it has no '{}'", p.bucket, p.key));
   } else if (says({"ACCESS_DENIED", "status 403", "PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_ACCESS_KEY",
                    "SIGNATURE", "status 401", "credentials"})) {
-    e.note("try: who asks is said by " + who);
+    e.note("try: set the credentials: " + who);
   } else {
     e.note(fmt::format("after several attempts; try: is the network up, and {} right?",
                        p.scheme == "s3" ? "AWS_ENDPOINT_URL (or endpoint_override=… behind the path)"
@@ -124,10 +123,9 @@ class RemoteFile : public InputFile {
   int64_t size() const override { return info_.size(); }
   Blob read(int64_t offset, int64_t n) const override {
     check(offset >= 0 && n >= 0 && offset <= size() && n <= size() - offset, Code::io,
-          "{}: the file is truncated: bytes {} to {} of {} are asked for", name_, offset, offset + n, size());
+          "{}: the file is truncated: bytes {} to {} of {} are needed", name_, offset, offset + n, size());
     if (n == 0) return {};
-    // A whole file is one request. For ranges Google is asked about the file before, and Arrow opens a stream of all of
-    // it, of which nobody reads.
+    // A whole file is one request. For ranges Arrow's GCS filesystem first queries the file and opens an unused stream.
     const auto buffer = n == size() ? require(require(fs_->OpenInputStream(info_), location_)->Read(n), location_)
                                     : require(ranges()->ReadAt(offset, n), location_);
     check(buffer->size() == n, Code::io, "{}: {} bytes came at {}; expected {}: did the file change?", name_,
@@ -155,7 +153,7 @@ class Library : public RemoteLibrary {
     const Place p = place_of(location);
     const auto fs = system_of(location);
     std::vector<afs::FileInfo> infos;
-    // A bucket itself is listed at once: whoever may read its files may not always ask about it.
+    // List a bucket directly: read permission for files may not include metadata of the bucket.
     const auto info = p.key.empty() ? afs::FileInfo(p.path(), afs::FileType::Directory)
                                     : require(fs->GetFileInfo(p.path()), location);
     if (info.type() == afs::FileType::NotFound) {
@@ -201,7 +199,7 @@ class Library : public RemoteLibrary {
       if (place_of(location).scheme == "s3") {
         if (!out->closed()) (void)out->Abort();
       } else {
-        // Whoever gives Arrow's stream to Google up, or lets it go, makes a file of what was sent so far.
+        // Destroying or aborting Arrow's GCS stream creates a file of the bytes sent so far.
         const std::lock_guard lock(mutex_);
         abandoned_.push_back(out);
       }
@@ -223,7 +221,7 @@ class Library : public RemoteLibrary {
   void remove_folder(const std::string& location) const override {
     const auto fs = system_of(location);
     const Place p = place_of(location);
-    check(!p.key.empty(), Code::internal, "'{}': a whole bucket is not removed", shown(location));
+    check(!p.key.empty(), Code::internal, "'{}': it is a whole bucket; expected a folder in it", shown(location));
     const arrow::Status s = fs->DeleteDir(p.path());
     if (!s.ok() && !list(location, false).empty()) refuse(location, s);
   }
@@ -242,7 +240,7 @@ class Library : public RemoteLibrary {
     const std::string root =
         fmt::format("{}://{}{}{}", p.scheme, p.user.empty() ? "" : p.user + "@", p.bucket, p.query);
     const std::lock_guard lock(mutex_);
-    check(!closed_, Code::internal, "'{}': asked for when the program had closed its buckets", shown(location));
+    check(!closed_, Code::internal, "'{}': opened after the program closed its object stores", shown(location));
     set_up();
     auto& fs = systems_[root];
     if (!fs) fs = p.scheme == "s3" ? s3(p, location) : gcs(p, location);
