@@ -1,9 +1,30 @@
 #include "maxdiffusion/encoders/text_encoder.h"
 
+#include <algorithm>
+#include <limits>
+#include <span>
+
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 
 namespace md {
+
+namespace {
+
+/// Tokens of the longest of tokenized texts.
+int64_t longest_text(const FamilySpec& spec, const HostArrays& text) {
+  int64_t longest = 0;
+  for (const TextEncoderSpec& e : spec.text_encoders) {
+    const HostArray& mask = text.at(e.mask);
+    const std::span<const int32_t> v = mask.view<int32_t>();
+    const auto row = static_cast<size_t>(mask.dims()[1]);
+    for (size_t i = 0; i < v.size(); ++i)
+      if (v[i] != 0) longest = std::max(longest, static_cast<int64_t>(i % row) + 1);
+  }
+  return longest;
+}
+
+}  // namespace
 
 TextEncoder::TextEncoder(const Devices& devices, std::shared_ptr<const Family> family, int64_t batch, WeightsOf weights,
                          const ScopeOptions& scope, const CompileConfig& compile, const EncoderKeys& keys)
@@ -14,19 +35,20 @@ TextEncoder::TextEncoder(const Devices& devices, std::shared_ptr<const Family> f
       scope_(text_encoder_options(scope, keys)),
       compile_(compile) {}
 
-const Program& TextEncoder::program(int64_t clip_skip, int64_t batch) {
-  if (const auto p = programs_.find({clip_skip, batch}); p != programs_.end()) return p->second;
+const Program& TextEncoder::program(int64_t clip_skip, int64_t batch, int64_t length) {
+  if (const auto p = programs_.find({clip_skip, batch, length}); p != programs_.end()) return p->second;
   Graph g(devices_.graph_options(&devices_.rules()));
   ParamTable params;
   Conditioning text;
   for (const Field& f : family_->spec().text_fields()) {
-    const Shape shape = batched(batch, f.shape);
+    Shape shape = batched(batch, f.shape);
+    if (length > 0) shape.dims[1] = length;
     text[f.name] = g.input(f.name, shape, axis::of_batch(shape.dims.size()));
   }
   const Models models = [&](const std::string& component) { return Scope(g, params, component, scope_); };
   for (const auto& [name, tensor] : family_->encode_text(models, text, clip_skip)) g.output(name, tensor);
   const auto made =
-      programs_.emplace(std::pair{clip_skip, batch}, md::compile(devices_, g, compile_, "text_encoder")).first;
+      programs_.emplace(std::array{clip_skip, batch, length}, md::compile(devices_, g, compile_, "text_encoder")).first;
   if (!weights_.empty()) return made->second;
   for (const std::string& component : family_->spec().text_components()) {
     const HostArrays values = read_(params, component);
@@ -44,12 +66,18 @@ const std::map<std::string, HostArrays>& TextEncoder::weights() {
 HostArrays TextEncoder::encode(const std::vector<std::string>& captions, const std::vector<std::string>& seconds,
                                int64_t clip_skip, int64_t batch) {
   if (batch == 0) batch = batch_;
-  const Program& encoder = program(clip_skip, batch);
+  const FamilySpec& spec = family_->spec();
   HostArrays text = family_->tokenize(captions);
   if (!seconds.empty()) {
     HostArrays others = family_->tokenize(seconds);
     for (const std::string& name : family_->spec().second_text_fields()) text.at(name) = others.at(name);
   }
+  int64_t length = 0;
+  if (!spec.text_lengths.empty()) {
+    length = spec.text_rows(longest_text(spec, text));
+    for (auto& [name, ids] : text) ids = block(ids, 0, ids.dims()[0], 0, length);
+  }
+  const Program& encoder = program(clip_skip, batch, length);
   const int64_t n = static_cast<int64_t>(captions.size());
   HostArrays out;
   for (int64_t from = 0; from < n; from += batch) {
@@ -59,7 +87,7 @@ HostArrays TextEncoder::encode(const std::vector<std::string>& captions, const s
     place(devices_, encoder, in, feed);
     for (const auto& [name, array] : encoder.run(feed, arrays_)) add_rows(out[name], n, from, devices_.get(array));
   }
-  return out;
+  return length > 0 ? spec.with_text_rows(std::move(out), spec.text_rows(std::numeric_limits<int32_t>::max())) : out;
 }
 
 }  // namespace md

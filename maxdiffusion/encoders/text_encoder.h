@@ -1,10 +1,10 @@
 // Captions to conditioning on the devices: a family's text encoders, compiled with their weights.
 #pragma once
 
+#include <array>
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "maxdiffusion/encoders/encoder_keys.h"
@@ -13,8 +13,9 @@
 
 namespace md {
 
-/// Weights are read and placed on the devices once, when first needed; each number of captions at a time and each
-/// clip_skip is a program, compiled on first use. Refers to `devices`. Not thread safe.
+/// Weights are read and placed on the devices once, when first needed; each number of captions at a time, each
+/// clip_skip and, with FamilySpec::text_lengths, each of its numbers of tokens is a program, compiled on first use.
+/// Refers to `devices`. Not thread safe.
 class TextEncoder {
  public:
   /// For `batch` captions at a time. `scope`, `keys`: see text_encoder_options.
@@ -29,14 +30,15 @@ class TextEncoder {
   const std::map<std::string, HostArrays>& weights();
 
  private:
-  const Program& program(int64_t clip_skip, int64_t batch);
+  /// For texts of `length` tokens; 0: those of the fields.
+  const Program& program(int64_t clip_skip, int64_t batch, int64_t length = 0);
   const Devices& devices_;
   std::shared_ptr<const Family> family_;
   int64_t batch_;
   WeightsOf read_;
   ScopeOptions scope_;
   CompileConfig compile_;
-  std::map<std::pair<int64_t, int64_t>, Program> programs_;  // by clip_skip and captions
+  std::map<std::array<int64_t, 3>, Program> programs_;  // by clip_skip, captions and tokens
   ArrayMap arrays_;
   std::map<std::string, HostArrays> weights_;
 };

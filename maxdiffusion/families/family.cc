@@ -16,6 +16,7 @@ namespace md {
 std::shared_ptr<const Family> make_stable_diffusion(const ModelFolder& folder);
 std::shared_ptr<const Family> make_wan(const ModelFolder& folder);
 std::shared_ptr<const Family> make_flux(const ModelFolder& folder);
+std::shared_ptr<const Family> make_z_image(const ModelFolder& folder);
 
 namespace {
 
@@ -27,8 +28,15 @@ std::vector<FamilyClass>& families() {
        make_stable_diffusion},
       {{"WanPipeline", "WanImageToVideoPipeline"}, make_wan},
       {{"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"}, make_flux},
+      {{"ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"}, make_z_image},
   };
   return all;
+}
+
+/// How many tokens of a caption that is too long are not read; of one of megabytes, of its beginning.
+int64_t tokens_lost(const TextEncoderSpec& e, const std::string& caption) {
+  constexpr int64_t kCounted = int64_t{1} << 16;
+  return std::ssize(e.tokenizer->tokens(e.prepare ? e.prepare(caption) : caption, kCounted)) - e.max_tokens;
 }
 
 }  // namespace
@@ -48,6 +56,31 @@ std::vector<Field> FamilySpec::text_fields() const {
   return fields;
 }
 
+int64_t FamilySpec::text_rows(int64_t longest) const {
+  int64_t all = 0, rows = 64;
+  for (const Field& f : conditioning)
+    if (f.shape.rank() == 2) all = std::max(all, f.shape.dims[0]);
+  while (rows < longest) rows *= 2;
+  return text_lengths.empty() ? all : std::min(rows, all);
+}
+
+HostArrays FamilySpec::with_text_rows(HostArrays fields, int64_t rows) const {
+  for (const Field& f : conditioning) {
+    const auto found = fields.find(f.name);
+    if (f.shape.rank() != 2 || found == fields.end() || found->second.dims()[1] == rows) continue;
+    HostArray& a = found->second;
+    const int64_t texts = a.dims()[0];
+    if (rows < a.dims()[1]) {
+      a = block(a, 0, texts, 0, rows);
+      continue;
+    }
+    HostArray longer = zeros_like(HostArray(batched(texts, {a.dtype(), {rows, f.shape.dims[1]}})));
+    set_block(longer, 0, 0, a);
+    a = longer;
+  }
+  return fields;
+}
+
 std::vector<std::string> FamilySpec::second_text_fields() const {
   std::vector<std::string> names;
   for (const TextEncoderSpec& e : text_encoders)
@@ -63,7 +96,7 @@ std::vector<std::string> FamilySpec::lora_targets(const std::string& component) 
 HostArrays Family::tokenize(const std::vector<std::string>& captions) const {
   HostArrays out;
   std::set<size_t> cut;
-  int64_t limit = 0;
+  int64_t limit = 0, lost = 0;  // of the first caption that is cut
   for (const TextEncoderSpec& e : spec_.text_encoders) {
     check(e.tokenizer != nullptr, Code::invalid_config, "a model folder given as texts has no tokenizers");
     HostArray ids(Shape{DType::s32, {std::ssize(captions), e.max_tokens}}), mask = zeros_like(ids);
@@ -74,13 +107,16 @@ HostArrays Family::tokenize(const std::vector<std::string>& captions) const {
           e.tokenizer->tokens(e.prepare ? e.prepare(captions[i]) : captions[i], e.max_tokens, &truncated);
       std::fill_n(std::ranges::copy(row, id).out, e.max_tokens - std::ssize(row), e.tokenizer->pad_id());
       std::fill_n(real, row.size(), 1);
-      if (truncated && !e.pooled) cut.insert(i), limit = e.max_tokens;
+      if (!truncated || e.pooled) continue;
+      if (cut.empty() || i == *cut.begin()) lost = tokens_lost(e, captions[i]);
+      cut.insert(i), limit = e.max_tokens;
     }
     out[e.ids] = ids;
     if (!e.mask.empty()) out[e.mask] = mask;
   }
   if (!cut.empty())
-    log_warning("caption longer than {} tokens is cut: \"{}\"", limit, shortened(captions[*cut.begin()]));
+    log_warning("caption longer than {} tokens is cut: \"{}\"; its last {} tokens are not read", limit,
+                shortened(captions[*cut.begin()]), lost);
   if (cut.size() > 1) log_warning("{} captions are longer than {} tokens and are cut", cut.size(), limit);
   return out;
 }

@@ -58,10 +58,16 @@ struct FamilySpec {
   std::vector<TextEncoderSpec> text_encoders = {};
   std::vector<Field> conditioning = {};       // of one encoded caption: "prompt_embeds", f32 [L, D]
   std::vector<Field> size_conditioning = {};  // of the sizes of one sample: "time_ids", f32 [6]
+  /// A field s32 [] of `conditioning`: how many rows of its fields [L, D] are tokens. The others are padding, and no
+  /// prediction depends on them or on their number. Empty: all rows count.
+  std::string text_lengths = {};
   bool zero_empty_prompt = false;  // without a negative prompt, guidance leads away from zeros, or else the empty text
   /// guidance_scale is an input of the denoiser, which was trained to predict what guidance gives; true_cfg_scale is
   /// the factor between two predictions.
   bool embedded_guidance = false;
+  /// The guidance_scale that stands for no guidance: 1, where predictions are negative + scale · (positive − negative),
+  /// or 0, where they are positive + scale · (positive − negative).
+  double unguided = 1;
   int64_t patch = 1, frame_patch = 1;  // sides and frames of latents are multiples of these
   int64_t training_patch = 0;          // sides of training images' latents are multiples of this; 0: patch
   bool even_flow_steps = false;        // SampleFacts::even_flow_steps of the published pipeline
@@ -85,6 +91,11 @@ struct FamilySpec {
   /// Those of the key prompt_2.
   std::vector<std::string> second_text_fields() const;
   std::vector<std::string> lora_targets(const std::string& component) const;
+  /// Rows that fields [L, D] need for texts of `longest` tokens: the next of 64, 128, 256, …, at most L, so that few
+  /// programs are compiled. L without text_lengths.
+  int64_t text_rows(int64_t longest) const;
+  /// Conditioning of N texts with its fields [N, L, D] cut to `rows`, or filled up with zeros.
+  HostArrays with_text_rows(HostArrays fields, int64_t rows) const;
 };
 
 }  // namespace md

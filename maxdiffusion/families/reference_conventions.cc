@@ -20,6 +20,10 @@ ReferenceConventions flux(const ModelFolder& folder) {
   return {.names = {dev ? "flux-dev" : "flux-schnell"}, .types = {"T2I"}, .file_prefix = "flux_"};
 }
 
+ReferenceConventions z_image(const ModelFolder&) {
+  return {.names = {"z_image"}, .types = {"T2I"}, .file_prefix = "zimage_output_{}_"};
+}
+
 /// With its three products of D² per text token, of which keys and values are two.
 double wan_tflops(const WanTransformerConfig& c, int64_t text_tokens, const Dims& latent) {
   int64_t tokens = 1;
@@ -55,6 +59,7 @@ const struct Row {
     {"LatentConsistencyModel", {}, {}, stable_diffusion},
     {"Wan", {"wan"}, {"wan_txt2vid_data_preprocessing"}, wan},
     {"Flux", {"flux", "flux_pipeline"}, {}, flux},
+    {"ZImage", {"zimage"}, {}, z_image},
 };
 
 std::vector<std::string> all(std::vector<std::string> Row::*names) {
@@ -89,7 +94,6 @@ const std::vector<MissingFamily>& missing_families() {
       {"LTX-Video", "first_pass"},
       {"LTX-Video", "pretrained_model_name_or_path", "Lightricks/LTX-Video"},
       {"FLUX.2-klein", "flux_name", "flux2klein"},
-      {"Z-Image", "model_name", "z_image"},
       {"Wan Animate", "mode", "animate"},
   };
   return families;

@@ -32,7 +32,7 @@ struct MissingFamily {
 };
 const std::vector<MissingFamily>& missing_families();
 /// Those that are here, as messages name them.
-inline constexpr const char* kFamiliesHere = "Stable Diffusion 1 and 2, SDXL, FLUX.1, Wan 2.1 and 2.2";
+inline constexpr const char* kFamiliesHere = "Stable Diffusion 1 and 2, SDXL, FLUX.1, Wan 2.1 and 2.2, Z-Image";
 
 /// Names behind train_ and generate_ that its users type: "sdxl", …
 std::vector<std::string> reference_commands();

@@ -12,6 +12,7 @@
 #include "maxdiffusion/models/wan_vae.h"
 #include "maxdiffusion/models/wan_weight_names.h"
 #include "maxdiffusion/models/z_image_transformer.h"
+#include "maxdiffusion/models/z_image_weight_names.h"
 
 namespace md {
 namespace {
@@ -32,7 +33,7 @@ std::vector<ModelClass>& classes() {
       model_class("AutoencoderKLWan", trace_wan_vae, original_wan_vae_names, wan_autoencoder),
       model_class("FluxTransformer2DModel", trace_flux_transformer, original_flux_names),
       model_class("WanTransformer3DModel", trace_wan_transformer, original_wan_names),
-      model_class("ZImageTransformer2DModel", trace_z_image_transformer),
+      model_class("ZImageTransformer2DModel", trace_z_image_transformer, original_z_image_names),
   };
   return all;
 }

@@ -47,11 +47,12 @@ SamplingPlan sampling_plan(const Family& family, const SampleTable& table, bool 
   std::vector<SamplingStage>& out = plan.stages;
   for (size_t i = 0; i < table.timesteps.size(); ++i) {
     const size_t which = table.timesteps[i] < boundary ? 1 : 0;
-    if (!out.empty() && out.back().denoiser == spec.denoisers.at(which)) {
+    double guidance = o.guidance_scales.empty() ? o.guidance_scale : o.guidance_scales.at(which);
+    if (1 - plan.times[i] > o.cfg_truncation) guidance = 1;
+    if (!out.empty() && out.back().denoiser == spec.denoisers.at(which) && out.back().guidance == guidance) {
       ++out.back().steps;
       continue;
     }
-    const double guidance = o.guidance_scales.empty() ? o.guidance_scale : o.guidance_scales.at(which);
     out.push_back({spec.denoisers[which], guidance, static_cast<int64_t>(i), 1});
   }
   return plan;
@@ -170,6 +171,17 @@ Shape channels_first(Shape s) {
   return s;
 }
 
+/// Leaves out rows of texts that are padding of all samples (FamilySpec::text_rows).
+void shorten(const FamilySpec& spec, PromptConditioning& prompts) {
+  if (spec.text_lengths.empty()) return;
+  int32_t longest = 0;
+  for (const HostArrays* half : {&prompts.positive, &prompts.negative})
+    if (const auto lengths = half->find(spec.text_lengths); lengths != half->end())
+      longest = std::max(longest, std::ranges::max(lengths->second.view<int32_t>()));
+  const int64_t rows = spec.text_rows(longest);
+  for (HostArrays* half : {&prompts.positive, &prompts.negative}) *half = spec.with_text_rows(std::move(*half), rows);
+}
+
 /// Throws invalid_config where the number of texts is none that the prompts take.
 void check_texts(const SampleOptions& o) {
   for (const auto& [key, texts] :
@@ -204,7 +216,10 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
   };
   out.positive = per_sample(text.encode(o.prompts, widened(o.second_prompts, prompts), o.clip_skip, o.text_batch),
                             o.images_per_prompt);
-  if (!o.guided()) return out;
+  if (!o.guided()) {
+    shorten(family.spec(), out);
+    return out;
+  }
   std::vector<std::string> negative = o.negative_prompts;
   const std::vector<std::string>& second = o.second_negative_prompts;
   if (negative.empty() && family.spec().zero_empty_prompt) {
@@ -216,6 +231,7 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
     out.negative = per_sample(text.encode(widened(negative, n), widened(second, n), 0, o.text_batch),
                               n == 1 ? o.samples() : o.images_per_prompt);
   }
+  shorten(family.spec(), out);
   return out;
 }
 
@@ -262,6 +278,8 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   const std::unique_ptr<StepCache> cache = make_step_cache(o.cache, plan);
   const bool one_by_one = o.step_by_step || cache;
   if (o.progress) o.progress(done, work);
+  auto own = std::make_unique<ResidentDenoiser>();  // leaves the devices before another denoiser comes
+  std::string last_denoiser;
   for (const SamplingStage& stage : plan.stages) {
     const int64_t at_once = one_by_one ? 1 : stage.steps;
     StageGraph steps{family, *scheduler, stage, prompts, o, batch, columns, {}};
@@ -270,8 +288,9 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
       for (const auto& [name, a] : per_sample) in[name] = rows(a, static_cast<int64_t>(group) * batch, batch);
       return in;
     };
-    ResidentDenoiser own;  // leaves the devices before the next
-    ResidentDenoiser& here = resident ? *resident : own;
+    if (stage.denoiser != last_denoiser) own = std::make_unique<ResidentDenoiser>();
+    last_denoiser = stage.denoiser;
+    ResidentDenoiser& here = resident ? *resident : *own;
     std::vector<ArrayMap> contexts(carries.size());
     WeightsOf read = weights;
     if (o.cache.use_kv_cache && one_by_one) {

@@ -38,6 +38,8 @@ struct SampleOptions {
   std::vector<double> guidance_scales;   // for each of FamilySpec::denoisers; empty: guidance_scale
   std::optional<double> boundary_ratio;  // absent: FamilySpec::boundary_ratio
   double guidance_rescale = 0;           // 0: off
+  double cfg_normalization = 0;          // largest norm of a guided prediction, by that of the positive one; 0: any
+  double cfg_truncation = 1;             // steps whose noise level is below 1 − this are not guided
   int64_t num_inference_steps = 30, images_per_prompt = 1;
   int64_t clip_skip = 0;   // of the prompts, not of the negative ones, as in diffusers
   int64_t text_batch = 0;  // captions that are encoded at a time; see TextEncoder::encode

@@ -22,7 +22,8 @@ std::string parameters(const Family& family, const std::string& model, const Sam
          fmt::format(
              "\nSteps: {}, Sampler: {}, CFG scale: {}, {}Seed: {}, Size: {}x{}, Model: {}, Picture: {}, Version: "
              "maxdiffusion {}",
-             o.num_inference_steps, o.scheduler_config.value("_class_name", std::string()), o.guidance_scale,
+             o.num_inference_steps, o.scheduler_config.value("_class_name", std::string()),
+             o.guidance_scale - 1 + family.spec().unguided,
              family.spec().embedded_guidance ? fmt::format("Distilled CFG Scale: {}, ", o.embedded_guidance) : "",
              o.seed, o.size.width, o.size.height, model, o.first_sample + sample, version());
 }

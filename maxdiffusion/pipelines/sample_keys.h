@@ -15,7 +15,7 @@ struct SampleKeys {
   Texts prompt;
   OptionalTexts negative_prompt, prompt_2, negative_prompt_2;
   bool do_classifier_free_guidance = true;
-  double guidance_scale = 7.5, guidance_rescale = 0, true_cfg_scale = 1;
+  double guidance_scale = 7.5, guidance_rescale = 0, true_cfg_scale = 1, cfg_normalization = 0, cfg_truncation = 1;
   int64_t num_inference_steps = 30, clip_skip = 0;
   std::optional<int64_t> num_images_per_prompt, sample_seed, height, width, num_frames;
   std::optional<double> guidance_scale_high, guidance_scale_low, boundary_ratio;
@@ -32,7 +32,8 @@ struct SampleKeys {
       "negative prompt of a second text encoder: one text, or one for each prompt; null: negative_prompt");
     v("do_classifier_free_guidance", do_classifier_free_guidance, "false: the factor of guidance is not used");
     v("guidance_scale", guidance_scale,
-      "classifier-free guidance; <= 1: off. For a guidance-distilled model: the scale that it receives as an input",
+      "classifier-free guidance; <= 1, for models that count from 0 <= 0: off. For a guidance-distilled model: the "
+      "scale that it receives as an input",
       at_least(0));
     v("true_cfg_scale", true_cfg_scale,
       "classifier-free guidance of a guidance-distilled model, at twice the work; <= 1: off", at_least(0));
@@ -44,6 +45,10 @@ struct SampleKeys {
       "part of the timesteps below which the second of two denoisers predicts; null: the model's");
     v("guidance_rescale", guidance_rescale,
       "part of the prediction's standard deviation that is restored after guidance; <= 0: off", at_most(1));
+    v("cfg_normalization", cfg_normalization,
+      "largest norm of a guided prediction, as a multiple of that with the prompt alone; 0: any", at_least(0));
+    v("cfg_truncation", cfg_truncation,
+      "part of the way from noise to data, from 0 to 1, behind which steps are not guided; 1: all are", in_range(0, 1));
     v("num_inference_steps", num_inference_steps, "denoising steps");
     v("scan_diffusion_loop", scan_diffusion_loop,
       "run all steps of videos as one program, as for images, instead of one step at a time with progress");

@@ -25,7 +25,8 @@ std::vector<std::string> second_texts(const char* key, const std::vector<std::st
 void set_guidance(const SampleKeys& k, const Family& family, SampleOptions& o) {
   const bool distilled = family.spec().embedded_guidance;
   o.embedded_guidance = k.guidance_scale;
-  o.guidance_scale = k.do_classifier_free_guidance ? (distilled ? k.true_cfg_scale : k.guidance_scale) : 1;
+  const double from_one = 1 - family.spec().unguided;  // what the factor of the model's guidance counts from
+  o.guidance_scale = k.do_classifier_free_guidance ? (distilled ? k.true_cfg_scale : k.guidance_scale + from_one) : 1;
   if (distilled && !k.negative_prompt.empty() && !o.guided())
     log_warning("negative_prompt has no effect: this model was distilled with guidance; try true_cfg_scale above 1");
   if (!distilled && k.true_cfg_scale != 1)
@@ -42,6 +43,8 @@ void set_guidance(const SampleKeys& k, const Family& family, SampleOptions& o) {
         "guidance_scale_high, guidance_scale_low and boundary_ratio have no effect: this model has one denoiser");
   }
   o.guidance_rescale = k.guidance_rescale;
+  o.cfg_normalization = k.cfg_normalization;
+  o.cfg_truncation = k.cfg_truncation;
 }
 
 int64_t images_per_prompt(const SampleRequest& r) {

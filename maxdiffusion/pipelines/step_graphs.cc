@@ -18,6 +18,15 @@ Tensor rescaled(Tensor guided, Tensor positive, double phi) {
   return guided * (deviation(positive) / deviation(guided) * phi + (1 - phi));
 }
 
+/// Of a norm, over all axes but the first, of at most `most` times that of `positive`.
+Tensor with_norm(Tensor guided, Tensor positive, double most) {
+  Axes axes;
+  for (int64_t i = 1; i < guided.rank(); ++i) axes.push_back(i);
+  auto norm = [&](Tensor x) { return sqrt(sum(square(x), axes, true)); };
+  Tensor own = norm(guided), largest = norm(positive) * most;
+  return guided * where(gt(own, largest), largest / own, full(own.graph(), 1, own.shape()));
+}
+
 Tensor batch_input(Graph& g, const StageGraph& steps, const std::string& name, Shape shape) {
   shape.dims[0] = steps.batch;
   return g.input(name, shape, axis::of_batch(shape.dims.size()));
@@ -70,8 +79,9 @@ DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Co
   };
   g.guide = [&steps](Tensor negative, Tensor positive) {
     Tensor guided = negative + (positive - negative) * steps.stage.guidance;
-    const double rescale = steps.options.guidance_rescale;
-    return rescale > 0 ? rescaled(guided, positive, rescale) : guided;
+    const double rescale = steps.options.guidance_rescale, most = steps.options.cfg_normalization;
+    if (rescale > 0) guided = rescaled(guided, positive, rescale);
+    return most > 0 ? with_norm(guided, positive, most) : guided;
   };
   return g;
 }

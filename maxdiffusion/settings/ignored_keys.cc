@@ -74,7 +74,7 @@ struct Situation {
     if (!c.sample.do_classifier_free_guidance) return false;
     if (family.spec().embedded_guidance) return c.sample.true_cfg_scale > 1;
     return std::max(c.sample.guidance_scale_high.value_or(c.sample.guidance_scale),
-                    c.sample.guidance_scale_low.value_or(c.sample.guidance_scale)) > 1;
+                    c.sample.guidance_scale_low.value_or(c.sample.guidance_scale)) > family.spec().unguided;
   }
   bool two() const { return family.spec().denoisers.size() == 2; }
   bool has_tokenizer() const {
@@ -337,8 +337,11 @@ const std::vector<Rule>& rules() {
        RULE(unless(!s.generates() || !(s.c.sample.image + s.c.sample.image_url).empty(), "no image is given"))},
       {{"original_size", "crops_coords_top_left", "target_size"},
        RULE(unless(!s.family.spec().size_conditioning.empty(), "this model has no condition on sizes"))},
-      {{"negative_prompt", "negative_prompt_2", "guidance_rescale"},
-       RULE(unless(s.guides(), "there is no guidance (guidance_scale up to 1, or do_classifier_free_guidance=false)"))},
+      {{"negative_prompt", "negative_prompt_2", "guidance_rescale", "cfg_normalization", "cfg_truncation"},
+       RULE(unless(s.guides(),
+                   s.family.spec().unguided > 0
+                       ? "there is no guidance (guidance_scale up to 1, or do_classifier_free_guidance=false)"
+                       : "there is no guidance (guidance_scale=0, or do_classifier_free_guidance=false)"))},
       {{"magcache_thresh", "magcache_K", "retention_ratio", "mag_ratios_base", "mag_ratios_base_720p",
         "mag_ratios_base_480p"},
        unless_set("use_magcache", "use_magcache=false")},

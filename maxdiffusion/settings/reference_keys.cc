@@ -76,6 +76,8 @@ void ReferenceKeys::validate() const {
        "operations always carry the paths of their layers");
   warn(!vae_logical_axis_rules.text.empty(), "vae_logical_axis_rules",
        "the autoencoder has no mesh of its own, and follows logical_axis_rules");
+  warn(!sharding.text.empty(), "sharding", "logical_axis_rules say how models are split");
+  warn(!output_file.empty(), "output_file", "images go into output_dir");
 }
 
 }  // namespace md

@@ -20,12 +20,12 @@ struct ReferenceKeys {
        enable_jax_named_scopes = false;
   int64_t ulysses_attention_chunks = 1, tile_search_iters = 10;
   std::string tensorboard_dir, tile_search_mode, tile_search_out;
-  JsonText vae_logical_axis_rules;
+  JsonText vae_logical_axis_rules, sharding;
   // Refused or warned about when set.
   bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false, enable_tile_search = false;
   int64_t norm_num_groups = 32, ulysses_shards = -1, vae_spatial = -1;
   std::string converted_weights_dir, pretrained_orbax_dir, scheduler_dtype = "float32";
-  std::string profiler, profiler_gcs_path, dataset_config_name, hf_access_token;
+  std::string profiler, profiler_gcs_path, dataset_config_name, hf_access_token, output_file;
 
   template <class V>
   void visit(V&& v) {
@@ -55,6 +55,9 @@ struct ReferenceKeys {
       "accepted for MaxDiffusion's files; operations always carry the paths of their layers");
     v("vae_logical_axis_rules", vae_logical_axis_rules,
       "accepted for MaxDiffusion's files; the autoencoder has no mesh of its own, and follows logical_axis_rules");
+    v("sharding", sharding, "accepted for MaxDiffusion's files; logical_axis_rules say how models are split");
+    v("output_file", output_file,
+      "accepted for MaxDiffusion's files; images go into output_dir, under the names of their model");
     v("hf_access_token", hf_access_token,
       "token of the Hugging Face hub, never printed; empty: HF_TOKEN or the hub's token file");
     v("norm_num_groups", norm_num_groups,

@@ -71,7 +71,8 @@ Replay open_replay(const std::string& path, const Family& family, std::shared_pt
   r.latent.push_back(latents[1]);
   for (const auto& fields : {family.spec().conditioning, family.spec().size_conditioning})
     for (const Field& f : fields)
-      wanted.push_back({f.name, f.name == "prompt_embeds" ? "encoder_hidden_states" : f.name, f.shape.rank() + 1});
+      wanted.push_back(
+          {f.name, f.name == "prompt_embeds" ? "encoder_hidden_states" : f.name, f.shape.rank() + 1, f.shape.dtype});
   if (family.required_images() > 0)
     for (const Field& f : family.image_conditioning()->fields(family.spec().autoencoder->media_size(r.latent)))
       wanted.push_back({f.name, f.name, f.shape.rank() + 1, DType::f32, f.shape.rank() == rank - 1});

@@ -25,7 +25,7 @@ using Words = std::vector<std::string>;
 
 const std::string kConfigs = MD_SOURCE_DIR "/configs/";
 const std::string kPictures = MD_SOURCE_DIR "/tests/golden/pipelines/", kVideos = MD_SOURCE_DIR "/tests/golden/wan/",
-                  kFlows = MD_SOURCE_DIR "/tests/golden/flux/";
+                  kFlows = MD_SOURCE_DIR "/tests/golden/flux/", kZImages = MD_SOURCE_DIR "/tests/golden/zimage/base";
 
 /// What stands for a model: its folder, and what makes data and media small. {}: the test's own folder.
 struct Tiny {
@@ -34,7 +34,8 @@ struct Tiny {
   Dims media;  // one picture [H, W, 3], or one video [F, H, W, 3]
 };
 
-const Words kPictureWords = {"resolution=16", "dataset_name=", "train_data_dir={}/pictures"};
+const Words kPictureWords = {"resolution=16", "dataset_name=", "train_data_dir={}/pictures"},
+            kSizedWords = {"resolution=16", "height=16", "width=16", "dataset_name=", "train_data_dir={}/pictures"};
 Words video_words(const Words& more) {
   Words words = {"height=32", "width=32", "num_frames=5", "dataset_type=synthetic", "synthetic_num_samples=4"};
   words.insert(words.end(), more.begin(), more.end());
@@ -63,6 +64,8 @@ const std::map<std::string, Tiny> kModels = {
       kPicture}},
     {"black-forest-labs/FLUX.1-schnell",
      {kFlows + "schnell", {"resolution=16", "dataset_name=", "train_data_dir={}/pictures", kTexts}, kPicture}},
+    {"Tongyi-MAI/Z-Image", {kZImages, kSizedWords, kPicture}},
+    {"Tongyi-MAI/Z-Image-Turbo", {kZImages, kSizedWords, kPicture}},
     // Models of this project, whose random weights are trained from the start.
     {MD_SOURCE_DIR "/configs/models/emoji",
      {MD_SOURCE_DIR "/configs/models/emoji",

@@ -23,7 +23,8 @@ constexpr std::pair<const char*, const char*> kFolders[] = {{"StableDiffusionXL"
                                                             {"LatentConsistency", "pipelines/sd"},
                                                             {"WanImageToVideo", "wan/i2v"},
                                                             {"Wan", "wan/t2v"},
-                                                            {"Flux", "flux/dev"}};
+                                                            {"Flux", "flux/dev"},
+                                                            {"ZImage", "zimage/base"}};
 
 ModelFolder tiny_folder(const std::string& pipeline) {
   if (pipeline == "ToyPipeline") {

@@ -9,6 +9,7 @@
 #include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/wan_transformer.h"
+#include "maxdiffusion/models/z_image_transformer.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/ops/reduce.h"
@@ -42,6 +43,14 @@ FluxTransformerConfig small_flux() {
   return FluxTransformerConfig::from_json(parse_json(R"({
     "num_attention_heads": 4, "attention_head_dim": 8, "axes_dims_rope": [2, 2, 4], "in_channels": 8, "num_layers": 2,
     "num_single_layers": 2, "joint_attention_dim": 16, "pooled_projection_dim": 16, "guidance_embeds": true
+  })"));
+}
+
+/// Blocks of images and of texts as one loop each, then of both.
+ZImageTransformerConfig small_z_image() {
+  return ZImageTransformerConfig::from_json(parse_json(R"({
+    "dim": 48, "n_heads": 4, "axes_dims": [4, 4, 4], "axes_lens": [80, 8, 8], "in_channels": 4, "n_layers": 2,
+    "n_refiner_layers": 2, "cap_feat_dim": 16
   })"));
 }
 
@@ -93,6 +102,14 @@ void trace(Step& s, MeshModel model, int64_t rows, ScopeOptions options) {
     const Tensor target = batch("target", {8, 8});
     options.scan_layers = true;
     difference = flux_transformer(Scope(g, s.params, "transformer", options), small_flux(), in) - target;
+  } else if (model == MeshModel::z_image) {
+    const ZImageInputs in{.sample = batch("sample", {8, 8, 4}),
+                          .time = batch("time", {}),
+                          .text = batch("text", {64, 16}),
+                          .lengths = iota(g, {DType::s32, {rows}}, 0) * 4 + 3};  // of 3, 7, … tokens
+    const Tensor target = batch("target", {8, 8, 4});
+    options.scan_layers = true;
+    difference = z_image_transformer(Scope(g, s.params, "transformer", options), small_z_image(), in) - target;
   } else {
     const WanInputs in{.sample = batch("sample", {2, 4, 8, 6}),
                        .timestep = batch("timestep", {16}),

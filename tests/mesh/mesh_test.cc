@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/wan_transformer.h"
+#include "maxdiffusion/models/z_image_transformer.h"
 #include "tests/mesh/mesh_step.h"
 
 namespace md {
@@ -41,6 +42,7 @@ AxisRules rules_of(const MeshConfig& mesh, MeshModel model) {
   ShardingKeys keys;
   if (model == MeshModel::wan) keys.logical_axis_rules = {kWanAxisRules};
   if (model == MeshModel::flux) keys.logical_axis_rules = {kFluxAxisRules};
+  if (model == MeshModel::z_image) keys.logical_axis_rules = {kZImageAxisRules};
   return AxisRules::make(keys, mesh.axes(), model != MeshModel::unet);
 }
 
@@ -161,6 +163,18 @@ TEST_P(FluxMeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_on
 INSTANTIATE_TEST_SUITE_P(EightDevices, FluxMeshTest,
                          testing::Values(kFractional, Sizes{"Data2Fsdp4", 2, 4, 1, 1, 0.3},
                                          Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3, "ring"}),
+                         [](const auto& info) { return info.param.name; });
+
+// Texts of eight lengths, which the devices that share a sequence know of.
+class ZImageMeshTest : public testing::TestWithParam<Sizes> {};
+TEST_P(ZImageMeshTest, GivesTheLossAndParametersOfOneDevice) {
+  expect_result_of_one_device(GetParam(), MeshModel::z_image);
+}
+
+INSTANTIATE_TEST_SUITE_P(EightDevices, ZImageMeshTest,
+                         testing::Values(Sizes{"Data2Fsdp4", 2, 4, 1, 1, 0.3},
+                                         Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3},
+                                         Sizes{"Context4Tensor2Ring", 1, 1, 4, 2, 0.6, "ring"}),
                          [](const auto& info) { return info.param.name; });
 
 // S1-34

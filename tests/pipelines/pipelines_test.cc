@@ -19,7 +19,8 @@ namespace {
 
 const std::string kGoldens = MD_SOURCE_DIR "/tests/golden/pipelines";
 
-const std::string kVideoGoldens = MD_SOURCE_DIR "/tests/golden/wan", kFlowGoldens = MD_SOURCE_DIR "/tests/golden/flux";
+const std::string kVideoGoldens = MD_SOURCE_DIR "/tests/golden/wan", kFlowGoldens = MD_SOURCE_DIR "/tests/golden/flux",
+                  kZImageGoldens = MD_SOURCE_DIR "/tests/golden/zimage";
 
 /// Of the goldens in a folder.
 const SafetensorsReader& golden(const std::string& root) {
@@ -47,7 +48,7 @@ void PrintTo(const Case& c, std::ostream* os) { *os << c.name; }
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const std::string& root : {kGoldens, kVideoGoldens, kFlowGoldens})
+  for (const std::string& root : {kGoldens, kVideoGoldens, kFlowGoldens, kZImageGoldens})
     for (const auto& j : parse_json(read_file(root + "/cases.json")))
       all.push_back({root, j["name"], j["folder"], j.value("same_as", j["name"].get<std::string>()),
                      j.value("control", false), j["words"]});

@@ -118,6 +118,8 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Training,
                                          Run{"wan", "wan"}, Run{"wan_unweighted", "wan_unweighted"},
                                          Run{"wan_image", "wan_image"}, Run{"wan_low", "wan_low"},
                                          Run{"flux_dev", "flux_dev"}, Run{"flux_schnell", "flux_schnell"},
+                                         Run{"z_image", "z_image"},
+                                         Run{"z_image_scanned", "z_image", {"scan_layers=true"}},
                                          Run{"flux_dev_scanned", "flux_dev", {"scan_layers=true"}},
                                          Run{"sdxl_bf16", "sdxl_bf16"}, Run{"sd_v_snr_bf16", "sd_v_snr_bf16"},
                                          // The same update from two batches of half the size.

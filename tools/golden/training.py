@@ -1,9 +1,10 @@
-"""Writes the goldens of training: six steps of PyTorch on the tiny folders of tests/golden/pipelines, wan and flux.
+"""Writes the goldens of training: six steps of PyTorch on the tiny folders of tests/golden/pipelines, wan, flux and zimage.
 
 tests/golden/training/ gets
   batches_<folder>.safetensors   step{i}.latents, .noise, .timesteps, .encoder_hidden_states and SDXL's .text_embeds,
                                  .time_ids: what `replay_batches` reads; for Wan .sigmas in place of .timesteps, and
-                                 .condition and .image_embeds; for Flux .pooled_projections
+                                 .condition and .image_embeds; for Flux .pooled_projections; for Z-Image
+                                 .prompt_lengths
   golden.json                    per case: folder, words of the command, loss and gradient norm (before clipping) of
                                  every step, learning rates, and the distances of a float64 run from this one; with
                                  rounded weights the largest of that run's and of four whose masters start off by 1e-7
@@ -22,7 +23,8 @@ import sys
 
 import diffusers
 import torch
-from diffusers import DDPMScheduler, FluxPipeline, FluxTransformer2DModel, UNet2DConditionModel, WanTransformer3DModel
+from diffusers import (DDPMScheduler, FluxPipeline, FluxTransformer2DModel, UNet2DConditionModel,
+                       WanTransformer3DModel, ZImageTransformer2DModel)
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import compute_snr
 from safetensors.torch import load_file, save_file
@@ -53,7 +55,7 @@ CASES = {
     "sd2": ("sd2", "v_prediction", None, "constant", 0, 1.0, None,
             ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
 }
-BATCHES = {"sd2": "sd", "dev": "flux", "schnell": "flux"}  # of another folder
+BATCHES = {"sd2": "sd", "dev": "flux", "schnell": "flux", "base": "zimage"}  # of another folder
 # Flow matching; name: (folder, component, shift of the grid of weights or None, words)
 FLOWS = {
     "wan": ("t2v", "transformer", 3.0, ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
@@ -69,6 +71,10 @@ FLUXES = {
                               "guidance_scale=3.5"]),
     "flux_schnell": ("schnell", None, ["lr_scheduler=constant", "warmup_steps_fraction=0",
                                        "disable_training_weights=true", "max_sequence_length=12"]),
+}
+# Flow matching; name: (folder, words)
+Z_IMAGES = {
+    "z_image": ("base", ["lr_scheduler=constant", "warmup_steps_fraction=0", "disable_training_weights=true"]),
 }
 SIGMA_MIN = 0.003 / 1.002
 RATE, DECAY = 1e-3, 1e-2
@@ -141,6 +147,42 @@ def train_flux(case, data, dtype):
     return log, {k: p.detach().float() for k, p in model.named_parameters()}
 
 
+def z_image_batches(seed):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    out = {}
+    for i in range(STEPS):
+        out |= {f"step{i}.latents": draw(BATCH, 16, 8, 6), f"step{i}.noise": draw(BATCH, 16, 8, 6),
+                f"step{i}.timesteps": 1000 * torch.rand(BATCH, generator=generator),
+                f"step{i}.encoder_hidden_states": draw(BATCH, 64, 16),
+                f"step{i}.prompt_lengths": torch.tensor([5 + 7 * i, 32 - i], dtype=torch.int32)}
+    return out
+
+
+def train_z_image(case, data, dtype):
+    """The loss of examples/dreambooth/train_dreambooth_lora_z_image.py without weighting, on all weights."""
+    model = ZImageTransformer2DModel.from_pretrained(GOLDEN / "zimage" / Z_IMAGES[case][0] / "transformer")
+    model = model.to(dtype).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=DECAY)
+    log = {"loss": [], "grad_norm": [], "learning_rate": []}
+    for i in range(STEPS):
+        b = {k.split(".")[1]: v for k, v in data.items() if k.startswith(f"step{i}.")}
+        latents, eps, sigma = (b[k].to(dtype) for k in ("latents", "noise", "timesteps"))
+        level = sigma.reshape(-1, 1, 1, 1) / 1000
+        x = (1 - level) * latents + level * eps
+        texts = [t[:n] for t, n in zip(b["encoder_hidden_states"].to(dtype), b["prompt_lengths"])]
+        with kept_precision():
+            out = model(list(x.unsqueeze(2).unbind(0)), (1000 - sigma) / 1000, texts, return_dict=False)[0]
+        loss = ((eps - latents + torch.stack(out).squeeze(2)) ** 2).mean()
+        loss.backward()
+        log["loss"].append(loss.item())
+        log["grad_norm"].append(torch.stack([p.grad.norm() for p in model.parameters()]).norm().item())
+        log["learning_rate"].append(RATE)
+        optimizer.step()
+        model.zero_grad()
+    return log, {k: p.detach().float() for k, p in model.named_parameters()}
+
+
 def bell(shift, dtype):
     """Times of the shifted grid and their weights, of mean 1 and minimum 0."""
     u = torch.linspace(1, SIGMA_MIN, 1000, dtype=torch.float64)
@@ -185,6 +227,8 @@ def train(case, data, dtype, disturbed=None):
         return train_flow(case, data, dtype)
     if case in FLUXES:
         return train_flux(case, data, dtype)
+    if case in Z_IMAGES:
+        return train_z_image(case, data, dtype)
     folder, prediction, gamma, schedule, warmup, by_norm, by_value, words = CASES[case]
     unet = UNet2DConditionModel.from_pretrained(GOLDEN / "pipelines" / folder / "unet").to(dtype).train()
     noise = DDPMScheduler.from_pretrained(GOLDEN / "pipelines" / folder / "scheduler", prediction_type=prediction)
@@ -248,17 +292,18 @@ def main():
     chosen = sys.argv[1:]
     golden, kept = {}, {}
     if chosen:
-        data = {f: load_file(ROOT / f"batches_{f}.safetensors") for f in ("sd", "sdxl", "t2v", "a14b", "i2v", "flux")}
+        data = {f: load_file(ROOT / f"batches_{f}.safetensors")
+                for f in ("sd", "sdxl", "t2v", "a14b", "i2v", "flux", "zimage")}
         golden = json.loads((ROOT / "golden.json").read_text())
         kept = {k: v for k, v in load_file(ROOT / "golden.safetensors").items() if k.split(".")[0] not in chosen}
     else:
         data = {f: batches(f, seed) for f, seed in (("sd", 1), ("sdxl", 2))}
         data |= {f: flow_batches(f, seed) for f, seed in (("t2v", 3), ("a14b", 4), ("i2v", 5))}
-        data["flux"] = flux_batches(6)
+        data |= {"flux": flux_batches(6), "zimage": z_image_batches(7)}
         for folder, arrays in data.items():
             save_file(arrays, ROOT / f"batches_{folder}.safetensors")
-    for case in chosen or [*CASES, *FLOWS, *FLUXES]:
-        folder, *_, words = (CASES | FLOWS | FLUXES)[case]
+    for case in chosen or [*CASES, *FLOWS, *FLUXES, *Z_IMAGES]:
+        folder, *_, words = (CASES | FLOWS | FLUXES | Z_IMAGES)[case]
         batch = BATCHES.get(folder, folder)
         log, weights = train(case, data[batch], torch.float32)
         others = [train(case, data[batch], torch.float64)]
@@ -269,9 +314,10 @@ def main():
                        for a, b in zip(log[key], other[key]))
         place = {"folder": "wan/" + folder, "component": FLOWS[case][1]} if case in FLOWS else {
             "folder": "flux/" + folder, "component": "transformer"} if case in FLUXES else {
+            "folder": "zimage/" + folder, "component": "transformer"} if case in Z_IMAGES else {
             "folder": "pipelines/" + folder, "component": "unet"}
         golden[case] = {**place, "batches": batch, "words": words, **log, "noise_floor": {"metrics": relative, "weights": distance}}
-        names = sorted(weights, key=lambda k: weights[k].numel())
+        names = sorted((k for k in weights if weights[k].numel() < 1 << 16), key=lambda k: weights[k].numel())
         kept |= {f"{case}.{k}": weights[k].contiguous() for k in names[:: max(1, len(names) // 16)]}
         print(case, log["loss"], f"noise floor of metrics {relative:.2g}, of weights {distance:.2g}")
     (ROOT / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")

@@ -1,0 +1,107 @@
+// Z-Image and Z-Image-Turbo: a transformer over patches of an autoencoder's latents and over what a language model,
+// Qwen3, makes of the text in its chat template. Texts of a batch have their own lengths. Sources: Alibaba Z-Image Team
+// 2025; details as in diffusers' pipeline.
+#include <nlohmann/json.hpp>
+
+#include "maxdiffusion/families/family.h"
+#include "maxdiffusion/models/qwen3.h"
+#include "maxdiffusion/models/z_image_transformer.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+namespace {
+
+constexpr const char *kTransformer = "transformer", *kEncoder = "text_encoder", *kIds = "ids", *kMask = "mask",
+                     *kPrompt = "prompt_embeds", *kLengths = "prompt_lengths";
+constexpr double kTimes = 1000;
+
+/// As Qwen3's chat template writes a message of the user, with an answer to come that may think.
+std::string in_chat_template(const std::string& prompt) {
+  return "<|im_start|>user\n" + prompt + "<|im_end|>\n<|im_start|>assistant\n";
+}
+
+FamilySpec z_image_spec(const ModelFolder& folder) {
+  const auto& transformer = folder.config<ZImageTransformerConfig>(kTransformer);
+  const std::shared_ptr<const Autoencoder> vae = folder.autoencoder("vae");
+  const auto& qwen3 = folder.config<Qwen3Config>(kEncoder);
+  const auto length = folder.option<int64_t>("max_sequence_length", 512);
+  FamilySpec spec = {
+      .denoisers = {kTransformer},
+      .autoencoder = vae,
+      .text_encoders = {{.component = kEncoder,
+                         .tokenizer = folder.tokenizer("tokenizer"),
+                         .ids = kIds,
+                         .mask = kMask,
+                         .max_tokens = length,
+                         .prepare = in_chat_template,
+                         .lora_targets = kQwen3LoraTargets}},
+      .conditioning = {{kPrompt, {DType::f32, {length, qwen3.hidden_size}}}, {kLengths, {DType::s32, {}}}},
+      .text_lengths = kLengths,
+      .unguided = 0,
+      .patch = ZImageTransformerConfig::kPatch,
+      .even_flow_steps = true,
+      .axis_rules = kZImageAxisRules,
+      .lora = {.targets = {"to_q", "to_k", "to_v", "to_out.0"}},
+      .single_file = {.prefixes = {{kTransformer, ""}}},
+      .reference = reference_conventions(folder)};
+  check(transformer.in_channels == vae->channels, Code::invalid_config,
+        "the transformer takes latents of {} channels, the autoencoder makes {}", transformer.in_channels,
+        vae->channels);
+  check(transformer.cap_feat_dim == qwen3.hidden_size, Code::invalid_config,
+        "{}: the transformer takes texts of {} features ('cap_feat_dim'), the text encoder gives {} ('hidden_size'); "
+        "give it the text encoder that it was trained with",
+        folder.path(), transformer.cap_feat_dim, qwen3.hidden_size);
+  check(qwen3.num_hidden_layers > 1, Code::invalid_config,
+        "{}: the text encoder has {} layer; the second to last of at least 2 is read", folder.path(),
+        qwen3.num_hidden_layers);
+  check(length > 0 && length + kZImageTokens < transformer.axes_lens[0], Code::invalid_config,
+        "max_sequence_length is {}; expected 1 to {}, for which the transformer's 'axes_lens' has places", length,
+        transformer.axes_lens[0] - kZImageTokens - 1);
+  return spec;
+}
+
+class ZImage final : public Family {
+ public:
+  explicit ZImage(const ModelFolder& folder)
+      : Family(z_image_spec(folder)),
+        transformer_(folder.config<ZImageTransformerConfig>(kTransformer)),
+        qwen3_(folder.config<Qwen3Config>(kEncoder)) {}
+
+  Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
+    check(clip_skip == 0, Code::invalid_config, "clip_skip is {}, but this text encoder has no other layer to read",
+          clip_skip);
+    const std::vector<Tensor> states =
+        qwen3_hidden_states(models(kEncoder), qwen3_, text.at(kIds), {qwen3_.num_hidden_layers - 1});
+    return {{kPrompt, cast(states[0], DType::f32)}, {kLengths, sum(text.at(kMask), {1})}};
+  }
+
+  Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
+                     const PredictOptions&) const override {
+    Tensor text = c.at(kPrompt);
+    text = pad_end(text, 1, (text.dim(1) + kZImageTokens - 1) / kZImageTokens * kZImageTokens);
+    Tensor y = z_image_transformer(
+        models(kTransformer), transformer_,
+        {.sample = x, .time = (kTimes - cast(t, DType::f32)) / kTimes, .text = text, .lengths = c.at(kLengths)});
+    return {-y, {}};
+  }
+
+  void check_size(const MediaSize& size) const override {
+    const Dims latent = spec().autoencoder->latent_dims(size);
+    for (size_t i = 0; i < 2; ++i)
+      check(latent[i] / spec().patch <= transformer_.axes_lens[i + 1], Code::invalid_config,
+            "size {}x{} has {} {} of tokens; the transformer's 'axes_lens' has places for {}", size.height, size.width,
+            latent[i] / spec().patch, i == 0 ? "rows" : "columns", transformer_.axes_lens[i + 1]);
+  }
+
+ private:
+  ZImageTransformerConfig transformer_;
+  Qwen3Config qwen3_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Family> make_z_image(const ModelFolder& folder) { return std::make_shared<ZImage>(folder); }
+
+}  // namespace md
