@@ -1,5 +1,5 @@
-// Trains a model of one's own on one's own batches: a small network learns y = sin(3x). The loop gives it checkpoints,
-// resume, metrics and a picture of the loss; nothing here is special to diffusion.
+// Trains a model of your own on batches of your own: a small network is fitted to y = sin(3x). The loop adds
+// checkpoints, resume, metrics and a loss curve; nothing here is special to diffusion.
 //   train_your_own FOLDER
 #include <maxdiffusion/maxdiffusion.h>
 
@@ -45,7 +45,7 @@ int main(int argc, char** argv) {
     const Regression task;
     md::LoopOptions o;
     o.title = "regression";
-    o.folder = argv[1];  // the same folder again: goes on where it stopped
+    o.folder = argv[1];  // with the same folder again the run resumes
     o.step.optim.learning_rate = 0.01;
     o.step.optim.max_train_steps = 3000;
     o.step.optim.own<double>("adam_weight_decay") = 0;

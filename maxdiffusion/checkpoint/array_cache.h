@@ -27,7 +27,7 @@ class ArrayCache {
     int64_t index = 0, begin = 0, end = 0;
   };
 
-  /// Opens or makes `folder`/<hash of key and sizes>. `key`: text that changes whenever the values would; it is written
+  /// Opens or makes `folder`/HASH (of key and sizes). `key`: text that changes whenever the values would; it is written
   /// to key.txt for people. Every part is read once, on all cores, and compared with its checksum; one that is damaged
   /// is named in a warning and counts as missing. A folder in a bucket has a copy on this machine
   /// (storage/local_cache.h), to which parts are fetched, and from which they are put.

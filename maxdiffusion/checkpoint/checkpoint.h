@@ -1,15 +1,15 @@
 // Checkpoints: a folder in diffusers' layout, plus training state beside it; written to a temporary name, fsynced and
 // renamed, so that a folder with its final name is whole. It knows no models: it saves what it is given.
 //
-//   <checkpoint_dir>/<step>/model_index.json, unet/config.json, unet/diffusion_pytorch_model.safetensors, …
-//   <checkpoint_dir>/<step>/training_state/{state.json, arrays.safetensors}
+//   CHECKPOINT_DIR/STEP/model_index.json, unet/config.json, unet/diffusion_pytorch_model.safetensors, …
+//   CHECKPOINT_DIR/STEP/training_state/{state.json, arrays.safetensors}
 //
 // In a bucket (gs://, s3://) the files are the same, and the rule of what is whole another: bucket_checkpoints.h.
 //
 // Several processes write one checkpoint together, each the shards of arrays that it holds. Where process 0 holds every
 // array, the files are as above. Otherwise there are also
 //
-//   <checkpoint_dir>/<step>/training_state/{index.json, pieces-<process>-of-<processes>.safetensors}
+//   CHECKPOINT_DIR/STEP/training_state/{index.json, pieces-PROCESS-of-PROCESSES.safetensors}
 //
 // (shard_files.h), from which any number of processes read any parts. Weights of a component of which each tensor is
 // whole in one process are the shards of diffusers' layout, with its index; a component of which a tensor is split
@@ -72,7 +72,7 @@ struct CheckpointProcesses {
 inline constexpr const char* kState = "training_state/state.json";
 /// The step that a folder's name says; nothing where it is not the name of a checkpoint.
 std::optional<int64_t> step_of(std::string_view name);
-/// "<checkpoint_dir>/<step>": what load_weights and diffusers take, with a component's name behind it.
+/// "CHECKPOINT_DIR/STEP": what load_weights and diffusers take, with a component's name behind it.
 std::string checkpoint_folder(const std::string& checkpoint_dir, int64_t step);
 /// Step folders that are whole, ascending. A folder without a readable training_state/state.json is not; nor is any
 /// folder that a killed run was still writing. None where the folder is missing.

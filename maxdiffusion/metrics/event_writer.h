@@ -9,7 +9,7 @@
 
 namespace md {
 
-/// One TensorBoard event file, events.out.tfevents.<time>.<host>.<process>.<count>. Thread safe. Writes are buffered
+/// One TensorBoard event file, events.out.tfevents.TIME.HOST.PROCESS.COUNT. Thread safe. Writes are buffered
 /// until flush(), destruction, a few seconds or many bytes.
 class EventWriter {
  public:

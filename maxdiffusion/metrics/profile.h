@@ -26,8 +26,8 @@ class Profile {
   /// Throws device on an error of the plugin.
   explicit Profile(const Devices& devices);
   ~Profile();
-  /// Writes `folder`/plugins/profile/<time>/<host>.xplane.pb, which TensorBoard's profile plugin reads when `folder` is
-  /// its log folder, and <host>.trace.json.gz, which Perfetto and chrome://tracing read (host threads only). Wait for
+  /// Writes `folder`/plugins/profile/TIME/HOST.xplane.pb, which TensorBoard's profile plugin reads when `folder` is
+  /// its log folder, and HOST.trace.json.gz, which Perfetto and chrome://tracing read (host threads only). Wait for
   /// the devices first. Returns the folder of both files. Throws io.
   std::string write(const std::string& folder);
 

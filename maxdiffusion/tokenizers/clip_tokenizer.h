@@ -6,7 +6,7 @@
 
 namespace md {
 
-/// A text becomes <start> tokens <end>.
+/// A text becomes `<start> tokens <end>`.
 class ClipTokenizer final : public WordTokenizer {
  public:
   /// A folder with vocab.json and merges.txt, or with tokenizer.json alone (as transformers 5 writes it), and

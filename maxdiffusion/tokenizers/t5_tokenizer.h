@@ -9,7 +9,7 @@ namespace md {
 class T5Tokenizer final : public WordTokenizer {
  public:
   /// A folder with tokenizer.json, or else spiece.model, and tokenizer_config.json. Throws io naming the file. files()
-  /// are the unchanged files of the folder. A text becomes tokens <end>.
+  /// are the unchanged files of the folder. A text becomes tokens END.
   static T5Tokenizer from_folder(const std::string& folder);
 
  private:

@@ -1,12 +1,12 @@
 // One training step as one graph: loss → gradients → update. The state goes in and comes out under the same names, and
 // its memory is reused.
 //   step s32 [], healthy pred []             the clock; false from the first loss that is not finite on
-//   updates/<model> s32 []                   of this model alone, with per_model_step_count
-//   <model>/<path>                           trained parameters
+//   updates/MODEL s32 []                   of this model alone, with per_model_step_count
+//   MODEL/PATH                           trained parameters
 //   and behind the prefixes below            what belongs to each of them, f32
 // Beside the state: key u32 [2] of the run's seed, the frozen parameters, and the task's batch; of several replicas
 // replica s32 [], the number of this one. Out: state, loss,
-// grad_norm, learning_rate; with per_model_step_count also loss_<model>.
+// grad_norm, learning_rate; with per_model_step_count also loss_MODEL.
 #pragma once
 
 #include <functional>

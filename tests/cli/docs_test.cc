@@ -417,6 +417,50 @@ std::vector<std::string> check_messages(const std::string& markdown, const std::
   return faults;
 }
 
+std::string trimmed(const std::string& line) {
+  const size_t begin = line.find_first_not_of(' ');
+  return begin == std::string::npos ? "" : line.substr(begin);
+}
+
+/// Blocks of C++ whose first line names a file ("// examples/generate.cc"): lines that do not follow each other there,
+/// but for gaps that `…` marks.
+std::vector<std::string> check_quotes(const std::string& page, const Reader& read, int* blocks) {
+  std::vector<std::string> faults, source;
+  size_t at = 0;
+  bool inside = false, gap = false;
+  for (const std::string& line : lines_of(page)) {
+    if (line.starts_with("```")) {
+      inside = line == "```cpp", source.clear();
+      continue;
+    }
+    if (!inside) continue;
+    const std::string wanted = trimmed(line);
+    if (source.empty()) {
+      source = lines_of(line.starts_with("// ") ? read(line.substr(3)) : "");
+      if (source.empty()) faults.push_back("the first line of a block names no file: " + line), inside = false;
+      at = 0, gap = true, ++*blocks;
+    } else if (wanted == "…") {
+      gap = true;
+    } else {
+      const auto same = [&](const std::string& s) { return trimmed(s) == wanted; };
+      const auto from = source.begin() + static_cast<std::ptrdiff_t>(at),
+                 found = std::find_if(from, source.end(), same);
+      if (found == source.end() || (found != from && !gap)) {
+        faults.push_back("it does not stand there: " + line), inside = false;
+        continue;
+      }
+      at = static_cast<size_t>(found - source.begin()) + 1, gap = false;
+    }
+  }
+  return faults;
+}
+
+TEST(Docs, QuotedCodeStandsInTheFilesThatItNames) {
+  int blocks = 0;
+  for (const auto& [file, text] : documents()) EXPECT_EQ(joined(check_quotes(text, read_source, &blocks)), "") << file;
+  EXPECT_GT(blocks, 10);
+}
+
 TEST(Docs, TheMessagesOfTroubleshootingArePrinted) {
   std::string sources;
   for (const char* folder : {"maxdiffusion", "apps"})
@@ -536,6 +580,20 @@ TEST(DocsCheck, MessagesThatNobodyPrintsAreNamed) {
   EXPECT_EQ(joined(check_messages(head + "| `the size is …; \"x\"`, `a` | |\n", source)), "");
   EXPECT_EQ(joined(check_messages(head + "| `a` | |\n| `the size … ab` | |\n", source)),
             "the size … ab: no source prints ' ab'\n");
+}
+
+TEST(DocsCheck, QuotesThatDoNotStandInTheirFileAreNamed) {
+  const Reader file = [](const std::string& path) { return path == "a.cc" ? "a\n  b\n  c\nd\n" : ""; };
+  int blocks = 0;
+  auto faults = [&](const std::string& code) {
+    return joined(check_quotes("```cpp\n" + code + "```\n", file, &blocks));
+  };
+  EXPECT_EQ(faults("// a.cc\na\n  b\n…\nd\n"), "");
+  EXPECT_EQ(faults("// a.cc\nb\nc\n"), "");
+  EXPECT_EQ(faults("// a.cc\na\nc\n"), "it does not stand there: c\n");
+  EXPECT_EQ(faults("// a.cc\nb\n…\na\n"), "it does not stand there: a\n");
+  EXPECT_EQ(faults("// b.cc\na\n"), "the first line of a block names no file: // b.cc\n");
+  EXPECT_EQ(faults("a\n"), "the first line of a block names no file: a\n");
 }
 
 TEST(DocsCheck, RowsAreCountedByState) {

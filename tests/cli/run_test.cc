@@ -52,6 +52,18 @@ TEST_F(FreshMachine, WithoutWordsRunSaysWhatItCanDo) {
   EXPECT_FALSE(exists(folder_ / ".deps"));
 }
 
+TEST_F(FreshMachine, DocsFailsWhereDoxygenDoes) {
+  set_up("#!/bin/sh\n");
+  command("doxygen", "echo 'a.h:1: error: undocumented' >&2\nexit 1");
+  Outcome o = run("docs");
+  EXPECT_EQ(o.status, 1);
+  EXPECT_TRUE(contains(o.err, "a.h:1: error: undocumented\nerror: doxygen failed (see above)\n")) << o.err;
+  command("doxygen", "exit 0");
+  o = run("docs");
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(o.err.ends_with("/build/docs/html/index.html\n")) << o.err;
+}
+
 TEST_F(FreshMachine, UsageListsEveryCommandOfTheProgram) {
   std::string usage = run("").out, help = maxdiffusion({"help"}).out;
   int commands = 0;
