@@ -35,8 +35,11 @@ constexpr size_t kLengthBytes = 8;
       .note("try: fetch or write the file again; it is damaged or is not a safetensors file");
 }
 
-/// Throws where a file begins with letters; a header's length ends in zeros.
-void refuse_text(const std::string& file, std::string_view begin) {
+/// Throws where a file is GGUF, or begins with letters; a header's length ends in zeros.
+void refuse_others(const std::string& file, std::string_view begin) {
+  if (begin.starts_with("GGUF"))
+    throw Error(Code::io, fmt::format("read '{}': a GGUF file, which is not supported; expected safetensors", file))
+        .note("try: the model's safetensors file, as its authors publish it");
   const auto letter = [](char c) { return (c >= ' ' && c <= '~') || c == '\n' || c == '\r' || c == '\t'; };
   if (!std::ranges::all_of(begin.substr(0, kLengthBytes), letter)) return;
   if (begin.starts_with("version https://git-lfs"))
@@ -141,7 +144,7 @@ struct SafetensorsReader::OneFile {
 
 SafetensorsReader::OneFile SafetensorsReader::read_one(const std::string& file, const MappedFile& m) {
   if (m.size < kLengthBytes) refuse(file, fmt::format("truncated: {} bytes hold no header length", m.size));
-  refuse_text(file, {reinterpret_cast<const char*>(m.data), std::min<size_t>(m.size, 64)});
+  refuse_others(file, {reinterpret_cast<const char*>(m.data), std::min<size_t>(m.size, 64)});
   uint64_t header = 0;
   std::memcpy(&header, m.data, kLengthBytes);
   if (header > kMaxHeader)

@@ -20,7 +20,9 @@ namespace {
 std::string control_folder(const std::string& name, bool required) {
   const bool is_file = std::filesystem::is_regular_file(name);
   if (!required && !is_file && !std::filesystem::is_directory(name)) return "";
-  check(!name.empty(), Code::invalid_config, "controlnet_model_name_or_path is empty");
+  if (name.empty())
+    throw Error(Code::invalid_config, "controlnet_model_name_or_path is empty; expected a ControlNet's folder or file")
+        .note("try: controlnet_model_name_or_path=FOLDER controlnet_image=edges.png");
   std::string folder = is_file ? name : local_folder(name);
   log_info("ControlNet: {}", folder);
   return folder;

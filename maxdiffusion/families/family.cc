@@ -126,10 +126,8 @@ Dims Family::latent_dims(const MediaSize& size) const {
   const int64_t multiple = a.downscale * spec_.patch, scale = a.frame_scale;
   auto nearest = [&](int64_t n) { return std::max<int64_t>((n + multiple / 2) / multiple, 1) * multiple; };
   check(size.height > 0 && size.width > 0 && size.height % multiple == 0 && size.width % multiple == 0,
-        Code::invalid_config, "size {}x{} is not a multiple of {}, {}", size.height, size.width, multiple,
-        spec_.patch == 1
-            ? "the autoencoder's downscale"
-            : fmt::format("as this model needs; the nearest is {}x{}", nearest(size.height), nearest(size.width)));
+        Code::invalid_config, "size {}x{} is not a multiple of {}, as this model needs; the nearest is {}x{}",
+        size.height, size.width, multiple, nearest(size.height), nearest(size.width));
   if (scale == 0)
     check(size.frames == 1, Code::invalid_config, "{} frames are requested; this model generates images", size.frames);
   else

@@ -174,6 +174,7 @@ TEST_F(Robustness, WeightsThatAreNoneAreToldAsWhatTheyAre) {
   const std::pair<std::string, std::string> files[] = {
       {"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "a pointer of git-lfs"},
       {"<!DOCTYPE html>\n<html></html>", "a page of HTML"},
+      {"GGUF\3\1\1\1\1", "a GGUF file"},
       {"learning_rate: 1\n", "a text that begins with 'learning_rate: 1', not safetensors"}};
   for (const auto& [bytes, text] : files) {
     write_file_atomic(t / "some.safetensors", bytes);
