@@ -25,11 +25,11 @@ struct ConvertKeys {
   template <class V>
   void visit(V&& v) {
     v("format", format,
-      "what is written: diffusers (a folder) or single_file; empty: the second where the name ends in .safetensors",
+      "what is written: diffusers (a folder) or single_file; empty: single_file if the name ends in .safetensors",
       one_of_or_empty({"diffusers", "single_file"}));
-    v("dtype", dtype, "type of the floats that are written: float32, bfloat16, float16; empty: as they are");
-    v("component", component, "of a whole model the one part that is read and written, such as vae; empty: all");
-    v("ema", ema, "of a checkpoint with averaged weights: true those, false the ones that were trained");
+    v("dtype", dtype, "dtype of the floats that are written: float32, bfloat16 or float16; empty: as stored");
+    v("component", component, "the one component that is read and written, such as vae; empty: all");
+    v("ema", ema, "true: a checkpoint's averaged weights, if it has them; false: the trained ones");
     folder.visit(v);
   }
 };

@@ -18,11 +18,11 @@ struct ExtractKeys {
   FolderKeys folder;
   template <class V>
   void visit(V&& v) {
-    v("rank", rank, "of the matrices of linear layers");
-    v("conv_rank", conv_rank, "of convolutions that see more than a point; 0: they are left out");
-    v("layout", layout, "whose names; empty: what the model's other programs read",
+    v("rank", rank, "rank of the matrices of linear layers");
+    v("conv_rank", conv_rank, "rank of the matrices of convolutions larger than one pixel; 0: none");
+    v("layout", layout, "layout of the keys; empty: the one that other programs for this model read",
       one_of_or_empty({"kohya", "comfyui", "diffusers"}));
-    v("dtype", dtype, "type that is written: float32, bfloat16, float16");
+    v("dtype", dtype, "dtype that is written: float32, bfloat16 or float16");
     folder.visit(v);
   }
 };
@@ -34,9 +34,9 @@ struct ResizeKeys {
   std::string dtype;
   template <class V>
   void visit(V&& v) {
-    v("rank", rank, "the most that a pair has; null: as many as energy asks for");
-    v("energy", energy, "part of the sum of squares of each product that is kept");
-    v("dtype", dtype, "type that is written: float32, bfloat16, float16; empty: each as it is");
+    v("rank", rank, "largest rank that is kept; null: set by energy");
+    v("energy", energy, "part of each product's sum of squares that is kept");
+    v("dtype", dtype, "dtype that is written: float32, bfloat16 or float16; empty: as stored");
   }
 };
 

@@ -45,9 +45,10 @@ struct BatchKeys {
   template <class V>
   void visit(V&& v) {
     v("per_device_batch_size", per_device_batch_size,
-      "images per device and step; times the devices must be a whole number");
+      "samples per device and step; may be a fraction (0.25 on 8 devices: a batch of 2), times the devices must be a "
+      "whole number");
     v("global_batch_size", global_batch_size,
-      "images per step on all devices together; 0: per_device_batch_size times the devices");
+      "samples per step on all devices together; 0: per_device_batch_size times the devices");
     v("grain_worker_count", grain_worker_count, "threads that read and decode; 0: the cores");
     v("enable_data_shuffling", enable_data_shuffling, "new seeded order every epoch");
     v("dataset_save_location", dataset_save_location,
@@ -63,16 +64,22 @@ struct SyntheticKeys {
       synthetic_override_vae_scale_factor_temporal;
   template <class V>
   void visit(V&& v) {
-    constexpr const char* kSize = "of synthetic encoded samples; null: height, width, num_frames, max_sequence_length";
-    constexpr const char* kModel = "of synthetic encoded samples; null: the model's, and it must be that";
-    v("synthetic_override_height", synthetic_override_height, kSize);
-    v("synthetic_override_width", synthetic_override_width, kSize);
-    v("synthetic_override_num_frames", synthetic_override_num_frames, kSize);
-    v("synthetic_override_max_sequence_length", synthetic_override_max_sequence_length, kSize);
-    v("synthetic_override_text_embed_dim", synthetic_override_text_embed_dim, kModel);
-    v("synthetic_override_num_channels_latents", synthetic_override_num_channels_latents, kModel);
-    v("synthetic_override_vae_scale_factor_spatial", synthetic_override_vae_scale_factor_spatial, kModel);
-    v("synthetic_override_vae_scale_factor_temporal", synthetic_override_vae_scale_factor_temporal, kModel);
+    v("synthetic_override_height", synthetic_override_height,
+      "height in pixels of synthetic encoded samples; null: height");
+    v("synthetic_override_width", synthetic_override_width,
+      "width in pixels of synthetic encoded samples; null: width");
+    v("synthetic_override_num_frames", synthetic_override_num_frames,
+      "frames of synthetic encoded samples; null: num_frames");
+    v("synthetic_override_max_sequence_length", synthetic_override_max_sequence_length,
+      "tokens per caption of synthetic encoded samples; null: max_sequence_length");
+    v("synthetic_override_text_embed_dim", synthetic_override_text_embed_dim,
+      "width of the text embeddings of synthetic encoded samples; null or the model's");
+    v("synthetic_override_num_channels_latents", synthetic_override_num_channels_latents,
+      "channels of the latents of synthetic encoded samples; null or the model's");
+    v("synthetic_override_vae_scale_factor_spatial", synthetic_override_vae_scale_factor_spatial,
+      "pixels per latent cell of synthetic encoded samples; null or the model's");
+    v("synthetic_override_vae_scale_factor_temporal", synthetic_override_vae_scale_factor_temporal,
+      "frames per latent frame of synthetic encoded samples; null or the model's");
   }
 };
 
@@ -82,11 +89,11 @@ struct TfrecordKeys {
   bool enable_eval_timesteps = false;
   template <class V>
   void visit(V&& v) {
-    v("tfrecords_dir", tfrecords_dir, "prepare_tfrecords: the folder that it makes", KeyPath::output);
-    v("no_records_per_shard", no_records_per_shard, "prepare_tfrecords: records of one file");
+    v("tfrecords_dir", tfrecords_dir, "prepare_tfrecords: the folder that is written", KeyPath::output);
+    v("no_records_per_shard", no_records_per_shard, "prepare_tfrecords: records per file");
     v("enable_eval_timesteps", enable_eval_timesteps,
       "prepare_tfrecords: writes num_eval_samples records, each with a timestep, as many for each of timesteps_list");
-    v("num_eval_samples", num_eval_samples, "prepare_tfrecords: see enable_eval_timesteps");
+    v("num_eval_samples", num_eval_samples, "prepare_tfrecords: records that are written with enable_eval_timesteps");
     v("data_files_pattern", data_files_pattern,
       "prepare_tfrecords: reads these files, whose kind follows from their names, instead of the config's data",
       KeyPath::input);

@@ -29,20 +29,23 @@ struct ModelKeys : FolderKeys {
   template <class V>
   void visit(V&& v) {
     v("pretrained_model_name_or_path", pretrained_model_name_or_path,
-      "model folder in diffusers' layout, the name of one that the Hugging Face cache holds, or a .safetensors file "
-      "with all models in the original layout",
+      "model folder in diffusers' layout, a name on the Hugging Face hub (owner/name), or a .safetensors file with all "
+      "models in the original layout",
       KeyPath::input_or_word);
     FolderKeys::visit(v);
     v("vae_file", vae_file, "file or folder of an autoencoder in place of the model's, by published or original names",
       KeyPath::input);
-    v("model_name", model_name, "what the folder must be, as the reference names it; empty: anything");
-    v("flux_name", flux_name, "the same as model_name in the reference's files for FLUX.1: flux-dev or flux-schnell");
+    v("model_name", model_name, "what the folder must be, as MaxDiffusion names it; empty: anything");
+    v("flux_name", flux_name, "what the folder must be, flux-dev or flux-schnell: MaxDiffusion's key for FLUX.1");
     v("clip_model_name_or_path", clip_model_name_or_path,
-      "file, folder or cached name of weights in place of the CLIP text encoder's; if not found: the model's, with a "
+      "file, folder or name on the hub of weights in place of the CLIP text encoder's; if not found: the model's, with "
+      "a warning",
+      KeyPath::input_or_word);
+    v("t5xxl_model_name_or_path", t5xxl_model_name_or_path,
+      "file, folder or name on the hub of weights in place of the T5 text encoder's; if not found: the model's, with a "
       "warning",
       KeyPath::input_or_word);
-    v("t5xxl_model_name_or_path", t5xxl_model_name_or_path, "the same for the T5 text encoder", KeyPath::input_or_word);
-    v("model_type", model_type, "what it must make, such as T2V or I2V; empty: anything");
+    v("model_type", model_type, "what the folder must generate, such as T2V or I2V; empty: anything");
     v("unet_checkpoint", unet_checkpoint,
       "folder with unet/, the UNet's own, or a .safetensors file, whose weights replace the model's",
       KeyPath::input_or_word);
@@ -51,13 +54,14 @@ struct ModelKeys : FolderKeys {
     v("max_sequence_length", max_sequence_length,
       "tokens per caption, for models that take any number; null: the model's");
     v("train_expert", train_expert,
-      "which of two denoisers is trained: high (of the noisy steps), low, or both in turns",
+      "which of two denoisers is trained: high (of the noisy steps), low, or both, alternating",
       one_of_or_empty({"high", "low", "both"}));
-    v("lightning_repo", lightning_repo, "folder or cached name that holds lightning_ckpt; empty: off",
+    v("lightning_repo", lightning_repo, "folder or name on the hub that holds lightning_ckpt; empty: off",
       KeyPath::input_or_word);
     v("lightning_ckpt", lightning_ckpt, "file of a whole UNet whose weights replace the model's");
     v("train_new_unet", train_new_unet, "start the denoiser (UNet, transformer) from random weights");
-    v("train_new_flux", train_new_flux, "the same as train_new_unet, in the reference's files for FLUX.1");
+    v("train_new_flux", train_new_flux,
+      "start the denoiser from random weights, as train_new_unet: MaxDiffusion's key for FLUX.1");
     v("train_new_vae", train_new_vae, "train an autoencoder first, from random weights");
     v("random_text_encoder", random_text_encoder, "text encoders of random, frozen weights: for folders without any");
   }

@@ -26,12 +26,12 @@ struct LoraKeys {
       KeyPath::input_or_word);
     v("lora_scales", lora_scales, "factor of each of lora_files; empty: 1");
     v("lora_config", lora_config,
-      "LoRA files as lists: lora_model_name_or_path, weight_name (of two denoisers: high_noise_weight_name, "
+      "LoRA files as lists: lora_model_name_or_path, weight_name (with two denoisers: high_noise_weight_name, "
       "low_noise_weight_name), adapter_name, rank, scale, from_pt");
     v("enable_lora", enable_lora, "false: lora_config is ignored");
     v("train_lora", train_lora, "train low-rank matrices (LoRA), with the weights frozen");
     v("lora_rank", lora_rank, "rank of the trained matrices");
-    v("lora_alpha", lora_alpha, "their product counts lora_alpha / lora_rank; null: lora_rank");
+    v("lora_alpha", lora_alpha, "B·A is multiplied by lora_alpha / lora_rank; null: by 1");
     v("lora_target_modules", lora_target_modules,
       "ends of the names of the layers that get matrices; a list, or one text with commas; empty: attention "
       "projections, and feed-forward layers for some families");

@@ -30,7 +30,7 @@ struct MetricsConfig {
       "file that gets one JSON object a step: names of metrics.jsonl and TensorBoard's tags", KeyPath::output);
     v("write_metrics", write_metrics, "false: none of the files of metrics is written");
     v("gcs_metrics", gcs_metrics,
-      "also metrics/metrics_step_A_to_step_B.txt, log_period steps each, as the reference uploads");
+      "also write metrics/metrics_step_A_to_step_B.txt, log_period steps each, as MaxDiffusion uploads them");
     v("log_period", log_period, "steps between flushes, and between lines of the log (completed step: …)");
   }
 };

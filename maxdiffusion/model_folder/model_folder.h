@@ -36,10 +36,12 @@ struct FolderKeys {
   template <class V>
   void visit(V&& v) {
     v("single_file_config", single_file_config,
-      "of a single file: model folder with all but the weights; empty: the published model's sizes", KeyPath::input);
+      "model folder whose configs and tokenizers a single .safetensors file is read with; empty: those of the "
+      "published model",
+      KeyPath::input);
     v("variant", variant,
-      "such as fp16: read the weight files of this variant if the folder has them; empty: the plain ones");
-    v("revision", revision, "of a name in the Hugging Face cache; empty: main");
+      "variant of the weight files that is read if the folder has it, such as fp16; empty: the plain ones");
+    v("revision", revision, "branch, tag or commit of a name on the hub; empty: main");
     v("clip_bpe_file", clip_bpe_file, "merges list for a model folder without tokenizer; empty: the installed one",
       KeyPath::input);
   }

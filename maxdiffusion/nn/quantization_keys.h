@@ -16,7 +16,6 @@ struct QuantizationKeys {
   int64_t quantization_local_shard_count = -1;
   template <class V>
   void visit(V&& v) {
-    constexpr const char* kOfFp8Full = "of fp8_full; empty: quantization_calibration_method";
     v("use_qwix_quantization", use_qwix_quantization,
       "linear and convolution layers of the denoiser multiply 8-bit copies (see `quantization`)");
     v("quantization", quantization,
@@ -25,10 +24,13 @@ struct QuantizationKeys {
     v("qwix_module_path", qwix_module_path,
       "regular expression of whole module names (blocks.0.attn1.to_q): what is quantized");
     v("quantization_calibration_method", quantization_calibration_method,
-      "range of tensors of fp8_full: absmax[,FACTOR], rms,FACTOR, fixed,-BOUND,BOUND");
-    v("weight_quantization_calibration_method", weight_quantization_calibration_method, kOfFp8Full);
-    v("act_quantization_calibration_method", act_quantization_calibration_method, kOfFp8Full);
-    v("bwd_quantization_calibration_method", bwd_quantization_calibration_method, kOfFp8Full);
+      "range that fp8_full quantizes to: absmax[,FACTOR], rms,FACTOR or fixed,-BOUND,BOUND");
+    v("weight_quantization_calibration_method", weight_quantization_calibration_method,
+      "range of weights with fp8_full; empty: quantization_calibration_method");
+    v("act_quantization_calibration_method", act_quantization_calibration_method,
+      "range of inputs with fp8_full; empty: quantization_calibration_method");
+    v("bwd_quantization_calibration_method", bwd_quantization_calibration_method,
+      "range of gradients with fp8_full; empty: quantization_calibration_method");
     v("quantization_local_shard_count", quantization_local_shard_count,
       "accepted for MaxDiffusion's files; ranges are those of whole tensors, sharded or not");
   }

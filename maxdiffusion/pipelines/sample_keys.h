@@ -30,19 +30,20 @@ struct SampleKeys {
     v("prompt_2", prompt_2, "prompt of a second text encoder: one text, or one for each prompt; null: prompt");
     v("negative_prompt_2", negative_prompt_2,
       "negative prompt of a second text encoder: one text, or one for each prompt; null: negative_prompt");
-    v("do_classifier_free_guidance", do_classifier_free_guidance, "false: the factor of guidance is not used");
+    v("do_classifier_free_guidance", do_classifier_free_guidance,
+      "false: sample without classifier-free guidance, whatever guidance_scale is");
     v("guidance_scale", guidance_scale,
       "classifier-free guidance; <= 1, for models that count from 0 <= 0: off. For a guidance-distilled model: the "
       "scale that it receives as an input",
       at_least(0));
     v("true_cfg_scale", true_cfg_scale,
       "classifier-free guidance of a guidance-distilled model, at twice the work; <= 1: off", at_least(0));
-    v("guidance_scale_high", guidance_scale_high, "of the denoiser of the noisy steps, of two; null: guidance_scale",
-      at_least(0));
-    v("guidance_scale_low", guidance_scale_low, "of the denoiser of the cleaner steps, of two; null: guidance_scale",
-      at_least(0));
+    v("guidance_scale_high", guidance_scale_high,
+      "guidance_scale of the high-noise expert, in models with two; null: guidance_scale", at_least(0));
+    v("guidance_scale_low", guidance_scale_low,
+      "guidance_scale of the low-noise expert, in models with two; null: guidance_scale", at_least(0));
     v("boundary_ratio", boundary_ratio,
-      "part of the timesteps below which the second of two denoisers predicts; null: the model's");
+      "part of the timesteps below which the low-noise expert predicts, in models with two; null: the model's");
     v("guidance_rescale", guidance_rescale,
       "part of the prediction's standard deviation that is restored after guidance; <= 0: off", at_most(1));
     v("cfg_normalization", cfg_normalization,
@@ -53,11 +54,11 @@ struct SampleKeys {
     v("scan_diffusion_loop", scan_diffusion_loop,
       "run all steps of videos as one program, as for images, instead of one step at a time with progress");
     v("num_images_per_prompt", num_images_per_prompt,
-      "null: 1; under the reference's names of programs the global batch for one prompt");
+      "samples per prompt; null: 1, or under MaxDiffusion's command names the global batch for one prompt");
     v("sample_seed", sample_seed, "seed of the initial noise; null: seed; -1: random, logged", at_least(-1));
-    v("height", height, "of the images or videos, pixels; null: resolution");
-    v("width", width, "of the images or videos, pixels; null: resolution");
-    v("num_frames", num_frames, "of videos; null: the model's own number");
+    v("height", height, "height of the samples, pixels; null: resolution");
+    v("width", width, "width of the samples, pixels; null: resolution");
+    v("num_frames", num_frames, "frames of a video; null: the model's own number");
     v("original_size", original_size, "size conditioning: height and width before cropping; empty: the image's");
     v("crops_coords_top_left", crops_coords_top_left, "size conditioning: top and left of the crop", at_least(0));
     v("target_size", target_size, "size conditioning: target height and width; empty: the image's");
@@ -76,13 +77,13 @@ struct SampleFileKeys : SampleKeys {
     SampleKeys::visit(v);
     v("fps", fps, "frames per second of videos");
     v("image", image, "image that the video begins with: a file, or an https:// address", KeyPath::input);
-    v("image_url", image_url, "the same under the reference's name", KeyPath::input);
+    v("image_url", image_url, "as image: MaxDiffusion's key", KeyPath::input);
     v("last_image", last_image, "image that the video ends with", KeyPath::input);
     v("latents", latents,
       "safetensors file whose tensor `latents` (standard normal, NCHW or NCFHW) is the initial noise", KeyPath::input);
     v("output_type", output_type,
-      "what is written; np: images.safetensors, video.safetensors; latent: latents.safetensors; empty: png, or mp4 of "
-      "videos",
+      "what is written: png, mp4, np (images.safetensors, video.safetensors) or latent (latents.safetensors); empty: "
+      "png, or mp4 for videos",
       one_of_or_empty({"png", "mp4", "np", "latent"}));
   }
 };
@@ -96,16 +97,19 @@ struct StepCacheKeys {
   std::vector<double> mag_ratios_base, mag_ratios_base_720p, mag_ratios_base_480p;
   template <class V>
   void visit(V&& v) {
-    v("use_cfg_cache", use_cfg_cache, "guidance from earlier steps in some of the steps");
-    v("use_magcache", use_magcache, "blocks are left out while their share of the result would change little");
+    v("use_cfg_cache", use_cfg_cache, "videos: in some steps reuse the guidance of an earlier one");
+    v("use_magcache", use_magcache,
+      "videos: skip the denoiser's blocks in steps where they would change the result little");
     v("magcache_thresh", magcache_thresh, "error that use_magcache lets add up");
     v("magcache_K", magcache_K, "steps in a row that use_magcache may leave out");
     v("retention_ratio", retention_ratio, "part of the steps, at the beginning, that use_magcache always computes");
     v("mag_ratios_base", mag_ratios_base, "measured ratios for use_magcache: two a step, with prompt and without");
-    v("mag_ratios_base_720p", mag_ratios_base_720p, "the same, for heights of 720 and more");
-    v("mag_ratios_base_480p", mag_ratios_base_480p, "the same, for smaller heights");
-    v("use_sen_cache", use_sen_cache, "predictions of earlier steps while time and latents have changed little");
-    v("use_kv_cache", use_kv_cache, "keys and values of the prompt once for all steps; changes no result");
+    v("mag_ratios_base_720p", mag_ratios_base_720p, "mag_ratios_base for heights of 720 and more");
+    v("mag_ratios_base_480p", mag_ratios_base_480p, "mag_ratios_base for smaller heights");
+    v("use_sen_cache", use_sen_cache,
+      "videos: reuse the last prediction while timestep and latents have changed little");
+    v("use_kv_cache", use_kv_cache,
+      "videos: compute the prompt's keys and values once for all steps; the result is the same");
     v("use_batched_text_encoder", use_batched_text_encoder, "prompts are always encoded together; has no effect");
   }
   /// The key of the cache that is asked for: "use_magcache"; empty: none.
@@ -120,14 +124,13 @@ struct ControlKeys {
   template <class V>
   void visit(V&& v) {
     v("controlnet_model_name_or_path", controlnet_model_name_or_path,
-      "ControlNet's folder; generate uses it if it is one, generate_controlnet also finds cached names",
-      KeyPath::input_or_word);
+      "folder or file of a ControlNet; with generate_controlnet also a name on the hub", KeyPath::input_or_word);
     v("controlnet_image", controlnet_image, "input of the ControlNet: a file, or an https:// address", KeyPath::input);
-    v("controlnet_preprocessor", controlnet_preprocessor, "canny: its edges are shown instead; empty: as it is",
-      one_of_or_empty({"none", "canny"}));
+    v("controlnet_preprocessor", controlnet_preprocessor,
+      "canny: compute the image's edges first; empty: use the image as it is", one_of_or_empty({"none", "canny"}));
     v("controlnet_conditioning_scale", controlnet_conditioning_scale, "weight of what the ControlNet adds");
     v("control_guidance_start", control_guidance_start, "part of the steps before the ControlNet acts");
-    v("control_guidance_end", control_guidance_end, "part of the steps after which it does not act any more");
+    v("control_guidance_end", control_guidance_end, "part of the steps after which the ControlNet no longer acts");
   }
 };
 

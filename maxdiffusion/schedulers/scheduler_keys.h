@@ -27,8 +27,9 @@ struct SchedulerKeys {
     v("time_shift", time_shift,
       "a shift that grows with the size of the sample (dynamic shifting); flow_shift replaces it; null: the "
       "scheduler's use_dynamic_shifting");
-    v("base_shift", base_shift, "logarithm of that shift at 256 tokens of an image; null: the scheduler's", finite());
-    v("max_shift", max_shift, "logarithm of that shift at 4096 tokens; null: the scheduler's", finite());
+    v("base_shift", base_shift, "logarithm of the shift of time_shift at 256 tokens of an image; null: the scheduler's",
+      finite());
+    v("max_shift", max_shift, "logarithm of the shift of time_shift at 4096 tokens; null: the scheduler's", finite());
     v("diffusion_scheduler_config", diffusion_scheduler_config,
       "overrides fields of scheduler_config.json, for sampling and, if training reads them, for training");
   }

@@ -25,7 +25,7 @@ struct ReferenceKeys {
   bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false, enable_tile_search = false;
   int64_t norm_num_groups = 32, ulysses_shards = -1, vae_spatial = -1;
   std::string converted_weights_dir, pretrained_orbax_dir, scheduler_dtype = "float32";
-  std::string profiler, profiler_gcs_path, dataset_config_name, hf_access_token, output_file;
+  std::string profiler, profiler_gcs_path, dataset_config_name, output_file;
 
   template <class V>
   void visit(V&& v) {
@@ -58,8 +58,6 @@ struct ReferenceKeys {
     v("sharding", sharding, "accepted for MaxDiffusion's files; logical_axis_rules say how models are split");
     v("output_file", output_file,
       "accepted for MaxDiffusion's files; images go into output_dir, under the names of their model");
-    v("hf_access_token", hf_access_token,
-      "token of the Hugging Face hub, never printed; empty: HF_TOKEN or the hub's token file");
     v("norm_num_groups", norm_num_groups,
       "accepted for MaxDiffusion's files; the value in the UNet's config.json is used");
     v("enable_mllog", enable_mllog, kNeutral);

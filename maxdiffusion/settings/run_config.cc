@@ -107,7 +107,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
     if (value.where == kCommandLine) c.on_command_line.insert(key);
   if (const ConfigValue* replaced = source.overridden("output_dir")) c.output_dir_of_file = replaced->text;
   c.reference.validate();
-  set_hub_token(c.reference.hf_access_token);
+  set_hub_token(c.hub.hf_access_token);
   c.step_cache.validate();
   make_optimizer(c.optim);  // refuses what its keys cannot be together
   c.layers.quantization.warn();
@@ -145,7 +145,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
 std::string RunConfig::to_yaml() const {
   KeyList keys;
   RunConfig copy = *this;
-  copy.reference.hf_access_token.clear();  // what is printed and saved is read by others
+  copy.hub.hf_access_token.clear();  // what is printed and saved is read by others
   keys.add(copy);
   keys.make_paths_absolute();  // the run's config.yml is read from any folder
   return keys.to_yaml();

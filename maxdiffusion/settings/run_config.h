@@ -39,13 +39,14 @@ struct RunKeys {
   void visit(V&& v) {
     v("run_name", run_name, "names the run's folder under output_dir");
     v("output_dir", output_dir, "root of outputs; empty: base_output_directory", KeyPath::output);
-    v("base_output_directory", base_output_directory, "see output_dir and save_config_to_gcs", KeyPath::output);
+    v("base_output_directory", base_output_directory,
+      "root of outputs if output_dir is empty; with save_config_to_gcs it also gets config.yml", KeyPath::output);
     v("save_config_to_gcs", save_config_to_gcs, "also write config.yml into base_output_directory/run_name");
     v("seed", seed, "seed of every random stream; -1: random, logged and saved", at_least(-1));
     v("sample_every", sample_every, "steps between sample grids while training; -1: only after the last step; 0: none");
     v("enable_generate_video_for_eval", enable_generate_video_for_eval,
       "also sample the prompts after each evaluation, into separate files");
-    v("enable_ssim", enable_ssim, "how alike the first sample before and after training are (SSIM, PSNR), in the log");
+    v("enable_ssim", enable_ssim, "log the similarity (SSIM, PSNR) of the first sample before and after training");
     v("timing_metrics_file", timing_metrics_file, "file that gets a line at start and end of each phase of a run",
       KeyPath::output);
     v("write_timing_metrics", write_timing_metrics, "false: timing_metrics_file is not written");
@@ -66,7 +67,7 @@ struct DreamboothKeys {
     v("instance_prompt", instance_prompt, "caption of every image of the subject");
     v("class_prompt", class_prompt, "caption of every image of the class");
     v("prior_loss_weight", prior_loss_weight, "weight of the class's loss, added to the subject's", at_least(0));
-    v("num_class_images", num_class_images, "images of the class");
+    v("num_class_images", num_class_images, "DreamBooth: images of the class that are needed");
     v("cache_dreambooth_dataset", cache_dreambooth_dataset,
       "latents are always cached; accepted for MaxDiffusion's files");
   }
@@ -82,6 +83,16 @@ struct UpdateKeys {
       in_range(0, below(1)));
     v("text_encoder_learning_rate", text_encoder_learning_rate, "peak step size of the text encoder", at_least(0));
     v("gradient_accumulation_steps", gradient_accumulation_steps, "batches per update");
+  }
+};
+
+/// Access to the Hugging Face hub.
+struct HubKeys {
+  std::string hf_access_token;
+  template <class V>
+  void visit(V&& v) {
+    v("hf_access_token", hf_access_token,
+      "token of the Hugging Face hub, never printed; empty: HF_TOKEN or the hub's token file");
   }
 };
 
@@ -115,6 +126,7 @@ struct RunConfig : DataKeys, LearningKeys {
   MeshConfig mesh;
   ShardingKeys sharding;
   ModelKeys model;
+  HubKeys hub;
   LayerKeys layers;
   EncoderKeys encoders;
   MetricsConfig metrics;
@@ -140,7 +152,7 @@ struct RunConfig : DataKeys, LearningKeys {
   void groups(F&& f) {
     f("run", run, loop, metrics, profile);
     f("devices", hardware, mesh, sharding, compile);
-    f("model", model, layers, encoders);
+    f("model", model, hub, layers, encoders);
     f("data", source, images, batches, synthetic, tfrecords);
     f("training", optim, update, process, denoise, vae, eval);
     f("DreamBooth", dreambooth);

@@ -381,7 +381,7 @@ TEST(RunConfig, KeysOfOtherProgramsAreAnsweredWithOurs) {
 // S4-60
 TEST(RunConfig, TokensAreReadAndNeverPrinted) {
   const RunConfig c = parse("hf_access_token: hf_secret");
-  EXPECT_EQ(c.reference.hf_access_token, "hf_secret");
+  EXPECT_EQ(c.hub.hf_access_token, "hf_secret");
   EXPECT_FALSE(contains(c.to_yaml(), "hf_secret"));
 }
 

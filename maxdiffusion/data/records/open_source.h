@@ -50,7 +50,7 @@ struct DataSourceConfig {
       KeyPath::input);
     v("hf_train_files", hf_train_files, "Parquet or Arrow files: names with * and ?, separated by commas",
       KeyPath::input);
-    v("hf_data_dir", hf_data_dir, "folder of such files", KeyPath::input);
+    v("hf_data_dir", hf_data_dir, "folder of Parquet or Arrow files", KeyPath::input);
     v("grain_train_files", grain_train_files, "ArrayRecord files", KeyPath::input);
     v("train_split", train_split, "split of a data set with several");
     v("image_column", image_column, "column of the image; in metadata.jsonl also file_name");
