@@ -282,6 +282,9 @@ class DocumentedCommands : public Configs {
       if (const auto it = stands.find(word); it != stands.end()) word = it->second;
       if (word.ends_with("=…")) word = word.substr(0, word.find('=')) + (word.starts_with("ici_") ? "=1" : "=some");
       if (word.starts_with("configs/")) word = kConfigs + file;
+      if (const size_t at = word.find("STEP"); at != word.npos) word.replace(at, 4, "2");  // the last of two
+      if (const size_t at = word.find("=hf://"); at != word.npos)
+        word.replace(at + 1, word.npos, kModels.at(word.substr(at + 6)).folder);
       if (word != "key=value") out.push_back(word);
     }
     // A file of a size that is not published says nothing of its configs.
@@ -295,8 +298,11 @@ class DocumentedCommands : public Configs {
     else
       more.insert(more.end(), {"num_inference_steps=2", "per_device_batch_size=1"});
     if (words[0] == "check") more.emplace_back("run_name=checked");
-    // What the command says comes last.
+    if (std::ranges::count(words, "enable_bucket=true") > 0)
+      more.insert(more.end(), {"min_bucket_reso=8", "max_bucket_reso=32", "bucket_reso_steps=8"});
+    // What the command says comes last, but for its steps.
     out.insert(out.begin() + static_cast<std::ptrdiff_t>(config) + 1, more.begin(), more.end());
+    if (words[0].starts_with("train")) out.emplace_back("max_train_steps=2");
     return {out, config};
   }
   /// In the test's folder.
@@ -310,7 +316,7 @@ class DocumentedCommands : public Configs {
 // In full with small models, page by page.
 TEST_F(DocumentedCommands, OfTheReadmeAndOfFilesAndLoraRun) {
   int ran = 0;
-  for (const char* page : {"README.md", "docs/convert.md", "docs/lora.md"})
+  for (const char* page : {"README.md", "docs/convert.md", "docs/lora.md", "docs/lora_tutorial.md"})
     for (const Words& words : commands_of(page)) {
       // A file of the original program: WanNames and Video.TakesItsTransformerFromAnotherFile have made ones.
       if (words.size() > 1 && words[1] == "Wan2.1_T2V.safetensors") continue;
