@@ -594,6 +594,13 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "controlnet_preprocessor is `sobel`, expected one of: none, canny")) << o.err;
 
+  // An image may be at an address of the web, and not at one of this machine or of its network.
+  const Outcome local = maxdiffusion({"generate_controlnet", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                      "pretrained_model_name_or_path=" + kModel, "prompt=heart", control[0],
+                                      "output_dir=" + t.path(), "controlnet_image=http://127.0.0.1:1/control.png"});
+  EXPECT_EQ(local.status, 4) << local.err;
+  EXPECT_TRUE(contains(local.err, "image 'http://127.0.0.1:1/control.png': an address of this machine")) << local.err;
+
   ASSERT_EQ(train("from", {"unet_checkpoint=" + tuned}).status, 0);
   ASSERT_EQ(train("from_folder", {"pretrained_model_name_or_path=" + tuned}).status, 0);
   EXPECT_EQ(losses("from"), losses("from_folder"));
