@@ -143,7 +143,7 @@ function(md_bench name)
   target_compile_definitions(${name} PRIVATE MD_SOURCE_DIR="${CMAKE_SOURCE_DIR}" MD_DEPS_DIR="${MD_DEPS}")
 endfunction()
 
-md_module(base LIBRARIES spdlog::spdlog yaml-cpp PkgConfig::XXHASH)
+md_module(base LIBRARIES spdlog::spdlog yaml-cpp PkgConfig::XXHASH ${CMAKE_DL_LIBS})
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/base/version.cc PROPERTIES
                             COMPILE_DEFINITIONS MD_VERSION="${PROJECT_VERSION}")
 md_module(graph USES base)
@@ -152,10 +152,9 @@ md_module(config USES base LIBRARIES yaml-cpp)
 md_module(storage USES base EXCLUDE http remote LIBRARIES ${CMAKE_DL_LIBS})
 md_module(processes USES base EXCLUDE mpi LIBRARIES ${CMAKE_DL_LIBS})
 md_module(pjrt USES base LIBRARIES dl protobuf::libprotobuf)
-# The only two that know where wheels are unpacked, so that other checkouts find the rest in ccache.
-set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/pjrt/plugin.cc
-                            ${CMAKE_SOURCE_DIR}/maxdiffusion/model_folder/model_folder.cc
-                            PROPERTIES COMPILE_DEFINITIONS MD_DEPS_DIR="${MD_DEPS}")
+# Where programs of this build find wheels (base/installation.h). No file that is compiled knows, so that other
+# checkouts find all objects in ccache and a package has no path of the machine that made it.
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/wheels.path CONTENT "${MD_DEPS}\n")
 target_include_directories(md_pjrt SYSTEM PRIVATE ${MD_DEPS}/xla_plugins/xla_cpu_pjrt/include)
 # Libraries that tests open: a plugin too old, no plugin at all, a CPU plugin with a profiler, and one with clients of
 # several processes.
@@ -214,15 +213,16 @@ foreach(opened arrow:data/records/arrow:${MD_DEPS}/pyarrow/libparquet.so.2600
     target_link_options(md_${name} PRIVATE -Wl,-z,defs)
   endif()
   set_target_properties(md_${name} PROPERTIES PREFIX "")
-  string(TOUPPER ${name} upper)
-  target_compile_definitions(md_${module} PRIVATE MD_${upper}_LIBRARY="$<TARGET_FILE:md_${name}>"
-                             MD_PARTS_FOLDER="${MD_PARTS_FOLDER}")
   add_dependencies(md_${module} md_${name})
 endforeach()
 foreach(name md_arrow md_remote)
   target_include_directories(${name} SYSTEM PRIVATE ${MD_DEPS}/pyarrow/include)
   target_link_libraries(${name} PRIVATE ${MD_DEPS}/pyarrow/libarrow.so.2600)
-  set_target_properties(${name} PROPERTIES BUILD_RPATH ${MD_DEPS}/pyarrow INSTALL_RPATH ${MD_DEPS}/pyarrow)
+  # Arrow's libraries lie beside them: links in the build, copies in a package.
+  set_target_properties(${name} PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")
+endforeach()
+foreach(library libarrow libarrow_s3 libparquet)
+  file(CREATE_LINK ${MD_DEPS}/pyarrow/${library}.so.2600 ${CMAKE_BINARY_DIR}/${library}.so.2600 SYMBOLIC)
 endforeach()
 # The same for processes: md_mpi joins those that an MPI launcher starts.
 pkg_check_modules(MPICH REQUIRED IMPORTED_TARGET mpich)
@@ -231,8 +231,6 @@ add_library(md_mpi MODULE ${CMAKE_SOURCE_DIR}/maxdiffusion/processes/mpi/library
 target_include_directories(md_mpi PRIVATE ${CMAKE_SOURCE_DIR})
 target_link_libraries(md_mpi PRIVATE fmt::fmt PkgConfig::MPICH)
 set_target_properties(md_mpi PROPERTIES PREFIX "")
-target_compile_definitions(md_processes PRIVATE MD_MPI_LIBRARY="$<TARGET_FILE:md_mpi>"
-                           MD_PARTS_FOLDER="${MD_PARTS_FOLDER}")
 add_dependencies(md_processes md_mpi)
 # Tests make videos that the program does not write.
 target_link_libraries(media_test PRIVATE PkgConfig::LIBAV)

@@ -15,6 +15,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors_dtype.h"
 #include "maxdiffusion/checkpoint/shard_files.h"
@@ -270,9 +271,9 @@ std::string find_in_folder(const std::string& folder) {
   auto first = [&](auto&& is) { return std::find_if(here.begin(), here.end(), is); };
   if (const fs::path checkpoint = fs::path(folder).parent_path(); exists(checkpoint / kIndex))
     throw e.note(
-        fmt::format("several processes wrote '{0}' in shards; try: convert {0} FOLDER, which makes it a model "
-                    "folder",
-                    checkpoint.string()));
+        fmt::format("several processes wrote '{0}' in shards; try: {1} convert {0} FOLDER, which makes it a "
+                    "model folder",
+                    checkpoint.string(), program_name()));
   if (auto f = first([](auto& s) { return s == "model_index.json"; }); f != here.end()) {
     e.note("try: this is a whole pipeline; name one of its folders, such as unet, vae or text_encoder");
   } else if (f = first([](auto& s) { return ends_with(s, ".safetensors") || ends_with(s, ".safetensors.index.json"); });

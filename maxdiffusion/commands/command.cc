@@ -5,20 +5,36 @@
 #include <algorithm>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/installation.h"
+#include "maxdiffusion/base/log.h"
 
 namespace md {
+namespace {
+
+/// `name`, or where it does not exist the file of that name which came with the program (configs/…).
+std::string file_or_shipped(const std::string& name) {
+  if (exists(name) || name.starts_with('/')) return name;
+  std::string shipped = shipped_file(name);
+  if (shipped.empty()) return name;
+  log_info("config: {} is {}, which came with the program", name, shipped);
+  return shipped;
+}
+
+}  // namespace
 
 RunConfig config_of(const char* command, const Words& words) {
   check(!words.empty(), Code::invalid_config,
-        "{}: the config file is missing; try: {} configs/quickstart.yml key=value …", command, command);
+        "{}: the config file is missing; try: {} {} configs/quickstart.yml key=value …", command, program_name(),
+        command);
   if (words[0].starts_with('-') || words[0].find('=') != std::string::npos) {
     const auto file = std::ranges::find_if(words, [](const std::string& word) { return word.ends_with(".yml"); });
     throw Error(Code::invalid_config,
                 fmt::format("{}: expected the config file before keys, found '{}'", command, words[0]))
-        .note(
-            fmt::format("try: {} {} {} …", command, file == words.end() ? "configs/quickstart.yml" : *file, words[0]));
+        .note(fmt::format("try: {} {} {} {} …", program_name(), command,
+                          file == words.end() ? "configs/quickstart.yml" : *file, words[0]));
   }
-  return RunConfig::load(words[0], Words(words.begin() + 1, words.end()));
+  return RunConfig::load(file_or_shipped(words[0]), Words(words.begin() + 1, words.end()));
 }
 
 void print_config_keys(const KeyPrinter& print, std::initializer_list<std::string_view> titles) {

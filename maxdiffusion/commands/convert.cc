@@ -1,6 +1,7 @@
 #include "maxdiffusion/convert/convert.h"
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/commands/command.h"
 
 namespace md {
@@ -10,7 +11,7 @@ Command convert_command() {
           "convert a model to diffusers' folder layout, or to a single file",
           [](const Words& words) {
             check(words.size() >= 2, Code::invalid_config,
-                  "convert: two paths are needed; try: convert FOLDER FILE.safetensors");
+                  "convert: two paths are needed; try: {} convert FOLDER FILE.safetensors", program_name());
             ConvertKeys keys;
             assign(words, 2, keys);
             convert(words[0], words[1], keys);

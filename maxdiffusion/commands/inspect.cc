@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/run/train_plan.h"
@@ -121,7 +122,8 @@ void inspect(const Words& words) {
       for (const ConfigKey& key : keys.keys()) fmt::print("{}\n", key.line());
     });
   check(!words.empty(), Code::invalid_config,
-        "inspect: what is missing; try: inspect keys, or: inspect config configs/quickstart.yml");
+        "inspect: what is missing; try: {0} inspect keys, or: {0} inspect config configs/quickstart.yml",
+        program_name());
   const std::string command = "inspect " + words[0];
   const Words config(words.begin() + 1, words.end());
   if (words[0] == "config") return fmt::print("{}", config_of(command.c_str(), config).to_yaml());

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/commands/command.h"
@@ -26,6 +27,7 @@
   X(prepare_tfrecords)    \
   X(prepare_emoji)        \
   X(prepare_moving_emoji) \
+  X(completion)           \
   X(accelerator_check)
 
 namespace md {
@@ -54,7 +56,7 @@ std::string without_family(const std::string& name) {
 }
 
 void print_help() {
-  fmt::print("maxdiffusion {}\nusage: maxdiffusion COMMAND …\n\n", version());
+  fmt::print("maxdiffusion {}\nusage: {} COMMAND …\n\n", version(), program_name());
   for (const Command& c : commands()) fmt::print("  {} {}\n      {}\n", c.name, c.arguments, c.meaning);
   fmt::print(
       "  help [COMMAND], COMMAND --help\n      print this, or a command's keys with their defaults and meanings\n"
@@ -62,7 +64,7 @@ void print_help() {
 }
 
 void print_help(const Command& c) {
-  fmt::print("usage: maxdiffusion {} {}\n{}\n", c.name, c.arguments, c.meaning);
+  fmt::print("usage: {} {} {}\n{}\n", program_name(), c.name, c.arguments, c.meaning);
   c.keys([](const char* title, const KeyList& keys) {
     fmt::print("\n{}:\n", title);
     for (const ConfigKey& key : keys.keys()) fmt::print("  {}\n", key.line());
@@ -78,7 +80,7 @@ const Command& command_of(const std::string& word) {
   }
   Error error(Code::invalid_config, fmt::format("there is no command '{}'", word));
   if (std::string near = nearest(word, names); !near.empty()) error.note(fmt::format("did you mean '{}'?", near));
-  throw error.note("try: maxdiffusion help");
+  throw error.note(fmt::format("try: {} help", program_name()));
 }
 
 bool asks_for_help(const std::string& word) { return word == "--help" || word == "-h"; }

@@ -6,12 +6,11 @@
 #include <algorithm>
 #include <mutex>
 
+#include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/base/log.h"
 
 namespace md {
 namespace {
-
-constexpr const char* kFont = "/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf";
 
 struct Font {
   FT_Library library = nullptr;
@@ -20,9 +19,14 @@ struct Font {
 
   Font() {
     if (FT_Init_FreeType(&library) != 0) library = nullptr;
-    if (!library || FT_New_Face(library, kFont, 0, &face) != 0) {
+    // Where the program, Debian, Fedora, Arch and Alpine have it.
+    const std::string file = shipped_file_or(
+        "fonts/DejaVuSans.ttf",
+        {"/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf", "/usr/share/fonts/dejavu-sans-fonts/DejaVuSans.ttf",
+         "/usr/share/fonts/TTF/DejaVuSans.ttf", "/usr/share/fonts/dejavu/DejaVuSans.ttf"});
+    if (!library || FT_New_Face(library, file.c_str(), 0, &face) != 0) {
       face = nullptr;
-      log_warning("{} cannot be read: images get no captions (Debian package fonts-dejavu-core)", kFont);
+      log_warning("the font DejaVuSans.ttf cannot be read: images get no captions (Debian package fonts-dejavu-core)");
     }
   }
   ~Font() {

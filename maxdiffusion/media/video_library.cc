@@ -5,7 +5,7 @@
 namespace md {
 
 const VideoLibrary& video_library() {
-  static const auto& library = open_library<const VideoLibrary>(MD_VIDEO_LIBRARY, "md_video_library", "videos");
+  static const auto& library = open_library<const VideoLibrary>("md_video.so", "md_video_library", "videos");
   return library;
 }
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
@@ -49,7 +50,11 @@ std::shared_ptr<const Tokenizer> open_any_tokenizer(const std::string& class_nam
                                                     std::string bpe_file) {
   const bool has_own = exists(folder + "/vocab.json") || exists(folder + "/tokenizer.json");
   if (!class_name.starts_with("CLIP") || has_own) return open_tokenizer(class_name, folder);
-  if (bpe_file.empty()) bpe_file = MD_DEPS_DIR "/open_clip/bpe_simple_vocab_16e6.txt.gz";
+  if (constexpr const char* kVocabulary = "open_clip/bpe_simple_vocab_16e6.txt.gz"; bpe_file.empty()) {
+    bpe_file = wheel_file(kVocabulary);
+    check(!bpe_file.empty(), Code::io, "CLIP's vocabulary {} is in none of '{}'; it comes with the program",
+          kVocabulary, fmt::join(wheel_folders(), "', '"));
+  }
   auto t = std::make_shared<ClipTokenizer>(ClipTokenizer::from_bpe(bpe_file));
   if (zero && !exists(folder)) t->set_pad_id(0);  // "!"
   return t;

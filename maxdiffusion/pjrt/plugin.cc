@@ -2,6 +2,7 @@
 #include "maxdiffusion/pjrt/plugin.h"
 
 #include <dlfcn.h>
+#include <fmt/ranges.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 
 #include "maxdiffusion/base/address_space.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/pjrt/api.h"
 #include "maxdiffusion/pjrt/platforms.h"
 
@@ -107,16 +109,23 @@ std::shared_ptr<Plugin> Plugin::load(const std::string& path) {
 std::string Plugin::find(const std::string& hardware) {
   const PlatformDef& platform = platform_for(hardware);
   const char* env = std::getenv("MAXDIFFUSION_PLUGIN_DIR");
-  const std::string folder = env && *env ? env : MD_DEPS_DIR;
+  const std::vector<std::string> folders = env && *env ? std::vector<std::string>{env} : wheel_folders();
   for (const char* file : platform.plugin_files) {
-    std::string path = folder + "/" + file, flat = folder + path.substr(path.rfind('/'));
-    if (exists(path)) return path;
-    if (exists(flat)) return flat;
+    for (const std::string& folder : folders) {
+      std::string path = folder + "/" + file, flat = folder + path.substr(path.rfind('/'));
+      if (exists(path)) return path;
+      if (exists(flat)) return flat;
+    }
   }
-  Error e(Code::io, fmt::format("hardware: {}: no plugin under '{}'", hardware, folder));
+  Error e(Code::io, fmt::format("hardware: {}: no plugin under '{}'", hardware, fmt::join(folders, "', '")));
   for (const char* file : platform.plugin_files) e.note(fmt::format("looked for {}", file));
-  e.note(fmt::format("try: ./run, which installs the wheel '{}', or unpack that wheel and set MAXDIFFUSION_PLUGIN_DIR",
-                     platform.wheel));
+  if (program_name() == "maxdiffusion")
+    e.note(fmt::format("try: pip install {}, or unpack that wheel and set MAXDIFFUSION_PLUGIN_DIR", platform.wheel));
+  else
+    e.note(
+        fmt::format("try: {} setup, which installs the wheel '{}', or unpack that wheel and set "
+                    "MAXDIFFUSION_PLUGIN_DIR",
+                    program_name(), platform.wheel));
   throw e;
 }
 

@@ -76,7 +76,7 @@ class Joined final : public Processes {
       rendezvous_->join(launch.rank == 0 ? "" : Rendezvous::address_of(launch.coordinator, kTpuPort));
       return;
     }
-    mpi_ = &open_library<MpiLibrary>(MD_MPI_LIBRARY, "md_mpi_library", "several processes");
+    mpi_ = &open_library<MpiLibrary>("md_mpi.so", "md_mpi_library", "several processes");
     mpi_->start();
     check(mpi_->rank() == launch.rank && mpi_->count() == launch.count, Code::device,
           "{}: process {} of {}; MPI: process {} of {}; expected the same; is the launcher MPICH's?", launch.by,

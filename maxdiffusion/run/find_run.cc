@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/checkpoint/damaged.h"
@@ -107,8 +108,9 @@ std::vector<std::string> runs_in(const std::string& home) {
     const std::string near = nearest(s.run_name, names);
     if (example == "FOLDER_OF_RUN" || !near.empty()) example = below(home, near.empty() ? names[0] : near);
   }
-  throw e.note(fmt::format(
-      "try: generate {} prompt=…, or pretrained_model_name_or_path=FOLDER for a model that is there", example));
+  throw e.note(
+      fmt::format("try: {} generate {} prompt=…, or pretrained_model_name_or_path=FOLDER for a model that is there",
+                  program_name(), example));
 }
 
 }  // namespace

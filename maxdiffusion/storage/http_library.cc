@@ -5,7 +5,7 @@
 namespace md {
 
 HttpLibrary& http_library() {
-  static HttpLibrary& library = open_library<HttpLibrary>(MD_HTTP_LIBRARY, "md_http_library", "downloads");
+  static HttpLibrary& library = open_library<HttpLibrary>("md_http.so", "md_http_library", "downloads");
   return library;
 }
 

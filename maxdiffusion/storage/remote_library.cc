@@ -13,7 +13,7 @@ std::atomic<bool> is_open = false;
 
 RemoteLibrary& remote_library() {
   static RemoteLibrary& library =
-      open_library<RemoteLibrary>(MD_REMOTE_LIBRARY, "md_remote_library", "gs:// and s3:// locations");
+      open_library<RemoteLibrary>("md_remote.so", "md_remote_library", "gs:// and s3:// locations");
   is_open = true;
   return library;
 }

@@ -97,7 +97,7 @@ TEST_F(Generate, IsRefusedWithoutACheckpointOfTheRunThatIsMeant) {
   EXPECT_EQ(o.err, "error: there is no checkpoint of the run 'mien' in '" + (t / "runs/mien/checkpoints") +
                        "', and the config says how to train a model (train_new_unet, train_new_vae, "
                        "random_text_encoder), not where one is\n  runs with checkpoints in '" +
-                       (t / "runs") + "': mine\n  try: generate " + run +
+                       (t / "runs") + "': mine\n  try: maxdiffusion generate " + run +
                        " prompt=…, or pretrained_model_name_or_path=FOLDER for a model that is there\n");
   o = generate(MD_SOURCE_DIR "/configs/quickstart.yml", {"output_dir=" + (t / "empty"), "run_name=none"});
   EXPECT_EQ(o.status, 2);

@@ -43,6 +43,47 @@ TEST(Program, HelpOfACommandIsItsUsageAndItsKeysByGroup) {
   EXPECT_TRUE(contains(maxdiffusion({"help", "trian"}).err, "did you mean 'train'?"));
 }
 
+TEST(Program, ShellsCompleteCommandsAndKeys) {
+  Outcome o = maxdiffusion({"completion", "bash"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  TemporaryFolder folder;
+  write_file_atomic(folder / "completion", o.out);
+  // What bash offers for the words so far, of which the last is being typed.
+  const auto offered = [&](const std::string& words) {
+    return shell("PATH=" MD_BINARY_DIR ":$PATH bash -c 'complete() { :; }; . " + (folder / "completion") +
+                 "; COMP_WORDS=(maxdiffusion " + words +
+                 "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _maxdiffusion; echo ${COMPREPLY[*]}'")
+        .out;
+  };
+  EXPECT_EQ(offered("prepare_t"), "prepare_tfrecords\n");
+  EXPECT_EQ(offered("gener"), "generate generate_controlnet\n");
+  EXPECT_EQ(offered("train a.yml learning_r"), "learning_rate= learning_rate_schedule_steps=\n");
+  EXPECT_EQ(offered("generate a.yml learning_r"), "\n") << "it reads no such key";
+  EXPECT_EQ(offered("train configs/qui"), "\n") << "files are the shell's";
+  o = maxdiffusion({"completion", "zsh"});
+  EXPECT_TRUE(o.out.starts_with("#compdef maxdiffusion\n")) << o.out;
+  o = maxdiffusion({"completion", "fish"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "completion: expected bash or zsh")) << o.err;
+}
+
+TEST(Program, AConfigThatIsNotThereIsTheOneThatCameWithIt) {
+  TemporaryFolder folder;
+  const std::string program = "cd " + folder.path() + " && " MD_BINARY_DIR "/maxdiffusion inspect config ";
+  Outcome o = shell(program + "configs/quickstart.yml");
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "configs/quickstart.yml is " MD_SOURCE_DIR "/configs/quickstart.yml, which came with"))
+      << o.err;
+  EXPECT_TRUE(contains(o.out, "\npretrained_model_name_or_path: " MD_SOURCE_DIR "/configs/models/emoji\n")) << o.out;
+  make_folders(folder / "configs");
+  write_file_atomic(folder / "configs/quickstart.yml", "seed: 7\n");
+  o = shell(program + "configs/quickstart.yml");
+  EXPECT_TRUE(contains(o.out, "\nseed: 7\n")) << o.out << "one's own is nearer";
+  o = shell(program + "configs/nothing.yml");
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "config: cannot read configs/nothing.yml")) << o.err;
+}
+
 TEST(Program, WhatItPrintsAndCannotWriteIsAnIoError) {
   for (const char* words : {"inspect keys", "help", "version", "train --help"}) {
     const Outcome o = shell(std::string(MD_BINARY_DIR "/maxdiffusion ") + words + " >/dev/full");
@@ -68,7 +109,8 @@ TEST(Program, TheConfigComesFirstAndOnce) {
   Outcome o = maxdiffusion({"generate", "prompt=x", "configs/a.yml"});
   EXPECT_EQ(o.status, 2);
   EXPECT_EQ(o.err,
-            "error: generate: expected the config file before keys, found 'prompt=x'\n  try: generate configs/a.yml "
+            "error: generate: expected the config file before keys, found 'prompt=x'\n  try: maxdiffusion generate "
+            "configs/a.yml "
             "prompt=x …\n");
   o = maxdiffusion({"train", kQuickstart, "b.yml"});
   EXPECT_EQ(o.status, 2);

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <map>
+
 #include "tests/cli/command.h"
 
 namespace md {
@@ -46,10 +48,25 @@ class FreshMachine : public testing::Test {
 TEST_F(FreshMachine, WithoutWordsRunSaysWhatItCanDo) {
   Outcome o = run("");
   EXPECT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.out, "./run train")) << o.out;
-  EXPECT_TRUE(contains(o.out, "./run test [name]")) << o.out;
-  EXPECT_TRUE(contains(o.out, "./run test quick")) << o.out;
+  for (const char* line : {"/run train configs/quickstart.yml\n", "/run help [COMMAND]\n", "/run test [name] ",
+                           "/run test quick ", "/run package "})
+    EXPECT_TRUE(contains(o.out, "\n  " + folder_.path() + line)) << line << o.out;
   EXPECT_FALSE(exists(folder_ / ".deps"));
+  o = shell("cd " + folder_.path() + " && ./run");
+  EXPECT_TRUE(contains(o.out, "\n  ./run train configs/quickstart.yml\n")) << o.out;
+}
+
+TEST_F(FreshMachine, BeforeTheBuildUsageNamesEveryCommandOfTheProgram) {
+  shell("cd " MD_SOURCE_DIR " && cp --parents maxdiffusion/commands/registry.cc " + folder_.path());
+  const std::string usage = run("").out;
+  const size_t at = usage.find("the other commands are: ");
+  ASSERT_NE(at, usage.npos) << usage;
+  std::string help = maxdiffusion({"help"}).out, words = " train " + usage.substr(at, usage.find('\n', at) - at) + " ";
+  for (size_t at = 0; (at = help.find("\n  ", at)) != std::string::npos; at += 3) {
+    const std::string name = help.substr(at + 3, help.find_first_of(" \n", at + 3) - at - 3);
+    if (name.empty() || name == "help" || name == "version") continue;
+    EXPECT_TRUE(contains(words, " " + name + " ")) << name << words;
+  }
 }
 
 TEST_F(FreshMachine, DocsFailsWhereDoxygenDoes) {
@@ -65,7 +82,8 @@ TEST_F(FreshMachine, DocsFailsWhereDoxygenDoes) {
 }
 
 TEST_F(FreshMachine, UsageListsEveryCommandOfTheProgram) {
-  std::string usage = run("").out, help = maxdiffusion({"help"}).out;
+  set_up("#!/bin/sh\nexec " MD_BINARY_DIR "/maxdiffusion \"$@\"\n");
+  std::string usage = shell("cd " + folder_.path() + " && ./run").out, help = maxdiffusion({"help"}).out;
   int commands = 0;
   for (size_t at = 0; (at = help.find("\n  ", at)) != std::string::npos; at += 3) {
     if (help[at + 3] == ' ') continue;
@@ -87,6 +105,46 @@ TEST_F(FreshMachine, NotRootIsToldExactlyWhichPackagesAreMissing) {
     EXPECT_TRUE(contains(o.err, "try: sudo apt-get install")) << o.err;
     EXPECT_FALSE(exists(folder_ / "build"));
   }
+}
+
+TEST_F(FreshMachine, OtherSystemsAreToldTheirOwnCommand) {
+  const std::string f = folder_.path();
+  write_file_atomic(f + "/os-release", "ID=fedora\n");
+  make_folders(f + "/usr/bin");
+  make_folders(f + "/usr/include/fmt");
+  write_file_atomic(f + "/usr/bin/ninja", "");
+  write_file_atomic(f + "/usr/include/fmt/core.h", "");
+  shell("chmod -R a+rX " + f);
+  const std::string there = "MD_OS_RELEASE=" + f + "/os-release MD_USR=" + f + "/usr";
+  Outcome o = run("setup", there);
+  EXPECT_EQ(o.status, 1);
+  EXPECT_TRUE(contains(o.err, "are missing: g++ cmake lld ccache ")) << o.err;  // neither ninja nor fmt
+  EXPECT_TRUE(contains(o.err, "\n  try: install them with your system's package manager")) << o.err;
+  for (const auto& [manager, line] :
+       std::map<std::string, std::string>{{"dnf", "sudo dnf install gcc-c++ cmake lld ccache "},
+                                          {"pacman", "sudo pacman -S --needed gcc cmake lld ccache "},
+                                          {"zypper", "sudo zypper install gcc-c++ cmake lld ccache "},
+                                          {"apk", "sudo apk add g++ cmake lld ccache "}}) {
+    command(manager, "");
+    o = run("train configs/quickstart.yml", there);
+    EXPECT_EQ(o.status, 1);
+    EXPECT_TRUE(contains(o.err, "\n  try: " + line)) << o.err;
+    EXPECT_TRUE(contains(o.err, "\n  " + manager + " is not known to have: ")) << o.err;
+    EXPECT_TRUE(contains(o.err, "libhighwayhash-dev")) << o.err;
+    EXPECT_FALSE(contains(o.err.substr(o.err.find("try: ")), "ninja")) << o.err;
+    std::filesystem::remove(f + "/bin/" + manager);
+  }
+}
+
+TEST_F(FreshMachine, TheProgramSaysHowItWasStarted) {
+  set_up("#!/bin/sh\nexec " MD_BINARY_DIR "/maxdiffusion \"$@\"\n");
+  Outcome o = shell("cd " + folder_.path() + " && ./run help train");
+  EXPECT_TRUE(contains(o.out, "usage: ./run train CONFIG")) << o.out << o.err;
+  o = shell("cd " + folder_.path() + " && ./run trian");
+  EXPECT_TRUE(contains(o.err, "\n  try: ./run help\n")) << o.err;
+  o = run("train");
+  EXPECT_TRUE(contains(o.err, "try: " + folder_.path() + "/run train configs/quickstart.yml")) << o.err;
+  EXPECT_TRUE(contains(maxdiffusion({"train"}).err, "try: maxdiffusion train configs/quickstart.yml"));
 }
 
 // S3-13, S3-14

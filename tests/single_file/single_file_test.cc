@@ -476,7 +476,7 @@ TEST_P(OneModel, OfACheckpointInPiecesIsPutTogetherAndDrawnWith) {
       maxdiffusion({"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                     "pretrained_model_name_or_path=" + shards + "/2", "output_dir=" + t.path(), "prompt=a"});
   EXPECT_NE(refused.status, 0);
-  EXPECT_TRUE(contains(refused.err, "try: convert " + shards + "/2 FOLDER")) << refused.err;
+  EXPECT_TRUE(contains(refused.err, "try: maxdiffusion convert " + shards + "/2 FOLDER")) << refused.err;
   for (const std::string words : {"ema=true", "ema=false", "dtype=bfloat16"}) {
     SCOPED_TRACE(words);
     const std::string a = t / "a_" + words, b = t / "b_" + words;

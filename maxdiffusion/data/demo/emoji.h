@@ -7,12 +7,17 @@
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/base/installation.h"
 
 namespace md {
 
 struct EmojiConfig {
-  std::string font = "/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf";
-  std::string names = "/usr/share/unicode/emoji/emoji-test.txt";
+  // Where the program, Debian, Fedora, and Arch have them.
+  std::string font =
+      shipped_file_or("fonts/NotoColorEmoji.ttf", {"/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf",
+                                                   "/usr/share/fonts/google-noto-color-emoji-fonts/NotoColorEmoji.ttf",
+                                                   "/usr/share/fonts/noto/NotoColorEmoji.ttf"});
+  std::string names = shipped_file_or("fonts/emoji-test.txt", {"/usr/share/unicode/emoji/emoji-test.txt"});
   int64_t resolution = 64;  // pictures are resolution × resolution, on white
 };
 /// Writes `folder/NNNN.png` and `folder/metadata.jsonl` (written last, atomically). Returns the number of pictures.

@@ -6,7 +6,7 @@ namespace md {
 
 const ArrowLibrary& arrow_library() {
   static const auto& library =
-      open_library<const ArrowLibrary>(MD_ARROW_LIBRARY, "md_arrow_library", "Parquet and Arrow files");
+      open_library<const ArrowLibrary>("md_arrow.so", "md_arrow_library", "Parquet and Arrow files");
   return library;
 }
 

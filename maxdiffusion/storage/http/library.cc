@@ -116,6 +116,16 @@ curl_socket_t on_open(void* user, curlsocktype, curl_sockaddr* address) {
   return ::socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
 }
 
+/// The file of certificate authorities: the one that SSL_CERT_FILE names, else the system's, where it has one that
+/// curl was not built to look for.
+std::string authorities_file() {
+  if (const char* named = std::getenv("SSL_CERT_FILE"); named && *named) return named;
+  for (const char* file : {"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt",
+                           "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"})
+    if (::access(file, R_OK) == 0) return file;
+  return "";
+}
+
 class Curl final : public HttpLibrary {
  public:
   Curl() { curl_global_init(CURL_GLOBAL_DEFAULT); }
@@ -127,6 +137,8 @@ class Curl final : public HttpLibrary {
     const auto set = [&](CURLoption option, auto value) { curl_easy_setopt(curl.get(), option, value); };
     const bool secure = request.url.starts_with("https:");
     set(CURLOPT_URL, request.url.c_str());
+    if (const std::string authorities = authorities_file(); !authorities.empty())
+      set(CURLOPT_CAINFO, authorities.c_str());
     set(CURLOPT_PROTOCOLS_STR, "http,https");
     set(CURLOPT_REDIR_PROTOCOLS_STR, secure ? "https" : "http,https");
     set(CURLOPT_FOLLOWLOCATION, 1L);
