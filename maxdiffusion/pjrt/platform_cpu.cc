@@ -24,6 +24,15 @@ const PlatformDef kCpuPlatform = {
     .has_float8 = [](const Device&) { return true; },  // the compiler computes in wider types
     .memory_is_the_hosts = true,
     .ffi_platform = "Host",
+    // The first plugin is compiled for processors since 2013 and ends by a signal on others; the second for all.
+    .lacking =
+        [](std::string_view file) {
+#if defined(__x86_64__)
+          static const bool modern = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+          if (!modern && file.ends_with("/libpjrt_cpu.so")) return std::string("AVX2");
+#endif
+          return std::string();
+        },
 };
 
 }  // namespace md::pjrt

@@ -110,7 +110,12 @@ std::string Plugin::find(const std::string& hardware) {
   const PlatformDef& platform = platform_for(hardware);
   const char* env = std::getenv("MAXDIFFUSION_PLUGIN_DIR");
   const std::vector<std::string> folders = env && *env ? std::vector<std::string>{env} : wheel_folders();
+  std::string lacking;
   for (const char* file : platform.plugin_files) {
+    if (platform.lacking && !platform.lacking(file).empty()) {
+      lacking = fmt::format("this processor has no {}, which {} needs", platform.lacking(file), file);
+      continue;
+    }
     for (const std::string& folder : folders) {
       std::string path = folder + "/" + file, flat = folder + path.substr(path.rfind('/'));
       if (exists(path)) return path;
@@ -119,6 +124,12 @@ std::string Plugin::find(const std::string& hardware) {
   }
   Error e(Code::io, fmt::format("hardware: {}: no plugin under '{}'", hardware, fmt::join(folders, "', '")));
   for (const char* file : platform.plugin_files) e.note(fmt::format("looked for {}", file));
+  if (!lacking.empty()) {
+    const std::string_view other = platform.plugin_files.back();
+    e.note(lacking).note(fmt::format("try: pip install xla-cpu-pjrt, or plugin=FOLDER/{}, of that wheel",
+                                     other.substr(other.rfind('/') + 1)));
+    throw e;
+  }
   if (program_name() == "maxdiffusion")
     e.note(fmt::format("try: pip install {}, or unpack that wheel and set MAXDIFFUSION_PLUGIN_DIR", platform.wheel));
   else

@@ -1,5 +1,6 @@
 // Finding and opening plugins, and what is said when that fails.
 #include "maxdiffusion/pjrt/plugin.h"
+#include "maxdiffusion/pjrt/platforms.h"
 
 #include <gtest/gtest.h>
 
@@ -40,6 +41,15 @@ TEST(Plugin, MissingOneNamesPlacesAndWheel) {
   EXPECT_NE(text.find("libpjrt_cpu.so"), text.npos) << text;
   EXPECT_NE(text.find("fastatomstruct-xla-cpu"), text.npos) << text;
   EXPECT_NE(text.find("try: pip install fastatomstruct-xla-cpu, or "), text.npos) << text;
+}
+
+TEST(Plugin, ProcessorsWithoutAvx2TakeThePluginThatRunsOnAll) {
+  const bool modern = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const PlatformDef& cpu = platform_for("cpu");
+  ASSERT_EQ(cpu.plugin_files.size(), 2u);
+  EXPECT_EQ(cpu.lacking(cpu.plugin_files[0]), modern ? "" : "AVX2");
+  EXPECT_EQ(cpu.lacking(cpu.plugin_files[1]), "");
+  EXPECT_EQ(Plugin::find("cpu").ends_with("/libpjrt_cpu.so"), modern);
 }
 
 TEST(Plugin, MissingExplicitPathIsNamed) {
