@@ -163,7 +163,7 @@ Processes& processes() {
 }
 
 std::string mpi_problem() try {
-  open_library<MpiLibrary>(MD_MPI_LIBRARY, "md_mpi_library", "several processes");
+  open_library<MpiLibrary>("md_mpi.so", "md_mpi_library", "several processes");
   return "";
 } catch (const Error& e) {
   return e.message();
