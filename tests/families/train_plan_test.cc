@@ -30,6 +30,8 @@ std::string folder_of(const std::string& named) {
       {"Wan-AI/Wan2.2-I2V-A14B-Diffusers", "wan/i2v_a14b"},
       {"black-forest-labs/FLUX.1-dev", "flux/dev"},
       {"black-forest-labs/FLUX.1-schnell", "flux/schnell"},
+      {"Tongyi-MAI/Z-Image", "zimage/base"},
+      {"Tongyi-MAI/Z-Image-Turbo", "zimage/base"},
   };
   const auto it = folders.find(named);
   return it == folders.end() ? named : kGoldens + it->second;
@@ -63,6 +65,8 @@ struct Expected {
   std::vector<std::string> words = {};
 };
 const std::vector<std::string> kUnet = {"unet"}, kTransformer = {"transformer"}, kLow = {"train_expert=low"};
+// The small folder has positions for 64 rows of tokens.
+const std::vector<std::string> kSmaller = {"resolution=256", "height=256", "width=256"};
 constexpr DataMode kCached = DataMode::cached_latents, kRecords = DataMode::encoded_records;
 
 const std::vector<Expected> kExpected = {
@@ -80,6 +84,8 @@ const std::vector<Expected> kExpected = {
     {"base_wan_27b.yml", kRecords, 8, 1500, {720, 1280, 81}, 1e-5, {"transformer_2"}, kLow},
     {"base_wan_i2v_14b.yml", kRecords, 8, 1500, {720, 1280, 81}, 1e-5, kTransformer},
     {"base_wan_i2v_27b.yml", kRecords, 8, 1500, {720, 1280, 81}, 1e-5, {"transformer_2"}, kLow},
+    {"base_zimage.yml", kCached, 8, 1500, {256, 256}, 1e-4, kTransformer, kSmaller},
+    {"base_zimage_turbo.yml", kCached, 8, 1500, {256, 256}, 1e-4, kTransformer, kSmaller},
     {"quickstart.yml", kCached, 256, 6300, {48, 48}, 1.5e-3, kUnet},
     {"quickstart_video.yml", kCached, 128, 5600, {32, 32, 9}, 1e-3, kTransformer},
 };
