@@ -10,8 +10,8 @@
 
 namespace md {
 
-/// Opens the library `name` of this program until the process ends, and returns the result of its function `maker`. Throws
-/// io if it cannot be opened; the message names `who`, which needs it.
+/// Opens the library `name` of this program until the process ends, and returns the result of its function `maker`.
+/// Throws io if it cannot be opened; the message names `who`, which needs it.
 template <class Interface>
 Interface& open_library(const char* name, const char* maker, const char* who) {
   const std::string file = part_file(name);

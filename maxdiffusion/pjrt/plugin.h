@@ -21,8 +21,8 @@ class Plugin {
   /// Opens and initialises the library; the same path gives the same plugin. Throws io when it is missing or cannot be
   /// loaded, device if it is not a plugin or its API is too old.
   static std::shared_ptr<Plugin> load(const std::string& path);
-  /// The library for `hardware` (cpu, gpu, tpu) that this processor can run, searched in $MAXDIFFUSION_PLUGIN_DIR, else in
-  /// wheel_folders(). Throws io naming the folders and the wheel that contains it.
+  /// The library for `hardware` (cpu, gpu, tpu) that this processor can run, searched in $MAXDIFFUSION_PLUGIN_DIR, else
+  /// in wheel_folders(). Throws io naming the folders and the wheel that contains it.
   static std::string find(const std::string& hardware);
 
   const std::string& path() const { return path_; }
