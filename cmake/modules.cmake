@@ -78,7 +78,8 @@ endfunction()
 # MD_UNITY: sources of a module are compiled several at a time, in less than half of the time; ./run does so. What cannot be
 # joined stands alone: files that use a name of their own for what another calls so, and those with options of their own.
 option(MD_UNITY "compile the sources of a module several at a time" OFF)
-set(alone checkpoint/shard_files checkpoint/remote_checkpoints checkpoint/safetensors_writer metrics/jsonl_writer
+set(alone checkpoint/shard_files checkpoint/remote_checkpoints checkpoint/safetensors_writer lora/lora_metadata
+          metrics/jsonl_writer pjrt/profiler
           processes/rendezvous settings/ignored_keys storage/hub storage/remote_sync tokenizers/t5_tokenizer)
 list(TRANSFORM alone REPLACE "(.+)" "${CMAKE_SOURCE_DIR}/maxdiffusion/\\1.cc")
 # A member of a family names what it registers as its neighbours do.
