@@ -34,7 +34,7 @@ struct ShardingKeys {
 class AxisRules {
  public:
   explicit AxisRules(std::vector<AxisRule> rules) : rules_(std::move(rules)) {}
-  /// From the YAML text `[['batch', 'data'], ['embed', ['fsdp', 'tensor']], ['norm', null]]`; Python's tuples and
+  /// From the YAML text [['batch', 'data'], ['embed', ['fsdp', 'tensor']], ['norm', null]]; Python's tuples and
   /// None are understood. Throws invalid_config, also on an axis that is not one of `mesh_axes`.
   static AxisRules parse(const std::string& yaml, const std::vector<std::string>& mesh_axes);
   /// The table of `keys.logical_axis_rules`, or the documented one of UNet models where that is empty, and
@@ -42,7 +42,7 @@ class AxisRules {
   ///     context` after it, and before it the rules of self and cross attention (queries over context, keys and
   ///     values replicated, heads over tensor, where MaxDiffusion replicates them);
   ///   `mlp: tensor` unless the table names `mlp` (MaxDiffusion's tables for UNets do not, and replicate feed-forward
-  ///     layers, as `['mlp', null]` does);
+  ///     layers, as [mlp, null] does);
   ///   a rule of `data_batch` first, if data_sharding names fewer than all mesh axes;
   ///   `fsdp_batch` after `fsdp` in every rule, if mesh_axes has it.
   /// With `sequences`, fsdp devices shard the sequence of each sample if the batch is not divisible by them. Throws

@@ -8,7 +8,7 @@
 namespace md {
 
 /// Held from construction to destruction. Arrow's filesystems have no create-if-absent, so each process writes its own
-/// file into <folder>/.lock/ and then lists that folder. Listings are consistent, so at least one of two processes sees
+/// file into FOLDER/.lock/ and then lists that folder. Listings are consistent, so at least one of two processes sees
 /// the other and withdraws. The file is renewed every few seconds. A lease expires a minute after its last renewal, by
 /// the storage's clock, or if its process on this machine is dead. Thread safe.
 class Lease {

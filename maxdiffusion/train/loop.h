@@ -34,7 +34,7 @@ struct LoopKeys {
       "write a checkpoint after the last step, also with checkpoint_every=-1");
     v("save_optimizer", save_optimizer, "false: checkpoints have no moments; they start from zero on resuming");
     v("enable_single_replica_ckpt_restoring", enable_single_replica_ckpt_restoring,
-      "of processes that hold the same state one reads the checkpoint, and the others get it from there");
+      "of several processes with the same state one reads the checkpoint and sends it to the others");
     v("prefetch_depth", prefetch_depth, "batches prepared ahead of the step");
     v("reuse_example_batch", reuse_example_batch,
       "feed the first batch of the data for ever, also after resuming (for benchmarks)");

@@ -44,7 +44,8 @@ struct DataSourceConfig {
   void visit(V&& v) {
     v("dataset_type", dataset_type, "kind of the data; empty: by its files", one_of_or_empty(data_kinds()));
     v("dataset_name", dataset_name,
-      "a folder or a data set in the Hugging Face cache; noto-emoji: images of the emoji font, generated on first use",
+      "a folder or a dataset on the Hugging Face hub (owner/name); noto-emoji: images of the emoji font, generated on "
+      "first use",
       KeyPath::input_or_word);
     v("train_data_dir", train_data_dir, "images with metadata.jsonl or .txt captions, or files of a kind",
       KeyPath::input);
