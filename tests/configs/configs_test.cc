@@ -220,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(All, ShippedConfig, testing::ValuesIn(files()),
 /// The commands of the program in blocks of code of a page: their words after ./run, without those of `run` itself.
 std::vector<Words> commands_of(const std::string& page) {
   std::vector<Words> out;
-  static const std::regex of_run("^(bench|docs|format|fuzz|lint|setup|test)\\b");
+  static const std::regex of_run("^(bench|docs|format|fuzz|lint|package|sbom|setup|test)\\b");
   std::ifstream f(MD_SOURCE_DIR "/" + page);
   bool block = false;
   for (std::string line, more; std::getline(f, line);) {
