@@ -197,7 +197,7 @@ TEST_P(WritingToBuckets, AFolderHasOneOwnerAtATime) {
     const Lease other(at("run2"), "process 2 on b");
     // The storage says that somebody has taken it meanwhile.
     put_text(at("run/.lock/other"), "process 3 on c\n");
-    expect_says(failure_of([&] { first.check(); }), {"in use by process 3 on c too"});
+    expect_says(failure_of([&] { first.check(); }), {"also in use by process 3 on c"});
     remove_file(at("run/.lock/other"));
     for (const FoundFile& f : list_all_files(at("run/.lock"))) remove_file(f.location);
     expect_says(failure_of([&] { first.check(); }), {"another run uses it now"});
