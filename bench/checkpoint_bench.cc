@@ -1,6 +1,6 @@
-// What saving costs a loop that goes on: checkpoint_bench FOLDER [megabytes of state (1000)]
+// What saving costs a loop that continues: checkpoint_bench FOLDER [megabytes of state (1000)]
 // A step multiplies a state of float32, in its own memory; one checkpoint is saved on the way, as a training run does.
-// Prints one JSON line. bench/checkpoint.py runs it beside the same loop with Orbax and makes the table.
+// Prints one JSON line. bench/checkpoint.py runs it next to the same loop with Orbax and makes the table.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -281,7 +281,7 @@ void tokenize_captions(benchmark::State& state) {
 }
 BENCHMARK(tokenize_captions)->Unit(benchmark::kMillisecond);
 
-// Cached latents, as they lie in memory: batches of 16 latents [8, 8, 4] with text embeddings [77, 64]; the argument is
+// Cached latents, in memory: batches of 16 latents [8, 8, 4] with text embeddings [77, 64]; the argument is
 // the depth of prefetch, 0 for none.
 void gather_batches(benchmark::State& state) {
   HostArray latents(Shape{DType::f32, {4096, 8, 8, 4}}), text(Shape{DType::f32, {4096, 77, 64}});

@@ -11,7 +11,7 @@
 //                  kernel, by the wall; kernels may run side by side (0)
 // Prints one JSON line; floor_s in it is what a step cannot be faster than on this machine (its products at the rate of
 // one large product, and memory that it must read and write). model_bench rates f32|bf16 prints both rates alone.
-// bench/compare.py runs it beside the same step in other programs and makes the table.
+// bench/compare.py runs it next to the same step in other programs and makes the table.
 
 #include <unistd.h>
 
@@ -90,7 +90,7 @@ HostArray zeros(const Shape& shape) {
   return a;
 }
 
-/// What an input starts with: parameters as their initialisers say, normal draws for the batch, else zeros.
+/// What an input starts with: parameters as their initialisers say, normal numbers for the batch, else zeros.
 HostArray starting(const ParamTable& params, const std::string& name, const Shape& shape) {
   if (const Param* p = params.find(name)) return initial_value(*p, 0);
   HostArray a = zeros(shape);

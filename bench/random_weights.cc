@@ -15,7 +15,7 @@
 namespace md {
 namespace {
 
-constexpr int64_t kElements = int64_t{1} << 24;  // drawn at a time
+constexpr int64_t kElements = int64_t{1} << 24;  // generated at a time
 
 /// The starting value of `p`, which is not stacked.
 HostArray value_of(const Param& p) {

@@ -4,7 +4,7 @@
 //   --reps N    timed runs after the first (2)
 // The model is an AutoencoderKLWan, or a WanTransformer3DModel or a FluxTransformer2DModel that is run once on one
 // latent, of random weights; videos are SIZE pixels, "256" for a square or "832x480"; Flux's have one frame. Prints one
-// JSON line. bench/video.py runs it beside diffusers and makes the table.
+// JSON line. bench/video.py runs it next to diffusers and makes the table.
 #include <sys/resource.h>
 
 #include <algorithm>

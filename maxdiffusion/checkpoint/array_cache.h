@@ -1,7 +1,7 @@
 // Arrays computed once for every sample of a dataset (latents, text embeddings) and kept on disk. The folder's name is
 // a hash of what the values depend on: the dataset's fingerprint and the encoders. It is filled in parts, each a
 // safetensors file that appears whole or not at all, so an interrupted run continues at the first missing part. Nothing
-// is held in memory but the part that is being written: samples are read where they lie, through memory maps.
+// is held in memory but the part that is being written: samples are read through memory maps.
 //
 //   ArrayCache cache(folder, key, n, 256);
 //   while (auto part = cache.next_missing()) cache.put(*part, encode(part->begin, part->end));
@@ -48,7 +48,7 @@ class ArrayCache {
 
   /// Of a complete cache, the samples that have arrays.
   int64_t size() const;
-  /// The arrays of one of them, by its number among them, without axis 0, where they lie in the map.
+  /// The arrays of one of them, by its number among them, without axis 0, borrowed from the memory map.
   HostArrays read(int64_t sample) const;
   /// Calls `take` for one array of each part, in order.
   void each_part(const std::string& name, const std::function<void(const HostArray&)>& take) const;

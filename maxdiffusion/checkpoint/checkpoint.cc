@@ -60,7 +60,7 @@ class FolderLock {
   bool held_;
 };
 
-/// Removes a folder of a name that nobody reads. What cannot be removed only costs space, so it is told, not thrown.
+/// Removes a folder that is not listed. A failure only costs space, so it is logged, not thrown.
 void remove_quietly(const std::string& folder) {
   std::error_code ec;
   fs::remove_all(folder, ec);
@@ -162,7 +162,7 @@ struct Written {
   }
 };
 
-/// What process 0 tells the others when it has heard what they have written.
+/// What process 0 sends the others when it knows what they have written.
 struct Plan {
   std::map<std::string, std::string> renames;
   std::string token;   // of this write alone

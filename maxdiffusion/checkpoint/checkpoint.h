@@ -1,4 +1,4 @@
-// Checkpoints: a folder in diffusers' layout, plus training state beside it; written to a temporary name, fsynced and
+// Checkpoints: a folder in diffusers' layout, plus training state; written to a temporary name, fsynced and
 // renamed, so that a folder with its final name is whole. It knows no models: it saves what it is given.
 //
 //   CHECKPOINT_DIR/STEP/model_index.json, unet/config.json, unet/diffusion_pytorch_model.safetensors, …
@@ -57,9 +57,9 @@ struct CheckpointProcesses {
   int64_t process = 0, processes = 1;
   /// Returns when all of them have called it: in process 0 what each has given, by number; in the others what process 0
   /// has given, alone. Throws when one of them cannot any more. Called a few times for each checkpoint, on the thread
-  /// that writes, and on that of whoever waits for it.
+  /// that writes, and on one that waits for it.
   std::function<std::vector<std::string>(const std::string& mine)> gather;
-  /// Short texts by key, for buckets: a key is put once, and get gives nothing where nobody has put it yet. Thread
+  /// Short texts by key, for buckets: a key is put once, and get returns nothing before that. Thread
   /// safe.
   std::function<void(const std::string& key, const std::string& value)> put;
   std::function<std::optional<std::string>(const std::string& key)> get;
@@ -92,9 +92,9 @@ void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const Che
 
 /// Writes on a thread of its own. At most one write is under way; save() waits for the previous one. An error of the
 /// thread is thrown by the next save() or finish(). `keep` > 0 removes all but the newest `keep` after a whole write.
-/// In a bucket: writes on this machine, as said above; puts from there, on another thread, which nobody waits for but
-/// finish(). What cannot be put is warned about and tried again, and an error of finish(); it stays on this machine.
-/// Of several processes each puts what it has written, and all call finish().
+/// In a bucket: writes on this machine, as said above; puts from there, on another thread, for which only
+/// finish() waits. What cannot be put is warned about and tried again, and an error of finish(); it stays on this
+/// machine. Of several processes each puts what it has written, and all call finish().
 class CheckpointWriter {
  public:
   /// Removes what killed writers left, logging it, and restores a checkpoint that one was about to replace; in a folder

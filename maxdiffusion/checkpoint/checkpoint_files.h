@@ -1,6 +1,5 @@
 // The files of one checkpoint as memory. On this machine they are mapped. Of one in a bucket there is memory of each
-// file's size, into which only what is asked for is fetched, so that whoever needs a part of the arrays reads that
-// part.
+// file's size, into which only requested ranges are fetched.
 #pragma once
 
 #include <cstdint>

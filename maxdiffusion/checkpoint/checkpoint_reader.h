@@ -15,10 +15,10 @@
 namespace md {
 
 /// How a checkpoint in a bucket is read: files are copied to this machine first, and are found here the next time; or
-/// what is asked for is fetched into memory.
+/// the requested bytes are fetched into memory.
 enum class FromBucket { copies, ranges };
 
-/// Every byte is compared with the checkpoint's checksums before it is given to anybody. Errors are io and name the
+/// Every byte is compared with the checkpoint's checksums before it is used. Errors are io and name the
 /// file that is missing, damaged or not what the index says. Not thread safe.
 class CheckpointReader {
  public:
@@ -32,16 +32,16 @@ class CheckpointReader {
   bool contains(const std::string& array) const { return arrays_.contains(array); }
   const Shape& shape(const std::string& array) const { return find(array).shape; }
 
-  /// For a run that goes on, which does not read them: warns of configs that were changed by hand.
+  /// For a run that resumes, which does not read them: warns of configs that were changed by hand.
   void warn_of_configs();
   /// Makes the weights of a component known as arrays "weights/<component>/<name>": those of the folder in diffusers'
   /// layout, where the training state does not have them in shards already. Returns whether there are any.
   bool add_component(const std::string& component);
-  /// Makes the layers of `array`, in whose name one '*' stands for their numbers, known as one array with an axis for
+  /// Makes the layers of `array`, in whose name one '*' is their number, known as one array with an axis for
   /// them.
   void add_stack(const std::string& array, int64_t layers);
 
-  /// Parts of arrays that read() will be asked for. Of ranges in a bucket they come now, with many requests at a time.
+  /// Parts of arrays that read() will return. Of ranges in a bucket they are fetched now, with many requests at a time.
   using Parts = std::vector<std::pair<std::string, std::vector<Slice>>>;
   void fetch(const Parts& parts);
   /// These parts of an array, borrowed from the file where that is possible.
@@ -62,7 +62,7 @@ class CheckpointReader {
   const IndexedArray& find(const std::string& array) const;
   const SafetensorsReader& file(const std::string& name);
   Tensor tensor(const std::string& array, const Shape& shape, const FileShard& shard);
-  /// Calls take(shard, its tensor, begin, end) for each stretch of bytes of the shard's file that a part lies in.
+  /// Calls take(shard, its tensor, begin, end) for each stretch of bytes of the shard's file that hold a part.
   template <class F>
   void each_stretch(const std::string& array, const Slice& part, F&& take);
 

@@ -3,7 +3,7 @@
 //   {"algorithm": "XXH3-128", "chunk_bytes": 1048576, "files": {"unet/diffusion_pytorch_model.safetensors":
 //     {"bytes": 10270077736, "hash": "…", "chunks": ["…", "…", …]}}}
 //
-// with hashes as `xxhsum -H2` prints them, of the file and, for arrays, of each of its chunks, so that whoever reads a
+// with hashes as `xxhsum -H2` prints them, of the file and, for arrays, of each of its chunks, so that a reader of a
 // part of a file compares that part. It names every file of the checkpoint but itself.
 #pragma once
 
@@ -55,18 +55,18 @@ class Checksums {
   /// Throws for the first file at or below the relative path `part` (empty: any) that is missing, or whose bytes are
   /// not those that were written.
   void verify(const std::string& part = "", ChecksumsOf which = ChecksumsOf::all);
-  /// Likewise for its size alone.
+  /// The same for its size alone.
   void verify_sizes(const std::string& part) const;
   /// Warns of each config that has changed; of a bucket, by its size alone.
   void warn_of_configs();
   /// Compares the chunks of one file that hold its bytes [begin, end), each once; where the list has no chunks, the
-  /// file. Bytes that a file does not have are not asked for.
+  /// file. Bytes beyond the end of the file are ignored.
   void verify_bytes(const std::string& name, uint64_t begin, uint64_t end);
   /// That of what says how a .safetensors file is laid out.
   void verify_header(const std::string& name);
   /// Brings what will be verified, of a bucket: many ranges at once.
   void fetch(const std::vector<CheckpointFiles::Range>& ranges) { files_.fetch(ranges, chunk_bytes_); }
-  /// What verify_bytes has read: whole chunks; without a list, the bytes that it was asked for. Of a bucket, what was
+  /// What verify_bytes has read: whole chunks; without a list, the requested bytes. Of a bucket, what was
   /// fetched of arrays.
   uint64_t bytes_read() const { return files_.remote() ? files_.bytes_fetched() : bytes_read_; }
   CheckpointFiles& files() { return files_; }
@@ -90,7 +90,7 @@ class Checksums {
 void verify_checksums(const std::string& folder, const std::string& part = "", ChecksumsOf which = ChecksumsOf::all);
 /// Whether the file `path` has the bytes that a text of checksums.json says `name` has.
 bool matches_checksums(const std::string& path, const std::string& name, const std::string& checksums);
-/// verify_checksums for a component's folder, or a file in one, where that lies in a checkpoint.
+/// verify_checksums for a component's folder, or a file in one, if it is in a checkpoint.
 void verify_component(const std::string& path);
 
 }  // namespace md

@@ -1,4 +1,4 @@
-// Checkpoints that may be damaged: all there are, and how one is put out of the way.
+// Checkpoints that may be damaged: all of them, and how one is renamed out of the way.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace md {
 
-/// All folders of which the names say that they are checkpoints, whole or not, ascending.
+/// All folders with the name of a checkpoint, complete or not, ascending.
 std::vector<int64_t> checkpoint_folders(const std::string& checkpoint_dir);
-/// Gives a damaged checkpoint a name that is not looked at, "<step>.damaged", or with a number behind that where there
-/// is one; returns its new path.
+/// Renames a damaged checkpoint to a name that is not listed, "<step>.damaged", or with a number behind that where
+/// there is one; returns its new path.
 std::string set_aside(const std::string& checkpoint_dir, int64_t step);
 
 }  // namespace md

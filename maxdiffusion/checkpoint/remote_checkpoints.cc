@@ -270,7 +270,7 @@ struct CheckpointUploads::Impl {
     return true;
   }
 
-  /// Of checkpoints that nobody waits for any more.
+  /// Of checkpoints that are no longer awaited.
   void trim_waiting() {
     std::vector<int64_t> all = waiting(local);
     for (size_t i = 0; keep > 0 && i + static_cast<size_t>(keep) < all.size(); ++i) {

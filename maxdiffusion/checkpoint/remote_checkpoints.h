@@ -30,7 +30,7 @@ enum class CheckpointPart { all, model, component };
 /// those below `component`. Files that are here already with the right bytes are not fetched again. Throws io.
 std::string local_checkpoint(const std::string& folder, CheckpointPart part, const std::string& component = "");
 
-/// Makes a checkpoint of a bucket one that nobody reads; returns what its state.json is called now.
+/// Marks a checkpoint in a bucket as damaged, so that it is not listed; returns the new name of its state.json.
 std::string set_aside_in_bucket(const std::string& checkpoint_dir, int64_t step);
 
 /// The folder of this machine where a process makes its checkpoints for a bucket: the location's own for process 0; for

@@ -197,7 +197,7 @@ std::map<std::string, std::string> read_weight_map(const std::string& file) {
     if (!shard.is_string())
       refuse(file, fmt::format("the index gives {} for '{}', not a file name", shard.dump(), name));
     auto s = shard.get<std::string>();
-    // A shard lies beside its index: anything else could name any file of this machine.
+    // A shard is in the folder of its index: anything else could name any file of this machine.
     if (s.empty() || s == "." || s == ".." || s.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
       refuse(file, fmt::format("the index gives '{}' for '{}'; a shard must be a file beside the index", s, name));
     shard_of[name] = s;
@@ -249,7 +249,7 @@ std::vector<std::string> names_in(const std::string& folder) {
   return here;
 }
 
-/// The file of a folder that holds its weights, or an error that says what lies there instead.
+/// The file of a folder that holds its weights, or an error that says what the folder holds instead.
 std::string find_in_folder(const std::string& folder) {
   for (std::string_view stem : kStems)
     for (const char* suffix : {".safetensors", ".safetensors.index.json"})

@@ -55,7 +55,7 @@ using ArraysToWrite = std::map<std::string, ArrayToWrite>;
 ArraysToWrite to_write(const HostArrays& arrays);
 
 /// Writes one file, to a temporary name, fsynced, renamed. Throws io (disk full: what was there stays). The default
-/// metadata is what transformers asks for before it loads a file.
+/// metadata is what transformers requires to load a file.
 void write_safetensors(const std::string& path, const ArraysToWrite& tensors,
                        const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 inline void write_safetensors(const std::string& path, const HostArrays& tensors,

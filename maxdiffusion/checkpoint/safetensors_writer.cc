@@ -1,5 +1,5 @@
 // The writing side of safetensors: same bytes as the reference implementation writes for the same tensors and at most
-// one metadata entry. Nothing is copied: arrays go from where they lie to the file, one after the other.
+// one metadata entry. Nothing is copied: arrays go to the file one after the other.
 #include <unistd.h>
 #include <algorithm>
 #include <filesystem>

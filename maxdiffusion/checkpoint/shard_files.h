@@ -40,7 +40,7 @@ std::string to_json(const ShardIndex& index);
 ShardIndex parse_index(const std::string& text, const std::string& file);
 /// Adds the entries of `from`, which was read from `file`. Throws io where an array has two shapes.
 void merge_index(ShardIndex& into, const ShardIndex& from, const std::string& file);
-/// Throws io naming the first array whose shards leave a hole, overlap or lie outside. `act`: "read '<file>'".
+/// Throws io naming the first array whose shards leave a hole, overlap or are out of bounds. `act`: "read '<file>'".
 void check_tiled(const ShardIndex& index, const std::string& act);
 /// "weights/unet/conv_in.weight": the array that a weight of a component is.
 std::string array_of_weight(const std::string& component, const std::string& weight);

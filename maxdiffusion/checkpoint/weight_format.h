@@ -1,5 +1,5 @@
-// Ways in which files hold weights as other numbers than those that are meant: a tensor of few bits, and tensors beside
-// it that say what it stands for. Weights are dequantized when they are read.
+// Quantized weights in files: a tensor of few bits, and companion tensors, such as its scale. Weights are dequantized
+// when they are read.
 #pragma once
 
 #include <optional>
@@ -12,17 +12,17 @@ namespace md {
 
 struct WeightFormat {
   const char* name;
-  /// Names of the tensors beside `tensor` that it is read with; nothing: it is not in this format. Throws
+  /// Names of the companion tensors of `tensor`; nothing: it is not in this format. Throws
   /// invalid_config naming what of the format is not supported.
   std::optional<std::vector<std::string>> (*beside)(const HostArrays& file, const std::string& tensor);
   /// Tensors of such files that are no weights and are not needed: scales of activations, marks.
   bool (*is_extra)(const std::string& tensor);
-  /// The values in f32, of the tensor's shape. `beside`: the tensors of those names, in that order. Throws io naming
-  /// `tensor` where their shapes do not fit.
+  /// The values in f32, of the tensor's shape. `companions`: the tensors of those names, in that order. Throws io
+  /// naming `tensor` where their shapes do not fit.
   HostArray (*dequantize)(const HostArray& values, const std::vector<HostArray>& beside, const std::string& tensor);
 };
 
-/// The first format that a tensor of a file is in, with the names of the tensors beside it; null: it is a plain array.
+/// The first format that a tensor of a file is in, with the names of its companions; null: it is a plain array.
 struct FoundFormat {
   const WeightFormat* format = nullptr;
   std::vector<std::string> beside;

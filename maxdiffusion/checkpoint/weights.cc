@@ -21,7 +21,7 @@
 namespace md {
 namespace {
 
-constexpr size_t kListed = 10;  // names told of each kind of trouble
+constexpr size_t kListed = 10;  // names listed for each kind of fault
 
 /// `name` with the alias applied; nothing where it does not apply.
 std::optional<std::string> respelled(const std::string& name, const NameAlias& alias) {

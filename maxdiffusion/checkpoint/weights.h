@@ -18,7 +18,7 @@ class SafetensorsReader;
 struct ArrayToWrite;
 
 struct WantedWeight {
-  std::string name;  // published name; one '*' stands for 0 … n−1 where shape's leading size n is a stack of layers
+  std::string name;  // published name; one '*' means 0 … n−1 where shape's leading size n is a stack of layers
   Shape shape;       // a float of another type is converted to this one
 };
 
@@ -61,11 +61,11 @@ HostArrays load_weights(const std::string& path, const std::vector<WantedWeight>
 /// and converts, and throws io where a file of a checkpoint is not what was written.
 std::function<HostArrays()> open_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
                                          const LoadOptions& options = {});
-/// Likewise, of what was opened at `path`.
+/// The same, for a file opened at `path`.
 std::function<HostArrays()> open_weights(const SafetensorsReader& file, const std::string& path,
                                          const std::vector<WantedWeight>& wanted, const LoadOptions& options = {});
 
-/// Likewise, but each array is read by itself, when it is asked for; layers of a stack under their own names. What a
+/// The same, but each array is read separately, on demand; layers of a stack under their own names. What a
 /// checkpoint's file is compared with is compared now. The memory map is left when an array was copied.
 std::map<std::string, ArrayToWrite> open_each_weight(const SafetensorsReader& file, const std::string& path,
                                                      const std::vector<WantedWeight>& wanted,

@@ -8,11 +8,11 @@
 
 namespace md {
 
-/// Generates what the keys ask for, into the folder of their plan. Files that are there stay.
+/// Generates the samples of the keys into the folder of their plan. Existing files stay.
 void generate(const GenerateRequest& request, const GenerateOptions& how = {});
 
-/// How the keys ask to sample on `devices` devices, without a ControlNet. Throws invalid_config; io for files that they
-/// name.
+/// Options of the keys for sampling on `devices` devices, without a ControlNet. Throws invalid_config; io for files
+/// that they name.
 SampleOptions planned_sampling(const ModelComponents& models, const SamplingRequest& sampling, int64_t devices);
 
 /// Throws what sample_images would of the keys and the files that they name, before anything is computed.

@@ -288,7 +288,7 @@ std::string lone_prefix(const Part& part) {
   return bare ? "" : names[0].prefix;
 }
 
-/// Says what the parts hold; a run's matrices beside them are not among them.
+/// Logs what the parts hold, a run's LoRA matrices aside.
 class Writer {
  public:
   Writer(const Source& s, const ConvertKeys& k) : s_(s), k_(k), whole_(!s.texts.empty() && k.component.empty()) {}

@@ -10,14 +10,14 @@
 
 namespace md {
 
-/// A model folder, a name in the Hugging Face cache, a single file, or a run's folder, which stands for its newest
+/// A model folder, a name in the Hugging Face cache, a single file, or a run's folder: its newest
 /// checkpoint.
 ModelFolder open_folder(const std::string& from, const FolderKeys& keys);
-/// A component's values by published name, in the types in which they are stored. Each is read when it is asked for;
+/// A component's values by published name, in the types in which they are stored. Each is read on demand;
 /// several threads may ask.
 ArraysToWrite stored_values(const ModelFolder& folder, const std::string& component);
 
-/// Words of the command, beside the two paths.
+/// The command's keys, after the two paths.
 struct ConvertKeys {
   std::string format, dtype, component;
   bool ema = true;

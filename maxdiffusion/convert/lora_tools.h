@@ -1,4 +1,4 @@
-// Commands on LoRA files: put into a model, taken out of two, made thinner, looked at.
+// Commands on LoRA files: merge into a model, extract from two models, resize to a lower rank, print.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace md {
 
-/// Words of `lora extract`, beside the three paths.
+/// Keys of `lora extract`, after the three paths.
 struct ExtractKeys {
   int64_t rank = 16, conv_rank = 0;
   std::string layout, dtype = "float16";
@@ -27,7 +27,7 @@ struct ExtractKeys {
   }
 };
 
-/// Words of `lora resize`, beside the two paths.
+/// Keys of `lora resize`, after the two paths.
 struct ResizeKeys {
   std::optional<int64_t> rank;
   double energy = 1;
@@ -40,10 +40,10 @@ struct ResizeKeys {
   }
 };
 
-/// Writes the difference of two models of one kind, thinned, as a LoRA file that turns the first into the second. Says
-/// how much of the differences it keeps, and what differs that such files do not hold.
+/// Writes the low-rank difference of two models of one class as a LoRA file that turns the first into the second. Logs
+/// how much of the differences it keeps, and which differences such files cannot hold.
 void extract_lora(const std::string& base, const std::string& tuned, const std::string& to, const ExtractKeys& keys);
-/// Writes a file of any layout with thinner matrices, under the same keys. Prints what each part keeps.
+/// Writes a LoRA file of any layout with lower rank, under the same names. Prints what each part keeps.
 void resize_lora(const std::string& from, const std::string& to, const ResizeKeys& keys);
 /// Prints rank, alpha, types, targets and metadata.
 void print_lora(const std::string& file);

@@ -1,5 +1,5 @@
-// Keys of training data beside those of where it is (records/open_source.h): how images are prepared, how batches are
-// made of them, and how they are written as TFRecord files.
+// Keys of training data, without those of its location (records/open_source.h): how images are prepared, batched, and
+// written as TFRecord files.
 #pragma once
 
 #include <cstdint>

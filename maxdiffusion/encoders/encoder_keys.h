@@ -28,13 +28,13 @@ struct EncoderKeys {
   }
 };
 
-/// What the keys ask of a folder's denoisers, trained or sampled. Throws invalid_config where layers are to be
+/// Options of a folder's denoisers, trained or sampled, by the keys. Throws invalid_config where layers are to be
 /// quantized and the devices cannot, or no layer is.
 ScopeOptions denoiser_options(const LayerKeys& keys, const Devices& devices, const ModelFolder& folder,
                               const Family& family);
 /// Options of frozen text encoders, and of the frozen autoencoder: the types of the keys, no gradients, no dropout,
-/// nothing quantized, where the autoencoder's parameters lie, everything else as in `scope`. Throw invalid_config for a
-/// name that is no float type.
+/// nothing quantized, the sharding of the autoencoder's parameters, everything else as in `scope`. Throw invalid_config
+/// for a name that is not a float type.
 ScopeOptions text_encoder_options(ScopeOptions scope, const EncoderKeys& keys);
 ScopeOptions autoencoder_options(ScopeOptions scope, const EncoderKeys& keys);
 

@@ -1,5 +1,5 @@
-// The images that videos begin and end with, as conditioning: seen by an image encoder, and by the autoencoder as the
-// frames that are known.
+// The images that videos begin and end with, as conditioning: embeddings of an image encoder, and latents of the known
+// frames from the autoencoder.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ void check_images(const Family& family, int64_t given);
 /// Refers to `devices` and `autoencoder`. Not thread safe.
 class ImageConditioner {
  public:
-  /// Of `batch` samples at a time, beside one another in memory.
+  /// For `batch` samples at a time.
   ImageConditioner(const Devices& devices, std::shared_ptr<const Family> family, WeightsOf weights,
                    MediaAutoencoder& autoencoder, const ScopeOptions& scope, const CompileConfig& compile,
                    int64_t batch = 1);
@@ -25,7 +25,7 @@ class ImageConditioner {
   HostArrays encode(const std::vector<std::vector<HostArray>>& samples, const MediaSize& size);
 
  private:
-  /// What the image encoder makes of prepared images.
+  /// Embeddings of prepared images.
   HostArrays seen(const HostArray& prepared);
   const Devices& devices_;
   std::shared_ptr<const Family> family_;

@@ -35,8 +35,8 @@ struct MediaChunkKeys {
 
 /// Each direction is compiled on first use, for each size of media, for `batch` samples at a time, a multiple of the
 /// devices; for fewer where a program of one sample on each device says that they would take more than `bytes` of
-/// memory there beside the weights. What is left over at the end goes through that one. Refers to `devices`. Not thread
-/// safe.
+/// memory there in addition to the weights. What is left over at the end goes through that one. Refers to `devices`.
+/// Not thread safe.
 class MediaAutoencoder {
  public:
   /// `weights`: of the autoencoder, by input name; placed on the devices once. `scope`, `keys`: see
@@ -55,7 +55,7 @@ class MediaAutoencoder {
   HostArray decode(const HostArray& latents, bool tiled = false);
 
  private:
-  /// Programs by the sizes of their input: buckets take turns.
+  /// Programs by the sizes of their input, as buckets have several.
   using Stage = std::map<std::pair<DType, Dims>, Program>;
   struct Direction {
     std::string name;

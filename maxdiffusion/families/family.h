@@ -45,7 +45,7 @@ class ImageConditioning {
   virtual ~ImageConditioning() = default;
 
   int64_t least = 0, most = 1;  // how many: none, the first frame, or the first and the last
-  std::string encoder;  // the component that looks at them, in addition to the autoencoder; empty: there is none
+  std::string encoder;          // the component that encodes them, in addition to the autoencoder; empty: none
 
   /// Conditioning fields that they become, of one sample of media of this size.
   virtual std::vector<Field> fields(const MediaSize& size) const = 0;
@@ -77,7 +77,7 @@ class Family {
                              const PredictOptions& options) const = 0;
   /// Fields of `batch` samples that follow from settings: size_conditioning, and how embedded guidance is given.
   virtual Conditioning extra_conditioning(Graph&, int64_t /*batch*/, const SampleSettings&) const { return {}; }
-  /// What every step makes of the conditioning alone, [layers, B, …] each: it may be made once, and added to the
+  /// What every step computes from the conditioning alone, [layers, B, …] each: computed once, it can be added to the
   /// conditioning. Empty: there is nothing.
   virtual Conditioning prompt_cache(const Models&, const Conditioning&) const { return {}; }
   /// Null: media begin with noise alone.

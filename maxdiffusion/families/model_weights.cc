@@ -189,7 +189,7 @@ std::vector<std::string> ModelWeights::linkable(const ParamTable& params, const 
         if (!found.contains(name) && other.whole() != name && found.contains(other.whole())) return {};
   }
   std::vector<std::string> files = weight_files(file, from);
-  // diffusers asks for variants by name, which nobody does of a checkpoint.
+  // diffusers loads variants only by name.
   return std::ranges::any_of(files, has_variant) ? std::vector<std::string>() : files;
 }
 

@@ -79,8 +79,8 @@ using WeightsOf = std::function<HostArrays(const ParamTable&, const std::string&
 
 class ModelWeights {
  public:
-  /// Weights that training starts from. A component whose key says so (train_new_unet, …) is drawn from `seed`. Throws
-  /// io where the config of another asks for other tensors than its weights have (match_weights.h).
+  /// Weights that training starts from. A component whose key says so (train_new_unet, …) is initialized at random from
+  /// `seed`. Throws io where the config of another needs other tensors than its weights have (match_weights.h).
   static ModelWeights for_training(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                    uint64_t seed);
   /// Weights that images are generated with, which are never random: what is to be opened must be there.
@@ -89,17 +89,17 @@ class ModelWeights {
 
   /// Throws io for the first of these components whose weights are not there.
   void check_there(const std::vector<std::string>& components) const;
-  /// Folder or file that a component's weights are read from; empty: they are drawn, or were set.
+  /// Folder or file that a component's weights are read from; empty: they are random, or were set.
   std::string location(const std::string& component) const;
   /// The files that a component's weights are read from, an index among them, if a model folder with these files is one
   /// that diffusers reads: their names and the names in them are diffusers'. Else empty.
   std::vector<std::string> linkable(const ParamTable& params, const std::string& component) const;
   /// Replaces a component's weights by values, by input name, that this run has trained.
   void set(const std::string& component, HostArrays values) { given_[component] = std::move(values); }
-  /// Random values are drawn for these parts only.
+  /// Random values are generated for these parts only.
   void set_slices(SlicesOf slices) { slices_ = std::move(slices); }
-  /// Throws io now where there are no weights, or naming every missing, unused or misshapen tensor; reads or draws when
-  /// the result is called. The table must live until then. Values have the table's storage types.
+  /// Throws io now where there are no weights, or naming every missing, unused or misshapen tensor; reads or
+  /// initializes when the result is called. The table must live until then. Values have the table's storage types.
   /// keep_types: values that come from files have the files' types.
   std::function<NamedShards()> open(const ParamTable& params, const std::string& component,
                                     bool keep_types = false) const;
@@ -132,7 +132,7 @@ HostArrays of_component(const ParamTable& params, const std::string& component, 
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
                                            const SafetensorsReader& file, const std::string& path,
                                            const WeightNameMap& weight_names = {}, bool keep_types = false);
-/// Likewise, but each array by itself, by published name and of the file's type (open_each_weight).
+/// The same, but each array separately, by published name and of the file's type (open_each_weight).
 ArraysToWrite open_each_stored(const ParamTable& params, const std::string& component, const SafetensorsReader& file,
                                const std::string& path, const WeightNameMap& weight_names = {});
 /// Parameters under their published names: a stacked parameter becomes one array per layer.

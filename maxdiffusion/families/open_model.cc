@@ -31,7 +31,7 @@ void take_autoencoders_config(ModelFolder& folder, const std::string& component,
   const auto parsed = parse_json_or_discard(read_file(config));
   const std::string class_name = folder.components().at(component).class_name;
   if (beside != files && (!parsed.is_object() || parsed.value("_class_name", nlohmann::json()) != class_name))
-    return;  // of something else that lies there
+    return;  // of another file there
   folder.set_config(component, read_file(config), config);
   log_info("vae_file: {} is read with {}", files, config);
 }

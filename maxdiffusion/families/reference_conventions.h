@@ -13,7 +13,7 @@ namespace md {
 
 struct ReferenceConventions {
   std::vector<std::string> names = {}, types = {};  // values of the keys model_name (flux_name) and model_type
-  std::string file_prefix = "image_";  // names of files that generate writes begin with this; {} stands for the seed
+  std::string file_prefix = "image_";  // names of files that generate writes begin with this; {} is the seed
   bool always_clips_by_norm = false;   // to max_grad_norm, also where opt_enable_grad_global_norm_clipping is off
   std::optional<int64_t> norm_num_groups = {};  // in config.json, which the key of that name repeats
   /// TFLOP of a training step on one sample with latents of these sizes, for comparisons; empty: as counted here.

@@ -21,10 +21,11 @@ using nlohmann::json;
 constexpr size_t kParamsOfTensor = 3;
 constexpr size_t kNamed = 4;  // members of a config in one message
 
-/// Ends the trace of a model that asks for too much.
+/// Ends the trace of a model with too many parameters.
 struct Enough {};
 
-/// What a model asks for, until that is more than weights of so many tensors can have. `whole`: it was not stopped.
+/// The parameters of a model's trace, which stops if they are more than so many tensors can hold. `whole`: it did not
+/// stop.
 ParamTable asked_for(const std::string& name, const Component& c, size_t tensors, bool& whole) {
   Graph g;
   ParamTable table;

@@ -1,4 +1,4 @@
-// What a config asks for, held against what the headers of its weights have, before anything else is built of either.
+// Compares the parameters of a component's config with the headers of its weights, before anything is built.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace md {
 
-/// The parameters that a component's config asks for of `file`, which was opened at `path`. Asking ends where there are
+/// The parameters that a component's config needs from `file`, which was opened at `path`. Tracing ends where there are
 /// more than the weights can have, so that a config of any size costs no more than its weights. Throws io where a
 /// parameter is missing, left over or of another shape, as open_weights does, and names the members of the config that
 /// say so. `options`: those of open_weights, without the names of other programs.

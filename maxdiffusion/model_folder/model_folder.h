@@ -90,9 +90,9 @@ class ModelFolder {
   /// Texts of the tokenizers' files, as transformers reads them, by path below the folder.
   std::map<std::string, std::string> tokenizer_files() const;
 
-  /// A model beside the folder's own: `folder` has weights, and config.json, whose _class_name says what it is.
+  /// Adds a model from another folder: `folder` has weights, and config.json, whose _class_name says what it is.
   void add_component(const std::string& name, const std::string& folder);
-  /// Likewise, of weights in a file and the text of a config.json.
+  /// The same, with weights from a file and the text of a config.json.
   void add_component(const std::string& name, const std::string& file, const std::string& config);
   /// Replaces a component's config.json. `from`: the file of the text, for messages; empty: the folder's own.
   void set_config(const std::string& component, const std::string& text, const std::string& from = "");

@@ -1,4 +1,4 @@
-// Weights whose headers were read to check something, kept open for whoever loads them.
+// Weights whose headers were read to check something, kept open until they are loaded.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@
 namespace md {
 
 /// The files of each component from the check until the first load, which takes them, so that no file stays in the
-/// address space longer than somebody reads it. Thread safe.
+/// address space longer than it is read. Thread safe.
 class OpenedWeights {
  public:
   using File = std::shared_ptr<const SafetensorsReader>;

@@ -1,5 +1,5 @@
 // Single files: all models of a pipeline in one safetensors file, under the names of the program that first had them.
-// Which pipeline a file is of is told by its tensors; sizes, scheduler and tokenizers are those of the published model,
+// The pipeline follows from the file's tensors; sizes, scheduler and tokenizers are those of the published model,
 // or those of a folder that the key single_file_config names.
 #pragma once
 
@@ -19,7 +19,7 @@ struct SingleFileLayout {
   /// Texts of the published model's folder, by path (ModelFolder::files); a tokenizer may have a tokenizer_config.json.
   /// Throws invalid_config for files of models of this kind that are not supported, naming what they are.
   std::function<std::map<std::string, std::string>(const HostArrays& tensors)> texts;
-  /// Beginnings of names of tensors that such files hold beside the models' own.
+  /// Beginnings of names of tensors that such files hold in addition to the models' own.
   std::vector<std::string> unneeded;
 };
 
@@ -30,8 +30,8 @@ const SingleFileLayout& find_single_file_layout(const std::string& file, const H
 /// says in one line of the log what is not read. Throws io for what is missing, of another shape or of no model.
 void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout, const SafetensorsReader& file);
 
-/// The text of a config.json for a file of a ControlNet: of the file beside it, or the folder's denoiser's with what
-/// the file's own tensors say.
+/// The text of a config.json for a file of a ControlNet: the .json file next to it, or the folder's denoiser's with
+/// what the file's own tensors say.
 std::string control_config(const ModelFolder& folder, const std::string& file);
 
 }  // namespace md

@@ -1,4 +1,4 @@
-// Single files of Stable Diffusion 1 and 2 and of SDXL: how they are told apart, and the configs of the published
+// Single files of Stable Diffusion 1 and 2 and of SDXL: how they are recognized, and the configs of the published
 // models. Sources: the models' folders on the Hugging Face hub (sizes, schedulers); diffusers 0.42, loaders/
 // single_file_utils.py (which tensors tell them apart, 2.x's prediction); ComfyUI, supported_models.py (the tensors
 // v_pred and ztsnr).
@@ -96,7 +96,7 @@ json text_encoder(const char* kind, const char* act, int64_t width, int64_t laye
 }
 json clip_l() { return text_encoder("CLIPTextModel", "quick_gelu", 768, 12, 768); }
 
-/// The noise that all were trained on, drawn by `sampler`.
+/// The noise schedule that all were trained on, with the class `sampler`.
 json scheduler(const char* sampler, const char* prediction) {
   return {{"_class_name", sampler},
           {"beta_end", 0.012},

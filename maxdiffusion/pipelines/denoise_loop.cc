@@ -65,7 +65,7 @@ CompileConfig minimize_memory(CompileConfig config) {
 
 using Build = std::function<void(Graph&, const ScopeOf&)>;
 
-/// What a graph asks for.
+/// Inputs of a graph.
 ParamTable params_of(Graph& g, const Build& build, const ScopeOptions& options) {
   ParamTable params;
   build(g, [&](const std::string& component) { return Scope(g, params, component, options).frozen(); });
@@ -143,7 +143,7 @@ Array placed_as_input(const Devices& devices, const Program& program, const std:
   return std::move(placed.at(name));
 }
 
-/// Standard normal, the same for a sample of one number whatever else is drawn; the first has number `first`.
+/// Standard normal, the same for a sample of one number whatever else is sampled; the first has number `first`.
 HostArray drawn_noise(const Shape& shape, uint64_t seed, int64_t first) {
   HostArray noise(shape);
   auto v = noise.mutable_view<float>();

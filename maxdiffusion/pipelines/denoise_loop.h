@@ -18,11 +18,11 @@
 
 namespace md {
 
-/// How a ControlNet acts, which the model folder has as a component.
+/// The ControlNet's input and how it acts; the model folder has it as a component.
 struct ControlOptions {
   HostArray image;            // f32 [1, H, W, C] in [0, 1], for all samples
   double scale = 1;           // of the residuals
-  double start = 0, end = 1;  // part of the steps in which it acts
+  double start = 0, end = 1;  // range of the steps in which it acts, as fractions
 };
 
 struct SampleOptions {
@@ -31,7 +31,7 @@ struct SampleOptions {
   std::vector<std::string> negative_prompts;
   /// Of FamilySpec::second_text_fields: one for all prompts, or one for each. Empty: the prompts.
   std::vector<std::string> second_prompts = {};
-  /// Likewise in place of the negative prompts.
+  /// The same for the negative prompts.
   std::vector<std::string> second_negative_prompts = {};
   double guidance_scale = 7.5;           // 1 or less: no guidance, the model runs once a step
   double embedded_guidance = 1;          // see FamilySpec::embedded_guidance
@@ -47,9 +47,9 @@ struct SampleOptions {
   MediaSize size;
   std::optional<SizeHints> size_hints;  // what the denoiser is conditioned on; absent: `size`, not cropped
   uint64_t seed = 0;
-  int64_t first_sample = 0;         // number of the first sample; its noise follows from seed and number
-  HostArray latents;                // f32 [N, h, w, C], standard normal; absent: drawn from the seed, one by one
-  nlohmann::json scheduler_config;  // after overrides
+  int64_t first_sample = 0;  // number of the first sample; its noise follows from seed and number
+  HostArray latents;         // f32 [N, h, w, C], standard normal; absent: generated from the seed, sample by sample
+  nlohmann::json scheduler_config;                  // after overrides
   std::shared_ptr<const Scheduler> scheduler = {};  // of that config, where it has been made already
   std::optional<ControlOptions> control;
   ScopeOptions scope;

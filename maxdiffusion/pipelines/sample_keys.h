@@ -10,7 +10,7 @@
 
 namespace md {
 
-/// What is asked of a sampling.
+/// Keys of one sampling run.
 struct SampleKeys {
   Texts prompt;
   OptionalTexts negative_prompt, prompt_2, negative_prompt_2;
@@ -88,7 +88,7 @@ struct SampleFileKeys : SampleKeys {
   }
 };
 
-/// What steps of denoising may take over from earlier ones.
+/// Predictions that denoising steps reuse from earlier ones.
 struct StepCacheKeys {
   bool use_cfg_cache = false, use_magcache = false, use_sen_cache = false, use_kv_cache = false,
        use_batched_text_encoder = false;
@@ -112,9 +112,9 @@ struct StepCacheKeys {
       "videos: compute the prompt's keys and values once for all steps; the result is the same");
     v("use_batched_text_encoder", use_batched_text_encoder, "prompts are always encoded together; has no effect");
   }
-  /// The key of the cache that is asked for: "use_magcache"; empty: none.
+  /// The key of the enabled cache: "use_magcache"; empty: none.
   std::string step_cache() const;
-  /// Throws invalid_config where several are asked for.
+  /// Throws invalid_config where several are enabled.
   void validate() const;
 };
 

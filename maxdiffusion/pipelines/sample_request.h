@@ -1,4 +1,4 @@
-// What a pipeline is asked for, as values: no files, no devices. And what follows from it for a model.
+// A request to a pipeline, as values: no files, no devices. And a model's options that follow from it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace md {
 
 /// How far a request is, in this order: `encoded` once, `step` with no step done and after every run of the denoiser's
-/// program, `denoised` once, `decoded` once unless latents are all that is asked for.
+/// program, `denoised` once, `decoded` once unless only latents are requested.
 enum class SampleStage { encoded, step, denoised, decoded };
 using SampleProgress = std::function<void(SampleStage stage, int64_t done, int64_t total)>;
 
@@ -35,7 +35,7 @@ struct SampleRequest : SampleKeys {
   std::vector<HostArray> images;  // u8 [H, W, 3] of any size: what a video begins with, and ends with
   HostArray latents;              // initial noise f32 [N, (F,) h, w, C], standard normal; absent: of the seed
   int64_t first_sample = 0;       // number of the first sample; its noise follows from seed and number
-  bool decode = true;             // false: latents are all that is asked for
+  bool decode = true;             // false: the result is latents only
   /// One program runs one step, so that `progress` is called and `stop` acts after each. Videos do so anyway, unless
   /// scan_diffusion_loop. Otherwise one program runs all steps.
   bool step_by_step = false;
@@ -52,10 +52,10 @@ struct SampleBatch {
 
 /// Of samples: height and width, or `resolution`; of videos num_frames.
 MediaSize sample_size(const SampleKeys& keys, int64_t resolution, const Family& family);
-/// Likewise, where a ControlNet's image gives what height and width leave open: its own, rounded down to multiples of
-/// 64.
+/// The same, with the size of a ControlNet's image where height and width are null: its own, rounded down to multiples
+/// of 64.
 MediaSize sample_size(const SampleRequest& request, const Family& family);
-/// Throws invalid_config, naming the keys, where a family's models cannot take media of a size that they ask for.
+/// Throws invalid_config, naming the keys, where a family's models cannot generate media of this size.
 void check_size(const SampleKeys& keys, const Family& family, const MediaSize& size);
 
 /// What `request` asks of a model on `devices` devices; scope and compile are the caller's. `scheduler_config`: the

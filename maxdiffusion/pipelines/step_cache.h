@@ -1,4 +1,4 @@
-// Denoising steps that take over from earlier ones what a whole run of the model would give. Sources: Lyu et al. 2024
+// Denoising steps that reuse predictions of earlier ones instead of running the whole model. Sources: Lyu et al. 2024
 // (FasterCache, section 3.3: guidance by frequency, use_cfg_cache); Ma et al. 2025 (MagCache); SenCache
 // (arXiv:2602.24208). Which steps these are, and the numbers, are MaxDiffusion's (Wan, inference caches).
 #pragma once
@@ -51,7 +51,7 @@ class StepCache {
   virtual Tensor compute(const DenoisingStep& step, std::vector<Tensor>& kept) const = 0;
   /// A step's prediction from what the last computed one kept. `factors`: f32 [2], see factors().
   virtual Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& kept, Tensor factors) const = 0;
-  /// f32 []: how far the next step's sample is from the last computed one's, where reuses() asks for it; else absent.
+  /// f32 []: how far the next step's sample is from the last computed one's, where reuses() needs it; else absent.
   virtual Tensor moved(Tensor /*next*/, const std::vector<Tensor>& /*kept*/) const { return {}; }
 
   // --- Decisions, step by step
@@ -61,12 +61,12 @@ class StepCache {
   virtual bool reuses(const SamplingStage& stage, int64_t step, const std::function<double()>& moved) = 0;
   /// Numbers that reuse() reads at this step.
   virtual std::vector<float> factors(int64_t /*step*/) const { return {0, 0}; }
-  /// Of the log: "MagCache", and what stands behind the counts.
+  /// Of the log: "MagCache", and the text after the counts.
   virtual std::string name() const = 0;
   virtual std::string details() const { return ""; }
 };
 
-/// The cache that the keys ask for; null: none. Throws invalid_config where it needs guidance that a step does not
+/// The cache that the keys enable; null: none. Throws invalid_config where it needs guidance that a step does not
 /// have, or ratios that the keys lack.
 std::unique_ptr<StepCache> make_step_cache(const StepCacheKeys& keys, const SamplingPlan& plan);
 

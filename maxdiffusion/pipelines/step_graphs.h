@@ -43,7 +43,7 @@ Conditioning prompt_inputs(Graph& g, const StageGraph& steps);
 void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_t count, const Dims& latent);
 
 /// One step with a cache, with the inputs of build_steps; `reused`: with factors f32 [2] besides. Arrays kept0 … are
-/// handed on by a computed step and read by a reused one. Output moved f32 [], where the cache asks for it.
+/// handed on by a computed step and read by a reused one. Output moved f32 [], where the cache needs it.
 /// `kept`: the shapes of these arrays; a computed step's graph fills it.
 void build_cached_step(Graph& g, const ScopeOf& scope, const StageGraph& steps, const Dims& latent,
                        const StepCache& cache, bool reused, std::vector<Shape>& kept);

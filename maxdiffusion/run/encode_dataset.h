@@ -1,5 +1,6 @@
 // What the models around the trained one make of images and captions, and its cache on disk. Neither making nor reading
-// it holds the data set: a part is decoded while the one before it is encoded, and samples are read where they lie.
+// it holds the data set: a part is decoded while the one before it is encoded, and samples are read through memory
+// maps.
 #pragma once
 
 #include <functional>
@@ -14,7 +15,7 @@
 
 namespace md {
 
-/// Told how many of the images are done.
+/// Called with the number of images that are done.
 using Encoded = std::function<void(int64_t)>;
 /// Fields made of images that were decoded together, axis 0 for the images. "mirrored.x" is x of the mirrored image.
 using EncodeImages = std::function<HostArrays(const LoadedImages&, const Encoded&)>;
@@ -35,19 +36,19 @@ struct CachedImages {
 };
 CachedImages cache_images(const ImagesInBuckets& images, const ImageConfig& config, const CacheConfig& cache,
                           const EncodeImages& encode);
-/// The samples of one bucket. With random_flip each draw chooses by its own bits whether it is mirrored, as
+/// The samples of one bucket. With random_flip the random bits of each read decide whether it is mirrored, as
 /// image_batches does.
 std::shared_ptr<const Samples> cached_samples(std::shared_ptr<const ArrayCache> cache, const ImageConfig& config);
 
 /// What of captions is kept: what the text encoders make of them, or, where these are trained, token ids.
 enum class CachedText { embeddings, tokens };
-/// moments (unscaled) and `text` of every image, its mask and sizes as asked for, and what the denoiser sees of first
+/// moments (unscaled) and `text` of every image, its mask and sizes as configured, and conditioning from first
 /// and last frames (Family::image_fields). `cache_dir`: may be in a bucket. `caption`: in place of each image's own,
 /// unless null.
 CachedImages encode_dataset(ModelComponents& models, const std::string& cache_dir,
                             const std::shared_ptr<const RecordSource>& source, const ImageConfig& config,
                             CachedText text = CachedText::embeddings, const std::string* caption = nullptr);
-/// The pixels alone, as they are prepared, for what learns from them.
+/// The prepared pixels alone, to train an autoencoder on.
 CachedImages cache_pixels(const std::string& cache_dir, const std::shared_ptr<const RecordSource>& source,
                           const ImageConfig& config);
 

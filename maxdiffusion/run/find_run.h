@@ -1,4 +1,4 @@
-// Where the run is that a config or a path names.
+// Finds the run that a config or a path names.
 #pragma once
 
 #include <string>

@@ -51,8 +51,8 @@ class ModelComponents {
   /// Samples that the programs below take at a time, at most; text_batch: captions.
   int64_t encoder_batch() const;
   int64_t text_batch() const;
-  /// Memory of one device that the autoencoder's programs may take beside their weights: 1.5 GB, or a quarter of what a
-  /// training step holds there between steps, if that is more. Without bound where encoder_batch_size is given.
+  /// Memory of one device that the autoencoder's programs may take besides their weights: 1.5 GB, or a quarter of what
+  /// a training step holds there between steps, if that is more. Without bound where encoder_batch_size is given.
   int64_t encoder_bytes() const;
   /// With the text encoders' weights as they were before this run trained them.
   TextEncoder& text_encoder();

@@ -1,4 +1,4 @@
-// The places that a run writes to.
+// The locations that a run writes to.
 #pragma once
 
 #include <functional>

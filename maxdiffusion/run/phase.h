@@ -1,4 +1,4 @@
-// A phase of a run: its start, end and duration are logged and written to the file of timing_metrics_file.
+// A phase of a run: its start, end and duration are logged and written to timing_metrics_file.
 #pragma once
 
 #include <chrono>

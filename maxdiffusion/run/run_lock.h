@@ -9,7 +9,7 @@ namespace md {
 /// "process 7 on host, started 2026-11-22 12:00:00 UTC".
 std::string this_process();
 
-/// Held while it lives, and let go of by the kernel however the process ends. The file .lock in the folder says who
+/// Held while the object lives; the kernel releases it however the process ends. The file .lock in the folder says who
 /// holds it: process, host and time of the start.
 class RunLock {
  public:

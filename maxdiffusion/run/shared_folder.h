@@ -5,8 +5,8 @@
 
 namespace md {
 
-/// Called by all processes. Throws io, in all of them, where one does not find in `folder` what the leader writes
-/// there: it names the process, and what may be done.
+/// Called by all processes. Throws io, in all of them, where one does not see in `folder` the file that process 0
+/// writes: it names the process, and what to try.
 void check_shared(const std::string& folder);
 
 }  // namespace md

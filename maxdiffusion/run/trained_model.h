@@ -1,4 +1,4 @@
-// The weights of a training run: what it starts from, what it samples with, and what its checkpoints hold beside them.
+// The weights of a training run: what it starts from, what it samples with, and what else its checkpoints hold.
 #pragma once
 
 #include "maxdiffusion/run/train_plan.h"

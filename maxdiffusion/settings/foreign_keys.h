@@ -1,4 +1,4 @@
-// Keys of other programs (diffusers' training scripts, kohya's, user interfaces) that are called otherwise here.
+// Keys of other programs (diffusers' training scripts, kohya's, user interfaces) that have another name here.
 #pragma once
 
 #include <map>

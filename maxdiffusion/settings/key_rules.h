@@ -10,7 +10,7 @@
 
 namespace md {
 
-/// What the keys are read beside: the models of a run, opened.
+/// The context in which keys are read: the opened models of a run.
 struct OpenedModels {
   const ModelFolder& folder;
   const Family& family;
@@ -22,9 +22,9 @@ struct OpenedModels {
 class KeyRules {
  public:
   explicit KeyRules(const RunConfig& config) : config_(std::make_shared<const RunConfig>(config)) {}
-  /// Throws invalid_config, naming the keys and the reason, for what training cannot obey.
+  /// Throws invalid_config, naming the keys and the reason, for what training does not support.
   void check_training(const Family& family) const;
-  /// Throws likewise for what prepare_tfrecords cannot obey.
+  /// Throws the same for what prepare_tfrecords does not support.
   void check_tfrecords() const;
   /// Warns, naming the keys first, of each that is not its default, or stands on the command line, and is without
   /// effect in this run: its switch is off, or the model has nothing that reads it. Keys that another command reads, as

@@ -1,4 +1,4 @@
-// What commonly makes a program fit its devices.
+// Changes that commonly make a program fit its devices.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ struct MemorySuggestion {
   MemoryKeys keys;    // with them
 };
 /// Of the programs of a run with these keys, or where `trains` of its training step, on this mesh. Best first: what
-/// costs least. `offloads`: devices have memory of their own beside the host's.
+/// costs least. `offloads`: devices have memory besides the host's.
 std::vector<MemorySuggestion> memory_suggestions(const MemoryKeys& keys, const Mesh& mesh, bool trains, bool offloads);
 
 }  // namespace md

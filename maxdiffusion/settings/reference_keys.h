@@ -1,5 +1,5 @@
-// Keys of the reference's configuration files that ask for nothing here, so that its files are read. A value that would
-// change something there is refused or warned about by name, never ignored.
+// Keys of the reference's configuration files that have no effect in this program, so that its files are read as they
+// are. A value that would change something there is refused or warned about by name.
 #pragma once
 
 #include <cstdint>
@@ -78,7 +78,7 @@ struct ReferenceKeys {
   void validate() const;
 };
 
-/// Throws invalid_config where a file of the reference is of a family that is not here, naming the family.
+/// Throws invalid_config where a file of the reference is of an unsupported family, naming the family.
 void check_family_of_file(const ConfigSource& source);
 
 }  // namespace md

@@ -49,8 +49,8 @@ struct ComponentsRequest {
 struct SampleFiles {
   std::string latents, first_image, last_image, control_image, control_preprocessor;
 };
-/// What the keys ask of sampling, with the run's sample_seed. A second prompt of the file is left out where the command
-/// line gives the first.
+/// The keys of sampling as a request, with the run's sample_seed. A second prompt of the file is left out where the
+/// command line gives the first.
 struct SamplingRequest {
   SampleRequest request;  // without what is in the files
   SampleFiles files;

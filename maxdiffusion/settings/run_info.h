@@ -26,7 +26,7 @@ struct RunInfo {
   MetricsConfig metrics;
   ProfileConfig profile;
   std::string timing_file;                                   // empty: none
-  std::vector<std::pair<std::string, std::string>> uploads;  // files beside the folder → their places in buckets
+  std::vector<std::pair<std::string, std::string>> uploads;  // files outside the folder → their remote locations
   std::string config_copy;                                   // where config.yml goes as well; empty: nowhere
   /// The text of config.yml: the keys as they were given, with the seeds in place of -1, without secrets.
   std::string config_yaml;

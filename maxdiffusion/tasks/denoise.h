@@ -14,7 +14,7 @@
 
 namespace md {
 
-/// Keys of denoising, beside those of the noise (schedulers/process.h).
+/// Keys of denoising, without those of the noise (schedulers/process.h).
 struct DenoiseKeys {
   double noise_offset = 0, input_perturbation = 0, caption_dropout = 0;
   bool train_text_encoder = false, cache_latents_text_encoder_outputs = true, masked_loss = false;

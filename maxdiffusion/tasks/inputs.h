@@ -25,7 +25,7 @@ class MediaInput {
 };
 /// pixels, u8 [B] + Autoencoder::pixel_dims: the autoencoder runs in the step.
 std::shared_ptr<const MediaInput> pixels_input();
-/// moments, f32 [B, …, 2C]: means and deviations, scaled; a latent is drawn in the step.
+/// moments, f32 [B, …, 2C]: means and deviations, scaled; a latent is sampled from them in the step.
 std::shared_ptr<const MediaInput> moments_input();
 /// latents, f32 [B, …, C], scaled.
 std::shared_ptr<const MediaInput> latents_input();
@@ -55,13 +55,13 @@ class NoiseInput {
     Tensor added;     // what the latents get: ε, or ε perturbed, which the target does not know
   };
   virtual Draws read(const NoiseProcess& process, const Shape& latents, const Feed& feed, Rng rng) const = 0;
-  /// Whether the batch holds all random numbers, so that nothing may be drawn.
+  /// Whether the batch holds all random numbers, so that nothing is sampled in the step.
   virtual bool recorded() const { return false; }
 };
-/// Drawn in the step. `offset`: deviation of one shift per sample and channel (Guttenberg 2023); `perturbation`:
-/// deviation of what is added to ε (Ning et al. 2023).
+/// Noise and timesteps sampled in the step. `offset`: deviation of one shift per sample and channel (Guttenberg 2023);
+/// `perturbation`: deviation of what is added to ε (Ning et al. 2023).
 std::shared_ptr<const NoiseInput> drawn_noise_input(double offset = 0, double perturbation = 0);
-/// timesteps [B]; the noise is drawn.
+/// timesteps [B] from the batch; the noise is sampled in the step.
 std::shared_ptr<const NoiseInput> given_times_input();
 /// noise and timesteps, of another program's run.
 std::shared_ptr<const NoiseInput> recorded_noise_input();

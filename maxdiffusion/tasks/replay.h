@@ -1,4 +1,4 @@
-// Batches recorded from another program's run, with every random draw, so that two programs can be compared step by
+// Batches recorded from another program's run, with all random numbers, so that two programs can be compared step by
 // step.
 #pragma once
 

@@ -25,11 +25,11 @@ BatchField batch_field(int64_t b, const Field& field);
 /// A batch as graph tensors, by field name.
 using Feed = std::map<std::string, Tensor>;
 
-/// Losses of a task on given samples at given times, for evaluation.
+/// Losses of a task on given samples at given timesteps, for evaluation.
 struct TimedLosses {
   std::vector<BatchField> batch;       // with a field kTimesteps [B]
-  int64_t num_train_timesteps = 1000;  // times are in [0, this)
-  std::function<bool(int64_t t)> has;  // whether the task has losses at this time
+  int64_t num_train_timesteps = 1000;  // timesteps are in [0, this)
+  std::function<bool(int64_t t)> has;  // whether the task trains this timestep
   /// Losses [B] f32, neither weighted nor masked.
   std::function<Tensor(const Models& models, const Feed& feed, Rng rng)> losses;
 };
@@ -45,14 +45,14 @@ class Task {
   virtual std::vector<BatchField> batch() const = 0;
   /// Scalar f32. Parameters are asked of the scopes of `models`; `rng` is already that of the step.
   virtual Tensor loss(const Models& models, const Feed& feed, Rng rng) const = 0;
-  /// How draws number the rows of the batch (Rng::with_rows), s32 [B], where it is the part of replica `replica` (s32
-  /// scalar) of as many equal parts: as if the parts were one batch.
+  /// Row numbers of the batch for random numbers (Rng::with_rows), s32 [B], where it is the part of replica `replica`
+  /// (s32 scalar) of as many equal parts: as if the parts were one batch.
   virtual Tensor rows(Tensor replica, int64_t replicas) const;
-  /// Of tasks of one run that take the same batch each step has one, drawn by these weights.
+  /// Where several tasks of a run accept the same batch, each step trains one, chosen at random with these weights.
   virtual double share() const { return 1; }
-  /// Whether the task takes a batch of its shapes.
+  /// Whether the task accepts a batch that has its shapes.
   virtual bool takes(const NamedShards& /*batch*/) const { return true; }
-  /// Losses on `samples`, which are fields with one sample in each row. Absent: the task has no losses by time.
+  /// Losses on `samples`: fields with one sample in each row. Absent: the task has no losses by timestep.
   virtual std::optional<TimedLosses> timed_losses(const HostArrays& /*samples*/) const { return {}; }
 };
 

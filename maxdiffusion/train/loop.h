@@ -43,7 +43,7 @@ struct LoopKeys {
   }
 };
 
-/// How far the loop is.
+/// The loop's progress.
 struct Progress {
   int64_t done = 0, last = 0;  // updates done, and the number after which the loop ends
   int64_t samples = 1;         // in one update
@@ -73,7 +73,7 @@ struct Hook {
 struct LoopOptions {
   std::string title;   // of the progress bar
   std::string folder;  // tensorboard/, metrics.jsonl, curves and, without the key checkpoint_dir, checkpoints/ go here
-  std::string place;   // where checkpoints/ goes instead: what `folder` stands for in a bucket; empty: `folder`
+  std::string place;   // where checkpoints/ goes instead, in a bucket; empty: `folder`
   StepOptions step;
   uint64_t seed = 0;
   LoopKeys keys;

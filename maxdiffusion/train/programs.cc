@@ -14,7 +14,7 @@
 namespace md {
 namespace {
 
-/// How every array of the program's input lies on the mesh, one line each.
+/// The sharding of every input of the program, one line each.
 void log_shardings(const Devices& devices, const Program& program, const ParamTable& params) {
   for (size_t i = 0; i < program.input_names().size(); ++i) {
     const std::string& name = program.input_names()[i];

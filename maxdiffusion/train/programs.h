@@ -1,6 +1,6 @@
 // The compiled training steps of a loop: one program for each task. Tasks differ in the shapes of their batches
-// (aspect-ratio buckets), and share parameters and state; or in the model that they train in turns, and then the state
-// is that of all models, of which a program moves its own. A batch is given to the program of its shapes and turn.
+// (aspect-ratio buckets), and share parameters and state; or in the model that they train alternately, and then the
+// state is that of all models, of which a program moves its own. A batch goes to the program of its shapes.
 #pragma once
 
 #include <set>
@@ -18,7 +18,7 @@ class StepPrograms {
   /// Traces a step for every task and logs its size. `title` begins every log line. Refers to `devices` and the tasks.
   StepPrograms(const Devices& devices, const std::vector<const Task*>& tasks, const StepOptions& options,
                const std::string& title);
-  /// Compiles all; logs the time taken and the memory planned. `log_sharding`: also how each input lies on the mesh.
+  /// Compiles all; logs the time taken and the memory planned. `log_sharding`: also the sharding of each input.
   void compile(const CompileConfig& config, bool log_sharding);
 
   /// Of all programs.
@@ -30,13 +30,14 @@ class StepPrograms {
   int64_t samples() const { return samples_; }
 
   size_t count() const { return graphs_.size(); }
-  /// The number of the program for a batch. Where tasks take turns, the one that has the batch's times, or one drawn
-  /// from (seed, step) by the tasks' shares. Throws internal, with the batch's shapes, where there is none.
+  /// The number of the program for a batch. Where tasks train different models, the one that trains the batch's
+  /// timesteps, or one chosen from (seed, step) by the tasks' shares. Throws internal, with the batch's shapes, where
+  /// there is none.
   size_t choose(const NamedShards& batch, uint64_t seed, int64_t step) const;
   const Program& program(size_t i) const { return programs_[i]; }
   const StepGraph& step(size_t i) const { return graphs_[i]; }
   double device_flops(size_t i) const;
-  /// Bytes on each device of what other programs take beside their batches and this one does not: they stay there.
+  /// Bytes on each device that inputs of other programs take (batches aside) and this one does not read.
   int64_t bytes_beside(size_t i) const;
 
  private:

@@ -160,7 +160,7 @@ void check_optimizer(const CheckpointReader& reader, const std::string& optimize
   }
 }
 
-/// What one checkpoint holds, as it is there: parts that lie on devices of this process. Throws io where it is damaged.
+/// The contents of one checkpoint: the parts for devices of this process. Throws io where it is damaged.
 HostState read_state(const Devices& devices, const ParamTable& params, const StateSource& from, int64_t at,
                      const StepOptions& step) {
   const std::string folder = checkpoint_folder(from.checkpoint_dir, at);
@@ -180,7 +180,7 @@ HostState read_state(const Devices& devices, const ParamTable& params, const Sta
   return {std::move(values), info.step, info.data, reader.bytes_read()};
 }
 
-/// What a checkpoint says beside its arrays.
+/// What a checkpoint records besides arrays.
 json info_of(int64_t step, const Position& p, uint64_t seed) {
   return {{"maxdiffusion_version", version()},
           {"step", step},
@@ -192,7 +192,7 @@ json info_of(int64_t step, const Position& p, uint64_t seed) {
           {"taken", p.taken}};
 }
 
-/// Gives all replicas what the leader has read; they hold the same parts. The others' own is not looked at.
+/// Sends what process 0 has read to all replicas, which hold the same parts; what they have is overwritten.
 void share(HostState& state) {
   Processes& all = processes();
   json told = info_of(state.step, state.data, 0);
@@ -215,7 +215,7 @@ void share(HostState& state) {
     }
   }
   for (auto& [name, a] : state.values)
-    for (Shard& p : a.shards)  // the leader's bytes are only read
+    for (Shard& p : a.shards)  // the bytes of process 0 are only read
       all.broadcast({const_cast<std::byte*>(p.values.data()), p.values.bytes()});
 }
 

@@ -28,7 +28,7 @@ struct TrainState {
 /// only the frozen ones where a checkpoint has the others; it lives until the second call has returned.
 using InitialValues = std::function<std::function<NamedShards()>(const ParamTable&)>;
 
-/// The state that a run starts from, in host memory: what lies on devices of this process.
+/// The state that a run starts from, in host memory: the shards of this process's devices.
 struct HostState {
   NamedShards values;
   int64_t step = 0;
@@ -40,11 +40,11 @@ struct StateSource {
   std::string checkpoint_dir;
   uint64_t seed = 0;
   bool single_replica = false;  // of replicas (Devices::replicas) one reads, and gives the others what it has read
-  std::function<void()> before_commit;  // see CheckpointWriter; for what an earlier run has left waiting
+  std::function<void()> before_commit;  // see CheckpointWriter; for uploads that an earlier run left pending
 };
-/// The state in the newest checkpoint that all processes can read, whose moments are zeros where it has none, with a
-/// line in the log; without a checkpoint, step 0 with the values of `initial`. Of a checkpoint those parts are read
-/// that lie on devices of this process. `initial` is called now; values are read or made when the result is called.
+/// The state in the newest checkpoint that all processes can read (moments that it lacks are zeros), with a line in
+/// the log; without a checkpoint, step 0 with the values of `initial`. Of a checkpoint those parts are read
+/// that belong to devices of this process. `initial` is called now; values are read or made when the result is called.
 /// `devices` and `programs` must live until then.
 std::function<HostState()> open_state(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
                                       const StateSource& from, const InitialValues& initial);
@@ -69,16 +69,15 @@ using CompleteCheckpoint = std::function<void(CheckpointContent&, const ParamTab
 CheckpointContent state_content(const ParamTable& params, NamedShards state, bool averaged,
                                 const CompleteCheckpoint& complete = {});
 
-/// Writes checkpoints while training goes on, from a copy of the state, where the memory that is free
-/// (base/host_memory) holds one beside what a step takes; elsewhere while the run waits, array by array from where the
-/// state lies. Keeps references to its arguments.
+/// Writes checkpoints in the background, from a copy of the state, if free host memory (base/host_memory) holds one in
+/// addition to what a step takes; otherwise while training waits, array by array. Keeps references to its arguments.
 class StateSaver {
  public:
   /// `moments`: false leaves the optimizer's moments out. `before_commit`: see CheckpointWriter.
   StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step, std::string checkpoint_dir,
              int64_t keep, bool moments, uint64_t seed, CompleteCheckpoint complete,
              std::function<void()> before_commit = {});
-  /// Warns where memory or the disk will hardly take a checkpoint. Before the first step.
+  /// Warns if memory or the disk may be too small for a checkpoint. Before the first step.
   void warn_of_room(const TrainState& state) const;
   /// The state's arrays as they are now, as the checkpoint of step `at`, before the batch at `position`.
   void save(const TrainState& state, int64_t at, Position position);
@@ -90,10 +89,10 @@ class StateSaver {
 
   const Devices& devices_;
   const StepPrograms& programs_;
-  int64_t step_bytes_ = 0;  // of this machine's memory that a step takes beside the state
+  int64_t step_bytes_ = 0;  // host memory that a step takes in addition to the state
   bool averaged_;
   std::vector<StateSlot> left_out_;
-  bool waits_ = false;  // and has said so
+  bool waits_ = false;  // writes while training waits, and has logged it
   std::string checkpoint_dir_;
   uint64_t seed_;
   CompleteCheckpoint complete_;

@@ -4,7 +4,7 @@
 //   updates/MODEL s32 []                   of this model alone, with per_model_step_count
 //   MODEL/PATH                           trained parameters
 //   and behind the prefixes below            what belongs to each of them, f32
-// Beside the state: key u32 [2] of the run's seed, the frozen parameters, and the task's batch; of several replicas
+// Other inputs: key u32 [2] of the run's seed, the frozen parameters, and the task's batch; of several replicas
 // replica s32 [], the number of this one. Out: state, loss,
 // grad_norm, learning_rate; with per_model_step_count also loss_MODEL.
 #pragma once
@@ -37,7 +37,7 @@ struct StepOptions {
   int64_t replicas = 1;
   /// Batches of the task in one update, one after the other; their gradients are averaged.
   int64_t accumulation = 1;
-  /// The run's tasks train different models in turns: optimizer and averages count the updates of their own model.
+  /// The run's tasks train different models alternately: optimizer and averages count the updates of their own model.
   bool per_model_step_count = false;
   /// Peak learning rates of components that do not have the optimizer's. Each component is clipped and updated by
   /// itself.
@@ -60,7 +60,7 @@ ParamTable in_f32(const ParamTable& params);
 std::vector<StateSlot> state_slots(const StepOptions& step);
 /// Starts these slots of trained parameters that a state has, where it lacks them; whether it lacked any.
 bool add_slots(const ParamTable& params, const std::vector<StateSlot>& slots, NamedShards& state);
-/// The state before the first step, by name, made of starting values of all parameters (of the types of in_f32). `step`
+/// The state before the first step, by name, from starting values of all parameters (of the types of in_f32). `step`
 /// and `healthy` are not in it.
 NamedShards fresh_state(const ParamTable& params, NamedShards values, const StepOptions& step);
 /// The state of a checkpoint in the types of this run's step: parameters are rounded from their masters, masters that

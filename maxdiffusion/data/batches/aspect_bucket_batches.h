@@ -13,10 +13,10 @@
 
 namespace md {
 
-/// Every bucket's samples come once in each of its epochs, in an order drawn from (seed, bucket, epoch); its batches
-/// take them one after the other and go on into its next epoch. So all batches are full, none is left over, every
+/// Every bucket's samples come once in each of its epochs, shuffled by (seed, bucket, epoch); its batches
+/// take them one after the other and continue into its next epoch. So all batches are full, none is left over, every
 /// sample comes equally often, and a bucket smaller than a batch has one only every few epochs. An epoch is the batches
-/// that all buckets have filled by its end, in an order drawn from (seed, epoch). Several processes take the same
+/// that all buckets have filled by its end, shuffled by (seed, epoch). Several processes take the same
 /// bucket at the same time, each its rows of the batch.
 class AspectBucketOrder {
  public:

@@ -39,17 +39,17 @@ std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth);
 /// Applies `change` to every batch. Positions are those of `source`.
 std::unique_ptr<Dataset> mapped(std::unique_ptr<Dataset> source, std::function<Batch(Batch)> change);
 
-/// A sample that a batch takes: its number, and random bits of its own in this epoch.
+/// A sample of a batch: its number, and its random bits in this epoch.
 struct DrawnSample {
   int64_t index;
   uint64_t bits;
 };
-/// Samples by number, wherever they are. Thread safe.
+/// Training samples by number. Thread safe.
 class Samples {
  public:
   virtual ~Samples() = default;
   virtual int64_t size() const = 0;
-  /// The fields of one, without the batch's axis; they may lie in a file that is mapped. All samples have the same
+  /// The fields of one, without the batch's axis; they may borrow a memory-mapped file. All samples have the same
   /// fields.
   virtual HostArrays read(const DrawnSample& which) const = 0;
 };
@@ -58,7 +58,7 @@ std::shared_ptr<const Samples> samples_in_memory(HostArrays arrays);
 /// Their fields, with axis 0 for the samples.
 Batch batch_of(const Samples& samples, const std::vector<DrawnSample>& which);
 
-/// Batches in an order drawn from (seed, epoch). Every sample comes once per epoch; a batch that an epoch cannot fill
+/// Batches shuffled by (seed, epoch). Every sample comes once per epoch; a batch that an epoch cannot fill
 /// is filled from the next one (or several, where the batch is larger than an epoch), so every batch is full. `batch`:
 /// rows of all processes. Every process has all samples and the same position.
 std::unique_ptr<Dataset> sample_batches(std::shared_ptr<const Samples> samples, int64_t batch, uint64_t seed,

@@ -59,7 +59,7 @@ class Placed : public RecordSource {
       : RecordSource(source->name(), source->fingerprint()), source_(std::move(source)), places_(std::move(places)) {}
   int64_t size() const override { return static_cast<int64_t>(places_.size()); }
   Record read(int64_t index) const override { return find({index})[0](); }
-  /// Those that follow each other are read as they lie.
+  /// Consecutive ones are read in one go.
   std::vector<PendingRecord> find(const std::vector<int64_t>& numbers) const override {
     std::vector<PendingRecord> found;
     std::unique_ptr<ShardReader> reader;

@@ -31,7 +31,7 @@ std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> sourc
 /// Which records belong to which bucket. Images whose header cannot be read, and those too small for a bucket, are
 /// named in a warning and left out.
 struct ImagesInBuckets {
-  std::shared_ptr<const RecordSource> source;  // by number; one that is read in order is opened anew for each record
+  std::shared_ptr<const RecordSource> source;  // by number; one that is read in order is reopened for each record
   std::vector<ImageSize> sizes;                // of the buckets that hold images
   std::vector<std::vector<int64_t>> records;   // of each of them
   int64_t skipped = 0;                         // images that are left out

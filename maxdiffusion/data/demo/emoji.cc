@@ -88,7 +88,7 @@ class EmojiFont {
   }
   EmojiFont(const EmojiFont&) = delete;
 
-  /// The glyph of a sequence; none when the font would draw it in pieces or as a box.
+  /// The glyph of a sequence; none when the font would render it as several glyphs or a box.
   std::optional<uint32_t> glyph(const std::vector<uint32_t>& code_points) {
     hb_buffer_reset(buffer_.get());
     hb_buffer_add_utf32(buffer_.get(), code_points.data(), static_cast<int>(code_points.size()), 0, -1);

@@ -16,8 +16,8 @@ namespace md {
 /// Throws invalid_config for a resolution below 1, two kinds of crop, or masks of clips.
 void check_image_config(const ImageConfig& config);
 
-/// The image of a record, large enough for what `config` makes of it. Throws io for a record without one. Of a clip
-/// only the size is given, with all frames that it has at the rate asked for.
+/// The image of a record, large enough for what `config` prepares. Throws io for a record without one. Of a clip
+/// only the size is given, with all frames that it has at the requested rate.
 DecodedImage decode_record(const Record& record, const ImageConfig& config, bool only_size = false);
 
 /// fit_of, naming the record in its error.

@@ -12,7 +12,7 @@ namespace md {
 
 struct LoadedImages {
   HostArray pixels;  // u8 [N, H, W, 3]; of clips u8 [N, F, H, W, 3]; absent where there is none
-  /// As in PreparedImage, with axis 0 for the images; absent where not asked for. mirrored_mask and mirrored_time_ids
+  /// As in PreparedImage, with axis 0 for the images; absent where not requested. mirrored_mask and mirrored_time_ids
   /// belong to the mirrored images, with random_flip.
   HostArray mask, mirrored_mask, time_ids, mirrored_time_ids;
   std::vector<std::string> captions, names;

@@ -84,7 +84,7 @@ std::unique_ptr<VideoReader> open_clip(const Record& r, const ClipConfig& c) {
   return r.frames.empty() ? open_video(r.image.bytes, r.name, c.threads) : open_image_sequence(r.frames, r.name, c.fps);
 }
 
-/// With as many frames as it has at the rate asked for.
+/// With as many frames as it has at the requested rate.
 ImageSize size_of_clip(const VideoReader& video, const ClipConfig& c) {
   ImageSize size = video.size();
   size.frames = frames_in(video.times(), c.fps);
@@ -132,7 +132,7 @@ Fit fit_of(ImageSize image, const ImageConfig& config, const Placement& placemen
   } else if (config.center_crop || config.random_crop) {
     f.resized = h <= w ? ImageSize{r, r * w / h, frames} : ImageSize{r * h / w, r, frames};
   }
-  // torchvision: the long side is cut to a whole number; the centre's offset is rounded half to even, a drawn one is
+  // torchvision: the long side is cut to a whole number; the centre's offset is rounded half to even, a random one is
   // any with the same probability.
   const auto offset = [&](int64_t over, double place) {
     const auto last = static_cast<double>(over);

@@ -38,8 +38,8 @@ struct ImageConfig {
   std::optional<ClipConfig> clip;  // when given, records are clips
 };
 
-/// What is random for one image: whether it is mirrored left to right, where its crop lies between top (0) and bottom
-/// (1), left (0) and right (1), and where a clip's frames lie between its start (0) and its end (1).
+/// What is random for one image: whether it is mirrored left to right, where its crop is between top (0) and bottom
+/// (1), left (0) and right (1), and where a clip's frames are between its start (0) and its end (1).
 struct Placement {
   bool flip = false;
   double y = 0.5, x = 0.5, time = 0;
@@ -54,7 +54,7 @@ struct Fit {
 Fit fit_of(ImageSize image, const ImageConfig& config, const Placement& placement = {});
 /// u8 [H, W, 3]: bilinear resize with antialiasing, byte for byte Pillow's; cut out, mirrored.
 HostArray fit_image(const HostArray& rgb, const ImageConfig& config, const Placement& placement = {});
-/// The placement that the random bits of a record give, as far as the config asks for random ones.
+/// The placement from the random bits of a record, for what the config sets to random.
 Placement draw_placement(const ImageConfig& config, uint64_t bits);
 
 /// The arrays of one image:
@@ -67,7 +67,7 @@ struct PreparedImage {
   HostArrays arrays;
   Fit fit;
 };
-/// Throws io where the image or its mask does not decode, or a clip has fewer frames than asked for; invalid_config
+/// Throws io where the image or its mask does not decode, or a clip has fewer frames than requested; invalid_config
 /// where it has no mask or one of another size. Of a clip, one frame as stored is in memory at a time.
 PreparedImage prepare_image(const Record& record, const ImageConfig& config, const Placement& placement);
 

@@ -26,7 +26,7 @@ struct Cell {
 class TableGroup {
  public:
   virtual ~TableGroup() = default;
-  /// `column`: index into the columns that were asked for. Throws io unless its type is text, bytes, a struct {bytes,
+  /// `column`: index into the requested columns. Throws io unless its type is text, bytes, a struct {bytes,
   /// path}, a list of texts (of which the first is taken), a number, or a (nested) list of numbers.
   virtual Cell cell(size_t column, int64_t row) const = 0;
 };
@@ -39,7 +39,7 @@ class Table {
   virtual const std::vector<std::string>& types() const = 0;
   /// Number of rows of each group.
   virtual const std::vector<int64_t>& groups() const = 0;
-  /// Whether groups are used where they lie in a local file: reading one costs nothing.
+  /// Whether groups are memory-mapped from a local file: reading one costs nothing.
   virtual bool in_place() const = 0;
   virtual std::shared_ptr<const TableGroup> read(int64_t group, const std::vector<std::string>& columns) const = 0;
 };

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Written beside and renamed, so that a file is old or new but never half; one sync at the end covers all.
+// Written to a temporary name and renamed, so that a file is old or new but never half; one sync at the end covers all.
 void replace_file(const std::string& path, const std::string& bytes) {
   const std::string temporary = path + ".tmp";
   FileWriter out(temporary);

@@ -21,7 +21,7 @@ Files only(const Files& files, F keep) {
   return out;
 }
 
-/// The files of one split, told from their names and folders as Hugging Face tells them: "train-00000-of-00002",
+/// The files of one split, by their names and folders, as in Hugging Face datasets: "train-00000-of-00002",
 /// "data/train/0000.parquet". Where no name says a split, all are.
 Files of_split(const Files& files, const std::string& root, const std::string& split) {
   static const std::initializer_list<const char*> kSplits = {"train", "test", "validation", "valid", "dev", "eval"};

@@ -71,7 +71,7 @@ bool in_name_order(const std::string& a, const std::string& b) {
   return a.size() != b.size() ? a.size() < b.size() : a < b;
 }
 
-// What lies in a folder, before anything is read: names relative to it, sorted.
+// The files of a folder, before anything is read: names relative to it, sorted.
 struct Listing {
   const Content* content;
   std::string root;
@@ -406,7 +406,7 @@ class ImageFolder : public RecordSource {
     return md::fingerprint_of(files);
   }
   std::vector<ImageItem> items_;
-  std::vector<FoundFile> masks_;  // of each; empty: none are asked for
+  std::vector<FoundFile> masks_;  // of each; empty: none are requested
 };
 
 }  // namespace

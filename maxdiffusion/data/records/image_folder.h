@@ -1,7 +1,7 @@
 // An image folder: images (png, jpeg, webp, gif, bmp, tiff, avif) with captions from `metadata.jsonl` ({"file_name": …,
-// "text": …}), `metadata.csv`, or a `.txt` beside each image; metadata wins. The layout is Hugging Face's
+// "text": …}), `metadata.csv`, or a `.txt` with the name of each image; metadata wins. The layout is Hugging Face's
 // "imagefolder". A clip folder is the same with clips: videos, and folders below it that hold frames (png, jpeg) and no
-// videos, in the order of their names, in which numbers count by value. `name.txt` lies beside the folder `name`.
+// videos, in the order of their names, in which numbers count by value. `name.txt` is next to the folder `name`.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct ImageItem {
   std::vector<FoundFile> frames = {};  // of a clip that is a folder of frames
 };
 struct ImageFolderConfig {
-  /// "image", and for clips "video", also stand for "file_name", as in Hugging Face's loader.
+  /// "image", and for clips "video", also mean "file_name", as in Hugging Face's loader.
   std::string image_column = "file_name", caption_column = "text";
   int64_t max_train_samples = -1;
 };

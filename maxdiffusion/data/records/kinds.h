@@ -37,7 +37,7 @@ bool has_ending(const FoundFile& file, std::string_view endings);
 std::string place_of(const Files& files);
 /// "a, b, c".
 std::string joined(const std::vector<std::string>& names);
-/// The columns that a config asks for, as found among `columns`.
+/// The columns that a config names, as found among `columns`.
 struct WantedColumns {
   std::vector<std::string> names;  // as they are stored
   std::vector<std::string> keys;   // their names in Record::arrays; "" for image and caption

@@ -16,7 +16,7 @@ namespace md {
 std::vector<std::string> data_kinds();
 
 struct DataSourceConfig {
-  /// A member of data_kinds(); empty: told from the files of the location.
+  /// A member of data_kinds(); empty: recognized by the files of the location.
   std::string dataset_type;
   /// Where the data is, by kind; the first that is not empty counts. Each is a list as list_inputs() reads it. A
   /// dataset_name must be a folder (storage/hub_cache.h makes a name of the hub one).
@@ -32,9 +32,9 @@ struct DataSourceConfig {
   std::string conditioning_data_dir;
   int64_t max_train_samples = -1;                // the first N as stored; −1: all
   std::optional<int64_t> synthetic_num_samples;  // of dataset_type synthetic
-  int64_t resolution = 512;                      // likewise
+  int64_t resolution = 512;                      // of dataset_type synthetic, pixels
   /// If not empty, records of dataset_type synthetic hold arrays of these shapes instead of pictures: floats standard
-  /// normal, drawn from the seed and the record's number, integers 0. Without synthetic_num_samples they never end.
+  /// normal, from the seed and the record's number, integers 0. Without synthetic_num_samples they never end.
   std::map<std::string, Shape> synthetic_arrays;
   uint64_t synthetic_seed = 0;
   bool load_tfrecord_cached = true;

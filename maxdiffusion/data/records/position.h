@@ -1,4 +1,4 @@
-// Where a stream of records or a dataset stands.
+// The position in a stream of records or a dataset.
 #pragma once
 
 #include <cstdint>

@@ -92,7 +92,7 @@ std::vector<RecordStream::Next> RecordStream::next(int64_t batch) {
   return out;
 }
 
-// The common order goes on from epoch to epoch; `index` may lie beyond the end of its epoch.
+// The common order continues from epoch to epoch; `index` may be beyond the end of its epoch.
 RecordStream::Next RecordStream::at_place(int64_t epoch, int64_t index) {
   const int64_t size = source_->size();
   epoch += index / size, index %= size;
@@ -159,7 +159,7 @@ bool RecordStream::fill_window() {
   while (reader_ && static_cast<int64_t>(window_.size()) < config_.window) {
     auto record = reader_->next();
     if (!record) {
-      // The last reader stays: a position at the end of the epoch lies in its shard.
+      // The last reader stays: a position at the end of the epoch is in its shard.
       if (shard_ + 1 >= static_cast<int64_t>(shards_.size())) break;
       ++shard_;
       open_next_shard(0);

@@ -53,7 +53,7 @@ class RecordSource {
   virtual ~RecordSource() = default;
   /// Kind and place, for messages.
   const std::string& name() const { return name_; }
-  /// Changes when the files that the records come from do (by names, sizes and times), or the columns asked for.
+  /// Changes when the files that the records come from do (by names, sizes and times), or the requested columns.
   const std::string& fingerprint() const { return fingerprint_; }
   /// Number of records; −1: not known before all were read.
   virtual int64_t size() const = 0;
@@ -80,8 +80,8 @@ struct StreamConfig {
   BatchShare share;
 };
 
-/// Endless. Each epoch has every record once: by number in an order drawn from (seed, epoch); otherwise the shards in
-/// such an order, each read from start to end, and then windows of records, each in an order drawn from (seed, epoch,
+/// Endless. Each epoch has every record once: by number, shuffled by (seed, epoch); otherwise the shards in
+/// such an order, each read from start to end, and then windows of records, each shuffled by (seed, epoch,
 /// window). Without shuffling: as stored.
 class RecordStream {
  public:

@@ -17,7 +17,7 @@ constexpr uint64_t mix(uint64_t x) {
   return x ^ x >> 31;
 }
 
-/// [0, size) in the order of one epoch: Fisher–Yates, each swap drawn from its own counter.
+/// [0, size) in the order of one epoch: Fisher–Yates, each swap from its own counter.
 inline std::vector<int64_t> order_of(int64_t size, uint64_t seed, int64_t epoch, bool shuffle) {
   std::vector<int64_t> order(static_cast<size_t>(size));
   std::iota(order.begin(), order.end(), 0);

@@ -44,7 +44,7 @@ class Synthetic : public RecordSource {
   int64_t samples_, resolution_;
 };
 
-/// Standard normal numbers, two from each pair of draws. Source: Box and Muller 1958.
+/// Standard normal numbers, two from each pair of random numbers. Source: Box and Muller 1958.
 HostArray normal_numbers(const Dims& dims, uint64_t key) {
   HostArray out(Shape{DType::f32, dims});
   auto v = out.mutable_view<float>();

@@ -1,5 +1,5 @@
 // Hugging Face's tables: Parquet, and Arrow files as datasets.save_to_disk writes them. A picture is a struct {bytes,
-// path}, bytes, or a text that names a file beside the table.
+// path}, bytes, or a text that names a file next to the table.
 #include <algorithm>
 #include <mutex>
 

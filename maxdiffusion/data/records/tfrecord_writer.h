@@ -13,7 +13,7 @@
 namespace md {
 
 /// `folder`/file_00-1000.tfrec, file_01-2000.tfrec, …: the number of the file, and of the records up to its end if it
-/// is full. Everything is written into a hidden folder beside it, which close() renames. Without close() nothing is
+/// is full. Everything is written into a hidden folder next to it, which close() renames. Without close() nothing is
 /// left; a killed process leaves the hidden folder, which the next writer replaces.
 class TfrecordShards {
  public:

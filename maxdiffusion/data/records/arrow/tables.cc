@@ -85,7 +85,7 @@ std::optional<DType> number_type(const arrow::DataType& t) {
   }
 }
 
-/// The elements of a list at `row`: values and where they lie; nullopt for types that are no list.
+/// The elements of a list at `row`: values and their offset; nullopt for types that are no list.
 struct Elements {
   std::shared_ptr<arrow::Array> values;
   int64_t begin, count;
@@ -177,7 +177,7 @@ class Group : public TableGroup {
       const auto e = elements(*a, i);
       if (!e) refuse(column, *a->type(), "expected (nested) lists of numbers");
       if (inner < 0) inner = e->count, from = e->begin, values = e->values;
-      // The lists of a list lie one behind the other.
+      // The lists of a list follow each other.
       if (e->count != inner || e->begin != from + (i - begin) * inner)
         refuse(column, *a->type(), "the lists of an array have different lengths");
     }
@@ -277,7 +277,7 @@ struct Flat {
     std::memcpy(&v, bytes.data() + where, sizeof v);
     return v;
   }
-  /// Where field `id` lies, 0 if it is absent.
+  /// Offset of field `id`, 0 if it is absent.
   size_t field(size_t id, const std::string& name) const {
     const size_t table = at - static_cast<size_t>(static_cast<int64_t>(get<int32_t>(at, name)));
     if (4 + 2 * id + 2 > get<uint16_t>(table, name)) return 0;
