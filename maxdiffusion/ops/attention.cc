@@ -143,7 +143,6 @@ Tensor dot_product(const AttentionCall& c) {
 
 /// Each head `times` times, one after the other: [B, L, H, D] → [B, L, times · H, D].
 Tensor repeated_heads(Tensor x, int64_t times) {
-  if (times == 1) return x;
   const Dims& d = x.dims();
   return reshape(broadcast_to(expand_dims(x, 3), {d[0], d[1], d[2], times, d[3]}), {d[0], d[1], d[2] * times, d[3]});
 }
@@ -165,15 +164,18 @@ void check_attention_kernel(const std::string& name) { kernel_named(name); }
 
 Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
   const KernelName& requested = kernel_named(options.kernel);
-  check(q.rank() == 4 && k.rank() == 4 && k.shape() == v.shape() && q.dim(0) == k.dim(0) && q.dim(2) % k.dim(2) == 0 &&
-            q.dim(3) == k.dim(3) && q.dtype() == k.dtype(),
+  check(q.rank() == 4 && k.rank() == 4 && k.shape() == v.shape() && q.dim(0) == k.dim(0) &&
+            (q.dim(2) == k.dim(2) || (k.dim(2) > 0 && q.dim(2) % k.dim(2) == 0)) && q.dim(3) == k.dim(3) &&
+            q.dtype() == k.dtype(),
         Code::invalid_graph, "attention: q {}, k {}, v {} are not [B, Lq, H, D] and [B, Lk, H / G, D]",
         to_string(q.shape()), to_string(k.shape()), to_string(v.shape()));
   check(!options.lengths || options.lengths.shape() == Shape{DType::s32, {q.dim(0)}}, Code::invalid_graph,
         "attention: lengths are {}, expected s32 [{}]", options.lengths ? to_string(options.lengths.shape()) : "",
         q.dim(0));
-  const int64_t group = q.dim(2) / k.dim(2);
-  k = repeated_heads(k, group), v = repeated_heads(v, group);
+  if (q.dim(2) != k.dim(2)) {
+    const int64_t group = q.dim(2) / k.dim(2);
+    k = repeated_heads(k, group), v = repeated_heads(v, group);
+  }
   if (options.blocks == AttentionBlocks()) options.blocks = blocks_of_chip(q.graph().options().device_kind);
   if (options.scale == 0) options.scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
   const AttentionCall call{q, k, v, options, requested};

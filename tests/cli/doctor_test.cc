@@ -60,7 +60,7 @@ TEST(Doctor, NamesAPluginThatIsMissing) {
 
 TEST(Doctor, NamesAPluginOfAnotherVersionAndAFileThatIsNone) {
   expect_error(shell(kDoctor + "plugin=" + kPlugins + "old_api.so"), "cpu plugin",
-               "implements PJRT API 0.29, expected 0.57", "a newer build", 5);
+               "implements PJRT API 0.29; expected 0.57", "a newer build", 5);
   expect_error(shell(kDoctor + "plugin=" + kPlugins + "not_a_plugin.so"), "cpu plugin", "exports no GetPjrtApi",
                "no plugin=", 5);
 }
