@@ -87,6 +87,18 @@ std::string print(const Graph& graph, const Mesh& mesh, const std::string& name,
   return text;
 }
 
+/// Removes the flag that an older compiler does not know from `flags`, if it is one of ours; not one of the config,
+/// which is refused.
+bool remove_unknown_flag(const Error& e, const CompileConfig& config, std::map<std::string, std::string>& flags) {
+  constexpr std::string_view kSaid = "No such compile option: '";
+  const std::string& text = e.message();
+  const size_t at = text.find(kSaid);
+  if (at == text.npos) return false;
+  const std::string name = text.substr(at + kSaid.size(), text.find('\'', at + kSaid.size()) - at - kSaid.size());
+  if (parse_flags(config.xla_flags).contains(name)) return false;
+  return flags.erase(name) > 0;
+}
+
 [[noreturn]] void refuse(const Error& e, const std::string& name, const std::string& text) {
   const Code code = e.code() == Code::out_of_memory ? e.code() : Code::invalid_graph;
   Error out(code, fmt::format("compile '{}': {}", name, first_lines(e.message())));
@@ -197,10 +209,12 @@ Program compile_text(const Devices& devices, const Graph& graph, const CompileCo
   }
   if (!executable) {
     start = Clock::now();
-    try {
-      executable = pjrt::Executable::compile(client, text, options);
-    } catch (const Error& e) {
-      refuse(e, name, text);
+    while (!executable) {
+      try {
+        executable = pjrt::Executable::compile(client, text, options);
+      } catch (const Error& e) {
+        if (!remove_unknown_flag(e, config, options.flags)) refuse(e, name, text);
+      }
     }
     report.compile_seconds = seconds_since(start);
     if (cached) {

@@ -179,6 +179,12 @@ TEST(Program, RefusesFlagsItDoesNotUnderstand) {
             Code::invalid_config);
   EXPECT_NO_THROW(
       compile(devices, g, {.jax_cache_dir = "off", .xla_flags = "--xla_backend_optimization_level=1"}, "f"));
+  CompileConfig lean = kNoCache;
+  lean.minimize_memory = true;
+  EXPECT_NO_THROW(compile(devices, g, lean, "f")) << "a flag of ours that an older compiler does not know is left out";
+  const Error unknown =
+      error_of([&] { compile(devices, g, {.jax_cache_dir = "off", .xla_flags = "--xla_no_such_flag=1"}, "f"); });
+  EXPECT_NE(std::string(unknown.what()).find("xla_no_such_flag"), std::string::npos) << unknown.what();
 }
 
 TEST(Program, RunAndFetchReturnBeforeTheDeviceIsDone) {
