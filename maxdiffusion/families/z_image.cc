@@ -3,6 +3,7 @@
 // 2025; details as in diffusers' pipeline.
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/round_up.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/models/qwen3.h"
 #include "maxdiffusion/models/z_image_transformer.h"
@@ -80,7 +81,7 @@ class ZImage final : public Family {
   Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
                      const PredictOptions&) const override {
     Tensor text = c.at(kPrompt);
-    text = pad_end(text, 1, (text.dim(1) + kZImageTokens - 1) / kZImageTokens * kZImageTokens);
+    text = pad_end(text, 1, round_up(text.dim(1), kZImageTokens));
     Tensor y = z_image_transformer(
         models(kTransformer), transformer_,
         {.sample = x, .time = (kTimes - cast(t, DType::f32)) / kTimes, .text = text, .lengths = c.at(kLengths)});

@@ -8,6 +8,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "maxdiffusion/base/round_up.h"
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/arrays.h"
 #include "maxdiffusion/kernels/bf16_product.h"
@@ -37,8 +38,6 @@ struct Problem {
   const int32_t* lengths;                       // of the keys of each sample; null: all keys are seen
   int64_t stride() const { return heads * d; }  // from one row of a head to the next
 };
-
-inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 /// [0, length) in blocks about equal, of at most `most`.
 struct Blocks {

@@ -38,6 +38,11 @@ const nlohmann::json* ConfigReader::find(const char* key) {
   return it == config_.end() || it->is_null() ? nullptr : &*it;
 }
 
+void ConfigReader::positive(std::initializer_list<std::pair<const char*, int64_t>> fields) const {
+  for (const auto& [key, v] : fields)
+    check(v > 0, Code::invalid_config, "{}: '{}' is {}, expected a positive number", what_, key, v);
+}
+
 void ConfigReader::wrong_type(const char* key, const nlohmann::json& v, const char* expected) const {
   fail(Code::invalid_config, "{}: '{}' is {}, expected {}", what_, key, dump_json(v), expected);
 }

@@ -55,6 +55,8 @@ class ConfigReader {
   }
   /// Throws unless the field is absent, null or one of `values`.
   void neutral(const char* key, std::initializer_list<PlainValue> values = {});
+  /// Throws unless all values, by their fields, are above 0.
+  void positive(std::initializer_list<std::pair<const char*, int64_t>> fields) const;
   /// Fields that do not affect the graph.
   void ignore(std::initializer_list<const char*> keys);
   /// Throws for unread fields, except those that begin with '_', which are diffusers' notes.

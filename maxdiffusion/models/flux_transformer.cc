@@ -198,15 +198,14 @@ FluxTransformerConfig FluxTransformerConfig::from_json(const nlohmann::json& con
   c.axes_dims_rope = r.get("axes_dims_rope", c.axes_dims_rope);
   r.finish();
 
-  for (const auto& [key, v] : {std::pair{"in_channels", c.in_channels},
-                               {"out_channels", c.out_channels.value_or(1)},
-                               {"num_layers", c.num_layers},
-                               {"num_single_layers", c.num_single_layers},
-                               {"attention_head_dim", c.attention_head_dim},
-                               {"num_attention_heads", c.num_attention_heads},
-                               {"joint_attention_dim", c.joint_attention_dim},
-                               {"pooled_projection_dim", c.pooled_projection_dim}})
-    check(v > 0, Code::invalid_config, "{}: '{}' is {}, expected a positive number", r.what(), key, v);
+  r.positive({{"in_channels", c.in_channels},
+              {"out_channels", c.out_channels.value_or(1)},
+              {"num_layers", c.num_layers},
+              {"num_single_layers", c.num_single_layers},
+              {"attention_head_dim", c.attention_head_dim},
+              {"num_attention_heads", c.num_attention_heads},
+              {"joint_attention_dim", c.joint_attention_dim},
+              {"pooled_projection_dim", c.pooled_projection_dim}});
   check(c.axes_dims_rope.size() == 3, Code::invalid_config, "{}: 'axes_dims_rope' has {} entries, expected 3", r.what(),
         c.axes_dims_rope.size());
   for (int64_t v : c.axes_dims_rope)

@@ -99,14 +99,13 @@ Qwen3Config Qwen3Config::from_json(const nlohmann::json& config) {
   for (const std::string& type : r.get("layer_types", std::vector<std::string>{}))
     check(type == "full_attention", Code::invalid_config, "{}: 'layer_types' holds '{}', expected 'full_attention'",
           r.what(), type);
-  for (const auto& [key, v] : {std::pair{"vocab_size", c.vocab_size},
-                               {"hidden_size", c.hidden_size},
-                               {"intermediate_size", c.intermediate_size},
-                               {"num_hidden_layers", c.num_hidden_layers},
-                               {"num_attention_heads", c.num_attention_heads},
-                               {"num_key_value_heads", c.num_key_value_heads},
-                               {"head_dim", c.head_dim}})
-    check(v > 0, Code::invalid_config, "{}: '{}' is {}, expected a positive number", r.what(), key, v);
+  r.positive({{"vocab_size", c.vocab_size},
+              {"hidden_size", c.hidden_size},
+              {"intermediate_size", c.intermediate_size},
+              {"num_hidden_layers", c.num_hidden_layers},
+              {"num_attention_heads", c.num_attention_heads},
+              {"num_key_value_heads", c.num_key_value_heads},
+              {"head_dim", c.head_dim}});
   check(c.head_dim % 2 == 0, Code::invalid_config, "{}: 'head_dim' is {}, expected an even number", r.what(),
         c.head_dim);
   check(c.num_attention_heads % c.num_key_value_heads == 0, Code::invalid_config,

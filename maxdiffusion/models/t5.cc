@@ -95,8 +95,8 @@ Tensor block(const Scope& s, Tensor x, const T5Config& c, const BiasOf& bias) {
   auto normed = [&](const Scope& layer) {
     return cast(nn::rms_norm(layer / "layer_norm", x, c.layer_norm_epsilon), s.dtype());
   };
-  const Scope local_attention = s / "layer.0", feed = s / "layer.1";
-  x = x + cast(self_attention(local_attention / "SelfAttention", normed(local_attention), c, bias), DType::f32);
+  const Scope attention = s / "layer.0", feed = s / "layer.1";
+  x = x + cast(self_attention(attention / "SelfAttention", normed(attention), c, bias), DType::f32);
   return x + feed_forward(feed / "DenseReluDense", normed(feed), c);
 }
 

@@ -290,9 +290,7 @@ WanTransformerConfig WanTransformerConfig::from_json(const nlohmann::json& confi
   c.pos_embed_seq_len = r.get_optional<int64_t>("pos_embed_seq_len");
   r.finish();
 
-  auto positive = [&](const char* key, int64_t v) {
-    check(v > 0, Code::invalid_config, "{}: '{}' is {}, expected a positive number", r.what(), key, v);
-  };
+  auto positive = [&](const char* key, int64_t v) { r.positive({{key, v}}); };
   check(c.patch_size.size() == 3, Code::invalid_config, "{}: 'patch_size' has {} entries, expected 3", r.what(),
         c.patch_size.size());
   for (int64_t v : c.patch_size) positive("patch_size", v);

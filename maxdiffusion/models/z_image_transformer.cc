@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/round_up.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/config_reader.h"
 #include "maxdiffusion/nn/attention.h"
@@ -24,7 +25,7 @@ constexpr double kHeadEps = 1e-5, kFinalEps = 1e-6;
 constexpr int64_t kSinusoids = 256, kTimeHidden = 1024, kMaxConditions = 256;
 
 Tensor f32(Tensor x) { return cast(x, DType::f32); }
-int64_t filled_up(int64_t n) { return (n + kZImageTokens - 1) / kZImageTokens * kZImageTokens; }
+int64_t filled_up(int64_t n) { return round_up(n, kZImageTokens); }
 
 Tensor linear(const Scope& s, Tensor x, int64_t out, bool bias, const std::string& in_axis,
               const std::string& out_axis) {
@@ -204,13 +205,12 @@ ZImageTransformerConfig ZImageTransformerConfig::from_json(const nlohmann::json&
   c.axes_lens = r.get("axes_lens", c.axes_lens);
   r.finish();
 
-  for (const auto& [key, v] : {std::pair{"in_channels", c.in_channels},
-                               {"dim", c.dim},
-                               {"n_layers", c.n_layers},
-                               {"n_refiner_layers", c.n_refiner_layers},
-                               {"n_heads", c.n_heads},
-                               {"cap_feat_dim", c.cap_feat_dim}})
-    check(v > 0, Code::invalid_config, "{}: '{}' is {}, expected a positive number", r.what(), key, v);
+  r.positive({{"in_channels", c.in_channels},
+              {"dim", c.dim},
+              {"n_layers", c.n_layers},
+              {"n_refiner_layers", c.n_refiner_layers},
+              {"n_heads", c.n_heads},
+              {"cap_feat_dim", c.cap_feat_dim}});
   check(c.dim % c.n_heads == 0, Code::invalid_config, "{}: 'dim' is {}, expected a multiple of 'n_heads' = {}",
         r.what(), c.dim, c.n_heads);
   for (const auto& [key, list] : {std::pair{"axes_dims", &c.axes_dims}, {"axes_lens", &c.axes_lens}})

@@ -5,6 +5,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/round_up.h"
 #include "maxdiffusion/ops/attention_parts.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/custom_vjp.h"
@@ -16,8 +17,6 @@ namespace md {
 namespace {
 
 using AxisNames = std::vector<std::string>;
-
-int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 Tensor cut(Tensor x, int64_t axis, int64_t length) {
   return x.dim(axis) == length ? x : slice_axis(x, axis, 0, length);
