@@ -11,21 +11,13 @@
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/registry.h"
 #include "tests/device/host.h"
+#include "tests/op_samples.h"
 
 namespace md {
 namespace {
 
 // Products of f32 are made of bf16 on TPUs, and of ten bits on GPUs: 8 and 10 bits, summed over the samples' few terms.
 constexpr double kLargest = 2e-2;
-
-HostArray draw(const Shape& shape, double low, double high, std::mt19937& random) {
-  std::uniform_real_distribution<double> uniform(low, high);
-  HostArray a(Shape{DType::f64, shape.dims});
-  for (double& v : a.mutable_view<double>()) v = is_float(shape.dtype) ? uniform(random) : std::round(uniform(random));
-  if (shape.dtype == DType::pred)
-    for (double& v : a.mutable_view<double>()) v = v > 0;
-  return a.cast(shape.dtype);
-}
 
 struct Results {
   std::vector<HostArray> outputs, gradients;
@@ -39,18 +31,17 @@ Results run(const Devices& devices, const OpDef& op, const OpSample& sample, uns
   std::vector<HostArray> values;
   for (size_t i = 0; i < sample.inputs.size(); ++i) {
     in.push_back(g.input("x" + std::to_string(i), sample.inputs[i]));
-    values.push_back(draw(sample.inputs[i], sample.low, sample.high, random));
+    values.push_back(random_values(sample.inputs[i], sample.low, sample.high, random));
     const bool wants = sample.differentiate.empty() ? is_float(sample.inputs[i].dtype) : sample.differentiate[i];
     if (wants && op.vjp && op.vjp != no_gradient) wanted.push_back(in.back());
   }
-  const std::vector<Tensor> out =
-      in.empty() ? std::vector<Tensor>{apply_in(g, op, sample.attributes)} : apply_multi(op, in, sample.attributes);
+  const std::vector<Tensor> out = apply_sample(op, g, in, sample.attributes);
   Tensor loss;
   for (size_t i = 0; i < out.size(); ++i) {
     g.output("y" + std::to_string(i), out[i]);
     if (!is_float(out[i].dtype()) || wanted.empty()) continue;
     const Tensor term =
-        sum(cast(out[i], DType::f32) * constant(g, draw({DType::f32, out[i].dims()}, 0.5, 1.5, random)));
+        sum(cast(out[i], DType::f32) * constant(g, random_values({DType::f32, out[i].dims()}, 0.5, 1.5, random)));
     loss = loss ? loss + term : term;
   }
   if (loss) {

@@ -13,6 +13,7 @@
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/registry.h"
 #include "maxdiffusion/runtime/runtime.h"
+#include "tests/op_samples.h"
 #include "tests/ops/evaluate.h"
 
 namespace md {
@@ -38,20 +39,6 @@ const std::map<std::string, std::string> kTestedElsewhere = {
     {"manual_computation", "needs a mesh; tests/autodiff/sharding_test.cc"},
 };
 
-HostArray draw(const Shape& shape, double low, double high, std::mt19937& random) {
-  std::uniform_real_distribution<double> uniform(low, high);
-  HostArray a(Shape{DType::f64, shape.dims});
-  for (double& v : a.mutable_view<double>()) v = is_float(shape.dtype) ? uniform(random) : std::round(uniform(random));
-  if (shape.dtype == DType::pred)
-    for (double& v : a.mutable_view<double>()) v = v > 0;
-  return a.cast(shape.dtype);
-}
-
-std::vector<Tensor> apply_sample(const OpDef& op, Graph& g, const std::vector<Tensor>& in, const std::any& attributes) {
-  if (!in.empty()) return apply_multi(op, in, attributes);
-  return {apply_in(g, op, attributes)};
-}
-
 std::vector<HostArray> run(const Program& program, const std::vector<HostArray>& inputs) {
   std::vector<Array> arrays;
   std::vector<Array*> pointers;
@@ -73,7 +60,7 @@ void check_sample(const OpDef& op, const OpSample& sample, std::mt19937& random)
     Shape shape = sample.inputs[i];
     if (is_float(shape.dtype)) shape.dtype = DType::f64;
     in.push_back(g.input("x" + std::to_string(i), shape));
-    values.push_back(draw(shape, sample.low, sample.high, random));
+    values.push_back(random_values(shape, sample.low, sample.high, random));
     bool wants = sample.differentiate.empty() ? is_float(shape.dtype) : sample.differentiate[i];
     if (!wants || op.vjp == no_gradient) continue;
     wanted.push_back(in.back());
@@ -86,7 +73,7 @@ void check_sample(const OpDef& op, const OpSample& sample, std::mt19937& random)
     inferred.push_back(out[i].shape());
     g.output("y" + std::to_string(i), out[i]);
     if (!is_float(out[i].dtype()) || wanted.empty()) continue;
-    Tensor weight = constant(g, draw({DType::f64, out[i].dims()}, 0.5, 1.5, random));
+    Tensor weight = constant(g, random_values({DType::f64, out[i].dims()}, 0.5, 1.5, random));
     Tensor term = sum(cast(out[i], DType::f64) * weight);
     loss = loss ? loss + term : term;
   }
@@ -118,7 +105,7 @@ void check_sample(const OpDef& op, const OpSample& sample, std::mt19937& random)
     double predicted = 0, scale = 0;
     for (size_t k = 0, found = 0; k < moved.size(); ++k) {
       size_t i = moved[k];
-      HostArray direction = draw(values[i].shape(), -1, 1, random);
+      HostArray direction = random_values(values[i].shape(), -1, 1, random);
       auto d = direction.view<double>();
       plus[i] = HostArray(values[i].shape());
       minus[i] = HostArray(values[i].shape());
