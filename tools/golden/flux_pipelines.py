@@ -107,10 +107,10 @@ CASES = {
 }
 
 
-def save(pipe, name):
+def save(pipe, folder):
     """In bf16, which holds the weights exactly."""
-    pipe.save_pretrained(ROOT / name, safe_serialization=True)
-    for file in (ROOT / name).rglob("*.safetensors"):
+    pipe.save_pretrained(folder, safe_serialization=True)
+    for file in folder.rglob("*.safetensors"):
         save_file({k: v.to(torch.bfloat16) for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
 
 
@@ -143,30 +143,36 @@ def words_of(case):
     return {"name": case, "folder": CASES[case][0], "words": words}
 
 
-def main():
+def record(root, pipes, cases, run, words_of):
+    """Writes the folders of `pipes`, by name, and run(case, dtype) of each case with its noise floor; with cases on the
+    command line those alone."""
     diffusers.logging.set_verbosity_error()
     torch.use_deterministic_algorithms(True)
-    chosen = sys.argv[1:] or list(CASES)
-    pipes = make(torch.Generator().manual_seed(21))
+    chosen = sys.argv[1:] or list(cases)
     arrays, metadata = {}, {"diffusers": diffusers.__version__}
     if sys.argv[1:]:
-        with safe_open(ROOT / "golden.safetensors", "pt") as file:
+        with safe_open(root / "golden.safetensors", "pt") as file:
             metadata = file.metadata()
             arrays = {k: file.get_tensor(k) for k in file.keys()}
     else:
-        shutil.rmtree(ROOT, ignore_errors=True)
-        ROOT.mkdir(parents=True)
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir(parents=True)
         for name, pipe in pipes.items():
-            save(pipe, name)
+            save(pipe, root / name)
     for case in chosen:
-        narrow = run(pipes, case, torch.float32)
-        wide = run(pipes, case, torch.float64)
+        narrow = run(case, torch.float32)
+        wide = run(case, torch.float64)
         floor = ((narrow["latents"] - wide["latents"]).norm() / wide["latents"].norm()).item()
         metadata[f"noise_floor.{case}"] = f"{floor:.2g}"
         arrays |= {f"{case}.{k}": v.contiguous() for k, v in narrow.items()}
         print(case, {k: list(v.shape) for k, v in narrow.items()}, f"noise floor {floor:.2g}")
-    save_file(arrays, ROOT / "golden.safetensors", metadata=metadata)
-    (ROOT / "cases.json").write_text(json.dumps([words_of(c) for c in CASES], indent=1) + "\n")
+    save_file(arrays, root / "golden.safetensors", metadata=metadata)
+    (root / "cases.json").write_text(json.dumps([words_of(c) for c in cases], indent=1, ensure_ascii=False) + "\n")
+
+
+def main():
+    pipes = make(torch.Generator().manual_seed(21))
+    record(ROOT, pipes, CASES, lambda case, dtype: run(pipes, case, dtype), words_of)
 
 
 if __name__ == "__main__":

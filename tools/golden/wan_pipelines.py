@@ -33,23 +33,14 @@ from safetensors.torch import load_file, save_file
 from transformers import (AutoTokenizer, CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, UMT5Config,
                           UMT5EncoderModel)
 
+from flux_pipelines import kept_precision, save
+
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 ROOT = GOLDEN / "wan"
 # As published with Wan 2.1.
 UNIPC = dict(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, num_train_timesteps=1000,
              solver_order=2, final_sigmas_type="zero", timestep_spacing="linspace")
 LENGTH = 12
-
-
-@contextlib.contextmanager
-def kept_precision():
-    """x.float(), which models call to compute parts in float32 at least, does not round float64."""
-    plain = torch.Tensor.float
-    torch.Tensor.float = lambda x: x if x.dtype == torch.float64 else plain(x)
-    try:
-        yield
-    finally:
-        torch.Tensor.float = plain
 
 
 def randomize(model, generator):
@@ -435,13 +426,6 @@ def lora_words(case):
     return ["lora_files=" + ",".join("{}/lora/" + n for n in names), "lora_scales=" + json.dumps([s for _, s, _ in files])]
 
 
-def save(pipe, name):
-    """In bf16, which holds the weights exactly."""
-    pipe.save_pretrained(ROOT / name, safe_serialization=True)
-    for file in (ROOT / name).rglob("*.safetensors"):
-        save_file({k: v.to(torch.bfloat16) for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
-
-
 def same_as(case):
     return LORAS[case][2] or case if case in LORAS else case
 
@@ -519,7 +503,7 @@ def main():
         shutil.rmtree(ROOT, ignore_errors=True)
         ROOT.mkdir(parents=True)
         for name, pipe in pipes.items():
-            save(pipe, name)
+            save(pipe, ROOT / name)
     (ROOT / "lora").mkdir(exist_ok=True)
     for name, (tensors, more) in lora_files(pipes["t2v"].transformer).items():
         save_file({k: v.contiguous() if k.endswith("alpha") else v.to(torch.bfloat16).contiguous()

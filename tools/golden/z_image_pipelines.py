@@ -16,17 +16,12 @@ message of the user.
 
 import json
 import pathlib
-import shutil
-import sys
 
-import diffusers
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
 
-from flux_pipelines import kept_precision
+from flux_pipelines import kept_precision, record
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 ROOT = GOLDEN / "zimage"
@@ -115,30 +110,8 @@ def words_of(case):
 
 
 def main():
-    diffusers.logging.set_verbosity_error()
-    torch.use_deterministic_algorithms(True)
-    chosen = sys.argv[1:] or list(CASES)
     pipe = make(torch.Generator().manual_seed(23))
-    arrays, metadata = {}, {"diffusers": diffusers.__version__}
-    if sys.argv[1:]:
-        with safe_open(ROOT / "golden.safetensors", "pt") as file:
-            metadata = file.metadata()
-            arrays = {k: file.get_tensor(k) for k in file.keys()}
-    else:
-        shutil.rmtree(ROOT, ignore_errors=True)
-        ROOT.mkdir(parents=True)
-        pipe.save_pretrained(ROOT / "base", safe_serialization=True)
-        for file in (ROOT / "base").rglob("*.safetensors"):  # in bf16, which holds the weights exactly
-            save_file({k: v.to(torch.bfloat16) for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
-    for case in chosen:
-        narrow = run(pipe, case, torch.float32)
-        wide = run(pipe, case, torch.float64)
-        floor = ((narrow["latents"] - wide["latents"]).norm() / wide["latents"].norm()).item()
-        metadata[f"noise_floor.{case}"] = f"{floor:.2g}"
-        arrays |= {f"{case}.{k}": v.contiguous() for k, v in narrow.items()}
-        print(case, {k: list(v.shape) for k, v in narrow.items()}, f"noise floor {floor:.2g}")
-    save_file(arrays, ROOT / "golden.safetensors", metadata=metadata)
-    (ROOT / "cases.json").write_text(json.dumps([words_of(c) for c in CASES], indent=1, ensure_ascii=False) + "\n")
+    record(ROOT, {"base": pipe}, CASES, lambda case, dtype: run(pipe, case, dtype), words_of)
 
 
 if __name__ == "__main__":
