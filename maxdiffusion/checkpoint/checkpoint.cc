@@ -288,10 +288,10 @@ std::vector<std::string> final_names(const std::string& component, const std::ve
 
 /// What process 0 does when it knows what all have written: gives weights the names of one set of shards, makes the
 /// index of what is in shards, and writes what says that the checkpoint is whole.
-Plan join_files(NewFolder& folder, const Written& mine, const std::vector<std::string>& told,
+Plan join_files(NewFolder& folder, const Written& mine, const std::vector<std::string>& gathered,
                 const std::string& state_json) {
   std::vector<Written> all = {mine};
-  for (size_t p = 1; p < told.size(); ++p) all.push_back(Written::from(told[p], static_cast<int64_t>(p)));
+  for (size_t p = 1; p < gathered.size(); ++p) all.push_back(Written::from(gathered[p], static_cast<int64_t>(p)));
   Plan plan{.renames = {}, .token = new_token()};
   ShardIndex shards, weights;
   std::map<std::string, std::vector<std::string>> components;  // their files, in the order of processes
@@ -474,9 +474,9 @@ void write_in(const std::string& dir, int64_t step, const CheckpointContent& con
     Written written = write_arrays(folder, content, of);
     if (is_coordinator && content.more) content.more(temporary);
     if (!is_coordinator) written.checksums = checksums_of(temporary, written.files());
-    const std::vector<std::string> told = gather(is_coordinator ? "" : written.text());  // all files are there
+    const std::vector<std::string> gathered = gather(is_coordinator ? "" : written.text());  // all files are there
     Plan plan;
-    if (is_coordinator) plan = join_files(folder, written, told, content.state_json);
+    if (is_coordinator) plan = join_files(folder, written, gathered, content.state_json);
     plan = Plan::from(gather(plan.text()).front());
     if (!is_coordinator) rename_files(folder, written.files(), plan);
     if (!shared && plan.joint) folder.write(kPart, part_text(plan.token, of.processes));

@@ -79,7 +79,7 @@ TEST(InitialValue, OfASliceIsThatSlice) {
       }
 }
 
-TEST(InitialValue, OfALargeSliceIsThatSlice) {  // drawn by several threads, whose runs end within rows
+TEST(InitialValue, OfALargeSliceIsThatSlice) {  // made by several threads, whose runs end within rows
   const Param p = make("w", {500, 333}, init::normal(1));
   const ShardedArray whole = initial_value(p, 3);
   for (const Slice& s : {Slice{{100, 0}, {400, 333}}, Slice{{7, 100}, {450, 201}}}) {

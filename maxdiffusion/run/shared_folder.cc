@@ -27,13 +27,13 @@ void check_shared(const std::string& folder) {
   bool seen = false;
   for (int i = 0; i < 30 && !(seen = exists(folder + "/" + name)); ++i)  // file systems of networks may be late
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  const std::vector<std::string> told = all.gather("shared folder", (seen ? "+" : "-") + host_name());
+  const std::vector<std::string> gathered = all.gather("shared folder", (seen ? "+" : "-") + host_name());
   if (all.is_coordinator()) std::filesystem::remove(file);
-  for (size_t p = 0; p < told.size(); ++p)
-    if (told[p].starts_with('-'))
+  for (size_t p = 0; p < gathered.size(); ++p)
+    if (gathered[p].starts_with('-'))
       throw Error(Code::io,
                   fmt::format("'{}': process {} on '{}' does not find there what process 0 on '{}' has written", folder,
-                              p, told[p].substr(1), told[0].substr(1)))
+                              p, gathered[p].substr(1), gathered[0].substr(1)))
           .note(
               "try: a folder of a file system that all hosts see, or output_dir=gs://BUCKET/PATH (or s3://…), with "
               "which hosts need nothing else in common");

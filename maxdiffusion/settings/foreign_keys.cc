@@ -71,7 +71,7 @@ constexpr Row kRows[] = {
     {"validation_prompt", "prompt"},
     {"validation_steps", "sample_every"},
     {"weight_decay", "adam_weight_decay", ", with optimizer=sgd `sgd_weight_decay`"},
-    {"with_prior_preservation", "class_data_dir", ": the folder of the class's pictures"},
+    {"with_prior_preservation", "class_data_dir", ": the folder of the class's images"},
 };
 
 }  // namespace

@@ -195,17 +195,17 @@ json info_of(int64_t step, const Position& p, uint64_t seed) {
 /// Sends what process 0 has read to all replicas, which hold the same parts; what they have is overwritten.
 void share(HostState& state) {
   Processes& all = processes();
-  json told = info_of(state.step, state.data, 0);
+  json info = info_of(state.step, state.data, 0);
   for (const auto& [name, a] : state.values) {
-    json& array = told["arrays"][name] = {
+    json& array = info["arrays"][name] = {
         {"dtype", static_cast<int>(a.shape.dtype)}, {"dims", a.shape.dims}, {"pieces", json::array()}};
     for (const Shard& p : a.shards) array["pieces"].push_back({p.slice.start, p.slice.size});
   }
-  told = parse_json(all.from_coordinator("restored state", told.dump()));
+  info = parse_json(all.from_coordinator("restored state", info.dump()));
   if (!all.is_coordinator()) {
-    state.step = told.at("step");
-    state.data = {told.at("epoch"), told.at("index"), told.at("shard"), told.at("offset"), told.at("taken")};
-    for (const auto& [name, array] : told.at("arrays").items()) {
+    state.step = info.at("step");
+    state.data = {info.at("epoch"), info.at("index"), info.at("shard"), info.at("offset"), info.at("taken")};
+    for (const auto& [name, array] : info.at("arrays").items()) {
       ShardedArray& a = state.values[name];
       a.shape = {static_cast<DType>(array.at("dtype").get<int>()), array.at("dims").get<Dims>()};
       for (const json& p : array.at("pieces")) {

@@ -34,7 +34,7 @@ struct Tiny {
   Dims media;  // one picture [H, W, 3], or one video [F, H, W, 3]
 };
 
-const Words kPictureWords = {"resolution=16", "dataset_name=", "train_data_dir={}/pictures"},
+const Words kImageWords = {"resolution=16", "dataset_name=", "train_data_dir={}/pictures"},
             kSizedWords = {"resolution=16", "height=16", "width=16", "dataset_name=", "train_data_dir={}/pictures"};
 Words video_words(const Words& more) {
   Words words = {"height=32", "width=32", "num_frames=5", "dataset_type=synthetic", "synthetic_num_samples=4"};
@@ -47,11 +47,11 @@ const std::string kTexts = "max_sequence_length=12", kImage = "image={}/pictures
 
 /// By what the files call them. A file that names a model which is not here fails, and is to get a row.
 const std::map<std::string, Tiny> kModels = {
-    {"CompVis/stable-diffusion-v1-4", {kPictures + "sd", kPictureWords, kPicture}},
-    {"stable-diffusion-v1-5/stable-diffusion-v1-5", {kPictures + "sd", kPictureWords, kPicture}},
-    {"stabilityai/stable-diffusion-2-base", {kPictures + "sd2", kPictureWords, kPicture}},
-    {"stabilityai/stable-diffusion-2-1", {kPictures + "sd2", kPictureWords, kPicture}},
-    {"stabilityai/stable-diffusion-xl-base-1.0", {kPictures + "sdxl", kPictureWords, kPicture}},
+    {"CompVis/stable-diffusion-v1-4", {kPictures + "sd", kImageWords, kPicture}},
+    {"stable-diffusion-v1-5/stable-diffusion-v1-5", {kPictures + "sd", kImageWords, kPicture}},
+    {"stabilityai/stable-diffusion-2-base", {kPictures + "sd2", kImageWords, kPicture}},
+    {"stabilityai/stable-diffusion-2-1", {kPictures + "sd2", kImageWords, kPicture}},
+    {"stabilityai/stable-diffusion-xl-base-1.0", {kPictures + "sdxl", kImageWords, kPicture}},
     {"Wan-AI/Wan2.1-T2V-14B-Diffusers", {kVideos + "t2v", video_words({kTexts}), kVideo}},
     {"Wan-AI/Wan2.1-T2V-1.3B-Diffusers", {kVideos + "t2v", video_words({kTexts}), kVideo}},
     {"Wan-AI/Wan2.2-T2V-A14B-Diffusers", {kVideos + "a14b", video_words({kTexts, "train_expert=low"}), kVideo}},
