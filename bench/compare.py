@@ -4,7 +4,8 @@
   --build DIR        where model_bench is (build)
   --rounds N         how often each program is started (3); figures are medians over rounds
   --steps N          timed steps per start (5)
-  --models, --dtypes, --programs   comma-separated choices; models: unet, vae, wan (a transformer of videos)
+  --models, --dtypes, --programs   comma-separated choices; models: unet, vae, wan (a
+                     transformer of videos), z_image
   --rows FILE        append every row as JSON
   --data             time the reading of every kind of data instead (needs libbenchmark-dev; Parquet, Arrow and
                      ArrayRecord where $PYTHON has their libraries, see bench/data_files.py)
@@ -123,7 +124,7 @@ def main():
                                 run([*warm, "--steps", 0])
                             row = run([*warm, *steps])
                         elif program == "jax":
-                            if model == "vae":
+                            if model not in ("unet", "wan"):
                                 continue
                             row = run([python, ROOT / "bench" / "peers_jax.py", *common, o.maxdiffusion, *steps])
                         else:

@@ -1,11 +1,12 @@
-// One training step of a model, timed from the start of the process: model_bench unet|vae|wan f32|bf16 [options]
+// One training step of a model, timed from the start of the process: model_bench unet|vae|wan|z_image f32|bf16
+// [options]
 //   --steps N      timed steps after the first (10)
 //   --cache DIR    executable cache; "off" (the default) compiles
 //   --name TEXT    first column of the row
 //   --mesh SIZES   data, fsdp, context, tensor: 2,4,1,1 is eight virtual devices (one device)
-//   --batch N      samples of a step (2; wan: 1)
+//   --batch N      samples of a step (2; transformers: 1)
 //   --pixels N     of the side of the UNet's latents (64)
-//   --config FILE  the config.json of another UNet or Wan transformer
+//   --config FILE  the config.json of another UNet or transformer
 //   --emit FILE    only traces the step and writes its program there, and says how long that takes
 //   --spans N      after the timed steps, N more of which the row says where their time goes: seconds in each kind of
 //                  kernel, by the wall; kernels may run side by side (0)
@@ -95,6 +96,7 @@ HostArray starting(const ParamTable& params, const std::string& name, const Shap
   if (const Param* p = params.find(name)) return initial_value(*p, 0);
   HostArray a = zeros(shape);
   if (name == "healthy") a.mutable_view<uint8_t>()[0] = 1;
+  if (name == "prompt_lengths") std::ranges::fill(a.mutable_view<int32_t>(), 512);  // all of the text
   if (name.find('/') != name.npos || shape.rank() < 2) return a;
   const HostRng rng(0, name);
   if (shape.dtype == DType::f32) {
@@ -158,7 +160,7 @@ Rates measured_rates(const Devices& devices, DType type) { return {product_rate(
 
 int run(const std::vector<std::string>& args) {
   check(args.size() >= 2, Code::invalid_config,
-        "usage: model_bench unet|vae|wan f32|bf16 [--steps N] [--cache DIR] [--name TEXT] [--flags TEXT] "
+        "usage: model_bench unet|vae|wan|z_image f32|bf16 [--steps N] [--cache DIR] [--name TEXT] [--flags TEXT] "
         "[--mesh D,F,C,T] [--batch N] [--pixels N] [--config FILE] [--emit FILE] [--spans N]");
   if (args[0] == "rates") {
     const Rates rates = measured_rates(Devices::open(), parse_dtype(args[1]));

@@ -1,8 +1,11 @@
 // The models that the bench times, as training tasks; tests count what their programs consist of.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "maxdiffusion/base/error.h"
@@ -29,30 +32,67 @@ inline std::shared_ptr<const Family> make_bench_family(const std::string& unet) 
   }));
 }
 
-/// A transformer of videos; the other models of its folder are not used.
-inline std::shared_ptr<const Family> make_video_family(const std::string& transformer) {
-  const std::string config = read_file(transformer.empty() ? MD_SOURCE_DIR "/bench/models/wan.json" : transformer);
-  return make_family(ModelFolder::from_texts({
-      {"model_index.json", R"({"_class_name": "WanPipeline", "scheduler": ["", "FlowMatchEulerDiscreteScheduler"],
+/// FLUX.1's latents: 16 channels of an eighth of the image's height and width.
+inline const nlohmann::json kFluxAutoencoder = {{"latent_channels", 16},
+                                                {"block_out_channels", {32, 32, 32, 32}},
+                                                {"down_block_types", std::vector<std::string>(4, "DownEncoderBlock2D")},
+                                                {"up_block_types", std::vector<std::string>(4, "UpDecoderBlock2D")}};
+
+/// A transformer that flow matching trains, timed alone: the other models of its folder are not used.
+struct BenchTransformer {
+  const char *name, *index;          // model_index.json
+  nlohmann::json vae, text_encoder;  // config.json, the text encoder's but for its width
+  const char *width_in, *width;      // the transformer's field for the width of texts, and the encoder's
+  Dims latents;
+};
+
+inline std::optional<BenchTransformer> bench_transformer(const std::string& name) {
+  if (name == "wan")
+    return BenchTransformer{"wan",
+                            R"({"_class_name": "WanPipeline", "scheduler": ["", "FlowMatchEulerDiscreteScheduler"],
         "transformer": ["", "WanTransformer3DModel"], "vae": ["", "AutoencoderKLWan"],
-        "text_encoder": ["", "UMT5EncoderModel"]})"},
+        "text_encoder": ["", "UMT5EncoderModel"]})",
+                            nlohmann::json::object(),
+                            {{"model_type", "umt5"}},
+                            "text_dim",
+                            "d_model",
+                            {5, 32, 32, 16}};  // 1,280 tokens
+  if (name == "z_image")
+    return BenchTransformer{"z_image",
+                            R"({"_class_name": "ZImagePipeline", "scheduler": ["", "FlowMatchEulerDiscreteScheduler"],
+        "transformer": ["", "ZImageTransformer2DModel"], "vae": ["", "AutoencoderKL"],
+        "text_encoder": ["", "Qwen3Model"]})",
+                            kFluxAutoencoder,
+                            nlohmann::json::object(),
+                            "cap_feat_dim",
+                            "hidden_size",
+                            {64, 64, 16}};  // 1,024 tokens, and 512 of text
+  return {};
+}
+
+inline std::shared_ptr<const Family> make_transformer_family(const BenchTransformer& b, const std::string& file) {
+  const std::string config =
+      read_file(file.empty() ? fmt::format("{}/bench/models/{}.json", MD_SOURCE_DIR, b.name) : file);
+  nlohmann::json text_encoder = b.text_encoder;
+  text_encoder[b.width] = parse_json(config).at(b.width_in);
+  return make_family(ModelFolder::from_texts({
+      {"model_index.json", b.index},
       {"scheduler/scheduler_config.json", "{}"},
       {"transformer/config.json", config},
-      {"vae/config.json", "{}"},
-      {"text_encoder/config.json",
-       nlohmann::json{{"model_type", "umt5"}, {"d_model", parse_json(config).at("text_dim")}}.dump()},
+      {"vae/config.json", b.vae.dump()},
+      {"text_encoder/config.json", text_encoder.dump()},
   }));
 }
 
-/// "unet", "vae" or "wan"; `batch`: 0 is the bench's own; `pixels`: of the side of the UNet's latents; `config`: a file
-/// that takes the place of the bench's own config.json.
+/// "unet", "vae", "wan" or "z_image"; `batch`: 0 is the bench's own; `pixels`: of the side of the UNet's latents;
+/// `config`: a file that takes the place of the bench's own config.json.
 inline std::unique_ptr<Task> make_bench_task(const std::string& model, int64_t batch, int64_t pixels,
                                              const std::string& config = "") {
-  if (model == "wan") {
+  if (const auto transformer = bench_transformer(model)) {
     auto task = std::make_unique<DenoiseTask>();
-    task->family = make_video_family(config);
+    task->family = make_transformer_family(*transformer, config);
     task->process = make_process({{"_class_name", "FlowMatchEulerDiscreteScheduler"}}, ProcessKeys{});
-    task->size = task->family->spec().autoencoder->media_size({5, 32, 32, 16});  // 1,280 tokens
+    task->size = task->family->spec().autoencoder->media_size(transformer->latents);
     if (batch > 0) task->batch_size = batch;
     return task;
   }
@@ -66,7 +106,7 @@ inline std::unique_ptr<Task> make_bench_task(const std::string& model, int64_t b
     task->conditioning_size = MediaSize{8 * pixels, 8 * pixels};
     return task;
   }
-  check(model == "vae", Code::invalid_config, "bench: '{}' is not one of: unet, vae, wan", model);
+  check(model == "vae", Code::invalid_config, "bench: '{}' is not one of: unet, vae, wan, z_image", model);
   auto task = std::make_unique<AutoencoderTask>();
   task->autoencoder = make_bench_family("")->spec().autoencoder;
   task->batch_size = batch > 0 ? batch : 2;

@@ -1,6 +1,6 @@
 """The training step of bench/model_bench.cc in PyTorch with diffusers, timed the same way, from the process's start.
 
-python bench/peers.py unet|vae|wan f32|bf16 eager|compile [--steps N]      prints one JSON line
+python bench/peers.py unet|vae|wan|z_image f32|bf16 eager|compile [--steps N]      prints one JSON line
 
 Same sizes (bench/models/*.json), batch, optimizer, clipping and noise; bf16 is autocast: weights f32, activations bf16.
 """
@@ -69,7 +69,24 @@ def wan_step(torch, config):
     return model, loss
 
 
-STEPS = {"unet": unet_step, "vae": vae_step, "wan": wan_step}
+def z_image_step(torch, config):
+    from diffusers import ZImageTransformer2DModel
+
+    model = ZImageTransformer2DModel.from_config(config)
+    text = torch.randn(512, config["cap_feat_dim"])
+    mean, deviation = torch.randn(16, 1, 64, 64), torch.randn(16, 1, 64, 64)
+
+    def loss():
+        latents = mean + deviation * torch.randn_like(mean)
+        noise, sigma = torch.randn_like(latents), torch.rand(1)
+        noisy = (1 - sigma) * latents + sigma * noise
+        prediction = -model([noisy], 1 - sigma, [text], return_dict=False)[0][0]
+        return torch.nn.functional.mse_loss(prediction.float(), noise - latents)
+
+    return model, loss
+
+
+STEPS = {"unet": unet_step, "vae": vae_step, "wan": wan_step, "z_image": z_image_step}
 
 
 def report(options, program, parameters, runs, to_first_loss, **more):
