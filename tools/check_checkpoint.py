@@ -1,12 +1,13 @@
-"""Judge of checkpoints: diffusers loads the folder as it is, finds every weight and no stranger, and draws a picture,
-or a video, whose frames are written side by side.
+"""Checks a checkpoint with diffusers: the folder loads as it is, every weight is there and no other, and an image is
+generated, or a video, whose frames are written side by side.
 
-    python tools/check_checkpoint.py runs/quickstart/checkpoints/1000 [--prompt "red heart"] [--out picture.png]
+    python tools/check_checkpoint.py runs/quickstart/checkpoints/1000 [--prompt "red heart"] [--out image.png]
 
-Needs torch, diffusers and transformers. Exit status 0 when all is well; each failure is told in one line.
+Needs torch, diffusers and transformers. Exit status 0 when all is well; each failure is one line.
 """
 import argparse
 import importlib
+import inspect
 import json
 import pathlib
 import sys
@@ -45,18 +46,16 @@ def check_weights(folder):
     return problems
 
 
-def draw(folder, args):
+def generate(folder, args):
     pipe = DiffusionPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
-    more = {}
-    if hasattr(pipe, "unet"):
-        size = args.size or pipe.unet.config.sample_size * pipe.vae_scale_factor
-    else:
-        size = args.size
-        more = {"num_frames": args.num_frames, "max_sequence_length": args.max_sequence_length, "output_type": "pil"}
+    size = args.size or pipe.unet.config.sample_size * pipe.vae_scale_factor
+    # Arguments that this pipeline has.
+    taken = inspect.signature(pipe.__call__).parameters
+    more = {k: getattr(args, k) for k in ("num_frames", "max_sequence_length") if k in taken}
     out = pipe(args.prompt, height=size, width=size, num_inference_steps=args.steps, guidance_scale=args.guidance_scale,
-               generator=torch.Generator().manual_seed(args.seed), **more)
-    if more:
+               generator=torch.Generator().manual_seed(args.seed), output_type="pil", **more)
+    if hasattr(out, "frames"):
         image = Image.new("RGB", (size * args.num_frames, size))
         for i, frame in enumerate(out.frames[0]):
             image.paste(frame, (size * i, 0))
@@ -64,9 +63,9 @@ def draw(folder, args):
         image = out.images[0]
     image.save(args.out)
     low, high = min(p[0] for p in image.getextrema()), max(p[1] for p in image.getextrema())
-    print(f"{type(pipe).__name__}: {size}x{size} picture of {args.prompt!r}, {args.steps} steps, "
+    print(f"{type(pipe).__name__}: {size}x{size} image of {args.prompt!r}, {args.steps} steps, "
           f"values {low}..{high}: {args.out}")
-    return [] if high > low else [f"the picture is one flat colour ({low})"]
+    return [] if high > low else [f"the image is one flat colour ({low})"]
 
 
 def main():
@@ -76,12 +75,12 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--guidance_scale", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--size", type=int, default=0, help="pixels; of videos, and of pictures in place of the model's")
+    parser.add_argument("--size", type=int, default=0, help="pixels; needed where the pipeline has no UNet")
     parser.add_argument("--num_frames", type=int, default=9)
     parser.add_argument("--max_sequence_length", type=int, default=512)
     parser.add_argument("--out", default="check_checkpoint.png")
     args = parser.parse_args()
-    problems = check_weights(args.folder) or draw(args.folder, args)
+    problems = check_weights(args.folder) or generate(args.folder, args)
     for p in problems:
         print("FAILED", p, file=sys.stderr)
     if not problems:

@@ -13,7 +13,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 const std::string kPackages = MD_DEPS_DIR "/interop";
-const std::string kPictures = MD_SOURCE_DIR "/tests/golden/pipelines/", kVideos = MD_SOURCE_DIR "/tests/golden/wan/";
+const std::string kImages = MD_SOURCE_DIR "/tests/golden/pipelines/";
 
 class Interop : public testing::Test {
  protected:
@@ -43,13 +43,13 @@ class Interop : public testing::Test {
 };
 
 // S2-116…119, S4-104…107
-TEST_F(Interop, DiffusersLoadsCheckpointsWholeAndDrawsAndTensorBoardReadsTheMetrics) {
-  ASSERT_EQ(train("run", kPictures + "sd", {"resolution=16"}).status, 0);
+TEST_F(Interop, DiffusersLoadsCheckpointsWholeAndSamplesAndTensorBoardReadsTheMetrics) {
+  ASSERT_EQ(train("run", kImages + "sd", {"resolution=16"}).status, 0);
   const std::string checkpoint = t / "run/checkpoints/2";
   Outcome o = check("check_checkpoint.py", checkpoint + " --size 16 --steps 2");
   EXPECT_EQ(o.status, 0) << o.out << o.err;
   EXPECT_TRUE(contains(o.out, "unet: UNet2DConditionModel, 52,004 parameters\n")) << o.out;
-  EXPECT_TRUE(contains(o.out, "StableDiffusionPipeline: 16x16 picture")) << o.out;
+  EXPECT_TRUE(contains(o.out, "StableDiffusionPipeline: 16x16 image")) << o.out;
   // The check can fail.
   auto config = parse_json(read_file(checkpoint + "/unet/config.json"));
   config["num_class_embeds"] = 10;
@@ -66,22 +66,46 @@ TEST_F(Interop, DiffusersLoadsCheckpointsWholeAndDrawsAndTensorBoardReadsTheMetr
     EXPECT_TRUE(contains(o.out, tag)) << o.out;
 }
 
-TEST_F(Interop, DiffusersDrawsVideosWithCheckpoints) {
-  ASSERT_EQ(train("run", kVideos + "t2v", {"height=32", "width=32", "num_frames=5", "max_sequence_length=12"}).status,
-            0);
-  const Outcome o = check("check_checkpoint.py",
-                          (t / "run/checkpoints/2") + " --size 32 --num_frames 5 --steps 2 --max_sequence_length 12");
+/// A family whose denoiser is a transformer, trained whole and sampled by diffusers' pipeline.
+struct Trained {
+  const char *name, *folder;
+  Words train, check;
+  const char* says;
+};
+void PrintTo(const Trained& f, std::ostream* os) { *os << f.name; }
+class TrainedFamilies : public Interop, public testing::WithParamInterface<Trained> {};
+
+TEST_P(TrainedFamilies, AreLoadedWholeAndSampledByDiffusers) {
+  const Trained& family = GetParam();
+  Outcome o = train("run", MD_SOURCE_DIR "/tests/golden/" + std::string(family.folder), family.train);
+  ASSERT_EQ(o.status, 0) << o.err;
+  std::string words = (t / "run/checkpoints/2") + " --steps 2 --max_sequence_length 12";
+  for (const std::string& word : family.check) words += " " + word;
+  o = check("check_checkpoint.py", words);
   EXPECT_EQ(o.status, 0) << o.out << o.err;
-  EXPECT_TRUE(contains(o.out, "WanPipeline: 32x32 picture")) << o.out;
+  EXPECT_TRUE(contains(o.out, family.says)) << o.out;
 }
 
+INSTANTIATE_TEST_SUITE_P(Interop, TrainedFamilies,
+                         testing::Values(Trained{"Wan",
+                                                 "wan/t2v",
+                                                 {"height=32", "width=32", "num_frames=5", "max_sequence_length=12"},
+                                                 {"--size", "32", "--num_frames", "5"},
+                                                 "WanPipeline: 32x32 image"},
+                                         Trained{"ZImage",
+                                                 "zimage/base",
+                                                 {"resolution=16", "max_sequence_length=32"},
+                                                 {"--size", "16", "--guidance_scale", "2"},
+                                                 "ZImagePipeline: 16x16 image"}),
+                         [](const auto& of) { return std::string(of.param.name); });
+
 TEST_F(Interop, DiffusersReadsEveryKeyOfLoraFilesAndAllOfThemChangeTheSame) {
-  ASSERT_EQ(train("run", kPictures + "sdxl", {"resolution=16", "train_lora=true", "lora_rank=2"}).status, 0);
+  ASSERT_EQ(train("run", kImages + "sdxl", {"resolution=16", "train_lora=true", "lora_rank=2"}).status, 0);
   const std::string place = t / "run/checkpoints/2/", peft = place + "pytorch_lora_weights.safetensors";
-  Outcome o = check("check_lora.py", kPictures + "sdxl " + peft + " " + place + "lora_kohya.safetensors");
+  Outcome o = check("check_lora.py", kImages + "sdxl " + peft + " " + place + "lora_kohya.safetensors");
   EXPECT_EQ(o.status, 0) << o.out << o.err;
   EXPECT_TRUE(contains(o.out, "largest distance from pytorch_lora_weights.safetensors: ")) << o.out;
-  o = check("check_lora.py", kPictures + "sdxl " + peft + " " + kPictures + "lora_peft.safetensors");
+  o = check("check_lora.py", kImages + "sdxl " + peft + " " + kImages + "lora_peft.safetensors");
   EXPECT_EQ(o.status, 1) << "another LoRA changes other weights: " << o.out;
 }
 
