@@ -1,23 +1,22 @@
-"""Judge of LoRA files: diffusers loads each with every key read, and all change the same weights in the same way.
+"""Checks LoRA files with diffusers: each is loaded with every key read, and all change the same weights in the same way.
 
     python tools/check_lora.py MODEL FILE [FILE ...]
 
-MODEL: a folder with unet/config.json, text_encoder/config.json and, for SDXL, text_encoder_2/config.json; or with
-transformer/config.json of Wan or of Flux. Weights are not needed, since what a file adds does not depend on them.
-Prints how far each file's change of each weight is from the first file's. Needs torch, diffusers, transformers and peft. Exit status 0 when all is well.
+MODEL: a model folder; of its weights none is read, since what a file adds does not depend on them.
+Prints how far each file's change of each weight is from the first file's. Needs torch,
+diffusers, transformers and peft. Exit status 0 when all is well.
 """
 import argparse
+import importlib
+import inspect
 import json
 import logging
 import pathlib
 import sys
 
+import diffusers
 import torch
-from diffusers import (AutoencoderKL, AutoencoderKLWan, DDPMScheduler, FluxPipeline, FluxTransformer2DModel,
-                       StableDiffusionPipeline, StableDiffusionXLPipeline, UNet2DConditionModel, WanPipeline,
-                       WanTransformer3DModel)
 from safetensors import safe_open
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 
 class Complaints(logging.Handler):
@@ -33,43 +32,30 @@ class Complaints(logging.Handler):
             self.messages.append(text)
 
 
-def component(folder, name):
-    config = json.loads((folder / name / "config.json").read_text())
-    if name == "unet":
-        return UNet2DConditionModel.from_config(config)
-    if name.startswith("transformer"):
-        kind = FluxTransformer2DModel if config["_class_name"] == "FluxTransformer2DModel" else WanTransformer3DModel
-        return kind.from_config(config)
-    kind = CLIPTextModelWithProjection if "Projection" in config["architectures"][0] else CLIPTextModel
-    return kind(CLIPTextConfig(**config))
-
-
 def pipeline(folder):
-    names = [n for n in ("transformer", "transformer_2") if (folder / n / "config.json").exists()]
-    names = names or [n for n in ("unet", "text_encoder", "text_encoder_2") if (folder / n / "config.json").exists()]
-    parts = {n: component(folder, n) for n in names}
-    for model in parts.values():  # what remains is what the file adds
-        for p in model.parameters():
+    """The pipeline of model_index.json with weights of zero, so that what remains is what a file adds; and the names
+    of the components that LoRA can be for. Text encoders of transformers are left out."""
+    index = json.loads((folder / "model_index.json").read_text())
+    kinds = {name: getattr(importlib.import_module(value[0]), value[1]) for name, value in index.items()
+             if isinstance(value, list) and value[0]}
+    models = [name for name, kind in kinds.items() if issubclass(kind, torch.nn.Module)]
+    names = [n for n in models if n.startswith("transformer")] or [n for n in models if n != "vae"]
+    parts = {}
+    for name in [n for n in models if n in (*names, "vae")]:
+        config = json.loads((folder / name / "config.json").read_text())
+        kind = kinds[name]
+        parts[name] = kind.from_config(config) if index[name][0] == "diffusers" else kind(kind.config_class(**config))
+        for p in parts[name].parameters():
             torch.nn.init.zeros_(p)
-    if isinstance(parts.get("transformer"), FluxTransformer2DModel):
-        return FluxPipeline(**parts, vae=None, scheduler=DDPMScheduler(), tokenizer=None, text_encoder=None,
-                            tokenizer_2=None, text_encoder_2=None), names
-    if "transformer" in names:
-        vae = AutoencoderKLWan(base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
-                               latents_mean=[0.0] * 4, latents_std=[1.0] * 4)
-        return WanPipeline(**parts, vae=vae, scheduler=DDPMScheduler(), tokenizer=None, text_encoder=None), names
-    rest = dict(vae=AutoencoderKL(block_out_channels=[8], norm_num_groups=2), tokenizer=None,
-                scheduler=DDPMScheduler())
-    if "text_encoder_2" in names:
-        return StableDiffusionXLPipeline(**parts, **rest, tokenizer_2=None), names
-    return StableDiffusionPipeline(**parts, **rest, safety_checker=None, feature_extractor=None,
-                                   requires_safety_checker=False), names
+    cls = getattr(diffusers, index["_class_name"])
+    needed = {n: None for n, p in inspect.signature(cls).parameters.items() if p.default is inspect.Parameter.empty}
+    return cls(**{**needed, **parts, "scheduler": kinds["scheduler"]()}), names
 
 
 def added(folder, file):
     pipe, names = pipeline(folder)
     given = {}
-    if isinstance(pipe, WanPipeline):  # its names are the same for both transformers; one file is for one of them
+    if "transformer_2" in inspect.signature(type(pipe)).parameters:  # its names are the same for both transformers; one file is for one of them
         with safe_open(file, "pt") as f:
             names = [(f.metadata() or {}).get("component", "transformer")]
         given["load_into_transformer_2"] = names == ["transformer_2"]

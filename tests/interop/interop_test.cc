@@ -1,5 +1,6 @@
 // What the program writes is read by the packages that people read it with: the scripts tools/check_*.py, with the
 // packages of cmake/wheels_interop.txt, which `./run test interop` fetches.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -71,6 +72,7 @@ struct Trained {
   const char *name, *folder;
   Words train, check;
   const char* says;
+  int lora_pairs;
 };
 void PrintTo(const Trained& f, std::ostream* os) { *os << f.name; }
 class TrainedFamilies : public Interop, public testing::WithParamInterface<Trained> {};
@@ -91,12 +93,14 @@ INSTANTIATE_TEST_SUITE_P(Interop, TrainedFamilies,
                                                  "wan/t2v",
                                                  {"height=32", "width=32", "num_frames=5", "max_sequence_length=12"},
                                                  {"--size", "32", "--num_frames", "5"},
-                                                 "WanPipeline: 32x32 image"},
+                                                 "WanPipeline: 32x32 image",
+                                                 32},
                                          Trained{"ZImage",
                                                  "zimage/base",
                                                  {"resolution=16", "max_sequence_length=32"},
                                                  {"--size", "16", "--guidance_scale", "2"},
-                                                 "ZImagePipeline: 16x16 image"}),
+                                                 "ZImagePipeline: 16x16 image",
+                                                 16}),
                          [](const auto& of) { return std::string(of.param.name); });
 
 TEST_F(Interop, DiffusersReadsEveryKeyOfLoraFilesAndAllOfThemChangeTheSame) {
@@ -107,6 +111,18 @@ TEST_F(Interop, DiffusersReadsEveryKeyOfLoraFilesAndAllOfThemChangeTheSame) {
   EXPECT_TRUE(contains(o.out, "largest distance from pytorch_lora_weights.safetensors: ")) << o.out;
   o = check("check_lora.py", kImages + "sdxl " + peft + " " + kImages + "lora_peft.safetensors");
   EXPECT_EQ(o.status, 1) << "another LoRA changes other weights: " << o.out;
+}
+
+TEST_P(TrainedFamilies, HaveLorasOfWhichDiffusersReadsEveryKey) {
+  const Trained& family = GetParam();
+  const std::string folder = MD_SOURCE_DIR "/tests/golden/" + std::string(family.folder);
+  Words words = family.train;
+  words.insert(words.end(), {"train_lora=true", "lora_rank=2"});
+  Outcome o = train("run", folder, words);
+  ASSERT_EQ(o.status, 0) << o.err;
+  o = check("check_lora.py", folder + " " + (t / "run/checkpoints/2/pytorch_lora_weights.safetensors"));
+  EXPECT_EQ(o.status, 0) << o.out << o.err;
+  EXPECT_TRUE(contains(o.out, fmt::format(": {0} pairs change {0} weights", family.lora_pairs))) << o.out;
 }
 
 }  // namespace
